@@ -1,0 +1,25 @@
+/* An arena: allocations of one lifetime, freed together. Used for requests, configurations and builds.
+ * arena_reset() keeps the first block, so that a request that fits in it costs no malloc. */
+#ifndef FRESHET_BASE_ARENA_H
+#define FRESHET_BASE_ARENA_H
+
+#include "base/status.h"
+#include "base/str.h"
+
+struct arena_block;
+
+struct arena {
+    struct arena_block *first, *current;
+    size_t block_bytes;
+};
+
+void arena_init(struct arena *arena, size_t block_bytes); /* allocates nothing yet */
+void arena_deinit(struct arena *arena);
+void arena_reset(struct arena *arena);
+
+void *arena_alloc(struct arena *arena, size_t size) __attribute__((returns_nonnull)); /* 16-byte aligned */
+void *arena_zalloc(struct arena *arena, size_t size) __attribute__((returns_nonnull));
+struct str arena_str(struct arena *arena, struct str s); /* a copy, NUL-terminated behind its length */
+struct str arena_printf(struct arena *arena, const char *format, ...) PRINTF_LIKE(2, 3);
+
+#endif

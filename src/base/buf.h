@@ -1,0 +1,44 @@
+/* A growable byte buffer. Owned by whoever holds the struct; one thread at a time. */
+#ifndef FRESHET_BASE_BUF_H
+#define FRESHET_BASE_BUF_H
+
+#include "base/status.h"
+#include "base/str.h"
+
+/*  data            data+start      data+end        data+capacity
+ *   |  consumed     |   content     |   free        |            */
+struct buf {
+    char *data;
+    size_t start, end, capacity;
+};
+
+void buf_init(struct buf *buf);
+void buf_deinit(struct buf *buf);
+void buf_clear(struct buf *buf); /* keeps the memory */
+
+static inline size_t buf_len(const struct buf *buf)
+{
+    return buf->end - buf->start;
+}
+
+static inline struct str buf_str(const struct buf *buf)
+{
+    return str_of(buf->data + buf->start, buf->end - buf->start);
+}
+
+/* Makes room for `len` more bytes and returns where they go; buf_commit() says how many were written. */
+char *buf_reserve(struct buf *buf, size_t len);
+void buf_commit(struct buf *buf, size_t len);
+void buf_consume(struct buf *buf, size_t len); /* drops from the front; rewinds when it becomes empty */
+
+void buf_put(struct buf *buf, const void *bytes, size_t len);
+void buf_put_char(struct buf *buf, char c);
+void buf_put_u64(struct buf *buf, uint64_t value); /* decimal */
+void buf_printf(struct buf *buf, const char *format, ...) PRINTF_LIKE(2, 3);
+
+static inline void buf_put_str(struct buf *buf, struct str s)
+{
+    buf_put(buf, s.ptr, s.len);
+}
+
+#endif

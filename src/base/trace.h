@@ -1,0 +1,23 @@
+/* W3C trace context: accepted from a `traceparent` header, passed on through every engine (C9). */
+#ifndef FRESHET_BASE_TRACE_H
+#define FRESHET_BASE_TRACE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/str.h"
+
+struct trace {
+    uint8_t trace_id[16];
+    uint8_t span_id[8];
+    uint8_t flags;
+};
+
+#define TRACE_PARENT_BYTES 56
+
+bool trace_parse(struct str traceparent, struct trace *trace); /* strict; false means: start a new one */
+void trace_start(struct trace *trace);                         /* new random ids, not sampled */
+void trace_child(struct trace *trace);                         /* same trace, new span */
+void trace_format(const struct trace *trace, char out[TRACE_PARENT_BYTES]);
+
+#endif
