@@ -1,0 +1,137 @@
+# shellcheck shell=bash
+# `test`: builds what a suite needs, runs it, and adds its results up into one closing line.
+# A suite that ran nothing counts as a failure: silence must not look like success.
+
+TEST_PASSED=0
+TEST_FAILED=0
+
+# Adds "PASSED FAILED" of one stage.
+test_add() { # STAGE PASSED FAILED
+    TEST_PASSED=$((TEST_PASSED + $2))
+    TEST_FAILED=$((TEST_FAILED + $3))
+    say "$1: $2 passed, $3 failed"
+    if [ $(($2 + $3)) -eq 0 ]; then
+        say "$1: ran nothing"
+        TEST_FAILED=$((TEST_FAILED + 1))
+    fi
+}
+
+# Counts from a results file; a stage whose own status was bad has at least one failure.
+test_add_file() { # STAGE FILE STATUS
+    local passed failed
+    read -r passed failed < <(python3 "$ROOT/tools/count_results.py" "$2")
+    if [ "$3" -ne 0 ] && [ "$failed" -eq 0 ]; then
+        failed=1
+    fi
+    test_add "$1" "$passed" "$failed"
+}
+
+# ThreadSanitizer's fixed address map does not survive much address randomisation: newer kernels need it off.
+tsan_runner() {
+    if setarch -R true 2>/dev/null; then
+        echo "setarch -R"
+    fi
+}
+
+test_sanitizer_env() {
+    export ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1:detect_stack_use_after_return=1
+    export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
+    export TSAN_OPTIONS=halt_on_error=0:exitcode=66:second_deadlock_stack=1
+}
+
+test_unit() {
+    local flavour dir status runner
+    for flavour in debug tsan; do
+        build_flavour "$flavour"
+        dir=$(build_dir "$flavour")
+        runner=
+        [ "$flavour" = tsan ] && runner=$(tsan_runner)
+        say "unit tests ($flavour)"
+        status=0
+        # shellcheck disable=SC2086 # the runner is words
+        python3 "$ROOT/tests/system/lib/postgres.py" $runner \
+            meson test -C "$dir" --no-rebuild --print-errorlogs -t 4 >&2 || status=$?
+        test_add_file "unit, $flavour" "$dir/meson-logs/testlog.json" "$status"
+    done
+}
+
+test_pytest() { # STAGE FLAVOUR ARGS…
+    local stage=$1 flavour=$2 status=0 runner='' results=$VAR/test/$1.xml
+    shift 2
+    build_flavour "$flavour"
+    [ "$flavour" = tsan ] && runner=$(tsan_runner)
+    say "system tests ($flavour)"
+    rm -f "$results"
+    # shellcheck disable=SC2086 # words
+    FRESHET_BIN=$(build_dir "$flavour")/src/app/freshet \
+        $runner python3 -B -m pytest -p no:cacheprovider -q --junitxml="$results" \
+        "$ROOT/tests/system" "$@" ${FRESHET_PYTEST_ARGS:-} >&2 || status=$?
+    test_add_file "$stage" "$results" "$status"
+}
+
+test_system() {
+    test_pytest system debug
+    test_pytest system-tsan tsan -m tsan
+}
+
+# One target for a while, from its corpus, findings kept under $VAR/fuzz.
+fuzz_target() { # PROGRAM
+    local name work seeds dict=()
+    name=$(basename "$1")
+    name=${name#fuzz_}
+    work=$VAR/fuzz/$name
+    seeds=$ROOT/tests/fuzz/corpus/$name
+    [ -e "$ROOT/tests/fuzz/$name.dict" ] && dict=(-dict="$ROOT/tests/fuzz/$name.dict")
+    mkdir -p "$work/corpus"
+    "$1" -max_total_time="${FRESHET_FUZZ_SECONDS:-20}" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
+        -artifact_prefix="$work/" "${dict[@]}" "$work/corpus" "$seeds" >"$work/log" 2>&1
+}
+
+test_fuzz() {
+    local dir program pids=() names=() i passed=0 failed=0
+    build_flavour fuzz
+    dir=$(build_dir fuzz)/tests/fuzz
+    for program in "$dir"/fuzz_*; do
+        [ -f "$program" ] && [ -x "$program" ] || continue
+        say "fuzzing $(basename "$program") for ${FRESHET_FUZZ_SECONDS:-20} s"
+        fuzz_target "$program" &
+        pids+=($!)
+        names+=("$(basename "$program")")
+        if [ $((${#pids[@]} % $(nproc))) -eq 0 ]; then
+            wait "${pids[@]: -$(nproc)}" || true
+        fi
+    done
+    for i in "${!pids[@]}"; do
+        if wait "${pids[$i]}"; then
+            passed=$((passed + 1))
+        else
+            failed=$((failed + 1))
+            tail -n 40 "$VAR/fuzz/${names[$i]#fuzz_}/log" >&2
+            say "${names[$i]} failed, see $VAR/fuzz/${names[$i]#fuzz_}/"
+        fi
+    done
+    test_add fuzz "$passed" "$failed"
+}
+
+test_command() {
+    local suite suites=("$@")
+    for suite in "$@"; do
+        case $suite in
+        unit | system | fuzz) ;;
+        engines | fault | failover | browser) misuse "there are no $suite tests yet" ;;
+        *) misuse "no suite '$suite'; there are: unit system fuzz" ;;
+        esac
+    done
+    packages_ensure run test
+    test_sanitizer_env
+    mkdir -p "$VAR/test"
+    if [ $# -eq 0 ]; then
+        suites=(unit system fuzz)
+        build_flavour release -Dwerror=true -Dbench=true
+    fi
+    for suite in "${suites[@]}"; do
+        "test_$suite"
+    done
+    printf '%s passed, %s failed\n' "$TEST_PASSED" "$TEST_FAILED"
+    [ "$TEST_FAILED" -eq 0 ]
+}

@@ -1,0 +1,46 @@
+# shellcheck shell=bash
+# `lint`: what a reader should not have to check by eye. Every check runs, then the verdict.
+
+lint_one() { # NAME COMMAND…
+    local name=$1
+    shift
+    if "$@"; then
+        say "ok       $name"
+    else
+        say "FAILED   $name"
+        LINT_FAILED=1
+    fi
+}
+
+lint_format() {
+    local files=()
+    mapfile -t files < <(cd "$ROOT" && find src tests bench -name '*.[ch]' 2>/dev/null | sort)
+    [ ${#files[@]} -eq 0 ] || (cd "$ROOT" && clang-format --dry-run -Werror "${files[@]}")
+}
+
+lint_shell() {
+    (cd "$ROOT" && shellcheck dev .ci/run tools/dev/*.sh && find bench deploy -type f 2>/dev/null |
+        while read -r file; do
+            if head -c 64 "$file" | grep -qaE '^#!.*\b(ba)?sh\b'; then shellcheck "$file" || exit 1; fi
+        done)
+}
+
+# docs/CONFIG.md is printed by the program from its settings table.
+lint_config_page() {
+    [ -e "$ROOT/docs/CONFIG.md" ] && [ -e "$ROOT/src/app/meson.build" ] || return 0
+    build_flavour release
+    freshet_env
+    "$(freshet_bin)" config --markdown | diff -u "$ROOT/docs/CONFIG.md" - >&2
+}
+
+lint_command() {
+    [ $# -eq 0 ] || misuse "lint takes no arguments"
+    packages_ensure run lint
+    LINT_FAILED=0
+    lint_one "includes follow tools/layers.txt" python3 -B "$ROOT/tools/check_includes.py"
+    lint_one "files are short and finished" python3 -B "$ROOT/tools/check_files.py"
+    lint_one "clang-format" lint_format
+    lint_one "shellcheck" lint_shell
+    lint_one "docs/CONFIG.md is what the program prints" lint_config_page
+    [ "$LINT_FAILED" -eq 0 ] || die "lint found something"
+}

@@ -1,0 +1,131 @@
+# shellcheck shell=bash
+# The private PostgreSQL of one $FRESHET_VAR: made on first use, on 127.0.0.1 and a free port, with a
+# password that only the owner of var/ can read. As root it runs as user `postgres`, since PostgreSQL refuses root.
+#
+#   $VAR/pg/home      where the cluster is ($VAR/pg/cluster, or a folder under /var/lib; see pg_home_choose)
+#   $VAR/pg/url       how to connect, password included (0600); $VAR/pg/password, $VAR/pg/port
+#   <home>/data       PGDATA;  <home>/postgres.log
+
+PG_USER=freshet
+
+# Runs a PostgreSQL program as the user who owns the cluster, keeping our locks and environment to ourselves.
+pg_exec() {
+    local as=()
+    is_root && as=(runuser -u postgres --)
+    (cd / && exec "${as[@]}" env -i PATH="$PATH" LC_ALL=C.UTF-8 TZ=UTC "$@" 7>&- 8>&- 9>&-)
+}
+
+pg_home() {
+    cat "$VAR/pg/home" 2>/dev/null
+}
+
+pg_running() {
+    local home
+    home=$(pg_home) && pg_exec "$(postgres_bindir)/pg_ctl" -D "$home/data" status >/dev/null 2>&1
+}
+
+# Under $VAR where the postgres user can reach it. Otherwise (var/ below /root, say) root keeps the cluster
+# under /var/lib, in a folder named after $VAR; one found there without a record belongs to a var/ since deleted.
+pg_home_choose() {
+    local home=$VAR/pg/cluster
+    if is_root && ! runuser -u postgres -- test -x "$VAR/pg" 2>/dev/null; then
+        home=/var/lib/freshet-dev-$(printf '%s' "$VAR" | sha256sum | cut -c1-16)
+        if [ -d "$home/data" ]; then
+            pg_exec "$(postgres_bindir)/pg_ctl" -D "$home/data" -m immediate stop >/dev/null 2>&1 || true
+        fi
+    fi
+    rm -rf "$home"
+    mkdir -m 700 "$home"
+    if is_root; then chown postgres: "$home"; fi
+    printf '%s\n' "$home" >"$VAR/pg/home.new"
+}
+
+pg_create() {
+    local home password
+    say "making a private PostgreSQL cluster"
+    (umask 022 && mkdir -p "$VAR/pg")
+    pg_home_choose
+    home=$(cat "$VAR/pg/home.new")
+    password=$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')
+    (umask 077 && printf '%s\n' "$password" >"$VAR/pg/password")
+    pg_exec bash -c 'umask 077; cat >"$1"' - "$home/password" <<<"$password"
+    pg_exec "$(postgres_bindir)/initdb" -D "$home/data" -U "$PG_USER" --pwfile="$home/password" \
+        --auth=scram-sha-256 --encoding=UTF8 --locale=C.UTF-8 >"$VAR/pg/initdb.log" 2>&1 ||
+        die "initdb failed, see $VAR/pg/initdb.log"
+    rm -f "$home/password"
+    pg_exec bash -c 'cat >>"$1"' - "$home/data/postgresql.conf" <<'EOF'
+
+# A private development server: reached over loopback only, small, but as durable as a real one.
+listen_addresses = '127.0.0.1'
+unix_socket_directories = ''
+max_connections = 200
+shared_buffers = 256MB
+max_wal_size = 2GB
+EOF
+    mv "$VAR/pg/home.new" "$VAR/pg/home"
+}
+
+# Starts PostgreSQL unless it runs. The port is looked for at every start, the last one first.
+pg_start() {
+    local home port try
+    if pg_running; then
+        return
+    fi
+    pg_home >/dev/null || pg_create
+    home=$(pg_home)
+    for try in 1 2 3 4 5; do
+        port=$(free_port "$(cat "$VAR/pg/port" 2>/dev/null || true)")
+        if pg_exec "$(postgres_bindir)/pg_ctl" -D "$home/data" -l "$home/postgres.log" -o "-p $port" \
+            -w -t 60 start >/dev/null 2>&1; then
+            break
+        fi
+        # Somebody may have taken the port in between.
+        rm -f "$VAR/pg/port"
+        if [ "$try" = 5 ]; then
+            tail -n 20 "$home/postgres.log" >&2 || true
+            die "PostgreSQL did not start"
+        fi
+    done
+    printf '%s\n' "$port" >"$VAR/pg/port"
+    (umask 077 && printf 'postgresql://%s:%s@127.0.0.1:%s/freshet\n' \
+        "$PG_USER" "$(cat "$VAR/pg/password")" "$port" >"$VAR/pg/url")
+    pg_client psql -X -d postgres -q <<'EOF' || die "could not make the database"
+SELECT 'CREATE DATABASE freshet' WHERE NOT EXISTS (SELECT FROM pg_database WHERE datname = 'freshet') \gexec
+EOF
+    say "PostgreSQL is up on 127.0.0.1:$port"
+}
+
+pg_stop() {
+    pg_running || return 0
+    pg_exec "$(postgres_bindir)/pg_ctl" -D "$(pg_home)/data" -m fast -w -t 60 stop >/dev/null ||
+        die "PostgreSQL did not stop, see $(pg_home)/postgres.log"
+}
+
+# Runs a libpq client. The password goes by the environment: a command line is public.
+pg_client() {
+    PGHOST=127.0.0.1 PGPORT=$(cat "$VAR/pg/port") PGUSER=$PG_USER PGDATABASE=freshet \
+        PGPASSWORD=$(cat "$VAR/pg/password") "$@"
+}
+
+psql_command() {
+    pg_running || die "no PostgreSQL runs for $VAR: ./dev run, or ./dev stack up"
+    pg_client psql "$@"
+}
+
+stack_command() {
+    [ $# -eq 1 ] || misuse "stack takes one of: up down status"
+    case $1 in
+    up)
+        packages_ensure run
+        pg_start
+        ;;
+    down)
+        pg_stop
+        ;;
+    status)
+        pg_running || die "nothing runs for $VAR"
+        printf 'postgres 127.0.0.1:%s\n' "$(cat "$VAR/pg/port")"
+        ;;
+    *) misuse "stack takes one of: up down status" ;;
+    esac
+}

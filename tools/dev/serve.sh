@@ -1,0 +1,161 @@
+# shellcheck shell=bash
+# `run`, `down`, `freshet` and `bench`: everything that starts the program itself.
+# `run` holds $VAR/run.lock as long as it lives; run.pid and server.pid let `down` find what is left.
+
+freshet_bin() {
+    printf '%s/src/app/freshet\n' "$(build_dir release)"
+}
+
+# What the program sees. Without a PostgreSQL yet (`freshet token` needs none) the URL leads nowhere.
+freshet_env() {
+    export FRESHET_VAR=$VAR FRESHET_CONFIG=$CONFIG FRESHET_PORT=$PORT
+    FRESHET_PG_URL=$(cat "$VAR/pg/url" 2>/dev/null || echo postgresql://freshet@127.0.0.1:1/freshet)
+    export FRESHET_PG_URL
+}
+
+freshet_command() {
+    if [ ! -x "$(freshet_bin)" ]; then
+        packages_ensure run
+        build_flavour release
+    fi
+    freshet_env
+    exec "$(freshet_bin)" "$@"
+}
+
+# How the user would call ./dev from where they stand, for this $VAR.
+dev_as_typed() {
+    local typed=$ROOT/dev
+    [ "$PWD" = "$ROOT" ] && typed=./dev
+    [ "$VAR" = "$ROOT/var" ] || typed="FRESHET_VAR=$VAR $typed"
+    printf '%s\n' "$typed"
+}
+
+run_command() {
+    local arg
+    for arg in "$@"; do
+        case $arg in
+        --engines) misuse "run --engines is not built yet; plain ./dev run needs nothing but PostgreSQL" ;;
+        *) misuse "run takes no argument '$arg'" ;;
+        esac
+    done
+    packages_ensure run
+    run_claim
+    trap run_cleanup EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM HUP
+    run_check_port
+    build_flavour release
+    if ! pg_running; then
+        RUN_STARTED_PG=1
+        pg_start
+    fi
+    freshet_env
+    run_serve
+    run_greet
+    trap 'exit 0' INT TERM HUP
+    wait "$RUN_SERVER" || true
+    run_failed "the server ended by itself"
+}
+
+# One `run` per $VAR. What an earlier one left behind after being killed is stopped first.
+run_claim() {
+    local pid
+    mkdir -p "$VAR/log"
+    exec 9>>"$VAR/run.lock"
+    if ! flock -n 9; then
+        pid=$(process_recorded "$VAR/run.pid" || echo '?')
+        die "already running for $VAR (pid $pid, log $VAR/log/freshet.log); stop it with ./dev down"
+    fi
+    process_record $$ "$VAR/run.pid"
+    process_stop "$VAR/server.pid" 15 || true
+}
+
+run_check_port() {
+    case $PORT in
+    '' | *[!0-9]*) misuse "FRESHET_PORT must be a number, not '$PORT'" ;;
+    esac
+    free_port "$PORT" --exactly >/dev/null ||
+        die "port $PORT is taken; choose another one: FRESHET_PORT=8081 ./dev run"
+}
+
+run_serve() {
+    local log=$VAR/log/freshet.log tick
+    [ -e "$CONFIG" ] || die "no configuration at $CONFIG"
+    # Also makes the development key when there is none yet, which the server then trusts.
+    RUN_TOKEN=$("$(freshet_bin)" token --tenant demo) || die "could not issue a development token"
+    if [ -e "$log" ]; then mv -f "$log" "$log.1"; fi
+    # A session of its own, so that Ctrl-C reaches it through us and once.
+    setsid "$(freshet_bin)" serve --config "$CONFIG" --listen "127.0.0.1:$PORT" \
+        </dev/null >"$log" 2>&1 9>&- &
+    RUN_SERVER=$!
+    process_record "$RUN_SERVER" "$VAR/server.pid" || run_failed "the server did not start"
+    for ((tick = 0; tick < 600; tick++)); do
+        if curl -fs -o /dev/null -m 2 "http://127.0.0.1:$PORT/actuator/health/readiness"; then
+            return
+        fi
+        process_recorded "$VAR/server.pid" >/dev/null || run_failed "the server did not start"
+        sleep 0.1
+    done
+    run_failed "the server is not ready after a minute"
+}
+
+run_failed() {
+    say "--- the end of $VAR/log/freshet.log"
+    tail -n 20 "$VAR/log/freshet.log" >&2
+    say "---"
+    die "$1"
+}
+
+run_greet() {
+    local dev url=http://127.0.0.1:$PORT path
+    dev=$(dev_as_typed)
+    cat <<EOF
+
+freshet is up    $url
+log              $VAR/log/freshet.log
+demo token       $RUN_TOKEN
+
+Try, in another terminal:
+
+EOF
+    for path in items/DE all version; do
+        local dict=COUNTRY
+        [ "$path" = all ] && dict=CURRENCY
+        printf '  curl -H "Authorization: Bearer $(%s freshet token --tenant demo)" %s/v1/tenants/demo/dictionaries/%s/%s\n' \
+            "$dev" "$url" "$dict" "$path"
+    done
+    printf '\nCtrl-C stops it.\n'
+}
+
+run_cleanup() {
+    local status=$?
+    trap '' INT TERM HUP
+    set +e
+    if process_recorded "$VAR/server.pid" >/dev/null; then
+        say "stopping"
+        process_stop "$VAR/server.pid" 40 || status=1
+    fi
+    if [ -n "${RUN_SERVER:-}" ] && [ "$status" -eq 0 ]; then
+        wait "$RUN_SERVER" || { say "the server did not stop cleanly, see $VAR/log/freshet.log" && status=1; }
+    fi
+    [ -z "${RUN_STARTED_PG:-}" ] || pg_stop
+    rm -f "$VAR/server.pid" "$VAR/run.pid"
+    exit "$status"
+}
+
+down_command() {
+    [ $# -eq 0 ] || misuse "down takes no arguments"
+    # `run` itself goes first: it stops its server and its PostgreSQL on the way out.
+    process_stop "$VAR/run.pid" 60 || true
+    process_stop "$VAR/server.pid" 40 || true
+    rm -f "$VAR/run.pid" "$VAR/server.pid"
+    pg_stop
+}
+
+bench_command() {
+    [ -x "$ROOT/bench/run" ] || die "there is no bench/run"
+    packages_ensure run bench
+    build_flavour release -Dbench=true
+    freshet_env
+    FRESHET_BIN=$(freshet_bin) FRESHET_BUILD=$(build_dir release) exec "$ROOT/bench/run" "$@"
+}
