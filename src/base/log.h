@@ -33,6 +33,7 @@ struct log_field {
 /* Fields with empty text are left out. `event` is a short snake_case name that can be searched for. */
 void log_write(enum log_level level, const char *event, const struct log_field *fields);
 void log_set_level(enum log_level level);
+void log_set_fd(int fd); /* standard error unless a test says otherwise */
 bool log_enabled(enum log_level level);
 bool log_level_parse(struct str name, enum log_level *level); /* debug, info, warn, error */
 

@@ -46,6 +46,9 @@ bool str_to_u64(struct str s, uint64_t *value);
 bool str_to_i64(struct str s, int64_t *value); /* a leading '-' is allowed */
 
 bool str_is_utf8(struct str s); /* strict: no surrogates, no overlong forms, at most U+10FFFF */
+/* Length of the strict UTF-8 character `s` begins with; 0 when it begins with none. */
+size_t str_utf8_char(struct str s);
+struct str str_utf8_cut(struct str s, size_t len_max); /* the longest prefix that splits no character */
 bool str_is_name(struct str s); /* [A-Za-z0-9._-]{1,64}: tenants and dictionaries (C6) */
 
 #endif

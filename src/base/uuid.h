@@ -1,4 +1,4 @@
-/* UUIDs: RFC 9562 version 4 (random) and version 5 (by name). */
+/* UUIDs of RFC 9562: version 4 (random) is made, any version is read and written. */
 #ifndef FRESHET_BASE_UUID_H
 #define FRESHET_BASE_UUID_H
 

@@ -1,0 +1,102 @@
+/* Who is asking, and may they: tokens, keys, tenant and scope decisions (C5). The only folder that knows OpenSSL.
+ *
+ * A token that was verified before is found in a bounded table of this loop's own (no lock, no copy), never past its
+ * `exp`. One that was not costs 15–200 µs of signature check: the caller takes the AUTH_VERIFY ticket to a worker and
+ * comes back. Keys are an immutable set behind one atomic pointer, replaced whole on rotation. */
+#ifndef FRESHET_AUTH_AUTH_H
+#define FRESHET_AUTH_AUTH_H
+
+#include <netinet/in.h>
+
+#include "base/arena.h"
+#include "base/buf.h"
+#include "base/setting.h"
+#include "base/status.h"
+#include "base/str.h"
+#include "loop/group.h"
+#include "loop/worker.h"
+
+#define AUTH_SCOPES_MAX 64
+
+struct auth_identity {
+    struct str tenant;  /* empty = the token has none */
+    struct str subject; /* `sub`, or the mTLS client's name */
+    struct str scopes;  /* space-separated as in the token; see auth_has_scope() */
+    int64_t expires_at_s; /* unix; INT64_MAX for mTLS clients */
+    bool may_override_tenant; /* a trusted client, where configuration allows it */
+};
+
+/* ---- configuration: rows for the kernel's settings table (`auth:`), and the seed's refdata.security.tenant ---- */
+struct auth_client { /* one mTLS client: auth.mtls.clients[] */
+    struct str identity; /* SPIFFE URI or subject as the sidecar writes it */
+    struct str tenant, scopes;
+    bool trusted;
+};
+struct auth_settings {
+    bool enabled;
+    struct str jwks_file, jwks_url;
+    int64_t jwks_refresh_ms, jwks_refresh_min_ms, jwks_timeout_ms;
+    struct str issuer;                  /* empty = not checked */
+    struct setting_strings audiences;   /* empty = not checked */
+    int64_t leeway_ms;
+    struct setting_strings algorithms;  /* allowed ones */
+    struct str hs256_secret_env;        /* name of the environment variable that holds an HS256 secret */
+    int64_t token_bytes_max, cache_entries, negative_entries;
+    struct setting_strings mtls_peers;  /* CIDRs whose X-Forwarded-Client-Cert is believed */
+    struct setting_objects mtls_clients; /* struct auth_client */
+    struct str tenant_claim;            /* set by the kernel from refdata.security.tenant.claim, default tenant_id */
+    bool allow_tenant_header;           /* allowHeaderOverrideForTrustedClients */
+    struct str dev_key_file;            /* private JWK of `freshet token` */
+};
+extern const struct setting_row auth_setting_rows[];
+
+struct auth;
+/* Loads the keys (a key file that cannot be read or holds no usable key is CONFIG; a URL that cannot be reached is
+ * not: it is retried, and until then every token is 401 and readiness says so). */
+enum status auth_create(const struct auth_settings *settings, struct loop_group *group, struct worker_pool *workers,
+                        struct auth **auth, struct error *error) MUST_CHECK;
+void auth_destroy(struct auth *auth);
+/* New settings after a configuration reload: keys read anew, caches emptied. A failure changes nothing. */
+enum status auth_reload(struct auth *auth, const struct auth_settings *settings, struct error *error) MUST_CHECK;
+bool auth_is_ready(const struct auth *auth); /* has it keys? */
+
+/* ---- a request's question ---- */
+struct auth_question {
+    struct str authorization; /* header value, empty = none */
+    unsigned authorization_count; /* how often the header came: more than once is refused */
+    struct str forwarded_client_cert, tenant_header;
+    const struct sockaddr_storage *peer;
+    struct str path_tenant; /* decoded; ptr NULL = the route names none */
+    const char *scope;      /* NULL = none needed */
+};
+
+enum auth_answer {
+    AUTH_ALLOWED, /* *identity stands (in the loop's table: valid until the callback returns; copy to keep) */
+    AUTH_DENIED,  /* *error says 401 or 403 */
+    AUTH_VERIFY,  /* not known yet: auth_verify() */
+};
+/* On a loop. The effective tenant (override applied) is in identity->tenant. */
+enum auth_answer auth_check(struct auth *auth, struct loop *loop, const struct auth_question *question,
+                            const struct auth_identity **identity, struct error *error);
+/* On a loop, after AUTH_VERIFY: checks the signature on a worker, single-flight per token, and then calls
+ * on_verified(context) on this loop: ask auth_check() again (it then knows either way). False: the worker queue is
+ * full, answer 503. The token is copied. */
+bool auth_verify(struct auth *auth, struct loop *loop, struct str authorization, void (*on_verified)(void *context),
+                 void *context);
+
+
+bool auth_has_scope(const struct auth_identity *identity, struct str scope);
+/* An identity of the caller's own, for a request that is parked. */
+struct auth_identity *auth_identity_copy(const struct auth_identity *identity, struct arena *arena);
+
+/* ---- development tokens (`freshet token`) ---- */
+struct auth_token_request {
+    struct str tenant, subject, scopes, issuer, audience;
+    int64_t ttl_s;
+};
+/* Signs with the private JWK in `key_file`, made (EdDSA, mode 0600) with its public JWKS beside it at `jwks_file` when
+ * missing; safe side by side. */
+enum status auth_token_issue(struct str key_file, struct str jwks_file, const struct auth_token_request *request,
+                             struct buf *token, struct error *error) MUST_CHECK;
+
+#endif

@@ -1,0 +1,126 @@
+/* The arena: blocks in a list, the newest one being filled. A request for more than a quarter of a block gets a block
+ * of its own behind the current one, so that it wastes nobody's rest. */
+#include "base/arena.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/memory.h"
+
+#define ALIGNMENT ((size_t)16)
+#define BLOCK_BYTES_MIN ((size_t)256)
+
+struct arena_block {
+    struct arena_block *next;
+    size_t used, size;
+    size_t pad; /* keeps bytes[] at 16 */
+    char bytes[];
+};
+
+_Static_assert(offsetof(struct arena_block, bytes) % 16 == 0, "allocations are 16-byte aligned");
+
+void arena_init(struct arena *arena, size_t block_bytes)
+{
+    *arena = (struct arena){.block_bytes = block_bytes > BLOCK_BYTES_MIN ? block_bytes : BLOCK_BYTES_MIN};
+}
+
+static void free_list(struct arena_block *block)
+{
+    while (block) {
+        struct arena_block *next = block->next;
+        free(block);
+        block = next;
+    }
+}
+
+void arena_deinit(struct arena *arena)
+{
+    free_list(arena->first);
+    arena->first = arena->current = NULL;
+}
+
+void arena_reset(struct arena *arena)
+{
+    if (!arena->first)
+        return;
+    free_list(arena->first->next);
+    arena->first->next = NULL;
+    arena->first->used = 0;
+    arena->current = arena->first;
+}
+
+static struct arena_block *block_create(size_t size)
+{
+    size_t total;
+
+    if (__builtin_add_overflow(size, sizeof(struct arena_block), &total))
+        total = SIZE_MAX; /* memory_alloc() ends the process, with its log line */
+    struct arena_block *block = memory_alloc(total);
+    block->next = NULL;
+    block->used = 0;
+    block->size = size;
+    return block;
+}
+
+static void *alloc_own_block(struct arena *arena, size_t size)
+{
+    struct arena_block *block = block_create(size);
+
+    block->used = size;
+    block->next = arena->current->next;
+    arena->current->next = block;
+    return block->bytes;
+}
+
+void *arena_alloc(struct arena *arena, size_t size)
+{
+    size_t rounded = size > SIZE_MAX - ALIGNMENT ? size : (size + ALIGNMENT - 1) & ~(ALIGNMENT - 1);
+    struct arena_block *block = arena->current;
+
+    if (!block)
+        block = arena->first = arena->current = block_create(arena->block_bytes);
+    if (block->size - block->used < rounded) {
+        if (rounded > arena->block_bytes / 4)
+            return alloc_own_block(arena, rounded);
+        block = block_create(arena->block_bytes);
+        block->next = arena->current->next;
+        arena->current->next = block;
+        arena->current = block;
+    }
+    void *memory = block->bytes + block->used;
+    block->used += rounded;
+    return memory;
+}
+
+void *arena_zalloc(struct arena *arena, size_t size)
+{
+    return memset(arena_alloc(arena, size), 0, size);
+}
+
+struct str arena_str(struct arena *arena, struct str s)
+{
+    char *copy = arena_alloc(arena, s.len + 1);
+
+    if (s.len > 0)
+        memcpy(copy, s.ptr, s.len);
+    copy[s.len] = '\0';
+    return str_of(copy, s.len);
+}
+
+struct str arena_printf(struct arena *arena, const char *format, ...)
+{
+    va_list args, again;
+
+    va_start(args, format);
+    va_copy(again, args);
+    int len = vsnprintf(NULL, 0, format, args);
+    va_end(args);
+    size_t bytes = len > 0 ? (size_t)len : 0;
+    char *text = arena_alloc(arena, bytes + 1);
+    text[0] = '\0';
+    if (bytes > 0)
+        vsnprintf(text, bytes + 1, format, again);
+    va_end(again);
+    return str_of(text, bytes);
+}

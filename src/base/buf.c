@@ -1,0 +1,111 @@
+/* The growable byte buffer. Doubles when it grows; what was consumed is reclaimed before it does. */
+#include "base/buf.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/memory.h"
+
+#define FIRST_BYTES 256
+
+void buf_init(struct buf *buf)
+{
+    *buf = (struct buf){0};
+}
+
+void buf_deinit(struct buf *buf)
+{
+    free(buf->data);
+    *buf = (struct buf){0};
+}
+
+void buf_clear(struct buf *buf)
+{
+    buf->start = buf->end = 0;
+}
+
+static void grow(struct buf *buf, size_t len)
+{
+    size_t used = buf_len(buf), need, capacity = buf->capacity ? buf->capacity : FIRST_BYTES;
+
+    if (__builtin_add_overflow(used, len, &need))
+        need = SIZE_MAX; /* memory_realloc() ends the process, with its log line */
+    /* Moving the content down pays only while it is the smaller half, else it would be moved byte by byte. */
+    if (need <= buf->capacity && used <= buf->capacity / 2) {
+        memmove(buf->data, buf->data + buf->start, used);
+        buf->start = 0;
+        buf->end = used;
+        return;
+    }
+    while (capacity < need || capacity == buf->capacity)
+        capacity = capacity <= SIZE_MAX / 2 ? capacity * 2 : SIZE_MAX;
+    if (buf->start > 0) {
+        memmove(buf->data, buf->data + buf->start, used);
+        buf->start = 0;
+        buf->end = used;
+    }
+    buf->data = memory_realloc(buf->data, capacity);
+    buf->capacity = capacity;
+}
+
+char *buf_reserve(struct buf *buf, size_t len)
+{
+    if (buf->capacity - buf->end < len || !buf->data)
+        grow(buf, len);
+    return buf->data + buf->end;
+}
+
+void buf_commit(struct buf *buf, size_t len)
+{
+    buf->end += len;
+}
+
+void buf_consume(struct buf *buf, size_t len)
+{
+    buf->start += len;
+    if (buf->start == buf->end)
+        buf->start = buf->end = 0;
+}
+
+void buf_put(struct buf *buf, const void *bytes, size_t len)
+{
+    if (len == 0)
+        return;
+    memcpy(buf_reserve(buf, len), bytes, len);
+    buf->end += len;
+}
+
+void buf_put_char(struct buf *buf, char c)
+{
+    *buf_reserve(buf, 1) = c;
+    buf->end++;
+}
+
+void buf_put_u64(struct buf *buf, uint64_t value)
+{
+    char digits[20];
+    size_t at = sizeof(digits);
+
+    do {
+        digits[--at] = (char)('0' + value % 10);
+        value /= 10;
+    } while (value);
+    buf_put(buf, digits + at, sizeof(digits) - at);
+}
+
+void buf_printf(struct buf *buf, const char *format, ...)
+{
+    va_list args, again;
+
+    va_start(args, format);
+    va_copy(again, args);
+    int len = vsnprintf(NULL, 0, format, args);
+    va_end(args);
+    if (len > 0) {
+        char *at = buf_reserve(buf, (size_t)len + 1); /* vsnprintf() ends in a NUL that is not content */
+        vsnprintf(at, (size_t)len + 1, format, again);
+        buf_commit(buf, (size_t)len);
+    }
+    va_end(again);
+}

@@ -1,0 +1,106 @@
+/* The status table's accessors, and the errors that travel with a status.
+ *
+ * Nothing here allocates: an error is the caller's memory, and a message that does not fit is cut. */
+#include "base/status.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+struct row {
+    const char *name, *code, *message;
+    int http;
+    bool retryable;
+};
+
+static const struct row rows[STATUS_COUNT] = {
+#define STATUS_ROW(n, c, text, h, r) [STATUS_##n] = {.name = #n, .code = c, .message = text, .http = h, .retryable = r},
+    STATUS_TABLE(STATUS_ROW)
+#undef STATUS_ROW
+};
+
+/* A number that is not in the table is a bug elsewhere; it must still read as a failure. */
+static const struct row *row_of(enum status status)
+{
+    return (unsigned)status < STATUS_COUNT ? &rows[status] : &rows[STATUS_INTERNAL];
+}
+
+const char *status_name(enum status status)
+{
+    return row_of(status)->name;
+}
+
+const char *status_code(enum status status)
+{
+    return row_of(status)->code;
+}
+
+const char *status_message(enum status status)
+{
+    return row_of(status)->message;
+}
+
+int status_http(enum status status)
+{
+    return row_of(status)->http;
+}
+
+bool status_retryable(enum status status)
+{
+    return row_of(status)->retryable;
+}
+
+/* Formats into a scratch first, so that the arguments may point into the error being replaced. */
+static void fill(struct error *error, enum status status, const char *field, const char *format, va_list args)
+{
+    char message[sizeof(error->message)];
+    char name[sizeof(error->field)];
+
+    vsnprintf(message, sizeof(message), format, args);
+    snprintf(name, sizeof(name), "%s", field);
+    error->status = status;
+    memcpy(error->message, message, sizeof(message));
+    memcpy(error->field, name, sizeof(name));
+}
+
+enum status error_set(struct error *error, enum status status, const char *format, ...)
+{
+    if (error) {
+        va_list args;
+        va_start(args, format);
+        fill(error, status, "", format, args);
+        va_end(args);
+    }
+    return status;
+}
+
+enum status error_set_field(struct error *error, enum status status, const char *field, const char *format, ...)
+{
+    if (error) {
+        va_list args;
+        va_start(args, format);
+        fill(error, status, field ? field : "", format, args);
+        va_end(args);
+    }
+    return status;
+}
+
+enum status error_context(struct error *error, const char *format, ...)
+{
+    char context[sizeof(error->message)];
+    va_list args;
+
+    if (!error)
+        return STATUS_INTERNAL;
+    va_start(args, format);
+    vsnprintf(context, sizeof(context) - 2, format, args);
+    va_end(args);
+    strcat(context, ": ");
+
+    size_t room = sizeof(error->message) - 1 - strlen(context);
+    size_t keep = strnlen(error->message, room);
+    memmove(error->message + strlen(context), error->message, keep);
+    memcpy(error->message, context, strlen(context));
+    error->message[strlen(context) + keep] = '\0';
+    return error->status;
+}

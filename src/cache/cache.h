@@ -1,0 +1,91 @@
+/* Immutable snapshots of dictionaries: build, publish, read, retire. No SQL, no HTTP.
+ *
+ * A record is the answer's body, ready to send:   {"key":"RU","payload":{…}}
+ * and its key is found inside it. Records stand in 1 MiB chunks, shared between versions. Two copy-on-write paged
+ * indexes lead to them: a hash index (pages of ~256 slots, a fingerprint in the pointer's top bits) and order leaves
+ * (≤ 512 pointers, bytewise key order), each under a two-level root. A full load is a delta of everything.
+ *
+ *     snapshot v7 ── hash root ── pages ──┐
+ *        │           order root ── leaves ─┴─→ records in chunks ←─ shared with v8, but for what changed
+ *        └─ what v8 no longer needs hangs on v7 and is freed with it
+ *
+ * Threads: a builder belongs to one thread. A snapshot is read by anyone who can be sure it lives: on a loop, until
+ * the callback returns (cache_slot_read); elsewhere and across callbacks, while holding a reference. */
+#ifndef FRESHET_CACHE_CACHE_H
+#define FRESHET_CACHE_CACHE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/hash.h"
+#include "base/status.h"
+#include "base/str.h"
+#include "loop/group.h"
+
+struct cache_record;   /* opaque, immutable */
+struct cache_snapshot; /* opaque, immutable */
+
+/* ---- reading: no lock, no allocation, nothing shared written ---- */
+const struct cache_record *cache_find(const struct cache_snapshot *snapshot, struct str key); /* NULL = absent */
+struct str cache_record_body(const struct cache_record *record); /* {"key":…,"payload":…} */
+struct str cache_record_key(const struct cache_record *record);
+struct str cache_record_payload(const struct cache_record *record);
+uint64_t cache_record_tag(const struct cache_record *record); /* hash of the body's content, for ETag */
+/* Looks many keys up at once, prefetching, so that cache misses overlap: out[i] is NULL when keys[i] is absent. */
+void cache_find_many(const struct cache_snapshot *snapshot, const struct str *keys, size_t count,
+                     const struct cache_record **out);
+
+/* In bytewise key order, starting behind `after` (empty = from the first). O(log n) to start, O(1) a step. */
+struct cache_cursor {
+    const struct cache_snapshot *snapshot;
+    size_t leaf, at;
+};
+void cache_cursor_init(struct cache_cursor *cursor, const struct cache_snapshot *snapshot, struct str after);
+const struct cache_record *cache_cursor_next(struct cache_cursor *cursor); /* NULL at the end */
+
+struct cache_info {
+    int64_t version;
+    uint64_t item_count;
+    uint64_t body_bytes;   /* sum of all bodies' lengths */
+    uint64_t memory_bytes; /* what it holds, chunks and indexes; shared parts counted in full */
+    struct hash128 digest; /* sum mod 2^128 of hash_item(key, payload) */
+    int64_t loaded_at_us;  /* unix */
+};
+const struct cache_info *cache_snapshot_info(const struct cache_snapshot *snapshot);
+
+void cache_snapshot_ref(struct cache_snapshot *snapshot);
+void cache_snapshot_unref(struct cache_snapshot *snapshot); /* frees with the last one */
+
+/* ---- building ---- */
+struct cache_builder;
+/* From nothing (`base` NULL), or on top of `base` (which it references until it ends): then work and memory grow with
+ * what changes. `memory_max` bounds what it may hold (0 = no bound). */
+struct cache_builder *cache_builder_create(struct cache_snapshot *base, uint64_t memory_max);
+/* `payload` must be one JSON value without line breaks outside strings: CR and LF become spaces, so that a body is
+ * always one NDJSON line. The same key again replaces (the last wins). BAD_REQUEST: key empty, over 1,024 bytes or not
+ * UTF-8; NO_MEMORY: over memory_max. */
+enum status cache_builder_put(struct cache_builder *builder, struct str key, struct str payload,
+                              struct error *error) MUST_CHECK;
+bool cache_builder_delete(struct cache_builder *builder, struct str key); /* was it there? */
+size_t cache_builder_replaced(const struct cache_builder *builder); /* keys put more than once since create from nothing */
+/* Ends the builder and gives a snapshot with one reference. Never fails. */
+struct cache_snapshot *cache_builder_finish(struct cache_builder *builder, int64_t version);
+void cache_builder_abandon(struct cache_builder *builder);
+
+/* ---- publishing ---- */
+struct cache_slot {
+    _Atomic(struct cache_snapshot *) current; /* NULL = nothing loaded */
+};
+/* On a loop: valid until this callback returns. */
+static inline const struct cache_snapshot *cache_slot_read(const struct cache_slot *slot)
+{
+    return atomic_load_explicit(&slot->current, memory_order_acquire);
+}
+/* On a loop: the same with a reference, for streams and parked readers. NULL when empty. */
+struct cache_snapshot *cache_slot_acquire(const struct cache_slot *slot);
+/* One publisher at a time per slot; takes over the caller's reference. The old one loses the slot's reference after
+ * every loop has passed its inbox. NULL empties the slot. */
+void cache_slot_publish(struct cache_slot *slot, struct cache_snapshot *snapshot, struct loop_group *group);
+
+#endif

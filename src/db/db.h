@@ -1,0 +1,181 @@
+/* PostgreSQL: connections, transactions, pipelines and named-parameter SQL. The only folder that knows libpq.
+ *
+ * A connection is used by one thread at a time, a worker's: calls block, but never past their deadline, whatever the
+ * peer does (sockets are non-blocking inside, and each wait is a poll() bounded by the deadline). The pool opens
+ * connections on demand, checks what it hands out, and stops trying for a while after failures (a circuit breaker:
+ * DB_DOWN at once instead of a connect timeout for every caller).
+ *
+ * Failures: DB_DOWN (cannot connect, connection lost: outcome of a COMMIT in flight is unknown), TIMEOUT, DB_RETRY
+ * (deadlock, serialization failure: run the whole transaction again), DB_ERROR (the statement was refused; the
+ * SQLSTATE and position are in db_error). */
+#ifndef FRESHET_DB_DB_H
+#define FRESHET_DB_DB_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/arena.h"
+#include "base/buf.h"
+#include "base/status.h"
+#include "base/str.h"
+#include "loop/loop.h"
+
+/* ---- where the database is ---- */
+struct db_target {
+    const char *name;     /* for logs and metrics: "main" */
+    struct str url;       /* jdbc:postgresql://host:port/db?…, postgresql://…, or postgres://… */
+    struct str username;  /* empty = from the URL */
+    struct str password;  /* empty = from the URL; never logged */
+    struct str schema;    /* search_path; empty = the server's default */
+    unsigned connections_max;
+    int64_t connect_timeout_ms, statement_timeout_ms, idle_timeout_ms;
+    int64_t backoff_min_ms, backoff_max_ms; /* of reconnecting; the breaker's open time */
+};
+
+struct db_pool;
+/* Opens nothing yet. CONFIG when the URL cannot be understood (the message names the part, never the password). */
+enum status db_pool_create(const struct db_target *target, struct db_pool **pool, struct error *error) MUST_CHECK;
+void db_pool_destroy(struct db_pool *pool); /* every connection must have been released */
+const char *db_pool_name(const struct db_pool *pool);
+bool db_pool_is_up(const struct db_pool *pool); /* any thread: did the last attempt succeed? */
+/* "host:port/database", without user or password, for logs */
+const char *db_pool_address(const struct db_pool *pool);
+
+struct db_conn;
+enum status db_acquire(struct db_pool *pool, int64_t deadline_ns, struct db_conn **conn,
+                       struct error *error) MUST_CHECK;
+/* Back to the pool; one that is broken or still inside a transaction is rolled back or closed, never reused dirty. */
+void db_release(struct db_conn *conn);
+
+/* ---- statements ---- */
+enum db_type { DB_TEXT, DB_JSONB, DB_BIGINT, DB_INT, DB_TEXT_ARRAY, DB_BOOL, DB_UUID, DB_TIMESTAMPTZ, DB_BYTEA };
+
+/* A value as text; ptr NULL = SQL NULL. DB_TEXT_ARRAY values are written by db_array_put(). */
+struct db_param {
+    struct str value;
+};
+
+#define DB_PARAMS_MAX 32
+
+/* A statement ready to be prepared: $n text and its parameter types. Compiled at start, immutable then. Prepared on
+ * a connection at its first use there and kept (a bounded number per connection). */
+struct db_statement {
+    struct str text; /* NUL-terminated */
+    unsigned param_count;
+    enum db_type types[DB_PARAMS_MAX];
+    unsigned names[DB_PARAMS_MAX]; /* which row of the name table $n is: db_sql_compile() */
+    uint64_t id;                   /* hash of text and types: the prepared statement's name */
+};
+
+/* The parameters a template may name. */
+struct db_name {
+    const char *name; /* without the colon; NULL ends the table */
+    enum db_type type;
+};
+
+/* Compiles ":name" SQL into "$n" SQL. Casts (::type), string literals ('…', E'…', U&'…'), quoted identifiers, dollar
+ * quotes, line and nested block comments and array slices [a:b] are left alone; every parameter is bound, never
+ * pasted. One statement only: a second one after ';' is refused. On failure *offset is the byte the error stands at.
+ * The result lives in `arena`. */
+enum status db_sql_compile(struct str sql, const struct db_name *names, struct arena *arena,
+                           struct db_statement *statement, size_t *offset, struct error *error) MUST_CHECK;
+/* A statement of our own, with $1, $2 … already in it. */
+void db_statement_init(struct db_statement *statement, const char *sql, unsigned param_count,
+                       const enum db_type *types);
+
+void db_array_begin(struct buf *out);              /* text[] literal: begin, put …, end */
+void db_array_put(struct buf *out, struct str element); /* quoted and escaped */
+void db_array_end(struct buf *out);
+
+/* ---- running them ---- */
+struct db_result; /* all rows of one statement */
+enum status db_query(struct db_conn *conn, const struct db_statement *statement, const struct db_param *params,
+                     int64_t deadline_ns, struct db_result **result, struct error *error) MUST_CHECK;
+/* The same where no rows matter. *affected may be NULL. */
+enum status db_exec(struct db_conn *conn, const struct db_statement *statement, const struct db_param *params,
+                    int64_t deadline_ns, int64_t *affected, struct error *error) MUST_CHECK;
+void db_result_free(struct db_result *result); /* NULL is fine */
+size_t db_result_rows(const struct db_result *result);
+bool db_result_is_null(const struct db_result *result, size_t row, unsigned column);
+struct str db_result_str(const struct db_result *result, size_t row, unsigned column); /* valid till freed; NUL-terminated */
+int64_t db_result_i64(const struct db_result *result, size_t row, unsigned column);    /* 0 for NULL */
+
+/* Row by row (libpq single-row mode): memory does not grow with the result. `on_row` returns false to stop early
+ * (the statement is then cancelled). `columns` maps what the caller asked for by name to the row's columns. */
+struct db_row; /* borrowed inside on_row */
+struct str db_row_str(const struct db_row *row, unsigned column);
+bool db_row_is_null(const struct db_row *row, unsigned column);
+typedef bool db_row_fn(void *context, const struct db_row *row);
+enum status db_stream(struct db_conn *conn, const struct db_statement *statement, const struct db_param *params,
+                      int64_t deadline_ns, db_row_fn *on_row, void *context, struct error *error) MUST_CHECK;
+
+/* What PostgreSQL itself knows of a statement: prepares it and lists its result columns. On DB_ERROR, *position is
+ * the 1-based character in the statement's text (0 = none): db_statement_offset() maps it back to the template. */
+#define DB_COLUMNS_MAX 64
+struct db_column {
+    char name[64];
+    uint32_t type_oid;
+};
+enum { DB_OID_JSON = 114, DB_OID_JSONB = 3802 };
+enum status db_describe(struct db_conn *conn, const struct db_statement *statement, struct db_column *columns,
+                        unsigned *column_count, int64_t deadline_ns, size_t *position,
+                        struct error *error) MUST_CHECK;
+
+/* The last failure's SQLSTATE on this connection ("" when there was none), e.g. "23505". */
+const char *db_sqlstate(const struct db_conn *conn);
+
+/* ---- transactions ---- */
+enum db_isolation { DB_READ_COMMITTED, DB_REPEATABLE_READ_ONLY, DB_REPEATABLE_READ };
+enum status db_begin(struct db_conn *conn, enum db_isolation isolation, int64_t deadline_ns,
+                     struct error *error) MUST_CHECK;
+enum status db_commit(struct db_conn *conn, int64_t deadline_ns, struct error *error) MUST_CHECK;
+void db_rollback(struct db_conn *conn); /* never fails: a connection that cannot roll back is closed on release */
+
+/* ---- pipelines: several statements in one round trip ----
+ * Everything between begin and end goes out together; the first failure makes the server skip the rest (their
+ * status is CANCELLED). Results are fetched in order by db_pipeline_end(). BEGIN and COMMIT may be among them. */
+enum status db_pipeline_begin(struct db_conn *conn, struct error *error) MUST_CHECK;
+enum status db_pipeline_add(struct db_conn *conn, const struct db_statement *statement, const struct db_param *params,
+                            struct error *error) MUST_CHECK;
+enum status db_pipeline_end(struct db_conn *conn, int64_t deadline_ns, struct db_result **results, size_t count,
+                            size_t *failed_at, struct error *error) MUST_CHECK;
+
+/* ---- notices ----
+ * Listener: one connection on a loop that LISTENs; survives a dead server (backoff), and tells when it is listening
+ * anew, since notices sent meanwhile are lost. Its callbacks run on that loop. */
+struct db_listener;
+struct db_listener_config {
+    struct loop *loop;
+    const struct db_target *target;
+    const char *const *channels; /* NULL-terminated, plain identifiers */
+    void (*on_notice)(void *context, struct str channel, struct str payload);
+    void (*on_listening)(void *context); /* (re)connected: look for what was missed */
+    void *context;
+};
+struct db_listener *db_listener_create(const struct db_listener_config *config);
+void db_listener_destroy(struct db_listener *listener); /* on its loop, or after the loop ended */
+
+/* Notifier: one connection per process and database that sends coalesced NOTIFYs after commits, at most one round
+ * every `window_us`. NOTIFY inside a writing transaction would serialise all commits. db_notify() is for any thread,
+ * takes no round trip, and the same (channel, payload) waiting already is sent once. Bounded: past 10,000 waiting
+ * ones the payload is dropped to "" (receivers then look everywhere); polling covers what is lost. */
+struct db_notifier;
+struct db_notifier *db_notifier_create(struct loop *loop, const struct db_target *target, int64_t window_us);
+void db_notifier_destroy(struct db_notifier *notifier);
+void db_notify(struct db_notifier *notifier, struct str channel, struct str payload);
+
+/* ---- migrations (C10) ----
+ * Numbered per module; each in its own transaction together with its row in platform.schema_migration; all under one
+ * advisory lock, so that any number of processes may start at once. A migration whose text changed after it was
+ * applied is CONFIG. */
+struct db_migration {
+    unsigned number; /* 0 ends the table */
+    const char *name, *sql;
+};
+enum status db_migrate(struct db_pool *pool, const char *module, const struct db_migration *migrations,
+                       int64_t deadline_ns, unsigned *applied, struct error *error) MUST_CHECK;
+/* Are all of them applied? *missing is the first that is not, 0 = none. */
+enum status db_migrate_check(struct db_pool *pool, const char *module, const struct db_migration *migrations,
+                             int64_t deadline_ns, unsigned *missing, struct error *error) MUST_CHECK;
+
+#endif

@@ -1,0 +1,202 @@
+/* HTTP/1.1 server: the contract for whoever writes routes.
+ *
+ * A connection lives on one loop. Bytes are parsed strictly (RFC 9112), the request finds its route row, the gate
+ * (authentication; the kernel's) is asked before any body is read, then the handler answers: at once (hot), from a
+ * worker thread (worker), later (parked), or piece by piece (stream). Pipelined answers leave in order, gathered into
+ * as few writes as possible. At most one request of a connection is off the loop; parsing stops behind it.
+ *
+ * A `struct http_request` and every slice in it is borrowed until the answer is given. All calls are made on the
+ * request's loop, except that a worker handler runs on a worker thread while its connection stands still. */
+#ifndef FRESHET_HTTP_HTTP_H
+#define FRESHET_HTTP_HTTP_H
+
+#include <netinet/in.h>
+
+#include "base/arena.h"
+#include "base/buf.h"
+#include "base/metrics.h"
+#include "base/status.h"
+#include "base/str.h"
+#include "base/trace.h"
+#include "loop/group.h"
+#include "loop/loop.h"
+#include "loop/worker.h"
+
+enum http_method { HTTP_GET, HTTP_HEAD, HTTP_POST, HTTP_PUT, HTTP_PATCH, HTTP_DELETE, HTTP_OPTIONS, HTTP_METHODS };
+
+/* ---- route rows ---- */
+enum http_kind {
+    HTTP_HOT,    /* handler runs on the loop and must not block */
+    HTTP_WORKER, /* handler runs on a worker thread and may block */
+    HTTP_STREAM, /* handler runs on the loop and answers by http_send_stream() without end */
+};
+enum http_access { HTTP_TOKEN, HTTP_PUBLIC };
+enum http_idempotency { HTTP_KEY_NONE, HTTP_KEY_REJECT, HTTP_KEY_SERIALIZE };
+enum http_errors {
+    HTTP_ERRORS_CODE,   /* {"code","message", …} */
+    HTTP_ERRORS_DETAIL, /* {"detail","error_code", …} as seed 002 */
+};
+
+struct http_request;
+typedef void http_handler_fn(struct http_request *request);
+
+struct http_route {
+    enum http_method method;  /* a GET row answers HEAD too; OPTIONS is answered by the server */
+    const char *path;         /* "/v1/tenants/{tenantId}/dictionaries/{dictCode}/items/{key}" */
+    http_handler_fn *handler; /* NULL ends a table */
+    enum http_kind kind;
+    enum http_access access;
+    const char *tenant_param; /* the path parameter that must equal the token's tenant; NULL = none */
+    const char *scope;        /* needed scope; NULL = none */
+    enum http_idempotency idempotency;
+    enum http_errors errors;
+    size_t body_bytes_max; /* 0 = the server's default; rows of GET take no body into account */
+    int deadline_ms;       /* for worker and parked work; 0 = the server's default */
+};
+
+#define HTTP_PARAMS_MAX 8
+
+struct http_header {
+    struct str name, value; /* value trimmed */
+};
+
+struct http_request {
+    enum http_method method; /* HEAD stays HEAD; the server drops the body of its answer */
+    unsigned minor_version;  /* HTTP/1.x */
+    struct str target;       /* as sent */
+    struct str path, query;  /* raw, split at '?' */
+    struct str params[HTTP_PARAMS_MAX]; /* raw path segments in the order of the row's {names} */
+    const struct http_header *headers;
+    size_t header_count;
+    struct str authorization; /* the headers every request is asked for, found while parsing */
+    struct str body;          /* whole, dechunked */
+    const struct http_route *route;
+    void *context;       /* what the route table was added with: the module's own state */
+    struct arena *arena; /* freed with the request */
+    struct loop *loop;
+    const struct sockaddr_storage *peer;
+    struct trace trace;        /* from traceparent, or zeros: trace_id all zero means none came */
+    const void *identity;      /* the gate's; lives as long as the request */
+    void *connection_memo;     /* the gate's per-connection slot, see http_server_config.on_connection_end */
+    struct http_connection *connection;
+};
+
+/* The header `name` (case-insensitive), or STR_NONE. Repeated: the first. */
+struct str http_request_header(const struct http_request *request, struct str name);
+size_t http_request_header_count(const struct http_request *request, struct str name);
+/* The path parameter `name` percent-decoded (a copy in the arena only when something was encoded).
+ * BAD_REQUEST naming the field on a bad escape, invalid UTF-8 or %00. */
+enum status http_request_param(const struct http_request *request, const char *name, struct str *value,
+                               struct error *error) MUST_CHECK;
+/* The query parameter `name`, decoded ('+' is a space); *found says whether it was there. The same name twice is
+ * BAD_REQUEST. `raw` variants keep the escapes, for lists whose commas may be encoded. */
+enum status http_request_query(const struct http_request *request, struct str name, bool *found, struct str *value,
+                               struct error *error) MUST_CHECK;
+enum status http_request_query_raw(const struct http_request *request, struct str name, bool *found,
+                                   struct str *value, struct error *error) MUST_CHECK;
+/* Decodes %xx (and '+' when plus_is_space) of `raw` into the arena; same failures as http_request_param(). */
+enum status http_percent_decode(struct str raw, bool plus_is_space, struct arena *arena, const char *field,
+                                struct str *out, struct error *error) MUST_CHECK;
+/* Every query parameter must be among `names` (NULL-terminated), else BAD_REQUEST naming the stranger. */
+enum status http_request_query_only(const struct http_request *request, const char *const *names,
+                                    struct error *error) MUST_CHECK;
+/* Is `type` ("application/x-ndjson") acceptable by the Accept header with a q > 0, named explicitly (not by a star)? */
+bool http_request_accepts(const struct http_request *request, struct str type);
+/* If-None-Match against a strong tag given with its quotes; weak comparison, lists and '*' understood. */
+bool http_request_none_match(const struct http_request *request, struct str etag);
+
+/* ---- answers: exactly one per request ---- */
+struct http_response {
+    int status;              /* 200 … */
+    struct str content_type; /* empty = application/json */
+    struct str headers;      /* whole lines, each ended by CRLF, already safe */
+    struct str body;
+    bool close; /* close the connection after this answer */
+};
+/* Copies everything; the caller's memory is free again on return. */
+void http_send(struct http_request *request, const struct http_response *response);
+/* The same for a body that stands in several pieces, copied once, straight into the socket's buffer. */
+void http_send_parts(struct http_request *request, const struct http_response *response, const struct str *parts,
+                     size_t part_count);
+/* By the route's error style: code and message from `error` for 4xx (its field included), the status's own safe
+ * sentence for 5xx; 401 carries WWW-Authenticate, 503 Retry-After. `headers` may be empty. */
+void http_send_error(struct http_request *request, const struct error *error);
+void http_send_error_with(struct http_request *request, const struct error *error, struct str headers,
+                          struct str extra_members /* ",\"name\":value" or empty */);
+
+/* Streams: the server asks for more whenever the socket's buffer has room. */
+enum http_source_state { HTTP_SOURCE_MORE, HTTP_SOURCE_END, HTTP_SOURCE_WAIT /* until http_stream_wake() */, HTTP_SOURCE_FAIL /* cut the connection */ };
+struct http_source {
+    /* Appends about `room` bytes to `out`. */
+    enum http_source_state (*produce)(void *context, struct buf *out, size_t room);
+    void (*release)(void *context); /* called once, whatever happened */
+    void *context;
+    int64_t content_length; /* -1 = unknown: chunked, or close-delimited for HTTP/1.0 */
+};
+void http_send_stream(struct http_request *request, const struct http_response *response,
+                      const struct http_source *source);
+
+/* ---- parking: the handler returns without an answer; later, on the loop, it is found again ---- */
+typedef void http_timeout_fn(struct http_request *request, void *context);
+/* False when too much is parked: the request has then been answered 503. `on_timeout` must answer. A request whose
+ * client went away is dropped silently: finding it gives NULL, and `on_drop` (may be NULL) is told. */
+bool http_request_park(struct http_request *request, int64_t deadline_ns, http_timeout_fn *on_timeout, void *context,
+                       struct loop_park_ref *ref);
+/* On the ref's loop: the request, now unparked and to be answered (or parked again), or NULL. */
+struct http_request *http_request_unpark(struct loop_park_ref ref);
+/* Wakes a stream that answered HTTP_SOURCE_WAIT; ref from http_stream_ref() inside the handler, after http_send_stream(). */
+struct loop_park_ref http_stream_ref(const struct http_request *request);
+void http_stream_wake(struct loop_park_ref ref);
+
+/* ---- router ---- */
+struct http_router;
+struct http_router *http_router_create(void);
+void http_router_destroy(struct http_router *router);
+/* Adds a table (ended by a row without handler). Two rows that take the same requests, a bad path or a tenant_param
+ * that is not in the path are CONFIG errors. */
+enum status http_router_add(struct http_router *router, const struct http_route *routes, void *context,
+                            struct error *error) MUST_CHECK;
+/* Calls fn for every row: for the OpenAPI test and `freshet routes`. */
+void http_router_each(const struct http_router *router, void (*fn)(const struct http_route *route, void *arg), void *arg);
+
+/* ---- server ---- */
+enum http_gate { HTTP_GATE_PASS, HTTP_GATE_ANSWERED, HTTP_GATE_PARKED /* http_gate_resume() follows */ };
+typedef enum http_gate http_gate_fn(struct http_request *request, void *context);
+
+struct http_limits { /* C6; every one configurable */
+    size_t body_bytes_max, target_bytes_max, header_bytes_max;
+    unsigned header_count_max, connections_max;
+    int64_t header_timeout_ms; /* first byte to end of headers, total */
+    int64_t body_timeout_ms;   /* without progress; plus a total by a minimum rate */
+    int64_t idle_timeout_ms;   /* keep-alive between requests */
+    int64_t write_timeout_ms;  /* a reader that takes nothing for this long is cut off */
+    int64_t deadline_ms;       /* default of routes' deadline_ms */
+};
+extern const struct http_limits http_limits_default;
+
+struct http_server_config {
+    struct loop_group *group;
+    struct worker_pool *workers; /* for HTTP_WORKER rows; may be NULL when there are none */
+    const struct http_router *router;
+    struct http_limits limits;
+    http_gate_fn *gate; /* NULL = everything passes */
+    void *gate_context;
+    void (*on_connection_end)(void *connection_memo, void *gate_context); /* frees a non-NULL memo; may be NULL */
+};
+struct http_server;
+enum status http_server_create(const struct http_server_config *config, struct http_server **server,
+                               struct error *error) MUST_CHECK;
+/* "127.0.0.1:8080", "[::1]:8080", port 0 = any free one. One SO_REUSEPORT listener per loop. May be called for
+ * several addresses. */
+enum status http_server_listen(struct http_server *server, struct str address, struct error *error) MUST_CHECK;
+unsigned http_server_port(const struct http_server *server); /* of the first address */
+/* Graceful stop: no new connections, idle ones closed, requests in flight answered with `Connection: close`;
+ * on_drained(arg) runs on a loop when none is left or the deadline passed (then the rest is cut). */
+void http_server_drain(struct http_server *server, int64_t deadline_ns, void (*on_drained)(void *arg), void *arg);
+void http_server_destroy(struct http_server *server); /* after the loops ended */
+/* After HTTP_GATE_PARKED: unpark, set identity, then pass (true) — or answer it and call nothing. */
+void http_gate_resume(struct http_request *request);
+/* Adopts a connected stream socket on this loop: tests and the fuzzer talk through a socketpair. */
+void http_server_adopt(struct http_server *server, struct loop *loop, int fd);
+
+#endif
