@@ -30,6 +30,7 @@ build_configure() { # FLAVOUR [EXTRA…]
     for extra in "$@" $known; do
         case " $options " in *" $extra "*) ;; *) options+=" $extra" ;; esac
     done
+    # shellcheck disable=SC2086 # options are words
     options=$(printf '%s\n' $options | sort | paste -sd ' ')
     if [ -e "$dir/build.ninja" ] && [ "$known" = "$options" ]; then
         return

@@ -92,7 +92,7 @@ test_fuzz() {
     build_flavour fuzz
     dir=$(build_dir fuzz)/tests/fuzz
     for program in "$dir"/fuzz_*; do
-        [ -f "$program" ] && [ -x "$program" ] || continue
+        if [ ! -f "$program" ] || [ ! -x "$program" ]; then continue; fi
         say "fuzzing $(basename "$program") for ${FRESHET_FUZZ_SECONDS:-20} s"
         fuzz_target "$program" &
         pids+=($!)

@@ -1,4 +1,4 @@
-# shellcheck shell=bash
+# shellcheck shell=bash disable=SC2034 # the paths are used by the other parts
 # Paths, messages and the few process helpers that every part of ./dev uses. Sourced, never run.
 # Progress goes to stderr, so that what a command prints on stdout is its answer and nothing else.
 
@@ -32,6 +32,7 @@ process_identity() {
     stat=$(cat "/proc/$1/stat" 2>/dev/null) || return 1
     # The command's name, field 2, may hold spaces: count from its closing bracket.
     stat=${stat##*) }
+    # shellcheck disable=SC2086 # fields are words
     set -- "$1" $stat
     [ "$2" != Z ] || return 1
     printf '%s %s\n' "$1" "${21}"

@@ -12,11 +12,22 @@ lint_one() { # NAME COMMAND…
     fi
 }
 
-lint_format() {
-    local files=()
+# In a subshell: it changes the folder.
+lint_format() ( # [--fix]
+    files=()
     mapfile -t files < <(cd "$ROOT" && find src tests bench -name '*.[ch]' 2>/dev/null | sort)
-    [ ${#files[@]} -eq 0 ] || (cd "$ROOT" && clang-format --dry-run -Werror "${files[@]}")
-}
+    [ ${#files[@]} -gt 0 ] || return 0
+    cd "$ROOT" || return 1
+    if [ "${1:-}" = --fix ]; then
+        clang-format -i "${files[@]}"
+        return
+    fi
+    if ! clang-format --dry-run -Werror "${files[@]}" 2>"$VAR/format.log"; then
+        grep -oE '^[^:]+:[0-9]+' "$VAR/format.log" | cut -d: -f1 | sort -u >&2
+        say "./dev lint --fix formats these"
+        return 1
+    fi
+)
 
 lint_shell() {
     (cd "$ROOT" && shellcheck dev .ci/run tools/dev/*.sh && find bench deploy -type f 2>/dev/null |
@@ -34,12 +45,16 @@ lint_config_page() {
 }
 
 lint_command() {
-    [ $# -eq 0 ] || misuse "lint takes no arguments"
+    case $* in
+    '' | --fix) ;;
+    *) misuse "lint takes --fix or nothing" ;;
+    esac
     packages_ensure run lint
+    mkdir -p "$VAR"
     LINT_FAILED=0
     lint_one "includes follow tools/layers.txt" python3 -B "$ROOT/tools/check_includes.py"
     lint_one "files are short and finished" python3 -B "$ROOT/tools/check_files.py"
-    lint_one "clang-format" lint_format
+    lint_one "clang-format" lint_format "$@"
     lint_one "shellcheck" lint_shell
     lint_one "docs/CONFIG.md is what the program prints" lint_config_page
     [ "$LINT_FAILED" -eq 0 ] || die "lint found something"

@@ -1,4 +1,4 @@
-# shellcheck shell=bash
+# shellcheck shell=bash disable=SC2034 # the tables are named indirectly
 # Installs Debian packages, and only when a cheap probe says that something is missing.
 # A probe looks at a command, a pkg-config name, a file or a Python module, never at a package manager.
 # Nothing that gets installed is started as a service: freshet uses private instances only.

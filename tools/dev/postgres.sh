@@ -48,12 +48,12 @@ pg_create() {
     home=$(cat "$VAR/pg/home.new")
     password=$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')
     (umask 077 && printf '%s\n' "$password" >"$VAR/pg/password")
-    pg_exec bash -c 'umask 077; cat >"$1"' - "$home/password" <<<"$password"
+    pg_exec dd status=none of="$home/password" <<<"$password"
     pg_exec "$(postgres_bindir)/initdb" -D "$home/data" -U "$PG_USER" --pwfile="$home/password" \
         --auth=scram-sha-256 --encoding=UTF8 --locale=C.UTF-8 >"$VAR/pg/initdb.log" 2>&1 ||
         die "initdb failed, see $VAR/pg/initdb.log"
     rm -f "$home/password"
-    pg_exec bash -c 'cat >>"$1"' - "$home/data/postgresql.conf" <<'EOF'
+    pg_exec tee -a "$home/data/postgresql.conf" >/dev/null <<'EOF'
 
 # A private development server: reached over loopback only, small, but as durable as a real one.
 listen_addresses = '127.0.0.1'

@@ -121,8 +121,8 @@ EOF
     for path in items/DE all version; do
         local dict=COUNTRY
         [ "$path" = all ] && dict=CURRENCY
-        printf '  curl -H "Authorization: Bearer $(%s freshet token --tenant demo)" %s/v1/tenants/demo/dictionaries/%s/%s\n' \
-            "$dev" "$url" "$dict" "$path"
+        echo "  curl -H \"Authorization: Bearer \$($dev freshet token --tenant demo)\"" \
+            "$url/v1/tenants/demo/dictionaries/$dict/$path"
     done
     printf '\nCtrl-C stops it.\n'
 }
