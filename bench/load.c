@@ -1,0 +1,243 @@
+/*
+ * The load generator: asks one server over many connections for some seconds, and prints one line of JSON.
+ *
+ * Its figure is the server's processor time per answer, read from the kernel's clock of the server's
+ * process(es) at both ends of the measured window; rate and latency come along. It drives freshet, the floor
+ * and nginx by HTTP and Redis by RESP2, so that all are measured by the same hand.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <getopt.h>
+#include <netdb.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "load_worker.h"
+
+enum { THREADS_MAX = 64 };
+
+struct settings {
+    const char *connect;
+    const char *requests_file;
+    const char *protocol;
+    struct bench_pids server;
+    int connections;
+    int threads;
+    size_t depth;
+    double warmup_s;
+    double seconds;
+};
+
+/* Everything that grows during a run, read at one moment. */
+struct sample {
+    uint64_t time_ns;
+    uint64_t server_cpu_ns;
+    uint64_t own_cpu_ns;
+    uint64_t answers;
+    uint64_t errors;
+};
+
+static uint64_t clock_ns(clockid_t clock)
+{
+    struct timespec time;
+    clock_gettime(clock, &time);
+    return (uint64_t)time.tv_sec * 1000000000U + (uint64_t)time.tv_nsec;
+}
+
+static void pause_for(double seconds)
+{
+    struct timespec time = {.tv_sec = (time_t)seconds};
+    time.tv_nsec = (long)((seconds - (double)time.tv_sec) * 1e9);
+    while (clock_nanosleep(CLOCK_MONOTONIC, 0, &time, &time) == EINTR) {
+    }
+}
+
+static void usage(void)
+{
+    fputs("usage: load --connect HOST:PORT --requests FILE [--server-pid PID[,PID...]]\n"
+          "            [--protocol http|redis] [--connections 64] [--threads 1] [--pipeline 1]\n"
+          "            [--warmup 0.5] [--seconds 2]\n"
+          "FILE holds one raw request, or many as netstrings (LENGTH:BYTES, one after another).\n",
+          stderr);
+    exit(2);
+}
+
+static double number(const char *text, double min, double max)
+{
+    char *end = NULL;
+    double value = strtod(text, &end);
+    if (end == text || *end != '\0' || !(value >= min && value <= max)) {
+        fprintf(stderr, "load: %s: not a number from %g to %g\n", text, min, max);
+        exit(2);
+    }
+    return value;
+}
+
+static void setting_take(struct settings *settings, int option, const char *value)
+{
+    switch (option) {
+    case 'c': settings->connect = value; break;
+    case 'r': settings->requests_file = value; break;
+    case 'P': settings->protocol = value; break;
+    case 'n': settings->connections = (int)number(value, 1, 10000); break;
+    case 't': settings->threads = (int)number(value, 1, THREADS_MAX); break;
+    case 'd': settings->depth = (size_t)number(value, 1, 1024); break;
+    case 'w': settings->warmup_s = number(value, 0, 3600); break;
+    case 's': settings->seconds = number(value, 0.01, 3600); break;
+    case 'p':
+        if (bench_pids_parse(&settings->server, value) == 0) {
+            break;
+        }
+        usage();
+        break;
+    default: usage();
+    }
+}
+
+static struct settings settings_parse(int argc, char **argv)
+{
+    static const struct option options[] = {
+        {"connect", required_argument, NULL, 'c'},     {"requests", required_argument, NULL, 'r'},
+        {"server-pid", required_argument, NULL, 'p'},  {"protocol", required_argument, NULL, 'P'},
+        {"connections", required_argument, NULL, 'n'}, {"threads", required_argument, NULL, 't'},
+        {"pipeline", required_argument, NULL, 'd'},    {"warmup", required_argument, NULL, 'w'},
+        {"seconds", required_argument, NULL, 's'},     {NULL, 0, NULL, 0},
+    };
+    struct settings settings = {
+        .protocol = "http", .connections = 64, .threads = 1, .depth = 1, .warmup_s = 0.5, .seconds = 2};
+    int option;
+    while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
+        setting_take(&settings, option, optarg);
+    }
+    if (settings.connect == NULL || settings.requests_file == NULL || optind != argc
+        || settings.connections < settings.threads) {
+        usage();
+    }
+    return settings;
+}
+
+static void plan_address(struct bench_plan *plan, const char *address)
+{
+    char host[256];
+    const char *colon = strrchr(address, ':');
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
+    struct addrinfo *found = NULL;
+    if (colon == NULL || (size_t)(colon - address) >= sizeof host) {
+        usage();
+        return;
+    }
+    memcpy(host, address, (size_t)(colon - address));
+    host[colon - address] = '\0';
+    if (getaddrinfo(host, colon + 1, &hints, &found) != 0) {
+        fprintf(stderr, "load: %s: no such address\n", address);
+        exit(1);
+    }
+    memcpy(&plan->address, found->ai_addr, found->ai_addrlen);
+    plan->address_bytes = found->ai_addrlen;
+    freeaddrinfo(found);
+}
+
+static void workers_start(struct bench_worker *workers, const struct settings *settings,
+                          struct bench_plan *plan)
+{
+    for (int i = 0; i < settings->threads; i++) {
+        struct bench_worker *worker = &workers[i];
+        int share = settings->connections / settings->threads;
+        worker->plan = plan;
+        worker->connections = share + (i < settings->connections % settings->threads ? 1 : 0);
+        worker->first_request = plan->requests->count / (size_t)settings->threads * (size_t)i;
+        errno = bench_worker_start(worker);
+        if (errno != 0) {
+            perror("load: thread");
+            exit(1);
+        }
+    }
+}
+
+static bool sample_take(const struct settings *settings, struct bench_worker *workers, struct sample *sample)
+{
+    memset(sample, 0, sizeof *sample);
+    for (int i = 0; i < settings->threads; i++) {
+        sample->answers += atomic_load_explicit(&workers[i].answers, memory_order_relaxed);
+        sample->errors += atomic_load_explicit(&workers[i].errors, memory_order_relaxed);
+    }
+    sample->time_ns = clock_ns(CLOCK_MONOTONIC);
+    sample->own_cpu_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
+    return bench_pids_cpu(&settings->server, &sample->server_cpu_ns) == 0;
+}
+
+static void report(const struct settings *settings, struct bench_worker *workers, const struct sample *from,
+                   const struct sample *to)
+{
+    struct bench_histogram *latency = &workers[0].latency_ns;
+    int bad_status = 0;
+    for (int i = 0; i < settings->threads; i++) {
+        if (i > 0) {
+            bench_histogram_merge(latency, &workers[i].latency_ns);
+        }
+        int status = atomic_load(&workers[i].first_bad_status);
+        bad_status = bad_status == 0 ? status : bad_status;
+    }
+    double answers = (double)(to->answers - from->answers);
+    double per_answer = answers > 0 ? answers : 1;
+    double elapsed_ns = (double)(to->time_ns - from->time_ns);
+    double server_ns = (double)(to->server_cpu_ns - from->server_cpu_ns);
+    double own_ns = (double)(to->own_cpu_ns - from->own_cpu_ns);
+    printf("{\"requests\":%.0f,\"errors\":%llu,\"first_bad_status\":%d,", answers,
+           (unsigned long long)(to->errors), bad_status);
+    printf("\"server_cpu_us_per_request\":%.4f,\"server_busy\":%.3f,", server_ns / 1e3 / per_answer,
+           server_ns / elapsed_ns);
+    printf("\"client_cpu_us_per_request\":%.4f,\"rps\":%.0f,", own_ns / 1e3 / per_answer,
+           answers / (elapsed_ns / 1e9));
+    printf("\"p50_us\":%.1f,\"p99_us\":%.1f,\"p999_us\":%.1f,\"seconds\":%.3f}\n",
+           (double)bench_histogram_quantile(latency, 0.5) / 1e3,
+           (double)bench_histogram_quantile(latency, 0.99) / 1e3,
+           (double)bench_histogram_quantile(latency, 0.999) / 1e3, elapsed_ns / 1e9);
+}
+
+/* Warms up, measures, stops. False when a worker or the server was lost on the way. */
+static bool measure(const struct settings *settings, struct bench_worker *workers, struct bench_plan *plan)
+{
+    struct sample from;
+    struct sample to;
+    workers_start(workers, settings, plan);
+    pause_for(settings->warmup_s);
+    bool well = sample_take(settings, workers, &from);
+    atomic_store_explicit(&plan->phase, BENCH_MEASURING, memory_order_release);
+    pause_for(settings->seconds);
+    well = sample_take(settings, workers, &to) && well;
+    atomic_store_explicit(&plan->phase, BENCH_STOPPING, memory_order_release);
+    for (int i = 0; i < settings->threads; i++) {
+        pthread_join(workers[i].thread, NULL);
+        well = well && !atomic_load(&workers[i].failed);
+    }
+    if (well) {
+        report(settings, workers, &from, &to);
+    }
+    return well;
+}
+
+int main(int argc, char **argv)
+{
+    struct settings settings = settings_parse(argc, argv);
+    struct bench_requests requests;
+    struct bench_plan plan = {.requests = &requests, .depth = settings.depth};
+    if (strcmp(settings.protocol, "http") == 0) {
+        plan.head = bench_wire_http_head;
+    } else if (strcmp(settings.protocol, "redis") == 0) {
+        plan.head = bench_wire_resp_head;
+    } else {
+        usage();
+    }
+    plan_address(&plan, settings.connect);
+    if (bench_requests_read(&requests, settings.requests_file, settings.depth) != 0) {
+        return 1;
+    }
+    struct bench_worker *workers = calloc((size_t)settings.threads, sizeof *workers);
+    bool well = workers != NULL && measure(&settings, workers, &plan);
+    free(workers);
+    bench_requests_deinit(&requests);
+    return well ? 0 : 1;
+}

@@ -1,0 +1,257 @@
+/*
+ * The load generator's loop. It does as little as it can per answer, since it shares the machine with what it
+ * measures: one clock reading per ready socket, bodies skipped unseen, batches written straight from the
+ * shared run of requests. It does not compare bodies; the status of every answer is checked.
+ */
+#define _GNU_SOURCE
+#include "load_worker.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { EVENTS_MAX = 256, READ_BYTES = 256 * 1024, IDLE_MS = 20 };
+
+struct conn {
+    int fd;
+    size_t next;      /* the request that the next batch begins with */
+    size_t waiting;   /* answers still to come for the batch that was sent */
+    size_t body_left; /* bytes of the present answer's body not read yet */
+    size_t out_at;    /* the part of the batch that the socket did not take */
+    size_t out_end;
+    bool blocked; /* the socket was full: EPOLLOUT is asked for */
+    int status; /* of the answer whose body is being skipped */
+    uint64_t sent_ns;
+    size_t rest_bytes; /* an answer's head that has not come whole */
+    char rest[BENCH_HEAD_BYTES_MAX];
+};
+
+struct state {
+    struct bench_worker *worker;
+    struct bench_plan *plan;
+    struct bench_wire_hint hint;
+    int epoll;
+    struct conn *conns;
+    char *in;
+};
+
+static uint64_t now_ns(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (uint64_t)time.tv_sec * 1000000000U + (uint64_t)time.tv_nsec;
+}
+
+/* One writer, so no read-modify-write is needed. */
+static void count(_Atomic uint64_t *counter, uint64_t more)
+{
+    uint64_t value = atomic_load_explicit(counter, memory_order_relaxed);
+    atomic_store_explicit(counter, value + more, memory_order_relaxed);
+}
+
+static void error_note(struct state *state, int status)
+{
+    count(&state->worker->errors, 1);
+    if (atomic_load_explicit(&state->worker->first_bad_status, memory_order_relaxed) == 0) {
+        atomic_store_explicit(&state->worker->first_bad_status, status, memory_order_relaxed);
+    }
+}
+
+static bool conn_watch(struct state *state, struct conn *conn, int op, uint32_t events)
+{
+    struct epoll_event event = {.events = events, .data.ptr = conn};
+    return epoll_ctl(state->epoll, op, conn->fd, &event) == 0;
+}
+
+static bool conn_flush(struct state *state, struct conn *conn)
+{
+    while (conn->out_at != conn->out_end) {
+        const char *from = state->plan->requests->bytes + conn->out_at;
+        ssize_t sent = send(conn->fd, from, conn->out_end - conn->out_at, MSG_NOSIGNAL);
+        if (sent < 0) {
+            conn->blocked = true;
+            return errno == EAGAIN && conn_watch(state, conn, EPOLL_CTL_MOD, EPOLLIN | EPOLLOUT);
+        }
+        conn->out_at += (size_t)sent;
+    }
+    if (!conn->blocked) {
+        return true;
+    }
+    conn->blocked = false;
+    return conn_watch(state, conn, EPOLL_CTL_MOD, EPOLLIN);
+}
+
+static bool conn_send_batch(struct state *state, struct conn *conn, uint64_t now)
+{
+    const struct bench_requests *requests = state->plan->requests;
+    conn->out_at = requests->starts[conn->next];
+    conn->out_end = requests->starts[conn->next + state->plan->depth];
+    conn->next = (conn->next + state->plan->depth) % requests->count;
+    conn->waiting = state->plan->depth;
+    conn->sent_ns = now;
+    return conn_flush(state, conn);
+}
+
+static bool conn_open(struct state *state, struct conn *conn)
+{
+    const struct sockaddr *address = (const struct sockaddr *)&state->plan->address;
+    conn->waiting = conn->body_left = conn->rest_bytes = 0;
+    conn->blocked = false;
+    conn->fd = socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (conn->fd < 0) {
+        return false;
+    }
+    int on = 1;
+    if (connect(conn->fd, address, state->plan->address_bytes) != 0
+        || setsockopt(conn->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) != 0
+        || fcntl(conn->fd, F_SETFL, O_NONBLOCK) != 0 || !conn_watch(state, conn, EPOLL_CTL_ADD, EPOLLIN)) {
+        return false;
+    }
+    return conn_send_batch(state, conn, now_ns());
+}
+
+/* A server that closes or talks nonsense is an error in the figures, and the connection starts anew. */
+static bool conn_reopen(struct state *state, struct conn *conn)
+{
+    error_note(state, -1);
+    close(conn->fd);
+    return conn_open(state, conn);
+}
+
+static void answer_done(struct state *state, struct conn *conn, uint64_t *done)
+{
+    conn->waiting--;
+    (*done)++;
+    if (conn->status != 200) {
+        error_note(state, conn->status);
+    }
+}
+
+/*
+ * Walks through `length` bytes of answers; what is left of a broken-off head goes to `rest`. False when the
+ * bytes are not answers, or more of them than asked for.
+ */
+static bool answers_walk(struct state *state, struct conn *conn, const char *bytes, size_t length,
+                         uint64_t *done)
+{
+    size_t at = 0;
+    while (at < length) {
+        if (conn->body_left == 0) {
+            struct bench_answer answer;
+            if (conn->waiting == 0) {
+                return false;
+            }
+            ssize_t head = state->plan->head(&state->hint, bytes + at, length - at, &answer);
+            if (head < 0 || (head == 0 && length - at > sizeof conn->rest)) {
+                return false;
+            }
+            if (head == 0) {
+                break;
+            }
+            at += (size_t)head;
+            conn->status = answer.status;
+            conn->body_left = answer.body_bytes;
+        }
+        size_t skip = conn->body_left < length - at ? conn->body_left : length - at;
+        at += skip;
+        conn->body_left -= skip;
+        if (conn->body_left == 0) {
+            answer_done(state, conn, done);
+        }
+    }
+    conn->rest_bytes = length - at;
+    memcpy(conn->rest, bytes + at, conn->rest_bytes);
+    return true;
+}
+
+static bool conn_read(struct state *state, struct conn *conn)
+{
+    size_t kept = conn->rest_bytes;
+    memcpy(state->in, conn->rest, kept);
+    ssize_t got = recv(conn->fd, state->in + kept, READ_BYTES - kept, 0);
+    if (got <= 0) {
+        return got < 0 && errno == EAGAIN;
+    }
+    uint64_t now = now_ns();
+    uint64_t done = 0;
+    if (!answers_walk(state, conn, state->in, kept + (size_t)got, &done)) {
+        return false;
+    }
+    count(&state->worker->answers, done);
+    if (atomic_load_explicit(&state->plan->phase, memory_order_relaxed) == BENCH_MEASURING) {
+        bench_histogram_add(&state->worker->latency_ns, now - conn->sent_ns, done);
+    }
+    return conn->waiting > 0 || conn_send_batch(state, conn, now);
+}
+
+static bool conn_handle(struct state *state, struct conn *conn, uint32_t events)
+{
+    bool well = true;
+    if ((events & EPOLLOUT) != 0) {
+        well = conn_flush(state, conn);
+    }
+    if (well && (events & ~(uint32_t)EPOLLOUT) != 0) {
+        well = conn_read(state, conn);
+    }
+    return well || conn_reopen(state, conn);
+}
+
+static bool conns_open(struct state *state)
+{
+    size_t spacing = state->plan->requests->count / (size_t)state->worker->connections;
+    for (int i = 0; i < state->worker->connections; i++) {
+        struct conn *conn = &state->conns[i];
+        conn->next = (state->worker->first_request + (size_t)i * spacing) % state->plan->requests->count;
+        if (!conn_open(state, conn)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool run(struct state *state)
+{
+    struct epoll_event events[EVENTS_MAX];
+    while (atomic_load_explicit(&state->plan->phase, memory_order_acquire) != BENCH_STOPPING) {
+        int ready = epoll_wait(state->epoll, events, EVENTS_MAX, IDLE_MS);
+        for (int i = 0; i < ready; i++) {
+            if (!conn_handle(state, events[i].data.ptr, events[i].events)) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+static void *worker_main(void *arg)
+{
+    struct bench_worker *worker = arg;
+    struct state state = {.worker = worker, .plan = worker->plan, .epoll = epoll_create1(EPOLL_CLOEXEC)};
+    state.conns = calloc((size_t)worker->connections, sizeof *state.conns);
+    state.in = malloc(READ_BYTES);
+    if (state.epoll < 0 || state.conns == NULL || state.in == NULL || !conns_open(&state) || !run(&state)) {
+        fprintf(stderr, "load: connection lost for good: %s\n", strerror(errno));
+        atomic_store(&worker->failed, true);
+    }
+    for (int i = 0; state.conns != NULL && i < worker->connections; i++) {
+        if (state.conns[i].fd > 0) {
+            close(state.conns[i].fd);
+        }
+    }
+    close(state.epoll);
+    free(state.conns);
+    free(state.in);
+    return NULL;
+}
+
+int bench_worker_start(struct bench_worker *worker)
+{
+    return pthread_create(&worker->thread, NULL, worker_main, worker);
+}

@@ -1,0 +1,48 @@
+/*
+ * One thread of the load generator: its connections, its epoll, its counts.
+ *
+ * A connection sends `depth` requests in one write, reads until all are answered, and sends the next ones; so
+ * depth 1 is one at a time, and the load is closed (a slow server is asked less). The main thread reads the
+ * counts while the worker runs: they are atomics with one writer. Everything else is the worker's own.
+ */
+#ifndef BENCH_LOAD_WORKER_H
+#define BENCH_LOAD_WORKER_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/socket.h>
+
+#include "load_requests.h"
+#include "load_stats.h"
+#include "load_wire.h"
+
+enum bench_phase { BENCH_WARMING, BENCH_MEASURING, BENCH_STOPPING };
+
+/* What all workers share; only `phase` changes while they run. */
+struct bench_plan {
+    const struct bench_requests *requests;
+    bench_wire_head_fn *head;
+    struct sockaddr_storage address;
+    socklen_t address_bytes;
+    size_t depth;
+    _Atomic int phase;
+};
+
+struct bench_worker {
+    pthread_t thread;
+    struct bench_plan *plan;
+    int connections;
+    size_t first_request;
+    _Atomic uint64_t answers;
+    _Atomic uint64_t errors;
+    _Atomic int first_bad_status; /* 0 none, -1 a broken connection, else what was answered */
+    _Atomic bool failed;          /* it could not go on, and said why on stderr */
+    struct bench_histogram latency_ns;
+};
+
+/* 0, or an errno. The worker then belongs to its thread until joined. */
+int bench_worker_start(struct bench_worker *worker);
+
+#endif
