@@ -1,6 +1,7 @@
 /* The growable byte buffer. Doubles when it grows; what was consumed is reclaimed before it does. */
 #include "base/buf.h"
 
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -92,6 +93,28 @@ void buf_put_u64(struct buf *buf, uint64_t value)
         value /= 10;
     } while (value);
     buf_put(buf, digits + at, sizeof(digits) - at);
+}
+
+void buf_put_double(struct buf *buf, double value)
+{
+    char text[32];
+    int len = 0;
+
+    if (isnan(value)) {
+        buf_put(buf, "NaN", 3);
+        return;
+    }
+    if (isinf(value)) {
+        buf_put(buf, value > 0 ? "+Inf" : "-Inf", 4);
+        return;
+    }
+    /* 15 digits always survive from text to double, 17 always survive from double to text. */
+    for (int digits = 15; digits <= 17; digits++) {
+        len = snprintf(text, sizeof(text), "%.*g", digits, value);
+        if (strtod(text, NULL) == value)
+            break;
+    }
+    buf_put(buf, text, (size_t)len);
 }
 
 void buf_printf(struct buf *buf, const char *format, ...)

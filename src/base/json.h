@@ -55,6 +55,7 @@ bool json_to_double(const struct json_value *value, double *out);
 /* Writer: appends to a buffer. Commas are the caller's concern except through the json_put_* member helpers, which
  * put one where the last byte is neither '{', '[' nor ':'. */
 void json_put_string(struct buf *out, struct str text); /* quoted and escaped; invalid UTF-8 becomes U+FFFD */
+void json_put_i64(struct buf *out, int64_t number);
 void json_put_key(struct buf *out, struct str name);    /* [,]"name": */
 void json_put_member_str(struct buf *out, const char *name, struct str text);
 void json_put_member_i64(struct buf *out, const char *name, int64_t number);

@@ -14,7 +14,8 @@ struct row {
 };
 
 static const struct row rows[STATUS_COUNT] = {
-#define STATUS_ROW(n, c, text, h, r) [STATUS_##n] = {.name = #n, .code = c, .message = text, .http = h, .retryable = r},
+#define STATUS_ROW(n, c, text, h, r) \
+    [STATUS_##n] = {.name = #n, .code = c, .message = text, .http = h, .retryable = r},
     STATUS_TABLE(STATUS_ROW)
 #undef STATUS_ROW
 };
@@ -74,7 +75,8 @@ enum status error_set(struct error *error, enum status status, const char *forma
     return status;
 }
 
-enum status error_set_field(struct error *error, enum status status, const char *field, const char *format, ...)
+enum status error_set_field(struct error *error, enum status status, const char *field, const char *format,
+                            ...)
 {
     if (error) {
         va_list args;

@@ -85,7 +85,8 @@ bool str_to_u64(struct str s, uint64_t *value)
         return false;
     for (size_t i = 0; i < s.len; i++) {
         unsigned digit = (unsigned)(unsigned char)s.ptr[i] - '0';
-        if (digit > 9 || __builtin_mul_overflow(sum, UINT64_C(10), &sum) || __builtin_add_overflow(sum, digit, &sum))
+        if (digit > 9 || __builtin_mul_overflow(sum, UINT64_C(10), &sum) ||
+            __builtin_add_overflow(sum, digit, &sum))
             return false;
     }
     *value = sum;
@@ -173,7 +174,8 @@ bool str_is_name(struct str s)
         return false;
     for (size_t i = 0; i < s.len; i++) {
         char c = s.ptr[i], letter = lower(c);
-        bool ok = (letter >= 'a' && letter <= 'z') || (c >= '0' && c <= '9') || c == '.' || c == '_' || c == '-';
+        bool ok =
+            (letter >= 'a' && letter <= 'z') || (c >= '0' && c <= '9') || c == '.' || c == '_' || c == '-';
         if (!ok)
             return false;
     }

@@ -1,0 +1,137 @@
+/* Log lines: built in a fixed buffer of the thread, written at once.
+ *
+ * A line never allocates, so that running out of memory can be logged; what does not fit is cut or left out. A write
+ * that fails is forgotten: a program that cannot log must go on serving. */
+#include "base/log.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdatomic.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/json.h"
+
+#define LINE_BYTES 32768
+#define VALUE_BYTES_MAX 8192
+#define TAIL_BYTES 2    /* "}\n" */
+#define NUMBER_BYTES 32 /* longest number or boolean */
+
+static const char *const level_names[] = {
+    [LOG_LEVEL_DEBUG] = "debug",
+    [LOG_LEVEL_INFO] = "info",
+    [LOG_LEVEL_WARN] = "warn",
+    [LOG_LEVEL_ERROR] = "error",
+};
+
+static atomic_int level_min = LOG_LEVEL_INFO;
+static atomic_int log_fd = STDERR_FILENO;
+static _Thread_local char line_bytes[LINE_BYTES];
+
+void log_set_level(enum log_level level)
+{
+    atomic_store_explicit(&level_min, (int)level, memory_order_relaxed);
+}
+
+void log_set_fd(int fd)
+{
+    atomic_store_explicit(&log_fd, fd, memory_order_relaxed);
+}
+
+bool log_enabled(enum log_level level)
+{
+    return (int)level >= atomic_load_explicit(&level_min, memory_order_relaxed);
+}
+
+bool log_level_parse(struct str name, enum log_level *level)
+{
+    for (unsigned i = 0; i < sizeof(level_names) / sizeof(level_names[0]); i++) {
+        if (str_eq(name, str_from(level_names[i]))) {
+            *level = (enum log_level)i;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The longest start of `text` that is at most VALUE_BYTES_MAX long and fits into `room` once quoted. */
+static struct str cut(struct str text, size_t room)
+{
+    text = str_utf8_cut(text, VALUE_BYTES_MAX);
+    while (text.len > 0 && json_string_size(text) > room)
+        text = str_utf8_cut(text, text.len / 2);
+    return text;
+}
+
+/* `line` stands on fixed memory and must not grow: every put is checked against the room that is left first. */
+static size_t room_for_value(const struct buf *line, const char *name)
+{
+    size_t used = buf_len(line) + 1 + json_string_size(str_from(name)) + 1 + TAIL_BYTES;
+
+    return used < line->capacity ? line->capacity - used : 0;
+}
+
+static void put_text(struct buf *line, const char *name, struct str text)
+{
+    size_t room = room_for_value(line, name);
+
+    text = cut(text, room);
+    if (text.len > 0)
+        json_put_member_str(line, name, text);
+}
+
+static void put_double(struct buf *line, const char *name, double value)
+{
+    json_put_key(line, str_from(name));
+    if (isfinite(value))
+        buf_put_double(line, value);
+    else
+        buf_put_str(line, STR("null"));
+}
+
+static void put_field(struct buf *line, const struct log_field *field)
+{
+    if (field->type == LOG_FIELD_STR) {
+        put_text(line, field->name, field->text);
+        return;
+    }
+    if (room_for_value(line, field->name) < NUMBER_BYTES)
+        return;
+    if (field->type == LOG_FIELD_INT)
+        json_put_member_i64(line, field->name, field->number);
+    else if (field->type == LOG_FIELD_BOOL)
+        json_put_member_bool(line, field->name, field->number != 0);
+    else
+        put_double(line, field->name, field->real);
+}
+
+/* A write interrupted before its first byte is the only one tried again; the rest of a short one would be a line that
+ * another thread's may have come between. */
+static void write_line(struct str line)
+{
+    int fd = atomic_load_explicit(&log_fd, memory_order_relaxed);
+    ssize_t written;
+
+    do {
+        written = write(fd, line.ptr, line.len);
+    } while (written < 0 && errno == EINTR);
+}
+
+void log_write(enum log_level level, const char *event, const struct log_field *fields)
+{
+    struct buf line = {.data = line_bytes, .capacity = sizeof(line_bytes)};
+    char now[CLOCK_RFC3339_BYTES];
+    int saved_errno = errno; /* a caller may log before it looks at it */
+
+    if (!log_enabled(level))
+        return;
+    buf_put_char(&line, '{');
+    put_text(&line, "ts", str_of(now, clock_rfc3339(clock_unix_us(), now)));
+    put_text(&line, "level", str_from(level_names[level]));
+    put_text(&line, "event", str_from(event));
+    for (; fields->name; fields++)
+        put_field(&line, fields);
+    buf_put(&line, "}\n", TAIL_BYTES);
+    write_line(buf_str(&line));
+    errno = saved_errno;
+}
