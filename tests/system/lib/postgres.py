@@ -1,0 +1,195 @@
+#!/usr/bin/env python3
+"""A private PostgreSQL that lives as long as a test run.
+
+As root it runs as user `postgres`, in a temporary folder that user can reach. It never waits for the disk:
+tests kill processes, not machines.
+
+Also a command: `postgres.py PROGRAM ARGS…` runs the program with FRESHET_TEST_PG_URL set to a fresh server.
+"""
+import contextlib
+import glob
+import itertools
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psycopg2
+
+if __package__:
+    from .wait import free_port
+else:
+    from wait import free_port
+
+SETTINGS = """
+listen_addresses = '127.0.0.1'
+unix_socket_directories = ''
+max_connections = 300
+shared_buffers = 64MB
+fsync = off
+full_page_writes = off
+autovacuum_naptime = 5s
+"""
+
+
+def bin_dir():
+    found = sorted(glob.glob("/usr/lib/postgresql/*/bin/initdb"), key=lambda p: int(p.split("/")[4]))
+    path = found[-1] if found else shutil.which("initdb")
+    if not path:
+        raise RuntimeError("PostgreSQL's initdb is not installed")
+    return Path(path).resolve().parent
+
+
+def run_as_owner(*command, **options):
+    """Runs a PostgreSQL program as the user who owns the cluster."""
+    prefix = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
+    return subprocess.run([*prefix, *map(str, command)], cwd="/", text=True, **options)
+
+
+def make_home():
+    """A new temporary folder that the cluster's owner can reach."""
+    for parent in dict.fromkeys([tempfile.gettempdir(), "/tmp", "/var/tmp"]):
+        home = Path(tempfile.mkdtemp(prefix="freshet-test-pg-", dir=parent))
+        if os.geteuid() == 0:
+            shutil.chown(home, "postgres", "postgres")
+        if run_as_owner("test", "-w", home).returncode == 0:
+            return home
+        home.rmdir()
+    raise RuntimeError("no temporary folder that user postgres can reach")
+
+
+class PostgresServer:
+    """One cluster; stop() and start() keep its data and its port, so that clients can find it again."""
+
+    def __init__(self):
+        self.home = make_home()
+        self.data = self.home / "data"
+        self.log = self.home / "postgres.log"
+        self.password = secrets.token_hex(16)
+        self.port = None
+        self._names = itertools.count(1)
+        try:
+            self._initdb()
+        except BaseException:
+            shutil.rmtree(self.home, ignore_errors=True)
+            raise
+
+    def _initdb(self):
+        password_file = self.home / "password"
+        password_file.write_text(self.password + "\n")
+        if os.geteuid() == 0:
+            shutil.chown(password_file, "postgres", "postgres")
+        password_file.chmod(0o600)
+        run_as_owner(bin_dir() / "initdb", "-D", self.data, "-U", "freshet", "--auth=scram-sha-256",
+                     f"--pwfile={password_file}", "--encoding=UTF8", "--locale=C.UTF-8", "--no-sync",
+                     check=True, stdout=subprocess.DEVNULL)
+        password_file.unlink()
+        with open(self.data / "postgresql.conf", "a", encoding="utf-8") as config:
+            config.write(SETTINGS)
+
+    def _pg_ctl(self, *args):
+        return run_as_owner(bin_dir() / "pg_ctl", "-D", self.data, *args,
+                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode
+
+    def start(self):
+        for port in [self.port] if self.port else (free_port() for _ in range(5)):
+            if self._pg_ctl("-l", self.log, "-o", f"-p {port}", "-w", "-t", "60", "start") == 0:
+                self.port = port
+                return self
+        raise RuntimeError("PostgreSQL did not start:\n" + self.log.read_text()[-4000:])
+
+    def stop(self, mode="fast"):
+        """mode `immediate` is what a crash looks like to clients."""
+        if self._pg_ctl("status") == 0:
+            if self._pg_ctl("-m", mode, "-w", "-t", "60", "stop") != 0:
+                raise RuntimeError("PostgreSQL did not stop")
+
+    def restart(self, mode="fast"):
+        self.stop(mode)
+        self.start()
+
+    def destroy(self):
+        with contextlib.suppress(RuntimeError):
+            self.stop("immediate")
+        shutil.rmtree(self.home, ignore_errors=True)
+
+    def url(self, database="postgres"):
+        return f"postgresql://freshet:{self.password}@127.0.0.1:{self.port}/{database}"
+
+    def execute(self, sql, database="postgres"):
+        with contextlib.closing(psycopg2.connect(self.url(database))) as connection:
+            connection.autocommit = True
+            with connection.cursor() as cursor:
+                cursor.execute(sql)
+
+    def create_database(self, template="template1"):
+        """A fresh copy of the template database (which nobody may be connected to)."""
+        name = f"test_{next(self._names)}_{secrets.token_hex(3)}"
+        self.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}" STRATEGY FILE_COPY')
+        return Database(self, name)
+
+
+class Database:
+    """One database of a PostgresServer."""
+
+    def __init__(self, server, name):
+        self.server, self.name = server, name
+
+    @property
+    def url(self):
+        return self.server.url(self.name)
+
+    @property
+    def jdbc_url(self):
+        return f"jdbc:postgresql://127.0.0.1:{self.server.port}/{self.name}"
+
+    @property
+    def user(self):
+        return urlsplit(self.url).username
+
+    @property
+    def password(self):
+        return self.server.password
+
+    def connect(self):
+        """A psycopg2 connection in autocommit; the caller closes it."""
+        connection = psycopg2.connect(self.url)
+        connection.autocommit = True
+        return connection
+
+    def query(self, sql, args=None):
+        """Runs one statement (or several without arguments); returns the last one's rows, if any."""
+        with contextlib.closing(self.connect()) as connection, connection.cursor() as cursor:
+            cursor.execute(sql, args)
+            return cursor.fetchall() if cursor.description else None
+
+    def value(self, sql, args=None):
+        return self.query(sql, args)[0][0]
+
+    def run_file(self, path):
+        self.query(Path(path).read_text(encoding="utf-8"))
+
+    def drop(self):
+        self.server.execute(f'DROP DATABASE IF EXISTS "{self.name}" WITH (FORCE)')
+
+
+def main():
+    # A TERM must still stop the server.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    server = PostgresServer()
+    try:
+        server.start()
+        server.execute("CREATE DATABASE freshet_test")
+        environment = dict(os.environ, FRESHET_TEST_PG_URL=server.url("freshet_test"))
+        return subprocess.run(sys.argv[1:], env=environment, check=False).returncode
+    finally:
+        server.destroy()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,33 @@
+"""Waiting for something to become true, with so much patience that a slow machine never decides a test."""
+import socket
+import time
+
+PATIENCE = 60
+
+
+def eventually(condition, timeout=PATIENCE, interval=0.02):
+    """Calls condition until it returns something true, and returns that.
+
+    AssertionError counts as "not yet", so that a condition may be written with asserts. When time is up the last
+    one is raised as it is; a condition that was only ever false raises AssertionError naming it.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            last, answer = None, condition()
+            if answer:
+                return answer
+        except AssertionError as error:
+            last, answer = error, None
+        if time.monotonic() >= deadline:
+            if last is not None:
+                raise last
+            name = getattr(condition, "__name__", condition)
+            raise AssertionError(f"{name} was still {answer!r} after {timeout} s")
+        time.sleep(interval)
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]

@@ -1,0 +1,144 @@
+"""./dev and the tools behind it, as far as they can be tried without building anything."""
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+
+import pytest
+
+COMMANDS = ["run", "test", "stack", "freshet", "psql", "build", "lint", "bench", "down"]
+
+
+@pytest.fixture
+def dev(root, clean_env, tmp_path):
+    """dev(args…) runs ./dev with a var/ of its own."""
+
+    def call(*args, **env):
+        return subprocess.run([root / "dev", *args], env={**clean_env, "FRESHET_VAR": str(tmp_path / "var"), **env},
+                              text=True, capture_output=True, timeout=120, check=False)
+
+    return call
+
+
+def load_tool(root, name):
+    spec = importlib.util.spec_from_file_location(name, root / "tools" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("args", [["help"], ["--help"], ["-h"]])
+def test_help_names_every_command_and_variable(dev, args):
+    done = dev(*args)
+    assert done.returncode == 0
+    for word in [*COMMANDS, "FRESHET_VAR", "FRESHET_PORT", "FRESHET_CONFIG"]:
+        assert word in done.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_of_its_own(dev, command):
+    done = dev("help", command)
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"usage: ./dev {command}")
+
+
+@pytest.mark.parametrize("args, told", [
+    ([], "usage:"),
+    (["frehset"], "no command 'frehset'"),
+    (["help", "frehset"], "no command 'frehset'"),
+    (["build", "fast"], "no flavour 'fast'"),
+    (["stack"], "up down status"),
+    (["stack", "sideways"], "up down status"),
+    (["test", "everything"], "no suite 'everything'"),
+    (["test", "engines"], "no engines tests yet"),
+    (["run", "--engines"], "not built yet"),
+    (["run", "fast"], "no argument 'fast'"),
+    (["down", "now"], "no arguments"),
+])
+def test_a_mistyped_call_is_explained_and_exits_2(dev, args, told):
+    done = dev(*args)
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert done.stdout == ""
+
+
+def test_down_with_nothing_running_is_quiet_and_leaves_nothing(dev, tmp_path):
+    done = dev("down")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert not (tmp_path / "var").exists()
+
+
+def test_stack_status_with_nothing_running_fails(dev):
+    done = dev("stack", "status")
+    assert done.returncode == 1
+    assert done.stdout == ""
+
+
+def test_a_port_that_is_no_number_is_refused(dev):
+    assert "FRESHET_PORT" in dev("run", FRESHET_PORT="http").stderr
+
+
+def test_stack_goes_up_answers_psql_and_goes_down(dev, tmp_path):
+    try:
+        up = dev("stack", "up")
+        assert up.returncode == 0, up.stderr
+        name, address = dev("stack", "status").stdout.split()
+        assert name == "postgres" and address.startswith("127.0.0.1:")
+        assert dev("psql", "-XqAt", "-c", "select 40 + 2").stdout == "42\n"
+        assert (tmp_path / "var/pg/url").stat().st_mode & 0o077 == 0
+        without_password = subprocess.run(
+            ["psql", "-w", "-h", "127.0.0.1", "-p", address.split(":")[1], "-U", "freshet", "-c", "select 1"],
+            env={"PATH": os.environ["PATH"], "HOME": "/nonexistent"}, capture_output=True, check=False)
+        assert without_password.returncode != 0
+    finally:
+        down = dev("down")
+    assert (down.returncode, down.stdout) == (0, "")
+    assert dev("stack", "status").returncode == 1
+
+
+def test_layers_hold(root):
+    assert list(load_tool(root, "check_includes").check(root)) == []
+
+
+@pytest.mark.parametrize("file, line, told", [
+    ("loop/a.c", '#include "http/http.h"', "may not include http"),
+    ("http/a.c", '#include "db/db.h"', "may not include db"),
+    ("modules/chat/a.c", '#include "modules/refdata/refdata.h"', "may not include modules/refdata"),
+    ("http/a.c", "# include <sys/epoll.h>", "belongs to loop"),
+    ("kernel/a.c", "#include <openssl/evp.h>", "belongs to auth"),
+    ("base/a.c", '#include "str.h"', "must be written as"),
+    ("kernel/a.c", '#include "base/gone.h"', "does not exist"),
+    ("elsewhere/a.c", "#include <stdio.h>", "not in tools/layers.txt"),
+])
+def test_a_wrong_include_is_found(root, tmp_path, file, line, told):
+    (tmp_path / "tools").mkdir()
+    shutil.copy(root / "tools/layers.txt", tmp_path / "tools")
+    for name in ["http/http.h", "db/db.h", "modules/refdata/refdata.h", "base/str.h", file]:
+        path = tmp_path / "src" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    (tmp_path / "src" / file).write_text(line + "\n")
+    (wrong,) = load_tool(root, "check_includes").check(tmp_path)
+    assert wrong.startswith(f"src/{file}") and told in wrong
+
+
+def test_results_are_counted_by_test_function_and_never_flattered(root):
+    tool = load_tool(root, "count_results")
+    good = {"result": "OK", "stderr": "[  PASSED  ] 3 test(s).\n"}
+    bad = {"result": "FAIL", "stderr": "[  PASSED  ] 2 test(s).\n[  FAILED  ] 1 test(s), listed below:\n"}
+    crash = {"result": "FAIL", "stdout": "[  PASSED  ] 4 test(s).\n", "stderr": "ERROR: LeakSanitizer"}
+    plain = {"result": "OK"}
+    log = "\n".join(map(json.dumps, [good, bad, crash, plain, {"result": "SKIP"}]))
+    assert tool.count_meson(log) == (3 + 2 + 4 + 1, 2)
+    junit = "<testsuites><testsuite><testcase/><testcase><failure/></testcase><testcase><error/></testcase>" \
+            "<testcase><skipped/></testcase></testsuite></testsuites>"
+    assert tool.count_junit(junit) == (1, 2)
+
+
+def test_shell_scripts_pass_shellcheck(root):
+    if not shutil.which("shellcheck"):
+        pytest.skip("shellcheck is not installed; ./dev lint installs it")
+    scripts = [root / "dev", root / ".ci/run", *sorted((root / "tools/dev").glob("*.sh"))]
+    done = subprocess.run(["shellcheck", *scripts], cwd=root, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout
