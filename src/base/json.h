@@ -10,7 +10,8 @@
 #include "base/status.h"
 #include "base/str.h"
 
-#define JSON_DEPTH_MAX 64 /* default of C6 */
+#define JSON_DEPTH_MAX 64     /* default of C6 */
+#define JSON_DEPTH_LIMIT 1024 /* the deepest that can be configured; a scalar is 0 deep, [] is 1 */
 
 enum json_type { JSON_NULL, JSON_BOOL, JSON_NUMBER, JSON_STRING, JSON_ARRAY, JSON_OBJECT };
 
@@ -25,13 +26,17 @@ struct json_value {
 enum status json_parse(struct str text, unsigned depth_max, struct json_value *value,
                        struct error *error) MUST_CHECK;
 
+/* The value whose validated bytes are `raw`, not empty: for bytes kept since they were parsed. */
+struct json_value json_value_of(struct str raw);
+
 /* Walks the members of a validated object or the elements of a validated array, in order.
  *
  *     struct json_iter it;
  *     json_iter_init(&it, &object);
  *     while (json_iter_next(&it, &name, &member)) ...
  *
- * `name` is the raw string with its quotes (escapes kept): compare it with json_str_eq(). */
+ * `name` (which may be NULL) is the raw string with its quotes, escapes kept: compare it with json_str_eq(). In
+ * an array it is empty. Anything but a container has no members. */
 struct json_iter {
     struct str rest;
     bool is_object;
@@ -50,7 +55,7 @@ struct str json_str_decode(struct str raw_string, struct arena *arena);
 bool json_has_nul_escape(struct str raw);
 bool json_to_bool(const struct json_value *value, bool *out);
 bool json_to_i64(const struct json_value *value, int64_t *out); /* integers only: 1.0 and 1e3 are false */
-bool json_to_double(const struct json_value *value, double *out);
+bool json_to_double(const struct json_value *value, double *out); /* false where it would be infinite */
 
 /* Writer: appends to a buffer. Commas are the caller's concern except through the json_put_* member helpers, which
  * put one where the last byte is neither '{', '[' nor ':'. */

@@ -1,0 +1,310 @@
+/* The JSON scanner: checks a whole text in one pass and keeps nothing but where it began and ended.
+ *
+ * No recursion: what is open is one bit a level (object or array), so the depth of the input costs no stack. Reading
+ * the values afterwards is json_value.c, which trusts what was checked here. */
+#include "base/json.h"
+
+#include "base/hex.h"
+#include "base/json_plain.h"
+
+struct scan {
+    const char *start, *p, *end;
+    unsigned depth, depth_max;
+    uint64_t is_object[JSON_DEPTH_LIMIT / 64]; /* a bit a level */
+    const char *problem;                       /* set by whoever returns false; p is where */
+};
+
+static bool fail(struct scan *s, const char *at, const char *problem)
+{
+    s->p = at;
+    s->problem = problem;
+    return false;
+}
+
+static void skip_space(struct scan *s)
+{
+    while (s->p < s->end && (*s->p == ' ' || *s->p == '\n' || *s->p == '\r' || *s->p == '\t'))
+        s->p++;
+}
+
+/* The next byte, or NUL at the end: a NUL is valid nowhere outside a string, nor inside. */
+static char peek(const struct scan *s)
+{
+    return s->p < s->end ? *s->p : '\0';
+}
+
+static bool scan_hex4(struct scan *s, const char *at, unsigned *unit)
+{
+    unsigned value = 0;
+
+    for (int i = 0; i < 4; i++) {
+        int digit = at + i < s->end ? hex_digit(at[i]) : -1;
+        if (digit < 0)
+            return fail(s, at, "\\u needs four hexadecimal digits");
+        value = value << 4 | (unsigned)digit;
+    }
+    *unit = value;
+    return true;
+}
+
+/* At "\u". A high surrogate must be followed by a low one, and neither may stand alone. */
+static bool scan_unicode_escape(struct scan *s)
+{
+    const char *at = s->p;
+    unsigned unit, low;
+
+    if (!scan_hex4(s, at + 2, &unit))
+        return false;
+    s->p = at + 6;
+    if (unit < 0xD800 || unit > 0xDFFF)
+        return true;
+    if (unit > 0xDBFF || s->end - s->p < 2 || s->p[0] != '\\' || s->p[1] != 'u')
+        return fail(s, at, "a surrogate stands alone");
+    if (!scan_hex4(s, at + 8, &low))
+        return false;
+    if (low < 0xDC00 || low > 0xDFFF)
+        return fail(s, at, "a surrogate stands alone");
+    s->p = at + 12;
+    return true;
+}
+
+static bool scan_escape(struct scan *s)
+{
+    if (s->end - s->p < 2)
+        return fail(s, s->end, "the text ends inside a string");
+    switch (s->p[1]) {
+    case 'u': return scan_unicode_escape(s);
+    case '"':
+    case '\\':
+    case '/':
+    case 'b':
+    case 'f':
+    case 'n':
+    case 'r':
+    case 't': s->p += 2; return true;
+    default: return fail(s, s->p, "no such escape");
+    }
+}
+
+/* Characters past ASCII come in runs, so they are walked here without going back for a plain run between each. */
+static bool scan_utf8_run(struct scan *s)
+{
+    while (s->p < s->end && (unsigned char)*s->p >= 0x80) {
+        size_t len = str_utf8_char(str_of(s->p, (size_t)(s->end - s->p)));
+        if (len == 0)
+            return fail(s, s->p, "the bytes are not UTF-8");
+        s->p += len;
+    }
+    return true;
+}
+
+/* At the opening quote. */
+static bool scan_string(struct scan *s)
+{
+    s->p++;
+    for (;;) {
+        s->p = json_plain_end(s->p, s->end);
+        if (s->p == s->end)
+            return fail(s, s->p, "the text ends inside a string");
+        unsigned char c = (unsigned char)*s->p;
+        if (c == '"') {
+            s->p++;
+            return true;
+        }
+        if (c == '\\' ? !scan_escape(s) : c >= 0x80 && !scan_utf8_run(s))
+            return false;
+        if (c < 0x20)
+            return fail(s, s->p, "a control character must be escaped");
+    }
+}
+
+static bool is_digit(char c)
+{
+    return c >= '0' && c <= '9';
+}
+
+static bool scan_digits(struct scan *s)
+{
+    if (!is_digit(peek(s)))
+        return fail(s, s->p, "a digit is missing");
+    while (is_digit(peek(s)))
+        s->p++;
+    return true;
+}
+
+static bool scan_number(struct scan *s)
+{
+    if (peek(s) == '-')
+        s->p++;
+    if (peek(s) == '0') {
+        s->p++;
+        if (is_digit(peek(s)))
+            return fail(s, s->p, "a number has no leading zero");
+    } else if (!scan_digits(s)) {
+        return false;
+    }
+    if (peek(s) == '.') {
+        s->p++;
+        if (!scan_digits(s))
+            return false;
+    }
+    if (peek(s) == 'e' || peek(s) == 'E') {
+        s->p++;
+        if (peek(s) == '+' || peek(s) == '-')
+            s->p++;
+        return scan_digits(s);
+    }
+    return true;
+}
+
+static bool scan_word(struct scan *s, struct str word)
+{
+    if (!str_starts_with(str_of(s->p, (size_t)(s->end - s->p)), word))
+        return fail(s, s->p, "a value must begin here");
+    s->p += word.len;
+    return true;
+}
+
+static bool scan_scalar(struct scan *s)
+{
+    switch (peek(s)) {
+    case '"': return scan_string(s);
+    case 't': return scan_word(s, STR("true"));
+    case 'f': return scan_word(s, STR("false"));
+    case 'n': return scan_word(s, STR("null"));
+    case '-':
+    case '0' ... '9': return scan_number(s);
+    default: return fail(s, s->p, s->p < s->end ? "a value must begin here" : "a value is missing");
+    }
+}
+
+/* A member's name and its colon. */
+static bool scan_name(struct scan *s)
+{
+    skip_space(s);
+    if (peek(s) != '"')
+        return fail(s, s->p, "a member's name must begin here");
+    if (!scan_string(s))
+        return false;
+    skip_space(s);
+    if (peek(s) != ':')
+        return fail(s, s->p, "a colon is missing");
+    s->p++;
+    return true;
+}
+
+static bool in_object(const struct scan *s)
+{
+    unsigned level = s->depth - 1;
+
+    return s->is_object[level / 64] >> (level % 64) & 1;
+}
+
+static bool open_container(struct scan *s, bool object)
+{
+    unsigned level = s->depth;
+    uint64_t bit = UINT64_C(1) << (level % 64);
+
+    if (level >= s->depth_max)
+        return fail(s, s->p, "nested too deep");
+    s->p++;
+    s->depth++;
+    if (object)
+        s->is_object[level / 64] |= bit;
+    else
+        s->is_object[level / 64] &= ~bit;
+    return true;
+}
+
+/* Behind a value: closes what ends here, up to a comma (more values: *more) or the end of the outermost. */
+static bool scan_after_value(struct scan *s, bool *more)
+{
+    *more = false;
+    while (s->depth > 0) {
+        bool object = in_object(s);
+        skip_space(s);
+        if (peek(s) == ',') {
+            s->p++;
+            *more = true;
+            return !object || scan_name(s);
+        }
+        if (peek(s) != (object ? '}' : ']'))
+            return fail(s, s->p, object ? "a comma or } is missing" : "a comma or ] is missing");
+        s->p++;
+        s->depth--;
+    }
+    return true;
+}
+
+static bool scan_value(struct scan *s)
+{
+    bool more = true;
+
+    while (more) {
+        skip_space(s);
+        char c = peek(s);
+        if (c == '{' || c == '[') {
+            if (!open_container(s, c == '{'))
+                return false;
+            skip_space(s);
+            if (peek(s) != (c == '{' ? '}' : ']')) {
+                if (c == '{' && !scan_name(s))
+                    return false;
+                continue;
+            }
+            /* empty: scan_after_value() closes it */
+        } else if (!scan_scalar(s)) {
+            return false;
+        }
+        if (!scan_after_value(s, &more))
+            return false;
+    }
+    return true;
+}
+
+static enum json_type type_at(char first)
+{
+    switch (first) {
+    case '{': return JSON_OBJECT;
+    case '[': return JSON_ARRAY;
+    case '"': return JSON_STRING;
+    case 't':
+    case 'f': return JSON_BOOL;
+    case 'n': return JSON_NULL;
+    default: return JSON_NUMBER;
+    }
+}
+
+struct json_value json_value_of(struct str raw)
+{
+    return (struct json_value){.type = type_at(raw.ptr[0]), .raw = raw};
+}
+
+static bool scan_document(struct scan *s, struct json_value *value)
+{
+    if (str_starts_with(str_of(s->p, (size_t)(s->end - s->p)), STR("\xEF\xBB\xBF")))
+        return fail(s, s->p, "a byte order mark is not allowed");
+    skip_space(s);
+    const char *first = s->p;
+    if (!scan_value(s))
+        return false;
+    *value = json_value_of(str_of(first, (size_t)(s->p - first)));
+    skip_space(s);
+    return s->p == s->end || fail(s, s->p, "there is more behind the value");
+}
+
+enum status json_parse(struct str text, unsigned depth_max, struct json_value *value, struct error *error)
+{
+    struct scan s;
+
+    if (text.len == 0)
+        text = STR("");
+    s.start = s.p = text.ptr;
+    s.end = text.ptr + text.len;
+    s.depth = 0;
+    s.depth_max = depth_max < JSON_DEPTH_LIMIT ? depth_max : JSON_DEPTH_LIMIT;
+    if (scan_document(&s, value))
+        return STATUS_OK;
+    return error_set(error, STATUS_BAD_REQUEST, "not valid JSON: %s (at byte %zu)", s.problem,
+                     (size_t)(s.p - s.start));
+}

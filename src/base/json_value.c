@@ -1,0 +1,330 @@
+/* Reading validated JSON: walking containers, and what scalars mean.
+ *
+ * All of it relies on json_parse() having accepted the bytes. Lengths are still respected, so that a slice that was
+ * not validated can give a wrong answer but is never read past its end. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "base/hash.h"
+#include "base/hex.h"
+#include "base/json.h"
+#include "base/memory.h"
+
+static const char *skip_space(const char *p, const char *end)
+{
+    while (p < end && (*p == ' ' || *p == '\n' || *p == '\r' || *p == '\t'))
+        p++;
+    return p;
+}
+
+/* From an opening quote to behind the closing one. The next quote is looked for again only when an escape used it up,
+ * so that a long string full of escapes stays linear. */
+static const char *skip_string(const char *p, const char *end)
+{
+    const char *quote = p++;
+
+    while (p < end) {
+        if (quote < p)
+            quote = memchr(p, '"', (size_t)(end - p));
+        if (!quote)
+            return end;
+        const char *escape = memchr(p, '\\', (size_t)(quote - p));
+        if (!escape)
+            return quote + 1;
+        p = escape + 2;
+    }
+    return end;
+}
+
+static const char *skip_container(const char *p, const char *end)
+{
+    size_t depth = 0;
+
+    while (p < end) {
+        if (*p == '"') {
+            p = skip_string(p, end);
+            continue;
+        }
+        if (*p == '{' || *p == '[')
+            depth++;
+        else if ((*p == '}' || *p == ']') && --depth == 0)
+            return p + 1;
+        p++;
+    }
+    return end;
+}
+
+static const char *skip_value(const char *p, const char *end)
+{
+    if (p < end && *p == '"')
+        return skip_string(p, end);
+    if (p < end && (*p == '{' || *p == '['))
+        return skip_container(p, end);
+    while (p < end && *p != ',' && *p != '}' && *p != ']' && *p != ' ' && *p != '\n' && *p != '\r' &&
+           *p != '\t')
+        p++;
+    return p;
+}
+
+void json_iter_init(struct json_iter *it, const struct json_value *container)
+{
+    bool walkable = container->type == JSON_OBJECT || container->type == JSON_ARRAY;
+
+    it->is_object = container->type == JSON_OBJECT;
+    it->rest = walkable && container->raw.len >= 2 ? str_of(container->raw.ptr + 1, container->raw.len - 2)
+                                                   : STR_NONE;
+}
+
+bool json_iter_next(struct json_iter *it, struct str *name, struct json_value *value)
+{
+    const char *p = it->rest.ptr, *end = it->rest.len ? p + it->rest.len : p;
+    struct str key = STR_NONE;
+
+    p = skip_space(p, end);
+    if (p < end && *p == ',')
+        p = skip_space(p + 1, end);
+    if (p == end)
+        return false;
+    if (it->is_object) {
+        const char *key_end = skip_string(p, end);
+        key = str_of(p, (size_t)(key_end - p));
+        p = skip_space(key_end, end);
+        p = p < end ? skip_space(p + 1, end) : end; /* the colon */
+    }
+    const char *value_end = skip_value(p, end);
+    if (value_end == p)
+        return false;
+    if (name)
+        *name = key;
+    *value = json_value_of(str_of(p, (size_t)(value_end - p)));
+    it->rest = str_of(value_end, (size_t)(end - value_end));
+    return true;
+}
+
+bool json_get(const struct json_value *object, struct str name, struct json_value *value)
+{
+    struct json_iter it;
+    struct json_value member;
+    struct str key;
+    bool found = false;
+
+    if (object->type != JSON_OBJECT)
+        return false;
+    json_iter_init(&it, object);
+    while (json_iter_next(&it, &key, &member)) {
+        if (json_str_eq(key, name)) {
+            *value = member;
+            found = true;
+        }
+    }
+    return found;
+}
+
+/* Puts `name` into an open-addressed table of a power of two slots; false when it is there already. */
+static bool insert_name(struct str *table, size_t slots, struct str name)
+{
+    size_t at = (size_t)hash_seeded(name) & (slots - 1);
+
+    while (table[at].ptr) {
+        if (str_eq(table[at], name))
+            return false;
+        at = (at + 1) & (slots - 1);
+    }
+    table[at] = name;
+    return true;
+}
+
+bool json_has_duplicates(const struct json_value *object, struct arena *arena)
+{
+    struct json_iter it;
+    struct json_value member;
+    struct str key;
+    size_t count = 0, slots = 8;
+
+    if (object->type != JSON_OBJECT)
+        return false;
+    json_iter_init(&it, object);
+    while (json_iter_next(&it, &key, &member))
+        count++;
+    while (slots < count * 2)
+        slots *= 2;
+    struct str *table = arena_zalloc(arena, slots * sizeof(*table));
+    json_iter_init(&it, object);
+    while (json_iter_next(&it, &key, &member))
+        if (!insert_name(table, slots, json_str_decode(key, arena)))
+            return true;
+    return false;
+}
+
+static struct str inside_quotes(struct str raw_string)
+{
+    return raw_string.len >= 2 ? str_of(raw_string.ptr + 1, raw_string.len - 2) : STR("");
+}
+
+static bool has_escapes(struct str inside)
+{
+    return inside.len > 0 && memchr(inside.ptr, '\\', inside.len) != NULL;
+}
+
+static unsigned hex4(const char *at)
+{
+    unsigned value = 0;
+
+    for (int i = 0; i < 4; i++)
+        value = value << 4 | ((unsigned)hex_digit(at[i]) & 15);
+    return value;
+}
+
+static size_t put_utf8(char out[4], unsigned code)
+{
+    if (code < 0x80) {
+        out[0] = (char)code;
+        return 1;
+    }
+    if (code < 0x800) {
+        out[0] = (char)(0xC0 | code >> 6);
+        out[1] = (char)(0x80 | (code & 0x3F));
+        return 2;
+    }
+    if (code < 0x10000) {
+        out[0] = (char)(0xE0 | code >> 12);
+        out[1] = (char)(0x80 | (code >> 6 & 0x3F));
+        out[2] = (char)(0x80 | (code & 0x3F));
+        return 3;
+    }
+    out[0] = (char)(0xF0 | code >> 18);
+    out[1] = (char)(0x80 | (code >> 12 & 0x3F));
+    out[2] = (char)(0x80 | (code >> 6 & 0x3F));
+    out[3] = (char)(0x80 | (code & 0x3F));
+    return 4;
+}
+
+/* Decodes the escape at *rest and takes it off; returns how many bytes it means. No escape is shorter than that. */
+static size_t take_escape(struct str *rest, char out[4])
+{
+    const char *p = rest->ptr;
+    size_t used = 2, len = 1;
+
+    out[0] = rest->len > 1 ? p[1] : '\\';
+    switch (out[0]) {
+    case 'b': out[0] = '\b'; break;
+    case 'f': out[0] = '\f'; break;
+    case 'n': out[0] = '\n'; break;
+    case 'r': out[0] = '\r'; break;
+    case 't': out[0] = '\t'; break;
+    case 'u':
+        if (rest->len >= 6) {
+            unsigned code = hex4(p + 2);
+            used = 6;
+            if (code >= 0xD800 && code <= 0xDBFF && rest->len >= 12) {
+                code = 0x10000 + ((code & 0x3FF) << 10) + (hex4(p + 8) & 0x3FF);
+                used = 12;
+            }
+            len = put_utf8(out, code);
+        }
+        break;
+    default: break; /* quote, backslash and slash mean themselves */
+    }
+    used = used < rest->len ? used : rest->len;
+    *rest = str_of(p + used, rest->len - used);
+    return len;
+}
+
+/* Takes what comes next off *rest: a run without escapes as it stands, or one escape decoded into `scratch`. */
+static struct str take_piece(struct str *rest, char scratch[4])
+{
+    const char *escape = memchr(rest->ptr, '\\', rest->len);
+
+    if (escape == rest->ptr)
+        return str_of(scratch, take_escape(rest, scratch));
+    size_t len = escape ? (size_t)(escape - rest->ptr) : rest->len;
+    struct str run = str_of(rest->ptr, len);
+    *rest = str_of(rest->ptr + len, rest->len - len);
+    return run;
+}
+
+bool json_str_eq(struct str raw_string, struct str text)
+{
+    struct str rest = inside_quotes(raw_string);
+    char scratch[4];
+
+    if (!has_escapes(rest))
+        return str_eq(rest, text);
+    while (rest.len > 0) {
+        struct str piece = take_piece(&rest, scratch);
+        if (!str_starts_with(text, piece))
+            return false;
+        text = str_of(text.ptr + piece.len, text.len - piece.len);
+    }
+    return text.len == 0;
+}
+
+struct str json_str_decode(struct str raw_string, struct arena *arena)
+{
+    struct str rest = inside_quotes(raw_string);
+    char scratch[4];
+
+    if (!has_escapes(rest))
+        return rest;
+    char *out = arena_alloc(arena, rest.len + 1);
+    size_t len = 0;
+    while (rest.len > 0) {
+        struct str piece = take_piece(&rest, scratch);
+        memcpy(out + len, piece.ptr, piece.len);
+        len += piece.len;
+    }
+    out[len] = '\0';
+    return str_of(out, len);
+}
+
+/* Backslashes stand only in strings and always begin an escape, so going from one escape to the next needs no look
+ * at quotes. */
+bool json_has_nul_escape(struct str raw)
+{
+    while (raw.len > 0) {
+        const char *at = memchr(raw.ptr, '\\', raw.len);
+        if (!at)
+            return false;
+        raw = str_of(at, raw.len - (size_t)(at - raw.ptr));
+        if (str_starts_with(raw, STR("\\u0000")))
+            return true;
+        size_t skip = raw.len < 2 ? raw.len : 2;
+        raw = str_of(raw.ptr + skip, raw.len - skip);
+    }
+    return false;
+}
+
+bool json_to_bool(const struct json_value *value, bool *out)
+{
+    if (value->type != JSON_BOOL)
+        return false;
+    *out = value->raw.ptr[0] == 't';
+    return true;
+}
+
+bool json_to_i64(const struct json_value *value, int64_t *out)
+{
+    return value->type == JSON_NUMBER && str_to_i64(value->raw, out);
+}
+
+bool json_to_double(const struct json_value *value, double *out)
+{
+    char small[64], *text = small;
+    double parsed;
+
+    if (value->type != JSON_NUMBER)
+        return false;
+    if (value->raw.len < sizeof(small)) {
+        memcpy(small, value->raw.ptr, value->raw.len);
+        small[value->raw.len] = '\0';
+    } else {
+        text = str_dup(value->raw);
+    }
+    parsed = strtod(text, NULL);
+    if (text != small)
+        free(text);
+    if (!isfinite(parsed))
+        return false;
+    *out = parsed;
+    return true;
+}
