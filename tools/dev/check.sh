@@ -89,7 +89,7 @@ fuzz_target() { # PROGRAM
 
 test_fuzz() {
     local dir program pids=() names=() i passed=0 failed=0
-    build_flavour fuzz
+    build_flavour fuzz -Dwerror=true # clang's warnings count too
     dir=$(build_dir fuzz)/tests/fuzz
     for program in "$dir"/fuzz_*; do
         if [ ! -f "$program" ] || [ ! -x "$program" ]; then continue; fi
