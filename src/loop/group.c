@@ -1,0 +1,150 @@
+/* Loop groups: threads for the loops, and the grace period. A grace period is one message per loop: a loop that runs
+ * it has returned from every callback it was in when the message was posted. */
+#include "loop/group.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "base/metrics.h"
+
+struct loop_group {
+    struct loop **loops;
+    pthread_t *threads;
+    unsigned count;
+    atomic_bool running;
+};
+
+struct loop_group *loop_group_create(unsigned count, unsigned parked_max)
+{
+    struct loop_group *group = memory_zalloc(sizeof *group);
+    group->count = count;
+    group->loops = memory_zalloc(count * sizeof *group->loops);
+    group->threads = memory_zalloc(count * sizeof *group->threads);
+    for (unsigned i = 0; i < count; i++)
+        group->loops[i] = loop_create(&(struct loop_options){.index = i, .parked_max = parked_max});
+    return group;
+}
+
+static void *run_thread(void *arg)
+{
+    struct loop *loop = arg;
+    char name[16];
+    snprintf(name, sizeof name, "loop-%u", loop_index(loop));
+    pthread_setname_np(pthread_self(), name);
+    metrics_thread_claim_shard();
+    loop_run(loop);
+    return NULL;
+}
+
+void loop_group_start(struct loop_group *group)
+{
+    atomic_store(&group->running, true);
+    for (unsigned i = 0; i < group->count; i++)
+        if (pthread_create(&group->threads[i], NULL, run_thread, group->loops[i]) != 0)
+            abort(); /* at start only: without its loops the process is nothing */
+}
+
+void loop_group_stop(struct loop_group *group)
+{
+    if (!atomic_load(&group->running))
+        return;
+    for (unsigned i = 0; i < group->count; i++)
+        loop_stop(group->loops[i]);
+    for (unsigned i = 0; i < group->count; i++)
+        pthread_join(group->threads[i], NULL);
+    atomic_store(&group->running, false); /* only now: a grace period asked for meanwhile must wait for the threads */
+}
+
+void loop_group_destroy(struct loop_group *group)
+{
+    for (unsigned i = 0; i < group->count; i++)
+        loop_destroy(group->loops[i]);
+    free(group->loops);
+    free(group->threads);
+    free(group);
+}
+
+unsigned loop_group_count(const struct loop_group *group)
+{
+    return group->count;
+}
+
+struct loop *loop_group_loop(const struct loop_group *group, unsigned index)
+{
+    return group->loops[index];
+}
+
+/* One message per loop, all in one allocation that the last loop frees. */
+struct grace {
+    struct grace_message {
+        struct loop_message message;
+        struct grace *grace;
+    } *messages;
+    atomic_uint left;
+    void (*fn)(void *arg);
+    void *arg;
+};
+
+static void finish_grace(struct grace *grace)
+{
+    void (*fn)(void *arg) = grace->fn;
+    void *arg = grace->arg;
+    free(grace->messages);
+    free(grace);
+    fn(arg);
+}
+
+static void on_grace(struct loop *loop, struct loop_message *message)
+{
+    (void)loop;
+    struct grace *grace = ((struct grace_message *)message)->grace;
+    if (atomic_fetch_sub(&grace->left, 1) == 1)
+        finish_grace(grace);
+}
+
+void loop_group_synchronize(struct loop_group *group, void (*fn)(void *arg), void *arg)
+{
+    if (!atomic_load(&group->running)) {
+        fn(arg);
+        return;
+    }
+    struct grace *grace = memory_alloc(sizeof *grace);
+    grace->messages = memory_alloc(group->count * sizeof *grace->messages);
+    atomic_init(&grace->left, group->count);
+    grace->fn = fn;
+    grace->arg = arg;
+    /* The last message frees the array, so nothing of `grace` is touched after the last post. */
+    struct grace_message *messages = grace->messages;
+    for (unsigned i = 0; i < group->count; i++) {
+        messages[i].grace = grace;
+        messages[i].message.on_message = on_grace;
+        loop_post(group->loops[i], &messages[i].message);
+    }
+}
+
+struct broadcast_message {
+    struct loop_message message;
+    void (*fn)(struct loop *loop, void *arg);
+    void *arg;
+};
+
+static void on_broadcast(struct loop *loop, struct loop_message *message)
+{
+    struct broadcast_message *broadcast = (struct broadcast_message *)message;
+    broadcast->fn(loop, broadcast->arg);
+    free(broadcast);
+}
+
+void loop_group_broadcast(struct loop_group *group, void (*fn)(struct loop *loop, void *arg), void *arg)
+{
+    for (unsigned i = 0; i < group->count; i++) {
+        struct broadcast_message *broadcast = memory_alloc(sizeof *broadcast);
+        broadcast->message.on_message = on_broadcast;
+        broadcast->fn = fn;
+        broadcast->arg = arg;
+        loop_post(group->loops[i], &broadcast->message);
+    }
+}

@@ -1,0 +1,86 @@
+/* The loop's own layout, for the files of this folder only. */
+#ifndef FRESHET_LOOP_LOOP_INSIDE_H
+#define FRESHET_LOOP_LOOP_INSIDE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/epoll.h>
+
+#include "loop/loop.h"
+
+enum {
+    LOOP_EVENTS_PER_TICK = 256,   /* epoll events taken at once */
+    LOOP_MESSAGES_PER_TICK = 1024, /* inbox messages run before io gets its turn again */
+    LOOP_TIMERS_PER_TICK = 1024,
+    LOOP_PARKED_MAX_DEFAULT = 65536,
+};
+
+/* Messages pushed by any thread: a stack of the newest, taken whole by the loop and turned around. */
+struct loop_inbox {
+    _Atomic(struct loop_message *) newest;
+    atomic_bool woken; /* an eventfd write is under way or was not read yet: the next sender need not write */
+    int event_fd;
+    struct loop_message *oldest, *oldest_last; /* taken already, in order; the loop's own */
+};
+
+/* A 4-ary heap of running timers: shallow, and a moved deadline touches few lines. heap[0] is unused. */
+struct loop_timers {
+    struct loop_timer **heap;
+    size_t count, capacity;
+};
+
+struct loop_parked {
+    void *owner;
+    loop_park_timeout_fn *on_timeout;
+    struct loop_timer timer;
+    struct loop *loop;
+    uint32_t slot;       /* its own number */
+    uint32_t generation; /* odd = occupied */
+    uint32_t next_free;  /* slot + 1, 0 = none */
+};
+
+/* Slots stand in pages that never move, since their timers are linked into the heap. */
+enum { LOOP_PARKED_PAGE = 256 };
+struct loop_parking {
+    struct loop_parked **pages;
+    uint32_t slot_count, slot_max, first_free; /* first_free: slot + 1, 0 = none */
+    size_t occupied;
+};
+
+struct loop_garbage {
+    void *memory;
+    void (*free_fn)(void *memory);
+};
+
+struct loop {
+    int epoll_fd;
+    unsigned index;
+    int64_t now_ns;
+    atomic_bool stopping;
+    pthread_t thread; /* of loop_run(), for loop_is_current() */
+    atomic_bool has_thread;
+    struct epoll_event events[LOOP_EVENTS_PER_TICK];
+    int event_count, event_at; /* the io phase's progress, so that loop_io_stop() can drop what is still to come */
+    struct loop_io inbox_io;
+    struct loop_inbox inbox;
+    struct loop_timers timers;
+    struct loop_tick *ticks, **ticks_tail;
+    struct loop_garbage *garbage;
+    size_t garbage_count, garbage_capacity;
+    struct loop_parking parking;
+};
+
+void loop_inbox_init(struct loop_inbox *inbox);
+void loop_inbox_deinit(struct loop_inbox *inbox);
+bool loop_inbox_has_some(const struct loop_inbox *inbox);
+/* Runs up to `max` messages. */
+void loop_inbox_run(struct loop *loop, unsigned max);
+
+void loop_timers_deinit(struct loop_timers *timers);
+int64_t loop_timers_next_ns(const struct loop_timers *timers); /* CLOCK_NEVER when none runs */
+void loop_timers_run(struct loop *loop, unsigned max);
+
+void loop_parking_init(struct loop_parking *parking, uint32_t slot_max);
+void loop_parking_deinit(struct loop_parking *parking);
+
+#endif
