@@ -1,0 +1,46 @@
+/* Configuration: one YAML file, read by setting rows.
+ *
+ * The rows are the only schema: an unknown key, a wrong type, a value out of bounds, a duplicate key or a missing
+ * required one is an error that names file, line, column and field ("config/freshet.yaml:12:7: refdata.cache.memory:
+ * …"). ${NAME} and ${NAME:default} in a scalar come from the environment; a missing NAME without a default is an error
+ * at that place. Everything read lives in the configuration's arena. */
+#ifndef FRESHET_KERNEL_CONFIG_H
+#define FRESHET_KERNEL_CONFIG_H
+
+#include "base/arena.h"
+#include "base/buf.h"
+#include "base/setting.h"
+#include "base/status.h"
+
+/* One top-level key of the file and the struct it fills. */
+struct config_section {
+    const char *name; /* "http", "auth", "refdata" …; NULL ends a table */
+    const char *help;
+    const struct setting_row *rows;
+    size_t struct_bytes;
+};
+
+struct config;
+/* Reads and checks the file against the sections. On failure *error's message is the whole line for the user. Several
+ * errors: the first is in *error, up to 20 are printed to `all` (one line each; may be NULL). */
+enum status config_load(const char *path, const struct config_section *sections, struct config **config,
+                        struct buf *all, struct error *error) MUST_CHECK;
+void config_free(struct config *config);
+const char *config_path(const struct config *config);
+struct arena *config_arena(struct config *config);
+/* The filled struct of a section: defaults where the file was silent. Never NULL for a known name. */
+const void *config_section(const struct config *config, const char *name);
+/* Formats an error at a value's place: "FILE:LINE:COL: FIELD: message" (config-time checks of modules). */
+enum status config_error_at(const struct config *config, struct setting_place place, const char *field,
+                            struct error *error, const char *format, ...) PRINTF_LIKE(5, 6);
+/* A block scalar keeps its text's first line and indent, so that an offset inside a SQL template has a place too. */
+struct setting_place config_place_in_text(const struct config *config, struct setting_place value_place,
+                                          struct str text, size_t offset);
+/* Calls fn for each setting that differs between two configurations and is not reloadable. */
+void config_each_restart(const struct config *before, const struct config *after,
+                         void (*fn)(const char *field, void *arg), void *arg);
+
+void config_print_help(const struct config_section *sections, struct buf *out);     /* for a terminal */
+void config_print_markdown(const struct config_section *sections, struct buf *out); /* docs/CONFIG.md */
+
+#endif
