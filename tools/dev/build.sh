@@ -49,14 +49,16 @@ build_configure() { # FLAVOUR [EXTRA…]
 
 # Builds all of FLAVOUR. One build at a time per $VAR.
 build_flavour() { # FLAVOUR [EXTRA…]
-    local flavour=$1 quiet=(--quiet)
+    local flavour=$1 dir quiet=(--quiet)
     [ -t 2 ] && quiet=()
+    dir=$(build_dir "$flavour")
     mkdir -p "$VAR/build"
     (
         flock 8
         build_configure "$@"
+        [[ $(ninja -C "$dir" -n) == *"no work to do"* ]] && exit
         say "building $flavour"
-        ninja -C "$(build_dir "$flavour")" -j "$(nproc)" "${quiet[@]}" >&2
+        ninja -C "$dir" -j "$(nproc)" "${quiet[@]}" >&2
     ) 8>"$VAR/build/lock" || die "the $flavour build failed"
 }
 

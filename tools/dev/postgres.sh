@@ -2,7 +2,7 @@
 # The private PostgreSQL of one $FRESHET_VAR: made on first use, on 127.0.0.1 and a free port, with a
 # password that only the owner of var/ can read. As root it runs as user `postgres`, since PostgreSQL refuses root.
 #
-#   $VAR/pg/home      where the cluster is ($VAR/pg/cluster, or a folder under /var/lib; see pg_home_choose)
+#   $VAR/pg/home      where the cluster is (`cluster`: beside it; or a folder under /var/lib, see pg_home_choose)
 #   $VAR/pg/url       how to connect, password included (0600); $VAR/pg/password, $VAR/pg/port
 #   <home>/data       PGDATA;  <home>/postgres.log
 
@@ -15,8 +15,12 @@ pg_exec() {
     (cd / && exec "${as[@]}" env -i PATH="$PATH" LC_ALL=C.UTF-8 TZ=UTC "$@" 7>&- 8>&- 9>&-)
 }
 
+# Fails when there is no cluster yet. `cluster` is relative, so that a project may be moved.
 pg_home() {
-    cat "$VAR/pg/home" 2>/dev/null
+    local home
+    home=$(cat "$VAR/pg/home" 2>/dev/null) || return 1
+    [ "$home" != cluster ] || home=$VAR/pg/cluster
+    [ -d "$home/data" ] && printf '%s\n' "$home"
 }
 
 pg_running() {
@@ -27,25 +31,25 @@ pg_running() {
 # Under $VAR where the postgres user can reach it. Otherwise (var/ below /root, say) root keeps the cluster
 # under /var/lib, in a folder named after $VAR; one found there without a record belongs to a var/ since deleted.
 pg_home_choose() {
-    local home=$VAR/pg/cluster
-    if is_root && ! runuser -u postgres -- test -x "$VAR/pg" 2>/dev/null; then
-        home=/var/lib/freshet-dev-$(printf '%s' "$VAR" | sha256sum | cut -c1-16)
-        if [ -d "$home/data" ]; then
-            pg_exec "$(postgres_bindir)/pg_ctl" -D "$home/data" -m immediate stop >/dev/null 2>&1 || true
-        fi
+    if ! is_root || runuser -u postgres -- test -x "$VAR/pg" 2>/dev/null; then
+        echo cluster
+    else
+        echo "/var/lib/freshet-dev-$(printf '%s' "$VAR" | sha256sum | cut -c1-16)"
+    fi
+}
+
+pg_create() {
+    local place home password
+    say "making a private PostgreSQL cluster"
+    place=$(pg_home_choose)
+    home=$place
+    [ "$place" != cluster ] || home=$VAR/pg/cluster
+    if [ -d "$home/data" ]; then
+        pg_exec "$(postgres_bindir)/pg_ctl" -D "$home/data" -m immediate stop >/dev/null 2>&1 || true
     fi
     rm -rf "$home"
     mkdir -m 700 "$home"
     if is_root; then chown postgres: "$home"; fi
-    printf '%s\n' "$home" >"$VAR/pg/home.new"
-}
-
-pg_create() {
-    local home password
-    say "making a private PostgreSQL cluster"
-    (umask 022 && mkdir -p "$VAR/pg")
-    pg_home_choose
-    home=$(cat "$VAR/pg/home.new")
     password=$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')
     (umask 077 && printf '%s\n' "$password" >"$VAR/pg/password")
     pg_exec dd status=none of="$home/password" <<<"$password"
@@ -62,15 +66,21 @@ max_connections = 200
 shared_buffers = 256MB
 max_wal_size = 2GB
 EOF
-    mv "$VAR/pg/home.new" "$VAR/pg/home"
+    printf '%s\n' "$place" >"$VAR/pg/home"
 }
 
-# Starts PostgreSQL unless it runs. The port is looked for at every start, the last one first.
+# Starts PostgreSQL unless it runs; one start at a time per $VAR.
 pg_start() {
+    (umask 022 && mkdir -p "$VAR/pg")
+    (
+        flock 7
+        pg_running || pg_start_locked
+    ) 7>"$VAR/pg/lock"
+}
+
+# The port is looked for at every start, the last one first.
+pg_start_locked() {
     local home port try
-    if pg_running; then
-        return
-    fi
     pg_home >/dev/null || pg_create
     home=$(pg_home)
     for try in 1 2 3 4 5; do
