@@ -29,11 +29,11 @@ lint_format() ( # [--fix]
     fi
 )
 
+# ./dev and whatever else starts with a shell's name.
 lint_shell() {
-    (cd "$ROOT" && shellcheck dev .ci/run tools/dev/*.sh && find bench deploy -type f 2>/dev/null |
-        while read -r file; do
-            if head -c 64 "$file" | grep -qaE '^#!.*\b(ba)?sh\b'; then shellcheck "$file" || exit 1; fi
-        done)
+    local scripts=()
+    mapfile -t scripts < <(cd "$ROOT" && grep -rlIm1 -E '^#!.*\b(ba)?sh$' dev .ci tools bench tests sql 2>/dev/null)
+    (cd "$ROOT" && shellcheck "${scripts[@]}" tools/dev/*.sh)
 }
 
 # docs/CONFIG.md is printed by the program from its settings table.
