@@ -19,7 +19,7 @@ test_add() { # STAGE PASSED FAILED
 # Counts from a results file; a stage whose own status was bad has at least one failure.
 test_add_file() { # STAGE FILE STATUS
     local passed failed
-    read -r passed failed < <(python3 "$ROOT/tools/count_results.py" "$2")
+    read -r passed failed < <("$PYTHON" "$ROOT/tools/count_results.py" "$2")
     if [ "$3" -ne 0 ] && [ "$failed" -eq 0 ]; then
         failed=1
     fi
@@ -56,8 +56,9 @@ test_unit() {
         [ "$flavour" = tsan ] && runner=$(tsan_runner)
         say "unit tests ($flavour)"
         status=0
+        rm -f "$dir/meson-logs/testlog.json"
         # shellcheck disable=SC2086 # the runner is words
-        python3 "$ROOT/tests/system/lib/postgres.py" $runner \
+        "$PYTHON" -B "$ROOT/tests/system/lib/postgres.py" $runner \
             meson test -C "$dir" --no-rebuild --print-errorlogs -t 4 >&2 || status=$?
         test_add_file "unit, $flavour" "$dir/meson-logs/testlog.json" "$status"
     done
@@ -72,7 +73,7 @@ test_pytest() { # STAGE FLAVOUR ARGS…
     rm -f "$results"
     # shellcheck disable=SC2086 # words
     FRESHET_BIN=$(build_dir "$flavour")/src/app/freshet \
-        $runner python3 -B -m pytest -p no:cacheprovider -q --junitxml="$results" \
+        $runner "$PYTHON" -B -m pytest -p no:cacheprovider -q --junitxml="$results" \
         "$ROOT/tests/system" "$@" ${FRESHET_PYTEST_ARGS:-} >&2 || status=$?
     test_add_file "$stage" "$results" "$status"
 }
@@ -82,7 +83,7 @@ test_system() {
     test_pytest system-tsan tsan -m tsan
 }
 
-# One target for a while, from its corpus, findings kept under $VAR/fuzz.
+# Becomes one target for a while, from its corpus; findings are kept under $VAR/fuzz.
 fuzz_target() { # PROGRAM
     local name work seeds dict=()
     name=$(basename "$1")
@@ -91,7 +92,7 @@ fuzz_target() { # PROGRAM
     seeds=$ROOT/tests/fuzz/corpus/$name
     [ -e "$ROOT/tests/fuzz/$name.dict" ] && dict=(-dict="$ROOT/tests/fuzz/$name.dict")
     mkdir -p "$work/corpus"
-    "$1" -max_total_time="${FRESHET_FUZZ_SECONDS:-20}" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
+    exec "$1" -max_total_time="${FRESHET_FUZZ_SECONDS:-20}" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
         -artifact_prefix="$work/" "${dict[@]}" "$work/corpus" "$seeds" >"$work/log" 2>&1
 }
 
@@ -133,6 +134,10 @@ test_command() {
     packages_ensure run test
     test_sanitizer_env
     mkdir -p "$VAR/test"
+    # Nothing stays behind when the run is broken off.
+    trap 'jobs -p | xargs -r kill 2>/dev/null || true' EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM HUP
     if [ $# -eq 0 ]; then
         suites=(unit system fuzz)
         test_build release -Dwerror=true -Dbench=true || true

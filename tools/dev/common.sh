@@ -5,6 +5,8 @@
 : "${ROOT:?}"
 VAR=$(realpath -m -- "${FRESHET_VAR:-$ROOT/var}")
 PORT=${FRESHET_PORT:-8080}
+# Debian's own, which the packages' modules belong to, whatever stands first on the PATH.
+PYTHON=/usr/bin/python3
 CONFIG=$(realpath -m -- "${FRESHET_CONFIG:-$ROOT/config/freshet.yaml}")
 
 say() {
@@ -65,7 +67,7 @@ process_stop() { # FILE PATIENCE
 
 # Prints the wanted loopback port when it is free, else any free one (or fails with --exactly).
 free_port() { # WANTED [--exactly]
-    python3 - "$@" <<'EOF'
+    "$PYTHON" - "$@" <<'EOF'
 import socket, sys
 wanted, exactly = int(sys.argv[1] or 0), "--exactly" in sys.argv
 for port in [wanted] if exactly else [wanted, 0]:

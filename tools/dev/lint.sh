@@ -52,8 +52,8 @@ lint_command() {
     packages_ensure run lint
     mkdir -p "$VAR"
     LINT_FAILED=0
-    lint_one "includes follow tools/layers.txt" python3 -B "$ROOT/tools/check_includes.py"
-    lint_one "files are short and finished" python3 -B "$ROOT/tools/check_files.py"
+    lint_one "includes follow tools/layers.txt" "$PYTHON" -B "$ROOT/tools/check_includes.py"
+    lint_one "files are short and finished" "$PYTHON" -B "$ROOT/tools/check_files.py"
     lint_one "clang-format" lint_format "$@"
     lint_one "shellcheck" lint_shell
     lint_one "docs/CONFIG.md is what the program prints" lint_config_page

@@ -7,7 +7,7 @@
 PACKAGES_RUN='
 cmd:gcc                      | gcc                   | compiler
 file:/usr/include/stdio.h    | libc6-dev             | C library headers
-cmd:python3                  | python3               | Meson, and finding a free port
+file:/usr/bin/python3        | python3               | Meson, and finding a free port
 cmd:meson                    | meson                 | build
 cmd:ninja                    | ninja-build           | build
 cmd:pkg-config               | pkg-config            | finds the libraries
@@ -58,7 +58,7 @@ package_present() { # PROBE
     cmd:*) command -v "${1#cmd:}" >/dev/null ;;
     pc:*) pkg-config --exists "${1#pc:}" 2>/dev/null ;;
     file:*) [ -e "${1#file:}" ] ;;
-    py:*) [ -d "/usr/lib/python3/dist-packages/${1#py:}" ] || python3 -c "import ${1#py:}" 2>/dev/null ;;
+    py:*) [ -d "/usr/lib/python3/dist-packages/${1#py:}" ] || "$PYTHON" -c "import ${1#py:}" 2>/dev/null ;;
     postgres:) postgres_bindir >/dev/null ;;
     libfuzzer:) [ -e "$(clang -print-file-name=libclang_rt.fuzzer-"$(uname -m)".a 2>/dev/null)" ] ;;
     esac
