@@ -6,7 +6,6 @@
  * its own SO_REUSEPORT listener, as the real server has. It is not a web server: send it exactly the request
  * it was told about, or the answers mean nothing.
  */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <getopt.h>
 #include <netdb.h>
@@ -111,9 +110,9 @@ static int listener_open(const char *address)
     }
     int fd = socket(found->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     int on = 1;
-    if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0
-        || setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof on) != 0
-        || bind(fd, found->ai_addr, found->ai_addrlen) != 0 || listen(fd, 1024) != 0) {
+    if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0 ||
+        setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof on) != 0 ||
+        bind(fd, found->ai_addr, found->ai_addrlen) != 0 || listen(fd, 1024) != 0) {
         die(address);
     }
     freeaddrinfo(found);
@@ -254,8 +253,8 @@ static void usage(void)
 static struct settings settings_parse(int argc, char **argv)
 {
     static const struct option options[] = {
-        {"listen", required_argument, NULL, 'l'},   {"threads", required_argument, NULL, 't'},
-        {"response", required_argument, NULL, 'f'}, {"request-bytes", required_argument, NULL, 'r'},
+        {"listen", required_argument, NULL, 'l'},       {"threads", required_argument, NULL, 't'},
+        {"response", required_argument, NULL, 'f'},     {"request-bytes", required_argument, NULL, 'r'},
         {"max-pipeline", required_argument, NULL, 'p'}, {NULL, 0, NULL, 0},
     };
     struct settings settings = {.threads = 1, .copies = 64};
@@ -270,8 +269,8 @@ static struct settings settings_parse(int argc, char **argv)
         default: usage();
         }
     }
-    if (settings.listen == NULL || settings.response_file == NULL || settings.request_bytes == 0
-        || optind != argc) {
+    if (settings.listen == NULL || settings.response_file == NULL || settings.request_bytes == 0 ||
+        optind != argc) {
         usage();
     }
     return settings;

@@ -5,7 +5,6 @@
  * process(es) at both ends of the measured window; rate and latency come along. It drives freshet, the floor
  * and nginx by HTTP and Redis by RESP2, so that all are measured by the same hand.
  */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <getopt.h>
 #include <netdb.h>
@@ -36,6 +35,7 @@ struct sample {
     uint64_t server_cpu_ns;
     uint64_t own_cpu_ns;
     uint64_t answers;
+    uint64_t bytes;
     uint64_t errors;
 };
 
@@ -50,8 +50,7 @@ static void pause_for(double seconds)
 {
     struct timespec time = {.tv_sec = (time_t)seconds};
     time.tv_nsec = (long)((seconds - (double)time.tv_sec) * 1e9);
-    while (clock_nanosleep(CLOCK_MONOTONIC, 0, &time, &time) == EINTR) {
-    }
+    while (clock_nanosleep(CLOCK_MONOTONIC, 0, &time, &time) == EINTR) {}
 }
 
 static void usage(void)
@@ -111,8 +110,8 @@ static struct settings settings_parse(int argc, char **argv)
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
         setting_take(&settings, option, optarg);
     }
-    if (settings.connect == NULL || settings.requests_file == NULL || optind != argc
-        || settings.connections < settings.threads) {
+    if (settings.connect == NULL || settings.requests_file == NULL || optind != argc ||
+        settings.connections < settings.threads) {
         usage();
     }
     return settings;
@@ -161,6 +160,7 @@ static bool sample_take(const struct settings *settings, struct bench_worker *wo
     memset(sample, 0, sizeof *sample);
     for (int i = 0; i < settings->threads; i++) {
         sample->answers += atomic_load_explicit(&workers[i].answers, memory_order_relaxed);
+        sample->bytes += atomic_load_explicit(&workers[i].bytes, memory_order_relaxed);
         sample->errors += atomic_load_explicit(&workers[i].errors, memory_order_relaxed);
     }
     sample->time_ns = clock_ns(CLOCK_MONOTONIC);
@@ -187,6 +187,7 @@ static void report(const struct settings *settings, struct bench_worker *workers
     double own_ns = (double)(to->own_cpu_ns - from->own_cpu_ns);
     printf("{\"requests\":%.0f,\"errors\":%llu,\"first_bad_status\":%d,", answers,
            (unsigned long long)(to->errors), bad_status);
+    printf("\"bytes_per_answer\":%.1f,", (double)(to->bytes - from->bytes) / per_answer);
     printf("\"server_cpu_us_per_request\":%.4f,\"server_busy\":%.3f,", server_ns / 1e3 / per_answer,
            server_ns / elapsed_ns);
     printf("\"client_cpu_us_per_request\":%.4f,\"rps\":%.0f,", own_ns / 1e3 / per_answer,

@@ -2,7 +2,6 @@
  * Reads the file of requests. A file that opens with a digit is a list of netstrings, anything else is one
  * request (no HTTP method and no RESP command begins with a digit).
  */
-#define _GNU_SOURCE
 #include "load_requests.h"
 
 #include <ctype.h>
@@ -48,8 +47,8 @@ static bool netstring_next(const struct file *file, size_t *at, const char **sta
     while (pos < file->length && isdigit((unsigned char)file->bytes[pos]) && size <= file->length) {
         size = size * 10 + (size_t)(file->bytes[pos++] - '0');
     }
-    if (pos == *at || size == 0 || pos + 1 + size + 1 > file->length || file->bytes[pos] != ':'
-        || file->bytes[pos + 1 + size] != ',') {
+    if (pos == *at || size == 0 || pos + 1 + size + 1 > file->length || file->bytes[pos] != ':' ||
+        file->bytes[pos + 1 + size] != ',') {
         return false;
     }
     *start = file->bytes + pos + 1;

@@ -1,5 +1,4 @@
 /* Latency histogram and processor time of other processes; see the header. */
-#define _GNU_SOURCE
 #include "load_stats.h"
 
 #include <errno.h>

@@ -5,7 +5,6 @@
  * place, Content-Length at the same place) is taken at a glance. A wrong guess cannot pass unseen: the bytes
  * after it would not begin with a status line.
  */
-#define _GNU_SOURCE
 #include "load_wire.h"
 
 #include <ctype.h>
@@ -42,9 +41,9 @@ static bool is_length_field(const char *at, const char *end)
 
 static bool hint_holds(const struct bench_wire_hint *hint, const char *bytes, size_t length)
 {
-    return hint->head_bytes != 0 && length >= hint->head_bytes
-           && memcmp(bytes + hint->head_bytes - 4, "\r\n\r\n", 4) == 0 && bytes[hint->length_at - 1] == '\n'
-           && is_length_field(bytes + hint->length_at, bytes + hint->head_bytes);
+    return hint->head_bytes != 0 && length >= hint->head_bytes &&
+           memcmp(bytes + hint->head_bytes - 4, "\r\n\r\n", 4) == 0 && bytes[hint->length_at - 1] == '\n' &&
+           is_length_field(bytes + hint->length_at, bytes + hint->head_bytes);
 }
 
 /* Fills the hint from a whole head. False when there is no Content-Length to go by. */
@@ -80,8 +79,8 @@ ssize_t bench_wire_http_head(struct bench_wire_hint *hint, const char *bytes, si
         }
     }
     const char *value = bytes + hint->length_at + LENGTH_NAME_BYTES;
-    if (hint->head_bytes < STATUS_LINE_MIN
-        || !digits_read(value, bytes + hint->head_bytes, &answer->body_bytes)) {
+    if (hint->head_bytes < STATUS_LINE_MIN ||
+        !digits_read(value, bytes + hint->head_bytes, &answer->body_bytes)) {
         return -1;
     }
     answer->status = (bytes[9] - '0') * 100 + (bytes[10] - '0') * 10 + (bytes[11] - '0');

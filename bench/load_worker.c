@@ -3,7 +3,6 @@
  * measures: one clock reading per ready socket, bodies skipped unseen, batches written straight from the
  * shared run of requests. It does not compare bodies; the status of every answer is checked.
  */
-#define _GNU_SOURCE
 #include "load_worker.h"
 
 #include <errno.h>
@@ -27,7 +26,7 @@ struct conn {
     size_t out_at;    /* the part of the batch that the socket did not take */
     size_t out_end;
     bool blocked; /* the socket was full: EPOLLOUT is asked for */
-    int status; /* of the answer whose body is being skipped */
+    int status;   /* of the answer whose body is being skipped */
     uint64_t sent_ns;
     size_t rest_bytes; /* an answer's head that has not come whole */
     char rest[BENCH_HEAD_BYTES_MAX];
@@ -109,9 +108,9 @@ static bool conn_open(struct state *state, struct conn *conn)
         return false;
     }
     int on = 1;
-    if (connect(conn->fd, address, state->plan->address_bytes) != 0
-        || setsockopt(conn->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) != 0
-        || fcntl(conn->fd, F_SETFL, O_NONBLOCK) != 0 || !conn_watch(state, conn, EPOLL_CTL_ADD, EPOLLIN)) {
+    if (connect(conn->fd, address, state->plan->address_bytes) != 0 ||
+        setsockopt(conn->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) != 0 ||
+        fcntl(conn->fd, F_SETFL, O_NONBLOCK) != 0 || !conn_watch(state, conn, EPOLL_CTL_ADD, EPOLLIN)) {
         return false;
     }
     return conn_send_batch(state, conn, now_ns());
@@ -185,6 +184,7 @@ static bool conn_read(struct state *state, struct conn *conn)
         return false;
     }
     count(&state->worker->answers, done);
+    count(&state->worker->bytes, (uint64_t)got);
     if (atomic_load_explicit(&state->plan->phase, memory_order_relaxed) == BENCH_MEASURING) {
         bench_histogram_add(&state->worker->latency_ns, now - conn->sent_ns, done);
     }

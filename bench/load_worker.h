@@ -36,6 +36,7 @@ struct bench_worker {
     int connections;
     size_t first_request;
     _Atomic uint64_t answers;
+    _Atomic uint64_t bytes; /* received, heads and bodies */
     _Atomic uint64_t errors;
     _Atomic int first_bad_status; /* 0 none, -1 a broken connection, else what was answered */
     _Atomic bool failed;          /* it could not go on, and said why on stderr */

@@ -1,0 +1,1 @@
+"""What the benchmarks share: processes, the measured server, PostgreSQL, tables of results."""

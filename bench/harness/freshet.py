@@ -1,0 +1,210 @@
+"""The measured program: its configuration, its tokens, starting it, asking it.
+
+What a configuration file looks like is known in `configuration()` alone, and what the program's tables and
+command line look like in `Freshet.prepare()` and `Freshet.start()`.
+"""
+import base64
+import dataclasses
+import json
+import os
+import socket
+import subprocess
+import time
+
+import jwt
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519
+
+from . import machine
+
+TENANT = "bench"
+ISSUER = "https://issuer.bench.example"
+AUDIENCE = "freshet"
+TOKEN_BYTES = 600
+
+
+@dataclasses.dataclass
+class Dictionary:
+    code: str
+    table: str
+    rows: int
+
+    def query(self, tenant):
+        """What the program is told to load; `tenant` is an SQL expression or a named parameter."""
+        return f"select code as k, body as v from public.{self.table} where tenant_id = {tenant}"
+
+
+def configuration(database, port, loops, jwks_file, dictionaries, preload):
+    """The program's file. JSON is YAML too, and needs no quoting rules."""
+    host, db_port = database.parts.hostname, database.parts.port or 5432
+    return {
+        "http": {"listen": f"127.0.0.1:{port}", "loops": loops},
+        "auth": {"jwksFile": jwks_file, "issuer": ISSUER, "audience": AUDIENCE},
+        "refdata": {
+            "postgres": {
+                "jdbcUrl": f"jdbc:postgresql://{host}:{db_port}/{database.name}",
+                "username": database.user,
+                "passwordFromEnv": "FRESHET_BENCH_PG_PASSWORD",
+                "schema": "public",
+            },
+            "cache": {"preload": [f"{TENANT}/{dictionary.code}" for dictionary in preload]},
+            "dictionaries": [{"code": dictionary.code, "enabled": True, "loadSql": dictionary.query(":tenantId")}
+                             for dictionary in dictionaries],
+        },
+    }
+
+
+class Keys:
+    """A key pair in a JWKS file, and a token as an identity provider would issue it, 600 bytes or so."""
+
+    def __init__(self, folder):
+        self.private = ed25519.Ed25519PrivateKey.generate()
+        public = self.private.public_key().public_bytes(serialization.Encoding.Raw,
+                                                        serialization.PublicFormat.Raw)
+        self.file = os.path.join(folder, "jwks.json")
+        key = {"kty": "OKP", "crv": "Ed25519", "kid": "bench-1", "alg": "EdDSA", "use": "sig",
+               "x": base64.urlsafe_b64encode(public).rstrip(b"=").decode()}
+        with open(self.file, "w", encoding="ascii") as out:
+            json.dump({"keys": [key]}, out)
+
+    def token(self):
+        now = int(time.time())
+        claims = {"iss": ISSUER, "aud": AUDIENCE, "sub": "3f0c2a52-6f0e-4d5e-9d0c-1f4f6f1f7a10", "iat": now,
+                  "nbf": now - 60, "exp": now + 86400, "tenant_id": TENANT, "name": "Bench Reader",
+                  "email": "reader@bench.example", "scope": "openid profile email", "sid": ""}
+        missing = TOKEN_BYTES - len(self._sign(claims))
+        claims["sid"] = "s" * max(0, missing * 3 // 4)
+        return self._sign(claims)
+
+    def _sign(self, claims):
+        return jwt.encode(claims, self.private, algorithm="EdDSA", headers={"kid": "bench-1"})
+
+
+def request(path, token=None):
+    authorization = f"Authorization: Bearer {token}\r\n" if token else ""
+    return (f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{authorization}"
+            f"Accept: application/json\r\nUser-Agent: bench\r\n\r\n").encode()
+
+
+def item_path(dictionary, key):
+    return f"/v1/tenants/{TENANT}/dictionaries/{dictionary.code}/items/{key}"
+
+
+def keys_path(dictionary, keys):
+    return f"/v1/tenants/{TENANT}/dictionaries/{dictionary.code}/items?keys={','.join(keys)}"
+
+
+@dataclasses.dataclass
+class Answer:
+    status: int
+    raw: bytes
+    body: bytes
+
+
+def ask(port, raw_request, seconds=600):
+    """One exchange on a connection of its own; the answer is framed by Content-Length."""
+    with socket.create_connection(("127.0.0.1", port), timeout=seconds) as connection:
+        connection.sendall(raw_request)
+        raw = b""
+        while b"\r\n\r\n" not in raw:
+            raw += _receive(connection)
+        head, _, body = raw.partition(b"\r\n\r\n")
+        fields = dict(line.lower().split(b":", 1) for line in head.split(b"\r\n")[1:])
+        length = int(fields[b"content-length"])
+        while len(body) < length:
+            body += _receive(connection)
+    return Answer(int(head.split()[1]), head + b"\r\n\r\n" + body, body)
+
+
+def _receive(connection):
+    data = connection.recv(1 << 20)
+    if not data:
+        raise ConnectionError("the server closed the connection in the middle of an answer")
+    return data
+
+
+class Freshet:
+    """Starts the program as often as a benchmark needs it."""
+
+    def __init__(self, binary, folder, processes, database, dictionaries):
+        self.binary = binary
+        self.folder = folder
+        self.processes = processes
+        self.database = database
+        self.dictionaries = dictionaries
+        self.keys = Keys(folder)
+        self.token = self.keys.token()
+        self.env = dict(os.environ, FRESHET_BENCH_PG_PASSWORD=database.password)
+
+    def prepare(self):
+        """Creates the program's own tables and gives every dictionary its first version."""
+        path = self._write("migrate", machine.free_port(), 1, [])
+        subprocess.run([self.binary, "migrate", "--config", path], check=True, env=self.env,
+                       stdout=subprocess.DEVNULL)
+        for dictionary in self.dictionaries:
+            self.database.run(f"insert into refdata.dictionary_meta (tenant_id, dict_code, version, updated_at) "
+                              f"values ('{TENANT}', '{dictionary.code}', 1, now()) on conflict do nothing")
+
+    def start(self, name, loops=1, preload=(), on_cpus=None):
+        port = machine.free_port()
+        path = self._write(name, port, loops, preload)
+        process = self.processes.start(name, [self.binary, "serve", "--config", path], port, on_cpus, self.env)
+        self._wait_ready(name, port, process)
+        return Running(self, name, process, port)
+
+    def _write(self, name, port, loops, preload):
+        path = os.path.join(self.folder, name + ".yaml")
+        with open(path, "w", encoding="utf-8") as out:
+            json.dump(configuration(self.database, port, loops, self.keys.file, self.dictionaries, preload), out,
+                      indent=2)
+        return path
+
+    @staticmethod
+    def _wait_ready(name, port, process, seconds=600):
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and process.poll() is None:
+            if ask(port, request("/actuator/health/readiness")).status == 200:
+                return
+            time.sleep(0.05)
+        raise RuntimeError(f"{name} did not become ready; see its log")
+
+
+@dataclasses.dataclass
+class Running:
+    freshet: Freshet
+    name: str
+    process: subprocess.Popen
+    port: int
+
+    @property
+    def pid(self):
+        return self.process.pid
+
+    def ask(self, path):
+        return ask(self.port, request(path, self.freshet.token))
+
+    def load(self, dictionary, key, seconds=600):
+        """Asks for an item of a dictionary that is not in memory until it is there; returns the seconds."""
+        started = time.monotonic()
+        while time.monotonic() - started < seconds:
+            answer = self.ask(item_path(dictionary, key))
+            if answer.status == 200:
+                return time.monotonic() - started
+            if answer.status != 503:
+                raise RuntimeError(f"{self.name}: {answer.status} {answer.body.decode(errors='replace')}")
+            time.sleep(0.002)
+        raise RuntimeError(f"{self.name}: {dictionary.code} did not load in {seconds} s")
+
+    def logged(self, event, code):
+        """The last log line of that event about that dictionary, or None."""
+        found = None
+        with open(os.path.join(self.freshet.folder, self.name + ".log"), encoding="utf-8") as log:
+            for line in log:
+                if event in line:
+                    entry = json.loads(line)
+                    if event in entry.values() and entry.get("dictCode") == code:
+                        found = entry
+        return found
+
+    def stop(self):
+        self.freshet.processes.stop(self.process)
