@@ -14,8 +14,7 @@ from lib.postgres import PostgresServer
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-def pytest_configure(config):
-    config.addinivalue_line("markers", "tsan: also run against the ThreadSanitizer build")
+def pytest_configure():
     # A TERM must still run the finalizers: no test leaves a process behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 

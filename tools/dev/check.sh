@@ -73,7 +73,7 @@ test_pytest() { # STAGE FLAVOUR ARGS…
     rm -f "$results"
     # shellcheck disable=SC2086 # words
     FRESHET_BIN=$(build_dir "$flavour")/src/app/freshet \
-        $runner "$PYTHON" -B -m pytest -p no:cacheprovider -q --junitxml="$results" \
+        $runner "$PYTHON" -B -m pytest -q --junitxml="$results" \
         "$ROOT/tests/system" "$@" ${FRESHET_PYTEST_ARGS:-} >&2 || status=$?
     test_add_file "$stage" "$results" "$status"
 }
@@ -135,7 +135,7 @@ test_command() {
     test_sanitizer_env
     mkdir -p "$VAR/test"
     # Nothing stays behind when the run is broken off.
-    trap 'jobs -p | xargs -r kill 2>/dev/null || true' EXIT
+    trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
     trap 'exit 130' INT
     trap 'exit 143' TERM HUP
     if [ $# -eq 0 ]; then

@@ -6,8 +6,12 @@ freshet_bin() {
     printf '%s/src/app/freshet\n' "$(build_dir release)"
 }
 
-# What the program sees. Without a PostgreSQL yet (`freshet token` needs none) the URL leads nowhere.
+# What the program sees: the configuration of the running `run` unless FRESHET_CONFIG says otherwise. Without a
+# PostgreSQL yet (`freshet token` needs none) the URL leads nowhere.
 freshet_env() {
+    if [ -z "${FRESHET_CONFIG:-}" ] && process_recorded "$VAR/run.pid" >/dev/null && [ -e "$VAR/run.config" ]; then
+        CONFIG=$(cat "$VAR/run.config")
+    fi
     export FRESHET_VAR=$VAR FRESHET_CONFIG=$CONFIG FRESHET_PORT=$PORT
     FRESHET_PG_URL=$(cat "$VAR/pg/url" 2>/dev/null || echo postgresql://freshet@127.0.0.1:1/freshet)
     export FRESHET_PG_URL
@@ -24,10 +28,8 @@ freshet_command() {
 
 # How the user would call ./dev from where they stand, for this $VAR.
 dev_as_typed() {
-    local typed=$ROOT/dev
-    [ "$PWD" = "$ROOT" ] && typed=./dev
-    [ "$VAR" = "$ROOT/var" ] || typed="FRESHET_VAR=$VAR $typed"
-    printf '%s\n' "$typed"
+    [ "$VAR" = "$ROOT/var" ] || printf 'FRESHET_VAR=%q ' "$VAR"
+    if [ "$PWD" = "$ROOT" ]; then echo ./dev; else printf '%q\n' "$ROOT/dev"; fi
 }
 
 run_command() {
@@ -67,6 +69,7 @@ run_claim() {
         die "already running for $VAR (pid $pid, log $VAR/log/freshet.log); stop it with ./dev down"
     fi
     process_record $$ "$VAR/run.pid"
+    printf '%s\n' "$CONFIG" >"$VAR/run.config"
     process_stop "$VAR/server.pid" 15 || true
 }
 
@@ -139,7 +142,7 @@ run_cleanup() {
         wait "$RUN_SERVER" || { say "the server did not stop cleanly, see $VAR/log/freshet.log" && status=1; }
     fi
     [ -z "${RUN_STARTED_PG:-}" ] || pg_stop
-    rm -f "$VAR/server.pid" "$VAR/run.pid"
+    rm -f "$VAR/server.pid" "$VAR/run.pid" "$VAR/run.config"
     exit "$status"
 }
 
@@ -148,7 +151,7 @@ down_command() {
     # `run` itself goes first: it stops its server and its PostgreSQL on the way out.
     process_stop "$VAR/run.pid" 60 || true
     process_stop "$VAR/server.pid" 40 || true
-    rm -f "$VAR/run.pid" "$VAR/server.pid"
+    rm -f "$VAR/run.pid" "$VAR/run.config" "$VAR/server.pid"
     pg_stop
 }
 
