@@ -159,6 +159,12 @@ bench_command() {
     [ -x "$ROOT/bench/run" ] || die "there is no bench/run"
     packages_ensure run bench
     build_flavour release -Dbench=true
+    if ! pg_running; then
+        trap pg_stop EXIT
+        trap 'exit 130' INT
+        trap 'exit 143' TERM HUP
+        pg_start
+    fi
     freshet_env
-    FRESHET_BIN=$(freshet_bin) FRESHET_BUILD=$(build_dir release) exec "$ROOT/bench/run" "$@"
+    FRESHET_BIN=$(freshet_bin) FRESHET_BUILD=$(build_dir release) "$ROOT/bench/run" "$@"
 }
