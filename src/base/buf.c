@@ -26,26 +26,29 @@ void buf_clear(struct buf *buf)
     buf->start = buf->end = 0;
 }
 
+static void move_down(struct buf *buf)
+{
+    size_t used = buf_len(buf);
+
+    if (buf->start > 0)
+        memmove(buf->data, buf->data + buf->start, used);
+    buf->start = 0;
+    buf->end = used;
+}
+
 static void grow(struct buf *buf, size_t len)
 {
-    size_t used = buf_len(buf), need, capacity = buf->capacity ? buf->capacity : FIRST_BYTES;
+    size_t used = buf_len(buf), capacity = buf->capacity ? buf->capacity : FIRST_BYTES / 2, need;
 
     if (__builtin_add_overflow(used, len, &need))
         need = SIZE_MAX; /* memory_realloc() ends the process, with its log line */
-    /* Moving the content down pays only while it is the smaller half, else it would be moved byte by byte. */
-    if (need <= buf->capacity && used <= buf->capacity / 2) {
-        memmove(buf->data, buf->data + buf->start, used);
-        buf->start = 0;
-        buf->end = used;
+    move_down(buf);
+    /* Moving alone is enough only while it moves the smaller half, else a stream would be moved byte by byte. */
+    if (buf->data && need <= buf->capacity && used <= buf->capacity / 2)
         return;
-    }
-    while (capacity < need || capacity == buf->capacity)
+    do {
         capacity = capacity <= SIZE_MAX / 2 ? capacity * 2 : SIZE_MAX;
-    if (buf->start > 0) {
-        memmove(buf->data, buf->data + buf->start, used);
-        buf->start = 0;
-        buf->end = used;
-    }
+    } while (capacity < need);
     buf->data = memory_realloc(buf->data, capacity);
     buf->capacity = capacity;
 }

@@ -1,25 +1,27 @@
 /* Setting rows: the only schema of the configuration. A module lists its rows; the kernel walks the YAML by them,
- * prints `freshet config --help` and writes docs/CONFIG.md from the same rows, so that they cannot disagree. */
+ * prints `freshet config --help` and writes docs/CONFIG.md from the same rows, so that they cannot disagree.
+ * A table is constant; a mistake in it (a default that its own bounds refuse) ends the program at start. */
 #ifndef FRESHET_BASE_SETTING_H
 #define FRESHET_BASE_SETTING_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "base/str.h"
 
 enum setting_type {
-    SETTING_STRING,      /* struct str */
-    SETTING_BOOL,        /* bool */
-    SETTING_INT,         /* int64_t, within [min, max] */
-    SETTING_DURATION_MS, /* int64_t milliseconds: 250ms, 1s, 5m, 1h, 30d; a bare number is ms; within [min, max] ms */
-    SETTING_SIZE,        /* int64_t bytes: 64KiB, 8MiB, 1GiB; a bare number is bytes; within [min, max] */
+    SETTING_STRING,      /* struct str, NUL-terminated behind its length, never NULL */
+    SETTING_BOOL,        /* bool: true or false, nothing else */
+    SETTING_INT,         /* int64_t */
+    SETTING_DURATION_MS, /* int64_t milliseconds: 250ms, 1s, 5m, 1h, 30d; a bare number is ms */
+    SETTING_SIZE,        /* int64_t bytes: 64KiB, 8MiB, 1GiB; a bare number is bytes */
     SETTING_ENUM,        /* int: index into `choices` */
-    SETTING_STRING_LIST, /* struct setting_strings */
+    SETTING_STRING_LIST, /* struct setting_strings; a single text is taken as a list of one */
     SETTING_OBJECT,      /* a nested struct: `rows` describe it, `offset` is where it stands */
-    SETTING_OBJECT_LIST, /* struct setting_objects: `rows` describe one element of `element_bytes`; a single mapping is
-                            taken as a list of one */
-    SETTING_IGNORED,     /* accepted as a mapping or scalar and not read: a key of the seed whose engine is not built yet */
+    SETTING_OBJECT_LIST, /* struct setting_objects: `rows` describe one element of `element_bytes`; a single
+                            mapping is taken as a list of one */
+    SETTING_IGNORED,     /* accepted in any form and not read: a key of the seed whose engine is not built yet */
 };
 
 struct setting_strings {
@@ -29,7 +31,7 @@ struct setting_strings {
 
 /* Where a value stood in the file, for errors found later (a template that names an unknown parameter). */
 struct setting_place {
-    unsigned line, column; /* 1-based; 0 = not in the file */
+    unsigned line, column; /* 1-based, columns in characters; 0 = not in the file */
 };
 
 struct setting_objects {
@@ -41,16 +43,20 @@ struct setting_objects {
 struct setting_row {
     const char *name; /* the YAML key; NULL ends a table */
     enum setting_type type;
-    size_t offset;           /* in the struct the table describes */
-    const char *help;        /* one or two sentences; what to expect of a change */
-    const char *fallback;    /* default as it would stand in the file; NULL = required, "" = empty/absent */
-    int64_t min, max;        /* INT, DURATION_MS, SIZE; both 0 = no bounds. STRING: length bounds. */
-    const char *const *choices; /* ENUM: NULL-terminated */
+    size_t offset;    /* in the struct the table describes */
+    const char *help; /* one or two sentences; what to expect of a change */
+    /* The default as it would stand in the file ("5s", "[a, b]"); "" = may be absent and is then zero or empty;
+     * NULL = required. An absent OBJECT is filled from its rows' defaults; with "" its required rows may lack too. */
+    const char *fallback;
+    /* Inclusive bounds, both 0 = none: the value (INT, DURATION_MS, SIZE), bytes (STRING), entries (lists). Open ends
+     * are INT64_MIN and INT64_MAX. */
+    int64_t min, max;
+    const char *const *choices;     /* ENUM: NULL-terminated */
     const struct setting_row *rows; /* OBJECT, OBJECT_LIST */
     size_t element_bytes;           /* OBJECT_LIST */
-    size_t place_offset;  /* 1 + offset of a struct setting_place that receives the value's place; 0 = none */
-    bool reloadable;      /* takes effect on SIGHUP or a changed file; otherwise needs a restart */
-    bool secret;          /* never printed */
+    size_t place_offset; /* 1 + offset (same struct) of a struct setting_place for the value's place; 0 = none */
+    bool reloadable;     /* takes effect on SIGHUP or a changed file, else a restart; holds for all inside an object */
+    bool secret;         /* never printed */
 };
 
 #endif
