@@ -1,0 +1,82 @@
+/* Any bytes: the scanner accepts or refuses them; what it accepts can be walked to the bottom and decoded, and what we
+ * write of it is accepted again. */
+#include <stdlib.h>
+
+#include "base/json.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static void check(bool holds)
+{
+    if (!holds)
+        abort();
+}
+
+static void check_string(struct str raw, struct arena *arena)
+{
+    struct str text = json_str_decode(raw, arena);
+    struct json_value again;
+    struct buf out;
+
+    check(str_is_utf8(text));
+    check(json_str_eq(raw, text));
+    check((text.len > 0 && memchr(text.ptr, '\0', text.len) != NULL) == json_has_nul_escape(raw));
+    buf_init(&out);
+    json_put_string(&out, text);
+    check(buf_len(&out) == json_string_size(text));
+    check(json_parse(buf_str(&out), 0, &again, NULL) == STATUS_OK);
+    check(str_eq(json_str_decode(again.raw, arena), text));
+    buf_deinit(&out);
+}
+
+static void check_scalar(const struct json_value *value, struct arena *arena)
+{
+    int64_t integer;
+    double real;
+    bool truth;
+
+    if (value->type == JSON_STRING)
+        check_string(value->raw, arena);
+    check(json_to_bool(value, &truth) == (value->type == JSON_BOOL));
+    if (json_to_i64(value, &integer))
+        check(json_to_double(value, &real));
+}
+
+/* Recursion is as deep as json_parse() allowed. */
+static void check_value(const struct json_value *value, struct arena *arena)
+{
+    struct json_value member, again;
+    struct json_iter it;
+    struct str name;
+
+    check(json_parse(value->raw, JSON_DEPTH_MAX, &again, NULL) == STATUS_OK);
+    check(again.type == value->type && str_eq(again.raw, value->raw));
+    check_scalar(value, arena);
+    json_iter_init(&it, value);
+    while (json_iter_next(&it, &name, &member)) {
+        if (value->type == JSON_OBJECT) {
+            check_string(name, arena);
+            check(json_get(value, json_str_decode(name, arena), &again));
+        }
+        check_value(&member, arena);
+    }
+    (void)json_has_duplicates(value, arena);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct str text = str_of((const char *)data, size);
+    struct json_value value;
+    struct error error;
+    struct arena arena;
+
+    arena_init(&arena, 4096);
+    if (json_parse(text, JSON_DEPTH_MAX, &value, &error) == STATUS_OK) {
+        check(str_is_utf8(text));
+        check_value(&value, &arena);
+    } else {
+        check(error.status == STATUS_BAD_REQUEST);
+    }
+    arena_deinit(&arena);
+    return 0;
+}
