@@ -1,7 +1,9 @@
 """Fixtures of the system tests. One PostgreSQL per run, one database per test, servers stopped and checked at the end."""
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -133,6 +135,15 @@ def module_serve(tmp_path_factory, jwks_path):
     servers = Servers(tmp_path_factory.mktemp("servers"), jwks_path)
     yield servers
     servers.stop()
+
+
+@pytest.fixture
+def var():
+    """A folder for FRESHET_VAR that user postgres can reach too, unlike tmp_path."""
+    folder = Path(tempfile.mkdtemp(prefix="freshet-test-var-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

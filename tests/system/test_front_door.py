@@ -11,11 +11,11 @@ COMMANDS = ["run", "test", "stack", "freshet", "psql", "build", "lint", "bench",
 
 
 @pytest.fixture
-def dev(root, clean_env, tmp_path):
+def dev(root, clean_env, var):
     """dev(args…) runs ./dev with a var/ of its own."""
 
     def call(*args, **env):
-        return subprocess.run([root / "dev", *args], env={**clean_env, "FRESHET_VAR": str(tmp_path / "var"), **env},
+        return subprocess.run([root / "dev", *args], env={**clean_env, "FRESHET_VAR": str(var), **env},
                               text=True, capture_output=True, timeout=120, check=False)
 
     return call
@@ -63,10 +63,10 @@ def test_a_mistyped_call_is_explained_and_exits_2(dev, args, told):
     assert done.stdout == ""
 
 
-def test_down_with_nothing_running_is_quiet_and_leaves_nothing(dev, tmp_path):
+def test_down_with_nothing_running_is_quiet_and_leaves_nothing(dev, var):
     done = dev("down")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert not (tmp_path / "var").exists()
+    assert list(var.iterdir()) == []
 
 
 def test_stack_status_with_nothing_running_fails(dev):
@@ -79,14 +79,14 @@ def test_a_port_that_is_no_number_is_refused(dev):
     assert "FRESHET_PORT" in dev("run", FRESHET_PORT="http").stderr
 
 
-def test_stack_goes_up_answers_psql_and_goes_down(dev, tmp_path):
+def test_stack_goes_up_answers_psql_and_goes_down(dev, var):
     try:
         up = dev("stack", "up")
         assert up.returncode == 0, up.stderr
         name, address = dev("stack", "status").stdout.split()
         assert name == "postgres" and address.startswith("127.0.0.1:")
         assert dev("psql", "-XqAt", "-c", "select 40 + 2").stdout == "42\n"
-        assert (tmp_path / "var/pg/url").stat().st_mode & 0o077 == 0
+        assert (var / "pg/url").stat().st_mode & 0o077 == 0
         without_password = subprocess.run(
             ["psql", "-w", "-h", "127.0.0.1", "-p", address.split(":")[1], "-U", "freshet", "-c", "select 1"],
             env={"PATH": os.environ["PATH"], "HOME": "/nonexistent"}, capture_output=True, check=False)

@@ -72,7 +72,7 @@ test_pytest() { # STAGE FLAVOUR ARGS…
     say "system tests ($flavour)"
     rm -f "$results"
     # shellcheck disable=SC2086 # words
-    FRESHET_BIN=$(build_dir "$flavour")/src/app/freshet \
+    FRESHET_BIN=$(build_dir "$flavour")/src/app/freshet FRESHET_TEST_BUILD=$VAR/build \
         $runner "$PYTHON" -B -m pytest -q --junitxml="$results" \
         "$ROOT/tests/system" "$@" ${FRESHET_PYTEST_ARGS:-} >&2 || status=$?
     test_add_file "$stage" "$results" "$status"
