@@ -43,7 +43,8 @@ static void grow(struct buf *buf, size_t len)
     if (__builtin_add_overflow(used, len, &need))
         need = SIZE_MAX; /* memory_realloc() ends the process, with its log line */
     move_down(buf);
-    /* Moving alone is enough only while it moves the smaller half, else a stream would be moved byte by byte. */
+    /* Moving alone is enough only while it moves the smaller half, else a stream would be moved byte by
+     * byte. */
     if (buf->data && need <= buf->capacity && used <= buf->capacity / 2)
         return;
     do {

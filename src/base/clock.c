@@ -1,5 +1,5 @@
-/* Clocks and calendar. The calendar is computed here: libc's needs locks for the time zone, and its strptime() is no
- * RFC 3339. Years 0000 to 9999, as four digits can say. */
+/* Clocks and calendar. The calendar is computed here: libc's needs locks for the time zone, and its
+ * strptime() is no RFC 3339. Years 0000 to 9999, as four digits can say. */
 #include "base/clock.h"
 
 #include <time.h>
@@ -40,8 +40,8 @@ int clock_ms_left(int64_t deadline_ns)
     return left < INT32_MAX ? (int)left : INT32_MAX;
 }
 
-/* Counting from 1 March puts the leap day last: then the days before a month are (153 m + 2) / 5, and 400 years are
- * always 146,097 days. 719,468 is the day count from 0000-03-01 to 1970-01-01. */
+/* Counting from 1 March puts the leap day last: then the days before a month are (153 m + 2) / 5, and 400
+ * years are always 146,097 days. 719,468 is the day count from 0000-03-01 to 1970-01-01. */
 static int64_t days_of(struct date date)
 {
     int64_t year = date.year - (date.month <= 2);

@@ -47,8 +47,8 @@ static struct hash128 hash_item_streamed(const uint8_t frame[8], struct str key,
     return hash128_of(XXH3_128bits_digest(&state));
 }
 
-/* A usual item is put together on the stack and hashed at once, several times faster than through xxhash's state; the
- * result is the same. The length is little-endian, so that pods of different machines agree. */
+/* A usual item is put together on the stack and hashed at once, several times faster than through xxhash's
+ * state; the result is the same. The length is little-endian, so that pods of different machines agree. */
 struct hash128 hash_item(struct str key, struct str payload)
 {
     uint8_t bytes[1024];

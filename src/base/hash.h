@@ -1,5 +1,5 @@
-/* Hashes. Tables keyed by what a peer sends use the process's own random seed, content hashes use none, so that
- * two pods agree. */
+/* Hashes. Tables keyed by what a peer sends use the process's own random seed, content hashes use none, so
+ * that two pods agree. */
 #ifndef FRESHET_BASE_HASH_H
 #define FRESHET_BASE_HASH_H
 
@@ -23,7 +23,7 @@ void hash128_subtract(struct hash128 *sum, struct hash128 item);
 #define HASH128_HEX_BYTES 33
 void hash128_hex(struct hash128 hash, char out[HASH128_HEX_BYTES]);
 
-uint64_t random_u64(void);                       /* from the kernel; for seeds, ids and jitter */
-void random_bytes(void *out, size_t len);        /* aborts if the kernel has none */
+uint64_t random_u64(void);                /* from the kernel; for seeds, ids and jitter */
+void random_bytes(void *out, size_t len); /* aborts if the kernel has none */
 
 #endif

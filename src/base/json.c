@@ -1,7 +1,7 @@
 /* The JSON scanner: checks a whole text in one pass and keeps nothing but where it began and ended.
  *
- * No recursion: what is open is one bit a level (object or array), so the depth of the input costs no stack. Reading
- * the values afterwards is json_value.c, which trusts what was checked here. */
+ * No recursion: what is open is one bit a level (object or array), so the depth of the input costs no
+ * stack. Reading the values afterwards is json_value.c, which trusts what was checked here. */
 #include "base/json.h"
 
 #include "base/hex.h"
@@ -86,7 +86,8 @@ static bool scan_escape(struct scan *s)
     }
 }
 
-/* Characters past ASCII come in runs, so they are walked here without going back for a plain run between each. */
+/* Characters past ASCII come in runs, so they are walked here without going back for a plain run between
+ * each. */
 static bool scan_utf8_run(struct scan *s)
 {
     while (s->p < s->end && (unsigned char)*s->p >= 0x80) {

@@ -1,7 +1,8 @@
 /* JSON: a strict scanner that keeps slices of the bytes that came, and a writer.
  *
- * The scanner checks RFC 8259, UTF-8, depth and lone surrogates, and builds no tree: a value stays the bytes it was,
- * so that 0.1 stays 0.1 and an integer past 2^63 is not refused. It holds no memory; slices point into the input. */
+ * The scanner checks RFC 8259, UTF-8, depth and lone surrogates, and builds no tree: a value stays the
+ * bytes it was, so that 0.1 stays 0.1 and an integer past 2^63 is not refused. It holds no memory; slices
+ * point into the input. */
 #ifndef FRESHET_BASE_JSON_H
 #define FRESHET_BASE_JSON_H
 
@@ -21,8 +22,8 @@ struct json_value {
     struct str raw;
 };
 
-/* Validates the whole of `text` as one JSON value, at most `depth_max` deep. On failure *error says what and at
- * which byte offset. `text` may have white space around. */
+/* Validates the whole of `text` as one JSON value, at most `depth_max` deep. On failure *error says what
+ * and at which byte offset. `text` may have white space around. */
 enum status json_parse(struct str text, unsigned depth_max, struct json_value *value,
                        struct error *error) MUST_CHECK;
 
@@ -35,8 +36,8 @@ struct json_value json_value_of(struct str raw);
  *     json_iter_init(&it, &object);
  *     while (json_iter_next(&it, &name, &member)) ...
  *
- * `name` (which may be NULL) is the raw string with its quotes, escapes kept: compare it with json_str_eq(). In
- * an array it is empty. Anything but a container has no members. */
+ * `name` (which may be NULL) is the raw string with its quotes, escapes kept: compare it with
+ * json_str_eq(). In an array it is empty. Anything but a container has no members. */
 struct json_iter {
     struct str rest;
     bool is_object;
@@ -44,7 +45,8 @@ struct json_iter {
 void json_iter_init(struct json_iter *it, const struct json_value *container);
 bool json_iter_next(struct json_iter *it, struct str *name, struct json_value *value);
 
-/* The member called `name`; the last one wins where it is repeated, unless json_has_duplicates() was asked first. */
+/* The member called `name`; the last one wins where it is repeated, unless json_has_duplicates() was asked
+ * first. */
 bool json_get(const struct json_value *object, struct str name, struct json_value *value);
 bool json_has_duplicates(const struct json_value *object, struct arena *arena);
 
@@ -54,14 +56,14 @@ struct str json_str_decode(struct str raw_string, struct arena *arena);
 /* Does it hold the escape of U+0000, which PostgreSQL's text cannot? Any validated value, at any depth. */
 bool json_has_nul_escape(struct str raw);
 bool json_to_bool(const struct json_value *value, bool *out);
-bool json_to_i64(const struct json_value *value, int64_t *out); /* integers only: 1.0 and 1e3 are false */
+bool json_to_i64(const struct json_value *value, int64_t *out);   /* integers only: 1.0 and 1e3 are false */
 bool json_to_double(const struct json_value *value, double *out); /* false where it would be infinite */
 
-/* Writer: appends to a buffer. Commas are the caller's concern except through the json_put_* member helpers, which
- * put one where the last byte is neither '{', '[' nor ':'. */
+/* Writer: appends to a buffer. Commas are the caller's concern except through the json_put_* member
+ * helpers, which put one where the last byte is neither '{', '[' nor ':'. */
 void json_put_string(struct buf *out, struct str text); /* quoted and escaped; invalid UTF-8 becomes U+FFFD */
 void json_put_i64(struct buf *out, int64_t number);
-void json_put_key(struct buf *out, struct str name);    /* [,]"name": */
+void json_put_key(struct buf *out, struct str name); /* [,]"name": */
 void json_put_member_str(struct buf *out, const char *name, struct str text);
 void json_put_member_i64(struct buf *out, const char *name, int64_t number);
 void json_put_member_bool(struct buf *out, const char *name, bool value);

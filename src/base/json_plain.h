@@ -2,6 +2,7 @@
 #ifndef FRESHET_BASE_JSON_PLAIN_H
 #define FRESHET_BASE_JSON_PLAIN_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -38,8 +39,8 @@ static inline const char *json_plain_end(const char *p, const char *end)
     while (end - p >= 8) {
         uint64_t word, quote, backslash, control;
         memcpy(&word, p, sizeof(word));
-        /* A byte's high bit is set where that byte is below 0x20, or becomes zero by the XOR. Borrows can only mark
-         * a byte above one that is marked already, so "none marked" is exact. */
+        /* A byte's high bit is set where that byte is below 0x20, or becomes zero by the XOR. Borrows can
+         * only mark a byte above one that is marked already, so "none marked" is exact. */
         quote = word ^ (ones * '"');
         backslash = word ^ (ones * '\\');
         control = word - ones * 0x20;

@@ -1,13 +1,14 @@
 /* Reading validated JSON: walking containers, and what scalars mean.
  *
- * All of it relies on json_parse() having accepted the bytes. Lengths are still respected, so that a slice that was
- * not validated can give a wrong answer but is never read past its end. */
+ * All of it relies on json_parse() having accepted the bytes. Lengths are still respected, so that a slice
+ * that was not validated can give a wrong answer but is never read past its end. */
 #include <math.h>
 #include <stdlib.h>
 
 #include "base/hash.h"
 #include "base/hex.h"
 #include "base/json.h"
+#include "base/json_plain.h"
 #include "base/memory.h"
 
 static const char *skip_space(const char *p, const char *end)
@@ -17,23 +18,26 @@ static const char *skip_space(const char *p, const char *end)
     return p;
 }
 
-/* From an opening quote to behind the closing one. The next quote is looked for again only when an escape used it up,
- * so that a long string full of escapes stays linear. */
+/* From an opening quote to behind the closing one. */
 static const char *skip_string(const char *p, const char *end)
 {
-    const char *quote = p++;
-
-    while (p < end) {
-        if (quote < p)
-            quote = memchr(p, '"', (size_t)(end - p));
-        if (!quote)
+    p++;
+    for (;;) {
+        p = json_plain_end(p, end);
+        if (p == end)
             return end;
-        const char *escape = memchr(p, '\\', (size_t)(quote - p));
-        if (!escape)
-            return quote + 1;
-        p = escape + 2;
+        if (*p == '"')
+            return p + 1;
+        if (*p == '\\') {
+            if (end - p < 2)
+                return end;
+            p += 2;
+        } else {
+            do {
+                p++;
+            } while (p < end && (unsigned char)*p >= 0x80);
+        }
     }
-    return end;
 }
 
 static const char *skip_container(const char *p, const char *end)
@@ -199,7 +203,8 @@ static size_t put_utf8(char out[4], unsigned code)
     return 4;
 }
 
-/* Decodes the escape at *rest and takes it off; returns how many bytes it means. No escape is shorter than that. */
+/* Decodes the escape at *rest and takes it off; returns how many bytes it means. No escape is shorter than
+ * that. */
 static size_t take_escape(struct str *rest, char out[4])
 {
     const char *p = rest->ptr;
@@ -230,7 +235,8 @@ static size_t take_escape(struct str *rest, char out[4])
     return len;
 }
 
-/* Takes what comes next off *rest: a run without escapes as it stands, or one escape decoded into `scratch`. */
+/* Takes what comes next off *rest: a run without escapes as it stands, or one escape decoded into
+ * `scratch`. */
 static struct str take_piece(struct str *rest, char scratch[4])
 {
     const char *escape = memchr(rest->ptr, '\\', rest->len);
@@ -277,8 +283,8 @@ struct str json_str_decode(struct str raw_string, struct arena *arena)
     return str_of(out, len);
 }
 
-/* Backslashes stand only in strings and always begin an escape, so going from one escape to the next needs no look
- * at quotes. */
+/* Backslashes stand only in strings and always begin an escape, so going from one escape to the next needs
+ * no look at quotes. */
 bool json_has_nul_escape(struct str raw)
 {
     while (raw.len > 0) {

@@ -1,12 +1,13 @@
-/* The JSON writer: appends to a buffer, and never more than it says, so that a fixed buffer can stand behind it. */
+/* The JSON writer: appends to a buffer, and never more than it says, so that a fixed buffer can stand
+ * behind it. */
 #include "base/json.h"
 
 #include "base/json_plain.h"
 
 #define REPLACEMENT "\xEF\xBF\xBD" /* U+FFFD */
 
-/* How the byte at *p is written when it is not plain: returns the text, advances *p over what it stands for. A
- * character of several bytes is its own text. */
+/* How the byte at *p is written when it is not plain: returns the text, advances *p over what it stands
+ * for. A character of several bytes is its own text. */
 static struct str escape_next(const char **p, const char *end, char scratch[6])
 {
     static const char digits[] = "0123456789abcdef";

@@ -1,7 +1,7 @@
 /* Log lines: built in a fixed buffer of the thread, written at once.
  *
- * A line never allocates, so that running out of memory can be logged; what does not fit is cut or left out. A write
- * that fails is forgotten: a program that cannot log must go on serving. */
+ * A line never allocates, so that running out of memory can be logged; what does not fit is cut or left
+ * out. A write that fails is forgotten: a program that cannot log must go on serving. */
 #include "base/log.h"
 
 #include <errno.h>
@@ -63,7 +63,8 @@ static struct str cut(struct str text, size_t room)
     return text;
 }
 
-/* `line` stands on fixed memory and must not grow: every put is checked against the room that is left first. */
+/* `line` stands on fixed memory and must not grow: every put is checked against the room that is left
+ * first. */
 static size_t room_for_value(const struct buf *line, const char *name)
 {
     size_t used = buf_len(line) + 1 + json_string_size(str_from(name)) + 1 + TAIL_BYTES;
@@ -105,8 +106,8 @@ static void put_field(struct buf *line, const struct log_field *field)
         put_double(line, field->name, field->real);
 }
 
-/* A write interrupted before its first byte is the only one tried again; the rest of a short one would be a line that
- * another thread's may have come between. */
+/* A write interrupted before its first byte is the only one tried again; the rest of a short one would be
+ * a line that another thread's may have come between. */
 static void write_line(struct str line)
 {
     int fd = atomic_load_explicit(&log_fd, memory_order_relaxed);

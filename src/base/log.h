@@ -2,7 +2,8 @@
  *
  *     log_info("dictionary_loaded", LOG_STR("dictCode", code), LOG_INT("version", version));
  *
- * A line is built in one thread-local buffer and written by a single write(), so lines of threads never mix. */
+ * A line is built in one thread-local buffer and written by a single write(), so lines of threads never
+ * mix. */
 #ifndef FRESHET_BASE_LOG_H
 #define FRESHET_BASE_LOG_H
 
@@ -27,8 +28,9 @@ struct log_field {
 #define LOG_DOUBLE(n, d) ((struct log_field){.name = (n), .type = LOG_FIELD_DOUBLE, .real = (d)})
 #define LOG_BOOL(n, b) ((struct log_field){.name = (n), .type = LOG_FIELD_BOOL, .number = (b)})
 /* an error's status, field and message */
-#define LOG_ERROR_FIELDS(e)                                                                                \
-    LOG_CSTR("status", status_name((e)->status)), LOG_CSTR("field", (e)->field), LOG_CSTR("error", (e)->message)
+#define LOG_ERROR_FIELDS(e)                                                      \
+    LOG_CSTR("status", status_name((e)->status)), LOG_CSTR("field", (e)->field), \
+        LOG_CSTR("error", (e)->message)
 
 /* Fields with empty text are left out. `event` is a short snake_case name that can be searched for. */
 void log_write(enum log_level level, const char *event, const struct log_field *fields);
@@ -37,8 +39,8 @@ void log_set_fd(int fd); /* standard error unless a test says otherwise */
 bool log_enabled(enum log_level level);
 bool log_level_parse(struct str name, enum log_level *level); /* debug, info, warn, error */
 
-#define LOG_FIELDS(...) ((const struct log_field[]){__VA_ARGS__ __VA_OPT__(, ) {.name = NULL}})
-#define log_debug(event, ...)                                                                              \
+#define LOG_FIELDS(...) ((const struct log_field[]){__VA_ARGS__ __VA_OPT__(, ){.name = NULL}})
+#define log_debug(event, ...) \
     (log_enabled(LOG_LEVEL_DEBUG) ? log_write(LOG_LEVEL_DEBUG, event, LOG_FIELDS(__VA_ARGS__)) : (void)0)
 #define log_info(event, ...) log_write(LOG_LEVEL_INFO, event, LOG_FIELDS(__VA_ARGS__))
 #define log_warn(event, ...) log_write(LOG_LEVEL_WARN, event, LOG_FIELDS(__VA_ARGS__))

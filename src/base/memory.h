@@ -1,5 +1,5 @@
-/* Allocation that does not fail: a process of ours that is out of memory ends at once with a log line, and its
- * followers are rebuilt from PostgreSQL. Sizes that a peer decides are bounded before they get here. */
+/* Allocation that does not fail: a process of ours that is out of memory ends at once with a log line, and
+ * its followers are rebuilt from PostgreSQL. Sizes that a peer decides are bounded before they get here. */
 #ifndef FRESHET_BASE_MEMORY_H
 #define FRESHET_BASE_MEMORY_H
 

@@ -1,7 +1,8 @@
 /* The metrics registry and the updates.
  *
- * A thread that claimed a shard is its only writer, so it adds by a plain load and store, without the bus lock of an
- * atomic addition; all other threads share the last shard and do add atomically. Printing is metrics_print.c. */
+ * A thread that claimed a shard is its only writer, so it adds by a plain load and store, without the bus
+ * lock of an atomic addition; all other threads share the last shard and do add atomically. Printing is
+ * metrics_print.c. */
 #include "base/metrics.h"
 
 #include <math.h>

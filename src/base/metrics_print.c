@@ -1,7 +1,8 @@
-/* Metrics as Prometheus text, version 0.0.4: families in order of registration, series in order of creation.
+/* Metrics as Prometheus text, version 0.0.4: families in order of registration, series in order of
+ * creation.
  *
- * The registry is locked while printing; updates go on, so a histogram's sum may be one observation ahead of its
- * buckets, never its count of them: that is added up from the buckets just printed. */
+ * The registry is locked while printing; updates go on, so a histogram's sum may differ from its buckets by
+ * what is being observed just now. Its count never does: it is added up from the buckets just printed. */
 #include "base/metrics.h"
 
 #include "base/metrics_state.h"
@@ -12,7 +13,8 @@ static const char *const type_names[] = {
     [METRIC_HISTOGRAM] = "histogram",
 };
 
-/* HELP escapes the backslash and the line feed, a label value the quote as well; what is not UTF-8 becomes U+FFFD. */
+/* HELP escapes the backslash and the line feed, a label value the quote as well; what is not UTF-8 becomes
+ * U+FFFD. */
 static void put_escaped(struct buf *out, struct str text, bool quoted)
 {
     while (text.len > 0) {

@@ -2,8 +2,8 @@
  *
  *     00-<32 hex trace id>-<16 hex span id>-<2 hex flags>
  *
- * A later version may append fields behind a dash; what we know of it is read and what we pass on is 00. `tracestate`
- * is not kept. */
+ * A later version may append fields behind a dash; what we know of it is read and what we pass on is 00.
+ * `tracestate` is not kept. */
 #include "base/trace.h"
 
 #include "base/hash.h"

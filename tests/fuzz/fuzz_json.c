@@ -1,5 +1,5 @@
-/* Any bytes: the scanner accepts or refuses them; what it accepts can be walked to the bottom and decoded, and what we
- * write of it is accepted again. */
+/* Any bytes: the scanner accepts or refuses them; what it accepts can be walked to the bottom and decoded,
+ * and what we write of it is accepted again. */
 #include <stdlib.h>
 
 #include "base/json.h"

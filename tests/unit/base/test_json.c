@@ -1,5 +1,5 @@
-/* The JSON scanner against RFC 8259, in the three columns such suites have: must be taken, must be refused, and left
- * to the implementation (here is what we chose). C3, C6. */
+/* The JSON scanner against RFC 8259, in the three columns such suites have: must be taken, must be
+ * refused, and left to the implementation (here is what we chose). C3, C6. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -377,7 +377,8 @@ static void what_is_left_open_is_as_chosen(void **state)
     assert_all(chosen_bad, COUNT(chosen_bad), false);
 }
 
-/* A text that is good is good no more with its last byte gone, unless it is a number or ends in white space. */
+/* A text that is good is good no more with its last byte gone, unless it is a number or ends in white
+ * space. */
 static void no_proper_prefix_of_a_container_is_taken(void **state)
 {
     (void)state;

@@ -253,8 +253,9 @@ static void doubles_are_finite(void **state)
 static void unvalidated_bytes_stay_in_bounds(void **state)
 {
     (void)state;
-    static const struct str odd[] = {STR("{\"a"), STR("{\"a\\"), STR("{\"a\":"), STR("[\"\\u00"), STR("[[["),
-                                     STR("[1,,"), STR("{1}"),    STR("{"),       STR("[}]"),      STR("[:")};
+    static const struct str odd[] = {STR("{\"a"), STR("{\"a\\"), STR("{\"a\":"),   STR("[\"\\u00"),
+                                     STR("[[["),  STR("[1,,"),   STR("{1}"),       STR("{"),
+                                     STR("[}]"),  STR("[:"),     STR("[\"\x01\"]")};
     struct arena arena;
 
     arena_init(&arena, 1024);

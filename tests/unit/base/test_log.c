@@ -160,7 +160,8 @@ static void a_long_value_is_cut_between_characters(void **state)
     arena_deinit(&arena);
 }
 
-/* The worst that fits no line: every byte six times as long, many fields, long names. It stays one valid line. */
+/* The worst that fits no line: every byte six times as long, many fields, long names. It stays one valid
+ * line. */
 static void a_line_never_outgrows_its_buffer(void **state)
 {
     (void)state;
