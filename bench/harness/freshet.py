@@ -48,8 +48,8 @@ def configuration(database, port, loops, jwks_file, dictionaries, preload):
                 "schema": "public",
             },
             "cache": {"preload": [f"{TENANT}/{dictionary.code}" for dictionary in preload]},
-            "dictionaries": [{"code": dictionary.code, "enabled": True, "loadSql": dictionary.query(":tenantId")}
-                             for dictionary in dictionaries],
+            "dictionaries": [{"code": dictionary.code, "enabled": True,
+                              "loadSql": dictionary.query(":tenantId")} for dictionary in dictionaries],
         },
     }
 
@@ -142,21 +142,23 @@ class Freshet:
         subprocess.run([self.binary, "migrate", "--config", path], check=True, env=self.env,
                        stdout=subprocess.DEVNULL)
         for dictionary in self.dictionaries:
-            self.database.run(f"insert into refdata.dictionary_meta (tenant_id, dict_code, version, updated_at) "
+            self.database.run("insert into refdata.dictionary_meta "
+                              "(tenant_id, dict_code, version, updated_at) "
                               f"values ('{TENANT}', '{dictionary.code}', 1, now()) on conflict do nothing")
 
     def start(self, name, loops=1, preload=(), on_cpus=None):
         port = machine.free_port()
         path = self._write(name, port, loops, preload)
-        process = self.processes.start(name, [self.binary, "serve", "--config", path], port, on_cpus, self.env)
+        command = [self.binary, "serve", "--config", path]
+        process = self.processes.start(name, command, port, on_cpus, self.env)
         self._wait_ready(name, port, process)
         return Running(self, name, process, port)
 
     def _write(self, name, port, loops, preload):
         path = os.path.join(self.folder, name + ".yaml")
+        settings = configuration(self.database, port, loops, self.keys.file, self.dictionaries, preload)
         with open(path, "w", encoding="utf-8") as out:
-            json.dump(configuration(self.database, port, loops, self.keys.file, self.dictionaries, preload), out,
-                      indent=2)
+            json.dump(settings, out, indent=2)
         return path
 
     @staticmethod

@@ -39,7 +39,9 @@ def _round(bench, database, freshet, number):
 
 def _report(report, rounds):
     report.add("load", rounds)
-    table("1,000,000 rows from asking to ready", ["round", "psql COPY s", "freshet s", "its log ms", "× COPY"],
+    table("1,000,000 rows from asking to ready",
+          ["round", "psql COPY s", "freshet s", "its log ms", "× COPY"],
           [[number + 1, f"{each['copy_s']:.2f}", f"{each['ready_s']:.2f}", each["logged_ms"] or "–",
             f"{each['ratio']:.2f}"] for number, each in enumerate(rounds)])
-    report.verdict("load of 1,000,000 rows, × COPY", statistics.median(each["ratio"] for each in rounds), 1.5)
+    median = statistics.median(each["ratio"] for each in rounds)
+    report.verdict("load of 1,000,000 rows, × COPY", median, 1.5)

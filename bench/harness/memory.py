@@ -33,8 +33,8 @@ def run(bench, report):
 def _report(report, grown, key_bytes, payload_bytes, peak):
     body_bytes = key_bytes + payload_bytes + WRAPPING * ITEMS.rows
     allowed = key_bytes + body_bytes + PER_ITEM * ITEMS.rows
-    figures = {"items": ITEMS.rows, "grown_bytes": grown, "key_bytes": key_bytes, "payload_bytes": payload_bytes,
-               "answer_body_bytes": body_bytes, "peak_resident_bytes": peak,
+    figures = {"items": ITEMS.rows, "grown_bytes": grown, "key_bytes": key_bytes,
+               "payload_bytes": payload_bytes, "answer_body_bytes": body_bytes, "peak_resident_bytes": peak,
                "beside_answer_body_per_item": (grown - body_bytes) / ITEMS.rows,
                "beside_key_and_payload_per_item": (grown - key_bytes - payload_bytes) / ITEMS.rows}
     report.add("memory", figures)

@@ -1,4 +1,8 @@
-"""The servers that freshet is measured beside: the floor, nginx with a fixed string, Redis."""
+"""The servers that freshet is measured beside: the floor, nginx with a fixed string, Redis.
+
+nginx runs as it comes. `tcp_nodelay off` would halve its processor time when pipelined, but by waiting:
+answers then come after 44 ms. The size of its header buffer made no difference.
+"""
 import os
 import subprocess
 import time
@@ -57,8 +61,8 @@ class Others:
 
     def redis(self, keys, value, on_cpus=None):
         port = machine.free_port()
-        command = ["redis-server", "--bind", "127.0.0.1", "--port", str(port), "--save", "", "--appendonly", "no",
-                   "--dir", self.bench.folder, "--daemonize", "no"]
+        command = ["redis-server", "--bind", "127.0.0.1", "--port", str(port), "--save", "",
+                   "--appendonly", "no", "--dir", self.bench.folder, "--daemonize", "no"]
         process = self.bench.processes.start("redis", command, port, on_cpus)
         sets = b"".join(resp(b"SET", key.encode(), value) for key in keys)
         subprocess.run(["redis-cli", "-p", str(port), "--pipe"], input=sets, check=True,

@@ -38,7 +38,8 @@ class Database:
     @staticmethod
     def _psql(url, sql):
         command = ["psql", "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-d", url]
-        return subprocess.run(command, input=sql, text=True, check=True, stdout=subprocess.PIPE).stdout.strip()
+        done = subprocess.run(command, input=sql, text=True, check=True, stdout=subprocess.PIPE)
+        return done.stdout.strip()
 
     def run(self, sql):
         return self._psql(self.url, sql)

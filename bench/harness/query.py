@@ -29,9 +29,9 @@ def item_requests(dictionary, token):
 
 
 def keys_requests(dictionary, token):
-    chosen = random.Random(2)
-    return [request(keys_path(dictionary, map(postgres.key, chosen.sample(range(dictionary.rows), KEYS_ASKED))), token)
-            for _ in range(500)]
+    source = random.Random(2)
+    choices = [source.sample(range(dictionary.rows), KEYS_ASKED) for _ in range(500)]
+    return [request(keys_path(dictionary, map(postgres.key, chosen)), token) for chosen in choices]
 
 
 def plain_answer(body_bytes):
@@ -70,7 +70,8 @@ class Query:
             targets.insert(0, freshet_target(path))
         found = {}
         for depth, words in DEPTHS.items():
-            title = f"one of 10,000 items, {words}, {len(requests[0])} bytes asked, {len(answer.raw)} answered"
+            title = (f"one of 10,000 items, {words}, {len(requests[0])} bytes asked, "
+                     f"{len(answer.raw)} answered")
             found[depth] = self.rounds(f"item_{depth}", title, targets, depth, "floor", self.client_cpus)
         return found
 
@@ -108,7 +109,8 @@ class Query:
         title = "by loops, one at a time"
         figures = self.measure(title, targets, 1, client_cpus)
         for name in ("floor", "freshet") if start_freshet else ("floor",):
-            self.report.add(f"loops_{name}", cpu_table(f"{title}: {name}", figures.only(name), f"{name}, 1 loop"))
+            rows = cpu_table(f"{title}: {name}", figures.only(name), f"{name}, 1 loop")
+            self.report.add(f"loops_{name}", rows)
         return figures
 
 

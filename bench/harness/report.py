@@ -28,12 +28,17 @@ def table(title, columns, rows):
 
 def cpu_table(title, figures, reference):
     rows = list(figures.rows(reference))
-    table(title, ["server", "CPU µs/request", f"× {reference}", "spread", "bytes", "busy", "requests/s", "p50 µs",
-                  "p99 µs", "p99.9 µs"],
-          [[row["target"], f"{row['server_cpu_us_per_request']:.3f}", f"{row['ratio']:.2f}",
-            f"{min(row['ratios']):.2f}–{max(row['ratios']):.2f}", f"{row['bytes_per_answer']:.0f}",
-            f"{row['server_busy']:.2f}", f"{row['rps']:,.0f}", f"{row['p50_us']:.0f}", f"{row['p99_us']:.0f}", f"{row['p999_us']:.0f}"] for row in rows])
+    columns = ["server", "CPU µs/request", f"× {reference}", "spread", "bytes", "busy", "requests/s",
+               "p50 µs", "p99 µs", "p99.9 µs"]
+    table(title, columns, [_cpu_cells(row) for row in rows])
     return rows
+
+
+def _cpu_cells(row):
+    spread = f"{min(row['ratios']):.2f}–{max(row['ratios']):.2f}"
+    return [row["target"], f"{row['server_cpu_us_per_request']:.3f}", f"{row['ratio']:.2f}", spread,
+            f"{row['bytes_per_answer']:.0f}", f"{row['server_busy']:.2f}", f"{row['rps']:,.0f}",
+            f"{row['p50_us']:.0f}", f"{row['p99_us']:.0f}", f"{row['p999_us']:.0f}"]
 
 
 class Report:
@@ -64,10 +69,10 @@ class Report:
                     "pass" if v["met"] else "FAIL"] for v in self.verdicts])
         os.makedirs(folder, exist_ok=True)
         path = os.path.join(folder, self.name + ".json")
+        machine = {"cpus": os.cpu_count(), "arch": platform.machine(), "kernel": platform.release(),
+                   "load_at_start": self.load_at_start}
         document = {"bench": self.name, "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                    "machine": {"cpus": os.cpu_count(), "arch": platform.machine(), "kernel": platform.release(),
-                                "load_at_start": self.load_at_start},
-                    "sections": self.sections, "verdicts": self.verdicts}
+                    "machine": machine, "sections": self.sections, "verdicts": self.verdicts}
         with open(path, "w", encoding="utf-8") as out:
             json.dump(document, out, indent=2, ensure_ascii=False)
             out.write("\n")
