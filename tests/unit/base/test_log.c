@@ -181,6 +181,29 @@ static void a_line_never_outgrows_its_buffer(void **state)
     arena_deinit(&arena);
 }
 
+/* The last field is as long as every number of bytes around what is left. */
+static void a_line_fits_to_the_byte(void **state)
+{
+    (void)state;
+    static char text[8192];
+    struct arena arena;
+    size_t longest = 0;
+
+    memset(text, 'x', sizeof(text));
+    arena_init(&arena, 65536);
+    for (size_t len = sizeof(text) - 200; len <= sizeof(text); len++) {
+        struct str full = str_of(text, sizeof(text)), last = str_of(text, len);
+        assert_int_equal(ftruncate(log_file, 0), 0);
+        assert_int_equal(lseek(log_file, 0, SEEK_SET), 0);
+        log_info("full", LOG_STR("a", full), LOG_STR("b", full), LOG_STR("c", full), LOG_STR("d", last));
+        size_t line_len = only_line(&arena).raw.len;
+        longest = line_len > longest ? line_len : longest;
+        arena_reset(&arena);
+    }
+    assert_int_equal(longest, 32768 - 1); /* and its line feed */
+    arena_deinit(&arena);
+}
+
 static void a_failing_write_is_forgotten(void **state)
 {
     (void)state;
@@ -241,6 +264,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(levels_below_the_least_are_silent, open_log, close_log),
         cmocka_unit_test_setup_teardown(a_long_value_is_cut_between_characters, open_log, close_log),
         cmocka_unit_test_setup_teardown(a_line_never_outgrows_its_buffer, open_log, close_log),
+        cmocka_unit_test_setup_teardown(a_line_fits_to_the_byte, open_log, close_log),
         cmocka_unit_test_setup_teardown(a_failing_write_is_forgotten, open_log, close_log),
         cmocka_unit_test_setup_teardown(lines_of_threads_do_not_mix, open_log, close_log),
     };

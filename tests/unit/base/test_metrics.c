@@ -235,13 +235,15 @@ static void a_dropped_series_is_printed_no_more(void **state)
 }
 
 #define THREADS 24 /* more than have a shard to themselves */
-#define ROUNDS 2000
+#define ROUNDS 20000
 
 static struct metric_family shared_counter = {
     .name = "shared_total", .help = "Shared.", .type = METRIC_COUNTER};
 static struct metric_family shared_gauge = {.name = "shared", .help = "Shared.", .type = METRIC_GAUGE};
 static struct metric_family shared_histogram = {
     .name = "shared_seconds", .help = "S.", .type = METRIC_HISTOGRAM};
+
+static pthread_barrier_t all_there;
 
 static void *update_many(void *argument)
 {
@@ -253,6 +255,7 @@ static void *update_many(void *argument)
         metrics_thread_claim_shard();
         metrics_thread_claim_shard();
     }
+    pthread_barrier_wait(&all_there);
     for (int i = 0; i < ROUNDS; i++) {
         metric_add(counter, 1);
         metric_change(gauge, 1);
@@ -270,18 +273,20 @@ static void nothing_is_lost_between_threads(void **state)
     metrics_register(&shared_counter);
     metrics_register(&shared_gauge);
     metrics_register(&shared_histogram);
+    pthread_barrier_init(&all_there, NULL, THREADS);
     for (int i = 0; i < THREADS; i++)
         assert_int_equal(pthread_create(&threads[i], NULL, update_many, &claims[i % 6 != 0]), 0);
     for (int i = 0; i < 20; i++)
         free(printed("shared_seconds"));
     for (int i = 0; i < THREADS; i++)
         pthread_join(threads[i], NULL);
+    pthread_barrier_destroy(&all_there);
     assert_int_equal(metric_value(metric_series_get(&shared_counter, NULL)), THREADS * ROUNDS);
-    assert_printed("shared", "# HELP shared Shared.\n# TYPE shared gauge\nshared 48000\n");
+    assert_printed("shared", "# HELP shared Shared.\n# TYPE shared gauge\nshared 480000\n");
     char *text = printed("shared_seconds");
     assert_non_null(strstr(text, "shared_seconds_bucket{le=\"0.25\"} 0\n"));
-    assert_non_null(strstr(text, "shared_seconds_bucket{le=\"0.5\"} 48000\n"));
-    assert_non_null(strstr(text, "shared_seconds_sum 24000\nshared_seconds_count 48000\n"));
+    assert_non_null(strstr(text, "shared_seconds_bucket{le=\"0.5\"} 480000\n"));
+    assert_non_null(strstr(text, "shared_seconds_sum 240000\nshared_seconds_count 480000\n"));
     free(text);
 }
 
