@@ -1,5 +1,6 @@
-/* Setting rows: the only schema of the configuration. A module lists its rows; the kernel walks the YAML by them,
- * prints `freshet config --help` and writes docs/CONFIG.md from the same rows, so that they cannot disagree.
+/* Setting rows: the only schema of the configuration. A module lists its rows; the kernel walks the YAML by
+ * them, prints `freshet config --help` and writes docs/CONFIG.md from the same rows, so that they cannot
+ * disagree.
  * A table is constant; a mistake in it (a default that its own bounds refuse) ends the program at start. */
 #ifndef FRESHET_BASE_SETTING_H
 #define FRESHET_BASE_SETTING_H
@@ -21,7 +22,7 @@ enum setting_type {
     SETTING_OBJECT,      /* a nested struct: `rows` describe it, `offset` is where it stands */
     SETTING_OBJECT_LIST, /* struct setting_objects: `rows` describe one element of `element_bytes`; a single
                             mapping is taken as a list of one */
-    SETTING_IGNORED,     /* accepted in any form and not read: a key of the seed whose engine is not built yet */
+    SETTING_IGNORED,     /* accepted in any form and not read: a key of the seed whose engine is to come */
 };
 
 struct setting_strings {
@@ -45,18 +46,21 @@ struct setting_row {
     enum setting_type type;
     size_t offset;    /* in the struct the table describes */
     const char *help; /* one or two sentences; what to expect of a change */
-    /* The default as it would stand in the file ("5s", "[a, b]"); "" = may be absent and is then zero or empty;
-     * NULL = required. An absent OBJECT is filled from its rows' defaults; with "" its required rows may lack too. */
+    /* The default as it would stand in the file ("5s", "[a, b]"); "" = may be absent and is then zero or
+     * empty; NULL = required. An absent OBJECT is filled from its rows' defaults; with "" its required rows may
+     * lack too. */
     const char *fallback;
-    /* Inclusive bounds, both 0 = none: the value (INT, DURATION_MS, SIZE), bytes (STRING), entries (lists). Open ends
-     * are INT64_MIN and INT64_MAX. */
+    /* Inclusive bounds, both 0 = none: the value (INT, DURATION_MS, SIZE), bytes (STRING), entries (lists).
+     * Open ends are INT64_MIN and INT64_MAX. */
     int64_t min, max;
     const char *const *choices;     /* ENUM: NULL-terminated */
     const struct setting_row *rows; /* OBJECT, OBJECT_LIST */
     size_t element_bytes;           /* OBJECT_LIST */
-    size_t place_offset; /* 1 + offset (same struct) of a struct setting_place for the value's place; 0 = none */
-    bool reloadable;     /* takes effect on SIGHUP or a changed file, else a restart; holds for all inside an object */
-    bool secret;         /* never printed */
+    /* 1 + offset (same struct) of a struct setting_place for the value's place; 0 = none */
+    size_t place_offset;
+    /* takes effect on SIGHUP or a changed file, else a restart; holds for all inside an object */
+    bool reloadable;
+    bool secret; /* never printed */
 };
 
 #endif
