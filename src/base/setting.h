@@ -47,8 +47,8 @@ struct setting_row {
     size_t offset;    /* in the struct the table describes */
     const char *help; /* one or two sentences; what to expect of a change */
     /* The default as it would stand in the file ("5s", "[a, b]"); "" = may be absent and is then zero or
-     * empty; NULL = required. An absent OBJECT is filled from its rows' defaults; with "" its required rows may
-     * lack too. */
+     * empty; NULL = required. An absent OBJECT is filled from its rows' defaults; with "" its required
+     * rows may lack too. */
     const char *fallback;
     /* Inclusive bounds, both 0 = none: the value (INT, DURATION_MS, SIZE), bytes (STRING), entries (lists).
      * Open ends are INT64_MIN and INT64_MAX. */
