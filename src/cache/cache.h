@@ -7,7 +7,7 @@
  *
  *     snapshot v7 ── hash root ── pages ──┐
  *        │           order root ── leaves ─┴─→ records in chunks ←─ shared with v8, but for what changed
- *        └─ what v8 no longer needs hangs on v7 and is freed with it
+ *        └─ every part counts who leads to it: what only v7 needs is freed with v7, whenever that is
  *
  * Threads: a builder belongs to one thread. A snapshot is read by anyone who can be sure it lives: on a loop, until
  * the callback returns (cache_slot_read); elsewhere and across callbacks, while holding a reference. */
@@ -39,7 +39,7 @@ void cache_find_many(const struct cache_snapshot *snapshot, const struct str *ke
 /* In bytewise key order, starting behind `after` (empty = from the first). O(log n) to start, O(1) a step. */
 struct cache_cursor {
     const struct cache_snapshot *snapshot;
-    size_t leaf, at;
+    size_t node, leaf, at; /* inside */
 };
 void cache_cursor_init(struct cache_cursor *cursor, const struct cache_snapshot *snapshot, struct str after);
 const struct cache_record *cache_cursor_next(struct cache_cursor *cursor); /* NULL at the end */
@@ -55,20 +55,24 @@ struct cache_info {
 const struct cache_info *cache_snapshot_info(const struct cache_snapshot *snapshot);
 
 void cache_snapshot_ref(struct cache_snapshot *snapshot);
-void cache_snapshot_unref(struct cache_snapshot *snapshot); /* frees with the last one */
+/* Frees with the last one; a large one on a thread of its own, so that a loop never stalls on it. */
+void cache_snapshot_unref(struct cache_snapshot *snapshot);
 
 /* ---- building ---- */
 struct cache_builder;
 /* From nothing (`base` NULL), or on top of `base` (which it references until it ends): then work and memory grow with
- * what changes. `memory_max` bounds what it may hold (0 = no bound). */
+ * what changes. `memory_max` bounds what the snapshot may hold, in the terms of info.memory_bytes (0 = no bound); a
+ * load from nothing takes about 50 bytes an item more while it finishes. */
 struct cache_builder *cache_builder_create(struct cache_snapshot *base, uint64_t memory_max);
-/* `payload` must be one JSON value without line breaks outside strings: CR and LF become spaces, so that a body is
- * always one NDJSON line. The same key again replaces (the last wins). BAD_REQUEST: key empty, over 1,024 bytes or not
- * UTF-8; NO_MEMORY: over memory_max. */
+/* `payload` must be one valid JSON value. Its line breaks, which can only stand between tokens, become spaces, so that
+ * a body is always one NDJSON line; nothing else in it is looked at. The same key again replaces (the last wins).
+ * BAD_REQUEST: key empty, over 1,024 bytes or not UTF-8, payload empty or over 1 GiB; NO_MEMORY: over memory_max. What
+ * failed has changed nothing, and the builder goes on. */
 enum status cache_builder_put(struct cache_builder *builder, struct str key, struct str payload,
                               struct error *error) MUST_CHECK;
 bool cache_builder_delete(struct cache_builder *builder, struct str key); /* was it there? */
-size_t cache_builder_replaced(const struct cache_builder *builder); /* keys put more than once since create from nothing */
+/* From nothing: how many puts were replaced by a later one with the same key. Ask once, before finishing: it sorts. */
+size_t cache_builder_replaced(struct cache_builder *builder);
 /* Ends the builder and gives a snapshot with one reference. Never fails. */
 struct cache_snapshot *cache_builder_finish(struct cache_builder *builder, int64_t version);
 void cache_builder_abandon(struct cache_builder *builder);

@@ -1,0 +1,432 @@
+/* The hash index: extendible hashing. A directory, kept in copy-on-write nodes, leads the top bits of a hash to a page.
+ *
+ * A page that gets too full is split in two by the next bit; only when its entry is a single one does the directory
+ * double, which moves 8 bytes for every few hundred records, once every time the index grows twofold. Pages are never
+ * joined again: an emptied one is freed, a thinned one shrinks, and the next full load starts afresh. */
+#include "cache/internal.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "cache/hash_page.h"
+
+#define PAGE_SPLIT_COUNT 384 /* a page with more records is split */
+#define PAGE_LOAD_COUNT 256  /* a full load aims at pages with at most so many on average */
+#define DIRECTORY_BITS_MAX 32
+#define FIND_BATCH 32
+
+/* ---- the directory ---- */
+static size_t entry_count(const struct hash_index *index)
+{
+    return (size_t)1 << index->bits;
+}
+
+static size_t node_count(const struct hash_index *index)
+{
+    return index->bits > HASH_NODE_BITS ? entry_count(index) >> HASH_NODE_BITS : 1;
+}
+
+static size_t node_entries(const struct hash_index *index)
+{
+    return entry_count(index) / node_count(index);
+}
+
+static size_t node_bytes(size_t entries)
+{
+    return sizeof(struct hash_node) + entries * sizeof(uint64_t);
+}
+
+/* Two shifts, for a directory of one entry would need one by 64. */
+static inline size_t entry_at(const struct hash_index *index, uint64_t hash)
+{
+    return (size_t)((hash >> 1) >> (63 - index->bits));
+}
+
+static inline const uint64_t *entry_of(const struct hash_index *index, size_t at)
+{
+    return &index->root[at >> HASH_NODE_BITS]->entries[at & ((1u << HASH_NODE_BITS) - 1)];
+}
+
+static inline struct hash_page *entry_page(uint64_t entry)
+{
+    return (struct hash_page *)(uintptr_t)(entry & POINTER_MASK);
+}
+
+static inline const uint64_t *entry_slots(uint64_t entry)
+{
+    return entry_page(entry)->slots;
+}
+
+static inline size_t entry_buckets(uint64_t entry)
+{
+    return (size_t)(entry >> POINTER_BITS);
+}
+
+/* The bucket count stands beside the pointer so that a search need not touch the page's head. */
+static uint64_t entry_for(const struct hash_page *page)
+{
+    return page ? (uint64_t)page->buckets << POINTER_BITS | (uint64_t)(uintptr_t)page : 0;
+}
+
+static struct hash_node *node_create(struct build *build, size_t entries)
+{
+    struct hash_node *node = memory_zalloc(node_bytes(entries));
+
+    shared_init(&node->shared, build->birth);
+    return node;
+}
+
+static void node_unref(struct hash_node *node, size_t entries)
+{
+    if (!shared_unref(&node->shared))
+        return;
+    for (size_t i = 0; i < entries; i++)
+        if (node->entries[i])
+            cache_hash_page_unref(entry_page(node->entries[i]));
+    free(node);
+}
+
+static uint64_t entry_ref(uint64_t entry)
+{
+    if (entry)
+        shared_ref(&entry_page(entry)->shared);
+    return entry;
+}
+
+static struct hash_node *own_node(struct hash_index *index, struct build *build, size_t at)
+{
+    struct hash_node **node = &index->root[at >> HASH_NODE_BITS];
+    size_t entries = node_entries(index);
+    struct hash_node *copy;
+
+    if ((*node)->shared.birth == build->birth)
+        return *node;
+    copy = node_create(build, entries);
+    for (size_t i = 0; i < entries; i++)
+        copy->entries[i] = entry_ref((*node)->entries[i]);
+    build->copied_bytes += node_bytes(entries);
+    node_unref(*node, entries);
+    *node = copy;
+    return copy;
+}
+
+static void directory_create(struct hash_index *index, struct build *build, uint32_t bits)
+{
+    index->bits = bits;
+    index->root = memory_realloc_array(NULL, node_count(index), sizeof(struct hash_node *));
+    for (size_t i = 0; i < node_count(index); i++)
+        index->root[i] = node_create(build, node_entries(index));
+    index->bytes += node_count(index) * (node_bytes(node_entries(index)) + sizeof(struct hash_node *));
+}
+
+static void directory_destroy(struct hash_index *index)
+{
+    for (size_t i = 0; i < node_count(index); i++)
+        node_unref(index->root[i], node_entries(index));
+    free(index->root);
+}
+
+static void directory_double(struct hash_index *index, struct build *build)
+{
+    struct hash_index old = *index;
+
+    index->bytes -= node_count(index) * (node_bytes(node_entries(index)) + sizeof(struct hash_node *));
+    directory_create(index, build, old.bits + 1);
+    for (size_t i = 0; i < entry_count(index); i++)
+        own_node(index, build, i)->entries[i & (node_entries(index) - 1)] = entry_ref(*entry_of(&old, i / 2));
+    build->copied_bytes += entry_count(index) * sizeof(uint64_t);
+    directory_destroy(&old);
+}
+
+/* Puts `page` (or nothing) in every entry from `first`, dropping what stood there. Takes over the caller's reference
+ * of the page. */
+static void set_entries(struct hash_index *index, struct build *build, size_t first, size_t count,
+                        struct hash_page *page)
+{
+    uint64_t entry = entry_for(page);
+
+    for (size_t i = first; i < first + count; i++) {
+        uint64_t *place = &own_node(index, build, i)->entries[i & (node_entries(index) - 1)];
+        uint64_t old = *place;
+        *place = entry_ref(entry);
+        if (old)
+            cache_hash_page_unref(entry_page(old));
+    }
+    if (page)
+        cache_hash_page_unref(page);
+}
+
+/* ---- pages ---- */
+static size_t page_span(const struct hash_index *index, const struct hash_page *page)
+{
+    return (size_t)1 << (index->bits - page->depth);
+}
+
+static void swap_page(struct hash_index *index, struct build *build, size_t at, struct hash_page *page)
+{
+    struct hash_page *old = entry_page(*entry_of(index, at));
+    size_t span = page_span(index, old);
+
+    index->bytes -= cache_hash_page_bytes(old);
+    index->bytes += page ? cache_hash_page_bytes(page) : 0;
+    set_entries(index, build, at & ~(span - 1), span, page);
+}
+
+/* A page this build may change, at the entry `at`. */
+static struct hash_page *own_page(struct hash_index *index, struct build *build, size_t at)
+{
+    struct hash_page *page = entry_page(*entry_of(index, at));
+
+    if (page->shared.birth == build->birth)
+        return page;
+    page = cache_hash_page_copy(page, build);
+    swap_page(index, build, at, page);
+    return page;
+}
+
+static struct hash_page *resize_page(struct hash_index *index, struct build *build, size_t at, uint16_t buckets)
+{
+    struct hash_page *page = cache_hash_page_resize(entry_page(*entry_of(index, at)), build, buckets);
+
+    swap_page(index, build, at, page);
+    return page;
+}
+
+/* The one place that needs the records' own hashes again: a split looks at one more bit. */
+static void divide(const struct hash_page *page, struct hash_page *halves[2])
+{
+    for (size_t i = 0; i < (size_t)page->buckets * HASH_BUCKET_SLOTS; i++) {
+        uint64_t slot = page->slots[i], hash;
+        if (!slot)
+            continue;
+        hash = hash_seeded(record_key(slot_record(slot)));
+        cache_hash_page_add(halves[(hash >> (63 - page->depth)) & 1], slot);
+    }
+}
+
+static void split_page(struct hash_index *index, struct build *build, uint64_t hash)
+{
+    struct hash_page *page = entry_page(*entry_of(index, entry_at(index, hash))), *halves[2];
+    unsigned depth = page->depth + 1u;
+    size_t first, span;
+
+    if (page->depth == index->bits)
+        directory_double(index, build);
+    for (int i = 0; i < 2; i++)
+        halves[i] = cache_hash_page_create(build, cache_hash_page_buckets(page->count), depth);
+    divide(page, halves);
+    span = page_span(index, page);
+    first = entry_at(index, hash) & ~(span - 1);
+    index->bytes -= cache_hash_page_bytes(page);
+    for (size_t i = 0; i < 2; i++) {
+        struct hash_page *half =
+            cache_hash_page_resize(halves[i], build, cache_hash_page_buckets(halves[i]->count));
+        cache_hash_page_unref(halves[i]);
+        index->bytes += cache_hash_page_bytes(half);
+        set_entries(index, build, first + i * (span / 2), span / 2, half);
+    }
+}
+
+static void open_page(struct hash_index *index, struct build *build, size_t at)
+{
+    struct hash_page *page = cache_hash_page_create(build, 1, index->bits);
+
+    index->bytes += cache_hash_page_bytes(page);
+    set_entries(index, build, at, 1, page);
+}
+
+/* ---- the index ---- */
+void cache_hash_init(struct hash_index *index, struct build *build)
+{
+    *index = (struct hash_index){.bits = 0};
+    directory_create(index, build, 0);
+}
+
+void cache_hash_copy(struct hash_index *index, const struct hash_index *base)
+{
+    *index = *base;
+    index->root = memory_realloc_array(NULL, node_count(base), sizeof(struct hash_node *));
+    for (size_t i = 0; i < node_count(base); i++) {
+        index->root[i] = base->root[i];
+        shared_ref(&index->root[i]->shared);
+    }
+}
+
+void cache_hash_deinit(struct hash_index *index)
+{
+    directory_destroy(index);
+}
+
+static inline const struct cache_record *find_in_page(uint64_t entry, uint64_t hash, struct str key)
+{
+    const uint64_t fingerprint = hash_fingerprint(hash);
+    const size_t buckets = entry_buckets(entry);
+    size_t at = bucket_of(fingerprint, buckets);
+
+    for (;;) {
+        const uint64_t *slots = page_bucket(entry_slots(entry), at);
+        for (unsigned matches = bucket_matches(slots, fingerprint); matches; matches &= matches - 1) {
+            const struct cache_record *record = slot_record(slots[__builtin_ctz(matches)]);
+            if (record && record_has_key(record, key))
+                return record;
+        }
+        if (!slots[HASH_BUCKET_SLOTS - 1])
+            return NULL;
+        at = at + 1 == buckets ? 0 : at + 1;
+    }
+}
+
+const struct cache_record *cache_hash_find(const struct hash_index *index, uint64_t hash, struct str key)
+{
+    uint64_t entry = *entry_of(index, entry_at(index, hash));
+
+    return entry ? find_in_page(entry, hash, key) : NULL;
+}
+
+/* The first record of its bucket that could be the one; only worth a prefetch. */
+static const struct cache_record *likely_record(uint64_t entry, uint64_t hash)
+{
+    const uint64_t fingerprint = hash_fingerprint(hash);
+    const uint64_t *slots = page_bucket(entry_slots(entry), bucket_of(fingerprint, entry_buckets(entry)));
+    unsigned matches = bucket_matches(slots, fingerprint);
+
+    return matches ? slot_record(slots[__builtin_ctz(matches)]) : NULL;
+}
+
+/* One step for all keys of a batch, then the next step: each step's misses wait for memory together. */
+static void find_batch(const struct hash_index *index, const struct str *keys, size_t count,
+                       const struct cache_record **out)
+{
+    uint64_t hashes[FIND_BATCH], entries[FIND_BATCH];
+
+    for (size_t i = 0; i < count; i++) {
+        hashes[i] = hash_seeded(keys[i]);
+        __builtin_prefetch(entry_of(index, entry_at(index, hashes[i])));
+    }
+    for (size_t i = 0; i < count; i++) {
+        entries[i] = *entry_of(index, entry_at(index, hashes[i]));
+        if (entries[i])
+            __builtin_prefetch(page_bucket(entry_slots(entries[i]),
+                                           bucket_of(hash_fingerprint(hashes[i]), entry_buckets(entries[i]))));
+    }
+    for (size_t i = 0; i < count; i++) {
+        const struct cache_record *record = entries[i] ? likely_record(entries[i], hashes[i]) : NULL;
+        __builtin_prefetch(record);
+        __builtin_prefetch((const char *)record + HASH_LINE_BYTES); /* the answer is copied from here next */
+    }
+    for (size_t i = 0; i < count; i++)
+        out[i] = entries[i] ? find_in_page(entries[i], hashes[i], keys[i]) : NULL;
+}
+
+void cache_hash_find_many(const struct hash_index *index, const struct str *keys, size_t count,
+                          const struct cache_record **out)
+{
+    for (size_t at = 0; at < count; at += FIND_BATCH)
+        find_batch(index, keys + at, count - at < FIND_BATCH ? count - at : FIND_BATCH, out + at);
+}
+
+void cache_hash_insert(struct hash_index *index, struct build *build, uint64_t hash,
+                       const struct cache_record *record)
+{
+    size_t at = entry_at(index, hash);
+    struct hash_page *page = entry_page(*entry_of(index, at));
+
+    if (!page)
+        open_page(index, build, at);
+    else if (page->count >= PAGE_SPLIT_COUNT && page->depth < DIRECTORY_BITS_MAX)
+        split_page(index, build, hash);
+    at = entry_at(index, hash);
+    page = entry_page(*entry_of(index, at));
+    if (cache_hash_page_is_full(page))
+        page = resize_page(index, build, at, cache_hash_page_buckets(page->count + 1u + page->count / 8));
+    else
+        page = own_page(index, build, at);
+    cache_hash_page_add(page, cache_hash_slot(hash, record));
+}
+
+void cache_hash_replace(struct hash_index *index, struct build *build, uint64_t hash,
+                        const struct cache_record *old, const struct cache_record *record)
+{
+    struct hash_page *page = own_page(index, build, entry_at(index, hash));
+
+    *cache_hash_page_slot(page, cache_hash_slot(hash, old)) = cache_hash_slot(hash, record);
+}
+
+void cache_hash_remove(struct hash_index *index, struct build *build, uint64_t hash,
+                       const struct cache_record *old)
+{
+    size_t at = entry_at(index, hash);
+    struct hash_page *page = own_page(index, build, at);
+    uint16_t fitting;
+
+    cache_hash_page_remove(page, cache_hash_slot(hash, old));
+    fitting = cache_hash_page_buckets(page->count);
+    if (page->count == 0)
+        swap_page(index, build, at, NULL);
+    else if (page->buckets > 2 * fitting)
+        resize_page(index, build, at, fitting);
+}
+
+/* ---- a full load ---- */
+static uint32_t bits_for(size_t count)
+{
+    uint32_t bits = 0;
+
+    while (bits < DIRECTORY_BITS_MAX && count >> bits > PAGE_LOAD_COUNT)
+        bits++;
+    return bits;
+}
+
+/* Where each directory entry's records begin in the grouped array: starts[entries] is the end of the last. */
+static size_t *group_starts(const struct hash_index *index, const struct staged *staged, size_t count)
+{
+    size_t *starts = memory_zalloc((entry_count(index) + 1) * sizeof(size_t));
+
+    for (size_t i = 0; i < count; i++)
+        starts[entry_at(index, staged[i].hash) + 1]++;
+    for (size_t i = 0; i < entry_count(index); i++)
+        starts[i + 1] += starts[i];
+    return starts;
+}
+
+static uint64_t *group(const struct hash_index *index, const struct staged *staged, size_t count,
+                       const size_t *starts)
+{
+    uint64_t *slots = cache_scratch_alloc(count * sizeof(uint64_t));
+    size_t *next = memory_realloc_array(NULL, entry_count(index), sizeof(size_t));
+
+    memcpy(next, starts, entry_count(index) * sizeof(size_t));
+    for (size_t i = 0; i < count; i++)
+        slots[next[entry_at(index, staged[i].hash)]++] = cache_hash_slot(staged[i].hash, staged[i].record);
+    free(next);
+    return slots;
+}
+
+static void load_page(struct hash_index *index, struct build *build, size_t at, const uint64_t *slots,
+                      size_t count)
+{
+    struct hash_page *page = cache_hash_page_create(build, cache_hash_page_buckets(count), index->bits);
+
+    for (size_t i = 0; i < count; i++)
+        cache_hash_page_add(page, slots[i]);
+    index->bytes += cache_hash_page_bytes(page);
+    set_entries(index, build, at, 1, page);
+}
+
+void cache_hash_load(struct hash_index *index, struct build *build, const struct staged *staged, size_t count)
+{
+    size_t *starts;
+    uint64_t *slots;
+
+    directory_destroy(index);
+    *index = (struct hash_index){.bits = 0};
+    directory_create(index, build, bits_for(count));
+    starts = group_starts(index, staged, count);
+    slots = group(index, staged, count, starts);
+    for (size_t at = 0; at < entry_count(index); at++)
+        if (starts[at + 1] > starts[at])
+            load_page(index, build, at, slots + starts[at], starts[at + 1] - starts[at]);
+    cache_scratch_free(slots, count * sizeof(uint64_t));
+    free(starts);
+}

@@ -1,0 +1,275 @@
+/* Inside cache: how a snapshot is laid out, and what the files of this folder ask of each other.
+ *
+ * Everything below a snapshot is shared between versions and counted: a root slot, a directory entry, a leaf's place in
+ * a node and a chunk's place in a table each hold one reference. Only builders and the last cache_snapshot_unref()
+ * touch these counts, never a reader, so versions may be released in any order and branch at will.
+ *
+ * A part whose `birth` is the running build's may be changed in place, for nobody else can see it yet; any other is
+ * copied first. That is the whole of copy-on-write here. */
+#ifndef FRESHET_CACHE_INTERNAL_H
+#define FRESHET_CACHE_INTERNAL_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "cache/cache.h"
+
+/* Hash slots keep 16 bits of their own above a pointer. User space ends at 2^47 on x86-64 and at 2^48 on aarch64. */
+_Static_assert(sizeof(void *) == 8, "hash slots pack a 48-bit pointer into 64 bits");
+#define POINTER_BITS 48
+#define POINTER_MASK ((UINT64_C(1) << POINTER_BITS) - 1)
+
+/* ---- what is shared ---- */
+struct shared {
+    uint64_t birth; /* the build that made it */
+    _Atomic uint32_t refs;
+};
+
+static inline void shared_init(struct shared *shared, uint64_t birth)
+{
+    shared->birth = birth;
+    atomic_init(&shared->refs, 1);
+}
+
+static inline void shared_ref(struct shared *shared)
+{
+    atomic_fetch_add_explicit(&shared->refs, 1, memory_order_relaxed);
+}
+
+/* True for whoever gave the last reference back: it frees. */
+static inline bool shared_unref(struct shared *shared)
+{
+    return atomic_fetch_sub_explicit(&shared->refs, 1, memory_order_acq_rel) == 1;
+}
+
+/* One build's identity and its cost: what the tests hold against "O(changed)". */
+struct build {
+    uint64_t birth;
+    uint64_t copied_bytes; /* of shared parts that had to be copied before they could be changed */
+};
+
+/* ---- records ----
+ *
+ *  | header | tag, digest: LARGE only | quoted_len: ESCAPED only | {"key":"RU","payload":…} | key: ESCAPED only |
+ *     8                24                          4               body_len, key_len inside       key_len          */
+struct cache_record {
+    uint32_t body_len;
+    uint16_t key_len;
+    uint16_t flags;
+};
+
+enum {
+    RECORD_LARGE = 1,    /* too long to hash again at each read */
+    RECORD_ESCAPED = 2,  /* the key's JSON form differs from the key */
+    RECORD_REPLACED = 4, /* put again later in the same full load; set before anyone can read it */
+};
+
+#define RECORD_ALIGN 4
+#define RECORD_LARGE_BYTES 1024 /* a body above this is LARGE */
+#define RECORD_EXTRA_LARGE (sizeof(uint64_t) + sizeof(struct hash128))
+#define RECORD_EXTRA_ESCAPED sizeof(uint32_t)
+#define RECORD_KEY_AT (sizeof("{\"key\":\"") - 1)
+
+static inline const char *record_body(const struct cache_record *record)
+{
+    size_t extra = (record->flags & RECORD_LARGE ? RECORD_EXTRA_LARGE : 0) +
+                   (record->flags & RECORD_ESCAPED ? RECORD_EXTRA_ESCAPED : 0);
+    return (const char *)(record + 1) + extra;
+}
+
+static inline struct str record_key(const struct cache_record *record)
+{
+    size_t at = record->flags & RECORD_ESCAPED ? record->body_len : RECORD_KEY_AT;
+    return str_of(record_body(record) + at, record->key_len);
+}
+
+static inline bool record_has_key(const struct cache_record *record, struct str key)
+{
+    return record->key_len == key.len && memcmp(record_key(record).ptr, key.ptr, key.len) == 0;
+}
+
+/* What a record will take, known before there is a place for it. */
+struct record_shape {
+    size_t size; /* rounded up to RECORD_ALIGN */
+    size_t quoted_len;
+    uint32_t body_len;
+    uint16_t flags;
+};
+struct record_shape cache_record_shape(struct str key, struct str payload);
+void cache_record_write(struct cache_record *record, const struct record_shape *shape, struct str key,
+                        struct str payload);
+size_t cache_record_size(const struct cache_record *record);
+struct hash128 cache_record_digest(const struct cache_record *record); /* hash_item() of it */
+
+/* ---- chunks: where records stand ---- */
+#define CHUNK_BYTES ((size_t)1 << 20) /* and alignment: a record's address leads to its chunk */
+#define CHUNK_BIG_BYTES (CHUNK_BYTES / 8) /* a record above this has a chunk of its own */
+#define CHUNK_HEADER_BYTES 64
+#define CHUNK_NODE_ENTRIES 64
+#define CHUNK_NONE UINT32_MAX
+
+struct chunk {
+    struct shared shared;
+    uint32_t index;       /* its place in the table of every version that lists it */
+    uint32_t used;        /* header included; changed only by the build that claimed it */
+    atomic_bool claimed;  /* some build appends to it */
+    size_t mapped;
+};
+_Static_assert(sizeof(struct chunk) <= CHUNK_HEADER_BYTES, "a chunk's header has its place");
+
+/* One version's view of a chunk. Another version's may differ, so none of this stands in the chunk. */
+struct chunk_entry {
+    struct chunk *chunk; /* NULL = free place */
+    uint32_t used;       /* where this version's records end */
+    uint32_t live;       /* bytes of records this version still leads to */
+    uint32_t swept;      /* everything before is known to be dead */
+};
+
+struct chunk_node {
+    struct shared shared;
+    struct chunk_entry entries[CHUNK_NODE_ENTRIES];
+};
+
+struct chunk_table {
+    struct chunk_node **nodes;
+    uint32_t node_count;
+    uint32_t chunk_count;
+    uint32_t tail;   /* index of the chunk that takes the next record; CHUNK_NONE = none yet */
+    uint32_t victim; /* index of the chunk being emptied; CHUNK_NONE = none */
+    uint32_t sweep_node; /* where to look for the next victim */
+    uint64_t bytes;      /* resident: pages touched, and the nodes */
+    uint64_t live;       /* bytes of live records */
+};
+
+static inline struct chunk *chunk_of(const struct cache_record *record)
+{
+    return (struct chunk *)((uintptr_t)record & ~(uintptr_t)(CHUNK_BYTES - 1));
+}
+
+void cache_chunks_init(struct chunk_table *table);
+void cache_chunks_copy(struct chunk_table *table, const struct chunk_table *base);
+void cache_chunks_deinit(struct chunk_table *table);
+/* Claims the tail for this build, if nobody else has it and nothing was appended behind this version's back; NULL
+ * otherwise, and then the next record opens a new chunk. */
+struct chunk *cache_chunks_claim_tail(struct chunk_table *table, struct build *build);
+void cache_chunk_release(struct chunk *chunk); /* the next build may claim it */
+struct cache_record *cache_chunks_alloc(struct chunk_table *table, struct build *build, size_t size);
+/* This version no longer leads to the record; the last one of a chunk drops the chunk. */
+void cache_chunks_forget(struct chunk_table *table, struct build *build, const struct cache_record *record);
+const struct chunk_entry *cache_chunks_entry(const struct chunk_table *table, uint32_t index);
+struct chunk_entry *cache_chunks_own_entry(struct chunk_table *table, struct build *build, uint32_t index);
+size_t cache_chunks_sole(const struct chunk_table *table); /* chunks that would go with this version */
+uint64_t cache_chunks_mapped(void);                        /* chunks of the whole process, for tests */
+
+/* ---- hash index: extendible hashing, its directory in nodes of 256 ----
+ *
+ *     hash  | directory bits …                  … | 16 bits: fingerprint and bucket |
+ *     root ─→ node ─→ entry: page pointer, bucket count ─→ bucket of 8 slots ─→ record
+ */
+#define HASH_NODE_BITS 8
+#define HASH_BUCKET_SLOTS 8
+
+struct hash_node {
+    struct shared shared;
+    uint64_t entries[]; /* bucket count over page pointer; 0 = no page. 256, or fewer while it is the only node */
+};
+
+struct hash_index {
+    struct hash_node **root;
+    uint32_t bits; /* of the directory */
+    uint64_t bytes;
+};
+
+struct staged {
+    uint64_t hash;
+    struct cache_record *record;
+};
+
+void cache_hash_init(struct hash_index *index, struct build *build);
+void cache_hash_copy(struct hash_index *index, const struct hash_index *base);
+void cache_hash_deinit(struct hash_index *index);
+const struct cache_record *cache_hash_find(const struct hash_index *index, uint64_t hash, struct str key);
+void cache_hash_find_many(const struct hash_index *index, const struct str *keys, size_t count,
+                          const struct cache_record **out);
+void cache_hash_insert(struct hash_index *index, struct build *build, uint64_t hash,
+                       const struct cache_record *record); /* its key must be absent */
+/* Both: `old` must be there. */
+void cache_hash_replace(struct hash_index *index, struct build *build, uint64_t hash,
+                        const struct cache_record *old, const struct cache_record *record);
+void cache_hash_remove(struct hash_index *index, struct build *build, uint64_t hash,
+                       const struct cache_record *old);
+/* Fills an empty index at once. No key may come twice. */
+void cache_hash_load(struct hash_index *index, struct build *build, const struct staged *staged, size_t count);
+
+/* ---- order index: leaves of records in bytewise key order, under nodes, under a root array ---- */
+#define ORDER_LEAF_MAX 512
+#define ORDER_LEAF_LOADED 480 /* after a full load: room for some inserts before a split */
+#define ORDER_NODE_MAX 256
+
+struct order_leaf {
+    struct shared shared;
+    uint16_t count, capacity;
+    const struct cache_record *records[];
+};
+
+struct order_node {
+    struct shared shared;
+    uint32_t count;
+    struct order_leaf *leaves[ORDER_NODE_MAX];
+};
+
+struct order_index {
+    struct order_node **nodes;
+    size_t node_count;
+    uint64_t bytes;
+};
+
+struct order_place {
+    size_t node, leaf, at;
+};
+
+void cache_order_init(struct order_index *index);
+void cache_order_copy(struct order_index *index, const struct order_index *base);
+void cache_order_deinit(struct order_index *index);
+/* Behind `key`, whether it is there or not; the first place when it is empty. */
+struct order_place cache_order_seek(const struct order_index *index, struct str key);
+/* The record there, and moves on; NULL at the end. */
+const struct cache_record *cache_order_next(const struct order_index *index, struct order_place *place);
+/* Inserts, or replaces the record that has the same key. */
+void cache_order_put(struct order_index *index, struct build *build, const struct cache_record *record);
+void cache_order_remove(struct order_index *index, struct build *build, struct str key); /* must be there */
+/* Appends a record whose key is above all others, filling leaves to ORDER_LEAF_LOADED. */
+void cache_order_append(struct order_index *index, struct build *build, const struct cache_record *record);
+void cache_order_trim(struct order_index *index); /* after the last append: gives back what its leaf did not need */
+
+/* ---- sorting a full load ---- */
+struct sort_entry {
+    uint64_t prefix; /* 8 key bytes as a big-endian number; equal keys have equal ones after sorting */
+    struct cache_record *record;
+};
+/* Stable, bytewise by key. All keys share their first `common` bytes. `scratch` has room for as many. */
+void cache_sort(struct sort_entry *entries, struct sort_entry *scratch, size_t count, size_t common);
+
+/* ---- scratch: memory of a load's size that goes straight back to the kernel ---- */
+void *cache_scratch_alloc(size_t size);
+void *cache_scratch_grow(void *old, size_t old_size, size_t size); /* old may be NULL with size 0 */
+void cache_scratch_free(void *scratch, size_t size);
+
+/* ---- snapshots and builders ---- */
+struct cache_snapshot {
+    _Atomic uint32_t refs;
+    struct hash_index hash;
+    struct cache_info info;
+    struct order_index order;
+    struct chunk_table chunks;
+};
+
+struct cache_snapshot *cache_snapshot_create(const struct cache_snapshot *base, struct build *build);
+uint64_t cache_snapshot_memory(const struct cache_snapshot *snapshot);
+/* Moves what still lives out of mostly dead chunks, a little at a time: work in proportion to `changes`. */
+void cache_sweep(struct cache_snapshot *next, struct build *build, size_t changes);
+uint64_t cache_builder_copied_bytes(const struct cache_builder *builder);
+
+#endif

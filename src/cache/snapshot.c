@@ -1,0 +1,108 @@
+/* A snapshot: two indexes over records in chunks, and what is known about them. Reading it writes nothing. */
+#include "cache/internal.h"
+
+#include <malloc.h>
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "base/memory.h"
+
+#define FREE_INLINE_CHUNKS 8 /* more would hold a loop up for a millisecond and longer */
+
+struct cache_snapshot *cache_snapshot_create(const struct cache_snapshot *base, struct build *build)
+{
+    struct cache_snapshot *snapshot = memory_zalloc(sizeof(*snapshot));
+
+    atomic_init(&snapshot->refs, 1);
+    if (base) {
+        snapshot->info = base->info;
+        cache_hash_copy(&snapshot->hash, &base->hash);
+        cache_order_copy(&snapshot->order, &base->order);
+        cache_chunks_copy(&snapshot->chunks, &base->chunks);
+    } else {
+        cache_hash_init(&snapshot->hash, build);
+        cache_order_init(&snapshot->order);
+        cache_chunks_init(&snapshot->chunks);
+    }
+    return snapshot;
+}
+
+uint64_t cache_snapshot_memory(const struct cache_snapshot *snapshot)
+{
+    return sizeof(*snapshot) + snapshot->hash.bytes + snapshot->order.bytes + snapshot->chunks.bytes;
+}
+
+static void destroy(struct cache_snapshot *snapshot)
+{
+    cache_order_deinit(&snapshot->order);
+    cache_hash_deinit(&snapshot->hash);
+    cache_chunks_deinit(&snapshot->chunks);
+    free(snapshot);
+}
+
+static void *destroy_large(void *snapshot)
+{
+    destroy(snapshot);
+    malloc_trim(0); /* thousands of index pages just left holes in the heap */
+    return NULL;
+}
+
+static bool destroy_aside(struct cache_snapshot *snapshot)
+{
+    pthread_attr_t attr;
+    pthread_t thread;
+    int failed;
+
+    pthread_attr_init(&attr);
+    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+    failed = pthread_create(&thread, &attr, destroy_large, snapshot);
+    pthread_attr_destroy(&attr);
+    return !failed;
+}
+
+void cache_snapshot_ref(struct cache_snapshot *snapshot)
+{
+    atomic_fetch_add_explicit(&snapshot->refs, 1, memory_order_relaxed);
+}
+
+void cache_snapshot_unref(struct cache_snapshot *snapshot)
+{
+    if (atomic_fetch_sub_explicit(&snapshot->refs, 1, memory_order_acq_rel) != 1)
+        return;
+    if (cache_chunks_sole(&snapshot->chunks) <= FREE_INLINE_CHUNKS || !destroy_aside(snapshot))
+        destroy(snapshot);
+}
+
+const struct cache_info *cache_snapshot_info(const struct cache_snapshot *snapshot)
+{
+    return &snapshot->info;
+}
+
+const struct cache_record *cache_find(const struct cache_snapshot *snapshot, struct str key)
+{
+    return cache_hash_find(&snapshot->hash, hash_seeded(key), key);
+}
+
+void cache_find_many(const struct cache_snapshot *snapshot, const struct str *keys, size_t count,
+                     const struct cache_record **out)
+{
+    cache_hash_find_many(&snapshot->hash, keys, count, out);
+}
+
+void cache_cursor_init(struct cache_cursor *cursor, const struct cache_snapshot *snapshot, struct str after)
+{
+    struct order_place place = cache_order_seek(&snapshot->order, after);
+
+    *cursor = (struct cache_cursor){snapshot, place.node, place.leaf, place.at};
+}
+
+const struct cache_record *cache_cursor_next(struct cache_cursor *cursor)
+{
+    struct order_place place = {cursor->node, cursor->leaf, cursor->at};
+    const struct cache_record *record = cache_order_next(&cursor->snapshot->order, &place);
+
+    cursor->node = place.node;
+    cursor->leaf = place.leaf;
+    cursor->at = place.at;
+    return record;
+}
