@@ -1,8 +1,10 @@
-/* Who is asking, and may they: tokens, keys, tenant and scope decisions (C5). The only folder that knows OpenSSL.
+/* Who is asking, and may they: tokens, keys, tenant and scope decisions (C5). The only folder that knows
+ * OpenSSL.
  *
- * A token that was verified before is found in a bounded table of this loop's own (no lock, no copy), never past its
- * `exp`. One that was not costs 15–200 µs of signature check: the caller takes the AUTH_VERIFY ticket to a worker and
- * comes back. Keys are an immutable set behind one atomic pointer, replaced whole on rotation. */
+ * A token that was verified before is found in a bounded table of this loop's own (no lock, no copy),
+ * never past its `exp`. One that was not costs 15–200 µs of signature check: the caller takes it to a
+ * worker by auth_verify() and comes back. Keys and settings are immutable sets, replaced whole; each loop
+ * holds references of its own. */
 #ifndef FRESHET_AUTH_AUTH_H
 #define FRESHET_AUTH_AUTH_H
 
@@ -16,18 +18,16 @@
 #include "loop/group.h"
 #include "loop/worker.h"
 
-#define AUTH_SCOPES_MAX 64
-
 struct auth_identity {
-    struct str tenant;  /* empty = the token has none */
-    struct str subject; /* `sub`, or the mTLS client's name */
-    struct str scopes;  /* space-separated as in the token; see auth_has_scope() */
-    int64_t expires_at_s; /* unix; INT64_MAX for mTLS clients */
+    struct str tenant;        /* empty = the token has none */
+    struct str subject;       /* `sub`, or the mTLS client's name */
+    struct str scopes;        /* space-separated as in the token; see auth_has_scope() */
+    int64_t expires_at_s;     /* unix; INT64_MAX for mTLS clients */
     bool may_override_tenant; /* a trusted client, where configuration allows it */
 };
 
-/* ---- configuration: rows for the kernel's settings table (`auth:`), and the seed's refdata.security.tenant ---- */
-struct auth_client { /* one mTLS client: auth.mtls.clients[] */
+/* ---- configuration: the rows of `auth:`, and the seed's refdata.security.tenant ---- */
+struct auth_client {     /* one mTLS client: auth.mtls.clients[] */
     struct str identity; /* SPIFFE URI or subject as the sidecar writes it */
     struct str tenant, scopes;
     bool trusted;
@@ -36,35 +36,39 @@ struct auth_settings {
     bool enabled;
     struct str jwks_file, jwks_url;
     int64_t jwks_refresh_ms, jwks_refresh_min_ms, jwks_timeout_ms;
-    struct str issuer;                  /* empty = not checked */
-    struct setting_strings audiences;   /* empty = not checked */
-    int64_t leeway_ms;
-    struct setting_strings algorithms;  /* allowed ones */
-    struct str hs256_secret_env;        /* name of the environment variable that holds an HS256 secret */
+    struct str issuer;                 /* empty = not checked */
+    struct setting_strings audiences;  /* empty = not checked */
+    int64_t leeway_ms;                 /* forgiven on nbf; exp is never stretched */
+    struct setting_strings algorithms; /* allowed ones; empty = all four */
+    struct str hs256_secret_env;       /* name of the environment variable that holds an HS256 secret */
     int64_t token_bytes_max, cache_entries, negative_entries;
-    struct setting_strings mtls_peers;  /* CIDRs whose X-Forwarded-Client-Cert is believed */
+    struct setting_strings mtls_peers;   /* CIDRs whose X-Forwarded-Client-Cert is believed */
     struct setting_objects mtls_clients; /* struct auth_client */
-    struct str tenant_claim;            /* set by the kernel from refdata.security.tenant.claim, default tenant_id */
-    bool allow_tenant_header;           /* allowHeaderOverrideForTrustedClients */
-    struct str dev_key_file;            /* private JWK of `freshet token` */
+    struct str tenant_claim;  /* set by the kernel: refdata.security.tenant.claim; empty = tenant_id */
+    bool allow_tenant_header; /* allowHeaderOverrideForTrustedClients */
+    struct str dev_key_file;  /* private JWK of `freshet token` */
 };
 extern const struct setting_row auth_setting_rows[];
 
 struct auth;
-/* Loads the keys (a key file that cannot be read or holds no usable key is CONFIG; a URL that cannot be reached is
- * not: it is retried, and until then every token is 401 and readiness says so). */
-enum status auth_create(const struct auth_settings *settings, struct loop_group *group, struct worker_pool *workers,
-                        struct auth **auth, struct error *error) MUST_CHECK;
+/* Loads the keys (a key file that cannot be read or holds no usable key is CONFIG; a URL that cannot be
+ * reached is not: it is retried, and until then every token is 401 and readiness says so). Blocks up to
+ * jwks_timeout_ms. */
+enum status auth_create(const struct auth_settings *settings, struct loop_group *group,
+                        struct worker_pool *workers, struct auth **auth, struct error *error) MUST_CHECK;
+/* After the worker pool stopped and the loops ended; before or after loop_group_destroy(). */
 void auth_destroy(struct auth *auth);
-/* New settings after a configuration reload: keys read anew, caches emptied. A failure changes nothing. */
-enum status auth_reload(struct auth *auth, const struct auth_settings *settings, struct error *error) MUST_CHECK;
+/* New settings after a configuration reload: keys read anew, caches emptied. A failure changes nothing; a
+ * URL that is new and cannot be read is one. Blocks like auth_create(): not on a loop. */
+enum status auth_reload(struct auth *auth, const struct auth_settings *settings,
+                        struct error *error) MUST_CHECK;
 bool auth_is_ready(const struct auth *auth); /* has it keys? */
 
 /* ---- a request's question ---- */
 struct auth_question {
-    struct str authorization; /* header value, empty = none */
+    struct str authorization;     /* header value, empty = none */
     unsigned authorization_count; /* how often the header came: more than once is refused */
-    struct str forwarded_client_cert, tenant_header;
+    struct str forwarded_client_cert, tenant_header; /* empty when absent or repeated */
     const struct sockaddr_storage *peer;
     struct str path_tenant; /* decoded; ptr NULL = the route names none */
     const char *scope;      /* NULL = none needed */
@@ -79,11 +83,16 @@ enum auth_answer {
 enum auth_answer auth_check(struct auth *auth, struct loop *loop, const struct auth_question *question,
                             const struct auth_identity **identity, struct error *error);
 /* On a loop, after AUTH_VERIFY: checks the signature on a worker, single-flight per token, and then calls
- * on_verified(context) on this loop: ask auth_check() again (it then knows either way). False: the worker queue is
- * full, answer 503. The token is copied. */
-bool auth_verify(struct auth *auth, struct loop *loop, struct str authorization, void (*on_verified)(void *context),
-                 void *context);
-
+ * on_verified(context) on this loop, exactly once: ask auth_check() again. It then knows either way, but
+ * for the rare AUTH_VERIFY once more (keys replaced meanwhile, work cancelled), which is answered by
+ * asking again. A token whose key is not known waits for one reading of the keys, at most jwks_timeout_ms.
+ * False: too much is under way, answer 503, nothing will be called. The token is copied. */
+bool auth_verify(struct auth *auth, struct loop *loop, struct str authorization,
+                 void (*on_verified)(void *context), void *context) MUST_CHECK;
+/* The value of WWW-Authenticate for a 401 of auth_check() (RFC 6750 §3). Returns its length;
+ * NUL-terminated. */
+#define AUTH_CHALLENGE_BYTES 256
+size_t auth_challenge(const struct error *error, char out[AUTH_CHALLENGE_BYTES]);
 
 bool auth_has_scope(const struct auth_identity *identity, struct str scope);
 /* An identity of the caller's own, for a request that is parked. */
@@ -91,12 +100,15 @@ struct auth_identity *auth_identity_copy(const struct auth_identity *identity, s
 
 /* ---- development tokens (`freshet token`) ---- */
 struct auth_token_request {
-    struct str tenant, subject, scopes, issuer, audience;
+    struct str tenant, subject, scopes, issuer, audience; /* an empty one is left out */
+    struct str tenant_claim;                              /* empty = tenant_id */
     int64_t ttl_s;
 };
-/* Signs with the private JWK in `key_file`, made (EdDSA, mode 0600) with its public JWKS beside it at `jwks_file` when
- * missing; safe side by side. */
-enum status auth_token_issue(struct str key_file, struct str jwks_file, const struct auth_token_request *request,
-                             struct buf *token, struct error *error) MUST_CHECK;
+/* Signs with the private JWK in `key_file`, made (EdDSA, mode 0600) with its public JWKS at `jwks_file`
+ * when missing; safe side by side. A JWKS that is there and lacks the key is an error, not changed: it may
+ * be somebody's real one. */
+enum status auth_token_issue(struct str key_file, struct str jwks_file,
+                             const struct auth_token_request *request, struct buf *token,
+                             struct error *error) MUST_CHECK;
 
 #endif

@@ -1,6 +1,6 @@
-/* HTTP client with deadlines, for what we call: JWKS, later webhooks, agents and OTLP. The only folder that knows
- * libcurl. Blocking: on worker threads only. Redirects are not followed, only http and https are spoken, the answer
- * is bounded, TLS is verified. */
+/* HTTP client with deadlines, for what we call: JWKS, later webhooks, agents and OTLP. The only folder
+ * that knows libcurl. Blocking: on worker threads only. Redirects are not followed, only http and https
+ * are spoken, the answer is bounded, TLS is verified. */
 #ifndef FRESHET_FETCH_FETCH_H
 #define FRESHET_FETCH_FETCH_H
 
@@ -23,6 +23,7 @@ struct fetch_answer {
 };
 
 void fetch_init(void); /* once per process, before threads */
-enum status fetch_run(const struct fetch_request *request, struct fetch_answer *answer, struct error *error) MUST_CHECK;
+enum status fetch_run(const struct fetch_request *request, struct fetch_answer *answer,
+                      struct error *error) MUST_CHECK;
 
 #endif

@@ -1,0 +1,273 @@
+/* The life of auth, how changes reach the loops, and the question every request asks. auth_check() for a
+ * token that is known takes no lock, no allocation and no system call but one reading of the wall clock
+ * per tick. */
+#include "auth/state.h"
+
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+
+#define TICK_MS 1000 /* how soon a changed key file is seen */
+
+struct auth *auth_ref(struct auth *auth)
+{
+    atomic_fetch_add_explicit(&auth->refs, 1, memory_order_relaxed);
+    return auth;
+}
+
+static void loop_deinit(struct auth_loop *state)
+{
+    auth_rules_unref(state->rules);
+    auth_keyset_unref(state->keys);
+    auth_verified_deinit(&state->verified);
+    auth_denied_deinit(&state->denied);
+}
+
+void auth_unref(struct auth *auth)
+{
+    if (atomic_fetch_sub_explicit(&auth->refs, 1, memory_order_acq_rel) > 1)
+        return;
+    for (unsigned i = 0; i < auth->loop_count; i++)
+        loop_deinit(&auth->loops[i]);
+    auth_rules_unref(auth->rules);
+    pthread_mutex_destroy(&auth->mutex);
+    free(auth);
+}
+
+struct auth_loop *auth_loop_of(struct auth *auth, const struct loop *loop)
+{
+    return &auth->loops[loop_index(loop)];
+}
+
+/* ---- changes ---- */
+
+/* On a loop: takes the rules and keys that are current. */
+static void adopt(struct loop *loop, void *arg)
+{
+    struct auth *auth = arg;
+    struct auth_loop *state = auth_loop_of(auth, loop);
+    struct auth_rules *old_rules = state->rules;
+    struct auth_keyset *old_keys = state->keys;
+
+    pthread_mutex_lock(&auth->mutex);
+    bool changed = state->generation != auth->generation;
+    state->rules = auth_rules_ref(auth->rules);
+    state->keys = auth->source ? auth_keysource_keys(auth->source) : auth_keyset_ref(old_keys);
+    state->generation = auth->generation;
+    pthread_mutex_unlock(&auth->mutex);
+
+    if (state->rules != old_rules) {
+        auth_verified_deinit(&state->verified);
+        auth_denied_deinit(&state->denied);
+        auth_verified_init(&state->verified, state->rules->verified_max);
+        auth_denied_init(&state->denied, state->rules->denied_max);
+    }
+    auth_rules_unref(old_rules);
+    auth_keyset_unref(old_keys);
+    auth_verifications_settle(state, changed);
+    auth_unref(auth);
+}
+
+void auth_publish(struct auth *auth, bool changed)
+{
+    if (changed) {
+        pthread_mutex_lock(&auth->mutex);
+        auth->generation++;
+        pthread_mutex_unlock(&auth->mutex);
+    }
+    for (unsigned i = 0; i < auth->loop_count; i++)
+        auth_ref(auth);
+    loop_group_broadcast(auth->group, adopt, auth);
+}
+
+bool auth_demand_keys(struct auth *auth)
+{
+    pthread_mutex_lock(&auth->mutex);
+    bool coming = auth->source && auth_keysource_demand(auth->source);
+    pthread_mutex_unlock(&auth->mutex);
+    return coming;
+}
+
+/* ---- life ---- */
+
+static void on_tick(struct loop_timer *timer)
+{
+    struct auth *auth = (struct auth *)((char *)timer - offsetof(struct auth, timer));
+
+    pthread_mutex_lock(&auth->mutex);
+    if (auth->source)
+        auth_keysource_tick(auth->source);
+    pthread_mutex_unlock(&auth->mutex);
+    loop_timer_start(auth->loops[0].loop, timer, clock_deadline_ms(TICK_MS), on_tick);
+}
+
+static void on_start(struct loop *loop, struct loop_message *message)
+{
+    struct auth *auth = (struct auth *)((char *)message - offsetof(struct auth, start));
+
+    loop_timer_start(loop, &auth->timer, clock_deadline_ms(TICK_MS), on_tick);
+    auth_unref(auth);
+}
+
+static struct auth *create_empty(struct loop_group *group, struct worker_pool *workers)
+{
+    unsigned count = loop_group_count(group);
+    size_t size = sizeof(struct auth) + count * sizeof(struct auth_loop);
+    struct auth *auth = memory_aligned(_Alignof(struct auth), size);
+
+    memset(auth, 0, size);
+    atomic_init(&auth->refs, 1);
+    pthread_mutex_init(&auth->mutex, NULL);
+    auth->group = group;
+    auth->workers = workers;
+    auth->now_us = clock_unix_us;
+    auth->generation = 1;
+    return auth;
+}
+
+static void loop_init(struct auth *auth, unsigned index)
+{
+    struct auth_loop *state = &auth->loops[index];
+
+    state->auth = auth;
+    state->loop = loop_group_loop(auth->group, index);
+    state->rules = auth_rules_ref(auth->rules);
+    state->keys = auth_keysource_keys(auth->source);
+    state->generation = auth->generation;
+    state->tick_ns = -1;
+    auth_verified_init(&state->verified, auth->rules->verified_max);
+    auth_denied_init(&state->denied, auth->rules->denied_max);
+}
+
+enum status auth_create(const struct auth_settings *settings, struct loop_group *group,
+                        struct worker_pool *workers, struct auth **out, struct error *error)
+{
+    struct auth *auth = create_empty(group, workers);
+
+    auth_metrics_register();
+    enum status status = auth_rules_create(settings, &auth->rules, error);
+    if (status == STATUS_OK)
+        status = auth_keysource_create(auth, auth->rules, NULL, &auth->source, error);
+    if (status != STATUS_OK) {
+        auth_unref(auth);
+        return status;
+    }
+    auth->loop_count = loop_group_count(group);
+    for (unsigned i = 0; i < auth->loop_count; i++)
+        loop_init(auth, i);
+    auth_ref(auth);
+    auth->start.on_message = on_start;
+    loop_post(auth->loops[0].loop, &auth->start);
+    *out = auth;
+    return STATUS_OK;
+}
+
+void auth_destroy(struct auth *auth)
+{
+    if (!auth)
+        return;
+    pthread_mutex_lock(&auth->mutex);
+    struct auth_keysource *source = auth->source;
+    auth->source = NULL;
+    pthread_mutex_unlock(&auth->mutex);
+    auth_keysource_close(source);
+    auth_unref(auth);
+}
+
+enum status auth_reload(struct auth *auth, const struct auth_settings *settings, struct error *error)
+{
+    struct auth_rules *rules, *old_rules;
+    struct auth_keysource *source, *old_source;
+    enum status status = auth_rules_create(settings, &rules, error);
+
+    if (status != STATUS_OK)
+        return status;
+    status = auth_keysource_create(auth, rules, auth->source, &source, error);
+    if (status != STATUS_OK) {
+        auth_rules_unref(rules);
+        return status;
+    }
+    pthread_mutex_lock(&auth->mutex);
+    old_rules = auth->rules;
+    old_source = auth->source;
+    auth->rules = rules;
+    auth->source = source;
+    pthread_mutex_unlock(&auth->mutex);
+    auth_publish(auth, true);
+    auth_keysource_close(old_source);
+    auth_rules_unref(old_rules);
+    return STATUS_OK;
+}
+
+bool auth_is_ready(const struct auth *auth)
+{
+    struct auth *shared = (struct auth *)(uintptr_t)auth; /* only the mutex changes */
+
+    pthread_mutex_lock(&shared->mutex);
+    bool needs_keys =
+        shared->rules->enabled && (shared->rules->jwks_file.len > 0 || shared->rules->jwks_url.len > 0);
+    struct auth_keyset *keys = auth_keysource_keys(shared->source);
+    pthread_mutex_unlock(&shared->mutex);
+    bool ready = !needs_keys || auth_keyset_count(keys) > 0;
+    auth_keyset_unref(keys);
+    return ready;
+}
+
+/* ---- the question ---- */
+
+static int64_t wall_us(struct auth_loop *state, const struct loop *loop)
+{
+    int64_t tick_ns = loop_now_ns(loop);
+
+    if (state->tick_ns != tick_ns) {
+        state->tick_ns = tick_ns;
+        state->wall_us = state->auth->now_us();
+    }
+    return state->wall_us;
+}
+
+/* A token that is not in the table: refused at sight where that is possible, else to be verified. */
+static enum auth_answer check_unknown(struct auth_loop *state, const struct auth_question *question,
+                                      struct error *error)
+{
+    enum auth_reason reason;
+    struct str token;
+
+    if (!auth_bearer_token(question->authorization, &token))
+        return auth_deny(AUTH_REASON_SCHEME, error);
+    reason = auth_token_shape(token, &state->rules->checks);
+    if (reason != AUTH_REASON_VALID)
+        return auth_deny(reason, error);
+    if (auth_denied_find(&state->denied, question->authorization, state->generation, loop_now_ns(state->loop),
+                         &reason))
+        return auth_deny(reason, error);
+    return AUTH_VERIFY;
+}
+
+enum auth_answer auth_check(struct auth *auth, struct loop *loop, const struct auth_question *question,
+                            const struct auth_identity **identity, struct error *error)
+{
+    struct auth_loop *state = auth_loop_of(auth, loop);
+    const struct auth_client *client = NULL;
+    const struct auth_verified *known;
+
+    if (!state->rules->enabled) {
+        *identity = auth_anonymous(state, question);
+        return AUTH_ALLOWED;
+    }
+    if (question->forwarded_client_cert.len > 0)
+        client = auth_client_find(state->rules, question->peer, question->forwarded_client_cert);
+    if (question->authorization_count > 1)
+        return auth_deny(AUTH_REASON_REPEATED, error);
+    if (question->authorization_count == 0 && question->authorization.len == 0)
+        return client ? auth_decide(state, question, NULL, client, identity, error)
+                      : auth_deny(AUTH_REASON_MISSING, error);
+
+    known = auth_verified_find(&state->verified, question->authorization);
+    if (!known || known->generation != state->generation)
+        return check_unknown(state, question, error);
+    if (wall_us(state, loop) >= known->exp_us)
+        return auth_deny(AUTH_REASON_EXPIRED, error);
+    return auth_decide(state, question, &known->identity, client, identity, error);
+}

@@ -1,0 +1,202 @@
+/* The claims of a token whose signature holds (RFC 7519): times, issuer, audience, and who it speaks for.
+ * A claim of the wrong type refuses the token; only the tenant may be missing or unfit, which decision.c
+ * turns into a 403. */
+#include "auth/jose.h"
+
+#include <math.h>
+
+#define CLAIMS_DEPTH_MAX 32
+#define DATE_S_MAX 253402300799.0 /* the end of the year 9999 */
+
+/* False when the claim is there and no NumericDate. Integers and fractions are taken, strings are not. */
+static bool read_date(const struct json_value *claims, struct str name, bool *found, int64_t *unix_us)
+{
+    struct json_value value;
+    double seconds;
+
+    *found = json_get(claims, name, &value);
+    if (!*found)
+        return true;
+    if (value.type != JSON_NUMBER || !json_to_double(&value, &seconds) || !isfinite(seconds))
+        return false;
+    if (seconds < 0 || seconds > DATE_S_MAX)
+        return false;
+    *unix_us = (int64_t)(seconds * 1e6);
+    return true;
+}
+
+static enum auth_reason check_times(const struct json_value *root, const struct auth_checks *checks,
+                                    int64_t now_us, struct auth_claims *claims)
+{
+    bool has_exp, has_nbf, has_iat;
+    int64_t iat_us = 0;
+
+    if (!read_date(root, STR("exp"), &has_exp, &claims->exp_us) || !has_exp ||
+        !read_date(root, STR("nbf"), &has_nbf, &claims->nbf_us) ||
+        !read_date(root, STR("iat"), &has_iat, &iat_us))
+        return AUTH_REASON_CLAIMS;
+    if (now_us >= claims->exp_us)
+        return AUTH_REASON_EXPIRED;
+    return has_nbf && now_us < claims->nbf_us - checks->leeway_us ? AUTH_REASON_NOT_YET : AUTH_REASON_VALID;
+}
+
+static enum auth_reason check_issuer(const struct json_value *root, const struct auth_checks *checks)
+{
+    struct json_value value;
+
+    if (checks->issuer.len == 0)
+        return AUTH_REASON_VALID;
+    if (!json_get(root, STR("iss"), &value) || value.type != JSON_STRING)
+        return AUTH_REASON_ISSUER;
+    return json_str_eq(value.raw, checks->issuer) ? AUTH_REASON_VALID : AUTH_REASON_ISSUER;
+}
+
+static bool is_our_audience(struct str raw, const struct auth_checks *checks)
+{
+    for (size_t i = 0; i < checks->audiences.count; i++)
+        if (json_str_eq(raw, checks->audiences.items[i]))
+            return true;
+    return false;
+}
+
+static enum auth_reason check_audience(const struct json_value *root, const struct auth_checks *checks)
+{
+    struct json_value value, element;
+    struct json_iter it;
+    struct str name;
+    bool ours = false;
+
+    if (checks->audiences.count == 0)
+        return AUTH_REASON_VALID;
+    if (!json_get(root, STR("aud"), &value))
+        return AUTH_REASON_AUDIENCE;
+    if (value.type == JSON_STRING)
+        return is_our_audience(value.raw, checks) ? AUTH_REASON_VALID : AUTH_REASON_AUDIENCE;
+    if (value.type != JSON_ARRAY)
+        return AUTH_REASON_CLAIMS;
+    json_iter_init(&it, &value);
+    while (json_iter_next(&it, &name, &element)) {
+        if (element.type != JSON_STRING)
+            return AUTH_REASON_CLAIMS;
+        ours |= is_our_audience(element.raw, checks);
+    }
+    return ours ? AUTH_REASON_VALID : AUTH_REASON_AUDIENCE;
+}
+
+/* ---- who ---- */
+
+static bool has_control(struct str text)
+{
+    for (size_t i = 0; i < text.len; i++)
+        if ((unsigned char)text.ptr[i] < 0x20 || text.ptr[i] == 0x7F)
+            return true;
+    return false;
+}
+
+static bool read_subject(const struct json_value *root, struct arena *arena, struct str *subject)
+{
+    struct json_value value;
+
+    if (!json_get(root, STR("sub"), &value))
+        return true;
+    if (value.type != JSON_STRING)
+        return false;
+    *subject = json_str_decode(value.raw, arena);
+    return subject->len > 0 && subject->len <= AUTH_SUBJECT_BYTES_MAX && !has_control(*subject);
+}
+
+static void read_tenant(const struct json_value *root, struct str claim, struct arena *arena,
+                        struct str *tenant)
+{
+    struct json_value value;
+
+    if (!json_get(root, claim, &value) || value.type != JSON_STRING)
+        return;
+    struct str name = json_str_decode(value.raw, arena);
+    if (str_is_name(name))
+        *tenant = name;
+}
+
+/* RFC 6749's scope-token: printable ASCII without space, quote and backslash. */
+static bool is_scope(struct str text)
+{
+    for (size_t i = 0; i < text.len; i++) {
+        unsigned char c = (unsigned char)text.ptr[i];
+        if (c <= ' ' || c > '~' || c == '"' || c == '\\')
+            return false;
+    }
+    return text.len > 0;
+}
+
+static void append_scope(struct str scope, char *out, size_t *len)
+{
+    if (*len > 0)
+        out[(*len)++] = ' ';
+    memcpy(out + *len, scope.ptr, scope.len);
+    *len += scope.len;
+}
+
+/* One claim of scopes, as "a b" or as ["a","b"], appended to `out`, which is as large as the payload. */
+static bool read_scopes(const struct json_value *value, struct arena *arena, char *out, size_t *len)
+{
+    struct json_iter it;
+    struct str name, rest, scope;
+    struct json_value element;
+
+    if (value->type == JSON_STRING) {
+        rest = json_str_decode(value->raw, arena);
+        while (str_split(&rest, ' ', &scope)) {
+            if (scope.len > 0 && !is_scope(scope))
+                return false;
+            if (scope.len > 0)
+                append_scope(scope, out, len);
+        }
+        return true;
+    }
+    if (value->type != JSON_ARRAY)
+        return false;
+    json_iter_init(&it, value);
+    while (json_iter_next(&it, &name, &element)) {
+        if (element.type != JSON_STRING || !is_scope(scope = json_str_decode(element.raw, arena)))
+            return false;
+        append_scope(scope, out, len);
+    }
+    return true;
+}
+
+static bool read_all_scopes(const struct json_value *root, struct arena *arena, struct str *scopes)
+{
+    static const struct str NAMES[] = {{"scope", 5}, {"scp", 3}};
+    char *out = arena_alloc(arena, root->raw.len);
+    struct json_value value;
+    size_t len = 0;
+
+    for (size_t i = 0; i < sizeof(NAMES) / sizeof(NAMES[0]); i++)
+        if (json_get(root, NAMES[i], &value) && !read_scopes(&value, arena, out, &len))
+            return false;
+    *scopes = str_of(out, len);
+    return true;
+}
+
+enum auth_reason auth_claims_check(struct str payload, const struct auth_checks *checks, int64_t now_us,
+                                   struct arena *arena, struct auth_claims *claims)
+{
+    struct json_value root;
+
+    *claims = (struct auth_claims){0};
+    if (json_parse(payload, CLAIMS_DEPTH_MAX, &root, NULL) != STATUS_OK || root.type != JSON_OBJECT ||
+        json_has_duplicates(&root, arena))
+        return AUTH_REASON_CLAIMS;
+
+    enum auth_reason reason = check_times(&root, checks, now_us, claims);
+    if (reason == AUTH_REASON_VALID)
+        reason = check_issuer(&root, checks);
+    if (reason == AUTH_REASON_VALID)
+        reason = check_audience(&root, checks);
+    if (reason != AUTH_REASON_VALID)
+        return reason;
+    if (!read_subject(&root, arena, &claims->subject) || !read_all_scopes(&root, arena, &claims->scopes))
+        return AUTH_REASON_CLAIMS;
+    read_tenant(&root, checks->tenant_claim, arena, &claims->tenant);
+    return AUTH_REASON_VALID;
+}

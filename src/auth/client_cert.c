@@ -1,0 +1,103 @@
+/* X-Forwarded-Client-Cert, as Envoy writes it: elements parted by ',', pairs by ';', values bare or quoted
+ * with '\'.
+ *
+ * Only the last element counts. A sidecar appends what it verified itself; what stands before was passed
+ * on by hops that we did not ask. Of that element the client is its URI (a SPIFFE id), or its Subject
+ * where it has no URI. A header that does not parse, or comes from a peer that is not configured, names
+ * nobody. */
+#include "auth/state.h"
+
+struct cert_pair {
+    struct str name, raw; /* raw: the value with its escapes, without its quotes */
+};
+
+/* Takes one pair off the front of *rest together with the ';' or ',' behind it, which goes to *end ('\0'
+ * at the end of the text). False when it does not parse. */
+static bool take_pair(struct str *rest, struct cert_pair *pair, char *end)
+{
+    size_t at = 0, begin;
+
+    while (at < rest->len && rest->ptr[at] != '=' && rest->ptr[at] != ';' && rest->ptr[at] != ',')
+        at++;
+    if (at == 0 || at == rest->len || rest->ptr[at] != '=')
+        return false;
+    pair->name = str_trim(str_of(rest->ptr, at));
+    begin = ++at;
+    if (at < rest->len && rest->ptr[at] == '"') {
+        begin = ++at;
+        while (at < rest->len && rest->ptr[at] != '"')
+            at += rest->ptr[at] == '\\' ? 2 : 1;
+        if (at >= rest->len)
+            return false;
+        pair->raw = str_of(rest->ptr + begin, at - begin);
+        at++;
+    } else {
+        while (at < rest->len && rest->ptr[at] != ';' && rest->ptr[at] != ',' && rest->ptr[at] != '"')
+            at++;
+        pair->raw = str_trim(str_of(rest->ptr + begin, at - begin));
+    }
+    *end = at < rest->len ? rest->ptr[at] : '\0';
+    if (at < rest->len && *end != ';' && *end != ',')
+        return false;
+    at += at < rest->len;
+    *rest = str_of(rest->ptr + at, rest->len - at);
+    return *end == '\0' || rest->len > 0; /* nothing may end in a separator */
+}
+
+/* Does the value, its escapes undone, read `text`? */
+static bool value_is(struct str raw, struct str text)
+{
+    size_t at = 0, i = 0;
+
+    for (; at < raw.len && i < text.len; at++, i++) {
+        if (raw.ptr[at] == '\\' && at + 1 < raw.len)
+            at++;
+        if (raw.ptr[at] != text.ptr[i])
+            return false;
+    }
+    return at == raw.len && i == text.len;
+}
+
+static const struct auth_client *client_named(const struct auth_rules *rules, struct str raw)
+{
+    for (size_t i = 0; i < rules->client_count; i++)
+        if (value_is(raw, rules->clients[i].identity))
+            return &rules->clients[i];
+    return NULL;
+}
+
+/* Walks all elements, forgetting what it found at each ',' that opens another. */
+static const struct auth_client *last_client(const struct auth_rules *rules, struct str header)
+{
+    const struct auth_client *by_uri = NULL, *by_subject = NULL;
+    struct cert_pair pair;
+    bool has_uri = false;
+    char end = ';';
+
+    for (struct str rest = header; end != '\0';) {
+        bool opens_element = end == ',';
+        if (!take_pair(&rest, &pair, &end))
+            return NULL;
+        if (opens_element) {
+            by_uri = by_subject = NULL;
+            has_uri = false;
+        }
+        if (str_eq_nocase(pair.name, STR("URI"))) {
+            has_uri |= pair.raw.len > 0;
+            by_uri = by_uri ? by_uri : client_named(rules, pair.raw);
+        } else if (str_eq_nocase(pair.name, STR("Subject"))) {
+            by_subject = client_named(rules, pair.raw);
+        }
+    }
+    return has_uri ? by_uri : by_subject;
+}
+
+const struct auth_client *auth_client_find(const struct auth_rules *rules,
+                                           const struct sockaddr_storage *peer,
+                                           struct str forwarded_client_cert)
+{
+    for (size_t i = 0; i < rules->peer_count; i++)
+        if (auth_range_holds(&rules->peers[i], peer))
+            return last_client(rules, forwarded_client_cert);
+    return NULL;
+}

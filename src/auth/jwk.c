@@ -1,0 +1,346 @@
+/* One JSON Web Key (RFC 7517, 7518, 8037): the type decides the algorithm, and weak or broken keys are
+ * refused. Private parts of a public key are not read. */
+#include "auth/jose.h"
+
+#include <openssl/bn.h>
+#include <openssl/core_names.h>
+#include <openssl/crypto.h>
+#include <openssl/err.h>
+#include <openssl/evp.h>
+#include <openssl/param_build.h>
+#include <stdlib.h>
+
+#include "base/log.h"
+#include "base/memory.h"
+
+#define RSA_BITS_MIN 2048
+#define RSA_BITS_MAX 8192 /* a check costs the square of it */
+#define EC_COORDINATE_BYTES 32
+#define ED25519_BYTES 32
+
+static const char *const ALGORITHM_NAMES[AUTH_ALGORITHMS] = {
+    [AUTH_RS256] = "RS256", [AUTH_ES256] = "ES256", [AUTH_EDDSA] = "EdDSA", [AUTH_HS256] = "HS256"};
+
+bool auth_algorithm_parse(struct str name, enum auth_algorithm *algorithm)
+{
+    for (int i = 0; i < AUTH_ALGORITHMS; i++) {
+        if (!str_eq(name, str_from(ALGORITHM_NAMES[i])))
+            continue;
+        *algorithm = (enum auth_algorithm)i;
+        return true;
+    }
+    return false;
+}
+
+const char *auth_algorithm_name(enum auth_algorithm algorithm)
+{
+    return ALGORITHM_NAMES[algorithm];
+}
+
+/* ---- members ---- */
+
+static bool member_text(const struct json_value *jwk, struct str name, struct arena *arena, struct str *text)
+{
+    struct json_value value;
+
+    if (!json_get(jwk, name, &value) || value.type != JSON_STRING)
+        return false;
+    *text = json_str_decode(value.raw, arena);
+    return true;
+}
+
+static enum status member_bytes(const struct json_value *jwk, struct str name, struct arena *arena,
+                                struct str *bytes, struct error *error)
+{
+    struct str text;
+
+    if (!member_text(jwk, name, arena, &text) || text.len == 0 || !auth_base64url_decode(text, arena, bytes))
+        return error_set(error, STATUS_BAD_REQUEST, "\"%.*s\" is not base64url", STR_ARG(name));
+    return STATUS_OK;
+}
+
+/* ---- public keys, by type ---- */
+
+static EVP_PKEY *build(const char *type, OSSL_PARAM_BLD *builder)
+{
+    OSSL_PARAM *params = OSSL_PARAM_BLD_to_param(builder);
+    EVP_PKEY_CTX *context = EVP_PKEY_CTX_new_from_name(NULL, type, NULL);
+    EVP_PKEY *pkey = NULL;
+
+    if (params && context && EVP_PKEY_fromdata_init(context) == 1)
+        EVP_PKEY_fromdata(context, &pkey, EVP_PKEY_PUBLIC_KEY, params);
+    EVP_PKEY_CTX_free(context);
+    OSSL_PARAM_free(params);
+    return pkey;
+}
+
+/* What OpenSSL itself holds to be wrong with a public key: a point off the curve, a modulus with small
+ * factors. */
+static bool is_sound(EVP_PKEY *pkey)
+{
+    EVP_PKEY_CTX *context = pkey ? EVP_PKEY_CTX_new_from_pkey(NULL, pkey, NULL) : NULL;
+    bool sound = context && EVP_PKEY_public_check(context) == 1;
+
+    EVP_PKEY_CTX_free(context);
+    return sound;
+}
+
+static enum status take_sound(EVP_PKEY *pkey, struct auth_key *key, struct error *error)
+{
+    if (!is_sound(pkey)) {
+        EVP_PKEY_free(pkey);
+        ERR_clear_error();
+        return error_set(error, STATUS_BAD_REQUEST, "the key is not a sound public key");
+    }
+    key->pkey = pkey;
+    return STATUS_OK;
+}
+
+static BIGNUM *number(struct str bytes)
+{
+    return BN_bin2bn((const unsigned char *)bytes.ptr, (int)bytes.len, NULL);
+}
+
+static enum status check_rsa_numbers(const BIGNUM *n, const BIGNUM *e, struct error *error)
+{
+    if (BN_num_bits(n) < RSA_BITS_MIN || BN_num_bits(n) > RSA_BITS_MAX)
+        return error_set(error, STATUS_BAD_REQUEST, "an RSA key must have %d to %d bits, this has %d",
+                         RSA_BITS_MIN, RSA_BITS_MAX, BN_num_bits(n));
+    if (!BN_is_odd(n) || !BN_is_odd(e) || BN_num_bits(e) <= 16 || BN_num_bits(e) > 64)
+        return error_set(error, STATUS_BAD_REQUEST, "the RSA modulus or exponent is weak");
+    return STATUS_OK;
+}
+
+static enum status parse_rsa(const struct json_value *jwk, struct arena *arena, struct auth_key *key,
+                             struct error *error)
+{
+    struct str modulus, exponent;
+    enum status status = member_bytes(jwk, STR("n"), arena, &modulus, error);
+
+    if (status == STATUS_OK)
+        status = member_bytes(jwk, STR("e"), arena, &exponent, error);
+    if (status != STATUS_OK)
+        return status;
+    if (modulus.len > RSA_BITS_MAX / 8 + 1 || exponent.len > 16)
+        return error_set(error, STATUS_BAD_REQUEST, "the RSA key is too large");
+
+    BIGNUM *n = number(modulus), *e = number(exponent);
+    OSSL_PARAM_BLD *builder = OSSL_PARAM_BLD_new();
+    status = check_rsa_numbers(n, e, error);
+    if (status == STATUS_OK) {
+        OSSL_PARAM_BLD_push_BN(builder, OSSL_PKEY_PARAM_RSA_N, n);
+        OSSL_PARAM_BLD_push_BN(builder, OSSL_PKEY_PARAM_RSA_E, e);
+        status = take_sound(build("RSA", builder), key, error);
+    }
+    OSSL_PARAM_BLD_free(builder);
+    BN_free(n);
+    BN_free(e);
+    key->algorithm = AUTH_RS256;
+    return status;
+}
+
+static enum status parse_ec(const struct json_value *jwk, struct arena *arena, struct auth_key *key,
+                            struct error *error)
+{
+    struct str curve, x, y;
+    unsigned char point[1 + 2 * EC_COORDINATE_BYTES] = {4 /* uncompressed */};
+
+    if (!member_text(jwk, STR("crv"), arena, &curve) || !str_eq(curve, STR("P-256")))
+        return error_set(error, STATUS_BAD_REQUEST, "the only curve used is P-256");
+    enum status status = member_bytes(jwk, STR("x"), arena, &x, error);
+    if (status == STATUS_OK)
+        status = member_bytes(jwk, STR("y"), arena, &y, error);
+    if (status != STATUS_OK)
+        return status;
+    if (x.len != EC_COORDINATE_BYTES || y.len != EC_COORDINATE_BYTES)
+        return error_set(error, STATUS_BAD_REQUEST, "a coordinate of P-256 has %d bytes",
+                         EC_COORDINATE_BYTES);
+    memcpy(point + 1, x.ptr, EC_COORDINATE_BYTES);
+    memcpy(point + 1 + EC_COORDINATE_BYTES, y.ptr, EC_COORDINATE_BYTES);
+
+    OSSL_PARAM_BLD *builder = OSSL_PARAM_BLD_new();
+    OSSL_PARAM_BLD_push_utf8_string(builder, OSSL_PKEY_PARAM_GROUP_NAME, "prime256v1", 0);
+    OSSL_PARAM_BLD_push_octet_string(builder, OSSL_PKEY_PARAM_PUB_KEY, point, sizeof(point));
+    status = take_sound(build("EC", builder), key, error);
+    OSSL_PARAM_BLD_free(builder);
+    key->algorithm = AUTH_ES256;
+    return status;
+}
+
+/* A point of small order lets anyone make signatures that check out, and OpenSSL takes it. These are all
+ * of their encodings, without the sign bit: y = 0, ±1, the two of order 8, and p, p+1 that mean 0 and 1. */
+static bool is_small_order(const unsigned char point[ED25519_BYTES])
+{
+    static const unsigned char ORDER_8_A[ED25519_BYTES] = {
+        0x26, 0xe8, 0x95, 0x8f, 0xc2, 0xb2, 0x27, 0xb0, 0x45, 0xc3, 0xf4, 0x89, 0xf2, 0xef, 0x98, 0xf0,
+        0xd5, 0xdf, 0xac, 0x05, 0xd3, 0xc6, 0x33, 0x39, 0xb1, 0x38, 0x02, 0x88, 0x6d, 0x53, 0xfc, 0x05};
+    static const unsigned char ORDER_8_B[ED25519_BYTES] = {
+        0xc7, 0x17, 0x6a, 0x70, 0x3d, 0x4d, 0xd8, 0x4f, 0xba, 0x3c, 0x0b, 0x76, 0x0d, 0x10, 0x67, 0x0f,
+        0x2a, 0x20, 0x53, 0xfa, 0x2c, 0x39, 0xcc, 0xc6, 0x4e, 0xc7, 0xfd, 0x77, 0x92, 0xac, 0x03, 0x7a};
+    unsigned char y[ED25519_BYTES];
+    unsigned char middle_or = 0, middle_and = 0xFF;
+
+    memcpy(y, point, sizeof(y));
+    y[ED25519_BYTES - 1] &= 0x7F;
+    for (int i = 1; i < ED25519_BYTES - 1; i++) {
+        middle_or |= y[i];
+        middle_and &= y[i];
+    }
+    bool is_0_or_1 = middle_or == 0 && y[ED25519_BYTES - 1] == 0 && y[0] <= 1;
+    bool is_near_p = middle_and == 0xFF && y[ED25519_BYTES - 1] == 0x7F && y[0] >= 0xec && y[0] <= 0xee;
+    return is_0_or_1 || is_near_p || memcmp(y, ORDER_8_A, sizeof(y)) == 0 ||
+           memcmp(y, ORDER_8_B, sizeof(y)) == 0;
+}
+
+static enum status parse_okp(const struct json_value *jwk, struct arena *arena, struct auth_key *key,
+                             struct error *error)
+{
+    struct str curve, x;
+
+    if (!member_text(jwk, STR("crv"), arena, &curve) || !str_eq(curve, STR("Ed25519")))
+        return error_set(error, STATUS_BAD_REQUEST, "the only OKP curve used is Ed25519");
+    enum status status = member_bytes(jwk, STR("x"), arena, &x, error);
+    if (status != STATUS_OK)
+        return status;
+    if (x.len != ED25519_BYTES || is_small_order((const unsigned char *)x.ptr))
+        return error_set(error, STATUS_BAD_REQUEST, "the Ed25519 key is not a sound public key");
+    key->pkey = EVP_PKEY_new_raw_public_key(EVP_PKEY_ED25519, NULL, (const unsigned char *)x.ptr, x.len);
+    key->algorithm = AUTH_EDDSA;
+    return key->pkey ? STATUS_OK : error_set(error, STATUS_BAD_REQUEST, "the Ed25519 key cannot be read");
+}
+
+static enum status parse_oct(const struct json_value *jwk, struct arena *arena, struct auth_key *key,
+                             struct error *error)
+{
+    struct str secret;
+    enum status status = member_bytes(jwk, STR("k"), arena, &secret, error);
+
+    if (status != STATUS_OK)
+        return status;
+    if (secret.len < AUTH_SECRET_BYTES_MIN || secret.len > AUTH_SECRET_BYTES_MAX) {
+        status = error_set(error, STATUS_BAD_REQUEST, "an HS256 secret must have %d to %d bytes",
+                           AUTH_SECRET_BYTES_MIN, AUTH_SECRET_BYTES_MAX);
+    } else {
+        key->secret = str_of(str_dup(secret), secret.len);
+        key->algorithm = AUTH_HS256;
+    }
+    OPENSSL_cleanse((void *)(uintptr_t)secret.ptr, secret.len); /* the arena's copy, ours */
+    return status;
+}
+
+/* ---- what holds for every type ---- */
+
+static bool key_ops_allow_verify(const struct json_value *ops)
+{
+    struct json_iter it;
+    struct str name;
+    struct json_value op;
+
+    if (ops->type != JSON_ARRAY)
+        return false;
+    json_iter_init(&it, ops);
+    while (json_iter_next(&it, &name, &op))
+        if (op.type == JSON_STRING && json_str_eq(op.raw, STR("verify")))
+            return true;
+    return false;
+}
+
+static enum status check_purpose(const struct json_value *jwk, struct error *error)
+{
+    struct json_value value;
+
+    if (json_get(jwk, STR("use"), &value) &&
+        !(value.type == JSON_STRING && json_str_eq(value.raw, STR("sig"))))
+        return error_set(error, STATUS_BAD_REQUEST, "the key's \"use\" is not \"sig\"");
+    if (json_get(jwk, STR("key_ops"), &value) && !key_ops_allow_verify(&value))
+        return error_set(error, STATUS_BAD_REQUEST, "the key's \"key_ops\" do not name \"verify\"");
+    return STATUS_OK;
+}
+
+static enum status parse_by_type(const struct json_value *jwk, struct arena *arena, struct auth_key *key,
+                                 struct error *error)
+{
+    static const struct {
+        struct str kty;
+        enum status (*parse)(const struct json_value *jwk, struct arena *arena, struct auth_key *key,
+                             struct error *error);
+    } TYPES[] = {
+        {{"RSA", 3}, parse_rsa}, {{"EC", 2}, parse_ec}, {{"OKP", 3}, parse_okp}, {{"oct", 3}, parse_oct}};
+    struct str kty;
+
+    if (!member_text(jwk, STR("kty"), arena, &kty))
+        return error_set(error, STATUS_BAD_REQUEST, "the key has no \"kty\"");
+    for (size_t i = 0; i < sizeof(TYPES) / sizeof(TYPES[0]); i++)
+        if (str_eq(kty, TYPES[i].kty))
+            return TYPES[i].parse(jwk, arena, key, error);
+    return error_set(error, STATUS_BAD_REQUEST, "this type of key is not used");
+}
+
+/* The key's own `alg`, where it has one, must be the one its type gives: an RSA key for PS256 or RSA-OAEP
+ * is not used for RS256. */
+static enum status check_algorithm(const struct json_value *jwk, const struct auth_key *key,
+                                   struct error *error)
+{
+    struct json_value value;
+    struct str name = str_from(auth_algorithm_name(key->algorithm));
+
+    if (json_get(jwk, STR("alg"), &value) && !(value.type == JSON_STRING && json_str_eq(value.raw, name)))
+        return error_set(error, STATUS_BAD_REQUEST, "the key's \"alg\" is not %s", name.ptr);
+    return STATUS_OK;
+}
+
+static enum status take_kid(const struct json_value *jwk, struct arena *arena, struct auth_key *key,
+                            struct error *error)
+{
+    struct json_value value;
+
+    if (!json_get(jwk, STR("kid"), &value))
+        return STATUS_OK;
+    if (value.type != JSON_STRING)
+        return error_set(error, STATUS_BAD_REQUEST, "the key's \"kid\" is not a string");
+    struct str kid = json_str_decode(value.raw, arena);
+    if (kid.len > AUTH_KID_BYTES_MAX)
+        return error_set(error, STATUS_BAD_REQUEST, "the key's \"kid\" is too long");
+    key->kid = str_of(str_dup(kid), kid.len);
+    return STATUS_OK;
+}
+
+static void warn_of_private_part(const struct json_value *jwk, const struct auth_key *key)
+{
+    struct json_value value;
+
+    if (key->algorithm != AUTH_HS256 && json_get(jwk, STR("d"), &value))
+        log_warn("jwks_private_key", LOG_STR("kid", key->kid),
+                 LOG_CSTR("error", "a public key set holds a private key; its private part is ignored"));
+}
+
+enum status auth_key_parse(const struct json_value *jwk, struct arena *scratch, struct auth_key *key,
+                           struct error *error)
+{
+    *key = (struct auth_key){0};
+    if (jwk->type != JSON_OBJECT || json_has_duplicates(jwk, scratch))
+        return error_set(error, STATUS_BAD_REQUEST, "the key is not an object with distinct members");
+
+    enum status status = check_purpose(jwk, error);
+    if (status == STATUS_OK)
+        status = parse_by_type(jwk, scratch, key, error);
+    if (status == STATUS_OK)
+        status = check_algorithm(jwk, key, error);
+    if (status == STATUS_OK)
+        status = take_kid(jwk, scratch, key, error);
+    if (status != STATUS_OK)
+        auth_key_deinit(key);
+    else
+        warn_of_private_part(jwk, key);
+    return status;
+}
+
+void auth_key_deinit(struct auth_key *key)
+{
+    EVP_PKEY_free(key->pkey);
+    if (key->secret.ptr)
+        OPENSSL_cleanse((void *)(uintptr_t)key->secret.ptr, key->secret.len);
+    free((void *)(uintptr_t)key->secret.ptr);
+    free((void *)(uintptr_t)key->kid.ptr);
+    *key = (struct auth_key){0};
+}

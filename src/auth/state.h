@@ -1,0 +1,160 @@
+/* Inside auth: the half with threads.
+ *
+ *     struct auth ──────── current rules, keys and generation, under a mutex; read only when told of a change
+ *      └─ struct auth_loop   one per loop, touched by its thread alone: its own references to rules and keys,
+ *           ├─ verified      tokens known to be good,
+ *           ├─ denied        tokens known to be bad, for a little while,
+ *           └─ pending       verifications under way, joined by whoever asks for the same token
+ *
+ * A change (new keys, new settings) is published by raising the generation and sending every loop a
+ * message; the loop then takes the current rules and keys, and what it remembers from an older generation
+ * no longer counts. */
+#ifndef FRESHET_AUTH_STATE_H
+#define FRESHET_AUTH_STATE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "auth/auth.h"
+#include "auth/jose.h"
+#include "base/metrics.h"
+
+/* ---- peer.c: address ranges ---- */
+struct auth_range {
+    unsigned char address[16]; /* IPv4 as ::ffff:a.b.c.d */
+    unsigned bits;
+};
+bool auth_range_parse(struct str cidr, struct auth_range *range);
+bool auth_range_holds(const struct auth_range *range, const struct sockaddr_storage *peer);
+
+/* ---- rules.c: the settings, checked and copied; immutable, shared by counting ---- */
+struct auth_rules {
+    atomic_uint refs;
+    struct arena arena;
+    bool enabled, allow_tenant_header;
+    struct auth_checks checks;
+    size_t verified_max, denied_max;
+    struct auth_range *peers;
+    size_t peer_count;
+    struct auth_client *clients;
+    size_t client_count;
+    struct str jwks_file, jwks_url, secret; /* NUL-terminated behind their length */
+    int64_t refresh_ms, refresh_min_ms, timeout_ms;
+};
+enum status auth_rules_create(const struct auth_settings *settings, struct auth_rules **rules,
+                              struct error *error) MUST_CHECK;
+struct auth_rules *auth_rules_ref(struct auth_rules *rules);
+void auth_rules_unref(struct auth_rules *rules);
+
+/* ---- client_cert.c ---- */
+/* The configured client that the header names, when the peer may be believed; else NULL. */
+const struct auth_client *auth_client_find(const struct auth_rules *rules,
+                                           const struct sockaddr_storage *peer,
+                                           struct str forwarded_client_cert);
+
+/* ---- verified.c ---- */
+struct auth_verified { /* one token that was found good */
+    uint64_t hash, generation, used;
+    int64_t exp_us;
+    struct auth_identity identity; /* slices of `bytes` */
+    size_t authorization_len;
+    char bytes[]; /* the Authorization header as it came, then the identity's strings */
+};
+
+struct auth_verified_table {
+    struct auth_verified_bucket *buckets;
+    size_t bucket_mask;
+    struct auth_verified *last; /* of the latest hit: clients come back */
+    uint64_t clock;             /* counts lookups, for least-recently-used */
+};
+void auth_verified_init(struct auth_verified_table *table, size_t entries);
+void auth_verified_deinit(struct auth_verified_table *table);
+/* The entry for exactly these bytes, whatever its age or generation; NULL when there is none. */
+struct auth_verified *auth_verified_find(struct auth_verified_table *table, struct str authorization);
+/* Remembers it, in place of an older entry for the same bytes, else of the one in its bucket that is worth
+ * least. Returns what was pushed out, to be freed by the caller when nobody can hold it any more; may be
+ * NULL. */
+struct auth_verified *auth_verified_put(struct auth_verified_table *table, struct str authorization,
+                                        const struct auth_claims *claims, uint64_t generation);
+
+/* ---- denied.c: fixed memory, no copy of the token; two hashes stand for it, one of them with a secret
+ * seed ---- */
+struct auth_denied_table {
+    struct auth_denied *entries;
+    size_t bucket_mask;
+};
+void auth_denied_init(struct auth_denied_table *table, size_t entries);
+void auth_denied_deinit(struct auth_denied_table *table);
+bool auth_denied_find(const struct auth_denied_table *table, struct str authorization, uint64_t generation,
+                      int64_t now_ns, enum auth_reason *reason);
+void auth_denied_put(struct auth_denied_table *table, struct str authorization, uint64_t generation,
+                     int64_t until_ns, enum auth_reason reason);
+
+/* ---- keysource.c: where keys come from, and when they are read again ---- */
+struct auth_keysource;
+/* Reads the keys once, blocking. `previous` (may be NULL) lends its last good answer of the same URL. */
+enum status auth_keysource_create(struct auth *auth, struct auth_rules *rules,
+                                  struct auth_keysource *previous, struct auth_keysource **source,
+                                  struct error *error) MUST_CHECK;
+void auth_keysource_close(struct auth_keysource *source); /* a reading under way ends on its own, unheard */
+struct auth_keyset *auth_keysource_keys(struct auth_keysource *source); /* a reference for the caller */
+void auth_keysource_tick(struct auth_keysource *source);                /* starts a reading when one is due */
+/* A key is missing: read again, unless that was done within refresh_min. True: auth_publish() follows. */
+bool auth_keysource_demand(struct auth_keysource *source);
+
+/* ---- auth.c ---- */
+#define AUTH_PENDING_CHAINS 64
+
+struct auth_loop {
+    struct auth *auth;
+    struct loop *loop;
+    struct auth_rules *rules;
+    struct auth_keyset *keys;
+    uint64_t generation;
+    struct auth_verified_table verified;
+    struct auth_denied_table denied;
+    int64_t tick_ns, wall_us; /* the wall clock as of this tick */
+    struct auth_verification *pending[AUTH_PENDING_CHAINS];
+    unsigned pending_count, awaiting_count;
+    struct auth_identity scratch; /* an identity made for one question: an override, auth switched off */
+} __attribute__((aligned(64)));
+
+struct auth {
+    atomic_uint refs; /* the owner's, and one for each message or job under way */
+    struct loop_group *group;
+    struct worker_pool *workers;
+    int64_t (*now_us)(void); /* clock_unix_us, but for tests */
+    pthread_mutex_t mutex;
+    struct auth_rules *rules; /* these three under the mutex */
+    struct auth_keysource *source;
+    uint64_t generation;
+    struct loop_message start;
+    struct loop_timer timer; /* on the first loop: asks the key source whether a reading is due */
+    unsigned loop_count;
+    struct auth_loop loops[];
+};
+struct auth *auth_ref(struct auth *auth);
+void auth_unref(struct auth *auth);
+/* Any thread: every loop looks at what is current; `changed` raises the generation first. */
+void auth_publish(struct auth *auth, bool changed);
+bool auth_demand_keys(struct auth *auth);
+struct auth_loop *auth_loop_of(struct auth *auth, const struct loop *loop);
+
+/* ---- verification.c ---- */
+void auth_verifications_settle(struct auth_loop *state,
+                               bool keys_changed); /* those that waited for new keys */
+
+/* ---- decision.c ---- */
+const struct auth_identity *auth_anonymous(struct auth_loop *state, const struct auth_question *question);
+enum auth_answer auth_deny(enum auth_reason reason, struct error *error);
+enum auth_answer auth_decide(struct auth_loop *state, const struct auth_question *question,
+                             const struct auth_identity *who, const struct auth_client *client,
+                             const struct auth_identity **identity, struct error *error);
+
+/* ---- metrics.c ---- */
+void auth_metrics_register(void);
+void auth_metrics_token(enum auth_reason reason, double seconds);
+void auth_metrics_refresh(const char *result);
+void auth_metrics_keys(size_t count);
+
+#endif

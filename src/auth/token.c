@@ -1,0 +1,171 @@
+/* A compact JWS (RFC 7515) as a JWT: its shape, its header, its signature. Strict where the standards
+ * leave room: every liberty in reading a token has been somebody's way in. The claims are looked at only
+ * behind a valid signature, in claims.c. */
+#include "auth/jose.h"
+
+#define HEADER_DEPTH_MAX 8
+
+static const struct {
+    const char *label, *sentence;
+} REASONS[AUTH_REASONS] = {
+#define AUTH_REASON_ROW(name, label, sentence) [AUTH_REASON_##name] = {label, sentence},
+    AUTH_REASON_TABLE(AUTH_REASON_ROW)
+#undef AUTH_REASON_ROW
+};
+
+const char *auth_reason_label(enum auth_reason reason)
+{
+    return REASONS[reason].label;
+}
+
+const char *auth_reason_sentence(enum auth_reason reason)
+{
+    return REASONS[reason].sentence;
+}
+
+bool auth_bearer_token(struct str authorization, struct str *token)
+{
+    const struct str scheme = STR("Bearer");
+    size_t at = scheme.len;
+
+    if (authorization.len <= scheme.len || !str_eq_nocase(str_of(authorization.ptr, scheme.len), scheme))
+        return false;
+    while (at < authorization.len && authorization.ptr[at] == ' ')
+        at++;
+    if (at == scheme.len || at == authorization.len)
+        return false;
+    *token = str_of(authorization.ptr + at, authorization.len - at);
+    return true;
+}
+
+static bool is_base64url(char c)
+{
+    char letter = (char)(c | 0x20);
+    return (letter >= 'a' && letter <= 'z') || (c >= '0' && c <= '9') || c == '-' || c == '_';
+}
+
+enum auth_reason auth_token_shape(struct str token, const struct auth_checks *checks)
+{
+    unsigned dots = 0;
+    bool part_is_empty = true;
+
+    if (token.len > checks->token_bytes_max)
+        return AUTH_REASON_TOO_LARGE;
+    for (size_t i = 0; i < token.len; i++) {
+        bool dot = token.ptr[i] == '.';
+        if (dot ? part_is_empty || ++dots > 2 : !is_base64url(token.ptr[i]))
+            return AUTH_REASON_MALFORMED;
+        part_is_empty = dot;
+    }
+    return dots == 2 && !part_is_empty ? AUTH_REASON_VALID : AUTH_REASON_MALFORMED;
+}
+
+/* ---- header ---- */
+
+struct header {
+    enum auth_algorithm algorithm;
+    struct str kid;
+};
+
+static bool names_foreign_key_or_extension(const struct json_value *header)
+{
+    static const struct str REFUSED[] = {{"crit", 4}, {"jwk", 3}, {"jku", 3}, {"x5u", 3},
+                                         {"x5c", 3},  {"b64", 3}, {"zip", 3}, {"enc", 3}};
+    struct json_value value;
+
+    for (size_t i = 0; i < sizeof(REFUSED) / sizeof(REFUSED[0]); i++)
+        if (json_get(header, REFUSED[i], &value))
+            return true;
+    return false;
+}
+
+static bool is_jwt_type(const struct json_value *header, struct arena *arena)
+{
+    struct json_value value;
+
+    if (!json_get(header, STR("typ"), &value))
+        return true;
+    if (value.type != JSON_STRING)
+        return false;
+    struct str type = json_str_decode(value.raw, arena);
+    const struct str media = STR("application/");
+    if (type.len > media.len && str_eq_nocase(str_of(type.ptr, media.len), media))
+        type = str_of(type.ptr + media.len, type.len - media.len);
+    return str_eq_nocase(type, STR("JWT")) || str_eq_nocase(type, STR("at+jwt"));
+}
+
+static bool read_kid(const struct json_value *header, struct arena *arena, struct str *kid)
+{
+    struct json_value value;
+
+    *kid = STR_NONE;
+    if (!json_get(header, STR("kid"), &value))
+        return true;
+    if (value.type != JSON_STRING)
+        return false;
+    *kid = json_str_decode(value.raw, arena);
+    return kid->len > 0 && kid->len <= AUTH_KID_BYTES_MAX;
+}
+
+static enum auth_reason read_header(struct str text, const struct auth_checks *checks, struct arena *arena,
+                                    struct header *header)
+{
+    struct json_value root, alg;
+
+    if (json_parse(text, HEADER_DEPTH_MAX, &root, NULL) != STATUS_OK || root.type != JSON_OBJECT)
+        return AUTH_REASON_MALFORMED;
+    if (json_has_duplicates(&root, arena) || names_foreign_key_or_extension(&root) ||
+        !is_jwt_type(&root, arena) || !read_kid(&root, arena, &header->kid))
+        return AUTH_REASON_HEADER;
+    if (!json_get(&root, STR("alg"), &alg) || alg.type != JSON_STRING ||
+        !auth_algorithm_parse(json_str_decode(alg.raw, arena), &header->algorithm) ||
+        !(checks->algorithms & 1u << header->algorithm))
+        return AUTH_REASON_ALGORITHM;
+    return AUTH_REASON_VALID;
+}
+
+/* ---- signature ---- */
+
+static enum auth_reason check_signature(const struct header *header, const struct auth_keyset *keys,
+                                        struct str message, struct str signature)
+{
+    const struct auth_key *candidates[AUTH_CANDIDATES_MAX];
+    size_t count = auth_keyset_candidates(keys, header->algorithm, header->kid, candidates);
+    bool known = header->kid.len == 0 ? count > 0 : auth_keyset_has_kid(keys, header->kid);
+
+    for (size_t i = 0; i < count; i++)
+        if (auth_signature_verify(candidates[i], message, signature))
+            return AUTH_REASON_VALID;
+    if (!known)
+        return AUTH_REASON_UNKNOWN_KEY;
+    return count > 0 ? AUTH_REASON_SIGNATURE
+                     : AUTH_REASON_ALGORITHM; /* the kid is a key of another algorithm */
+}
+
+enum auth_reason auth_token_verify(struct str token, const struct auth_checks *checks,
+                                   const struct auth_keyset *keys, int64_t now_us, struct arena *arena,
+                                   struct auth_claims *claims)
+{
+    struct str rest = token, parts[3], header_text, payload, signature;
+    struct header header;
+    enum auth_reason reason = auth_token_shape(token, checks);
+
+    *claims = (struct auth_claims){0};
+    if (reason != AUTH_REASON_VALID)
+        return reason;
+    for (int i = 0; i < 3; i++)
+        if (!str_split(&rest, '.', &parts[i]))
+            return AUTH_REASON_MALFORMED;
+    if (!auth_base64url_decode(parts[0], arena, &header_text) ||
+        !auth_base64url_decode(parts[1], arena, &payload) ||
+        !auth_base64url_decode(parts[2], arena, &signature))
+        return AUTH_REASON_MALFORMED;
+
+    reason = read_header(header_text, checks, arena, &header);
+    if (reason == AUTH_REASON_VALID)
+        reason =
+            check_signature(&header, keys, str_of(token.ptr, parts[0].len + 1 + parts[1].len), signature);
+    if (reason == AUTH_REASON_VALID)
+        reason = auth_claims_check(payload, checks, now_us, arena, claims);
+    return reason;
+}
