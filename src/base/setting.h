@@ -46,7 +46,7 @@ struct setting_row {
     enum setting_type type;
     size_t offset;    /* in the struct the table describes */
     const char *help; /* one or two sentences; what to expect of a change */
-    /* The default as it would stand in the file ("5s", "[a, b]"); "" = may be absent and is then zero or
+    /* The default as it would stand in the file ("5s", "[a, b]"), taken literally; "" = may be absent and is then zero or
      * empty; NULL = required. An absent OBJECT is filled from its rows' defaults; with "" its required
      * rows may lack too. */
     const char *fallback;

@@ -2,8 +2,11 @@
  *
  * The rows are the only schema: an unknown key, a wrong type, a value out of bounds, a duplicate key or a missing
  * required one is an error that names file, line, column and field ("config/freshet.yaml:12:7: refdata.cache.memory:
- * …"). ${NAME} and ${NAME:default} in a scalar come from the environment; a missing NAME without a default is an error
- * at that place. Everything read lives in the configuration's arena. */
+ * …"). ${NAME} and ${NAME:default} in a value come from the environment; a missing NAME without a default is an error
+ * at that place. $${NAME} stands for the text ${NAME}; a dollar before anything else is just a dollar.
+ *
+ * Everything read lives in the configuration's arena and is constant afterwards, so any thread may read it. Loading
+ * reads the environment: nobody may change that meanwhile. */
 #ifndef FRESHET_KERNEL_CONFIG_H
 #define FRESHET_KERNEL_CONFIG_H
 
@@ -21,22 +24,31 @@ struct config_section {
 };
 
 struct config;
-/* Reads and checks the file against the sections. On failure *error's message is the whole line for the user. Several
- * errors: the first is in *error, up to 20 are printed to `all` (one line each; may be NULL). */
+
+/* Reads and checks the file against the sections (the table itself may go afterwards, its rows and names stay). On
+ * failure the status is STATUS_CONFIG and *error's message is the whole line for the user. Several errors: the first
+ * is in *error, up to 20 are printed to `all`, one line each, and how many more there are (may be NULL). */
 enum status config_load(const char *path, const struct config_section *sections, struct config **config,
                         struct buf *all, struct error *error) MUST_CHECK;
-void config_free(struct config *config);
+/* The same for a text at hand; `path` is only its name in errors. */
+enum status config_load_text(const char *path, struct str text, const struct config_section *sections,
+                             struct config **config, struct buf *all, struct error *error) MUST_CHECK;
+void config_free(struct config *config); /* NULL is fine */
 const char *config_path(const struct config *config);
 struct arena *config_arena(struct config *config);
 /* The filled struct of a section: defaults where the file was silent. Never NULL for a known name. */
 const void *config_section(const struct config *config, const char *name);
-/* Formats an error at a value's place: "FILE:LINE:COL: FIELD: message" (config-time checks of modules). */
+
+/* Formats an error at a value's place: "FILE:LINE:COL: FIELD: message" (config-time checks of modules). Returns
+ * STATUS_CONFIG. */
 enum status config_error_at(const struct config *config, struct setting_place place, const char *field,
                             struct error *error, const char *format, ...) PRINTF_LIKE(5, 6);
-/* A block scalar keeps its text's first line and indent, so that an offset inside a SQL template has a place too. */
+/* The place in the file of text[offset], where `text` is the string that stands at value_place: exact for block
+ * scalars and plain ones, the value's own place for quoted ones, the ${ where the environment filled in something. */
 struct setting_place config_place_in_text(const struct config *config, struct setting_place value_place,
                                           struct str text, size_t offset);
-/* Calls fn for each setting that differs between two configurations and is not reloadable. */
+/* Calls fn for each setting that differs between two configurations (of the same sections) and is not reloadable. A
+ * list that grew or shrank is named as a whole. */
 void config_each_restart(const struct config *before, const struct config *after,
                          void (*fn)(const char *field, void *arg), void *arg);
 

@@ -1,0 +1,96 @@
+/* Inside the configuration: what its files share.
+ *
+ *   config.c          load, free, look up            config_env.c      ${NAME}
+ *   config_yaml.c     file -> YAML nodes             config_suggest.c  did you mean …?
+ *   config_walk.c     nodes + rows -> structs        config_place.c    byte of the source <-> line and column
+ *   config_scalar.c   node + row -> one value        config_report.c   the list of errors
+ *   config_value.c    text -> number, and words      config_check.c    mistakes in a table
+ *   config_diff.c     what changed                   config_print.c    help and docs/CONFIG.md
+ */
+#ifndef FRESHET_KERNEL_CONFIG_INSIDE_H
+#define FRESHET_KERNEL_CONFIG_INSIDE_H
+
+#include <yaml.h>
+
+#include "kernel/config.h"
+
+#define CONFIG_FILE_BYTES_MAX ((size_t)4 << 20)
+#define CONFIG_ROWS_MAX 128 /* of one table */
+
+struct config {
+    struct arena arena;
+    const char *path;
+    struct str source;        /* the file's text, without a byte order mark */
+    struct setting_row *root; /* one OBJECT row per section: the whole file as one table */
+    char *values;             /* the struct that `root` describes */
+};
+
+/* --- errors, collected in the order in which they are found --- */
+struct config_report {
+    const char *path;
+    struct error *error;
+    struct buf *all;
+    unsigned count;
+};
+/* `field` may be empty; a place of line 0 is left out. */
+void config_report_at(struct config_report *report, struct setting_place place, struct str field,
+                      const char *format, ...) PRINTF_LIKE(4, 5);
+void config_report_end(struct config_report *report);
+void config_line_put(struct buf *out, const char *path, struct setting_place place, struct str field);
+void config_shown_put(struct buf *out, struct str text); /* in quotes, shortened, on one line */
+
+/* --- source and nodes --- */
+bool config_file_read(const char *path, struct buf *text, struct config_report *report) MUST_CHECK;
+/* Composes the one document of `source`; false when something was reported. Free it with yaml_document_delete(). */
+bool config_yaml_load(struct str source, yaml_document_t *document, struct config_report *report) MUST_CHECK;
+
+struct setting_place config_place_of(const yaml_node_t *node);
+struct setting_place config_place_at(struct str source, size_t byte);
+size_t config_place_byte(struct str source, struct setting_place place); /* source.len when past the end */
+
+/* --- the walk --- */
+struct config_walk {
+    struct arena *arena;
+    yaml_document_t *document;
+    struct config_report *report;
+    struct buf field; /* refdata.dictionaries[1].apply */
+    size_t nodes, text_bytes;
+    bool spent; /* the budget is gone: everything returns */
+};
+void config_walk(struct config *config, yaml_document_t *document, struct config_report *report);
+/* An error at the node, in the field the walk is at. */
+void config_walk_report(struct config_walk *walk, const yaml_node_t *node, const char *format, ...)
+    PRINTF_LIKE(3, 4);
+/* Takes from the budget; false, once with a report, when it is gone. */
+bool config_walk_spend(struct config_walk *walk, const yaml_node_t *node, size_t nodes, size_t text_bytes);
+
+/* STRING, BOOL, INT, DURATION_MS, SIZE and ENUM from a scalar node, or from the row's default. */
+void config_scalar_fill(struct config_walk *walk, const struct setting_row *row, char *base,
+                        const yaml_node_t *node);
+void config_scalar_default(const struct setting_row *row, char *base);
+bool config_scalar_text(struct config_walk *walk, const yaml_node_t *node, struct str *value);
+
+/* --- values --- */
+enum config_fit { CONFIG_FITS, CONFIG_MALFORMED, CONFIG_OUT_OF_BOUNDS };
+/* BOOL, INT, DURATION_MS, SIZE and ENUM from their text. */
+enum config_fit config_value_parse(const struct setting_row *row, struct str text, int64_t *value);
+bool config_value_within(const struct setting_row *row, int64_t value);
+bool config_value_bounded(const struct setting_row *row);
+void config_value_put_kind(const struct setting_row *row, struct buf *out);   /* "a whole number" */
+void config_value_put_bounds(const struct setting_row *row, struct buf *out); /* "1 to 65535", "10ms to 1h" */
+
+/* Replaces ${NAME}. *out is `raw` itself when there is nothing to replace; false with the reason in `why`. */
+bool config_env_expand(struct arena *arena, struct str raw, struct str *out, struct buf *why);
+
+/* The name that `word` was probably meant to be, or NULL. `names` ends in NULL. */
+const char *config_suggest(struct str word, const char *const *names);
+
+/* --- tables --- */
+struct setting_row *config_root_rows(const struct config_section *sections, struct arena *arena,
+                                     size_t *bytes);
+/* A STRING_LIST's default without its brackets, its entries to be split at commas; STR_NONE when empty. */
+struct str config_fallback_entries(const struct setting_row *row);
+/* False with the first mistake of the table in `why`. */
+bool config_check(const struct setting_row *rows, struct buf *why);
+
+#endif

@@ -1,0 +1,148 @@
+/* From a file to YAML nodes. Refuses what libyaml would let pass (other encodings, several documents) and turns its
+ * complaints into lines of our form, with a hint where the usual cause is known. Knows nothing of settings. */
+#include "kernel/config_inside.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#define READ_BYTES 65536
+
+static bool read_all(int fd, struct buf *text)
+{
+    for (;;) {
+        ssize_t got = read(fd, buf_reserve(text, READ_BYTES), READ_BYTES);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            return false;
+        buf_commit(text, (size_t)got);
+        if (got == 0 ||
+            buf_len(text) > CONFIG_FILE_BYTES_MAX) /* what is too large is refused with the text */
+            return true;
+    }
+}
+
+bool config_file_read(const char *path, struct buf *text, struct config_report *report)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    bool fine = fd >= 0 && read_all(fd, text);
+
+    if (!fine)
+        config_report_at(report, (struct setting_place){0}, STR_NONE, "cannot be read: %s", strerror(errno));
+    if (fd >= 0)
+        close(fd);
+    return fine;
+}
+
+static bool check_text(struct str source, struct config_report *report)
+{
+    size_t at = 0, len;
+
+    if (source.len > CONFIG_FILE_BYTES_MAX) {
+        config_report_at(report, (struct setting_place){0}, STR_NONE, "is larger than 4 MiB");
+        return false;
+    }
+    while (at < source.len && (len = str_utf8_char(str_of(source.ptr + at, source.len - at))) > 0)
+        at += len;
+    if (at < source.len)
+        config_report_at(report, config_place_at(source, at), STR_NONE,
+                         "is not UTF-8 here (byte 0x%02X): save the file as UTF-8",
+                         (unsigned char)source.ptr[at]);
+    return at >= source.len;
+}
+
+static struct setting_place place_of(yaml_mark_t mark)
+{
+    return (struct setting_place){(unsigned)mark.line + 1, (unsigned)mark.column + 1};
+}
+
+static const char *hint_for(const char *problem)
+{
+    static const struct {
+        const char *problem, *hint;
+    } hints[] = {
+        {"mapping values are not allowed in this context", "; a value that holds ': ' needs quotes"},
+        {"found character that cannot start any token", "; a value that begins so needs quotes"},
+        {"could not find expected ':'", "; a key needs ': ' behind it"},
+        {"did not find expected key", "; is the line indented like its neighbours?"},
+        {"found undefined alias", "; a value that begins with * needs quotes"},
+    };
+
+    for (size_t i = 0; i < sizeof(hints) / sizeof(hints[0]); i++)
+        if (strcmp(problem, hints[i].problem) == 0)
+            return hints[i].hint;
+    return "";
+}
+
+/* A tab in the indentation of the line at fault: libyaml speaks of tokens then, which helps nobody. */
+static bool report_tab(struct str source, struct setting_place place, struct config_report *report)
+{
+    size_t at = config_place_byte(source, (struct setting_place){place.line, 1});
+
+    while (at < source.len && source.ptr[at] == ' ')
+        at++;
+    if (at >= source.len || source.ptr[at] != '\t')
+        return false;
+    config_report_at(report, config_place_at(source, at), STR_NONE,
+                     "is not valid YAML: indent with spaces, not tabs");
+    return true;
+}
+
+static void report_syntax(const yaml_parser_t *parser, struct str source, struct config_report *report)
+{
+    const char *problem = parser->problem ? parser->problem : "out of memory";
+    struct setting_place place = place_of(parser->problem_mark);
+
+    if (parser->error == YAML_READER_ERROR)
+        place = config_place_at(source, parser->problem_offset);
+    else if (report_tab(source, place, report))
+        return;
+    if (parser->context && parser->context_mark.line != parser->problem_mark.line)
+        config_report_at(report, place, STR_NONE, "is not valid YAML: %s%s (%s from line %zu)", problem,
+                         hint_for(problem), parser->context, parser->context_mark.line + 1);
+    else
+        config_report_at(report, place, STR_NONE, "is not valid YAML: %s%s", problem, hint_for(problem));
+}
+
+/* After the first document only the end of the stream may come. */
+static bool check_single(yaml_parser_t *parser, struct str source, struct config_report *report)
+{
+    yaml_document_t second;
+
+    if (!yaml_parser_load(parser, &second)) {
+        report_syntax(parser, source, report);
+        return false;
+    }
+    bool single = yaml_document_get_root_node(&second) == NULL;
+    if (!single)
+        config_report_at(report, place_of(second.start_mark), STR_NONE,
+                         "a second document begins here; a configuration is one document");
+    yaml_document_delete(&second);
+    return single;
+}
+
+bool config_yaml_load(struct str source, yaml_document_t *document, struct config_report *report)
+{
+    yaml_parser_t parser;
+    bool fine = false;
+
+    if (!check_text(source, report))
+        return false;
+    if (!yaml_parser_initialize(&parser)) {
+        config_report_at(report, (struct setting_place){0}, STR_NONE, "cannot be parsed: out of memory");
+        return false;
+    }
+    yaml_parser_set_encoding(&parser, YAML_UTF8_ENCODING);
+    yaml_parser_set_input_string(&parser, (const unsigned char *)source.ptr, source.len);
+    if (!yaml_parser_load(&parser, document)) {
+        report_syntax(&parser, source, report);
+    } else {
+        /* An empty stream is an empty document, and the end has been read with it. */
+        fine = !yaml_document_get_root_node(document) || check_single(&parser, source, report);
+        if (!fine)
+            yaml_document_delete(document);
+    }
+    yaml_parser_delete(&parser);
+    return fine;
+}
