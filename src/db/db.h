@@ -22,11 +22,12 @@
 
 /* ---- where the database is ---- */
 struct db_target {
-    const char *name;     /* for logs and metrics: "main" */
-    struct str url;       /* jdbc:postgresql://host:port/db?…, postgresql://…, or postgres://… */
-    struct str username;  /* empty = from the URL */
-    struct str password;  /* empty = from the URL; never logged */
-    struct str schema;    /* search_path; empty = the server's default */
+    const char *name;    /* for logs and metrics: "main" */
+    struct str url;      /* jdbc:postgresql://host:port/db?…, postgresql://…, or postgres://… */
+    struct str username; /* empty = from the URL */
+    struct str password; /* empty = from the URL; never logged */
+    struct str
+        schema; /* search_path: names, comma-separated, taken literally; empty = the server's default */
     unsigned connections_max;
     int64_t connect_timeout_ms, statement_timeout_ms, idle_timeout_ms;
     int64_t backoff_min_ms, backoff_max_ms; /* of reconnecting; the breaker's open time */
@@ -34,7 +35,8 @@ struct db_target {
 
 struct db_pool;
 /* Opens nothing yet. CONFIG when the URL cannot be understood (the message names the part, never the password). */
-enum status db_pool_create(const struct db_target *target, struct db_pool **pool, struct error *error) MUST_CHECK;
+enum status db_pool_create(const struct db_target *target, struct db_pool **pool,
+                           struct error *error) MUST_CHECK;
 void db_pool_destroy(struct db_pool *pool); /* every connection must have been released */
 const char *db_pool_name(const struct db_pool *pool);
 bool db_pool_is_up(const struct db_pool *pool); /* any thread: did the last attempt succeed? */
@@ -48,7 +50,17 @@ enum status db_acquire(struct db_pool *pool, int64_t deadline_ns, struct db_conn
 void db_release(struct db_conn *conn);
 
 /* ---- statements ---- */
-enum db_type { DB_TEXT, DB_JSONB, DB_BIGINT, DB_INT, DB_TEXT_ARRAY, DB_BOOL, DB_UUID, DB_TIMESTAMPTZ, DB_BYTEA };
+enum db_type {
+    DB_TEXT,
+    DB_JSONB,
+    DB_BIGINT,
+    DB_INT,
+    DB_TEXT_ARRAY,
+    DB_BOOL,
+    DB_UUID,
+    DB_TIMESTAMPTZ,
+    DB_BYTEA
+};
 
 /* A value as text; ptr NULL = SQL NULL. DB_TEXT_ARRAY values are written by db_array_put(). */
 struct db_param {
@@ -64,7 +76,7 @@ struct db_statement {
     unsigned param_count;
     enum db_type types[DB_PARAMS_MAX];
     unsigned names[DB_PARAMS_MAX]; /* which row of the name table $n is: db_sql_compile() */
-    uint64_t id;                   /* hash of text and types: the prepared statement's name */
+    uint64_t id;                   /* hash of text and types, never 0: the prepared statement's name */
 };
 
 /* The parameters a template may name. */
@@ -75,39 +87,47 @@ struct db_name {
 
 /* Compiles ":name" SQL into "$n" SQL. Casts (::type), string literals ('…', E'…', U&'…'), quoted identifiers, dollar
  * quotes, line and nested block comments and array slices [a:b] are left alone; every parameter is bound, never
- * pasted. One statement only: a second one after ';' is refused. On failure *offset is the byte the error stands at.
- * The result lives in `arena`. */
+ * pasted. A colon directly before a letter or '_' is a parameter unless it is the second of a cast, so a slice bound that
+ * is a column needs a space: a[1: n]. One statement only: a second one after ';' is refused, as are $1 and NUL bytes.
+ * CONFIG on failure, and *offset is the byte the error stands at. The result lives in `arena`. */
 enum status db_sql_compile(struct str sql, const struct db_name *names, struct arena *arena,
                            struct db_statement *statement, size_t *offset, struct error *error) MUST_CHECK;
+/* The byte offset in the template `sql` of PostgreSQL's error position (1-based, in characters, of the compiled text;
+ * see db_describe()). */
+size_t db_statement_offset(const struct db_statement *statement, struct str sql, size_t position);
 /* A statement of our own, with $1, $2 … already in it. */
 void db_statement_init(struct db_statement *statement, const char *sql, unsigned param_count,
                        const enum db_type *types);
 
-void db_array_begin(struct buf *out);              /* text[] literal: begin, put …, end */
+void db_array_begin(struct buf *out);                   /* text[] literal: begin, put …, end */
 void db_array_put(struct buf *out, struct str element); /* quoted and escaped */
 void db_array_end(struct buf *out);
 
 /* ---- running them ---- */
 struct db_result; /* all rows of one statement */
-enum status db_query(struct db_conn *conn, const struct db_statement *statement, const struct db_param *params,
-                     int64_t deadline_ns, struct db_result **result, struct error *error) MUST_CHECK;
+enum status db_query(struct db_conn *conn, const struct db_statement *statement,
+                     const struct db_param *params, int64_t deadline_ns, struct db_result **result,
+                     struct error *error) MUST_CHECK;
 /* The same where no rows matter. *affected may be NULL. */
 enum status db_exec(struct db_conn *conn, const struct db_statement *statement, const struct db_param *params,
                     int64_t deadline_ns, int64_t *affected, struct error *error) MUST_CHECK;
 void db_result_free(struct db_result *result); /* NULL is fine */
 size_t db_result_rows(const struct db_result *result);
+int64_t db_result_affected(const struct db_result *result); /* rows written (or read, for a SELECT) */
 bool db_result_is_null(const struct db_result *result, size_t row, unsigned column);
-struct str db_result_str(const struct db_result *result, size_t row, unsigned column); /* valid till freed; NUL-terminated */
-int64_t db_result_i64(const struct db_result *result, size_t row, unsigned column);    /* 0 for NULL */
+struct str db_result_str(const struct db_result *result, size_t row,
+                         unsigned column); /* valid till freed; NUL-terminated */
+int64_t db_result_i64(const struct db_result *result, size_t row, unsigned column); /* 0 for NULL */
 
-/* Row by row (libpq single-row mode): memory does not grow with the result. `on_row` returns false to stop early
- * (the statement is then cancelled). `columns` maps what the caller asked for by name to the row's columns. */
+/* Row by row: memory does not grow with the result. `on_row` returns false to stop early: the statement is then
+ * cancelled, its connection closed, and db_stream() answers CANCELLED. */
 struct db_row; /* borrowed inside on_row */
 struct str db_row_str(const struct db_row *row, unsigned column);
 bool db_row_is_null(const struct db_row *row, unsigned column);
 typedef bool db_row_fn(void *context, const struct db_row *row);
-enum status db_stream(struct db_conn *conn, const struct db_statement *statement, const struct db_param *params,
-                      int64_t deadline_ns, db_row_fn *on_row, void *context, struct error *error) MUST_CHECK;
+enum status db_stream(struct db_conn *conn, const struct db_statement *statement,
+                      const struct db_param *params, int64_t deadline_ns, db_row_fn *on_row, void *context,
+                      struct error *error) MUST_CHECK;
 
 /* What PostgreSQL itself knows of a statement: prepares it and lists its result columns. On DB_ERROR, *position is
  * the 1-based character in the statement's text (0 = none): db_statement_offset() maps it back to the template. */
@@ -129,16 +149,25 @@ enum db_isolation { DB_READ_COMMITTED, DB_REPEATABLE_READ_ONLY, DB_REPEATABLE_RE
 enum status db_begin(struct db_conn *conn, enum db_isolation isolation, int64_t deadline_ns,
                      struct error *error) MUST_CHECK;
 enum status db_commit(struct db_conn *conn, int64_t deadline_ns, struct error *error) MUST_CHECK;
-void db_rollback(struct db_conn *conn); /* never fails: a connection that cannot roll back is closed on release */
+/* Inside a transaction: lets its statements take this long instead of the target's statement_timeout (0 = for ever).
+ * For what is known to be long, such as a full load; the deadline of each call still holds. */
+enum status db_transaction_timeout(struct db_conn *conn, int64_t timeout_ms, int64_t deadline_ns,
+                                   struct error *error) MUST_CHECK;
+void db_rollback(
+    struct db_conn *conn); /* never fails: a connection that cannot roll back is closed on release */
 
 /* ---- pipelines: several statements in one round trip ----
- * Everything between begin and end goes out together; the first failure makes the server skip the rest (their
- * status is CANCELLED). Results are fetched in order by db_pipeline_end(). BEGIN and COMMIT may be among them. */
+ * Everything between begin and end goes out together; the first failure makes the server skip the rest. BEGIN and
+ * COMMIT may be among them; a BEGIN whose COMMIT was skipped needs a db_rollback().
+ *
+ * db_pipeline_end() waits for all. `results` (NULL = not wanted) has room for `count` of them, in order; on failure
+ * none is handed out, *failed_at is the first that failed (`count` when it was the connection) and the status is its.
+ * DB_RETRY also stands for a prepared statement the server dropped or no longer accepts: run the whole again. */
 enum status db_pipeline_begin(struct db_conn *conn, struct error *error) MUST_CHECK;
-enum status db_pipeline_add(struct db_conn *conn, const struct db_statement *statement, const struct db_param *params,
-                            struct error *error) MUST_CHECK;
-enum status db_pipeline_end(struct db_conn *conn, int64_t deadline_ns, struct db_result **results, size_t count,
-                            size_t *failed_at, struct error *error) MUST_CHECK;
+enum status db_pipeline_add(struct db_conn *conn, const struct db_statement *statement,
+                            const struct db_param *params, struct error *error) MUST_CHECK;
+enum status db_pipeline_end(struct db_conn *conn, int64_t deadline_ns, struct db_result **results,
+                            size_t count, size_t *failed_at, struct error *error) MUST_CHECK;
 
 /* ---- notices ----
  * Listener: one connection on a loop that LISTENs; survives a dead server (backoff), and tells when it is listening
@@ -152,24 +181,28 @@ struct db_listener_config {
     void (*on_listening)(void *context); /* (re)connected: look for what was missed */
     void *context;
 };
+/* NULL when the target's URL cannot be understood: db_pool_create() says why. */
 struct db_listener *db_listener_create(const struct db_listener_config *config);
-void db_listener_destroy(struct db_listener *listener); /* on its loop, or after the loop ended */
+/* Created on its loop or before that runs; destroyed on it or after it ended, also by its own callbacks. */
+void db_listener_destroy(struct db_listener *listener);
 
 /* Notifier: one connection per process and database that sends coalesced NOTIFYs after commits, at most one round
  * every `window_us`. NOTIFY inside a writing transaction would serialise all commits. db_notify() is for any thread,
  * takes no round trip, and the same (channel, payload) waiting already is sent once. Bounded: past 10,000 waiting
  * ones the payload is dropped to "" (receivers then look everywhere); polling covers what is lost. */
 struct db_notifier;
+/* NULL when the target's URL cannot be understood. */
 struct db_notifier *db_notifier_create(struct loop *loop, const struct db_target *target, int64_t window_us);
-void db_notifier_destroy(struct db_notifier *notifier);
+void db_notifier_destroy(
+    struct db_notifier *notifier); /* on its loop, or after the loop ended; nobody notifies any more */
 void db_notify(struct db_notifier *notifier, struct str channel, struct str payload);
 
 /* ---- migrations (C10) ----
  * Numbered per module; each in its own transaction together with its row in platform.schema_migration; all under one
  * advisory lock, so that any number of processes may start at once. A migration whose text changed after it was
  * applied is CONFIG. */
-struct db_migration {
-    unsigned number; /* 0 ends the table */
+struct db_migration { /* tools/embed_sql.py makes the table from sql/<module>/NNN_name.sql */
+    unsigned number;  /* 0 ends the table */
     const char *name, *sql;
 };
 enum status db_migrate(struct db_pool *pool, const char *module, const struct db_migration *migrations,

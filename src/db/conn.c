@@ -1,0 +1,241 @@
+/* One connection: bounded waits, results, and what an error means.
+ *
+ * libpq's socket is non-blocking; every wait is a poll() that ends at the caller's deadline. A connection that timed
+ * out or broke is closed on the spot, since what the server would still send belongs to nobody; its struct stays with
+ * its user until released, and answers DB_DOWN. */
+#include "db/db.h"
+
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "db/db_inside.h"
+
+/* ---- life ---- */
+
+void db_conn_drop(struct db_conn *conn)
+{
+    PQfinish(conn->pg);
+    conn->pg = NULL;
+    conn->in_pipeline = false;
+    conn->queued = 0;
+}
+
+void db_conn_abandon(struct db_conn *conn)
+{
+    if (!conn->pg)
+        return;
+    if (PQtransactionStatus(conn->pg) == PQTRANS_ACTIVE)
+        db_cancel_later(conn->pg);
+    db_conn_drop(conn);
+}
+
+void db_conn_destroy(struct db_conn *conn)
+{
+    db_conn_abandon(conn);
+    buf_deinit(&conn->bound.scratch);
+    free(conn->queue);
+    free(conn);
+}
+
+bool db_conn_is_alive(struct db_conn *conn)
+{
+    if (!conn->pg)
+        return false;
+    struct pollfd poll_fd = {.fd = PQsocket(conn->pg), .events = POLLIN};
+    if (poll(&poll_fd, 1, 0) == 0)
+        return true;
+    /* An idle connection hears of the peer's end or of changed settings; only reading tells which. */
+    return PQconsumeInput(conn->pg) && !PQisBusy(conn->pg) && PQstatus(conn->pg) == CONNECTION_OK;
+}
+
+bool db_conn_is_clean(const struct db_conn *conn)
+{
+    return conn->pg && !conn->in_pipeline && PQstatus(conn->pg) == CONNECTION_OK &&
+           PQtransactionStatus(conn->pg) == PQTRANS_IDLE;
+}
+
+enum status db_conn_check(struct db_conn *conn, struct error *error)
+{
+    conn->sqlstate[0] = '\0';
+    if (!conn->pg)
+        return error_set(error, STATUS_DB_DOWN, "the connection was lost");
+    if (PQtransactionStatus(conn->pg) == PQTRANS_ACTIVE && !conn->in_pipeline)
+        return error_set(error, STATUS_INTERNAL, "the connection is busy with another statement");
+    return STATUS_OK;
+}
+
+const char *db_sqlstate(const struct db_conn *conn)
+{
+    return conn->sqlstate;
+}
+
+/* ---- failures ---- */
+
+static enum status counted(struct db_conn *conn, enum status status)
+{
+    db_metrics_error(db_pool_metrics(conn->pool), status);
+    return status;
+}
+
+static enum status lost(struct db_conn *conn, struct error *error)
+{
+    enum status status = db_connect_failed(conn->pg, error);
+
+    db_conn_drop(conn);
+    return counted(conn, status);
+}
+
+static enum status timed_out(struct db_conn *conn, struct error *error)
+{
+    db_conn_abandon(conn);
+    return counted(conn, error_set(error, STATUS_TIMEOUT, "the database did not answer in time"));
+}
+
+enum status db_conn_unsendable(struct db_conn *conn, struct error *error)
+{
+    return lost(conn, error);
+}
+
+bool db_result_is_failure(const PGresult *result)
+{
+    ExecStatusType status = PQresultStatus(result);
+
+    return status != PGRES_COMMAND_OK && status != PGRES_TUPLES_OK && status != PGRES_SINGLE_TUPLE &&
+           status != PGRES_EMPTY_QUERY && status != PGRES_PIPELINE_SYNC;
+}
+
+bool db_result_is_stale(const PGresult *result)
+{
+    const char *state = PQresultErrorField(result, PG_DIAG_SQLSTATE);
+    const char *function = PQresultErrorField(result, PG_DIAG_SOURCE_FUNCTION);
+
+    if (!state)
+        return false;
+    /* "cached plan must not change result type" shares its SQLSTATE with all that is not supported. */
+    return strcmp(state, "26000") == 0 ||
+           (strcmp(state, "0A000") == 0 && function && strcmp(function, "RevalidateCachedQuery") == 0);
+}
+
+static const struct {
+    const char *prefix;
+    enum status status;
+} sqlstates[] = {
+    {"40001", STATUS_DB_RETRY}, /* serialization failure */
+    {"40P01", STATUS_DB_RETRY}, /* deadlock */
+    {"55P03", STATUS_DB_RETRY}, /* lock_timeout, NOWAIT */
+    {"57014", STATUS_TIMEOUT},  /* statement_timeout, or cancelled by hand */
+    {"57P", STATUS_DB_DOWN},    /* shutdown, crash, not yet up */
+    {"08", STATUS_DB_DOWN},     /* connection trouble */
+    {"53300", STATUS_DB_DOWN},  /* too many connections */
+};
+
+static enum status classify(const PGresult *result, const char *sqlstate)
+{
+    if (db_result_is_stale(result))
+        return STATUS_DB_RETRY;
+    for (size_t i = 0; i < sizeof sqlstates / sizeof sqlstates[0]; i++)
+        if (strncmp(sqlstate, sqlstates[i].prefix, strlen(sqlstates[i].prefix)) == 0)
+            return sqlstates[i].status;
+    return STATUS_DB_ERROR;
+}
+
+/* The server's message without values: those of class 22 quote what was sent ("invalid input …: "abc""). */
+static void copy_message(const char *message, bool may_quote_values, char *out, size_t size)
+{
+    bool quoted = false;
+    size_t len = 0;
+
+    for (; *message && len + 1 < size; message++) {
+        if (may_quote_values && (unsigned char)*message >= 0x80)
+            break; /* a translation, with quotes of its own */
+        if (!quoted || *message == '"')
+            out[len++] = *message;
+        if (may_quote_values && *message == '"')
+            quoted = !quoted;
+    }
+    out[str_utf8_cut(str_of(out, len), len).len] = '\0';
+}
+
+enum status db_conn_failure(struct db_conn *conn, const PGresult *result, struct error *error)
+{
+    const char *state = PQresultErrorField(result, PG_DIAG_SQLSTATE);
+    const char *primary = PQresultErrorField(result, PG_DIAG_MESSAGE_PRIMARY);
+    char message[400];
+
+    snprintf(conn->sqlstate, sizeof conn->sqlstate, "%s", state ? state : "");
+    if (!state && PQstatus(conn->pg) == CONNECTION_OK) {
+        /* Not the server's error: a result we cannot take, such as COPY's. */
+        db_conn_abandon(conn);
+        return counted(conn, error_set(error, STATUS_DB_ERROR, "a statement of this kind is not supported"));
+    }
+    if (!state)
+        return lost(conn, error);
+    copy_message(primary ? primary : "no message", strncmp(state, "22", 2) == 0, message, sizeof message);
+    enum status status = classify(result, state);
+    if (PQstatus(conn->pg) != CONNECTION_OK || status == STATUS_DB_DOWN) {
+        status = STATUS_DB_DOWN;
+        db_conn_drop(conn);
+    }
+    return counted(conn, error_set(error, status, "%s (SQLSTATE %s)", message, conn->sqlstate));
+}
+
+/* ---- bounded waits ---- */
+
+static enum status wait_for(struct db_conn *conn, short events, int64_t deadline_ns, struct error *error)
+{
+    struct pollfd poll_fd = {.fd = PQsocket(conn->pg), .events = events};
+    int left_ms;
+
+    while ((left_ms = clock_ms_left(deadline_ns)) > 0) {
+        if (poll(&poll_fd, 1, left_ms) <= 0)
+            continue;
+        if (!(poll_fd.revents & ~POLLOUT) || PQconsumeInput(conn->pg))
+            return STATUS_OK;
+        return lost(conn, error);
+    }
+    return timed_out(conn, error);
+}
+
+enum status db_conn_flush(struct db_conn *conn, int64_t deadline_ns, struct error *error)
+{
+    int rc;
+
+    /* Reads too: a server that is blocked writing to us would never read the rest. */
+    while ((rc = PQflush(conn->pg)) > 0) {
+        enum status status = wait_for(conn, POLLIN | POLLOUT, deadline_ns, error);
+        if (status != STATUS_OK)
+            return status;
+    }
+    return rc == 0 ? STATUS_OK : lost(conn, error);
+}
+
+enum status db_conn_result(struct db_conn *conn, int64_t deadline_ns, PGresult **result, struct error *error)
+{
+    *result = NULL;
+    while (PQisBusy(conn->pg)) {
+        enum status status = wait_for(conn, POLLIN, deadline_ns, error);
+        if (status != STATUS_OK)
+            return status;
+    }
+    *result = PQgetResult(conn->pg);
+    return STATUS_OK;
+}
+
+enum status db_conn_drain(struct db_conn *conn, int64_t deadline_ns, struct error *error)
+{
+    enum status first = STATUS_OK, status;
+    PGresult *result;
+
+    while ((status = db_conn_result(conn, deadline_ns, &result, first == STATUS_OK ? error : NULL)) ==
+               STATUS_OK &&
+           result) {
+        if (first == STATUS_OK && db_result_is_failure(result))
+            first = db_conn_failure(conn, result, error);
+        PQclear(result);
+        if (!conn->pg)
+            break;
+    }
+    return first == STATUS_OK ? status : first;
+}

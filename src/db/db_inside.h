@@ -1,0 +1,167 @@
+/* What the files of this folder share: the parsed target, the connection, and the waits that respect a deadline.
+ * Nothing outside src/db includes it. */
+#ifndef FRESHET_DB_DB_INSIDE_H
+#define FRESHET_DB_DB_INSIDE_H
+
+#include <libpq-fe.h>
+#include <netinet/in.h>
+
+#include "base/metrics.h"
+#include "db/db.h"
+
+/* ---- target: a db_target understood once, owning its texts ---- */
+#define DB_HOSTS_MAX 8
+#define DB_KEYWORDS_MAX 48
+
+struct db_host {
+    const char *name; /* a host name, a numeric address, or a socket directory ("/…", "@…") */
+    const char *port;
+};
+
+struct db_parsed {
+    struct arena arena;
+    const char *name, *address, *schema; /* schema: search_path as SQL text, NULL = the server's default */
+    struct db_host hosts[DB_HOSTS_MAX];
+    unsigned host_count;
+    const char *keywords[DB_KEYWORDS_MAX],
+        *values[DB_KEYWORDS_MAX]; /* libpq's, without host, hostaddr and port */
+    unsigned keyword_count;
+    unsigned connections_max;
+    int64_t connect_timeout_ms, statement_timeout_ms, idle_timeout_ms, backoff_min_ms, backoff_max_ms;
+};
+
+enum status db_parsed_init(struct db_parsed *parsed, const struct db_target *target,
+                           struct error *error) MUST_CHECK;
+void db_parsed_deinit(struct db_parsed *parsed);
+/* The libpq parameter a URL parameter stands for: parameter.c. */
+enum status db_parameter_set(struct db_parsed *parsed, struct str name, struct str value,
+                             struct error *error) MUST_CHECK;
+void db_keyword_set(struct db_parsed *parsed, const char *keyword,
+                    struct str value);                                           /* replaces an earlier one */
+const char *db_keyword_get(const struct db_parsed *parsed, const char *keyword); /* NULL: not set */
+
+/* ---- lookup: host names to addresses without blocking whoever asks ----
+ * getaddrinfo() knows no deadline, so it runs on a thread of its own and the answer is a datagram on `fd`. */
+#define DB_ENDPOINTS_MAX 16
+struct db_endpoint {
+    unsigned host;                       /* row of parsed->hosts */
+    char address[INET6_ADDRSTRLEN + 16]; /* numeric, perhaps with a zone; empty for a socket directory */
+};
+struct db_endpoints {
+    struct db_endpoint at[DB_ENDPOINTS_MAX];
+    unsigned count;
+    char failure[128]; /* why a name has no address; empty when all have */
+};
+/* Fills *endpoints and sets *fd = -1 when every host is numeric or a directory; otherwise *fd becomes readable once
+ * db_lookup_finish() can be called, which closes it. Closing it earlier gives the lookup up. */
+enum status db_lookup_start(const struct db_parsed *parsed, int *fd, struct db_endpoints *endpoints,
+                            struct error *error) MUST_CHECK;
+enum status db_lookup_finish(int fd, struct db_endpoints *endpoints, struct error *error) MUST_CHECK;
+
+/* ---- connecting: the first steps, which are the same on a worker and on a loop ---- */
+PGconn *db_connect_start(const struct db_parsed *parsed,
+                         const struct db_endpoint *endpoint); /* PQconnectPoll() next */
+/* One line out of libpq's message for a connection that failed. */
+enum status db_connect_failed(const PGconn *pg, struct error *error);
+
+/* ---- backoff: exponential with jitter ---- */
+struct db_backoff {
+    int64_t min_ms, max_ms;
+    unsigned failures;
+};
+int64_t db_backoff_next_ms(struct db_backoff *backoff); /* another failure: how long to wait */
+void db_backoff_reset(struct db_backoff *backoff);
+
+/* ---- connection ---- */
+#define DB_PREPARED_MAX 256 /* per connection; past it all are dropped, which real use does not reach */
+
+struct db_prepared { /* the ids prepared on one connection: a hash set with open addressing */
+    uint64_t slots[2 * DB_PREPARED_MAX];
+    unsigned count;
+    bool stale; /* the server's and our idea differ: drop all before the next use */
+};
+bool db_prepared_has(const struct db_prepared *prepared, uint64_t id);
+void db_prepared_add(struct db_prepared *prepared, uint64_t id);
+void db_prepared_clear(struct db_prepared *prepared);
+#define DB_PREPARED_NAME_BYTES 20
+void db_prepared_name(uint64_t id, char out[DB_PREPARED_NAME_BYTES]);
+
+/* Parameters as libpq wants them. Text is sent from where it stands (binary text is the same bytes, with a length);
+ * the rest is copied to `scratch`, since libpq needs a NUL behind what it takes as text. */
+struct db_bound {
+    const char *values[DB_PARAMS_MAX];
+    int lengths[DB_PARAMS_MAX], formats[DB_PARAMS_MAX];
+    struct buf scratch;
+};
+enum status db_bound_set(struct db_bound *bound, const struct db_statement *statement,
+                         const struct db_param *params, struct error *error) MUST_CHECK;
+void db_statement_oids(const struct db_statement *statement, Oid oids[DB_PARAMS_MAX]);
+void db_statement_seal(struct db_statement *statement); /* sets the id, once text and types stand */
+
+/* One statement waiting in a pipeline: what was sent before it, and so has a result of its own. */
+struct db_queued {
+    bool drops, prepares;
+};
+
+struct db_conn {
+    PGconn *pg; /* NULL: lost or given up; every call then answers DB_DOWN */
+    struct db_pool *pool;
+    struct db_conn *next; /* among the pool's idle ones */
+    int64_t idle_since_ns;
+    struct db_prepared prepared;
+    struct db_bound bound;
+    struct db_queued *queue;
+    size_t queued, queue_capacity;
+    bool in_pipeline,
+        prepares_pending; /* the latter: a PREPARE is in the pipeline, not yet known to have worked */
+    char sqlstate[6];
+};
+
+enum status db_conn_open(struct db_pool *pool, const struct db_parsed *parsed, int64_t deadline_ns,
+                         struct db_conn **conn, struct error *error) MUST_CHECK;
+void db_conn_destroy(struct db_conn *conn);
+/* Closes the socket now, and asks the server to cancel what runs there. The struct stays for its user. */
+void db_conn_abandon(struct db_conn *conn);
+void db_conn_drop(struct db_conn *conn);           /* the same where nothing can be running */
+bool db_conn_is_alive(struct db_conn *conn);       /* no round trip: has the peer hung up? */
+bool db_conn_is_clean(const struct db_conn *conn); /* idle, outside a transaction and a pipeline */
+enum status db_conn_check(struct db_conn *conn,
+                          struct error *error) MUST_CHECK; /* usable for a new statement? */
+
+/* Waits end at the deadline with TIMEOUT or at a lost connection with DB_DOWN; either closes the connection. */
+enum status db_conn_flush(struct db_conn *conn, int64_t deadline_ns, struct error *error) MUST_CHECK;
+/* The next result, NULL when the statement has no more. */
+enum status db_conn_result(struct db_conn *conn, int64_t deadline_ns, PGresult **result,
+                           struct error *error) MUST_CHECK;
+/* Drops what is left of the statement that is running. */
+enum status db_conn_drain(struct db_conn *conn, int64_t deadline_ns, struct error *error) MUST_CHECK;
+/* Sets *error and the connection's SQLSTATE from a failed result. */
+enum status db_conn_failure(struct db_conn *conn, const PGresult *result, struct error *error);
+/* A PQsend…() that returned 0. */
+enum status db_conn_unsendable(struct db_conn *conn, struct error *error);
+bool db_result_is_failure(const PGresult *result);
+/* Did the server reject the prepared statement itself (dropped behind our back, or its row type changed)? */
+bool db_result_is_stale(const PGresult *result);
+
+/* Simple query protocol: no parameters, several statements allowed; the last one's command tag decides nothing. */
+enum status db_conn_command(struct db_conn *conn, const char *sql, int64_t deadline_ns,
+                            struct error *error) MUST_CHECK;
+/* Prepares where needed and sends; results are then for the caller to fetch. *first is the first of them, so that a
+ * stale prepared statement has been seen and dealt with (once, and only outside a transaction). */
+enum status db_conn_start(struct db_conn *conn, const struct db_statement *statement,
+                          const struct db_param *params, bool row_by_row, int64_t deadline_ns,
+                          PGresult **first, struct error *error) MUST_CHECK;
+
+/* ---- cancel: asks the server to stop a statement, on a thread of its own since libpq's call blocks ---- */
+void db_cancel_later(PGconn *pg);
+
+/* ---- metrics ---- */
+struct db_metrics {
+    struct metric_series *used, *idle, *acquire_wait, *breaker_open;
+    struct str database;
+};
+void db_metrics_init(struct db_metrics *metrics, const char *database);
+void db_metrics_error(const struct db_metrics *metrics, enum status status);
+struct db_metrics *db_pool_metrics(struct db_pool *pool);
+
+#endif

@@ -1,0 +1,185 @@
+/* Pipelines: several statements, one round trip.
+ *
+ * A statement not yet prepared brings its PREPARE along, so a cold pipeline takes one round trip too. Whether a
+ * PREPARE worked is known only at the end: after a failure, all prepared statements of the connection are dropped
+ * before its next use if one of them is in doubt. */
+#include "db/db.h"
+
+#include "base/memory.h"
+#include "db/db_inside.h"
+
+enum status db_pipeline_begin(struct db_conn *conn, struct error *error)
+{
+    enum status status = db_conn_check(conn, error);
+
+    if (status != STATUS_OK)
+        return status;
+    if (conn->in_pipeline || !PQenterPipelineMode(conn->pg))
+        return error_set(error, STATUS_INTERNAL, "a pipeline cannot begin here");
+    conn->in_pipeline = true;
+    conn->prepares_pending = false;
+    conn->queued = 0;
+    return STATUS_OK;
+}
+
+static struct db_queued *queue_push(struct db_conn *conn)
+{
+    if (conn->queued == conn->queue_capacity) {
+        conn->queue_capacity = conn->queue_capacity ? 2 * conn->queue_capacity : 16;
+        conn->queue = memory_realloc_array(conn->queue, conn->queue_capacity, sizeof conn->queue[0]);
+    }
+    conn->queue[conn->queued] = (struct db_queued){0};
+    return &conn->queue[conn->queued++];
+}
+
+static bool send_prepare(struct db_conn *conn, const struct db_statement *statement, const char *name,
+                         struct db_queued *queued)
+{
+    Oid oids[DB_PARAMS_MAX];
+
+    if (conn->prepared.stale) {
+        if (!PQsendQueryParams(conn->pg, "DEALLOCATE ALL", 0, NULL, NULL, NULL, NULL, 0))
+            return false;
+        queued->drops = true;
+        conn->prepares_pending = true;
+        db_prepared_clear(&conn->prepared);
+    }
+    if (db_prepared_has(&conn->prepared, statement->id))
+        return true;
+    db_statement_oids(statement, oids);
+    if (!PQsendPrepare(conn->pg, name, statement->text.ptr, (int)statement->param_count, oids))
+        return false;
+    queued->prepares = true;
+    conn->prepares_pending = true;
+    db_prepared_add(&conn->prepared, statement->id);
+    return true;
+}
+
+enum status db_pipeline_add(struct db_conn *conn, const struct db_statement *statement,
+                            const struct db_param *params, struct error *error)
+{
+    char name[DB_PREPARED_NAME_BYTES];
+    enum status status = db_conn_check(conn, error);
+
+    if (status == STATUS_OK && !conn->in_pipeline)
+        status = error_set(error, STATUS_INTERNAL, "no pipeline was begun");
+    if (status == STATUS_OK)
+        status = db_bound_set(&conn->bound, statement, params, error);
+    if (status != STATUS_OK)
+        return status;
+    db_prepared_name(statement->id, name);
+    if (!send_prepare(conn, statement, name, queue_push(conn)) ||
+        !PQsendQueryPrepared(conn->pg, name, (int)statement->param_count, conn->bound.values,
+                             conn->bound.lengths, conn->bound.formats, 0))
+        return db_conn_unsendable(conn, error);
+    return STATUS_OK;
+}
+
+/* The result of one thing sent, and the NULL that ends it. */
+static enum status fetch_one(struct db_conn *conn, int64_t deadline_ns, PGresult **result,
+                             struct error *error)
+{
+    enum status status = db_conn_result(conn, deadline_ns, result, error);
+
+    if (status != STATUS_OK || !*result || PQresultStatus(*result) == PGRES_PIPELINE_SYNC)
+        return status;
+    if (PQresultStatus(*result) == PGRES_PIPELINE_ABORTED)
+        status = error_set(error, STATUS_CANCELLED, "skipped after an earlier failure");
+    else if (db_result_is_failure(*result))
+        status = db_conn_failure(conn, *result, error);
+    PGresult *end = NULL;
+    if (conn->pg) {
+        enum status ended = db_conn_result(conn, deadline_ns, &end, status == STATUS_OK ? error : NULL);
+        status = ended == STATUS_OK ? status : ended;
+        PQclear(end);
+    }
+    return status;
+}
+
+/* A queued statement's results: those of what went before it are only checked. */
+static enum status fetch_queued(struct db_conn *conn, const struct db_queued *queued, int64_t deadline_ns,
+                                PGresult **result, struct error *error)
+{
+    enum status first = STATUS_OK;
+    int before = queued->drops + queued->prepares;
+
+    for (int i = 0; i <= before; i++) {
+        *result = NULL;
+        enum status status = fetch_one(conn, deadline_ns, result, first == STATUS_OK ? error : NULL);
+        first = first == STATUS_OK ? status : first;
+        if (status == STATUS_OK && i == before)
+            break;
+        if (*result && db_result_is_stale(*result))
+            conn->prepared.stale = true;
+        PQclear(*result);
+        *result = NULL;
+        if (!conn->pg)
+            break;
+    }
+    return first;
+}
+
+static void drop_results(struct db_result **results, size_t count)
+{
+    for (size_t i = 0; results && i < count; i++) {
+        db_result_free(results[i]);
+        results[i] = NULL;
+    }
+}
+
+/* All of them in order; what follows the first failure is fetched too, to leave the connection clean. */
+static enum status fetch_all(struct db_conn *conn, int64_t deadline_ns, struct db_result **results,
+                             size_t count, size_t *failed_at, struct error *error)
+{
+    enum status first = STATUS_OK;
+    PGresult *result;
+
+    for (size_t i = 0; i < conn->queued; i++) {
+        enum status status =
+            fetch_queued(conn, &conn->queue[i], deadline_ns, &result, first == STATUS_OK ? error : NULL);
+        if (status != STATUS_OK && first == STATUS_OK) {
+            first = status;
+            *failed_at = conn->pg ? i : count;
+        }
+        if (status == STATUS_OK && results && i < count)
+            results[i] = (struct db_result *)result;
+        else
+            PQclear(result);
+        if (!conn->pg)
+            return first;
+    }
+    enum status status =
+        db_conn_result(conn, deadline_ns, &result, first == STATUS_OK ? error : NULL); /* the sync */
+    PQclear(result);
+    return first == STATUS_OK ? status : first;
+}
+
+enum status db_pipeline_end(struct db_conn *conn, int64_t deadline_ns, struct db_result **results,
+                            size_t count, size_t *failed_at, struct error *error)
+{
+    enum status status = db_conn_check(conn, error);
+    size_t unused;
+
+    failed_at = failed_at ? failed_at : &unused;
+    *failed_at = count;
+    for (size_t i = 0; results && i < count; i++)
+        results[i] = NULL;
+    if (status != STATUS_OK)
+        return status;
+    if (!conn->in_pipeline || !PQpipelineSync(conn->pg))
+        return db_conn_unsendable(conn, error);
+    status = db_conn_flush(conn, deadline_ns, error);
+    if (status == STATUS_OK)
+        status = fetch_all(conn, deadline_ns, results, count, failed_at, error);
+    conn->queued = 0;
+    if (conn->pg) {
+        conn->in_pipeline = false;
+        if (!PQexitPipelineMode(conn->pg))
+            return db_conn_unsendable(conn, error);
+    }
+    if (status != STATUS_OK) {
+        conn->prepared.stale |= conn->prepares_pending;
+        drop_results(results, count);
+    }
+    return status;
+}

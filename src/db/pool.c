@@ -1,0 +1,367 @@
+/* The pool: at most connections_max connections, opened on demand, handed to whoever waited longest.
+ *
+ * A slot is the right to have one connection. Whoever gives up a connection or a slot hands it to the first waiter, so
+ * nobody can be overtaken. Under the lock nothing blocks: connecting, rolling back and closing happen outside it.
+ *
+ *     breaker:  CLOSED ── a connect fails ──▶ OPEN until `retry_at_ns` ── first caller after that ──▶ PROBING
+ *                 ▲                            ▲                                                       │
+ *                 └──────── it connects ───────┼───────────────────────────────────────────────────────┤
+ *                                              └──────────────────── it fails, with a longer wait ─────┘
+ * While it is not CLOSED, callers for whom there is no idle connection get DB_DOWN at once. */
+#include "db/db.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "db/db_inside.h"
+
+/* A connect that its caller gave less time than this says nothing about the database. */
+#define TELLING_CONNECT_MS 100
+
+enum grant { GRANT_NONE, GRANT_CONN, GRANT_SLOT, GRANT_REFUSED };
+
+struct waiter {
+    struct waiter *next;
+    pthread_cond_t granted;
+    enum grant grant;
+    struct db_conn *conn;
+};
+
+enum breaker { BREAKER_CLOSED, BREAKER_OPEN, BREAKER_PROBING };
+
+struct db_pool {
+    struct db_parsed parsed;
+    struct db_metrics metrics;
+    pthread_mutex_t lock;
+    struct db_conn *idle; /* most recently used first */
+    unsigned idle_count;
+    unsigned slots_used; /* connections that exist or are being opened */
+    struct waiter *first_waiter, **last_waiter;
+    enum breaker breaker;
+    struct db_backoff backoff;
+    int64_t retry_at_ns;
+    char reason[256]; /* why the breaker opened */
+    atomic_bool up;
+};
+
+enum status db_pool_create(const struct db_target *target, struct db_pool **out, struct error *error)
+{
+    struct db_pool *pool = memory_zalloc(sizeof *pool);
+    enum status status = db_parsed_init(&pool->parsed, target, error);
+
+    *out = NULL;
+    if (status != STATUS_OK) {
+        free(pool);
+        return status;
+    }
+    db_metrics_init(&pool->metrics, pool->parsed.name);
+    pthread_mutex_init(&pool->lock, NULL);
+    pool->last_waiter = &pool->first_waiter;
+    pool->backoff =
+        (struct db_backoff){.min_ms = pool->parsed.backoff_min_ms, .max_ms = pool->parsed.backoff_max_ms};
+    *out = pool;
+    return STATUS_OK;
+}
+
+void db_pool_destroy(struct db_pool *pool)
+{
+    if (!pool)
+        return;
+    while (pool->idle) {
+        struct db_conn *conn = pool->idle;
+        pool->idle = conn->next;
+        db_conn_destroy(conn);
+    }
+    metric_set(pool->metrics.idle, 0);
+    pthread_mutex_destroy(&pool->lock);
+    db_parsed_deinit(&pool->parsed);
+    free(pool);
+}
+
+const char *db_pool_name(const struct db_pool *pool)
+{
+    return pool->parsed.name;
+}
+
+const char *db_pool_address(const struct db_pool *pool)
+{
+    return pool->parsed.address;
+}
+
+bool db_pool_is_up(const struct db_pool *pool)
+{
+    return atomic_load_explicit(&pool->up, memory_order_relaxed);
+}
+
+struct db_metrics *db_pool_metrics(struct db_pool *pool)
+{
+    return &pool->metrics;
+}
+
+/* ---- everything down to the next rule happens under the lock ---- */
+
+static void show_counts(struct db_pool *pool)
+{
+    metric_set(pool->metrics.idle, pool->idle_count);
+    metric_set(pool->metrics.used, pool->slots_used - pool->idle_count);
+}
+
+static void grant(struct db_pool *pool, enum grant what, struct db_conn *conn)
+{
+    struct waiter *waiter = pool->first_waiter;
+
+    pool->first_waiter = waiter->next;
+    if (!pool->first_waiter)
+        pool->last_waiter = &pool->first_waiter;
+    waiter->grant = what;
+    waiter->conn = conn;
+    pthread_cond_signal(&waiter->granted);
+}
+
+static void give_slot_back(struct db_pool *pool)
+{
+    if (pool->first_waiter && pool->breaker == BREAKER_CLOSED)
+        grant(pool, GRANT_SLOT, NULL);
+    else
+        pool->slots_used--;
+    show_counts(pool);
+}
+
+static void refuse_waiters(struct db_pool *pool)
+{
+    while (pool->first_waiter)
+        grant(pool, GRANT_REFUSED, NULL);
+}
+
+static struct db_conn *pop_idle(struct db_pool *pool)
+{
+    struct db_conn *conn = pool->idle;
+
+    if (conn) {
+        pool->idle = conn->next;
+        pool->idle_count--;
+    }
+    return conn;
+}
+
+static void push_idle(struct db_pool *pool, struct db_conn *conn)
+{
+    conn->idle_since_ns = clock_mono_ns();
+    conn->next = pool->idle;
+    pool->idle = conn;
+    pool->idle_count++;
+}
+
+/* Cuts off the idle connections nobody needed for idle_timeout_ms: the list's tail. */
+static struct db_conn *take_expired(struct db_pool *pool)
+{
+    struct db_conn **at = &pool->idle;
+    int64_t oldest_ns = clock_mono_ns() - pool->parsed.idle_timeout_ms * CLOCK_NS_PER_MS;
+
+    if (pool->parsed.idle_timeout_ms <= 0)
+        return NULL;
+    while (*at && (*at)->idle_since_ns > oldest_ns)
+        at = &(*at)->next;
+    struct db_conn *expired = *at;
+    *at = NULL;
+    for (struct db_conn *conn = expired; conn; conn = conn->next) {
+        pool->idle_count--;
+        pool->slots_used--;
+    }
+    return expired;
+}
+
+/* May this caller open a connection now? Turns OPEN into PROBING for the first one after the wait. */
+static bool breaker_lets_through(struct db_pool *pool)
+{
+    if (pool->breaker == BREAKER_CLOSED)
+        return true;
+    if (pool->breaker == BREAKER_PROBING || clock_mono_ns() < pool->retry_at_ns)
+        return false;
+    pool->breaker = BREAKER_PROBING;
+    return true;
+}
+
+static void breaker_close(struct db_pool *pool)
+{
+    if (pool->breaker != BREAKER_CLOSED || !db_pool_is_up(pool))
+        log_info("db_up", LOG_CSTR("database", pool->parsed.name), LOG_CSTR("address", pool->parsed.address));
+    pool->breaker = BREAKER_CLOSED;
+    db_backoff_reset(&pool->backoff);
+    atomic_store_explicit(&pool->up, true, memory_order_relaxed);
+    metric_set(pool->metrics.breaker_open, 0);
+}
+
+static void breaker_open(struct db_pool *pool, const char *reason)
+{
+    if (pool->breaker == BREAKER_OPEN)
+        return; /* several were connecting when it went down: that is one failure, not several */
+    int64_t wait_ms = db_backoff_next_ms(&pool->backoff);
+    if (pool->breaker == BREAKER_CLOSED)
+        log_warn("db_down", LOG_CSTR("database", pool->parsed.name),
+                 LOG_CSTR("address", pool->parsed.address), LOG_CSTR("error", reason));
+    pool->breaker = BREAKER_OPEN;
+    pool->retry_at_ns = clock_deadline_ms(wait_ms);
+    struct str cut = str_utf8_cut(str_from(reason), sizeof pool->reason - 1);
+    memcpy(pool->reason, cut.ptr, cut.len);
+    pool->reason[cut.len] = '\0';
+    atomic_store_explicit(&pool->up, false, memory_order_relaxed);
+    metric_set(pool->metrics.breaker_open, 1);
+    refuse_waiters(pool);
+}
+
+static enum grant wait_for_grant(struct db_pool *pool, int64_t deadline_ns, struct db_conn **conn)
+{
+    struct waiter waiter = {.grant = GRANT_NONE};
+    struct timespec until = {.tv_sec = deadline_ns / CLOCK_NS_PER_S, .tv_nsec = deadline_ns % CLOCK_NS_PER_S};
+    pthread_condattr_t attributes;
+    int rc = 0;
+
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&waiter.granted, &attributes);
+    pthread_condattr_destroy(&attributes);
+    *pool->last_waiter = &waiter;
+    pool->last_waiter = &waiter.next;
+    while (waiter.grant == GRANT_NONE && rc == 0)
+        rc = pthread_cond_timedwait(&waiter.granted, &pool->lock, &until);
+    if (waiter.grant == GRANT_NONE) { /* gave up: leave the queue */
+        struct waiter **at = &pool->first_waiter;
+        while (*at != &waiter)
+            at = &(*at)->next;
+        *at = waiter.next;
+        if (pool->last_waiter == &waiter.next)
+            pool->last_waiter = at;
+    }
+    pthread_cond_destroy(&waiter.granted);
+    *conn = waiter.conn;
+    return waiter.grant;
+}
+
+/* An idle connection, the right to open one, or neither. */
+static enum grant take(struct db_pool *pool, int64_t deadline_ns, struct db_conn **conn)
+{
+    *conn = pop_idle(pool);
+    if (*conn)
+        return GRANT_CONN;
+    bool room = pool->slots_used < pool->parsed.connections_max;
+    if (!room && pool->breaker == BREAKER_CLOSED)
+        return wait_for_grant(pool, deadline_ns, conn);
+    if (!room || !breaker_lets_through(pool))
+        return GRANT_REFUSED;
+    pool->slots_used++;
+    return GRANT_SLOT;
+}
+
+/* ---- outside the lock ---- */
+
+static void destroy_all(struct db_conn *conn)
+{
+    while (conn) {
+        struct db_conn *next = conn->next;
+        db_conn_destroy(conn);
+        conn = next;
+    }
+}
+
+static enum grant take_locked(struct db_pool *pool, int64_t deadline_ns, struct db_conn **conn,
+                              struct error *error)
+{
+    pthread_mutex_lock(&pool->lock);
+    struct db_conn *expired = take_expired(pool);
+    enum grant granted = take(pool, deadline_ns, conn);
+    if (granted == GRANT_REFUSED)
+        error_set(error, STATUS_DB_DOWN, "not tried again yet: %s", pool->reason);
+    show_counts(pool);
+    pthread_mutex_unlock(&pool->lock);
+    destroy_all(expired);
+    return granted;
+}
+
+/* With a slot in hand: connects, and tells the breaker. */
+static enum status open_conn(struct db_pool *pool, int64_t deadline_ns, struct db_conn **conn,
+                             struct error *error)
+{
+    struct error own = {0};
+    bool telling = clock_ms_left(deadline_ns) >= TELLING_CONNECT_MS;
+    enum status status = db_conn_open(pool, &pool->parsed, deadline_ns, conn, &own);
+
+    pthread_mutex_lock(&pool->lock);
+    if (status == STATUS_OK)
+        breaker_close(pool);
+    else if (status != STATUS_TIMEOUT || telling || pool->breaker == BREAKER_PROBING)
+        breaker_open(pool, own.message);
+    if (status != STATUS_OK)
+        give_slot_back(pool);
+    pthread_mutex_unlock(&pool->lock);
+    if (status == STATUS_OK)
+        return status;
+    db_metrics_error(&pool->metrics, status);
+    return error_set(error, status, "%s: %s", pool->parsed.address, own.message);
+}
+
+static void discard(struct db_pool *pool, struct db_conn *conn)
+{
+    db_conn_destroy(conn);
+    pthread_mutex_lock(&pool->lock);
+    give_slot_back(pool);
+    pthread_mutex_unlock(&pool->lock);
+}
+
+static enum status acquire(struct db_pool *pool, int64_t deadline_ns, struct db_conn **conn,
+                           struct error *error)
+{
+    for (;;) {
+        switch (take_locked(pool, deadline_ns, conn, error)) {
+        case GRANT_CONN:
+            if (db_conn_is_alive(*conn))
+                return STATUS_OK;
+            discard(pool, *conn); /* it died while it was idle: take the next */
+            *conn = NULL;
+            break;
+        case GRANT_SLOT: return open_conn(pool, deadline_ns, conn, error);
+        case GRANT_REFUSED: db_metrics_error(&pool->metrics, STATUS_DB_DOWN); return STATUS_DB_DOWN;
+        case GRANT_NONE:
+            db_metrics_error(&pool->metrics, STATUS_TIMEOUT);
+            return error_set(error, STATUS_TIMEOUT, "no connection of %s became free in time",
+                             pool->parsed.name);
+        }
+    }
+}
+
+enum status db_acquire(struct db_pool *pool, int64_t deadline_ns, struct db_conn **conn, struct error *error)
+{
+    int64_t begun_ns = clock_mono_ns();
+
+    *conn = NULL;
+    enum status status = acquire(pool, deadline_ns, conn, error);
+    metric_observe(pool->metrics.acquire_wait, (double)(clock_mono_ns() - begun_ns) / 1e9);
+    if (status == STATUS_OK)
+        (*conn)->sqlstate[0] = '\0';
+    else
+        *conn = NULL;
+    return status;
+}
+
+void db_release(struct db_conn *conn)
+{
+    if (!conn)
+        return;
+    struct db_pool *pool = conn->pool;
+    db_rollback(conn); /* before anyone can be given it */
+    if (!db_conn_is_clean(conn)) {
+        discard(pool, conn);
+        return;
+    }
+    pthread_mutex_lock(&pool->lock);
+    if (pool->first_waiter)
+        grant(pool, GRANT_CONN, conn);
+    else
+        push_idle(pool, conn);
+    show_counts(pool);
+    pthread_mutex_unlock(&pool->lock);
+}

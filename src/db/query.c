@@ -1,0 +1,243 @@
+/* Running one statement: prepare where needed, bind, send, fetch. Whole results here, row by row in stream.c. */
+#include "db/db.h"
+
+#include "base/clock.h"
+#include "db/db_inside.h"
+
+/* A db_result is libpq's, under our name: no wrapper to allocate, and nobody else sees libpq. */
+static struct db_result *wrap(PGresult *result)
+{
+    return (struct db_result *)result;
+}
+
+static const PGresult *unwrap(const struct db_result *result)
+{
+    return (const PGresult *)result;
+}
+
+enum status db_conn_command(struct db_conn *conn, const char *sql, int64_t deadline_ns, struct error *error)
+{
+    enum status status = db_conn_check(conn, error);
+
+    if (status != STATUS_OK)
+        return status;
+    if (!PQsendQuery(conn->pg, sql))
+        return db_conn_unsendable(conn, error);
+    status = db_conn_flush(conn, deadline_ns, error);
+    return status == STATUS_OK ? db_conn_drain(conn, deadline_ns, error) : status;
+}
+
+/* What the server holds and what we think it holds differ, or it is too much: begin anew. */
+static enum status drop_stale(struct db_conn *conn, int64_t deadline_ns, struct error *error)
+{
+    if (!conn->prepared.stale)
+        return STATUS_OK;
+    enum status status = db_conn_command(conn, "DEALLOCATE ALL", deadline_ns, error);
+    if (status == STATUS_OK)
+        db_prepared_clear(&conn->prepared);
+    return status;
+}
+
+static enum status prepare(struct db_conn *conn, const struct db_statement *statement, const char *name,
+                           int64_t deadline_ns, struct error *error)
+{
+    Oid oids[DB_PARAMS_MAX];
+
+    db_statement_oids(statement, oids);
+    if (!PQsendPrepare(conn->pg, name, statement->text.ptr, (int)statement->param_count, oids))
+        return db_conn_unsendable(conn, error);
+    enum status status = db_conn_flush(conn, deadline_ns, error);
+    return status == STATUS_OK ? db_conn_drain(conn, deadline_ns, error) : status;
+}
+
+static enum status send_bound(struct db_conn *conn, const struct db_statement *statement,
+                              const struct db_param *params, int64_t deadline_ns, struct error *error)
+{
+    char name[DB_PREPARED_NAME_BYTES];
+    enum status status = drop_stale(conn, deadline_ns, error);
+
+    db_prepared_name(statement->id, name);
+    if (status == STATUS_OK && !db_prepared_has(&conn->prepared, statement->id)) {
+        status = prepare(conn, statement, name, deadline_ns, error);
+        if (status == STATUS_OK)
+            db_prepared_add(&conn->prepared, statement->id);
+    }
+    if (status == STATUS_OK)
+        status = db_bound_set(&conn->bound, statement, params, error);
+    if (status != STATUS_OK)
+        return status;
+    if (!PQsendQueryPrepared(conn->pg, name, (int)statement->param_count, conn->bound.values,
+                             conn->bound.lengths, conn->bound.formats, 0))
+        return db_conn_unsendable(conn, error);
+    return STATUS_OK;
+}
+
+enum status db_conn_start(struct db_conn *conn, const struct db_statement *statement,
+                          const struct db_param *params, bool row_by_row, int64_t deadline_ns,
+                          PGresult **first, struct error *error)
+{
+    enum status status = db_conn_check(conn, error);
+
+    for (int attempt = 0; status == STATUS_OK; attempt++) {
+        bool may_retry = attempt == 0 && PQtransactionStatus(conn->pg) == PQTRANS_IDLE;
+        status = send_bound(conn, statement, params, deadline_ns, error);
+        if (status == STATUS_OK && row_by_row)
+            PQsetSingleRowMode(conn->pg);
+        if (status == STATUS_OK)
+            status = db_conn_flush(conn, deadline_ns, error);
+        if (status == STATUS_OK)
+            status = db_conn_result(conn, deadline_ns, first, error);
+        if (status != STATUS_OK || !*first || !db_result_is_stale(*first))
+            break;
+        conn->prepared.stale = true;
+        if (!may_retry)
+            break;
+        PQclear(*first);
+        *first = NULL;
+        status = db_conn_drain(conn, deadline_ns, error);
+    }
+    return status;
+}
+
+enum status db_query(struct db_conn *conn, const struct db_statement *statement,
+                     const struct db_param *params, int64_t deadline_ns, struct db_result **result,
+                     struct error *error)
+{
+    PGresult *first = NULL;
+    enum status status = db_conn_start(conn, statement, params, false, deadline_ns, &first, error);
+
+    *result = NULL;
+    if (status != STATUS_OK)
+        return status;
+    if (first && db_result_is_failure(first))
+        status = db_conn_failure(conn, first, error);
+    if (conn->pg) {
+        /* The end of the statement is the end of its implicit transaction: a failure there is the statement's. */
+        enum status drained = db_conn_drain(conn, deadline_ns, status == STATUS_OK ? error : NULL);
+        status = status == STATUS_OK ? drained : status;
+    }
+    if (status == STATUS_OK)
+        *result = wrap(first);
+    else
+        PQclear(first);
+    return status;
+}
+
+enum status db_exec(struct db_conn *conn, const struct db_statement *statement, const struct db_param *params,
+                    int64_t deadline_ns, int64_t *affected, struct error *error)
+{
+    struct db_result *result;
+    enum status status = db_query(conn, statement, params, deadline_ns, &result, error);
+
+    if (status == STATUS_OK && affected)
+        *affected = db_result_affected(result);
+    db_result_free(result);
+    return status;
+}
+
+/* ---- describe ---- */
+
+static void copy_columns(const PGresult *description, struct db_column *columns, unsigned *count)
+{
+    int fields = PQnfields(description);
+
+    *count = fields > DB_COLUMNS_MAX ? DB_COLUMNS_MAX : (unsigned)fields;
+    for (unsigned i = 0; i < *count; i++) {
+        struct str name = str_from(PQfname(description, (int)i));
+        name = str_utf8_cut(name, sizeof columns[i].name - 1);
+        memcpy(columns[i].name, name.ptr, name.len);
+        columns[i].name[name.len] = '\0';
+        columns[i].type_oid = PQftype(description, (int)i);
+    }
+}
+
+static size_t error_position(const PGresult *result)
+{
+    const char *text = PQresultErrorField(result, PG_DIAG_STATEMENT_POSITION);
+    uint64_t position;
+
+    return text && str_to_u64(str_from(text), &position) ? (size_t)position : 0;
+}
+
+/* The answer to what was just sent, which has no rows: failed, or kept in *result. */
+static enum status take_answer(struct db_conn *conn, int64_t deadline_ns, PGresult **result, size_t *position,
+                               struct error *error)
+{
+    enum status status = db_conn_flush(conn, deadline_ns, error);
+
+    *result = NULL;
+    if (status == STATUS_OK)
+        status = db_conn_result(conn, deadline_ns, result, error);
+    if (status == STATUS_OK && *result && db_result_is_failure(*result)) {
+        *position = error_position(*result);
+        status = db_conn_failure(conn, *result, error);
+    }
+    if (!conn->pg)
+        return status;
+    enum status drained = db_conn_drain(conn, deadline_ns, status == STATUS_OK ? error : NULL);
+    return status == STATUS_OK ? drained : status;
+}
+
+/* The unnamed statement is used: always fresh, and gone with the next one. */
+enum status db_describe(struct db_conn *conn, const struct db_statement *statement, struct db_column *columns,
+                        unsigned *column_count, int64_t deadline_ns, size_t *position, struct error *error)
+{
+    Oid oids[DB_PARAMS_MAX];
+    PGresult *result = NULL;
+    enum status status = db_conn_check(conn, error);
+
+    *position = 0;
+    *column_count = 0;
+    if (status != STATUS_OK)
+        return status;
+    db_statement_oids(statement, oids);
+    if (!PQsendPrepare(conn->pg, "", statement->text.ptr, (int)statement->param_count, oids))
+        return db_conn_unsendable(conn, error);
+    status = take_answer(conn, deadline_ns, &result, position, error);
+    PQclear(result);
+    if (status != STATUS_OK)
+        return status;
+    if (!PQsendDescribePrepared(conn->pg, ""))
+        return db_conn_unsendable(conn, error);
+    status = take_answer(conn, deadline_ns, &result, position, error);
+    if (status == STATUS_OK)
+        copy_columns(result, columns, column_count);
+    PQclear(result);
+    return status;
+}
+
+/* ---- results ---- */
+
+void db_result_free(struct db_result *result)
+{
+    PQclear((PGresult *)result);
+}
+
+size_t db_result_rows(const struct db_result *result)
+{
+    return (size_t)PQntuples(unwrap(result));
+}
+
+int64_t db_result_affected(const struct db_result *result)
+{
+    int64_t count = 0;
+    /* libpq takes no const here, and changes nothing */
+    return str_to_i64(str_from(PQcmdTuples((PGresult *)(uintptr_t)unwrap(result))), &count) ? count : 0;
+}
+
+bool db_result_is_null(const struct db_result *result, size_t row, unsigned column)
+{
+    return PQgetisnull(unwrap(result), (int)row, (int)column);
+}
+
+struct str db_result_str(const struct db_result *result, size_t row, unsigned column)
+{
+    return str_of(PQgetvalue(unwrap(result), (int)row, (int)column),
+                  (size_t)PQgetlength(unwrap(result), (int)row, (int)column));
+}
+
+int64_t db_result_i64(const struct db_result *result, size_t row, unsigned column)
+{
+    int64_t value = 0;
+    return str_to_i64(db_result_str(result, row, column), &value) ? value : 0;
+}

@@ -1,0 +1,154 @@
+/* Statements on their way to the server: their identity, their parameters as libpq wants them, and which of them a
+ * connection has prepared. Nothing here talks to the server. */
+#include "db/db.h"
+
+#include <stdio.h>
+
+#include "base/hash.h"
+#include "db/db_inside.h"
+
+#define SCRATCH_KEEP_BYTES (256 * 1024)
+
+static const Oid type_oids[] = {
+    [DB_TEXT] = 25,   [DB_JSONB] = DB_OID_JSONB, [DB_BIGINT] = 20,
+    [DB_INT] = 23,    [DB_TEXT_ARRAY] = 1009,    [DB_BOOL] = 16,
+    [DB_UUID] = 2950, [DB_TIMESTAMPTZ] = 1184,   [DB_BYTEA] = 17,
+};
+
+void db_statement_seal(struct db_statement *statement)
+{
+    struct str types =
+        str_of((const char *)statement->types, statement->param_count * sizeof statement->types[0]);
+
+    statement->id = hash_content(statement->text) ^ (hash_content(types) * 31);
+    if (statement->id == 0)
+        statement->id = 1;
+}
+
+void db_statement_init(struct db_statement *statement, const char *sql, unsigned param_count,
+                       const enum db_type *types)
+{
+    *statement = (struct db_statement){.text = str_from(sql), .param_count = param_count};
+    for (unsigned i = 0; i < param_count; i++) {
+        statement->types[i] = types[i];
+        statement->names[i] = i;
+    }
+    db_statement_seal(statement);
+}
+
+void db_statement_oids(const struct db_statement *statement, Oid oids[DB_PARAMS_MAX])
+{
+    for (unsigned i = 0; i < statement->param_count; i++)
+        oids[i] = type_oids[statement->types[i]];
+}
+
+/* ---- parameters ---- */
+
+static enum status check_param(struct str value, unsigned at, struct error *error)
+{
+    if (value.len > INT32_MAX)
+        return error_set(error, STATUS_DB_ERROR, "parameter $%u is over 2 GiB", at + 1);
+    if (value.len > 0 && memchr(value.ptr, '\0', value.len))
+        return error_set(error, STATUS_DB_ERROR, "parameter $%u holds a NUL byte", at + 1);
+    return STATUS_OK;
+}
+
+static bool is_sent_in_place(const struct db_statement *statement, const struct db_param *params, unsigned at)
+{
+    return statement->types[at] == DB_TEXT || !params[at].value.ptr;
+}
+
+enum status db_bound_set(struct db_bound *bound, const struct db_statement *statement,
+                         const struct db_param *params, struct error *error)
+{
+    unsigned count = statement->param_count;
+
+    if (bound->scratch.capacity > SCRATCH_KEEP_BYTES)
+        buf_deinit(&bound->scratch);
+    buf_clear(&bound->scratch);
+    for (unsigned i = 0; i < count; i++) {
+        struct str value = params[i].value;
+        enum status status = check_param(value, i, error);
+        if (status != STATUS_OK)
+            return status;
+        bound->values[i] = value.ptr;
+        bound->lengths[i] = (int)value.len;
+        bound->formats[i] = statement->types[i] == DB_TEXT;
+        if (is_sent_in_place(statement, params, i))
+            continue;
+        buf_put_str(&bound->scratch, value);
+        buf_put_char(&bound->scratch, '\0');
+    }
+    /* The scratch has stopped moving: point into it. */
+    const char *at = bound->scratch.data;
+    for (unsigned i = 0; i < count; i++) {
+        if (is_sent_in_place(statement, params, i))
+            continue;
+        bound->values[i] = at;
+        at += params[i].value.len + 1;
+    }
+    return STATUS_OK;
+}
+
+/* ---- text[] literals ---- */
+
+void db_array_begin(struct buf *out)
+{
+    buf_put_char(out, '{');
+}
+
+void db_array_put(struct buf *out, struct str element)
+{
+    char last = out->data[out->end - 1];
+
+    buf_put(out, last == '{' ? "\"" : ",\"", last == '{' ? 1 : 2);
+    for (size_t i = 0; i < element.len; i++) {
+        if (element.ptr[i] == '"' || element.ptr[i] == '\\')
+            buf_put_char(out, '\\');
+        buf_put_char(out, element.ptr[i]);
+    }
+    buf_put_char(out, '"');
+}
+
+void db_array_end(struct buf *out)
+{
+    buf_put_char(out, '}');
+}
+
+/* ---- what a connection has prepared ---- */
+
+static unsigned slot_of(const struct db_prepared *prepared, uint64_t id)
+{
+    unsigned slot = (unsigned)(id % (2 * DB_PREPARED_MAX));
+
+    while (prepared->slots[slot] != 0 && prepared->slots[slot] != id)
+        slot = (slot + 1) % (2 * DB_PREPARED_MAX);
+    return slot;
+}
+
+bool db_prepared_has(const struct db_prepared *prepared, uint64_t id)
+{
+    return prepared->slots[slot_of(prepared, id)] == id;
+}
+
+void db_prepared_add(struct db_prepared *prepared, uint64_t id)
+{
+    unsigned slot = slot_of(prepared, id);
+
+    if (prepared->slots[slot] == 0) {
+        prepared->slots[slot] = id;
+        prepared->count++;
+    }
+    if (prepared->count >= DB_PREPARED_MAX)
+        prepared->stale = true;
+}
+
+void db_prepared_clear(struct db_prepared *prepared)
+{
+    *prepared = (struct db_prepared){0};
+}
+
+void db_prepared_name(uint64_t id, char out[DB_PREPARED_NAME_BYTES])
+{
+    snprintf(out, DB_PREPARED_NAME_BYTES, "f%016llx", (unsigned long long)id);
+}

@@ -1,0 +1,46 @@
+/* Row by row: a result of any size through memory of one row. */
+#include "db/db.h"
+
+#include "db/db_inside.h"
+
+struct db_row {
+    const PGresult *result;
+};
+
+struct str db_row_str(const struct db_row *row, unsigned column)
+{
+    return str_of(PQgetvalue(row->result, 0, (int)column), (size_t)PQgetlength(row->result, 0, (int)column));
+}
+
+bool db_row_is_null(const struct db_row *row, unsigned column)
+{
+    return PQgetisnull(row->result, 0, (int)column);
+}
+
+enum status db_stream(struct db_conn *conn, const struct db_statement *statement,
+                      const struct db_param *params, int64_t deadline_ns, db_row_fn *on_row, void *context,
+                      struct error *error)
+{
+    PGresult *result = NULL;
+    enum status status = db_conn_start(conn, statement, params, true, deadline_ns, &result, error);
+
+    while (status == STATUS_OK && result) {
+        bool more = true;
+        if (PQresultStatus(result) == PGRES_SINGLE_TUPLE)
+            more = on_row(context, &(struct db_row){result});
+        else if (db_result_is_failure(result))
+            status = db_conn_failure(conn, result, error);
+        PQclear(result);
+        if (!more) {
+            db_conn_abandon(conn);
+            return error_set(error, STATUS_CANCELLED, "stopped by the reader");
+        }
+        if (status != STATUS_OK) {
+            if (conn->pg && db_conn_drain(conn, deadline_ns, NULL) != STATUS_OK)
+                db_conn_abandon(conn);
+            return status;
+        }
+        status = db_conn_result(conn, deadline_ns, &result, error);
+    }
+    return status;
+}
