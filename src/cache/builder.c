@@ -1,8 +1,9 @@
 /* Building a snapshot: from nothing, or as a delta on top of another.
  *
- * From nothing, rows are written to chunks as they come and only noted (hash, address); sorting and both indexes are
- * made at once when all are there ("settling"), several times cheaper than a million inserts. From then on, and on top
- * of a base from the start, every change goes straight into the copy-on-write indexes. */
+ * From nothing, rows are written to chunks as they come and only noted (hash, address); sorting and both
+ * indexes are made at once when all are there ("settling"), several times cheaper than a million inserts.
+ * From then on, and on top of a base from the start, every change goes straight into the copy-on-write
+ * indexes. */
 #include "cache/internal.h"
 
 #include <assert.h>
@@ -19,15 +20,15 @@
 struct cache_builder {
     struct build build;
     struct cache_snapshot *base;
-    struct cache_snapshot *next;   /* the snapshot in the making */
-    struct chunk *base_tail;       /* the base's chunk this build goes on in, if it could claim it */
-    uint32_t base_tail_used;       /* where to cut it off again when the build is abandoned */
+    struct cache_snapshot *next; /* the snapshot in the making */
+    struct chunk *base_tail;     /* the base's chunk this build goes on in, if it could claim it */
+    uint32_t base_tail_used;     /* where to cut it off again when the build is abandoned */
     uint64_t memory_max;
     size_t changes, replaced;
 
-    bool staging;          /* from nothing, and not settled yet */
-    bool ascending;        /* staged keys have come in strict order so far */
-    size_t common;         /* bytes that all staged keys begin with */
+    bool staging;   /* from nothing, and not settled yet */
+    bool ascending; /* staged keys have come in strict order so far */
+    size_t common;  /* bytes that all staged keys begin with */
     struct staged *staged;
     size_t staged_count, staged_capacity;
 };
@@ -182,8 +183,8 @@ static void settle(struct cache_builder *builder)
 static enum status check_item(struct str key, struct str payload, struct error *error)
 {
     if (key.len == 0 || key.len > KEY_LEN_MAX)
-        return error_set_field(error, STATUS_BAD_REQUEST, "key", "a key has 1 to %d bytes, not %zu", KEY_LEN_MAX,
-                               key.len);
+        return error_set_field(error, STATUS_BAD_REQUEST, "key", "a key has 1 to %d bytes, not %zu",
+                               KEY_LEN_MAX, key.len);
     if (!str_is_utf8(key))
         return error_set_field(error, STATUS_BAD_REQUEST, "key", "a key must be UTF-8");
     if (payload.len == 0 || payload.len > PAYLOAD_LEN_MAX)
@@ -199,10 +200,9 @@ static enum status check_memory(const struct cache_builder *builder, size_t size
 
     if (builder->memory_max == 0 || held <= builder->memory_max)
         return STATUS_OK;
-    return error_set(error, STATUS_NO_MEMORY,
-                     "more than the %llu bytes of memory allowed are needed (after %llu items)",
-                     (unsigned long long)builder->memory_max,
-                     (unsigned long long)builder->next->info.item_count);
+    return error_set(
+        error, STATUS_NO_MEMORY, "more than the %llu bytes of memory allowed are needed (after %llu items)",
+        (unsigned long long)builder->memory_max, (unsigned long long)builder->next->info.item_count);
 }
 
 static struct cache_record *write_record(struct cache_builder *builder, const struct record_shape *shape,

@@ -1,16 +1,16 @@
 /* Immutable snapshots of dictionaries: build, publish, read, retire. No SQL, no HTTP.
  *
- * A record is the answer's body, ready to send:   {"key":"RU","payload":{…}}
- * and its key is found inside it. Records stand in 1 MiB chunks, shared between versions. Two copy-on-write paged
- * indexes lead to them: a hash index (pages of ~256 slots, a fingerprint in the pointer's top bits) and order leaves
- * (≤ 512 pointers, bytewise key order), each under a two-level root. A full load is a delta of everything.
+ * A record is the answer's body, ready to send: {"key":"RU","payload":{…}}; its key is found inside it. Records
+ * stand in 1 MiB chunks, shared between versions. Two copy-on-write paged indexes lead to them: a hash index
+ * (pages of ~256 slots, a fingerprint in the pointer's top bits) and order leaves (≤ 512 pointers, bytewise key
+ * order), each under a two-level root.
  *
  *     snapshot v7 ── hash root ── pages ──┐
  *        │           order root ── leaves ─┴─→ records in chunks ←─ shared with v8, but for what changed
  *        └─ every part counts who leads to it: what only v7 needs is freed with v7, whenever that is
  *
- * Threads: a builder belongs to one thread. A snapshot is read by anyone who can be sure it lives: on a loop, until
- * the callback returns (cache_slot_read); elsewhere and across callbacks, while holding a reference. */
+ * Threads: a builder belongs to one thread. A snapshot is read by anyone who can be sure it lives: on a loop,
+ * until the callback returns (cache_slot_read); elsewhere and across callbacks, while holding a reference. */
 #ifndef FRESHET_CACHE_CACHE_H
 #define FRESHET_CACHE_CACHE_H
 
@@ -27,12 +27,14 @@ struct cache_record;   /* opaque, immutable */
 struct cache_snapshot; /* opaque, immutable */
 
 /* ---- reading: no lock, no allocation, nothing shared written ---- */
-const struct cache_record *cache_find(const struct cache_snapshot *snapshot, struct str key); /* NULL = absent */
+const struct cache_record *cache_find(const struct cache_snapshot *snapshot,
+                                      struct str key);           /* NULL = absent */
 struct str cache_record_body(const struct cache_record *record); /* {"key":…,"payload":…} */
 struct str cache_record_key(const struct cache_record *record);
 struct str cache_record_payload(const struct cache_record *record);
 uint64_t cache_record_tag(const struct cache_record *record); /* hash of the body's content, for ETag */
-/* Looks many keys up at once, prefetching, so that cache misses overlap: out[i] is NULL when keys[i] is absent. */
+/* Looks many keys up at once, prefetching, so that cache misses overlap: out[i] is NULL when keys[i] is
+ * absent. */
 void cache_find_many(const struct cache_snapshot *snapshot, const struct str *keys, size_t count,
                      const struct cache_record **out);
 
@@ -60,18 +62,19 @@ void cache_snapshot_unref(struct cache_snapshot *snapshot);
 
 /* ---- building ---- */
 struct cache_builder;
-/* From nothing (`base` NULL), or on top of `base` (which it references until it ends): then work and memory grow with
- * what changes. `memory_max` bounds what the snapshot may hold, in the terms of info.memory_bytes (0 = no bound); a
- * load from nothing takes about 50 bytes an item more while it finishes. */
+/* From nothing (`base` NULL), or on top of `base` (which it references until it ends): then work and memory
+ * grow with what changes. `memory_max` bounds what the snapshot may hold, in the terms of info.memory_bytes
+ * (0 = no bound); a load from nothing takes about 50 bytes an item more while it finishes. */
 struct cache_builder *cache_builder_create(struct cache_snapshot *base, uint64_t memory_max);
-/* `payload` must be one valid JSON value. Its line breaks, which can only stand between tokens, become spaces, so that
- * a body is always one NDJSON line; nothing else in it is looked at. The same key again replaces (the last wins).
- * BAD_REQUEST: key empty, over 1,024 bytes or not UTF-8, payload empty or over 1 GiB; NO_MEMORY: over memory_max. What
- * failed has changed nothing, and the builder goes on. */
+/* `payload` must be one valid JSON value. Its line breaks, which can only stand between tokens, become
+ * spaces, so that a body is always one NDJSON line; nothing else in it is looked at. The same key again
+ * replaces (the last wins). BAD_REQUEST: key empty, over 1,024 bytes or not UTF-8, payload empty or over 1
+ * GiB; NO_MEMORY: over memory_max. What failed has changed nothing, and the builder goes on. */
 enum status cache_builder_put(struct cache_builder *builder, struct str key, struct str payload,
                               struct error *error) MUST_CHECK;
 bool cache_builder_delete(struct cache_builder *builder, struct str key); /* was it there? */
-/* From nothing: how many puts were replaced by a later one with the same key. Ask once, before finishing: it sorts. */
+/* From nothing: how many puts were replaced by a later one with the same key. Ask once, before finishing: it
+ * sorts. */
 size_t cache_builder_replaced(struct cache_builder *builder);
 /* Ends the builder and gives a snapshot with one reference. Never fails. */
 struct cache_snapshot *cache_builder_finish(struct cache_builder *builder, int64_t version);
@@ -88,8 +91,8 @@ static inline const struct cache_snapshot *cache_slot_read(const struct cache_sl
 }
 /* On a loop: the same with a reference, for streams and parked readers. NULL when empty. */
 struct cache_snapshot *cache_slot_acquire(const struct cache_slot *slot);
-/* One publisher at a time per slot; takes over the caller's reference. The old one loses the slot's reference after
- * every loop has passed its inbox. NULL empties the slot. */
+/* One publisher at a time per slot; takes over the caller's reference. The old one loses the slot's reference
+ * after every loop has passed its inbox. NULL empties the slot. */
 void cache_slot_publish(struct cache_slot *slot, struct cache_snapshot *snapshot, struct loop_group *group);
 
 #endif

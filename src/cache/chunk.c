@@ -1,8 +1,10 @@
-/* Chunks: aligned mappings that records are appended to, and the table in which a version lists those it needs.
+/* Chunks: aligned mappings that records are appended to, and the table in which a version lists those it
+ * needs.
  *
- * Mapped, not malloc'ed, so that pages never touched are not resident and a freed chunk goes back to the kernel at
- * once. The next build goes on in the last chunk of its base, behind the bytes that older versions know, so that a
- * delta of one key does not cost a chunk. Live bytes are kept per version, exactly: at zero the version lets go. */
+ * Mapped, not malloc'ed, so that pages never touched are not resident and a freed chunk goes back to the
+ * kernel at once. The next build goes on in the last chunk of its base, behind the bytes that older versions
+ * know, so that a delta of one key does not cost a chunk. Live bytes are kept per version, exactly: at zero
+ * the version lets go. */
 #include "cache/internal.h"
 
 #include <assert.h>

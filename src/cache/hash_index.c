@@ -1,8 +1,10 @@
-/* The hash index: extendible hashing. A directory, kept in copy-on-write nodes, leads the top bits of a hash to a page.
+/* The hash index: extendible hashing. A directory, kept in copy-on-write nodes, leads the top bits of a hash
+ * to a page.
  *
- * A page that gets too full is split in two by the next bit; only when its entry is a single one does the directory
- * double, which moves 8 bytes for every few hundred records, once every time the index grows twofold. Pages are never
- * joined again: an emptied one is freed, a thinned one shrinks, and the next full load starts afresh. */
+ * A page that gets too full is split in two by the next bit; only when its entry is a single one does the
+ * directory double, which moves 8 bytes for every few hundred records, once every time the index grows
+ * twofold. Pages are never joined again: an emptied one is freed, a thinned one shrinks, and the next full
+ * load starts afresh. */
 #include "cache/internal.h"
 
 #include <assert.h>
@@ -139,8 +141,8 @@ static void directory_double(struct hash_index *index, struct build *build)
     directory_destroy(&old);
 }
 
-/* Puts `page` (or nothing) in every entry from `first`, dropping what stood there. Takes over the caller's reference
- * of the page. */
+/* Puts `page` (or nothing) in every entry from `first`, dropping what stood there. Takes over the caller's
+ * reference of the page. */
 static void set_entries(struct hash_index *index, struct build *build, size_t first, size_t count,
                         struct hash_page *page)
 {
@@ -185,7 +187,8 @@ static struct hash_page *own_page(struct hash_index *index, struct build *build,
     return page;
 }
 
-static struct hash_page *resize_page(struct hash_index *index, struct build *build, size_t at, uint16_t buckets)
+static struct hash_page *resize_page(struct hash_index *index, struct build *build, size_t at,
+                                     uint16_t buckets)
 {
     struct hash_page *page = cache_hash_page_resize(entry_page(*entry_of(index, at)), build, buckets);
 
@@ -307,8 +310,8 @@ static void find_batch(const struct hash_index *index, const struct str *keys, s
     for (size_t i = 0; i < count; i++) {
         entries[i] = *entry_of(index, entry_at(index, hashes[i]));
         if (entries[i])
-            __builtin_prefetch(page_bucket(entry_slots(entries[i]),
-                                           bucket_of(hash_fingerprint(hashes[i]), entry_buckets(entries[i]))));
+            __builtin_prefetch(page_bucket(
+                entry_slots(entries[i]), bucket_of(hash_fingerprint(hashes[i]), entry_buckets(entries[i]))));
     }
     for (size_t i = 0; i < count; i++) {
         const struct cache_record *record = entries[i] ? likely_record(entries[i], hashes[i]) : NULL;

@@ -122,7 +122,8 @@ uint64_t *cache_hash_page_slot(struct hash_page *page, uint64_t slot)
     }
 }
 
-/* A full bucket may have overflowed, and a hole in it would hide what lies behind: then everything is placed anew. */
+/* A full bucket may have overflowed, and a hole in it would hide what lies behind: then everything is placed
+ * anew. */
 static void place_anew(struct hash_page *page)
 {
     size_t bytes = capacity(page) * sizeof(uint64_t);

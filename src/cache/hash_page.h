@@ -1,8 +1,8 @@
 /* Inside cache: a page of the hash index, a small table of its own.
  *
- * A slot is a record's address under 16 bits of its hash. Those bits alone choose the bucket (a cache line of 8 slots,
- * filled from the front, overflowing into the next), so a page is rebuilt at another size without looking at a record.
- * A bucket whose last slot is empty never overflowed, and ends a search. */
+ * A slot is a record's address under 16 bits of its hash. Those bits alone choose the bucket (a cache line of
+ * 8 slots, filled from the front, overflowing into the next), so a page is rebuilt at another size without
+ * looking at a record. A bucket whose last slot is empty never overflowed, and ends a search. */
 #ifndef FRESHET_CACHE_HASH_PAGE_H
 #define FRESHET_CACHE_HASH_PAGE_H
 

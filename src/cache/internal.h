@@ -1,11 +1,12 @@
 /* Inside cache: how a snapshot is laid out, and what the files of this folder ask of each other.
  *
- * Everything below a snapshot is shared between versions and counted: a root slot, a directory entry, a leaf's place in
- * a node and a chunk's place in a table each hold one reference. Only builders and the last cache_snapshot_unref()
- * touch these counts, never a reader, so versions may be released in any order and branch at will.
+ * Everything below a snapshot is shared between versions and counted: a root slot, a directory entry, a
+ * leaf's place in a node and a chunk's place in a table each hold one reference. Only builders and the last
+ * cache_snapshot_unref() touch these counts, never a reader, so versions may be released in any order and
+ * branch at will.
  *
- * A part whose `birth` is the running build's may be changed in place, for nobody else can see it yet; any other is
- * copied first. That is the whole of copy-on-write here. */
+ * A part whose `birth` is the running build's may be changed in place, for nobody else can see it yet; any
+ * other is copied first. That is the whole of copy-on-write here. */
 #ifndef FRESHET_CACHE_INTERNAL_H
 #define FRESHET_CACHE_INTERNAL_H
 
@@ -16,7 +17,8 @@
 
 #include "cache/cache.h"
 
-/* Hash slots keep 16 bits of their own above a pointer. User space ends at 2^47 on x86-64 and at 2^48 on aarch64. */
+/* Hash slots keep 16 bits of their own above a pointer. User space ends at 2^47 on x86-64 and at 2^48 on
+ * aarch64. */
 _Static_assert(sizeof(void *) == 8, "hash slots pack a 48-bit pointer into 64 bits");
 #define POINTER_BITS 48
 #define POINTER_MASK ((UINT64_C(1) << POINTER_BITS) - 1)
@@ -52,8 +54,9 @@ struct build {
 
 /* ---- records ----
  *
- *  | header | tag, digest: LARGE only | quoted_len: ESCAPED only | {"key":"RU","payload":…} | key: ESCAPED only |
- *     8                24                          4               body_len, key_len inside       key_len          */
+ *  | header | tag, digest  | quoted_len     | {"key":"RU","payload":…} | key            |
+ *       8      24, if LARGE   4, if ESCAPED    body_len                   key_len, if ESCAPED
+ */
 struct cache_record {
     uint32_t body_len;
     uint16_t key_len;
@@ -104,7 +107,7 @@ size_t cache_record_size(const struct cache_record *record);
 struct hash128 cache_record_digest(const struct cache_record *record); /* hash_item() of it */
 
 /* ---- chunks: where records stand ---- */
-#define CHUNK_BYTES ((size_t)1 << 20) /* and alignment: a record's address leads to its chunk */
+#define CHUNK_BYTES ((size_t)1 << 20)     /* and alignment: a record's address leads to its chunk */
 #define CHUNK_BIG_BYTES (CHUNK_BYTES / 8) /* a record above this has a chunk of its own */
 #define CHUNK_HEADER_BYTES 64
 #define CHUNK_NODE_ENTRIES 64
@@ -112,9 +115,9 @@ struct hash128 cache_record_digest(const struct cache_record *record); /* hash_i
 
 struct chunk {
     struct shared shared;
-    uint32_t index;       /* its place in the table of every version that lists it */
-    uint32_t used;        /* header included; changed only by the build that claimed it */
-    atomic_bool claimed;  /* some build appends to it */
+    uint32_t index;      /* its place in the table of every version that lists it */
+    uint32_t used;       /* header included; changed only by the build that claimed it */
+    atomic_bool claimed; /* some build appends to it */
     size_t mapped;
 };
 _Static_assert(sizeof(struct chunk) <= CHUNK_HEADER_BYTES, "a chunk's header has its place");
@@ -136,8 +139,8 @@ struct chunk_table {
     struct chunk_node **nodes;
     uint32_t node_count;
     uint32_t chunk_count;
-    uint32_t tail;   /* index of the chunk that takes the next record; CHUNK_NONE = none yet */
-    uint32_t victim; /* index of the chunk being emptied; CHUNK_NONE = none */
+    uint32_t tail;       /* index of the chunk that takes the next record; CHUNK_NONE = none yet */
+    uint32_t victim;     /* index of the chunk being emptied; CHUNK_NONE = none */
     uint32_t sweep_node; /* where to look for the next victim */
     uint64_t bytes;      /* resident: pages touched, and the nodes */
     uint64_t live;       /* bytes of live records */
@@ -151,8 +154,8 @@ static inline struct chunk *chunk_of(const struct cache_record *record)
 void cache_chunks_init(struct chunk_table *table);
 void cache_chunks_copy(struct chunk_table *table, const struct chunk_table *base);
 void cache_chunks_deinit(struct chunk_table *table);
-/* Claims the tail for this build, if nobody else has it and nothing was appended behind this version's back; NULL
- * otherwise, and then the next record opens a new chunk. */
+/* Claims the tail for this build, if nobody else has it and nothing was appended behind this version's back;
+ * NULL otherwise, and then the next record opens a new chunk. */
 struct chunk *cache_chunks_claim_tail(struct chunk_table *table, struct build *build);
 void cache_chunk_release(struct chunk *chunk); /* the next build may claim it */
 struct cache_record *cache_chunks_alloc(struct chunk_table *table, struct build *build, size_t size);
@@ -173,7 +176,8 @@ uint64_t cache_chunks_mapped(void);                        /* chunks of the whol
 
 struct hash_node {
     struct shared shared;
-    uint64_t entries[]; /* bucket count over page pointer; 0 = no page. 256, or fewer while it is the only node */
+    uint64_t
+        entries[]; /* bucket count over page pointer; 0 = no page. 256, or fewer while it is the only node */
 };
 
 struct hash_index {
@@ -201,7 +205,8 @@ void cache_hash_replace(struct hash_index *index, struct build *build, uint64_t 
 void cache_hash_remove(struct hash_index *index, struct build *build, uint64_t hash,
                        const struct cache_record *old);
 /* Fills an empty index at once. No key may come twice. */
-void cache_hash_load(struct hash_index *index, struct build *build, const struct staged *staged, size_t count);
+void cache_hash_load(struct hash_index *index, struct build *build, const struct staged *staged,
+                     size_t count);
 
 /* ---- order index: leaves of records in bytewise key order, under nodes, under a root array ---- */
 #define ORDER_LEAF_MAX 512
@@ -242,7 +247,8 @@ void cache_order_put(struct order_index *index, struct build *build, const struc
 void cache_order_remove(struct order_index *index, struct build *build, struct str key); /* must be there */
 /* Appends a record whose key is above all others, filling leaves to ORDER_LEAF_LOADED. */
 void cache_order_append(struct order_index *index, struct build *build, const struct cache_record *record);
-void cache_order_trim(struct order_index *index); /* after the last append: gives back what its leaf did not need */
+void cache_order_trim(
+    struct order_index *index); /* after the last append: gives back what its leaf did not need */
 
 /* ---- sorting a full load ---- */
 struct sort_entry {

@@ -1,8 +1,8 @@
 /* The order index: records in bytewise key order, in leaves under nodes under a root array.
  *
- * Leaves are allocated for what they hold, rounded up a little: copying one to change it is the moment to give it
- * another size, so half-full leaves cost half the memory. A search compares the first key of nodes, then of leaves, then
- * the keys of one leaf: O(log n). No separator keys are kept. */
+ * Leaves are allocated for what they hold, rounded up a little: copying one to change it is the moment to
+ * give it another size, so half-full leaves cost half the memory. A search compares the first key of nodes,
+ * then of leaves, then the keys of one leaf: O(log n). No separator keys are kept. */
 #include "cache/internal.h"
 
 #include <stdlib.h>
@@ -149,7 +149,7 @@ static bool is_above(const struct cache_record *record, struct str key)
     return str_compare(record_key(record), key) > 0;
 }
 
-/* How many of `count` things do not begin above the key; their first records come from first_of(things, i). */
+/* How many of `count` things do not begin above the key; first_of(things, i) is what one begins with. */
 typedef const struct cache_record *first_fn(const void *things, size_t i);
 
 static size_t count_not_above(const void *things, size_t count, first_fn *first_of, struct str key)
@@ -186,7 +186,8 @@ static size_t step_back(size_t count)
     return count > 0 ? count - 1 : 0;
 }
 
-/* Where a key belongs: `at` counts the records of that leaf that are not above it. The index must not be empty. */
+/* Where a key belongs: `at` counts the records of that leaf that are not above it. The index must not be
+ * empty. */
 static struct order_place place_behind(const struct order_index *index, struct str key)
 {
     struct order_place place;
@@ -283,20 +284,25 @@ static void split_node(struct order_index *index, struct build *build, size_t at
     root_remove(index, at);
 }
 
-/* `node` is this build's own and has room. */
+static struct order_leaf *leaf_part(struct order_index *index, struct build *build,
+                                    const struct order_leaf *leaf, size_t at, size_t count)
+{
+    struct order_leaf *part = leaf_create(index, build, leaf_capacity(count + 1));
+
+    leaf_append(part, leaf, at, count);
+    build->copied_bytes += count * sizeof(leaf->records[0]);
+    return part;
+}
+
+/* `node` is this build's own and has room for one leaf more. */
 static void split_leaf(struct order_index *index, struct build *build, struct order_node *node, size_t at)
 {
     struct order_leaf *leaf = node->leaves[at];
     size_t half = leaf->count / 2;
 
-    for (size_t i = 0; i < 2; i++) {
-        size_t count = i ? leaf->count - half : half;
-        struct order_leaf *part = leaf_create(index, build, leaf_capacity(count + 1));
-        leaf_append(part, leaf, i * half, count);
-        build->copied_bytes += count * sizeof(leaf->records[0]);
-        node_insert_leaf(node, at + 1 + i, part);
-    }
-    node_remove_leaf(index, node, at);
+    node->leaves[at] = leaf_part(index, build, leaf, 0, half);
+    node_insert_leaf(node, at + 1, leaf_part(index, build, leaf, half, leaf->count - half));
+    leaf_drop(index, leaf);
 }
 
 static void insert_first(struct order_index *index, struct build *build, const struct cache_record *record)
@@ -327,7 +333,8 @@ static void insert_at(struct order_index *index, struct build *build, const stru
                       const struct cache_record *record)
 {
     struct order_node *node = own_node(index, build, place->node);
-    struct order_leaf *leaf = own_leaf(index, build, node, place->leaf, node->leaves[place->leaf]->count + 1u);
+    struct order_leaf *leaf =
+        own_leaf(index, build, node, place->leaf, node->leaves[place->leaf]->count + 1u);
 
     memmove(leaf->records + place->at + 1, leaf->records + place->at,
             (leaf->count - place->at) * sizeof(leaf->records[0]));
@@ -400,7 +407,8 @@ static void join_leaf(struct order_index *index, struct build *build, struct ord
     if (node->count < 2 || node->leaves[at]->count >= LEAF_SPARSE ||
         node->leaves[left]->count + node->leaves[left + 1]->count > LEAF_JOINED_MAX)
         return;
-    joined = own_leaf(index, build, node, left, (size_t)node->leaves[left]->count + node->leaves[left + 1]->count);
+    joined =
+        own_leaf(index, build, node, left, (size_t)node->leaves[left]->count + node->leaves[left + 1]->count);
     build->copied_bytes += node->leaves[left + 1]->count * sizeof(joined->records[0]);
     leaf_append(joined, node->leaves[left + 1], 0, node->leaves[left + 1]->count);
     node_remove_leaf(index, node, left + 1);

@@ -1,4 +1,5 @@
-/* Scratch arrays of a full load. Mapped, for a heap keeps what it once grew to; grown by moving pages, not bytes. */
+/* Scratch arrays of a full load. Mapped, for a heap keeps what it once grew to; grown by moving pages, not
+ * bytes. */
 #include "cache/internal.h"
 
 #include <sys/mman.h>
@@ -7,7 +8,8 @@
 
 static void *checked(void *mapping)
 {
-    return mapping == MAP_FAILED ? memory_alloc(SIZE_MAX / 2) : mapping; /* ends the process, with a log line */
+    return mapping == MAP_FAILED ? memory_alloc(SIZE_MAX / 2)
+                                 : mapping; /* ends the process, with a log line */
 }
 
 void *cache_scratch_alloc(size_t size)

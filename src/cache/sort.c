@@ -1,6 +1,6 @@
-/* Sorts a full load by key. Radix over 8 key bytes at a time, least significant first, skipping bytes in which all
- * agree; what is still equal is sorted by the next 8. Keys are looked at once a round, in one sweep, instead of twice a
- * comparison. Everything is stable: of equal keys, the one put last comes last. */
+/* Sorts a full load by key. Radix over 8 key bytes at a time, least significant first, skipping bytes in
+ * which all agree; what is still equal is sorted by the next 8. Keys are looked at once a round, in one
+ * sweep, instead of twice a comparison. Everything is stable: of equal keys, the one put last comes last. */
 #include "cache/internal.h"
 
 #define PREFIX_BYTES sizeof(uint64_t)
@@ -38,8 +38,8 @@ static void insertion_sort(struct sort_entry *entries, size_t count)
     }
 }
 
-static void merge(const struct sort_entry *left, const struct sort_entry *middle, const struct sort_entry *end,
-                  struct sort_entry *out)
+static void merge(const struct sort_entry *left, const struct sort_entry *middle,
+                  const struct sort_entry *end, struct sort_entry *out)
 {
     const struct sort_entry *right = middle;
 
@@ -90,7 +90,8 @@ static void scatter(const struct sort_entry *from, struct sort_entry *to, size_t
 }
 
 /* Sorts by `prefix`; `differing` has a bit set wherever two prefixes differ. */
-static void radix_sort(struct sort_entry *entries, struct sort_entry *scratch, size_t count, uint64_t differing)
+static void radix_sort(struct sort_entry *entries, struct sort_entry *scratch, size_t count,
+                       uint64_t differing)
 {
     struct sort_entry *from = entries, *to = scratch;
 

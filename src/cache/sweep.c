@@ -1,8 +1,9 @@
-/* Sweeping: a replaced record leaves its bytes behind in a chunk, and a chunk goes only when all of its records have.
+/* Sweeping: a replaced record leaves its bytes behind in a chunk, and a chunk goes only when all of its
+ * records have.
  *
- * Each delta build moves a few records out of one chunk that is mostly dead, picking up where the build before it
- * stopped. At half dead, moving one record frees the room of one more; so two moves for every change keep the garbage
- * bounded however long it goes on, while a small delta stays small. */
+ * Each delta build moves a few records out of one chunk that is mostly dead, picking up where the build
+ * before it stopped. At half dead, moving one record frees the room of one more; so two moves for every
+ * change keep the garbage bounded however long it goes on, while a small delta stays small. */
 #include "cache/internal.h"
 
 #include <assert.h>
@@ -32,7 +33,8 @@ static void choose_victim(struct chunk_table *table)
         table->victim = sparsest->chunk->index;
 }
 
-static void move(struct cache_snapshot *next, struct build *build, uint64_t hash, const struct cache_record *record)
+static void move(struct cache_snapshot *next, struct build *build, uint64_t hash,
+                 const struct cache_record *record)
 {
     size_t size = cache_record_size(record);
     struct cache_record *copy = cache_chunks_alloc(&next->chunks, build, size);

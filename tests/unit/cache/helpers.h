@@ -1,4 +1,5 @@
-/* Shared by the cache's tests: cmocka's preamble, shorthands, and a small generator whose runs can be repeated. */
+/* Shared by the cache's tests: cmocka's preamble, shorthands, and a small generator whose runs can be
+ * repeated. */
 #ifndef FRESHET_TESTS_CACHE_HELPERS_H
 #define FRESHET_TESTS_CACHE_HELPERS_H
 
@@ -32,7 +33,8 @@ static inline bool hash128_eq(struct hash128 a, struct hash128 b)
     return a.low == b.low && a.high == b.high;
 }
 
-/* Chunks are the last to go of a snapshot, and large ones go on a thread of their own: waits for that, 10 s at most. */
+/* Chunks are the last to go of a snapshot, and large ones go on a thread of their own: waits for that, 10 s
+ * at most. */
 static inline void assert_all_freed(void)
 {
     for (int i = 0; i < 10000 && cache_chunks_mapped() > 0; i++)

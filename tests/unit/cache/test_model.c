@@ -1,6 +1,6 @@
-/* The whole cache against a sorted array (R5, R6, R13, R16): thousands of random changes over many versions, several of
- * them kept alive at once, branched from, abandoned, and released in random order. Run under ASan, it is the proof that
- * whatever versions share is freed once, and not before the last of them. */
+/* The whole cache against a sorted array (R5, R6, R13, R16): thousands of random changes over many versions,
+ * several of them kept alive at once, branched from, abandoned, and released in random order. Run under ASan,
+ * it is the proof that whatever versions share is freed once, and not before the last of them. */
 #include "helpers.h"
 
 #include <stdlib.h>
@@ -34,8 +34,12 @@ static int by_bytes(const void *a, const void *b)
 /* Shared prefixes longer than 8 bytes, keys that are prefixes of others, escapes, control and zero bytes. */
 static int make_keys(void **state)
 {
-    static const char *const patterns[] = {"%zu", "item:common:prefix:%zu", "quote\"%zu", "back\\slash\n%zu",
-                                           "\xD0\xBA\xD0\xBB\xD1\x8E\xD1\x87-%zu", "%zu-tail"};
+    static const char *const patterns[] = {"%zu",
+                                           "item:common:prefix:%zu",
+                                           "quote\"%zu",
+                                           "back\\slash\n%zu",
+                                           "\xD0\xBA\xD0\xBB\xD1\x8E\xD1\x87-%zu",
+                                           "%zu-tail"};
     (void)state;
     for (size_t i = 0; i < KEYS; i++) {
         int len = snprintf(keys[i], KEY_BYTES, patterns[i % 6], i / 6 + 1);
@@ -48,7 +52,9 @@ static int make_keys(void **state)
 /* Sizes around everything that matters: tiny, LARGE, and a chunk of its own now and then. */
 static struct str payload_of(uint32_t value, struct buf *scratch)
 {
-    size_t len = value % 97 == 0 ? CHUNK_BIG_BYTES + value % 5000 : value % 7 == 0 ? value % 3000 : value % 60;
+    size_t len = value % 97 == 0  ? CHUNK_BIG_BYTES + value % 5000
+                 : value % 7 == 0 ? value % 3000
+                                  : value % 60;
 
     buf_clear(scratch);
     buf_printf(scratch, "{\"n\":%u,\"s\":\"", value);
@@ -154,7 +160,7 @@ static void check(const struct held *held, uint64_t *random, struct buf *scratch
     check_cursor(held, from + 1, key_strs[from]);
 }
 
-/* A load from nothing, in random order and with keys put twice, must give the same digest as the deltas did. */
+/* A load from nothing, in another order and with keys put twice, must give the same digest as the deltas. */
 static void check_rebuild(const struct held *held, uint64_t *random, struct buf *scratch)
 {
     struct held rebuilt = {.model = held->model};
