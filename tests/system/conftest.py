@@ -2,7 +2,6 @@
 import os
 import shutil
 import signal
-import sys
 import tempfile
 from pathlib import Path
 
@@ -18,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 def pytest_configure():
     # A TERM must still run the finalizers: no test leaves a process behind.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

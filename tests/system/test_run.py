@@ -26,11 +26,12 @@ class Run:
         return "".join(self.lines)
 
     def wait_greeting(self):
-        def greeted():
-            assert self.process.poll() is None, self.output
-            return "Ctrl-C stops it" in self.output
+        def progress():
+            if self.process.poll() is not None:
+                return "ended"
+            return "greeted" if "Ctrl-C stops it" in self.output else None
 
-        eventually(greeted, timeout=5 * PATIENCE)
+        assert eventually(progress, timeout=5 * PATIENCE) == "greeted", self.output
         return self
 
     def dev(self, *args):

@@ -26,6 +26,12 @@ test_add_file() { # STAGE FILE STATUS
     test_add "$1" "$passed" "$failed"
 }
 
+# Runs a command so that a signal to ./dev is heard at once, not when the command is done.
+test_run() {
+    "$@" >&2 &
+    wait $!
+}
+
 # A build that fails is a failed test, so that the closing line always comes.
 test_build() { # FLAVOUR [EXTRA…]
     if ! (build_flavour "$@"); then
@@ -58,8 +64,8 @@ test_unit() {
         status=0
         rm -f "$dir/meson-logs/testlog.json"
         # shellcheck disable=SC2086 # the runner is words
-        "$PYTHON" -B "$ROOT/tests/system/lib/postgres.py" $runner \
-            meson test -C "$dir" --no-rebuild --print-errorlogs -t 4 >&2 || status=$?
+        test_run "$PYTHON" -B "$ROOT/tests/system/lib/postgres.py" $runner \
+            meson test -C "$dir" --no-rebuild --print-errorlogs -t 4 || status=$?
         test_add_file "unit, $flavour" "$dir/meson-logs/testlog.json" "$status"
     done
 }
@@ -73,8 +79,8 @@ test_pytest() { # STAGE FLAVOUR ARGS…
     rm -f "$results"
     # shellcheck disable=SC2086 # words
     FRESHET_BIN=$(build_dir "$flavour")/src/app/freshet FRESHET_TEST_BUILD=$VAR/build \
-        $runner "$PYTHON" -B -m pytest -q --junitxml="$results" \
-        "$ROOT/tests/system" "$@" ${FRESHET_PYTEST_ARGS:-} >&2 || status=$?
+        test_run $runner "$PYTHON" -B -m pytest -q --junitxml="$results" \
+        "$ROOT/tests/system" "$@" ${FRESHET_PYTEST_ARGS:-} || status=$?
     test_add_file "$stage" "$results" "$status"
 }
 
@@ -135,7 +141,7 @@ test_command() {
     test_sanitizer_env
     mkdir -p "$VAR/test"
     # Nothing stays behind when the run is broken off.
-    trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
+    trap 'kill $(jobs -p) 2>/dev/null; wait' EXIT
     trap 'exit 130' INT
     trap 'exit 143' TERM HUP
     if [ $# -eq 0 ]; then

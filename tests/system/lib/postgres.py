@@ -178,6 +178,16 @@ class Database:
         self.server.execute(f'DROP DATABASE IF EXISTS "{self.name}" WITH (FORCE)')
 
 
+def run_to_end(command, environment):
+    """The command's status; when we are told to stop, so is it."""
+    with subprocess.Popen(command, env=environment) as process:
+        try:
+            return process.wait()
+        except SystemExit:
+            process.terminate()
+            raise
+
+
 def main():
     # A TERM must still stop the server.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -186,7 +196,7 @@ def main():
         server.start()
         server.execute("CREATE DATABASE freshet_test")
         environment = dict(os.environ, FRESHET_TEST_PG_URL=server.url("freshet_test"))
-        return subprocess.run(sys.argv[1:], env=environment, check=False).returncode
+        return run_to_end(sys.argv[1:], environment)
     finally:
         server.destroy()
 
