@@ -185,10 +185,17 @@ struct loop *loop_create(const struct loop_options *options)
     return loop;
 }
 
-void loop_destroy(struct loop *loop)
+bool loop_drain_inbox(struct loop *loop)
 {
+    bool some = loop_inbox_has_some(&loop->inbox);
     while (loop_inbox_has_some(&loop->inbox))
         loop_inbox_run(loop, LOOP_MESSAGES_PER_TICK);
+    return some;
+}
+
+void loop_destroy(struct loop *loop)
+{
+    loop_drain_inbox(loop);
     run_tick_ends(loop);
     free_garbage(loop);
     loop_inbox_deinit(&loop->inbox);

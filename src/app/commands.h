@@ -1,0 +1,12 @@
+/* The commands behind main()'s table. Each takes its own arguments, argv[0] being its name, and returns the process's
+ * exit status: 0 done, 1 failed, 2 called wrongly. */
+#ifndef FRESHET_APP_COMMANDS_H
+#define FRESHET_APP_COMMANDS_H
+
+int app_serve(int argc, char **argv);
+int app_migrate(int argc, char **argv);
+int app_token(int argc, char **argv);
+int app_config(int argc, char **argv);
+int app_routes(int argc, char **argv);
+
+#endif

@@ -1,0 +1,93 @@
+/* `freshet token`: a development token signed with a local key, printed and nothing else, so that
+ * TOKEN=$(freshet token --tenant demo) works. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "app/commands.h"
+#include "app/options.h"
+#include "auth/auth.h"
+
+enum { TTL_MAX_S = 366 * 24 * 3600 };
+
+/* 90s, 15m, 1h, 7d; a bare number is seconds. */
+static bool parse_ttl(struct str text, int64_t *seconds)
+{
+    static const struct {
+        char unit;
+        int64_t seconds;
+    } units[] = {{'s', 1}, {'m', 60}, {'h', 3600}, {'d', 86400}};
+    int64_t factor = 1;
+    for (size_t i = 0; text.len && i < sizeof units / sizeof *units; i++)
+        if (text.ptr[text.len - 1] == units[i].unit) {
+            factor = units[i].seconds;
+            text.len--;
+            break;
+        }
+    uint64_t number;
+    if (!str_to_u64(text, &number) || number < 1 || number > TTL_MAX_S / (uint64_t)factor)
+        return false;
+    *seconds = (int64_t)number * factor;
+    return true;
+}
+
+/* Beside the key that ./dev made, unless said otherwise. */
+static struct str key_path(const char *given, struct buf *buffer, const char *name)
+{
+    const char *var = getenv("FRESHET_VAR");
+    if (given)
+        return str_from(given);
+    buf_printf(buffer, "%s/keys/%s", var && *var ? var : "var", name);
+    buf_put_char(buffer, '\0');
+    return str_of(buffer->data, buf_len(buffer) - 1);
+}
+
+static int issue(const char *key, const char *jwks, const struct auth_token_request *request)
+{
+    struct buf key_buffer, jwks_buffer, token;
+    struct error error = {0};
+    buf_init(&key_buffer), buf_init(&jwks_buffer), buf_init(&token);
+    enum status status = auth_token_issue(key_path(key, &key_buffer, "dev-key.json"), key_path(jwks, &jwks_buffer, "jwks.json"),
+                                          request, &token, &error);
+    if (status == STATUS_OK)
+        printf("%.*s\n", STR_ARG(buf_str(&token)));
+    else
+        fprintf(stderr, "freshet token: %s\n", error.message);
+    buf_deinit(&key_buffer), buf_deinit(&jwks_buffer), buf_deinit(&token);
+    return status == STATUS_OK ? 0 : 1;
+}
+
+int app_token(int argc, char **argv)
+{
+    const char *tenant = NULL, *subject = "developer", *scope = "", *ttl = "1h", *key = NULL, *jwks = NULL, *issuer = "",
+               *audience = "";
+    const struct option_row rows[] = {
+        {"--tenant", "T", "the tenant (required)", &tenant, NULL},
+        {"--subject", "S", "the user (default developer)", &subject, NULL},
+        {"--scope", "\"a b\"", "scopes, separated by spaces (default none)", &scope, NULL},
+        {"--ttl", "1h", "how long it is valid: 90s, 15m, 1h, 7d (default 1h)", &ttl, NULL},
+        {"--issuer", "ISS", "the iss claim (default none)", &issuer, NULL},
+        {"--audience", "AUD", "the aud claim (default none)", &audience, NULL},
+        {"--key", "FILE", "private key (default $FRESHET_VAR/keys/dev-key.json; made when missing)", &key, NULL},
+        {"--jwks", "FILE", "where its public half is written (default jwks.json beside it)", &jwks, NULL},
+        {NULL},
+    };
+    enum options_outcome outcome = options_read(argc, argv, "Prints a development token signed with a local key.", rows);
+    if (outcome != OPTIONS_RUN)
+        return outcome == OPTIONS_HELPED ? 0 : 2;
+    struct auth_token_request request = {
+        .tenant = str_from(tenant),
+        .subject = str_from(subject),
+        .scopes = str_from(scope),
+        .issuer = str_from(issuer),
+        .audience = str_from(audience),
+    };
+    if (!tenant || !str_is_name(request.tenant)) {
+        fprintf(stderr, "freshet token: --tenant is required: 1 to 64 of A-Z a-z 0-9 . _ -\n");
+        return 2;
+    }
+    if (!parse_ttl(str_from(ttl), &request.ttl_s)) {
+        fprintf(stderr, "freshet token: --ttl takes a duration like 90s, 15m, 1h or 7d, at most 366d\n");
+        return 2;
+    }
+    return issue(key, jwks, &request);
+}

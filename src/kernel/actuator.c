@@ -1,0 +1,67 @@
+/* /actuator: health and metrics, open to everyone, on every process (C8). */
+#include "kernel/kernel_inside.h"
+
+static void gather(struct kernel *kernel, struct health *health)
+{
+    for (size_t i = 0; i < kernel->module_count; i++)
+        if (kernel->modules[i].started && kernel->modules[i].module->health)
+            kernel->modules[i].module->health(kernel->modules[i].state, health);
+    bool keys = auth_is_ready(kernel->auth);
+    health_component(health, "auth", STR("keys"), keys, keys ? STR_NONE : STR("no signing keys yet: every token is refused"));
+}
+
+static void send_health(struct http_request *request, bool may_fail)
+{
+    struct kernel *kernel = request->context;
+    struct health health;
+    struct buf body;
+    health_init(&health);
+    buf_init(&body);
+    gather(kernel, &health);
+    if (atomic_load(&kernel->stopping))
+        health.roles_up = 0, health.roles_down++;
+    health_print(&health, &body);
+    http_send(request, &(struct http_response){
+                           .status = may_fail && !health_is_up(&health) ? 503 : 200,
+                           .headers = STR("Cache-Control: no-store\r\n"),
+                           .body = buf_str(&body),
+                       });
+    buf_deinit(&body);
+    health_deinit(&health);
+}
+
+static void get_health(struct http_request *request)
+{
+    send_health(request, true);
+}
+
+/* Alive means: a loop answers. What the process depends on is readiness's concern; restarting it would help nobody. */
+static void get_liveness(struct http_request *request)
+{
+    http_send(request, &(struct http_response){
+                           .status = 200,
+                           .headers = STR("Cache-Control: no-store\r\n"),
+                           .body = STR("{\"status\":\"UP\"}"),
+                       });
+}
+
+static void get_prometheus(struct http_request *request)
+{
+    struct buf body;
+    buf_init(&body);
+    metrics_print(&body);
+    http_send(request, &(struct http_response){
+                           .status = 200,
+                           .content_type = STR("text/plain; version=0.0.4; charset=utf-8"),
+                           .body = buf_str(&body),
+                       });
+    buf_deinit(&body);
+}
+
+const struct http_route kernel_actuator_routes[] = {
+    {HTTP_GET, "/actuator/health", get_health, .access = HTTP_PUBLIC},
+    {HTTP_GET, "/actuator/health/readiness", get_health, .access = HTTP_PUBLIC},
+    {HTTP_GET, "/actuator/health/liveness", get_liveness, .access = HTTP_PUBLIC},
+    {HTTP_GET, "/actuator/prometheus", get_prometheus, .kind = HTTP_WORKER, .access = HTTP_PUBLIC},
+    {.handler = NULL},
+};

@@ -1,0 +1,335 @@
+/* A process's life: configuration → loops, workers, authentication → modules → HTTP → signals → the same backwards.
+ * The order is the whole content of this file; every part lives elsewhere. */
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "fetch/fetch.h"
+#include "kernel/kernel_inside.h"
+
+/* ---- what modules ask for ---- */
+
+struct loop_group *kernel_loops(struct kernel *kernel)
+{
+    return kernel->loops;
+}
+
+struct worker_pool *kernel_workers(struct kernel *kernel)
+{
+    return kernel->workers;
+}
+
+static bool list_has(struct str list, struct str wanted)
+{
+    struct str part;
+    while (str_split(&list, ',', &part))
+        if (str_eq(str_trim(part), wanted))
+            return true;
+    return false;
+}
+
+bool kernel_has_role(const struct kernel *kernel, const char *role)
+{
+    return kernel->options.roles.len == 0 || list_has(kernel->options.roles, str_from(role));
+}
+
+bool kernel_migrates(const struct kernel *kernel)
+{
+    const struct kernel_bus_settings *bus = config_section(kernel->config, "bus");
+    enum { AUTO, ALWAYS, NEVER };
+    if (bus->migrate != AUTO)
+        return bus->migrate == ALWAYS;
+    return bus->commands == 0 && bus->invalidations == 0 && bus->events == 0;
+}
+
+/* ---- configuration ---- */
+
+const struct config_section *kernel_sections(const struct module *const *modules, struct arena *arena)
+{
+    size_t count = 0;
+    struct config_section *sections = arena_zalloc(arena, (KERNEL_MODULES_MAX + 8) * sizeof *sections);
+    for (const struct config_section *own = kernel_own_sections; own->name; own++)
+        sections[count++] = *own;
+    for (; *modules; modules++)
+        if ((*modules)->section)
+            sections[count++] = *(*modules)->section;
+    return sections;
+}
+
+static bool is_loopback(struct str address)
+{
+    return str_starts_with(address, STR("127.")) || str_starts_with(address, STR("[::1]")) ||
+           str_starts_with(address, STR("localhost:"));
+}
+
+/* C5: authentication can be switched off only together with a loopback-only listener. */
+static enum status check_listen(const struct kernel_options *options, const struct config *config, struct error *error)
+{
+    const struct kernel_http_settings *http = config_section(config, "http");
+    const struct auth_settings *auth = config_section(config, "auth");
+    for (size_t i = 0; i < http->listen.count && !options->listen.len; i++)
+        if (!auth->enabled && !is_loopback(http->listen.items[i]))
+            return config_error_at(config, http->listen_place, "http.listen", error,
+                                   "auth.enabled is false, which is allowed only on loopback addresses; %.*s is none",
+                                   STR_ARG(http->listen.items[i]));
+    if (options->listen.len && !auth->enabled && !is_loopback(options->listen))
+        return error_set(error, STATUS_CONFIG, "--listen: auth.enabled is false, which is allowed only on loopback");
+    return STATUS_OK;
+}
+
+static enum status check_modules(const struct kernel_options *options, const struct config *config, struct error *error)
+{
+    enum status status = STATUS_OK;
+    for (size_t i = 0; options->modules[i] && status == STATUS_OK; i++) {
+        const struct module *module = options->modules[i];
+        if (module->check)
+            status = module->check(config, config_section(config, module->section->name), error);
+    }
+    return status;
+}
+
+struct config *kernel_config_load(const struct kernel_options *options)
+{
+    struct arena arena;
+    struct buf all;
+    struct error error = {0};
+    struct config *config = NULL;
+    arena_init(&arena, 4096);
+    buf_init(&all);
+    const struct config_section *sections = kernel_sections(options->modules, &arena);
+    enum status status = config_load(options->config_path, sections, &config, &all, &error);
+    if (status == STATUS_OK)
+        status = check_listen(options, config, &error);
+    if (status == STATUS_OK)
+        status = check_modules(options, config, &error);
+    if (status != STATUS_OK) {
+        if (buf_len(&all))
+            fprintf(stderr, "%.*s", STR_ARG(buf_str(&all)));
+        else
+            fprintf(stderr, "%s\n", error.message);
+        if (config)
+            config_free(config);
+        config = NULL;
+    }
+    buf_deinit(&all);
+    arena_deinit(&arena);
+    return config;
+}
+
+/* ---- start ---- */
+
+static bool knows_role(const struct module *const *modules, struct str wanted)
+{
+    for (; *modules; modules++)
+        for (const char *const *role = (*modules)->roles; *role; role++)
+            if (str_eq(str_from(*role), wanted))
+                return true;
+    return false;
+}
+
+static bool check_roles(const struct kernel_options *options)
+{
+    struct str rest = options->roles, role;
+    while (str_split(&rest, ',', &role)) {
+        if (knows_role(options->modules, str_trim(role)))
+            continue;
+        fprintf(stderr, "freshet: --roles: there is no role \"%.*s\"; known are:", STR_ARG(role));
+        for (const struct module *const *module = options->modules; *module; module++)
+            for (const char *const *known = (*module)->roles; *known; known++)
+                fprintf(stderr, " %s", *known);
+        fprintf(stderr, "\n");
+        return false;
+    }
+    return true;
+}
+
+static bool wants_module(const struct kernel *kernel, const struct module *module)
+{
+    for (const char *const *role = module->roles; *role; role++)
+        if (kernel_has_role(kernel, *role))
+            return true;
+    return false;
+}
+
+/* Every connection is a descriptor: take as many as the system lets us have. */
+static void raise_descriptor_limit(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
+        limit.rlim_cur = limit.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &limit);
+    }
+}
+
+/* Before any thread is made: they inherit the mask, and only kernel_watch() takes signals. */
+static void block_signals(void)
+{
+    sigset_t signals;
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGTERM);
+    sigaddset(&signals, SIGINT);
+    sigaddset(&signals, SIGHUP);
+    pthread_sigmask(SIG_BLOCK, &signals, NULL);
+    signal(SIGPIPE, SIG_IGN);
+}
+
+static enum status start_modules(struct kernel *kernel, struct error *error)
+{
+    for (const struct module *const *at = kernel->options.modules; *at; at++) {
+        const struct module *module = *at;
+        struct kernel_module *entry = &kernel->modules[kernel->module_count++];
+        entry->module = module;
+        if (!wants_module(kernel, module))
+            continue;
+        for (struct metric_family *const *family = module->metrics; family && *family; family++)
+            metrics_register(*family);
+        enum status status =
+            module->start(kernel, config_section(kernel->config, module->section->name), &entry->state, error);
+        if (status != STATUS_OK)
+            return error_context(error, "%s", module->name);
+        entry->started = true;
+        if (module->routes && (status = http_router_add(kernel->router, module->routes, entry->state, error)) != STATUS_OK)
+            return status;
+    }
+    return http_router_add(kernel->router, kernel_actuator_routes, kernel, error);
+}
+
+static struct http_limits limits_of(const struct kernel_http_settings *http)
+{
+    return (struct http_limits){
+        .body_bytes_max = (size_t)http->body_bytes_max,
+        .target_bytes_max = (size_t)http->target_bytes_max,
+        .header_bytes_max = (size_t)http->header_bytes_max,
+        .header_count_max = (unsigned)http->header_count_max,
+        .connections_max = (unsigned)http->connections_max,
+        .header_timeout_ms = http->header_timeout_ms,
+        .body_timeout_ms = http->body_timeout_ms,
+        .idle_timeout_ms = http->idle_timeout_ms,
+        .write_timeout_ms = http->write_timeout_ms,
+        .deadline_ms = http->request_timeout_ms,
+    };
+}
+
+static enum status start_server(struct kernel *kernel, struct error *error)
+{
+    const struct kernel_http_settings *http = config_section(kernel->config, "http");
+    enum status status = http_server_create(
+        &(struct http_server_config){
+            .group = kernel->loops,
+            .workers = kernel->workers,
+            .router = kernel->router,
+            .limits = limits_of(http),
+            .gate = kernel_gate,
+            .gate_context = kernel,
+        },
+        &kernel->server, error);
+    if (status == STATUS_OK && kernel->options.listen.len)
+        return http_server_listen(kernel->server, kernel->options.listen, error);
+    for (size_t i = 0; status == STATUS_OK && i < http->listen.count; i++)
+        status = http_server_listen(kernel->server, http->listen.items[i], error);
+    return status;
+}
+
+static enum status start(struct kernel *kernel, struct error *error)
+{
+    const struct kernel_http_settings *http = config_section(kernel->config, "http");
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    unsigned loops = http->loops ? (unsigned)http->loops : (unsigned)(cores > 0 ? cores : 1);
+    kernel->loops = loop_group_create(loops, (unsigned)http->parked_max);
+    kernel->workers = worker_pool_create("worker", (unsigned)http->workers, (size_t)http->worker_queue);
+    kernel->router = http_router_create();
+    struct auth_settings auth = kernel_auth_settings(kernel->config, kernel->options.modules);
+    enum status status = auth_create(&auth, kernel->loops, kernel->workers, &kernel->auth, error);
+    if (status == STATUS_OK)
+        status = start_modules(kernel, error);
+    if (status == STATUS_OK)
+        status = start_server(kernel, error);
+    if (status == STATUS_OK)
+        loop_group_start(kernel->loops);
+    return status;
+}
+
+/* ---- stop: what takes requests first, what serves them last ---- */
+
+static void on_drained(void *arg)
+{
+    atomic_store((atomic_bool *)arg, true);
+}
+
+static void drain(struct kernel *kernel)
+{
+    const struct kernel_http_settings *http = config_section(kernel->config, "http");
+    atomic_bool drained = false;
+    int64_t deadline_ns = clock_deadline_ms(http->stop_timeout_ms);
+    http_server_drain(kernel->server, deadline_ns, on_drained, &drained);
+    while (!atomic_load(&drained))
+        nanosleep(&(struct timespec){.tv_nsec = 2 * CLOCK_NS_PER_MS}, NULL);
+}
+
+static void stop(struct kernel *kernel)
+{
+    for (size_t i = kernel->module_count; i-- > 0;)
+        if (kernel->modules[i].started && kernel->modules[i].module->stop)
+            kernel->modules[i].module->stop(kernel->modules[i].state);
+    if (kernel->workers)
+        worker_pool_stop(kernel->workers);
+    if (kernel->loops)
+        loop_group_stop(kernel->loops);
+}
+
+static void destroy(struct kernel *kernel)
+{
+    if (kernel->server)
+        http_server_destroy(kernel->server);
+    for (size_t i = kernel->module_count; i-- > 0;)
+        if (kernel->modules[i].started)
+            kernel->modules[i].module->destroy(kernel->modules[i].state);
+    if (kernel->auth)
+        auth_destroy(kernel->auth);
+    if (kernel->loops)
+        loop_group_destroy(kernel->loops);
+    if (kernel->workers)
+        worker_pool_destroy(kernel->workers);
+    if (kernel->router)
+        http_router_destroy(kernel->router);
+    config_free(kernel->config);
+}
+
+int kernel_serve(const struct kernel_options *options)
+{
+    struct kernel kernel = {.options = *options};
+    struct error error = {0};
+    if (!check_roles(options))
+        return 1;
+    kernel.config = kernel_config_load(options);
+    if (!kernel.config)
+        return 1;
+    log_set_level((enum log_level)((const struct kernel_log_settings *)config_section(kernel.config, "log"))->level);
+    raise_descriptor_limit();
+    block_signals();
+    fetch_init();
+    if (start(&kernel, &error) != STATUS_OK) {
+        log_error("start_failed", LOG_ERROR_FIELDS(&error));
+        fprintf(stderr, "freshet: %s\n", error.message);
+        stop(&kernel);
+        destroy(&kernel);
+        return 1;
+    }
+    log_info("serving", LOG_CSTR("version", FRESHET_VERSION), LOG_INT("port", http_server_port(kernel.server)),
+             LOG_INT("loops", loop_group_count(kernel.loops)), LOG_CSTR("config", options->config_path));
+    kernel_watch(&kernel);
+    log_info("stopping");
+    atomic_store(&kernel.stopping, true);
+    drain(&kernel);
+    stop(&kernel);
+    destroy(&kernel);
+    log_info("stopped");
+    return 0;
+}

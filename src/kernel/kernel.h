@@ -1,0 +1,90 @@
+/* The kernel: what a process is made of, and the contract a module fulfils to be part of it.
+ *
+ * A module exports one `const struct module`; src/app/modules.c lists them, nothing registers itself. The kernel reads
+ * the configuration by the modules' sections, builds loops, workers, authentication and the HTTP server, starts the
+ * modules whose roles were asked for, reloads them on SIGHUP or a changed file, and stops everything in order.
+ *
+ * Threads: start, reload, stop and destroy are called on the main thread, one at a time; health on any loop. */
+#ifndef FRESHET_KERNEL_KERNEL_H
+#define FRESHET_KERNEL_KERNEL_H
+
+#include "auth/auth.h"
+#include "base/metrics.h"
+#include "base/setting.h"
+#include "base/status.h"
+#include "db/db.h"
+#include "http/http.h"
+#include "kernel/config.h"
+#include "kernel/health.h"
+#include "loop/group.h"
+#include "loop/worker.h"
+
+struct kernel;
+
+/* Life of a module: check (configuration alone) → start → [reload …] → stop → destroy. */
+struct module {
+    const char *name;
+    const char *const *roles;            /* any of them switches it on; NULL-terminated */
+    const struct config_section *section; /* its key in the file; NULL = none */
+    const struct http_route *routes;     /* NULL = none; added with the module's state as context */
+    struct metric_family *const *metrics; /* NULL-terminated; registered at start */
+    const struct db_migration *migrations;
+    /* Checks that need no server: templates, references between settings. Errors carry file, line, column, field. */
+    enum status (*check)(const struct config *config, const void *section, struct error *error);
+    /* What the module's section says about authentication (the seed keeps the tenant claim under refdata). */
+    void (*adjust_auth)(const void *section, struct auth_settings *auth);
+    /* The databases the section names, for migrations: calls fn for each. */
+    void (*each_database)(struct config *config, const void *section,
+                          void (*fn)(const struct db_target *target, void *arg), void *arg);
+    /* `roles` are those of its own that were asked for. Must not wait for any server. */
+    enum status (*start)(struct kernel *kernel, const void *section, void **state, struct error *error);
+    /* A new configuration took the place of the old one, which stays readable until the call returns. */
+    void (*reload)(void *state, struct config *config, const void *section);
+    void (*stop)(void *state);    /* loops still run: end activity, cancel timers, wait for own threads */
+    void (*destroy)(void *state); /* loops have ended: free */
+    void (*health)(void *state, struct health *health);
+};
+
+/* ---- what a module may use of the process it runs in ---- */
+struct loop_group *kernel_loops(struct kernel *kernel);
+struct worker_pool *kernel_workers(struct kernel *kernel);
+bool kernel_has_role(const struct kernel *kernel, const char *role);
+bool kernel_migrates(const struct kernel *kernel); /* does this process create and migrate schemas (C10)? */
+
+/* The identity the gate let through. A hot handler may use it until it returns; one that parks keeps it first. */
+static inline const struct auth_identity *kernel_identity(const struct http_request *request)
+{
+    return request->identity;
+}
+void kernel_identity_keep(struct http_request *request);
+
+/* ---- database settings, the same rows wherever a `postgres:` block stands ---- */
+struct kernel_postgres {
+    struct str name, url, username, password_env, schema;
+    int64_t connections_max, connect_timeout_ms, statement_timeout_ms, idle_timeout_ms;
+    struct setting_place place;
+};
+extern const struct setting_row kernel_postgres_rows[];
+/* A target for db_pool_create(); strings are borrowed from the settings and the environment. */
+struct db_target kernel_postgres_target(const struct kernel_postgres *settings);
+
+/* ---- a process ---- */
+struct kernel_options {
+    const char *config_path;
+    const struct module *const *modules; /* NULL-terminated */
+    struct str roles;                    /* comma list; empty = all */
+    struct str listen;                   /* overrides http.listen; empty = as configured */
+};
+
+/* All sections: the kernel's own and the modules'. For `freshet config`, and for config_load(). */
+const struct config_section *kernel_sections(const struct module *const *modules, struct arena *arena);
+/* Loads and checks the file, prints what is wrong with it to standard error. NULL on failure. */
+struct config *kernel_config_load(const struct kernel_options *options);
+/* Runs until SIGTERM or SIGINT. The process's exit status. */
+int kernel_serve(const struct kernel_options *options);
+/* Creates and migrates every database the configuration names. The process's exit status. */
+int kernel_migrate(const struct kernel_options *options);
+/* Every route of every module, one line each. */
+int kernel_print_routes(const struct kernel_options *options);
+
+#endif

@@ -1,0 +1,62 @@
+/* The kernel's own layout, for the files of this folder only. */
+#ifndef FRESHET_KERNEL_KERNEL_INSIDE_H
+#define FRESHET_KERNEL_KERNEL_INSIDE_H
+
+#include <stdatomic.h>
+
+#include "kernel/kernel.h"
+
+enum { KERNEL_MODULES_MAX = 16 };
+
+struct kernel_http_settings {
+    struct setting_strings listen;
+    struct setting_place listen_place;
+    int64_t loops, workers, worker_queue, parked_max;
+    int64_t body_bytes_max, target_bytes_max, header_bytes_max, header_count_max, connections_max;
+    int64_t header_timeout_ms, body_timeout_ms, idle_timeout_ms, write_timeout_ms, request_timeout_ms;
+    int64_t stop_timeout_ms;
+};
+
+struct kernel_log_settings {
+    int level; /* enum log_level */
+};
+
+struct kernel_bus_settings {
+    int commands, invalidations, events; /* index into the engines' names: 0 = postgres */
+    int migrate;                         /* auto, always, never */
+};
+
+extern const struct config_section kernel_own_sections[];
+
+struct kernel_module {
+    const struct module *module;
+    void *state;
+    bool started;
+};
+
+struct kernel {
+    struct kernel_options options;
+    struct arena arena;
+    const struct config_section *sections;
+    struct config *config;
+    struct kernel_module modules[KERNEL_MODULES_MAX];
+    size_t module_count;
+    struct loop_group *loops;
+    struct worker_pool *workers;
+    struct auth *auth;
+    struct http_router *router;
+    struct http_server *server;
+    atomic_bool stopping; /* readiness says DOWN while requests in flight are finished */
+};
+
+http_gate_fn kernel_gate;
+extern const struct http_route kernel_actuator_routes[]; /* context: struct kernel */
+
+/* Waits for signals and a changed file; returns when it is time to stop. */
+void kernel_watch(struct kernel *kernel);
+/* Reads the file anew and hands it to everybody; a bad one is refused whole. */
+void kernel_reload(struct kernel *kernel);
+/* auth.* with what the modules' sections say about it. */
+struct auth_settings kernel_auth_settings(const struct config *config, const struct module *const *modules);
+
+#endif

@@ -1,0 +1,65 @@
+/* `freshet migrate`, and the list of routes: what needs the configuration and the modules but no running process. */
+#include <stdio.h>
+
+#include "base/clock.h"
+#include "kernel/kernel_inside.h"
+
+enum { MIGRATE_TIMEOUT_MS = 10 * 60 * 1000 };
+
+struct migration_run {
+    const struct module *module;
+    int exit_status;
+};
+
+static void migrate_database(const struct db_target *target, void *arg)
+{
+    struct migration_run *run = arg;
+    struct error error = {0};
+    struct db_pool *pool = NULL;
+    unsigned applied = 0;
+    enum status status = db_pool_create(target, &pool, &error);
+    if (status == STATUS_OK)
+        status = db_migrate(pool, run->module->name, run->module->migrations, clock_deadline_ms(MIGRATE_TIMEOUT_MS),
+                            &applied, &error);
+    if (status == STATUS_OK)
+        printf("%s on %s: %u applied, up to date\n", run->module->name, db_pool_address(pool), applied);
+    else
+        fprintf(stderr, "freshet: cannot migrate %s on database \"%s\": %s\n", run->module->name, target->name,
+                error.message);
+    if (status != STATUS_OK)
+        run->exit_status = 1;
+    if (pool)
+        db_pool_destroy(pool);
+}
+
+int kernel_migrate(const struct kernel_options *options)
+{
+    struct config *config = kernel_config_load(options);
+    if (!config)
+        return 1;
+    int exit_status = 0;
+    for (const struct module *const *at = options->modules; *at; at++) {
+        struct migration_run run = {.module = *at};
+        if ((*at)->migrations && (*at)->each_database)
+            (*at)->each_database(config, config_section(config, (*at)->section->name), migrate_database, &run);
+        exit_status |= run.exit_status;
+    }
+    config_free(config);
+    return exit_status;
+}
+
+static void print_routes(const struct http_route *route)
+{
+    static const char *const methods[HTTP_METHODS] = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"};
+    for (; route->handler; route++)
+        printf("%-7s %s\n", methods[route->method], route->path);
+}
+
+int kernel_print_routes(const struct kernel_options *options)
+{
+    for (const struct module *const *at = options->modules; *at; at++)
+        if ((*at)->routes)
+            print_routes((*at)->routes);
+    print_routes(kernel_actuator_routes);
+    return 0;
+}

@@ -1,0 +1,166 @@
+/* Building catalogs. Lookups by code happen only for what is not in memory yet, so a sorted array is enough. */
+#include "modules/refdata/catalog.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/memory.h"
+
+static int by_code(const void *a, const void *b)
+{
+    return str_compare((*(struct refdata_dictionary *const *)a)->code, (*(struct refdata_dictionary *const *)b)->code);
+}
+
+struct refdata_dictionary *refdata_catalog_find(const struct refdata_catalog *catalog, struct str code)
+{
+    size_t low = 0, high = catalog->dictionary_count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        int order = str_compare(catalog->dictionaries[middle]->code, code);
+        if (order == 0)
+            return catalog->dictionaries[middle];
+        if (order < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return NULL;
+}
+
+/* ---- checks of the file alone ---- */
+
+static enum status check_databases(const struct config *config, const struct refdata_settings *settings, struct error *error)
+{
+    const struct kernel_postgres *blocks = settings->postgres.items;
+    for (size_t i = 0; i < settings->postgres.count; i++) {
+        struct refdata_database *database = NULL;
+        for (size_t j = 0; j < i; j++)
+            if (str_eq(blocks[i].name, blocks[j].name))
+                return config_error_at(config, settings->postgres.places[i], "refdata.postgres", error,
+                                       "two postgres blocks are called \"%.*s\": give each a name of its own",
+                                       STR_ARG(blocks[i].name));
+        if (refdata_database_create(&blocks[i], false, &database, error) != STATUS_OK) {
+            char message[sizeof error->message];
+            snprintf(message, sizeof message, "%s", error->message);
+            return config_error_at(config, blocks[i].place, "refdata.postgres.jdbcUrl", error, "%s", message);
+        }
+        refdata_database_unref(database);
+    }
+    return STATUS_OK;
+}
+
+static enum status check_dictionary(const struct config *config, const struct refdata_settings *settings, size_t index,
+                                    struct error *error)
+{
+    const struct refdata_dictionary_settings *own = refdata_settings_dictionary(settings, index);
+    char field[64];
+    snprintf(field, sizeof field, "refdata.dictionaries[%zu].code", index);
+    for (size_t i = 0; i < index; i++)
+        if (str_eq(own->code, refdata_settings_dictionary(settings, i)->code))
+            return config_error_at(config, own->code_place, field, error,
+                                   "two dictionaries have the code \"%.*s\"; the first stands at line %u", STR_ARG(own->code),
+                                   refdata_settings_dictionary(settings, i)->code_place.line);
+    snprintf(field, sizeof field, "refdata.dictionaries[%zu].postgres", index);
+    if (refdata_settings_database(settings, own->postgres) < 0)
+        return config_error_at(config, own->postgres_place, field, error, "there is no postgres block called \"%.*s\"",
+                               STR_ARG(own->postgres));
+    struct refdata_dictionary *dictionary = NULL;
+    enum status status = refdata_dictionary_create(config, own, index, NULL, &dictionary, error);
+    if (status == STATUS_OK)
+        refdata_dictionary_unref(dictionary);
+    return status;
+}
+
+static bool knows_code(const struct refdata_settings *settings, struct str code)
+{
+    for (size_t i = 0; i < settings->dictionaries.count; i++)
+        if (str_eq(refdata_settings_dictionary(settings, i)->code, code))
+            return true;
+    return false;
+}
+
+static enum status check_preload(const struct config *config, const struct refdata_settings *settings, struct error *error)
+{
+    for (size_t i = 0; i < settings->cache.preload.count; i++) {
+        struct str rest = settings->cache.preload.items[i], tenant;
+        bool fits = str_split(&rest, '/', &tenant) && (str_is_name(tenant) || str_eq(tenant, STR("*"))) && str_is_name(rest);
+        if (!fits || !knows_code(settings, rest))
+            return config_error_at(config, settings->cache.preload_place, "refdata.cache.preload", error,
+                                   "\"%.*s\" is not TENANT/DICTIONARY with a dictionary of this file (TENANT may be *)",
+                                   STR_ARG(settings->cache.preload.items[i]));
+    }
+    return STATUS_OK;
+}
+
+enum status refdata_catalog_check(const struct config *config, const struct refdata_settings *settings, struct error *error)
+{
+    enum status status = check_databases(config, settings, error);
+    for (size_t i = 0; status == STATUS_OK && i < settings->dictionaries.count; i++)
+        status = check_dictionary(config, settings, i, error);
+    return status == STATUS_OK ? check_preload(config, settings, error) : status;
+}
+
+/* ---- building ---- */
+
+static enum status add_database(struct refdata_catalog *catalog, const struct kernel_postgres *settings, bool migrates,
+                                const struct refdata_catalog *before, struct error *error)
+{
+    uint64_t fingerprint = refdata_database_fingerprint(settings);
+    struct refdata_database **slot = &catalog->databases[catalog->database_count];
+    for (size_t i = 0; before && i < before->database_count && !*slot; i++)
+        if (before->databases[i]->fingerprint == fingerprint)
+            *slot = refdata_database_ref(before->databases[i]);
+    enum status status = *slot ? STATUS_OK : refdata_database_create(settings, migrates, slot, error);
+    catalog->database_count += status == STATUS_OK;
+    return status;
+}
+
+static enum status add_dictionary(struct refdata_catalog *catalog, const struct refdata_settings *settings, size_t index,
+                                  const struct refdata_catalog *before, struct error *error)
+{
+    const struct refdata_dictionary_settings *own = refdata_settings_dictionary(settings, index);
+    if (!own->enabled)
+        return STATUS_OK;
+    struct refdata_database *database = catalog->databases[refdata_settings_database(settings, own->postgres)];
+    struct refdata_dictionary **slot = &catalog->dictionaries[catalog->dictionary_count];
+    struct refdata_dictionary *same = before ? refdata_catalog_find(before, own->code) : NULL;
+    enum status status = STATUS_OK;
+    if (same && same->fingerprint == refdata_dictionary_fingerprint(own, database->fingerprint))
+        *slot = refdata_dictionary_ref(same);
+    else
+        status = refdata_dictionary_create(NULL, own, index, database, slot, error);
+    catalog->dictionary_count += status == STATUS_OK;
+    return status;
+}
+
+enum status refdata_catalog_create(const struct refdata_settings *settings, bool migrates,
+                                   const struct refdata_catalog *before, struct refdata_catalog **out, struct error *error)
+{
+    struct refdata_catalog *catalog = memory_zalloc(sizeof *catalog);
+    catalog->databases = memory_zalloc((settings->postgres.count + 1) * sizeof(struct refdata_database *));
+    catalog->dictionaries = memory_zalloc((settings->dictionaries.count + 1) * sizeof(struct refdata_dictionary *));
+    const struct kernel_postgres *blocks = settings->postgres.items;
+    enum status status = STATUS_OK;
+    for (size_t i = 0; status == STATUS_OK && i < settings->postgres.count; i++)
+        status = add_database(catalog, &blocks[i], migrates, before, error);
+    for (size_t i = 0; status == STATUS_OK && i < settings->dictionaries.count; i++)
+        status = add_dictionary(catalog, settings, i, before, error);
+    if (status != STATUS_OK) {
+        refdata_catalog_destroy(catalog);
+        return status;
+    }
+    qsort(catalog->dictionaries, catalog->dictionary_count, sizeof(struct refdata_dictionary *), by_code);
+    *out = catalog;
+    return STATUS_OK;
+}
+
+void refdata_catalog_destroy(struct refdata_catalog *catalog)
+{
+    for (size_t i = 0; i < catalog->dictionary_count; i++)
+        refdata_dictionary_unref(catalog->dictionaries[i]);
+    for (size_t i = 0; i < catalog->database_count; i++)
+        refdata_database_unref(catalog->databases[i]);
+    free(catalog->dictionaries);
+    free(catalog->databases);
+    free(catalog);
+}

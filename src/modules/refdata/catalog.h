@@ -1,0 +1,25 @@
+/* The catalog: all dictionaries and databases of one configuration. Immutable; replaced whole on reload, with
+ * whatever did not change carried over. Read on every loop through one atomic pointer. */
+#ifndef FRESHET_REFDATA_CATALOG_H
+#define FRESHET_REFDATA_CATALOG_H
+
+#include "modules/refdata/dictionary.h"
+
+struct refdata_catalog {
+    struct refdata_database **databases;
+    size_t database_count;
+    struct refdata_dictionary **dictionaries;
+    size_t dictionary_count;
+};
+
+/* Checks what needs no server: templates, unique codes and block names, references. */
+enum status refdata_catalog_check(const struct config *config, const struct refdata_settings *settings,
+                                  struct error *error) MUST_CHECK;
+/* `before` (may be NULL) gives what did not change. */
+enum status refdata_catalog_create(const struct refdata_settings *settings, bool migrates,
+                                   const struct refdata_catalog *before, struct refdata_catalog **catalog,
+                                   struct error *error) MUST_CHECK;
+void refdata_catalog_destroy(struct refdata_catalog *catalog);
+struct refdata_dictionary *refdata_catalog_find(const struct refdata_catalog *catalog, struct str code); /* NULL = unknown */
+
+#endif

@@ -1,0 +1,33 @@
+/* One PostgreSQL that dictionaries live in: its pool, and whether its schema is in place. Shared by the catalogs that
+ * name it, so that a configuration reload keeps its connections. */
+#ifndef FRESHET_REFDATA_DATABASE_H
+#define FRESHET_REFDATA_DATABASE_H
+
+#include <stdatomic.h>
+
+#include "db/db.h"
+#include "kernel/kernel.h"
+
+extern const struct db_migration refdata_migrations[];
+
+struct refdata_database {
+    atomic_uint refs;
+    struct db_pool *pool;
+    struct arena arena; /* the target's strings, which outlive the configuration they came from */
+    struct str name;
+    uint64_t fingerprint;     /* of its settings: the same block is kept over a reload */
+    bool migrates;            /* create and migrate the schema, or only check that somebody did (C10) */
+    atomic_bool schema_ready; /* set once by the sweep */
+    bool complained;          /* the sweep's: a failure is logged when it begins, not every second */
+};
+
+enum status refdata_database_create(const struct kernel_postgres *settings, bool migrates,
+                                    struct refdata_database **database, struct error *error) MUST_CHECK;
+uint64_t refdata_database_fingerprint(const struct kernel_postgres *settings);
+struct refdata_database *refdata_database_ref(struct refdata_database *database);
+void refdata_database_unref(struct refdata_database *database);
+/* On a worker: brings the schema to this build's state, or says what is missing. */
+enum status refdata_database_prepare(struct refdata_database *database, int64_t deadline_ns,
+                                     struct error *error) MUST_CHECK;
+
+#endif

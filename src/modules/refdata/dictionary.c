@@ -1,0 +1,194 @@
+/* Definitions: from settings to compiled templates. Which parameters a template may name depends on its field: a
+ * parameter that could never have a value there is an error of the file, found before anything starts. */
+#include "modules/refdata/dictionary.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/hash.h"
+#include "base/memory.h"
+#include "modules/refdata/provider.h"
+
+/* In the order of enum refdata_parameter. */
+static const struct db_name all_names[] = {
+    {"tenantId", DB_TEXT},       {"key", DB_TEXT},          {"snapshotId", DB_TEXT},
+    {"payload", DB_JSONB},       {"snapshotJson", DB_JSONB}, {"eventEpoch", DB_BIGINT},
+    {"eventVersion", DB_BIGINT}, {"chunkIndex", DB_INT},    {"keys", DB_TEXT_ARRAY},
+    {NULL},
+};
+
+#define BIT(parameter) (1u << (parameter))
+#define EVENT_BITS (BIT(REFDATA_TENANT_ID) | BIT(REFDATA_EVENT_EPOCH) | BIT(REFDATA_EVENT_VERSION))
+
+static const struct field {
+    const char *name;
+    size_t offset; /* of its struct refdata_template */
+    unsigned allowed;
+} fields[REFDATA_FIELDS] = {
+#define FIELD(member) offsetof(struct refdata_dictionary_settings, member)
+    [REFDATA_LOAD] = {"loadSql", FIELD(load), BIT(REFDATA_TENANT_ID)},
+    [REFDATA_LOAD_KEYS] = {"loadKeysSql", FIELD(load_keys), BIT(REFDATA_TENANT_ID) | BIT(REFDATA_KEYS)},
+    [REFDATA_DRIFT_CHECK] = {"driftCheckSql", FIELD(drift_check), BIT(REFDATA_TENANT_ID)},
+    [REFDATA_UPSERT] = {"apply.upsertSql", FIELD(upsert), EVENT_BITS | BIT(REFDATA_KEY) | BIT(REFDATA_PAYLOAD)},
+    [REFDATA_DELETE] = {"apply.deleteSql", FIELD(delete), EVENT_BITS | BIT(REFDATA_KEY)},
+    [REFDATA_SNAPSHOT_REPLACE] = {"apply.snapshotReplaceSql", FIELD(snapshot_replace),
+                                  EVENT_BITS | BIT(REFDATA_SNAPSHOT_ID) | BIT(REFDATA_SNAPSHOT_JSON)},
+    [REFDATA_SNAPSHOT_STAGE] = {"apply.snapshotStageSql", FIELD(snapshot_stage),
+                                EVENT_BITS | BIT(REFDATA_SNAPSHOT_ID) | BIT(REFDATA_SNAPSHOT_JSON) |
+                                    BIT(REFDATA_CHUNK_INDEX)},
+    [REFDATA_SNAPSHOT_FINALIZE] = {"apply.snapshotFinalizeSql", FIELD(snapshot_finalize),
+                                   EVENT_BITS | BIT(REFDATA_SNAPSHOT_ID)},
+#undef FIELD
+};
+
+static const struct refdata_template *template_of(const struct refdata_dictionary_settings *settings, size_t field)
+{
+    return (const struct refdata_template *)((const char *)settings + fields[field].offset);
+}
+
+const char *refdata_field_name(enum refdata_field field)
+{
+    return fields[field].name;
+}
+
+uint64_t refdata_dictionary_fingerprint(const struct refdata_dictionary_settings *settings, uint64_t database)
+{
+    struct buf text;
+    buf_init(&text);
+    buf_printf(&text, "%016llx %.*s %d %d %d ", (unsigned long long)database, STR_ARG(settings->code), settings->apply_mode,
+               settings->snapshot_strategy, settings->reload);
+    for (size_t field = 0; field < REFDATA_FIELDS; field++) {
+        struct str sql = template_of(settings, field)->sql;
+        buf_printf(&text, "%zu:", sql.len);
+        buf_put_str(&text, sql);
+    }
+    uint64_t fingerprint = hash_content(buf_str(&text));
+    buf_deinit(&text);
+    return fingerprint;
+}
+
+static enum status fail_at(const struct config *config, const struct refdata_template *template, size_t index,
+                           const char *field, size_t offset, struct error *error)
+{
+    char where[96], message[sizeof error->message];
+    snprintf(where, sizeof where, "refdata.dictionaries[%zu].%s", index, field);
+    snprintf(message, sizeof message, "%s", error->message);
+    if (!config)
+        return error_set(error, STATUS_CONFIG, "%s: %s", where, message);
+    struct setting_place place = config_place_in_text(config, template->place, template->sql, offset);
+    return config_error_at(config, place, where, error, "%s", message);
+}
+
+static enum status check_allowed(const struct db_statement *statement, unsigned allowed, struct error *error)
+{
+    for (unsigned i = 0; i < statement->param_count; i++)
+        if (!(allowed & BIT(statement->names[i])))
+            return error_set(error, STATUS_CONFIG, "the parameter :%s has no value here", all_names[statement->names[i]].name);
+    return STATUS_OK;
+}
+
+static enum status compile(const struct config *config, const struct refdata_dictionary_settings *settings, size_t index,
+                           size_t field, struct refdata_dictionary *dictionary, struct error *error)
+{
+    const struct refdata_template *template = template_of(settings, field);
+    struct refdata_sql *sql = &dictionary->sql[field];
+    if (str_trim(template->sql).len == 0)
+        return STATUS_OK;
+    sql->given = true;
+    sql->text = arena_str(&dictionary->arena, template->sql);
+    sql->place = template->place;
+    size_t offset = 0;
+    enum status status = db_sql_compile(sql->text, all_names, &dictionary->arena, &sql->statement, &offset, error);
+    if (status == STATUS_OK)
+        status = check_allowed(&sql->statement, fields[field].allowed, error);
+    return status == STATUS_OK ? status : fail_at(config, template, index, fields[field].name, offset, error);
+}
+
+/* Settings that contradict each other: said at the field that should go or come. */
+static enum status check_together(const struct config *config, const struct refdata_dictionary_settings *settings,
+                                  size_t index, const struct refdata_dictionary *dictionary, struct error *error)
+{
+    const struct refdata_sql *sql = dictionary->sql;
+    bool builtin = !sql[REFDATA_LOAD].given;
+    if (sql[REFDATA_SNAPSHOT_STAGE].given != sql[REFDATA_SNAPSHOT_FINALIZE].given) {
+        enum refdata_field lonely = sql[REFDATA_SNAPSHOT_STAGE].given ? REFDATA_SNAPSHOT_STAGE : REFDATA_SNAPSHOT_FINALIZE;
+        error_set(error, STATUS_CONFIG, "snapshotStageSql and snapshotFinalizeSql come as a pair");
+        return fail_at(config, template_of(settings, lonely), index, fields[lonely].name, 0, error);
+    }
+    if (sql[REFDATA_SNAPSHOT_REPLACE].given && sql[REFDATA_SNAPSHOT_STAGE].given) {
+        error_set(error, STATUS_CONFIG, "either snapshotReplaceSql or the pair snapshotStageSql/snapshotFinalizeSql, not both");
+        return fail_at(config, &settings->snapshot_replace, index, fields[REFDATA_SNAPSHOT_REPLACE].name, 0, error);
+    }
+    for (size_t field = REFDATA_LOAD_KEYS; field < REFDATA_FIELDS && builtin; field++)
+        if (sql[field].given) {
+            error_set(error, STATUS_CONFIG, "without loadSql the dictionary lives in the built-in table and takes no templates");
+            return fail_at(config, template_of(settings, field), index, fields[field].name, 0, error);
+        }
+    if (settings->reload == REFDATA_RELOAD_DELTA && !builtin && !sql[REFDATA_LOAD_KEYS].given) {
+        error_set(error, STATUS_CONFIG, "reloadOnEvent: DELTA needs loadKeysSql");
+        return fail_at(config, &(struct refdata_template){.place = settings->code_place}, index, "reloadOnEvent", 0, error);
+    }
+    return STATUS_OK;
+}
+
+static enum status build(const struct config *config, const struct refdata_dictionary_settings *settings, size_t index,
+                         struct refdata_dictionary *dictionary, struct error *error)
+{
+    if (!str_is_name(settings->code)) {
+        error_set(error, STATUS_CONFIG, "a dictionary's code is 1 to 64 of A-Z a-z 0-9 . _ -");
+        return fail_at(config, &(struct refdata_template){.place = settings->code_place}, index, "code", 0, error);
+    }
+    for (size_t field = 0; field < REFDATA_FIELDS; field++) {
+        enum status status = compile(config, settings, index, field, dictionary, error);
+        if (status != STATUS_OK)
+            return status;
+    }
+    bool builtin = !dictionary->sql[REFDATA_LOAD].given;
+    dictionary->provider = builtin ? &refdata_provider_builtin : &refdata_provider_sql;
+    dictionary->delta = settings->reload == REFDATA_RELOAD_DELTA ||
+                        (settings->reload == REFDATA_RELOAD_AUTO && (builtin || dictionary->sql[REFDATA_LOAD_KEYS].given));
+    return check_together(config, settings, index, dictionary, error);
+}
+
+enum status refdata_dictionary_create(const struct config *config, const struct refdata_dictionary_settings *settings,
+                                      size_t index, struct refdata_database *database, struct refdata_dictionary **out,
+                                      struct error *error)
+{
+    struct refdata_dictionary *dictionary = memory_zalloc(sizeof *dictionary);
+    atomic_init(&dictionary->refs, 1);
+    atomic_init(&dictionary->state, REFDATA_UNCHECKED);
+    arena_init(&dictionary->arena, 4096);
+    dictionary->code = arena_str(&dictionary->arena, settings->code);
+    dictionary->database = database ? refdata_database_ref(database) : NULL;
+    dictionary->fingerprint = refdata_dictionary_fingerprint(settings, database ? database->fingerprint : 0);
+    enum status status = build(config, settings, index, dictionary, error);
+    if (status != STATUS_OK) {
+        refdata_dictionary_unref(dictionary);
+        return status;
+    }
+    *out = dictionary;
+    return STATUS_OK;
+}
+
+struct refdata_dictionary *refdata_dictionary_ref(struct refdata_dictionary *dictionary)
+{
+    atomic_fetch_add(&dictionary->refs, 1);
+    return dictionary;
+}
+
+void refdata_dictionary_unref(struct refdata_dictionary *dictionary)
+{
+    if (atomic_fetch_sub(&dictionary->refs, 1) != 1)
+        return;
+    if (dictionary->database)
+        refdata_database_unref(dictionary->database);
+    arena_deinit(&dictionary->arena);
+    free(dictionary);
+}
+
+void refdata_dictionary_bind(const struct db_statement *statement, const struct str values[REFDATA_PARAMETERS],
+                             struct db_param params[DB_PARAMS_MAX])
+{
+    for (unsigned i = 0; i < statement->param_count; i++)
+        params[i].value = values[statement->names[i]];
+}

@@ -1,0 +1,84 @@
+/* A dictionary's definition: its templates compiled, its database, and whether PostgreSQL agrees with them (R15).
+ *
+ * Immutable but for its state, and counted: the catalog, what is held in memory and loads under way each hold it, so
+ * that a configuration reload never pulls it away from under them. */
+#ifndef FRESHET_REFDATA_DICTIONARY_H
+#define FRESHET_REFDATA_DICTIONARY_H
+
+#include <stdatomic.h>
+
+#include "modules/refdata/database.h"
+#include "modules/refdata/settings.h"
+
+enum refdata_dictionary_state {
+    REFDATA_UNCHECKED, /* PostgreSQL has not been asked yet */
+    REFDATA_READY,
+    REFDATA_DISABLED, /* a template does not prepare or lacks k or v: 503 until it does */
+};
+
+enum refdata_field {
+    REFDATA_LOAD,
+    REFDATA_LOAD_KEYS,
+    REFDATA_DRIFT_CHECK,
+    REFDATA_UPSERT,
+    REFDATA_DELETE,
+    REFDATA_SNAPSHOT_REPLACE,
+    REFDATA_SNAPSHOT_STAGE,
+    REFDATA_SNAPSHOT_FINALIZE,
+    REFDATA_FIELDS
+};
+
+/* One field's SQL, ready to be prepared. */
+struct refdata_sql {
+    bool given;
+    struct str text; /* as in the file */
+    struct setting_place place;
+    struct db_statement statement;
+};
+
+struct refdata_provider;
+
+struct refdata_dictionary {
+    atomic_uint refs;
+    _Atomic(enum refdata_dictionary_state) state;
+    struct arena arena;
+    struct str code;
+    uint64_t fingerprint; /* of the definition and its database */
+    struct refdata_database *database;
+    const struct refdata_provider *provider;
+    struct refdata_sql sql[REFDATA_FIELDS];
+    unsigned key_column, value_column; /* of loadSql's rows; set by the check, before state becomes READY */
+    bool delta;                        /* reloadOnEvent */
+    int64_t checked_at_ns;             /* the sweep's */
+};
+
+/* The named parameters of templates, in the order struct db_statement.names refers to. */
+enum refdata_parameter {
+    REFDATA_TENANT_ID,
+    REFDATA_KEY,
+    REFDATA_SNAPSHOT_ID,
+    REFDATA_PAYLOAD,
+    REFDATA_SNAPSHOT_JSON,
+    REFDATA_EVENT_EPOCH,
+    REFDATA_EVENT_VERSION,
+    REFDATA_CHUNK_INDEX,
+    REFDATA_KEYS,
+    REFDATA_PARAMETERS
+};
+
+const char *refdata_field_name(enum refdata_field field); /* "apply.upsertSql" */
+
+/* Compiles one definition. Errors carry file, line, column and field of the template's very character. `config` may be
+ * NULL when the settings were checked before. */
+enum status refdata_dictionary_create(const struct config *config, const struct refdata_dictionary_settings *settings,
+                                      size_t index, struct refdata_database *database,
+                                      struct refdata_dictionary **dictionary, struct error *error) MUST_CHECK;
+uint64_t refdata_dictionary_fingerprint(const struct refdata_dictionary_settings *settings, uint64_t database);
+struct refdata_dictionary *refdata_dictionary_ref(struct refdata_dictionary *dictionary);
+void refdata_dictionary_unref(struct refdata_dictionary *dictionary);
+
+/* Fills the statement's parameters from values[enum refdata_parameter]. */
+void refdata_dictionary_bind(const struct db_statement *statement, const struct str values[REFDATA_PARAMETERS],
+                             struct db_param params[DB_PARAMS_MAX]);
+
+#endif

@@ -1,0 +1,74 @@
+/* What this pod holds: one holding per (tenant, dictionary) pair, in a table that every loop reads without a lock.
+ *
+ * The home loop owns the holdings and a table of its own; readers see a copy of that table behind one atomic pointer,
+ * replaced at the end of a tick in which pairs came or went. Replaced tables and dropped holdings are freed after a
+ * grace period. */
+#ifndef FRESHET_REFDATA_HOLDING_H
+#define FRESHET_REFDATA_HOLDING_H
+
+#include <stdatomic.h>
+
+#include "cache/cache.h"
+#include "modules/refdata/dictionary.h"
+
+struct refdata;
+
+struct refdata_holding {
+    /* read on every loop */
+    struct str tenant, code;
+    uint64_t hash;
+    struct cache_slot slot; /* empty = not loaded yet */
+
+    /* the home loop's alone */
+    struct refdata *refdata;
+    struct refdata_dictionary *dictionary;
+    bool preload;  /* asked for by configuration: never evicted, part of readiness */
+    bool wanted;   /* a load is due as soon as one may start */
+    bool queued;   /* in the keeper's queue */
+    bool loading;  /* one load at a time: single-flight */
+    bool again;    /* something changed during the load: it runs once more */
+    bool dropped;  /* out of the table; freed when its load has come back */
+    unsigned failures;
+    int64_t retry_at_ns; /* after a failure: not before */
+    struct loop_timer timer;
+    struct loop_park_ref *waiters;
+    size_t waiter_count, waiter_capacity;
+    struct refdata_holding *queue_next;
+    uint64_t memory_bytes;
+    int64_t committed_version;           /* as the sweep last saw it */
+    int64_t drift_checked_at_ns, drift_value, drift_version;
+    bool drift_known;
+    struct metric_series *lag, *version_gauge, *items, *memory_gauge, *drift;
+
+    _Atomic uint32_t used_at_s[]; /* per loop: seconds of the monotonic clock; written at most once a second */
+};
+
+struct refdata_table {
+    size_t mask, count;
+    struct refdata_holding *slots[]; /* open addressing, at most half full; NULL = free */
+};
+
+uint64_t refdata_pair_hash(struct str tenant, struct str code);
+struct refdata_table *refdata_table_create(size_t capacity); /* a power of two */
+struct refdata_table *refdata_table_copy(const struct refdata_table *table);
+/* The table it is in afterwards: a larger one when it had to grow (the old one is freed). */
+struct refdata_table *refdata_table_add(struct refdata_table *table, struct refdata_holding *holding);
+void refdata_table_remove(struct refdata_table *table, const struct refdata_holding *holding);
+
+static inline struct refdata_holding *refdata_table_find(const struct refdata_table *table, struct str tenant,
+                                                         struct str code)
+{
+    uint64_t hash = refdata_pair_hash(tenant, code);
+    for (size_t at = hash & table->mask;; at = (at + 1) & table->mask) {
+        struct refdata_holding *holding = table->slots[at];
+        if (!holding || (holding->hash == hash && str_eq(holding->code, code) && str_eq(holding->tenant, tenant)))
+            return holding;
+    }
+}
+
+struct refdata_holding *refdata_holding_create(struct refdata *refdata, struct str tenant,
+                                               struct refdata_dictionary *dictionary, unsigned loops);
+void refdata_holding_destroy(struct refdata_holding *holding); /* its slot must be empty */
+uint32_t refdata_holding_used_at_s(const struct refdata_holding *holding, unsigned loops);
+
+#endif

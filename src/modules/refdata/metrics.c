@@ -1,0 +1,117 @@
+/* refdata's metrics (R20). Series per (tenant, dictionary) pair live as long as the pair is held. */
+#include "base/clock.h"
+#include "modules/refdata/refdata.h"
+
+#define PAIR_LABELS {"tenant", "dict_code", NULL}
+
+static struct metric_family version_lag = {
+    .name = "dict_version_lag",
+    .help = "Versions this pod is behind dictionary_meta.version, as the last sweep saw it.",
+    .type = METRIC_GAUGE,
+    .labels = PAIR_LABELS,
+};
+static struct metric_family version = {
+    .name = "dict_version", .help = "Version served from memory.", .type = METRIC_GAUGE, .labels = PAIR_LABELS};
+static struct metric_family items = {
+    .name = "dict_items", .help = "Items held in memory.", .type = METRIC_GAUGE, .labels = PAIR_LABELS};
+static struct metric_family memory = {
+    .name = "dict_memory_bytes", .help = "Memory held, in bytes.", .type = METRIC_GAUGE, .labels = PAIR_LABELS};
+static struct metric_family drift_value = {
+    .name = "dict_drift_value",
+    .help = "What driftCheckSql last answered; diagnostic only.",
+    .type = METRIC_GAUGE,
+    .labels = PAIR_LABELS,
+};
+static struct metric_family unavailable = {
+    .name = "dict_unavailable",
+    .help = "1 while PostgreSQL refuses the dictionary's templates, else 0.",
+    .type = METRIC_GAUGE,
+    .labels = {"dict_code", NULL},
+};
+static struct metric_family reload_duration = {
+    .name = "cache_reload_duration",
+    .help = "Time of a load that succeeded, in seconds.",
+    .type = METRIC_HISTOGRAM,
+    .labels = {"dict_code", NULL},
+};
+static struct metric_family reload_errors = {
+    .name = "cache_reload_errors", .help = "Loads that failed.", .type = METRIC_COUNTER, .labels = {"dict_code", NULL}};
+static struct metric_family freshness = {
+    .name = "refdata_freshness_seconds",
+    .help = "From a change's commit to its being served by this pod, in seconds.",
+    .type = METRIC_HISTOGRAM,
+    .labels = {"dict_code", NULL},
+};
+static struct metric_family regressions = {
+    .name = "dict_version_regressions_total",
+    .help = "Times a committed version was found lower than the one served.",
+    .type = METRIC_COUNTER,
+    .labels = {"dict_code", NULL},
+};
+
+struct metric_family *const refdata_metrics[] = {
+    &version_lag,     &version,       &items,     &memory,      &drift_value, &unavailable,
+    &reload_duration, &reload_errors, &freshness, &regressions, NULL,
+};
+
+void refdata_metrics_attach(struct refdata_holding *holding)
+{
+    const struct str labels[] = {holding->tenant, holding->code};
+    holding->lag = metric_series_get(&version_lag, labels);
+    holding->version_gauge = metric_series_get(&version, labels);
+    holding->items = metric_series_get(&items, labels);
+    holding->memory_gauge = metric_series_get(&memory, labels);
+    if (holding->dictionary->sql[REFDATA_DRIFT_CHECK].given)
+        holding->drift = metric_series_get(&drift_value, labels);
+}
+
+void refdata_metrics_detach(struct refdata_holding *holding)
+{
+    metric_series_drop(holding->lag);
+    metric_series_drop(holding->version_gauge);
+    metric_series_drop(holding->items);
+    metric_series_drop(holding->memory_gauge);
+    if (holding->drift)
+        metric_series_drop(holding->drift);
+}
+
+void refdata_metrics_loaded(struct refdata_holding *holding, const struct refdata_loaded *loaded, bool is_update)
+{
+    const struct cache_info *info = cache_snapshot_info(loaded->snapshot);
+    metric_set(holding->version_gauge, (double)info->version);
+    metric_set(holding->items, (double)info->item_count);
+    metric_set(holding->memory_gauge, (double)info->memory_bytes);
+    metric_observe(metric_series_get(&reload_duration, &holding->code), loaded->seconds);
+    if (is_update && loaded->committed_at_us)
+        metric_observe(metric_series_get(&freshness, &holding->code),
+                       (double)(clock_unix_us() - loaded->committed_at_us) / 1e6);
+    refdata_metrics_lag(holding, info->version);
+}
+
+void refdata_metrics_load_failed(const struct refdata_holding *holding)
+{
+    metric_add(metric_series_get(&reload_errors, &holding->code), 1);
+}
+
+void refdata_metrics_lag(const struct refdata_holding *holding, int64_t local_version)
+{
+    int64_t behind = holding->committed_version - (local_version > 0 ? local_version : 0);
+    metric_set(holding->lag, behind > 0 ? (double)behind : 0);
+}
+
+void refdata_metrics_regression(const struct refdata_holding *holding)
+{
+    metric_add(metric_series_get(&regressions, &holding->code), 1);
+}
+
+void refdata_metrics_drift(const struct refdata_holding *holding)
+{
+    if (holding->drift)
+        metric_set(holding->drift, (double)holding->drift_value);
+}
+
+void refdata_metrics_dictionary(const struct refdata_dictionary *dictionary)
+{
+    metric_set(metric_series_get(&unavailable, &dictionary->code),
+               atomic_load(&dictionary->state) == REFDATA_DISABLED ? 1 : 0);
+}

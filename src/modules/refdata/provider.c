@@ -1,0 +1,147 @@
+/* The two providers: SQL templates of the configuration, and the built-in table. */
+#include "modules/refdata/provider.h"
+
+/* ---- rows into a builder ---- */
+
+struct row_sink {
+    struct cache_builder *builder;
+    unsigned key_column, value_column;
+    uint64_t row;
+    enum status status;
+    struct error *error;
+};
+
+static bool on_row(void *context, const struct db_row *row)
+{
+    struct row_sink *sink = context;
+    sink->row++;
+    if (db_row_is_null(row, sink->key_column)) {
+        sink->status = error_set_field(sink->error, STATUS_DB_ERROR, "k", "the key is null");
+    } else {
+        struct str payload =
+            db_row_is_null(row, sink->value_column) ? STR("null") : db_row_str(row, sink->value_column);
+        sink->status = cache_builder_put(sink->builder, db_row_str(row, sink->key_column), payload, sink->error);
+    }
+    return sink->status == STATUS_OK;
+}
+
+enum status refdata_provider_load(const struct db_statement *statement, const struct db_param *params,
+                                  unsigned key_column, unsigned value_column, struct db_conn *conn, int64_t deadline_ns,
+                                  struct cache_builder *builder, struct error *error)
+{
+    struct row_sink sink = {builder, key_column, value_column, 0, STATUS_OK, error};
+    struct error stream_error = {0};
+    enum status status = db_stream(conn, statement, params, deadline_ns, on_row, &sink, &stream_error);
+    if (sink.status != STATUS_OK)
+        return error_context(error, "row %llu", (unsigned long long)sink.row);
+    if (status != STATUS_OK && error)
+        *error = stream_error;
+    return status;
+}
+
+/* ---- SQL templates ---- */
+
+static enum status refuse(const struct refdata_sql *sql, enum refdata_field field, size_t position, struct error *error)
+{
+    size_t offset = position ? db_statement_offset(&sql->statement, sql->text, position) : 0;
+    unsigned line = 1, column = 1;
+    for (size_t i = 0; i < offset && i < sql->text.len; i++) {
+        column = sql->text.ptr[i] == '\n' ? 1 : column + 1;
+        line += sql->text.ptr[i] == '\n';
+    }
+    if (position)
+        return error_context(error, "%s, line %u column %u of the template", refdata_field_name(field), line, column);
+    return error_context(error, "%s", refdata_field_name(field));
+}
+
+static enum status find_columns(const struct db_column *columns, unsigned count, unsigned *key, unsigned *value,
+                                struct error *error)
+{
+    bool has_key = false, has_value = false;
+    for (unsigned i = 0; i < count; i++) {
+        if (!has_key && strcmp(columns[i].name, "k") == 0)
+            has_key = true, *key = i;
+        if (!has_value && strcmp(columns[i].name, "v") == 0)
+            has_value = true, *value = i;
+    }
+    if (!has_key || !has_value)
+        return error_set(error, STATUS_DB_ERROR, "the result has no column %s", has_key ? "v" : "k");
+    uint32_t type = columns[*value].type_oid;
+    if (type != DB_OID_JSON && type != DB_OID_JSONB)
+        return error_set(error, STATUS_DB_ERROR, "column v must be json or jsonb: use to_jsonb() or a cast");
+    return STATUS_OK;
+}
+
+static enum status check_field(struct refdata_dictionary *dictionary, enum refdata_field field, struct db_conn *conn,
+                               int64_t deadline_ns, struct error *error)
+{
+    struct refdata_sql *sql = &dictionary->sql[field];
+    struct db_column columns[DB_COLUMNS_MAX];
+    unsigned count = 0, key = 0, value = 0;
+    size_t position = 0;
+    enum status status = db_describe(conn, &sql->statement, columns, &count, deadline_ns, &position, error);
+    if (status == STATUS_OK && (field == REFDATA_LOAD || field == REFDATA_LOAD_KEYS))
+        status = find_columns(columns, count, &key, &value, error);
+    if (status == STATUS_OK && field == REFDATA_DRIFT_CHECK && count != 1)
+        status = error_set(error, STATUS_DB_ERROR, "the result must be one bigint, not %u columns", count);
+    if (status == STATUS_DB_ERROR)
+        return refuse(sql, field, position, error);
+    if (status == STATUS_OK && field == REFDATA_LOAD)
+        dictionary->key_column = key, dictionary->value_column = value;
+    return status;
+}
+
+static enum status check_templates(struct refdata_dictionary *dictionary, struct db_conn *conn, int64_t deadline_ns,
+                                   struct error *error)
+{
+    enum status status = STATUS_OK;
+    for (unsigned field = 0; field < REFDATA_FIELDS && status == STATUS_OK; field++)
+        if (dictionary->sql[field].given)
+            status = check_field(dictionary, field, conn, deadline_ns, error);
+    return status;
+}
+
+static enum status load_by_template(const struct refdata_dictionary *dictionary, struct str tenant, struct db_conn *conn,
+                                    int64_t deadline_ns, struct cache_builder *builder, struct error *error)
+{
+    const struct db_statement *statement = &dictionary->sql[REFDATA_LOAD].statement;
+    struct str values[REFDATA_PARAMETERS] = {[REFDATA_TENANT_ID] = tenant};
+    struct db_param params[DB_PARAMS_MAX];
+    refdata_dictionary_bind(statement, values, params);
+    return refdata_provider_load(statement, params, dictionary->key_column, dictionary->value_column, conn, deadline_ns,
+                                 builder, error);
+}
+
+const struct refdata_provider refdata_provider_sql = {
+    .name = "postgres_sql",
+    .check = check_templates,
+    .load_all = load_by_template,
+};
+
+/* ---- the built-in table ---- */
+
+/* By the primary key (tenant_id, dict_code, item_key). */
+static const char load_builtin_sql[] = "select item_key, payload from refdata.dictionary_item"
+                                       " where tenant_id = $1 and dict_code = $2 and not deleted";
+
+static enum status check_builtin(struct refdata_dictionary *dictionary, struct db_conn *conn, int64_t deadline_ns,
+                                 struct error *error)
+{
+    (void)dictionary, (void)conn, (void)deadline_ns, (void)error; /* the table is ours: migrated, hence there */
+    return STATUS_OK;
+}
+
+static enum status load_builtin(const struct refdata_dictionary *dictionary, struct str tenant, struct db_conn *conn,
+                                int64_t deadline_ns, struct cache_builder *builder, struct error *error)
+{
+    struct db_statement statement;
+    db_statement_init(&statement, load_builtin_sql, 2, (const enum db_type[]){DB_TEXT, DB_TEXT});
+    const struct db_param params[] = {{tenant}, {dictionary->code}};
+    return refdata_provider_load(&statement, params, 0, 1, conn, deadline_ns, builder, error);
+}
+
+const struct refdata_provider refdata_provider_builtin = {
+    .name = "builtin",
+    .check = check_builtin,
+    .load_all = load_builtin,
+};

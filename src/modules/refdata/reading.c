@@ -1,0 +1,173 @@
+/* The part every read has in common: the hot path is one table lookup and one pointer. */
+#include "modules/refdata/reading.h"
+
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+
+static size_t put_text(char *out, struct str text)
+{
+    memcpy(out, text.ptr, text.len);
+    return text.len;
+}
+
+static size_t put_number(char *out, uint64_t number)
+{
+    char digits[20];
+    size_t count = 0;
+    do
+        digits[count++] = (char)('0' + number % 10);
+    while (number /= 10);
+    for (size_t i = 0; i < count; i++)
+        out[i] = digits[count - 1 - i];
+    return count;
+}
+
+static void put_headers(struct refdata_reading *reading)
+{
+    char *out = reading->headers;
+    size_t len = put_text(out, STR("X-Dict-Version: "));
+    len += put_number(out + len, (uint64_t)reading->info->version);
+    len += put_text(out + len, STR("\r\nX-Data-Source: memory\r\n"));
+    reading->headers_len = len;
+}
+
+void refdata_reading_tag(struct refdata_reading *reading, uint64_t tag, struct str *etag)
+{
+    static const char hex[] = "0123456789abcdef";
+    char *out = reading->headers;
+    size_t len = reading->headers_len + put_text(out + reading->headers_len, STR("ETag: \""));
+    for (int shift = 60; shift >= 0; shift -= 4)
+        out[len++] = hex[tag >> shift & 15];
+    out[len++] = '"';
+    *etag = str_of(out + len - 18, 18);
+    len += put_text(out + len, STR("\r\n"));
+    reading->headers_len = len;
+}
+
+/* ---- what is not in memory ---- */
+
+static void on_timeout(struct http_request *request, void *context)
+{
+    (void)context;
+    struct error error;
+    error_set(&error, STATUS_DICTIONARY_UNAVAILABLE, "the dictionary is still being loaded");
+    http_send_error(request, &error);
+}
+
+static void park_for(struct refdata *refdata, struct http_request *request, struct str tenant, struct str code)
+{
+    struct loop_park_ref ref;
+    int64_t timeout_ms = atomic_load(&refdata->first_read_timeout_ms);
+    int64_t deadline_ns = loop_now_ns(request->loop) + timeout_ms * CLOCK_NS_PER_MS;
+    kernel_identity_keep(request);
+    if (http_request_park(request, deadline_ns, on_timeout, NULL, &ref))
+        refdata_keeper_ask(refdata, tenant, code, ref);
+}
+
+/* Unknown names are answered from the catalog: a storm of them never reaches PostgreSQL (R17). */
+static void miss(struct refdata *refdata, struct http_request *request, struct str tenant, struct str code)
+{
+    struct error error = {0};
+    const struct refdata_catalog *catalog = atomic_load_explicit(&refdata->catalog, memory_order_acquire);
+    const struct refdata_dictionary *dictionary = refdata_catalog_find(catalog, code);
+    if (!str_is_name(code))
+        error_set_field(&error, STATUS_BAD_REQUEST, "dictCode", "a dictionary's name is 1 to 64 of A-Z a-z 0-9 . _ -");
+    else if (!dictionary)
+        error_set(&error, STATUS_UNKNOWN_DICTIONARY, "there is no dictionary called %.*s", STR_ARG(code));
+    else if (atomic_load(&dictionary->state) == REFDATA_DISABLED)
+        error_set(&error, STATUS_DICTIONARY_UNAVAILABLE, "the dictionary is not available");
+    if (error.status != STATUS_OK)
+        http_send_error(request, &error);
+    else
+        park_for(refdata, request, tenant, code);
+}
+
+static void mark_used(struct refdata_holding *holding, const struct loop *loop)
+{
+    _Atomic uint32_t *used = &holding->used_at_s[loop_index(loop)];
+    uint32_t now_s = (uint32_t)(loop_now_ns(loop) / CLOCK_NS_PER_S);
+    if (atomic_load_explicit(used, memory_order_relaxed) != now_s)
+        atomic_store_explicit(used, now_s, memory_order_relaxed);
+}
+
+bool refdata_reading_begin(struct http_request *request, struct refdata_reading *reading)
+{
+    struct refdata *refdata = request->context;
+    struct str tenant = kernel_identity(request)->tenant, code;
+    struct error error;
+    if (http_request_param(request, "dictCode", &code, &error) != STATUS_OK) {
+        http_send_error(request, &error);
+        return false;
+    }
+    const struct refdata_table *table = atomic_load_explicit(&refdata->table, memory_order_acquire);
+    struct refdata_holding *holding = refdata_table_find(table, tenant, code);
+    reading->snapshot = holding ? cache_slot_read(&holding->slot) : NULL;
+    if (!reading->snapshot) {
+        miss(refdata, request, tenant, code);
+        return false;
+    }
+    reading->holding = holding;
+    reading->info = cache_snapshot_info(reading->snapshot);
+    mark_used(holding, request->loop);
+    put_headers(reading);
+    return true;
+}
+
+struct cache_snapshot *refdata_reading_keep(const struct refdata_reading *reading)
+{
+    struct cache_snapshot *snapshot = (struct cache_snapshot *)reading->snapshot; /* only its count changes */
+    cache_snapshot_ref(snapshot);
+    return snapshot;
+}
+
+/* ---- bodies of many pieces ---- */
+
+enum { SEND_WHOLE_MAX = 128 * 1024 };
+
+struct parts_stream {
+    struct cache_snapshot *snapshot; /* referenced: the pieces point into it */
+    struct str *parts;
+    size_t count, at, offset;
+};
+
+static enum http_source_state produce_parts(void *context, struct buf *out, size_t room)
+{
+    struct parts_stream *stream = context;
+    while (room && stream->at < stream->count) {
+        struct str part = stream->parts[stream->at];
+        size_t left = part.len - stream->offset, take = left < room ? left : room;
+        buf_put(out, part.ptr + stream->offset, take);
+        room -= take;
+        stream->offset += take;
+        if (stream->offset == part.len)
+            stream->at++, stream->offset = 0;
+    }
+    return stream->at == stream->count ? HTTP_SOURCE_END : HTTP_SOURCE_MORE;
+}
+
+static void release_parts(void *context)
+{
+    struct parts_stream *stream = context;
+    cache_snapshot_unref(stream->snapshot);
+    free(stream->parts);
+    free(stream);
+}
+
+void refdata_reading_send(struct http_request *request, const struct refdata_reading *reading,
+                          const struct refdata_parts *parts)
+{
+    struct http_response response = {.status = 200, .headers = refdata_reading_headers(reading)};
+    if (parts->bytes <= SEND_WHOLE_MAX) {
+        http_send_parts(request, &response, parts->parts, parts->count);
+        return;
+    }
+    struct parts_stream *stream = memory_zalloc(sizeof *stream);
+    stream->snapshot = refdata_reading_keep(reading);
+    stream->parts = memory_realloc_array(NULL, parts->count, sizeof *stream->parts);
+    memcpy(stream->parts, parts->parts, parts->count * sizeof *stream->parts);
+    stream->count = parts->count;
+    http_send_stream(request, &response,
+                     &(struct http_source){produce_parts, release_parts, stream, (int64_t)parts->bytes});
+}

@@ -1,0 +1,39 @@
+/* A read's beginning: from a request to the snapshot it reads, and the headers every data answer carries (R7). */
+#ifndef FRESHET_REFDATA_READING_H
+#define FRESHET_REFDATA_READING_H
+
+#include "modules/refdata/refdata.h"
+
+#define REFDATA_HEADERS_BYTES 160
+
+struct refdata_reading {
+    const struct refdata_holding *holding;
+    const struct cache_snapshot *snapshot; /* valid until the handler returns */
+    const struct cache_info *info;
+    char headers[REFDATA_HEADERS_BYTES]; /* X-Dict-Version, X-Data-Source */
+    size_t headers_len;
+};
+
+/* False when the request has been answered, or parked until its dictionary is loaded (the handler then runs again). */
+bool refdata_reading_begin(struct http_request *request, struct refdata_reading *reading);
+/* A reference to the very snapshot being read, for answers that outlive the handler. The slot itself may hold a newer
+ * one by now. */
+struct cache_snapshot *refdata_reading_keep(const struct refdata_reading *reading);
+void refdata_reading_tag(struct refdata_reading *reading, uint64_t tag, struct str *etag); /* adds ETag */
+
+static inline struct str refdata_reading_headers(const struct refdata_reading *reading)
+{
+    return str_of(reading->headers, reading->headers_len);
+}
+
+/* A body made of pieces of a snapshot: sent whole when it is small, streamed with a reference held when it is not. */
+struct refdata_parts {
+    struct str *parts; /* in the request's arena */
+    size_t count, bytes;
+};
+void refdata_reading_send(struct http_request *request, const struct refdata_reading *reading,
+                          const struct refdata_parts *parts);
+
+http_handler_fn refdata_get_item, refdata_get_items, refdata_get_all, refdata_get_version;
+
+#endif

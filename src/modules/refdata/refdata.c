@@ -1,0 +1,210 @@
+/* The module: routes, life and health of reference data. */
+#include "modules/refdata/refdata.h"
+
+#include <semaphore.h>
+#include <stdlib.h>
+
+#include "base/log.h"
+#include "base/memory.h"
+#include "modules/refdata/reading.h"
+
+#define DICTIONARY "/v1/tenants/{tenantId}/dictionaries/{dictCode}"
+
+const struct http_route refdata_routes[] = {
+    {HTTP_GET, DICTIONARY "/items/{key}", refdata_get_item, .tenant_param = "tenantId"},
+    {HTTP_GET, DICTIONARY "/items", refdata_get_items, .tenant_param = "tenantId"},
+    {HTTP_GET, DICTIONARY "/all", refdata_get_all, .tenant_param = "tenantId"},
+    {HTTP_GET, DICTIONARY "/version", refdata_get_version, .tenant_param = "tenantId"},
+    {.handler = NULL},
+};
+
+/* ---- configuration ---- */
+
+static enum status check(const struct config *config, const void *section, struct error *error)
+{
+    return refdata_catalog_check(config, section, error);
+}
+
+static void adjust_auth(const void *section, struct auth_settings *auth)
+{
+    const struct refdata_settings *settings = section;
+    auth->tenant_claim = settings->tenant_claim;
+    auth->allow_tenant_header = settings->allow_tenant_header;
+}
+
+static void each_database(struct config *config, const void *section,
+                          void (*fn)(const struct db_target *target, void *arg), void *arg)
+{
+    (void)config;
+    const struct refdata_settings *settings = section;
+    for (size_t i = 0; i < settings->postgres.count; i++) {
+        struct db_target target = kernel_postgres_target((const struct kernel_postgres *)settings->postgres.items + i);
+        fn(&target, arg);
+    }
+}
+
+/* The settings outlive the configuration they came from: their strings are copied. */
+static void take_settings(struct refdata *refdata, const struct refdata_settings *settings)
+{
+    const struct setting_strings *preload = &settings->cache.preload;
+    arena_reset(&refdata->settings_arena);
+    refdata->settings = settings->cache;
+    refdata->settings.preload.items =
+        arena_alloc(&refdata->settings_arena, (preload->count + 1) * sizeof(struct str));
+    for (size_t i = 0; i < preload->count; i++)
+        refdata->settings.preload.items[i] = arena_str(&refdata->settings_arena, preload->items[i]);
+    atomic_store(&refdata->first_read_timeout_ms, settings->cache.first_read_timeout_ms);
+}
+
+/* ---- life ---- */
+
+/* Runs fn(refdata, arg) on the home loop and waits for it: the main thread's way to what only the home loop may touch. */
+struct home_call {
+    struct loop_message message;
+    struct refdata *refdata;
+    void (*fn)(struct refdata *refdata, void *arg);
+    void *arg;
+    sem_t done;
+};
+
+static void on_home_call(struct loop *loop, struct loop_message *message)
+{
+    (void)loop;
+    struct home_call *call = (struct home_call *)message;
+    call->fn(call->refdata, call->arg);
+    sem_post(&call->done);
+}
+
+static void call_home(struct refdata *refdata, void (*fn)(struct refdata *refdata, void *arg), void *arg)
+{
+    struct home_call call = {.message.on_message = on_home_call, .refdata = refdata, .fn = fn, .arg = arg};
+    sem_init(&call.done, 0, 0);
+    loop_post(refdata->home, &call.message);
+    while (sem_wait(&call.done) != 0)
+        ; /* interrupted by a signal */
+    sem_destroy(&call.done);
+}
+
+static enum status start(struct kernel *kernel, const void *section, void **state, struct error *error)
+{
+    const struct refdata_settings *settings = section;
+    struct refdata_catalog *catalog = NULL;
+    enum status status = refdata_catalog_create(settings, kernel_migrates(kernel), NULL, &catalog, error);
+    if (status != STATUS_OK)
+        return status;
+    struct refdata *refdata = memory_zalloc(sizeof *refdata);
+    refdata->kernel = kernel;
+    refdata->loops = kernel_loops(kernel);
+    refdata->home = loop_group_loop(refdata->loops, 0);
+    refdata->queue_last = &refdata->queue_first;
+    refdata->own = refdata_table_create(64);
+    atomic_init(&refdata->catalog, catalog);
+    atomic_init(&refdata->table, refdata_table_copy(refdata->own));
+    arena_init(&refdata->settings_arena, 1024);
+    take_settings(refdata, settings);
+    /* Room for every parallel load and every database's sweep, so that none of them can hold up another. */
+    unsigned threads = (unsigned)settings->cache.parallel_reloads + (unsigned)settings->postgres.count + 1;
+    refdata->loaders = worker_pool_create("loader", threads, SIZE_MAX);
+    /* The loops do not run yet, so this thread may stand in for the home loop. */
+    refdata_keeper_preload(refdata);
+    refdata_sweeps_start(refdata);
+    *state = refdata;
+    return STATUS_OK;
+}
+
+struct reload {
+    struct refdata_catalog *catalog;
+    const struct refdata_settings *settings;
+};
+
+static void free_catalog(void *arg)
+{
+    refdata_catalog_destroy(arg);
+}
+
+static void reload_on_home(struct refdata *refdata, void *arg)
+{
+    struct reload *reload = arg;
+    struct refdata_catalog *before = atomic_exchange(&refdata->catalog, reload->catalog);
+    take_settings(refdata, reload->settings);
+    refdata_keeper_adopt(refdata, reload->catalog);
+    refdata_keeper_preload(refdata);
+    refdata_sweeps_start(refdata);
+    loop_group_synchronize(refdata->loops, free_catalog, before);
+}
+
+static void reload(void *state, struct config *config, const void *section)
+{
+    (void)config;
+    struct refdata *refdata = state;
+    struct reload reload = {.settings = section};
+    struct error error = {0};
+    enum status status = refdata_catalog_create(section, kernel_migrates(refdata->kernel), atomic_load(&refdata->catalog),
+                                                &reload.catalog, &error);
+    if (status == STATUS_OK)
+        call_home(refdata, reload_on_home, &reload);
+    else
+        log_error("refdata_reload_failed", LOG_ERROR_FIELDS(&error));
+}
+
+static void stop_on_home(struct refdata *refdata, void *arg)
+{
+    (void)arg;
+    refdata->stopping = true;
+    refdata_sweeps_clear(refdata);
+}
+
+static void stop(void *state)
+{
+    struct refdata *refdata = state;
+    call_home(refdata, stop_on_home, NULL);
+    const struct refdata_catalog *catalog = atomic_load(&refdata->catalog);
+    for (size_t i = 0; i < catalog->database_count; i++)
+        db_pool_interrupt(catalog->databases[i]->pool); /* loads under way end now, not at their deadline */
+    worker_pool_stop(refdata->loaders);
+}
+
+static void destroy(void *state)
+{
+    struct refdata *refdata = state;
+    worker_pool_destroy(refdata->loaders);
+    refdata_keeper_clear(refdata);
+    refdata_catalog_destroy(atomic_load(&refdata->catalog));
+    arena_deinit(&refdata->settings_arena);
+    free(refdata);
+}
+
+/* On any loop: atomics only. */
+static void health(void *state, struct health *health)
+{
+    struct refdata *refdata = state;
+    const struct refdata_catalog *catalog = atomic_load(&refdata->catalog);
+    bool up = atomic_load(&refdata->query_up);
+    health_role(health, "query", up, up ? STR_NONE : STR("waiting for PostgreSQL or for preloaded dictionaries"));
+    for (size_t i = 0; i < catalog->database_count; i++) {
+        const struct refdata_database *database = catalog->databases[i];
+        health_component(health, "postgres", database->name, db_pool_is_up(database->pool), STR_NONE);
+    }
+    for (size_t i = 0; i < catalog->dictionary_count; i++) {
+        bool disabled = atomic_load(&catalog->dictionaries[i]->state) == REFDATA_DISABLED;
+        health_component(health, "dictionary", catalog->dictionaries[i]->code, !disabled,
+                         disabled ? STR("PostgreSQL refuses its SQL: see the log for dictionary_disabled") : STR_NONE);
+    }
+}
+
+const struct module refdata_module = {
+    .name = "refdata",
+    .roles = (const char *const[]){"query", NULL},
+    .section = &refdata_section,
+    .routes = refdata_routes,
+    .metrics = refdata_metrics,
+    .migrations = refdata_migrations,
+    .check = check,
+    .adjust_auth = adjust_auth,
+    .each_database = each_database,
+    .start = start,
+    .reload = reload,
+    .stop = stop,
+    .destroy = destroy,
+    .health = health,
+};

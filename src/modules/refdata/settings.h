@@ -1,0 +1,53 @@
+/* refdata's settings: the seed's YAML as written (R15), and ours beside it. */
+#ifndef FRESHET_REFDATA_SETTINGS_H
+#define FRESHET_REFDATA_SETTINGS_H
+
+#include "base/setting.h"
+#include "kernel/kernel.h"
+
+/* A SQL template and where it stands, for errors. */
+struct refdata_template {
+    struct str sql; /* empty = not given */
+    struct setting_place place;
+};
+
+enum refdata_reload_mode { REFDATA_RELOAD_AUTO, REFDATA_RELOAD_FULL, REFDATA_RELOAD_DELTA };
+
+struct refdata_dictionary_settings {
+    struct str code;
+    struct setting_place code_place;
+    bool enabled;
+    struct str postgres; /* name of the block it lives in; empty = the first */
+    struct setting_place postgres_place;
+    struct refdata_template load, load_keys, drift_check;
+    struct refdata_template upsert, delete, snapshot_replace, snapshot_stage, snapshot_finalize;
+    int apply_mode, snapshot_strategy;
+    int reload; /* enum refdata_reload_mode */
+};
+
+struct refdata_cache_settings {
+    struct setting_strings preload; /* TENANT/DICTIONARY; TENANT may be * */
+    struct setting_place preload_place;
+    int64_t memory_bytes_max, entries_max, parallel_reloads;
+    int64_t sweep_interval_ms, load_timeout_ms, first_read_timeout_ms, drift_check_interval_ms;
+    int64_t retry_min_ms, retry_max_ms, jitter_ms;
+};
+
+struct refdata_settings {
+    struct setting_objects postgres; /* struct kernel_postgres */
+    int64_t wait_commit_timeout_ms;
+    struct str tenant_claim;
+    int tenant_source;
+    bool allow_tenant_header;
+    struct refdata_cache_settings cache;
+    struct setting_objects dictionaries; /* struct refdata_dictionary_settings */
+};
+
+extern const struct config_section refdata_section;
+
+const struct refdata_dictionary_settings *refdata_settings_dictionary(const struct refdata_settings *settings,
+                                                                      size_t index);
+/* Index of the block called `name` (empty = the first), or -1. */
+int refdata_settings_database(const struct refdata_settings *settings, struct str name);
+
+#endif

@@ -1,0 +1,410 @@
+/* The sweep: once a second, one look at each database. It puts the schema in place, has PostgreSQL check templates that
+ * were not checked yet (R15), compares every version held with dictionary_meta in one query (R14), finds tenants for
+ * preloads with a star (R17), and runs drift checks that are due (R18). Alone it is enough to keep a pod fresh. */
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/hash.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "modules/refdata/provider.h"
+#include "modules/refdata/refdata.h"
+
+enum {
+    SWEEP_TIMEOUT_MS = 5000,
+    MIGRATE_TIMEOUT_MS = 120000,
+    RECHECK_MS = 10000,         /* a refused template is tried again: its table may have been made since */
+    DRIFT_CHECKS_PER_SWEEP = 100,
+};
+
+struct refdata_sweep {
+    struct refdata_sweep *next;
+    struct refdata *refdata;
+    struct refdata_database *database; /* referenced */
+    struct loop_timer timer;
+    bool running, gone;
+};
+
+struct held_pair {
+    struct str tenant, code;
+    int64_t version; /* as found; 0 without a row */
+    int64_t local_version; /* -1 = nothing loaded */
+    struct refdata_dictionary *drift_of; /* referenced: its drift check is due */
+    int64_t drift_value;
+    bool drift_ok;
+};
+
+struct sweep_job {
+    struct worker_job job;
+    struct refdata_sweep *sweep;
+    struct arena arena;
+    struct refdata_dictionary **unchecked; /* referenced */
+    size_t unchecked_count;
+    struct held_pair *pairs;
+    size_t pair_count;
+    struct buf starred; /* text[] of codes preloaded for every tenant; empty = none */
+    struct held_pair *found;
+    size_t found_count;
+    enum status status;
+    struct error error;
+};
+
+/* ---- on the worker ---- */
+
+/* One row per pair asked for, in that order; by the primary key. */
+static const char versions_sql[] =
+    "select coalesce(m.version, 0)"
+    "  from unnest($1::text[], $2::text[]) with ordinality as held(tenant_id, dict_code, place)"
+    "  left join refdata.dictionary_meta m using (tenant_id, dict_code)"
+    " order by held.place";
+static const char tenants_sql[] = "select tenant_id, dict_code from refdata.dictionary_meta where dict_code = any($1)";
+
+static void check_one(struct sweep_job *job, struct db_conn *conn, struct refdata_dictionary *dictionary)
+{
+    struct error error = {0};
+    enum refdata_dictionary_state before = atomic_load(&dictionary->state);
+    enum status status = dictionary->provider->check(dictionary, conn, clock_deadline_ms(SWEEP_TIMEOUT_MS), &error);
+    dictionary->checked_at_ns = clock_mono_ns();
+    if (status == STATUS_OK) {
+        atomic_store(&dictionary->state, REFDATA_READY);
+        if (before == REFDATA_DISABLED)
+            log_info("dictionary_enabled", LOG_STR("dictCode", dictionary->code));
+    } else if (status == STATUS_DB_ERROR) {
+        atomic_store(&dictionary->state, REFDATA_DISABLED);
+        if (before != REFDATA_DISABLED)
+            log_error("dictionary_disabled", LOG_STR("dictCode", dictionary->code),
+                      LOG_STR("database", dictionary->database->name), LOG_ERROR_FIELDS(&error));
+    } else {
+        job->status = status; /* could not be asked: the next sweep tries again */
+        job->error = error;
+    }
+}
+
+static enum status read_versions(struct sweep_job *job, struct db_conn *conn)
+{
+    struct db_statement statement;
+    struct db_result *result = NULL;
+    struct buf tenants, codes;
+    buf_init(&tenants), buf_init(&codes);
+    db_array_begin(&tenants), db_array_begin(&codes);
+    for (size_t i = 0; i < job->pair_count; i++) {
+        db_array_put(&tenants, job->pairs[i].tenant);
+        db_array_put(&codes, job->pairs[i].code);
+    }
+    db_array_end(&tenants), db_array_end(&codes);
+    db_statement_init(&statement, versions_sql, 2, (const enum db_type[]){DB_TEXT_ARRAY, DB_TEXT_ARRAY});
+    const struct db_param params[] = {{buf_str(&tenants)}, {buf_str(&codes)}};
+    enum status status = db_query(conn, &statement, params, clock_deadline_ms(SWEEP_TIMEOUT_MS), &result, &job->error);
+    for (size_t i = 0; status == STATUS_OK && i < job->pair_count && i < db_result_rows(result); i++)
+        job->pairs[i].version = db_result_i64(result, i, 0);
+    db_result_free(result);
+    buf_deinit(&tenants), buf_deinit(&codes);
+    return status;
+}
+
+static enum status find_tenants(struct sweep_job *job, struct db_conn *conn)
+{
+    struct db_statement statement;
+    struct db_result *result = NULL;
+    db_statement_init(&statement, tenants_sql, 1, (const enum db_type[]){DB_TEXT_ARRAY});
+    enum status status = db_query(conn, &statement, &(struct db_param){buf_str(&job->starred)},
+                                  clock_deadline_ms(SWEEP_TIMEOUT_MS), &result, &job->error);
+    if (status == STATUS_OK) {
+        job->found_count = db_result_rows(result);
+        job->found = arena_zalloc(&job->arena, (job->found_count + 1) * sizeof *job->found);
+    }
+    for (size_t i = 0; i < job->found_count; i++) {
+        job->found[i].tenant = arena_str(&job->arena, db_result_str(result, i, 0));
+        job->found[i].code = arena_str(&job->arena, db_result_str(result, i, 1));
+    }
+    db_result_free(result);
+    return status;
+}
+
+static void check_drift(struct db_conn *conn, struct held_pair *pair)
+{
+    const struct db_statement *statement = &pair->drift_of->sql[REFDATA_DRIFT_CHECK].statement;
+    struct str values[REFDATA_PARAMETERS] = {[REFDATA_TENANT_ID] = pair->tenant};
+    struct db_param params[DB_PARAMS_MAX];
+    struct db_result *result = NULL;
+    struct error error = {0};
+    refdata_dictionary_bind(statement, values, params);
+    enum status status = db_query(conn, statement, params, clock_deadline_ms(SWEEP_TIMEOUT_MS), &result, &error);
+    pair->drift_ok = status == STATUS_OK && db_result_rows(result) == 1;
+    if (pair->drift_ok)
+        pair->drift_value = db_result_i64(result, 0, 0);
+    else
+        log_warn("drift_check_failed", LOG_STR("tenantId", pair->tenant), LOG_STR("dictCode", pair->code),
+                 LOG_ERROR_FIELDS(&error));
+    db_result_free(result);
+}
+
+static void look(struct sweep_job *job, struct db_conn *conn)
+{
+    for (size_t i = 0; i < job->unchecked_count && job->status == STATUS_OK; i++)
+        check_one(job, conn, job->unchecked[i]);
+    if (job->status == STATUS_OK && job->pair_count)
+        job->status = read_versions(job, conn);
+    if (job->status == STATUS_OK && buf_len(&job->starred))
+        job->status = find_tenants(job, conn);
+    for (size_t i = 0; i < job->pair_count && job->status == STATUS_OK; i++)
+        if (job->pairs[i].drift_of)
+            check_drift(conn, &job->pairs[i]);
+}
+
+static void run_sweep(struct worker_job *worker_job)
+{
+    struct sweep_job *job = (struct sweep_job *)worker_job;
+    struct refdata_database *database = job->sweep->database;
+    struct db_conn *conn = NULL;
+    job->status = refdata_database_prepare(database, clock_deadline_ms(MIGRATE_TIMEOUT_MS), &job->error);
+    if (job->status == STATUS_OK)
+        job->status = db_acquire(database->pool, clock_deadline_ms(SWEEP_TIMEOUT_MS), &conn, &job->error);
+    if (conn) {
+        look(job, conn);
+        db_release(conn);
+    }
+    /* Said when it begins and when it is over, not every second. */
+    if (job->status != STATUS_OK && !database->complained)
+        log_error("database_unavailable", LOG_STR("database", database->name),
+                  LOG_CSTR("address", db_pool_address(database->pool)), LOG_ERROR_FIELDS(&job->error));
+    if (job->status == STATUS_OK && database->complained)
+        log_info("database_available", LOG_STR("database", database->name));
+    database->complained = job->status != STATUS_OK;
+}
+
+/* ---- back on the home loop ---- */
+
+static void apply_version(struct refdata_holding *holding, const struct held_pair *pair)
+{
+    const struct cache_snapshot *snapshot = cache_slot_read(&holding->slot);
+    int64_t local = snapshot ? cache_snapshot_info(snapshot)->version : -1;
+    holding->committed_version = pair->version;
+    refdata_metrics_lag(holding, local);
+    if (!snapshot || local != pair->local_version || local == pair->version)
+        return; /* not loaded yet, or loaded anew since the sweep set out */
+    int64_t jitter_ms = holding->refdata->settings.jitter_ms;
+    refdata_schedule_want(holding, jitter_ms ? (int64_t)(random_u64() % (uint64_t)jitter_ms) : 0);
+}
+
+static void apply_drift(struct refdata_holding *holding, const struct held_pair *pair)
+{
+    bool moved = holding->drift_known && holding->drift_value != pair->drift_value;
+    if (moved && holding->drift_version == pair->version)
+        log_warn("dictionary_drift", LOG_STR("tenantId", holding->tenant), LOG_STR("dictCode", holding->code),
+                 LOG_INT("version", pair->version), LOG_INT("before", holding->drift_value),
+                 LOG_INT("now", pair->drift_value),
+                 LOG_CSTR("meaning", "the data changed and dictionary_meta.version did not: readers may not see it"));
+    holding->drift_known = true;
+    holding->drift_value = pair->drift_value;
+    holding->drift_version = pair->version;
+    refdata_metrics_drift(holding);
+}
+
+static void apply_found(struct refdata *refdata, const struct held_pair *found)
+{
+    struct refdata_dictionary *dictionary = refdata_catalog_find(atomic_load(&refdata->catalog), found->code);
+    struct refdata_holding *holding =
+        dictionary && str_is_name(found->tenant) ? refdata_keeper_hold(refdata, found->tenant, dictionary) : NULL;
+    if (!holding || holding->preload)
+        return;
+    holding->preload = true;
+    if (!cache_slot_read(&holding->slot))
+        refdata_schedule_want(holding, 0);
+}
+
+static void apply(struct sweep_job *job)
+{
+    struct refdata *refdata = job->sweep->refdata;
+    for (size_t i = 0; i < job->unchecked_count; i++)
+        if (atomic_load(&job->unchecked[i]->state) != REFDATA_UNCHECKED)
+            refdata_schedule_checked(refdata, job->unchecked[i]);
+    for (size_t i = 0; i < job->found_count; i++)
+        apply_found(refdata, &job->found[i]);
+    for (size_t i = 0; i < job->pair_count && job->status == STATUS_OK; i++) {
+        struct refdata_holding *holding = refdata_table_find(refdata->own, job->pairs[i].tenant, job->pairs[i].code);
+        if (!holding)
+            continue;
+        apply_version(holding, &job->pairs[i]);
+        if (job->pairs[i].drift_ok)
+            apply_drift(holding, &job->pairs[i]);
+    }
+    refdata_keeper_update_health(refdata);
+}
+
+static void free_job(struct sweep_job *job)
+{
+    for (size_t i = 0; i < job->unchecked_count; i++)
+        refdata_dictionary_unref(job->unchecked[i]);
+    for (size_t i = 0; i < job->pair_count; i++)
+        if (job->pairs[i].drift_of)
+            refdata_dictionary_unref(job->pairs[i].drift_of);
+    buf_deinit(&job->starred);
+    arena_deinit(&job->arena);
+    free(job);
+}
+
+static void free_sweep(struct refdata_sweep *sweep)
+{
+    refdata_database_unref(sweep->database);
+    free(sweep);
+}
+
+static void on_timer(struct loop_timer *timer);
+
+static void sweep_done(struct worker_job *worker_job)
+{
+    struct sweep_job *job = (struct sweep_job *)worker_job;
+    struct refdata_sweep *sweep = job->sweep;
+    sweep->running = false;
+    if (!sweep->gone && !job->job.cancelled) {
+        apply(job);
+        loop_timer_start(sweep->refdata->home, &sweep->timer,
+                         clock_deadline_ms(sweep->refdata->settings.sweep_interval_ms), on_timer);
+    }
+    free_job(job);
+    if (sweep->gone)
+        free_sweep(sweep);
+}
+
+/* ---- setting out ---- */
+
+static void take_unchecked(struct sweep_job *job, const struct refdata_catalog *catalog)
+{
+    int64_t recheck_before_ns = clock_mono_ns() - RECHECK_MS * CLOCK_NS_PER_MS;
+    job->unchecked = arena_alloc(&job->arena, (catalog->dictionary_count + 1) * sizeof(struct refdata_dictionary *));
+    for (size_t i = 0; i < catalog->dictionary_count; i++) {
+        struct refdata_dictionary *dictionary = catalog->dictionaries[i];
+        enum refdata_dictionary_state state = atomic_load(&dictionary->state);
+        if (dictionary->database == job->sweep->database &&
+            (state == REFDATA_UNCHECKED || (state == REFDATA_DISABLED && dictionary->checked_at_ns < recheck_before_ns)))
+            job->unchecked[job->unchecked_count++] = refdata_dictionary_ref(dictionary);
+    }
+}
+
+static bool drift_is_due(struct refdata_holding *holding, unsigned already)
+{
+    const struct refdata_cache_settings *settings = &holding->refdata->settings;
+    int64_t now_ns = clock_mono_ns();
+    if (!holding->dictionary->sql[REFDATA_DRIFT_CHECK].given || already >= DRIFT_CHECKS_PER_SWEEP ||
+        atomic_load(&holding->dictionary->state) != REFDATA_READY ||
+        now_ns - holding->drift_checked_at_ns < settings->drift_check_interval_ms * CLOCK_NS_PER_MS)
+        return false;
+    holding->drift_checked_at_ns = now_ns;
+    return true;
+}
+
+static void take_pairs(struct sweep_job *job, const struct refdata_table *table)
+{
+    unsigned drifts = 0;
+    job->pairs = arena_zalloc(&job->arena, (table->count + 1) * sizeof *job->pairs);
+    for (size_t i = 0; i <= table->mask; i++) {
+        struct refdata_holding *holding = table->slots[i];
+        if (!holding || holding->dictionary->database != job->sweep->database)
+            continue;
+        struct held_pair *pair = &job->pairs[job->pair_count++];
+        const struct cache_snapshot *snapshot = cache_slot_read(&holding->slot);
+        pair->tenant = arena_str(&job->arena, holding->tenant);
+        pair->code = arena_str(&job->arena, holding->code);
+        pair->local_version = snapshot ? cache_snapshot_info(snapshot)->version : -1;
+        if (drift_is_due(holding, drifts)) {
+            pair->drift_of = refdata_dictionary_ref(holding->dictionary);
+            drifts++;
+        }
+    }
+}
+
+static void take_starred(struct sweep_job *job, const struct refdata *refdata, const struct refdata_catalog *catalog)
+{
+    for (size_t i = 0; i < refdata->settings.preload.count; i++) {
+        struct str code = refdata->settings.preload.items[i], tenant;
+        str_split(&code, '/', &tenant);
+        struct refdata_dictionary *dictionary = refdata_catalog_find(catalog, code);
+        if (!str_eq(tenant, STR("*")) || !dictionary || dictionary->database != job->sweep->database)
+            continue;
+        if (buf_len(&job->starred) == 0)
+            db_array_begin(&job->starred);
+        db_array_put(&job->starred, code);
+    }
+    if (buf_len(&job->starred))
+        db_array_end(&job->starred);
+}
+
+static void on_timer(struct loop_timer *timer)
+{
+    struct refdata_sweep *sweep = (struct refdata_sweep *)((char *)timer - offsetof(struct refdata_sweep, timer));
+    struct refdata *refdata = sweep->refdata;
+    const struct refdata_catalog *catalog = atomic_load(&refdata->catalog);
+    struct sweep_job *job = memory_zalloc(sizeof *job);
+    job->job = (struct worker_job){.loop = refdata->home, .run = run_sweep, .done = sweep_done};
+    job->sweep = sweep;
+    arena_init(&job->arena, 4096);
+    buf_init(&job->starred);
+    take_unchecked(job, catalog);
+    take_pairs(job, refdata->own);
+    take_starred(job, refdata, catalog);
+    sweep->running = worker_pool_submit(refdata->loaders, &job->job);
+    if (!sweep->running)
+        free_job(job); /* only when the module stops */
+}
+
+/* ---- one sweep per database ---- */
+
+static bool is_swept(const struct refdata *refdata, const struct refdata_database *database)
+{
+    for (const struct refdata_sweep *sweep = refdata->sweeps; sweep; sweep = sweep->next)
+        if (sweep->database == database)
+            return true;
+    return false;
+}
+
+static bool is_named(const struct refdata_catalog *catalog, const struct refdata_database *database)
+{
+    for (size_t i = 0; i < catalog->database_count; i++)
+        if (catalog->databases[i] == database)
+            return true;
+    return false;
+}
+
+static void end_sweep(struct refdata_sweep *sweep)
+{
+    loop_timer_stop(sweep->refdata->home, &sweep->timer);
+    sweep->gone = true;
+    if (!sweep->running)
+        free_sweep(sweep);
+}
+
+void refdata_sweeps_start(struct refdata *refdata)
+{
+    const struct refdata_catalog *catalog = atomic_load(&refdata->catalog);
+    for (struct refdata_sweep **at = &refdata->sweeps; *at;) {
+        struct refdata_sweep *sweep = *at;
+        if (is_named(catalog, sweep->database)) {
+            if (!sweep->running) /* new dictionaries are not kept waiting */
+                loop_timer_start(refdata->home, &sweep->timer, clock_mono_ns(), on_timer);
+            at = &sweep->next;
+        } else {
+            *at = sweep->next;
+            end_sweep(sweep);
+        }
+    }
+    for (size_t i = 0; i < catalog->database_count; i++) {
+        if (is_swept(refdata, catalog->databases[i]))
+            continue;
+        struct refdata_sweep *sweep = memory_zalloc(sizeof *sweep);
+        sweep->refdata = refdata;
+        sweep->database = refdata_database_ref(catalog->databases[i]);
+        sweep->next = refdata->sweeps;
+        refdata->sweeps = sweep;
+        loop_timer_start(refdata->home, &sweep->timer, clock_mono_ns(), on_timer);
+    }
+}
+
+void refdata_sweeps_clear(struct refdata *refdata)
+{
+    while (refdata->sweeps) {
+        struct refdata_sweep *sweep = refdata->sweeps;
+        refdata->sweeps = sweep->next;
+        end_sweep(sweep);
+    }
+}
