@@ -1,9 +1,9 @@
 /* Immutable snapshots of dictionaries: build, publish, read, retire. No SQL, no HTTP.
  *
- * A record is the answer's body, ready to send: {"key":"RU","payload":{…}}; its key is found inside it. Records
- * stand in 1 MiB chunks, shared between versions. Two copy-on-write paged indexes lead to them: a hash index
- * (pages of ~256 slots, a fingerprint in the pointer's top bits) and order leaves (≤ 512 pointers, bytewise key
- * order), each under a two-level root.
+ * A record is the answer's body, ready to send: {"key":"RU","payload":{…}}; its key is found inside it.
+ * Records stand in 1 MiB chunks, shared between versions. Two copy-on-write paged indexes lead to them: a hash
+ * index (pages of ~256 slots, a fingerprint in the pointer's top bits) and order leaves (≤ 512 pointers,
+ * bytewise key order), each under a two-level root.
  *
  *     snapshot v7 ── hash root ── pages ──┐
  *        │           order root ── leaves ─┴─→ records in chunks ←─ shared with v8, but for what changed

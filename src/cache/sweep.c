@@ -1,7 +1,7 @@
 /* Sweeping: a replaced record leaves its bytes behind in a chunk, and a chunk goes only when all of its
  * records have.
  *
- * Each delta build moves a few records out of one chunk that is mostly dead, picking up where the build
+ * Each delta build moves a few records out of a chunk that is mostly dead, picking up where the build
  * before it stopped. At half dead, moving one record frees the room of one more; so two moves for every
  * change keep the garbage bounded however long it goes on, while a small delta stays small. */
 #include "cache/internal.h"
@@ -17,20 +17,21 @@ static bool is_sparse(const struct chunk_table *table, const struct chunk_entry 
     return entry->chunk && entry->chunk->index != table->tail && entry->live < entry->used / 2;
 }
 
-/* Looks through one node of the table a build, in turn. */
-static void choose_victim(struct chunk_table *table)
+/* Goes on with the victim at hand, or looks for one through one node of the table, in turn. */
+static bool has_victim(struct chunk_table *table)
 {
     const struct chunk_node *node;
     const struct chunk_entry *sparsest = NULL;
 
-    if (table->node_count == 0)
-        return;
+    if (table->victim != CHUNK_NONE || table->node_count == 0)
+        return table->victim != CHUNK_NONE;
     node = table->nodes[table->sweep_node++ % table->node_count];
     for (size_t i = 0; i < CHUNK_NODE_ENTRIES; i++)
         if (is_sparse(table, &node->entries[i]) && (!sparsest || node->entries[i].live < sparsest->live))
             sparsest = &node->entries[i];
     if (sparsest)
         table->victim = sparsest->chunk->index;
+    return sparsest;
 }
 
 static void move(struct cache_snapshot *next, struct build *build, uint64_t hash,
@@ -64,11 +65,9 @@ void cache_sweep(struct cache_snapshot *next, struct build *build, size_t change
     size_t moves = MOVES_BASE + MOVES_PER_CHANGE * changes;
     size_t visits = moves * VISITS_PER_MOVE;
 
-    if (table->victim == CHUNK_NONE)
-        choose_victim(table);
-    /* The last live record takes the chunk along, and with it the victim. */
-    for (uint32_t victim = table->victim; table->victim != CHUNK_NONE && moves > 0 && visits > 0; visits--) {
-        struct chunk_entry *entry = cache_chunks_own_entry(table, build, victim);
+    /* A chunk's last live record takes the chunk along, and then another may be chosen. */
+    for (; moves > 0 && visits > 0 && has_victim(table); visits--) {
+        struct chunk_entry *entry = cache_chunks_own_entry(table, build, table->victim);
         const struct cache_record *record =
             (const struct cache_record *)((const char *)entry->chunk + entry->swept);
         assert(entry->swept < entry->used);

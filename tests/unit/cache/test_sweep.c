@@ -35,26 +35,34 @@ static void garbage_stays_below_what_lives(void **state)
     assert_all_freed();
 }
 
-/* Even where much could be swept, a delta of one key moves a handful of records. */
-static void a_small_delta_sweeps_little(void **state)
+/* Several chunks with one record of three alive: a load deletes, and only deltas sweep. */
+static struct cache_snapshot *load_sparse(size_t count)
 {
-    struct cache_snapshot *full = load_numbers(COUNT, 1), *sparse, *swept;
-    struct cache_builder *builder = cache_builder_create(full, 0);
-    struct build build = {.birth = UINT64_MAX};
+    struct cache_builder *builder = cache_builder_create(NULL, 0);
     char key[NAME_BYTES];
 
-    (void)state;
-    put(builder, STR("filler"), STR("1"));
-    for (size_t i = 0; i < COUNT; i++)
+    for (size_t i = 0; i < count; i++)
+        put(builder, name(key, "key", i), STR("{\"text\":\"enough to fill some chunks with\"}"));
+    for (size_t i = 0; i < count; i++)
         if (i % 3)
             assert_true(cache_builder_delete(builder, name(key, "key", i)));
-    sparse = cache_builder_finish(builder, 2);
+    return cache_builder_finish(builder, 1);
+}
+
+/* Even where much could be swept, a delta of one key moves a handful of records, and a large one all of them. */
+static void a_delta_sweeps_in_proportion(void **state)
+{
+    struct cache_snapshot *sparse = load_sparse(50000), *swept;
+    struct build build = {.birth = UINT64_MAX};
+
+    (void)state;
     swept = cache_snapshot_create(sparse, &build);
     cache_chunks_claim_tail(&swept->chunks, &build);
     cache_sweep(swept, &build, 1);
     assert_in_range(build.copied_bytes, 1, 64 * 1024);
+    cache_sweep(swept, &build, 50000);
+    assert_true(swept->chunks.bytes < sparse->chunks.bytes * 2 / 3);
     assert_int_equal(swept->chunks.live, sparse->chunks.live); /* moved, not lost */
-    cache_snapshot_unref(full);
     cache_snapshot_unref(sparse);
     cache_snapshot_unref(swept);
     assert_all_freed();
@@ -64,7 +72,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(garbage_stays_below_what_lives),
-        cmocka_unit_test(a_small_delta_sweeps_little),
+        cmocka_unit_test(a_delta_sweeps_in_proportion),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
