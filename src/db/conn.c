@@ -183,13 +183,20 @@ enum status db_conn_failure(struct db_conn *conn, const PGresult *result, struct
 
 /* ---- bounded waits ---- */
 
+/* How often a wait looks whether the process is stopping. */
+enum { INTERRUPT_LOOK_MS = 50 };
+
 static enum status wait_for(struct db_conn *conn, short events, int64_t deadline_ns, struct error *error)
 {
     struct pollfd poll_fd = {.fd = PQsocket(conn->pg), .events = events};
     int left_ms;
 
     while ((left_ms = clock_ms_left(deadline_ns)) > 0) {
-        if (poll(&poll_fd, 1, left_ms) <= 0)
+        if (db_pool_is_interrupted(conn->pool)) {
+            db_conn_abandon(conn);
+            return error_set(error, STATUS_CANCELLED, "the process is stopping");
+        }
+        if (poll(&poll_fd, 1, left_ms < INTERRUPT_LOOK_MS ? left_ms : INTERRUPT_LOOK_MS) <= 0)
             continue;
         if (!(poll_fd.revents & ~POLLOUT) || PQconsumeInput(conn->pg))
             return STATUS_OK;

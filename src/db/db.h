@@ -40,6 +40,9 @@ enum status db_pool_create(const struct db_target *target, struct db_pool **pool
 void db_pool_destroy(struct db_pool *pool); /* every connection must have been released */
 const char *db_pool_name(const struct db_pool *pool);
 bool db_pool_is_up(const struct db_pool *pool); /* any thread: did the last attempt succeed? */
+/* Any thread: the process is stopping. Statements under way are given up within a moment and every later call answers
+ * CANCELLED, so that a stop never waits for a query's own deadline. */
+void db_pool_interrupt(struct db_pool *pool);
 /* "host:port/database", without user or password, for logs */
 const char *db_pool_address(const struct db_pool *pool);
 

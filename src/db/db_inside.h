@@ -163,5 +163,6 @@ struct db_metrics {
 void db_metrics_init(struct db_metrics *metrics, const char *database);
 void db_metrics_error(const struct db_metrics *metrics, enum status status);
 struct db_metrics *db_pool_metrics(struct db_pool *pool);
+bool db_pool_is_interrupted(const struct db_pool *pool);
 
 #endif

@@ -45,7 +45,7 @@ struct db_pool {
     struct db_backoff backoff;
     int64_t retry_at_ns;
     char reason[256]; /* why the breaker opened */
-    atomic_bool up;
+    atomic_bool up, interrupted;
 };
 
 enum status db_pool_create(const struct db_target *target, struct db_pool **out, struct error *error)
@@ -95,6 +95,16 @@ const char *db_pool_address(const struct db_pool *pool)
 bool db_pool_is_up(const struct db_pool *pool)
 {
     return atomic_load_explicit(&pool->up, memory_order_relaxed);
+}
+
+void db_pool_interrupt(struct db_pool *pool)
+{
+    atomic_store(&pool->interrupted, true);
+}
+
+bool db_pool_is_interrupted(const struct db_pool *pool)
+{
+    return atomic_load_explicit(&pool->interrupted, memory_order_relaxed);
 }
 
 struct db_metrics *db_pool_metrics(struct db_pool *pool)
@@ -338,6 +348,8 @@ enum status db_acquire(struct db_pool *pool, int64_t deadline_ns, struct db_conn
     int64_t begun_ns = clock_mono_ns();
 
     *conn = NULL;
+    if (db_pool_is_interrupted(pool))
+        return error_set(error, STATUS_CANCELLED, "the process is stopping");
     enum status status = acquire(pool, deadline_ns, conn, error);
     metric_observe(pool->metrics.acquire_wait, (double)(clock_mono_ns() - begun_ns) / 1e9);
     if (status == STATUS_OK)

@@ -127,7 +127,7 @@ void refdata_get_items(struct http_request *request)
 {
     struct refdata_reading reading;
     struct error error;
-    struct asked asked;
+    struct asked asked = {0};
     if (!refdata_reading_begin(request, &reading))
         return;
     if (read_keys(request, &asked, &error) != STATUS_OK) {
