@@ -141,7 +141,7 @@ test_command() {
     test_sanitizer_env
     mkdir -p "$VAR/test"
     # Nothing stays behind when the run is broken off.
-    trap 'kill $(jobs -p) 2>/dev/null; wait' EXIT
+    trap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT
     trap 'exit 130' INT
     trap 'exit 143' TERM HUP
     if [ $# -eq 0 ]; then
