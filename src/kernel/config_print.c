@@ -61,7 +61,7 @@ static const char *default_of(const struct setting_row *row)
         return "";
     if (!row->fallback)
         return "required";
-    return row->fallback[0] == '\0' ? "empty" : row->secret ? "secret" : row->fallback;
+    return row->fallback[0] == '\0' ? "empty" : row->secret ? "not shown" : row->fallback;
 }
 
 /* ---- terminal ---- */
@@ -177,7 +177,7 @@ void config_print_markdown(const struct config_section *sections, struct buf *ou
     for (const struct config_section *section = sections; section->name; section++) {
         buf_printf(out, "\n## `%s`\n\n%s\n\n", section->name, section->help);
         buf_put_str(out,
-                    STR("| setting | type | default | bounds | change | |\n|---|---|---|---|---|---|\n"));
+                    STR("| setting | type | default | bounds | change | meaning |\n|---|---|---|---|---|---|\n"));
         print_section(&printer, section);
     }
     buf_deinit(&printer.name);

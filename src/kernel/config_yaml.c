@@ -1,12 +1,19 @@
 /* From a file to YAML nodes. Refuses what libyaml would let pass (other encodings, several documents) and turns its
- * complaints into lines of our form, with a hint where the usual cause is known. Knows nothing of settings. */
+ * complaints into lines of our form, with a hint where the usual cause is known. Knows nothing of settings.
+ *
+ * The text is parsed twice. libyaml's time grows with the square of the nesting and of the anchors, so a first pass
+ * over its events, which ends at the first excess, comes before the nodes are composed. */
 #include "kernel/config_inside.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 #define READ_BYTES 65536
+#define NESTING_MAX 64
+#define ANCHORS_MAX 1000
+#define NODES_MAX 500000
 
 static bool read_all(int fd, struct buf *text)
 {
@@ -105,44 +112,95 @@ static void report_syntax(const yaml_parser_t *parser, struct str source, struct
         config_report_at(report, place, STR_NONE, "is not valid YAML: %s%s", problem, hint_for(problem));
 }
 
-/* After the first document only the end of the stream may come. */
-static bool check_single(yaml_parser_t *parser, struct str source, struct config_report *report)
-{
-    yaml_document_t second;
+/* ---- the first pass ---- */
 
-    if (!yaml_parser_load(parser, &second)) {
-        report_syntax(parser, source, report);
-        return false;
+struct shape {
+    unsigned documents, depth, anchors, nodes;
+};
+
+static const char *excess_of(const struct shape *shape)
+{
+    if (shape->documents > 1)
+        return "a second document begins here; a configuration is one document";
+    if (shape->depth > NESTING_MAX)
+        return "is nested too deeply (over 64 levels)";
+    if (shape->anchors > ANCHORS_MAX)
+        return "has too many anchors (over 1000)";
+    return shape->nodes > NODES_MAX ? "holds too much (over 500000 keys and values)" : NULL;
+}
+
+static void count_event(struct shape *shape, const yaml_event_t *event)
+{
+    switch (event->type) {
+    case YAML_DOCUMENT_START_EVENT: shape->documents++; break;
+    case YAML_SCALAR_EVENT: shape->anchors += event->data.scalar.anchor != NULL; break;
+    case YAML_SEQUENCE_START_EVENT:
+        shape->anchors += event->data.sequence_start.anchor != NULL;
+        shape->depth++;
+        break;
+    case YAML_MAPPING_START_EVENT:
+        shape->anchors += event->data.mapping_start.anchor != NULL;
+        shape->depth++;
+        break;
+    case YAML_SEQUENCE_END_EVENT:
+    case YAML_MAPPING_END_EVENT: shape->depth--; break;
+    default: break;
     }
-    bool single = yaml_document_get_root_node(&second) == NULL;
-    if (!single)
-        config_report_at(report, place_of(second.start_mark), STR_NONE,
-                         "a second document begins here; a configuration is one document");
-    yaml_document_delete(&second);
-    return single;
+    shape->nodes++;
+}
+
+static bool check_shape(yaml_parser_t *parser, struct str source, struct config_report *report)
+{
+    struct shape shape = {0};
+    yaml_event_t event;
+
+    for (bool end = false; !end;) {
+        if (!yaml_parser_parse(parser, &event)) {
+            report_syntax(parser, source, report);
+            return false;
+        }
+        count_event(&shape, &event);
+        struct setting_place place = place_of(event.start_mark);
+        end = event.type == YAML_STREAM_END_EVENT;
+        yaml_event_delete(&event);
+        if (excess_of(&shape)) {
+            config_report_at(report, place, STR_NONE, "%s", excess_of(&shape));
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool compose(yaml_parser_t *parser, struct str source, yaml_document_t *document,
+                    struct config_report *report)
+{
+    if (yaml_parser_load(parser, document))
+        return true;
+    report_syntax(parser, source, report);
+    return false;
+}
+
+static void open_parser(yaml_parser_t *parser, struct str source)
+{
+    if (!yaml_parser_initialize(parser))
+        abort(); /* out of memory, as in memory.h */
+    yaml_parser_set_encoding(parser, YAML_UTF8_ENCODING);
+    yaml_parser_set_input_string(parser, (const unsigned char *)source.ptr, source.len);
 }
 
 bool config_yaml_load(struct str source, yaml_document_t *document, struct config_report *report)
 {
     yaml_parser_t parser;
-    bool fine = false;
 
     if (!check_text(source, report))
         return false;
-    if (!yaml_parser_initialize(&parser)) {
-        config_report_at(report, (struct setting_place){0}, STR_NONE, "cannot be parsed: out of memory");
+    open_parser(&parser, source);
+    bool fine = check_shape(&parser, source, report);
+    yaml_parser_delete(&parser);
+    if (!fine)
         return false;
-    }
-    yaml_parser_set_encoding(&parser, YAML_UTF8_ENCODING);
-    yaml_parser_set_input_string(&parser, (const unsigned char *)source.ptr, source.len);
-    if (!yaml_parser_load(&parser, document)) {
-        report_syntax(&parser, source, report);
-    } else {
-        /* An empty stream is an empty document, and the end has been read with it. */
-        fine = !yaml_document_get_root_node(document) || check_single(&parser, source, report);
-        if (!fine)
-            yaml_document_delete(document);
-    }
+    open_parser(&parser, source);
+    fine = compose(&parser, source, document, report);
     yaml_parser_delete(&parser);
     return fine;
 }
