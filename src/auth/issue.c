@@ -216,11 +216,24 @@ static enum status ensure_key_set(const char *path, const struct dev_key *key, s
     return status;
 }
 
+/* The folder the files stand in; its parent must be there. A failure shows when the lock is opened. */
+static void ensure_folder(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+
+    if (!slash || slash == path)
+        return;
+    char *folder = str_dup(str_of(path, (size_t)(slash - path)));
+    mkdir(folder, 0700);
+    free(folder);
+}
+
 static enum status ensure_files(const char *key_path, const char *jwks_path, struct dev_key *key,
                                 struct error *error)
 {
     struct buf lock_name;
 
+    ensure_folder(key_path);
     buf_init(&lock_name);
     buf_printf(&lock_name, "%s.lock%c", key_path, '\0');
     int lock = open(lock_name.data, O_RDWR | O_CREAT | O_CLOEXEC, 0600);

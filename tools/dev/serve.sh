@@ -52,6 +52,7 @@ run_command() {
         pg_start
     fi
     freshet_env
+    run_prepare
     run_serve
     run_greet
     trap 'exit 0' INT TERM HUP
@@ -81,9 +82,19 @@ run_check_port() {
         die "port $PORT is taken; choose another one: FRESHET_PORT=8081 ./dev run"
 }
 
+# The schema, and for the default configuration the demo's own tables and rows.
+run_prepare() {
+    [ -e "$CONFIG" ] || die "no configuration at $CONFIG"
+    "$(freshet_bin)" migrate --config "$CONFIG" >"$VAR/log/migrate.log" 2>&1 || {
+        cat "$VAR/log/migrate.log" >&2
+        die "could not migrate the database"
+    }
+    [ "$CONFIG" != "$ROOT/config/freshet.yaml" ] || psql_command -X -q -v ON_ERROR_STOP=1 -f "$ROOT/config/demo.sql" 2>>"$VAR/log/migrate.log" ||
+        die "could not make the demo's tables, see $VAR/log/migrate.log"
+}
+
 run_serve() {
     local log=$VAR/log/freshet.log tick
-    [ -e "$CONFIG" ] || die "no configuration at $CONFIG"
     # Also makes the development key when there is none yet, which the server then trusts.
     RUN_TOKEN=$("$(freshet_bin)" token --tenant demo) || die "could not issue a development token"
     if [ -e "$log" ]; then mv -f "$log" "$log.1"; fi
