@@ -39,15 +39,18 @@ void db_conn_destroy(struct db_conn *conn)
     free(conn);
 }
 
+/* An idle connection hears of its own end (a FATAL notice, then end of file) or of changed settings; only reading
+ * tells which. */
 bool db_conn_is_alive(struct db_conn *conn)
 {
     if (!conn->pg)
         return false;
     struct pollfd poll_fd = {.fd = PQsocket(conn->pg), .events = POLLIN};
-    if (poll(&poll_fd, 1, 0) == 0)
-        return true;
-    /* An idle connection hears of the peer's end or of changed settings; only reading tells which. */
-    return PQconsumeInput(conn->pg) && !PQisBusy(conn->pg) && PQstatus(conn->pg) == CONNECTION_OK;
+    while (poll(&poll_fd, 1, 0) != 0) {
+        if (!PQconsumeInput(conn->pg) || PQisBusy(conn->pg) || conn->doomed)
+            return false;
+    }
+    return PQstatus(conn->pg) == CONNECTION_OK;
 }
 
 bool db_conn_is_clean(const struct db_conn *conn)

@@ -10,10 +10,15 @@
 #include "base/memory.h"
 #include "db/db_inside.h"
 
-/* The server's NOTICEs would go to standard error otherwise. */
+/* The server's notices would go to standard error otherwise. An error that no statement of ours has caused comes
+ * here too: the session is being ended. */
 static void on_server_notice(void *context, const PGresult *result)
 {
-    (void)context;
+    struct db_conn *conn = context;
+    const char *severity = PQresultErrorField(result, PG_DIAG_SEVERITY_NONLOCALIZED);
+
+    if (conn && severity && (strcmp(severity, "FATAL") == 0 || strcmp(severity, "PANIC") == 0))
+        conn->doomed = true;
     log_debug("db_notice", LOG_CSTR("message", PQresultErrorField(result, PG_DIAG_MESSAGE_PRIMARY)));
 }
 
@@ -139,5 +144,6 @@ enum status db_conn_open(struct db_pool *pool, const struct db_parsed *parsed, i
     (*conn)->pg = pg;
     (*conn)->pool = pool;
     buf_init(&(*conn)->bound.scratch);
+    PQsetNoticeReceiver(pg, on_server_notice, *conn);
     return STATUS_OK;
 }

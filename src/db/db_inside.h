@@ -114,6 +114,7 @@ struct db_conn {
     size_t queued, queue_capacity;
     bool in_pipeline,
         prepares_pending; /* the latter: a PREPARE is in the pipeline, not yet known to have worked */
+    bool doomed;          /* the server said goodbye while nothing was running */
     char sqlstate[6];
 };
 

@@ -7,7 +7,7 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static const struct db_name names[] = {
-    {"tenantId", DB_TEXT}, {"key", DB_TEXT},        {"payload", DB_JSONB}, {"eventVersion", DB_BIGINT},
+    {"tenantId", DB_TEXT},  {"key", DB_TEXT},        {"payload", DB_JSONB}, {"eventVersion", DB_BIGINT},
     {"chunkIndex", DB_INT}, {"keys", DB_TEXT_ARRAY}, {"a", DB_TEXT},        {NULL, DB_TEXT},
 };
 

@@ -1,0 +1,154 @@
+/* Migrations (C10): once each, safe twice and side by side, a changed one noticed, a failed one leaves nothing. */
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "server_tests.h"
+
+static const struct db_migration two[] = {
+    {1, "base",
+     "CREATE SCHEMA moved; CREATE TABLE moved.t (n int); INSERT INTO moved.t VALUES (1); SELECT pg_sleep(0.05);"},
+    {2, "more", "ALTER TABLE moved.t ADD m int; -- done\n"},
+    {0, NULL, NULL},
+};
+
+static int setup(void **state)
+{
+    (void)state;
+    struct db_pool *pool = test_pool(1);
+    struct db_conn *conn = test_acquire(pool);
+    test_sql(conn, "DROP SCHEMA IF EXISTS platform CASCADE");
+    test_sql(conn, "DROP SCHEMA IF EXISTS moved CASCADE");
+    db_release(conn);
+    db_pool_destroy(pool);
+    return 0;
+}
+
+static int64_t soon(void)
+{
+    return clock_deadline_ms(PATIENCE_MS);
+}
+
+static void check_sql(struct db_pool *pool, const char *sql, const char *wanted)
+{
+    struct db_conn *conn = test_acquire(pool);
+    assert_string_equal(test_sql(conn, sql), wanted);
+    db_release(conn);
+}
+
+static void test_each_is_applied_once(void **state)
+{
+    (void)state;
+    struct db_pool *pool = test_pool(1);
+    unsigned applied, missing;
+    assert_ok(db_migrate_check(pool, "moved", two, soon(), &missing, NULL));
+    assert_int_equal(missing, 1);
+    assert_ok(db_migrate(pool, "moved", two, soon(), &applied, NULL));
+    assert_int_equal(applied, 2);
+    assert_ok(db_migrate(pool, "moved", two, soon(), &applied, NULL));
+    assert_int_equal(applied, 0);
+    assert_ok(db_migrate_check(pool, "moved", two, soon(), &missing, NULL));
+    assert_int_equal(missing, 0);
+    check_sql(
+        pool,
+        "SELECT string_agg(module || number || name, ',' ORDER BY number) FROM platform.schema_migration",
+        "moved1base,moved2more");
+    check_sql(pool, "SELECT count(*) FROM moved.t", "1");
+    check_sql(pool, "SHOW statement_timeout", "30s"); /* a migrating session's settings do not come back */
+    db_pool_destroy(pool);
+}
+
+static void *migrate(void *arg)
+{
+    struct db_target target = pg_fixture_target();
+    struct db_pool *pool;
+    struct error error = {0};
+    unsigned applied = 0;
+    if (db_pool_create(&target, &pool, &error) != STATUS_OK ||
+        db_migrate(pool, "moved", two, soon(), &applied, &error) != STATUS_OK)
+        applied = 1000;
+    atomic_fetch_add((atomic_uint *)arg, applied);
+    db_pool_destroy(pool);
+    return NULL;
+}
+
+static void test_eight_side_by_side_apply_each_once(void **state)
+{
+    (void)state;
+    pthread_t threads[8];
+    atomic_uint applied = 0;
+    for (int i = 0; i < 8; i++)
+        pthread_create(&threads[i], NULL, migrate, &applied);
+    for (int i = 0; i < 8; i++)
+        pthread_join(threads[i], NULL);
+    assert_int_equal(atomic_load(&applied), 2);
+    struct db_pool *pool = test_pool(1);
+    check_sql(pool, "SELECT count(*) FROM moved.t", "1");
+    db_pool_destroy(pool);
+}
+
+static void test_a_changed_migration_is_CONFIG(void **state)
+{
+    (void)state;
+    static const struct db_migration changed[] = {{1, "base", "SELECT 1"}, {0, NULL, NULL}};
+    struct db_pool *pool = test_pool(1);
+    struct error error = {0};
+    unsigned missing;
+    assert_ok(db_migrate(pool, "moved", two, soon(), NULL, NULL));
+    assert_int_equal(db_migrate(pool, "moved", changed, soon(), NULL, &error), STATUS_CONFIG);
+    assert_non_null(strstr(error.message, "moved/001_base"));
+    assert_int_equal(db_migrate_check(pool, "moved", changed, soon(), &missing, &error), STATUS_CONFIG);
+    /* the same number of another module is another migration */
+    assert_ok(db_migrate(pool, "other", changed, soon(), NULL, NULL));
+    db_pool_destroy(pool);
+}
+
+static void test_a_failed_migration_leaves_nothing_behind(void **state)
+{
+    (void)state;
+    static const struct db_migration broken[] = {
+        {1, "fine", "CREATE SCHEMA moved; CREATE TABLE moved.t (n int)"},
+        {2, "broken", "CREATE TABLE moved.half (n int); SELECT nope"},
+        {3, "after", "CREATE TABLE moved.after (n int)"},
+        {0, NULL, NULL},
+    };
+    struct db_pool *pool = test_pool(1);
+    struct error error = {0};
+    unsigned applied, missing;
+    assert_int_equal(db_migrate(pool, "moved", broken, soon(), &applied, &error), STATUS_DB_ERROR);
+    assert_int_equal(applied, 1);
+    assert_non_null(strstr(error.message, "moved/002_broken"));
+    check_sql(pool, "SELECT to_regclass('moved.half') IS NULL AND to_regclass('moved.after') IS NULL", "t");
+    assert_ok(db_migrate_check(pool, "moved", broken, soon(), &missing, NULL));
+    assert_int_equal(missing, 2);
+    db_pool_destroy(pool);
+}
+
+static void test_unqualified_names_and_own_commits_are_refused(void **state)
+{
+    (void)state;
+    static const struct db_migration bare[] = {{1, "bare", "CREATE TABLE bare (n int)"}, {0, NULL, NULL}};
+    static const struct db_migration commits[] = {{1, "commits", "SELECT 1; COMMIT"}, {0, NULL, NULL}};
+    struct db_target target = pg_fixture_target();
+    struct db_pool *pool;
+    struct error error = {0};
+    target.schema = STR("public");
+    assert_ok(db_pool_create(&target, &pool, NULL));
+    assert_int_equal(db_migrate(pool, "moved", bare, soon(), NULL, &error), STATUS_DB_ERROR);
+    assert_int_equal(db_migrate(pool, "moved", commits, soon(), NULL, &error), STATUS_CONFIG);
+    check_sql(pool, "SELECT count(*) FROM platform.schema_migration", "0");
+    db_pool_destroy(pool);
+}
+
+#define TEST(name) cmocka_unit_test_setup(name, setup)
+
+int run_migrate_tests(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(test_each_is_applied_once),
+        TEST(test_eight_side_by_side_apply_each_once),
+        TEST(test_a_changed_migration_is_CONFIG),
+        TEST(test_a_failed_migration_leaves_nothing_behind),
+        TEST(test_unqualified_names_and_own_commits_are_refused),
+    };
+    return cmocka_run_group_tests_name("migrate", tests, NULL, NULL);
+}

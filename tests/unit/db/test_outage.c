@@ -1,0 +1,172 @@
+/* R21: a server that died or froze holds nobody past the deadline, and all is well when it is back. */
+#include <signal.h>
+#include <stdlib.h>
+
+#include "server_tests.h"
+
+static pid_t backend_of(struct db_conn *conn)
+{
+    return (pid_t)atoi(test_sql(conn, "SELECT pg_backend_pid()"));
+}
+
+/* How long is too long: far over the deadlines below, far under any timeout of libpq or TCP. */
+#define BOUND_NS (10 * CLOCK_NS_PER_S)
+
+static void test_a_frozen_server_is_TIMEOUT(void **state)
+{
+    (void)state;
+    if (!pg_fixture_is_own())
+        skip();
+    struct db_pool *pool = test_pool(2);
+    struct db_conn *conn = test_acquire(pool), *other;
+    struct error error = {0};
+    pid_t backend = backend_of(conn);
+    pg_fixture_freeze(backend);
+    int64_t begun = clock_mono_ns();
+    enum status in_use = test_try(conn, "SELECT 1", 300, &error);
+    enum status connecting = db_acquire(pool, clock_deadline_ms(300), &other, &error);
+    enum status refused = db_acquire(pool, clock_deadline_ms(PATIENCE_MS), &other, &error);
+    db_release(conn); /* with its cancel request, which nobody answers */
+    int64_t took = clock_mono_ns() - begun;
+    pg_fixture_thaw(backend);
+    assert_int_equal(in_use, STATUS_TIMEOUT);
+    assert_int_equal(connecting, STATUS_TIMEOUT);
+    assert_int_equal(refused, STATUS_DB_DOWN); /* the breaker: the second caller does not wait */
+    assert_true(took >= 600 * CLOCK_NS_PER_MS && took < BOUND_NS);
+    int64_t limit = clock_deadline_ms(PATIENCE_MS);
+    while (db_acquire(pool, clock_deadline_ms(1000), &conn, NULL) != STATUS_OK)
+        assert_true(clock_mono_ns() < limit);
+    assert_string_equal(test_sql(conn, "SELECT 1"), "1");
+    db_release(conn);
+    db_pool_destroy(pool);
+}
+
+static void test_a_release_into_a_frozen_server_is_bounded(void **state)
+{
+    (void)state;
+    if (!pg_fixture_is_own())
+        skip();
+    struct db_pool *pool = test_pool(1);
+    struct db_conn *conn = test_acquire(pool);
+    pid_t backend = backend_of(conn);
+    assert_ok(db_begin(conn, DB_READ_COMMITTED, clock_deadline_ms(PATIENCE_MS), NULL));
+    pg_fixture_freeze(backend);
+    int64_t begun = clock_mono_ns();
+    db_release(conn); /* wants to roll back */
+    int64_t took = clock_mono_ns() - begun;
+    pg_fixture_thaw(backend);
+    assert_true(took < BOUND_NS);
+    db_pool_destroy(pool);
+}
+
+static void test_a_killed_backend_is_DB_DOWN_and_the_server_comes_back(void **state)
+{
+    (void)state;
+    if (!pg_fixture_is_own())
+        skip();
+    struct db_pool *pool = test_pool(2);
+    struct db_conn *conn = test_acquire(pool);
+    struct error error = {0};
+    test_sql(conn, "SELECT 'prepared before'");
+    /* kill -9: the postmaster then restarts everything */
+    kill(backend_of(conn), SIGKILL);
+    assert_int_equal(test_try(conn, "SELECT 'prepared before'", PATIENCE_MS, &error), STATUS_DB_DOWN);
+    db_release(conn);
+    int64_t limit = clock_deadline_ms(PATIENCE_MS);
+    while (db_acquire(pool, clock_deadline_ms(1000), &conn, NULL) != STATUS_OK)
+        assert_true(clock_mono_ns() < limit);
+    assert_string_equal(test_sql(conn, "SELECT 'prepared before'"), "prepared before");
+    db_release(conn);
+    db_pool_destroy(pool);
+}
+
+static void test_a_dead_server_is_refused_at_once_until_it_is_back(void **state)
+{
+    (void)state;
+    if (!pg_fixture_is_own())
+        skip();
+    struct db_pool *pool = test_pool(2);
+    struct db_conn *a = test_acquire(pool), *b = test_acquire(pool), *conn;
+    struct error error = {0};
+    int downs = 0;
+    db_release(b); /* idle while the server dies */
+    pg_fixture_halt();
+    assert_int_equal(test_try(a, "SELECT 1", PATIENCE_MS, &error), STATUS_DB_DOWN);
+    db_release(a);
+    int64_t begun = clock_mono_ns();
+    for (; downs < 10000; downs++)
+        if (db_acquire(pool, clock_deadline_ms(PATIENCE_MS), &conn, &error) != STATUS_DB_DOWN)
+            break;
+    assert_int_equal(downs, 10000);
+    assert_true(clock_mono_ns() - begun < BOUND_NS);
+    assert_false(db_pool_is_up(pool));
+    pg_fixture_resume();
+    int64_t limit = clock_deadline_ms(PATIENCE_MS);
+    while (db_acquire(pool, clock_deadline_ms(1000), &conn, NULL) != STATUS_OK)
+        assert_true(clock_mono_ns() < limit);
+    assert_true(db_pool_is_up(pool));
+    assert_string_equal(test_sql(conn, "SELECT 1"), "1");
+    db_release(conn);
+    db_pool_destroy(pool);
+}
+
+static void on_notice(void *context, struct str channel, struct str payload)
+{
+    (void)channel;
+    (void)payload;
+    ++((int *)context)[1];
+}
+
+static void on_listening(void *context)
+{
+    ++*(int *)context;
+}
+
+static void test_the_listener_finds_a_restarted_server(void **state)
+{
+    (void)state;
+    if (!pg_fixture_is_own())
+        skip();
+    static const char *const channels[] = {"freshet_one", NULL};
+    struct loop *loop = loop_create(&(struct loop_options){0});
+    struct db_target target = pg_fixture_target();
+    int counts[2] = {0};
+    struct db_listener *listener =
+        db_listener_create(&(struct db_listener_config){.loop = loop,
+                                                        .target = &target,
+                                                        .channels = channels,
+                                                        .on_notice = on_notice,
+                                                        .on_listening = on_listening,
+                                                        .context = counts});
+    struct db_notifier *notifier = db_notifier_create(loop, &target, 1000);
+    int64_t limit = clock_deadline_ms(PATIENCE_MS);
+    while (counts[0] < 1 && clock_mono_ns() < limit)
+        loop_run_once(loop, 50);
+    pg_fixture_halt();
+    db_notify(notifier, STR("freshet_one"), STR("sent while it was away"));
+    for (int i = 0; i < 10; i++)
+        loop_run_once(loop, 50);
+    pg_fixture_resume();
+    while (counts[0] < 2 && clock_mono_ns() < limit)
+        loop_run_once(loop, 50);
+    db_notify(notifier, STR("freshet_one"), STR("new"));
+    while (counts[1] < 1 && clock_mono_ns() < limit)
+        loop_run_once(loop, 50);
+    assert_int_equal(counts[0], 2);
+    assert_true(counts[1] >= 1);
+    db_notifier_destroy(notifier);
+    db_listener_destroy(listener);
+    loop_destroy(loop);
+}
+
+int run_outage_tests(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_frozen_server_is_TIMEOUT),
+        cmocka_unit_test(test_a_release_into_a_frozen_server_is_bounded),
+        cmocka_unit_test(test_a_killed_backend_is_DB_DOWN_and_the_server_comes_back),
+        cmocka_unit_test(test_a_dead_server_is_refused_at_once_until_it_is_back),
+        cmocka_unit_test(test_the_listener_finds_a_restarted_server),
+    };
+    return cmocka_run_group_tests_name("outage", tests, NULL, NULL);
+}

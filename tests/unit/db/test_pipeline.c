@@ -1,0 +1,214 @@
+/* Pipelines: results in order, the rest skipped after a failure, connections clean afterwards. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "server_tests.h"
+
+static struct db_pool *pool;
+static struct db_conn *conn;
+
+static int setup(void **state)
+{
+    (void)state;
+    pool = test_pool(2);
+    conn = test_acquire(pool);
+    test_sql(conn, "CREATE TEMP TABLE t (n int PRIMARY KEY)");
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    db_release(conn);
+    db_pool_destroy(pool);
+    return 0;
+}
+
+static int64_t soon(void)
+{
+    return clock_deadline_ms(PATIENCE_MS);
+}
+
+static void add(const char *sql)
+{
+    struct db_statement statement;
+    db_statement_init(&statement, sql, 0, NULL);
+    assert_ok(db_pipeline_add(conn, &statement, NULL, NULL));
+}
+
+static void add_number(const char *sql, int number)
+{
+    struct db_statement statement;
+    char text[16];
+    snprintf(text, sizeof text, "%d", number);
+    db_statement_init(&statement, sql, 1, (enum db_type[]){DB_INT});
+    assert_ok(db_pipeline_add(conn, &statement, (struct db_param[]){{str_from(text)}}, NULL));
+}
+
+static void test_results_come_in_order(void **state)
+{
+    (void)state;
+    struct db_result *results[20];
+    size_t failed_at;
+    for (int round = 0; round < 2; round++) { /* cold, then prepared */
+        assert_ok(db_pipeline_begin(conn, NULL));
+        for (int i = 0; i < 20; i++)
+            add_number("SELECT $1 * 2", i);
+        assert_ok(db_pipeline_end(conn, soon(), results, 20, &failed_at, NULL));
+        for (int i = 0; i < 20; i++) {
+            assert_int_equal(db_result_i64(results[i], 0, 0), 2 * i);
+            db_result_free(results[i]);
+        }
+    }
+    assert_string_equal(test_sql(conn, "SELECT 1"), "1");
+}
+
+static void test_begin_and_commit_may_be_inside(void **state)
+{
+    (void)state;
+    struct db_result *results[4];
+    assert_ok(db_pipeline_begin(conn, NULL));
+    add("BEGIN");
+    add_number("INSERT INTO t VALUES ($1)", 1);
+    add_number("INSERT INTO t VALUES ($1)", 2);
+    add("COMMIT");
+    assert_ok(db_pipeline_end(conn, soon(), results, 4, NULL, NULL));
+    assert_int_equal(db_result_affected(results[1]), 1);
+    for (int i = 0; i < 4; i++)
+        db_result_free(results[i]);
+    assert_string_equal(test_sql(conn, "SELECT count(*) FROM t"), "2");
+}
+
+static void test_the_first_failure_skips_the_rest(void **state)
+{
+    (void)state;
+    struct db_result *results[5];
+    struct error error = {0};
+    size_t failed_at;
+    assert_ok(db_pipeline_begin(conn, NULL));
+    add("BEGIN");
+    add_number("INSERT INTO t VALUES ($1)", 1);
+    add_number("INSERT INTO t VALUES ($1)", 1);
+    add("SELECT 'never prepared before'");
+    add("COMMIT");
+    assert_int_equal(db_pipeline_end(conn, soon(), results, 5, &failed_at, &error), STATUS_DB_ERROR);
+    assert_int_equal(failed_at, 2);
+    assert_string_equal(db_sqlstate(conn), "23505");
+    for (int i = 0; i < 5; i++)
+        assert_null(results[i]);
+    db_rollback(conn);
+    assert_string_equal(db_sqlstate(conn), "23505");
+    assert_string_equal(test_sql(conn, "SELECT count(*) FROM t"), "0");
+    /* the statement whose PREPARE was skipped works too */
+    assert_string_equal(test_sql(conn, "SELECT 'never prepared before'"), "never prepared before");
+}
+
+static void test_a_statement_that_does_not_prepare_fails_in_its_place(void **state)
+{
+    (void)state;
+    size_t failed_at;
+    assert_ok(db_pipeline_begin(conn, NULL));
+    add("SELECT 1");
+    add("SELECT nope");
+    add("SELECT 2");
+    assert_int_equal(db_pipeline_end(conn, soon(), NULL, 3, &failed_at, NULL), STATUS_DB_ERROR);
+    assert_int_equal(failed_at, 1);
+    assert_string_equal(db_sqlstate(conn), "42703");
+    assert_ok(db_pipeline_begin(conn, NULL));
+    add("SELECT 1");
+    add("SELECT 2");
+    assert_ok(db_pipeline_end(conn, soon(), NULL, 2, &failed_at, NULL));
+}
+
+static void test_a_stale_statement_is_DB_RETRY_and_works_the_next_time(void **state)
+{
+    (void)state;
+    for (int round = 0; round < 3; round++) {
+        assert_ok(db_pipeline_begin(conn, NULL));
+        add("SELECT * FROM t");
+        enum status status = db_pipeline_end(conn, soon(), NULL, 1, NULL, NULL);
+        assert_int_equal(status, round == 1 ? STATUS_DB_RETRY : STATUS_OK);
+        if (round == 0)
+            test_sql(conn, "ALTER TABLE t ADD COLUMN m int");
+    }
+}
+
+static void test_more_statements_than_are_kept_prepared(void **state)
+{
+    (void)state;
+    struct db_result *results[600];
+    assert_ok(db_pipeline_begin(conn, NULL));
+    for (int i = 0; i < 600; i++) {
+        static char sql[600][32];
+        snprintf(sql[i], sizeof sql[i], "SELECT %d + 1000", i);
+        add(sql[i]);
+    }
+    assert_ok(db_pipeline_end(conn, soon(), results, 600, NULL, NULL));
+    for (int i = 0; i < 600; i++) {
+        assert_int_equal(db_result_i64(results[i], 0, 0), i + 1000);
+        db_result_free(results[i]);
+    }
+    assert_true(atoi(test_sql(conn, "SELECT count(*) FROM pg_prepared_statements")) <= 256);
+}
+
+static void test_both_sides_full_do_not_deadlock(void **state)
+{
+    (void)state;
+    /* more out and more in than any socket buffer holds */
+    struct db_statement statement;
+    size_t len = 1u << 20;
+    char *big = malloc(len);
+    struct db_result *results[24];
+    memset(big, 'x', len);
+    db_statement_init(&statement, "SELECT $1", 1, (enum db_type[]){DB_TEXT});
+    assert_ok(db_pipeline_begin(conn, NULL));
+    for (int i = 0; i < 24; i++)
+        assert_ok(db_pipeline_add(conn, &statement, (struct db_param[]){{str_of(big, len)}}, NULL));
+    assert_ok(db_pipeline_end(conn, soon(), results, 24, NULL, NULL));
+    for (int i = 0; i < 24; i++) {
+        assert_int_equal(db_result_str(results[i], 0, 0).len, len);
+        db_result_free(results[i]);
+    }
+    free(big);
+}
+
+static void test_a_pipeline_past_its_deadline_is_TIMEOUT(void **state)
+{
+    (void)state;
+    struct db_result *results[2];
+    size_t failed_at;
+    assert_ok(db_pipeline_begin(conn, NULL));
+    add("SELECT 1");
+    add("SELECT pg_sleep(600)");
+    assert_int_equal(db_pipeline_end(conn, clock_deadline_ms(200), results, 2, &failed_at, NULL),
+                     STATUS_TIMEOUT);
+    assert_int_equal(failed_at, 2);
+    assert_null(results[0]);
+    assert_int_equal(db_pipeline_begin(conn, NULL), STATUS_DB_DOWN);
+}
+
+static void test_an_empty_pipeline(void **state)
+{
+    (void)state;
+    assert_ok(db_pipeline_begin(conn, NULL));
+    assert_ok(db_pipeline_end(conn, soon(), NULL, 0, NULL, NULL));
+    assert_string_equal(test_sql(conn, "SELECT 1"), "1");
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int run_pipeline_tests(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(test_results_come_in_order),
+        TEST(test_begin_and_commit_may_be_inside),
+        TEST(test_the_first_failure_skips_the_rest),
+        TEST(test_a_statement_that_does_not_prepare_fails_in_its_place),
+        TEST(test_a_stale_statement_is_DB_RETRY_and_works_the_next_time),
+        TEST(test_more_statements_than_are_kept_prepared),
+        TEST(test_both_sides_full_do_not_deadlock),
+        TEST(test_a_pipeline_past_its_deadline_is_TIMEOUT),
+        TEST(test_an_empty_pipeline),
+    };
+    return cmocka_run_group_tests_name("pipeline", tests, NULL, NULL);
+}

@@ -1,0 +1,270 @@
+/* The pool: its bound, its waiters, what it does with connections that come back dirty or died meanwhile. */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "server_tests.h"
+
+static void test_one_connection_is_used_again(void **state)
+{
+    (void)state;
+    struct db_pool *pool = test_pool(2);
+    assert_false(db_pool_is_up(pool));
+    struct db_conn *conn = test_acquire(pool);
+    assert_true(db_pool_is_up(pool));
+    int pid = atoi(test_sql(conn, "SELECT pg_backend_pid()"));
+    db_release(conn);
+    conn = test_acquire(pool);
+    assert_int_equal(atoi(test_sql(conn, "SELECT pg_backend_pid()")), pid);
+    db_release(conn);
+    db_pool_destroy(pool);
+}
+
+static void test_sessions_begin_as_we_need_them(void **state)
+{
+    (void)state;
+    struct db_target target = pg_fixture_target();
+    struct db_pool *pool;
+    target.schema = STR("App, pg_catalog");
+    target.statement_timeout_ms = 12345;
+    assert_ok(db_pool_create(&target, &pool, NULL));
+    struct db_conn *conn = test_acquire(pool);
+    assert_string_equal(test_sql(conn, "SHOW client_encoding"), "UTF8");
+    assert_string_equal(test_sql(conn, "SHOW timezone"), "UTC");
+    assert_string_equal(test_sql(conn, "SHOW application_name"), "freshet");
+    assert_string_equal(test_sql(conn, "SHOW search_path"), "\"App\",\"pg_catalog\"");
+    assert_string_equal(test_sql(conn, "SHOW statement_timeout"), "12345ms");
+    db_release(conn);
+    db_pool_destroy(pool);
+}
+
+static void test_the_bound_holds_and_waiting_ends_at_the_deadline(void **state)
+{
+    (void)state;
+    struct db_pool *pool = test_pool(2);
+    struct db_conn *a = test_acquire(pool), *b = test_acquire(pool), *c;
+    struct error error = {0};
+    int64_t begun = clock_mono_ns();
+    assert_int_equal(db_acquire(pool, clock_deadline_ms(50), &c, &error), STATUS_TIMEOUT);
+    assert_true(clock_mono_ns() - begun >= 50 * CLOCK_NS_PER_MS);
+    assert_null(c);
+    db_release(a);
+    c = test_acquire(pool);
+    db_release(b);
+    db_release(c);
+    db_pool_destroy(pool);
+}
+
+struct crowd {
+    struct db_pool *pool;
+    atomic_int inside, most;
+};
+
+static void *visit(void *arg)
+{
+    struct crowd *crowd = arg;
+    for (int i = 0; i < 20; i++) {
+        struct db_conn *conn;
+        if (db_acquire(crowd->pool, clock_deadline_ms(PATIENCE_MS), &conn, NULL) != STATUS_OK)
+            return "acquire failed";
+        int now = atomic_fetch_add(&crowd->inside, 1) + 1;
+        int most = atomic_load(&crowd->most);
+        while (now > most && !atomic_compare_exchange_weak(&crowd->most, &most, now))
+            continue;
+        if (test_try(conn, i % 7 == 0 ? "SELECT 1/0" : "SELECT 1", PATIENCE_MS, NULL) == STATUS_DB_DOWN)
+            return "connection lost";
+        atomic_fetch_sub(&crowd->inside, 1);
+        db_release(conn);
+    }
+    return NULL;
+}
+
+static void test_twelve_threads_share_three_connections(void **state)
+{
+    (void)state;
+    struct crowd crowd = {.pool = test_pool(3)};
+    pthread_t threads[12];
+    for (int i = 0; i < 12; i++)
+        pthread_create(&threads[i], NULL, visit, &crowd);
+    for (int i = 0; i < 12; i++) {
+        void *complaint;
+        pthread_join(threads[i], &complaint);
+        if (complaint)
+            fail_msg("%s", (char *)complaint);
+    }
+    assert_true(atomic_load(&crowd.most) >= 1 && atomic_load(&crowd.most) <= 3);
+    db_pool_destroy(crowd.pool);
+}
+
+static void test_an_open_transaction_is_rolled_back_on_release(void **state)
+{
+    (void)state;
+    struct db_pool *pool = test_pool(1);
+    struct db_conn *conn = test_acquire(pool);
+    test_sql(conn, "CREATE TABLE IF NOT EXISTS public.dirty (n int)");
+    assert_ok(db_begin(conn, DB_READ_COMMITTED, clock_deadline_ms(PATIENCE_MS), NULL));
+    test_sql(conn, "INSERT INTO public.dirty VALUES (1)");
+    db_release(conn);
+    conn = test_acquire(pool);
+    assert_string_equal(test_sql(conn, "SELECT count(*) FROM public.dirty"), "0");
+    assert_ok(db_begin(conn, DB_READ_COMMITTED, clock_deadline_ms(PATIENCE_MS), NULL));
+    db_release(conn);
+    db_pool_destroy(pool);
+}
+
+static void test_an_unfinished_pipeline_is_not_reused(void **state)
+{
+    (void)state;
+    struct db_pool *pool = test_pool(1);
+    struct db_conn *conn = test_acquire(pool);
+    struct db_statement statement;
+    db_statement_init(&statement, "SELECT 1", 0, NULL);
+    assert_ok(db_pipeline_begin(conn, NULL));
+    assert_ok(db_pipeline_add(conn, &statement, NULL, NULL));
+    db_release(conn);
+    conn = test_acquire(pool);
+    assert_string_equal(test_sql(conn, "SELECT 2"), "2");
+    db_release(conn);
+    db_pool_destroy(pool);
+}
+
+/* Ends `pid` from another session, and returns when it is gone. */
+static void terminate(int pid)
+{
+    struct db_pool *pool = test_pool(1);
+    struct db_conn *conn = test_acquire(pool);
+    char sql[160];
+    snprintf(sql, sizeof sql, "SELECT pg_terminate_backend(%d, 10000)", pid);
+    assert_string_equal(test_sql(conn, sql), "t");
+    db_release(conn);
+    db_pool_destroy(pool);
+}
+
+static void test_a_connection_that_died_idle_is_not_handed_out(void **state)
+{
+    (void)state;
+    struct db_pool *pool = test_pool(1);
+    struct db_conn *conn = test_acquire(pool);
+    int pid = atoi(test_sql(conn, "SELECT pg_backend_pid()"));
+    db_release(conn);
+    terminate(pid);
+    conn = test_acquire(pool);
+    assert_int_not_equal(atoi(test_sql(conn, "SELECT pg_backend_pid()")), pid);
+    db_release(conn);
+    db_pool_destroy(pool);
+}
+
+static void test_a_connection_that_dies_in_use_is_DB_DOWN_and_replaced(void **state)
+{
+    (void)state;
+    struct db_pool *pool = test_pool(1);
+    struct db_conn *conn = test_acquire(pool);
+    struct error error = {0};
+    int pid = atoi(test_sql(conn, "SELECT pg_backend_pid()"));
+    assert_ok(db_begin(conn, DB_READ_COMMITTED, clock_deadline_ms(PATIENCE_MS), NULL));
+    terminate(pid);
+    assert_int_equal(test_try(conn, "SELECT 1", PATIENCE_MS, &error), STATUS_DB_DOWN);
+    assert_int_equal(test_try(conn, "SELECT 1", PATIENCE_MS, &error), STATUS_DB_DOWN);
+    assert_int_equal(db_commit(conn, clock_deadline_ms(PATIENCE_MS), &error), STATUS_DB_DOWN);
+    db_rollback(conn);
+    db_release(conn);
+    conn = test_acquire(pool);
+    /* prepared anew on the new connection */
+    assert_string_equal(test_sql(conn, "SELECT 1"), "1");
+    db_release(conn);
+    db_pool_destroy(pool);
+}
+
+static void test_idle_connections_are_closed_after_their_time(void **state)
+{
+    (void)state;
+    struct db_target target = pg_fixture_target();
+    struct db_pool *pool;
+    target.idle_timeout_ms = 1;
+    assert_ok(db_pool_create(&target, &pool, NULL));
+    struct db_conn *conn = test_acquire(pool);
+    int pid = atoi(test_sql(conn, "SELECT pg_backend_pid()"));
+    db_release(conn);
+    int64_t later = clock_deadline_ms(5);
+    while (clock_mono_ns() < later)
+        continue;
+    conn = test_acquire(pool);
+    assert_int_not_equal(atoi(test_sql(conn, "SELECT pg_backend_pid()")), pid);
+    db_release(conn);
+    db_pool_destroy(pool);
+}
+
+static void test_nobody_there_opens_the_breaker(void **state)
+{
+    (void)state;
+    struct db_target target = pg_fixture_target();
+    struct db_pool *pool;
+    struct db_conn *conn;
+    struct error error = {0};
+    target.url = STR("postgresql://u:hunter2@127.0.0.1:1/db");
+    target.backoff_min_ms = target.backoff_max_ms = 600000;
+    assert_ok(db_pool_create(&target, &pool, NULL));
+    assert_string_equal(db_pool_address(pool), "127.0.0.1:1/db");
+    assert_int_equal(db_acquire(pool, clock_deadline_ms(PATIENCE_MS), &conn, &error), STATUS_DB_DOWN);
+    assert_null(strstr(error.message, "hunter2"));
+    assert_null(strstr(error.message, "not tried again yet"));
+    assert_false(db_pool_is_up(pool));
+    for (int i = 0; i < 1000; i++) {
+        assert_int_equal(db_acquire(pool, clock_deadline_ms(PATIENCE_MS), &conn, &error), STATUS_DB_DOWN);
+        assert_non_null(strstr(error.message, "not tried again yet"));
+    }
+    db_pool_destroy(pool);
+}
+
+static void test_the_second_host_is_tried(void **state)
+{
+    (void)state;
+    struct db_target target = pg_fixture_target();
+    struct db_pool *pool;
+    char url[600];
+    const char *at = memchr(target.url.ptr, '@', target.url.len);
+    if (!at)
+        skip();
+    snprintf(url, sizeof url, "%.*s@127.0.0.1:1,localhost:1,%s", (int)(at - target.url.ptr), target.url.ptr,
+             at + 1);
+    target.url = str_from(url);
+    assert_ok(db_pool_create(&target, &pool, NULL));
+    struct db_conn *conn = test_acquire(pool);
+    assert_string_equal(test_sql(conn, "SELECT 1"), "1");
+    db_release(conn);
+    db_pool_destroy(pool);
+}
+
+static void test_a_name_without_address_is_DB_DOWN(void **state)
+{
+    (void)state;
+    struct db_target target = pg_fixture_target();
+    struct db_pool *pool;
+    struct db_conn *conn;
+    struct error error = {0};
+    target.url = STR("postgresql://no-such-host.invalid/db");
+    assert_ok(db_pool_create(&target, &pool, NULL));
+    enum status status = db_acquire(pool, clock_deadline_ms(PATIENCE_MS), &conn, &error);
+    assert_int_equal(status, STATUS_DB_DOWN);
+    db_pool_destroy(pool);
+}
+
+int run_pool_tests(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_one_connection_is_used_again),
+        cmocka_unit_test(test_sessions_begin_as_we_need_them),
+        cmocka_unit_test(test_the_bound_holds_and_waiting_ends_at_the_deadline),
+        cmocka_unit_test(test_twelve_threads_share_three_connections),
+        cmocka_unit_test(test_an_open_transaction_is_rolled_back_on_release),
+        cmocka_unit_test(test_an_unfinished_pipeline_is_not_reused),
+        cmocka_unit_test(test_a_connection_that_died_idle_is_not_handed_out),
+        cmocka_unit_test(test_a_connection_that_dies_in_use_is_DB_DOWN_and_replaced),
+        cmocka_unit_test(test_idle_connections_are_closed_after_their_time),
+        cmocka_unit_test(test_nobody_there_opens_the_breaker),
+        cmocka_unit_test(test_the_second_host_is_tried),
+        cmocka_unit_test(test_a_name_without_address_is_DB_DOWN),
+    };
+    return cmocka_run_group_tests_name("pool", tests, NULL, NULL);
+}

@@ -1,0 +1,460 @@
+/* Statements: parameters, results, streams, describe, transactions, and what errors become (R15, R21). */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "server_tests.h"
+
+static struct db_pool *pool;
+static struct db_conn *conn;
+
+static int setup(void **state)
+{
+    (void)state;
+    pool = test_pool(3);
+    conn = test_acquire(pool);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    db_release(conn);
+    db_pool_destroy(pool);
+    return 0;
+}
+
+static int64_t soon(void)
+{
+    return clock_deadline_ms(PATIENCE_MS);
+}
+
+static void test_every_type_is_bound(void **state)
+{
+    (void)state;
+    static const enum db_type types[] = {DB_TEXT, DB_JSONB, DB_BIGINT, DB_INT,         DB_TEXT_ARRAY,
+                                         DB_BOOL, DB_UUID,  DB_TEXT,   DB_TIMESTAMPTZ, DB_BYTEA};
+    struct db_statement statement;
+    struct db_result *result;
+    struct buf array;
+    buf_init(&array);
+    db_array_begin(&array);
+    db_array_put(&array, STR("x,\"y\""));
+    db_array_put(&array, STR("NULL"));
+    db_array_end(&array);
+    /* text is sent from where it stands: it need not end in NUL */
+    struct db_param params[] = {
+        {str_of("it's :xyz", 4)},
+        {str_of("{\"a\": 1}trailing", 8)},
+        {STR("9007199254740993")},
+        {STR("-7")},
+        {buf_str(&array)},
+        {STR("true")},
+        {STR("0a0b0c0d-0000-4000-8000-000000000001")},
+        {STR_NONE},
+        {STR("2026-02-27T12:00:00Z")},
+        {STR("\\x00ff")},
+    };
+    db_statement_init(&statement, "SELECT $1, $2->>'a', $3, $4, $5[1], $5[2] IS NULL, $6, $7, $8, $9, $10",
+                      10, types);
+    assert_ok(db_query(conn, &statement, params, soon(), &result, NULL));
+    assert_string_equal(db_result_str(result, 0, 0).ptr, "it's");
+    assert_string_equal(db_result_str(result, 0, 1).ptr, "1");
+    assert_true(db_result_i64(result, 0, 2) == INT64_C(9007199254740993));
+    assert_int_equal(db_result_i64(result, 0, 3), -7);
+    assert_string_equal(db_result_str(result, 0, 4).ptr, "x,\"y\"");
+    assert_string_equal(db_result_str(result, 0, 5).ptr, "f");
+    assert_string_equal(db_result_str(result, 0, 6).ptr, "t");
+    assert_string_equal(db_result_str(result, 0, 7).ptr, "0a0b0c0d-0000-4000-8000-000000000001");
+    assert_true(db_result_is_null(result, 0, 8));
+    assert_int_equal(db_result_i64(result, 0, 8), 0);
+    assert_string_equal(db_result_str(result, 0, 9).ptr, "2026-02-27 12:00:00+00");
+    assert_string_equal(db_result_str(result, 0, 10).ptr, "\\x00ff");
+    db_result_free(result);
+    buf_deinit(&array);
+}
+
+static void test_a_NUL_in_a_parameter_is_refused(void **state)
+{
+    (void)state;
+    static const enum db_type types[] = {DB_TEXT, DB_JSONB};
+    struct db_statement statement;
+    struct error error = {0};
+    db_statement_init(&statement, "SELECT $1, $2", 2, types);
+    struct db_param text[] = {{str_of("a\0b", 3)}, {STR("1")}};
+    assert_int_equal(db_exec(conn, &statement, text, soon(), NULL, &error), STATUS_DB_ERROR);
+    assert_non_null(strstr(error.message, "$1 holds a NUL"));
+    struct db_param json[] = {{STR("a")}, {str_of("1\0", 2)}};
+    assert_int_equal(db_exec(conn, &statement, json, soon(), NULL, &error), STATUS_DB_ERROR);
+    assert_non_null(strstr(error.message, "$2 holds a NUL"));
+    assert_string_equal(test_sql(conn, "SELECT 1"), "1");
+}
+
+static void test_big_parameters_and_results_pass(void **state)
+{
+    (void)state;
+    size_t len = 20u << 20;
+    char *big = malloc(len);
+    struct db_statement statement;
+    struct db_result *result;
+    memset(big, 'x', len);
+    struct db_param params[] = {{str_of(big, len)}, {STR("\"j\"")}};
+    db_statement_init(&statement, "SELECT $1, $2", 2, (enum db_type[]){DB_TEXT, DB_JSONB});
+    assert_ok(db_query(conn, &statement, params, soon(), &result, NULL));
+    assert_int_equal(db_result_str(result, 0, 0).len, len);
+    db_result_free(result);
+    free(big);
+}
+
+static void test_errors_carry_the_sqlstate_but_no_values(void **state)
+{
+    (void)state;
+    struct db_statement statement;
+    struct error error = {0};
+    struct db_param params[] = {{STR("hunter2")}};
+    db_statement_init(&statement, "SELECT $1::text::bigint", 1, (enum db_type[]){DB_TEXT});
+    assert_int_equal(db_exec(conn, &statement, params, soon(), NULL, &error), STATUS_DB_ERROR);
+    assert_string_equal(db_sqlstate(conn), "22P02");
+    assert_non_null(strstr(error.message, "invalid input syntax"));
+    assert_null(strstr(error.message, "hunter2"));
+    test_sql(conn, "CREATE TEMP TABLE secrets (s text PRIMARY KEY)");
+    db_statement_init(&statement, "INSERT INTO secrets VALUES ($1)", 1, (enum db_type[]){DB_TEXT});
+    assert_ok(db_exec(conn, &statement, params, soon(), NULL, &error));
+    assert_string_equal(db_sqlstate(conn), "");
+    assert_int_equal(db_exec(conn, &statement, params, soon(), NULL, &error), STATUS_DB_ERROR);
+    assert_string_equal(db_sqlstate(conn), "23505");
+    assert_null(strstr(error.message, "hunter2"));
+}
+
+static void test_exec_counts_rows(void **state)
+{
+    (void)state;
+    struct db_statement statement;
+    int64_t affected = -1;
+    test_sql(conn, "CREATE TEMP TABLE counted AS SELECT generate_series(1, 10) AS n");
+    db_statement_init(&statement, "DELETE FROM counted WHERE n > 3", 0, NULL);
+    assert_ok(db_exec(conn, &statement, NULL, soon(), &affected, NULL));
+    assert_int_equal(affected, 7);
+}
+
+static void test_copy_is_refused_and_the_pool_recovers(void **state)
+{
+    (void)state;
+    assert_int_equal(test_try(conn, "COPY (SELECT 1) TO STDOUT", PATIENCE_MS, NULL), STATUS_DB_ERROR);
+    db_release(conn);
+    conn = test_acquire(pool);
+    assert_string_equal(test_sql(conn, "SELECT 1"), "1");
+}
+
+/* ---- prepared statements ---- */
+
+static void test_statements_are_prepared_once(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 5; i++)
+        test_sql(conn, "SELECT 42");
+    assert_string_equal(
+        test_sql(conn, "SELECT count(*) FROM pg_prepared_statements WHERE statement = 'SELECT 42'"), "1");
+}
+
+static void test_the_number_of_prepared_statements_is_bounded(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 600; i++) {
+        char sql[32];
+        snprintf(sql, sizeof sql, "SELECT %d", i);
+        assert_int_equal(atoi(test_sql(conn, sql)), i);
+    }
+    assert_true(atoi(test_sql(conn, "SELECT count(*) FROM pg_prepared_statements")) <= 256);
+}
+
+static void test_a_changed_row_type_is_prepared_anew(void **state)
+{
+    (void)state;
+    test_sql(conn, "CREATE TEMP TABLE shape AS SELECT 1 AS a");
+    assert_string_equal(test_sql(conn, "SELECT * FROM shape"), "1");
+    test_sql(conn, "ALTER TABLE shape ALTER a TYPE text USING 'one'");
+    assert_string_equal(test_sql(conn, "SELECT * FROM shape"), "one");
+    /* inside a transaction only the whole can be repeated */
+    test_sql(conn, "ALTER TABLE shape ALTER a TYPE int USING 2");
+    assert_ok(db_begin(conn, DB_READ_COMMITTED, soon(), NULL));
+    assert_int_equal(test_try(conn, "SELECT * FROM shape", PATIENCE_MS, NULL), STATUS_DB_RETRY);
+    db_rollback(conn);
+    assert_ok(db_begin(conn, DB_READ_COMMITTED, soon(), NULL));
+    assert_string_equal(test_sql(conn, "SELECT * FROM shape"), "2");
+    assert_ok(db_commit(conn, soon(), NULL));
+}
+
+static void test_statements_dropped_behind_our_back_are_prepared_anew(void **state)
+{
+    (void)state;
+    test_sql(conn, "SELECT 'again'");
+    test_sql(conn, "DISCARD ALL");
+    assert_string_equal(test_sql(conn, "SELECT 'again'"), "again");
+}
+
+/* ---- streams ---- */
+
+struct counter {
+    int64_t rows, sum, stop_at;
+};
+
+static bool count_row(void *context, const struct db_row *row)
+{
+    struct counter *counter = context;
+    counter->rows++;
+    counter->sum += db_row_is_null(row, 0) ? 0 : atoll(db_row_str(row, 0).ptr);
+    return counter->rows != counter->stop_at;
+}
+
+static void test_a_stream_passes_every_row(void **state)
+{
+    (void)state;
+    struct db_statement statement;
+    struct counter counter = {0};
+    struct db_param params[] = {{STR("10000")}};
+    db_statement_init(&statement, "SELECT CASE WHEN n % 2 = 0 THEN n END FROM generate_series(1, $1) n", 1,
+                      (enum db_type[]){DB_INT});
+    assert_ok(db_stream(conn, &statement, params, soon(), count_row, &counter, NULL));
+    assert_int_equal(counter.rows, 10000);
+    assert_int_equal(counter.sum, 25005000);
+    assert_string_equal(test_sql(conn, "SELECT 1"), "1");
+}
+
+static void test_a_stream_stops_early_without_reading_the_rest(void **state)
+{
+    (void)state;
+    struct db_statement statement;
+    struct counter counter = {.stop_at = 3};
+    db_statement_init(&statement, "SELECT generate_series(1, 1000000000000)", 0, NULL);
+    assert_int_equal(db_stream(conn, &statement, NULL, soon(), count_row, &counter, NULL), STATUS_CANCELLED);
+    assert_int_equal(counter.rows, 3);
+    db_release(conn);
+    conn = test_acquire(pool);
+    assert_string_equal(test_sql(conn, "SELECT 1"), "1");
+}
+
+static void test_a_stream_that_fails_midway_says_so(void **state)
+{
+    (void)state;
+    struct db_statement statement;
+    struct counter counter = {0};
+    db_statement_init(&statement, "SELECT 1 / (5000 - n) FROM generate_series(1, 10000) n", 0, NULL);
+    assert_int_equal(db_stream(conn, &statement, NULL, soon(), count_row, &counter, NULL), STATUS_DB_ERROR);
+    assert_string_equal(db_sqlstate(conn), "22012");
+    assert_int_equal(counter.rows, 4999);
+    assert_string_equal(test_sql(conn, "SELECT 1"), "1");
+}
+
+static void test_an_endless_stream_ends_at_its_deadline(void **state)
+{
+    (void)state;
+    struct db_statement statement;
+    struct counter counter = {0};
+    db_statement_init(&statement, "SELECT generate_series(1, 1000000000000)", 0, NULL);
+    assert_int_equal(db_stream(conn, &statement, NULL, clock_deadline_ms(200), count_row, &counter, NULL),
+                     STATUS_TIMEOUT);
+    assert_true(counter.rows > 0);
+}
+
+/* ---- describe ---- */
+
+static void test_describe_lists_columns(void **state)
+{
+    (void)state;
+    static const struct db_name names[] = {{"tenantId", DB_TEXT}, {NULL, DB_TEXT}};
+    struct db_statement statement;
+    struct db_column columns[DB_COLUMNS_MAX];
+    struct arena arena;
+    unsigned count;
+    size_t offset, position;
+    arena_init(&arena, 1024);
+    struct str sql = STR("SELECT :tenantId AS k, '{}'::jsonb AS v, '1'::json");
+    assert_ok(db_sql_compile(sql, names, &arena, &statement, &offset, NULL));
+    assert_ok(db_describe(conn, &statement, columns, &count, soon(), &position, NULL));
+    assert_int_equal(count, 3);
+    assert_string_equal(columns[0].name, "k");
+    assert_int_equal(columns[0].type_oid, 25);
+    assert_string_equal(columns[1].name, "v");
+    assert_int_equal(columns[1].type_oid, DB_OID_JSONB);
+    assert_int_equal(columns[2].type_oid, DB_OID_JSON);
+    arena_deinit(&arena);
+}
+
+static void test_describe_points_into_the_template(void **state)
+{
+    (void)state;
+    static const struct db_name names[] = {{"tenantId", DB_TEXT}, {NULL, DB_TEXT}};
+    struct db_statement statement;
+    struct db_column columns[DB_COLUMNS_MAX];
+    struct error error = {0};
+    struct arena arena;
+    unsigned count;
+    size_t offset, position;
+    arena_init(&arena, 1024);
+    const char *sql = "SELECT '\xe2\x82\xac', :tenantId, nope FROM pg_class";
+    assert_ok(db_sql_compile(str_from(sql), names, &arena, &statement, &offset, NULL));
+    assert_int_equal(db_describe(conn, &statement, columns, &count, soon(), &position, &error),
+                     STATUS_DB_ERROR);
+    assert_string_equal(db_sqlstate(conn), "42703");
+    assert_int_equal(db_statement_offset(&statement, str_from(sql), position), strstr(sql, "nope") - sql);
+    /* a statement without rows has no columns */
+    db_statement_init(&statement, "CREATE TEMP TABLE x (n int)", 0, NULL);
+    assert_ok(db_describe(conn, &statement, columns, &count, soon(), &position, NULL));
+    assert_int_equal(count, 0);
+    arena_deinit(&arena);
+}
+
+/* ---- transactions ---- */
+
+static void test_a_failed_transaction_never_reports_a_commit(void **state)
+{
+    (void)state;
+    assert_ok(db_begin(conn, DB_READ_COMMITTED, soon(), NULL));
+    assert_int_equal(test_try(conn, "SELECT 1/0", PATIENCE_MS, NULL), STATUS_DB_ERROR);
+    assert_int_equal(db_commit(conn, soon(), NULL), STATUS_DB_ERROR);
+    assert_int_equal(db_commit(conn, soon(), NULL), STATUS_DB_ERROR);
+    assert_string_equal(test_sql(conn, "SELECT 1"), "1");
+}
+
+static void test_a_transaction_does_not_nest(void **state)
+{
+    (void)state;
+    assert_ok(db_begin(conn, DB_REPEATABLE_READ_ONLY, soon(), NULL));
+    assert_string_equal(test_sql(conn, "SHOW transaction_isolation"), "repeatable read");
+    assert_string_equal(test_sql(conn, "SHOW transaction_read_only"), "on");
+    assert_int_equal(db_begin(conn, DB_READ_COMMITTED, soon(), NULL), STATUS_INTERNAL);
+    assert_ok(db_commit(conn, soon(), NULL));
+}
+
+static void test_a_long_transaction_may_be_given_more_time(void **state)
+{
+    (void)state;
+    assert_ok(db_begin(conn, DB_READ_COMMITTED, soon(), NULL));
+    assert_ok(db_transaction_timeout(conn, 50, soon(), NULL));
+    assert_int_equal(test_try(conn, "SELECT pg_sleep(20)", PATIENCE_MS, NULL), STATUS_TIMEOUT);
+    assert_string_equal(db_sqlstate(conn), "57014");
+    db_rollback(conn);
+    assert_string_equal(test_sql(conn, "SHOW statement_timeout"), "30s");
+}
+
+static void test_a_read_in_repeatable_read_sees_one_version(void **state)
+{
+    (void)state;
+    struct db_conn *writer = test_acquire(pool);
+    test_sql(writer, "CREATE TABLE IF NOT EXISTS public.versions AS SELECT 1 AS version");
+    assert_ok(db_begin(conn, DB_REPEATABLE_READ_ONLY, soon(), NULL));
+    assert_string_equal(test_sql(conn, "SELECT version FROM public.versions"), "1");
+    test_sql(writer, "UPDATE public.versions SET version = 2");
+    assert_string_equal(test_sql(conn, "SELECT version FROM public.versions"), "1");
+    assert_ok(db_commit(conn, soon(), NULL));
+    assert_string_equal(test_sql(conn, "SELECT version FROM public.versions"), "2");
+    test_sql(writer, "DROP TABLE public.versions");
+    db_release(writer);
+}
+
+static void test_a_serialization_failure_is_DB_RETRY(void **state)
+{
+    (void)state;
+    struct db_conn *other = test_acquire(pool);
+    test_sql(other, "CREATE TABLE IF NOT EXISTS public.serial AS SELECT 1 AS n");
+    assert_ok(db_begin(conn, DB_REPEATABLE_READ, soon(), NULL));
+    test_sql(conn, "SELECT n FROM public.serial");
+    test_sql(other, "UPDATE public.serial SET n = 2");
+    assert_int_equal(test_try(conn, "UPDATE public.serial SET n = 3", PATIENCE_MS, NULL), STATUS_DB_RETRY);
+    assert_string_equal(db_sqlstate(conn), "40001");
+    db_rollback(conn);
+    test_sql(other, "DROP TABLE public.serial");
+    db_release(other);
+}
+
+struct rival {
+    struct db_conn *conn;
+    enum status status;
+};
+
+static void *lock_second(void *arg)
+{
+    struct rival *rival = arg;
+    rival->status = test_try(rival->conn, "UPDATE public.locks SET n = n WHERE id = 1", PATIENCE_MS, NULL);
+    db_rollback(rival->conn); /* so that a survivor is freed */
+    return NULL;
+}
+
+static void test_a_deadlock_is_DB_RETRY(void **state)
+{
+    (void)state;
+    struct rival rival = {.conn = test_acquire(pool)};
+    pthread_t thread;
+    test_sql(conn,
+             "CREATE TABLE IF NOT EXISTS public.locks AS SELECT id, 0 AS n FROM generate_series(1, 2) id");
+    assert_ok(db_begin(conn, DB_READ_COMMITTED, soon(), NULL));
+    assert_ok(db_begin(rival.conn, DB_READ_COMMITTED, soon(), NULL));
+    test_sql(conn, "UPDATE public.locks SET n = 1 WHERE id = 1");
+    test_sql(rival.conn, "UPDATE public.locks SET n = 1 WHERE id = 2");
+    pthread_create(&thread, NULL, lock_second, &rival);
+    enum status status = test_try(conn, "UPDATE public.locks SET n = n WHERE id = 2", PATIENCE_MS, NULL);
+    db_rollback(conn);
+    pthread_join(thread, NULL);
+    assert_true((status == STATUS_DB_RETRY) != (rival.status == STATUS_DB_RETRY));
+    assert_true(status == STATUS_OK || rival.status == STATUS_OK);
+    db_release(rival.conn);
+    test_sql(conn, "DROP TABLE public.locks");
+}
+
+/* ---- deadlines ---- */
+
+static void test_a_statement_past_its_deadline_is_cancelled_at_the_server(void **state)
+{
+    (void)state;
+    struct db_conn *watcher = test_acquire(pool);
+    assert_int_equal(test_try(conn, "SELECT pg_sleep(600) /* slow one */", 100, NULL), STATUS_TIMEOUT);
+    int64_t limit = clock_deadline_ms(PATIENCE_MS);
+    const char *running;
+    do {
+        running = test_sql(watcher, "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%slow one%' AND"
+                                    " pid <> pg_backend_pid()");
+    } while (strcmp(running, "0") != 0 && clock_mono_ns() < limit);
+    assert_string_equal(running, "0");
+    db_release(watcher);
+}
+
+static void test_a_deadline_that_passed_runs_nothing(void **state)
+{
+    (void)state;
+    assert_int_equal(test_try(conn, "SELECT 1", -1, NULL), STATUS_TIMEOUT);
+    assert_int_equal(test_try(conn, "SELECT 1", PATIENCE_MS, NULL), STATUS_DB_DOWN);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int run_query_tests(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(test_every_type_is_bound),
+        TEST(test_a_NUL_in_a_parameter_is_refused),
+        TEST(test_big_parameters_and_results_pass),
+        TEST(test_errors_carry_the_sqlstate_but_no_values),
+        TEST(test_exec_counts_rows),
+        TEST(test_copy_is_refused_and_the_pool_recovers),
+        TEST(test_statements_are_prepared_once),
+        TEST(test_the_number_of_prepared_statements_is_bounded),
+        TEST(test_a_changed_row_type_is_prepared_anew),
+        TEST(test_statements_dropped_behind_our_back_are_prepared_anew),
+        TEST(test_a_stream_passes_every_row),
+        TEST(test_a_stream_stops_early_without_reading_the_rest),
+        TEST(test_a_stream_that_fails_midway_says_so),
+        TEST(test_an_endless_stream_ends_at_its_deadline),
+        TEST(test_describe_lists_columns),
+        TEST(test_describe_points_into_the_template),
+        TEST(test_a_failed_transaction_never_reports_a_commit),
+        TEST(test_a_transaction_does_not_nest),
+        TEST(test_a_long_transaction_may_be_given_more_time),
+        TEST(test_a_read_in_repeatable_read_sees_one_version),
+        TEST(test_a_serialization_failure_is_DB_RETRY),
+        TEST(test_a_deadlock_is_DB_RETRY),
+        TEST(test_a_statement_past_its_deadline_is_cancelled_at_the_server),
+        TEST(test_a_deadline_that_passed_runs_nothing),
+    };
+    return cmocka_run_group_tests_name("query", tests, NULL, NULL);
+}
