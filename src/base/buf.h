@@ -23,6 +23,8 @@ static inline size_t buf_len(const struct buf *buf)
 
 static inline struct str buf_str(const struct buf *buf)
 {
+    if (!buf->data) /* NULL + 0 is undefined */
+        return STR_NONE;
     return str_of(buf->data + buf->start, buf->end - buf->start);
 }
 

@@ -176,8 +176,9 @@ void config_print_markdown(const struct config_section *sections, struct buf *ou
                  "changes, the others need a restart.\n"));
     for (const struct config_section *section = sections; section->name; section++) {
         buf_printf(out, "\n## `%s`\n\n%s\n\n", section->name, section->help);
-        buf_put_str(out,
-                    STR("| setting | type | default | bounds | change | meaning |\n|---|---|---|---|---|---|\n"));
+        buf_put_str(
+            out,
+            STR("| setting | type | default | bounds | change | meaning |\n|---|---|---|---|---|---|\n"));
         print_section(&printer, section);
     }
     buf_deinit(&printer.name);
