@@ -39,7 +39,7 @@ def configuration(database, port, loops, jwks_file, dictionaries, preload):
     host, db_port = database.parts.hostname, database.parts.port or 5432
     return {
         "http": {"listen": f"127.0.0.1:{port}", "loops": loops},
-        "auth": {"jwksFile": jwks_file, "issuer": ISSUER, "audience": AUDIENCE},
+        "auth": {"jwksFile": jwks_file, "issuer": ISSUER, "audiences": [AUDIENCE]},
         "refdata": {
             "postgres": {
                 "jdbcUrl": f"jdbc:postgresql://{host}:{db_port}/{database.name}",
