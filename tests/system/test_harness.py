@@ -4,7 +4,7 @@ import socket
 import jwt
 import pytest
 
-from lib import tokens
+from lib import freshet, tokens
 from lib.config import merge, to_yaml
 from lib.wait import eventually
 from lib.wire import RawConnection, request_bytes
@@ -85,3 +85,28 @@ def test_eventually_tells_what_was_wrong_last():
         eventually(lambda: 0, timeout=0)
     seen = iter([None, "done"])
     assert eventually(lambda: next(seen)) == "done"
+
+
+@pytest.mark.tsan
+def test_a_server_starts_answers_and_stops_cleanly(serve, database, token):
+    server = serve(database)
+    with server.client(token()) as client:
+        assert client.get("/actuator/health").status == 200
+        assert client.get("/v1/tenants/demo/dictionaries/NONE/version").code == "UNKNOWN_DICTIONARY"
+    assert server.raw().exchange(request_bytes("GET", "/v1/tenants/demo/dictionaries/NONE/version")).status == 401
+    assert any(name.startswith("http_") for name in server.metrics())
+    assert server.logs(), "it logs"
+    server.stop()
+    assert server.process.returncode == 0
+
+
+def test_the_harness_notices_a_server_that_dies(serve, database):
+    server = serve(database)
+    server.process.send_signal(6)
+    server.process.wait()
+    with pytest.raises(AssertionError):
+        server.stop()
+
+
+def test_a_command_runs_to_its_end():
+    assert freshet.run("--help").returncode == 0
