@@ -3,7 +3,6 @@
  * detached thread; past a few at once the request is left out, and statement_timeout does the work. */
 #include "db/db.h"
 
-#include <pthread.h>
 #include <stdatomic.h>
 
 #include "db/db_inside.h"
@@ -22,25 +21,13 @@ static void *run_cancel(void *arg)
     return NULL;
 }
 
-static bool start_thread(PGcancel *cancel)
-{
-    pthread_attr_t attributes;
-    pthread_t thread;
-
-    pthread_attr_init(&attributes);
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    int rc = pthread_create(&thread, &attributes, run_cancel, cancel);
-    pthread_attr_destroy(&attributes);
-    return rc == 0;
-}
-
 void db_cancel_later(PGconn *pg)
 {
     PGcancel *cancel = PQgetCancel(pg);
 
     if (!cancel)
         return;
-    if (atomic_fetch_add(&cancels_running, 1) < CANCELS_MAX && start_thread(cancel))
+    if (atomic_fetch_add(&cancels_running, 1) < CANCELS_MAX && db_thread_start(run_cancel, cancel))
         return;
     atomic_fetch_sub(&cancels_running, 1);
     PQfreeCancel(cancel);

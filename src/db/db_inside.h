@@ -153,6 +153,8 @@ enum status db_conn_start(struct db_conn *conn, const struct db_statement *state
                           const struct db_param *params, bool row_by_row, int64_t deadline_ns,
                           PGresult **first, struct error *error) MUST_CHECK;
 
+bool db_thread_start(void *(*run)(void *arg), void *arg); /* detached */
+
 /* ---- cancel: asks the server to stop a statement, on a thread of its own since libpq's call blocks ---- */
 void db_cancel_later(PGconn *pg);
 

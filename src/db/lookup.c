@@ -7,7 +7,6 @@
 
 #include <arpa/inet.h>
 #include <netdb.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -58,7 +57,7 @@ static void add_plain(struct db_endpoints *endpoints, unsigned host, const char 
 
 static void resolve(struct db_endpoints *endpoints, unsigned host, const char *name)
 {
-    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_ADDRCONFIG};
+    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
     struct addrinfo *found = NULL;
 
     int rc = getaddrinfo(name, NULL, &hints, &found);
@@ -95,18 +94,6 @@ static void *run_lookup(void *arg)
     return NULL;
 }
 
-static bool start_thread(struct lookup *lookup)
-{
-    pthread_attr_t attributes;
-    pthread_t thread;
-
-    pthread_attr_init(&attributes);
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    int rc = pthread_create(&thread, &attributes, run_lookup, lookup);
-    pthread_attr_destroy(&attributes);
-    return rc == 0;
-}
-
 static enum status start_lookup(const struct db_parsed *parsed, int *fd, struct error *error)
 {
     int pair[2];
@@ -124,7 +111,7 @@ static enum status start_lookup(const struct db_parsed *parsed, int *fd, struct 
     lookup->host_count = parsed->host_count;
     for (unsigned i = 0; i < parsed->host_count; i++)
         snprintf(lookup->hosts[i], sizeof lookup->hosts[i], "%s", parsed->hosts[i].name);
-    if (!start_thread(lookup)) {
+    if (!db_thread_start(run_lookup, lookup)) {
         close(pair[0]);
         close(pair[1]);
         free(lookup);

@@ -13,8 +13,8 @@
 #include "db/db_inside.h"
 
 /* "freshet" in ASCII: any constant does, as long as every process uses the same. */
-#define LOCK_SQL "SELECT pg_catalog.pg_advisory_lock(28829107284014452)"
-#define UNLOCK_SQL "SELECT pg_catalog.pg_advisory_unlock(28829107284014452)"
+#define LOCK_SQL "SELECT pg_catalog.pg_advisory_lock(28836227677971828)"
+#define UNLOCK_SQL "SELECT pg_catalog.pg_advisory_unlock(28836227677971828)"
 
 /* A deadline of ours bounds each wait; a statement_timeout would break long migrations, and the wait for the lock. */
 static const char session_sql[] =

@@ -77,6 +77,7 @@ void db_pool_destroy(struct db_pool *pool)
         db_conn_destroy(conn);
     }
     metric_set(pool->metrics.idle, 0);
+    metric_set(pool->metrics.used, 0);
     pthread_mutex_destroy(&pool->lock);
     db_parsed_deinit(&pool->parsed);
     free(pool);

@@ -186,6 +186,15 @@ void pg_fixture_thaw(pid_t backend)
     kill(fixture.postmaster, SIGCONT);
 }
 
+const char *pg_fixture_socket_url(void)
+{
+    static char url[256];
+
+    snprintf(url, sizeof url, "postgresql:///postgres?user=freshet&host=%s&port=%u", fixture.directory,
+             fixture.port);
+    return url;
+}
+
 struct db_target pg_fixture_target(void)
 {
     return (struct db_target){

@@ -17,6 +17,7 @@ void pg_fixture_resume(void);          /* and came back: same port, same data */
 void pg_fixture_freeze(pid_t backend); /* SIGSTOP: sockets stay open, nobody answers */
 void pg_fixture_thaw(pid_t backend);
 
+const char *pg_fixture_socket_url(void);  /* the same server by its socket's directory */
 struct db_target pg_fixture_target(void); /* small limits, short timeouts: change what the test is about */
 
 #endif

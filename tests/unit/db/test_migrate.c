@@ -11,6 +11,9 @@ static const struct db_migration two[] = {
     {0, NULL, NULL},
 };
 
+/* sql/001_odd_text.sql and 002_second.sql, through tools/embed_sql.py */
+extern const struct db_migration sample_migrations[];
+
 static int setup(void **state)
 {
     (void)state;
@@ -139,6 +142,23 @@ static void test_unqualified_names_and_own_commits_are_refused(void **state)
     db_pool_destroy(pool);
 }
 
+static void test_embedded_files_arrive_byte_for_byte(void **state)
+{
+    (void)state;
+    struct db_pool *pool = test_pool(1);
+    unsigned applied;
+    assert_int_equal(sample_migrations[0].number, 1);
+    assert_string_equal(sample_migrations[0].name, "odd_text");
+    assert_string_equal(sample_migrations[1].name, "second");
+    assert_int_equal(sample_migrations[2].number, 0);
+    assert_ok(db_migrate(pool, "sample", sample_migrations, soon(), &applied, NULL));
+    assert_int_equal(applied, 2);
+    check_sql(pool,
+              "SELECT text = E'quote \" backslash \\\\ tab \t trigraph ?\?/ \u20ac\nline two' FROM moved.odd",
+              "t");
+    db_pool_destroy(pool);
+}
+
 #define TEST(name) cmocka_unit_test_setup(name, setup)
 
 int run_migrate_tests(void)
@@ -148,6 +168,7 @@ int run_migrate_tests(void)
         TEST(test_eight_side_by_side_apply_each_once),
         TEST(test_a_changed_migration_is_CONFIG),
         TEST(test_a_failed_migration_leaves_nothing_behind),
+        TEST(test_embedded_files_arrive_byte_for_byte),
         TEST(test_unqualified_names_and_own_commits_are_refused),
     };
     return cmocka_run_group_tests_name("migrate", tests, NULL, NULL);

@@ -236,6 +236,21 @@ static void test_the_second_host_is_tried(void **state)
     db_pool_destroy(pool);
 }
 
+static void test_a_socket_directory_is_a_host(void **state)
+{
+    (void)state;
+    if (!pg_fixture_is_own())
+        skip();
+    struct db_target target = pg_fixture_target();
+    struct db_pool *pool;
+    target.url = str_from(pg_fixture_socket_url());
+    assert_ok(db_pool_create(&target, &pool, NULL));
+    struct db_conn *conn = test_acquire(pool);
+    assert_string_equal(test_sql(conn, "SELECT inet_server_addr() IS NULL"), "t");
+    db_release(conn);
+    db_pool_destroy(pool);
+}
+
 static void test_a_name_without_address_is_DB_DOWN(void **state)
 {
     (void)state;
@@ -264,6 +279,7 @@ int run_pool_tests(void)
         cmocka_unit_test(test_idle_connections_are_closed_after_their_time),
         cmocka_unit_test(test_nobody_there_opens_the_breaker),
         cmocka_unit_test(test_the_second_host_is_tried),
+        cmocka_unit_test(test_a_socket_directory_is_a_host),
         cmocka_unit_test(test_a_name_without_address_is_DB_DOWN),
     };
     return cmocka_run_group_tests_name("pool", tests, NULL, NULL);

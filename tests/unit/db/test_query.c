@@ -246,15 +246,23 @@ static void test_a_stream_that_fails_midway_says_so(void **state)
     assert_string_equal(test_sql(conn, "SELECT 1"), "1");
 }
 
+/* Rows never stop coming, so no wait ever ends in vain: the clock has to be looked at all the same. */
+static bool outlast(void *context, const struct db_row *row)
+{
+    (void)row;
+    while (clock_mono_ns() < *(int64_t *)context)
+        continue;
+    return true;
+}
+
 static void test_an_endless_stream_ends_at_its_deadline(void **state)
 {
     (void)state;
     struct db_statement statement;
-    struct counter counter = {0};
+    int64_t deadline_ns = clock_deadline_ms(300);
     db_statement_init(&statement, "SELECT generate_series(1, 1000000000000)", 0, NULL);
-    assert_int_equal(db_stream(conn, &statement, NULL, clock_deadline_ms(200), count_row, &counter, NULL),
+    assert_int_equal(db_stream(conn, &statement, NULL, deadline_ns, outlast, &deadline_ns, NULL),
                      STATUS_TIMEOUT);
-    assert_true(counter.rows > 0);
 }
 
 /* ---- describe ---- */

@@ -1,0 +1,1 @@
+ALTER TABLE moved.odd ADD CHECK (text <> '')
