@@ -16,8 +16,11 @@ static const char *config_or_default(const char *given)
     return from_environment && *from_environment ? from_environment : "config/freshet.yaml";
 }
 
-#define CONFIG_ROW(into)                                                                                   \
-    {"--config", "FILE", "the configuration (default $FRESHET_CONFIG, else config/freshet.yaml)", &(into), NULL}
+#define CONFIG_ROW(into)                                                                             \
+    {                                                                                                \
+        "--config", "FILE", "the configuration (default $FRESHET_CONFIG, else config/freshet.yaml)", \
+            &(into), NULL                                                                            \
+    }
 
 int app_serve(int argc, char **argv)
 {
@@ -26,15 +29,13 @@ int app_serve(int argc, char **argv)
         CONFIG_ROW(config),
         {"--roles", "A,B", "only these roles (default: all)", &roles, NULL},
         {"--listen", "HOST:PORT", "listen here instead of where http.listen says", &listen, NULL},
-        {NULL},
+        {.name = NULL},
     };
-    switch (options_read(argc, argv, "Serves every role in one process, or those named, until SIGTERM.", rows)) {
-    case OPTIONS_HELPED:
-        return 0;
-    case OPTIONS_WRONG:
-        return 2;
-    case OPTIONS_RUN:
-        break;
+    switch (
+        options_read(argc, argv, "Serves every role in one process, or those named, until SIGTERM.", rows)) {
+    case OPTIONS_HELPED: return 0;
+    case OPTIONS_WRONG: return 2;
+    case OPTIONS_RUN: break;
     }
     return kernel_serve(&(struct kernel_options){.config_path = config_or_default(config),
                                                  .modules = app_modules,
@@ -43,10 +44,11 @@ int app_serve(int argc, char **argv)
 }
 
 /* The commands that take nothing but --config. */
-static int with_config(int argc, char **argv, const char *summary, int (*run)(const struct kernel_options *options))
+static int with_config(int argc, char **argv, const char *summary,
+                       int (*run)(const struct kernel_options *options))
 {
     const char *config = NULL;
-    const struct option_row rows[] = {CONFIG_ROW(config), {NULL}};
+    const struct option_row rows[] = {CONFIG_ROW(config), {.name = NULL}};
     enum options_outcome outcome = options_read(argc, argv, summary, rows);
     if (outcome != OPTIONS_RUN)
         return outcome == OPTIONS_HELPED ? 0 : 2;
@@ -55,8 +57,9 @@ static int with_config(int argc, char **argv, const char *summary, int (*run)(co
 
 int app_migrate(int argc, char **argv)
 {
-    return with_config(argc, argv, "Creates and migrates the schemas of every database the configuration names.\n"
-                                   "Safe to run twice, and side by side.",
+    return with_config(argc, argv,
+                       "Creates and migrates the schemas of every database the configuration names.\n"
+                       "Safe to run twice, and side by side.",
                        kernel_migrate);
 }
 
@@ -73,10 +76,11 @@ int app_config(int argc, char **argv)
         CONFIG_ROW(config),
         {"--describe", NULL, "print every setting with its type, default and meaning", NULL, &describe},
         {"--markdown", NULL, "the same as docs/CONFIG.md", NULL, &markdown},
-        {NULL},
+        {.name = NULL},
     };
-    enum options_outcome outcome =
-        options_read(argc, argv, "Checks the configuration and says what is wrong with it, or describes the settings.", rows);
+    enum options_outcome outcome = options_read(
+        argc, argv, "Checks the configuration and says what is wrong with it, or describes the settings.",
+        rows);
     if (outcome != OPTIONS_RUN)
         return outcome == OPTIONS_HELPED ? 0 : 2;
     if (!describe && !markdown) {

@@ -18,11 +18,15 @@ static const struct command {
 
 static void print_help(FILE *out)
 {
-    fprintf(out, "freshet %s: reference data and events, fresh everywhere\n\nusage: freshet COMMAND [OPTIONS]\n\n", FRESHET_VERSION);
+    fprintf(out,
+            "freshet %s: reference data and events, fresh everywhere\n\nusage: freshet COMMAND [OPTIONS]\n\n",
+            FRESHET_VERSION);
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
         fprintf(out, "  %-9s %s\n", commands[i].name, commands[i].summary);
-    fprintf(out, "\n`freshet COMMAND --help` says more. The configuration is --config FILE, else $FRESHET_CONFIG, else\n"
-                 "config/freshet.yaml.\n");
+    fprintf(
+        out,
+        "\n`freshet COMMAND --help` says more. The configuration is --config FILE, else $FRESHET_CONFIG, else\n"
+        "config/freshet.yaml.\n");
 }
 
 int main(int argc, char **argv)

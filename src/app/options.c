@@ -9,13 +9,15 @@ static void print_help(const char *command, const char *summary, const struct op
     printf("usage: freshet %s [OPTIONS]\n\n%s\n\n", command, summary);
     for (; rows->name; rows++) {
         char left[64];
-        snprintf(left, sizeof left, "%s%s%s", rows->name, rows->value ? " " : "", rows->value ? rows->value : "");
+        snprintf(left, sizeof left, "%s%s%s", rows->name, rows->value ? " " : "",
+                 rows->value ? rows->value : "");
         printf("  %-24s %s\n", left, rows->help);
     }
     printf("  %-24s %s\n", "--help", "this text");
 }
 
-static const struct option_row *find(const struct option_row *rows, const char *argument, const char **attached)
+static const struct option_row *find(const struct option_row *rows, const char *argument,
+                                     const char **attached)
 {
     const char *equals = strchr(argument, '=');
     size_t len = equals ? (size_t)(equals - argument) : strlen(argument);
@@ -28,7 +30,8 @@ static const struct option_row *find(const struct option_row *rows, const char *
 
 static enum options_outcome wrong(const char *command, const char *what, const char *argument)
 {
-    fprintf(stderr, "freshet %s: %s %s; `freshet %s --help` lists the options\n", command, what, argument, command);
+    fprintf(stderr, "freshet %s: %s %s; `freshet %s --help` lists the options\n", command, what, argument,
+            command);
     return OPTIONS_WRONG;
 }
 

@@ -46,8 +46,8 @@ static int issue(const char *key, const char *jwks, const struct auth_token_requ
     struct buf key_buffer, jwks_buffer, token;
     struct error error = {0};
     buf_init(&key_buffer), buf_init(&jwks_buffer), buf_init(&token);
-    enum status status = auth_token_issue(key_path(key, &key_buffer, "dev-key.json"), key_path(jwks, &jwks_buffer, "jwks.json"),
-                                          request, &token, &error);
+    enum status status = auth_token_issue(key_path(key, &key_buffer, "dev-key.json"),
+                                          key_path(jwks, &jwks_buffer, "jwks.json"), request, &token, &error);
     if (status == STATUS_OK)
         printf("%.*s\n", STR_ARG(buf_str(&token)));
     else
@@ -58,8 +58,8 @@ static int issue(const char *key, const char *jwks, const struct auth_token_requ
 
 int app_token(int argc, char **argv)
 {
-    const char *tenant = NULL, *subject = "developer", *scope = "", *ttl = "1h", *key = NULL, *jwks = NULL, *issuer = "",
-               *audience = "";
+    const char *tenant = NULL, *subject = "developer", *scope = "", *ttl = "1h", *key = NULL, *jwks = NULL,
+               *issuer = "", *audience = "";
     const struct option_row rows[] = {
         {"--tenant", "T", "the tenant (required)", &tenant, NULL},
         {"--subject", "S", "the user (default developer)", &subject, NULL},
@@ -67,11 +67,13 @@ int app_token(int argc, char **argv)
         {"--ttl", "1h", "how long it is valid: 90s, 15m, 1h, 7d (default 1h)", &ttl, NULL},
         {"--issuer", "ISS", "the iss claim (default none)", &issuer, NULL},
         {"--audience", "AUD", "the aud claim (default none)", &audience, NULL},
-        {"--key", "FILE", "private key (default $FRESHET_VAR/keys/dev-key.json; made when missing)", &key, NULL},
+        {"--key", "FILE", "private key (default $FRESHET_VAR/keys/dev-key.json; made when missing)", &key,
+         NULL},
         {"--jwks", "FILE", "where its public half is written (default jwks.json beside it)", &jwks, NULL},
-        {NULL},
+        {.name = NULL},
     };
-    enum options_outcome outcome = options_read(argc, argv, "Prints a development token signed with a local key.", rows);
+    enum options_outcome outcome =
+        options_read(argc, argv, "Prints a development token signed with a local key.", rows);
     if (outcome != OPTIONS_RUN)
         return outcome == OPTIONS_HELPED ? 0 : 2;
     struct auth_token_request request = {

@@ -7,7 +7,8 @@ static void gather(struct kernel *kernel, struct health *health)
         if (kernel->modules[i].started && kernel->modules[i].module->health)
             kernel->modules[i].module->health(kernel->modules[i].state, health);
     bool keys = auth_is_ready(kernel->auth);
-    health_component(health, "auth", STR("keys"), keys, keys ? STR_NONE : STR("no signing keys yet: every token is refused"));
+    health_component(health, "auth", STR("keys"), keys,
+                     keys ? STR_NONE : STR("no signing keys yet: every token is refused"));
 }
 
 static void send_health(struct http_request *request, bool may_fail)

@@ -69,7 +69,8 @@ static void on_verified(void *context)
         http_gate_resume(request);
         return;
     }
-    if (answer == AUTH_VERIFY) /* pushed out of its table within one tick: more tokens at once than it holds */
+    if (answer ==
+        AUTH_VERIFY) /* pushed out of its table within one tick: more tokens at once than it holds */
         error_set(&error, STATUS_OVERLOADED, "too many new tokens at once");
     http_send_error(request, &error);
 }
@@ -107,12 +108,9 @@ enum http_gate kernel_gate(struct http_request *request, void *context)
         return HTTP_GATE_PASS;
     struct error error = {0};
     switch (ask(kernel, request, &error)) {
-    case AUTH_ALLOWED:
-        return HTTP_GATE_PASS;
-    case AUTH_VERIFY:
-        return verify(kernel, request);
-    case AUTH_DENIED:
-        break;
+    case AUTH_ALLOWED: return HTTP_GATE_PASS;
+    case AUTH_VERIFY: return verify(kernel, request);
+    case AUTH_DENIED: break;
     }
     return refuse(request, &error);
 }

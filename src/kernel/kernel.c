@@ -70,21 +70,25 @@ static bool is_loopback(struct str address)
 }
 
 /* C5: authentication can be switched off only together with a loopback-only listener. */
-static enum status check_listen(const struct kernel_options *options, const struct config *config, struct error *error)
+static enum status check_listen(const struct kernel_options *options, const struct config *config,
+                                struct error *error)
 {
     const struct kernel_http_settings *http = config_section(config, "http");
     const struct auth_settings *auth = config_section(config, "auth");
     for (size_t i = 0; i < http->listen.count && !options->listen.len; i++)
         if (!auth->enabled && !is_loopback(http->listen.items[i]))
-            return config_error_at(config, http->listen_place, "http.listen", error,
-                                   "auth.enabled is false, which is allowed only on loopback addresses; %.*s is none",
-                                   STR_ARG(http->listen.items[i]));
+            return config_error_at(
+                config, http->listen_place, "http.listen", error,
+                "auth.enabled is false, which is allowed only on loopback addresses; %.*s is none",
+                STR_ARG(http->listen.items[i]));
     if (options->listen.len && !auth->enabled && !is_loopback(options->listen))
-        return error_set(error, STATUS_CONFIG, "--listen: auth.enabled is false, which is allowed only on loopback");
+        return error_set(error, STATUS_CONFIG,
+                         "--listen: auth.enabled is false, which is allowed only on loopback");
     return STATUS_OK;
 }
 
-static enum status check_modules(const struct kernel_options *options, const struct config *config, struct error *error)
+static enum status check_modules(const struct kernel_options *options, const struct config *config,
+                                 struct error *error)
 {
     enum status status = STATUS_OK;
     for (size_t i = 0; options->modules[i] && status == STATUS_OK; i++) {
@@ -190,12 +194,13 @@ static enum status start_modules(struct kernel *kernel, struct error *error)
             continue;
         for (struct metric_family *const *family = module->metrics; family && *family; family++)
             metrics_register(*family);
-        enum status status =
-            module->start(kernel, config_section(kernel->config, module->section->name), &entry->state, error);
+        enum status status = module->start(kernel, config_section(kernel->config, module->section->name),
+                                           &entry->state, error);
         if (status != STATUS_OK)
             return error_context(error, "%s", module->name);
         entry->started = true;
-        if (module->routes && (status = http_router_add(kernel->router, module->routes, entry->state, error)) != STATUS_OK)
+        if (module->routes &&
+            (status = http_router_add(kernel->router, module->routes, entry->state, error)) != STATUS_OK)
             return status;
     }
     return http_router_add(kernel->router, kernel_actuator_routes, kernel, error);
@@ -311,7 +316,8 @@ int kernel_serve(const struct kernel_options *options)
     kernel.config = kernel_config_load(options);
     if (!kernel.config)
         return 1;
-    log_set_level((enum log_level)((const struct kernel_log_settings *)config_section(kernel.config, "log"))->level);
+    log_set_level(
+        (enum log_level)((const struct kernel_log_settings *)config_section(kernel.config, "log"))->level);
     raise_descriptor_limit();
     block_signals();
     fetch_init();
@@ -322,7 +328,8 @@ int kernel_serve(const struct kernel_options *options)
         destroy(&kernel);
         return 1;
     }
-    log_info("serving", LOG_CSTR("version", FRESHET_VERSION), LOG_INT("port", http_server_port(kernel.server)),
+    log_info("serving", LOG_CSTR("version", FRESHET_VERSION),
+             LOG_INT("port", http_server_port(kernel.server)),
              LOG_INT("loops", loop_group_count(kernel.loops)), LOG_CSTR("config", options->config_path));
     kernel_watch(&kernel);
     log_info("stopping");

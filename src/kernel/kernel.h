@@ -24,9 +24,9 @@ struct kernel;
 /* Life of a module: check (configuration alone) → start → [reload …] → stop → destroy. */
 struct module {
     const char *name;
-    const char *const *roles;            /* any of them switches it on; NULL-terminated */
+    const char *const *roles;             /* any of them switches it on; NULL-terminated */
     const struct config_section *section; /* its key in the file; NULL = none */
-    const struct http_route *routes;     /* NULL = none; added with the module's state as context */
+    const struct http_route *routes;      /* NULL = none; added with the module's state as context */
     struct metric_family *const *metrics; /* NULL-terminated; registered at start */
     const struct db_migration *migrations;
     /* Checks that need no server: templates, references between settings. Errors carry file, line, column, field. */

@@ -19,13 +19,13 @@ static void migrate_database(const struct db_target *target, void *arg)
     unsigned applied = 0;
     enum status status = db_pool_create(target, &pool, &error);
     if (status == STATUS_OK)
-        status = db_migrate(pool, run->module->name, run->module->migrations, clock_deadline_ms(MIGRATE_TIMEOUT_MS),
-                            &applied, &error);
+        status = db_migrate(pool, run->module->name, run->module->migrations,
+                            clock_deadline_ms(MIGRATE_TIMEOUT_MS), &applied, &error);
     if (status == STATUS_OK)
         printf("%s on %s: %u applied, up to date\n", run->module->name, db_pool_address(pool), applied);
     else
-        fprintf(stderr, "freshet: cannot migrate %s on database \"%s\": %s\n", run->module->name, target->name,
-                error.message);
+        fprintf(stderr, "freshet: cannot migrate %s on database \"%s\": %s\n", run->module->name,
+                target->name, error.message);
     if (status != STATUS_OK)
         run->exit_status = 1;
     if (pool)
@@ -41,7 +41,8 @@ int kernel_migrate(const struct kernel_options *options)
     for (const struct module *const *at = options->modules; *at; at++) {
         struct migration_run run = {.module = *at};
         if ((*at)->migrations && (*at)->each_database)
-            (*at)->each_database(config, config_section(config, (*at)->section->name), migrate_database, &run);
+            (*at)->each_database(config, config_section(config, (*at)->section->name), migrate_database,
+                                 &run);
         exit_status |= run.exit_status;
     }
     config_free(config);
@@ -50,7 +51,8 @@ int kernel_migrate(const struct kernel_options *options)
 
 static void print_routes(const struct http_route *route)
 {
-    static const char *const methods[HTTP_METHODS] = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"};
+    static const char *const methods[HTTP_METHODS] = {"GET",   "HEAD",   "POST",   "PUT",
+                                                      "PATCH", "DELETE", "OPTIONS"};
     for (; route->handler; route++)
         printf("%-7s %s\n", methods[route->method], route->path);
 }

@@ -8,25 +8,30 @@
 #define HOUR_MS (3600 * 1000)
 
 static const struct setting_row http_limit_rows[] = {
-    {"body", SETTING_SIZE, HTTP_ROW(body_bytes_max), "Largest request body; past it 413.", "8MiB", 1024, 1024 * MIB},
-    {"target", SETTING_SIZE, HTTP_ROW(target_bytes_max), "Longest request target; past it 414.", "64KiB", 256, MIB},
-    {"headers", SETTING_SIZE, HTTP_ROW(header_bytes_max), "Largest header section; past it 431.", "32KiB", 1024, MIB},
-    {"headerCount", SETTING_INT, HTTP_ROW(header_count_max), "Most header lines; past it 431.", "100", 8, 1000},
+    {"body", SETTING_SIZE, HTTP_ROW(body_bytes_max), "Largest request body; past it 413.", "8MiB", 1024,
+     1024 * MIB},
+    {"target", SETTING_SIZE, HTTP_ROW(target_bytes_max), "Longest request target; past it 414.", "64KiB", 256,
+     MIB},
+    {"headers", SETTING_SIZE, HTTP_ROW(header_bytes_max), "Largest header section; past it 431.", "32KiB",
+     1024, MIB},
+    {"headerCount", SETTING_INT, HTTP_ROW(header_count_max), "Most header lines; past it 431.", "100", 8,
+     1000},
     {"connections", SETTING_INT, HTTP_ROW(connections_max),
-     "Most connections at once over all loops; past it a new one gets 503 and is closed.", "50000", 1, 1000000},
-    {"parked", SETTING_INT, HTTP_ROW(parked_max), "Most requests waiting for something at once, per loop; past it 503.",
-     "65536", 10000, 1000000},
+     "Most connections at once over all loops; past it a new one gets 503 and is closed.", "50000", 1,
+     1000000},
+    {"parked", SETTING_INT, HTTP_ROW(parked_max),
+     "Most requests waiting for something at once, per loop; past it 503.", "65536", 10000, 1000000},
     {"headerTimeout", SETTING_DURATION_MS, HTTP_ROW(header_timeout_ms),
      "Time for a whole header section to arrive, first byte to last; past it 408.", "10s", 10, HOUR_MS},
     {"bodyTimeout", SETTING_DURATION_MS, HTTP_ROW(body_timeout_ms),
      "Time a body may stand still; past it 408. A body that dribbles is cut as well.", "10s", 10, HOUR_MS},
-    {"idleTimeout", SETTING_DURATION_MS, HTTP_ROW(idle_timeout_ms), "Time a connection may wait for its next request.",
-     "75s", 10, 24 * HOUR_MS},
+    {"idleTimeout", SETTING_DURATION_MS, HTTP_ROW(idle_timeout_ms),
+     "Time a connection may wait for its next request.", "75s", 10, 24 * HOUR_MS},
     {"writeTimeout", SETTING_DURATION_MS, HTTP_ROW(write_timeout_ms),
      "Time a reader may take nothing of its answer before it is cut off.", "30s", 10, HOUR_MS},
     {"requestTimeout", SETTING_DURATION_MS, HTTP_ROW(request_timeout_ms),
      "Time for an answer that needs a worker or a wait; past it 503.", "10s", 10, HOUR_MS},
-    {NULL},
+    {.name = NULL},
 };
 
 static const struct setting_row http_rows[] = {
@@ -34,43 +39,47 @@ static const struct setting_row http_rows[] = {
      "Addresses to listen on, HOST:PORT or [IPV6]:PORT; port 0 takes any free one.", "127.0.0.1:8080",
      .place_offset = 1 + offsetof(struct kernel_http_settings, listen_place)},
     {"loops", SETTING_INT, HTTP_ROW(loops), "Event loops, one thread each; 0 = one per core.", "0", 0, 256},
-    {"workers", SETTING_INT, HTTP_ROW(workers), "Threads for signature checks and for handlers that block.", "4", 1, 256},
-    {"workerQueue", SETTING_INT, HTTP_ROW(worker_queue), "Jobs that may wait for a worker; past it 503.", "10000", 16,
-     1000000},
+    {"workers", SETTING_INT, HTTP_ROW(workers), "Threads for signature checks and for handlers that block.",
+     "4", 1, 256},
+    {"workerQueue", SETTING_INT, HTTP_ROW(worker_queue), "Jobs that may wait for a worker; past it 503.",
+     "10000", 16, 1000000},
     {"stopTimeout", SETTING_DURATION_MS, HTTP_ROW(stop_timeout_ms),
      "On SIGTERM: time for requests in flight to finish before they are cut.", "10s", 0, HOUR_MS},
-    {"limits", SETTING_OBJECT, .help = "Bounds on what a peer may send or hold.", .rows = http_limit_rows, .fallback = ""},
-    {NULL},
+    {"limits", SETTING_OBJECT, .help = "Bounds on what a peer may send or hold.", .rows = http_limit_rows,
+     .fallback = ""},
+    {.name = NULL},
 };
 
 static const char *const log_levels[] = {"debug", "info", "warn", "error", NULL};
 static const struct setting_row log_rows[] = {
-    {"level", SETTING_ENUM, offsetof(struct kernel_log_settings, level), "Lowest level that is written.", "info",
-     .choices = log_levels, .reloadable = true},
-    {NULL},
+    {"level", SETTING_ENUM, offsetof(struct kernel_log_settings, level), "Lowest level that is written.",
+     "info", .choices = log_levels, .reloadable = true},
+    {.name = NULL},
 };
 
 static const char *const postgres_only[] = {"postgres", NULL};
 static const char *const migrate_modes[] = {"auto", "always", "never", NULL};
 #define BUS_ROW(member) .offset = offsetof(struct kernel_bus_settings, member)
 static const struct setting_row bus_rows[] = {
-    {"commands", SETTING_ENUM, BUS_ROW(commands), "What carries refdata's commands.", "postgres", .choices = postgres_only},
-    {"invalidations", SETTING_ENUM, BUS_ROW(invalidations), "What tells query pods that a dictionary changed.", "postgres",
+    {"commands", SETTING_ENUM, BUS_ROW(commands), "What carries refdata's commands.", "postgres",
      .choices = postgres_only},
-    {"events", SETTING_ENUM, BUS_ROW(events), "What carries the modules' events.", "postgres", .choices = postgres_only},
+    {"invalidations", SETTING_ENUM, BUS_ROW(invalidations),
+     "What tells query pods that a dictionary changed.", "postgres", .choices = postgres_only},
+    {"events", SETTING_ENUM, BUS_ROW(events), "What carries the modules' events.", "postgres",
+     .choices = postgres_only},
     {"migrate", SETTING_ENUM, BUS_ROW(migrate),
      "Whether `serve` creates and migrates schemas: auto = when everything goes through PostgreSQL; else run "
      "`freshet migrate`.",
      "auto", .choices = migrate_modes},
-    {NULL},
+    {.name = NULL},
 };
 
 #define PG_ROW(member) .offset = offsetof(struct kernel_postgres, member)
 static const struct setting_row postgres_pool_rows[] = {
     {"maxSize", SETTING_INT, PG_ROW(connections_max), "Most connections to this database.", "10", 2, 1000},
-    {"idleTimeout", SETTING_DURATION_MS, PG_ROW(idle_timeout_ms), "Unused connections are closed after this.", "5m", 1000,
-     24 * HOUR_MS},
-    {NULL},
+    {"idleTimeout", SETTING_DURATION_MS, PG_ROW(idle_timeout_ms), "Unused connections are closed after this.",
+     "5m", 1000, 24 * HOUR_MS},
+    {.name = NULL},
 };
 
 const struct setting_row kernel_postgres_rows[] = {
@@ -81,13 +90,14 @@ const struct setting_row kernel_postgres_rows[] = {
     {"username", SETTING_STRING, PG_ROW(username), "User; empty = from the URL.", ""},
     {"passwordFromEnv", SETTING_STRING, PG_ROW(password_env),
      "Environment variable that holds the password; empty = from the URL.", ""},
-    {"schema", SETTING_STRING, PG_ROW(schema), "search_path of the dictionaries' SQL; empty = the server's default.", ""},
-    {"connectTimeout", SETTING_DURATION_MS, PG_ROW(connect_timeout_ms), "Time for a connection to be made.", "3s", 10,
-     HOUR_MS},
+    {"schema", SETTING_STRING, PG_ROW(schema),
+     "search_path of the dictionaries' SQL; empty = the server's default.", ""},
+    {"connectTimeout", SETTING_DURATION_MS, PG_ROW(connect_timeout_ms), "Time for a connection to be made.",
+     "3s", 10, HOUR_MS},
     {"statementTimeout", SETTING_DURATION_MS, PG_ROW(statement_timeout_ms),
      "Time for a statement, loads of whole dictionaries excepted.", "5s", 10, HOUR_MS},
     {"pool", SETTING_OBJECT, .help = "Connection pool.", .rows = postgres_pool_rows, .fallback = ""},
-    {NULL},
+    {.name = NULL},
 };
 
 const struct config_section kernel_own_sections[] = {
@@ -95,7 +105,7 @@ const struct config_section kernel_own_sections[] = {
     {"log", "Logs: one JSON object a line on standard error.", log_rows, sizeof(struct kernel_log_settings)},
     {"auth", "Who may ask: tokens, keys, mTLS clients.", auth_setting_rows, sizeof(struct auth_settings)},
     {"bus", "What carries commands, invalidations and events.", bus_rows, sizeof(struct kernel_bus_settings)},
-    {NULL},
+    {.name = NULL},
 };
 
 struct db_target kernel_postgres_target(const struct kernel_postgres *settings)

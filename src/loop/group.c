@@ -51,7 +51,9 @@ void loop_group_start(struct loop_group *group)
 static void drain_inboxes(struct loop_group *group)
 {
     for (unsigned i = 0; i < group->count;)
-        i = loop_drain_inbox(group->loops[i]) ? 0 : i + 1; /* a message may have been answered to an earlier loop */
+        i = loop_drain_inbox(group->loops[i])
+                ? 0
+                : i + 1; /* a message may have been answered to an earlier loop */
 }
 
 void loop_group_stop(struct loop_group *group)
@@ -63,7 +65,8 @@ void loop_group_stop(struct loop_group *group)
     for (unsigned i = 0; i < group->count; i++)
         pthread_join(group->threads[i], NULL);
     drain_inboxes(group);
-    atomic_store(&group->running, false); /* only now: a grace period asked for meanwhile must wait for the threads */
+    atomic_store(&group->running,
+                 false); /* only now: a grace period asked for meanwhile must wait for the threads */
 }
 
 void loop_group_destroy(struct loop_group *group)
@@ -90,7 +93,7 @@ struct grace {
     struct grace_message {
         struct loop_message message;
         struct grace *grace;
-    } *messages;
+    } * messages;
     atomic_uint left;
     void (*fn)(void *arg);
     void *arg;

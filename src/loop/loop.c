@@ -16,7 +16,8 @@
 
 static uint32_t epoll_mask(unsigned interest)
 {
-    return (interest & LOOP_READ ? (uint32_t)EPOLLIN : 0u) | (interest & LOOP_WRITE ? (uint32_t)EPOLLOUT : 0u);
+    return (interest & LOOP_READ ? (uint32_t)EPOLLIN : 0u) |
+           (interest & LOOP_WRITE ? (uint32_t)EPOLLOUT : 0u);
 }
 
 static unsigned events_of(uint32_t mask)
@@ -31,8 +32,8 @@ static unsigned events_of(uint32_t mask)
     return events;
 }
 
-enum status loop_io_start(struct loop *loop, struct loop_io *io, int fd, unsigned interest, loop_io_fn *on_event,
-                          struct error *error)
+enum status loop_io_start(struct loop *loop, struct loop_io *io, int fd, unsigned interest,
+                          loop_io_fn *on_event, struct error *error)
 {
     struct epoll_event event = {.events = epoll_mask(interest), .data.ptr = io};
     io->fd = fd;
@@ -103,7 +104,8 @@ static void wait_for_events(struct loop *loop, int wait_ms_max)
         wait_ms = 0;
     else if (next_ns != CLOCK_NEVER && clock_ms_left(next_ns) < wait_ms)
         wait_ms = clock_ms_left(next_ns);
-    int count = epoll_wait(loop->epoll_fd, loop->events, LOOP_EVENTS_PER_TICK, wait_ms == INT_MAX ? -1 : wait_ms);
+    int count =
+        epoll_wait(loop->epoll_fd, loop->events, LOOP_EVENTS_PER_TICK, wait_ms == INT_MAX ? -1 : wait_ms);
     loop->event_count = count > 0 ? count : 0; /* EINTR is an empty tick */
     loop->now_ns = clock_mono_ns();
 }
@@ -178,8 +180,10 @@ struct loop *loop_create(const struct loop_options *options)
     loop_parking_init(&loop->parking, options->parked_max ? options->parked_max : LOOP_PARKED_MAX_DEFAULT);
     loop->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     if (loop->epoll_fd < 0 || loop->inbox.event_fd < 0 ||
-        loop_io_start(loop, &loop->inbox_io, loop->inbox.event_fd, LOOP_READ, on_inbox_event, &error) != STATUS_OK) {
-        log_error("loop_create_failed", LOG_CSTR("error", "no descriptors left: raise the limit (ulimit -n)"));
+        loop_io_start(loop, &loop->inbox_io, loop->inbox.event_fd, LOOP_READ, on_inbox_event, &error) !=
+            STATUS_OK) {
+        log_error("loop_create_failed",
+                  LOG_CSTR("error", "no descriptors left: raise the limit (ulimit -n)"));
         abort();
     }
     return loop;

@@ -25,10 +25,11 @@ struct loop_io {
     unsigned interest; /* LOOP_READ | LOOP_WRITE as registered */
     loop_io_fn *on_event;
 };
-enum status loop_io_start(struct loop *loop, struct loop_io *io, int fd, unsigned interest, loop_io_fn *on_event,
-                          struct error *error) MUST_CHECK;
+enum status loop_io_start(struct loop *loop, struct loop_io *io, int fd, unsigned interest,
+                          loop_io_fn *on_event, struct error *error) MUST_CHECK;
 void loop_io_change(struct loop *loop, struct loop_io *io, unsigned interest); /* no syscall when unchanged */
-void loop_io_stop(struct loop *loop, struct loop_io *io); /* before close(); drops events still in this tick */
+void loop_io_stop(struct loop *loop,
+                  struct loop_io *io); /* before close(); drops events still in this tick */
 
 /* ---- timers: embedded, at most one deadline each; starting again moves it ---- */
 struct loop_timer;
@@ -38,7 +39,8 @@ struct loop_timer {
     loop_timer_fn *on_due;
     size_t heap_at; /* 1-based place in the loop's heap, 0 = not running: zero-initialise */
 };
-void loop_timer_start(struct loop *loop, struct loop_timer *timer, int64_t deadline_ns, loop_timer_fn *on_due);
+void loop_timer_start(struct loop *loop, struct loop_timer *timer, int64_t deadline_ns,
+                      loop_timer_fn *on_due);
 void loop_timer_stop(struct loop *loop, struct loop_timer *timer);
 
 /* ---- inbox: messages from any thread, in order per sender ---- */
@@ -84,17 +86,18 @@ void *loop_park_peek(struct loop_park_ref ref); /* the same without unparking */
 
 /* ---- the loop itself ---- */
 struct loop_options {
-    unsigned index;        /* 0.. ; the loop's number in its group */
-    unsigned parked_max;   /* 0 = 65,536 */
+    unsigned index;      /* 0.. ; the loop's number in its group */
+    unsigned parked_max; /* 0 = 65,536 */
 };
-struct loop *loop_create(const struct loop_options *options); /* aborts only when out of memory or descriptors */
-void loop_destroy(struct loop *loop);                         /* after its thread ended */
-void loop_run(struct loop *loop);                             /* until loop_stop() */
-void loop_run_once(struct loop *loop, int wait_ms_max);       /* for tests and drains */
-void loop_stop(struct loop *loop);                            /* any thread */
+struct loop *loop_create(
+    const struct loop_options *options);                /* aborts only when out of memory or descriptors */
+void loop_destroy(struct loop *loop);                   /* after its thread ended */
+void loop_run(struct loop *loop);                       /* until loop_stop() */
+void loop_run_once(struct loop *loop, int wait_ms_max); /* for tests and drains */
+void loop_stop(struct loop *loop);                      /* any thread */
 bool loop_drain_inbox(struct loop *loop); /* after its thread ended: runs what is left; was there anything? */
 unsigned loop_index(const struct loop *loop);
-int64_t loop_now_ns(const struct loop *loop); /* the time this tick began; no syscall */
+int64_t loop_now_ns(const struct loop *loop);  /* the time this tick began; no syscall */
 bool loop_is_current(const struct loop *loop); /* is this the loop's thread? for assertions */
 size_t loop_parked_count(const struct loop *loop);
 

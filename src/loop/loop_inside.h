@@ -9,7 +9,7 @@
 #include "loop/loop.h"
 
 enum {
-    LOOP_EVENTS_PER_TICK = 256,   /* epoll events taken at once */
+    LOOP_EVENTS_PER_TICK = 256,    /* epoll events taken at once */
     LOOP_MESSAGES_PER_TICK = 1024, /* inbox messages run before io gets its turn again */
     LOOP_TIMERS_PER_TICK = 1024,
     LOOP_PARKED_MAX_DEFAULT = 65536,
@@ -60,7 +60,8 @@ struct loop {
     pthread_t thread; /* of loop_run(), for loop_is_current() */
     atomic_bool has_thread;
     struct epoll_event events[LOOP_EVENTS_PER_TICK];
-    int event_count, event_at; /* the io phase's progress, so that loop_io_stop() can drop what is still to come */
+    int event_count,
+        event_at; /* the io phase's progress, so that loop_io_stop() can drop what is still to come */
     struct loop_io inbox_io;
     struct loop_inbox inbox;
     struct loop_timers timers;

@@ -19,12 +19,13 @@ struct page {
     struct str after;
 };
 
-static enum status parse_cursor(struct http_request *request, struct str text, struct page *page, struct error *error)
+static enum status parse_cursor(struct http_request *request, struct str text, struct page *page,
+                                struct error *error)
 {
     struct str version;
     uint64_t number;
-    bool fits = str_split(&text, '.', &version) && str_to_u64(version, &number) && number <= INT64_MAX && text.len &&
-                text.len % 2 == 0 && text.len / 2 <= KEY_BYTES_MAX;
+    bool fits = str_split(&text, '.', &version) && str_to_u64(version, &number) && number <= INT64_MAX &&
+                text.len && text.len % 2 == 0 && text.len / 2 <= KEY_BYTES_MAX;
     char *key = arena_alloc(request->arena, text.len / 2 + 1);
     for (size_t i = 0; fits && i < text.len / 2; i++) {
         int high = hex_digit(text.ptr[2 * i]), low = hex_digit(text.ptr[2 * i + 1]);
@@ -32,7 +33,8 @@ static enum status parse_cursor(struct http_request *request, struct str text, s
         key[i] = (char)(high * 16 + low);
     }
     if (!fits)
-        return error_set_field(error, STATUS_BAD_REQUEST, "cursor", "this is not a nextCursor of an earlier page");
+        return error_set_field(error, STATUS_BAD_REQUEST, "cursor",
+                               "this is not a nextCursor of an earlier page");
     page->has_cursor = true;
     page->cursor_version = (int64_t)number;
     page->after = str_of(key, text.len / 2);
@@ -75,10 +77,10 @@ static enum status read_page(struct http_request *request, struct page *page, st
 struct walk {
     struct cache_snapshot *snapshot; /* referenced */
     struct cache_cursor cursor;
-    uint64_t left;       /* items still to give */
+    uint64_t left;        /* items still to give */
     struct str separator; /* "," between items, "\n" behind each */
-    bool separate_first; /* the separator stands before the next item */
-    struct str item;     /* the one being given, from `offset` on */
+    bool separate_first;  /* the separator stands before the next item */
+    struct str item;      /* the one being given, from `offset` on */
     size_t offset;
     char *head, *tail; /* before and behind the items; NULL = none */
     size_t head_len, tail_len, head_at, tail_at;
@@ -166,8 +168,8 @@ static void send_lines(struct http_request *request, const struct refdata_readin
 }
 
 /* A first walk over the page finds its length and its last key, so that the answer has a Content-Length. */
-static void measure(const struct refdata_reading *reading, const struct page *page, uint64_t *items, uint64_t *bytes,
-                    const struct cache_record **last, bool *more)
+static void measure(const struct refdata_reading *reading, const struct page *page, uint64_t *items,
+                    uint64_t *bytes, const struct cache_record **last, bool *more)
 {
     struct cache_cursor cursor;
     const struct cache_record *record = NULL;
@@ -182,8 +184,8 @@ static void measure(const struct refdata_reading *reading, const struct page *pa
     *more = record && cache_cursor_next(&cursor);
 }
 
-static struct str page_tail(struct http_request *request, const struct refdata_reading *reading, const struct page *page,
-                            const struct cache_record *last, bool more)
+static struct str page_tail(struct http_request *request, const struct refdata_reading *reading,
+                            const struct page *page, const struct cache_record *last, bool more)
 {
     struct str next = STR("null");
     if (more)
@@ -194,20 +196,23 @@ static struct str page_tail(struct http_request *request, const struct refdata_r
                         changed ? ",\"versionChanged\":true" : "");
 }
 
-static void send_page(struct http_request *request, const struct refdata_reading *reading, const struct page *page)
+static void send_page(struct http_request *request, const struct refdata_reading *reading,
+                      const struct page *page)
 {
     uint64_t items, bytes;
     const struct cache_record *last;
     bool more;
     measure(reading, page, &items, &bytes, &last, &more);
-    struct str head = arena_printf(request->arena, "{\"version\":%lld,\"items\":[", (long long)reading->info->version);
+    struct str head =
+        arena_printf(request->arena, "{\"version\":%lld,\"items\":[", (long long)reading->info->version);
     struct str tail = page_tail(request, reading, page, last, more);
     struct walk *walk = start_walk(reading, page->after, items);
     walk->separator = STR(",");
     walk->head = str_dup(head), walk->head_len = head.len;
     walk->tail = str_dup(tail), walk->tail_len = tail.len;
     uint64_t total = head.len + bytes + (items ? items - 1 : 0) + tail.len;
-    http_send_stream(request, &(struct http_response){.status = 200, .headers = refdata_reading_headers(reading)},
+    http_send_stream(request,
+                     &(struct http_response){.status = 200, .headers = refdata_reading_headers(reading)},
                      &(struct http_source){produce, release, walk, (int64_t)total});
 }
 

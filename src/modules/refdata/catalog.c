@@ -8,7 +8,8 @@
 
 static int by_code(const void *a, const void *b)
 {
-    return str_compare((*(struct refdata_dictionary *const *)a)->code, (*(struct refdata_dictionary *const *)b)->code);
+    return str_compare((*(struct refdata_dictionary *const *)a)->code,
+                       (*(struct refdata_dictionary *const *)b)->code);
 }
 
 struct refdata_dictionary *refdata_catalog_find(const struct refdata_catalog *catalog, struct str code)
@@ -29,7 +30,8 @@ struct refdata_dictionary *refdata_catalog_find(const struct refdata_catalog *ca
 
 /* ---- checks of the file alone ---- */
 
-static enum status check_databases(const struct config *config, const struct refdata_settings *settings, struct error *error)
+static enum status check_databases(const struct config *config, const struct refdata_settings *settings,
+                                   struct error *error)
 {
     const struct kernel_postgres *blocks = settings->postgres.items;
     for (size_t i = 0; i < settings->postgres.count; i++) {
@@ -49,8 +51,8 @@ static enum status check_databases(const struct config *config, const struct ref
     return STATUS_OK;
 }
 
-static enum status check_dictionary(const struct config *config, const struct refdata_settings *settings, size_t index,
-                                    struct error *error)
+static enum status check_dictionary(const struct config *config, const struct refdata_settings *settings,
+                                    size_t index, struct error *error)
 {
     const struct refdata_dictionary_settings *own = refdata_settings_dictionary(settings, index);
     char field[64];
@@ -58,12 +60,13 @@ static enum status check_dictionary(const struct config *config, const struct re
     for (size_t i = 0; i < index; i++)
         if (str_eq(own->code, refdata_settings_dictionary(settings, i)->code))
             return config_error_at(config, own->code_place, field, error,
-                                   "two dictionaries have the code \"%.*s\"; the first stands at line %u", STR_ARG(own->code),
+                                   "two dictionaries have the code \"%.*s\"; the first stands at line %u",
+                                   STR_ARG(own->code),
                                    refdata_settings_dictionary(settings, i)->code_place.line);
     snprintf(field, sizeof field, "refdata.dictionaries[%zu].postgres", index);
     if (refdata_settings_database(settings, own->postgres) < 0)
-        return config_error_at(config, own->postgres_place, field, error, "there is no postgres block called \"%.*s\"",
-                               STR_ARG(own->postgres));
+        return config_error_at(config, own->postgres_place, field, error,
+                               "there is no postgres block called \"%.*s\"", STR_ARG(own->postgres));
     struct refdata_dictionary *dictionary = NULL;
     enum status status = refdata_dictionary_create(config, own, index, NULL, &dictionary, error);
     if (status == STATUS_OK)
@@ -79,20 +82,24 @@ static bool knows_code(const struct refdata_settings *settings, struct str code)
     return false;
 }
 
-static enum status check_preload(const struct config *config, const struct refdata_settings *settings, struct error *error)
+static enum status check_preload(const struct config *config, const struct refdata_settings *settings,
+                                 struct error *error)
 {
     for (size_t i = 0; i < settings->cache.preload.count; i++) {
         struct str rest = settings->cache.preload.items[i], tenant;
-        bool fits = str_split(&rest, '/', &tenant) && (str_is_name(tenant) || str_eq(tenant, STR("*"))) && str_is_name(rest);
+        bool fits = str_split(&rest, '/', &tenant) && (str_is_name(tenant) || str_eq(tenant, STR("*"))) &&
+                    str_is_name(rest);
         if (!fits || !knows_code(settings, rest))
-            return config_error_at(config, settings->cache.preload_place, "refdata.cache.preload", error,
-                                   "\"%.*s\" is not TENANT/DICTIONARY with a dictionary of this file (TENANT may be *)",
-                                   STR_ARG(settings->cache.preload.items[i]));
+            return config_error_at(
+                config, settings->cache.preload_place, "refdata.cache.preload", error,
+                "\"%.*s\" is not TENANT/DICTIONARY with a dictionary of this file (TENANT may be *)",
+                STR_ARG(settings->cache.preload.items[i]));
     }
     return STATUS_OK;
 }
 
-enum status refdata_catalog_check(const struct config *config, const struct refdata_settings *settings, struct error *error)
+enum status refdata_catalog_check(const struct config *config, const struct refdata_settings *settings,
+                                  struct error *error)
 {
     enum status status = check_databases(config, settings, error);
     for (size_t i = 0; status == STATUS_OK && i < settings->dictionaries.count; i++)
@@ -102,8 +109,8 @@ enum status refdata_catalog_check(const struct config *config, const struct refd
 
 /* ---- building ---- */
 
-static enum status add_database(struct refdata_catalog *catalog, const struct kernel_postgres *settings, bool migrates,
-                                const struct refdata_catalog *before, struct error *error)
+static enum status add_database(struct refdata_catalog *catalog, const struct kernel_postgres *settings,
+                                bool migrates, const struct refdata_catalog *before, struct error *error)
 {
     uint64_t fingerprint = refdata_database_fingerprint(settings);
     struct refdata_database **slot = &catalog->databases[catalog->database_count];
@@ -115,13 +122,14 @@ static enum status add_database(struct refdata_catalog *catalog, const struct ke
     return status;
 }
 
-static enum status add_dictionary(struct refdata_catalog *catalog, const struct refdata_settings *settings, size_t index,
-                                  const struct refdata_catalog *before, struct error *error)
+static enum status add_dictionary(struct refdata_catalog *catalog, const struct refdata_settings *settings,
+                                  size_t index, const struct refdata_catalog *before, struct error *error)
 {
     const struct refdata_dictionary_settings *own = refdata_settings_dictionary(settings, index);
     if (!own->enabled)
         return STATUS_OK;
-    struct refdata_database *database = catalog->databases[refdata_settings_database(settings, own->postgres)];
+    struct refdata_database *database =
+        catalog->databases[refdata_settings_database(settings, own->postgres)];
     struct refdata_dictionary **slot = &catalog->dictionaries[catalog->dictionary_count];
     struct refdata_dictionary *same = before ? refdata_catalog_find(before, own->code) : NULL;
     enum status status = STATUS_OK;
@@ -134,11 +142,13 @@ static enum status add_dictionary(struct refdata_catalog *catalog, const struct 
 }
 
 enum status refdata_catalog_create(const struct refdata_settings *settings, bool migrates,
-                                   const struct refdata_catalog *before, struct refdata_catalog **out, struct error *error)
+                                   const struct refdata_catalog *before, struct refdata_catalog **out,
+                                   struct error *error)
 {
     struct refdata_catalog *catalog = memory_zalloc(sizeof *catalog);
     catalog->databases = memory_zalloc((settings->postgres.count + 1) * sizeof(struct refdata_database *));
-    catalog->dictionaries = memory_zalloc((settings->dictionaries.count + 1) * sizeof(struct refdata_dictionary *));
+    catalog->dictionaries =
+        memory_zalloc((settings->dictionaries.count + 1) * sizeof(struct refdata_dictionary *));
     const struct kernel_postgres *blocks = settings->postgres.items;
     enum status status = STATUS_OK;
     for (size_t i = 0; status == STATUS_OK && i < settings->postgres.count; i++)

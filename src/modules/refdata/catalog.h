@@ -20,6 +20,7 @@ enum status refdata_catalog_create(const struct refdata_settings *settings, bool
                                    const struct refdata_catalog *before, struct refdata_catalog **catalog,
                                    struct error *error) MUST_CHECK;
 void refdata_catalog_destroy(struct refdata_catalog *catalog);
-struct refdata_dictionary *refdata_catalog_find(const struct refdata_catalog *catalog, struct str code); /* NULL = unknown */
+struct refdata_dictionary *refdata_catalog_find(const struct refdata_catalog *catalog,
+                                                struct str code); /* NULL = unknown */
 
 #endif

@@ -11,11 +11,13 @@ uint64_t refdata_database_fingerprint(const struct kernel_postgres *settings)
 {
     struct buf text;
     buf_init(&text);
-    const struct str parts[] = {settings->name, settings->url, settings->username, settings->password_env, settings->schema};
+    const struct str parts[] = {settings->name, settings->url, settings->username, settings->password_env,
+                                settings->schema};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         buf_printf(&text, "%zu:%.*s,", parts[i].len, STR_ARG(parts[i]));
-    buf_printf(&text, "%lld %lld %lld %lld", (long long)settings->connections_max, (long long)settings->connect_timeout_ms,
-               (long long)settings->statement_timeout_ms, (long long)settings->idle_timeout_ms);
+    buf_printf(&text, "%lld %lld %lld %lld", (long long)settings->connections_max,
+               (long long)settings->connect_timeout_ms, (long long)settings->statement_timeout_ms,
+               (long long)settings->idle_timeout_ms);
     uint64_t fingerprint = hash_content(buf_str(&text));
     buf_deinit(&text);
     return fingerprint;
@@ -64,21 +66,23 @@ void refdata_database_unref(struct refdata_database *database)
 static enum status check_schema(struct refdata_database *database, int64_t deadline_ns, struct error *error)
 {
     unsigned missing = 0;
-    enum status status = db_migrate_check(database->pool, "refdata", refdata_migrations, deadline_ns, &missing, error);
+    enum status status =
+        db_migrate_check(database->pool, "refdata", refdata_migrations, deadline_ns, &missing, error);
     if (status == STATUS_OK && missing)
-        return error_set(error, STATUS_CONFIG, "migration %u of refdata is not applied: run `freshet migrate`", missing);
+        return error_set(error, STATUS_CONFIG,
+                         "migration %u of refdata is not applied: run `freshet migrate`", missing);
     return status;
 }
 
-enum status refdata_database_prepare(struct refdata_database *database, int64_t deadline_ns, struct error *error)
+enum status refdata_database_prepare(struct refdata_database *database, int64_t deadline_ns,
+                                     struct error *error)
 {
     if (atomic_load(&database->schema_ready))
         return STATUS_OK;
     unsigned applied = 0;
-    enum status status =
-        database->migrates
-            ? db_migrate(database->pool, "refdata", refdata_migrations, deadline_ns, &applied, error)
-            : check_schema(database, deadline_ns, error);
+    enum status status = database->migrates ? db_migrate(database->pool, "refdata", refdata_migrations,
+                                                         deadline_ns, &applied, error)
+                                            : check_schema(database, deadline_ns, error);
     if (status != STATUS_OK)
         return status;
     if (applied)

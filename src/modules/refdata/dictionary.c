@@ -11,10 +11,11 @@
 
 /* In the order of enum refdata_parameter. */
 static const struct db_name all_names[] = {
-    {"tenantId", DB_TEXT},       {"key", DB_TEXT},          {"snapshotId", DB_TEXT},
-    {"payload", DB_JSONB},       {"snapshotJson", DB_JSONB}, {"eventEpoch", DB_BIGINT},
-    {"eventVersion", DB_BIGINT}, {"chunkIndex", DB_INT},    {"keys", DB_TEXT_ARRAY},
-    {NULL},
+    {"tenantId", DB_TEXT},       {"key", DB_TEXT},
+    {"snapshotId", DB_TEXT},     {"payload", DB_JSONB},
+    {"snapshotJson", DB_JSONB},  {"eventEpoch", DB_BIGINT},
+    {"eventVersion", DB_BIGINT}, {"chunkIndex", DB_INT},
+    {"keys", DB_TEXT_ARRAY},     {.name = NULL},
 };
 
 #define BIT(parameter) (1u << (parameter))
@@ -29,7 +30,8 @@ static const struct field {
     [REFDATA_LOAD] = {"loadSql", FIELD(load), BIT(REFDATA_TENANT_ID)},
     [REFDATA_LOAD_KEYS] = {"loadKeysSql", FIELD(load_keys), BIT(REFDATA_TENANT_ID) | BIT(REFDATA_KEYS)},
     [REFDATA_DRIFT_CHECK] = {"driftCheckSql", FIELD(drift_check), BIT(REFDATA_TENANT_ID)},
-    [REFDATA_UPSERT] = {"apply.upsertSql", FIELD(upsert), EVENT_BITS | BIT(REFDATA_KEY) | BIT(REFDATA_PAYLOAD)},
+    [REFDATA_UPSERT] = {"apply.upsertSql", FIELD(upsert),
+                        EVENT_BITS | BIT(REFDATA_KEY) | BIT(REFDATA_PAYLOAD)},
     [REFDATA_DELETE] = {"apply.deleteSql", FIELD(delete), EVENT_BITS | BIT(REFDATA_KEY)},
     [REFDATA_SNAPSHOT_REPLACE] = {"apply.snapshotReplaceSql", FIELD(snapshot_replace),
                                   EVENT_BITS | BIT(REFDATA_SNAPSHOT_ID) | BIT(REFDATA_SNAPSHOT_JSON)},
@@ -41,7 +43,8 @@ static const struct field {
 #undef FIELD
 };
 
-static const struct refdata_template *template_of(const struct refdata_dictionary_settings *settings, size_t field)
+static const struct refdata_template *template_of(const struct refdata_dictionary_settings *settings,
+                                                  size_t field)
 {
     return (const struct refdata_template *)((const char *)settings + fields[field].offset);
 }
@@ -55,8 +58,8 @@ uint64_t refdata_dictionary_fingerprint(const struct refdata_dictionary_settings
 {
     struct buf text;
     buf_init(&text);
-    buf_printf(&text, "%016llx %.*s %d %d %d ", (unsigned long long)database, STR_ARG(settings->code), settings->apply_mode,
-               settings->snapshot_strategy, settings->reload);
+    buf_printf(&text, "%016llx %.*s %d %d %d ", (unsigned long long)database, STR_ARG(settings->code),
+               settings->apply_mode, settings->snapshot_strategy, settings->reload);
     for (size_t field = 0; field < REFDATA_FIELDS; field++) {
         struct str sql = template_of(settings, field)->sql;
         buf_printf(&text, "%zu:", sql.len);
@@ -83,12 +86,14 @@ static enum status check_allowed(const struct db_statement *statement, unsigned 
 {
     for (unsigned i = 0; i < statement->param_count; i++)
         if (!(allowed & BIT(statement->names[i])))
-            return error_set(error, STATUS_CONFIG, "the parameter :%s has no value here", all_names[statement->names[i]].name);
+            return error_set(error, STATUS_CONFIG, "the parameter :%s has no value here",
+                             all_names[statement->names[i]].name);
     return STATUS_OK;
 }
 
-static enum status compile(const struct config *config, const struct refdata_dictionary_settings *settings, size_t index,
-                           size_t field, struct refdata_dictionary *dictionary, struct error *error)
+static enum status compile(const struct config *config, const struct refdata_dictionary_settings *settings,
+                           size_t index, size_t field, struct refdata_dictionary *dictionary,
+                           struct error *error)
 {
     const struct refdata_template *template = template_of(settings, field);
     struct refdata_sql *sql = &dictionary->sql[field];
@@ -98,45 +103,53 @@ static enum status compile(const struct config *config, const struct refdata_dic
     sql->text = arena_str(&dictionary->arena, template->sql);
     sql->place = template->place;
     size_t offset = 0;
-    enum status status = db_sql_compile(sql->text, all_names, &dictionary->arena, &sql->statement, &offset, error);
+    enum status status =
+        db_sql_compile(sql->text, all_names, &dictionary->arena, &sql->statement, &offset, error);
     if (status == STATUS_OK)
         status = check_allowed(&sql->statement, fields[field].allowed, error);
     return status == STATUS_OK ? status : fail_at(config, template, index, fields[field].name, offset, error);
 }
 
 /* Settings that contradict each other: said at the field that should go or come. */
-static enum status check_together(const struct config *config, const struct refdata_dictionary_settings *settings,
-                                  size_t index, const struct refdata_dictionary *dictionary, struct error *error)
+static enum status check_together(const struct config *config,
+                                  const struct refdata_dictionary_settings *settings, size_t index,
+                                  const struct refdata_dictionary *dictionary, struct error *error)
 {
     const struct refdata_sql *sql = dictionary->sql;
     bool builtin = !sql[REFDATA_LOAD].given;
     if (sql[REFDATA_SNAPSHOT_STAGE].given != sql[REFDATA_SNAPSHOT_FINALIZE].given) {
-        enum refdata_field lonely = sql[REFDATA_SNAPSHOT_STAGE].given ? REFDATA_SNAPSHOT_STAGE : REFDATA_SNAPSHOT_FINALIZE;
+        enum refdata_field lonely =
+            sql[REFDATA_SNAPSHOT_STAGE].given ? REFDATA_SNAPSHOT_STAGE : REFDATA_SNAPSHOT_FINALIZE;
         error_set(error, STATUS_CONFIG, "snapshotStageSql and snapshotFinalizeSql come as a pair");
         return fail_at(config, template_of(settings, lonely), index, fields[lonely].name, 0, error);
     }
     if (sql[REFDATA_SNAPSHOT_REPLACE].given && sql[REFDATA_SNAPSHOT_STAGE].given) {
-        error_set(error, STATUS_CONFIG, "either snapshotReplaceSql or the pair snapshotStageSql/snapshotFinalizeSql, not both");
-        return fail_at(config, &settings->snapshot_replace, index, fields[REFDATA_SNAPSHOT_REPLACE].name, 0, error);
+        error_set(error, STATUS_CONFIG,
+                  "either snapshotReplaceSql or the pair snapshotStageSql/snapshotFinalizeSql, not both");
+        return fail_at(config, &settings->snapshot_replace, index, fields[REFDATA_SNAPSHOT_REPLACE].name, 0,
+                       error);
     }
     for (size_t field = REFDATA_LOAD_KEYS; field < REFDATA_FIELDS && builtin; field++)
         if (sql[field].given) {
-            error_set(error, STATUS_CONFIG, "without loadSql the dictionary lives in the built-in table and takes no templates");
+            error_set(error, STATUS_CONFIG,
+                      "without loadSql the dictionary lives in the built-in table and takes no templates");
             return fail_at(config, template_of(settings, field), index, fields[field].name, 0, error);
         }
     if (settings->reload == REFDATA_RELOAD_DELTA && !builtin && !sql[REFDATA_LOAD_KEYS].given) {
         error_set(error, STATUS_CONFIG, "reloadOnEvent: DELTA needs loadKeysSql");
-        return fail_at(config, &(struct refdata_template){.place = settings->code_place}, index, "reloadOnEvent", 0, error);
+        return fail_at(config, &(struct refdata_template){.place = settings->code_place}, index,
+                       "reloadOnEvent", 0, error);
     }
     return STATUS_OK;
 }
 
-static enum status build(const struct config *config, const struct refdata_dictionary_settings *settings, size_t index,
-                         struct refdata_dictionary *dictionary, struct error *error)
+static enum status build(const struct config *config, const struct refdata_dictionary_settings *settings,
+                         size_t index, struct refdata_dictionary *dictionary, struct error *error)
 {
     if (!str_is_name(settings->code)) {
         error_set(error, STATUS_CONFIG, "a dictionary's code is 1 to 64 of A-Z a-z 0-9 . _ -");
-        return fail_at(config, &(struct refdata_template){.place = settings->code_place}, index, "code", 0, error);
+        return fail_at(config, &(struct refdata_template){.place = settings->code_place}, index, "code", 0,
+                       error);
     }
     for (size_t field = 0; field < REFDATA_FIELDS; field++) {
         enum status status = compile(config, settings, index, field, dictionary, error);
@@ -145,13 +158,15 @@ static enum status build(const struct config *config, const struct refdata_dicti
     }
     bool builtin = !dictionary->sql[REFDATA_LOAD].given;
     dictionary->provider = builtin ? &refdata_provider_builtin : &refdata_provider_sql;
-    dictionary->delta = settings->reload == REFDATA_RELOAD_DELTA ||
-                        (settings->reload == REFDATA_RELOAD_AUTO && (builtin || dictionary->sql[REFDATA_LOAD_KEYS].given));
+    dictionary->delta =
+        settings->reload == REFDATA_RELOAD_DELTA ||
+        (settings->reload == REFDATA_RELOAD_AUTO && (builtin || dictionary->sql[REFDATA_LOAD_KEYS].given));
     return check_together(config, settings, index, dictionary, error);
 }
 
-enum status refdata_dictionary_create(const struct config *config, const struct refdata_dictionary_settings *settings,
-                                      size_t index, struct refdata_database *database, struct refdata_dictionary **out,
+enum status refdata_dictionary_create(const struct config *config,
+                                      const struct refdata_dictionary_settings *settings, size_t index,
+                                      struct refdata_database *database, struct refdata_dictionary **out,
                                       struct error *error)
 {
     struct refdata_dictionary *dictionary = memory_zalloc(sizeof *dictionary);
@@ -186,7 +201,8 @@ void refdata_dictionary_unref(struct refdata_dictionary *dictionary)
     free(dictionary);
 }
 
-void refdata_dictionary_bind(const struct db_statement *statement, const struct str values[REFDATA_PARAMETERS],
+void refdata_dictionary_bind(const struct db_statement *statement,
+                             const struct str values[REFDATA_PARAMETERS],
                              struct db_param params[DB_PARAMS_MAX])
 {
     for (unsigned i = 0; i < statement->param_count; i++)

@@ -70,15 +70,18 @@ const char *refdata_field_name(enum refdata_field field); /* "apply.upsertSql" *
 
 /* Compiles one definition. Errors carry file, line, column and field of the template's very character. `config` may be
  * NULL when the settings were checked before. */
-enum status refdata_dictionary_create(const struct config *config, const struct refdata_dictionary_settings *settings,
-                                      size_t index, struct refdata_database *database,
+enum status refdata_dictionary_create(const struct config *config,
+                                      const struct refdata_dictionary_settings *settings, size_t index,
+                                      struct refdata_database *database,
                                       struct refdata_dictionary **dictionary, struct error *error) MUST_CHECK;
-uint64_t refdata_dictionary_fingerprint(const struct refdata_dictionary_settings *settings, uint64_t database);
+uint64_t refdata_dictionary_fingerprint(const struct refdata_dictionary_settings *settings,
+                                        uint64_t database);
 struct refdata_dictionary *refdata_dictionary_ref(struct refdata_dictionary *dictionary);
 void refdata_dictionary_unref(struct refdata_dictionary *dictionary);
 
 /* Fills the statement's parameters from values[enum refdata_parameter]. */
-void refdata_dictionary_bind(const struct db_statement *statement, const struct str values[REFDATA_PARAMETERS],
+void refdata_dictionary_bind(const struct db_statement *statement,
+                             const struct str values[REFDATA_PARAMETERS],
                              struct db_param params[DB_PARAMS_MAX]);
 
 #endif

@@ -22,12 +22,12 @@ struct refdata_holding {
     /* the home loop's alone */
     struct refdata *refdata;
     struct refdata_dictionary *dictionary;
-    bool preload;  /* asked for by configuration: never evicted, part of readiness */
-    bool wanted;   /* a load is due as soon as one may start */
-    bool queued;   /* in the keeper's queue */
-    bool loading;  /* one load at a time: single-flight */
-    bool again;    /* something changed during the load: it runs once more */
-    bool dropped;  /* out of the table; freed when its load has come back */
+    bool preload; /* asked for by configuration: never evicted, part of readiness */
+    bool wanted;  /* a load is due as soon as one may start */
+    bool queued;  /* in the keeper's queue */
+    bool loading; /* one load at a time: single-flight */
+    bool again;   /* something changed during the load: it runs once more */
+    bool dropped; /* out of the table; freed when its load has come back */
     unsigned failures;
     int64_t retry_at_ns; /* after a failure: not before */
     struct loop_timer timer;
@@ -35,12 +35,13 @@ struct refdata_holding {
     size_t waiter_count, waiter_capacity;
     struct refdata_holding *queue_next;
     uint64_t memory_bytes;
-    int64_t committed_version;           /* as the sweep last saw it */
+    int64_t committed_version; /* as the sweep last saw it */
     int64_t drift_checked_at_ns, drift_value, drift_version;
     bool drift_known;
     struct metric_series *lag, *version_gauge, *items, *memory_gauge, *drift;
 
-    _Atomic uint32_t used_at_s[]; /* per loop: seconds of the monotonic clock; written at most once a second */
+    _Atomic uint32_t
+        used_at_s[]; /* per loop: seconds of the monotonic clock; written at most once a second */
 };
 
 struct refdata_table {
@@ -61,7 +62,8 @@ static inline struct refdata_holding *refdata_table_find(const struct refdata_ta
     uint64_t hash = refdata_pair_hash(tenant, code);
     for (size_t at = hash & table->mask;; at = (at + 1) & table->mask) {
         struct refdata_holding *holding = table->slots[at];
-        if (!holding || (holding->hash == hash && str_eq(holding->code, code) && str_eq(holding->tenant, tenant)))
+        if (!holding ||
+            (holding->hash == hash && str_eq(holding->code, code) && str_eq(holding->tenant, tenant)))
             return holding;
     }
 }

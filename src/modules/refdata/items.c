@@ -8,7 +8,8 @@ enum { KEYS_MAX = 1000, KEY_BYTES_MAX = 1024 };
 static enum status check_key(struct str key, const char *field, struct error *error)
 {
     if (key.len == 0 || key.len > KEY_BYTES_MAX)
-        return error_set_field(error, STATUS_BAD_REQUEST, field, "a key is 1 to %d bytes long", KEY_BYTES_MAX);
+        return error_set_field(error, STATUS_BAD_REQUEST, field, "a key is 1 to %d bytes long",
+                               KEY_BYTES_MAX);
     return STATUS_OK;
 }
 
@@ -26,7 +27,8 @@ void refdata_get_item(struct http_request *request)
     struct str key, etag;
     if (!refdata_reading_begin(request, &reading))
         return;
-    if (http_request_param(request, "key", &key, &error) != STATUS_OK || check_key(key, "key", &error) != STATUS_OK) {
+    if (http_request_param(request, "key", &key, &error) != STATUS_OK ||
+        check_key(key, "key", &error) != STATUS_OK) {
         http_send_error(request, &error);
         return;
     }
@@ -74,7 +76,8 @@ static enum status read_keys(struct http_request *request, struct asked *asked, 
         return error_set_field(error, STATUS_BAD_REQUEST, "keys", "name the keys: ?keys=k1,k2");
     size_t count = count_commas(raw) + 1;
     if (count > KEYS_MAX)
-        return error_set_field(error, STATUS_BAD_REQUEST, "keys", "at most %d keys at once, not %zu", KEYS_MAX, count);
+        return error_set_field(error, STATUS_BAD_REQUEST, "keys", "at most %d keys at once, not %zu",
+                               KEYS_MAX, count);
     asked->keys = arena_alloc(request->arena, count * sizeof *asked->keys);
     for (asked->count = 0; asked->count < count; asked->count++) {
         part = raw;
@@ -99,12 +102,14 @@ static void put_part(struct refdata_parts *parts, struct str part)
 }
 
 /* {"version":7,"items":[ … ],"missing":[ … ]}: bodies in the order asked, all of one version. */
-static void put_answer(struct http_request *request, const struct refdata_reading *reading, const struct asked *asked,
-                       const struct cache_record **records, struct refdata_parts *parts)
+static void put_answer(struct http_request *request, const struct refdata_reading *reading,
+                       const struct asked *asked, const struct cache_record **records,
+                       struct refdata_parts *parts)
 {
     struct buf missing;
     buf_init(&missing);
-    put_part(parts, arena_printf(request->arena, "{\"version\":%lld,\"items\":[", (long long)reading->info->version));
+    put_part(parts, arena_printf(request->arena, "{\"version\":%lld,\"items\":[",
+                                 (long long)reading->info->version));
     bool first = true;
     for (size_t i = 0; i < asked->count; i++) {
         if (records[i]) {
@@ -136,7 +141,8 @@ void refdata_get_items(struct http_request *request)
     }
     const struct cache_record **records = arena_alloc(request->arena, asked.count * sizeof *records);
     cache_find_many(reading.snapshot, asked.keys, asked.count, records);
-    struct refdata_parts parts = {.parts = arena_alloc(request->arena, (2 * asked.count + 4) * sizeof(struct str))};
+    struct refdata_parts parts = {
+        .parts = arena_alloc(request->arena, (2 * asked.count + 4) * sizeof(struct str))};
     put_answer(request, &reading, &asked, records, &parts);
     refdata_reading_send(request, &reading, &parts);
 }

@@ -48,8 +48,8 @@ void refdata_keeper_bury(struct refdata_holding *holding)
     struct refdata *refdata = holding->refdata;
     if (refdata->grave_count == refdata->grave_capacity) {
         refdata->grave_capacity = refdata->grave_capacity ? 2 * refdata->grave_capacity : 16;
-        refdata->graveyard =
-            memory_realloc_array(refdata->graveyard, refdata->grave_capacity, sizeof(struct refdata_holding *));
+        refdata->graveyard = memory_realloc_array(refdata->graveyard, refdata->grave_capacity,
+                                                  sizeof(struct refdata_holding *));
     }
     refdata->graveyard[refdata->grave_count++] = holding;
     table_changed(refdata);
@@ -97,7 +97,8 @@ static void add_waiter(struct refdata_holding *holding, struct loop_park_ref ref
 {
     if (holding->waiter_count == holding->waiter_capacity) {
         holding->waiter_capacity = holding->waiter_capacity ? 2 * holding->waiter_capacity : 4;
-        holding->waiters = memory_realloc_array(holding->waiters, holding->waiter_capacity, sizeof *holding->waiters);
+        holding->waiters =
+            memory_realloc_array(holding->waiters, holding->waiter_capacity, sizeof *holding->waiters);
     }
     holding->waiters[holding->waiter_count++] = ref;
 }
@@ -125,7 +126,8 @@ static bool may_evict(const struct refdata_holding *holding, const struct refdat
 }
 
 /* The one read longest ago among those that may go; a walk over all, but only when something has to. */
-static struct refdata_holding *find_victim(const struct refdata *refdata, const struct refdata_holding *spared)
+static struct refdata_holding *find_victim(const struct refdata *refdata,
+                                           const struct refdata_holding *spared)
 {
     struct refdata_holding *victim = NULL;
     uint32_t oldest = UINT32_MAX;
@@ -184,14 +186,16 @@ struct ask_message {
     char text[]; /* tenant, then code */
 };
 
-static enum status admit(struct refdata *refdata, struct str tenant, struct str code, struct loop_park_ref waiter,
-                         struct error *error)
+static enum status admit(struct refdata *refdata, struct str tenant, struct str code,
+                         struct loop_park_ref waiter, struct error *error)
 {
     struct refdata_dictionary *dictionary = refdata_catalog_find(atomic_load(&refdata->catalog), code);
     if (!dictionary)
-        return error_set(error, STATUS_UNKNOWN_DICTIONARY, "there is no dictionary called %.*s", STR_ARG(code));
+        return error_set(error, STATUS_UNKNOWN_DICTIONARY, "there is no dictionary called %.*s",
+                         STR_ARG(code));
     if (atomic_load(&dictionary->state) == REFDATA_DISABLED)
-        return error_set(error, STATUS_DICTIONARY_UNAVAILABLE, "the dictionary's configuration was refused by PostgreSQL");
+        return error_set(error, STATUS_DICTIONARY_UNAVAILABLE,
+                         "the dictionary's configuration was refused by PostgreSQL");
     struct refdata_holding *holding = refdata_keeper_hold(refdata, tenant, dictionary);
     if (!holding)
         return error_set(error, STATUS_OVERLOADED, "too many dictionaries are being read at once");
@@ -200,7 +204,8 @@ static enum status admit(struct refdata *refdata, struct str tenant, struct str 
         return STATUS_OK;
     }
     if (holding->retry_at_ns > loop_now_ns(refdata->home) && !holding->loading)
-        return error_set(error, STATUS_DICTIONARY_UNAVAILABLE, "the dictionary could not be loaded a moment ago");
+        return error_set(error, STATUS_DICTIONARY_UNAVAILABLE,
+                         "the dictionary could not be loaded a moment ago");
     add_waiter(holding, waiter);
     if (!holding->loading)
         refdata_schedule_want(holding, 0);
@@ -212,13 +217,15 @@ static void on_ask(struct loop *loop, struct loop_message *message)
     (void)loop;
     struct ask_message *ask = (struct ask_message *)message;
     struct error error = {0};
-    struct str tenant = str_of(ask->text, ask->tenant_len), code = str_of(ask->text + ask->tenant_len, ask->code_len);
+    struct str tenant = str_of(ask->text, ask->tenant_len),
+               code = str_of(ask->text + ask->tenant_len, ask->code_len);
     if (admit(ask->refdata, tenant, code, ask->waiter, &error) != STATUS_OK)
         wake_waiter(ask->waiter, &error);
     free(ask);
 }
 
-void refdata_keeper_ask(struct refdata *refdata, struct str tenant, struct str code, struct loop_park_ref waiter)
+void refdata_keeper_ask(struct refdata *refdata, struct str tenant, struct str code,
+                        struct loop_park_ref waiter)
 {
     struct ask_message *ask = memory_alloc(sizeof *ask + tenant.len + code.len);
     ask->message.on_message = on_ask;

@@ -10,8 +10,8 @@
 
 struct load_job {
     struct worker_job job;
-    struct refdata_holding *holding;        /* the home loop's: not touched on the worker */
-    struct refdata_dictionary *dictionary;  /* referenced */
+    struct refdata_holding *holding;       /* the home loop's: not touched on the worker */
+    struct refdata_dictionary *dictionary; /* referenced */
     char *tenant;
     size_t tenant_len;
     int64_t timeout_ms;
@@ -20,13 +20,13 @@ struct load_job {
 };
 
 /* By the primary key. */
-static const char version_sql[] =
-    "select version, (extract(epoch from updated_at) * 1000000)::bigint"
-    "  from refdata.dictionary_meta where tenant_id = $1 and dict_code = $2";
+static const char version_sql[] = "select version, (extract(epoch from updated_at) * 1000000)::bigint"
+                                  "  from refdata.dictionary_meta where tenant_id = $1 and dict_code = $2";
 /* The pool's own limit is for small statements; a load has its own, for this transaction alone. */
 static const char timeout_sql[] = "select set_config('statement_timeout', $1, true)";
 
-static enum status read_version(struct db_conn *conn, struct load_job *job, int64_t deadline_ns, int64_t *version)
+static enum status read_version(struct db_conn *conn, struct load_job *job, int64_t deadline_ns,
+                                int64_t *version)
 {
     struct db_statement statement;
     struct db_result *result = NULL;
@@ -48,7 +48,8 @@ static enum status set_timeout(struct db_conn *conn, struct load_job *job, int64
     char text[24];
     snprintf(text, sizeof text, "%lldms", (long long)job->timeout_ms);
     db_statement_init(&statement, timeout_sql, 1, (const enum db_type[]){DB_TEXT});
-    return db_exec(conn, &statement, &(struct db_param){str_from(text)}, deadline_ns, NULL, &job->loaded.error);
+    return db_exec(conn, &statement, &(struct db_param){str_from(text)}, deadline_ns, NULL,
+                   &job->loaded.error);
 }
 
 static enum status load_in_transaction(struct db_conn *conn, struct load_job *job, int64_t deadline_ns)
@@ -62,8 +63,8 @@ static enum status load_in_transaction(struct db_conn *conn, struct load_job *jo
     if (status != STATUS_OK)
         return status;
     struct cache_builder *builder = cache_builder_create(NULL, job->memory_max);
-    status = dictionary->provider->load_all(dictionary, str_of(job->tenant, job->tenant_len), conn, deadline_ns, builder,
-                                            error);
+    status = dictionary->provider->load_all(dictionary, str_of(job->tenant, job->tenant_len), conn,
+                                            deadline_ns, builder, error);
     if (status != STATUS_OK) {
         cache_builder_abandon(builder);
         return status;

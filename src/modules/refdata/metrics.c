@@ -2,7 +2,10 @@
 #include "base/clock.h"
 #include "modules/refdata/refdata.h"
 
-#define PAIR_LABELS {"tenant", "dict_code", NULL}
+#define PAIR_LABELS                 \
+    {                               \
+        "tenant", "dict_code", NULL \
+    }
 
 static struct metric_family version_lag = {
     .name = "dict_version_lag",
@@ -10,12 +13,16 @@ static struct metric_family version_lag = {
     .type = METRIC_GAUGE,
     .labels = PAIR_LABELS,
 };
-static struct metric_family version = {
-    .name = "dict_version", .help = "Version served from memory.", .type = METRIC_GAUGE, .labels = PAIR_LABELS};
+static struct metric_family version = {.name = "dict_version",
+                                       .help = "Version served from memory.",
+                                       .type = METRIC_GAUGE,
+                                       .labels = PAIR_LABELS};
 static struct metric_family items = {
     .name = "dict_items", .help = "Items held in memory.", .type = METRIC_GAUGE, .labels = PAIR_LABELS};
-static struct metric_family memory = {
-    .name = "dict_memory_bytes", .help = "Memory held, in bytes.", .type = METRIC_GAUGE, .labels = PAIR_LABELS};
+static struct metric_family memory = {.name = "dict_memory_bytes",
+                                      .help = "Memory held, in bytes.",
+                                      .type = METRIC_GAUGE,
+                                      .labels = PAIR_LABELS};
 static struct metric_family drift_value = {
     .name = "dict_drift_value",
     .help = "What driftCheckSql last answered; diagnostic only.",
@@ -34,8 +41,10 @@ static struct metric_family reload_duration = {
     .type = METRIC_HISTOGRAM,
     .labels = {"dict_code", NULL},
 };
-static struct metric_family reload_errors = {
-    .name = "cache_reload_errors", .help = "Loads that failed.", .type = METRIC_COUNTER, .labels = {"dict_code", NULL}};
+static struct metric_family reload_errors = {.name = "cache_reload_errors",
+                                             .help = "Loads that failed.",
+                                             .type = METRIC_COUNTER,
+                                             .labels = {"dict_code", NULL}};
 static struct metric_family freshness = {
     .name = "refdata_freshness_seconds",
     .help = "From a change's commit to its being served by this pod, in seconds.",
@@ -75,7 +84,8 @@ void refdata_metrics_detach(struct refdata_holding *holding)
         metric_series_drop(holding->drift);
 }
 
-void refdata_metrics_loaded(struct refdata_holding *holding, const struct refdata_loaded *loaded, bool is_update)
+void refdata_metrics_loaded(struct refdata_holding *holding, const struct refdata_loaded *loaded,
+                            bool is_update)
 {
     const struct cache_info *info = cache_snapshot_info(loaded->snapshot);
     metric_set(holding->version_gauge, (double)info->version);

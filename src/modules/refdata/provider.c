@@ -20,14 +20,15 @@ static bool on_row(void *context, const struct db_row *row)
     } else {
         struct str payload =
             db_row_is_null(row, sink->value_column) ? STR("null") : db_row_str(row, sink->value_column);
-        sink->status = cache_builder_put(sink->builder, db_row_str(row, sink->key_column), payload, sink->error);
+        sink->status =
+            cache_builder_put(sink->builder, db_row_str(row, sink->key_column), payload, sink->error);
     }
     return sink->status == STATUS_OK;
 }
 
 enum status refdata_provider_load(const struct db_statement *statement, const struct db_param *params,
-                                  unsigned key_column, unsigned value_column, struct db_conn *conn, int64_t deadline_ns,
-                                  struct cache_builder *builder, struct error *error)
+                                  unsigned key_column, unsigned value_column, struct db_conn *conn,
+                                  int64_t deadline_ns, struct cache_builder *builder, struct error *error)
 {
     struct row_sink sink = {builder, key_column, value_column, 0, STATUS_OK, error};
     struct error stream_error = {0};
@@ -41,7 +42,8 @@ enum status refdata_provider_load(const struct db_statement *statement, const st
 
 /* ---- SQL templates ---- */
 
-static enum status refuse(const struct refdata_sql *sql, enum refdata_field field, size_t position, struct error *error)
+static enum status refuse(const struct refdata_sql *sql, enum refdata_field field, size_t position,
+                          struct error *error)
 {
     size_t offset = position ? db_statement_offset(&sql->statement, sql->text, position) : 0;
     unsigned line = 1, column = 1;
@@ -50,12 +52,13 @@ static enum status refuse(const struct refdata_sql *sql, enum refdata_field fiel
         line += sql->text.ptr[i] == '\n';
     }
     if (position)
-        return error_context(error, "%s, line %u column %u of the template", refdata_field_name(field), line, column);
+        return error_context(error, "%s, line %u column %u of the template", refdata_field_name(field), line,
+                             column);
     return error_context(error, "%s", refdata_field_name(field));
 }
 
-static enum status find_columns(const struct db_column *columns, unsigned count, unsigned *key, unsigned *value,
-                                struct error *error)
+static enum status find_columns(const struct db_column *columns, unsigned count, unsigned *key,
+                                unsigned *value, struct error *error)
 {
     bool has_key = false, has_value = false;
     for (unsigned i = 0; i < count; i++) {
@@ -72,8 +75,8 @@ static enum status find_columns(const struct db_column *columns, unsigned count,
     return STATUS_OK;
 }
 
-static enum status check_field(struct refdata_dictionary *dictionary, enum refdata_field field, struct db_conn *conn,
-                               int64_t deadline_ns, struct error *error)
+static enum status check_field(struct refdata_dictionary *dictionary, enum refdata_field field,
+                               struct db_conn *conn, int64_t deadline_ns, struct error *error)
 {
     struct refdata_sql *sql = &dictionary->sql[field];
     struct db_column columns[DB_COLUMNS_MAX];
@@ -91,8 +94,8 @@ static enum status check_field(struct refdata_dictionary *dictionary, enum refda
     return status;
 }
 
-static enum status check_templates(struct refdata_dictionary *dictionary, struct db_conn *conn, int64_t deadline_ns,
-                                   struct error *error)
+static enum status check_templates(struct refdata_dictionary *dictionary, struct db_conn *conn,
+                                   int64_t deadline_ns, struct error *error)
 {
     enum status status = STATUS_OK;
     for (unsigned field = 0; field < REFDATA_FIELDS && status == STATUS_OK; field++)
@@ -101,15 +104,16 @@ static enum status check_templates(struct refdata_dictionary *dictionary, struct
     return status;
 }
 
-static enum status load_by_template(const struct refdata_dictionary *dictionary, struct str tenant, struct db_conn *conn,
-                                    int64_t deadline_ns, struct cache_builder *builder, struct error *error)
+static enum status load_by_template(const struct refdata_dictionary *dictionary, struct str tenant,
+                                    struct db_conn *conn, int64_t deadline_ns, struct cache_builder *builder,
+                                    struct error *error)
 {
     const struct db_statement *statement = &dictionary->sql[REFDATA_LOAD].statement;
     struct str values[REFDATA_PARAMETERS] = {[REFDATA_TENANT_ID] = tenant};
     struct db_param params[DB_PARAMS_MAX];
     refdata_dictionary_bind(statement, values, params);
-    return refdata_provider_load(statement, params, dictionary->key_column, dictionary->value_column, conn, deadline_ns,
-                                 builder, error);
+    return refdata_provider_load(statement, params, dictionary->key_column, dictionary->value_column, conn,
+                                 deadline_ns, builder, error);
 }
 
 const struct refdata_provider refdata_provider_sql = {
@@ -124,15 +128,17 @@ const struct refdata_provider refdata_provider_sql = {
 static const char load_builtin_sql[] = "select item_key, payload from refdata.dictionary_item"
                                        " where tenant_id = $1 and dict_code = $2 and not deleted";
 
-static enum status check_builtin(struct refdata_dictionary *dictionary, struct db_conn *conn, int64_t deadline_ns,
-                                 struct error *error)
+static enum status check_builtin(struct refdata_dictionary *dictionary, struct db_conn *conn,
+                                 int64_t deadline_ns, struct error *error)
 {
-    (void)dictionary, (void)conn, (void)deadline_ns, (void)error; /* the table is ours: migrated, hence there */
+    (void)dictionary, (void)conn, (void)deadline_ns,
+        (void)error; /* the table is ours: migrated, hence there */
     return STATUS_OK;
 }
 
-static enum status load_builtin(const struct refdata_dictionary *dictionary, struct str tenant, struct db_conn *conn,
-                                int64_t deadline_ns, struct cache_builder *builder, struct error *error)
+static enum status load_builtin(const struct refdata_dictionary *dictionary, struct str tenant,
+                                struct db_conn *conn, int64_t deadline_ns, struct cache_builder *builder,
+                                struct error *error)
 {
     struct db_statement statement;
     db_statement_init(&statement, load_builtin_sql, 2, (const enum db_type[]){DB_TEXT, DB_TEXT});

@@ -13,15 +13,17 @@ struct refdata_provider {
     enum status (*check)(struct refdata_dictionary *dictionary, struct db_conn *conn, int64_t deadline_ns,
                          struct error *error);
     /* Puts every item of the tenant into the builder. */
-    enum status (*load_all)(const struct refdata_dictionary *dictionary, struct str tenant, struct db_conn *conn,
-                            int64_t deadline_ns, struct cache_builder *builder, struct error *error);
+    enum status (*load_all)(const struct refdata_dictionary *dictionary, struct str tenant,
+                            struct db_conn *conn, int64_t deadline_ns, struct cache_builder *builder,
+                            struct error *error);
 };
 
 extern const struct refdata_provider refdata_provider_sql, refdata_provider_builtin;
 
 /* Rows of (key, value) straight into a builder: what both providers' loads come down to. */
 enum status refdata_provider_load(const struct db_statement *statement, const struct db_param *params,
-                                  unsigned key_column, unsigned value_column, struct db_conn *conn, int64_t deadline_ns,
-                                  struct cache_builder *builder, struct error *error) MUST_CHECK;
+                                  unsigned key_column, unsigned value_column, struct db_conn *conn,
+                                  int64_t deadline_ns, struct cache_builder *builder,
+                                  struct error *error) MUST_CHECK;
 
 #endif

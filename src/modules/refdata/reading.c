@@ -56,7 +56,8 @@ static void on_timeout(struct http_request *request, void *context)
     http_send_error(request, &error);
 }
 
-static void park_for(struct refdata *refdata, struct http_request *request, struct str tenant, struct str code)
+static void park_for(struct refdata *refdata, struct http_request *request, struct str tenant,
+                     struct str code)
 {
     struct loop_park_ref ref;
     int64_t timeout_ms = atomic_load(&refdata->first_read_timeout_ms);
@@ -73,7 +74,8 @@ static void miss(struct refdata *refdata, struct http_request *request, struct s
     const struct refdata_catalog *catalog = atomic_load_explicit(&refdata->catalog, memory_order_acquire);
     const struct refdata_dictionary *dictionary = refdata_catalog_find(catalog, code);
     if (!str_is_name(code))
-        error_set_field(&error, STATUS_BAD_REQUEST, "dictCode", "a dictionary's name is 1 to 64 of A-Z a-z 0-9 . _ -");
+        error_set_field(&error, STATUS_BAD_REQUEST, "dictCode",
+                        "a dictionary's name is 1 to 64 of A-Z a-z 0-9 . _ -");
     else if (!dictionary)
         error_set(&error, STATUS_UNKNOWN_DICTIONARY, "there is no dictionary called %.*s", STR_ARG(code));
     else if (atomic_load(&dictionary->state) == REFDATA_DISABLED)

@@ -38,7 +38,8 @@ static void each_database(struct config *config, const void *section,
     (void)config;
     const struct refdata_settings *settings = section;
     for (size_t i = 0; i < settings->postgres.count; i++) {
-        struct db_target target = kernel_postgres_target((const struct kernel_postgres *)settings->postgres.items + i);
+        struct db_target target =
+            kernel_postgres_target((const struct kernel_postgres *)settings->postgres.items + i);
         fn(&target, arg);
     }
 }
@@ -139,8 +140,8 @@ static void reload(void *state, struct config *config, const void *section)
     struct refdata *refdata = state;
     struct reload reload = {.settings = section};
     struct error error = {0};
-    enum status status = refdata_catalog_create(section, kernel_migrates(refdata->kernel), atomic_load(&refdata->catalog),
-                                                &reload.catalog, &error);
+    enum status status = refdata_catalog_create(section, kernel_migrates(refdata->kernel),
+                                                atomic_load(&refdata->catalog), &reload.catalog, &error);
     if (status == STATUS_OK)
         call_home(refdata, reload_on_home, &reload);
     else
@@ -180,7 +181,8 @@ static void health(void *state, struct health *health)
     struct refdata *refdata = state;
     const struct refdata_catalog *catalog = atomic_load(&refdata->catalog);
     bool up = atomic_load(&refdata->query_up);
-    health_role(health, "query", up, up ? STR_NONE : STR("waiting for PostgreSQL or for preloaded dictionaries"));
+    health_role(health, "query", up,
+                up ? STR_NONE : STR("waiting for PostgreSQL or for preloaded dictionaries"));
     for (size_t i = 0; i < catalog->database_count; i++) {
         const struct refdata_database *database = catalog->databases[i];
         health_component(health, "postgres", database->name, db_pool_is_up(database->pool), STR_NONE);
@@ -188,7 +190,8 @@ static void health(void *state, struct health *health)
     for (size_t i = 0; i < catalog->dictionary_count; i++) {
         bool disabled = atomic_load(&catalog->dictionaries[i]->state) == REFDATA_DISABLED;
         health_component(health, "dictionary", catalog->dictionaries[i]->code, !disabled,
-                         disabled ? STR("PostgreSQL refuses its SQL: see the log for dictionary_disabled") : STR_NONE);
+                         disabled ? STR("PostgreSQL refuses its SQL: see the log for dictionary_disabled")
+                                  : STR_NONE);
     }
 }
 

@@ -38,16 +38,18 @@ struct refdata {
 
 /* ---- keeper.c: what is held ---- */
 /* On a loop: asks the home loop for a pair that is not in memory, on behalf of a parked request. */
-void refdata_keeper_ask(struct refdata *refdata, struct str tenant, struct str code, struct loop_park_ref waiter);
+void refdata_keeper_ask(struct refdata *refdata, struct str tenant, struct str code,
+                        struct loop_park_ref waiter);
 /* The rest on the home loop. */
 struct refdata_holding *refdata_keeper_hold(struct refdata *refdata, struct str tenant,
                                             struct refdata_dictionary *dictionary);
 void refdata_keeper_adopt(struct refdata *refdata, struct refdata_catalog *catalog); /* after a reload */
-void refdata_keeper_preload(struct refdata *refdata);                                /* the pairs without a star */
+void refdata_keeper_preload(struct refdata *refdata); /* the pairs without a star */
 void refdata_keeper_update_health(struct refdata *refdata);
 /* Releases those waiting for a holding: with its data, or with why there is none. */
 void refdata_keeper_wake(struct refdata_holding *holding, const struct error *error);
-void refdata_keeper_trim(struct refdata *refdata, const struct refdata_holding *newest); /* to the memory budget */
+void refdata_keeper_trim(struct refdata *refdata,
+                         const struct refdata_holding *newest); /* to the memory budget */
 void refdata_keeper_bury(struct refdata_holding *holding); /* out of the table: freed after a grace period */
 void refdata_keeper_clear(struct refdata *refdata);        /* loops have ended: frees everything */
 
@@ -60,7 +62,8 @@ struct refdata_loaded { /* how it ended */
     double seconds;
     size_t replaced; /* keys that came twice */
 };
-bool refdata_loader_start(struct refdata_holding *holding); /* refdata_schedule_loaded() follows; false = no thread */
+bool refdata_loader_start(
+    struct refdata_holding *holding); /* refdata_schedule_loaded() follows; false = no thread */
 
 /* ---- schedule.c: when to load ---- */
 /* A load is wanted after `delay_ms`; coalesces with one that is waiting, runs once more after one under way. */
@@ -79,7 +82,8 @@ void refdata_sweeps_clear(struct refdata *refdata);
 extern struct metric_family *const refdata_metrics[];
 void refdata_metrics_attach(struct refdata_holding *holding);
 void refdata_metrics_detach(struct refdata_holding *holding);
-void refdata_metrics_loaded(struct refdata_holding *holding, const struct refdata_loaded *loaded, bool is_update);
+void refdata_metrics_loaded(struct refdata_holding *holding, const struct refdata_loaded *loaded,
+                            bool is_update);
 void refdata_metrics_load_failed(const struct refdata_holding *holding);
 void refdata_metrics_lag(const struct refdata_holding *holding, int64_t local_version);
 void refdata_metrics_regression(const struct refdata_holding *holding);

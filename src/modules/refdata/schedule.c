@@ -42,7 +42,8 @@ static void enqueue(struct refdata_holding *holding)
 
 static void on_timer(struct loop_timer *timer)
 {
-    struct refdata_holding *holding = (struct refdata_holding *)((char *)timer - offsetof(struct refdata_holding, timer));
+    struct refdata_holding *holding =
+        (struct refdata_holding *)((char *)timer - offsetof(struct refdata_holding, timer));
     enqueue(holding);
     refdata_schedule_run(holding->refdata);
 }
@@ -101,8 +102,9 @@ static void load_failed(struct refdata_holding *holding, const struct refdata_lo
     holding->failures++;
     int64_t delay_ms = retry_delay_ms(holding);
     refdata_metrics_load_failed(holding);
-    log_warn("dictionary_load_failed", LOG_STR("tenantId", holding->tenant), LOG_STR("dictCode", holding->code),
-             LOG_INT("failures", holding->failures), LOG_INT("retryMs", delay_ms), LOG_BOOL("servesOldVersion", has_data),
+    log_warn("dictionary_load_failed", LOG_STR("tenantId", holding->tenant),
+             LOG_STR("dictCode", holding->code), LOG_INT("failures", holding->failures),
+             LOG_INT("retryMs", delay_ms), LOG_BOOL("servesOldVersion", has_data),
              LOG_ERROR_FIELDS(&loaded->error));
     holding->retry_at_ns = clock_deadline_ms(delay_ms);
     struct error error;
@@ -115,8 +117,8 @@ static void load_failed(struct refdata_holding *holding, const struct refdata_lo
 static void note_regression(struct refdata_holding *holding, int64_t before, int64_t now)
 {
     refdata_metrics_regression(holding);
-    log_error("dictionary_version_went_back", LOG_STR("tenantId", holding->tenant), LOG_STR("dictCode", holding->code),
-              LOG_INT("localVersion", before), LOG_INT("version", now));
+    log_error("dictionary_version_went_back", LOG_STR("tenantId", holding->tenant),
+              LOG_STR("dictCode", holding->code), LOG_INT("localVersion", before), LOG_INT("version", now));
 }
 
 static void load_succeeded(struct refdata_holding *holding, struct refdata_loaded *loaded)
@@ -138,8 +140,9 @@ static void load_succeeded(struct refdata_holding *holding, struct refdata_loade
              LOG_INT("version", version), LOG_INT("items", info->item_count),
              LOG_INT("durationMs", (int64_t)(loaded->seconds * 1000)), LOG_INT("bytes", info->memory_bytes));
     if (loaded->replaced)
-        log_warn("dictionary_keys_repeated", LOG_STR("tenantId", holding->tenant), LOG_STR("dictCode", holding->code),
-                 LOG_INT("repeated", loaded->replaced), LOG_CSTR("effect", "the last row of a key wins"));
+        log_warn("dictionary_keys_repeated", LOG_STR("tenantId", holding->tenant),
+                 LOG_STR("dictCode", holding->code), LOG_INT("repeated", loaded->replaced),
+                 LOG_CSTR("effect", "the last row of a key wins"));
     refdata_metrics_loaded(holding, loaded, is_update);
     cache_slot_publish(&holding->slot, loaded->snapshot, refdata->loops);
     refdata_keeper_wake(holding, NULL);
@@ -183,7 +186,8 @@ void refdata_schedule_checked(struct refdata *refdata, struct refdata_dictionary
 {
     bool ready = atomic_load(&dictionary->state) == REFDATA_READY;
     struct error error;
-    error_set(&error, STATUS_DICTIONARY_UNAVAILABLE, "the dictionary's configuration was refused by PostgreSQL");
+    error_set(&error, STATUS_DICTIONARY_UNAVAILABLE,
+              "the dictionary's configuration was refused by PostgreSQL");
     refdata_metrics_dictionary(dictionary);
     for (size_t i = 0; i <= refdata->own->mask; i++) {
         struct refdata_holding *holding = refdata->own->slots[i];

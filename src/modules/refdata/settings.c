@@ -6,7 +6,9 @@
 #define DICT_ROW(member) .offset = offsetof(struct refdata_dictionary_settings, member)
 #define DICT_PLACE(member) .place_offset = 1 + offsetof(struct refdata_dictionary_settings, member)
 #define TEMPLATE(yaml, member, text)                                                                       \
-    {yaml, SETTING_STRING, DICT_ROW(member.sql), text, "", DICT_PLACE(member.place), .reloadable = true}
+    {                                                                                                      \
+        yaml, SETTING_STRING, DICT_ROW(member.sql), text, "", DICT_PLACE(member.place), .reloadable = true \
+    }
 #define HOUR_MS (3600 * 1000)
 #define TIB (INT64_C(1) << 40)
 
@@ -16,40 +18,48 @@ static const char *const reload_modes[] = {"AUTO", "FULL", "DELTA", NULL};
 static const char *const tenant_sources[] = {"JWT_CLAIM", NULL};
 
 static const struct setting_row apply_rows[] = {
-    {"mode", SETTING_ENUM, DICT_ROW(apply_mode), "How updates are written.", "SQL_TEMPLATE", .choices = apply_modes,
-     .reloadable = true},
-    TEMPLATE("upsertSql", upsert, "Writes one item of a DELTA: :tenantId :key :payload :eventEpoch :eventVersion."),
+    {"mode", SETTING_ENUM, DICT_ROW(apply_mode), "How updates are written.", "SQL_TEMPLATE",
+     .choices = apply_modes, .reloadable = true},
+    TEMPLATE("upsertSql", upsert,
+             "Writes one item of a DELTA: :tenantId :key :payload :eventEpoch :eventVersion."),
     TEMPLATE("deleteSql", delete, "Deletes one item of a DELTA: :tenantId :key :eventEpoch :eventVersion."),
-    {"snapshotStrategy", SETTING_ENUM, DICT_ROW(snapshot_strategy), "How a SNAPSHOT is written.", "FULL_REPLACE",
-     .choices = snapshot_strategies, .reloadable = true},
-    TEMPLATE("snapshotReplaceSql", snapshot_replace,
-             "Replaces everything by a snapshot: :tenantId :snapshotJson :snapshotId :eventEpoch :eventVersion."),
-    TEMPLATE("snapshotStageSql", snapshot_stage,
-             "Stages one chunk of a snapshot: :tenantId :snapshotJson :snapshotId :chunkIndex :eventEpoch :eventVersion."),
+    {"snapshotStrategy", SETTING_ENUM, DICT_ROW(snapshot_strategy), "How a SNAPSHOT is written.",
+     "FULL_REPLACE", .choices = snapshot_strategies, .reloadable = true},
+    TEMPLATE(
+        "snapshotReplaceSql", snapshot_replace,
+        "Replaces everything by a snapshot: :tenantId :snapshotJson :snapshotId :eventEpoch :eventVersion."),
+    TEMPLATE(
+        "snapshotStageSql", snapshot_stage,
+        "Stages one chunk of a snapshot: :tenantId :snapshotJson :snapshotId :chunkIndex :eventEpoch :eventVersion."),
     TEMPLATE("snapshotFinalizeSql", snapshot_finalize,
              "Replaces everything by the staged chunks: :tenantId :snapshotId :eventEpoch :eventVersion."),
-    {NULL},
+    {.name = NULL},
 };
 
 static const struct setting_row dictionary_rows[] = {
-    {"code", SETTING_STRING, DICT_ROW(code), "The dictionary's name in paths and events: [A-Za-z0-9._-]{1,64}.", NULL, 1, 64,
-     DICT_PLACE(code_place), .reloadable = true},
-    {"enabled", SETTING_BOOL, DICT_ROW(enabled), "false: as if it were not there.", "true", .reloadable = true},
-    {"postgres", SETTING_STRING, DICT_ROW(postgres), "Name of the postgres block it lives in; empty = the first.", "",
-     DICT_PLACE(postgres_place), .reloadable = true},
-    TEMPLATE("loadSql", load,
-             "Loads everything of one tenant (:tenantId) as columns k and v (json or jsonb). Without it the dictionary lives "
-             "in the built-in table refdata.dictionary_item."),
+    {"code", SETTING_STRING, DICT_ROW(code),
+     "The dictionary's name in paths and events: [A-Za-z0-9._-]{1,64}.", NULL, 1, 64, DICT_PLACE(code_place),
+     .reloadable = true},
+    {"enabled", SETTING_BOOL, DICT_ROW(enabled), "false: as if it were not there.", "true",
+     .reloadable = true},
+    {"postgres", SETTING_STRING, DICT_ROW(postgres),
+     "Name of the postgres block it lives in; empty = the first.", "", DICT_PLACE(postgres_place),
+     .reloadable = true},
+    TEMPLATE(
+        "loadSql", load,
+        "Loads everything of one tenant (:tenantId) as columns k and v (json or jsonb). Without it the dictionary lives "
+        "in the built-in table refdata.dictionary_item."),
     TEMPLATE("loadKeysSql", load_keys, "Loads the items with the keys :keys of one tenant, as loadSql does."),
-    TEMPLATE("driftCheckSql", drift_check,
-             "One bigint that moves whenever the data does (:tenantId). Diagnostic only: nothing is decided by it."),
-    {"apply", SETTING_OBJECT, .help = "How updates are written; without it the dictionary is read-only.", .rows = apply_rows,
-     .fallback = "", .reloadable = true},
+    TEMPLATE(
+        "driftCheckSql", drift_check,
+        "One bigint that moves whenever the data does (:tenantId). Diagnostic only: nothing is decided by it."),
+    {"apply", SETTING_OBJECT, .help = "How updates are written; without it the dictionary is read-only.",
+     .rows = apply_rows, .fallback = "", .reloadable = true},
     {"reloadOnEvent", SETTING_ENUM, DICT_ROW(reload),
      "What a pod loads when an update arrives: FULL, or DELTA (the changed keys; needs loadKeysSql or the built-in table). "
      "AUTO = DELTA where it can.",
      "AUTO", .choices = reload_modes, .reloadable = true},
-    {NULL},
+    {.name = NULL},
 };
 
 static const struct setting_row tenant_rows[] = {
@@ -58,19 +68,20 @@ static const struct setting_row tenant_rows[] = {
     {"claim", SETTING_STRING, ROW(tenant_claim), "The token's claim that is the tenant.", "tenant_id", 1, 255,
      .reloadable = true},
     {"allowHeaderOverrideForTrustedClients", SETTING_BOOL, ROW(allow_tenant_header),
-     "Whether mTLS clients named as trusted may choose the tenant by X-Tenant-Id.", "false", .reloadable = true},
-    {NULL},
+     "Whether mTLS clients named as trusted may choose the tenant by X-Tenant-Id.", "false",
+     .reloadable = true},
+    {.name = NULL},
 };
 
 static const struct setting_row security_rows[] = {
     {"tenant", SETTING_OBJECT, .help = "The tenant of a request.", .rows = tenant_rows, .fallback = ""},
-    {NULL},
+    {.name = NULL},
 };
 
 static const struct setting_row consistency_rows[] = {
-    {"waitCommitTimeoutMs", SETTING_INT, ROW(wait_commit_timeout_ms), "Longest wait of consistencyMode=WAIT_COMMIT.", "300",
-     50, 1000, .reloadable = true},
-    {NULL},
+    {"waitCommitTimeoutMs", SETTING_INT, ROW(wait_commit_timeout_ms),
+     "Longest wait of consistencyMode=WAIT_COMMIT.", "300", 50, 1000, .reloadable = true},
+    {.name = NULL},
 };
 
 static const struct setting_row cache_rows[] = {
@@ -79,26 +90,29 @@ static const struct setting_row cache_rows[] = {
      "rest is loaded on first read.",
      "", .place_offset = 1 + offsetof(struct refdata_settings, cache.preload_place), .reloadable = true},
     {"memory", SETTING_SIZE, CACHE_ROW(memory_bytes_max),
-     "Budget for dictionaries in memory; past it those read longest ago go. 0 = none.", "0", 0, 64 * TIB, .reloadable = true},
-    {"entries", SETTING_INT, CACHE_ROW(entries_max), "Most (tenant, dictionary) pairs held at once.", "100000", 1, 10000000,
+     "Budget for dictionaries in memory; past it those read longest ago go. 0 = none.", "0", 0, 64 * TIB,
      .reloadable = true},
-    {"parallelReloads", SETTING_INT, CACHE_ROW(parallel_reloads), "Loads that may run at once in this pod.", "2", 1, 64},
+    {"entries", SETTING_INT, CACHE_ROW(entries_max), "Most (tenant, dictionary) pairs held at once.",
+     "100000", 1, 10000000, .reloadable = true},
+    {"parallelReloads", SETTING_INT, CACHE_ROW(parallel_reloads), "Loads that may run at once in this pod.",
+     "2", 1, 64},
     {"sweepInterval", SETTING_DURATION_MS, CACHE_ROW(sweep_interval_ms),
      "How often every version held is compared with dictionary_meta.", "1s", 10, HOUR_MS, .reloadable = true},
-    {"loadTimeout", SETTING_DURATION_MS, CACHE_ROW(load_timeout_ms), "Time for one load of a whole dictionary.", "2m", 100,
-     24 * HOUR_MS, .reloadable = true},
+    {"loadTimeout", SETTING_DURATION_MS, CACHE_ROW(load_timeout_ms),
+     "Time for one load of a whole dictionary.", "2m", 100, 24 * HOUR_MS, .reloadable = true},
     {"firstReadTimeout", SETTING_DURATION_MS, CACHE_ROW(first_read_timeout_ms),
-     "How long a read waits for a dictionary that is not in memory yet; past it 503.", "5s", 10, HOUR_MS, .reloadable = true},
+     "How long a read waits for a dictionary that is not in memory yet; past it 503.", "5s", 10, HOUR_MS,
+     .reloadable = true},
     {"driftCheckInterval", SETTING_DURATION_MS, CACHE_ROW(drift_check_interval_ms),
      "How often driftCheckSql is run for every pair held.", "1m", 100, 24 * HOUR_MS, .reloadable = true},
-    {"retryMin", SETTING_DURATION_MS, CACHE_ROW(retry_min_ms), "First pause after a failed load; doubled each time.",
-     "200ms", 10, HOUR_MS, .reloadable = true},
-    {"retryMax", SETTING_DURATION_MS, CACHE_ROW(retry_max_ms), "Longest pause after failed loads.", "5s", 10, HOUR_MS,
-     .reloadable = true},
+    {"retryMin", SETTING_DURATION_MS, CACHE_ROW(retry_min_ms),
+     "First pause after a failed load; doubled each time.", "200ms", 10, HOUR_MS, .reloadable = true},
+    {"retryMax", SETTING_DURATION_MS, CACHE_ROW(retry_max_ms), "Longest pause after failed loads.", "5s", 10,
+     HOUR_MS, .reloadable = true},
     {"jitter", SETTING_DURATION_MS, CACHE_ROW(jitter_ms),
-     "Loads found by the sweep start at a random moment within this, so that pods do not load in step.", "50ms", 0, 10000,
-     .reloadable = true},
-    {NULL},
+     "Loads found by the sweep start at a random moment within this, so that pods do not load in step.",
+     "50ms", 0, 10000, .reloadable = true},
+    {.name = NULL},
 };
 
 static const struct setting_row rows[] = {
@@ -107,13 +121,16 @@ static const struct setting_row rows[] = {
      .rows = kernel_postgres_rows, .element_bytes = sizeof(struct kernel_postgres)},
     {"consistency", SETTING_OBJECT, .help = "Waiting for commits.", .rows = consistency_rows, .fallback = ""},
     {"security", SETTING_OBJECT, .help = "Tenants.", .rows = security_rows, .fallback = ""},
-    {"kafka", SETTING_IGNORED, .help = "Kafka, once bus.commands names it; alone it turns nothing on.", .fallback = ""},
-    {"redis", SETTING_IGNORED, .help = "Redis, once bus.invalidations names it; alone it turns nothing on.", .fallback = ""},
-    {"cache", SETTING_OBJECT, .help = "What a query pod holds in memory, and when it reloads.", .rows = cache_rows,
+    {"kafka", SETTING_IGNORED, .help = "Kafka, once bus.commands names it; alone it turns nothing on.",
      .fallback = ""},
+    {"redis", SETTING_IGNORED, .help = "Redis, once bus.invalidations names it; alone it turns nothing on.",
+     .fallback = ""},
+    {"cache", SETTING_OBJECT, .help = "What a query pod holds in memory, and when it reloads.",
+     .rows = cache_rows, .fallback = ""},
     {"dictionaries", SETTING_OBJECT_LIST, ROW(dictionaries), "The dictionaries, by configuration alone.", "",
-     .rows = dictionary_rows, .element_bytes = sizeof(struct refdata_dictionary_settings), .reloadable = true},
-    {NULL},
+     .rows = dictionary_rows, .element_bytes = sizeof(struct refdata_dictionary_settings),
+     .reloadable = true},
+    {.name = NULL},
 };
 
 const struct config_section refdata_section = {
@@ -123,7 +140,8 @@ const struct config_section refdata_section = {
     .struct_bytes = sizeof(struct refdata_settings),
 };
 
-const struct refdata_dictionary_settings *refdata_settings_dictionary(const struct refdata_settings *settings, size_t index)
+const struct refdata_dictionary_settings *refdata_settings_dictionary(const struct refdata_settings *settings,
+                                                                      size_t index)
 {
     return (const struct refdata_dictionary_settings *)settings->dictionaries.items + index;
 }

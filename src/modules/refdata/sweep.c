@@ -13,7 +13,7 @@
 enum {
     SWEEP_TIMEOUT_MS = 5000,
     MIGRATE_TIMEOUT_MS = 120000,
-    RECHECK_MS = 10000,         /* a refused template is tried again: its table may have been made since */
+    RECHECK_MS = 10000, /* a refused template is tried again: its table may have been made since */
     DRIFT_CHECKS_PER_SWEEP = 100,
 };
 
@@ -27,8 +27,8 @@ struct refdata_sweep {
 
 struct held_pair {
     struct str tenant, code;
-    int64_t version; /* as found; 0 without a row */
-    int64_t local_version; /* -1 = nothing loaded */
+    int64_t version;                     /* as found; 0 without a row */
+    int64_t local_version;               /* -1 = nothing loaded */
     struct refdata_dictionary *drift_of; /* referenced: its drift check is due */
     int64_t drift_value;
     bool drift_ok;
@@ -57,13 +57,15 @@ static const char versions_sql[] =
     "  from unnest($1::text[], $2::text[]) with ordinality as held(tenant_id, dict_code, place)"
     "  left join refdata.dictionary_meta m using (tenant_id, dict_code)"
     " order by held.place";
-static const char tenants_sql[] = "select tenant_id, dict_code from refdata.dictionary_meta where dict_code = any($1)";
+static const char tenants_sql[] =
+    "select tenant_id, dict_code from refdata.dictionary_meta where dict_code = any($1)";
 
 static void check_one(struct sweep_job *job, struct db_conn *conn, struct refdata_dictionary *dictionary)
 {
     struct error error = {0};
     enum refdata_dictionary_state before = atomic_load(&dictionary->state);
-    enum status status = dictionary->provider->check(dictionary, conn, clock_deadline_ms(SWEEP_TIMEOUT_MS), &error);
+    enum status status =
+        dictionary->provider->check(dictionary, conn, clock_deadline_ms(SWEEP_TIMEOUT_MS), &error);
     dictionary->checked_at_ns = clock_mono_ns();
     if (status == STATUS_OK) {
         atomic_store(&dictionary->state, REFDATA_READY);
@@ -94,7 +96,8 @@ static enum status read_versions(struct sweep_job *job, struct db_conn *conn)
     db_array_end(&tenants), db_array_end(&codes);
     db_statement_init(&statement, versions_sql, 2, (const enum db_type[]){DB_TEXT_ARRAY, DB_TEXT_ARRAY});
     const struct db_param params[] = {{buf_str(&tenants)}, {buf_str(&codes)}};
-    enum status status = db_query(conn, &statement, params, clock_deadline_ms(SWEEP_TIMEOUT_MS), &result, &job->error);
+    enum status status =
+        db_query(conn, &statement, params, clock_deadline_ms(SWEEP_TIMEOUT_MS), &result, &job->error);
     for (size_t i = 0; status == STATUS_OK && i < job->pair_count && i < db_result_rows(result); i++)
         job->pairs[i].version = db_result_i64(result, i, 0);
     db_result_free(result);
@@ -129,7 +132,8 @@ static void check_drift(struct db_conn *conn, struct held_pair *pair)
     struct db_result *result = NULL;
     struct error error = {0};
     refdata_dictionary_bind(statement, values, params);
-    enum status status = db_query(conn, statement, params, clock_deadline_ms(SWEEP_TIMEOUT_MS), &result, &error);
+    enum status status =
+        db_query(conn, statement, params, clock_deadline_ms(SWEEP_TIMEOUT_MS), &result, &error);
     pair->drift_ok = status == STATUS_OK && db_result_rows(result) == 1;
     if (pair->drift_ok)
         pair->drift_value = db_result_i64(result, 0, 0);
@@ -194,7 +198,8 @@ static void apply_drift(struct refdata_holding *holding, const struct held_pair 
         log_warn("dictionary_drift", LOG_STR("tenantId", holding->tenant), LOG_STR("dictCode", holding->code),
                  LOG_INT("version", pair->version), LOG_INT("before", holding->drift_value),
                  LOG_INT("now", pair->drift_value),
-                 LOG_CSTR("meaning", "the data changed and dictionary_meta.version did not: readers may not see it"));
+                 LOG_CSTR("meaning",
+                          "the data changed and dictionary_meta.version did not: readers may not see it"));
     holding->drift_known = true;
     holding->drift_value = pair->drift_value;
     holding->drift_version = pair->version;
@@ -204,8 +209,9 @@ static void apply_drift(struct refdata_holding *holding, const struct held_pair 
 static void apply_found(struct refdata *refdata, const struct held_pair *found)
 {
     struct refdata_dictionary *dictionary = refdata_catalog_find(atomic_load(&refdata->catalog), found->code);
-    struct refdata_holding *holding =
-        dictionary && str_is_name(found->tenant) ? refdata_keeper_hold(refdata, found->tenant, dictionary) : NULL;
+    struct refdata_holding *holding = dictionary && str_is_name(found->tenant)
+                                          ? refdata_keeper_hold(refdata, found->tenant, dictionary)
+                                          : NULL;
     if (!holding || holding->preload)
         return;
     holding->preload = true;
@@ -222,7 +228,8 @@ static void apply(struct sweep_job *job)
     for (size_t i = 0; i < job->found_count; i++)
         apply_found(refdata, &job->found[i]);
     for (size_t i = 0; i < job->pair_count && job->status == STATUS_OK; i++) {
-        struct refdata_holding *holding = refdata_table_find(refdata->own, job->pairs[i].tenant, job->pairs[i].code);
+        struct refdata_holding *holding =
+            refdata_table_find(refdata->own, job->pairs[i].tenant, job->pairs[i].code);
         if (!holding)
             continue;
         apply_version(holding, &job->pairs[i]);
@@ -272,12 +279,14 @@ static void sweep_done(struct worker_job *worker_job)
 static void take_unchecked(struct sweep_job *job, const struct refdata_catalog *catalog)
 {
     int64_t recheck_before_ns = clock_mono_ns() - RECHECK_MS * CLOCK_NS_PER_MS;
-    job->unchecked = arena_alloc(&job->arena, (catalog->dictionary_count + 1) * sizeof(struct refdata_dictionary *));
+    job->unchecked =
+        arena_alloc(&job->arena, (catalog->dictionary_count + 1) * sizeof(struct refdata_dictionary *));
     for (size_t i = 0; i < catalog->dictionary_count; i++) {
         struct refdata_dictionary *dictionary = catalog->dictionaries[i];
         enum refdata_dictionary_state state = atomic_load(&dictionary->state);
         if (dictionary->database == job->sweep->database &&
-            (state == REFDATA_UNCHECKED || (state == REFDATA_DISABLED && dictionary->checked_at_ns < recheck_before_ns)))
+            (state == REFDATA_UNCHECKED ||
+             (state == REFDATA_DISABLED && dictionary->checked_at_ns < recheck_before_ns)))
             job->unchecked[job->unchecked_count++] = refdata_dictionary_ref(dictionary);
     }
 }
@@ -314,7 +323,8 @@ static void take_pairs(struct sweep_job *job, const struct refdata_table *table)
     }
 }
 
-static void take_starred(struct sweep_job *job, const struct refdata *refdata, const struct refdata_catalog *catalog)
+static void take_starred(struct sweep_job *job, const struct refdata *refdata,
+                         const struct refdata_catalog *catalog)
 {
     for (size_t i = 0; i < refdata->settings.preload.count; i++) {
         struct str code = refdata->settings.preload.items[i], tenant;
@@ -332,7 +342,8 @@ static void take_starred(struct sweep_job *job, const struct refdata *refdata, c
 
 static void on_timer(struct loop_timer *timer)
 {
-    struct refdata_sweep *sweep = (struct refdata_sweep *)((char *)timer - offsetof(struct refdata_sweep, timer));
+    struct refdata_sweep *sweep =
+        (struct refdata_sweep *)((char *)timer - offsetof(struct refdata_sweep, timer));
     struct refdata *refdata = sweep->refdata;
     const struct refdata_catalog *catalog = atomic_load(&refdata->catalog);
     struct sweep_job *job = memory_zalloc(sizeof *job);

@@ -28,7 +28,8 @@ void refdata_get_version(struct http_request *request)
     json_put_member_str(&body, "digest", str_from(digest));
     json_put_member_str(&body, "loadedAt", str_from(loaded_at));
     buf_put_char(&body, '}');
-    http_send(request, &(struct http_response){
-                           .status = 200, .headers = refdata_reading_headers(&reading), .body = buf_str(&body)});
+    http_send(request, &(struct http_response){.status = 200,
+                                               .headers = refdata_reading_headers(&reading),
+                                               .body = buf_str(&body)});
     buf_deinit(&body);
 }

@@ -1,9 +1,9 @@
 /* Loop groups and workers: grace periods, broadcasts, jobs that always come back. */
+#include <cmocka.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <cmocka.h>
 
 #include <semaphore.h>
 #include <stdatomic.h>

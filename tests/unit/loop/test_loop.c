@@ -1,9 +1,9 @@
 /* The loop: phases, descriptors, timers, inbox, parked work, freeing. */
+#include <cmocka.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <cmocka.h>
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -147,7 +147,8 @@ static void *send_many(void *arg)
     struct sender *sender = arg;
     for (unsigned i = 0; i < MESSAGES; i++) {
         struct numbered *numbered = malloc(sizeof *numbered);
-        *numbered = (struct numbered){.message.on_message = on_numbered, .sender = sender->index, .number = i};
+        *numbered =
+            (struct numbered){.message.on_message = on_numbered, .sender = sender->index, .number = i};
         loop_post(sender->loop, &numbered->message);
     }
     return NULL;
