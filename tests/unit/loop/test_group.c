@@ -1,13 +1,13 @@
 /* Loop groups and workers: grace periods, broadcasts, jobs that always come back. */
-#include <cmocka.h>
+#include <semaphore.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
-
-#include <semaphore.h>
-#include <stdatomic.h>
 #include <stdlib.h>
+
+#include <cmocka.h>
 
 #include "loop/group.h"
 #include "loop/worker.h"

@@ -1,14 +1,14 @@
 /* The loop: phases, descriptors, timers, inbox, parked work, freeing. */
-#include <cmocka.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-
-#include <pthread.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <unistd.h>
+
+#include <cmocka.h>
 
 #include "base/clock.h"
 #include "base/hash.h"
