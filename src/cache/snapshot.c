@@ -40,10 +40,33 @@ static void destroy(struct cache_snapshot *snapshot)
     free(snapshot);
 }
 
+/* How many snapshots are being freed aside, so that a process can end without leaving one half freed. */
+static pthread_mutex_t aside_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t aside_done = PTHREAD_COND_INITIALIZER;
+static unsigned aside_count;
+
+static void count_aside(unsigned by)
+{
+    pthread_mutex_lock(&aside_lock);
+    aside_count += by;
+    if (aside_count == 0)
+        pthread_cond_broadcast(&aside_done);
+    pthread_mutex_unlock(&aside_lock);
+}
+
+void cache_drain(void)
+{
+    pthread_mutex_lock(&aside_lock);
+    while (aside_count > 0)
+        pthread_cond_wait(&aside_done, &aside_lock);
+    pthread_mutex_unlock(&aside_lock);
+}
+
 static void *destroy_large(void *snapshot)
 {
     destroy(snapshot);
     malloc_trim(0); /* thousands of index pages just left holes in the heap */
+    count_aside(-1u);
     return NULL;
 }
 
@@ -53,10 +76,13 @@ static bool destroy_aside(struct cache_snapshot *snapshot)
     pthread_t thread;
     int failed;
 
+    count_aside(1);
     pthread_attr_init(&attr);
     pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
     failed = pthread_create(&thread, &attr, destroy_large, snapshot);
     pthread_attr_destroy(&attr);
+    if (failed)
+        count_aside(-1u);
     return !failed;
 }
 

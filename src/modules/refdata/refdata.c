@@ -170,6 +170,7 @@ static void destroy(void *state)
     struct refdata *refdata = state;
     worker_pool_destroy(refdata->loaders);
     refdata_keeper_clear(refdata);
+    cache_drain();
     refdata_catalog_destroy(atomic_load(&refdata->catalog));
     arena_deinit(&refdata->settings_arena);
     free(refdata);
