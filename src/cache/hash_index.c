@@ -287,7 +287,7 @@ const struct cache_record *cache_hash_find(const struct hash_index *index, uint6
     return entry ? find_in_page(entry, hash, key) : NULL;
 }
 
-/* The first record of its bucket that could be the one; only worth a prefetch. */
+/* The first record of its bucket that could be the one, and nearly always is. */
 static const struct cache_record *likely_record(uint64_t entry, uint64_t hash)
 {
     const uint64_t fingerprint = hash_fingerprint(hash);
@@ -314,12 +314,13 @@ static void find_batch(const struct hash_index *index, const struct str *keys, s
                 entry_slots(entries[i]), bucket_of(hash_fingerprint(hashes[i]), entry_buckets(entries[i]))));
     }
     for (size_t i = 0; i < count; i++) {
-        const struct cache_record *record = entries[i] ? likely_record(entries[i], hashes[i]) : NULL;
-        __builtin_prefetch(record);
-        __builtin_prefetch((const char *)record + HASH_LINE_BYTES); /* the answer is copied from here next */
+        out[i] = entries[i] ? likely_record(entries[i], hashes[i]) : NULL;
+        __builtin_prefetch(out[i]);
+        __builtin_prefetch((const char *)out[i] + HASH_LINE_BYTES); /* the answer is copied from here next */
     }
     for (size_t i = 0; i < count; i++)
-        out[i] = entries[i] ? find_in_page(entries[i], hashes[i], keys[i]) : NULL;
+        if (entries[i] && !(out[i] && record_has_key(out[i], keys[i])))
+            out[i] = find_in_page(entries[i], hashes[i], keys[i]);
 }
 
 void cache_hash_find_many(const struct hash_index *index, const struct str *keys, size_t count,

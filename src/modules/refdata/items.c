@@ -61,12 +61,42 @@ static size_t count_commas(struct str raw)
     return count;
 }
 
+static struct str take_until_comma(struct str *rest)
+{
+    const char *comma = memchr(rest->ptr, ',', rest->len);
+    struct str part = comma ? str_of(rest->ptr, (size_t)(comma - rest->ptr)) : *rest;
+    *rest = comma ? str_of(comma + 1, rest->len - part.len - 1) : STR("");
+    return part;
+}
+
 /* The list is split before it is decoded, so that a comma inside a key can be written %2C. */
+static enum status split_keys(struct http_request *request, struct str raw, struct asked *asked,
+                              struct error *error)
+{
+    bool encoded = memchr(raw.ptr, '%', raw.len) || memchr(raw.ptr, '+', raw.len);
+    size_t count = count_commas(raw) + 1;
+    if (count > KEYS_MAX)
+        return error_set_field(error, STATUS_BAD_REQUEST, "keys", "at most %d keys at once, not %zu",
+                               KEYS_MAX, count);
+    asked->keys = arena_alloc(request->arena, count * sizeof *asked->keys);
+    for (asked->count = 0; asked->count < count; asked->count++) {
+        struct str *key = &asked->keys[asked->count];
+        *key = take_until_comma(&raw);
+        enum status status =
+            encoded ? http_percent_decode(*key, true, request->arena, "keys", key, error) : STATUS_OK;
+        if (status == STATUS_OK)
+            status = check_key(*key, "keys", error);
+        if (status != STATUS_OK)
+            return status;
+    }
+    return STATUS_OK;
+}
+
 static enum status read_keys(struct http_request *request, struct asked *asked, struct error *error)
 {
     static const char *const known[] = {"keys", NULL};
     bool found = false;
-    struct str raw, part;
+    struct str raw;
     enum status status = http_request_query_only(request, known, error);
     if (status == STATUS_OK)
         status = http_request_query_raw(request, STR("keys"), &found, &raw, error);
@@ -74,25 +104,7 @@ static enum status read_keys(struct http_request *request, struct asked *asked, 
         return status;
     if (!found || raw.len == 0)
         return error_set_field(error, STATUS_BAD_REQUEST, "keys", "name the keys: ?keys=k1,k2");
-    size_t count = count_commas(raw) + 1;
-    if (count > KEYS_MAX)
-        return error_set_field(error, STATUS_BAD_REQUEST, "keys", "at most %d keys at once, not %zu",
-                               KEYS_MAX, count);
-    asked->keys = arena_alloc(request->arena, count * sizeof *asked->keys);
-    for (asked->count = 0; asked->count < count; asked->count++) {
-        part = raw;
-        const char *comma = memchr(raw.ptr, ',', raw.len);
-        if (comma) {
-            part.len = (size_t)(comma - raw.ptr);
-            raw = str_of(comma + 1, raw.len - part.len - 1);
-        }
-        status = http_percent_decode(part, true, request->arena, "keys", &asked->keys[asked->count], error);
-        if (status == STATUS_OK)
-            status = check_key(asked->keys[asked->count], "keys", error);
-        if (status != STATUS_OK)
-            return status;
-    }
-    return STATUS_OK;
+    return split_keys(request, raw, asked, error);
 }
 
 static void put_part(struct refdata_parts *parts, struct str part)
