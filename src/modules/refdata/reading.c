@@ -94,6 +94,22 @@ static void mark_used(struct refdata_holding *holding, const struct loop *loop)
         atomic_store_explicit(used, now_s, memory_order_relaxed);
 }
 
+/* X-Min-Version: N promises an answer of at least that version. A pod that is behind says so; it does not look further
+ * yet, so the reader asks again. */
+static enum status check_min_version(const struct http_request *request, int64_t local, struct error *error)
+{
+    struct str text = http_request_header(request, STR("x-min-version"));
+    uint64_t wanted;
+    if (!text.ptr)
+        return STATUS_OK;
+    if (!str_to_u64(text, &wanted) || wanted > INT64_MAX ||
+        http_request_header_count(request, STR("x-min-version")) != 1)
+        return error_set_field(error, STATUS_BAD_REQUEST, "X-Min-Version", "one whole number, not negative");
+    if ((int64_t)wanted <= local)
+        return STATUS_OK;
+    return error_set(error, STATUS_UNAVAILABLE, "version %lld is not here yet", (long long)wanted);
+}
+
 bool refdata_reading_begin(struct http_request *request, struct refdata_reading *reading)
 {
     struct refdata *refdata = request->context;
@@ -113,6 +129,10 @@ bool refdata_reading_begin(struct http_request *request, struct refdata_reading 
     reading->holding = holding;
     reading->info = cache_snapshot_info(reading->snapshot);
     mark_used(holding, request->loop);
+    if (check_min_version(request, reading->info->version, &error) != STATUS_OK) {
+        http_send_error(request, &error);
+        return false;
+    }
     put_headers(reading);
     return true;
 }
