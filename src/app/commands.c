@@ -84,7 +84,7 @@ int app_config(int argc, char **argv)
     if (outcome != OPTIONS_RUN)
         return outcome == OPTIONS_HELPED ? 0 : 2;
     if (!describe && !markdown) {
-        struct config *checked = kernel_config_load(
+        struct config *checked = kernel_config_load_or_say(
             &(struct kernel_options){.config_path = config_or_default(config), .modules = app_modules});
         if (!checked)
             return 1;

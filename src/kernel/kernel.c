@@ -99,31 +99,36 @@ static enum status check_modules(const struct kernel_options *options, const str
     return status;
 }
 
-struct config *kernel_config_load(const struct kernel_options *options)
+struct config *kernel_config_load(const struct kernel_options *options, struct buf *problems)
 {
     struct arena arena;
-    struct buf all;
     struct error error = {0};
     struct config *config = NULL;
     arena_init(&arena, 4096);
-    buf_init(&all);
     const struct config_section *sections = kernel_sections(options->modules, &arena);
-    enum status status = config_load(options->config_path, sections, &config, &all, &error);
+    enum status status = config_load(options->config_path, sections, &config, problems, &error);
     if (status == STATUS_OK)
         status = check_listen(options, config, &error);
     if (status == STATUS_OK)
         status = check_modules(options, config, &error);
     if (status != STATUS_OK) {
-        if (buf_len(&all))
-            fprintf(stderr, "%.*s", STR_ARG(buf_str(&all)));
-        else
-            fprintf(stderr, "%s\n", error.message);
+        if (buf_len(problems) == 0)
+            buf_printf(problems, "%s\n", error.message);
         if (config)
             config_free(config);
         config = NULL;
     }
-    buf_deinit(&all);
     arena_deinit(&arena);
+    return config;
+}
+
+struct config *kernel_config_load_or_say(const struct kernel_options *options)
+{
+    struct buf problems;
+    buf_init(&problems);
+    struct config *config = kernel_config_load(options, &problems);
+    fprintf(stderr, "%.*s", STR_ARG(buf_str(&problems)));
+    buf_deinit(&problems);
     return config;
 }
 
@@ -313,7 +318,7 @@ int kernel_serve(const struct kernel_options *options)
     struct error error = {0};
     if (!check_roles(options))
         return 1;
-    kernel.config = kernel_config_load(options);
+    kernel.config = kernel_config_load_or_say(options);
     if (!kernel.config)
         return 1;
     log_set_level(
@@ -323,7 +328,6 @@ int kernel_serve(const struct kernel_options *options)
     fetch_init();
     if (start(&kernel, &error) != STATUS_OK) {
         log_error("start_failed", LOG_ERROR_FIELDS(&error));
-        fprintf(stderr, "freshet: %s\n", error.message);
         stop(&kernel);
         destroy(&kernel);
         return 1;

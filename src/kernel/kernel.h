@@ -78,8 +78,9 @@ struct kernel_options {
 
 /* All sections: the kernel's own and the modules'. For `freshet config`, and for config_load(). */
 const struct config_section *kernel_sections(const struct module *const *modules, struct arena *arena);
-/* Loads and checks the file, prints what is wrong with it to standard error. NULL on failure. */
-struct config *kernel_config_load(const struct kernel_options *options);
+/* Loads and checks the file. NULL on failure, and then `problems` has a line for each. */
+struct config *kernel_config_load(const struct kernel_options *options, struct buf *problems);
+struct config *kernel_config_load_or_say(const struct kernel_options *options); /* the same, to standard error */
 /* Runs until SIGTERM or SIGINT. The process's exit status. */
 int kernel_serve(const struct kernel_options *options);
 /* Creates and migrates every database the configuration names. The process's exit status. */

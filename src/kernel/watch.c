@@ -36,14 +36,25 @@ static void changed_setting(const char *field, void *arg)
     log_warn("config_needs_restart", LOG_CSTR("field", field));
 }
 
+static void log_refusal(const char *path, struct str problems)
+{
+    struct str line;
+    while (str_split(&problems, '\n', &line))
+        if (line.len)
+            log_error("config_refused", LOG_CSTR("file", path), LOG_STR("error", line),
+                      LOG_CSTR("effect", "the configuration in force stays"));
+}
+
 void kernel_reload(struct kernel *kernel)
 {
-    struct config *fresh = kernel_config_load(&kernel->options);
-    if (!fresh) {
-        log_error("config_refused", LOG_CSTR("file", kernel->options.config_path),
-                  LOG_CSTR("effect", "the configuration in force stays"));
+    struct buf problems;
+    buf_init(&problems);
+    struct config *fresh = kernel_config_load(&kernel->options, &problems);
+    if (!fresh)
+        log_refusal(kernel->options.config_path, buf_str(&problems));
+    buf_deinit(&problems);
+    if (!fresh)
         return;
-    }
     struct error error = {0};
     struct auth_settings auth = kernel_auth_settings(fresh, kernel->options.modules);
     if (auth_reload(kernel->auth, &auth, &error) != STATUS_OK) {

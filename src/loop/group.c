@@ -78,6 +78,11 @@ void loop_group_destroy(struct loop_group *group)
     free(group);
 }
 
+bool loop_group_is_running(const struct loop_group *group)
+{
+    return atomic_load(&group->running);
+}
+
 unsigned loop_group_count(const struct loop_group *group)
 {
     return group->count;

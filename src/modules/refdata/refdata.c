@@ -78,6 +78,10 @@ static void on_home_call(struct loop *loop, struct loop_message *message)
 
 static void call_home(struct refdata *refdata, void (*fn)(struct refdata *refdata, void *arg), void *arg)
 {
+    if (!loop_group_is_running(refdata->loops)) { /* a start that failed: nobody else is there */
+        fn(refdata, arg);
+        return;
+    }
     struct home_call call = {.message.on_message = on_home_call, .refdata = refdata, .fn = fn, .arg = arg};
     sem_init(&call.done, 0, 0);
     loop_post(refdata->home, &call.message);
