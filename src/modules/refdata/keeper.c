@@ -306,6 +306,7 @@ void refdata_keeper_update_health(struct refdata *refdata)
 
 void refdata_keeper_clear(struct refdata *refdata)
 {
+    loop_tick_cancel(refdata->home, &refdata->publish_tick);
     for (size_t i = 0; i <= refdata->own->mask; i++) {
         struct refdata_holding *holding = refdata->own->slots[i];
         if (!holding)
