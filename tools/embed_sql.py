@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
 """Turns the numbered migrations of one module into a C table.
 
-    embed_sql.py --module refdata --output refdata_migrations.c sql/refdata/001_base.sql sql/refdata/002_more.sql
+    embed_sql.py --module refdata --output refdata_migrations.c sql/refdata/001_base.sql …
 
 writes
 
-    const struct db_migration refdata_migrations[] = { {1, "base", "..."}, {2, "more", "..."}, {0, NULL, NULL} };
+    const struct db_migration refdata_migrations[] = {
+        {1, "base", "…"},
+        {0, NULL, NULL},
+    };
 
 In the module's meson.build:
 
@@ -73,7 +76,8 @@ def render(module, migrations):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    as_written = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=as_written)
     parser.add_argument("--module", required=True, help="the table is <module>_migrations")
     parser.add_argument("--output", required=True, type=Path)
     parser.add_argument("files", nargs="+", type=Path, metavar="NNN_name.sql")

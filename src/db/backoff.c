@@ -1,4 +1,5 @@
-/* How long to wait before trying again: doubling from min to max, with jitter so that pods do not return as one. */
+/* How long to wait before trying again: doubling from min to max, with jitter so that pods do not return as
+ * one. */
 #include "base/hash.h"
 #include "db/db_inside.h"
 

@@ -1,6 +1,6 @@
 /* Cancel requests. A statement whose caller gave up must not go on at the server, holding locks until its
- * statement_timeout. libpq's PQcancel() connects anew and blocks as long as the server pleases, so it runs on a
- * detached thread; past a few at once the request is left out, and statement_timeout does the work. */
+ * statement_timeout. libpq's PQcancel() connects anew and blocks as long as the server pleases, so it runs on
+ * a detached thread; past a few at once the request is left out, and statement_timeout does the work. */
 #include "db/db.h"
 
 #include <stdatomic.h>

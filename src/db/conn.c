@@ -1,8 +1,8 @@
 /* One connection: bounded waits, results, and what an error means.
  *
- * libpq's socket is non-blocking; every wait is a poll() that ends at the caller's deadline. A connection that timed
- * out or broke is closed on the spot, since what the server would still send belongs to nobody; its struct stays with
- * its user until released, and answers DB_DOWN. */
+ * libpq's socket is non-blocking; every wait is a poll() that ends at the caller's deadline. A connection
+ * that timed out or broke is closed on the spot, since what the server would still send belongs to nobody;
+ * its struct stays with its user until released, and answers DB_DOWN. */
 #include "db/db.h"
 
 #include <poll.h>
@@ -39,8 +39,8 @@ void db_conn_destroy(struct db_conn *conn)
     free(conn);
 }
 
-/* An idle connection hears of its own end (a FATAL notice, then end of file) or of changed settings; only reading
- * tells which. */
+/* An idle connection hears of its own end (a FATAL notice, then end of file) or of changed settings; only
+ * reading tells which. */
 bool db_conn_is_alive(struct db_conn *conn)
 {
     if (!conn->pg)
@@ -186,9 +186,6 @@ enum status db_conn_failure(struct db_conn *conn, const PGresult *result, struct
 
 /* ---- bounded waits ---- */
 
-/* How often a wait looks whether the process is stopping. */
-enum { INTERRUPT_LOOK_MS = 50 };
-
 static enum status wait_for(struct db_conn *conn, short events, int64_t deadline_ns, struct error *error)
 {
     struct pollfd poll_fd = {.fd = PQsocket(conn->pg), .events = events};
@@ -199,7 +196,7 @@ static enum status wait_for(struct db_conn *conn, short events, int64_t deadline
             db_conn_abandon(conn);
             return error_set(error, STATUS_CANCELLED, "the process is stopping");
         }
-        if (poll(&poll_fd, 1, left_ms < INTERRUPT_LOOK_MS ? left_ms : INTERRUPT_LOOK_MS) <= 0)
+        if (poll(&poll_fd, 1, left_ms < DB_INTERRUPT_LOOK_MS ? left_ms : DB_INTERRUPT_LOOK_MS) <= 0)
             continue;
         if (!(poll_fd.revents & ~POLLOUT) || PQconsumeInput(conn->pg))
             return STATUS_OK;

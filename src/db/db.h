@@ -1,13 +1,13 @@
 /* PostgreSQL: connections, transactions, pipelines and named-parameter SQL. The only folder that knows libpq.
  *
- * A connection is used by one thread at a time, a worker's: calls block, but never past their deadline, whatever the
- * peer does (sockets are non-blocking inside, and each wait is a poll() bounded by the deadline). The pool opens
- * connections on demand, checks what it hands out, and stops trying for a while after failures (a circuit breaker:
- * DB_DOWN at once instead of a connect timeout for every caller).
+ * A connection is used by one thread at a time, a worker's: calls block, but never past their deadline,
+ * whatever the peer does (sockets are non-blocking inside, and each wait is a poll() bounded by the
+ * deadline). The pool opens connections on demand, checks what it hands out, and stops trying for a while
+ * after failures (a circuit breaker: DB_DOWN at once instead of a connect timeout for every caller).
  *
- * Failures: DB_DOWN (cannot connect, connection lost: outcome of a COMMIT in flight is unknown), TIMEOUT, DB_RETRY
- * (deadlock, serialization failure: run the whole transaction again), DB_ERROR (the statement was refused; the
- * SQLSTATE and position are in db_error). */
+ * Failures: DB_DOWN (cannot connect, connection lost: outcome of a COMMIT in flight is unknown), TIMEOUT,
+ * DB_RETRY (deadlock, serialization failure: run the whole transaction again), DB_ERROR (the statement was
+ * refused; the SQLSTATE and position are in db_error). */
 #ifndef FRESHET_DB_DB_H
 #define FRESHET_DB_DB_H
 
@@ -34,14 +34,15 @@ struct db_target {
 };
 
 struct db_pool;
-/* Opens nothing yet. CONFIG when the URL cannot be understood (the message names the part, never the password). */
+/* Opens nothing yet. CONFIG when the URL cannot be understood (the message names the part, never the
+ * password). */
 enum status db_pool_create(const struct db_target *target, struct db_pool **pool,
                            struct error *error) MUST_CHECK;
 void db_pool_destroy(struct db_pool *pool); /* every connection must have been released */
 const char *db_pool_name(const struct db_pool *pool);
 bool db_pool_is_up(const struct db_pool *pool); /* any thread: did the last attempt succeed? */
-/* Any thread: the process is stopping. Statements under way are given up within a moment and every later call answers
- * CANCELLED, so that a stop never waits for a query's own deadline. */
+/* Any thread: the process is stopping. Statements under way are given up within a moment and every later call
+ * answers CANCELLED, so that a stop never waits for a query's own deadline. */
 void db_pool_interrupt(struct db_pool *pool);
 /* "host:port/database", without user or password, for logs */
 const char *db_pool_address(const struct db_pool *pool);
@@ -49,7 +50,8 @@ const char *db_pool_address(const struct db_pool *pool);
 struct db_conn;
 enum status db_acquire(struct db_pool *pool, int64_t deadline_ns, struct db_conn **conn,
                        struct error *error) MUST_CHECK;
-/* Back to the pool; one that is broken or still inside a transaction is rolled back or closed, never reused dirty. */
+/* Back to the pool; one that is broken or still inside a transaction is rolled back or closed, never reused
+ * dirty. */
 void db_release(struct db_conn *conn);
 
 /* ---- statements ---- */
@@ -72,8 +74,8 @@ struct db_param {
 
 #define DB_PARAMS_MAX 32
 
-/* A statement ready to be prepared: $n text and its parameter types. Compiled at start, immutable then. Prepared on
- * a connection at its first use there and kept (a bounded number per connection). */
+/* A statement ready to be prepared: $n text and its parameter types. Compiled at start, immutable then.
+ * Prepared on a connection at its first use there and kept (a bounded number per connection). */
 struct db_statement {
     struct str text; /* NUL-terminated */
     unsigned param_count;
@@ -88,15 +90,16 @@ struct db_name {
     enum db_type type;
 };
 
-/* Compiles ":name" SQL into "$n" SQL. Casts (::type), string literals ('…', E'…', U&'…'), quoted identifiers, dollar
- * quotes, line and nested block comments and array slices [a:b] are left alone; every parameter is bound, never
- * pasted. A colon directly before a letter or '_' is a parameter unless it is the second of a cast, so a slice bound that
- * is a column needs a space: a[1: n]. One statement only: a second one after ';' is refused, as are $1 and NUL bytes.
- * CONFIG on failure, and *offset is the byte the error stands at. The result lives in `arena`. */
+/* Compiles ":name" SQL into "$n" SQL. Casts (::type), string literals ('…', E'…', U&'…'), quoted identifiers,
+ * dollar quotes, line and nested block comments and array slices [a:b] are left alone; every parameter is
+ * bound, never pasted. A colon directly before a letter or '_' is a parameter unless it is the second of a
+ * cast, so a slice bound that is a column needs a space: a[1: n]. One statement only: a second one after ';'
+ * is refused, as are $1 and NUL bytes. CONFIG on failure, and *offset is the byte the error stands at. The
+ * result lives in `arena`. */
 enum status db_sql_compile(struct str sql, const struct db_name *names, struct arena *arena,
                            struct db_statement *statement, size_t *offset, struct error *error) MUST_CHECK;
-/* The byte offset in the template `sql` of PostgreSQL's error position (1-based, in characters, of the compiled text;
- * see db_describe()). */
+/* The byte offset in the template `sql` of PostgreSQL's error position (1-based, in characters, of the
+ * compiled text; see db_describe()). */
 size_t db_statement_offset(const struct db_statement *statement, struct str sql, size_t position);
 /* A statement of our own, with $1, $2 … already in it. */
 void db_statement_init(struct db_statement *statement, const char *sql, unsigned param_count,
@@ -122,8 +125,8 @@ struct str db_result_str(const struct db_result *result, size_t row,
                          unsigned column); /* valid till freed; NUL-terminated */
 int64_t db_result_i64(const struct db_result *result, size_t row, unsigned column); /* 0 for NULL */
 
-/* Row by row: memory does not grow with the result. `on_row` returns false to stop early: the statement is then
- * cancelled, its connection closed, and db_stream() answers CANCELLED. */
+/* Row by row: memory does not grow with the result. `on_row` returns false to stop early: the statement is
+ * then cancelled, its connection closed, and db_stream() answers CANCELLED. */
 struct db_row; /* borrowed inside on_row */
 struct str db_row_str(const struct db_row *row, unsigned column);
 bool db_row_is_null(const struct db_row *row, unsigned column);
@@ -132,8 +135,9 @@ enum status db_stream(struct db_conn *conn, const struct db_statement *statement
                       const struct db_param *params, int64_t deadline_ns, db_row_fn *on_row, void *context,
                       struct error *error) MUST_CHECK;
 
-/* What PostgreSQL itself knows of a statement: prepares it and lists its result columns. On DB_ERROR, *position is
- * the 1-based character in the statement's text (0 = none): db_statement_offset() maps it back to the template. */
+/* What PostgreSQL itself knows of a statement: prepares it and lists its result columns. On DB_ERROR,
+ * *position is the 1-based character in the statement's text (0 = none): db_statement_offset() maps it back
+ * to the template. */
 #define DB_COLUMNS_MAX 64
 struct db_column {
     char name[64];
@@ -152,20 +156,21 @@ enum db_isolation { DB_READ_COMMITTED, DB_REPEATABLE_READ_ONLY, DB_REPEATABLE_RE
 enum status db_begin(struct db_conn *conn, enum db_isolation isolation, int64_t deadline_ns,
                      struct error *error) MUST_CHECK;
 enum status db_commit(struct db_conn *conn, int64_t deadline_ns, struct error *error) MUST_CHECK;
-/* Inside a transaction: lets its statements take this long instead of the target's statement_timeout (0 = for ever).
- * For what is known to be long, such as a full load; the deadline of each call still holds. */
+/* Inside a transaction: lets its statements take this long instead of the target's statement_timeout (0 = for
+ * ever). For what is known to be long, such as a full load; the deadline of each call still holds. */
 enum status db_transaction_timeout(struct db_conn *conn, int64_t timeout_ms, int64_t deadline_ns,
                                    struct error *error) MUST_CHECK;
 void db_rollback(
     struct db_conn *conn); /* never fails: a connection that cannot roll back is closed on release */
 
 /* ---- pipelines: several statements in one round trip ----
- * Everything between begin and end goes out together; the first failure makes the server skip the rest. BEGIN and
- * COMMIT may be among them; a BEGIN whose COMMIT was skipped needs a db_rollback().
+ * Everything between begin and end goes out together; the first failure makes the server skip the rest. BEGIN
+ * and COMMIT may be among them; a BEGIN whose COMMIT was skipped needs a db_rollback().
  *
- * db_pipeline_end() waits for all. `results` (NULL = not wanted) has room for `count` of them, in order; on failure
- * none is handed out, *failed_at is the first that failed (`count` when it was the connection) and the status is its.
- * DB_RETRY also stands for a prepared statement the server dropped or no longer accepts: run the whole again. */
+ * db_pipeline_end() waits for all. `results` (NULL = not wanted) has room for `count` of them, in order; on
+ * failure none is handed out, *failed_at is the first that failed (`count` when it was the connection) and
+ * the status is its. DB_RETRY also stands for a prepared statement the server dropped or no longer accepts:
+ * run the whole again. */
 enum status db_pipeline_begin(struct db_conn *conn, struct error *error) MUST_CHECK;
 enum status db_pipeline_add(struct db_conn *conn, const struct db_statement *statement,
                             const struct db_param *params, struct error *error) MUST_CHECK;
@@ -173,8 +178,8 @@ enum status db_pipeline_end(struct db_conn *conn, int64_t deadline_ns, struct db
                             size_t count, size_t *failed_at, struct error *error) MUST_CHECK;
 
 /* ---- notices ----
- * Listener: one connection on a loop that LISTENs; survives a dead server (backoff), and tells when it is listening
- * anew, since notices sent meanwhile are lost. Its callbacks run on that loop. */
+ * Listener: one connection on a loop that LISTENs; survives a dead server (backoff), and tells when it is
+ * listening anew, since notices sent meanwhile are lost. Its callbacks run on that loop. */
 struct db_listener;
 struct db_listener_config {
     struct loop *loop;
@@ -189,10 +194,11 @@ struct db_listener *db_listener_create(const struct db_listener_config *config);
 /* Created on its loop or before that runs; destroyed on it or after it ended, also by its own callbacks. */
 void db_listener_destroy(struct db_listener *listener);
 
-/* Notifier: one connection per process and database that sends coalesced NOTIFYs after commits, at most one round
- * every `window_us`. NOTIFY inside a writing transaction would serialise all commits. db_notify() is for any thread,
- * takes no round trip, and the same (channel, payload) waiting already is sent once. Bounded: past 10,000 waiting
- * ones the payload is dropped to "" (receivers then look everywhere); polling covers what is lost. */
+/* Notifier: one connection per process and database that sends coalesced NOTIFYs after commits, at most one
+ * round every `window_us`. NOTIFY inside a writing transaction would serialise all commits. db_notify() is
+ * for any thread, takes no round trip, and the same (channel, payload) waiting already is sent once. Bounded:
+ * past 10,000 waiting ones the payload is dropped to "" (receivers then look everywhere); polling covers what
+ * is lost. */
 struct db_notifier;
 /* NULL when the target's URL cannot be understood. */
 struct db_notifier *db_notifier_create(struct loop *loop, const struct db_target *target, int64_t window_us);
@@ -201,9 +207,9 @@ void db_notifier_destroy(
 void db_notify(struct db_notifier *notifier, struct str channel, struct str payload);
 
 /* ---- migrations (C10) ----
- * Numbered per module; each in its own transaction together with its row in platform.schema_migration; all under one
- * advisory lock, so that any number of processes may start at once. A migration whose text changed after it was
- * applied is CONFIG. */
+ * Numbered per module; each in its own transaction together with its row in platform.schema_migration; all
+ * under one advisory lock, so that any number of processes may start at once. A migration whose text changed
+ * after it was applied is CONFIG. */
 struct db_migration { /* tools/embed_sql.py makes the table from sql/<module>/NNN_name.sql */
     unsigned number;  /* 0 ends the table */
     const char *name, *sql;

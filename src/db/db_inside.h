@@ -1,5 +1,5 @@
-/* What the files of this folder share: the parsed target, the connection, and the waits that respect a deadline.
- * Nothing outside src/db includes it. */
+/* What the files of this folder share: the parsed target, the connection, and the waits that respect a
+ * deadline. Nothing outside src/db includes it. */
 #ifndef FRESHET_DB_DB_INSIDE_H
 #define FRESHET_DB_DB_INSIDE_H
 
@@ -52,8 +52,8 @@ struct db_endpoints {
     unsigned count;
     char failure[128]; /* why a name has no address; empty when all have */
 };
-/* Fills *endpoints and sets *fd = -1 when every host is numeric or a directory; otherwise *fd becomes readable once
- * db_lookup_finish() can be called, which closes it. Closing it earlier gives the lookup up. */
+/* Fills *endpoints and sets *fd = -1 when every host is numeric or a directory; otherwise *fd becomes
+ * readable once db_lookup_finish() can be called, which closes it. Closing it earlier gives the lookup up. */
 enum status db_lookup_start(const struct db_parsed *parsed, int *fd, struct db_endpoints *endpoints,
                             struct error *error) MUST_CHECK;
 enum status db_lookup_finish(int fd, struct db_endpoints *endpoints, struct error *error) MUST_CHECK;
@@ -86,8 +86,8 @@ void db_prepared_clear(struct db_prepared *prepared);
 #define DB_PREPARED_NAME_BYTES 20
 void db_prepared_name(uint64_t id, char out[DB_PREPARED_NAME_BYTES]);
 
-/* Parameters as libpq wants them. Text is sent from where it stands (binary text is the same bytes, with a length);
- * the rest is copied to `scratch`, since libpq needs a NUL behind what it takes as text. */
+/* Parameters as libpq wants them. Text is sent from where it stands (binary text is the same bytes, with a
+ * length); the rest is copied to `scratch`, since libpq needs a NUL behind what it takes as text. */
 struct db_bound {
     const char *values[DB_PARAMS_MAX];
     int lengths[DB_PARAMS_MAX], formats[DB_PARAMS_MAX];
@@ -129,7 +129,8 @@ bool db_conn_is_clean(const struct db_conn *conn); /* idle, outside a transactio
 enum status db_conn_check(struct db_conn *conn,
                           struct error *error) MUST_CHECK; /* usable for a new statement? */
 
-/* Waits end at the deadline with TIMEOUT or at a lost connection with DB_DOWN; either closes the connection. */
+/* Waits end at the deadline with TIMEOUT or at a lost connection with DB_DOWN; either closes the
+ * connection. */
 enum status db_conn_flush(struct db_conn *conn, int64_t deadline_ns, struct error *error) MUST_CHECK;
 /* The next result, NULL when the statement has no more. */
 enum status db_conn_result(struct db_conn *conn, int64_t deadline_ns, PGresult **result,
@@ -144,11 +145,12 @@ bool db_result_is_failure(const PGresult *result);
 /* Did the server reject the prepared statement itself (dropped behind our back, or its row type changed)? */
 bool db_result_is_stale(const PGresult *result);
 
-/* Simple query protocol: no parameters, several statements allowed; the last one's command tag decides nothing. */
+/* Simple query protocol: no parameters, several statements allowed; the last one's command tag decides
+ * nothing. */
 enum status db_conn_command(struct db_conn *conn, const char *sql, int64_t deadline_ns,
                             struct error *error) MUST_CHECK;
-/* Prepares where needed and sends; results are then for the caller to fetch. *first is the first of them, so that a
- * stale prepared statement has been seen and dealt with (once, and only outside a transaction). */
+/* Prepares where needed and sends; results are then for the caller to fetch. *first is the first of them, so
+ * that a stale prepared statement has been seen and dealt with (once, and only outside a transaction). */
 enum status db_conn_start(struct db_conn *conn, const struct db_statement *statement,
                           const struct db_param *params, bool row_by_row, int64_t deadline_ns,
                           PGresult **first, struct error *error) MUST_CHECK;
@@ -166,6 +168,7 @@ struct db_metrics {
 void db_metrics_init(struct db_metrics *metrics, const char *database);
 void db_metrics_error(const struct db_metrics *metrics, enum status status);
 struct db_metrics *db_pool_metrics(struct db_pool *pool);
+#define DB_INTERRUPT_LOOK_MS 50 /* how often a wait looks whether the process is stopping */
 bool db_pool_is_interrupted(const struct db_pool *pool);
 
 #endif

@@ -1,5 +1,6 @@
-/* A connection that lives on a loop: connects without blocking, reconnects with backoff for ever, and tells its owner
- * (the listener, the notifier) when it is ready, has input, or went down. Embedded in its owner; loop's thread only. */
+/* A connection that lives on a loop: connects without blocking, reconnects with backoff for ever, and tells
+ * its owner (the listener, the notifier) when it is ready, has input, or went down. Embedded in its owner;
+ * loop's thread only. */
 #ifndef FRESHET_DB_LINK_H
 #define FRESHET_DB_LINK_H
 
@@ -35,7 +36,8 @@ enum status db_link_init(struct db_link *link, struct loop *loop, const struct d
                          const struct db_link_events *events, struct error *error) MUST_CHECK;
 void db_link_deinit(struct db_link *link); /* no event follows */
 void db_link_start(struct db_link *link);
-/* After a PQsend…(): its result `sent`. Writes what it can, and gives the server until connect_timeout_ms to answer. */
+/* After a PQsend…(): its result `sent`. Writes what it can, and gives the server until connect_timeout_ms to
+ * answer. */
 void db_link_sent(struct db_link *link, int sent);
 void db_link_answered(struct db_link *link); /* nothing more is expected */
 

@@ -1,5 +1,5 @@
-/* The listener: LISTENs on a loop and passes notices on. What is sent while it is not connected is lost, as always
- * with NOTIFY; on_listening tells when to look for it. */
+/* The listener: LISTENs on a loop and passes notices on. What is sent while it is not connected is lost, as
+ * always with NOTIFY; on_listening tells when to look for it. */
 #include "db/db.h"
 
 #include <stddef.h>

@@ -1,8 +1,8 @@
 /* Host names to addresses, bounded by the asker's deadline.
  *
- * getaddrinfo() may block for half a minute on a dead resolver and cannot be interrupted. So it runs on a detached
- * thread that owns copies of all it needs and answers with one datagram; whoever stops waiting just closes the
- * socket. Stuck lookups are counted and bounded. */
+ * getaddrinfo() may block for half a minute on a dead resolver and cannot be interrupted. So it runs on a
+ * detached thread that owns copies of all it needs and answers with one datagram; whoever stops waiting just
+ * closes the socket. Stuck lookups are counted and bounded. */
 #include "db/db.h"
 
 #include <arpa/inet.h>

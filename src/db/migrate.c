@@ -1,8 +1,9 @@
 /* Migrations: numbered SQL files per module, applied once each, by whichever process comes first.
  *
- * One session-level advisory lock serialises every process that migrates this database. A migration and its row in
- * platform.schema_migration commit together, so a crash leaves it done or not begun. The search path is emptied while
- * they run: what is not qualified fails here instead of landing in someone's default schema. */
+ * One session-level advisory lock serialises every process that migrates this database. A migration and its
+ * row in platform.schema_migration commit together, so a crash leaves it done or not begun. The search path
+ * is emptied while they run: what is not qualified fails here instead of landing in someone's default
+ * schema. */
 #include "db/db.h"
 
 #include <stdio.h>
@@ -16,7 +17,8 @@
 #define LOCK_SQL "SELECT pg_catalog.pg_advisory_lock(28836227677971828)"
 #define UNLOCK_SQL "SELECT pg_catalog.pg_advisory_unlock(28836227677971828)"
 
-/* A deadline of ours bounds each wait; a statement_timeout would break long migrations, and the wait for the lock. */
+/* A deadline of ours bounds each wait; a statement_timeout would break long migrations, and the wait for the
+ * lock. */
 static const char session_sql[] =
     "SET statement_timeout = 0; SET search_path = pg_catalog; SET lock_timeout = 0";
 

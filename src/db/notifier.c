@@ -1,9 +1,9 @@
 /* The notifier: one connection that sends what waits, all of it in one statement, at most once per window.
  *
- * NOTIFY in a writing transaction takes a lock that all notifying commits of the cluster queue for; sent from here it
- * costs the writers nothing. Any thread adds to a set under a short lock and wakes the loop only when no round is due
- * already. A round that failed for lack of a connection is put back; one the server refused is dropped, since notices
- * are hints that polling makes up for. */
+ * NOTIFY in a writing transaction takes a lock that all notifying commits of the cluster queue for; sent from
+ * here it costs the writers nothing. Any thread adds to a set under a short lock and wakes the loop only when
+ * no round is due already. A round that failed for lack of a connection is put back; one the server refused
+ * is dropped, since notices are hints that polling makes up for. */
 #include "db/db.h"
 
 #include <pthread.h>
@@ -73,7 +73,8 @@ static void send_round(struct db_notifier *notifier)
 
 static void on_window(struct loop_timer *timer);
 
-/* Sends now, or as soon as the window allows; when the link is down or busy, its next event comes back here. */
+/* Sends now, or as soon as the window allows; when the link is down or busy, its next event comes back
+ * here. */
 static void consider(struct db_notifier *notifier)
 {
     pthread_mutex_lock(&notifier->lock);

@@ -1,6 +1,7 @@
-/* The parameters a database URL may carry, as one table: libpq's own names, JDBC's names for the same things, and
- * JDBC's tuning of its own driver, which means nothing here and is passed over. What is not in the table is refused,
- * since a setting that is silently without effect (a timeout, TLS) is worse than a start that fails. */
+/* The parameters a database URL may carry, as one table: libpq's own names, JDBC's names for the same things,
+ * and JDBC's tuning of its own driver, which means nothing here and is passed over. What is not in the table
+ * is refused, since a setting that is silently without effect (a timeout, TLS) is worse than a start that
+ * fails. */
 #include "db/db.h"
 
 #include "db/db_inside.h"

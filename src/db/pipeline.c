@@ -1,8 +1,8 @@
 /* Pipelines: several statements, one round trip.
  *
- * A statement not yet prepared brings its PREPARE along, so a cold pipeline takes one round trip too. Whether a
- * PREPARE worked is known only at the end: after a failure, all prepared statements of the connection are dropped
- * before its next use if one of them is in doubt. */
+ * A statement not yet prepared brings its PREPARE along, so a cold pipeline takes one round trip too. Whether
+ * a PREPARE worked is known only at the end: after a failure, all prepared statements of the connection are
+ * dropped before its next use if one of them is in doubt. */
 #include "db/db.h"
 
 #include "base/memory.h"

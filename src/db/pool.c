@@ -1,7 +1,8 @@
 /* The pool: at most connections_max connections, opened on demand, handed to whoever waited longest.
  *
- * A slot is the right to have one connection. Whoever gives up a connection or a slot hands it to the first waiter, so
- * nobody can be overtaken. Under the lock nothing blocks: connecting, rolling back and closing happen outside it.
+ * A slot is the right to have one connection. Whoever gives up a connection or a slot hands it to the first
+ * waiter, so nobody can be overtaken. Under the lock nothing blocks: connecting, rolling back and closing
+ * happen outside it.
  *
  *     breaker:  CLOSED ── a connect fails ──▶ OPEN until `retry_at_ns` ── first caller after that ──▶ PROBING
  *                 ▲                            ▲                                                       │
@@ -96,11 +97,6 @@ const char *db_pool_address(const struct db_pool *pool)
 bool db_pool_is_up(const struct db_pool *pool)
 {
     return atomic_load_explicit(&pool->up, memory_order_relaxed);
-}
-
-void db_pool_interrupt(struct db_pool *pool)
-{
-    atomic_store(&pool->interrupted, true);
 }
 
 bool db_pool_is_interrupted(const struct db_pool *pool)
@@ -253,9 +249,19 @@ static enum grant wait_for_grant(struct db_pool *pool, int64_t deadline_ns, stru
     return waiter.grant;
 }
 
+void db_pool_interrupt(struct db_pool *pool)
+{
+    pthread_mutex_lock(&pool->lock);
+    atomic_store(&pool->interrupted, true);
+    refuse_waiters(pool);
+    pthread_mutex_unlock(&pool->lock);
+}
+
 /* An idle connection, the right to open one, or neither. */
 static enum grant take(struct db_pool *pool, int64_t deadline_ns, struct db_conn **conn)
 {
+    if (db_pool_is_interrupted(pool))
+        return GRANT_REFUSED;
     *conn = pop_idle(pool);
     if (*conn)
         return GRANT_CONN;
@@ -279,14 +285,11 @@ static void destroy_all(struct db_conn *conn)
     }
 }
 
-static enum grant take_locked(struct db_pool *pool, int64_t deadline_ns, struct db_conn **conn,
-                              struct error *error)
+static enum grant take_locked(struct db_pool *pool, int64_t deadline_ns, struct db_conn **conn)
 {
     pthread_mutex_lock(&pool->lock);
     struct db_conn *expired = take_expired(pool);
     enum grant granted = take(pool, deadline_ns, conn);
-    if (granted == GRANT_REFUSED)
-        error_set(error, STATUS_DB_DOWN, "not tried again yet: %s", pool->reason);
     show_counts(pool);
     pthread_mutex_unlock(&pool->lock);
     destroy_all(expired);
@@ -298,13 +301,14 @@ static enum status open_conn(struct db_pool *pool, int64_t deadline_ns, struct d
                              struct error *error)
 {
     struct error own = {0};
-    bool telling = clock_ms_left(deadline_ns) >= TELLING_CONNECT_MS;
+    bool patient = clock_ms_left(deadline_ns) >= TELLING_CONNECT_MS;
     enum status status = db_conn_open(pool, &pool->parsed, deadline_ns, conn, &own);
 
     pthread_mutex_lock(&pool->lock);
     if (status == STATUS_OK)
         breaker_close(pool);
-    else if (status != STATUS_TIMEOUT || telling || pool->breaker == BREAKER_PROBING)
+    else if (status == STATUS_DB_DOWN ||
+             (status == STATUS_TIMEOUT && (patient || pool->breaker == BREAKER_PROBING)))
         breaker_open(pool, own.message);
     if (status != STATUS_OK)
         give_slot_back(pool);
@@ -323,11 +327,22 @@ static void discard(struct db_pool *pool, struct db_conn *conn)
     pthread_mutex_unlock(&pool->lock);
 }
 
+static enum status refused(struct db_pool *pool, struct error *error)
+{
+    if (db_pool_is_interrupted(pool))
+        return error_set(error, STATUS_CANCELLED, "the process is stopping");
+    db_metrics_error(&pool->metrics, STATUS_DB_DOWN);
+    pthread_mutex_lock(&pool->lock);
+    error_set(error, STATUS_DB_DOWN, "not tried again yet: %s", pool->reason);
+    pthread_mutex_unlock(&pool->lock);
+    return STATUS_DB_DOWN;
+}
+
 static enum status acquire(struct db_pool *pool, int64_t deadline_ns, struct db_conn **conn,
                            struct error *error)
 {
     for (;;) {
-        switch (take_locked(pool, deadline_ns, conn, error)) {
+        switch (take_locked(pool, deadline_ns, conn)) {
         case GRANT_CONN:
             if (db_conn_is_alive(*conn))
                 return STATUS_OK;
@@ -335,7 +350,7 @@ static enum status acquire(struct db_pool *pool, int64_t deadline_ns, struct db_
             *conn = NULL;
             break;
         case GRANT_SLOT: return open_conn(pool, deadline_ns, conn, error);
-        case GRANT_REFUSED: db_metrics_error(&pool->metrics, STATUS_DB_DOWN); return STATUS_DB_DOWN;
+        case GRANT_REFUSED: return refused(pool, error);
         case GRANT_NONE:
             db_metrics_error(&pool->metrics, STATUS_TIMEOUT);
             return error_set(error, STATUS_TIMEOUT, "no connection of %s became free in time",
@@ -349,8 +364,6 @@ enum status db_acquire(struct db_pool *pool, int64_t deadline_ns, struct db_conn
     int64_t begun_ns = clock_mono_ns();
 
     *conn = NULL;
-    if (db_pool_is_interrupted(pool))
-        return error_set(error, STATUS_CANCELLED, "the process is stopping");
     enum status status = acquire(pool, deadline_ns, conn, error);
     metric_observe(pool->metrics.acquire_wait, (double)(clock_mono_ns() - begun_ns) / 1e9);
     if (status == STATUS_OK)

@@ -1,4 +1,5 @@
-/* Running one statement: prepare where needed, bind, send, fetch. Whole results here, row by row in stream.c. */
+/* Running one statement: prepare where needed, bind, send, fetch. Whole results here, row by row in
+ * stream.c. */
 #include "db/db.h"
 
 #include "base/clock.h"
@@ -112,7 +113,7 @@ enum status db_query(struct db_conn *conn, const struct db_statement *statement,
     if (first && db_result_is_failure(first))
         status = db_conn_failure(conn, first, error);
     if (conn->pg) {
-        /* The end of the statement is the end of its implicit transaction: a failure there is the statement's. */
+        /* Its end is the end of its implicit transaction: a failure there is the statement's. */
         enum status drained = db_conn_drain(conn, deadline_ns, status == STATUS_OK ? error : NULL);
         status = status == STATUS_OK ? drained : status;
     }

@@ -1,9 +1,10 @@
 /* The named-parameter SQL compiler: ":name" templates in, "$n" statements out.
  *
- * It knows just enough of PostgreSQL's lexer to tell where a colon is a parameter: everything that may hold arbitrary
- * text (literals, quoted identifiers, dollar quotes, comments) is one token and copied as it came. It does not parse:
- * whether the statement makes sense is PostgreSQL's to say, at prepare. A colon directly followed by a letter or an
- * underscore is a parameter, so a slice bound that is a column needs a space: a[1: n]. */
+ * It knows just enough of PostgreSQL's lexer to tell where a colon is a parameter: everything that may hold
+ * arbitrary text (literals, quoted identifiers, dollar quotes, comments) is one token and copied as it came.
+ * It does not parse: whether the statement makes sense is PostgreSQL's to say, at prepare. A colon directly
+ * followed by a letter or an underscore is a parameter, so a slice bound that is a column needs a space: a[1:
+ * n]. */
 #include "db/db.h"
 
 #include "base/hash.h"
@@ -83,7 +84,8 @@ static void skip_line(struct scan *scan)
         scan->at++;
 }
 
-/* Two literals with a newline between them are one literal, in the mode of the first: E'a'\n'\'' is a whole. */
+/* Two literals with a newline between them are one literal, in the mode of the first: E'a'\n'\'' is a
+ * whole. */
 static bool continues_literal(struct scan *scan)
 {
     struct scan ahead = *scan;
@@ -111,7 +113,8 @@ static enum token take_escape_literal(struct scan *scan)
     return TOKEN_TEXT;
 }
 
-/* A keyword or identifier; B, N, U& and X before a quote need nothing special, E changes what a backslash does. */
+/* A keyword or identifier; B, N, U& and X before a quote need nothing special, E changes what a backslash
+ * does. */
 static enum token take_word(struct scan *scan)
 {
     char first = peek(scan, 0);

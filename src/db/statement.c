@@ -1,5 +1,5 @@
-/* Statements on their way to the server: their identity, their parameters as libpq wants them, and which of them a
- * connection has prepared. Nothing here talks to the server. */
+/* Statements on their way to the server: their identity, their parameters as libpq wants them, and which of
+ * them a connection has prepared. Nothing here talks to the server. */
 #include "db/db.h"
 
 #include <stdio.h>

@@ -1,8 +1,9 @@
 /* Row by row: a result of any size through memory of one row.
  *
- * libpq's single-row mode. Measured on 1,000,000 rows (112 MB, key and jsonb; 2 cores, PostgreSQL 15): 1.0–1.1 s, of
- * which 0.28 s is our CPU, beside 1.0–1.15 s for psql's COPY of the same query. A cursor with two FETCHes of 2,000 in
- * flight takes 0.95 s, but needs a transaction, forbids parallel plans and takes SELECT only: not worth it. */
+ * libpq's single-row mode. Measured on 1,000,000 rows (112 MB, key and jsonb; 2 cores, PostgreSQL 15):
+ * 1.0–1.1 s, of which 0.28 s is our CPU, beside 1.0–1.15 s for psql's COPY of the same query. A cursor with
+ * two FETCHes of 2,000 in flight takes 0.95 s, but needs a transaction, forbids parallel plans and takes
+ * SELECT only: not worth it. */
 #include "db/db.h"
 
 #include "db/db_inside.h"

@@ -19,7 +19,8 @@ static int hex_value(char c)
     return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-/* Percent-decodes into the arena; false on a broken escape or a NUL. JDBC also reads '+' in a query as a space. */
+/* Percent-decodes into the arena; false on a broken escape or a NUL. JDBC also reads '+' in a query as a
+ * space. */
 static bool decode(struct arena *arena, struct str s, bool plus_is_space, struct str *out)
 {
     char *text = arena_alloc(arena, s.len + 1);
@@ -184,7 +185,8 @@ static enum status parse_url(struct db_parsed *parsed, struct str url, struct er
     return parse_query(parsed, rest, scheme == 0, error);
 }
 
-/* "app, public" as SQL: each name quoted, so that it is taken literally; one already in quotes stays as it is. */
+/* "app, public" as SQL: each name quoted, so that it is taken literally; one already in quotes stays as it
+ * is. */
 static void put_search_path(struct buf *out, struct str schemas)
 {
     struct str name;

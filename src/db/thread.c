@@ -1,4 +1,5 @@
-/* Detached threads for the two calls that know no deadline: getaddrinfo() and PQcancel(). Signals are for others. */
+/* Detached threads for the two calls that know no deadline: getaddrinfo() and PQcancel(). Signals are for
+ * others. */
 #include <pthread.h>
 #include <signal.h>
 

@@ -1,5 +1,5 @@
-/* The SQL compiler under arbitrary bytes: it must stop inside its input, and what it accepts must hold: the text is
- * the template with its parameters replaced, and every position of it maps back into the template. */
+/* The SQL compiler under arbitrary bytes: it must stop inside its input, and what it accepts must hold: the
+ * text is the template with its parameters replaced, and every position of it maps back into the template. */
 #include <stdlib.h>
 
 #include "db/db.h"

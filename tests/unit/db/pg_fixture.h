@@ -1,5 +1,6 @@
-/* A PostgreSQL for tests: $FRESHET_TEST_PG_URL if set, otherwise a private server in a temporary directory on a free
- * port of 127.0.0.1, which dies with the test whatever happens to it. As root it runs as user postgres. */
+/* A PostgreSQL for tests: $FRESHET_TEST_PG_URL if set, otherwise a private server in a temporary directory on
+ * a free port of 127.0.0.1, which dies with the test whatever happens to it. As root it runs as user
+ * postgres. */
 #ifndef FRESHET_TESTS_PG_FIXTURE_H
 #define FRESHET_TESTS_PG_FIXTURE_H
 

@@ -23,7 +23,8 @@ int run_outage_tests(void);
 
 struct db_pool *test_pool(unsigned connections_max);
 struct db_conn *test_acquire(struct db_pool *pool);
-/* Runs SQL without parameters; text of the first field ("" when there is none). Fails the test on an error. */
+/* Runs SQL without parameters; text of the first field ("" when there is none). Fails the test on an
+ * error. */
 const char *test_sql(struct db_conn *conn, const char *sql);
 /* The same, answering the status. */
 enum status test_try(struct db_conn *conn, const char *sql, int64_t timeout_ms, struct error *error);

@@ -191,10 +191,9 @@ static void test_notices_survive_the_notifiers_connection(void **state)
     for (int round = 1; round <= 3; round++) {
         db_notify(notifier, STR("freshet_one"), STR("9"));
         run_until(loop, &heard.payloads[9], round);
-        test_sql(
-            conn,
-            "SELECT count(pg_terminate_backend(pid, 10000)) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
-            " AND backend_type = 'client backend' AND query NOT LIKE 'LISTEN%'");
+        test_sql(conn, "SELECT count(pg_terminate_backend(pid, 10000)) FROM pg_stat_activity"
+                       " WHERE pid <> pg_backend_pid()"
+                       " AND backend_type = 'client backend' AND query NOT LIKE 'LISTEN%'");
     }
     db_release(conn);
     db_pool_destroy(pool);

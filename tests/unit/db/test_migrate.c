@@ -1,4 +1,5 @@
-/* Migrations (C10): once each, safe twice and side by side, a changed one noticed, a failed one leaves nothing. */
+/* Migrations (C10): once each, safe twice and side by side, a changed one noticed, a failed one leaves
+ * nothing. */
 #include <pthread.h>
 #include <stdatomic.h>
 
@@ -6,7 +7,8 @@
 
 static const struct db_migration two[] = {
     {1, "base",
-     "CREATE SCHEMA moved; CREATE TABLE moved.t (n int); INSERT INTO moved.t VALUES (1); SELECT pg_sleep(0.05);"},
+     "CREATE SCHEMA moved; CREATE TABLE moved.t (n int); INSERT INTO moved.t VALUES (1);"
+     "SELECT pg_sleep(0.05);"},
     {2, "more", "ALTER TABLE moved.t ADD m int; -- done\n"},
     {0, NULL, NULL},
 };

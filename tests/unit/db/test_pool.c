@@ -217,6 +217,47 @@ static void test_nobody_there_opens_the_breaker(void **state)
     db_pool_destroy(pool);
 }
 
+struct stopped {
+    struct db_pool *pool;
+    struct db_conn *conn; /* NULL: wait for one */
+    enum status status;
+};
+
+static void *be_stopped(void *arg)
+{
+    struct stopped *stopped = arg;
+    if (stopped->conn)
+        stopped->status = test_try(stopped->conn, "SELECT pg_sleep(600) /* stopped */", 600000, NULL);
+    else
+        stopped->status = db_acquire(stopped->pool, clock_deadline_ms(600000), &stopped->conn, NULL);
+    return NULL;
+}
+
+static void test_a_stop_ends_statements_and_waiting(void **state)
+{
+    (void)state;
+    struct db_pool *pool = test_pool(1), *other = test_pool(1);
+    struct stopped running = {.pool = pool, .conn = test_acquire(pool)}, waiting = {.pool = pool};
+    struct db_conn *watcher = test_acquire(other), *conn;
+    pthread_t threads[2];
+    pthread_create(&threads[0], NULL, be_stopped, &running);
+    pthread_create(&threads[1], NULL, be_stopped, &waiting);
+    while (
+        strcmp(test_sql(watcher, "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%/* stopped */'"),
+               "1") != 0)
+        continue;
+    db_pool_interrupt(pool);
+    pthread_join(threads[0], NULL);
+    pthread_join(threads[1], NULL);
+    assert_int_equal(running.status, STATUS_CANCELLED);
+    assert_int_equal(waiting.status, STATUS_CANCELLED);
+    assert_int_equal(db_acquire(pool, clock_deadline_ms(PATIENCE_MS), &conn, NULL), STATUS_CANCELLED);
+    db_release(running.conn);
+    db_release(watcher);
+    db_pool_destroy(other);
+    db_pool_destroy(pool);
+}
+
 static void test_the_second_host_is_tried(void **state)
 {
     (void)state;
@@ -278,6 +319,7 @@ int run_pool_tests(void)
         cmocka_unit_test(test_a_connection_that_dies_in_use_is_DB_DOWN_and_replaced),
         cmocka_unit_test(test_idle_connections_are_closed_after_their_time),
         cmocka_unit_test(test_nobody_there_opens_the_breaker),
+        cmocka_unit_test(test_a_stop_ends_statements_and_waiting),
         cmocka_unit_test(test_the_second_host_is_tried),
         cmocka_unit_test(test_a_socket_directory_is_a_host),
         cmocka_unit_test(test_a_name_without_address_is_DB_DOWN),

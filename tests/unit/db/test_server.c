@@ -1,4 +1,5 @@
-/* Everything of src/db that needs a PostgreSQL, in one program: starting one costs more than all the tests. */
+/* Everything of src/db that needs a PostgreSQL, in one program: starting one costs more than all the
+ * tests. */
 #include <stdio.h>
 #include <unistd.h>
 
