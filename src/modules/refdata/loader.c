@@ -1,6 +1,5 @@
 /* One load: a whole dictionary of one tenant, on a worker. Data and version are read in one REPEATABLE READ
  * transaction, so that data is never labelled with a version it is not (R13). */
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/clock.h"
@@ -22,8 +21,6 @@ struct load_job {
 /* By the primary key. */
 static const char version_sql[] = "select version, (extract(epoch from updated_at) * 1000000)::bigint"
                                   "  from refdata.dictionary_meta where tenant_id = $1 and dict_code = $2";
-/* The pool's own limit is for small statements; a load has its own, for this transaction alone. */
-static const char timeout_sql[] = "select set_config('statement_timeout', $1, true)";
 
 static enum status read_version(struct db_conn *conn, struct load_job *job, int64_t deadline_ns,
                                 int64_t *version)
@@ -42,22 +39,13 @@ static enum status read_version(struct db_conn *conn, struct load_job *job, int6
     return status;
 }
 
-static enum status set_timeout(struct db_conn *conn, struct load_job *job, int64_t deadline_ns)
-{
-    struct db_statement statement;
-    char text[24];
-    snprintf(text, sizeof text, "%lldms", (long long)job->timeout_ms);
-    db_statement_init(&statement, timeout_sql, 1, (const enum db_type[]){DB_TEXT});
-    return db_exec(conn, &statement, &(struct db_param){str_from(text)}, deadline_ns, NULL,
-                   &job->loaded.error);
-}
-
 static enum status load_in_transaction(struct db_conn *conn, struct load_job *job, int64_t deadline_ns)
 {
     struct error *error = &job->loaded.error;
     const struct refdata_dictionary *dictionary = job->dictionary;
     int64_t version = 0;
-    enum status status = set_timeout(conn, job, deadline_ns);
+    /* The pool's own limit is for small statements. */
+    enum status status = db_transaction_timeout(conn, job->timeout_ms, deadline_ns, error);
     if (status == STATUS_OK)
         status = read_version(conn, job, deadline_ns, &version);
     if (status != STATUS_OK)
