@@ -74,6 +74,20 @@ static enum status write_whole(const char *path, struct str text, mode_t mode, s
     return status;
 }
 
+/* Makes the folders above `path` that are missing. What fails here fails again, with a name, when the file
+ * is opened. */
+static void make_folders(const char *path)
+{
+    char *folder = str_dup(str_from(path));
+
+    for (char *slash = strchr(folder + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+        *slash = '\0';
+        (void)!mkdir(folder, 0777);
+        *slash = '/';
+    }
+    free(folder);
+}
+
 /* ---- the key ---- */
 
 struct dev_key {
@@ -340,7 +354,12 @@ enum status auth_token_issue(struct str key_file, struct str jwks_file,
 
     if (status != STATUS_OK)
         return status;
+    if (key_file.len == 0)
+        return error_set_field(error, STATUS_BAD_REQUEST, "key", "the key's file has no name");
     char *key_path = str_dup(key_file), *jwks_path = str_dup(jwks_file);
+    make_folders(key_path);
+    if (jwks_file.len > 0)
+        make_folders(jwks_path);
     status = ensure_files(key_path, jwks_path, &key, error);
     if (status == STATUS_OK)
         status = write_token(&key, request, token, error);
