@@ -1,0 +1,222 @@
+/* C5, C7: verifications are bounded, none is forgotten, and loops, workers and reloads share nothing
+ * unguarded. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <semaphore.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "rig.h"
+
+static struct forge_key key;
+
+/* ---- a queue that is full ---- */
+
+struct blocker {
+    struct worker_job job;
+    sem_t *gate;
+};
+
+static void wait_at_gate(struct worker_job *job)
+{
+    sem_wait(((struct blocker *)job)->gate);
+}
+
+static void nothing(struct worker_job *job)
+{
+    (void)job;
+}
+
+static void count_calls(void *context)
+{
+    ++*(unsigned *)context;
+}
+
+static void a_full_queue_refuses_and_calls_only_what_it_took(void **state)
+{
+    (void)state;
+    const struct forge_key *keys[] = {&key};
+    struct blocker blockers[2];
+    struct rig rig;
+    sem_t gate;
+    unsigned calls = 0, taken = 0;
+    char header[64];
+
+    rig_init(&rig);
+    rig_write_jwks(&rig, keys, 1);
+    rig_start(&rig);
+    sem_init(&gate, 0, 0);
+    for (int i = 0; i < 2; i++) { /* both workers of the rig */
+        blockers[i] = (struct blocker){.job = {.run = wait_at_gate, .done = nothing}, .gate = &gate};
+        assert_true(worker_pool_submit(rig.workers, &blockers[i].job));
+    }
+    for (int i = 0; i < 5000; i++) {
+        snprintf(header, sizeof(header), "Bearer a.b.%d", i);
+        taken += auth_verify(rig.auth, rig.loop, str_from(header), count_calls, &calls);
+    }
+    assert_in_range(taken, 1, 200); /* the rig's queue holds 100 */
+    assert_true(auth_verify(rig.auth, rig.loop, STR("Bearer a.b.0"), count_calls, &calls)); /* joins one */
+    assert_int_equal(calls, 0);
+    sem_post(&gate);
+    sem_post(&gate);
+    for (int i = 0; i < 1000 && calls < taken + 1; i++)
+        rig_turn(&rig);
+    assert_int_equal(calls, taken + 1);
+    rig_deinit(&rig);
+    sem_destroy(&gate);
+}
+
+/* ---- loops, workers and reloads together ---- */
+
+#define LOOPS 2
+#define TOKENS 20
+#define QUESTIONS 3000
+#define RELOADS 100
+
+struct asker { /* one per loop; asks the next question when the last one is answered */
+    struct loop_message message;
+    struct loop *loop;
+    struct auth *auth;
+    unsigned asked, allowed, refused;
+    atomic_bool finished;
+};
+
+static struct buf headers[TOKENS];
+
+static void ask_on(struct asker *asker);
+
+static void on_message(struct loop *loop, struct loop_message *message)
+{
+    (void)loop;
+    ask_on((struct asker *)message);
+}
+
+static void on_verified(void *context)
+{
+    ask_on(context);
+}
+
+/* Goes on until a token must be verified; back through the inbox now and then, so that messages get their
+ * turn. */
+static void ask_on(struct asker *asker)
+{
+    const struct auth_identity *identity;
+    struct error error;
+
+    for (int burst = 0; asker->asked < QUESTIONS; burst++) {
+        struct auth_question question = rig_question(buf_str(&headers[asker->asked % TOKENS]));
+        enum auth_answer answer = auth_check(asker->auth, asker->loop, &question, &identity, &error);
+        if (answer == AUTH_VERIFY) {
+            if (auth_verify(asker->auth, asker->loop, question.authorization, on_verified, asker))
+                return;
+            asker->refused++;
+        }
+        asker->asked++;
+        asker->allowed += answer == AUTH_ALLOWED && str_eq(identity->tenant, STR("acme"));
+        if (burst == 10) {
+            asker->message.on_message = on_message;
+            loop_post(asker->loop, &asker->message);
+            return;
+        }
+    }
+    atomic_store(&asker->finished, true);
+}
+
+static void loops_workers_and_reloads_get_along(void **state)
+{
+    (void)state;
+    const struct forge_key *keys[] = {&key};
+    struct asker askers[LOOPS];
+    struct rig rig;
+    struct error error;
+
+    rig_init(&rig);
+    rig_write_jwks(&rig, keys, 1);
+    loop_group_destroy(rig.group);
+    rig.group = loop_group_create(LOOPS, 100);
+    rig_start(&rig);
+    for (int i = 0; i < TOKENS; i++) {
+        struct buf token;
+        buf_init(&token);
+        buf_init(&headers[i]);
+        forge_honest(&key, RIG_NOW_S + 1000 + i, &token);
+        buf_printf(&headers[i], "Bearer %.*s", STR_ARG(buf_str(&token)));
+        buf_deinit(&token);
+    }
+    loop_group_start(rig.group);
+    for (unsigned i = 0; i < LOOPS; i++) {
+        struct loop *loop = loop_group_loop(rig.group, i);
+        askers[i] = (struct asker){.message.on_message = on_message, .loop = loop, .auth = rig.auth};
+        loop_post(loop, &askers[i].message);
+    }
+    for (unsigned i = 0, reloads = 0; i < LOOPS; i++)
+        while (!atomic_load(&askers[i].finished)) {
+            if (reloads++ >= RELOADS) {
+                usleep(1000);
+                continue;
+            }
+            rig_write_jwks(&rig, keys, 1);
+            assert_int_equal(auth_reload(rig.auth, &rig.settings, &error), STATUS_OK);
+            assert_true(auth_is_ready(rig.auth));
+            auth_publish(rig.auth, true);
+        }
+    worker_pool_stop(rig.workers);
+    loop_group_stop(rig.group);
+    for (unsigned i = 0; i < LOOPS; i++) {
+        assert_int_equal(askers[i].asked, QUESTIONS);
+        assert_int_equal(askers[i].refused, 0);
+        assert_int_equal(askers[i].allowed, QUESTIONS);
+    }
+    rig_deinit(&rig);
+    for (int i = 0; i < TOKENS; i++)
+        buf_deinit(&headers[i]);
+}
+
+/* ---- the end, with work under way ---- */
+
+static void auth_may_end_before_or_after_its_loops(void **state)
+{
+    (void)state;
+    const struct forge_key *keys[] = {&key};
+
+    for (int order = 0; order < 2; order++) {
+        struct rig rig;
+        unsigned calls = 0;
+
+        rig_init(&rig);
+        rig_write_jwks(&rig, keys, 1);
+        rig_start(&rig);
+        assert_true(auth_verify(rig.auth, rig.loop, STR("Bearer a.b.c"), count_calls, &calls));
+        assert_true(auth_verify(rig.auth, rig.loop, STR("Bearer a.b.d"), count_calls, &calls));
+        auth_publish(rig.auth, true);
+        worker_pool_stop(rig.workers);
+        if (order == 0)
+            auth_destroy(rig.auth);
+        loop_group_destroy(rig.group);
+        if (order == 1)
+            auth_destroy(rig.auth);
+        assert_int_equal(calls, 2); /* told, though nobody turned the loop */
+        rig.auth = NULL;
+        rig.group = loop_group_create(1, 1);
+        rig_deinit(&rig);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_full_queue_refuses_and_calls_only_what_it_took),
+        cmocka_unit_test(loops_workers_and_reloads_get_along),
+        cmocka_unit_test(auth_may_end_before_or_after_its_loops),
+    };
+    key = forge_key_create(AUTH_EDDSA, "k1");
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    forge_key_destroy(&key);
+    return failed;
+}
