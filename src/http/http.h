@@ -1,12 +1,14 @@
 /* HTTP/1.1 server: the contract for whoever writes routes.
  *
  * A connection lives on one loop. Bytes are parsed strictly (RFC 9112), the request finds its route row, the gate
- * (authentication; the kernel's) is asked before any body is read, then the handler answers: at once (hot), from a
- * worker thread (worker), later (parked), or piece by piece (stream). Pipelined answers leave in order, gathered into
- * as few writes as possible. At most one request of a connection is off the loop; parsing stops behind it.
+ * (authentication; the kernel's) is asked before any body is read, then the handler answers: at once (hot), from
+ * a worker thread (worker), later (parked), or piece by piece (stream). Pipelined answers leave in order, gathered
+ * into as few writes as possible. At most one request of a connection is off the loop; parsing stops behind it.
  *
- * A `struct http_request` and every slice in it is borrowed until the answer is given. All calls are made on the
- * request's loop, except that a worker handler runs on a worker thread while its connection stands still. */
+ * A `struct http_request` and every slice in it is borrowed until the answer is given; it does not move. All calls
+ * are made on the request's loop, except that a worker handler runs on a worker thread while its connection stands
+ * still: there it may use the request and its arena and call http_send*(), whose answer leaves when the handler is
+ * back; it may not park. */
 #ifndef FRESHET_HTTP_HTTP_H
 #define FRESHET_HTTP_HTTP_H
 
@@ -22,7 +24,16 @@
 #include "loop/loop.h"
 #include "loop/worker.h"
 
-enum http_method { HTTP_GET, HTTP_HEAD, HTTP_POST, HTTP_PUT, HTTP_PATCH, HTTP_DELETE, HTTP_OPTIONS, HTTP_METHODS };
+enum http_method {
+    HTTP_GET,
+    HTTP_HEAD,
+    HTTP_POST,
+    HTTP_PUT,
+    HTTP_PATCH,
+    HTTP_DELETE,
+    HTTP_OPTIONS,
+    HTTP_METHODS
+};
 
 /* ---- route rows ---- */
 enum http_kind {
@@ -31,6 +42,7 @@ enum http_kind {
     HTTP_STREAM, /* handler runs on the loop and answers by http_send_stream() without end */
 };
 enum http_access { HTTP_TOKEN, HTTP_PUBLIC };
+enum http_consumes { HTTP_JSON, HTTP_ANY }; /* HTTP_JSON: a body of another Content-Type is 415 */
 enum http_idempotency { HTTP_KEY_NONE, HTTP_KEY_REJECT, HTTP_KEY_SERIALIZE };
 enum http_errors {
     HTTP_ERRORS_CODE,   /* {"code","message", …} */
@@ -50,8 +62,9 @@ struct http_route {
     const char *scope;        /* needed scope; NULL = none */
     enum http_idempotency idempotency;
     enum http_errors errors;
-    size_t body_bytes_max; /* 0 = the server's default; rows of GET take no body into account */
-    int deadline_ms;       /* for worker and parked work; 0 = the server's default */
+    enum http_consumes consumes; /* of POST, PUT and PATCH rows */
+    size_t body_bytes_max;       /* 0 = the server's default; a GET's body is read, bounded and dropped */
+    int deadline_ms;             /* of a worker's run, past which 503 is answered; 0 = the server's default */
 };
 
 #define HTTP_PARAMS_MAX 8
@@ -61,23 +74,26 @@ struct http_header {
 };
 
 struct http_request {
-    enum http_method method; /* HEAD stays HEAD; the server drops the body of its answer */
-    unsigned minor_version;  /* HTTP/1.x */
-    struct str target;       /* as sent */
-    struct str path, query;  /* raw, split at '?' */
+    enum http_method method;            /* HEAD stays HEAD; the server drops the body of its answer */
+    unsigned minor_version;             /* HTTP/1.x */
+    struct str target;                  /* as sent */
+    struct str path, query;             /* raw, split at '?' */
     struct str params[HTTP_PARAMS_MAX]; /* raw path segments in the order of the row's {names} */
     const struct http_header *headers;
     size_t header_count;
-    struct str authorization; /* the headers every request is asked for, found while parsing */
-    struct str body;          /* whole, dechunked */
+    /* what the gate asks of every request, found while parsing */
+    struct str authorization;
+    unsigned authorization_count;     /* how often it came */
+    struct str forwarded_client_cert; /* X-Forwarded-Client-Cert */
+    struct str body;                  /* whole, dechunked */
     const struct http_route *route;
     void *context;       /* what the route table was added with: the module's own state */
     struct arena *arena; /* freed with the request */
     struct loop *loop;
     const struct sockaddr_storage *peer;
-    struct trace trace;        /* from traceparent, or zeros: trace_id all zero means none came */
-    const void *identity;      /* the gate's; lives as long as the request */
-    void *connection_memo;     /* the gate's per-connection slot, see http_server_config.on_connection_end */
+    struct trace trace;    /* from traceparent, or zeros: trace_id all zero means none came */
+    const void *identity;  /* the gate's; lives as long as the request */
+    void *connection_memo; /* the gate's per-connection slot, see http_server_config.on_connection_end */
     struct http_connection *connection;
 };
 
@@ -90,8 +106,8 @@ enum status http_request_param(const struct http_request *request, const char *n
                                struct error *error) MUST_CHECK;
 /* The query parameter `name`, decoded ('+' is a space); *found says whether it was there. The same name twice is
  * BAD_REQUEST. `raw` variants keep the escapes, for lists whose commas may be encoded. */
-enum status http_request_query(const struct http_request *request, struct str name, bool *found, struct str *value,
-                               struct error *error) MUST_CHECK;
+enum status http_request_query(const struct http_request *request, struct str name, bool *found,
+                               struct str *value, struct error *error) MUST_CHECK;
 enum status http_request_query_raw(const struct http_request *request, struct str name, bool *found,
                                    struct str *value, struct error *error) MUST_CHECK;
 /* Decodes %xx (and '+' when plus_is_space) of `raw` into the arena; same failures as http_request_param(). */
@@ -100,7 +116,7 @@ enum status http_percent_decode(struct str raw, bool plus_is_space, struct arena
 /* Every query parameter must be among `names` (NULL-terminated), else BAD_REQUEST naming the stranger. */
 enum status http_request_query_only(const struct http_request *request, const char *const *names,
                                     struct error *error) MUST_CHECK;
-/* Is `type` ("application/x-ndjson") acceptable by the Accept header with a q > 0, named explicitly (not by a star)? */
+/* Does Accept name `type` ("application/x-ndjson") itself, not by a star, with a q > 0? */
 bool http_request_accepts(const struct http_request *request, struct str type);
 /* If-None-Match against a strong tag given with its quotes; weak comparison, lists and '*' understood. */
 bool http_request_none_match(const struct http_request *request, struct str etag);
@@ -116,8 +132,8 @@ struct http_response {
 /* Copies everything; the caller's memory is free again on return. */
 void http_send(struct http_request *request, const struct http_response *response);
 /* The same for a body that stands in several pieces, copied once, straight into the socket's buffer. */
-void http_send_parts(struct http_request *request, const struct http_response *response, const struct str *parts,
-                     size_t part_count);
+void http_send_parts(struct http_request *request, const struct http_response *response,
+                     const struct str *parts, size_t part_count);
 /* By the route's error style: code and message from `error` for 4xx (its field included), the status's own safe
  * sentence for 5xx; 401 carries WWW-Authenticate, 503 Retry-After. `headers` may be empty. */
 void http_send_error(struct http_request *request, const struct error *error);
@@ -125,9 +141,14 @@ void http_send_error_with(struct http_request *request, const struct error *erro
                           struct str extra_members /* ",\"name\":value" or empty */);
 
 /* Streams: the server asks for more whenever the socket's buffer has room. */
-enum http_source_state { HTTP_SOURCE_MORE, HTTP_SOURCE_END, HTTP_SOURCE_WAIT /* until http_stream_wake() */, HTTP_SOURCE_FAIL /* cut the connection */ };
+enum http_source_state {
+    HTTP_SOURCE_MORE,
+    HTTP_SOURCE_END,
+    HTTP_SOURCE_WAIT, /* until http_stream_wake() */
+    HTTP_SOURCE_FAIL, /* cut the connection, so that the reader can't take it for the end */
+};
 struct http_source {
-    /* Appends about `room` bytes to `out`. */
+    /* Appends about `room` bytes to `out`, which may hold other bytes already: append only. */
     enum http_source_state (*produce)(void *context, struct buf *out, size_t room);
     void (*release)(void *context); /* called once, whatever happened */
     void *context;
@@ -139,12 +160,15 @@ void http_send_stream(struct http_request *request, const struct http_response *
 /* ---- parking: the handler returns without an answer; later, on the loop, it is found again ---- */
 typedef void http_timeout_fn(struct http_request *request, void *context);
 /* False when too much is parked: the request has then been answered 503. `on_timeout` must answer. A request whose
- * client went away is dropped silently: finding it gives NULL, and `on_drop` (may be NULL) is told. */
-bool http_request_park(struct http_request *request, int64_t deadline_ns, http_timeout_fn *on_timeout, void *context,
-                       struct loop_park_ref *ref);
+ * client went away is dropped silently: finding it gives NULL. */
+bool http_request_park(struct http_request *request, int64_t deadline_ns, http_timeout_fn *on_timeout,
+                       void *context, struct loop_park_ref *ref);
+/* After parking: on_drop(request, context) is told when the client goes away meanwhile. It must not answer. */
+void http_request_on_drop(struct http_request *request, http_timeout_fn *on_drop);
 /* On the ref's loop: the request, now unparked and to be answered (or parked again), or NULL. */
 struct http_request *http_request_unpark(struct loop_park_ref ref);
-/* Wakes a stream that answered HTTP_SOURCE_WAIT; ref from http_stream_ref() inside the handler, after http_send_stream(). */
+/* Wakes a stream that answered HTTP_SOURCE_WAIT; on its loop. The ref is taken after http_send_stream(); it is no
+ * reference (generation 0) when the answer was not a stream after all: HEAD, or 503 because too many are open. */
 struct loop_park_ref http_stream_ref(const struct http_request *request);
 void http_stream_wake(struct loop_park_ref ref);
 
@@ -157,7 +181,8 @@ void http_router_destroy(struct http_router *router);
 enum status http_router_add(struct http_router *router, const struct http_route *routes, void *context,
                             struct error *error) MUST_CHECK;
 /* Calls fn for every row: for the OpenAPI test and `freshet routes`. */
-void http_router_each(const struct http_router *router, void (*fn)(const struct http_route *route, void *arg), void *arg);
+void http_router_each(const struct http_router *router, void (*fn)(const struct http_route *route, void *arg),
+                      void *arg);
 
 /* ---- server ---- */
 enum http_gate { HTTP_GATE_PASS, HTTP_GATE_ANSWERED, HTTP_GATE_PARKED /* http_gate_resume() follows */ };
@@ -165,7 +190,8 @@ typedef enum http_gate http_gate_fn(struct http_request *request, void *context)
 
 struct http_limits { /* C6; every one configurable */
     size_t body_bytes_max, target_bytes_max, header_bytes_max;
-    unsigned header_count_max, connections_max;
+    unsigned header_count_max;
+    unsigned connections_max;  /* of the whole server; one more is answered 503 and closed */
     int64_t header_timeout_ms; /* first byte to end of headers, total */
     int64_t body_timeout_ms;   /* without progress; plus a total by a minimum rate */
     int64_t idle_timeout_ms;   /* keep-alive between requests */
@@ -181,22 +207,26 @@ struct http_server_config {
     struct http_limits limits;
     http_gate_fn *gate; /* NULL = everything passes */
     void *gate_context;
-    void (*on_connection_end)(void *connection_memo, void *gate_context); /* frees a non-NULL memo; may be NULL */
+    void (*on_connection_end)(void *connection_memo,
+                              void *gate_context); /* frees a non-NULL memo; may be NULL */
 };
 struct http_server;
 enum status http_server_create(const struct http_server_config *config, struct http_server **server,
                                struct error *error) MUST_CHECK;
-/* "127.0.0.1:8080", "[::1]:8080", port 0 = any free one. One SO_REUSEPORT listener per loop. May be called for
- * several addresses. */
-enum status http_server_listen(struct http_server *server, struct str address, struct error *error) MUST_CHECK;
+/* "127.0.0.1:8080", "[::1]:8080", "localhost:8080", port 0 = any free one. One SO_REUSEPORT listener per loop. May
+ * be called for several addresses. */
+enum status http_server_listen(struct http_server *server, struct str address,
+                               struct error *error) MUST_CHECK;
 unsigned http_server_port(const struct http_server *server); /* of the first address */
 /* Graceful stop: no new connections, idle ones closed, requests in flight answered with `Connection: close`;
  * on_drained(arg) runs on a loop when none is left or the deadline passed (then the rest is cut). */
-void http_server_drain(struct http_server *server, int64_t deadline_ns, void (*on_drained)(void *arg), void *arg);
-void http_server_destroy(struct http_server *server); /* after the loops ended */
+void http_server_drain(struct http_server *server, int64_t deadline_ns, void (*on_drained)(void *arg),
+                       void *arg);
+/* After worker_pool_stop() and loop_group_destroy(), in that order: what was still open is closed without a word. */
+void http_server_destroy(struct http_server *server);
 /* After HTTP_GATE_PARKED: unpark, set identity, then pass (true) — or answer it and call nothing. */
 void http_gate_resume(struct http_request *request);
-/* Adopts a connected stream socket on this loop: tests and the fuzzer talk through a socketpair. */
+/* Adopts a connected, non-blocking stream socket; on this loop. Tests and the fuzzer talk through a socketpair. */
 void http_server_adopt(struct http_server *server, struct loop *loop, int fd);
 
 #endif

@@ -1,0 +1,184 @@
+/* The body decoder. Framing lines go byte by byte through a small machine, content is passed on in whole runs. */
+#include "http/body.h"
+
+#include "http/scan.h"
+
+enum phase {
+    PHASE_SIZED,
+    PHASE_SIZE,      /* chunk-size digits */
+    PHASE_EXTENSION, /* behind the ';' */
+    PHASE_SIZE_LF,
+    PHASE_CHUNK,
+    PHASE_CHUNK_CR,
+    PHASE_CHUNK_LF,
+    PHASE_TRAILER, /* in a trailer line, or at the empty one */
+    PHASE_TRAILER_LF,
+    PHASE_DONE,
+    PHASE_FAILED,
+};
+
+#define SIZE_DIGITS_MAX 15                       /* fits 60 bits: no overflow to check */
+#define OVERHEAD_BYTES_MAX ((uint64_t)16 * 1024) /* extensions and trailers of one body */
+
+void http_body_init(struct http_body *body, enum http_body_kind kind, uint64_t content_length)
+{
+    *body = (struct http_body){.kind = kind, .remaining = content_length};
+    if (kind == HTTP_BODY_CHUNKED)
+        body->phase = PHASE_SIZE;
+    else
+        body->phase = kind == HTTP_BODY_SIZED && content_length > 0 ? PHASE_SIZED : PHASE_DONE;
+}
+
+bool http_body_is_done(const struct http_body *body)
+{
+    return body->phase == PHASE_DONE;
+}
+
+static enum http_body_step fail(struct http_body *body, const char *message)
+{
+    body->phase = PHASE_FAILED;
+    body->message = message;
+    return HTTP_BODY_FAILED;
+}
+
+static enum http_body_step enter(struct http_body *body, enum phase phase)
+{
+    body->phase = phase;
+    return HTTP_BODY_MORE;
+}
+
+/* Content: as much of it as is there. */
+static enum http_body_step take_run(struct http_body *body, struct str *raw, struct str *piece,
+                                    enum phase behind)
+{
+    size_t len = raw->len < body->remaining ? raw->len : (size_t)body->remaining;
+
+    *piece = str_of(raw->ptr, len);
+    *raw = str_of(raw->ptr + len, raw->len - len);
+    body->remaining -= len;
+    body->received += len;
+    if (body->remaining == 0)
+        body->phase = behind;
+    return HTTP_BODY_DATA;
+}
+
+static int hex_value(char c)
+{
+    if (c >= '0' && c <= '9')
+        return c - '0';
+    c |= 0x20;
+    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+static enum http_body_step take_size(struct http_body *body, char c)
+{
+    int value = hex_value(c);
+
+    if (value >= 0) {
+        if (++body->digits > SIZE_DIGITS_MAX)
+            return fail(body, "a chunk size is too long");
+        body->remaining = body->remaining << 4 | (unsigned)value;
+        return HTTP_BODY_MORE;
+    }
+    if (body->digits == 0)
+        return fail(body, "a chunk size has no hexadecimal digits");
+    if (c == ';')
+        return enter(body, PHASE_EXTENSION);
+    if (c == '\r')
+        return enter(body, PHASE_SIZE_LF);
+    return fail(body, "a chunk size is followed by something that is neither an extension nor CRLF");
+}
+
+static bool over_allowance(struct http_body *body)
+{
+    return ++body->overhead_bytes > OVERHEAD_BYTES_MAX;
+}
+
+static enum http_body_step take_extension(struct http_body *body, char c)
+{
+    if (c == '\r')
+        return enter(body, PHASE_SIZE_LF);
+    if (!http_byte_is(c, HTTP_BYTE_VALUE))
+        return fail(body, "a chunk extension holds a control byte");
+    return over_allowance(body) ? fail(body, "chunk extensions are too long") : HTTP_BODY_MORE;
+}
+
+static enum http_body_step take_size_lf(struct http_body *body, char c)
+{
+    if (c != '\n')
+        return fail(body, "a chunk size ends in a bare CR");
+    body->digits = 0;
+    body->line_bytes = 0;
+    body->name_ended = false;
+    return enter(body, body->remaining > 0 ? PHASE_CHUNK : PHASE_TRAILER);
+}
+
+static enum http_body_step take_chunk_end(struct http_body *body, char c)
+{
+    if (body->phase == PHASE_CHUNK_CR)
+        return c == '\r' ? enter(body, PHASE_CHUNK_LF) : fail(body, "a chunk is longer than its size");
+    return c == '\n' ? enter(body, PHASE_SIZE) : fail(body, "a chunk does not end in CRLF");
+}
+
+static enum http_body_step take_trailer(struct http_body *body, char c)
+{
+    if (c == '\r') {
+        if (body->line_bytes > 0 && !body->name_ended)
+            return fail(body, "a trailer line has no colon");
+        return enter(body, PHASE_TRAILER_LF);
+    }
+    if (over_allowance(body))
+        return fail(body, "trailers are too long");
+    if (c == ':' && !body->name_ended && body->line_bytes > 0)
+        body->name_ended = true;
+    else if (!http_byte_is(c, body->name_ended ? HTTP_BYTE_VALUE : HTTP_BYTE_TOKEN))
+        return fail(body, "a trailer line is not a valid field");
+    body->line_bytes++;
+    return HTTP_BODY_MORE;
+}
+
+static enum http_body_step take_trailer_lf(struct http_body *body, char c)
+{
+    if (c != '\n')
+        return fail(body, "a trailer line ends in a bare CR");
+    bool was_empty = body->line_bytes == 0;
+    body->line_bytes = 0;
+    body->name_ended = false;
+    return enter(body, was_empty ? PHASE_DONE : PHASE_TRAILER);
+}
+
+static enum http_body_step take_byte(struct http_body *body, char c)
+{
+    switch ((enum phase)body->phase) {
+    case PHASE_SIZE: return take_size(body, c);
+    case PHASE_EXTENSION: return take_extension(body, c);
+    case PHASE_SIZE_LF: return take_size_lf(body, c);
+    case PHASE_CHUNK_CR:
+    case PHASE_CHUNK_LF: return take_chunk_end(body, c);
+    case PHASE_TRAILER: return take_trailer(body, c);
+    case PHASE_TRAILER_LF: return take_trailer_lf(body, c);
+    case PHASE_SIZED:
+    case PHASE_CHUNK:
+    case PHASE_DONE:
+    case PHASE_FAILED: break;
+    }
+    return HTTP_BODY_FAILED;
+}
+
+enum http_body_step http_body_next(struct http_body *body, struct str *raw, struct str *piece)
+{
+    for (;;) {
+        if (body->phase == PHASE_DONE)
+            return HTTP_BODY_DONE;
+        if (raw->len == 0)
+            return body->phase == PHASE_FAILED ? HTTP_BODY_FAILED : HTTP_BODY_MORE;
+        if (body->phase == PHASE_SIZED)
+            return take_run(body, raw, piece, PHASE_DONE);
+        if (body->phase == PHASE_CHUNK)
+            return take_run(body, raw, piece, PHASE_CHUNK_CR);
+        char c = *raw->ptr;
+        *raw = str_of(raw->ptr + 1, raw->len - 1);
+        if (take_byte(body, c) == HTTP_BODY_FAILED)
+            return HTTP_BODY_FAILED;
+    }
+}

@@ -1,0 +1,467 @@
+/* A connection: its life, its turns, its input and output.
+ *
+ * A turn is everything one event leads to: read once, take requests as far as bytes and room allow, write once. In
+ * the common case that is read and write and no other system call: readiness is level-triggered and left as it is
+ * until it gets in the way, and one lazy timer stands for every deadline (C6, C7). */
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/memory.h"
+#include "http/http_inside.h"
+#include "http/response.h"
+
+static void on_event(struct loop_io *io, unsigned events);
+static void take_turn(struct http_connection *connection);
+
+static const struct http_limits *limits_of(const struct http_connection *connection)
+{
+    return &connection->home->server->config.limits;
+}
+
+static int64_t now_ns(const struct http_connection *connection)
+{
+    return loop_now_ns(connection->home->loop);
+}
+
+/* ---- life ---- */
+
+void http_connection_move(struct http_connection *connection, enum http_state state)
+{
+    connection->state = state;
+    connection->state_since_ns = now_ns(connection);
+}
+
+static void link_in(struct http_connection *connection)
+{
+    struct http_home *home = connection->home;
+
+    connection->next = home->connections;
+    if (home->connections)
+        home->connections->previous = connection;
+    home->connections = connection;
+    home->connection_count++;
+}
+
+static void link_out(struct http_connection *connection)
+{
+    struct http_home *home = connection->home;
+
+    if (connection->previous)
+        connection->previous->next = connection->next;
+    else
+        home->connections = connection->next;
+    if (connection->next)
+        connection->next->previous = connection->previous;
+    home->connection_count--;
+}
+
+static void free_connection(void *memory)
+{
+    free(memory);
+}
+
+void http_connection_unref(struct http_connection *connection)
+{
+    const struct http_server_config *config = &connection->home->server->config;
+
+    if (--connection->refs > 0)
+        return;
+    if (connection->memo && config->on_connection_end)
+        config->on_connection_end(connection->memo, config->gate_context);
+    loop_free_later(connection->home->loop, connection, free_connection);
+}
+
+void http_connection_let_go(struct http_connection *connection)
+{
+    struct http_exchange *exchange = connection->exchange;
+
+    if (!exchange)
+        return;
+    connection->exchange = NULL;
+    if (exchange->on_worker) {
+        exchange->abandoned = true; /* the worker's until it is done */
+        http_exchange_unpark(exchange);
+        return;
+    }
+    bool was_parked = exchange->park.generation != 0 && !exchange->has_source;
+    http_exchange_unpark(exchange);
+    if (was_parked && exchange->on_drop)
+        exchange->on_drop(&exchange->request, exchange->park_context);
+    http_stream_release(exchange);
+    connection->memo = exchange->request.connection_memo;
+    http_exchange_release(exchange);
+}
+
+void http_connection_drop(struct http_connection *connection)
+{
+    struct http_home *home = connection->home;
+
+    if (connection->state == HTTP_STATE_DEAD)
+        return;
+    http_connection_move(connection, HTTP_STATE_DEAD);
+    http_connection_let_go(connection);
+    loop_io_stop(home->loop, &connection->io);
+    loop_timer_stop(home->loop, &connection->timer);
+    loop_tick_cancel(home->loop, &connection->tick);
+    close(connection->io.fd);
+    buf_deinit(&connection->own_out);
+    link_out(connection);
+    atomic_fetch_sub_explicit(&home->server->connection_count, 1, memory_order_relaxed);
+    metric_change(home->server->connections_gauge, -1);
+    http_connection_unref(connection);
+    http_drain_check(home);
+}
+
+void http_connection_finish(struct http_connection *connection, bool may_be_unread)
+{
+    http_connection_let_go(connection);
+    connection->may_be_unread = may_be_unread;
+    http_connection_move(connection, HTTP_STATE_FLUSH);
+}
+
+void http_connection_fail(struct http_connection *connection, enum status status)
+{
+    struct http_exchange *exchange = connection->exchange;
+    bool has_route = exchange && exchange->entry && exchange->entry->route;
+    enum http_errors style = has_route ? exchange->entry->route->errors : HTTP_ERRORS_CODE;
+    struct buf body = {0};
+
+    http_response_put_error(&body, style, &(struct error){.status = status}, STR_NONE);
+    http_response_put_head(connection->out,
+                           &(struct http_response_head){
+                               .status = status_http(status),
+                               .date_line = http_home_date_line(connection->home),
+                               .headers = status_http(status) == 503 ? STR("Retry-After: 1\r\n") : STR_NONE,
+                               .content_length = (int64_t)buf_len(&body),
+                               .has_content = true,
+                               .persistence = HTTP_PERSIST_CLOSE,
+                           });
+    buf_put_str(connection->out, buf_str(&body));
+    buf_deinit(&body);
+    if (has_route)
+        http_tally_count(exchange, status_http(status));
+    else
+        http_tally_count_unmatched(connection->home, status_http(status));
+    http_connection_finish(connection, true);
+    http_connection_resume(connection);
+}
+
+static void on_tick_end(struct loop_tick *tick)
+{
+    take_turn((struct http_connection *)((char *)tick - offsetof(struct http_connection, tick)));
+}
+
+void http_connection_resume(struct http_connection *connection)
+{
+    if (!connection->running && connection->state != HTTP_STATE_DEAD)
+        loop_at_tick_end(connection->home->loop, &connection->tick, on_tick_end);
+}
+
+/* ---- deadlines ---- */
+
+static int64_t after_ms(int64_t since_ns, int64_t ms)
+{
+    return since_ns + ms * CLOCK_NS_PER_MS;
+}
+
+/* Without progress for so long, or slower in total than the least rate. */
+static int64_t body_deadline(const struct http_connection *connection)
+{
+    int64_t timeout_ms = limits_of(connection)->body_timeout_ms;
+    int64_t earned_ms = (int64_t)(connection->exchange->body.received * 1000 / HTTP_BODY_RATE_MIN);
+    int64_t stalled_ns = after_ms(connection->progress_ns, timeout_ms);
+    int64_t total_ns = after_ms(connection->state_since_ns, timeout_ms + earned_ms);
+
+    return stalled_ns < total_ns ? stalled_ns : total_ns;
+}
+
+static int64_t deadline_of(const struct http_connection *connection)
+{
+    const struct http_limits *limits = limits_of(connection);
+
+    if (buf_len(&connection->own_out) > 0)
+        return after_ms(connection->written_ns, limits->write_timeout_ms);
+    switch (connection->state) {
+    case HTTP_STATE_HEAD:
+        return connection->exchange ? after_ms(connection->state_since_ns, limits->header_timeout_ms)
+                                    : after_ms(connection->progress_ns, limits->idle_timeout_ms);
+    case HTTP_STATE_BODY:
+    case HTTP_STATE_DISCARD: return body_deadline(connection);
+    case HTTP_STATE_LINGER: return after_ms(connection->state_since_ns, HTTP_LINGER_MS);
+    case HTTP_STATE_GATE:
+    case HTTP_STATE_HANDLER:
+    case HTTP_STATE_STREAM:
+    case HTTP_STATE_FLUSH:
+    case HTTP_STATE_DEAD: break;
+    }
+    return CLOCK_NEVER;
+}
+
+static void expire(struct http_connection *connection)
+{
+    bool is_reading = connection->state == HTTP_STATE_BODY ||
+                      (connection->state == HTTP_STATE_HEAD && connection->exchange &&
+                       http_parser_has_begun(&connection->exchange->parser));
+
+    if (is_reading && buf_len(&connection->own_out) == 0)
+        http_connection_fail(connection, STATUS_REQUEST_TIMEOUT);
+    else
+        http_connection_drop(connection);
+}
+
+static void on_timer(struct loop_timer *timer)
+{
+    struct http_connection *connection =
+        (struct http_connection *)((char *)timer - offsetof(struct http_connection, timer));
+
+    if (connection->deadline_ns <= now_ns(connection))
+        expire(connection);
+    else if (connection->deadline_ns != CLOCK_NEVER)
+        loop_timer_start(connection->home->loop, timer, connection->deadline_ns, on_timer);
+}
+
+/* Touches the timer only when it would be too late; a deadline that moved away is looked at when the timer fires. */
+static void set_deadline(struct http_connection *connection)
+{
+    connection->deadline_ns = deadline_of(connection);
+    if (connection->deadline_ns == CLOCK_NEVER)
+        return;
+    if (connection->timer.heap_at == 0 || connection->deadline_ns < connection->timer.deadline_ns)
+        loop_timer_start(connection->home->loop, &connection->timer, connection->deadline_ns, on_timer);
+}
+
+/* ---- output ---- */
+
+/* False when the client is gone. A short write means that the socket is full: its readiness will tell. */
+static bool write_out(struct http_connection *connection)
+{
+    while (buf_len(connection->out) > 0) {
+        size_t len = buf_len(connection->out);
+        ssize_t sent =
+            send(connection->io.fd, connection->out->data + connection->out->start, len, MSG_NOSIGNAL);
+        if (sent < 0 && errno == EINTR)
+            continue;
+        if (sent < 0)
+            return errno == EAGAIN || errno == EWOULDBLOCK;
+        buf_consume(connection->out, (size_t)sent);
+        connection->written_ns = now_ns(connection);
+        if ((size_t)sent < len)
+            return true;
+    }
+    return true;
+}
+
+/* What the socket did not take moves from the loop's buffer to the connection's own. */
+static void keep_unsent(struct http_connection *connection)
+{
+    struct buf *shared = &connection->home->out;
+
+    if (connection->out == shared) {
+        buf_put_str(&connection->own_out, buf_str(shared));
+        buf_clear(shared);
+        if (shared->capacity > 4 * HTTP_OUT_BYTES_MAX)
+            buf_deinit(shared);
+        connection->out = &connection->own_out;
+    } else if (buf_len(&connection->own_out) == 0) {
+        buf_deinit(&connection->own_out);
+    }
+}
+
+/* ---- turns ---- */
+
+/* Takes steps; true when it stopped only because enough is waiting to be written. */
+static bool advance(struct http_connection *connection)
+{
+    for (unsigned requests = 0; connection->state != HTTP_STATE_DEAD;) {
+        size_t room = connection->state == HTTP_STATE_STREAM ? HTTP_STREAM_ROOM_BYTES : HTTP_OUT_BYTES_MAX;
+        if (buf_len(connection->out) >= room)
+            return true;
+        if (connection->state == HTTP_STATE_HEAD && ++requests > HTTP_REQUESTS_PER_TURN) {
+            connection->wants_turn = true;
+            return false;
+        }
+        if (!http_dispatch_step(connection))
+            return false;
+    }
+    return false;
+}
+
+/* The client's way out of a wait may be that its answer is complete: shut our side, so that it reads it and closes. */
+static void end_output(struct http_connection *connection)
+{
+    if (!connection->may_be_unread || connection->saw_end || shutdown(connection->io.fd, SHUT_WR) != 0)
+        http_connection_drop(connection);
+    else
+        http_connection_move(connection, HTTP_STATE_LINGER);
+}
+
+static bool may_read(const struct http_connection *connection)
+{
+    switch (connection->state) {
+    case HTTP_STATE_HEAD:
+    case HTTP_STATE_BODY:
+    case HTTP_STATE_DISCARD:
+        return !connection->saw_end && !connection->wants_turn &&
+               buf_len(&connection->own_out) < HTTP_OUT_BYTES_MAX;
+    case HTTP_STATE_LINGER: return true;
+    case HTTP_STATE_GATE:
+    case HTTP_STATE_HANDLER:
+    case HTTP_STATE_STREAM:
+    case HTTP_STATE_FLUSH:
+    case HTTP_STATE_DEAD: break;
+    }
+    return false;
+}
+
+/* After a turn: let go of what an idle connection need not hold, end what is over, wait for the right events. */
+static void settle(struct http_connection *connection)
+{
+    bool has_unsent = buf_len(&connection->own_out) > 0;
+    struct http_exchange *exchange = connection->exchange;
+
+    if (connection->state == HTTP_STATE_HEAD && exchange && exchange->start == exchange->end) {
+        connection->exchange = NULL;
+        http_exchange_release(exchange);
+    }
+    if (connection->state == HTTP_STATE_FLUSH && !has_unsent)
+        end_output(connection);
+    else if (connection->state == HTTP_STATE_HEAD && !connection->exchange && !has_unsent &&
+             (connection->saw_end || connection->home->draining))
+        http_connection_drop(connection);
+    if (connection->state == HTTP_STATE_DEAD)
+        return;
+    /* Reading is left on while nobody reads: should an event come all the same, it is turned off then. */
+    unsigned interest = connection->io.interest & LOOP_READ;
+    if (may_read(connection))
+        interest = LOOP_READ;
+    if (has_unsent || connection->wants_turn)
+        interest |= LOOP_WRITE;
+    loop_io_change(connection->home->loop, &connection->io, interest);
+    set_deadline(connection);
+}
+
+static void take_turn(struct http_connection *connection)
+{
+    if (connection->state == HTTP_STATE_DEAD)
+        return;
+    connection->running = true;
+    connection->wants_turn = false;
+    if (buf_len(&connection->own_out) == 0) {
+        connection->out = &connection->home->out;
+        connection->written_ns = now_ns(connection);
+    }
+    bool is_alive = true;
+    for (unsigned round = 0; is_alive; round++) {
+        bool has_more = advance(connection);
+        is_alive = connection->state != HTTP_STATE_DEAD && write_out(connection);
+        if (!has_more || !is_alive || buf_len(connection->out) > 0)
+            break;
+        if (round == HTTP_ROUNDS_PER_TURN) {
+            connection->wants_turn = true;
+            break;
+        }
+    }
+    connection->running = false;
+    if (!is_alive)
+        buf_clear(&connection->home->out);
+    keep_unsent(connection);
+    http_tally_flush(connection->home);
+    if (is_alive)
+        settle(connection);
+    else
+        http_connection_drop(connection);
+}
+
+/* ---- input ---- */
+
+static bool read_lingering(struct http_connection *connection)
+{
+    struct http_home *home = connection->home;
+    ssize_t got = recv(connection->io.fd, home->scratch, sizeof home->scratch, 0);
+
+    if (got < 0 && (errno == EAGAIN || errno == EINTR))
+        return false;
+    connection->lingered_bytes += got > 0 ? (uint64_t)got : 0;
+    if (got <= 0 || connection->lingered_bytes > HTTP_LINGER_BYTES_MAX)
+        http_connection_drop(connection);
+    return false;
+}
+
+/* One read. False when there is nothing to do about it. */
+static bool read_some(struct http_connection *connection)
+{
+    if (connection->state == HTTP_STATE_LINGER)
+        return read_lingering(connection);
+    if (!connection->exchange) {
+        connection->exchange = http_exchange_acquire(connection);
+        connection->state_since_ns = now_ns(connection);
+    }
+    struct http_exchange *exchange = connection->exchange;
+    size_t room = http_exchange_make_room(exchange, connection->state != HTTP_STATE_HEAD);
+    ssize_t got = recv(connection->io.fd, exchange->block + exchange->end, room, 0);
+    if (got > 0) {
+        exchange->end += (size_t)got;
+        connection->progress_ns = now_ns(connection);
+        return true;
+    }
+    if (got == 0) {
+        connection->saw_end = true;
+        return true;
+    }
+    if (errno != EAGAIN && errno != EINTR) {
+        http_connection_drop(connection);
+        return false;
+    }
+    return true;
+}
+
+static bool is_off_the_loop(const struct http_connection *connection)
+{
+    return connection->state == HTTP_STATE_GATE || connection->state == HTTP_STATE_HANDLER ||
+           connection->state == HTTP_STATE_STREAM;
+}
+
+static void on_event(struct loop_io *io, unsigned events)
+{
+    struct http_connection *connection = (struct http_connection *)io;
+
+    if (events & LOOP_HANGUP && (!(events & LOOP_READ) || is_off_the_loop(connection))) {
+        http_connection_drop(connection);
+        return;
+    }
+    if (events & LOOP_READ) {
+        if (!may_read(connection))
+            loop_io_change(connection->home->loop, io, io->interest & ~(unsigned)LOOP_READ);
+        else if (!read_some(connection))
+            return;
+    }
+    take_turn(connection);
+}
+
+void http_connection_open(struct http_home *home, int fd, const struct sockaddr_storage *peer, bool is_extra)
+{
+    struct http_connection *connection = memory_zalloc(sizeof *connection);
+    struct error error;
+
+    connection->home = home;
+    connection->refs = 1;
+    connection->out = &connection->own_out;
+    if (peer)
+        connection->peer = *peer;
+    if (loop_io_start(home->loop, &connection->io, fd, LOOP_READ, on_event, &error) != STATUS_OK) {
+        close(fd);
+        free(connection);
+        atomic_fetch_sub_explicit(&home->server->connection_count, 1, memory_order_relaxed);
+        return;
+    }
+    link_in(connection);
+    metric_change(home->server->connections_gauge, 1);
+    connection->progress_ns = now_ns(connection);
+    http_connection_move(connection, HTTP_STATE_HEAD);
+    if (is_extra || home->draining)
+        http_connection_fail(connection, is_extra ? STATUS_OVERLOADED : STATUS_UNAVAILABLE);
+    else
+        set_deadline(connection);
+}

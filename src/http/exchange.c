@@ -1,0 +1,183 @@
+/* Exchanges: everything one request needs, pooled per loop, so that a request costs no allocation. */
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "http/http_inside.h"
+
+static struct http_exchange *create(struct http_home *home)
+{
+    const struct http_parser_limits *limits = &home->server->parser_limits;
+    struct http_exchange *exchange = memory_zalloc(sizeof *exchange);
+
+    exchange->home = home;
+    exchange->spans = memory_alloc(limits->header_count_max * sizeof *exchange->spans);
+    exchange->headers = memory_alloc(limits->header_count_max * sizeof *exchange->headers);
+    exchange->block = memory_alloc(HTTP_BLOCK_BYTES);
+    exchange->block_bytes = HTTP_BLOCK_BYTES;
+    http_parser_init(&exchange->parser, limits, exchange->spans);
+    arena_init(&exchange->arena, HTTP_ARENA_BYTES);
+    exchange->request.arena = &exchange->arena;
+    exchange->request.headers = exchange->headers;
+    exchange->request.loop = home->loop;
+    return exchange;
+}
+
+struct http_exchange *http_exchange_acquire(struct http_connection *connection)
+{
+    struct http_home *home = connection->home;
+    struct http_exchange *exchange = home->spares;
+
+    if (exchange) {
+        home->spares = exchange->next_spare;
+        home->spare_count--;
+    } else {
+        exchange = create(home);
+    }
+    exchange->connection = connection;
+    exchange->request.connection = connection;
+    exchange->request.peer = &connection->peer;
+    exchange->request.connection_memo = connection->memo;
+    exchange->start = exchange->end = 0;
+    return exchange;
+}
+
+void http_exchange_destroy(struct http_exchange *exchange)
+{
+    arena_deinit(&exchange->arena);
+    buf_deinit(&exchange->body_bytes);
+    free(exchange->block);
+    free(exchange->spans);
+    free(exchange->headers);
+    free(exchange);
+}
+
+/* What grew for one large request is not kept. */
+void http_exchange_release(struct http_exchange *exchange)
+{
+    struct http_home *home = exchange->home;
+
+    if (home->spare_count >= HTTP_SPARE_EXCHANGES_MAX || exchange->block_bytes > HTTP_BLOCK_BYTES) {
+        http_exchange_destroy(exchange);
+        return;
+    }
+    http_exchange_next(exchange);
+    exchange->connection = NULL;
+    exchange->next_spare = home->spares;
+    home->spares = exchange;
+    home->spare_count++;
+}
+
+void http_exchange_next(struct http_exchange *exchange)
+{
+    if (exchange->body_bytes.data)
+        buf_deinit(&exchange->body_bytes);
+    if (exchange->arena.first)
+        arena_reset(&exchange->arena);
+    http_parser_reset(&exchange->parser);
+    exchange->entry = NULL;
+    exchange->is_late = exchange->gate_passed = false;
+    exchange->answered = exchange->framing_lost = exchange->closes = false;
+    exchange->on_worker = exchange->abandoned = exchange->recorded.is_there = false;
+    exchange->has_source = exchange->source_waits = exchange->is_chunked = false;
+    exchange->discarded = 0;
+    exchange->park = (struct loop_park_ref){0};
+}
+
+static void move_to_front(struct http_exchange *exchange)
+{
+    memmove(exchange->block, exchange->block + exchange->start, exchange->end - exchange->start);
+    exchange->end -= exchange->start;
+    exchange->start = 0;
+}
+
+/* While a head is being read its bytes may move, since the parser keeps offsets; once the gate has seen the request
+ * they may not, and body bytes are read behind the head again and again. */
+size_t http_exchange_make_room(struct http_exchange *exchange, bool head_is_fixed)
+{
+    if (exchange->start == exchange->end)
+        exchange->start = exchange->end = head_is_fixed ? exchange->head_end : 0;
+    if (!head_is_fixed && exchange->end == exchange->block_bytes) {
+        if (exchange->start > 0) {
+            move_to_front(exchange);
+        } else {
+            exchange->block_bytes *= 2; /* bounded: the parser refuses a head past its limits */
+            exchange->block = memory_realloc(exchange->block, exchange->block_bytes);
+        }
+    }
+    return exchange->block_bytes - exchange->end;
+}
+
+/* Only before http_exchange_fill_request(): it may move the head. */
+void http_exchange_make_body_room(struct http_exchange *exchange)
+{
+    size_t head_end = exchange->start + exchange->parser.at;
+
+    if (exchange->block_bytes - head_end >= HTTP_BODY_ROOM_MIN)
+        return;
+    if (exchange->start >= HTTP_BODY_ROOM_MIN) {
+        move_to_front(exchange);
+        return;
+    }
+    exchange->block_bytes += HTTP_BLOCK_BYTES;
+    exchange->block = memory_realloc(exchange->block, exchange->block_bytes);
+}
+
+static struct str value_of(const struct http_exchange *exchange, enum http_field field)
+{
+    unsigned index = exchange->parser.first[field];
+    return index == 0 ? STR_NONE : exchange->headers[index - 1].value;
+}
+
+/* Turns the parser's offsets into slices. From here on the head's bytes stay where they are. */
+void http_exchange_fill_request(struct http_exchange *exchange)
+{
+    struct http_request *request = &exchange->request;
+    const struct http_parser *parser = &exchange->parser;
+    const char *data = exchange->block + exchange->start;
+
+    for (unsigned i = 0; i < parser->span_count; i++) {
+        const struct http_span *span = &parser->spans[i];
+        exchange->headers[i].name = str_of(data + span->name_at, span->name_len);
+        exchange->headers[i].value = str_of(data + span->value_at, span->value_len);
+    }
+    request->header_count = parser->span_count;
+    request->method = exchange->head.method;
+    request->minor_version = parser->minor_version;
+    request->target = exchange->head.target;
+    request->path = exchange->head.path;
+    request->query = exchange->head.query;
+    request->authorization = parser->repeated & 1u << HTTP_FIELD_AUTHORIZATION
+                                 ? STR_NONE
+                                 : value_of(exchange, HTTP_FIELD_AUTHORIZATION);
+    request->body = STR_NONE;
+    request->route = NULL;
+    request->context = NULL;
+    request->identity = NULL;
+    request->connection_memo = exchange->connection->memo;
+    struct str traceparent = value_of(exchange, HTTP_FIELD_TRACEPARENT);
+    if (traceparent.len == 0 || !trace_parse(traceparent, &request->trace))
+        request->trace = (struct trace){0};
+    exchange->start += parser->at;
+    exchange->head_end = exchange->start;
+}
+
+void http_exchange_blank_request(struct http_exchange *exchange)
+{
+    struct http_request *request = &exchange->request;
+
+    request->method = HTTP_GET;
+    request->minor_version = 1;
+    request->target = request->path = request->query = request->authorization = request->body = STR_NONE;
+    request->header_count = 0;
+    request->route = NULL;
+    request->trace = (struct trace){0};
+    request->connection_memo = exchange->connection->memo;
+    http_body_init(&exchange->body, HTTP_BODY_NONE, 0);
+}
+
+void http_exchange_unpark(struct http_exchange *exchange)
+{
+    if (exchange->park.generation != 0)
+        (void)loop_park_take(exchange->park);
+    exchange->park = (struct loop_park_ref){0};
+}

@@ -1,0 +1,248 @@
+/* The meaning of a head. Each check reads the fields the parser has already found; a request without a body and
+ * without a Connection field, the common one, passes in a handful of comparisons. */
+#include "http/head.h"
+
+#include "http/scan.h"
+
+static const char *const method_names[HTTP_METHODS] = {
+    [HTTP_GET] = "GET",     [HTTP_HEAD] = "HEAD",     [HTTP_POST] = "POST",       [HTTP_PUT] = "PUT",
+    [HTTP_PATCH] = "PATCH", [HTTP_DELETE] = "DELETE", [HTTP_OPTIONS] = "OPTIONS",
+};
+
+const char *http_method_name(enum http_method method)
+{
+    return (unsigned)method < HTTP_METHODS ? method_names[method] : "";
+}
+
+bool http_method_of(struct str token, enum http_method *method)
+{
+    for (unsigned i = 0; i < HTTP_METHODS; i++) {
+        if (token.ptr[0] == method_names[i][0] && str_eq(token, str_from(method_names[i]))) {
+            *method = (enum http_method)i;
+            return true;
+        }
+    }
+    return false;
+}
+
+bool http_list_has(struct str list, struct str token)
+{
+    struct str part;
+
+    while (str_split(&list, ',', &part))
+        if (str_eq_nocase(str_trim(part), token))
+            return true;
+    return false;
+}
+
+static enum status refuse(struct error *error, const char *field, const char *message)
+{
+    return error_set_field(error, STATUS_BAD_REQUEST, field, "%s", message);
+}
+
+/* The first field line of that name, or STR_NONE. */
+static struct str value_of(const struct http_parser *parser, const char *data, enum http_field field)
+{
+    if (parser->first[field] == 0)
+        return STR_NONE;
+    const struct http_span *span = &parser->spans[parser->first[field] - 1];
+    return str_of(data + span->value_at, span->value_len);
+}
+
+static bool is_repeated(const struct http_parser *parser, enum http_field field)
+{
+    return (parser->repeated & 1u << field) != 0;
+}
+
+/* ---- target ---- */
+
+static void split_target(struct http_head *head, struct str origin_form)
+{
+    const char *question = memchr(origin_form.ptr, '?', origin_form.len);
+
+    head->path = origin_form;
+    head->query = STR_NONE;
+    if (question) {
+        head->path.len = (size_t)(question - origin_form.ptr);
+        head->query = str_of(question + 1, origin_form.len - head->path.len - 1);
+    }
+}
+
+/* host [":" port], where a port is up to five digits and an IPv6 address stands in brackets. */
+static bool is_authority(struct str text)
+{
+    const char *end = text.ptr + text.len, *colon = end;
+
+    if (text.len == 0 || text.len > 512 || http_scan(text.ptr, end, HTTP_BYTE_HOST) != end)
+        return false;
+    if (text.ptr[0] == '[') {
+        const char *bracket = memchr(text.ptr, ']', text.len);
+        if (!bracket || bracket == text.ptr + 1)
+            return false;
+        colon = bracket + 1;
+    } else {
+        const char *first = memchr(text.ptr, ':', text.len);
+        colon = first ? first : end;
+        if (colon == text.ptr || memchr(text.ptr, '[', text.len) || memchr(text.ptr, ']', text.len))
+            return false;
+    }
+    if (colon == end)
+        return true;
+    if (*colon != ':' || end - colon > 6)
+        return false;
+    for (const char *at = colon + 1; at < end; at++)
+        if (*at < '0' || *at > '9')
+            return false;
+    return true;
+}
+
+/* http://authority[/path][?query]: the authority takes the place of Host, which must be there and valid all the same. */
+static enum status read_absolute(struct http_head *head, struct error *error)
+{
+    struct str rest = head->target, scheme = STR("http://");
+
+    if (rest.len > scheme.len && str_eq_nocase(str_of(rest.ptr, scheme.len), scheme))
+        rest = str_of(rest.ptr + scheme.len, rest.len - scheme.len);
+    else
+        return refuse(error, "target", "the request target must be a path or an http URL");
+    size_t host_len = 0;
+    while (host_len < rest.len && rest.ptr[host_len] != '/' && rest.ptr[host_len] != '?')
+        host_len++;
+    if (!is_authority(str_of(rest.ptr, host_len)))
+        return refuse(error, "target", "the host of the request target is not valid");
+    rest = str_of(rest.ptr + host_len, rest.len - host_len);
+    split_target(head, rest);
+    if (head->path.len == 0)
+        head->path = STR("/");
+    return STATUS_OK;
+}
+
+static enum status read_target(struct http_head *head, struct error *error)
+{
+    if (head->target.ptr[0] == '/') {
+        split_target(head, head->target);
+        return STATUS_OK;
+    }
+    if (str_eq(head->target, STR("*"))) {
+        head->path = head->target;
+        head->query = STR_NONE;
+        head->is_server_wide = true;
+        return head->method == HTTP_OPTIONS ? STATUS_OK
+                                            : refuse(error, "target", "* is a target for OPTIONS only");
+    }
+    return read_absolute(head, error);
+}
+
+static enum status read_host(const struct http_parser *parser, const char *data, struct error *error)
+{
+    struct str host = value_of(parser, data, HTTP_FIELD_HOST);
+
+    if (is_repeated(parser, HTTP_FIELD_HOST))
+        return refuse(error, "Host", "there is more than one Host");
+    if (parser->first[HTTP_FIELD_HOST] == 0)
+        return parser->minor_version == 0 ? STATUS_OK : refuse(error, "Host", "Host is required in HTTP/1.1");
+    return is_authority(host) ? STATUS_OK : refuse(error, "Host", "Host is not a valid host and port");
+}
+
+/* ---- framing ---- */
+
+static enum status read_content_length(const struct http_parser *parser, const char *data,
+                                       struct http_head *head, struct error *error)
+{
+    struct str value = value_of(parser, data, HTTP_FIELD_CONTENT_LENGTH);
+
+    if (is_repeated(parser, HTTP_FIELD_CONTENT_LENGTH))
+        return refuse(error, "Content-Length", "there is more than one Content-Length");
+    if (!str_to_u64(value, &head->content_length) || head->content_length > INT64_MAX)
+        return refuse(error, "Content-Length", "Content-Length must be one decimal number");
+    head->body_kind = head->content_length > 0 ? HTTP_BODY_SIZED : HTTP_BODY_NONE;
+    return STATUS_OK;
+}
+
+/* Exactly "chunked". A coding nobody here knows is 501; "chunked" in a wrong place or number is 400. */
+static enum status read_transfer_encoding(const struct http_parser *parser, const char *data,
+                                          struct http_head *head, struct error *error)
+{
+    struct str value = value_of(parser, data, HTTP_FIELD_TRANSFER_ENCODING);
+
+    if (parser->first[HTTP_FIELD_CONTENT_LENGTH] != 0)
+        return refuse(error, "Transfer-Encoding", "Content-Length and Transfer-Encoding exclude each other");
+    if (parser->minor_version == 0)
+        return refuse(error, "Transfer-Encoding", "HTTP/1.0 has no Transfer-Encoding");
+    if (is_repeated(parser, HTTP_FIELD_TRANSFER_ENCODING))
+        return refuse(error, "Transfer-Encoding", "there is more than one Transfer-Encoding");
+    if (!str_eq_nocase(value, STR("chunked"))) {
+        if (value.len == 0 || http_list_has(value, STR("chunked")))
+            return refuse(error, "Transfer-Encoding", "Transfer-Encoding must be chunked, once");
+        return error_set_field(error, STATUS_NOT_IMPLEMENTED, "Transfer-Encoding",
+                               "the only transfer coding understood is chunked");
+    }
+    head->body_kind = HTTP_BODY_CHUNKED;
+    return STATUS_OK;
+}
+
+static enum status read_framing(const struct http_parser *parser, const char *data, struct http_head *head,
+                                struct error *error)
+{
+    if (parser->first[HTTP_FIELD_TRANSFER_ENCODING] != 0)
+        return read_transfer_encoding(parser, data, head, error);
+    if (parser->first[HTTP_FIELD_CONTENT_LENGTH] != 0)
+        return read_content_length(parser, data, head, error);
+    return STATUS_OK;
+}
+
+/* ---- life of the connection ---- */
+
+static bool connection_has(const struct http_parser *parser, const char *data, struct str token)
+{
+    for (unsigned i = 0; i < parser->span_count; i++) {
+        const struct http_span *span = &parser->spans[i];
+        if (span->field == HTTP_FIELD_CONNECTION &&
+            http_list_has(str_of(data + span->value_at, span->value_len), token))
+            return true;
+    }
+    return false;
+}
+
+static bool wants_keep_alive(const struct http_parser *parser, const char *data)
+{
+    if (parser->first[HTTP_FIELD_CONNECTION] == 0)
+        return parser->minor_version == 1;
+    if (connection_has(parser, data, STR("close")))
+        return false;
+    return parser->minor_version == 1 || connection_has(parser, data, STR("keep-alive"));
+}
+
+/* An expectation in HTTP/1.0 is ignored, as RFC 9110 asks. */
+static enum status read_expect(const struct http_parser *parser, const char *data, struct http_head *head,
+                               struct error *error)
+{
+    if (parser->first[HTTP_FIELD_EXPECT] == 0 || parser->minor_version == 0)
+        return STATUS_OK;
+    if (is_repeated(parser, HTTP_FIELD_EXPECT) ||
+        !str_eq_nocase(value_of(parser, data, HTTP_FIELD_EXPECT), STR("100-continue")))
+        return error_set_field(error, STATUS_EXPECTATION_FAILED, "Expect",
+                               "only 100-continue can be expected");
+    head->expects_continue = head->body_kind != HTTP_BODY_NONE;
+    return STATUS_OK;
+}
+
+enum status http_head_read(const struct http_parser *parser, const char *data, struct http_head *head,
+                           struct error *error)
+{
+    enum status status;
+
+    head->target = str_of(data + parser->target_at, parser->target_len);
+    head->body_kind = HTTP_BODY_NONE;
+    head->content_length = 0;
+    head->expects_continue = head->is_server_wide = false;
+    if (!http_method_of(str_of(data + parser->method_at, parser->method_len), &head->method))
+        return error_set(error, STATUS_NOT_IMPLEMENTED, "this method is not supported");
+    if ((status = read_target(head, error)) != STATUS_OK ||
+        (status = read_host(parser, data, error)) != STATUS_OK ||
+        (status = read_framing(parser, data, head, error)) != STATUS_OK ||
+        (status = read_expect(parser, data, head, error)) != STATUS_OK)
+        return status;
+    head->keep_alive = wants_keep_alive(parser, data);
+    return STATUS_OK;
+}

@@ -1,0 +1,220 @@
+/* The server's own layout, for the files of this folder only.
+ *
+ *     server ─ one home per loop ─ its connections ─ at most one exchange each
+ *
+ * An idle connection is a small struct and nothing more. While bytes of a request are there it holds an exchange,
+ * taken from its home's pool: the block the bytes were read into, the parser, the request, its arena. Requests that
+ * are pipelined go through the same exchange one after the other. Output is gathered in the home's one buffer while
+ * the connection runs; only what the socket did not take is kept by the connection. */
+#ifndef FRESHET_HTTP_HTTP_INSIDE_H
+#define FRESHET_HTTP_HTTP_INSIDE_H
+
+#include <stdatomic.h>
+
+#include "base/clock.h"
+#include "http/body.h"
+#include "http/head.h"
+#include "http/http.h"
+#include "http/parser.h"
+#include "http/router.h"
+
+enum {
+    HTTP_BLOCK_BYTES = 16 * 1024,       /* read at once, and so the bound of one connection's turn */
+    HTTP_BODY_ROOM_MIN = 4 * 1024,      /* behind a head, when its body is still to come */
+    HTTP_OUT_BYTES_MAX = 256 * 1024,    /* unsent answers past which no further request is parsed */
+    HTTP_DISCARD_BYTES_MAX = 64 * 1024, /* of an unread body that is dropped to keep the connection */
+    HTTP_STREAM_ROOM_BYTES = 64 * 1024, /* asked of a stream's source at once */
+    HTTP_ROUNDS_PER_TURN = 16,          /* writes of one connection before others have their turn */
+    HTTP_REQUESTS_PER_TURN = 128,       /* the same for pipelined requests */
+    HTTP_SPARE_EXCHANGES_MAX = 64,      /* kept per loop */
+    HTTP_ARENA_BYTES = 4 * 1024,        /* of a request, without another malloc */
+    HTTP_LINGER_MS = 2000,              /* after the last answer, for the client to read it */
+    HTTP_LINGER_BYTES_MAX = 4 * 1024 * 1024,
+    HTTP_BODY_RATE_MIN = 1024, /* bytes a second that a body has to keep up in total */
+};
+
+enum http_state {
+    HTTP_STATE_HEAD,    /* reading a head; idle when no byte of one is there */
+    HTTP_STATE_GATE,    /* the gate has it */
+    HTTP_STATE_BODY,    /* reading the body for the handler */
+    HTTP_STATE_HANDLER, /* the handler, a worker or a parking place has it */
+    HTTP_STATE_STREAM,  /* its source is asked for more as the socket takes it */
+    HTTP_STATE_DISCARD, /* answered; the rest of the body is read and dropped */
+    HTTP_STATE_FLUSH,   /* the last answer is leaving */
+    HTTP_STATE_LINGER, /* our side is shut; reading what the client still sends, so that no reset eats the answer */
+    HTTP_STATE_DEAD, /* closed; the struct waits for the end of the tick, or for a worker */
+};
+
+/* An answer given on a worker thread, kept in the request's arena until the loop sends it. */
+struct http_recorded {
+    bool is_there, is_stream;
+    struct http_response response;
+    struct http_source source;
+};
+
+/*   block                    start            end              block_bytes
+ *    | head being handled ... | not yet parsed | free            |        (head_end: where body bytes are read to) */
+struct http_exchange {
+    struct http_request request; /* first: a request is its exchange */
+    struct http_connection *connection;
+    struct http_home *home;
+    struct http_exchange *next_spare;
+
+    char *block;
+    size_t block_bytes, start, end, head_end;
+    struct http_parser parser;
+    struct http_span *spans;
+    struct http_header *headers;
+    struct http_head head;
+    struct http_body body;
+    struct buf body_bytes; /* a body that did not come whole with its head */
+    struct arena arena;
+
+    struct http_entry *entry; /* the router's, or the server's for requests without a route */
+    int64_t started_ns;
+    bool is_late;       /* was off the loop: its time is taken when it is answered */
+    bool gate_passed;   /* by http_gate_resume() */
+    bool answered;      /* head written */
+    bool framing_lost;  /* where the next request begins is not known */
+    bool closes;        /* the connection ends with this answer */
+    uint64_t discarded; /* of the unread body */
+
+    struct loop_park_ref park;
+    http_timeout_fn *on_timeout, *on_drop;
+    void *park_context;
+
+    struct worker_job job;
+    bool on_worker; /* from submit to done: http_send*() records */
+    bool abandoned; /* its connection no longer waits for it */
+    struct http_recorded recorded;
+
+    struct http_source source;
+    bool has_source, source_waits, is_chunked;
+    uint64_t source_left; /* of a content_length */
+};
+
+struct http_connection {
+    struct loop_io io; /* first: the loop hands it back */
+    struct http_home *home;
+    struct http_exchange *exchange;
+    struct http_connection *previous, *next; /* in the home's list */
+    enum http_state state;
+    unsigned refs;      /* itself, and each worker that still holds a request of it */
+    bool running;       /* in a turn: answers are followed up by it */
+    bool saw_end;       /* the client sent its last byte */
+    bool wants_turn;    /* has more to do although no event will tell */
+    bool may_be_unread; /* at the end: the client may have sent what nobody read */
+    struct loop_tick tick;
+    struct loop_timer timer; /* lazy: fires at or before deadline_ns, then looks again */
+    int64_t deadline_ns;
+    int64_t state_since_ns, progress_ns, written_ns;
+    uint64_t lingered_bytes;
+    struct buf own_out, *out; /* out: own_out, or the home's while running with nothing left over */
+    void *memo;
+    struct sockaddr_storage peer;
+};
+
+/* Requests of a turn that count alike, added to the metrics together. */
+struct http_tally {
+    struct http_entry *entry;
+    struct metric_series *counter;
+    unsigned count;
+};
+
+struct http_listener;
+
+struct http_home {
+    struct http_server *server;
+    struct loop *loop;
+    struct buf out;
+    struct http_exchange *spares;
+    unsigned spare_count;
+    struct http_connection *connections;
+    size_t connection_count;
+    struct http_tally tally;
+    char date_line[CLOCK_HTTP_DATE_BYTES + 8]; /* "Date: …\r\n" */
+    size_t date_line_len;
+    int64_t date_until_ns;
+    struct http_listener *listeners;
+    bool draining, drained;
+    struct loop_timer drain_timer;
+    char scratch[HTTP_BLOCK_BYTES]; /* for bytes nobody wants */
+};
+
+struct http_server {
+    struct http_server_config config;
+    struct http_parser_limits parser_limits;
+    struct http_home **homes; /* by loop index */
+    unsigned home_count;
+    atomic_uint connection_count;
+    struct http_listener *listeners;
+    unsigned port;
+    struct http_entry *unmatched; /* counts what has no route */
+    struct metric_series *connections_gauge, *parse_errors;
+    atomic_uint homes_left; /* to drain */
+    int64_t drain_deadline_ns;
+    void (*on_drained)(void *arg);
+    void *drained_arg;
+};
+
+static inline struct http_exchange *http_exchange_of(struct http_request *request)
+{
+    return (struct http_exchange *)request;
+}
+
+/* exchange.c */
+struct http_exchange *http_exchange_acquire(struct http_connection *connection);
+void http_exchange_release(struct http_exchange *exchange);
+void http_exchange_destroy(struct http_exchange *exchange);
+void http_exchange_next(struct http_exchange *exchange); /* forgets the request, keeps the unparsed bytes */
+/* Makes room to read into: moves or grows what may still move. Returns how much there is. */
+size_t http_exchange_make_room(struct http_exchange *exchange, bool head_is_fixed);
+void http_exchange_make_body_room(struct http_exchange *exchange); /* behind a head that is complete */
+void http_exchange_fill_request(struct http_exchange *exchange);
+void http_exchange_blank_request(struct http_exchange *exchange); /* for answering a head that is not valid */
+void http_exchange_unpark(struct http_exchange *exchange);
+
+/* connection.c: life, input and output */
+void http_connection_open(struct http_home *home, int fd, const struct sockaddr_storage *peer, bool is_extra);
+void http_connection_move(struct http_connection *connection, enum http_state state);
+void http_connection_resume(
+    struct http_connection *connection); /* a turn at the end of this tick, unless in one */
+void http_connection_drop(struct http_connection *connection); /* closes now; whatever it held is let go */
+void http_connection_unref(struct http_connection *connection);
+/* Answers without a request (408, 503, a worker that is too late), then closes. */
+void http_connection_fail(struct http_connection *connection, enum status status);
+/* No further request: what is to be sent is sent, then it ends. The exchange is let go. */
+void http_connection_finish(struct http_connection *connection, bool may_be_unread);
+void http_connection_let_go(struct http_connection *connection); /* of its exchange */
+
+/* dispatch.c: one step of a request's way; true when there may be another with what is there */
+bool http_dispatch_step(struct http_connection *connection);
+
+/* answer.c */
+void http_answer_finish(struct http_exchange *exchange, int status); /* after its head was written */
+/* Puts status line, fields and the empty line, deciding whether the connection lives on. length -1 = stream. */
+void http_answer_put_head(struct http_exchange *exchange, const struct http_response *response,
+                          int64_t length);
+bool http_answer_has_body(const struct http_exchange *exchange, int status);
+
+/* work.c */
+void http_work_submit(struct http_exchange *exchange);
+/* stream.c */
+bool http_stream_pump(
+    struct http_connection *connection); /* false when it waits for the socket or its source */
+void http_stream_release(struct http_exchange *exchange);
+void http_stream_end_early(
+    struct http_connection *connection); /* a stream without end, when the server stops */
+
+/* tally.c */
+void http_tally_count(struct http_exchange *exchange, int status);
+void http_tally_count_unmatched(struct http_home *home, int status);
+void http_tally_flush(struct http_home *home);
+void http_tally_register(struct http_server *server);
+
+/* drain.c */
+void http_drain_check(struct http_home *home); /* a connection less */
+
+struct str http_home_date_line(struct http_home *home);
+
+#endif

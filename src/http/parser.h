@@ -1,0 +1,70 @@
+/* The head parser: bytes to request line and fields, in one pass, at any split of the bytes.
+ *
+ * Pure: no socket, no memory of its own, no meaning of fields. It is fed the head from its first byte each time
+ * (with more bytes at the end) and goes on where it stopped, so that a head that dribbles in costs no more than one
+ * that comes whole. What it finds it keeps as offsets, since the bytes may be moved between two calls. */
+#ifndef FRESHET_HTTP_PARSER_H
+#define FRESHET_HTTP_PARSER_H
+
+#include <stdint.h>
+
+#include "base/status.h"
+#include "base/str.h"
+
+/* The fields the server itself, or nearly every handler, looks at: found while parsing, never searched for. */
+enum http_field {
+    HTTP_FIELD_OTHER,
+    HTTP_FIELD_ACCEPT,
+    HTTP_FIELD_AUTHORIZATION,
+    HTTP_FIELD_CONNECTION,
+    HTTP_FIELD_CONTENT_ENCODING,
+    HTTP_FIELD_CONTENT_LENGTH,
+    HTTP_FIELD_CONTENT_TYPE,
+    HTTP_FIELD_EXPECT,
+    HTTP_FIELD_HOST,
+    HTTP_FIELD_IF_NONE_MATCH,
+    HTTP_FIELD_TRACEPARENT,
+    HTTP_FIELD_TRANSFER_ENCODING,
+    HTTP_FIELDS,
+};
+
+struct http_span { /* one field line: offsets from the head's first byte */
+    uint32_t name_at, value_at, value_len;
+    uint16_t name_len;
+    uint16_t field; /* enum http_field */
+};
+
+struct http_parser_limits {
+    size_t target_bytes_max;
+    size_t header_bytes_max; /* field lines, all of them */
+    unsigned header_count_max;
+};
+
+enum http_parse { HTTP_PARSE_MORE, HTTP_PARSE_DONE, HTTP_PARSE_FAILED };
+
+struct http_parser {
+    const struct http_parser_limits *limits;
+    struct http_span *spans; /* the caller's, limits->header_count_max of them */
+    unsigned span_count;
+    unsigned phase;
+    unsigned blank_lines; /* seen before the request line */
+    uint32_t at;          /* the next byte to look at; after DONE the head's length */
+    uint32_t mark;        /* where the element being read began */
+    uint32_t method_at, method_len, target_at, target_len, fields_at;
+    unsigned major_version, minor_version;
+    uint16_t first[HTTP_FIELDS]; /* 1 + index of the first field line of that name, 0 = none */
+    uint32_t repeated;           /* bit per enum http_field that came more than once */
+    enum status status;          /* after FAILED */
+    const char *field, *message; /* after FAILED: what is at fault ("" = the line itself) and why */
+};
+
+void http_parser_init(struct http_parser *parser, const struct http_parser_limits *limits,
+                      struct http_span *spans);
+void http_parser_reset(struct http_parser *parser); /* for the next head */
+/* `data` is the head from its first byte. Call again with more while it answers MORE. */
+enum http_parse http_parser_run(struct http_parser *parser, const char *data, size_t len);
+/* Has a request begun? A blank line or two before it are not the beginning. */
+bool http_parser_has_begun(const struct http_parser *parser);
+enum http_field http_field_of(struct str name);
+
+#endif

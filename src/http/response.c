@@ -1,0 +1,165 @@
+/* Writing an answer's head: one reservation for the whole of it, then plain copies. */
+#include "http/response.h"
+
+#include "base/json.h"
+#include "http/router.h"
+
+/* X(status, reason): every status the server or a handler answers with */
+#define STATUS_LINES(X)                       \
+    X(200, "OK")                              \
+    X(201, "Created")                         \
+    X(202, "Accepted")                        \
+    X(204, "No Content")                      \
+    X(304, "Not Modified")                    \
+    X(400, "Bad Request")                     \
+    X(401, "Unauthorized")                    \
+    X(403, "Forbidden")                       \
+    X(404, "Not Found")                       \
+    X(405, "Method Not Allowed")              \
+    X(406, "Not Acceptable")                  \
+    X(408, "Request Timeout")                 \
+    X(409, "Conflict")                        \
+    X(410, "Gone")                            \
+    X(411, "Length Required")                 \
+    X(412, "Precondition Failed")             \
+    X(413, "Content Too Large")               \
+    X(414, "URI Too Long")                    \
+    X(415, "Unsupported Media Type")          \
+    X(417, "Expectation Failed")              \
+    X(422, "Unprocessable Content")           \
+    X(429, "Too Many Requests")               \
+    X(431, "Request Header Fields Too Large") \
+    X(500, "Internal Server Error")           \
+    X(501, "Not Implemented")                 \
+    X(502, "Bad Gateway")                     \
+    X(503, "Service Unavailable")             \
+    X(504, "Gateway Timeout")                 \
+    X(505, "HTTP Version Not Supported")
+
+enum slot {
+#define SLOT(status, reason) SLOT_##status,
+    STATUS_LINES(SLOT)
+#undef SLOT
+        SLOT_OTHER
+};
+_Static_assert(SLOT_OTHER < HTTP_STATUS_SLOTS, "every status has a slot");
+
+#define NUMBER_BYTES_MAX 20
+#define FIXED_BYTES_MAX 256 /* status line, field names, Connection and all CRLFs; without the number */
+
+unsigned http_status_slot(int status)
+{
+    switch (status) {
+#define CASE(status, reason) \
+    case status: return SLOT_##status;
+        STATUS_LINES(CASE)
+#undef CASE
+    default: return SLOT_OTHER;
+    }
+}
+
+bool http_status_has_content(int status)
+{
+    return status >= 200 && status != 204 && status != 304;
+}
+
+static char *put(char *at, struct str s)
+{
+    if (s.len > 0)
+        memcpy(at, s.ptr, s.len);
+    return at + s.len;
+}
+
+static char *put_status_line(char *at, int status)
+{
+    static const struct str lines[] = {
+#define LINE(status, reason)                                  \
+    [SLOT_##status] = {"HTTP/1.1 " #status " " reason "\r\n", \
+                       sizeof("HTTP/1.1 " #status " " reason "\r\n") - 1},
+        STATUS_LINES(LINE)
+#undef LINE
+    };
+    unsigned slot = http_status_slot(status);
+
+    if (slot != SLOT_OTHER)
+        return put(at, lines[slot]);
+    at = put(at, STR("HTTP/1.1 "));
+    for (int digit = 100; digit > 0; digit /= 10)
+        *at++ = (char)('0' + status / digit % 10);
+    return put(at, STR(" \r\n")); /* the reason may be empty, its space may not */
+}
+
+static char *put_number(char *at, uint64_t number)
+{
+    char digits[NUMBER_BYTES_MAX];
+    size_t i = sizeof digits;
+
+    do {
+        digits[--i] = (char)('0' + number % 10);
+        number /= 10;
+    } while (number > 0);
+    return put(at, str_of(digits + i, sizeof digits - i));
+}
+
+static char *put_content(char *at, const struct http_response_head *head)
+{
+    if (head->content_type.len > 0) {
+        at = put(at, STR("Content-Type: "));
+        at = put(at, head->content_type);
+        at = put(at, STR("\r\n"));
+    } else {
+        at = put(at, STR("Content-Type: application/json\r\n"));
+    }
+    if (head->is_chunked)
+        return put(at, STR("Transfer-Encoding: chunked\r\n"));
+    if (head->content_length < 0)
+        return at;
+    at = put(at, STR("Content-Length: "));
+    at = put_number(at, (uint64_t)head->content_length);
+    return put(at, STR("\r\n"));
+}
+
+void http_response_put_head(struct buf *out, const struct http_response_head *head)
+{
+    size_t most =
+        FIXED_BYTES_MAX + NUMBER_BYTES_MAX + head->date_line.len + head->content_type.len + head->headers.len;
+    char *begin = buf_reserve(out, most), *at = begin;
+
+    at = put_status_line(at, head->status);
+    at = put(at, head->date_line);
+    if (head->has_content)
+        at = put_content(at, head);
+    at = put(at, head->headers);
+    if (head->persistence == HTTP_PERSIST_CLOSE)
+        at = put(at, STR("Connection: close\r\n"));
+    else if (head->persistence == HTTP_PERSIST_KEEP_ALIVE)
+        at = put(at, STR("Connection: keep-alive\r\n"));
+    at = put(at, STR("\r\n"));
+    buf_commit(out, (size_t)(at - begin));
+}
+
+/* What a client may read: our own sentence for a 5xx, whatever the error says otherwise. */
+static struct str public_message(const struct error *error)
+{
+    bool is_ours = status_http(error->status) >= 500 || error->message[0] == '\0';
+    return str_from(is_ours ? status_message(error->status) : error->message);
+}
+
+void http_response_put_error(struct buf *out, enum http_errors style, const struct error *error,
+                             struct str extra_members)
+{
+    struct str code = str_from(status_code(error->status));
+
+    buf_put_char(out, '{');
+    if (style == HTTP_ERRORS_DETAIL) {
+        json_put_member_str(out, "detail", public_message(error));
+        json_put_member_str(out, "error_code", code);
+    } else {
+        json_put_member_str(out, "code", code);
+        json_put_member_str(out, "message", public_message(error));
+    }
+    if (error->field[0] != '\0' && status_http(error->status) < 500)
+        json_put_member_str(out, "field", str_from(error->field));
+    buf_put_str(out, extra_members);
+    buf_put_char(out, '}');
+}

@@ -1,0 +1,231 @@
+/* The router: a trie of path segments, built once at start and then only read.
+ *
+ * Segments are compared raw: percent-decoding comes after routing, so that %2F in a key stays in its segment. A
+ * literal is tried before a parameter, and where it leads nowhere the parameter is tried after all. A path leads to a
+ * node in one way only, so the search visits each node at most once. */
+#include "http/router.h"
+
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "http/scan.h"
+
+struct node {
+    struct str segment; /* "" for a parameter */
+    struct node **literals;
+    size_t literal_count;
+    struct node *param;
+    struct http_entry *entries[HTTP_METHODS];
+    unsigned allowed; /* bits of methods */
+};
+
+struct http_router {
+    struct node root;
+    struct http_entry **entries; /* in the order they were added */
+    size_t entry_count;
+};
+
+struct http_router *http_router_create(void)
+{
+    return memory_zalloc(sizeof(struct http_router));
+}
+
+static void free_children(struct node *node)
+{
+    for (size_t i = 0; i < node->literal_count; i++) {
+        free_children(node->literals[i]);
+        free(node->literals[i]);
+    }
+    if (node->param) {
+        free_children(node->param);
+        free(node->param);
+    }
+    free(node->literals);
+}
+
+void http_router_destroy(struct http_router *router)
+{
+    free_children(&router->root);
+    for (size_t i = 0; i < router->entry_count; i++)
+        free(router->entries[i]);
+    free(router->entries);
+    free(router);
+}
+
+/* ---- building ---- */
+
+static struct node *literal_child(struct node *node, struct str segment)
+{
+    for (size_t i = 0; i < node->literal_count; i++)
+        if (str_eq(node->literals[i]->segment, segment))
+            return node->literals[i];
+    struct node *child = memory_zalloc(sizeof *child);
+    child->segment = segment;
+    node->literals = memory_realloc_array(node->literals, node->literal_count + 1, sizeof(struct node *));
+    node->literals[node->literal_count++] = child;
+    return child;
+}
+
+static struct node *param_child(struct node *node)
+{
+    if (!node->param)
+        node->param = memory_zalloc(sizeof *node->param);
+    return node->param;
+}
+
+static bool is_param(struct str segment)
+{
+    return segment.len > 2 && segment.ptr[0] == '{' && segment.ptr[segment.len - 1] == '}';
+}
+
+static bool is_literal(struct str segment)
+{
+    const char *end = segment.ptr + segment.len;
+    return segment.len > 0 && http_scan(segment.ptr, end, HTTP_BYTE_TARGET) == end &&
+           !memchr(segment.ptr, '?', segment.len) && !memchr(segment.ptr, '%', segment.len);
+}
+
+/* Walks, and so makes, the nodes of the row's path. NULL when the path is no good. */
+static struct node *make_path(struct http_router *router, struct http_entry *entry)
+{
+    struct str rest = str_from(entry->route->path), segment;
+    struct node *node = &router->root;
+
+    if (rest.len == 0 || rest.ptr[0] != '/')
+        return NULL;
+    rest = str_of(rest.ptr + 1, rest.len - 1);
+    if (rest.len == 0)
+        return node;
+    if (rest.ptr[rest.len - 1] == '/')
+        return NULL;
+    while (str_split(&rest, '/', &segment)) {
+        if (is_param(segment)) {
+            if (entry->param_count == HTTP_PARAMS_MAX)
+                return NULL;
+            entry->param_names[entry->param_count++] = str_of(segment.ptr + 1, segment.len - 2);
+            node = param_child(node);
+        } else if (is_literal(segment)) {
+            node = literal_child(node, segment);
+        } else {
+            return NULL;
+        }
+    }
+    return node;
+}
+
+static bool has_param(const struct http_entry *entry, struct str name)
+{
+    for (unsigned i = 0; i < entry->param_count; i++)
+        if (str_eq(entry->param_names[i], name))
+            return true;
+    return false;
+}
+
+static enum status add_row(struct http_router *router, struct http_entry *entry, struct error *error)
+{
+    const struct http_route *route = entry->route;
+    struct node *node = make_path(router, entry);
+
+    if (!node)
+        return error_set(error, STATUS_CONFIG, "route %s: not a valid path", route->path);
+    if ((unsigned)route->method >= HTTP_METHODS || route->method == HTTP_HEAD ||
+        route->method == HTTP_OPTIONS)
+        return error_set(error, STATUS_CONFIG, "route %s: the server itself answers that method",
+                         route->path);
+    if (node->entries[route->method])
+        return error_set(error, STATUS_CONFIG, "route %s: the same requests are taken by %s", route->path,
+                         node->entries[route->method]->route->path);
+    if (route->tenant_param && !has_param(entry, str_from(route->tenant_param)))
+        return error_set(error, STATUS_CONFIG, "route %s: has no parameter {%s}", route->path,
+                         route->tenant_param);
+    node->entries[route->method] = entry;
+    node->allowed |= 1u << route->method | 1u << HTTP_OPTIONS;
+    if (route->method == HTTP_GET) {
+        node->entries[HTTP_HEAD] = entry;
+        node->allowed |= 1u << HTTP_HEAD;
+    }
+    return STATUS_OK;
+}
+
+enum status http_router_add(struct http_router *router, const struct http_route *routes, void *context,
+                            struct error *error)
+{
+    for (const struct http_route *route = routes; route->handler; route++) {
+        struct http_entry *entry = memory_zalloc(sizeof *entry);
+        entry->route = route;
+        entry->context = context;
+        enum status status = add_row(router, entry, error);
+        if (status != STATUS_OK) {
+            free(entry);
+            return status;
+        }
+        router->entries =
+            memory_realloc_array(router->entries, router->entry_count + 1, sizeof(struct http_entry *));
+        router->entries[router->entry_count++] = entry;
+    }
+    return STATUS_OK;
+}
+
+void http_router_each(const struct http_router *router, void (*fn)(const struct http_route *route, void *arg),
+                      void *arg)
+{
+    for (size_t i = 0; i < router->entry_count; i++)
+        fn(router->entries[i]->route, arg);
+}
+
+/* ---- finding ---- */
+
+struct search {
+    enum http_method method;
+    struct str *params;
+    unsigned allowed;
+};
+
+static struct http_entry *find_below(struct search *search, const struct node *node, const char *at,
+                                     const char *end, unsigned param_count);
+
+static struct http_entry *find_here(struct search *search, const struct node *node)
+{
+    search->allowed |= node->allowed;
+    return node->entries[search->method];
+}
+
+/* `at` is at the first byte of a segment. */
+static struct http_entry *find_segment(struct search *search, const struct node *node, const char *at,
+                                       const char *end, unsigned param_count)
+{
+    const char *slash = memchr(at, '/', (size_t)(end - at));
+    struct str segment = str_of(at, (size_t)((slash ? slash : end) - at));
+
+    for (size_t i = 0; i < node->literal_count; i++) {
+        const struct node *child = node->literals[i];
+        if (child->segment.len == segment.len && memcmp(child->segment.ptr, segment.ptr, segment.len) == 0) {
+            struct http_entry *entry = find_below(search, child, segment.ptr + segment.len, end, param_count);
+            if (entry)
+                return entry;
+            break;
+        }
+    }
+    if (!node->param || segment.len == 0)
+        return NULL;
+    search->params[param_count] = segment;
+    return find_below(search, node->param, segment.ptr + segment.len, end, param_count + 1);
+}
+
+/* `at` is behind a segment: at its slash or at the end. */
+static struct http_entry *find_below(struct search *search, const struct node *node, const char *at,
+                                     const char *end, unsigned param_count)
+{
+    return at == end ? find_here(search, node) : find_segment(search, node, at + 1, end, param_count);
+}
+
+struct http_entry *http_router_find(const struct http_router *router, enum http_method method,
+                                    struct str path, struct str params[HTTP_PARAMS_MAX], unsigned *allowed)
+{
+    struct search search = {.method = method, .params = params};
+    const char *end = path.ptr + path.len;
+    struct http_entry *entry = path.len == 1 ? find_here(&search, &router->root)
+                                             : find_below(&search, &router->root, path.ptr, end, 0);
+    *allowed = search.allowed;
+    return entry;
+}

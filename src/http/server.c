@@ -1,0 +1,138 @@
+/* The server: its homes, one per loop, and what they share. */
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/memory.h"
+#include "http/http_inside.h"
+#include "http/listener.h"
+
+const struct http_limits http_limits_default = {
+    .body_bytes_max = (size_t)8 * 1024 * 1024,
+    .target_bytes_max = (size_t)64 * 1024,
+    .header_bytes_max = (size_t)32 * 1024,
+    .header_count_max = 100,
+    .connections_max = 20000,
+    .header_timeout_ms = 10000,
+    .body_timeout_ms = 15000,
+    .idle_timeout_ms = 75000,
+    .write_timeout_ms = 30000,
+    .deadline_ms = 30000,
+};
+
+/* The next whole second of the wall clock, as the loop's clock will show it. */
+struct str http_home_date_line(struct http_home *home)
+{
+    int64_t now = loop_now_ns(home->loop);
+
+    if (now >= home->date_until_ns) {
+        int64_t unix_us = clock_unix_us();
+        memcpy(home->date_line, "Date: ", 6);
+        clock_http_date(unix_us, home->date_line + 6);
+        memcpy(home->date_line + 6 + CLOCK_HTTP_DATE_BYTES - 1, "\r\n", 2);
+        home->date_line_len = 6 + CLOCK_HTTP_DATE_BYTES - 1 + 2;
+        home->date_until_ns = now + (1000000 - unix_us % 1000000) * 1000;
+    }
+    return str_of(home->date_line, home->date_line_len);
+}
+
+static struct http_home *create_home(struct http_server *server, struct loop *loop)
+{
+    struct http_home *home = memory_zalloc(sizeof *home);
+
+    home->server = server;
+    home->loop = loop;
+    return home;
+}
+
+static enum status check(const struct http_server_config *config, struct error *error)
+{
+    const struct http_limits *limits = &config->limits;
+
+    if (!config->group || !config->router)
+        return error_set(error, STATUS_CONFIG, "the HTTP server needs loops and a router");
+    if (limits->header_count_max == 0 || limits->header_count_max > UINT16_MAX ||
+        limits->connections_max == 0 || limits->target_bytes_max + limits->header_bytes_max > INT32_MAX / 2 ||
+        limits->header_bytes_max == 0 || limits->target_bytes_max == 0)
+        return error_set(error, STATUS_CONFIG, "the limits of the HTTP server are out of bounds");
+    return STATUS_OK;
+}
+
+enum status http_server_create(const struct http_server_config *config, struct http_server **server,
+                               struct error *error)
+{
+    enum status status = check(config, error);
+
+    if (status != STATUS_OK)
+        return status;
+    struct http_server *made = memory_zalloc(sizeof *made);
+    made->config = *config;
+    made->parser_limits = (struct http_parser_limits){
+        .target_bytes_max = config->limits.target_bytes_max,
+        .header_bytes_max = config->limits.header_bytes_max,
+        .header_count_max = config->limits.header_count_max,
+    };
+    http_tally_register(made);
+    made->home_count = loop_group_count(config->group);
+    made->homes = memory_alloc(made->home_count * sizeof(struct http_home *));
+    for (unsigned i = 0; i < made->home_count; i++)
+        made->homes[i] = create_home(made, loop_group_loop(config->group, i));
+    *server = made;
+    return STATUS_OK;
+}
+
+unsigned http_server_port(const struct http_server *server)
+{
+    return server->port;
+}
+
+void http_server_adopt(struct http_server *server, struct loop *loop, int fd)
+{
+    unsigned before = atomic_fetch_add_explicit(&server->connection_count, 1, memory_order_relaxed);
+    struct http_home *home = server->homes[loop_index(loop)];
+
+    http_connection_open(home, fd, NULL, before >= server->config.limits.connections_max);
+}
+
+/* The loops are gone: only memory and descriptors are left to give back. */
+static void destroy_connection(struct http_connection *connection)
+{
+    const struct http_server_config *config = &connection->home->server->config;
+    struct http_exchange *exchange = connection->exchange;
+
+    close(connection->io.fd);
+    if (exchange) {
+        connection->memo = exchange->request.connection_memo;
+        http_stream_release(exchange);
+        http_exchange_destroy(exchange);
+    }
+    if (connection->memo && config->on_connection_end)
+        config->on_connection_end(connection->memo, config->gate_context);
+    buf_deinit(&connection->own_out);
+    free(connection);
+}
+
+static void destroy_home(struct http_home *home)
+{
+    while (home->connections) {
+        struct http_connection *connection = home->connections;
+        home->connections = connection->next;
+        destroy_connection(connection);
+    }
+    while (home->spares) {
+        struct http_exchange *exchange = home->spares;
+        home->spares = exchange->next_spare;
+        http_exchange_destroy(exchange);
+    }
+    buf_deinit(&home->out);
+    free(home);
+}
+
+void http_server_destroy(struct http_server *server)
+{
+    http_listener_destroy_all(server);
+    for (unsigned i = 0; i < server->home_count; i++)
+        destroy_home(server->homes[i]);
+    free(server->homes);
+    free(server->unmatched);
+    free(server);
+}

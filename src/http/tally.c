@@ -1,0 +1,122 @@
+/* The server's metrics. Requests of one turn that count alike are added up and handed on together, so that a
+ * pipeline of the same request costs a comparison each and one look at the clock in all. */
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "http/http_inside.h"
+#include "http/response.h"
+
+static struct metric_family requests = {
+    .name = "http_requests_total",
+    .help = "Requests answered, by method, route and status.",
+    .type = METRIC_COUNTER,
+    .labels = {"method", "route", "status"},
+};
+static struct metric_family durations = {
+    .name = "http_request_duration_seconds",
+    .help = "Seconds from the complete request head to the answer's head, by route.",
+    .type = METRIC_HISTOGRAM,
+    .labels = {"route"},
+};
+static struct metric_family connections = {
+    .name = "http_connections",
+    .help = "Open client connections.",
+    .type = METRIC_GAUGE,
+};
+static struct metric_family parse_errors = {
+    .name = "http_parse_errors_total",
+    .help = "Requests whose head or framing was refused.",
+    .type = METRIC_COUNTER,
+};
+
+void http_tally_register(struct http_server *server)
+{
+    metrics_register(&requests);
+    metrics_register(&durations);
+    metrics_register(&connections);
+    metrics_register(&parse_errors);
+    server->connections_gauge = metric_series_get(&connections, NULL);
+    server->parse_errors = metric_series_get(&parse_errors, NULL);
+    server->unmatched = memory_zalloc(sizeof *server->unmatched);
+}
+
+static struct str route_label(const struct http_entry *entry)
+{
+    return entry->route ? str_from(entry->route->path) : STR("unmatched");
+}
+
+static struct metric_series *find_counter(struct http_entry *entry, bool is_head, int status)
+{
+    const char *method = is_head ? "HEAD" : entry->route ? http_method_name(entry->route->method) : "other";
+    char digits[4] = {(char)('0' + status / 100 % 10), (char)('0' + status / 10 % 10),
+                      (char)('0' + status % 10)};
+    struct str labels[] = {str_from(method), route_label(entry), str_from(digits)};
+
+    return metric_series_get(&requests, labels);
+}
+
+static struct metric_series *counter_of(struct http_entry *entry, bool is_head, int status)
+{
+    _Atomic(struct metric_series *) *slot = &entry->counters[is_head][http_status_slot(status)];
+    struct metric_series *series = atomic_load_explicit(slot, memory_order_acquire);
+
+    if (!series) {
+        series = find_counter(entry, is_head, status);
+        atomic_store_explicit(slot, series, memory_order_release);
+    }
+    return series;
+}
+
+static struct metric_series *latency_of(struct http_entry *entry)
+{
+    struct metric_series *series = atomic_load_explicit(&entry->latency, memory_order_acquire);
+
+    if (!series) {
+        struct str label = route_label(entry);
+        series = metric_series_get(&durations, &label);
+        atomic_store_explicit(&entry->latency, series, memory_order_release);
+    }
+    return series;
+}
+
+static double seconds_since(int64_t start_ns)
+{
+    return (double)(clock_mono_ns() - start_ns) / 1e9;
+}
+
+void http_tally_flush(struct http_home *home)
+{
+    struct http_tally *tally = &home->tally;
+
+    if (tally->count == 0)
+        return;
+    double seconds = seconds_since(loop_now_ns(home->loop));
+    struct metric_series *latency = latency_of(tally->entry);
+    metric_add(tally->counter, tally->count);
+    for (unsigned i = 0; i < tally->count; i++)
+        metric_observe(latency, seconds);
+    *tally = (struct http_tally){0};
+}
+
+void http_tally_count(struct http_exchange *exchange, int status)
+{
+    struct http_tally *tally = &exchange->home->tally;
+    struct http_entry *entry = exchange->entry;
+    struct metric_series *counter = counter_of(entry, exchange->request.method == HTTP_HEAD, status);
+
+    if (exchange->is_late) {
+        metric_add(counter, 1);
+        metric_observe(latency_of(entry), seconds_since(exchange->started_ns));
+        return;
+    }
+    if (tally->counter != counter)
+        http_tally_flush(exchange->home);
+    tally->entry = entry;
+    tally->counter = counter;
+    tally->count++;
+}
+
+void http_tally_count_unmatched(struct http_home *home, int status)
+{
+    metric_add(counter_of(home->server->unmatched, false, status), 1);
+}

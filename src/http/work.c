@@ -1,0 +1,97 @@
+/* Handlers on worker threads.
+ *
+ * From submit to done the exchange is the worker's: the loop looks only at `abandoned`, and the worker never at the
+ * connection. Past the route's deadline the client is told 503 and the connection ended; the worker's late answer is
+ * dropped when it comes. The connection's struct (the gate's memo, the peer's address) outlives the worker. */
+#include "base/log.h"
+#include "http/http_inside.h"
+
+static struct http_exchange *exchange_of_job(struct worker_job *job)
+{
+    return (struct http_exchange *)((char *)job - offsetof(struct http_exchange, job));
+}
+
+static void run(struct worker_job *job)
+{
+    struct http_exchange *exchange = exchange_of_job(job);
+    exchange->request.route->handler(&exchange->request);
+}
+
+static void send_recorded(struct http_exchange *exchange)
+{
+    const struct http_recorded *recorded = &exchange->recorded;
+    struct http_request *request = &exchange->request;
+
+    if (recorded->is_there && recorded->is_stream) {
+        http_send_stream(request, &recorded->response, &recorded->source);
+    } else if (recorded->is_there) {
+        http_send(request, &recorded->response);
+    } else if (exchange->job.cancelled) {
+        http_send_error(request, &(struct error){.status = STATUS_CANCELLED});
+    } else {
+        log_error("handler_without_answer", LOG_CSTR("route", request->route->path));
+        http_send_error(request, &(struct error){.status = STATUS_INTERNAL});
+    }
+}
+
+static void forget(struct http_exchange *exchange)
+{
+    if (exchange->recorded.is_there && exchange->recorded.is_stream)
+        exchange->recorded.source.release(exchange->recorded.source.context);
+    http_exchange_release(exchange);
+}
+
+static void done(struct worker_job *job)
+{
+    struct http_exchange *exchange = exchange_of_job(job);
+    struct http_connection *connection = exchange->connection;
+
+    exchange->on_worker = false;
+    if (exchange->abandoned) {
+        forget(exchange);
+    } else {
+        http_exchange_unpark(exchange);
+        send_recorded(exchange);
+    }
+    http_connection_unref(connection);
+}
+
+/* The connection lets go of the exchange, which done() then frees, and ends: what the gate keeps for the connection
+ * must not change under a worker that may still be reading it. */
+static void on_deadline(void *owner)
+{
+    struct http_exchange *exchange = owner;
+    struct http_connection *connection = exchange->connection;
+
+    exchange->park = (struct loop_park_ref){0};
+    log_warn("handler_deadline_passed", LOG_CSTR("route", exchange->request.route->path));
+    http_connection_fail(connection, STATUS_TIMEOUT);
+}
+
+static int64_t deadline_of(const struct http_exchange *exchange)
+{
+    int own_ms = exchange->request.route->deadline_ms;
+    int64_t ms = own_ms > 0 ? own_ms : exchange->home->server->config.limits.deadline_ms;
+    return loop_now_ns(exchange->home->loop) + ms * CLOCK_NS_PER_MS;
+}
+
+void http_work_submit(struct http_exchange *exchange)
+{
+    struct worker_pool *pool = exchange->home->server->config.workers;
+
+    exchange->is_late = true;
+    exchange->job = (struct worker_job){.loop = exchange->home->loop, .run = run, .done = done};
+    if (!loop_park(exchange->home->loop, exchange, deadline_of(exchange), on_deadline, &exchange->park)) {
+        http_send_error(&exchange->request, &(struct error){.status = STATUS_OVERLOADED});
+        return;
+    }
+    exchange->on_drop = NULL;
+    exchange->on_worker = true;
+    exchange->connection->refs++;
+    if (pool && worker_pool_submit(pool, &exchange->job))
+        return;
+    exchange->on_worker = false;
+    exchange->connection->refs--;
+    http_exchange_unpark(exchange);
+    http_send_error(&exchange->request, &(struct error){.status = STATUS_OVERLOADED});
+}
