@@ -76,8 +76,9 @@ static void a_full_queue_refuses_and_calls_only_what_it_took(void **state)
 
 #define LOOPS 2
 #define TOKENS 20
-#define QUESTIONS 3000
 #define RELOADS 100
+
+static atomic_bool enough;
 
 struct asker { /* one per loop; asks the next question when the last one is answered */
     struct loop_message message;
@@ -109,7 +110,7 @@ static void ask_on(struct asker *asker)
     const struct auth_identity *identity;
     struct error error;
 
-    for (int burst = 0; asker->asked < QUESTIONS; burst++) {
+    for (int burst = 0; !atomic_load(&enough); burst++) {
         struct auth_question question = rig_question(buf_str(&headers[asker->asked % TOKENS]));
         enum auth_answer answer = auth_check(asker->auth, asker->loop, &question, &identity, &error);
         if (answer == AUTH_VERIFY) {
@@ -155,23 +156,22 @@ static void loops_workers_and_reloads_get_along(void **state)
         askers[i] = (struct asker){.message.on_message = on_message, .loop = loop, .auth = rig.auth};
         loop_post(loop, &askers[i].message);
     }
-    for (unsigned i = 0, reloads = 0; i < LOOPS; i++)
-        while (!atomic_load(&askers[i].finished)) {
-            if (reloads++ >= RELOADS) {
-                usleep(1000);
-                continue;
-            }
-            rig_write_jwks(&rig, keys, 1);
-            assert_int_equal(auth_reload(rig.auth, &rig.settings, &error), STATUS_OK);
-            assert_true(auth_is_ready(rig.auth));
-            auth_publish(rig.auth, true);
-        }
+    for (int i = 0; i < RELOADS; i++) {
+        rig_write_jwks(&rig, keys, 1);
+        assert_int_equal(auth_reload(rig.auth, &rig.settings, &error), STATUS_OK);
+        assert_true(auth_is_ready(rig.auth));
+        auth_publish(rig.auth, true);
+    }
+    atomic_store(&enough, true);
+    for (unsigned i = 0; i < LOOPS; i++)
+        while (!atomic_load(&askers[i].finished))
+            usleep(1000);
     worker_pool_stop(rig.workers);
     loop_group_stop(rig.group);
     for (unsigned i = 0; i < LOOPS; i++) {
-        assert_int_equal(askers[i].asked, QUESTIONS);
+        assert_true(askers[i].asked > 0);
         assert_int_equal(askers[i].refused, 0);
-        assert_int_equal(askers[i].allowed, QUESTIONS);
+        assert_int_equal(askers[i].allowed, askers[i].asked);
     }
     rig_deinit(&rig);
     for (int i = 0; i < TOKENS; i++)
