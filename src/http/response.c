@@ -138,11 +138,16 @@ void http_response_put_head(struct buf *out, const struct http_response_head *he
     buf_commit(out, (size_t)(at - begin));
 }
 
-/* What a client may read: our own sentence for a 5xx, whatever the error says otherwise. */
+/* May a client read the details? Not of a 5xx; 501 is about what the client sent, although it is one. */
+static bool is_public(const struct error *error)
+{
+    return status_http(error->status) < 500 || error->status == STATUS_NOT_IMPLEMENTED;
+}
+
 static struct str public_message(const struct error *error)
 {
-    bool is_ours = status_http(error->status) >= 500 || error->message[0] == '\0';
-    return str_from(is_ours ? status_message(error->status) : error->message);
+    bool has_own = is_public(error) && error->message[0] != '\0';
+    return str_from(has_own ? error->message : status_message(error->status));
 }
 
 void http_response_put_error(struct buf *out, enum http_errors style, const struct error *error,
@@ -158,7 +163,7 @@ void http_response_put_error(struct buf *out, enum http_errors style, const stru
         json_put_member_str(out, "code", code);
         json_put_member_str(out, "message", public_message(error));
     }
-    if (error->field[0] != '\0' && status_http(error->status) < 500)
+    if (error->field[0] != '\0' && is_public(error))
         json_put_member_str(out, "field", str_from(error->field));
     buf_put_str(out, extra_members);
     buf_put_char(out, '}');
