@@ -66,6 +66,8 @@ static void on_verified(void *context)
     struct error error = {0};
     enum auth_answer answer = ask(kernel, request, &error);
     if (answer == AUTH_ALLOWED) {
+        kernel_identity_keep(
+            request); /* its turn comes later in this tick, when the loop's table may have changed */
         http_gate_resume(request);
         return;
     }
