@@ -62,7 +62,7 @@ void kernel_identity_keep(struct http_request *request);
 struct kernel_postgres {
     struct str name, url, username, password_env, schema;
     int64_t connections_max, connect_timeout_ms, statement_timeout_ms, idle_timeout_ms;
-    struct setting_place place;
+    struct setting_place place, password_place; /* of jdbcUrl and passwordFromEnv */
 };
 extern const struct setting_row kernel_postgres_rows[];
 /* A target for db_pool_create(); strings are borrowed from the settings and the environment. */
@@ -80,7 +80,8 @@ struct kernel_options {
 const struct config_section *kernel_sections(const struct module *const *modules, struct arena *arena);
 /* Loads and checks the file. NULL on failure, and then `problems` has a line for each. */
 struct config *kernel_config_load(const struct kernel_options *options, struct buf *problems);
-struct config *kernel_config_load_or_say(const struct kernel_options *options); /* the same, to standard error */
+struct config *kernel_config_load_or_say(
+    const struct kernel_options *options); /* the same, to standard error */
 /* Runs until SIGTERM or SIGINT. The process's exit status. */
 int kernel_serve(const struct kernel_options *options);
 /* Creates and migrates every database the configuration names. The process's exit status. */

@@ -41,6 +41,10 @@ static enum status check_databases(const struct config *config, const struct ref
                 return config_error_at(config, settings->postgres.places[i], "refdata.postgres", error,
                                        "two postgres blocks are called \"%.*s\": give each a name of its own",
                                        STR_ARG(blocks[i].name));
+        if (blocks[i].password_env.len && !getenv(blocks[i].password_env.ptr))
+            return config_error_at(config, blocks[i].password_place, "refdata.postgres.passwordFromEnv",
+                                   error, "the environment variable %s is not set",
+                                   blocks[i].password_env.ptr);
         if (refdata_database_create(&blocks[i], false, &database, error) != STATUS_OK) {
             char message[sizeof error->message];
             snprintf(message, sizeof message, "%s", error->message);
