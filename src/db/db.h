@@ -130,6 +130,8 @@ int64_t db_result_i64(const struct db_result *result, size_t row, unsigned colum
 struct db_row; /* borrowed inside on_row */
 struct str db_row_str(const struct db_row *row, unsigned column);
 bool db_row_is_null(const struct db_row *row, unsigned column);
+/* The first column called `name` and its type; false when there is none. */
+bool db_row_find(const struct db_row *row, const char *name, unsigned *column, uint32_t *type_oid);
 typedef bool db_row_fn(void *context, const struct db_row *row);
 enum status db_stream(struct db_conn *conn, const struct db_statement *statement,
                       const struct db_param *params, int64_t deadline_ns, db_row_fn *on_row, void *context,

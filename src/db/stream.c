@@ -22,6 +22,17 @@ bool db_row_is_null(const struct db_row *row, unsigned column)
     return PQgetisnull(row->result, 0, (int)column);
 }
 
+bool db_row_find(const struct db_row *row, const char *name, unsigned *column, uint32_t *type_oid)
+{
+    for (int i = 0; i < PQnfields(row->result); i++)
+        if (strcmp(PQfname(row->result, i), name) == 0) {
+            *column = (unsigned)i;
+            *type_oid = PQftype(row->result, i);
+            return true;
+        }
+    return false;
+}
+
 enum status db_stream(struct db_conn *conn, const struct db_statement *statement,
                       const struct db_param *params, int64_t deadline_ns, db_row_fn *on_row, void *context,
                       struct error *error)

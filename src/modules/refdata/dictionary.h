@@ -47,9 +47,8 @@ struct refdata_dictionary {
     struct refdata_database *database;
     const struct refdata_provider *provider;
     struct refdata_sql sql[REFDATA_FIELDS];
-    unsigned key_column, value_column; /* of loadSql's rows; set by the check, before state becomes READY */
-    bool delta;                        /* reloadOnEvent */
-    int64_t checked_at_ns;             /* the sweep's */
+    bool delta;            /* reloadOnEvent */
+    int64_t checked_at_ns; /* the sweep's */
 };
 
 /* The named parameters of templates, in the order struct db_statement.names refers to. */

@@ -3,6 +3,13 @@
 
 /* ---- rows into a builder ---- */
 
+static enum status check_value_type(uint32_t type_oid, struct error *error)
+{
+    if (type_oid == DB_OID_JSON || type_oid == DB_OID_JSONB)
+        return STATUS_OK;
+    return error_set(error, STATUS_DB_ERROR, "column v must be json or jsonb: use to_jsonb() or a cast");
+}
+
 struct row_sink {
     struct cache_builder *builder;
     unsigned key_column, value_column;
@@ -11,10 +18,22 @@ struct row_sink {
     struct error *error;
 };
 
+/* By name and anew with every load: behind a `select *` a table may have changed its shape since the check. */
+static enum status find_in_row(struct row_sink *sink, const struct db_row *row)
+{
+    uint32_t key_type, value_type;
+    if (!db_row_find(row, "k", &sink->key_column, &key_type))
+        return error_set(sink->error, STATUS_DB_ERROR, "the result has no column k");
+    if (!db_row_find(row, "v", &sink->value_column, &value_type))
+        return error_set(sink->error, STATUS_DB_ERROR, "the result has no column v");
+    return check_value_type(value_type, sink->error);
+}
+
 static bool on_row(void *context, const struct db_row *row)
 {
     struct row_sink *sink = context;
-    sink->row++;
+    if (sink->row++ == 0 && (sink->status = find_in_row(sink, row)) != STATUS_OK)
+        return false;
     if (db_row_is_null(row, sink->key_column)) {
         sink->status = error_set_field(sink->error, STATUS_DB_ERROR, "k", "the key is null");
     } else {
@@ -27,10 +46,10 @@ static bool on_row(void *context, const struct db_row *row)
 }
 
 enum status refdata_provider_load(const struct db_statement *statement, const struct db_param *params,
-                                  unsigned key_column, unsigned value_column, struct db_conn *conn,
-                                  int64_t deadline_ns, struct cache_builder *builder, struct error *error)
+                                  struct db_conn *conn, int64_t deadline_ns, struct cache_builder *builder,
+                                  struct error *error)
 {
-    struct row_sink sink = {builder, key_column, value_column, 0, STATUS_OK, error};
+    struct row_sink sink = {.builder = builder, .error = error};
     struct error stream_error = {0};
     enum status status = db_stream(conn, statement, params, deadline_ns, on_row, &sink, &stream_error);
     if (sink.status != STATUS_OK)
@@ -57,22 +76,29 @@ static enum status refuse(const struct refdata_sql *sql, enum refdata_field fiel
     return error_context(error, "%s", refdata_field_name(field));
 }
 
-static enum status find_columns(const struct db_column *columns, unsigned count, unsigned *key,
-                                unsigned *value, struct error *error)
+static const struct db_column *find_column(const struct db_column *columns, unsigned count, const char *name)
 {
-    bool has_key = false, has_value = false;
-    for (unsigned i = 0; i < count; i++) {
-        if (!has_key && strcmp(columns[i].name, "k") == 0)
-            has_key = true, *key = i;
-        if (!has_value && strcmp(columns[i].name, "v") == 0)
-            has_value = true, *value = i;
-    }
-    if (!has_key || !has_value)
-        return error_set(error, STATUS_DB_ERROR, "the result has no column %s", has_key ? "v" : "k");
-    uint32_t type = columns[*value].type_oid;
-    if (type != DB_OID_JSON && type != DB_OID_JSONB)
-        return error_set(error, STATUS_DB_ERROR, "column v must be json or jsonb: use to_jsonb() or a cast");
-    return STATUS_OK;
+    for (unsigned i = 0; i < count; i++)
+        if (strcmp(columns[i].name, name) == 0)
+            return &columns[i];
+    return NULL;
+}
+
+static enum status check_item_columns(const struct db_column *columns, unsigned count, struct error *error)
+{
+    const struct db_column *key = find_column(columns, count, "k"), *value = find_column(columns, count, "v");
+    if (!key || !value)
+        return error_set(error, STATUS_DB_ERROR, "the result has no column %s", key ? "v" : "k");
+    return check_value_type(value->type_oid, error);
+}
+
+static enum status check_drift_columns(const struct db_column *columns, unsigned count, struct error *error)
+{
+    enum { OID_INT8 = 20, OID_INT2 = 21, OID_INT4 = 23 };
+    uint32_t type = count == 1 ? columns[0].type_oid : 0;
+    if (type == OID_INT8 || type == OID_INT4 || type == OID_INT2)
+        return STATUS_OK;
+    return error_set(error, STATUS_DB_ERROR, "the result must be one column of type bigint");
 }
 
 static enum status check_field(struct refdata_dictionary *dictionary, enum refdata_field field,
@@ -80,18 +106,14 @@ static enum status check_field(struct refdata_dictionary *dictionary, enum refda
 {
     struct refdata_sql *sql = &dictionary->sql[field];
     struct db_column columns[DB_COLUMNS_MAX];
-    unsigned count = 0, key = 0, value = 0;
+    unsigned count = 0;
     size_t position = 0;
     enum status status = db_describe(conn, &sql->statement, columns, &count, deadline_ns, &position, error);
     if (status == STATUS_OK && (field == REFDATA_LOAD || field == REFDATA_LOAD_KEYS))
-        status = find_columns(columns, count, &key, &value, error);
-    if (status == STATUS_OK && field == REFDATA_DRIFT_CHECK && count != 1)
-        status = error_set(error, STATUS_DB_ERROR, "the result must be one bigint, not %u columns", count);
-    if (status == STATUS_DB_ERROR)
-        return refuse(sql, field, position, error);
-    if (status == STATUS_OK && field == REFDATA_LOAD)
-        dictionary->key_column = key, dictionary->value_column = value;
-    return status;
+        status = check_item_columns(columns, count, error);
+    if (status == STATUS_OK && field == REFDATA_DRIFT_CHECK)
+        status = check_drift_columns(columns, count, error);
+    return status == STATUS_DB_ERROR ? refuse(sql, field, position, error) : status;
 }
 
 static enum status check_templates(struct refdata_dictionary *dictionary, struct db_conn *conn,
@@ -112,8 +134,7 @@ static enum status load_by_template(const struct refdata_dictionary *dictionary,
     struct str values[REFDATA_PARAMETERS] = {[REFDATA_TENANT_ID] = tenant};
     struct db_param params[DB_PARAMS_MAX];
     refdata_dictionary_bind(statement, values, params);
-    return refdata_provider_load(statement, params, dictionary->key_column, dictionary->value_column, conn,
-                                 deadline_ns, builder, error);
+    return refdata_provider_load(statement, params, conn, deadline_ns, builder, error);
 }
 
 const struct refdata_provider refdata_provider_sql = {
@@ -125,7 +146,7 @@ const struct refdata_provider refdata_provider_sql = {
 /* ---- the built-in table ---- */
 
 /* By the primary key (tenant_id, dict_code, item_key). */
-static const char load_builtin_sql[] = "select item_key, payload from refdata.dictionary_item"
+static const char load_builtin_sql[] = "select item_key as k, payload as v from refdata.dictionary_item"
                                        " where tenant_id = $1 and dict_code = $2 and not deleted";
 
 static enum status check_builtin(struct refdata_dictionary *dictionary, struct db_conn *conn,
@@ -143,7 +164,7 @@ static enum status load_builtin(const struct refdata_dictionary *dictionary, str
     struct db_statement statement;
     db_statement_init(&statement, load_builtin_sql, 2, (const enum db_type[]){DB_TEXT, DB_TEXT});
     const struct db_param params[] = {{tenant}, {dictionary->code}};
-    return refdata_provider_load(&statement, params, 0, 1, conn, deadline_ns, builder, error);
+    return refdata_provider_load(&statement, params, conn, deadline_ns, builder, error);
 }
 
 const struct refdata_provider refdata_provider_builtin = {

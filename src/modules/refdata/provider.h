@@ -20,10 +20,9 @@ struct refdata_provider {
 
 extern const struct refdata_provider refdata_provider_sql, refdata_provider_builtin;
 
-/* Rows of (key, value) straight into a builder: what both providers' loads come down to. */
+/* Rows with columns k and v straight into a builder: what both providers' loads come down to. */
 enum status refdata_provider_load(const struct db_statement *statement, const struct db_param *params,
-                                  unsigned key_column, unsigned value_column, struct db_conn *conn,
-                                  int64_t deadline_ns, struct cache_builder *builder,
+                                  struct db_conn *conn, int64_t deadline_ns, struct cache_builder *builder,
                                   struct error *error) MUST_CHECK;
 
 #endif
