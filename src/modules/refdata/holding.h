@@ -28,6 +28,7 @@ struct refdata_holding {
     bool loading; /* one load at a time: single-flight */
     bool again;   /* something changed during the load: it runs once more */
     bool dropped; /* out of the table; freed when its load has come back */
+    bool refused; /* its last load failed for a reason that trying again does not mend */
     unsigned failures;
     int64_t retry_at_ns; /* after a failure: not before */
     struct loop_timer timer;

@@ -266,6 +266,7 @@ static void redefine(struct refdata_holding *holding, struct refdata_dictionary 
     refdata_dictionary_unref(holding->dictionary);
     holding->dictionary = refdata_dictionary_ref(dictionary);
     holding->failures = 0;
+    holding->refused = false;
     holding->retry_at_ns = 0;
     refdata_schedule_want(holding, 0); /* the old data is served until the new definition's is there */
 }
@@ -289,19 +290,25 @@ void refdata_keeper_adopt(struct refdata *refdata, struct refdata_catalog *catal
     free(all);
 }
 
+/* A preload that can never be loaded must not keep the others from being served. */
+static bool keeps_waiting(const struct refdata_holding *holding)
+{
+    return holding->preload && !cache_slot_read(&holding->slot) && !holding->refused &&
+           atomic_load(&holding->dictionary->database->schema_ready) &&
+           atomic_load(&holding->dictionary->state) != REFDATA_DISABLED;
+}
+
+/* Once up, up: what is asked for later is loaded behind the readers' backs, and memory outlives PostgreSQL (C8). */
 void refdata_keeper_update_health(struct refdata *refdata)
 {
     bool some_database = false, all_loaded = true;
     const struct refdata_catalog *catalog = atomic_load(&refdata->catalog);
     for (size_t i = 0; i < catalog->database_count; i++)
         some_database |= atomic_load(&catalog->databases[i]->schema_ready);
-    for (size_t i = 0; i <= refdata->own->mask && all_loaded; i++) {
-        const struct refdata_holding *holding = refdata->own->slots[i];
-        if (holding && holding->preload && !cache_slot_read(&holding->slot))
-            all_loaded = !atomic_load(&holding->dictionary->database->schema_ready) ||
-                         atomic_load(&holding->dictionary->state) == REFDATA_DISABLED;
-    }
-    atomic_store(&refdata->query_up, some_database && all_loaded);
+    for (size_t i = 0; i <= refdata->own->mask && all_loaded; i++)
+        all_loaded = !refdata->own->slots[i] || !keeps_waiting(refdata->own->slots[i]);
+    if (some_database && all_loaded)
+        atomic_store(&refdata->query_up, true);
 }
 
 void refdata_keeper_clear(struct refdata *refdata)

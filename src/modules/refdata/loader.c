@@ -86,6 +86,7 @@ static void load_done(struct worker_job *worker_job)
     struct load_job *job = (struct load_job *)worker_job;
     if (job->job.cancelled)
         job->loaded.status = error_set(&job->loaded.error, STATUS_CANCELLED, "the process is stopping");
+    job->loaded.dictionary = job->dictionary;
     refdata_schedule_loaded(job->holding, &job->loaded);
     refdata_dictionary_unref(job->dictionary);
     free(job->tenant);

@@ -49,7 +49,10 @@ static void take_settings(struct refdata *refdata, const struct refdata_settings
 {
     const struct setting_strings *preload = &settings->cache.preload;
     arena_reset(&refdata->settings_arena);
+    int64_t parallel_reloads = refdata->settings.parallel_reloads;
     refdata->settings = settings->cache;
+    if (parallel_reloads) /* as many threads as there were at the start */
+        refdata->settings.parallel_reloads = parallel_reloads;
     refdata->settings.preload.items =
         arena_alloc(&refdata->settings_arena, (preload->count + 1) * sizeof(struct str));
     for (size_t i = 0; i < preload->count; i++)
@@ -127,6 +130,18 @@ static void free_catalog(void *arg)
     refdata_catalog_destroy(arg);
 }
 
+/* Nobody will read what is still being loaded from a database that is no longer named. */
+static void interrupt_dropped(const struct refdata_catalog *before, const struct refdata_catalog *now)
+{
+    for (size_t i = 0; i < before->database_count; i++) {
+        bool kept = false;
+        for (size_t j = 0; j < now->database_count; j++)
+            kept |= now->databases[j] == before->databases[i];
+        if (!kept)
+            db_pool_interrupt(before->databases[i]->pool);
+    }
+}
+
 static void reload_on_home(struct refdata *refdata, void *arg)
 {
     struct reload *reload = arg;
@@ -134,7 +149,9 @@ static void reload_on_home(struct refdata *refdata, void *arg)
     take_settings(refdata, reload->settings);
     refdata_keeper_adopt(refdata, reload->catalog);
     refdata_keeper_preload(refdata);
+    refdata_keeper_trim(refdata, NULL);
     refdata_sweeps_start(refdata);
+    interrupt_dropped(before, reload->catalog);
     loop_group_synchronize(refdata->loops, free_catalog, before);
 }
 

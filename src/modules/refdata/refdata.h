@@ -54,7 +54,8 @@ void refdata_keeper_bury(struct refdata_holding *holding); /* out of the table: 
 void refdata_keeper_clear(struct refdata *refdata);        /* loops have ended: frees everything */
 
 /* ---- loader.c: one load ---- */
-struct refdata_loaded { /* how it ended */
+struct refdata_loaded {                          /* how it ended */
+    const struct refdata_dictionary *dictionary; /* the definition it loaded by */
     enum status status;
     struct error error;
     struct cache_snapshot *snapshot;

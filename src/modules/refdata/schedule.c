@@ -96,6 +96,13 @@ static int64_t retry_delay_ms(const struct refdata_holding *holding)
 
 /* ---- how a load ended ---- */
 
+/* Did the server fail, or did what it has? Only the first will mend by itself. */
+static bool is_outage(enum status status)
+{
+    return status == STATUS_DB_DOWN || status == STATUS_TIMEOUT || status == STATUS_DB_RETRY ||
+           status == STATUS_CANCELLED;
+}
+
 static void load_failed(struct refdata_holding *holding, const struct refdata_loaded *loaded)
 {
     bool has_data = cache_slot_read(&holding->slot) != NULL;
@@ -107,6 +114,7 @@ static void load_failed(struct refdata_holding *holding, const struct refdata_lo
              LOG_INT("retryMs", delay_ms), LOG_BOOL("servesOldVersion", has_data),
              LOG_ERROR_FIELDS(&loaded->error));
     holding->retry_at_ns = clock_deadline_ms(delay_ms);
+    holding->refused = !is_outage(loaded->status);
     struct error error;
     error_set(&error, STATUS_DICTIONARY_UNAVAILABLE, "the dictionary cannot be loaded now");
     refdata_keeper_wake(holding, &error);
@@ -131,6 +139,7 @@ static void load_succeeded(struct refdata_holding *holding, struct refdata_loade
     if (before && version < cache_snapshot_info(before)->version)
         note_regression(holding, cache_snapshot_info(before)->version, version);
     holding->failures = 0;
+    holding->refused = false;
     holding->retry_at_ns = 0;
     refdata->memory_bytes += info->memory_bytes - holding->memory_bytes;
     holding->memory_bytes = info->memory_bytes;
@@ -149,23 +158,38 @@ static void load_succeeded(struct refdata_holding *holding, struct refdata_loade
     refdata_keeper_trim(refdata, holding);
 }
 
+/* Loaded by a definition that is no longer in force: as if it had not been, and those who wait go on waiting. */
+static void load_outdated(struct refdata_holding *holding, const struct refdata_loaded *loaded)
+{
+    if (loaded->snapshot)
+        cache_snapshot_unref(loaded->snapshot);
+    refdata_schedule_want(holding, 0);
+}
+
+static void take_load(struct refdata_holding *holding, struct refdata_loaded *loaded)
+{
+    if (loaded->dictionary != holding->dictionary)
+        load_outdated(holding, loaded);
+    else if (loaded->status == STATUS_OK)
+        load_succeeded(holding, loaded);
+    else
+        load_failed(holding, loaded);
+    if (holding->again && loaded->status == STATUS_OK)
+        refdata_schedule_want(holding, 0);
+    holding->again = false;
+}
+
 void refdata_schedule_loaded(struct refdata_holding *holding, struct refdata_loaded *loaded)
 {
     struct refdata *refdata = holding->refdata;
     holding->loading = false;
     refdata->loading_count--;
-    if (holding->dropped) {
+    if (!holding->dropped) {
+        take_load(holding, loaded);
+    } else {
         if (loaded->snapshot)
             cache_snapshot_unref(loaded->snapshot);
         refdata_keeper_bury(holding);
-    } else {
-        if (loaded->status == STATUS_OK)
-            load_succeeded(holding, loaded);
-        else
-            load_failed(holding, loaded);
-        if (holding->again && loaded->status == STATUS_OK)
-            refdata_schedule_want(holding, 0);
-        holding->again = false;
     }
     refdata_schedule_run(refdata);
     refdata_keeper_update_health(refdata);
