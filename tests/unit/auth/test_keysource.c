@@ -129,6 +129,22 @@ static void a_storm_of_unknown_kids_is_one_reading_per_interval(void **state)
     buf_deinit(&token);
 }
 
+static void a_token_waits_for_one_reading_and_no_second(void **state)
+{
+    (void)state;
+    const struct forge_key *both[] = {&old_key, &new_key};
+    struct buf token;
+
+    rig.settings.jwks_refresh_min_ms = 0; /* as many as anybody asks for */
+    start_with_url();
+    serve_keys(both, 2); /* new keys, though not the one that is looked for */
+    buf_init(&token);
+    forge_token(&old_key, "{\"alg\":\"ES256\",\"kid\":\"third\"}", "{\"exp\":1700000060}", &token);
+    assert_int_equal(rig_ask_token(&rig, buf_str(&token)), AUTH_DENIED);
+    assert_int_equal(tiny_server_count(server), 2);
+    buf_deinit(&token);
+}
+
 static void a_url_that_is_down_keeps_the_last_good_keys(void **state)
 {
     (void)state;
@@ -246,6 +262,7 @@ int main(void)
         TEST(a_file_that_went_bad_leaves_the_last_good_keys),
         TEST(an_unknown_kid_makes_one_reading_and_is_then_known),
         TEST(a_storm_of_unknown_kids_is_one_reading_per_interval),
+        TEST(a_token_waits_for_one_reading_and_no_second),
         TEST(a_url_that_is_down_keeps_the_last_good_keys),
         TEST(a_url_that_stalls_holds_nobody_longer_than_the_timeout),
         TEST(without_keys_it_is_not_ready_and_comes_up_by_itself),

@@ -413,6 +413,25 @@ static void a_der_signature_is_not_es256(void **state)
     buf_deinit(&der);
 }
 
+static void a_valid_signature_with_a_tail_is_no_signature(void **state)
+{
+    (void)state;
+    struct str message = STR("m");
+
+    for (int i = 0; i < AUTH_ALGORITHMS; i++) {
+        const struct auth_key *found[AUTH_CANDIDATES_MAX];
+        struct buf signature;
+        buf_init(&signature);
+        forge_signature(&keys[i], message, &signature);
+        assert_int_equal(auth_keyset_candidates(set, (enum auth_algorithm)i, str_from(keys[i].kid), found),
+                         1);
+        assert_true(auth_signature_verify(found[0], message, buf_str(&signature)));
+        buf_put_char(&signature, '\0');
+        assert_false(auth_signature_verify(found[0], message, buf_str(&signature)));
+        buf_deinit(&signature);
+    }
+}
+
 /* Leading zero bytes in r or s take another path through DER; 600 signatures meet some. */
 static void es256_signatures_with_leading_zeros_verify(void **state)
 {
@@ -494,6 +513,7 @@ int main(void)
         cmocka_unit_test_teardown(a_token_over_the_limit_is_refused_unread, reset_arena),
         cmocka_unit_test_teardown(blank_and_out_of_range_es256_signatures_are_refused, reset_arena),
         cmocka_unit_test_teardown(a_der_signature_is_not_es256, reset_arena),
+        cmocka_unit_test_teardown(a_valid_signature_with_a_tail_is_no_signature, reset_arena),
         cmocka_unit_test_teardown(es256_signatures_with_leading_zeros_verify, reset_arena),
         cmocka_unit_test_teardown(bearer_scheme, reset_arena),
     };
