@@ -46,7 +46,6 @@ struct auth_settings {
     struct setting_objects mtls_clients; /* struct auth_client */
     struct str tenant_claim;  /* set by the kernel: refdata.security.tenant.claim; empty = tenant_id */
     bool allow_tenant_header; /* allowHeaderOverrideForTrustedClients */
-    struct str dev_key_file;  /* private JWK of `freshet token` */
 };
 extern const struct setting_row auth_setting_rows[];
 

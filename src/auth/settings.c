@@ -164,11 +164,5 @@ const struct setting_row auth_setting_rows[] = {
      .fallback = "",
      .reloadable = true,
      .help = "Clients behind a service mesh that verifies their certificates."},
-    {.name = "devKeyFile",
-     .type = SETTING_STRING,
-     .offset = offsetof(struct auth_settings, dev_key_file),
-     .fallback = "",
-     .help = "Private key of `freshet token`, made when missing; its public half goes to jwksFile. "
-             "For development."},
     {.name = NULL},
 };

@@ -128,6 +128,12 @@ static struct str value_of(const struct http_exchange *exchange, enum http_field
     return index == 0 ? STR_NONE : exchange->headers[index - 1].value;
 }
 
+/* Of a field that must not come twice: which of them would count? */
+static struct str value_once(const struct http_exchange *exchange, enum http_field field)
+{
+    return exchange->parser.repeated & 1u << field ? STR_NONE : value_of(exchange, field);
+}
+
 /* Turns the parser's offsets into slices. From here on the head's bytes stay where they are. */
 void http_exchange_fill_request(struct http_exchange *exchange)
 {
@@ -146,9 +152,10 @@ void http_exchange_fill_request(struct http_exchange *exchange)
     request->target = exchange->head.target;
     request->path = exchange->head.path;
     request->query = exchange->head.query;
-    request->authorization = parser->repeated & 1u << HTTP_FIELD_AUTHORIZATION
-                                 ? STR_NONE
-                                 : value_of(exchange, HTTP_FIELD_AUTHORIZATION);
+    request->authorization = value_once(exchange, HTTP_FIELD_AUTHORIZATION);
+    request->authorization_count =
+        parser->repeated & 1u << HTTP_FIELD_AUTHORIZATION ? 2 : parser->first[HTTP_FIELD_AUTHORIZATION] != 0;
+    request->forwarded_client_cert = value_once(exchange, HTTP_FIELD_FORWARDED_CLIENT_CERT);
     request->body = STR_NONE;
     request->route = NULL;
     request->context = NULL;
@@ -167,7 +174,9 @@ void http_exchange_blank_request(struct http_exchange *exchange)
 
     request->method = HTTP_GET;
     request->minor_version = 1;
-    request->target = request->path = request->query = request->authorization = request->body = STR_NONE;
+    request->target = request->path = request->query = request->body = STR_NONE;
+    request->authorization = request->forwarded_client_cert = STR_NONE;
+    request->authorization_count = 0;
     request->header_count = 0;
     request->route = NULL;
     request->trace = (struct trace){0};

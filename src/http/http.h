@@ -83,8 +83,8 @@ struct http_request {
     size_t header_count;
     /* what the gate asks of every request, found while parsing */
     struct str authorization;
-    unsigned authorization_count;     /* how often it came */
-    struct str forwarded_client_cert; /* X-Forwarded-Client-Cert */
+    unsigned authorization_count;     /* 0, 1, or 2 for more than once */
+    struct str forwarded_client_cert; /* X-Forwarded-Client-Cert; empty when it came more than once */
     struct str body;                  /* whole, dechunked */
     const struct http_route *route;
     void *context;       /* what the route table was added with: the module's own state */

@@ -104,6 +104,7 @@ enum http_field http_field_of(struct str name)
     case 14: return FIELD_IF("content-length", HTTP_FIELD_CONTENT_LENGTH);
     case 16: return FIELD_IF("content-encoding", HTTP_FIELD_CONTENT_ENCODING);
     case 17: return FIELD_IF("transfer-encoding", HTTP_FIELD_TRANSFER_ENCODING);
+    case 23: return FIELD_IF("x-forwarded-client-cert", HTTP_FIELD_FORWARDED_CLIENT_CERT);
     default: return HTTP_FIELD_OTHER;
     }
 }

@@ -1,17 +1,19 @@
 /* The gate: asks src/auth about every request before its body is read (C5). A token that is not known yet is checked
  * on a worker while the request is parked; nothing about tenants or scopes is decided here. */
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/clock.h"
 #include "base/memory.h"
 #include "kernel/kernel_inside.h"
 
-enum { GATE_TIMEOUT_MS = 5000 };
+enum { GATE_TIMEOUT_MS = 5000, VERIFY_TRIES = 3 };
 
 /* Kept outside the request, which may be gone when the signature has been checked. */
 struct parked_check {
     struct kernel *kernel;
     struct loop_park_ref ref;
+    unsigned tries;
 };
 
 static void allow(struct http_request *request, const struct auth_identity *identity)
@@ -37,7 +39,8 @@ static enum auth_answer ask(struct kernel *kernel, struct http_request *request,
     };
     if (request->forwarded_client_cert.len) {
         question.forwarded_client_cert = request->forwarded_client_cert;
-        question.tenant_header = http_request_header(request, STR("x-tenant-id"));
+        if (http_request_header_count(request, STR("x-tenant-id")) == 1)
+            question.tenant_header = http_request_header(request, STR("x-tenant-id"));
     }
     if (request->route->tenant_param &&
         http_request_param(request, request->route->tenant_param, &question.path_tenant, error) != STATUS_OK)
@@ -51,30 +54,32 @@ static enum auth_answer ask(struct kernel *kernel, struct http_request *request,
 
 static enum http_gate refuse(struct http_request *request, const struct error *error)
 {
-    http_send_error(request, error);
+    char challenge[AUTH_CHALLENGE_BYTES], line[AUTH_CHALLENGE_BYTES + 32] = "";
+    if (error->status == STATUS_UNAUTHENTICATED) {
+        auth_challenge(error, challenge);
+        snprintf(line, sizeof line, "WWW-Authenticate: %s\r\n", challenge);
+    }
+    http_send_error_with(request, error, str_from(line), STR_NONE);
     return HTTP_GATE_ANSWERED;
 }
 
+static enum http_gate verify(struct kernel *kernel, struct http_request *request, unsigned tries);
+
 static void on_verified(void *context)
 {
-    struct parked_check *check = context;
-    struct http_request *request = http_request_unpark(check->ref);
-    struct kernel *kernel = check->kernel;
-    free(check);
+    struct parked_check check = *(struct parked_check *)context;
+    free(context);
+    struct http_request *request = http_request_unpark(check.ref);
     if (!request)
         return;
     struct error error = {0};
-    enum auth_answer answer = ask(kernel, request, &error);
-    if (answer == AUTH_ALLOWED) {
-        kernel_identity_keep(
-            request); /* its turn comes later in this tick, when the loop's table may have changed */
-        http_gate_resume(request);
+    switch (ask(check.kernel, request, &error)) {
+    case AUTH_ALLOWED: http_gate_resume(request); return;
+    case AUTH_VERIFY: /* rare: the keys were replaced meanwhile, or more tokens came at once than are remembered */
+        verify(check.kernel, request, check.tries + 1);
         return;
+    case AUTH_DENIED: refuse(request, &error); return;
     }
-    if (answer ==
-        AUTH_VERIFY) /* pushed out of its table within one tick: more tokens at once than it holds */
-        error_set(&error, STATUS_OVERLOADED, "too many new tokens at once");
-    http_send_error(request, &error);
 }
 
 static void on_timeout(struct http_request *request, void *context)
@@ -85,10 +90,15 @@ static void on_timeout(struct http_request *request, void *context)
     http_send_error(request, &error);
 }
 
-static enum http_gate verify(struct kernel *kernel, struct http_request *request)
+static enum http_gate verify(struct kernel *kernel, struct http_request *request, unsigned tries)
 {
+    struct error error;
+    if (tries == VERIFY_TRIES) {
+        error_set(&error, STATUS_OVERLOADED, "too many new tokens at once");
+        return refuse(request, &error);
+    }
     struct parked_check *check = memory_alloc(sizeof *check);
-    check->kernel = kernel;
+    *check = (struct parked_check){.kernel = kernel, .tries = tries};
     int64_t deadline_ns = loop_now_ns(request->loop) + GATE_TIMEOUT_MS * CLOCK_NS_PER_MS;
     if (!http_request_park(request, deadline_ns, on_timeout, NULL, &check->ref)) {
         free(check);
@@ -98,7 +108,6 @@ static enum http_gate verify(struct kernel *kernel, struct http_request *request
         return HTTP_GATE_PARKED;
     http_request_unpark(check->ref);
     free(check);
-    struct error error;
     error_set(&error, STATUS_OVERLOADED, "too many new tokens at once");
     return refuse(request, &error);
 }
@@ -111,7 +120,7 @@ enum http_gate kernel_gate(struct http_request *request, void *context)
     struct error error = {0};
     switch (ask(kernel, request, &error)) {
     case AUTH_ALLOWED: return HTTP_GATE_PASS;
-    case AUTH_VERIFY: return verify(kernel, request);
+    case AUTH_VERIFY: return verify(kernel, request, 0);
     case AUTH_DENIED: break;
     }
     return refuse(request, &error);

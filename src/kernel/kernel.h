@@ -25,7 +25,7 @@ struct kernel;
 struct module {
     const char *name;
     const char *const *roles;             /* any of them switches it on; NULL-terminated */
-    const struct config_section *section; /* its key in the file; NULL = none */
+    const struct config_section *section; /* its key in the file */
     const struct http_route *routes;      /* NULL = none; added with the module's state as context */
     struct metric_family *const *metrics; /* NULL-terminated; registered at start */
     const struct db_migration *migrations;

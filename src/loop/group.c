@@ -48,12 +48,11 @@ void loop_group_start(struct loop_group *group)
 }
 
 /* What was still on its way when the threads ended is run here, while everybody it concerns still lives. */
-static void drain_inboxes(struct loop_group *group)
+static void settle_all(struct loop_group *group)
 {
     for (unsigned i = 0; i < group->count;)
-        i = loop_drain_inbox(group->loops[i])
-                ? 0
-                : i + 1; /* a message may have been answered to an earlier loop */
+        i = loop_settle(group->loops[i]) ? 0
+                                         : i + 1; /* a message may have been answered to an earlier loop */
 }
 
 void loop_group_stop(struct loop_group *group)
@@ -64,7 +63,7 @@ void loop_group_stop(struct loop_group *group)
         loop_stop(group->loops[i]);
     for (unsigned i = 0; i < group->count; i++)
         pthread_join(group->threads[i], NULL);
-    drain_inboxes(group);
+    settle_all(group);
     atomic_store(&group->running,
                  false); /* only now: a grace period asked for meanwhile must wait for the threads */
 }

@@ -189,19 +189,20 @@ struct loop *loop_create(const struct loop_options *options)
     return loop;
 }
 
-bool loop_drain_inbox(struct loop *loop)
+bool loop_settle(struct loop *loop)
 {
-    bool some = loop_inbox_has_some(&loop->inbox);
+    bool some = loop_inbox_has_some(&loop->inbox) || loop->ticks || loop->garbage_count;
     while (loop_inbox_has_some(&loop->inbox))
         loop_inbox_run(loop, LOOP_MESSAGES_PER_TICK);
+    run_tick_ends(loop);
+    free_garbage(loop);
     return some;
 }
 
 void loop_destroy(struct loop *loop)
 {
-    loop_drain_inbox(loop);
-    run_tick_ends(loop);
-    free_garbage(loop);
+    while (loop_settle(loop))
+        ;
     loop_inbox_deinit(&loop->inbox);
     loop_timers_deinit(&loop->timers);
     loop_parking_deinit(&loop->parking);

@@ -95,7 +95,8 @@ void loop_destroy(struct loop *loop);                   /* after its thread ende
 void loop_run(struct loop *loop);                       /* until loop_stop() */
 void loop_run_once(struct loop *loop, int wait_ms_max); /* for tests and drains */
 void loop_stop(struct loop *loop);                      /* any thread */
-bool loop_drain_inbox(struct loop *loop); /* after its thread ended: runs what is left; was there anything? */
+bool loop_settle(
+    struct loop *loop); /* after its thread ended: runs and frees what is left; was there anything? */
 unsigned loop_index(const struct loop *loop);
 int64_t loop_now_ns(const struct loop *loop);  /* the time this tick began; no syscall */
 bool loop_is_current(const struct loop *loop); /* is this the loop's thread? for assertions */

@@ -118,7 +118,7 @@ static const struct setting_row cache_rows[] = {
 static const struct setting_row rows[] = {
     {"postgres", SETTING_OBJECT_LIST, ROW(postgres),
      "The database the dictionaries live in; a list of named blocks where there are several.", NULL,
-     .rows = kernel_postgres_rows, .element_bytes = sizeof(struct kernel_postgres)},
+     .rows = kernel_postgres_rows, .element_bytes = sizeof(struct kernel_postgres), .reloadable = true},
     {"consistency", SETTING_OBJECT, .help = "Waiting for commits.", .rows = consistency_rows, .fallback = ""},
     {"security", SETTING_OBJECT, .help = "Tenants.", .rows = security_rows, .fallback = ""},
     {"kafka", SETTING_IGNORED, .help = "Kafka, once bus.commands names it; alone it turns nothing on.",
