@@ -6,6 +6,10 @@
 #ifndef FRESHET_CACHE_HASH_PAGE_H
 #define FRESHET_CACHE_HASH_PAGE_H
 
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
 #include "cache/internal.h"
 
 #define HASH_LINE_BYTES 64
@@ -42,6 +46,23 @@ static inline size_t bucket_of(uint64_t fingerprint, size_t buckets)
 }
 
 /* Bit i is set where slot i has the fingerprint. An empty slot may match 0: its record is NULL. */
+#ifdef __SSE2__
+static inline unsigned bucket_matches(const uint64_t *slots, uint64_t fingerprint)
+{
+    const __m128i *pairs = (const __m128i *)slots;
+    const __m128i wanted = _mm_set1_epi16((short)fingerprint);
+    /* Words are compared, all of them; only the top word of each slot counts, so the odd halves are gathered. */
+    __m128 a = _mm_castsi128_ps(_mm_cmpeq_epi16(_mm_load_si128(pairs), wanted));
+    __m128 b = _mm_castsi128_ps(_mm_cmpeq_epi16(_mm_load_si128(pairs + 1), wanted));
+    __m128 c = _mm_castsi128_ps(_mm_cmpeq_epi16(_mm_load_si128(pairs + 2), wanted));
+    __m128 d = _mm_castsi128_ps(_mm_cmpeq_epi16(_mm_load_si128(pairs + 3), wanted));
+    __m128i low = _mm_srai_epi32(_mm_castps_si128(_mm_shuffle_ps(a, b, _MM_SHUFFLE(3, 1, 3, 1))), 16);
+    __m128i high = _mm_srai_epi32(_mm_castps_si128(_mm_shuffle_ps(c, d, _MM_SHUFFLE(3, 1, 3, 1))), 16);
+    __m128i words = _mm_packs_epi32(low, high);
+
+    return (unsigned)_mm_movemask_epi8(_mm_packs_epi16(words, _mm_setzero_si128()));
+}
+#else
 static inline unsigned bucket_matches(const uint64_t *slots, uint64_t fingerprint)
 {
     unsigned matches = 0;
@@ -50,6 +71,7 @@ static inline unsigned bucket_matches(const uint64_t *slots, uint64_t fingerprin
         matches |= (unsigned)(slot_fingerprint(slots[i]) == fingerprint) << i;
     return matches;
 }
+#endif
 
 static inline const uint64_t *page_bucket(const uint64_t *slots, size_t bucket)
 {

@@ -53,20 +53,16 @@ struct asked {
     size_t count;
 };
 
-static size_t count_commas(struct str raw)
-{
-    size_t count = 0;
-    for (size_t i = 0; i < raw.len; i++)
-        count += raw.ptr[i] == ',';
-    return count;
-}
-
-static struct str take_until_comma(struct str *rest)
+/* Is there another key behind this one? */
+static bool take_until_comma(struct str *rest, struct str *part)
 {
     const char *comma = memchr(rest->ptr, ',', rest->len);
-    struct str part = comma ? str_of(rest->ptr, (size_t)(comma - rest->ptr)) : *rest;
-    *rest = comma ? str_of(comma + 1, rest->len - part.len - 1) : STR("");
-    return part;
+    *part = *rest;
+    if (!comma)
+        return false;
+    part->len = (size_t)(comma - rest->ptr);
+    *rest = str_of(comma + 1, rest->len - part->len - 1);
+    return true;
 }
 
 /* The list is split before it is decoded, so that a comma inside a key can be written %2C. */
@@ -74,14 +70,14 @@ static enum status split_keys(struct http_request *request, struct str raw, stru
                               struct error *error)
 {
     bool encoded = memchr(raw.ptr, '%', raw.len) || memchr(raw.ptr, '+', raw.len);
-    size_t count = count_commas(raw) + 1;
-    if (count > KEYS_MAX)
-        return error_set_field(error, STATUS_BAD_REQUEST, "keys", "at most %d keys at once, not %zu",
-                               KEYS_MAX, count);
-    asked->keys = arena_alloc(request->arena, count * sizeof *asked->keys);
-    for (asked->count = 0; asked->count < count; asked->count++) {
+    bool more = true;
+    size_t most = raw.len / 2 + 1; /* a key has at least one byte, and a comma behind it */
+    asked->keys = arena_alloc(request->arena, (most < KEYS_MAX ? most : KEYS_MAX) * sizeof *asked->keys);
+    for (asked->count = 0; more; asked->count++) {
+        if (asked->count == KEYS_MAX)
+            return error_set_field(error, STATUS_BAD_REQUEST, "keys", "at most %d keys at once", KEYS_MAX);
         struct str *key = &asked->keys[asked->count];
-        *key = take_until_comma(&raw);
+        more = take_until_comma(&raw, key);
         enum status status =
             encoded ? http_percent_decode(*key, true, request->arena, "keys", key, error) : STATUS_OK;
         if (status == STATUS_OK)
