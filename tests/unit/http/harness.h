@@ -37,7 +37,8 @@ void harness_turn(struct harness *harness, int times);
 
 void client_connect(struct harness *harness, struct client *client);
 void client_send(struct client *client, struct str bytes);
-void client_receive(struct client *client); /* turns the loop and takes whatever comes, until nothing more does */
+void client_receive(
+    struct client *client); /* turns the loop and takes whatever comes, until nothing more does */
 void client_close(struct client *client);
 
 struct answer {

@@ -11,7 +11,8 @@
 
 static void echo(struct http_request *request)
 {
-    http_send(request, &(struct http_response){.status = 200, .content_type = STR("text/plain"), .body = request->body});
+    http_send(request, &(struct http_response){
+                           .status = 200, .content_type = STR("text/plain"), .body = request->body});
 }
 
 static void item(struct http_request *request)
@@ -24,7 +25,8 @@ static void item(struct http_request *request)
         return;
     }
     const struct str parts[] = {STR("<"), key, STR(">")};
-    http_send_parts(request, &(struct http_response){.status = 200, .headers = STR("X-Extra: 1\r\n")}, parts, 3);
+    http_send_parts(request, &(struct http_response){.status = 200, .headers = STR("X-Extra: 1\r\n")}, parts,
+                    3);
 }
 
 static char large_body[300 * 1024];
@@ -87,7 +89,10 @@ struct row {
     bool closes;
     const char *body_has;
 };
-#define ROW(n, r, s, c, b) {n, {r, sizeof(r) - 1}, s, c, b}
+#define ROW(n, r, s, c, b)             \
+    {                                  \
+        n, {r, sizeof(r) - 1}, s, c, b \
+    }
 #define GET "GET / HTTP/1.1\r\n"
 #define POST "POST /echo HTTP/1.1\r\nHost: a\r\n"
 
@@ -116,58 +121,96 @@ static const struct row rows[] = {
     ROW("HTTP/2 preface", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505, true, "HTTP_VERSION"),
     ROW("unencoded byte", "GET /\x80 HTTP/1.1\r\n" HOST "\r\n", 400, true, "BAD_REQUEST"),
     /* framing */
-    ROW("length and coding", POST "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400, true, "Transfer"),
-    ROW("coding and length", POST "Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n", 400, true, "Transfer"),
-    ROW("two lengths", POST "Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello", 400, true, "Content-Length"),
-    ROW("the same length twice", POST "Content-Length: 5\r\nContent-Length: 5\r\n\r\nhello", 400, true, "Content-Length"),
+    ROW("length and coding", POST "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400,
+        true, "Transfer"),
+    ROW("coding and length", POST "Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n", 400,
+        true, "Transfer"),
+    ROW("two lengths", POST "Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello", 400, true,
+        "Content-Length"),
+    ROW("the same length twice", POST "Content-Length: 5\r\nContent-Length: 5\r\n\r\nhello", 400, true,
+        "Content-Length"),
     ROW("list of lengths", POST "Content-Length: 5, 5\r\n\r\nhello", 400, true, "Content-Length"),
     ROW("signed length", POST "Content-Length: +5\r\n\r\nhello", 400, true, "Content-Length"),
     ROW("negative length", POST "Content-Length: -5\r\n\r\nhello", 400, true, "Content-Length"),
     ROW("hexadecimal length", POST "Content-Length: 0x5\r\n\r\nhello", 400, true, "Content-Length"),
     ROW("empty length", POST "Content-Length:\r\n\r\nhello", 400, true, "Content-Length"),
-    ROW("overflowing length", POST "Content-Length: 18446744073709551617\r\n\r\nh", 400, true, "Content-Length"),
+    ROW("overflowing length", POST "Content-Length: 18446744073709551617\r\n\r\nh", 400, true,
+        "Content-Length"),
     ROW("huge length", POST "Content-Length: 9223372036854775807\r\n\r\nh", 413, true, "PAYLOAD_TOO_LARGE"),
     ROW("unknown coding", POST "Transfer-Encoding: gzip\r\n\r\nhello", 501, true, "Transfer-Encoding"),
-    ROW("coding before chunked", POST "Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 400, true, "Transfer"),
+    ROW("coding before chunked", POST "Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 400, true,
+        "Transfer"),
     ROW("chunked twice", POST "Transfer-Encoding: chunked, chunked\r\n\r\n0\r\n\r\n", 400, true, "Transfer"),
-    ROW("chunked in two lines", POST "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400, true, "Transfer"),
-    ROW("coding with a parameter", POST "Transfer-Encoding: chunked;a=b\r\n\r\n0\r\n\r\n", 501, true, "Transfer"),
+    ROW("chunked in two lines",
+        POST "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400, true,
+        "Transfer"),
+    ROW("coding with a parameter", POST "Transfer-Encoding: chunked;a=b\r\n\r\n0\r\n\r\n", 501, true,
+        "Transfer"),
     ROW("identity", POST "Transfer-Encoding: identity\r\n\r\n", 501, true, "Transfer"),
     ROW("empty coding", POST "Transfer-Encoding:\r\n\r\n", 400, true, "Transfer"),
-    ROW("coding in HTTP/1.0", "POST /echo HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400, true, "Transfer"),
-    ROW("chunked in capitals", POST "Transfer-Encoding: Chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n", 200, false, "hello"),
+    ROW("coding in HTTP/1.0", "POST /echo HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400, true,
+        "Transfer"),
+    ROW("chunked in capitals", POST "Transfer-Encoding: Chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n", 200, false,
+        "hello"),
     ROW("chunks, extension, trailer",
-        POST "Transfer-Encoding: chunked\r\n\r\n2;a=\"b\"\r\nhe\r\n003\r\nllo\r\n0\r\nX-T: v\r\n\r\n", 200, false, "hello"),
-    ROW("chunk size with a sign", POST "Transfer-Encoding: chunked\r\n\r\n+5\r\nhello\r\n0\r\n\r\n", 400, true, "chunk"),
-    ROW("chunk size with 0x", POST "Transfer-Encoding: chunked\r\n\r\n0x5\r\nhello\r\n0\r\n\r\n", 400, true, "chunk"),
-    ROW("chunk size overflows", POST "Transfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\n", 400, true, "chunk"),
-    ROW("chunk size, space", POST "Transfer-Encoding: chunked\r\n\r\n5 \r\nhello\r\n0\r\n\r\n", 400, true, "chunk"),
-    ROW("chunk size, bare LF", POST "Transfer-Encoding: chunked\r\n\r\n5\nhello\r\n0\r\n\r\n", 400, true, "chunk"),
-    ROW("chunk too long", POST "Transfer-Encoding: chunked\r\n\r\n4\r\nhello\r\n0\r\n\r\n", 400, true, "chunk"),
-    ROW("trailer without colon", POST "Transfer-Encoding: chunked\r\n\r\n0\r\nbad\r\n\r\n", 400, true, "trailer"),
+        POST "Transfer-Encoding: chunked\r\n\r\n2;a=\"b\"\r\nhe\r\n003\r\nllo\r\n0\r\nX-T: v\r\n\r\n", 200,
+        false, "hello"),
+    ROW("chunk size with a sign", POST "Transfer-Encoding: chunked\r\n\r\n+5\r\nhello\r\n0\r\n\r\n", 400,
+        true, "chunk"),
+    ROW("chunk size with 0x", POST "Transfer-Encoding: chunked\r\n\r\n0x5\r\nhello\r\n0\r\n\r\n", 400, true,
+        "chunk"),
+    ROW("chunk size overflows", POST "Transfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\n", 400, true,
+        "chunk"),
+    ROW("chunk size, space", POST "Transfer-Encoding: chunked\r\n\r\n5 \r\nhello\r\n0\r\n\r\n", 400, true,
+        "chunk"),
+    ROW("chunk size, bare LF", POST "Transfer-Encoding: chunked\r\n\r\n5\nhello\r\n0\r\n\r\n", 400, true,
+        "chunk"),
+    ROW("chunk too long", POST "Transfer-Encoding: chunked\r\n\r\n4\r\nhello\r\n0\r\n\r\n", 400, true,
+        "chunk"),
+    ROW("trailer without colon", POST "Transfer-Encoding: chunked\r\n\r\n0\r\nbad\r\n\r\n", 400, true,
+        "trailer"),
     /* expectations, media types, limits */
     ROW("other expectation", POST "Expect: cake\r\nContent-Length: 0\r\n\r\n", 417, true, "Expect"),
     ROW("sized body", POST "Content-Length: 5\r\n\r\nhello", 200, false, "hello"),
     ROW("no body", POST "\r\n", 200, false, ""),
     ROW("GET with a body", GET HOST "Content-Length: 5\r\n\r\nhello", 200, false, ""),
-    ROW("GET with chunks", GET HOST "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n", 200, false, ""),
-    ROW("wrong media type", "POST /json HTTP/1.1\r\n" HOST "Content-Type: text/plain\r\nContent-Length: 2\r\n\r\n{}", 415, false, "Content-Type"),
-    ROW("no media type", "POST /json HTTP/1.1\r\n" HOST "Content-Length: 2\r\n\r\n{}", 415, false, "Content-Type"),
-    ROW("JSON", "POST /json HTTP/1.1\r\n" HOST "Content-Type: application/json; charset=UTF-8\r\nContent-Length: 2\r\n\r\n{}", 200, false, "{}"),
-    ROW("other charset", "POST /json HTTP/1.1\r\n" HOST "Content-Type: application/json; charset=latin1\r\nContent-Length: 2\r\n\r\n{}", 415, false, "Content-Type"),
-    ROW("encoded body", "POST /json HTTP/1.1\r\n" HOST "Content-Type: application/json\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}", 415, false, "Content-Encoding"),
-    ROW("413 keeps what is small", "POST /json HTTP/1.1\r\n" HOST "Content-Type: application/json\r\nContent-Length: 101\r\n\r\n"
-        "12345678901234567890123456789012345678901234567890123456789012345678901234567890123456789012345678901", 413, false, "PAYLOAD_TOO_LARGE"),
-    ROW("413 of chunks", "POST /json HTTP/1.1\r\n" HOST "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n40\r\n"
+    ROW("GET with chunks", GET HOST "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n", 200, false,
+        ""),
+    ROW("wrong media type",
+        "POST /json HTTP/1.1\r\n" HOST "Content-Type: text/plain\r\nContent-Length: 2\r\n\r\n{}", 415, false,
+        "Content-Type"),
+    ROW("no media type", "POST /json HTTP/1.1\r\n" HOST "Content-Length: 2\r\n\r\n{}", 415, false,
+        "Content-Type"),
+    ROW("JSON",
+        "POST /json HTTP/1.1\r\n" HOST
+        "Content-Type: application/json; charset=UTF-8\r\nContent-Length: 2\r\n\r\n{}",
+        200, false, "{}"),
+    ROW("other charset",
+        "POST /json HTTP/1.1\r\n" HOST
+        "Content-Type: application/json; charset=latin1\r\nContent-Length: 2\r\n\r\n{}",
+        415, false, "Content-Type"),
+    ROW("encoded body",
+        "POST /json HTTP/1.1\r\n" HOST
+        "Content-Type: application/json\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}",
+        415, false, "Content-Encoding"),
+    ROW("413 keeps what is small",
+        "POST /json HTTP/1.1\r\n" HOST "Content-Type: application/json\r\nContent-Length: 101\r\n\r\n"
+        "12345678901234567890123456789012345678901234567890123456789012345678901234567890123456789012345678901",
+        413, false, "PAYLOAD_TOO_LARGE"),
+    ROW("413 of chunks",
+        "POST /json HTTP/1.1\r\n" HOST
+        "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n40\r\n"
         "1234567890123456789012345678901234567890123456789012345678901234\r\n40\r\n"
-        "1234567890123456789012345678901234567890123456789012345678901234\r\n0\r\n\r\n", 413, true, "PAYLOAD_TOO_LARGE"),
+        "1234567890123456789012345678901234567890123456789012345678901234\r\n0\r\n\r\n",
+        413, true, "PAYLOAD_TOO_LARGE"),
     ROW("bad escape", "GET /items/%zz HTTP/1.1\r\n" HOST "\r\n", 400, false, "key"),
     ROW("escaped NUL", "GET /items/%00 HTTP/1.1\r\n" HOST "\r\n", 400, false, "key"),
     ROW("escaped bad UTF-8", "GET /items/%ff HTTP/1.1\r\n" HOST "\r\n", 400, false, "key"),
     ROW("slash inside a segment", "GET /items/a%2Fb HTTP/1.1\r\n" HOST "\r\n", 200, false, "<a/b>"),
     ROW("no secrets in a 500", "GET /broken HTTP/1.1\r\n" HOST "\r\n", 500, false, "INTERNAL_ERROR"),
     ROW("a handler that forgets", "GET /silent HTTP/1.1\r\n" HOST "\r\n", 500, false, "INTERNAL_ERROR"),
-    ROW("seed 002's errors", "POST /detail HTTP/1.1\r\n" HOST "Content-Length: 1\r\n\r\nx", 415, false, "{\"detail\""),
+    ROW("seed 002's errors", "POST /detail HTTP/1.1\r\n" HOST "Content-Length: 1\r\n\r\nx", 415, false,
+        "{\"detail\""),
 };
 
 static void check_row(struct harness *harness, const struct row *row, size_t split)
@@ -219,8 +262,9 @@ static void test_c6_wrong_method_is_405_with_allow(void **state)
 {
     struct client client;
     client_connect(*state, &client);
-    client_send(&client, STR("PUT /items/k HTTP/1.1\r\nHost: a\r\n\r\nOPTIONS /items/k HTTP/1.1\r\nHost: a\r\n\r\n"
-                             "OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\nHEAD /items/k HTTP/1.1\r\nHost: a\r\n\r\n"));
+    client_send(&client,
+                STR("PUT /items/k HTTP/1.1\r\nHost: a\r\n\r\nOPTIONS /items/k HTTP/1.1\r\nHost: a\r\n\r\n"
+                    "OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\nHEAD /items/k HTTP/1.1\r\nHost: a\r\n\r\n"));
     client_receive(&client);
     struct answer answer = client_take(&client);
     assert_int_equal(answer.status, 405);
@@ -297,7 +341,8 @@ static void test_a_client_that_does_not_read_stops_the_parsing(void **state)
         buf_put_str(&requests, STR("GET /large HTTP/1.1\r\nHost: a\r\n\r\n"));
     client_connect(harness, &client);
     client_send(&client, buf_str(&requests));
-    harness_turn(harness, 50); /* nobody reads: 200 * 300 KiB must not pile up, and nothing may spin or break */
+    harness_turn(harness,
+                 50); /* nobody reads: 200 * 300 KiB must not pile up, and nothing may spin or break */
     client_receive(&client);
     for (int i = 0; i < 200; i++) {
         struct answer answer = client_take(&client);
@@ -330,7 +375,8 @@ static void test_a_half_closed_client_gets_its_answers(void **state)
 {
     struct client client;
     client_connect(*state, &client);
-    client_send(&client, STR("GET /items/1 HTTP/1.1\r\nHost: a\r\n\r\nGET /items/2 HTTP/1.1\r\nHost: a\r\n\r\n"));
+    client_send(&client,
+                STR("GET /items/1 HTTP/1.1\r\nHost: a\r\n\r\nGET /items/2 HTTP/1.1\r\nHost: a\r\n\r\n"));
     shutdown(client.fd, SHUT_WR);
     client_receive(&client);
     assert_int_equal(client_take(&client).status, 200);
@@ -341,8 +387,9 @@ static void test_a_half_closed_client_gets_its_answers(void **state)
 
 static void test_c6_a_request_that_ends_early_is_400(void **state)
 {
-    static const char *const cut[] = {"GET / HT", "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nabc",
-                                      "POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab"};
+    static const char *const cut[] = {
+        "GET / HT", "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nabc",
+        "POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab"};
     for (size_t i = 0; i < sizeof cut / sizeof cut[0]; i++) {
         struct client client;
         client_connect(*state, &client);
@@ -361,7 +408,9 @@ static void test_c6_after_413_the_client_can_still_read_the_answer(void **state)
     struct client client;
     static char junk[200 * 1024];
     client_connect(*state, &client);
-    client_send(&client, STR("POST /json HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 10000000\r\n\r\n"));
+    client_send(
+        &client,
+        STR("POST /json HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 10000000\r\n\r\n"));
     client_send(&client, str_of(junk, sizeof junk));
     client_receive(&client);
     struct answer answer = client_take(&client);
@@ -377,7 +426,8 @@ static void test_expect_continue_is_answered_when_the_body_will_be_read(void **s
 {
     struct client client;
     client_connect(*state, &client);
-    client_send(&client, STR("POST /echo HTTP/1.1\r\nHost: a\r\nExpect: 100-Continue\r\nContent-Length: 5\r\n\r\n"));
+    client_send(&client,
+                STR("POST /echo HTTP/1.1\r\nHost: a\r\nExpect: 100-Continue\r\nContent-Length: 5\r\n\r\n"));
     client_receive(&client);
     assert_int_equal(client_take(&client).status, 100);
     client_send(&client, STR("hello"));
@@ -454,14 +504,17 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_c4_c6_every_row_is_answered, setup, teardown),
         cmocka_unit_test_setup_teardown(test_c6_every_row_at_every_split, setup, teardown),
         cmocka_unit_test_setup_teardown(test_c6_wrong_method_is_405_with_allow, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_pipelined_answers_come_in_order_and_in_one_write, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_pipelined_answers_come_in_order_and_in_one_write, setup,
+                                        teardown),
         cmocka_unit_test_setup_teardown(test_a_batch_leaves_in_one_write, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_client_that_does_not_read_stops_the_parsing, setup, teardown),
         cmocka_unit_test_setup_teardown(test_more_requests_than_a_turn_takes, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_half_closed_client_gets_its_answers, setup, teardown),
         cmocka_unit_test_setup_teardown(test_c6_a_request_that_ends_early_is_400, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_c6_after_413_the_client_can_still_read_the_answer, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_expect_continue_is_answered_when_the_body_will_be_read, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_c6_after_413_the_client_can_still_read_the_answer, setup,
+                                        teardown),
+        cmocka_unit_test_setup_teardown(test_expect_continue_is_answered_when_the_body_will_be_read, setup,
+                                        teardown),
         cmocka_unit_test_setup_teardown(test_expect_continue_is_not_sent_for_a_refused_body, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_large_body_comes_whole, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_body_behind_a_long_head, setup, teardown),

@@ -1,0 +1,380 @@
+/* Requests that leave the loop: parked, at the gate, on workers (C7), and what happens when their client goes. */
+#include <semaphore.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "harness.h"
+
+static struct loop_park_ref parked;
+static int dropped, timed_out, ended_memos;
+static int64_t park_ms;
+static sem_t worker_began, worker_may_end;
+
+static void on_drop(struct http_request *request, void *context)
+{
+    (void)request;
+    assert_ptr_equal(context, &dropped);
+    dropped++;
+}
+
+static void on_timeout(struct http_request *request, void *context)
+{
+    (void)context;
+    timed_out++;
+    http_send(request, &(struct http_response){.status = 202, .body = STR("late")});
+}
+
+static void park(struct http_request *request)
+{
+    if (http_request_park(request, clock_mono_ns() + park_ms * CLOCK_NS_PER_MS, on_timeout, &dropped,
+                          &parked))
+        http_request_on_drop(request, on_drop);
+}
+
+static void now(struct http_request *request)
+{
+    http_send(request, &(struct http_response){.status = 200, .body = STR("now")});
+}
+
+static void work(struct http_request *request)
+{
+    http_send(request,
+              &(struct http_response){.status = 201, .headers = STR("X-W: 1\r\n"), .body = request->body});
+}
+
+static void work_slowly(struct http_request *request)
+{
+    sem_post(&worker_began);
+    sem_wait(&worker_may_end);
+    work(request);
+}
+
+static void work_and_forget(struct http_request *request)
+{
+    (void)request;
+}
+
+static const struct http_route routes[] = {
+    {.method = HTTP_GET, .path = "/park", .handler = park},
+    {.method = HTTP_GET, .path = "/now", .handler = now},
+    {.method = HTTP_POST, .path = "/work", .handler = work, .kind = HTTP_WORKER, .consumes = HTTP_ANY},
+    {.method = HTTP_POST,
+     .path = "/slow",
+     .handler = work_slowly,
+     .kind = HTTP_WORKER,
+     .consumes = HTTP_ANY,
+     .deadline_ms = 30,
+     .errors = HTTP_ERRORS_DETAIL},
+    {.method = HTTP_GET, .path = "/forget", .handler = work_and_forget, .kind = HTTP_WORKER},
+    {0},
+};
+
+static enum http_gate gate(struct http_request *request, void *context)
+{
+    (void)context;
+    if (str_eq(request->authorization, STR("deny"))) {
+        http_send_error(request, &(struct error){.status = STATUS_UNAUTHENTICATED});
+        return HTTP_GATE_ANSWERED;
+    }
+    if (str_eq(request->authorization, STR("wait")))
+        return http_request_park(request, CLOCK_NEVER, on_timeout, &dropped, &parked) ? HTTP_GATE_PARKED
+                                                                                      : HTTP_GATE_ANSWERED;
+    if (str_eq(request->authorization, STR("memo")) && !request->connection_memo)
+        request->connection_memo = &ended_memos;
+    return HTTP_GATE_PASS;
+}
+
+static void on_connection_end(void *memo, void *context)
+{
+    (void)context;
+    ++*(int *)memo;
+}
+
+static struct harness harness;
+
+static int setup(void **state)
+{
+    (void)state;
+    dropped = timed_out = ended_memos = 0;
+    park_ms = 60000;
+    sem_init(&worker_began, 0, 0);
+    sem_init(&worker_may_end, 0, 0);
+    harness_init(&harness, routes);
+    harness.workers = worker_pool_create("test", 1, 1);
+    harness.config.workers = harness.workers;
+    harness.config.gate = gate;
+    harness.config.on_connection_end = on_connection_end;
+    harness_start(&harness);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    harness_deinit(&harness);
+    return 0;
+}
+
+/* Until something comes or the server closes; the worker's or the timer's time is not ours to guess. */
+static void receive_patiently(struct client *client)
+{
+    for (int i = 0; i < 1000 && buf_len(&client->in) == 0 && !client->at_end; i++) {
+        loop_run_once(harness.loop, 10);
+        client_receive(client);
+    }
+}
+
+#define GET(path) STR("GET " path " HTTP/1.1\r\nHost: a\r\n\r\n")
+
+/* ---- parking ---- */
+
+static void test_a_parked_request_holds_back_those_behind_it(void **state)
+{
+    (void)state;
+    struct client client;
+    client_connect(&harness, &client);
+    client_send(
+        &client,
+        STR("GET /now HTTP/1.1\r\nHost: a\r\n\r\nGET /park HTTP/1.1\r\nHost: a\r\n\r\nGET /now HTTP/1.1\r\nHost: a\r\n\r\n"));
+    client_receive(&client);
+    assert_int_equal(client_take(&client).status, 200);
+    assert_int_equal(buf_len(&client.in), 0);
+    assert_int_equal(loop_parked_count(harness.loop), 1);
+    client_send(&client, GET("/now"));
+    harness_turn(&harness, 5);
+    struct http_request *request = http_request_unpark(parked);
+    assert_non_null(request);
+    assert_true(str_eq(request->path, STR("/park")));
+    http_send(request, &(struct http_response){.status = 203, .body = STR("found")});
+    assert_null(http_request_unpark(parked));
+    client_receive(&client);
+    assert_int_equal(client_take(&client).status, 203);
+    assert_int_equal(client_take(&client).status, 200);
+    assert_int_equal(client_take(&client).status, 200);
+    assert_int_equal(loop_parked_count(harness.loop), 0);
+    client_close(&client);
+}
+
+static void test_a_parked_request_times_out_once(void **state)
+{
+    (void)state;
+    struct client client;
+    park_ms = 1;
+    client_connect(&harness, &client);
+    client_send(&client, GET("/park"));
+    receive_patiently(&client);
+    assert_int_equal(client_take(&client).status, 202);
+    assert_int_equal(timed_out, 1);
+    assert_null(http_request_unpark(parked));
+    client_close(&client);
+}
+
+static void test_a_client_that_goes_while_parked_is_told_to_the_owner(void **state)
+{
+    (void)state;
+    struct client client;
+    client_connect(&harness, &client);
+    client_send(&client, GET("/park"));
+    harness_turn(&harness, 2);
+    client_close(&client);
+    harness_turn(&harness, 3);
+    assert_int_equal(dropped, 1);
+    assert_null(http_request_unpark(parked));
+    assert_int_equal(loop_parked_count(harness.loop), 0);
+}
+
+static void test_a_half_closed_client_is_still_answered_after_parking(void **state)
+{
+    (void)state;
+    struct client client;
+    client_connect(&harness, &client);
+    client_send(&client, GET("/park"));
+    shutdown(client.fd, SHUT_WR);
+    harness_turn(&harness, 4);
+    struct http_request *request = http_request_unpark(parked);
+    assert_non_null(request);
+    http_send(request, &(struct http_response){.status = 200});
+    client_receive(&client);
+    assert_int_equal(client_take(&client).status, 200);
+    assert_true(client.at_end);
+    client_close(&client);
+}
+
+static void test_c7_too_many_parked_is_503_with_retry_after(void **state)
+{
+    (void)state;
+    struct client clients[65];
+    for (int i = 0; i < 65; i++) {
+        client_connect(&harness, &clients[i]);
+        client_send(&clients[i], GET("/park"));
+    }
+    harness_turn(&harness, 3);
+    assert_int_equal(loop_parked_count(harness.loop), 64);
+    int refused = 0;
+    for (int i = 0; i < 65; i++) {
+        client_receive(&clients[i]);
+        if (buf_len(&clients[i].in) > 0) {
+            struct answer answer = client_take(&clients[i]);
+            assert_int_equal(answer.status, 503);
+            assert_true(answer_has(&answer, "Retry-After: 1\r\n"));
+            refused++;
+        }
+    }
+    assert_int_equal(refused, 1);
+    for (int i = 0; i < 65; i++)
+        client_close(&clients[i]);
+    assert_int_equal(dropped, 64);
+}
+
+/* ---- gate ---- */
+
+static void test_c5_the_gate_answers_before_the_body_is_read(void **state)
+{
+    (void)state;
+    struct client client;
+    client_connect(&harness, &client);
+    client_send(
+        &client,
+        STR("POST /work HTTP/1.1\r\nHost: a\r\nAuthorization: deny\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n"));
+    client_receive(&client);
+    struct answer answer = client_take(&client);
+    assert_int_equal(answer.status, 401);
+    assert_true(answer_has(&answer, "WWW-Authenticate: Bearer\r\n"));
+    assert_true(client.at_end);
+    client_close(&client);
+}
+
+static void test_the_gate_can_think_about_it(void **state)
+{
+    (void)state;
+    struct client client;
+    client_connect(&harness, &client);
+    client_send(
+        &client,
+        STR("POST /work HTTP/1.1\r\nHost: a\r\nAuthorization: wait\r\nContent-Length: 5\r\n\r\nhello"));
+    client_receive(&client);
+    assert_int_equal(buf_len(&client.in), 0);
+    struct http_request *request = http_request_unpark(parked);
+    assert_non_null(request);
+    assert_true(str_eq(request->authorization, STR("wait")));
+    http_gate_resume(request);
+    receive_patiently(&client);
+    struct answer answer = client_take(&client);
+    assert_int_equal(answer.status, 201);
+    assert_memory_equal(answer.body.ptr, "hello", 5);
+    client_close(&client);
+}
+
+static void test_the_gates_memo_lives_as_long_as_the_connection(void **state)
+{
+    (void)state;
+    struct client client;
+    client_connect(&harness, &client);
+    for (int i = 0; i < 3; i++) {
+        client_send(&client, STR("GET /now HTTP/1.1\r\nHost: a\r\nAuthorization: memo\r\n\r\n"));
+        client_receive(&client);
+        assert_int_equal(client_take(&client).status, 200);
+        assert_int_equal(ended_memos, 0);
+    }
+    client_close(&client);
+    assert_int_equal(ended_memos, 1);
+}
+
+/* ---- workers ---- */
+
+static void test_a_worker_answers(void **state)
+{
+    (void)state;
+    struct client client;
+    client_connect(&harness, &client);
+    client_send(
+        &client,
+        STR("POST /work HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nokPOST /work HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"));
+    receive_patiently(&client);
+    struct answer answer = client_take(&client);
+    assert_int_equal(answer.status, 201);
+    assert_true(answer_has(&answer, "X-W: 1\r\n"));
+    assert_memory_equal(answer.body.ptr, "ok", 2);
+    receive_patiently(&client);
+    answer = client_take(&client);
+    assert_memory_equal(answer.body.ptr, "abc", 3);
+    client_close(&client);
+}
+
+static void test_a_worker_that_forgets_to_answer_is_500(void **state)
+{
+    (void)state;
+    struct client client;
+    client_connect(&harness, &client);
+    client_send(&client, GET("/forget"));
+    receive_patiently(&client);
+    assert_int_equal(client_take(&client).status, 500);
+    client_close(&client);
+}
+
+#define SLOW STR("POST /slow HTTP/1.1\r\nHost: a\r\nAuthorization: memo\r\nContent-Length: 2\r\n\r\nok")
+
+static void test_c7_a_late_worker_is_503_and_its_answer_dropped(void **state)
+{
+    (void)state;
+    struct client client;
+    client_connect(&harness, &client);
+    client_send(&client, SLOW);
+    harness_turn(&harness, 2);
+    sem_wait(&worker_began);
+    receive_patiently(&client);
+    struct answer answer = client_take(&client);
+    assert_int_equal(answer.status, 503);
+    assert_true(answer_has(&answer, "Retry-After: 1\r\n"));
+    assert_memory_equal(answer.body.ptr, "{\"detail\"", 9);
+    client_close(&client);
+    assert_int_equal(ended_memos, 0); /* the worker may still look at it */
+    sem_post(&worker_may_end);
+    for (int i = 0; i < 1000 && ended_memos == 0; i++)
+        loop_run_once(harness.loop, 10);
+    assert_int_equal(ended_memos, 1);
+}
+
+static void test_c7_a_full_queue_is_503_at_once(void **state)
+{
+    (void)state;
+    struct client clients[3];
+    for (int i = 0; i < 3; i++) {
+        client_connect(&harness, &clients[i]);
+        client_send(&clients[i], i == 2 ? STR("POST /work HTTP/1.1\r\nHost: a\r\n\r\n") : SLOW);
+        harness_turn(&harness, 2);
+        if (i == 0)
+            sem_wait(&worker_began);
+    }
+    client_receive(&clients[2]);
+    assert_int_equal(client_take(&clients[2]).status, 503);
+    sem_post(&worker_may_end);
+    sem_post(&worker_may_end);
+    for (int i = 0; i < 3; i++)
+        client_close(&clients[i]);
+    for (int i = 0; i < 1000 && ended_memos < 2; i++)
+        loop_run_once(harness.loop, 10);
+    assert_int_equal(ended_memos, 2);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_a_parked_request_holds_back_those_behind_it, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_a_parked_request_times_out_once, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_a_client_that_goes_while_parked_is_told_to_the_owner, setup,
+                                        teardown),
+        cmocka_unit_test_setup_teardown(test_a_half_closed_client_is_still_answered_after_parking, setup,
+                                        teardown),
+        cmocka_unit_test_setup_teardown(test_c7_too_many_parked_is_503_with_retry_after, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_c5_the_gate_answers_before_the_body_is_read, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_the_gate_can_think_about_it, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_the_gates_memo_lives_as_long_as_the_connection, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_a_worker_answers, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_a_worker_that_forgets_to_answer_is_500, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_c7_a_late_worker_is_503_and_its_answer_dropped, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_c7_a_full_queue_is_503_at_once, setup, teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,167 @@
+/* The router: literal before parameter, raw segments, methods, and tables that contradict themselves. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include "http/router.h"
+
+static void handler(struct http_request *request)
+{
+    (void)request;
+}
+
+#define ROW(m, p)                                         \
+    {                                                     \
+        .method = HTTP_##m, .path = p, .handler = handler \
+    }
+
+static const struct http_route table[] = {
+    ROW(GET, "/"),
+    ROW(GET, "/v1/tenants/{tenantId}/dictionaries/{dictCode}/items"),
+    ROW(GET, "/v1/tenants/{tenantId}/dictionaries/{dictCode}/items/{key}"),
+    ROW(POST, "/v1/tenants/{tenantId}/updates"),
+    ROW(GET, "/v1/tenants/{tenantId}/updates/{eventId}"),
+    ROW(GET, "/a/{x}/c"),
+    ROW(GET, "/a/b/d"),
+    ROW(POST, "/i/search"),
+    ROW(GET, "/i/{id}"),
+    {0},
+};
+
+static struct http_router *build(const struct http_route *routes)
+{
+    struct error error;
+    struct http_router *router = http_router_create();
+    assert_int_equal(http_router_add(router, routes, NULL, &error), STATUS_OK);
+    return router;
+}
+
+static void expect(const struct http_router *router, enum http_method method, const char *path,
+                   const char *row, unsigned allowed)
+{
+    struct str params[HTTP_PARAMS_MAX];
+    unsigned found_allowed;
+    struct http_entry *entry = http_router_find(router, method, str_from(path), params, &found_allowed);
+
+    if (!row) {
+        assert_null(entry);
+        assert_int_equal(found_allowed, allowed);
+        return;
+    }
+    assert_non_null(entry);
+    assert_string_equal(entry->route->path, row);
+}
+
+#define BIT(m) (1u << HTTP_##m)
+
+static void test_finds_the_row_of_a_path(void **state)
+{
+    (void)state;
+    struct http_router *router = build(table);
+    expect(router, HTTP_GET, "/", "/", 0);
+    expect(router, HTTP_HEAD, "/", "/", 0);
+    expect(router, HTTP_GET, "/v1/tenants/t/dictionaries/d/items/k", table[2].path, 0);
+    expect(router, HTTP_GET, "/v1/tenants/t/dictionaries/d/items", table[1].path, 0);
+    expect(router, HTTP_GET, "/v1/tenants/t/dictionaries/d/items/k/x", NULL, 0);
+    expect(router, HTTP_GET, "/v1/tenants//dictionaries/d/items/k", NULL, 0);
+    expect(router, HTTP_GET, "/v1/tenants/t/dictionaries/d/items/", NULL, 0);
+    expect(router, HTTP_GET, "//", NULL, 0);
+    expect(router, HTTP_GET, "/V1/tenants/t/updates/1", NULL, 0);
+    http_router_destroy(router);
+}
+
+static void test_a_literal_goes_first_and_gives_way(void **state)
+{
+    (void)state;
+    struct http_router *router = build(table);
+    expect(router, HTTP_GET, "/a/b/d", "/a/b/d", 0);
+    expect(router, HTTP_GET, "/a/b/c", "/a/{x}/c", 0);
+    expect(router, HTTP_GET, "/i/search", "/i/{id}", 0);
+    expect(router, HTTP_POST, "/i/search", "/i/search", 0);
+    http_router_destroy(router);
+}
+
+static void test_c6_tells_what_a_path_takes(void **state)
+{
+    (void)state;
+    struct http_router *router = build(table);
+    expect(router, HTTP_GET, "/v1/tenants/t/updates", NULL, BIT(POST) | BIT(OPTIONS));
+    expect(router, HTTP_OPTIONS, "/v1/tenants/t/updates", NULL, BIT(POST) | BIT(OPTIONS));
+    expect(router, HTTP_PUT, "/i/search", NULL, BIT(POST) | BIT(GET) | BIT(HEAD) | BIT(OPTIONS));
+    http_router_destroy(router);
+}
+
+static void test_parameters_are_raw_segments_in_order(void **state)
+{
+    (void)state;
+    struct http_router *router = build(table);
+    struct str params[HTTP_PARAMS_MAX];
+    unsigned allowed;
+    struct http_entry *entry =
+        http_router_find(router, HTTP_GET, STR("/v1/tenants/t/dictionaries/d/items/a%2Fb"), params, &allowed);
+    assert_non_null(entry);
+    assert_int_equal(entry->param_count, 3);
+    assert_true(str_eq(entry->param_names[2], STR("key")));
+    assert_true(str_eq(params[0], STR("t")));
+    assert_true(str_eq(params[1], STR("d")));
+    assert_true(str_eq(params[2], STR("a%2Fb")));
+    http_router_destroy(router);
+}
+
+static void test_bad_tables_are_refused(void **state)
+{
+    (void)state;
+    static const struct http_route bad[][3] = {
+        {ROW(GET, "/x/{a}"), ROW(GET, "/x/{b}")},
+        {ROW(GET, "x")},
+        {ROW(GET, "")},
+        {ROW(GET, "/x/")},
+        {ROW(GET, "/x//y")},
+        {ROW(GET, "/x?y")},
+        {ROW(GET, "/x/{}")},
+        {ROW(GET, "/x/{a")},
+        {ROW(GET, "/%41")},
+        {ROW(HEAD, "/x")},
+        {ROW(OPTIONS, "/x")},
+        {{.method = HTTP_GET, .path = "/x/{a}", .handler = handler, .tenant_param = "b"}},
+        {ROW(GET, "/{a}/{b}/{c}/{d}/{e}/{f}/{g}/{h}/{i}")},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        struct error error;
+        struct http_router *router = http_router_create();
+        assert_int_equal(http_router_add(router, bad[i], NULL, &error), STATUS_CONFIG);
+        http_router_destroy(router);
+    }
+}
+
+static void count_row(const struct http_route *route, void *arg)
+{
+    assert_non_null(route->path);
+    ++*(int *)arg;
+}
+
+static void test_each_visits_every_row(void **state)
+{
+    (void)state;
+    int count = 0;
+    struct http_router *router = build(table);
+    http_router_each(router, count_row, &count);
+    assert_int_equal(count, 9);
+    http_router_destroy(router);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_finds_the_row_of_a_path),
+        cmocka_unit_test(test_a_literal_goes_first_and_gives_way),
+        cmocka_unit_test(test_c6_tells_what_a_path_takes),
+        cmocka_unit_test(test_parameters_are_raw_segments_in_order),
+        cmocka_unit_test(test_bad_tables_are_refused),
+        cmocka_unit_test(test_each_visits_every_row),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
