@@ -19,6 +19,7 @@ struct refdata_database {
     bool migrates;            /* create and migrate the schema, or only check that somebody did (C10) */
     atomic_bool schema_ready; /* set once by the sweep */
     bool complained;          /* the sweep's: a failure is logged when it begins, not every second */
+    bool drift_checking;      /* the home loop's: one drift job at a time */
 };
 
 enum status refdata_database_create(const struct kernel_postgres *settings, bool migrates,

@@ -268,6 +268,7 @@ static void redefine(struct refdata_holding *holding, struct refdata_dictionary 
     holding->failures = 0;
     holding->refused = false;
     holding->retry_at_ns = 0;
+    holding->drift_known = false;
     refdata_schedule_want(holding, 0); /* the old data is served until the new definition's is there */
 }
 

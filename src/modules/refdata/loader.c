@@ -22,19 +22,18 @@ struct load_job {
 static const char version_sql[] = "select version, (extract(epoch from updated_at) * 1000000)::bigint"
                                   "  from refdata.dictionary_meta where tenant_id = $1 and dict_code = $2";
 
-static enum status read_version(struct db_conn *conn, struct load_job *job, int64_t deadline_ns,
-                                int64_t *version)
+enum status refdata_loader_version(struct db_conn *conn, struct str tenant, struct str code,
+                                   int64_t deadline_ns, int64_t *version, int64_t *committed_at_us,
+                                   struct error *error)
 {
     struct db_statement statement;
     struct db_result *result = NULL;
     db_statement_init(&statement, version_sql, 2, (const enum db_type[]){DB_TEXT, DB_TEXT});
-    const struct db_param params[] = {{str_of(job->tenant, job->tenant_len)}, {job->dictionary->code}};
-    enum status status = db_query(conn, &statement, params, deadline_ns, &result, &job->loaded.error);
-    *version = 0; /* a known dictionary that a tenant never wrote (R3) */
-    if (status == STATUS_OK && db_result_rows(result) == 1) {
-        *version = db_result_i64(result, 0, 0);
-        job->loaded.committed_at_us = db_result_i64(result, 0, 1);
-    }
+    const struct db_param params[] = {{tenant}, {code}};
+    enum status status = db_query(conn, &statement, params, deadline_ns, &result, error);
+    bool found = status == STATUS_OK && db_result_rows(result) == 1;
+    *version = found ? db_result_i64(result, 0, 0) : 0;
+    *committed_at_us = found ? db_result_i64(result, 0, 1) : 0;
     db_result_free(result);
     return status;
 }
@@ -47,7 +46,8 @@ static enum status load_in_transaction(struct db_conn *conn, struct load_job *jo
     /* The pool's own limit is for small statements. */
     enum status status = db_transaction_timeout(conn, job->timeout_ms, deadline_ns, error);
     if (status == STATUS_OK)
-        status = read_version(conn, job, deadline_ns, &version);
+        status = refdata_loader_version(conn, str_of(job->tenant, job->tenant_len), dictionary->code,
+                                        deadline_ns, &version, &job->loaded.committed_at_us, error);
     if (status != STATUS_OK)
         return status;
     struct cache_builder *builder = cache_builder_create(NULL, job->memory_max);

@@ -70,8 +70,6 @@ void refdata_metrics_attach(struct refdata_holding *holding)
     holding->version_gauge = metric_series_get(&version, labels);
     holding->items = metric_series_get(&items, labels);
     holding->memory_gauge = metric_series_get(&memory, labels);
-    if (holding->dictionary->sql[REFDATA_DRIFT_CHECK].given)
-        holding->drift = metric_series_get(&drift_value, labels);
 }
 
 void refdata_metrics_detach(struct refdata_holding *holding)
@@ -114,10 +112,12 @@ void refdata_metrics_regression(const struct refdata_holding *holding)
     metric_add(metric_series_get(&regressions, &holding->code), 1);
 }
 
-void refdata_metrics_drift(const struct refdata_holding *holding)
+void refdata_metrics_drift(struct refdata_holding *holding)
 {
-    if (holding->drift)
-        metric_set(holding->drift, (double)holding->drift_value);
+    if (!holding->drift) /* a series only where there is a check */
+        holding->drift =
+            metric_series_get(&drift_value, (const struct str[]){holding->tenant, holding->code});
+    metric_set(holding->drift, (double)holding->drift_value);
 }
 
 void refdata_metrics_dictionary(const struct refdata_dictionary *dictionary)

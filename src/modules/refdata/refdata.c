@@ -110,8 +110,9 @@ static enum status start(struct kernel *kernel, const void *section, void **stat
     atomic_init(&refdata->table, refdata_table_copy(refdata->own));
     arena_init(&refdata->settings_arena, 1024);
     take_settings(refdata, settings);
-    /* Room for every parallel load and every database's sweep, so that none of them can hold up another. */
-    unsigned threads = (unsigned)settings->cache.parallel_reloads + (unsigned)settings->postgres.count + 1;
+    /* Room for every parallel load and every database's sweep and drift check, so that none of them can hold up another. */
+    unsigned threads =
+        (unsigned)settings->cache.parallel_reloads + 2 * (unsigned)settings->postgres.count + 1;
     refdata->loaders = worker_pool_create("loader", threads, SIZE_MAX);
     /* The loops do not run yet, so this thread may stand in for the home loop. */
     refdata_keeper_preload(refdata);

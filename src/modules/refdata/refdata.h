@@ -66,6 +66,11 @@ struct refdata_loaded {                          /* how it ended */
 bool refdata_loader_start(
     struct refdata_holding *holding); /* refdata_schedule_loaded() follows; false = no thread */
 
+/* On a worker: dictionary_meta's row as this transaction sees it; 0 and 0 where the tenant never wrote (R3). */
+enum status refdata_loader_version(struct db_conn *conn, struct str tenant, struct str code,
+                                   int64_t deadline_ns, int64_t *version, int64_t *committed_at_us,
+                                   struct error *error) MUST_CHECK;
+
 /* ---- schedule.c: when to load ---- */
 /* A load is wanted after `delay_ms`; coalesces with one that is waiting, runs once more after one under way. */
 void refdata_schedule_want(struct refdata_holding *holding, int64_t delay_ms);
@@ -79,6 +84,9 @@ void refdata_schedule_checked(struct refdata *refdata, struct refdata_dictionary
 void refdata_sweeps_start(struct refdata *refdata); /* one for each database of the catalog; those gone end */
 void refdata_sweeps_clear(struct refdata *refdata);
 
+/* ---- drift.c: a diagnosis aside from the sweep ---- */
+void refdata_drift_check(struct refdata *refdata, struct refdata_database *database); /* what is due */
+
 /* ---- metrics.c ---- */
 extern struct metric_family *const refdata_metrics[];
 void refdata_metrics_attach(struct refdata_holding *holding);
@@ -88,7 +96,7 @@ void refdata_metrics_loaded(struct refdata_holding *holding, const struct refdat
 void refdata_metrics_load_failed(const struct refdata_holding *holding);
 void refdata_metrics_lag(const struct refdata_holding *holding, int64_t local_version);
 void refdata_metrics_regression(const struct refdata_holding *holding);
-void refdata_metrics_drift(const struct refdata_holding *holding);
+void refdata_metrics_drift(struct refdata_holding *holding);
 void refdata_metrics_dictionary(const struct refdata_dictionary *dictionary);
 
 extern const struct http_route refdata_routes[];

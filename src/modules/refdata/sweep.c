@@ -1,6 +1,6 @@
 /* The sweep: once a second, one look at each database. It puts the schema in place, has PostgreSQL check templates that
  * were not checked yet (R15), compares every version held with dictionary_meta in one query (R14), finds tenants for
- * preloads with a star (R17), and runs drift checks that are due (R18). Alone it is enough to keep a pod fresh. */
+ * preloads with a star (R17). Alone it is enough to keep a pod fresh. */
 #include <stdlib.h>
 
 #include "base/clock.h"
@@ -13,8 +13,8 @@
 enum {
     SWEEP_TIMEOUT_MS = 5000,
     MIGRATE_TIMEOUT_MS = 120000,
+    RETRY_MS = 1000,
     RECHECK_MS = 10000, /* a refused template is tried again: its table may have been made since */
-    DRIFT_CHECKS_PER_SWEEP = 100,
 };
 
 struct refdata_sweep {
@@ -27,11 +27,8 @@ struct refdata_sweep {
 
 struct held_pair {
     struct str tenant, code;
-    int64_t version;                     /* as found; 0 without a row */
-    int64_t local_version;               /* -1 = nothing loaded */
-    struct refdata_dictionary *drift_of; /* referenced: its drift check is due */
-    int64_t drift_value;
-    bool drift_ok;
+    int64_t version;       /* as found; 0 without a row */
+    int64_t local_version; /* -1 = nothing loaded */
 };
 
 struct sweep_job {
@@ -124,25 +121,6 @@ static enum status find_tenants(struct sweep_job *job, struct db_conn *conn)
     return status;
 }
 
-static void check_drift(struct db_conn *conn, struct held_pair *pair)
-{
-    const struct db_statement *statement = &pair->drift_of->sql[REFDATA_DRIFT_CHECK].statement;
-    struct str values[REFDATA_PARAMETERS] = {[REFDATA_TENANT_ID] = pair->tenant};
-    struct db_param params[DB_PARAMS_MAX];
-    struct db_result *result = NULL;
-    struct error error = {0};
-    refdata_dictionary_bind(statement, values, params);
-    enum status status =
-        db_query(conn, statement, params, clock_deadline_ms(SWEEP_TIMEOUT_MS), &result, &error);
-    pair->drift_ok = status == STATUS_OK && db_result_rows(result) == 1;
-    if (pair->drift_ok)
-        pair->drift_value = db_result_i64(result, 0, 0);
-    else
-        log_warn("drift_check_failed", LOG_STR("tenantId", pair->tenant), LOG_STR("dictCode", pair->code),
-                 LOG_ERROR_FIELDS(&error));
-    db_result_free(result);
-}
-
 static void look(struct sweep_job *job, struct db_conn *conn)
 {
     for (size_t i = 0; i < job->unchecked_count && job->status == STATUS_OK; i++)
@@ -151,9 +129,6 @@ static void look(struct sweep_job *job, struct db_conn *conn)
         job->status = read_versions(job, conn);
     if (job->status == STATUS_OK && buf_len(&job->starred))
         job->status = find_tenants(job, conn);
-    for (size_t i = 0; i < job->pair_count && job->status == STATUS_OK; i++)
-        if (job->pairs[i].drift_of)
-            check_drift(conn, &job->pairs[i]);
 }
 
 static void run_sweep(struct worker_job *worker_job)
@@ -191,21 +166,6 @@ static void apply_version(struct refdata_holding *holding, const struct held_pai
     refdata_schedule_want(holding, jitter_ms ? (int64_t)(random_u64() % (uint64_t)jitter_ms) : 0);
 }
 
-static void apply_drift(struct refdata_holding *holding, const struct held_pair *pair)
-{
-    bool moved = holding->drift_known && holding->drift_value != pair->drift_value;
-    if (moved && holding->drift_version == pair->version)
-        log_warn("dictionary_drift", LOG_STR("tenantId", holding->tenant), LOG_STR("dictCode", holding->code),
-                 LOG_INT("version", pair->version), LOG_INT("before", holding->drift_value),
-                 LOG_INT("now", pair->drift_value),
-                 LOG_CSTR("meaning",
-                          "the data changed and dictionary_meta.version did not: readers may not see it"));
-    holding->drift_known = true;
-    holding->drift_value = pair->drift_value;
-    holding->drift_version = pair->version;
-    refdata_metrics_drift(holding);
-}
-
 static void apply_found(struct refdata *refdata, const struct held_pair *found)
 {
     struct refdata_dictionary *dictionary = refdata_catalog_find(atomic_load(&refdata->catalog), found->code);
@@ -230,11 +190,8 @@ static void apply(struct sweep_job *job)
     for (size_t i = 0; i < job->pair_count && job->status == STATUS_OK; i++) {
         struct refdata_holding *holding =
             refdata_table_find(refdata->own, job->pairs[i].tenant, job->pairs[i].code);
-        if (!holding)
-            continue;
-        apply_version(holding, &job->pairs[i]);
-        if (job->pairs[i].drift_ok)
-            apply_drift(holding, &job->pairs[i]);
+        if (holding)
+            apply_version(holding, &job->pairs[i]);
     }
     refdata_keeper_update_health(refdata);
 }
@@ -243,9 +200,6 @@ static void free_job(struct sweep_job *job)
 {
     for (size_t i = 0; i < job->unchecked_count; i++)
         refdata_dictionary_unref(job->unchecked[i]);
-    for (size_t i = 0; i < job->pair_count; i++)
-        if (job->pairs[i].drift_of)
-            refdata_dictionary_unref(job->pairs[i].drift_of);
     buf_deinit(&job->starred);
     arena_deinit(&job->arena);
     free(job);
@@ -259,15 +213,25 @@ static void free_sweep(struct refdata_sweep *sweep)
 
 static void on_timer(struct loop_timer *timer);
 
+/* After a failure soon again, however seldom versions are compared. */
+static int64_t next_sweep_ms(const struct refdata *refdata, enum status status)
+{
+    int64_t interval_ms = refdata->settings.sweep_interval_ms;
+    return status != STATUS_OK && interval_ms > RETRY_MS ? RETRY_MS : interval_ms;
+}
+
 static void sweep_done(struct worker_job *worker_job)
 {
     struct sweep_job *job = (struct sweep_job *)worker_job;
     struct refdata_sweep *sweep = job->sweep;
+    struct refdata *refdata = sweep->refdata;
     sweep->running = false;
     if (!sweep->gone && !job->job.cancelled) {
         apply(job);
-        loop_timer_start(sweep->refdata->home, &sweep->timer,
-                         clock_deadline_ms(sweep->refdata->settings.sweep_interval_ms), on_timer);
+        loop_timer_start(refdata->home, &sweep->timer, clock_deadline_ms(next_sweep_ms(refdata, job->status)),
+                         on_timer);
+        if (job->status == STATUS_OK)
+            refdata_drift_check(refdata, sweep->database);
     }
     free_job(job);
     if (sweep->gone)
@@ -291,21 +255,8 @@ static void take_unchecked(struct sweep_job *job, const struct refdata_catalog *
     }
 }
 
-static bool drift_is_due(struct refdata_holding *holding, unsigned already)
-{
-    const struct refdata_cache_settings *settings = &holding->refdata->settings;
-    int64_t now_ns = clock_mono_ns();
-    if (!holding->dictionary->sql[REFDATA_DRIFT_CHECK].given || already >= DRIFT_CHECKS_PER_SWEEP ||
-        atomic_load(&holding->dictionary->state) != REFDATA_READY ||
-        now_ns - holding->drift_checked_at_ns < settings->drift_check_interval_ms * CLOCK_NS_PER_MS)
-        return false;
-    holding->drift_checked_at_ns = now_ns;
-    return true;
-}
-
 static void take_pairs(struct sweep_job *job, const struct refdata_table *table)
 {
-    unsigned drifts = 0;
     job->pairs = arena_zalloc(&job->arena, (table->count + 1) * sizeof *job->pairs);
     for (size_t i = 0; i <= table->mask; i++) {
         struct refdata_holding *holding = table->slots[i];
@@ -316,10 +267,6 @@ static void take_pairs(struct sweep_job *job, const struct refdata_table *table)
         pair->tenant = arena_str(&job->arena, holding->tenant);
         pair->code = arena_str(&job->arena, holding->code);
         pair->local_version = snapshot ? cache_snapshot_info(snapshot)->version : -1;
-        if (drift_is_due(holding, drifts)) {
-            pair->drift_of = refdata_dictionary_ref(holding->dictionary);
-            drifts++;
-        }
     }
 }
 
