@@ -57,6 +57,17 @@ void http_answer_finish(struct http_exchange *exchange, int status)
     http_connection_resume(exchange->connection);
 }
 
+static void put_parts(char *at, const struct str *parts, size_t part_count)
+{
+    for (size_t i = 0; i < part_count; i++) {
+        if (parts[i].len == 1) /* the commas of a list: every other part */
+            *at = *parts[i].ptr;
+        else if (parts[i].len > 0)
+            memcpy(at, parts[i].ptr, parts[i].len);
+        at += parts[i].len;
+    }
+}
+
 /* On a worker: everything is copied into the request's arena, which is the worker's until it is back. */
 static void record(struct http_exchange *exchange, const struct http_response *response,
                    const struct str *parts, size_t part_count)
@@ -67,12 +78,8 @@ static void record(struct http_exchange *exchange, const struct http_response *r
     assert(!recorded->is_there);
     for (size_t i = 0; i < part_count; i++)
         bytes += parts[i].len;
-    char *body = arena_alloc(&exchange->arena, bytes + 1), *at = body;
-    for (size_t i = 0; i < part_count; i++) {
-        if (parts[i].len > 0)
-            memcpy(at, parts[i].ptr, parts[i].len);
-        at += parts[i].len;
-    }
+    char *body = arena_alloc(&exchange->arena, bytes + 1);
+    put_parts(body, parts, part_count);
     recorded->response = *response;
     recorded->response.content_type = arena_str(&exchange->arena, response->content_type);
     recorded->response.headers = arena_str(&exchange->arena, response->headers);
@@ -96,12 +103,7 @@ void http_send_parts(struct http_request *request, const struct http_response *r
         bytes += parts[i].len;
     http_answer_put_head(exchange, response, (int64_t)bytes);
     if (http_answer_has_body(exchange, response->status)) {
-        char *at = buf_reserve(exchange->connection->out, bytes);
-        for (size_t i = 0; i < part_count; i++) {
-            if (parts[i].len > 0)
-                memcpy(at, parts[i].ptr, parts[i].len);
-            at += parts[i].len;
-        }
+        put_parts(buf_reserve(exchange->connection->out, bytes), parts, part_count);
         buf_commit(exchange->connection->out, bytes);
     }
     http_answer_finish(exchange, response->status);

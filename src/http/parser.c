@@ -147,7 +147,7 @@ static enum step read_method(struct http_parser *parser, const char *data, size_
 
 static enum step read_target(struct http_parser *parser, const char *data, size_t len)
 {
-    size_t at = (size_t)(http_scan(data + parser->at, data + len, HTTP_BYTE_TARGET) - data);
+    size_t at = (size_t)(http_scan_target(data + parser->at, data + len) - data);
 
     if (at - parser->mark > parser->limits->target_bytes_max)
         return fail(parser, STATUS_URI_TOO_LONG, "", "the request target is over the limit");

@@ -204,7 +204,7 @@ static void test_incomplete_head_asks_for_more(void **state)
 }
 
 /* The vector walk must agree with the table at every offset and for every byte. */
-static void test_value_scan_agrees_with_the_table(void **state)
+static void test_wide_scans_agree_with_the_table(void **state)
 {
     (void)state;
     char text[40];
@@ -214,6 +214,8 @@ static void test_value_scan_agrees_with_the_table(void **state)
             text[at] = (char)byte;
             const char *slow = http_scan(text, text + sizeof text, HTTP_BYTE_VALUE);
             assert_ptr_equal(http_scan_value(text, text + sizeof text), slow);
+            slow = http_scan(text, text + sizeof text, HTTP_BYTE_TARGET);
+            assert_ptr_equal(http_scan_target(text, text + sizeof text), slow);
         }
     }
 }
@@ -239,7 +241,7 @@ int main(void)
         cmocka_unit_test(test_c6_bad_heads_are_refused_at_every_split),
         cmocka_unit_test(test_c6_field_section_over_the_limit_is_431),
         cmocka_unit_test(test_incomplete_head_asks_for_more),
-        cmocka_unit_test(test_value_scan_agrees_with_the_table),
+        cmocka_unit_test(test_wide_scans_agree_with_the_table),
         cmocka_unit_test(test_known_fields_are_found_in_any_case),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
