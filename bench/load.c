@@ -27,6 +27,7 @@ struct settings {
     size_t depth;
     double warmup_s;
     double seconds;
+    bool spins;
 };
 
 /* Everything that grows during a run, read at one moment. */
@@ -55,11 +56,13 @@ static void pause_for(double seconds)
 
 static void usage(void)
 {
-    fputs("usage: load --connect HOST:PORT --requests FILE [--server-pid PID[,PID...]]\n"
-          "            [--protocol http|redis] [--connections 64] [--threads 1] [--pipeline 1]\n"
-          "            [--warmup 0.5] [--seconds 2]\n"
-          "FILE holds one raw request, or many as netstrings (LENGTH:BYTES, one after another).\n",
-          stderr);
+    fputs(
+        "usage: load --connect HOST:PORT --requests FILE [--server-pid PID[,PID...]]\n"
+        "            [--protocol http|redis] [--connections 64] [--threads 1] [--pipeline 1]\n"
+        "            [--warmup 0.5] [--seconds 2] [--spin]\n"
+        "--spin never sleeps, so that no server pays for waking the generator: give it a processor of its own.\n"
+        "FILE holds one raw request, or many as netstrings (LENGTH:BYTES, one after another).\n",
+        stderr);
     exit(2);
 }
 
@@ -84,6 +87,7 @@ static void setting_take(struct settings *settings, int option, const char *valu
     case 't': settings->threads = (int)number(value, 1, THREADS_MAX); break;
     case 'd': settings->depth = (size_t)number(value, 1, 1024); break;
     case 'w': settings->warmup_s = number(value, 0, 3600); break;
+    case 'S': settings->spins = true; break;
     case 's': settings->seconds = number(value, 0.01, 3600); break;
     case 'p':
         if (bench_pids_parse(&settings->server, value) == 0) {
@@ -98,11 +102,17 @@ static void setting_take(struct settings *settings, int option, const char *valu
 static struct settings settings_parse(int argc, char **argv)
 {
     static const struct option options[] = {
-        {"connect", required_argument, NULL, 'c'},     {"requests", required_argument, NULL, 'r'},
-        {"server-pid", required_argument, NULL, 'p'},  {"protocol", required_argument, NULL, 'P'},
-        {"connections", required_argument, NULL, 'n'}, {"threads", required_argument, NULL, 't'},
-        {"pipeline", required_argument, NULL, 'd'},    {"warmup", required_argument, NULL, 'w'},
-        {"seconds", required_argument, NULL, 's'},     {NULL, 0, NULL, 0},
+        {"connect", required_argument, NULL, 'c'},
+        {"requests", required_argument, NULL, 'r'},
+        {"server-pid", required_argument, NULL, 'p'},
+        {"protocol", required_argument, NULL, 'P'},
+        {"connections", required_argument, NULL, 'n'},
+        {"threads", required_argument, NULL, 't'},
+        {"pipeline", required_argument, NULL, 'd'},
+        {"warmup", required_argument, NULL, 'w'},
+        {"seconds", required_argument, NULL, 's'},
+        {"spin", no_argument, NULL, 'S'},
+        {NULL, 0, NULL, 0},
     };
     struct settings settings = {
         .protocol = "http", .connections = 64, .threads = 1, .depth = 1, .warmup_s = 0.5, .seconds = 2};
@@ -224,7 +234,7 @@ int main(int argc, char **argv)
 {
     struct settings settings = settings_parse(argc, argv);
     struct bench_requests requests;
-    struct bench_plan plan = {.requests = &requests, .depth = settings.depth};
+    struct bench_plan plan = {.requests = &requests, .depth = settings.depth, .spins = settings.spins};
     if (strcmp(settings.protocol, "http") == 0) {
         plan.head = bench_wire_http_head;
     } else if (strcmp(settings.protocol, "redis") == 0) {

@@ -220,7 +220,7 @@ static bool run(struct state *state)
 {
     struct epoll_event events[EVENTS_MAX];
     while (atomic_load_explicit(&state->plan->phase, memory_order_acquire) != BENCH_STOPPING) {
-        int ready = epoll_wait(state->epoll, events, EVENTS_MAX, IDLE_MS);
+        int ready = epoll_wait(state->epoll, events, EVENTS_MAX, state->plan->spins ? 0 : IDLE_MS);
         for (int i = 0; i < ready; i++) {
             if (!conn_handle(state, events[i].data.ptr, events[i].events)) {
                 return false;

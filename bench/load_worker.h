@@ -27,6 +27,7 @@ struct bench_plan {
     struct sockaddr_storage address;
     socklen_t address_bytes;
     size_t depth;
+    bool spins; /* polls without ever sleeping */
     _Atomic int phase;
 };
 

@@ -31,6 +31,8 @@ def measure(binary, target, depth, seconds, on_cpus=None):
     command = [binary, "--connect", f"127.0.0.1:{target.port}", "--requests", target.requests,
                "--protocol", target.protocol, "--pipeline", str(depth), "--seconds", str(seconds),
                "--server-pid", ",".join(map(str, target.pids))]
+    if on_cpus:  # a processor of its own: it need never sleep, and no server pays for waking it
+        command.append("--spin")
     result = subprocess.run(command, preexec_fn=pin, stdout=subprocess.PIPE, check=True)
     figures = json.loads(result.stdout)
     if figures["errors"] or not figures["requests"]:
