@@ -59,7 +59,7 @@ static int issue(const char *key, const char *jwks, const struct auth_token_requ
 int app_token(int argc, char **argv)
 {
     const char *tenant = NULL, *subject = "developer", *scope = "", *ttl = "1h", *key = NULL, *jwks = NULL,
-               *issuer = "", *audience = "";
+               *issuer = "", *audience = "", *claim = "";
     const struct option_row rows[] = {
         {"--tenant", "T", "the tenant (required)", &tenant, NULL},
         {"--subject", "S", "the user (default developer)", &subject, NULL},
@@ -67,6 +67,7 @@ int app_token(int argc, char **argv)
         {"--ttl", "1h", "how long it is valid: 90s, 15m, 1h, 7d (default 1h)", &ttl, NULL},
         {"--issuer", "ISS", "the iss claim (default none)", &issuer, NULL},
         {"--audience", "AUD", "the aud claim (default none)", &audience, NULL},
+        {"--tenant-claim", "NAME", "the claim that holds the tenant (default tenant_id)", &claim, NULL},
         {"--key", "FILE", "private key (default $FRESHET_VAR/keys/dev-key.json; made when missing)", &key,
          NULL},
         {"--jwks", "FILE", "where its public half is written (default jwks.json beside it)", &jwks, NULL},
@@ -82,6 +83,7 @@ int app_token(int argc, char **argv)
         .scopes = str_from(scope),
         .issuer = str_from(issuer),
         .audience = str_from(audience),
+        .tenant_claim = str_from(claim),
     };
     if (!tenant || !str_is_name(request.tenant)) {
         fprintf(stderr, "freshet token: --tenant is required: 1 to 64 of A-Z a-z 0-9 . _ -\n");

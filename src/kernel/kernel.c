@@ -14,6 +14,8 @@
 #include "fetch/fetch.h"
 #include "kernel/kernel_inside.h"
 
+enum { VERIFIER_THREADS = 2 };
+
 /* ---- what modules ask for ---- */
 
 struct loop_group *kernel_loops(struct kernel *kernel)
@@ -256,7 +258,8 @@ static enum status start(struct kernel *kernel, struct error *error)
     kernel->workers = worker_pool_create("worker", (unsigned)http->workers, (size_t)http->worker_queue);
     kernel->router = http_router_create();
     struct auth_settings auth = kernel_auth_settings(kernel->config, kernel->options.modules);
-    enum status status = auth_create(&auth, kernel->loops, kernel->workers, &kernel->auth, error);
+    kernel->verifiers = worker_pool_create("verify", VERIFIER_THREADS, (size_t)http->worker_queue);
+    enum status status = auth_create(&auth, kernel->loops, kernel->verifiers, &kernel->auth, error);
     if (status == STATUS_OK)
         status = start_modules(kernel, error);
     if (status == STATUS_OK)
@@ -290,6 +293,8 @@ static void stop(struct kernel *kernel)
             kernel->modules[i].module->stop(kernel->modules[i].state);
     if (kernel->workers)
         worker_pool_stop(kernel->workers);
+    if (kernel->verifiers)
+        worker_pool_stop(kernel->verifiers);
     if (kernel->loops)
         loop_group_stop(kernel->loops);
 }
@@ -307,6 +312,8 @@ static void destroy(struct kernel *kernel)
         loop_group_destroy(kernel->loops);
     if (kernel->workers)
         worker_pool_destroy(kernel->workers);
+    if (kernel->verifiers)
+        worker_pool_destroy(kernel->verifiers);
     if (kernel->router)
         http_router_destroy(kernel->router);
     config_free(kernel->config);

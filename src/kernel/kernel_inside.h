@@ -43,6 +43,7 @@ struct kernel {
     size_t module_count;
     struct loop_group *loops;
     struct worker_pool *workers;
+    struct worker_pool *verifiers; /* of signatures alone: a dead PostgreSQL may block every worker */
     struct auth *auth;
     struct http_router *router;
     struct http_server *server;
