@@ -40,8 +40,10 @@ static void drain_on_loop(struct loop *loop, void *arg)
     struct http_server *server = arg;
     struct http_home *home = server->homes[loop_index(loop)];
 
-    if (home->draining)
+    if (home->draining || server->is_destroyed) {
+        http_server_unref(server);
         return;
+    }
     http_listener_close_all(home);
     for (struct http_connection *connection = home->connections, *next; connection; connection = next) {
         next = connection->next;
@@ -54,6 +56,7 @@ static void drain_on_loop(struct loop *loop, void *arg)
     if (server->drain_deadline_ns != CLOCK_NEVER)
         loop_timer_start(loop, &home->drain_timer, server->drain_deadline_ns, on_deadline);
     http_drain_check(home);
+    http_server_unref(server);
 }
 
 void http_server_drain(struct http_server *server, int64_t deadline_ns, void (*on_drained)(void *arg),
@@ -63,5 +66,5 @@ void http_server_drain(struct http_server *server, int64_t deadline_ns, void (*o
     server->on_drained = on_drained;
     server->drained_arg = arg;
     atomic_store(&server->homes_left, server->home_count);
-    loop_group_broadcast(server->config.group, drain_on_loop, server);
+    http_server_broadcast(server, drain_on_loop);
 }

@@ -222,7 +222,8 @@ unsigned http_server_port(const struct http_server *server); /* of the first add
  * on_drained(arg) runs on a loop when none is left or the deadline passed (then the rest is cut). */
 void http_server_drain(struct http_server *server, int64_t deadline_ns, void (*on_drained)(void *arg),
                        void *arg);
-/* After worker_pool_stop() and loop_group_destroy(), in that order: what was still open is closed without a word. */
+/* After loop_group_stop() and before loop_group_destroy(): what is still open is closed without a word. What workers
+ * and messages on their way still hold is freed when they are through. */
 void http_server_destroy(struct http_server *server);
 /* After HTTP_GATE_PARKED: unpark, set identity, then pass (true) — or answer it and call nothing. */
 void http_gate_resume(struct http_request *request);

@@ -146,6 +146,8 @@ struct http_server {
     struct http_parser_limits parser_limits;
     struct http_home **homes; /* by loop index */
     unsigned home_count;
+    atomic_uint refs; /* its owner, each worker that holds a request, each message on its way to a loop */
+    bool is_destroyed;
     atomic_uint connection_count;
     struct http_listener *listeners;
     unsigned port;
@@ -215,6 +217,10 @@ void http_tally_register(struct http_server *server);
 /* drain.c */
 void http_drain_check(struct http_home *home); /* a connection less */
 
+/* server.c */
 struct str http_home_date_line(struct http_home *home);
+void http_server_unref(struct http_server *server);
+/* Runs fn(loop, server) on every loop, and keeps the server until all have. */
+void http_server_broadcast(struct http_server *server, void (*fn)(struct loop *loop, void *server));
 
 #endif

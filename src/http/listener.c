@@ -94,13 +94,14 @@ static void start_on_loop(struct loop *loop, void *arg)
     struct error error;
 
     for (struct http_listener *listener = home->listeners; listener; listener = listener->next) {
-        if (listener->is_watched || !listener->is_open)
+        if (listener->is_watched || !listener->is_open || server->is_destroyed)
             continue;
         listener->is_watched = true;
         if (loop_io_start(loop, &listener->io, listener->io.fd, LOOP_READ, on_listener_event, &error) !=
             STATUS_OK)
             log_error("listen_failed", LOG_ERROR_FIELDS(&error));
     }
+    http_server_unref(server);
 }
 
 void http_listener_close_all(struct http_home *home)
@@ -121,8 +122,6 @@ void http_listener_destroy_all(struct http_server *server)
 {
     for (struct http_listener *listener = server->listeners, *next; listener; listener = next) {
         next = listener->next_of_all;
-        if (listener->is_open)
-            close(listener->io.fd);
         free(listener);
     }
 }
@@ -227,6 +226,6 @@ enum status http_server_listen(struct http_server *server, struct str address, s
     free(fds);
     if (server->port == 0)
         server->port = port_of(&bound);
-    loop_group_broadcast(server->config.group, start_on_loop, server);
+    http_server_broadcast(server, start_on_loop);
     return STATUS_OK;
 }

@@ -1,6 +1,5 @@
 /* The server: its homes, one per loop, and what they share. */
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "base/memory.h"
 #include "http/http_inside.h"
@@ -66,6 +65,7 @@ enum status http_server_create(const struct http_server_config *config, struct h
         return status;
     struct http_server *made = memory_zalloc(sizeof *made);
     made->config = *config;
+    atomic_init(&made->refs, 1);
     made->parser_limits = (struct http_parser_limits){
         .target_bytes_max = config->limits.target_bytes_max,
         .header_bytes_max = config->limits.header_bytes_max,
@@ -93,31 +93,8 @@ void http_server_adopt(struct http_server *server, struct loop *loop, int fd)
     http_connection_open(home, fd, NULL, before >= server->config.limits.connections_max);
 }
 
-/* The loops are gone: only memory and descriptors are left to give back. */
-static void destroy_connection(struct http_connection *connection)
+static void free_home(struct http_home *home)
 {
-    const struct http_server_config *config = &connection->home->server->config;
-    struct http_exchange *exchange = connection->exchange;
-
-    close(connection->io.fd);
-    if (exchange) {
-        connection->memo = exchange->request.connection_memo;
-        http_stream_release(exchange);
-        http_exchange_destroy(exchange);
-    }
-    if (connection->memo && config->on_connection_end)
-        config->on_connection_end(connection->memo, config->gate_context);
-    buf_deinit(&connection->own_out);
-    free(connection);
-}
-
-static void destroy_home(struct http_home *home)
-{
-    while (home->connections) {
-        struct http_connection *connection = home->connections;
-        home->connections = connection->next;
-        destroy_connection(connection);
-    }
     while (home->spares) {
         struct http_exchange *exchange = home->spares;
         home->spares = exchange->next_spare;
@@ -127,12 +104,34 @@ static void destroy_home(struct http_home *home)
     free(home);
 }
 
-void http_server_destroy(struct http_server *server)
+void http_server_unref(struct http_server *server)
 {
+    if (atomic_fetch_sub(&server->refs, 1) > 1)
+        return;
     http_listener_destroy_all(server);
     for (unsigned i = 0; i < server->home_count; i++)
-        destroy_home(server->homes[i]);
+        free_home(server->homes[i]);
     free(server->homes);
     free(server->unmatched);
     free(server);
+}
+
+void http_server_broadcast(struct http_server *server, void (*fn)(struct loop *loop, void *server))
+{
+    atomic_fetch_add(&server->refs, server->home_count);
+    loop_group_broadcast(server->config.group, fn, server);
+}
+
+void http_server_destroy(struct http_server *server)
+{
+    server->is_destroyed = true;
+    for (unsigned i = 0; i < server->home_count; i++) {
+        struct http_home *home = server->homes[i];
+        home->drained = true; /* nobody waits to hear it */
+        loop_timer_stop(home->loop, &home->drain_timer);
+        http_listener_close_all(home);
+        while (home->connections)
+            http_connection_drop(home->connections);
+    }
+    http_server_unref(server);
 }

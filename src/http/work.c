@@ -45,6 +45,7 @@ static void done(struct worker_job *job)
 {
     struct http_exchange *exchange = exchange_of_job(job);
     struct http_connection *connection = exchange->connection;
+    struct http_server *server = exchange->home->server;
 
     exchange->on_worker = false;
     if (exchange->abandoned) {
@@ -54,6 +55,7 @@ static void done(struct worker_job *job)
         send_recorded(exchange);
     }
     http_connection_unref(connection);
+    http_server_unref(server);
 }
 
 /* The connection lets go of the exchange, which done() then frees, and ends: what the gate keeps for the connection
@@ -88,10 +90,12 @@ void http_work_submit(struct http_exchange *exchange)
     exchange->on_drop = NULL;
     exchange->on_worker = true;
     exchange->connection->refs++;
+    atomic_fetch_add(&exchange->home->server->refs, 1);
     if (pool && worker_pool_submit(pool, &exchange->job))
         return;
     exchange->on_worker = false;
     exchange->connection->refs--;
+    atomic_fetch_sub(&exchange->home->server->refs, 1);
     http_exchange_unpark(exchange);
     http_send_error(&exchange->request, &(struct error){.status = STATUS_OVERLOADED});
 }

@@ -36,8 +36,8 @@ void harness_deinit(struct harness *harness)
 {
     if (harness->workers)
         worker_pool_stop(harness->workers);
-    loop_group_destroy(harness->group);
     http_server_destroy(harness->server);
+    loop_group_destroy(harness->group);
     http_router_destroy(harness->router);
     if (harness->workers)
         worker_pool_destroy(harness->workers);

@@ -358,6 +358,23 @@ static void test_c7_a_full_queue_is_503_at_once(void **state)
     assert_int_equal(ended_memos, 2);
 }
 
+/* The pool and the loop stop in the middle of it: the worker's answer finds the server destroyed. */
+static void test_c7_the_server_can_end_while_a_worker_is_at_it(void **state)
+{
+    (void)state;
+    struct client client;
+    client_connect(&harness, &client);
+    client_send(&client, SLOW);
+    harness_turn(&harness, 2);
+    sem_wait(&worker_began);
+    sem_post(&worker_may_end);
+    client_send(&client, GET("/now"));
+    worker_pool_stop(
+        harness.workers); /* its answer is now a message that only loop_group_destroy() will run */
+    close(client.fd);
+    buf_deinit(&client.in);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -375,6 +392,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_worker_that_forgets_to_answer_is_500, setup, teardown),
         cmocka_unit_test_setup_teardown(test_c7_a_late_worker_is_503_and_its_answer_dropped, setup, teardown),
         cmocka_unit_test_setup_teardown(test_c7_a_full_queue_is_503_at_once, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_c7_the_server_can_end_while_a_worker_is_at_it, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

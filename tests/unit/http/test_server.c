@@ -251,8 +251,27 @@ static void test_listens_on_every_loop_and_stops(void **state)
     sem_wait(&drained_sem);
     assert_int_equal(connect_to(port), -1);
     loop_group_stop(group);
-    loop_group_destroy(group);
     http_server_destroy(server);
+    loop_group_destroy(group);
+    http_router_destroy(router);
+}
+
+/* A start that fails ends the server before a loop ever ran: the messages on their way must not find it gone. */
+static void test_a_server_can_end_before_its_loops_began(void **state)
+{
+    (void)state;
+    struct error error;
+    struct loop_group *group = loop_group_create(2, 64);
+    struct http_router *router = http_router_create();
+    struct http_server *server;
+    struct http_server_config config = {.group = group, .router = router, .limits = http_limits_default};
+
+    assert_int_equal(http_server_create(&config, &server, &error), STATUS_OK);
+    assert_int_equal(http_server_listen(server, STR("127.0.0.1:0"), &error), STATUS_OK);
+    unsigned port = http_server_port(server);
+    http_server_destroy(server);
+    assert_int_equal(connect_to(port), -1);
+    loop_group_destroy(group);
     http_router_destroy(router);
 }
 
@@ -267,6 +286,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_c7_drain_answers_what_is_in_flight, setup, teardown),
         cmocka_unit_test_setup_teardown(test_c7_past_the_deadline_the_rest_is_cut, setup, teardown),
         cmocka_unit_test(test_listens_on_every_loop_and_stops),
+        cmocka_unit_test(test_a_server_can_end_before_its_loops_began),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
