@@ -17,7 +17,9 @@ class Run:
     def __init__(self, root, env):
         self.root, self.env, self.lines = root, env, []
         self.process = subprocess.Popen([root / "dev", "run"], cwd=root, env=env, text=True, stdin=subprocess.DEVNULL,
-                                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+                                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+                                        # as in a terminal, even where these tests run as a background job
+                                        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
         self.reader = threading.Thread(target=lambda: self.lines.extend(self.process.stdout), daemon=True)
         self.reader.start()
 
