@@ -1,0 +1,74 @@
+"""C6 and C7 on the real program: the connection cap, idle connections, slow readers and the graceful stop."""
+import signal
+import socket
+
+from lib.refdata import module_refdata_db, pod  # noqa: F401
+from lib.wait import eventually
+from lib.wire import RawConnection, request_bytes
+
+HEALTH = request_bytes("GET", "/actuator/health/liveness")
+
+
+def test_c7_one_connection_too_many_is_told_so(serve, module_refdata_db):
+    server = serve(module_refdata_db, pod(http={"limits": {"connections": 4}}))
+    held = []
+    for _ in range(4):
+        # The readiness check's own connection may still be closing.
+        def welcome():
+            connection = server.raw()
+            if connection.exchange(HEALTH).status == 200:
+                return connection
+            connection.close()
+            return None
+        held.append(eventually(welcome))
+    with server.raw() as extra:
+        answer = extra.exchange(HEALTH)
+        assert answer.status == 503 and answer.headers["retry-after"] and answer.json()["code"] == "OVERLOADED"
+        assert extra.is_closed()
+    for connection in held:
+        assert connection.exchange(HEALTH).status == 200
+    held[0].close()
+
+    def room_again():
+        with RawConnection(server.port) as connection:
+            return connection.exchange(HEALTH).status == 200
+    assert eventually(room_again)
+
+
+def test_idle_connections_are_closed(serve, module_refdata_db):
+    server = serve(module_refdata_db, pod(http={"limits": {"idleTimeout": "100ms"}}))
+    with server.raw() as fresh, server.raw() as used:
+        assert used.exchange(HEALTH).status == 200
+        assert used.is_closed()
+        assert fresh.is_closed()
+
+
+def test_c7_sigterm_answers_what_is_in_flight_and_takes_nothing_new(serve, module_refdata_db):
+    server = serve(module_refdata_db, pod())
+    idle, begun = server.raw(), server.raw()
+    assert idle.exchange(HEALTH).status == 200
+    begun.send(HEALTH[:20])
+    eventually(lambda: server.metrics()["http_connections"] >= 2)
+    server.process.send_signal(signal.SIGTERM)
+    assert idle.is_closed()
+    begun.send(HEALTH[20:])
+    answer = begun.read_response()
+    assert answer.status == 200 and answer.headers["connection"] == "close"
+    assert server.process.wait(30) == 0
+
+
+def test_c6_a_reader_that_takes_nothing_is_cut_off(serve, module_refdata_db):
+    server = serve(module_refdata_db, pod(http={"limits": {"writeTimeout": "200ms"}}))
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect(("127.0.0.1", server.port))
+        slow.settimeout(30)
+        try:
+            for _ in range(100000):  # more than the sockets between us can hold
+                slow.sendall(request_bytes("GET", "/actuator/prometheus") * 10)
+        except OSError:
+            pass  # cut while sending
+        else:
+            raise AssertionError("the server read on although nobody took the answers")
+    with server.raw() as other:
+        assert other.exchange(HEALTH).status == 200
