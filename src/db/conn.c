@@ -227,6 +227,7 @@ enum status db_conn_result(struct db_conn *conn, int64_t deadline_ns, PGresult *
             return status;
     }
     *result = PQgetResult(conn->pg);
+    conn->answered |= *result != NULL;
     return STATUS_OK;
 }
 

@@ -115,6 +115,8 @@ struct db_conn {
     bool in_pipeline,
         prepares_pending; /* the latter: a PREPARE is in the pipeline, not yet known to have worked */
     bool doomed;          /* the server said goodbye while nothing was running */
+    bool answered;        /* the server has, since the pool lent it */
+    uint64_t outages;     /* the pool's count when it was lent */
     char sqlstate[6];
 };
 

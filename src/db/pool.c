@@ -43,6 +43,7 @@ struct db_pool {
     unsigned slots_used; /* connections that exist or are being opened */
     struct waiter *first_waiter, **last_waiter;
     enum breaker breaker;
+    uint64_t outages; /* times it opened */
     struct db_backoff backoff;
     int64_t retry_at_ns;
     char reason[256]; /* why the breaker opened */
@@ -117,6 +118,13 @@ static void show_counts(struct db_pool *pool)
     metric_set(pool->metrics.used, pool->slots_used - pool->idle_count);
 }
 
+static struct db_conn *lend(const struct db_pool *pool, struct db_conn *conn)
+{
+    conn->answered = false;
+    conn->outages = pool->outages;
+    return conn;
+}
+
 static void grant(struct db_pool *pool, enum grant what, struct db_conn *conn)
 {
     struct waiter *waiter = pool->first_waiter;
@@ -125,7 +133,7 @@ static void grant(struct db_pool *pool, enum grant what, struct db_conn *conn)
     if (!pool->first_waiter)
         pool->last_waiter = &pool->first_waiter;
     waiter->grant = what;
-    waiter->conn = conn;
+    waiter->conn = conn ? lend(pool, conn) : NULL;
     pthread_cond_signal(&waiter->granted);
 }
 
@@ -151,6 +159,7 @@ static struct db_conn *pop_idle(struct db_pool *pool)
     if (conn) {
         pool->idle = conn->next;
         pool->idle_count--;
+        lend(pool, conn);
     }
     return conn;
 }
@@ -212,6 +221,7 @@ static void breaker_open(struct db_pool *pool, const char *reason)
         log_warn("db_down", LOG_CSTR("database", pool->parsed.name),
                  LOG_CSTR("address", pool->parsed.address), LOG_CSTR("error", reason));
     pool->breaker = BREAKER_OPEN;
+    pool->outages++;
     pool->retry_at_ns = clock_deadline_ms(wait_ms);
     struct str cut = str_utf8_cut(str_from(reason), sizeof pool->reason - 1);
     memcpy(pool->reason, cut.ptr, cut.len);
@@ -384,6 +394,9 @@ void db_release(struct db_conn *conn)
         return;
     }
     pthread_mutex_lock(&pool->lock);
+    /* A server that hung answers on its old connections again: as good as a new one. */
+    if (pool->breaker == BREAKER_OPEN && conn->answered && conn->outages == pool->outages)
+        breaker_close(pool);
     if (pool->first_waiter)
         grant(pool, GRANT_CONN, conn);
     else
