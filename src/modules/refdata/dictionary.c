@@ -82,13 +82,25 @@ static enum status fail_at(const struct config *config, const struct refdata_tem
     return config_error_at(config, place, where, error, "%s", message);
 }
 
-static enum status check_allowed(const struct db_statement *statement, unsigned allowed, struct error *error)
+/* A parameter that the program knows but that has no value in this field. Where it stands is found by compiling once
+ * more, with nothing else known than what is allowed. */
+static enum status check_allowed(const struct refdata_sql *sql, unsigned allowed, struct arena *arena,
+                                 size_t *offset, struct error *error)
 {
-    for (unsigned i = 0; i < statement->param_count; i++)
-        if (!(allowed & BIT(statement->names[i])))
-            return error_set(error, STATUS_CONFIG, "the parameter :%s has no value here",
-                             all_names[statement->names[i]].name);
-    return STATUS_OK;
+    unsigned stranger = REFDATA_PARAMETERS, count = 0;
+    for (unsigned i = 0; i < sql->statement.param_count && stranger == REFDATA_PARAMETERS; i++)
+        if (!(allowed & BIT(sql->statement.names[i])))
+            stranger = sql->statement.names[i];
+    if (stranger == REFDATA_PARAMETERS)
+        return STATUS_OK;
+    struct db_name known[REFDATA_PARAMETERS + 1] = {{0}};
+    struct db_statement unused;
+    for (unsigned i = 0; i < REFDATA_PARAMETERS; i++)
+        if (allowed & BIT(i))
+            known[count++] = all_names[i];
+    if (db_sql_compile(sql->text, known, arena, &unused, offset, NULL) == STATUS_OK)
+        *offset = 0;
+    return error_set(error, STATUS_CONFIG, "the parameter :%s has no value here", all_names[stranger].name);
 }
 
 static enum status compile(const struct config *config, const struct refdata_dictionary_settings *settings,
@@ -106,7 +118,7 @@ static enum status compile(const struct config *config, const struct refdata_dic
     enum status status =
         db_sql_compile(sql->text, all_names, &dictionary->arena, &sql->statement, &offset, error);
     if (status == STATUS_OK)
-        status = check_allowed(&sql->statement, fields[field].allowed, error);
+        status = check_allowed(sql, fields[field].allowed, &dictionary->arena, &offset, error);
     return status == STATUS_OK ? status : fail_at(config, template, index, fields[field].name, offset, error);
 }
 
