@@ -10,8 +10,8 @@ bool http_answer_has_body(const struct http_exchange *exchange, int status)
     return exchange->request.method != HTTP_HEAD && http_status_has_content(status);
 }
 
-/* Is what is left of the request's body small enough to be read and dropped for the connection's sake? A client that
- * waits for 100 may send it or not, so there is no telling what the next bytes are. */
+/* Is what is left of the request's body small enough to be read and dropped for the connection's sake? A
+ * client that waits for 100 may send it or not, so there is no telling what the next bytes are. */
 static bool can_drop_rest(const struct http_exchange *exchange)
 {
     const struct http_body *body = &exchange->body;

@@ -1,4 +1,5 @@
-/* The body decoder. Framing lines go byte by byte through a small machine, content is passed on in whole runs. */
+/* The body decoder. Framing lines go byte by byte through a small machine, content is passed on in whole
+ * runs. */
 #include "http/body.h"
 
 #include "http/scan.h"

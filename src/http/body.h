@@ -1,7 +1,8 @@
 /* The body decoder: Content-Length and chunked framing, at any split of the bytes.
  *
- * Pure: it takes raw bytes and hands back slices of them that are content. Chunk extensions and trailers are checked,
- * bounded and dropped. How much content is allowed is the caller's decision, who sees `received` grow. */
+ * Pure: it takes raw bytes and hands back slices of them that are content. Chunk extensions and trailers
+ * are checked, bounded and dropped. How much content is allowed is the caller's decision, who sees `received`
+ * grow. */
 #ifndef FRESHET_HTTP_BODY_H
 #define FRESHET_HTTP_BODY_H
 

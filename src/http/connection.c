@@ -1,8 +1,8 @@
 /* A connection: its life, its turns, its input and output.
  *
- * A turn is everything one event leads to: read once, take requests as far as bytes and room allow, write once. In
- * the common case that is read and write and no other system call: readiness is level-triggered and left as it is
- * until it gets in the way, and one lazy timer stands for every deadline (C6, C7). */
+ * A turn is everything one event leads to: read once, take requests as far as bytes and room allow, write
+ * once. In the common case that is read and write and no other system call: readiness is level-triggered and
+ * left as it is until it gets in the way, and one lazy timer stands for every deadline (C6, C7). */
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/socket.h>
@@ -222,7 +222,8 @@ static void on_timer(struct loop_timer *timer)
         loop_timer_start(connection->home->loop, timer, connection->deadline_ns, on_timer);
 }
 
-/* Touches the timer only when it would be too late; a deadline that moved away is looked at when the timer fires. */
+/* Touches the timer only when it would be too late; a deadline that moved away is looked at when the timer
+ * fires. */
 static void set_deadline(struct http_connection *connection)
 {
     connection->deadline_ns = deadline_of(connection);
@@ -288,7 +289,8 @@ static bool advance(struct http_connection *connection)
     return false;
 }
 
-/* The client's way out of a wait may be that its answer is complete: shut our side, so that it reads it and closes. */
+/* The client's way out of a wait may be that its answer is complete: shut our side, so that it reads it and
+ * closes. */
 static void end_output(struct http_connection *connection)
 {
     if (!connection->may_be_unread || connection->saw_end || shutdown(connection->io.fd, SHUT_WR) != 0)
@@ -315,7 +317,8 @@ static bool may_read(const struct http_connection *connection)
     return false;
 }
 
-/* After a turn: let go of what an idle connection need not hold, end what is over, wait for the right events. */
+/* After a turn: let go of what an idle connection need not hold, end what is over, wait for the right
+ * events. */
 static void settle(struct http_connection *connection)
 {
     bool has_unsent = buf_len(&connection->own_out) > 0;

@@ -1,7 +1,8 @@
 /* One request's way: head → route → gate → body → handler → answer → next.
  *
- * Each function here is one step. A step that ends in an answer leaves the request in HTTP_STATE_HANDLER, from where
- * finish() takes the connection on, so that an answer is followed up in one place whoever gave it and when. */
+ * Each function here is one step. A step that ends in an answer leaves the request in HTTP_STATE_HANDLER,
+ * from where finish() takes the connection on, so that an answer is followed up in one place whoever gave it
+ * and when. */
 #include "base/log.h"
 #include "http/http_inside.h"
 

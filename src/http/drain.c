@@ -1,5 +1,5 @@
-/* The graceful stop (C7): each loop closes its listeners and idle connections, lets requests in flight be answered,
- * and the last loop to be empty says so. Past the deadline the rest is cut. */
+/* The graceful stop (C7): each loop closes its listeners and idle connections, lets requests in flight be
+ * answered, and the last loop to be empty says so. Past the deadline the rest is cut. */
 #include "http/http_inside.h"
 #include "http/listener.h"
 

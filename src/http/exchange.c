@@ -90,8 +90,8 @@ static void move_to_front(struct http_exchange *exchange)
     exchange->start = 0;
 }
 
-/* While a head is being read its bytes may move, since the parser keeps offsets; once the gate has seen the request
- * they may not, and body bytes are read behind the head again and again. */
+/* While a head is being read its bytes may move, since the parser keeps offsets; once the gate has seen the
+ * request they may not, and body bytes are read behind the head again and again. */
 size_t http_exchange_make_room(struct http_exchange *exchange, bool head_is_fixed)
 {
     if (exchange->start == exchange->end)

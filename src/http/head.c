@@ -1,5 +1,5 @@
-/* The meaning of a head. Each check reads the fields the parser has already found; a request without a body and
- * without a Connection field, the common one, passes in a handful of comparisons. */
+/* The meaning of a head. Each check reads the fields the parser has already found; a request without a body
+ * and without a Connection field, the common one, passes in a handful of comparisons. */
 #include "http/head.h"
 
 #include "http/scan.h"
@@ -96,7 +96,8 @@ static bool is_authority(struct str text)
     return true;
 }
 
-/* http://authority[/path][?query]: the authority takes the place of Host, which must be there and valid all the same. */
+/* http://authority[/path][?query]: the authority takes the place of Host, which must be there and valid all
+ * the same. */
 static enum status read_absolute(struct http_head *head, struct error *error)
 {
     struct str rest = head->target, scheme = STR("http://");

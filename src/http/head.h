@@ -1,7 +1,7 @@
 /* What a parsed head means for the server: method, path, framing of the body, life of the connection.
  *
- * Pure. Whatever would let two readers see two different requests is refused here (C6): a length beside a coding,
- * two lengths, a coding that is not exactly "chunked", no or two hosts. */
+ * Pure. Whatever would let two readers see two different requests is refused here (C6): a length beside a
+ * coding, two lengths, a coding that is not exactly "chunked", no or two hosts. */
 #ifndef FRESHET_HTTP_HEAD_H
 #define FRESHET_HTTP_HEAD_H
 

@@ -1,14 +1,15 @@
 /* HTTP/1.1 server: the contract for whoever writes routes.
  *
- * A connection lives on one loop. Bytes are parsed strictly (RFC 9112), the request finds its route row, the gate
- * (authentication; the kernel's) is asked before any body is read, then the handler answers: at once (hot), from
- * a worker thread (worker), later (parked), or piece by piece (stream). Pipelined answers leave in order, gathered
- * into as few writes as possible. At most one request of a connection is off the loop; parsing stops behind it.
+ * A connection lives on one loop. Bytes are parsed strictly (RFC 9112), the request finds its route row,
+ * the gate (authentication; the kernel's) is asked before any body is read, then the handler answers: at once
+ * (hot), from a worker thread (worker), later (parked), or piece by piece (stream). Pipelined answers leave
+ * in order, gathered into as few writes as possible. At most one request of a connection is off the loop;
+ * parsing stops behind it.
  *
- * A `struct http_request` and every slice in it is borrowed until the answer is given; it does not move. All calls
- * are made on the request's loop, except that a worker handler runs on a worker thread while its connection stands
- * still: there it may use the request and its arena and call http_send*(), whose answer leaves when the handler is
- * back; it may not park. */
+ * A `struct http_request` and every slice in it is borrowed until the answer is given; it does not move.
+ * All calls are made on the request's loop, except that a worker handler runs on a worker thread while its
+ * connection stands still: there it may use the request and its arena and call http_send*(), whose answer
+ * leaves when the handler is back; it may not park. */
 #ifndef FRESHET_HTTP_HTTP_H
 #define FRESHET_HTTP_HTTP_H
 
@@ -104,8 +105,8 @@ size_t http_request_header_count(const struct http_request *request, struct str 
  * BAD_REQUEST naming the field on a bad escape, invalid UTF-8 or %00. */
 enum status http_request_param(const struct http_request *request, const char *name, struct str *value,
                                struct error *error) MUST_CHECK;
-/* The query parameter `name`, decoded ('+' is a space); *found says whether it was there. The same name twice is
- * BAD_REQUEST. `raw` variants keep the escapes, for lists whose commas may be encoded. */
+/* The query parameter `name`, decoded ('+' is a space); *found says whether it was there. The same name twice
+ * is BAD_REQUEST. `raw` variants keep the escapes, for lists whose commas may be encoded. */
 enum status http_request_query(const struct http_request *request, struct str name, bool *found,
                                struct str *value, struct error *error) MUST_CHECK;
 enum status http_request_query_raw(const struct http_request *request, struct str name, bool *found,
@@ -134,8 +135,8 @@ void http_send(struct http_request *request, const struct http_response *respons
 /* The same for a body that stands in several pieces, copied once, straight into the socket's buffer. */
 void http_send_parts(struct http_request *request, const struct http_response *response,
                      const struct str *parts, size_t part_count);
-/* By the route's error style: code and message from `error` for 4xx (its field included), the status's own safe
- * sentence for 5xx; 401 carries WWW-Authenticate, 503 Retry-After. `headers` may be empty. */
+/* By the route's error style: code and message from `error` for 4xx (its field included), the status's own
+ * safe sentence for 5xx; 401 carries WWW-Authenticate, 503 Retry-After. `headers` may be empty. */
 void http_send_error(struct http_request *request, const struct error *error);
 void http_send_error_with(struct http_request *request, const struct error *error, struct str headers,
                           struct str extra_members /* ",\"name\":value" or empty */);
@@ -159,16 +160,18 @@ void http_send_stream(struct http_request *request, const struct http_response *
 
 /* ---- parking: the handler returns without an answer; later, on the loop, it is found again ---- */
 typedef void http_timeout_fn(struct http_request *request, void *context);
-/* False when too much is parked: the request has then been answered 503. `on_timeout` must answer. A request whose
- * client went away is dropped silently: finding it gives NULL. */
+/* False when too much is parked: the request has then been answered 503. `on_timeout` must answer. A request
+ * whose client went away is dropped silently: finding it gives NULL. */
 bool http_request_park(struct http_request *request, int64_t deadline_ns, http_timeout_fn *on_timeout,
                        void *context, struct loop_park_ref *ref);
-/* After parking: on_drop(request, context) is told when the client goes away meanwhile. It must not answer. */
+/* After parking: on_drop(request, context) is told when the client goes away meanwhile. It must not
+ * answer. */
 void http_request_on_drop(struct http_request *request, http_timeout_fn *on_drop);
 /* On the ref's loop: the request, now unparked and to be answered (or parked again), or NULL. */
 struct http_request *http_request_unpark(struct loop_park_ref ref);
-/* Wakes a stream that answered HTTP_SOURCE_WAIT; on its loop. The ref is taken after http_send_stream(); it is no
- * reference (generation 0) when the answer was not a stream after all: HEAD, or 503 because too many are open. */
+/* Wakes a stream that answered HTTP_SOURCE_WAIT; on its loop. The ref is taken after http_send_stream(); it
+ * is no reference (generation 0) when the answer was not a stream after all: HEAD, or 503 because too many
+ * are open. */
 struct loop_park_ref http_stream_ref(const struct http_request *request);
 void http_stream_wake(struct loop_park_ref ref);
 
@@ -176,8 +179,8 @@ void http_stream_wake(struct loop_park_ref ref);
 struct http_router;
 struct http_router *http_router_create(void);
 void http_router_destroy(struct http_router *router);
-/* Adds a table (ended by a row without handler). Two rows that take the same requests, a bad path or a tenant_param
- * that is not in the path are CONFIG errors. */
+/* Adds a table (ended by a row without handler). Two rows that take the same requests, a bad path or a
+ * tenant_param that is not in the path are CONFIG errors. */
 enum status http_router_add(struct http_router *router, const struct http_route *routes, void *context,
                             struct error *error) MUST_CHECK;
 /* Calls fn for every row: for the OpenAPI test and `freshet routes`. */
@@ -213,8 +216,8 @@ struct http_server_config {
 struct http_server;
 enum status http_server_create(const struct http_server_config *config, struct http_server **server,
                                struct error *error) MUST_CHECK;
-/* "127.0.0.1:8080", "[::1]:8080", "localhost:8080", port 0 = any free one. One SO_REUSEPORT listener per loop. May
- * be called for several addresses. */
+/* "127.0.0.1:8080", "[::1]:8080", "localhost:8080", port 0 = any free one. One SO_REUSEPORT listener per
+ * loop. May be called for several addresses. */
 enum status http_server_listen(struct http_server *server, struct str address,
                                struct error *error) MUST_CHECK;
 unsigned http_server_port(const struct http_server *server); /* of the first address */
@@ -222,12 +225,13 @@ unsigned http_server_port(const struct http_server *server); /* of the first add
  * on_drained(arg) runs on a loop when none is left or the deadline passed (then the rest is cut). */
 void http_server_drain(struct http_server *server, int64_t deadline_ns, void (*on_drained)(void *arg),
                        void *arg);
-/* After loop_group_stop() and before loop_group_destroy(): what is still open is closed without a word. What workers
- * and messages on their way still hold is freed when they are through. */
+/* After loop_group_stop() and before loop_group_destroy(): what is still open is closed without a word. What
+ * workers and messages on their way still hold is freed when they are through. */
 void http_server_destroy(struct http_server *server);
 /* After HTTP_GATE_PARKED: unpark, set identity, then pass (true) — or answer it and call nothing. */
 void http_gate_resume(struct http_request *request);
-/* Adopts a connected, non-blocking stream socket; on this loop. Tests and the fuzzer talk through a socketpair. */
+/* Adopts a connected, non-blocking stream socket; on this loop. Tests and the fuzzer talk through a
+ * socketpair. */
 void http_server_adopt(struct http_server *server, struct loop *loop, int fd);
 
 #endif

@@ -2,10 +2,11 @@
  *
  *     server ─ one home per loop ─ its connections ─ at most one exchange each
  *
- * An idle connection is a small struct and nothing more. While bytes of a request are there it holds an exchange,
- * taken from its home's pool: the block the bytes were read into, the parser, the request, its arena. Requests that
- * are pipelined go through the same exchange one after the other. Output is gathered in the home's one buffer while
- * the connection runs; only what the socket did not take is kept by the connection. */
+ * An idle connection is a small struct and nothing more. While bytes of a request are there it holds an
+ * exchange, taken from its home's pool: the block the bytes were read into, the parser, the request, its
+ * arena. Requests that are pipelined go through the same exchange one after the other. Output is gathered in
+ * the home's one buffer while the connection runs; only what the socket did not take is kept by the
+ * connection. */
 #ifndef FRESHET_HTTP_HTTP_INSIDE_H
 #define FRESHET_HTTP_HTTP_INSIDE_H
 
@@ -41,8 +42,8 @@ enum http_state {
     HTTP_STATE_STREAM,  /* its source is asked for more as the socket takes it */
     HTTP_STATE_DISCARD, /* answered; the rest of the body is read and dropped */
     HTTP_STATE_FLUSH,   /* the last answer is leaving */
-    HTTP_STATE_LINGER, /* our side is shut; reading what the client still sends, so that no reset eats the answer */
-    HTTP_STATE_DEAD, /* closed; the struct waits for the end of the tick, or for a worker */
+    HTTP_STATE_LINGER,  /* our side is shut; what still comes is read, lest a reset eats the answer */
+    HTTP_STATE_DEAD,    /* closed; the struct waits for the end of the tick, or for a worker */
 };
 
 /* An answer given on a worker thread, kept in the request's arena until the loop sends it. */
@@ -53,7 +54,9 @@ struct http_recorded {
 };
 
 /*   block                    start            end              block_bytes
- *    | head being handled ... | not yet parsed | free            |        (head_end: where body bytes are read to) */
+ *    | head being handled ... | not yet parsed | free            |
+ *
+ * head_end is where the head ended: bytes of its body are read to there, again and again. */
 struct http_exchange {
     struct http_request request; /* first: a request is its exchange */
     struct http_connection *connection;
@@ -194,7 +197,8 @@ bool http_dispatch_step(struct http_connection *connection);
 
 /* answer.c */
 void http_answer_finish(struct http_exchange *exchange, int status); /* after its head was written */
-/* Puts status line, fields and the empty line, deciding whether the connection lives on. length -1 = stream. */
+/* Puts status line, fields and the empty line, deciding whether the connection lives on. length -1 =
+ * stream. */
 void http_answer_put_head(struct http_exchange *exchange, const struct http_response *response,
                           int64_t length);
 bool http_answer_has_body(const struct http_exchange *exchange, int status);

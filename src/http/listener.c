@@ -1,7 +1,8 @@
 /* Listeners: one SO_REUSEPORT socket per loop and address, accepting in bounded batches.
  *
- * Over the connection cap a client is accepted, told 503 and closed; a small number of such can wait for their
- * answer to be read. Past that they are closed at once. Without descriptors accepting pauses for a moment. */
+ * Over the connection cap a client is accepted, told 503 and closed; a small number of such can wait for
+ * their answer to be read. Past that they are closed at once. Without descriptors accepting pauses for a
+ * moment. */
 #include "http/listener.h"
 
 #include <errno.h>

@@ -1,4 +1,5 @@
-/* Parked requests: the connection stands still until somebody finds the request by its reference, or time is up. */
+/* Parked requests: the connection stands still until somebody finds the request by its reference, or time is
+ * up. */
 #include "http/http_inside.h"
 
 static void on_park_timeout(void *owner)

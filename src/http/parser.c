@@ -1,7 +1,8 @@
 /* The head parser: a phase per element, each resuming at parser->at.
  *
- * Strict where leniency is how requests are smuggled: lines end in CRLF and nothing else, one space between the parts
- * of the request line, no white space around a field name, no folded lines, no control bytes anywhere. */
+ * Strict where leniency is how requests are smuggled: lines end in CRLF and nothing else, one space between
+ * the parts of the request line, no white space around a field name, no folded lines, no control bytes
+ * anywhere. */
 #include "http/parser.h"
 
 #include "http/scan.h"

@@ -1,8 +1,9 @@
 /* The head parser: bytes to request line and fields, in one pass, at any split of the bytes.
  *
- * Pure: no socket, no memory of its own, no meaning of fields. It is fed the head from its first byte each time
- * (with more bytes at the end) and goes on where it stopped, so that a head that dribbles in costs no more than one
- * that comes whole. What it finds it keeps as offsets, since the bytes may be moved between two calls. */
+ * Pure: no socket, no memory of its own, no meaning of fields. It is fed the head from its first byte each
+ * time (with more bytes at the end) and goes on where it stopped, so that a head that dribbles in costs no
+ * more than one that comes whole. What it finds it keeps as offsets, since the bytes may be moved between two
+ * calls. */
 #ifndef FRESHET_HTTP_PARSER_H
 #define FRESHET_HTTP_PARSER_H
 
@@ -11,7 +12,8 @@
 #include "base/status.h"
 #include "base/str.h"
 
-/* The fields the server itself, or nearly every handler, looks at: found while parsing, never searched for. */
+/* The fields the server itself, or nearly every handler, looks at: found while parsing, never searched
+ * for. */
 enum http_field {
     HTTP_FIELD_OTHER,
     HTTP_FIELD_ACCEPT,

@@ -1,4 +1,5 @@
-/* Percent-decoding and the query string. Decoding happens here, when a handler asks, and never before routing. */
+/* Percent-decoding and the query string. Decoding happens here, when a handler asks, and never before
+ * routing. */
 #include "http/http.h"
 
 static int hex_value(char c)
@@ -54,7 +55,8 @@ enum status http_percent_decode(struct str raw, bool plus_is_space, struct arena
 
 /* ---- the query ---- */
 
-/* A name as it would be written: names of ours are plain, so an encoded one is decoded before it is compared. */
+/* A name as it would be written: names of ours are plain, so an encoded one is decoded before it is
+ * compared. */
 static bool name_is(const struct http_request *request, struct str raw_name, struct str name)
 {
     struct str decoded;

@@ -1,4 +1,5 @@
-/* What a handler asks of its request: fields, path parameters, and the two headers that are lists with rules. */
+/* What a handler asks of its request: fields, path parameters, and the two headers that are lists with
+ * rules. */
 #include "http/http_inside.h"
 
 struct str http_request_header(const struct http_request *request, struct str name)
@@ -72,7 +73,8 @@ bool http_request_accepts(const struct http_request *request, struct str type)
 
 /* ---- If-None-Match ---- */
 
-/* Takes one tag off the list: an optional W/, then "…", whose inside may hold commas. False when there is none. */
+/* Takes one tag off the list: an optional W/, then "…", whose inside may hold commas. False when there is
+ * none. */
 static bool take_tag(struct str *list, struct str *tag)
 {
     while (list->len > 0 && (*list->ptr == ' ' || *list->ptr == '\t' || *list->ptr == ','))

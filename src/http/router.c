@@ -1,8 +1,8 @@
 /* The router: a trie of path segments, built once at start and then only read.
  *
- * Segments are compared raw: percent-decoding comes after routing, so that %2F in a key stays in its segment. A
- * literal is tried before a parameter, and where it leads nowhere the parameter is tried after all. A path leads to a
- * node in one way only, so the search visits each node at most once. */
+ * Segments are compared raw: percent-decoding comes after routing, so that %2F in a key stays in its
+ * segment. A literal is tried before a parameter, and where it leads nowhere the parameter is tried after
+ * all. A path leads to a node in one way only, so the search visits each node at most once. */
 #include "http/router.h"
 
 #include <stdlib.h>

@@ -8,8 +8,9 @@
 
 #define HTTP_STATUS_SLOTS 32
 
-/* A row with what is worked out once: its parameters' names, and its metric series, found on first use. The series
- * are the only thing here that changes; whoever finds one missing stores the same pointer as any other would. */
+/* A row with what is worked out once: its parameters' names, and its metric series, found on first use. The
+ * series are the only thing here that changes; whoever finds one missing stores the same pointer as any other
+ * would. */
 struct http_entry {
     const struct http_route *route; /* NULL: stands for requests that have none */
     void *context;

@@ -1,8 +1,8 @@
 /* Which bytes may stand where, and fast walks over runs of them.
  *
- * One table holds a bit per class. What is long in a request, field values (a token is hundreds of bytes) and targets
- * (a list of keys is thousands), is walked sixteen bytes at a time where the processor has SSE2. Nothing here reads
- * outside [at, end). */
+ * One table holds a bit per class. What is long in a request, field values (a token is hundreds of bytes)
+ * and targets (a list of keys is thousands), is walked sixteen bytes at a time where the processor has SSE2.
+ * Nothing here reads outside [at, end). */
 #ifndef FRESHET_HTTP_SCAN_H
 #define FRESHET_HTTP_SCAN_H
 

@@ -1,11 +1,12 @@
-/* Streamed answers: the source is asked for more only while the socket takes what it gave, so that a stream of any
- * length holds one buffer of about HTTP_STREAM_ROOM_BYTES, and one that waits holds none. */
+/* Streamed answers: the source is asked for more only while the socket takes what it gave, so that a stream
+ * of any length holds one buffer of about HTTP_STREAM_ROOM_BYTES, and one that waits holds none. */
 #include <assert.h>
 #include <sys/socket.h>
 
 #include "http/http_inside.h"
 
-/* A chunk's size is written behind its content: eight digits are always enough, and leading zeros are allowed. */
+/* A chunk's size is written behind its content: eight digits are always enough, and leading zeros are
+ * allowed. */
 #define CHUNK_HEAD_BYTES 10 /* "0000ffff\r\n" */
 
 static void on_never(void *owner)
@@ -55,8 +56,11 @@ void http_send_stream(struct http_request *request, const struct http_response *
     }
     assert(!exchange->answered);
     bool has_body = http_answer_has_body(exchange, response->status);
+    bool is_too_late =
+        exchange->home->draining && request->route->kind == HTTP_STREAM; /* it would never end */
     http_exchange_unpark(exchange);
-    if (has_body && !loop_park(exchange->home->loop, exchange, CLOCK_NEVER, on_never, &exchange->park)) {
+    if (is_too_late ||
+        (has_body && !loop_park(exchange->home->loop, exchange, CLOCK_NEVER, on_never, &exchange->park))) {
         source->release(source->context);
         http_send_error(request, &(struct error){.status = STATUS_OVERLOADED});
         return;

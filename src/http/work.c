@@ -1,8 +1,9 @@
 /* Handlers on worker threads.
  *
- * From submit to done the exchange is the worker's: the loop looks only at `abandoned`, and the worker never at the
- * connection. Past the route's deadline the client is told 503 and the connection ended; the worker's late answer is
- * dropped when it comes. The connection's struct (the gate's memo, the peer's address) outlives the worker. */
+ * From submit to done the exchange is the worker's: the loop looks only at `abandoned`, and the worker
+ * never at the connection. Past the route's deadline the client is told 503 and the connection ended; the
+ * worker's late answer is dropped when it comes. The connection's struct (the gate's memo, the peer's
+ * address) outlives the worker. */
 #include "base/log.h"
 #include "http/http_inside.h"
 
@@ -58,8 +59,8 @@ static void done(struct worker_job *job)
     http_server_unref(server);
 }
 
-/* The connection lets go of the exchange, which done() then frees, and ends: what the gate keeps for the connection
- * must not change under a worker that may still be reading it. */
+/* The connection lets go of the exchange, which done() then frees, and ends: what the gate keeps for the
+ * connection must not change under a worker that may still be reading it. */
 static void on_deadline(void *owner)
 {
     struct http_exchange *exchange = owner;

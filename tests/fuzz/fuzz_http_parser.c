@@ -1,5 +1,5 @@
-/* The head parser and the chunk decoder: fed in pieces whose sizes the input chooses, they must say and find exactly
- * what they do when fed all at once. The first byte seeds the sizes. */
+/* The head parser and the chunk decoder: fed in pieces whose sizes the input chooses, they must say and find
+ * exactly what they do when fed all at once. The first byte seeds the sizes. */
 #include <stdlib.h>
 
 #include "base/buf.h"

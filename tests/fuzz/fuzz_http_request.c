@@ -1,6 +1,6 @@
-/* A whole connection under arbitrary bytes, without threads: through a socketpair, in two pieces, with routes that
- * answer at once, park, stream and decode. Whatever comes, what comes back begins as an answer does, the connection
- * ends, and nothing is left parked. */
+/* A whole connection under arbitrary bytes, without threads: through a socketpair, in two pieces, with routes
+ * that answer at once, park, stream and decode. Whatever comes, what comes back begins as an answer does, the
+ * connection ends, and nothing is left parked. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>

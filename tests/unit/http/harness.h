@@ -1,5 +1,5 @@
-/* A server on one loop without threads, talked to through socketpairs: the test turns the loop by hand, so that
- * nothing depends on timing. */
+/* A server on one loop without threads, talked to through socketpairs: the test turns the loop by hand, so
+ * that nothing depends on timing. */
 #ifndef FRESHET_TESTS_HTTP_HARNESS_H
 #define FRESHET_TESTS_HTTP_HARNESS_H
 
@@ -45,7 +45,8 @@ struct answer {
     int status;
     struct str head, body; /* slices of the client's buffer: taken whole, gone with the next client_take() */
 };
-/* Takes one answer (sized, chunked or ended by the close) off what was received; fails the test when there is none. */
+/* Takes one answer (sized, chunked or ended by the close) off what was received; fails the test when there is
+ * none. */
 struct answer client_take(struct client *client);
 struct answer client_take_head_only(struct client *client); /* the answer to HEAD */
 bool answer_has(const struct answer *answer, const char *line);

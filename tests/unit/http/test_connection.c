@@ -195,7 +195,8 @@ static const struct row rows[] = {
         415, false, "Content-Encoding"),
     ROW("413 keeps what is small",
         "POST /json HTTP/1.1\r\n" HOST "Content-Type: application/json\r\nContent-Length: 101\r\n\r\n"
-        "12345678901234567890123456789012345678901234567890123456789012345678901234567890123456789012345678901",
+        "12345678901234567890123456789012345678901234567890"
+        "123456789012345678901234567890123456789012345678901",
         413, false, "PAYLOAD_TOO_LARGE"),
     ROW("413 of chunks",
         "POST /json HTTP/1.1\r\n" HOST
@@ -408,9 +409,8 @@ static void test_c6_after_413_the_client_can_still_read_the_answer(void **state)
     struct client client;
     static char junk[200 * 1024];
     client_connect(*state, &client);
-    client_send(
-        &client,
-        STR("POST /json HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 10000000\r\n\r\n"));
+    client_send(&client, STR("POST /json HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+                             "Content-Length: 10000000\r\n\r\n"));
     client_send(&client, str_of(junk, sizeof junk));
     client_receive(&client);
     struct answer answer = client_take(&client);

@@ -1,4 +1,5 @@
-/* Requests that leave the loop: parked, at the gate, on workers (C7), and what happens when their client goes. */
+/* Requests that leave the loop: parked, at the gate, on workers (C7), and what happens when their client
+ * goes. */
 #include <semaphore.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -134,9 +135,8 @@ static void test_a_parked_request_holds_back_those_behind_it(void **state)
     (void)state;
     struct client client;
     client_connect(&harness, &client);
-    client_send(
-        &client,
-        STR("GET /now HTTP/1.1\r\nHost: a\r\n\r\nGET /park HTTP/1.1\r\nHost: a\r\n\r\nGET /now HTTP/1.1\r\nHost: a\r\n\r\n"));
+    client_send(&client, STR("GET /now HTTP/1.1\r\nHost: a\r\n\r\nGET /park HTTP/1.1\r\nHost: a\r\n\r\n"
+                             "GET /now HTTP/1.1\r\nHost: a\r\n\r\n"));
     client_receive(&client);
     assert_int_equal(client_take(&client).status, 200);
     assert_int_equal(buf_len(&client.in), 0);
@@ -234,9 +234,8 @@ static void test_c5_the_gate_answers_before_the_body_is_read(void **state)
     (void)state;
     struct client client;
     client_connect(&harness, &client);
-    client_send(
-        &client,
-        STR("POST /work HTTP/1.1\r\nHost: a\r\nAuthorization: deny\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n"));
+    client_send(&client, STR("POST /work HTTP/1.1\r\nHost: a\r\nAuthorization: deny\r\n"
+                             "Expect: 100-continue\r\nContent-Length: 5\r\n\r\n"));
     client_receive(&client);
     struct answer answer = client_take(&client);
     assert_int_equal(answer.status, 401);
@@ -290,7 +289,8 @@ static void test_a_worker_answers(void **state)
     client_connect(&harness, &client);
     client_send(
         &client,
-        STR("POST /work HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nokPOST /work HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"));
+        STR("POST /work HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nok"
+            "POST /work HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"));
     receive_patiently(&client);
     struct answer answer = client_take(&client);
     assert_int_equal(answer.status, 201);

@@ -24,8 +24,8 @@ struct outcome {
     struct http_span spans[HEADERS_MAX];
 };
 
-/* Feeds the first `split` bytes, then all of them; each time from a fresh copy of exactly that size, so that a read
- * past the end is found by the sanitizer and a kept pointer is stale. */
+/* Feeds the first `split` bytes, then all of them; each time from a fresh copy of exactly that size, so that
+ * a read past the end is found by the sanitizer and a kept pointer is stale. */
 static void parse_in_two(struct str text, size_t split, struct outcome *out)
 {
     size_t sizes[] = {split, text.len};

@@ -1,5 +1,5 @@
-/* What a handler can ask of its request: query, headers, Accept, If-None-Match, trace. Asked inside a handler, over
- * a real connection. */
+/* What a handler can ask of its request: query, headers, Accept, If-None-Match, trace. Asked inside a
+ * handler, over a real connection. */
 #include "harness.h"
 
 static void answer_query(struct http_request *request)

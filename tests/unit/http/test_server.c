@@ -1,4 +1,5 @@
-/* The server as a whole: listening over TCP on two loops, the connection cap, deadlines and the graceful stop. */
+/* The server as a whole: listening over TCP on two loops, the connection cap, deadlines and the graceful
+ * stop. */
 #include <arpa/inet.h>
 #include <semaphore.h>
 #include <sys/socket.h>
@@ -256,7 +257,8 @@ static void test_listens_on_every_loop_and_stops(void **state)
     http_router_destroy(router);
 }
 
-/* A start that fails ends the server before a loop ever ran: the messages on their way must not find it gone. */
+/* A start that fails ends the server before a loop ever ran: the messages on their way must not find it
+ * gone. */
 static void test_a_server_can_end_before_its_loops_began(void **state)
 {
     (void)state;
