@@ -156,6 +156,7 @@ void http_exchange_fill_request(struct http_exchange *exchange)
     request->authorization_count =
         parser->repeated & 1u << HTTP_FIELD_AUTHORIZATION ? 2 : parser->first[HTTP_FIELD_AUTHORIZATION] != 0;
     request->forwarded_client_cert = value_once(exchange, HTTP_FIELD_FORWARDED_CLIENT_CERT);
+    request->has_body = exchange->head.body_kind != HTTP_BODY_NONE;
     request->body = STR_NONE;
     request->route = NULL;
     request->context = NULL;

@@ -86,6 +86,7 @@ struct http_request {
     struct str authorization;
     unsigned authorization_count;     /* 0, 1, or 2 for more than once */
     struct str forwarded_client_cert; /* X-Forwarded-Client-Cert; empty when it came more than once */
+    bool has_body;                    /* one comes behind the head: the handler may run in a later tick */
     struct str body;                  /* whole, dechunked */
     const struct http_route *route;
     void *context;       /* what the route table was added with: the module's own state */

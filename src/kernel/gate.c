@@ -19,8 +19,9 @@ struct parked_check {
 static void allow(struct http_request *request, const struct auth_identity *identity)
 {
     request->identity = identity;
-    /* The identity stands in the loop's table only until this callback returns. A hot GET is answered by then. */
-    if (request->method != HTTP_GET || request->route->kind != HTTP_HOT)
+    /* The identity stands in the loop's table only until this callback returns. A hot GET is answered by then, unless
+     * it waits for its body. */
+    if (request->method != HTTP_GET || request->route->kind != HTTP_HOT || request->has_body)
         kernel_identity_keep(request);
 }
 
@@ -74,7 +75,11 @@ static void on_verified(void *context)
         return;
     struct error error = {0};
     switch (ask(check.kernel, request, &error)) {
-    case AUTH_ALLOWED: http_gate_resume(request); return;
+    case AUTH_ALLOWED:
+        kernel_identity_keep(
+            request); /* its turn comes at the end of the tick, when the table may have changed */
+        http_gate_resume(request);
+        return;
     case AUTH_VERIFY: /* rare: the keys were replaced meanwhile, or more tokens came at once than are remembered */
         verify(check.kernel, request, check.tries + 1);
         return;

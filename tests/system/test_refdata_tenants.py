@@ -83,14 +83,33 @@ def test_pipelined_requests_of_two_tenants_do_not_mix(server, token):
 
 
 @pytest.mark.tsan
-def test_more_new_tokens_than_a_loop_remembers_are_each_their_own(module_serve, module_refdata_db, token):
+def test_a_get_that_waits_for_its_body_keeps_its_own_identity(server, module_serve, module_refdata_db, token):
+    """C5: a request between its head and its body is not lent the identity of a token that came meanwhile."""
+    from lib.wire import request_bytes
+    pod_of_few = module_serve(module_refdata_db, {**pod("B"), "http": {"loops": 1},
+                                              "auth": {"cacheEntries": 16, "negativeEntries": 16}})
+    mine, other = TENANTS[0], TENANTS[1]
+    path = item_path("B", "a", mine)
+    made = token(mine, subject="patient")
+    assert pod_of_few.client(made).get(path).status == 200  # known by now: the gate passes at once
+    connection = pod_of_few.raw()
+    connection.send(request_bytes("GET", path, {"Authorization": f"Bearer {made}", "Content-Length": "2"}))
+    for number in range(100):
+        pod_of_few.client(token(other, subject=f"pusher{number}")).get(item_path("B", "a", other))
+    connection.send(b"{}")
+    answer = connection.read_response()
+    assert (answer.status, answer.json()["payload"]) == (200, f"secret of {mine}")
+
+
+@pytest.mark.tsan
+def test_more_new_tokens_than_a_loop_remembers_are_each_their_own(server, module_serve, module_refdata_db, token):
     """C5: tokens pushed out of the table of verified ones at once never lend their identity to another."""
     from lib.wire import request_bytes
-    server = module_serve(module_refdata_db, {**pod("B"), "auth": {"cacheEntries": 16, "negativeEntries": 16}})
+    pod_of_few = module_serve(module_refdata_db, {**pod("B"), "auth": {"cacheEntries": 16, "negativeEntries": 16}})
     connections = []
     for number in range(240):
         tenant = TENANTS[number % len(TENANTS)]
-        connection = server.raw()
+        connection = pod_of_few.raw()
         made = token(tenant, subject=f"user{number}")
         connection.send(request_bytes("GET", item_path("B", "a", tenant), {"Authorization": f"Bearer {made}"}) * 3)
         connections.append((tenant, connection))
