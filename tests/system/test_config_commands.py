@@ -8,6 +8,7 @@ import pytest
 
 from lib.config import base_config, to_yaml
 from lib.freshet import binary, run
+from lib.wait import eventually
 
 COMMANDS = ["serve", "migrate", "token", "config", "routes"]
 
@@ -32,7 +33,8 @@ def test_every_command_has_help_and_refuses_what_it_does_not_know(command):
 @pytest.mark.parametrize("args", [[], ["sreve"], ["--nonsense"], ["serve", "--config"], ["serve", "--listen"],
                                   ["token"], ["token", "--tenant", ""], ["token", "--tenant", "a b"],
                                   ["token", "--tenant", "a", "--ttl", "0"], ["token", "--tenant", "a", "--ttl", "-1h"],
-                                  ["token", "--tenant", "a", "--ttl", "1w"], ["token", "--tenant", "a", "--ttl", "9999999999999999999d"],
+                                  ["token", "--tenant", "a", "--ttl", "1w"],
+                                  ["token", "--tenant", "a", "--ttl", "9999999999999999999d"],
                                   ["config", "--describe=yes"]])
 def test_a_wrong_call_is_exit_2_and_says_so_on_standard_error(args):
     done = run(*args)
@@ -159,7 +161,6 @@ def test_serving_with_migrations_off_waits_for_them(serve, database, token, migr
     """C10: `bus.migrate: never` only checks; it is ready once somebody migrated."""
     server = serve.make(database, {"bus": {"migrate": "never"}, "refdata": {"cache": {"sweepInterval": "50ms"}}})
     server.start(ready=False)
-    from lib.wait import eventually
     eventually(lambda: server.logs(event="database_unavailable"))
     assert not server.is_ready()
     assert "freshet migrate" in server.logs(event="database_unavailable")[0]["error"]

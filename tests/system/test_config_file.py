@@ -29,14 +29,16 @@ refdata:
 MISTAKES = {
     "an unknown section": ("auth:", "atuh: {}\nauth:", 1, 1, "atuh", "auth"),
     "an unknown key": ("  cache:", "  cahce:", 6, 3, "refdata.cahce", "cache"),
-    "an unknown key of a dictionary": ("    - code: B", "    - code: B\n      loadSQL: x", 15, 7, "refdata.dictionaries[1].loadSQL", "loadSql"),
+    "an unknown key of a dictionary": ("    - code: B", "    - code: B\n      loadSQL: x", 15, 7,
+                                       "refdata.dictionaries[1].loadSQL", "loadSql"),
     "a key twice": ("  cache:", "  cache: {}\n  cache:", 7, 3, "refdata.cache", ""),
     "a number for a list": ("  dictionaries:", "  dictionaries: 5\n  x:", 8, 17, "refdata.dictionaries", ""),
     "a word for a number": ("  cache:", "  consistency: {waitCommitTimeoutMs: soon}\n  cache:", 6, 38,
                             "refdata.consistency.waitCommitTimeoutMs", "soon"),
     "a number out of bounds": ("  cache:", "  consistency: {waitCommitTimeoutMs: 49}\n  cache:", 6, 38,
                                "refdata.consistency.waitCommitTimeoutMs", "50"),
-    "a word for a bool": ("    - code: B", "    - code: B\n      enabled: yes", 15, 16, "refdata.dictionaries[1].enabled", "true"),
+    "a word for a bool": ("    - code: B", "    - code: B\n      enabled: yes", 15, 16,
+                          "refdata.dictionaries[1].enabled", "true"),
     "a duration without a unit we know": ("    preload:", "    sweepInterval: 1 fortnight\n    preload:", 7, 20,
                                           "refdata.cache.sweepInterval", "fortnight"),
     "a missing key": ("    jdbcUrl: jdbc:postgresql://127.0.0.1:1/none", "    schema: x", 5, None,
@@ -47,12 +49,15 @@ MISTAKES = {
     "an empty code": ("    - code: B", '    - code: ""', 14, 13, "refdata.dictionaries[1].code", ""),
     "an enum of our own": ("    - code: B", "    - code: B\n      reloadOnEvent: SOMETIMES", 15, 22,
                            "refdata.dictionaries[1].reloadOnEvent", "FULL"),
-    "an unknown parameter": ("tenant_id = :tenantId", "tenant_id = :tenant", 13, 27, "refdata.dictionaries[0].loadSql", "tenant"),
+    "an unknown parameter": ("tenant_id = :tenantId", "tenant_id = :tenant", 13, 27,
+                             "refdata.dictionaries[0].loadSql", "tenant"),
     "a parameter that has no value there": ("tenant_id = :tenantId", "tenant_id = :key", 13, 27,
                                             "refdata.dictionaries[0].loadSql", "key"),
-    "two statements": ("        from t\n", "        from t; drop table t\n", 12, None, "refdata.dictionaries[0].loadSql", ""),
+    "two statements": ("        from t\n", "        from t; drop table t\n", 12, None,
+                       "refdata.dictionaries[0].loadSql", ""),
     "an open quote": ("        from t\n", "        from 't\n", 12, 14, "refdata.dictionaries[0].loadSql", ""),
-    "templates for the built-in table": ("    - code: B", "    - code: B\n      apply:\n        deleteSql: delete from t", 16, 20,
+    "templates for the built-in table": ("    - code: B",
+                                         "    - code: B\n      apply:\n        deleteSql: delete from t", 16, 20,
                                          "refdata.dictionaries[1].apply.deleteSql", "loadSql"),
     "half a pair": ("    - code: B", "      apply:\n        snapshotStageSql: select 1\n    - code: B", 15, 27,
                     "refdata.dictionaries[0].apply.snapshotStageSql", "snapshotFinalizeSql"),
@@ -160,7 +165,8 @@ def test_the_environment_fills_in_and_defaults_stand_in(config):
 
 def test_a_secret_in_a_url_is_never_told(config):
     """C9: a password stands in no message."""
-    path = config(GOOD.replace("jdbc:postgresql://127.0.0.1:1/none", "postgresql://u:hunter2secret@127.0.0.1:99999/none"))
+    path = config(GOOD.replace("jdbc:postgresql://127.0.0.1:1/none",
+                               "postgresql://u:hunter2secret@127.0.0.1:99999/none"))
     done = run("serve", "--config", path)
     assert done.returncode == 1 and "hunter2secret" not in done.stderr + done.stdout
 

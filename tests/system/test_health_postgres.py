@@ -8,6 +8,7 @@ import pytest
 
 from lib.refdata import item_path, own_refdata_db, path, pod, refdata_db, slow_dictionary, write_builtin  # noqa: F401
 from lib.wait import eventually
+from lib.wire import request_bytes
 
 
 def health(client, kind=""):
@@ -33,11 +34,13 @@ def test_health_lists_every_role_and_component(serve, refdata_db):
     assert health(client, "/nothing").status == 404
 
 
-def test_a_pod_that_starts_while_postgresql_is_down_says_so_and_comes_up_by_itself(serve, own_postgres, own_refdata_db, token):
+def test_a_pod_that_starts_while_postgresql_is_down_says_so_and_comes_up_by_itself(serve, own_postgres, own_refdata_db,
+                                                                                   token):
     """R17, C8: readiness 503, liveness 200; a read is 503 with Retry-After; then all is well."""
     write_builtin(own_refdata_db, "D", {"a": 1}, version=1)
     own_postgres.stop()
-    server = serve.make(own_refdata_db, pod("D", "E", cache={"preload": ["demo/D"], "firstReadTimeout": "300ms"})).start(ready=False)
+    changes = pod("D", "E", cache={"preload": ["demo/D"], "firstReadTimeout": "300ms"})
+    server = serve.make(own_refdata_db, changes).start(ready=False)
     client = server.client(token())
     eventually(lambda: _answers(client))
     assert health(client, "/readiness").status == 503
@@ -139,7 +142,7 @@ def test_stopping_does_not_wait_for_a_postgresql_that_hangs(serve, own_postgres,
         os.kill(pid, signal.SIGSTOP)
     try:
         connection = server.raw()
-        connection.send(f"GET {item_path('COLD', 'a')} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token()}\r\n\r\n".encode())
+        connection.send(request_bytes("GET", item_path("COLD", "a"), {"Authorization": f"Bearer {token()}"}))
         began = time.monotonic()
         server.stop()
         assert time.monotonic() - began < 20

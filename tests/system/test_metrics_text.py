@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from lib.refdata import item_path, make_table, path, pod, refdata_db, set_version, sql_dictionary, write_builtin  # noqa: F401
+from lib.refdata import (item_path, make_table, path, pod, refdata_db, set_version, sql_dictionary,  # noqa: F401
+                         write_builtin)
 from lib.wait import eventually
 
 NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"

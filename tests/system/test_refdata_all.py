@@ -61,8 +61,9 @@ def test_a_page_is_1000_items_unless_asked_and_10000_at_most(client):
 
 @pytest.mark.parametrize("query", [
     "limit=0", "limit=-1", "limit=10001", "limit=", "limit=ten", "limit=1.5", "limit=+5", "limit=%201",
-    "limit=99999999999999999999", "limit=5&limit=5", "cursor=", "cursor=x", "cursor=5", "cursor=5.", "cursor=5.zz", "cursor=5.6",
-    "cursor=.61", "cursor=-1.61", "cursor=9223372036854775808.61", "cursor=5.61.61", "cursor=5." + "61" * 1025, "offset=1",
+    "limit=99999999999999999999", "limit=5&limit=5", "cursor=", "cursor=x", "cursor=5", "cursor=5.", "cursor=5.zz",
+    "cursor=5.6", "cursor=.61", "cursor=-1.61", "cursor=9223372036854775808.61", "cursor=5.61.61",
+    "cursor=5." + "61" * 1025, "offset=1",
     "cursor=%00",
 ])
 def test_a_bad_limit_or_cursor_is_400_naming_it(client, query):
@@ -90,7 +91,8 @@ def test_a_page_from_a_later_version_says_so(serve, refdata_db, token):
     client = serve(refdata_db, pod(sql_dictionary("T"))).client(token())
     first = client.get(path("T", "/all?limit=4")).json()
     assert [item["key"] for item in first["items"]] == [f"k{i:06}" for i in range(4)]
-    refdata_db.query("delete from t where k in ('k000003', 'k000004', 'k000000'); insert into t values ('demo', 'k000003x', '0')")
+    refdata_db.query("delete from t where k in ('k000003', 'k000004', 'k000000');"
+                     "insert into t values ('demo', 'k000003x', '0')")
     set_version(refdata_db, "T", 2)
     eventually(lambda: client.get(path("T", "/version")).json()["version"] == 2)
     second = client.get(path("T", f"/all?limit=4&cursor={first['nextCursor']}")).json()

@@ -9,9 +9,10 @@ from lib.wait import eventually
 from lib.wire import request_bytes
 
 ODD_KEYS = [
-    "RU", "a b", "a+b", "a/b", "a,b", "a%b", "%2F", "%", "a&b=c", "a?b#c", "a;b", "a:b@c", "~-._", "'quoted'", '"', "\\",
-    "{}[]<>|^`", "\t", "\n", "\r\n", "\x01\x1f\x7f", "é", "e\u0301", "Россия", "日本", "\U0001f600", "\u202e\u200d", "\uffff",
-    "\U0010ffff", "items", "..", "$1", "'; drop table odd; --", " leading", "trailing ", "x" * 1024, "é" * 512,
+    "RU", "a b", "a+b", "a/b", "a,b", "a%b", "%2F", "%", "a&b=c", "a?b#c", "a;b", "a:b@c", "~-._", "'quoted'", '"',
+    "\\",
+    "{}[]<>|^`", "\t", "\n", "\r\n", "\x01\x1f\x7f", "é", "e\u0301", "Россия", "日本", "\U0001f600", "\u202e\u200d",
+    "\uffff", "\U0010ffff", "items", "..", "$1", "'; drop table odd; --", " leading", "trailing ", "x" * 1024, "é" * 512,
 ]
 PAYLOADS = {
     "past int64": "9223372036854775809",

@@ -77,7 +77,8 @@ def test_a_changed_dictionary_is_served_throughout(serve, refdata_db, token, rec
     assert server.client(token()).get(item_path("T", "a")).status == 200
     with asking(server, token(), item_path("T", "a")) as seen:
         for _ in range(3):
-            reconfigure(server, refdata_db, pod({"code": "T", "loadSql": "select 'a' as k, '2'::jsonb as v from pg_sleep(0.2)"}))
+            slow = {"code": "T", "loadSql": "select 'a' as k, '2'::jsonb as v from pg_sleep(0.2)"}
+            reconfigure(server, refdata_db, pod(slow))
             reconfigure(server, refdata_db, pod(sql_dictionary("T", "one")))
     assert seen == {200}
 
@@ -185,7 +186,8 @@ def test_a_smaller_memory_budget_takes_effect_at_once(serve, refdata_db, token, 
     """R15, R17: the budget is reloadable."""
     for code in ["ONE", "TWO", "THREE"]:
         make_table(refdata_db, code.lower())
-        refdata_db.query(f"insert into {code} select 'demo', i::text, to_jsonb(repeat('x', 1000)) from generate_series(1, 2000) i")
+        refdata_db.query(f"insert into {code} select 'demo', i::text, to_jsonb(repeat('x', 1000))"
+                         " from generate_series(1, 2000) i")
     dictionaries = [sql_dictionary(code) for code in ["ONE", "TWO", "THREE"]]
     server = serve(refdata_db, pod(*dictionaries))
     client = server.client(token())

@@ -2,7 +2,9 @@
 import pytest
 
 from lib import tokens
-from lib.refdata import item_path, make_table, module_refdata_db, path, pod, set_version, sql_dictionary, write_builtin  # noqa: F401
+from lib.refdata import (item_path, make_table, module_refdata_db, path, pod, set_version, sql_dictionary,  # noqa: F401
+                         write_builtin)
+from lib.wire import request_bytes
 
 ROUTES = ["/items/a", "/items/nobody", "/items?keys=a", "/all", "/all?limit=1", "/version"]
 TENANTS = ["one", "two", "One", "one.", "on", "one-x"]
@@ -24,7 +26,8 @@ def test_each_tenant_sees_its_own(server, token, code):
     for tenant in TENANTS:
         client = server.client(token(tenant))
         assert client.get(item_path(code, "a", tenant)).json()["payload"] == f"secret of {tenant}"
-        assert [item["payload"] for item in client.get(path(code, "/all", tenant)).json()["items"]] == [f"secret of {tenant}"]
+        everything = client.get(path(code, "/all", tenant)).json()["items"]
+        assert [item["payload"] for item in everything] == [f"secret of {tenant}"]
 
 
 @pytest.mark.parametrize("rest", ROUTES)
@@ -73,7 +76,6 @@ def test_without_a_token_nothing_is_told_but_401(server):
 
 def test_pipelined_requests_of_two_tenants_do_not_mix(server, token):
     """C5: the identity belongs to the request, not to the connection."""
-    from lib.wire import request_bytes
     connection = server.raw()
     order = [tenant for _ in range(30) for tenant in TENANTS]
     connection.send(b"".join(request_bytes("GET", item_path("T", "a", tenant), {"Authorization": f"Bearer {token(tenant)}"})
@@ -85,7 +87,6 @@ def test_pipelined_requests_of_two_tenants_do_not_mix(server, token):
 @pytest.mark.tsan
 def test_a_get_that_waits_for_its_body_keeps_its_own_identity(server, module_serve, module_refdata_db, token):
     """C5: a request between its head and its body is not lent the identity of a token that came meanwhile."""
-    from lib.wire import request_bytes
     pod_of_few = module_serve(module_refdata_db, {**pod("B"), "http": {"loops": 1},
                                               "auth": {"cacheEntries": 16, "negativeEntries": 16}})
     mine, other = TENANTS[0], TENANTS[1]
@@ -104,7 +105,6 @@ def test_a_get_that_waits_for_its_body_keeps_its_own_identity(server, module_ser
 @pytest.mark.tsan
 def test_more_new_tokens_than_a_loop_remembers_are_each_their_own(server, module_serve, module_refdata_db, token):
     """C5: tokens pushed out of the table of verified ones at once never lend their identity to another."""
-    from lib.wire import request_bytes
     pod_of_few = module_serve(module_refdata_db, {**pod("B"), "auth": {"cacheEntries": 16, "negativeEntries": 16}})
     connections = []
     for number in range(240):

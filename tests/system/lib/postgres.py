@@ -1,10 +1,7 @@
-#!/usr/bin/env python3
 """A private PostgreSQL that lives as long as a test run.
 
 As root it runs as user `postgres`, in a temporary folder that user can reach. It never waits for the disk:
 tests kill processes, not machines.
-
-Also a command: `postgres.py PROGRAM ARGS…` runs the program with FRESHET_TEST_PG_URL set to a fresh server.
 """
 import contextlib
 import glob
@@ -12,19 +9,14 @@ import itertools
 import os
 import secrets
 import shutil
-import signal
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import psycopg2
 
-if __package__:
-    from .wait import free_port
-else:
-    from wait import free_port
+from .wait import free_port
 
 SETTINGS = """
 listen_addresses = '127.0.0.1'
@@ -176,30 +168,3 @@ class Database:
 
     def drop(self):
         self.server.execute(f'DROP DATABASE IF EXISTS "{self.name}" WITH (FORCE)')
-
-
-def run_to_end(command, environment):
-    """The command's status; when we are told to stop, so is it."""
-    with subprocess.Popen(command, env=environment) as process:
-        try:
-            return process.wait()
-        except SystemExit:
-            process.terminate()
-            raise
-
-
-def main():
-    # A TERM must still stop the server.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    server = PostgresServer()
-    try:
-        server.start()
-        server.execute("CREATE DATABASE freshet_test")
-        environment = dict(os.environ, FRESHET_TEST_PG_URL=server.url("freshet_test"))
-        return run_to_end(sys.argv[1:], environment)
-    finally:
-        server.destroy()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
