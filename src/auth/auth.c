@@ -179,7 +179,10 @@ enum status auth_reload(struct auth *auth, const struct auth_settings *settings,
 {
     struct auth_rules *rules, *old_rules;
     struct auth_keysource *source, *old_source;
-    enum status status = auth_rules_create(settings, &rules, error);
+    struct auth_settings kept = *settings;
+
+    kept.enabled = auth->rules->enabled; /* the listeners stay as they were, and so does this */
+    enum status status = auth_rules_create(&kept, &rules, error);
 
     if (status != STATUS_OK)
         return status;

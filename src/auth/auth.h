@@ -58,7 +58,8 @@ enum status auth_create(const struct auth_settings *settings, struct loop_group 
 /* After the worker pool stopped and the loops ended; before or after loop_group_destroy(). */
 void auth_destroy(struct auth *auth);
 /* New settings after a configuration reload: keys read anew, caches emptied. A failure changes nothing; a
- * URL that is new and cannot be read is one. Blocks like auth_create(): not on a loop. */
+ * URL that is new and cannot be read is one. `enabled` stays as it was created: the listeners, which decide
+ * whether it may be off, do not change either. Blocks like auth_create(): not on a loop. */
 enum status auth_reload(struct auth *auth, const struct auth_settings *settings,
                         struct error *error) MUST_CHECK;
 bool auth_is_ready(const struct auth *auth); /* has it keys? */

@@ -65,10 +65,14 @@ const struct config_section *kernel_sections(const struct module *const *modules
     return sections;
 }
 
+/* An address, not a name that begins like one: 127.example.com may be anywhere. */
 static bool is_loopback(struct str address)
 {
-    return str_starts_with(address, STR("127.")) || str_starts_with(address, STR("[::1]")) ||
-           str_starts_with(address, STR("localhost:"));
+    size_t digits = 0;
+    while (digits < address.len && memchr("0123456789.", address.ptr[digits], 11))
+        digits++;
+    return (str_starts_with(address, STR("127.")) && digits < address.len && address.ptr[digits] == ':') ||
+           str_starts_with(address, STR("[::1]:")) || str_starts_with(address, STR("localhost:"));
 }
 
 /* C5: authentication can be switched off only together with a loopback-only listener. */

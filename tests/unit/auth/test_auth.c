@@ -450,6 +450,22 @@ static void a_reload_takes_effect_or_changes_nothing(void **state)
     buf_deinit(&token);
 }
 
+/* C5: off only together with a loopback-only listener, and listeners do not change while the program runs. */
+static void a_reload_never_switches_auth_off(void **state)
+{
+    (void)state;
+    struct auth_settings settings = rig.settings;
+    struct error error;
+
+    rig_start(&rig);
+    settings.enabled = false;
+    assert_int_equal(auth_reload(rig.auth, &settings, &error), STATUS_OK);
+    rig_turn(&rig);
+    expect(AUTH_DENIED, STATUS_UNAUTHENTICATED, rig_ask_token(&rig, STR("a.b.c")));
+    settings.jwks_file = STR("");
+    assert_int_equal(auth_reload(rig.auth, &settings, &error), STATUS_CONFIG);
+}
+
 /* ---- small things ---- */
 
 static void a_challenge_says_why(void **state)
@@ -511,6 +527,7 @@ int main(void)
         TEST(settings_that_cannot_work_are_refused),
         TEST(a_secret_of_the_environment_signs_hs256),
         TEST(a_reload_takes_effect_or_changes_nothing),
+        TEST(a_reload_never_switches_auth_off),
         TEST(a_challenge_says_why),
         TEST(a_copied_identity_stands_on_its_own),
     };
