@@ -161,6 +161,7 @@ void http_exchange_fill_request(struct http_exchange *exchange)
     request->route = NULL;
     request->context = NULL;
     request->identity = NULL;
+    request->handler_data = NULL;
     request->connection_memo = exchange->connection->memo;
     struct str traceparent = value_of(exchange, HTTP_FIELD_TRACEPARENT);
     if (traceparent.len == 0 || !trace_parse(traceparent, &request->trace))

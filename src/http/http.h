@@ -95,6 +95,7 @@ struct http_request {
     const struct sockaddr_storage *peer;
     struct trace trace;    /* from traceparent, or zeros: trace_id all zero means none came */
     const void *identity;  /* the gate's; lives as long as the request */
+    void *handler_data;    /* the handler's own, NULL at first: kept while the request is parked */
     void *connection_memo; /* the gate's per-connection slot, see http_server_config.on_connection_end */
     struct http_connection *connection;
 };

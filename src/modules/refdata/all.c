@@ -6,6 +6,7 @@
 #include "base/hex.h"
 #include "base/json.h"
 #include "base/memory.h"
+#include "modules/refdata/barrier.h"
 #include "modules/refdata/reading.h"
 
 enum { PAGE_DEFAULT = 1000, PAGE_MAX = 10000, KEY_BYTES_MAX = 1024 };
@@ -227,6 +228,8 @@ void refdata_get_all(struct http_request *request)
         http_send_error(request, &error);
         return;
     }
+    if (!refdata_barrier_pass(request, &reading, NULL, 0))
+        return;
     if (http_request_accepts(request, STR("application/x-ndjson")))
         send_lines(request, &reading);
     else

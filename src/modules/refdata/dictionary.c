@@ -155,6 +155,29 @@ static enum status check_together(const struct config *config,
     return STATUS_OK;
 }
 
+static bool ends_statement(char c)
+{
+    return c == ';' || c == ' ' || c == '\t' || c == '\n' || c == '\r';
+}
+
+/* Without loadKeysSql, loadSql itself can be asked for some keys; the planner usually pushes the condition down. */
+static void compile_lookup(struct refdata_dictionary *dictionary)
+{
+    struct str sql = dictionary->sql[REFDATA_LOAD].text;
+    size_t offset;
+    if (dictionary->sql[REFDATA_LOAD_KEYS].given) {
+        dictionary->lookup = dictionary->sql[REFDATA_LOAD_KEYS].statement;
+        dictionary->can_lookup = true;
+        return;
+    }
+    while (sql.len && ends_statement(sql.ptr[sql.len - 1]))
+        sql.len--;
+    struct str text = arena_printf(
+        &dictionary->arena, "select k, v from (\n%.*s\n) as loaded where k::text = any(:keys)", STR_ARG(sql));
+    dictionary->can_lookup =
+        db_sql_compile(text, all_names, &dictionary->arena, &dictionary->lookup, &offset, NULL) == STATUS_OK;
+}
+
 static enum status build(const struct config *config, const struct refdata_dictionary_settings *settings,
                          size_t index, struct refdata_dictionary *dictionary, struct error *error)
 {
@@ -169,6 +192,8 @@ static enum status build(const struct config *config, const struct refdata_dicti
             return status;
     }
     bool builtin = !dictionary->sql[REFDATA_LOAD].given;
+    if (!builtin)
+        compile_lookup(dictionary);
     dictionary->provider = builtin ? &refdata_provider_builtin : &refdata_provider_sql;
     dictionary->delta =
         settings->reload == REFDATA_RELOAD_DELTA ||

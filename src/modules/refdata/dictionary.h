@@ -47,6 +47,9 @@ struct refdata_dictionary {
     struct refdata_database *database;
     const struct refdata_provider *provider;
     struct refdata_sql sql[REFDATA_FIELDS];
+    struct db_statement
+        lookup;            /* some keys out of loadSql: loadKeysSql, or loadSql with a condition around it */
+    bool can_lookup;       /* PostgreSQL takes that; set by the check, before state becomes READY */
     bool delta;            /* reloadOnEvent */
     int64_t checked_at_ns; /* the sweep's */
 };

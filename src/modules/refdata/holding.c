@@ -82,6 +82,7 @@ void refdata_holding_destroy(struct refdata_holding *holding)
     free((char *)holding->tenant.ptr);
     free((char *)holding->code.ptr);
     free(holding->waiters);
+    free(holding->barrier.waiting);
     free(holding);
 }
 

@@ -13,6 +13,35 @@
 
 struct refdata;
 
+/* ---- who waits at the barrier (barrier.h), per holding ---- */
+
+/* A reader waiting for a version. */
+struct refdata_waiting {
+    struct loop_park_ref ref;
+    int64_t version;
+    int64_t expires_ns; /* it will not be there any more */
+    bool from_primary;  /* the reload it waits for was asked of the primary on its behalf */
+};
+
+/* A reader whose wait is over: the primary decides. */
+struct refdata_deciding {
+    struct refdata_deciding *next;
+    struct loop_park_ref ref;
+    int64_t version;
+    size_t keys_len;
+    char keys[];
+};
+
+struct refdata_barrier { /* of one holding */
+    struct refdata_waiting *waiting;
+    size_t waiting_count, waiting_capacity;
+    struct refdata_deciding *boarding; /* for the next question */
+    struct refdata_deciding *aboard;   /* for the one under way */
+    bool asking;
+    int64_t second; /* of the rate limit */
+    unsigned asked_this_second;
+};
+
 struct refdata_holding {
     /* read on every loop */
     struct str tenant, code;
@@ -35,6 +64,7 @@ struct refdata_holding {
     struct loop_park_ref *waiters;
     size_t waiter_count, waiter_capacity;
     struct refdata_holding *queue_next;
+    struct refdata_barrier barrier;
     uint64_t memory_bytes;
     int64_t committed_version; /* as the sweep last saw it */
     int64_t drift_checked_at_ns, drift_value, drift_version;

@@ -1,6 +1,7 @@
 /* GET …/items/{key} (R3) and GET …/items?keys= (R4). */
 #include "base/buf.h"
 #include "base/json.h"
+#include "modules/refdata/barrier.h"
 #include "modules/refdata/reading.h"
 
 enum { KEYS_MAX = 1000, KEY_BYTES_MAX = 1024 };
@@ -32,6 +33,8 @@ void refdata_get_item(struct http_request *request)
         http_send_error(request, &error);
         return;
     }
+    if (!refdata_barrier_pass(request, &reading, &key, 1))
+        return;
     const struct cache_record *record = cache_find(reading.snapshot, key);
     if (!record) {
         send_missing(request, &reading);
@@ -147,6 +150,8 @@ void refdata_get_items(struct http_request *request)
         http_send_error(request, &error);
         return;
     }
+    if (!refdata_barrier_pass(request, &reading, asked.keys, asked.count))
+        return;
     const struct cache_record **records = arena_alloc(request->arena, asked.count * sizeof *records);
     cache_find_many(reading.snapshot, asked.keys, asked.count, records);
     struct refdata_parts parts = {

@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "base/memory.h"
+#include "modules/refdata/barrier.h"
 #include "modules/refdata/refdata.h"
 
 /* ---- the table readers see ---- */
@@ -114,9 +115,10 @@ static void drop(struct refdata_holding *holding, const struct error *why)
     refdata->memory_bytes -= holding->memory_bytes;
     cache_slot_publish(&holding->slot, NULL, refdata->loops);
     refdata_metrics_detach(holding);
+    refdata_barrier_dissolve(holding);
     holding->dropped = true;
     table_changed(refdata);
-    if (!holding->loading)
+    if (!holding->loading && !holding->barrier.asking)
         refdata_keeper_bury(holding);
 }
 

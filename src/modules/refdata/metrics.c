@@ -51,6 +51,12 @@ static struct metric_family freshness = {
     .type = METRIC_HISTOGRAM,
     .labels = {"dict_code", NULL},
 };
+static struct metric_family fallback_reads = {
+    .name = "postgres_fallback_reads",
+    .help = "Reads answered from PostgreSQL because memory was behind the version demanded.",
+    .type = METRIC_COUNTER,
+    .labels = {"dict_code", NULL},
+};
 static struct metric_family regressions = {
     .name = "dict_version_regressions_total",
     .help = "Times a committed version was found lower than the one served.",
@@ -59,8 +65,8 @@ static struct metric_family regressions = {
 };
 
 struct metric_family *const refdata_metrics[] = {
-    &version_lag,     &version,       &items,     &memory,      &drift_value, &unavailable,
-    &reload_duration, &reload_errors, &freshness, &regressions, NULL,
+    &version_lag,     &version,       &items,     &memory,      &drift_value,    &unavailable,
+    &reload_duration, &reload_errors, &freshness, &regressions, &fallback_reads, NULL,
 };
 
 void refdata_metrics_attach(struct refdata_holding *holding)
@@ -105,6 +111,11 @@ void refdata_metrics_lag(const struct refdata_holding *holding, int64_t local_ve
 {
     int64_t behind = holding->committed_version - (local_version > 0 ? local_version : 0);
     metric_set(holding->lag, behind > 0 ? (double)behind : 0);
+}
+
+void refdata_metrics_fallback(const struct refdata_holding *holding)
+{
+    metric_add(metric_series_get(&fallback_reads, &holding->code), 1);
 }
 
 void refdata_metrics_regression(const struct refdata_holding *holding)

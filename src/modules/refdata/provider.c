@@ -116,6 +116,19 @@ static enum status check_field(struct refdata_dictionary *dictionary, enum refda
     return status == STATUS_DB_ERROR ? refuse(sql, field, position, error) : status;
 }
 
+/* A loadSql that cannot stand inside another statement is no mistake: everything is loaded where some would do. */
+static enum status check_lookup(struct refdata_dictionary *dictionary, struct db_conn *conn,
+                                int64_t deadline_ns, struct error *error)
+{
+    struct db_column columns[DB_COLUMNS_MAX];
+    unsigned count = 0;
+    size_t position = 0;
+    enum status status =
+        db_describe(conn, &dictionary->lookup, columns, &count, deadline_ns, &position, error);
+    dictionary->can_lookup = status == STATUS_OK;
+    return status == STATUS_DB_ERROR ? STATUS_OK : status;
+}
+
 static enum status check_templates(struct refdata_dictionary *dictionary, struct db_conn *conn,
                                    int64_t deadline_ns, struct error *error)
 {
@@ -123,7 +136,7 @@ static enum status check_templates(struct refdata_dictionary *dictionary, struct
     for (unsigned field = 0; field < REFDATA_FIELDS && status == STATUS_OK; field++)
         if (dictionary->sql[field].given)
             status = check_field(dictionary, field, conn, deadline_ns, error);
-    return status;
+    return status == STATUS_OK ? check_lookup(dictionary, conn, deadline_ns, error) : status;
 }
 
 static enum status load_by_template(const struct refdata_dictionary *dictionary, struct str tenant,
@@ -137,10 +150,23 @@ static enum status load_by_template(const struct refdata_dictionary *dictionary,
     return refdata_provider_load(statement, params, conn, deadline_ns, builder, error);
 }
 
+static enum status load_keys_by_template(const struct refdata_dictionary *dictionary, struct str tenant,
+                                         struct str keys, struct db_conn *conn, int64_t deadline_ns,
+                                         struct cache_builder *builder, struct error *error)
+{
+    if (!dictionary->can_lookup)
+        return load_by_template(dictionary, tenant, conn, deadline_ns, builder, error);
+    struct str values[REFDATA_PARAMETERS] = {[REFDATA_TENANT_ID] = tenant, [REFDATA_KEYS] = keys};
+    struct db_param params[DB_PARAMS_MAX];
+    refdata_dictionary_bind(&dictionary->lookup, values, params);
+    return refdata_provider_load(&dictionary->lookup, params, conn, deadline_ns, builder, error);
+}
+
 const struct refdata_provider refdata_provider_sql = {
     .name = "postgres_sql",
     .check = check_templates,
     .load_all = load_by_template,
+    .load_keys = load_keys_by_template,
 };
 
 /* ---- the built-in table ---- */
@@ -167,8 +193,24 @@ static enum status load_builtin(const struct refdata_dictionary *dictionary, str
     return refdata_provider_load(&statement, params, conn, deadline_ns, builder, error);
 }
 
+static const char load_builtin_keys_sql[] =
+    "select item_key as k, payload as v from refdata.dictionary_item"
+    " where tenant_id = $1 and dict_code = $2 and item_key = any($3) and not deleted";
+
+static enum status load_builtin_keys(const struct refdata_dictionary *dictionary, struct str tenant,
+                                     struct str keys, struct db_conn *conn, int64_t deadline_ns,
+                                     struct cache_builder *builder, struct error *error)
+{
+    struct db_statement statement;
+    db_statement_init(&statement, load_builtin_keys_sql, 3,
+                      (const enum db_type[]){DB_TEXT, DB_TEXT, DB_TEXT_ARRAY});
+    const struct db_param params[] = {{tenant}, {dictionary->code}, {keys}};
+    return refdata_provider_load(&statement, params, conn, deadline_ns, builder, error);
+}
+
 const struct refdata_provider refdata_provider_builtin = {
     .name = "builtin",
     .check = check_builtin,
     .load_all = load_builtin,
+    .load_keys = load_builtin_keys,
 };

@@ -16,6 +16,10 @@ struct refdata_provider {
     enum status (*load_all)(const struct refdata_dictionary *dictionary, struct str tenant,
                             struct db_conn *conn, int64_t deadline_ns, struct cache_builder *builder,
                             struct error *error);
+    /* Puts those of the items `keys` (a text[]) into the builder that are there, and perhaps others. */
+    enum status (*load_keys)(const struct refdata_dictionary *dictionary, struct str tenant, struct str keys,
+                             struct db_conn *conn, int64_t deadline_ns, struct cache_builder *builder,
+                             struct error *error);
 };
 
 extern const struct refdata_provider refdata_provider_sql, refdata_provider_builtin;

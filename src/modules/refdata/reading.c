@@ -5,6 +5,7 @@
 
 #include "base/clock.h"
 #include "base/memory.h"
+#include "modules/refdata/barrier.h"
 
 static size_t put_text(char *out, struct str text)
 {
@@ -24,12 +25,13 @@ static size_t put_number(char *out, uint64_t number)
     return count;
 }
 
-static void put_headers(struct refdata_reading *reading)
+static void put_headers(struct refdata_reading *reading, bool from_primary)
 {
     char *out = reading->headers;
     size_t len = put_text(out, STR("X-Dict-Version: "));
     len += put_number(out + len, (uint64_t)reading->info->version);
-    len += put_text(out + len, STR("\r\nX-Data-Source: memory\r\n"));
+    len += put_text(out + len, from_primary ? STR("\r\nX-Data-Source: postgres_fallback\r\n")
+                                            : STR("\r\nX-Data-Source: memory\r\n"));
     reading->headers_len = len;
 }
 
@@ -94,25 +96,20 @@ static void mark_used(struct refdata_holding *holding, const struct loop *loop)
         atomic_store_explicit(used, now_s, memory_order_relaxed);
 }
 
-/* X-Min-Version: N promises an answer of at least that version. A pod that is behind says so; it does not look further
- * yet, so the reader asks again. */
-static enum status check_min_version(const struct http_request *request, int64_t local, struct error *error)
+/* What the primary answered lives for one call of the handler: it is taken once. */
+static const struct cache_snapshot *take_answer(struct refdata_demand *demand)
 {
-    struct str text = http_request_header(request, STR("x-min-version"));
-    uint64_t wanted;
-    if (!text.ptr)
-        return STATUS_OK;
-    if (!str_to_u64(text, &wanted) || wanted > INT64_MAX ||
-        http_request_header_count(request, STR("x-min-version")) != 1)
-        return error_set_field(error, STATUS_BAD_REQUEST, "X-Min-Version", "one whole number, not negative");
-    if ((int64_t)wanted <= local)
-        return STATUS_OK;
-    return error_set(error, STATUS_UNAVAILABLE, "version %lld is not here yet", (long long)wanted);
+    const struct cache_snapshot *answer = demand ? demand->answer : NULL;
+    if (demand)
+        demand->answer = NULL;
+    return answer;
 }
 
 bool refdata_reading_begin(struct http_request *request, struct refdata_reading *reading)
 {
     struct refdata *refdata = request->context;
+    struct refdata_demand *demand = refdata_demand_of(request);
+    const struct cache_snapshot *answer = take_answer(demand);
     struct str tenant = kernel_identity(request)->tenant, code;
     struct error error;
     if (http_request_param(request, "dictCode", &code, &error) != STATUS_OK) {
@@ -122,6 +119,8 @@ bool refdata_reading_begin(struct http_request *request, struct refdata_reading 
     const struct refdata_table *table = atomic_load_explicit(&refdata->table, memory_order_acquire);
     struct refdata_holding *holding = refdata_table_find(table, tenant, code);
     reading->snapshot = holding ? cache_slot_read(&holding->slot) : NULL;
+    if (holding && answer)
+        reading->snapshot = answer;
     if (!reading->snapshot) {
         miss(refdata, request, tenant, code);
         return false;
@@ -129,11 +128,7 @@ bool refdata_reading_begin(struct http_request *request, struct refdata_reading 
     reading->holding = holding;
     reading->info = cache_snapshot_info(reading->snapshot);
     mark_used(holding, request->loop);
-    if (check_min_version(request, reading->info->version, &error) != STATUS_OK) {
-        http_send_error(request, &error);
-        return false;
-    }
-    put_headers(reading);
+    put_headers(reading, demand && demand->from_primary);
     return true;
 }
 

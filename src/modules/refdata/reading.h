@@ -4,7 +4,7 @@
 
 #include "modules/refdata/refdata.h"
 
-#define REFDATA_HEADERS_BYTES 160
+#define REFDATA_HEADERS_BYTES 192
 
 struct refdata_reading {
     const struct refdata_holding *holding;

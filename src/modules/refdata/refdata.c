@@ -57,7 +57,10 @@ static void take_settings(struct refdata *refdata, const struct refdata_settings
         arena_alloc(&refdata->settings_arena, (preload->count + 1) * sizeof(struct str));
     for (size_t i = 0; i < preload->count; i++)
         refdata->settings.preload.items[i] = arena_str(&refdata->settings_arena, preload->items[i]);
+    refdata->barrier = settings->barrier;
     atomic_store(&refdata->first_read_timeout_ms, settings->cache.first_read_timeout_ms);
+    atomic_store(&refdata->barrier_wait_ms, settings->barrier.wait_ms);
+    atomic_store(&refdata->barrier_timeout_ms, settings->barrier.timeout_ms);
 }
 
 /* ---- life ---- */
@@ -114,6 +117,8 @@ static enum status start(struct kernel *kernel, const void *section, void **stat
     unsigned threads =
         (unsigned)settings->cache.parallel_reloads + 2 * (unsigned)settings->postgres.count + 1;
     refdata->loaders = worker_pool_create("loader", threads, SIZE_MAX);
+    refdata->readers = worker_pool_create("primary", (unsigned)settings->barrier.parallel_reads,
+                                          (size_t)settings->barrier.queue_max);
     /* The loops do not run yet, so this thread may stand in for the home loop. */
     refdata_keeper_preload(refdata);
     refdata_sweeps_start(refdata);
@@ -185,12 +190,14 @@ static void stop(void *state)
     for (size_t i = 0; i < catalog->database_count; i++)
         db_pool_interrupt(catalog->databases[i]->pool); /* loads under way end now, not at their deadline */
     worker_pool_stop(refdata->loaders);
+    worker_pool_stop(refdata->readers);
 }
 
 static void destroy(void *state)
 {
     struct refdata *refdata = state;
     worker_pool_destroy(refdata->loaders);
+    worker_pool_destroy(refdata->readers);
     refdata_keeper_clear(refdata);
     cache_drain();
     refdata_catalog_destroy(atomic_load(&refdata->catalog));

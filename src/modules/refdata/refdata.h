@@ -18,14 +18,15 @@ struct refdata {
     struct loop *home;
     _Atomic(struct refdata_catalog *) catalog;
     _Atomic(struct refdata_table *) table;
-    atomic_llong first_read_timeout_ms;
+    atomic_llong first_read_timeout_ms, barrier_wait_ms, barrier_timeout_ms;
     atomic_bool query_up; /* for health */
 
     /* the home loop's alone */
     struct refdata_cache_settings settings; /* strings in settings_arena */
     struct arena settings_arena;
-    struct worker_pool *loaders;
-    struct refdata_table *own; /* the table readers get copies of */
+    struct refdata_barrier_settings barrier;
+    struct worker_pool *loaders, *readers; /* of loads and sweeps; of questions to the primary */
+    struct refdata_table *own;             /* the table readers get copies of */
     struct loop_tick publish_tick;
     struct refdata_holding **graveyard; /* dropped since the table was last published */
     size_t grave_count, grave_capacity;
@@ -95,6 +96,7 @@ void refdata_metrics_loaded(struct refdata_holding *holding, const struct refdat
                             bool is_update);
 void refdata_metrics_load_failed(const struct refdata_holding *holding);
 void refdata_metrics_lag(const struct refdata_holding *holding, int64_t local_version);
+void refdata_metrics_fallback(const struct refdata_holding *holding);
 void refdata_metrics_regression(const struct refdata_holding *holding);
 void refdata_metrics_drift(struct refdata_holding *holding);
 void refdata_metrics_dictionary(const struct refdata_dictionary *dictionary);

@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/hash.h"
 #include "base/log.h"
+#include "modules/refdata/barrier.h"
 #include "modules/refdata/refdata.h"
 
 static void unqueue(struct refdata_holding *holding)
@@ -22,13 +23,18 @@ static void unqueue(struct refdata_holding *holding)
     holding->queued = false;
 }
 
+static bool somebody_waits(const struct refdata_holding *holding)
+{
+    return holding->waiter_count || holding->barrier.waiting_count;
+}
+
 static void enqueue(struct refdata_holding *holding)
 {
     struct refdata *refdata = holding->refdata;
     if (holding->queued)
         return;
     holding->queued = true;
-    if (holding->waiter_count) { /* somebody waits: before those nobody waits for */
+    if (somebody_waits(holding)) { /* before those nobody waits for */
         holding->queue_next = refdata->queue_first;
         refdata->queue_first = holding;
         if (!holding->queue_next)
@@ -57,8 +63,10 @@ void refdata_schedule_want(struct refdata_holding *holding, int64_t delay_ms)
         return;
     }
     /* A dictionary that was not checked yet is loaded when the check is done: refdata_schedule_checked(). */
-    if (atomic_load(&holding->dictionary->state) != REFDATA_READY || holding->queued)
+    if (atomic_load(&holding->dictionary->state) != REFDATA_READY ||
+        (holding->queued && !somebody_waits(holding)))
         return;
+    unqueue(holding); /* somebody waits now: to the front */
     if (delay_ms <= 0) {
         loop_timer_stop(refdata->home, &holding->timer);
         enqueue(holding);
@@ -155,6 +163,7 @@ static void load_succeeded(struct refdata_holding *holding, struct refdata_loade
     refdata_metrics_loaded(holding, loaded, is_update);
     cache_slot_publish(&holding->slot, loaded->snapshot, refdata->loops);
     refdata_keeper_wake(holding, NULL);
+    refdata_barrier_loaded(holding, version);
     refdata_keeper_trim(refdata, holding);
 }
 
@@ -189,7 +198,8 @@ void refdata_schedule_loaded(struct refdata_holding *holding, struct refdata_loa
     } else {
         if (loaded->snapshot)
             cache_snapshot_unref(loaded->snapshot);
-        refdata_keeper_bury(holding);
+        if (!holding->barrier.asking)
+            refdata_keeper_bury(holding);
     }
     refdata_schedule_run(refdata);
     refdata_keeper_update_health(refdata);

@@ -115,6 +115,23 @@ static const struct setting_row cache_rows[] = {
     {.name = NULL},
 };
 
+#define BARRIER_ROW(member) ROW(barrier.member)
+static const struct setting_row barrier_rows[] = {
+    {"waitMs", SETTING_INT, BARRIER_ROW(wait_ms),
+     "How long a read with X-Min-Version waits for a reload before the primary is asked, in milliseconds.",
+     "100", 0, 60000, .reloadable = true},
+    {"timeout", SETTING_DURATION_MS, BARRIER_ROW(timeout_ms),
+     "How long it then waits for the primary; past it 503.", "5s", 10, HOUR_MS, .reloadable = true},
+    {"checksPerSecond", SETTING_INT, BARRIER_ROW(checks_per_second),
+     "Most questions for a version to the primary, per pair and second; past it 503.", "100", 1, 100000,
+     .reloadable = true},
+    {"parallelReads", SETTING_INT, BARRIER_ROW(parallel_reads),
+     "Reads from the primary that may run at once.", "4", 1, 64},
+    {"queue", SETTING_INT, BARRIER_ROW(queue_max), "Reads that may wait for the primary; past it 503.",
+     "1000", 1, 100000},
+    {.name = NULL},
+};
+
 static const struct setting_row rows[] = {
     {"postgres", SETTING_OBJECT_LIST, ROW(postgres),
      "The database the dictionaries live in; a list of named blocks where there are several.", NULL,
@@ -127,6 +144,8 @@ static const struct setting_row rows[] = {
      .fallback = ""},
     {"cache", SETTING_OBJECT, .help = "What a query pod holds in memory, and when it reloads.",
      .rows = cache_rows, .fallback = ""},
+    {"barrier", SETTING_OBJECT, .help = "Reads that demand a version (X-Min-Version).", .rows = barrier_rows,
+     .fallback = "", .reloadable = true},
     {"dictionaries", SETTING_OBJECT_LIST, ROW(dictionaries), "The dictionaries, by configuration alone.", "",
      .rows = dictionary_rows, .element_bytes = sizeof(struct refdata_dictionary_settings),
      .reloadable = true},

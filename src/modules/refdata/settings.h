@@ -33,6 +33,10 @@ struct refdata_cache_settings {
     int64_t retry_min_ms, retry_max_ms, jitter_ms;
 };
 
+struct refdata_barrier_settings {
+    int64_t wait_ms, timeout_ms, checks_per_second, parallel_reads, queue_max;
+};
+
 struct refdata_settings {
     struct setting_objects postgres; /* struct kernel_postgres */
     int64_t wait_commit_timeout_ms;
@@ -40,6 +44,7 @@ struct refdata_settings {
     int tenant_source;
     bool allow_tenant_header;
     struct refdata_cache_settings cache;
+    struct refdata_barrier_settings barrier;
     struct setting_objects dictionaries; /* struct refdata_dictionary_settings */
 };
 

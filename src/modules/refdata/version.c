@@ -2,6 +2,7 @@
 #include "base/buf.h"
 #include "base/clock.h"
 #include "base/json.h"
+#include "modules/refdata/barrier.h"
 #include "modules/refdata/reading.h"
 
 void refdata_get_version(struct http_request *request)
@@ -15,6 +16,8 @@ void refdata_get_version(struct http_request *request)
         http_send_error(request, &error);
         return;
     }
+    if (!refdata_barrier_pass(request, &reading, NULL, 0))
+        return;
     char digest[HASH128_HEX_BYTES], loaded_at[CLOCK_RFC3339_BYTES];
     struct buf body;
     hash128_hex(reading.info->digest, digest);

@@ -1,0 +1,97 @@
+/* Reads from the primary: the version alone, or version and keys in one REPEATABLE READ transaction. */
+#include "modules/refdata/primary.h"
+
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+#include "modules/refdata/provider.h"
+
+struct question {
+    struct worker_job job;
+    struct refdata_dictionary *dictionary; /* referenced */
+    struct arena arena;
+    struct str tenant, keys;
+    int64_t timeout_ms;
+    struct refdata_primary_answer answer;
+    void (*on_answer)(void *context, struct refdata_primary_answer *answer);
+    void *context;
+};
+
+static enum status read_keys(struct question *question, struct db_conn *conn, int64_t deadline_ns)
+{
+    const struct refdata_dictionary *dictionary = question->dictionary;
+    struct cache_builder *builder = cache_builder_create(NULL, 0);
+    enum status status = dictionary->provider->load_keys(dictionary, question->tenant, question->keys, conn,
+                                                         deadline_ns, builder, &question->answer.error);
+    if (status == STATUS_OK)
+        question->answer.snapshot = cache_builder_finish(builder, question->answer.version);
+    else
+        cache_builder_abandon(builder);
+    return status;
+}
+
+static enum status read_in_transaction(struct question *question, struct db_conn *conn, int64_t deadline_ns)
+{
+    struct refdata_primary_answer *answer = &question->answer;
+    int64_t committed_at_us;
+    enum status status = db_begin(conn, DB_REPEATABLE_READ_ONLY, deadline_ns, &answer->error);
+    if (status == STATUS_OK)
+        status = refdata_loader_version(conn, question->tenant, question->dictionary->code, deadline_ns,
+                                        &answer->version, &committed_at_us, &answer->error);
+    if (status == STATUS_OK)
+        status = read_keys(question, conn, deadline_ns);
+    db_rollback(conn); /* read only: nothing to commit */
+    return status;
+}
+
+static void run_question(struct worker_job *job)
+{
+    struct question *question = (struct question *)job;
+    struct refdata_primary_answer *answer = &question->answer;
+    int64_t deadline_ns = clock_deadline_ms(question->timeout_ms), committed_at_us;
+    struct db_conn *conn = NULL;
+    answer->status = db_acquire(question->dictionary->database->pool, deadline_ns, &conn, &answer->error);
+    if (answer->status == STATUS_OK && question->keys.len)
+        answer->status = read_in_transaction(question, conn, deadline_ns);
+    else if (answer->status == STATUS_OK)
+        answer->status =
+            refdata_loader_version(conn, question->tenant, question->dictionary->code, deadline_ns,
+                                   &answer->version, &committed_at_us, &answer->error);
+    if (conn)
+        db_release(conn);
+}
+
+static void question_done(struct worker_job *job)
+{
+    struct question *question = (struct question *)job;
+    if (job->cancelled)
+        question->answer.status =
+            error_set(&question->answer.error, STATUS_CANCELLED, "the process is stopping");
+    question->on_answer(question->context, &question->answer);
+    refdata_dictionary_unref(question->dictionary);
+    arena_deinit(&question->arena);
+    free(question);
+}
+
+bool refdata_primary_ask(struct refdata *refdata, struct refdata_dictionary *dictionary, struct str tenant,
+                         struct str keys,
+                         void (*on_answer)(void *context, struct refdata_primary_answer *answer),
+                         void *context)
+{
+    struct question *question = memory_zalloc(sizeof *question);
+    question->job = (struct worker_job){.loop = refdata->home, .run = run_question, .done = question_done};
+    question->dictionary = refdata_dictionary_ref(dictionary);
+    arena_init(&question->arena, 512);
+    question->tenant = arena_str(&question->arena, tenant);
+    question->keys = arena_str(&question->arena, keys);
+    question->timeout_ms = refdata->barrier.timeout_ms;
+    question->on_answer = on_answer;
+    question->context = context;
+    if (worker_pool_submit(refdata->readers, &question->job))
+        return true;
+    refdata_dictionary_unref(dictionary);
+    arena_deinit(&question->arena);
+    free(question);
+    return false;
+}
