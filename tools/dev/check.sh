@@ -64,8 +64,7 @@ test_unit() {
         status=0
         rm -f "$dir/meson-logs/testlog.json"
         # shellcheck disable=SC2086 # the runner is words
-        test_run "$PYTHON" -B "$ROOT/tests/system/lib/postgres.py" $runner \
-            meson test -C "$dir" --no-rebuild --print-errorlogs -t 4 || status=$?
+        test_run $runner meson test -C "$dir" --no-rebuild --print-errorlogs -t 4 || status=$?
         test_add_file "unit, $flavour" "$dir/meson-logs/testlog.json" "$status"
     done
 }

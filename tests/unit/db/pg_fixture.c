@@ -138,12 +138,6 @@ void pg_fixture_halt(void)
 
 void pg_fixture_start(void)
 {
-    const char *given = getenv("FRESHET_TEST_PG_URL");
-
-    if (given) {
-        snprintf(fixture.url, sizeof fixture.url, "%s", given);
-        return;
-    }
     find_programs();
     make_cluster();
     fixture.port = free_port();
@@ -161,15 +155,8 @@ static int remove_entry(const char *path, const struct stat *stat, int type, str
 
 void pg_fixture_stop(void)
 {
-    if (!pg_fixture_is_own())
-        return;
     pg_fixture_halt();
     nftw(fixture.directory, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
-}
-
-bool pg_fixture_is_own(void)
-{
-    return fixture.directory[0] != '\0';
 }
 
 void pg_fixture_freeze(pid_t backend)

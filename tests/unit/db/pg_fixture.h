@@ -1,17 +1,14 @@
-/* A PostgreSQL for tests: $FRESHET_TEST_PG_URL if set, otherwise a private server in a temporary directory on
- * a free port of 127.0.0.1, which dies with the test whatever happens to it. As root it runs as user
- * postgres. */
+/* A PostgreSQL for tests: a private server in a temporary directory on a free port of 127.0.0.1, which tests
+ * may kill and freeze, and which dies with them whatever happens. As root it runs as user postgres. */
 #ifndef FRESHET_TESTS_PG_FIXTURE_H
 #define FRESHET_TESTS_PG_FIXTURE_H
 
-#include <stdbool.h>
 #include <sys/types.h>
 
 #include "db/db.h"
 
-void pg_fixture_start(void);  /* exits with a message when it cannot */
-void pg_fixture_stop(void);   /* also removes its directory */
-bool pg_fixture_is_own(void); /* may it be stopped, frozen and restarted? */
+void pg_fixture_start(void); /* exits with a message when it cannot */
+void pg_fixture_stop(void);  /* also removes its directory */
 
 void pg_fixture_halt(void);            /* as if the machine had lost power */
 void pg_fixture_resume(void);          /* and came back: same port, same data */

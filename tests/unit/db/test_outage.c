@@ -29,8 +29,6 @@ static struct db_conn *acquire_working(struct db_pool *pool)
 static void test_a_frozen_server_is_TIMEOUT(void **state)
 {
     (void)state;
-    if (!pg_fixture_is_own())
-        skip();
     struct db_pool *pool = test_pool(2);
     struct db_conn *conn = test_acquire(pool), *other;
     struct error error = {0};
@@ -56,8 +54,6 @@ static void test_a_frozen_server_is_TIMEOUT(void **state)
 static void test_a_release_into_a_frozen_server_is_bounded(void **state)
 {
     (void)state;
-    if (!pg_fixture_is_own())
-        skip();
     struct db_pool *pool = test_pool(1);
     struct db_conn *conn = test_acquire(pool);
     pid_t backend = backend_of(conn);
@@ -74,8 +70,6 @@ static void test_a_release_into_a_frozen_server_is_bounded(void **state)
 static void test_a_killed_backend_is_DB_DOWN_and_the_server_comes_back(void **state)
 {
     (void)state;
-    if (!pg_fixture_is_own())
-        skip();
     struct db_pool *pool = test_pool(2);
     struct db_conn *conn = test_acquire(pool);
     struct error error = {0};
@@ -93,8 +87,6 @@ static void test_a_killed_backend_is_DB_DOWN_and_the_server_comes_back(void **st
 static void test_a_dead_server_is_refused_at_once_until_it_is_back(void **state)
 {
     (void)state;
-    if (!pg_fixture_is_own())
-        skip();
     struct db_pool *pool = test_pool(2);
     struct db_conn *a = acquire_working(pool), *b = test_acquire(pool), *conn;
     struct error error = {0};
@@ -133,8 +125,6 @@ static void on_listening(void *context)
 static void test_the_listener_finds_a_restarted_server(void **state)
 {
     (void)state;
-    if (!pg_fixture_is_own())
-        skip();
     static const char *const channels[] = {"freshet_one", NULL};
     struct loop *loop = loop_create(&(struct loop_options){0});
     struct db_target target = pg_fixture_target();
