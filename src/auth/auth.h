@@ -42,12 +42,18 @@ struct auth_settings {
     struct setting_strings algorithms; /* allowed ones; empty = all four */
     struct str hs256_secret_env;       /* name of the environment variable that holds an HS256 secret */
     int64_t token_bytes_max, cache_entries, negative_entries;
-    struct setting_strings mtls_peers;   /* CIDRs whose X-Forwarded-Client-Cert is believed */
+    struct setting_strings mtls_peers; /* CIDRs whose X-Forwarded-Client-Cert is believed */
+    struct setting_place algorithms_place, jwks_url_place, hs256_secret_place,
+        mtls_peers_place;                /* for errors */
     struct setting_objects mtls_clients; /* struct auth_client */
     struct str tenant_claim;  /* set by the kernel: refdata.security.tenant.claim; empty = tenant_id */
     bool allow_tenant_header; /* allowHeaderOverrideForTrustedClients */
 };
 extern const struct setting_row auth_setting_rows[];
+/* What can be told from the settings alone: algorithms, addresses, secrets, and that somebody could be let in. On
+ * failure *place is where the field stands in the file (line 0 = nowhere). */
+enum status auth_settings_check(const struct auth_settings *settings, struct setting_place *place,
+                                struct error *error) MUST_CHECK;
 
 struct auth;
 /* Loads the keys (a key file that cannot be read or holds no usable key is CONFIG; a URL that cannot be

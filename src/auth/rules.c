@@ -114,6 +114,13 @@ static enum status check_some_way_in(const struct auth_rules *rules, struct erro
                            "nobody could be let in: set jwksFile, jwksUrl, hs256SecretFromEnv or mtls");
 }
 
+static enum status check_url(struct str url, struct error *error)
+{
+    if (url.len == 0 || str_starts_with(url, STR("https://")) || str_starts_with(url, STR("http://")))
+        return STATUS_OK;
+    return error_set_field(error, STATUS_CONFIG, "auth.jwksUrl", "an http:// or https:// address is needed");
+}
+
 enum status auth_rules_create(const struct auth_settings *settings, struct auth_rules **out,
                               struct error *error)
 {
@@ -123,6 +130,8 @@ enum status auth_rules_create(const struct auth_settings *settings, struct auth_
     arena_init(&rules->arena, RULES_BLOCK_BYTES);
     copy_plain(rules, settings);
     enum status status = read_algorithms(&settings->algorithms, &rules->checks.algorithms, error);
+    if (status == STATUS_OK)
+        status = check_url(rules->jwks_url, error);
     if (status == STATUS_OK)
         status = read_peers(rules, &settings->mtls_peers, error);
     if (status == STATUS_OK)
@@ -137,6 +146,36 @@ enum status auth_rules_create(const struct auth_settings *settings, struct auth_
     }
     *out = rules;
     return STATUS_OK;
+}
+
+static struct setting_place place_of(const struct auth_settings *settings, const char *field)
+{
+    const struct {
+        const char *field;
+        struct setting_place place;
+    } places[] = {
+        {"auth.algorithms", settings->algorithms_place},
+        {"auth.jwksUrl", settings->jwks_url_place},
+        {"auth.hs256SecretFromEnv", settings->hs256_secret_place},
+        {"auth.mtls.peers", settings->mtls_peers_place},
+    };
+
+    for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++)
+        if (strcmp(places[i].field, field) == 0)
+            return places[i].place;
+    return settings->mtls_clients.count > 0 ? settings->mtls_clients.places[0] : (struct setting_place){0, 0};
+}
+
+enum status auth_settings_check(const struct auth_settings *settings, struct setting_place *place,
+                                struct error *error)
+{
+    struct auth_rules *rules = NULL;
+    enum status status = auth_rules_create(settings, &rules, error);
+
+    if (status != STATUS_OK)
+        *place = place_of(settings, error->field);
+    auth_rules_unref(rules);
+    return status;
 }
 
 struct auth_rules *auth_rules_ref(struct auth_rules *rules)

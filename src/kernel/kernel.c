@@ -93,6 +93,17 @@ static enum status check_listen(const struct kernel_options *options, const stru
     return STATUS_OK;
 }
 
+static enum status check_auth(const struct kernel_options *options, const struct config *config,
+                              struct error *error)
+{
+    struct auth_settings settings = kernel_auth_settings(config, options->modules);
+    struct setting_place place;
+    struct error own = {0};
+    if (auth_settings_check(&settings, &place, &own) == STATUS_OK)
+        return STATUS_OK;
+    return config_error_at(config, place, own.field, error, "%s", own.message);
+}
+
 static enum status check_modules(const struct kernel_options *options, const struct config *config,
                                  struct error *error)
 {
@@ -117,6 +128,8 @@ struct config *kernel_config_load(const struct kernel_options *options, struct b
         status = check_listen(options, config, &error);
     if (status == STATUS_OK)
         status = check_modules(options, config, &error);
+    if (status == STATUS_OK)
+        status = check_auth(options, config, &error);
     if (status != STATUS_OK) {
         if (buf_len(problems) == 0)
             buf_printf(problems, "%s\n", error.message);

@@ -124,12 +124,17 @@ def test_authentication_is_switched_off_on_loopback_only(config):
     assert done.returncode == 1 and "loopback" in done.stderr
 
 
-@pytest.mark.parametrize("setting", ["algorithms: [none]", "mtls: {peers: [nobody]}",
+@pytest.mark.parametrize("setting", ["algorithms: [none]", "mtls: {peers: [nobody]}", 'jwksUrl: "ftp://keys"',
                                      "hs256SecretFromEnv: FRESHET_NOT_THERE"])
 def test_settings_of_authentication_that_mean_nothing_stop_the_start(config, setting):
     """C5: nothing is accepted that would be ignored later."""
-    done = run("serve", "--config", config(GOOD.replace("auth:", f"auth:\n  {setting}")), "--listen", "127.0.0.1:0")
-    assert done.returncode == 1 and "auth." + setting.split(":", maxsplit=1)[0] in done.stderr
+    file = config(GOOD.replace("auth:", f"auth:\n  {setting}"))
+    for command in (["serve", "--listen", "127.0.0.1:0"], ["config"]):
+        done = run(*command, "--config", file)
+        place = re.search(r"bad\.yaml:(\d+):\d+: (auth\.\w+)", done.stderr)
+        assert done.returncode == 1 and place, done.stderr
+        assert place[2] == "auth." + setting.split(":", maxsplit=1)[0]
+        assert file.read_text().splitlines()[int(place[1]) - 1].strip() == setting
 
 
 def test_several_mistakes_are_told_at_once(config):
