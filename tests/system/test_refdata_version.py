@@ -156,6 +156,30 @@ def test_data_is_never_labelled_with_a_version_it_is_not(serve, refdata_db, toke
     at_version(server.client(token()), "L", writer.version)
 
 
+def test_a_change_between_reading_the_version_and_the_data_is_not_mixed_in(serve, refdata_db, token):
+    """R13: one snapshot for both. The load is held between its two statements while version and data change."""
+    make_table(refdata_db, "t", {"a": "1"})
+    set_version(refdata_db, "T", 1)
+    server = serve(refdata_db, pod(sql_dictionary("T"), cache={"firstReadTimeout": "1m"}))
+    eventually(lambda: server.metrics().get('dict_unavailable{dict_code="T"}') == 0)  # its SQL has been checked
+    answers = []
+
+    def read():
+        with server.client(token()) as client:
+            answers.append(client.get(item_path("T", "a")))
+
+    reader = threading.Thread(target=read)
+    with contextlib.closing(refdata_db.connect()) as connection, connection.cursor() as cursor:
+        cursor.execute("begin; lock table t in access exclusive mode")
+        reader.start()
+        eventually(lambda: refdata_db.value("select count(*) from pg_stat_activity where wait_event_type = 'Lock'"
+                                            " and datname = current_database()"))
+        cursor.execute("update t set v = '2'; update refdata.dictionary_meta set version = 2; commit")
+    reader.join()
+    assert [(answer.headers["x-dict-version"], answer.json()["payload"]) for answer in answers] == [("1", 1)]
+    at_version(server.client(token()), "T", 2)
+
+
 def test_a_writer_that_never_commits_is_never_seen(serve, refdata_db, token):
     """R13: a pod reads what is committed, and does not wait for who is not."""
     write_builtin(refdata_db, "D", {"a": 1}, version=1)
