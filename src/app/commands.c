@@ -8,7 +8,7 @@
 #include "app/options.h"
 #include "base/buf.h"
 
-static const char *config_or_default(const char *given)
+const char *app_config_path(const char *given)
 {
     const char *from_environment = getenv("FRESHET_CONFIG");
     if (given)
@@ -16,19 +16,13 @@ static const char *config_or_default(const char *given)
     return from_environment && *from_environment ? from_environment : "config/freshet.yaml";
 }
 
-#define CONFIG_ROW(into)                                                                             \
-    {                                                                                                \
-        "--config", "FILE", "the configuration (default $FRESHET_CONFIG, else config/freshet.yaml)", \
-            &(into), NULL                                                                            \
-    }
-
 int app_serve(int argc, char **argv)
 {
     const char *config = NULL, *roles = NULL, *listen = NULL;
     const struct option_row rows[] = {
-        CONFIG_ROW(config),
-        {"--roles", "A,B", "only these roles (default: all)", &roles, NULL},
-        {"--listen", "HOST:PORT", "listen here instead of where http.listen says", &listen, NULL},
+        APP_CONFIG_ROW(config),
+        {"--roles", "A,B", "only these roles (default: all)", .into = &roles},
+        {"--listen", "HOST:PORT", "listen here instead of where http.listen says", .into = &listen},
         {.name = NULL},
     };
     switch (
@@ -37,7 +31,7 @@ int app_serve(int argc, char **argv)
     case OPTIONS_WRONG: return 2;
     case OPTIONS_RUN: break;
     }
-    return kernel_serve(&(struct kernel_options){.config_path = config_or_default(config),
+    return kernel_serve(&(struct kernel_options){.config_path = app_config_path(config),
                                                  .modules = app_modules,
                                                  .roles = str_from(roles),
                                                  .listen = str_from(listen)});
@@ -48,11 +42,11 @@ static int with_config(int argc, char **argv, const char *summary,
                        int (*run)(const struct kernel_options *options))
 {
     const char *config = NULL;
-    const struct option_row rows[] = {CONFIG_ROW(config), {.name = NULL}};
+    const struct option_row rows[] = {APP_CONFIG_ROW(config), {.name = NULL}};
     enum options_outcome outcome = options_read(argc, argv, summary, rows);
     if (outcome != OPTIONS_RUN)
         return outcome == OPTIONS_HELPED ? 0 : 2;
-    return run(&(struct kernel_options){.config_path = config_or_default(config), .modules = app_modules});
+    return run(&(struct kernel_options){.config_path = app_config_path(config), .modules = app_modules});
 }
 
 int app_migrate(int argc, char **argv)
@@ -73,9 +67,9 @@ int app_config(int argc, char **argv)
     const char *config = NULL;
     bool describe = false, markdown = false;
     const struct option_row rows[] = {
-        CONFIG_ROW(config),
-        {"--describe", NULL, "print every setting with its type, default and meaning", NULL, &describe},
-        {"--markdown", NULL, "the same as docs/CONFIG.md", NULL, &markdown},
+        APP_CONFIG_ROW(config),
+        {"--describe", NULL, "print every setting with its type, default and meaning", .flag = &describe},
+        {"--markdown", NULL, "the same as docs/CONFIG.md", .flag = &markdown},
         {.name = NULL},
     };
     enum options_outcome outcome = options_read(
@@ -85,10 +79,10 @@ int app_config(int argc, char **argv)
         return outcome == OPTIONS_HELPED ? 0 : 2;
     if (!describe && !markdown) {
         struct config *checked = kernel_config_load_or_say(
-            &(struct kernel_options){.config_path = config_or_default(config), .modules = app_modules});
+            &(struct kernel_options){.config_path = app_config_path(config), .modules = app_modules});
         if (!checked)
             return 1;
-        printf("%s: ok\n", config_or_default(config));
+        printf("%s: ok\n", app_config_path(config));
         config_free(checked);
         return 0;
     }

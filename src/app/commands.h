@@ -8,5 +8,15 @@ int app_migrate(int argc, char **argv);
 int app_token(int argc, char **argv);
 int app_config(int argc, char **argv);
 int app_routes(int argc, char **argv);
+int app_get(int argc, char **argv);
+int app_verify(int argc, char **argv);
+
+/* What --config says, else $FRESHET_CONFIG, else the default. */
+const char *app_config_path(const char *given);
+#define APP_CONFIG_ROW(config)                                                                       \
+    {                                                                                                \
+        "--config", "FILE", "the configuration (default $FRESHET_CONFIG, else config/freshet.yaml)", \
+            .into = &(config)                                                                        \
+    }
 
 #endif

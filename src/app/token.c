@@ -5,30 +5,9 @@
 
 #include "app/commands.h"
 #include "app/options.h"
-#include "auth/auth.h"
+#include "app/token.h"
 
-enum { TTL_MAX_S = 366 * 24 * 3600 };
-
-/* 90s, 15m, 1h, 7d; a bare number is seconds. */
-static bool parse_ttl(struct str text, int64_t *seconds)
-{
-    static const struct {
-        char unit;
-        int64_t seconds;
-    } units[] = {{'s', 1}, {'m', 60}, {'h', 3600}, {'d', 86400}};
-    int64_t factor = 1;
-    for (size_t i = 0; text.len && i < sizeof units / sizeof *units; i++)
-        if (text.ptr[text.len - 1] == units[i].unit) {
-            factor = units[i].seconds;
-            text.len--;
-            break;
-        }
-    uint64_t number;
-    if (!str_to_u64(text, &number) || number < 1 || number > TTL_MAX_S / (uint64_t)factor)
-        return false;
-    *seconds = (int64_t)number * factor;
-    return true;
-}
+#define TTL_MAX_MS (INT64_C(366) * 24 * 3600 * 1000)
 
 /* Beside the key that ./dev made, unless said otherwise. */
 static struct str key_path(const char *given, struct buf *buffer, const char *name)
@@ -41,18 +20,34 @@ static struct str key_path(const char *given, struct buf *buffer, const char *na
     return str_of(buffer->data, buf_len(buffer) - 1);
 }
 
-static int issue(const char *key, const char *jwks, const struct auth_token_request *request)
+static enum status issue(const char *key, const char *jwks, const struct auth_token_request *request,
+                         struct buf *token, struct error *error)
 {
-    struct buf key_buffer, jwks_buffer, token;
-    struct error error = {0};
-    buf_init(&key_buffer), buf_init(&jwks_buffer), buf_init(&token);
+    struct buf key_buffer, jwks_buffer;
+    buf_init(&key_buffer), buf_init(&jwks_buffer);
     enum status status = auth_token_issue(key_path(key, &key_buffer, "dev-key.json"),
-                                          key_path(jwks, &jwks_buffer, "jwks.json"), request, &token, &error);
+                                          key_path(jwks, &jwks_buffer, "jwks.json"), request, token, error);
+    buf_deinit(&key_buffer), buf_deinit(&jwks_buffer);
+    return status;
+}
+
+enum status app_token_development(const struct auth_token_request *request, struct buf *token,
+                                  struct error *error)
+{
+    return issue(NULL, NULL, request, token, error);
+}
+
+static int print_token(const char *key, const char *jwks, const struct auth_token_request *request)
+{
+    struct buf token;
+    struct error error = {0};
+    buf_init(&token);
+    enum status status = issue(key, jwks, request, &token, &error);
     if (status == STATUS_OK)
         printf("%.*s\n", STR_ARG(buf_str(&token)));
     else
         fprintf(stderr, "freshet token: %s\n", error.message);
-    buf_deinit(&key_buffer), buf_deinit(&jwks_buffer), buf_deinit(&token);
+    buf_deinit(&token);
     return status == STATUS_OK ? 0 : 1;
 }
 
@@ -61,16 +56,16 @@ int app_token(int argc, char **argv)
     const char *tenant = NULL, *subject = "developer", *scope = "", *ttl = "1h", *key = NULL, *jwks = NULL,
                *issuer = "", *audience = "", *claim = "";
     const struct option_row rows[] = {
-        {"--tenant", "T", "the tenant (required)", &tenant, NULL},
-        {"--subject", "S", "the user (default developer)", &subject, NULL},
-        {"--scope", "\"a b\"", "scopes, separated by spaces (default none)", &scope, NULL},
-        {"--ttl", "1h", "how long it is valid: 90s, 15m, 1h, 7d (default 1h)", &ttl, NULL},
-        {"--issuer", "ISS", "the iss claim (default none)", &issuer, NULL},
-        {"--audience", "AUD", "the aud claim (default none)", &audience, NULL},
-        {"--tenant-claim", "NAME", "the claim that holds the tenant (default tenant_id)", &claim, NULL},
-        {"--key", "FILE", "private key (default $FRESHET_VAR/keys/dev-key.json; made when missing)", &key,
-         NULL},
-        {"--jwks", "FILE", "where its public half is written (default jwks.json beside it)", &jwks, NULL},
+        {"--tenant", "T", "the tenant (required)", .into = &tenant},
+        {"--subject", "S", "the user (default developer)", .into = &subject},
+        {"--scope", "\"a b\"", "scopes, separated by spaces (default none)", .into = &scope},
+        {"--ttl", "1h", "how long it is valid: 90s, 15m, 1h, 7d (default 1h)", .into = &ttl},
+        {"--issuer", "ISS", "the iss claim (default none)", .into = &issuer},
+        {"--audience", "AUD", "the aud claim (default none)", .into = &audience},
+        {"--tenant-claim", "NAME", "the claim that holds the tenant (default tenant_id)", .into = &claim},
+        {"--key", "FILE", "private key (default $FRESHET_VAR/keys/dev-key.json; made when missing)",
+         .into = &key},
+        {"--jwks", "FILE", "where its public half is written (default jwks.json beside it)", .into = &jwks},
         {.name = NULL},
     };
     enum options_outcome outcome =
@@ -89,9 +84,11 @@ int app_token(int argc, char **argv)
         fprintf(stderr, "freshet token: --tenant is required: 1 to 64 of A-Z a-z 0-9 . _ -\n");
         return 2;
     }
-    if (!parse_ttl(str_from(ttl), &request.ttl_s)) {
+    int64_t ttl_ms;
+    if (!options_duration(ttl, TTL_MAX_MS, &ttl_ms) || ttl_ms < 1000) {
         fprintf(stderr, "freshet token: --ttl takes a duration like 90s, 15m, 1h or 7d, at most 366d\n");
         return 2;
     }
-    return issue(key, jwks, &request);
+    request.ttl_s = ttl_ms / 1000;
+    return print_token(key, jwks, &request);
 }
