@@ -1,5 +1,6 @@
 """R17, R18: which dictionaries a pod holds, and what is diagnosed about them."""
 import contextlib
+import time
 
 import pytest
 
@@ -100,6 +101,23 @@ def test_past_the_memory_budget_what_was_read_longest_ago_goes_and_comes_back_wh
         return 0 < sum(held) <= 8 * 2**20 and len(held) < 8
 
     eventually(within_the_budget)
+
+
+def test_what_was_read_longest_ago_goes_first(serve, refdata_db, token):
+    """R17: the order is that of reading, not of loading; times are kept by the second, so the test lets one pass."""
+    server = serve(refdata_db, pod("D", cache={"entries": 3}))
+
+    def read(tenant):
+        with server.client(token(tenant)) as client:
+            assert client.get(path("D", "/version", tenant)).status == 200
+
+    for tenant in ["t1", "t2", "t3"]:
+        read(tenant)
+    time.sleep(1.1)
+    read("t1")
+    read("t3")
+    read("t4")
+    assert [line["tenantId"] for line in server.logs(event="dictionary_evicted")] == ["t2"]
 
 
 def test_a_dictionary_larger_than_the_budget_is_refused_and_the_others_stay(serve, refdata_db, token):
