@@ -1,7 +1,9 @@
 /* The command line: one table of commands, each with its own --help. */
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "app/commands.h"
 
@@ -29,8 +31,17 @@ static void print_help(FILE *out)
         "config/freshet.yaml.\n");
 }
 
+/* Started without stderr, the next descriptor opened would be 2, and the log would go down that socket. */
+static void fill_standard_descriptors(void)
+{
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd)
+            abort();
+}
+
 int main(int argc, char **argv)
 {
+    fill_standard_descriptors();
     if (argc < 2) {
         print_help(stderr);
         return 2;

@@ -5,7 +5,10 @@
 
 #include <curl/curl.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
+
+static atomic_bool is_stopping;
 
 static void init_once(void)
 {
@@ -19,18 +22,45 @@ void fetch_init(void)
     pthread_once(&once, init_once);
 }
 
+void fetch_stop(void)
+{
+    atomic_store(&is_stopping, true);
+}
+
+/* libcurl asks at least once a second, also while nothing moves. */
+static int on_progress(void *arg, curl_off_t down_total, curl_off_t down, curl_off_t up_total, curl_off_t up)
+{
+    (void)arg, (void)down_total, (void)down, (void)up_total, (void)up;
+    return atomic_load(&is_stopping); /* not 0 ends the transfer */
+}
+
 struct sink {
+    CURL *curl;
+    const struct fetch_request *request;
     struct buf *body;
-    size_t bytes_max;
-    bool overflowed;
+    bool overflowed, refused;
 };
+
+static bool is_streamed(const struct sink *sink)
+{
+    long status = 0;
+
+    if (!sink->request->on_body)
+        return false;
+    curl_easy_getinfo(sink->curl, CURLINFO_RESPONSE_CODE, &status);
+    return status >= 200 && status < 300;
+}
 
 static size_t on_body(char *bytes, size_t size, size_t count, void *arg)
 {
     struct sink *sink = arg;
     size_t len = size * count; /* size is always 1 */
 
-    if (len > sink->bytes_max - buf_len(sink->body)) {
+    if (is_streamed(sink)) {
+        sink->refused = !sink->request->on_body(sink->request->context, str_of(bytes, len));
+        return sink->refused ? 0 : len;
+    }
+    if (len > sink->request->answer_bytes_max - buf_len(sink->body)) {
         sink->overflowed = true;
         return 0; /* ends the transfer */
     }
@@ -56,7 +86,14 @@ static void set_limits(CURL *curl, const struct fetch_request *request)
     curl_easy_setopt(curl, CURLOPT_NETRC, (long)CURL_NETRC_IGNORED);
     curl_easy_setopt(curl, CURLOPT_CONNECTTIMEOUT_MS, (long)request->connect_timeout_ms);
     curl_easy_setopt(curl, CURLOPT_TIMEOUT_MS, (long)request->timeout_ms);
-    curl_easy_setopt(curl, CURLOPT_MAXFILESIZE_LARGE, (curl_off_t)request->answer_bytes_max);
+    curl_easy_setopt(curl, CURLOPT_NOPROGRESS, 0L);
+    curl_easy_setopt(curl, CURLOPT_XFERINFOFUNCTION, on_progress);
+    if (request->stall_timeout_ms > 0) {
+        curl_easy_setopt(curl, CURLOPT_LOW_SPEED_LIMIT, 1L);
+        curl_easy_setopt(curl, CURLOPT_LOW_SPEED_TIME, (long)((request->stall_timeout_ms + 999) / 1000));
+    }
+    if (!request->on_body) /* the length announced is that of whatever comes, also of what is streamed */
+        curl_easy_setopt(curl, CURLOPT_MAXFILESIZE_LARGE, (curl_off_t)request->answer_bytes_max);
     curl_easy_setopt(curl, CURLOPT_SSL_VERIFYPEER, 1L);
     curl_easy_setopt(curl, CURLOPT_SSL_VERIFYHOST, 2L);
     curl_easy_setopt(curl, CURLOPT_SSLVERSION, (long)CURL_SSLVERSION_TLSv1_2);
@@ -67,6 +104,7 @@ static void set_message(CURL *curl, const struct fetch_request *request, const c
                         const struct curl_slist *headers)
 {
     curl_easy_setopt(curl, CURLOPT_URL, url);
+    curl_easy_setopt(curl, CURLOPT_PATH_AS_IS, 1L); /* ".." may be a key */
     curl_easy_setopt(curl, CURLOPT_HTTPHEADER, headers);
     if (request->body.len > 0) {
         curl_easy_setopt(curl, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)request->body.len);
@@ -79,7 +117,12 @@ static void set_message(CURL *curl, const struct fetch_request *request, const c
 static enum status failed(CURLcode code, const struct sink *sink, const char *details, struct error *error)
 {
     if (sink->overflowed || code == CURLE_FILESIZE_EXCEEDED)
-        return error_set(error, STATUS_IO, "the answer has more than %zu bytes", sink->bytes_max);
+        return error_set(error, STATUS_IO, "the answer has more than %zu bytes",
+                         sink->request->answer_bytes_max);
+    if (code == CURLE_ABORTED_BY_CALLBACK)
+        return error_set(error, STATUS_CANCELLED, "the process is stopping");
+    if (sink->refused)
+        return error_set(error, STATUS_CANCELLED, "the rest of the answer was not wanted");
     if (code == CURLE_OPERATION_TIMEDOUT)
         return error_set(error, STATUS_TIMEOUT, "no answer in time");
     return error_set(error, STATUS_IO, "%s", details[0] ? details : curl_easy_strerror(code));
@@ -88,7 +131,7 @@ static enum status failed(CURLcode code, const struct sink *sink, const char *de
 enum status fetch_run(const struct fetch_request *request, struct fetch_answer *answer, struct error *error)
 {
     char details[CURL_ERROR_SIZE] = "";
-    struct sink sink = {.body = &answer->body, .bytes_max = request->answer_bytes_max};
+    struct sink sink = {.request = request, .body = &answer->body};
     long status = 0;
 
     *answer = (struct fetch_answer){0};
@@ -99,6 +142,7 @@ enum status fetch_run(const struct fetch_request *request, struct fetch_answer *
     if (!curl)
         return error_set(error, STATUS_NO_MEMORY, "no memory for a request");
 
+    sink.curl = curl;
     char *url = str_dup(request->url);
     struct curl_slist *headers = header_list(request->headers);
     set_limits(curl, request);

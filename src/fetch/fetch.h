@@ -1,6 +1,6 @@
 /* HTTP client with deadlines, for what we call: JWKS, later webhooks, agents and OTLP. The only folder
  * that knows libcurl. Blocking: on worker threads only. Redirects are not followed, only http and https
- * are spoken, the answer is bounded, TLS is verified. */
+ * are spoken, paths are sent as they are, the answer is bounded or streamed, TLS is verified. */
 #ifndef FRESHET_FETCH_FETCH_H
 #define FRESHET_FETCH_FETCH_H
 
@@ -13,8 +13,13 @@ struct fetch_request {
     struct str url;
     const char *const *headers; /* "Name: value", NULL-terminated; may be NULL */
     struct str body;
-    int64_t connect_timeout_ms, timeout_ms; /* total */
+    int64_t connect_timeout_ms, timeout_ms; /* total; 0 = as long as bytes come (stall_timeout_ms) */
+    int64_t stall_timeout_ms;               /* without a byte, in whole seconds; 0 = only the total counts */
     size_t answer_bytes_max;
+    /* Where the body of a 2xx goes, piece by piece, instead of into the answer; then it has no bound. Other
+     * statuses' bodies are kept and bounded as ever. False ends the request: CANCELLED. NULL = keep all. */
+    bool (*on_body)(void *context, struct str bytes);
+    void *context;
 };
 
 struct fetch_answer {
@@ -23,6 +28,8 @@ struct fetch_answer {
 };
 
 void fetch_init(void); /* once per process, before threads */
+/* Any thread, when the process ends: what is under way is CANCELLED within a second, and what comes after. */
+void fetch_stop(void);
 enum status fetch_run(const struct fetch_request *request, struct fetch_answer *answer,
                       struct error *error) MUST_CHECK;
 

@@ -32,8 +32,8 @@ static bool read_all(int fd, struct buf *text)
 
 bool config_file_read(const char *path, struct buf *text, struct config_report *report)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    bool fine = fd >= 0 && read_all(fd, text);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO without a writer must not hold us */
+    bool fine = fd >= 0 && fcntl(fd, F_SETFL, 0) == 0 && read_all(fd, text);
 
     if (!fine)
         config_report_at(report, (struct setting_place){0}, STR_NONE, "cannot be read: %s", strerror(errno));

@@ -305,6 +305,7 @@ static void drain(struct kernel *kernel)
 
 static void stop(struct kernel *kernel)
 {
+    fetch_stop();
     for (size_t i = kernel->module_count; i-- > 0;)
         if (kernel->modules[i].started && kernel->modules[i].module->stop)
             kernel->modules[i].module->stop(kernel->modules[i].state);

@@ -6,7 +6,9 @@
 
 #include <cmocka.h>
 
+#include <pthread.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "fetch/fetch.h"
 #include "tiny_server.h"
@@ -130,6 +132,159 @@ static void a_proxy_of_the_environment_is_not_used(void **state)
     buf_deinit(&answer.body);
 }
 
+struct taken {
+    size_t bytes, pieces, pieces_max;
+};
+
+static bool take(void *context, struct str bytes)
+{
+    struct taken *taken = context;
+
+    taken->bytes += bytes.len;
+    return ++taken->pieces < taken->pieces_max;
+}
+
+static void a_streamed_answer_has_no_bound_and_is_not_kept(void **state)
+{
+    (void)state;
+    static char big[1 << 20];
+    struct taken taken = {.pieces_max = SIZE_MAX};
+    struct fetch_request request = request_to(tiny_server_url(server));
+    struct fetch_answer answer;
+    struct error error;
+
+    memset(big, 'x', sizeof(big));
+    tiny_server_say(server, 200, "", str_of(big, sizeof(big)));
+    request.on_body = take;
+    request.context = &taken;
+    request.timeout_ms = 0;
+    request.stall_timeout_ms = 5000;
+    assert_int_equal(fetch_run(&request, &answer, &error), STATUS_OK);
+    assert_int_equal(answer.status, 200);
+    assert_int_equal(taken.bytes, sizeof(big));
+    assert_true(taken.pieces > 1);
+    assert_int_equal(buf_len(&answer.body), 0);
+    buf_deinit(&answer.body);
+}
+
+static void a_stream_ends_when_its_reader_has_enough(void **state)
+{
+    (void)state;
+    static char big[1 << 20];
+    struct taken taken = {.pieces_max = 2};
+    struct fetch_request request = request_to(tiny_server_url(server));
+    struct fetch_answer answer;
+    struct error error;
+
+    tiny_server_say(server, 200, "", str_of(big, sizeof(big)));
+    request.on_body = take;
+    request.context = &taken;
+    assert_int_equal(fetch_run(&request, &answer, &error), STATUS_CANCELLED);
+    assert_int_equal(taken.pieces, 2);
+}
+
+static void an_error_is_kept_and_bounded_also_where_a_stream_was_wanted(void **state)
+{
+    (void)state;
+    char big[1001];
+    struct taken taken = {.pieces_max = SIZE_MAX};
+    struct fetch_request request = request_to(tiny_server_url(server));
+    struct fetch_answer answer;
+    struct error error;
+
+    request.on_body = take;
+    request.context = &taken;
+    tiny_server_say(server, 404, "", STR("nothing here"));
+    assert_int_equal(fetch_run(&request, &answer, &error), STATUS_OK);
+    assert_int_equal(answer.status, 404);
+    assert_true(str_eq(buf_str(&answer.body), STR("nothing here")));
+    buf_deinit(&answer.body);
+    memset(big, 'x', sizeof(big));
+    tiny_server_say(server, 500, "", str_of(big, sizeof(big)));
+    assert_int_equal(fetch_run(&request, &answer, &error), STATUS_IO);
+    assert_int_equal(taken.bytes, 0);
+}
+
+static void a_stream_that_stands_still_is_given_up(void **state)
+{
+    (void)state;
+    struct taken taken = {.pieces_max = SIZE_MAX};
+    struct fetch_request request = request_to(tiny_server_url(server));
+    struct fetch_answer answer;
+    struct error error;
+
+    tiny_server_stall(server, true);
+    request.on_body = take;
+    request.context = &taken;
+    request.timeout_ms = 0;
+    request.stall_timeout_ms = 1000;
+    assert_int_equal(fetch_run(&request, &answer, &error), STATUS_TIMEOUT);
+    tiny_server_stall(server, false);
+}
+
+static void a_stream_cut_short_is_an_error(void **state)
+{
+    (void)state;
+    struct taken taken = {.pieces_max = SIZE_MAX};
+    struct fetch_request request = request_to(tiny_server_url(server));
+    struct fetch_answer answer;
+    struct error error;
+
+    tiny_server_say(server, 200, "Transfer-Encoding: chunked\r\n", STR("5\r\nhello\r\n5\r\nhe"));
+    request.on_body = take;
+    request.context = &taken;
+    assert_int_equal(fetch_run(&request, &answer, &error), STATUS_IO);
+    assert_int_equal(taken.bytes, 7);
+}
+
+static void dots_in_a_path_are_sent_as_they_are(void **state)
+{
+    (void)state;
+    struct buf url;
+    struct fetch_answer answer;
+    struct error error;
+
+    buf_init(&url);
+    buf_printf(&url, "%s/a/../.", tiny_server_url(server));
+    struct fetch_request request = request_to(tiny_server_url(server));
+    request.url = buf_str(&url);
+    tiny_server_say(server, 200, "", STR("ok"));
+    assert_int_equal(fetch_run(&request, &answer, &error), STATUS_OK);
+    assert_true(tiny_server_saw(server, "GET /jwks.json/a/../. HTTP/1.1\r\n"));
+    buf_deinit(&answer.body);
+    buf_deinit(&url);
+}
+
+static void *fetch_for_long(void *arg)
+{
+    struct fetch_request request = request_to(tiny_server_url(server));
+    struct fetch_answer answer;
+    struct error error;
+
+    request.timeout_ms = request.connect_timeout_ms = 600000;
+    *(enum status *)arg = fetch_run(&request, &answer, &error);
+    return NULL;
+}
+
+/* C7: a server that hangs does not keep the process from ending in its time. The last test: after it there is
+ * no fetching. */
+static void a_stop_ends_what_is_under_way(void **state)
+{
+    (void)state;
+    enum status status = STATUS_OK;
+    unsigned before = tiny_server_count(server);
+    pthread_t thread;
+
+    tiny_server_stall(server, true);
+    assert_int_equal(pthread_create(&thread, NULL, fetch_for_long, &status), 0);
+    while (tiny_server_count(server) == before)
+        usleep(1000);
+    fetch_stop();
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    tiny_server_stall(server, false);
+    assert_int_equal(status, STATUS_CANCELLED);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -140,6 +295,13 @@ int main(void)
         cmocka_unit_test(a_server_that_says_nothing_is_given_up),
         cmocka_unit_test(only_http_and_https_are_spoken),
         cmocka_unit_test(a_proxy_of_the_environment_is_not_used),
+        cmocka_unit_test(a_streamed_answer_has_no_bound_and_is_not_kept),
+        cmocka_unit_test(a_stream_ends_when_its_reader_has_enough),
+        cmocka_unit_test(an_error_is_kept_and_bounded_also_where_a_stream_was_wanted),
+        cmocka_unit_test(a_stream_that_stands_still_is_given_up),
+        cmocka_unit_test(a_stream_cut_short_is_an_error),
+        cmocka_unit_test(dots_in_a_path_are_sent_as_they_are),
+        cmocka_unit_test(a_stop_ends_what_is_under_way),
     };
     fetch_init();
     server = tiny_server_start();

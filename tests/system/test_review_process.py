@@ -1,0 +1,42 @@
+"""The process in bad surroundings: standard descriptors closed, a FIFO for a file, a key server that hangs (C7, C10)."""
+import os
+import socket
+import subprocess
+
+import pytest
+
+from lib.config import base_config, to_yaml
+from lib.freshet import binary, run
+from lib.refdata import path, pod
+from lib.wait import eventually
+
+
+@pytest.mark.parametrize("closed", ["2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_c10_the_log_never_goes_down_a_connection(database, jwks_path, tmp_path, closed):
+    config = tmp_path / "freshet.yaml"
+    config.write_text(to_yaml(base_config(database, jwks_path)))
+    done = subprocess.run(["sh", "-c", f'exec "$0" migrate --config "$1" {closed}', binary(), config], check=False,
+                          env={**os.environ, "FRESHET_TEST_PG_PASSWORD": database.password})
+    assert done.returncode == 0
+    assert database.value("select count(*) from refdata.dictionary_meta") == 0
+
+
+def test_a_fifo_that_nobody_writes_to_is_an_empty_file(tmp_path):
+    os.mkfifo(tmp_path / "freshet.yaml")
+    done = run("config", "--config", tmp_path / "freshet.yaml")
+    assert done.returncode == 1 and "is missing" in done.stderr
+
+
+def test_c7_a_key_server_that_hangs_does_not_hold_up_the_stop(database, serve, jwks_path, token):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        keys = {"jwksFile": str(jwks_path), "jwksUrl": f"http://127.0.0.1:{silent.getsockname()[1]}/",
+                "jwksTimeout": "60s"}
+        server = serve.make(database, {"auth": keys, **pod("A")})
+        server.spawn()
+        first, _ = silent.accept()
+        first.close()  # the reading at the start fails at once; the next one, a second later, hangs
+        eventually(server.is_ready)
+        assert server.client(token()).get(path("A", "/version")).status == 200
+        second, _ = silent.accept()
+        server.stop(timeout=30)
+        second.close()
