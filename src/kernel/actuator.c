@@ -1,4 +1,4 @@
-/* /actuator: health and metrics, open to everyone, on every process (C8). */
+/* /actuator: health and metrics (C8); and the rows of all that is open to everyone, on every process. */
 #include "kernel/kernel_inside.h"
 
 static void gather(struct kernel *kernel, struct health *health)
@@ -64,5 +64,6 @@ const struct http_route kernel_actuator_routes[] = {
     {HTTP_GET, "/actuator/health/readiness", get_health, .access = HTTP_PUBLIC},
     {HTTP_GET, "/actuator/health/liveness", get_liveness, .access = HTTP_PUBLIC},
     {HTTP_GET, "/actuator/prometheus", get_prometheus, .kind = HTTP_WORKER, .access = HTTP_PUBLIC},
+    {HTTP_GET, "/openapi.yaml", kernel_get_openapi, .access = HTTP_PUBLIC},
     {.handler = NULL},
 };

@@ -51,7 +51,8 @@ struct kernel {
 };
 
 http_gate_fn kernel_gate;
-extern const struct http_route kernel_actuator_routes[]; /* context: struct kernel */
+extern const struct http_route kernel_actuator_routes[]; /* open to everyone; context: struct kernel */
+http_handler_fn kernel_get_openapi;
 
 /* Waits for signals and a changed file; returns when it is time to stop. */
 void kernel_watch(struct kernel *kernel);

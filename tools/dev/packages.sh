@@ -26,6 +26,8 @@ py:pytest                    | python3-pytest        | system tests
 py:psycopg2                  | python3-psycopg2      | system tests
 py:cryptography              | python3-cryptography  | keys for test tokens
 py:jwt                       | python3-jwt           | test tokens
+py:jsonschema                | python3-jsonschema    | answers against api/
+py:yaml                      | python3-yaml          | reads api/openapi.yaml
 cmd:clang                    | clang                 | fuzzing
 libfuzzer:                   | libclang-rt-14-dev    | fuzzing
 '
