@@ -5,8 +5,12 @@
 #include "base/log.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdatomic.h>
+#include <stdio.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -26,6 +30,8 @@ static const char *const level_names[] = {
 
 static atomic_int level_min = LOG_LEVEL_INFO;
 static atomic_int log_fd = STDERR_FILENO;
+static atomic_bool is_socket;  /* and not to be waited for */
+static atomic_uint lost_lines; /* since the last that was written */
 static _Thread_local char line_bytes[LINE_BYTES];
 
 void log_set_level(enum log_level level)
@@ -36,6 +42,22 @@ void log_set_level(enum log_level level)
 void log_set_fd(int fd)
 {
     atomic_store_explicit(&log_fd, fd, memory_order_relaxed);
+}
+
+/* A pipe is opened anew: O_NONBLOCK on the old description would be everybody's who shares it. A file is not,
+ * lest its end is lost. */
+void log_never_wait(void)
+{
+    int fd = atomic_load_explicit(&log_fd, memory_order_relaxed), own;
+    struct stat info;
+    char path[32];
+
+    if (fstat(fd, &info) != 0)
+        return;
+    atomic_store_explicit(&is_socket, S_ISSOCK(info.st_mode), memory_order_relaxed);
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+    if (S_ISFIFO(info.st_mode) && (own = open(path, O_WRONLY | O_NONBLOCK | O_CLOEXEC)) >= 0)
+        log_set_fd(own);
 }
 
 bool log_enabled(enum log_level level)
@@ -108,14 +130,27 @@ static void put_field(struct buf *line, const struct log_field *field)
 
 /* A write interrupted before its first byte is the only one tried again; the rest of a short one would be
  * a line that another thread's may have come between. */
-static void write_line(struct str line)
+static bool write_line(struct str line)
 {
     int fd = atomic_load_explicit(&log_fd, memory_order_relaxed);
+    bool no_wait = atomic_load_explicit(&is_socket, memory_order_relaxed);
     ssize_t written;
 
     do {
-        written = write(fd, line.ptr, line.len);
+        written = no_wait ? send(fd, line.ptr, line.len, MSG_DONTWAIT | MSG_NOSIGNAL)
+                          : write(fd, line.ptr, line.len);
     } while (written < 0 && errno == EINTR);
+    if (written < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+        atomic_fetch_add_explicit(&lost_lines, 1, memory_order_relaxed);
+    return written >= 0;
+}
+
+static void confess(void)
+{
+    unsigned lost = atomic_load_explicit(&lost_lines, memory_order_relaxed);
+
+    if (lost > 0 && (lost = atomic_exchange_explicit(&lost_lines, 0, memory_order_relaxed)) > 0)
+        log_warn("log_lines_lost", LOG_INT("lines", lost));
 }
 
 void log_write(enum log_level level, const char *event, const struct log_field *fields)
@@ -133,6 +168,7 @@ void log_write(enum log_level level, const char *event, const struct log_field *
     for (; fields->name; fields++)
         put_field(&line, fields);
     buf_put(&line, "}\n", TAIL_BYTES);
-    write_line(buf_str(&line));
+    if (write_line(buf_str(&line)))
+        confess();
     errno = saved_errno;
 }

@@ -7,8 +7,8 @@ import pytest
 
 from lib.config import base_config, to_yaml
 from lib.freshet import binary, run
-from lib.refdata import path, pod
-from lib.wait import eventually
+from lib.refdata import path, pod, refdata_db, set_version  # noqa: F401
+from lib.wait import eventually, free_port
 
 
 @pytest.mark.parametrize("closed", ["2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
@@ -25,6 +25,33 @@ def test_a_fifo_that_nobody_writes_to_is_an_empty_file(tmp_path):
     os.mkfifo(tmp_path / "freshet.yaml")
     done = run("config", "--config", tmp_path / "freshet.yaml")
     assert done.returncode == 1 and "is missing" in done.stderr
+
+
+def fill(pipe):
+    with open(f"/proc/self/fd/{pipe}", "wb", buffering=0, opener=lambda p, f: os.open(p, f | os.O_NONBLOCK)) as full:
+        while full.write(b"x" * 4096):
+            pass
+
+
+def test_a_log_that_nobody_reads_holds_up_no_request(refdata_db, serve, token):
+    server = serve.make(refdata_db, pod("A"))
+    server.port = free_port()
+    server.log_path.touch()
+    reader, writer = os.pipe()
+    server.process = subprocess.Popen([binary(), "serve", "--config", str(server.config_path), "--listen",
+                                       f"127.0.0.1:{server.port}"], stderr=writer, env=server.env)
+    eventually(server.is_ready)
+    client = server.client(token())
+    assert client.get(path("A", "/version")).json()["version"] == 0
+    fill(writer)
+    set_version(refdata_db, "A", 1)  # the load is logged by the loop that accepts half of the connections
+    for _ in range(30):
+        assert server.client(token()).get(path("A", "/version")).status == 200
+    eventually(lambda: client.get(path("A", "/version")).json()["version"] == 1)
+    server.process.terminate()
+    assert server.process.wait() == 0
+    os.close(reader)
+    os.close(writer)
 
 
 def test_c7_a_key_server_that_hangs_does_not_hold_up_the_stop(database, serve, jwks_path, token):

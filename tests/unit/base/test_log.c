@@ -11,6 +11,7 @@
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -256,6 +257,44 @@ static void lines_of_threads_do_not_mix(void **state)
     arena_deinit(&arena);
 }
 
+/* A line of log over a pipe that nobody reads, and one over a socket: neither waits. */
+static void a_reader_that_stands_still_loses_lines(int reader, int writer)
+{
+    char read_bytes[256 * 1024];
+    ssize_t got;
+
+    log_set_fd(writer);
+    log_never_wait();
+    assert_int_equal(fcntl(writer, F_GETFL) & O_NONBLOCK, 0); /* others may share it */
+    assert_int_equal(fcntl(reader, F_SETFL, O_NONBLOCK), 0);
+    for (int i = 0; i < 10000; i++)
+        log_info("filler",
+                 LOG_CSTR("text", "a line of about a hundred bytes, so that no buffer takes them all"));
+    while (read(reader, read_bytes, sizeof(read_bytes)) > 0)
+        ;
+    log_info("again");
+    got = read(reader, read_bytes, sizeof(read_bytes) - 1);
+    assert_true(got > 0);
+    read_bytes[got] = '\0';
+    assert_non_null(strstr(read_bytes, "\"event\":\"again\""));
+    assert_non_null(strstr(read_bytes, "\"event\":\"log_lines_lost\",\"lines\":"));
+}
+
+static void a_stalled_reader_never_holds_up_the_program(void **state)
+{
+    (void)state;
+    int ends[2];
+
+    assert_int_equal(pipe(ends), 0);
+    a_reader_that_stands_still_loses_lines(ends[0], ends[1]);
+    close(ends[0]), close(ends[1]);
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+    a_reader_that_stands_still_loses_lines(ends[0], ends[1]);
+    close(ends[0]), close(ends[1]);
+    log_set_fd(log_file);
+    log_never_wait();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -267,6 +306,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_line_fits_to_the_byte, open_log, close_log),
         cmocka_unit_test_setup_teardown(a_failing_write_is_forgotten, open_log, close_log),
         cmocka_unit_test_setup_teardown(lines_of_threads_do_not_mix, open_log, close_log),
+        cmocka_unit_test_setup_teardown(a_stalled_reader_never_holds_up_the_program, open_log, close_log),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
