@@ -9,12 +9,9 @@
 
 struct load_job {
     struct worker_job job;
-    struct refdata_holding *holding;       /* the home loop's: not touched on the worker */
-    struct refdata_dictionary *dictionary; /* referenced */
+    struct refdata_holding *holding; /* the home loop's: not touched on the worker */
+    struct refdata_load load;        /* its dictionary is referenced, its tenant is the copy below */
     char *tenant;
-    size_t tenant_len;
-    int64_t timeout_ms;
-    uint64_t memory_max;
     struct refdata_loaded loaded;
 };
 
@@ -38,47 +35,54 @@ enum status refdata_loader_version(struct db_conn *conn, struct str tenant, stru
     return status;
 }
 
-static enum status load_in_transaction(struct db_conn *conn, struct load_job *job, int64_t deadline_ns)
+static enum status load_in_transaction(const struct refdata_load *load, struct db_conn *conn,
+                                       int64_t deadline_ns, struct refdata_loaded *loaded)
 {
-    struct error *error = &job->loaded.error;
-    const struct refdata_dictionary *dictionary = job->dictionary;
+    struct error *error = &loaded->error;
+    const struct refdata_dictionary *dictionary = load->dictionary;
     int64_t version = 0;
     /* The pool's own limit is for small statements. */
-    enum status status = db_transaction_timeout(conn, job->timeout_ms, deadline_ns, error);
+    enum status status = db_transaction_timeout(conn, load->timeout_ms, deadline_ns, error);
     if (status == STATUS_OK)
-        status = refdata_loader_version(conn, str_of(job->tenant, job->tenant_len), dictionary->code,
-                                        deadline_ns, &version, &job->loaded.committed_at_us, error);
+        status = refdata_loader_version(conn, load->tenant, dictionary->code, deadline_ns, &version,
+                                        &loaded->committed_at_us, error);
     if (status != STATUS_OK)
         return status;
-    struct cache_builder *builder = cache_builder_create(NULL, job->memory_max);
-    status = dictionary->provider->load_all(dictionary, str_of(job->tenant, job->tenant_len), conn,
-                                            deadline_ns, builder, error);
+    struct cache_builder *builder = cache_builder_create(NULL, load->memory_max);
+    status = dictionary->provider->load_all(dictionary, load->tenant, conn, deadline_ns, builder, error);
     if (status != STATUS_OK) {
         cache_builder_abandon(builder);
         return status;
     }
-    job->loaded.replaced = cache_builder_replaced(builder);
-    job->loaded.snapshot = cache_builder_finish(builder, version);
+    loaded->replaced = cache_builder_replaced(builder);
+    loaded->snapshot = cache_builder_finish(builder, version);
     return STATUS_OK;
 }
 
-static void run_load(struct worker_job *worker_job)
+void refdata_loader_load(const struct refdata_load *load, struct refdata_loaded *loaded)
 {
-    struct load_job *job = (struct load_job *)worker_job;
-    struct error *error = &job->loaded.error;
-    int64_t began_ns = clock_mono_ns(), deadline_ns = clock_deadline_ms(job->timeout_ms);
+    int64_t began_ns = clock_mono_ns(), deadline_ns = clock_deadline_ms(load->timeout_ms);
     struct db_conn *conn = NULL;
-    enum status status = db_acquire(job->dictionary->database->pool, deadline_ns, &conn, error);
+    *loaded = (struct refdata_loaded){.dictionary = load->dictionary};
+    enum status status = db_acquire(load->dictionary->database->pool, deadline_ns, &conn, &loaded->error);
     if (status == STATUS_OK)
-        status = db_begin(conn, DB_REPEATABLE_READ_ONLY, deadline_ns, error);
+        status = db_begin(conn, DB_REPEATABLE_READ_ONLY, deadline_ns, &loaded->error);
     if (status == STATUS_OK)
-        status = load_in_transaction(conn, job, deadline_ns);
+        status = load_in_transaction(load, conn, deadline_ns, loaded);
     if (conn) {
         db_rollback(conn); /* read only: nothing to commit */
         db_release(conn);
     }
-    job->loaded.status = status;
-    job->loaded.seconds = (double)(clock_mono_ns() - began_ns) / 1e9;
+    loaded->status = status;
+    loaded->seconds = (double)(clock_mono_ns() - began_ns) / 1e9;
+}
+
+/* ---- as a job of the home loop's ---- */
+
+static void run_load(struct worker_job *worker_job)
+{
+    struct load_job *job = (struct load_job *)worker_job;
+    refdata_loader_load(&job->load, &job->loaded);
 }
 
 static void load_done(struct worker_job *worker_job)
@@ -86,9 +90,9 @@ static void load_done(struct worker_job *worker_job)
     struct load_job *job = (struct load_job *)worker_job;
     if (job->job.cancelled)
         job->loaded.status = error_set(&job->loaded.error, STATUS_CANCELLED, "the process is stopping");
-    job->loaded.dictionary = job->dictionary;
+    job->loaded.dictionary = job->load.dictionary;
     refdata_schedule_loaded(job->holding, &job->loaded);
-    refdata_dictionary_unref(job->dictionary);
+    refdata_dictionary_unref(job->load.dictionary);
     free(job->tenant);
     free(job);
 }
@@ -99,14 +103,16 @@ bool refdata_loader_start(struct refdata_holding *holding)
     struct load_job *job = memory_zalloc(sizeof *job);
     job->job = (struct worker_job){.loop = refdata->home, .run = run_load, .done = load_done};
     job->holding = holding;
-    job->dictionary = refdata_dictionary_ref(holding->dictionary);
     job->tenant = str_dup(holding->tenant);
-    job->tenant_len = holding->tenant.len;
-    job->timeout_ms = refdata->settings.load_timeout_ms;
-    job->memory_max = (uint64_t)refdata->settings.memory_bytes_max;
+    job->load = (struct refdata_load){
+        .dictionary = refdata_dictionary_ref(holding->dictionary),
+        .tenant = str_of(job->tenant, holding->tenant.len),
+        .timeout_ms = refdata->settings.load_timeout_ms,
+        .memory_max = (uint64_t)refdata->settings.memory_bytes_max,
+    };
     if (worker_pool_submit(refdata->loaders, &job->job))
         return true;
-    refdata_dictionary_unref(job->dictionary);
+    refdata_dictionary_unref(job->load.dictionary);
     free(job->tenant);
     free(job);
     return false;

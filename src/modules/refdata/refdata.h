@@ -55,6 +55,12 @@ void refdata_keeper_bury(struct refdata_holding *holding); /* out of the table: 
 void refdata_keeper_clear(struct refdata *refdata);        /* loops have ended: frees everything */
 
 /* ---- loader.c: one load ---- */
+struct refdata_load {                      /* what to load */
+    struct refdata_dictionary *dictionary; /* must live until it is done */
+    struct str tenant;
+    int64_t timeout_ms;
+    uint64_t memory_max; /* 0 = no bound */
+};
 struct refdata_loaded {                          /* how it ended */
     const struct refdata_dictionary *dictionary; /* the definition it loaded by */
     enum status status;
@@ -64,6 +70,8 @@ struct refdata_loaded {                          /* how it ended */
     double seconds;
     size_t replaced; /* keys that came twice */
 };
+/* On a worker, or in a command without any loop: loads now. The snapshot is the caller's. */
+void refdata_loader_load(const struct refdata_load *load, struct refdata_loaded *loaded);
 bool refdata_loader_start(
     struct refdata_holding *holding); /* refdata_schedule_loaded() follows; false = no thread */
 
