@@ -27,7 +27,7 @@ class Document:
         self.text = path.read_text(encoding="utf-8")
         self.root = yaml.safe_load(self.text)
         self.resolver = RefResolver("", self.root)
-        self.operations = {name: operation for name, operation in self._operations()}
+        self.operations = dict(self._operations())
 
     def resolve(self, node):
         """What a $ref stands for; anything else is itself."""
@@ -94,8 +94,8 @@ class Document:
         wrong = [f"header {name} is not described" for name in answer.headers.keys() - described.keys() - FRAMING]
         for name, header in described.items():
             if name in answer.headers:
-                wrong += [f"header {name}{problem[1:]}"
-                          for problem in self.problems(header["schema"], self._value(header["schema"], answer.headers[name]))]
+                value = self._value(header["schema"], answer.headers[name])
+                wrong += [f"header {name}{problem[1:]}" for problem in self.problems(header["schema"], value)]
             elif header.get("required"):
                 wrong.append(f"header {name} is missing")
         return wrong

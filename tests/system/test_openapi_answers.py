@@ -1,0 +1,307 @@
+"""P2, C3-C6, R3-R7: routes, api/openapi.yaml and the answers of a running program agree, in both directions.
+
+Every operation is asked for every answer it describes. Each answer must be as described, with no header or field more,
+and every status described must come, but for 500: there is no known way to one.
+"""
+import json
+import re
+from functools import lru_cache
+from types import SimpleNamespace
+from urllib.parse import quote
+
+import pytest
+
+from conftest import ROOT
+from lib.freshet import run
+from lib.openapi import Document
+from lib.refdata import make_table, module_refdata_db, pod, refdata_db, set_version, write_builtin  # noqa: F401
+from lib.wait import eventually, free_port
+from lib.wire import RawConnection, request_bytes
+
+DOCUMENT = Document(ROOT / "api/openapi.yaml")
+OPERATIONS = DOCUMENT.operations
+TENANT = "demo"
+CONNECTIONS = 4
+
+
+def test_every_route_is_described_and_every_described_one_exists():
+    routes = {tuple(line.split()) for line in run("routes").stdout.splitlines()}
+    assert {(operation.method, operation.path) for operation in OPERATIONS.values()} == routes
+
+
+# ---- servers ----
+
+def fill(server):
+    """Takes every connection the server gives, and holds on to them."""
+    def is_full():
+        connection = server.raw()
+        return connection.exchange(request_bytes("GET", "/actuator/health/liveness")).status == 503
+    eventually(is_full)
+
+
+@pytest.fixture(scope="module")
+def servers(module_serve, module_refdata_db, token):
+    """One that works, one with little patience, one that is full, and one whose PostgreSQL is not there."""
+    write_builtin(module_refdata_db, "COUNTRY", {"DE": {"name": "Germany"}, "JP": ["Japan"], "ключ, / 🔑": None},
+                  version=1, tenant=TENANT)
+    broken = {"code": "BROKEN", "loadSql": "select 1 as nothing"}
+    cut_off = pod("COUNTRY", cache={"preload": ["demo/COUNTRY"]})
+    cut_off["refdata"]["postgres"] = {"jdbcUrl": f"jdbc:postgresql://127.0.0.1:{free_port()}/none"}
+    group = SimpleNamespace(
+        working=module_serve(module_refdata_db, pod("COUNTRY", "EMPTY", broken)),
+        impatient=module_serve(module_refdata_db, pod(http={"limits": {"headerTimeout": "200ms"}})),
+        full=module_serve(module_refdata_db, pod(http={"limits": {"connections": CONNECTIONS}})),
+        cut_off=module_serve.make(module_refdata_db, cut_off).start(ready=False),
+        token=token(TENANT), strange_token=token("other"))
+    fill(group.full)
+    eventually(lambda: "serving" in group.cut_off.log())
+    group.answers_of = lru_cache(None)(lambda name: collect(group, name))
+    return group
+
+
+# ---- asking ----
+
+def target_of(operation, **values):
+    """The operation's path and query, of the examples of its required parameters unless told otherwise."""
+    path, query = operation.path, []
+    for parameter in operation.parameters:
+        value = values.get(parameter["name"], parameter.get("example") if parameter.get("required") else None)
+        if value is None:
+            continue
+        text = ",".join(quote(part, safe="") for part in value) if isinstance(value, list) else quote(str(value), safe="")
+        if parameter["in"] == "path":
+            path = path.replace(f"{{{parameter['name']}}}", text)
+        elif parameter["in"] == "query":
+            query.append(f"{parameter['name']}={text}")
+    return path + ("?" + "&".join(query) if query else "")
+
+
+def raw(server, data, method="GET"):
+    with RawConnection(server.port) as connection:
+        return connection.exchange(data, method)
+
+
+def wire_answers(servers, operation):
+    """What every route has in common."""
+    target, server = target_of(operation), servers.working
+    auth = {} if operation.is_public else {"Authorization": f"Bearer {servers.token}"}
+    get = request_bytes("GET", target, auth)
+    separator = "&" if "?" in target else "?"
+    yield raw(server, get)
+    yield raw(server, request_bytes("GET", target, {**auth, "traceparent": "00-" + "a" * 32 + "-" + "b" * 16 + "-01"}))
+    yield raw(server, request_bytes("GET", target, {**auth, "traceparent": "nonsense"}))
+    yield raw(server, request_bytes("GET", target, {"Content-Length": "1", "Transfer-Encoding": "chunked"}))
+    yield raw(server, request_bytes("DELETE", target, auth))
+    yield raw(servers.impatient, get[:-2])
+    yield raw(server, request_bytes("GET", target, {**auth, "Content-Length": str(8 * 1024 * 1024 + 1)}))
+    yield raw(server, request_bytes("GET", f"{target}{separator}long={'x' * 70_000}", auth))
+    yield raw(server, request_bytes("GET", target, {**auth, "Expect": "a miracle"}))
+    yield raw(server, request_bytes("GET", target, {**auth, "X-Long": "x" * 40_000}))
+    yield raw(server, request_bytes("GET", target, {**auth, **{f"X-{i}": "x" for i in range(200)}}))
+    yield raw(server, request_bytes("BREW", target, auth))
+    yield raw(server, request_bytes("GET", target, {**auth, "Transfer-Encoding": "gzip"}))
+    yield raw(server, request_bytes("GET", target, auth, version="HTTP/2.0"))
+    yield raw(servers.full, get)
+
+
+def dictionary_answers(servers, operation):
+    """R3-R7: what the routes of a dictionary have in common."""
+    server, target = servers.working, target_of(operation)
+    with server.client(servers.token) as client:
+        yield client.get(target, X_Min_Version="1")
+        yield client.get(target, X_Min_Version="7")
+        yield client.get(target, X_Min_Version="-1")
+        for name in ("EMPTY", "NONE", "BROKEN", "a b"):
+            yield client.get(target_of(operation, dictCode=name))
+        yield client.get(target_of(operation, tenantId="other"))
+        yield client.get(target, Authorization="Bearer nonsense")
+        yield client.get(target, Authorization=f"Bearer {servers.strange_token}")
+        client.token = None
+        yield client.get(target)
+
+
+def item_answers(servers):
+    operation = OPERATIONS["getItem"]
+    with servers.working.client(servers.token) as client:
+        tag = client.get(target_of(operation)).headers["etag"]
+        yield client.get(target_of(operation), If_None_Match=tag)
+        for key in ("ключ, / 🔑", "JP", "none", "k" * 1025):
+            yield client.get(target_of(operation, key=key))
+
+
+def items_answers(servers):
+    operation = OPERATIONS["getItems"]
+    with servers.working.client(servers.token) as client:
+        for keys in (["none"], ["JP", "ключ, / 🔑", "JP"], ["k"] * 1001, [""]):
+            yield client.get(target_of(operation, keys=keys))
+        yield client.get(target_of(operation) + "&stray=1")
+
+
+def all_answers(servers):
+    operation = OPERATIONS["getAll"]
+    with servers.working.client(servers.token) as client:
+        for values in ({"limit": 1}, {"limit": 0}, {"cursor": "1.4445"}, {"cursor": "9.4445"}, {"cursor": "x"}):
+            yield client.get(target_of(operation, **values))
+        for name in ("COUNTRY", "EMPTY"):
+            yield client.get(target_of(operation, dictCode=name), Accept="application/x-ndjson")
+        yield client.get(target_of(operation) + "?stray=1")
+
+
+def version_answers(servers):
+    with servers.working.client(servers.token) as client:
+        yield client.get(target_of(OPERATIONS["getVersion"]) + "?stray=1")
+
+
+def openapi_answers(servers):
+    with servers.working.client() as client:
+        yield client.get("/openapi.yaml", If_None_Match="*")
+
+
+def health_answers(servers, operation):
+    yield raw(servers.cut_off, request_bytes("GET", operation.path))
+
+
+OWN = {
+    "getItem": item_answers,
+    "getItems": items_answers,
+    "getAll": all_answers,
+    "getVersion": version_answers,
+    "getOpenapi": openapi_answers,
+    "getHealth": lambda servers: health_answers(servers, OPERATIONS["getHealth"]),
+    "getReadiness": lambda servers: health_answers(servers, OPERATIONS["getReadiness"]),
+}
+
+
+def collect(servers, name):
+    operation = OPERATIONS[name]
+    answers = list(wire_answers(servers, operation))
+    if not operation.is_public:
+        answers += dictionary_answers(servers, operation)
+    if name in OWN:
+        answers += OWN[name](servers)
+    return answers
+
+
+# ---- the comparison ----
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_every_answer_is_as_described_and_every_described_one_comes(servers, name):
+    responses = OPERATIONS[name].responses
+    answers = servers.answers_of(name)
+    for answer in answers:
+        assert answer.status in responses, f"{answer.status} is not described: {answer.body!r}"
+        DOCUMENT.check(responses[answer.status], answer)
+    assert {answer.status for answer in answers} == set(responses) - {500}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_head_answers_as_described_without_the_body(servers, name):
+    operation = OPERATIONS[name]
+    for bearer in (servers.token, None):
+        auth = {"Authorization": f"Bearer {bearer}"} if bearer else {}
+        answer = raw(servers.working, request_bytes("HEAD", target_of(operation), auth), "HEAD")
+        assert answer.status == (200 if bearer or operation.is_public else 401)
+        DOCUMENT.check(operation.responses[answer.status], answer, "HEAD")
+
+
+def test_every_example_of_an_error_was_really_answered(servers):
+    said = [answer.json() for name in OPERATIONS for answer in servers.answers_of(name) if answer.status >= 400]
+    examples = {name: response["content"]["application/json"]["example"]
+                for name, response in DOCUMENT.root["components"]["responses"].items()}
+    errors = {name: example for name, example in examples.items() if "code" in example}
+    never = {name for name, example in errors.items() if example not in said}
+    assert never == {"InternalError", "NotFound"} and len(errors) > 15
+
+
+def test_every_media_type_and_every_code_came(servers):
+    """A schema with a choice: each branch was seen."""
+    answers = [answer for name in OPERATIONS for answer in servers.answers_of(name)]
+    kinds = {answer.headers.get("content-type") for answer in answers} - {None}
+    described = {kind for operation in OPERATIONS.values() for response in operation.responses.values()
+                 for kind in response.get("content", {})}
+    assert kinds == described
+    codes = {answer.json()["code"] for answer in answers if answer.status >= 400 and b'"code"' in answer.body}
+    written = set(re.findall(r"code: \{const: (\w+)\}", DOCUMENT.text)) | {"OVERLOADED"}
+    assert codes == written - {"INTERNAL_ERROR", "NOT_FOUND"}
+
+
+def test_a_path_that_is_not_described_is_404(servers):
+    answer = raw(servers.working, request_bytes("GET", "/v1/tenants/demo/dictionaries/COUNTRY"))
+    assert answer.status == 404
+    DOCUMENT.check(DOCUMENT.root["components"]["responses"]["NotFound"], answer)
+
+
+def test_the_comparison_finds_what_is_not_described(servers):
+    """The checker itself: an answer with one header or field more, less or other is refused."""
+    response = OPERATIONS["getItem"].responses[200]
+    good = raw(servers.working, request_bytes("GET", target_of(OPERATIONS["getItem"]),
+                                              {"Authorization": f"Bearer {servers.token}"}))
+    DOCUMENT.check(response, good)
+    bad_headers = [{**good.headers, "x-new": "1"}, {**good.headers, "x-dict-version": "one"},
+                   {**good.headers, "content-type": "text/html"},
+                   {name: value for name, value in good.headers.items() if name != "etag"}]
+    bad_bodies = [b'{"key":"DE","payload":1,"more":1}', b'{"key":"DE"}', b'{"key":1,"payload":1}', b"[]"]
+    for headers, body in [(headers, good.body) for headers in bad_headers] + [(good.headers, body) for body in bad_bodies]:
+        with pytest.raises(AssertionError):
+            DOCUMENT.check(response, SimpleNamespace(status=200, headers=headers, body=body))
+
+
+def test_r7_what_the_primary_answers_is_as_described(serve, refdata_db, token):
+    """Loading takes for ever, so that only the primary can answer what is demanded."""
+    make_table(refdata_db, "country", {"DE": "1"})
+    refdata_db.query("create table pause(seconds float8)")
+    set_version(refdata_db, "COUNTRY", 1)
+    slow = {"code": "COUNTRY",
+            "loadSql": "select k, v from country, (select pg_sleep(coalesce(max(seconds), 0)) from pause) as p"
+                       " where tenant_id = :tenantId",
+            "loadKeysSql": "select k, v from country where tenant_id = :tenantId and k = any(:keys)"}
+    configuration = pod(slow, cache={"sweepInterval": "1h"})
+    configuration["refdata"]["barrier"] = {"waitMs": 20}
+    client = serve(refdata_db, configuration).client(token(TENANT))
+    assert client.get(target_of(OPERATIONS["getItem"])).status == 200
+    refdata_db.query("insert into pause values (20)")
+    set_version(refdata_db, "COUNTRY", 2)
+    for name, values, status in (("getItem", {}, 200), ("getItem", {"key": "XX"}, 404), ("getItems", {}, 200)):
+        answer = client.get(target_of(OPERATIONS[name], **values), X_Min_Version="2")
+        assert (answer.status, answer.headers["x-data-source"]) == (status, "postgres_fallback")
+        DOCUMENT.check(OPERATIONS[name].responses[status], answer)
+
+
+# ---- examples ----
+
+@pytest.fixture(scope="module")
+def demo(module_serve, module_database):
+    """`./dev run` as it comes, with the demo's rows."""
+    server = module_serve.make(module_database, config=(ROOT / "config/freshet.yaml").read_text(encoding="utf-8"))
+    bearer = run("token", "--tenant", TENANT, env=server.env)
+    migrated = run("migrate", "--config", server.config_path, env=server.env)
+    assert (bearer.returncode, migrated.returncode) == (0, 0), bearer.stderr + migrated.stderr
+    module_database.run_file(ROOT / "config/demo.sql")
+    return server.start().client(bearer.stdout.strip())
+
+
+def described(name):
+    """(media type, example, header examples) of the operation's good answer."""
+    response = OPERATIONS[name].responses[200]
+    entries = {name.lower(): DOCUMENT.resolve(entry) for name, entry in response.get("headers", {}).items()}
+    headers = {name: str(entry["example"]) for name, entry in entries.items() if "example" in entry}
+    return [(kind, media["example"], headers) for kind, media in response["content"].items() if "example" in media]
+
+
+@pytest.mark.parametrize("name", [name for name in OPERATIONS if described(name)])
+def test_examples_are_what_the_demo_answers(demo, name):
+    """Asked with the examples of the parameters, the demo answers the example. Only times differ."""
+    operation = OPERATIONS[name]
+    query = {parameter["name"]: parameter["example"] for parameter in operation.parameters
+             if parameter["in"] == "query" and "example" in parameter}
+    for kind, example, headers in described(name):
+        if kind == "application/json":
+            answer = demo.get(target_of(operation, **query))
+            said = answer.json()
+        else:
+            answer = demo.get(target_of(operation), Accept=kind)
+            said = json.loads(answer.body.split(b"\n")[0])
+        if "loadedAt" in example:
+            said, example = {**said, "loadedAt": ""}, {**example, "loadedAt": ""}
+        assert (answer.status, answer.headers["content-type"], said) == (200, kind, example)
+        assert {header: answer.headers[header] for header in headers} == headers
