@@ -354,6 +354,7 @@ int kernel_serve(const struct kernel_options *options)
     log_set_level(
         (enum log_level)((const struct kernel_log_settings *)config_section(kernel.config, "log"))->level);
     log_never_wait();
+    log_never_wait();
     raise_descriptor_limit();
     block_signals();
     fetch_init();
