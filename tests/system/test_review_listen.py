@@ -36,7 +36,7 @@ def test_c5_a_reload_does_not_switch_authentication_off_behind_an_open_listener(
 
 
 def test_c5_a_name_that_begins_like_a_loopback_address_is_none(database, jwks_path, tmp_path):
-    for address in ["127.example.com:0", "127.0.0.1", "[::1]", "127.0.0.1.example.com:0"]:
+    for address in ["127.example.com:0", "127.0.0.1.example.com:0"]:
         config = merge(base_config(database, jwks_path), {"auth": {"enabled": False}, "http": {"listen": [address]}})
         server = ByFile(config, tmp_path)
         done = run("config", "--config", server.config_path, env={"FRESHET_TEST_PG_PASSWORD": database.password})
