@@ -1,0 +1,168 @@
+/* A batch between the handler and the commit: what the verdicts come to, and the dead letters made of
+ * them. */
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "bus/bus_inside.h"
+
+#define DEAD_HEADERS 5
+
+/* ---- the handler's side ---- */
+
+static void set_reason(struct bus_verdict *verdict, const char *format, va_list arguments)
+    __attribute__((format(printf, 2, 0)));
+
+static void set_reason(struct bus_verdict *verdict, const char *format, va_list arguments)
+{
+    char text[2 * BUS_REASON_BYTES];
+
+    vsnprintf(text, sizeof text, format, arguments);
+    struct str cut = str_utf8_cut(str_from(text), sizeof verdict->reason - 1);
+    snprintf(verdict->reason, sizeof verdict->reason, "%.*s", STR_ARG(cut));
+}
+
+void bus_batch_retry(struct bus_batch *batch, size_t at, const char *format, ...)
+{
+    va_list arguments;
+
+    batch->verdicts[at].kind = BUS_RETRY;
+    va_start(arguments, format);
+    set_reason(&batch->verdicts[at], format, arguments);
+    va_end(arguments);
+}
+
+void bus_batch_term(struct bus_batch *batch, size_t at, const char *format, ...)
+{
+    va_list arguments;
+
+    batch->verdicts[at].kind = BUS_TERM;
+    va_start(arguments, format);
+    set_reason(&batch->verdicts[at], format, arguments);
+    va_end(arguments);
+}
+
+void bus_batch_rollback(struct bus_batch *batch, const char *format, ...)
+{
+    va_list arguments;
+
+    batch->rolled_back = true;
+    batch->verdicts[0].kind = BUS_RETRY;
+    va_start(arguments, format);
+    set_reason(&batch->verdicts[0], format, arguments);
+    va_end(arguments);
+}
+
+/* ---- dead letters ---- */
+
+static struct bus_message dead_letter(const struct bus_consumer *consumer, const struct bus_message *message,
+                                      const char *reason, struct arena *arena)
+{
+    unsigned kept = message->header_count;
+
+    if (kept > BUS_HEADERS_MAX - DEAD_HEADERS)
+        kept = BUS_HEADERS_MAX - DEAD_HEADERS;
+    struct bus_header *headers = arena_alloc(arena, (kept + DEAD_HEADERS) * sizeof headers[0]);
+    const struct bus_header ours[DEAD_HEADERS] = {
+        {STR(BUS_HEADER_DEAD_REASON),
+         str_is_utf8(str_from(reason)) ? arena_str(arena, str_from(reason)) : STR("not text")},
+        {STR(BUS_HEADER_DEAD_TOPIC), message->topic},
+        {STR(BUS_HEADER_DEAD_PARTITION), arena_printf(arena, "%u", message->partition)},
+        {STR(BUS_HEADER_DEAD_OFFSET), arena_printf(arena, "%lld", (long long)message->offset)},
+        {STR(BUS_HEADER_DEAD_GROUP), str_from(consumer->spec.group)},
+    };
+    memcpy(headers, ours, sizeof ours);
+    if (kept)
+        memcpy(headers + DEAD_HEADERS, message->headers, kept * sizeof headers[0]);
+    struct bus_message letter = *message;
+    letter.topic = consumer->topic->dead->name;
+    letter.headers = headers;
+    letter.header_count = kept + DEAD_HEADERS;
+    letter.partition = message->partition % consumer->topic->dead->spec.partitions;
+    return letter;
+}
+
+/* A dead letter that dies again has nowhere to go: it is dropped, and the log says so. */
+static void bury(const struct bus_consumer *consumer, const struct bus_message *message, const char *reason,
+                 struct arena *arena, struct bus_outcome *outcome)
+{
+    log_warn("bus_dead_letter", LOG_STR("topic", message->topic), LOG_CSTR("group", consumer->spec.group),
+             LOG_INT("partition", message->partition), LOG_INT("offset", message->offset),
+             LOG_CSTR("reason", reason));
+    if (consumer->topic->dead)
+        outcome->letters[outcome->letter_count++] = dead_letter(consumer, message, reason, arena);
+}
+
+/* ---- judging ---- */
+
+static bool is_retry_too_many(const struct bus_consumer *consumer, const struct bus_batch *batch, size_t at)
+{
+    unsigned attempts = (at == 0 ? batch->attempt : 0) + 1;
+
+    return consumer->spec.attempts_max > 0 && attempts >= consumer->spec.attempts_max;
+}
+
+static void judge(const struct bus_consumer *consumer, struct bus_batch *batch, struct arena *arena,
+                  struct bus_outcome *outcome)
+{
+    for (size_t i = 0; i < batch->count; i++) {
+        struct bus_verdict *verdict = &batch->verdicts[i];
+        if (verdict->kind == BUS_RETRY && !is_retry_too_many(consumer, batch, i)) {
+            outcome->retry = true;
+            return;
+        }
+        bool last = verdict->kind == BUS_RETRY; /* what is behind it was perhaps not even looked at */
+        if (last)
+            verdict->kind = BUS_TERM;
+        if (verdict->kind == BUS_TERM)
+            bury(consumer, &batch->messages[i], verdict->reason, arena, outcome);
+        outcome->settled++;
+        if (last)
+            return;
+    }
+}
+
+void bus_batch_handle(const struct bus_consumer *consumer, struct bus_batch *batch, struct arena *arena,
+                      struct bus_outcome *outcome)
+{
+    int64_t begun_ns = clock_mono_ns();
+
+    *outcome = (struct bus_outcome){.letters = arena_alloc(arena, batch->count * sizeof(struct bus_message))};
+    consumer->spec.handler(consumer->spec.context, batch);
+    metric_observe(consumer->batch_seconds, (double)(clock_mono_ns() - begun_ns) / 1e9);
+    if (batch->rolled_back)
+        outcome->retry = true;
+    else
+        judge(consumer, batch, arena, outcome);
+}
+
+void bus_batch_give_up(const struct bus_consumer *consumer, struct bus_batch *batch, const char *reason,
+                       struct arena *arena, struct bus_outcome *outcome)
+{
+    *outcome = (struct bus_outcome){.settled = 1, .letters = arena_alloc(arena, sizeof(struct bus_message))};
+    bus_batch_term(batch, 0, "%s", reason);
+    bury(consumer, &batch->messages[0], batch->verdicts[0].reason, arena, outcome);
+}
+
+void bus_batch_committed(const struct bus_consumer *consumer, const struct bus_batch *batch,
+                         const struct bus_outcome *outcome)
+{
+    uint64_t dead = 0;
+
+    for (size_t i = 0; i < outcome->settled; i++)
+        dead += batch->verdicts[i].kind == BUS_TERM;
+    metric_add(consumer->consumed[BUS_ACK], outcome->settled - dead);
+    metric_add(consumer->consumed[BUS_TERM], dead);
+    metric_add(consumer->consumed[BUS_RETRY], outcome->retry);
+    metric_add(consumer->dead_letters, dead);
+    if (consumer->spec.on_committed)
+        consumer->spec.on_committed(consumer->spec.context, batch, outcome->settled);
+}
+
+void bus_batch_uncommitted(const struct bus_consumer *consumer, const struct bus_batch *batch)
+{
+    metric_add(consumer->consumed[BUS_RETRY], batch->count);
+    if (consumer->spec.on_uncommitted)
+        consumer->spec.on_uncommitted(consumer->spec.context, batch);
+}

@@ -1,0 +1,272 @@
+/* The interface in front of the drivers: topics, checks that are the same for all, subscriptions. It knows no
+ * engine. */
+#include <stdlib.h>
+
+#include "base/hash.h"
+#include "base/memory.h"
+#include "bus/bus_inside.h"
+
+#define NAME_BYTES_MAX 60 /* and ".dlq" behind it is still a name of 64 */
+#define BATCH_DEFAULT 100
+#define BATCH_BYTES_DEFAULT (8u << 20)
+#define BACKOFF_MIN_MS 100
+#define BACKOFF_MAX_MS 30000
+
+/* ---- topics ---- */
+
+struct bus_topic_state *bus_topic_find(const struct bus *bus, struct str name)
+{
+    for (size_t i = 0; i < bus->topic_count; i++)
+        if (str_eq(bus->topics[i].name, name))
+            return &bus->topics[i];
+    return NULL;
+}
+
+static enum status check_topic(const struct bus_topic *topic, struct error *error)
+{
+    struct str name = str_from(topic->name);
+
+    if (!str_is_name(name) || name.len > NAME_BYTES_MAX)
+        return error_set(error, STATUS_CONFIG, "a topic's name is 1 to %d of [A-Za-z0-9._-], not \"%.*s\"",
+                         NAME_BYTES_MAX, STR_ARG(str_utf8_cut(name, 80)));
+    if (topic->partitions < 1 || topic->partitions > BUS_PARTITIONS_MAX)
+        return error_set(error, STATUS_CONFIG, "topic %s needs 1 to %d partitions, not %u", topic->name,
+                         BUS_PARTITIONS_MAX, topic->partitions);
+    return STATUS_OK;
+}
+
+static struct bus_topic_state *add_topic(struct bus *bus, const struct bus_topic *spec, char *name)
+{
+    struct bus_topic_state *topic = &bus->topics[bus->topic_count++];
+
+    *topic = (struct bus_topic_state){.spec = *spec, .name = str_from(name)};
+    topic->spec.name = name;
+    topic->published = bus_metrics_published(topic->name);
+    return topic;
+}
+
+static void add_dead_topic(struct bus *bus, struct bus_topic_state *topic, int64_t keep_dead_ms)
+{
+    struct buf name;
+
+    if (str_ends_with(topic->name, STR(BUS_DEAD_SUFFIX)))
+        return;
+    buf_init(&name);
+    buf_put_str(&name, topic->name);
+    buf_put_str(&name, STR(BUS_DEAD_SUFFIX));
+    topic->dead = bus_topic_find(bus, buf_str(&name));
+    if (!topic->dead)
+        topic->dead =
+            add_topic(bus, &(struct bus_topic){.partitions = topic->spec.partitions, .keep_ms = keep_dead_ms},
+                      str_dup(buf_str(&name)));
+    buf_deinit(&name);
+}
+
+enum status bus_init(struct bus *bus, const struct bus_driver *driver, const struct bus_topic *topics,
+                     size_t topic_count, int64_t keep_dead_ms, struct error *error)
+{
+    bus->driver = driver;
+    bus->topics = memory_zalloc(2 * topic_count * sizeof bus->topics[0]);
+    for (size_t i = 0; i < topic_count; i++) {
+        enum status status = check_topic(&topics[i], error);
+        if (status == STATUS_OK && bus_topic_find(bus, str_from(topics[i].name)))
+            status = error_set(error, STATUS_CONFIG, "topic %s is there twice", topics[i].name);
+        if (status != STATUS_OK) {
+            bus_deinit(bus);
+            return status;
+        }
+        add_topic(bus, &topics[i], str_dup(str_from(topics[i].name)));
+    }
+    for (size_t i = 0; i < topic_count; i++)
+        add_dead_topic(bus, &bus->topics[i], keep_dead_ms);
+    return STATUS_OK;
+}
+
+void bus_deinit(struct bus *bus)
+{
+    for (size_t i = 0; i < bus->topic_count; i++)
+        free((char *)bus->topics[i].name.ptr);
+    free(bus->topics);
+    bus->topics = NULL;
+    bus->topic_count = 0;
+}
+
+/* ---- publishing ---- */
+
+static bool is_text(struct str s)
+{
+    return str_is_utf8(s) && (s.len == 0 || !memchr(s.ptr, '\0', s.len));
+}
+
+static enum status check_headers(const struct bus_message *message, size_t *bytes, struct error *error)
+{
+    if (message->header_count > BUS_HEADERS_MAX)
+        return error_set(error, STATUS_BAD_REQUEST, "a message has at most %d headers", BUS_HEADERS_MAX);
+    for (unsigned i = 0; i < message->header_count; i++) {
+        const struct bus_header *header = &message->headers[i];
+        if (header->name.len == 0 || !is_text(header->name) || !is_text(header->value))
+            return error_set(error, STATUS_BAD_REQUEST, "a message's headers are UTF-8 text without NUL");
+        *bytes += header->name.len + header->value.len;
+    }
+    return STATUS_OK;
+}
+
+/* Checks one, and gives it its partition. */
+static enum status check_message(struct bus *bus, struct bus_message *message, struct error *error)
+{
+    const struct bus_topic_state *topic = bus_topic_find(bus, message->topic);
+    size_t bytes = message->key.len + message->payload.len;
+
+    if (!topic)
+        return error_set(error, STATUS_BAD_REQUEST, "there is no topic %.*s",
+                         STR_ARG(str_utf8_cut(message->topic, 64)));
+    enum status status = check_headers(message, &bytes, error);
+    if (status != STATUS_OK)
+        return status;
+    if (bytes > bus->message_bytes_max)
+        return error_set(error, STATUS_PAYLOAD_TOO_LARGE, "a message of %zu bytes is over the limit of %zu",
+                         bytes, bus->message_bytes_max);
+    message->partition = message->key.ptr ? bus_partition_of(message->key, topic->spec.partitions)
+                                          : atomic_fetch_add(&bus->turn, 1) % topic->spec.partitions;
+    message->offset = -1;
+    message->created_us = 0;
+    return STATUS_OK;
+}
+
+static enum status check_messages(struct bus *bus, struct bus_message *messages, size_t count,
+                                  struct error *error)
+{
+    enum status status = STATUS_OK;
+
+    for (size_t i = 0; i < count && status == STATUS_OK; i++)
+        status = check_message(bus, &messages[i], error);
+    return status;
+}
+
+enum status bus_publish(struct bus *bus, struct bus_message *messages, size_t count, int64_t deadline_ns,
+                        struct error *error)
+{
+    enum status status = check_messages(bus, messages, count, error);
+
+    if (status != STATUS_OK || count == 0)
+        return status;
+    return bus->driver->publish(bus, messages, count, deadline_ns, error);
+}
+
+enum status bus_publish_in_tx(struct bus *bus, struct db_conn *conn, struct bus_message *messages,
+                              size_t count, int64_t deadline_ns, struct error *error)
+{
+    enum status status = check_messages(bus, messages, count, error);
+
+    if (status != STATUS_OK || count == 0)
+        return status;
+    if (!bus->driver->publish_in_tx)
+        return error_set(error, STATUS_NOT_IMPLEMENTED, "this bus has no transactions to share");
+    return bus->driver->publish_in_tx(bus, conn, messages, count, deadline_ns, error);
+}
+
+void bus_wake(struct bus *bus, struct str topic)
+{
+    struct bus_topic_state *found = bus_topic_find(bus, topic);
+
+    if (found)
+        bus->driver->wake(bus, found);
+}
+
+struct str bus_message_header(const struct bus_message *message, struct str name)
+{
+    for (unsigned i = 0; i < message->header_count; i++)
+        if (str_eq(message->headers[i].name, name))
+            return message->headers[i].value;
+    return STR_NONE;
+}
+
+/* ---- subscriptions ---- */
+
+static enum status check_subscription(const struct bus_subscription *subscription, struct error *error)
+{
+    if (!subscription->handler)
+        return error_set(error, STATUS_CONFIG, "a subscription needs a handler");
+    if (!str_is_name(str_from(subscription->group)))
+        return error_set(error, STATUS_CONFIG, "a group's name is 1 to 64 of [A-Za-z0-9._-]");
+    if (subscription->from == BUS_FROM_OFFSETS &&
+        (subscription->mode != BUS_EVERY || !subscription->from_offsets))
+        return error_set(error, STATUS_CONFIG,
+                         "only a reader of everything can begin at offsets, and must give them");
+    return STATUS_OK;
+}
+
+static void fill_defaults(struct bus_subscription *spec, unsigned partitions)
+{
+    spec->batch_max = spec->batch_max ? spec->batch_max : BATCH_DEFAULT;
+    spec->batch_bytes_max = spec->batch_bytes_max ? spec->batch_bytes_max : BATCH_BYTES_DEFAULT;
+    spec->backoff_min_ms = spec->backoff_min_ms ? spec->backoff_min_ms : BACKOFF_MIN_MS;
+    spec->backoff_max_ms = spec->backoff_max_ms ? spec->backoff_max_ms : BACKOFF_MAX_MS;
+    if (spec->mode == BUS_EVERY)
+        spec->parallel = 1;
+    else if (spec->parallel == 0 || spec->parallel > partitions)
+        spec->parallel = partitions;
+}
+
+static int64_t *copy_offsets(const int64_t *offsets, unsigned count)
+{
+    int64_t *copy = memory_alloc(count * sizeof copy[0]);
+
+    memcpy(copy, offsets, count * sizeof copy[0]);
+    return copy;
+}
+
+enum status bus_subscribe(struct bus *bus, const struct bus_subscription *subscription, struct error *error)
+{
+    enum status status = check_subscription(subscription, error);
+    struct bus_topic_state *topic = bus_topic_find(bus, str_from(subscription->topic));
+
+    if (status != STATUS_OK)
+        return status;
+    if (!topic)
+        return error_set(error, STATUS_CONFIG, "there is no topic %s", subscription->topic);
+    struct bus_consumer consumer = {.spec = *subscription, .topic = topic};
+    fill_defaults(&consumer.spec, topic->spec.partitions);
+    consumer.spec.topic = topic->spec.name;
+    consumer.spec.group = str_dup(str_from(subscription->group));
+    if (subscription->from_offsets)
+        consumer.spec.from_offsets = copy_offsets(subscription->from_offsets, topic->spec.partitions);
+    bus_metrics_attach(&consumer);
+    bus->driver->subscribe(bus, &consumer);
+    return STATUS_OK;
+}
+
+void bus_consumer_deinit(struct bus_consumer *consumer)
+{
+    free((char *)consumer->spec.group);
+    free((int64_t *)consumer->spec.from_offsets);
+}
+
+int64_t bus_backoff_ms(const struct bus_consumer *consumer, unsigned attempt)
+{
+    int64_t wait_ms = consumer->spec.backoff_min_ms;
+
+    while (--attempt > 0 && attempt < 64 && wait_ms < consumer->spec.backoff_max_ms)
+        wait_ms *= 2;
+    if (wait_ms > consumer->spec.backoff_max_ms)
+        wait_ms = consumer->spec.backoff_max_ms;
+    return wait_ms / 2 + (int64_t)(random_u64() % (uint64_t)(wait_ms + 1));
+}
+
+/* ---- life ---- */
+
+void bus_start(struct bus *bus)
+{
+    bus->driver->start(bus);
+}
+
+void bus_stop(struct bus *bus, int64_t grace_ms)
+{
+    bus->driver->stop(bus, grace_ms);
+}
+
+void bus_destroy(struct bus *bus)
+{
+    if (bus)
+        bus->driver->destroy(bus);
+}

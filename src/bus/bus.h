@@ -1,0 +1,175 @@
+/* The bus: topics between processes, one interface over several engines. Modules see this header only; a
+ * driver's own header (bus_postgres.h, …) is for whoever opens it.
+ *
+ * Promises, the same with every driver
+ *   - A topic has a fixed number of partitions; a key always goes to the same one (Kafka's murmur2), and a
+ *     partition is handled in order, by one handler at a time within a group. So order holds per key.
+ *   - At least once: a message is done with when its verdict is committed, and comes again when that did not
+ *     happen. Where the driver keeps positions in the database (batch->conn is not NULL), what a handler
+ *     writes by that connection commits together with the position: then its effect is there exactly once.
+ *   - Offsets ascend within a partition in the order of commits. They need not be contiguous.
+ *
+ * Ownership: arguments are borrowed for the call; a subscription's texts are copied, its context is the
+ * caller's and must outlive bus_stop(). A batch and all in it are the bus's and end with on_committed or
+ * on_uncommitted.
+ *
+ * Threads: bus_publish() and bus_wake() are for any thread that may block (never a loop's, for the former);
+ * handlers and callbacks run on a worker and may block. No thread is held while there is nothing to do.
+ * Subscribe before bus_start(), which like bus_destroy() belongs to the bus's loop (or to before it runs, or
+ * after it ended).
+ *
+ * Failures: BAD_REQUEST (no such topic, a header that is not text), PAYLOAD_TOO_LARGE, CONFIG (the topic has
+ * another number of partitions there), CANCELLED (stopping), TIMEOUT, and the engine's own (DB_DOWN, …).
+ * After DB_DOWN and TIMEOUT it is not known whether the messages were published: publish again, receivers
+ * tell them by event id. */
+#ifndef FRESHET_BUS_BUS_H
+#define FRESHET_BUS_BUS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/status.h"
+#include "base/str.h"
+
+struct bus;
+struct db_conn;
+
+/* ---- topics ---- */
+#define BUS_PARTITIONS_MAX 256
+#define BUS_DEAD_SUFFIX ".dlq" /* every topic has one for its dead letters, with as many partitions */
+
+struct bus_topic {
+    const char *name; /* [A-Za-z0-9._-], at most 60 characters */
+    unsigned partitions;
+    /* What is kept: until it is this old and this many newer ones are there, but what a shared group has not
+     * handled yet stays up to the hard limits. 0 = without that limit. */
+    int64_t keep_ms, keep_messages;
+    int64_t keep_ms_hard, keep_messages_hard;
+};
+
+/* The partition of a key: the same as Kafka's Java clients choose. */
+uint32_t bus_murmur2(struct str key);
+unsigned bus_partition_of(struct str key, unsigned partitions);
+
+/* ---- messages ---- */
+#define BUS_HEADERS_MAX 32
+
+struct bus_header {
+    struct str name, value; /* UTF-8 without NUL */
+};
+
+/* Names of headers with a meaning of their own. */
+#define BUS_HEADER_EVENT_ID "event-id"
+#define BUS_HEADER_TRACEPARENT "traceparent"
+/* On a dead letter, beside those it had: why, and where it stood. */
+#define BUS_HEADER_DEAD_REASON "dlq-reason"
+#define BUS_HEADER_DEAD_TOPIC "dlq-topic"
+#define BUS_HEADER_DEAD_PARTITION "dlq-partition"
+#define BUS_HEADER_DEAD_OFFSET "dlq-offset"
+#define BUS_HEADER_DEAD_GROUP "dlq-group"
+
+struct bus_message {
+    struct str topic;
+    struct str key;     /* any bytes; ptr NULL = none: then partitions take turns and no order is promised */
+    struct str payload; /* any bytes */
+    const struct bus_header *headers;
+    unsigned header_count;
+    unsigned partition; /* these three are set by the bus: when it delivers, and when it has published */
+    int64_t offset;
+    int64_t created_us; /* since 1970; 0 after publishing */
+};
+
+struct str bus_message_header(const struct bus_message *message, struct str name); /* STR_NONE: not there */
+
+/* Publishes all of them or, but for what is said under Failures, none; returns when the engine has them for
+ * good. Calls of several threads share a commit. Messages of one call keep their order within a partition. */
+enum status bus_publish(struct bus *bus, struct bus_message *messages, size_t count, int64_t deadline_ns,
+                        struct error *error) MUST_CHECK;
+/* The same inside the caller's transaction: published if and when that commits. The partitions' rows stay
+ * locked till then, so do it late. Call bus_wake() after the commit, or they are found by polling only.
+ * NOT_IMPLEMENTED where the driver has no transactions to share. */
+enum status bus_publish_in_tx(struct bus *bus, struct db_conn *conn, struct bus_message *messages,
+                              size_t count, int64_t deadline_ns, struct error *error) MUST_CHECK;
+/* Something was published to `topic`: tells the consumers here and in other processes. Cheap, never
+ * blocks. */
+void bus_wake(struct bus *bus, struct str topic);
+
+/* ---- consuming ---- */
+enum bus_verdict_kind {
+    BUS_ACK,   /* done */
+    BUS_RETRY, /* this one and all behind it come again after a backoff; what is before it is committed */
+    BUS_TERM,  /* never again: to the dead-letter topic with the reason; the partition goes on */
+};
+
+#define BUS_REASON_BYTES 256
+struct bus_verdict {
+    enum bus_verdict_kind kind;
+    char reason[BUS_REASON_BYTES]; /* of RETRY and TERM; UTF-8 */
+};
+
+/* Messages of one partition, in order. */
+struct bus_batch {
+    const struct bus_message *messages;
+    size_t count;
+    struct bus_verdict *verdicts; /* one for each; all BUS_ACK to begin with */
+    /* The open transaction the position commits with; NULL when the driver or mode has none. The handler
+     * neither commits nor rolls back; savepoints are its own business. */
+    struct db_conn *conn;
+    int64_t deadline_ns; /* for what the handler waits for */
+    unsigned attempt;    /* how often messages[0] was here before */
+    bool rolled_back;    /* by bus_batch_rollback() */
+    void *memo;          /* the handler's, handed on to on_committed or on_uncommitted */
+};
+
+void bus_batch_retry(struct bus_batch *batch, size_t at, const char *format, ...) PRINTF_LIKE(3, 4);
+void bus_batch_term(struct bus_batch *batch, size_t at, const char *format, ...) PRINTF_LIKE(3, 4);
+/* Nothing of this batch may stand: all of it comes again, and now one by one, so that each one's failure is
+ * its own. A handler whose transaction failed (an SQL error outside a savepoint) may return without this: it
+ * is the same. */
+void bus_batch_rollback(struct bus_batch *batch, const char *format, ...) PRINTF_LIKE(2, 3);
+
+enum bus_mode {
+    BUS_SHARED, /* each message to one member of the group, whichever process it is in */
+    BUS_EVERY,  /* each message to every process: positions live in this one's memory */
+};
+
+enum bus_from {
+    BUS_FROM_NOW, /* what is committed after on_ready; a shared group: since the engine first heard of it */
+    BUS_FROM_START,   /* the oldest that is kept */
+    BUS_FROM_OFFSETS, /* BUS_EVERY only: from_offsets[partition] is the first wanted */
+};
+
+struct bus_subscription {
+    const char *topic, *group; /* group: as a topic's name; for BUS_EVERY it only names the metrics */
+    enum bus_mode mode;
+    enum bus_from from;
+    const int64_t *from_offsets;
+    unsigned batch_max;     /* 0 = 100 */
+    size_t batch_bytes_max; /* of payloads, exceeded by at most one message; 0 = 8 MiB */
+    unsigned parallel;      /* partitions handled at once here; 0 = all. BUS_EVERY: always 1 */
+    unsigned attempts_max;  /* then BUS_RETRY becomes BUS_TERM; 0 = never */
+    int64_t backoff_min_ms, backoff_max_ms; /* of BUS_RETRY: min·2^(attempt-1)·(0.5+rand); 0 = 100 ms, 30 s */
+    void *context;
+
+    void (*handler)(void *context, struct bus_batch *batch);
+    /* messages[0 .. settled) are done with for good. Here, and only here, others may be told. */
+    void (*on_committed)(void *context, const struct bus_batch *batch, size_t settled);
+    /* The commit failed, or its outcome is unknown: the batch comes again, or the commit had reached the
+     * engine. */
+    void (*on_uncommitted)(void *context, const struct bus_batch *batch);
+    /* Retention took messages before they were handled, or the engine lost its tail: what was from `offset`
+     * on is unknown. Delivery goes on at `next`. */
+    void (*on_gap)(void *context, unsigned partition, int64_t offset, int64_t next);
+    void (*on_ready)(void *context); /* once: positions stand, all that is committed from now on comes */
+};
+
+/* ---- life ---- */
+enum status bus_subscribe(struct bus *bus, const struct bus_subscription *subscription,
+                          struct error *error) MUST_CHECK;
+void bus_start(struct bus *bus);
+/* No new batches; handlers that run get `grace_ms` to finish, then their statements are interrupted. Returns
+ * when none runs. Publishing is refused from now on. Any thread but a worker's. */
+void bus_stop(struct bus *bus, int64_t grace_ms);
+void bus_destroy(struct bus *bus); /* after bus_stop(); NULL is fine */
+
+#endif

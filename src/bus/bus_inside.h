@@ -1,0 +1,83 @@
+/* What drivers are built on: the topic table, consumers with their metrics, and what a batch's verdicts come
+ * to. Nothing outside src/bus includes it. */
+#ifndef FRESHET_BUS_BUS_INSIDE_H
+#define FRESHET_BUS_BUS_INSIDE_H
+
+#include <stdatomic.h>
+
+#include "base/arena.h"
+#include "base/metrics.h"
+#include "bus/bus.h"
+
+/* ---- topics ---- */
+struct bus_topic_state {
+    struct bus_topic spec;
+    struct str name;
+    struct bus_topic_state *dead; /* where its dead letters go; NULL: it is such a topic itself */
+    atomic_bool known;            /* the driver's: the engine has it, with as many partitions */
+    struct metric_series *published;
+};
+
+/* ---- a driver: rows of functions; the first member of its own struct is the struct bus ---- */
+struct bus_consumer;
+struct bus_driver {
+    /* Messages are checked and have their partitions. */
+    enum status (*publish)(struct bus *bus, struct bus_message *messages, size_t count, int64_t deadline_ns,
+                           struct error *error);
+    enum status (*publish_in_tx)(struct bus *bus, struct db_conn *conn, struct bus_message *messages,
+                                 size_t count, int64_t deadline_ns, struct error *error); /* NULL: cannot */
+    void (*wake)(struct bus *bus, struct bus_topic_state *topic);
+    void (*subscribe)(struct bus *bus,
+                      const struct bus_consumer *consumer); /* copies it; the texts are its own then */
+    void (*start)(struct bus *bus);
+    void (*stop)(struct bus *bus, int64_t grace_ms);
+    void (*destroy)(struct bus *bus);
+};
+
+struct bus {
+    const struct bus_driver *driver;
+    struct bus_topic_state *topics;
+    size_t topic_count;
+    size_t message_bytes_max;
+    atomic_uint turn; /* for messages without a key */
+};
+
+/* Copies the table and adds the dead-letter topics that are not in it. */
+enum status bus_init(struct bus *bus, const struct bus_driver *driver, const struct bus_topic *topics,
+                     size_t topic_count, int64_t keep_dead_ms, struct error *error) MUST_CHECK;
+void bus_deinit(struct bus *bus);
+struct bus_topic_state *bus_topic_find(const struct bus *bus, struct str name); /* NULL: none */
+
+/* ---- consumers ---- */
+struct bus_consumer {
+    struct bus_subscription spec; /* texts and from_offsets on the heap, defaults filled in */
+    struct bus_topic_state *topic;
+    struct metric_series *consumed[BUS_TERM + 1], *lag, *batch_seconds, *dead_letters;
+};
+void bus_consumer_deinit(struct bus_consumer *consumer);
+int64_t bus_backoff_ms(const struct bus_consumer *consumer, unsigned attempt); /* attempt: 1 … */
+
+/* ---- what verdicts come to ---- */
+struct bus_outcome {
+    size_t settled;              /* messages[0 .. settled) are acknowledged or dead */
+    bool retry;                  /* the one at `settled` comes again after a backoff */
+    struct bus_message *letters; /* the dead ones, ready to be published */
+    size_t letter_count;
+};
+/* Calls the handler and judges. A verdict past the first RETRY counts for nothing; a RETRY too many is a
+ * TERM. */
+void bus_batch_handle(const struct bus_consumer *consumer, struct bus_batch *batch, struct arena *arena,
+                      struct bus_outcome *outcome);
+/* The same without asking the handler: the first message has failed `attempts_max` times. */
+void bus_batch_give_up(const struct bus_consumer *consumer, struct bus_batch *batch, const char *reason,
+                       struct arena *arena, struct bus_outcome *outcome);
+/* After the commit: counts, and tells on_committed. */
+void bus_batch_committed(const struct bus_consumer *consumer, const struct bus_batch *batch,
+                         const struct bus_outcome *outcome);
+void bus_batch_uncommitted(const struct bus_consumer *consumer, const struct bus_batch *batch);
+
+/* ---- metrics ---- */
+struct metric_series *bus_metrics_published(struct str topic);
+void bus_metrics_attach(struct bus_consumer *consumer);
+
+#endif

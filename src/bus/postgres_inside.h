@@ -1,0 +1,138 @@
+/* What the files of the PostgreSQL driver share.
+ *
+ *   postgres.c          life: wakes, timer, stop
+ *   postgres_jobs.c     jobs on the workers
+ *   postgres_publish.c  append, group commit
+ *   postgres_shared.c   one batch of a shared group
+ *   postgres_every.c    one round of a reader of everything
+ *   postgres_upkeep.c   topics made, lag, retention
+ *   postgres_rows.c     arrays and rows, in text form
+ *
+ * A reader is a subscription with its jobs. A job takes one batch and comes again while it finds any:
+ *
+ *   idle ── wake, due ──▶ queued ──▶ running ── nothing found ──▶ idle
+ *                            ▲          │
+ *                            └──────────┘ found one, or woken meanwhile
+ */
+#ifndef FRESHET_BUS_POSTGRES_INSIDE_H
+#define FRESHET_BUS_POSTGRES_INSIDE_H
+
+#include <pthread.h>
+
+#include "base/buf.h"
+#include "bus/bus_inside.h"
+#include "bus/bus_postgres.h"
+
+struct postgres;
+struct reader;
+
+struct reader_job {
+    struct worker_job work;
+    struct reader *reader;
+    bool busy;
+    bool again; /* it found something: there may be more */
+};
+
+struct reader {
+    struct bus_consumer consumer;
+    struct postgres *postgres;
+    struct reader_job *jobs; /* consumer.spec.parallel of them */
+    /* under postgres->lock */
+    unsigned busy;
+    bool woken; /* while every job was busy */
+    int64_t
+        due_ns; /* look again then: a retry's backoff, or after a failure; CLOCK_NEVER = only when woken */
+    unsigned failures;
+    /* its jobs' own */
+    atomic_bool ready;
+    atomic_uint turn;              /* which partition is looked at first */
+    int64_t *positions, *retry_ns; /* BUS_EVERY: one of each per partition; only ever one job */
+    unsigned *attempts;
+};
+
+struct publisher {
+    pthread_mutex_t lock;
+    struct publish_request *first, **last_next;
+    bool leading, stopped;
+};
+
+struct postgres {
+    struct bus bus; /* first: the two share their address */
+    struct bus_postgres_config config;
+    struct db_target target;      /* texts its own */
+    struct db_pool *pool;         /* readers */
+    struct db_pool *publish_pool; /* a handler that publishes never waits for other handlers' connections */
+    struct db_notifier *notifier;
+    struct db_listener *listener;
+    char instance[17]; /* marks our own notices, which we need not follow */
+    struct publisher publisher;
+    struct reader **readers;
+    size_t reader_count;
+
+    struct loop_timer timer; /* the loop's */
+    int64_t poll_at_ns, upkeep_at_ns;
+
+    pthread_mutex_t lock; /* for what follows */
+    pthread_cond_t idle;
+    struct worker_job upkeep;
+    bool upkeep_busy, started, stopping;
+    unsigned busy;                /* jobs queued or running */
+    bool rearm_posted, destroyed; /* `rearm` is in the inbox; only the memory is left */
+    struct loop_message rearm;    /* a reader is due earlier than the timer knows */
+};
+
+/* ---- postgres_jobs.c ---- */
+void bus_postgres_jobs_init(struct reader_job *job, struct reader *reader);
+void bus_postgres_jobs_init_upkeep(struct postgres *postgres);
+void bus_postgres_jobs_wake(struct reader *reader);       /* under postgres->lock */
+void bus_postgres_jobs_upkeep(struct postgres *postgres); /* under postgres->lock */
+void bus_postgres_reader_wake(struct reader *reader);
+void bus_postgres_reader_due(struct reader *reader,
+                             int64_t wait_ms); /* wakes it then, if nothing does before */
+bool bus_postgres_is_stopping(struct postgres *postgres);
+
+/* ---- what a job does: one batch ---- */
+enum bus_postgres_step { STEP_NOTHING, STEP_FOUND, STEP_FAILED };
+enum bus_postgres_step bus_postgres_shared_step(struct reader *reader, struct error *error);
+enum bus_postgres_step bus_postgres_every_step(struct reader *reader, struct error *error);
+
+/* ---- postgres_publish.c ---- */
+void bus_postgres_publisher_init(struct publisher *publisher);
+void bus_postgres_publisher_deinit(struct publisher *publisher);
+void bus_postgres_publisher_stop(struct publisher *publisher);
+enum status bus_postgres_publish(struct bus *bus, struct bus_message *messages, size_t count,
+                                 int64_t deadline_ns, struct error *error);
+enum status bus_postgres_publish_in_tx(struct bus *bus, struct db_conn *conn, struct bus_message *messages,
+                                       size_t count, int64_t deadline_ns, struct error *error);
+
+/* ---- postgres_upkeep.c ---- */
+/* Makes the topic's partitions when there are none; CONFIG when there are others than configured. */
+enum status bus_postgres_topic_ensure(struct postgres *postgres, struct db_conn *conn,
+                                      struct bus_topic_state *topic, int64_t deadline_ns,
+                                      struct error *error) MUST_CHECK;
+enum status bus_postgres_topics_ensure(struct postgres *postgres, const struct bus_message *messages,
+                                       size_t count, int64_t deadline_ns, struct error *error) MUST_CHECK;
+void bus_postgres_upkeep_run(struct postgres *postgres);
+
+/* ---- postgres_rows.c ---- */
+/* One element of a bytea[] literal between db_array_begin() and _end(); ptr NULL = NULL. */
+void bus_postgres_array_put_bytes(struct buf *out, struct str bytes);
+void bus_postgres_array_put_i64(struct buf *out, int64_t value);
+/* One element of a text[] literal that is itself a text[] literal: name, value, name, value … */
+void bus_postgres_array_put_headers(struct buf *out, const struct bus_message *message);
+/* A message out of the columns (message_offset, key, headers, payload, created_us), which begin at
+ * `column`. */
+void bus_postgres_row_message(const struct db_result *result, size_t row, unsigned column,
+                              struct arena *arena, struct bus_message *message);
+
+#define POSTGRES_MESSAGE_COLUMNS                      \
+    "m.message_offset, m.key, m.headers, m.payload, " \
+    "(extract(epoch from m.created_at) * 1000000)::bigint"
+
+/* A number as a parameter. */
+struct postgres_number {
+    char text[24];
+};
+struct db_param bus_postgres_param(struct postgres_number *number, int64_t value);
+
+#endif

@@ -1,0 +1,361 @@
+/* Publishing. One statement appends any number of messages (platform.bus_publish, sql/platform/001_bus.sql).
+ *
+ * Group commit: whoever comes while a commit is under way queues; the first of the queue then leads, and
+ * commits all that has queued by then in one go. So one caller alone waits for its own commit only, and many
+ * share one. */
+#include <stdlib.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+#include "bus/postgres_inside.h"
+
+#define GROUP_MESSAGES_MAX 2000
+#define GROUP_BYTES_MAX (16u << 20)
+#define ATTEMPTS_MAX 5
+
+static const char append_sql[] =
+    "SELECT * FROM platform.bus_publish($1::text[], $2::text::int[], $3::text::int[], $4::text::bytea[],"
+    " $5::text::text[], $6::text::bytea[])";
+
+/* ---- append: on any connection, in or out of a transaction ---- */
+
+struct placed { /* a message on its way to its partition */
+    struct bus_message *message;
+    struct bus_topic_state *topic;
+    size_t at; /* keeps the order of equals */
+};
+
+static int compare_placed(const void *left, const void *right)
+{
+    const struct placed *a = left, *b = right;
+    int order = a->topic == b->topic ? 0 : str_compare(a->topic->name, b->topic->name);
+
+    if (order == 0)
+        order =
+            (a->message->partition > b->message->partition) - (a->message->partition < b->message->partition);
+    return order ? order : (a->at > b->at) - (a->at < b->at);
+}
+
+struct append {
+    struct placed *placed;
+    size_t count, slot_count;
+    struct buf topics, partitions, counts, keys, headers, payloads; /* array literals */
+};
+
+static void append_deinit(struct append *append)
+{
+    free(append->placed);
+    struct buf *bufs[] = {&append->topics, &append->partitions, &append->counts,
+                          &append->keys,   &append->headers,    &append->payloads};
+    for (size_t i = 0; i < sizeof bufs / sizeof bufs[0]; i++)
+        buf_deinit(bufs[i]);
+}
+
+static bool is_same_slot(const struct placed *a, const struct placed *b)
+{
+    return a->topic == b->topic && a->message->partition == b->message->partition;
+}
+
+static size_t slot_end(const struct append *append, size_t begin)
+{
+    size_t end = begin + 1;
+
+    while (end < append->count && is_same_slot(&append->placed[begin], &append->placed[end]))
+        end++;
+    return end;
+}
+
+static void write_arrays(struct append *append)
+{
+    struct buf *bufs[] = {&append->topics, &append->partitions, &append->counts,
+                          &append->keys,   &append->headers,    &append->payloads};
+
+    for (size_t i = 0; i < sizeof bufs / sizeof bufs[0]; i++)
+        db_array_begin(bufs[i]);
+    for (size_t begin = 0, end; begin < append->count; begin = end) {
+        end = slot_end(append, begin);
+        append->slot_count++;
+        db_array_put(&append->topics, append->placed[begin].topic->name);
+        bus_postgres_array_put_i64(&append->partitions, append->placed[begin].message->partition);
+        bus_postgres_array_put_i64(&append->counts, (int64_t)(end - begin));
+    }
+    for (size_t i = 0; i < append->count; i++) {
+        const struct bus_message *message = append->placed[i].message;
+        bus_postgres_array_put_bytes(&append->keys, message->key);
+        bus_postgres_array_put_headers(&append->headers, message);
+        bus_postgres_array_put_bytes(&append->payloads, message->payload.ptr ? message->payload : STR(""));
+    }
+    for (size_t i = 0; i < sizeof bufs / sizeof bufs[0]; i++)
+        db_array_end(bufs[i]);
+}
+
+static void append_add(struct append *append, struct bus *bus, struct bus_message *messages, size_t count)
+{
+    append->placed = memory_realloc_array(append->placed, append->count + count, sizeof append->placed[0]);
+    for (size_t i = 0; i < count; i++, append->count++)
+        append->placed[append->count] = (struct placed){
+            .message = &messages[i], .topic = bus_topic_find(bus, messages[i].topic), .at = append->count};
+}
+
+static void append_seal(struct append *append)
+{
+    qsort(append->placed, append->count, sizeof append->placed[0], compare_placed);
+    write_arrays(append);
+}
+
+static void take_offsets(struct append *append, const struct db_result *result)
+{
+    size_t slot = 0;
+
+    for (size_t begin = 0, end; begin < append->count; begin = end, slot++) {
+        end = slot_end(append, begin);
+        int64_t base = db_result_i64(result, slot, 0);
+        for (size_t i = begin; i < end; i++)
+            append->placed[i].message->offset = base + (int64_t)(i - begin);
+        metric_add(append->placed[begin].topic->published, end - begin);
+    }
+}
+
+static void forget_topics(struct append *append)
+{
+    for (size_t i = 0; i < append->count; i++)
+        atomic_store(&append->placed[i].topic->known, false);
+}
+
+static enum status append_send(struct append *append, struct db_conn *conn, int64_t deadline_ns,
+                               struct error *error)
+{
+    static const enum db_type types[] = {DB_TEXT_ARRAY, DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT};
+    struct db_statement statement;
+    struct db_param params[] = {{buf_str(&append->topics)},  {buf_str(&append->partitions)},
+                                {buf_str(&append->counts)},  {buf_str(&append->keys)},
+                                {buf_str(&append->headers)}, {buf_str(&append->payloads)}};
+    struct db_result *result;
+
+    db_statement_init(&statement, append_sql, 6, types);
+    enum status status = db_query(conn, &statement, params, deadline_ns, &result, error);
+    if (status == STATUS_OK && db_result_rows(result) != append->slot_count)
+        status = error_set(error, STATUS_INTERNAL, "the bus answered for another number of partitions");
+    if (status == STATUS_OK)
+        take_offsets(append, result);
+    else if (strcmp(db_sqlstate(conn), "FB001") == 0)
+        forget_topics(append); /* the tables were emptied under us: they are made again before the next one */
+    db_result_free(result);
+    return status;
+}
+
+enum status bus_postgres_publish_in_tx(struct bus *bus, struct db_conn *conn, struct bus_message *messages,
+                                       size_t count, int64_t deadline_ns, struct error *error)
+{
+    struct postgres *postgres = (struct postgres *)bus;
+    struct append append = {0};
+    /* By a connection of our own: the caller's transaction must not hold what every publisher needs. */
+    enum status status = bus_postgres_topics_ensure(postgres, messages, count, deadline_ns, error);
+
+    if (status != STATUS_OK)
+        return status;
+    append_add(&append, bus, messages, count);
+    append_seal(&append);
+    status = append_send(&append, conn, deadline_ns, error);
+    append_deinit(&append);
+    return status;
+}
+
+/* ---- group commit ---- */
+
+struct publish_request {
+    struct publish_request *next;
+    struct bus_message *messages;
+    size_t count, bytes;
+    int64_t deadline_ns;
+    pthread_cond_t changed;
+    bool taken, leads, done;
+    enum status status;
+    struct error error;
+};
+
+void bus_postgres_publisher_init(struct publisher *publisher)
+{
+    pthread_mutex_init(&publisher->lock, NULL);
+    publisher->last_next = &publisher->first;
+}
+
+void bus_postgres_publisher_deinit(struct publisher *publisher)
+{
+    pthread_mutex_destroy(&publisher->lock);
+}
+
+void bus_postgres_publisher_stop(struct publisher *publisher)
+{
+    pthread_mutex_lock(&publisher->lock);
+    publisher->stopped = true;
+    pthread_mutex_unlock(&publisher->lock);
+}
+
+static enum status append_commit(struct postgres *postgres, struct append *append, int64_t deadline_ns,
+                                 struct error *error)
+{
+    enum status status = STATUS_DB_RETRY;
+
+    for (int attempt = 0; status == STATUS_DB_RETRY && attempt < ATTEMPTS_MAX; attempt++) {
+        struct db_conn *conn;
+        status = db_acquire(postgres->publish_pool, deadline_ns, &conn, error);
+        if (status == STATUS_OK)
+            status = append_send(append, conn, deadline_ns, error);
+        db_release(conn);
+    }
+    return status;
+}
+
+static void wake_topics(struct bus *bus, const struct append *append)
+{
+    for (size_t i = 0; i < append->count; i++)
+        if (i == 0 || append->placed[i].topic != append->placed[i - 1].topic)
+            bus->driver->wake(bus, append->placed[i].topic);
+}
+
+static enum status commit_requests(struct postgres *postgres, struct publish_request *first,
+                                   const struct publish_request *end, struct error *error)
+{
+    struct append append = {0};
+    int64_t deadline_ns = 0;
+
+    for (struct publish_request *request = first; request != end; request = request->next) {
+        append_add(&append, &postgres->bus, request->messages, request->count);
+        deadline_ns = request->deadline_ns > deadline_ns ? request->deadline_ns : deadline_ns;
+    }
+    append_seal(&append);
+    enum status status = append_commit(postgres, &append, deadline_ns, error);
+    if (status == STATUS_OK)
+        wake_topics(&postgres->bus, &append);
+    append_deinit(&append);
+    return status;
+}
+
+/* Commits a chain of requests: together or, when the server refuses that, each for itself. */
+static void commit_group(struct postgres *postgres, struct publish_request *first)
+{
+    struct error error = {0};
+    enum status status = commit_requests(postgres, first, NULL, &error);
+    bool apart = status == STATUS_DB_ERROR && first->next;
+
+    for (struct publish_request *request = first; request; request = request->next) {
+        request->status = status;
+        request->error = error;
+        if (apart)
+            request->status = commit_requests(postgres, request, request->next, &request->error);
+    }
+}
+
+/* Takes the queue's head, up to a transaction's worth, off it. Under the lock. */
+static struct publish_request *take_group(struct publisher *publisher)
+{
+    struct publish_request *first = publisher->first, *last = first;
+    size_t count = first->count, bytes = first->bytes;
+
+    first->taken = true;
+    while (last->next && count + last->next->count <= GROUP_MESSAGES_MAX &&
+           bytes + last->next->bytes <= GROUP_BYTES_MAX) {
+        last = last->next;
+        last->taken = true;
+        count += last->count;
+        bytes += last->bytes;
+    }
+    publisher->first = last->next;
+    if (!publisher->first)
+        publisher->last_next = &publisher->first;
+    last->next = NULL;
+    return first;
+}
+
+/* Called and left with the lock held; runs without it. */
+static void lead(struct postgres *postgres)
+{
+    struct publisher *publisher = &postgres->publisher;
+    struct publish_request *group = take_group(publisher), *next;
+
+    pthread_mutex_unlock(&publisher->lock);
+    commit_group(postgres, group);
+    pthread_mutex_lock(&publisher->lock);
+    for (; group; group = next) {
+        next = group->next; /* its owner may be gone as soon as it is done */
+        group->done = true;
+        pthread_cond_signal(&group->changed);
+    }
+    publisher->leading = publisher->first != NULL;
+    if (publisher->first) {
+        publisher->first->leads = true;
+        pthread_cond_signal(&publisher->first->changed);
+    }
+}
+
+static void leave_queue(struct publisher *publisher, struct publish_request *request)
+{
+    struct publish_request **at = &publisher->first;
+
+    while (*at != request)
+        at = &(*at)->next;
+    *at = request->next;
+    if (publisher->last_next == &request->next)
+        publisher->last_next = at;
+    request->status = error_set(&request->error, STATUS_TIMEOUT, "others were publishing all the time");
+    request->done = true;
+}
+
+/* Under the lock: until its turn to lead, or somebody else has committed it. */
+static void wait_turn(struct publisher *publisher, struct publish_request *request)
+{
+    struct timespec until = {.tv_sec = request->deadline_ns / CLOCK_NS_PER_S,
+                             .tv_nsec = request->deadline_ns % CLOCK_NS_PER_S};
+
+    while (!request->done && !request->leads) {
+        if (request->taken)
+            pthread_cond_wait(&request->changed, &publisher->lock);
+        else if (pthread_cond_timedwait(&request->changed, &publisher->lock, &until) != 0 &&
+                 !request->taken && !request->leads)
+            leave_queue(publisher, request);
+    }
+}
+
+static void request_init(struct publish_request *request)
+{
+    pthread_condattr_t attributes;
+
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&request->changed, &attributes);
+    pthread_condattr_destroy(&attributes);
+    for (size_t i = 0; i < request->count; i++)
+        request->bytes += request->messages[i].payload.len;
+}
+
+enum status bus_postgres_publish(struct bus *bus, struct bus_message *messages, size_t count,
+                                 int64_t deadline_ns, struct error *error)
+{
+    struct postgres *postgres = (struct postgres *)bus;
+    struct publisher *publisher = &postgres->publisher;
+    struct publish_request request = {.messages = messages, .count = count, .deadline_ns = deadline_ns};
+    enum status status = bus_postgres_topics_ensure(postgres, messages, count, deadline_ns, error);
+
+    if (status != STATUS_OK)
+        return status;
+    pthread_mutex_lock(&publisher->lock);
+    if (publisher->stopped) {
+        pthread_mutex_unlock(&publisher->lock);
+        return error_set(error, STATUS_CANCELLED, "the bus is stopping");
+    }
+    request_init(&request);
+    *publisher->last_next = &request;
+    publisher->last_next = &request.next;
+    if (!publisher->leading)
+        publisher->leading = request.leads = true;
+    wait_turn(publisher, &request);
+    if (!request.done)
+        lead(postgres);
+    pthread_mutex_unlock(&publisher->lock);
+    pthread_cond_destroy(&request.changed);
+    if (request.status != STATUS_OK && error)
+        *error = request.error;
+    return request.status;
+}

@@ -1,0 +1,352 @@
+/* One batch of a shared group: lock a cursor that has something to handle, hand it over, move the cursor,
+ * commit. Two round trips beside what the handler does. */
+#include <stdio.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "bus/postgres_inside.h"
+
+#define SETUP_MS 10000
+#define COMMIT_MS 10000
+#define ARENA_BYTES 16384
+
+static const char begin_sql[] = "BEGIN";
+static const char commit_sql[] = "COMMIT";
+
+/* A group begins at the offset that comes next ($4 false) or at the oldest that is there. */
+static const char create_sql[] =
+    "INSERT INTO platform.bus_cursor (group_name, topic, partition, position)"
+    " SELECT $1, topic, partition, CASE WHEN $3 THEN coalesce("
+    "     (SELECT min(m.message_offset) FROM platform.bus_message m"
+    "      WHERE m.topic = p.topic AND m.partition = p.partition), next_offset) ELSE next_offset END"
+    " FROM platform.bus_partition p WHERE topic = $2 ON CONFLICT DO NOTHING";
+
+/* $1 group, $2 topic, $3 messages and $4 bytes at most, $5 the partition to look at first.
+ *
+ * The cursor's lock is the right to handle its partition; what others hold is skipped. The messages are read
+ * by the same snapshot: it sees a prefix of the offsets, since these are given out in the order of commits.
+ * `others` says that another partition waits too, perhaps for the caller to start another job. No message at
+ * all although there should be one: retention took them. */
+static const char claim_sql[] =
+    "WITH due AS MATERIALIZED ("
+    "    SELECT c.partition, c.position, c.careful_until, c.attempts, c.last_error, p.next_offset"
+    "    FROM platform.bus_cursor c JOIN platform.bus_partition p USING (topic, partition)"
+    "    WHERE c.group_name = $1 AND c.topic = $2 AND c.position < p.next_offset"
+    "      AND (c.retry_at IS NULL OR c.retry_at <= clock_timestamp())"
+    "    ORDER BY (c.partition - $5 + 65536) % 256"
+    "    LIMIT 1 FOR UPDATE OF c SKIP LOCKED)"
+    " SELECT due.partition, due.position, due.attempts, due.last_error, due.next_offset,"
+    "        EXISTS (SELECT FROM platform.bus_cursor c JOIN platform.bus_partition p USING (topic, partition)"
+    "                WHERE c.group_name = $1 AND c.topic = $2 AND c.position < p.next_offset"
+    "                  AND c.partition <> due.partition"
+    "                  AND (c.retry_at IS NULL OR c.retry_at <= clock_timestamp())),"
+    "        " POSTGRES_MESSAGE_COLUMNS " FROM due LEFT JOIN LATERAL ("
+    "    SELECT * FROM ("
+    "        SELECT w.*, sum(octet_length(w.payload)) OVER (ORDER BY w.message_offset)"
+    "                    - octet_length(w.payload) AS before"
+    "        FROM (SELECT * FROM platform.bus_message"
+    "              WHERE topic = $2 AND partition = due.partition AND message_offset >= due.position"
+    "              ORDER BY message_offset"
+    "              LIMIT CASE WHEN due.position < due.careful_until THEN 1 ELSE $3 END) w) x"
+    "    WHERE x.before < $4) m ON true"
+    " ORDER BY m.message_offset";
+enum claim_column { PARTITION, POSITION, ATTEMPTS, LAST_ERROR, NEXT_OFFSET, OTHERS, MESSAGE };
+
+/* $4 the new position, $5 attempts of what stands there, $6 ms till it comes again (NULL: now) and $7 why. */
+static const char advance_sql[] =
+    "UPDATE platform.bus_cursor SET position = $4, attempts = $5,"
+    "       retry_at = clock_timestamp() + $6 * interval '1 ms', last_error = $7"
+    " WHERE group_name = $1 AND topic = $2 AND partition = $3";
+
+/* After a rollback, unless somebody else has moved it by now: $4 where it stands, $5 up to where one by
+ * one. */
+static const char failed_sql[] = "UPDATE platform.bus_cursor SET careful_until = $5, attempts = $6,"
+                                 "       retry_at = clock_timestamp() + $7 * interval '1 ms', last_error = $8"
+                                 " WHERE group_name = $1 AND topic = $2 AND partition = $3 AND position = $4";
+
+/* A claimed batch on its way. */
+struct claim {
+    struct reader *reader;
+    struct db_conn *conn;
+    struct db_result *rows;
+    struct arena arena;
+    unsigned partition;
+    int64_t position, next_offset;
+    struct bus_batch batch;
+    struct bus_outcome outcome;
+};
+
+/* ---- the group's cursors ---- */
+
+static enum status make_ready(struct reader *reader, struct error *error)
+{
+    const struct bus_subscription *spec = &reader->consumer.spec;
+    int64_t deadline_ns = clock_deadline_ms(SETUP_MS);
+    struct db_statement statement;
+    struct db_param params[] = {{str_from(spec->group)},
+                                {reader->consumer.topic->name},
+                                {spec->from == BUS_FROM_START ? STR("true") : STR("false")}};
+    struct db_conn *conn;
+    enum status status = db_acquire(reader->postgres->pool, deadline_ns, &conn, error);
+
+    if (status == STATUS_OK)
+        status =
+            bus_postgres_topic_ensure(reader->postgres, conn, reader->consumer.topic, deadline_ns, error);
+    db_statement_init(&statement, create_sql, 3, (enum db_type[]){DB_TEXT, DB_TEXT, DB_BOOL});
+    if (status == STATUS_OK)
+        status = db_exec(conn, &statement, params, deadline_ns, NULL, error);
+    db_release(conn);
+    if (status == STATUS_OK && !atomic_exchange(&reader->ready, true) && spec->on_ready)
+        spec->on_ready(spec->context);
+    return status;
+}
+
+/* ---- claim ---- */
+
+static enum status send_claim(struct claim *claim, int64_t deadline_ns, struct error *error)
+{
+    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_BIGINT, DB_BIGINT, DB_INT};
+    const struct bus_consumer *consumer = &claim->reader->consumer;
+    unsigned turn = atomic_fetch_add(&claim->reader->turn, 1) % consumer->topic->spec.partitions;
+    struct postgres_number numbers[3];
+    struct db_statement begin, statement;
+    struct db_param params[] = {{str_from(consumer->spec.group)},
+                                {consumer->topic->name},
+                                bus_postgres_param(&numbers[0], consumer->spec.batch_max),
+                                bus_postgres_param(&numbers[1], (int64_t)consumer->spec.batch_bytes_max),
+                                bus_postgres_param(&numbers[2], turn)};
+    struct db_result *results[2];
+
+    db_statement_init(&begin, begin_sql, 0, NULL);
+    db_statement_init(&statement, claim_sql, 5, types);
+    enum status status = db_pipeline_begin(claim->conn, error);
+    if (status == STATUS_OK)
+        status = db_pipeline_add(claim->conn, &begin, NULL, error);
+    if (status == STATUS_OK)
+        status = db_pipeline_add(claim->conn, &statement, params, error);
+    if (status == STATUS_OK)
+        status = db_pipeline_end(claim->conn, deadline_ns, results, 2, NULL, error);
+    if (status == STATUS_OK) {
+        db_result_free(results[0]);
+        claim->rows = results[1];
+    }
+    return status;
+}
+
+static void read_messages(struct claim *claim)
+{
+    size_t count = db_result_rows(claim->rows);
+    struct bus_message *messages = arena_zalloc(&claim->arena, count * sizeof messages[0]);
+
+    claim->partition = (unsigned)db_result_i64(claim->rows, 0, PARTITION);
+    claim->position = db_result_i64(claim->rows, 0, POSITION);
+    claim->next_offset = db_result_i64(claim->rows, 0, NEXT_OFFSET);
+    if (db_result_is_null(claim->rows, 0, MESSAGE))
+        count = 0;
+    for (size_t i = 0; i < count; i++) {
+        messages[i].topic = claim->reader->consumer.topic->name;
+        messages[i].partition = claim->partition;
+        bus_postgres_row_message(claim->rows, i, MESSAGE, &claim->arena, &messages[i]);
+    }
+    claim->batch = (struct bus_batch){
+        .messages = messages,
+        .count = count,
+        .verdicts = arena_zalloc(&claim->arena, (count + 1) * sizeof(struct bus_verdict)),
+        .conn = claim->conn,
+        .deadline_ns = clock_deadline_ms(claim->reader->postgres->config.handler_ms),
+        .attempt = (unsigned)db_result_i64(claim->rows, 0, ATTEMPTS),
+    };
+}
+
+/* Did retention take something this group had not handled? Then it goes on behind it. */
+static void look_for_gap(struct claim *claim)
+{
+    const struct bus_subscription *spec = &claim->reader->consumer.spec;
+    int64_t first = claim->batch.count ? claim->batch.messages[0].offset : claim->next_offset;
+
+    if (first == claim->position)
+        return;
+    log_warn("bus_gap", LOG_CSTR("topic", spec->topic), LOG_CSTR("group", spec->group),
+             LOG_INT("partition", claim->partition), LOG_INT("offset", claim->position),
+             LOG_INT("next", first));
+    if (spec->on_gap)
+        spec->on_gap(spec->context, claim->partition, claim->position, first);
+    claim->batch.attempt = 0;
+}
+
+/* ---- settle ---- */
+
+/* Where the partition goes on: behind the last settled message. */
+static int64_t new_position(const struct claim *claim)
+{
+    if (claim->batch.count == 0)
+        return claim->next_offset;
+    size_t settled = claim->outcome.settled;
+    return settled ? claim->batch.messages[settled - 1].offset + 1 : claim->batch.messages[0].offset;
+}
+
+static enum status send_commit(struct claim *claim, unsigned attempts, struct db_param wait,
+                               struct db_param reason, struct error *error)
+{
+    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_INT, DB_BIGINT, DB_INT, DB_BIGINT, DB_TEXT};
+    const struct bus_consumer *consumer = &claim->reader->consumer;
+    struct postgres_number numbers[3];
+    struct db_statement advance, commit;
+    struct db_param params[] = {{str_from(consumer->spec.group)},
+                                {consumer->topic->name},
+                                bus_postgres_param(&numbers[0], claim->partition),
+                                bus_postgres_param(&numbers[1], new_position(claim)),
+                                bus_postgres_param(&numbers[2], attempts),
+                                wait,
+                                reason};
+
+    db_statement_init(&advance, advance_sql, 7, types);
+    db_statement_init(&commit, commit_sql, 0, NULL);
+    enum status status = db_pipeline_begin(claim->conn, error);
+    if (status == STATUS_OK)
+        status = db_pipeline_add(claim->conn, &advance, params, error);
+    if (status == STATUS_OK)
+        status = db_pipeline_add(claim->conn, &commit, NULL, error);
+    if (status == STATUS_OK)
+        status = db_pipeline_end(claim->conn, clock_deadline_ms(COMMIT_MS), NULL, 0, NULL, error);
+    return status;
+}
+
+static enum status commit(struct claim *claim, struct error *error)
+{
+    struct reader *reader = claim->reader;
+    const struct bus_outcome *outcome = &claim->outcome;
+    struct postgres_number number;
+    unsigned attempts = outcome->retry ? (outcome->settled ? 0 : claim->batch.attempt) + 1 : 0;
+    int64_t wait_ms = outcome->retry ? bus_backoff_ms(&reader->consumer, attempts) : 0;
+    struct db_param wait = {STR_NONE}, reason = {STR_NONE};
+    enum status status = STATUS_OK;
+
+    if (outcome->retry) {
+        wait = bus_postgres_param(&number, wait_ms);
+        reason.value = str_from(claim->batch.verdicts[outcome->settled].reason);
+    }
+    if (outcome->letter_count > 0)
+        status = bus_postgres_publish_in_tx(&reader->postgres->bus, claim->conn, outcome->letters,
+                                            outcome->letter_count, clock_deadline_ms(COMMIT_MS), error);
+    if (status == STATUS_OK)
+        status = send_commit(claim, attempts, wait, reason, error);
+    if (status == STATUS_OK && outcome->letter_count > 0)
+        bus_wake(&reader->postgres->bus, reader->consumer.topic->dead->name);
+    if (status == STATUS_OK && outcome->retry)
+        bus_postgres_reader_due(reader, wait_ms + 1);
+    return status;
+}
+
+/* The transaction came to nothing. A batch of several comes again at once, one by one; a single one after a
+ * backoff. */
+static enum status record_failure(struct claim *claim, const char *reason, struct error *error)
+{
+    static const enum db_type types[] = {DB_TEXT,   DB_TEXT, DB_INT,    DB_BIGINT,
+                                         DB_BIGINT, DB_INT,  DB_BIGINT, DB_TEXT};
+    const struct bus_consumer *consumer = &claim->reader->consumer;
+    size_t count = claim->batch.count;
+    bool alone = count == 1;
+    unsigned attempts = alone ? claim->batch.attempt + 1 : claim->batch.attempt;
+    int64_t wait_ms = alone ? bus_backoff_ms(consumer, attempts) : 0;
+    struct postgres_number numbers[5];
+    struct db_statement statement;
+    struct db_param params[] = {
+        {str_from(consumer->spec.group)},
+        {consumer->topic->name},
+        bus_postgres_param(&numbers[0], claim->partition),
+        bus_postgres_param(&numbers[1], claim->position),
+        bus_postgres_param(&numbers[2], claim->batch.messages[count - 1].offset + 1),
+        bus_postgres_param(&numbers[3], attempts),
+        bus_postgres_param(&numbers[4], wait_ms),
+        {str_from(reason)},
+    };
+
+    db_rollback(claim->conn);
+    db_statement_init(&statement, failed_sql, 8, types);
+    enum status status = db_exec(claim->conn, &statement, params, clock_deadline_ms(COMMIT_MS), NULL, error);
+    if (status == STATUS_OK)
+        bus_postgres_reader_due(claim->reader, wait_ms + 1);
+    return status;
+}
+
+/* Is it the handler's doing, so that the same batch would fail again? */
+static bool is_own_failure(enum status status)
+{
+    return status == STATUS_DB_ERROR || status == STATUS_TIMEOUT;
+}
+
+/* ---- one step ---- */
+
+static void handle(struct claim *claim)
+{
+    const struct bus_consumer *consumer = &claim->reader->consumer;
+    unsigned attempts_max = consumer->spec.attempts_max;
+    char reason[2 * BUS_REASON_BYTES];
+
+    if (claim->batch.count == 0)
+        return;
+    if (attempts_max == 0 || claim->batch.attempt < attempts_max) {
+        bus_batch_handle(consumer, &claim->batch, &claim->arena, &claim->outcome);
+        return;
+    }
+    struct str last = str_utf8_cut(db_result_str(claim->rows, 0, LAST_ERROR), BUS_REASON_BYTES - 1);
+    snprintf(reason, sizeof reason, "%.*s", STR_ARG(last));
+    claim->batch.count = 1;
+    bus_batch_give_up(consumer, &claim->batch, reason, &claim->arena, &claim->outcome);
+}
+
+static enum bus_postgres_step settle(struct claim *claim, struct error *error)
+{
+    const struct bus_consumer *consumer = &claim->reader->consumer;
+    bool rolled_back = claim->batch.rolled_back;
+    enum status status = rolled_back ? STATUS_DB_ERROR : commit(claim, error);
+
+    if (status == STATUS_OK) {
+        if (claim->batch.count > 0)
+            bus_batch_committed(consumer, &claim->batch, &claim->outcome);
+        return STEP_FOUND;
+    }
+    const char *reason = rolled_back ? claim->batch.verdicts[0].reason : error->message;
+    if (!rolled_back)
+        log_warn("bus_batch_failed", LOG_CSTR("topic", consumer->spec.topic),
+                 LOG_CSTR("group", consumer->spec.group), LOG_INT("partition", claim->partition),
+                 LOG_INT("offset", claim->position), LOG_ERROR_FIELDS(error));
+    struct error later = {0};
+    bool recorded = is_own_failure(status) && claim->batch.count > 0 &&
+                    record_failure(claim, reason, &later) == STATUS_OK;
+    bus_batch_uncommitted(consumer, &claim->batch);
+    return recorded ? STEP_FOUND : STEP_FAILED;
+}
+
+static enum bus_postgres_step step(struct claim *claim, struct error *error)
+{
+    enum status status = send_claim(claim, clock_deadline_ms(COMMIT_MS), error);
+
+    if (status != STATUS_OK)
+        return STEP_FAILED;
+    if (db_result_rows(claim->rows) == 0)
+        return STEP_NOTHING;
+    if (str_eq(db_result_str(claim->rows, 0, OTHERS), STR("t")))
+        bus_postgres_reader_wake(claim->reader);
+    read_messages(claim);
+    look_for_gap(claim);
+    handle(claim);
+    return settle(claim, error);
+}
+
+enum bus_postgres_step bus_postgres_shared_step(struct reader *reader, struct error *error)
+{
+    struct claim claim = {.reader = reader};
+
+    if (!atomic_load(&reader->ready) && make_ready(reader, error) != STATUS_OK)
+        return STEP_FAILED;
+    if (db_acquire(reader->postgres->pool, clock_deadline_ms(COMMIT_MS), &claim.conn, error) != STATUS_OK)
+        return STEP_FAILED;
+    arena_init(&claim.arena, ARENA_BYTES);
+    enum bus_postgres_step result = step(&claim, error);
+    db_result_free(claim.rows);
+    db_release(claim.conn);
+    arena_deinit(&claim.arena);
+    return result;
+}

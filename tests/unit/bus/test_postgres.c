@@ -1,0 +1,403 @@
+/* The PostgreSQL driver: the conformance suite, and what is its own: retention, gaps, polling, configuration,
+ * stop. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "../db/pg_fixture.h"
+#include "base/log.h"
+#include "bus/bus_postgres.h"
+#include "conformance.h"
+
+static struct db_pool *pool; /* the tests' own */
+
+static struct db_target target(unsigned connections_max)
+{
+    struct db_target result = pg_fixture_target();
+
+    result.connections_max = connections_max;
+    return result;
+}
+
+/* Runs SQL without parameters; the first field as a number. -1: it failed. Any thread. */
+static int64_t sql(const char *text)
+{
+    struct db_statement statement;
+    struct db_result *result = NULL;
+    struct db_conn *conn;
+    int64_t value = -1;
+
+    db_statement_init(&statement, text, 0, NULL);
+    if (db_acquire(pool, clock_deadline_ms(PATIENCE_MS), &conn, NULL) == STATUS_OK &&
+        db_query(conn, &statement, NULL, clock_deadline_ms(PATIENCE_MS), &result, NULL) == STATUS_OK)
+        value = db_result_rows(result) ? db_result_i64(result, 0, 0) : 0;
+    db_result_free(result);
+    db_release(conn);
+    return value;
+}
+
+/* ---- the driver's table ---- */
+
+static struct bus *create(struct loop *loop, struct worker_pool *workers, const struct bus_topic *topics,
+                          size_t topic_count)
+{
+    struct db_target where = target(6);
+    struct bus *bus;
+    struct bus_postgres_config config = {.loop = loop,
+                                         .workers = workers,
+                                         .target = &where,
+                                         .topics = topics,
+                                         .topic_count = topic_count,
+                                         .poll_ms = 200,
+                                         .maintenance_ms = 100};
+    struct error error = {0};
+
+    if (bus_postgres_create(&config, &bus, &error) != STATUS_OK)
+        fail_msg("create: %s", error.message);
+    return bus;
+}
+
+static void cut(void)
+{
+    sql("SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
+        " WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'");
+}
+
+static bool publisher_waits(void)
+{
+    return sql("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+               " AND query LIKE '%bus_publish%'") > 0;
+}
+
+static struct db_conn *begin(void)
+{
+    struct db_conn *conn;
+
+    if (db_acquire(pool, clock_deadline_ms(PATIENCE_MS), &conn, NULL) != STATUS_OK ||
+        db_begin(conn, DB_READ_COMMITTED, clock_deadline_ms(PATIENCE_MS), NULL) != STATUS_OK)
+        fail_msg("no transaction");
+    return conn;
+}
+
+static void end(struct db_conn *conn, bool commit)
+{
+    if (commit && db_commit(conn, clock_deadline_ms(PATIENCE_MS), NULL) != STATUS_OK)
+        fail_msg("no commit");
+    db_release(conn); /* rolls back what is open */
+}
+
+static bool write_effect(struct db_conn *conn, int number, int64_t deadline_ns)
+{
+    struct db_statement statement;
+    char text[16];
+
+    snprintf(text, sizeof text, "%d", number);
+    struct db_param params[] = {{str_from(text)}};
+    db_statement_init(&statement, "INSERT INTO public.effect VALUES ($1)", 1, (enum db_type[]){DB_INT});
+    return db_exec(conn, &statement, params, deadline_ns, NULL, NULL) == STATUS_OK;
+}
+
+static size_t count_effects(int number)
+{
+    char text[96];
+
+    snprintf(text, sizeof text, "SELECT count(*) FROM public.effect WHERE number = %d", number);
+    return (size_t)sql(text);
+}
+
+static const struct conformance_driver postgres = {
+    .name = "postgres",
+    .create = create,
+    .cut = cut,
+    .halt = pg_fixture_halt,
+    .resume = pg_fixture_resume,
+    .publisher_waits = publisher_waits,
+    .begin = begin,
+    .end = end,
+    .write_effect = write_effect,
+    .count_effects = count_effects,
+};
+
+/* ---- a process with topics of the test's own ---- */
+
+static void open_with(struct process *process, const struct bus_topic *topics, size_t count)
+{
+    process->loop = loop_create(&(struct loop_options){0});
+    process->workers = worker_pool_create("bus", 4, 100);
+    process->bus = create(process->loop, process->workers, topics, count);
+}
+
+static void await_sql(const char *text, int64_t wanted)
+{
+    const struct timespec pause = {.tv_nsec = 20000000};
+    int64_t limit_ns = clock_deadline_ms(PATIENCE_MS), value;
+
+    while ((value = sql(text)) != wanted && clock_mono_ns() < limit_ns)
+        nanosleep(&pause, NULL);
+    assert_int_equal(value, wanted);
+}
+
+#define COUNT_OF(topic) "SELECT count(*) FROM platform.bus_message WHERE topic = '" topic "'"
+
+/* A lost NOTIFY, or a writer that sends none. */
+static void test_polling_finds_what_no_notice_told_of(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "poll", .partitions = 1};
+    struct process process;
+    struct recorder shared, every;
+    recorder_init(&shared);
+    recorder_init(&every);
+    open_with(&process, &topic, 1);
+    subscribe(&process, &shared, (struct bus_subscription){.topic = "poll"});
+    subscribe(&process, &every, (struct bus_subscription){.topic = "poll", .mode = BUS_EVERY});
+    process_start(&process);
+    await_ready(&shared);
+    await_ready(&every);
+    sql("SELECT platform.bus_publish('{poll}', '{0}', '{2}', '{NULL,k}', '{\"{}\",\"{}\"}', '{1,2}')");
+    bool came = recorder_await_committed(&shared, 2) & recorder_await_committed(&every, 2);
+    process_close(&process);
+    assert_true(came);
+    assert_int_equal(shared.seen[1].number, 2);
+    recorder_deinit(&shared);
+    recorder_deinit(&every);
+}
+
+static void hold(struct recorder *recorder, struct bus_batch *batch)
+{
+    recorder_await_step(recorder, 1);
+    recorder_add(recorder, batch, batch->count);
+}
+
+static void test_retention_waits_for_the_slowest_group(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "keep", .partitions = 1, .keep_messages = 10};
+    struct process process;
+    struct recorder fast, slow;
+    recorder_init(&fast);
+    recorder_init(&slow);
+    slow.behave = hold;
+    open_with(&process, &topic, 1);
+    subscribe(&process, &fast, (struct bus_subscription){.topic = "keep", .group = "fast"});
+    subscribe(&process, &slow, (struct bus_subscription){.topic = "keep", .group = "slow", .batch_max = 15});
+    process_start(&process);
+    await_ready(&fast);
+    await_ready(&slow);
+    for (int i = 0; i < 50; i++)
+        publish(&process, "keep", "k", i);
+    assert_true(recorder_await_committed(&fast, 50));
+    const struct timespec rounds = {.tv_nsec = 500000000}; /* several of upkeep, which must not delete */
+    nanosleep(&rounds, NULL);
+    int64_t held = sql(COUNT_OF("keep"));
+    recorder_step(&slow, 1);
+    bool came = recorder_await_committed(&slow, 50);
+    await_sql(COUNT_OF("keep"), 10);
+    process_close(&process);
+    assert_int_equal(held, 50);
+    assert_true(came);
+    assert_int_equal(slow.gaps, 0);
+    recorder_deinit(&fast);
+    recorder_deinit(&slow);
+}
+
+static void test_a_hard_limit_makes_a_gap_that_is_told(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "hard", .partitions = 1, .keep_messages_hard = 10};
+    struct process process;
+    struct recorder shared, every;
+    recorder_init(&shared);
+    recorder_init(&every);
+    shared.behave = hold;
+    every.behave = hold;
+    open_with(&process, &topic, 1);
+    subscribe(&process, &shared, (struct bus_subscription){.topic = "hard", .batch_max = 1});
+    subscribe(&process, &every,
+              (struct bus_subscription){.topic = "hard", .mode = BUS_EVERY, .batch_max = 1});
+    process_start(&process);
+    await_ready(&shared);
+    await_ready(&every);
+    for (int i = 0; i < 50; i++)
+        publish(&process, "hard", "k", i);
+    await_sql(COUNT_OF("hard"), 10);
+    recorder_step(&shared, 1);
+    recorder_step(&every, 1);
+    bool came = recorder_await_committed(&shared, 11) & recorder_await_committed(&every, 11);
+    process_close(&process);
+    assert_true(came);
+    assert_int_equal(shared.gaps, 1);
+    assert_int_equal(every.gaps, 1);
+    assert_int_equal(shared.seen[0].number, 0); /* it had that one in hand */
+    assert_int_equal(shared.seen[1].number, 40);
+    assert_int_equal(every.seen[1].number, 40);
+    recorder_deinit(&shared);
+    recorder_deinit(&every);
+}
+
+/* Restored from a backup, or failed over with a lost tail: offsets go back. */
+static void test_a_lost_tail_is_a_gap(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "tail", .partitions = 1};
+    struct process process;
+    struct recorder every;
+    recorder_init(&every);
+    open_with(&process, &topic, 1);
+    subscribe(&process, &every, (struct bus_subscription){.topic = "tail", .mode = BUS_EVERY});
+    process_start(&process);
+    await_ready(&every);
+    for (int i = 0; i < 5; i++)
+        publish(&process, "tail", "k", i);
+    bool came = recorder_await_committed(&every, 5);
+    sql("WITH gone AS (DELETE FROM platform.bus_message WHERE topic = 'tail' AND message_offset >= 2)"
+        " UPDATE platform.bus_partition SET next_offset = 2 WHERE topic = 'tail'");
+    publish(&process, "tail", "k",
+            5); /* offset 2 again, or behind the gap: it comes either way or is told of */
+    pthread_mutex_lock(&every.lock);
+    while (every.gaps == 0)
+        pthread_cond_wait(&every.changed, &every.lock);
+    pthread_mutex_unlock(&every.lock);
+    publish(&process, "tail", "k", 6);
+    const struct timespec pause = {.tv_nsec = 10000000};
+    for (int i = 0; i < 1000 && recorder_times(&every, 6) == 0; i++)
+        nanosleep(&pause, NULL);
+    process_close(&process);
+    assert_true(came);
+    assert_int_equal(recorder_times(&every, 6), 1);
+    recorder_deinit(&every);
+}
+
+static void test_another_number_of_partitions_is_refused(void **state)
+{
+    (void)state;
+    static const struct bus_topic two = {.name = "count", .partitions = 2},
+                                  three = {.name = "count", .partitions = 3};
+    struct process process;
+    struct error error = {0};
+    struct bus_message message = {.topic = STR("count"), .key = STR("k"), .payload = STR("1")};
+    open_with(&process, &two, 1);
+    process_start(&process);
+    publish(&process, "count", "k", 1);
+    process_close(&process);
+    open_with(&process, &three, 1);
+    process_start(&process);
+    enum status status = bus_publish(process.bus, &message, 1, clock_deadline_ms(PATIENCE_MS), &error);
+    process_close(&process);
+    assert_int_equal(status, STATUS_CONFIG);
+    assert_non_null(strstr(error.message, "count"));
+}
+
+static void test_topics_that_make_no_sense_are_refused(void **state)
+{
+    (void)state;
+    static const struct bus_topic bad[][2] = {
+        {{.name = "", .partitions = 1}, {.name = "b", .partitions = 1}},
+        {{.name = "a b", .partitions = 1}, {.name = "b", .partitions = 1}},
+        {{.name = "a", .partitions = 0}, {.name = "b", .partitions = 1}},
+        {{.name = "a", .partitions = 257}, {.name = "b", .partitions = 1}},
+        {{.name = "a", .partitions = 1}, {.name = "a", .partitions = 1}},
+    };
+    struct db_target where = target(3);
+    struct bus *bus;
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        struct bus_postgres_config config = {.target = &where, .topics = bad[i], .topic_count = 2};
+        struct error error = {0};
+        assert_int_equal(bus_postgres_create(&config, &bus, &error), STATUS_CONFIG);
+        assert_null(bus);
+        assert_true(error.message[0] != '\0');
+    }
+}
+
+static void sleep_in_sql(struct recorder *recorder, struct bus_batch *batch)
+{
+    struct db_statement statement;
+
+    recorder_add(recorder, batch, batch->count);
+    db_statement_init(&statement, "SELECT pg_sleep(600)", 0, NULL);
+    if (db_exec(batch->conn, &statement, NULL, clock_deadline_ms(600000), NULL, NULL) == STATUS_OK)
+        recorder_step(recorder, 1);
+}
+
+/* The test's own time limit is what a stop that waits for the statement would meet. */
+static void test_a_stop_interrupts_a_long_statement(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "long", .partitions = 1};
+    struct process process;
+    struct recorder recorder;
+    recorder_init(&recorder);
+    recorder.behave = sleep_in_sql;
+    open_with(&process, &topic, 1);
+    subscribe(&process, &recorder, (struct bus_subscription){.topic = "long"});
+    process_start(&process);
+    await_ready(&recorder);
+    publish(&process, "long", "k", 1);
+    bool began = recorder_await(&recorder, 1);
+    bus_stop(process.bus, 50);
+    enum status late = try_publish(&process, "long", "k", 2);
+    process_close(&process);
+    assert_true(began);
+    assert_int_equal(recorder.step, 0);
+    assert_int_equal(recorder.committed, 0);
+    assert_int_equal(late, STATUS_CANCELLED);
+    await_sql("SELECT position FROM platform.bus_cursor WHERE topic = 'long'", 0);
+    recorder_deinit(&recorder);
+}
+
+static void test_a_bus_never_started_can_be_destroyed(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "idle", .partitions = 1};
+    struct process process;
+    struct recorder recorder;
+    struct error error = {0};
+    recorder_init(&recorder);
+    open_with(&process, &topic, 1);
+    subscribe(&process, &recorder, (struct bus_subscription){.topic = "idle"});
+    struct bus_subscription nowhere = {.topic = "nowhere", .group = "g"}, nobody = {.topic = "idle"};
+    assert_int_equal(bus_subscribe(process.bus, &nowhere, &error), STATUS_CONFIG);
+    assert_int_equal(bus_subscribe(process.bus, &nobody, &error), STATUS_CONFIG);
+    bus_stop(process.bus, 0);
+    bus_destroy(process.bus);
+    worker_pool_destroy(process.workers);
+    loop_destroy(process.loop);
+    recorder_deinit(&recorder);
+}
+
+static int run_own(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_polling_finds_what_no_notice_told_of),
+        cmocka_unit_test(test_retention_waits_for_the_slowest_group),
+        cmocka_unit_test(test_a_hard_limit_makes_a_gap_that_is_told),
+        cmocka_unit_test(test_a_lost_tail_is_a_gap),
+        cmocka_unit_test(test_another_number_of_partitions_is_refused),
+        cmocka_unit_test(test_topics_that_make_no_sense_are_refused),
+        cmocka_unit_test(test_a_stop_interrupts_a_long_statement),
+        cmocka_unit_test(test_a_bus_never_started_can_be_destroyed),
+    };
+    return cmocka_run_group_tests_name("postgres", tests, NULL, NULL);
+}
+
+int main(void)
+{
+    struct db_target where;
+    struct error error = {0};
+
+    log_set_level(LOG_LEVEL_ERROR);
+    pg_fixture_start();
+    where = target(4);
+    if (db_pool_create(&where, &pool, &error) != STATUS_OK ||
+        db_migrate(pool, "platform", platform_migrations, clock_deadline_ms(PATIENCE_MS), NULL, &error) !=
+            STATUS_OK) {
+        fprintf(stderr, "%s\n", error.message);
+        return 1;
+    }
+    sql("CREATE TABLE public.effect (number int NOT NULL)");
+    sql("CREATE INDEX ON public.effect (number)");
+    int failed = conformance_run(&postgres) + run_own();
+    db_pool_destroy(pool);
+    pg_fixture_stop();
+    return failed ? 1 : 0;
+}
