@@ -134,7 +134,7 @@ enum bus_mode {
 };
 
 enum bus_from {
-    BUS_FROM_NOW, /* what is committed after on_ready; a shared group: since the engine first heard of it */
+    BUS_FROM_NOW,     /* what is committed after on_ready; a shared group: since its creation */
     BUS_FROM_START,   /* the oldest that is kept */
     BUS_FROM_OFFSETS, /* BUS_EVERY only: from_offsets[partition] is the first wanted */
 };
