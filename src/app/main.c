@@ -16,6 +16,8 @@ static const struct command {
     {"token", "print a development token", app_token},
     {"config", "check the configuration, or describe every setting", app_config},
     {"routes", "list the HTTP routes", app_routes},
+    {"get", "print items of a dictionary, or all of it, from a pod", app_get},
+    {"verify", "compare what pods hold with what the database holds", app_verify},
 };
 
 static void print_help(FILE *out)

@@ -33,8 +33,8 @@ enum options_outcome { OPTIONS_RUN, OPTIONS_HELPED /* exit 0 */, OPTIONS_WRONG /
 
 /* Takes "--name value" and "--name=value"; nothing else may be left over. */
 enum options_outcome options_read(int argc, char **argv, const char *summary, const struct option_row *rows);
-/* The same with words before, between and behind the options; behind "--" everything is a word. `usage` shows them in
- * --help: "TENANT DICT [KEY…]". */
+/* The same with words before, between and behind the options; behind "--" everything is a word. `usage` shows
+ * them in --help: "TENANT DICT [KEY…]". */
 enum options_outcome options_read_words(int argc, char **argv, const char *usage, const char *summary,
                                         const struct option_row *rows, struct option_words *words);
 

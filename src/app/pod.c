@@ -1,0 +1,137 @@
+/* Calling a pod: the request's URL and headers, and its refusals as one line for a person. */
+#include "app/pod.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/json.h"
+#include "fetch/fetch.h"
+
+enum {
+    CONNECT_TIMEOUT_MS = 5000,
+    TIMEOUT_MS = 60000, /* of an answer that is kept; a first read waits for its load */
+    STALL_TIMEOUT_MS = 60000,
+    TOKEN_TTL_S = 3600,
+};
+#define ANSWER_BYTES_MAX ((size_t)1 << 30)
+
+void pod_put_encoded(struct buf *out, struct str text)
+{
+    static const char plain[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~";
+    for (size_t i = 0; i < text.len; i++) {
+        if (text.ptr[i] && strchr(plain, text.ptr[i]))
+            buf_put_char(out, text.ptr[i]);
+        else
+            buf_printf(out, "%%%02X", (unsigned char)text.ptr[i]);
+    }
+}
+
+struct str pod_url(const char *command, const char *given, struct buf *buffer)
+{
+    const char *named = given ? given : getenv("FRESHET_URL"), *port = getenv("FRESHET_PORT");
+    struct str url = str_from(named);
+    if (!given && !url.len) {
+        buf_printf(buffer, "http://127.0.0.1:%s", port && *port ? port : "8080");
+        return buf_str(buffer);
+    }
+    while (str_ends_with(url, STR("/")))
+        url.len--;
+    if (str_starts_with(url, STR("http://")) || str_starts_with(url, STR("https://")))
+        return url;
+    fprintf(stderr, "freshet %s: \"%s\" is not the URL of a pod, such as http://127.0.0.1:8080\n", command,
+            named);
+    return STR_NONE;
+}
+
+/* Visible ASCII: what else there may be (a line break, say) would end the header it stands in. */
+static bool is_token(struct str token)
+{
+    for (size_t i = 0; i < token.len; i++)
+        if (token.ptr[i] <= ' ' || token.ptr[i] > '~')
+            return false;
+    return token.len > 0;
+}
+
+enum status pod_token(const char *given, const struct auth_token_request *request, struct buf *token,
+                      struct error *error)
+{
+    const char *from_environment = getenv("FRESHET_TOKEN");
+    struct str ready = str_from(given ? given : from_environment);
+    if (!given && !ready.len) {
+        struct auth_token_request development = *request;
+        development.subject = STR("developer");
+        development.ttl_s = TOKEN_TTL_S;
+        return app_token_development(&development, token, error);
+    }
+    if (!is_token(ready))
+        return error_set(error, STATUS_BAD_REQUEST, "%s is not a token",
+                         given ? "what --token says" : "$FRESHET_TOKEN");
+    buf_put_str(token, ready);
+    return STATUS_OK;
+}
+
+/* {"code","message"} of C4, or at least the number. */
+static enum status refused(int http_status, struct str body, struct error *error)
+{
+    enum status status = http_status == 503 ? STATUS_UNAVAILABLE : STATUS_BAD_REQUEST;
+    struct json_value answer, code, message;
+    if (json_parse(body, JSON_DEPTH_MAX, &answer, NULL) != STATUS_OK ||
+        !json_get(&answer, STR("code"), &code) || !json_get(&answer, STR("message"), &message))
+        return error_set(error, status, "the answer is %d, and not one of freshet's", http_status);
+    struct arena arena;
+    arena_init(&arena, 512);
+    struct str code_text = json_str_decode(code.raw, &arena);
+    struct str message_text = json_str_decode(message.raw, &arena);
+    error_set(error, status, "%d %.*s: %.*s", http_status, STR_ARG(code_text), STR_ARG(message_text));
+    arena_deinit(&arena);
+    return status;
+}
+
+static void put_url(struct buf *out, const struct pod_call *call)
+{
+    buf_put_str(out, call->url);
+    buf_put_str(out, STR("/v1/tenants/"));
+    pod_put_encoded(out, call->tenant);
+    buf_put_str(out, STR("/dictionaries/"));
+    pod_put_encoded(out, call->code);
+    buf_put_str(out, call->rest);
+}
+
+static enum status run(const struct pod_call *call, struct str url, struct fetch_answer *answer,
+                       struct error *error)
+{
+    struct arena arena;
+    arena_init(&arena, 2048);
+    const char *headers[4] = {
+        arena_printf(&arena, "Authorization: Bearer %.*s", STR_ARG(call->token)).ptr,
+        arena_printf(&arena, "Accept: %s", call->accept ? call->accept : "*/*").ptr,
+        NULL,
+    };
+    if (call->min_version.len)
+        headers[2] = arena_printf(&arena, "X-Min-Version: %.*s", STR_ARG(call->min_version)).ptr;
+    enum status status = fetch_run(&(struct fetch_request){.url = url,
+                                                           .headers = headers,
+                                                           .connect_timeout_ms = CONNECT_TIMEOUT_MS,
+                                                           .timeout_ms = call->on_body ? 0 : TIMEOUT_MS,
+                                                           .stall_timeout_ms = STALL_TIMEOUT_MS,
+                                                           .answer_bytes_max = ANSWER_BYTES_MAX,
+                                                           .on_body = call->on_body,
+                                                           .context = call->context},
+                                   answer, error);
+    arena_deinit(&arena);
+    return status;
+}
+
+enum status pod_get(const struct pod_call *call, struct buf *body, struct error *error)
+{
+    struct fetch_answer answer;
+    struct buf url;
+    buf_init(&url);
+    put_url(&url, call);
+    enum status status = run(call, buf_str(&url), &answer, error);
+    buf_deinit(&url);
+    if (status == STATUS_OK && answer.status / 100 != 2)
+        status = refused(answer.status, buf_str(&answer.body), error);
+    *body = answer.body;
+    return status;
+}

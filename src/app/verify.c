@@ -1,0 +1,173 @@
+/* `freshet verify`: is what the pods hold what the database holds? Each dictionary is loaded as a pod loads
+ * it, by the same configuration and the same code, one pair at a time. */
+#include "app/verify.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "app/commands.h"
+#include "app/modules.h"
+#include "base/clock.h"
+#include "base/log.h"
+
+enum { LIST_TIMEOUT_MS = 30000 };
+#define PATIENCE_MAX_MS (INT64_C(24) * 3600 * 1000)
+
+/* The whole of a small table. */
+static const char pairs_sql[] =
+    "select tenant_id, dict_code from refdata.dictionary_meta order by tenant_id, dict_code";
+
+/* ---- which pairs ---- */
+
+static enum status list_pairs(const struct refdata_database *database, struct db_result **pairs,
+                              struct error *error)
+{
+    struct db_statement statement;
+    struct db_conn *conn = NULL;
+    int64_t deadline_ns = clock_deadline_ms(LIST_TIMEOUT_MS);
+    db_statement_init(&statement, pairs_sql, 0, NULL);
+    enum status status = db_acquire(database->pool, deadline_ns, &conn, error);
+    if (status == STATUS_OK)
+        status = db_query(conn, &statement, NULL, deadline_ns, pairs, error);
+    if (conn)
+        db_release(conn);
+    return status;
+}
+
+/* Every pair of the database whose dictionary is configured to live there. */
+static void run_database(struct verify *verify, const struct refdata_database *database)
+{
+    struct db_result *pairs = NULL;
+    struct error error = {0};
+    if (list_pairs(database, &pairs, &error) != STATUS_OK) {
+        printf("FAILED database %.*s at %s: %s\n", STR_ARG(database->name), db_pool_address(database->pool),
+               error.message);
+        verify->other_count++;
+        return;
+    }
+    for (size_t i = 0; i < db_result_rows(pairs); i++) {
+        struct refdata_dictionary *dictionary =
+            refdata_catalog_find(verify->catalog, db_result_str(pairs, i, 1));
+        if (dictionary && dictionary->database == database)
+            verify_pair_run(verify, db_result_str(pairs, i, 0), dictionary);
+    }
+    db_result_free(pairs);
+}
+
+static bool split_pair(const char *word, struct str *tenant, struct str *code)
+{
+    *code = str_from(word);
+    return str_split(code, '/', tenant) && str_is_name(*tenant) && str_is_name(*code);
+}
+
+static bool check_words(const struct verify *verify, const struct option_words *words)
+{
+    for (size_t i = 0; i < words->count; i++) {
+        struct str tenant, code;
+        if (!split_pair(words->items[i], &tenant, &code)) {
+            fprintf(stderr, "freshet verify: \"%s\" is not TENANT/DICT\n", words->items[i]);
+            return false;
+        }
+        if (!refdata_catalog_find(verify->catalog, code)) {
+            fprintf(stderr, "freshet verify: there is no dictionary \"%.*s\" in %s\n", STR_ARG(code),
+                    config_path(verify->config));
+            return false;
+        }
+    }
+    return true;
+}
+
+static void run_pairs(struct verify *verify, const struct option_words *words)
+{
+    for (size_t i = 0; i < words->count; i++) {
+        struct str tenant, code;
+        if (split_pair(words->items[i], &tenant, &code))
+            verify_pair_run(verify, tenant, refdata_catalog_find(verify->catalog, code));
+    }
+    for (size_t i = 0; words->count == 0 && i < verify->catalog->database_count; i++)
+        run_database(verify, verify->catalog->databases[i]);
+}
+
+/* ---- the command ---- */
+
+static int conclude(const struct verify *verify)
+{
+    uint64_t count = verify->equal_count + verify->other_count;
+    if (count == 0)
+        fprintf(stderr, "freshet verify: nothing to compare: no tenant has written anything yet\n");
+    else if (verify->other_count)
+        fprintf(stderr, "freshet verify: %llu of %llu are not equal\n",
+                (unsigned long long)verify->other_count, (unsigned long long)count);
+    return verify->other_count ? 1 : 0;
+}
+
+static int run(struct verify *verify, const char *config_path_given, const struct option_words *words)
+{
+    struct error error = {0};
+    int exit_status = 2;
+    log_set_level(LOG_LEVEL_ERROR); /* what goes wrong is said in lines of our own */
+    verify->config = kernel_config_load_or_say(
+        &(struct kernel_options){.config_path = app_config_path(config_path_given), .modules = app_modules});
+    if (!verify->config)
+        return 1;
+    verify->settings = config_section(verify->config, refdata_section.name);
+    if (refdata_catalog_create(verify->settings, false, NULL, &verify->catalog, &error) != STATUS_OK) {
+        fprintf(stderr, "freshet verify: %s\n", error.message);
+        config_free(verify->config);
+        return 1;
+    }
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    if (check_words(verify, words)) {
+        run_pairs(verify, words);
+        exit_status = conclude(verify);
+    }
+    refdata_catalog_destroy(verify->catalog);
+    config_free(verify->config);
+    cache_drain();
+    return exit_status;
+}
+
+/* False when a URL is none, which has been said. */
+static bool add_pods(struct verify *verify, const struct option_list *urls, struct buf *buffer)
+{
+    verify->pod_count = urls->count ? urls->count : 1;
+    for (size_t i = 0; i < verify->pod_count; i++) {
+        verify->pods[i].url = pod_url("verify", urls->count ? urls->items[i] : NULL, buffer);
+        if (!verify->pods[i].url.len)
+            return false;
+    }
+    return true;
+}
+
+int app_verify(int argc, char **argv)
+{
+    const char *config = NULL, *patience = "3s";
+    struct option_list urls = {0};
+    struct option_words words;
+    struct verify verify = {0};
+    const struct option_row rows[] = {
+        APP_CONFIG_ROW(config),
+        {"--url", "URL", POD_URL_HELP "; may be given several times", .list = &urls},
+        {"--token", "TOKEN", POD_TOKEN_HELP, .into = &verify.token},
+        {"--patience", "3s", "how long a pod may be behind (default 3s)", .into = &patience},
+        {"--show-keys", NULL, "list keys that differ, up to 20 a pair", .flag = &verify.show_keys},
+        {.name = NULL},
+    };
+    enum options_outcome outcome = options_read_words(
+        argc, argv, "[TENANT/DICT…]",
+        "Compares what pods hold with what the database holds: version, number of items and digest of the\n"
+        "dictionaries named, or of all that any tenant has written. Exit status 0 when all are equal,\n"
+        "1 when not.",
+        rows, &words);
+    if (outcome != OPTIONS_RUN)
+        return outcome == OPTIONS_HELPED ? 0 : 2;
+    if (!options_duration(patience, PATIENCE_MAX_MS, &verify.patience_ms)) {
+        fprintf(stderr, "freshet verify: --patience takes a duration like 500ms, 3s or 1m\n");
+        return 2;
+    }
+    struct buf url_buffer;
+    buf_init(&url_buffer);
+    int exit_status = add_pods(&verify, &urls, &url_buffer) ? run(&verify, config, &words) : 2;
+    buf_deinit(&url_buffer);
+    return exit_status;
+}
