@@ -109,6 +109,7 @@ static enum status print_items(struct str body, size_t *missing_count, struct er
     json_iter_init(&it, &items);
     while (json_iter_next(&it, NULL, &one))
         printf("%.*s\n", STR_ARG(one.raw));
+    fflush(stdout); /* where both are one terminal, items come first */
     json_iter_init(&it, &missing);
     for (; json_iter_next(&it, NULL, &one); ++*missing_count)
         fprintf(stderr, "freshet get: there is no item with the key %.*s\n", STR_ARG(one.raw));
@@ -169,6 +170,23 @@ static const char *find_mistake(const struct get *get, const struct option_words
     return NULL;
 }
 
+static int run_with(struct get *get, const char *url, const char *token)
+{
+    struct buf url_buffer, token_buffer;
+    struct error error = {0};
+    int exit_status = 2;
+    buf_init(&url_buffer), buf_init(&token_buffer);
+    get->call.url = pod_url("get", url, &url_buffer);
+    if (get->call.url.len) {
+        enum status status =
+            pod_token(token, &(struct auth_token_request){.tenant = get->call.tenant}, &token_buffer, &error);
+        get->call.token = buf_str(&token_buffer);
+        exit_status = status == STATUS_OK ? run(get) : failed(&error);
+    }
+    buf_deinit(&url_buffer), buf_deinit(&token_buffer);
+    return exit_status;
+}
+
 int app_get(int argc, char **argv)
 {
     const char *url = NULL, *token = NULL, *min_version = NULL;
@@ -200,17 +218,5 @@ int app_get(int argc, char **argv)
                 words.count ? words.items[0] : "", mistake);
         return 2;
     }
-    struct buf url_buffer, token_buffer;
-    struct error error = {0};
-    int exit_status = 2;
-    buf_init(&url_buffer), buf_init(&token_buffer);
-    get.call.url = pod_url("get", url, &url_buffer);
-    if (get.call.url.len) {
-        enum status status =
-            pod_token(token, &(struct auth_token_request){.tenant = get.call.tenant}, &token_buffer, &error);
-        get.call.token = buf_str(&token_buffer);
-        exit_status = status == STATUS_OK ? run(&get) : failed(&error);
-    }
-    buf_deinit(&url_buffer), buf_deinit(&token_buffer);
-    return exit_status;
+    return run_with(&get, url, token);
 }

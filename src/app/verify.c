@@ -60,20 +60,26 @@ static bool split_pair(const char *word, struct str *tenant, struct str *code)
     return str_split(code, '/', tenant) && str_is_name(*tenant) && str_is_name(*code);
 }
 
-static bool check_words(const struct verify *verify, const struct option_words *words)
+static bool words_are_pairs(const struct option_words *words)
 {
-    for (size_t i = 0; i < words->count; i++) {
-        struct str tenant, code;
+    struct str tenant, code;
+    for (size_t i = 0; i < words->count; i++)
         if (!split_pair(words->items[i], &tenant, &code)) {
             fprintf(stderr, "freshet verify: \"%s\" is not TENANT/DICT\n", words->items[i]);
             return false;
         }
-        if (!refdata_catalog_find(verify->catalog, code)) {
+    return true;
+}
+
+static bool words_are_known(const struct verify *verify, const struct option_words *words)
+{
+    struct str tenant, code;
+    for (size_t i = 0; i < words->count; i++)
+        if (split_pair(words->items[i], &tenant, &code) && !refdata_catalog_find(verify->catalog, code)) {
             fprintf(stderr, "freshet verify: there is no dictionary \"%.*s\" in %s\n", STR_ARG(code),
                     config_path(verify->config));
             return false;
         }
-    }
     return true;
 }
 
@@ -117,7 +123,7 @@ static int run(struct verify *verify, const char *config_path_given, const struc
         return 1;
     }
     setvbuf(stdout, NULL, _IOLBF, 0);
-    if (check_words(verify, words)) {
+    if (words_are_known(verify, words)) {
         run_pairs(verify, words);
         exit_status = conclude(verify);
     }
@@ -165,6 +171,8 @@ int app_verify(int argc, char **argv)
         fprintf(stderr, "freshet verify: --patience takes a duration like 500ms, 3s or 1m\n");
         return 2;
     }
+    if (!words_are_pairs(&words))
+        return 2;
     struct buf url_buffer;
     buf_init(&url_buffer);
     int exit_status = add_pods(&verify, &urls, &url_buffer) ? run(&verify, config, &words) : 2;

@@ -258,6 +258,11 @@ def test_a_wrong_call_is_exit_2(pods):
         assert done.stderr.startswith("freshet verify: ")
 
 
+def test_a_word_that_is_no_pair_needs_no_configuration(tmp_path):
+    done = run("verify", "stray", "--config", tmp_path / "none.yaml")
+    assert (done.returncode, done.stdout) == (2, "") and "stray" in done.stderr
+
+
 def test_a_bad_configuration_is_exit_1(tmp_path):
     config = tmp_path / "bad.yaml"
     config.write_text("nonsense: 1\n")
