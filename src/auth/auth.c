@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/memory.h"
 
 #define TICK_MS 1000 /* how soon a changed key file is seen */
@@ -140,6 +141,14 @@ static void loop_init(struct auth *auth, unsigned index)
     auth_denied_init(&state->denied, auth->rules->denied_max);
 }
 
+/* A file that says nothing of keys is a valid one (the seed's own); it just lets nobody in. */
+static void warn_if_nobody(const struct auth_rules *rules)
+{
+    if (!auth_rules_let_in(rules))
+        log_warn("auth_lets_nobody_in",
+                 LOG_CSTR("remedy", "set auth.jwksFile, auth.jwksUrl, auth.hs256SecretFromEnv or auth.mtls"));
+}
+
 enum status auth_create(const struct auth_settings *settings, struct loop_group *group,
                         struct worker_pool *workers, struct auth **out, struct error *error)
 {
@@ -153,6 +162,7 @@ enum status auth_create(const struct auth_settings *settings, struct loop_group 
         auth_unref(auth);
         return status;
     }
+    warn_if_nobody(auth->rules);
     auth->loop_count = loop_group_count(group);
     for (unsigned i = 0; i < auth->loop_count; i++)
         loop_init(auth, i);
@@ -186,7 +196,10 @@ enum status auth_reload(struct auth *auth, const struct auth_settings *settings,
 
     if (status != STATUS_OK)
         return status;
-    status = auth_keysource_create(auth, rules, auth->source, &source, error);
+    if (auth_rules_let_in(auth->rules) && !auth_rules_let_in(rules))
+        status = error_set_field(error, STATUS_CONFIG, "auth", "nobody could be let in any more");
+    else
+        status = auth_keysource_create(auth, rules, auth->source, &source, error);
     if (status != STATUS_OK) {
         auth_rules_unref(rules);
         return status;
@@ -210,9 +223,10 @@ bool auth_is_ready(const struct auth *auth)
     pthread_mutex_lock(&shared->mutex);
     bool needs_keys =
         shared->rules->enabled && (shared->rules->jwks_file.len > 0 || shared->rules->jwks_url.len > 0);
+    bool lets_in = auth_rules_let_in(shared->rules);
     struct auth_keyset *keys = auth_keysource_keys(shared->source);
     pthread_mutex_unlock(&shared->mutex);
-    bool ready = !needs_keys || auth_keyset_count(keys) > 0;
+    bool ready = lets_in && (!needs_keys || auth_keyset_count(keys) > 0);
     auth_keyset_unref(keys);
     return ready;
 }
@@ -255,10 +269,8 @@ enum auth_answer auth_check(struct auth *auth, struct loop *loop, const struct a
     const struct auth_client *client = NULL;
     const struct auth_verified *known;
 
-    if (!state->rules->enabled) {
-        *identity = auth_anonymous(state, question);
-        return AUTH_ALLOWED;
-    }
+    if (!state->rules->enabled)
+        return auth_anonymous(state, question, identity, error);
     if (question->forwarded_client_cert.len > 0)
         client = auth_client_find(state->rules, question->peer, question->forwarded_client_cert);
     if (question->authorization_count > 1)

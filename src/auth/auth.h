@@ -50,7 +50,7 @@ struct auth_settings {
     bool allow_tenant_header; /* allowHeaderOverrideForTrustedClients */
 };
 extern const struct setting_row auth_setting_rows[];
-/* What can be told from the settings alone: algorithms, addresses, secrets, and that somebody could be let in. On
+/* What can be told from the settings alone: algorithms, addresses, secrets. On
  * failure *place is where the field stands in the file (line 0 = nowhere). */
 enum status auth_settings_check(const struct auth_settings *settings, struct setting_place *place,
                                 struct error *error) MUST_CHECK;

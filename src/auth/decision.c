@@ -30,14 +30,21 @@ bool auth_has_scope(const struct auth_identity *identity, struct str scope)
 }
 
 /* Auth is switched off: everyone is everybody. The kernel sees to it that only loopback is listened on. */
-const struct auth_identity *auth_anonymous(struct auth_loop *state, const struct auth_question *question)
+enum auth_answer auth_anonymous(struct auth_loop *state, const struct auth_question *question,
+                                const struct auth_identity **identity, struct error *error)
 {
+    if (question->path_tenant.ptr && !str_is_name(question->path_tenant)) {
+        error_set_field(error, STATUS_BAD_REQUEST, "tenantId",
+                        "a tenant's name is 1 to 64 of A-Z a-z 0-9 . _ -");
+        return AUTH_DENIED;
+    }
     state->scratch = (struct auth_identity){
         .tenant = question->path_tenant.ptr ? question->path_tenant : TENANT_WITHOUT_AUTH,
         .subject = STR("anonymous"),
         .expires_at_s = INT64_MAX,
     };
-    return &state->scratch;
+    *identity = &state->scratch;
+    return AUTH_ALLOWED;
 }
 
 /* Who speaks through a configured mTLS client: its token's user where it brings a token, else the client

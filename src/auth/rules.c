@@ -103,15 +103,10 @@ static void copy_plain(struct auth_rules *rules, const struct auth_settings *set
     };
 }
 
-/* Keys or named clients: with neither, no request could ever pass. */
-static enum status check_some_way_in(const struct auth_rules *rules, struct error *error)
+bool auth_rules_let_in(const struct auth_rules *rules)
 {
-    if (!rules->enabled || rules->jwks_file.len > 0 || rules->jwks_url.len > 0 || rules->secret.len > 0)
-        return STATUS_OK;
-    if (rules->client_count > 0 && rules->peer_count > 0)
-        return STATUS_OK;
-    return error_set_field(error, STATUS_CONFIG, "auth",
-                           "nobody could be let in: set jwksFile, jwksUrl, hs256SecretFromEnv or mtls");
+    return !rules->enabled || rules->jwks_file.len > 0 || rules->jwks_url.len > 0 || rules->secret.len > 0 ||
+           (rules->client_count > 0 && rules->peer_count > 0);
 }
 
 static enum status check_url(struct str url, struct error *error)
@@ -138,8 +133,6 @@ enum status auth_rules_create(const struct auth_settings *settings, struct auth_
         status = read_clients(rules, &settings->mtls_clients, error);
     if (status == STATUS_OK && rules->enabled)
         status = read_secret(rules, settings->hs256_secret_env, error);
-    if (status == STATUS_OK)
-        status = check_some_way_in(rules, error);
     if (status != STATUS_OK) {
         auth_rules_unref(rules);
         return status;

@@ -43,6 +43,8 @@ struct auth_rules {
 };
 enum status auth_rules_create(const struct auth_settings *settings, struct auth_rules **rules,
                               struct error *error) MUST_CHECK;
+/* Keys or named clients: with neither, no request can ever pass. */
+bool auth_rules_let_in(const struct auth_rules *rules);
 struct auth_rules *auth_rules_ref(struct auth_rules *rules);
 void auth_rules_unref(struct auth_rules *rules);
 
@@ -145,7 +147,8 @@ void auth_verifications_settle(struct auth_loop *state,
                                bool keys_changed); /* those that waited for new keys */
 
 /* ---- decision.c ---- */
-const struct auth_identity *auth_anonymous(struct auth_loop *state, const struct auth_question *question);
+enum auth_answer auth_anonymous(struct auth_loop *state, const struct auth_question *question,
+                                const struct auth_identity **identity, struct error *error);
 enum auth_answer auth_deny(enum auth_reason reason, struct error *error);
 enum auth_answer auth_decide(struct auth_loop *state, const struct auth_question *question,
                              const struct auth_identity *who, const struct auth_client *client,

@@ -119,8 +119,8 @@ enum status http_percent_decode(struct str raw, bool plus_is_space, struct arena
 /* Every query parameter must be among `names` (NULL-terminated), else BAD_REQUEST naming the stranger. */
 enum status http_request_query_only(const struct http_request *request, const char *const *names,
                                     struct error *error) MUST_CHECK;
-/* Does Accept name `type` ("application/x-ndjson") itself, not by a star, with a q > 0? */
-bool http_request_accepts(const struct http_request *request, struct str type);
+/* The weight, 0 to 1000, that Accept gives to `type` ("application/x-ndjson") by name; a star does not count. */
+unsigned http_request_accepts(const struct http_request *request, struct str type);
 /* If-None-Match against a strong tag given with its quotes; weak comparison, lists and '*' understood. */
 bool http_request_none_match(const struct http_request *request, struct str etag);
 
@@ -218,6 +218,8 @@ struct http_server_config {
 struct http_server;
 enum status http_server_create(const struct http_server_config *config, struct http_server **server,
                                struct error *error) MUST_CHECK;
+/* Could this be listened on, by its form? CONFIG if not. */
+enum status http_address_check(struct str address, struct error *error) MUST_CHECK;
 /* "127.0.0.1:8080", "[::1]:8080", "localhost:8080", port 0 = any free one. One SO_REUSEPORT listener per
  * loop. May be called for several addresses. */
 enum status http_server_listen(struct http_server *server, struct str address,

@@ -165,6 +165,22 @@ static int open_socket(const struct sockaddr *address, socklen_t len)
     return -1;
 }
 
+/* SO_REUSEPORT would let a second process in beside the first, each taking half of the clients. So a socket without it
+ * tries first. */
+static bool is_taken(const struct sockaddr *address, socklen_t len)
+{
+    int on = 1, fd = socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+    if (fd < 0)
+        return false;
+    (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (address->sa_family == AF_INET6)
+        (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on);
+    bool taken = bind(fd, address, len) != 0 && errno == EADDRINUSE;
+    close(fd);
+    return taken;
+}
+
 static unsigned port_of(const struct sockaddr_storage *address)
 {
     return ntohs(address->ss_family == AF_INET6 ? ((const struct sockaddr_in6 *)address)->sin6_port
@@ -202,6 +218,15 @@ static enum status open_all(struct http_server *server, struct sockaddr_storage 
     return STATUS_OK;
 }
 
+enum status http_address_check(struct str address, struct error *error)
+{
+    char host[256], port[8];
+
+    if (split_address(address, host, port))
+        return STATUS_OK;
+    return error_set(error, STATUS_CONFIG, "\"%.*s\" is not HOST:PORT or [IPV6]:PORT", STR_ARG(address));
+}
+
 enum status http_server_listen(struct http_server *server, struct str address, struct error *error)
 {
     char host[256], port[8];
@@ -217,6 +242,9 @@ enum status http_server_listen(struct http_server *server, struct str address, s
     socklen_t len = found->ai_addrlen;
     freeaddrinfo(found);
 
+    if (is_taken((struct sockaddr *)&bound, len))
+        return error_set(error, STATUS_IO, "cannot listen on %.*s: %s", STR_ARG(address),
+                         strerror(EADDRINUSE));
     int *fds = memory_zalloc(server->home_count * sizeof *fds);
     if (open_all(server, &bound, len, fds) != STATUS_OK) {
         free(fds);

@@ -33,42 +33,53 @@ enum status http_request_param(const struct http_request *request, const char *n
 
 /* ---- Accept ---- */
 
-static bool is_zero_weight(struct str value)
+/* 1, 0.5, 0.333 as thousandths; what is no weight counts as 1. */
+static unsigned weight_of(struct str value)
 {
-    if (value.len == 0 || value.ptr[0] != '0')
-        return false;
-    for (size_t i = 1; i < value.len; i++)
-        if (value.ptr[i] != (i == 1 ? '.' : '0'))
-            return false;
-    return true;
+    unsigned weight = 0, unit = 1000;
+
+    if (value.len == 0)
+        return 1000;
+    for (size_t i = 0; i < value.len; i++) {
+        if (i == 1 && value.ptr[i] == '.')
+            continue;
+        if (i == 1 || i == 5 || value.ptr[i] < '0' || value.ptr[i] > '9')
+            return 1000;
+        weight += (unsigned)(value.ptr[i] - '0') * unit;
+        unit /= 10;
+    }
+    return weight < 1000 ? weight : 1000;
 }
 
-/* `range` is one member of the list: type;param=…;q=0.5 */
-static bool range_names(struct str range, struct str type)
+/* The weight `range`, one member of the list (type;param=…;q=0.5), gives to the type; 0 when it is not its name. */
+static unsigned range_weight(struct str range, struct str type)
 {
     struct str part;
 
     if (!str_split(&range, ';', &part) || !str_eq_nocase(str_trim(part), type))
-        return false;
+        return 0;
     while (str_split(&range, ';', &part)) {
         part = str_trim(part);
         if (part.len >= 2 && (part.ptr[0] | 0x20) == 'q' && part.ptr[1] == '=')
-            return !is_zero_weight(str_of(part.ptr + 2, part.len - 2));
+            return weight_of(str_of(part.ptr + 2, part.len - 2));
     }
-    return true;
+    return 1000;
 }
 
-bool http_request_accepts(const struct http_request *request, struct str type)
+unsigned http_request_accepts(const struct http_request *request, struct str type)
 {
+    unsigned weight = 0;
+
     for (size_t i = 0; i < request->header_count; i++) {
         if (!str_eq_nocase(request->headers[i].name, STR("accept")))
             continue;
         struct str list = request->headers[i].value, range;
-        while (str_split(&list, ',', &range))
-            if (range_names(range, type))
-                return true;
+        while (str_split(&list, ',', &range)) {
+            unsigned named = range_weight(range, type);
+            weight = named > weight ? named : weight;
+        }
     }
-    return false;
+    return weight;
 }
 
 /* ---- If-None-Match ---- */

@@ -81,6 +81,11 @@ static enum status check_listen(const struct kernel_options *options, const stru
 {
     const struct kernel_http_settings *http = config_section(config, "http");
     const struct auth_settings *auth = config_section(config, "auth");
+    for (size_t i = 0; i < http->listen.count; i++) {
+        struct error own = {0};
+        if (http_address_check(http->listen.items[i], &own) != STATUS_OK)
+            return config_error_at(config, http->listen_place, "http.listen", error, "%s", own.message);
+    }
     for (size_t i = 0; i < http->listen.count && !options->listen.len; i++)
         if (!auth->enabled && !is_loopback(http->listen.items[i]))
             return config_error_at(
@@ -358,7 +363,7 @@ int kernel_serve(const struct kernel_options *options)
         destroy(&kernel);
         return 1;
     }
-    log_info("serving", LOG_CSTR("version", FRESHET_VERSION),
+    log_info("serving", LOG_CSTR("program", FRESHET_VERSION),
              LOG_INT("port", http_server_port(kernel.server)),
              LOG_INT("loops", loop_group_count(kernel.loops)), LOG_CSTR("config", options->config_path));
     kernel_watch(&kernel);

@@ -36,7 +36,7 @@ static const struct setting_row http_limit_rows[] = {
 
 static const struct setting_row http_rows[] = {
     {"listen", SETTING_STRING_LIST, HTTP_ROW(listen),
-     "Addresses to listen on, HOST:PORT or [IPV6]:PORT; port 0 takes any free one.", "127.0.0.1:8080",
+     "Addresses to listen on, HOST:PORT or [IPV6]:PORT; port 0 takes any free one.", "127.0.0.1:8080", 1, 64,
      .place_offset = 1 + offsetof(struct kernel_http_settings, listen_place)},
     {"loops", SETTING_INT, HTTP_ROW(loops), "Event loops, one thread each; 0 = one per core.", "0", 0, 256},
     {"workers", SETTING_INT, HTTP_ROW(workers), "Threads for handlers that block.", "4", 1, 256},

@@ -239,3 +239,12 @@ def test_pipelined_requests_with_different_tokens_are_answered_each_by_its_own(s
         connection.send(b"".join(
             request_bytes("GET", path("D", "/items/a"), {"Authorization": f"Bearer {token}"}) for token in tokens))
         assert [connection.read_response().status for _ in tokens] == [200, 403] * 20
+
+
+@pytest.mark.parametrize("tenant", ["bad%20tenant", "*", "%0a", "a%2Fb", "a" * 65, "%D0%B0"])
+def test_without_authentication_a_tenant_is_still_a_name(serve, database, tenant):
+    """C6: [A-Za-z0-9._-]{1,64}, whoever asks; nothing else takes memory or becomes a label."""
+    server = serve(database, {"auth": {"enabled": False}, "refdata": {"dictionaries": [{"code": "D"}]}})
+    answer = server.client().get(f"/v1/tenants/{tenant}/dictionaries/D/version")
+    assert (answer.status, answer.code, answer.json()["field"]) == (400, "BAD_REQUEST", "tenantId")
+    assert server.client().get("/v1/tenants/demo/dictionaries/D/version").status == 200

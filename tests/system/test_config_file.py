@@ -28,6 +28,10 @@ refdata:
 # name → (what to replace, by what, line, column or None, field, told)
 MISTAKES = {
     "an unknown section": ("auth:", "atuh: {}\nauth:", 1, 1, "atuh", "auth"),
+    "an address without a port": ("auth:", "http: {listen: localhost}\nauth:", 1, 16, "http.listen", "PORT"),
+    "a port that cannot be": ("auth:", 'http: {listen: "127.0.0.1:99999"}\nauth:', 1, 16, "http.listen", "PORT"),
+    "nowhere to listen": ("auth:", "http: {listen: []}\nauth:", 1, 16, "http.listen", "1 to"),
+    "no database": ("    jdbcUrl: jdbc:postgresql://127.0.0.1:1/none", "    []", 5, 5, "refdata.postgres", "1 to"),
     "an unknown key": ("  cache:", "  cahce:", 6, 3, "refdata.cahce", "cache"),
     "an unknown key of a dictionary": ("    - code: B", "    - code: B\n      loadSQL: x", 15, 7,
                                        "refdata.dictionaries[1].loadSQL", "loadSql"),

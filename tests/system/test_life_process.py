@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from lib.freshet import binary
+from lib.freshet import binary, run
 from lib.refdata import (generate, item_path, make_table, path, pod, refdata_db, set_version, slow_dictionary,  # noqa: F401
                          sql_dictionary, write_builtin)
 from lib.wait import eventually, free_port
@@ -114,6 +114,15 @@ def test_readiness_goes_before_the_listener_does(serve, refdata_db, token):
         pass  # cut: a head that is not whole is not in flight
     assert waiting.read_response().status == 200
     assert server.process.wait(60) == 0
+
+
+def test_a_second_process_on_the_same_address_is_refused(serve, refdata_db, token):
+    """One loop's listener may share its port with the next loop's, never with another process's."""
+    first = serve(refdata_db, pod("D"))
+    second = serve.make(refdata_db, pod("E"))
+    done = run("serve", "--config", second.config_path, "--listen", f"127.0.0.1:{first.port}", env=second.env)
+    assert done.returncode == 1 and "in use" in done.stderr
+    assert first.client(token()).get(path("D", "/version")).status == 200
 
 
 def test_two_signals_are_one_stop(serve, refdata_db):

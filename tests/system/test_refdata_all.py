@@ -115,11 +115,12 @@ def test_ndjson_is_the_whole_dictionary_one_item_a_line(client, accept):
     assert lines == [{"key": f"k{i:06}", "payload": i} for i in range(12345)]
 
 
-@pytest.mark.parametrize("accept", [None, "*/*", "application/json", f"{NDJSON};q=0", f"{NDJSON};q=0.000, */*", "text/html"])
+@pytest.mark.parametrize("accept", [None, "*/*", "application/json", f"{NDJSON};q=0", f"{NDJSON};q=0.000, */*", "text/html",
+                                    f"application/json, {NDJSON};q=0.5", f"{NDJSON};q=0.1,application/json;q=0.2"])
 def test_json_pages_unless_ndjson_is_asked_for(client, accept):
     """R5: a star means the page."""
     answer = client.get(path("MIXED", "/all"), **({"Accept": accept} if accept else {}))
-    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["content-type"] == "application/json" and answer.headers["vary"] == "Accept"
     assert answer.json()["version"] == 5
 
 

@@ -130,6 +130,15 @@ def test_the_seeds_yaml_loads_as_written(serve, refdata_db, root, jwks_path, tok
     assert not server.logs(level="error")
 
 
+def test_the_seeds_yaml_alone_starts_and_says_that_nobody_can_enter(serve, refdata_db, root, jwks_path, token):
+    """C2, R15: seed §5 to the letter, without a word about keys: every token is 401, and health says why."""
+    config = seed_config(refdata_db, jwks_path).partition("\nauth:")[0] + "\n"
+    server = serve(refdata_db, config=config, env={"PG_PASSWORD": refdata_db.password})
+    assert server.client(token()).get(item_path("COUNTRY", "DE")).status == 401
+    assert server.client().get("/actuator/health").json()["components"]["auth:keys"]["status"] == "DOWN"
+    assert server.logs(event="auth_lets_nobody_in")
+
+
 def test_the_password_comes_from_the_environment_named(serve, refdata_db, root, jwks_path):
     """R15: passwordFromEnv; a variable that is not there is said at once, with its place."""
     server = serve.make(refdata_db, config=seed_config(refdata_db, jwks_path))

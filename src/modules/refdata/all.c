@@ -156,6 +156,12 @@ static struct walk *start_walk(const struct refdata_reading *reading, struct str
 
 /* ---- the two forms ---- */
 
+/* One address, two forms: caches must know what told them apart. */
+static struct str headers_of(struct http_request *request, const struct refdata_reading *reading)
+{
+    return arena_printf(request->arena, "%.*sVary: Accept\r\n", STR_ARG(refdata_reading_headers(reading)));
+}
+
 static void send_lines(struct http_request *request, const struct refdata_reading *reading)
 {
     struct walk *walk = start_walk(reading, STR_NONE, reading->info->item_count);
@@ -163,7 +169,7 @@ static void send_lines(struct http_request *request, const struct refdata_readin
     http_send_stream(request,
                      &(struct http_response){.status = 200,
                                              .content_type = STR("application/x-ndjson"),
-                                             .headers = refdata_reading_headers(reading)},
+                                             .headers = headers_of(request, reading)},
                      &(struct http_source){produce, release, walk,
                                            (int64_t)(reading->info->body_bytes + reading->info->item_count)});
 }
@@ -212,8 +218,7 @@ static void send_page(struct http_request *request, const struct refdata_reading
     walk->head = str_dup(head), walk->head_len = head.len;
     walk->tail = str_dup(tail), walk->tail_len = tail.len;
     uint64_t total = head.len + bytes + (items ? items - 1 : 0) + tail.len;
-    http_send_stream(request,
-                     &(struct http_response){.status = 200, .headers = refdata_reading_headers(reading)},
+    http_send_stream(request, &(struct http_response){.status = 200, .headers = headers_of(request, reading)},
                      &(struct http_source){produce, release, walk, (int64_t)total});
 }
 
@@ -230,7 +235,9 @@ void refdata_get_all(struct http_request *request)
     }
     if (!refdata_barrier_pass(request, &reading, NULL, 0))
         return;
-    if (http_request_accepts(request, STR("application/x-ndjson")))
+    /* JSON unless lines are asked for by name, and no less than JSON is. */
+    unsigned lines = http_request_accepts(request, STR("application/x-ndjson"));
+    if (lines && lines >= http_request_accepts(request, STR("application/json")))
         send_lines(request, &reading);
     else
         send_page(request, &reading, &page);

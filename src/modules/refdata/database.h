@@ -18,7 +18,7 @@ struct refdata_database {
     uint64_t fingerprint;     /* of its settings: the same block is kept over a reload */
     bool migrates;            /* create and migrate the schema, or only check that somebody did (C10) */
     atomic_bool schema_ready; /* set once by the sweep */
-    bool complained;          /* the sweep's: a failure is logged when it begins, not every second */
+    atomic_bool unreachable;  /* as the last sweep found it */
     bool drift_checking;      /* the home loop's: one drift job at a time */
 };
 

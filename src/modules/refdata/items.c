@@ -28,7 +28,9 @@ void refdata_get_item(struct http_request *request)
     struct str key, etag;
     if (!refdata_reading_begin(request, &reading))
         return;
-    if (http_request_param(request, "key", &key, &error) != STATUS_OK ||
+    static const char *const no_query[] = {NULL};
+    if (http_request_query_only(request, no_query, &error) != STATUS_OK ||
+        http_request_param(request, "key", &key, &error) != STATUS_OK ||
         check_key(key, "key", &error) != STATUS_OK) {
         http_send_error(request, &error);
         return;

@@ -172,7 +172,6 @@ struct refdata_holding *refdata_keeper_hold(struct refdata *refdata, struct str 
     if (refdata->own->count >= (size_t)refdata->settings.entries_max && !evict_one(refdata, NULL, "entries"))
         return NULL;
     holding = refdata_holding_create(refdata, tenant, dictionary, loop_group_count(refdata->loops));
-    refdata_metrics_attach(holding);
     refdata->own = refdata_table_add(refdata->own, holding);
     table_changed(refdata);
     return holding;
@@ -198,6 +197,9 @@ static enum status admit(struct refdata *refdata, struct str tenant, struct str 
     if (atomic_load(&dictionary->state) == REFDATA_DISABLED)
         return error_set(error, STATUS_DICTIONARY_UNAVAILABLE,
                          "the dictionary's configuration was refused by PostgreSQL");
+    if (atomic_load(&dictionary->state) == REFDATA_UNCHECKED &&
+        atomic_load(&dictionary->database->unreachable))
+        return error_set(error, STATUS_DICTIONARY_UNAVAILABLE, "its database cannot be reached");
     struct refdata_holding *holding = refdata_keeper_hold(refdata, tenant, dictionary);
     if (!holding)
         return error_set(error, STATUS_OVERLOADED, "too many dictionaries are being read at once");

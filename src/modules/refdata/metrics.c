@@ -69,7 +69,8 @@ struct metric_family *const refdata_metrics[] = {
     &reload_duration, &reload_errors, &freshness, &regressions, &fallback_reads, NULL,
 };
 
-void refdata_metrics_attach(struct refdata_holding *holding)
+/* With the first load: before it there is no version to speak of. */
+static void attach(struct refdata_holding *holding)
 {
     const struct str labels[] = {holding->tenant, holding->code};
     holding->lag = metric_series_get(&version_lag, labels);
@@ -80,6 +81,8 @@ void refdata_metrics_attach(struct refdata_holding *holding)
 
 void refdata_metrics_detach(struct refdata_holding *holding)
 {
+    if (!holding->lag)
+        return;
     metric_series_drop(holding->lag);
     metric_series_drop(holding->version_gauge);
     metric_series_drop(holding->items);
@@ -92,6 +95,8 @@ void refdata_metrics_loaded(struct refdata_holding *holding, const struct refdat
                             bool is_update)
 {
     const struct cache_info *info = cache_snapshot_info(loaded->snapshot);
+    if (!holding->lag)
+        attach(holding);
     metric_set(holding->version_gauge, (double)info->version);
     metric_set(holding->items, (double)info->item_count);
     metric_set(holding->memory_gauge, (double)info->memory_bytes);
@@ -110,6 +115,8 @@ void refdata_metrics_load_failed(const struct refdata_holding *holding)
 void refdata_metrics_lag(const struct refdata_holding *holding, int64_t local_version)
 {
     int64_t behind = holding->committed_version - (local_version > 0 ? local_version : 0);
+    if (!holding->lag)
+        return;
     metric_set(holding->lag, behind > 0 ? (double)behind : 0);
 }
 
@@ -133,6 +140,10 @@ void refdata_metrics_drift(struct refdata_holding *holding)
 
 void refdata_metrics_dictionary(const struct refdata_dictionary *dictionary)
 {
+    /* At 0 from the start, so that the first error is a step that rate() sees. */
+    metric_add(metric_series_get(&reload_errors, &dictionary->code), 0);
+    metric_add(metric_series_get(&regressions, &dictionary->code), 0);
+    metric_add(metric_series_get(&fallback_reads, &dictionary->code), 0);
     metric_set(metric_series_get(&unavailable, &dictionary->code),
                atomic_load(&dictionary->state) == REFDATA_DISABLED ? 1 : 0);
 }

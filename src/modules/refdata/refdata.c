@@ -215,7 +215,8 @@ static void health(void *state, struct health *health)
                 up ? STR_NONE : STR("waiting for PostgreSQL or for preloaded dictionaries"));
     for (size_t i = 0; i < catalog->database_count; i++) {
         const struct refdata_database *database = catalog->databases[i];
-        health_component(health, "postgres", database->name, db_pool_is_up(database->pool), STR_NONE);
+        health_component(health, "postgres", database->name,
+                         db_pool_is_up(database->pool) && !atomic_load(&database->unreachable), STR_NONE);
     }
     for (size_t i = 0; i < catalog->dictionary_count; i++) {
         bool disabled = atomic_load(&catalog->dictionaries[i]->state) == REFDATA_DISABLED;

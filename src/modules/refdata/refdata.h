@@ -98,7 +98,6 @@ void refdata_drift_check(struct refdata *refdata, struct refdata_database *datab
 
 /* ---- metrics.c ---- */
 extern struct metric_family *const refdata_metrics[];
-void refdata_metrics_attach(struct refdata_holding *holding);
 void refdata_metrics_detach(struct refdata_holding *holding);
 void refdata_metrics_loaded(struct refdata_holding *holding, const struct refdata_loaded *loaded,
                             bool is_update);

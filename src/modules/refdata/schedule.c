@@ -28,22 +28,21 @@ static bool somebody_waits(const struct refdata_holding *holding)
     return holding->waiter_count || holding->barrier.waiting_count;
 }
 
+/* Those somebody waits for stand before those nobody waits for, each kind in the order it came. */
 static void enqueue(struct refdata_holding *holding)
 {
     struct refdata *refdata = holding->refdata;
+    struct refdata_holding **at = refdata->queue_last;
     if (holding->queued)
         return;
+    if (somebody_waits(holding))
+        for (at = &refdata->queue_first; *at && somebody_waits(*at);)
+            at = &(*at)->queue_next;
     holding->queued = true;
-    if (somebody_waits(holding)) { /* before those nobody waits for */
-        holding->queue_next = refdata->queue_first;
-        refdata->queue_first = holding;
-        if (!holding->queue_next)
-            refdata->queue_last = &holding->queue_next;
-        return;
-    }
-    holding->queue_next = NULL;
-    *refdata->queue_last = holding;
-    refdata->queue_last = &holding->queue_next;
+    holding->queue_next = *at;
+    *at = holding;
+    if (!holding->queue_next)
+        refdata->queue_last = &holding->queue_next;
 }
 
 static void on_timer(struct loop_timer *timer)
@@ -66,7 +65,7 @@ void refdata_schedule_want(struct refdata_holding *holding, int64_t delay_ms)
     if (atomic_load(&holding->dictionary->state) != REFDATA_READY ||
         (holding->queued && !somebody_waits(holding)))
         return;
-    unqueue(holding); /* somebody waits now: to the front */
+    unqueue(holding); /* somebody waits now: before those nobody waits for */
     if (delay_ms <= 0) {
         loop_timer_stop(refdata->home, &holding->timer);
         enqueue(holding);
@@ -162,6 +161,9 @@ static void load_succeeded(struct refdata_holding *holding, struct refdata_loade
                  LOG_CSTR("effect", "the last row of a key wins"));
     refdata_metrics_loaded(holding, loaded, is_update);
     cache_slot_publish(&holding->slot, loaded->snapshot, refdata->loops);
+    /* Loaded counts as read: the next to go is not the one just asked for. */
+    atomic_store(&holding->used_at_s[loop_index(refdata->home)],
+                 (uint32_t)(loop_now_ns(refdata->home) / CLOCK_NS_PER_S));
     refdata_keeper_wake(holding, NULL);
     refdata_barrier_loaded(holding, version);
     refdata_keeper_trim(refdata, holding);

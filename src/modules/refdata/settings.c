@@ -97,7 +97,8 @@ static const struct setting_row cache_rows[] = {
     {"parallelReloads", SETTING_INT, CACHE_ROW(parallel_reloads), "Loads that may run at once in this pod.",
      "2", 1, 64},
     {"sweepInterval", SETTING_DURATION_MS, CACHE_ROW(sweep_interval_ms),
-     "How often every version held is compared with dictionary_meta.", "1s", 10, HOUR_MS, .reloadable = true},
+     "How often every version held is compared with dictionary_meta.", "800ms", 10, HOUR_MS,
+     .reloadable = true},
     {"loadTimeout", SETTING_DURATION_MS, CACHE_ROW(load_timeout_ms),
      "Time for one load of a whole dictionary.", "2m", 100, 24 * HOUR_MS, .reloadable = true},
     {"firstReadTimeout", SETTING_DURATION_MS, CACHE_ROW(first_read_timeout_ms),
@@ -134,8 +135,9 @@ static const struct setting_row barrier_rows[] = {
 
 static const struct setting_row rows[] = {
     {"postgres", SETTING_OBJECT_LIST, ROW(postgres),
-     "The database the dictionaries live in; a list of named blocks where there are several.", NULL,
-     .rows = kernel_postgres_rows, .element_bytes = sizeof(struct kernel_postgres), .reloadable = true},
+     "The database the dictionaries live in; a list of named blocks where there are several.", NULL, .min = 1,
+     .max = 64, .rows = kernel_postgres_rows, .element_bytes = sizeof(struct kernel_postgres),
+     .reloadable = true},
     {"consistency", SETTING_OBJECT, .help = "Waiting for commits.", .rows = consistency_rows, .fallback = ""},
     {"security", SETTING_OBJECT, .help = "Tenants.", .rows = security_rows, .fallback = ""},
     {"kafka", SETTING_IGNORED, .help = "Kafka, once bus.commands names it; alone it turns nothing on.",

@@ -27,8 +27,9 @@ struct refdata_sweep {
 
 struct held_pair {
     struct str tenant, code;
-    int64_t version;       /* as found; 0 without a row */
-    int64_t local_version; /* -1 = nothing loaded */
+    int64_t version;                 /* as found; 0 without a row */
+    int64_t local_version;           /* -1 = nothing loaded */
+    struct refdata_holding *holding; /* found again on the home loop */
 };
 
 struct sweep_job {
@@ -144,26 +145,33 @@ static void run_sweep(struct worker_job *worker_job)
         db_release(conn);
     }
     /* Said when it begins and when it is over, not every second. */
-    if (job->status != STATUS_OK && !database->complained)
+    bool failed = job->status != STATUS_OK, before = atomic_exchange(&database->unreachable, failed);
+    if (failed && !before)
         log_error("database_unavailable", LOG_STR("database", database->name),
                   LOG_CSTR("address", db_pool_address(database->pool)), LOG_ERROR_FIELDS(&job->error));
-    if (job->status == STATUS_OK && database->complained)
+    if (!failed && before)
         log_info("database_available", LOG_STR("database", database->name));
-    database->complained = job->status != STATUS_OK;
 }
 
 /* ---- back on the home loop ---- */
 
-static void apply_version(struct refdata_holding *holding, const struct held_pair *pair)
+/* Is what is held no longer what is committed? */
+static bool is_behind(const struct refdata_holding *holding, const struct held_pair *pair)
+{
+    const struct cache_snapshot *snapshot = cache_slot_read(&holding->slot);
+    int64_t local = snapshot ? cache_snapshot_info(snapshot)->version : -1;
+    /* not when it was not loaded yet, or loaded anew since the sweep set out */
+    return snapshot && local == pair->local_version && local != pair->version;
+}
+
+static void apply_version(struct refdata_holding *holding, const struct held_pair *pair, int64_t jitter_ms)
 {
     const struct cache_snapshot *snapshot = cache_slot_read(&holding->slot);
     int64_t local = snapshot ? cache_snapshot_info(snapshot)->version : -1;
     holding->committed_version = pair->version;
     refdata_metrics_lag(holding, local);
-    if (!snapshot || local != pair->local_version || local == pair->version)
-        return; /* not loaded yet, or loaded anew since the sweep set out */
-    int64_t jitter_ms = holding->refdata->settings.jitter_ms;
-    refdata_schedule_want(holding, jitter_ms ? (int64_t)(random_u64() % (uint64_t)jitter_ms) : 0);
+    if (is_behind(holding, pair))
+        refdata_schedule_want(holding, jitter_ms ? (int64_t)(random_u64() % (uint64_t)jitter_ms) : 0);
 }
 
 static void apply_found(struct refdata *refdata, const struct held_pair *found)
@@ -179,6 +187,22 @@ static void apply_found(struct refdata *refdata, const struct held_pair *found)
         refdata_schedule_want(holding, 0);
 }
 
+/* Jitter is for many pods that load much in step (R13): a single change is loaded at once. */
+static void apply_versions(struct sweep_job *job)
+{
+    struct refdata *refdata = job->sweep->refdata;
+    size_t behind = 0;
+    for (size_t i = 0; i < job->pair_count; i++) {
+        struct held_pair *pair = &job->pairs[i];
+        pair->holding = refdata_table_find(refdata->own, pair->tenant, pair->code);
+        behind += pair->holding && is_behind(pair->holding, pair);
+    }
+    for (size_t i = 0; i < job->pair_count; i++)
+        if (job->pairs[i].holding)
+            apply_version(job->pairs[i].holding, &job->pairs[i],
+                          behind > 1 ? refdata->settings.jitter_ms : 0);
+}
+
 static void apply(struct sweep_job *job)
 {
     struct refdata *refdata = job->sweep->refdata;
@@ -187,12 +211,8 @@ static void apply(struct sweep_job *job)
             refdata_schedule_checked(refdata, job->unchecked[i]);
     for (size_t i = 0; i < job->found_count; i++)
         apply_found(refdata, &job->found[i]);
-    for (size_t i = 0; i < job->pair_count && job->status == STATUS_OK; i++) {
-        struct refdata_holding *holding =
-            refdata_table_find(refdata->own, job->pairs[i].tenant, job->pairs[i].code);
-        if (holding)
-            apply_version(holding, &job->pairs[i]);
-    }
+    if (job->status == STATUS_OK)
+        apply_versions(job);
     refdata_keeper_update_health(refdata);
 }
 

@@ -394,8 +394,7 @@ static void settings_that_cannot_work_are_refused(void **state)
     settings.jwks_file = STR("/nonexistent/jwks");
     assert_int_equal(auth_create(&settings, rig.group, rig.workers, &auth, &error), STATUS_CONFIG);
     assert_string_equal(error.field, "auth.jwksFile");
-    settings.jwks_file = STR_NONE; /* no way in at all */
-    assert_int_equal(auth_create(&settings, rig.group, rig.workers, &auth, &error), STATUS_CONFIG);
+    settings.jwks_file = STR_NONE;
     settings.hs256_secret_env = STR("FRESHET_TEST_SECRET");
     assert_int_equal(auth_create(&settings, rig.group, rig.workers, &auth, &error), STATUS_CONFIG);
     setenv("FRESHET_TEST_SECRET", "too short", 1);
@@ -448,6 +447,20 @@ static void a_reload_takes_effect_or_changes_nothing(void **state)
     rig_turn(&rig);
     expect(AUTH_ALLOWED, STATUS_OK, rig_ask_token(&rig, buf_str(&token)));
     buf_deinit(&token);
+}
+
+/* C2, R15: a file without a word about keys is valid at the start; later it would lock everybody out. */
+static void without_keys_nobody_is_let_in(void **state)
+{
+    (void)state;
+    struct error error;
+
+    rig.settings.jwks_file = STR("");
+    rig_start(&rig);
+    rig_turn(&rig);
+    assert_false(auth_is_ready(rig.auth));
+    expect(AUTH_DENIED, STATUS_UNAUTHENTICATED, rig_ask_token(&rig, STR("a.b.c")));
+    assert_int_equal(auth_reload(rig.auth, &rig.settings, &error), STATUS_OK);
 }
 
 /* C5: off only together with a loopback-only listener, and listeners do not change while the program runs. */
@@ -527,6 +540,7 @@ int main(void)
         TEST(settings_that_cannot_work_are_refused),
         TEST(a_secret_of_the_environment_signs_hs256),
         TEST(a_reload_takes_effect_or_changes_nothing),
+        TEST(without_keys_nobody_is_let_in),
         TEST(a_reload_never_switches_auth_off),
         TEST(a_challenge_says_why),
         TEST(a_copied_identity_stands_on_its_own),
