@@ -6,7 +6,7 @@
 #include "base/memory.h"
 #include "bus/bus_inside.h"
 
-#define NAME_BYTES_MAX 60 /* and ".dlq" behind it is still a name of 64 */
+#define TOPIC_NAME_BYTES_MAX 60 /* and ".dlq" behind it is still a name of 64 */
 #define BATCH_DEFAULT 100
 #define BATCH_BYTES_DEFAULT (8u << 20)
 #define BACKOFF_MIN_MS 100
@@ -26,9 +26,9 @@ static enum status check_topic(const struct bus_topic *topic, struct error *erro
 {
     struct str name = str_from(topic->name);
 
-    if (!str_is_name(name) || name.len > NAME_BYTES_MAX)
+    if (!str_is_name(name) || name.len > TOPIC_NAME_BYTES_MAX)
         return error_set(error, STATUS_CONFIG, "a topic's name is 1 to %d of [A-Za-z0-9._-], not \"%.*s\"",
-                         NAME_BYTES_MAX, STR_ARG(str_utf8_cut(name, 80)));
+                         TOPIC_NAME_BYTES_MAX, STR_ARG(str_utf8_cut(name, 80)));
     if (topic->partitions < 1 || topic->partitions > BUS_PARTITIONS_MAX)
         return error_set(error, STATUS_CONFIG, "topic %s needs 1 to %d partitions, not %u", topic->name,
                          BUS_PARTITIONS_MAX, topic->partitions);
