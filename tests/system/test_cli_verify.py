@@ -1,5 +1,7 @@
 """`freshet verify`: what pods hold against what the database holds (R6)."""
 import re
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
@@ -116,6 +118,36 @@ def test_a_dictionary_that_keeps_changing_is_compared_all_the_same(pods, verify,
     with LabelWriter(refdata_db, "L", "l"):
         status, lines = verify([server])
     assert status == 0 and re.fullmatch(r"ok demo/L version \d+, 50 items", *lines)
+
+
+class Meddler(BaseHTTPRequestHandler):
+    """A pod that has something done before it says that it knows nothing."""
+
+    def do_GET(self):  # pylint: disable=invalid-name
+        self.server.meddle()
+        self.send_error(404)
+
+    def log_message(self, *_):  # pylint: disable=arguments-differ
+        pass
+
+
+def test_what_changes_while_pods_are_compared_is_read_anew(pods, verify, refdata_db, dev_token):  # noqa: F811
+    """The second pod is ahead of what was read for the first one."""
+    write_builtin(refdata_db, "D", ITEMS, 1)
+    server = pods("D")
+
+    def meddle():
+        write_builtin(refdata_db, "D", {"k": 1}, 2)
+        eventually(lambda: hold(server, "D", dev_token) == 2)
+
+    with HTTPServer(("127.0.0.1", 0), Meddler) as meddler:
+        meddler.meddle = meddle
+        thread = threading.Thread(target=meddler.handle_request)
+        thread.start()
+        status, lines = verify([f"http://127.0.0.1:{meddler.server_port}", server], patience="0")
+        thread.join()
+    assert status == 1 and "404, and not one of freshet's" in lines[0]
+    assert lines[1] == f"ok demo/D at {url(server)}: version 2, 1 item"
 
 
 # ---- different ----
