@@ -131,8 +131,8 @@ void bus_batch_handle(const struct bus_consumer *consumer, struct bus_batch *bat
     *outcome = (struct bus_outcome){.letters = arena_alloc(arena, batch->count * sizeof(struct bus_message))};
     consumer->spec.handler(consumer->spec.context, batch);
     metric_observe(consumer->batch_seconds, (double)(clock_mono_ns() - begun_ns) / 1e9);
-    if (batch->rolled_back)
-        outcome->retry = true;
+    if (batch->rolled_back && batch->conn)
+        outcome->retry = true; /* the driver rolls back, and counts */
     else
         judge(consumer, batch, arena, outcome);
 }

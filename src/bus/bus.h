@@ -130,7 +130,7 @@ void bus_batch_rollback(struct bus_batch *batch, const char *format, ...) PRINTF
 
 enum bus_mode {
     BUS_SHARED, /* each message to one member of the group, whichever process it is in */
-    BUS_EVERY,  /* each message to every process: positions live in this one's memory */
+    BUS_EVERY,  /* each message to every process, whose memory has the positions; each buries its own dead */
 };
 
 enum bus_from {

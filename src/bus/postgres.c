@@ -269,6 +269,7 @@ static int64_t or_default(int64_t value, int64_t fallback)
 static void take_config(struct postgres *postgres, const struct bus_postgres_config *config)
 {
     struct bus_postgres_config *own_config = &postgres->config;
+    char name[64];
 
     *own_config = *config;
     own_config->target = NULL;
@@ -280,7 +281,8 @@ static void take_config(struct postgres *postgres, const struct bus_postgres_con
     own_config->retention_batch = config->retention_batch ? config->retention_batch : 1000;
     postgres->bus.message_bytes_max = config->message_bytes_max ? config->message_bytes_max : 4u << 20;
     postgres->target = *config->target;
-    postgres->target.name = str_dup(str_from(config->target->name));
+    snprintf(name, sizeof name, "%s-bus", config->target->name);
+    postgres->target.name = str_dup(str_from(name)); /* its metrics are not those of the caller's pool */
     postgres->target.url = own(config->target->url);
     postgres->target.username = own(config->target->username);
     postgres->target.password = own(config->target->password);
@@ -291,9 +293,13 @@ static enum status create_pools(struct postgres *postgres, struct error *error)
 {
     struct db_target target = postgres->target;
     unsigned total = target.connections_max;
+    char name[64];
 
+    snprintf(name, sizeof name, "%s-publish", target.name);
+    target.name = name;
     target.connections_max = PUBLISH_CONNECTIONS;
     enum status status = db_pool_create(&target, &postgres->publish_pool, error);
+    target.name = postgres->target.name;
     target.connections_max = total > PUBLISH_CONNECTIONS ? total - PUBLISH_CONNECTIONS : 1;
     if (status == STATUS_OK)
         status = db_pool_create(&target, &postgres->pool, error);

@@ -74,8 +74,7 @@ static enum status make_ready(struct reader *reader, struct error *error)
     enum status status = db_acquire(reader->postgres->pool, deadline_ns, &conn, error);
 
     if (status == STATUS_OK)
-        status =
-            bus_postgres_topic_ensure(reader->postgres, conn, reader->consumer.topic, deadline_ns, error);
+        status = bus_postgres_topic_ensure(conn, reader->consumer.topic, deadline_ns, error);
     db_statement_init(&statement, begin_sql, 2, (enum db_type[]){DB_TEXT, DB_BOOL});
     if (status == STATUS_OK)
         status = db_query(conn, &statement, params, deadline_ns, &result, error);

@@ -107,9 +107,8 @@ enum status bus_postgres_publish_in_tx(struct bus *bus, struct db_conn *conn, st
 
 /* ---- postgres_upkeep.c ---- */
 /* Makes the topic's partitions when there are none; CONFIG when there are others than configured. */
-enum status bus_postgres_topic_ensure(struct postgres *postgres, struct db_conn *conn,
-                                      struct bus_topic_state *topic, int64_t deadline_ns,
-                                      struct error *error) MUST_CHECK;
+enum status bus_postgres_topic_ensure(struct db_conn *conn, struct bus_topic_state *topic,
+                                      int64_t deadline_ns, struct error *error) MUST_CHECK;
 enum status bus_postgres_topics_ensure(struct postgres *postgres, const struct bus_message *messages,
                                        size_t count, int64_t deadline_ns, struct error *error) MUST_CHECK;
 void bus_postgres_upkeep_run(struct postgres *postgres);

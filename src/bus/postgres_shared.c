@@ -90,8 +90,7 @@ static enum status make_ready(struct reader *reader, struct error *error)
     enum status status = db_acquire(reader->postgres->pool, deadline_ns, &conn, error);
 
     if (status == STATUS_OK)
-        status =
-            bus_postgres_topic_ensure(reader->postgres, conn, reader->consumer.topic, deadline_ns, error);
+        status = bus_postgres_topic_ensure(conn, reader->consumer.topic, deadline_ns, error);
     db_statement_init(&statement, create_sql, 3, (enum db_type[]){DB_TEXT, DB_TEXT, DB_BOOL});
     if (status == STATUS_OK)
         status = db_exec(conn, &statement, params, deadline_ns, NULL, error);
@@ -262,9 +261,13 @@ static enum status record_failure(struct claim *claim, const char *reason, struc
         {str_from(reason)},
     };
 
-    db_rollback(claim->conn);
     db_statement_init(&statement, failed_sql, 8, types);
-    enum status status = db_exec(claim->conn, &statement, params, clock_deadline_ms(COMMIT_MS), NULL, error);
+    struct db_conn *conn; /* the batch's own may be gone: a statement that takes for ever ends it */
+    enum status status =
+        db_acquire(claim->reader->postgres->pool, clock_deadline_ms(COMMIT_MS), &conn, error);
+    if (status == STATUS_OK)
+        status = db_exec(conn, &statement, params, clock_deadline_ms(COMMIT_MS), NULL, error);
+    db_release(conn);
     if (status == STATUS_OK)
         bus_postgres_reader_due(claim->reader, wait_ms + 1);
     return status;
@@ -296,25 +299,40 @@ static void handle(struct claim *claim)
     bus_batch_give_up(consumer, &claim->batch, reason, &claim->arena, &claim->outcome);
 }
 
+/* Nobody waits for a connection because others are being told. */
+static void let_go(struct claim *claim)
+{
+    db_release(claim->conn); /* rolls back what was not committed */
+    claim->conn = claim->batch.conn = NULL;
+}
+
+static void log_failure(const struct claim *claim, const struct error *error)
+{
+    const struct bus_subscription *spec = &claim->reader->consumer.spec;
+
+    log_warn("bus_batch_failed", LOG_CSTR("topic", spec->topic), LOG_CSTR("group", spec->group),
+             LOG_INT("partition", claim->partition), LOG_INT("offset", claim->position),
+             LOG_ERROR_FIELDS(error));
+}
+
 static enum bus_postgres_step settle(struct claim *claim, struct error *error)
 {
     const struct bus_consumer *consumer = &claim->reader->consumer;
-    bool rolled_back = claim->batch.rolled_back;
-    enum status status = rolled_back ? STATUS_DB_ERROR : commit(claim, error);
+    struct error later = {0};
+    enum status status = claim->batch.rolled_back
+                             ? error_set(error, STATUS_DB_ERROR, "%s", claim->batch.verdicts[0].reason)
+                             : commit(claim, error);
 
+    let_go(claim);
+    if (status != STATUS_OK && status != STATUS_CANCELLED)
+        log_failure(claim, error);
+    if (claim->batch.count == 0) /* the handler was not asked: a gap was passed, or not */
+        return status == STATUS_OK ? STEP_FOUND : STEP_FAILED;
     if (status == STATUS_OK) {
-        if (claim->batch.count > 0)
-            bus_batch_committed(consumer, &claim->batch, &claim->outcome);
+        bus_batch_committed(consumer, &claim->batch, &claim->outcome);
         return STEP_FOUND;
     }
-    const char *reason = rolled_back ? claim->batch.verdicts[0].reason : error->message;
-    if (!rolled_back)
-        log_warn("bus_batch_failed", LOG_CSTR("topic", consumer->spec.topic),
-                 LOG_CSTR("group", consumer->spec.group), LOG_INT("partition", claim->partition),
-                 LOG_INT("offset", claim->position), LOG_ERROR_FIELDS(error));
-    struct error later = {0};
-    bool recorded = is_own_failure(status) && claim->batch.count > 0 &&
-                    record_failure(claim, reason, &later) == STATUS_OK;
+    bool recorded = is_own_failure(status) && record_failure(claim, error->message, &later) == STATUS_OK;
     bus_batch_uncommitted(consumer, &claim->batch);
     return recorded ? STEP_FOUND : STEP_FAILED;
 }

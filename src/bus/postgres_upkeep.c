@@ -32,13 +32,13 @@ static const char delete_sql[] =
     "WITH bound AS ("
     "    SELECT p.next_offset, coalesce(min(c.position), p.next_offset) AS handled"
     "    FROM platform.bus_partition p LEFT JOIN platform.bus_cursor c USING (topic, partition)"
-    "    WHERE p.topic = $1 AND p.partition = $2 GROUP BY p.next_offset),"
+    "    WHERE p.topic = $1 AND p.partition = $2 AND pg_try_advisory_xact_lock(" RETENTION_LOCK ")"
+    "    GROUP BY p.next_offset),"
     " oldest AS ("
     "    SELECT message_offset, created_at FROM platform.bus_message"
     "    WHERE topic = $1 AND partition = $2 ORDER BY message_offset LIMIT $3)"
     " DELETE FROM platform.bus_message m USING oldest o, bound b"
-    " WHERE pg_try_advisory_xact_lock(" RETENTION_LOCK ") AND m.topic = $1 AND m.partition = $2"
-    "   AND m.message_offset = o.message_offset"
+    " WHERE m.topic = $1 AND m.partition = $2 AND m.message_offset = o.message_offset"
     "   AND ((o.message_offset < b.handled AND ($4 > 0 OR $5 > 0)"
     "         AND ($4 = 0 OR o.created_at < now() - $4 * interval '1 ms')"
     "         AND ($5 = 0 OR o.message_offset < b.next_offset - $5))"
@@ -61,10 +61,9 @@ static enum status count_partitions(struct db_conn *conn, struct str topic, int6
     return status;
 }
 
-enum status bus_postgres_topic_ensure(struct postgres *postgres, struct db_conn *conn,
-                                      struct bus_topic_state *topic, int64_t deadline_ns, struct error *error)
+enum status bus_postgres_topic_ensure(struct db_conn *conn, struct bus_topic_state *topic,
+                                      int64_t deadline_ns, struct error *error)
 {
-    (void)postgres;
     struct db_statement statement;
     struct postgres_number number;
     int64_t count;
@@ -98,7 +97,7 @@ enum status bus_postgres_topics_ensure(struct postgres *postgres, const struct b
         if (!conn)
             status = db_acquire(postgres->publish_pool, deadline_ns, &conn, error);
         if (status == STATUS_OK)
-            status = bus_postgres_topic_ensure(postgres, conn, topic, deadline_ns, error);
+            status = bus_postgres_topic_ensure(conn, topic, deadline_ns, error);
     }
     db_release(conn);
     return status;
@@ -177,7 +176,7 @@ static enum status run_all(struct postgres *postgres, struct db_conn *conn, int6
     enum status status = STATUS_OK;
 
     for (size_t i = 0; i < bus->topic_count && status == STATUS_OK; i++)
-        status = bus_postgres_topic_ensure(postgres, conn, &bus->topics[i], deadline_ns, error);
+        status = bus_postgres_topic_ensure(conn, &bus->topics[i], deadline_ns, error);
     for (size_t i = 0; i < postgres->reader_count && status == STATUS_OK; i++)
         status = measure_lag(postgres->readers[i], conn, deadline_ns, error);
     for (size_t i = 0; i < bus->topic_count && status == STATUS_OK; i++)

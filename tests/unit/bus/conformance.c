@@ -20,7 +20,7 @@ static const struct bus_topic topics[] = {
     {.name = "slow", .partitions = 2},    {.name = "cut", .partitions = 4},
     {.name = "restart", .partitions = 4}, {.name = "resume", .partitions = 4},
     {.name = "stop", .partitions = 2},    {.name = "bytes", .partitions = 1},
-    {.name = "die", .partitions = 1},
+    {.name = "die", .partitions = 1},     {.name = "refused", .partitions = 1},
 };
 
 /* ---- processes ---- */
@@ -119,14 +119,16 @@ static struct timespec patience(void)
     return (struct timespec){.tv_sec = at_ns / CLOCK_NS_PER_S, .tv_nsec = at_ns % CLOCK_NS_PER_S};
 }
 
-void recorder_await_step(struct recorder *recorder, int step)
+bool recorder_await_step(struct recorder *recorder, int step)
 {
     struct timespec until = patience();
 
     pthread_mutex_lock(&recorder->lock);
     while (recorder->step < step && wait_change(recorder, &until))
         continue;
+    bool there = recorder->step >= step;
     pthread_mutex_unlock(&recorder->lock);
+    return there;
 }
 
 static bool await_at_least(struct recorder *recorder, const size_t *value, size_t wanted)

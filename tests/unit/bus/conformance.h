@@ -30,8 +30,8 @@ struct conformance_driver {
     /* Where the driver has transactions; all NULL where it has none. */
     struct db_conn *(*begin)(void);
     void (*end)(struct db_conn *conn, bool commit);
-    bool (*write_effect)(struct db_conn *conn, int number, int64_t deadline_ns);
-    size_t (*count_effects)(int number); /* committed ones */
+    bool (*write_effect)(struct db_conn *conn, int number, int64_t deadline_ns); /* one below 0 is refused */
+    size_t (*count_effects)(int number);                                         /* committed ones */
 };
 
 int conformance_run(const struct conformance_driver *driver); /* number of failed tests */
@@ -76,7 +76,7 @@ void recorder_init(struct recorder *recorder);
 void recorder_deinit(struct recorder *recorder);
 void recorder_add(struct recorder *recorder, const struct bus_batch *batch, size_t count);
 void recorder_step(struct recorder *recorder, int step);       /* sets and tells */
-void recorder_await_step(struct recorder *recorder, int step); /* at least; never fails */
+bool recorder_await_step(struct recorder *recorder, int step); /* at least; false: it did not come */
 bool recorder_await(struct recorder *recorder, size_t count);  /* seen; false: they did not come */
 bool recorder_await_committed(struct recorder *recorder, size_t count);
 size_t recorder_times(struct recorder *recorder, int number); /* how often was it seen? */

@@ -164,7 +164,9 @@ static void test_what_is_rolled_back_was_never_published(void **state)
 
 /* ---- sharing and broadcast ---- */
 
-/* Each member holds one message until the other has one too: they share, or both wait in vain. */
+static atomic_bool met_nobody;
+
+/* Each member holds one message until the other has one too: they share, or one waits in vain. */
 static void meet(struct recorder *recorder, struct bus_batch *batch)
 {
     recorder_add(recorder, batch, batch->count);
@@ -172,7 +174,8 @@ static void meet(struct recorder *recorder, struct bus_batch *batch)
     recorder->step++;
     pthread_cond_broadcast(&recorder->changed);
     pthread_mutex_unlock(&recorder->lock);
-    recorder_await_step(recorder, 2);
+    if (!recorder_await_step(recorder, 2))
+        met_nobody = true;
 }
 
 static void test_a_group_shares_partitions_and_goes_on_with_who_is_left(void **state)
@@ -195,18 +198,15 @@ static void test_a_group_shares_partitions_and_goes_on_with_who_is_left(void **s
     for (unsigned partition = 0; partition < 4; partition++)
         publish(&processes[0], "share", key_of_partition(partition, 4), (int)partition);
     bool shared = recorder_await_committed(&both, 4);
-    int met = both.step;
     process_close(&processes[0]); /* what it had is the other's now */
-    size_t before = recorders[1].count;
     size_t left = 4 - recorders[0].committed;
     for (unsigned partition = 0; partition < 4; partition++)
         publish(&processes[1], "share", key_of_partition(partition, 4), 10 + (int)partition);
     bool rebalanced = recorder_await_committed(&recorders[1], left + 4);
     process_close(&processes[1]);
     assert_true(shared);
-    assert_true(met >= 2);
+    assert_false(met_nobody);
     assert_true(rebalanced);
-    assert_true(before <= 4);
     for (int number = 0; number < 4; number++) {
         assert_int_equal(recorder_times(&recorders[0], number) + recorder_times(&recorders[1], number), 1);
         assert_int_equal(recorder_times(&recorders[1], 10 + number), 1);

@@ -188,7 +188,7 @@ static void fail_at_four(struct recorder *recorder, struct bus_batch *batch)
 {
     for (size_t i = 0; i < batch->count; i++) {
         int number = number_of(batch, i);
-        if (batch->conn && !driver->write_effect(batch->conn, 1000 + number, batch->deadline_ns))
+        if (!driver->write_effect(batch->conn, recorder->step + number, batch->deadline_ns))
             return;
         if (number == 4) {
             bus_batch_rollback(batch, "four cannot be done");
@@ -198,29 +198,42 @@ static void fail_at_four(struct recorder *recorder, struct bus_batch *batch)
     recorder_add(recorder, batch, batch->count);
 }
 
-static void test_a_batch_that_fails_comes_one_by_one(void **state)
+/* The same by an error of the database that the handler does nothing about. */
+static void be_refused_at_four(struct recorder *recorder, struct bus_batch *batch)
 {
-    (void)state;
-    if (!driver->begin)
-        skip();
+    for (size_t i = 0; i < batch->count; i++) {
+        int number = number_of(batch, i);
+        if (!driver->write_effect(batch->conn, number == 4 ? -1 : recorder->step + number,
+                                  batch->deadline_ns))
+            return;
+    }
+    recorder_add(recorder, batch, batch->count);
+}
+
+static void fail_in_the_middle(const char *topic, int first,
+                               void (*behave)(struct recorder *recorder, struct bus_batch *batch))
+{
+    char dead_topic[32];
     struct process process;
     struct recorder recorder, dead;
     struct bus_message messages[8];
     char texts[8][4];
     recorder_init(&recorder);
     recorder_init(&dead);
-    recorder.behave = fail_at_four;
+    recorder.behave = behave;
+    recorder.step = first;
+    snprintf(dead_topic, sizeof dead_topic, "%s.dlq", topic);
     process_open(&process);
     subscribe(&process, &recorder,
-              (struct bus_subscription){.topic = "rollback", .attempts_max = 2, .backoff_min_ms = 10});
-    subscribe(&process, &dead, (struct bus_subscription){.topic = "rollback.dlq", .group = "dead"});
+              (struct bus_subscription){.topic = topic, .attempts_max = 2, .backoff_min_ms = 10});
+    subscribe(&process, &dead, (struct bus_subscription){.topic = dead_topic, .group = "dead"});
     process_start(&process);
     await_ready(&recorder);
     await_ready(&dead);
     for (int i = 0; i < 8; i++) {
         snprintf(texts[i], sizeof texts[i], "%d", i);
         messages[i] =
-            (struct bus_message){.topic = STR("rollback"), .key = STR("k"), .payload = str_from(texts[i])};
+            (struct bus_message){.topic = str_from(topic), .key = STR("k"), .payload = str_from(texts[i])};
     }
     enum status status = bus_publish(process.bus, messages, 8, clock_deadline_ms(PATIENCE_MS), NULL);
     bool came = recorder_await_committed(&recorder, 8) & recorder_await_committed(&dead, 1);
@@ -228,10 +241,26 @@ static void test_a_batch_that_fails_comes_one_by_one(void **state)
     assert_int_equal(status, STATUS_OK);
     assert_true(came);
     for (int number = 0; number < 8; number++)
-        assert_int_equal(driver->count_effects(1000 + number), number != 4);
+        assert_int_equal(driver->count_effects(first + number), number != 4);
     assert_int_equal(dead.seen[0].number, 4);
     recorder_deinit(&recorder);
     recorder_deinit(&dead);
+}
+
+static void test_a_batch_that_fails_comes_one_by_one(void **state)
+{
+    (void)state;
+    if (!driver->begin)
+        skip();
+    fail_in_the_middle("rollback", 1000, fail_at_four);
+}
+
+static void test_a_batch_the_database_refuses_comes_one_by_one(void **state)
+{
+    (void)state;
+    if (!driver->begin)
+        skip();
+    fail_in_the_middle("refused", 1100, be_refused_at_four);
 }
 
 /* ---- slow consumers, and the end ---- */
@@ -310,6 +339,7 @@ int conformance_run_verdicts(void)
         cmocka_unit_test(test_a_termed_message_is_a_dead_letter_with_its_reason),
         cmocka_unit_test(test_a_retry_too_many_is_a_dead_letter),
         cmocka_unit_test(test_a_batch_that_fails_comes_one_by_one),
+        cmocka_unit_test(test_a_batch_the_database_refuses_comes_one_by_one),
         cmocka_unit_test(test_a_slow_consumer_holds_up_nobody_else),
         cmocka_unit_test(test_what_a_stop_interrupts_comes_again),
     };

@@ -6,6 +6,7 @@
 
 #include "../db/pg_fixture.h"
 #include "base/log.h"
+#include "base/metrics.h"
 #include "bus/bus_postgres.h"
 #include "conformance.h"
 
@@ -169,6 +170,19 @@ static void hold(struct recorder *recorder, struct bus_batch *batch)
     recorder_add(recorder, batch, batch->count);
 }
 
+static void assert_metric(const char *line)
+{
+    struct buf text;
+
+    buf_init(&text);
+    metrics_print(&text);
+    buf_put_char(&text, '\0');
+    bool there = strstr(buf_str(&text).ptr, line) != NULL;
+    buf_deinit(&text);
+    if (!there)
+        fail_msg("no metric %s", line);
+}
+
 static void test_retention_waits_for_the_slowest_group(void **state)
 {
     (void)state;
@@ -194,6 +208,11 @@ static void test_retention_waits_for_the_slowest_group(void **state)
     bool came = recorder_await_committed(&slow, 50);
     await_sql(COUNT_OF("keep"), 10);
     process_close(&process);
+    assert_metric("bus_published_total{topic=\"keep\"} 50\n");
+    assert_metric("bus_consumed_total{topic=\"keep\",group=\"slow\",verdict=\"ack\"} 50\n");
+    assert_metric("bus_lag{topic=\"keep\",group=\"fast\"} 0\n");
+    assert_metric("bus_dead_letters_total{topic=\"keep\",group=\"slow\"} 0\n");
+    assert_metric("bus_batch_seconds_count{topic=\"keep\",group=\"slow\"}");
     assert_int_equal(held, 50);
     assert_true(came);
     assert_int_equal(slow.gaps, 0);
@@ -394,7 +413,7 @@ int main(void)
         fprintf(stderr, "%s\n", error.message);
         return 1;
     }
-    sql("CREATE TABLE public.effect (number int NOT NULL)");
+    sql("CREATE TABLE public.effect (number int NOT NULL CHECK (number >= 0))");
     sql("CREATE INDEX ON public.effect (number)");
     int failed = conformance_run(&postgres) + run_own();
     db_pool_destroy(pool);
