@@ -19,7 +19,7 @@ struct bus_postgres_config {
     size_t topic_count;
     int64_t poll_ms;          /* the safety net behind notices; 0 = 1 s */
     int64_t notice_window_us; /* 0 = 1 ms */
-    int64_t handler_ms;       /* batch->deadline_ns; 0 = 30 s */
+    int64_t handler_ms;       /* batch->deadline_ns, and how long a transaction may lie idle; 0 = 30 s */
     int64_t maintenance_ms;   /* lag and retention; 0 = 5 s */
     int64_t keep_dead_ms;     /* dead letters; 0 = 30 days */
     size_t message_bytes_max; /* key, headers and payload together; 0 = 4 MiB */

@@ -11,6 +11,8 @@
 #define ARENA_BYTES 16384
 
 static const char begin_sql[] = "BEGIN";
+/* A process that hangs or is frozen in a handler loses its connection, and so its partition. */
+static const char limit_sql[] = "SELECT set_config('idle_in_transaction_session_timeout', $1, true)";
 static const char commit_sql[] = "COMMIT";
 
 /* A group begins at the offset that comes next ($4 false) or at the oldest that is there. */
@@ -102,34 +104,47 @@ static enum status make_ready(struct reader *reader, struct error *error)
 
 /* ---- claim ---- */
 
-static enum status send_claim(struct claim *claim, int64_t deadline_ns, struct error *error)
+static enum status add_claim(struct claim *claim, struct error *error)
 {
     static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_BIGINT, DB_BIGINT, DB_INT};
     const struct bus_consumer *consumer = &claim->reader->consumer;
     unsigned turn = atomic_fetch_add(&claim->reader->turn, 1) % consumer->topic->spec.partitions;
     struct postgres_number numbers[3];
-    struct db_statement begin, statement;
+    struct db_statement statement;
     struct db_param params[] = {{str_from(consumer->spec.group)},
                                 {consumer->topic->name},
                                 bus_postgres_param(&numbers[0], consumer->spec.batch_max),
                                 bus_postgres_param(&numbers[1], (int64_t)consumer->spec.batch_bytes_max),
                                 bus_postgres_param(&numbers[2], turn)};
-    struct db_result *results[2];
+
+    db_statement_init(&statement, claim_sql, 5, types);
+    return db_pipeline_add(claim->conn, &statement, params, error);
+}
+
+static enum status send_claim(struct claim *claim, int64_t deadline_ns, struct error *error)
+{
+    struct postgres_number limit;
+    struct db_param params[] = {bus_postgres_param(&limit, claim->reader->postgres->config.handler_ms)};
+    struct db_statement begin, idle;
+    struct db_result *results[3];
 
     db_statement_init(&begin, begin_sql, 0, NULL);
-    db_statement_init(&statement, claim_sql, 5, types);
+    db_statement_init(&idle, limit_sql, 1, (enum db_type[]){DB_TEXT});
     enum status status = db_pipeline_begin(claim->conn, error);
     if (status == STATUS_OK)
         status = db_pipeline_add(claim->conn, &begin, NULL, error);
     if (status == STATUS_OK)
-        status = db_pipeline_add(claim->conn, &statement, params, error);
+        status = db_pipeline_add(claim->conn, &idle, params, error);
     if (status == STATUS_OK)
-        status = db_pipeline_end(claim->conn, deadline_ns, results, 2, NULL, error);
-    if (status == STATUS_OK) {
-        db_result_free(results[0]);
-        claim->rows = results[1];
-    }
-    return status;
+        status = add_claim(claim, error);
+    if (status == STATUS_OK)
+        status = db_pipeline_end(claim->conn, deadline_ns, results, 3, NULL, error);
+    if (status != STATUS_OK)
+        return status;
+    db_result_free(results[0]);
+    db_result_free(results[1]);
+    claim->rows = results[2];
+    return STATUS_OK;
 }
 
 static void read_messages(struct claim *claim)

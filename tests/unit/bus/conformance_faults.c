@@ -150,7 +150,7 @@ static void fault_under_load(const char *topic, int first, void (*fault)(void))
         fault();
     }
     pthread_join(thread, NULL);
-    bool came = await_all_there(&shared, first) & await_all_there(&every, first);
+    bool came = await_all_there(&shared, first) && await_all_there(&every, first);
     bool effects = true;
     int64_t limit_ns = clock_deadline_ms(PATIENCE_MS);
     for (int i = 0; i < MESSAGES && shared.effects; i++) {

@@ -61,7 +61,7 @@ static void test_order_holds_per_key_under_concurrent_publishers(void **state)
     }
     for (int i = 0; i < PUBLISHERS; i++)
         pthread_join(threads[i], NULL);
-    bool came = recorder_await_committed(&shared, PUBLISHERS * EACH) &
+    bool came = recorder_await_committed(&shared, PUBLISHERS * EACH) &&
                 recorder_await_committed(&every, PUBLISHERS * EACH);
     for (int i = 0; i < 2; i++)
         process_close(&processes[i]);
@@ -275,8 +275,8 @@ static void test_readers_begin_where_they_ask(void **state)
     for (int i = 0; i < 4; i++)
         await_ready(all[i]);
     publish(&process, "start", key_of_partition(0, 2), 5);
-    bool came = recorder_await_committed(&now, 1) & recorder_await_committed(&start, 6) &
-                recorder_await_committed(&offsets, 3) & recorder_await_committed(&again, 6);
+    bool came = recorder_await_committed(&now, 1) && recorder_await_committed(&start, 6) &&
+                recorder_await_committed(&offsets, 3) && recorder_await_committed(&again, 6);
     process_close(&process);
     assert_true(came);
     assert_int_equal(now.seen[0].number, 5);

@@ -130,7 +130,7 @@ static void test_a_termed_message_is_a_dead_letter_with_its_reason(void **state)
         if (status == STATUS_OK)
             status = bus_publish(process.bus, &message, 1, clock_deadline_ms(PATIENCE_MS), NULL);
     }
-    bool came = recorder_await_committed(&recorder, 10) & recorder_await_committed(&dead, 5);
+    bool came = recorder_await_committed(&recorder, 10) && recorder_await_committed(&dead, 5);
     process_close(&process);
     assert_int_equal(status, STATUS_OK);
     assert_true(came);
@@ -171,7 +171,7 @@ static void test_a_retry_too_many_is_a_dead_letter(void **state)
     await_ready(&dead);
     for (int i = 0; i < 6; i++)
         publish(&process, "give-up", "k", i);
-    bool came = recorder_await_committed(&recorder, 6) & recorder_await_committed(&dead, 1);
+    bool came = recorder_await_committed(&recorder, 6) && recorder_await_committed(&dead, 1);
     process_close(&process);
     assert_true(came);
     assert_int_equal(recorder_times(&recorder, 3), 3);
@@ -236,7 +236,7 @@ static void fail_in_the_middle(const char *topic, int first,
             (struct bus_message){.topic = str_from(topic), .key = STR("k"), .payload = str_from(texts[i])};
     }
     enum status status = bus_publish(process.bus, messages, 8, clock_deadline_ms(PATIENCE_MS), NULL);
-    bool came = recorder_await_committed(&recorder, 8) & recorder_await_committed(&dead, 1);
+    bool came = recorder_await_committed(&recorder, 8) && recorder_await_committed(&dead, 1);
     process_close(&process);
     assert_int_equal(status, STATUS_OK);
     assert_true(came);
@@ -292,7 +292,7 @@ static void test_a_slow_consumer_holds_up_nobody_else(void **state)
     for (int i = 0; i < 20; i++)
         publish(&process, "slow", key_of_partition((unsigned)i % 2, 2), i);
     /* the other group, the reader of everything, and the slow group's own other partition */
-    bool others = recorder_await_committed(&fast, 20) & recorder_await_committed(&every, 20) &
+    bool others = recorder_await_committed(&fast, 20) && recorder_await_committed(&every, 20) &&
                   recorder_await_committed(&slow, 10);
     recorder_step(&slow, 1);
     bool all = recorder_await_committed(&slow, 20);

@@ -11,6 +11,7 @@
 #include "conformance.h"
 
 static struct db_pool *pool; /* the tests' own */
+static int64_t handler_ms;   /* of the next bus; 0 = the default */
 
 static struct db_target target(unsigned connections_max)
 {
@@ -50,6 +51,7 @@ static struct bus *create(struct loop *loop, struct worker_pool *workers, const 
                                          .topics = topics,
                                          .topic_count = topic_count,
                                          .poll_ms = 200,
+                                         .handler_ms = handler_ms,
                                          .maintenance_ms = 100};
     struct error error = {0};
 
@@ -156,7 +158,7 @@ static void test_polling_finds_what_no_notice_told_of(void **state)
     await_ready(&shared);
     await_ready(&every);
     sql("SELECT platform.bus_publish('{poll}', '{0}', '{2}', '{NULL,k}', '{\"{}\",\"{}\"}', '{1,2}')");
-    bool came = recorder_await_committed(&shared, 2) & recorder_await_committed(&every, 2);
+    bool came = recorder_await_committed(&shared, 2) && recorder_await_committed(&every, 2);
     process_close(&process);
     assert_true(came);
     assert_int_equal(shared.seen[1].number, 2);
@@ -168,6 +170,12 @@ static void hold(struct recorder *recorder, struct bus_batch *batch)
 {
     recorder_await_step(recorder, 1);
     recorder_add(recorder, batch, batch->count);
+}
+
+static void hold_and_tell(struct recorder *recorder, struct bus_batch *batch)
+{
+    recorder_add(recorder, batch, batch->count);
+    recorder_await_step(recorder, 1);
 }
 
 static void assert_metric(const char *line)
@@ -242,7 +250,7 @@ static void test_a_hard_limit_makes_a_gap_that_is_told(void **state)
     await_sql(COUNT_OF("hard"), 10);
     recorder_step(&shared, 1);
     recorder_step(&every, 1);
-    bool came = recorder_await_committed(&shared, 11) & recorder_await_committed(&every, 11);
+    bool came = recorder_await_committed(&shared, 11) && recorder_await_committed(&every, 11);
     process_close(&process);
     assert_true(came);
     assert_int_equal(shared.gaps, 1);
@@ -338,6 +346,39 @@ static void sleep_in_sql(struct recorder *recorder, struct bus_batch *batch)
         recorder_step(recorder, 1);
 }
 
+/* As a process that is stopped or hangs for good: it sits in its handler until the other has done the
+ * work. */
+static void test_a_frozen_consumer_loses_its_partition(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "frozen", .partitions = 1};
+    struct process frozen, healthy;
+    struct recorder first, second;
+    recorder_init(&first);
+    recorder_init(&second);
+    first.behave = hold_and_tell;
+    handler_ms = 200;
+    open_with(&frozen, &topic, 1);
+    handler_ms = 0;
+    open_with(&healthy, &topic, 1);
+    subscribe(&frozen, &first, (struct bus_subscription){.topic = "frozen"});
+    process_start(&frozen);
+    await_ready(&first);
+    publish(&frozen, "frozen", "k", 1);
+    bool held = recorder_await(&first, 1);
+    subscribe(&healthy, &second, (struct bus_subscription){.topic = "frozen"});
+    process_start(&healthy);
+    bool taken = recorder_await_committed(&second, 1);
+    recorder_step(&first, 1);
+    process_close(&frozen);
+    process_close(&healthy);
+    assert_true(held);
+    assert_true(taken);
+    assert_int_equal(first.committed, 0);
+    recorder_deinit(&first);
+    recorder_deinit(&second);
+}
+
 /* The test's own time limit is what a stop that waits for the statement would meet. */
 static void test_a_stop_interrupts_a_long_statement(void **state)
 {
@@ -393,6 +434,7 @@ static int run_own(void)
         cmocka_unit_test(test_a_lost_tail_is_a_gap),
         cmocka_unit_test(test_another_number_of_partitions_is_refused),
         cmocka_unit_test(test_topics_that_make_no_sense_are_refused),
+        cmocka_unit_test(test_a_frozen_consumer_loses_its_partition),
         cmocka_unit_test(test_a_stop_interrupts_a_long_statement),
         cmocka_unit_test(test_a_bus_never_started_can_be_destroyed),
     };
