@@ -25,13 +25,13 @@ def write_requests(path, requests):
     return path
 
 
-def measure(binary, target, depth, seconds, on_cpus=None):
+def measure(binary, target, depth, seconds, on_cpus=None, spin=False):
     """One run. A failed answer fails the benchmark: a fast error is no speed."""
     pin = (lambda: os.sched_setaffinity(0, on_cpus)) if on_cpus else None
     command = [binary, "--connect", f"127.0.0.1:{target.port}", "--requests", target.requests,
                "--protocol", target.protocol, "--pipeline", str(depth), "--seconds", str(seconds),
                "--server-pid", ",".join(map(str, target.pids))]
-    if on_cpus:  # a processor of its own: it need never sleep, and no server pays for waking it
+    if spin:  # on a processor of its own it need never sleep, and no server pays for waking it
         command.append("--spin")
     result = subprocess.run(command, preexec_fn=pin, stdout=subprocess.PIPE, check=True)
     figures = json.loads(result.stdout)
@@ -53,12 +53,12 @@ class Rounds:
         self.rounds = rounds
         self.seconds = seconds
 
-    def run(self, targets, depth, on_cpus=None, report=None):
+    def run(self, targets, depth, on_cpus=None, report=None, spin=False):
         figures = {target.name: [] for target in targets}
         for number in range(self.rounds):
             # Every other round runs backwards, so that no target always follows the same one.
             for target in targets if number % 2 == 0 else list(reversed(targets)):
-                figures[target.name].append(measure(self.binary, target, depth, self.seconds, on_cpus))
+                figures[target.name].append(measure(self.binary, target, depth, self.seconds, on_cpus, spin))
             if report:
                 report(f"round {number + 1} of {self.rounds}")
         return Figures(figures)

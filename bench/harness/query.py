@@ -54,9 +54,9 @@ class Query:
         self.report.add(section, cpu_table(title, figures, reference))
         return figures
 
-    def measure(self, title, targets, depth, on_cpus):
+    def measure(self, title, targets, depth, on_cpus, spin=True):
         progress(title)
-        return self.bench.rounds.run(targets, depth, on_cpus, report=progress)
+        return self.bench.rounds.run(targets, depth, on_cpus, report=progress, spin=spin)
 
     def single_items(self, token, answer, freshet_target=None):
         """freshet (where there is one), floor, nginx and Redis, one at a time and pipelined."""
@@ -107,7 +107,7 @@ class Query:
                 running = start_freshet(loops, server_cpus)
                 targets.append(Target(f"freshet, {words}", running.port, [running.pid], path))
         title = "by loops, one at a time"
-        figures = self.measure(title, targets, 1, client_cpus)
+        figures = self.measure(title, targets, 1, client_cpus, spin=False)  # the second loop needs that processor too
         for name in ("floor", "freshet") if start_freshet else ("floor",):
             rows = cpu_table(f"{title}: {name}", figures.only(name), f"{name}, 1 loop")
             self.report.add(f"loops_{name}", rows)

@@ -44,7 +44,7 @@ def test_idle_connections_are_closed(serve, module_refdata_db):
 
 
 def test_c7_sigterm_answers_what_is_in_flight_and_takes_nothing_new(serve, module_refdata_db):
-    server = serve(module_refdata_db, pod())
+    server = serve(module_refdata_db, pod(http={"loops": 1}))  # so that both connections hear of the stop at once
     idle, begun = server.raw(), server.raw()
     assert idle.exchange(HEALTH).status == 200
     begun.send(HEALTH[:20])
