@@ -2,6 +2,7 @@
  * runs. */
 #include "http/body.h"
 
+#include "base/hex.h"
 #include "http/scan.h"
 
 enum phase {
@@ -63,17 +64,9 @@ static enum http_body_step take_run(struct http_body *body, struct str *raw, str
     return HTTP_BODY_DATA;
 }
 
-static int hex_value(char c)
-{
-    if (c >= '0' && c <= '9')
-        return c - '0';
-    c |= 0x20;
-    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
 static enum http_body_step take_size(struct http_body *body, char c)
 {
-    int value = hex_value(c);
+    int value = hex_digit(c);
 
     if (value >= 0) {
         if (++body->digits > SIZE_DIGITS_MAX)

@@ -1,14 +1,7 @@
 /* Percent-decoding and the query string. Decoding happens here, when a handler asks, and never before
  * routing. */
+#include "base/hex.h"
 #include "http/http.h"
-
-static int hex_value(char c)
-{
-    if (c >= '0' && c <= '9')
-        return c - '0';
-    c |= 0x20;
-    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
 
 /* Decodes into `to`, which is large enough. False on a bad escape or a NUL. */
 static bool decode(struct str raw, bool plus_is_space, char *to, size_t *len)
@@ -18,8 +11,8 @@ static bool decode(struct str raw, bool plus_is_space, char *to, size_t *len)
     for (size_t i = 0; i < raw.len; i++) {
         char c = raw.ptr[i];
         if (c == '%') {
-            int high = i + 2 < raw.len ? hex_value(raw.ptr[i + 1]) : -1;
-            int low = i + 2 < raw.len ? hex_value(raw.ptr[i + 2]) : -1;
+            int high = i + 2 < raw.len ? hex_digit(raw.ptr[i + 1]) : -1;
+            int low = i + 2 < raw.len ? hex_digit(raw.ptr[i + 2]) : -1;
             if (high < 0 || low < 0 || (high | low) == 0)
                 return false;
             c = (char)(high << 4 | low);

@@ -52,7 +52,7 @@ def start(root, clean_env, var):
     """start(**env) is a Run with a var/ of its own, which borrows the release build of the surrounding ./dev test."""
     build = os.environ.get("FRESHET_TEST_BUILD")
     if not build:
-        pytest.skip("needs a release build to borrow; ./dev test system sets FRESHET_TEST_BUILD")
+        pytest.fail("needs a release build to borrow: FRESHET_TEST_BUILD, which ./dev test system sets")
     (var / "build").symlink_to(build)
     env = {**clean_env, "FRESHET_VAR": str(var), "FRESHET_PORT": str(free_port())}
     runs = []

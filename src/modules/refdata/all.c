@@ -28,11 +28,7 @@ static enum status parse_cursor(struct http_request *request, struct str text, s
     bool fits = str_split(&text, '.', &version) && str_to_u64(version, &number) && number <= INT64_MAX &&
                 text.len && text.len % 2 == 0 && text.len / 2 <= KEY_BYTES_MAX;
     char *key = arena_alloc(request->arena, text.len / 2 + 1);
-    for (size_t i = 0; fits && i < text.len / 2; i++) {
-        int high = hex_digit(text.ptr[2 * i]), low = hex_digit(text.ptr[2 * i + 1]);
-        fits = high >= 0 && low >= 0;
-        key[i] = (char)(high * 16 + low);
-    }
+    fits = fits && hex_get(text.ptr, (uint8_t *)key, text.len / 2);
     if (!fits)
         return error_set_field(error, STATUS_BAD_REQUEST, "cursor",
                                "this is not a nextCursor of an earlier page");
@@ -44,14 +40,10 @@ static enum status parse_cursor(struct http_request *request, struct str text, s
 
 static struct str format_cursor(struct http_request *request, int64_t version, struct str last_key)
 {
-    static const char hex[] = "0123456789abcdef";
     struct str head = arena_printf(request->arena, "%lld.", (long long)version);
     char *out = arena_alloc(request->arena, head.len + 2 * last_key.len);
     memcpy(out, head.ptr, head.len);
-    for (size_t i = 0; i < last_key.len; i++) {
-        out[head.len + 2 * i] = hex[(unsigned char)last_key.ptr[i] >> 4];
-        out[head.len + 2 * i + 1] = hex[(unsigned char)last_key.ptr[i] & 15];
-    }
+    hex_put(out + head.len, (const uint8_t *)last_key.ptr, last_key.len);
     return str_of(out, head.len + 2 * last_key.len);
 }
 
