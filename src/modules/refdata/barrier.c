@@ -123,32 +123,11 @@ static int64_t local_version(const struct refdata_holding *holding)
     return snapshot ? cache_snapshot_info(snapshot)->version : -1;
 }
 
-/* Those whose time is over have gone on to the primary, or away. */
-static void forget_expired(struct refdata_barrier *barrier, int64_t now_ns)
-{
-    size_t kept = 0;
-    for (size_t i = 0; i < barrier->waiting_count; i++)
-        if (barrier->waiting[i].expires_ns > now_ns)
-            barrier->waiting[kept++] = barrier->waiting[i];
-    barrier->waiting_count = kept;
-}
-
-static void add_waiting(struct refdata_barrier *barrier, struct refdata_waiting waiting, int64_t now_ns)
-{
-    if (barrier->waiting_count == barrier->waiting_capacity)
-        forget_expired(barrier, now_ns);
-    if (2 * barrier->waiting_count >= barrier->waiting_capacity) {
-        barrier->waiting_capacity = barrier->waiting_capacity ? 2 * barrier->waiting_capacity : 8;
-        barrier->waiting =
-            memory_realloc_array(barrier->waiting, barrier->waiting_capacity, sizeof *barrier->waiting);
-    }
-    barrier->waiting[barrier->waiting_count++] = waiting;
-}
-
 void refdata_barrier_loaded(struct refdata_holding *holding, int64_t version)
 {
     struct refdata_barrier *barrier = &holding->barrier;
     size_t kept = 0;
+    refdata_waiting_forget(barrier, loop_now_ns(holding->refdata->home));
     for (size_t i = 0; i < barrier->waiting_count; i++) {
         if (barrier->waiting[i].version <= version)
             post_start_over(barrier->waiting[i].ref, barrier->waiting[i].from_primary);
@@ -228,12 +207,13 @@ static void decide(struct refdata_holding *holding, const struct refdata_decidin
     else if (deciding->keys_len)
         read_from_primary(holding, deciding);
     else /* the whole dictionary: what the reload under way reads from the primary is the answer */
-        add_waiting(&holding->barrier,
-                    (struct refdata_waiting){.ref = deciding->ref,
-                                             .version = deciding->version,
-                                             .expires_ns = clock_deadline_ms(refdata->barrier.timeout_ms),
-                                             .from_primary = true},
-                    clock_mono_ns());
+        refdata_waiting_add(
+            &holding->barrier,
+            (struct refdata_waiting){.ref = deciding->ref,
+                                     .version = deciding->version,
+                                     .expires_ns = clock_deadline_ms(refdata->barrier.timeout_ms),
+                                     .from_primary = true},
+            clock_mono_ns());
 }
 
 static void on_version(void *context, struct refdata_primary_answer *answer)
@@ -315,10 +295,11 @@ static void on_wait(struct loop *loop, struct loop_message *loop_message)
     if (!holding || local_version(holding) >= message->version) {
         post_start_over(message->ref, false);
     } else {
-        add_waiting(&holding->barrier,
-                    (struct refdata_waiting){
-                        .ref = message->ref, .version = message->version, .expires_ns = message->expires_ns},
-                    loop_now_ns(loop));
+        refdata_waiting_add(&holding->barrier,
+                            (struct refdata_waiting){.ref = message->ref,
+                                                     .version = message->version,
+                                                     .expires_ns = message->expires_ns},
+                            loop_now_ns(loop));
         ask(holding);
     }
     free(message);

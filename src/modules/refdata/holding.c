@@ -95,3 +95,30 @@ uint32_t refdata_holding_used_at_s(const struct refdata_holding *holding, unsign
     }
     return latest;
 }
+
+void refdata_waiting_forget(struct refdata_barrier *barrier, int64_t now_ns)
+{
+    size_t kept = 0;
+    for (size_t i = 0; i < barrier->waiting_count; i++)
+        if (barrier->waiting[i].expires_ns > now_ns)
+            barrier->waiting[kept++] = barrier->waiting[i];
+    barrier->waiting_count = kept;
+}
+
+static void grow_waiting(struct refdata_barrier *barrier)
+{
+    barrier->waiting_capacity = barrier->waiting_capacity ? 2 * barrier->waiting_capacity : 8;
+    barrier->waiting =
+        memory_realloc_array(barrier->waiting, barrier->waiting_capacity, sizeof *barrier->waiting);
+}
+
+void refdata_waiting_add(struct refdata_barrier *barrier, struct refdata_waiting waiting, int64_t now_ns)
+{
+    /* Only a full list is walked, and grows only where half of it still waits: O(1) each, at most four times as many. */
+    if (barrier->waiting_count == barrier->waiting_capacity) {
+        refdata_waiting_forget(barrier, now_ns);
+        if (2 * barrier->waiting_count >= barrier->waiting_capacity)
+            grow_waiting(barrier);
+    }
+    barrier->waiting[barrier->waiting_count++] = waiting;
+}

@@ -99,6 +99,11 @@ static inline struct refdata_holding *refdata_table_find(const struct refdata_ta
     }
 }
 
+/* Who waits at the barrier: those whose time is over have gone on to the primary, or away, and are forgotten, so that
+ * the list grows with those who wait and not with those who ever did. */
+void refdata_waiting_add(struct refdata_barrier *barrier, struct refdata_waiting waiting, int64_t now_ns);
+void refdata_waiting_forget(struct refdata_barrier *barrier, int64_t now_ns);
+
 struct refdata_holding *refdata_holding_create(struct refdata *refdata, struct str tenant,
                                                struct refdata_dictionary *dictionary, unsigned loops);
 void refdata_holding_destroy(struct refdata_holding *holding); /* its slot must be empty */

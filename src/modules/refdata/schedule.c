@@ -63,7 +63,7 @@ void refdata_schedule_want(struct refdata_holding *holding, int64_t delay_ms)
     }
     /* A dictionary that was not checked yet is loaded when the check is done: refdata_schedule_checked(). */
     if (atomic_load(&holding->dictionary->state) != REFDATA_READY ||
-        (holding->queued && !somebody_waits(holding)))
+        (holding->queued && (delay_ms > 0 || !somebody_waits(holding))))
         return;
     unqueue(holding); /* somebody waits now: before those nobody waits for */
     if (delay_ms <= 0) {

@@ -117,9 +117,30 @@ static void the_latest_use_on_any_loop_counts(void **state)
     refdata_dictionary_unref(dictionary);
 }
 
+/* C7, R7: demands for versions that never come leave nothing behind, however many there were. */
+static void those_who_no_longer_wait_are_forgotten(void **state)
+{
+    (void)state;
+    enum { AT_ONCE = 10, EVER = 100000 };
+    struct refdata_barrier barrier = {0};
+    for (int64_t now_ns = 0; now_ns < EVER; now_ns++) {
+        refdata_waiting_add(
+            &barrier, (struct refdata_waiting){.version = now_ns, .expires_ns = now_ns + AT_ONCE}, now_ns);
+        assert_true(barrier.waiting_capacity <= 8 * AT_ONCE);
+    }
+    size_t alive = 0;
+    for (size_t i = 0; i < barrier.waiting_count; i++)
+        alive += barrier.waiting[i].expires_ns > EVER - 1;
+    assert_int_equal(alive, AT_ONCE); /* and nobody who still waits is */
+    refdata_waiting_forget(&barrier, EVER + AT_ONCE);
+    assert_int_equal(barrier.waiting_count, 0);
+    free(barrier.waiting);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(those_who_no_longer_wait_are_forgotten),
         cmocka_unit_test(an_empty_table_finds_nobody),
         cmocka_unit_test(what_was_added_is_found_until_it_is_removed),
         cmocka_unit_test(a_copy_is_not_changed_by_what_follows),
