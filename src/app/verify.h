@@ -5,7 +5,7 @@
 
 #include "app/options.h"
 #include "app/pod.h"
-#include "modules/refdata/refdata.h"
+#include "modules/refdata/query/query.h"
 
 struct verify_pod {
     struct str url;

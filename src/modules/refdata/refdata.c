@@ -6,7 +6,8 @@
 
 #include "base/log.h"
 #include "base/memory.h"
-#include "modules/refdata/reading.h"
+#include "modules/refdata/query/query.h"
+#include "modules/refdata/query/reading.h"
 
 #define DICTIONARY "/v1/tenants/{tenantId}/dictionaries/{dictCode}"
 

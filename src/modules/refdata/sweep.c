@@ -8,7 +8,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "modules/refdata/provider.h"
-#include "modules/refdata/refdata.h"
+#include "modules/refdata/query/query.h"
 
 enum {
     SWEEP_TIMEOUT_MS = 5000,

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "load.h"
-#include "modules/refdata/holding.h"
+#include "modules/refdata/query/holding.h"
 
 enum { PAIRS = 2000 };
 

@@ -4,8 +4,8 @@
 
 #include "base/log.h"
 #include "base/memory.h"
-#include "modules/refdata/barrier.h"
-#include "modules/refdata/refdata.h"
+#include "modules/refdata/query/barrier.h"
+#include "modules/refdata/query/query.h"
 
 /* ---- the table readers see ---- */
 

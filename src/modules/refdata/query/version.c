@@ -2,8 +2,8 @@
 #include "base/buf.h"
 #include "base/clock.h"
 #include "base/json.h"
-#include "modules/refdata/barrier.h"
-#include "modules/refdata/reading.h"
+#include "modules/refdata/query/barrier.h"
+#include "modules/refdata/query/reading.h"
 
 void refdata_get_version(struct http_request *request)
 {

@@ -1,11 +1,11 @@
 /* The part every read has in common: the hot path is one table lookup and one pointer. */
-#include "modules/refdata/reading.h"
+#include "modules/refdata/query/reading.h"
 
 #include <stdlib.h>
 
 #include "base/clock.h"
 #include "base/memory.h"
-#include "modules/refdata/barrier.h"
+#include "modules/refdata/query/barrier.h"
 
 static size_t put_text(char *out, struct str text)
 {

@@ -1,13 +1,13 @@
 /* The barrier's two halves: a reader's own loop parks and answers it, the home loop knows who waits for what. They speak
  * by messages; neither touches the other's memory. */
-#include "modules/refdata/barrier.h"
+#include "modules/refdata/query/barrier.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "base/clock.h"
 #include "base/memory.h"
-#include "modules/refdata/primary.h"
+#include "modules/refdata/query/primary.h"
 
 /* ---- from a reader to the home loop ---- */
 

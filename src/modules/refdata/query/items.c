@@ -1,8 +1,8 @@
 /* GET …/items/{key} (R3) and GET …/items?keys= (R4). */
 #include "base/buf.h"
 #include "base/json.h"
-#include "modules/refdata/barrier.h"
-#include "modules/refdata/reading.h"
+#include "modules/refdata/query/barrier.h"
+#include "modules/refdata/query/reading.h"
 
 enum { KEYS_MAX = 1000, KEY_BYTES_MAX = 1024 };
 

@@ -3,7 +3,7 @@
 #ifndef FRESHET_REFDATA_PRIMARY_H
 #define FRESHET_REFDATA_PRIMARY_H
 
-#include "modules/refdata/refdata.h"
+#include "modules/refdata/query/query.h"
 
 struct refdata_primary_answer {
     enum status status;

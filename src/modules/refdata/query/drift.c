@@ -8,7 +8,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/memory.h"
-#include "modules/refdata/refdata.h"
+#include "modules/refdata/query/query.h"
 
 enum { CHECKS_MAX = 100, CHECK_TIMEOUT_MS = 5000 };
 

@@ -2,7 +2,7 @@
 #ifndef FRESHET_REFDATA_READING_H
 #define FRESHET_REFDATA_READING_H
 
-#include "modules/refdata/refdata.h"
+#include "modules/refdata/query/query.h"
 
 #define REFDATA_HEADERS_BYTES 192
 

@@ -1,6 +1,6 @@
 /* refdata's metrics (R20). Series per (tenant, dictionary) pair live as long as the pair is held. */
 #include "base/clock.h"
-#include "modules/refdata/refdata.h"
+#include "modules/refdata/query/query.h"
 
 #define PAIR_LABELS                 \
     {                               \

@@ -10,7 +10,7 @@
 #ifndef FRESHET_REFDATA_BARRIER_H
 #define FRESHET_REFDATA_BARRIER_H
 
-#include "modules/refdata/reading.h"
+#include "modules/refdata/query/reading.h"
 
 /* What a waiting request demands: in its arena, kept in request->handler_data. */
 struct refdata_demand {

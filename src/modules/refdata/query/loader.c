@@ -5,7 +5,7 @@
 #include "base/clock.h"
 #include "base/memory.h"
 #include "modules/refdata/provider.h"
-#include "modules/refdata/refdata.h"
+#include "modules/refdata/query/query.h"
 
 struct load_job {
     struct worker_job job;

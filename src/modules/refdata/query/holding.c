@@ -1,5 +1,5 @@
 /* Holdings and their table: memory and lookup only. When to load, keep or drop is the keeper's business. */
-#include "modules/refdata/holding.h"
+#include "modules/refdata/query/holding.h"
 
 #include <stdlib.h>
 

@@ -6,8 +6,8 @@
 #include "base/clock.h"
 #include "base/hash.h"
 #include "base/log.h"
-#include "modules/refdata/barrier.h"
-#include "modules/refdata/refdata.h"
+#include "modules/refdata/query/barrier.h"
+#include "modules/refdata/query/query.h"
 
 static void unqueue(struct refdata_holding *holding)
 {

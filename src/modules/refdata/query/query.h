@@ -1,0 +1,76 @@
+/* The query role (R3–R7, R13–R18): what this pod holds in memory, when it is loaded, and how it is read.
+ *
+ *     reader ─ reading.c ─┬─ holding's slot ─ items.c, all.c, version.c          (no lock, no allocation)
+ *                         └─ not there, or too old ─ keeper.c, barrier.c ─ schedule.c ─ loader.c ─ slot */
+#ifndef FRESHET_REFDATA_QUERY_H
+#define FRESHET_REFDATA_QUERY_H
+
+#include "modules/refdata/refdata.h"
+
+/* ---- keeper.c: what is held ---- */
+/* On a loop: asks the home loop for a pair that is not in memory, on behalf of a parked request. */
+void refdata_keeper_ask(struct refdata *refdata, struct str tenant, struct str code,
+                        struct loop_park_ref waiter);
+/* The rest on the home loop. */
+struct refdata_holding *refdata_keeper_hold(struct refdata *refdata, struct str tenant,
+                                            struct refdata_dictionary *dictionary);
+void refdata_keeper_adopt(struct refdata *refdata, struct refdata_catalog *catalog); /* after a reload */
+void refdata_keeper_preload(struct refdata *refdata); /* the pairs without a star */
+void refdata_keeper_update_health(struct refdata *refdata);
+/* Releases those waiting for a holding: with its data, or with why there is none. */
+void refdata_keeper_wake(struct refdata_holding *holding, const struct error *error);
+void refdata_keeper_trim(struct refdata *refdata,
+                         const struct refdata_holding *newest); /* to the memory budget */
+void refdata_keeper_bury(struct refdata_holding *holding); /* out of the table: freed after a grace period */
+void refdata_keeper_clear(struct refdata *refdata);        /* loops have ended: frees everything */
+
+/* ---- loader.c: one load ---- */
+struct refdata_load {                      /* what to load */
+    struct refdata_dictionary *dictionary; /* must live until it is done */
+    struct str tenant;
+    int64_t timeout_ms;
+    uint64_t memory_max; /* 0 = no bound */
+};
+struct refdata_loaded {                          /* how it ended */
+    const struct refdata_dictionary *dictionary; /* the definition it loaded by */
+    enum status status;
+    struct error error;
+    struct cache_snapshot *snapshot;
+    int64_t committed_at_us; /* dictionary_meta.updated_at, 0 = no row */
+    double seconds;
+    size_t replaced; /* keys that came twice */
+};
+/* On a worker, or in a command without any loop: loads now. The snapshot is the caller's. */
+void refdata_loader_load(const struct refdata_load *load, struct refdata_loaded *loaded);
+bool refdata_loader_start(
+    struct refdata_holding *holding); /* refdata_schedule_loaded() follows; false = no thread */
+
+/* On a worker: dictionary_meta's row as this transaction sees it; 0 and 0 where the tenant never wrote (R3). */
+enum status refdata_loader_version(struct db_conn *conn, struct str tenant, struct str code,
+                                   int64_t deadline_ns, int64_t *version, int64_t *committed_at_us,
+                                   struct error *error) MUST_CHECK;
+
+/* ---- schedule.c: when to load ---- */
+/* A load is wanted after `delay_ms`; coalesces with one that is waiting, runs once more after one under way. */
+void refdata_schedule_want(struct refdata_holding *holding, int64_t delay_ms);
+void refdata_schedule_cancel(struct refdata_holding *holding);
+void refdata_schedule_run(struct refdata *refdata); /* starts what waits, as far as there is room */
+void refdata_schedule_loaded(struct refdata_holding *holding, struct refdata_loaded *loaded);
+/* PostgreSQL has been asked about a dictionary's templates: its pairs load now, or are given up. */
+void refdata_schedule_checked(struct refdata *refdata, struct refdata_dictionary *dictionary);
+
+/* ---- drift.c: a diagnosis aside from the sweep ---- */
+void refdata_drift_check(struct refdata *refdata, struct refdata_database *database); /* what is due */
+
+/* ---- metrics.c ---- */
+void refdata_metrics_detach(struct refdata_holding *holding);
+void refdata_metrics_loaded(struct refdata_holding *holding, const struct refdata_loaded *loaded,
+                            bool is_update);
+void refdata_metrics_load_failed(const struct refdata_holding *holding);
+void refdata_metrics_lag(const struct refdata_holding *holding, int64_t local_version);
+void refdata_metrics_fallback(const struct refdata_holding *holding);
+void refdata_metrics_regression(const struct refdata_holding *holding);
+void refdata_metrics_drift(struct refdata_holding *holding);
+void refdata_metrics_dictionary(const struct refdata_dictionary *dictionary);
+
+#endif
