@@ -127,7 +127,7 @@ static int run(struct verify *verify, const char *config_path_given, const struc
         run_pairs(verify, words);
         exit_status = conclude(verify);
     }
-    refdata_catalog_destroy(verify->catalog);
+    refdata_catalog_unref(verify->catalog);
     config_free(verify->config);
     cache_drain();
     return exit_status;

@@ -11,7 +11,7 @@ static void gather(struct kernel *kernel, struct health *health)
                      keys ? STR_NONE : STR("no signing keys yet: every token is refused"));
 }
 
-static void send_health(struct http_request *request, bool may_fail)
+static void send_health(struct http_request *request, bool is_readiness)
 {
     struct kernel *kernel = request->context;
     struct health health;
@@ -19,12 +19,14 @@ static void send_health(struct http_request *request, bool may_fail)
     health_init(&health);
     buf_init(&body);
     gather(kernel, &health);
-    if (atomic_load(&kernel->stopping))
+    if (atomic_load(&kernel->stopping) || (is_readiness && health.starting))
         health.roles_up = 0, health.roles_down++;
     health_print(&health, &body);
+    bool up = health_is_up(&health);
     http_send(request, &(struct http_response){
-                           .status = may_fail && !health_is_up(&health) ? 503 : 200,
-                           .headers = STR("Cache-Control: no-store\r\n"),
+                           .status = up ? 200 : 503,
+                           .headers = up ? STR("Cache-Control: no-store\r\n")
+                                         : STR("Cache-Control: no-store\r\nRetry-After: 1\r\n"),
                            .body = buf_str(&body),
                        });
     buf_deinit(&body);
@@ -32,6 +34,11 @@ static void send_health(struct http_request *request, bool may_fail)
 }
 
 static void get_health(struct http_request *request)
+{
+    send_health(request, false);
+}
+
+static void get_readiness(struct http_request *request)
 {
     send_health(request, true);
 }
@@ -61,7 +68,7 @@ static void get_prometheus(struct http_request *request)
 
 const struct http_route kernel_actuator_routes[] = {
     {HTTP_GET, "/actuator/health", get_health, .access = HTTP_PUBLIC},
-    {HTTP_GET, "/actuator/health/readiness", get_health, .access = HTTP_PUBLIC},
+    {HTTP_GET, "/actuator/health/readiness", get_readiness, .access = HTTP_PUBLIC},
     {HTTP_GET, "/actuator/health/liveness", get_liveness, .access = HTTP_PUBLIC},
     {HTTP_GET, "/actuator/prometheus", get_prometheus, .kind = HTTP_WORKER, .access = HTTP_PUBLIC},
     {HTTP_GET, "/openapi.yaml", kernel_get_openapi, .access = HTTP_PUBLIC},

@@ -37,6 +37,11 @@ void health_role(struct health *health, const char *role, bool up, struct str de
         health->roles_down++;
 }
 
+void health_starting(struct health *health)
+{
+    health->starting = true;
+}
+
 void health_component(struct health *health, const char *kind, struct str name, bool up, struct str detail)
 {
     struct buf label;

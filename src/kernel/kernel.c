@@ -42,9 +42,14 @@ bool kernel_has_role(const struct kernel *kernel, const char *role)
     return kernel->options.roles.len == 0 || list_has(kernel->options.roles, str_from(role));
 }
 
+const struct kernel_bus_settings *kernel_bus(const struct kernel *kernel)
+{
+    return config_section(kernel->config, "bus");
+}
+
 bool kernel_migrates(const struct kernel *kernel)
 {
-    const struct kernel_bus_settings *bus = config_section(kernel->config, "bus");
+    const struct kernel_bus_settings *bus = kernel_bus(kernel);
     enum { AUTO, ALWAYS, NEVER };
     if (bus->migrate != AUTO)
         return bus->migrate == ALWAYS;
@@ -213,6 +218,15 @@ static void block_signals(void)
     signal(SIGPIPE, SIG_IGN);
 }
 
+static enum status add_routes(struct kernel *kernel, const struct kernel_module *entry, struct error *error)
+{
+    enum status status = STATUS_OK;
+    for (const struct module_routes *at = entry->module->routes; at && at->role && status == STATUS_OK; at++)
+        if (kernel_has_role(kernel, at->role))
+            status = http_router_add(kernel->router, at->routes, entry->state, error);
+    return status;
+}
+
 static enum status start_modules(struct kernel *kernel, struct error *error)
 {
     for (const struct module *const *at = kernel->options.modules; *at; at++) {
@@ -228,8 +242,7 @@ static enum status start_modules(struct kernel *kernel, struct error *error)
         if (status != STATUS_OK)
             return error_context(error, "%s", module->name);
         entry->started = true;
-        if (module->routes &&
-            (status = http_router_add(kernel->router, module->routes, entry->state, error)) != STATUS_OK)
+        if ((status = add_routes(kernel, entry, error)) != STATUS_OK)
             return status;
     }
     return http_router_add(kernel->router, kernel_actuator_routes, kernel, error);

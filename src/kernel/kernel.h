@@ -21,12 +21,18 @@
 
 struct kernel;
 
+/* The routes of one role: only where it runs. */
+struct module_routes {
+    const char *role; /* NULL ends the table */
+    const struct http_route *routes;
+};
+
 /* Life of a module: check (configuration alone) → start → [reload …] → stop → destroy. */
 struct module {
     const char *name;
     const char *const *roles;             /* any of them switches it on; NULL-terminated */
     const struct config_section *section; /* its key in the file */
-    const struct http_route *routes;      /* NULL = none; added with the module's state as context */
+    const struct module_routes *routes;   /* NULL = none; added with the module's state as context */
     struct metric_family *const *metrics; /* NULL-terminated; registered at start */
     const struct db_migration *migrations;
     /* Checks that need no server: templates, references between settings. Errors carry file, line, column, field. */
@@ -49,6 +55,13 @@ struct module {
 struct loop_group *kernel_loops(struct kernel *kernel);
 struct worker_pool *kernel_workers(struct kernel *kernel);
 bool kernel_has_role(const struct kernel *kernel, const char *role);
+/* What carries what (C2), and how PostgreSQL does where it does. */
+struct kernel_bus_settings {
+    int commands, invalidations, events; /* index into the engines' names: 0 = postgres */
+    int migrate;                         /* auto, always, never */
+    int64_t partitions, handlers, poll_ms, keep_ms, keep_dead_ms;
+};
+const struct kernel_bus_settings *kernel_bus(const struct kernel *kernel); /* as it was at the start */
 bool kernel_migrates(const struct kernel *kernel); /* does this process create and migrate schemas (C10)? */
 
 /* The identity the gate let through. A hot handler may use it until it returns; one that parks keeps it first. */

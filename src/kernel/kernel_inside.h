@@ -21,11 +21,6 @@ struct kernel_log_settings {
     int level; /* enum log_level */
 };
 
-struct kernel_bus_settings {
-    int commands, invalidations, events; /* index into the engines' names: 0 = postgres */
-    int migrate;                         /* auto, always, never */
-};
-
 extern const struct config_section kernel_own_sections[];
 
 struct kernel_module {

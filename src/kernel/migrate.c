@@ -2,6 +2,7 @@
 #include <stdio.h>
 
 #include "base/clock.h"
+#include "bus/bus_postgres.h"
 #include "kernel/kernel_inside.h"
 
 enum { MIGRATE_TIMEOUT_MS = 10 * 60 * 1000 };
@@ -11,23 +12,33 @@ struct migration_run {
     int exit_status;
 };
 
+static enum status migrate_schema(struct db_pool *pool, const char *schema,
+                                  const struct db_migration *migrations, struct error *error)
+{
+    unsigned applied = 0;
+    enum status status =
+        db_migrate(pool, schema, migrations, clock_deadline_ms(MIGRATE_TIMEOUT_MS), &applied, error);
+    if (status == STATUS_OK)
+        printf("%s on %s: %u applied, up to date\n", schema, db_pool_address(pool), applied);
+    return status;
+}
+
+/* Every database has the platform's tables beside the module's: its embedded bus. */
 static void migrate_database(const struct db_target *target, void *arg)
 {
     struct migration_run *run = arg;
     struct error error = {0};
     struct db_pool *pool = NULL;
-    unsigned applied = 0;
     enum status status = db_pool_create(target, &pool, &error);
     if (status == STATUS_OK)
-        status = db_migrate(pool, run->module->name, run->module->migrations,
-                            clock_deadline_ms(MIGRATE_TIMEOUT_MS), &applied, &error);
+        status = migrate_schema(pool, "platform", platform_migrations, &error);
     if (status == STATUS_OK)
-        printf("%s on %s: %u applied, up to date\n", run->module->name, db_pool_address(pool), applied);
-    else
+        status = migrate_schema(pool, run->module->name, run->module->migrations, &error);
+    if (status != STATUS_OK) {
         fprintf(stderr, "freshet: cannot migrate %s on database \"%s\": %s\n", run->module->name,
                 target->name, error.message);
-    if (status != STATUS_OK)
         run->exit_status = 1;
+    }
     if (pool)
         db_pool_destroy(pool);
 }
@@ -60,8 +71,8 @@ static void print_routes(const struct http_route *route)
 int kernel_print_routes(const struct kernel_options *options)
 {
     for (const struct module *const *at = options->modules; *at; at++)
-        if ((*at)->routes)
-            print_routes((*at)->routes);
+        for (const struct module_routes *routes = (*at)->routes; routes && routes->role; routes++)
+            print_routes(routes->routes);
     print_routes(kernel_actuator_routes);
     return 0;
 }

@@ -59,6 +59,20 @@ static const struct setting_row log_rows[] = {
 static const char *const postgres_only[] = {"postgres", NULL};
 static const char *const migrate_modes[] = {"auto", "always", "never", NULL};
 #define BUS_ROW(member) .offset = offsetof(struct kernel_bus_settings, member)
+static const struct setting_row bus_postgres_rows[] = {
+    {"partitions", SETTING_INT, BUS_ROW(partitions),
+     "Partitions of the topic of commands: as many are worked on at once. Once the topic is there it stays as it is.",
+     "16", 1, 256},
+    {"handlers", SETTING_INT, BUS_ROW(handlers),
+     "Partitions this process works on at once, per database; each takes a connection.", "4", 1, 64},
+    {"pollInterval", SETTING_DURATION_MS, BUS_ROW(poll_ms),
+     "How often messages are looked for when no notice came.", "1s", 10, HOUR_MS},
+    {"keep", SETTING_DURATION_MS, BUS_ROW(keep_ms), "How long handled messages are kept.", "10m", 1000,
+     30 * 24 * (int64_t)HOUR_MS},
+    {"keepDead", SETTING_DURATION_MS, BUS_ROW(keep_dead_ms), "How long dead letters are kept.", "30d", 1000,
+     365 * 24 * (int64_t)HOUR_MS},
+    {.name = NULL},
+};
 static const struct setting_row bus_rows[] = {
     {"commands", SETTING_ENUM, BUS_ROW(commands), "What carries refdata's commands.", "postgres",
      .choices = postgres_only},
@@ -70,6 +84,8 @@ static const struct setting_row bus_rows[] = {
      "Whether `serve` creates and migrates schemas: auto = when everything goes through PostgreSQL; else run "
      "`freshet migrate`.",
      "auto", .choices = migrate_modes},
+    {"postgres", SETTING_OBJECT, .help = "How topics are kept in PostgreSQL.", .rows = bus_postgres_rows,
+     .fallback = ""},
     {.name = NULL},
 };
 

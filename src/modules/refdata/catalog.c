@@ -150,6 +150,10 @@ enum status refdata_catalog_create(const struct refdata_settings *settings, bool
                                    struct error *error)
 {
     struct refdata_catalog *catalog = memory_zalloc(sizeof *catalog);
+    atomic_init(&catalog->refs, 1);
+    catalog->updates = settings->updates;
+    catalog->watch = settings->watch;
+    catalog->wait_commit_timeout_ms = settings->wait_commit_timeout_ms;
     catalog->databases = memory_zalloc((settings->postgres.count + 1) * sizeof(struct refdata_database *));
     catalog->dictionaries =
         memory_zalloc((settings->dictionaries.count + 1) * sizeof(struct refdata_dictionary *));
@@ -160,7 +164,7 @@ enum status refdata_catalog_create(const struct refdata_settings *settings, bool
     for (size_t i = 0; status == STATUS_OK && i < settings->dictionaries.count; i++)
         status = add_dictionary(catalog, settings, i, before, error);
     if (status != STATUS_OK) {
-        refdata_catalog_destroy(catalog);
+        refdata_catalog_unref(catalog);
         return status;
     }
     qsort(catalog->dictionaries, catalog->dictionary_count, sizeof(struct refdata_dictionary *), by_code);
@@ -168,8 +172,10 @@ enum status refdata_catalog_create(const struct refdata_settings *settings, bool
     return STATUS_OK;
 }
 
-void refdata_catalog_destroy(struct refdata_catalog *catalog)
+void refdata_catalog_unref(struct refdata_catalog *catalog)
 {
+    if (atomic_fetch_sub(&catalog->refs, 1) != 1)
+        return;
     for (size_t i = 0; i < catalog->dictionary_count; i++)
         refdata_dictionary_unref(catalog->dictionaries[i]);
     for (size_t i = 0; i < catalog->database_count; i++)

@@ -1,11 +1,16 @@
 /* The catalog: all dictionaries and databases of one configuration. Immutable; replaced whole on reload, with
- * whatever did not change carried over. Read on every loop through one atomic pointer. */
+ * whatever did not change carried over. Read on every loop through one atomic pointer; elsewhere while it is held by a
+ * reference: refdata_catalog_hold(). */
 #ifndef FRESHET_REFDATA_CATALOG_H
 #define FRESHET_REFDATA_CATALOG_H
 
 #include "modules/refdata/dictionary.h"
 
 struct refdata_catalog {
+    atomic_uint refs;
+    struct refdata_update_settings updates;
+    struct refdata_watch_settings watch;
+    int64_t wait_commit_timeout_ms;
     struct refdata_database **databases;
     size_t database_count;
     struct refdata_dictionary **dictionaries;
@@ -19,7 +24,7 @@ enum status refdata_catalog_check(const struct config *config, const struct refd
 enum status refdata_catalog_create(const struct refdata_settings *settings, bool migrates,
                                    const struct refdata_catalog *before, struct refdata_catalog **catalog,
                                    struct error *error) MUST_CHECK;
-void refdata_catalog_destroy(struct refdata_catalog *catalog);
+void refdata_catalog_unref(struct refdata_catalog *catalog);
 struct refdata_dictionary *refdata_catalog_find(const struct refdata_catalog *catalog,
                                                 struct str code); /* NULL = unknown */
 

@@ -6,6 +6,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "bus/bus_postgres.h"
 
 uint64_t refdata_database_fingerprint(const struct kernel_postgres *settings)
 {
@@ -38,6 +39,7 @@ enum status refdata_database_create(const struct kernel_postgres *settings, bool
     target.username = arena_str(&database->arena, target.username);
     target.password = arena_str(&database->arena, target.password);
     target.schema = arena_str(&database->arena, target.schema);
+    database->target = target;
     enum status status = db_pool_create(&target, &database->pool, error);
     if (status != STATUS_OK) {
         refdata_database_unref(database);
@@ -63,14 +65,29 @@ void refdata_database_unref(struct refdata_database *database)
     free(database);
 }
 
-static enum status check_schema(struct refdata_database *database, int64_t deadline_ns, struct error *error)
+static enum status check_schema(struct refdata_database *database, const char *module,
+                                const struct db_migration *migrations, int64_t deadline_ns,
+                                struct error *error)
 {
     unsigned missing = 0;
-    enum status status =
-        db_migrate_check(database->pool, "refdata", refdata_migrations, deadline_ns, &missing, error);
+    enum status status = db_migrate_check(database->pool, module, migrations, deadline_ns, &missing, error);
     if (status == STATUS_OK && missing)
-        return error_set(error, STATUS_CONFIG,
-                         "migration %u of refdata is not applied: run `freshet migrate`", missing);
+        return error_set(error, STATUS_CONFIG, "migration %u of %s is not applied: run `freshet migrate`",
+                         missing, module);
+    return status;
+}
+
+static enum status prepare_schema(struct refdata_database *database, const char *module,
+                                  const struct db_migration *migrations, int64_t deadline_ns,
+                                  struct error *error)
+{
+    unsigned applied = 0;
+    if (!database->migrates)
+        return check_schema(database, module, migrations, deadline_ns, error);
+    enum status status = db_migrate(database->pool, module, migrations, deadline_ns, &applied, error);
+    if (status == STATUS_OK && applied)
+        log_info("schema_migrated", LOG_STR("database", database->name), LOG_CSTR("module", module),
+                 LOG_INT("applied", applied));
     return status;
 }
 
@@ -79,15 +96,11 @@ enum status refdata_database_prepare(struct refdata_database *database, int64_t 
 {
     if (atomic_load(&database->schema_ready))
         return STATUS_OK;
-    unsigned applied = 0;
-    enum status status = database->migrates ? db_migrate(database->pool, "refdata", refdata_migrations,
-                                                         deadline_ns, &applied, error)
-                                            : check_schema(database, deadline_ns, error);
+    enum status status = prepare_schema(database, "platform", platform_migrations, deadline_ns, error);
+    if (status == STATUS_OK)
+        status = prepare_schema(database, "refdata", refdata_migrations, deadline_ns, error);
     if (status != STATUS_OK)
         return status;
-    if (applied)
-        log_info("schema_migrated", LOG_STR("database", database->name), LOG_CSTR("module", "refdata"),
-                 LOG_INT("applied", applied));
     atomic_store(&database->schema_ready, true);
     return STATUS_OK;
 }

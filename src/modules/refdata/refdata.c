@@ -6,12 +6,13 @@
 
 #include "base/log.h"
 #include "base/memory.h"
+#include "modules/refdata/flow.h"
 #include "modules/refdata/query/query.h"
 #include "modules/refdata/query/reading.h"
 
 #define DICTIONARY "/v1/tenants/{tenantId}/dictionaries/{dictCode}"
 
-const struct http_route refdata_routes[] = {
+const struct http_route refdata_query_routes[] = {
     {HTTP_GET, DICTIONARY "/items/{key}", refdata_get_item, .tenant_param = "tenantId"},
     {HTTP_GET, DICTIONARY "/items", refdata_get_items, .tenant_param = "tenantId"},
     {HTTP_GET, DICTIONARY "/all", refdata_get_all, .tenant_param = "tenantId"},
@@ -66,7 +67,28 @@ static void take_settings(struct refdata *refdata, const struct refdata_settings
 
 /* ---- life ---- */
 
-/* Runs fn(refdata, arg) on the home loop and waits for it: the main thread's way to what only the home loop may touch. */
+bool refdata_has_role(const struct refdata *refdata, const char *role)
+{
+    return kernel_has_role(refdata->kernel, role);
+}
+
+struct refdata_catalog *refdata_catalog_hold(struct refdata *refdata)
+{
+    pthread_mutex_lock(&refdata->catalog_lock);
+    struct refdata_catalog *catalog = atomic_load(&refdata->catalog);
+    atomic_fetch_add(&catalog->refs, 1);
+    pthread_mutex_unlock(&refdata->catalog_lock);
+    return catalog;
+}
+
+static struct refdata_catalog *swap_catalog(struct refdata *refdata, struct refdata_catalog *catalog)
+{
+    pthread_mutex_lock(&refdata->catalog_lock);
+    struct refdata_catalog *before = atomic_exchange(&refdata->catalog, catalog);
+    pthread_mutex_unlock(&refdata->catalog_lock);
+    return before;
+}
+
 struct home_call {
     struct loop_message message;
     struct refdata *refdata;
@@ -83,7 +105,7 @@ static void on_home_call(struct loop *loop, struct loop_message *message)
     sem_post(&call->done);
 }
 
-static void call_home(struct refdata *refdata, void (*fn)(struct refdata *refdata, void *arg), void *arg)
+void refdata_home_call(struct refdata *refdata, void (*fn)(struct refdata *refdata, void *arg), void *arg)
 {
     if (!loop_group_is_running(refdata->loops)) { /* a start that failed: nobody else is there */
         fn(refdata, arg);
@@ -110,6 +132,7 @@ static enum status start(struct kernel *kernel, const void *section, void **stat
     refdata->home = loop_group_loop(refdata->loops, 0);
     refdata->queue_last = &refdata->queue_first;
     refdata->own = refdata_table_create(64);
+    pthread_mutex_init(&refdata->catalog_lock, NULL);
     atomic_init(&refdata->catalog, catalog);
     atomic_init(&refdata->table, refdata_table_copy(refdata->own));
     arena_init(&refdata->settings_arena, 1024);
@@ -121,7 +144,9 @@ static enum status start(struct kernel *kernel, const void *section, void **stat
     refdata->readers = worker_pool_create("primary", (unsigned)settings->barrier.parallel_reads,
                                           (size_t)settings->barrier.queue_max);
     /* The loops do not run yet, so this thread may stand in for the home loop. */
-    refdata_keeper_preload(refdata);
+    if (refdata_has_role(refdata, "query"))
+        refdata_keeper_preload(refdata);
+    refdata_flows_open(refdata);
     refdata_sweeps_start(refdata);
     *state = refdata;
     return STATUS_OK;
@@ -134,7 +159,7 @@ struct reload {
 
 static void free_catalog(void *arg)
 {
-    refdata_catalog_destroy(arg);
+    refdata_catalog_unref(arg);
 }
 
 /* Nobody will read what is still being loaded from a database that is no longer named. */
@@ -152,11 +177,13 @@ static void interrupt_dropped(const struct refdata_catalog *before, const struct
 static void reload_on_home(struct refdata *refdata, void *arg)
 {
     struct reload *reload = arg;
-    struct refdata_catalog *before = atomic_exchange(&refdata->catalog, reload->catalog);
+    struct refdata_catalog *before = swap_catalog(refdata, reload->catalog);
     take_settings(refdata, reload->settings);
     refdata_keeper_adopt(refdata, reload->catalog);
-    refdata_keeper_preload(refdata);
+    if (refdata_has_role(refdata, "query"))
+        refdata_keeper_preload(refdata);
     refdata_keeper_trim(refdata, NULL);
+    refdata_flows_open(refdata);
     refdata_sweeps_start(refdata);
     interrupt_dropped(before, reload->catalog);
     loop_group_synchronize(refdata->loops, free_catalog, before);
@@ -170,10 +197,12 @@ static void reload(void *state, struct config *config, const void *section)
     struct error error = {0};
     enum status status = refdata_catalog_create(section, kernel_migrates(refdata->kernel),
                                                 atomic_load(&refdata->catalog), &reload.catalog, &error);
-    if (status == STATUS_OK)
-        call_home(refdata, reload_on_home, &reload);
-    else
+    if (status == STATUS_OK) {
+        refdata_home_call(refdata, reload_on_home, &reload);
+        refdata_flows_close(refdata, reload.catalog);
+    } else {
         log_error("refdata_reload_failed", LOG_ERROR_FIELDS(&error));
+    }
 }
 
 static void stop_on_home(struct refdata *refdata, void *arg)
@@ -186,7 +215,8 @@ static void stop_on_home(struct refdata *refdata, void *arg)
 static void stop(void *state)
 {
     struct refdata *refdata = state;
-    call_home(refdata, stop_on_home, NULL);
+    refdata_flows_close(refdata, NULL);
+    refdata_home_call(refdata, stop_on_home, NULL);
     const struct refdata_catalog *catalog = atomic_load(&refdata->catalog);
     for (size_t i = 0; i < catalog->database_count; i++)
         db_pool_interrupt(catalog->databases[i]->pool); /* loads under way end now, not at their deadline */
@@ -199,11 +229,28 @@ static void destroy(void *state)
     struct refdata *refdata = state;
     worker_pool_destroy(refdata->loaders);
     worker_pool_destroy(refdata->readers);
+    refdata_flows_clear(refdata);
     refdata_keeper_clear(refdata);
     cache_drain();
-    refdata_catalog_destroy(atomic_load(&refdata->catalog));
+    refdata_catalog_unref(atomic_load(&refdata->catalog));
     arena_deinit(&refdata->settings_arena);
+    pthread_mutex_destroy(&refdata->catalog_lock);
     free(refdata);
+}
+
+static const char *const writing_roles[] = {"command", "apply", "relay", NULL};
+
+static bool is_reachable(const struct refdata_database *database)
+{
+    return db_pool_is_up(database->pool) && !atomic_load(&database->unreachable);
+}
+
+static bool can_write(const struct refdata_catalog *catalog)
+{
+    for (size_t i = 0; i < catalog->database_count; i++)
+        if (refdata_flow_of(catalog->databases[i]) && is_reachable(catalog->databases[i]))
+            return true;
+    return false;
 }
 
 /* On any loop: atomics only. */
@@ -212,12 +259,18 @@ static void health(void *state, struct health *health)
     struct refdata *refdata = state;
     const struct refdata_catalog *catalog = atomic_load(&refdata->catalog);
     bool up = atomic_load(&refdata->query_up);
-    health_role(health, "query", up,
-                up ? STR_NONE : STR("waiting for PostgreSQL or for preloaded dictionaries"));
+    if (refdata_has_role(refdata, "query"))
+        health_role(health, "query", up,
+                    up ? STR_NONE : STR("waiting for PostgreSQL or for preloaded dictionaries"));
+    if (refdata_has_role(refdata, "query") && !up)
+        health_starting(health);
+    for (const char *const *role = writing_roles; *role; role++)
+        if (refdata_has_role(refdata, *role))
+            health_role(health, *role, can_write(catalog),
+                        can_write(catalog) ? STR_NONE : STR("waiting for PostgreSQL"));
     for (size_t i = 0; i < catalog->database_count; i++) {
         const struct refdata_database *database = catalog->databases[i];
-        health_component(health, "postgres", database->name,
-                         db_pool_is_up(database->pool) && !atomic_load(&database->unreachable), STR_NONE);
+        health_component(health, "postgres", database->name, is_reachable(database), STR_NONE);
     }
     for (size_t i = 0; i < catalog->dictionary_count; i++) {
         bool disabled = atomic_load(&catalog->dictionaries[i]->state) == REFDATA_DISABLED;
@@ -229,9 +282,9 @@ static void health(void *state, struct health *health)
 
 const struct module refdata_module = {
     .name = "refdata",
-    .roles = (const char *const[]){"query", NULL},
+    .roles = (const char *const[]){"command", "apply", "relay", "query", NULL},
     .section = &refdata_section,
-    .routes = refdata_routes,
+    .routes = (const struct module_routes[]){{"query", refdata_query_routes}, {NULL}},
     .metrics = refdata_metrics,
     .migrations = refdata_migrations,
     .check = check,

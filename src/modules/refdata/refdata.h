@@ -6,10 +6,13 @@
 #ifndef FRESHET_REFDATA_REFDATA_H
 #define FRESHET_REFDATA_REFDATA_H
 
+#include <pthread.h>
+
 #include "modules/refdata/catalog.h"
 #include "modules/refdata/query/holding.h"
 
 struct refdata_sweep;
+struct refdata_flow;
 
 struct refdata {
     /* read on every loop */
@@ -17,6 +20,7 @@ struct refdata {
     struct loop_group *loops;
     struct loop *home;
     _Atomic(struct refdata_catalog *) catalog;
+    pthread_mutex_t catalog_lock; /* swapping it, and holding it: refdata_catalog_hold() */
     _Atomic(struct refdata_table *) table;
     atomic_llong first_read_timeout_ms, barrier_wait_ms, barrier_timeout_ms;
     atomic_bool query_up; /* for health */
@@ -34,8 +38,16 @@ struct refdata {
     unsigned loading_count;
     uint64_t memory_bytes;
     struct refdata_sweep *sweeps; /* one per database, a list */
+    struct refdata_flow *flows;   /* the same */
     bool stopping;
 };
+
+/* Any thread: the catalog in force, with a reference. */
+struct refdata_catalog *refdata_catalog_hold(struct refdata *refdata);
+/* Runs fn(refdata, arg) on the home loop and waits for it: the main thread's way to what only the home loop may
+ * touch. */
+void refdata_home_call(struct refdata *refdata, void (*fn)(struct refdata *refdata, void *arg), void *arg);
+bool refdata_has_role(const struct refdata *refdata, const char *role);
 
 /* ---- sweep.c: the periodic look at each database ---- */
 void refdata_sweeps_start(struct refdata *refdata); /* one for each database of the catalog; those gone end */

@@ -10,6 +10,7 @@
         yaml, SETTING_STRING, DICT_ROW(member.sql), text, "", DICT_PLACE(member.place), .reloadable = true \
     }
 #define HOUR_MS (3600 * 1000)
+#define MIB (INT64_C(1) << 20)
 #define TIB (INT64_C(1) << 40)
 
 static const char *const apply_modes[] = {"SQL_TEMPLATE", NULL};
@@ -113,6 +114,51 @@ static const struct setting_row cache_rows[] = {
     {"jitter", SETTING_DURATION_MS, CACHE_ROW(jitter_ms),
      "Loads found by the sweep start at a random moment within this, so that pods do not load in step.",
      "50ms", 0, 10000, .reloadable = true},
+    {"debounce", SETTING_DURATION_MS, CACHE_ROW(debounce_ms),
+     "Full reloads of one pair start at least this far apart: the first change loads at once, those within the window "
+     "share one more load. Reloads of changed keys alone (DELTA) and readers at the barrier do not wait for it.",
+     "20ms", 0, 10000, .reloadable = true},
+    {"digestCheckInterval", SETTING_DURATION_MS, CACHE_ROW(digest_check_ms),
+     "How often a pair that is kept fresh by DELTA reloads is loaded in full and its digest compared. 0 = never.",
+     "10m", 0, 24 * HOUR_MS, .reloadable = true},
+    {.name = NULL},
+};
+
+#define UPDATE_ROW(member) ROW(updates.member)
+static const struct setting_row update_rows[] = {
+    {"items", SETTING_INT, UPDATE_ROW(items_max), "Most items in one update or chunk; past it 413.", "10000", 1,
+     1000000, .reloadable = true},
+    {"keyBytes", SETTING_SIZE, UPDATE_ROW(key_bytes_max), "Longest key; past it 400.", "1024", 1, 1024,
+     .reloadable = true},
+    {"payloadBytes", SETTING_SIZE, UPDATE_ROW(payload_bytes_max), "Largest payload of an item; past it 413.",
+     "1MiB", 2, 256 * MIB, .reloadable = true},
+    {"depth", SETTING_INT, UPDATE_ROW(depth_max), "Deepest nesting of an update's JSON; past it 400.", "64", 4,
+     1024, .reloadable = true},
+    {"queue", SETTING_INT, UPDATE_ROW(queue_max), "Updates that may wait for their commit; past it 503.", "20000", 1,
+     1000000},
+    {"commitTimeout", SETTING_DURATION_MS, UPDATE_ROW(commit_timeout_ms),
+     "Time for an update to be committed; past it 503.", "5s", 10, HOUR_MS, .reloadable = true},
+    {"batch", SETTING_INT, UPDATE_ROW(batch_max), "Most commands that apply puts into one transaction.", "200", 1,
+     10000},
+    {"snapshotExpiry", SETTING_DURATION_MS, UPDATE_ROW(snapshot_expire_ms),
+     "A chunked snapshot that is not complete this long after its last chunk fails with SNAPSHOT_INCOMPLETE.", "1h",
+     100, 30 * 24 * (int64_t)HOUR_MS, .reloadable = true},
+    {"keep", SETTING_DURATION_MS, UPDATE_ROW(keep_ms),
+     "How long a decided update's status is kept, and its eventId known.", "30d", 1000, 3650 * 24 * (int64_t)HOUR_MS,
+     .reloadable = true},
+    {.name = NULL},
+};
+
+#define WATCH_ROW(member) ROW(watch.member)
+static const struct setting_row watch_rows[] = {
+    {"heartbeat", SETTING_DURATION_MS, WATCH_ROW(heartbeat_ms), "How often a quiet stream of changes says so.", "15s",
+     10, HOUR_MS, .reloadable = true},
+    {"versions", SETTING_INT, WATCH_ROW(versions_max),
+     "Versions a watcher may be behind; a resume from further back gets 410.", "10000", 1, 10000000,
+     .reloadable = true},
+    {"buffer", SETTING_SIZE, WATCH_ROW(buffer_bytes_max),
+     "Changes a slow watcher may have waiting; past it the connection is cut.", "8MiB", 1024, 1024 * MIB,
+     .reloadable = true},
     {.name = NULL},
 };
 
@@ -148,6 +194,9 @@ static const struct setting_row rows[] = {
      .rows = cache_rows, .fallback = ""},
     {"barrier", SETTING_OBJECT, .help = "Reads that demand a version (X-Min-Version).", .rows = barrier_rows,
      .fallback = "", .reloadable = true},
+    {"updates", SETTING_OBJECT, .help = "What an update may be, and how it is applied.", .rows = update_rows,
+     .fallback = ""},
+    {"watch", SETTING_OBJECT, .help = "Streams of changes.", .rows = watch_rows, .fallback = ""},
     {"dictionaries", SETTING_OBJECT_LIST, ROW(dictionaries), "The dictionaries, by configuration alone.", "",
      .rows = dictionary_rows, .element_bytes = sizeof(struct refdata_dictionary_settings),
      .reloadable = true},

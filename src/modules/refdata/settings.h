@@ -31,6 +31,19 @@ struct refdata_cache_settings {
     int64_t memory_bytes_max, entries_max, parallel_reloads;
     int64_t sweep_interval_ms, load_timeout_ms, first_read_timeout_ms, drift_check_interval_ms;
     int64_t retry_min_ms, retry_max_ms, jitter_ms;
+    int64_t debounce_ms, digest_check_ms;
+};
+
+struct refdata_update_settings { /* of the command and apply roles */
+    int64_t items_max, key_bytes_max, payload_bytes_max, depth_max;
+    int64_t queue_max, commit_timeout_ms;   /* of updates waiting for their commit */
+    int64_t batch_max;                      /* commands in one transaction of apply */
+    int64_t snapshot_expire_ms;             /* an incomplete one */
+    int64_t keep_ms;                        /* update_request and processed_event, once decided */
+};
+
+struct refdata_watch_settings {
+    int64_t heartbeat_ms, versions_max, buffer_bytes_max;
 };
 
 struct refdata_barrier_settings {
@@ -45,6 +58,8 @@ struct refdata_settings {
     bool allow_tenant_header;
     struct refdata_cache_settings cache;
     struct refdata_barrier_settings barrier;
+    struct refdata_update_settings updates;
+    struct refdata_watch_settings watch;
     struct setting_objects dictionaries; /* struct refdata_dictionary_settings */
 };
 

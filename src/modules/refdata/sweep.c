@@ -7,6 +7,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "modules/refdata/flow.h"
 #include "modules/refdata/provider.h"
 #include "modules/refdata/query/query.h"
 
@@ -213,6 +214,8 @@ static void apply(struct sweep_job *job)
         apply_found(refdata, &job->found[i]);
     if (job->status == STATUS_OK)
         apply_versions(job);
+    if (atomic_load(&job->sweep->database->schema_ready))
+        refdata_flow_start_of(refdata, job->sweep->database);
     refdata_keeper_update_health(refdata);
 }
 
@@ -320,7 +323,8 @@ static void on_timer(struct loop_timer *timer)
     buf_init(&job->starred);
     take_unchecked(job, catalog);
     take_pairs(job, refdata->own);
-    take_starred(job, refdata, catalog);
+    if (refdata_has_role(refdata, "query"))
+        take_starred(job, refdata, catalog);
     sweep->running = worker_pool_submit(refdata->loaders, &job->job);
     if (!sweep->running)
         free_job(job); /* only when the module stops */

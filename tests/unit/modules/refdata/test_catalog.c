@@ -22,7 +22,7 @@ static void dictionaries_are_found_by_their_exact_code(void **state)
         assert_true(str_eq(refdata_catalog_find(catalog, str_from(there[i]))->code, str_from(there[i])));
     for (size_t i = 0; i < sizeof absent / sizeof *absent; i++)
         assert_null(refdata_catalog_find(catalog, str_from(absent[i])));
-    refdata_catalog_destroy(catalog);
+    refdata_catalog_unref(catalog);
 }
 
 static void a_catalog_may_be_empty(void **state)
@@ -33,7 +33,7 @@ static void a_catalog_may_be_empty(void **state)
 
     assert_int_equal(catalog->dictionary_count, 0);
     assert_null(refdata_catalog_find(catalog, STR("a")));
-    refdata_catalog_destroy(catalog);
+    refdata_catalog_unref(catalog);
 }
 
 /* The same pointer means: its compiled templates, its state and its pool's connections stay. */
@@ -57,9 +57,9 @@ static void what_did_not_change_is_the_same_object_after_a_reload(void **state)
                          refdata_catalog_find(before, STR("changed")));
     assert_null(refdata_catalog_find(after, STR("gone")));
     assert_int_equal(refdata_catalog_find(after, STR("new"))->state, REFDATA_UNCHECKED);
-    refdata_catalog_destroy(before);
+    refdata_catalog_unref(before);
     assert_int_equal(refdata_catalog_find(after, STR("same"))->state, REFDATA_READY);
-    refdata_catalog_destroy(after);
+    refdata_catalog_unref(after);
 }
 
 static void a_database_that_moved_takes_its_dictionaries_along(void **state)
@@ -83,9 +83,9 @@ static void a_database_that_moved_takes_its_dictionaries_along(void **state)
                      refdata_catalog_find(catalogs[0], STR("a")));
     assert_ptr_not_equal(refdata_catalog_find(catalogs[1], STR("b")),
                          refdata_catalog_find(catalogs[0], STR("b")));
-    refdata_catalog_destroy(catalogs[0]);
+    refdata_catalog_unref(catalogs[0]);
     assert_ptr_equal(refdata_catalog_find(catalogs[1], STR("b"))->database, catalogs[1]->databases[1]);
-    refdata_catalog_destroy(catalogs[1]);
+    refdata_catalog_unref(catalogs[1]);
 }
 
 static void codes_and_blocks_are_named_once(void **state)
@@ -138,7 +138,7 @@ static void a_password_variable_must_be_set(void **state)
         "t.yaml:4:22: refdata.postgres.passwordFromEnv: the environment variable FRESHET_TEST_UNSET is not "
         "set");
     setenv("FRESHET_TEST_UNSET", "", 1);
-    refdata_catalog_destroy(catalog_of(yaml, NULL));
+    refdata_catalog_unref(catalog_of(yaml, NULL));
 }
 
 int main(void)

@@ -80,7 +80,7 @@ static void every_parameter_has_a_value_where_the_seed_uses_it(void **state)
     assert_int_equal(upsert->statement.types[2], DB_JSONB);
     assert_int_equal(upsert->statement.types[4], DB_BIGINT);
     assert_int_equal(only(catalog)->sql[REFDATA_LOAD_KEYS].statement.types[1], DB_TEXT_ARRAY);
-    refdata_catalog_destroy(catalog);
+    refdata_catalog_unref(catalog);
 }
 
 static void values_are_bound_by_name_whatever_their_order(void **state)
@@ -97,7 +97,7 @@ static void values_are_bound_by_name_whatever_their_order(void **state)
     refdata_dictionary_bind(statement, values, params);
     assert_true(str_eq(params[0].value, STR("the key")));
     assert_true(str_eq(params[1].value, STR("the tenant")));
-    refdata_catalog_destroy(catalog);
+    refdata_catalog_unref(catalog);
 }
 
 static void where_items_come_from_and_how_they_reload_follows_from_what_is_given(void **state)
@@ -121,7 +121,7 @@ static void where_items_come_from_and_how_they_reload_follows_from_what_is_given
         assert_ptr_equal(only(catalog)->provider, cases[i].provider);
         assert_int_equal(only(catalog)->delta, cases[i].delta);
         assert_int_equal(only(catalog)->state, REFDATA_UNCHECKED);
-        refdata_catalog_destroy(catalog);
+        refdata_catalog_unref(catalog);
     }
 }
 

@@ -12,7 +12,7 @@ static struct refdata_dictionary *one_dictionary(void)
     struct refdata_catalog *catalog = catalog_of(FILE_HEAD "    - code: D\n", NULL);
     struct refdata_dictionary *dictionary = refdata_dictionary_ref(catalog->dictionaries[0]);
 
-    refdata_catalog_destroy(catalog);
+    refdata_catalog_unref(catalog);
     return dictionary;
 }
 

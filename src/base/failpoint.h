@@ -1,0 +1,18 @@
+/* Failpoints: named places between two steps where a test lets the process die, stop or wait. Compiled into test builds
+ * only (option `failpoints`); elsewhere a FAILPOINT() is nothing at all.
+ *
+ *     FRESHET_FAILPOINTS="apply.before_commit=kill:0.01,relay.after_publish=stop"
+ *
+ * kill = SIGKILL to itself, stop = SIGSTOP, abort = SIGABRT, sleep-250 = waits 250 ms; ":0.01" = with this probability,
+ * "#7" = only the seventh time. */
+#ifndef FRESHET_BASE_FAILPOINT_H
+#define FRESHET_BASE_FAILPOINT_H
+
+#ifdef FRESHET_WITH_FAILPOINTS
+void failpoint_hit(const char *name);
+#define FAILPOINT(name) failpoint_hit(name)
+#else
+#define FAILPOINT(name) ((void)0)
+#endif
+
+#endif

@@ -1,0 +1,32 @@
+/* Apply: from commands to data (R8, R10). One function does it, inside a transaction that is the caller's: the bus
+ * handler's (the position of the partition commits with it) or the committer's (a POST applied in its own commit).
+ *
+ * For each pair (tenant, dictionary) its dictionary_meta row is locked first, pairs in bytewise order; so versions,
+ * outbox order and commit order agree. Then dedup, stale check, data, version, status, outbox; each command its own. */
+#ifndef FRESHET_REFDATA_APPLY_H
+#define FRESHET_REFDATA_APPLY_H
+
+#include "modules/refdata/flow.h"
+
+struct refdata_command {
+    struct refdata_update update; /* its slices live as long as the call */
+    bool waited;
+    /* set by refdata_apply_run() */
+    bool decided; /* false: a chunk that waits for the others, or an event that was decided before */
+    struct refdata_outcome outcome;
+};
+
+enum refdata_apply_flags {
+    REFDATA_APPLY_ALONE = 1, /* one command: its failing SQL is rolled back to a savepoint and recorded as FAILED */
+    /* The rows of update_request are not there yet (a POST applied in its own commit): inserts them as decided. */
+    REFDATA_APPLY_INSERTS = 2,
+};
+
+/* On a worker, inside an open READ COMMITTED transaction. OK: all outcomes are written there, the caller commits and
+ * then calls refdata_flow_decided(), or rolls back. DB_ERROR: some command's SQL was refused and the transaction is
+ * spoilt; run them one by one with REFDATA_APPLY_ALONE. Other failures (DB_DOWN, TIMEOUT, DB_RETRY): run all again. */
+enum status refdata_apply_run(struct refdata_flow *flow, struct db_conn *conn, struct refdata_command *commands,
+                              size_t count, unsigned flags, int64_t deadline_ns, struct arena *arena,
+                              struct error *error) MUST_CHECK;
+
+#endif

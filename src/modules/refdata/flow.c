@@ -1,0 +1,233 @@
+/* A flow's life. The bus is started when the schema is there and ended before what it calls; the roles' parts know
+ * nothing of each other but what goes through here. */
+#include "modules/refdata/flow.h"
+
+#include <semaphore.h>
+#include <stdlib.h>
+
+#include "base/log.h"
+#include "base/memory.h"
+#include "bus/bus_postgres.h"
+
+enum {
+    OWN_CONNECTIONS = 3, /* of the bus: publishing, upkeep, invalidations */
+    OWN_THREADS = 4,     /* the committer, invalidations, publishing, upkeep */
+    STOP_GRACE_MS = 5000,
+    INVALIDATION_PARTITIONS = 4,
+};
+
+/* What was not handled yet outlives everything but this. */
+#define KEEP_HARD_MS (INT64_C(7) * 24 * 3600 * 1000)
+
+static enum status make_bus(struct refdata_flow *flow, struct error *error)
+{
+    const struct kernel_bus_settings *settings = kernel_bus(flow->refdata->kernel);
+    const struct bus_topic topics[] = {
+        {.name = REFDATA_COMMANDS,
+         .partitions = (unsigned)settings->partitions,
+         .keep_ms = settings->keep_ms,
+         .keep_ms_hard = KEEP_HARD_MS},
+        {.name = REFDATA_INVALIDATIONS,
+         .partitions = INVALIDATION_PARTITIONS,
+         .keep_ms = settings->keep_ms,
+         .keep_ms_hard = settings->keep_ms},
+    };
+    struct db_target target = flow->database->target;
+    target.connections_max = (unsigned)settings->handlers + OWN_CONNECTIONS;
+    return bus_postgres_create(
+        &(struct bus_postgres_config){
+            .loop = flow->refdata->home,
+            .workers = flow->workers,
+            .target = &target,
+            .topics = topics,
+            .topic_count = sizeof topics / sizeof topics[0],
+            .poll_ms = settings->poll_ms,
+            .keep_dead_ms = settings->keep_dead_ms,
+            .message_bytes_max = REFDATA_MESSAGE_BYTES_MAX,
+        },
+        &flow->bus, error);
+}
+
+static struct refdata_flow *find(const struct refdata *refdata, const struct refdata_database *database)
+{
+    struct refdata_flow *flow = refdata->flows;
+    while (flow && flow->database != database)
+        flow = flow->next;
+    return flow;
+}
+
+void refdata_flows_open(struct refdata *refdata)
+{
+    const struct refdata_catalog *catalog = atomic_load(&refdata->catalog);
+    for (size_t i = 0; i < catalog->database_count; i++) {
+        if (find(refdata, catalog->databases[i]))
+            continue;
+        struct refdata_flow *flow = memory_zalloc(sizeof *flow);
+        flow->refdata = refdata;
+        flow->database = refdata_database_ref(catalog->databases[i]);
+        flow->next = refdata->flows;
+        refdata->flows = flow;
+    }
+}
+
+void refdata_flow_start_of(struct refdata *refdata, struct refdata_database *database)
+{
+    struct refdata_flow *flow = find(refdata, database);
+    struct error error = {0};
+    if (!flow || flow->bus || refdata->stopping)
+        return;
+    flow->workers = worker_pool_create(
+        "flow", (unsigned)kernel_bus(refdata->kernel)->handlers + OWN_THREADS, SIZE_MAX);
+    if (make_bus(flow, &error) != STATUS_OK) { /* its target was understood before: cannot happen */
+        log_error("flow_not_started", LOG_STR("database", database->name), LOG_ERROR_FIELDS(&error));
+        return;
+    }
+    flow->news = refdata_news_create(flow);
+    if (refdata_has_role(refdata, "apply"))
+        flow->apply = refdata_apply_create(flow);
+    if (refdata_has_role(refdata, "relay"))
+        flow->relay = refdata_relay_create(flow);
+    if (refdata_has_role(refdata, "query"))
+        flow->invalidations = refdata_invalidations_create(flow);
+    if (refdata_has_role(refdata, "command"))
+        flow->committer = refdata_committer_create(flow);
+    bus_start(flow->bus);
+    if (flow->apply)
+        refdata_apply_start(flow->apply);
+    if (flow->relay)
+        refdata_relay_start(flow->relay);
+    atomic_store(&database->flow, flow);
+}
+
+struct refdata_flow *refdata_flow_of(const struct refdata_database *database)
+{
+    return atomic_load(&database->flow);
+}
+
+void refdata_flow_decided(struct refdata_flow *flow, const struct refdata_outcome *outcomes,
+                          const bool *waited, size_t count)
+{
+    bool committed = false;
+    refdata_news_decided(flow->news, outcomes, waited, count);
+    for (size_t i = 0; i < count; i++) {
+        if (outcomes[i].decision != REFDATA_COMMITTED)
+            continue;
+        committed = true;
+        if (flow->invalidations)
+            refdata_invalidations_hint(flow->invalidations, outcomes[i].tenant, outcomes[i].dict_code,
+                                       outcomes[i].version);
+    }
+    if (committed && flow->relay)
+        refdata_relay_wake(flow->relay);
+}
+
+/* ---- the end ---- */
+
+static void post(void *arg)
+{
+    sem_post(arg);
+}
+
+static void wait_for_loops(struct refdata *refdata)
+{
+    sem_t passed;
+    sem_init(&passed, 0, 0);
+    loop_group_synchronize(refdata->loops, post, &passed);
+    while (sem_wait(&passed) != 0)
+        ; /* interrupted by a signal */
+    sem_destroy(&passed);
+}
+
+/* Who takes in goes first, who is told goes last. */
+static void stop_flow(struct refdata_flow *flow)
+{
+    if (flow->committer)
+        refdata_committer_stop(flow->committer);
+    if (flow->relay)
+        refdata_relay_stop(flow->relay);
+    bus_stop(flow->bus, STOP_GRACE_MS);
+    if (flow->apply)
+        refdata_apply_stop(flow->apply);
+    refdata_news_stop(flow->news);
+    worker_pool_stop(flow->workers);
+}
+
+static void destroy_flow(struct refdata_flow *flow)
+{
+    if (flow->bus) {
+        if (flow->committer)
+            refdata_committer_destroy(flow->committer);
+        if (flow->invalidations)
+            refdata_invalidations_destroy(flow->invalidations);
+        if (flow->relay)
+            refdata_relay_destroy(flow->relay);
+        if (flow->apply)
+            refdata_apply_destroy(flow->apply);
+        refdata_news_destroy(flow->news);
+        bus_destroy(flow->bus);
+        worker_pool_destroy(flow->workers);
+    }
+    refdata_database_unref(flow->database);
+    free(flow);
+}
+
+static bool is_named(const struct refdata_catalog *catalog, const struct refdata_database *database)
+{
+    for (size_t i = 0; catalog && i < catalog->database_count; i++)
+        if (catalog->databases[i] == database)
+            return true;
+    return false;
+}
+
+struct closing {
+    const struct refdata_catalog *catalog;
+    struct refdata_flow *flows; /* taken out of the list */
+};
+
+static void take_out(struct refdata *refdata, void *arg)
+{
+    struct closing *closing = arg;
+    refdata->stopping |= closing->catalog == NULL;
+    for (struct refdata_flow **at = &refdata->flows; *at;) {
+        struct refdata_flow *flow = *at;
+        if (is_named(closing->catalog, flow->database)) {
+            at = &flow->next;
+            continue;
+        }
+        *at = flow->next;
+        flow->next = closing->flows;
+        closing->flows = flow;
+        atomic_store(&flow->database->flow, NULL);
+    }
+}
+
+static void destroy_flows(struct refdata *refdata, void *arg)
+{
+    (void)refdata;
+    struct refdata_flow *flow = arg;
+    while (flow) {
+        struct refdata_flow *next = flow->next;
+        destroy_flow(flow);
+        flow = next;
+    }
+}
+
+void refdata_flows_close(struct refdata *refdata, const struct refdata_catalog *catalog)
+{
+    struct closing closing = {.catalog = catalog};
+    refdata_home_call(refdata, take_out, &closing);
+    if (!closing.flows)
+        return;
+    wait_for_loops(refdata); /* no handler holds a flow any more */
+    for (struct refdata_flow *flow = closing.flows; flow; flow = flow->next)
+        if (flow->bus)
+            stop_flow(flow);
+    wait_for_loops(refdata); /* what they posted has been handled */
+    refdata_home_call(refdata, destroy_flows, closing.flows);
+}
+
+void refdata_flows_clear(struct refdata *refdata)
+{
+    destroy_flows(refdata, refdata->flows);
+    refdata->flows = NULL;
+}

@@ -1,0 +1,81 @@
+/* The flow: what carries the changes of one database, and what each role of this process does with them.
+ *
+ *     POST ─ command ─ update_request + message ─ topic refdata.commands ─ apply ─ data, version, status, outbox
+ *          ─ relay ─ topic refdata.invalidations ─ query: load, swap
+ *
+ * One per database, since its bus lives in it. Made with the database, started on the home loop when the sweep finds the
+ * schema in place, stopped by the main thread. Roles hang their own part in by the functions below; a NULL part is a role
+ * that does not run here. */
+#ifndef FRESHET_REFDATA_FLOW_H
+#define FRESHET_REFDATA_FLOW_H
+
+#include "bus/bus.h"
+#include "modules/refdata/refdata.h"
+#include "modules/refdata/update.h"
+
+#define REFDATA_COMMANDS "refdata.commands"
+#define REFDATA_INVALIDATIONS "refdata.invalidations"
+/* A body at its largest, with what the server adds to it. */
+#define REFDATA_MESSAGE_BYTES_MAX (1032u << 20)
+#define REFDATA_APPLY_GROUP "refdata-apply"
+/* On a command whose sender waits for its commit: apply then tells every process by a notice. */
+#define REFDATA_HEADER_WAITED "waited"
+
+struct refdata_flow {
+    struct refdata_flow *next; /* of refdata->flows, the home loop's */
+    struct refdata *refdata;
+    struct refdata_database *database; /* referenced */
+    struct worker_pool *workers;       /* of the bus's handlers and the roles' own jobs */
+    struct bus *bus;                   /* NULL until started */
+    struct refdata_committer *committer; /* command/: makes commits of POSTs */
+    struct refdata_news *news;           /* command/: who waits for a decision, and notices between processes */
+    struct refdata_apply *apply;         /* apply/ */
+    struct refdata_relay *relay;         /* relay/ */
+    struct refdata_invalidations *invalidations; /* query/: the pod's ear */
+};
+
+/* ---- flow.c ---- */
+/* On the home loop, or before the loops run: a flow for each database of the catalog that has none yet. */
+void refdata_flows_open(struct refdata *refdata);
+/* On the home loop: the schema is in place. Does nothing the second time. */
+void refdata_flow_start_of(struct refdata *refdata, struct refdata_database *database);
+/* Main thread, loops running: ends those whose database is not in `catalog` (NULL = all). */
+void refdata_flows_close(struct refdata *refdata, const struct refdata_catalog *catalog);
+void refdata_flows_clear(struct refdata *refdata); /* loops have ended: frees */
+/* On a loop: the flow of a database, or NULL while it is not started. Valid until the callback returns. */
+struct refdata_flow *refdata_flow_of(const struct refdata_database *database);
+
+/* Any thread, after the commit: these updates are decided. Releases who waits for them here and elsewhere, has the pod's
+ * caches reloaded, wakes the relay. `waited[i]` (NULL = all false): somebody in another process may wait. */
+void refdata_flow_decided(struct refdata_flow *flow, const struct refdata_outcome *outcomes, const bool *waited,
+                          size_t count);
+
+/* ---- each role's part: created before the bus starts (to subscribe), stopped when it has stopped ----
+ * *_create: home loop. *_stop: main thread while loops run; may wait. *_destroy: no thread uses it any more. */
+struct refdata_news *refdata_news_create(struct refdata_flow *flow);
+void refdata_news_decided(struct refdata_news *news, const struct refdata_outcome *outcomes, const bool *waited,
+                          size_t count); /* any thread */
+void refdata_news_stop(struct refdata_news *news);
+void refdata_news_destroy(struct refdata_news *news);
+
+struct refdata_committer *refdata_committer_create(struct refdata_flow *flow);
+void refdata_committer_stop(struct refdata_committer *committer); /* what waits is answered 503 */
+void refdata_committer_destroy(struct refdata_committer *committer);
+
+struct refdata_apply *refdata_apply_create(struct refdata_flow *flow); /* subscribes to the commands */
+void refdata_apply_start(struct refdata_apply *apply);                 /* the bus runs: expiry, retention */
+void refdata_apply_stop(struct refdata_apply *apply);
+void refdata_apply_destroy(struct refdata_apply *apply);
+
+struct refdata_relay *refdata_relay_create(struct refdata_flow *flow);
+void refdata_relay_start(struct refdata_relay *relay); /* home loop; the bus runs */
+void refdata_relay_wake(struct refdata_relay *relay);  /* any thread: something was committed here */
+void refdata_relay_stop(struct refdata_relay *relay);
+void refdata_relay_destroy(struct refdata_relay *relay);
+
+struct refdata_invalidations *refdata_invalidations_create(struct refdata_flow *flow); /* subscribes */
+void refdata_invalidations_hint(struct refdata_invalidations *invalidations, struct str tenant, struct str code,
+                                int64_t version); /* any thread: committed by this very process */
+void refdata_invalidations_destroy(struct refdata_invalidations *invalidations);
+
+#endif

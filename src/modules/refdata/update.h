@@ -1,0 +1,89 @@
+/* An update: the command of seed §8.1 (R8), read strictly, kept as the slices that came, and written again for the bus.
+ *
+ * What a POST brings and what a message on the bus carries are the same contract with different demands: see
+ * enum refdata_origin. Nothing here knows dictionaries, SQL or HTTP. */
+#ifndef FRESHET_REFDATA_UPDATE_H
+#define FRESHET_REFDATA_UPDATE_H
+
+#include "base/arena.h"
+#include "base/buf.h"
+#include "base/hash.h"
+#include "base/json.h"
+#include "base/status.h"
+#include "base/uuid.h"
+
+enum refdata_event_type { REFDATA_DELTA, REFDATA_SNAPSHOT };
+enum refdata_source { REFDATA_REST, REFDATA_KAFKA };
+enum refdata_origin {
+    REFDATA_FROM_CLIENT, /* eventId and occurredAt may lack and are given; tenantId may lack, but may not differ;
+                            `source` is ignored */
+    REFDATA_FROM_BUS,    /* all of them required */
+};
+
+struct refdata_limits { /* C6 */
+    size_t items_max, key_bytes_max, payload_bytes_max;
+    unsigned depth_max;
+};
+
+struct refdata_update {
+    char event_id[UUID_TEXT_BYTES]; /* lower case */
+    struct str tenant, dict_code;
+    enum refdata_source source;
+    enum refdata_event_type type;
+    bool has_revision;
+    int64_t source_revision;
+    char snapshot_id[UUID_TEXT_BYTES]; /* "" = none */
+    int32_t chunk_index, chunks_total; /* 1 and 1 where it is whole */
+    int64_t occurred_at_us;
+    struct json_value items; /* the array as it came, validated */
+    size_t item_count;
+    bool has_upsert, has_delete;
+    /* Of what the sender said: the same eventId (or chunk) with another one is a conflict. White space between tokens,
+     * the order of members and what the server gave itself make no difference. */
+    struct hash128 content;
+};
+
+static inline bool refdata_update_is_chunk(const struct refdata_update *update)
+{
+    return update->type == REFDATA_SNAPSHOT && update->chunks_total > 1;
+}
+
+/* The first half: is it JSON, an object, and which dictionary does it name? (R1: the dictionary is checked before the
+ * rest of the body.) */
+enum status refdata_update_open(struct str text, const struct refdata_limits *limits, struct json_value *body,
+                                struct str *dict_code, struct arena *arena, struct error *error) MUST_CHECK;
+/* The second half. `tenant` is the path's (client) or empty (bus: the message's own). Slices point into the text and
+ * the arena. BAD_REQUEST naming the field ("items[3].key"), or PAYLOAD_TOO_LARGE. */
+enum status refdata_update_read(const struct json_value *body, enum refdata_origin origin, struct str tenant,
+                                const struct refdata_limits *limits, struct arena *arena,
+                                struct refdata_update *update, struct error *error) MUST_CHECK;
+/* Seed §8.1's JSON, for the bus. Payloads are the bytes that came. */
+void refdata_update_put(struct buf *out, const struct refdata_update *update);
+
+/* Its items in order. `key` is decoded (a copy in `arena` only where it had escapes). */
+struct refdata_item {
+    struct str key;
+    struct str payload; /* raw JSON; empty for a deletion */
+    bool is_delete;
+};
+struct refdata_items {
+    struct json_iter iter;
+    struct arena *arena;
+};
+void refdata_items_begin(struct refdata_items *items, const struct refdata_update *update, struct arena *arena);
+bool refdata_items_next(struct refdata_items *items, struct refdata_item *item);
+
+/* ---- what became of it ---- */
+enum refdata_decision { REFDATA_PENDING, REFDATA_COMMITTED, REFDATA_FAILED };
+const char *refdata_decision_name(enum refdata_decision decision); /* as update_request.status */
+
+#define REFDATA_REASON_BYTES 400
+struct refdata_outcome {
+    struct str tenant, dict_code, event_id;
+    enum refdata_decision decision;
+    int64_t version;                   /* of COMMITTED */
+    enum status failure;               /* of FAILED: its code is errorCode */
+    char reason[REFDATA_REASON_BYTES]; /* of FAILED: errorMessage; UTF-8, no SQL text */
+};
+
+#endif
