@@ -24,6 +24,21 @@ void refdata_keeper_trim(struct refdata *refdata,
 void refdata_keeper_bury(struct refdata_holding *holding); /* out of the table: freed after a grace period */
 void refdata_keeper_clear(struct refdata *refdata);        /* loops have ended: frees everything */
 
+/* ---- what a load changed ---- */
+struct refdata_version_keys {
+    int64_t version;
+    size_t key_count;
+    const struct str *keys; /* as the outbox has them: a key may stand in several versions */
+};
+
+/* From one snapshot of a pair to the next: the versions in between, each with its keys, ascending and without a gap;
+ * or, where that is not known, everything. */
+struct refdata_change {
+    int64_t from, to; /* versions; `from` is -1 where there was nothing */
+    size_t version_count;
+    const struct refdata_version_keys *versions; /* from + 1 … to; NULL = a full load: perhaps all keys */
+};
+
 /* ---- loader.c: one load ---- */
 struct refdata_load {                      /* what to load */
     struct refdata_dictionary *dictionary; /* must live until it is done */
