@@ -4,11 +4,14 @@
  *     FRESHET_FAILPOINTS="apply.before_commit=kill:0.01,relay.after_publish=stop"
  *
  * kill = SIGKILL to itself, stop = SIGSTOP, abort = SIGABRT, sleep-250 = waits 250 ms; ":0.01" = with this probability,
- * "#7" = only the seventh time. */
+ * "#7" = only the seventh time. Names are literals of the form role.place, each used once: tests find them in the
+ * source. */
 #ifndef FRESHET_BASE_FAILPOINT_H
 #define FRESHET_BASE_FAILPOINT_H
 
 #ifdef FRESHET_WITH_FAILPOINTS
+/* Any thread. The first one reads FRESHET_FAILPOINTS; rules that make no sense end the process, since a test that
+ * waits for a failure would otherwise pass without one. */
 void failpoint_hit(const char *name);
 #define FAILPOINT(name) failpoint_hit(name)
 #else

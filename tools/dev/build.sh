@@ -10,8 +10,8 @@ build_dir() { # FLAVOUR
 build_options() { # FLAVOUR
     case $1 in
     release) echo -Dbuildtype=debugoptimized ;;
-    debug) echo -Doptimization=1 -Ddebug=true -Db_sanitize=address,undefined -Dtests=true ;;
-    tsan) echo -Doptimization=1 -Ddebug=true -Db_sanitize=thread -Dtests=true ;;
+    debug) echo -Doptimization=1 -Ddebug=true -Db_sanitize=address,undefined -Dtests=true -Dfailpoints=true ;;
+    tsan) echo -Doptimization=1 -Ddebug=true -Db_sanitize=thread -Dtests=true -Dfailpoints=true ;;
     fuzz) echo -Doptimization=1 -Ddebug=true -Db_sanitize=address,undefined -Db_lundef=false -Dfuzz=true ;;
     *) misuse "no flavour '$1'; there are: release debug tsan fuzz" ;;
     esac
