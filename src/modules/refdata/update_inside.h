@@ -1,0 +1,11 @@
+/* What update.c and update_items.c have between them. */
+#ifndef FRESHET_REFDATA_UPDATE_INSIDE_H
+#define FRESHET_REFDATA_UPDATE_INSIDE_H
+
+#include "modules/refdata/update.h"
+
+/* Checks update->items, an array, and counts what is in it. The update's type is known. */
+enum status refdata_items_check(struct refdata_update *update, const struct refdata_limits *limits,
+                                struct arena *arena, struct hash128 *content, struct error *error) MUST_CHECK;
+
+#endif

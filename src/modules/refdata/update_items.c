@@ -1,0 +1,163 @@
+/* The items of an update: each checked once, when it is read (R8), then walked without further questions. */
+#include <stdio.h>
+
+#include "modules/refdata/content.h"
+#include "modules/refdata/members.h"
+#include "modules/refdata/update_inside.h"
+
+enum { KEY, OP, PAYLOAD, MEMBERS };
+
+static const struct str names[MEMBERS] = {
+    [KEY] = {"key", 3},
+    [OP] = {"op", 2},
+    [PAYLOAD] = {"payload", 7},
+};
+
+struct check {
+    const struct refdata_limits *limits;
+    struct refdata_update *update;
+    struct arena *arena;
+    struct refdata_content_level *levels;
+    size_t at;
+    struct hash128 content;
+    struct error *error;
+};
+
+static enum status refuse(const struct check *check, enum status status, const char *member, const char *why)
+{
+    char field[sizeof check->error->field];
+    snprintf(field, sizeof field, "items[%zu]%s%s", check->at, *member ? "." : "", member);
+    return error_set_field(check->error, status, field, "%s: %s", field, why);
+}
+
+static enum status check_key(const struct check *check, const struct json_value *value, struct str *key)
+{
+    if (!refdata_member_given(value))
+        return refuse(check, STATUS_BAD_REQUEST, "key", "is missing");
+    if (value->type != JSON_STRING)
+        return refuse(check, STATUS_BAD_REQUEST, "key", "must be a string");
+    if (json_has_nul_escape(value->raw))
+        return refuse(check, STATUS_BAD_REQUEST, "key", "must not hold \\u0000");
+    *key = json_str_decode(value->raw, check->arena);
+    if (key->len == 0)
+        return refuse(check, STATUS_BAD_REQUEST, "key", "must not be empty");
+    if (key->len > check->limits->key_bytes_max)
+        return refuse(check, STATUS_BAD_REQUEST, "key", "is too long");
+    return STATUS_OK;
+}
+
+static enum status check_op(const struct check *check, const struct json_value *value, bool *is_delete)
+{
+    bool snapshot = check->update->type == REFDATA_SNAPSHOT;
+    *is_delete = false;
+    if (!refdata_member_given(value))
+        return snapshot ? STATUS_OK : refuse(check, STATUS_BAD_REQUEST, "op", "is missing: UPSERT or DELETE");
+    if (value->type == JSON_STRING && json_str_eq(value->raw, STR("UPSERT")))
+        return STATUS_OK;
+    *is_delete = value->type == JSON_STRING && json_str_eq(value->raw, STR("DELETE"));
+    if (*is_delete && snapshot)
+        return refuse(check, STATUS_BAD_REQUEST, "op",
+                      "nothing is deleted by name in a SNAPSHOT: what it lacks is deleted");
+    return *is_delete ? STATUS_OK : refuse(check, STATUS_BAD_REQUEST, "op", "must be UPSERT or DELETE");
+}
+
+static enum status check_payload(const struct check *check, const struct json_value *value, bool is_delete)
+{
+    if (!refdata_member_given(value))
+        return is_delete ? STATUS_OK : refuse(check, STATUS_BAD_REQUEST, "payload", "is missing");
+    if (value->raw.len > check->limits->payload_bytes_max)
+        return refuse(check, STATUS_PAYLOAD_TOO_LARGE, "payload", "is too large");
+    if (json_has_nul_escape(value->raw))
+        return refuse(check, STATUS_BAD_REQUEST, "payload", "must not hold \\u0000");
+    return STATUS_OK;
+}
+
+/* The order of items counts, since of the same key twice the last wins. */
+static void add_content(struct check *check, struct str key, bool is_delete, const struct json_value *payload)
+{
+    char bytes[REFDATA_HASH_BYTES + 1], sum[REFDATA_HASH_BYTES];
+    struct hash128 value = {0, 0};
+    if (refdata_member_given(payload))
+        value = refdata_content_hash(payload->raw, check->levels);
+    refdata_hash_bytes(value, bytes);
+    bytes[REFDATA_HASH_BYTES] = is_delete ? 'D' : 'U';
+    struct hash128 item = hash_item(key, str_of(bytes, sizeof bytes));
+    check->content = hash_item(refdata_hash_bytes(check->content, sum), refdata_hash_bytes(item, bytes));
+}
+
+static enum status check_item(struct check *check, const struct json_value *item)
+{
+    struct json_value values[MEMBERS];
+    struct str key = STR_NONE;
+    char path[32];
+    bool is_delete = false;
+
+    if (item->type != JSON_OBJECT)
+        return refuse(check, STATUS_BAD_REQUEST, "", "must be an object");
+    snprintf(path, sizeof path, "items[%zu].", check->at);
+    enum status status = refdata_members_read(item, path, names, MEMBERS, values, check->arena, check->error);
+    if (status == STATUS_OK)
+        status = check_key(check, &values[KEY], &key);
+    if (status == STATUS_OK)
+        status = check_op(check, &values[OP], &is_delete);
+    if (status == STATUS_OK)
+        status = check_payload(check, &values[PAYLOAD], is_delete);
+    if (status != STATUS_OK)
+        return status;
+    check->update->has_delete |= is_delete;
+    check->update->has_upsert |= !is_delete;
+    add_content(check, key, is_delete, &values[PAYLOAD]);
+    return STATUS_OK;
+}
+
+enum status refdata_items_check(struct refdata_update *update, const struct refdata_limits *limits,
+                                struct arena *arena, struct hash128 *content, struct error *error)
+{
+    struct check check = {.limits = limits, .update = update, .arena = arena, .error = error};
+    struct json_value item;
+    struct json_iter it;
+
+    check.levels = arena_alloc(arena, (limits->depth_max + 1) * sizeof *check.levels);
+    json_iter_init(&it, &update->items);
+    for (; json_iter_next(&it, NULL, &item); check.at++) {
+        if (check.at >= limits->items_max)
+            return error_set_field(error, STATUS_PAYLOAD_TOO_LARGE, "items", "items: at most %zu are taken",
+                                   limits->items_max);
+        enum status status = check_item(&check, &item);
+        if (status != STATUS_OK)
+            return status;
+    }
+    update->item_count = check.at;
+    *content = check.content;
+    return STATUS_OK;
+}
+
+void refdata_items_begin(struct refdata_items *items, const struct refdata_update *update,
+                         struct arena *arena)
+{
+    json_iter_init(&items->iter, &update->items);
+    items->arena = arena;
+}
+
+bool refdata_items_next(struct refdata_items *items, struct refdata_item *item)
+{
+    struct json_value element, value;
+    struct json_iter it;
+    struct str name;
+
+    if (!json_iter_next(&items->iter, NULL, &element))
+        return false;
+    *item = (struct refdata_item){0};
+    json_iter_init(&it, &element);
+    while (json_iter_next(&it, &name, &value)) {
+        if (json_str_eq(name, names[KEY]))
+            item->key = json_str_decode(value.raw, items->arena);
+        else if (json_str_eq(name, names[OP]))
+            item->is_delete = json_str_eq(value.raw, STR("DELETE"));
+        else
+            item->payload = value.raw;
+    }
+    if (item->is_delete)
+        item->payload = STR_NONE;
+    return true;
+}
