@@ -1,7 +1,10 @@
 /* The graceful stop (C7): each loop closes its listeners and idle connections, lets requests in flight be
- * answered, and the last loop to be empty says so. Past the deadline the rest is cut. */
+ * answered, and the last loop to be empty says so. Past the deadline whoever still waits is told 503, and
+ * what has not left a moment later is cut. */
 #include "http/http_inside.h"
 #include "http/listener.h"
+
+enum { LAST_WORD_MS = 500 }; /* for the 503 to leave and the client to close */
 
 void http_drain_check(struct http_home *home)
 {
@@ -15,12 +18,56 @@ void http_drain_check(struct http_home *home)
         server->on_drained(server->drained_arg);
 }
 
-static void on_deadline(struct loop_timer *timer)
+static struct http_home *home_of_timer(struct loop_timer *timer)
 {
-    struct http_home *home = (struct http_home *)((char *)timer - offsetof(struct http_home, drain_timer));
+    return (struct http_home *)((char *)timer - offsetof(struct http_home, drain_timer));
+}
+
+static void on_last_word(struct loop_timer *timer)
+{
+    struct http_home *home = home_of_timer(timer);
 
     while (home->connections)
         http_connection_drop(home->connections);
+}
+
+/* Has it asked for something that nobody has begun to answer? */
+static bool is_unanswered(const struct http_connection *connection)
+{
+    switch (connection->state) {
+    case HTTP_STATE_HEAD: return connection->exchange != NULL;
+    case HTTP_STATE_GATE:
+    case HTTP_STATE_HANDLER: return !connection->exchange->answered;
+    case HTTP_STATE_BODY: return true;
+    case HTTP_STATE_STREAM:
+    case HTTP_STATE_DISCARD:
+    case HTTP_STATE_FLUSH:
+    case HTTP_STATE_LINGER:
+    case HTTP_STATE_DEAD: break;
+    }
+    return false;
+}
+
+static bool is_leaving(const struct http_connection *connection)
+{
+    return connection->state == HTTP_STATE_FLUSH || connection->state == HTTP_STATE_LINGER ||
+           (connection->exchange && connection->exchange->answered && !connection->exchange->has_source);
+}
+
+static void on_deadline(struct loop_timer *timer)
+{
+    struct http_home *home = home_of_timer(timer);
+
+    for (struct http_connection *connection = home->connections, *next; connection; connection = next) {
+        next = connection->next;
+        if (is_unanswered(connection))
+            http_connection_fail(connection, STATUS_UNAVAILABLE);
+        else if (!is_leaving(connection))
+            http_connection_drop(connection);
+    }
+    if (home->connections)
+        loop_timer_start(home->loop, timer, loop_now_ns(home->loop) + (int64_t)LAST_WORD_MS * CLOCK_NS_PER_MS,
+                         on_last_word);
 }
 
 static bool is_idle(const struct http_connection *connection)

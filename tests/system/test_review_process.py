@@ -1,5 +1,6 @@
 """The process in bad surroundings: standard descriptors closed, a FIFO for a file, a key server that hangs (C7, C10)."""
 import os
+import signal
 import socket
 import subprocess
 
@@ -7,8 +8,9 @@ import pytest
 
 from lib.config import base_config, to_yaml
 from lib.freshet import binary, run
-from lib.refdata import path, pod, refdata_db, set_version  # noqa: F401
+from lib.refdata import item_path, path, pod, refdata_db, set_version, slow_dictionary  # noqa: F401
 from lib.wait import eventually, free_port
+from lib.wire import request_bytes
 
 
 @pytest.mark.parametrize("closed", ["2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
@@ -67,3 +69,23 @@ def test_c7_a_key_server_that_hangs_does_not_hold_up_the_stop(database, serve, j
         second, _ = silent.accept()
         server.stop(timeout=30)
         second.close()
+
+
+def test_c7_who_waits_past_the_stop_timeout_is_told_503(refdata_db, serve, token):
+    """Parked reads, and a request whose head is half there: an answer each, never an empty one."""
+    server = serve(refdata_db, pod(slow_dictionary("S", 600), cache={"firstReadTimeout": "1h"},
+                                   http={"stopTimeout": "300ms"}))
+    auth = {"Authorization": f"Bearer {token()}"}
+    waiting = [server.raw() for _ in range(20)]
+    for connection in waiting:
+        connection.send(request_bytes("GET", item_path("S", "k"), auth))
+    half = server.raw()
+    half.send(b"GET /actuator/health HTTP/1.1\r\nHost:")
+    eventually(lambda: refdata_db.value("select count(*) from pg_stat_activity where query like '%%pg_sleep(600)%%'"
+                                        " and state = 'active' and pid <> pg_backend_pid()"))
+    server.process.send_signal(signal.SIGTERM)
+    for connection in [*waiting, half]:
+        answer = connection.read_response()
+        assert (answer.status, answer.headers.get("connection")) == (503, "close")
+        assert answer.json()["code"] == "UNAVAILABLE"
+    assert server.process.wait(30) == 0
