@@ -289,7 +289,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_parked_request_outlives_the_idle_timeout, setup, teardown),
         cmocka_unit_test_setup_teardown(test_c7_one_connection_too_many_is_503, setup, teardown),
         cmocka_unit_test_setup_teardown(test_c7_drain_answers_what_is_in_flight, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_c7_past_the_deadline_the_rest_is_cut, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_c7_past_the_deadline_the_rest_is_told_and_cut, setup, teardown),
         cmocka_unit_test(test_listens_on_every_loop_and_stops),
         cmocka_unit_test(test_a_server_can_end_before_its_loops_began),
     };
