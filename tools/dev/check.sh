@@ -69,23 +69,29 @@ test_unit() {
     done
 }
 
-test_pytest() { # STAGE FLAVOUR ARGS…
-    local stage=$1 flavour=$2 status=0 runner='' results=$VAR/test/$1.xml
-    shift 2
+test_pytest() { # STAGE FLAVOUR FOLDER ARGS…
+    local stage=$1 flavour=$2 folder=$3 status=0 runner='' results=$VAR/test/$1.xml
+    shift 3
     test_build "$flavour" || return 0
     [ "$flavour" = tsan ] && runner=$(tsan_runner)
-    say "system tests ($flavour)"
+    say "$folder tests ($flavour)"
     rm -f "$results"
     # shellcheck disable=SC2086 # words
     FRESHET_BIN=$(build_dir "$flavour")/src/app/freshet FRESHET_TEST_BUILD=$VAR/build \
         test_run $runner "$PYTHON" -B -m pytest -q --junitxml="$results" \
-        "$ROOT/tests/system" "$@" ${FRESHET_PYTEST_ARGS:-} || status=$?
+        "$ROOT/tests/$folder" "$@" ${FRESHET_PYTEST_ARGS:-} || status=$?
     test_add_file "$stage" "$results" "$status"
 }
 
 test_system() {
-    test_pytest system debug
-    test_pytest system-tsan tsan -m tsan
+    test_pytest system debug system
+    test_pytest system-tsan tsan system -m tsan
+}
+
+# The loops of kills are whole when they are asked for by name, and short among all the tests.
+test_fault() {
+    export FRESHET_FAULT_WHOLE=${FRESHET_FAULT_WHOLE:-$([ "$TEST_ALL" = 1 ] && echo 0 || echo 1)}
+    test_pytest fault debug fault -s
 }
 
 # Becomes one target for a while, from its corpus; findings are kept under $VAR/fuzz.
@@ -131,9 +137,9 @@ test_command() {
     local suite suites=("$@")
     for suite in "$@"; do
         case $suite in
-        unit | system | fuzz) ;;
-        engines | fault | failover | browser) misuse "there are no $suite tests yet" ;;
-        *) misuse "no suite '$suite'; there are: unit system fuzz" ;;
+        unit | system | fault | fuzz) ;;
+        engines | failover | browser) misuse "there are no $suite tests yet" ;;
+        *) misuse "no suite '$suite'; there are: unit system fault fuzz" ;;
         esac
     done
     packages_ensure run test
@@ -143,8 +149,10 @@ test_command() {
     trap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT
     trap 'exit 130' INT
     trap 'exit 143' TERM HUP
+    TEST_ALL=0
     if [ $# -eq 0 ]; then
-        suites=(unit system fuzz)
+        TEST_ALL=1
+        suites=(unit system fault fuzz)
         test_build release -Dwerror=true -Dbench=true || true
     fi
     for suite in "${suites[@]}"; do

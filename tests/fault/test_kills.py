@@ -1,0 +1,41 @@
+"""kill -9 at every step, under load: nothing accepted is lost, nothing has its effect twice (R1, R10, R11, R12)."""
+import collections
+
+import pytest
+
+import failpoints
+from cluster import APART, TOGETHER, Cluster, Killer
+from lib.refdata import own_refdata_db, refdata_db  # noqa: F401
+from lib.writers import Threads
+from workload import Workload, audit
+
+KILLS = {"whole": {"together": 120, "apart": 80}, "short": {"together": 7, "apart": 5}}
+ROLES = {"together": TOGETHER, "apart": APART}
+
+
+def test_every_failpoint_has_a_name_of_its_own():
+    places = failpoints.places()
+    wrong = [name for name, _ in places if not failpoints.NAME.fullmatch(name)]
+    assert not wrong
+    repeated = [name for name, count in collections.Counter(name for name, _ in places).items() if count > 1]
+    assert not repeated
+    assert {name.split(".")[0] for name, _ in places} >= {"command", "apply", "relay", "query"}
+
+
+@pytest.mark.parametrize("sharing", ["together", "apart"])
+def test_kills_under_load_lose_and_repeat_nothing(serve, refdata_db, token, whole, sharing, request):  # noqa: F811
+    kills = KILLS["whole" if whole else "short"][sharing]
+    bearer = token("demo", ttl=3600)
+    cluster = Cluster(serve, refdata_db, ROLES[sharing]).start()
+    killer = Killer(cluster, failpoints.names())
+    workload = Workload(cluster.servers, bearer)
+    with Threads() as threads:
+        workload.start(threads)
+        killer.run(kills, should_stop=threads.stopping.is_set)
+        cluster.heal()
+    versions = audit(refdata_db, workload, cluster.servers, bearer)
+    assert cluster.kills == kills and len(workload.sent) > kills
+    missed = set(failpoints.names()) - cluster.reached()
+    request.node.user_properties += [("kills", kills), ("updates", len(workload.sent))]
+    print(f"\n{sharing}: {kills} kills, {len(workload.sent)} updates accepted, {workload.refusals} refusals,"
+          f" versions {versions}, failpoints not reached: {sorted(missed) or 'none'}")
