@@ -176,6 +176,8 @@ struct http_request *http_request_unpark(struct loop_park_ref ref);
  * are open. */
 struct loop_park_ref http_stream_ref(const struct http_request *request);
 void http_stream_wake(struct loop_park_ref ref);
+/* The same way: cuts its connection now, whether or not the reader takes what it was given. */
+void http_stream_cut(struct loop_park_ref ref);
 
 /* ---- router ---- */
 struct http_router;

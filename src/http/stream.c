@@ -139,6 +139,14 @@ static bool cut(struct http_connection *connection)
     return false;
 }
 
+void http_stream_cut(struct loop_park_ref ref)
+{
+    const struct http_exchange *exchange = loop_park_peek(ref);
+
+    if (exchange)
+        (void)cut(exchange->connection);
+}
+
 static bool end(struct http_connection *connection)
 {
     struct http_exchange *exchange = connection->exchange;

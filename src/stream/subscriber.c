@@ -1,0 +1,237 @@
+/* A topic's followers on one loop: each a finger on the chain, woken together, a bounded number in a tick. */
+#include "base/clock.h"
+#include "base/memory.h"
+#include "stream/stream_inside.h"
+
+enum { WAKES_PER_TICK = 256 };
+
+static struct stream_local *local_of(const struct stream_subscriber *subscriber)
+{
+    return &subscriber->topic->locals[loop_index(subscriber->ref.loop)];
+}
+
+static bool is_left_behind(const struct stream_subscriber *subscriber, const struct stream_local *local)
+{
+    return subscriber->at->sequence < local->first_sequence;
+}
+
+/* ---- waking ---- */
+
+static void on_wake_message(struct loop *loop, struct loop_message *message);
+
+static void wake(struct stream_subscriber *subscriber, const struct stream_local *local)
+{
+    if (!is_left_behind(subscriber, local)) {
+        http_stream_wake(subscriber->ref);
+        return;
+    }
+    metric_add(subscriber->topic->config.cuts, 1);
+    http_stream_cut(subscriber->ref);
+}
+
+/* Whoever joins meanwhile stands before the pass and needs no waking. */
+static void wake_some(struct stream_local *local)
+{
+    for (unsigned i = 0; i < WAKES_PER_TICK && local->wake_next; i++) {
+        struct stream_subscriber *subscriber = local->wake_next;
+        local->wake_next = subscriber->next;
+        wake(subscriber, local);
+    }
+    if (!local->wake_next && local->wake_again) {
+        local->wake_next = local->subscribers;
+        local->wake_again = false;
+    }
+    local->is_waking = local->wake_next != NULL;
+    if (!local->is_waking)
+        return;
+    stream_topic_ref(local->topic);
+    local->wake_message.on_message = on_wake_message;
+    loop_post(local->loop, &local->wake_message);
+}
+
+static void on_wake_message(struct loop *loop, struct loop_message *message)
+{
+    (void)loop;
+    struct stream_local *local =
+        (struct stream_local *)((char *)message - offsetof(struct stream_local, wake_message));
+    wake_some(local);
+    stream_topic_unref(local->topic);
+}
+
+static void wake_all(struct stream_local *local)
+{
+    if (local->is_waking) { /* those behind the pass are woken again, those before it once */
+        local->wake_again = true;
+        return;
+    }
+    local->wake_next = local->subscribers;
+    wake_some(local);
+}
+
+static void start_heartbeat(struct stream_local *local);
+
+static void on_heartbeat(struct loop_timer *timer)
+{
+    struct stream_local *local =
+        (struct stream_local *)((char *)timer - offsetof(struct stream_local, heartbeat));
+    local->beats++;
+    start_heartbeat(local);
+    wake_all(local);
+}
+
+static void start_heartbeat(struct stream_local *local)
+{
+    int64_t after_ms = atomic_load_explicit(&local->topic->heartbeat_ms, memory_order_relaxed);
+    loop_timer_start(local->loop, &local->heartbeat, loop_now_ns(local->loop) + after_ms * CLOCK_NS_PER_MS,
+                     on_heartbeat);
+}
+
+void stream_local_advance(struct stream_local *local, uint64_t first_sequence)
+{
+    local->first_sequence = first_sequence;
+    if (!local->subscribers)
+        return;
+    start_heartbeat(local); /* what was just said says that we live */
+    wake_all(local);
+}
+
+void stream_local_close(struct stream_local *local)
+{
+    local->is_closed = true;
+    wake_all(local);
+}
+
+/* ---- giving ---- */
+
+static void give(struct buf *out, size_t *room, const struct stream_segment *segment, size_t *offset)
+{
+    size_t take = segment->len - *offset < *room ? segment->len - *offset : *room;
+    buf_put(out, segment->bytes + *offset, take);
+    *offset += take;
+    *room -= take;
+}
+
+/* What it is in the middle of. False when there was no room for all of it. */
+static bool finish_current(struct stream_subscriber *subscriber, struct buf *out, size_t *room)
+{
+    struct stream_segment *current = subscriber->opening ? subscriber->opening : subscriber->at;
+    if (subscriber->offset == current->len && !subscriber->opening)
+        return true;
+    give(out, room, current, &subscriber->offset);
+    if (subscriber->offset < current->len)
+        return false;
+    metric_add(subscriber->topic->config.lines, current->lines);
+    if (subscriber->opening) {
+        subscriber->opening = NULL;
+        subscriber->offset = subscriber->at->len; /* where it stands was never for it */
+        stream_segment_unref(current);
+    }
+    return true;
+}
+
+static bool step_on(struct stream_subscriber *subscriber)
+{
+    struct stream_segment *next = atomic_load_explicit(&subscriber->at->next, memory_order_acquire);
+    if (!next)
+        return false;
+    stream_segment_ref(next);
+    stream_segment_unref(subscriber->at);
+    subscriber->at = next;
+    subscriber->offset = 0;
+    return true;
+}
+
+/* Up to date: a word on where it stands, where it has had none for a while. */
+static enum http_source_state say_where(struct stream_subscriber *subscriber, struct stream_local *local,
+                                        struct buf *out, bool has_given)
+{
+    const struct stream_config *config = &subscriber->topic->config;
+    if (local->is_closed)
+        return HTTP_SOURCE_END;
+    if (subscriber->greets && !has_given)
+        config->put_greeting(out, subscriber->at->to);
+    else if (subscriber->beats != local->beats && !has_given)
+        config->put_heartbeat(out, subscriber->at->to);
+    subscriber->greets = false;
+    subscriber->beats = local->beats;
+    return HTTP_SOURCE_WAIT;
+}
+
+/* Ends only between segments, so that the last line a reader gets is whole. */
+static enum http_source_state produce(void *context, struct buf *out, size_t room)
+{
+    struct stream_subscriber *subscriber = context;
+    struct stream_local *local = local_of(subscriber);
+    size_t room_before = room;
+    if (is_left_behind(subscriber, local)) {
+        metric_add(subscriber->topic->config.cuts, 1);
+        return HTTP_SOURCE_FAIL;
+    }
+    do {
+        if (!finish_current(subscriber, out, &room))
+            return HTTP_SOURCE_MORE;
+        if (clock_unix_us() / 1000000 >= subscriber->expires_at_s)
+            return HTTP_SOURCE_END;
+    } while (step_on(subscriber));
+    return say_where(subscriber, local, out, room < room_before);
+}
+
+/* ---- coming and going ---- */
+
+/* Back to the owner, who counts and frees it. */
+static void leave(struct stream_subscriber *subscriber)
+{
+    stream_segment_unref(subscriber->opening);
+    stream_segment_unref(subscriber->at);
+    subscriber->message.on_message = stream_subscriber_left;
+    loop_post(subscriber->topic->config.owner, &subscriber->message);
+}
+
+static void release(void *context)
+{
+    struct stream_subscriber *subscriber = context;
+    struct stream_local *local = local_of(subscriber);
+    if (local->wake_next == subscriber)
+        local->wake_next = subscriber->next;
+    *subscriber->link = subscriber->next;
+    if (subscriber->next)
+        subscriber->next->link = subscriber->link;
+    if (!local->subscribers)
+        loop_timer_stop(local->loop, &local->heartbeat);
+    metric_change(subscriber->topic->config.subscribers, -1);
+    leave(subscriber);
+}
+
+void stream_subscriber_arrive(struct loop *loop, struct loop_message *message)
+{
+    (void)loop;
+    struct stream_subscriber *subscriber = (struct stream_subscriber *)message;
+    struct http_request *request = http_request_unpark(subscriber->ref);
+    if (request)
+        subscriber->topic->config.on_admitted(request, subscriber, subscriber->position);
+    else
+        leave(subscriber);
+}
+
+void stream_send(struct stream_subscriber *subscriber, struct http_request *request,
+                 const struct http_response *response, int64_t expires_at_s)
+{
+    struct stream_local *local = local_of(subscriber);
+    subscriber->expires_at_s = expires_at_s;
+    subscriber->beats = local->beats;
+    subscriber->next = local->subscribers;
+    subscriber->link = &local->subscribers;
+    if (subscriber->next)
+        subscriber->next->link = &subscriber->next;
+    local->subscribers = subscriber;
+    metric_change(subscriber->topic->config.subscribers, 1);
+    if (!subscriber->next)
+        start_heartbeat(local);
+    http_send_stream(
+        request, response,
+        &(struct http_source){
+            .produce = produce, .release = release, .context = subscriber, .content_length = -1});
+    struct loop_park_ref ref = http_stream_ref(request);
+    if (ref.generation) /* else it was no stream after all, and has left */
+        subscriber->ref = ref;
+}

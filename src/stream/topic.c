@@ -1,0 +1,202 @@
+/* A topic's owner: what is kept, who may join where, and a message to every loop that somebody follows on. */
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "stream/stream_inside.h"
+
+struct stream_topic *stream_topic_create(const struct stream_config *config, int64_t position)
+{
+    unsigned loops = loop_group_count(config->loops);
+    struct stream_topic *topic = memory_zalloc(sizeof *topic + loops * sizeof topic->locals[0]);
+    atomic_init(&topic->refs, 1);
+    topic->config = *config;
+    atomic_init(&topic->heartbeat_ms, config->limits.heartbeat_ms);
+    topic->first = topic->newest =
+        stream_segment_create(&(struct stream_step){position, position, .lines = 0});
+    topic->members = memory_zalloc(loops * sizeof topic->members[0]);
+    for (unsigned i = 0; i < loops; i++) {
+        topic->locals[i].topic = topic;
+        topic->locals[i].loop = loop_group_loop(config->loops, i);
+    }
+    return topic;
+}
+
+void stream_topic_unref(struct stream_topic *topic)
+{
+    if (atomic_fetch_sub(&topic->refs, 1) > 1)
+        return;
+    stream_segment_unref(topic->first);
+    free(topic->kept);
+    free(topic->members);
+    free(topic);
+}
+
+void stream_topic_set_limits(struct stream_topic *topic, const struct stream_limits *limits)
+{
+    topic->config.limits = *limits;
+    atomic_store_explicit(&topic->heartbeat_ms, limits->heartbeat_ms, memory_order_relaxed);
+}
+
+int64_t stream_topic_position(const struct stream_topic *topic)
+{
+    return topic->newest->to;
+}
+
+size_t stream_topic_count(const struct stream_topic *topic)
+{
+    return topic->subscriber_count;
+}
+
+/* ---- to the loops ---- */
+
+struct topic_message {
+    struct loop_message message;
+    struct stream_topic *topic; /* referenced */
+    uint64_t first_sequence;
+    bool closes;
+};
+
+static void on_topic_message(struct loop *loop, struct loop_message *loop_message)
+{
+    struct topic_message *message = (struct topic_message *)loop_message;
+    struct stream_local *local = &message->topic->locals[loop_index(loop)];
+    if (message->closes)
+        stream_local_close(local);
+    else
+        stream_local_advance(local, message->first_sequence);
+    stream_topic_unref(message->topic);
+    free(message);
+}
+
+static void tell_loops(struct stream_topic *topic, bool closes)
+{
+    for (unsigned i = 0; i < loop_group_count(topic->config.loops); i++) {
+        if (!topic->members[i])
+            continue;
+        struct topic_message *message = memory_alloc(sizeof *message);
+        *message = (struct topic_message){
+            .message.on_message = on_topic_message,
+            .topic = topic,
+            .first_sequence = topic->first->sequence,
+            .closes = closes,
+        };
+        stream_topic_ref(topic);
+        loop_post(topic->locals[i].loop, &message->message);
+    }
+}
+
+/* ---- what is kept ---- */
+
+static void keep(struct stream_topic *topic, struct stream_segment *segment)
+{
+    if (topic->kept_end == topic->kept_capacity) {
+        size_t count = topic->kept_end - topic->kept_start;
+        if (count > topic->kept_capacity / 2) {
+            topic->kept_capacity = 2 * topic->kept_capacity;
+            topic->kept =
+                memory_realloc_array(topic->kept, topic->kept_capacity, sizeof(struct stream_segment *));
+        } else if (!topic->kept_capacity) {
+            topic->kept_capacity = 16;
+            topic->kept = memory_realloc_array(NULL, topic->kept_capacity, sizeof(struct stream_segment *));
+        }
+        memmove(topic->kept, topic->kept + topic->kept_start, count * sizeof(struct stream_segment *));
+        topic->kept_start = 0;
+        topic->kept_end = count;
+    }
+    topic->kept[topic->kept_end++] = segment;
+    topic->kept_bytes += segment->len;
+}
+
+static void trim(struct stream_topic *topic)
+{
+    const struct stream_limits *limits = &topic->config.limits;
+    while (topic->kept_end - topic->kept_start > 1 &&
+           (topic->newest->to - topic->first->to > limits->positions_max ||
+            topic->kept_bytes > limits->bytes_max)) {
+        struct stream_segment *next = topic->kept[topic->kept_start++];
+        stream_segment_ref(next);
+        stream_segment_unref(topic->first);
+        topic->first = next;
+        topic->kept_bytes -= next->len;
+    }
+}
+
+void stream_topic_publish(struct stream_topic *topic, struct stream_segment *segment)
+{
+    assert(segment->from == topic->newest->to && segment->to >= segment->from);
+    segment->sequence = topic->newest->sequence + 1;
+    atomic_store_explicit(&topic->newest->next, segment,
+                          memory_order_release); /* the chain's reference now */
+    topic->newest = segment;
+    keep(topic, segment);
+    trim(topic);
+    tell_loops(topic, false);
+}
+
+/* ---- who follows ---- */
+
+/* The segment whose end is where somebody with position `after` stands, or NULL. */
+static struct stream_segment *find_place(const struct stream_topic *topic, int64_t after)
+{
+    size_t low = topic->kept_start, high = topic->kept_end;
+    if (after < topic->first->to || after > topic->newest->to)
+        return NULL;
+    while (low < high) { /* the first that leads past it */
+        size_t middle = low + (high - low) / 2;
+        if (topic->kept[middle]->to > after)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    struct stream_segment *place = low > topic->kept_start ? topic->kept[low - 1] : topic->first;
+    bool is_between = place->to < after;
+    return is_between && !topic->kept[low]->can_be_joined ? NULL : place;
+}
+
+bool stream_topic_reaches(const struct stream_topic *topic, int64_t after)
+{
+    return find_place(topic, after) != NULL;
+}
+
+void stream_topic_admit(struct stream_topic *topic, const struct stream_entry *entry)
+{
+    struct stream_segment *place = find_place(topic, entry->after);
+    struct stream_subscriber *subscriber = memory_zalloc(sizeof *subscriber);
+    assert(place);
+    subscriber->message.on_message = stream_subscriber_arrive;
+    subscriber->topic = topic;
+    subscriber->ref = entry->ref;
+    subscriber->at = place;
+    subscriber->offset = entry->opening ? entry->opening_offset : place->len;
+    subscriber->opening = entry->opening;
+    subscriber->greets = !entry->opening && place == topic->newest;
+    subscriber->position = topic->newest->to;
+    stream_segment_ref(place);
+    if (entry->opening)
+        stream_segment_ref(entry->opening);
+    stream_topic_ref(topic);
+    topic->subscriber_count++;
+    topic->members[loop_index(entry->ref.loop)]++;
+    loop_post(entry->ref.loop, &subscriber->message);
+}
+
+void stream_subscriber_left(struct loop *loop, struct loop_message *message)
+{
+    (void)loop;
+    struct stream_subscriber *subscriber = (struct stream_subscriber *)message;
+    struct stream_topic *topic = subscriber->topic;
+    topic->members[loop_index(subscriber->ref.loop)]--;
+    if (--topic->subscriber_count == 0 && topic->config.on_idle)
+        topic->config.on_idle(topic->config.context);
+    free(subscriber);
+    stream_topic_unref(topic);
+}
+
+void stream_topic_close(struct stream_topic *topic)
+{
+    topic->config.on_idle = NULL; /* whose context may go now */
+    tell_loops(topic, true);
+    stream_topic_unref(topic);
+}
