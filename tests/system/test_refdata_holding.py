@@ -59,7 +59,7 @@ def test_a_hundred_first_reads_at_once_are_one_load(serve, refdata_db, token):
     assert {answer.status for answer in answers} == {200}
     assert len({answer.body for answer in answers}) == 2
     assert len(server.logs(event="dictionary_loaded")) == 1
-    assert server.metrics()['cache_reload_duration_count{dict_code="S"}'] == 1
+    assert server.metrics()['cache_reload_duration_count{dict_code="S",mode="full"}'] == 1
 
 
 def test_a_first_read_that_waits_too_long_is_503_and_the_load_goes_on_without_it(serve, refdata_db, token):

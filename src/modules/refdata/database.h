@@ -24,6 +24,7 @@ struct refdata_database {
     atomic_bool schema_ready; /* set once by the sweep */
     atomic_bool unreachable;  /* as the last sweep found it */
     bool drift_checking;      /* the home loop's: one drift job at a time */
+    bool auditing;            /* and one audit */
 };
 
 enum status refdata_database_create(const struct kernel_postgres *settings, bool migrates,

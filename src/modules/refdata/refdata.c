@@ -130,16 +130,18 @@ static enum status start(struct kernel *kernel, const void *section, void **stat
     refdata->kernel = kernel;
     refdata->loops = kernel_loops(kernel);
     refdata->home = loop_group_loop(refdata->loops, 0);
-    refdata->queue_last = &refdata->queue_first;
+    refdata->full_loads.last = &refdata->full_loads.first;
+    refdata->delta_loads.last = &refdata->delta_loads.first;
     refdata->own = refdata_table_create(64);
     pthread_mutex_init(&refdata->catalog_lock, NULL);
     atomic_init(&refdata->catalog, catalog);
     atomic_init(&refdata->table, refdata_table_copy(refdata->own));
     arena_init(&refdata->settings_arena, 1024);
     take_settings(refdata, settings);
-    /* Room for every parallel load and every database's sweep and drift check, so that none of them can hold up another. */
+    /* Room for every parallel load, full and delta, and every database's sweep, drift check and audit, so that none of
+     * them can hold up another. */
     unsigned threads =
-        (unsigned)settings->cache.parallel_reloads + 2 * (unsigned)settings->postgres.count + 1;
+        2 * (unsigned)settings->cache.parallel_reloads + 3 * (unsigned)settings->postgres.count + 1;
     refdata->loaders = worker_pool_create("loader", threads, SIZE_MAX);
     refdata->readers = worker_pool_create("primary", (unsigned)settings->barrier.parallel_reads,
                                           (size_t)settings->barrier.queue_max);

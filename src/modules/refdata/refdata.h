@@ -34,8 +34,7 @@ struct refdata {
     struct loop_tick publish_tick;
     struct refdata_holding **graveyard; /* dropped since the table was last published */
     size_t grave_count, grave_capacity;
-    struct refdata_holding *queue_first, **queue_last; /* loads waiting for their turn */
-    unsigned loading_count;
+    struct refdata_queue full_loads, delta_loads;
     uint64_t memory_bytes;
     struct refdata_sweep *sweeps; /* one per database, a list */
     struct refdata_flow *flows;   /* the same */
@@ -51,6 +50,8 @@ bool refdata_has_role(const struct refdata *refdata, const char *role);
 
 /* ---- sweep.c: the periodic look at each database ---- */
 void refdata_sweeps_start(struct refdata *refdata); /* one for each database of the catalog; those gone end */
+/* On the home loop: something may have been missed, every version is compared at once. */
+void refdata_sweep_now(struct refdata *refdata, const struct refdata_database *database);
 void refdata_sweeps_clear(struct refdata *refdata);
 
 extern struct metric_family *const refdata_metrics[];

@@ -24,6 +24,7 @@ struct refdata_sweep {
     struct refdata_database *database; /* referenced */
     struct loop_timer timer;
     bool running, gone;
+    bool again; /* asked for while it ran: what it saw may be older than what it was asked for */
 };
 
 struct held_pair {
@@ -171,8 +172,13 @@ static void apply_version(struct refdata_holding *holding, const struct held_pai
     int64_t local = snapshot ? cache_snapshot_info(snapshot)->version : -1;
     holding->committed_version = pair->version;
     refdata_metrics_lag(holding, local);
-    if (is_behind(holding, pair))
-        refdata_schedule_want(holding, jitter_ms ? (int64_t)(random_u64() % (uint64_t)jitter_ms) : 0);
+    if (!is_behind(holding, pair))
+        return;
+    int64_t delay_ms = jitter_ms ? (int64_t)(random_u64() % (uint64_t)jitter_ms) : 0;
+    if (pair->version > local)
+        refdata_schedule_behind(holding, pair->version, delay_ms);
+    else
+        refdata_schedule_want(holding, delay_ms); /* it went back */
 }
 
 static void apply_found(struct refdata *refdata, const struct held_pair *found)
@@ -251,10 +257,12 @@ static void sweep_done(struct worker_job *worker_job)
     sweep->running = false;
     if (!sweep->gone && !job->job.cancelled) {
         apply(job);
-        loop_timer_start(refdata->home, &sweep->timer, clock_deadline_ms(next_sweep_ms(refdata, job->status)),
-                         on_timer);
-        if (job->status == STATUS_OK)
+        int64_t pause_ms = sweep->again ? 0 : next_sweep_ms(refdata, job->status);
+        loop_timer_start(refdata->home, &sweep->timer, clock_deadline_ms(pause_ms), on_timer);
+        if (job->status == STATUS_OK) {
             refdata_drift_check(refdata, sweep->database);
+            refdata_audit_check(refdata, sweep->database);
+        }
     }
     free_job(job);
     if (sweep->gone)
@@ -319,6 +327,7 @@ static void on_timer(struct loop_timer *timer)
     struct sweep_job *job = memory_zalloc(sizeof *job);
     job->job = (struct worker_job){.loop = refdata->home, .run = run_sweep, .done = sweep_done};
     job->sweep = sweep;
+    sweep->again = false;
     arena_init(&job->arena, 4096);
     buf_init(&job->starred);
     take_unchecked(job, catalog);
@@ -380,6 +389,17 @@ void refdata_sweeps_start(struct refdata *refdata)
         refdata->sweeps = sweep;
         loop_timer_start(refdata->home, &sweep->timer, clock_mono_ns(), on_timer);
     }
+}
+
+void refdata_sweep_now(struct refdata *refdata, const struct refdata_database *database)
+{
+    struct refdata_sweep *sweep = refdata->sweeps;
+    while (sweep && sweep->database != database)
+        sweep = sweep->next;
+    if (sweep && sweep->running)
+        sweep->again = true;
+    else if (sweep)
+        loop_timer_start(refdata->home, &sweep->timer, clock_mono_ns(), on_timer);
 }
 
 void refdata_sweeps_clear(struct refdata *refdata)

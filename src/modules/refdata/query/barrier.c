@@ -151,7 +151,16 @@ static void refuse_all(struct refdata_deciding *list, enum status status, const 
     }
 }
 
+/* By now the dictionary may be defined otherwise, elsewhere even: then an answer by the old definition is none. */
+static bool is_in_force(const struct refdata *refdata, const struct refdata_dictionary *dictionary)
+{
+    return refdata_catalog_find(atomic_load(&refdata->catalog), dictionary->code) == dictionary &&
+           atomic_load(&dictionary->state) == REFDATA_READY;
+}
+
 struct keys_question {
+    struct refdata *refdata;
+    const struct refdata_dictionary *dictionary; /* the question under way references it */
     struct loop_park_ref ref;
     int64_t version;
 };
@@ -159,11 +168,15 @@ struct keys_question {
 static void on_keys(void *context, struct refdata_primary_answer *answer)
 {
     struct keys_question question = *(struct keys_question *)context;
+    bool in_force = is_in_force(question.refdata, question.dictionary);
     free(context);
-    if (answer->status != STATUS_OK || answer->version < question.version) {
+    if (answer->status != STATUS_OK || answer->version < question.version || !in_force) {
         if (answer->snapshot)
             cache_snapshot_unref(answer->snapshot);
-        post_error(question.ref, STATUS_UNAVAILABLE, "the primary cannot be read");
+        if (in_force)
+            post_error(question.ref, STATUS_UNAVAILABLE, "the primary cannot be read");
+        else
+            post_start_over(question.ref, false);
         return;
     }
     struct verdict_message *verdict = new_verdict(question.ref);
@@ -176,7 +189,7 @@ static void read_from_primary(struct refdata_holding *holding, const struct refd
 {
     struct refdata *refdata = holding->refdata;
     struct keys_question *question = memory_alloc(sizeof *question);
-    *question = (struct keys_question){deciding->ref, deciding->version};
+    *question = (struct keys_question){refdata, holding->dictionary, deciding->ref, deciding->version};
     refdata_metrics_fallback(holding);
     if (refdata_primary_ask(refdata, holding->dictionary, holding->tenant,
                             str_of(deciding->keys, deciding->keys_len), on_keys, question))
@@ -216,11 +229,40 @@ static void decide(struct refdata_holding *holding, const struct refdata_decidin
             clock_mono_ns());
 }
 
+static void decide_all(struct refdata_holding *holding, struct refdata_deciding *aboard, int64_t committed)
+{
+    int64_t local = local_version(holding);
+    holding->committed_version = committed;
+    if (committed > local)
+        refdata_schedule_urge(holding, committed); /* somebody waits: neither jitter nor debounce */
+    else if (committed < local)
+        refdata_schedule_want(holding, 0);
+    while (aboard) {
+        struct refdata_deciding *next = aboard->next;
+        decide(holding, aboard, committed);
+        free(aboard);
+        aboard = next;
+    }
+}
+
+/* Those whose question was answered in vain: they start over, with what is in force now. */
+static void send_back(struct refdata_deciding *aboard)
+{
+    while (aboard) {
+        struct refdata_deciding *next = aboard->next;
+        post_start_over(aboard->ref, false);
+        free(aboard);
+        aboard = next;
+    }
+}
+
 static void on_version(void *context, struct refdata_primary_answer *answer)
 {
     struct refdata_holding *holding = context;
     struct refdata_barrier *barrier = &holding->barrier;
     struct refdata_deciding *aboard = barrier->aboard;
+    bool outdated =
+        barrier->asked != holding->dictionary || atomic_load(&holding->dictionary->state) != REFDATA_READY;
     barrier->aboard = NULL;
     barrier->asking = false;
     if (holding->dropped) {
@@ -229,19 +271,12 @@ static void on_version(void *context, struct refdata_primary_answer *answer)
             refdata_keeper_bury(holding);
         return;
     }
-    if (answer->status != STATUS_OK) {
+    if (outdated)
+        send_back(aboard);
+    else if (answer->status != STATUS_OK)
         refuse_all(aboard, STATUS_UNAVAILABLE, "the primary cannot be read");
-    } else {
-        holding->committed_version = answer->version;
-        if (answer->version != local_version(holding))
-            refdata_schedule_want(holding, 0); /* somebody waits: neither jitter nor debounce */
-        while (aboard) {
-            struct refdata_deciding *next = aboard->next;
-            decide(holding, aboard, answer->version);
-            free(aboard);
-            aboard = next;
-        }
-    }
+    else
+        decide_all(holding, aboard, answer->version);
     if (barrier->boarding)
         ask(holding);
 }
@@ -269,6 +304,7 @@ static void ask(struct refdata_holding *holding)
     }
     barrier->asking = refdata_primary_ask(holding->refdata, holding->dictionary, holding->tenant, STR_NONE,
                                           on_version, holding);
+    barrier->asked = holding->dictionary;
     if (barrier->asking)
         barrier->aboard = aboard;
     else
@@ -300,6 +336,9 @@ static void on_wait(struct loop *loop, struct loop_message *loop_message)
                                                      .version = message->version,
                                                      .expires_ns = message->expires_ns},
                             loop_now_ns(loop));
+        if (holding->wanted_version >= message->version && holding->retry_at_ns <= loop_now_ns(loop))
+            refdata_schedule_urge(holding,
+                                  message->version); /* it is known to be committed, and was debounced */
         ask(holding);
     }
     free(message);

@@ -38,8 +38,16 @@ struct refdata_barrier { /* of one holding */
     struct refdata_deciding *boarding; /* for the next question */
     struct refdata_deciding *aboard;   /* for the one under way */
     bool asking;
-    int64_t second; /* of the rate limit */
+    const struct refdata_dictionary *asked; /* by which definition; the question references it while asking */
+    int64_t second;                         /* of the rate limit */
     unsigned asked_this_second;
+};
+
+/* Loads waiting for their turn. Those of changed keys alone have a queue and places of their own, so that no long load
+ * holds them up. */
+struct refdata_queue {
+    struct refdata_holding *first, **last;
+    unsigned running;
 };
 
 struct refdata_holding {
@@ -51,19 +59,24 @@ struct refdata_holding {
     /* the home loop's alone */
     struct refdata *refdata;
     struct refdata_dictionary *dictionary;
-    bool preload; /* asked for by configuration: never evicted, part of readiness */
-    bool wanted;  /* a load is due as soon as one may start */
-    bool queued;  /* in the keeper's queue */
-    bool loading; /* one load at a time: single-flight */
-    bool again;   /* something changed during the load: it runs once more */
-    bool dropped; /* out of the table; freed when its load has come back */
-    bool refused; /* its last load failed for a reason that trying again does not mend */
+    bool preload;   /* asked for by configuration: never evicted, part of readiness */
+    bool wanted;    /* a load is due as soon as one may start */
+    bool loading;   /* one load at a time: single-flight */
+    bool again;     /* something changed during the load: it runs once more */
+    bool whole;     /* the next load is a full one, whatever is known of the changes */
+    bool redefined; /* what is held was loaded by an earlier definition */
+    bool dropped;   /* out of the table; freed when its load has come back */
+    bool refused;   /* its last load failed for a reason that trying again does not mend */
     unsigned failures;
     int64_t retry_at_ns; /* after a failure: not before */
     struct loop_timer timer;
     struct loop_park_ref *waiters;
     size_t waiter_count, waiter_capacity;
+    struct refdata_queue *queue, *running_in; /* NULL = neither */
     struct refdata_holding *queue_next;
+    int64_t wanted_version; /* committed since the last load began, as others said; 0 = none */
+    int64_t began_ns;       /* the last load */
+    int64_t audit_at_ns;    /* 0 = not decided yet */
     struct refdata_barrier barrier;
     uint64_t memory_bytes;
     int64_t committed_version; /* as the sweep last saw it */

@@ -1,27 +1,212 @@
+/* The pod's ear (R14): what others say is committed, from the topic of invalidations and from this very process.
+ *
+ * Both are gathered, one entry per pair, and handed to the home loop by one message however many come. Nothing here is
+ * needed for correctness: the sweep alone finds every version, only later. So whatever is not understood is counted and
+ * forgotten, and where something may have been missed the sweep is asked to look now. */
+#include <pthread.h>
 #include <stdlib.h>
 
+#include "base/clock.h"
+#include "base/json.h"
+#include "base/log.h"
 #include "base/memory.h"
+#include "base/uuid.h"
 #include "modules/refdata/flow.h"
+#include "modules/refdata/query/invalidation.h"
+#include "modules/refdata/query/query.h"
+
+enum { PAIRS_MAX = 4096 }; /* waiting at once; past that every version is compared instead */
+
+struct pair {
+    uint64_t hash;
+    struct str tenant, code;
+    int64_t version;
+};
+
+struct gathered {
+    struct loop_message message;
+    struct refdata_invalidations *invalidations;
+    struct arena arena; /* of the texts */
+    struct pair *pairs;
+    size_t count, capacity;
+    bool missed; /* there was more */
+};
 
 struct refdata_invalidations {
     struct refdata_flow *flow;
+    pthread_mutex_t lock;
+    struct gathered *pending; /* posted; whoever comes before it is taken joins it */
 };
 
-struct refdata_invalidations *refdata_invalidations_create(struct refdata_flow *flow)
+/* ---- on the home loop ---- */
+
+/* Where nothing is held there is nothing to refresh: whoever reads it first loads it as it is then. */
+static void take(struct refdata *refdata, const struct refdata_database *database, const struct pair *pair)
 {
-    struct refdata_invalidations *invalidations = memory_zalloc(sizeof *invalidations);
-    invalidations->flow = flow;
-    return invalidations;
+    struct refdata_holding *holding = refdata_table_find(refdata->own, pair->tenant, pair->code);
+    if (!holding || holding->dictionary->database != database)
+        return;
+    const struct cache_snapshot *snapshot = cache_slot_read(&holding->slot);
+    if (snapshot ? cache_snapshot_info(snapshot)->version < pair->version : holding->loading)
+        refdata_schedule_behind(holding, pair->version, 0);
 }
 
-
-void refdata_invalidations_destroy(struct refdata_invalidations *invalidations)
+static void on_gathered(struct loop *loop, struct loop_message *message)
 {
-    free(invalidations);
+    (void)loop;
+    struct gathered *gathered = (struct gathered *)message;
+    struct refdata_invalidations *invalidations = gathered->invalidations;
+    struct refdata_flow *flow = invalidations->flow;
+    pthread_mutex_lock(&invalidations->lock);
+    invalidations->pending = NULL;
+    pthread_mutex_unlock(&invalidations->lock);
+    for (size_t i = 0; i < gathered->count && !flow->refdata->stopping; i++)
+        take(flow->refdata, flow->database, &gathered->pairs[i]);
+    if (gathered->missed && !flow->refdata->stopping)
+        refdata_sweep_now(flow->refdata, flow->database);
+    arena_deinit(&gathered->arena);
+    free(gathered->pairs);
+    free(gathered);
+}
+
+/* ---- any thread ---- */
+
+/* Under the lock: what the home loop will take next. */
+static struct gathered *pending_of(struct refdata_invalidations *invalidations)
+{
+    if (!invalidations->pending) {
+        struct gathered *gathered = memory_zalloc(sizeof *gathered);
+        gathered->message.on_message = on_gathered;
+        gathered->invalidations = invalidations;
+        arena_init(&gathered->arena, 1024);
+        invalidations->pending = gathered;
+        loop_post(invalidations->flow->refdata->home, &gathered->message);
+    }
+    return invalidations->pending;
+}
+
+static void gather(struct gathered *gathered, struct str tenant, struct str code, int64_t version)
+{
+    uint64_t hash = refdata_pair_hash(tenant, code);
+    for (size_t i = gathered->count; i-- > 0;) { /* the same pair again is most often the last one */
+        struct pair *pair = &gathered->pairs[i];
+        if (pair->hash == hash && str_eq(pair->code, code) && str_eq(pair->tenant, tenant)) {
+            pair->version = version > pair->version ? version : pair->version;
+            return;
+        }
+    }
+    if (gathered->count == PAIRS_MAX) {
+        gathered->missed = true;
+        return;
+    }
+    if (gathered->count == gathered->capacity) {
+        gathered->capacity = gathered->capacity ? 2 * gathered->capacity : 8;
+        gathered->pairs = memory_realloc_array(gathered->pairs, gathered->capacity, sizeof *gathered->pairs);
+    }
+    gathered->pairs[gathered->count++] =
+        (struct pair){hash, arena_str(&gathered->arena, tenant), arena_str(&gathered->arena, code), version};
 }
 
 void refdata_invalidations_hint(struct refdata_invalidations *invalidations, struct str tenant,
                                 struct str code, int64_t version)
 {
-    (void)invalidations, (void)tenant, (void)code, (void)version;
+    pthread_mutex_lock(&invalidations->lock);
+    gather(pending_of(invalidations), tenant, code, version);
+    pthread_mutex_unlock(&invalidations->lock);
+}
+
+static void look_everywhere(void *context)
+{
+    struct refdata_invalidations *invalidations = context;
+    pthread_mutex_lock(&invalidations->lock);
+    pending_of(invalidations)->missed = true;
+    pthread_mutex_unlock(&invalidations->lock);
+}
+
+/* ---- the topic ---- */
+
+static bool read_name(const struct json_value *body, struct str member, struct arena *arena, struct str *name)
+{
+    struct json_value value;
+    if (!json_get(body, member, &value) || value.type != JSON_STRING)
+        return false;
+    *name = json_str_decode(value.raw, arena);
+    return str_is_name(*name);
+}
+
+bool refdata_invalidation_read(struct str text, struct arena *arena, struct refdata_invalidation *out)
+{
+    struct json_value body, value;
+    int64_t committed_at_us;
+    struct uuid event_id;
+    if (json_parse(text, JSON_DEPTH_MAX, &body, NULL) != STATUS_OK || body.type != JSON_OBJECT ||
+        json_has_duplicates(&body, arena))
+        return false;
+    if (!json_get(&body, STR("eventId"), &value) || value.type != JSON_STRING ||
+        !uuid_parse(json_str_decode(value.raw, arena), &event_id))
+        return false;
+    if (!json_get(&body, STR("committedAt"), &value) || value.type != JSON_STRING ||
+        !clock_rfc3339_parse(json_str_decode(value.raw, arena), &committed_at_us))
+        return false;
+    return read_name(&body, STR("tenantId"), arena, &out->tenant) &&
+           read_name(&body, STR("dictCode"), arena, &out->code) && json_get(&body, STR("version"), &value) &&
+           json_to_i64(&value, &out->version) && out->version > 0;
+}
+
+static void on_batch(void *context, struct bus_batch *batch)
+{
+    struct refdata_invalidations *invalidations = context;
+    struct str database = invalidations->flow->database->name;
+    struct arena arena;
+    arena_init(&arena, 4096);
+    for (size_t i = 0; i < batch->count; i++) {
+        const struct bus_message *message = &batch->messages[i];
+        struct refdata_invalidation read;
+        arena_reset(&arena);
+        if (refdata_invalidation_read(message->payload, &arena, &read)) {
+            refdata_invalidations_hint(invalidations, read.tenant, read.code, read.version);
+            continue;
+        }
+        refdata_metrics_unreadable(database);
+        log_warn("invalidation_unreadable", LOG_STR("database", database),
+                 LOG_INT("partition", message->partition), LOG_INT("offset", message->offset));
+    }
+    arena_deinit(&arena);
+}
+
+static void on_gap(void *context, unsigned partition, int64_t offset, int64_t next)
+{
+    (void)partition, (void)offset, (void)next;
+    look_everywhere(context);
+}
+
+/* ---- life ---- */
+
+struct refdata_invalidations *refdata_invalidations_create(struct refdata_flow *flow)
+{
+    struct refdata_invalidations *invalidations = memory_zalloc(sizeof *invalidations);
+    const struct bus_subscription subscription = {
+        .topic = REFDATA_INVALIDATIONS,
+        .group = "refdata-query-pods",
+        .mode = BUS_EVERY,
+        .from = BUS_FROM_NOW,
+        .batch_max = 1000,
+        .context = invalidations,
+        .handler = on_batch,
+        .on_gap = on_gap,
+        .on_ready = look_everywhere, /* what was committed before this moment is not told */
+    };
+    struct error error = {0};
+    invalidations->flow = flow;
+    pthread_mutex_init(&invalidations->lock, NULL);
+    if (bus_subscribe(flow->bus, &subscription, &error) != STATUS_OK)
+        log_error("invalidations_not_subscribed", LOG_STR("database", flow->database->name),
+                  LOG_ERROR_FIELDS(&error)); /* the sweep is left */
+    return invalidations;
+}
+
+void refdata_invalidations_destroy(struct refdata_invalidations *invalidations)
+{
+    pthread_mutex_destroy(&invalidations->lock);
+    free(invalidations);
 }

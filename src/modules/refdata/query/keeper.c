@@ -273,6 +273,9 @@ static void redefine(struct refdata_holding *holding, struct refdata_dictionary 
     holding->refused = false;
     holding->retry_at_ns = 0;
     holding->drift_known = false;
+    holding->redefined = true;
+    holding->wanted_version = holding->committed_version = 0; /* versions of another database, perhaps */
+    holding->audit_at_ns = 0;
     refdata_schedule_want(holding, 0); /* the old data is served until the new definition's is there */
 }
 
@@ -307,6 +310,8 @@ static bool keeps_waiting(const struct refdata_holding *holding)
 void refdata_keeper_update_health(struct refdata *refdata)
 {
     bool some_database = false, all_loaded = true;
+    if (atomic_load(&refdata->query_up))
+        return;
     const struct refdata_catalog *catalog = atomic_load(&refdata->catalog);
     for (size_t i = 0; i < catalog->database_count; i++)
         some_database |= atomic_load(&catalog->databases[i]->schema_ready);

@@ -1,23 +1,35 @@
-/* One load: a whole dictionary of one tenant, on a worker. Data and version are read in one REPEATABLE READ
- * transaction, so that data is never labelled with a version it is not (R13). */
+/* One load on a worker: a whole dictionary of one tenant, or what changed in it. Data and version are read in one
+ * REPEATABLE READ transaction, so that data is never labelled with a version it is not (R13).
+ *
+ *     BEGIN, version, changes since the base      one round trip
+ *     the changed keys, or everything             another
+ */
 #include <stdlib.h>
 
 #include "base/clock.h"
+#include "base/failpoint.h"
 #include "base/memory.h"
 #include "modules/refdata/provider.h"
-#include "modules/refdata/query/query.h"
+#include "modules/refdata/query/delta.h"
 
-struct load_job {
-    struct worker_job job;
-    struct refdata_holding *holding; /* the home loop's: not touched on the worker */
-    struct refdata_load load;        /* its dictionary is referenced, its tenant is the copy below */
-    char *tenant;
-    struct refdata_loaded loaded;
-};
+enum { ATTEMPTS = 2 }; /* DB_RETRY: a prepared statement was dropped, and the next attempt prepares it anew */
 
+static const char begin_sql[] = "begin isolation level repeatable read read only";
 /* By the primary key. */
 static const char version_sql[] = "select version, (extract(epoch from updated_at) * 1000000)::bigint"
                                   "  from refdata.dictionary_meta where tenant_id = $1 and dict_code = $2";
+
+static void take_version(const struct db_result *result, int64_t *version, int64_t *committed_at_us)
+{
+    bool found = result && db_result_rows(result) == 1;
+    *version = found ? db_result_i64(result, 0, 0) : 0;
+    *committed_at_us = found ? db_result_i64(result, 0, 1) : 0;
+}
+
+static void version_statement(struct db_statement *statement)
+{
+    db_statement_init(statement, version_sql, 2, (const enum db_type[]){DB_TEXT, DB_TEXT});
+}
 
 enum status refdata_loader_version(struct db_conn *conn, struct str tenant, struct str code,
                                    int64_t deadline_ns, int64_t *version, int64_t *committed_at_us,
@@ -25,31 +37,93 @@ enum status refdata_loader_version(struct db_conn *conn, struct str tenant, stru
 {
     struct db_statement statement;
     struct db_result *result = NULL;
-    db_statement_init(&statement, version_sql, 2, (const enum db_type[]){DB_TEXT, DB_TEXT});
+    version_statement(&statement);
     const struct db_param params[] = {{tenant}, {code}};
     enum status status = db_query(conn, &statement, params, deadline_ns, &result, error);
-    bool found = status == STATUS_OK && db_result_rows(result) == 1;
-    *version = found ? db_result_i64(result, 0, 0) : 0;
-    *committed_at_us = found ? db_result_i64(result, 0, 1) : 0;
+    take_version(status == STATUS_OK ? result : NULL, version, committed_at_us);
     db_result_free(result);
     return status;
 }
 
-static enum status load_in_transaction(const struct refdata_load *load, struct db_conn *conn,
-                                       int64_t deadline_ns, struct refdata_loaded *loaded)
+/* ---- the transaction ---- */
+
+struct opened {
+    int64_t version, committed_at_us;
+    bool delta_known; /* what changed since the base is: */
+    struct refdata_delta delta;
+};
+
+enum { BEGUN, META, CHANGES, QUESTIONS };
+
+static enum status ask(const struct refdata_load *load, struct db_conn *conn, struct error *error)
 {
-    struct error *error = &loaded->error;
-    const struct refdata_dictionary *dictionary = load->dictionary;
-    int64_t version = 0;
-    /* The pool's own limit is for small statements. */
-    enum status status = db_transaction_timeout(conn, load->timeout_ms, deadline_ns, error);
+    struct db_statement begin, version;
+    const struct db_param params[] = {{load->tenant}, {load->dictionary->code}};
+    db_statement_init(&begin, begin_sql, 0, NULL);
+    version_statement(&version);
+    enum status status = db_pipeline_begin(conn, error);
     if (status == STATUS_OK)
-        status = refdata_loader_version(conn, load->tenant, dictionary->code, deadline_ns, &version,
-                                        &loaded->committed_at_us, error);
+        status = db_pipeline_add(conn, &begin, NULL, error);
+    if (status == STATUS_OK)
+        status = db_pipeline_add(conn, &version, params, error);
+    if (status == STATUS_OK && load->base)
+        status = refdata_delta_ask(load, conn, error);
+    return status;
+}
+
+static enum status open_once(const struct refdata_load *load, struct db_conn *conn, int64_t deadline_ns,
+                             struct opened *opened, struct error *error)
+{
+    struct db_result *results[QUESTIONS] = {NULL};
+    enum status status = ask(load, conn, error);
+    if (status == STATUS_OK)
+        status = db_pipeline_end(conn, deadline_ns, results, load->base ? QUESTIONS : CHANGES, NULL, error);
+    if (status == STATUS_OK) {
+        take_version(results[META], &opened->version, &opened->committed_at_us);
+        opened->delta_known =
+            load->base && refdata_delta_read(load, results[CHANGES], opened->version, &opened->delta);
+    }
+    for (size_t i = 0; i < QUESTIONS; i++)
+        db_result_free(results[i]);
+    return status;
+}
+
+static enum status open_transaction(const struct refdata_load *load, int64_t deadline_ns,
+                                    struct db_conn **conn, struct opened *opened, struct error *error)
+{
+    enum status status = db_acquire(load->dictionary->database->pool, deadline_ns, conn, error);
+    for (unsigned attempt = 1; status == STATUS_OK; attempt++) {
+        status = open_once(load, *conn, deadline_ns, opened, error);
+        if (status != STATUS_DB_RETRY || attempt == ATTEMPTS)
+            break;
+        db_rollback(*conn);
+        status = STATUS_OK;
+    }
+    return status;
+}
+
+/* Read only: nothing to commit. */
+static void close_transaction(struct db_conn *conn)
+{
+    if (!conn)
+        return;
+    db_rollback(conn);
+    db_release(conn);
+}
+
+/* ---- what is loaded in it ---- */
+
+static enum status load_all(const struct refdata_load *load, struct db_conn *conn, int64_t version,
+                            int64_t deadline_ns, struct refdata_loaded *loaded)
+{
+    const struct refdata_dictionary *dictionary = load->dictionary;
+    /* The pool's own limit is for small statements. */
+    enum status status = db_transaction_timeout(conn, load->timeout_ms, deadline_ns, &loaded->error);
     if (status != STATUS_OK)
         return status;
     struct cache_builder *builder = cache_builder_create(NULL, load->memory_max);
-    status = dictionary->provider->load_all(dictionary, load->tenant, conn, deadline_ns, builder, error);
+    status =
+        dictionary->provider->load_all(dictionary, load->tenant, conn, deadline_ns, builder, &loaded->error);
     if (status != STATUS_OK) {
         cache_builder_abandon(builder);
         return status;
@@ -59,30 +133,105 @@ static enum status load_in_transaction(const struct refdata_load *load, struct d
     return STATUS_OK;
 }
 
+static enum status load_changes(const struct refdata_load *load, struct db_conn *conn,
+                                const struct refdata_delta *delta, int64_t deadline_ns,
+                                struct refdata_loaded *loaded)
+{
+    enum status status = STATUS_OK;
+    if (delta->change.version_count) {
+        status = refdata_delta_build(load, delta, conn, deadline_ns, &loaded->snapshot, &loaded->error);
+    } else {
+        loaded->snapshot = load->base;
+        cache_snapshot_ref(load->base);
+    }
+    if (loaded->snapshot)
+        loaded->change = delta->change;
+    return status;
+}
+
+static enum status load_in_transaction(const struct refdata_load *load, struct db_conn *conn,
+                                       const struct opened *opened, int64_t deadline_ns,
+                                       struct refdata_loaded *loaded)
+{
+    enum status status = STATUS_OK;
+    loaded->committed_at_us = opened->committed_at_us;
+    loaded->change.to = opened->version;
+    if (opened->delta_known)
+        status = load_changes(load, conn, &opened->delta, deadline_ns, loaded);
+    if (status == STATUS_OK && !loaded->snapshot)
+        status = load_all(load, conn, opened->version, deadline_ns, loaded);
+    return status;
+}
+
 void refdata_loader_load(const struct refdata_load *load, struct refdata_loaded *loaded)
 {
     int64_t began_ns = clock_mono_ns(), deadline_ns = clock_deadline_ms(load->timeout_ms);
     struct db_conn *conn = NULL;
-    *loaded = (struct refdata_loaded){.dictionary = load->dictionary};
-    enum status status = db_acquire(load->dictionary->database->pool, deadline_ns, &conn, &loaded->error);
+    struct opened opened = {0};
+    *loaded = (struct refdata_loaded){.dictionary = load->dictionary, .base = load->base};
+    enum status status = open_transaction(load, deadline_ns, &conn, &opened, &loaded->error);
     if (status == STATUS_OK)
-        status = db_begin(conn, DB_REPEATABLE_READ_ONLY, deadline_ns, &loaded->error);
-    if (status == STATUS_OK)
-        status = load_in_transaction(load, conn, deadline_ns, loaded);
-    if (conn) {
-        db_rollback(conn); /* read only: nothing to commit */
-        db_release(conn);
-    }
+        status = load_in_transaction(load, conn, &opened, deadline_ns, loaded);
+    close_transaction(conn);
     loaded->status = status;
     loaded->seconds = (double)(clock_mono_ns() - began_ns) / 1e9;
 }
 
+static bool is_same(const struct cache_snapshot *one, const struct cache_snapshot *other)
+{
+    const struct cache_info *a = cache_snapshot_info(one), *b = cache_snapshot_info(other);
+    return a->item_count == b->item_count && memcmp(&a->digest, &b->digest, sizeof a->digest) == 0;
+}
+
+enum refdata_audit_verdict refdata_loader_audit(const struct refdata_load *load, int64_t *version,
+                                                struct error *error)
+{
+    int64_t deadline_ns = clock_deadline_ms(load->timeout_ms);
+    struct db_conn *conn = NULL;
+    struct opened opened = {0};
+    struct refdata_loaded by_changes = {0}, whole = {0};
+    enum refdata_audit_verdict verdict = REFDATA_AUDIT_UNKNOWN;
+    enum status status = open_transaction(load, deadline_ns, &conn, &opened, error);
+    if (status == STATUS_OK && opened.delta_known)
+        status = load_changes(load, conn, &opened.delta, deadline_ns, &by_changes);
+    if (status == STATUS_OK && by_changes.snapshot)
+        status = load_all(load, conn, opened.version, deadline_ns, &whole);
+    close_transaction(conn);
+    if (by_changes.snapshot && whole.snapshot)
+        verdict = is_same(by_changes.snapshot, whole.snapshot) ? REFDATA_AUDIT_AGREES : REFDATA_AUDIT_DIFFERS;
+    if (by_changes.snapshot)
+        cache_snapshot_unref(by_changes.snapshot);
+    if (whole.snapshot)
+        cache_snapshot_unref(whole.snapshot);
+    *version = opened.version;
+    return verdict;
+}
+
 /* ---- as a job of the home loop's ---- */
+
+struct load_job {
+    struct worker_job job;
+    struct refdata_holding *holding; /* the home loop's: not touched on the worker */
+    struct refdata_load load;        /* its dictionary and base are referenced */
+    struct arena arena;              /* of the tenant and the change */
+    struct refdata_loaded loaded;
+};
+
+static void free_job(struct load_job *job)
+{
+    if (job->load.base)
+        cache_snapshot_unref(job->load.base);
+    refdata_dictionary_unref(job->load.dictionary);
+    arena_deinit(&job->arena);
+    free(job);
+}
 
 static void run_load(struct worker_job *worker_job)
 {
     struct load_job *job = (struct load_job *)worker_job;
+    FAILPOINT("query.before_load");
     refdata_loader_load(&job->load, &job->loaded);
+    FAILPOINT("query.before_swap");
 }
 
 static void load_done(struct worker_job *worker_job)
@@ -92,28 +241,28 @@ static void load_done(struct worker_job *worker_job)
         job->loaded.status = error_set(&job->loaded.error, STATUS_CANCELLED, "the process is stopping");
     job->loaded.dictionary = job->load.dictionary;
     refdata_schedule_loaded(job->holding, &job->loaded);
-    refdata_dictionary_unref(job->load.dictionary);
-    free(job->tenant);
-    free(job);
+    free_job(job);
 }
 
-bool refdata_loader_start(struct refdata_holding *holding)
+bool refdata_loader_start(struct refdata_holding *holding, struct cache_snapshot *base)
 {
     struct refdata *refdata = holding->refdata;
     struct load_job *job = memory_zalloc(sizeof *job);
     job->job = (struct worker_job){.loop = refdata->home, .run = run_load, .done = load_done};
     job->holding = holding;
-    job->tenant = str_dup(holding->tenant);
+    arena_init(&job->arena, 1024);
     job->load = (struct refdata_load){
         .dictionary = refdata_dictionary_ref(holding->dictionary),
-        .tenant = str_of(job->tenant, holding->tenant.len),
+        .tenant = arena_str(&job->arena, holding->tenant),
         .timeout_ms = refdata->settings.load_timeout_ms,
         .memory_max = (uint64_t)refdata->settings.memory_bytes_max,
+        .base = base,
+        .arena = &job->arena,
     };
+    if (base)
+        cache_snapshot_ref(base);
     if (worker_pool_submit(refdata->loaders, &job->job))
         return true;
-    refdata_dictionary_unref(job->load.dictionary);
-    free(job->tenant);
-    free(job);
+    free_job(job);
     return false;
 }

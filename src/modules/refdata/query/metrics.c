@@ -37,9 +37,9 @@ static struct metric_family unavailable = {
 };
 static struct metric_family reload_duration = {
     .name = "cache_reload_duration",
-    .help = "Time of a load that succeeded, in seconds.",
+    .help = "Time of a load that succeeded, in seconds; mode is full, or delta (changed keys alone).",
     .type = METRIC_HISTOGRAM,
-    .labels = {"dict_code", NULL},
+    .labels = {"dict_code", "mode", NULL},
 };
 static struct metric_family reload_errors = {.name = "cache_reload_errors",
                                              .help = "Loads that failed.",
@@ -63,10 +63,22 @@ static struct metric_family regressions = {
     .type = METRIC_COUNTER,
     .labels = {"dict_code", NULL},
 };
+static struct metric_family mismatches = {
+    .name = "dict_digest_mismatches_total",
+    .help = "Times what DELTA reloads made was found not to be what the database has.",
+    .type = METRIC_COUNTER,
+    .labels = {"dict_code", NULL},
+};
+static struct metric_family unreadable = {
+    .name = "refdata_invalidations_unreadable_total",
+    .help = "Messages on refdata.invalidations that are none.",
+    .type = METRIC_COUNTER,
+    .labels = {"database", NULL},
+};
 
 struct metric_family *const refdata_metrics[] = {
-    &version_lag,     &version,       &items,     &memory,      &drift_value,    &unavailable,
-    &reload_duration, &reload_errors, &freshness, &regressions, &fallback_reads, NULL,
+    &version_lag,   &version,   &items,       &memory,         &drift_value, &unavailable, &reload_duration,
+    &reload_errors, &freshness, &regressions, &fallback_reads, &mismatches,  &unreadable,  NULL,
 };
 
 /* With the first load: before it there is no version to speak of. */
@@ -100,7 +112,8 @@ void refdata_metrics_loaded(struct refdata_holding *holding, const struct refdat
     metric_set(holding->version_gauge, (double)info->version);
     metric_set(holding->items, (double)info->item_count);
     metric_set(holding->memory_gauge, (double)info->memory_bytes);
-    metric_observe(metric_series_get(&reload_duration, &holding->code), loaded->seconds);
+    const struct str labels[] = {holding->code, refdata_loaded_is_delta(loaded) ? STR("delta") : STR("full")};
+    metric_observe(metric_series_get(&reload_duration, labels), loaded->seconds);
     if (is_update && loaded->committed_at_us)
         metric_observe(metric_series_get(&freshness, &holding->code),
                        (double)(clock_unix_us() - loaded->committed_at_us) / 1e6);
@@ -130,6 +143,16 @@ void refdata_metrics_regression(const struct refdata_holding *holding)
     metric_add(metric_series_get(&regressions, &holding->code), 1);
 }
 
+void refdata_metrics_mismatch(const struct refdata_holding *holding)
+{
+    metric_add(metric_series_get(&mismatches, &holding->code), 1);
+}
+
+void refdata_metrics_unreadable(struct str database)
+{
+    metric_add(metric_series_get(&unreadable, &database), 1);
+}
+
 void refdata_metrics_drift(struct refdata_holding *holding)
 {
     if (!holding->drift) /* a series only where there is a check */
@@ -143,6 +166,8 @@ void refdata_metrics_dictionary(const struct refdata_dictionary *dictionary)
     /* At 0 from the start, so that the first error is a step that rate() sees. */
     metric_add(metric_series_get(&reload_errors, &dictionary->code), 0);
     metric_add(metric_series_get(&regressions, &dictionary->code), 0);
+    metric_add(metric_series_get(&mismatches, &dictionary->code), 0);
+    metric_add(metric_series_get(&unreadable, &dictionary->database->name), 0);
     metric_add(metric_series_get(&fallback_reads, &dictionary->code), 0);
     metric_set(metric_series_get(&unavailable, &dictionary->code),
                atomic_load(&dictionary->state) == REFDATA_DISABLED ? 1 : 0);

@@ -1,7 +1,8 @@
 /* The query role (R3–R7, R13–R18): what this pod holds in memory, when it is loaded, and how it is read.
  *
  *     reader ─ reading.c ─┬─ holding's slot ─ items.c, all.c, version.c          (no lock, no allocation)
- *                         └─ not there, or too old ─ keeper.c, barrier.c ─ schedule.c ─ loader.c ─ slot */
+ *                         └─ not there, or too old ─ keeper.c, barrier.c ─ schedule.c ─ loader.c ─ slot
+ *     a change ─ invalidations.c, or sweep.c ─────────────────────────────────┘        └─ delta.c */
 #ifndef FRESHET_REFDATA_QUERY_H
 #define FRESHET_REFDATA_QUERY_H
 
@@ -45,20 +46,34 @@ struct refdata_load {                      /* what to load */
     struct str tenant;
     int64_t timeout_ms;
     uint64_t memory_max; /* 0 = no bound */
+    struct cache_snapshot
+        *base; /* of the same definition: only what changed since is loaded, where that is known (R16);
+                                    NULL = everything */
+    struct arena *arena; /* of loaded.change; needed with a base */
 };
 struct refdata_loaded {                          /* how it ended */
     const struct refdata_dictionary *dictionary; /* the definition it loaded by */
     enum status status;
     struct error error;
-    struct cache_snapshot *snapshot;
-    int64_t committed_at_us; /* dictionary_meta.updated_at, 0 = no row */
+    struct cache_snapshot *snapshot;   /* load.base itself, referenced once more, when nothing changed */
+    const struct cache_snapshot *base; /* load.base */
+    struct refdata_change change;      /* from what is held */
+    int64_t committed_at_us;           /* dictionary_meta.updated_at, 0 = no row */
     double seconds;
     size_t replaced; /* keys that came twice */
 };
+static inline bool refdata_loaded_is_delta(const struct refdata_loaded *loaded)
+{
+    return loaded->change.versions != NULL;
+}
 /* On a worker, or in a command without any loop: loads now. The snapshot is the caller's. */
 void refdata_loader_load(const struct refdata_load *load, struct refdata_loaded *loaded);
-bool refdata_loader_start(
-    struct refdata_holding *holding); /* refdata_schedule_loaded() follows; false = no thread */
+/* On a worker: in one transaction what changed since load.base, and everything: are they the same? */
+enum refdata_audit_verdict { REFDATA_AUDIT_UNKNOWN, REFDATA_AUDIT_AGREES, REFDATA_AUDIT_DIFFERS };
+enum refdata_audit_verdict refdata_loader_audit(const struct refdata_load *load, int64_t *version,
+                                                struct error *error);
+/* refdata_schedule_loaded() follows; false = no thread. `base`: see struct refdata_load. */
+bool refdata_loader_start(struct refdata_holding *holding, struct cache_snapshot *base);
 
 /* On a worker: dictionary_meta's row as this transaction sees it; 0 and 0 where the tenant never wrote (R3). */
 enum status refdata_loader_version(struct db_conn *conn, struct str tenant, struct str code,
@@ -68,11 +83,19 @@ enum status refdata_loader_version(struct db_conn *conn, struct str tenant, stru
 /* ---- schedule.c: when to load ---- */
 /* A load is wanted after `delay_ms`; coalesces with one that is waiting, runs once more after one under way. */
 void refdata_schedule_want(struct refdata_holding *holding, int64_t delay_ms);
+/* The pair is known to be committed in this version: a load, unless one under way brings it. Not before the debounce
+ * window of full loads and the backoff of failed ones are over. */
+void refdata_schedule_behind(struct refdata_holding *holding, int64_t version, int64_t delay_ms);
+/* The same where somebody waits for it: now. */
+void refdata_schedule_urge(struct refdata_holding *holding, int64_t version);
 void refdata_schedule_cancel(struct refdata_holding *holding);
 void refdata_schedule_run(struct refdata *refdata); /* starts what waits, as far as there is room */
 void refdata_schedule_loaded(struct refdata_holding *holding, struct refdata_loaded *loaded);
 /* PostgreSQL has been asked about a dictionary's templates: its pairs load now, or are given up. */
 void refdata_schedule_checked(struct refdata *refdata, struct refdata_dictionary *dictionary);
+
+/* ---- audit.c: is what deltas made what is there? ---- */
+void refdata_audit_check(struct refdata *refdata, struct refdata_database *database); /* what is due */
 
 /* ---- drift.c: a diagnosis aside from the sweep ---- */
 void refdata_drift_check(struct refdata *refdata, struct refdata_database *database); /* what is due */
@@ -85,6 +108,8 @@ void refdata_metrics_load_failed(const struct refdata_holding *holding);
 void refdata_metrics_lag(const struct refdata_holding *holding, int64_t local_version);
 void refdata_metrics_fallback(const struct refdata_holding *holding);
 void refdata_metrics_regression(const struct refdata_holding *holding);
+void refdata_metrics_mismatch(const struct refdata_holding *holding);
+void refdata_metrics_unreadable(struct str database); /* any thread: a message that is no invalidation */
 void refdata_metrics_drift(struct refdata_holding *holding);
 void refdata_metrics_dictionary(const struct refdata_dictionary *dictionary);
 

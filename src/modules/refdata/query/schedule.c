@@ -11,16 +11,16 @@
 
 static void unqueue(struct refdata_holding *holding)
 {
-    struct refdata *refdata = holding->refdata;
-    struct refdata_holding **at = &refdata->queue_first;
-    while (holding->queued && *at != holding)
-        at = &(*at)->queue_next;
-    if (!holding->queued)
+    struct refdata_queue *queue = holding->queue;
+    if (!queue)
         return;
+    struct refdata_holding **at = &queue->first;
+    while (*at != holding)
+        at = &(*at)->queue_next;
     *at = holding->queue_next;
-    if (refdata->queue_last == &holding->queue_next)
-        refdata->queue_last = at;
-    holding->queued = false;
+    if (queue->last == &holding->queue_next)
+        queue->last = at;
+    holding->queue = NULL;
 }
 
 static bool somebody_waits(const struct refdata_holding *holding)
@@ -28,21 +28,29 @@ static bool somebody_waits(const struct refdata_holding *holding)
     return holding->waiter_count || holding->barrier.waiting_count;
 }
 
+/* Can the next load start from what is held? */
+static bool may_be_delta(const struct refdata_holding *holding)
+{
+    return holding->dictionary->delta && !holding->whole && !holding->redefined &&
+           cache_slot_read(&holding->slot);
+}
+
 /* Those somebody waits for stand before those nobody waits for, each kind in the order it came. */
 static void enqueue(struct refdata_holding *holding)
 {
     struct refdata *refdata = holding->refdata;
-    struct refdata_holding **at = refdata->queue_last;
-    if (holding->queued)
+    if (holding->queue)
         return;
+    struct refdata_queue *queue = may_be_delta(holding) ? &refdata->delta_loads : &refdata->full_loads;
+    struct refdata_holding **at = queue->last;
     if (somebody_waits(holding))
-        for (at = &refdata->queue_first; *at && somebody_waits(*at);)
+        for (at = &queue->first; *at && somebody_waits(*at);)
             at = &(*at)->queue_next;
-    holding->queued = true;
+    holding->queue = queue;
     holding->queue_next = *at;
     *at = holding;
     if (!holding->queue_next)
-        refdata->queue_last = &holding->queue_next;
+        queue->last = &holding->queue_next;
 }
 
 static void on_timer(struct loop_timer *timer)
@@ -63,7 +71,7 @@ void refdata_schedule_want(struct refdata_holding *holding, int64_t delay_ms)
     }
     /* A dictionary that was not checked yet is loaded when the check is done: refdata_schedule_checked(). */
     if (atomic_load(&holding->dictionary->state) != REFDATA_READY ||
-        (holding->queued && (delay_ms > 0 || !somebody_waits(holding))))
+        (holding->queue && (delay_ms > 0 || !somebody_waits(holding))))
         return;
     unqueue(holding); /* somebody waits now: before those nobody waits for */
     if (delay_ms <= 0) {
@@ -75,20 +83,76 @@ void refdata_schedule_want(struct refdata_holding *holding, int64_t delay_ms)
     }
 }
 
-void refdata_schedule_run(struct refdata *refdata)
+/* The debounce is leading edge (R13): the first change loads at once, those within the window since that load began
+ * share the one at its end. */
+static int64_t pause_ms(const struct refdata_holding *holding)
 {
-    while (refdata->queue_first && refdata->loading_count < (unsigned)refdata->settings.parallel_reloads &&
+    int64_t debounced_ns = holding->began_ns + holding->refdata->settings.debounce_ms * CLOCK_NS_PER_MS;
+    int64_t due_ns = holding->retry_at_ns;
+    if (somebody_waits(holding))
+        return 0;
+    if (!may_be_delta(holding) && holding->began_ns && due_ns < debounced_ns)
+        due_ns = debounced_ns;
+    return clock_ms_left(due_ns);
+}
+
+/* Does the load under way, or what is here, lack this version? */
+static void note_wanted(struct refdata_holding *holding, int64_t version)
+{
+    if (holding->wanted_version < version)
+        holding->wanted_version = version;
+}
+
+void refdata_schedule_behind(struct refdata_holding *holding, int64_t version, int64_t delay_ms)
+{
+    note_wanted(holding, version);
+    if (holding->loading)
+        return; /* known when it is back */
+    int64_t pause = pause_ms(holding);
+    refdata_schedule_want(holding, pause > delay_ms ? pause : delay_ms);
+}
+
+void refdata_schedule_urge(struct refdata_holding *holding, int64_t version)
+{
+    note_wanted(holding, version);
+    if (!holding->loading)
+        refdata_schedule_want(holding, 0);
+}
+
+static bool start_load(struct refdata_holding *holding, struct refdata_queue *queue)
+{
+    struct cache_snapshot *base = may_be_delta(holding) ? cache_slot_acquire(&holding->slot) : NULL;
+    bool started = refdata_loader_start(holding, base);
+    if (base)
+        cache_snapshot_unref(base);
+    if (!started)
+        return false;
+    holding->loading = true;
+    holding->wanted = false;
+    holding->wanted_version = 0; /* what was committed by now is what it will find */
+    holding->began_ns = clock_mono_ns();
+    holding->running_in = queue;
+    queue->running++;
+    return true;
+}
+
+static void run_queue(struct refdata *refdata, struct refdata_queue *queue)
+{
+    while (queue->first && queue->running < (unsigned)refdata->settings.parallel_reloads &&
            !refdata->stopping) {
-        struct refdata_holding *holding = refdata->queue_first;
+        struct refdata_holding *holding = queue->first;
         unqueue(holding);
-        holding->wanted = false;
-        if (!refdata_loader_start(holding)) {
+        if (!start_load(holding, queue)) {
             holding->wanted = true; /* its threads are busy stopping */
             return;
         }
-        holding->loading = true;
-        refdata->loading_count++;
     }
+}
+
+void refdata_schedule_run(struct refdata *refdata)
+{
+    run_queue(refdata, &refdata->delta_loads);
+    run_queue(refdata, &refdata->full_loads);
 }
 
 static int64_t retry_delay_ms(const struct refdata_holding *holding)
@@ -122,6 +186,7 @@ static void load_failed(struct refdata_holding *holding, const struct refdata_lo
              LOG_ERROR_FIELDS(&loaded->error));
     holding->retry_at_ns = clock_deadline_ms(delay_ms);
     holding->refused = !is_outage(loaded->status);
+    holding->whole |= holding->refused; /* what cannot be had key by key may be had at once */
     struct error error;
     error_set(&error, STATUS_DICTIONARY_UNAVAILABLE, "the dictionary cannot be loaded now");
     refdata_keeper_wake(holding, &error);
@@ -136,40 +201,67 @@ static void note_regression(struct refdata_holding *holding, int64_t before, int
               LOG_STR("dictCode", holding->code), LOG_INT("localVersion", before), LOG_INT("version", now));
 }
 
-static void load_succeeded(struct refdata_holding *holding, struct refdata_loaded *loaded)
+static void tell(const struct refdata_holding *holding, const struct refdata_loaded *loaded)
 {
-    struct refdata *refdata = holding->refdata;
-    const struct cache_snapshot *before = cache_slot_read(&holding->slot);
     const struct cache_info *info = cache_snapshot_info(loaded->snapshot);
-    int64_t version = info->version;
-    bool is_update = before && version > cache_snapshot_info(before)->version;
-    if (before && version < cache_snapshot_info(before)->version)
-        note_regression(holding, cache_snapshot_info(before)->version, version);
-    holding->failures = 0;
-    holding->refused = false;
-    holding->retry_at_ns = 0;
-    refdata->memory_bytes += info->memory_bytes - holding->memory_bytes;
-    holding->memory_bytes = info->memory_bytes;
-    if (holding->committed_version < version)
-        holding->committed_version = version;
-    log_info("dictionary_loaded", LOG_STR("tenantId", holding->tenant), LOG_STR("dictCode", holding->code),
-             LOG_INT("version", version), LOG_INT("items", info->item_count),
-             LOG_INT("durationMs", (int64_t)(loaded->seconds * 1000)), LOG_INT("bytes", info->memory_bytes));
+    bool delta = refdata_loaded_is_delta(loaded);
+    if (!delta || log_enabled(LOG_LEVEL_DEBUG)) /* many a second, where only keys are loaded */
+        log_write(delta ? LOG_LEVEL_DEBUG : LOG_LEVEL_INFO, "dictionary_loaded",
+                  LOG_FIELDS(LOG_STR("tenantId", holding->tenant), LOG_STR("dictCode", holding->code),
+                             LOG_INT("version", info->version), LOG_INT("items", info->item_count),
+                             LOG_CSTR("mode", delta ? "delta" : "full"),
+                             LOG_INT("durationMs", (int64_t)(loaded->seconds * 1000)),
+                             LOG_INT("bytes", info->memory_bytes)));
     if (loaded->replaced)
         log_warn("dictionary_keys_repeated", LOG_STR("tenantId", holding->tenant),
                  LOG_STR("dictCode", holding->code), LOG_INT("repeated", loaded->replaced),
                  LOG_CSTR("effect", "the last row of a key wins"));
-    refdata_metrics_loaded(holding, loaded, is_update);
+}
+
+/* A new version goes live. */
+static void swap(struct refdata_holding *holding, struct refdata_loaded *loaded)
+{
+    struct refdata *refdata = holding->refdata;
+    const struct cache_snapshot *before = cache_slot_read(&holding->slot);
+    const struct cache_info *info = cache_snapshot_info(loaded->snapshot);
+    int64_t local = before && !holding->redefined ? cache_snapshot_info(before)->version : -1;
+    if (local > info->version)
+        note_regression(holding, local, info->version);
+    refdata->memory_bytes += info->memory_bytes - holding->memory_bytes;
+    holding->memory_bytes = info->memory_bytes;
+    loaded->change.from = local;
+    tell(holding, loaded);
+    refdata_metrics_loaded(holding, loaded, local >= 0 && info->version > local);
     cache_slot_publish(&holding->slot, loaded->snapshot, refdata->loops);
+}
+
+static void load_succeeded(struct refdata_holding *holding, struct refdata_loaded *loaded)
+{
+    struct refdata *refdata = holding->refdata;
+    int64_t version = cache_snapshot_info(loaded->snapshot)->version;
+    holding->failures = 0;
+    holding->refused = false;
+    holding->retry_at_ns = 0;
+    if (holding->committed_version < version)
+        holding->committed_version = version;
+    if (loaded->snapshot == cache_slot_read(&holding->slot))
+        cache_snapshot_unref(loaded->snapshot); /* nothing had changed */
+    else
+        swap(holding, loaded);
+    if (!refdata_loaded_is_delta(loaded))
+        holding->whole = holding->redefined = false;
     /* Loaded counts as read: the next to go is not the one just asked for. */
     atomic_store(&holding->used_at_s[loop_index(refdata->home)],
                  (uint32_t)(loop_now_ns(refdata->home) / CLOCK_NS_PER_S));
     refdata_keeper_wake(holding, NULL);
     refdata_barrier_loaded(holding, version);
     refdata_keeper_trim(refdata, holding);
+    if (holding->wanted_version > version)
+        holding->again = true;
 }
 
-/* Loaded by a definition that is no longer in force: as if it had not been, and those who wait go on waiting. */
+/* Loaded by a definition that is no longer in force, or on top of what is no longer held: as if it had not been, and
+ * those who wait go on waiting. */
 static void load_outdated(struct refdata_holding *holding, const struct refdata_loaded *loaded)
 {
     if (loaded->snapshot)
@@ -179,14 +271,15 @@ static void load_outdated(struct refdata_holding *holding, const struct refdata_
 
 static void take_load(struct refdata_holding *holding, struct refdata_loaded *loaded)
 {
-    if (loaded->dictionary != holding->dictionary)
+    bool baseless = refdata_loaded_is_delta(loaded) && loaded->base != cache_slot_read(&holding->slot);
+    if (loaded->dictionary != holding->dictionary || baseless)
         load_outdated(holding, loaded);
     else if (loaded->status == STATUS_OK)
         load_succeeded(holding, loaded);
     else
         load_failed(holding, loaded);
     if (holding->again && loaded->status == STATUS_OK)
-        refdata_schedule_want(holding, 0);
+        refdata_schedule_want(holding, pause_ms(holding));
     holding->again = false;
 }
 
@@ -194,7 +287,7 @@ void refdata_schedule_loaded(struct refdata_holding *holding, struct refdata_loa
 {
     struct refdata *refdata = holding->refdata;
     holding->loading = false;
-    refdata->loading_count--;
+    holding->running_in->running--;
     if (!holding->dropped) {
         take_load(holding, loaded);
     } else {
@@ -216,6 +309,7 @@ static void give_up(struct refdata_holding *holding, const struct error *why)
     holding->memory_bytes = 0;
     holding->wanted = true; /* loaded as soon as the definition is accepted */
     refdata_keeper_wake(holding, why);
+    refdata_barrier_dissolve(holding); /* they start over, and hear the same */
 }
 
 void refdata_schedule_checked(struct refdata *refdata, struct refdata_dictionary *dictionary)

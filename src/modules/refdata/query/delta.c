@@ -1,0 +1,172 @@
+/* Deltas: from the outbox's rows to a snapshot that shares all but the changed keys with the one before. The work grows
+ * with what changed, never with what is held. */
+#include "modules/refdata/query/delta.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "modules/refdata/provider.h"
+
+/* Past these a full load is due: it may cost less, and a pod that slept for days asks for no list of all it missed. */
+enum { VERSIONS_MAX = 10000, KEYS_MIN = 1000, KEYS_MAX = 50000, FULL_SHARE = 4 };
+
+/* By the index (tenant_id, dict_code, version). The limits stop it early; the order, which the join keeps, is checked by
+ * whoever reads the rows. */
+static const char changes_sql[] =
+    "select o.version, o.keys is not null, k.key"
+    "  from (select version, keys from refdata.outbox_event"
+    "         where tenant_id = $1 and dict_code = $2 and version > $3 order by version limit $4) o"
+    "  left join lateral unnest(o.keys) as k(key) on true"
+    " limit $5";
+enum { VERSION, LISTED, KEY };
+
+/* ---- gathering ---- */
+
+void refdata_delta_begin(struct refdata_delta *delta, struct arena *arena, int64_t from, size_t rows_max)
+{
+    *delta = (struct refdata_delta){.arena = arena, .change = {.from = from, .to = from}};
+    delta->change.versions = arena_alloc(arena, (rows_max + 1) * sizeof(struct refdata_version_keys));
+    delta->keys = arena_alloc(arena, (rows_max + 1) * sizeof(struct str));
+}
+
+void refdata_delta_take(struct refdata_delta *delta, int64_t version, bool listed, struct str key)
+{
+    struct refdata_change *change = &delta->change;
+    struct refdata_version_keys *versions = (struct refdata_version_keys *)change->versions;
+    if (version == change->to + 1) {
+        versions[change->version_count++] =
+            (struct refdata_version_keys){.version = version, .keys = delta->keys + delta->key_count};
+        change->to = version;
+    }
+    if (!listed || version != change->to || change->version_count == 0)
+        delta->broken = true;
+    if (delta->broken || !key.ptr)
+        return;
+    delta->keys[delta->key_count++] = arena_str(delta->arena, key);
+    versions[change->version_count - 1].key_count++;
+}
+
+bool refdata_delta_end(struct refdata_delta *delta, int64_t committed)
+{
+    delta->broken |= delta->change.to != committed;
+    return !delta->broken;
+}
+
+static int by_bytes(const void *a, const void *b)
+{
+    return str_compare(*(const struct str *)a, *(const struct str *)b);
+}
+
+size_t refdata_delta_keys(const struct refdata_delta *delta, struct str **keys)
+{
+    size_t kept = 0;
+    struct str *all = arena_alloc(delta->arena, (delta->key_count + 1) * sizeof *all);
+    *keys = all;
+    if (delta->key_count == 0)
+        return 0;
+    memcpy(all, delta->keys, delta->key_count * sizeof *all);
+    qsort(all, delta->key_count, sizeof *all, by_bytes);
+    for (size_t i = 1; i < delta->key_count; i++)
+        if (!str_eq(all[kept], all[i]))
+            all[++kept] = all[i];
+    return kept + 1;
+}
+
+/* ---- asking ---- */
+
+static size_t keys_max(const struct refdata_load *load)
+{
+    uint64_t share = cache_snapshot_info(load->base)->item_count / FULL_SHARE;
+    return share < KEYS_MIN ? KEYS_MIN : share > KEYS_MAX ? KEYS_MAX : (size_t)share;
+}
+
+enum status refdata_delta_ask(const struct refdata_load *load, struct db_conn *conn, struct error *error)
+{
+    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_BIGINT, DB_BIGINT, DB_BIGINT};
+    struct db_statement statement;
+    char after[24], versions[24], rows[24];
+    db_statement_init(&statement, changes_sql, 5, types);
+    snprintf(after, sizeof after, "%lld", (long long)cache_snapshot_info(load->base)->version);
+    snprintf(versions, sizeof versions, "%d", VERSIONS_MAX + 1);
+    snprintf(rows, sizeof rows, "%zu", keys_max(load) + 1);
+    const struct db_param params[] = {
+        {load->tenant}, {load->dictionary->code}, {str_from(after)}, {str_from(versions)}, {str_from(rows)}};
+    return db_pipeline_add(conn, &statement, params, error);
+}
+
+bool refdata_delta_read(const struct refdata_load *load, const struct db_result *answer, int64_t committed,
+                        struct refdata_delta *delta)
+{
+    size_t rows = db_result_rows(answer);
+    refdata_delta_begin(delta, load->arena, cache_snapshot_info(load->base)->version, rows);
+    if (rows > keys_max(load))
+        return false;
+    for (size_t i = 0; i < rows && !delta->broken; i++)
+        refdata_delta_take(delta, db_result_i64(answer, i, VERSION),
+                           str_eq(db_result_str(answer, i, LISTED), STR("t")),
+                           db_result_is_null(answer, i, KEY) ? STR_NONE : db_result_str(answer, i, KEY));
+    return refdata_delta_end(delta, committed) && delta->change.version_count <= VERSIONS_MAX;
+}
+
+/* ---- building ---- */
+
+/* Those of the keys that are there, as a snapshot of their own: so that what a loadKeysSql gives beside them is seen. */
+static enum status find_keys(const struct refdata_load *load, const struct str *keys, size_t count,
+                             struct db_conn *conn, int64_t deadline_ns, struct cache_snapshot **found,
+                             struct error *error)
+{
+    const struct refdata_dictionary *dictionary = load->dictionary;
+    struct cache_builder *builder = cache_builder_create(NULL, load->memory_max);
+    struct buf array;
+    buf_init(&array);
+    db_array_begin(&array);
+    for (size_t i = 0; i < count; i++)
+        db_array_put(&array, keys[i]);
+    db_array_end(&array);
+    enum status status = STATUS_OK;
+    if (count)
+        status = dictionary->provider->load_keys(dictionary, load->tenant, buf_str(&array), conn, deadline_ns,
+                                                 builder, error);
+    buf_deinit(&array);
+    if (status == STATUS_OK)
+        *found = cache_builder_finish(builder, 0);
+    else
+        cache_builder_abandon(builder);
+    return status;
+}
+
+/* False when what was found is not what was asked for, or does not fit: then only everything is sure to be right. */
+static bool put_found(struct cache_builder *builder, const struct str *keys, size_t count,
+                      const struct cache_snapshot *found)
+{
+    uint64_t taken = 0;
+    for (size_t i = 0; i < count; i++) {
+        const struct cache_record *record = cache_find(found, keys[i]);
+        if (!record)
+            cache_builder_delete(builder, keys[i]);
+        else if (cache_builder_put(builder, keys[i], cache_record_payload(record), NULL) != STATUS_OK)
+            return false;
+        taken += record != NULL;
+    }
+    return taken == cache_snapshot_info(found)->item_count;
+}
+
+enum status refdata_delta_build(const struct refdata_load *load, const struct refdata_delta *delta,
+                                struct db_conn *conn, int64_t deadline_ns, struct cache_snapshot **snapshot,
+                                struct error *error)
+{
+    struct cache_snapshot *found = NULL;
+    struct str *keys;
+    size_t count = refdata_delta_keys(delta, &keys);
+    enum status status = find_keys(load, keys, count, conn, deadline_ns, &found, error);
+    *snapshot = NULL;
+    if (status != STATUS_OK)
+        return status;
+    struct cache_builder *builder = cache_builder_create(load->base, load->memory_max);
+    if (put_found(builder, keys, count, found))
+        *snapshot = cache_builder_finish(builder, delta->change.to);
+    else
+        cache_builder_abandon(builder);
+    cache_snapshot_unref(found);
+    return STATUS_OK;
+}
