@@ -17,6 +17,10 @@ static const struct command {
     {"config", "check the configuration, or describe every setting", app_config},
     {"routes", "list the HTTP routes", app_routes},
     {"get", "print items of a dictionary, or all of it, from a pod", app_get},
+    {"put", "write or delete one item of a dictionary", app_put},
+    {"load", "make a file the whole content of a dictionary", app_load},
+    {"watch", "print the changes of a dictionary as they are committed", app_watch},
+    {"status", "print what became of an update", app_status},
     {"verify", "compare what pods hold with what the database holds", app_verify},
 };
 

@@ -1,5 +1,5 @@
-/* One request by libcurl's easy interface: a handle of its own each time, nothing shared between threads.
- * What a server answers decides nothing: no redirect is followed, no other protocol spoken, no more than
+/* One request by libcurl's easy interface: a handle of its own each time, or the session's; nothing is shared
+ * between threads. What a server answers decides nothing: no redirect is followed, no other protocol spoken, no more than
  * the bound taken. */
 #include "fetch/fetch.h"
 
@@ -7,6 +7,8 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+
+#include "base/memory.h"
 
 static atomic_bool is_stopping;
 
@@ -33,6 +35,29 @@ static int on_progress(void *arg, curl_off_t down_total, curl_off_t down, curl_o
     (void)arg, (void)down_total, (void)down, (void)up_total, (void)up;
     return atomic_load(&is_stopping); /* not 0 ends the transfer */
 }
+
+/* ---- sessions: a handle that outlives its request, with the connection in it ---- */
+
+struct fetch_session {
+    CURL *curl; /* without any option between requests */
+};
+
+struct fetch_session *fetch_session_open(void)
+{
+    struct fetch_session *session = memory_zalloc(sizeof *session);
+    fetch_init();
+    session->curl = curl_easy_init();
+    return session;
+}
+
+void fetch_session_close(struct fetch_session *session)
+{
+    if (session && session->curl)
+        curl_easy_cleanup(session->curl);
+    free(session);
+}
+
+/* ---- one request ---- */
 
 struct sink {
     CURL *curl;
@@ -138,7 +163,7 @@ enum status fetch_run(const struct fetch_request *request, struct fetch_answer *
     if (request->url.len == 0 || memchr(request->url.ptr, '\0', request->url.len))
         return error_set(error, STATUS_IO, "the URL is not valid");
     fetch_init();
-    CURL *curl = curl_easy_init();
+    CURL *curl = request->session ? request->session->curl : curl_easy_init();
     if (!curl)
         return error_set(error, STATUS_NO_MEMORY, "no memory for a request");
 
@@ -152,7 +177,10 @@ enum status fetch_run(const struct fetch_request *request, struct fetch_answer *
     curl_easy_setopt(curl, CURLOPT_WRITEDATA, &sink);
     CURLcode code = curl_easy_perform(curl);
     curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &status);
-    curl_easy_cleanup(curl);
+    if (request->session)
+        curl_easy_reset(curl); /* forgets what is freed now, keeps the connection */
+    else
+        curl_easy_cleanup(curl);
     curl_slist_free_all(headers);
     free(url);
     answer->status = (int)status;

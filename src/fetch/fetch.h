@@ -8,6 +8,8 @@
 #include "base/status.h"
 #include "base/str.h"
 
+struct fetch_session; /* keeps a connection for the request behind; one thread's at a time */
+
 struct fetch_request {
     const char *method; /* NULL = GET */
     struct str url;
@@ -20,6 +22,7 @@ struct fetch_request {
      * statuses' bodies are kept and bounded as ever. False ends the request: CANCELLED. NULL = keep all. */
     bool (*on_body)(void *context, struct str bytes);
     void *context;
+    struct fetch_session *session; /* NULL = a connection of its own */
 };
 
 struct fetch_answer {
@@ -30,6 +33,8 @@ struct fetch_answer {
 void fetch_init(void); /* once per process, before threads */
 /* Any thread, when the process ends: what is under way is CANCELLED within a second, and what comes after. */
 void fetch_stop(void);
+struct fetch_session *fetch_session_open(void);          /* connects to nothing yet */
+void fetch_session_close(struct fetch_session *session); /* NULL is fine */
 enum status fetch_run(const struct fetch_request *request, struct fetch_answer *answer,
                       struct error *error) MUST_CHECK;
 
