@@ -19,6 +19,10 @@ static void set_reason(struct bus_verdict *verdict, const char *format, va_list 
     char text[2 * BUS_REASON_BYTES];
 
     vsnprintf(text, sizeof text, format, arguments);
+    if (!str_is_utf8(str_from(text))) /* it may quote a message; the engine would refuse it, for ever */
+        for (char *at = text; *at; at++)
+            if ((unsigned char)*at >= 0x80)
+                *at = '?';
     struct str cut = str_utf8_cut(str_from(text), sizeof verdict->reason - 1);
     snprintf(verdict->reason, sizeof verdict->reason, "%.*s", STR_ARG(cut));
 }

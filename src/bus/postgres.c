@@ -167,15 +167,14 @@ static void postgres_start(struct bus *bus)
     arm(postgres);
 }
 
-static bool wait_idle(struct postgres *postgres, int64_t deadline_ns)
+/* Jobs without messages in hand need no time: they may be waiting for a database that is dead. */
+static void wait_handled(struct postgres *postgres, int64_t deadline_ns)
 {
     struct timespec until = {.tv_sec = deadline_ns / CLOCK_NS_PER_S, .tv_nsec = deadline_ns % CLOCK_NS_PER_S};
     int rc = 0;
 
-    while (postgres->busy > 0 && rc == 0)
-        rc = deadline_ns == CLOCK_NEVER ? pthread_cond_wait(&postgres->idle, &postgres->lock)
-                                        : pthread_cond_timedwait(&postgres->idle, &postgres->lock, &until);
-    return postgres->busy == 0;
+    while (postgres->handling > 0 && rc == 0)
+        rc = pthread_cond_timedwait(&postgres->idle, &postgres->lock, &until);
 }
 
 static void postgres_stop(struct bus *bus, int64_t grace_ms)
@@ -185,14 +184,14 @@ static void postgres_stop(struct bus *bus, int64_t grace_ms)
     bus_postgres_publisher_stop(&postgres->publisher);
     pthread_mutex_lock(&postgres->lock);
     postgres->stopping = true;
-    bool idle = wait_idle(postgres, clock_deadline_ms(grace_ms));
+    wait_handled(postgres, clock_deadline_ms(grace_ms));
     pthread_mutex_unlock(&postgres->lock);
     db_pool_interrupt(postgres->publish_pool);
-    if (idle)
-        return;
     db_pool_interrupt(postgres->pool);
+    bus_postgres_publisher_wait_empty(&postgres->publisher);
     pthread_mutex_lock(&postgres->lock);
-    wait_idle(postgres, CLOCK_NEVER);
+    while (postgres->busy > 0)
+        pthread_cond_wait(&postgres->idle, &postgres->lock);
     pthread_mutex_unlock(&postgres->lock);
 }
 
@@ -203,6 +202,7 @@ static void free_reader(struct reader *reader)
     free(reader->positions);
     free(reader->retry_ns);
     free(reader->attempts);
+    free(reader->suspect_until);
     free(reader);
 }
 

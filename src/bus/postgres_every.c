@@ -248,12 +248,13 @@ static enum status handle_all(struct reader *reader, const struct db_result *res
     enum status status = STATUS_OK;
 
     for (size_t begin = 0, end; begin < rows && status == STATUS_OK; begin = end) {
-        if (bus_postgres_is_stopping(reader->postgres))
+        if (!bus_postgres_handling_begin(reader->postgres))
             return STATUS_CANCELLED;
         end = begin + 1;
         while (end < rows && db_result_i64(result, end, PARTITION) == db_result_i64(result, begin, PARTITION))
             end++;
         status = handle_rows(reader, result, begin, end, error);
+        bus_postgres_handling_end(reader->postgres);
     }
     return status;
 }

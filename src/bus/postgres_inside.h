@@ -4,6 +4,7 @@
  *   postgres_jobs.c     jobs on the workers
  *   postgres_publish.c  append, group commit
  *   postgres_shared.c   one batch of a shared group
+ *   postgres_suspect.c  messages that kill their process
  *   postgres_every.c    one round of a reader of everything
  *   postgres_upkeep.c   topics made, lag, retention
  *   postgres_rows.c     arrays and rows, in text form
@@ -48,12 +49,15 @@ struct reader {
     atomic_uint turn;              /* which partition is looked at first */
     int64_t *positions, *retry_ns; /* BUS_EVERY: one of each per partition; only ever one job */
     unsigned *attempts;
+    int64_t *suspect_until; /* BUS_SHARED: per partition, set before it is ready */
 };
 
 struct publisher {
     pthread_mutex_t lock;
     struct publish_request *first, **last_next;
     bool leading, stopped;
+    unsigned inside; /* callers that have not returned */
+    pthread_cond_t left;
 };
 
 struct postgres {
@@ -77,6 +81,7 @@ struct postgres {
     struct worker_job upkeep;
     bool upkeep_busy, started, stopping;
     unsigned busy;                /* jobs queued or running */
+    unsigned handling;            /* of them, those that a stop gives time: a handler has messages */
     bool rearm_posted, destroyed; /* `rearm` is in the inbox; only the memory is left */
     struct loop_message rearm;    /* a reader is due earlier than the timer knows */
 };
@@ -90,16 +95,30 @@ void bus_postgres_reader_wake(struct reader *reader);
 void bus_postgres_reader_due(struct reader *reader,
                              int64_t wait_ms); /* wakes it then, if nothing does before */
 bool bus_postgres_is_stopping(struct postgres *postgres);
+/* Around what a handler does with messages. False: the bus is stopping, let them be. */
+bool bus_postgres_handling_begin(struct postgres *postgres);
+void bus_postgres_handling_end(struct postgres *postgres);
 
 /* ---- what a job does: one batch ---- */
 enum bus_postgres_step { STEP_NOTHING, STEP_FOUND, STEP_FAILED };
 enum bus_postgres_step bus_postgres_shared_step(struct reader *reader, struct error *error);
 enum bus_postgres_step bus_postgres_every_step(struct reader *reader, struct error *error);
 
+/* ---- postgres_suspect.c ---- */
+/* At a start: looks where the group stood at the last ones. */
+enum status bus_postgres_suspects_note(struct reader *reader, struct db_conn *conn, int64_t deadline_ns,
+                                       struct error *error) MUST_CHECK;
+bool bus_postgres_is_suspect(const struct reader *reader, unsigned partition, int64_t position);
+/* Before and after its handler. *is_killer: too many did not come back, do not call it. */
+enum status bus_postgres_suspect_mark(struct reader *reader, unsigned partition, int64_t position,
+                                      bool *is_killer, struct error *error) MUST_CHECK;
+void bus_postgres_suspect_unmark(struct reader *reader, unsigned partition);
+
 /* ---- postgres_publish.c ---- */
 void bus_postgres_publisher_init(struct publisher *publisher);
 void bus_postgres_publisher_deinit(struct publisher *publisher);
-void bus_postgres_publisher_stop(struct publisher *publisher);
+void bus_postgres_publisher_stop(struct publisher *publisher);       /* who comes now is refused */
+void bus_postgres_publisher_wait_empty(struct publisher *publisher); /* until all have left */
 enum status bus_postgres_publish(struct bus *bus, struct bus_message *messages, size_t count,
                                  int64_t deadline_ns, struct error *error);
 enum status bus_postgres_publish_in_tx(struct bus *bus, struct db_conn *conn, struct bus_message *messages,

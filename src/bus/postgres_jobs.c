@@ -29,7 +29,8 @@ void bus_postgres_jobs_wake(struct reader *reader)
 
     if (postgres->stopping || !postgres->started)
         return;
-    reader->due_ns = CLOCK_NEVER;
+    if (reader->due_ns <= clock_mono_ns()) /* a backoff that is not over stays to be looked at */
+        reader->due_ns = CLOCK_NEVER;
     /* Until it is ready there is one job to make it so, and one on_ready. */
     unsigned usable = atomic_load(&reader->ready) ? reader->consumer.spec.parallel : 1;
     for (unsigned i = 0; i < usable; i++)
@@ -147,6 +148,23 @@ bool bus_postgres_is_stopping(struct postgres *postgres)
     bool stopping = postgres->stopping;
     pthread_mutex_unlock(&postgres->lock);
     return stopping;
+}
+
+bool bus_postgres_handling_begin(struct postgres *postgres)
+{
+    pthread_mutex_lock(&postgres->lock);
+    bool begins = !postgres->stopping;
+    postgres->handling += begins;
+    pthread_mutex_unlock(&postgres->lock);
+    return begins;
+}
+
+void bus_postgres_handling_end(struct postgres *postgres)
+{
+    pthread_mutex_lock(&postgres->lock);
+    if (--postgres->handling == 0)
+        pthread_cond_broadcast(&postgres->idle);
+    pthread_mutex_unlock(&postgres->lock);
 }
 
 static struct postgres *postgres_of_upkeep(struct worker_job *work)

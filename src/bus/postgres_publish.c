@@ -178,11 +178,13 @@ struct publish_request {
 void bus_postgres_publisher_init(struct publisher *publisher)
 {
     pthread_mutex_init(&publisher->lock, NULL);
+    pthread_cond_init(&publisher->left, NULL);
     publisher->last_next = &publisher->first;
 }
 
 void bus_postgres_publisher_deinit(struct publisher *publisher)
 {
+    pthread_cond_destroy(&publisher->left);
     pthread_mutex_destroy(&publisher->lock);
 }
 
@@ -190,6 +192,31 @@ void bus_postgres_publisher_stop(struct publisher *publisher)
 {
     pthread_mutex_lock(&publisher->lock);
     publisher->stopped = true;
+    pthread_mutex_unlock(&publisher->lock);
+}
+
+void bus_postgres_publisher_wait_empty(struct publisher *publisher)
+{
+    pthread_mutex_lock(&publisher->lock);
+    while (publisher->inside > 0)
+        pthread_cond_wait(&publisher->left, &publisher->lock);
+    pthread_mutex_unlock(&publisher->lock);
+}
+
+static enum status enter(struct publisher *publisher, struct error *error)
+{
+    pthread_mutex_lock(&publisher->lock);
+    bool stopped = publisher->stopped;
+    publisher->inside += !stopped;
+    pthread_mutex_unlock(&publisher->lock);
+    return stopped ? error_set(error, STATUS_CANCELLED, "the bus is stopping") : STATUS_OK;
+}
+
+static void leave(struct publisher *publisher)
+{
+    pthread_mutex_lock(&publisher->lock);
+    if (--publisher->inside == 0)
+        pthread_cond_broadcast(&publisher->left);
     pthread_mutex_unlock(&publisher->lock);
 }
 
@@ -330,32 +357,36 @@ static void request_init(struct publish_request *request)
         request->bytes += request->messages[i].payload.len;
 }
 
+static enum status queue_and_wait(struct postgres *postgres, struct publish_request *request)
+{
+    struct publisher *publisher = &postgres->publisher;
+
+    request_init(request);
+    pthread_mutex_lock(&publisher->lock);
+    *publisher->last_next = request;
+    publisher->last_next = &request->next;
+    if (!publisher->leading)
+        publisher->leading = request->leads = true;
+    wait_turn(publisher, request);
+    if (!request->done)
+        lead(postgres);
+    pthread_mutex_unlock(&publisher->lock);
+    pthread_cond_destroy(&request->changed);
+    return request->status;
+}
+
 enum status bus_postgres_publish(struct bus *bus, struct bus_message *messages, size_t count,
                                  int64_t deadline_ns, struct error *error)
 {
     struct postgres *postgres = (struct postgres *)bus;
-    struct publisher *publisher = &postgres->publisher;
     struct publish_request request = {.messages = messages, .count = count, .deadline_ns = deadline_ns};
-    enum status status = bus_postgres_topics_ensure(postgres, messages, count, deadline_ns, error);
+    enum status status = enter(&postgres->publisher, error);
 
     if (status != STATUS_OK)
         return status;
-    pthread_mutex_lock(&publisher->lock);
-    if (publisher->stopped) {
-        pthread_mutex_unlock(&publisher->lock);
-        return error_set(error, STATUS_CANCELLED, "the bus is stopping");
-    }
-    request_init(&request);
-    *publisher->last_next = &request;
-    publisher->last_next = &request.next;
-    if (!publisher->leading)
-        publisher->leading = request.leads = true;
-    wait_turn(publisher, &request);
-    if (!request.done)
-        lead(postgres);
-    pthread_mutex_unlock(&publisher->lock);
-    pthread_cond_destroy(&request.changed);
-    if (request.status != STATUS_OK && error)
+    status = bus_postgres_topics_ensure(postgres, messages, count, deadline_ns, error);
+    if (status == STATUS_OK && (status = queue_and_wait(postgres, &request)) != STATUS_OK && error)
         *error = request.error;
-    return request.status;
+    leave(&postgres->publisher);
+    return status;
 }

@@ -23,25 +23,28 @@ static const char create_sql[] =
     "      WHERE m.topic = p.topic AND m.partition = p.partition), next_offset) ELSE next_offset END"
     " FROM platform.bus_partition p WHERE topic = $2 ON CONFLICT DO NOTHING";
 
-/* $1 group, $2 topic, $3 messages and $4 bytes at most, $5 the partition to look at first.
+/* $1 group, $2 topic, $3 messages and $4 bytes at most, $5 the partition to look at first, $6 the longest
+ * backoff: one that would end later was written before the clock went back.
  *
  * The cursor's lock is the right to handle its partition; what others hold is skipped. The messages are read
  * by the same snapshot: it sees a prefix of the offsets, since these are given out in the order of commits.
  * `others` says that another partition waits too, perhaps for the caller to start another job. No message at
  * all although there should be one: retention took them. */
+#define DUE                                                  \
+    "(c.retry_at IS NULL OR c.retry_at <= clock_timestamp()" \
+    " OR c.retry_at > clock_timestamp() + $6 * interval '1 ms')"
 static const char claim_sql[] =
     "WITH due AS MATERIALIZED ("
     "    SELECT c.partition, c.position, c.careful_until, c.attempts, c.last_error, p.next_offset"
     "    FROM platform.bus_cursor c JOIN platform.bus_partition p USING (topic, partition)"
     "    WHERE c.group_name = $1 AND c.topic = $2 AND c.position < p.next_offset"
-    "      AND (c.retry_at IS NULL OR c.retry_at <= clock_timestamp())"
-    "    ORDER BY (c.partition - $5 + 65536) % 256"
+    "      AND " DUE "    ORDER BY (c.partition - $5 + 65536) % 256"
     "    LIMIT 1 FOR UPDATE OF c SKIP LOCKED)"
     " SELECT due.partition, due.position, due.attempts, due.last_error, due.next_offset,"
     "        EXISTS (SELECT FROM platform.bus_cursor c JOIN platform.bus_partition p USING (topic, partition)"
     "                WHERE c.group_name = $1 AND c.topic = $2 AND c.position < p.next_offset"
     "                  AND c.partition <> due.partition"
-    "                  AND (c.retry_at IS NULL OR c.retry_at <= clock_timestamp())),"
+    "                  AND " DUE "),"
     "        " POSTGRES_MESSAGE_COLUMNS " FROM due LEFT JOIN LATERAL ("
     "    SELECT * FROM ("
     "        SELECT w.*, sum(octet_length(w.payload)) OVER (ORDER BY w.message_offset)"
@@ -96,6 +99,8 @@ static enum status make_ready(struct reader *reader, struct error *error)
     db_statement_init(&statement, create_sql, 3, (enum db_type[]){DB_TEXT, DB_TEXT, DB_BOOL});
     if (status == STATUS_OK)
         status = db_exec(conn, &statement, params, deadline_ns, NULL, error);
+    if (status == STATUS_OK)
+        status = bus_postgres_suspects_note(reader, conn, deadline_ns, error);
     db_release(conn);
     if (status == STATUS_OK && !atomic_exchange(&reader->ready, true) && spec->on_ready)
         spec->on_ready(spec->context);
@@ -106,18 +111,19 @@ static enum status make_ready(struct reader *reader, struct error *error)
 
 static enum status add_claim(struct claim *claim, struct error *error)
 {
-    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_BIGINT, DB_BIGINT, DB_INT};
+    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_BIGINT, DB_BIGINT, DB_INT, DB_BIGINT};
     const struct bus_consumer *consumer = &claim->reader->consumer;
     unsigned turn = atomic_fetch_add(&claim->reader->turn, 1) % consumer->topic->spec.partitions;
-    struct postgres_number numbers[3];
+    struct postgres_number numbers[4];
     struct db_statement statement;
     struct db_param params[] = {{str_from(consumer->spec.group)},
                                 {consumer->topic->name},
                                 bus_postgres_param(&numbers[0], consumer->spec.batch_max),
                                 bus_postgres_param(&numbers[1], (int64_t)consumer->spec.batch_bytes_max),
-                                bus_postgres_param(&numbers[2], turn)};
+                                bus_postgres_param(&numbers[2], turn),
+                                bus_postgres_param(&numbers[3], 2 * consumer->spec.backoff_max_ms)};
 
-    db_statement_init(&statement, claim_sql, 5, types);
+    db_statement_init(&statement, claim_sql, 6, types);
     return db_pipeline_add(claim->conn, &statement, params, error);
 }
 
@@ -288,30 +294,59 @@ static enum status record_failure(struct claim *claim, const char *reason, struc
     return status;
 }
 
-/* Is it the handler's doing, so that the same batch would fail again? */
-static bool is_own_failure(enum status status)
+/* Is it the handler's doing, so that the same batch would fail again? Past its time, a connection that is gone
+ * was taken away for that. */
+static bool is_own_failure(const struct claim *claim, enum status status)
 {
-    return status == STATUS_DB_ERROR || status == STATUS_TIMEOUT;
+    return status == STATUS_DB_ERROR || status == STATUS_TIMEOUT ||
+           (status == STATUS_DB_DOWN && clock_mono_ns() >= claim->batch.deadline_ns);
 }
 
 /* ---- one step ---- */
 
-static void handle(struct claim *claim)
+static void give_up(struct claim *claim, const char *reason)
+{
+    claim->batch.count = 1;
+    bus_batch_give_up(&claim->reader->consumer, &claim->batch, reason, &claim->arena, &claim->outcome);
+}
+
+/* One that may have killed those who handled it before: alone, and marked while it is handled. */
+static enum status handle_suspect(struct claim *claim, struct error *error)
+{
+    bool is_killer;
+    enum status status =
+        bus_postgres_suspect_mark(claim->reader, claim->partition, claim->position, &is_killer, error);
+
+    if (status != STATUS_OK)
+        return status;
+    if (is_killer) {
+        give_up(claim, "every process that handled it died");
+        return STATUS_OK;
+    }
+    claim->batch.count = 1;
+    bus_batch_handle(&claim->reader->consumer, &claim->batch, &claim->arena, &claim->outcome);
+    bus_postgres_suspect_unmark(claim->reader, claim->partition);
+    return STATUS_OK;
+}
+
+static enum status handle(struct claim *claim, struct error *error)
 {
     const struct bus_consumer *consumer = &claim->reader->consumer;
     unsigned attempts_max = consumer->spec.attempts_max;
     char reason[2 * BUS_REASON_BYTES];
 
     if (claim->batch.count == 0)
-        return;
-    if (attempts_max == 0 || claim->batch.attempt < attempts_max) {
-        bus_batch_handle(consumer, &claim->batch, &claim->arena, &claim->outcome);
-        return;
+        return STATUS_OK;
+    if (attempts_max > 0 && claim->batch.attempt >= attempts_max) {
+        struct str last = str_utf8_cut(db_result_str(claim->rows, 0, LAST_ERROR), BUS_REASON_BYTES - 1);
+        snprintf(reason, sizeof reason, "%.*s", STR_ARG(last));
+        give_up(claim, reason);
+        return STATUS_OK;
     }
-    struct str last = str_utf8_cut(db_result_str(claim->rows, 0, LAST_ERROR), BUS_REASON_BYTES - 1);
-    snprintf(reason, sizeof reason, "%.*s", STR_ARG(last));
-    claim->batch.count = 1;
-    bus_batch_give_up(consumer, &claim->batch, reason, &claim->arena, &claim->outcome);
+    if (bus_postgres_is_suspect(claim->reader, claim->partition, claim->position))
+        return handle_suspect(claim, error);
+    bus_batch_handle(consumer, &claim->batch, &claim->arena, &claim->outcome);
+    return STATUS_OK;
 }
 
 /* Nobody waits for a connection because others are being told. */
@@ -347,7 +382,8 @@ static enum bus_postgres_step settle(struct claim *claim, struct error *error)
         bus_batch_committed(consumer, &claim->batch, &claim->outcome);
         return STEP_FOUND;
     }
-    bool recorded = is_own_failure(status) && record_failure(claim, error->message, &later) == STATUS_OK;
+    bool recorded =
+        is_own_failure(claim, status) && record_failure(claim, error->message, &later) == STATUS_OK;
     bus_batch_uncommitted(consumer, &claim->batch);
     return recorded ? STEP_FOUND : STEP_FAILED;
 }
@@ -362,10 +398,13 @@ static enum bus_postgres_step step(struct claim *claim, struct error *error)
         return STEP_NOTHING;
     if (str_eq(db_result_str(claim->rows, 0, OTHERS), STR("t")))
         bus_postgres_reader_wake(claim->reader);
+    if (!bus_postgres_handling_begin(claim->reader->postgres))
+        return STEP_NOTHING;
     read_messages(claim);
     look_for_gap(claim);
-    handle(claim);
-    return settle(claim, error);
+    enum bus_postgres_step result = handle(claim, error) == STATUS_OK ? settle(claim, error) : STEP_FAILED;
+    bus_postgres_handling_end(claim->reader->postgres);
+    return result;
 }
 
 enum bus_postgres_step bus_postgres_shared_step(struct reader *reader, struct error *error)

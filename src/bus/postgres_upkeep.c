@@ -25,24 +25,28 @@ static const char lag_sql[] =
     " WHERE c.group_name = $1 AND c.topic = $2";
 
 /* $1 topic, $2 partition, $3 rows at most, $4 and $5 keep by age (ms) and number, $6 and $7 the same whatever
- * the cursors say; 0 = without. Age and offset ascend together, so the oldest rows are the first of the
- * primary key, and what may go is a prefix of them. Without a limit by number, nothing goes by number; with
- * both, both must allow it. */
+ * the cursors say; 0 = without. What goes is a prefix of the offsets, so readers see every gap. Age and offset
+ * ascend together unless the clock was set back; therefore a row is as old as the oldest behind it, and the
+ * newest row of all keeps a clock that was ahead from holding this up. Without a limit by number, nothing goes
+ * by number; with both, both must allow it. */
 static const char delete_sql[] =
     "WITH bound AS ("
-    "    SELECT p.next_offset, coalesce(min(c.position), p.next_offset) AS handled"
+    "    SELECT p.next_offset, coalesce(min(c.position), p.next_offset) AS handled,"
+    "           (SELECT n.created_at FROM platform.bus_message n WHERE n.topic = $1 AND n.partition = $2"
+    "            ORDER BY n.message_offset DESC LIMIT 1) AS newest"
     "    FROM platform.bus_partition p LEFT JOIN platform.bus_cursor c USING (topic, partition)"
     "    WHERE p.topic = $1 AND p.partition = $2 AND pg_try_advisory_xact_lock(" RETENTION_LOCK ")"
     "    GROUP BY p.next_offset),"
     " oldest AS ("
-    "    SELECT message_offset, created_at FROM platform.bus_message"
-    "    WHERE topic = $1 AND partition = $2 ORDER BY message_offset LIMIT $3)"
+    "    SELECT message_offset, least(b.newest, min(created_at) OVER (ORDER BY message_offset DESC)) AS since"
+    "    FROM bound b, (SELECT message_offset, created_at FROM platform.bus_message"
+    "                   WHERE topic = $1 AND partition = $2 ORDER BY message_offset LIMIT $3) w)"
     " DELETE FROM platform.bus_message m USING oldest o, bound b"
     " WHERE m.topic = $1 AND m.partition = $2 AND m.message_offset = o.message_offset"
     "   AND ((o.message_offset < b.handled AND ($4 > 0 OR $5 > 0)"
-    "         AND ($4 = 0 OR o.created_at < now() - $4 * interval '1 ms')"
+    "         AND ($4 = 0 OR o.since < now() - $4 * interval '1 ms')"
     "         AND ($5 = 0 OR o.message_offset < b.next_offset - $5))"
-    "     OR ($6 > 0 AND o.created_at < now() - $6 * interval '1 ms')"
+    "     OR ($6 > 0 AND o.since < now() - $6 * interval '1 ms')"
     "     OR ($7 > 0 AND o.message_offset < b.next_offset - $7))";
 
 /* ---- topics ---- */

@@ -1,0 +1,360 @@
+/* The PostgreSQL driver in a hostile world: messages that kill their process or hang it, clocks that go back, a
+ * database that is frozen or dead while the bus is stopped. */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "../db/pg_fixture.h"
+#include "base/log.h"
+#include "bus/bus_postgres.h"
+#include "conformance.h"
+
+static struct db_pool *pool; /* the tests' own */
+static int64_t handler_ms;   /* of the next bus; 0 = the default */
+
+static int64_t sql(const char *text)
+{
+    struct db_statement statement;
+    struct db_result *result = NULL;
+    struct db_conn *conn;
+    int64_t value = -1;
+
+    db_statement_init(&statement, text, 0, NULL);
+    if (db_acquire(pool, clock_deadline_ms(PATIENCE_MS), &conn, NULL) == STATUS_OK &&
+        db_query(conn, &statement, NULL, clock_deadline_ms(PATIENCE_MS), &result, NULL) == STATUS_OK)
+        value = db_result_rows(result) ? db_result_i64(result, 0, 0) : 0;
+    db_result_free(result);
+    db_release(conn);
+    return value;
+}
+
+static void pause_ms(int ms)
+{
+    const struct timespec pause = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
+
+    nanosleep(&pause, NULL);
+}
+
+static void await_sql(const char *text, int64_t wanted)
+{
+    int64_t limit_ns = clock_deadline_ms(PATIENCE_MS), value;
+
+    while ((value = sql(text)) != wanted && clock_mono_ns() < limit_ns)
+        pause_ms(20);
+    assert_int_equal(value, wanted);
+}
+
+static void open_with(struct process *process, const struct bus_topic *topic)
+{
+    struct db_target where = pg_fixture_target();
+    struct error error = {0};
+
+    where.connections_max = 6;
+    process->loop = loop_create(&(struct loop_options){0});
+    process->workers = worker_pool_create("bus", 4, 100);
+    struct bus_postgres_config config = {.loop = process->loop,
+                                         .workers = process->workers,
+                                         .target = &where,
+                                         .topics = topic,
+                                         .topic_count = 1,
+                                         .poll_ms = 200,
+                                         .handler_ms = handler_ms,
+                                         .maintenance_ms = 100};
+    if (bus_postgres_create(&config, &process->bus, &error) != STATUS_OK)
+        fail_msg("create: %s", error.message);
+}
+
+/* ---- messages that kill ---- */
+
+#define KILLER 6
+
+static void die_of_six(struct recorder *recorder, struct bus_batch *batch)
+{
+    for (size_t i = 0; i < batch->count; i++)
+        if (atoi(batch->messages[i].payload.ptr) == KILLER)
+            raise(SIGKILL);
+    recorder_add(recorder, batch, batch->count);
+}
+
+static const struct bus_topic deadly = {.name = "deadly", .partitions = 2};
+
+static int live(void)
+{
+    struct process process;
+    struct recorder recorder;
+    recorder_init(&recorder);
+    recorder.behave = die_of_six;
+    open_with(&process, &deadly);
+    subscribe(&process, &recorder, (struct bus_subscription){.topic = "deadly", .from = BUS_FROM_START});
+    process_start(&process);
+    int64_t limit_ns = clock_deadline_ms(PATIENCE_MS);
+    while (recorder_times(&recorder, 9) == 0 && clock_mono_ns() < limit_ns)
+        pause_ms(5);
+    bool came = recorder_times(&recorder, 9) > 0;
+    process_close(&process);
+    recorder_deinit(&recorder);
+    return came ? 0 : 1;
+}
+
+/* A crash rolls back all that could tell of it, so the bus must count otherwise. */
+static void test_a_message_that_kills_its_process_is_buried(void **state)
+{
+    (void)state;
+    struct process process;
+    int deaths = 0, status = 0;
+    open_with(&process, &deadly);
+    process_start(&process);
+    for (int i = 0; i < 10; i++)
+        publish(&process, "deadly", key_of_partition(0, 2), i);
+    process_close(&process);
+    for (; deaths < 30; deaths++) {
+        pid_t child = fork();
+        if (child == 0)
+            _exit(live());
+        assert_int_equal(waitpid(child, &status, 0), child);
+        if (!WIFSIGNALED(status))
+            break;
+    }
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    assert_in_range(deaths, 5, 15); /* not at the first: it may have been somebody's kill -9 */
+    assert_int_equal(sql("SELECT count(*) FROM platform.bus_message WHERE topic = 'deadly.dlq'"), 1);
+    assert_int_equal(sql("SELECT convert_from(payload, 'UTF8')::int FROM platform.bus_message"
+                         " WHERE topic = 'deadly.dlq'"),
+                     KILLER);
+    await_sql("SELECT position FROM platform.bus_cursor WHERE topic = 'deadly' AND partition = 0", 10);
+}
+
+/* ---- messages that hang ---- */
+
+static void oversleep(struct recorder *recorder, struct bus_batch *batch)
+{
+    recorder_add(recorder, batch, 1);
+    if (atoi(batch->messages[0].payload.ptr) == 0)
+        pause_ms(600); /* its connection is taken away long before */
+}
+
+static void test_a_message_that_always_takes_too_long_is_buried(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "hangs", .partitions = 1};
+    struct process process;
+    struct recorder recorder;
+    recorder_init(&recorder);
+    recorder.behave = oversleep;
+    handler_ms = 100;
+    open_with(&process, &topic);
+    handler_ms = 0;
+    subscribe(
+        &process, &recorder,
+        (struct bus_subscription){.topic = "hangs", .batch_max = 1, .attempts_max = 3, .backoff_min_ms = 10});
+    process_start(&process);
+    await_ready(&recorder);
+    publish(&process, "hangs", "k", 0);
+    publish(&process, "hangs", "k", 1);
+    bool came = recorder_await_committed(&recorder, 2);
+    process_close(&process);
+    assert_true(came);
+    assert_int_equal(recorder_times(&recorder, 0), 3);
+    assert_int_equal(sql("SELECT count(*) FROM platform.bus_message WHERE topic = 'hangs.dlq'"), 1);
+    recorder_deinit(&recorder);
+}
+
+/* ---- reasons ---- */
+
+static void refuse_with_rubbish(struct recorder *recorder, struct bus_batch *batch)
+{
+    recorder_add(recorder, batch, 1);
+    if (batch->attempt == 0)
+        bus_batch_retry(batch, 0, "it said \xc3\x28\xff");
+    else if (batch->attempt == 1)
+        bus_batch_rollback(batch, "and \xf0\x28\x8c\x28");
+}
+
+static void test_a_reason_need_not_be_text(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "rubbish", .partitions = 1};
+    struct process process;
+    struct recorder recorder;
+    recorder_init(&recorder);
+    recorder.behave = refuse_with_rubbish;
+    open_with(&process, &topic);
+    subscribe(&process, &recorder, (struct bus_subscription){.topic = "rubbish", .backoff_min_ms = 10});
+    process_start(&process);
+    await_ready(&recorder);
+    publish(&process, "rubbish", "k", 0);
+    bool came = recorder_await_committed(&recorder, 1);
+    process_close(&process);
+    assert_true(came);
+    assert_int_equal(recorder.count, 3);
+    recorder_deinit(&recorder);
+}
+
+/* ---- clocks ---- */
+
+static void refuse_first(struct recorder *recorder, struct bus_batch *batch)
+{
+    recorder_add(recorder, batch, 1);
+    if (batch->attempt > 0)
+        return;
+    bus_batch_retry(batch, 0, "later");
+    recorder_step(recorder, 1);
+}
+
+/* The server's clock went back an hour after a backoff was written down. */
+static void test_a_backoff_ends_although_the_clock_went_back(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "clock", .partitions = 1};
+    struct process process;
+    struct recorder recorder;
+    recorder_init(&recorder);
+    recorder.behave = refuse_first;
+    open_with(&process, &topic);
+    subscribe(&process, &recorder,
+              (struct bus_subscription){.topic = "clock", .backoff_min_ms = 2000, .backoff_max_ms = 2000});
+    process_start(&process);
+    await_ready(&recorder);
+    publish(&process, "clock", "k", 0);
+    bool refused = recorder_await_step(&recorder, 1);
+    await_sql("SELECT count(retry_at) FROM platform.bus_cursor WHERE topic = 'clock'", 1);
+    sql("UPDATE platform.bus_cursor SET retry_at = retry_at + interval '1 hour' WHERE topic = 'clock'");
+    bool came = recorder_await_committed(&recorder, 1);
+    process_close(&process);
+    assert_true(refused && came);
+    recorder_deinit(&recorder);
+}
+
+/* What is deleted is a prefix of the offsets, or a gap would be in the middle and nobody told; and a clock that
+ * was ahead once does not hold retention up until its time has come. */
+static void test_retention_bears_a_clock_that_was_ahead(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "ahead", .partitions = 1, .keep_ms_hard = 60000};
+    struct process process;
+    open_with(&process, &topic);
+    process_start(&process);
+    for (int i = 0; i < 10; i++)
+        publish(&process, "ahead", "k", i);
+    sql("UPDATE platform.bus_message SET created_at = now() + CASE WHEN message_offset < 3 THEN interval '1 day'"
+        " WHEN message_offset < 6 THEN interval '-1 hour' ELSE '0' END WHERE topic = 'ahead'");
+    await_sql("SELECT count(*) FROM platform.bus_message WHERE topic = 'ahead'", 4);
+    sql("UPDATE platform.bus_message SET created_at = now() + interval '1 day' WHERE topic = 'ahead'");
+    publish(&process, "ahead", "k", 10);
+    pause_ms(300);
+    int64_t kept = sql("SELECT count(*) FROM platform.bus_message WHERE topic = 'ahead'");
+    process_close(&process);
+    assert_int_equal(kept, 5);
+    assert_int_equal(sql("SELECT min(message_offset) FROM platform.bus_message WHERE topic = 'ahead'"), 6);
+}
+
+/* ---- stopping ---- */
+
+static void test_a_stop_does_not_wait_for_a_dead_database(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "dead", .partitions = 1};
+    struct process process;
+    struct recorder recorder;
+    recorder_init(&recorder);
+    open_with(&process, &topic);
+    subscribe(&process, &recorder, (struct bus_subscription){.topic = "dead"});
+    process_start(&process);
+    await_ready(&recorder);
+    pg_fixture_freeze(0); /* nobody is let in any more */
+    sql("SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
+        " WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'");
+    bus_wake(process.bus, STR("dead"));
+    pause_ms(300); /* its question is under way, and nobody answers */
+    int64_t begun_ns = clock_mono_ns();
+    bus_stop(process.bus, 8000); /* the grace is for handlers, and none runs */
+    int64_t took_ms = (clock_mono_ns() - begun_ns) / CLOCK_NS_PER_MS;
+    pg_fixture_thaw(0);
+    process_close(&process);
+    assert_in_range(took_ms, 0, 4000);
+    recorder_deinit(&recorder);
+}
+
+struct publishing {
+    struct process *process;
+    atomic_int state;
+    enum status status;
+};
+
+static void *publish_long(void *arg)
+{
+    struct publishing *publishing = arg;
+    struct bus_message message = {.topic = STR("held"), .key = STR("k"), .payload = STR("1")};
+
+    publishing->state = 1;
+    publishing->status =
+        bus_publish(publishing->process->bus, &message, 1, clock_deadline_ms(PATIENCE_MS), NULL);
+    publishing->state = 2;
+    return NULL;
+}
+
+/* bus_destroy() may follow at once: nobody may be inside any more. */
+static void test_a_stop_waits_until_publishers_have_left(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "held", .partitions = 1};
+    struct process process;
+    struct publishing publishing = {.process = &process};
+    struct db_conn *conn;
+    pthread_t thread;
+    open_with(&process, &topic);
+    process_start(&process);
+    publish(&process, "held", "k", 1);
+    assert_int_equal(db_acquire(pool, clock_deadline_ms(PATIENCE_MS), &conn, NULL), STATUS_OK);
+    assert_int_equal(db_begin(conn, DB_READ_COMMITTED, clock_deadline_ms(PATIENCE_MS), NULL), STATUS_OK);
+    struct db_statement lock;
+    db_statement_init(&lock, "SELECT FROM platform.bus_partition WHERE topic = 'held' FOR UPDATE", 0, NULL);
+    assert_int_equal(db_exec(conn, &lock, NULL, clock_deadline_ms(PATIENCE_MS), NULL, NULL), STATUS_OK);
+    pthread_create(&thread, NULL, publish_long, &publishing);
+    await_sql("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'", 1);
+    bus_stop(process.bus, 50);
+    int left = publishing.state;
+    process_close(&process);
+    pthread_join(thread, NULL);
+    db_release(conn);
+    assert_int_equal(left, 2);
+    assert_int_not_equal(publishing.status, STATUS_OK);
+}
+
+static int run_all(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_message_that_kills_its_process_is_buried),
+        cmocka_unit_test(test_a_message_that_always_takes_too_long_is_buried),
+        cmocka_unit_test(test_a_reason_need_not_be_text),
+        cmocka_unit_test(test_a_backoff_ends_although_the_clock_went_back),
+        cmocka_unit_test(test_retention_bears_a_clock_that_was_ahead),
+        cmocka_unit_test(test_a_stop_does_not_wait_for_a_dead_database),
+        cmocka_unit_test(test_a_stop_waits_until_publishers_have_left),
+    };
+    return cmocka_run_group_tests_name("hostile", tests, NULL, NULL);
+}
+
+int main(void)
+{
+    struct db_target where;
+    struct error error = {0};
+
+    log_set_level(LOG_LEVEL_ERROR);
+    pg_fixture_start();
+    where = pg_fixture_target();
+    where.connections_max = 4;
+    if (db_pool_create(&where, &pool, &error) != STATUS_OK ||
+        db_migrate(pool, "platform", platform_migrations, clock_deadline_ms(PATIENCE_MS), NULL, &error) !=
+            STATUS_OK) {
+        fprintf(stderr, "%s\n", error.message);
+        return 1;
+    }
+    int failed = run_all();
+    db_pool_destroy(pool);
+    pg_fixture_stop();
+    return failed ? 1 : 0;
+}
