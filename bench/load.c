@@ -27,7 +27,10 @@ struct settings {
     size_t depth;
     double warmup_s;
     double seconds;
+    double rate; /* requests a second, of all connections; 0 = as fast as answers come */
+    const char *accepted;
     bool spins;
+    bool once;
 };
 
 /* Everything that grows during a run, read at one moment. */
@@ -59,8 +62,10 @@ static void usage(void)
     fputs(
         "usage: load --connect HOST:PORT --requests FILE [--server-pid PID[,PID...]]\n"
         "            [--protocol http|redis] [--connections 64] [--threads 1] [--pipeline 1]\n"
-        "            [--warmup 0.5] [--seconds 2] [--spin]\n"
+        "            [--warmup 0.5] [--seconds 2] [--spin] [--rate N] [--once] [--accept 200[,STATUS...]]\n"
         "--spin never sleeps, so that no server pays for waking the generator: give it a processor of its own.\n"
+        "--rate sends by the clock, and counts latency from when a request was due.\n"
+        "--once sends every request of FILE one time and measures until the last answer.\n"
         "FILE holds one raw request, or many as netstrings (LENGTH:BYTES, one after another).\n",
         stderr);
     exit(2);
@@ -88,6 +93,9 @@ static void setting_take(struct settings *settings, int option, const char *valu
     case 'd': settings->depth = (size_t)number(value, 1, 1024); break;
     case 'w': settings->warmup_s = number(value, 0, 3600); break;
     case 'S': settings->spins = true; break;
+    case 'o': settings->once = true; break;
+    case 'R': settings->rate = number(value, 0.1, 1e7); break;
+    case 'a': settings->accepted = value; break;
     case 's': settings->seconds = number(value, 0.01, 3600); break;
     case 'p':
         if (bench_pids_parse(&settings->server, value) == 0) {
@@ -112,10 +120,18 @@ static struct settings settings_parse(int argc, char **argv)
         {"warmup", required_argument, NULL, 'w'},
         {"seconds", required_argument, NULL, 's'},
         {"spin", no_argument, NULL, 'S'},
+        {"once", no_argument, NULL, 'o'},
+        {"rate", required_argument, NULL, 'R'},
+        {"accept", required_argument, NULL, 'a'},
         {NULL, 0, NULL, 0},
     };
-    struct settings settings = {
-        .protocol = "http", .connections = 64, .threads = 1, .depth = 1, .warmup_s = 0.5, .seconds = 2};
+    struct settings settings = {.protocol = "http",
+                                .connections = 64,
+                                .threads = 1,
+                                .depth = 1,
+                                .warmup_s = 0.5,
+                                .seconds = 2,
+                                .accepted = "200"};
     int option;
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
         setting_take(&settings, option, optarg);
@@ -146,6 +162,23 @@ static void plan_address(struct bench_plan *plan, const char *address)
     memcpy(&plan->address, found->ai_addr, found->ai_addrlen);
     plan->address_bytes = found->ai_addrlen;
     freeaddrinfo(found);
+}
+
+static void plan_accept(struct bench_plan *plan, const char *list)
+{
+    const char *at = list;
+    for (int i = 0; i < BENCH_ACCEPTED_MAX; i++) {
+        char *end = NULL;
+        plan->accepted[i] = (int)strtol(at, &end, 10);
+        if (end == at || plan->accepted[i] < 100 || plan->accepted[i] > 999) {
+            usage();
+        }
+        if (*end == '\0') {
+            return;
+        }
+        at = *end == ',' ? end + 1 : end;
+    }
+    usage();
 }
 
 static void workers_start(struct bench_worker *workers, const struct settings *settings,
@@ -208,6 +241,16 @@ static void report(const struct settings *settings, struct bench_worker *workers
            (double)bench_histogram_quantile(latency, 0.999) / 1e3, elapsed_ns / 1e9);
 }
 
+static bool workers_join(const struct settings *settings, struct bench_worker *workers)
+{
+    bool well = true;
+    for (int i = 0; i < settings->threads; i++) {
+        pthread_join(workers[i].thread, NULL);
+        well = well && !atomic_load(&workers[i].failed);
+    }
+    return well;
+}
+
 /* Warms up, measures, stops. False when a worker or the server was lost on the way. */
 static bool measure(const struct settings *settings, struct bench_worker *workers, struct bench_plan *plan)
 {
@@ -220,10 +263,24 @@ static bool measure(const struct settings *settings, struct bench_worker *worker
     pause_for(settings->seconds);
     well = sample_take(settings, workers, &to) && well;
     atomic_store_explicit(&plan->phase, BENCH_STOPPING, memory_order_release);
-    for (int i = 0; i < settings->threads; i++) {
-        pthread_join(workers[i].thread, NULL);
-        well = well && !atomic_load(&workers[i].failed);
+    well = workers_join(settings, workers) && well;
+    if (well) {
+        report(settings, workers, &from, &to);
     }
+    return well;
+}
+
+/* Every request one time, from the first byte to the last answer. */
+static bool measure_once(const struct settings *settings, struct bench_worker *workers,
+                         struct bench_plan *plan)
+{
+    struct sample from;
+    struct sample to;
+    bool well = sample_take(settings, workers, &from);
+    atomic_store_explicit(&plan->phase, BENCH_MEASURING, memory_order_release);
+    workers_start(workers, settings, plan);
+    well = workers_join(settings, workers) && well;
+    well = sample_take(settings, workers, &to) && well;
     if (well) {
         report(settings, workers, &from, &to);
     }
@@ -234,7 +291,11 @@ int main(int argc, char **argv)
 {
     struct settings settings = settings_parse(argc, argv);
     struct bench_requests requests;
-    struct bench_plan plan = {.requests = &requests, .depth = settings.depth, .spins = settings.spins};
+    struct bench_plan plan = {
+        .requests = &requests, .depth = settings.depth, .spins = settings.spins, .once = settings.once};
+    if (settings.rate > 0) {
+        plan.interval_ns = (uint64_t)(1e9 * settings.threads * (double)settings.depth / settings.rate);
+    }
     if (strcmp(settings.protocol, "http") == 0) {
         plan.head = bench_wire_http_head;
     } else if (strcmp(settings.protocol, "redis") == 0) {
@@ -242,12 +303,13 @@ int main(int argc, char **argv)
     } else {
         usage();
     }
+    plan_accept(&plan, settings.accepted);
     plan_address(&plan, settings.connect);
     if (bench_requests_read(&requests, settings.requests_file, settings.depth) != 0) {
         return 1;
     }
     struct bench_worker *workers = calloc((size_t)settings.threads, sizeof *workers);
-    bool well = workers != NULL && measure(&settings, workers, &plan);
+    bool well = workers != NULL && (settings.once ? measure_once : measure)(&settings, workers, &plan);
     free(workers);
     bench_requests_deinit(&requests);
     return well ? 0 : 1;

@@ -26,6 +26,7 @@ struct conn {
     size_t out_at;    /* the part of the batch that the socket did not take */
     size_t out_end;
     bool blocked; /* the socket was full: EPOLLOUT is asked for */
+    bool is_idle; /* with a rate: in the list of those that wait */
     int status;   /* of the answer whose body is being skipped */
     uint64_t sent_ns;
     size_t rest_bytes; /* an answer's head that has not come whole */
@@ -38,6 +39,10 @@ struct state {
     struct bench_wire_hint hint;
     int epoll;
     struct conn *conns;
+    struct conn **idle; /* with a rate: connections that wait for the next due time */
+    int idle_count;
+    int rested; /* with `once`: connections that found nothing left to send */
+    uint64_t due_ns;
     char *in;
 };
 
@@ -87,15 +92,47 @@ static bool conn_flush(struct state *state, struct conn *conn)
     return conn_watch(state, conn, EPOLL_CTL_MOD, EPOLLIN);
 }
 
+/* What the connection sends next; false when all has been handed out. */
+static bool conn_choose(struct state *state, struct conn *conn)
+{
+    struct bench_plan *plan = state->plan;
+    if (!plan->once) {
+        return true;
+    }
+    conn->next = atomic_fetch_add(&plan->taken, plan->depth);
+    if (conn->next + plan->depth <= plan->requests->count) {
+        return true;
+    }
+    state->rested++;
+    return false;
+}
+
+/* Sends the next batch, whose latency counts from `now`. */
 static bool conn_send_batch(struct state *state, struct conn *conn, uint64_t now)
 {
     const struct bench_requests *requests = state->plan->requests;
+    if (!conn_choose(state, conn)) {
+        return true;
+    }
     conn->out_at = requests->starts[conn->next];
     conn->out_end = requests->starts[conn->next + state->plan->depth];
     conn->next = (conn->next + state->plan->depth) % requests->count;
     conn->waiting = state->plan->depth;
     conn->sent_ns = now;
     return conn_flush(state, conn);
+}
+
+/* All that was sent is answered: sends more, or with a rate waits for its time. */
+static bool conn_next(struct state *state, struct conn *conn, uint64_t now)
+{
+    if (state->plan->interval_ns == 0) {
+        return conn_send_batch(state, conn, now);
+    }
+    if (!conn->is_idle) {
+        conn->is_idle = true;
+        state->idle[state->idle_count++] = conn;
+    }
+    return true;
 }
 
 static bool conn_open(struct state *state, struct conn *conn)
@@ -113,7 +150,7 @@ static bool conn_open(struct state *state, struct conn *conn)
         fcntl(conn->fd, F_SETFL, O_NONBLOCK) != 0 || !conn_watch(state, conn, EPOLL_CTL_ADD, EPOLLIN)) {
         return false;
     }
-    return conn_send_batch(state, conn, now_ns());
+    return conn_next(state, conn, now_ns());
 }
 
 /* A server that closes or talks nonsense is an error in the figures, and the connection starts anew. */
@@ -124,11 +161,21 @@ static bool conn_reopen(struct state *state, struct conn *conn)
     return conn_open(state, conn);
 }
 
+static bool is_accepted(const struct bench_plan *plan, int status)
+{
+    for (int i = 0; i < BENCH_ACCEPTED_MAX && plan->accepted[i] != 0; i++) {
+        if (plan->accepted[i] == status) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static void answer_done(struct state *state, struct conn *conn, uint64_t *done)
 {
     conn->waiting--;
     (*done)++;
-    if (conn->status != 200) {
+    if (!is_accepted(state->plan, conn->status)) {
         error_note(state, conn->status);
     }
 }
@@ -188,7 +235,7 @@ static bool conn_read(struct state *state, struct conn *conn)
     if (atomic_load_explicit(&state->plan->phase, memory_order_relaxed) == BENCH_MEASURING) {
         bench_histogram_add(&state->worker->latency_ns, now - conn->sent_ns, done);
     }
-    return conn->waiting > 0 || conn_send_batch(state, conn, now);
+    return conn->waiting > 0 || conn_next(state, conn, now);
 }
 
 static bool conn_handle(struct state *state, struct conn *conn, uint32_t events)
@@ -216,15 +263,52 @@ static bool conns_open(struct state *state)
     return true;
 }
 
+/* With a rate: sends what is due, as far as connections are free. The time it fell due is kept, late or not. */
+static bool due_send(struct state *state, uint64_t now)
+{
+    while (state->due_ns <= now && state->idle_count > 0) {
+        struct conn *conn = state->idle[--state->idle_count];
+        conn->is_idle = false;
+        if (!conn_send_batch(state, conn, state->due_ns) && !conn_reopen(state, conn)) {
+            return false;
+        }
+        state->due_ns += state->plan->interval_ns;
+    }
+    return true;
+}
+
+/* How long the worker may sleep: to the next due time where there is one. */
+static struct timespec nap(const struct state *state)
+{
+    uint64_t ns = state->plan->spins ? 0 : (uint64_t)IDLE_MS * 1000000U;
+    if (state->plan->interval_ns != 0 && state->idle_count > 0) {
+        uint64_t now = now_ns();
+        uint64_t left = state->due_ns > now ? state->due_ns - now : 0;
+        ns = left < ns ? left : ns;
+    }
+    return (struct timespec){.tv_nsec = (long)ns};
+}
+
+static bool is_done(const struct state *state)
+{
+    return (state->plan->once && state->rested >= state->worker->connections) ||
+           atomic_load_explicit(&state->plan->phase, memory_order_acquire) == BENCH_STOPPING;
+}
+
 static bool run(struct state *state)
 {
     struct epoll_event events[EVENTS_MAX];
-    while (atomic_load_explicit(&state->plan->phase, memory_order_acquire) != BENCH_STOPPING) {
-        int ready = epoll_wait(state->epoll, events, EVENTS_MAX, state->plan->spins ? 0 : IDLE_MS);
+    state->due_ns = now_ns();
+    while (!is_done(state)) {
+        struct timespec timeout = nap(state);
+        int ready = epoll_pwait2(state->epoll, events, EVENTS_MAX, &timeout, NULL);
         for (int i = 0; i < ready; i++) {
             if (!conn_handle(state, events[i].data.ptr, events[i].events)) {
                 return false;
             }
+        }
+        if (state->plan->interval_ns != 0 && !due_send(state, now_ns())) {
+            return false;
         }
     }
     return true;
@@ -235,8 +319,10 @@ static void *worker_main(void *arg)
     struct bench_worker *worker = arg;
     struct state state = {.worker = worker, .plan = worker->plan, .epoll = epoll_create1(EPOLL_CLOEXEC)};
     state.conns = calloc((size_t)worker->connections, sizeof *state.conns);
+    state.idle = calloc((size_t)worker->connections, sizeof(struct conn *));
     state.in = malloc(READ_BYTES);
-    if (state.epoll < 0 || state.conns == NULL || state.in == NULL || !conns_open(&state) || !run(&state)) {
+    if (state.epoll < 0 || state.conns == NULL || state.idle == NULL || state.in == NULL ||
+        !conns_open(&state) || !run(&state)) {
         fprintf(stderr, "load: connection lost for good: %s\n", strerror(errno));
         atomic_store(&worker->failed, true);
     }
@@ -247,6 +333,7 @@ static void *worker_main(void *arg)
     }
     close(state.epoll);
     free(state.conns);
+    free(state.idle);
     free(state.in);
     return NULL;
 }

@@ -2,8 +2,10 @@
  * One thread of the load generator: its connections, its epoll, its counts.
  *
  * A connection sends `depth` requests in one write, reads until all are answered, and sends the next ones; so
- * depth 1 is one at a time, and the load is closed (a slow server is asked less). The main thread reads the
- * counts while the worker runs: they are atomics with one writer. Everything else is the worker's own.
+ * depth 1 is one at a time, and the load is closed (a slow server is asked less). With a rate the load is open:
+ * requests fall due by the clock, take any connection that is free, and their latency counts from when they were
+ * due. The main thread reads the counts while the worker runs: they are atomics with one writer. Everything else
+ * is the worker's own.
  */
 #ifndef BENCH_LOAD_WORKER_H
 #define BENCH_LOAD_WORKER_H
@@ -19,15 +21,20 @@
 #include "load_wire.h"
 
 enum bench_phase { BENCH_WARMING, BENCH_MEASURING, BENCH_STOPPING };
+enum { BENCH_ACCEPTED_MAX = 8 };
 
-/* What all workers share; only `phase` changes while they run. */
+/* What all workers share; only `phase` and `taken` change while they run. */
 struct bench_plan {
     const struct bench_requests *requests;
     bench_wire_head_fn *head;
     struct sockaddr_storage address;
     socklen_t address_bytes;
     size_t depth;
-    bool spins; /* polls without ever sleeping */
+    bool spins;                       /* polls without ever sleeping */
+    bool once;                        /* every request is sent one time, then all is done */
+    uint64_t interval_ns;             /* between two requests of a worker; 0 = as fast as answers come */
+    int accepted[BENCH_ACCEPTED_MAX]; /* statuses that are no error, 0 ends them */
+    _Atomic size_t taken;             /* with `once`: how many requests were handed out */
     _Atomic int phase;
 };
 

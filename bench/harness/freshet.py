@@ -33,6 +33,21 @@ class Dictionary:
         """What the program is told to load; `tenant` is an SQL expression or a named parameter."""
         return f"select code as k, body as v from public.{self.table} where tenant_id = {tenant}"
 
+    def definition(self):
+        return {"code": self.code, "enabled": True, "loadSql": self.query(":tenantId")}
+
+
+@dataclasses.dataclass
+class Builtin:
+    """A dictionary in the program's own table, which updates write."""
+
+    code: str
+    rows: int
+    reload: str = "AUTO"
+
+    def definition(self):
+        return {"code": self.code, "reloadOnEvent": self.reload}
+
 
 def configuration(database, port, loops, jwks_file, dictionaries, preload):
     """The program's file. JSON is YAML too, and needs no quoting rules."""
@@ -48,8 +63,7 @@ def configuration(database, port, loops, jwks_file, dictionaries, preload):
                 "schema": "public",
             },
             "cache": {"preload": [f"{TENANT}/{dictionary.code}" for dictionary in preload]},
-            "dictionaries": [{"code": dictionary.code, "enabled": True,
-                              "loadSql": dictionary.query(":tenantId")} for dictionary in dictionaries],
+            "dictionaries": [dictionary.definition() for dictionary in dictionaries],
         },
     }
 
@@ -84,6 +98,17 @@ def request(path, token=None):
     authorization = f"Authorization: Bearer {token}\r\n" if token else ""
     return (f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{authorization}"
             f"Accept: application/json\r\nUser-Agent: bench\r\n\r\n").encode()
+
+
+def post(path, token, body):
+    """A POST of JSON; `body` is what json.dumps takes."""
+    text = json.dumps(body, separators=(",", ":")).encode()
+    return (f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(text)}\r\nUser-Agent: bench\r\n\r\n").encode() + text
+
+
+def updates_path(mode="ASYNC"):
+    return f"/v1/tenants/{TENANT}/updates?consistencyMode={mode}"
 
 
 def item_path(dictionary, key):
@@ -142,14 +167,18 @@ class Freshet:
         subprocess.run([self.binary, "migrate", "--config", path], check=True, env=self.env,
                        stdout=subprocess.DEVNULL)
         for dictionary in self.dictionaries:
+            if isinstance(dictionary, Builtin):
+                self.database.fill_builtin(TENANT, dictionary.code, dictionary.rows)
             self.database.run("insert into refdata.dictionary_meta "
                               "(tenant_id, dict_code, version, updated_at) "
                               f"values ('{TENANT}', '{dictionary.code}', 1, now()) on conflict do nothing")
 
-    def start(self, name, loops=1, preload=(), on_cpus=None):
+    def start(self, name, loops=1, preload=(), on_cpus=None, roles=None):
         port = machine.free_port()
         path = self._write(name, port, loops, preload)
         command = [self.binary, "serve", "--config", path]
+        if roles:
+            command += ["--roles", roles]
         process = self.processes.start(name, command, port, on_cpus, self.env)
         self._wait_ready(name, port, process)
         return Running(self, name, process, port)
@@ -184,6 +213,12 @@ class Running:
 
     def ask(self, path):
         return ask(self.port, request(path, self.freshet.token))
+
+    def metrics(self):
+        """Prometheus samples by their text up to the value."""
+        text = ask(self.port, request("/actuator/prometheus")).body.decode()
+        samples = (line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))
+        return {name: float(value) for name, value in samples}
 
     def load(self, dictionary, key, seconds=600):
         """Asks for an item of a dictionary that is not in memory until it is there; returns the seconds."""

@@ -41,6 +41,18 @@ def measure(binary, target, depth, seconds, on_cpus=None, spin=False):
     return figures
 
 
+def generate(binary, port, requests, *options, pids=()):
+    """One run of `load` with its own words for options; the figures, whatever was answered but errors."""
+    command = [binary, "--connect", f"127.0.0.1:{port}", "--requests", requests, *map(str, options)]
+    if pids:
+        command += ["--server-pid", ",".join(map(str, pids))]
+    figures = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    if figures["errors"] or not figures["requests"]:
+        raise RuntimeError(f"{figures['errors']} errors, the first a {figures['first_bad_status']}, "
+                           f"in {figures['requests']} answers")
+    return figures
+
+
 class Rounds:
     """Targets measured in turn, several rounds, so that a slow moment of the machine meets all of them.
 

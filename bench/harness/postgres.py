@@ -15,6 +15,15 @@ analyze {table};
 """
 
 
+FILL_BUILTIN = """
+insert into refdata.dictionary_item (tenant_id, dict_code, item_key, payload)
+select '{tenant}', '{code}', 'item-' || lpad(i::text, 8, '0'),
+       jsonb_build_object('id', lpad(i::text, 8, '0'), 'sum', md5(i::text), 'note', md5('note' || i))
+from generate_series(0, {rows} - 1) i;
+analyze refdata.dictionary_item;
+"""
+
+
 def key(number):
     return f"item-{number:08d}"
 
@@ -46,6 +55,14 @@ class Database:
 
     def create_items(self, table, tenant, rows):
         self.run(CREATE_ITEMS.format(table=table, tenant=tenant, rows=rows))
+
+    def fill_builtin(self, tenant, code, rows):
+        self.run(FILL_BUILTIN.format(tenant=tenant, code=code, rows=rows))
+
+    def rows(self, sql):
+        """Rows of text; no value may hold a tab or a newline."""
+        lines = self._psql(self.url, f"\\pset fieldsep '\\t'\n{sql}").splitlines()
+        return [line.split("\t") for line in lines]
 
     def bytes_of(self, table):
         """(bytes of all keys, bytes of all payloads as text)."""

@@ -57,9 +57,14 @@ class Report:
 
     def verdict(self, what, value, limit, below=False):
         """Met when value ≤ limit (< limit with `below`)."""
-        met = value < limit if below else value <= limit
-        self.verdicts.append({"target": what, "value": round(value, 4), "limit": limit,
-                              "relation": "<" if below else "≤", "met": met})
+        self._verdict(what, value, limit, "<" if below else "≤", value < limit if below else value <= limit)
+
+    def verdict_at_least(self, what, value, limit):
+        self._verdict(what, value, limit, "≥", value >= limit)
+
+    def _verdict(self, what, value, limit, relation, met):
+        self.verdicts.append({"target": what, "value": round(value, 4), "limit": limit, "relation": relation,
+                              "met": met})
 
     def finish(self, folder):
         """Prints the verdicts and writes NAME.json. True when every target was met."""
