@@ -1,6 +1,5 @@
 /* `freshet watch`: a dictionary's changes on standard output, each once, for as long as they come. A connection
- * that ends is made again from the last version that was complete; what of the next one was printed already is
- * known by its keys. */
+ * that ends is made again from the last version that was complete; what was printed since is known, and left out. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -18,8 +17,7 @@ struct watch {
     struct str tenant, code;
     const char *url, *token;
     int64_t after;          /* all up to this version has been printed; -1 = as the pod likes */
-    int64_t version;        /* of the last change printed */
-    struct watch_seen seen; /* its keys */
+    struct watch_seen seen; /* what was printed since */
     int64_t said_up_to_date;
     uint64_t count_left; /* changes still wanted */
     struct buf line;     /* not whole yet */
@@ -36,23 +34,16 @@ static bool print_line(struct str line)
     return fwrite(line.ptr, 1, line.len, stdout) == line.len && fputc('\n', stdout) != EOF;
 }
 
-/* Nothing more comes of this version or one before it. */
+/* The pod says that all up to this version has come: from here a new connection can go on. */
 static void complete(struct watch *watch, int64_t version)
 {
-    if (version > watch->after)
-        watch->after = version;
-    if (version >= watch->version)
-        watch_seen_clear(&watch->seen);
+    watch->after = version;
+    watch_seen_clear(&watch->seen);
 }
 
 static bool take_change(struct watch *watch, struct str line, int64_t version, const struct json_value *key)
 {
-    if (version > watch->version) {
-        if (watch->version >= 0)
-            complete(watch, watch->version);
-        watch->version = version;
-    }
-    if (!watch_seen_add(&watch->seen, json_str_decode(key->raw, &watch->arena)))
+    if (!watch_seen_add(&watch->seen, version, json_str_decode(key->raw, &watch->arena)))
         return true; /* it came before the connection broke */
     if (!print_line(line))
         return false;
@@ -187,7 +178,7 @@ int app_watch(int argc, char **argv)
 {
     const char *after = NULL, *count = NULL;
     struct option_words words;
-    struct watch watch = {.after = -1, .version = -1, .said_up_to_date = -1, .pause_ms = PAUSE_MIN_MS};
+    struct watch watch = {.after = -1, .said_up_to_date = -1, .pause_ms = PAUSE_MIN_MS};
     const struct option_row rows[] = {
         {"--after", "N", "changes behind version N (default: from now on)", .into = &after},
         {"--count", "N", "end after N changes", .into = &count},

@@ -30,9 +30,9 @@ static void grow(struct watch_seen *seen)
     free(old.slots);
 }
 
-bool watch_seen_add(struct watch_seen *seen, struct str key)
+bool watch_seen_add(struct watch_seen *seen, int64_t version, struct str key)
 {
-    uint64_t hash = hash_content(key);
+    uint64_t hash = hash_item(str_of((const char *)&version, sizeof version), key).low;
     if (2 * seen->count >= seen->capacity)
         grow(seen);
     if (!insert(seen, hash ? hash : 1))

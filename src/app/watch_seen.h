@@ -1,5 +1,5 @@
-/* The keys of one version that have been printed: a set of their hashes, as small as it can be, since a version may
- * have millions of them. Two keys of one hash (64 bits) would be taken for one. */
+/* Changes that have been printed since a version was complete: a set of their hashes, as small as it can be. Two
+ * of one hash (64 bits) would be taken for one. */
 #ifndef FRESHET_APP_WATCH_SEEN_H
 #define FRESHET_APP_WATCH_SEEN_H
 
@@ -10,7 +10,7 @@ struct watch_seen {
     size_t count, capacity;
 };
 
-bool watch_seen_add(struct watch_seen *seen, struct str key); /* false when it was there */
+bool watch_seen_add(struct watch_seen *seen, int64_t version, struct str key); /* false when it was there */
 void watch_seen_clear(struct watch_seen *seen);
 void watch_seen_deinit(struct watch_seen *seen);
 
