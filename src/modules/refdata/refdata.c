@@ -17,6 +17,7 @@ const struct http_route refdata_query_routes[] = {
     {HTTP_GET, DICTIONARY "/items", refdata_get_items, .tenant_param = "tenantId"},
     {HTTP_GET, DICTIONARY "/all", refdata_get_all, .tenant_param = "tenantId"},
     {HTTP_GET, DICTIONARY "/version", refdata_get_version, .tenant_param = "tenantId"},
+    {HTTP_GET, DICTIONARY "/watch", refdata_get_watch, HTTP_STREAM, .tenant_param = "tenantId"},
     {.handler = NULL},
 };
 

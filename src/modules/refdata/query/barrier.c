@@ -428,6 +428,15 @@ static void wait_for(struct http_request *request, const struct refdata_reading 
         post_demand(request, on_wait, ref, deadline_ns);
 }
 
+bool refdata_barrier_reach(struct http_request *request, const struct refdata_reading *reading,
+                           int64_t version, const struct str *keys, size_t count)
+{
+    if (version <= reading->info->version)
+        return true;
+    wait_for(request, reading, version, keys, count);
+    return false;
+}
+
 bool refdata_barrier_pass(struct http_request *request, const struct refdata_reading *reading,
                           const struct str *keys, size_t count)
 {
@@ -440,8 +449,5 @@ bool refdata_barrier_pass(struct http_request *request, const struct refdata_rea
         http_send_error(request, &error);
         return false;
     }
-    if (version <= reading->info->version)
-        return true;
-    wait_for(request, reading, version, keys, count);
-    return false;
+    return refdata_barrier_reach(request, reading, version, keys, count);
 }

@@ -31,6 +31,10 @@ static inline struct refdata_demand *refdata_demand_of(const struct http_request
 bool refdata_barrier_pass(struct http_request *request, const struct refdata_reading *reading,
                           const struct str *keys, size_t count);
 
+/* The same for a version that did not come by the header. */
+bool refdata_barrier_reach(struct http_request *request, const struct refdata_reading *reading,
+                           int64_t version, const struct str *keys, size_t count);
+
 /* ---- the home loop's half ---- */
 
 /* A version has been swapped in: those it satisfies start over. */

@@ -78,6 +78,7 @@ struct refdata_holding {
     int64_t began_ns;       /* the last load */
     int64_t audit_at_ns;    /* 0 = not decided yet */
     struct refdata_barrier barrier;
+    struct refdata_watch *watch; /* NULL = nobody follows */
     uint64_t memory_bytes;
     int64_t committed_version; /* as the sweep last saw it */
     int64_t drift_checked_at_ns, drift_value, drift_version;

@@ -6,6 +6,7 @@
 #include "base/memory.h"
 #include "modules/refdata/query/barrier.h"
 #include "modules/refdata/query/query.h"
+#include "modules/refdata/query/watch.h"
 
 /* ---- the table readers see ---- */
 
@@ -116,6 +117,7 @@ static void drop(struct refdata_holding *holding, const struct error *why)
     cache_slot_publish(&holding->slot, NULL, refdata->loops);
     refdata_metrics_detach(holding);
     refdata_barrier_dissolve(holding);
+    refdata_watch_dissolve(holding);
     holding->dropped = true;
     table_changed(refdata);
     if (!holding->loading && !holding->barrier.asking)
@@ -124,7 +126,8 @@ static void drop(struct refdata_holding *holding, const struct error *why)
 
 static bool may_evict(const struct refdata_holding *holding, const struct refdata_holding *spared)
 {
-    return holding != spared && !holding->preload && !holding->loading && holding->waiter_count == 0;
+    return holding != spared && !holding->preload && !holding->loading && holding->waiter_count == 0 &&
+           !holding->watch;
 }
 
 /* The one read longest ago among those that may go; a walk over all, but only when something has to. */
@@ -296,6 +299,7 @@ void refdata_keeper_adopt(struct refdata *refdata, struct refdata_catalog *catal
             drop(holding, &error);
     }
     free(all);
+    refdata_watch_adopt(refdata);
 }
 
 /* A preload that can never be loaded must not keep the others from being served. */
@@ -328,6 +332,7 @@ void refdata_keeper_clear(struct refdata *refdata)
         struct refdata_holding *holding = refdata->own->slots[i];
         if (!holding)
             continue;
+        refdata_watch_dissolve(holding);
         cache_slot_publish(&holding->slot, NULL, refdata->loops);
         refdata_holding_destroy(holding);
     }

@@ -1,6 +1,7 @@
 /* refdata's metrics (R20). Series per (tenant, dictionary) pair live as long as the pair is held. */
 #include "base/clock.h"
 #include "modules/refdata/query/query.h"
+#include "modules/refdata/query/watch.h"
 
 #define PAIR_LABELS                 \
     {                               \
@@ -77,8 +78,23 @@ static struct metric_family unreadable = {
 };
 
 struct metric_family *const refdata_metrics[] = {
-    &version_lag,   &version,   &items,       &memory,         &drift_value, &unavailable, &reload_duration,
-    &reload_errors, &freshness, &regressions, &fallback_reads, &mismatches,  &unreadable,  NULL,
+    &version_lag,
+    &version,
+    &items,
+    &memory,
+    &drift_value,
+    &unavailable,
+    &reload_duration,
+    &reload_errors,
+    &freshness,
+    &regressions,
+    &fallback_reads,
+    &mismatches,
+    &unreadable,
+    &refdata_watchers,
+    &refdata_watch_lines,
+    &refdata_watch_cuts,
+    NULL,
 };
 
 /* With the first load: before it there is no version to speak of. */

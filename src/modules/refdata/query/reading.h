@@ -34,6 +34,6 @@ struct refdata_parts {
 void refdata_reading_send(struct http_request *request, const struct refdata_reading *reading,
                           const struct refdata_parts *parts);
 
-http_handler_fn refdata_get_item, refdata_get_items, refdata_get_all, refdata_get_version;
+http_handler_fn refdata_get_item, refdata_get_items, refdata_get_all, refdata_get_version, refdata_get_watch;
 
 #endif

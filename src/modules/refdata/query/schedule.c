@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "modules/refdata/query/barrier.h"
 #include "modules/refdata/query/query.h"
+#include "modules/refdata/query/watch.h"
 
 static void unqueue(struct refdata_holding *holding)
 {
@@ -233,6 +234,7 @@ static void swap(struct refdata_holding *holding, struct refdata_loaded *loaded)
     tell(holding, loaded);
     refdata_metrics_loaded(holding, loaded, local >= 0 && info->version > local);
     cache_slot_publish(&holding->slot, loaded->snapshot, refdata->loops);
+    refdata_watch_published(holding, before, loaded->snapshot, &loaded->change);
 }
 
 static void load_succeeded(struct refdata_holding *holding, struct refdata_loaded *loaded)
@@ -310,6 +312,7 @@ static void give_up(struct refdata_holding *holding, const struct error *why)
     holding->wanted = true; /* loaded as soon as the definition is accepted */
     refdata_keeper_wake(holding, why);
     refdata_barrier_dissolve(holding); /* they start over, and hear the same */
+    refdata_watch_dissolve(holding);
 }
 
 void refdata_schedule_checked(struct refdata *refdata, struct refdata_dictionary *dictionary)

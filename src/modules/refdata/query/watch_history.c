@@ -1,0 +1,241 @@
+/* What somebody who comes back has missed: the keys the outbox names since its version, with their values of now.
+ *
+ * One question at a time per pair, from the oldest version anybody aboard has; its answer is one segment for all of them.
+ * A key stands in it once, at the place of the last version that touched it, so that whoever has version N begins behind
+ * all keys last touched up to N. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+#include "modules/refdata/query/watch_inside.h"
+
+/* Both by the unique index on (tenant_id, dict_code, version). */
+static const char keys_sql[] =
+    "select k.key, max(e.version)"
+    "  from refdata.outbox_event e, unnest(e.keys) as k(key)"
+    " where e.tenant_id = $1 and e.dict_code = $2 and e.version > $3 and e.version <= $4"
+    " group by k.key order by 2, 1";
+/* The last version that is not kept, or does not know its keys: nobody before it can be told all. */
+static const char gap_sql[] = "select max(v.version)"
+                              "  from generate_series($3::bigint + 1, $4::bigint) as v(version)"
+                              "  left join refdata.outbox_event e on e.tenant_id = $1 and e.dict_code = $2"
+                              "       and e.version = v.version"
+                              " where e.keys is null";
+
+struct touched {
+    struct str key;
+    int64_t version; /* the last that touched it */
+    const struct cache_record *record;
+    size_t offset; /* of its line */
+};
+
+struct history {
+    struct worker_job job;
+    struct refdata_watch *watch;           /* referenced */
+    struct refdata_dictionary *dictionary; /* referenced */
+    struct cache_snapshot *snapshot;       /* referenced: the values of now */
+    struct arena arena;
+    struct str tenant;
+    int64_t from, to, timeout_ms;
+    size_t bytes_max;
+    enum status status;
+    struct error error;
+    int64_t gap; /* who has less cannot be told all */
+    struct touched *touched;
+    size_t count;
+    size_t end_offset; /* of the last line, upToDate */
+    struct stream_segment *segment;
+};
+
+/* ---- on a worker ---- */
+
+static enum status run_query(const struct history *history, struct db_conn *conn, const char *sql,
+                             int64_t deadline_ns, struct db_result **result, struct error *error)
+{
+    struct db_statement statement;
+    char from[24], to[24];
+    snprintf(from, sizeof from, "%lld", (long long)history->from);
+    snprintf(to, sizeof to, "%lld", (long long)history->to);
+    db_statement_init(&statement, sql, 4, (const enum db_type[]){DB_TEXT, DB_TEXT, DB_BIGINT, DB_BIGINT});
+    const struct db_param params[] = {
+        {history->tenant}, {history->dictionary->code}, {str_from(from)}, {str_from(to)}};
+    return db_query(conn, &statement, params, deadline_ns, result, error);
+}
+
+/* The keys first: what is deleted in between shows as a gap. */
+static enum status read_outbox(struct history *history, struct db_conn *conn, int64_t deadline_ns)
+{
+    struct db_result *keys = NULL, *gap = NULL;
+    enum status status = run_query(history, conn, keys_sql, deadline_ns, &keys, &history->error);
+    if (status == STATUS_OK)
+        status = run_query(history, conn, gap_sql, deadline_ns, &gap, &history->error);
+    if (status == STATUS_OK) {
+        history->gap = db_result_is_null(gap, 0, 0) ? history->from : db_result_i64(gap, 0, 0);
+        history->count = db_result_rows(keys);
+        history->touched = arena_alloc(&history->arena, (history->count + 1) * sizeof *history->touched);
+        for (size_t i = 0; i < history->count; i++) {
+            struct touched *touched = &history->touched[i];
+            *touched = (struct touched){.key = arena_str(&history->arena, db_result_str(keys, i, 0)),
+                                        .version = db_result_i64(keys, i, 1)};
+            touched->record = cache_find(history->snapshot, touched->key);
+        }
+    }
+    db_result_free(keys);
+    db_result_free(gap);
+    return status;
+}
+
+/* As many of the latest as fit: one reader who is far behind must not cost the others their place. */
+static size_t first_that_fits(struct history *history)
+{
+    enum { LINE_BYTES = 96 }; /* beside key and payload, escapes aside */
+    size_t bytes = 0, first = history->count;
+    while (first > 0 && history->touched[first - 1].version > history->gap) {
+        const struct touched *touched = &history->touched[first - 1];
+        bytes +=
+            LINE_BYTES + touched->key.len + (touched->record ? cache_record_payload(touched->record).len : 0);
+        if (bytes > history->bytes_max) {
+            history->gap = touched->version;
+            while (first < history->count && history->touched[first].version == history->gap)
+                first++;
+            break;
+        }
+        first--;
+    }
+    return first;
+}
+
+static void write_segment(struct history *history)
+{
+    struct buf out = {0};
+    size_t first = first_that_fits(history);
+    for (size_t i = first; i < history->count; i++) {
+        struct touched *touched = &history->touched[i];
+        touched->offset = buf_len(&out);
+        refdata_watch_put_line(&out, history->to, touched->key, touched->record);
+    }
+    history->end_offset = buf_len(&out);
+    refdata_watch_put_up_to_date(&out, history->to);
+    history->segment = stream_segment_create(&(struct stream_step){
+        .from = history->gap,
+        .to = history->to,
+        .lines = (unsigned)(history->count - first),
+        .bytes = buf_str(&out),
+    });
+    buf_deinit(&out);
+}
+
+static void run_history(struct worker_job *job)
+{
+    struct history *history = (struct history *)job;
+    int64_t deadline_ns = clock_deadline_ms(history->timeout_ms);
+    struct db_conn *conn = NULL;
+    history->status = db_acquire(history->dictionary->database->pool, deadline_ns, &conn, &history->error);
+    if (history->status == STATUS_OK)
+        history->status = read_outbox(history, conn, deadline_ns);
+    if (conn)
+        db_release(conn);
+    if (history->status == STATUS_OK)
+        write_segment(history);
+}
+
+/* ---- on the home loop ---- */
+
+static void destroy(struct history *history)
+{
+    stream_segment_unref(history->segment);
+    cache_snapshot_unref(history->snapshot);
+    refdata_dictionary_unref(history->dictionary);
+    arena_deinit(&history->arena);
+    refdata_watch_unref(history->watch);
+    free(history);
+}
+
+/* Where the lines begin that somebody with version `after` needs. */
+static size_t offset_for(const struct history *history, int64_t after)
+{
+    size_t low = 0, high = history->count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (history->touched[middle].version > after)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low < history->count ? history->touched[low].offset : history->end_offset;
+}
+
+static void give_history(struct refdata_watch *watch, const struct history *history,
+                         struct refdata_follower *follower)
+{
+    if (history->status != STATUS_OK) {
+        refdata_watch_refuse(follower, STATUS_UNAVAILABLE, 0);
+    } else if (!watch->holding) {
+        refdata_watch_start_over(follower);
+    } else if (follower->after < history->gap) {
+        refdata_watch_refuse(follower, STATUS_VERSION_TOO_OLD, history->to);
+    } else {
+        follower->opening = history->segment;
+        stream_segment_ref(history->segment);
+        follower->opening_offset = offset_for(history, follower->after);
+        follower->after = history->to;
+        refdata_watch_place(watch, follower);
+    }
+}
+
+static void history_done(struct worker_job *job)
+{
+    struct history *history = (struct history *)job;
+    struct refdata_watch *watch = history->watch;
+    struct refdata_follower *aboard = watch->aboard;
+    watch->aboard = NULL;
+    if (job->cancelled)
+        history->status = STATUS_CANCELLED;
+    while (aboard) {
+        struct refdata_follower *next = aboard->next;
+        give_history(watch, history, aboard);
+        aboard = next;
+    }
+    if (watch->holding && watch->boarding)
+        refdata_watch_ask(watch);
+    refdata_watch_settle(watch);
+    destroy(history);
+}
+
+static struct history *new_history(struct refdata_watch *watch)
+{
+    struct refdata_holding *holding = watch->holding;
+    struct history *history = memory_zalloc(sizeof *history);
+    history->job =
+        (struct worker_job){.loop = watch->refdata->home, .run = run_history, .done = history_done};
+    history->watch = watch;
+    watch->refs++;
+    history->dictionary = refdata_dictionary_ref(holding->dictionary);
+    history->snapshot = cache_slot_acquire(&holding->slot);
+    arena_init(&history->arena, 4096);
+    history->tenant = arena_str(&history->arena, holding->tenant);
+    history->to = history->from = cache_snapshot_info(history->snapshot)->version;
+    for (const struct refdata_follower *each = watch->aboard; each; each = each->next)
+        history->from = each->after < history->from ? each->after : history->from;
+    history->timeout_ms = watch->refdata->barrier.timeout_ms;
+    history->bytes_max = (size_t)refdata_watch_settings(watch->refdata)->buffer_bytes_max;
+    return history;
+}
+
+void refdata_watch_ask(struct refdata_watch *watch)
+{
+    if (watch->aboard)
+        return;
+    watch->aboard = watch->boarding;
+    watch->boarding = NULL;
+    struct history *history = new_history(watch);
+    if (worker_pool_submit(watch->refdata->readers, &history->job))
+        return;
+    while (watch->aboard) {
+        struct refdata_follower *follower = watch->aboard;
+        watch->aboard = follower->next;
+        refdata_watch_refuse(follower, STATUS_OVERLOADED, 0);
+    }
+    destroy(history);
+}

@@ -1,0 +1,183 @@
+/* Lines of a watch: what changed between two snapshots, written down once for everybody. No thread of its own, no
+ * database. */
+#include <stdlib.h>
+
+#include "base/json.h"
+#include "base/memory.h"
+#include "modules/refdata/query/watch_inside.h"
+
+enum { SMALL_KEYS = 256, SMALL_BYTES = 1024 * 1024 };
+
+void refdata_watch_put_line(struct buf *out, int64_t version, struct str key,
+                            const struct cache_record *record)
+{
+    buf_put_str(out, STR("{\"version\":"));
+    json_put_i64(out, version);
+    buf_put_str(out, STR(",\"key\":"));
+    json_put_string(out, key);
+    if (record) {
+        buf_put_str(out, STR(",\"op\":\"UPSERT\",\"payload\":"));
+        buf_put_str(out, cache_record_payload(record));
+        buf_put_str(out, STR("}\n"));
+    } else {
+        buf_put_str(out, STR(",\"op\":\"DELETE\"}\n"));
+    }
+}
+
+void refdata_watch_put_up_to_date(struct buf *out, int64_t version)
+{
+    buf_put_str(out, STR("{\"upToDate\":"));
+    json_put_i64(out, version);
+    buf_put_str(out, STR("}\n"));
+}
+
+void refdata_watch_put_heartbeat(struct buf *out, int64_t version)
+{
+    buf_put_str(out, STR("{\"heartbeat\":"));
+    json_put_i64(out, version);
+    buf_put_str(out, STR("}\n"));
+}
+
+/* ---- a change ---- */
+
+static int64_t version_of(const struct cache_snapshot *snapshot)
+{
+    return cache_snapshot_info(snapshot)->version;
+}
+
+static int by_bytes(const void *a, const void *b)
+{
+    return str_compare(*(const struct str *)a, *(const struct str *)b);
+}
+
+static void gather_keys(struct refdata_watch_change *into, const struct refdata_change *change)
+{
+    size_t count = 0, kept = 0;
+    for (size_t i = 0; i < change->version_count; i++)
+        count += change->versions[i].key_count;
+    struct str *keys = arena_alloc(&into->arena, (count + 1) * sizeof *keys);
+    count = 0;
+    for (size_t i = 0; i < change->version_count; i++)
+        for (size_t j = 0; j < change->versions[i].key_count; j++)
+            keys[count++] = change->versions[i].keys[j];
+    qsort(keys, count, sizeof *keys, by_bytes);
+    for (size_t i = 0; i < count; i++)
+        if (!kept || !str_eq(keys[kept - 1], keys[i]))
+            keys[kept++] = keys[i];
+    for (size_t i = 0; i < kept; i++)
+        keys[i] = arena_str(&into->arena, keys[i]);
+    into->keys = keys;
+    into->key_count = kept;
+}
+
+struct refdata_watch_change *refdata_watch_change_create(const struct cache_snapshot *before,
+                                                         const struct cache_snapshot *after,
+                                                         const struct refdata_change *change,
+                                                         size_t bytes_max)
+{
+    if (before == after)
+        return NULL;
+    struct refdata_watch_change *made = memory_zalloc(sizeof *made);
+    made->before = (struct cache_snapshot *)before; /* only their counts change */
+    made->after = (struct cache_snapshot *)after;
+    made->bytes_max = bytes_max;
+    cache_snapshot_ref(made->before);
+    cache_snapshot_ref(made->after);
+    arena_init(&made->arena, 1024);
+    if (change && change->versions)
+        gather_keys(made, change);
+    return made;
+}
+
+void refdata_watch_change_destroy(struct refdata_watch_change *change)
+{
+    cache_snapshot_unref(change->before);
+    cache_snapshot_unref(change->after);
+    stream_segment_unref(change->segment);
+    arena_deinit(&change->arena);
+    free(change);
+}
+
+/* What a loop may write down by itself. The bytes are looked at by the writer's bound. */
+bool refdata_watch_change_is_small(const struct refdata_watch_change *change)
+{
+    size_t bytes = 0;
+    if (!change->keys || change->key_count > SMALL_KEYS)
+        return false;
+    for (size_t i = 0; i < change->key_count && bytes <= SMALL_BYTES; i++) {
+        const struct cache_record *record = cache_find(change->after, change->keys[i]);
+        bytes += record ? cache_record_body(record).len : 0;
+    }
+    return bytes <= SMALL_BYTES;
+}
+
+/* ---- writing it down ---- */
+
+struct writing {
+    struct buf out;
+    int64_t version;
+    unsigned lines;
+    size_t bytes_max;
+};
+
+/* False when it has become too much. */
+static bool put(struct writing *writing, struct str key, const struct cache_record *record)
+{
+    refdata_watch_put_line(&writing->out, writing->version, key, record);
+    writing->lines++;
+    return buf_len(&writing->out) <= writing->bytes_max;
+}
+
+/* Every key named is told, also one whose value is what it was: who stands at a version in between may hold another. */
+static bool write_keys(struct writing *writing, const struct refdata_watch_change *change)
+{
+    for (size_t i = 0; i < change->key_count; i++)
+        if (!put(writing, change->keys[i], cache_find(change->after, change->keys[i])))
+            return false;
+    return true;
+}
+
+static bool is_same(const struct cache_record *a, const struct cache_record *b)
+{
+    return a == b || str_eq(cache_record_payload(a), cache_record_payload(b));
+}
+
+/* Both in key order, side by side. */
+static bool write_difference(struct writing *writing, const struct refdata_watch_change *change)
+{
+    struct cache_cursor old_cursor, new_cursor;
+    cache_cursor_init(&old_cursor, change->before, STR_NONE);
+    cache_cursor_init(&new_cursor, change->after, STR_NONE);
+    const struct cache_record *old = cache_cursor_next(&old_cursor), *new = cache_cursor_next(&new_cursor);
+    bool fits = true;
+    while (fits && (old || new)) {
+        int order = !old ? 1 : !new ? -1 : str_compare(cache_record_key(old), cache_record_key(new));
+        if (order < 0)
+            fits = put(writing, cache_record_key(old), NULL);
+        else if (order > 0 || !is_same(old, new))
+            fits = put(writing, cache_record_key(new), new);
+        if (order <= 0)
+            old = cache_cursor_next(&old_cursor);
+        if (order >= 0)
+            new = cache_cursor_next(&new_cursor);
+    }
+    return fits;
+}
+
+void refdata_watch_change_write(struct refdata_watch_change *change)
+{
+    struct writing writing = {.version = version_of(change->after), .bytes_max = change->bytes_max};
+    bool fits = change->keys ? write_keys(&writing, change) : write_difference(&writing, change);
+    change->is_nothing = fits && !writing.lines && writing.version == version_of(change->before);
+    if (fits && !change->is_nothing) {
+        refdata_watch_put_up_to_date(&writing.out, writing.version);
+        change->segment = stream_segment_create(&(struct stream_step){
+            .from = version_of(change->before),
+            .to = writing.version,
+            .can_be_joined = change->keys != NULL,
+            .lines = writing.lines,
+            .bytes = buf_str(&writing.out),
+        });
+    }
+    buf_deinit(&writing.out);
+}
