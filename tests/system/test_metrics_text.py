@@ -113,7 +113,7 @@ def test_every_metric_has_its_type_a_help_and_parses(serve, refdata_db, token):
     assert families["refdata_freshness_seconds"].values("_count")[('dict_code="D"',)] == 1
     assert families["dict_version_regressions_total"].values()[('dict_code="D"',)] == 1
     assert families["cache_reload_errors"].values()[('dict_code="BAD"',)] >= 1
-    assert families["cache_reload_duration"].values("_count")[('dict_code="D"',)] == 3
+    assert families["cache_reload_duration"].values("_count")[('dict_code="D"', 'mode="full"')] == 3
     assert families["dict_unavailable"].values()[('dict_code="NOWHERE"',)] == 1
     assert families["dict_drift_value"].values()[('tenant="demo"', 'dict_code="T"')] == 9
     for name in ["cache_reload_duration", "refdata_freshness_seconds"]:
