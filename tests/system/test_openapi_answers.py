@@ -77,8 +77,35 @@ def target_of(operation, **values):
 
 
 def raw(server, data, method="GET"):
+    """The answer; of a stream without an end, what comes at once."""
     with RawConnection(server.port) as connection:
-        return connection.exchange(data, method)
+        connection.send(data)
+        if b"/watch" not in data.split(b"\r\n")[0]:
+            return connection.read_response(method)
+        answer = connection.read_head()
+        if method != "HEAD":
+            is_stream = "transfer-encoding" in answer.headers
+            answer.body = connection.read_chunk() if is_stream else connection.read_exactly(int(answer.headers["content-length"]))
+        return answer
+
+
+class Asking:
+    """A client whose requests go by raw(): each on a connection of its own, and streams may be endless."""
+
+    def __init__(self, server, bearer=None):
+        self.server, self.token = server, bearer
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def get(self, target, **headers):
+        headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        if self.token and "Authorization" not in headers:
+            headers["Authorization"] = f"Bearer {self.token}"
+        return raw(self.server, request_bytes("GET", target, headers))
 
 
 def wire_answers(servers, operation):
@@ -107,7 +134,7 @@ def wire_answers(servers, operation):
 def dictionary_answers(servers, operation):
     """R3-R7: what the routes of a dictionary have in common."""
     server, target = servers.working, target_of(operation)
-    with server.client(servers.token) as client:
+    with Asking(server, servers.token) as client:
         yield client.get(target, X_Min_Version="1")
         yield client.get(target, X_Min_Version="7")
         yield client.get(target, X_Min_Version="-1")
@@ -152,6 +179,14 @@ def version_answers(servers):
         yield client.get(target_of(OPERATIONS["getVersion"]) + "?stray=1")
 
 
+def watch_answers(servers):
+    operation = OPERATIONS["watch"]
+    with Asking(servers.working, servers.token) as client:
+        for after in (0, 1, 2, "x"):
+            yield client.get(target_of(operation, after=after))
+        yield client.get(target_of(operation) + "?stray=1")
+
+
 def openapi_answers(servers):
     with servers.working.client() as client:
         yield client.get("/openapi.yaml", If_None_Match="*")
@@ -166,6 +201,7 @@ OWN = {
     "getItems": items_answers,
     "getAll": all_answers,
     "getVersion": version_answers,
+    "watch": watch_answers,
     "getOpenapi": openapi_answers,
     "getHealth": lambda servers: health_answers(servers, OPERATIONS["getHealth"]),
     "getReadiness": lambda servers: health_answers(servers, OPERATIONS["getReadiness"]),
@@ -277,7 +313,7 @@ def demo(module_serve, module_database):
     migrated = run("migrate", "--config", server.config_path, env=server.env)
     assert (bearer.returncode, migrated.returncode) == (0, 0), bearer.stderr + migrated.stderr
     module_database.run_file(ROOT / "config/demo.sql")
-    return server.start().client(bearer.stdout.strip())
+    return Asking(server.start(), bearer.stdout.strip())
 
 
 def described(name):
@@ -299,7 +335,7 @@ def test_examples_are_what_the_demo_answers(demo, name):
             answer = demo.get(target_of(operation, **query))
             said = answer.json()
         else:
-            answer = demo.get(target_of(operation), Accept=kind)
+            answer = demo.get(target_of(operation, **query), Accept=kind)
             said = json.loads(answer.body.split(b"\n")[0])
         if "loadedAt" in example:
             said, example = {**said, "loadedAt": ""}, {**example, "loadedAt": ""}
