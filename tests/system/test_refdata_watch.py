@@ -1,0 +1,495 @@
+"""R22: a watcher who applies every line to what /all gave has, at each upToDate, exactly that version."""
+import contextlib
+import json
+import random
+import signal
+import socket
+import threading
+import time
+import uuid
+
+import pytest
+
+from lib.config import base_config, merge
+from lib.refdata import make_table, path, pod, refdata_db, set_version, sql_dictionary  # noqa: F401
+from lib.wait import eventually
+from lib.wire import RawConnection, request_bytes
+
+TENANT = "t1"
+META = ("insert into refdata.dictionary_meta (tenant_id, dict_code, version, updated_at) values (%s, %s, 1, now())"
+        " on conflict (tenant_id, dict_code) do update set version = dictionary_meta.version + 1, updated_at = now()"
+        " returning version")
+
+
+class Writer:
+    """Somebody else's program that does as apply does: items, version and outbox row in one transaction. Remembers the
+    content of every version."""
+
+    def __init__(self, database, code="B", tenant=TENANT, version=0):
+        self.connection = database.connect()
+        self.connection.autocommit = False
+        self.code, self.tenant, self.version = code, tenant, version
+        self.content, self.history = {}, {version: {}}
+
+    def update(self, upserts=(), deletes=(), keys=True):
+        """keys=None leaves the row's keys null, as a snapshot's are."""
+        upserts = dict(upserts)
+        with self.connection.cursor() as cursor:
+            cursor.execute(META, (self.tenant, self.code))
+            self.version = cursor.fetchone()[0]
+            for key, payload in upserts.items():
+                cursor.execute("insert into refdata.dictionary_item (tenant_id, dict_code, item_key, payload)"
+                               " values (%s, %s, %s, %s) on conflict (tenant_id, dict_code, item_key)"
+                               " do update set payload = excluded.payload", (self.tenant, self.code, key, json.dumps(payload)))
+            for key in deletes:
+                cursor.execute("delete from refdata.dictionary_item where tenant_id = %s and dict_code = %s"
+                               " and item_key = %s", (self.tenant, self.code, key))
+            cursor.execute("insert into refdata.outbox_event (tenant_id, event_id, dict_code, version, payload, keys,"
+                           " published, published_at) values (%s, %s, %s, %s, '{}', %s, true, now())",
+                           (self.tenant, str(uuid.uuid4()), self.code, self.version,
+                            [*upserts, *deletes] if keys else None))
+        self.content = {**self.content, **upserts}
+        for key in deletes:
+            self.content.pop(key, None)
+        self.history[self.version] = self.content  # before the commit: a reader may be faster than this line
+        self.connection.commit()
+        return self.version
+
+    def snapshot(self, items):
+        return self.update(items, [key for key in self.content if key not in items], keys=None)
+
+    def close(self):
+        self.connection.close()
+
+
+class Watcher:
+    """A raw reader of one stream."""
+
+    def __init__(self, server, bearer, code="B", after=None, tenant=TENANT, method="GET", receive_buffer=None, headers=None):
+        query = "" if after is None else f"?after={after}"
+        self.raw = RawConnection.__new__(RawConnection)
+        self.raw.socket = socket.socket()
+        if receive_buffer:
+            self.raw.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        self.raw.socket.settimeout(30)
+        self.raw.socket.connect(("127.0.0.1", server.port))
+        self.raw.buffer = b""
+        self.raw.send(request_bytes(method, path(code, "/watch" + query, tenant),
+                                    {"Authorization": f"Bearer {bearer}", **(headers or {})}))
+        self.head = self.raw.read_head()
+        self.text = b""
+        self.ended = False
+
+    def line(self):
+        """The next line, or None at the stream's proper end. EOFError when it was cut."""
+        while b"\n" not in self.text:
+            chunk = self.raw.read_chunk()
+            if not chunk:
+                assert self.text == b"", "the last line is not whole"
+                self.ended = True
+                return None
+            self.text += chunk
+        line, self.text = self.text.split(b"\n", 1)
+        return json.loads(line)
+
+    def lines_to(self, version):
+        """Everything up to upToDate of that version or a later one."""
+        lines = []
+        while True:
+            lines.append(self.line())
+            assert lines[-1] is not None, lines
+            if lines[-1].get("upToDate", -1) >= version:
+                return lines
+
+    def close(self):
+        self.raw.close()
+
+
+class Follower:
+    """A map that follows a stream, and is compared with the writer's record at every upToDate."""
+
+    def __init__(self, writer, content, version):
+        self.writer, self.content, self.version = writer, dict(content), version
+        self.marks = 0
+
+    def take(self, line):
+        if "upToDate" in line:
+            assert set(line) == {"upToDate"} and line["upToDate"] >= self.version
+            self.version = line["upToDate"]
+            assert self.content == self.writer.history[self.version], f"at version {self.version}"
+            self.marks += 1
+        elif "heartbeat" in line:
+            assert set(line) == {"heartbeat"} and line["heartbeat"] == self.version
+        elif line["op"] == "UPSERT":
+            assert set(line) == {"version", "key", "op", "payload"} and line["version"] > self.version
+            self.content[line["key"]] = line["payload"]
+        else:
+            assert set(line) == {"version", "key", "op"} and line["op"] == "DELETE" and line["version"] > self.version
+            self.content.pop(line["key"], None)
+
+    def follow(self, watcher, version):
+        while self.version < version:
+            line = watcher.line()
+            assert line is not None
+            self.take(line)
+
+
+def watch_pod(serve, database, *dictionaries, **watch):
+    configuration = pod(*(dictionaries or ("B",)))
+    configuration["refdata"]["watch"] = watch
+    return serve(database, configuration)
+
+
+@pytest.fixture
+def writer(refdata_db):
+    with contextlib.closing(Writer(refdata_db)) as writer:
+        yield writer
+
+
+@pytest.fixture
+def server(serve, refdata_db):
+    return watch_pod(serve, refdata_db)
+
+
+@pytest.fixture
+def watch(server, token):
+    """watch(after=…) opens a stream; all are closed at the end."""
+    opened = []
+
+    def open_stream(**options):
+        opened.append(Watcher(options.pop("server", server), options.pop("bearer", token(TENANT)), **options))
+        return opened[-1]
+
+    yield open_stream
+    for each in opened:
+        each.close()
+
+
+def all_of(server, bearer, code="B", tenant=TENANT):
+    """(version, content) of one /all."""
+    with server.client(bearer) as client:
+        answer = client.request("GET", path(code, "/all", tenant), headers={"Accept": "application/x-ndjson"})
+    assert answer.status == 200
+    items = [json.loads(line) for line in answer.body.splitlines()]
+    return int(answer.headers["x-dict-version"]), {item["key"]: item["payload"] for item in items}
+
+
+def test_changes_come_as_they_are_committed(writer, watch):
+    writer.update({"a": 1, "b": {"x": [1, 2]}})
+    stream = watch()
+    assert (stream.head.status, stream.head.headers["content-type"]) == (200, "application/x-ndjson")
+    assert stream.head.headers["x-dict-version"] == "1"
+    assert stream.line() == {"upToDate": 1}
+    writer.update({"b": None, "ä\"\n": "new"}, ["a"])
+    assert stream.lines_to(2) == [
+        {"version": 2, "key": "a", "op": "DELETE"},
+        {"version": 2, "key": "b", "op": "UPSERT", "payload": None},
+        {"version": 2, "key": "ä\"\n", "op": "UPSERT", "payload": "new"},
+        {"upToDate": 2},
+    ]
+
+
+def test_a_version_that_changes_nothing_is_told_too(writer, watch):
+    writer.update({"a": 1})
+    stream = watch()
+    assert stream.line() == {"upToDate": 1}
+    writer.update()
+    assert stream.lines_to(2) == [{"upToDate": 2}]
+
+
+def test_a_watch_with_after_begins_behind_it(writer, watch):
+    writer.update({"a": 1})
+    writer.update({"b": 1})
+    writer.update({"a": 2}, ["b"])
+    writer.update({"c": 1})
+    gone = {"version": 4, "key": "b", "op": "DELETE"}
+    a, c = ({"version": 4, "key": key, "op": "UPSERT", "payload": value} for key, value in (("a", 2), ("c", 1)))
+    assert watch(after=4).lines_to(4) == [{"upToDate": 4}]
+    assert watch(after=3).lines_to(4) == [c, {"upToDate": 4}]
+    assert watch(after=2).lines_to(4) == [a, gone, c, {"upToDate": 4}]
+    assert watch(after=0).lines_to(4) == [a, gone, c, {"upToDate": 4}]
+
+
+def test_who_comes_back_goes_on_from_memory_while_others_watch(writer, watch, refdata_db):
+    writer.update({"a": 1})
+    stays = watch()
+    stays.lines_to(1)
+    for value in (2, 3):
+        writer.update({"a": value})
+        stays.lines_to(value)
+    refdata_db.query("delete from refdata.outbox_event")  # nobody needs to ask for it
+    assert watch(after=2).lines_to(3) == [{"version": 3, "key": "a", "op": "UPSERT", "payload": 3}, {"upToDate": 3}]
+    assert watch(after=1).lines_to(3)[:2] == [{"version": 2, "key": "a", "op": "UPSERT", "payload": 2}, {"upToDate": 2}]
+
+
+@pytest.mark.parametrize("query", ["after=", "after=-1", "after=x", "after=1&after=2", "after=9223372036854775808", "since=1"])
+def test_a_bad_question_is_400(server, writer, token, query):
+    writer.update({"a": 1})
+    with server.client(token(TENANT)) as client:
+        answer = client.get(path("B", "/watch?" + query, TENANT))
+    assert (answer.status, answer.code) == (400, "BAD_REQUEST")
+
+
+def test_a_version_not_committed_is_409(server, writer, token):
+    writer.update({"a": 1})
+    with server.client(token(TENANT)) as client:
+        answer = client.get(path("B", "/watch?after=2", TENANT))
+    body = answer.json()
+    assert (answer.status, answer.code) == (409, "VERSION_NOT_COMMITTED")
+    assert (body["requestedVersion"], body["committedVersion"]) == (2, 1)
+
+
+def test_what_is_no_longer_kept_is_410(server, writer, refdata_db, watch, token):
+    """A gap in the outbox, or a snapshot in between: nobody can say what changed."""
+    for value in range(1, 5):
+        writer.update({"a": value})
+    refdata_db.query("delete from refdata.outbox_event where version = 2")
+    with server.client(token(TENANT)) as client:
+        for after in (0, 1):
+            answer = client.get(path("B", f"/watch?after={after}", TENANT))
+            assert (answer.status, answer.code) == (410, "VERSION_TOO_OLD")
+            assert (answer.json()["requestedVersion"], answer.json()["currentVersion"]) == (after, 4)
+    assert watch(after=2).lines_to(4)[-1] == {"upToDate": 4}
+    assert watch(after=3).lines_to(4)[0]["payload"] == 4
+
+
+def test_a_resume_across_a_snapshot_is_410_and_all_is_the_way_back(server, writer, watch, token):
+    writer.update({"a": 1, "b": 1})
+    writer.snapshot({"b": 2, "c": 2})
+    with server.client(token(TENANT)) as client:
+        assert client.get(path("B", "/watch?after=1", TENANT)).status == 410
+    follower = Follower(writer, *reversed(all_of(server, token(TENANT))))
+    stream = watch(after=follower.version)
+    writer.update({"d": 3})
+    follower.follow(stream, 3)
+    assert follower.content == {"b": 2, "c": 2, "d": 3}
+
+
+def test_a_live_snapshot_is_told_as_what_it_changed(writer, watch):
+    writer.update({"a": 1, "b": 1, "same": 1})
+    stream = watch()
+    stream.lines_to(1)
+    writer.snapshot({"b": 2, "c": 2, "same": 1})
+    assert stream.lines_to(2) == [
+        {"version": 2, "key": "a", "op": "DELETE"},
+        {"version": 2, "key": "b", "op": "UPSERT", "payload": 2},
+        {"version": 2, "key": "c", "op": "UPSERT", "payload": 2},
+        {"upToDate": 2},
+    ]
+
+
+def test_more_versions_behind_than_configured_is_410(serve, refdata_db, writer, watch, token):
+    for value in range(1, 7):
+        writer.update({"a": value})
+    few = watch_pod(serve, refdata_db, versions=3)
+    with few.client(token(TENANT)) as client:
+        assert client.get(path("B", "/watch?after=2", TENANT)).status == 410
+    assert watch(server=few, after=3).lines_to(6)[-1] == {"upToDate": 6}
+
+
+def test_a_dictionary_of_ones_own_sql_is_compared_load_by_load(serve, refdata_db, token, watch):
+    """Nobody writes outbox rows for it: each load is told as its difference to the one before."""
+    make_table(refdata_db, "own", {"a": "1", "b": "1"}, tenant=TENANT)
+    set_version(refdata_db, "O", 1, TENANT)
+    own = watch_pod(serve, refdata_db, sql_dictionary("O", "own"))
+    stream = watch(server=own, code="O")
+    assert stream.line() == {"upToDate": 1}
+    refdata_db.query("update own set v = '2' where k = 'a'; delete from own where k = 'b'")
+    set_version(refdata_db, "O", 2, TENANT)
+    assert stream.lines_to(2) == [{"version": 2, "key": "a", "op": "UPSERT", "payload": 2},
+                                  {"version": 2, "key": "b", "op": "DELETE"}, {"upToDate": 2}]
+
+
+def test_a_quiet_stream_says_that_it_lives(serve, refdata_db, writer, watch):
+    writer.update({"a": 1})
+    stream = watch(server=watch_pod(serve, refdata_db, heartbeat="20ms"))
+    assert stream.line() == {"upToDate": 1}
+    assert [stream.line(), stream.line()] == [{"heartbeat": 1}] * 2
+    writer.update({"a": 2})
+    while "version" not in (line := stream.line()):
+        assert line == {"heartbeat": 1}
+    assert (line["version"], stream.line()) == (2, {"upToDate": 2})
+    assert stream.line() == {"heartbeat": 2}
+
+
+def test_head_answers_without_a_stream(writer, watch, server):
+    writer.update({"a": 1})
+    answer = watch(method="HEAD")
+    assert (answer.head.status, answer.head.headers["content-type"]) == (200, "application/x-ndjson")
+    assert answer.head.headers["x-dict-version"] == "1"
+    answer.raw.send(request_bytes("GET", "/actuator/health/liveness"))
+    assert answer.raw.read_response().status == 200
+    assert server.metrics()['refdata_watchers{dict_code="B"}'] == 0
+
+
+def test_one_tenant_never_hears_of_another(writer, refdata_db, server, watch, token):
+    """C5: the same dictionary, two tenants, changed in turn."""
+    with contextlib.closing(Writer(refdata_db, tenant="t2")) as other:
+        writer.update({"k": "mine 1"})
+        other.update({"k": "theirs 1"})
+        stream = watch()
+        theirs = watch(tenant="t2", bearer=token("t2"))
+        assert stream.line() == {"upToDate": 1} and theirs.line() == {"upToDate": 1}
+        for version in (2, 3):
+            other.update({"k": f"theirs {version}"})
+            assert theirs.lines_to(version)[0]["payload"] == f"theirs {version}"
+        writer.update({"k": "mine 2"})
+        assert stream.lines_to(2) == [{"version": 2, "key": "k", "op": "UPSERT", "payload": "mine 2"}, {"upToDate": 2}]
+    with server.client(token("t2")) as client:
+        answer = client.get(path("B", "/watch", TENANT))
+        assert (answer.status, answer.code) == (403, "TENANT_MISMATCH")
+
+
+def test_a_stream_ends_with_its_token(serve, refdata_db, writer, watch, token):
+    """C5: nothing is told past `exp`."""
+    writer.update({"a": 1})
+    server = watch_pod(serve, refdata_db, heartbeat="50ms")
+    stream = watch(server=server, bearer=token(TENANT, ttl=2))
+    while (line := stream.line()) is not None:
+        assert line in ({"upToDate": 1}, {"heartbeat": 1})
+    assert stream.ended
+
+
+def test_a_reader_who_does_not_read_is_cut_and_others_are_not(serve, refdata_db, writer, watch):
+    """What it has not taken is bounded; who reads gets every version."""
+    writer.update({"a": 0})
+    server = watch_pod(serve, refdata_db, buffer="1MiB")
+    slow = watch(server=server, receive_buffer=4096)
+    quick = watch(server=server)
+    follower = Follower(writer, {"a": 0}, 1)
+
+    def is_cut():
+        writer.update({"a": "x" * 600000})
+        follower.follow(quick, writer.version)
+        return server.metrics()['refdata_watch_cuts_total{dict_code="B"}'] == 1
+
+    eventually(is_cut, timeout=30)
+    eventually(lambda: server.metrics()['refdata_watchers{dict_code="B"}'] == 1)
+    with pytest.raises((EOFError, ConnectionResetError)):
+        while slow.line():
+            pass
+    writer.update({"a": "end"})
+    follower.follow(quick, writer.version)
+    assert server.metrics()['refdata_watch_cuts_total{dict_code="B"}'] == 1
+
+
+def test_a_change_larger_than_the_buffer_ends_the_streams_and_a_resume_is_410(serve, refdata_db, writer, watch, token):
+    writer.update({"a": 1})
+    server = watch_pod(serve, refdata_db, buffer="16KiB")
+    stream = watch(server=server)
+    assert stream.line() == {"upToDate": 1}
+    writer.update({f"k{i}": "x" * 1000 for i in range(50)})
+    assert stream.line() is None
+    with server.client(token(TENANT)) as client:
+        assert client.get(path("B", "/watch?after=1", TENANT)).status == 410
+    assert watch(server=server, after=2).lines_to(2) == [{"upToDate": 2}]
+
+
+def test_streams_of_a_dictionary_that_is_removed_end(serve, refdata_db, jwks_path, writer, watch):
+    writer.update({"a": 1})
+    server = watch_pod(serve, refdata_db, "B", "C")
+    stream, other = watch(server=server), watch(server=server, code="C")
+    assert stream.line() == {"upToDate": 1} and other.line() == {"upToDate": 0}
+    server.write_config(merge(base_config(refdata_db, jwks_path), pod("C")))
+    server.sighup()
+    assert stream.line() is None
+    with contextlib.closing(Writer(refdata_db, "C")) as third:
+        third.update({"c": 1})
+    assert other.lines_to(1)[-1] == {"upToDate": 1}
+
+
+def test_a_watched_dictionary_is_not_evicted(serve, refdata_db, writer, watch, token):
+    """R17: only what nobody follows goes to make room."""
+    writer.update({"a": 1})
+    server = serve(refdata_db, pod("B", "C", "D", cache={"entries": 2}))
+    stream = watch(server=server)
+    assert stream.line() == {"upToDate": 1}
+    with server.client(token(TENANT)) as client:
+        for code in ("C", "D", "C", "D"):
+            assert client.get(path(code, "/all", TENANT)).status == 200
+    assert server.logs(event="dictionary_evicted")
+    writer.update({"a": 2})
+    assert stream.lines_to(2)[-1] == {"upToDate": 2}
+
+
+def test_nothing_is_kept_for_a_pair_nobody_watches(writer, watch, server):
+    writer.update({"a": 1})
+    stream = watch()
+    assert stream.line() == {"upToDate": 1}
+    assert server.metrics()['refdata_watchers{dict_code="B"}'] == 1
+    stream.close()
+    writer.update({"a": 2})  # finds out that it is gone, at the latest
+    eventually(lambda: server.metrics()['refdata_watchers{dict_code="B"}'] == 0)
+    assert watch(after=1).lines_to(2)[-1] == {"upToDate": 2}
+
+
+@pytest.mark.tsan
+def test_a_stop_ends_the_streams_in_order(writer, watch, server):
+    writer.update({"a": 1})
+    streams = [watch() for _ in range(20)]
+    for stream in streams:
+        assert stream.line() == {"upToDate": 1}
+    began = time.monotonic()
+    server.process.send_signal(signal.SIGTERM)
+    for stream in streams:
+        assert stream.line() is None
+    assert server.process.wait(30) == 0
+    assert time.monotonic() - began < 10
+
+
+def model(server, writer, bearer, seed, versions, watchers):
+    """Random updates; watchers that come and go; each compares its map with the record at every upToDate."""
+    chance = random.Random(seed)
+    keys = [f"k{i}" for i in range(12)]
+    done, failures, marks = threading.Event(), [], []
+
+    def follow(number):
+        own = random.Random(seed * 1000 + number)
+        try:
+            version, content = all_of(server, bearer)
+            follower = Follower(writer, content, version)
+            while follower.version < versions:
+                stream = Watcher(server, bearer, after=follower.version)
+                if stream.head.status == 410:
+                    stream.close()
+                    version, content = all_of(server, bearer)
+                    follower = Follower(writer, content, version)
+                    continue
+                assert stream.head.status == 200
+                lines = own.randrange(1, 60)
+                while follower.version < versions and lines:
+                    follower.take(stream.line())
+                    lines -= 1
+                stream.close()
+                if not lines:  # in the middle of a version perhaps: what it has is not of one version
+                    content, version = follower.writer.history[follower.version], follower.version
+                    follower.content = dict(content)
+            marks.append(follower.marks)
+            assert follower.content == writer.history[versions]
+        except BaseException as error:  # pylint: disable=broad-except
+            failures.append(repr(error))
+            done.set()
+
+    threads = [threading.Thread(target=follow, args=(number,)) for number in range(watchers)]
+    for thread in threads:
+        thread.start()
+    while writer.version < versions and not done.is_set():
+        some = chance.sample(keys, chance.randrange(0, 5))
+        cut = chance.randrange(0, len(some) + 1)
+        if chance.random() < 0.05 and writer.version < versions - 1:
+            writer.snapshot({key: chance.randrange(5) for key in some})
+        else:
+            writer.update({key: chance.randrange(5) for key in some[:cut]}, some[cut:])
+        if chance.random() < 0.3:
+            time.sleep(chance.random() * 0.05)
+    for thread in threads:
+        thread.join(60)
+    assert not failures, failures
+    assert sum(marks) > watchers
+
+
+@pytest.mark.tsan
+@pytest.mark.parametrize("seed", [1, 2])
+def test_model_every_watcher_has_each_version_it_is_told(server, writer, token, seed):
+    writer.update({"k0": 0})
+    model(server, writer, token(TENANT), seed, versions=150, watchers=6)
