@@ -54,7 +54,7 @@ static void on_notice(void *context, struct str channel, struct str payload)
     struct str instance;
 
     (void)channel;
-    if (!str_split(&payload, ':', &instance))
+    if (!str_split(&payload, ':', &instance) || !payload.ptr)
         wake_all(postgres); /* too many waited, and their texts were dropped */
     else if (!str_eq(instance, str_from(postgres->instance)))
         wake_topic(postgres, payload);

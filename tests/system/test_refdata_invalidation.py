@@ -8,7 +8,7 @@ import pytest
 
 from lib.changes import Changes, content, loads, tell
 from lib.config import base_config
-from lib.refdata import item_path, make_table, migrated, path, pod, refdata_db, set_version, sql_dictionary, write_builtin  # noqa: F401
+from lib.refdata import item_path, migrated, path, pod, refdata_db, write_builtin  # noqa: F401
 from lib.wait import eventually
 
 QUERY = ("--roles", "query")
