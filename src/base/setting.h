@@ -16,6 +16,7 @@ enum setting_type {
     SETTING_BOOL,        /* bool: true or false, nothing else */
     SETTING_INT,         /* int64_t */
     SETTING_DURATION_MS, /* int64_t milliseconds: 250ms, 1s, 5m, 1h, 30d; a bare number is ms */
+    SETTING_DECIMAL,     /* int64_t thousandths: 0.5, 1.25, 2 */
     SETTING_SIZE,        /* int64_t bytes: 64KiB, 8MiB, 1GiB; a bare number is bytes */
     SETTING_ENUM,        /* int: index into `choices` */
     SETTING_STRING_LIST, /* struct setting_strings; a single text is taken as a list of one */
@@ -50,7 +51,7 @@ struct setting_row {
      * empty; NULL = required. An absent OBJECT is filled from its rows' defaults; with "" its required
      * rows may lack too. */
     const char *fallback;
-    /* Inclusive bounds, both 0 = none: the value (INT, DURATION_MS, SIZE), bytes (STRING), entries (lists).
+    /* Inclusive bounds, both 0 = none: the value (INT, DURATION_MS, DECIMAL, SIZE), bytes (STRING), entries (lists).
      * Open ends are INT64_MIN and INT64_MAX. */
     int64_t min, max;
     const char *const *choices;     /* ENUM: NULL-terminated */

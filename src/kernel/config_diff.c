@@ -26,6 +26,7 @@ static bool values_equal(enum setting_type type, const void *a, const void *b)
     case SETTING_BOOL: return *(const bool *)a == *(const bool *)b;
     case SETTING_INT:
     case SETTING_DURATION_MS:
+    case SETTING_DECIMAL:
     case SETTING_SIZE: return *(const int64_t *)a == *(const int64_t *)b;
     case SETTING_ENUM: return *(const int *)a == *(const int *)b;
     case SETTING_STRING_LIST: return strings_equal(a, b);

@@ -36,6 +36,7 @@ static void put_type(const struct setting_row *row, struct buf *out)
         [SETTING_BOOL] = "true or false",
         [SETTING_INT] = "whole number",
         [SETTING_DURATION_MS] = "duration",
+        [SETTING_DECIMAL] = "decimal number",
         [SETTING_SIZE] = "size",
         [SETTING_ENUM] = NULL,
         [SETTING_STRING_LIST] = "list",

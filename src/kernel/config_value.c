@@ -61,6 +61,26 @@ static enum config_fit parse_amount(struct str text, const struct unit *units, i
     return CONFIG_FITS;
 }
 
+/* Thousandths, exactly: "1", "0.5", "1.125"; no sign, no exponent, no ".5". */
+static enum config_fit parse_decimal(struct str text, int64_t *value)
+{
+    struct str fraction = text, whole = STR_NONE;
+    int64_t thousandths = 0, factor = 100;
+
+    if (!str_split(&fraction, '.', &whole) || (fraction.ptr && fraction.len == 0))
+        return CONFIG_MALFORMED;
+    for (size_t i = 0; i < fraction.len; i++, factor /= 10) {
+        if (fraction.ptr[i] < '0' || fraction.ptr[i] > '9' || factor == 0)
+            return CONFIG_MALFORMED;
+        thousandths += factor * (fraction.ptr[i] - '0');
+    }
+    enum config_fit fit = whole.len > 0 && whole.ptr[0] == '-' ? CONFIG_MALFORMED : parse_int(whole, value);
+    if (fit == CONFIG_FITS && (__builtin_mul_overflow(*value, 1000, value) ||
+                               __builtin_add_overflow(*value, thousandths, value)))
+        fit = CONFIG_OUT_OF_BOUNDS;
+    return fit;
+}
+
 static enum config_fit parse_bool(struct str text, int64_t *value)
 {
     *value = str_eq(text, STR("true"));
@@ -81,6 +101,8 @@ static enum config_fit parse_number(const struct setting_row *row, struct str te
         return parse_amount(text, durations, value);
     if (row->type == SETTING_SIZE)
         return parse_amount(text, sizes, value);
+    if (row->type == SETTING_DECIMAL)
+        return parse_decimal(text, value);
     return parse_int(text, value);
 }
 
@@ -120,6 +142,7 @@ void config_value_put_kind(const struct setting_row *row, struct buf *out)
         [SETTING_BOOL] = "true or false",
         [SETTING_INT] = "a whole number such as 42",
         [SETTING_DURATION_MS] = "a duration such as 250ms, 1s, 5m, 1h or 30d",
+        [SETTING_DECIMAL] = "a number such as 0.5, with at most three decimals",
         [SETTING_SIZE] = "a size such as 64KiB, 8MiB or 1GiB",
         [SETTING_ENUM] = "one of ",
         [SETTING_STRING_LIST] = "a list of texts",
@@ -149,6 +172,8 @@ static void put_number(const struct setting_row *row, int64_t value, struct buf 
         put_amount(value, durations, out);
     else if (row->type == SETTING_SIZE)
         put_amount(value, sizes, out);
+    else if (row->type == SETTING_DECIMAL)
+        buf_put_double(out, (double)value / 1000);
     else
         buf_printf(out, "%" PRId64, value);
 }

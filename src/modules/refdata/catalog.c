@@ -153,6 +153,7 @@ enum status refdata_catalog_create(const struct refdata_settings *settings, bool
     atomic_init(&catalog->refs, 1);
     catalog->updates = settings->updates;
     catalog->watch = settings->watch;
+    catalog->outbox = settings->outbox;
     catalog->wait_commit_timeout_ms = settings->wait_commit_timeout_ms;
     catalog->databases = memory_zalloc((settings->postgres.count + 1) * sizeof(struct refdata_database *));
     catalog->dictionaries =

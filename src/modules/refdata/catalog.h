@@ -10,6 +10,7 @@ struct refdata_catalog {
     atomic_uint refs;
     struct refdata_update_settings updates;
     struct refdata_watch_settings watch;
+    struct outbox_settings outbox;
     int64_t wait_commit_timeout_ms;
     struct refdata_database **databases;
     size_t database_count;

@@ -11,7 +11,7 @@
 
 enum {
     OWN_CONNECTIONS = 3, /* of the bus: publishing, upkeep, invalidations */
-    OWN_THREADS = 4,     /* the committer, invalidations, publishing, upkeep */
+    OWN_THREADS = 5,     /* the committer, the relay, invalidations, publishing, upkeep */
     STOP_GRACE_MS = 5000,
     INVALIDATION_PARTITIONS = 4,
 };
@@ -85,7 +85,7 @@ void refdata_flow_start_of(struct refdata *refdata, struct refdata_database *dat
     flow->news = refdata_news_create(flow);
     if (refdata_has_role(refdata, "apply"))
         flow->apply = refdata_apply_create(flow);
-    if (refdata_has_role(refdata, "relay"))
+    if (refdata_has_role(refdata, "relay") || flow->apply) /* apply has one to wake, here or elsewhere */
         flow->relay = refdata_relay_create(flow);
     if (refdata_has_role(refdata, "query"))
         flow->invalidations = refdata_invalidations_create(flow);

@@ -196,6 +196,8 @@ static const struct setting_row rows[] = {
      .fallback = "", .reloadable = true},
     {"updates", SETTING_OBJECT, .help = "What an update may be, and how it is applied.", .rows = update_rows,
      .fallback = ""},
+    {"outbox", SETTING_OBJECT, ROW(outbox), "How the relay publishes what apply committed.", "",
+     .rows = outbox_setting_rows},
     {"watch", SETTING_OBJECT, .help = "Streams of changes.", .rows = watch_rows, .fallback = ""},
     {"dictionaries", SETTING_OBJECT_LIST, ROW(dictionaries), "The dictionaries, by configuration alone.", "",
      .rows = dictionary_rows, .element_bytes = sizeof(struct refdata_dictionary_settings),

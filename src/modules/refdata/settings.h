@@ -4,6 +4,7 @@
 
 #include "base/setting.h"
 #include "kernel/kernel.h"
+#include "outbox/outbox.h"
 
 /* A SQL template and where it stands, for errors. */
 struct refdata_template {
@@ -60,6 +61,7 @@ struct refdata_settings {
     struct refdata_barrier_settings barrier;
     struct refdata_update_settings updates;
     struct refdata_watch_settings watch;
+    struct outbox_settings outbox; /* of the relay */
     struct setting_objects dictionaries; /* struct refdata_dictionary_settings */
 };
 

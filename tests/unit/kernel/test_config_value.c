@@ -61,6 +61,22 @@ static void durations(void **state)
                                                          "1h30m", "05s", "1sx", "PT5S", NULL});
 }
 
+static void decimals(void **state)
+{
+    (void)state;
+    int64_t value;
+
+    fits(SETTING_DECIMAL, "0", 0);
+    fits(SETTING_DECIMAL, "0.5", 500);
+    fits(SETTING_DECIMAL, "1.25", 1250);
+    fits(SETTING_DECIMAL, "12.034", 12034);
+    fits(SETTING_DECIMAL, "9223372036854775.807", INT64_MAX);
+    assert_int_equal(parse(SETTING_DECIMAL, "9223372036854775.808", &value), CONFIG_OUT_OF_BOUNDS);
+    assert_int_equal(parse(SETTING_DECIMAL, "99999999999999999999", &value), CONFIG_OUT_OF_BOUNDS);
+    malformed(SETTING_DECIMAL, (const char *const[]){"", ".", "1.", ".5", "-0.5", "+1", "1,5", "1.2345", "1e3",
+                                                     "00.5", "0x1", "1.5.0", "1.-5", " 1", NULL});
+}
+
 static void sizes(void **state)
 {
     (void)state;
@@ -100,6 +116,7 @@ static void bounds_are_inclusive_and_printed_in_units(void **state)
         {{.type = SETTING_INT, .min = INT64_MIN, .max = 7}, "at most 7"},
         {{.type = SETTING_INT}, "a number of 64 bits"},
         {{.type = SETTING_DURATION_MS, .min = 1, .max = 90000}, "1ms to 90s"},
+        {{.type = SETTING_DECIMAL, .min = 0, .max = 1500}, "0 to 1.5"},
         {{.type = SETTING_DURATION_MS, .min = 0, .max = 86400000}, "0 to 1d"},
         {{.type = SETTING_SIZE, .min = 1000, .max = 3 << 20}, "1000 to 3MiB"},
         {{.type = SETTING_STRING, .min = 1, .max = 64}, "1 to 64 bytes long"},
@@ -142,6 +159,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(whole_numbers),
         cmocka_unit_test(durations),
+        cmocka_unit_test(decimals),
         cmocka_unit_test(sizes),
         cmocka_unit_test(words),
         cmocka_unit_test(bounds_are_inclusive_and_printed_in_units),

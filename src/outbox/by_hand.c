@@ -1,0 +1,107 @@
+/* What operators do to events (O4). Each is one statement on the caller's connection: rows are chosen, locked and
+ * changed together, so that an engine at work never sees half of it. */
+#include <stdio.h>
+
+#include "outbox/outbox_inside.h"
+
+/* $1 ids, $2 and $3 sequence from and to, $4 aggregate, $5 rows at most. */
+#define SELECTED                                                        \
+    " AND ($1::text[] IS NULL OR e.@id = ANY ($1::text[]::@id_type[]))" \
+    " AND ($2::text IS NULL OR e.@sequence >= $2::text::bigint)"        \
+    " AND ($3::text IS NULL OR e.@sequence <= $3::text::bigint)"        \
+    " AND ($4::text IS NULL OR concat_ws('/', @aggregate) = $4::text)"
+#define CHANGE(set, where)                                  \
+    "UPDATE @table e SET " set " WHERE e.@id = ANY (ARRAY(" \
+    "    SELECT e.@id FROM @table e WHERE " where SELECTED "    ORDER BY e.@sequence LIMIT $5 FOR UPDATE))"
+#define AS_NEW "@set_alive @attempts = 0, @claims = 0, @next_attempt_at = NULL, @unlock"
+#define LIST(where)                                                                                         \
+    "SELECT e.@id::text, concat_ws('/', @aggregate), e.@sequence, (@event_type)::text,"                     \
+    "       e.@attempts, e.@claims, greatest(0, extract(epoch FROM now() - e.@created_at))::bigint, @error" \
+    " FROM @table e WHERE " where SELECTED " ORDER BY e.@sequence LIMIT $5"
+
+static const char *const list_templates[] = {
+    [OUTBOX_PENDING] = LIST("@live AND (@leased) IS NOT TRUE"),
+    [OUTBOX_IN_FLIGHT] = LIST("@live AND @leased"),
+    [OUTBOX_PUBLISHED] = LIST("@is_published"),
+    [OUTBOX_FAILED] = LIST("@is_failed"),
+};
+static const char retry_template[] = CHANGE(AS_NEW, "@is_failed");
+static const char discard_template[] = CHANGE("@set_given_up @unlock", "@is_failed");
+static const char republish_template[] = CHANGE(AS_NEW, "@is_published");
+static const char unlock_template[] = CHANGE("@set_pending @unlock", "@live AND @leased");
+
+const char *outbox_state_name(enum outbox_state state)
+{
+    static const char *const names[] = {[OUTBOX_PENDING] = "pending",
+                                        [OUTBOX_IN_FLIGHT] = "in_flight",
+                                        [OUTBOX_PUBLISHED] = "published",
+                                        [OUTBOX_FAILED] = "failed"};
+    return names[state];
+}
+
+static enum status run(struct db_conn *conn, const struct outbox_table *table, const char *template,
+                       const struct outbox_selection *selection, int64_t deadline_ns, struct db_result **rows,
+                       struct error *error)
+{
+    static const enum db_type types[] = {DB_TEXT_ARRAY, DB_TEXT, DB_TEXT, DB_TEXT, DB_BIGINT};
+    struct db_statement statement;
+    struct arena arena;
+    char rows_max[24];
+    snprintf(rows_max, sizeof rows_max, "%lld", (long long)selection->rows_max);
+    const struct db_param params[] = {{selection->ids},
+                                      {selection->first},
+                                      {selection->last},
+                                      {selection->aggregate},
+                                      {str_from(rows_max)}};
+    arena_init(&arena, 4096);
+    db_statement_init(&statement, outbox_sql_expand(table, template, &arena), 5, types);
+    enum status status = db_query(conn, &statement, params, deadline_ns, rows, error);
+    arena_deinit(&arena);
+    return status;
+}
+
+static enum status change(struct db_conn *conn, const struct outbox_table *table, const char *template,
+                          const struct outbox_selection *selection, int64_t deadline_ns, int64_t *count,
+                          struct error *error)
+{
+    struct db_result *rows = NULL;
+    enum status status = run(conn, table, template, selection, deadline_ns, &rows, error);
+    *count = status == STATUS_OK ? db_result_affected(rows) : 0;
+    db_result_free(rows);
+    return status;
+}
+
+enum status outbox_list(struct db_conn *conn, const struct outbox_table *table, enum outbox_state state,
+                        const struct outbox_selection *selection, int64_t deadline_ns,
+                        struct db_result **rows, struct error *error)
+{
+    return run(conn, table, list_templates[state], selection, deadline_ns, rows, error);
+}
+
+enum status outbox_retry(struct db_conn *conn, const struct outbox_table *table,
+                         const struct outbox_selection *selection, int64_t deadline_ns, int64_t *count,
+                         struct error *error)
+{
+    return change(conn, table, retry_template, selection, deadline_ns, count, error);
+}
+
+enum status outbox_discard(struct db_conn *conn, const struct outbox_table *table,
+                           const struct outbox_selection *selection, int64_t deadline_ns, int64_t *count,
+                           struct error *error)
+{
+    return change(conn, table, discard_template, selection, deadline_ns, count, error);
+}
+
+enum status outbox_republish(struct db_conn *conn, const struct outbox_table *table,
+                             const struct outbox_selection *selection, int64_t deadline_ns, int64_t *count,
+                             struct error *error)
+{
+    return change(conn, table, republish_template, selection, deadline_ns, count, error);
+}
+
+enum status outbox_unlock(struct db_conn *conn, const struct outbox_table *table,
+                          const struct outbox_selection *selection, int64_t deadline_ns, int64_t *count,
+                          struct error *error)
+{
+    return change(conn, table, unlock_template, selection, deadline_ns, count, error);
+}

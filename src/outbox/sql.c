@@ -1,0 +1,325 @@
+/* A table's statements, put together from its descriptor: templates in which @name stands for a piece of SQL. Every
+ * template calls the table `e`, so that a piece means the same everywhere. Values are parameters, always; only the
+ * descriptor's own names, which are part of the program, are pasted. */
+#include "outbox/outbox_inside.h"
+
+/* $1 heads to walk, $2 events at most, $3 claim id, $4 worker, $5 lease in ms, $6 events of an aggregate at most; $7 …
+ * the aggregate to start behind.
+ *
+ * `walk` hops over the partial index of live rows, one probe an aggregate, whatever the length of its tail: asking each
+ * row whether an earlier one exists would read the whole tail. `locked` takes heads that are due; its lock is what two
+ * engines meet at, and a head that changed between snapshot and lock is looked at again by PostgreSQL and dropped. So
+ * no two hold rows of one aggregate. A run ends before a row that is leased or waits (an operator brought an earlier
+ * one back). `chosen`: a suspect, whose claims were lost twice, goes alone. */
+static const char claim_template[] =
+    "WITH RECURSIVE walk AS ("
+    "    (SELECT 1 AS step, e.@id AS id, @aggregate_as FROM @table e"
+    "     WHERE @live@after ORDER BY @aggregate, e.@sequence LIMIT 1)"
+    "  UNION ALL"
+    "    (SELECT w.step + 1, n.* FROM walk w CROSS JOIN LATERAL ("
+    "         SELECT e.@id, @aggregate FROM @table e"
+    "         WHERE @live AND (@aggregate) > (@walked) ORDER BY @aggregate, e.@sequence LIMIT 1) n)),"
+    " heads AS MATERIALIZED (SELECT * FROM walk LIMIT $1),"
+    " locked AS MATERIALIZED ("
+    "    SELECT h.step, l.* FROM heads h CROSS JOIN LATERAL ("
+    "        SELECT e.@id AS id, e.@sequence AS sequence, @aggregate_as, @suspect AS suspect"
+    "        FROM @table e WHERE e.@id = h.id AND @live AND @due LIMIT 1 FOR UPDATE SKIP LOCKED) l"
+    "    LIMIT $2),"
+    " chosen AS ("
+    "    SELECT c.* FROM (SELECT l.*, row_number() OVER (ORDER BY step) AS place,"
+    "                            count(*) FILTER (WHERE suspect) OVER (ORDER BY step) AS suspects"
+    "                     FROM locked l) c"
+    "    WHERE place = 1 OR suspects = 0),"
+    " run AS MATERIALIZED ("
+    "    SELECT w.step, r.id, r.sequence FROM chosen w CROSS JOIN LATERAL ("
+    "        SELECT q.id, q.sequence, bool_and(q.free OR q.id = w.id) OVER (ORDER BY q.sequence) AS free"
+    "        FROM (SELECT e.@id AS id, e.@sequence AS sequence, @due AND NOT @suspect AS free"
+    "              FROM @table e WHERE @live AND (@aggregate) = (@walked) AND e.@sequence >= w.sequence"
+    "              ORDER BY e.@sequence LIMIT CASE WHEN w.suspect THEN 1 ELSE $6 END) q) r"
+    "    WHERE r.free ORDER BY w.step, r.sequence LIMIT $2),"
+    " claimed AS ("
+    "    UPDATE @table e SET @set_claimed @locked_now @claim_id = $3, @locked_by = $4,"
+    "        @locked_until = now() + $5 * interval '1 ms', @claims = e.@claims + 1"
+    "    FROM run WHERE e.@id = run.id AND @live AND @due"
+    "    RETURNING run.step, run.sequence, e.@id::text AS id, @aggregate_text, e.@attempts AS attempts,"
+    "              e.@claims AS claims, (@event_type)::text AS event_type, (@payload)::text AS payload@extra),"
+    " last AS (SELECT step, @cursor FROM heads ORDER BY step DESC LIMIT 1)"
+    " SELECT last.*, c.* FROM last LEFT JOIN claimed c ON true ORDER BY c.step, c.sequence";
+
+/* $1 claim id; $2 … $5 arrays: id, verdict, pause in ms, reason. */
+static const char settle_template[] =
+    "UPDATE @table e SET @set_settled"
+    "    @attempts = e.@attempts + (v.verdict IN ('retry', 'dead'))::int,"
+    "    @claims = e.@claims - (v.verdict = 'left')::int,"
+    "    @next_attempt_at = CASE v.verdict WHEN 'retry' THEN now() + v.pause::bigint * interval '1 ms' END,"
+    "    @set_error @unlock"
+    " FROM unnest($2, $3, $4, $5) AS v (id, verdict, pause, reason)"
+    " WHERE e.@id = v.id::@id_type AND e.@claim_id = $1"
+    " RETURNING v.verdict, (@event_type)::text,"
+    "     (extract(epoch FROM now() - e.@created_at) * 1000)::bigint, v.id, v.reason, e.@attempts";
+
+/* $1 claim id: one whose rows never reached us. By the live index: it is rare. */
+static const char release_template[] =
+    "UPDATE @table e SET @set_pending @claims = e.@claims - 1, @unlock WHERE @live AND e.@claim_id = $1";
+
+/* $1 claim id, $2 lease in ms, $3 ids. */
+static const char renew_template[] =
+    "UPDATE @table e SET @locked_until = now() + $2 * interval '1 ms'"
+    " FROM unnest($3) AS v (id) WHERE e.@id = v.id::@id_type AND e.@claim_id = $1";
+
+static const char gauge_template[] =
+    "SELECT (@event_type)::text, count(*),"
+    "       greatest(0, extract(epoch FROM now() - min(e.@created_at)) * 1000)::bigint"
+    " FROM @table e WHERE @live GROUP BY 1";
+
+/* $1 age in ms, $2 rows at most. Skips what another process is deleting. */
+static const char cleanup_template[] =
+    "DELETE FROM @table e WHERE e.@id = ANY (ARRAY("
+    "    SELECT e.@id FROM @table e WHERE @is_published AND e.@published_at < now() - $1 * interval '1 ms'"
+    "    ORDER BY e.@published_at LIMIT $2 FOR UPDATE SKIP LOCKED)) AND @is_published";
+
+/* ---- pieces ---- */
+
+#define PIECES_MAX 48
+struct pieces {
+    struct arena *arena;
+    size_t count;
+    struct {
+        struct str name, text;
+    } items[PIECES_MAX];
+};
+
+static void define(struct pieces *pieces, const char *name, struct str text)
+{
+    pieces->items[pieces->count].name = str_from(name);
+    pieces->items[pieces->count++].text = text;
+}
+
+/* The format for each column of the aggregate, comma-separated: % is its name, # its place, $ its parameter. */
+static struct str each_column(struct pieces *pieces, const struct outbox_table *table, const char *format)
+{
+    struct buf text;
+    buf_init(&text);
+    for (int i = 0; table->aggregate[i].name; i++) {
+        const struct outbox_column *column = &table->aggregate[i];
+        if (i)
+            buf_put_str(&text, STR(", "));
+        for (const char *c = format; *c; c++)
+            if (*c == '#')
+                buf_printf(&text, "%d", i + 1);
+            else if (*c == '$')
+                buf_printf(&text, "$%d::%s", OUTBOX_CLAIM_PARAMS + i + 1, column->type);
+            else if (*c == '%')
+                buf_put_str(&text, str_from(column->name));
+            else
+                buf_put_char(&text, *c);
+    }
+    struct str result = arena_str(pieces->arena, buf_str(&text));
+    buf_deinit(&text);
+    return result;
+}
+
+static void define_aggregate(struct pieces *pieces, const struct outbox_table *table)
+{
+    define(pieces, "aggregate", each_column(pieces, table, "e.%"));
+    define(pieces, "aggregate_as", each_column(pieces, table, "e.% AS a#"));
+    define(pieces, "aggregate_text", each_column(pieces, table, "e.%::text AS a#"));
+    define(pieces, "walked", each_column(pieces, table, "w.a#"));
+    define(pieces, "cursor", each_column(pieces, table, "a#::text AS c#"));
+}
+
+/* What a row is, and what makes it so, in the table's own words. */
+static void define_words(struct pieces *pieces, const struct outbox_table *table)
+{
+    const struct outbox_words *words = &table->words;
+    struct arena *arena = pieces->arena;
+    const char *column = words->column;
+    define(pieces, "live",
+           arena_printf(arena, "e.%s IN ('%s', '%s')", column, words->pending, words->in_flight));
+    define(pieces, "is_published", arena_printf(arena, "e.%s = '%s'", column, words->published));
+    define(pieces, "is_failed", arena_printf(arena, "e.%s = '%s'", column, words->failed));
+    define(pieces, "set_claimed", arena_printf(arena, "%s = '%s',", column, words->in_flight));
+    define(pieces, "set_pending", arena_printf(arena, "%s = '%s',", column, words->pending));
+    define(pieces, "set_alive",
+           arena_printf(arena, "%s = '%s', %s = NULL,", column, words->pending, table->published_at));
+    define(pieces, "set_given_up",
+           arena_printf(arena, "%s = '%s', %s = now(),", column, words->published, table->published_at));
+    define(pieces, "set_settled",
+           arena_printf(arena,
+                        "%s = CASE v.verdict WHEN 'done' THEN '%s' WHEN 'dead' THEN '%s' ELSE '%s' END,"
+                        " %s = CASE v.verdict WHEN 'done' THEN now() END,",
+                        column, words->published, words->failed, words->pending, table->published_at));
+}
+
+static void define_flags(struct pieces *pieces, const struct outbox_table *table)
+{
+    struct arena *arena = pieces->arena;
+    const char *published = table->published, *failed_at = table->failed_at, *at = table->published_at;
+    define(pieces, "live", arena_printf(arena, "NOT e.%s AND e.%s IS NULL", published, failed_at));
+    define(pieces, "is_published", arena_printf(arena, "e.%s", published));
+    define(pieces, "is_failed", arena_printf(arena, "e.%s IS NOT NULL AND NOT e.%s", failed_at, published));
+    define(pieces, "set_claimed", STR(""));
+    define(pieces, "set_pending", STR(""));
+    define(pieces, "set_alive",
+           arena_printf(arena, "%s = false, %s = NULL, %s = NULL,", published, at, failed_at));
+    define(pieces, "set_given_up", arena_printf(arena, "%s = true, %s = now(),", published, at));
+    define(pieces, "set_settled",
+           arena_printf(arena,
+                        "%s = v.verdict = 'done', %s = CASE v.verdict WHEN 'done' THEN now() END,"
+                        " %s = CASE v.verdict WHEN 'dead' THEN now() END,",
+                        published, at, failed_at));
+}
+
+static struct str extra_columns(struct arena *arena, const struct outbox_table *table)
+{
+    struct str text = STR("");
+    for (size_t i = 0; table->extra[i]; i++)
+        text = arena_printf(arena, "%.*s, (%s)::text AS x%zu", STR_ARG(text), table->extra[i], i);
+    return text;
+}
+
+static void define_locks(struct pieces *pieces, const struct outbox_table *table)
+{
+    struct arena *arena = pieces->arena;
+    define(pieces, "leased", arena_printf(arena, "e.%s > now()", table->locked_until));
+    define(pieces, "due",
+           arena_printf(arena, "(e.%s IS NULL OR e.%s <= now()) AND (e.%s IS NULL OR e.%s <= now())",
+                        table->locked_until, table->locked_until, table->next_attempt_at,
+                        table->next_attempt_at));
+    define(
+        pieces, "suspect",
+        arena_printf(arena, "e.%s - e.%s >= %d", table->claims, table->attempts, OUTBOX_LOST_CLAIMS_SUSPECT));
+    struct str locked_at = table->locked_at ? arena_printf(arena, ", %s = NULL", table->locked_at) : STR("");
+    define(pieces, "unlock",
+           arena_printf(arena, "%s = NULL, %s = NULL, %s = NULL%.*s", table->claim_id, table->locked_by,
+                        table->locked_until, STR_ARG(locked_at)));
+    define(pieces, "locked_now",
+           table->locked_at ? arena_printf(arena, "%s = now(),", table->locked_at) : STR(""));
+    define(pieces, "set_error",
+           table->last_error
+               ? arena_printf(
+                     arena,
+                     "%s = CASE v.verdict WHEN 'done' THEN NULL WHEN 'left' THEN e.%s ELSE v.reason END,",
+                     table->last_error, table->last_error)
+               : STR(""));
+    define(pieces, "error", table->last_error ? arena_printf(arena, "e.%s", table->last_error) : STR("NULL"));
+}
+
+static void define_all(struct pieces *pieces, const struct outbox_table *table)
+{
+    define(pieces, "table", str_from(table->name));
+    define(pieces, "id", str_from(table->id.name));
+    define(pieces, "id_type", str_from(table->id.type));
+    define(pieces, "sequence", str_from(table->sequence));
+    define(pieces, "event_type", str_from(table->event_type));
+    define(pieces, "payload", str_from(table->payload));
+    define(pieces, "extra", extra_columns(pieces->arena, table));
+    define(pieces, "published_at", str_from(table->published_at));
+    define(pieces, "created_at", str_from(table->created_at));
+    define(pieces, "attempts", str_from(table->attempts));
+    define(pieces, "claims", str_from(table->claims));
+    define(pieces, "claim_id", str_from(table->claim_id));
+    define(pieces, "locked_by", str_from(table->locked_by));
+    define(pieces, "locked_until", str_from(table->locked_until));
+    define(pieces, "next_attempt_at", str_from(table->next_attempt_at));
+    define_aggregate(pieces, table);
+    define_locks(pieces, table);
+    if (table->words.column)
+        define_words(pieces, table);
+    else
+        define_flags(pieces, table);
+}
+
+/* ---- templates ---- */
+
+static bool is_name(char c)
+{
+    return (c >= 'a' && c <= 'z') || c == '_';
+}
+
+static struct str find(const struct pieces *pieces, struct str name)
+{
+    for (size_t i = 0; i < pieces->count; i++)
+        if (str_eq(pieces->items[i].name, name))
+            return pieces->items[i].text;
+    return STR_NONE; /* a template of ours: the test of every statement would fail */
+}
+
+static const char *expand(const struct pieces *pieces, const char *template)
+{
+    struct buf text;
+    buf_init(&text);
+    while (*template) {
+        const char *at = template + strcspn(template, "@");
+        buf_put(&text, template, (size_t)(at - template));
+        if (!*at)
+            break;
+        const char *end = ++at;
+        while (is_name(*end))
+            end++;
+        buf_put_str(&text, find(pieces, str_of(at, (size_t)(end - at))));
+        template = end;
+    }
+    const char *result = arena_str(pieces->arena, buf_str(&text)).ptr;
+    buf_deinit(&text);
+    return result;
+}
+
+static void init(struct db_statement *statement, struct pieces *pieces, const char *template,
+                 unsigned param_count, const enum db_type *types)
+{
+    db_statement_init(statement, expand(pieces, template), param_count, types);
+}
+
+const char *outbox_sql_expand(const struct outbox_table *table, const char *template, struct arena *arena)
+{
+    struct pieces pieces = {.arena = arena};
+    define_all(&pieces, table);
+    return expand(&pieces, template);
+}
+
+static void init_claims(struct outbox_sql *sql, const struct outbox_table *table, struct pieces *pieces)
+{
+    enum db_type types[OUTBOX_CLAIM_PARAMS + OUTBOX_AGGREGATE_MAX] = {DB_BIGINT, DB_BIGINT, DB_UUID,
+                                                                      DB_TEXT,   DB_BIGINT, DB_BIGINT};
+    for (size_t i = OUTBOX_CLAIM_PARAMS; i < sizeof types / sizeof *types; i++)
+        types[i] = DB_TEXT;
+    struct pieces later = *pieces;
+    define(pieces, "after", STR(""));
+    init(&sql->claim_first, pieces, claim_template, OUTBOX_CLAIM_PARAMS, types);
+    define(&later, "after",
+           arena_printf(pieces->arena, " AND (%.*s) > (%.*s)", STR_ARG(find(pieces, STR("aggregate"))),
+                        STR_ARG(each_column(pieces, table, "$"))));
+    init(&sql->claim_after, &later, claim_template, OUTBOX_CLAIM_PARAMS + outbox_aggregate_columns(table),
+         types);
+}
+
+void outbox_sql_init(struct outbox_sql *sql, const struct outbox_table *table, struct arena *arena)
+{
+    struct pieces pieces = {.arena = arena};
+    define_all(&pieces, table);
+    init_claims(sql, table, &pieces);
+    init(&sql->settle, &pieces, settle_template, 5,
+         (enum db_type[]){DB_UUID, DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY});
+    init(&sql->release, &pieces, release_template, 1, (enum db_type[]){DB_UUID});
+    init(&sql->renew, &pieces, renew_template, 3, (enum db_type[]){DB_UUID, DB_BIGINT, DB_TEXT_ARRAY});
+    init(&sql->gauge, &pieces, gauge_template, 0, NULL);
+    init(&sql->cleanup, &pieces, cleanup_template, 2, (enum db_type[]){DB_BIGINT, DB_BIGINT});
+    db_statement_init(&sql->begin, "BEGIN", 0, NULL);
+    /* Verdicts may be lost with the server's last moments (outbox.h); the index is the right way even while the
+     * table is small or its statistics are old, and a prepared plan outlives both. */
+    db_statement_init(
+        &sql->local,
+        "SELECT set_config('synchronous_commit', 'off', true),"
+        " set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true)",
+        0, NULL);
+    db_statement_init(&sql->commit, "COMMIT", 0, NULL);
+}
+
+unsigned outbox_aggregate_columns(const struct outbox_table *table)
+{
+    unsigned count = 0;
+    while (table->aggregate[count].name)
+        count++;
+    return count;
+}

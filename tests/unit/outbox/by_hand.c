@@ -1,0 +1,123 @@
+/* What an operator does (O4), on both kinds of table. */
+#include <stdio.h>
+
+#include "rig.h"
+
+static struct outbox_selection everything = {.rows_max = 1000};
+
+static int64_t must(enum status (*change)(struct db_conn *, const struct outbox_table *,
+                                          const struct outbox_selection *, int64_t, int64_t *,
+                                          struct error *),
+                    const struct outbox_table *table, const struct outbox_selection *selection)
+{
+    struct error error = {0};
+    int64_t count = -1;
+    struct db_conn *conn = rig_conn();
+    enum status status = change(conn, table, selection, clock_deadline_ms(PATIENCE_MS), &count, &error);
+    db_release(conn);
+    if (status != STATUS_OK)
+        fail_msg("%s", error.message);
+    return count;
+}
+
+static size_t listed(const struct outbox_table *table, enum outbox_state state,
+                     const struct outbox_selection *selection)
+{
+    struct error error = {0};
+    struct db_result *rows = NULL;
+    struct db_conn *conn = rig_conn();
+    enum status status =
+        outbox_list(conn, table, state, selection, clock_deadline_ms(PATIENCE_MS), &rows, &error);
+    size_t count = status == STATUS_OK ? db_result_rows(rows) : 0;
+    db_result_free(rows);
+    db_release(conn);
+    if (status != STATUS_OK)
+        fail_msg("%s", error.message);
+    return count;
+}
+
+/* 1 pending, 2 in flight, 3 published, 4 failed; as many of each. */
+static void fill(const struct outbox_table *table)
+{
+    rig_clear();
+    rig_insert(table, 1, 1, 10);
+    rig_sql(
+        "UPDATE %s SET %s = now() + interval '1 hour', claim_id = gen_random_uuid() WHERE payload->>'n' IN ('2', '3')",
+        table->name, table->locked_until);
+    if (table == &rig_flags) {
+        rig_sql("UPDATE public.flag_outbox SET published = true, published_at = now()"
+                " WHERE (payload->>'n')::int BETWEEN 4 AND 6");
+        rig_sql("UPDATE public.flag_outbox SET failed_at = now(), attempt_count = 10, claim_count = 10,"
+                " last_error = 'why' WHERE (payload->>'n')::int >= 7");
+    } else {
+        rig_sql("UPDATE public.word_outbox SET status = CASE WHEN (payload->>'n')::int <= 3 THEN 'IN_FLIGHT'"
+                " WHEN (payload->>'n')::int <= 6 THEN 'PUBLISHED' ELSE 'FAILED' END, published_at = now(),"
+                " retry_count = 10, claim_count = 10 WHERE (payload->>'n')::int >= 2");
+    }
+}
+
+static void check_states(const struct outbox_table *table, size_t pending, size_t in_flight, size_t published,
+                         size_t failed)
+{
+    assert_int_equal(listed(table, OUTBOX_PENDING, &everything), pending);
+    assert_int_equal(listed(table, OUTBOX_IN_FLIGHT, &everything), in_flight);
+    assert_int_equal(listed(table, OUTBOX_PUBLISHED, &everything), published);
+    assert_int_equal(listed(table, OUTBOX_FAILED, &everything), failed);
+}
+
+static void run_on(const struct outbox_table *table)
+{
+    fill(table);
+    check_states(table, 1, 2, 3, 4);
+    assert_int_equal(must(outbox_unlock, table, &everything), 2);
+    check_states(table, 3, 0, 3, 4);
+    struct outbox_selection two = {.rows_max = 2};
+    assert_int_equal(must(outbox_retry, table, &two), 2);
+    check_states(table, 5, 0, 3, 2);
+    assert_int_equal(must(outbox_discard, table, &everything), 2);
+    check_states(table, 5, 0, 5, 0);
+    assert_int_equal(must(outbox_retry, table, &everything), 0);
+    assert_int_equal(must(outbox_republish, table, &everything), 5);
+    check_states(table, 10, 0, 0, 0);
+    assert_int_equal(
+        rig_sql("SELECT count(*) FROM %s WHERE %s + claim_count > 0 AND (payload->>'n')::int >= 4",
+                table->name, table->attempts),
+        0);
+}
+
+static void test_o4_every_action_moves_what_it_says(void **state)
+{
+    (void)state;
+    run_on(&rig_flags);
+    run_on(&rig_words);
+}
+
+static void test_o4_a_selection_narrows(void **state)
+{
+    (void)state;
+    char first[24], last[24], ids[64];
+    fill(&rig_flags);
+    int64_t base = rig_sql("SELECT min(id) FROM public.flag_outbox");
+    snprintf(first, sizeof first, "%lld", (long long)base + 4);
+    snprintf(last, sizeof last, "%lld", (long long)base + 7);
+    snprintf(ids, sizeof ids, "{%lld,%lld}", (long long)base + 6, (long long)base + 9);
+    struct outbox_selection range = {.first = str_from(first), .last = str_from(last), .rows_max = 10};
+    struct outbox_selection some = {.ids = str_from(ids), .rows_max = 10};
+    struct outbox_selection other = {.aggregate = STR("t/D002"), .rows_max = 10};
+    struct outbox_selection own = {.aggregate = STR("t/D001"), .rows_max = 10};
+    assert_int_equal(listed(&rig_flags, OUTBOX_PUBLISHED, &range), 2);
+    assert_int_equal(listed(&rig_flags, OUTBOX_FAILED, &range), 2);
+    assert_int_equal(listed(&rig_flags, OUTBOX_FAILED, &some), 2);
+    assert_int_equal(must(outbox_retry, &rig_flags, &other), 0);
+    assert_int_equal(must(outbox_retry, &rig_flags, &some), 2);
+    assert_int_equal(must(outbox_retry, &rig_flags, &own), 2);
+}
+
+int run_by_hand_tests(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_o4_every_action_moves_what_it_says),
+        cmocka_unit_test(test_o4_a_selection_narrows),
+    };
+    return cmocka_run_group_tests_name("by hand", tests, NULL, NULL);
+}

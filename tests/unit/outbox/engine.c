@@ -1,0 +1,232 @@
+/* An engine at its ordinary work. */
+#include "rig.h"
+
+#define PENDING "SELECT count(*) FROM public.flag_outbox WHERE NOT published AND failed_at IS NULL"
+#define PENDING_WORDS "SELECT count(*) FROM public.word_outbox WHERE status IN ('PENDING', 'IN_FLIGHT')"
+
+static struct journal journal;
+static struct outbox_settings settings;
+
+static int setup(void **state)
+{
+    (void)state;
+    rig_clear();
+    journal_init(&journal);
+    settings = rig_settings();
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    journal_deinit(&journal);
+    return 0;
+}
+
+static void assert_in_order(int aggregate, int last)
+{
+    int expected = 1;
+    for (size_t i = 0; i < journal.count; i++)
+        if (journal.items[i].aggregate == aggregate)
+            assert_int_equal(journal.items[i].number, expected++);
+    assert_int_equal(expected, last + 1);
+}
+
+/* Polls are an hour apart: whatever comes was woken for. */
+static void test_o1_events_are_published_in_order_and_marked(void **state)
+{
+    (void)state;
+    struct station station;
+    for (int i = 1; i <= 7; i++)
+        rig_insert(&rig_flags, i, 1, 120);
+    station_open(&station, &journal, &rig_flags, &settings);
+    assert_true(rig_await(0, PENDING));
+    station_close(&station);
+    assert_int_equal(journal.count, 7 * 120);
+    for (int i = 1; i <= 7; i++)
+        assert_in_order(i, 120);
+    assert_int_equal(
+        rig_sql("SELECT count(*) FROM public.flag_outbox WHERE published AND published_at IS NOT NULL"
+                " AND claim_id IS NULL AND locked_until IS NULL AND locked_by IS NULL"
+                " AND attempt_count = 0 AND claim_count = 1"),
+        7 * 120);
+}
+
+static void test_o1_a_table_with_words_and_uuids_is_served_alike(void **state)
+{
+    (void)state;
+    struct station station;
+    for (int i = 1; i <= 5; i++)
+        rig_insert(&rig_words, i, 1, 70);
+    station_open(&station, &journal, &rig_words, &settings);
+    assert_true(rig_await(0, PENDING_WORDS));
+    station_close(&station);
+    for (int i = 1; i <= 5; i++)
+        assert_in_order(i, 70);
+    assert_int_equal(rig_sql("SELECT count(*) FROM public.word_outbox WHERE status = 'PUBLISHED'"
+                             " AND published_at IS NOT NULL AND lease_until IS NULL AND locked_at IS NULL"),
+                     5 * 70);
+}
+
+static enum outbox_verdict_kind fail_second(struct journal *own, const struct outbox_event *event,
+                                            int aggregate, int number)
+{
+    (void)own;
+    return aggregate == 1 && number == 2 && event->attempts < 3 ? OUTBOX_RETRY : OUTBOX_DONE;
+}
+
+static void test_o3_while_an_event_waits_none_behind_it_goes(void **state)
+{
+    (void)state;
+    struct station station;
+    static const int expected[] = {1, 2, 2, 2, 2, 3, 4};
+    journal.judge = fail_second;
+    rig_insert(&rig_flags, 1, 1, 4);
+    rig_insert(&rig_flags, 2, 1, 4);
+    station_open(&station, &journal, &rig_flags, &settings);
+    assert_true(rig_await(0, PENDING));
+    station_close(&station);
+    size_t at = 0;
+    for (size_t i = 0; i < journal.count; i++)
+        if (journal.items[i].aggregate == 1)
+            assert_int_equal(journal.items[i].number, expected[at++]);
+    assert_int_equal(at, sizeof expected / sizeof *expected);
+    assert_in_order(2, 4);
+    /* Failures count as attempts; being held back counts as nothing. */
+    assert_int_equal(rig_sql("SELECT attempt_count * 100 + claim_count FROM public.flag_outbox"
+                             " WHERE dict_code = 'D001' AND payload->>'n' = '2'"),
+                     304);
+    assert_int_equal(rig_sql("SELECT attempt_count * 100 + claim_count FROM public.flag_outbox"
+                             " WHERE dict_code = 'D001' AND payload->>'n' = '3'"),
+                     1);
+}
+
+static enum outbox_verdict_kind always_fail_first(struct journal *own, const struct outbox_event *event,
+                                                  int aggregate, int number)
+{
+    (void)own, (void)event, (void)aggregate;
+    return number == 1 ? OUTBOX_RETRY : OUTBOX_DONE;
+}
+
+static void test_o2_the_tenth_failure_is_failed_and_blocks_no_longer(void **state)
+{
+    (void)state;
+    struct station station;
+    journal.judge = always_fail_first;
+    rig_insert(&rig_flags, 1, 1, 3);
+    station_open(&station, &journal, &rig_flags, &settings);
+    assert_true(rig_await(0, PENDING));
+    station_close(&station);
+    assert_int_equal(journal_times(&journal, 1, 1, OUTBOX_RETRY), 10);
+    assert_int_equal(journal.items[10].number, 2); /* not one moment earlier */
+    assert_int_equal(
+        rig_sql("SELECT count(*) FROM public.flag_outbox WHERE failed_at IS NOT NULL AND NOT published"
+                " AND attempt_count = 10 AND last_error = 'attempt 10 of 1' AND claim_id IS NULL"),
+        1);
+    assert_int_equal(rig_sql("SELECT count(*) FROM public.flag_outbox WHERE published"), 2);
+}
+
+static void test_o4_a_payload_that_cannot_be_read_fails_at_once(void **state)
+{
+    (void)state;
+    struct station station;
+    rig_sql("INSERT INTO public.word_outbox (session_id, event_type, payload)"
+            " VALUES (md5('1')::uuid, 'x', '\"poison\"')");
+    rig_insert(&rig_words, 1, 1, 2);
+    station_open(&station, &journal, &rig_words, &settings);
+    assert_true(rig_await(0, PENDING_WORDS));
+    station_close(&station);
+    assert_int_equal(journal.count, 3);
+    assert_int_equal(
+        rig_sql("SELECT count(*) FROM public.word_outbox WHERE status = 'FAILED' AND retry_count = 1"), 1);
+    assert_int_equal(rig_sql("SELECT count(*) FROM public.word_outbox WHERE status = 'PUBLISHED'"), 2);
+}
+
+static void test_o2_a_wake_finds_what_was_committed_here(void **state)
+{
+    (void)state;
+    struct station station;
+    rig_insert(&rig_flags, 9, 1, 1);
+    station_open(&station, &journal, &rig_flags, &settings);
+    assert_true(journal_await(&journal, 1)); /* its first looks are over */
+    for (int i = 1; i <= 20; i++) {
+        rig_insert(&rig_flags, 1, i, i);
+        outbox_wake(station.engine);
+        assert_true(journal_await(&journal, (size_t)i + 1));
+    }
+    station_close(&station);
+}
+
+/* A second process writes and rings; the polls of the first are an hour apart. */
+static void test_o2_a_bell_in_another_process_wakes_the_engine(void **state)
+{
+    (void)state;
+    struct station station, other;
+    struct journal unused;
+    journal_init(&unused);
+    rig_insert(&rig_flags, 9, 1, 1);
+    station_open(&station, &journal, &rig_flags, &settings);
+    assert_true(journal_await(&journal, 1));
+    station_open(&other, &unused, &rig_words, &settings);
+    for (int i = 1; i <= 5; i++) {
+        rig_insert(&rig_flags, 1, i, i);
+        outbox_bell_ring(other.bell);
+        assert_true(journal_await(&journal, (size_t)i + 1));
+    }
+    station_close(&station);
+    station_close(&other);
+    journal_deinit(&unused);
+}
+
+static void test_o2_polling_finds_what_nobody_told_of(void **state)
+{
+    (void)state;
+    struct station station;
+    settings.poll_ms = 10;
+    station_open(&station, &journal, &rig_flags, &settings);
+    rig_insert(&rig_flags, 1, 1, 3);
+    assert_true(journal_await(&journal, 3));
+    station_close(&station);
+}
+
+static void test_o6_retention_takes_old_published_ones_only(void **state)
+{
+    (void)state;
+    struct station station;
+    settings.cleanup_ms = 50;
+    rig_insert(&rig_flags, 1, 1, 6);
+    rig_sql("UPDATE public.flag_outbox SET created_at = now() - interval '9 days', published = true,"
+            " published_at = now() - interval '2 hours' WHERE payload->>'n' IN ('1', '2')");
+    rig_sql("UPDATE public.flag_outbox SET created_at = now() - interval '9 days', published = true,"
+            " published_at = now() - interval '59 minutes' WHERE payload->>'n' = '3'");
+    rig_sql("UPDATE public.flag_outbox SET created_at = now() - interval '9 days',"
+            " failed_at = now() - interval '8 days' WHERE payload->>'n' = '4'");
+    rig_sql("UPDATE public.flag_outbox SET created_at = now() - interval '9 days',"
+            " next_attempt_at = now() + interval '1 day' WHERE payload->>'n' = '5'");
+    station_open(&station, &journal, &rig_flags, &settings);
+    assert_true(rig_await(4, "SELECT count(*) FROM public.flag_outbox"));
+    rig_sql(
+        "UPDATE public.flag_outbox SET published_at = now() - interval '61 minutes' WHERE payload->>'n' = '3'");
+    assert_true(rig_await(3, "SELECT count(*) FROM public.flag_outbox")); /* it comes again */
+    station_close(&station);
+    assert_int_equal(rig_sql("SELECT sum((payload->>'n')::int) FROM public.flag_outbox"), 4 + 5 + 6);
+    assert_int_equal(journal.count, 0); /* 6 stands behind 5, which waits */
+}
+
+int run_engine_tests(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_o1_events_are_published_in_order_and_marked, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_o1_a_table_with_words_and_uuids_is_served_alike, setup,
+                                        teardown),
+        cmocka_unit_test_setup_teardown(test_o3_while_an_event_waits_none_behind_it_goes, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_o2_the_tenth_failure_is_failed_and_blocks_no_longer, setup,
+                                        teardown),
+        cmocka_unit_test_setup_teardown(test_o4_a_payload_that_cannot_be_read_fails_at_once, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_o2_a_wake_finds_what_was_committed_here, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_o2_a_bell_in_another_process_wakes_the_engine, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_o2_polling_finds_what_nobody_told_of, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_o6_retention_takes_old_published_ones_only, setup, teardown),
+    };
+    return cmocka_run_group_tests_name("engine", tests, NULL, NULL);
+}

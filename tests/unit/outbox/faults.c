@@ -1,0 +1,190 @@
+/* Leases that run out, workers that die, connections that are cut. */
+#include <stdatomic.h>
+
+#include "rig.h"
+
+#define PENDING "SELECT count(*) FROM public.flag_outbox WHERE NOT published AND failed_at IS NULL"
+
+static struct journal journal;
+static struct outbox_settings settings;
+
+static int setup(void **state)
+{
+    (void)state;
+    rig_clear();
+    journal_init(&journal);
+    settings = rig_settings();
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    journal_deinit(&journal);
+    return 0;
+}
+
+/* The first to come tells so (step 1), waits until the test says 2, and fails. */
+static enum outbox_verdict_kind stall_then_fail(struct journal *own, const struct outbox_event *event,
+                                                int aggregate, int number)
+{
+    static atomic_int callers;
+    (void)event, (void)aggregate, (void)number;
+    if (atomic_fetch_add(&callers, 1) > 0)
+        return OUTBOX_DONE;
+    journal_step(own, 1);
+    journal_await_step(own, 2);
+    return OUTBOX_RETRY;
+}
+
+static void test_o1_a_claim_whose_lease_ran_out_settles_nothing(void **state)
+{
+    (void)state;
+    struct station slow, quick;
+    journal.judge = stall_then_fail;
+    settings.poll_ms = 10;
+    rig_insert(&rig_flags, 1, 1, 1);
+    station_open(&slow, &journal, &rig_flags, &settings);
+    assert_true(journal_await_step(&journal, 1));
+    rig_sql("UPDATE public.flag_outbox SET locked_until = now() - interval '1 second'");
+    station_open(&quick, &journal, &rig_flags, &settings);
+    assert_true(rig_await(0, PENDING));
+    journal_step(&journal, 2);
+    station_close(&slow); /* its verdict went out */
+    station_close(&quick);
+    assert_int_equal(journal.count, 2);
+    assert_int_equal(rig_sql("SELECT count(*) FROM public.flag_outbox WHERE published AND attempt_count = 0"
+                             " AND last_error IS NULL AND claim_count = 2"),
+                     1);
+}
+
+static void test_o1_a_living_lease_keeps_others_away_from_the_aggregate(void **state)
+{
+    (void)state;
+    struct station station;
+    rig_insert(&rig_flags, 1, 1, 5);
+    rig_insert(&rig_flags, 2, 1, 5);
+    rig_sql(
+        "UPDATE public.flag_outbox SET locked_until = now() + interval '1 hour', claim_id = gen_random_uuid(),"
+        " claim_count = 1 WHERE dict_code = 'D001' AND payload->>'n' = '1'");
+    settings.poll_ms = 10;
+    station_open(&station, &journal, &rig_flags, &settings);
+    assert_true(rig_await(5, PENDING));
+    assert_int_equal(journal.count, 5);
+    rig_sql("UPDATE public.flag_outbox SET locked_until = now() WHERE locked_until IS NOT NULL");
+    assert_true(rig_await(0, PENDING));
+    station_close(&station);
+    for (size_t i = 5; i < 10; i++)
+        assert_int_equal(journal.items[i].number, i - 4);
+}
+
+/* A worker that dies with its batch leaves claims behind. Two lost ones make a suspect, which goes alone. */
+static void test_o1_an_event_that_kills_its_worker_ends_failed(void **state)
+{
+    (void)state;
+    struct station station;
+    rig_insert(&rig_flags, 1, 1, 4);
+    rig_insert(&rig_flags, 2, 1, 4);
+    rig_sql(
+        "UPDATE public.flag_outbox SET locked_until = now() - interval '1 s', claim_id = gen_random_uuid(),"
+        " claim_count = CASE payload->>'n' WHEN '1' THEN 10 WHEN '2' THEN 2 ELSE 1 END"
+        " WHERE dict_code = 'D001'");
+    station_open(&station, &journal, &rig_flags, &settings);
+    assert_true(rig_await(0, PENDING));
+    station_close(&station);
+    assert_int_equal(
+        rig_sql("SELECT count(*) FROM public.flag_outbox WHERE failed_at IS NOT NULL"
+                " AND dict_code = 'D001' AND payload->>'n' = '1' AND last_error LIKE 'claimed 10 times%%'"),
+        1);
+    assert_int_equal(journal.count, 7); /* the publisher never saw it */
+    for (size_t i = 0; i < journal.count; i++)
+        if (journal.items[i].aggregate == 1 && journal.items[i].number == 2)
+            assert_int_equal(journal.items[i].batch_count, 1);
+}
+
+static enum outbox_verdict_kind wait_for_renewals(struct journal *own, const struct outbox_event *event,
+                                                  int aggregate, int number)
+{
+    (void)own, (void)event, (void)aggregate, (void)number;
+    int64_t until =
+        rig_sql("SELECT (extract(epoch FROM max(locked_until)) * 1000)::bigint FROM public.flag_outbox");
+    for (int i = 0; i < 3; i++) {
+        int64_t deadline_ns = clock_deadline_ms(PATIENCE_MS), now;
+        while ((now = rig_sql("SELECT (extract(epoch FROM max(locked_until)) * 1000)::bigint"
+                              " FROM public.flag_outbox")) <= until &&
+               clock_mono_ns() < deadline_ns)
+            ;
+        until = now;
+    }
+    return OUTBOX_DONE;
+}
+
+static void test_o1_a_long_batch_renews_its_lease(void **state)
+{
+    (void)state;
+    struct station station, other;
+    journal.judge = wait_for_renewals;
+    settings.lease_ms = 3000;
+    rig_insert(&rig_flags, 1, 1, 1);
+    station_open(&station, &journal, &rig_flags, &settings);
+    settings.poll_ms = 10;
+    station_open(&other, &journal, &rig_flags, &settings); /* would take it */
+    assert_true(rig_await(0, PENDING));
+    station_close(&station);
+    station_close(&other);
+    assert_int_equal(journal.count, 1);
+    assert_int_equal(rig_sql("SELECT claim_count FROM public.flag_outbox"), 1);
+}
+
+static void test_c7_a_stopped_engine_leaves_no_lease(void **state)
+{
+    (void)state;
+    for (int round = 0; round < 5; round++) {
+        struct station station;
+        rig_insert(&rig_flags, round, 1, 500);
+        station_open(&station, &journal, &rig_flags, &settings);
+        pthread_mutex_lock(&journal.lock);
+        size_t before = journal.count;
+        pthread_mutex_unlock(&journal.lock);
+        assert_true(journal_await(&journal, before + 1));
+        station_close(&station);
+        assert_int_equal(rig_sql("SELECT count(*) FROM public.flag_outbox WHERE claim_id IS NOT NULL"
+                                 " OR locked_until IS NOT NULL OR claim_count > 1"),
+                         0);
+    }
+    assert_int_equal(rig_sql("SELECT count(*) FROM public.flag_outbox WHERE published"), journal.count);
+}
+
+/* The answer to a claim is lost with the connection: given back at once, not when the lease ends (an hour here). */
+static void test_o1_cut_connections_lose_nothing(void **state)
+{
+    (void)state;
+    struct station stations[2];
+    settings.lease_ms = 3600000;
+    settings.poll_ms = 20;
+    for (int i = 0; i < 20; i++)
+        rig_insert(&rig_flags, i, 1, 100);
+    for (int i = 0; i < 2; i++)
+        station_open(&stations[i], &journal, &rig_flags, &settings);
+    for (int i = 0; i < 30; i++)
+        rig_sql("SELECT count(pg_terminate_backend(pid)), pg_sleep(0.01) FROM pg_stat_activity"
+                " WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'");
+    assert_true(rig_await(0, PENDING));
+    for (int i = 0; i < 2; i++)
+        station_close(&stations[i]);
+    assert_int_equal(rig_sql("SELECT count(*) FROM public.flag_outbox WHERE published"), 2000);
+}
+
+int run_fault_tests(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_o1_a_claim_whose_lease_ran_out_settles_nothing, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_o1_a_living_lease_keeps_others_away_from_the_aggregate, setup,
+                                        teardown),
+        cmocka_unit_test_setup_teardown(test_o1_an_event_that_kills_its_worker_ends_failed, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_o1_a_long_batch_renews_its_lease, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_c7_a_stopped_engine_leaves_no_lease, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_o1_cut_connections_lose_nothing, setup, teardown),
+    };
+    return cmocka_run_group_tests_name("faults", tests, NULL, NULL);
+}

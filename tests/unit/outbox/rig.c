@@ -1,0 +1,309 @@
+/* Tables, stations and the journal. */
+#include "rig.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "../db/pg_fixture.h"
+#include "base/memory.h"
+
+/* As refdata.outbox_event. */
+const struct outbox_table rig_flags = {
+    .module = "flags",
+    .name = "public.flag_outbox",
+    .id = {"id", "bigint"},
+    .aggregate = {{"tenant_id", "text"}, {"dict_code", "text"}},
+    .sequence = "id",
+    .event_type = "'changed'",
+    .payload = "e.payload",
+    .extra = {"e.traceparent"},
+    .published = "published",
+    .failed_at = "failed_at",
+    .published_at = "published_at",
+    .created_at = "created_at",
+    .attempts = "attempt_count",
+    .claims = "claim_count",
+    .claim_id = "claim_id",
+    .locked_by = "locked_by",
+    .locked_until = "locked_until",
+    .next_attempt_at = "next_attempt_at",
+    .last_error = "last_error",
+};
+
+/* As seeds 003 and 004 have theirs. */
+const struct outbox_table rig_words = {
+    .module = "words",
+    .name = "public.word_outbox",
+    .id = {"event_id", "uuid"},
+    .aggregate = {{"session_id", "uuid"}},
+    .sequence = "sequence",
+    .event_type = "e.event_type",
+    .payload = "e.payload",
+    .words = {"status", "PENDING", "IN_FLIGHT", "PUBLISHED", "FAILED"},
+    .published_at = "published_at",
+    .created_at = "created_at",
+    .attempts = "retry_count",
+    .claims = "claim_count",
+    .claim_id = "claim_id",
+    .locked_by = "locked_by",
+    .locked_at = "locked_at",
+    .locked_until = "lease_until",
+    .next_attempt_at = "next_retry_at",
+    .last_error = NULL,
+};
+
+static const char *const ddl[] = {
+    "CREATE TABLE public.flag_outbox (id bigserial PRIMARY KEY, tenant_id text NOT NULL, dict_code text NOT NULL,"
+    " payload jsonb NOT NULL, traceparent text, created_at timestamptz NOT NULL DEFAULT clock_timestamp(),"
+    " published boolean NOT NULL DEFAULT false, published_at timestamptz, failed_at timestamptz,"
+    " attempt_count int NOT NULL DEFAULT 0, claim_count int NOT NULL DEFAULT 0, claim_id uuid, locked_by text,"
+    " locked_until timestamptz, next_attempt_at timestamptz, last_error text) WITH (fillfactor = 70)",
+    "CREATE INDEX ON public.flag_outbox (tenant_id, dict_code, id) WHERE NOT published AND failed_at IS NULL",
+    "CREATE INDEX ON public.flag_outbox (published_at) WHERE published",
+    "CREATE TABLE public.word_outbox (event_id uuid PRIMARY KEY DEFAULT gen_random_uuid(),"
+    " sequence bigserial NOT NULL, session_id uuid NOT NULL, event_type varchar(100) NOT NULL,"
+    " payload jsonb NOT NULL, status varchar(20) NOT NULL DEFAULT 'PENDING', retry_count int NOT NULL DEFAULT 0,"
+    " claim_count int NOT NULL DEFAULT 0, claim_id uuid, locked_by text, locked_at timestamptz,"
+    " lease_until timestamptz, next_retry_at timestamptz,"
+    " created_at timestamptz NOT NULL DEFAULT clock_timestamp(), published_at timestamptz)",
+    "CREATE INDEX ON public.word_outbox (session_id, sequence) WHERE status IN ('PENDING', 'IN_FLIGHT')",
+};
+
+static struct db_pool *pool;
+
+void rig_start(void)
+{
+    struct error error = {0};
+    pg_fixture_start();
+    struct db_target target = pg_fixture_target();
+    target.connections_max = 4;
+    if (db_pool_create(&target, &pool, &error) != STATUS_OK) {
+        fprintf(stderr, "%s\n", error.message);
+        exit(1);
+    }
+    for (size_t i = 0; i < sizeof ddl / sizeof *ddl; i++)
+        if (rig_sql("%s", ddl[i]) < 0)
+            exit(1);
+}
+
+void rig_stop(void)
+{
+    db_pool_destroy(pool);
+    pg_fixture_stop();
+}
+
+struct outbox_settings rig_settings(void)
+{
+    return (struct outbox_settings){.poll_ms = 3600000,
+                                    .batch = 50,
+                                    .lease_ms = 30000,
+                                    .attempts_max = 10,
+                                    .backoff_base_ms = 1,
+                                    .backoff_max_ms = 20,
+                                    .jitter_min = 500,
+                                    .jitter_max = 1500,
+                                    .keep_ms = 3600000,
+                                    .cleanup_ms = 3600000};
+}
+
+struct db_conn *rig_conn(void)
+{
+    struct db_conn *conn;
+    if (db_acquire(pool, clock_deadline_ms(PATIENCE_MS), &conn, NULL) != STATUS_OK)
+        return NULL;
+    return conn;
+}
+
+int64_t rig_sql(const char *format, ...)
+{
+    struct db_statement statement;
+    struct db_result *result = NULL;
+    struct error error = {0};
+    struct db_conn *conn = rig_conn();
+    char text[4096];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    db_statement_init(&statement, text, 0, NULL);
+    int64_t value = -1;
+    if (conn &&
+        db_query(conn, &statement, NULL, clock_deadline_ms(PATIENCE_MS), &result, &error) == STATUS_OK)
+        value = db_result_rows(result) ? db_result_i64(result, 0, 0) : 0;
+    else
+        fprintf(stderr, "%s: %s\n", text, error.message);
+    db_result_free(result);
+    db_release(conn);
+    return value;
+}
+
+static void nap(void)
+{
+    nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
+}
+
+bool rig_await(int64_t value, const char *sql)
+{
+    int64_t deadline_ns = clock_deadline_ms(PATIENCE_MS);
+    while (rig_sql("%s", sql) != value) {
+        if (clock_mono_ns() > deadline_ns)
+            return false;
+        nap();
+    }
+    return true;
+}
+
+void rig_insert(const struct outbox_table *table, int aggregate, int first, int last)
+{
+    if (table == &rig_flags)
+        rig_sql("INSERT INTO public.flag_outbox (tenant_id, dict_code, payload)"
+                " SELECT 't', 'D%03d', jsonb_build_object('a', %d, 'n', n) FROM generate_series(%d, %d) n",
+                aggregate, aggregate, first, last);
+    else
+        rig_sql("INSERT INTO public.word_outbox (session_id, event_type, payload)"
+                " SELECT md5('%d')::uuid, 'type-' || %d %% 3, jsonb_build_object('a', %d, 'n', n)"
+                " FROM generate_series(%d, %d) n",
+                aggregate, aggregate, aggregate, first, last);
+}
+
+void rig_clear(void)
+{
+    rig_sql("TRUNCATE public.flag_outbox, public.word_outbox");
+}
+
+/* ---- journal ---- */
+
+void journal_init(struct journal *journal)
+{
+    pthread_condattr_t attributes;
+    *journal = (struct journal){0};
+    pthread_mutex_init(&journal->lock, NULL);
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&journal->changed, &attributes);
+    pthread_condattr_destroy(&attributes);
+}
+
+void journal_deinit(struct journal *journal)
+{
+    free(journal->items);
+    pthread_cond_destroy(&journal->changed);
+    pthread_mutex_destroy(&journal->lock);
+}
+
+static bool await(struct journal *journal, const size_t *count, size_t wanted, const int *step,
+                  int step_wanted)
+{
+    int64_t deadline_ns = clock_deadline_ms(PATIENCE_MS);
+    struct timespec until = {.tv_sec = deadline_ns / CLOCK_NS_PER_S, .tv_nsec = deadline_ns % CLOCK_NS_PER_S};
+    int rc = 0;
+    pthread_mutex_lock(&journal->lock);
+    while ((count ? *count < wanted : *step < step_wanted) && rc == 0)
+        rc = pthread_cond_timedwait(&journal->changed, &journal->lock, &until);
+    pthread_mutex_unlock(&journal->lock);
+    return rc == 0;
+}
+
+bool journal_await(struct journal *journal, size_t count)
+{
+    return await(journal, &journal->count, count, NULL, 0);
+}
+
+bool journal_await_step(struct journal *journal, int step)
+{
+    return await(journal, NULL, 0, &journal->step, step);
+}
+
+void journal_step(struct journal *journal, int step)
+{
+    pthread_mutex_lock(&journal->lock);
+    journal->step = step;
+    pthread_cond_broadcast(&journal->changed);
+    pthread_mutex_unlock(&journal->lock);
+}
+
+size_t journal_times(struct journal *journal, int aggregate, int number, enum outbox_verdict_kind kind)
+{
+    size_t times = 0;
+    pthread_mutex_lock(&journal->lock);
+    for (size_t i = 0; i < journal->count; i++) {
+        const struct publication *item = &journal->items[i];
+        times += item->aggregate == aggregate && item->number == number && item->kind == kind;
+    }
+    pthread_mutex_unlock(&journal->lock);
+    return times;
+}
+
+static void add(struct journal *journal, struct publication publication)
+{
+    pthread_mutex_lock(&journal->lock);
+    if (journal->count == journal->capacity) {
+        journal->capacity = journal->capacity ? 2 * journal->capacity : 256;
+        journal->items = memory_realloc_array(journal->items, journal->capacity, sizeof journal->items[0]);
+    }
+    journal->items[journal->count++] = publication;
+    pthread_cond_broadcast(&journal->changed);
+    pthread_mutex_unlock(&journal->lock);
+}
+
+static void publish(void *context, struct outbox_batch *batch)
+{
+    struct journal *journal = context;
+    for (size_t i = 0; i < batch->count; i++) {
+        const struct outbox_event *event = &batch->events[i];
+        struct publication item = {.kind = OUTBOX_DONE, .batch_count = batch->count};
+        if (outbox_batch_is_held(batch, i))
+            continue;
+        if (sscanf(event->payload.ptr, "{\"a\": %d, \"n\": %d}", &item.aggregate, &item.number) != 2)
+            item.kind = OUTBOX_POISON;
+        else if (journal->judge)
+            item.kind = journal->judge(journal, event, item.aggregate, item.number);
+        if (item.kind == OUTBOX_RETRY)
+            outbox_batch_retry(batch, i, "attempt %lld of %d", (long long)event->attempts + 1, item.number);
+        else if (item.kind == OUTBOX_POISON)
+            outbox_batch_poison(batch, i, "nothing of ours");
+        add(journal, item);
+    }
+}
+
+/* ---- stations ---- */
+
+static void *run_loop(void *arg)
+{
+    loop_run(arg);
+    return NULL;
+}
+
+void station_open(struct station *station, struct journal *journal, const struct outbox_table *table,
+                  const struct outbox_settings *settings)
+{
+    struct db_target target = pg_fixture_target();
+    struct error error = {0};
+    station->loop = loop_create(&(struct loop_options){0});
+    station->workers = worker_pool_create("outbox", 3, 64);
+    if (outbox_create(&(struct outbox_config){.table = table,
+                                              .settings = settings,
+                                              .loop = station->loop,
+                                              .workers = station->workers,
+                                              .target = &target,
+                                              .context = journal,
+                                              .publish = publish},
+                      &station->engine, &error) != STATUS_OK)
+        fail_msg("create: %s", error.message);
+    station->bell = outbox_bell_create(&rig_flags, station->loop, &target);
+    outbox_start(station->engine);
+    pthread_create(&station->thread, NULL, run_loop, station->loop);
+}
+
+void station_close(struct station *station)
+{
+    outbox_stop(station->engine, PATIENCE_MS);
+    worker_pool_stop(station->workers);
+    loop_stop(station->loop);
+    pthread_join(station->thread, NULL);
+    outbox_destroy(station->engine);
+    outbox_bell_destroy(station->bell);
+    worker_pool_destroy(station->workers);
+    loop_destroy(station->loop);
+}

@@ -1,0 +1,74 @@
+/* A PostgreSQL with two outbox tables, one with flags and one with words, and stations: an engine with a loop thread and
+ * workers of its own, as in a process. What is published is recorded; what a publisher does is the test's to say.
+ *
+ * cmocka's assertions jump, so threads other than the test's own record what they see and the test looks at it. */
+#ifndef FRESHET_TESTS_OUTBOX_RIG_H
+#define FRESHET_TESTS_OUTBOX_RIG_H
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "outbox/outbox.h"
+
+#define PATIENCE_MS 60000 /* long enough for a loaded machine; nothing waits for it to pass */
+
+extern const struct outbox_table rig_flags, rig_words;
+
+/* Every event handed to a publisher and not held back, in the order of all stations. */
+struct publication {
+    int aggregate, number;
+    enum outbox_verdict_kind kind;
+    size_t batch_count;
+};
+struct journal {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    struct publication *items;
+    size_t count, capacity;
+    int step; /* for `judge` and the test, under the lock */
+    /* Says what becomes of an event; NULL = done. Called without the lock. */
+    enum outbox_verdict_kind (*judge)(struct journal *journal, const struct outbox_event *event,
+                                      int aggregate, int number);
+};
+
+struct station {
+    struct loop *loop;
+    struct worker_pool *workers;
+    struct outbox *engine;
+    struct outbox_bell *bell; /* of rig_flags, whatever the engine's table */
+    pthread_t thread;
+};
+
+void rig_start(void);
+void rig_stop(void);
+struct outbox_settings rig_settings(void); /* patient: polls hourly; fast backoff */
+
+int64_t rig_sql(const char *format, ...) PRINTF_LIKE(1, 2); /* the first field as a number; -1: it failed */
+bool rig_await(int64_t value, const char *sql);             /* until the statement gives it */
+void rig_insert(const struct outbox_table *table, int aggregate, int first, int last);
+void rig_clear(void); /* both tables */
+struct db_conn *rig_conn(void);
+
+void journal_init(struct journal *journal);
+void journal_deinit(struct journal *journal);
+bool journal_await(struct journal *journal, size_t count); /* publications */
+void journal_step(struct journal *journal, int step);
+bool journal_await_step(struct journal *journal, int step); /* at least */
+size_t journal_times(struct journal *journal, int aggregate, int number, enum outbox_verdict_kind kind);
+
+void station_open(struct station *station, struct journal *journal, const struct outbox_table *table,
+                  const struct outbox_settings *settings);
+void station_close(struct station *station);
+
+/* ---- for the suite's files ---- */
+int run_engine_tests(void);
+int run_fault_tests(void);
+int run_by_hand_tests(void);
+int run_model_tests(void);
+
+#endif
