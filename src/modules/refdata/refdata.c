@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "base/memory.h"
+#include "modules/refdata/command/command.h"
 #include "modules/refdata/flow.h"
 #include "modules/refdata/query/query.h"
 #include "modules/refdata/query/reading.h"
@@ -287,7 +288,8 @@ const struct module refdata_module = {
     .name = "refdata",
     .roles = (const char *const[]){"command", "apply", "relay", "query", NULL},
     .section = &refdata_section,
-    .routes = (const struct module_routes[]){{"query", refdata_query_routes}, {NULL}},
+    .routes = (const struct module_routes[]){
+        {"command", refdata_command_routes}, {"query", refdata_query_routes}, {NULL}},
     .metrics = refdata_metrics,
     .migrations = refdata_migrations,
     .check = check,

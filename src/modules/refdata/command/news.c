@@ -1,31 +1,286 @@
+/* News of decisions. Between processes they travel as notices, coalesced and sent after the commit:
+ *
+ *     tenant/event/COMMITTED/17
+ *     tenant/event/FAILED/0/UPDATE_REFUSED/why
+ *
+ * A notice that was lost (the listener's connection broke, too many at once) is made up for by reading the rows of all
+ * who still wait, once, as soon as there is a connection again. */
+#include "modules/refdata/command/news.h"
+
+#include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 
+#include "base/clock.h"
+#include "base/log.h"
 #include "base/memory.h"
-#include "modules/refdata/flow.h"
+#include "modules/refdata/command/states.h"
+#include "modules/refdata/command/waiters.h"
+
+#define CHANNEL "freshet_refdata_decided"
+enum {
+    NOTIFY_WINDOW_US = 200, /* a lone decision leaves at once, a stream of them is gathered */
+    REREAD_MS = 2000,
+};
 
 struct refdata_news {
     struct refdata_flow *flow;
+    struct db_notifier *notifier; /* where updates are decided */
+    struct db_listener *listener; /* where somebody may wait for others' decisions */
+    pthread_mutex_t lock;         /* for what follows */
+    struct refdata_waiters waiters;
+    bool stopped, rereading, reread_again;
+    struct worker_job reread;
 };
 
-struct refdata_news *refdata_news_create(struct refdata_flow *flow)
+/* ---- those who wait ---- */
+
+void refdata_news_add(struct refdata_news *news, struct refdata_waiter *waiter)
 {
-    struct refdata_news *news = memory_zalloc(sizeof *news);
-    news->flow = flow;
-    return news;
+    pthread_mutex_lock(&news->lock);
+    refdata_waiters_add(&news->waiters, waiter);
+    pthread_mutex_unlock(&news->lock);
 }
 
-void refdata_news_stop(struct refdata_news *news)
+bool refdata_news_remove(struct refdata_news *news, struct refdata_waiter *waiter)
 {
-    (void)news;
+    pthread_mutex_lock(&news->lock);
+    bool removed = refdata_waiters_remove(&news->waiters, waiter);
+    pthread_mutex_unlock(&news->lock);
+    return removed;
 }
 
-void refdata_news_destroy(struct refdata_news *news)
+static void post_all(struct refdata_waiter *chain, const struct refdata_state *decision)
 {
-    free(news);
+    while (chain) {
+        struct refdata_waiter *waiter = chain;
+        chain = waiter->next; /* its owner may be gone as soon as it is posted */
+        waiter->decision = *decision;
+        loop_post(waiter->loop, &waiter->message);
+    }
+}
+
+/* Did anybody here wait for it? */
+static bool release(struct refdata_news *news, struct str tenant, const struct refdata_state *state)
+{
+    pthread_mutex_lock(&news->lock);
+    struct refdata_waiter *chain = refdata_waiters_take(&news->waiters, tenant, str_from(state->event_id));
+    pthread_mutex_unlock(&news->lock);
+    post_all(chain, state);
+    return chain != NULL;
+}
+
+/* ---- decided here ---- */
+
+static struct refdata_state state_of(const struct refdata_outcome *outcome)
+{
+    struct refdata_state state = {.decision = outcome->decision, .version = outcome->version};
+    snprintf(state.event_id, sizeof state.event_id, "%.*s", STR_ARG(outcome->event_id));
+    if (outcome->decision == REFDATA_FAILED) {
+        snprintf(state.code, sizeof state.code, "%s", status_code(outcome->failure));
+        memcpy(state.reason, outcome->reason, sizeof state.reason);
+    }
+    return state;
+}
+
+static void notify(struct refdata_news *news, struct str tenant, const struct refdata_state *state)
+{
+    struct buf payload;
+    if (!news->notifier)
+        return;
+    buf_init(&payload);
+    buf_printf(&payload, "%.*s/%s/%s/%lld", STR_ARG(tenant), state->event_id,
+               refdata_decision_name(state->decision), (long long)state->version);
+    if (state->decision == REFDATA_FAILED)
+        buf_printf(&payload, "/%s/%s", state->code, state->reason);
+    db_notify(news->notifier, STR(CHANNEL), buf_str(&payload));
+    buf_deinit(&payload);
 }
 
 void refdata_news_decided(struct refdata_news *news, const struct refdata_outcome *outcomes,
                           const bool *waited, size_t count)
 {
-    (void)news, (void)outcomes, (void)waited, (void)count;
+    for (size_t i = 0; i < count; i++) {
+        struct refdata_state state = state_of(&outcomes[i]);
+        if (!release(news, outcomes[i].tenant, &state) && waited && waited[i])
+            notify(news, outcomes[i].tenant, &state);
+    }
+}
+
+/* ---- decided elsewhere ---- */
+
+static bool parse_notice(struct str payload, struct str *tenant, struct refdata_state *state)
+{
+    struct str event_id, decision, version, code = STR_NONE;
+    if (!str_split(&payload, '/', tenant) || !str_split(&payload, '/', &event_id) ||
+        !str_split(&payload, '/', &decision) || !str_split(&payload, '/', &version) ||
+        event_id.len != UUID_TEXT_BYTES - 1 || !str_to_i64(version, &state->version))
+        return false;
+    state->decision = str_eq(decision, STR("COMMITTED")) ? REFDATA_COMMITTED : REFDATA_FAILED;
+    (void)str_split(&payload, '/', &code);
+    snprintf(state->event_id, sizeof state->event_id, "%.*s", STR_ARG(event_id));
+    snprintf(state->code, sizeof state->code, "%.*s", STR_ARG(code));
+    snprintf(state->reason, sizeof state->reason, "%.*s", STR_ARG(payload));
+    return true;
+}
+
+static void reread(struct refdata_news *news);
+
+static void on_notice(void *context, struct str channel, struct str payload)
+{
+    (void)channel;
+    struct refdata_news *news = context;
+    struct refdata_state state = {0};
+    struct str tenant;
+    if (parse_notice(payload, &tenant, &state))
+        release(news, tenant, &state);
+    else
+        reread(news); /* too many at once: it says only that there are some */
+}
+
+static void on_listening(void *context)
+{
+    reread(context);
+}
+
+/* ---- what notices may have missed ---- */
+
+/* The tenants go into an arena of the caller's: a waiter may be gone by the time its row is read. */
+static size_t list_waiting(struct refdata_news *news, struct buf *tenants, struct buf *event_ids,
+                           struct arena *arena, struct str **names)
+{
+    size_t count = 0;
+    db_array_begin(tenants);
+    db_array_begin(event_ids);
+    pthread_mutex_lock(&news->lock);
+    *names = arena_alloc(arena, (news->waiters.count + 1) * sizeof(struct str));
+    for (size_t i = 0; i < news->waiters.bucket_count; i++) {
+        for (const struct refdata_waiter *at = news->waiters.buckets[i]; at; at = at->next) {
+            (*names)[count++] = arena_str(arena, at->tenant);
+            db_array_put(tenants, at->tenant);
+            db_array_put(event_ids, at->event_id);
+        }
+    }
+    pthread_mutex_unlock(&news->lock);
+    db_array_end(tenants);
+    db_array_end(event_ids);
+    return count;
+}
+
+static enum status read_rows(struct refdata_news *news, const struct buf *tenants,
+                             const struct buf *event_ids, const struct str *names, struct error *error)
+{
+    int64_t deadline_ns = clock_deadline_ms(REREAD_MS);
+    struct db_result *result = NULL;
+    struct db_conn *conn = NULL;
+    enum status status = db_acquire(news->flow->database->pool, deadline_ns, &conn, error);
+    if (status == STATUS_OK)
+        status =
+            refdata_states_query(conn, buf_str(tenants), buf_str(event_ids), deadline_ns, &result, error);
+    for (size_t row = 0; status == STATUS_OK && row < db_result_rows(result); row++) {
+        struct refdata_states_row found;
+        refdata_states_row(result, row, &found);
+        if (found.state.decision != REFDATA_PENDING)
+            release(news, names[found.asked], &found.state);
+    }
+    db_result_free(result);
+    if (conn)
+        db_release(conn);
+    return status;
+}
+
+static void reread_now(struct refdata_news *news)
+{
+    struct buf tenants, event_ids;
+    struct error error = {0};
+    struct arena arena;
+    struct str *names;
+    buf_init(&tenants);
+    buf_init(&event_ids);
+    arena_init(&arena, 4096);
+    if (list_waiting(news, &tenants, &event_ids, &arena, &names) > 0 &&
+        read_rows(news, &tenants, &event_ids, names, &error) != STATUS_OK)
+        log_warn("news_not_reread", LOG_STR("database", news->flow->database->name),
+                 LOG_ERROR_FIELDS(&error));
+    arena_deinit(&arena);
+    buf_deinit(&tenants);
+    buf_deinit(&event_ids);
+}
+
+static struct refdata_news *news_of(struct worker_job *job)
+{
+    return (struct refdata_news *)((char *)job - offsetof(struct refdata_news, reread));
+}
+
+static void run_reread(struct worker_job *job)
+{
+    reread_now(news_of(job));
+}
+
+static void reread_done(struct worker_job *job)
+{
+    struct refdata_news *news = news_of(job);
+    pthread_mutex_lock(&news->lock);
+    bool again = news->reread_again;
+    news->rereading = news->reread_again = false;
+    pthread_mutex_unlock(&news->lock);
+    if (again)
+        reread(news);
+}
+
+static void reread(struct refdata_news *news)
+{
+    pthread_mutex_lock(&news->lock);
+    bool wanted = news->waiters.count > 0 && !news->stopped;
+    bool start = wanted && !news->rereading;
+    news->reread_again |= wanted && news->rereading;
+    news->rereading |= wanted;
+    if (start)
+        news->reread = (struct worker_job){.run = run_reread, .done = reread_done};
+    pthread_mutex_unlock(&news->lock);
+    if (start && !worker_pool_submit(news->flow->workers, &news->reread))
+        log_warn("news_not_reread", LOG_STR("database", news->flow->database->name));
+}
+
+/* ---- life ---- */
+
+struct refdata_news *refdata_news_create(struct refdata_flow *flow)
+{
+    static const char *const channels[] = {CHANNEL, NULL};
+    struct refdata_news *news = memory_zalloc(sizeof *news);
+    news->flow = flow;
+    pthread_mutex_init(&news->lock, NULL);
+    refdata_waiters_init(&news->waiters);
+    if (refdata_has_role(flow->refdata, "apply"))
+        news->notifier = db_notifier_create(flow->refdata->home, &flow->database->target, NOTIFY_WINDOW_US);
+    if (refdata_has_role(flow->refdata, "command"))
+        news->listener = db_listener_create(&(struct db_listener_config){
+            .loop = flow->refdata->home,
+            .target = &flow->database->target,
+            .channels = channels,
+            .on_notice = on_notice,
+            .on_listening = on_listening,
+            .context = news,
+        });
+    return news;
+}
+
+void refdata_news_stop(struct refdata_news *news)
+{
+    pthread_mutex_lock(&news->lock);
+    news->stopped = true;
+    struct refdata_waiter *chain = refdata_waiters_take_all(&news->waiters);
+    pthread_mutex_unlock(&news->lock);
+    post_all(chain, &(struct refdata_state){.decision = REFDATA_PENDING});
+}
+
+void refdata_news_destroy(struct refdata_news *news)
+{
+    if (news->listener)
+        db_listener_destroy(news->listener);
+    if (news->notifier)
+        db_notifier_destroy(news->notifier);
+    refdata_waiters_deinit(&news->waiters);
+    pthread_mutex_destroy(&news->lock);
+    free(news);
 }

@@ -1,0 +1,304 @@
+/* What a transaction of the committer claims before it publishes: idempotency keys, chunks, and the rows of
+ * update_request, which make an event happen once. Whoever finds another's claim waits for that one's end, in
+ * PostgreSQL; what it then sees is committed. */
+#include <stdlib.h>
+
+#include "modules/refdata/command/command.h"
+#include "modules/refdata/command/states.h"
+
+/* An hour after it was first used a key is free again; replays do not extend it (I6). */
+static const char key_insert_sql[] =
+    "INSERT INTO refdata.update_key AS k (tenant_id, subject, idempotency_key, body_hash, event_id)"
+    " VALUES ($1, $2, $3, $4, $5)"
+    " ON CONFLICT (tenant_id, subject, idempotency_key) DO UPDATE"
+    " SET body_hash = excluded.body_hash, event_id = excluded.event_id, created_at = clock_timestamp()"
+    " WHERE k.created_at < clock_timestamp() - interval '1 hour'";
+static const char key_select_sql[] = "SELECT body_hash, event_id FROM refdata.update_key"
+                                     " WHERE tenant_id = $1 AND subject = $2 AND idempotency_key = $3";
+
+static const char chunk_insert_sql[] =
+    "INSERT INTO refdata.chunk_request (tenant_id, dict_code, snapshot_id, chunk_index, content_hash, event_id)"
+    " VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT DO NOTHING";
+static const char chunk_select_sql[] =
+    "SELECT content_hash FROM refdata.chunk_request"
+    " WHERE tenant_id = $1 AND dict_code = $2 AND snapshot_id = $3 AND chunk_index = $4";
+
+/* In the order of the arrays, which are sorted: everybody locks in that order, so nobody deadlocks. The rows come back
+ * in the same order, those that were there already left out. */
+static const char request_sql[] =
+    "INSERT INTO refdata.update_request (tenant_id, event_id, dict_code, status, content_hash, snapshot_id)"
+    " SELECT tenant_id, event_id::uuid, dict_code, 'PENDING', content_hash, nullif(snapshot_id, '')::uuid"
+    " FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[])"
+    "      AS asked (tenant_id, event_id, dict_code, content_hash, snapshot_id)"
+    " ON CONFLICT DO NOTHING RETURNING tenant_id, event_id";
+
+static const char expire_sql[] =
+    "WITH old_key AS (DELETE FROM refdata.update_key WHERE ctid = ANY (ARRAY("
+    "         SELECT ctid FROM refdata.update_key WHERE created_at < clock_timestamp() - interval '1 hour'"
+    "         LIMIT 10000 FOR UPDATE SKIP LOCKED)))"
+    " DELETE FROM refdata.chunk_request WHERE ctid = ANY (ARRAY("
+    "         SELECT ctid FROM refdata.chunk_request c WHERE created_at < clock_timestamp() - interval '1 day'"
+    "            AND NOT EXISTS (SELECT FROM refdata.update_request r WHERE r.tenant_id = c.tenant_id"
+    "                             AND r.event_id = c.event_id AND r.status = 'PENDING')"
+    "         LIMIT 10000 FOR UPDATE SKIP LOCKED))";
+
+static void refuse(struct refdata_post *post, enum status status, const char *why)
+{
+    post->result = REFDATA_POST_REFUSED;
+    error_set(&post->error, status, "%s", why);
+}
+
+/* ---- keys and chunks: few, so each has statements of its own, but all of them one round trip ---- */
+
+static struct str body_hash(struct refdata_post *post, struct arena *arena)
+{
+    char hex[HASH128_HEX_BYTES];
+    hash128_hex(hash_item(STR_NONE, post->body), hex);
+    return arena_str(arena, str_from(hex));
+}
+
+static enum status add_key(struct db_conn *conn, struct refdata_post *post, struct arena *arena,
+                           struct error *error)
+{
+    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT, DB_UUID};
+    struct db_statement insert, select;
+    struct db_param params[] = {{str_from(post->tenant)},
+                                {post->subject.ptr ? post->subject : STR("")},
+                                {post->key},
+                                {body_hash(post, arena)},
+                                {str_from(post->update.event_id)}};
+    db_statement_init(&insert, key_insert_sql, 5, types);
+    db_statement_init(&select, key_select_sql, 3, types);
+    enum status status = db_pipeline_add(conn, &insert, params, error);
+    return status == STATUS_OK ? db_pipeline_add(conn, &select, params, error) : status;
+}
+
+static enum status add_chunk(struct db_conn *conn, struct refdata_post *post, struct arena *arena,
+                             struct error *error)
+{
+    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_UUID, DB_INT, DB_TEXT, DB_UUID};
+    const struct refdata_update *update = &post->update;
+    char hex[HASH128_HEX_BYTES];
+    struct db_statement insert, select;
+    hash128_hex(update->content, hex);
+    struct db_param params[] = {{str_from(post->tenant)},
+                                {update->dict_code},
+                                {str_from(update->snapshot_id)},
+                                {arena_printf(arena, "%d", (int)update->chunk_index)},
+                                {str_from(hex)},
+                                {str_from(update->event_id)}};
+    db_statement_init(&insert, chunk_insert_sql, 6, types);
+    db_statement_init(&select, chunk_select_sql, 4, types);
+    enum status status = db_pipeline_add(conn, &insert, params, error);
+    return status == STATUS_OK ? db_pipeline_add(conn, &select, params, error) : status;
+}
+
+/* The key's row is this post's own, also when an earlier try of it was committed after all; or another's. */
+static void take_key(struct refdata_post *post, const struct db_result *insert,
+                     const struct db_result *select, struct arena *arena)
+{
+    if (db_result_affected(insert) > 0 || db_result_rows(select) == 0 ||
+        str_eq(db_result_str(select, 0, 1), str_from(post->update.event_id)))
+        return;
+    if (!str_eq(db_result_str(select, 0, 0), body_hash(post, arena))) {
+        refuse(post, STATUS_IDEMPOTENCY_KEY_CONFLICT, "this Idempotency-Key came with another body");
+        return;
+    }
+    post->by_key = true;
+    memcpy(post->state.event_id, db_result_str(select, 0, 1).ptr, UUID_TEXT_BYTES);
+}
+
+static void take_chunk(struct refdata_post *post, const struct db_result *insert,
+                       const struct db_result *select)
+{
+    char hex[HASH128_HEX_BYTES];
+    hash128_hex(post->update.content, hex);
+    post->is_chunk_new = db_result_affected(insert) > 0;
+    if (db_result_rows(select) > 0 && !str_eq(db_result_str(select, 0, 0), str_from(hex)))
+        refuse(post, STATUS_CHUNK_CONFLICT, "this chunk of the snapshot came before with other content");
+}
+
+static enum status add_singles(struct db_conn *conn, struct refdata_post **posts, size_t count, size_t *added,
+                               struct arena *arena, struct error *error)
+{
+    enum status status = STATUS_OK;
+    for (size_t i = 0; i < count && status == STATUS_OK; i++) {
+        if (posts[i]->key.ptr) {
+            status = add_key(conn, posts[i], arena, error);
+            *added += 2;
+        }
+        if (status == STATUS_OK && refdata_update_is_chunk(&posts[i]->update)) {
+            status = add_chunk(conn, posts[i], arena, error);
+            *added += 2;
+        }
+    }
+    return status;
+}
+
+static void take_singles(struct refdata_post **posts, size_t count, struct db_result *const *results,
+                         struct arena *arena)
+{
+    size_t at = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (posts[i]->key.ptr) {
+            take_key(posts[i], results[at], results[at + 1], arena);
+            at += 2;
+        }
+        if (refdata_update_is_chunk(&posts[i]->update)) {
+            take_chunk(posts[i], results[at], results[at + 1]);
+            at += 2;
+        }
+    }
+}
+
+static enum status claim_singles(struct db_conn *conn, struct refdata_post **posts, size_t count,
+                                 int64_t deadline_ns, struct arena *arena, struct error *error)
+{
+    size_t added = 0;
+    struct db_result **results = arena_zalloc(arena, (4 * count + 1) * sizeof *results);
+    enum status status = db_pipeline_begin(conn, error);
+    if (status == STATUS_OK)
+        status = add_singles(conn, posts, count, &added, arena, error);
+    if (status == STATUS_OK)
+        status = db_pipeline_end(conn, deadline_ns, results, added, NULL, error);
+    if (status == STATUS_OK)
+        take_singles(posts, count, results, arena);
+    for (size_t i = 0; i < added; i++)
+        db_result_free(results[i]);
+    return status;
+}
+
+/* ---- update_request ---- */
+
+static int compare_events(const void *left, const void *right)
+{
+    const struct refdata_post *a = *(struct refdata_post *const *)left;
+    const struct refdata_post *b = *(struct refdata_post *const *)right;
+    int order = strcmp(a->tenant, b->tenant);
+    return order ? order : strcmp(a->update.event_id, b->update.event_id);
+}
+
+static enum status insert_requests(struct db_conn *conn, struct refdata_post **sorted, size_t count,
+                                   int64_t deadline_ns, struct error *error)
+{
+    static const enum db_type types[] = {DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY,
+                                         DB_TEXT_ARRAY};
+    struct buf columns[5] = {0};
+    struct db_param params[5];
+    struct db_statement statement;
+    struct db_result *result = NULL;
+
+    for (size_t c = 0; c < 5; c++)
+        db_array_begin(&columns[c]);
+    for (size_t i = 0; i < count; i++) {
+        const struct refdata_update *update = &sorted[i]->update;
+        bool chunk = refdata_update_is_chunk(update);
+        db_array_put(&columns[0], str_from(sorted[i]->tenant));
+        db_array_put(&columns[1], str_from(update->event_id));
+        db_array_put(&columns[2], update->dict_code);
+        db_array_put(&columns[3], sorted[i]->hash);
+        db_array_put(&columns[4], chunk ? str_from(update->snapshot_id) : STR(""));
+    }
+    for (size_t c = 0; c < 5; c++) {
+        db_array_end(&columns[c]);
+        params[c].value = buf_str(&columns[c]);
+    }
+    db_statement_init(&statement, request_sql, 5, types);
+    enum status status = db_query(conn, &statement, params, deadline_ns, &result, error);
+    for (size_t row = 0, i = 0; status == STATUS_OK && row < db_result_rows(result); row++, i++) {
+        while (i < count && !(str_eq(db_result_str(result, row, 1), str_from(sorted[i]->update.event_id)) &&
+                              str_eq(db_result_str(result, row, 0), str_from(sorted[i]->tenant))))
+            i++;
+        if (i < count)
+            sorted[i]->is_new = true;
+    }
+    db_result_free(result);
+    for (size_t c = 0; c < 5; c++)
+        buf_deinit(&columns[c]);
+    return status;
+}
+
+static void take_state(struct refdata_post *post, const struct refdata_states_row *row)
+{
+    if (!post->by_key &&
+        (!str_eq(row->content_hash, post->hash) || !str_eq(row->dict_code, post->update.dict_code))) {
+        refuse(post, STATUS_EVENT_ID_CONFLICT, "this eventId belongs to another update");
+        return;
+    }
+    post->result = REFDATA_POST_REPLAYED;
+    post->state = row->state;
+}
+
+/* Those that were there before: `posts` are the ones to look up. */
+static enum status find_states(struct db_conn *conn, struct refdata_post **posts, size_t count,
+                               int64_t deadline_ns, struct error *error)
+{
+    struct buf tenants = {0}, event_ids = {0};
+    struct db_result *result = NULL;
+    db_array_begin(&tenants);
+    db_array_begin(&event_ids);
+    for (size_t i = 0; i < count; i++) {
+        db_array_put(&tenants, str_from(posts[i]->tenant));
+        db_array_put(&event_ids, str_from(posts[i]->state.event_id));
+        refuse(posts[i], STATUS_UNKNOWN_UPDATE, "the update this stands for is no longer kept");
+    }
+    db_array_end(&tenants);
+    db_array_end(&event_ids);
+    enum status status =
+        refdata_states_query(conn, buf_str(&tenants), buf_str(&event_ids), deadline_ns, &result, error);
+    for (size_t row = 0; status == STATUS_OK && row < db_result_rows(result); row++) {
+        struct refdata_states_row found;
+        refdata_states_row(result, row, &found);
+        take_state(posts[found.asked], &found);
+    }
+    db_result_free(result);
+    buf_deinit(&tenants);
+    buf_deinit(&event_ids);
+    return status;
+}
+
+static void start_anew(struct refdata_post *post)
+{
+    post->is_new = post->is_chunk_new = post->by_key = false;
+    post->result = REFDATA_POST_TAKEN;
+    post->state = (struct refdata_state){.decision = REFDATA_PENDING};
+    memcpy(post->state.event_id, post->update.event_id, UUID_TEXT_BYTES);
+}
+
+enum status refdata_claims_write(struct db_conn *conn, struct refdata_post **posts, size_t count,
+                                 int64_t deadline_ns, struct arena *arena, struct error *error)
+{
+    struct refdata_post **sorted = arena_alloc(arena, count * sizeof *sorted);
+    struct refdata_post **known = arena_alloc(arena, count * sizeof *known);
+    size_t asked = 0, known_count = 0, singles = 0;
+    enum status status = STATUS_OK;
+
+    for (size_t i = 0; i < count; i++) {
+        start_anew(posts[i]);
+        singles += posts[i]->key.ptr || refdata_update_is_chunk(&posts[i]->update);
+    }
+    if (singles)
+        status = claim_singles(conn, posts, count, deadline_ns, arena, error);
+    for (size_t i = 0; i < count; i++) {
+        if (posts[i]->by_key)
+            known[known_count++] = posts[i];
+        else if (posts[i]->result == REFDATA_POST_TAKEN)
+            sorted[asked++] = posts[i];
+    }
+    qsort(sorted, asked, sizeof *sorted, compare_events);
+    if (status == STATUS_OK && asked)
+        status = insert_requests(conn, sorted, asked, deadline_ns, error);
+    for (size_t i = 0; i < asked; i++)
+        if (!sorted[i]->is_new)
+            known[known_count++] = sorted[i];
+    if (status == STATUS_OK && known_count)
+        status = find_states(conn, known, known_count, deadline_ns, error);
+    return status;
+}
+
+enum status refdata_claims_expire(struct db_conn *conn, int64_t deadline_ns, struct error *error)
+{
+    struct db_statement statement;
+    db_statement_init(&statement, expire_sql, 0, NULL);
+    return db_exec(conn, &statement, NULL, deadline_ns, NULL, error);
+}

@@ -1,0 +1,103 @@
+/* The command role (R1, R2, R11): POST /updates and what became of it.
+ *
+ *     loop ─ post.c: check, park ─ committer.c: queue ─ worker ─ commit.c: one transaction for all that queued
+ *          ─ loop ─ post.c: answered, or it waits for its decision ─ news.c
+ *
+ * A post is the loop's; while `busy` it is lent to a worker, which touches nothing above that line in the struct. */
+#ifndef FRESHET_REFDATA_COMMAND_H
+#define FRESHET_REFDATA_COMMAND_H
+
+#include "base/trace.h"
+#include "modules/refdata/command/news.h"
+
+#define REFDATA_KEY_BYTES_MAX 255 /* of Idempotency-Key (I1) */
+
+enum refdata_post_result {
+    REFDATA_POST_REFUSED,  /* `error` says why; nothing was accepted */
+    REFDATA_POST_TAKEN,    /* committed by this very request */
+    REFDATA_POST_REPLAYED, /* was there before, with the same content */
+    REFDATA_POST_UNKNOWN,  /* nobody can tell whether it was committed */
+};
+
+struct refdata_post {
+    /* the loop's */
+    struct refdata *refdata;
+    struct loop *loop;
+    struct loop_park_ref ref; /* of its request; generation 0 = answered, or the client went away */
+    bool busy;                /* a worker has it */
+    bool listed;              /* the news has it, or its message is on its way */
+    bool decided;             /* that message came, with a decision */
+    int64_t wait_until_ns;    /* of WAIT_COMMIT */
+
+    /* whose turn it is */
+    struct worker_job parsing;
+    struct loop_message committed; /* the way back from the committer */
+    struct refdata_waiter waiter;
+    struct refdata_flow *flow;
+    struct refdata_dictionary *dictionary; /* referenced once it is known */
+    bool waits;                            /* consistencyMode=WAIT_COMMIT */
+    int64_t deadline_ns;                   /* for its commit */
+    char tenant[65];
+    struct refdata_limits limits;
+    struct arena arena; /* of what follows; empty once it is committed */
+    struct str body, subject, key /* Idempotency-Key; ptr NULL = none */;
+    struct str traceparent;
+    struct refdata_update update;
+
+    /* the committer's */
+    struct refdata_post *next;
+    size_t bytes;        /* of the body */
+    uint64_t event_hash; /* of (tenant, eventId) */
+    struct str hash;     /* update_request.content_hash */
+    bool is_new, is_chunk_new, by_key;
+    enum refdata_post_result result;
+    struct refdata_state state; /* of TAKEN and REPLAYED */
+    struct error error;         /* of REFUSED and UNKNOWN */
+};
+
+/* ---- post.c ---- */
+void refdata_post_update(struct http_request *request); /* the POST route */
+/* On a worker: the post has its result. It is no longer the caller's. */
+void refdata_post_return(struct refdata_post *post);
+
+/* ---- check.c: is it an update that its dictionary can take? ---- */
+enum status refdata_post_check(struct refdata_post *post, const struct refdata_catalog *catalog) MUST_CHECK;
+
+/* ---- answer.c ---- */
+void refdata_answer_state(struct http_request *request, const struct refdata_post *post,
+                          const struct refdata_state *state);
+void refdata_answer_error(struct http_request *request, const struct error *error);
+void refdata_answer_unknown(struct http_request *request, const struct refdata_post *post);
+
+/* ---- status.c ---- */
+void refdata_get_update(struct http_request *request); /* the GET route */
+
+/* ---- committer.c ---- */
+/* On a loop. OVERLOADED or CANCELLED: it stays the caller's. */
+enum status refdata_committer_add(struct refdata_committer *committer, struct refdata_post *post,
+                                  struct error *error) MUST_CHECK;
+
+/* ---- commit.c ---- */
+/* On a worker: every post gets its result. No two of them name the same event, key or chunk. */
+void refdata_commit_posts(struct refdata_flow *flow, struct refdata_post **posts, size_t count);
+
+/* ---- claims.c: the statements of that transaction before anything is published ---- */
+enum status refdata_claims_write(struct db_conn *conn, struct refdata_post **posts, size_t count,
+                                 int64_t deadline_ns, struct arena *arena, struct error *error) MUST_CHECK;
+enum status refdata_claims_expire(struct db_conn *conn, int64_t deadline_ns, struct error *error) MUST_CHECK;
+
+/* ---- metrics.c ---- */
+enum refdata_update_result {
+    REFDATA_UPDATE_ACCEPTED,
+    REFDATA_UPDATE_REPLAYED,
+    REFDATA_UPDATE_REJECTED,
+    REFDATA_UPDATE_UNAVAILABLE,
+    REFDATA_UPDATE_RESULTS
+};
+void refdata_command_metrics_count(enum refdata_update_result result);
+void refdata_command_metrics_commit(size_t posts, double seconds);
+extern struct metric_family refdata_updates_family, refdata_commit_size_family, refdata_commit_seconds_family;
+
+extern const struct http_route refdata_command_routes[];
+
+#endif

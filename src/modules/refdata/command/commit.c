@@ -1,0 +1,200 @@
+/* One transaction for a group of POSTs (R1, R11): their rows and their commands commit together, or neither.
+ *
+ * All of it may be run again at any time: an event's row is there once, so a try whose commit was not answered is found
+ * by the next one as what it came to. Refused posts leave the group and the rest begins anew; where the server refuses a
+ * statement, each is run by itself, so that one cannot spoil the others. */
+#include <stdlib.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "base/failpoint.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "modules/refdata/command/command.h"
+
+enum {
+    TRIES_MAX = 20, /* of a transaction that the server asks to run again */
+    PAUSE_MS = 50,  /* between tries while an outcome is unknown */
+    HEADERS_MAX = 3,
+};
+
+struct group {
+    struct refdata_flow *flow;
+    struct refdata_post **posts;
+    size_t count;
+    int64_t deadline_ns;
+    bool unknown; /* some try's commit was not answered */
+    struct error error;
+};
+
+/* ---- the message ---- */
+
+static void make_message(const struct refdata_post *post, struct bus_message *message, struct buf *payload,
+                         struct arena *arena)
+{
+    struct bus_header *headers = arena_alloc(arena, HEADERS_MAX * sizeof *headers);
+    unsigned count = 0;
+    headers[count++] = (struct bus_header){STR(BUS_HEADER_EVENT_ID), str_from(post->update.event_id)};
+    if (post->waits)
+        headers[count++] = (struct bus_header){STR(REFDATA_HEADER_WAITED), STR("1")};
+    if (post->traceparent.len)
+        headers[count++] = (struct bus_header){STR(BUS_HEADER_TRACEPARENT), post->traceparent};
+    refdata_update_put(payload, &post->update);
+    *message = (struct bus_message){
+        .topic = STR(REFDATA_COMMANDS),
+        .key = arena_printf(arena, "%s:%.*s", post->tenant, STR_ARG(post->update.dict_code)),
+        .headers = headers,
+        .header_count = count,
+    };
+}
+
+static bool is_published(const struct refdata_post *post)
+{
+    return post->is_new || post->is_chunk_new;
+}
+
+/* In the order they came. */
+static enum status publish(struct group *group, struct db_conn *conn, struct arena *arena)
+{
+    struct bus_message *messages = arena_alloc(arena, group->count * sizeof *messages);
+    struct buf *payloads = arena_zalloc(arena, group->count * sizeof *payloads);
+    size_t count = 0;
+    for (size_t i = 0; i < group->count; i++) {
+        if (!is_published(group->posts[i]))
+            continue;
+        make_message(group->posts[i], &messages[count], &payloads[count], arena);
+        messages[count].payload = buf_str(&payloads[count]);
+        count++;
+    }
+    enum status status =
+        bus_publish_in_tx(group->flow->bus, conn, messages, count, group->deadline_ns, &group->error);
+    for (size_t i = 0; i < count; i++)
+        buf_deinit(&payloads[i]);
+    return status;
+}
+
+/* ---- one try ---- */
+
+static bool has_refused(const struct group *group)
+{
+    for (size_t i = 0; i < group->count; i++)
+        if (group->posts[i]->result == REFDATA_POST_REFUSED)
+            return true;
+    return false;
+}
+
+/* *refused: some of them leave the group, and nothing was committed. */
+static enum status write_and_commit(struct group *group, struct db_conn *conn, struct arena *arena,
+                                    bool *refused)
+{
+    enum status status = db_begin(conn, DB_READ_COMMITTED, group->deadline_ns, &group->error);
+    if (status == STATUS_OK)
+        status =
+            refdata_claims_write(conn, group->posts, group->count, group->deadline_ns, arena, &group->error);
+    if (status == STATUS_OK && has_refused(group)) {
+        *refused = true;
+        return STATUS_OK;
+    }
+    FAILPOINT("command.before_publish");
+    if (status == STATUS_OK)
+        status = publish(group, conn, arena);
+    FAILPOINT("command.before_commit");
+    if (status != STATUS_OK)
+        return status;
+    status = db_commit(conn, group->deadline_ns, &group->error);
+    group->unknown |= status == STATUS_DB_DOWN || status == STATUS_TIMEOUT || status == STATUS_CANCELLED;
+    FAILPOINT("command.after_commit");
+    return status;
+}
+
+static enum status try_once(struct group *group, bool *connected, bool *refused)
+{
+    struct db_conn *conn = NULL;
+    struct arena arena;
+    enum status status = db_acquire(group->flow->database->pool, group->deadline_ns, &conn, &group->error);
+    *connected = status == STATUS_OK;
+    if (status != STATUS_OK)
+        return status;
+    arena_init(&arena, 4096);
+    status = write_and_commit(group, conn, &arena, refused);
+    arena_deinit(&arena);
+    db_release(conn); /* rolls back what was not committed */
+    return status;
+}
+
+/* ---- until it is known ---- */
+
+static void fail_all(struct group *group)
+{
+    for (size_t i = 0; i < group->count; i++) {
+        struct refdata_post *post = group->posts[i];
+        post->result = group->unknown ? REFDATA_POST_UNKNOWN : REFDATA_POST_REFUSED;
+        post->error = group->error;
+        post->error.status = STATUS_UNAVAILABLE;
+    }
+    log_warn("updates_not_committed", LOG_STR("database", group->flow->database->name),
+             LOG_INT("updates", (long long)group->count), LOG_BOOL("unknown", group->unknown),
+             LOG_ERROR_FIELDS(&group->error));
+}
+
+static void keep_accepted(struct group *group)
+{
+    size_t kept = 0;
+    for (size_t i = 0; i < group->count; i++)
+        if (group->posts[i]->result != REFDATA_POST_REFUSED)
+            group->posts[kept++] = group->posts[i];
+    group->count = kept;
+}
+
+static void pause_a_little(void)
+{
+    nanosleep(&(struct timespec){.tv_nsec = PAUSE_MS * CLOCK_NS_PER_MS}, NULL);
+}
+
+/* Is another try worth it? A connection that broke may have been an old one; without any, only those whose outcome is
+ * unknown go on. */
+static bool goes_on(const struct group *group, enum status status, bool connected, int tries)
+{
+    if (status == STATUS_CANCELLED || clock_mono_ns() >= group->deadline_ns)
+        return false;
+    if (status == STATUS_DB_RETRY)
+        return tries < TRIES_MAX;
+    if (status != STATUS_DB_DOWN && status != STATUS_TIMEOUT)
+        return false;
+    if (group->unknown)
+        pause_a_little();
+    return group->unknown || (connected && tries < 3);
+}
+
+static enum status commit(struct group *group)
+{
+    enum status status = STATUS_OK;
+    for (int tries = 1; group->count > 0; tries++) {
+        bool connected = false, refused = false;
+        status = try_once(group, &connected, &refused);
+        if (refused)
+            keep_accepted(group);
+        else if (status == STATUS_OK || !goes_on(group, status, connected, tries))
+            break;
+    }
+    return group->count > 0 ? status : STATUS_OK;
+}
+
+void refdata_commit_posts(struct refdata_flow *flow, struct refdata_post **posts, size_t count)
+{
+    struct refdata_post **own = memory_alloc(count * sizeof *own); /* the caller's array stays whole */
+    struct group group = {.flow = flow, .posts = own, .count = count};
+    memcpy(own, posts, count * sizeof *own);
+    for (size_t i = 0; i < count; i++)
+        group.deadline_ns =
+            posts[i]->deadline_ns > group.deadline_ns ? posts[i]->deadline_ns : group.deadline_ns;
+    enum status status = commit(&group);
+    if (status == STATUS_DB_ERROR && group.count > 1)
+        for (size_t i = 0; i < group.count; i++)
+            refdata_commit_posts(flow, &own[i], 1);
+    else if (status != STATUS_OK)
+        fail_all(&group);
+    else
+        bus_wake(flow->bus, STR(REFDATA_COMMANDS));
+    free(own);
+}

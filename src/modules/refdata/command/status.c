@@ -1,0 +1,108 @@
+/* GET /updates/{eventId} (R2): the row, as it is. On a worker; an event may be in any of the databases. */
+#include "base/clock.h"
+#include "base/json.h"
+#include "modules/refdata/command/command.h"
+#include "modules/refdata/command/states.h"
+
+enum { READ_MS = 5000 };
+
+static void put_time(struct buf *body, const char *name, int64_t unix_us)
+{
+    char text[CLOCK_RFC3339_BYTES];
+    clock_rfc3339(unix_us, text);
+    json_put_member_str(body, name, str_from(text));
+}
+
+static void send_row(struct http_request *request, const struct refdata_states_row *row)
+{
+    const struct refdata_state *state = &row->state;
+    struct buf body;
+    buf_init(&body);
+    buf_put_char(&body, '{');
+    json_put_member_str(&body, "eventId", str_from(state->event_id));
+    json_put_member_str(&body, "dictCode", row->dict_code);
+    json_put_member_str(&body, "status", str_from(refdata_decision_name(state->decision)));
+    if (state->decision == REFDATA_COMMITTED)
+        json_put_member_i64(&body, "committedVersion", state->version);
+    if (state->decision == REFDATA_FAILED) {
+        json_put_member_str(&body, "errorCode", str_from(state->code));
+        json_put_member_str(&body, "errorMessage", str_from(state->reason));
+    }
+    put_time(&body, "createdAt", row->created_us);
+    put_time(&body, "updatedAt", row->updated_us);
+    buf_put_char(&body, '}');
+    http_send(request, &(struct http_response){.status = 200, .body = buf_str(&body)});
+    buf_deinit(&body);
+}
+
+/* *sent: it was there. */
+static enum status look_up(struct http_request *request, struct refdata_database *database, struct str tenant,
+                           struct str event_id, int64_t deadline_ns, bool *sent, struct error *error)
+{
+    struct buf tenants = {0}, event_ids = {0};
+    struct refdata_states_row row;
+    struct db_result *result = NULL;
+    struct db_conn *conn = NULL;
+    if (!atomic_load(&database->schema_ready))
+        return error_set(error, STATUS_UNAVAILABLE, "the schema is not in place");
+    db_array_begin(&tenants);
+    db_array_put(&tenants, tenant);
+    db_array_end(&tenants);
+    db_array_begin(&event_ids);
+    db_array_put(&event_ids, event_id);
+    db_array_end(&event_ids);
+    enum status status = db_acquire(database->pool, deadline_ns, &conn, error);
+    if (status == STATUS_OK)
+        status =
+            refdata_states_query(conn, buf_str(&tenants), buf_str(&event_ids), deadline_ns, &result, error);
+    if (conn)
+        db_release(conn);
+    *sent = status == STATUS_OK && db_result_rows(result) > 0;
+    if (*sent) {
+        refdata_states_row(result, 0, &row);
+        send_row(request, &row);
+    }
+    db_result_free(result);
+    buf_deinit(&tenants);
+    buf_deinit(&event_ids);
+    return status;
+}
+
+static enum status find(struct http_request *request, struct str event_id, struct error *error)
+{
+    struct refdata_catalog *catalog = refdata_catalog_hold(request->context);
+    int64_t deadline_ns = clock_deadline_ms(READ_MS);
+    enum status failure = STATUS_UNKNOWN_UPDATE;
+    struct error own = {0};
+    bool sent = false;
+    error_set(error, STATUS_UNKNOWN_UPDATE, "there is no update %.*s", STR_ARG(event_id));
+    for (size_t i = 0; i < catalog->database_count && !sent; i++) {
+        enum status status = look_up(request, catalog->databases[i], kernel_identity(request)->tenant,
+                                     event_id, deadline_ns, &sent, &own);
+        if (status != STATUS_OK) { /* it may be there */
+            failure = status;
+            *error = own;
+        }
+    }
+    refdata_catalog_unref(catalog);
+    return sent ? STATUS_OK : failure;
+}
+
+void refdata_get_update(struct http_request *request)
+{
+    char text[UUID_TEXT_BYTES];
+    struct str event_id;
+    struct error error = {0};
+    struct uuid uuid;
+    enum status status = http_request_query_only(request, (const char *const[]){NULL}, &error);
+    if (status == STATUS_OK)
+        status = http_request_param(request, "eventId", &event_id, &error);
+    if (status == STATUS_OK && !uuid_parse(event_id, &uuid))
+        status = error_set_field(&error, STATUS_BAD_REQUEST, "eventId", "eventId must be a UUID");
+    if (status == STATUS_OK) {
+        uuid_format(&uuid, text);
+        status = find(request, str_from(text), &error);
+    }
+    if (status != STATUS_OK)
+        http_send_error(request, &error);
+}
