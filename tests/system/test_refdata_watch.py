@@ -423,6 +423,19 @@ def test_nothing_is_kept_for_a_pair_nobody_watches(writer, watch, server):
     assert watch(after=1).lines_to(2)[-1] == {"upToDate": 2}
 
 
+def test_hundreds_of_watchers_each_get_every_change(writer, watch):
+    """More than are woken in one tick of a loop."""
+    writer.update({"a": 1})
+    streams = [watch() for _ in range(700)]
+    for stream in streams:
+        assert stream.line() == {"upToDate": 1}
+    for version in (2, 3, 4):
+        writer.update({f"k{version}": version})
+    for stream in streams:
+        lines = [line for line in stream.lines_to(4) if "version" in line]
+        assert [(line["key"], line["payload"]) for line in lines] == [("k2", 2), ("k3", 3), ("k4", 4)]
+
+
 @pytest.mark.tsan
 def test_a_stop_ends_the_streams_in_order(writer, watch, server):
     writer.update({"a": 1})
