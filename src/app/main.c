@@ -21,6 +21,7 @@ static const struct command {
     {"load", "make a file the whole content of a dictionary", app_load},
     {"watch", "print the changes of a dictionary as they are committed", app_watch},
     {"status", "print what became of an update", app_status},
+    {"outbox", "list events that failed, and try, drop or publish them again", app_outbox},
     {"verify", "compare what pods hold with what the database holds", app_verify},
 };
 
