@@ -107,6 +107,7 @@ void db_statement_init(struct db_statement *statement, const char *sql, unsigned
 
 void db_array_begin(struct buf *out);                   /* text[] literal: begin, put …, end */
 void db_array_put(struct buf *out, struct str element); /* quoted and escaped */
+void db_array_put_null(struct buf *out);
 void db_array_end(struct buf *out);
 
 /* ---- running them ---- */
@@ -164,6 +165,12 @@ enum status db_transaction_timeout(struct db_conn *conn, int64_t timeout_ms, int
                                    struct error *error) MUST_CHECK;
 void db_rollback(
     struct db_conn *conn); /* never fails: a connection that cannot roll back is closed on release */
+
+/* Inside a transaction: a place to come back to; one at a time. After a statement was refused, rolling back to it makes
+ * the transaction usable again. As a statement, for a pipeline: DB_SAVEPOINT_SQL. */
+#define DB_SAVEPOINT_SQL "SAVEPOINT freshet"
+enum status db_rollback_to_savepoint(struct db_conn *conn, int64_t deadline_ns,
+                                     struct error *error) MUST_CHECK;
 
 /* ---- pipelines: several statements in one round trip ----
  * Everything between begin and end goes out together; the first failure makes the server skip the rest. BEGIN

@@ -97,17 +97,34 @@ void db_array_begin(struct buf *out)
     buf_put_char(out, '{');
 }
 
+static void begin_element(struct buf *out)
+{
+    if (out->data[out->end - 1] != '{')
+        buf_put_char(out, ',');
+}
+
 void db_array_put(struct buf *out, struct str element)
 {
-    char last = out->data[out->end - 1];
+    size_t from = 0; /* what is before it has been put */
 
-    buf_put(out, last == '{' ? "\"" : ",\"", last == '{' ? 1 : 2);
-    for (size_t i = 0; i < element.len; i++) {
-        if (element.ptr[i] == '"' || element.ptr[i] == '\\')
-            buf_put_char(out, '\\');
-        buf_put_char(out, element.ptr[i]);
-    }
+    begin_element(out);
     buf_put_char(out, '"');
+    for (size_t i = 0; i < element.len; i++) {
+        if (element.ptr[i] != '"' && element.ptr[i] != '\\')
+            continue;
+        buf_put(out, element.ptr + from, i - from);
+        buf_put_char(out, '\\');
+        from = i;
+    }
+    if (from < element.len)
+        buf_put(out, element.ptr + from, element.len - from);
+    buf_put_char(out, '"');
+}
+
+void db_array_put_null(struct buf *out)
+{
+    begin_element(out);
+    buf_put(out, "NULL", 4);
 }
 
 void db_array_end(struct buf *out)

@@ -51,6 +51,14 @@ enum status db_commit(struct db_conn *conn, int64_t deadline_ns, struct error *e
     return db_conn_command(conn, "COMMIT", deadline_ns, error);
 }
 
+enum status db_rollback_to_savepoint(struct db_conn *conn, int64_t deadline_ns, struct error *error)
+{
+    enum status status = db_conn_check(conn, error);
+
+    return status == STATUS_OK ? db_conn_command(conn, "ROLLBACK TO SAVEPOINT freshet", deadline_ns, error)
+                               : status;
+}
+
 void db_rollback(struct db_conn *conn)
 {
     char sqlstate[sizeof conn->sqlstate];

@@ -1,10 +1,23 @@
-/* Providers: where a dictionary's items come from (the seed's DictionaryProvider). A small table of functions; all are
- * called on a worker, inside the transaction the caller opened. */
+/* Providers: where a dictionary's items come from and go to (the seed's DictionaryProvider). A small table of functions;
+ * all are called on a worker, inside the transaction the caller opened. */
 #ifndef FRESHET_REFDATA_PROVIDER_H
 #define FRESHET_REFDATA_PROVIDER_H
 
 #include "cache/cache.h"
 #include "modules/refdata/dictionary.h"
+#include "modules/refdata/update.h"
+#include "modules/refdata/writer.h"
+
+/* What one update does to a pair's data. */
+struct refdata_write {
+    const struct refdata_dictionary *dictionary;
+    struct str tenant;
+    struct str snapshot_id;     /* of a snapshot */
+    int64_t version, epoch_ms;  /* the one being committed; when the update occurred */
+    struct refdata_item *items; /* each key once */
+    size_t item_count;
+    int64_t begun_version; /* of a staged snapshot: deltas since then go on top of it */
+};
 
 struct refdata_provider {
     const char *name;
@@ -20,10 +33,24 @@ struct refdata_provider {
     enum status (*load_keys)(const struct refdata_dictionary *dictionary, struct str tenant, struct str keys,
                              struct db_conn *conn, int64_t deadline_ns, struct cache_builder *builder,
                              struct error *error);
+
+    /* Is there SQL for what this update asks? */
+    bool (*takes)(const struct refdata_dictionary *dictionary, const struct refdata_update *update);
+    /* Deltas of dictionaries of this provider, in the order they are to be applied. DB_ERROR = refused; it may come
+     * with a later call of the writer. The same holds for snapshots: */
+    enum status (*write_deltas)(const struct refdata_write *changes, size_t count,
+                                struct refdata_writer *writer, struct error *error);
+    /* Exactly these items. */
+    enum status (*write_snapshot)(const struct refdata_write *change, struct refdata_writer *writer,
+                                  struct error *error);
+    /* Exactly what refdata.snapshot_chunk has, and refdata.snapshot_delta on top of it. */
+    enum status (*write_staged)(const struct refdata_write *change, struct refdata_writer *writer,
+                                struct error *error);
 };
 
 extern const struct refdata_provider refdata_provider_sql, refdata_provider_builtin;
 
+enum status refdata_provider_check_value(uint32_t type_oid, struct error *error) MUST_CHECK; /* of column v */
 /* Rows with columns k and v straight into a builder: what both providers' loads come down to. */
 enum status refdata_provider_load(const struct db_statement *statement, const struct db_param *params,
                                   struct db_conn *conn, int64_t deadline_ns, struct cache_builder *builder,

@@ -11,22 +11,33 @@
 struct refdata_command {
     struct refdata_update update; /* its slices live as long as the call */
     bool waited;
-    /* set by refdata_apply_run() */
+    /* Set by refdata_apply_run(). A command that comes with the decision FAILED was refused by the caller: that is
+     * recorded, no more. */
     bool decided; /* false: a chunk that waits for the others, or an event that was decided before */
-    struct refdata_outcome outcome;
+    struct refdata_outcome outcome; /* also of one decided before, where it is still known; else PENDING */
+    /* The last chunk of a snapshot decides the updates that brought the other ones too. In the arena. */
+    struct refdata_outcome *others;
+    size_t other_count;
 };
 
 enum refdata_apply_flags {
-    REFDATA_APPLY_ALONE = 1, /* one command: its failing SQL is rolled back to a savepoint and recorded as FAILED */
-    /* The rows of update_request are not there yet (a POST applied in its own commit): inserts them as decided. */
+    REFDATA_APPLY_ALONE =
+        1, /* one command: its failing SQL is rolled back to a savepoint and recorded as FAILED */
+    /* The rows of update_request are not there yet (a POST applied in its own commit): inserts them as decided; a chunk
+     * that waits for others as PENDING. */
     REFDATA_APPLY_INSERTS = 2,
+    REFDATA_APPLY_LAST =
+        4, /* with ALONE: a statement that takes too long is FAILED too, it had its chances */
 };
 
 /* On a worker, inside an open READ COMMITTED transaction. OK: all outcomes are written there, the caller commits and
- * then calls refdata_flow_decided(), or rolls back. DB_ERROR: some command's SQL was refused and the transaction is
+ * then calls refdata_apply_report(), or rolls back. DB_ERROR: some command's SQL was refused and the transaction is
  * spoilt; run them one by one with REFDATA_APPLY_ALONE. Other failures (DB_DOWN, TIMEOUT, DB_RETRY): run all again. */
-enum status refdata_apply_run(struct refdata_flow *flow, struct db_conn *conn, struct refdata_command *commands,
-                              size_t count, unsigned flags, int64_t deadline_ns, struct arena *arena,
-                              struct error *error) MUST_CHECK;
+enum status refdata_apply_run(struct refdata_flow *flow, struct db_conn *conn,
+                              struct refdata_command *commands, size_t count, unsigned flags,
+                              int64_t deadline_ns, struct arena *arena, struct error *error) MUST_CHECK;
+/* After the commit: whoever waits for these updates, and whoever follows the dictionaries, is told. Updates decided
+ * before are told again: an earlier commit may have been lost sight of. */
+void refdata_apply_report(struct refdata_flow *flow, const struct refdata_command *commands, size_t count);
 
 #endif

@@ -1,0 +1,406 @@
+/* The first round trip of a batch: the pairs' locks, and all that has to be known under them.
+ *
+ * Every pair's dictionary_meta row is locked before anything else is read, in bytewise order, so that batches of other
+ * partitions, processes and committers neither overtake nor deadlock. What is asked after the lock is asked by statements
+ * of their own: one that had to wait for the lock would see the time before. */
+#include "modules/refdata/apply/batch.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/hash.h"
+
+static const char ensure_sql[] =
+    "insert into refdata.dictionary_meta (tenant_id, dict_code, version)"
+    " select t, d, 0 from unnest($1, $2) with ordinality as u (t, d, at) order by at on conflict do nothing";
+/* Sorted before they are locked: the order of $1 and $2. */
+static const char lock_sql[] =
+    "select m.tenant_id, m.dict_code, m.version, m.last_source_revision"
+    " from refdata.dictionary_meta m join unnest($1, $2) as u (t, d) on m.tenant_id = u.t and m.dict_code = u.d"
+    " order by m.tenant_id collate \"C\", m.dict_code collate \"C\" for update of m";
+static const char assembling_sql[] =
+    "select distinct s.tenant_id, s.dict_code"
+    " from refdata.snapshot s join unnest($1, $2) as u (t, d) on s.tenant_id = u.t and s.dict_code = u.d"
+    " where s.status = 'PENDING'";
+/* Sorted too: whoever has the same eventId waits instead of deadlocking. */
+static const char process_sql[] =
+    "insert into refdata.processed_event (tenant_id, event_id, source)"
+    " select t, e::uuid, s from unnest($1, $2, $3) as u (t, e, s) order by t collate \"C\", e collate \"C\""
+    " on conflict do nothing returning tenant_id, event_id";
+/* One row for each chunk whose snapshot is known, by its place in the arrays. The end of a snapshot that took too long
+ * does not take the pair's lock, hence this one. */
+static const char chunks_sql[] =
+    "select u.at, s.status, s.chunks_total, s.received, s.source_revision, s.floor_revision, s.begun_version,"
+    "       s.occurred_ms, s.committed_version, s.error_code, s.error_message, c.content_hash"
+    " from unnest($1, $2, $3, $4) with ordinality as u (t, d, id, part, at)"
+    " join refdata.snapshot s on s.tenant_id = u.t and s.dict_code = u.d and s.snapshot_id = u.id::uuid"
+    " left join refdata.snapshot_chunk c on c.tenant_id = s.tenant_id and c.dict_code = s.dict_code"
+    "  and c.snapshot_id = s.snapshot_id and c.chunk_index = u.part::integer"
+    " order by u.at for update of s";
+static const char outcomes_sql[] =
+    "select u.at, r.status, r.committed_version, r.error_code, r.error_message, r.snapshot_id"
+    " from unnest($1, $2) with ordinality as u (t, e, at)"
+    " join refdata.update_request r on r.tenant_id = u.t and r.event_id = u.e::uuid";
+
+static const enum db_type text_arrays[] = {DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY};
+
+/* ---- small things ---- */
+
+void refdata_command_fail(struct refdata_command *command, enum status failure, const char *format, ...)
+{
+    char text[2 * REFDATA_REASON_BYTES];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    struct str cut = str_utf8_cut(str_from(text), sizeof command->outcome.reason - 1);
+    snprintf(command->outcome.reason, sizeof command->outcome.reason, "%.*s", STR_ARG(cut));
+    command->outcome.decision = REFDATA_FAILED;
+    command->outcome.failure = failure;
+    command->decided = true;
+}
+
+enum status refdata_status_of_code(struct str code)
+{
+    for (int status = STATUS_OK + 1; status < STATUS_COUNT; status++)
+        if (str_eq(code, str_from(status_code(status))))
+            return status;
+    return STATUS_INTERNAL;
+}
+
+bool refdata_revision_is_stale(struct revision revision, struct revision than)
+{
+    return revision.given && than.given && revision.value < than.value;
+}
+
+void refdata_revision_raise(struct revision *revision, struct revision by)
+{
+    if (by.given && (!revision->given || by.value > revision->value))
+        *revision = by;
+}
+
+/* ---- pairs ---- */
+
+static struct pair *find_pair(struct batch *batch, uint32_t *slots, size_t mask, struct str tenant,
+                              const struct refdata_dictionary *dictionary)
+{
+    size_t slot = (size_t)(hash_seeded(tenant) ^ hash_seeded(dictionary->code) * 3) & mask;
+    for (; slots[slot]; slot = (slot + 1) & mask) {
+        struct pair *there = batch->pairs[slots[slot] - 1];
+        if (there->dictionary == dictionary && str_eq(there->tenant, tenant))
+            return there;
+    }
+    struct pair *pair = arena_zalloc(batch->arena, sizeof *pair);
+    *pair = (struct pair){.tenant = tenant, .code = dictionary->code, .dictionary = dictionary};
+    batch->pairs[batch->pair_count++] = pair;
+    slots[slot] = (uint32_t)batch->pair_count;
+    return pair;
+}
+
+static const struct refdata_dictionary *find_dictionary(struct batch *batch, struct refdata_command *command)
+{
+    const struct refdata_update *update = &command->update;
+    struct refdata_dictionary *dictionary = refdata_catalog_find(batch->catalog, update->dict_code);
+    if (!dictionary || dictionary->database != batch->flow->database) {
+        refdata_command_fail(command, STATUS_UNKNOWN_DICTIONARY, "%s",
+                             status_message(STATUS_UNKNOWN_DICTIONARY));
+        return NULL;
+    }
+    if (!dictionary->provider->takes(dictionary, update)) {
+        refdata_command_fail(command, STATUS_DICTIONARY_READ_ONLY, "%s",
+                             status_message(STATUS_DICTIONARY_READ_ONLY));
+        return NULL;
+    }
+    return dictionary;
+}
+
+static int compare_pairs(const void *a, const void *b)
+{
+    const struct pair *x = *(struct pair *const *)a, *y = *(struct pair *const *)b;
+    int order = str_compare(x->tenant, y->tenant);
+    return order ? order : str_compare(x->code, y->code);
+}
+
+static void name_outcome(struct refdata_command *command)
+{
+    struct refdata_outcome *outcome = &command->outcome;
+    bool refused = outcome->decision == REFDATA_FAILED;
+    outcome->tenant = command->update.tenant;
+    outcome->dict_code = command->update.dict_code;
+    outcome->event_id = str_from(command->update.event_id);
+    outcome->decision = refused ? REFDATA_FAILED : REFDATA_PENDING;
+    command->decided = refused;
+    command->others = NULL;
+    command->other_count = 0;
+}
+
+/* A power of two with room for twice as many. */
+static size_t slots_for(size_t count)
+{
+    size_t slots = 16;
+    while (slots < 2 * count)
+        slots *= 2;
+    return slots;
+}
+
+void refdata_batch_open(struct batch *batch)
+{
+    size_t slot_count = slots_for(batch->count);
+    uint32_t *slots = arena_zalloc(batch->arena, slot_count * sizeof *slots);
+    batch->entries = arena_zalloc(batch->arena, batch->count * sizeof *batch->entries);
+    batch->pairs = arena_alloc(batch->arena, batch->count * sizeof(struct pair *));
+    batch->assemblies = arena_alloc(batch->arena, batch->count * sizeof(struct assembly *));
+    batch->deltas = arena_alloc(batch->arena, batch->count * sizeof *batch->deltas);
+    for (size_t i = 0; i < batch->count; i++) {
+        struct refdata_command *command = &batch->commands[i];
+        name_outcome(command);
+        const struct refdata_dictionary *dictionary =
+            command->decided ? NULL : find_dictionary(batch, command);
+        if (dictionary)
+            batch->entries[i].pair =
+                find_pair(batch, slots, slot_count - 1, command->update.tenant, dictionary);
+    }
+    qsort(batch->pairs, batch->pair_count, sizeof(struct pair *), compare_pairs);
+}
+
+/* ---- events that are there already ---- */
+
+static bool is_chunk(const struct batch *batch, size_t at)
+{
+    return batch->entries[at].pair && refdata_update_is_chunk(&batch->commands[at].update);
+}
+
+static uint32_t *find_event(const struct batch *batch, uint32_t *slots, size_t mask, struct str tenant,
+                            struct str event_id)
+{
+    size_t slot = (size_t)hash_seeded(event_id) & mask;
+    for (; slots[slot]; slot = (slot + 1) & mask) {
+        const struct refdata_outcome *there = &batch->commands[slots[slot] - 1].outcome;
+        if (str_eq(there->event_id, event_id) && str_eq(there->tenant, tenant))
+            break;
+    }
+    return &slots[slot];
+}
+
+/* Which of them stand earlier in this batch, and which are not among the new ones that PostgreSQL answered. */
+static void mark_duplicates(struct batch *batch, const struct db_result *fresh)
+{
+    size_t slot_count = slots_for(batch->count), mask = slot_count - 1;
+    uint32_t *slots = arena_zalloc(batch->arena, slot_count * sizeof *slots);
+    for (size_t i = 0; i < batch->count; i++) {
+        const struct refdata_outcome *own = &batch->commands[i].outcome;
+        uint32_t *slot = find_event(batch, slots, mask, own->tenant, own->event_id);
+        if (!*slot)
+            *slot = (uint32_t)i + 1;
+        batch->entries[i].first = *slot - 1;
+        batch->entries[i].duplicate = true;
+    }
+    for (size_t row = 0; row < db_result_rows(fresh); row++) {
+        uint32_t *slot =
+            find_event(batch, slots, mask, db_result_str(fresh, row, 0), db_result_str(fresh, row, 1));
+        if (*slot)
+            batch->entries[*slot - 1].duplicate = false;
+    }
+    for (size_t i = 0; i < batch->count;
+         i++) /* a chunk is known by its place in its snapshot, not by its event */
+        batch->entries[i].duplicate &= !is_chunk(batch, i);
+}
+
+/* An event that had its effect while this update waits was another update's: an eventId used twice. Nobody else would
+ * ever decide it. */
+static bool is_usurped(const struct batch *batch, const struct db_result *rows, size_t row)
+{
+    return !(batch->flags & REFDATA_APPLY_INSERTS) && db_result_is_null(rows, row, 5);
+}
+
+static void take_outcome(struct batch *batch, struct refdata_command *command, const struct db_result *rows,
+                         size_t row)
+{
+    struct refdata_outcome *outcome = &command->outcome;
+    struct str status = db_result_str(rows, row, 1);
+    *outcome = (struct refdata_outcome){
+        .tenant = outcome->tenant, .dict_code = outcome->dict_code, .event_id = outcome->event_id};
+    if (str_eq(status, STR("COMMITTED"))) {
+        outcome->decision = REFDATA_COMMITTED;
+        outcome->version = db_result_i64(rows, row, 2);
+    } else if (str_eq(status, STR("FAILED"))) {
+        struct str reason = db_result_str(rows, row, 4);
+        refdata_command_fail(command, refdata_status_of_code(db_result_str(rows, row, 3)), "%.*s",
+                             STR_ARG(reason));
+        command->decided = false;
+    } else if (is_usurped(batch, rows, row)) {
+        refdata_command_fail(command, STATUS_EVENT_ID_CONFLICT, "another update had this eventId");
+    }
+}
+
+/* A duplicate shows what became of the first one: its sender may still wait, if the commit was lost sight of. */
+static enum status read_outcomes(struct batch *batch, struct error *error)
+{
+    struct refdata_columns columns;
+    struct db_param params[REFDATA_COLUMNS_MAX];
+    struct db_statement statement;
+    struct db_result *rows = NULL;
+    enum status status = STATUS_OK;
+    size_t *places = arena_alloc(batch->arena, batch->count * sizeof *places);
+    refdata_columns_begin(&columns, 2);
+    for (size_t i = 0; i < batch->count; i++) {
+        if (!batch->entries[i].duplicate || batch->entries[i].first != i)
+            continue;
+        batch->commands[i].outcome.decision = REFDATA_PENDING;
+        batch->commands[i].decided = false;
+        refdata_columns_put(&columns, 0, batch->commands[i].outcome.tenant);
+        refdata_columns_put(&columns, 1, batch->commands[i].outcome.event_id);
+        places[columns.rows++] = i;
+    }
+    refdata_columns_end(&columns, params);
+    db_statement_init(&statement, outcomes_sql, 2, text_arrays);
+    if (columns.rows)
+        status = db_query(batch->conn, &statement, params, batch->deadline_ns, &rows, error);
+    for (size_t row = 0; rows && row < db_result_rows(rows); row++)
+        take_outcome(batch, &batch->commands[places[db_result_i64(rows, row, 0) - 1]], rows, row);
+    refdata_columns_free(&columns);
+    db_result_free(rows);
+    return status;
+}
+
+/* ---- the round trip ---- */
+
+enum question { ENSURE, LOCK, ASSEMBLING, PROCESS, CHUNKS, QUESTIONS };
+
+static enum status add_pairs(struct batch *batch, struct error *error)
+{
+    static const char *const questions[] = {ensure_sql, lock_sql, assembling_sql};
+    struct refdata_columns columns;
+    struct db_param params[REFDATA_COLUMNS_MAX];
+    enum status status = STATUS_OK;
+    refdata_columns_begin(&columns, 2);
+    for (size_t i = 0; i < batch->pair_count; i++) {
+        refdata_columns_put(&columns, 0, batch->pairs[i]->tenant);
+        refdata_columns_put(&columns, 1, batch->pairs[i]->code);
+    }
+    refdata_columns_end(&columns, params);
+    for (size_t i = 0; i < 3 && status == STATUS_OK; i++) {
+        struct db_statement statement;
+        db_statement_init(&statement, questions[i], 2, text_arrays);
+        status = db_pipeline_add(batch->conn, &statement, params, error);
+    }
+    refdata_columns_free(&columns);
+    return status;
+}
+
+static enum status add_events(struct batch *batch, struct error *error)
+{
+    struct refdata_columns columns;
+    struct db_param params[REFDATA_COLUMNS_MAX];
+    struct db_statement statement;
+    refdata_columns_begin(&columns, 3);
+    for (size_t i = 0; i < batch->count; i++) {
+        const struct refdata_update *update = &batch->commands[i].update;
+        refdata_columns_put(&columns, 0, update->tenant);
+        refdata_columns_put(&columns, 1, str_from(update->event_id));
+        refdata_columns_put(&columns, 2, update->source == REFDATA_KAFKA ? STR("KAFKA") : STR("REST"));
+    }
+    refdata_columns_end(&columns, params);
+    db_statement_init(&statement, process_sql, 3, text_arrays);
+    enum status status = db_pipeline_add(batch->conn, &statement, params, error);
+    refdata_columns_free(&columns);
+    return status;
+}
+
+/* `places`: which command a row's number means. *count 0 = there is no chunk, nothing is asked. */
+static enum status add_chunks(struct batch *batch, size_t *places, size_t *count, struct error *error)
+{
+    struct refdata_columns columns;
+    struct db_param params[REFDATA_COLUMNS_MAX];
+    struct db_statement statement;
+    enum status status = STATUS_OK;
+    refdata_columns_begin(&columns, 4);
+    for (size_t i = 0; i < batch->count; i++) {
+        const struct refdata_update *update = &batch->commands[i].update;
+        if (!is_chunk(batch, i))
+            continue;
+        refdata_columns_put(&columns, 0, update->tenant);
+        refdata_columns_put(&columns, 1, update->dict_code);
+        refdata_columns_put(&columns, 2, str_from(update->snapshot_id));
+        refdata_columns_put_i64(&columns, 3, update->chunk_index);
+        places[columns.rows++] = i;
+    }
+    *count = columns.rows;
+    refdata_columns_end(&columns, params);
+    db_statement_init(&statement, chunks_sql, 4, text_arrays);
+    if (columns.rows)
+        status = db_pipeline_add(batch->conn, &statement, params, error);
+    refdata_columns_free(&columns);
+    return status;
+}
+
+static enum status take_locks(struct batch *batch, const struct db_result *rows, struct error *error)
+{
+    if (db_result_rows(rows) != batch->pair_count)
+        return error_set(error, STATUS_DB_RETRY, "a row of dictionary_meta went away");
+    for (size_t i = 0; i < batch->pair_count; i++) {
+        struct pair *pair = batch->pairs[i];
+        pair->version = pair->locked_version = db_result_i64(rows, i, 2);
+        pair->revision = (struct revision){!db_result_is_null(rows, i, 3), db_result_i64(rows, i, 3)};
+        pair->locked_revision = pair->revision;
+    }
+    return STATUS_OK;
+}
+
+static void take_assembling(struct batch *batch, const struct db_result *rows)
+{
+    for (size_t row = 0; row < db_result_rows(rows); row++) {
+        const struct pair wanted = {.tenant = db_result_str(rows, row, 0),
+                                    .code = db_result_str(rows, row, 1)};
+        const struct pair *key = &wanted;
+        struct pair **found =
+            bsearch(&key, batch->pairs, batch->pair_count, sizeof(struct pair *), compare_pairs);
+        if (found)
+            (*found)->assembling = true;
+    }
+}
+
+static enum status ask(struct batch *batch, size_t *chunk_places, struct db_result *results[QUESTIONS],
+                       struct error *error)
+{
+    struct db_result *got[QUESTIONS] = {NULL};
+    size_t chunk_count = 0, first = batch->pair_count ? ENSURE : PROCESS;
+    enum status status = db_pipeline_begin(batch->conn, error);
+    if (status != STATUS_OK)
+        return status;
+    if (batch->pair_count)
+        status = add_pairs(batch, error);
+    if (status == STATUS_OK)
+        status = add_events(batch, error);
+    if (status == STATUS_OK)
+        status = add_chunks(batch, chunk_places, &chunk_count, error);
+    struct error later = {0};
+    enum status ended =
+        db_pipeline_end(batch->conn, batch->deadline_ns, got, QUESTIONS - first - !chunk_count, NULL,
+                        status == STATUS_OK ? error : &later);
+    for (size_t i = first; i < QUESTIONS; i++)
+        results[i] = got[i - first];
+    return status == STATUS_OK ? ended : status;
+}
+
+enum status refdata_batch_read(struct batch *batch, struct error *error)
+{
+    struct db_result *results[QUESTIONS] = {NULL};
+    size_t *chunk_places = arena_alloc(batch->arena, batch->count * sizeof *chunk_places);
+    enum status status = ask(batch, chunk_places, results, error);
+    if (status == STATUS_OK && batch->pair_count)
+        status = take_locks(batch, results[LOCK], error);
+    if (status == STATUS_OK && batch->pair_count)
+        take_assembling(batch, results[ASSEMBLING]);
+    if (status == STATUS_OK)
+        mark_duplicates(batch, results[PROCESS]);
+    for (size_t row = 0; status == STATUS_OK && results[CHUNKS] && row < db_result_rows(results[CHUNKS]);
+         row++) {
+        size_t at = chunk_places[db_result_i64(results[CHUNKS], row, 0) - 1];
+        refdata_assembly_found(batch, at, results[CHUNKS], row);
+    }
+    for (size_t i = 0; i < QUESTIONS; i++)
+        db_result_free(results[i]);
+    return status == STATUS_OK ? read_outcomes(batch, error) : status;
+}

@@ -1,0 +1,143 @@
+/* What the files of apply share: a batch of commands on its way through one transaction.
+ *
+ *   apply.c      the way itself: read, decide one by one, write
+ *   batch.c      what has to be known first, in one round trip: locks, versions, duplicates, snapshots in assembly
+ *   snapshots.c  chunks, until they are a snapshot
+ *   record.c     what is written of each decision: version, status, outbox
+ *   handler.c    the bus's side          upkeep.c   what expires, what is forgotten */
+#ifndef FRESHET_REFDATA_APPLY_BATCH_H
+#define FRESHET_REFDATA_APPLY_BATCH_H
+
+#include "modules/refdata/apply/apply.h"
+#include "modules/refdata/provider.h"
+
+struct revision { /* sourceRevision, where there is one */
+    bool given;
+    int64_t value;
+};
+
+struct pair {
+    struct str tenant, code;
+    const struct refdata_dictionary *dictionary; /* the catalog's */
+    int64_t version, locked_version;             /* as the commands so far leave it; as it was found */
+    struct revision revision, locked_revision;
+    bool assembling; /* a snapshot of it is: deltas are recorded */
+};
+
+/* A snapshot that comes in chunks. */
+struct assembly {
+    struct pair *pair;
+    struct str id;
+    enum refdata_decision decision;
+    int32_t chunks_total, received;
+    struct revision revision, floor; /* of its chunks; what it must not undo */
+    int64_t begun_version, occurred_ms, version;
+    enum status failure; /* of FAILED */
+    struct str reason;
+    bool touched;                   /* to be written: a chunk came */
+    struct refdata_command *ending; /* the command that decided it now */
+};
+
+/* What the batch knows of a command beside itself. */
+struct entry {
+    struct pair *pair;         /* NULL = refused before anything was looked at */
+    struct assembly *assembly; /* of a chunk */
+    struct str chunk_hash;     /* of the chunk that was there before; no ptr = none */
+    bool duplicate;            /* the event was processed before, or stands earlier in this batch */
+    size_t first;              /* there; itself otherwise */
+    bool staged;               /* a chunk of its assembly since this batch */
+    bool published;            /* has a version of its own: a row for the outbox */
+    int64_t version;
+    struct refdata_item *items; /* each key once */
+    size_t item_count;
+};
+
+struct batch {
+    struct refdata_flow *flow;
+    struct refdata_catalog *catalog;
+    struct db_conn *conn;
+    struct arena *arena;
+    struct refdata_command *commands;
+    struct entry *entries;
+    size_t count;
+    unsigned flags;
+    int64_t deadline_ns;
+    struct pair **pairs; /* sorted */
+    size_t pair_count;
+    struct assembly **assemblies;
+    size_t assembly_count;
+    struct refdata_write *deltas; /* decided, not yet on their way */
+    size_t delta_count;
+    struct refdata_writer writer;
+};
+
+/* Longest time for the statements that write a whole snapshot. */
+#define SNAPSHOT_TIMEOUT_MS (10 * 60 * 1000)
+
+/* ---- batch.c ---- */
+void refdata_batch_open(struct batch *batch); /* which pairs; refuses what no dictionary takes */
+enum status refdata_batch_read(struct batch *batch, struct error *error) MUST_CHECK;
+void refdata_command_fail(struct refdata_command *command, enum status failure, const char *format, ...)
+    PRINTF_LIKE(3, 4);
+enum status refdata_status_of_code(struct str code); /* the failure with this public code */
+bool refdata_revision_is_stale(struct revision revision, struct revision than);
+void refdata_revision_raise(struct revision *revision, struct revision by);
+
+/* ---- apply.c ---- */
+enum status refdata_batch_write_deltas(struct batch *batch,
+                                       struct error *error) MUST_CHECK; /* those decided so far */
+int64_t refdata_batch_next_version(struct batch *batch, struct entry *entry);
+
+/* ---- snapshots.c ---- */
+/* One row of the question for assemblies: what is known of the snapshot a chunk belongs to. */
+void refdata_assembly_found(struct batch *batch, size_t at, const struct db_result *rows, size_t row);
+enum status refdata_assembly_decide(struct batch *batch, size_t at, struct error *error) MUST_CHECK;
+/* A snapshot with this revision was committed: those in assembly may not undo it. */
+enum status refdata_assembly_raise_floors(struct batch *batch, const struct pair *pair,
+                                          struct revision revision, struct error *error) MUST_CHECK;
+enum status refdata_assembly_record_delta(struct batch *batch, const struct refdata_write *change,
+                                          struct error *error) MUST_CHECK;
+enum status refdata_assembly_write(struct batch *batch, struct error *error) MUST_CHECK;
+
+/* The end of a snapshot, whichever: its data goes, its updates have its status. */
+struct ending {
+    struct str tenant, code, id;
+    enum refdata_decision decision;
+    int64_t version;
+    enum status failure;
+    struct str reason;
+};
+/* `outcomes` (in the writer's arena): the updates this decided. */
+enum status refdata_assembly_end(const struct ending *ending, struct refdata_writer *writer,
+                                 struct refdata_outcome **outcomes, size_t *count,
+                                 struct error *error) MUST_CHECK;
+
+/* ---- record.c ---- */
+enum status refdata_batch_record(struct batch *batch, struct error *error) MUST_CHECK;
+
+/* ---- metrics.c ---- */
+enum apply_result {
+    APPLY_COMMITTED,
+    APPLY_FAILED,
+    APPLY_STAGED,
+    APPLY_DUPLICATE,
+    APPLY_UNREADABLE,
+    APPLY_RESULTS
+};
+void refdata_apply_metrics_register(void);
+void refdata_apply_metrics_count(enum apply_result result, size_t count);
+void refdata_apply_metrics_run(size_t commands, int64_t begun_ns);
+
+/* ---- upkeep.c ---- */
+struct refdata_upkeep;
+struct refdata_upkeep *refdata_upkeep_create(struct refdata_flow *flow);
+void refdata_upkeep_start(struct refdata_upkeep *upkeep); /* home loop */
+void refdata_upkeep_stop(struct refdata_upkeep *upkeep);  /* main thread, loops running */
+void refdata_upkeep_destroy(struct refdata_upkeep *upkeep);
+
+/* ---- handler.c ---- */
+void refdata_handler_run(void *context, struct bus_batch *batch);
+void refdata_handler_committed(void *context, const struct bus_batch *batch, size_t settled);
+void refdata_handler_uncommitted(void *context, const struct bus_batch *batch);
+
+#endif

@@ -1,0 +1,208 @@
+/* Apply on the bus: messages to commands, and a batch of them into the bus's own transaction.
+ *
+ * A batch that fails as a whole comes again one by one, and one that comes alone records its own failure. What takes too
+ * long is tried ATTEMPTS_MAX times, with the bus's backoff about a minute and a half by default, and is refused then: a
+ * statement that never ends must not hold up its partition for ever. */
+#include <stdlib.h>
+
+#include "base/failpoint.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "modules/refdata/apply/batch.h"
+
+#define ARENA_BYTES 65536
+#define ATTEMPTS_MAX 10
+
+struct refdata_apply {
+    struct refdata_flow *flow;
+    struct refdata_upkeep *upkeep;
+};
+
+/* A message was accepted by whoever published it, by limits that were its own: here hold the widest there are. */
+static const struct refdata_limits limits = {.items_max = 1000000,
+                                             .key_bytes_max = 1024,
+                                             .payload_bytes_max = 256u << 20,
+                                             .depth_max = JSON_DEPTH_LIMIT};
+
+/* From the handler to the commit. */
+struct memo {
+    struct arena arena;
+    struct refdata_command *commands;
+    size_t count;
+};
+
+static void free_memo(struct memo *memo)
+{
+    if (!memo)
+        return;
+    arena_deinit(&memo->arena);
+    free(memo);
+}
+
+/* ---- reading ---- */
+
+static bool read_member(const struct json_value *body, struct str name, struct arena *arena, struct str *text)
+{
+    struct json_value value;
+    if (!json_get(body, name, &value) || value.type != JSON_STRING || json_has_nul_escape(value.raw))
+        return false;
+    *text = json_str_decode(value.raw, arena);
+    return true;
+}
+
+/* Whose update was this, if that much can be read? Then it is decided: it failed. */
+static bool name_unreadable(struct str text, struct arena *arena, struct refdata_update *update)
+{
+    struct json_value body;
+    struct str event_id;
+    struct uuid uuid;
+    *update = (struct refdata_update){.chunk_index = 1, .chunks_total = 1};
+    if (json_parse(text, JSON_DEPTH_LIMIT, &body, NULL) != STATUS_OK || body.type != JSON_OBJECT ||
+        !read_member(&body, STR("tenantId"), arena, &update->tenant) || !str_is_name(update->tenant) ||
+        !read_member(&body, STR("eventId"), arena, &event_id) || !uuid_parse(event_id, &uuid))
+        return false;
+    uuid_format(&uuid, update->event_id);
+    if (!read_member(&body, STR("dictCode"), arena, &update->dict_code))
+        update->dict_code = STR("");
+    return true;
+}
+
+static enum status read_update(struct str text, struct arena *arena, struct refdata_update *update,
+                               struct error *error)
+{
+    struct json_value body;
+    struct str code;
+    enum status status = refdata_update_open(text, &limits, &body, &code, arena, error);
+    return status == STATUS_OK
+               ? refdata_update_read(&body, REFDATA_FROM_BUS, STR_NONE, &limits, arena, update, error)
+               : status;
+}
+
+static void read_message(struct memo *memo, struct bus_batch *batch, size_t at)
+{
+    const struct bus_message *message = &batch->messages[at];
+    struct refdata_command *command = &memo->commands[memo->count];
+    struct error error = {0};
+    command->waited = bus_message_header(message, STR(REFDATA_HEADER_WAITED)).ptr != NULL;
+    if (read_update(message->payload, &memo->arena, &command->update, &error) == STATUS_OK) {
+        memo->count++;
+        return;
+    }
+    refdata_apply_metrics_count(APPLY_UNREADABLE, 1);
+    bus_batch_term(batch, at, "not a command: %s", error.message);
+    if (!name_unreadable(message->payload, &memo->arena, &command->update))
+        return;
+    refdata_command_fail(command, STATUS_BAD_REQUEST, "%s", error.message);
+    memo->count++;
+}
+
+static struct memo *read_messages(struct bus_batch *batch)
+{
+    struct memo *memo = memory_zalloc(sizeof *memo);
+    arena_init(&memo->arena, ARENA_BYTES);
+    memo->commands = arena_zalloc(&memo->arena, batch->count * sizeof *memo->commands);
+    for (size_t i = 0; i < batch->count; i++)
+        read_message(memo, batch, i);
+    return memo;
+}
+
+/* ---- the bus's callbacks ---- */
+
+static unsigned flags_of(const struct memo *memo, const struct bus_batch *batch)
+{
+    if (memo->count != 1)
+        return 0;
+    return REFDATA_APPLY_ALONE | (batch->attempt + 1 >= ATTEMPTS_MAX ? REFDATA_APPLY_LAST : 0);
+}
+
+void refdata_handler_run(void *context, struct bus_batch *batch)
+{
+    struct refdata_apply *apply = context;
+    struct error error = {0};
+    struct memo *memo = read_messages(batch);
+    batch->memo = memo;
+    if (memo->count == 0)
+        return;
+    if (memo->count == 1 && batch->attempt >= ATTEMPTS_MAX)
+        refdata_command_fail(&memo->commands[0], STATUS_UPDATE_REFUSED, "given up: it did not end in time");
+    enum status status = refdata_apply_run(apply->flow, batch->conn, memo->commands, memo->count,
+                                           flags_of(memo, batch), batch->deadline_ns, &memo->arena, &error);
+    FAILPOINT("apply.before_commit");
+    /* A lost connection is the bus's to find: it takes the batch up again as it was. */
+    if (status != STATUS_OK && status != STATUS_DB_DOWN && status != STATUS_CANCELLED)
+        bus_batch_rollback(batch, "%s", error.message);
+}
+
+static void log_failures(const struct memo *memo)
+{
+    for (size_t i = 0; i < memo->count; i++) {
+        const struct refdata_command *command = &memo->commands[i];
+        if (!command->decided || command->outcome.decision != REFDATA_FAILED)
+            continue;
+        log_warn("update_failed", LOG_STR("eventId", command->outcome.event_id),
+                 LOG_STR("tenant", command->outcome.tenant), LOG_STR("dictCode", command->outcome.dict_code),
+                 LOG_CSTR("source", command->update.source == REFDATA_KAFKA ? "KAFKA" : "REST"),
+                 LOG_CSTR("code", status_code(command->outcome.failure)),
+                 LOG_CSTR("reason", command->outcome.reason));
+    }
+}
+
+void refdata_handler_committed(void *context, const struct bus_batch *batch, size_t settled)
+{
+    struct refdata_apply *apply = context;
+    struct memo *memo = batch->memo;
+    (void)settled; /* a batch of ours is settled whole */
+    FAILPOINT("apply.after_commit");
+    if (!memo)
+        return;
+    refdata_apply_report(apply->flow, memo->commands, memo->count);
+    log_failures(memo);
+    free_memo(memo);
+}
+
+void refdata_handler_uncommitted(void *context, const struct bus_batch *batch)
+{
+    (void)context;
+    free_memo(batch->memo);
+}
+
+/* ---- the role's part of a flow ---- */
+
+struct refdata_apply *refdata_apply_create(struct refdata_flow *flow)
+{
+    const struct refdata_catalog *catalog = atomic_load(&flow->refdata->catalog);
+    struct refdata_apply *apply = memory_zalloc(sizeof *apply);
+    struct error error = {0};
+    apply->flow = flow;
+    refdata_apply_metrics_register();
+    apply->upkeep = refdata_upkeep_create(flow);
+    const struct bus_subscription subscription = {.topic = REFDATA_COMMANDS,
+                                                  .group = REFDATA_APPLY_GROUP,
+                                                  .mode = BUS_SHARED,
+                                                  .from = BUS_FROM_START,
+                                                  .batch_max = (unsigned)catalog->updates.batch_max,
+                                                  .context = apply,
+                                                  .handler = refdata_handler_run,
+                                                  .on_committed = refdata_handler_committed,
+                                                  .on_uncommitted = refdata_handler_uncommitted};
+    if (bus_subscribe(flow->bus, &subscription, &error) != STATUS_OK) /* its topic is ours: cannot happen */
+        log_error("apply_not_subscribed", LOG_STR("database", flow->database->name),
+                  LOG_ERROR_FIELDS(&error));
+    return apply;
+}
+
+void refdata_apply_start(struct refdata_apply *apply)
+{
+    refdata_upkeep_start(apply->upkeep);
+}
+
+void refdata_apply_stop(struct refdata_apply *apply)
+{
+    refdata_upkeep_stop(apply->upkeep);
+}
+
+void refdata_apply_destroy(struct refdata_apply *apply)
+{
+    refdata_upkeep_destroy(apply->upkeep);
+    free(apply);
+}

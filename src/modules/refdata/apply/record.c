@@ -1,0 +1,161 @@
+/* What is written of every decision, for a whole batch at once: the versions, the outbox, the statuses. */
+#include "modules/refdata/apply/batch.h"
+
+#include "base/failpoint.h"
+
+/* The time of the change, from which freshness is measured: as late as can be. */
+static const char versions_sql[] =
+    "update refdata.dictionary_meta m set version = u.version::bigint,"
+    "  last_source_revision = u.revision::bigint, updated_at = clock_timestamp()"
+    " from unnest($1, $2, $3, $4) as u (t, d, version, revision)"
+    " where m.tenant_id = u.t and m.dict_code = u.d";
+/* Ids ascend in the order of the rows, hence within a pair with its versions. */
+static const char outbox_sql[] =
+    "insert into refdata.outbox_event (tenant_id, event_id, dict_code, version, payload, keys)"
+    " select t, e::uuid, d, v::bigint, jsonb_build_object('eventId', e, 'tenantId', t, 'dictCode', d,"
+    "   'version', v::bigint, 'committedAt',"
+    "   to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')), keys::text[]"
+    " from unnest($1, $2, $3, $4, $5) with ordinality as u (t, e, d, v, keys, at) order by at";
+static const char statuses_sql[] =
+    "update refdata.update_request r set status = u.status, committed_version = u.version::bigint,"
+    "  error_code = u.code, error_message = u.message, updated_at = clock_timestamp()"
+    " from unnest($1, $2, $3, $4, $5, $6) as u (t, e, status, version, code, message)"
+    " where r.tenant_id = u.t and r.event_id = u.e::uuid and r.status = 'PENDING'";
+static const char insert_sql[] =
+    "insert into refdata.update_request (tenant_id, event_id, status, committed_version, error_code,"
+    "  error_message, dict_code, source, content_hash, snapshot_id)"
+    " select t, e::uuid, status, version::bigint, code, message, d, source, hash, snapshot::uuid"
+    " from unnest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
+    "  as u (t, e, status, version, code, message, d, source, hash, snapshot) on conflict do nothing";
+
+static const enum db_type text_arrays[REFDATA_COLUMNS_MAX] = {
+    DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY,
+    DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY};
+
+static enum status write_versions(struct batch *batch, struct error *error)
+{
+    struct refdata_columns columns;
+    refdata_columns_begin(&columns, 4);
+    for (size_t i = 0; i < batch->pair_count; i++) {
+        const struct pair *pair = batch->pairs[i];
+        if (pair->version == pair->locked_version)
+            continue;
+        refdata_columns_put(&columns, 0, pair->tenant);
+        refdata_columns_put(&columns, 1, pair->code);
+        refdata_columns_put_i64(&columns, 2, pair->version);
+        if (pair->revision.given)
+            refdata_columns_put_i64(&columns, 3, pair->revision.value);
+        else
+            refdata_columns_put_null(&columns, 3);
+        columns.rows++;
+    }
+    return refdata_columns_write(&columns, versions_sql, text_arrays, &batch->writer, error);
+}
+
+/* A text[] as an element: arrays of arrays of different lengths are not to be had. */
+static void put_keys(struct refdata_columns *columns, unsigned column, const struct entry *entry)
+{
+    struct buf keys;
+    buf_init(&keys);
+    db_array_begin(&keys);
+    for (size_t i = 0; i < entry->item_count; i++)
+        db_array_put(&keys, entry->items[i].key);
+    db_array_end(&keys);
+    refdata_columns_put(columns, column, buf_str(&keys));
+    buf_deinit(&keys);
+}
+
+static enum status write_outbox(struct batch *batch, struct error *error)
+{
+    struct refdata_columns columns;
+    refdata_columns_begin(&columns, 5);
+    for (size_t i = 0; i < batch->count; i++) {
+        const struct refdata_update *update = &batch->commands[i].update;
+        const struct entry *entry = &batch->entries[i];
+        if (!entry->published)
+            continue;
+        refdata_columns_put(&columns, 0, update->tenant);
+        refdata_columns_put(&columns, 1, str_from(update->event_id));
+        refdata_columns_put(&columns, 2, update->dict_code);
+        refdata_columns_put_i64(&columns, 3, entry->version);
+        if (update->type == REFDATA_DELTA)
+            put_keys(&columns, 4, entry);
+        else
+            refdata_columns_put_null(&columns, 4);
+        columns.rows++;
+    }
+    return refdata_columns_write(&columns, outbox_sql, text_arrays, &batch->writer, error);
+}
+
+/* ---- statuses ---- */
+
+static void put_status(struct refdata_columns *columns, const struct refdata_command *command, bool decided)
+{
+    const struct refdata_outcome *outcome = &command->outcome;
+    enum refdata_decision decision = decided ? outcome->decision : REFDATA_PENDING;
+    bool failed = decision == REFDATA_FAILED;
+    refdata_columns_put(columns, 0, outcome->tenant);
+    refdata_columns_put(columns, 1, outcome->event_id);
+    refdata_columns_put(columns, 2, str_from(refdata_decision_name(decision)));
+    if (decision == REFDATA_COMMITTED)
+        refdata_columns_put_i64(columns, 3, outcome->version);
+    else
+        refdata_columns_put_null(columns, 3);
+    refdata_columns_put(columns, 4, failed ? str_from(status_code(outcome->failure)) : STR_NONE);
+    refdata_columns_put(columns, 5, failed ? str_from(outcome->reason) : STR_NONE);
+    columns->rows++;
+}
+
+static enum status update_statuses(struct batch *batch, struct error *error)
+{
+    struct refdata_columns columns;
+    refdata_columns_begin(&columns, 6);
+    for (size_t i = 0; i < batch->count; i++)
+        if (batch->commands[i].decided)
+            put_status(&columns, &batch->commands[i], true);
+    return refdata_columns_write(&columns, statuses_sql, text_arrays, &batch->writer, error);
+}
+
+/* Does the end of its snapshot say what becomes of it? */
+static bool is_decided_by_snapshot(const struct batch *batch, size_t at)
+{
+    const struct assembly *assembly = batch->entries[at].assembly;
+    return assembly && assembly->ending && batch->commands[at].outcome.failure != STATUS_CHUNK_CONFLICT;
+}
+
+static enum status insert_statuses(struct batch *batch, struct error *error)
+{
+    struct refdata_columns columns;
+    refdata_columns_begin(&columns, 10);
+    for (size_t i = 0; i < batch->count; i++) {
+        const struct refdata_command *command = &batch->commands[i];
+        const struct refdata_update *update = &command->update;
+        char hash[HASH128_HEX_BYTES];
+        if (batch->entries[i].duplicate)
+            continue;
+        put_status(&columns, command, command->decided && !is_decided_by_snapshot(batch, i));
+        hash128_hex(update->content, hash);
+        refdata_columns_put(&columns, 6, update->dict_code);
+        refdata_columns_put(&columns, 7, update->source == REFDATA_KAFKA ? STR("KAFKA") : STR("REST"));
+        refdata_columns_put(&columns, 8, str_from(hash));
+        refdata_columns_put(&columns, 9,
+                            refdata_update_is_chunk(update) ? str_from(update->snapshot_id) : STR_NONE);
+    }
+    return refdata_columns_write(&columns, insert_sql, text_arrays, &batch->writer, error);
+}
+
+enum status refdata_batch_record(struct batch *batch, struct error *error)
+{
+    bool inserts = batch->flags & REFDATA_APPLY_INSERTS;
+    enum status status = inserts ? insert_statuses(batch, error) : STATUS_OK;
+    if (status == STATUS_OK)
+        status = refdata_assembly_write(batch, error);
+    if (status == STATUS_OK && !inserts)
+        status = update_statuses(batch, error);
+    FAILPOINT("apply.before_version");
+    if (status == STATUS_OK)
+        status = write_outbox(batch, error);
+    if (status == STATUS_OK)
+        status = write_versions(batch, error);
+    return status == STATUS_OK ? refdata_writer_wait(&batch->writer, error) : status;
+}

@@ -1,0 +1,423 @@
+/* Snapshots that come in chunks (R8): staged as they come, in any order, and written when the last one is there.
+ *
+ * A chunk is kept as two arrays, keys and raw payloads, that no statement looks into before the end: staging costs little
+ * more than storing bytes, and the payloads are parsed once. What is decided leaves its row behind, so that a chunk that
+ * comes late, or again, meets its snapshot's status instead of beginning another one. */
+#include "modules/refdata/apply/batch.h"
+
+#include "base/failpoint.h"
+
+static const char begin_sql[] =
+    "insert into refdata.snapshot (tenant_id, dict_code, snapshot_id, status, chunks_total, received,"
+    "  floor_revision, begun_version, occurred_ms) values ($1, $2, $3, 'PENDING', $4, 0, $5, $6, $7)";
+static const char stage_sql[] =
+    "insert into refdata.snapshot_chunk"
+    " (tenant_id, dict_code, snapshot_id, chunk_index, event_id, content_hash, keys, payloads)"
+    " values ($1, $2, $3, $4, $5, $6, $7, $8)";
+static const char touch_sql[] =
+    "update refdata.snapshot set received = $4, source_revision = $5, occurred_ms = $6,"
+    "  updated_at = clock_timestamp() where tenant_id = $1 and dict_code = $2 and snapshot_id = $3";
+static const char floors_sql[] = "update refdata.snapshot set floor_revision = greatest(floor_revision, $3)"
+                                 " where tenant_id = $1 and dict_code = $2 and status = 'PENDING'";
+static const char delta_sql[] =
+    "insert into refdata.snapshot_delta (tenant_id, dict_code, version, occurred_ms, keys, payloads)"
+    " values ($1, $2, $3, $4, $5, $6)";
+static const char is_part_sql[] =
+    "select from refdata.snapshot_chunk"
+    " where tenant_id = $1 and dict_code = $2 and snapshot_id = $3 and event_id = $4 limit 1";
+
+static const char end_sql[] =
+    "update refdata.snapshot set status = $4, committed_version = $5, error_code = $6, error_message = $7,"
+    "  updated_at = clock_timestamp() where tenant_id = $1 and dict_code = $2 and snapshot_id = $3";
+static const char drop_data_sql[] = "update refdata.snapshot_chunk set keys = null, payloads = null"
+                                    " where tenant_id = $1 and dict_code = $2 and snapshot_id = $3";
+/* Deltas are kept while any snapshot of the pair may need them. */
+static const char drop_deltas_sql[] =
+    "delete from refdata.snapshot_delta where tenant_id = $1 and dict_code = $2 and not exists"
+    " (select from refdata.snapshot where tenant_id = $1 and dict_code = $2 and status = 'PENDING')";
+static const char end_updates_sql[] =
+    "update refdata.update_request set status = $4, committed_version = $5, error_code = $6,"
+    "  error_message = $7, updated_at = clock_timestamp()"
+    " where tenant_id = $1 and dict_code = $2 and snapshot_id = $3 and status = 'PENDING' returning event_id";
+
+/* ---- what is known ---- */
+
+static struct assembly *find_assembly(const struct batch *batch, const struct pair *pair, struct str id)
+{
+    for (size_t i = 0; i < batch->assembly_count; i++)
+        if (batch->assemblies[i]->pair == pair && str_eq(batch->assemblies[i]->id, id))
+            return batch->assemblies[i];
+    return NULL;
+}
+
+static struct assembly *add_assembly(struct batch *batch, struct pair *pair, struct str id)
+{
+    struct assembly *assembly = arena_zalloc(batch->arena, sizeof *assembly);
+    assembly->pair = pair;
+    assembly->id = id;
+    batch->assemblies[batch->assembly_count++] = assembly;
+    return assembly;
+}
+
+static struct revision revision_at(const struct db_result *rows, size_t row, unsigned column)
+{
+    return (struct revision){!db_result_is_null(rows, row, column), db_result_i64(rows, row, column)};
+}
+
+static void read_assembly(struct assembly *assembly, const struct db_result *rows, size_t row,
+                          struct arena *arena)
+{
+    struct str status = db_result_str(rows, row, 1);
+    assembly->decision = str_eq(status, STR("PENDING"))     ? REFDATA_PENDING
+                         : str_eq(status, STR("COMMITTED")) ? REFDATA_COMMITTED
+                                                            : REFDATA_FAILED;
+    assembly->chunks_total = (int32_t)db_result_i64(rows, row, 2);
+    assembly->received = (int32_t)db_result_i64(rows, row, 3);
+    assembly->revision = revision_at(rows, row, 4);
+    assembly->floor = revision_at(rows, row, 5);
+    assembly->begun_version = db_result_i64(rows, row, 6);
+    assembly->occurred_ms = db_result_i64(rows, row, 7);
+    assembly->version = db_result_i64(rows, row, 8);
+    if (assembly->decision == REFDATA_FAILED) {
+        assembly->failure = refdata_status_of_code(db_result_str(rows, row, 9));
+        assembly->reason = arena_str(arena, db_result_str(rows, row, 10));
+    }
+}
+
+void refdata_assembly_found(struct batch *batch, size_t at, const struct db_result *rows, size_t row)
+{
+    struct entry *entry = &batch->entries[at];
+    struct str id = str_from(batch->commands[at].update.snapshot_id);
+    entry->assembly = find_assembly(batch, entry->pair, id);
+    if (!entry->assembly) {
+        entry->assembly = add_assembly(batch, entry->pair, id);
+        read_assembly(entry->assembly, rows, row, batch->arena);
+    }
+    if (!db_result_is_null(rows, row, 11))
+        entry->chunk_hash = arena_str(batch->arena, db_result_str(rows, row, 11));
+}
+
+/* ---- statements ---- */
+
+static enum status begin_assembly(struct batch *batch, const struct assembly *assembly, struct error *error)
+{
+    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_UUID, DB_INT, DB_BIGINT, DB_BIGINT, DB_BIGINT};
+    char total[REFDATA_NUMBER_BYTES], floor[REFDATA_NUMBER_BYTES], version[REFDATA_NUMBER_BYTES],
+        occurred[REFDATA_NUMBER_BYTES];
+    const struct db_param params[] = {
+        {assembly->pair->tenant},
+        {assembly->pair->code},
+        {assembly->id},
+        {refdata_number(total, assembly->chunks_total)},
+        {assembly->floor.given ? refdata_number(floor, assembly->floor.value) : STR_NONE},
+        {refdata_number(version, assembly->begun_version)},
+        {refdata_number(occurred, assembly->occurred_ms)}};
+    struct db_statement statement;
+    db_statement_init(&statement, begin_sql, 7, types);
+    return refdata_writer_add(&batch->writer, &statement, params, error);
+}
+
+/* Keys and payloads of items as two arrays; a deletion has no payload. */
+static void put_items(struct refdata_columns *columns, const struct refdata_item *items, size_t count)
+{
+    refdata_columns_begin(columns, 2);
+    for (size_t i = 0; i < count; i++) {
+        refdata_columns_put(columns, 0, items[i].key);
+        refdata_columns_put(columns, 1, items[i].is_delete ? STR_NONE : items[i].payload);
+    }
+}
+
+static enum status stage(struct batch *batch, size_t at, struct error *error)
+{
+    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_UUID,       DB_INT,
+                                         DB_UUID, DB_TEXT, DB_TEXT_ARRAY, DB_TEXT_ARRAY};
+    const struct refdata_update *update = &batch->commands[at].update;
+    const struct entry *entry = &batch->entries[at];
+    char index[REFDATA_NUMBER_BYTES], hash[HASH128_HEX_BYTES];
+    hash128_hex(update->content, hash);
+    struct db_param params[6 + REFDATA_COLUMNS_MAX] = {{update->tenant},
+                                                       {update->dict_code},
+                                                       {entry->assembly->id},
+                                                       {refdata_number(index, update->chunk_index)},
+                                                       {str_from(update->event_id)},
+                                                       {str_from(hash)}};
+    struct refdata_columns columns;
+    struct db_statement statement;
+    put_items(&columns, entry->items, entry->item_count);
+    refdata_columns_end(&columns, params + 6);
+    db_statement_init(&statement, stage_sql, 8, types);
+    enum status status = refdata_writer_add(&batch->writer, &statement, params, error);
+    refdata_columns_free(&columns);
+    return status;
+}
+
+enum status refdata_assembly_record_delta(struct batch *batch, const struct refdata_write *change,
+                                          struct error *error)
+{
+    static const enum db_type types[] = {DB_TEXT,   DB_TEXT,       DB_BIGINT,
+                                         DB_BIGINT, DB_TEXT_ARRAY, DB_TEXT_ARRAY};
+    char version[REFDATA_NUMBER_BYTES], occurred[REFDATA_NUMBER_BYTES];
+    struct db_param params[4 + REFDATA_COLUMNS_MAX] = {{change->tenant},
+                                                       {change->dictionary->code},
+                                                       {refdata_number(version, change->version)},
+                                                       {refdata_number(occurred, change->epoch_ms)}};
+    struct refdata_columns columns;
+    struct db_statement statement;
+    put_items(&columns, change->items, change->item_count);
+    refdata_columns_end(&columns, params + 4);
+    db_statement_init(&statement, delta_sql, 6, types);
+    enum status status = refdata_writer_add(&batch->writer, &statement, params, error);
+    refdata_columns_free(&columns);
+    return status;
+}
+
+enum status refdata_assembly_raise_floors(struct batch *batch, const struct pair *pair,
+                                          struct revision revision, struct error *error)
+{
+    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_BIGINT};
+    char text[REFDATA_NUMBER_BYTES];
+    struct db_statement statement;
+    if (!pair->assembling || !revision.given)
+        return STATUS_OK;
+    for (size_t i = 0; i < batch->assembly_count; i++)
+        if (batch->assemblies[i]->pair == pair)
+            refdata_revision_raise(&batch->assemblies[i]->floor, revision);
+    const struct db_param params[] = {{pair->tenant}, {pair->code}, {refdata_number(text, revision.value)}};
+    db_statement_init(&statement, floors_sql, 3, types);
+    return refdata_writer_add(&batch->writer, &statement, params, error);
+}
+
+/* ---- deciding ---- */
+
+/* The chunk with the same place that came earlier: in this batch, or before it. No ptr = none. */
+static struct str hash_before(const struct batch *batch, size_t at)
+{
+    for (size_t i = at; i-- > 0;) {
+        const struct refdata_update *earlier = &batch->commands[i].update;
+        if (batch->entries[i].staged && batch->entries[i].assembly == batch->entries[at].assembly &&
+            earlier->chunk_index == batch->commands[at].update.chunk_index) {
+            char *hash = arena_alloc(batch->arena, HASH128_HEX_BYTES);
+            hash128_hex(earlier->content, hash);
+            return str_from(hash);
+        }
+    }
+    return batch->entries[at].chunk_hash;
+}
+
+static bool is_same(struct str hash, const struct refdata_update *update)
+{
+    char own[HASH128_HEX_BYTES];
+    hash128_hex(update->content, own);
+    return str_eq(hash, str_from(own));
+}
+
+/* An event that brought good chunks of this very snapshot shows the snapshot's status, not this chunk's. */
+static enum status refuse_chunk(struct batch *batch, size_t at, const char *why, struct error *error)
+{
+    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_UUID, DB_UUID};
+    struct refdata_command *command = &batch->commands[at];
+    const struct refdata_update *update = &command->update;
+    const struct db_param params[] = {
+        {update->tenant}, {update->dict_code}, {str_from(update->snapshot_id)}, {str_from(update->event_id)}};
+    struct db_statement statement;
+    struct db_result *rows = NULL;
+    db_statement_init(&statement, is_part_sql, 4, types);
+    enum status status = refdata_writer_query(&batch->writer, &statement, params, &rows, error);
+    if (status == STATUS_OK && db_result_rows(rows) == 0)
+        refdata_command_fail(command, STATUS_CHUNK_CONFLICT, "%s", why);
+    db_result_free(rows);
+    return status;
+}
+
+static void end_assembly(struct assembly *assembly, struct refdata_command *command,
+                         enum refdata_decision decision)
+{
+    assembly->decision = decision;
+    assembly->ending = command;
+}
+
+static void show_decision(const struct assembly *assembly, struct refdata_command *command)
+{
+    if (assembly->decision == REFDATA_FAILED) {
+        refdata_command_fail(command, assembly->failure, "%.*s", STR_ARG(assembly->reason));
+        return;
+    }
+    command->outcome.decision = assembly->decision;
+    command->outcome.version = assembly->version;
+    command->decided = assembly->decision != REFDATA_PENDING;
+}
+
+/* All chunks are there. */
+static enum status complete(struct batch *batch, size_t at, struct error *error)
+{
+    struct entry *entry = &batch->entries[at];
+    struct assembly *assembly = entry->assembly;
+    struct pair *pair = entry->pair;
+    enum status status = refdata_batch_write_deltas(batch, error);
+    if (status == STATUS_OK)
+        status = refdata_writer_allow(&batch->writer, SNAPSHOT_TIMEOUT_MS, error);
+    if (status != STATUS_OK)
+        return status;
+    FAILPOINT("apply.before_finalize");
+    assembly->version = refdata_batch_next_version(batch, entry);
+    const struct refdata_write change = {.dictionary = pair->dictionary,
+                                         .tenant = pair->tenant,
+                                         .snapshot_id = assembly->id,
+                                         .version = assembly->version,
+                                         .epoch_ms = assembly->occurred_ms,
+                                         .begun_version = assembly->begun_version};
+    end_assembly(assembly, &batch->commands[at], REFDATA_COMMITTED);
+    refdata_revision_raise(&pair->revision, assembly->revision);
+    status = pair->dictionary->provider->write_staged(&change, &batch->writer, error);
+    return status == STATUS_OK ? refdata_assembly_raise_floors(batch, pair, assembly->revision, error)
+                               : status;
+}
+
+static enum status take_chunk(struct batch *batch, size_t at, struct error *error)
+{
+    const struct refdata_update *update = &batch->commands[at].update;
+    struct assembly *assembly = batch->entries[at].assembly;
+    const struct revision revision = {update->has_revision, update->source_revision};
+    int64_t occurred_ms = update->occurred_at_us / 1000;
+    if (refdata_revision_is_stale(revision, assembly->floor)) {
+        assembly->failure = STATUS_STALE_SOURCE_REVISION;
+        assembly->reason = str_from(status_message(STATUS_STALE_SOURCE_REVISION));
+        end_assembly(assembly, &batch->commands[at], REFDATA_FAILED);
+        return STATUS_OK;
+    }
+    refdata_revision_raise(&assembly->revision, revision);
+    if (occurred_ms > assembly->occurred_ms)
+        assembly->occurred_ms = occurred_ms;
+    assembly->received++;
+    batch->entries[at].staged = true;
+    enum status status = stage(batch, at, error);
+    if (status == STATUS_OK && assembly->received == assembly->chunks_total)
+        status = complete(batch, at, error);
+    return status;
+}
+
+static enum status begin(struct batch *batch, size_t at, struct error *error)
+{
+    const struct refdata_update *update = &batch->commands[at].update;
+    struct entry *entry = &batch->entries[at];
+    struct str id = str_from(update->snapshot_id);
+    entry->assembly = find_assembly(batch, entry->pair, id);
+    if (entry->assembly)
+        return STATUS_OK;
+    entry->assembly = add_assembly(batch, entry->pair, id);
+    entry->assembly->chunks_total = update->chunks_total;
+    entry->assembly->floor = entry->pair->revision;
+    entry->assembly->begun_version = entry->pair->version;
+    entry->assembly->occurred_ms = update->occurred_at_us / 1000;
+    entry->pair->assembling = true;
+    return begin_assembly(batch, entry->assembly, error);
+}
+
+enum status refdata_assembly_decide(struct batch *batch, size_t at, struct error *error)
+{
+    struct refdata_command *command = &batch->commands[at];
+    struct entry *entry = &batch->entries[at];
+    enum status status = entry->assembly ? STATUS_OK : begin(batch, at, error);
+    if (status != STATUS_OK)
+        return status;
+    struct assembly *assembly = entry->assembly;
+    struct str before = hash_before(batch, at);
+    if (command->update.chunks_total != assembly->chunks_total)
+        return refuse_chunk(batch, at, "chunksTotal is not that of the snapshot's other chunks", error);
+    if (before.ptr && !is_same(before, &command->update))
+        return refuse_chunk(batch, at, status_message(STATUS_CHUNK_CONFLICT), error);
+    if (assembly->decision == REFDATA_PENDING) {
+        assembly->touched = true;
+        if (!before.ptr)
+            status = take_chunk(batch, at, error);
+    }
+    if (status == STATUS_OK)
+        show_decision(assembly, command);
+    return status;
+}
+
+/* ---- writing ---- */
+
+static enum status touch(struct batch *batch, const struct assembly *assembly, struct error *error)
+{
+    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_UUID, DB_INT, DB_BIGINT, DB_BIGINT};
+    char received[REFDATA_NUMBER_BYTES], revision[REFDATA_NUMBER_BYTES], occurred[REFDATA_NUMBER_BYTES];
+    const struct db_param params[] = {
+        {assembly->pair->tenant},
+        {assembly->pair->code},
+        {assembly->id},
+        {refdata_number(received, assembly->received)},
+        {assembly->revision.given ? refdata_number(revision, assembly->revision.value) : STR_NONE},
+        {refdata_number(occurred, assembly->occurred_ms)}};
+    struct db_statement statement;
+    db_statement_init(&statement, touch_sql, 6, types);
+    return refdata_writer_add(&batch->writer, &statement, params, error);
+}
+
+enum status refdata_assembly_end(const struct ending *ending, struct refdata_writer *writer,
+                                 struct refdata_outcome **outcomes, size_t *count, struct error *error)
+{
+    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_UUID, DB_TEXT, DB_BIGINT, DB_TEXT, DB_TEXT};
+    static const char *const sql[] = {end_sql, drop_data_sql, drop_deltas_sql};
+    static const unsigned param_counts[] = {7, 3, 2};
+    char version[REFDATA_NUMBER_BYTES];
+    bool failed = ending->decision == REFDATA_FAILED;
+    const struct db_param params[] = {{ending->tenant},
+                                      {ending->code},
+                                      {ending->id},
+                                      {str_from(refdata_decision_name(ending->decision))},
+                                      {failed ? STR_NONE : refdata_number(version, ending->version)},
+                                      {failed ? str_from(status_code(ending->failure)) : STR_NONE},
+                                      {failed ? ending->reason : STR_NONE}};
+    struct db_statement statement;
+    struct db_result *rows = NULL;
+    enum status status = STATUS_OK;
+    for (size_t i = 0; i < 3 && status == STATUS_OK; i++) {
+        db_statement_init(&statement, sql[i], param_counts[i], types);
+        status = refdata_writer_add(writer, &statement, params, error);
+    }
+    db_statement_init(&statement, end_updates_sql, 7, types);
+    if (status == STATUS_OK)
+        status = refdata_writer_query(writer, &statement, params, &rows, error);
+    if (status != STATUS_OK)
+        return status;
+    *count = db_result_rows(rows);
+    *outcomes = arena_zalloc(writer->arena, (*count + 1) * sizeof **outcomes);
+    for (size_t i = 0; i < *count; i++) {
+        struct refdata_outcome *outcome = &(*outcomes)[i];
+        *outcome = (struct refdata_outcome){.tenant = ending->tenant,
+                                            .dict_code = ending->code,
+                                            .event_id = arena_str(writer->arena, db_result_str(rows, i, 0)),
+                                            .decision = ending->decision,
+                                            .version = ending->version,
+                                            .failure = ending->failure};
+        struct str reason = str_utf8_cut(ending->reason, sizeof outcome->reason - 1);
+        if (reason.len)
+            memcpy(outcome->reason, reason.ptr, reason.len);
+    }
+    db_result_free(rows);
+    return STATUS_OK;
+}
+
+enum status refdata_assembly_write(struct batch *batch, struct error *error)
+{
+    enum status status = STATUS_OK;
+    for (size_t i = 0; i < batch->assembly_count && status == STATUS_OK; i++) {
+        const struct assembly *assembly = batch->assemblies[i];
+        struct refdata_command *command = assembly->ending;
+        if (assembly->touched)
+            status = touch(batch, assembly, error);
+        if (status != STATUS_OK || !command)
+            continue;
+        const struct ending ending = {.tenant = assembly->pair->tenant,
+                                      .code = assembly->pair->code,
+                                      .id = assembly->id,
+                                      .decision = assembly->decision,
+                                      .version = assembly->version,
+                                      .failure = assembly->failure,
+                                      .reason = assembly->reason};
+        status =
+            refdata_assembly_end(&ending, &batch->writer, &command->others, &command->other_count, error);
+    }
+    return status;
+}

@@ -1,0 +1,210 @@
+/* Upkeep: snapshots that will not be completed end, and what is old is forgotten. In small transactions, by any number of
+ * processes side by side: rows that another one is at are skipped. */
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "loop/worker.h"
+#include "modules/refdata/apply/batch.h"
+
+#define JOB_MS 10000
+#define INTERVAL_MIN_MS 50
+#define INTERVAL_MAX_MS 60000
+#define ROUNDS_MAX 50
+#define KEYS_KEEP_MS (3600 * 1000)
+#define TOMBSTONES_KEEP_MS (24 * 3600 * 1000)
+
+/* Its row's lock is what apply takes, too, before it adds a chunk. */
+static const char expired_sql[] =
+    "select tenant_id, dict_code, snapshot_id, received, chunks_total from refdata.snapshot"
+    " where status = 'PENDING' and updated_at < clock_timestamp() - $1 * interval '1 ms'"
+    " order by updated_at limit 1 for update skip locked";
+
+/* A thousand rows at a time, found by the index on their age. */
+#define FORGET(table, condition)                                                               \
+    "delete from " table " where ctid = any(array(select ctid from " table " where " condition \
+    " < clock_timestamp() - $1 * interval '1 ms' limit 1000 for update skip locked))"
+enum { BATCH_ROWS = 1000 };
+
+static const char *const forget_sql[] = {
+    FORGET("refdata.update_request", "status <> 'PENDING' and updated_at"),
+    FORGET("refdata.processed_event", "processed_at"),
+    FORGET("refdata.snapshot", "status <> 'PENDING' and updated_at"),
+    FORGET("refdata.chunk_request", "created_at"),
+    FORGET("refdata.update_key", "created_at"),
+    FORGET("refdata.dictionary_item", "deleted and updated_at"),
+};
+enum { KEPT_AS_SET = 4 }; /* the first ones: refdata.updates.keep */
+
+struct refdata_upkeep {
+    struct worker_job job;
+    struct refdata_flow *flow;
+    struct loop_timer timer;
+    bool running, stopped; /* the home loop's */
+    int64_t expire_ms, keep_ms;
+    enum status status; /* of the last round: a failure is told once */
+    struct error error;
+};
+
+/* ---- on a worker ---- */
+
+static enum status expire_one(struct refdata_upkeep *upkeep, struct db_conn *conn, struct arena *arena,
+                              struct refdata_outcome **outcomes, size_t *count, bool *found,
+                              struct error *error)
+{
+    char age[REFDATA_NUMBER_BYTES];
+    struct refdata_writer writer = {.conn = conn, .deadline_ns = clock_deadline_ms(JOB_MS), .arena = arena};
+    struct db_statement statement;
+    struct db_result *rows = NULL;
+    db_statement_init(&statement, expired_sql, 1, (const enum db_type[]){DB_BIGINT});
+    enum status status =
+        db_query(conn, &statement, &(struct db_param){refdata_number(age, upkeep->expire_ms)},
+                 writer.deadline_ns, &rows, error);
+    *found = status == STATUS_OK && db_result_rows(rows) == 1;
+    if (*found) {
+        const struct ending ending = {
+            .tenant = arena_str(arena, db_result_str(rows, 0, 0)),
+            .code = arena_str(arena, db_result_str(rows, 0, 1)),
+            .id = arena_str(arena, db_result_str(rows, 0, 2)),
+            .decision = REFDATA_FAILED,
+            .failure = STATUS_SNAPSHOT_INCOMPLETE,
+            .reason =
+                arena_printf(arena, "only %lld of %lld chunks came in time",
+                             (long long)db_result_i64(rows, 0, 3), (long long)db_result_i64(rows, 0, 4)),
+        };
+        log_warn("snapshot_incomplete", LOG_STR("tenant", ending.tenant), LOG_STR("dictCode", ending.code),
+                 LOG_STR("snapshotId", ending.id));
+        status = refdata_assembly_end(&ending, &writer, outcomes, count, error);
+    }
+    db_result_free(rows);
+    return status;
+}
+
+/* Each in a transaction of its own. */
+static enum status expire(struct refdata_upkeep *upkeep, struct db_conn *conn, struct error *error)
+{
+    enum status status = STATUS_OK;
+    bool found = true;
+    for (unsigned round = 0; round < ROUNDS_MAX && status == STATUS_OK && found; round++) {
+        struct refdata_outcome *outcomes = NULL;
+        size_t count = 0;
+        struct arena arena;
+        arena_init(&arena, 1024);
+        status = db_begin(conn, DB_READ_COMMITTED, clock_deadline_ms(JOB_MS), error);
+        if (status == STATUS_OK)
+            status = expire_one(upkeep, conn, &arena, &outcomes, &count, &found, error);
+        if (status == STATUS_OK)
+            status = db_commit(conn, clock_deadline_ms(JOB_MS), error);
+        if (status == STATUS_OK && count)
+            refdata_flow_decided(upkeep->flow, outcomes, NULL, count);
+        db_rollback(conn);
+        arena_deinit(&arena);
+    }
+    return status;
+}
+
+static enum status forget(struct db_conn *conn, const char *sql, int64_t age_ms, struct error *error)
+{
+    char age[REFDATA_NUMBER_BYTES];
+    struct db_statement statement;
+    int64_t gone = BATCH_ROWS;
+    enum status status = STATUS_OK;
+    db_statement_init(&statement, sql, 1, (const enum db_type[]){DB_BIGINT});
+    for (unsigned round = 0; round < ROUNDS_MAX && status == STATUS_OK && gone == BATCH_ROWS; round++)
+        status = db_exec(conn, &statement, &(struct db_param){refdata_number(age, age_ms)},
+                         clock_deadline_ms(JOB_MS), &gone, error);
+    return status;
+}
+
+static enum status forget_all(struct refdata_upkeep *upkeep, struct db_conn *conn, struct error *error)
+{
+    static const int64_t ages[] = {0, 0, 0, 0, KEYS_KEEP_MS, TOMBSTONES_KEEP_MS};
+    enum status status = STATUS_OK;
+    for (size_t i = 0; i < sizeof forget_sql / sizeof *forget_sql && status == STATUS_OK; i++)
+        status = forget(conn, forget_sql[i], i < KEPT_AS_SET ? upkeep->keep_ms : ages[i], error);
+    return status;
+}
+
+static void run(struct worker_job *job)
+{
+    struct refdata_upkeep *upkeep = (struct refdata_upkeep *)job;
+    struct db_conn *conn = NULL;
+    enum status before = upkeep->status;
+    upkeep->error = (struct error){0};
+    upkeep->status =
+        db_acquire(upkeep->flow->database->pool, clock_deadline_ms(JOB_MS), &conn, &upkeep->error);
+    if (upkeep->status == STATUS_OK)
+        upkeep->status = expire(upkeep, conn, &upkeep->error);
+    if (upkeep->status == STATUS_OK)
+        upkeep->status = forget_all(upkeep, conn, &upkeep->error);
+    db_release(conn);
+    if (upkeep->status != STATUS_OK && upkeep->status != STATUS_CANCELLED && before == STATUS_OK)
+        log_warn("apply_upkeep_failed", LOG_STR("database", upkeep->flow->database->name),
+                 LOG_ERROR_FIELDS(&upkeep->error));
+}
+
+/* ---- on the home loop ---- */
+
+static int64_t interval_ms(const struct refdata_catalog *catalog)
+{
+    int64_t interval = catalog->updates.snapshot_expire_ms / 4;
+    return interval < INTERVAL_MIN_MS   ? INTERVAL_MIN_MS
+           : interval > INTERVAL_MAX_MS ? INTERVAL_MAX_MS
+                                        : interval;
+}
+
+static void on_timer(struct loop_timer *timer)
+{
+    struct refdata_upkeep *upkeep =
+        (struct refdata_upkeep *)((char *)timer - offsetof(struct refdata_upkeep, timer));
+    const struct refdata_catalog *catalog = atomic_load(&upkeep->flow->refdata->catalog);
+    upkeep->expire_ms = catalog->updates.snapshot_expire_ms;
+    upkeep->keep_ms = catalog->updates.keep_ms;
+    upkeep->running = worker_pool_submit(upkeep->flow->workers, &upkeep->job);
+}
+
+static void arm(struct refdata_upkeep *upkeep)
+{
+    struct refdata *refdata = upkeep->flow->refdata;
+    loop_timer_start(refdata->home, &upkeep->timer,
+                     clock_deadline_ms(interval_ms(atomic_load(&refdata->catalog))), on_timer);
+}
+
+static void done(struct worker_job *job)
+{
+    struct refdata_upkeep *upkeep = (struct refdata_upkeep *)job;
+    upkeep->running = false;
+    if (!upkeep->stopped && !job->cancelled)
+        arm(upkeep);
+}
+
+struct refdata_upkeep *refdata_upkeep_create(struct refdata_flow *flow)
+{
+    struct refdata_upkeep *upkeep = memory_zalloc(sizeof *upkeep);
+    upkeep->flow = flow;
+    upkeep->job = (struct worker_job){.loop = flow->refdata->home, .run = run, .done = done};
+    return upkeep;
+}
+
+void refdata_upkeep_start(struct refdata_upkeep *upkeep)
+{
+    arm(upkeep);
+}
+
+static void stop_on_home(struct refdata *refdata, void *arg)
+{
+    struct refdata_upkeep *upkeep = arg;
+    upkeep->stopped = true;
+    loop_timer_stop(refdata->home, &upkeep->timer);
+}
+
+void refdata_upkeep_stop(struct refdata_upkeep *upkeep)
+{
+    refdata_home_call(upkeep->flow->refdata, stop_on_home, upkeep);
+}
+
+void refdata_upkeep_destroy(struct refdata_upkeep *upkeep)
+{
+    free(upkeep);
+}

@@ -1,0 +1,171 @@
+/* The provider `builtin`: the table refdata.dictionary_item, for dictionaries without SQL of their own. A deleted item
+ * stays as a row for a while. */
+#include "modules/refdata/merge.h"
+#include "modules/refdata/provider.h"
+
+/* By the primary key (tenant_id, dict_code, item_key). */
+static const char load_builtin_sql[] = "select item_key as k, payload as v from refdata.dictionary_item"
+                                       " where tenant_id = $1 and dict_code = $2 and not deleted";
+
+static enum status check_builtin(struct refdata_dictionary *dictionary, struct db_conn *conn,
+                                 int64_t deadline_ns, struct error *error)
+{
+    (void)dictionary, (void)conn, (void)deadline_ns,
+        (void)error; /* the table is ours: migrated, hence there */
+    return STATUS_OK;
+}
+
+static enum status load_builtin(const struct refdata_dictionary *dictionary, struct str tenant,
+                                struct db_conn *conn, int64_t deadline_ns, struct cache_builder *builder,
+                                struct error *error)
+{
+    struct db_statement statement;
+    db_statement_init(&statement, load_builtin_sql, 2, (const enum db_type[]){DB_TEXT, DB_TEXT});
+    const struct db_param params[] = {{tenant}, {dictionary->code}};
+    return refdata_provider_load(&statement, params, conn, deadline_ns, builder, error);
+}
+
+static const char load_builtin_keys_sql[] =
+    "select item_key as k, payload as v from refdata.dictionary_item"
+    " where tenant_id = $1 and dict_code = $2 and item_key = any($3) and not deleted";
+
+static enum status load_builtin_keys(const struct refdata_dictionary *dictionary, struct str tenant,
+                                     struct str keys, struct db_conn *conn, int64_t deadline_ns,
+                                     struct cache_builder *builder, struct error *error)
+{
+    struct db_statement statement;
+    db_statement_init(&statement, load_builtin_keys_sql, 3,
+                      (const enum db_type[]){DB_TEXT, DB_TEXT, DB_TEXT_ARRAY});
+    const struct db_param params[] = {{tenant}, {dictionary->code}, {keys}};
+    return refdata_provider_load(&statement, params, conn, deadline_ns, builder, error);
+}
+
+/* ---- writing ---- */
+
+static bool takes_builtin(const struct refdata_dictionary *dictionary, const struct refdata_update *update)
+{
+    (void)dictionary, (void)update;
+    return true;
+}
+
+/* Rows that would stay what they are are not written. The pair's dictionary_meta lock keeps others away. */
+static const char upsert_sql[] =
+    "insert into refdata.dictionary_item as i (tenant_id, dict_code, item_key, payload)"
+    " select t, d, k, p::jsonb from unnest($1, $2, $3, $4) as u (t, d, k, p)"
+    " on conflict (tenant_id, dict_code, item_key)"
+    " do update set payload = excluded.payload, deleted = false, updated_at = now()"
+    "  where i.deleted or i.payload is distinct from excluded.payload";
+static const char delete_sql[] =
+    "update refdata.dictionary_item i set deleted = true, updated_at = now()"
+    " from unnest($1, $2, $3) as u (t, d, k)"
+    " where i.tenant_id = u.t and i.dict_code = u.d and i.item_key = u.k and not i.deleted";
+
+static const enum db_type text_arrays[] = {DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY};
+
+static void put_row(struct refdata_columns *columns, const struct refdata_merged *merged)
+{
+    refdata_columns_put(columns, 0, merged->change->tenant);
+    refdata_columns_put(columns, 1, merged->change->dictionary->code);
+    refdata_columns_put(columns, 2, merged->item->key);
+    if (!merged->item->is_delete)
+        refdata_columns_put(columns, 3, merged->item->payload);
+    columns->rows++;
+}
+
+/* Several deltas are one: of each key only what the last of them says is written. Where the same pair has several, they
+ * are merged first. */
+static enum status write_builtin_deltas(const struct refdata_write *changes, size_t count,
+                                        struct refdata_writer *writer, struct error *error)
+{
+    struct refdata_merge merge;
+    struct refdata_columns upserts, deletes;
+    refdata_merge_begin(&merge, writer->arena);
+    for (size_t at = 0; at < count; at++)
+        for (size_t i = 0; i < changes[at].item_count; i++)
+            refdata_merge_put(&merge, &changes[at], &changes[at].items[i]);
+    refdata_columns_begin(&upserts, 4);
+    refdata_columns_begin(&deletes, 3);
+    for (size_t i = 0; i < merge.count; i++)
+        put_row(merge.at[i].item->is_delete ? &deletes : &upserts, &merge.at[i]);
+    enum status status = refdata_columns_write(&upserts, upsert_sql, text_arrays, writer, error);
+    if (status == STATUS_OK)
+        return refdata_columns_write(&deletes, delete_sql, text_arrays, writer, error);
+    refdata_columns_free(&deletes);
+    return status;
+}
+
+/* The items of a pair become those of `fresh`: three writes of different rows by one statement, so that `fresh` is made
+ * once. Two joins are cheaper than a conflict per row. What comes sorted makes the index grow at its end. */
+#define REPLACE_BY(fresh)                                                               \
+    "with fresh as materialized (" fresh "),"                                           \
+    " gone as (update refdata.dictionary_item i set deleted = true, updated_at = now()" \
+    "  where i.tenant_id = $1 and i.dict_code = $2 and not i.deleted"                   \
+    "    and not exists (select from fresh f where f.k = i.item_key)),"                 \
+    " changed as (update refdata.dictionary_item i"                                     \
+    "  set payload = f.p, deleted = false, updated_at = now() from fresh f"             \
+    "  where i.tenant_id = $1 and i.dict_code = $2 and i.item_key = f.k"                \
+    "    and (i.deleted or i.payload is distinct from f.p))"                            \
+    " insert into refdata.dictionary_item (tenant_id, dict_code, item_key, payload)"    \
+    " select $1, $2, f.k, f.p from fresh f"                                             \
+    " where not exists (select from refdata.dictionary_item i"                          \
+    "  where i.tenant_id = $1 and i.dict_code = $2 and i.item_key = f.k)"
+
+static const char replace_sql[] =
+    REPLACE_BY("select k collate \"C\" as k, p::jsonb as p from unnest($3, $4) as u (k, p) order by 1");
+
+/* Of a key that came in several chunks the last one's payload, and a delta's before any chunk's. */
+static const char replace_staged_sql[] =
+    REPLACE_BY("select k, p::jsonb as p from ("
+               " select distinct on (k) k, p from ("
+               "  select u.k collate \"C\" as k, u.p, 0::bigint as version, c.chunk_index"
+               "   from refdata.snapshot_chunk c, unnest(c.keys, c.payloads) as u (k, p)"
+               "   where c.tenant_id = $1 and c.dict_code = $2 and c.snapshot_id = $3"
+               "  union all"
+               "  select u.k collate \"C\", u.p, d.version, 0"
+               "   from refdata.snapshot_delta d, unnest(d.keys, d.payloads) as u (k, p)"
+               "   where d.tenant_id = $1 and d.dict_code = $2 and d.version > $4) as parts"
+               " order by k, version desc, chunk_index desc) as last where p is not null");
+
+static enum status write_builtin_snapshot(const struct refdata_write *change, struct refdata_writer *writer,
+                                          struct error *error)
+{
+    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_TEXT_ARRAY, DB_TEXT_ARRAY};
+    struct refdata_columns columns;
+    struct db_param params[2 + REFDATA_COLUMNS_MAX] = {{change->tenant}, {change->dictionary->code}};
+    struct db_statement statement;
+    refdata_columns_begin(&columns, 2);
+    for (size_t i = 0; i < change->item_count; i++) {
+        refdata_columns_put(&columns, 0, change->items[i].key);
+        refdata_columns_put(&columns, 1, change->items[i].payload);
+    }
+    refdata_columns_end(&columns, params + 2);
+    db_statement_init(&statement, replace_sql, 4, types);
+    enum status status = refdata_writer_add(writer, &statement, params, error);
+    refdata_columns_free(&columns);
+    return status;
+}
+
+static enum status write_builtin_staged(const struct refdata_write *change, struct refdata_writer *writer,
+                                        struct error *error)
+{
+    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_UUID, DB_BIGINT};
+    char begun[REFDATA_NUMBER_BYTES];
+    const struct db_param params[] = {{change->tenant},
+                                      {change->dictionary->code},
+                                      {change->snapshot_id},
+                                      {refdata_number(begun, change->begun_version)}};
+    struct db_statement statement;
+    db_statement_init(&statement, replace_staged_sql, 4, types);
+    return refdata_writer_add(writer, &statement, params, error);
+}
+
+const struct refdata_provider refdata_provider_builtin = {
+    .name = "builtin",
+    .check = check_builtin,
+    .load_all = load_builtin,
+    .load_keys = load_builtin_keys,
+    .takes = takes_builtin,
+    .write_deltas = write_builtin_deltas,
+    .write_snapshot = write_builtin_snapshot,
+    .write_staged = write_builtin_staged,
+};

@@ -1,0 +1,131 @@
+/* Statements in pipelines that end by themselves before they grow too long. */
+#include "modules/refdata/writer.h"
+
+#include <stdio.h>
+
+#include "base/clock.h"
+
+#define PENDING_MAX 2000
+#define BYTES_MAX (16u << 20)
+
+static const char allow_sql[] = "select set_config('statement_timeout', $1, true)";
+
+enum status refdata_writer_wait(struct refdata_writer *writer, struct error *error)
+{
+    if (!writer->open)
+        return STATUS_OK;
+    writer->open = false;
+    writer->pending = writer->bytes = 0;
+    return db_pipeline_end(writer->conn, writer->deadline_ns, NULL, 0, NULL, error);
+}
+
+/* What could not be sent leaves a pipeline that has to end all the same. */
+static enum status give_up(struct refdata_writer *writer, enum status status)
+{
+    struct error later = {0};
+    return refdata_writer_wait(writer, &later) == STATUS_CANCELLED ? STATUS_CANCELLED : status;
+}
+
+enum status refdata_writer_add(struct refdata_writer *writer, const struct db_statement *statement,
+                               const struct db_param *params, struct error *error)
+{
+    enum status status = STATUS_OK;
+    if (writer->pending >= PENDING_MAX || writer->bytes >= BYTES_MAX)
+        status = refdata_writer_wait(writer, error);
+    if (status == STATUS_OK && !writer->open) {
+        status = db_pipeline_begin(writer->conn, error);
+        writer->open = status == STATUS_OK;
+    }
+    if (status != STATUS_OK)
+        return status;
+    status = db_pipeline_add(writer->conn, statement, params, error);
+    writer->pending++;
+    for (unsigned i = 0; i < statement->param_count; i++)
+        writer->bytes += params[i].value.len;
+    return status == STATUS_OK ? status : give_up(writer, status);
+}
+
+enum status refdata_writer_query(struct refdata_writer *writer, const struct db_statement *statement,
+                                 const struct db_param *params, struct db_result **result,
+                                 struct error *error)
+{
+    enum status status = refdata_writer_wait(writer, error);
+    return status == STATUS_OK ? db_query(writer->conn, statement, params, writer->deadline_ns, result, error)
+                               : status;
+}
+
+enum status refdata_writer_allow(struct refdata_writer *writer, int64_t timeout_ms, struct error *error)
+{
+    char text[REFDATA_NUMBER_BYTES];
+    struct db_statement statement;
+    int64_t deadline_ns = clock_deadline_ms(timeout_ms);
+    db_statement_init(&statement, allow_sql, 1, (const enum db_type[]){DB_TEXT});
+    if (deadline_ns > writer->deadline_ns)
+        writer->deadline_ns = deadline_ns;
+    return refdata_writer_add(writer, &statement, &(struct db_param){refdata_number(text, timeout_ms)},
+                              error);
+}
+
+struct str refdata_number(char out[REFDATA_NUMBER_BYTES], int64_t value)
+{
+    return str_of(out, (size_t)snprintf(out, REFDATA_NUMBER_BYTES, "%lld", (long long)value));
+}
+
+/* ---- columns ---- */
+
+void refdata_columns_begin(struct refdata_columns *columns, unsigned count)
+{
+    columns->count = count;
+    columns->rows = 0;
+    for (unsigned i = 0; i < count; i++) {
+        buf_init(&columns->at[i]);
+        db_array_begin(&columns->at[i]);
+    }
+}
+
+void refdata_columns_put(struct refdata_columns *columns, unsigned column, struct str value)
+{
+    if (value.ptr)
+        db_array_put(&columns->at[column], value);
+    else
+        db_array_put_null(&columns->at[column]);
+}
+
+void refdata_columns_put_i64(struct refdata_columns *columns, unsigned column, int64_t value)
+{
+    char text[REFDATA_NUMBER_BYTES];
+    db_array_put(&columns->at[column], refdata_number(text, value));
+}
+
+void refdata_columns_put_null(struct refdata_columns *columns, unsigned column)
+{
+    db_array_put_null(&columns->at[column]);
+}
+
+void refdata_columns_end(struct refdata_columns *columns, struct db_param params[REFDATA_COLUMNS_MAX])
+{
+    for (unsigned i = 0; i < columns->count; i++) {
+        db_array_end(&columns->at[i]);
+        params[i].value = buf_str(&columns->at[i]);
+    }
+}
+
+void refdata_columns_free(struct refdata_columns *columns)
+{
+    for (unsigned i = 0; i < columns->count; i++)
+        buf_deinit(&columns->at[i]);
+}
+
+enum status refdata_columns_write(struct refdata_columns *columns, const char *sql, const enum db_type *types,
+                                  struct refdata_writer *writer, struct error *error)
+{
+    struct db_param params[REFDATA_COLUMNS_MAX];
+    struct db_statement statement;
+    enum status status = STATUS_OK;
+    refdata_columns_end(columns, params);
+    db_statement_init(&statement, sql, columns->count, types);
+    if (columns->rows)
+        status = refdata_writer_add(writer, &statement, params, error);
+    refdata_columns_free(columns);
+    return status;
+}

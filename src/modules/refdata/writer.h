@@ -1,0 +1,50 @@
+/* A writer: statements on their way to PostgreSQL, many to a round trip. They are sent as they are added and waited for
+ * when the caller wants to know, or when so many are under way that their answers would fill memory. */
+#ifndef FRESHET_REFDATA_WRITER_H
+#define FRESHET_REFDATA_WRITER_H
+
+#include "db/db.h"
+
+struct refdata_writer {
+    struct db_conn *conn;
+    int64_t deadline_ns;
+    struct arena *arena;
+    size_t pending, bytes; /* added since the last wait */
+    bool open;             /* a pipeline is */
+};
+
+/* Values are copied. After a failure here or of a wait nothing more may be added but by a new writer. */
+enum status refdata_writer_add(struct refdata_writer *writer, const struct db_statement *statement,
+                               const struct db_param *params, struct error *error) MUST_CHECK;
+enum status refdata_writer_wait(struct refdata_writer *writer, struct error *error) MUST_CHECK;
+/* Waits for what was added, then asks. */
+enum status refdata_writer_query(struct refdata_writer *writer, const struct db_statement *statement,
+                                 const struct db_param *params, struct db_result **result,
+                                 struct error *error) MUST_CHECK;
+/* What follows in this transaction is known to be long (a whole snapshot): statements may take this long. */
+enum status refdata_writer_allow(struct refdata_writer *writer, int64_t timeout_ms,
+                                 struct error *error) MUST_CHECK;
+
+/* ---- values as text ---- */
+#define REFDATA_NUMBER_BYTES 24
+struct str refdata_number(char out[REFDATA_NUMBER_BYTES], int64_t value);
+/* Rows to be written by one statement: arrays side by side, for unnest(). */
+#define REFDATA_COLUMNS_MAX 10
+struct refdata_columns {
+    struct buf at[REFDATA_COLUMNS_MAX];
+    unsigned count;
+    size_t rows; /* the caller's count */
+};
+void refdata_columns_begin(struct refdata_columns *columns, unsigned count);
+void refdata_columns_put(struct refdata_columns *columns, unsigned column,
+                         struct str value); /* no ptr = NULL */
+void refdata_columns_put_i64(struct refdata_columns *columns, unsigned column, int64_t value);
+void refdata_columns_put_null(struct refdata_columns *columns, unsigned column);
+/* Adds the statement, whose parameters are the columns, unless there are no rows; frees them. */
+enum status refdata_columns_write(struct refdata_columns *columns, const char *sql, const enum db_type *types,
+                                  struct refdata_writer *writer, struct error *error) MUST_CHECK;
+/* Ends the arrays and gives them as parameters, which live until they are freed. */
+void refdata_columns_end(struct refdata_columns *columns, struct db_param params[REFDATA_COLUMNS_MAX]);
+void refdata_columns_free(struct refdata_columns *columns);
+
+#endif

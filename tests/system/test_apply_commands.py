@@ -1,0 +1,248 @@
+"""R10: every command has its own effect, version and failure, however many share a transaction."""
+import pytest
+
+from lib.apply import (NO_NUMBER, applier, command, decided, delta, empty, event_id, handled, items_of, outbox_of,
+                       publish, ready, snapshot, version_of)
+from lib.refdata import make_table, module_refdata_db, refdata_db  # noqa: F401
+from lib.wait import eventually
+
+ROLES = ("--roles", "apply")
+COUNTRY = {
+    "code": "COUNTRY",
+    "loadSql": "select code as k, to_jsonb(t) as v from mdm_country t where tenant_id = :tenantId and not deleted",
+    "apply": {
+        "upsertSql": "insert into mdm_country(tenant_id, code, name, updated_at_epoch, deleted) values (:tenantId, :key,"
+                     " cast(:payload->>'name' as text), :eventEpoch, false) on conflict (tenant_id, code) do update"
+                     " set name = excluded.name, updated_at_epoch = excluded.updated_at_epoch, deleted = false",
+        "deleteSql": "update mdm_country set deleted = true, updated_at_epoch = :eventEpoch"
+                     " where tenant_id = :tenantId and code = :key",
+        "snapshotReplaceSql": "select refdata_replace_country(:tenantId, :snapshotJson)",
+    },
+}
+COUNTRY_SQL = """
+create table mdm_country (tenant_id text, code text, name text not null, updated_at_epoch bigint, deleted boolean,
+                          primary key (tenant_id, code));
+create function refdata_replace_country(tenant text, items jsonb) returns void language sql as $$
+    delete from mdm_country where tenant_id = tenant;
+    insert into mdm_country select tenant, x->>'key', x->'payload'->>'name', 0, false from jsonb_array_elements(items) x
+$$;
+"""
+CURRENCY = {
+    "code": "CURRENCY",
+    "loadSql": "select ccy as k, jsonb_build_object('digits', digits) as v from mdm_currency where tenant_id = :tenantId",
+    "apply": {
+        "upsertSql": "insert into mdm_currency values (:tenantId, :key, cast(:payload->>'digits' as int), :eventVersion)"
+                     " on conflict (tenant_id, ccy) do update set digits = excluded.digits, version = excluded.version",
+        "deleteSql": "delete from mdm_currency where tenant_id = :tenantId and ccy = :key",
+        "snapshotStageSql": "insert into staging select :tenantId, :snapshotId, :chunkIndex, x->>'key',"
+                            " (x->'payload'->>'digits')::int from jsonb_array_elements(:snapshotJson) x",
+        "snapshotFinalizeSql": "select refdata_fill_currency(:tenantId, :snapshotId, :eventVersion)",
+    },
+}
+CURRENCY_SQL = """
+create table mdm_currency (tenant_id text, ccy text, digits int, version bigint, primary key (tenant_id, ccy));
+create table staging (tenant_id text, id text, part int, ccy text, digits int);
+create function refdata_fill_currency(tenant text, snapshot text, version bigint) returns void language sql as $$
+    delete from mdm_currency where tenant_id = tenant;
+    insert into mdm_currency select tenant, ccy, digits, version from staging s where s.id = snapshot;
+    delete from staging where id = snapshot
+$$;
+"""
+OTHERS = [
+    {"code": "FIXED", "loadSql": "select k, v from fixed where tenant_id = :tenantId"},
+    {"code": "UPSERTS", "loadSql": "select k, v from fixed where tenant_id = :tenantId",
+     "apply": {"upsertSql": "insert into fixed values (:tenantId, :key, :payload)"}},
+]
+
+
+@pytest.fixture(scope="module")
+def applied(module_serve, module_refdata_db):
+    """A database with a process that applies what is put on its bus."""
+    make_table(module_refdata_db, "fixed")
+    module_refdata_db.query(COUNTRY_SQL + CURRENCY_SQL)
+    module_serve(module_refdata_db, applier("D", "E", COUNTRY, CURRENCY, *OTHERS), args=ROLES)
+    ready(module_refdata_db)
+    return module_refdata_db
+
+
+@pytest.fixture
+def database(applied):
+    """The same, empty."""
+    empty(applied, "mdm_country, mdm_currency, staging, fixed")
+    return applied
+
+
+def test_deltas_of_one_transaction_have_versions_of_their_own(database):
+    """R10: version, status and outbox row for each; the last word on a key stands."""
+    sent = [delta("D", {"a": 1, "b": 1}), delta("D", {"b": 2}, ["a"]), delta("D", {"a": 3}), delta("D", {}, ["b", "x"]),
+            delta("D")]
+    publish(database, sent)
+    assert decided(database, sent) == [("COMMITTED", version) for version in range(1, 6)]
+    assert items_of(database, "D") == {"a": 3}
+    assert outbox_of(database, "D") == [(1, sent[0]["eventId"], ["a", "b"]), (2, sent[1]["eventId"], ["b", "a"]),
+                                        (3, sent[2]["eventId"], ["a"]), (4, sent[3]["eventId"], ["b", "x"]),
+                                        (5, sent[4]["eventId"], [])]
+    payload = database.value("select payload from refdata.outbox_event where version = 2")
+    assert payload.pop("committedAt").endswith("Z")
+    assert payload == {"eventId": sent[1]["eventId"], "tenantId": "demo", "dictCode": "D", "version": 2}
+
+
+def test_the_last_of_a_key_within_an_update_wins(database):
+    """R1"""
+    items = [{"key": "a", "op": "UPSERT", "payload": 1}, {"key": "b", "op": "UPSERT", "payload": 1},
+             {"key": "a", "op": "DELETE"}, {"key": "b", "op": "DELETE"}, {"key": "b", "op": "UPSERT", "payload": 2}]
+    sent = [command("D", items)]
+    publish(database, sent)
+    decided(database, sent)
+    assert items_of(database, "D") == {"b": 2}
+    assert outbox_of(database, "D")[0][2] == ["a", "b"]
+
+
+def test_a_snapshot_replaces_everything_and_writes_only_what_changed(database):
+    """R8: between deltas of the same transaction, too; an empty one clears."""
+    sent = [delta("D", {"a": 1, "b": 1, "c": 1}), snapshot("D", {"b": 1, "c": 2, "d": 1}), delta("D", {"e": 1}, ["d"])]
+    publish(database, sent)
+    assert decided(database, sent) == [("COMMITTED", 1), ("COMMITTED", 2), ("COMMITTED", 3)]
+    assert items_of(database, "D") == {"b": 1, "c": 2, "e": 1}
+    assert [keys for _, _, keys in outbox_of(database, "D")] == [["a", "b", "c"], None, ["e", "d"]]
+    before = database.value("select ctid::text from refdata.dictionary_item where item_key = 'b'")
+    again = [snapshot("D", {"b": 1, "c": 3, "a": 5})]
+    publish(database, again)
+    assert decided(database, again) == [("COMMITTED", 4)]
+    assert items_of(database, "D") == {"a": 5, "b": 1, "c": 3}
+    assert database.value("select ctid::text from refdata.dictionary_item where item_key = 'b'") == before
+    cleared = [snapshot("D", {})]
+    publish(database, cleared)
+    assert decided(database, cleared) == [("COMMITTED", 5)]
+    assert items_of(database, "D") == {}
+
+
+def test_an_event_has_its_effect_once(database):
+    """R10: the same event again, in the same batch and in a later one, whatever it says."""
+    first = delta("D", {"a": 1})
+    publish(database, [first, delta("D", {"a": 2}), first, {**first, "items": []}])
+    handled(database)
+    publish(database, [first])
+    handled(database)
+    assert items_of(database, "D") == {"a": 2}
+    assert version_of(database, "D") == 2
+    assert len(outbox_of(database, "D")) == 2
+    other = delta("D", {"a": 3}, tenant="other", event=first["eventId"])
+    publish(database, [other])
+    assert eventually(lambda: items_of(database, "D", "other")) == {"a": 3}, "an event is its tenant's"
+    assert items_of(database, "D") == {"a": 2}
+
+
+def test_an_update_whose_event_was_another_ones_is_not_left_pending(database):
+    """Every accepted update ends COMMITTED or FAILED."""
+    shared = event_id()
+    first = delta("D", {"a": 1}, event=shared)
+    publish(database, [first])
+    decided(database, [first])
+    database.query("update refdata.update_request set status = 'PENDING', dict_code = 'E'")
+    second = delta("E", {"a": 1}, event=shared)
+    publish(database, [second])
+    assert decided(database, [second]) == [("FAILED", "EVENT_ID_CONFLICT")]
+    assert version_of(database, "E") == 0
+
+
+def test_stale_revisions_fail_within_a_batch_and_after_it(database):
+    """R10: lower fails, equal is applied, none at all is not asked."""
+    sent = [delta("D", {"a": 10}, sourceRevision=10), delta("D", {"a": 9}, sourceRevision=9),
+            delta("D", {"a": 11}, sourceRevision=10), delta("D", {"b": 1}),
+            snapshot("D", {"a": 8}, sourceRevision=8)]
+    publish(database, sent)
+    assert decided(database, sent) == [("COMMITTED", 1), ("FAILED", "STALE_SOURCE_REVISION"), ("COMMITTED", 2),
+                                       ("COMMITTED", 3), ("FAILED", "STALE_SOURCE_REVISION")]
+    assert items_of(database, "D") == {"a": 11, "b": 1}
+    later = [delta("D", {"a": 7}, sourceRevision=7), delta("D", {"c": 1}, sourceRevision=12)]
+    publish(database, later)
+    assert decided(database, later) == [("FAILED", "STALE_SOURCE_REVISION"), ("COMMITTED", 4)]
+    assert database.value("select last_source_revision from refdata.dictionary_meta") == 12
+
+
+def countries(database, tenant="demo"):
+    return dict(database.query("select code, name from mdm_country where tenant_id = %s and not deleted", (tenant,)))
+
+
+def currencies(database):
+    return {ccy: (digits, version) for ccy, digits, version in database.query("select ccy, digits, version from mdm_currency")}
+
+
+def test_two_differently_shaped_tables_by_templates(database):
+    """R15: both snapshot styles; :eventEpoch and :eventVersion are the command's own."""
+    sent = [delta("COUNTRY", {"RU": {"name": "Russia"}, "DE": {"name": "Germany"}}),
+            delta("CURRENCY", {"EUR": {"digits": 2}}), delta("COUNTRY", {}, ["DE"]),
+            delta("CURRENCY", {"JPY": {"digits": 0}}), snapshot("COUNTRY", {"FR": {"name": "France"}}, tenant="other")]
+    publish(database, sent)
+    assert decided(database, sent) == [("COMMITTED", 1), ("COMMITTED", 1), ("COMMITTED", 2), ("COMMITTED", 2),
+                                       ("COMMITTED", 1)]
+    assert countries(database) == {"RU": "Russia"}
+    assert countries(database, "other") == {"FR": "France"}
+    assert currencies(database) == {"EUR": (2, 1), "JPY": (0, 2)}
+    assert database.value("select updated_at_epoch from mdm_country where code = 'RU'") == 1772193600000
+    sent = [snapshot("COUNTRY", {"US": {"name": "United \"States\" \\ é"}}), snapshot("CURRENCY", {"USD": {"digits": 2}})]
+    publish(database, sent)
+    assert decided(database, sent) == [("COMMITTED", 3), ("COMMITTED", 3)]
+    assert countries(database) == {"US": "United \"States\" \\ é"}
+    assert currencies(database) == {"USD": (2, 3)}
+    assert countries(database, "other") == {"FR": "France"}, "another tenant's are left alone"
+
+
+@pytest.mark.parametrize("kind", ["sql", "builtin"])
+def test_a_command_that_postgresql_refuses_fails_alone(database, kind):
+    """R10: its reason is recorded, nothing of it stands, nothing behind or before it is held up."""
+    code, poison = ("COUNTRY", {"name": None}) if kind == "sql" else ("D", NO_NUMBER)
+    sent = [delta(code, {f"k{i}": {"name": f"n{i}"}}) for i in range(20)]
+    sent[7] = delta(code, {"poison": {"name": "half"}, "k7": poison})
+    publish(database, sent)
+    found = decided(database, sent)
+    assert found[7] == ("FAILED", "UPDATE_REFUSED")
+    assert [version for status, version in found if status == "COMMITTED"] == list(range(1, 20))
+    keys = set(countries(database)) if kind == "sql" else set(items_of(database, code))
+    assert keys == {f"k{i}" for i in range(20) if i != 7}
+    reason = database.value("select error_message from refdata.update_request where status = 'FAILED'")
+    assert "SQLSTATE" in reason and "insert into" not in reason.lower()
+
+
+def test_dictionaries_that_take_no_such_update(database):
+    """R10: unknown, or without SQL for it."""
+    sent = [delta("FIXED", {"a": 1}), delta("GONE", {"a": 1}), delta("UPSERTS", {}, ["a"]), snapshot("UPSERTS", {}),
+            delta("UPSERTS", {"a": 1}), delta("D", {"a": 1})]
+    publish(database, sent)
+    assert decided(database, sent) == [("FAILED", "DICTIONARY_READ_ONLY"), ("FAILED", "UNKNOWN_DICTIONARY"),
+                                       ("FAILED", "DICTIONARY_READ_ONLY"), ("FAILED", "DICTIONARY_READ_ONLY"),
+                                       ("COMMITTED", 1), ("COMMITTED", 1)]
+    assert version_of(database, "GONE") == 0 and version_of(database, "FIXED") == 0
+
+
+def test_what_is_no_command_goes_to_the_dead_letters(database):
+    """R9, R10: with the reason; an update that can be told from it has failed; the partition goes on."""
+    broken = delta("D", {"a": 1})
+    del broken["occurredAt"]
+    fine = delta("D", {"a": 2})
+    publish(database, [b"\x00garbage", b"[]", broken, fine])
+    assert decided(database, [broken, fine]) == [("FAILED", "BAD_REQUEST"), ("COMMITTED", 1)]
+    handled(database)
+    dead = database.query("select headers from platform.bus_message where topic = 'refdata.commands.dlq'")
+    assert len(dead) == 3 and any("occurredAt" in " ".join(headers) for headers, in dead)
+    assert items_of(database, "D") == {"a": 2}
+
+
+def test_what_is_old_is_forgotten(serve, refdata_db):
+    """Retention: decided updates and their events, deleted items; never what is pending."""
+    database = refdata_db
+    serve(database, applier("D", updates={"keep": "1s", "snapshotExpiry": "200ms"}), args=ROLES)
+    database.query("insert into refdata.update_request (tenant_id, event_id, dict_code, status, content_hash, updated_at)"
+                   " select 'demo', gen_random_uuid(), 'D', case i when 0 then 'PENDING' else 'COMMITTED' end, '',"
+                   " now() - interval '1 hour' from generate_series(0, 2500) i")
+    database.query("insert into refdata.processed_event select 'demo', gen_random_uuid(), 'REST', now() - interval '1 h'"
+                   " from generate_series(1, 2500)")
+    database.query("insert into refdata.dictionary_item select 'demo', 'D', i::text, 'null', i > 1,"
+                   " now() - interval '1 day 1 h' from generate_series(1, 3) i")
+    database.query("insert into refdata.update_key select 'demo', 's', i::text, '', gen_random_uuid(),"
+                   " now() - i * interval '50 min' from generate_series(1, 2) i")
+    eventually(lambda: database.value("select count(*) from refdata.update_request") == 1)
+    eventually(lambda: database.value("select count(*) from refdata.processed_event") == 0)
+    eventually(lambda: database.value("select count(*) from refdata.dictionary_item") == 1)
+    eventually(lambda: database.value("select count(*) from refdata.update_key") == 1)
