@@ -4,22 +4,47 @@
 #include "base/memory.h"
 #include "http/http_inside.h"
 
-static struct http_exchange *create(struct http_home *home)
+/* What it takes to read a request. */
+static void equip(struct http_exchange *exchange)
 {
-    const struct http_parser_limits *limits = &home->server->parser_limits;
-    struct http_exchange *exchange = memory_zalloc(sizeof *exchange);
+    const struct http_parser_limits *limits = &exchange->home->server->parser_limits;
 
-    exchange->home = home;
     exchange->spans = memory_alloc(limits->header_count_max * sizeof *exchange->spans);
     exchange->headers = memory_alloc(limits->header_count_max * sizeof *exchange->headers);
     exchange->block = memory_alloc(HTTP_BLOCK_BYTES);
     exchange->block_bytes = HTTP_BLOCK_BYTES;
+    exchange->start = exchange->end = 0;
     http_parser_init(&exchange->parser, limits, exchange->spans);
+    exchange->request.headers = exchange->headers;
+}
+
+static struct http_exchange *create(struct http_home *home)
+{
+    struct http_exchange *exchange = memory_zalloc(sizeof *exchange);
+
+    exchange->home = home;
+    equip(exchange);
     arena_init(&exchange->arena, HTTP_ARENA_BYTES);
     exchange->request.arena = &exchange->arena;
-    exchange->request.headers = exchange->headers;
     exchange->request.loop = home->loop;
     return exchange;
+}
+
+/* Bytes of a next request are kept: then it stays as it is. */
+void http_exchange_slim(struct http_exchange *exchange)
+{
+    if (!exchange->block || exchange->start != exchange->end)
+        return;
+    free(exchange->block);
+    free(exchange->spans);
+    free(exchange->headers);
+    exchange->block = NULL;
+    exchange->spans = NULL;
+    exchange->headers = NULL;
+    exchange->request.header_count = 0;
+    exchange->request.identity = NULL;
+    arena_deinit(&exchange->arena);
+    buf_deinit(&exchange->body_bytes);
 }
 
 struct http_exchange *http_exchange_acquire(struct http_connection *connection)
@@ -51,12 +76,13 @@ void http_exchange_destroy(struct http_exchange *exchange)
     free(exchange);
 }
 
-/* What grew for one large request is not kept. */
+/* What grew for one large request is not kept, nor what shrank for a long stream. */
 void http_exchange_release(struct http_exchange *exchange)
 {
     struct http_home *home = exchange->home;
 
-    if (home->spare_count >= HTTP_SPARE_EXCHANGES_MAX || exchange->block_bytes > HTTP_BLOCK_BYTES) {
+    if (home->spare_count >= HTTP_SPARE_EXCHANGES_MAX || exchange->block_bytes > HTTP_BLOCK_BYTES ||
+        !exchange->block) {
         http_exchange_destroy(exchange);
         return;
     }
@@ -73,6 +99,8 @@ void http_exchange_next(struct http_exchange *exchange)
         buf_deinit(&exchange->body_bytes);
     if (exchange->arena.first)
         arena_reset(&exchange->arena);
+    if (!exchange->block)
+        equip(exchange);
     http_parser_reset(&exchange->parser);
     exchange->entry = NULL;
     exchange->is_late = exchange->gate_passed = false;

@@ -40,7 +40,8 @@ enum http_method {
 enum http_kind {
     HTTP_HOT,    /* handler runs on the loop and must not block */
     HTTP_WORKER, /* handler runs on a worker thread and may block */
-    HTTP_STREAM, /* handler runs on the loop and answers by http_send_stream() without end */
+    HTTP_STREAM, /* handler runs on the loop and answers by http_send_stream() without end; the request's slices
+                    and arena go with its source's first wait, so that thousands may wait */
 };
 enum http_access { HTTP_TOKEN, HTTP_PUBLIC };
 enum http_consumes { HTTP_JSON, HTTP_ANY }; /* HTTP_JSON: a body of another Content-Type is 415 */

@@ -172,6 +172,8 @@ struct http_exchange *http_exchange_acquire(struct http_connection *connection);
 void http_exchange_release(struct http_exchange *exchange);
 void http_exchange_destroy(struct http_exchange *exchange);
 void http_exchange_next(struct http_exchange *exchange); /* forgets the request, keeps the unparsed bytes */
+/* Gives back what only its request needed, while a stream without end waits. */
+void http_exchange_slim(struct http_exchange *exchange);
 /* Makes room to read into: moves or grows what may still move. Returns how much there is. */
 size_t http_exchange_make_room(struct http_exchange *exchange, bool head_is_fixed);
 void http_exchange_make_body_room(struct http_exchange *exchange); /* behind a head that is complete */

@@ -176,8 +176,13 @@ bool http_stream_pump(struct http_connection *connection)
     enum http_source_state state = produce(exchange, connection->out);
     if (state == HTTP_SOURCE_FAIL || broke_promise(exchange, left_before, state == HTTP_SOURCE_END))
         return cut(connection);
+    if (state == HTTP_SOURCE_WAIT && exchange->source_waits) {
+        if (exchange->request.route->kind == HTTP_STREAM)
+            http_exchange_slim(exchange);
+        return false;
+    }
     if (state == HTTP_SOURCE_WAIT)
-        return !exchange->source_waits;
+        return true;
     exchange->source_waits = false;
     return state == HTTP_SOURCE_END ? end(connection) : true;
 }

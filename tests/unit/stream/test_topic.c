@@ -30,8 +30,15 @@ static void follow(struct http_request *request)
     (void)http_request_park(request, CLOCK_NEVER, on_timeout, NULL, &parked);
 }
 
+static void now(struct http_request *request)
+{
+    struct str name = http_request_header(request, STR("x-name"));
+    http_send(request, &(struct http_response){.status = 200, .body = name});
+}
+
 static const struct http_route routes[] = {
     {.method = HTTP_GET, .path = "/follow", .handler = follow, .kind = HTTP_STREAM},
+    {.method = HTTP_GET, .path = "/now", .handler = now},
     {0},
 };
 
@@ -318,6 +325,35 @@ static void test_a_close_comes_after_what_was_published(void **state)
     client_close(&client);
 }
 
+/* What a waiting stream gave back is there again for the next request; bytes of one that was sent already are kept. */
+static void test_the_connection_goes_on_behind_a_stream(void **state)
+{
+    (void)state;
+    const struct str next = STR("GET /now HTTP/1.1\r\nHost: a\r\nX-Name: next\r\n\r\n");
+    struct client waits, has_more;
+    join(&waits, 10);
+    client_connect(&harness, &has_more);
+    client_send(&has_more,
+                STR("GET /follow HTTP/1.1\r\nHost: a\r\n\r\nGET /now HTTP/1.1\r\nHost: a\r\nX-Name: "));
+    harness_turn(&harness, 2);
+    stream_topic_admit(topic, &(struct stream_entry){.ref = parked, .after = 10});
+    harness_turn(&harness, 3);
+    publish(11, "a\n");
+    stream_topic_close(topic);
+    topic = NULL;
+    assert_string_equal(received(&waits), "at 10\na\n.");
+    client_send(&waits, next);
+    client_receive(&waits);
+    assert_true(str_eq(client_take(&waits).body, STR("next")));
+    client_receive(&has_more);
+    assert_int_equal(client_take(&has_more).status, 200);
+    client_send(&has_more, STR("late\r\n\r\n"));
+    client_receive(&has_more);
+    assert_true(str_eq(client_take(&has_more).body, STR("late")));
+    client_close(&waits);
+    client_close(&has_more);
+}
+
 static void test_a_stream_ends_with_its_token(void **state)
 {
     (void)state;
@@ -376,6 +412,7 @@ int main(void)
         TEST(test_one_who_does_not_read_is_cut_off),
         cmocka_unit_test_setup_teardown(test_a_quiet_stream_says_so, setup_beating, teardown),
         TEST(test_a_close_comes_after_what_was_published),
+        TEST(test_the_connection_goes_on_behind_a_stream),
         TEST(test_a_stream_ends_with_its_token),
         TEST(test_the_owner_hears_when_the_last_has_left),
         TEST(test_head_is_no_follower),
