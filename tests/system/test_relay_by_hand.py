@@ -82,9 +82,10 @@ def test_unlock_frees_what_a_dead_worker_holds(outbox, filled):
     assert "held" not in states(filled).values()
 
 
-@pytest.mark.parametrize("args", [(), ("mend",), ("retry",), ("discard", "x"), ("retry", "--all", "7"), ("list", "--state", "odd"),
-                                  ("list", "--limit", "0"), ("republish", "--from", "a"), ("retry", "--all", "--database", "no")])
-def test_a_wrong_call_changes_nothing(outbox, filled, args):
+def test_a_wrong_call_changes_nothing(outbox, filled):
     before = states(filled)
-    status, _, audit = outbox(*args)
-    assert status == 2 and not audit and states(filled) == before
+    for args in ((), ("mend",), ("retry",), ("discard", "x"), ("retry", "--all", "7"), ("list", "--state", "odd"), ("list", "--limit", "0"),
+                 ("republish", "--from", "a"), ("retry", "--all", "--database", "no")):
+        status, _, audit = outbox(*args)
+        assert status == 2 and not audit, args
+    assert states(filled) == before

@@ -3,6 +3,8 @@ import uuid
 
 import pytest
 
+from lib.config import base_config, merge, to_yaml
+from lib.freshet import run
 from lib.outbox import leave, live, told, versions
 from lib.refdata import pod, refdata_db  # noqa: F401
 from lib.wait import eventually
@@ -94,15 +96,13 @@ def test_what_was_told_and_not_marked_is_told_again_after_a_kill(relay, refdata_
     assert versions(refdata_db, "D") == [1, 2, 3, 1, 2, 3]
 
 
-@pytest.mark.parametrize("name, value, wrong", [("backoff-jitter-min", "0.5", None), ("backoff-jitter-max", "1.5s", "a number such as 0.5"),
-                                                ("lease", "forever", "a duration"), ("max-attempt", 0, "1 to 1000")])
-def test_settings_have_the_seeds_names(refdata_db, jwks_path, tmp_path, name, value, wrong):
-    """O2."""
-    from lib.config import base_config, merge, to_yaml
-    from lib.freshet import run
-    config = tmp_path / "c.yaml"
-    text = to_yaml(merge(base_config(refdata_db, jwks_path), {"refdata": {"outbox": {name: 7}}}))
-    config.write_text(text.replace(f"{name}: 7", f"{name}: {value}"))
-    done = run("config", "--config", config, env={"FRESHET_TEST_PG_PASSWORD": refdata_db.password})
-    assert (done.returncode == 0) == (wrong is None), done.stderr
-    assert wrong is None or (wrong in done.stderr and name in done.stderr)
+def test_settings_have_the_seeds_names(refdata_db, jwks_path, tmp_path):
+    """O2: durations like 1s, decimals for the jitter; whatever is wrong is named."""
+    config = tmp_path / "outbox.yaml"
+    plain = to_yaml(merge(base_config(refdata_db, jwks_path), {"refdata": {"outbox": {"NAME": 7}}}))
+    for name, value, wrong in (("backoff-jitter-min", "0.5", None), ("backoff-jitter-max", "1.5s", "a number such as 0.5"),
+                               ("lease", "forever", "a duration"), ("max-attempt", "0", "1 to 1000"), ("poll-interval", "1s", None)):
+        config.write_text(plain.replace('NAME: 7', f"{name}: {value}"))
+        done = run("config", "--config", config, env={"FRESHET_TEST_PG_PASSWORD": refdata_db.password})
+        assert (done.returncode == 0) == (wrong is None), done.stderr
+        assert wrong is None or (wrong in done.stderr and name in done.stderr), done.stderr
