@@ -1,53 +1,12 @@
 """R10: every command has its own effect, version and failure, however many share a transaction."""
 import pytest
 
-from lib.apply import (NO_NUMBER, applier, command, decided, delta, empty, event_id, handled, items_of, outbox_of,
-                       publish, ready, snapshot, version_of)
+from lib.apply import (COUNTRY, COUNTRY_SQL, CURRENCY, CURRENCY_SQL, NO_NUMBER, applier, command, countries, currencies,
+                       decided, delta, empty, event_id, handled, items_of, outbox_of, publish, ready, snapshot, version_of)
 from lib.refdata import make_table, module_refdata_db, refdata_db  # noqa: F401
 from lib.wait import eventually
 
 ROLES = ("--roles", "apply")
-COUNTRY = {
-    "code": "COUNTRY",
-    "loadSql": "select code as k, to_jsonb(t) as v from mdm_country t where tenant_id = :tenantId and not deleted",
-    "apply": {
-        "upsertSql": "insert into mdm_country(tenant_id, code, name, updated_at_epoch, deleted) values (:tenantId, :key,"
-                     " cast(:payload->>'name' as text), :eventEpoch, false) on conflict (tenant_id, code) do update"
-                     " set name = excluded.name, updated_at_epoch = excluded.updated_at_epoch, deleted = false",
-        "deleteSql": "update mdm_country set deleted = true, updated_at_epoch = :eventEpoch"
-                     " where tenant_id = :tenantId and code = :key",
-        "snapshotReplaceSql": "select refdata_replace_country(:tenantId, :snapshotJson)",
-    },
-}
-COUNTRY_SQL = """
-create table mdm_country (tenant_id text, code text, name text not null, updated_at_epoch bigint, deleted boolean,
-                          primary key (tenant_id, code));
-create function refdata_replace_country(tenant text, items jsonb) returns void language sql as $$
-    delete from mdm_country where tenant_id = tenant;
-    insert into mdm_country select tenant, x->>'key', x->'payload'->>'name', 0, false from jsonb_array_elements(items) x
-$$;
-"""
-CURRENCY = {
-    "code": "CURRENCY",
-    "loadSql": "select ccy as k, jsonb_build_object('digits', digits) as v from mdm_currency where tenant_id = :tenantId",
-    "apply": {
-        "upsertSql": "insert into mdm_currency values (:tenantId, :key, cast(:payload->>'digits' as int), :eventVersion)"
-                     " on conflict (tenant_id, ccy) do update set digits = excluded.digits, version = excluded.version",
-        "deleteSql": "delete from mdm_currency where tenant_id = :tenantId and ccy = :key",
-        "snapshotStageSql": "insert into staging select :tenantId, :snapshotId, :chunkIndex, x->>'key',"
-                            " (x->'payload'->>'digits')::int from jsonb_array_elements(:snapshotJson) x",
-        "snapshotFinalizeSql": "select refdata_fill_currency(:tenantId, :snapshotId, :eventVersion)",
-    },
-}
-CURRENCY_SQL = """
-create table mdm_currency (tenant_id text, ccy text, digits int, version bigint, primary key (tenant_id, ccy));
-create table staging (tenant_id text, id text, part int, ccy text, digits int);
-create function refdata_fill_currency(tenant text, snapshot text, version bigint) returns void language sql as $$
-    delete from mdm_currency where tenant_id = tenant;
-    insert into mdm_currency select tenant, ccy, digits, version from staging s where s.id = snapshot;
-    delete from staging where id = snapshot
-$$;
-"""
 OTHERS = [
     {"code": "FIXED", "loadSql": "select k, v from fixed where tenant_id = :tenantId"},
     {"code": "UPSERTS", "loadSql": "select k, v from fixed where tenant_id = :tenantId",
@@ -159,14 +118,6 @@ def test_stale_revisions_fail_within_a_batch_and_after_it(database):
     publish(database, later)
     assert decided(database, later) == [("FAILED", "STALE_SOURCE_REVISION"), ("COMMITTED", 4)]
     assert database.value("select last_source_revision from refdata.dictionary_meta") == 12
-
-
-def countries(database, tenant="demo"):
-    return dict(database.query("select code, name from mdm_country where tenant_id = %s and not deleted", (tenant,)))
-
-
-def currencies(database):
-    return {ccy: (digits, version) for ccy, digits, version in database.query("select ccy, digits, version from mdm_currency")}
 
 
 def test_two_differently_shaped_tables_by_templates(database):

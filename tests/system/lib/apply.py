@@ -127,3 +127,56 @@ def empty(database, tables=None):
 def ready(database):
     """Waits until the topic and the group are there."""
     eventually(lambda: database.value("select count(*) from platform.bus_cursor where topic = %s", (TOPIC,)) > 0)
+
+
+# ---- two tables of different shapes, one for each snapshot style ----
+
+COUNTRY = {
+    "code": "COUNTRY",
+    "loadSql": "select code as k, to_jsonb(t) as v from mdm_country t where tenant_id = :tenantId and not deleted",
+    "apply": {
+        "upsertSql": "insert into mdm_country(tenant_id, code, name, updated_at_epoch, deleted) values (:tenantId, :key,"
+                     " cast(:payload->>'name' as text), :eventEpoch, false) on conflict (tenant_id, code) do update"
+                     " set name = excluded.name, updated_at_epoch = excluded.updated_at_epoch, deleted = false",
+        "deleteSql": "update mdm_country set deleted = true, updated_at_epoch = :eventEpoch"
+                     " where tenant_id = :tenantId and code = :key",
+        "snapshotReplaceSql": "select refdata_replace_country(:tenantId, :snapshotJson)",
+    },
+}
+COUNTRY_SQL = """
+create table mdm_country (tenant_id text, code text, name text not null, updated_at_epoch bigint, deleted boolean,
+                          primary key (tenant_id, code));
+create function refdata_replace_country(tenant text, items jsonb) returns void language sql as $$
+    delete from mdm_country where tenant_id = tenant;
+    insert into mdm_country select tenant, x->>'key', x->'payload'->>'name', 0, false from jsonb_array_elements(items) x
+$$;
+"""
+CURRENCY = {
+    "code": "CURRENCY",
+    "loadSql": "select ccy as k, jsonb_build_object('digits', digits) as v from mdm_currency where tenant_id = :tenantId",
+    "apply": {
+        "upsertSql": "insert into mdm_currency values (:tenantId, :key, cast(:payload->>'digits' as int), :eventVersion)"
+                     " on conflict (tenant_id, ccy) do update set digits = excluded.digits, version = excluded.version",
+        "deleteSql": "delete from mdm_currency where tenant_id = :tenantId and ccy = :key",
+        "snapshotStageSql": "insert into staging select :tenantId, :snapshotId, :chunkIndex, x->>'key',"
+                            " (x->'payload'->>'digits')::int from jsonb_array_elements(:snapshotJson) x",
+        "snapshotFinalizeSql": "select refdata_fill_currency(:tenantId, :snapshotId, :eventVersion)",
+    },
+}
+CURRENCY_SQL = """
+create table mdm_currency (tenant_id text, ccy text, digits int, version bigint, primary key (tenant_id, ccy));
+create table staging (tenant_id text, id text, part int, ccy text, digits int);
+create function refdata_fill_currency(tenant text, snapshot text, version bigint) returns void language sql as $$
+    delete from mdm_currency where tenant_id = tenant;
+    insert into mdm_currency select tenant, ccy, digits, version from staging s where s.id = snapshot;
+    delete from staging where id = snapshot
+$$;
+"""
+
+
+def countries(database, tenant="demo"):
+    return dict(database.query("select code, name from mdm_country where tenant_id = %s and not deleted", (tenant,)))
+
+
+def currencies(database):
+    return {ccy: (digits, version) for ccy, digits, version in database.query("select ccy, digits, version from mdm_currency")}
