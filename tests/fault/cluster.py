@@ -4,8 +4,8 @@ import signal
 import time
 
 from failpoints import reached
-from lib.refdata import CACHE, pod
-from workload import DICTIONARIES, TABLES
+from lib.refdata import CACHE, TENANT, pod
+from workload import CODES, DICTIONARIES, TABLES
 
 # Two ways to share the roles out: everything twice, or writing and applying apart.
 TOGETHER = [[], []]
@@ -17,8 +17,11 @@ class Cluster:
 
     def __init__(self, serve, database, roles, **changes):
         database.query(TABLES)
-        settings = pod(*DICTIONARIES, cache={**CACHE, "sweepInterval": "1s"}, **changes)
+        preload = [f"{TENANT}/{code}" for code in CODES]
+        settings = pod(*DICTIONARIES, cache={**CACHE, "sweepInterval": "1s", "preload": preload}, **changes)
+        settings["refdata"]["outbox"] = {"lease": "2s"}  # of a relay that died
         self.servers = [serve.make(database, settings, args=args) for args in roles]
+        self.writable = [server for server, args in zip(self.servers, roles) if not args or "command" in args[-1]]
         self.kills = 0
 
     def start(self):
@@ -55,8 +58,8 @@ class Killer:
     Each life is armed with one failpoint, or none. `patience` is how long it may take to get there.
     """
 
-    def __init__(self, cluster, names, seed=1, patience=2.0):
-        self.cluster, self.names, self.patience = cluster, list(names), patience
+    def __init__(self, cluster, workload, names, seed=1, patience=2.0):
+        self.cluster, self.workload, self.names, self.patience = cluster, workload, list(names), patience
         self.random = random.Random(seed)
         self.lives = 0
 
@@ -69,18 +72,33 @@ class Killer:
         return f"{name}=kill#{self.random.choice([1, 1, 2, 5, 20])}"
 
     def run(self, kills, should_stop):
-        turn = 0
+        """The servers in turn; between two kills some updates get through, if they can."""
         while self.cluster.kills < kills and not should_stop():
-            server = self.cluster.servers[turn % len(self.cluster.servers)]
-            turn += 1
+            server = self.cluster.servers[self.cluster.kills % len(self.cluster.servers)]
+            accepted = len(self.workload.sent)
             self.await_death(server)
             self.cluster.kill(server)
             self.cluster.restart(server, self.arm())
+            self.wait(lambda: len(self.workload.sent) > accepted + 10, 1.0)  # pylint: disable=cell-var-from-loop
 
     def await_death(self, server):
         is_armed = bool(server.env.get("FRESHET_FAILPOINTS"))
-        deadline = time.monotonic() + (self.patience if is_armed else self.random.uniform(0.1, 1.0))
-        while time.monotonic() < deadline and server.process.poll() is None:
-            time.sleep(0.01)
+        self.wait(lambda: server.process.poll() is not None,
+                  self.patience if is_armed else self.random.uniform(0.0, 0.7))
         if server.process.poll() is not None:
             assert server.process.returncode == -signal.SIGKILL, f"ended by itself:\n{server.log()[-3000:]}"
+
+    @staticmethod
+    def wait(condition, seconds):
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not condition():
+            time.sleep(0.01)
+
+    def kill_all_at(self, name, should_stop):
+        """Every server lives until one of them has come to this failpoint."""
+        for server in self.cluster.servers:
+            self.cluster.kill(server)
+            self.cluster.restart(server, f"{name}=kill#1")
+        self.wait(lambda: should_stop() or name in self.cluster.reached(), 30)
+        self.wait(lambda: any(server.process.poll() is not None for server in self.cluster.servers), 1)
+        assert should_stop() or name in self.cluster.reached(), f"nobody came to {name}"

@@ -59,13 +59,15 @@ class Workload:
         self.generation = 0  # WHOLE: the last that was accepted whole
         self.refusals = 0
 
-    def start(self, threads, plain=2, counted=2, whole=1):
+    def start(self, threads, plain=2, counted=2, whole=1, readers=1):
         for number in range(plain):
             threads.add(self._plain, number)
         for number in range(counted):
             threads.add(self._counted, number)
         for _ in range(whole):
             threads.add(self._whole)
+        for number in range(readers):
+            threads.add(self._read, number)
 
     def _client(self, number):
         return Patient(self.servers, self.token, first=number)
@@ -120,6 +122,19 @@ class Workload:
                 self.sent.append(Sent(body["eventId"], "WHOLE", GOOD, generation=generation))
             self.generation = generation
         self.refusals += client.refusals
+        client.close()
+
+
+    def _read(self, stopping, number):
+        """Demands versions that writers were told of, at whichever server there is: never less, never 409 (R7)."""
+        client = self._client(number)
+        while not stopping.wait(5 * self.pause):
+            known = next((each for each in reversed(self.sent[-50:]) if each.version is not None), None)
+            if known is None:
+                continue
+            answer = client.request("GET", path(known.code, "/version"), headers={"X-Min-Version": str(known.version)})
+            assert answer.status == 200, (answer.status, answer.body)
+            assert answer.json()["version"] >= known.version, (known, answer.body)
         client.close()
 
 
@@ -218,5 +233,5 @@ def audit(database, workload, servers, token):
     versions = {code: check_versions(database, code) for code in CODES}
     check_effects(database, workload)
     check_pods(servers, token)
-    check_status_route(servers, token, workload.sent)
+    check_status_route(workload.servers, token, workload.sent)
     return versions

@@ -12,7 +12,7 @@ from lib.wait import eventually
 from lib.wire import RawConnection, request_bytes
 from lib.writers import Threads, chunks, delta, snapshot, status_path, updates_path
 
-SECONDS = 4
+SECONDS = 3
 GENERATION_KEYS = [f"g{i:02}" for i in range(40)]
 # The same data by SQL, reloaded whole.
 REPLACE = """
