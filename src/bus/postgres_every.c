@@ -22,7 +22,7 @@ static const char begin_sql[] =
  * position is not its next offset has at least one row, without a message when retention took all or the tail
  * was lost. */
 static const char read_sql[] =
-    "SELECT p.partition, p.next_offset, " POSTGRES_MESSAGE_COLUMNS
+    "SELECT p.partition::text, p.next_offset::text, " POSTGRES_MESSAGE_COLUMNS
     " FROM unnest($2::text::int[], $3::text::bigint[]) AS here (partition, position)"
     " JOIN platform.bus_partition p ON p.topic = $1 AND p.partition = here.partition"
     " LEFT JOIN LATERAL ("
@@ -130,6 +130,7 @@ static enum status read_new(struct reader *reader, struct db_result **result, st
                                 bus_postgres_param(&numbers[0], consumer->spec.batch_max),
                                 bus_postgres_param(&numbers[1], (int64_t)consumer->spec.batch_bytes_max)};
     db_statement_init(&statement, read_sql, 5, types);
+    statement.binary_results = true;
     status = db_query(conn, &statement, params, deadline_ns, result, error);
     db_release(conn);
     buf_deinit(&partitions);

@@ -7,7 +7,7 @@
  *   postgres_suspect.c  messages that kill their process
  *   postgres_every.c    one round of a reader of everything
  *   postgres_upkeep.c   topics made, lag, retention
- *   postgres_rows.c     arrays and rows, in text form
+ *   postgres_rows.c     arrays and rows
  *
  * A reader is a subscription with its jobs. A job takes one batch and comes again while it finds any:
  *
@@ -133,19 +133,19 @@ enum status bus_postgres_topics_ensure(struct postgres *postgres, const struct b
 void bus_postgres_upkeep_run(struct postgres *postgres);
 
 /* ---- postgres_rows.c ---- */
-/* One element of a bytea[] literal between db_array_begin() and _end(); ptr NULL = NULL. */
-void bus_postgres_array_put_bytes(struct buf *out, struct str bytes);
 void bus_postgres_array_put_i64(struct buf *out, int64_t value);
+/* A text[] literal: name, value, name, value … */
+void bus_postgres_put_headers(struct buf *out, const struct bus_message *message);
 /* One element of a text[] literal that is itself a text[] literal: name, value, name, value … */
 void bus_postgres_array_put_headers(struct buf *out, const struct bus_message *message);
-/* A message out of the columns (message_offset, key, headers, payload, created_us), which begin at
- * `column`. */
+/* A message out of POSTGRES_MESSAGE_COLUMNS, which begin at `column` of a binary result; its key and payload
+ * lie in the result. */
 void bus_postgres_row_message(const struct db_result *result, size_t row, unsigned column,
                               struct arena *arena, struct bus_message *message);
 
-#define POSTGRES_MESSAGE_COLUMNS                      \
-    "m.message_offset, m.key, m.headers, m.payload, " \
-    "(extract(epoch from m.created_at) * 1000000)::bigint"
+#define POSTGRES_MESSAGE_COLUMNS                                  \
+    "m.message_offset::text, m.key, m.headers::text, m.payload, " \
+    "(extract(epoch from m.created_at) * 1000000)::bigint::text"
 
 /* A number as a parameter. */
 struct postgres_number {

@@ -15,8 +15,15 @@
 #define ATTEMPTS_MAX 5
 
 static const char append_sql[] =
-    "SELECT * FROM platform.bus_publish($1::text[], $2::text::int[], $3::text::int[], $4::text::bytea[],"
-    " $5::text::text[], $6::text::bytea[])";
+    "SELECT * FROM platform.bus_publish($1::text[], $2::text::int[], $3::text::int[], $4,"
+    " $5::text::text[], $6)";
+
+/* The same for a single message, which is what most calls have: no function, no arrays. */
+static const char append_one_sql[] =
+    "WITH slot AS (UPDATE platform.bus_partition SET next_offset = next_offset + 1"
+    "              WHERE topic = $1 AND partition = $2 RETURNING next_offset - 1 AS message_offset)"
+    " INSERT INTO platform.bus_message (topic, partition, message_offset, key, headers, payload)"
+    " SELECT $1, $2, message_offset, $3, $4, $5 FROM slot RETURNING message_offset";
 
 /* ---- append: on any connection, in or out of a transaction ---- */
 
@@ -66,10 +73,14 @@ static size_t slot_end(const struct append *append, size_t begin)
     return end;
 }
 
+static struct str payload_of(const struct bus_message *message)
+{
+    return message->payload.ptr ? message->payload : STR("");
+}
+
 static void write_arrays(struct append *append)
 {
-    struct buf *bufs[] = {&append->topics, &append->partitions, &append->counts,
-                          &append->keys,   &append->headers,    &append->payloads};
+    struct buf *bufs[] = {&append->topics, &append->partitions, &append->counts, &append->headers};
 
     for (size_t i = 0; i < sizeof bufs / sizeof bufs[0]; i++)
         db_array_begin(bufs[i]);
@@ -80,11 +91,13 @@ static void write_arrays(struct append *append)
         bus_postgres_array_put_i64(&append->partitions, append->placed[begin].message->partition);
         bus_postgres_array_put_i64(&append->counts, (int64_t)(end - begin));
     }
+    db_bytes_array_begin(&append->keys, append->count);
+    db_bytes_array_begin(&append->payloads, append->count);
     for (size_t i = 0; i < append->count; i++) {
         const struct bus_message *message = append->placed[i].message;
-        bus_postgres_array_put_bytes(&append->keys, message->key);
+        db_bytes_array_put(&append->keys, message->key);
         bus_postgres_array_put_headers(&append->headers, message);
-        bus_postgres_array_put_bytes(&append->payloads, message->payload.ptr ? message->payload : STR(""));
+        db_bytes_array_put(&append->payloads, payload_of(message));
     }
     for (size_t i = 0; i < sizeof bufs / sizeof bufs[0]; i++)
         db_array_end(bufs[i]);
@@ -100,6 +113,11 @@ static void append_add(struct append *append, struct bus *bus, struct bus_messag
 
 static void append_seal(struct append *append)
 {
+    if (append->count == 1) {
+        append->slot_count = 1;
+        bus_postgres_put_headers(&append->headers, append->placed[0].message);
+        return;
+    }
     qsort(append->placed, append->count, sizeof append->placed[0], compare_placed);
     write_arrays(append);
 }
@@ -123,23 +141,53 @@ static void forget_topics(struct append *append)
         atomic_store(&append->placed[i].topic->known, false);
 }
 
-static enum status append_send(struct append *append, struct db_conn *conn, int64_t deadline_ns,
-                               struct error *error)
+static enum status send_one(struct append *append, struct db_conn *conn, int64_t deadline_ns,
+                            struct db_result **result, struct error *error)
 {
-    static const enum db_type types[] = {DB_TEXT_ARRAY, DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT};
+    static const enum db_type types[] = {DB_TEXT, DB_INT, DB_BYTEA, DB_TEXT_ARRAY, DB_BYTEA};
+    const struct bus_message *message = append->placed[0].message;
+    struct postgres_number partition;
+    struct db_statement statement;
+    struct db_param params[] = {{message->topic},
+                                bus_postgres_param(&partition, message->partition),
+                                {message->key},
+                                {buf_str(&append->headers)},
+                                {payload_of(message)}};
+
+    db_statement_init(&statement, append_one_sql, 5, types);
+    return db_query(conn, &statement, params, deadline_ns, result, error);
+}
+
+static enum status send_many(struct append *append, struct db_conn *conn, int64_t deadline_ns,
+                             struct db_result **result, struct error *error)
+{
+    static const enum db_type types[] = {DB_TEXT_ARRAY,  DB_TEXT, DB_TEXT,
+                                         DB_BYTEA_ARRAY, DB_TEXT, DB_BYTEA_ARRAY};
     struct db_statement statement;
     struct db_param params[] = {{buf_str(&append->topics)},  {buf_str(&append->partitions)},
                                 {buf_str(&append->counts)},  {buf_str(&append->keys)},
                                 {buf_str(&append->headers)}, {buf_str(&append->payloads)}};
-    struct db_result *result;
 
     db_statement_init(&statement, append_sql, 6, types);
-    enum status status = db_query(conn, &statement, params, deadline_ns, &result, error);
-    if (status == STATUS_OK && db_result_rows(result) != append->slot_count)
-        status = error_set(error, STATUS_INTERNAL, "the bus answered for another number of partitions");
+    return db_query(conn, &statement, params, deadline_ns, result, error);
+}
+
+static enum status append_send(struct append *append, struct db_conn *conn, int64_t deadline_ns,
+                               struct error *error)
+{
+    struct db_result *result;
+    enum status status = append->count == 1 ? send_one(append, conn, deadline_ns, &result, error)
+                                            : send_many(append, conn, deadline_ns, &result, error);
+    bool vanished = strcmp(db_sqlstate(conn), "FB001") == 0;
+
+    if (status == STATUS_OK && db_result_rows(result) != append->slot_count) {
+        status = error_set(error, STATUS_DB_ERROR, "topic %s has no partition %u",
+                           append->placed[0].topic->spec.name, append->placed[0].message->partition);
+        vanished = true;
+    }
     if (status == STATUS_OK)
         take_offsets(append, result);
-    else if (strcmp(db_sqlstate(conn), "FB001") == 0)
+    else if (vanished)
         forget_topics(append); /* the tables were emptied under us: they are made again before the next one */
     db_result_free(result);
     return status;

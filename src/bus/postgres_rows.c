@@ -1,10 +1,8 @@
-/* Messages as PostgreSQL's texts: array literals on the way in, rows on the way out. Bytes travel as hex,
- * since parameters and results are text. */
+/* Messages as PostgreSQL has them: array literals on the way in, rows on the way out. Keys and payloads travel
+ * as they are, and are read where the result has them. */
 #include <stdio.h>
 
 #include "bus/postgres_inside.h"
-
-static const char digits[] = "0123456789abcdef";
 
 struct db_param bus_postgres_param(struct postgres_number *number, int64_t value)
 {
@@ -21,28 +19,20 @@ static void separate(struct buf *out)
         buf_put_char(out, ',');
 }
 
-void bus_postgres_array_put_bytes(struct buf *out, struct str bytes)
-{
-    separate(out);
-    if (!bytes.ptr) {
-        buf_put_str(out, STR("NULL"));
-        return;
-    }
-    buf_put_str(out, STR("\"\\\\x"));
-    char *at = buf_reserve(out, 2 * bytes.len);
-    for (size_t i = 0; i < bytes.len; i++) {
-        unsigned char byte = (unsigned char)bytes.ptr[i];
-        *at++ = digits[byte >> 4];
-        *at++ = digits[byte & 15];
-    }
-    buf_commit(out, 2 * bytes.len);
-    buf_put_char(out, '"');
-}
-
 void bus_postgres_array_put_i64(struct buf *out, int64_t value)
 {
     separate(out);
     buf_printf(out, "%lld", (long long)value);
+}
+
+void bus_postgres_put_headers(struct buf *out, const struct bus_message *message)
+{
+    db_array_begin(out);
+    for (unsigned i = 0; i < message->header_count; i++) {
+        db_array_put(out, message->headers[i].name);
+        db_array_put(out, message->headers[i].value);
+    }
+    db_array_end(out);
 }
 
 void bus_postgres_array_put_headers(struct buf *out, const struct bus_message *message)
@@ -50,34 +40,12 @@ void bus_postgres_array_put_headers(struct buf *out, const struct bus_message *m
     struct buf inner;
 
     buf_init(&inner);
-    db_array_begin(&inner);
-    for (unsigned i = 0; i < message->header_count; i++) {
-        db_array_put(&inner, message->headers[i].name);
-        db_array_put(&inner, message->headers[i].value);
-    }
-    db_array_end(&inner);
+    bus_postgres_put_headers(&inner, message);
     db_array_put(out, buf_str(&inner));
     buf_deinit(&inner);
 }
 
 /* ---- rows ---- */
-
-static unsigned nibble(char c)
-{
-    return (unsigned)(c <= '9' ? c - '0' : c - 'a' + 10);
-}
-
-/* bytea_output = hex, the default: "\x0a1b". */
-static struct str decode_bytes(struct str text, struct arena *arena)
-{
-    size_t len = text.len >= 2 ? (text.len - 2) / 2 : 0;
-    char *bytes = arena_alloc(arena, len + 1);
-
-    for (size_t i = 0; i < len; i++)
-        bytes[i] = (char)(nibble(text.ptr[2 + 2 * i]) << 4 | nibble(text.ptr[3 + 2 * i]));
-    bytes[len] = '\0';
-    return str_of(bytes, len);
-}
 
 /* Takes one element of a text[] literal off *rest, which begins behind '{' or ','. */
 static struct str take_element(struct str *rest, struct arena *arena)
@@ -118,10 +86,9 @@ void bus_postgres_row_message(const struct db_result *result, size_t row, unsign
                               struct arena *arena, struct bus_message *message)
 {
     message->offset = db_result_i64(result, row, column);
-    message->key = db_result_is_null(result, row, column + 1)
-                       ? STR_NONE
-                       : decode_bytes(db_result_str(result, row, column + 1), arena);
+    message->key =
+        db_result_is_null(result, row, column + 1) ? STR_NONE : db_result_str(result, row, column + 1);
     decode_headers(db_result_str(result, row, column + 2), arena, message);
-    message->payload = decode_bytes(db_result_str(result, row, column + 3), arena);
+    message->payload = db_result_str(result, row, column + 3);
     message->created_us = db_result_i64(result, row, column + 4);
 }

@@ -11,8 +11,6 @@
 #define ARENA_BYTES 16384
 
 static const char begin_sql[] = "BEGIN";
-/* A process that hangs or is frozen in a handler loses its connection, and so its partition. */
-static const char limit_sql[] = "SELECT set_config('idle_in_transaction_session_timeout', $1, true)";
 static const char commit_sql[] = "COMMIT";
 
 /* A group begins at the offset that comes next ($4 false) or at the oldest that is there. */
@@ -24,7 +22,8 @@ static const char create_sql[] =
     " FROM platform.bus_partition p WHERE topic = $2 ON CONFLICT DO NOTHING";
 
 /* $1 group, $2 topic, $3 messages and $4 bytes at most, $5 the partition to look at first, $6 the longest
- * backoff: one that would end later was written before the clock went back.
+ * backoff: one that would end later was written before the clock went back. $7: a process that hangs or is frozen in
+ * a handler for so long loses its connection, and so its partition.
  *
  * The cursor's lock is the right to handle its partition; what others hold is skipped. The messages are read
  * by the same snapshot: it sees a prefix of the offsets, since these are given out in the order of commits.
@@ -35,16 +34,17 @@ static const char create_sql[] =
     " OR c.retry_at > clock_timestamp() + $6 * interval '1 ms')"
 static const char claim_sql[] =
     "WITH due AS MATERIALIZED ("
-    "    SELECT c.partition, c.position, c.careful_until, c.attempts, c.last_error, p.next_offset"
+    "    SELECT c.partition, c.position, c.careful_until, c.attempts, c.last_error, p.next_offset,"
+    "           set_config('idle_in_transaction_session_timeout', $7, true)"
     "    FROM platform.bus_cursor c JOIN platform.bus_partition p USING (topic, partition)"
     "    WHERE c.group_name = $1 AND c.topic = $2 AND c.position < p.next_offset"
     "      AND " DUE "    ORDER BY (c.partition - $5 + 65536) % 256"
     "    LIMIT 1 FOR UPDATE OF c SKIP LOCKED)"
-    " SELECT due.partition, due.position, due.attempts, due.last_error, due.next_offset,"
-    "        EXISTS (SELECT FROM platform.bus_cursor c JOIN platform.bus_partition p USING (topic, partition)"
+    " SELECT due.partition::text, due.position::text, due.attempts::text, due.last_error,"
+    "        due.next_offset::text, EXISTS (SELECT FROM platform.bus_cursor c JOIN platform.bus_partition p USING (topic, partition)"
     "                WHERE c.group_name = $1 AND c.topic = $2 AND c.position < p.next_offset"
     "                  AND c.partition <> due.partition"
-    "                  AND " DUE "),"
+    "                  AND " DUE ")::text,"
     "        " POSTGRES_MESSAGE_COLUMNS " FROM due LEFT JOIN LATERAL ("
     "    SELECT * FROM ("
     "        SELECT w.*, sum(octet_length(w.payload)) OVER (ORDER BY w.message_offset)"
@@ -111,45 +111,41 @@ static enum status make_ready(struct reader *reader, struct error *error)
 
 static enum status add_claim(struct claim *claim, struct error *error)
 {
-    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_BIGINT, DB_BIGINT, DB_INT, DB_BIGINT};
+    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_BIGINT, DB_BIGINT, DB_INT, DB_BIGINT, DB_TEXT};
     const struct bus_consumer *consumer = &claim->reader->consumer;
     unsigned turn = atomic_fetch_add(&claim->reader->turn, 1) % consumer->topic->spec.partitions;
-    struct postgres_number numbers[4];
+    struct postgres_number numbers[5];
     struct db_statement statement;
     struct db_param params[] = {{str_from(consumer->spec.group)},
                                 {consumer->topic->name},
                                 bus_postgres_param(&numbers[0], consumer->spec.batch_max),
                                 bus_postgres_param(&numbers[1], (int64_t)consumer->spec.batch_bytes_max),
                                 bus_postgres_param(&numbers[2], turn),
-                                bus_postgres_param(&numbers[3], 2 * consumer->spec.backoff_max_ms)};
+                                bus_postgres_param(&numbers[3], 2 * consumer->spec.backoff_max_ms),
+                                bus_postgres_param(&numbers[4], claim->reader->postgres->config.handler_ms)};
 
-    db_statement_init(&statement, claim_sql, 6, types);
+    db_statement_init(&statement, claim_sql, 7, types);
+    statement.binary_results = true;
     return db_pipeline_add(claim->conn, &statement, params, error);
 }
 
 static enum status send_claim(struct claim *claim, int64_t deadline_ns, struct error *error)
 {
-    struct postgres_number limit;
-    struct db_param params[] = {bus_postgres_param(&limit, claim->reader->postgres->config.handler_ms)};
-    struct db_statement begin, idle;
-    struct db_result *results[3];
+    struct db_statement begin;
+    struct db_result *results[2];
 
     db_statement_init(&begin, begin_sql, 0, NULL);
-    db_statement_init(&idle, limit_sql, 1, (enum db_type[]){DB_TEXT});
     enum status status = db_pipeline_begin(claim->conn, error);
     if (status == STATUS_OK)
         status = db_pipeline_add(claim->conn, &begin, NULL, error);
     if (status == STATUS_OK)
-        status = db_pipeline_add(claim->conn, &idle, params, error);
-    if (status == STATUS_OK)
         status = add_claim(claim, error);
     if (status == STATUS_OK)
-        status = db_pipeline_end(claim->conn, deadline_ns, results, 3, NULL, error);
+        status = db_pipeline_end(claim->conn, deadline_ns, results, 2, NULL, error);
     if (status != STATUS_OK)
         return status;
     db_result_free(results[0]);
-    db_result_free(results[1]);
-    claim->rows = results[2];
+    claim->rows = results[1];
     return STATUS_OK;
 }
 
@@ -396,7 +392,7 @@ static enum bus_postgres_step step(struct claim *claim, struct error *error)
         return STEP_FAILED;
     if (db_result_rows(claim->rows) == 0)
         return STEP_NOTHING;
-    if (str_eq(db_result_str(claim->rows, 0, OTHERS), STR("t")))
+    if (str_eq(db_result_str(claim->rows, 0, OTHERS), STR("true")))
         bus_postgres_reader_wake(claim->reader);
     if (!bus_postgres_handling_begin(claim->reader->postgres))
         return STEP_NOTHING;

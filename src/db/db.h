@@ -64,10 +64,12 @@ enum db_type {
     DB_BOOL,
     DB_UUID,
     DB_TIMESTAMPTZ,
-    DB_BYTEA
+    DB_BYTEA,
+    DB_BYTEA_ARRAY
 };
 
-/* A value as text; ptr NULL = SQL NULL. DB_TEXT_ARRAY values are written by db_array_put(). */
+/* A value as text; ptr NULL = SQL NULL. DB_TEXT_ARRAY values are written by db_array_put(). Bytes are sent as
+ * they are: DB_BYTEA is the value itself, DB_BYTEA_ARRAY what db_bytes_array_put() wrote. */
 struct db_param {
     struct str value;
 };
@@ -82,6 +84,9 @@ struct db_statement {
     enum db_type types[DB_PARAMS_MAX];
     unsigned names[DB_PARAMS_MAX]; /* which row of the name table $n is: db_sql_compile() */
     uint64_t id;                   /* hash of text and types, never 0: the prepared statement's name */
+    /* Results in PostgreSQL's binary form, for those who select bytea: it is the bytes themselves then, and text is
+     * text; everything else must be cast to text. */
+    bool binary_results;
 };
 
 /* The parameters a template may name. */
@@ -109,6 +114,9 @@ void db_array_begin(struct buf *out);                   /* text[] literal: begin
 void db_array_put(struct buf *out, struct str element); /* quoted and escaped */
 void db_array_put_null(struct buf *out);
 void db_array_end(struct buf *out);
+
+void db_bytes_array_begin(struct buf *out, size_t count);     /* bytea[], in binary form: then as many … */
+void db_bytes_array_put(struct buf *out, struct str element); /* … of these; ptr NULL = NULL */
 
 /* ---- running them ---- */
 struct db_result; /* all rows of one statement */

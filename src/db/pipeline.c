@@ -70,7 +70,7 @@ enum status db_pipeline_add(struct db_conn *conn, const struct db_statement *sta
     db_prepared_name(statement->id, name);
     if (!send_prepare(conn, statement, name, queue_push(conn)) ||
         !PQsendQueryPrepared(conn->pg, name, (int)statement->param_count, conn->bound.values,
-                             conn->bound.lengths, conn->bound.formats, 0))
+                             conn->bound.lengths, conn->bound.formats, statement->binary_results))
         return db_conn_unsendable(conn, error);
     return STATUS_OK;
 }

@@ -68,7 +68,7 @@ static enum status send_bound(struct db_conn *conn, const struct db_statement *s
     if (status != STATUS_OK)
         return status;
     if (!PQsendQueryPrepared(conn->pg, name, (int)statement->param_count, conn->bound.values,
-                             conn->bound.lengths, conn->bound.formats, 0))
+                             conn->bound.lengths, conn->bound.formats, statement->binary_results))
         return db_conn_unsendable(conn, error);
     return STATUS_OK;
 }

@@ -9,10 +9,13 @@
 
 #define SCRATCH_KEEP_BYTES (256 * 1024)
 
+#define OID_BYTEA 17
+
 static const Oid type_oids[] = {
-    [DB_TEXT] = 25,   [DB_JSONB] = DB_OID_JSONB, [DB_BIGINT] = 20,
-    [DB_INT] = 23,    [DB_TEXT_ARRAY] = 1009,    [DB_BOOL] = 16,
-    [DB_UUID] = 2950, [DB_TIMESTAMPTZ] = 1184,   [DB_BYTEA] = 17,
+    [DB_TEXT] = 25,          [DB_JSONB] = DB_OID_JSONB, [DB_BIGINT] = 20,
+    [DB_INT] = 23,           [DB_TEXT_ARRAY] = 1009,    [DB_BOOL] = 16,
+    [DB_UUID] = 2950,        [DB_TIMESTAMPTZ] = 1184,   [DB_BYTEA] = OID_BYTEA,
+    [DB_BYTEA_ARRAY] = 1001,
 };
 
 void db_statement_seal(struct db_statement *statement)
@@ -44,18 +47,24 @@ void db_statement_oids(const struct db_statement *statement, Oid oids[DB_PARAMS_
 
 /* ---- parameters ---- */
 
-static enum status check_param(struct str value, unsigned at, struct error *error)
+/* Their binary form is what we have; that of text is the text. */
+static bool is_bytes(enum db_type type)
+{
+    return type == DB_BYTEA || type == DB_BYTEA_ARRAY;
+}
+
+static bool is_sent_in_place(enum db_type type)
+{
+    return type == DB_TEXT || is_bytes(type);
+}
+
+static enum status check_param(enum db_type type, struct str value, unsigned at, struct error *error)
 {
     if (value.len > INT32_MAX)
         return error_set(error, STATUS_DB_ERROR, "parameter $%u is over 2 GiB", at + 1);
-    if (value.len > 0 && memchr(value.ptr, '\0', value.len))
+    if (value.len > 0 && !is_bytes(type) && memchr(value.ptr, '\0', value.len))
         return error_set(error, STATUS_DB_ERROR, "parameter $%u holds a NUL byte", at + 1);
     return STATUS_OK;
-}
-
-static bool is_sent_in_place(const struct db_statement *statement, const struct db_param *params, unsigned at)
-{
-    return statement->types[at] == DB_TEXT || !params[at].value.ptr;
 }
 
 enum status db_bound_set(struct db_bound *bound, const struct db_statement *statement,
@@ -68,13 +77,13 @@ enum status db_bound_set(struct db_bound *bound, const struct db_statement *stat
     buf_clear(&bound->scratch);
     for (unsigned i = 0; i < count; i++) {
         struct str value = params[i].value;
-        enum status status = check_param(value, i, error);
+        enum status status = check_param(statement->types[i], value, i, error);
         if (status != STATUS_OK)
             return status;
         bound->values[i] = value.ptr;
         bound->lengths[i] = (int)value.len;
-        bound->formats[i] = statement->types[i] == DB_TEXT;
-        if (is_sent_in_place(statement, params, i))
+        bound->formats[i] = is_sent_in_place(statement->types[i]);
+        if (!value.ptr || is_sent_in_place(statement->types[i]))
             continue;
         buf_put_str(&bound->scratch, value);
         buf_put_char(&bound->scratch, '\0');
@@ -82,7 +91,7 @@ enum status db_bound_set(struct db_bound *bound, const struct db_statement *stat
     /* The scratch has stopped moving: point into it. */
     const char *at = bound->scratch.data;
     for (unsigned i = 0; i < count; i++) {
-        if (is_sent_in_place(statement, params, i))
+        if (!params[i].value.ptr || is_sent_in_place(statement->types[i]))
             continue;
         bound->values[i] = at;
         at += params[i].value.len + 1;
@@ -130,6 +139,33 @@ void db_array_put_null(struct buf *out)
 void db_array_end(struct buf *out)
 {
     buf_put_char(out, '}');
+}
+
+/* ---- bytea[] ---- */
+
+static void put_u32(struct buf *out, uint32_t number)
+{
+    uint32_t big_endian = htonl(number);
+
+    buf_put(out, (const char *)&big_endian, sizeof big_endian);
+}
+
+void db_bytes_array_begin(struct buf *out, size_t count)
+{
+    put_u32(out, count > 0); /* dimensions */
+    put_u32(out, 1);         /* there may be NULLs */
+    put_u32(out, OID_BYTEA);
+    if (count == 0)
+        return;
+    put_u32(out, (uint32_t)count);
+    put_u32(out, 1); /* the first one's index */
+}
+
+void db_bytes_array_put(struct buf *out, struct str element)
+{
+    put_u32(out, element.ptr ? (uint32_t)element.len : UINT32_MAX);
+    if (element.len > 0)
+        buf_put(out, element.ptr, element.len);
 }
 
 /* ---- what a connection has prepared ---- */

@@ -69,7 +69,7 @@ static void cut(void)
 static bool publisher_waits(void)
 {
     return sql("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-               " AND query LIKE '%bus_publish%'") > 0;
+               " AND (query LIKE '%bus_publish%' OR query LIKE '%INTO platform.bus_message%')") > 0;
 }
 
 static struct db_conn *begin(void)

@@ -53,7 +53,7 @@ static void test_every_type_is_bound(void **state)
         {STR("0a0b0c0d-0000-4000-8000-000000000001")},
         {STR_NONE},
         {STR("2026-02-27T12:00:00Z")},
-        {STR("\\x00ff")},
+        {STR("\0\xff")},
     };
     db_statement_init(&statement, "SELECT $1, $2->>'a', $3, $4, $5[1], $5[2] IS NULL, $6, $7, $8, $9, $10",
                       10, types);
@@ -72,6 +72,45 @@ static void test_every_type_is_bound(void **state)
     assert_string_equal(db_result_str(result, 0, 10).ptr, "\\x00ff");
     db_result_free(result);
     buf_deinit(&array);
+}
+
+/* Any bytes, both ways, in a statement and in a pipeline. */
+static void test_bytes_travel_as_they_are(void **state)
+{
+    (void)state;
+    static const enum db_type types[] = {DB_BYTEA, DB_BYTEA, DB_BYTEA_ARRAY, DB_BYTEA_ARRAY};
+    struct db_statement statement;
+    struct db_result *result;
+    struct buf array = {0}, empty = {0};
+    db_bytes_array_begin(&array, 3);
+    db_bytes_array_put(&array, STR("\0\\x\xff\"{,"));
+    db_bytes_array_put(&array, STR_NONE);
+    db_bytes_array_put(&array, STR(""));
+    db_bytes_array_begin(&empty, 0);
+    struct db_param params[] = {{STR("a\0\xfe")}, {STR_NONE}, {buf_str(&array)}, {buf_str(&empty)}};
+    db_statement_init(&statement,
+                      "SELECT $1, $2, $3[1], $3[2], $3[3], cardinality($3)::text, cardinality($4)::text", 4,
+                      types);
+    statement.binary_results = true;
+    for (int piped = 0; piped < 2; piped++) {
+        if (piped) {
+            assert_ok(db_pipeline_begin(conn, NULL));
+            assert_ok(db_pipeline_add(conn, &statement, params, NULL));
+            assert_ok(db_pipeline_end(conn, soon(), &result, 1, NULL, NULL));
+        } else {
+            assert_ok(db_query(conn, &statement, params, soon(), &result, NULL));
+        }
+        assert_true(str_eq(db_result_str(result, 0, 0), STR("a\0\xfe")));
+        assert_true(db_result_is_null(result, 0, 1));
+        assert_true(str_eq(db_result_str(result, 0, 2), STR("\0\\x\xff\"{,")));
+        assert_true(db_result_is_null(result, 0, 3));
+        assert_true(!db_result_is_null(result, 0, 4) && db_result_str(result, 0, 4).len == 0);
+        assert_int_equal(db_result_i64(result, 0, 5), 3);
+        assert_int_equal(db_result_i64(result, 0, 6), 0);
+        db_result_free(result);
+    }
+    buf_deinit(&array);
+    buf_deinit(&empty);
 }
 
 static void test_a_NUL_in_a_parameter_is_refused(void **state)
@@ -440,6 +479,7 @@ int run_query_tests(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(test_every_type_is_bound),
+        TEST(test_bytes_travel_as_they_are),
         TEST(test_a_NUL_in_a_parameter_is_refused),
         TEST(test_big_parameters_and_results_pass),
         TEST(test_errors_carry_the_sqlstate_but_no_values),
