@@ -10,7 +10,8 @@
  * row whether an earlier one exists would read the whole tail. `locked` takes heads that are due; its lock is what two
  * engines meet at, and a head that changed between snapshot and lock is looked at again by PostgreSQL and dropped. So
  * no two hold rows of one aggregate. A run ends before a row that is leased or waits (an operator brought an earlier
- * one back). `chosen`: a suspect, whose claims were lost twice, goes alone. */
+ * one back). `chosen`: a suspect, whose claims were lost twice, goes alone. Heads share $2 between them, so that a long
+ * tail keeps nobody waiting. */
 static const char claim_template[] =
     "WITH RECURSIVE walk AS ("
     "    (SELECT 1 AS step, e.@id AS id, @aggregate_as FROM @table e"
@@ -26,16 +27,17 @@ static const char claim_template[] =
     "        FROM @table e WHERE e.@id = h.id AND @live AND @due LIMIT 1 FOR UPDATE SKIP LOCKED) l"
     "    LIMIT $2),"
     " chosen AS ("
-    "    SELECT c.* FROM (SELECT l.*, row_number() OVER (ORDER BY step) AS place,"
-    "                            count(*) FILTER (WHERE suspect) OVER (ORDER BY step) AS suspects"
-    "                     FROM locked l) c"
+    "    SELECT c.*, count(*) OVER () AS heads"
+    "    FROM (SELECT l.*, row_number() OVER (ORDER BY step) AS place,"
+    "                 count(*) FILTER (WHERE suspect) OVER (ORDER BY step) AS suspects FROM locked l) c"
     "    WHERE place = 1 OR suspects = 0),"
     " run AS MATERIALIZED ("
     "    SELECT w.step, r.id, r.sequence FROM chosen w CROSS JOIN LATERAL ("
     "        SELECT q.id, q.sequence, bool_and(q.free OR q.id = w.id) OVER (ORDER BY q.sequence) AS free"
     "        FROM (SELECT e.@id AS id, e.@sequence AS sequence, @due AND NOT @suspect AS free"
     "              FROM @table e WHERE @live AND (@aggregate) = (@walked) AND e.@sequence >= w.sequence"
-    "              ORDER BY e.@sequence LIMIT CASE WHEN w.suspect THEN 1 ELSE $6 END) q) r"
+    "              ORDER BY e.@sequence"
+    "              LIMIT CASE WHEN w.suspect THEN 1 ELSE least($6, ($2 + w.heads - 1) / w.heads) END) q) r"
     "    WHERE r.free ORDER BY w.step, r.sequence LIMIT $2),"
     " claimed AS ("
     "    UPDATE @table e SET @set_claimed @locked_now @claim_id = $3, @locked_by = $4,"
