@@ -222,6 +222,24 @@ def test_who_comes_back_goes_on_from_memory_while_others_watch(writer, watch, re
     assert watch(after=1).lines_to(3)[:2] == [{"version": 2, "key": "a", "op": "UPSERT", "payload": 2}, {"upToDate": 2}]
 
 
+def test_what_was_read_for_one_who_came_back_serves_the_next(writer, watch, refdata_db, server, token):
+    """A crowd costs one question, until something changes."""
+    for value in range(1, 5):
+        writer.update({f"k{value}": value})
+    first = watch(after=1)
+    assert [line.get("key") for line in first.lines_to(4)] == ["k2", "k3", "k4", None]
+    refdata_db.query("delete from refdata.outbox_event")
+    assert [line.get("key") for line in watch(after=2).lines_to(4)] == ["k3", "k4", None]
+    assert [line.get("key") for line in watch(after=1).lines_to(4)] == ["k2", "k3", "k4", None]
+    with server.client(token(TENANT)) as client:
+        assert client.get(path("B", "/watch?after=0", TENANT)).status == 410  # nobody asked for it in time
+    writer.update({"k5": 5})
+    first.lines_to(5)
+    with server.client(token(TENANT)) as client:
+        assert client.get(path("B", "/watch?after=1", TENANT)).status == 410
+    assert [line.get("key") for line in watch(after=4).lines_to(5)] == ["k5", None]
+
+
 @pytest.mark.parametrize("query", ["after=", "after=-1", "after=x", "after=1&after=2", "after=9223372036854775808", "since=1"])
 def test_a_bad_question_is_400(server, writer, token, query):
     writer.update({"a": 1})

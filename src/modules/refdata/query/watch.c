@@ -169,6 +169,7 @@ void refdata_watch_dissolve(struct refdata_holding *holding)
     watch->holding = NULL;
     stream_topic_close(watch->topic);
     watch->topic = NULL;
+    refdata_watch_forget(watch);
     start_all_over(&watch->waiting);
     start_all_over(&watch->boarding); /* those aboard when their question is answered */
     struct refdata_watch_change *change = watch->change_first;
@@ -220,7 +221,7 @@ void refdata_watch_place(struct refdata_watch *watch, struct refdata_follower *f
         refdata_watch_start_over(follower);
     } else if (local - follower->after > refdata_watch_settings(watch->refdata)->versions_max) {
         refdata_watch_refuse(follower, STATUS_VERSION_TOO_OLD, local);
-    } else {
+    } else if (!refdata_watch_recall(watch, follower, local)) {
         follower->next = watch->boarding;
         watch->boarding = follower;
         refdata_watch_ask(watch);
@@ -339,6 +340,7 @@ void refdata_watch_published(struct refdata_holding *holding, const struct cache
         before, after, change, (size_t)refdata_watch_settings(holding->refdata)->buffer_bytes_max);
     if (!made)
         return;
+    refdata_watch_forget(watch);
     *watch->change_last = made;
     watch->change_last = &made->next;
     watch->refs++;

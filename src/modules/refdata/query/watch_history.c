@@ -1,6 +1,7 @@
 /* What somebody who comes back has missed: the keys the outbox names since its version, with their values of now.
  *
- * One question at a time per pair, from the oldest version anybody aboard has; its answer is one segment for all of them.
+ * One question at a time per pair, from the oldest version anybody aboard has; its answer is one segment for all of them,
+ * and for whoever comes until the next change: neither a crowd that comes back nor one who never reads costs more.
  * A key stands in it once, at the place of the last version that touched it, so that whoever has version N begins behind
  * all keys last touched up to N. */
 #include <stdio.h>
@@ -30,9 +31,9 @@ struct touched {
     size_t offset; /* of its line */
 };
 
-struct history {
+struct refdata_history {
     struct worker_job job;
-    struct refdata_watch *watch;           /* referenced */
+    struct refdata_watch *watch;           /* referenced while the question is under way */
     struct refdata_dictionary *dictionary; /* referenced */
     struct cache_snapshot *snapshot;       /* referenced: the values of now */
     struct arena arena;
@@ -50,7 +51,7 @@ struct history {
 
 /* ---- on a worker ---- */
 
-static enum status run_query(const struct history *history, struct db_conn *conn, const char *sql,
+static enum status run_query(const struct refdata_history *history, struct db_conn *conn, const char *sql,
                              int64_t deadline_ns, struct db_result **result, struct error *error)
 {
     struct db_statement statement;
@@ -64,7 +65,7 @@ static enum status run_query(const struct history *history, struct db_conn *conn
 }
 
 /* The keys first: what is deleted in between shows as a gap. */
-static enum status read_outbox(struct history *history, struct db_conn *conn, int64_t deadline_ns)
+static enum status read_outbox(struct refdata_history *history, struct db_conn *conn, int64_t deadline_ns)
 {
     struct db_result *keys = NULL, *gap = NULL;
     enum status status = run_query(history, conn, keys_sql, deadline_ns, &keys, &history->error);
@@ -87,7 +88,7 @@ static enum status read_outbox(struct history *history, struct db_conn *conn, in
 }
 
 /* As many of the latest as fit: one reader who is far behind must not cost the others their place. */
-static size_t first_that_fits(struct history *history)
+static size_t first_that_fits(struct refdata_history *history)
 {
     enum { LINE_BYTES = 96 }; /* beside key and payload, escapes aside */
     size_t bytes = 0, first = history->count;
@@ -106,7 +107,7 @@ static size_t first_that_fits(struct history *history)
     return first;
 }
 
-static void write_segment(struct history *history)
+static void write_segment(struct refdata_history *history)
 {
     struct buf out = {0};
     size_t first = first_that_fits(history);
@@ -128,7 +129,7 @@ static void write_segment(struct history *history)
 
 static void run_history(struct worker_job *job)
 {
-    struct history *history = (struct history *)job;
+    struct refdata_history *history = (struct refdata_history *)job;
     int64_t deadline_ns = clock_deadline_ms(history->timeout_ms);
     struct db_conn *conn = NULL;
     history->status = db_acquire(history->dictionary->database->pool, deadline_ns, &conn, &history->error);
@@ -142,18 +143,36 @@ static void run_history(struct worker_job *job)
 
 /* ---- on the home loop ---- */
 
-static void destroy(struct history *history)
+/* The question is answered: what remains is the answer. */
+static void close_question(struct refdata_history *history)
 {
-    stream_segment_unref(history->segment);
     cache_snapshot_unref(history->snapshot);
     refdata_dictionary_unref(history->dictionary);
+    history->watch = NULL;
+}
+
+static void destroy(struct refdata_history *history)
+{
+    stream_segment_unref(history->segment);
     arena_deinit(&history->arena);
-    refdata_watch_unref(history->watch);
     free(history);
 }
 
+static void keep_or_destroy(struct refdata_watch *watch, struct refdata_history *history)
+{
+    const struct cache_snapshot *now = watch->holding ? cache_slot_read(&watch->holding->slot) : NULL;
+    bool holds = now == history->snapshot && history->status == STATUS_OK;
+    close_question(history);
+    if (!holds) {
+        destroy(history);
+        return;
+    }
+    refdata_watch_forget(watch);
+    watch->history = history;
+}
+
 /* Where the lines begin that somebody with version `after` needs. */
-static size_t offset_for(const struct history *history, int64_t after)
+static size_t offset_for(const struct refdata_history *history, int64_t after)
 {
     size_t low = 0, high = history->count;
     while (low < high) {
@@ -166,7 +185,7 @@ static size_t offset_for(const struct history *history, int64_t after)
     return low < history->count ? history->touched[low].offset : history->end_offset;
 }
 
-static void give_history(struct refdata_watch *watch, const struct history *history,
+static void give_history(struct refdata_watch *watch, const struct refdata_history *history,
                          struct refdata_follower *follower)
 {
     if (history->status != STATUS_OK) {
@@ -186,27 +205,45 @@ static void give_history(struct refdata_watch *watch, const struct history *hist
 
 static void history_done(struct worker_job *job)
 {
-    struct history *history = (struct history *)job;
+    struct refdata_history *history = (struct refdata_history *)job;
     struct refdata_watch *watch = history->watch;
-    struct refdata_follower *aboard = watch->aboard;
-    watch->aboard = NULL;
+    struct refdata_follower *aboard = watch->aboard, *boarding = watch->boarding, *next;
+    watch->aboard = watch->boarding = NULL;
     if (job->cancelled)
         history->status = STATUS_CANCELLED;
-    while (aboard) {
-        struct refdata_follower *next = aboard->next;
+    for (; aboard; aboard = next) {
+        next = aboard->next;
         give_history(watch, history, aboard);
-        aboard = next;
     }
-    if (watch->holding && watch->boarding)
-        refdata_watch_ask(watch);
+    keep_or_destroy(watch, history);
+    for (; boarding; boarding = next) { /* whom this does not help goes along with the next question */
+        next = boarding->next;
+        refdata_watch_place(watch, boarding);
+    }
     refdata_watch_settle(watch);
-    destroy(history);
+    refdata_watch_unref(watch);
 }
 
-static struct history *new_history(struct refdata_watch *watch)
+void refdata_watch_forget(struct refdata_watch *watch)
+{
+    if (watch->history)
+        destroy(watch->history);
+    watch->history = NULL;
+}
+
+bool refdata_watch_recall(struct refdata_watch *watch, struct refdata_follower *follower, int64_t version)
+{
+    const struct refdata_history *history = watch->history;
+    if (!history || history->to != version || history->from > follower->after)
+        return false;
+    give_history(watch, history, follower);
+    return true;
+}
+
+static struct refdata_history *new_history(struct refdata_watch *watch)
 {
     struct refdata_holding *holding = watch->holding;
-    struct history *history = memory_zalloc(sizeof *history);
+    struct refdata_history *history = memory_zalloc(sizeof *history);
     history->job =
         (struct worker_job){.loop = watch->refdata->home, .run = run_history, .done = history_done};
     history->watch = watch;
@@ -229,7 +266,7 @@ void refdata_watch_ask(struct refdata_watch *watch)
         return;
     watch->aboard = watch->boarding;
     watch->boarding = NULL;
-    struct history *history = new_history(watch);
+    struct refdata_history *history = new_history(watch);
     if (worker_pool_submit(watch->refdata->readers, &history->job))
         return;
     while (watch->aboard) {
@@ -237,5 +274,7 @@ void refdata_watch_ask(struct refdata_watch *watch)
         watch->aboard = follower->next;
         refdata_watch_refuse(follower, STATUS_OVERLOADED, 0);
     }
+    close_question(history);
     destroy(history);
+    refdata_watch_unref(watch);
 }

@@ -38,6 +38,7 @@ struct refdata_watch {
     bool writing;                                             /* a worker is at the first of them */
     struct refdata_follower *waiting;                         /* for what is being written down */
     struct refdata_follower *boarding, *aboard;               /* of the next question, of the one under way */
+    struct refdata_history *history;                          /* the last answer; NULL = none */
 };
 
 /* On the home loop: those in force. */
@@ -69,5 +70,8 @@ void refdata_watch_put_heartbeat(struct buf *out, int64_t version);
 
 /* ---- watch_history.c ---- */
 void refdata_watch_ask(struct refdata_watch *watch); /* for those boarding, unless a question is under way */
+/* From the last answer, where it still holds for this version. False = it has to be asked. */
+bool refdata_watch_recall(struct refdata_watch *watch, struct refdata_follower *follower, int64_t version);
+void refdata_watch_forget(struct refdata_watch *watch); /* the last answer */
 
 #endif
