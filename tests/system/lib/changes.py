@@ -18,6 +18,7 @@ class Changes:
         self.database, self.code, self.tenant = database, code, tenant
         self.connection = database.connect()
         self.connection.autocommit = False
+        self.teller = None  # tells by a connection of its own, which commits at once
         self.open = False
 
     @contextlib.contextmanager
@@ -39,6 +40,8 @@ class Changes:
 
     def close(self):
         self.connection.close()
+        if self.teller:
+            self.teller.close()
 
     def write(self, items=(), *, keys=None, outbox=True, tell=True, sql=None):
         """items maps keys to payloads, None deletes; keys is what the outbox says changed (default: exactly that)."""
@@ -84,14 +87,22 @@ class Changes:
                 "committedAt": "2026-02-27T12:00:01Z", **other}
 
     def tell(self, version, **other):
-        tell(self.database, json.dumps(self.message(version, **other)))
+        if not self.teller:
+            eventually(lambda: listens(self.database))
+            self.teller = self.database.connect()
+        publish(self.teller, [json.dumps(self.message(version, **other))])
 
 
 def tell(database, *payloads, partition=0):
     """Publishes to the topic of invalidations, which some pod has made by now or soon will, and wakes the pods."""
     eventually(lambda: listens(database))
-    with contextlib.closing(database.connect()) as connection, connection.cursor() as cursor:
-        encoded = [payload.encode() if isinstance(payload, str) else payload for payload in payloads]
+    with contextlib.closing(database.connect()) as connection:
+        publish(connection, payloads, partition)
+
+
+def publish(connection, payloads, partition=0):
+    encoded = [payload.encode() if isinstance(payload, str) else payload for payload in payloads]
+    with connection.cursor() as cursor:
         cursor.execute("select platform.bus_publish(array['refdata.invalidations'], array[%s], array[%s], %s::bytea[],"
                        " %s::text[], %s::bytea[])",
                        (partition, len(encoded), [b"key"] * len(encoded), ["{}"] * len(encoded), encoded))

@@ -90,6 +90,7 @@ static void audit(struct refdata_holding *holding)
         .timeout_ms = refdata->settings.load_timeout_ms,
         .memory_max = (uint64_t)refdata->settings.memory_bytes_max,
         .base = cache_slot_acquire(&holding->slot),
+        .base_origin = holding->origin,
         .arena = &job->arena,
     };
     holding->audit_at_ns = next_audit_ns(refdata);

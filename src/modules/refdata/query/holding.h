@@ -8,6 +8,7 @@
 
 #include <stdatomic.h>
 
+#include "base/uuid.h"
 #include "cache/cache.h"
 #include "modules/refdata/dictionary.h"
 
@@ -43,6 +44,12 @@ struct refdata_barrier { /* of one holding */
     unsigned asked_this_second;
 };
 
+/* Which event made a version; empty = none is known. The same number with another origin is another history: a database
+ * that was restored and went on. */
+struct refdata_origin_id {
+    char event_id[UUID_TEXT_BYTES];
+};
+
 /* Loads waiting for their turn. Those of changed keys alone have a queue and places of their own, so that no long load
  * holds them up. */
 struct refdata_queue {
@@ -74,9 +81,10 @@ struct refdata_holding {
     size_t waiter_count, waiter_capacity;
     struct refdata_queue *queue, *running_in; /* NULL = neither */
     struct refdata_holding *queue_next;
-    int64_t wanted_version; /* committed since the last load began, as others said; 0 = none */
-    int64_t began_ns;       /* the last load */
-    int64_t audit_at_ns;    /* 0 = not decided yet */
+    struct refdata_origin_id origin; /* of the version held */
+    int64_t wanted_version;          /* committed since the last load began, as others said; 0 = none */
+    int64_t began_ns;                /* the last load */
+    int64_t audit_at_ns;             /* 0 = not decided yet */
     struct refdata_barrier barrier;
     struct refdata_watch *watch; /* NULL = nobody follows */
     uint64_t memory_bytes;

@@ -19,16 +19,18 @@ static const char begin_sql[] = "begin isolation level repeatable read read only
 static const char version_sql[] = "select version, (extract(epoch from updated_at) * 1000000)::bigint"
                                   "  from refdata.dictionary_meta where tenant_id = $1 and dict_code = $2";
 
+/* The same with the version's origin, by the index (tenant_id, dict_code, version). */
+static const char meta_sql[] =
+    "select m.version, (extract(epoch from m.updated_at) * 1000000)::bigint, o.event_id"
+    "  from refdata.dictionary_meta m left join refdata.outbox_event o using (tenant_id, dict_code, version)"
+    " where m.tenant_id = $1 and m.dict_code = $2";
+enum { ORIGIN = 2 };
+
 static void take_version(const struct db_result *result, int64_t *version, int64_t *committed_at_us)
 {
     bool found = result && db_result_rows(result) == 1;
     *version = found ? db_result_i64(result, 0, 0) : 0;
     *committed_at_us = found ? db_result_i64(result, 0, 1) : 0;
-}
-
-static void version_statement(struct db_statement *statement)
-{
-    db_statement_init(statement, version_sql, 2, (const enum db_type[]){DB_TEXT, DB_TEXT});
 }
 
 enum status refdata_loader_version(struct db_conn *conn, struct str tenant, struct str code,
@@ -37,7 +39,7 @@ enum status refdata_loader_version(struct db_conn *conn, struct str tenant, stru
 {
     struct db_statement statement;
     struct db_result *result = NULL;
-    version_statement(&statement);
+    db_statement_init(&statement, version_sql, 2, (const enum db_type[]){DB_TEXT, DB_TEXT});
     const struct db_param params[] = {{tenant}, {code}};
     enum status status = db_query(conn, &statement, params, deadline_ns, &result, error);
     take_version(status == STATUS_OK ? result : NULL, version, committed_at_us);
@@ -49,23 +51,32 @@ enum status refdata_loader_version(struct db_conn *conn, struct str tenant, stru
 
 struct opened {
     int64_t version, committed_at_us;
+    struct refdata_origin_id origin;
     bool delta_known; /* what changed since the base is: */
     struct refdata_delta delta;
 };
 
 enum { BEGUN, META, CHANGES, QUESTIONS };
 
+static void take_origin(const struct db_result *meta, struct refdata_origin_id *origin)
+{
+    struct str id = db_result_rows(meta) == 1 ? db_result_str(meta, 0, ORIGIN) : STR_NONE;
+    size_t len = id.len < sizeof origin->event_id ? id.len : 0;
+    memcpy(origin->event_id, len ? id.ptr : "", len);
+    origin->event_id[len] = '\0';
+}
+
 static enum status ask(const struct refdata_load *load, struct db_conn *conn, struct error *error)
 {
-    struct db_statement begin, version;
+    struct db_statement begin, meta;
     const struct db_param params[] = {{load->tenant}, {load->dictionary->code}};
     db_statement_init(&begin, begin_sql, 0, NULL);
-    version_statement(&version);
+    db_statement_init(&meta, meta_sql, 2, (const enum db_type[]){DB_TEXT, DB_TEXT});
     enum status status = db_pipeline_begin(conn, error);
     if (status == STATUS_OK)
         status = db_pipeline_add(conn, &begin, NULL, error);
     if (status == STATUS_OK)
-        status = db_pipeline_add(conn, &version, params, error);
+        status = db_pipeline_add(conn, &meta, params, error);
     if (status == STATUS_OK && load->base)
         status = refdata_delta_ask(load, conn, error);
     return status;
@@ -80,6 +91,7 @@ static enum status open_once(const struct refdata_load *load, struct db_conn *co
         status = db_pipeline_end(conn, deadline_ns, results, load->base ? QUESTIONS : CHANGES, NULL, error);
     if (status == STATUS_OK) {
         take_version(results[META], &opened->version, &opened->committed_at_us);
+        take_origin(results[META], &opened->origin);
         opened->delta_known =
             load->base && refdata_delta_read(load, results[CHANGES], opened->version, &opened->delta);
     }
@@ -155,6 +167,7 @@ static enum status load_in_transaction(const struct refdata_load *load, struct d
 {
     enum status status = STATUS_OK;
     loaded->committed_at_us = opened->committed_at_us;
+    loaded->origin = opened->origin;
     loaded->change.to = opened->version;
     if (opened->delta_known)
         status = load_changes(load, conn, &opened->delta, deadline_ns, loaded);
@@ -163,18 +176,25 @@ static enum status load_in_transaction(const struct refdata_load *load, struct d
     return status;
 }
 
-void refdata_loader_load(const struct refdata_load *load, struct refdata_loaded *loaded)
+/* Leaves its transaction open, in *conn. */
+static void load_by(const struct refdata_load *load, struct db_conn **conn, struct refdata_loaded *loaded)
 {
     int64_t began_ns = clock_mono_ns(), deadline_ns = clock_deadline_ms(load->timeout_ms);
-    struct db_conn *conn = NULL;
     struct opened opened = {0};
     *loaded = (struct refdata_loaded){.dictionary = load->dictionary, .base = load->base};
-    enum status status = open_transaction(load, deadline_ns, &conn, &opened, &loaded->error);
+    *conn = NULL;
+    enum status status = open_transaction(load, deadline_ns, conn, &opened, &loaded->error);
     if (status == STATUS_OK)
-        status = load_in_transaction(load, conn, &opened, deadline_ns, loaded);
-    close_transaction(conn);
+        status = load_in_transaction(load, *conn, &opened, deadline_ns, loaded);
     loaded->status = status;
     loaded->seconds = (double)(clock_mono_ns() - began_ns) / 1e9;
+}
+
+void refdata_loader_load(const struct refdata_load *load, struct refdata_loaded *loaded)
+{
+    struct db_conn *conn;
+    load_by(load, &conn, loaded);
+    close_transaction(conn);
 }
 
 static bool is_same(const struct cache_snapshot *one, const struct cache_snapshot *other)
@@ -207,40 +227,69 @@ enum refdata_audit_verdict refdata_loader_audit(const struct refdata_load *load,
     return verdict;
 }
 
-/* ---- as a job of the home loop's ---- */
+/* ---- as a job of the home loop's ----
+ * What was loaded goes home before the transaction is closed: nobody waits for that round trip. So the job, which is the
+ * worker's to the end, and what it brings home are two. */
 
-struct load_job {
-    struct worker_job job;
+struct brought {
+    struct loop_message message;
     struct refdata_holding *holding; /* the home loop's: not touched on the worker */
     struct refdata_load load;        /* its dictionary and base are referenced */
     struct arena arena;              /* of the tenant and the change */
     struct refdata_loaded loaded;
 };
 
+struct load_job {
+    struct worker_job job;
+    struct loop *home;
+    struct brought *brought;
+    struct refdata_dictionary *dictionary; /* referenced: its pool outlives the transaction */
+};
+
 static void free_job(struct load_job *job)
 {
-    if (job->load.base)
-        cache_snapshot_unref(job->load.base);
-    refdata_dictionary_unref(job->load.dictionary);
-    arena_deinit(&job->arena);
+    refdata_dictionary_unref(job->dictionary);
     free(job);
+}
+
+static void free_brought(struct brought *brought)
+{
+    if (brought->load.base)
+        cache_snapshot_unref(brought->load.base);
+    refdata_dictionary_unref(brought->load.dictionary);
+    arena_deinit(&brought->arena);
+    free(brought);
+}
+
+static void on_brought(struct loop *loop, struct loop_message *message)
+{
+    (void)loop;
+    struct brought *brought = (struct brought *)message;
+    brought->loaded.dictionary = brought->load.dictionary;
+    refdata_schedule_loaded(brought->holding, &brought->loaded);
+    free_brought(brought);
 }
 
 static void run_load(struct worker_job *worker_job)
 {
     struct load_job *job = (struct load_job *)worker_job;
+    struct db_conn *conn;
     FAILPOINT("query.before_load");
-    refdata_loader_load(&job->load, &job->loaded);
+    load_by(&job->brought->load, &conn, &job->brought->loaded);
     FAILPOINT("query.before_swap");
+    loop_post(job->home, &job->brought->message);
+    job->brought = NULL;
+    close_transaction(conn);
 }
 
-static void load_done(struct worker_job *worker_job)
+static void job_done(struct worker_job *worker_job)
 {
     struct load_job *job = (struct load_job *)worker_job;
-    if (job->job.cancelled)
-        job->loaded.status = error_set(&job->loaded.error, STATUS_CANCELLED, "the process is stopping");
-    job->loaded.dictionary = job->load.dictionary;
-    refdata_schedule_loaded(job->holding, &job->loaded);
+    if (job->brought) { /* it never ran */
+        struct refdata_loaded *loaded = &job->brought->loaded;
+        loaded->status = error_set(&loaded->error, STATUS_CANCELLED, "the process is stopping");
+        loop_post(job->home, &job->brought->message);
+    }
     free_job(job);
 }
 
@@ -248,21 +297,28 @@ bool refdata_loader_start(struct refdata_holding *holding, struct cache_snapshot
 {
     struct refdata *refdata = holding->refdata;
     struct load_job *job = memory_zalloc(sizeof *job);
-    job->job = (struct worker_job){.loop = refdata->home, .run = run_load, .done = load_done};
-    job->holding = holding;
-    arena_init(&job->arena, 1024);
-    job->load = (struct refdata_load){
+    struct brought *brought = memory_zalloc(sizeof *brought);
+    job->job = (struct worker_job){.run = run_load, .done = job_done};
+    job->home = refdata->home;
+    job->brought = brought;
+    job->dictionary = refdata_dictionary_ref(holding->dictionary);
+    brought->message.on_message = on_brought;
+    brought->holding = holding;
+    arena_init(&brought->arena, 1024);
+    brought->load = (struct refdata_load){
         .dictionary = refdata_dictionary_ref(holding->dictionary),
-        .tenant = arena_str(&job->arena, holding->tenant),
+        .tenant = arena_str(&brought->arena, holding->tenant),
         .timeout_ms = refdata->settings.load_timeout_ms,
         .memory_max = (uint64_t)refdata->settings.memory_bytes_max,
         .base = base,
-        .arena = &job->arena,
+        .base_origin = holding->origin,
+        .arena = &brought->arena,
     };
     if (base)
         cache_snapshot_ref(base);
     if (worker_pool_submit(refdata->loaders, &job->job))
         return true;
+    free_brought(brought);
     free_job(job);
     return false;
 }

@@ -46,9 +46,9 @@ struct refdata_load {                      /* what to load */
     struct str tenant;
     int64_t timeout_ms;
     uint64_t memory_max; /* 0 = no bound */
-    struct cache_snapshot
-        *base; /* of the same definition: only what changed since is loaded, where that is known (R16);
-                                    NULL = everything */
+    /* By the same definition: only what changed since is loaded, where that is known (R16). NULL = everything. */
+    struct cache_snapshot *base;
+    struct refdata_origin_id base_origin;
     struct arena *arena; /* of loaded.change; needed with a base */
 };
 struct refdata_loaded {                          /* how it ended */
@@ -58,6 +58,7 @@ struct refdata_loaded {                          /* how it ended */
     struct cache_snapshot *snapshot;   /* load.base itself, referenced once more, when nothing changed */
     const struct cache_snapshot *base; /* load.base */
     struct refdata_change change;      /* from what is held */
+    struct refdata_origin_id origin;   /* of the snapshot */
     int64_t committed_at_us;           /* dictionary_meta.updated_at, 0 = no row */
     double seconds;
     size_t replaced; /* keys that came twice */

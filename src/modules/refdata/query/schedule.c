@@ -244,6 +244,7 @@ static void load_succeeded(struct refdata_holding *holding, struct refdata_loade
     holding->failures = 0;
     holding->refused = false;
     holding->retry_at_ns = 0;
+    holding->origin = loaded->origin;
     if (holding->committed_version < version)
         holding->committed_version = version;
     if (loaded->snapshot == cache_slot_read(&holding->slot))
