@@ -1,6 +1,6 @@
-/* `freshet outbox`: what waits to be published, what failed for good, and what an operator does about it (O4). Works on
- * the tables of the configured databases themselves, whether or not anything serves. What is changed is said on standard
- * error as a log line: who, what, how many. */
+/* `freshet outbox`: what waits to be published, what failed for good, and what an operator does about it
+ * (O4). Works on the tables of the configured databases themselves, whether or not anything serves. What is
+ * changed is said on standard error as a log line: who, what, how many. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -51,8 +51,8 @@ struct setting_row {
      * empty; NULL = required. An absent OBJECT is filled from its rows' defaults; with "" its required
      * rows may lack too. */
     const char *fallback;
-    /* Inclusive bounds, both 0 = none: the value (INT, DURATION_MS, DECIMAL, SIZE), bytes (STRING), entries (lists).
-     * Open ends are INT64_MIN and INT64_MAX. */
+    /* Inclusive bounds, both 0 = none: the value (INT, DURATION_MS, DECIMAL, SIZE), bytes (STRING), entries
+     * (lists). Open ends are INT64_MIN and INT64_MAX. */
     int64_t min, max;
     const char *const *choices;     /* ENUM: NULL-terminated */
     const struct setting_row *rows; /* OBJECT, OBJECT_LIST */

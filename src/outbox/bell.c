@@ -1,5 +1,6 @@
-/* The bell: tells engines of other processes that a table has news, by the notifier and never inside the transaction
- * that wrote them (NOTIFY there makes commits queue up). A lost notice costs one poll interval. */
+/* The bell: tells engines of other processes that a table has news, by the notifier and never inside the
+ * transaction that wrote them (NOTIFY there makes commits queue up). A lost notice costs one poll
+ * interval. */
 #include <stdio.h>
 #include <stdlib.h>
 

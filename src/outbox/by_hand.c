@@ -1,5 +1,5 @@
-/* What operators do to events (O4). Each is one statement on the caller's connection: rows are chosen, locked and
- * changed together, so that an engine at work never sees half of it. */
+/* What operators do to events (O4). Each is one statement on the caller's connection: rows are chosen, locked
+ * and changed together, so that an engine at work never sees half of it. */
 #include <stdio.h>
 
 #include "outbox/outbox_inside.h"

@@ -1,5 +1,5 @@
-/* What a batch says to the database: its verdicts, and which events come next. Both go out in one transaction and one
- * round trip, so a busy engine waits for the database once a batch. */
+/* What a batch says to the database: its verdicts, and which events come next. Both go out in one transaction
+ * and one round trip, so a busy engine waits for the database once a batch. */
 #include <stdio.h>
 
 #include "base/clock.h"
@@ -94,7 +94,8 @@ static int64_t walk_max(const struct outbox_claims *claims)
     return twice > WALK_MIN ? twice : WALK_MIN;
 }
 
-/* The claim's id is ours before the database has it: if the answer is lost, the claim can still be given back. */
+/* The claim's id is ours before the database has it: if the answer is lost, the claim can still be given
+ * back. */
 static enum status add_claim(struct outbox_claims *claims, struct db_conn *conn, struct error *error)
 {
     const struct outbox_settings *settings = claims->settings;
@@ -168,8 +169,8 @@ static void set_cursor(struct outbox_claims *claims, const struct str *aggregate
             str_of(claims->cursor_text.data + claims->cursor_text.start + starts[i], aggregate[i].len);
 }
 
-/* Each claim starts behind the last one, so that one busy aggregate does not keep the others waiting, and it goes round
- * until a walk from the beginning to the end found nothing. */
+/* Each claim starts behind the last one, so that one busy aggregate does not keep the others waiting, and it
+ * goes round until a walk from the beginning to the end found nothing. */
 static void move_cursor(struct outbox_claims *claims)
 {
     bool from_middle = claims->cursor[0].ptr != NULL;

@@ -1,6 +1,6 @@
-/* An engine's life: who wakes it, and how it ends. It is woken by a commit in this process (at once), by another
- * process's bell, by the poll timer (the net under both), and when a backoff is over. Only the timer and the ear live on
- * the loop; the work is in jobs.c. */
+/* An engine's life: who wakes it, and how it ends. It is woken by a commit in this process (at once), by
+ * another process's bell, by the poll timer (the net under both), and when a backoff is over. Only the timer
+ * and the ear live on the loop; the work is in jobs.c. */
 #include <limits.h>
 #include <stddef.h>
 #include <stdio.h>

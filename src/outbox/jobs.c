@@ -1,5 +1,5 @@
-/* Jobs on the worker pool: the step, the renewal of a lease, and upkeep; one of each at a time. No thread is held while
- * there is nothing to do. */
+/* Jobs on the worker pool: the step, the renewal of a lease, and upkeep; one of each at a time. No thread is
+ * held while there is nothing to do. */
 #include <stddef.h>
 #include <stdlib.h>
 
@@ -8,7 +8,7 @@
 #include "base/log.h"
 #include "outbox/outbox_inside.h"
 
-enum { EXCHANGE_MS = 10000, FAILURE_WAIT_MIN_MS = 50, FAILURE_WAIT_MAX_MS = 2000 };
+enum { EXCHANGE_MS = 10000, FAILURE_WAIT_MIN_MS = 50, FAILURE_WAIT_MAX_MS = 2000, LEFT_WAIT_MS = 100 };
 
 #define OUTBOX_OF(job, member) ((struct outbox *)((char *)(job)-offsetof(struct outbox, member)))
 
@@ -154,7 +154,7 @@ static void publish(struct outbox *outbox)
     };
     if (outbox_is_stopping(outbox)) {
         for (size_t i = 0; i < batch.count; i++)
-            batch.verdicts[i].kind = OUTBOX_LEFT;
+            outbox_batch_leave(&batch, i);
     } else if (is_worn_out(outbox)) {
         outbox_batch_poison(&batch, 0, "claimed %lld times and nobody came back",
                             (long long)(claims->events[0].claims - claims->events[0].attempts - 1));
@@ -166,6 +166,16 @@ static void publish(struct outbox *outbox)
     outbox_verdicts_conclude(claims);
 }
 
+static bool all_left(const struct outbox_claims *claims)
+{
+    for (size_t i = 0; i < claims->count; i++)
+        if (claims->verdicts[i].kind != OUTBOX_LEFT)
+            return false;
+    return true;
+}
+
+/* The verdicts are settled when the next step comes: at once, or a little later if nothing could be done, so as
+ * not to turn in circles. */
 static void run_step(struct worker_job *job)
 {
     struct outbox *outbox = OUTBOX_OF(job, step);
@@ -174,8 +184,15 @@ static void run_step(struct worker_job *job)
     if (!exchange(outbox, !outbox_is_stopping(outbox)))
         return;
     outbox->again = claims->count > 0 || claims->more;
-    if (claims->count > 0)
-        publish(outbox);
+    if (claims->count == 0)
+        return;
+    publish(outbox);
+    if (all_left(claims) && !outbox_is_stopping(outbox)) {
+        pthread_mutex_lock(&outbox->lock);
+        outbox->again = false;
+        look_again(outbox, LEFT_WAIT_MS);
+        pthread_mutex_unlock(&outbox->lock);
+    }
 }
 
 /* A stop lets the step come once more where verdicts wait to be written. */

@@ -1,39 +1,43 @@
-/* The outbox: what was committed together with a change is published, in order, at least once (SPEC O1–O6). One engine,
- * a descriptor per table; any number of engines may work on one table, in any number of processes.
+/* The outbox: what was committed together with a change is published, in order, at least once (SPEC O1–O6).
+ * One engine, a descriptor per table; any number of engines may work on one table, in one or many processes.
  *
- *   writer's transaction ── INSERT event ── COMMIT ── outbox_wake() here, or outbox_bell_ring() for another process
+ *   writer's transaction ── INSERT event ── COMMIT ── outbox_wake(), or outbox_bell_ring() to another process
  *                                                        │
  *      ┌── wake · notice · poll timer · backoff is over ◀┘
  *      ▼
- *   claim      one statement walks the heads: the first live event of each aggregate, locks those that are due, takes a
- *      │       run from each, marks it with a claim id that is new each time, and a lease by the database's clock
+ *   claim      one statement walks the heads, the first live event of each aggregate, locks those that are
+ *      │       due and takes a run from each: marked with a claim id that is new each time, and leased by
+ *      │       the database's clock
  *      ▼
- *   publish    the owner's callback, outside any transaction; a verdict for each event; a long one renews its lease
- *      │
+ *   publish    the owner's callback, outside any transaction: a verdict for each event; a long one renews its
+ *      │       lease
  *      ▼
- *   settle     only where that claim id still stands: done, again after a backoff, FAILED, or untouched; in one round
- *              trip with the next claim
+ *   settle     only where that claim id still stands: done, again after a backoff, FAILED, or as if it had
+ *              not been claimed; in one round trip with the next claim
  *
- * An event's life (tables with a flag instead of words: published, failed_at, locked_until):
+ * An event's life (tables with flags instead of words: published, failed_at, locked_until):
  *
  *   PENDING ── claim ──▶ IN_FLIGHT ── done ─────────────────────▶ PUBLISHED ── retention ──▶ gone
  *      ▲                     │ retry: attempt + 1, backoff
  *      ├─────────────────────┤ lease ran out: the next claim takes it
- *      │                     └ poison, the 10th failure, or as many claims nobody came back from ──▶ FAILED
- *      └── `freshet outbox retry` ─────────────────────────────────────────────────────────────────────┘
+ *      │                     └ poison, the 10th failure, or 10 claims nobody came back from ──▶ FAILED
+ *      └── `freshet outbox retry` ──────────────────────────────────────────────────────────────┘
  *
- * Order: while an earlier event of an aggregate is live, a later one is claimed only together with it. FAILED blocks
- * nothing. It rests on the sequence column ascending in commit order within an aggregate (taken under its row's lock).
+ * Order: while an earlier event of an aggregate is live, a later one is claimed only together with it. FAILED
+ * blocks nothing. It rests on the sequence column ascending in commit order within an aggregate: take it
+ * under the aggregate's row lock.
  *
- * An event that kills its worker leaves a claim without an end. One with two of these is claimed alone, so that it
- * drags no other with it, and after max-attempt of them it is FAILED.
+ * An event that kills its worker leaves a claim without an end. One with two of these is claimed alone, so
+ * that it drags no other with it, and after max-attempt of them it is FAILED.
  *
- * Claims and verdicts commit with synchronous_commit off. If the server then loses the last moments of them, an event is
- * published again, which at-least-once allows; it can't be lost, since the row itself was committed by its writer.
+ * Claims and verdicts commit with synchronous_commit off. If the server loses its last moments, an event is
+ * published again, which at-least-once allows. It can't be lost: its writer committed the row in full.
  *
- * Ownership: a descriptor and what it points to must outlive the engine; the target and settings are copied. Threads:
- * outbox_wake() and outbox_bell_ring() are for any; create, start and destroy are for the loop's thread (or before it
- * runs, or after it ended); publish and on_settled run on a worker. No thread is held while there is nothing to do. */
+ * Ownership: a descriptor and what it points to must outlive the engine; the target and settings are copied.
+ *
+ * Threads: outbox_wake() and outbox_bell_ring() are for any; create, start and destroy are for the loop's (or
+ * before it runs, or after it ended); publish and on_settled run on a worker. No thread is held while there
+ * is nothing to do. */
 #ifndef FRESHET_OUTBOX_OUTBOX_H
 #define FRESHET_OUTBOX_OUTBOX_H
 
@@ -60,8 +64,8 @@ struct outbox_table {
     const char *module;      /* label of metrics and logs */
     const char *name;        /* "refdata.outbox_event" */
     struct outbox_column id; /* the primary key */
-    /* What order is kept within; NULL ends it. With `sequence` the table needs a partial index over exactly these:
-     * (aggregate…, sequence) WHERE the row is live, that is, NOT published AND failed_at IS NULL, or
+    /* What order is kept within; NULL ends it. With `sequence` the table needs a partial index over exactly
+     * these: (aggregate…, sequence) WHERE the row is live, that is, NOT published AND failed_at IS NULL, or
      * status IN (pending, in_flight). */
     struct outbox_column aggregate[OUTBOX_AGGREGATE_MAX + 1];
     const char *sequence;   /* bigint */
@@ -103,7 +107,9 @@ enum outbox_verdict_kind {
     OUTBOX_DONE,
     OUTBOX_RETRY,  /* again after a backoff, and with it all behind it of its aggregate */
     OUTBOX_POISON, /* can't ever be published: FAILED at once */
-    OUTBOX_LEFT,   /* not tried: as if it had not been claimed */
+    /* Not tried, or by no fault of its own (the engine behind the publisher is down): as if it had not been
+     * claimed, and with it all behind it of its aggregate. A batch left as a whole waits a moment. */
+    OUTBOX_LEFT,
 };
 
 #define OUTBOX_REASON_BYTES 256
@@ -121,8 +127,9 @@ struct outbox_batch {
 
 void outbox_batch_retry(struct outbox_batch *batch, size_t at, const char *format, ...) PRINTF_LIKE(3, 4);
 void outbox_batch_poison(struct outbox_batch *batch, size_t at, const char *format, ...) PRINTF_LIKE(3, 4);
-/* An earlier event of its aggregate comes again, so this one must not be published before it. Whoever publishes one by
- * one asks; the verdict on such a one counts for nothing. */
+void outbox_batch_leave(struct outbox_batch *batch, size_t at);
+/* An earlier event of its aggregate comes again, so this one must not be published before it. Whoever
+ * publishes one by one asks; the verdict on such a one counts for nothing. */
 bool outbox_batch_is_held(const struct outbox_batch *batch, size_t at);
 
 /* ---- the engine ---- */
@@ -144,8 +151,8 @@ enum status outbox_create(const struct outbox_config *config, struct outbox **ou
                           struct error *error) MUST_CHECK;
 void outbox_start(struct outbox *outbox);
 void outbox_wake(struct outbox *outbox); /* any thread: something was committed */
-/* No new claims. A batch that is being published gets `grace_ms` to end and is settled; what was claimed and not yet
- * handed over is given back at once (C7). Any thread but a worker's or the loop's. */
+/* No new claims. A batch that is being published gets `grace_ms` to end and is settled; what was claimed and
+ * not yet handed over is given back at once (C7). Any thread but a worker's or the loop's. */
 void outbox_stop(struct outbox *outbox, int64_t grace_ms);
 void outbox_destroy(struct outbox *outbox); /* after outbox_stop(); NULL is fine */
 
@@ -175,7 +182,8 @@ enum status outbox_list(struct db_conn *conn, const struct outbox_table *table, 
 enum status outbox_retry(struct db_conn *conn, const struct outbox_table *table,
                          const struct outbox_selection *selection, int64_t deadline_ns, int64_t *count,
                          struct error *error) MUST_CHECK;
-/* FAILED ones are given up: they count as published without having been, keep their error, and go by retention. */
+/* FAILED ones are given up: they count as published without having been, keep their error, and go by
+ * retention. */
 enum status outbox_discard(struct db_conn *conn, const struct outbox_table *table,
                            const struct outbox_selection *selection, int64_t deadline_ns, int64_t *count,
                            struct error *error) MUST_CHECK;

@@ -73,13 +73,14 @@ struct outbox_claims { /* one worker at a time */
 };
 void outbox_claims_init(struct outbox_claims *claims);
 void outbox_claims_deinit(struct outbox_claims *claims);
-/* Settles the batch if there is one and, if `claim`, takes the next, in one transaction. On failure the batch is as it
- * was: try again. */
+/* Settles the batch if there is one and, if `claim`, takes the next, in one transaction. On failure the batch
+ * is as it was: try again. */
 enum status outbox_claims_exchange(struct outbox_claims *claims, struct db_conn *conn, bool claim,
                                    int64_t deadline_ns, struct error *error) MUST_CHECK;
 
 /* ---- verdict.c ---- */
-/* What is written in the end: the first RETRY of a run leaves those behind it, and the last allowed one is FAILED. */
+/* What is written in the end: the first RETRY of a run leaves those behind it, and the last allowed one is
+ * FAILED. */
 void outbox_verdicts_conclude(struct outbox_claims *claims);
 const char *outbox_verdict_word(enum outbox_verdict_kind kind); /* as the settle statement has them */
 /* Tells metrics and log what was settled; `rows` as the statement returns them. */

@@ -1,17 +1,17 @@
-/* A table's statements, put together from its descriptor: templates in which @name stands for a piece of SQL. Every
- * template calls the table `e`, so that a piece means the same everywhere. Values are parameters, always; only the
- * descriptor's own names, which are part of the program, are pasted. */
+/* A table's statements, put together from its descriptor: templates in which @name stands for a piece of SQL.
+ * Every template calls the table `e`, so that a piece means the same everywhere. Values are parameters,
+ * always; only the descriptor's own names, which are part of the program, are pasted. */
 #include "outbox/outbox_inside.h"
 
-/* $1 heads to walk, $2 events at most, $3 claim id, $4 worker, $5 lease in ms, $6 events of an aggregate at most; $7 …
- * the aggregate to start behind.
+/* $1 heads to walk, $2 events at most, $3 claim id, $4 worker, $5 lease in ms, $6 events of an aggregate at
+ * most; $7 … the aggregate to start behind.
  *
- * `walk` hops over the partial index of live rows, one probe an aggregate, whatever the length of its tail: asking each
- * row whether an earlier one exists would read the whole tail. `locked` takes heads that are due; its lock is what two
- * engines meet at, and a head that changed between snapshot and lock is looked at again by PostgreSQL and dropped. So
- * no two hold rows of one aggregate. A run ends before a row that is leased or waits (an operator brought an earlier
- * one back). `chosen`: a suspect, whose claims were lost twice, goes alone. Heads share $2 between them, so that a long
- * tail keeps nobody waiting. */
+ * `walk` hops over the partial index of live rows, one probe an aggregate, whatever the length of its tail:
+ * asking each row whether an earlier one exists would read the whole tail. `locked` takes heads that are due;
+ * its lock is what two engines meet at, and a head that changed between snapshot and lock is looked at again
+ * by PostgreSQL and dropped. So no two hold rows of one aggregate. A run ends before a row that is leased or
+ * waits (an operator brought an earlier one back). `chosen`: a suspect, whose claims were lost twice, goes
+ * alone. Heads share $2 between them, so that a long tail keeps nobody waiting. */
 static const char claim_template[] =
     "WITH RECURSIVE walk AS ("
     "    (SELECT 1 AS step, e.@id AS id, @aggregate_as FROM @table e"
@@ -44,7 +44,8 @@ static const char claim_template[] =
     "        @locked_until = now() + $5 * interval '1 ms', @claims = e.@claims + 1"
     "    FROM run WHERE e.@id = run.id AND @live AND @due"
     "    RETURNING run.step, run.sequence, e.@id::text AS id, @aggregate_text, e.@attempts AS attempts,"
-    "              e.@claims AS claims, (@event_type)::text AS event_type, (@payload)::text AS payload@extra),"
+    "              e.@claims AS claims, (@event_type)::text AS event_type,"
+    "              (@payload)::text AS payload@extra),"
     " last AS (SELECT step, @cursor FROM heads ORDER BY step DESC LIMIT 1)"
     " SELECT last.*, c.* FROM last LEFT JOIN claimed c ON true ORDER BY c.step, c.sequence";
 
@@ -97,7 +98,8 @@ static void define(struct pieces *pieces, const char *name, struct str text)
     pieces->items[pieces->count++].text = text;
 }
 
-/* The format for each column of the aggregate, comma-separated: % is its name, # its place, $ its parameter. */
+/* The format for each column of the aggregate, comma-separated: % is its name, # its place, $ its
+ * parameter. */
 static struct str each_column(struct pieces *pieces, const struct outbox_table *table, const char *format)
 {
     struct buf text;
@@ -308,8 +310,8 @@ void outbox_sql_init(struct outbox_sql *sql, const struct outbox_table *table, s
     init(&sql->gauge, &pieces, gauge_template, 0, NULL);
     init(&sql->cleanup, &pieces, cleanup_template, 2, (enum db_type[]){DB_BIGINT, DB_BIGINT});
     db_statement_init(&sql->begin, "BEGIN", 0, NULL);
-    /* Verdicts may be lost with the server's last moments (outbox.h); the index is the right way even while the
-     * table is small or its statistics are old, and a prepared plan outlives both. */
+    /* Verdicts may be lost with the server's last moments (outbox.h); the index is the right way even while
+     * the table is small or its statistics are old, and a prepared plan outlives both. */
     db_statement_init(
         &sql->local,
         "SELECT set_config('synchronous_commit', 'off', true),"

@@ -1,5 +1,5 @@
-/* Upkeep, now and then: how much waits and since when, and retention (O6). Any number of processes may do it at the same
- * time: rows another one is deleting are skipped. */
+/* Upkeep, now and then: how much waits and since when, and retention (O6). Any number of processes may do it
+ * at the same time: rows another one is deleting are skipped. */
 #include <stdio.h>
 #include <stdlib.h>
 

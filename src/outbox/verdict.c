@@ -35,6 +35,11 @@ void outbox_batch_poison(struct outbox_batch *batch, size_t at, const char *form
     va_end(args);
 }
 
+void outbox_batch_leave(struct outbox_batch *batch, size_t at)
+{
+    batch->verdicts[at].kind = OUTBOX_LEFT;
+}
+
 bool outbox_batch_is_held(const struct outbox_batch *batch, size_t at)
 {
     for (size_t i = at; i > 0 && batch->events[i - 1].run == batch->events[at].run; i--)
@@ -55,7 +60,8 @@ void outbox_verdicts_conclude(struct outbox_claims *claims)
         if (held)
             verdict->kind = OUTBOX_LEFT;
         held |= verdict->kind == OUTBOX_RETRY || verdict->kind == OUTBOX_LEFT;
-        /* Those behind it were held back by the publisher: nothing blocks them now, but they are for the next claim. */
+        /* Those behind it were held back by the publisher: nothing blocks them now, but they are for the next
+         * claim. */
         if (verdict->kind == OUTBOX_RETRY && claims->events[i].attempts + 1 >= claims->settings->attempts_max)
             verdict->kind = OUTBOX_POISON;
     }

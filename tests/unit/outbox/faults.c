@@ -78,6 +78,31 @@ static void test_o1_a_living_lease_keeps_others_away_from_the_aggregate(void **s
         assert_int_equal(journal.items[i].number, i - 4);
 }
 
+static enum outbox_verdict_kind leave_at_first(struct journal *own, const struct outbox_event *event,
+                                               int aggregate, int number)
+{
+    (void)event, (void)aggregate, (void)number;
+    pthread_mutex_lock(&own->lock);
+    bool down = own->step++ < 3;
+    pthread_mutex_unlock(&own->lock);
+    return down ? OUTBOX_LEFT : OUTBOX_DONE;
+}
+
+static void test_o2_an_outage_behind_the_publisher_is_no_events_failure(void **state)
+{
+    (void)state;
+    struct station station;
+    journal.judge = leave_at_first;
+    rig_insert(&rig_flags, 1, 1, 3);
+    station_open(&station, &journal, &rig_flags, &settings);
+    assert_true(rig_await(0, PENDING));
+    station_close(&station);
+    assert_int_equal(journal_times(&journal, 1, 1, OUTBOX_LEFT), 3);
+    assert_int_equal(rig_sql("SELECT count(*) FROM public.flag_outbox WHERE published AND attempt_count = 0"
+                             " AND claim_count = 1"),
+                     3);
+}
+
 /* A worker that dies with its batch leaves claims behind. Two lost ones make a suspect, which goes alone. */
 static void test_o1_an_event_that_kills_its_worker_ends_failed(void **state)
 {
@@ -155,7 +180,8 @@ static void test_c7_a_stopped_engine_leaves_no_lease(void **state)
     assert_int_equal(rig_sql("SELECT count(*) FROM public.flag_outbox WHERE published"), journal.count);
 }
 
-/* The answer to a claim is lost with the connection: given back at once, not when the lease ends (an hour here). */
+/* The answer to a claim is lost with the connection: given back at once, not when the lease ends (an hour
+ * here). */
 static void test_o1_cut_connections_lose_nothing(void **state)
 {
     (void)state;
@@ -180,6 +206,8 @@ int run_fault_tests(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_o1_a_claim_whose_lease_ran_out_settles_nothing, setup, teardown),
         cmocka_unit_test_setup_teardown(test_o1_a_living_lease_keeps_others_away_from_the_aggregate, setup,
+                                        teardown),
+        cmocka_unit_test_setup_teardown(test_o2_an_outage_behind_the_publisher_is_no_events_failure, setup,
                                         teardown),
         cmocka_unit_test_setup_teardown(test_o1_an_event_that_kills_its_worker_ends_failed, setup, teardown),
         cmocka_unit_test_setup_teardown(test_o1_a_long_batch_renews_its_lease, setup, teardown),

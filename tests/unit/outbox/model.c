@@ -1,5 +1,6 @@
-/* Order as a model (O3): several engines, random verdicts, leases taken away at random. Whatever happens, the first
- * publication of an event comes after the first publication, or the end, of every earlier one of its aggregate. */
+/* Order as a model (O3): several engines, random verdicts, leases taken away at random. Whatever happens, the
+ * first publication of an event comes after the first publication, or the end, of every earlier one of its
+ * aggregate. */
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -29,8 +30,8 @@ static enum outbox_verdict_kind judge(struct journal *own, const struct outbox_e
     return chance(60) ? OUTBOX_RETRY : OUTBOX_DONE;
 }
 
-/* Publications of one aggregate: `next` is the first event that may not have been published yet. An event is passed by
- * when the table says in the end that it failed, and it has been tried by then. */
+/* Publications of one aggregate: `next` is the first event that may not have been published yet. An event is
+ * passed by when the table says in the end that it failed, and it has been tried by then. */
 static void check_aggregate(int aggregate, const bool *failed)
 {
     bool seen[EVENTS + 1] = {false}, tried[EVENTS + 1] = {false};

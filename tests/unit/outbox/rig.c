@@ -261,6 +261,8 @@ static void publish(void *context, struct outbox_batch *batch)
             item.kind = journal->judge(journal, event, item.aggregate, item.number);
         if (item.kind == OUTBOX_RETRY)
             outbox_batch_retry(batch, i, "attempt %lld of %d", (long long)event->attempts + 1, item.number);
+        else if (item.kind == OUTBOX_LEFT)
+            outbox_batch_leave(batch, i);
         else if (item.kind == OUTBOX_POISON)
             outbox_batch_poison(batch, i, "nothing of ours");
         add(journal, item);

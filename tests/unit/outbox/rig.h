@@ -1,7 +1,9 @@
-/* A PostgreSQL with two outbox tables, one with flags and one with words, and stations: an engine with a loop thread and
- * workers of its own, as in a process. What is published is recorded; what a publisher does is the test's to say.
+/* A PostgreSQL with two outbox tables, one with flags and one with words, and stations: an engine with a loop
+ * thread and workers of its own, as in a process. What is published is recorded; what a publisher does is the
+ * test's to say.
  *
- * cmocka's assertions jump, so threads other than the test's own record what they see and the test looks at it. */
+ * cmocka's assertions jump, so threads other than the test's own record what they see and the test looks at
+ * it. */
 #ifndef FRESHET_TESTS_OUTBOX_RIG_H
 #define FRESHET_TESTS_OUTBOX_RIG_H
 

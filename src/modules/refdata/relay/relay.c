@@ -1,6 +1,6 @@
-/* The relay (R12): tells everybody, by the invalidations topic, what apply has committed. An outbox engine over
- * refdata.outbox_event where this process has the role; else the bell that wakes one elsewhere. Any number of relays
- * may run side by side. */
+/* The relay (R12): tells everybody, by the invalidations topic, what apply has committed. An outbox engine
+ * over refdata.outbox_event where this process has the role; else the bell that wakes one elsewhere. Any
+ * number of relays may run side by side. */
 #include "modules/refdata/relay/relay.h"
 
 #include <stdlib.h>
@@ -74,6 +74,13 @@ static void make_message(const struct outbox_event *event, struct bus_message *m
     };
 }
 
+/* No event's fault, so it counts as no attempt of one: however long the bus is gone, none ends FAILED for it. */
+static bool is_outage(enum status status)
+{
+    return status == STATUS_DB_DOWN || status == STATUS_TIMEOUT || status == STATUS_CANCELLED ||
+           status == STATUS_DB_RETRY;
+}
+
 /* All in one commit of the bus, or none. */
 static void publish_all(struct refdata_relay *relay, struct outbox_batch *batch, struct arena *arena)
 {
@@ -87,9 +94,14 @@ static void publish_all(struct refdata_relay *relay, struct outbox_batch *batch,
             outbox_batch_poison(batch, i, "the payload is no invalidation");
     if (count == 0 || bus_publish(relay->flow->bus, messages, count, batch->deadline_ns, &error) == STATUS_OK)
         return;
-    for (size_t i = 0; i < batch->count; i++)
-        if (batch->verdicts[i].kind == OUTBOX_DONE)
+    for (size_t i = 0; i < batch->count; i++) {
+        if (batch->verdicts[i].kind != OUTBOX_DONE)
+            continue;
+        if (is_outage(error.status))
+            outbox_batch_leave(batch, i);
+        else
             outbox_batch_retry(batch, i, "%s", error.message);
+    }
 }
 
 static void publish(void *context, struct outbox_batch *batch)
