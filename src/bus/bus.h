@@ -94,6 +94,17 @@ enum status bus_publish_in_tx(struct bus *bus, struct db_conn *conn, struct bus_
  * blocks. */
 void bus_wake(struct bus *bus, struct str topic);
 
+/* Instead of publishing to a shared group that this process is a member of: becomes the group for these partitions of
+ * `topic`, each named once, till the end of the caller's transaction. *owned: nothing was queued there and nobody was
+ * handling it, so what the caller does now comes behind everything published before. Not owned: publish. It then commits
+ * by bus_own_commit() or rolls back. NOT_IMPLEMENTED where the driver has no transactions to share. */
+enum status bus_own_in_tx(struct bus *bus, struct db_conn *conn, struct str topic, const char *group,
+                          const unsigned *partitions, size_t count, int64_t deadline_ns, bool *owned,
+                          struct error *error) MUST_CHECK;
+/* COMMIT, and the group is woken for what others published meanwhile. Fails as a commit does. */
+enum status bus_own_commit(struct bus *bus, struct db_conn *conn, struct str topic, const char *group,
+                           int64_t deadline_ns, struct error *error) MUST_CHECK;
+
 /* ---- consuming ---- */
 enum bus_verdict_kind {
     BUS_ACK,   /* done */

@@ -247,6 +247,8 @@ static void postgres_destroy(struct bus *bus)
 static const struct bus_driver driver = {
     .publish = bus_postgres_publish,
     .publish_in_tx = bus_postgres_publish_in_tx,
+    .own = bus_postgres_own,
+    .own_commit = bus_postgres_own_commit,
     .wake = postgres_wake,
     .subscribe = postgres_subscribe,
     .start = postgres_start,

@@ -124,6 +124,13 @@ enum status bus_postgres_publish(struct bus *bus, struct bus_message *messages, 
 enum status bus_postgres_publish_in_tx(struct bus *bus, struct db_conn *conn, struct bus_message *messages,
                                        size_t count, int64_t deadline_ns, struct error *error);
 
+/* ---- postgres_own.c ---- */
+enum status bus_postgres_own(struct bus *bus, struct db_conn *conn, const struct bus_topic_state *topic,
+                             const char *group, const unsigned *partitions, size_t count, int64_t deadline_ns,
+                             bool *owned, struct error *error);
+enum status bus_postgres_own_commit(struct bus *bus, struct db_conn *conn, struct bus_topic_state *topic,
+                                    const char *group, int64_t deadline_ns, struct error *error);
+
 /* ---- postgres_upkeep.c ---- */
 /* Makes the topic's partitions when there are none; CONFIG when there are others than configured. */
 enum status bus_postgres_topic_ensure(struct db_conn *conn, struct bus_topic_state *topic,

@@ -6,6 +6,8 @@
 #include "modules/refdata/command/command.h"
 #include "modules/refdata/command/states.h"
 
+enum { REQUEST_COLUMNS = 5 };
+
 /* An hour after it was first used a key is free again; replays do not extend it (I6). */
 static const char key_insert_sql[] =
     "INSERT INTO refdata.update_key AS k (tenant_id, subject, idempotency_key, body_hash, event_id)"
@@ -41,6 +43,13 @@ static const char expire_sql[] =
     "            AND NOT EXISTS (SELECT FROM refdata.update_request r WHERE r.tenant_id = c.tenant_id"
     "                             AND r.event_id = c.event_id AND r.status = 'PENDING')"
     "         LIMIT 10000 FOR UPDATE SKIP LOCKED))";
+
+static enum status add_begin(struct db_conn *conn, struct error *error)
+{
+    struct db_statement begin;
+    db_statement_init(&begin, "BEGIN", 0, NULL);
+    return db_pipeline_add(conn, &begin, NULL, error);
+}
 
 static void refuse(struct refdata_post *post, enum status status, const char *why)
 {
@@ -158,12 +167,14 @@ static enum status claim_singles(struct db_conn *conn, struct refdata_post **pos
     struct db_result **results = arena_zalloc(arena, (4 * count + 1) * sizeof *results);
     enum status status = db_pipeline_begin(conn, error);
     if (status == STATUS_OK)
+        status = add_begin(conn, error);
+    if (status == STATUS_OK)
         status = add_singles(conn, posts, count, &added, arena, error);
     if (status == STATUS_OK)
-        status = db_pipeline_end(conn, deadline_ns, results, added, NULL, error);
+        status = db_pipeline_end(conn, deadline_ns, results, added + 1, NULL, error);
     if (status == STATUS_OK)
-        take_singles(posts, count, results, arena);
-    for (size_t i = 0; i < added; i++)
+        take_singles(posts, count, results + 1, arena);
+    for (size_t i = 0; i < added + 1; i++)
         db_result_free(results[i]);
     return status;
 }
@@ -178,17 +189,44 @@ static int compare_events(const void *left, const void *right)
     return order ? order : strcmp(a->update.event_id, b->update.event_id);
 }
 
-static enum status insert_requests(struct db_conn *conn, struct refdata_post **sorted, size_t count,
-                                   int64_t deadline_ns, struct error *error)
+/* The rows that came back are a subsequence of what was asked for. */
+static void take_inserted(struct refdata_post **sorted, size_t count, const struct db_result *result)
 {
-    static const enum db_type types[] = {DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY,
-                                         DB_TEXT_ARRAY};
-    struct buf columns[5] = {0};
-    struct db_param params[5];
-    struct db_statement statement;
-    struct db_result *result = NULL;
+    for (size_t row = 0, i = 0; row < db_result_rows(result); row++, i++) {
+        while (i < count && !(str_eq(db_result_str(result, row, 1), str_from(sorted[i]->update.event_id)) &&
+                              str_eq(db_result_str(result, row, 0), str_from(sorted[i]->tenant))))
+            i++;
+        if (i < count)
+            sorted[i]->is_new = true;
+    }
+}
 
-    for (size_t c = 0; c < 5; c++)
+static enum status send_requests(struct db_conn *conn, const struct db_param params[REQUEST_COLUMNS],
+                                 bool begins, int64_t deadline_ns, struct db_result *results[2],
+                                 struct error *error)
+{
+    static const enum db_type types[REQUEST_COLUMNS] = {DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY,
+                                                        DB_TEXT_ARRAY, DB_TEXT_ARRAY};
+    struct db_statement statement;
+    db_statement_init(&statement, request_sql, REQUEST_COLUMNS, types);
+    if (!begins)
+        return db_query(conn, &statement, params, deadline_ns, &results[1], error);
+    enum status status = db_pipeline_begin(conn, error);
+    if (status == STATUS_OK)
+        status = add_begin(conn, error);
+    if (status == STATUS_OK)
+        status = db_pipeline_add(conn, &statement, params, error);
+    return status == STATUS_OK ? db_pipeline_end(conn, deadline_ns, results, 2, NULL, error) : status;
+}
+
+static enum status insert_requests(struct db_conn *conn, struct refdata_post **sorted, size_t count,
+                                   bool begins, int64_t deadline_ns, struct error *error)
+{
+    struct buf columns[REQUEST_COLUMNS] = {0};
+    struct db_param params[REQUEST_COLUMNS];
+    struct db_result *results[2] = {NULL, NULL};
+
+    for (size_t c = 0; c < REQUEST_COLUMNS; c++)
         db_array_begin(&columns[c]);
     for (size_t i = 0; i < count; i++) {
         const struct refdata_update *update = &sorted[i]->update;
@@ -199,21 +237,16 @@ static enum status insert_requests(struct db_conn *conn, struct refdata_post **s
         db_array_put(&columns[3], sorted[i]->hash);
         db_array_put(&columns[4], chunk ? str_from(update->snapshot_id) : STR(""));
     }
-    for (size_t c = 0; c < 5; c++) {
+    for (size_t c = 0; c < REQUEST_COLUMNS; c++) {
         db_array_end(&columns[c]);
         params[c].value = buf_str(&columns[c]);
     }
-    db_statement_init(&statement, request_sql, 5, types);
-    enum status status = db_query(conn, &statement, params, deadline_ns, &result, error);
-    for (size_t row = 0, i = 0; status == STATUS_OK && row < db_result_rows(result); row++, i++) {
-        while (i < count && !(str_eq(db_result_str(result, row, 1), str_from(sorted[i]->update.event_id)) &&
-                              str_eq(db_result_str(result, row, 0), str_from(sorted[i]->tenant))))
-            i++;
-        if (i < count)
-            sorted[i]->is_new = true;
-    }
-    db_result_free(result);
-    for (size_t c = 0; c < 5; c++)
+    enum status status = send_requests(conn, params, begins, deadline_ns, results, error);
+    if (status == STATUS_OK)
+        take_inserted(sorted, count, results[1]);
+    db_result_free(results[0]);
+    db_result_free(results[1]);
+    for (size_t c = 0; c < REQUEST_COLUMNS; c++)
         buf_deinit(&columns[c]);
     return status;
 }
@@ -287,7 +320,7 @@ enum status refdata_claims_write(struct db_conn *conn, struct refdata_post **pos
     }
     qsort(sorted, asked, sizeof *sorted, compare_events);
     if (status == STATUS_OK && asked)
-        status = insert_requests(conn, sorted, asked, deadline_ns, error);
+        status = insert_requests(conn, sorted, asked, singles == 0, deadline_ns, error);
     for (size_t i = 0; i < asked; i++)
         if (!sorted[i]->is_new)
             known[known_count++] = sorted[i];

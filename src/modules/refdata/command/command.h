@@ -82,6 +82,7 @@ enum status refdata_committer_add(struct refdata_committer *committer, struct re
 void refdata_commit_posts(struct refdata_flow *flow, struct refdata_post **posts, size_t count);
 
 /* ---- claims.c: the statements of that transaction before anything is published ---- */
+/* Begins the transaction too, in its first round trip. */
 enum status refdata_claims_write(struct db_conn *conn, struct refdata_post **posts, size_t count,
                                  int64_t deadline_ns, struct arena *arena, struct error *error) MUST_CHECK;
 enum status refdata_claims_expire(struct db_conn *conn, int64_t deadline_ns, struct error *error) MUST_CHECK;

@@ -10,7 +10,7 @@
 #include "base/failpoint.h"
 #include "base/log.h"
 #include "base/memory.h"
-#include "modules/refdata/command/command.h"
+#include "modules/refdata/command/direct.h"
 
 enum {
     TRIES_MAX = 20, /* of a transaction that the server asks to run again */
@@ -23,7 +23,9 @@ struct group {
     struct refdata_post **posts;
     size_t count;
     int64_t deadline_ns;
-    bool unknown; /* some try's commit was not answered */
+    bool unknown;  /* some try's commit was not answered */
+    bool by_bus;   /* the short way failed: not again */
+    bool is_quiet; /* nothing was published */
     struct error error;
 };
 
@@ -83,28 +85,55 @@ static bool has_refused(const struct group *group)
     return false;
 }
 
+static enum status note_commit(struct group *group, enum status status)
+{
+    group->unknown |= status == STATUS_DB_DOWN || status == STATUS_TIMEOUT || status == STATUS_CANCELLED;
+    FAILPOINT("command.after_commit");
+    return status;
+}
+
+static enum status publish_and_commit(struct group *group, struct db_conn *conn, struct arena *arena)
+{
+    FAILPOINT("command.before_publish");
+    enum status status = publish(group, conn, arena);
+    FAILPOINT("command.before_commit");
+    if (status == STATUS_OK)
+        status = note_commit(group, db_commit(conn, group->deadline_ns, &group->error));
+    return status;
+}
+
+/* DB_RETRY stands for whatever went wrong before its commit: the next try takes the ordinary way. */
+static enum status apply_and_commit(struct group *group, struct db_conn *conn, struct arena *arena)
+{
+    struct refdata_direct direct;
+    enum status status = refdata_direct_apply(&direct, group->flow, conn, group->posts, group->count,
+                                              group->deadline_ns, arena, &group->error);
+    if (status != STATUS_OK) {
+        group->by_bus = true;
+        return status == STATUS_CANCELLED ? status : STATUS_DB_RETRY;
+    }
+    if (!direct.owned)
+        return publish_and_commit(group, conn, arena);
+    FAILPOINT("command.before_direct_commit");
+    group->is_quiet = true;
+    return note_commit(group,
+                       refdata_direct_commit(&direct, group->flow, conn, group->deadline_ns, &group->error));
+}
+
 /* *refused: some of them leave the group, and nothing was committed. */
 static enum status write_and_commit(struct group *group, struct db_conn *conn, struct arena *arena,
                                     bool *refused)
 {
-    enum status status = db_begin(conn, DB_READ_COMMITTED, group->deadline_ns, &group->error);
-    if (status == STATUS_OK)
-        status =
-            refdata_claims_write(conn, group->posts, group->count, group->deadline_ns, arena, &group->error);
-    if (status == STATUS_OK && has_refused(group)) {
-        *refused = true;
-        return STATUS_OK;
-    }
-    FAILPOINT("command.before_publish");
-    if (status == STATUS_OK)
-        status = publish(group, conn, arena);
-    FAILPOINT("command.before_commit");
+    enum status status =
+        refdata_claims_write(conn, group->posts, group->count, group->deadline_ns, arena, &group->error);
     if (status != STATUS_OK)
         return status;
-    status = db_commit(conn, group->deadline_ns, &group->error);
-    group->unknown |= status == STATUS_DB_DOWN || status == STATUS_TIMEOUT || status == STATUS_CANCELLED;
-    FAILPOINT("command.after_commit");
-    return status;
+    *refused = has_refused(group);
+    if (*refused)
+        return STATUS_OK;
+    if (!group->by_bus && refdata_direct_applies(group->flow, group->posts, group->count))
+        return apply_and_commit(group, conn, arena);
+    return publish_and_commit(group, conn, arena);
 }
 
 static enum status try_once(struct group *group, bool *connected, bool *refused)
@@ -194,7 +223,7 @@ void refdata_commit_posts(struct refdata_flow *flow, struct refdata_post **posts
             refdata_commit_posts(flow, &own[i], 1);
     else if (status != STATUS_OK)
         fail_all(&group);
-    else
+    else if (!group.is_quiet)
         bus_wake(flow->bus, STR(REFDATA_COMMANDS));
     free(own);
 }

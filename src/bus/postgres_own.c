@@ -1,0 +1,66 @@
+/* Work that could have gone through a topic, done at once: whoever holds a group's cursors, with nothing queued behind
+ * them, is the group for as long as its transaction lasts. Consumers meanwhile skip those partitions; what was published
+ * to them in that time they are told of at the end, or it would lie there till the next poll. */
+#include "bus/postgres_inside.h"
+
+/* $3 the partitions. Never waits: what is locked is being handled. */
+static const char own_sql[] =
+    "SELECT count(*) FROM ("
+    "    SELECT FROM platform.bus_cursor c JOIN platform.bus_partition p USING (topic, partition)"
+    "    WHERE c.group_name = $1 AND c.topic = $2 AND c.partition = ANY ($3::text::int[])"
+    "      AND c.position = p.next_offset"
+    "    FOR UPDATE OF c SKIP LOCKED) owned";
+
+/* After the commit, in its round trip: whoever publishes later finds the cursors free. */
+static const char left_sql[] =
+    "SELECT EXISTS (SELECT FROM platform.bus_cursor c JOIN platform.bus_partition p USING (topic, partition)"
+    "               WHERE c.group_name = $1 AND c.topic = $2 AND c.position < p.next_offset)";
+static const char commit_sql[] = "COMMIT";
+
+enum status bus_postgres_own(struct bus *bus, struct db_conn *conn, const struct bus_topic_state *topic,
+                             const char *group, const unsigned *partitions, size_t count, int64_t deadline_ns,
+                             bool *owned, struct error *error)
+{
+    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_TEXT};
+    struct db_statement statement;
+    struct db_result *result = NULL;
+    struct buf list;
+
+    (void)bus;
+    buf_init(&list);
+    db_array_begin(&list);
+    for (size_t i = 0; i < count; i++)
+        bus_postgres_array_put_i64(&list, partitions[i]);
+    db_array_end(&list);
+    db_statement_init(&statement, own_sql, 3, types);
+    struct db_param params[] = {{str_from(group)}, {topic->name}, {buf_str(&list)}};
+    enum status status = db_query(conn, &statement, params, deadline_ns, &result, error);
+    *owned = status == STATUS_OK && db_result_i64(result, 0, 0) == (int64_t)count;
+    db_result_free(result);
+    buf_deinit(&list);
+    return status;
+}
+
+enum status bus_postgres_own_commit(struct bus *bus, struct db_conn *conn, struct bus_topic_state *topic,
+                                    const char *group, int64_t deadline_ns, struct error *error)
+{
+    static const enum db_type types[] = {DB_TEXT, DB_TEXT};
+    struct db_param params[] = {{str_from(group)}, {topic->name}};
+    struct db_result *results[2] = {NULL, NULL};
+    struct db_statement commit, left;
+
+    db_statement_init(&commit, commit_sql, 0, NULL);
+    db_statement_init(&left, left_sql, 2, types);
+    enum status status = db_pipeline_begin(conn, error);
+    if (status == STATUS_OK)
+        status = db_pipeline_add(conn, &commit, NULL, error);
+    if (status == STATUS_OK)
+        status = db_pipeline_add(conn, &left, params, error);
+    if (status == STATUS_OK)
+        status = db_pipeline_end(conn, deadline_ns, results, 2, NULL, error);
+    if (status == STATUS_OK && str_eq(db_result_str(results[1], 0, 0), STR("t")))
+        bus->driver->wake(bus, topic);
+    db_result_free(results[0]);
+    db_result_free(results[1]);
+    return status;
+}
