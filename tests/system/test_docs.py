@@ -104,6 +104,9 @@ def test_every_setting_that_is_named_exists():
     assert "http.listen" in known
     named = {(page.name, name) for page in PAGES for name in page.names()
              if re.fullmatch(r"[a-z]+(\.[A-Za-z0-9\[\]]+)+", name) and name.split(".")[0] in sections}
+    topics = set(re.findall(r'^#define \w+ "([a-z]+\.[a-z]+)"$', ALL_SOURCES, re.M))
+    assert "refdata.commands" in topics
+    named = {(page, name) for page, name in named if name not in topics}
     # A reader writes `refdata.postgres.schema`; the table says that there may be several.
     plain = {name.replace("[]", "") for name in known}
     assert {(page, name) for page, name in named if name.replace("[]", "") not in plain} == set()
@@ -159,9 +162,9 @@ def test_every_bound_is_the_one_in_the_code():
     checked = 0
     for page in PAGES:
         for name, number in re.findall(r"`([A-Z][A-Z0-9_]+)` \((\d[\d,]*(?: [KM]iB)?)\)", page.prose):
-            found = re.search(rf"^\s*(?:#define {name}|{name} =) ([^,\n/]+?)\s*(?:,|/\*|$)", ALL_SOURCES, re.M)
+            found = re.findall(rf"^\s*(?:#define {name}|{name} =) ([^,\n/]+?)\s*(?:,|/\*|$)", ALL_SOURCES, re.M)
             assert found, f"{page.name}: there is no {name}"
-            assert value_of(found[1]) == value_of(number), f"{page.name}: {name} is {found[1]}"
+            assert value_of(number) in map(value_of, found), f"{page.name}: {name} is {found}"
             checked += 1
     assert checked >= 10
 

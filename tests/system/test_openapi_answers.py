@@ -45,12 +45,18 @@ def servers(module_serve, module_refdata_db, token):
     write_builtin(module_refdata_db, "COUNTRY", {"DE": {"name": "Germany"}, "JP": ["Japan"], "ключ, / 🔑": None},
                   version=1, tenant=TENANT)
     broken = {"code": "BROKEN", "loadSql": "select 1 as nothing"}
-    cut_off = pod("COUNTRY", cache={"preload": ["demo/COUNTRY"]})
+    strict = {"code": "STRICT", "loadSql": "select k, v from strict where tenant_id = :tenantId",
+              "apply": {"upsertSql": "insert into strict select :tenantId, :key, to_jsonb((:payload #>> '{}')::int)"}}
+    make_table(module_refdata_db, "strict")
+    read_only = {"code": "READ_ONLY", "loadSql": "select k, v from strict where tenant_id = :tenantId"}
+    working = pod("COUNTRY", "EMPTY", "FEATURE", broken, strict, read_only)  # one for all: any of them may apply an update
+    working["refdata"]["updates"] = {"snapshotExpiry": "300ms"}
+    cut_off = pod("COUNTRY", "FEATURE", cache={"preload": ["demo/COUNTRY"]})
     cut_off["refdata"]["postgres"] = {"jdbcUrl": f"jdbc:postgresql://127.0.0.1:{free_port()}/none"}
     group = SimpleNamespace(
-        working=module_serve(module_refdata_db, pod("COUNTRY", "EMPTY", broken)),
-        impatient=module_serve(module_refdata_db, pod(http={"limits": {"headerTimeout": "200ms"}})),
-        full=module_serve(module_refdata_db, pod(http={"limits": {"connections": CONNECTIONS}})),
+        working=module_serve(module_refdata_db, working),
+        impatient=module_serve(module_refdata_db, {**working, "http": {"limits": {"headerTimeout": "200ms"}}}),
+        full=module_serve(module_refdata_db, {**working, "http": {"limits": {"connections": CONNECTIONS}}}),
         cut_off=module_serve.make(module_refdata_db, cut_off).start(ready=False),
         token=token(TENANT), strange_token=token("other"))
     fill(group.full)
@@ -77,7 +83,7 @@ def target_of(operation, **values):
 
 
 def raw(server, data, method="GET"):
-    """The answer; of a stream without an end, what comes at once."""
+    """The answer; of a stream without an end, what comes first."""
     with RawConnection(server.port) as connection:
         connection.send(data)
         if b"/watch" not in data.split(b"\r\n")[0]:
@@ -95,56 +101,72 @@ class Asking:
     def __init__(self, server, bearer=None):
         self.server, self.token = server, bearer
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def get(self, target, **headers):
+    def request(self, method, target, body=b"", **headers):
         headers = {name.replace("_", "-"): value for name, value in headers.items()}
         if self.token and "Authorization" not in headers:
             headers["Authorization"] = f"Bearer {self.token}"
-        return raw(self.server, request_bytes("GET", target, headers))
+        if body:
+            headers.setdefault("Content-Type", "application/json")
+        return raw(self.server, request_bytes(method, target, headers, body), method)
+
+    def get(self, target, **headers):
+        return self.request("GET", target, **headers)
+
+    def post(self, target, value, **headers):
+        return self.request("POST", target, value if isinstance(value, bytes) else json.dumps(value).encode(), **headers)
+
+    def ask(self, operation, tenantId=None, **headers):  # pylint: disable=invalid-name
+        """The operation with its own examples."""
+        target = target_of(operation, **({"tenantId": tenantId} if tenantId else {}))
+        return self.request(operation.method, target, json.dumps(operation.body).encode() if operation.body else b"", **headers)
 
 
 def wire_answers(servers, operation):
     """What every route has in common."""
-    target, server = target_of(operation), servers.working
+    target, server, method = target_of(operation), servers.working, operation.method
     auth = {} if operation.is_public else {"Authorization": f"Bearer {servers.token}"}
-    get = request_bytes("GET", target, auth)
+    body = b""
+    if operation.body:
+        body = json.dumps(operation.body).encode()
+        auth["Content-Type"] = "application/json"
+    get = request_bytes(method, target, auth, body)
+    head = request_bytes(method, target, auth)
     separator = "&" if "?" in target else "?"
     yield raw(server, get)
-    yield raw(server, request_bytes("GET", target, {**auth, "traceparent": "00-" + "a" * 32 + "-" + "b" * 16 + "-01"}))
-    yield raw(server, request_bytes("GET", target, {**auth, "traceparent": "nonsense"}))
-    yield raw(server, request_bytes("GET", target, {"Content-Length": "1", "Transfer-Encoding": "chunked"}))
+    yield raw(server, request_bytes(method, target, {**auth, "traceparent": "00-" + "a" * 32 + "-" + "b" * 16 + "-01"}, body))
+    yield raw(server, request_bytes(method, target, {**auth, "traceparent": "nonsense"}, body))
+    yield raw(server, request_bytes(method, target, {"Content-Length": "1", "Transfer-Encoding": "chunked"}))
     yield raw(server, request_bytes("DELETE", target, auth))
-    yield raw(servers.impatient, get[:-2])
-    yield raw(server, request_bytes("GET", target, {**auth, "Content-Length": str(8 * 1024 * 1024 + 1)}))
-    yield raw(server, request_bytes("GET", f"{target}{separator}long={'x' * 70_000}", auth))
-    yield raw(server, request_bytes("GET", target, {**auth, "Expect": "a miracle"}))
-    yield raw(server, request_bytes("GET", target, {**auth, "X-Long": "x" * 40_000}))
-    yield raw(server, request_bytes("GET", target, {**auth, **{f"X-{i}": "x" for i in range(200)}}))
+    yield raw(servers.impatient, head[:-2])
+    yield raw(server, request_bytes(method, target, {**auth, "Content-Length": str(8 * 1024 * 1024 + 1)}))
+    yield raw(server, request_bytes(method, f"{target}{separator}long={'x' * 70_000}", auth))
+    yield raw(server, request_bytes(method, target, {**auth, "Expect": "a miracle"}))
+    yield raw(server, request_bytes(method, target, {**auth, "X-Long": "x" * 40_000}))
+    yield raw(server, request_bytes(method, target, {**auth, **{f"X-{i}": "x" for i in range(200)}}))
     yield raw(server, request_bytes("BREW", target, auth))
-    yield raw(server, request_bytes("GET", target, {**auth, "Transfer-Encoding": "gzip"}))
-    yield raw(server, request_bytes("GET", target, auth, version="HTTP/2.0"))
+    yield raw(server, request_bytes(method, target, {**auth, "Transfer-Encoding": "gzip"}))
+    yield raw(server, request_bytes(method, target, auth, version="HTTP/2.0"))
     yield raw(servers.full, get)
+
+
+def gate_answers(servers, operation):
+    """C5: who is asking?"""
+    client = Asking(servers.working, servers.token)
+    yield client.ask(operation, tenantId="other")
+    yield client.ask(operation, Authorization="Bearer nonsense")
+    yield client.ask(operation, Authorization=f"Bearer {servers.strange_token}")
+    yield Asking(servers.working).ask(operation)
 
 
 def dictionary_answers(servers, operation):
     """R3-R7: what the routes of a dictionary have in common."""
     server, target = servers.working, target_of(operation)
-    with Asking(server, servers.token) as client:
-        yield client.get(target, X_Min_Version="1")
-        yield client.get(target, X_Min_Version="7")
-        yield client.get(target, X_Min_Version="-1")
-        for name in ("EMPTY", "NONE", "BROKEN", "a b"):
-            yield client.get(target_of(operation, dictCode=name))
-        yield client.get(target_of(operation, tenantId="other"))
-        yield client.get(target, Authorization="Bearer nonsense")
-        yield client.get(target, Authorization=f"Bearer {servers.strange_token}")
-        client.token = None
-        yield client.get(target)
+    client = Asking(server, servers.token)
+    yield client.get(target, X_Min_Version="1")
+    yield client.get(target, X_Min_Version="7")
+    yield client.get(target, X_Min_Version="-1")
+    for name in ("EMPTY", "NONE", "BROKEN", "a b"):
+        yield client.get(target_of(operation, dictCode=name))
 
 
 def item_answers(servers):
@@ -181,10 +203,78 @@ def version_answers(servers):
 
 def watch_answers(servers):
     operation = OPERATIONS["watch"]
-    with Asking(servers.working, servers.token) as client:
-        for after in (0, 1, 2, "x"):
-            yield client.get(target_of(operation, after=after))
-        yield client.get(target_of(operation) + "?stray=1")
+    client = Asking(servers.working, servers.token)
+    for after in (0, 1, 2, "x"):
+        yield client.get(target_of(operation, after=after))
+    yield client.get(target_of(operation) + "?stray=1")
+
+
+# ---- updates ----
+
+def event(number):
+    return f"00000000-0000-4000-8000-{number:012}"
+
+
+def update(number, code="FEATURE", items=(), **members):
+    return {"eventId": event(number), "dictCode": code, "eventType": "DELTA", "items": list(items), **members}
+
+
+def item(key, payload=1):
+    return {"key": key, "op": "UPSERT", "payload": payload}
+
+
+def update_answers(servers):
+    """R1, R8: accepted, committed, known already, contradicting, failed, refused."""
+    client, operation = Asking(servers.working, servers.token), OPERATIONS["postUpdate"]
+    target, waiting = target_of(operation), target_of(operation, consistencyMode="WAIT_COMMIT", timeoutMs=1000)
+    yield client.post(target, update(1, items=[item("a")]))
+    yield committed(client, waiting, update(2, items=[item("a")]))
+    yield client.post(target, update(2, items=[item("a")]))
+    yield client.post(target, update(2, items=[item("b")]))
+    for body in (update(3), update(4)):
+        yield client.post(target, body, Idempotency_Key="one")
+    yield client.post(target, update(3), Idempotency_Key="one")
+    yield client.post(target, update(5), Idempotency_Key="not valid")
+    for revision in (2, 1):
+        yield committed(client, waiting, update(6 + revision, sourceRevision=revision))
+    yield committed(client, waiting, update(10, "STRICT", [item("k", "not a number")]))
+    yield client.post(target, update(11, "READ_ONLY", [item("k")]))
+    yield client.post(target, update(12, "NONE"))
+    yield client.post(target, update(13, "BROKEN"))
+    for bad in (b"{", b"[]", {}, {"dictCode": "FEATURE"}, update(14, eventType="ALL"), update(15, items=[{"key": "k"}]),
+                {"dictCode": "FEATURE", "eventType": "DELTA"}, update(16, tenantId="other"), update(17, items=[item("k" * 1025)])):
+        yield client.post(target, bad)
+    yield client.post(target, update(18, items=[item("k", "x" * (1 << 20))]))
+    yield client.post(target, update(19), Content_Type="text/plain")
+    for query in ("?consistencyMode=SOON", "?timeoutMs=49", "?stray=1"):
+        yield client.post(target + query, update(20))
+    yield Asking(servers.cut_off, servers.token).post(target, update(21))
+    yield from chunk_answers(client, target)
+
+
+def committed(client, target, body):
+    """Its decision; on a slow machine the wait may have to be repeated."""
+    return eventually(lambda: (answer := client.post(target, body)).status != 202 and answer)
+
+
+def chunk_answers(client, target):
+    chunk = update(30, eventType="SNAPSHOT", items=[item("a")], snapshotId=event(31), chunkIndex=1, chunksTotal=2)
+    yield client.post(target, chunk)
+    yield client.post(target, {**chunk, "items": [item("b")]})
+    yield eventually(lambda: (answer := client.post(target, chunk)).status != 202 and answer)
+
+
+def status_answers(servers):
+    """R2, of those that update_answers() left, and of none."""
+    client, operation = Asking(servers.working, servers.token), OPERATIONS["getUpdate"]
+    servers.answers_of("postUpdate")
+    for number in (0, 2, 7, 10, 30):
+        yield client.get(target_of(operation, eventId=event(number)))
+    for bad in (target_of(operation, eventId="x"), target_of(operation) + "?stray=1"):
+        yield client.get(bad)
+    held = update(40, eventType="SNAPSHOT", snapshotId=event(41), chunkIndex=1, chunksTotal=2)
+    client.post(target_of(OPERATIONS["postUpdate"]), held)
+    yield client.get(target_of(operation, eventId=event(40)))
 
 
 def openapi_answers(servers):
@@ -202,6 +292,8 @@ OWN = {
     "getAll": all_answers,
     "getVersion": version_answers,
     "watch": watch_answers,
+    "postUpdate": update_answers,
+    "getUpdate": status_answers,
     "getOpenapi": openapi_answers,
     "getHealth": lambda servers: health_answers(servers, OPERATIONS["getHealth"]),
     "getReadiness": lambda servers: health_answers(servers, OPERATIONS["getReadiness"]),
@@ -212,6 +304,8 @@ def collect(servers, name):
     operation = OPERATIONS[name]
     answers = list(wire_answers(servers, operation))
     if not operation.is_public:
+        answers += gate_answers(servers, operation)
+    if "{dictCode}" in operation.path:
         answers += dictionary_answers(servers, operation)
     if name in OWN:
         answers += OWN[name](servers)
@@ -230,9 +324,10 @@ def test_every_answer_is_as_described_and_every_described_one_comes(servers, nam
     assert {answer.status for answer in answers} == set(responses) - {500}
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", [name for name in OPERATIONS if OPERATIONS[name].method == "GET"])
 def test_head_answers_as_described_without_the_body(servers, name):
     operation = OPERATIONS[name]
+    Asking(servers.working, servers.token).ask(OPERATIONS["postUpdate"])  # what getUpdate asks for
     for bearer in (servers.token, None):
         auth = {"Authorization": f"Bearer {bearer}"} if bearer else {}
         answer = raw(servers.working, request_bytes("HEAD", target_of(operation), auth), "HEAD")
@@ -313,7 +408,10 @@ def demo(module_serve, module_database):
     migrated = run("migrate", "--config", server.config_path, env=server.env)
     assert (bearer.returncode, migrated.returncode) == (0, 0), bearer.stderr + migrated.stderr
     module_database.run_file(ROOT / "config/demo.sql")
-    return Asking(server.start(), bearer.stdout.strip())
+    client = Asking(server.start(), bearer.stdout.strip())
+    operation = OPERATIONS["postUpdate"]
+    committed(client, target_of(operation, consistencyMode="WAIT_COMMIT"), operation.body)
+    return client
 
 
 def described(name):
@@ -331,13 +429,16 @@ def test_examples_are_what_the_demo_answers(demo, name):
     query = {parameter["name"]: parameter["example"] for parameter in operation.parameters
              if parameter["in"] == "query" and "example" in parameter}
     for kind, example, headers in described(name):
-        if kind == "application/json":
+        if operation.method == "POST":
+            answer = demo.post(target_of(operation, **query), operation.body)
+            said = answer.json()
+        elif kind == "application/json":
             answer = demo.get(target_of(operation, **query))
             said = answer.json()
         else:
             answer = demo.get(target_of(operation, **query), Accept=kind)
             said = json.loads(answer.body.split(b"\n")[0])
-        if "loadedAt" in example:
-            said, example = {**said, "loadedAt": ""}, {**example, "loadedAt": ""}
+        times = {name: "" for name in ("loadedAt", "createdAt", "updatedAt") if name in example}
+        said, example = {**said, **times}, {**example, **times}
         assert (answer.status, answer.headers["content-type"], said) == (200, kind, example)
         assert {header: answer.headers[header] for header in headers} == headers

@@ -20,6 +20,7 @@ class Operation:
     parameters: list
     responses: dict  # by status, a number
     is_public: bool
+    body: object = None  # the example of what is sent
 
 
 class Document:
@@ -43,7 +44,11 @@ class Document:
                     method.upper(), path,
                     [self.resolve(parameter) for parameter in shared + operation.get("parameters", [])],
                     {int(status): self.resolve(answer) for status, answer in operation["responses"].items()},
-                    operation["security"] == [])
+                    operation["security"] == [], self._body(operation))
+
+    @staticmethod
+    def _body(operation):
+        return operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("example")
 
     # ---- schemas ----
 
