@@ -1,0 +1,172 @@
+"""Updates applied: in the transaction that accepts them where one process does both, by the bus where it is two; the answers
+are the same (R1, R10). And the order: what was answered before the next one was sent is applied first."""
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from lib.refdata import TENANT, make_table, pod, refdata_db  # noqa: F401
+from lib.wait import eventually
+from lib.writers import chunks, delta, snapshot, status_path, updates_path
+
+CHECKED = {
+    "code": "CHECKED", "loadSql": "select k, v from t where tenant_id = :tenantId",
+    "apply": {"upsertSql": "insert into t values (:tenantId, :key, :payload)"
+                           " on conflict (tenant_id, k) do update set v = excluded.v"},
+}
+ROLES = {"one": ["command,apply,relay"], "two": ["command", "apply,relay"]}
+
+
+@pytest.fixture(params=ROLES)
+def server(request, serve, refdata_db):  # noqa: F811
+    """Who takes the POSTs."""
+    make_table(refdata_db, "t")
+    refdata_db.query("alter table t add check (k <> 'bad')")
+    servers = [serve(refdata_db, pod("B", CHECKED), args=("--roles", roles)) for roles in ROLES[request.param]]
+    servers[0].database = refdata_db
+    return servers[0]
+
+
+def commit(client, body):
+    """Waits for the commit, as long as it takes."""
+    answer = client.post(updates_path("WAIT_COMMIT", timeout_ms=1000), body)
+    while answer.status == 202:
+        answer = client.post(updates_path("WAIT_COMMIT", timeout_ms=1000), body)
+    return answer
+
+
+def decided(client, event_id):
+    return eventually(lambda: (lambda row: row["status"] != "PENDING" and row)(client.get(status_path(event_id)).json()))
+
+
+def items(database, code="B"):
+    return dict(database.query("select item_key, payload from refdata.dictionary_item"
+                               " where dict_code = %s and not deleted", (code,)))
+
+
+@pytest.mark.tsan
+def test_versions_count_up_and_every_way_out_is_told(server, token):
+    client = server.client(token(TENANT))
+    for version, body in enumerate([delta("B", {"a": 1}), delta("B", {}), snapshot("B", {"b": 2}),
+                                    delta("B", {"c": 3, "b": None})], start=1):
+        answer = commit(client, body)
+        assert (answer.status, answer.json()["committedVersion"]) == (200, version)
+        assert client.get(status_path(body["eventId"])).json()["committedVersion"] == version
+        for mode in ("ASYNC", "WAIT_COMMIT"):  # again: the same, and no second effect
+            answer = client.post(updates_path(mode), body)
+            assert (answer.status, answer.json()["committedVersion"]) == (200, version)
+    assert items(server.database) == {"c": 3}
+
+
+def test_async_is_202_however_quick_it_was(server, token):
+    client = server.client(token(TENANT))
+    for i in range(5):
+        body = delta("B", {"a": i})
+        answer = client.post(updates_path("ASYNC"), body)
+        assert (answer.status, answer.json()["status"]) == (202, "PENDING")
+        assert decided(client, body["eventId"])["committedVersion"] == i + 1
+
+
+def test_a_stale_revision_and_a_refusal_are_their_own(server, token):
+    client = server.client(token(TENANT))
+    assert commit(client, delta("CHECKED", {"a": 1}, sourceRevision=5)).status == 200
+    answer = commit(client, delta("CHECKED", {"a": 2}, sourceRevision=4))
+    assert (answer.status, answer.code) == (409, "STALE_SOURCE_REVISION")
+    bad = delta("CHECKED", {"a": 3, "bad": 3})
+    answer = commit(client, bad)
+    assert (answer.status, answer.code) == (422, "UPDATE_REFUSED")
+    status = client.get(status_path(bad["eventId"])).json()
+    assert (status["status"], status["errorCode"]) == ("FAILED", "UPDATE_REFUSED")
+    assert answer.json()["message"] == status["errorMessage"] and "insert" not in status["errorMessage"]
+    assert client.post(updates_path("ASYNC"), bad).status == 422
+    answer = commit(client, delta("CHECKED", {"a": 4}))
+    assert (answer.status, answer.json()["committedVersion"]) == (200, 2)
+
+
+@pytest.mark.tsan
+def test_many_at_once_each_have_a_version_of_their_own(server, token):
+    def send(i):
+        client, versions = server.client(token(TENANT)), []
+        for j in range(15):
+            body = delta("CHECKED", {"bad" if (i + j) % 7 == 0 else f"k{i}": j})
+            answer = commit(client, body)
+            assert answer.status == (422 if (i + j) % 7 == 0 else 200)
+            versions += [answer.json()["committedVersion"]] if answer.status == 200 else []
+        assert versions == sorted(versions)  # answered before the next was sent: applied before it
+        return versions
+    with ThreadPoolExecutor(8) as pool:
+        versions = list(itertools.chain.from_iterable(pool.map(send, range(8))))
+    assert sorted(versions) == list(range(1, len(versions) + 1))
+
+
+def test_async_ones_of_one_client_are_applied_in_the_order_they_were_answered(server, token):
+    client = server.client(token(TENANT))
+    bodies = [delta("B", {"a": i}) for i in range(40)]
+    bodies[7:7] = chunks("B", {"x": 1, "y": 2}, 2)  # these take the bus in any case
+    bodies[20:20] = [snapshot("B", {f"big{i}": "x" * 500 for i in range(700)})]  # and so does this one
+    for body in bodies:
+        assert client.post(updates_path("ASYNC"), body).status == 202
+    versions = [decided(client, body["eventId"])["committedVersion"] for body in bodies]
+    assert versions == sorted(versions)
+    assert items(server.database)["a"] == 39
+
+
+def test_a_snapshot_in_chunks_is_one_version_for_all_its_events(server, token):
+    client = server.client(token(TENANT))
+    parts = chunks("B", {f"k{i}": i for i in range(9)}, 3)
+    for part in (parts[2], parts[0], parts[2]):
+        assert client.post(updates_path("ASYNC"), part).status == 202
+    assert commit(client, parts[1]).json()["committedVersion"] == 1
+    for part in parts:
+        assert decided(client, part["eventId"])["committedVersion"] == 1
+        assert client.post(updates_path("ASYNC"), part).status == 200
+    assert len(items(server.database)) == 9
+
+
+def test_two_processes_that_both_apply_keep_one_order(serve, refdata_db, token):  # noqa: F811
+    servers = [serve(refdata_db, pod("B"), args=("--roles", "command,apply,relay")) for _ in range(2)]
+    clients = [server.client(token(TENANT)) for server in servers]
+    versions = [commit(clients[i % 2], delta("B", {"a": i})).json()["committedVersion"] for i in range(60)]
+    assert versions == list(range(1, 61))
+
+    def send(i):
+        client = servers[i % 2].client(token(TENANT))
+        return [commit(client, delta("B", {f"k{i}": j})).json()["committedVersion"] for j in range(20)]
+    with ThreadPoolExecutor(6) as pool:
+        each = list(pool.map(send, range(6)))
+    assert all(versions == sorted(versions) for versions in each)
+    assert sorted(itertools.chain.from_iterable(each)) == list(range(61, 181))
+
+
+def test_an_event_sent_to_two_processes_at_once_has_one_effect(serve, refdata_db, token):  # noqa: F811
+    servers = [serve(refdata_db, pod("B"), args=("--roles", "command,apply,relay")) for _ in range(2)]
+    bodies = [delta("B", {"a": i}) for i in range(25)]
+
+    def send(i):
+        client = servers[i % 2].client(token(TENANT))
+        return [commit(client, body).json()["committedVersion"] for body in (bodies if i < 4 else bodies[::-1])]
+    with ThreadPoolExecutor(8) as pool:
+        each = list(pool.map(send, range(8)))
+    forward = each[0]
+    assert all((versions if i < 4 else versions[::-1]) == forward for i, versions in enumerate(each))
+    assert sorted(forward) == list(range(1, 26))
+
+
+def test_alone_in_its_partition_an_update_needs_no_bus(serve, refdata_db, token):  # noqa: F811
+    """What is applied in its own commit is no message; what comes behind a message that waits is one too."""
+    client = serve(refdata_db, pod("B"), args=("--roles", "command,apply,relay")).client(token(TENANT))
+    topic = "select count(*) from platform.bus_message where topic = 'refdata.commands'"
+
+    def direct():
+        before = refdata_db.query(topic)
+        assert commit(client, delta("B", {"a": 1})).status == 200
+        return refdata_db.query(topic) == before
+    eventually(direct)  # once the group is there
+    refdata_db.query("update platform.bus_cursor set retry_at = now() + interval '1 hour'")
+    refdata_db.query("update platform.bus_cursor set position = position - 1 where position > 0")
+    queued = refdata_db.query("update platform.bus_partition set next_offset = next_offset + 1"
+                              " where topic = 'refdata.commands' returning 1")
+    assert queued
+    before = refdata_db.query(topic)[0][0]
+    assert client.post(updates_path("WAIT_COMMIT", timeout_ms=50), delta("B", {"a": 2})).status == 202
+    assert refdata_db.query(topic)[0][0] == before + 1
