@@ -16,6 +16,7 @@
 enum { ROWS = 1000 };
 
 static const char setup[] =
+    "set client_min_messages = warning;"
     "create table if not exists bench_commit (id integer primary key, n bigint not null);"
     "insert into bench_commit select i, 0 from generate_series(0, 999) i on conflict do nothing";
 

@@ -25,7 +25,8 @@ def write_updates(bench, dictionary, token, mode="ASYNC"):
     source = random.Random(3)
     requests = [program.post(program.updates_path(mode), token, update(dictionary, source.randrange(dictionary.rows)))
                 for _ in range(WRITES)]
-    return write_requests(os.path.join(bench.folder, f"{dictionary.code}-{mode}.requests"), requests)
+    path = os.path.join(bench.folder, f"{dictionary.code}-{mode}-{abs(hash(token))}.requests")
+    return write_requests(path, requests)
 
 
 def quantile(values, share):

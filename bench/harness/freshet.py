@@ -71,11 +71,11 @@ def configuration(database, port, loops, jwks_file, dictionaries, preload):
 class Keys:
     """A key pair in a JWKS file, and a token as an identity provider would issue it, 600 bytes or so."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, name="main"):
         self.private = ed25519.Ed25519PrivateKey.generate()
         public = self.private.public_key().public_bytes(serialization.Encoding.Raw,
                                                         serialization.PublicFormat.Raw)
-        self.file = os.path.join(folder, "jwks.json")
+        self.file = os.path.join(folder, f"{name}.jwks.json")
         key = {"kty": "OKP", "crv": "Ed25519", "kid": "bench-1", "alg": "EdDSA", "use": "sig",
                "x": base64.urlsafe_b64encode(public).rstrip(b"=").decode()}
         with open(self.file, "w", encoding="ascii") as out:
@@ -157,15 +157,15 @@ class Freshet:
         self.processes = processes
         self.database = database
         self.dictionaries = dictionaries
-        self.keys = Keys(folder)
+        self.keys = Keys(folder, database.name)
         self.token = self.keys.token()
         self.env = dict(os.environ, FRESHET_BENCH_PG_PASSWORD=database.password)
 
     def prepare(self):
         """Creates the program's own tables and gives every dictionary its first version."""
         path = self._write("migrate", machine.free_port(), 1, [])
-        subprocess.run([self.binary, "migrate", "--config", path], check=True, env=self.env,
-                       stdout=subprocess.DEVNULL)
+        with open(os.path.join(self.folder, "migrate.log"), "wb") as log:
+            subprocess.run([self.binary, "migrate", "--config", path], check=True, env=self.env, stdout=log, stderr=log)
         for dictionary in self.dictionaries:
             if isinstance(dictionary, Builtin):
                 self.database.fill_builtin(TENANT, dictionary.code, dictionary.rows)

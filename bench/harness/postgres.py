@@ -29,10 +29,10 @@ def key(number):
 
 
 class Database:
-    def __init__(self, url):
+    def __init__(self, url, name="main"):
         self.parts = urllib.parse.urlsplit(url)
         self.admin_url = url
-        self.name = f"freshet_bench_{os.getpid()}"
+        self.name = f"freshet_bench_{os.getpid()}_{name}"
         self.url = urllib.parse.urlunsplit(self.parts._replace(path="/" + self.name))
         self.user = urllib.parse.unquote(self.parts.username or "")
         self.password = urllib.parse.unquote(self.parts.password or "")

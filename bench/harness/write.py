@@ -17,98 +17,110 @@ from .report import progress, table
 ITEMS = Builtin("ITEMS", 10_000)
 CLIENTS = 64
 PGBENCH_SCALE = 10
-TOGETHER, APART = [None], ["command,query", "apply,relay"]
+SHARINGS = {"together": [None], "apart": ["command,query", "apply,relay"]}
+WORDS = {"together": "one process", "apart": "two processes"}
+
+
+class Side:
+    """freshet with its roles shared out in one way, on a database of its own, so that both ways run all the time."""
+
+    def __init__(self, bench, database, name):
+        self.bench, self.database, self.name = bench, database, name
+        freshet = bench.freshet(database, [ITEMS])
+        freshet.prepare()
+        self.running = [freshet.start(f"freshet-{name}-{number}", 1, [ITEMS] if role is None or "query" in role else [],
+                                      roles=role) for number, role in enumerate(SHARINGS[name])]
+        self.waiting = write_updates(bench, ITEMS, freshet.token, "WAIT_COMMIT")
+        self.asynchronous = write_updates(bench, ITEMS, freshet.token)
+
+    def wait_commit(self, seconds):
+        return generate(self.bench.load_binary, self.running[0].port, self.waiting, "--connections", 1,
+                        "--accept", "200,202", "--seconds", seconds)
+
+    def committed_rate(self, seconds):
+        """Updates a second, from the first one's row to the last one's decision."""
+        since = self.database.run("select clock_timestamp()")
+        figures = generate(self.bench.load_binary, self.running[0].port, self.asynchronous, "--connections", CLIENTS,
+                           "--accept", "200,202", "--warmup", 0, "--seconds", seconds)
+        mine = f"tenant_id = '{TENANT}' and created_at >= '{since}'"
+        deadline = time.monotonic() + 120
+        while self.database.run(f"select exists (select from refdata.update_request where status = 'PENDING' and {mine})") == "t":
+            if time.monotonic() > deadline:
+                raise RuntimeError("updates are still pending after two minutes")
+            time.sleep(0.05)
+        committed, took = self.database.run(
+            "select count(*) filter (where status = 'COMMITTED'), extract(epoch from max(updated_at) - min(created_at)) "
+            f"from refdata.update_request where {mine}").split("|")
+        if int(committed) < figures["requests"]:
+            raise RuntimeError(f"{figures['requests']} accepted, {committed} committed")
+        return int(committed) / float(took)
 
 
 def run(bench, report):
-    with bench.database() as database:
-        fsync = database.run("show fsync"), database.run("show synchronous_commit")
-        if fsync != ("on", "on"):
+    with bench.database() as database, bench.database("apart") as other:
+        if (database.run("show fsync"), database.run("show synchronous_commit")) != ("on", "on"):
             raise RuntimeError("PostgreSQL does not wait for the disk: nothing to compare")
-        freshet = bench.freshet(database, [ITEMS])
-        freshet.prepare()
-        _wait_commit(bench, report, database, freshet)
-        _asynchronous(bench, report, database, freshet)
+        _pgbench(database, "-i", "-s", str(PGBENCH_SCALE), "-q")
+        try:
+            sides = {"together": Side(bench, database, "together"), "apart": Side(bench, other, "apart")}
+            _wait_commit(bench, report, database, sides)
+            _asynchronous(bench, report, database, sides)
+        finally:
+            bench.processes.close()
 
 
-def _start(freshet, roles):
-    return [freshet.start(f"freshet-{number}", 1, [ITEMS] if role is None or "query" in role else [], roles=role)
-            for number, role in enumerate(roles)]
-
-
-def _wait_commit(bench, report, database, freshet):
-    requests = write_updates(bench, ITEMS, freshet.token, "WAIT_COMMIT")
+def _in_turn(bench, what, measures):
+    """Every measure once a round, backwards every other time: [{name: figure}]."""
     rounds = []
     for number in range(bench.rounds.rounds):
-        each = {"bare": _bare(bench, database)}
-        for name, roles in (("together", TOGETHER), ("apart", APART)):
-            running = _start(freshet, roles)
-            try:
-                each[name] = generate(bench.load_binary, running[0].port, requests, "--connections", 1,
-                                      "--seconds", bench.rounds.seconds)
-            finally:
-                bench.processes.close()
-        rounds.append(each)
-        progress(f"WAIT_COMMIT, round {number + 1} of {bench.rounds.rounds}")
+        order = list(measures.items())
+        rounds.append({name: measure() for name, measure in (order if number % 2 == 0 else reversed(order))})
+        progress(f"{what}, round {number + 1} of {bench.rounds.rounds}")
+    return rounds
+
+
+def _ratios(rounds, name, to, value):
+    return [value(each[name]) / value(each[to]) for each in rounds]
+
+
+def _spread(ratios):
+    return [f"{statistics.median(ratios):.2f}", f"{min(ratios):.2f}–{max(ratios):.2f}"]
+
+
+def _wait_commit(bench, report, database, sides):
+    seconds = bench.rounds.seconds
+    rounds = _in_turn(bench, "WAIT_COMMIT", {
+        "bare": lambda: _bare(bench, database, seconds),
+        **{name: lambda side=side: side.wait_commit(seconds) for name, side in sides.items()}})
     report.add("wait_commit", rounds)
-    names = {"bare": "a commit by libpq", "together": "WAIT_COMMIT, one process", "apart": "WAIT_COMMIT, two processes"}
-    ratios = {name: [each[name]["p50_us"] / each["bare"]["p50_us"] for each in rounds] for name in names}
+    names = {"bare": "a commit by libpq", **{name: f"WAIT_COMMIT, {words}" for name, words in WORDS.items()}}
+    ratios = {name: _ratios(rounds, name, "bare", lambda figures: figures["p50_us"]) for name in names}
     table("one client, one after the other", ["", "p50 µs", "p99 µs", "a second", "× commit", "spread"],
           [[words, *(f"{statistics.median(each[name][field] for each in rounds):,.0f}"
-                     for field in ("p50_us", "p99_us", "rps")),
-            f"{statistics.median(ratios[name]):.2f}", f"{min(ratios[name]):.2f}–{max(ratios[name]):.2f}"]
-           for name, words in names.items()])
+                     for field in ("p50_us", "p99_us", "rps")), *_spread(ratios[name])] for name, words in names.items()])
     report.verdict("WAIT_COMMIT p50, one process, × commit", statistics.median(ratios["together"]), 4)
     report.verdict("WAIT_COMMIT p50, two processes, × commit", statistics.median(ratios["apart"]), 6)
 
 
-def _bare(bench, database):
-    command = [bench.binary("commit"), database.url, str(bench.rounds.seconds)]
+def _bare(bench, database, seconds):
+    command = [bench.binary("commit"), database.url, str(seconds)]
     return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
 
 
-def _asynchronous(bench, report, database, freshet):
-    requests = write_updates(bench, ITEMS, freshet.token)
+def _asynchronous(bench, report, database, sides):
     seconds = max(3, bench.rounds.seconds)
-    _pgbench(database, "-i", "-s", str(PGBENCH_SCALE), "-q")
-    rounds = []
-    for number in range(bench.rounds.rounds):
-        each = {"pgbench": _pgbench_rate(database, seconds), "prepared": _pgbench_rate(database, seconds, "-M", "prepared")}
-        for name, roles in (("together", TOGETHER), ("apart", APART)):
-            running = _start(freshet, roles)
-            try:
-                each[name] = _committed_rate(bench, database, running[0], requests, seconds)
-            finally:
-                bench.processes.close()
-        rounds.append(each)
-        progress(f"{CLIENTS} clients, round {number + 1} of {bench.rounds.rounds}")
+    rounds = _in_turn(bench, f"{CLIENTS} clients", {
+        "pgbench": lambda: _pgbench_rate(database, seconds),
+        "prepared": lambda: _pgbench_rate(database, seconds, "-M", "prepared"),
+        **{name: lambda side=side: side.committed_rate(seconds) for name, side in sides.items()}})
     report.add("asynchronous", rounds)
-    names = {"pgbench": "pgbench -N", "prepared": "pgbench -N -M prepared", "together": "freshet, one process",
-             "apart": "freshet, two processes"}
-    ratios = {name: [each[name] / each["pgbench"] for each in rounds] for name in names}
+    names = {"pgbench": "pgbench -N", "prepared": "pgbench -N -M prepared",
+             **{name: f"freshet, {words}" for name, words in WORDS.items()}}
+    ratios = {name: _ratios(rounds, name, "pgbench", float) for name in names}
     table(f"{CLIENTS} clients, single-item updates, all committed", ["", "a second", "× pgbench -N", "spread"],
-          [[words, f"{statistics.median(each[name] for each in rounds):,.0f}", f"{statistics.median(ratios[name]):.2f}",
-            f"{min(ratios[name]):.2f}–{max(ratios[name]):.2f}"] for name, words in names.items()])
+          [[words, f"{statistics.median(each[name] for each in rounds):,.0f}", *_spread(ratios[name])]
+           for name, words in names.items()])
     report.verdict_at_least("ASYNC updates, 64 clients, × pgbench -N", statistics.median(ratios["together"]), 0.5)
-
-
-def _committed_rate(bench, database, running, requests, seconds):
-    """Updates a second, from the first one's row to the last one's decision."""
-    since = database.run("select clock_timestamp()")
-    figures = generate(bench.load_binary, running.port, requests, "--connections", CLIENTS, "--accept", "200,202",
-                       "--warmup", 0, "--seconds", seconds)
-    mine = f"tenant_id = '{TENANT}' and created_at >= '{since}'"
-    deadline = time.monotonic() + 120
-    while database.run(f"select count(*) from refdata.update_request where status = 'PENDING' and {mine}") != "0":
-        if time.monotonic() > deadline:
-            raise RuntimeError("updates are still pending after two minutes")
-        time.sleep(0.05)
-    committed, took = database.run(
-        "select count(*) filter (where status = 'COMMITTED'), extract(epoch from max(updated_at) - min(created_at)) "
-        f"from refdata.update_request where {mine}").split("|")
-    if int(committed) < figures["requests"]:
-        raise RuntimeError(f"{figures['requests']} accepted, {committed} committed")
-    return int(committed) / float(took)
 
 
 def _pgbench(database, *options):
