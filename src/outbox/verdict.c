@@ -14,9 +14,15 @@ static void judge(struct outbox_batch *batch, size_t at, enum outbox_verdict_kin
 {
     struct outbox_verdict *verdict = &batch->verdicts[at];
     verdict->kind = kind;
-    vsnprintf(verdict->reason, sizeof verdict->reason, format, args);
-    struct str whole = str_utf8_cut(str_from(verdict->reason), sizeof verdict->reason - 1);
+    int len = vsnprintf(verdict->reason, sizeof verdict->reason, format, args);
+    struct str whole = str_from(verdict->reason);
+    if (len >= (int)sizeof verdict->reason) /* it may end inside a character: one byte less shows where */
+        whole = str_utf8_cut(whole, whole.len - 1);
     verdict->reason[whole.len] = '\0';
+    /* One byte that PostgreSQL does not take, and no verdict of the batch could be written. */
+    if (!str_is_utf8(whole))
+        for (char *c = verdict->reason; *c; c++)
+            *c = *c & 0x80 ? '?' : *c;
 }
 
 void outbox_batch_retry(struct outbox_batch *batch, size_t at, const char *format, ...)

@@ -70,6 +70,18 @@ def test_a_payload_that_is_no_invalidation_fails_at_once_and_alerts(relay, refda
     assert server.metrics()['outbox_dead_lettered_total{module="refdata",event_type="invalidation"}'] == 1
 
 
+def test_what_waits_is_counted_and_dated(relay, refdata_db):
+    """O5."""
+    leave(refdata_db, "D", 1, 3)
+    refdata_db.query("update refdata.outbox_event set next_attempt_at = now() + interval '1 hour',"
+                     " created_at = now() - interval '100 seconds'")
+    server = relay()
+    labels = '{module="refdata",event_type="invalidation"}'
+    eventually(lambda: server.metrics().get("outbox_pending_count" + labels) == 3)
+    assert server.metrics()["outbox_oldest_pending_age_seconds" + labels] >= 100
+    assert versions(refdata_db, "D") == []
+
+
 def hold_settling(database):
     """From now on whoever marks an event as published waits for this connection's end."""
     database.query("create function hold() returns trigger language plpgsql as"

@@ -72,10 +72,15 @@ static void reasons_are_cut_between_characters(void **state)
     char long_text[600];
     for (size_t i = 0; i + 2 < sizeof long_text; i += 2)
         memcpy(long_text + i, "é", 3);
-    outbox_batch_retry(&batch, 0, "x%s", long_text);
-    assert_int_equal(verdict.kind, OUTBOX_RETRY);
-    assert_true(str_is_utf8(str_from(verdict.reason)));
-    assert_true(strlen(verdict.reason) > OUTBOX_REASON_BYTES - 4);
+    for (int shift = 0; shift < 2; shift++) {
+        outbox_batch_retry(&batch, 0, "%s%s", shift ? "x" : "", long_text);
+        assert_int_equal(verdict.kind, OUTBOX_RETRY);
+        assert_true(str_is_utf8(str_from(verdict.reason)));
+        assert_true(strlen(verdict.reason) > OUTBOX_REASON_BYTES - 5);
+        assert_memory_equal(verdict.reason + shift, "éé", 4);
+    }
+    outbox_batch_poison(&batch, 0, "odd %s bytes", "\xff\xc3");
+    assert_string_equal(verdict.reason, "odd ?? bytes");
 }
 
 int main(void)

@@ -74,33 +74,61 @@ static void make_message(const struct outbox_event *event, struct bus_message *m
     };
 }
 
-/* No event's fault, so it counts as no attempt of one: however long the bus is gone, none ends FAILED for it. */
-static bool is_outage(enum status status)
+/* An outage is no event's fault, so it counts as no attempt of one: however long the bus is gone, none ends FAILED
+ * for it. What the bus refuses it will always refuse. */
+static void judge(struct outbox_batch *batch, size_t at, const struct error *error)
 {
-    return status == STATUS_DB_DOWN || status == STATUS_TIMEOUT || status == STATUS_CANCELLED ||
-           status == STATUS_DB_RETRY;
+    switch (error->status) {
+    case STATUS_OK: break;
+    case STATUS_DB_DOWN:
+    case STATUS_DB_RETRY:
+    case STATUS_TIMEOUT:
+    case STATUS_CANCELLED: outbox_batch_leave(batch, at); break;
+    case STATUS_BAD_REQUEST:
+    case STATUS_PAYLOAD_TOO_LARGE: outbox_batch_poison(batch, at, "%s", error->message); break;
+    default: outbox_batch_retry(batch, at, "%s", error->message);
+    }
 }
 
-/* All in one commit of the bus, or none. */
-static void publish_all(struct refdata_relay *relay, struct outbox_batch *batch, struct arena *arena)
+/* Messages and the events they were made of. */
+struct letters {
+    struct bus_message *messages;
+    size_t *places, count;
+};
+
+static struct letters write_letters(struct outbox_batch *batch, struct arena *arena)
 {
-    struct bus_message *messages = arena_alloc(arena, (batch->count + 1) * sizeof *messages);
-    struct error error = {0};
-    size_t count = 0;
-    for (size_t i = 0; i < batch->count; i++)
-        if (is_invalidation(batch->events[i].payload))
-            make_message(&batch->events[i], &messages[count++], arena);
-        else
-            outbox_batch_poison(batch, i, "the payload is no invalidation");
-    if (count == 0 || bus_publish(relay->flow->bus, messages, count, batch->deadline_ns, &error) == STATUS_OK)
-        return;
+    struct letters letters = {
+        .messages = arena_alloc(arena, batch->count * sizeof *letters.messages),
+        .places = arena_alloc(arena, batch->count * sizeof *letters.places),
+    };
     for (size_t i = 0; i < batch->count; i++) {
-        if (batch->verdicts[i].kind != OUTBOX_DONE)
+        if (!is_invalidation(batch->events[i].payload)) {
+            outbox_batch_poison(batch, i, "the payload is no invalidation");
             continue;
-        if (is_outage(error.status))
-            outbox_batch_leave(batch, i);
-        else
-            outbox_batch_retry(batch, i, "%s", error.message);
+        }
+        make_message(&batch->events[i], &letters.messages[letters.count], arena);
+        letters.places[letters.count++] = i;
+    }
+    return letters;
+}
+
+/* All in one commit of the bus; where that fails, one by one, so that each one's failure is its own. */
+static void publish_letters(struct refdata_relay *relay, struct outbox_batch *batch,
+                            const struct letters *letters)
+{
+    struct bus *bus = relay->flow->bus;
+    struct error error = {0};
+    if (letters->count == 0 ||
+        bus_publish(bus, letters->messages, letters->count, batch->deadline_ns, &error) == STATUS_OK)
+        return;
+    for (size_t i = 0; i < letters->count; i++) {
+        size_t at = letters->places[i];
+        if (outbox_batch_is_held(batch, at))
+            continue;
+        error = (struct error){0};
+        error.status = bus_publish(bus, &letters->messages[i], 1, batch->deadline_ns, &error);
+        judge(batch, at, &error);
     }
 }
 
@@ -109,7 +137,8 @@ static void publish(void *context, struct outbox_batch *batch)
     struct arena arena;
     FAILPOINT("relay.after_claim");
     arena_init(&arena, 16384);
-    publish_all(context, batch, &arena);
+    struct letters letters = write_letters(batch, &arena);
+    publish_letters(context, batch, &letters);
     arena_deinit(&arena);
     FAILPOINT("relay.after_publish");
 }
