@@ -1,4 +1,5 @@
 """`freshet verify`: what pods hold against what the database holds (R6)."""
+import contextlib
 import re
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -12,7 +13,7 @@ from lib.refdata import sql_dictionary, write_builtin
 from lib.tokens import AUDIENCE, ISSUER
 from lib.wait import eventually, free_port
 
-NEVER = {"sweepInterval": "1h"}  # a pod that finds nothing out by itself
+NEVER = {"sweepInterval": "1h"}  # a pod that finds nothing out by itself, but for a last look when it begins to listen
 ITEMS = {f"k{i:02}": {"i": i} for i in range(40)}
 
 
@@ -59,6 +60,17 @@ def dev_token(development):
     """Of tenant demo, as the pods of these tests want it."""
     return run("token", "--tenant", "demo", "--issuer", ISSUER, "--audience", AUDIENCE,
                env=development[1]).stdout.strip()
+
+
+def follows_no_more(server, database, token, version, items):
+    """Writes versions until the pod stays behind, past its last look. (version it has, version of the database)."""
+    for newest in range(version + 1, version + 50):
+        write_builtin(database, "D", items, newest)
+        with contextlib.suppress(AssertionError):
+            eventually(lambda: hold(server, "D", token) == newest, timeout=0.5)  # pylint: disable=cell-var-from-loop
+            continue
+        return newest - 1, newest
+    raise AssertionError("it follows for ever")
 
 
 # ---- equal ----
@@ -156,14 +168,15 @@ def test_a_pod_that_stays_behind_differs(pods, verify, refdata_db, dev_token):  
     write_builtin(refdata_db, "D", ITEMS, 11)
     server = pods("D", cache=NEVER)
     assert hold(server, "D", dev_token) == 11
-    write_builtin(refdata_db, "D", {**ITEMS, "more": 1}, 12)
+    has, newest = follows_no_more(server, refdata_db, dev_token, 11, ITEMS)
+    write_builtin(refdata_db, "D", {**ITEMS, "more": 1}, newest + 1)
     status, (line,) = verify([server], patience="300ms")
     assert status == 1
-    assert re.fullmatch(rf"DIFFERS demo/D at {url(server)}: version 11 \(database 12\), items 40 \(database 41\),"
-                        r" digest [0-9a-f]{32} \(database [0-9a-f]{32}\)", line)
-    set_version(refdata_db, "D", 13)
-    write_builtin(refdata_db, "D", ITEMS, 13)
-    assert verify([server], patience="0") == (1, [f"DIFFERS demo/D at {url(server)}: version 11 (database 13)"])
+    assert re.fullmatch(rf"DIFFERS demo/D at {url(server)}: version {has} \(database {newest + 1}\),"
+                        r" items 40 \(database 41\), digest [0-9a-f]{32} \(database [0-9a-f]{32}\)", line)
+    write_builtin(refdata_db, "D", ITEMS, newest + 2)
+    assert verify([server], patience="0") == (
+        1, [f"DIFFERS demo/D at {url(server)}: version {has} (database {newest + 2})"])
 
 
 def test_a_pod_ahead_of_its_database_differs(pods, verify, refdata_db, dev_token):  # noqa: F811
@@ -171,8 +184,9 @@ def test_a_pod_ahead_of_its_database_differs(pods, verify, refdata_db, dev_token
     write_builtin(refdata_db, "D", ITEMS, 5)
     server = pods("D", cache=NEVER)
     assert hold(server, "D", dev_token) == 5
+    has, _ = follows_no_more(server, refdata_db, dev_token, 5, ITEMS)
     set_version(refdata_db, "D", 4)
-    assert verify([server], patience="0") == (1, [f"DIFFERS demo/D at {url(server)}: version 5 (database 4)"])
+    assert verify([server], patience="0") == (1, [f"DIFFERS demo/D at {url(server)}: version {has} (database 4)"])
 
 
 def edit(database):
@@ -224,10 +238,11 @@ def test_every_pod_is_compared(pods, verify, refdata_db, dev_token):  # noqa: F8
     write_builtin(refdata_db, "D", ITEMS, 1)
     fresh, stale = pods("D"), pods("D", cache=NEVER)
     assert verify([fresh, stale]) == (0, [f"ok demo/D at {url(server)}: version 1, 40 items" for server in (fresh, stale)])
-    write_builtin(refdata_db, "D", ITEMS, 2)
-    eventually(lambda: hold(fresh, "D", dev_token) == 2)
+    has, newest = follows_no_more(stale, refdata_db, dev_token, 1, ITEMS)
+    eventually(lambda: hold(fresh, "D", dev_token) == newest)
     assert verify([stale, fresh], patience="0") == (1, [
-        f"DIFFERS demo/D at {url(stale)}: version 1 (database 2)", f"ok demo/D at {url(fresh)}: version 2, 40 items"])
+        f"DIFFERS demo/D at {url(stale)}: version {has} (database {newest})",
+        f"ok demo/D at {url(fresh)}: version {newest}, 40 items"])
 
 
 def test_a_pod_that_is_down_fails_and_the_others_are_compared(pods, verify, refdata_db):  # noqa: F811
