@@ -202,7 +202,7 @@ static void step_done(struct worker_job *job)
     pthread_mutex_lock(&outbox->lock);
     outbox->step_busy = false;
     outbox->owes = outbox->claims.count > 0 || outbox->claims.doubtful[0];
-    bool more = outbox->stopping ? outbox->again && outbox->owes : outbox->again || outbox->woken;
+    bool more = outbox->stopping ? outbox->owes && outbox->failures == 0 : outbox->again || outbox->woken;
     if (more && !job->cancelled) {
         outbox->woken = false;
         submit(outbox, job, &outbox->step_busy);
