@@ -94,42 +94,13 @@ static enum status write_builtin_deltas(const struct refdata_write *changes, siz
     return status;
 }
 
-/* The items of a pair become those of `fresh`: three writes of different rows by one statement, so that `fresh` is made
- * once. Two joins are cheaper than a conflict per row. What comes sorted makes the index grow at its end. */
-#define REPLACE_BY(fresh)                                                               \
-    "with fresh as materialized (" fresh "),"                                           \
-    " gone as (update refdata.dictionary_item i set deleted = true, updated_at = now()" \
-    "  where i.tenant_id = $1 and i.dict_code = $2 and not i.deleted"                   \
-    "    and not exists (select from fresh f where f.k = i.item_key)),"                 \
-    " changed as (update refdata.dictionary_item i"                                     \
-    "  set payload = f.p, deleted = false, updated_at = now() from fresh f"             \
-    "  where i.tenant_id = $1 and i.dict_code = $2 and i.item_key = f.k"                \
-    "    and (i.deleted or i.payload is distinct from f.p))"                            \
-    " insert into refdata.dictionary_item (tenant_id, dict_code, item_key, payload)"    \
-    " select $1, $2, f.k, f.p from fresh f"                                             \
-    " where not exists (select from refdata.dictionary_item i"                          \
-    "  where i.tenant_id = $1 and i.dict_code = $2 and i.item_key = f.k)"
-
-static const char replace_sql[] =
-    REPLACE_BY("select k collate \"C\" as k, p::jsonb as p from unnest($3, $4) as u (k, p) order by 1");
-
-/* Of a key that came in several chunks the last one's payload, and a delta's before any chunk's. */
-static const char replace_staged_sql[] =
-    REPLACE_BY("select k, p::jsonb as p from ("
-               " select distinct on (k) k, p from ("
-               "  select u.k collate \"C\" as k, u.p, 0::bigint as version, c.chunk_index"
-               "   from refdata.snapshot_chunk c, unnest(c.keys, c.payloads) as u (k, p)"
-               "   where c.tenant_id = $1 and c.dict_code = $2 and c.snapshot_id = $3"
-               "  union all"
-               "  select u.k collate \"C\", u.p, d.version, 0"
-               "   from refdata.snapshot_delta d, unnest(d.keys, d.payloads) as u (k, p)"
-               "   where d.tenant_id = $1 and d.dict_code = $2 and d.version > $4) as parts"
-               " order by k, version desc, chunk_index desc) as last where p is not null");
+static const char replace_sql[] = "select refdata.replace_items($1, $2, $3, $4, $5, $6)";
+static const enum db_type replace_types[] = {DB_TEXT,       DB_TEXT, DB_TEXT_ARRAY,
+                                             DB_TEXT_ARRAY, DB_UUID, DB_BIGINT};
 
 static enum status write_builtin_snapshot(const struct refdata_write *change, struct refdata_writer *writer,
                                           struct error *error)
 {
-    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_TEXT_ARRAY, DB_TEXT_ARRAY};
     struct refdata_columns columns;
     struct db_param params[2 + REFDATA_COLUMNS_MAX] = {{change->tenant}, {change->dictionary->code}};
     struct db_statement statement;
@@ -139,7 +110,7 @@ static enum status write_builtin_snapshot(const struct refdata_write *change, st
         refdata_columns_put(&columns, 1, change->items[i].payload);
     }
     refdata_columns_end(&columns, params + 2);
-    db_statement_init(&statement, replace_sql, 4, types);
+    db_statement_init(&statement, replace_sql, 6, replace_types);
     enum status status = refdata_writer_add(writer, &statement, params, error);
     refdata_columns_free(&columns);
     return status;
@@ -148,14 +119,12 @@ static enum status write_builtin_snapshot(const struct refdata_write *change, st
 static enum status write_builtin_staged(const struct refdata_write *change, struct refdata_writer *writer,
                                         struct error *error)
 {
-    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_UUID, DB_BIGINT};
     char begun[REFDATA_NUMBER_BYTES];
-    const struct db_param params[] = {{change->tenant},
-                                      {change->dictionary->code},
-                                      {change->snapshot_id},
-                                      {refdata_number(begun, change->begun_version)}};
+    const struct db_param params[] = {
+        {change->tenant}, {change->dictionary->code}, {STR_NONE},
+        {STR_NONE},       {change->snapshot_id},      {refdata_number(begun, change->begun_version)}};
     struct db_statement statement;
-    db_statement_init(&statement, replace_staged_sql, 4, types);
+    db_statement_init(&statement, replace_sql, 6, replace_types);
     return refdata_writer_add(writer, &statement, params, error);
 }
 
