@@ -75,8 +75,8 @@ static enum config_fit parse_decimal(struct str text, int64_t *value)
         thousandths += factor * (fraction.ptr[i] - '0');
     }
     enum config_fit fit = whole.len > 0 && whole.ptr[0] == '-' ? CONFIG_MALFORMED : parse_int(whole, value);
-    if (fit == CONFIG_FITS && (__builtin_mul_overflow(*value, 1000, value) ||
-                               __builtin_add_overflow(*value, thousandths, value)))
+    if (fit == CONFIG_FITS &&
+        (__builtin_mul_overflow(*value, 1000, value) || __builtin_add_overflow(*value, thousandths, value)))
         fit = CONFIG_OUT_OF_BOUNDS;
     return fit;
 }

@@ -37,10 +37,10 @@ struct refdata_cache_settings {
 
 struct refdata_update_settings { /* of the command and apply roles */
     int64_t items_max, key_bytes_max, payload_bytes_max, depth_max;
-    int64_t queue_max, commit_timeout_ms;   /* of updates waiting for their commit */
-    int64_t batch_max;                      /* commands in one transaction of apply */
-    int64_t snapshot_expire_ms;             /* an incomplete one */
-    int64_t keep_ms;                        /* update_request and processed_event, once decided */
+    int64_t queue_max, commit_timeout_ms; /* of updates waiting for their commit */
+    int64_t batch_max;                    /* commands in one transaction of apply */
+    int64_t snapshot_expire_ms;           /* an incomplete one */
+    int64_t keep_ms;                      /* update_request and processed_event, once decided */
 };
 
 struct refdata_watch_settings {
@@ -61,7 +61,7 @@ struct refdata_settings {
     struct refdata_barrier_settings barrier;
     struct refdata_update_settings updates;
     struct refdata_watch_settings watch;
-    struct outbox_settings outbox; /* of the relay */
+    struct outbox_settings outbox;       /* of the relay */
     struct setting_objects dictionaries; /* struct refdata_dictionary_settings */
 };
 

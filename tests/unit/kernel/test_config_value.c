@@ -73,8 +73,8 @@ static void decimals(void **state)
     fits(SETTING_DECIMAL, "9223372036854775.807", INT64_MAX);
     assert_int_equal(parse(SETTING_DECIMAL, "9223372036854775.808", &value), CONFIG_OUT_OF_BOUNDS);
     assert_int_equal(parse(SETTING_DECIMAL, "99999999999999999999", &value), CONFIG_OUT_OF_BOUNDS);
-    malformed(SETTING_DECIMAL, (const char *const[]){"", ".", "1.", ".5", "-0.5", "+1", "1,5", "1.2345", "1e3",
-                                                     "00.5", "0x1", "1.5.0", "1.-5", " 1", NULL});
+    malformed(SETTING_DECIMAL, (const char *const[]){"", ".", "1.", ".5", "-0.5", "+1", "1,5", "1.2345",
+                                                     "1e3", "00.5", "0x1", "1.5.0", "1.-5", " 1", NULL});
 }
 
 static void sizes(void **state)
