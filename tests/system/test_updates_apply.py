@@ -170,3 +170,17 @@ def test_alone_in_its_partition_an_update_needs_no_bus(serve, refdata_db, token)
     before = refdata_db.query(topic)[0][0]
     assert client.post(updates_path("WAIT_COMMIT", timeout_ms=50), delta("B", {"a": 2})).status == 202
     assert refdata_db.query(topic)[0][0] == before + 1
+
+
+def test_slow_sql_keeps_nobody_from_being_accepted(serve, refdata_db, token):  # noqa: F811
+    make_table(refdata_db, "t")
+    slow = {**CHECKED, "code": "SLOW", "apply": {
+        "upsertSql": "insert into t select :tenantId, :key, :payload from pg_sleep(1.5)"}}
+    changes = pod("B", slow)
+    changes["refdata"]["updates"] = {"commitTimeout": "1s"}
+    server = serve(refdata_db, changes, args=("--roles", "command,apply,relay"))
+    client = server.client(token(TENANT))
+    body = delta("SLOW", {"a": 1})
+    assert client.post(updates_path("ASYNC"), body).status == 202
+    assert commit(client, delta("B", {"a": 1})).status == 200
+    assert decided(client, body["eventId"])["committedVersion"] == 1

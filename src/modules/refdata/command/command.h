@@ -76,6 +76,8 @@ void refdata_get_update(struct http_request *request); /* the GET route */
 /* On a loop. OVERLOADED or CANCELLED: it stays the caller's. */
 enum status refdata_committer_add(struct refdata_committer *committer, struct refdata_post *post,
                                   struct error *error) MUST_CHECK;
+/* Its job's own: before this time no update is applied in its own commit. */
+int64_t *refdata_committer_direct_from(struct refdata_committer *committer);
 
 /* ---- commit.c ---- */
 /* On a worker: every post gets its result. No two of them name the same event, key or chunk. */

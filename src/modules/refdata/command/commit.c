@@ -13,8 +13,10 @@
 #include "modules/refdata/command/direct.h"
 
 enum {
-    TRIES_MAX = 20, /* of a transaction that the server asks to run again */
-    PAUSE_MS = 50,  /* between tries while an outcome is unknown */
+    TRIES_MAX = 20,         /* of a transaction that the server asks to run again */
+    DIRECT_MS = 300,        /* for the short way */
+    DIRECT_PAUSE_MS = 2000, /* without it, once it took longer */
+    PAUSE_MS = 50,          /* between tries while an outcome is unknown */
     HEADERS_MAX = 3,
 };
 
@@ -94,6 +96,7 @@ static enum status note_commit(struct group *group, enum status status)
 
 static enum status publish_and_commit(struct group *group, struct db_conn *conn, struct arena *arena)
 {
+    group->is_quiet = false;
     FAILPOINT("command.before_publish");
     enum status status = publish(group, conn, arena);
     FAILPOINT("command.before_commit");
@@ -102,12 +105,17 @@ static enum status publish_and_commit(struct group *group, struct db_conn *conn,
     return status;
 }
 
-/* DB_RETRY stands for whatever went wrong before its commit: the next try takes the ordinary way. */
+/* DB_RETRY stands for whatever went wrong before its commit: the next try takes the ordinary way. SQL that takes its time
+ * must not keep others from being accepted: after a timeout nobody tries it for a while. */
 static enum status apply_and_commit(struct group *group, struct db_conn *conn, struct arena *arena)
 {
+    int64_t soon_ns = clock_deadline_ms(DIRECT_MS);
     struct refdata_direct direct;
     enum status status = refdata_direct_apply(&direct, group->flow, conn, group->posts, group->count,
-                                              group->deadline_ns, arena, &group->error);
+                                              soon_ns < group->deadline_ns ? soon_ns : group->deadline_ns,
+                                              arena, &group->error);
+    if (status == STATUS_TIMEOUT)
+        *refdata_committer_direct_from(group->flow->committer) = clock_deadline_ms(DIRECT_PAUSE_MS);
     if (status != STATUS_OK) {
         group->by_bus = true;
         return status == STATUS_CANCELLED ? status : STATUS_DB_RETRY;
@@ -131,7 +139,8 @@ static enum status write_and_commit(struct group *group, struct db_conn *conn, s
     *refused = has_refused(group);
     if (*refused)
         return STATUS_OK;
-    if (!group->by_bus && refdata_direct_applies(group->flow, group->posts, group->count))
+    if (!group->by_bus && clock_mono_ns() >= *refdata_committer_direct_from(group->flow->committer) &&
+        refdata_direct_applies(group->flow, group->posts, group->count))
         return apply_and_commit(group, conn, arena);
     return publish_and_commit(group, conn, arena);
 }
@@ -209,10 +218,10 @@ static enum status commit(struct group *group)
     return group->count > 0 ? status : STATUS_OK;
 }
 
-void refdata_commit_posts(struct refdata_flow *flow, struct refdata_post **posts, size_t count)
+static void commit_all(struct refdata_flow *flow, struct refdata_post **posts, size_t count, bool unknown)
 {
     struct refdata_post **own = memory_alloc(count * sizeof *own); /* the caller's array stays whole */
-    struct group group = {.flow = flow, .posts = own, .count = count};
+    struct group group = {.flow = flow, .posts = own, .count = count, .unknown = unknown};
     memcpy(own, posts, count * sizeof *own);
     for (size_t i = 0; i < count; i++)
         group.deadline_ns =
@@ -220,10 +229,15 @@ void refdata_commit_posts(struct refdata_flow *flow, struct refdata_post **posts
     enum status status = commit(&group);
     if (status == STATUS_DB_ERROR && group.count > 1)
         for (size_t i = 0; i < group.count; i++)
-            refdata_commit_posts(flow, &own[i], 1);
+            commit_all(flow, &own[i], 1, group.unknown);
     else if (status != STATUS_OK)
         fail_all(&group);
     else if (!group.is_quiet)
         bus_wake(flow->bus, STR(REFDATA_COMMANDS));
     free(own);
+}
+
+void refdata_commit_posts(struct refdata_flow *flow, struct refdata_post **posts, size_t count)
+{
+    commit_all(flow, posts, count, false);
 }

@@ -20,7 +20,7 @@ enum {
 struct refdata_committer {
     struct refdata_flow *flow;
     struct worker_job job;
-    int64_t expire_ns; /* the job's */
+    int64_t expire_ns, direct_from_ns; /* the job's */
 
     pthread_mutex_t lock; /* for what follows */
     pthread_cond_t idle;
@@ -162,6 +162,11 @@ static void done(struct worker_job *job)
     if (!committer->running)
         pthread_cond_broadcast(&committer->idle);
     pthread_mutex_unlock(&committer->lock);
+}
+
+int64_t *refdata_committer_direct_from(struct refdata_committer *committer)
+{
+    return &committer->direct_from_ns;
 }
 
 /* ---- from outside ---- */
