@@ -289,6 +289,11 @@ void bus_stop(struct bus *bus, int64_t grace_ms)
     bus->driver->stop(bus, grace_ms);
 }
 
+void bus_interrupt(struct bus *bus)
+{
+    bus->driver->interrupt(bus);
+}
+
 void bus_destroy(struct bus *bus)
 {
     if (bus)

@@ -181,6 +181,9 @@ void bus_start(struct bus *bus);
 /* No new batches; handlers that run get `grace_ms` to finish, then their statements are interrupted. Returns
  * when none runs. Publishing is refused from now on. Any thread but a worker's. */
 void bus_stop(struct bus *bus, int64_t grace_ms);
+/* Whoever stops it has no time left: statements under way are given up now, and all that needs the engine is
+ * CANCELLED from here on. Any thread, also while another is in bus_stop(), which is still to be called. */
+void bus_interrupt(struct bus *bus);
 void bus_destroy(struct bus *bus); /* after bus_stop(); NULL is fine */
 
 #endif

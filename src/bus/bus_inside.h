@@ -36,6 +36,7 @@ struct bus_driver {
                       const struct bus_consumer *consumer); /* copies it; the texts are its own then */
     void (*start)(struct bus *bus);
     void (*stop)(struct bus *bus, int64_t grace_ms);
+    void (*interrupt)(struct bus *bus);
     void (*destroy)(struct bus *bus);
 };
 

@@ -177,6 +177,14 @@ static void wait_handled(struct postgres *postgres, int64_t deadline_ns)
         rc = pthread_cond_timedwait(&postgres->idle, &postgres->lock, &until);
 }
 
+static void postgres_interrupt(struct bus *bus)
+{
+    struct postgres *postgres = (struct postgres *)bus;
+
+    db_pool_interrupt(postgres->publish_pool);
+    db_pool_interrupt(postgres->pool);
+}
+
 static void postgres_stop(struct bus *bus, int64_t grace_ms)
 {
     struct postgres *postgres = (struct postgres *)bus;
@@ -186,8 +194,7 @@ static void postgres_stop(struct bus *bus, int64_t grace_ms)
     postgres->stopping = true;
     wait_handled(postgres, clock_deadline_ms(grace_ms));
     pthread_mutex_unlock(&postgres->lock);
-    db_pool_interrupt(postgres->publish_pool);
-    db_pool_interrupt(postgres->pool);
+    postgres_interrupt(bus);
     bus_postgres_publisher_wait_empty(&postgres->publisher);
     pthread_mutex_lock(&postgres->lock);
     while (postgres->busy > 0)
@@ -253,6 +260,7 @@ static const struct bus_driver driver = {
     .subscribe = postgres_subscribe,
     .start = postgres_start,
     .stop = postgres_stop,
+    .interrupt = postgres_interrupt,
     .destroy = postgres_destroy,
 };
 

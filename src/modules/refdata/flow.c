@@ -3,8 +3,10 @@
 #include "modules/refdata/flow.h"
 
 #include <semaphore.h>
+#include <stddef.h>
 #include <stdlib.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "bus/bus_postgres.h"
@@ -182,7 +184,19 @@ static bool is_named(const struct refdata_catalog *catalog, const struct refdata
 struct closing {
     const struct refdata_catalog *catalog;
     struct refdata_flow *flows; /* taken out of the list */
+    struct loop_timer grace;
 };
+
+/* Whatever the parts still wait for, in whichever of their stops: the time is one for all of them. */
+static void on_grace_over(struct loop_timer *timer)
+{
+    struct closing *closing = (struct closing *)((char *)timer - offsetof(struct closing, grace));
+    for (struct refdata_flow *flow = closing->flows; flow; flow = flow->next) {
+        db_pool_interrupt(flow->database->pool);
+        if (flow->bus)
+            bus_interrupt(flow->bus);
+    }
+}
 
 static void take_out(struct refdata *refdata, void *arg)
 {
@@ -199,6 +213,13 @@ static void take_out(struct refdata *refdata, void *arg)
         closing->flows = flow;
         atomic_store(&flow->database->flow, NULL);
     }
+    loop_timer_start(refdata->home, &closing->grace, clock_deadline_ms(STOP_GRACE_MS), on_grace_over);
+}
+
+static void end_grace(struct refdata *refdata, void *arg)
+{
+    struct closing *closing = arg;
+    loop_timer_stop(refdata->home, &closing->grace);
 }
 
 static void destroy_flows(struct refdata *refdata, void *arg)
@@ -216,13 +237,14 @@ void refdata_flows_close(struct refdata *refdata, const struct refdata_catalog *
 {
     struct closing closing = {.catalog = catalog};
     refdata_home_call(refdata, take_out, &closing);
-    if (!closing.flows)
-        return;
-    wait_for_loops(refdata); /* no handler holds a flow any more */
-    for (struct refdata_flow *flow = closing.flows; flow; flow = flow->next)
-        if (flow->bus)
-            stop_flow(flow);
-    wait_for_loops(refdata); /* what they posted has been handled */
+    if (closing.flows) {
+        wait_for_loops(refdata); /* no handler holds a flow any more */
+        for (struct refdata_flow *flow = closing.flows; flow; flow = flow->next)
+            if (flow->bus)
+                stop_flow(flow);
+        wait_for_loops(refdata); /* what they posted has been handled */
+    }
+    refdata_home_call(refdata, end_grace, &closing);
     refdata_home_call(refdata, destroy_flows, closing.flows);
 }
 

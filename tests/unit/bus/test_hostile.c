@@ -9,7 +9,7 @@
 
 #include "../db/pg_fixture.h"
 #include "base/log.h"
-#include "bus/bus_postgres.h"
+#include "bus/postgres_inside.h"
 #include "conformance.h"
 
 static struct db_pool *pool; /* the tests' own */
@@ -280,7 +280,6 @@ static void test_a_stop_does_not_wait_for_a_dead_database(void **state)
 
 struct publishing {
     struct process *process;
-    atomic_int state;
     enum status status;
 };
 
@@ -289,10 +288,8 @@ static void *publish_long(void *arg)
     struct publishing *publishing = arg;
     struct bus_message message = {.topic = STR("held"), .key = STR("k"), .payload = STR("1")};
 
-    publishing->state = 1;
     publishing->status =
         bus_publish(publishing->process->bus, &message, 1, clock_deadline_ms(PATIENCE_MS), NULL);
-    publishing->state = 2;
     return NULL;
 }
 
@@ -316,11 +313,11 @@ static void test_a_stop_waits_until_publishers_have_left(void **state)
     pthread_create(&thread, NULL, publish_long, &publishing);
     await_sql("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'", 1);
     bus_stop(process.bus, 50);
-    int left = publishing.state;
+    unsigned inside = ((struct postgres *)process.bus)->publisher.inside;
     process_close(&process);
     pthread_join(thread, NULL);
     db_release(conn);
-    assert_int_equal(left, 2);
+    assert_int_equal(inside, 0);
     assert_int_not_equal(publishing.status, STATUS_OK);
 }
 
