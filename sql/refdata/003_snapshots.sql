@@ -54,47 +54,58 @@ create table refdata.snapshot_delta (
 -- Deleted items are forgotten after a while.
 create index dictionary_item_deleted on refdata.dictionary_item (updated_at) where deleted;
 
--- Makes these the items of a pair in the built-in table: the keys and payloads given, or those of the snapshot's chunks,
--- with the deltas after version `begun` on top. Of a key that comes several times the last one stands. Rows that stay what
--- they are are not written; the pair's dictionary_meta lock keeps others away.
---
--- Three writes of different rows by one statement, so that `fresh` is made once; sorted, so that the index grows at its
--- end. Statistics know nothing of what is staged: without hash joins a plan for a few rows would meet a million.
+-- What a snapshot makes the items of a pair: the keys and payloads given, or those of its chunks, with the deltas after
+-- version `begun` on top. Of a key that comes several times the last one stands. Sorted, so that an index grows at its end.
+create function refdata.snapshot_items(
+    of_tenant text, of_dict text, all_keys text[], all_payloads text[], snapshot uuid, begun bigint)
+returns table (k text, p text)
+language sql stable as $$
+    select k, p from (
+        select distinct on (k) k, p from (
+            select u.k collate "C" as k, u.p, 0::bigint as version, 0 as part
+              from unnest(all_keys, all_payloads) as u (k, p)
+            union all
+            select u.k, u.p, 0, c.chunk_index
+              from refdata.snapshot_chunk c, unnest(c.keys, c.payloads) as u (k, p)
+             where c.tenant_id = of_tenant and c.dict_code = of_dict and c.snapshot_id = snapshot
+            union all
+            select u.k, u.p, d.version, 0
+              from refdata.snapshot_delta d, unnest(d.keys, d.payloads) as u (k, p)
+             where d.tenant_id = of_tenant and d.dict_code = of_dict and d.version > begun) as parts
+         order by k, version desc, part desc) as last
+     where p is not null
+$$;
+
+-- Makes them its items in the built-in table. Rows that stay what they are are not written; the pair's dictionary_meta lock
+-- keeps others away. Where there are none yet there is nothing to compare; otherwise three writes of different rows are
+-- one statement, so that `fresh` is made once. Statistics know nothing of what is staged: without hash joins a plan for a
+-- few rows would meet a million.
 create function refdata.replace_items(
     of_tenant text, of_dict text, all_keys text[], all_payloads text[], snapshot uuid, begun bigint)
 returns void
 language plpgsql set enable_nestloop = off set work_mem = '64MB' as $$
-declare
-    is_empty boolean := not exists (select from refdata.dictionary_item where tenant_id = of_tenant and dict_code = of_dict);
 begin
+    if not exists (select from refdata.dictionary_item where tenant_id = of_tenant and dict_code = of_dict) then
+        insert into refdata.dictionary_item (tenant_id, dict_code, item_key, payload)
+        select of_tenant, of_dict, k, p::jsonb
+          from refdata.snapshot_items(of_tenant, of_dict, all_keys, all_payloads, snapshot, begun);
+        return;
+    end if;
     with fresh as materialized (
-        select k, p::jsonb as p from (
-            select distinct on (k) k, p from (
-                select u.k collate "C" as k, u.p, 0::bigint as version, 0 as part
-                  from unnest(all_keys, all_payloads) as u (k, p)
-                union all
-                select u.k, u.p, 0, c.chunk_index
-                  from refdata.snapshot_chunk c, unnest(c.keys, c.payloads) as u (k, p)
-                 where c.tenant_id = of_tenant and c.dict_code = of_dict and c.snapshot_id = snapshot
-                union all
-                select u.k, u.p, d.version, 0
-                  from refdata.snapshot_delta d, unnest(d.keys, d.payloads) as u (k, p)
-                 where d.tenant_id = of_tenant and d.dict_code = of_dict and d.version > begun) as parts
-             order by k, version desc, part desc) as last
-         where p is not null),
+        select k, p::jsonb as p
+          from refdata.snapshot_items(of_tenant, of_dict, all_keys, all_payloads, snapshot, begun)),
     gone as (
         update refdata.dictionary_item i set deleted = true, updated_at = now()
-         where not is_empty and i.tenant_id = of_tenant and i.dict_code = of_dict and not i.deleted
+         where i.tenant_id = of_tenant and i.dict_code = of_dict and not i.deleted
            and not exists (select from fresh f where f.k = i.item_key)),
     changed as (
         update refdata.dictionary_item i set payload = f.p, deleted = false, updated_at = now()
           from fresh f
-         where not is_empty and i.tenant_id = of_tenant and i.dict_code = of_dict and i.item_key = f.k
+         where i.tenant_id = of_tenant and i.dict_code = of_dict and i.item_key = f.k
            and (i.deleted or i.payload is distinct from f.p))
     insert into refdata.dictionary_item (tenant_id, dict_code, item_key, payload)
     select of_tenant, of_dict, f.k, f.p from fresh f
-     where is_empty or not exists (
-           select from refdata.dictionary_item i
-            where i.tenant_id = of_tenant and i.dict_code = of_dict and i.item_key = f.k);
+     where not exists (select from refdata.dictionary_item i
+                        where i.tenant_id = of_tenant and i.dict_code = of_dict and i.item_key = f.k);
 end
 $$;
