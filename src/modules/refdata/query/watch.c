@@ -297,11 +297,14 @@ static void write_done(struct worker_job *job)
     struct refdata_watch_change *change = (struct refdata_watch_change *)job;
     struct refdata_watch *watch = change->watch;
     watch->writing = false;
-    if (watch->holding) {
+    if (!watch->holding) {
+        refdata_watch_change_destroy(change);
+    } else if (
+        job->cancelled) { /* the process is stopping; it is still the first of those that go with the watch */
+        refdata_watch_dissolve(watch->holding);
+    } else {
         change_written(watch, change);
         feed(watch);
-    } else {
-        refdata_watch_change_destroy(change);
     }
     refdata_watch_unref(watch);
 }
