@@ -83,7 +83,7 @@ $$;
 create function refdata.replace_items(
     of_tenant text, of_dict text, all_keys text[], all_payloads text[], snapshot uuid, begun bigint)
 returns void
-language plpgsql set enable_nestloop = off set work_mem = '64MB' as $$
+language plpgsql set enable_nestloop = off set jit = off set work_mem = '64MB' as $$
 begin
     if not exists (select from refdata.dictionary_item where tenant_id = of_tenant and dict_code = of_dict) then
         insert into refdata.dictionary_item (tenant_id, dict_code, item_key, payload)
