@@ -62,7 +62,7 @@ def script_of(examples):
 def test_examples_run_and_print_what_the_page_says(page, demo):
     examples = page.examples()
     port = f"127.0.0.1:{demo.port}"
-    env = {**demo.env, "FRESHET_CONFIG": str(demo.config_path), "FRESHET_BIN": binary()}
+    env = {**demo.env, "FRESHET_CONFIG": str(demo.config_path), "FRESHET_BIN": binary(), "FRESHET_PORT": str(demo.port)}
     done = subprocess.run(["bash"], input=script_of(examples).replace("127.0.0.1:8080", port), cwd=demo.project, env=env,
                           text=True, capture_output=True, timeout=2 * PATIENCE, check=False)
     parts = re.split(r"(?:^|\n)@@ \d+\n", done.stdout)[1:]

@@ -49,7 +49,7 @@ def servers(module_serve, module_refdata_db, token):
               "apply": {"upsertSql": "insert into strict select :tenantId, :key, to_jsonb((:payload #>> '{}')::int)"}}
     make_table(module_refdata_db, "strict")
     read_only = {"code": "READ_ONLY", "loadSql": "select k, v from strict where tenant_id = :tenantId"}
-    working = pod("COUNTRY", "EMPTY", "FEATURE", broken, strict, read_only)  # one for all: any of them may apply an update
+    working = pod("COUNTRY", "EMPTY", "FEATURE", "LINES", broken, strict, read_only)  # one for all: any of them may apply an update
     working["refdata"]["updates"] = {"snapshotExpiry": "300ms"}
     cut_off = pod("COUNTRY", "FEATURE", cache={"preload": ["demo/COUNTRY"]})
     cut_off["refdata"]["postgres"] = {"jdbcUrl": f"jdbc:postgresql://127.0.0.1:{free_port()}/none"}
@@ -396,6 +396,18 @@ def test_r7_what_the_primary_answers_is_as_described(serve, refdata_db, token):
         answer = client.get(target_of(OPERATIONS[name], **values), X_Min_Version="2")
         assert (answer.status, answer.headers["x-data-source"]) == (status, "postgres_fallback")
         DOCUMENT.check(OPERATIONS[name].responses[status], answer)
+
+
+def test_r22_lines_of_a_stream_are_as_described(servers):
+    """Written, deleted, up to date: each kind of line."""
+    client, operation = Asking(servers.working, servers.token), OPERATIONS["watch"]
+    waiting = target_of(OPERATIONS["postUpdate"], consistencyMode="WAIT_COMMIT")
+    items = [item("kept", {"ж": [1.5, None]}), {"key": "gone", "op": "DELETE"}]
+    version = committed(client, waiting, update(50, "LINES", items)).json()["committedVersion"]
+    answer = client.get(target_of(operation, dictCode="LINES", after=version - 1))
+    DOCUMENT.check(operation.responses[200], answer)
+    lines = [json.loads(line) for line in answer.body.splitlines()]
+    assert [line.get("op") for line in lines] == ["DELETE", "UPSERT", None] and lines[2] == {"upToDate": version}
 
 
 # ---- examples ----
