@@ -78,8 +78,8 @@ void refdata_flow_start_of(struct refdata *refdata, struct refdata_database *dat
     struct error error = {0};
     if (!flow || flow->bus || refdata->stopping)
         return;
-    flow->workers = worker_pool_create(
-        "flow", (unsigned)kernel_bus(refdata->kernel)->handlers + OWN_THREADS, SIZE_MAX);
+    flow->workers =
+        worker_pool_create("flow", (unsigned)kernel_bus(refdata->kernel)->handlers + OWN_THREADS, SIZE_MAX);
     if (make_bus(flow, &error) != STATUS_OK) { /* its target was understood before: cannot happen */
         log_error("flow_not_started", LOG_STR("database", database->name), LOG_ERROR_FIELDS(&error));
         return;
