@@ -162,7 +162,7 @@ def test_alone_in_its_partition_an_update_needs_no_bus(serve, refdata_db, token)
         assert commit(client, delta("B", {"a": 1})).status == 200
         return refdata_db.query(topic) == before
     eventually(direct)  # once the group is there
-    refdata_db.query("update platform.bus_cursor set retry_at = now() + interval '1 hour'")
+    refdata_db.query("update platform.bus_cursor set retry_at = now() + interval '10 seconds'")
     refdata_db.query("update platform.bus_cursor set position = position - 1 where position > 0")
     queued = refdata_db.query("update platform.bus_partition set next_offset = next_offset + 1"
                               " where topic = 'refdata.commands' returning 1")
