@@ -12,7 +12,7 @@
 #include "base/memory.h"
 #include "modules/refdata/flow.h"
 
-enum { STOP_GRACE_MS = 5000, HEADERS = 2, PAYLOAD_DEPTH_MAX = 4 };
+enum { STOP_GRACE_MS = 1500, HEADERS = 2, PAYLOAD_DEPTH_MAX = 4 };
 
 enum { EXTRA_EVENT_ID, EXTRA_TRACEPARENT };
 
