@@ -127,7 +127,6 @@ static int run(struct load *load)
     struct update_state state;
     char event_id[UUID_TEXT_BYTES];
     int64_t version;
-    load->began_ns = clock_mono_ns();
     enum status status = find_generation(load, &version, &error);
     if (status == STATUS_OK && version) {
         printf("version %lld: holds this file already; --again loads it anew\n", (long long)version);
@@ -157,6 +156,7 @@ static int run(struct load *load)
 static int run_with(struct load *load, const char *path, const char *url, const char *token)
 {
     struct error error = {0};
+    load->began_ns = clock_mono_ns();
     enum status status = load_file_open(&load->file, path, &error);
     if (status == STATUS_OK)
         status = load_plan_make(&load->plan, &load->file, &error);
