@@ -27,16 +27,16 @@ HOT_SQL = "create table hot (tenant_id text default 'demo', k text primary key, 
 
 
 class Reaper:
-    """Ends a random connection of the program, again and again."""
+    """Ends a random connection of the program, again and again, with a pause of at most so many seconds."""
 
-    def __init__(self, database, seed=1):
-        self.database, self.random, self.reaped = database, random.Random(seed), 0
+    def __init__(self, database, seed=1, pause=0.03):
+        self.database, self.random, self.pause, self.reaped = database, random.Random(seed), pause, 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self):
         with contextlib.closing(self.database.connect()) as connection, connection.cursor() as cursor:
-            while not self._stop.wait(self.random.random() * 0.03):
+            while not self._stop.wait(self.random.random() * self.pause):
                 cursor.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database()"
                                " and pid <> pg_backend_pid() and state <> 'idle' and application_name like 'freshet%%'"
                                " order by random() limit 1")
@@ -128,7 +128,7 @@ def test_a_snapshot_in_chunks_survives_its_connections(serve, refdata_db):
     ready(refdata_db)
     whole = [{f"k{at}-{i}": i for i in range(200)} for at in range(8)]
     sent = []
-    with Reaper(refdata_db, seed=7) as reaper:
+    with Reaper(refdata_db, seed=7, pause=0.1) as reaper:
         for _ in range(2):
             parts = chunks("D", whole)
             random.Random(len(sent)).shuffle(parts)
