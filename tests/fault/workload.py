@@ -142,8 +142,9 @@ class Workload:
 
 def is_settled(database):
     """Everything accepted is decided, and everybody was told."""
-    pending = database.value("select count(*) from refdata.update_request where status = 'PENDING'")
-    assert pending == 0, f"{pending} updates are PENDING"
+    pending = database.query("select event_id, dict_code, snapshot_id, created_at from refdata.update_request"
+                             " where status = 'PENDING'")
+    assert not pending, f"{len(pending)} updates are PENDING, such as {pending[:4]}"
     unpublished = database.value("select count(*) from refdata.outbox_event where not published")
     assert unpublished == 0, f"{unpublished} changes are not published"
     behind = database.query(
