@@ -50,6 +50,7 @@ def test_r8_a_file_becomes_chunks_of_one_snapshot(fake, load):
     assert sorted(len(post["items"]) for post in fake.posts()) == [5, 10, 10]
 
 
+@pytest.mark.tsan
 def test_connections_are_kept(fake, load):
     """One to ask, and one for each chunk in flight."""
     assert load(lines(50), "--chunk-items", "1").returncode == 0
