@@ -1,8 +1,8 @@
 """`freshness`: from the commit of an update to the first read that shows it, at 100 updates a second.
 
-Seen from outside: a poller asks a pod twice a millisecond and notes when X-Dict-Version moves; the start is the time that the
-change's row got inside its transaction, so the flush of the commit to disk is part of the figure. Seen from inside: the pod's
-own histogram refdata_freshness_seconds.
+Seen from outside: a poller asks a pod twice a millisecond and notes when X-Dict-Version moves; the start is the time
+that the change's row got inside its transaction, so the flush of the commit to disk is part of the figure. Seen from
+inside: the pod's own histogram refdata_freshness_seconds.
 """
 from . import postgres
 from .flow import freshness_ms, histogram_ms, poll, quantile, write_updates

@@ -130,7 +130,8 @@ def _readers(bench, report, freshet):
           [[words, *(f"{statistics.median(each[name][field] for each in rounds):,.0f}"
                      for field in ("p50_us", "p99_us", "p999_us")),
             f"{statistics.median(each[name]['reloads'] for each in rounds):.1f}"]
-           for name, words in (("quiet", "without reloads"), ("reloading", f"{RELOADS} updates a second, each a full reload"))])
+           for name, words in (("quiet", "without reloads"),
+                               ("reloading", f"{RELOADS} updates a second, each a full reload"))])
     excess = [each["reloading"]["p99_us"] / (2 * each["quiet"]["p99_us"] + 5_000) for each in rounds]
     report.verdict("p99 during reloads, × (2 × p99 without + 5 ms)", statistics.median(excess), 1.0)
 

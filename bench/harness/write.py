@@ -44,7 +44,8 @@ class Side:
                            "--accept", "200,202", "--warmup", 0, "--seconds", seconds)
         mine = f"tenant_id = '{TENANT}' and created_at >= '{since}'"
         deadline = time.monotonic() + 120
-        while self.database.run(f"select exists (select from refdata.update_request where status = 'PENDING' and {mine})") == "t":
+        pending = f"select exists (select from refdata.update_request where status = 'PENDING' and {mine})"
+        while self.database.run(pending) == "t":
             if time.monotonic() > deadline:
                 raise RuntimeError("updates are still pending after two minutes")
             time.sleep(0.05)

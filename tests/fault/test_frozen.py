@@ -32,7 +32,8 @@ def test_a_frozen_pod_is_right_as_soon_as_it_runs_again(serve, refdata_db, token
     try:
         thawing = time.monotonic() + (5 if whole else 1.5)
         for value in range(1, WRITES + 1):
-            answer = writer.post(updates_path("WAIT_COMMIT", timeout_ms=1000), delta("PLAIN", {"a": value, f"k{value}": value}))
+            body = delta("PLAIN", {"a": value, f"k{value}": value})
+            answer = writer.post(updates_path("WAIT_COMMIT", timeout_ms=1000), body)
             assert answer.status == 200, answer.body
         version = answer.json()["committedVersion"]
         assert version == WRITES + 1
@@ -46,7 +47,8 @@ def test_a_frozen_pod_is_right_as_soon_as_it_runs_again(serve, refdata_db, token
     several = reader.get(path("PLAIN", f"/items?keys={keys}"), X_Min_Version=str(version)).json()
     assert (several["version"], len(several["items"])) == (version, WRITES)
     assert eventually(lambda: reader.get(path("PLAIN", "/version")).json()["version"] == version)
-    digests = {client.get(path("PLAIN", "/version"), X_Min_Version=str(version)).json()["digest"] for client in (writer, reader)}
+    digests = {client.get(path("PLAIN", "/version"), X_Min_Version=str(version)).json()["digest"]
+               for client in (writer, reader)}
     assert len(digests) == 1
 
 
