@@ -165,18 +165,16 @@ enum status bus_publish_in_tx(struct bus *bus, struct db_conn *conn, struct bus_
     return bus->driver->publish_in_tx(bus, conn, messages, count, deadline_ns, error);
 }
 
-enum status bus_own_in_tx(struct bus *bus, struct db_conn *conn, struct str topic, const char *group,
-                          const unsigned *partitions, size_t count, int64_t deadline_ns, bool *owned,
-                          struct error *error)
+enum status bus_own_ask(struct bus *bus, struct db_conn *conn, struct str topic, const char *group,
+                        const unsigned *partitions, size_t count, struct error *error)
 {
-    const struct bus_topic_state *found = bus_topic_find(bus, topic);
+    struct bus_topic_state *found = bus_topic_find(bus, topic);
 
-    *owned = false;
-    if (!bus->driver->own)
+    if (!bus->driver->own_ask)
         return error_set(error, STATUS_NOT_IMPLEMENTED, "this bus has no transactions to share");
     if (!found)
-        return error_set(error, STATUS_BAD_REQUEST, "there is no such topic");
-    return bus->driver->own(bus, conn, found, group, partitions, count, deadline_ns, owned, error);
+        return error_set(error, STATUS_BAD_REQUEST, "no such topic");
+    return bus->driver->own_ask(conn, found, group, partitions, count, error);
 }
 
 enum status bus_own_commit(struct bus *bus, struct db_conn *conn, struct str topic, const char *group,

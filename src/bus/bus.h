@@ -33,6 +33,7 @@
 
 struct bus;
 struct db_conn;
+struct db_result;
 
 /* ---- topics ---- */
 #define BUS_PARTITIONS_MAX 256
@@ -95,12 +96,13 @@ enum status bus_publish_in_tx(struct bus *bus, struct db_conn *conn, struct bus_
 void bus_wake(struct bus *bus, struct str topic);
 
 /* Instead of publishing to a shared group that this process is a member of: becomes the group for these partitions of
- * `topic`, each named once, till the end of the caller's transaction. *owned: nothing was queued there and nobody was
- * handling it, so what the caller does now comes behind everything published before. Not owned: publish. It then commits
- * by bus_own_commit() or rolls back. NOT_IMPLEMENTED where the driver has no transactions to share. */
-enum status bus_own_in_tx(struct bus *bus, struct db_conn *conn, struct str topic, const char *group,
-                          const unsigned *partitions, size_t count, int64_t deadline_ns, bool *owned,
-                          struct error *error) MUST_CHECK;
+ * `topic`, each named once, till the end of the caller's transaction. The question is one statement of the caller's open
+ * pipeline. Granted: nothing was queued there and nobody was handling it, so what the caller does now comes behind
+ * everything published before. Not granted: publish. It then commits by bus_own_commit() or rolls back. NOT_IMPLEMENTED
+ * where the driver has no transactions to share. */
+enum status bus_own_ask(struct bus *bus, struct db_conn *conn, struct str topic, const char *group,
+                        const unsigned *partitions, size_t count, struct error *error) MUST_CHECK;
+bool bus_own_is_granted(const struct db_result *answer, size_t count);
 /* COMMIT, and the group is woken for what others published meanwhile. Fails as a commit does. */
 enum status bus_own_commit(struct bus *bus, struct db_conn *conn, struct str topic, const char *group,
                            int64_t deadline_ns, struct error *error) MUST_CHECK;

@@ -26,9 +26,8 @@ struct bus_driver {
                            struct error *error);
     enum status (*publish_in_tx)(struct bus *bus, struct db_conn *conn, struct bus_message *messages,
                                  size_t count, int64_t deadline_ns, struct error *error); /* NULL: cannot */
-    enum status (*own)(struct bus *bus, struct db_conn *conn, const struct bus_topic_state *topic,
-                       const char *group, const unsigned *partitions, size_t count, int64_t deadline_ns,
-                       bool *owned, struct error *error); /* NULL: cannot */
+    enum status (*own_ask)(struct db_conn *conn, const struct bus_topic_state *topic, const char *group,
+                           const unsigned *partitions, size_t count, struct error *error); /* NULL: cannot */
     enum status (*own_commit)(struct bus *bus, struct db_conn *conn, struct bus_topic_state *topic,
                               const char *group, int64_t deadline_ns, struct error *error);
     void (*wake)(struct bus *bus, struct bus_topic_state *topic);

@@ -254,7 +254,7 @@ static void postgres_destroy(struct bus *bus)
 static const struct bus_driver driver = {
     .publish = bus_postgres_publish,
     .publish_in_tx = bus_postgres_publish_in_tx,
-    .own = bus_postgres_own,
+    .own_ask = bus_postgres_own_ask,
     .own_commit = bus_postgres_own_commit,
     .wake = postgres_wake,
     .subscribe = postgres_subscribe,

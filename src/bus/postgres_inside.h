@@ -125,9 +125,8 @@ enum status bus_postgres_publish_in_tx(struct bus *bus, struct db_conn *conn, st
                                        size_t count, int64_t deadline_ns, struct error *error);
 
 /* ---- postgres_own.c ---- */
-enum status bus_postgres_own(struct bus *bus, struct db_conn *conn, const struct bus_topic_state *topic,
-                             const char *group, const unsigned *partitions, size_t count, int64_t deadline_ns,
-                             bool *owned, struct error *error);
+enum status bus_postgres_own_ask(struct db_conn *conn, const struct bus_topic_state *topic, const char *group,
+                                 const unsigned *partitions, size_t count, struct error *error);
 enum status bus_postgres_own_commit(struct bus *bus, struct db_conn *conn, struct bus_topic_state *topic,
                                     const char *group, int64_t deadline_ns, struct error *error);
 

@@ -17,16 +17,13 @@ static const char left_sql[] =
     "               WHERE c.group_name = $1 AND c.topic = $2 AND c.position < p.next_offset)";
 static const char commit_sql[] = "COMMIT";
 
-enum status bus_postgres_own(struct bus *bus, struct db_conn *conn, const struct bus_topic_state *topic,
-                             const char *group, const unsigned *partitions, size_t count, int64_t deadline_ns,
-                             bool *owned, struct error *error)
+enum status bus_postgres_own_ask(struct db_conn *conn, const struct bus_topic_state *topic, const char *group,
+                                 const unsigned *partitions, size_t count, struct error *error)
 {
     static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_TEXT};
     struct db_statement statement;
-    struct db_result *result = NULL;
     struct buf list;
 
-    (void)bus;
     buf_init(&list);
     db_array_begin(&list);
     for (size_t i = 0; i < count; i++)
@@ -34,11 +31,14 @@ enum status bus_postgres_own(struct bus *bus, struct db_conn *conn, const struct
     db_array_end(&list);
     db_statement_init(&statement, own_sql, 3, types);
     struct db_param params[] = {{str_from(group)}, {topic->name}, {buf_str(&list)}};
-    enum status status = db_query(conn, &statement, params, deadline_ns, &result, error);
-    *owned = status == STATUS_OK && db_result_i64(result, 0, 0) == (int64_t)count;
-    db_result_free(result);
+    enum status status = db_pipeline_add(conn, &statement, params, error);
     buf_deinit(&list);
     return status;
+}
+
+bool bus_own_is_granted(const struct db_result *answer, size_t count)
+{
+    return db_result_rows(answer) == 1 && db_result_i64(answer, 0, 0) == (int64_t)count;
 }
 
 enum status bus_postgres_own_commit(struct bus *bus, struct db_conn *conn, struct bus_topic_state *topic,

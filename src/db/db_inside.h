@@ -112,11 +112,12 @@ struct db_conn {
     struct db_bound bound;
     struct db_queued *queue;
     size_t queued, queue_capacity;
-    bool in_pipeline,
-        prepares_pending; /* the latter: a PREPARE is in the pipeline, not yet known to have worked */
-    bool doomed;          /* the server said goodbye while nothing was running */
-    bool answered;        /* the server has, since the pool lent it */
-    uint64_t outages;     /* the pool's count when it was lent */
+    size_t queue_first; /* those before it were left by an earlier begin: db_pipeline_leave() */
+    bool in_pipeline, pipeline_left;
+    bool prepares_pending; /* a PREPARE is in the pipeline, not yet known to have worked */
+    bool doomed;           /* the server said goodbye while nothing was running */
+    bool answered;         /* the server has, since the pool lent it */
+    uint64_t outages;      /* the pool's count when it was lent */
     char sqlstate[6];
 };
 

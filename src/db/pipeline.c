@@ -14,12 +14,23 @@ enum status db_pipeline_begin(struct db_conn *conn, struct error *error)
 
     if (status != STATUS_OK)
         return status;
+    if (conn->in_pipeline && conn->pipeline_left) {
+        conn->pipeline_left = false;
+        conn->queue_first = conn->queued;
+        return STATUS_OK;
+    }
     if (conn->in_pipeline || !PQenterPipelineMode(conn->pg))
         return error_set(error, STATUS_INTERNAL, "a pipeline cannot begin here");
     conn->in_pipeline = true;
+    conn->pipeline_left = false;
     conn->prepares_pending = false;
-    conn->queued = 0;
+    conn->queued = conn->queue_first = 0;
     return STATUS_OK;
+}
+
+void db_pipeline_leave(struct db_conn *conn)
+{
+    conn->pipeline_left = conn->in_pipeline;
 }
 
 static struct db_queued *queue_push(struct db_conn *conn)
@@ -137,12 +148,13 @@ static enum status fetch_all(struct db_conn *conn, int64_t deadline_ns, struct d
     for (size_t i = 0; i < conn->queued; i++) {
         enum status status =
             fetch_queued(conn, &conn->queue[i], deadline_ns, &result, first == STATUS_OK ? error : NULL);
+        size_t at = i < conn->queue_first ? 0 : i - conn->queue_first;
         if (status != STATUS_OK && first == STATUS_OK) {
             first = status;
-            *failed_at = conn->pg ? i : count;
+            *failed_at = conn->pg ? at : count;
         }
-        if (status == STATUS_OK && results && i < count)
-            results[i] = (struct db_result *)result;
+        if (status == STATUS_OK && results && i >= conn->queue_first && at < count)
+            results[at] = (struct db_result *)result;
         else
             PQclear(result);
         if (!conn->pg)
@@ -171,7 +183,7 @@ enum status db_pipeline_end(struct db_conn *conn, int64_t deadline_ns, struct db
     status = db_conn_flush(conn, deadline_ns, error);
     if (status == STATUS_OK)
         status = fetch_all(conn, deadline_ns, results, count, failed_at, error);
-    conn->queued = 0;
+    conn->queued = conn->queue_first = 0;
     if (conn->pg) {
         conn->in_pipeline = false;
         if (!PQexitPipelineMode(conn->pg))

@@ -20,6 +20,8 @@ enum status db_conn_command(struct db_conn *conn, const char *sql, int64_t deadl
 {
     enum status status = db_conn_check(conn, error);
 
+    if (status == STATUS_OK && conn->in_pipeline)
+        status = error_set(error, STATUS_INTERNAL, "a pipeline is open on this connection");
     if (status != STATUS_OK)
         return status;
     if (!PQsendQuery(conn->pg, sql))
@@ -79,6 +81,8 @@ enum status db_conn_start(struct db_conn *conn, const struct db_statement *state
 {
     enum status status = db_conn_check(conn, error);
 
+    if (status == STATUS_OK && conn->in_pipeline)
+        status = error_set(error, STATUS_INTERNAL, "a pipeline is open on this connection");
     for (int attempt = 0; status == STATUS_OK; attempt++) {
         bool may_retry = attempt == 0 && PQtransactionStatus(conn->pg) == PQTRANS_IDLE;
         status = send_bound(conn, statement, params, deadline_ns, error);

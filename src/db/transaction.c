@@ -66,6 +66,11 @@ void db_rollback(struct db_conn *conn)
     if (!conn->pg || db_conn_is_clean(conn))
         return;
     memcpy(sqlstate, conn->sqlstate, sizeof sqlstate);
+    struct error ignored;
+    if (conn->in_pipeline && conn->pipeline_left &&
+        db_pipeline_end(conn, clock_deadline_ms(ROLLBACK_MS), NULL, 0, NULL, &ignored) != STATUS_OK &&
+        !conn->pg)
+        return;
     if (conn->in_pipeline || PQtransactionStatus(conn->pg) == PQTRANS_ACTIVE ||
         db_conn_command(conn, "ROLLBACK", clock_deadline_ms(ROLLBACK_MS), NULL) != STATUS_OK)
         db_conn_abandon(conn);

@@ -19,6 +19,13 @@ enum status refdata_writer_wait(struct refdata_writer *writer, struct error *err
     return db_pipeline_end(writer->conn, writer->deadline_ns, NULL, 0, NULL, error);
 }
 
+void refdata_writer_leave(struct refdata_writer *writer)
+{
+    if (writer->open)
+        db_pipeline_leave(writer->conn);
+    writer->open = false;
+}
+
 /* What could not be sent leaves a pipeline that has to end all the same. */
 static enum status give_up(struct refdata_writer *writer, enum status status)
 {

@@ -16,6 +16,8 @@ struct refdata_writer {
 /* Values are copied. After a failure here or of a wait nothing more may be added but by a new writer. */
 enum status refdata_writer_add(struct refdata_writer *writer, const struct db_statement *statement,
                                const struct db_param *params, struct error *error) MUST_CHECK;
+/* Instead of a wait, at the end: what was added goes out with the caller's commit. */
+void refdata_writer_leave(struct refdata_writer *writer);
 enum status refdata_writer_wait(struct refdata_writer *writer, struct error *error) MUST_CHECK;
 /* Waits for what was added, then asks. */
 enum status refdata_writer_query(struct refdata_writer *writer, const struct db_statement *statement,

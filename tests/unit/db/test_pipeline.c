@@ -195,6 +195,53 @@ static void test_an_empty_pipeline(void **state)
     assert_string_equal(test_sql(conn, "SELECT 1"), "1");
 }
 
+/* Left statements run with the next pipeline; its results are its own. */
+static void test_what_is_left_goes_with_the_next(void **state)
+{
+    (void)state;
+    struct db_result *results[2];
+    assert_ok(db_pipeline_begin(conn, NULL));
+    add("BEGIN");
+    add_number("INSERT INTO t VALUES ($1)", 7);
+    db_pipeline_leave(conn);
+    assert_ok(db_pipeline_begin(conn, NULL));
+    add("SELECT n FROM t");
+    add("COMMIT");
+    assert_ok(db_pipeline_end(conn, soon(), results, 2, NULL, NULL));
+    assert_int_equal(db_result_i64(results[0], 0, 0), 7);
+    db_result_free(results[0]);
+    db_result_free(results[1]);
+    assert_string_equal(test_sql(conn, "SELECT count(*) FROM t"), "1");
+}
+
+static void test_the_failure_of_what_is_left_is_the_next_ones(void **state)
+{
+    (void)state;
+    struct error error;
+    size_t failed_at = 9;
+    assert_ok(db_pipeline_begin(conn, NULL));
+    add("BEGIN");
+    add("SELECT 1 / 0");
+    db_pipeline_leave(conn);
+    assert_ok(db_pipeline_begin(conn, NULL));
+    add("COMMIT");
+    assert_int_equal(db_pipeline_end(conn, soon(), NULL, 1, &failed_at, &error), STATUS_DB_ERROR);
+    assert_int_equal(failed_at, 0);
+    db_rollback(conn);
+    assert_string_equal(test_sql(conn, "SELECT count(*) FROM t"), "0");
+}
+
+static void test_what_is_left_can_be_rolled_back(void **state)
+{
+    (void)state;
+    assert_ok(db_pipeline_begin(conn, NULL));
+    add("BEGIN");
+    add_number("INSERT INTO t VALUES ($1)", 7);
+    db_pipeline_leave(conn);
+    db_rollback(conn);
+    assert_string_equal(test_sql(conn, "SELECT count(*) FROM t"), "0");
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int run_pipeline_tests(void)
@@ -209,6 +256,9 @@ int run_pipeline_tests(void)
         TEST(test_both_sides_full_do_not_deadlock),
         TEST(test_a_pipeline_past_its_deadline_is_TIMEOUT),
         TEST(test_an_empty_pipeline),
+        TEST(test_what_is_left_goes_with_the_next),
+        TEST(test_the_failure_of_what_is_left_is_the_next_ones),
+        TEST(test_what_is_left_can_be_rolled_back),
     };
     return cmocka_run_group_tests_name("pipeline", tests, NULL, NULL);
 }

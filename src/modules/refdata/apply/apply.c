@@ -11,6 +11,7 @@
 #include "modules/refdata/merge.h"
 
 #define RETRIES_MAX 3
+#define OPEN_BYTES_MAX (256u << 10)
 
 /* ---- deciding ---- */
 
@@ -230,9 +231,26 @@ static enum status write_alone(struct batch *batch, struct error *error)
 
 /* ---- the whole ---- */
 
+/* Only small deltas of the built-in table are sure enough of themselves to be left to the commit. */
+static bool may_stay_open(const struct batch *batch)
+{
+    size_t bytes = 0;
+    for (size_t i = 0; i < batch->pair_count; i++)
+        if (batch->pairs[i]->dictionary->provider != &refdata_provider_builtin)
+            return false;
+    for (size_t i = 0; i < batch->count; i++) {
+        bytes += batch->commands[i].update.items.raw.len;
+        if (batch->commands[i].update.type != REFDATA_DELTA || bytes > OPEN_BYTES_MAX)
+            return false;
+    }
+    return true;
+}
+
 static enum status run(struct batch *batch, struct error *error)
 {
     refdata_batch_open(batch);
+    if (batch->flags & REFDATA_APPLY_OPEN)
+        batch->flags &= may_stay_open(batch) ? ~(unsigned)REFDATA_APPLY_ALONE : ~(unsigned)REFDATA_APPLY_OPEN;
     enum status status = refdata_batch_read(batch, error);
     if (status != STATUS_OK)
         return status;

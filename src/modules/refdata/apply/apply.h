@@ -23,9 +23,10 @@ struct refdata_command {
 enum refdata_apply_flags {
     REFDATA_APPLY_ALONE =
         1, /* one command: its failing SQL is rolled back to a savepoint and recorded as FAILED */
-    /* The rows of update_request are not there yet (a POST applied in its own commit): inserts them as decided; a chunk
-     * that waits for others as PENDING. */
-    REFDATA_APPLY_INSERTS = 2,
+    /* The last statements may be left in the pipeline, to go out with the caller's COMMIT: done where they are short and
+     * hardly ever fail (the built-in table), and then instead of ALONE. If they do fail, the commit does: run them again
+     * without this. */
+    REFDATA_APPLY_OPEN = 2,
     REFDATA_APPLY_LAST =
         4, /* with ALONE: a statement that takes too long is FAILED too, it had its chances */
 };

@@ -209,13 +209,12 @@ static void mark_duplicates(struct batch *batch, const struct db_result *fresh)
 
 /* An event that had its effect while this update waits was another update's: an eventId used twice. Nobody else would
  * ever decide it. */
-static bool is_usurped(const struct batch *batch, const struct db_result *rows, size_t row)
+static bool is_usurped(const struct db_result *rows, size_t row)
 {
-    return !(batch->flags & REFDATA_APPLY_INSERTS) && db_result_is_null(rows, row, 5);
+    return db_result_is_null(rows, row, 5);
 }
 
-static void take_outcome(struct batch *batch, struct refdata_command *command, const struct db_result *rows,
-                         size_t row)
+static void take_outcome(struct refdata_command *command, const struct db_result *rows, size_t row)
 {
     struct refdata_outcome *outcome = &command->outcome;
     struct str status = db_result_str(rows, row, 1);
@@ -229,7 +228,7 @@ static void take_outcome(struct batch *batch, struct refdata_command *command, c
         refdata_command_fail(command, refdata_status_of_code(db_result_str(rows, row, 3)), "%.*s",
                              STR_ARG(reason));
         command->decided = false;
-    } else if (is_usurped(batch, rows, row)) {
+    } else if (is_usurped(rows, row)) {
         refdata_command_fail(command, STATUS_EVENT_ID_CONFLICT, "another update had this eventId");
     }
 }
@@ -258,7 +257,7 @@ static enum status read_outcomes(struct batch *batch, struct error *error)
     if (columns.rows)
         status = db_query(batch->conn, &statement, params, batch->deadline_ns, &rows, error);
     for (size_t row = 0; rows && row < db_result_rows(rows); row++)
-        take_outcome(batch, &batch->commands[places[db_result_i64(rows, row, 0) - 1]], rows, row);
+        take_outcome(&batch->commands[places[db_result_i64(rows, row, 0) - 1]], rows, row);
     refdata_columns_free(&columns);
     db_result_free(rows);
     return status;

@@ -11,7 +11,8 @@
 #include "modules/refdata/apply/batch.h"
 
 #define ARENA_BYTES 65536
-#define ATTEMPTS_MAX 10
+#define ATTEMPTS_MAX 13 /* from BACKOFF_MIN_MS on doubled: about a minute and a half */
+#define BACKOFF_MIN_MS 10
 
 struct refdata_apply {
     struct refdata_flow *flow;
@@ -108,11 +109,21 @@ static struct memo *read_messages(struct bus_batch *batch)
 
 /* ---- the bus's callbacks ---- */
 
+/* What has to be buried is published before the commit: then nothing may be left in the pipeline. */
+static bool has_dead(const struct bus_batch *batch)
+{
+    for (size_t i = 0; i < batch->count; i++)
+        if (batch->verdicts[i].kind != BUS_ACK)
+            return true;
+    return false;
+}
+
 static unsigned flags_of(const struct memo *memo, const struct bus_batch *batch)
 {
+    unsigned flags = batch->attempt == 0 && !has_dead(batch) ? REFDATA_APPLY_OPEN : 0;
     if (memo->count != 1)
-        return 0;
-    return REFDATA_APPLY_ALONE | (batch->attempt + 1 >= ATTEMPTS_MAX ? REFDATA_APPLY_LAST : 0);
+        return flags;
+    return flags | REFDATA_APPLY_ALONE | (batch->attempt + 1 >= ATTEMPTS_MAX ? REFDATA_APPLY_LAST : 0);
 }
 
 void refdata_handler_run(void *context, struct bus_batch *batch)
@@ -180,6 +191,7 @@ struct refdata_apply *refdata_apply_create(struct refdata_flow *flow)
                                                   .group = REFDATA_APPLY_GROUP,
                                                   .mode = BUS_SHARED,
                                                   .from = BUS_FROM_START,
+                                                  .backoff_min_ms = BACKOFF_MIN_MS,
                                                   .batch_max = (unsigned)catalog->updates.batch_max,
                                                   .context = apply,
                                                   .handler = refdata_handler_run,

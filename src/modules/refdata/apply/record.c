@@ -21,12 +21,6 @@ static const char statuses_sql[] =
     "  error_code = u.code, error_message = u.message, updated_at = clock_timestamp()"
     " from unnest($1, $2, $3, $4, $5, $6) as u (t, e, status, version, code, message)"
     " where r.tenant_id = u.t and r.event_id = u.e::uuid and r.status = 'PENDING'";
-static const char insert_sql[] =
-    "insert into refdata.update_request (tenant_id, event_id, status, committed_version, error_code,"
-    "  error_message, dict_code, source, content_hash, snapshot_id)"
-    " select t, e::uuid, status, version::bigint, code, message, d, source, hash, snapshot::uuid"
-    " from unnest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
-    "  as u (t, e, status, version, code, message, d, source, hash, snapshot) on conflict do nothing";
 
 static const enum db_type text_arrays[REFDATA_COLUMNS_MAX] = {
     DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY,
@@ -89,15 +83,13 @@ static enum status write_outbox(struct batch *batch, struct error *error)
 
 /* ---- statuses ---- */
 
-static void put_status(struct refdata_columns *columns, const struct refdata_command *command, bool decided)
+static void put_status(struct refdata_columns *columns, const struct refdata_outcome *outcome)
 {
-    const struct refdata_outcome *outcome = &command->outcome;
-    enum refdata_decision decision = decided ? outcome->decision : REFDATA_PENDING;
-    bool failed = decision == REFDATA_FAILED;
+    bool failed = outcome->decision == REFDATA_FAILED;
     refdata_columns_put(columns, 0, outcome->tenant);
     refdata_columns_put(columns, 1, outcome->event_id);
-    refdata_columns_put(columns, 2, str_from(refdata_decision_name(decision)));
-    if (decision == REFDATA_COMMITTED)
+    refdata_columns_put(columns, 2, str_from(refdata_decision_name(outcome->decision)));
+    if (outcome->decision == REFDATA_COMMITTED)
         refdata_columns_put_i64(columns, 3, outcome->version);
     else
         refdata_columns_put_null(columns, 3);
@@ -112,50 +104,25 @@ static enum status update_statuses(struct batch *batch, struct error *error)
     refdata_columns_begin(&columns, 6);
     for (size_t i = 0; i < batch->count; i++)
         if (batch->commands[i].decided)
-            put_status(&columns, &batch->commands[i], true);
+            put_status(&columns, &batch->commands[i].outcome);
     return refdata_columns_write(&columns, statuses_sql, text_arrays, &batch->writer, error);
-}
-
-/* Does the end of its snapshot say what becomes of it? */
-static bool is_decided_by_snapshot(const struct batch *batch, size_t at)
-{
-    const struct assembly *assembly = batch->entries[at].assembly;
-    return assembly && assembly->ending && batch->commands[at].outcome.failure != STATUS_CHUNK_CONFLICT;
-}
-
-static enum status insert_statuses(struct batch *batch, struct error *error)
-{
-    struct refdata_columns columns;
-    refdata_columns_begin(&columns, 10);
-    for (size_t i = 0; i < batch->count; i++) {
-        const struct refdata_command *command = &batch->commands[i];
-        const struct refdata_update *update = &command->update;
-        char hash[HASH128_HEX_BYTES];
-        if (batch->entries[i].duplicate)
-            continue;
-        put_status(&columns, command, command->decided && !is_decided_by_snapshot(batch, i));
-        hash128_hex(update->content, hash);
-        refdata_columns_put(&columns, 6, update->dict_code);
-        refdata_columns_put(&columns, 7, update->source == REFDATA_KAFKA ? STR("KAFKA") : STR("REST"));
-        refdata_columns_put(&columns, 8, str_from(hash));
-        refdata_columns_put(&columns, 9,
-                            refdata_update_is_chunk(update) ? str_from(update->snapshot_id) : STR_NONE);
-    }
-    return refdata_columns_write(&columns, insert_sql, text_arrays, &batch->writer, error);
 }
 
 enum status refdata_batch_record(struct batch *batch, struct error *error)
 {
-    bool inserts = batch->flags & REFDATA_APPLY_INSERTS;
-    enum status status = inserts ? insert_statuses(batch, error) : STATUS_OK;
+    enum status status = refdata_assembly_write(batch, error);
     if (status == STATUS_OK)
-        status = refdata_assembly_write(batch, error);
-    if (status == STATUS_OK && !inserts)
         status = update_statuses(batch, error);
     FAILPOINT("apply.before_version");
     if (status == STATUS_OK)
         status = write_outbox(batch, error);
     if (status == STATUS_OK)
         status = write_versions(batch, error);
-    return status == STATUS_OK ? refdata_writer_wait(&batch->writer, error) : status;
+    if (status != STATUS_OK)
+        return status;
+    /* What was allowed to take long has its own deadline. */
+    if (!(batch->flags & REFDATA_APPLY_OPEN) || batch->writer.deadline_ns != batch->deadline_ns)
+        return refdata_writer_wait(&batch->writer, error);
+    refdata_writer_leave(&batch->writer);
+    return STATUS_OK;
 }

@@ -44,11 +44,27 @@ static const char expire_sql[] =
     "                             AND r.event_id = c.event_id AND r.status = 'PENDING')"
     "         LIMIT 10000 FOR UPDATE SKIP LOCKED))";
 
-static enum status add_begin(struct db_conn *conn, struct error *error)
+/* A transaction's first statements: OPENING_MAX at most. */
+enum { OPENING_MAX = 2 };
+
+static enum status add_opening(struct db_conn *conn, const struct refdata_owning *owning, size_t *added,
+                               struct error *error)
 {
     struct db_statement begin;
     db_statement_init(&begin, "BEGIN", 0, NULL);
-    return db_pipeline_add(conn, &begin, NULL, error);
+    enum status status = db_pipeline_add(conn, &begin, NULL, error);
+    *added = 1;
+    if (status != STATUS_OK || owning->count == 0)
+        return status;
+    *added = 2;
+    return bus_own_ask(owning->bus, conn, STR(REFDATA_COMMANDS), REFDATA_APPLY_GROUP, owning->partitions,
+                       owning->count, error);
+}
+
+static void take_opening(struct refdata_owning *owning, struct db_result *const *results)
+{
+    if (owning->count)
+        owning->granted = bus_own_is_granted(results[1], owning->count);
 }
 
 static void refuse(struct refdata_post *post, enum status status, const char *why)
@@ -161,20 +177,23 @@ static void take_singles(struct refdata_post **posts, size_t count, struct db_re
 }
 
 static enum status claim_singles(struct db_conn *conn, struct refdata_post **posts, size_t count,
-                                 int64_t deadline_ns, struct arena *arena, struct error *error)
+                                 struct refdata_owning *owning, int64_t deadline_ns, struct arena *arena,
+                                 struct error *error)
 {
-    size_t added = 0;
-    struct db_result **results = arena_zalloc(arena, (4 * count + 1) * sizeof *results);
+    size_t added = 0, opening = 0;
+    struct db_result **results = arena_zalloc(arena, (4 * count + OPENING_MAX) * sizeof *results);
     enum status status = db_pipeline_begin(conn, error);
     if (status == STATUS_OK)
-        status = add_begin(conn, error);
+        status = add_opening(conn, owning, &opening, error);
     if (status == STATUS_OK)
         status = add_singles(conn, posts, count, &added, arena, error);
     if (status == STATUS_OK)
-        status = db_pipeline_end(conn, deadline_ns, results, added + 1, NULL, error);
-    if (status == STATUS_OK)
-        take_singles(posts, count, results + 1, arena);
-    for (size_t i = 0; i < added + 1; i++)
+        status = db_pipeline_end(conn, deadline_ns, results, opening + added, NULL, error);
+    if (status == STATUS_OK) {
+        take_opening(owning, results);
+        take_singles(posts, count, results + opening, arena);
+    }
+    for (size_t i = 0; i < opening + added; i++)
         db_result_free(results[i]);
     return status;
 }
@@ -201,30 +220,41 @@ static void take_inserted(struct refdata_post **sorted, size_t count, const stru
     }
 }
 
+/* `owning` NULL: the transaction is open already. */
 static enum status send_requests(struct db_conn *conn, const struct db_param params[REQUEST_COLUMNS],
-                                 bool begins, int64_t deadline_ns, struct db_result *results[2],
-                                 struct error *error)
+                                 struct refdata_owning *owning, int64_t deadline_ns,
+                                 struct db_result **inserted, struct error *error)
 {
     static const enum db_type types[REQUEST_COLUMNS] = {DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY,
                                                         DB_TEXT_ARRAY, DB_TEXT_ARRAY};
+    struct db_result *results[OPENING_MAX + 1] = {NULL};
     struct db_statement statement;
+    size_t opening = 0;
     db_statement_init(&statement, request_sql, REQUEST_COLUMNS, types);
-    if (!begins)
-        return db_query(conn, &statement, params, deadline_ns, &results[1], error);
+    if (!owning)
+        return db_query(conn, &statement, params, deadline_ns, inserted, error);
     enum status status = db_pipeline_begin(conn, error);
     if (status == STATUS_OK)
-        status = add_begin(conn, error);
+        status = add_opening(conn, owning, &opening, error);
     if (status == STATUS_OK)
         status = db_pipeline_add(conn, &statement, params, error);
-    return status == STATUS_OK ? db_pipeline_end(conn, deadline_ns, results, 2, NULL, error) : status;
+    if (status == STATUS_OK)
+        status = db_pipeline_end(conn, deadline_ns, results, opening + 1, NULL, error);
+    if (status != STATUS_OK)
+        return status;
+    take_opening(owning, results);
+    *inserted = results[opening];
+    for (size_t i = 0; i < opening; i++)
+        db_result_free(results[i]);
+    return STATUS_OK;
 }
 
 static enum status insert_requests(struct db_conn *conn, struct refdata_post **sorted, size_t count,
-                                   bool begins, int64_t deadline_ns, struct error *error)
+                                   struct refdata_owning *owning, int64_t deadline_ns, struct error *error)
 {
     struct buf columns[REQUEST_COLUMNS] = {0};
     struct db_param params[REQUEST_COLUMNS];
-    struct db_result *results[2] = {NULL, NULL};
+    struct db_result *inserted = NULL;
 
     for (size_t c = 0; c < REQUEST_COLUMNS; c++)
         db_array_begin(&columns[c]);
@@ -241,11 +271,10 @@ static enum status insert_requests(struct db_conn *conn, struct refdata_post **s
         db_array_end(&columns[c]);
         params[c].value = buf_str(&columns[c]);
     }
-    enum status status = send_requests(conn, params, begins, deadline_ns, results, error);
+    enum status status = send_requests(conn, params, owning, deadline_ns, &inserted, error);
     if (status == STATUS_OK)
-        take_inserted(sorted, count, results[1]);
-    db_result_free(results[0]);
-    db_result_free(results[1]);
+        take_inserted(sorted, count, inserted);
+    db_result_free(inserted);
     for (size_t c = 0; c < REQUEST_COLUMNS; c++)
         buf_deinit(&columns[c]);
     return status;
@@ -299,7 +328,8 @@ static void start_anew(struct refdata_post *post)
 }
 
 enum status refdata_claims_write(struct db_conn *conn, struct refdata_post **posts, size_t count,
-                                 int64_t deadline_ns, struct arena *arena, struct error *error)
+                                 struct refdata_owning *owning, int64_t deadline_ns, struct arena *arena,
+                                 struct error *error)
 {
     struct refdata_post **sorted = arena_alloc(arena, count * sizeof *sorted);
     struct refdata_post **known = arena_alloc(arena, count * sizeof *known);
@@ -311,7 +341,7 @@ enum status refdata_claims_write(struct db_conn *conn, struct refdata_post **pos
         singles += posts[i]->key.ptr || refdata_update_is_chunk(&posts[i]->update);
     }
     if (singles)
-        status = claim_singles(conn, posts, count, deadline_ns, arena, error);
+        status = claim_singles(conn, posts, count, owning, deadline_ns, arena, error);
     for (size_t i = 0; i < count; i++) {
         if (posts[i]->by_key)
             known[known_count++] = posts[i];
@@ -320,7 +350,7 @@ enum status refdata_claims_write(struct db_conn *conn, struct refdata_post **pos
     }
     qsort(sorted, asked, sizeof *sorted, compare_events);
     if (status == STATUS_OK && asked)
-        status = insert_requests(conn, sorted, asked, singles == 0, deadline_ns, error);
+        status = insert_requests(conn, sorted, asked, singles ? NULL : owning, deadline_ns, error);
     for (size_t i = 0; i < asked; i++)
         if (!sorted[i]->is_new)
             known[known_count++] = sorted[i];

@@ -84,9 +84,17 @@ int64_t *refdata_committer_direct_from(struct refdata_committer *committer);
 void refdata_commit_posts(struct refdata_flow *flow, struct refdata_post **posts, size_t count);
 
 /* ---- claims.c: the statements of that transaction before anything is published ---- */
+/* Which partitions the posts go to, each once; asked for in the same round trip: bus_own_ask(). */
+struct refdata_owning {
+    struct bus *bus;
+    unsigned *partitions;
+    size_t count; /* 0 = none is asked for */
+    bool granted;
+};
 /* Begins the transaction too, in its first round trip. */
 enum status refdata_claims_write(struct db_conn *conn, struct refdata_post **posts, size_t count,
-                                 int64_t deadline_ns, struct arena *arena, struct error *error) MUST_CHECK;
+                                 struct refdata_owning *owning, int64_t deadline_ns, struct arena *arena,
+                                 struct error *error) MUST_CHECK;
 enum status refdata_claims_expire(struct db_conn *conn, int64_t deadline_ns, struct error *error) MUST_CHECK;
 
 /* ---- metrics.c ---- */

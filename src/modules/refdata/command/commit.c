@@ -120,27 +120,29 @@ static enum status apply_and_commit(struct group *group, struct db_conn *conn, s
         group->by_bus = true;
         return status == STATUS_CANCELLED ? status : STATUS_DB_RETRY;
     }
-    if (!direct.owned)
-        return publish_and_commit(group, conn, arena);
     FAILPOINT("command.before_direct_commit");
-    group->is_quiet = true;
-    return note_commit(group,
-                       refdata_direct_commit(&direct, group->flow, conn, group->deadline_ns, &group->error));
+    status = note_commit(
+        group, refdata_direct_commit(&direct, group->flow, conn, group->deadline_ns, &group->error));
+    group->is_quiet = status == STATUS_OK;
+    group->by_bus = !group->is_quiet;
+    return status == STATUS_DB_ERROR ? STATUS_DB_RETRY : status;
 }
 
 /* *refused: some of them leave the group, and nothing was committed. */
 static enum status write_and_commit(struct group *group, struct db_conn *conn, struct arena *arena,
                                     bool *refused)
 {
-    enum status status =
-        refdata_claims_write(conn, group->posts, group->count, group->deadline_ns, arena, &group->error);
+    struct refdata_owning owning = {0};
+    if (!group->by_bus && clock_mono_ns() >= *refdata_committer_direct_from(group->flow->committer))
+        refdata_direct_consider(&owning, group->flow, group->posts, group->count, arena);
+    enum status status = refdata_claims_write(conn, group->posts, group->count, &owning, group->deadline_ns,
+                                              arena, &group->error);
     if (status != STATUS_OK)
         return status;
     *refused = has_refused(group);
     if (*refused)
         return STATUS_OK;
-    if (!group->by_bus && clock_mono_ns() >= *refdata_committer_direct_from(group->flow->committer) &&
-        refdata_direct_applies(group->flow, group->posts, group->count))
+    if (owning.granted)
         return apply_and_commit(group, conn, arena);
     return publish_and_commit(group, conn, arena);
 }

@@ -22,11 +22,6 @@ static bool is_small(struct refdata_post *const *posts, size_t count)
     return true;
 }
 
-bool refdata_direct_applies(const struct refdata_flow *flow, struct refdata_post *const *posts, size_t count)
-{
-    return flow->apply && is_small(posts, count);
-}
-
 static int compare(const void *a, const void *b)
 {
     unsigned left = *(const unsigned *)a, right = *(const unsigned *)b;
@@ -49,6 +44,16 @@ static size_t list_partitions(const struct refdata_flow *flow, struct refdata_po
         if (kept == 0 || partitions[kept - 1] != partitions[i])
             partitions[kept++] = partitions[i];
     return kept;
+}
+
+void refdata_direct_consider(struct refdata_owning *owning, struct refdata_flow *flow,
+                             struct refdata_post *const *posts, size_t count, struct arena *arena)
+{
+    *owning = (struct refdata_owning){.bus = flow->bus};
+    if (!flow->apply || !is_small(posts, count))
+        return;
+    owning->partitions = arena_alloc(arena, count * sizeof *owning->partitions);
+    owning->count = list_partitions(flow, posts, count, owning->partitions);
 }
 
 static void take_outcome(struct refdata_post *post, const struct refdata_command *command)
@@ -79,19 +84,13 @@ enum status refdata_direct_apply(struct refdata_direct *direct, struct refdata_f
                                  struct db_conn *conn, struct refdata_post *const *posts, size_t count,
                                  int64_t deadline_ns, struct arena *arena, struct error *error)
 {
-    struct refdata_post **owners = arena_alloc(arena, (count + 1) * sizeof *owners);
-    unsigned *partitions = arena_alloc(arena, (count + 1) * sizeof *partitions);
-    direct->commands = arena_alloc(arena, (count + 1) * sizeof *direct->commands);
+    struct refdata_post **owners = arena_alloc(arena, count * sizeof *owners);
+    direct->commands = arena_alloc(arena, count * sizeof *direct->commands);
     direct->count = list_commands(posts, count, direct->commands, owners);
-    direct->owned = false;
     if (direct->count == 0)
         return STATUS_OK;
-    size_t partition_count = list_partitions(flow, owners, direct->count, partitions);
-    enum status status = bus_own_in_tx(flow->bus, conn, STR(REFDATA_COMMANDS), REFDATA_APPLY_GROUP,
-                                       partitions, partition_count, deadline_ns, &direct->owned, error);
-    if (status != STATUS_OK || !direct->owned)
-        return status;
-    status = refdata_apply_run(flow, conn, direct->commands, direct->count, 0, deadline_ns, arena, error);
+    enum status status = refdata_apply_run(flow, conn, direct->commands, direct->count, REFDATA_APPLY_OPEN,
+                                           deadline_ns, arena, error);
     for (size_t i = 0; status == STATUS_OK && i < direct->count; i++)
         take_outcome(owners[i], &direct->commands[i]);
     return status;

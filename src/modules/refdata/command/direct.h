@@ -8,12 +8,13 @@
 struct refdata_direct {
     struct refdata_command *commands; /* in the arena */
     size_t count;
-    bool owned; /* they were applied: refdata_direct_commit() follows. Else publish them */
 };
 
-/* Is it worth trying? */
-bool refdata_direct_applies(const struct refdata_flow *flow, struct refdata_post *const *posts, size_t count);
-/* After the claims, in their transaction. Any failure: roll back, and take the ordinary way. */
+/* Is it worth trying? Then `owning` names the partitions to be asked for with the claims. */
+void refdata_direct_consider(struct refdata_owning *owning, struct refdata_flow *flow,
+                             struct refdata_post *const *posts, size_t count, struct arena *arena);
+/* After the claims, in their transaction, when the partitions were granted. Any failure: roll back, and take the ordinary
+ * way. */
 enum status refdata_direct_apply(struct refdata_direct *direct, struct refdata_flow *flow,
                                  struct db_conn *conn, struct refdata_post *const *posts, size_t count,
                                  int64_t deadline_ns, struct arena *arena, struct error *error) MUST_CHECK;
