@@ -58,32 +58,9 @@ static struct refdata_flow *find(const struct refdata *refdata, const struct ref
     return flow;
 }
 
-void refdata_flows_open(struct refdata *refdata)
+static void make_parts(struct refdata_flow *flow)
 {
-    const struct refdata_catalog *catalog = atomic_load(&refdata->catalog);
-    for (size_t i = 0; i < catalog->database_count; i++) {
-        if (find(refdata, catalog->databases[i]))
-            continue;
-        struct refdata_flow *flow = memory_zalloc(sizeof *flow);
-        flow->refdata = refdata;
-        flow->database = refdata_database_ref(catalog->databases[i]);
-        flow->next = refdata->flows;
-        refdata->flows = flow;
-    }
-}
-
-void refdata_flow_start_of(struct refdata *refdata, struct refdata_database *database)
-{
-    struct refdata_flow *flow = find(refdata, database);
-    struct error error = {0};
-    if (!flow || flow->bus || refdata->stopping)
-        return;
-    flow->workers =
-        worker_pool_create("flow", (unsigned)kernel_bus(refdata->kernel)->handlers + OWN_THREADS, SIZE_MAX);
-    if (make_bus(flow, &error) != STATUS_OK) { /* its target was understood before: cannot happen */
-        log_error("flow_not_started", LOG_STR("database", database->name), LOG_ERROR_FIELDS(&error));
-        return;
-    }
+    const struct refdata *refdata = flow->refdata;
     flow->news = refdata_news_create(flow);
     if (refdata_has_role(refdata, "apply"))
         flow->apply = refdata_apply_create(flow);
@@ -93,12 +70,75 @@ void refdata_flow_start_of(struct refdata *refdata, struct refdata_database *dat
         flow->invalidations = refdata_invalidations_create(flow);
     if (refdata_has_role(refdata, "command"))
         flow->committer = refdata_committer_create(flow);
+}
+
+static void start(struct refdata_flow *flow)
+{
+    struct refdata *refdata = flow->refdata;
+    struct error error = {0};
+    flow->workers =
+        worker_pool_create("flow", (unsigned)kernel_bus(refdata->kernel)->handlers + OWN_THREADS, SIZE_MAX);
+    if (make_bus(flow, &error) != STATUS_OK) { /* its target was understood before: cannot happen */
+        log_error("flow_not_started", LOG_STR("database", flow->database->name), LOG_ERROR_FIELDS(&error));
+        return;
+    }
+    make_parts(flow);
     bus_start(flow->bus);
     if (flow->apply)
         refdata_apply_start(flow->apply);
     if (flow->relay)
         refdata_relay_start(flow->relay);
-    atomic_store(&database->flow, flow);
+    atomic_store(&flow->database->flow, flow);
+}
+
+void refdata_flow_start_of(struct refdata *refdata, struct refdata_database *database)
+{
+    struct refdata_flow *flow = find(refdata, database);
+    if (flow && !flow->bus && !refdata->stopping)
+        start(flow);
+}
+
+static struct refdata_flow *add(struct refdata *refdata, struct refdata_database *database)
+{
+    struct refdata_flow *flow = memory_zalloc(sizeof *flow);
+    flow->refdata = refdata;
+    flow->database = refdata_database_ref(database);
+    flow->next = refdata->flows;
+    return refdata->flows = flow;
+}
+
+static void adopt(struct refdata_flow *flow, struct refdata_catalog *catalog)
+{
+    struct refdata_catalog *before = flow->catalog;
+    atomic_fetch_add(&catalog->refs, 1);
+    pthread_mutex_lock(&flow->refdata->catalog_lock);
+    flow->catalog = catalog;
+    pthread_mutex_unlock(&flow->refdata->catalog_lock);
+    if (before)
+        refdata_catalog_unref(before);
+}
+
+void refdata_flows_open(struct refdata *refdata, struct refdata_catalog *catalog)
+{
+    for (size_t i = 0; i < catalog->database_count; i++) {
+        struct refdata_database *database = catalog->databases[i];
+        struct refdata_flow *flow = find(refdata, database);
+        bool is_new = !flow;
+        if (is_new)
+            flow = add(refdata, database);
+        adopt(flow, catalog);
+        if (is_new && atomic_load(&database->schema_ready))
+            start(flow);
+    }
+}
+
+struct refdata_catalog *refdata_flow_catalog(const struct refdata_flow *flow)
+{
+    pthread_mutex_lock(&flow->refdata->catalog_lock);
+    struct refdata_catalog *catalog = flow->catalog;
+    atomic_fetch_add(&catalog->refs, 1);
+    pthread_mutex_unlock(&flow->refdata->catalog_lock);
+    return catalog;
 }
 
 struct refdata_flow *refdata_flow_of(const struct refdata_database *database)
@@ -169,6 +209,7 @@ static void destroy_flow(struct refdata_flow *flow)
         bus_destroy(flow->bus);
         worker_pool_destroy(flow->workers);
     }
+    refdata_catalog_unref(flow->catalog);
     refdata_database_unref(flow->database);
     free(flow);
 }

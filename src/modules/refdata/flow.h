@@ -25,6 +25,7 @@ struct refdata_flow {
     struct refdata_flow *next; /* of refdata->flows, the home loop's */
     struct refdata *refdata;
     struct refdata_database *database; /* referenced */
+    struct refdata_catalog *catalog;   /* referenced: the last that names its database; refdata_flow_catalog() */
     struct worker_pool *workers;       /* of the bus's handlers and the roles' own jobs */
     struct bus *bus;                   /* NULL until started */
     struct refdata_committer *committer; /* command/: makes commits of POSTs */
@@ -35,13 +36,17 @@ struct refdata_flow {
 };
 
 /* ---- flow.c ---- */
-/* On the home loop, or before the loops run: a flow for each database of the catalog that has none yet. */
-void refdata_flows_open(struct refdata *refdata);
+/* On the home loop, or before the loops run: the flows of the catalog's databases go by it from now on. Those that have
+ * none yet get one, started where the schema is known to be in place. */
+void refdata_flows_open(struct refdata *refdata, struct refdata_catalog *catalog);
 /* On the home loop: the schema is in place. Does nothing the second time. */
 void refdata_flow_start_of(struct refdata *refdata, struct refdata_database *database);
 /* Main thread, loops running: ends those whose database is not in `catalog` (NULL = all). */
 void refdata_flows_close(struct refdata *refdata, const struct refdata_catalog *catalog);
 void refdata_flows_clear(struct refdata *refdata); /* loops have ended: frees */
+/* Any thread: what is defined for the updates that this flow carries, to its end, also when a reload has put another
+ * database in the place of its own. To be given back by refdata_catalog_unref(). */
+struct refdata_catalog *refdata_flow_catalog(const struct refdata_flow *flow);
 /* On a loop: the flow of a database, or NULL while it is not started. Valid until the callback returns. */
 struct refdata_flow *refdata_flow_of(const struct refdata_database *database);
 
@@ -59,7 +64,7 @@ void refdata_news_stop(struct refdata_news *news);
 void refdata_news_destroy(struct refdata_news *news);
 
 struct refdata_committer *refdata_committer_create(struct refdata_flow *flow);
-void refdata_committer_stop(struct refdata_committer *committer); /* what waits is answered 503 */
+void refdata_committer_stop(struct refdata_committer *committer); /* what waits is committed, or 503 */
 void refdata_committer_destroy(struct refdata_committer *committer);
 
 struct refdata_apply *refdata_apply_create(struct refdata_flow *flow); /* subscribes to the commands */

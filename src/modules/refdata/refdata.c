@@ -4,12 +4,15 @@
 #include <semaphore.h>
 #include <stdlib.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "modules/refdata/command/command.h"
 #include "modules/refdata/flow.h"
 #include "modules/refdata/query/query.h"
 #include "modules/refdata/query/reading.h"
+
+enum { PREPARE_MS = 1000 }; /* of a reload, for a database that is new */
 
 #define DICTIONARY "/v1/tenants/{tenantId}/dictionaries/{dictCode}"
 
@@ -150,7 +153,7 @@ static enum status start(struct kernel *kernel, const void *section, void **stat
     /* The loops do not run yet, so this thread may stand in for the home loop. */
     if (refdata_has_role(refdata, "query"))
         refdata_keeper_preload(refdata);
-    refdata_flows_open(refdata);
+    refdata_flows_open(refdata, catalog);
     refdata_sweeps_start(refdata);
     *state = refdata;
     return STATUS_OK;
@@ -166,30 +169,42 @@ static void free_catalog(void *arg)
     refdata_catalog_unref(arg);
 }
 
+static bool names(const struct refdata_catalog *catalog, const struct refdata_database *database)
+{
+    for (size_t i = 0; i < catalog->database_count; i++)
+        if (catalog->databases[i] == database)
+            return true;
+    return false;
+}
+
+/* So that a new database takes updates from its first moment on. One that is out of reach waits for its sweep. */
+static void prepare_new(const struct refdata_catalog *before, const struct refdata_catalog *now)
+{
+    struct error error = {0};
+    for (size_t i = 0; i < now->database_count; i++)
+        if (!names(before, now->databases[i]))
+            (void)!refdata_database_prepare(now->databases[i], clock_deadline_ms(PREPARE_MS), &error);
+}
+
 /* Nobody will read what is still being loaded from a database that is no longer named. */
 static void interrupt_dropped(const struct refdata_catalog *before, const struct refdata_catalog *now)
 {
-    for (size_t i = 0; i < before->database_count; i++) {
-        bool kept = false;
-        for (size_t j = 0; j < now->database_count; j++)
-            kept |= now->databases[j] == before->databases[i];
-        if (!kept)
+    for (size_t i = 0; i < before->database_count; i++)
+        if (!names(now, before->databases[i]))
             db_pool_interrupt(before->databases[i]->pool);
-    }
 }
 
 static void reload_on_home(struct refdata *refdata, void *arg)
 {
     struct reload *reload = arg;
+    refdata_flows_open(refdata, reload->catalog); /* before anybody can find it wanting */
     struct refdata_catalog *before = swap_catalog(refdata, reload->catalog);
     take_settings(refdata, reload->settings);
     refdata_keeper_adopt(refdata, reload->catalog);
     if (refdata_has_role(refdata, "query"))
         refdata_keeper_preload(refdata);
     refdata_keeper_trim(refdata, NULL);
-    refdata_flows_open(refdata);
     refdata_sweeps_start(refdata);
-    interrupt_dropped(before, reload->catalog);
     loop_group_synchronize(refdata->loops, free_catalog, before);
 }
 
@@ -198,15 +213,19 @@ static void reload(void *state, struct config *config, const void *section)
     (void)config;
     struct refdata *refdata = state;
     struct reload reload = {.settings = section};
+    struct refdata_catalog *before = refdata_catalog_hold(refdata);
     struct error error = {0};
-    enum status status = refdata_catalog_create(section, kernel_migrates(refdata->kernel),
-                                                atomic_load(&refdata->catalog), &reload.catalog, &error);
+    enum status status =
+        refdata_catalog_create(section, kernel_migrates(refdata->kernel), before, &reload.catalog, &error);
     if (status == STATUS_OK) {
+        prepare_new(before, reload.catalog);
         refdata_home_call(refdata, reload_on_home, &reload);
-        refdata_flows_close(refdata, reload.catalog);
+        refdata_flows_close(refdata, reload.catalog); /* what they accepted is committed */
+        interrupt_dropped(before, reload.catalog);
     } else {
         log_error("refdata_reload_failed", LOG_ERROR_FIELDS(&error));
     }
+    refdata_catalog_unref(before);
 }
 
 static void stop_on_home(struct refdata *refdata, void *arg)
@@ -288,8 +307,9 @@ const struct module refdata_module = {
     .name = "refdata",
     .roles = (const char *const[]){"command", "apply", "relay", "query", NULL},
     .section = &refdata_section,
-    .routes = (const struct module_routes[]){
-        {"command", refdata_command_routes}, {"query", refdata_query_routes}, {NULL}},
+    .routes = (const struct module_routes[]){{"command", refdata_command_routes},
+                                             {"query", refdata_query_routes},
+                                             {NULL}},
     .metrics = refdata_metrics,
     .migrations = refdata_migrations,
     .check = check,

@@ -281,7 +281,7 @@ enum status refdata_apply_run(struct refdata_flow *flow, struct db_conn *conn,
     int64_t begun_ns = clock_mono_ns();
     struct batch batch = {
         .flow = flow,
-        .catalog = refdata_catalog_hold(flow->refdata),
+        .catalog = refdata_flow_catalog(flow),
         .conn = conn,
         .arena = arena,
         .commands = commands,

@@ -181,7 +181,7 @@ void refdata_handler_uncommitted(void *context, const struct bus_batch *batch)
 
 struct refdata_apply *refdata_apply_create(struct refdata_flow *flow)
 {
-    const struct refdata_catalog *catalog = atomic_load(&flow->refdata->catalog);
+    const struct refdata_catalog *catalog = flow->catalog;
     struct refdata_apply *apply = memory_zalloc(sizeof *apply);
     struct error error = {0};
     apply->flow = flow;

@@ -158,7 +158,7 @@ static void done(struct worker_job *job)
 {
     struct refdata_committer *committer = committer_of(job);
     pthread_mutex_lock(&committer->lock);
-    committer->running = committer->first && !committer->stopping && submit(committer);
+    committer->running = committer->first && submit(committer);
     if (!committer->running)
         pthread_cond_broadcast(&committer->idle);
     pthread_mutex_unlock(&committer->lock);
@@ -195,7 +195,7 @@ enum status refdata_committer_add(struct refdata_committer *committer, struct re
 
 struct refdata_committer *refdata_committer_create(struct refdata_flow *flow)
 {
-    const struct refdata_catalog *catalog = atomic_load(&flow->refdata->catalog);
+    const struct refdata_catalog *catalog = flow->catalog;
     struct refdata_committer *committer = memory_zalloc(sizeof *committer);
     committer->flow = flow;
     committer->job = (struct worker_job){.run = run, .done = done};
@@ -207,16 +207,15 @@ struct refdata_committer *refdata_committer_create(struct refdata_flow *flow)
     return committer;
 }
 
+/* Nobody comes any more; what has come is committed. */
 void refdata_committer_stop(struct refdata_committer *committer)
 {
     pthread_mutex_lock(&committer->lock);
-    struct refdata_post *left = committer->first;
     committer->stopping = true;
-    committer->first = NULL;
-    committer->last = &committer->first;
-    committer->queued = 0;
     while (committer->running)
         pthread_cond_wait(&committer->idle, &committer->lock);
+    struct refdata_post *left = committer->first;
+    committer->first = NULL;
     pthread_mutex_unlock(&committer->lock);
     while (left) {
         struct refdata_post *post = left;

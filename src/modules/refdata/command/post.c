@@ -220,11 +220,25 @@ static void enlist(struct refdata_post *post)
     refdata_news_add(post->flow->news, &post->waiter);
 }
 
+/* While a large body was parsed a reload may have given the dictionary another database. */
+static struct refdata_flow *find_flow(struct refdata_post *post)
+{
+    struct refdata_flow *flow = refdata_flow_of(post->dictionary->database);
+    struct refdata_dictionary *now =
+        refdata_catalog_find(atomic_load(&post->refdata->catalog), post->dictionary->code);
+    if (flow || !now)
+        return flow;
+    refdata_dictionary_ref(now);
+    refdata_dictionary_unref(post->dictionary);
+    post->dictionary = now;
+    return refdata_flow_of(now->database);
+}
+
 static void hand_over(struct refdata_post *post)
 {
     struct error error = {0};
     enum status status = STATUS_UNAVAILABLE;
-    post->flow = refdata_flow_of(post->dictionary->database);
+    post->flow = find_flow(post);
     if (post->flow && post->waits)
         enlist(post); /* before the commit: no decision can be missed */
     post->busy = true;

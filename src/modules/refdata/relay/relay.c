@@ -24,6 +24,10 @@ const struct outbox_table refdata_outbox_table = {
     .sequence = "id",
     .event_type = "'invalidation'",
     .payload = "e.payload",
+    .logged = {{"eventId", "e.event_id"},
+               {"tenantId", "e.tenant_id"},
+               {"dictCode", "e.dict_code"},
+               {"version", "e.version", .is_number = true}},
     .extra = {[EXTRA_EVENT_ID] = "e.event_id", [EXTRA_TRACEPARENT] = "e.traceparent"},
     .published = "published",
     .failed_at = "failed_at",
@@ -155,7 +159,7 @@ static void on_settled(void *context, size_t count)
 static struct outbox *make_engine(struct refdata_relay *relay)
 {
     struct refdata_flow *flow = relay->flow;
-    const struct refdata_catalog *catalog = atomic_load(&flow->refdata->catalog);
+    const struct refdata_catalog *catalog = flow->catalog;
     struct outbox *engine;
     struct error error = {0};
     enum status status = outbox_create(&(struct outbox_config){.table = &refdata_outbox_table,
