@@ -49,9 +49,15 @@
 /* ---- a table: names of columns are identifiers, taken as they stand ---- */
 #define OUTBOX_AGGREGATE_MAX 3
 #define OUTBOX_EXTRA_MAX 8
+#define OUTBOX_LOGGED_MAX 4
 
 struct outbox_column {
     const char *name, *type; /* "session_id", "uuid" */
+};
+
+struct outbox_logged {
+    const char *name, *value; /* of a log line's member; an expression over the row `e` */
+    bool is_number;           /* a whole one */
 };
 
 /* How a row says what became of it. */
@@ -72,6 +78,7 @@ struct outbox_table {
     const char *event_type; /* an expression over the row `e`: "e.event_type", "'invalidation'" */
     const char *payload;    /* the same: "e.payload" */
     const char *extra[OUTBOX_EXTRA_MAX + 1]; /* whatever else the publisher needs, the same; NULL ends it */
+    struct outbox_logged logged[OUTBOX_LOGGED_MAX + 1]; /* what tells an event in logs; NULL ends it */
     struct outbox_words words;
     const char *published, *failed_at;               /* of flags: boolean, timestamptz */
     const char *published_at, *created_at;           /* timestamptz */

@@ -59,7 +59,7 @@ static const char settle_template[] =
     " FROM unnest($2, $3, $4, $5) AS v (id, verdict, pause, reason)"
     " WHERE e.@id = v.id::@id_type AND e.@claim_id = $1"
     " RETURNING v.verdict, (@event_type)::text,"
-    "     (extract(epoch FROM now() - e.@created_at) * 1000)::bigint, v.id, v.reason, e.@attempts";
+    "     (extract(epoch FROM now() - e.@created_at) * 1000)::bigint, v.id, v.reason, e.@attempts@logged";
 
 /* $1 claim id: one whose rows never reached us. By the live index: it is rare. */
 static const char release_template[] =
@@ -182,6 +182,14 @@ static struct str extra_columns(struct arena *arena, const struct outbox_table *
     return text;
 }
 
+static struct str logged_columns(struct arena *arena, const struct outbox_table *table)
+{
+    struct str text = STR("");
+    for (size_t i = 0; table->logged[i].name; i++)
+        text = arena_printf(arena, "%.*s, (%s)::text", STR_ARG(text), table->logged[i].value);
+    return text;
+}
+
 static void define_locks(struct pieces *pieces, const struct outbox_table *table)
 {
     struct arena *arena = pieces->arena;
@@ -218,6 +226,7 @@ static void define_all(struct pieces *pieces, const struct outbox_table *table)
     define(pieces, "event_type", str_from(table->event_type));
     define(pieces, "payload", str_from(table->payload));
     define(pieces, "extra", extra_columns(pieces->arena, table));
+    define(pieces, "logged", logged_columns(pieces->arena, table));
     define(pieces, "published_at", str_from(table->published_at));
     define(pieces, "created_at", str_from(table->created_at));
     define(pieces, "attempts", str_from(table->attempts));

@@ -94,19 +94,26 @@ int64_t outbox_backoff_ms(const struct outbox_settings *settings, int64_t attemp
     return pause_ms > settings->backoff_min_ms ? pause_ms : settings->backoff_min_ms;
 }
 
-/* ---- who is told; rows: verdict, event type, age in ms, id, reason, attempts ---- */
+/* ---- who is told; rows: verdict, event type, age in ms, id, reason, attempts, what the table has logged ---- */
 
-static void report_failed(const struct outbox_table *table, const struct db_result *rows, size_t row,
-                          bool dead)
+enum { LOGGED = 6, FIELDS_MAX = 5 + OUTBOX_LOGGED_MAX + 1 };
+
+static void report(const struct outbox_table *table, const struct db_result *rows, size_t row,
+                   enum log_level level, const char *event)
 {
-    const struct log_field fields[] = {LOG_CSTR("module", table->module),
-                                       LOG_STR("eventType", db_result_str(rows, row, 1)),
-                                       LOG_STR("id", db_result_str(rows, row, 3)),
-                                       LOG_INT("attempt", db_result_i64(rows, row, 5)),
-                                       LOG_STR("error", db_result_str(rows, row, 4)),
-                                       {.name = NULL}};
-    log_write(dead ? LOG_LEVEL_ERROR : LOG_LEVEL_WARN,
-              dead ? "outbox_event_dead_lettered" : "outbox_publish_failed", fields);
+    struct log_field fields[FIELDS_MAX] = {LOG_CSTR("module", table->module),
+                                           LOG_STR("eventType", db_result_str(rows, row, 1)),
+                                           LOG_STR("id", db_result_str(rows, row, 3))};
+    size_t count = 3;
+    for (unsigned i = 0; table->logged[i].name; i++)
+        fields[count++] = table->logged[i].is_number
+                              ? LOG_INT(table->logged[i].name, db_result_i64(rows, row, LOGGED + i))
+                              : LOG_STR(table->logged[i].name, db_result_str(rows, row, LOGGED + i));
+    if (level != LOG_LEVEL_DEBUG) {
+        fields[count++] = LOG_INT("attempt", db_result_i64(rows, row, 5));
+        fields[count++] = LOG_STR("error", db_result_str(rows, row, 4));
+    }
+    log_write(level, event, fields);
 }
 
 static void report_row(const struct outbox_table *table, const struct db_result *rows, size_t row,
@@ -116,15 +123,15 @@ static void report_row(const struct outbox_table *table, const struct db_result 
     if (str_eq(verdict, STR("done"))) {
         metric_add(counters->success, 1);
         metric_observe(counters->latency, (double)db_result_i64(rows, row, 2));
-        log_debug("outbox_publish_succeeded", LOG_CSTR("module", table->module),
-                  LOG_STR("eventType", db_result_str(rows, row, 1)),
-                  LOG_STR("id", db_result_str(rows, row, 3)));
+        if (log_enabled(LOG_LEVEL_DEBUG))
+            report(table, rows, row, LOG_LEVEL_DEBUG, "outbox_publish_succeeded");
     } else if (!str_eq(verdict, STR("left"))) {
         bool dead = str_eq(verdict, STR("dead"));
         metric_add(counters->failed, 1);
         if (dead)
             metric_add(counters->dead, 1);
-        report_failed(table, rows, row, dead);
+        report(table, rows, row, dead ? LOG_LEVEL_ERROR : LOG_LEVEL_WARN,
+               dead ? "outbox_event_dead_lettered" : "outbox_publish_failed");
     }
 }
 

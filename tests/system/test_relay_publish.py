@@ -6,7 +6,7 @@ import pytest
 from lib.config import base_config, merge, to_yaml
 from lib.freshet import run
 from lib.outbox import leave, live, told, versions
-from lib.refdata import pod, refdata_db  # noqa: F401
+from lib.refdata import TENANT, pod, refdata_db  # noqa: F401
 from lib.wait import eventually
 
 RELAY = ("--roles", "relay")
@@ -66,7 +66,9 @@ def test_a_payload_that_is_no_invalidation_fails_at_once_and_alerts(relay, refda
     assert versions(refdata_db, "D") == [2, 3]
     assert refdata_db.query("select version, attempt_count, last_error from refdata.outbox_event where failed_at is not null") == [
         (1, 1, "the payload is no invalidation")]
-    assert len(server.logs(event="outbox_event_dead_lettered", module="refdata")) == 1
+    line, = server.logs(event="outbox_event_dead_lettered", module="refdata")
+    event_id = refdata_db.value("select event_id::text from refdata.outbox_event where failed_at is not null")
+    assert (line["eventId"], line["tenantId"], line["dictCode"], line["version"]) == (event_id, TENANT, "D", 1)  # C9
     assert server.metrics()['outbox_dead_lettered_total{module="refdata",event_type="invalidation"}'] == 1
 
 
