@@ -41,13 +41,14 @@ static const char delete_sql[] =
     "    SELECT message_offset, least(b.newest, min(created_at) OVER (ORDER BY message_offset DESC)) AS since"
     "    FROM bound b, (SELECT message_offset, created_at FROM platform.bus_message"
     "                   WHERE topic = $1 AND partition = $2 ORDER BY message_offset LIMIT $3) w)"
-    " DELETE FROM platform.bus_message m USING oldest o, bound b"
-    " WHERE m.topic = $1 AND m.partition = $2 AND m.message_offset = o.message_offset"
-    "   AND ((o.message_offset < b.handled AND ($4 > 0 OR $5 > 0)"
-    "         AND ($4 = 0 OR o.since < now() - $4 * interval '1 ms')"
-    "         AND ($5 = 0 OR o.message_offset < b.next_offset - $5))"
-    "     OR ($6 > 0 AND o.since < now() - $6 * interval '1 ms')"
-    "     OR ($7 > 0 AND o.message_offset < b.next_offset - $7))";
+    " DELETE FROM platform.bus_message m"
+    " WHERE m.topic = $1 AND m.partition = $2 AND m.message_offset <= ("
+    "    SELECT max(o.message_offset) FROM oldest o, bound b"
+    "    WHERE (o.message_offset < b.handled AND ($4 > 0 OR $5 > 0)"
+    "           AND ($4 = 0 OR o.since < now() - $4 * interval '1 ms')"
+    "           AND ($5 = 0 OR o.message_offset < b.next_offset - $5))"
+    "       OR ($6 > 0 AND o.since < now() - $6 * interval '1 ms')"
+    "       OR ($7 > 0 AND o.message_offset < b.next_offset - $7))";
 
 /* ---- topics ---- */
 

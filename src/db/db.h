@@ -31,6 +31,9 @@ struct db_target {
     unsigned connections_max;
     int64_t connect_timeout_ms, statement_timeout_ms, idle_timeout_ms;
     int64_t backoff_min_ms, backoff_max_ms; /* of reconnecting; the breaker's open time */
+    /* Statements are planned once per connection, as lookups by index, whatever size the tables had at that moment: for
+     * SQL of our own, written for it. Somebody else's runs behind DB_PLAN_FREELY_SQL. */
+    bool fixed_plans;
 };
 
 struct db_pool;
@@ -117,6 +120,11 @@ void db_array_end(struct buf *out);
 
 void db_bytes_array_begin(struct buf *out, size_t count);     /* bytea[], in binary form: then as many … */
 void db_bytes_array_put(struct buf *out, struct str element); /* … of these; ptr NULL = NULL */
+
+/* Till the end of the transaction, plans are made as the server sees fit. */
+#define DB_PLAN_FREELY_SQL                                                                          \
+    "select set_config('plan_cache_mode', 'auto', true), set_config('enable_seqscan', 'on', true)," \
+    " set_config('enable_hashjoin', 'on', true), set_config('enable_mergejoin', 'on', true)"
 
 /* ---- running them ---- */
 struct db_result; /* all rows of one statement */

@@ -27,6 +27,7 @@ struct db_parsed {
         *values[DB_KEYWORDS_MAX]; /* libpq's, without host, hostaddr and port */
     unsigned keyword_count;
     unsigned connections_max;
+    bool fixed_plans;
     int64_t connect_timeout_ms, statement_timeout_ms, idle_timeout_ms, backoff_min_ms, backoff_max_ms;
 };
 

@@ -239,6 +239,13 @@ static void set_options(struct db_parsed *parsed)
         snprintf(ms, sizeof ms, "%lld", (long long)parsed->statement_timeout_ms);
         put_option(&options, "statement_timeout", str_from(ms));
     }
+    if (parsed->fixed_plans) {
+        put_option(&options, "plan_cache_mode", STR("force_generic_plan"));
+        put_option(&options, "enable_seqscan", STR("off"));
+        put_option(&options, "enable_hashjoin", STR("off"));
+        put_option(&options, "enable_mergejoin", STR("off"));
+        put_option(&options, "jit", STR("off")); /* or the price of a way that is shut would set it off */
+    }
     put_search_path(&path, str_from(parsed->schema));
     if (buf_len(&path) > 0)
         put_option(&options, "search_path", buf_str(&path));
@@ -294,6 +301,7 @@ static void copy_limits(struct db_parsed *parsed, const struct db_target *target
 {
     parsed->connections_max = target->connections_max > 0 ? target->connections_max : 4;
     parsed->statement_timeout_ms = target->statement_timeout_ms;
+    parsed->fixed_plans = target->fixed_plans;
     parsed->idle_timeout_ms = target->idle_timeout_ms;
     parsed->connect_timeout_ms = at_least(target->connect_timeout_ms, 1, 5000);
     parsed->backoff_min_ms = at_least(target->backoff_min_ms, 1, 100);

@@ -39,6 +39,7 @@ enum status refdata_database_create(const struct kernel_postgres *settings, bool
     target.username = arena_str(&database->arena, target.username);
     target.password = arena_str(&database->arena, target.password);
     target.schema = arena_str(&database->arena, target.schema);
+    target.fixed_plans = true;
     database->target = target;
     enum status status = db_pool_create(&target, &database->pool, error);
     if (status != STATUS_OK) {

@@ -45,6 +45,13 @@ static bool on_row(void *context, const struct db_row *row)
     return sink->status == STATUS_OK;
 }
 
+enum status refdata_provider_plan_freely(struct db_conn *conn, int64_t deadline_ns, struct error *error)
+{
+    struct db_statement statement;
+    db_statement_init(&statement, DB_PLAN_FREELY_SQL, 0, NULL);
+    return db_exec(conn, &statement, NULL, deadline_ns, NULL, error);
+}
+
 enum status refdata_provider_load(const struct db_statement *statement, const struct db_param *params,
                                   struct db_conn *conn, int64_t deadline_ns, struct cache_builder *builder,
                                   struct error *error)

@@ -48,6 +48,11 @@ struct refdata_provider {
                                 struct error *error);
 };
 
+/* Inside a transaction: what follows is planned as the server sees fit (db.h: fixed_plans). For whole dictionaries, and
+ * for SQL that is not ours. */
+enum status refdata_provider_plan_freely(struct db_conn *conn, int64_t deadline_ns,
+                                         struct error *error) MUST_CHECK;
+
 extern const struct refdata_provider refdata_provider_sql, refdata_provider_builtin;
 
 enum status refdata_provider_check_value(uint32_t type_oid, struct error *error) MUST_CHECK; /* of column v */

@@ -22,12 +22,17 @@ static enum status load_builtin(const struct refdata_dictionary *dictionary, str
     struct db_statement statement;
     db_statement_init(&statement, load_builtin_sql, 2, (const enum db_type[]){DB_TEXT, DB_TEXT});
     const struct db_param params[] = {{tenant}, {dictionary->code}};
+    enum status status = refdata_provider_plan_freely(conn, deadline_ns, error);
+    if (status != STATUS_OK)
+        return status;
     return refdata_provider_load(&statement, params, conn, deadline_ns, builder, error);
 }
 
+/* Key by key: with `item_key = any($3)` a table without statistics has the whole dictionary read and filtered. */
 static const char load_builtin_keys_sql[] =
-    "select item_key as k, payload as v from refdata.dictionary_item"
-    " where tenant_id = $1 and dict_code = $2 and item_key = any($3) and not deleted";
+    "select i.item_key as k, i.payload as v from unnest($3) as wanted (key) cross join lateral"
+    " (select item_key, payload from refdata.dictionary_item"
+    "   where tenant_id = $1 and dict_code = $2 and item_key = wanted.key and not deleted offset 0) i";
 
 static enum status load_builtin_keys(const struct refdata_dictionary *dictionary, struct str tenant,
                                      struct str keys, struct db_conn *conn, int64_t deadline_ns,

@@ -87,7 +87,9 @@ static enum status load_by_template(const struct refdata_dictionary *dictionary,
     struct str values[REFDATA_PARAMETERS] = {[REFDATA_TENANT_ID] = tenant};
     struct db_param params[DB_PARAMS_MAX];
     refdata_dictionary_bind(statement, values, params);
-    return refdata_provider_load(statement, params, conn, deadline_ns, builder, error);
+    enum status status = refdata_provider_plan_freely(conn, deadline_ns, error);
+    return status == STATUS_OK ? refdata_provider_load(statement, params, conn, deadline_ns, builder, error)
+                               : status;
 }
 
 static enum status load_keys_by_template(const struct refdata_dictionary *dictionary, struct str tenant,
@@ -99,7 +101,10 @@ static enum status load_keys_by_template(const struct refdata_dictionary *dictio
     struct str values[REFDATA_PARAMETERS] = {[REFDATA_TENANT_ID] = tenant, [REFDATA_KEYS] = keys};
     struct db_param params[DB_PARAMS_MAX];
     refdata_dictionary_bind(&dictionary->lookup, values, params);
-    return refdata_provider_load(&dictionary->lookup, params, conn, deadline_ns, builder, error);
+    enum status status = refdata_provider_plan_freely(conn, deadline_ns, error);
+    return status == STATUS_OK
+               ? refdata_provider_load(&dictionary->lookup, params, conn, deadline_ns, builder, error)
+               : status;
 }
 
 /* ---- writing ---- */
@@ -151,7 +156,7 @@ static enum status write_deltas_by_template(const struct refdata_write *changes,
                                             struct refdata_writer *writer, struct error *error)
 {
     struct change_values values;
-    enum status status = STATUS_OK;
+    enum status status = refdata_writer_plan_freely(writer, error);
     for (size_t at = 0; at < count && status == STATUS_OK; at++) {
         set_values(&values, &changes[at]);
         for (size_t i = 0; i < changes[at].item_count && status == STATUS_OK; i++)

@@ -61,6 +61,16 @@ enum status refdata_writer_query(struct refdata_writer *writer, const struct db_
                                : status;
 }
 
+enum status refdata_writer_plan_freely(struct refdata_writer *writer, struct error *error)
+{
+    struct db_statement statement;
+    if (writer->plans_freely)
+        return STATUS_OK;
+    writer->plans_freely = true;
+    db_statement_init(&statement, DB_PLAN_FREELY_SQL, 0, NULL);
+    return refdata_writer_add(writer, &statement, NULL, error);
+}
+
 enum status refdata_writer_allow(struct refdata_writer *writer, int64_t timeout_ms, struct error *error)
 {
     char text[REFDATA_NUMBER_BYTES];
@@ -69,6 +79,9 @@ enum status refdata_writer_allow(struct refdata_writer *writer, int64_t timeout_
     db_statement_init(&statement, allow_sql, 1, (const enum db_type[]){DB_TEXT});
     if (deadline_ns > writer->deadline_ns)
         writer->deadline_ns = deadline_ns;
+    enum status status = refdata_writer_plan_freely(writer, error);
+    if (status != STATUS_OK)
+        return status;
     return refdata_writer_add(writer, &statement, &(struct db_param){refdata_number(text, timeout_ms)},
                               error);
 }

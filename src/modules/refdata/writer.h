@@ -11,6 +11,7 @@ struct refdata_writer {
     struct arena *arena;
     size_t pending, bytes; /* added since the last wait */
     bool open;             /* a pipeline is */
+    bool plans_freely;
 };
 
 /* Values are copied. After a failure here or of a wait nothing more may be added but by a new writer. */
@@ -23,9 +24,13 @@ enum status refdata_writer_wait(struct refdata_writer *writer, struct error *err
 enum status refdata_writer_query(struct refdata_writer *writer, const struct db_statement *statement,
                                  const struct db_param *params, struct db_result **result,
                                  struct error *error) MUST_CHECK;
-/* What follows in this transaction is known to be long (a whole snapshot): statements may take this long. */
+/* What follows in this transaction is known to be long (a whole snapshot): statements may take this long, and are planned
+ * freely. */
 enum status refdata_writer_allow(struct refdata_writer *writer, int64_t timeout_ms,
                                  struct error *error) MUST_CHECK;
+
+/* What follows in this transaction is not our SQL, or large: db.h's DB_PLAN_FREELY_SQL. */
+enum status refdata_writer_plan_freely(struct refdata_writer *writer, struct error *error) MUST_CHECK;
 
 /* ---- values as text ---- */
 #define REFDATA_NUMBER_BYTES 24

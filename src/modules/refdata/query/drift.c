@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "modules/refdata/provider.h"
 #include "modules/refdata/query/query.h"
 
 enum { CHECKS_MAX = 100, CHECK_TIMEOUT_MS = 5000 };
@@ -38,7 +39,9 @@ static enum status read_value(struct db_conn *conn, struct drift_check *check, i
     struct db_param params[DB_PARAMS_MAX];
     struct db_result *result = NULL;
     refdata_dictionary_bind(statement, values, params);
-    enum status status = db_query(conn, statement, params, deadline_ns, &result, error);
+    enum status status = refdata_provider_plan_freely(conn, deadline_ns, error);
+    if (status == STATUS_OK)
+        status = db_query(conn, statement, params, deadline_ns, &result, error);
     if (status == STATUS_OK && db_result_rows(result) != 1)
         status = error_set(error, STATUS_DB_ERROR, "one row was expected, not %zu", db_result_rows(result));
     if (status == STATUS_OK)

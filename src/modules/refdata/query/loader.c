@@ -19,11 +19,13 @@ static const char begin_sql[] = "begin isolation level repeatable read read only
 static const char version_sql[] = "select version, (extract(epoch from updated_at) * 1000000)::bigint"
                                   "  from refdata.dictionary_meta where tenant_id = $1 and dict_code = $2";
 
-/* The same with the version's origin, by the index (tenant_id, dict_code, version). */
+/* The same with the version's origin, by the index (tenant_id, dict_code, version): as a join, a table without
+ * statistics would have every version of the pair read. */
 static const char meta_sql[] =
-    "select m.version, (extract(epoch from m.updated_at) * 1000000)::bigint, o.event_id"
-    "  from refdata.dictionary_meta m left join refdata.outbox_event o using (tenant_id, dict_code, version)"
-    " where m.tenant_id = $1 and m.dict_code = $2";
+    "select m.version, (extract(epoch from m.updated_at) * 1000000)::bigint,"
+    "       (select o.event_id from refdata.outbox_event o where o.tenant_id = m.tenant_id"
+    "           and o.dict_code = m.dict_code and o.version = m.version)"
+    "  from refdata.dictionary_meta m where m.tenant_id = $1 and m.dict_code = $2";
 enum { ORIGIN = 2 };
 
 static void take_version(const struct db_result *result, int64_t *version, int64_t *committed_at_us)
