@@ -44,7 +44,7 @@ bool kernel_has_role(const struct kernel *kernel, const char *role)
 
 const struct kernel_bus_settings *kernel_bus(const struct kernel *kernel)
 {
-    return config_section(kernel->config, "bus");
+    return &kernel->bus;
 }
 
 bool kernel_migrates(const struct kernel *kernel)
@@ -366,6 +366,7 @@ int kernel_serve(const struct kernel_options *options)
         return 1;
     log_set_level(
         (enum log_level)((const struct kernel_log_settings *)config_section(kernel.config, "log"))->level);
+    kernel.bus = *(const struct kernel_bus_settings *)config_section(kernel.config, "bus");
     log_never_wait();
     raise_descriptor_limit();
     block_signals();

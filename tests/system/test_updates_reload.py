@@ -1,4 +1,6 @@
 """Updates while the configuration is reloaded (R15): whatever becomes of a database's connections, none is refused."""
+import pytest
+
 from lib.config import base_config, merge
 from lib.refdata import pod, refdata_db  # noqa: F401
 from lib.wait import eventually
@@ -21,6 +23,7 @@ def write(stopping, server, token, number, answers):
         answers.append(client.post(updates_path("WAIT_COMMIT"), delta("D", {f"k{number}": payload})))
 
 
+@pytest.mark.tsan
 def test_no_update_is_refused_while_the_connections_are_replaced(serve, refdata_db, jwks_path, token):  # noqa: F811
     server = serve(refdata_db, settings(4))
     eventually(lambda: server.client(token()).post(updates_path("WAIT_COMMIT"), delta("D", {"k": 1})).status == 200)
