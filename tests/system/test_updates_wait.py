@@ -132,6 +132,31 @@ def test_what_was_decided_while_nobody_listened_is_read_from_the_rows(server, re
     assert answer_of(server, refdata_db, token, act)[1].status == 200
 
 
+def commits_of(server):
+    return sum(value for name, value in server.metrics().items() if name.startswith("refdata_commit_batch_size_count"))
+
+
+def test_whoever_waits_beside_apply_is_not_the_only_one(serve, server, refdata_db, token):  # noqa: F811
+    """R1: one update, sent to two processes. The one that decides it tells the other as well as its own client."""
+    changes = pod("B")
+    changes["bus"] = {"postgres": {"pollInterval": "20ms"}}
+    other = serve(refdata_db, changes)
+    first = second = None
+    while second is None or second.status != 200:  # it was not decided in time: a slow machine
+        body = delta("B", {"a": 1})
+        with contextlib.closing(refdata_db.connect()) as connection, connection.cursor() as cursor:
+            connection.autocommit = False
+            cursor.execute("select from platform.bus_cursor where topic = 'refdata.commands' for update")
+            here = post_later(server, token, body)
+            eventually(lambda: is_accepted(refdata_db, body["eventId"]))
+            before = commits_of(other)
+            there = post_later(other, token, body)
+            eventually(lambda: commits_of(other) > before)
+            connection.rollback()
+        first, second = here.read_response(), there.read_response()
+    assert first.status == 200 and first.json() == second.json()
+
+
 def test_a_decided_update_sent_again_is_answered_from_its_row(server, refdata_db, token):  # noqa: F811
     client = server.client(token(TENANT))
     done, failed = delta("B", {"a": 1}), delta("B", {"a": 2})

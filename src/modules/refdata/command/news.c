@@ -60,14 +60,12 @@ static void post_all(struct refdata_waiter *chain, const struct refdata_state *d
     }
 }
 
-/* Did anybody here wait for it? */
-static bool release(struct refdata_news *news, struct str tenant, const struct refdata_state *state)
+static void release(struct refdata_news *news, struct str tenant, const struct refdata_state *state)
 {
     pthread_mutex_lock(&news->lock);
     struct refdata_waiter *chain = refdata_waiters_take(&news->waiters, tenant, str_from(state->event_id));
     pthread_mutex_unlock(&news->lock);
     post_all(chain, state);
-    return chain != NULL;
 }
 
 /* ---- decided here ---- */
@@ -102,7 +100,8 @@ void refdata_news_decided(struct refdata_news *news, const struct refdata_outcom
 {
     for (size_t i = 0; i < count; i++) {
         struct refdata_state state = state_of(&outcomes[i]);
-        if (!release(news, outcomes[i].tenant, &state) && waited && waited[i])
+        release(news, outcomes[i].tenant, &state);
+        if (waited && waited[i]) /* also where somebody waited here: it may have been sent to several */
             notify(news, outcomes[i].tenant, &state);
     }
 }
