@@ -25,13 +25,14 @@ struct refdata_flow {
     struct refdata_flow *next; /* of refdata->flows, the home loop's */
     struct refdata *refdata;
     struct refdata_database *database; /* referenced */
-    struct refdata_catalog *catalog;   /* referenced: the last that names its database; refdata_flow_catalog() */
-    struct worker_pool *workers;       /* of the bus's handlers and the roles' own jobs */
-    struct bus *bus;                   /* NULL until started */
+    struct refdata_catalog
+        *catalog;                /* referenced: the last that names its database; refdata_flow_catalog() */
+    struct worker_pool *workers; /* of the bus's handlers and the roles' own jobs */
+    struct bus *bus;             /* NULL until started */
     struct refdata_committer *committer; /* command/: makes commits of POSTs */
-    struct refdata_news *news;           /* command/: who waits for a decision, and notices between processes */
-    struct refdata_apply *apply;         /* apply/ */
-    struct refdata_relay *relay;         /* relay/ */
+    struct refdata_news *news;   /* command/: who waits for a decision, and notices between processes */
+    struct refdata_apply *apply; /* apply/ */
+    struct refdata_relay *relay; /* relay/ */
     struct refdata_invalidations *invalidations; /* query/: the pod's ear */
 };
 
@@ -52,14 +53,14 @@ struct refdata_flow *refdata_flow_of(const struct refdata_database *database);
 
 /* Any thread, after the commit: these updates are decided. Releases who waits for them here and elsewhere, has the pod's
  * caches reloaded, wakes the relay. `waited[i]` (NULL = all false): somebody in another process may wait. */
-void refdata_flow_decided(struct refdata_flow *flow, const struct refdata_outcome *outcomes, const bool *waited,
-                          size_t count);
+void refdata_flow_decided(struct refdata_flow *flow, const struct refdata_outcome *outcomes,
+                          const bool *waited, size_t count);
 
 /* ---- each role's part: created before the bus starts (to subscribe), stopped when it has stopped ----
  * *_create: home loop. *_stop: main thread while loops run; may wait. *_destroy: no thread uses it any more. */
 struct refdata_news *refdata_news_create(struct refdata_flow *flow);
-void refdata_news_decided(struct refdata_news *news, const struct refdata_outcome *outcomes, const bool *waited,
-                          size_t count); /* any thread */
+void refdata_news_decided(struct refdata_news *news, const struct refdata_outcome *outcomes,
+                          const bool *waited, size_t count); /* any thread */
 void refdata_news_stop(struct refdata_news *news);
 void refdata_news_destroy(struct refdata_news *news);
 
@@ -79,7 +80,8 @@ void refdata_relay_stop(struct refdata_relay *relay);
 void refdata_relay_destroy(struct refdata_relay *relay);
 
 struct refdata_invalidations *refdata_invalidations_create(struct refdata_flow *flow); /* subscribes */
-void refdata_invalidations_hint(struct refdata_invalidations *invalidations, struct str tenant, struct str code,
+void refdata_invalidations_hint(struct refdata_invalidations *invalidations, struct str tenant,
+                                struct str code,
                                 int64_t version); /* any thread: committed by this very process */
 void refdata_invalidations_destroy(struct refdata_invalidations *invalidations);
 
