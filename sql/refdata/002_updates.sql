@@ -15,7 +15,8 @@ create table refdata.update_request (
     primary key (tenant_id, event_id)
 ) with (fillfactor = 80);
 create index update_request_snapshot on refdata.update_request (tenant_id, snapshot_id) where snapshot_id is not null;
-create index update_request_decided on refdata.update_request (updated_at) where status <> 'PENDING';
+-- Not by what a decision changes: its update then stays in the row's own page.
+create index update_request_age on refdata.update_request (created_at);
 
 -- Every event that has had its effect, or was refused: it has none again.
 create table refdata.processed_event (

@@ -166,7 +166,7 @@ enum status bus_publish_in_tx(struct bus *bus, struct db_conn *conn, struct bus_
 }
 
 enum status bus_own_ask(struct bus *bus, struct db_conn *conn, struct str topic, const char *group,
-                        const unsigned *partitions, size_t count, struct error *error)
+                        const unsigned *partitions, size_t count, uint64_t *mark, struct error *error)
 {
     struct bus_topic_state *found = bus_topic_find(bus, topic);
 
@@ -174,17 +174,17 @@ enum status bus_own_ask(struct bus *bus, struct db_conn *conn, struct str topic,
         return error_set(error, STATUS_NOT_IMPLEMENTED, "this bus has no transactions to share");
     if (!found)
         return error_set(error, STATUS_BAD_REQUEST, "no such topic");
-    return bus->driver->own_ask(conn, found, group, partitions, count, error);
+    return bus->driver->own_ask(bus, conn, found, group, partitions, count, mark, error);
 }
 
-enum status bus_own_commit(struct bus *bus, struct db_conn *conn, struct str topic, const char *group,
+enum status bus_own_commit(struct bus *bus, struct db_conn *conn, struct str topic, uint64_t mark,
                            int64_t deadline_ns, struct error *error)
 {
     struct bus_topic_state *found = bus_topic_find(bus, topic);
 
     if (!bus->driver->own_commit || !found)
         return error_set(error, STATUS_NOT_IMPLEMENTED, "this bus has no transactions to share");
-    return bus->driver->own_commit(bus, conn, found, group, deadline_ns, error);
+    return bus->driver->own_commit(bus, conn, found, mark, deadline_ns, error);
 }
 
 void bus_wake(struct bus *bus, struct str topic)

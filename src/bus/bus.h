@@ -101,10 +101,11 @@ void bus_wake(struct bus *bus, struct str topic);
  * everything published before. Not granted: publish. It then commits by bus_own_commit() or rolls back. NOT_IMPLEMENTED
  * where the driver has no transactions to share. */
 enum status bus_own_ask(struct bus *bus, struct db_conn *conn, struct str topic, const char *group,
-                        const unsigned *partitions, size_t count, struct error *error) MUST_CHECK;
+                        const unsigned *partitions, size_t count, uint64_t *mark,
+                        struct error *error) MUST_CHECK;
 bool bus_own_is_granted(const struct db_result *answer, size_t count);
-/* COMMIT, and the group is woken for what others published meanwhile. Fails as a commit does. */
-enum status bus_own_commit(struct bus *bus, struct db_conn *conn, struct str topic, const char *group,
+/* COMMIT, and the group is woken if anything was published since the question (its mark). Fails as a commit does. */
+enum status bus_own_commit(struct bus *bus, struct db_conn *conn, struct str topic, uint64_t mark,
                            int64_t deadline_ns, struct error *error) MUST_CHECK;
 
 /* ---- consuming ---- */

@@ -14,6 +14,7 @@ struct bus_topic_state {
     struct bus_topic spec;
     struct str name;
     struct bus_topic_state *dead; /* where its dead letters go; NULL: it is such a topic itself */
+    atomic_ulong wakes;           /* the driver's: how often somebody said that something was published */
     atomic_bool known;            /* the driver's: the engine has it, with as many partitions */
     struct metric_series *published;
 };
@@ -26,10 +27,11 @@ struct bus_driver {
                            struct error *error);
     enum status (*publish_in_tx)(struct bus *bus, struct db_conn *conn, struct bus_message *messages,
                                  size_t count, int64_t deadline_ns, struct error *error); /* NULL: cannot */
-    enum status (*own_ask)(struct db_conn *conn, const struct bus_topic_state *topic, const char *group,
-                           const unsigned *partitions, size_t count, struct error *error); /* NULL: cannot */
+    enum status (*own_ask)(struct bus *bus, struct db_conn *conn, const struct bus_topic_state *topic,
+                           const char *group, const unsigned *partitions, size_t count, uint64_t *mark,
+                           struct error *error); /* NULL: cannot */
     enum status (*own_commit)(struct bus *bus, struct db_conn *conn, struct bus_topic_state *topic,
-                              const char *group, int64_t deadline_ns, struct error *error);
+                              uint64_t mark, int64_t deadline_ns, struct error *error);
     void (*wake)(struct bus *bus, struct bus_topic_state *topic);
     void (*subscribe)(struct bus *bus,
                       const struct bus_consumer *consumer); /* copies it; the texts are its own then */

@@ -19,8 +19,12 @@
 
 /* ---- wakes ---- */
 
-static void wake_topic(struct postgres *postgres, struct str topic)
+void bus_postgres_wake_topic(struct postgres *postgres, struct str topic)
 {
+    struct bus_topic_state *state = bus_topic_find(&postgres->bus, topic);
+
+    if (state)
+        atomic_fetch_add(&state->wakes, 1);
     pthread_mutex_lock(&postgres->lock);
     for (size_t i = 0; i < postgres->reader_count; i++)
         if (str_eq(postgres->readers[i]->consumer.topic->name, topic))
@@ -31,8 +35,10 @@ static void wake_topic(struct postgres *postgres, struct str topic)
 static void wake_all(struct postgres *postgres)
 {
     pthread_mutex_lock(&postgres->lock);
-    for (size_t i = 0; i < postgres->reader_count; i++)
+    for (size_t i = 0; i < postgres->reader_count; i++) {
+        atomic_fetch_add(&postgres->readers[i]->consumer.topic->wakes, 1);
         bus_postgres_jobs_wake(postgres->readers[i]);
+    }
     pthread_mutex_unlock(&postgres->lock);
 }
 
@@ -42,7 +48,7 @@ static void postgres_wake(struct bus *bus, struct bus_topic_state *topic)
     struct postgres *postgres = (struct postgres *)bus;
     char payload[128];
 
-    wake_topic(postgres, topic->name);
+    bus_postgres_wake_topic(postgres, topic->name);
     int len = snprintf(payload, sizeof payload, "%s:%s", postgres->instance, topic->spec.name);
     if (postgres->notifier)
         db_notify(postgres->notifier, STR(CHANNEL), str_of(payload, (size_t)len));
@@ -57,7 +63,7 @@ static void on_notice(void *context, struct str channel, struct str payload)
     if (!str_split(&payload, ':', &instance) || !payload.ptr)
         wake_all(postgres); /* too many waited, and their texts were dropped */
     else if (!str_eq(instance, str_from(postgres->instance)))
-        wake_topic(postgres, payload);
+        bus_postgres_wake_topic(postgres, payload);
 }
 
 static void on_listening(void *context)

@@ -86,6 +86,9 @@ struct postgres {
     struct loop_message rearm;    /* a reader is due earlier than the timer knows */
 };
 
+/* ---- postgres.c ---- */
+void bus_postgres_wake_topic(struct postgres *postgres, struct str topic); /* in this process */
+
 /* ---- postgres_jobs.c ---- */
 void bus_postgres_jobs_init(struct reader_job *job, struct reader *reader);
 void bus_postgres_jobs_init_upkeep(struct postgres *postgres);
@@ -125,10 +128,11 @@ enum status bus_postgres_publish_in_tx(struct bus *bus, struct db_conn *conn, st
                                        size_t count, int64_t deadline_ns, struct error *error);
 
 /* ---- postgres_own.c ---- */
-enum status bus_postgres_own_ask(struct db_conn *conn, const struct bus_topic_state *topic, const char *group,
-                                 const unsigned *partitions, size_t count, struct error *error);
+enum status bus_postgres_own_ask(struct bus *bus, struct db_conn *conn, const struct bus_topic_state *topic,
+                                 const char *group, const unsigned *partitions, size_t count, uint64_t *mark,
+                                 struct error *error);
 enum status bus_postgres_own_commit(struct bus *bus, struct db_conn *conn, struct bus_topic_state *topic,
-                                    const char *group, int64_t deadline_ns, struct error *error);
+                                    uint64_t mark, int64_t deadline_ns, struct error *error);
 
 /* ---- postgres_upkeep.c ---- */
 /* Makes the topic's partitions when there are none; CONFIG when there are others than configured. */

@@ -11,19 +11,18 @@ static const char own_sql[] =
     "      AND c.position = p.next_offset"
     "    FOR UPDATE OF c SKIP LOCKED) owned";
 
-/* After the commit, in its round trip: whoever publishes later finds the cursors free. */
-static const char left_sql[] =
-    "SELECT EXISTS (SELECT FROM platform.bus_cursor c JOIN platform.bus_partition p USING (topic, partition)"
-    "               WHERE c.group_name = $1 AND c.topic = $2 AND c.position < p.next_offset)";
 static const char commit_sql[] = "COMMIT";
 
-enum status bus_postgres_own_ask(struct db_conn *conn, const struct bus_topic_state *topic, const char *group,
-                                 const unsigned *partitions, size_t count, struct error *error)
+enum status bus_postgres_own_ask(struct bus *bus, struct db_conn *conn, const struct bus_topic_state *topic,
+                                 const char *group, const unsigned *partitions, size_t count, uint64_t *mark,
+                                 struct error *error)
 {
     static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_TEXT};
     struct db_statement statement;
     struct buf list;
 
+    (void)bus;
+    *mark = atomic_load(&topic->wakes);
     buf_init(&list);
     db_array_begin(&list);
     for (size_t i = 0; i < count; i++)
@@ -42,25 +41,18 @@ bool bus_own_is_granted(const struct db_result *answer, size_t count)
 }
 
 enum status bus_postgres_own_commit(struct bus *bus, struct db_conn *conn, struct bus_topic_state *topic,
-                                    const char *group, int64_t deadline_ns, struct error *error)
+                                    uint64_t mark, int64_t deadline_ns, struct error *error)
 {
-    static const enum db_type types[] = {DB_TEXT, DB_TEXT};
-    struct db_param params[] = {{str_from(group)}, {topic->name}};
-    struct db_result *results[2] = {NULL, NULL};
-    struct db_statement commit, left;
+    struct postgres *postgres = (struct postgres *)bus;
+    struct db_statement commit;
 
     db_statement_init(&commit, commit_sql, 0, NULL);
-    db_statement_init(&left, left_sql, 2, types);
     enum status status = db_pipeline_begin(conn, error);
     if (status == STATUS_OK)
         status = db_pipeline_add(conn, &commit, NULL, error);
     if (status == STATUS_OK)
-        status = db_pipeline_add(conn, &left, params, error);
-    if (status == STATUS_OK)
-        status = db_pipeline_end(conn, deadline_ns, results, 2, NULL, error);
-    if (status == STATUS_OK && str_eq(db_result_str(results[1], 0, 0), STR("t")))
-        bus->driver->wake(bus, topic);
-    db_result_free(results[0]);
-    db_result_free(results[1]);
+        status = db_pipeline_end(conn, deadline_ns, NULL, 0, NULL, error);
+    if (atomic_load(&topic->wakes) != mark)
+        bus_postgres_wake_topic(postgres, topic->name);
     return status;
 }

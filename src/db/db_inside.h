@@ -114,6 +114,8 @@ struct db_conn {
     struct db_queued *queue;
     size_t queued, queue_capacity;
     size_t queue_first; /* those before it were left by an earlier begin: db_pipeline_leave() */
+    struct db_result **left_results;
+    size_t left_count;
     bool in_pipeline, pipeline_left;
     bool prepares_pending; /* a PREPARE is in the pipeline, not yet known to have worked */
     bool doomed;           /* the server said goodbye while nothing was running */

@@ -24,13 +24,17 @@ enum status db_pipeline_begin(struct db_conn *conn, struct error *error)
     conn->in_pipeline = true;
     conn->pipeline_left = false;
     conn->prepares_pending = false;
-    conn->queued = conn->queue_first = 0;
+    conn->queued = conn->queue_first = conn->left_count = 0;
     return STATUS_OK;
 }
 
-void db_pipeline_leave(struct db_conn *conn)
+void db_pipeline_leave(struct db_conn *conn, struct db_result **results, size_t count)
 {
     conn->pipeline_left = conn->in_pipeline;
+    conn->left_results = results;
+    conn->left_count = results ? count : 0;
+    for (size_t i = 0; i < conn->left_count; i++)
+        results[i] = NULL;
 }
 
 static struct db_queued *queue_push(struct db_conn *conn)
@@ -155,6 +159,8 @@ static enum status fetch_all(struct db_conn *conn, int64_t deadline_ns, struct d
         }
         if (status == STATUS_OK && results && i >= conn->queue_first && at < count)
             results[at] = (struct db_result *)result;
+        else if (status == STATUS_OK && i < conn->queue_first && i < conn->left_count)
+            conn->left_results[i] = (struct db_result *)result;
         else
             PQclear(result);
         if (!conn->pg)
@@ -192,6 +198,8 @@ enum status db_pipeline_end(struct db_conn *conn, int64_t deadline_ns, struct db
     if (status != STATUS_OK) {
         conn->prepared.stale |= conn->prepares_pending;
         drop_results(results, count);
+        drop_results(conn->left_results, conn->left_count);
     }
+    conn->left_count = 0;
     return status;
 }

@@ -50,6 +50,8 @@ static void arm(struct outbox *outbox)
     int64_t at_ns = least(outbox->poll_at_ns, outbox->upkeep_at_ns);
     pthread_mutex_lock(&outbox->lock);
     at_ns = least(at_ns, least(outbox->due_ns, outbox->renew_ns));
+    if (outbox->paced)
+        at_ns = least(at_ns, outbox->pace_ns);
     outbox->armed_ns = at_ns;
     bool stopping = outbox->stopping;
     pthread_mutex_unlock(&outbox->lock);
@@ -63,7 +65,9 @@ static void on_timer(struct loop_timer *timer)
     int64_t now_ns = clock_mono_ns();
     int64_t upkeep_ms = least(UPKEEP_INTERVAL_MS, outbox->settings.cleanup_ms);
     pthread_mutex_lock(&outbox->lock);
-    if (now_ns >= outbox->poll_at_ns || now_ns >= outbox->due_ns)
+    bool is_time = outbox->paced && now_ns >= outbox->pace_ns;
+    outbox->paced &= !is_time;
+    if (is_time || now_ns >= outbox->poll_at_ns || now_ns >= outbox->due_ns)
         outbox_jobs_wake(outbox);
     if (now_ns >= outbox->renew_ns)
         outbox_jobs_renew(outbox);

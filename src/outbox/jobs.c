@@ -8,7 +8,13 @@
 #include "base/log.h"
 #include "outbox/outbox_inside.h"
 
-enum { EXCHANGE_MS = 10000, FAILURE_WAIT_MIN_MS = 50, FAILURE_WAIT_MAX_MS = 2000, LEFT_WAIT_MS = 100 };
+enum {
+    EXCHANGE_MS = 10000,
+    FAILURE_WAIT_MIN_MS = 50,
+    FAILURE_WAIT_MAX_MS = 2000,
+    LEFT_WAIT_MS = 100,
+    PACE_MS = 2
+};
 
 #define OUTBOX_OF(job, member) ((struct outbox *)((char *)(job)-offsetof(struct outbox, member)))
 
@@ -28,13 +34,42 @@ static void submit(struct outbox *outbox, struct worker_job *job, bool *busy)
     *busy = worker_pool_submit(outbox->config.workers, job);
 }
 
+static void tell_timer(struct outbox *outbox, int64_t at_ns)
+{
+    if (at_ns >= outbox->armed_ns || outbox->rearm_posted || outbox->stopping)
+        return;
+    outbox->rearm_posted = true;
+    loop_post(outbox->config.loop, &outbox->rearm);
+}
+
+static void look_again(struct outbox *outbox, int64_t wait_ms)
+{
+    int64_t at_ns = clock_deadline_ms(wait_ms);
+    if (at_ns < outbox->due_ns)
+        outbox->due_ns = at_ns;
+    tell_timer(outbox, outbox->due_ns);
+}
+
+/* What was published is settled together with the claim of what came meanwhile. An event that comes to a quiet outbox is
+ * claimed at once; behind others that trickle in, it waits a moment instead of having transactions of its own. */
+static void pace(struct outbox *outbox, int64_t at_ns)
+{
+    outbox->paced = true;
+    outbox->pace_ns = at_ns;
+    tell_timer(outbox, at_ns);
+}
+
 void outbox_jobs_wake(struct outbox *outbox)
 {
     if (outbox->stopping || !outbox->started)
         return;
-    outbox->due_ns = CLOCK_NEVER;
+    int64_t now_ns = clock_mono_ns();
+    if (now_ns >= outbox->due_ns) /* a backoff that is not over is waited for all the same */
+        outbox->due_ns = CLOCK_NEVER;
     if (outbox->step_busy)
         outbox->woken = true;
+    else if (now_ns < outbox->pace_ns)
+        pace(outbox, outbox->pace_ns);
     else
         submit(outbox, &outbox->step, &outbox->step_busy);
 }
@@ -50,22 +85,6 @@ void outbox_jobs_upkeep(struct outbox *outbox)
 {
     if (!outbox->upkeep_busy && !outbox->stopping)
         submit(outbox, &outbox->upkeep, &outbox->upkeep_busy);
-}
-
-static void tell_timer(struct outbox *outbox, int64_t at_ns)
-{
-    if (at_ns >= outbox->armed_ns || outbox->rearm_posted || outbox->stopping)
-        return;
-    outbox->rearm_posted = true;
-    loop_post(outbox->config.loop, &outbox->rearm);
-}
-
-static void look_again(struct outbox *outbox, int64_t wait_ms)
-{
-    int64_t at_ns = clock_deadline_ms(wait_ms);
-    if (at_ns < outbox->due_ns)
-        outbox->due_ns = at_ns;
-    tell_timer(outbox, outbox->due_ns);
 }
 
 static void ended(struct outbox *outbox)
@@ -204,8 +223,12 @@ static void step_done(struct worker_job *job)
     outbox->owes = outbox->claims.count > 0 || outbox->claims.doubtful[0];
     bool more = outbox->stopping ? outbox->owes && outbox->failures == 0 : outbox->again || outbox->woken;
     if (more && !job->cancelled) {
+        bool paced = !outbox->stopping && outbox->claims.count < (size_t)outbox->settings.batch;
         outbox->woken = false;
-        submit(outbox, job, &outbox->step_busy);
+        if (paced)
+            pace(outbox, clock_deadline_ms(PACE_MS));
+        else
+            submit(outbox, job, &outbox->step_busy);
     }
     ended(outbox);
     pthread_mutex_unlock(&outbox->lock);

@@ -112,6 +112,8 @@ struct outbox {
     bool started, stopping, destroyed;
     unsigned failures;
     int64_t due_ns;   /* look again then: a backoff, or after a failure */
+    int64_t pace_ns;  /* no step before that … */
+    bool paced;       /* … and one then */
     int64_t renew_ns; /* the lease of what is being published; CLOCK_NEVER = nothing is */
     char renew_id[UUID_TEXT_BYTES];
     char *renew_ids; /* heap */

@@ -22,7 +22,7 @@ enum status refdata_writer_wait(struct refdata_writer *writer, struct error *err
 void refdata_writer_leave(struct refdata_writer *writer)
 {
     if (writer->open)
-        db_pipeline_leave(writer->conn);
+        db_pipeline_leave(writer->conn, NULL, 0);
     writer->open = false;
 }
 

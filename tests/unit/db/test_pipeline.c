@@ -199,18 +199,21 @@ static void test_an_empty_pipeline(void **state)
 static void test_what_is_left_goes_with_the_next(void **state)
 {
     (void)state;
-    struct db_result *results[2];
+    struct db_result *results[2], *left[2];
     assert_ok(db_pipeline_begin(conn, NULL));
     add("BEGIN");
-    add_number("INSERT INTO t VALUES ($1)", 7);
-    db_pipeline_leave(conn);
+    add_number("INSERT INTO t VALUES ($1) RETURNING n + 1", 7);
+    db_pipeline_leave(conn, left, 2);
     assert_ok(db_pipeline_begin(conn, NULL));
     add("SELECT n FROM t");
     add("COMMIT");
     assert_ok(db_pipeline_end(conn, soon(), results, 2, NULL, NULL));
     assert_int_equal(db_result_i64(results[0], 0, 0), 7);
-    db_result_free(results[0]);
-    db_result_free(results[1]);
+    assert_int_equal(db_result_i64(left[1], 0, 0), 8);
+    for (int i = 0; i < 2; i++) {
+        db_result_free(results[i]);
+        db_result_free(left[i]);
+    }
     assert_string_equal(test_sql(conn, "SELECT count(*) FROM t"), "1");
 }
 
@@ -218,15 +221,17 @@ static void test_the_failure_of_what_is_left_is_the_next_ones(void **state)
 {
     (void)state;
     struct error error;
+    struct db_result *left[2];
     size_t failed_at = 9;
     assert_ok(db_pipeline_begin(conn, NULL));
     add("BEGIN");
     add("SELECT 1 / 0");
-    db_pipeline_leave(conn);
+    db_pipeline_leave(conn, left, 2);
     assert_ok(db_pipeline_begin(conn, NULL));
     add("COMMIT");
     assert_int_equal(db_pipeline_end(conn, soon(), NULL, 1, &failed_at, &error), STATUS_DB_ERROR);
     assert_int_equal(failed_at, 0);
+    assert_null(left[0]);
     db_rollback(conn);
     assert_string_equal(test_sql(conn, "SELECT count(*) FROM t"), "0");
 }
@@ -237,7 +242,7 @@ static void test_what_is_left_can_be_rolled_back(void **state)
     assert_ok(db_pipeline_begin(conn, NULL));
     add("BEGIN");
     add_number("INSERT INTO t VALUES ($1)", 7);
-    db_pipeline_leave(conn);
+    db_pipeline_leave(conn, NULL, 0);
     db_rollback(conn);
     assert_string_equal(test_sql(conn, "SELECT count(*) FROM t"), "0");
 }

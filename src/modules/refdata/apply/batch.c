@@ -265,11 +265,11 @@ static enum status read_outcomes(struct batch *batch, struct error *error)
 
 /* ---- the round trip ---- */
 
-enum question { ENSURE, LOCK, ASSEMBLING, PROCESS, CHUNKS, QUESTIONS };
+enum question { LOCK, ASSEMBLING, PROCESS, CHUNKS, QUESTIONS };
 
-static enum status add_pairs(struct batch *batch, struct error *error)
+/* `sql` are questions about the pairs. */
+static enum status add_pairs(struct batch *batch, const char *const *sql, size_t count, struct error *error)
 {
-    static const char *const questions[] = {ensure_sql, lock_sql, assembling_sql};
     struct refdata_columns columns;
     struct db_param params[REFDATA_COLUMNS_MAX];
     enum status status = STATUS_OK;
@@ -279,9 +279,9 @@ static enum status add_pairs(struct batch *batch, struct error *error)
         refdata_columns_put(&columns, 1, batch->pairs[i]->code);
     }
     refdata_columns_end(&columns, params);
-    for (size_t i = 0; i < 3 && status == STATUS_OK; i++) {
+    for (size_t i = 0; i < count && status == STATUS_OK; i++) {
         struct db_statement statement;
-        db_statement_init(&statement, questions[i], 2, text_arrays);
+        db_statement_init(&statement, sql[i], 2, text_arrays);
         status = db_pipeline_add(batch->conn, &statement, params, error);
     }
     refdata_columns_free(&columns);
@@ -364,12 +364,13 @@ static enum status ask(struct batch *batch, size_t *chunk_places, struct db_resu
                        struct error *error)
 {
     struct db_result *got[QUESTIONS] = {NULL};
-    size_t chunk_count = 0, first = batch->pair_count ? ENSURE : PROCESS;
+    static const char *const of_pairs[] = {lock_sql, assembling_sql};
+    size_t chunk_count = 0, first = batch->pair_count ? LOCK : PROCESS;
     enum status status = db_pipeline_begin(batch->conn, error);
     if (status != STATUS_OK)
         return status;
     if (batch->pair_count)
-        status = add_pairs(batch, error);
+        status = add_pairs(batch, of_pairs, 2, error);
     if (status == STATUS_OK)
         status = add_events(batch, error);
     if (status == STATUS_OK)
@@ -383,11 +384,33 @@ static enum status ask(struct batch *batch, size_t *chunk_places, struct db_resu
     return status == STATUS_OK ? ended : status;
 }
 
+/* Some pair is written for the first time: its row is made, and the questions about pairs are asked again. */
+static enum status ask_anew(struct batch *batch, struct db_result *results[QUESTIONS], struct error *error)
+{
+    static const char *const of_pairs[] = {ensure_sql, lock_sql, assembling_sql};
+    struct db_result *got[3] = {NULL};
+    struct error later = {0};
+    enum status status = db_pipeline_begin(batch->conn, error);
+    if (status != STATUS_OK)
+        return status;
+    status = add_pairs(batch, of_pairs, 3, error);
+    enum status ended =
+        db_pipeline_end(batch->conn, batch->deadline_ns, got, 3, NULL, status == STATUS_OK ? error : &later);
+    db_result_free(got[0]);
+    for (size_t i = LOCK; i <= ASSEMBLING; i++) {
+        db_result_free(results[i]);
+        results[i] = got[i + 1];
+    }
+    return status == STATUS_OK ? ended : status;
+}
+
 enum status refdata_batch_read(struct batch *batch, struct error *error)
 {
     struct db_result *results[QUESTIONS] = {NULL};
     size_t *chunk_places = arena_alloc(batch->arena, batch->count * sizeof *chunk_places);
     enum status status = ask(batch, chunk_places, results, error);
+    if (status == STATUS_OK && batch->pair_count && db_result_rows(results[LOCK]) != batch->pair_count)
+        status = ask_anew(batch, results, error);
     if (status == STATUS_OK && batch->pair_count)
         status = take_locks(batch, results[LOCK], error);
     if (status == STATUS_OK && batch->pair_count)

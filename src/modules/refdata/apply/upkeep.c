@@ -28,7 +28,7 @@ static const char expired_sql[] =
 enum { BATCH_ROWS = 1000 };
 
 static const char *const forget_sql[] = {
-    FORGET("refdata.update_request", "status <> 'PENDING' and updated_at"),
+    FORGET("refdata.update_request", "status <> 'PENDING' and created_at"),
     FORGET("refdata.processed_event", "processed_at"),
     FORGET("refdata.snapshot", "status <> 'PENDING' and updated_at"),
     FORGET("refdata.chunk_request", "created_at"),

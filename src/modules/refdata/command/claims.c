@@ -34,6 +34,9 @@ static const char request_sql[] =
     "      AS asked (tenant_id, event_id, dict_code, content_hash, snapshot_id)"
     " ON CONFLICT DO NOTHING RETURNING tenant_id, event_id";
 
+static const enum db_type request_types[REQUEST_COLUMNS] = {DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY,
+                                                            DB_TEXT_ARRAY, DB_TEXT_ARRAY};
+
 static const char expire_sql[] =
     "WITH old_key AS (DELETE FROM refdata.update_key WHERE ctid = ANY (ARRAY("
     "         SELECT ctid FROM refdata.update_key WHERE created_at < clock_timestamp() - interval '1 hour'"
@@ -47,7 +50,7 @@ static const char expire_sql[] =
 /* A transaction's first statements: OPENING_MAX at most. */
 enum { OPENING_MAX = 2 };
 
-static enum status add_opening(struct db_conn *conn, const struct refdata_owning *owning, size_t *added,
+static enum status add_opening(struct db_conn *conn, struct refdata_owning *owning, size_t *added,
                                struct error *error)
 {
     struct db_statement begin;
@@ -58,7 +61,7 @@ static enum status add_opening(struct db_conn *conn, const struct refdata_owning
         return status;
     *added = 2;
     return bus_own_ask(owning->bus, conn, STR(REFDATA_COMMANDS), REFDATA_APPLY_GROUP, owning->partitions,
-                       owning->count, error);
+                       owning->count, &owning->mark, error);
 }
 
 static void take_opening(struct refdata_owning *owning, struct db_result *const *results)
@@ -225,12 +228,10 @@ static enum status send_requests(struct db_conn *conn, const struct db_param par
                                  struct refdata_owning *owning, int64_t deadline_ns,
                                  struct db_result **inserted, struct error *error)
 {
-    static const enum db_type types[REQUEST_COLUMNS] = {DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY,
-                                                        DB_TEXT_ARRAY, DB_TEXT_ARRAY};
     struct db_result *results[OPENING_MAX + 1] = {NULL};
     struct db_statement statement;
     size_t opening = 0;
-    db_statement_init(&statement, request_sql, REQUEST_COLUMNS, types);
+    db_statement_init(&statement, request_sql, REQUEST_COLUMNS, request_types);
     if (!owning)
         return db_query(conn, &statement, params, deadline_ns, inserted, error);
     enum status status = db_pipeline_begin(conn, error);
@@ -249,34 +250,48 @@ static enum status send_requests(struct db_conn *conn, const struct db_param par
     return STATUS_OK;
 }
 
-static enum status insert_requests(struct db_conn *conn, struct refdata_post **sorted, size_t count,
-                                   struct refdata_owning *owning, int64_t deadline_ns, struct error *error)
-{
-    struct buf columns[REQUEST_COLUMNS] = {0};
+struct request_columns {
+    struct buf at[REQUEST_COLUMNS];
     struct db_param params[REQUEST_COLUMNS];
-    struct db_result *inserted = NULL;
+};
 
+static void put_requests(struct request_columns *columns, struct refdata_post *const *sorted, size_t count)
+{
+    *columns = (struct request_columns){0};
     for (size_t c = 0; c < REQUEST_COLUMNS; c++)
-        db_array_begin(&columns[c]);
+        db_array_begin(&columns->at[c]);
     for (size_t i = 0; i < count; i++) {
         const struct refdata_update *update = &sorted[i]->update;
         bool chunk = refdata_update_is_chunk(update);
-        db_array_put(&columns[0], str_from(sorted[i]->tenant));
-        db_array_put(&columns[1], str_from(update->event_id));
-        db_array_put(&columns[2], update->dict_code);
-        db_array_put(&columns[3], sorted[i]->hash);
-        db_array_put(&columns[4], chunk ? str_from(update->snapshot_id) : STR(""));
+        db_array_put(&columns->at[0], str_from(sorted[i]->tenant));
+        db_array_put(&columns->at[1], str_from(update->event_id));
+        db_array_put(&columns->at[2], update->dict_code);
+        db_array_put(&columns->at[3], sorted[i]->hash);
+        db_array_put(&columns->at[4], chunk ? str_from(update->snapshot_id) : STR(""));
     }
     for (size_t c = 0; c < REQUEST_COLUMNS; c++) {
-        db_array_end(&columns[c]);
-        params[c].value = buf_str(&columns[c]);
+        db_array_end(&columns->at[c]);
+        columns->params[c].value = buf_str(&columns->at[c]);
     }
-    enum status status = send_requests(conn, params, owning, deadline_ns, &inserted, error);
+}
+
+static void free_requests(struct request_columns *columns)
+{
+    for (size_t c = 0; c < REQUEST_COLUMNS; c++)
+        buf_deinit(&columns->at[c]);
+}
+
+static enum status insert_requests(struct db_conn *conn, struct refdata_post **sorted, size_t count,
+                                   struct refdata_owning *owning, int64_t deadline_ns, struct error *error)
+{
+    struct request_columns columns;
+    struct db_result *inserted = NULL;
+    put_requests(&columns, sorted, count);
+    enum status status = send_requests(conn, columns.params, owning, deadline_ns, &inserted, error);
     if (status == STATUS_OK)
         take_inserted(sorted, count, inserted);
     db_result_free(inserted);
-    for (size_t c = 0; c < REQUEST_COLUMNS; c++)
-        buf_deinit(&columns[c]);
+    free_requests(&columns);
     return status;
 }
 
@@ -357,6 +372,54 @@ enum status refdata_claims_write(struct db_conn *conn, struct refdata_post **pos
     if (status == STATUS_OK && known_count)
         status = find_states(conn, known, known_count, deadline_ns, error);
     return status;
+}
+
+/* ---- as a guess ---- */
+
+bool refdata_claims_are_plain(struct refdata_post *const *posts, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (posts[i]->key.ptr || refdata_update_is_chunk(&posts[i]->update))
+            return false;
+    return true;
+}
+
+enum status refdata_claims_guess(struct refdata_guess *guess, struct db_conn *conn,
+                                 struct refdata_post **posts, size_t count, struct refdata_owning *owning,
+                                 struct arena *arena, struct error *error)
+{
+    struct request_columns columns;
+    struct db_statement statement;
+    size_t opening = 0;
+    *guess = (struct refdata_guess){.sorted = arena_alloc(arena, count * sizeof *posts), .count = count};
+    for (size_t i = 0; i < count; i++) {
+        start_anew(posts[i]);
+        posts[i]->is_new = true;
+        guess->sorted[i] = posts[i];
+    }
+    qsort(guess->sorted, count, sizeof *posts, compare_events);
+    put_requests(&columns, guess->sorted, count);
+    db_statement_init(&statement, request_sql, REQUEST_COLUMNS, request_types);
+    enum status status = db_pipeline_begin(conn, error);
+    if (status == STATUS_OK)
+        status = add_opening(conn, owning, &opening, error);
+    if (status == STATUS_OK)
+        status = db_pipeline_add(conn, &statement, columns.params, error);
+    if (status == STATUS_OK)
+        db_pipeline_leave(conn, guess->results, opening + 1);
+    free_requests(&columns);
+    return status;
+}
+
+bool refdata_claims_hold(struct refdata_guess *guess, struct db_conn *conn, struct refdata_owning *owning)
+{
+    db_pipeline_leave(conn, NULL, 0); /* whatever is still on its way, its answers are not wanted any more */
+    bool held = guess->results[2] && db_result_rows(guess->results[2]) == guess->count;
+    if (held)
+        take_opening(owning, guess->results);
+    for (size_t i = 0; i < 3; i++)
+        db_result_free(guess->results[i]);
+    return held && owning->granted;
 }
 
 enum status refdata_claims_expire(struct db_conn *conn, int64_t deadline_ns, struct error *error)

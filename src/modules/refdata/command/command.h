@@ -90,7 +90,22 @@ struct refdata_owning {
     unsigned *partitions;
     size_t count; /* 0 = none is asked for */
     bool granted;
+    uint64_t mark; /* bus_own_commit()'s */
 };
+/* The claims as a guess that they will all be new and the partitions granted: nothing is waited for, the next pipeline
+ * takes them along. refdata_claims_hold() then says whether the guess was right; if not, roll back and claim in earnest.
+ * Not for posts with a key or chunks. */
+struct refdata_guess {
+    struct db_result *results[3];
+    struct refdata_post **sorted;
+    size_t count;
+};
+bool refdata_claims_are_plain(struct refdata_post *const *posts, size_t count);
+enum status refdata_claims_guess(struct refdata_guess *guess, struct db_conn *conn,
+                                 struct refdata_post **posts, size_t count, struct refdata_owning *owning,
+                                 struct arena *arena, struct error *error) MUST_CHECK;
+bool refdata_claims_hold(struct refdata_guess *guess, struct db_conn *conn,
+                         struct refdata_owning *owning); /* frees it */
 /* Begins the transaction too, in its first round trip. */
 enum status refdata_claims_write(struct db_conn *conn, struct refdata_post **posts, size_t count,
                                  struct refdata_owning *owning, int64_t deadline_ns, struct arena *arena,

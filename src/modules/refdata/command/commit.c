@@ -13,10 +13,11 @@
 #include "modules/refdata/command/direct.h"
 
 enum {
-    TRIES_MAX = 20,         /* of a transaction that the server asks to run again */
-    DIRECT_MS = 300,        /* for the short way */
-    DIRECT_PAUSE_MS = 2000, /* without it, once it took longer */
-    PAUSE_MS = 50,          /* between tries while an outcome is unknown */
+    TRIES_MAX = 20,          /* of a transaction that the server asks to run again */
+    DIRECT_MS = 300,         /* for the short way */
+    DIRECT_PAUSE_MS = 2000,  /* without it, once it took longer */
+    CONTENDED_PAUSE_MS = 20, /* the same once others were there first */
+    PAUSE_MS = 50,           /* between tries while an outcome is unknown */
     HEADERS_MAX = 3,
 };
 
@@ -27,6 +28,7 @@ struct group {
     int64_t deadline_ns;
     bool unknown;  /* some try's commit was not answered */
     bool by_bus;   /* the short way failed: not again */
+    bool earnest;  /* a guess was wrong: not again */
     bool is_quiet; /* nothing was published */
     struct error error;
 };
@@ -107,25 +109,58 @@ static enum status publish_and_commit(struct group *group, struct db_conn *conn,
 
 /* DB_RETRY stands for whatever went wrong before its commit: the next try takes the ordinary way. SQL that takes its time
  * must not keep others from being accepted: after a timeout nobody tries it for a while. */
-static enum status apply_and_commit(struct group *group, struct db_conn *conn, struct arena *arena)
+static enum status apply(struct group *group, struct db_conn *conn, struct refdata_direct *direct,
+                         struct arena *arena)
 {
     int64_t soon_ns = clock_deadline_ms(DIRECT_MS);
-    struct refdata_direct direct;
-    enum status status = refdata_direct_apply(&direct, group->flow, conn, group->posts, group->count,
+    enum status status = refdata_direct_apply(direct, group->flow, conn, group->posts, group->count,
                                               soon_ns < group->deadline_ns ? soon_ns : group->deadline_ns,
                                               arena, &group->error);
     if (status == STATUS_TIMEOUT)
         *refdata_committer_direct_from(group->flow->committer) = clock_deadline_ms(DIRECT_PAUSE_MS);
-    if (status != STATUS_OK) {
-        group->by_bus = true;
-        return status == STATUS_CANCELLED ? status : STATUS_DB_RETRY;
-    }
+    if (status == STATUS_OK || status == STATUS_CANCELLED)
+        return status;
+    group->by_bus = true;
+    return STATUS_DB_RETRY;
+}
+
+static enum status commit_applied(struct group *group, struct db_conn *conn,
+                                  const struct refdata_direct *direct, uint64_t mark)
+{
     FAILPOINT("command.before_direct_commit");
-    status = note_commit(
-        group, refdata_direct_commit(&direct, group->flow, conn, group->deadline_ns, &group->error));
+    enum status status = note_commit(
+        group, refdata_direct_commit(direct, group->flow, conn, mark, group->deadline_ns, &group->error));
     group->is_quiet = status == STATUS_OK;
     group->by_bus = !group->is_quiet;
     return status == STATUS_DB_ERROR ? STATUS_DB_RETRY : status;
+}
+
+static enum status apply_and_commit(struct group *group, struct db_conn *conn, uint64_t mark,
+                                    struct arena *arena)
+{
+    struct refdata_direct direct;
+    enum status status = apply(group, conn, &direct, arena);
+    return status == STATUS_OK ? commit_applied(group, conn, &direct, mark) : status;
+}
+
+/* Most updates are new, and nothing is queued before them: what has to be known of both is asked together with apply's
+ * own questions. */
+static enum status guess_and_commit(struct group *group, struct db_conn *conn, struct refdata_owning *owning,
+                                    struct arena *arena)
+{
+    struct refdata_guess guess;
+    struct refdata_direct direct;
+    enum status status =
+        refdata_claims_guess(&guess, conn, group->posts, group->count, owning, arena, &group->error);
+    if (status == STATUS_OK)
+        status = apply(group, conn, &direct, arena);
+    bool held = refdata_claims_hold(&guess, conn, owning);
+    if (status == STATUS_OK && held)
+        return commit_applied(group, conn, &direct, owning->mark);
+    if (status == STATUS_OK && !owning->granted)
+        *refdata_committer_direct_from(group->flow->committer) = clock_deadline_ms(CONTENDED_PAUSE_MS);
+    group->earnest = true;
+    return status == STATUS_OK ? STATUS_DB_RETRY : status;
 }
 
 /* *refused: some of them leave the group, and nothing was committed. */
@@ -135,6 +170,8 @@ static enum status write_and_commit(struct group *group, struct db_conn *conn, s
     struct refdata_owning owning = {0};
     if (!group->by_bus && clock_mono_ns() >= *refdata_committer_direct_from(group->flow->committer))
         refdata_direct_consider(&owning, group->flow, group->posts, group->count, arena);
+    if (owning.count && !group->earnest && refdata_claims_are_plain(group->posts, group->count))
+        return guess_and_commit(group, conn, &owning, arena);
     enum status status = refdata_claims_write(conn, group->posts, group->count, &owning, group->deadline_ns,
                                               arena, &group->error);
     if (status != STATUS_OK)
@@ -143,7 +180,7 @@ static enum status write_and_commit(struct group *group, struct db_conn *conn, s
     if (*refused)
         return STATUS_OK;
     if (owning.granted)
-        return apply_and_commit(group, conn, arena);
+        return apply_and_commit(group, conn, owning.mark, arena);
     return publish_and_commit(group, conn, arena);
 }
 

@@ -97,10 +97,10 @@ enum status refdata_direct_apply(struct refdata_direct *direct, struct refdata_f
 }
 
 enum status refdata_direct_commit(const struct refdata_direct *direct, struct refdata_flow *flow,
-                                  struct db_conn *conn, int64_t deadline_ns, struct error *error)
+                                  struct db_conn *conn, uint64_t mark, int64_t deadline_ns,
+                                  struct error *error)
 {
-    enum status status =
-        bus_own_commit(flow->bus, conn, STR(REFDATA_COMMANDS), REFDATA_APPLY_GROUP, deadline_ns, error);
+    enum status status = bus_own_commit(flow->bus, conn, STR(REFDATA_COMMANDS), mark, deadline_ns, error);
     FAILPOINT("command.after_direct_commit");
     if (status == STATUS_OK)
         refdata_apply_report(flow, direct->commands, direct->count);

@@ -20,6 +20,7 @@ enum status refdata_direct_apply(struct refdata_direct *direct, struct refdata_f
                                  int64_t deadline_ns, struct arena *arena, struct error *error) MUST_CHECK;
 /* Commits and, when that is done, tells whoever waits. */
 enum status refdata_direct_commit(const struct refdata_direct *direct, struct refdata_flow *flow,
-                                  struct db_conn *conn, int64_t deadline_ns, struct error *error) MUST_CHECK;
+                                  struct db_conn *conn, uint64_t mark, int64_t deadline_ns,
+                                  struct error *error) MUST_CHECK;
 
 #endif

@@ -84,15 +84,19 @@ void refdata_schedule_want(struct refdata_holding *holding, int64_t delay_ms)
     }
 }
 
+/* Deltas are cheap, but not free: a burst of updates must not wait for a load behind each of them. */
+#define DELTA_WINDOW_MS 2
+
 /* The debounce is leading edge (R13): the first change loads at once, those within the window since that load began
  * share the one at its end. */
 static int64_t pause_ms(const struct refdata_holding *holding)
 {
-    int64_t debounced_ns = holding->began_ns + holding->refdata->settings.debounce_ms * CLOCK_NS_PER_MS;
+    int64_t window_ms = may_be_delta(holding) ? DELTA_WINDOW_MS : holding->refdata->settings.debounce_ms;
+    int64_t debounced_ns = holding->began_ns + window_ms * CLOCK_NS_PER_MS;
     int64_t due_ns = holding->retry_at_ns;
     if (somebody_waits(holding))
         return 0;
-    if (!may_be_delta(holding) && holding->began_ns && due_ns < debounced_ns)
+    if (holding->began_ns && due_ns < debounced_ns)
         due_ns = debounced_ns;
     return clock_ms_left(due_ns);
 }
