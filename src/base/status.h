@@ -10,50 +10,51 @@
 #include <stddef.h>
 
 /* X(name, public code, default message, HTTP status, retryable) */
-#define STATUS_TABLE(X)                                                                                    \
-    X(OK, "OK", "ok", 200, false)                                                                          \
-    X(BAD_REQUEST, "BAD_REQUEST", "the request is not valid", 400, false)                                  \
-    X(INVALID_IDEMPOTENCY_KEY, "INVALID_IDEMPOTENCY_KEY", "a key is 1 to 255 of A-Z a-z 0-9 _ -", 400, false) \
-    X(UNAUTHENTICATED, "UNAUTHENTICATED", "a valid bearer token is required", 401, false)                  \
-    X(TENANT_MISMATCH, "TENANT_MISMATCH", "the token does not belong to this tenant", 403, false)          \
-    X(INSUFFICIENT_SCOPE, "INSUFFICIENT_SCOPE", "the token lacks the scope this needs", 403, false)        \
-    X(NOT_FOUND, "NOT_FOUND", "there is nothing at this path", 404, false)                                 \
-    X(UNKNOWN_DICTIONARY, "UNKNOWN_DICTIONARY", "no such dictionary", 404, false)                          \
-    X(ITEM_NOT_FOUND, "ITEM_NOT_FOUND", "no item with this key", 404, false)                               \
-    X(UNKNOWN_UPDATE, "UNKNOWN_UPDATE", "no update with this eventId", 404, false)                          \
-    X(METHOD_NOT_ALLOWED, "METHOD_NOT_ALLOWED", "this path does not take that method", 405, false)         \
-    X(NOT_ACCEPTABLE, "NOT_ACCEPTABLE", "none of the accepted types can be produced", 406, false)          \
-    X(REQUEST_TIMEOUT, "REQUEST_TIMEOUT", "the request took too long to arrive", 408, true)                \
-    X(CONFLICT, "CONFLICT", "the state does not allow this", 409, false)                                   \
-    X(VERSION_NOT_COMMITTED, "VERSION_NOT_COMMITTED", "that version is not committed", 409, true)          \
-    X(EVENT_ID_CONFLICT, "EVENT_ID_CONFLICT", "this eventId belongs to another update", 409, false)        \
-    X(CHUNK_CONFLICT, "CHUNK_CONFLICT", "this chunk came before with other content", 409, false)           \
-    X(DICTIONARY_READ_ONLY, "DICTIONARY_READ_ONLY", "the dictionary takes no such updates", 409, false)    \
-    X(STALE_SOURCE_REVISION, "STALE_SOURCE_REVISION", "a later sourceRevision was applied", 409, false)    \
-    X(IDEMPOTENCY_KEY_CONFLICT, "IDEMPOTENCY_KEY_CONFLICT", "this key came with another body", 409, false) \
-    X(VERSION_TOO_OLD, "VERSION_TOO_OLD", "changes since that version are no longer kept", 410, false)     \
-    X(LENGTH_REQUIRED, "LENGTH_REQUIRED", "the body needs a length", 411, false)                           \
-    X(PAYLOAD_TOO_LARGE, "PAYLOAD_TOO_LARGE", "the body is over the limit", 413, false)                    \
-    X(URI_TOO_LONG, "URI_TOO_LONG", "the request target is over the limit", 414, false)                    \
-    X(UNSUPPORTED_MEDIA_TYPE, "UNSUPPORTED_MEDIA_TYPE", "the body must be application/json", 415, false)   \
-    X(EXPECTATION_FAILED, "EXPECTATION_FAILED", "only 100-continue can be expected", 417, false)           \
-    X(UPDATE_REFUSED, "UPDATE_REFUSED", "the database refused the update", 422, false)                     \
+#define STATUS_TABLE(X)                                                                                      \
+    X(OK, "OK", "ok", 200, false)                                                                            \
+    X(BAD_REQUEST, "BAD_REQUEST", "the request is not valid", 400, false)                                    \
+    X(INVALID_IDEMPOTENCY_KEY, "INVALID_IDEMPOTENCY_KEY", "a key is 1 to 255 of A-Z a-z 0-9 _ -", 400,       \
+      false)                                                                                                 \
+    X(UNAUTHENTICATED, "UNAUTHENTICATED", "a valid bearer token is required", 401, false)                    \
+    X(TENANT_MISMATCH, "TENANT_MISMATCH", "the token does not belong to this tenant", 403, false)            \
+    X(INSUFFICIENT_SCOPE, "INSUFFICIENT_SCOPE", "the token lacks the scope this needs", 403, false)          \
+    X(NOT_FOUND, "NOT_FOUND", "there is nothing at this path", 404, false)                                   \
+    X(UNKNOWN_DICTIONARY, "UNKNOWN_DICTIONARY", "no such dictionary", 404, false)                            \
+    X(ITEM_NOT_FOUND, "ITEM_NOT_FOUND", "no item with this key", 404, false)                                 \
+    X(UNKNOWN_UPDATE, "UNKNOWN_UPDATE", "no update with this eventId", 404, false)                           \
+    X(METHOD_NOT_ALLOWED, "METHOD_NOT_ALLOWED", "this path does not take that method", 405, false)           \
+    X(NOT_ACCEPTABLE, "NOT_ACCEPTABLE", "none of the accepted types can be produced", 406, false)            \
+    X(REQUEST_TIMEOUT, "REQUEST_TIMEOUT", "the request took too long to arrive", 408, true)                  \
+    X(CONFLICT, "CONFLICT", "the state does not allow this", 409, false)                                     \
+    X(VERSION_NOT_COMMITTED, "VERSION_NOT_COMMITTED", "that version is not committed", 409, true)            \
+    X(EVENT_ID_CONFLICT, "EVENT_ID_CONFLICT", "this eventId belongs to another update", 409, false)          \
+    X(CHUNK_CONFLICT, "CHUNK_CONFLICT", "this chunk came before with other content", 409, false)             \
+    X(DICTIONARY_READ_ONLY, "DICTIONARY_READ_ONLY", "the dictionary takes no such updates", 409, false)      \
+    X(STALE_SOURCE_REVISION, "STALE_SOURCE_REVISION", "a later sourceRevision was applied", 409, false)      \
+    X(IDEMPOTENCY_KEY_CONFLICT, "IDEMPOTENCY_KEY_CONFLICT", "this key came with another body", 409, false)   \
+    X(VERSION_TOO_OLD, "VERSION_TOO_OLD", "changes since that version are no longer kept", 410, false)       \
+    X(LENGTH_REQUIRED, "LENGTH_REQUIRED", "the body needs a length", 411, false)                             \
+    X(PAYLOAD_TOO_LARGE, "PAYLOAD_TOO_LARGE", "the body is over the limit", 413, false)                      \
+    X(URI_TOO_LONG, "URI_TOO_LONG", "the request target is over the limit", 414, false)                      \
+    X(UNSUPPORTED_MEDIA_TYPE, "UNSUPPORTED_MEDIA_TYPE", "the body must be application/json", 415, false)     \
+    X(EXPECTATION_FAILED, "EXPECTATION_FAILED", "only 100-continue can be expected", 417, false)             \
+    X(UPDATE_REFUSED, "UPDATE_REFUSED", "the database refused the update", 422, false)                       \
     X(SNAPSHOT_INCOMPLETE, "SNAPSHOT_INCOMPLETE", "not all chunks of the snapshot came in time", 422, false) \
-    X(HEADERS_TOO_LARGE, "HEADERS_TOO_LARGE", "the header section is over the limit", 431, false)          \
-    X(INTERNAL, "INTERNAL_ERROR", "something went wrong on our side", 500, true)                           \
-    X(NOT_IMPLEMENTED, "NOT_IMPLEMENTED", "the method or coding is not supported", 501, false)             \
-    X(UNAVAILABLE, "UNAVAILABLE", "not available right now, try again", 503, true)                         \
-    X(OVERLOADED, "OVERLOADED", "too much at once, try again", 503, true)                                  \
-    X(DICTIONARY_UNAVAILABLE, "DICTIONARY_UNAVAILABLE", "this dictionary cannot be served now", 503, true) \
-    X(HTTP_VERSION, "HTTP_VERSION_NOT_SUPPORTED", "only HTTP/1.1 and HTTP/1.0 are spoken", 505, false)     \
-    /* inside the program only; an API answers INTERNAL or UNAVAILABLE for them */                         \
-    X(TIMEOUT, "UNAVAILABLE", "the deadline passed", 503, true)                                            \
-    X(CANCELLED, "UNAVAILABLE", "stopped before it finished", 503, true)                                   \
-    X(NO_MEMORY, "UNAVAILABLE", "out of memory", 503, true)                                                \
-    X(IO, "UNAVAILABLE", "input or output failed", 503, true)                                              \
-    X(CONFIG, "INTERNAL_ERROR", "the configuration is not valid", 500, false)                              \
-    X(DB_DOWN, "UNAVAILABLE", "the database cannot be reached", 503, true)                                 \
-    X(DB_ERROR, "INTERNAL_ERROR", "the database refused a statement", 500, false)                          \
+    X(HEADERS_TOO_LARGE, "HEADERS_TOO_LARGE", "the header section is over the limit", 431, false)            \
+    X(INTERNAL, "INTERNAL_ERROR", "something went wrong on our side", 500, true)                             \
+    X(NOT_IMPLEMENTED, "NOT_IMPLEMENTED", "the method or coding is not supported", 501, false)               \
+    X(UNAVAILABLE, "UNAVAILABLE", "not available right now, try again", 503, true)                           \
+    X(OVERLOADED, "OVERLOADED", "too much at once, try again", 503, true)                                    \
+    X(DICTIONARY_UNAVAILABLE, "DICTIONARY_UNAVAILABLE", "this dictionary cannot be served now", 503, true)   \
+    X(HTTP_VERSION, "HTTP_VERSION_NOT_SUPPORTED", "only HTTP/1.1 and HTTP/1.0 are spoken", 505, false)       \
+    /* inside the program only; an API answers INTERNAL or UNAVAILABLE for them */                           \
+    X(TIMEOUT, "UNAVAILABLE", "the deadline passed", 503, true)                                              \
+    X(CANCELLED, "UNAVAILABLE", "stopped before it finished", 503, true)                                     \
+    X(NO_MEMORY, "UNAVAILABLE", "out of memory", 503, true)                                                  \
+    X(IO, "UNAVAILABLE", "input or output failed", 503, true)                                                \
+    X(CONFIG, "INTERNAL_ERROR", "the configuration is not valid", 500, false)                                \
+    X(DB_DOWN, "UNAVAILABLE", "the database cannot be reached", 503, true)                                   \
+    X(DB_ERROR, "INTERNAL_ERROR", "the database refused a statement", 500, false)                            \
     X(DB_RETRY, "UNAVAILABLE", "the database asked to try the transaction again", 503, true)
 
 enum status {

@@ -165,6 +165,13 @@ enum status bus_publish_in_tx(struct bus *bus, struct db_conn *conn, struct bus_
     return bus->driver->publish_in_tx(bus, conn, messages, count, deadline_ns, error);
 }
 
+bool bus_own_is_possible(const struct bus *bus, struct str topic)
+{
+    const struct bus_topic_state *found = bus_topic_find(bus, topic);
+
+    return found && bus->driver->own_ask && atomic_load(&found->known);
+}
+
 enum status bus_own_ask(struct bus *bus, struct db_conn *conn, struct str topic, const char *group,
                         const unsigned *partitions, size_t count, uint64_t *mark, struct error *error)
 {

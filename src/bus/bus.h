@@ -100,6 +100,8 @@ void bus_wake(struct bus *bus, struct str topic);
  * pipeline. Granted: nothing was queued there and nobody was handling it, so what the caller does now comes behind
  * everything published before. Not granted: publish. It then commits by bus_own_commit() or rolls back. NOT_IMPLEMENTED
  * where the driver has no transactions to share. */
+/* Can it be asked at all? Not before the topic is known to have as many partitions as here. */
+bool bus_own_is_possible(const struct bus *bus, struct str topic);
 enum status bus_own_ask(struct bus *bus, struct db_conn *conn, struct str topic, const char *group,
                         const unsigned *partitions, size_t count, uint64_t *mark,
                         struct error *error) MUST_CHECK;

@@ -7,6 +7,7 @@
  * No step blocks: names are looked up on another thread, and each step has a limit in time. */
 #include "db/link.h"
 
+#include <fcntl.h>
 #include <stddef.h>
 #include <unistd.h>
 
@@ -27,15 +28,22 @@ static struct db_link *link_of_timer(struct loop_timer *timer)
 
 static void unwatch(struct db_link *link)
 {
-    if (link->watching)
-        loop_io_stop(link->loop, &link->io);
+    if (!link->watching)
+        return;
+    loop_io_stop(link->loop, &link->io);
+    close(link->io.fd);
     link->watching = false;
 }
 
 static bool watch(struct db_link *link, int fd, unsigned interest, loop_io_fn *on_event)
 {
     unwatch(link);
-    link->watching = loop_io_start(link->loop, &link->io, fd, interest, on_event, NULL) == STATUS_OK;
+    int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (own < 0)
+        return false;
+    link->watching = loop_io_start(link->loop, &link->io, own, interest, on_event, NULL) == STATUS_OK;
+    if (!link->watching)
+        close(own);
     return link->watching;
 }
 

@@ -25,7 +25,7 @@ struct db_link {
     bool reported; /* this outage stands in the log already */
     PGconn *pg;
     struct loop_io io;       /* of the lookup, then of the connection */
-    bool watching;           /* is io registered? */
+    bool watching;           /* is io registered? With a descriptor of its own: libpq closes its as it likes */
     struct loop_timer timer; /* the next attempt, or the limit of the current step */
     int lookup_fd;
     struct db_endpoints endpoints;

@@ -192,8 +192,8 @@ enum status db_pipeline_end(struct db_conn *conn, int64_t deadline_ns, struct db
     conn->queued = conn->queue_first = 0;
     if (conn->pg) {
         conn->in_pipeline = false;
-        if (!PQexitPipelineMode(conn->pg))
-            return db_conn_unsendable(conn, error);
+        if (!PQexitPipelineMode(conn->pg)) /* gone right behind its answers: they are not to be trusted */
+            status = db_conn_unsendable(conn, error);
     }
     if (status != STATUS_OK) {
         conn->prepared.stale |= conn->prepares_pending;

@@ -184,3 +184,46 @@ def test_slow_sql_keeps_nobody_from_being_accepted(serve, refdata_db, token):  #
     assert client.post(updates_path("ASYNC"), body).status == 202
     assert commit(client, delta("B", {"a": 1})).status == 200
     assert decided(client, body["eventId"])["committedVersion"] == 1
+
+
+def test_a_locked_row_holds_up_nobody_else(serve, refdata_db, token):  # noqa: F811
+    """Somebody else's transaction holds an item of A: its updates wait on the bus, those of C, in another
+    partition, are committed."""
+    changes = pod("A", "C")
+    changes["refdata"]["updates"] = {"commitTimeout": "4s"}
+    server = serve(refdata_db, changes, args=("--roles", "command,apply,relay"))
+    client = server.client(token(TENANT))
+    assert commit(client, delta("A", {"a": 0})).status == 200
+    other = refdata_db.connect()
+    try:
+        other.cursor().execute("begin; select from refdata.dictionary_item where dict_code = 'A' for update")
+        body = delta("A", {"a": 1})
+        assert client.post(updates_path("ASYNC"), body).status == 202
+        assert commit(client, delta("C", {"a": 1})).status == 200
+    finally:
+        other.close()
+    end = decided(client, body["eventId"])
+    assert end.get("committedVersion") == 2, end
+
+
+def test_the_trace_of_a_request_goes_on_in_the_outbox(server, token):
+    """C9"""
+    body = delta("B", {"a": 1})
+    trace = "00-" + "ab" * 16 + "-" + "cd" * 8 + "-01"
+    client = server.client(token(TENANT))
+    assert client.post(updates_path(), body, traceparent=trace).status == 202
+    decided(client, body["eventId"])
+    passed = server.database.value("select traceparent from refdata.outbox_event where event_id = %s", (body["eventId"],))
+    assert passed.split("-")[1] == "ab" * 16
+
+
+def test_updates_go_on_from_a_version_that_was_set_back(server, token):
+    """R14: after a restore, or by hand, the outbox may know later versions than dictionary_meta."""
+    client = server.client(token(TENANT))
+    for value in range(3):
+        commit(client, delta("B", {"a": value}))
+    server.database.query("update refdata.dictionary_meta set version = 1 where dict_code = 'B'")
+    answers = [commit(client, delta("B", {"b": value})) for value in range(3)]
+    assert [(answer.status, answer.json()["committedVersion"]) for answer in answers] == [(200, 2), (200, 3), (200, 4)]
+    rows = server.database.query("select version, keys from refdata.outbox_event where dict_code = 'B' order by id")
+    assert rows == [(1, ["a"]), (2, ["b"]), (3, ["b"]), (4, ["b"])]

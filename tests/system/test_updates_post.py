@@ -255,6 +255,17 @@ def test_a_conflict_does_not_spoil_those_who_shared_its_commit(serve, refdata_db
 
 # ---- Idempotency-Key ----
 
+def test_a_replay_is_marked_whoever_chose_the_event_id(client):
+    body = delta("B", {"a": 1})
+    key = uuid.uuid4().hex
+    first = client.post(updates_path(), body, Idempotency_Key=key)
+    assert first.status == 202 and "idempotency-replayed" not in first.headers
+    again = client.post(updates_path(), body, Idempotency_Key=key)
+    assert (again.status, again.json(), again.headers["idempotency-replayed"]) == (202, first.json(), "true")
+    other = client.post(updates_path(), delta("B", {"a": 2}, eventId=body["eventId"]), Idempotency_Key=key)
+    assert (other.status, other.code) == (409, "IDEMPOTENCY_KEY_CONFLICT")
+
+
 def test_a_key_stands_for_its_event(client):
     body = {"dictCode": "B", "eventType": "DELTA", "items": []}
     key = uuid.uuid4().hex

@@ -15,7 +15,7 @@ struct refdata_flow;
 struct refdata_database {
     atomic_uint refs;
     struct db_pool *pool;
-    struct db_target target; /* for those who open connections of their own */
+    struct db_target target;             /* for those who open connections of their own */
     _Atomic(struct refdata_flow *) flow; /* flow.h; NULL = not started */
     struct arena arena; /* the target's strings, which outlive the configuration they came from */
     struct str name;

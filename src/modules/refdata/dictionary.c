@@ -2,6 +2,7 @@
  * parameter that could never have a value there is an error of the file, found before anything starts. */
 #include "modules/refdata/dictionary.h"
 
+#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -103,6 +104,31 @@ static enum status check_allowed(const struct refdata_sql *sql, unsigned allowed
     return error_set(error, STATUS_CONFIG, "the parameter :%s has no value here", all_names[stranger].name);
 }
 
+/* What changes data or reads it. Anything else (SET, COMMIT, LOCK …) would reach beyond its own statement: into the
+ * transaction, or into whoever uses the connection next. */
+static bool is_plain_statement(struct str sql)
+{
+    static const char *const verbs[] = {"select", "with",  "insert", "update", "delete",
+                                        "merge",  "table", "values", "call",   NULL};
+    size_t at = 0, end;
+    for (;;) { /* past white space, brackets and comments */
+        struct str rest = str_of(sql.ptr + at, sql.len - at);
+        if (str_starts_with(rest, STR("--")))
+            for (; at < sql.len && sql.ptr[at] != '\n'; at++) {}
+        else if (str_starts_with(rest, STR("/*")))
+            for (at += 2; at < sql.len && !(sql.ptr[at - 1] == '/' && sql.ptr[at - 2] == '*'); at++) {}
+        else if (rest.len && memchr(" \t\r\n\f(", rest.ptr[0], 6))
+            at++;
+        else
+            break;
+    }
+    for (end = at; end < sql.len && isalpha((unsigned char)sql.ptr[end]); end++) {}
+    for (const char *const *verb = verbs; *verb; verb++)
+        if (str_eq_nocase(str_of(sql.ptr + at, end - at), str_from(*verb)))
+            return true;
+    return false;
+}
+
 static enum status compile(const struct config *config, const struct refdata_dictionary_settings *settings,
                            size_t index, size_t field, struct refdata_dictionary *dictionary,
                            struct error *error)
@@ -117,6 +143,9 @@ static enum status compile(const struct config *config, const struct refdata_dic
     size_t offset = 0;
     enum status status =
         db_sql_compile(sql->text, all_names, &dictionary->arena, &sql->statement, &offset, error);
+    if (status == STATUS_OK && !is_plain_statement(sql->text))
+        status = error_set(error, STATUS_CONFIG,
+                           "a template begins with select, with, insert, update, delete, merge or call");
     if (status == STATUS_OK)
         status = check_allowed(sql, fields[field].allowed, &dictionary->arena, &offset, error);
     return status == STATUS_OK ? status : fail_at(config, template, index, fields[field].name, offset, error);

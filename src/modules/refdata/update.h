@@ -70,7 +70,8 @@ struct refdata_items {
     struct json_iter iter;
     struct arena *arena;
 };
-void refdata_items_begin(struct refdata_items *items, const struct refdata_update *update, struct arena *arena);
+void refdata_items_begin(struct refdata_items *items, const struct refdata_update *update,
+                         struct arena *arena);
 bool refdata_items_next(struct refdata_items *items, struct refdata_item *item);
 
 /* ---- what became of it ---- */

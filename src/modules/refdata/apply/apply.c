@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/memory.h"
 #include "modules/refdata/apply/batch.h"
 #include "modules/refdata/merge.h"
@@ -299,9 +300,21 @@ enum status refdata_apply_run(struct refdata_flow *flow, struct db_conn *conn,
     return status;
 }
 
+static void log_committed(const struct refdata_command *commands, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (commands[i].decided && commands[i].outcome.decision == REFDATA_COMMITTED)
+            log_debug("update_committed", LOG_STR("eventId", commands[i].outcome.event_id),
+                      LOG_STR("tenantId", commands[i].outcome.tenant),
+                      LOG_STR("dictCode", commands[i].outcome.dict_code),
+                      LOG_INT("version", commands[i].outcome.version),
+                      LOG_CSTR("source", commands[i].update.source == REFDATA_KAFKA ? "KAFKA" : "REST"));
+}
+
 void refdata_apply_report(struct refdata_flow *flow, const struct refdata_command *commands, size_t count)
 {
     size_t told = 0;
+    log_committed(commands, count);
     for (size_t i = 0; i < count; i++)
         told += 1 + commands[i].other_count;
     struct refdata_outcome *outcomes = memory_alloc((told + 1) * sizeof *outcomes);

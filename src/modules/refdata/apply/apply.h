@@ -10,7 +10,8 @@
 
 struct refdata_command {
     struct refdata_update update; /* its slices live as long as the call */
-    bool waited;
+    struct str traceparent;       /* goes on with what others are told; ptr NULL = none */
+    bool waited;                  /* in another process perhaps */
     /* Set by refdata_apply_run(). A command that comes with the decision FAILED was refused by the caller: that is
      * recorded, no more. */
     bool decided; /* false: a chunk that waits for the others, or an event that was decided before */

@@ -84,6 +84,7 @@ static void read_message(struct memo *memo, struct bus_batch *batch, size_t at)
     const struct bus_message *message = &batch->messages[at];
     struct refdata_command *command = &memo->commands[memo->count];
     struct error error = {0};
+    command->traceparent = bus_message_header(message, STR(BUS_HEADER_TRACEPARENT));
     command->waited = bus_message_header(message, STR(REFDATA_HEADER_WAITED)).ptr != NULL;
     if (read_update(message->payload, &memo->arena, &command->update, &error) == STATUS_OK) {
         memo->count++;
@@ -151,7 +152,8 @@ static void log_failures(const struct memo *memo)
         if (!command->decided || command->outcome.decision != REFDATA_FAILED)
             continue;
         log_warn("update_failed", LOG_STR("eventId", command->outcome.event_id),
-                 LOG_STR("tenant", command->outcome.tenant), LOG_STR("dictCode", command->outcome.dict_code),
+                 LOG_STR("tenantId", command->outcome.tenant),
+                 LOG_STR("dictCode", command->outcome.dict_code),
                  LOG_CSTR("source", command->update.source == REFDATA_KAFKA ? "KAFKA" : "REST"),
                  LOG_CSTR("code", status_code(command->outcome.failure)),
                  LOG_CSTR("reason", command->outcome.reason));

@@ -11,11 +11,17 @@ static const char versions_sql[] =
     " where m.tenant_id = u.t and m.dict_code = u.d";
 /* Ids ascend in the order of the rows, hence within a pair with its versions. */
 static const char outbox_sql[] =
-    "insert into refdata.outbox_event (tenant_id, event_id, dict_code, version, payload, keys)"
+    "insert into refdata.outbox_event (tenant_id, event_id, dict_code, version, payload, keys, traceparent)"
     " select t, e::uuid, d, v::bigint, jsonb_build_object('eventId', e, 'tenantId', t, 'dictCode', d,"
     "   'version', v::bigint, 'committedAt',"
-    "   to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')), keys::text[]"
-    " from unnest($1, $2, $3, $4, $5) with ordinality as u (t, e, d, v, keys, at) order by at";
+    "   to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')), keys::text[], trace"
+    " from unnest($1, $2, $3, $4, $5, $6) with ordinality as u (t, e, d, v, keys, trace, at) order by at"
+    /* a version that was set back is told anew */
+    " on conflict (tenant_id, dict_code, version) do update set id = excluded.id, event_id = excluded.event_id,"
+    "   payload = excluded.payload, keys = excluded.keys, traceparent = excluded.traceparent,"
+    "   created_at = excluded.created_at, published = false, published_at = null, failed_at = null,"
+    "   attempt_count = 0, claim_count = 0, claim_id = null, locked_by = null, locked_until = null,"
+    "   next_attempt_at = null, last_error = null";
 static const char statuses_sql[] =
     "update refdata.update_request r set status = u.status, committed_version = u.version::bigint,"
     "  error_code = u.code, error_message = u.message, updated_at = clock_timestamp()"
@@ -62,7 +68,7 @@ static void put_keys(struct refdata_columns *columns, unsigned column, const str
 static enum status write_outbox(struct batch *batch, struct error *error)
 {
     struct refdata_columns columns;
-    refdata_columns_begin(&columns, 5);
+    refdata_columns_begin(&columns, 6);
     for (size_t i = 0; i < batch->count; i++) {
         const struct refdata_update *update = &batch->commands[i].update;
         const struct entry *entry = &batch->entries[i];
@@ -76,6 +82,7 @@ static enum status write_outbox(struct batch *batch, struct error *error)
             put_keys(&columns, 4, entry);
         else
             refdata_columns_put_null(&columns, 4);
+        refdata_columns_put(&columns, 5, batch->commands[i].traceparent);
         columns.rows++;
     }
     return refdata_columns_write(&columns, outbox_sql, text_arrays, &batch->writer, error);

@@ -73,7 +73,7 @@ static enum status expire_one(struct refdata_upkeep *upkeep, struct db_conn *con
                 arena_printf(arena, "only %lld of %lld chunks came in time",
                              (long long)db_result_i64(rows, 0, 3), (long long)db_result_i64(rows, 0, 4)),
         };
-        log_warn("snapshot_incomplete", LOG_STR("tenant", ending.tenant), LOG_STR("dictCode", ending.code),
+        log_warn("snapshot_incomplete", LOG_STR("tenantId", ending.tenant), LOG_STR("dictCode", ending.code),
                  LOG_STR("snapshotId", ending.id));
         status = refdata_assembly_end(&ending, &writer, outcomes, count, error);
     }

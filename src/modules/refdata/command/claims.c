@@ -3,7 +3,7 @@
  * PostgreSQL; what it then sees is committed. */
 #include <stdlib.h>
 
-#include "modules/refdata/command/command.h"
+#include "modules/refdata/command/direct.h"
 #include "modules/refdata/command/states.h"
 
 enum { REQUEST_COLUMNS = 5 };
@@ -121,18 +121,18 @@ static enum status add_chunk(struct db_conn *conn, struct refdata_post *post, st
     return status == STATUS_OK ? db_pipeline_add(conn, &select, params, error) : status;
 }
 
-/* The key's row is this post's own, also when an earlier try of it was committed after all; or another's. */
+/* The key's row is this post's own, or an earlier one's: of the same event where the sender chose its id. */
 static void take_key(struct refdata_post *post, const struct db_result *insert,
                      const struct db_result *select, struct arena *arena)
 {
-    if (db_result_affected(insert) > 0 || db_result_rows(select) == 0 ||
-        str_eq(db_result_str(select, 0, 1), str_from(post->update.event_id)))
+    if (db_result_affected(insert) > 0 || db_result_rows(select) == 0)
         return;
     if (!str_eq(db_result_str(select, 0, 0), body_hash(post, arena))) {
         refuse(post, STATUS_IDEMPOTENCY_KEY_CONFLICT, "this Idempotency-Key came with another body");
         return;
     }
-    post->by_key = true;
+    post->is_key_known = true;
+    post->by_key = !str_eq(db_result_str(select, 0, 1), str_from(post->update.event_id));
     memcpy(post->state.event_id, db_result_str(select, 0, 1).ptr, UUID_TEXT_BYTES);
 }
 
@@ -146,55 +146,85 @@ static void take_chunk(struct refdata_post *post, const struct db_result *insert
         refuse(post, STATUS_CHUNK_CONFLICT, "this chunk of the snapshot came before with other content");
 }
 
-static enum status add_singles(struct db_conn *conn, struct refdata_post **posts, size_t count, size_t *added,
-                               struct arena *arena, struct error *error)
+static int compare_keys(const void *left, const void *right)
+{
+    const struct refdata_post *a = *(struct refdata_post *const *)left;
+    const struct refdata_post *b = *(struct refdata_post *const *)right;
+    int order = strcmp(a->tenant, b->tenant);
+    order = order ? order : str_compare(a->subject, b->subject);
+    return order ? order : str_compare(a->key, b->key);
+}
+
+static int compare_chunks(const void *left, const void *right)
+{
+    const struct refdata_post *a = *(struct refdata_post *const *)left;
+    const struct refdata_post *b = *(struct refdata_post *const *)right;
+    int order = strcmp(a->tenant, b->tenant);
+    order = order ? order : str_compare(a->update.dict_code, b->update.dict_code);
+    order = order ? order : strcmp(a->update.snapshot_id, b->update.snapshot_id);
+    return order ? order : a->update.chunk_index - b->update.chunk_index;
+}
+
+/* Those that have a key, then those that are chunks, each kind sorted: every process locks in that order, so none
+ * deadlocks with another. */
+struct singles {
+    struct refdata_post **keys, **chunks;
+    size_t key_count, chunk_count;
+};
+
+static void sort_singles(struct singles *singles, struct refdata_post **posts, size_t count,
+                         struct arena *arena)
+{
+    *singles = (struct singles){.keys = arena_alloc(arena, count * sizeof *posts),
+                                .chunks = arena_alloc(arena, count * sizeof *posts)};
+    for (size_t i = 0; i < count; i++) {
+        if (posts[i]->key.ptr)
+            singles->keys[singles->key_count++] = posts[i];
+        if (refdata_update_is_chunk(&posts[i]->update))
+            singles->chunks[singles->chunk_count++] = posts[i];
+    }
+    qsort(singles->keys, singles->key_count, sizeof *posts, compare_keys);
+    qsort(singles->chunks, singles->chunk_count, sizeof *posts, compare_chunks);
+}
+
+static enum status add_singles(struct db_conn *conn, const struct singles *singles, struct arena *arena,
+                               struct error *error)
 {
     enum status status = STATUS_OK;
-    for (size_t i = 0; i < count && status == STATUS_OK; i++) {
-        if (posts[i]->key.ptr) {
-            status = add_key(conn, posts[i], arena, error);
-            *added += 2;
-        }
-        if (status == STATUS_OK && refdata_update_is_chunk(&posts[i]->update)) {
-            status = add_chunk(conn, posts[i], arena, error);
-            *added += 2;
-        }
-    }
+    for (size_t i = 0; i < singles->key_count && status == STATUS_OK; i++)
+        status = add_key(conn, singles->keys[i], arena, error);
+    for (size_t i = 0; i < singles->chunk_count && status == STATUS_OK; i++)
+        status = add_chunk(conn, singles->chunks[i], arena, error);
     return status;
 }
 
-static void take_singles(struct refdata_post **posts, size_t count, struct db_result *const *results,
-                         struct arena *arena)
+static void take_singles(const struct singles *singles, struct db_result *const *results, struct arena *arena)
 {
-    size_t at = 0;
-    for (size_t i = 0; i < count; i++) {
-        if (posts[i]->key.ptr) {
-            take_key(posts[i], results[at], results[at + 1], arena);
-            at += 2;
-        }
-        if (refdata_update_is_chunk(&posts[i]->update)) {
-            take_chunk(posts[i], results[at], results[at + 1]);
-            at += 2;
-        }
-    }
+    for (size_t i = 0; i < singles->key_count; i++, results += 2)
+        take_key(singles->keys[i], results[0], results[1], arena);
+    for (size_t i = 0; i < singles->chunk_count; i++, results += 2)
+        take_chunk(singles->chunks[i], results[0], results[1]);
 }
 
 static enum status claim_singles(struct db_conn *conn, struct refdata_post **posts, size_t count,
                                  struct refdata_owning *owning, int64_t deadline_ns, struct arena *arena,
                                  struct error *error)
 {
-    size_t added = 0, opening = 0;
-    struct db_result **results = arena_zalloc(arena, (4 * count + OPENING_MAX) * sizeof *results);
+    struct singles singles;
+    size_t opening = 0;
+    sort_singles(&singles, posts, count, arena);
+    size_t added = 2 * (singles.key_count + singles.chunk_count);
+    struct db_result **results = arena_zalloc(arena, (added + OPENING_MAX) * sizeof *results);
     enum status status = db_pipeline_begin(conn, error);
     if (status == STATUS_OK)
         status = add_opening(conn, owning, &opening, error);
     if (status == STATUS_OK)
-        status = add_singles(conn, posts, count, &added, arena, error);
+        status = add_singles(conn, &singles, arena, error);
     if (status == STATUS_OK)
         status = db_pipeline_end(conn, deadline_ns, results, opening + added, NULL, error);
     if (status == STATUS_OK) {
         take_opening(owning, results);
-        take_singles(posts, count, results + opening, arena);
+        take_singles(&singles, results + opening, arena);
     }
     for (size_t i = 0; i < opening + added; i++)
         db_result_free(results[i]);
@@ -336,7 +366,7 @@ static enum status find_states(struct db_conn *conn, struct refdata_post **posts
 
 static void start_anew(struct refdata_post *post)
 {
-    post->is_new = post->is_chunk_new = post->by_key = false;
+    post->is_new = post->is_chunk_new = post->by_key = post->is_key_known = false;
     post->result = REFDATA_POST_TAKEN;
     post->state = (struct refdata_state){.decision = REFDATA_PENDING};
     memcpy(post->state.event_id, post->update.event_id, UUID_TEXT_BYTES);
@@ -404,9 +434,11 @@ enum status refdata_claims_guess(struct refdata_guess *guess, struct db_conn *co
     if (status == STATUS_OK)
         status = add_opening(conn, owning, &opening, error);
     if (status == STATUS_OK)
+        status = refdata_direct_add_limit(conn, error);
+    if (status == STATUS_OK)
         status = db_pipeline_add(conn, &statement, columns.params, error);
     if (status == STATUS_OK)
-        db_pipeline_leave(conn, guess->results, opening + 1);
+        db_pipeline_leave(conn, guess->results, GUESS_STATEMENTS);
     free_requests(&columns);
     return status;
 }
@@ -414,10 +446,11 @@ enum status refdata_claims_guess(struct refdata_guess *guess, struct db_conn *co
 bool refdata_claims_hold(struct refdata_guess *guess, struct db_conn *conn, struct refdata_owning *owning)
 {
     db_pipeline_leave(conn, NULL, 0); /* whatever is still on its way, its answers are not wanted any more */
-    bool held = guess->results[2] && db_result_rows(guess->results[2]) == guess->count;
-    if (held)
+    struct db_result *inserted = guess->results[GUESS_STATEMENTS - 1];
+    bool held = inserted && db_result_rows(inserted) == guess->count;
+    if (inserted)
         take_opening(owning, guess->results);
-    for (size_t i = 0; i < 3; i++)
+    for (size_t i = 0; i < GUESS_STATEMENTS; i++)
         db_result_free(guess->results[i]);
     return held && owning->granted;
 }

@@ -49,7 +49,9 @@ struct refdata_post {
     size_t bytes;        /* of the body */
     uint64_t event_hash; /* of (tenant, eventId) */
     struct str hash;     /* update_request.content_hash */
-    bool is_new, is_chunk_new, by_key;
+    bool is_new, is_chunk_new;
+    bool by_key;       /* stands for the event that came with its Idempotency-Key before */
+    bool is_key_known; /* the key came before, whoever chose the eventId */
     enum refdata_post_result result;
     struct refdata_state state; /* of TAKEN and REPLAYED */
     struct error error;         /* of REFUSED and UNKNOWN */
@@ -78,6 +80,7 @@ enum status refdata_committer_add(struct refdata_committer *committer, struct re
                                   struct error *error) MUST_CHECK;
 /* Its job's own: before this time no update is applied in its own commit. */
 int64_t *refdata_committer_direct_from(struct refdata_committer *committer);
+bool refdata_committer_may_complain(struct refdata_committer *committer); /* once a second */
 
 /* ---- commit.c ---- */
 /* On a worker: every post gets its result. No two of them name the same event, key or chunk. */
@@ -95,8 +98,9 @@ struct refdata_owning {
 /* The claims as a guess that they will all be new and the partitions granted: nothing is waited for, the next pipeline
  * takes them along. refdata_claims_hold() then says whether the guess was right; if not, roll back and claim in earnest.
  * Not for posts with a key or chunks. */
+enum { GUESS_STATEMENTS = 4 }; /* BEGIN, the partitions, a limit, the rows */
 struct refdata_guess {
-    struct db_result *results[3];
+    struct db_result *results[GUESS_STATEMENTS];
     struct refdata_post **sorted;
     size_t count;
 };

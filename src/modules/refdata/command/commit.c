@@ -132,6 +132,8 @@ static enum status commit_applied(struct group *group, struct db_conn *conn,
         group, refdata_direct_commit(direct, group->flow, conn, mark, group->deadline_ns, &group->error));
     group->is_quiet = status == STATUS_OK;
     group->by_bus = !group->is_quiet;
+    if (status == STATUS_DB_RETRY) /* somebody holds a lock */
+        *refdata_committer_direct_from(group->flow->committer) = clock_deadline_ms(DIRECT_PAUSE_MS);
     return status == STATUS_DB_ERROR ? STATUS_DB_RETRY : status;
 }
 
@@ -139,7 +141,12 @@ static enum status apply_and_commit(struct group *group, struct db_conn *conn, u
                                     struct arena *arena)
 {
     struct refdata_direct direct;
-    enum status status = apply(group, conn, &direct, arena);
+    enum status status = db_pipeline_begin(conn, &group->error);
+    if (status == STATUS_OK)
+        status = refdata_direct_add_limit(conn, &group->error);
+    db_pipeline_leave(conn, NULL, 0); /* with apply's first round trip */
+    if (status == STATUS_OK)
+        status = apply(group, conn, &direct, arena);
     return status == STATUS_OK ? commit_applied(group, conn, &direct, mark) : status;
 }
 
@@ -209,9 +216,10 @@ static void fail_all(struct group *group)
         post->error = group->error;
         post->error.status = STATUS_UNAVAILABLE;
     }
-    log_warn("updates_not_committed", LOG_STR("database", group->flow->database->name),
-             LOG_INT("updates", (long long)group->count), LOG_BOOL("unknown", group->unknown),
-             LOG_ERROR_FIELDS(&group->error));
+    if (refdata_committer_may_complain(group->flow->committer))
+        log_warn("updates_not_committed", LOG_STR("database", group->flow->database->name),
+                 LOG_INT("updates", (long long)group->count), LOG_BOOL("unknown", group->unknown),
+                 LOG_ERROR_FIELDS(&group->error));
 }
 
 static void keep_accepted(struct group *group)

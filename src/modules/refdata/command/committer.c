@@ -20,7 +20,7 @@ enum {
 struct refdata_committer {
     struct refdata_flow *flow;
     struct worker_job job;
-    int64_t expire_ns, direct_from_ns; /* the job's */
+    int64_t expire_ns, direct_from_ns, complain_ns; /* the job's */
 
     pthread_mutex_t lock; /* for what follows */
     pthread_cond_t idle;
@@ -167,6 +167,15 @@ static void done(struct worker_job *job)
 int64_t *refdata_committer_direct_from(struct refdata_committer *committer)
 {
     return &committer->direct_from_ns;
+}
+
+bool refdata_committer_may_complain(struct refdata_committer *committer)
+{
+    int64_t now_ns = clock_mono_ns();
+    if (now_ns < committer->complain_ns)
+        return false;
+    committer->complain_ns = now_ns + CLOCK_NS_PER_S;
+    return true;
 }
 
 /* ---- from outside ---- */

@@ -10,6 +10,9 @@
 #include "base/failpoint.h"
 
 enum { BYTES_MAX = 256 << 10 };
+#define LOCK_MS 300
+#define STRINGIFY_(number) #number
+#define STRINGIFY(number) STRINGIFY_(number)
 
 static bool is_small(struct refdata_post *const *posts, size_t count)
 {
@@ -50,7 +53,7 @@ void refdata_direct_consider(struct refdata_owning *owning, struct refdata_flow 
                              struct refdata_post *const *posts, size_t count, struct arena *arena)
 {
     *owning = (struct refdata_owning){.bus = flow->bus};
-    if (!flow->apply || !is_small(posts, count))
+    if (!flow->apply || !is_small(posts, count) || !bus_own_is_possible(flow->bus, STR(REFDATA_COMMANDS)))
         return;
     owning->partitions = arena_alloc(arena, count * sizeof *owning->partitions);
     owning->count = list_partitions(flow, posts, count, owning->partitions);
@@ -75,7 +78,11 @@ static size_t list_commands(struct refdata_post *const *posts, size_t count, str
         if (!posts[i]->is_new)
             continue;
         owners[taken] = posts[i];
-        commands[taken++] = (struct refdata_command){.update = posts[i]->update, .waited = posts[i]->waits};
+        commands[taken++] = (struct refdata_command){
+            .update = posts[i]->update,
+            .traceparent =
+                posts[i]->traceparent, /* nobody waits elsewhere: until this commit it was not there */
+        };
     }
     return taken;
 }
@@ -94,6 +101,14 @@ enum status refdata_direct_apply(struct refdata_direct *direct, struct refdata_f
     for (size_t i = 0; status == STATUS_OK && i < direct->count; i++)
         take_outcome(owners[i], &direct->commands[i]);
     return status;
+}
+
+enum status refdata_direct_add_limit(struct db_conn *conn, struct error *error)
+{
+    struct db_statement statement;
+    db_statement_init(&statement, "select set_config('lock_timeout', '" STRINGIFY(LOCK_MS) "', true)", 0,
+                      NULL);
+    return db_pipeline_add(conn, &statement, NULL, error);
 }
 
 enum status refdata_direct_commit(const struct refdata_direct *direct, struct refdata_flow *flow,

@@ -22,6 +22,18 @@ static void a_mistake_is_pointed_at_by_line_and_column(void **state)
             "t.yaml:5:16: refdata.dictionaries[0].loadSql: there is no statement");
 }
 
+static void a_template_reads_or_writes_and_does_nothing_else(void **state)
+{
+    (void)state;
+#define OTHER(sql) WITH_LOAD("      apply: {upsertSql: \"" sql "\"}\n")
+#define WHY                                                                                               \
+    "t.yaml:6:26: refdata.dictionaries[0].apply.upsertSql: a template begins with select, with, insert, " \
+    "update, delete, merge or call"
+    refused(OTHER("set search_path = x"), WHY);
+    refused(OTHER("commit"), WHY);
+    refused(OTHER("/* a */ ( -- b\\n rollback"), WHY);
+}
+
 static void a_parameter_without_a_value_is_refused_in_every_field(void **state)
 {
     (void)state;
@@ -129,6 +141,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_mistake_is_pointed_at_by_line_and_column),
+        cmocka_unit_test(a_template_reads_or_writes_and_does_nothing_else),
         cmocka_unit_test(a_parameter_without_a_value_is_refused_in_every_field),
         cmocka_unit_test(settings_that_contradict_each_other_are_refused),
         cmocka_unit_test(every_parameter_has_a_value_where_the_seed_uses_it),
