@@ -24,8 +24,8 @@ struct db_link {
     enum db_link_state state;
     bool reported; /* this outage stands in the log already */
     PGconn *pg;
-    struct loop_io io;       /* of the lookup, then of the connection */
-    bool watching;           /* is io registered? With a descriptor of its own: libpq closes its as it likes */
+    struct loop_io io; /* of the lookup, then of the connection */
+    bool watching;     /* is io registered? With a descriptor of its own: libpq closes its as it likes */
     struct loop_timer timer; /* the next attempt, or the limit of the current step */
     int lookup_fd;
     struct db_endpoints endpoints;
