@@ -83,9 +83,10 @@ test_pytest() { # STAGE FLAVOUR FOLDER ARGS…
     test_add_file "$stage" "$results" "$status"
 }
 
+# Every worker has a PostgreSQL of its own; a file stays with one, since its tests share servers.
 test_system() {
-    test_pytest system debug system
-    test_pytest system-tsan tsan system -m tsan
+    test_pytest system debug system -n 2 --dist loadfile
+    test_pytest system-tsan tsan system -m tsan -n 2 --dist loadfile
 }
 
 # The loops of kills are whole when they are asked for by name, and short among all the tests.

@@ -104,12 +104,14 @@ static enum status check_allowed(const struct refdata_sql *sql, unsigned allowed
     return error_set(error, STATUS_CONFIG, "the parameter :%s has no value here", all_names[stranger].name);
 }
 
-/* What changes data or reads it. Anything else (SET, COMMIT, LOCK …) would reach beyond its own statement: into the
- * transaction, or into whoever uses the connection next. */
-static bool is_plain_statement(struct str sql)
+/* A statement that reaches beyond itself: into the transaction it is run in, or to whoever uses the connection next.
+ * What is no SQL at all is PostgreSQL's to refuse. */
+static bool reaches_beyond(struct str sql)
 {
-    static const char *const verbs[] = {"select", "with",  "insert", "update", "delete",
-                                        "merge",  "table", "values", "call",   NULL};
+    static const char *const verbs[] = {"begin", "start",     "commit",  "end",     "rollback",
+                                        "abort", "savepoint", "release", "prepare", "deallocate",
+                                        "set",   "reset",     "discard", "listen",  "notify",
+                                        "lock",  "vacuum",    "declare", NULL};
     size_t at = 0, end;
     for (;;) { /* past white space, brackets and comments */
         struct str rest = str_of(sql.ptr + at, sql.len - at);
@@ -143,9 +145,10 @@ static enum status compile(const struct config *config, const struct refdata_dic
     size_t offset = 0;
     enum status status =
         db_sql_compile(sql->text, all_names, &dictionary->arena, &sql->statement, &offset, error);
-    if (status == STATUS_OK && !is_plain_statement(sql->text))
-        status = error_set(error, STATUS_CONFIG,
-                           "a template begins with select, with, insert, update, delete, merge or call");
+    if (status == STATUS_OK && reaches_beyond(sql->text))
+        status = error_set(
+            error, STATUS_CONFIG,
+            "a template reads or writes data; it may not end transactions, change settings or take locks");
     if (status == STATUS_OK)
         status = check_allowed(sql, fields[field].allowed, &dictionary->arena, &offset, error);
     return status == STATUS_OK ? status : fail_at(config, template, index, fields[field].name, offset, error);

@@ -309,7 +309,7 @@ const struct module refdata_module = {
     .section = &refdata_section,
     .routes = (const struct module_routes[]){{"command", refdata_command_routes},
                                              {"query", refdata_query_routes},
-                                             {NULL}},
+                                             {.role = NULL}},
     .metrics = refdata_metrics,
     .migrations = refdata_migrations,
     .check = check,

@@ -26,9 +26,9 @@ static void a_template_reads_or_writes_and_does_nothing_else(void **state)
 {
     (void)state;
 #define OTHER(sql) WITH_LOAD("      apply: {upsertSql: \"" sql "\"}\n")
-#define WHY                                                                                               \
-    "t.yaml:6:26: refdata.dictionaries[0].apply.upsertSql: a template begins with select, with, insert, " \
-    "update, delete, merge or call"
+#define WHY                                                                                                  \
+    "t.yaml:6:26: refdata.dictionaries[0].apply.upsertSql: a template reads or writes data; it may not end " \
+    "transactions, change settings or take locks"
     refused(OTHER("set search_path = x"), WHY);
     refused(OTHER("commit"), WHY);
     refused(OTHER("/* a */ ( -- b\\n rollback"), WHY);
