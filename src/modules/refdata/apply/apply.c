@@ -272,7 +272,7 @@ static void count_results(const struct batch *batch)
     }
     for (size_t i = 0; i < APPLY_RESULTS; i++)
         if (counts[i])
-            refdata_apply_metrics_count(i, counts[i]);
+            refdata_apply_metrics_count((enum apply_result)i, counts[i]);
 }
 
 enum status refdata_apply_run(struct refdata_flow *flow, struct db_conn *conn,

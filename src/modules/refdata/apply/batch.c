@@ -63,9 +63,9 @@ void refdata_command_fail(struct refdata_command *command, enum status failure, 
 
 enum status refdata_status_of_code(struct str code)
 {
-    for (int status = STATUS_OK + 1; status < STATUS_COUNT; status++)
-        if (str_eq(code, str_from(status_code(status))))
-            return status;
+    for (unsigned status = STATUS_OK + 1; status < STATUS_COUNT; status++)
+        if (str_eq(code, str_from(status_code((enum status)status))))
+            return (enum status)status;
     return STATUS_INTERNAL;
 }
 
