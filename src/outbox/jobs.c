@@ -13,7 +13,7 @@ enum {
     FAILURE_WAIT_MIN_MS = 50,
     FAILURE_WAIT_MAX_MS = 2000,
     LEFT_WAIT_MS = 100,
-    PACE_MS = 2
+    PACE_MS = 4
 };
 
 #define OUTBOX_OF(job, member) ((struct outbox *)((char *)(job)-offsetof(struct outbox, member)))

@@ -28,6 +28,8 @@ enum refdata_apply_flags {
      * hardly ever fail (the built-in table), and then instead of ALONE. If they do fail, the commit does: run them again
      * without this. */
     REFDATA_APPLY_OPEN = 2,
+    /* The rows of update_request are not there yet: inserts them as decided. Not for chunks. */
+    REFDATA_APPLY_INSERTS = 8,
     REFDATA_APPLY_LAST =
         4, /* with ALONE: a statement that takes too long is FAILED too, it had its chances */
 };

@@ -28,6 +28,14 @@ static const char statuses_sql[] =
     " from unnest($1, $2, $3, $4, $5, $6) as u (t, e, status, version, code, message)"
     " where r.tenant_id = u.t and r.event_id = u.e::uuid and r.status = 'PENDING'";
 
+/* Fails where such an event is there already. */
+static const char insert_sql[] =
+    "insert into refdata.update_request (tenant_id, event_id, status, committed_version, error_code,"
+    "  error_message, dict_code, source, content_hash)"
+    " select t, e::uuid, status, version::bigint, code, message, d, source, hash"
+    " from unnest($1, $2, $3, $4, $5, $6, $7, $8, $9)"
+    "  as u (t, e, status, version, code, message, d, source, hash)";
+
 static const enum db_type text_arrays[REFDATA_COLUMNS_MAX] = {
     DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY,
     DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY};
@@ -115,11 +123,30 @@ static enum status update_statuses(struct batch *batch, struct error *error)
     return refdata_columns_write(&columns, statuses_sql, text_arrays, &batch->writer, error);
 }
 
+static enum status insert_statuses(struct batch *batch, struct error *error)
+{
+    struct refdata_columns columns;
+    refdata_columns_begin(&columns, 9);
+    for (size_t i = 0; i < batch->count; i++) {
+        const struct refdata_update *update = &batch->commands[i].update;
+        char hash[HASH128_HEX_BYTES];
+        if (!batch->commands[i].decided)
+            continue;
+        hash128_hex(update->content, hash);
+        put_status(&columns, &batch->commands[i].outcome);
+        refdata_columns_put(&columns, 6, update->dict_code);
+        refdata_columns_put(&columns, 7, update->source == REFDATA_KAFKA ? STR("KAFKA") : STR("REST"));
+        refdata_columns_put(&columns, 8, str_from(hash));
+    }
+    return refdata_columns_write(&columns, insert_sql, text_arrays, &batch->writer, error);
+}
+
 enum status refdata_batch_record(struct batch *batch, struct error *error)
 {
     enum status status = refdata_assembly_write(batch, error);
     if (status == STATUS_OK)
-        status = update_statuses(batch, error);
+        status = batch->flags & REFDATA_APPLY_INSERTS ? insert_statuses(batch, error)
+                                                      : update_statuses(batch, error);
     FAILPOINT("apply.before_version");
     if (status == STATUS_OK)
         status = write_outbox(batch, error);

@@ -47,9 +47,6 @@ static const char expire_sql[] =
     "                             AND r.event_id = c.event_id AND r.status = 'PENDING')"
     "         LIMIT 10000 FOR UPDATE SKIP LOCKED))";
 
-/* A transaction's first statements: OPENING_MAX at most. */
-enum { OPENING_MAX = 2 };
-
 static enum status add_opening(struct db_conn *conn, struct refdata_owning *owning, size_t *added,
                                struct error *error)
 {
@@ -416,43 +413,32 @@ bool refdata_claims_are_plain(struct refdata_post *const *posts, size_t count)
 
 enum status refdata_claims_guess(struct refdata_guess *guess, struct db_conn *conn,
                                  struct refdata_post **posts, size_t count, struct refdata_owning *owning,
-                                 struct arena *arena, struct error *error)
+                                 struct error *error)
 {
-    struct request_columns columns;
-    struct db_statement statement;
     size_t opening = 0;
-    *guess = (struct refdata_guess){.sorted = arena_alloc(arena, count * sizeof *posts), .count = count};
+    *guess = (struct refdata_guess){0};
     for (size_t i = 0; i < count; i++) {
         start_anew(posts[i]);
         posts[i]->is_new = true;
-        guess->sorted[i] = posts[i];
     }
-    qsort(guess->sorted, count, sizeof *posts, compare_events);
-    put_requests(&columns, guess->sorted, count);
-    db_statement_init(&statement, request_sql, REQUEST_COLUMNS, request_types);
     enum status status = db_pipeline_begin(conn, error);
     if (status == STATUS_OK)
         status = add_opening(conn, owning, &opening, error);
     if (status == STATUS_OK)
         status = refdata_direct_add_limit(conn, error);
     if (status == STATUS_OK)
-        status = db_pipeline_add(conn, &statement, columns.params, error);
-    if (status == STATUS_OK)
-        db_pipeline_leave(conn, guess->results, GUESS_STATEMENTS);
-    free_requests(&columns);
+        db_pipeline_leave(conn, guess->results, OPENING_MAX);
     return status;
 }
 
 bool refdata_claims_hold(struct refdata_guess *guess, struct db_conn *conn, struct refdata_owning *owning)
 {
     db_pipeline_leave(conn, NULL, 0); /* whatever is still on its way, its answers are not wanted any more */
-    struct db_result *inserted = guess->results[GUESS_STATEMENTS - 1];
-    bool held = inserted && db_result_rows(inserted) == guess->count;
-    if (inserted)
+    if (guess->results[OPENING_MAX - 1])
         take_opening(owning, guess->results);
-    for (size_t i = 0; i < GUESS_STATEMENTS; i++)
+    for (size_t i = 0; i < OPENING_MAX; i++)
         db_result_free(guess->results[i]);
-    return held && owning->granted;
+    return owning->granted;
 }
 
 enum status refdata_claims_expire(struct db_conn *conn, int64_t deadline_ns, struct error *error)

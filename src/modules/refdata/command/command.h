@@ -95,19 +95,20 @@ struct refdata_owning {
     bool granted;
     uint64_t mark; /* bus_own_commit()'s */
 };
-/* The claims as a guess that they will all be new and the partitions granted: nothing is waited for, the next pipeline
- * takes them along. refdata_claims_hold() then says whether the guess was right; if not, roll back and claim in earnest.
- * Not for posts with a key or chunks. */
-enum { GUESS_STATEMENTS = 4 }; /* BEGIN, the partitions, a limit, the rows */
+enum {
+    OPENING_MAX = 2
+}; /* a transaction's first statements: BEGIN, and perhaps the question for partitions */
+/* No claims, as a guess that the updates are all new: their rows are written once, when they are decided, and that fails
+ * if one was there. Nothing is waited for, the next pipeline takes the question for the partitions along;
+ * refdata_claims_hold() then says whether they were granted. If anything was otherwise, roll back and claim in earnest.
+ * Not for posts with a key, and not for chunks. */
 struct refdata_guess {
-    struct db_result *results[GUESS_STATEMENTS];
-    struct refdata_post **sorted;
-    size_t count;
+    struct db_result *results[OPENING_MAX];
 };
 bool refdata_claims_are_plain(struct refdata_post *const *posts, size_t count);
 enum status refdata_claims_guess(struct refdata_guess *guess, struct db_conn *conn,
                                  struct refdata_post **posts, size_t count, struct refdata_owning *owning,
-                                 struct arena *arena, struct error *error) MUST_CHECK;
+                                 struct error *error) MUST_CHECK;
 bool refdata_claims_hold(struct refdata_guess *guess, struct db_conn *conn,
                          struct refdata_owning *owning); /* frees it */
 /* Begins the transaction too, in its first round trip. */

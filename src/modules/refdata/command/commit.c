@@ -110,10 +110,10 @@ static enum status publish_and_commit(struct group *group, struct db_conn *conn,
 /* DB_RETRY stands for whatever went wrong before its commit: the next try takes the ordinary way. SQL that takes its time
  * must not keep others from being accepted: after a timeout nobody tries it for a while. */
 static enum status apply(struct group *group, struct db_conn *conn, struct refdata_direct *direct,
-                         struct arena *arena)
+                         unsigned flags, struct arena *arena)
 {
     int64_t soon_ns = clock_deadline_ms(DIRECT_MS);
-    enum status status = refdata_direct_apply(direct, group->flow, conn, group->posts, group->count,
+    enum status status = refdata_direct_apply(direct, group->flow, conn, group->posts, group->count, flags,
                                               soon_ns < group->deadline_ns ? soon_ns : group->deadline_ns,
                                               arena, &group->error);
     if (status == STATUS_TIMEOUT)
@@ -146,27 +146,35 @@ static enum status apply_and_commit(struct group *group, struct db_conn *conn, u
         status = refdata_direct_add_limit(conn, &group->error);
     db_pipeline_leave(conn, NULL, 0); /* with apply's first round trip */
     if (status == STATUS_OK)
-        status = apply(group, conn, &direct, arena);
+        status = apply(group, conn, &direct, REFDATA_APPLY_OPEN, arena);
     return status == STATUS_OK ? commit_applied(group, conn, &direct, mark) : status;
 }
 
-/* Most updates are new, and nothing is queued before them: what has to be known of both is asked together with apply's
- * own questions. */
+static bool all_decided(const struct refdata_direct *direct)
+{
+    for (size_t i = 0; i < direct->count; i++)
+        if (!direct->commands[i].decided)
+            return false;
+    return true;
+}
+
+/* Most updates are new, and nothing is queued before them: then their rows need not be there before they are decided, and
+ * what has to be known of the partitions is asked together with apply's own questions. */
 static enum status guess_and_commit(struct group *group, struct db_conn *conn, struct refdata_owning *owning,
                                     struct arena *arena)
 {
     struct refdata_guess guess;
-    struct refdata_direct direct;
+    struct refdata_direct direct = {0};
     enum status status =
-        refdata_claims_guess(&guess, conn, group->posts, group->count, owning, arena, &group->error);
+        refdata_claims_guess(&guess, conn, group->posts, group->count, owning, &group->error);
     if (status == STATUS_OK)
-        status = apply(group, conn, &direct, arena);
-    bool held = refdata_claims_hold(&guess, conn, owning);
-    if (status == STATUS_OK && held)
+        status = apply(group, conn, &direct, REFDATA_APPLY_OPEN | REFDATA_APPLY_INSERTS, arena);
+    bool granted = refdata_claims_hold(&guess, conn, owning);
+    group->earnest = true; /* the next time */
+    if (status == STATUS_OK && granted && all_decided(&direct))
         return commit_applied(group, conn, &direct, owning->mark);
-    if (status == STATUS_OK && !owning->granted)
+    if (status == STATUS_OK && !granted)
         *refdata_committer_direct_from(group->flow->committer) = clock_deadline_ms(CONTENDED_PAUSE_MS);
-    group->earnest = true;
     return status == STATUS_OK ? STATUS_DB_RETRY : status;
 }
 

@@ -89,15 +89,16 @@ static size_t list_commands(struct refdata_post *const *posts, size_t count, str
 
 enum status refdata_direct_apply(struct refdata_direct *direct, struct refdata_flow *flow,
                                  struct db_conn *conn, struct refdata_post *const *posts, size_t count,
-                                 int64_t deadline_ns, struct arena *arena, struct error *error)
+                                 unsigned flags, int64_t deadline_ns, struct arena *arena,
+                                 struct error *error)
 {
     struct refdata_post **owners = arena_alloc(arena, count * sizeof *owners);
     direct->commands = arena_alloc(arena, count * sizeof *direct->commands);
     direct->count = list_commands(posts, count, direct->commands, owners);
     if (direct->count == 0)
         return STATUS_OK;
-    enum status status = refdata_apply_run(flow, conn, direct->commands, direct->count, REFDATA_APPLY_OPEN,
-                                           deadline_ns, arena, error);
+    enum status status =
+        refdata_apply_run(flow, conn, direct->commands, direct->count, flags, deadline_ns, arena, error);
     for (size_t i = 0; status == STATUS_OK && i < direct->count; i++)
         take_outcome(owners[i], &direct->commands[i]);
     return status;

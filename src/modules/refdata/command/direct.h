@@ -17,7 +17,8 @@ void refdata_direct_consider(struct refdata_owning *owning, struct refdata_flow 
  * way. */
 enum status refdata_direct_apply(struct refdata_direct *direct, struct refdata_flow *flow,
                                  struct db_conn *conn, struct refdata_post *const *posts, size_t count,
-                                 int64_t deadline_ns, struct arena *arena, struct error *error) MUST_CHECK;
+                                 unsigned flags, int64_t deadline_ns, struct arena *arena,
+                                 struct error *error) MUST_CHECK;
 /* Adds a statement to the open pipeline: whoever else's lock is in the way, others are not kept waiting for it. */
 enum status refdata_direct_add_limit(struct db_conn *conn, struct error *error) MUST_CHECK;
 /* Commits and, when that is done, tells whoever waits. */
