@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "base/memory.h"
+#include "modules/refdata/flow.h"
 #include "modules/refdata/query/barrier.h"
 #include "modules/refdata/query/query.h"
 #include "modules/refdata/query/watch.h"
@@ -318,7 +319,8 @@ void refdata_keeper_update_health(struct refdata *refdata)
         return;
     const struct refdata_catalog *catalog = atomic_load(&refdata->catalog);
     for (size_t i = 0; i < catalog->database_count; i++)
-        some_database |= atomic_load(&catalog->databases[i]->schema_ready);
+        some_database |=
+            refdata_flow_of(catalog->databases[i]) != NULL; /* who is told "ready" may write at once */
     for (size_t i = 0; i <= refdata->own->mask && all_loaded; i++)
         all_loaded = !refdata->own->slots[i] || !keeps_waiting(refdata->own->slots[i]);
     if (some_database && all_loaded)
