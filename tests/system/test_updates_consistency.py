@@ -46,6 +46,8 @@ def servers(serve, refdata_db):  # noqa: F811
 def commit(client, body, tenant=TENANT):
     """Sends, waits for the commit, however long, and returns the version."""
     answer = client.post(updates_path("WAIT_COMMIT", tenant, 1000), body)
+    while answer.status == 503:  # a machine too busy to answer in time: what a sender does then is send it again
+        answer = client.post(updates_path("WAIT_COMMIT", tenant, 1000), body)
     assert answer.status in (200, 202), (answer.status, answer.body)
     if answer.status == 200:
         return answer.json()["committedVersion"]
@@ -107,6 +109,8 @@ def test_no_reader_who_demands_a_version_gets_less(servers, token, code):
                     continue
                 key, (version, value) = entry
                 answer = client.get(item_path(code, key), X_Min_Version=str(max(version, seen_version)))
+                if answer.status == 503:  # not now: never instead of a 409, and never with data
+                    continue
                 assert answer.status == 200, (answer.status, answer.body)
                 got, served = answer.json()["payload"], int(answer.headers["x-dict-version"])
                 assert served >= max(version, seen_version)
