@@ -83,10 +83,9 @@ test_pytest() { # STAGE FLAVOUR FOLDER ARGS…
     test_add_file "$stage" "$results" "$status"
 }
 
-# Every worker has a PostgreSQL of its own; a file stays with one, since its tests share servers.
 test_system() {
-    test_pytest system debug system -n 2 --dist loadfile
-    test_pytest system-tsan tsan system -m tsan -n 2 --dist loadfile
+    test_pytest system debug system
+    test_pytest system-tsan tsan system -m tsan
 }
 
 # The loops of kills are whole when they are asked for by name, and short among all the tests.
@@ -104,7 +103,7 @@ fuzz_target() { # PROGRAM
     seeds=$ROOT/tests/fuzz/corpus/$name
     [ -e "$ROOT/tests/fuzz/$name.dict" ] && dict=(-dict="$ROOT/tests/fuzz/$name.dict")
     mkdir -p "$work/corpus"
-    exec "$1" -max_total_time="${FRESHET_FUZZ_SECONDS:-20}" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
+    exec "$1" -max_total_time="${FRESHET_FUZZ_SECONDS:-10}" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
         -artifact_prefix="$work/" "${dict[@]}" "$work/corpus" "$seeds" >"$work/log" 2>&1
 }
 
@@ -114,7 +113,7 @@ test_fuzz() {
     dir=$(build_dir fuzz)/tests/fuzz
     for program in "$dir"/fuzz_*; do
         if [ ! -f "$program" ] || [ ! -x "$program" ]; then continue; fi
-        say "fuzzing $(basename "$program") for ${FRESHET_FUZZ_SECONDS:-20} s"
+        say "fuzzing $(basename "$program") for ${FRESHET_FUZZ_SECONDS:-10} s"
         fuzz_target "$program" &
         pids+=($!)
         names+=("$(basename "$program")")
