@@ -28,6 +28,14 @@ struct refdata_dictionary *refdata_catalog_find(const struct refdata_catalog *ca
     return NULL;
 }
 
+bool refdata_catalog_names(const struct refdata_catalog *catalog, const struct refdata_database *database)
+{
+    for (size_t i = 0; catalog && i < catalog->database_count; i++)
+        if (catalog->databases[i] == database)
+            return true;
+    return false;
+}
+
 /* ---- checks of the file alone ---- */
 
 static enum status check_databases(const struct config *config, const struct refdata_settings *settings,

@@ -28,5 +28,7 @@ enum status refdata_catalog_create(const struct refdata_settings *settings, bool
 void refdata_catalog_unref(struct refdata_catalog *catalog);
 struct refdata_dictionary *refdata_catalog_find(const struct refdata_catalog *catalog,
                                                 struct str code); /* NULL = unknown */
+/* Is it one of the catalog's databases? A NULL catalog has none. */
+bool refdata_catalog_names(const struct refdata_catalog *catalog, const struct refdata_database *database);
 
 #endif

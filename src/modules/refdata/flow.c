@@ -214,14 +214,6 @@ static void destroy_flow(struct refdata_flow *flow)
     free(flow);
 }
 
-static bool is_named(const struct refdata_catalog *catalog, const struct refdata_database *database)
-{
-    for (size_t i = 0; catalog && i < catalog->database_count; i++)
-        if (catalog->databases[i] == database)
-            return true;
-    return false;
-}
-
 struct closing {
     const struct refdata_catalog *catalog;
     struct refdata_flow *flows; /* taken out of the list */
@@ -245,7 +237,7 @@ static void take_out(struct refdata *refdata, void *arg)
     refdata->stopping |= closing->catalog == NULL;
     for (struct refdata_flow **at = &refdata->flows; *at;) {
         struct refdata_flow *flow = *at;
-        if (is_named(closing->catalog, flow->database)) {
+        if (refdata_catalog_names(closing->catalog, flow->database)) {
             at = &flow->next;
             continue;
         }

@@ -349,14 +349,6 @@ static bool is_swept(const struct refdata *refdata, const struct refdata_databas
     return false;
 }
 
-static bool is_named(const struct refdata_catalog *catalog, const struct refdata_database *database)
-{
-    for (size_t i = 0; i < catalog->database_count; i++)
-        if (catalog->databases[i] == database)
-            return true;
-    return false;
-}
-
 static void end_sweep(struct refdata_sweep *sweep)
 {
     loop_timer_stop(sweep->refdata->home, &sweep->timer);
@@ -370,7 +362,7 @@ void refdata_sweeps_start(struct refdata *refdata)
     const struct refdata_catalog *catalog = atomic_load(&refdata->catalog);
     for (struct refdata_sweep **at = &refdata->sweeps; *at;) {
         struct refdata_sweep *sweep = *at;
-        if (is_named(catalog, sweep->database)) {
+        if (refdata_catalog_names(catalog, sweep->database)) {
             if (!sweep->running) /* new dictionaries are not kept waiting */
                 loop_timer_start(refdata->home, &sweep->timer, clock_mono_ns(), on_timer);
             at = &sweep->next;
