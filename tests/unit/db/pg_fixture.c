@@ -173,6 +173,16 @@ void pg_fixture_thaw(pid_t backend)
     kill(fixture.postmaster, SIGCONT);
 }
 
+const char *pg_fixture_url(void)
+{
+    return fixture.url;
+}
+
+void pg_fixture_borrow(const char *url)
+{
+    snprintf(fixture.url, sizeof fixture.url, "%s", url);
+}
+
 const char *pg_fixture_socket_url(void)
 {
     static char url[256];

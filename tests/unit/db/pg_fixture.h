@@ -10,6 +10,9 @@
 void pg_fixture_start(void); /* exits with a message when it cannot */
 void pg_fixture_stop(void);  /* also removes its directory */
 
+const char *pg_fixture_url(void);
+void pg_fixture_borrow(const char *url); /* another test process started it and ends it */
+
 void pg_fixture_halt(void);            /* as if the machine had lost power */
 void pg_fixture_resume(void);          /* and came back: same port, same data */
 void pg_fixture_freeze(pid_t backend); /* SIGSTOP: sockets stay open, nobody answers */
