@@ -165,6 +165,10 @@ struct bus_subscription {
     unsigned parallel;      /* partitions handled at once here; 0 = all. BUS_EVERY: always 1 */
     unsigned attempts_max;  /* then BUS_RETRY becomes BUS_TERM; 0 = never */
     int64_t backoff_min_ms, backoff_max_ms; /* of BUS_RETRY: min·2^(attempt-1)·(0.5+rand); 0 = 100 ms, 30 s */
+    /* BUS_EVERY: also what the engine tells faster and does not keep (Redis's Pub/Sub), whoever published it: batches of
+     * messages with offset -1 that are in no order, have no verdict, and come once more from the topic if they are in it.
+     * Engines without such a thing ignore it. */
+    bool hints;
     void *context;
 
     void (*handler)(void *context, struct bus_batch *batch);

@@ -16,6 +16,9 @@ pc:libcrypto                 | libssl-dev            | token signatures
 pc:yaml-0.1                  | libyaml-dev           | configuration
 pc:libxxhash                 | libxxhash-dev         | hashing
 pc:libcurl                   | libcurl4-openssl-dev  | HTTP client
+pc:rdkafka                   | librdkafka-dev        | Kafka client
+pc:hiredis                   | libhiredis-dev        | Redis protocol
+pc:libnats                   | libnats-dev           | NATS client
 postgres:                    | postgresql            | the private database
 cmd:psql                     | postgresql-client     | ./dev psql
 cmd:curl                     | curl                  | asks the server whether it is ready

@@ -1,0 +1,193 @@
+/* One batch between an engine and the database: transaction, handler, dead letters, commit. It does not know the engine:
+ * telling it is the driver's part, afterwards. */
+#include "bus/delivery.h"
+
+#include <stdio.h>
+
+#include "base/clock.h"
+#include "base/failpoint.h"
+#include "base/log.h"
+#include "db/db.h"
+
+enum {
+    ARENA_BYTES = 16384,
+    COMMIT_MS = 10000,
+    OUTAGE_MS = 250, /* between tries while the database or the engine is away: nobody's fault, no attempt */
+};
+
+struct attempt {
+    struct bus_delivery *delivery;
+    struct arena arena;
+    struct bus_batch batch;
+    struct bus_outcome outcome;
+};
+
+static size_t batch_size(const struct bus_delivery *delivery, const struct bus_message *messages,
+                         size_t count)
+{
+    const struct bus_subscription *spec = &delivery->consumer->spec;
+    size_t bytes = messages[0].payload.len, size = 1;
+
+    if (messages[0].offset < delivery->alone_until || delivery->attempts > 0)
+        return 1;
+    while (size < count && size < spec->batch_max && bytes < spec->batch_bytes_max)
+        bytes += messages[size++].payload.len;
+    return size;
+}
+
+static enum status begin(struct attempt *attempt, struct error *error)
+{
+    struct bus_batch *batch = &attempt->batch;
+    enum status status;
+
+    if (!attempt->delivery->pool)
+        return STATUS_OK;
+    status = db_acquire(attempt->delivery->pool, batch->deadline_ns, &batch->conn, error);
+    if (status == STATUS_OK)
+        status = db_begin(batch->conn, DB_READ_COMMITTED, batch->deadline_ns, error);
+    return status;
+}
+
+static void handle(struct attempt *attempt)
+{
+    const struct bus_delivery *delivery = attempt->delivery;
+    unsigned attempts_max = delivery->consumer->spec.attempts_max;
+
+    attempt->batch.attempt = delivery->attempts;
+    if (attempts_max > 0 && delivery->attempts >= attempts_max)
+        bus_batch_give_up(delivery->consumer, &attempt->batch, delivery->last_error, &attempt->arena,
+                          &attempt->outcome);
+    else
+        bus_batch_handle(delivery->consumer, &attempt->batch, &attempt->arena, &attempt->outcome);
+}
+
+/* Letters first: lost ones could not be made again once the effects stand, while one too many does no harm. */
+static enum status commit(struct attempt *attempt, struct error *error)
+{
+    struct bus_batch *batch = &attempt->batch;
+    const struct bus_outcome *outcome = &attempt->outcome;
+    int64_t deadline_ns = clock_deadline_ms(COMMIT_MS);
+    enum status status = STATUS_OK;
+
+    if (batch->rolled_back && batch->conn)
+        return error_set(error, STATUS_DB_ERROR, "%s", batch->verdicts[0].reason);
+    if (outcome->letter_count > 0)
+        status =
+            bus_publish(attempt->delivery->bus, outcome->letters, outcome->letter_count, deadline_ns, error);
+    FAILPOINT("bus.before_commit");
+    if (status == STATUS_OK && batch->conn)
+        status = db_commit(batch->conn, deadline_ns, error);
+    FAILPOINT("bus.after_commit");
+    return status;
+}
+
+static void remember(struct bus_delivery *delivery, const char *reason)
+{
+    snprintf(delivery->last_error, sizeof delivery->last_error, "%s", reason);
+}
+
+/* ---- what it came to ---- */
+
+static size_t committed(struct attempt *attempt, int64_t *wait_ms)
+{
+    struct bus_delivery *delivery = attempt->delivery;
+    const struct bus_outcome *outcome = &attempt->outcome;
+
+    bus_batch_committed(delivery->consumer, &attempt->batch, outcome);
+    if (outcome->retry) {
+        delivery->attempts = (outcome->settled ? 0 : delivery->attempts) + 1;
+        remember(delivery, attempt->batch.verdicts[outcome->settled].reason);
+        *wait_ms = bus_backoff_ms(delivery->consumer, delivery->attempts);
+    } else {
+        delivery->attempts = 0;
+    }
+    return outcome->settled;
+}
+
+/* Is it the handler's doing, so that the same batch would fail again? Past its time, a connection that is gone was taken
+ * away for that. */
+static bool is_own_failure(const struct attempt *attempt, enum status status)
+{
+    return status == STATUS_DB_ERROR || status == STATUS_TIMEOUT ||
+           (status == STATUS_DB_DOWN && clock_mono_ns() >= attempt->batch.deadline_ns);
+}
+
+static void failed(struct attempt *attempt, const struct error *error, int64_t *wait_ms)
+{
+    struct bus_delivery *delivery = attempt->delivery;
+    const struct bus_batch *batch = &attempt->batch;
+
+    bus_batch_uncommitted(delivery->consumer, batch);
+    if (!is_own_failure(attempt, error->status)) {
+        *wait_ms = OUTAGE_MS;
+        return;
+    }
+    remember(delivery, error->message);
+    if (batch->count > 1) { /* at once, and each one's failure its own */
+        delivery->alone_until = batch->messages[batch->count - 1].offset + 1;
+        return;
+    }
+    *wait_ms = bus_backoff_ms(delivery->consumer, ++delivery->attempts);
+}
+
+static void log_failure(const struct attempt *attempt, const struct error *error)
+{
+    const struct bus_message *first = &attempt->batch.messages[0];
+
+    if (error->status == STATUS_CANCELLED)
+        return;
+    log_warn("bus_batch_failed", LOG_STR("topic", first->topic),
+             LOG_CSTR("group", attempt->delivery->consumer->spec.group),
+             LOG_INT("partition", first->partition), LOG_INT("offset", first->offset),
+             LOG_ERROR_FIELDS(error));
+}
+
+static size_t deliver(struct attempt *attempt, int64_t *wait_ms)
+{
+    struct error error = {0};
+
+    error.status = begin(attempt, &error);
+    if (error.status != STATUS_OK) { /* the handler was not asked */
+        log_failure(attempt, &error);
+        *wait_ms = OUTAGE_MS;
+        return 0;
+    }
+    handle(attempt);
+    error.status = commit(attempt, &error);
+    db_release(attempt->batch.conn); /* nobody waits for it because others are being told */
+    attempt->batch.conn = NULL;
+    if (error.status == STATUS_OK)
+        return committed(attempt, wait_ms);
+    log_failure(attempt, &error);
+    failed(attempt, &error, wait_ms);
+    return 0;
+}
+
+size_t bus_deliver(struct bus_delivery *delivery, const struct bus_message *messages, size_t count,
+                   int64_t *wait_ms)
+{
+    struct attempt attempt = {.delivery = delivery};
+    size_t settled;
+
+    *wait_ms = 0;
+    arena_init(&attempt.arena, ARENA_BYTES);
+    attempt.batch = (struct bus_batch){
+        .messages = messages,
+        .count = batch_size(delivery, messages, count),
+        .deadline_ns = clock_deadline_ms(delivery->handler_ms),
+    };
+    attempt.batch.verdicts =
+        arena_alloc(&attempt.arena, attempt.batch.count * sizeof *attempt.batch.verdicts);
+    memset(attempt.batch.verdicts, 0, attempt.batch.count * sizeof *attempt.batch.verdicts);
+    settled = deliver(&attempt, wait_ms);
+    db_release(attempt.batch.conn);
+    arena_deinit(&attempt.arena);
+    return settled;
+}
+
+void bus_delivery_forget(struct bus_delivery *delivery)
+{
+    delivery->attempts = 0;
+    delivery->alone_until = 0;
+    delivery->last_error[0] = '\0';
+}
