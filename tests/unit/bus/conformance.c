@@ -21,6 +21,8 @@ static const struct bus_topic topics[] = {
     {.name = "restart", .partitions = 4}, {.name = "resume", .partitions = 4},
     {.name = "stop", .partitions = 2},    {.name = "bytes", .partitions = 1},
     {.name = "die", .partitions = 1},     {.name = "refused", .partitions = 1},
+    {.name = "down", .partitions = 2},    {.name = "half-open", .partitions = 2},
+    {.name = "backlog", .partitions = 1},
 };
 
 /* ---- processes ---- */
@@ -76,6 +78,15 @@ void recorder_deinit(struct recorder *recorder)
     pthread_mutex_destroy(&recorder->lock);
 }
 
+/* A payload need not end in NUL. */
+int number_in(const struct bus_message *message)
+{
+    char text[16];
+
+    snprintf(text, sizeof text, "%.*s", STR_ARG(message->payload));
+    return atoi(text);
+}
+
 static void add_one(struct recorder *recorder, const struct bus_message *message, unsigned attempt)
 {
     if (recorder->count == recorder->capacity) {
@@ -83,7 +94,7 @@ static void add_one(struct recorder *recorder, const struct bus_message *message
         recorder->seen = memory_realloc_array(recorder->seen, recorder->capacity, sizeof recorder->seen[0]);
     }
     struct seen *seen = &recorder->seen[recorder->count++];
-    *seen = (struct seen){.number = atoi(message->payload.ptr),
+    *seen = (struct seen){.number = number_in(message),
                           .partition = message->partition,
                           .offset = message->offset,
                           .attempt = attempt};
@@ -176,7 +187,7 @@ static void handle(void *context, struct bus_batch *batch)
     }
     if (recorder->effects && batch->conn)
         for (size_t i = 0; i < batch->count; i++)
-            if (!driver->write_effect(batch->conn, atoi(batch->messages[i].payload.ptr), batch->deadline_ns))
+            if (!driver->write_effect(batch->conn, number_in(&batch->messages[i]), batch->deadline_ns))
                 break; /* the connection is gone, and the commit will say so */
     recorder_add(recorder, batch, batch->count);
 }
@@ -281,6 +292,11 @@ const char *key_of_partition(unsigned partition, unsigned partitions)
             return key;
     }
     return NULL;
+}
+
+bool is_once(size_t times)
+{
+    return driver->repeats ? times >= 1 : times == 1;
 }
 
 int conformance_run(const struct conformance_driver *under_test)

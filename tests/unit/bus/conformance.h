@@ -1,5 +1,5 @@
 /* What any driver of the bus must do, as one suite (issue's list: order, at least once, exactly-once effects,
- * redelivery, broadcast, retry, dead letters, restarts, cuts). A driver brings a table of functions; a
+ * redelivery, broadcast, retry, dead letters, restarts, cuts, half-open connections). A driver brings a table of functions; a
  * "process" is a bus with a loop thread and workers of its own.
  *
  * cmocka's assertions jump, so threads other than the test's own record what they see and the test looks at
@@ -23,13 +23,19 @@ struct conformance_driver {
     const char *name;
     struct bus *(*create)(struct loop *loop, struct worker_pool *workers, const struct bus_topic *topics,
                           size_t topic_count);
-    void (*cut)(void);             /* ends every connection, in whatever state it is; the engine stays up */
-    void (*halt)(void);            /* the engine dies … */
-    void (*resume)(void);          /* … and comes back with what it had promised to keep; NULL: cannot be */
+    void (*cut)(void);    /* ends every connection, in whatever state it is; the engine stays up */
+    void (*halt)(void);   /* the engine dies … */
+    void (*resume)(void); /* … and comes back with what it had promised to keep; NULL: cannot be */
+    void (*freeze)(void); /* the engine stops answering, its connections stay open … */
+    void (*thaw)(void);   /* … and it goes on; NULL: cannot be */
+    /* Positions do not commit with a handler's effects: after a fault, and after a stop, a shared group may see again what it
+     * has handled. Nothing else is allowed by it. */
+    bool repeats;
     bool (*publisher_waits)(void); /* is a publisher held up behind an open transaction? */
-    /* Where the driver has transactions; all NULL where it has none. */
+    /* Where the driver can publish inside a transaction; both NULL where it cannot. */
     struct db_conn *(*begin)(void);
     void (*end)(struct db_conn *conn, bool commit);
+    /* Where a batch has a transaction; both NULL where it has none. */
     bool (*write_effect)(struct db_conn *conn, int number, int64_t deadline_ns); /* one below 0 is refused */
     size_t (*count_effects)(int number);                                         /* committed ones */
 };
@@ -90,5 +96,9 @@ enum status try_publish(struct process *process, const char *topic, const char *
 void publish(struct process *process, const char *topic, const char *key, int number);
 void publish_until_accepted(struct process *process, const char *topic, const char *key, int number);
 const char *key_of_partition(unsigned partition, unsigned partitions); /* a key that goes there */
+
+int number_in(const struct bus_message *message); /* the payload */
+/* Are there as many as should be, given what the driver promises? For what is committed after a fault. */
+bool is_once(size_t times);
 
 #endif

@@ -1,12 +1,13 @@
 /* Conformance: acknowledge, retry, term; slow consumers; stop. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "conformance.h"
 
 static int number_of(const struct bus_batch *batch, size_t at)
 {
-    return atoi(batch->messages[at].payload.ptr);
+    return number_in(&batch->messages[at]);
 }
 
 /* ---- retry ---- */
@@ -77,6 +78,7 @@ static void test_a_retry_keeps_the_order_for_readers_of_everything(void **state)
 
 static void kill_odd(struct recorder *recorder, struct bus_batch *batch)
 {
+    recorder_await_step(recorder, number_of(batch, batch->count - 1) + 1); /* its offset is noted */
     for (size_t i = 0; i < batch->count; i++)
         if (number_of(batch, i) % 2)
             bus_batch_term(batch, i, "%d is \"odd\"", number_of(batch, i));
@@ -84,20 +86,23 @@ static void kill_odd(struct recorder *recorder, struct bus_batch *batch)
 }
 
 static atomic_int letters_as_expected;
+static int64_t termed_at[10];
 
 static void read_letters(struct recorder *recorder, struct bus_batch *batch)
 {
     for (size_t i = 0; i < batch->count; i++) {
         const struct bus_message *letter = &batch->messages[i];
-        char reason[32], offset[24];
+        char reason[32], offset[24], id[8];
         snprintf(reason, sizeof reason, "%d is \"odd\"", number_of(batch, i));
-        snprintf(offset, sizeof offset, "%d", number_of(batch, i));
+        snprintf(offset, sizeof offset, "%lld", (long long)termed_at[number_of(batch, i)]);
+        snprintf(id, sizeof id, "e%d", number_of(batch, i));
         letters_as_expected +=
             str_eq(bus_message_header(letter, STR(BUS_HEADER_DEAD_REASON)), str_from(reason)) &&
             str_eq(bus_message_header(letter, STR(BUS_HEADER_DEAD_TOPIC)), STR("term")) &&
             str_eq(bus_message_header(letter, STR(BUS_HEADER_DEAD_GROUP)), STR("group")) &&
             str_eq(bus_message_header(letter, STR(BUS_HEADER_DEAD_OFFSET)), str_from(offset)) &&
-            str_eq(bus_message_header(letter, STR("event-id")), STR("e")) && str_eq(letter->key, STR("k"));
+            str_eq(bus_message_header(letter, STR("event-id")), str_from(id)) &&
+            str_eq(letter->key, STR("k"));
     }
     recorder_add(recorder, batch, batch->count);
 }
@@ -107,7 +112,6 @@ static void test_a_termed_message_is_a_dead_letter_with_its_reason(void **state)
     (void)state;
     struct process process;
     struct recorder recorder, dead;
-    const struct bus_header header = {STR("event-id"), STR("e")};
     recorder_init(&recorder);
     recorder_init(&dead);
     recorder.behave = kill_odd;
@@ -120,8 +124,10 @@ static void test_a_termed_message_is_a_dead_letter_with_its_reason(void **state)
     await_ready(&dead);
     enum status status = STATUS_OK;
     for (int i = 0; i < 10; i++) {
-        char text[4];
+        char text[4], id[8];
         snprintf(text, sizeof text, "%d", i);
+        snprintf(id, sizeof id, "e%d", i);
+        const struct bus_header header = {STR("event-id"), str_from(id)};
         struct bus_message message = {.topic = STR("term"),
                                       .key = STR("k"),
                                       .payload = str_from(text),
@@ -129,6 +135,8 @@ static void test_a_termed_message_is_a_dead_letter_with_its_reason(void **state)
                                       .header_count = 1};
         if (status == STATUS_OK)
             status = bus_publish(process.bus, &message, 1, clock_deadline_ms(PATIENCE_MS), NULL);
+        termed_at[i] = message.offset;
+        recorder_step(&recorder, i + 1);
     }
     bool came = recorder_await_committed(&recorder, 10) && recorder_await_committed(&dead, 5);
     process_close(&process);
@@ -250,7 +258,7 @@ static void fail_in_the_middle(const char *topic, int first,
 static void test_a_batch_that_fails_comes_one_by_one(void **state)
 {
     (void)state;
-    if (!driver->begin)
+    if (!driver->write_effect)
         skip();
     fail_in_the_middle("rollback", 1000, fail_at_four);
 }
@@ -258,7 +266,7 @@ static void test_a_batch_that_fails_comes_one_by_one(void **state)
 static void test_a_batch_the_database_refuses_comes_one_by_one(void **state)
 {
     (void)state;
-    if (!driver->begin)
+    if (!driver->write_effect)
         skip();
     fail_in_the_middle("refused", 1100, be_refused_at_four);
 }
@@ -304,6 +312,22 @@ static void test_a_slow_consumer_holds_up_nobody_else(void **state)
     recorder_deinit(&every);
 }
 
+/* What came twice must not stand for what did not come. */
+static bool await_each(struct recorder *recorder, int first, int count)
+{
+    const struct timespec pause = {.tv_nsec = 10 * 1000 * 1000};
+    int64_t limit_ns = clock_deadline_ms(PATIENCE_MS);
+    int there = 0;
+
+    while (there < count && clock_mono_ns() < limit_ns) {
+        if (recorder_times(recorder, first + there) > 0)
+            there++;
+        else
+            nanosleep(&pause, NULL);
+    }
+    return there == count;
+}
+
 /* Stops while handlers run: each is finished and committed, or comes again to whoever is there next. */
 static void test_what_a_stop_interrupts_comes_again(void **state)
 {
@@ -311,7 +335,7 @@ static void test_what_a_stop_interrupts_comes_again(void **state)
     struct recorder recorder;
     size_t committed = 0;
     recorder_init(&recorder);
-    recorder.effects = driver->begin != NULL;
+    recorder.effects = driver->write_effect != NULL;
     for (int round = 0; round < 4; round++) {
         struct process process;
         process_open(&process);
@@ -321,13 +345,13 @@ static void test_what_a_stop_interrupts_comes_again(void **state)
         for (int i = 0; i < 25; i++)
             publish(&process, "stop", i % 2 ? "a" : "b", 2000 + round * 25 + i);
         if (round == 3)
-            assert_true(recorder_await_committed(&recorder, 100));
+            assert_true(recorder_await_committed(&recorder, 100) && await_each(&recorder, 2000, 100));
         process_close(&process);
         committed = recorder.committed;
     }
-    assert_int_equal(committed, 100);
+    assert_true(driver->repeats ? committed >= 100 : committed == 100);
     for (int i = 0; i < 100 && recorder.effects; i++)
-        assert_int_equal(driver->count_effects(2000 + i), 1);
+        assert_true(is_once(driver->count_effects(2000 + i)));
     recorder_deinit(&recorder);
 }
 
