@@ -9,46 +9,11 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/memory.h"
-#include "bus/bus_postgres.h"
 
 enum {
-    OWN_CONNECTIONS = 3, /* of the bus: publishing, upkeep, invalidations */
-    OWN_THREADS = 5,     /* the committer, the relay, invalidations, publishing, upkeep */
+    OWN_THREADS = 5, /* the committer, the relay, invalidations, publishing, upkeep */
     STOP_GRACE_MS = 5000,
-    INVALIDATION_PARTITIONS = 4,
 };
-
-/* What was not handled yet outlives everything but this. */
-#define KEEP_HARD_MS (INT64_C(7) * 24 * 3600 * 1000)
-
-static enum status make_bus(struct refdata_flow *flow, struct error *error)
-{
-    const struct kernel_bus_settings *settings = kernel_bus(flow->refdata->kernel);
-    const struct bus_topic topics[] = {
-        {.name = REFDATA_COMMANDS,
-         .partitions = (unsigned)settings->partitions,
-         .keep_ms = settings->keep_ms,
-         .keep_ms_hard = KEEP_HARD_MS},
-        {.name = REFDATA_INVALIDATIONS,
-         .partitions = INVALIDATION_PARTITIONS,
-         .keep_ms = settings->keep_ms,
-         .keep_ms_hard = settings->keep_ms},
-    };
-    struct db_target target = flow->database->target;
-    target.connections_max = (unsigned)settings->handlers + OWN_CONNECTIONS;
-    return bus_postgres_create(
-        &(struct bus_postgres_config){
-            .loop = flow->refdata->home,
-            .workers = flow->workers,
-            .target = &target,
-            .topics = topics,
-            .topic_count = sizeof topics / sizeof topics[0],
-            .poll_ms = settings->poll_ms,
-            .keep_dead_ms = settings->keep_dead_ms,
-            .message_bytes_max = REFDATA_MESSAGE_BYTES_MAX,
-        },
-        &flow->bus, error);
-}
 
 static struct refdata_flow *find(const struct refdata *refdata, const struct refdata_database *database)
 {
@@ -76,14 +41,17 @@ static void start(struct refdata_flow *flow)
 {
     struct refdata *refdata = flow->refdata;
     struct error error = {0};
+    flow->started = true;
     flow->workers =
         worker_pool_create("flow", (unsigned)kernel_bus(refdata->kernel)->handlers + OWN_THREADS, SIZE_MAX);
-    if (make_bus(flow, &error) != STATUS_OK) { /* its target was understood before: cannot happen */
+    if (refdata_buses_open(flow, &error) != STATUS_OK) { /* the sweep is left, and what is in memory */
         log_error("flow_not_started", LOG_STR("database", flow->database->name), LOG_ERROR_FIELDS(&error));
+        worker_pool_stop(flow->workers);
+        worker_pool_destroy(flow->workers);
         return;
     }
     make_parts(flow);
-    bus_start(flow->bus);
+    refdata_buses_start(&flow->buses);
     if (flow->apply)
         refdata_apply_start(flow->apply);
     if (flow->relay)
@@ -94,7 +62,7 @@ static void start(struct refdata_flow *flow)
 void refdata_flow_start_of(struct refdata *refdata, struct refdata_database *database)
 {
     struct refdata_flow *flow = find(refdata, database);
-    if (flow && !flow->bus && !refdata->stopping)
+    if (flow && !flow->started && !refdata->stopping)
         start(flow);
 }
 
@@ -187,7 +155,7 @@ static void stop_flow(struct refdata_flow *flow)
         refdata_committer_stop(flow->committer);
     if (flow->relay)
         refdata_relay_stop(flow->relay);
-    bus_stop(flow->bus, STOP_GRACE_MS);
+    refdata_buses_stop(&flow->buses, STOP_GRACE_MS);
     if (flow->apply)
         refdata_apply_stop(flow->apply);
     refdata_news_stop(flow->news);
@@ -196,7 +164,7 @@ static void stop_flow(struct refdata_flow *flow)
 
 static void destroy_flow(struct refdata_flow *flow)
 {
-    if (flow->bus) {
+    if (flow->buses.commands) {
         if (flow->committer)
             refdata_committer_destroy(flow->committer);
         if (flow->invalidations)
@@ -206,7 +174,7 @@ static void destroy_flow(struct refdata_flow *flow)
         if (flow->apply)
             refdata_apply_destroy(flow->apply);
         refdata_news_destroy(flow->news);
-        bus_destroy(flow->bus);
+        refdata_buses_close(&flow->buses);
         worker_pool_destroy(flow->workers);
     }
     refdata_catalog_unref(flow->catalog);
@@ -226,8 +194,8 @@ static void on_grace_over(struct loop_timer *timer)
     struct closing *closing = (struct closing *)((char *)timer - offsetof(struct closing, grace));
     for (struct refdata_flow *flow = closing->flows; flow; flow = flow->next) {
         db_pool_interrupt(flow->database->pool);
-        if (flow->bus)
-            bus_interrupt(flow->bus);
+        if (flow->buses.commands)
+            refdata_buses_interrupt(&flow->buses);
     }
 }
 
@@ -273,7 +241,7 @@ void refdata_flows_close(struct refdata *refdata, const struct refdata_catalog *
     if (closing.flows) {
         wait_for_loops(refdata); /* no handler holds a flow any more */
         for (struct refdata_flow *flow = closing.flows; flow; flow = flow->next)
-            if (flow->bus)
+            if (flow->buses.commands)
                 stop_flow(flow);
         wait_for_loops(refdata); /* what they posted has been handled */
     }

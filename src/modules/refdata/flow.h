@@ -3,13 +3,14 @@
  *     POST ─ command ─ update_request + message ─ topic refdata.commands ─ apply ─ data, version, status, outbox
  *          ─ relay ─ topic refdata.invalidations ─ query: load, swap
  *
- * One per database, since its bus lives in it. Made with the database, started on the home loop when the sweep finds the
+ * One per database, since the embedded bus lives in it. Made with the database, started on the home loop when the sweep finds the
  * schema in place, stopped by the main thread. Roles hang their own part in by the functions below; a NULL part is a role
  * that does not run here. */
 #ifndef FRESHET_REFDATA_FLOW_H
 #define FRESHET_REFDATA_FLOW_H
 
 #include "bus/bus.h"
+#include "modules/refdata/buses.h"
 #include "modules/refdata/refdata.h"
 #include "modules/refdata/update.h"
 
@@ -18,6 +19,7 @@
 /* A body at its largest, with what the server adds to it. */
 #define REFDATA_MESSAGE_BYTES_MAX (1032u << 20)
 #define REFDATA_APPLY_GROUP "refdata-apply"
+#define REFDATA_PODS_GROUP "refdata-query-pods"
 /* On a command whose sender waits for its commit: apply then tells every process by a notice. */
 #define REFDATA_HEADER_WAITED "waited"
 
@@ -28,7 +30,8 @@ struct refdata_flow {
     struct refdata_catalog
         *catalog;                /* referenced: the last that names its database; refdata_flow_catalog() */
     struct worker_pool *workers; /* of the bus's handlers and the roles' own jobs */
-    struct bus *bus;             /* NULL until started */
+    struct refdata_buses buses;
+    bool started;
     struct refdata_committer *committer; /* command/: makes commits of POSTs */
     struct refdata_news *news;   /* command/: who waits for a decision, and notices between processes */
     struct refdata_apply *apply; /* apply/ */

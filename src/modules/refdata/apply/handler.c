@@ -189,8 +189,8 @@ struct refdata_apply *refdata_apply_create(struct refdata_flow *flow)
     apply->flow = flow;
     refdata_apply_metrics_register();
     apply->upkeep = refdata_upkeep_create(flow);
-    const struct bus_subscription subscription = {.topic = REFDATA_COMMANDS,
-                                                  .group = REFDATA_APPLY_GROUP,
+    const struct bus_subscription subscription = {.topic = flow->buses.commands_topic,
+                                                  .group = flow->buses.apply_group,
                                                   .mode = BUS_SHARED,
                                                   .from = BUS_FROM_START,
                                                   .backoff_min_ms = BACKOFF_MIN_MS,
@@ -199,7 +199,8 @@ struct refdata_apply *refdata_apply_create(struct refdata_flow *flow)
                                                   .handler = refdata_handler_run,
                                                   .on_committed = refdata_handler_committed,
                                                   .on_uncommitted = refdata_handler_uncommitted};
-    if (bus_subscribe(flow->bus, &subscription, &error) != STATUS_OK) /* its topic is ours: cannot happen */
+    if (bus_subscribe(flow->buses.commands, &subscription, &error) !=
+        STATUS_OK) /* its topic is ours: cannot happen */
         log_error("apply_not_subscribed", LOG_STR("database", flow->database->name),
                   LOG_ERROR_FIELDS(&error));
     return apply;

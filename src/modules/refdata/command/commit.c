@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "modules/refdata/command/direct.h"
+#include "modules/refdata/commands.h"
 
 enum {
     TRIES_MAX = 20,          /* of a transaction that the server asks to run again */
@@ -73,7 +74,7 @@ static enum status publish(struct group *group, struct db_conn *conn, struct are
         count++;
     }
     enum status status =
-        bus_publish_in_tx(group->flow->bus, conn, messages, count, group->deadline_ns, &group->error);
+        refdata_commands_put(group->flow, conn, messages, count, group->deadline_ns, &group->error);
     for (size_t i = 0; i < count; i++)
         buf_deinit(&payloads[i]);
     return status;
@@ -288,7 +289,7 @@ static void commit_all(struct refdata_flow *flow, struct refdata_post **posts, s
     else if (status != STATUS_OK)
         fail_all(&group);
     else if (!group.is_quiet)
-        bus_wake(flow->bus, STR(REFDATA_COMMANDS));
+        refdata_commands_wake(flow);
     free(own);
 }
 

@@ -52,8 +52,9 @@ static size_t list_partitions(const struct refdata_flow *flow, struct refdata_po
 void refdata_direct_consider(struct refdata_owning *owning, struct refdata_flow *flow,
                              struct refdata_post *const *posts, size_t count, struct arena *arena)
 {
-    *owning = (struct refdata_owning){.bus = flow->bus};
-    if (!flow->apply || !is_small(posts, count) || !bus_own_is_possible(flow->bus, STR(REFDATA_COMMANDS)))
+    *owning = (struct refdata_owning){.bus = flow->buses.commands};
+    if (!flow->apply || !is_small(posts, count) ||
+        !bus_own_is_possible(flow->buses.commands, STR(REFDATA_COMMANDS)))
         return;
     owning->partitions = arena_alloc(arena, count * sizeof *owning->partitions);
     owning->count = list_partitions(flow, posts, count, owning->partitions);
@@ -116,7 +117,8 @@ enum status refdata_direct_commit(const struct refdata_direct *direct, struct re
                                   struct db_conn *conn, uint64_t mark, int64_t deadline_ns,
                                   struct error *error)
 {
-    enum status status = bus_own_commit(flow->bus, conn, STR(REFDATA_COMMANDS), mark, deadline_ns, error);
+    enum status status =
+        bus_own_commit(flow->buses.commands, conn, STR(REFDATA_COMMANDS), mark, deadline_ns, error);
     FAILPOINT("command.after_direct_commit");
     if (status == STATUS_OK)
         refdata_apply_report(flow, direct->commands, direct->count);

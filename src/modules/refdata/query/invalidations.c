@@ -187,7 +187,7 @@ struct refdata_invalidations *refdata_invalidations_create(struct refdata_flow *
     struct refdata_invalidations *invalidations = memory_zalloc(sizeof *invalidations);
     const struct bus_subscription subscription = {
         .topic = REFDATA_INVALIDATIONS,
-        .group = "refdata-query-pods",
+        .group = flow->buses.pods_group,
         .mode = BUS_EVERY,
         .from = BUS_FROM_NOW,
         .batch_max = 1000,
@@ -199,7 +199,7 @@ struct refdata_invalidations *refdata_invalidations_create(struct refdata_flow *
     struct error error = {0};
     invalidations->flow = flow;
     pthread_mutex_init(&invalidations->lock, NULL);
-    if (bus_subscribe(flow->bus, &subscription, &error) != STATUS_OK)
+    if (bus_subscribe(flow->buses.invalidations, &subscription, &error) != STATUS_OK)
         log_error("invalidations_not_subscribed", LOG_STR("database", flow->database->name),
                   LOG_ERROR_FIELDS(&error)); /* the sweep is left */
     return invalidations;

@@ -121,7 +121,7 @@ static struct letters write_letters(struct outbox_batch *batch, struct arena *ar
 static void publish_letters(struct refdata_relay *relay, struct outbox_batch *batch,
                             const struct letters *letters)
 {
-    struct bus *bus = relay->flow->bus;
+    struct bus *bus = relay->flow->buses.invalidations;
     struct error error = {0};
     if (letters->count == 0 ||
         bus_publish(bus, letters->messages, letters->count, batch->deadline_ns, &error) == STATUS_OK)

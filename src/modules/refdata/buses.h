@@ -1,0 +1,28 @@
+/* The buses of a flow: which engine carries its commands and which its invalidations (C2), and what things are called
+ * there. Where PostgreSQL carries both they are one bus.
+ *
+ * With an engine several databases share its topics: each flow reads them by groups of its own, takes what is its
+ * database's and leaves the rest to the others. */
+#ifndef FRESHET_REFDATA_BUSES_H
+#define FRESHET_REFDATA_BUSES_H
+
+#include "bus/bus.h"
+
+struct refdata_flow;
+
+#define REFDATA_GROUP_BYTES 64
+
+struct refdata_buses {
+    struct bus *commands, *invalidations; /* NULL until opened */
+    const char *commands_topic;
+    char apply_group[REFDATA_GROUP_BYTES], pods_group[REFDATA_GROUP_BYTES];
+};
+
+/* On the home loop. CONFIG when an engine's settings cannot be understood: then none is open. */
+enum status refdata_buses_open(struct refdata_flow *flow, struct error *error) MUST_CHECK;
+void refdata_buses_start(struct refdata_buses *buses);
+void refdata_buses_stop(struct refdata_buses *buses, int64_t grace_ms); /* as bus_stop() */
+void refdata_buses_interrupt(struct refdata_buses *buses);              /* as bus_interrupt() */
+void refdata_buses_close(struct refdata_buses *buses);
+
+#endif
