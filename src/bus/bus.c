@@ -22,13 +22,16 @@ struct bus_topic_state *bus_topic_find(const struct bus *bus, struct str name)
     return NULL;
 }
 
-static enum status check_topic(const struct bus_topic *topic, struct error *error)
+static enum status check_topic(const struct bus_driver *driver, const struct bus_topic *topic,
+                               struct error *error)
 {
     struct str name = str_from(topic->name);
 
     if (!str_is_name(name) || name.len > TOPIC_NAME_BYTES_MAX)
         return error_set(error, STATUS_CONFIG, "a topic's name is 1 to %d of [A-Za-z0-9._-], not \"%.*s\"",
                          TOPIC_NAME_BYTES_MAX, STR_ARG(str_utf8_cut(name, 80)));
+    if (topic->partitions == 0 && driver->foreign_topics)
+        return STATUS_OK;
     if (topic->partitions < 1 || topic->partitions > BUS_PARTITIONS_MAX)
         return error_set(error, STATUS_CONFIG, "topic %s needs 1 to %d partitions, not %u", topic->name,
                          BUS_PARTITIONS_MAX, topic->partitions);
@@ -45,8 +48,10 @@ static struct bus_topic_state *add_topic(struct bus *bus, const struct bus_topic
     return topic;
 }
 
+/* Ours also where the topic is somebody else's. */
 static void add_dead_topic(struct bus *bus, struct bus_topic_state *topic, int64_t keep_dead_ms)
 {
+    unsigned partitions = topic->spec.partitions ? topic->spec.partitions : 1;
     struct buf name;
 
     if (str_ends_with(topic->name, STR(BUS_DEAD_SUFFIX)))
@@ -57,7 +62,7 @@ static void add_dead_topic(struct bus *bus, struct bus_topic_state *topic, int64
     topic->dead = bus_topic_find(bus, buf_str(&name));
     if (!topic->dead)
         topic->dead =
-            add_topic(bus, &(struct bus_topic){.partitions = topic->spec.partitions, .keep_ms = keep_dead_ms},
+            add_topic(bus, &(struct bus_topic){.partitions = partitions, .keep_ms = keep_dead_ms},
                       str_dup(buf_str(&name)));
     buf_deinit(&name);
 }
@@ -68,7 +73,7 @@ enum status bus_init(struct bus *bus, const struct bus_driver *driver, const str
     bus->driver = driver;
     bus->topics = memory_zalloc(2 * topic_count * sizeof bus->topics[0]);
     for (size_t i = 0; i < topic_count; i++) {
-        enum status status = check_topic(&topics[i], error);
+        enum status status = check_topic(driver, &topics[i], error);
         if (status == STATUS_OK && bus_topic_find(bus, str_from(topics[i].name)))
             status = error_set(error, STATUS_CONFIG, "topic %s is there twice", topics[i].name);
         if (status != STATUS_OK) {
@@ -120,6 +125,9 @@ static enum status check_message(struct bus *bus, struct bus_message *message, s
     if (!topic)
         return error_set(error, STATUS_BAD_REQUEST, "there is no topic %.*s",
                          STR_ARG(str_utf8_cut(message->topic, 64)));
+    if (topic->spec.partitions == 0)
+        return error_set(error, STATUS_BAD_REQUEST, "topic %s is somebody else's, it is only read",
+                         topic->spec.name);
     enum status status = check_headers(message, &bytes, error);
     if (status != STATUS_OK)
         return status;
@@ -254,8 +262,11 @@ enum status bus_subscribe(struct bus *bus, const struct bus_subscription *subscr
         return status;
     if (!topic)
         return error_set(error, STATUS_CONFIG, "there is no topic %s", subscription->topic);
+    if (topic->spec.partitions == 0 && subscription->from_offsets)
+        return error_set(error, STATUS_CONFIG, "topic %s is somebody else's: nobody knows how many offsets",
+                         subscription->topic);
     struct bus_consumer consumer = {.spec = *subscription, .topic = topic};
-    fill_defaults(&consumer.spec, topic->spec.partitions);
+    fill_defaults(&consumer.spec, topic->spec.partitions ? topic->spec.partitions : BUS_PARTITIONS_MAX);
     consumer.spec.topic = topic->spec.name;
     consumer.spec.group = str_dup(str_from(subscription->group));
     if (subscription->from_offsets)

@@ -22,6 +22,8 @@ struct bus_topic_state {
 /* ---- a driver: rows of functions; the first member of its own struct is the struct bus ---- */
 struct bus_consumer;
 struct bus_driver {
+    /* It can read topics of other programs: those of 0 partitions, which it neither makes nor checks. */
+    bool foreign_topics;
     /* Messages are checked and have their partitions. */
     enum status (*publish)(struct bus *bus, struct bus_message *messages, size_t count, int64_t deadline_ns,
                            struct error *error);
