@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "fetch/fetch.h"
+#include "kernel/engines.h"
 #include "kernel/kernel_inside.h"
 
 enum { VERIFIER_THREADS = 2 };
@@ -44,7 +45,7 @@ bool kernel_has_role(const struct kernel *kernel, const char *role)
 
 const struct kernel_bus_settings *kernel_bus(const struct kernel *kernel)
 {
-    return &kernel->bus;
+    return config_section(kernel->first, "bus");
 }
 
 bool kernel_migrates(const struct kernel *kernel)
@@ -136,6 +137,8 @@ struct config *kernel_config_load(const struct kernel_options *options, struct b
     enum status status = config_load(options->config_path, sections, &config, problems, &error);
     if (status == STATUS_OK)
         status = check_listen(options, config, &error);
+    if (status == STATUS_OK)
+        status = kernel_engines_check(config, &error);
     if (status == STATUS_OK)
         status = check_modules(options, config, &error);
     if (status == STATUS_OK)
@@ -352,6 +355,8 @@ static void destroy(struct kernel *kernel)
         worker_pool_destroy(kernel->verifiers);
     if (kernel->router)
         http_router_destroy(kernel->router);
+    if (kernel->first != kernel->config)
+        config_free(kernel->first);
     config_free(kernel->config);
 }
 
@@ -366,7 +371,7 @@ int kernel_serve(const struct kernel_options *options)
         return 1;
     log_set_level(
         (enum log_level)((const struct kernel_log_settings *)config_section(kernel.config, "log"))->level);
-    kernel.bus = *(const struct kernel_bus_settings *)config_section(kernel.config, "bus");
+    kernel.first = kernel.config;
     log_never_wait();
     raise_descriptor_limit();
     block_signals();

@@ -42,7 +42,7 @@ struct module {
     /* The databases the section names, for migrations: calls fn for each. */
     void (*each_database)(struct config *config, const void *section,
                           void (*fn)(const struct db_target *target, void *arg), void *arg);
-    /* `roles` are those of its own that were asked for. Must not wait for any server. */
+    /* Must not wait for any server. The section stays readable until destroy, whatever is reloaded. */
     enum status (*start)(struct kernel *kernel, const void *section, void **state, struct error *error);
     /* A new configuration took the place of the old one, which stays readable until the call returns. */
     void (*reload)(void *state, struct config *config, const void *section);
@@ -56,9 +56,11 @@ struct loop_group *kernel_loops(struct kernel *kernel);
 struct worker_pool *kernel_workers(struct kernel *kernel);
 bool kernel_has_role(const struct kernel *kernel, const char *role);
 /* What carries what (C2), and how PostgreSQL does where it does. */
+enum { KERNEL_POSTGRES, KERNEL_KAFKA = 1, KERNEL_REDIS = 1, KERNEL_NATS = 1 };
 struct kernel_bus_settings {
-    int commands, invalidations, events; /* index into the engines' names: 0 = postgres */
-    int migrate;                         /* auto, always, never */
+    int commands, invalidations, events; /* KERNEL_POSTGRES, or the one engine that can do it instead */
+    struct setting_place commands_place, invalidations_place, events_place;
+    int migrate; /* auto, always, never */
     int64_t partitions, handlers, poll_ms, keep_ms, keep_dead_ms;
 };
 const struct kernel_bus_settings *kernel_bus(const struct kernel *kernel); /* as it was at the start */

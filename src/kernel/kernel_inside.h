@@ -33,8 +33,8 @@ struct kernel {
     struct kernel_options options;
     struct arena arena;
     const struct config_section *sections;
-    struct config *config;          /* the main thread's: a reload replaces it */
-    struct kernel_bus_settings bus; /* as it was at the start, for every thread */
+    struct config *config; /* the main thread's: a reload replaces it */
+    struct config *first;  /* as it was at the start, for every thread */
     struct kernel_module modules[KERNEL_MODULES_MAX];
     size_t module_count;
     struct loop_group *loops;

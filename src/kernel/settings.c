@@ -1,6 +1,7 @@
-/* The kernel's own settings: `http`, `log`, `bus`, `postgres`. Modules bring theirs. */
+/* The kernel's own settings: `http`, `log`, `bus`, `postgres`; engines.c has those of engines. Modules bring theirs. */
 #include <stdlib.h>
 
+#include "kernel/engines.h"
 #include "kernel/kernel_inside.h"
 
 #define HTTP_ROW(member) .offset = offsetof(struct kernel_http_settings, member)
@@ -56,9 +57,12 @@ static const struct setting_row log_rows[] = {
     {.name = NULL},
 };
 
-static const char *const postgres_only[] = {"postgres", NULL};
+static const char *const command_engines[] = {"postgres", "kafka", NULL};
+static const char *const invalidation_engines[] = {"postgres", "redis", NULL};
+static const char *const event_engines[] = {"postgres", "nats", NULL};
 static const char *const migrate_modes[] = {"auto", "always", "never", NULL};
 #define BUS_ROW(member) .offset = offsetof(struct kernel_bus_settings, member)
+#define BUS_PLACE(member) .place_offset = 1 + offsetof(struct kernel_bus_settings, member)
 static const struct setting_row bus_postgres_rows[] = {
     {"partitions", SETTING_INT, BUS_ROW(partitions),
      "Partitions of the topic of commands: as many are worked on at once. Once the topic is there it stays as it is.",
@@ -74,12 +78,14 @@ static const struct setting_row bus_postgres_rows[] = {
     {.name = NULL},
 };
 static const struct setting_row bus_rows[] = {
-    {"commands", SETTING_ENUM, BUS_ROW(commands), "What carries refdata's commands.", "postgres",
-     .choices = postgres_only},
+    {"commands", SETTING_ENUM, BUS_ROW(commands),
+     "What carries refdata's commands; `kafka` needs kafka.brokers.", "postgres", .choices = command_engines,
+     BUS_PLACE(commands_place)},
     {"invalidations", SETTING_ENUM, BUS_ROW(invalidations),
-     "What tells query pods that a dictionary changed.", "postgres", .choices = postgres_only},
-    {"events", SETTING_ENUM, BUS_ROW(events), "What carries the modules' events.", "postgres",
-     .choices = postgres_only},
+     "What tells query pods that a dictionary changed; `redis` needs redis.nodes or refdata.redis.nodes.",
+     "postgres", .choices = invalidation_engines, BUS_PLACE(invalidations_place)},
+    {"events", SETTING_ENUM, BUS_ROW(events), "What carries the modules' events; `nats` needs nats.servers.",
+     "postgres", .choices = event_engines, BUS_PLACE(events_place)},
     {"migrate", SETTING_ENUM, BUS_ROW(migrate),
      "Whether `serve` creates and migrates schemas: auto = when everything goes through PostgreSQL; else run "
      "`freshet migrate`.",
@@ -121,6 +127,12 @@ const struct config_section kernel_own_sections[] = {
     {"log", "Logs: one JSON object a line on standard error.", log_rows, sizeof(struct kernel_log_settings)},
     {"auth", "Who may ask: tokens, keys, mTLS clients.", auth_setting_rows, sizeof(struct auth_settings)},
     {"bus", "What carries commands, invalidations and events.", bus_rows, sizeof(struct kernel_bus_settings)},
+    {"kafka", "Where Kafka is. Turns nothing on: see bus.commands.", kernel_kafka_rows,
+     sizeof(struct kernel_kafka)},
+    {"redis", "Where Redis is. Turns nothing on: see bus.invalidations.", kernel_redis_rows,
+     sizeof(struct kernel_redis)},
+    {"nats", "Where NATS is. Turns nothing on: see bus.events.", kernel_nats_rows,
+     sizeof(struct kernel_nats)},
     {.name = NULL},
 };
 

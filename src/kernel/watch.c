@@ -69,7 +69,8 @@ void kernel_reload(struct kernel *kernel)
         if (entry->started && entry->module->reload)
             entry->module->reload(entry->state, fresh, config_section(fresh, entry->module->section->name));
     }
-    config_free(kernel->config);
+    if (kernel->config != kernel->first)
+        config_free(kernel->config);
     kernel->config = fresh;
     log_info("config_reloaded", LOG_CSTR("file", kernel->options.config_path));
 }

@@ -10,7 +10,12 @@
 
 struct refdata_flow;
 
-#define REFDATA_GROUP_BYTES 64
+/* As they are called in PostgreSQL, and elsewhere unless the file says otherwise. */
+#define REFDATA_COMMANDS "refdata.commands"
+#define REFDATA_INVALIDATIONS "refdata.invalidations"
+#define REFDATA_APPLY_GROUP "refdata-apply"
+#define REFDATA_PODS_GROUP "refdata-query-pods"
+#define REFDATA_GROUP_BYTES 65 /* with the NUL */
 
 struct refdata_buses {
     struct bus *commands, *invalidations; /* NULL until opened */

@@ -14,12 +14,8 @@
 #include "modules/refdata/refdata.h"
 #include "modules/refdata/update.h"
 
-#define REFDATA_COMMANDS "refdata.commands"
-#define REFDATA_INVALIDATIONS "refdata.invalidations"
 /* A body at its largest, with what the server adds to it. */
 #define REFDATA_MESSAGE_BYTES_MAX (1032u << 20)
-#define REFDATA_APPLY_GROUP "refdata-apply"
-#define REFDATA_PODS_GROUP "refdata-query-pods"
 /* On a command whose sender waits for its commit: apply then tells every process by a notice. */
 #define REFDATA_HEADER_WAITED "waited"
 

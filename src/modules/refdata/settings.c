@@ -1,7 +1,10 @@
 /* The rows of `refdata:`. Keys and nesting are the seed's; what the seed does not name stands under `cache`. */
 #include "modules/refdata/settings.h"
 
+#include "modules/refdata/buses.h"
+
 #define ROW(member) .offset = offsetof(struct refdata_settings, member)
+#define PLACE(member) .place_offset = 1 + offsetof(struct refdata_settings, member)
 #define CACHE_ROW(member) ROW(cache.member)
 #define DICT_ROW(member) .offset = offsetof(struct refdata_dictionary_settings, member)
 #define DICT_PLACE(member) .place_offset = 1 + offsetof(struct refdata_dictionary_settings, member)
@@ -10,8 +13,11 @@
         yaml, SETTING_STRING, DICT_ROW(member.sql), text, "", DICT_PLACE(member.place), .reloadable = true \
     }
 #define HOUR_MS (3600 * 1000)
+#define KEY_TEMPLATE "{tenantId}:{dictCode}"
 #define MIB (INT64_C(1) << 20)
 #define TIB (INT64_C(1) << 40)
+
+enum { TOPIC_BYTES_MAX = 60, GROUP_BYTES_MAX = REFDATA_GROUP_BYTES - 1 };
 
 static const char *const apply_modes[] = {"SQL_TEMPLATE", NULL};
 static const char *const snapshot_strategies[] = {"FULL_REPLACE", NULL};
@@ -179,6 +185,41 @@ static const struct setting_row barrier_rows[] = {
     {.name = NULL},
 };
 
+static const struct setting_row kafka_rows[] = {
+    {"commandsTopic", SETTING_STRING, ROW(kafka.commands_topic),
+     "The topic's name; dead letters go to it with .dlq behind.", REFDATA_COMMANDS, PLACE(kafka.topic_place)},
+    {"keyTemplate", SETTING_STRING, ROW(kafka.key_template),
+     "A message's key. There is only one that keeps the order of a dictionary's updates.", KEY_TEMPLATE,
+     PLACE(kafka.template_place)},
+    {"partitions", SETTING_INT, ROW(kafka.partitions),
+     "Partitions of the topic: as many are worked on at once. 0 = it is created by others and has as many as it has.",
+     "16", 0, 256},
+    {"handlers", SETTING_INT, ROW(kafka.handlers),
+     "Partitions this process works on at once, per database; each takes a connection.", "4", 1, 64},
+    {"keep", SETTING_DURATION_MS, ROW(kafka.keep_ms),
+     "How long a topic that is created here keeps its messages.", "7d", 60000, 365 * 24 * (int64_t)HOUR_MS},
+    {.name = NULL},
+};
+
+static const struct setting_row redis_rows[] = {
+    {"mode", SETTING_ENUM, ROW(redis.mode), "Instead of redis.mode, for this module.", "cluster",
+     PLACE(redis.mode_place), .choices = kernel_redis_modes},
+    {"nodes", SETTING_STRING_LIST, ROW(redis.nodes), "Instead of redis.nodes, for this module.", "", 0, 64,
+     PLACE(redis.nodes_place)},
+    {"pubChannel", SETTING_STRING, ROW(redis.channel), "Where every invalidation is said once.",
+     "refdata:inv:pub", 1, 512},
+    {"streamKey", SETTING_STRING, ROW(redis.stream),
+     "Where invalidations are kept for those who missed them.", "refdata:inv:stream", 1, 512},
+    {"consumerGroup", SETTING_STRING, ROW(redis.group),
+     "Beginning of the names of the pods' consumer groups; the pod's id comes behind it.", REFDATA_PODS_GROUP,
+     PLACE(redis.group_place)},
+    {"keep", SETTING_DURATION_MS, ROW(redis.keep_ms), "The stream is trimmed to what is younger than this.",
+     "1h", 1000, 365 * 24 * (int64_t)HOUR_MS},
+    {"keepMessages", SETTING_INT, ROW(redis.keep_messages), "And to so many at most.", "100000", 100,
+     100000000},
+    {.name = NULL},
+};
+
 static const struct setting_row rows[] = {
     {"postgres", SETTING_OBJECT_LIST, ROW(postgres),
      "The database the dictionaries live in; a list of named blocks where there are several.", NULL, .min = 1,
@@ -186,10 +227,14 @@ static const struct setting_row rows[] = {
      .reloadable = true},
     {"consistency", SETTING_OBJECT, .help = "Waiting for commits.", .rows = consistency_rows, .fallback = ""},
     {"security", SETTING_OBJECT, .help = "Tenants.", .rows = security_rows, .fallback = ""},
-    {"kafka", SETTING_IGNORED, .help = "Kafka, once bus.commands names it; alone it turns nothing on.",
-     .fallback = ""},
-    {"redis", SETTING_IGNORED, .help = "Redis, once bus.invalidations names it; alone it turns nothing on.",
-     .fallback = ""},
+    {"podId", SETTING_STRING, ROW(pod_id),
+     "What this process is called where each has something of its own (Redis's consumer groups). Unique among those that "
+     "run at once; empty = the host's name and something random.",
+     "", PLACE(pod_place)},
+    {"kafka", SETTING_OBJECT, .help = "The topic of commands, once bus.commands is kafka.",
+     .rows = kafka_rows, .fallback = ""},
+    {"redis", SETTING_OBJECT, .help = "The stream of invalidations, once bus.invalidations is redis.",
+     .rows = redis_rows, .fallback = ""},
     {"cache", SETTING_OBJECT, .help = "What a query pod holds in memory, and when it reloads.",
      .rows = cache_rows, .fallback = ""},
     {"barrier", SETTING_OBJECT, .help = "Reads that demand a version (X-Min-Version).", .rows = barrier_rows,
@@ -198,6 +243,8 @@ static const struct setting_row rows[] = {
      .fallback = ""},
     {"outbox", SETTING_OBJECT, ROW(outbox), "How the relay publishes what apply committed.", "",
      .rows = outbox_setting_rows},
+    {"adapter", SETTING_OBJECT, ROW(adapter), "Updates from other people's Kafka topics.", "",
+     .rows = refdata_adapter_rows},
     {"watch", SETTING_OBJECT, .help = "Streams of changes.", .rows = watch_rows, .fallback = ""},
     {"dictionaries", SETTING_OBJECT_LIST, ROW(dictionaries), "The dictionaries, by configuration alone.", "",
      .rows = dictionary_rows, .element_bytes = sizeof(struct refdata_dictionary_settings),
@@ -225,4 +272,83 @@ int refdata_settings_database(const struct refdata_settings *settings, struct st
         if (name.len == 0 || str_eq(blocks[i].name, name))
             return (int)i;
     return -1;
+}
+
+/* ---- engines ---- */
+
+const struct setting_strings *refdata_settings_redis_nodes(const struct refdata_settings *settings,
+                                                           const struct kernel_redis *redis)
+{
+    return settings->redis.nodes.count ? &settings->redis.nodes : &redis->nodes;
+}
+
+enum kernel_redis_mode refdata_settings_redis_mode(const struct refdata_settings *settings,
+                                                   const struct kernel_redis *redis)
+{
+    bool own = settings->redis.mode_place.line != 0;
+    return (enum kernel_redis_mode)(own ? settings->redis.mode : redis->mode);
+}
+
+static enum status check_kafka(const struct config *config, const struct refdata_kafka_settings *kafka,
+                               struct error *error)
+{
+    if (!str_is_name(kafka->commands_topic) || kafka->commands_topic.len > TOPIC_BYTES_MAX)
+        return config_error_at(config, kafka->topic_place, "refdata.kafka.commandsTopic", error,
+                               "a topic's name is 1 to %d of [A-Za-z0-9._-]", TOPIC_BYTES_MAX);
+    if (!str_eq(kafka->key_template, STR(KEY_TEMPLATE)))
+        return config_error_at(config, kafka->template_place, "refdata.kafka.keyTemplate", error,
+                               "can only be \"" KEY_TEMPLATE
+                               "\": any other key would not keep the order of a dictionary's updates");
+    return STATUS_OK;
+}
+
+static enum status check_redis(const struct config *config, const struct refdata_settings *settings,
+                               struct error *error)
+{
+    const struct kernel_bus_settings *bus = config_section(config, "bus");
+    const struct refdata_redis_settings *redis = &settings->redis;
+    for (size_t i = 0; i < redis->nodes.count; i++)
+        if (!kernel_address_is_good(redis->nodes.items[i]))
+            return config_error_at(config, redis->nodes_place, "refdata.redis.nodes", error,
+                                   "\"%.*s\" is not HOST:PORT", STR_ARG(redis->nodes.items[i]));
+    if (bus->invalidations == KERNEL_REDIS &&
+        !refdata_settings_redis_nodes(settings, config_section(config, "redis"))->count)
+        return config_error_at(
+            config, bus->invalidations_place, "redis.nodes", error,
+            "bus.invalidations is redis: then say where its nodes are, here or in refdata.redis.nodes");
+    if (!str_is_name(redis->group))
+        return config_error_at(config, redis->group_place, "refdata.redis.consumerGroup", error,
+                               "a group's name is 1 to 64 of [A-Za-z0-9._-]");
+    return STATUS_OK;
+}
+
+/* Groups are called after their databases where there are several. */
+static enum status check_names(const struct config *config, const struct refdata_settings *settings,
+                               struct error *error)
+{
+    const struct kernel_bus_settings *bus = config_section(config, "bus");
+    const struct kernel_postgres *blocks = settings->postgres.items;
+    size_t apply = strlen(REFDATA_APPLY_GROUP), pods = settings->redis.group.len;
+    size_t group = apply > pods ? apply : pods;
+    bool shared = bus->commands != KERNEL_POSTGRES || bus->invalidations != KERNEL_POSTGRES;
+    for (size_t i = 1; shared && i < settings->postgres.count; i++)
+        if (!str_is_name(blocks[i].name) || group + 1 + blocks[i].name.len > GROUP_BYTES_MAX)
+            return config_error_at(
+                config, settings->postgres.places[i], "refdata.postgres.name", error,
+                "with engines a name is of [A-Za-z0-9._-] and, with a group's name before it, at most "
+                "%d characters long",
+                GROUP_BYTES_MAX - 1);
+    if (settings->pod_id.len && !str_is_name(settings->pod_id))
+        return config_error_at(config, settings->pod_place, "refdata.podId", error,
+                               "is 1 to 64 of [A-Za-z0-9._-]");
+    return STATUS_OK;
+}
+
+enum status refdata_settings_check_engines(const struct config *config,
+                                           const struct refdata_settings *settings, struct error *error)
+{
+    enum status status = check_kafka(config, &settings->kafka, error);
+    if (status == STATUS_OK)
+        status = check_redis(config, settings, error);
+    return status == STATUS_OK ? check_names(config, settings, error) : status;
 }

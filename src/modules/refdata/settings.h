@@ -3,7 +3,8 @@
 #define FRESHET_REFDATA_SETTINGS_H
 
 #include "base/setting.h"
-#include "kernel/kernel.h"
+#include "kernel/engines.h"
+#include "modules/refdata/adapter/settings.h"
 #include "outbox/outbox.h"
 
 /* A SQL template and where it stands, for errors. */
@@ -51,8 +52,26 @@ struct refdata_barrier_settings {
     int64_t wait_ms, timeout_ms, checks_per_second, parallel_reads, queue_max;
 };
 
+struct refdata_kafka_settings { /* where kafka carries the commands */
+    struct str commands_topic, key_template;
+    struct setting_place topic_place, template_place;
+    int64_t partitions, handlers, keep_ms;
+};
+
+struct refdata_redis_settings { /* where redis carries the invalidations */
+    int mode;                   /* enum kernel_redis_mode; counts only where the file says it */
+    struct setting_strings nodes;
+    struct setting_place mode_place, nodes_place, group_place;
+    struct str channel, stream, group;
+    int64_t keep_ms, keep_messages;
+};
+
 struct refdata_settings {
     struct setting_objects postgres; /* struct kernel_postgres */
+    struct str pod_id;               /* empty = made of the host's name */
+    struct setting_place pod_place;
+    struct refdata_kafka_settings kafka;
+    struct refdata_redis_settings redis;
     int64_t wait_commit_timeout_ms;
     struct str tenant_claim;
     int tenant_source;
@@ -61,7 +80,8 @@ struct refdata_settings {
     struct refdata_barrier_settings barrier;
     struct refdata_update_settings updates;
     struct refdata_watch_settings watch;
-    struct outbox_settings outbox;       /* of the relay */
+    struct outbox_settings outbox; /* of the relay */
+    struct refdata_adapter_settings adapter;
     struct setting_objects dictionaries; /* struct refdata_dictionary_settings */
 };
 
@@ -69,6 +89,15 @@ extern const struct config_section refdata_section;
 
 const struct refdata_dictionary_settings *refdata_settings_dictionary(const struct refdata_settings *settings,
                                                                       size_t index);
+/* The top-level block's, but for what refdata.redis says itself. */
+const struct setting_strings *refdata_settings_redis_nodes(const struct refdata_settings *settings,
+                                                           const struct kernel_redis *redis);
+enum kernel_redis_mode refdata_settings_redis_mode(const struct refdata_settings *settings,
+                                                   const struct kernel_redis *redis);
+/* What the file alone can tell of the engines. */
+enum status refdata_settings_check_engines(const struct config *config,
+                                           const struct refdata_settings *settings,
+                                           struct error *error) MUST_CHECK;
 /* Index of the block called `name` (empty = the first), or -1. */
 int refdata_settings_database(const struct refdata_settings *settings, struct str name);
 

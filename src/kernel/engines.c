@@ -1,0 +1,256 @@
+/* The rows of `kafka:`, `redis:` and `nats:`, and what can be checked of them without a server. */
+#include "kernel/engines.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "kernel/kernel_inside.h"
+
+#define HOUR_MS INT64_C(3600000)
+#define MIB (INT64_C(1) << 20)
+#define PLACE(type, member) .place_offset = 1 + offsetof(type, member)
+
+/* ---- rows ---- */
+
+#define TLS_ROW(member) .offset = offsetof(struct kernel_tls, member)
+static const struct setting_row tls_rows[] = {
+    {"enabled", SETTING_BOOL, TLS_ROW(enabled),
+     "Whether the connection is encrypted, and the server's name verified.", "false"},
+    {"caFile", SETTING_STRING, TLS_ROW(ca_file),
+     "Certificates of those who may sign the server's; empty = the system's.", "",
+     PLACE(struct kernel_tls, ca_place)},
+    {"certificateFile", SETTING_STRING, TLS_ROW(certificate_file),
+     "Our own certificate, for servers that ask for one; needs keyFile.", "",
+     PLACE(struct kernel_tls, certificate_place)},
+    {"keyFile", SETTING_STRING, TLS_ROW(key_file), "Its private key.", "",
+     PLACE(struct kernel_tls, key_place)},
+    {.name = NULL},
+};
+
+#define USERNAME(login)                                                                          \
+    {                                                                                            \
+        "username", SETTING_STRING, .offset = (login) + offsetof(struct kernel_login, username), \
+                                    .help = "User; empty = none.", .fallback = ""                \
+    }
+#define PASSWORD(login)                                                                            \
+    {                                                                                              \
+        "passwordFromEnv", SETTING_STRING,                                                         \
+            .offset = (login) + offsetof(struct kernel_login, password_env),                       \
+            .help = "Environment variable that holds the password; empty = none.", .fallback = "", \
+            .place_offset = 1 + (login) + offsetof(struct kernel_login, password_place)            \
+    }
+
+#define KAFKA_ROW(member) .offset = offsetof(struct kernel_kafka, member)
+const char *const kernel_sasl_mechanisms[] = {"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", NULL};
+static const struct setting_row sasl_rows[] = {
+    {"mechanism", SETTING_ENUM, KAFKA_ROW(mechanism), "How the password is proven.", "PLAIN",
+     .choices = kernel_sasl_mechanisms},
+    USERNAME(offsetof(struct kernel_kafka, sasl)),
+    PASSWORD(offsetof(struct kernel_kafka, sasl)),
+    {.name = NULL},
+};
+const struct setting_row kernel_kafka_rows[] = {
+    {"brokers", SETTING_STRING_LIST, KAFKA_ROW(brokers),
+     "HOST:PORT of brokers to ask first; the others are learned from them.", "", 0, 64,
+     PLACE(struct kernel_kafka, brokers_place)},
+    {"clientId", SETTING_STRING, KAFKA_ROW(client_id), "How we are called in the brokers' logs.", "freshet",
+     1, 200},
+    {"replication", SETTING_INT, KAFKA_ROW(replication),
+     "Copies of a topic that is created here; 0 = the broker's default.", "0", 0, 16},
+    {"sessionTimeout", SETTING_DURATION_MS, KAFKA_ROW(session_timeout_ms),
+     "A process that is not heard of for so long loses its partitions to others.", "10s", 1000, HOUR_MS},
+    {"messageBytes", SETTING_SIZE, KAFKA_ROW(message_bytes_max),
+     "Largest message, with its key and headers; an update past it gets 413. The topic's max.message.bytes must allow it; "
+     "0 = what a topic allows by default, a little under 1 MiB.",
+     "0", 0, 64 * MIB},
+    {"tls", SETTING_OBJECT, KAFKA_ROW(tls), "Encryption.", "", .rows = tls_rows},
+    {"sasl", SETTING_OBJECT, .help = "Who we are; without a username nobody.", .rows = sasl_rows,
+     .fallback = ""},
+    {.name = NULL},
+};
+
+#define REDIS_ROW(member) .offset = offsetof(struct kernel_redis, member)
+const char *const kernel_redis_modes[] = {"cluster", "single", NULL};
+const struct setting_row kernel_redis_rows[] = {
+    {"mode", SETTING_ENUM, REDIS_ROW(mode), "Redis Cluster, or a single Redis.", "cluster",
+     .choices = kernel_redis_modes},
+    {"nodes", SETTING_STRING_LIST, REDIS_ROW(nodes),
+     "HOST:PORT of nodes to ask first; a cluster's others are learned from them.", "", 0, 64,
+     PLACE(struct kernel_redis, nodes_place)},
+    USERNAME(offsetof(struct kernel_redis, login)),
+    PASSWORD(offsetof(struct kernel_redis, login)),
+    {"tls", SETTING_OBJECT, REDIS_ROW(tls), "Encryption.", "", .rows = tls_rows},
+    {.name = NULL},
+};
+
+#define NATS_ROW(member) .offset = offsetof(struct kernel_nats, member)
+const struct setting_row kernel_nats_rows[] = {
+    {"servers", SETTING_STRING_LIST, NATS_ROW(servers), "nats://HOST:PORT, any number of one cluster.", "", 0,
+     64, PLACE(struct kernel_nats, servers_place)},
+    USERNAME(offsetof(struct kernel_nats, login)),
+    PASSWORD(offsetof(struct kernel_nats, login)),
+    {"credentialsFile", SETTING_STRING, NATS_ROW(credentials_file),
+     "A user's JWT and seed, instead of a password.", "", PLACE(struct kernel_nats, credentials_place)},
+    {"replicas", SETTING_INT, NATS_ROW(replicas), "Copies of a stream that is created here.", "1", 1, 5},
+    {"tls", SETTING_OBJECT, NATS_ROW(tls), "Encryption.", "", .rows = tls_rows},
+    {.name = NULL},
+};
+
+/* ---- for those who open connections ---- */
+
+const struct kernel_kafka *kernel_kafka(const struct kernel *kernel)
+{
+    return config_section(kernel->first, "kafka");
+}
+
+const struct kernel_redis *kernel_redis(const struct kernel *kernel)
+{
+    return config_section(kernel->first, "redis");
+}
+
+const struct kernel_nats *kernel_nats(const struct kernel *kernel)
+{
+    return config_section(kernel->first, "nats");
+}
+
+const char *kernel_login_password(const struct kernel_login *login)
+{
+    return login->password_env.len ? getenv(login->password_env.ptr) : NULL;
+}
+
+/* ---- checks ---- */
+
+bool kernel_address_is_good(struct str address)
+{
+    const char *colon = address.len ? memrchr(address.ptr, ':', address.len) : NULL;
+    if (!colon || colon == address.ptr)
+        return false;
+    struct str host = str_of(address.ptr, (size_t)(colon - address.ptr));
+    struct str port = str_of(colon + 1, address.len - host.len - 1);
+    int64_t number;
+    bool in_brackets = str_starts_with(host, STR("[")) && str_ends_with(host, STR("]")) && host.len > 2;
+    for (size_t i = 0; i < host.len; i++)
+        if (host.ptr[i] <= ' ' || strchr(in_brackets ? ",/@" : ",/@:[]", host.ptr[i]))
+            return false;
+    return str_to_i64(port, &number) && number >= 1 && number <= 65535;
+}
+
+/* One block, as all of them are checked. */
+struct block {
+    const struct config *config;
+    const char *name;
+    bool used; /* by some flow */
+};
+
+static enum status check_addresses(const struct block *block, const struct setting_strings *list,
+                                   struct setting_place place, const char *member, const char *scheme,
+                                   struct error *error)
+{
+    char field[64];
+    snprintf(field, sizeof field, "%s.%s", block->name, member);
+    for (size_t i = 0; i < list->count; i++) {
+        struct str address = list->items[i];
+        bool fits = str_starts_with(address, str_from(scheme));
+        if (fits)
+            address = str_of(address.ptr + strlen(scheme), address.len - strlen(scheme));
+        if (!fits || !kernel_address_is_good(address))
+            return config_error_at(block->config, place, field, error, "\"%.*s\" is not %sHOST:PORT",
+                                   STR_ARG(list->items[i]), scheme);
+    }
+    return STATUS_OK;
+}
+
+static enum status check_file(const struct block *block, const char *member, struct str path,
+                              struct setting_place place, struct error *error)
+{
+    char field[64];
+    snprintf(field, sizeof field, "%s.%s", block->name, member);
+    if (path.len && access(path.ptr, R_OK) != 0)
+        return config_error_at(block->config, place, field, error, "%s cannot be read", path.ptr);
+    return STATUS_OK;
+}
+
+static enum status check_tls(const struct block *block, const struct kernel_tls *tls, struct error *error)
+{
+    char field[64];
+    snprintf(field, sizeof field, "%s.tls.%s", block->name,
+             tls->key_file.len ? "certificateFile" : "keyFile");
+    if (!tls->certificate_file.len != !tls->key_file.len)
+        return config_error_at(block->config, tls->key_file.len ? tls->key_place : tls->certificate_place,
+                               field, error,
+                               "a certificate and its private key are given together, or neither");
+    if (!tls->enabled || !block->used)
+        return STATUS_OK;
+    enum status status = check_file(block, "tls.caFile", tls->ca_file, tls->ca_place, error);
+    if (status == STATUS_OK)
+        status =
+            check_file(block, "tls.certificateFile", tls->certificate_file, tls->certificate_place, error);
+    return status == STATUS_OK ? check_file(block, "tls.keyFile", tls->key_file, tls->key_place, error)
+                               : status;
+}
+
+static enum status check_login(const struct block *block, const struct kernel_login *login,
+                               const char *member, struct error *error)
+{
+    char field[64];
+    snprintf(field, sizeof field, "%s.%s", block->name, member);
+    if (block->used && login->password_env.len && !getenv(login->password_env.ptr))
+        return config_error_at(block->config, login->password_place, field, error,
+                               "the environment variable %s is not set", login->password_env.ptr);
+    return STATUS_OK;
+}
+
+static enum status check_kafka(const struct config *config, const struct kernel_bus_settings *bus,
+                               struct error *error)
+{
+    const struct kernel_kafka *kafka = config_section(config, "kafka");
+    const struct block block = {config, "kafka", bus->commands == KERNEL_KAFKA};
+    if (block.used && !kafka->brokers.count)
+        return config_error_at(config, bus->commands_place, "kafka.brokers", error,
+                               "bus.commands is kafka: then say where its brokers are");
+    enum status status = check_addresses(&block, &kafka->brokers, kafka->brokers_place, "brokers", "", error);
+    if (status == STATUS_OK)
+        status = check_tls(&block, &kafka->tls, error);
+    return status == STATUS_OK ? check_login(&block, &kafka->sasl, "sasl.passwordFromEnv", error) : status;
+}
+
+/* Whether there are nodes is for the module that uses them: it may have its own. */
+static enum status check_redis(const struct config *config, const struct kernel_bus_settings *bus,
+                               struct error *error)
+{
+    const struct kernel_redis *redis = config_section(config, "redis");
+    const struct block block = {config, "redis", bus->invalidations == KERNEL_REDIS};
+    enum status status = check_addresses(&block, &redis->nodes, redis->nodes_place, "nodes", "", error);
+    if (status == STATUS_OK)
+        status = check_tls(&block, &redis->tls, error);
+    return status == STATUS_OK ? check_login(&block, &redis->login, "passwordFromEnv", error) : status;
+}
+
+static enum status check_nats(const struct config *config, const struct kernel_bus_settings *bus,
+                              struct error *error)
+{
+    const struct kernel_nats *nats = config_section(config, "nats");
+    const struct block block = {config, "nats", bus->events == KERNEL_NATS};
+    if (block.used && !nats->servers.count)
+        return config_error_at(config, bus->events_place, "nats.servers", error,
+                               "bus.events is nats: then say where its servers are");
+    enum status status =
+        check_addresses(&block, &nats->servers, nats->servers_place, "servers", "nats://", error);
+    if (status == STATUS_OK)
+        status = check_tls(&block, &nats->tls, error);
+    if (status == STATUS_OK)
+        status = check_login(&block, &nats->login, "passwordFromEnv", error);
+    return status == STATUS_OK && block.used
+               ? check_file(&block, "credentialsFile", nats->credentials_file, nats->credentials_place, error)
+               : status;
+}
+
+enum status kernel_engines_check(const struct config *config, struct error *error)
+{
+    const struct kernel_bus_settings *bus = config_section(config, "bus");
+    enum status status = check_kafka(config, bus, error);
+    if (status == STATUS_OK)
+        status = check_redis(config, bus, error);
+    return status == STATUS_OK ? check_nats(config, bus, error) : status;
+}

@@ -1,0 +1,64 @@
+/* Connections to the engines: `kafka:`, `redis:` and `nats:` of the file. They turn nothing on; `bus:` does (C2). What is
+ * carried over them, and what it is called there, is the modules' to say. */
+#ifndef FRESHET_KERNEL_ENGINES_H
+#define FRESHET_KERNEL_ENGINES_H
+
+#include "kernel/kernel.h"
+
+struct kernel_tls {
+    bool enabled;
+    struct str ca_file, certificate_file, key_file; /* empty: the system's; no client certificate */
+    struct setting_place ca_place, certificate_place, key_place;
+};
+
+struct kernel_login {
+    struct str username, password_env; /* empty = without */
+    struct setting_place password_place;
+};
+
+struct kernel_kafka {
+    struct setting_strings brokers; /* HOST:PORT */
+    struct setting_place brokers_place;
+    struct str client_id;
+    int64_t replication, session_timeout_ms, message_bytes_max;
+    struct kernel_tls tls;
+    struct kernel_login sasl;
+    int mechanism; /* kernel_sasl_mechanisms */
+};
+
+struct kernel_redis {
+    int mode;                     /* enum kernel_redis_mode */
+    struct setting_strings nodes; /* HOST:PORT */
+    struct setting_place nodes_place;
+    struct kernel_tls tls;
+    struct kernel_login login;
+};
+
+struct kernel_nats {
+    struct setting_strings servers; /* nats://HOST:PORT */
+    struct setting_place servers_place;
+    int64_t replicas;
+    struct kernel_tls tls;
+    struct kernel_login login;
+    struct str credentials_file; /* empty = without */
+    struct setting_place credentials_place;
+};
+
+enum kernel_redis_mode { KERNEL_REDIS_CLUSTER, KERNEL_REDIS_SINGLE };
+extern const char *const kernel_redis_modes[], *const kernel_sasl_mechanisms[];
+
+/* As they were at the start; readable as long as the process serves. */
+const struct kernel_kafka *kernel_kafka(const struct kernel *kernel);
+const struct kernel_redis *kernel_redis(const struct kernel *kernel);
+const struct kernel_nats *kernel_nats(const struct kernel *kernel);
+/* From the environment; NULL = none. */
+const char *kernel_login_password(const struct kernel_login *login);
+
+/* HOST:PORT or [IPV6]:PORT, with a port that one can connect to. */
+bool kernel_address_is_good(struct str address);
+/* What the file alone can tell: addresses, files that are there, passwords of engines that are used. */
+enum status kernel_engines_check(const struct config *config, struct error *error) MUST_CHECK;
+
+extern const struct setting_row kernel_kafka_rows[], kernel_redis_rows[], kernel_nats_rows[];
+
+#endif
