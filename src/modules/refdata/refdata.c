@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "modules/refdata/adapter/source.h"
 #include "modules/refdata/command/command.h"
 #include "modules/refdata/flow.h"
 #include "modules/refdata/query/query.h"

@@ -1,0 +1,116 @@
+/* Pointers are taken apart once, when the configuration is read; a message only walks the steps. */
+#include "modules/refdata/adapter/pointer.h"
+
+/* "~1" is a slash, "~0" a tilde, and nothing else may follow one. */
+static bool decode(struct str raw, struct arena *arena, struct str *step)
+{
+    char *out = arena_alloc(arena, raw.len + 1);
+    size_t len = 0;
+    for (size_t i = 0; i < raw.len; i++) {
+        char c = raw.ptr[i];
+        if (c == '~') {
+            if (++i == raw.len || (raw.ptr[i] != '0' && raw.ptr[i] != '1'))
+                return false;
+            c = raw.ptr[i] == '0' ? '~' : '/';
+        }
+        out[len++] = c;
+    }
+    *step = str_of(out, len);
+    return true;
+}
+
+static size_t count_steps(struct str text)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < text.len; i++)
+        count += text.ptr[i] == '/';
+    return count;
+}
+
+/* The part up to the next slash. str_split() would not see an empty one at the end, which is a step too. */
+static struct str next_part(struct str *rest)
+{
+    const char *slash = rest->len ? memchr(rest->ptr, '/', rest->len) : NULL;
+    size_t len = slash ? (size_t)(slash - rest->ptr) : rest->len;
+    struct str part = str_of(rest->ptr, len);
+    *rest = slash ? str_of(slash + 1, rest->len - len - 1) : STR_NONE;
+    return part;
+}
+
+enum status refdata_pointer_compile(struct str text, struct arena *arena, struct refdata_pointer *pointer,
+                                    struct error *error)
+{
+    *pointer = (struct refdata_pointer){.text = arena_str(arena, text), .count = count_steps(text)};
+    if (text.len == 0)
+        return STATUS_OK;
+    if (text.ptr[0] != '/')
+        return error_set(error, STATUS_CONFIG, "a JSON pointer begins with /: try /%.*s", STR_ARG(text));
+    if (pointer->count > REFDATA_POINTER_STEPS_MAX)
+        return error_set(error, STATUS_CONFIG, "a JSON pointer of more than %d steps",
+                         REFDATA_POINTER_STEPS_MAX);
+    pointer->steps = arena_alloc(arena, pointer->count * sizeof *pointer->steps);
+    struct str rest = str_of(text.ptr + 1, text.len - 1);
+    for (size_t i = 0; i < pointer->count; i++)
+        if (!decode(next_part(&rest), arena, &pointer->steps[i]))
+            return error_set(error, STATUS_CONFIG,
+                             "in a JSON pointer ~ is written ~0, and / within a name ~1");
+    return STATUS_OK;
+}
+
+static enum status find_member(const struct refdata_pointer *pointer, struct str name,
+                               const struct json_value *object, struct json_value *value, struct error *error)
+{
+    struct json_value member, found = {0};
+    struct json_iter it;
+    struct str raw;
+    json_iter_init(&it, object);
+    while (json_iter_next(&it, &raw, &member)) {
+        if (!json_str_eq(raw, name))
+            continue;
+        if (found.raw.len)
+            return error_set_field(error, STATUS_BAD_REQUEST, pointer->text.ptr, "%s: comes more than once",
+                                   pointer->text.ptr);
+        found = member;
+    }
+    *value = found;
+    return STATUS_OK;
+}
+
+/* An index is 0, or digits that do not begin with it. */
+static bool is_index(struct str step, uint64_t *index)
+{
+    return str_to_u64(step, index) && (step.len == 1 || step.ptr[0] != '0');
+}
+
+static void find_element(struct str step, const struct json_value *array, struct json_value *value)
+{
+    struct json_value element;
+    struct json_iter it;
+    uint64_t index;
+    *value = (struct json_value){0};
+    if (!is_index(step, &index))
+        return;
+    json_iter_init(&it, array);
+    while (json_iter_next(&it, NULL, &element))
+        if (index-- == 0) {
+            *value = element;
+            return;
+        }
+}
+
+enum status refdata_pointer_find(const struct refdata_pointer *pointer, const struct json_value *root,
+                                 struct json_value *value, struct error *error)
+{
+    enum status status = STATUS_OK;
+    struct json_value at = *root;
+    for (size_t i = 0; i < pointer->count && at.raw.len && status == STATUS_OK; i++) {
+        const struct json_value container = at;
+        at = (struct json_value){0};
+        if (container.type == JSON_OBJECT)
+            status = find_member(pointer, pointer->steps[i], &container, &at, error);
+        else if (container.type == JSON_ARRAY)
+            find_element(pointer->steps[i], &container, &at);
+    }
+    *value = at;
+    return status;
+}

@@ -1,0 +1,286 @@
+/* Sources out of their settings: what contradicts itself is refused with its place in the file. */
+#include "modules/refdata/adapter/source.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "kernel/config.h"
+#include "modules/refdata/flow.h"
+#include "modules/refdata/settings.h"
+
+/* Its name in the contract, the setting that maps it, and whether it can stand outside the JSON at all. */
+static const struct {
+    const char *name, *setting;
+    bool field_only;
+} parts[REFDATA_PARTS] = {
+    [REFDATA_PART_TENANT] = {"tenantId", "tenant", false},
+    [REFDATA_PART_DICT_CODE] = {"dictCode", "dictCode", false},
+    [REFDATA_PART_EVENT_ID] = {"eventId", "mapping.eventId", false},
+    [REFDATA_PART_EVENT_TYPE] = {"eventType", "mapping.eventType", false},
+    [REFDATA_PART_SOURCE_REVISION] = {"sourceRevision", "mapping.sourceRevision", false},
+    [REFDATA_PART_SNAPSHOT_ID] = {"snapshotId", "mapping.snapshotId", false},
+    [REFDATA_PART_CHUNK_INDEX] = {"chunkIndex", "mapping.chunkIndex", false},
+    [REFDATA_PART_CHUNKS_TOTAL] = {"chunksTotal", "mapping.chunksTotal", false},
+    [REFDATA_PART_OCCURRED_AT] = {"occurredAt", "mapping.occurredAt", false},
+    [REFDATA_PART_ITEMS] = {"items", "mapping.items", true},
+    [REFDATA_PART_KEY] = {"key", "mapping.key", false},
+    [REFDATA_PART_OP] = {"op", "mapping.op", false},
+    [REFDATA_PART_PAYLOAD] = {"payload", "mapping.payload", true},
+};
+
+const char *refdata_part_name(enum refdata_part part)
+{
+    return parts[part].name;
+}
+
+struct making {
+    const struct config *config;
+    const struct refdata_source_settings *settings;
+    size_t index;
+    struct arena *arena;
+    struct error *error;
+};
+
+static enum status refuse(const struct making *making, struct setting_place place, const char *setting,
+                          const char *format, ...) PRINTF_LIKE(4, 5);
+static enum status refuse(const struct making *making, struct setting_place place, const char *setting,
+                          const char *format, ...)
+{
+    char field[96], message[256];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(message, sizeof message, format, arguments);
+    va_end(arguments);
+    snprintf(field, sizeof field, "refdata.adapter.sources[%zu].%s", making->index, setting);
+    return making->config ? config_error_at(making->config, place, field, making->error, "%s", message)
+                          : error_set(making->error, STATUS_CONFIG, "%s: %s", field, message);
+}
+
+/* ---- where a part comes from ---- */
+
+static int given_count(const struct refdata_from_settings *settings)
+{
+    return (settings->field_place.line > 0) + (settings->header_place.line > 0) +
+           (settings->fixed_place.line > 0) + settings->message_key;
+}
+
+static struct setting_place first_place(const struct refdata_from_settings *settings)
+{
+    const struct setting_place *const places[] = {&settings->field_place, &settings->header_place,
+                                                  &settings->message_key_place, &settings->fixed_place};
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++)
+        if (places[i]->line)
+            return *places[i];
+    return (struct setting_place){0};
+}
+
+static enum status take_pointer(const struct making *making, enum refdata_part part, struct str text,
+                                struct refdata_from *from)
+{
+    struct error error = {0};
+    from->kind = REFDATA_AT_FIELD;
+    if (refdata_pointer_compile(text, making->arena, &from->pointer, &error) == STATUS_OK)
+        return STATUS_OK;
+    return refuse(making, making->settings->from[part].field_place, parts[part].setting, "%s", error.message);
+}
+
+static enum status take_text(const struct making *making, enum refdata_part part, struct setting_place place,
+                             struct str text, enum refdata_from_kind kind, struct refdata_from *from)
+{
+    *from = (struct refdata_from){.kind = kind, .text = arena_str(making->arena, text)};
+    if (text.len == 0)
+        return refuse(making, place, parts[part].setting, "is empty");
+    return STATUS_OK;
+}
+
+/* Exactly one is given. */
+static enum status take_given(const struct making *making, enum refdata_part part, struct refdata_from *from)
+{
+    const struct refdata_from_settings *own = &making->settings->from[part];
+    if (own->field_place.line)
+        return take_pointer(making, part, own->field, from);
+    if (parts[part].field_only)
+        return refuse(making, first_place(own), parts[part].setting, "can only come from a field");
+    if (own->header_place.line)
+        return take_text(making, part, own->header_place, own->header, REFDATA_AT_HEADER, from);
+    if (own->fixed_place.line)
+        return take_text(making, part, own->fixed_place, own->fixed, REFDATA_AT_FIXED, from);
+    from->kind = REFDATA_AT_KEY;
+    return STATUS_OK;
+}
+
+static enum status take_from(const struct making *making, enum refdata_part part, struct refdata_from *from)
+{
+    const struct refdata_from_settings *own = &making->settings->from[part];
+    int given = given_count(own);
+    if (given > 1)
+        return refuse(making, first_place(own), parts[part].setting,
+                      "give one of field, header, messageKey and fixed");
+    if (given == 1)
+        return take_given(making, part, from);
+    from->is_default = true;
+    return take_pointer(making, part, arena_printf(making->arena, "/%s", parts[part].name), from);
+}
+
+/* ---- one source ---- */
+
+static void copy_words(struct setting_strings *to, const struct setting_strings *from, struct arena *arena)
+{
+    to->count = from->count;
+    to->items = arena_alloc(arena, (from->count + 1) * sizeof *to->items);
+    for (size_t i = 0; i < from->count; i++)
+        to->items[i] = arena_str(arena, from->items[i]);
+}
+
+static bool in_body_elsewhere(const struct refdata_from *from)
+{
+    return from->kind == REFDATA_AT_FIELD && !from->is_default;
+}
+
+static void note_mapping(struct refdata_adapter_source *source,
+                         const struct refdata_source_settings *settings)
+{
+    const struct refdata_from *from = source->from;
+    source->is_mapped = settings->mapping_place.line || in_body_elsewhere(&from[REFDATA_PART_TENANT]) ||
+                        in_body_elsewhere(&from[REFDATA_PART_DICT_CODE]);
+    source->items_are_mapped = !from[REFDATA_PART_KEY].is_default || !from[REFDATA_PART_OP].is_default ||
+                               !from[REFDATA_PART_PAYLOAD].is_default ||
+                               source->words[REFDATA_WORD_UPSERT].count ||
+                               source->words[REFDATA_WORD_DELETE].count;
+}
+
+static enum status check_names(const struct making *making)
+{
+    const struct refdata_source_settings *settings = making->settings;
+    if (!str_is_name(settings->topic))
+        return refuse(making, settings->topic_place, "topic", "must be 1 to 60 of A-Z a-z 0-9 . _ -");
+    if (str_ends_with(settings->topic, STR(BUS_DEAD_SUFFIX)))
+        return refuse(making, settings->topic_place, "topic", "a topic of dead letters has none of its own");
+    if (str_eq(settings->topic, STR(REFDATA_COMMANDS)))
+        return refuse(making, settings->topic_place, "topic", "the adapter's own messages go there");
+    if (!str_is_name(settings->group))
+        return refuse(making, settings->group_place, "group", "must be 1 to 60 of A-Z a-z 0-9 . _ -");
+    return STATUS_OK;
+}
+
+/* A message without a value has no fields. */
+static enum status check_tombstones(const struct making *making, const struct refdata_adapter_source *source)
+{
+    static const enum refdata_part needed[] = {REFDATA_PART_TENANT, REFDATA_PART_DICT_CODE};
+    if (source->tombstones == REFDATA_TOMBSTONES_REFUSE)
+        return STATUS_OK;
+    for (size_t i = 0; i < sizeof needed / sizeof *needed; i++)
+        if (source->from[needed[i]].kind == REFDATA_AT_FIELD)
+            return refuse(making, making->settings->tombstones_place, "tombstones",
+                          "a message without a value has no field for %s: take that from a header, or fix it",
+                          parts[needed[i]].name);
+    return STATUS_OK;
+}
+
+static enum status check_fixed(const struct making *making, const struct refdata_adapter_source *source)
+{
+    static const enum refdata_part names[] = {REFDATA_PART_TENANT, REFDATA_PART_DICT_CODE};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const struct refdata_from *from = &source->from[names[i]];
+        if (from->kind == REFDATA_AT_FIXED && !str_is_name(from->text))
+            return refuse(making, making->settings->from[names[i]].fixed_place, parts[names[i]].setting,
+                          "must be 1 to 64 of A-Z a-z 0-9 . _ -");
+    }
+    return STATUS_OK;
+}
+
+enum status refdata_source_init(struct refdata_adapter_source *source,
+                                const struct refdata_source_settings *settings, size_t index,
+                                const struct config *config, struct arena *arena, struct error *error)
+{
+    const struct making making = {
+        .config = config, .settings = settings, .index = index, .arena = arena, .error = error};
+    *source = (struct refdata_adapter_source){.topic = arena_str(arena, settings->topic),
+                                              .group = arena_str(arena, settings->group),
+                                              .tombstones = (enum refdata_tombstones)settings->tombstones,
+                                              .id_form = (enum refdata_id_form)settings->id_form};
+    enum status status = check_names(&making);
+    for (unsigned part = 0; part < REFDATA_PARTS && status == STATUS_OK; part++)
+        status = take_from(&making, (enum refdata_part)part, &source->from[part]);
+    for (unsigned word = 0; word < REFDATA_WORDS; word++)
+        copy_words(&source->words[word], &settings->words[word], arena);
+    note_mapping(source, settings);
+    if (status == STATUS_OK)
+        status = check_fixed(&making, source);
+    return status == STATUS_OK ? check_tombstones(&making, source) : status;
+}
+
+/* ---- all of them ---- */
+
+static const struct refdata_dictionary_settings *find_dictionary(const struct refdata_settings *settings,
+                                                                 struct str code)
+{
+    for (size_t i = 0; i < settings->dictionaries.count; i++) {
+        const struct refdata_dictionary_settings *own = refdata_settings_dictionary(settings, i);
+        if (own->enabled && str_eq(own->code, code))
+            return own;
+    }
+    return NULL;
+}
+
+int refdata_source_database(const struct refdata_settings *settings,
+                            const struct refdata_source_settings *source)
+{
+    const struct refdata_from_settings *code = &source->from[REFDATA_PART_DICT_CODE];
+    const struct refdata_dictionary_settings *dictionary =
+        code->fixed_place.line ? find_dictionary(settings, code->fixed) : NULL;
+    if (source->postgres.len == 0 && dictionary)
+        return refdata_settings_database(settings, dictionary->postgres);
+    return refdata_settings_database(settings, source->postgres);
+}
+
+static enum status check_database(const struct making *making, const struct refdata_settings *settings)
+{
+    const struct refdata_source_settings *own = making->settings;
+    const struct refdata_from_settings *code = &own->from[REFDATA_PART_DICT_CODE];
+    int database = refdata_source_database(settings, own);
+    if (database < 0)
+        return refuse(making, own->postgres_place, "postgres", "there is no postgres block called \"%.*s\"",
+                      STR_ARG(own->postgres));
+    if (!code->fixed_place.line)
+        return STATUS_OK;
+    const struct refdata_dictionary_settings *dictionary = find_dictionary(settings, code->fixed);
+    if (!dictionary)
+        return refuse(making, code->fixed_place, "dictCode", "there is no dictionary called \"%.*s\"",
+                      STR_ARG(code->fixed));
+    if (refdata_settings_database(settings, dictionary->postgres) != database)
+        return refuse(making, own->postgres_place, "postgres", "the dictionary %.*s lives in another block",
+                      STR_ARG(dictionary->code));
+    return STATUS_OK;
+}
+
+static enum status check_source(const struct making *making, const struct refdata_settings *settings)
+{
+    const struct refdata_source_settings *sources = settings->adapter.sources.items;
+    struct refdata_adapter_source source;
+    enum status status = refdata_source_init(&source, making->settings, making->index, making->config,
+                                             making->arena, making->error);
+    if (status != STATUS_OK)
+        return status;
+    for (size_t i = 0; i < making->index; i++)
+        if (str_eq(sources[i].topic, making->settings->topic))
+            return refuse(making, making->settings->topic_place, "topic",
+                          "is read already, by the source at line %u", sources[i].topic_place.line);
+    return check_database(making, settings);
+}
+
+enum status refdata_sources_check(const struct config *config, const struct refdata_settings *settings,
+                                  struct error *error)
+{
+    const struct refdata_source_settings *sources = settings->adapter.sources.items;
+    enum status status = STATUS_OK;
+    struct arena arena;
+    arena_init(&arena, 4096);
+    for (size_t i = 0; i < settings->adapter.sources.count && status == STATUS_OK; i++)
+        status = check_source(
+            &(struct making){
+                .config = config, .settings = &sources[i], .index = i, .arena = &arena, .error = error},
+            settings);
+    arena_deinit(&arena);
+    return status;
+}
