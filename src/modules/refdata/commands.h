@@ -6,12 +6,23 @@
 #define FRESHET_REFDATA_COMMANDS_H
 
 #include "modules/refdata/flow.h"
+#include "outbox/outbox.h"
 
-/* Any thread that may block. Messages as for bus_publish(): topic REFDATA_COMMANDS, key tenant:dict. */
+/* Any thread that may block, in the open transaction that accepts them. Messages as for bus_publish(): topic
+ * REFDATA_COMMANDS, key tenant:dict, a payload of text; of their headers the event id (needed), REFDATA_HEADER_WAITED and the
+ * traceparent go along. */
 enum status refdata_commands_put(struct refdata_flow *flow, struct db_conn *conn,
                                  struct bus_message *messages, size_t count, int64_t deadline_ns,
                                  struct error *error) MUST_CHECK;
 /* Any thread, after that commit. Never blocks. */
 void refdata_commands_wake(struct refdata_flow *flow);
+
+extern const struct outbox_table refdata_command_table; /* for `freshet outbox` */
+
+/* The part of a flow that publishes them, where Kafka carries them and this process accepts some: see flow.h. */
+struct refdata_commands *refdata_commands_create(struct refdata_flow *flow);
+void refdata_commands_start(struct refdata_commands *commands);
+void refdata_commands_stop(struct refdata_commands *commands);
+void refdata_commands_destroy(struct refdata_commands *commands);
 
 #endif

@@ -9,9 +9,10 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "modules/refdata/commands.h"
 
 enum {
-    OWN_THREADS = 5, /* the committer, the relay, invalidations, publishing, upkeep */
+    OWN_THREADS = 6, /* the committer, commands, the relay, invalidations, publishing, upkeep */
     STOP_GRACE_MS = 5000,
 };
 
@@ -21,6 +22,11 @@ static struct refdata_flow *find(const struct refdata *refdata, const struct ref
     while (flow && flow->database != database)
         flow = flow->next;
     return flow;
+}
+
+static bool takes_commands(const struct refdata_flow *flow)
+{
+    return refdata_has_role(flow->refdata, "command") || refdata_has_role(flow->refdata, "adapter");
 }
 
 static void make_parts(struct refdata_flow *flow)
@@ -33,6 +39,8 @@ static void make_parts(struct refdata_flow *flow)
         flow->relay = refdata_relay_create(flow);
     if (refdata_has_role(refdata, "query"))
         flow->invalidations = refdata_invalidations_create(flow);
+    if (takes_commands(flow) && kernel_bus(refdata->kernel)->commands == KERNEL_KAFKA)
+        flow->commands = refdata_commands_create(flow);
     if (refdata_has_role(refdata, "command"))
         flow->committer = refdata_committer_create(flow);
 }
@@ -52,6 +60,8 @@ static void start(struct refdata_flow *flow)
     }
     make_parts(flow);
     refdata_buses_start(&flow->buses);
+    if (flow->commands)
+        refdata_commands_start(flow->commands);
     if (flow->apply)
         refdata_apply_start(flow->apply);
     if (flow->relay)
@@ -153,6 +163,8 @@ static void stop_flow(struct refdata_flow *flow)
 {
     if (flow->committer)
         refdata_committer_stop(flow->committer);
+    if (flow->commands)
+        refdata_commands_stop(flow->commands);
     if (flow->relay)
         refdata_relay_stop(flow->relay);
     refdata_buses_stop(&flow->buses, STOP_GRACE_MS);
@@ -167,6 +179,8 @@ static void destroy_flow(struct refdata_flow *flow)
     if (flow->buses.commands) {
         if (flow->committer)
             refdata_committer_destroy(flow->committer);
+        if (flow->commands)
+            refdata_commands_destroy(flow->commands);
         if (flow->invalidations)
             refdata_invalidations_destroy(flow->invalidations);
         if (flow->relay)

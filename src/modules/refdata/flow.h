@@ -28,6 +28,8 @@ struct refdata_flow {
     struct worker_pool *workers; /* of the bus's handlers and the roles' own jobs */
     struct refdata_buses buses;
     bool started;
+    struct refdata_commands
+        *commands; /* commands.h: NULL where PostgreSQL carries them, or none is accepted */
     struct refdata_committer *committer; /* command/: makes commits of POSTs */
     struct refdata_news *news;   /* command/: who waits for a decision, and notices between processes */
     struct refdata_apply *apply; /* apply/ */

@@ -5,12 +5,12 @@
 
 #include <stdlib.h>
 
-#include "base/arena.h"
 #include "base/failpoint.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "modules/refdata/flow.h"
+#include "modules/refdata/letters.h"
 
 enum { STOP_GRACE_MS = 1500, HEADERS = 2, PAYLOAD_DEPTH_MAX = 4 };
 
@@ -64,8 +64,13 @@ static bool is_invalidation(struct str payload)
     return json_get(&body, STR("version"), &member) && member.type == JSON_NUMBER;
 }
 
-static void make_message(const struct outbox_event *event, struct bus_message *message, struct arena *arena)
+static bool write_letter(void *context, const struct outbox_event *event, struct bus_message *message,
+                         struct arena *arena, const char **reason)
 {
+    (void)context;
+    *reason = "the payload is no invalidation";
+    if (!is_invalidation(event->payload))
+        return false;
     struct bus_header *headers = arena_alloc(arena, HEADERS * sizeof *headers);
     headers[0] = (struct bus_header){STR(BUS_HEADER_EVENT_ID), event->extra[EXTRA_EVENT_ID]};
     headers[1] = (struct bus_header){STR(BUS_HEADER_TRACEPARENT), event->extra[EXTRA_TRACEPARENT]};
@@ -76,74 +81,14 @@ static void make_message(const struct outbox_event *event, struct bus_message *m
         .headers = headers,
         .header_count = headers[1].value.len ? 2 : 1,
     };
-}
-
-/* An outage is no event's fault, so it counts as no attempt of one: however long the bus is gone, none ends FAILED
- * for it. What the bus refuses it will always refuse. */
-static void judge(struct outbox_batch *batch, size_t at, const struct error *error)
-{
-    switch (error->status) {
-    case STATUS_OK: break;
-    case STATUS_DB_DOWN:
-    case STATUS_DB_RETRY:
-    case STATUS_TIMEOUT:
-    case STATUS_CANCELLED: outbox_batch_leave(batch, at); break;
-    case STATUS_BAD_REQUEST:
-    case STATUS_PAYLOAD_TOO_LARGE: outbox_batch_poison(batch, at, "%s", error->message); break;
-    default: outbox_batch_retry(batch, at, "%s", error->message);
-    }
-}
-
-/* Messages and the events they were made of. */
-struct letters {
-    struct bus_message *messages;
-    size_t *places, count;
-};
-
-static struct letters write_letters(struct outbox_batch *batch, struct arena *arena)
-{
-    struct letters letters = {
-        .messages = arena_alloc(arena, batch->count * sizeof *letters.messages),
-        .places = arena_alloc(arena, batch->count * sizeof *letters.places),
-    };
-    for (size_t i = 0; i < batch->count; i++) {
-        if (!is_invalidation(batch->events[i].payload)) {
-            outbox_batch_poison(batch, i, "the payload is no invalidation");
-            continue;
-        }
-        make_message(&batch->events[i], &letters.messages[letters.count], arena);
-        letters.places[letters.count++] = i;
-    }
-    return letters;
-}
-
-/* All in one commit of the bus; where that fails, one by one, so that each one's failure is its own. */
-static void publish_letters(struct refdata_relay *relay, struct outbox_batch *batch,
-                            const struct letters *letters)
-{
-    struct bus *bus = relay->flow->buses.invalidations;
-    struct error error = {0};
-    if (letters->count == 0 ||
-        bus_publish(bus, letters->messages, letters->count, batch->deadline_ns, &error) == STATUS_OK)
-        return;
-    for (size_t i = 0; i < letters->count; i++) {
-        size_t at = letters->places[i];
-        if (outbox_batch_is_held(batch, at))
-            continue;
-        error = (struct error){0};
-        error.status = bus_publish(bus, &letters->messages[i], 1, batch->deadline_ns, &error);
-        judge(batch, at, &error);
-    }
+    return true;
 }
 
 static void publish(void *context, struct outbox_batch *batch)
 {
-    struct arena arena;
+    struct refdata_relay *relay = context;
     FAILPOINT("relay.after_claim");
-    arena_init(&arena, 16384);
-    struct letters letters = write_letters(batch, &arena);
-    publish_letters(context, batch, &letters);
-    arena_deinit(&arena);
+    refdata_letters_publish(relay->flow->buses.invalidations, batch, write_letter, NULL);
     FAILPOINT("relay.after_publish");
 }
 

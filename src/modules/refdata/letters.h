@@ -1,0 +1,19 @@
+/* Letters: outbox events on their way out as messages of a bus. What the relay and the commands have in common: only what
+ * they write on them differs. */
+#ifndef FRESHET_REFDATA_LETTERS_H
+#define FRESHET_REFDATA_LETTERS_H
+
+#include "base/arena.h"
+#include "bus/bus.h"
+#include "outbox/outbox.h"
+
+/* Writes the message of an event; false: it can never be one, and *reason says why. Texts live in the arena. */
+typedef bool refdata_letter_fn(void *context, const struct outbox_event *event, struct bus_message *message,
+                               struct arena *arena, const char **reason);
+
+/* On a worker, from an outbox's publish(): a message for each event, all at once; every event gets its verdict. An outage
+ * is no event's fault, so it counts as no attempt of one: however long the engine is gone, none ends FAILED for it. */
+void refdata_letters_publish(struct bus *bus, struct outbox_batch *batch, refdata_letter_fn *write,
+                             void *context);
+
+#endif
