@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "modules/refdata/catalog.h"
+#include "modules/refdata/commands.h"
 #include "modules/refdata/relay/relay.h"
 
 enum { TIMEOUT_MS = 60000, LIST_MAX = 100, CHANGE_MAX = 100000, ROWS_LIMIT = 10000000 };
@@ -31,40 +32,44 @@ static const struct action {
     {"unlock", "freed from their lease", outbox_unlock},
 };
 
+/* The first is the one that changes are about unless --table says otherwise. */
+static const struct outbox_table *const tables[] = {&refdata_outbox_table, &refdata_command_table};
+
 struct outbox_command {
     const struct action *action;
-    const char *config, *state, *database, *of, *from, *to, *limit;
+    const char *config, *state, *database, *table_name, *of, *from, *to, *limit;
     bool all;
     struct option_words ids;
     enum outbox_state state_wanted;
+    const struct outbox_table *table; /* NULL = all */
     struct outbox_selection selection;
     struct buf ids_text;
 };
 
 /* ---- one database ---- */
 
-static void print_rows(struct str database, const struct outbox_command *command,
-                       const struct db_result *rows)
+static void print_rows(struct str database, const struct outbox_table *table,
+                       const struct outbox_command *command, const struct db_result *rows)
 {
     for (size_t i = 0; i < db_result_rows(rows); i++) {
         struct str error = db_result_is_null(rows, i, 7) ? STR("") : db_result_str(rows, i, 7);
         printf("%.*s %s id=%s of=%s seq=%s type=%s state=%s attempts=%s claims=%s age=%ss%s%.*s\n",
-               STR_ARG(database), refdata_outbox_table.name, db_result_str(rows, i, 0).ptr,
-               db_result_str(rows, i, 1).ptr, db_result_str(rows, i, 2).ptr, db_result_str(rows, i, 3).ptr,
+               STR_ARG(database), table->name, db_result_str(rows, i, 0).ptr, db_result_str(rows, i, 1).ptr,
+               db_result_str(rows, i, 2).ptr, db_result_str(rows, i, 3).ptr,
                outbox_state_name(command->state_wanted), db_result_str(rows, i, 4).ptr,
                db_result_str(rows, i, 5).ptr, db_result_str(rows, i, 6).ptr, error.len ? " error=" : "",
                STR_ARG(error));
     }
 }
 
-static enum status list(struct db_conn *conn, struct str database, const struct outbox_command *command,
-                        struct error *error)
+static enum status list(struct db_conn *conn, struct str database, const struct outbox_table *table,
+                        const struct outbox_command *command, struct error *error)
 {
     struct db_result *rows = NULL;
-    enum status status = outbox_list(conn, &refdata_outbox_table, command->state_wanted, &command->selection,
+    enum status status = outbox_list(conn, table, command->state_wanted, &command->selection,
                                      clock_deadline_ms(TIMEOUT_MS), &rows, error);
     if (status == STATUS_OK) {
-        print_rows(database, command, rows);
+        print_rows(database, table, command, rows);
         if ((int64_t)db_result_rows(rows) == command->selection.rows_max)
             fprintf(stderr, "freshet outbox list: these are the first %lld; --limit shows more\n",
                     (long long)command->selection.rows_max);
@@ -73,20 +78,30 @@ static enum status list(struct db_conn *conn, struct str database, const struct 
     return status;
 }
 
+static enum status list_tables(struct db_conn *conn, struct str database,
+                               const struct outbox_command *command, struct error *error)
+{
+    enum status status = STATUS_OK;
+    for (size_t i = 0; i < sizeof tables / sizeof *tables && status == STATUS_OK; i++)
+        if (!command->table || command->table == tables[i])
+            status = list(conn, database, tables[i], command, error);
+    return status;
+}
+
 static enum status change(struct db_conn *conn, struct str database, const struct outbox_command *command,
                           struct error *error)
 {
+    const struct outbox_table *table = command->table ? command->table : tables[0];
     int64_t count = 0;
-    enum status status = command->action->change(conn, &refdata_outbox_table, &command->selection,
+    enum status status = command->action->change(conn, table, &command->selection,
                                                  clock_deadline_ms(TIMEOUT_MS), &count, error);
     if (status != STATUS_OK)
         return status;
     const char *user = getenv("USER");
     log_info("outbox_changed_by_hand", LOG_CSTR("action", command->action->name),
-             LOG_STR("database", database), LOG_CSTR("table", refdata_outbox_table.name),
-             LOG_INT("events", count), LOG_CSTR("user", user ? user : ""), LOG_INT("uid", getuid()));
-    printf("%.*s %s: %lld %s\n", STR_ARG(database), refdata_outbox_table.name, (long long)count,
-           command->action->done);
+             LOG_STR("database", database), LOG_CSTR("table", table->name), LOG_INT("events", count),
+             LOG_CSTR("user", user ? user : ""), LOG_INT("uid", getuid()));
+    printf("%.*s %s: %lld %s\n", STR_ARG(database), table->name, (long long)count, command->action->done);
     return STATUS_OK;
 }
 
@@ -97,7 +112,7 @@ static bool run_database(const struct refdata_database *database, const struct o
     enum status status = db_acquire(database->pool, clock_deadline_ms(TIMEOUT_MS), &conn, &error);
     if (status == STATUS_OK)
         status = command->action->change ? change(conn, database->name, command, &error)
-                                         : list(conn, database->name, command, &error);
+                                         : list_tables(conn, database->name, command, &error);
     db_release(conn);
     if (status != STATUS_OK)
         fprintf(stderr, "freshet outbox %s: database %.*s at %s: %s\n", command->action->name,
@@ -172,6 +187,14 @@ static bool take_state(struct outbox_command *command)
     return false;
 }
 
+static bool take_table(struct outbox_command *command)
+{
+    for (size_t i = 0; command->table_name && i < sizeof tables / sizeof *tables; i++)
+        if (strcmp(command->table_name, tables[i]->name) == 0)
+            command->table = tables[i];
+    return !command->table_name || command->table;
+}
+
 static bool take_ids(struct outbox_command *command)
 {
     struct str id;
@@ -195,6 +218,8 @@ static const char *find_mistake(struct outbox_command *command)
     struct str limit;
     if (!take_state(command))
         return "--state is failed, pending, in_flight or published";
+    if (!take_table(command))
+        return "--table is refdata.outbox_event or refdata.command_outbox";
     if (!take_ids(command))
         return "an ID is a number: `freshet outbox list` shows them";
     if (!take_number(command->from, &selection->first) || !take_number(command->to, &selection->last))
@@ -230,6 +255,9 @@ int app_outbox(int argc, char **argv)
          .into = &command.database},
         {"--state", "STATE", "list: failed (default), pending, in_flight or published",
          .into = &command.state},
+        {"--table", "NAME",
+         "only this one: refdata.outbox_event (what changes are about without it) or refdata.command_outbox",
+         .into = &command.table_name},
         {"--of", "TENANT/DICT", "only events of this dictionary", .into = &command.of},
         {"--from", "SEQ", "only from this one on", .into = &command.from},
         {"--to", "SEQ", "only up to this one", .into = &command.to},

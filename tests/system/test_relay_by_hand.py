@@ -89,3 +89,18 @@ def test_a_wrong_call_changes_nothing(outbox, filled):
         status, _, audit = outbox(*args)
         assert status == 2 and not audit, args
     assert states(filled) == before
+
+
+def test_commands_have_a_table_of_their_own(outbox, filled):
+    """R11: what waits for Kafka is listed beside the rest; IDs and changes are one table's."""
+    filled.query("insert into refdata.command_outbox (tenant_id, dict_code, event_id, payload, waited, failed_at, last_error)"
+                 " select 'demo', 'D', gen_random_uuid(), '{}', false, now(), 'nobody home' from generate_series(1, 2)")
+    lines = outbox("list")[1]
+    assert len([line for line in lines if line.startswith("main refdata.outbox_event ")]) == 3
+    assert len([line for line in lines if line.startswith("main refdata.command_outbox ") and "type=command" in line]) == 2
+    assert len(outbox("list", "--table", "refdata.command_outbox")[1]) == 2
+    assert outbox("retry", "--all")[2][0]["table"] == "refdata.outbox_event"
+    status, lines, audit = outbox("retry", "--all", "--table", "refdata.command_outbox")
+    assert status == 0 and "2 will be tried again" in lines[0] and audit[0]["table"] == "refdata.command_outbox"
+    assert filled.value("select count(*) from refdata.command_outbox where failed_at is null") == 2
+    assert outbox("list", "--table", "refdata.nothing")[0] == 2
