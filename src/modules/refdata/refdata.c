@@ -31,7 +31,9 @@ const struct http_route refdata_query_routes[] = {
 static enum status check(const struct config *config, const void *section, struct error *error)
 {
     enum status status = refdata_settings_check_engines(config, section, error);
-    return status == STATUS_OK ? refdata_catalog_check(config, section, error) : status;
+    if (status == STATUS_OK)
+        status = refdata_catalog_check(config, section, error);
+    return status == STATUS_OK ? refdata_sources_check(config, section, error) : status;
 }
 
 static void adjust_auth(const void *section, struct auth_settings *auth)

@@ -4,8 +4,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-#include "kernel/config.h"
-#include "modules/refdata/flow.h"
+#include "kernel/engines.h"
 #include "modules/refdata/settings.h"
 
 /* Its name in the contract, the setting that maps it, and whether it can stand outside the JSON at all. */
@@ -156,8 +155,6 @@ static enum status check_names(const struct making *making)
         return refuse(making, settings->topic_place, "topic", "must be 1 to 60 of A-Z a-z 0-9 . _ -");
     if (str_ends_with(settings->topic, STR(BUS_DEAD_SUFFIX)))
         return refuse(making, settings->topic_place, "topic", "a topic of dead letters has none of its own");
-    if (str_eq(settings->topic, STR(REFDATA_COMMANDS)))
-        return refuse(making, settings->topic_place, "topic", "the adapter's own messages go there");
     if (!str_is_name(settings->group))
         return refuse(making, settings->group_place, "group", "must be 1 to 60 of A-Z a-z 0-9 . _ -");
     return STATUS_OK;
@@ -262,6 +259,8 @@ static enum status check_source(const struct making *making, const struct refdat
                                              making->arena, making->error);
     if (status != STATUS_OK)
         return status;
+    if (str_eq(making->settings->topic, settings->kafka.commands_topic))
+        return refuse(making, making->settings->topic_place, "topic", "the adapter's own messages go there");
     for (size_t i = 0; i < making->index; i++)
         if (str_eq(sources[i].topic, making->settings->topic))
             return refuse(making, making->settings->topic_place, "topic",
@@ -273,8 +272,12 @@ enum status refdata_sources_check(const struct config *config, const struct refd
                                   struct error *error)
 {
     const struct refdata_source_settings *sources = settings->adapter.sources.items;
+    const struct kernel_kafka *kafka = config_section(config, "kafka");
     enum status status = STATUS_OK;
     struct arena arena;
+    if (settings->adapter.sources.count && !kafka->brokers.count)
+        return config_error_at(config, settings->adapter.sources.places[0], "refdata.adapter.sources", error,
+                               "then say where Kafka is: kafka.brokers");
     arena_init(&arena, 4096);
     for (size_t i = 0; i < settings->adapter.sources.count && status == STATUS_OK; i++)
         status = check_source(

@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/memory.h"
+#include "modules/refdata/acceptance.h"
 #include "modules/refdata/command/command.h"
 
 enum {
@@ -130,9 +131,7 @@ static struct refdata_post *create(struct http_request *request, const struct qu
     post->wait_until_ns =
         now_ns + (question->wait_ms ? question->wait_ms : catalog->wait_commit_timeout_ms) * CLOCK_NS_PER_MS;
     post->deadline_ns = now_ns + settings->commit_timeout_ms * CLOCK_NS_PER_MS;
-    post->limits =
-        (struct refdata_limits){(size_t)settings->items_max, (size_t)settings->key_bytes_max,
-                                (size_t)settings->payload_bytes_max, (unsigned)settings->depth_max};
+    post->limits = refdata_acceptance_limits(catalog);
     memcpy(post->tenant, identity->tenant.ptr, identity->tenant.len);
     post->body = arena_str(&post->arena, request->body);
     post->bytes = request->body.len;

@@ -1,8 +1,10 @@
 /* Sources by configuration (R9): what contradicts itself is refused with file, line, column and field. */
 #include "../load.h"
 
+#include "kernel/engines.h"
 #include "modules/refdata/adapter/source.h"
 
+#define KAFKA "kafka: {brokers: [\"127.0.0.1:1\"]}\n"
 #define HEAD                                                                              \
     "refdata:\n  postgres:\n    - {name: one, jdbcUrl: \"postgresql://127.0.0.1:1/a\"}\n" \
     "    - {name: two, jdbcUrl: \"postgresql://127.0.0.1:1/b\"}\n"                        \
@@ -10,13 +12,24 @@
     "    - {code: OFF, enabled: false}\n  adapter:\n    sources:\n"
 #define FIRST "t.yaml:11:"
 
+static struct config *load_both(const char *yaml)
+{
+    const struct config_section sections[] = {
+        refdata_section, {"kafka", "Kafka.", kernel_kafka_rows, sizeof(struct kernel_kafka)}, {0}};
+    struct config *config = NULL;
+    struct error error = {0};
+    if (config_load_text("t.yaml", str_from(yaml), sections, &config, NULL, &error) != STATUS_OK)
+        fail_msg("not loaded: %s", error.message);
+    return config;
+}
+
 static enum status check(const char *sources, struct error *error)
 {
     struct buf yaml;
     buf_init(&yaml);
-    buf_printf(&yaml, HEAD "%s", sources);
+    buf_printf(&yaml, HEAD "%s" KAFKA, sources);
     buf_put_char(&yaml, '\0');
-    struct config *config = load(yaml.data);
+    struct config *config = load_both(yaml.data);
     enum status status = refdata_sources_check(config, settings_of(config), error);
     config_free(config);
     buf_deinit(&yaml);
@@ -57,6 +70,8 @@ static void a_source_contradicting_itself_is_refused_where_it_stands(void **stat
     refuses("      - {topic: \"a b\"}\n",
             FIRST "17: refdata.adapter.sources[0].topic: must be 1 to 60 of A-Z a-z 0-9 . _ -");
     refuses("      - topic: refdata.commands\n",
+            FIRST "16: refdata.adapter.sources[0].topic: the adapter's own messages go there");
+    refuses("      - topic: mine\n  kafka: {commandsTopic: mine}\n",
             FIRST "16: refdata.adapter.sources[0].topic: the adapter's own messages go there");
     refuses("      - topic: a.dlq\n",
             FIRST "16: refdata.adapter.sources[0].topic: a topic of dead letters has none of its own");
@@ -106,9 +121,20 @@ static void without_sources_there_is_nothing_to_refuse(void **state)
 {
     (void)state;
     struct error error = {0};
-    struct config *config = load(FILE_HEAD "    - code: a\n");
+    struct config *config = load_both(FILE_HEAD "    - code: a\n");
     assert_int_equal(refdata_sources_check(config, settings_of(config), &error), STATUS_OK);
     assert_int_equal(settings_of(config)->adapter.sources.count, 0);
+    config_free(config);
+}
+
+static void sources_need_kafka(void **state)
+{
+    (void)state;
+    struct error error = {0};
+    struct config *config = load_both(HEAD "      - topic: a\n");
+    assert_int_equal(refdata_sources_check(config, settings_of(config), &error), STATUS_CONFIG);
+    assert_string_equal(error.message,
+                        FIRST "9: refdata.adapter.sources: then say where Kafka is: kafka.brokers");
     config_free(config);
 }
 
@@ -118,6 +144,7 @@ int main(void)
         cmocka_unit_test(sources_that_make_sense_are_taken),
         cmocka_unit_test(a_source_contradicting_itself_is_refused_where_it_stands),
         cmocka_unit_test(a_source_knows_its_dictionary_and_database),
+        cmocka_unit_test(sources_need_kafka),
         cmocka_unit_test(without_sources_there_is_nothing_to_refuse),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
