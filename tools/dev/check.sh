@@ -137,12 +137,13 @@ test_command() {
     local suite suites=("$@")
     for suite in "$@"; do
         case $suite in
-        unit | system | fault | fuzz) ;;
-        engines | failover | browser) misuse "there are no $suite tests yet" ;;
-        *) misuse "no suite '$suite'; there are: unit system fault fuzz" ;;
+        unit | system | engines | fault | fuzz) ;;
+        failover | browser) misuse "there are no $suite tests yet" ;;
+        *) misuse "no suite '$suite'; there are: unit system engines fault fuzz" ;;
         esac
     done
-    packages_ensure run test
+    packages_ensure run test engines clients
+    export FRESHET_KAFKA_JARS=$KAFKA_JARS # fetched once for all that follows
     test_sanitizer_env
     mkdir -p "$VAR/test"
     # Nothing stays behind when the run is broken off.

@@ -65,14 +65,23 @@ process_stop() { # FILE PATIENCE
     return 1
 }
 
-# Prints the wanted loopback port when it is free, else any free one (or fails with --exactly).
-free_port() { # WANTED [--exactly]
+# Prints the wanted loopback port when it is free, else any free one (or fails with --exactly). With --lasting, any is one
+# that no client is ever given: it will be free again for a server that comes back.
+free_port() { # WANTED [--exactly|--lasting]
     "$PYTHON" - "$@" <<'EOF'
-import socket, sys
-wanted, exactly = int(sys.argv[1] or 0), "--exactly" in sys.argv
-for port in [wanted] if exactly else [wanted, 0]:
+import random, socket, sys
+wanted, how = int(sys.argv[1] or 0), sys.argv[2:]
+others = [0]
+if how == ["--exactly"]:
+    others = []
+elif how == ["--lasting"]:
+    with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
+        first, last = map(int, file.read().split())
+    outside = [port for port in range(10240, 65536) if not first <= port <= last]
+    others = random.sample(outside, min(100, len(outside))) + [0]
+for port in [wanted, *others] if wanted else others:
     with socket.socket() as s:
-        if exactly:
+        if how:
             s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             s.bind(("127.0.0.1", port))

@@ -34,6 +34,20 @@ py:yaml                      | python3-yaml          | reads api/openapi.yaml
 cmd:clang                    | clang                 | fuzzing
 libfuzzer:                   | libclang-rt-14-dev    | fuzzing
 '
+PACKAGES_ENGINES='
+cmd:redis-server             | redis-server          | the private Redis Cluster
+cmd:redis-cli                | redis-tools           | puts the Redis Cluster together
+cmd:nats-server              | nats-server           | the private NATS
+cmd:java                     | default-jre-headless  | runs the private Kafka
+'
+PACKAGES_MAVEN='
+cmd:mvn                      | maven                 | fetches Kafka
+'
+PACKAGES_CLIENTS='
+cmd:kcat                     | kcat                  | a Kafka client to test against
+py:kafka                     | python3-kafka         | a Kafka client to test against
+py:redis                     | python3-redis         | a Redis client to test against
+'
 PACKAGES_LINT='
 cmd:clang-format             | clang-format          | formatting
 cmd:shellcheck               | shellcheck            | shell scripts
@@ -69,7 +83,7 @@ package_present() { # PROBE
     esac
 }
 
-# Makes sure that the package sets named (run, test, lint, bench) are there.
+# Makes sure that the package sets named (run, test, engines …) are there.
 packages_ensure() { # SET…
     local set table probe package reason missing=()
     for set in "$@"; do

@@ -12,7 +12,7 @@ PG_USER=freshet
 pg_exec() {
     local as=()
     is_root && as=(runuser -u postgres --)
-    (cd / && exec "${as[@]}" env -i PATH="$PATH" LC_ALL=C.UTF-8 TZ=UTC "$@" 7>&- 8>&- 9>&-)
+    (cd / && exec "${as[@]}" env -i PATH="$PATH" LC_ALL=C.UTF-8 TZ=UTC "$@" 6>&- 7>&- 8>&- 9>&-)
 }
 
 # Fails when there is no cluster yet. `cluster` is relative, so that a project may be moved.
@@ -120,22 +120,4 @@ pg_client() {
 psql_command() {
     pg_running || die "no PostgreSQL runs for $VAR: ./dev run, or ./dev stack up"
     pg_client psql "$@"
-}
-
-stack_command() {
-    [ $# -eq 1 ] || misuse "stack takes one of: up down status"
-    case $1 in
-    up)
-        packages_ensure run
-        pg_start
-        ;;
-    down)
-        pg_stop
-        ;;
-    status)
-        pg_running || die "nothing runs for $VAR"
-        printf 'postgres 127.0.0.1:%s\n' "$(cat "$VAR/pg/port")"
-        ;;
-    *) misuse "stack takes one of: up down status" ;;
-    esac
 }

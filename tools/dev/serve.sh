@@ -6,15 +6,30 @@ freshet_bin() {
     printf '%s/src/app/freshet\n' "$(build_dir release)"
 }
 
-# What the program sees: the configuration of the running `run` unless FRESHET_CONFIG says otherwise. Without a
-# PostgreSQL yet (`freshet token` needs none) the URL leads nowhere.
+# What the program sees: the configuration and the engines of the running `run` unless FRESHET_CONFIG says otherwise.
+# Without a PostgreSQL yet (`freshet token` needs none) the URL leads nowhere.
 freshet_env() {
-    if [ -z "${FRESHET_CONFIG:-}" ] && process_recorded "$VAR/run.pid" >/dev/null && [ -e "$VAR/run.config" ]; then
-        CONFIG=$(cat "$VAR/run.config")
+    if process_recorded "$VAR/run.pid" >/dev/null && [ -e "$VAR/run.config" ]; then
+        [ -n "${FRESHET_CONFIG:-}" ] || CONFIG=$(cat "$VAR/run.config")
+        [ ! -e "$VAR/run.engines" ] || freshet_env_engines
     fi
     export FRESHET_VAR=$VAR FRESHET_CONFIG=$CONFIG FRESHET_PORT=$PORT
     FRESHET_PG_URL=$(cat "$VAR/pg/url" 2>/dev/null || echo postgresql://freshet@127.0.0.1:1/freshet)
     export FRESHET_PG_URL
+}
+
+# Where the engines are and what each carries: names that config/freshet.yaml reads.
+freshet_env_engines() {
+    local node
+    for node in "${REDIS_NODES[@]}"; do
+        export "FRESHET_REDIS_${node#redis-}=$(engine_address "$node")"
+    done
+    FRESHET_NATS=$(engine_address nats)
+    export FRESHET_NATS FRESHET_EVENTS=nats FRESHET_INVALIDATIONS=redis
+    if kafka_running; then
+        FRESHET_KAFKA=$(engine_address kafka)
+        export FRESHET_KAFKA FRESHET_COMMANDS=kafka
+    fi
 }
 
 freshet_command() {
@@ -34,9 +49,10 @@ dev_as_typed() {
 
 run_command() {
     local arg
+    RUN_ENGINES=0 RUN_STARTED=()
     for arg in "$@"; do
         case $arg in
-        --engines) misuse "run --engines is not built yet; plain ./dev run needs nothing but PostgreSQL" ;;
+        --engines) RUN_ENGINES=1 ;;
         *) misuse "run takes no argument '$arg'" ;;
         esac
     done
@@ -47,10 +63,7 @@ run_command() {
     trap 'exit 143' TERM HUP
     run_check_port
     build_flavour release
-    if ! pg_running; then
-        RUN_STARTED_PG=1
-        pg_start
-    fi
+    run_start_engines
     freshet_env
     run_prepare
     run_serve
@@ -58,6 +71,18 @@ run_command() {
     trap 'exit 0' INT TERM HUP
     wait "$RUN_SERVER" || true
     run_failed "the server ended by itself"
+}
+
+# Remembers what it starts: that is what it stops at the end.
+run_start_engines() {
+    if [ "$RUN_ENGINES" = 1 ]; then
+        mapfile -t RUN_STARTED < <(stack_missing)
+        stack_up
+        touch "$VAR/run.engines"
+    elif ! pg_running; then
+        RUN_STARTED=(postgres)
+        pg_start
+    fi
 }
 
 # One `run` per $VAR. What an earlier one left behind after being killed is stopped first.
@@ -71,6 +96,7 @@ run_claim() {
     fi
     process_record $$ "$VAR/run.pid"
     printf '%s\n' "$CONFIG" >"$VAR/run.config"
+    rm -f "$VAR/run.engines"
     process_stop "$VAR/server.pid" 15 || true
 }
 
@@ -128,10 +154,9 @@ run_greet() {
 freshet is up    $url
 log              $VAR/log/freshet.log
 demo token       $RUN_TOKEN
-
-Try, in another terminal:
-
 EOF
+    [ "$RUN_ENGINES" = 0 ] || run_greet_engines
+    printf '\nTry, in another terminal:\n\n'
     for path in items/DE all version; do
         local dict=COUNTRY
         [ "$path" = all ] && dict=CURRENCY
@@ -139,6 +164,16 @@ EOF
             "$url/v1/tenants/demo/dictionaries/$dict/$path"
     done
     printf '\nCtrl-C stops it.\n'
+}
+
+run_greet_engines() {
+    local commands="PostgreSQL (there is no Kafka here)"
+    [ "${FRESHET_COMMANDS:-}" != kafka ] || commands="Kafka $FRESHET_KAFKA"
+    cat <<EOF
+commands         $commands
+invalidations    Redis Cluster $(redis_addresses | paste -sd,)
+events           NATS $FRESHET_NATS
+EOF
 }
 
 run_cleanup() {
@@ -152,18 +187,18 @@ run_cleanup() {
     if [ -n "${RUN_SERVER:-}" ] && [ "$status" -eq 0 ]; then
         wait "$RUN_SERVER" || { say "the server did not stop cleanly, see $VAR/log/freshet.log" && status=1; }
     fi
-    [ -z "${RUN_STARTED_PG:-}" ] || pg_stop
-    rm -f "$VAR/server.pid" "$VAR/run.pid" "$VAR/run.config"
+    [ ${#RUN_STARTED[@]} -eq 0 ] || stack_down "${RUN_STARTED[@]}"
+    rm -f "$VAR/server.pid" "$VAR/run.pid" "$VAR/run.config" "$VAR/run.engines"
     exit "$status"
 }
 
 down_command() {
     [ $# -eq 0 ] || misuse "down takes no arguments"
-    # `run` itself goes first: it stops its server and its PostgreSQL on the way out.
+    # `run` itself goes first: it stops its server and the engines it started on the way out.
     process_stop "$VAR/run.pid" 60 || true
     process_stop "$VAR/server.pid" 40 || true
-    rm -f "$VAR/run.pid" "$VAR/run.config" "$VAR/server.pid"
-    pg_stop
+    rm -f "$VAR/run.pid" "$VAR/run.config" "$VAR/run.engines" "$VAR/server.pid"
+    stack_down
 }
 
 bench_command() {

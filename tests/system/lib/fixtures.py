@@ -150,5 +150,6 @@ def var():
 
 @pytest.fixture(scope="session")
 def clean_env():
-    """The environment without what a surrounding ./dev may have set."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("FRESHET_")}
+    """The environment without what a surrounding ./dev may have set, but for what it has fetched already."""
+    return {name: value for name, value in os.environ.items()
+            if not name.startswith("FRESHET_") or name == "FRESHET_KAFKA_JARS"}
