@@ -173,6 +173,25 @@ enum status bus_publish_in_tx(struct bus *bus, struct db_conn *conn, struct bus_
     return bus->driver->publish_in_tx(bus, conn, messages, count, deadline_ns, error);
 }
 
+bool bus_publish_and_commit_is_possible(const struct bus *bus, struct str topic)
+{
+    const struct bus_topic_state *found = bus_topic_find(bus, topic);
+
+    return found && bus->driver->publish_and_commit && atomic_load(&found->known);
+}
+
+enum status bus_publish_and_commit(struct bus *bus, struct db_conn *conn, struct bus_message *message,
+                                   int64_t deadline_ns, struct error *error)
+{
+    enum status status = check_messages(bus, message, 1, error);
+
+    if (status != STATUS_OK)
+        return status;
+    if (!bus->driver->publish_and_commit)
+        return error_set(error, STATUS_NOT_IMPLEMENTED, "this bus has no transactions to share");
+    return bus->driver->publish_and_commit(bus, conn, message, deadline_ns, error);
+}
+
 bool bus_own_is_possible(const struct bus *bus, struct str topic)
 {
     const struct bus_topic_state *found = bus_topic_find(bus, topic);

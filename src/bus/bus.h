@@ -91,6 +91,12 @@ enum status bus_publish(struct bus *bus, struct bus_message *messages, size_t co
  * NOT_IMPLEMENTED where the driver has no transactions to share. */
 enum status bus_publish_in_tx(struct bus *bus, struct db_conn *conn, struct bus_message *messages,
                               size_t count, int64_t deadline_ns, struct error *error) MUST_CHECK;
+/* The end of the caller's transaction in one round trip with what it left in its pipeline: publishes, commits, and tells
+ * the consumers. For a message that somebody waits for; several are better published apart from the commit. Fails as a
+ * commit does. */
+bool bus_publish_and_commit_is_possible(const struct bus *bus, struct str topic);
+enum status bus_publish_and_commit(struct bus *bus, struct db_conn *conn, struct bus_message *message,
+                                   int64_t deadline_ns, struct error *error) MUST_CHECK;
 /* Something was published to `topic`: tells the consumers here and in other processes. Cheap, never
  * blocks. */
 void bus_wake(struct bus *bus, struct str topic);
@@ -135,6 +141,10 @@ struct bus_batch {
     unsigned attempt;    /* how often messages[0] was here before */
     bool rolled_back;    /* by bus_batch_rollback() */
     void *memo;          /* the handler's, handed on to on_committed or on_uncommitted */
+    /* Set by the handler: a notice of PostgreSQL's that goes out right behind the commit, in its round trip. is_told, in
+     * on_committed: it did. Drivers that do not commit in PostgreSQL themselves leave it. */
+    struct str tell_channel, tell_payload;
+    bool is_told;
 };
 
 void bus_batch_retry(struct bus_batch *batch, size_t at, const char *format, ...) PRINTF_LIKE(3, 4);
@@ -162,8 +172,12 @@ struct bus_subscription {
     const int64_t *from_offsets;
     unsigned batch_max;     /* 0 = 100 */
     size_t batch_bytes_max; /* of payloads, exceeded by at most one message; 0 = 8 MiB */
-    unsigned parallel;      /* partitions handled at once here; 0 = all. BUS_EVERY: always 1 */
-    unsigned attempts_max;  /* then BUS_RETRY becomes BUS_TERM; 0 = never */
+    /* BUS_SHARED: a message that came with the news of it may be handed over while the right to it is still being asked for.
+     * The question then is in the pipeline of batch->conn, and a pipeline is what the handler has to begin with. Drivers that
+     * have no such thing ignore it. */
+    bool previews;
+    unsigned parallel;     /* partitions handled at once here; 0 = all. BUS_EVERY: always 1 */
+    unsigned attempts_max; /* then BUS_RETRY becomes BUS_TERM; 0 = never */
     int64_t backoff_min_ms, backoff_max_ms; /* of BUS_RETRY: min·2^(attempt-1)·(0.5+rand); 0 = 100 ms, 30 s */
     /* BUS_EVERY: also what the engine tells faster and does not keep (Redis's Pub/Sub), whoever published it: batches of
      * messages with offset -1 that are in no order, have no verdict, and come once more from the topic if they are in it.

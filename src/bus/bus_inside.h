@@ -29,6 +29,8 @@ struct bus_driver {
                            struct error *error);
     enum status (*publish_in_tx)(struct bus *bus, struct db_conn *conn, struct bus_message *messages,
                                  size_t count, int64_t deadline_ns, struct error *error); /* NULL: cannot */
+    enum status (*publish_and_commit)(struct bus *bus, struct db_conn *conn, struct bus_message *message,
+                                      int64_t deadline_ns, struct error *error); /* NULL: cannot */
     enum status (*own_ask)(struct bus *bus, struct db_conn *conn, const struct bus_topic_state *topic,
                            const char *group, const unsigned *partitions, size_t count, uint64_t *mark,
                            struct error *error); /* NULL: cannot */

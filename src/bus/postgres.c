@@ -14,21 +14,25 @@
 #include "base/memory.h"
 #include "bus/postgres_inside.h"
 
-#define CHANNEL "freshet_bus"
 #define PUBLISH_CONNECTIONS 2
 
 /* ---- wakes ---- */
 
-void bus_postgres_wake_topic(struct postgres *postgres, struct str topic)
+void bus_postgres_wake_topic(struct postgres *postgres, struct str topic, int partition, struct str preview)
 {
     struct bus_topic_state *state = bus_topic_find(&postgres->bus, topic);
 
     if (state)
         atomic_fetch_add(&state->wakes, 1);
     pthread_mutex_lock(&postgres->lock);
-    for (size_t i = 0; i < postgres->reader_count; i++)
-        if (str_eq(postgres->readers[i]->consumer.topic->name, topic))
-            bus_postgres_jobs_wake(postgres->readers[i]);
+    for (size_t i = 0; i < postgres->reader_count; i++) {
+        struct reader *reader = postgres->readers[i];
+        if (!str_eq(reader->consumer.topic->name, topic))
+            continue;
+        if (preview.len && reader->consumer.spec.previews)
+            bus_postgres_jobs_preview(reader, partition, preview);
+        bus_postgres_jobs_wake(reader, partition);
+    }
     pthread_mutex_unlock(&postgres->lock);
 }
 
@@ -37,33 +41,54 @@ static void wake_all(struct postgres *postgres)
     pthread_mutex_lock(&postgres->lock);
     for (size_t i = 0; i < postgres->reader_count; i++) {
         atomic_fetch_add(&postgres->readers[i]->consumer.topic->wakes, 1);
-        bus_postgres_jobs_wake(postgres->readers[i]);
+        bus_postgres_jobs_wake(postgres->readers[i], POSTGRES_ANYWHERE);
     }
     pthread_mutex_unlock(&postgres->lock);
 }
 
-/* Here at once; elsewhere by a notice, "instance:topic". */
+struct str bus_postgres_notice(const struct postgres *postgres, const struct bus_topic_state *topic,
+                               int partition, char text[POSTGRES_NOTICE_BYTES])
+{
+    int len = snprintf(text, POSTGRES_NOTICE_BYTES, "%s:%s", postgres->instance, topic->spec.name);
+
+    if (partition != POSTGRES_ANYWHERE)
+        len += snprintf(text + len, POSTGRES_NOTICE_BYTES - (size_t)len, ":%d", partition);
+    return str_of(text, (size_t)len);
+}
+
+/* Here at once; elsewhere by a notice. */
 static void postgres_wake(struct bus *bus, struct bus_topic_state *topic)
 {
     struct postgres *postgres = (struct postgres *)bus;
-    char payload[128];
+    char text[POSTGRES_NOTICE_BYTES];
 
-    bus_postgres_wake_topic(postgres, topic->name);
-    int len = snprintf(payload, sizeof payload, "%s:%s", postgres->instance, topic->spec.name);
+    bus_postgres_wake_topic(postgres, topic->name, POSTGRES_ANYWHERE, STR_NONE);
     if (postgres->notifier)
-        db_notify(postgres->notifier, STR(CHANNEL), str_of(payload, (size_t)len));
+        db_notify(postgres->notifier, STR(POSTGRES_CHANNEL),
+                  bus_postgres_notice(postgres, topic, POSTGRES_ANYWHERE, text));
+}
+
+static int partition_of(struct str text)
+{
+    int64_t number;
+
+    return str_to_i64(text, &number) && number >= 0 && number < BUS_PARTITIONS_MAX ? (int)number
+                                                                                   : POSTGRES_ANYWHERE;
 }
 
 static void on_notice(void *context, struct str channel, struct str payload)
 {
     struct postgres *postgres = context;
-    struct str instance;
+    struct str instance, topic, partition = STR_NONE;
 
     (void)channel;
-    if (!str_split(&payload, ':', &instance) || !payload.ptr)
+    if (!str_split(&payload, ':', &instance) || !str_split(&payload, ':', &topic))
         wake_all(postgres); /* too many waited, and their texts were dropped */
-    else if (!str_eq(instance, str_from(postgres->instance)))
-        bus_postgres_wake_topic(postgres, payload);
+    else if (!str_eq(instance, str_from(postgres->instance))) {
+        (void)str_split(&payload, ':', &partition);
+        int place = partition_of(partition);
+        bus_postgres_wake_topic(postgres, topic, place, place == POSTGRES_ANYWHERE ? STR_NONE : payload);
+    }
 }
 
 static void on_listening(void *context)
@@ -94,7 +119,7 @@ static void wake_due(struct postgres *postgres, int64_t now_ns)
     pthread_mutex_lock(&postgres->lock);
     for (size_t i = 0; i < postgres->reader_count; i++)
         if (postgres->readers[i]->due_ns <= now_ns)
-            bus_postgres_jobs_wake(postgres->readers[i]);
+            bus_postgres_jobs_wake(postgres->readers[i], POSTGRES_ANYWHERE);
     if (now_ns >= postgres->upkeep_at_ns) {
         bus_postgres_jobs_upkeep(postgres);
         postgres->upkeep_at_ns = now_ns + postgres->config.maintenance_ms * CLOCK_NS_PER_MS;
@@ -152,7 +177,7 @@ static void postgres_subscribe(struct bus *bus, const struct bus_consumer *consu
 
 static void postgres_start(struct bus *bus)
 {
-    static const char *const channels[] = {CHANNEL, NULL};
+    static const char *const channels[] = {POSTGRES_CHANNEL, NULL};
     struct postgres *postgres = (struct postgres *)bus;
     struct db_listener_config listener = {.loop = postgres->config.loop,
                                           .target = &postgres->target,
@@ -216,6 +241,7 @@ static void free_reader(struct reader *reader)
     free(reader->retry_ns);
     free(reader->attempts);
     free(reader->suspect_until);
+    bus_postgres_preview_free(reader->preview);
     free(reader);
 }
 
@@ -260,6 +286,7 @@ static void postgres_destroy(struct bus *bus)
 static const struct bus_driver driver = {
     .publish = bus_postgres_publish,
     .publish_in_tx = bus_postgres_publish_in_tx,
+    .publish_and_commit = bus_postgres_publish_and_commit,
     .own_ask = bus_postgres_own_ask,
     .own_commit = bus_postgres_own_commit,
     .wake = postgres_wake,

@@ -4,6 +4,8 @@
  *   postgres_jobs.c     jobs on the workers
  *   postgres_publish.c  append, group commit
  *   postgres_shared.c   one batch of a shared group
+ *   postgres_claim.c    the right to it
+ *   postgres_preview.c  a message that came with its notice
  *   postgres_suspect.c  messages that kill their process
  *   postgres_every.c    one round of a reader of everything
  *   postgres_upkeep.c   topics made, lag, retention
@@ -27,6 +29,14 @@
 struct postgres;
 struct reader;
 
+/* A message that came with the notice of it, for whoever is likely to have the right to it. */
+struct postgres_preview {
+    char *text; /* what the message's parts are slices of */
+    int partition;
+    struct bus_message message;
+    struct bus_header headers[BUS_HEADERS_MAX];
+};
+
 struct reader_job {
     struct worker_job work;
     struct reader *reader;
@@ -41,6 +51,10 @@ struct reader {
     /* under postgres->lock */
     unsigned busy;
     bool woken; /* while every job was busy */
+    /* Where something may be: anywhere, or in the partitions that are marked. A job takes one of it. */
+    bool anywhere;
+    uint64_t marked[BUS_PARTITIONS_MAX / 64];
+    struct postgres_preview *preview; /* the newest, or NULL */
     int64_t
         due_ns; /* look again then: a retry's backoff, or after a failure; CLOCK_NEVER = only when woken */
     unsigned failures;
@@ -49,7 +63,8 @@ struct reader {
     atomic_uint turn;              /* which partition is looked at first */
     int64_t *positions, *retry_ns; /* BUS_EVERY: one of each per partition; only ever one job */
     unsigned *attempts;
-    int64_t *suspect_until; /* BUS_SHARED: per partition, set before it is ready */
+    int64_t *suspect_until;                   /* BUS_SHARED: per partition, set before it is ready */
+    atomic_bool was_last[BUS_PARTITIONS_MAX]; /* to handle something there: likely to be the next one too */
 };
 
 struct publisher {
@@ -87,12 +102,20 @@ struct postgres {
 };
 
 /* ---- postgres.c ---- */
-void bus_postgres_wake_topic(struct postgres *postgres, struct str topic); /* in this process */
+#define POSTGRES_CHANNEL "freshet_bus"
+#define POSTGRES_NOTICE_BYTES 128
+#define POSTGRES_ANYWHERE (-1)
+/* In this process. `partition`: where something was published, if that is known. */
+void bus_postgres_wake_topic(struct postgres *postgres, struct str topic, int partition, struct str preview);
+/* What other processes are told: "instance:topic", or "instance:topic:partition". */
+struct str bus_postgres_notice(const struct postgres *postgres, const struct bus_topic_state *topic,
+                               int partition, char text[POSTGRES_NOTICE_BYTES]);
 
 /* ---- postgres_jobs.c ---- */
 void bus_postgres_jobs_init(struct reader_job *job, struct reader *reader);
 void bus_postgres_jobs_init_upkeep(struct postgres *postgres);
-void bus_postgres_jobs_wake(struct reader *reader);       /* under postgres->lock */
+void bus_postgres_jobs_wake(struct reader *reader, int partition); /* under postgres->lock */
+void bus_postgres_jobs_preview(struct reader *reader, int partition, struct str preview); /* the same */
 void bus_postgres_jobs_upkeep(struct postgres *postgres); /* under postgres->lock */
 void bus_postgres_reader_wake(struct reader *reader);
 void bus_postgres_reader_due(struct reader *reader,
@@ -104,8 +127,40 @@ void bus_postgres_handling_end(struct postgres *postgres);
 
 /* ---- what a job does: one batch ---- */
 enum bus_postgres_step { STEP_NOTHING, STEP_FOUND, STEP_FAILED };
-enum bus_postgres_step bus_postgres_shared_step(struct reader *reader, struct error *error);
+enum bus_postgres_step bus_postgres_shared_step(struct reader *reader, int place, struct error *error);
 enum bus_postgres_step bus_postgres_every_step(struct reader *reader, struct error *error);
+
+/* ---- postgres_claim.c ---- */
+enum postgres_claim_column {
+    CLAIM_PARTITION,
+    CLAIM_POSITION,
+    CLAIM_ATTEMPTS,
+    CLAIM_LAST_ERROR,
+    CLAIM_NEXT_OFFSET,
+    CLAIM_OTHERS,
+    CLAIM_MESSAGE,
+};
+/* A claimed batch on its way. */
+struct claim {
+    struct reader *reader;
+    struct db_conn *conn;
+    struct db_result *rows;
+    struct arena arena;
+    unsigned partition;
+    int64_t position, next_offset;
+    struct bus_batch batch;
+    struct bus_outcome outcome;
+};
+
+/* Begins a transaction and asks, in a pipeline that is still open: `place` is a partition or POSTGRES_ANYWHERE. */
+enum status bus_postgres_claim_open(struct claim *claim, int place, struct error *error) MUST_CHECK;
+/* The same, answered: claim->rows. */
+enum status bus_postgres_claim_send(struct claim *claim, int place, int64_t deadline_ns,
+                                    struct error *error) MUST_CHECK;
+void bus_postgres_claim_read(
+    struct claim *claim); /* its rows, of which there is at least one, into its batch */
+/* Did retention take something this group had not handled? Then it goes on behind it. */
+void bus_postgres_claim_look_for_gap(struct claim *claim);
 
 /* ---- postgres_suspect.c ---- */
 /* At a start: looks where the group stood at the last ones. */
@@ -126,6 +181,9 @@ enum status bus_postgres_publish(struct bus *bus, struct bus_message *messages, 
                                  int64_t deadline_ns, struct error *error);
 enum status bus_postgres_publish_in_tx(struct bus *bus, struct db_conn *conn, struct bus_message *messages,
                                        size_t count, int64_t deadline_ns, struct error *error);
+enum status bus_postgres_publish_and_commit(struct bus *bus, struct db_conn *conn,
+                                            struct bus_message *message, int64_t deadline_ns,
+                                            struct error *error);
 
 /* ---- postgres_own.c ---- */
 enum status bus_postgres_own_ask(struct bus *bus, struct db_conn *conn, const struct bus_topic_state *topic,
@@ -141,6 +199,15 @@ enum status bus_postgres_topic_ensure(struct db_conn *conn, struct bus_topic_sta
 enum status bus_postgres_topics_ensure(struct postgres *postgres, const struct bus_message *messages,
                                        size_t count, int64_t deadline_ns, struct error *error) MUST_CHECK;
 void bus_postgres_upkeep_run(struct postgres *postgres);
+
+/* ---- postgres_preview.c ---- */
+/* Behind the text of a notice; nothing where the message does not fit into one. */
+void bus_postgres_preview_put(struct buf *notice, const struct bus_message *message);
+struct postgres_preview *bus_postgres_preview_take(struct str text, int partition); /* NULL: it is none */
+void bus_postgres_preview_free(struct postgres_preview *preview);
+bool bus_postgres_preview_is(const struct postgres_preview *preview, const struct bus_message *message);
+/* The reader's, if it has one for `place` and is likely to be the one to handle it. To be freed. */
+struct postgres_preview *bus_postgres_reader_preview(struct reader *reader, int place);
 
 /* ---- postgres_rows.c ---- */
 void bus_postgres_array_put_i64(struct buf *out, int64_t value);

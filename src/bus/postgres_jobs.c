@@ -23,22 +23,89 @@ static void submit(struct reader_job *job)
     reader->postgres->busy++;
 }
 
-void bus_postgres_jobs_wake(struct reader *reader)
+static bool start_idle_job(struct reader *reader)
+{
+    /* Until it is ready there is one job to make it so, and one on_ready. */
+    unsigned usable = atomic_load(&reader->ready) ? reader->consumer.spec.parallel : 1;
+
+    for (unsigned i = 0; i < usable; i++)
+        if (!reader->jobs[i].busy) {
+            submit(&reader->jobs[i]);
+            return true;
+        }
+    return false;
+}
+
+static void mark(struct reader *reader, int partition)
+{
+    if (partition == POSTGRES_ANYWHERE)
+        reader->anywhere = true;
+    else
+        reader->marked[partition / 64] |= UINT64_C(1) << (partition % 64);
+}
+
+static bool is_marked(const struct reader *reader)
+{
+    bool any = reader->anywhere;
+
+    for (size_t i = 0; i < sizeof reader->marked / sizeof reader->marked[0]; i++)
+        any |= reader->marked[i] != 0;
+    return any;
+}
+
+#define NOWHERE (-2)
+
+/* One of the places where something may be. Who looks anywhere looks into all of them. */
+static int take_place(struct reader *reader)
+{
+    if (reader->anywhere) {
+        reader->anywhere = false;
+        memset(reader->marked, 0, sizeof reader->marked);
+        return POSTGRES_ANYWHERE;
+    }
+    for (int i = 0; i < BUS_PARTITIONS_MAX / 64; i++)
+        if (reader->marked[i]) {
+            int bit = __builtin_ctzll(reader->marked[i]);
+            reader->marked[i] &= reader->marked[i] - 1;
+            if (is_marked(reader))
+                start_idle_job(reader);
+            return 64 * i + bit;
+        }
+    return NOWHERE;
+}
+
+void bus_postgres_jobs_wake(struct reader *reader, int partition)
 {
     struct postgres *postgres = reader->postgres;
 
     if (postgres->stopping || !postgres->started)
         return;
+    mark(reader, partition);
     if (reader->due_ns <= clock_mono_ns()) /* a backoff that is not over stays to be looked at */
         reader->due_ns = CLOCK_NEVER;
-    /* Until it is ready there is one job to make it so, and one on_ready. */
-    unsigned usable = atomic_load(&reader->ready) ? reader->consumer.spec.parallel : 1;
-    for (unsigned i = 0; i < usable; i++)
-        if (!reader->jobs[i].busy) {
-            submit(&reader->jobs[i]);
-            return;
-        }
-    reader->woken = true;
+    if (!start_idle_job(reader))
+        reader->woken = true;
+}
+
+void bus_postgres_jobs_preview(struct reader *reader, int partition, struct str preview)
+{
+    bus_postgres_preview_free(reader->preview);
+    reader->preview = bus_postgres_preview_take(preview, partition);
+}
+
+struct postgres_preview *bus_postgres_reader_preview(struct reader *reader, int place)
+{
+    struct postgres_preview *preview = NULL;
+
+    if (place == POSTGRES_ANYWHERE || !atomic_load(&reader->was_last[place]))
+        return NULL;
+    pthread_mutex_lock(&reader->postgres->lock);
+    if (reader->preview && reader->preview->partition == place) {
+        preview = reader->preview;
+        reader->preview = NULL;
+    }
+    pthread_mutex_unlock(&reader->postgres->lock);
+    return preview;
 }
 
 static void due_locked(struct reader *reader, int64_t at_ns)
@@ -72,7 +139,7 @@ static void finish_job(struct reader_job *job)
     job->busy = false;
     reader->busy--;
     postgres->busy--;
-    bool more = job->again || reader->woken;
+    bool more = job->again || reader->woken || is_marked(reader);
     if (more && !postgres->stopping && !job->work.cancelled) {
         reader->woken = false;
         submit(job);
@@ -103,10 +170,13 @@ static void run_job(struct worker_job *work)
     struct error error = {0};
 
     job->again = false;
-    if (bus_postgres_is_stopping(reader->postgres))
+    pthread_mutex_lock(&reader->postgres->lock);
+    int place = reader->postgres->stopping ? NOWHERE : take_place(reader);
+    pthread_mutex_unlock(&reader->postgres->lock);
+    if (place == NOWHERE)
         return;
     enum bus_postgres_step step = reader->consumer.spec.mode == BUS_SHARED
-                                      ? bus_postgres_shared_step(reader, &error)
+                                      ? bus_postgres_shared_step(reader, place, &error)
                                       : bus_postgres_every_step(reader, &error);
     job->again = step == STEP_FOUND;
     if (step == STEP_FAILED) {
@@ -115,6 +185,8 @@ static void run_job(struct worker_job *work)
     }
     pthread_mutex_lock(&reader->postgres->lock);
     reader->failures = 0;
+    if (job->again) /* what came to it meanwhile was skipped by whoever was told */
+        mark(reader, place);
     pthread_mutex_unlock(&reader->postgres->lock);
 }
 
@@ -131,7 +203,7 @@ static void job_done(struct worker_job *work)
 void bus_postgres_reader_wake(struct reader *reader)
 {
     pthread_mutex_lock(&reader->postgres->lock);
-    bus_postgres_jobs_wake(reader);
+    bus_postgres_jobs_wake(reader, POSTGRES_ANYWHERE);
     pthread_mutex_unlock(&reader->postgres->lock);
 }
 

@@ -18,12 +18,13 @@ static const char append_sql[] =
     "SELECT * FROM platform.bus_publish($1::text[], $2::text::int[], $3::text::int[], $4,"
     " $5::text::text[], $6)";
 
-/* The same for a single message, which is what most calls have: no function, no arrays. */
+/* The same for a single message, which is what most calls have: no function, no arrays. A partition that is not there
+ * refuses it, since no offset is NULL. */
 static const char append_one_sql[] =
     "WITH slot AS (UPDATE platform.bus_partition SET next_offset = next_offset + 1"
     "              WHERE topic = $1 AND partition = $2 RETURNING next_offset - 1 AS message_offset)"
     " INSERT INTO platform.bus_message (topic, partition, message_offset, key, headers, payload)"
-    " SELECT $1, $2, message_offset, $3, $4, $5 FROM slot RETURNING message_offset";
+    " VALUES ($1, $2, (SELECT message_offset FROM slot), $3, $4, $5) RETURNING message_offset";
 
 /* ---- append: on any connection, in or out of a transaction ---- */
 
@@ -141,54 +142,65 @@ static void forget_topics(struct append *append)
         atomic_store(&append->placed[i].topic->known, false);
 }
 
-static enum status send_one(struct append *append, struct db_conn *conn, int64_t deadline_ns,
-                            struct db_result **result, struct error *error)
+#define CALL_PARAMS 6
+
+/* The statement that appends, with its parameters. */
+struct call {
+    struct db_statement statement;
+    struct db_param params[CALL_PARAMS];
+    struct postgres_number partition;
+};
+
+static void make_call_of_one(struct append *append, struct call *call)
 {
     static const enum db_type types[] = {DB_TEXT, DB_INT, DB_BYTEA, DB_TEXT_ARRAY, DB_BYTEA};
     const struct bus_message *message = append->placed[0].message;
-    struct postgres_number partition;
-    struct db_statement statement;
-    struct db_param params[] = {{message->topic},
-                                bus_postgres_param(&partition, message->partition),
-                                {message->key},
-                                {buf_str(&append->headers)},
-                                {payload_of(message)}};
+    const struct db_param params[] = {{message->topic},
+                                      bus_postgres_param(&call->partition, message->partition),
+                                      {message->key},
+                                      {buf_str(&append->headers)},
+                                      {payload_of(message)}};
 
-    db_statement_init(&statement, append_one_sql, 5, types);
-    return db_query(conn, &statement, params, deadline_ns, result, error);
+    memcpy(call->params, params, sizeof params);
+    db_statement_init(&call->statement, append_one_sql, 5, types);
 }
 
-static enum status send_many(struct append *append, struct db_conn *conn, int64_t deadline_ns,
-                             struct db_result **result, struct error *error)
+static void make_call_of_many(struct append *append, struct call *call)
 {
     static const enum db_type types[] = {DB_TEXT_ARRAY,  DB_TEXT, DB_TEXT,
                                          DB_BYTEA_ARRAY, DB_TEXT, DB_BYTEA_ARRAY};
-    struct db_statement statement;
-    struct db_param params[] = {{buf_str(&append->topics)},  {buf_str(&append->partitions)},
-                                {buf_str(&append->counts)},  {buf_str(&append->keys)},
-                                {buf_str(&append->headers)}, {buf_str(&append->payloads)}};
+    const struct db_param params[] = {{buf_str(&append->topics)},  {buf_str(&append->partitions)},
+                                      {buf_str(&append->counts)},  {buf_str(&append->keys)},
+                                      {buf_str(&append->headers)}, {buf_str(&append->payloads)}};
 
-    db_statement_init(&statement, append_sql, 6, types);
-    return db_query(conn, &statement, params, deadline_ns, result, error);
+    memcpy(call->params, params, sizeof params);
+    db_statement_init(&call->statement, append_sql, CALL_PARAMS, types);
+}
+
+/* Were the tables emptied under us? Then the topics are made again before the next one. */
+static void look_for_vanished(struct append *append, struct db_conn *conn)
+{
+    const char *state = db_sqlstate(conn);
+
+    if (strcmp(state, "FB001") == 0 || strcmp(state, "23502") == 0)
+        forget_topics(append);
 }
 
 static enum status append_send(struct append *append, struct db_conn *conn, int64_t deadline_ns,
                                struct error *error)
 {
-    struct db_result *result;
-    enum status status = append->count == 1 ? send_one(append, conn, deadline_ns, &result, error)
-                                            : send_many(append, conn, deadline_ns, &result, error);
-    bool vanished = strcmp(db_sqlstate(conn), "FB001") == 0;
+    struct db_result *result = NULL;
+    struct call call;
 
-    if (status == STATUS_OK && db_result_rows(result) != append->slot_count) {
-        status = error_set(error, STATUS_DB_ERROR, "topic %s has no partition %u",
-                           append->placed[0].topic->spec.name, append->placed[0].message->partition);
-        vanished = true;
-    }
+    if (append->count == 1)
+        make_call_of_one(append, &call);
+    else
+        make_call_of_many(append, &call);
+    enum status status = db_query(conn, &call.statement, call.params, deadline_ns, &result, error);
     if (status == STATUS_OK)
         take_offsets(append, result);
-    else if (vanished)
-        forget_topics(append); /* the tables were emptied under us: they are made again before the next one */
+    else
+        look_for_vanished(append, conn);
     db_result_free(result);
     return status;
 }
@@ -206,6 +218,58 @@ enum status bus_postgres_publish_in_tx(struct bus *bus, struct db_conn *conn, st
     append_add(&append, bus, messages, count);
     append_seal(&append);
     status = append_send(&append, conn, deadline_ns, error);
+    append_deinit(&append);
+    return status;
+}
+
+static enum status end_with_notice(struct postgres *postgres, struct append *append, struct db_conn *conn,
+                                   int64_t deadline_ns, struct error *error)
+{
+    const struct bus_message *message = append->placed[0].message;
+    struct db_result *results[3];
+    struct db_statement commit;
+    struct call call;
+    struct buf notice;
+    char where[POSTGRES_NOTICE_BYTES];
+
+    make_call_of_one(append, &call);
+    db_statement_init(&commit, "COMMIT", 0, NULL);
+    buf_init(&notice);
+    buf_put_str(&notice,
+                bus_postgres_notice(postgres, append->placed[0].topic, (int)message->partition, where));
+    bus_postgres_preview_put(&notice, message);
+    enum status status = db_pipeline_begin(conn, error);
+    if (status == STATUS_OK)
+        status = db_pipeline_add(conn, &call.statement, call.params, error);
+    if (status == STATUS_OK)
+        status = db_pipeline_add(conn, &commit, NULL, error);
+    if (status == STATUS_OK)
+        status = db_pipeline_add_notice(conn, STR(POSTGRES_CHANNEL), buf_str(&notice), error);
+    buf_deinit(&notice);
+    if (status == STATUS_OK)
+        status = db_pipeline_end(conn, deadline_ns, results, 3, NULL, error);
+    if (status != STATUS_OK)
+        return status;
+    take_offsets(append, results[0]);
+    for (size_t i = 0; i < 3; i++)
+        db_result_free(results[i]);
+    return STATUS_OK;
+}
+
+enum status bus_postgres_publish_and_commit(struct bus *bus, struct db_conn *conn,
+                                            struct bus_message *message, int64_t deadline_ns,
+                                            struct error *error)
+{
+    struct postgres *postgres = (struct postgres *)bus;
+    struct append append = {0};
+
+    append_add(&append, bus, message, 1);
+    append_seal(&append);
+    enum status status = end_with_notice(postgres, &append, conn, deadline_ns, error);
+    if (status == STATUS_OK)
+        bus_postgres_wake_topic(postgres, message->topic, (int)message->partition, STR_NONE);
+    else
+        look_for_vanished(&append, conn);
     append_deinit(&append);
     return status;
 }

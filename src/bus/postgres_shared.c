@@ -10,7 +10,6 @@
 #define COMMIT_MS 10000
 #define ARENA_BYTES 16384
 
-static const char begin_sql[] = "BEGIN";
 static const char commit_sql[] = "COMMIT";
 
 /* A group begins at the offset that comes next ($4 false) or at the oldest that is there. */
@@ -20,42 +19,6 @@ static const char create_sql[] =
     "     (SELECT min(m.message_offset) FROM platform.bus_message m"
     "      WHERE m.topic = p.topic AND m.partition = p.partition), next_offset) ELSE next_offset END"
     " FROM platform.bus_partition p WHERE topic = $2 ON CONFLICT DO NOTHING";
-
-/* $1 group, $2 topic, $3 messages and $4 bytes at most, $5 the partition to look at first, $6 the longest
- * backoff: one that would end later was written before the clock went back. $7: a process that hangs or is frozen in
- * a handler for so long loses its connection, and so its partition.
- *
- * The cursor's lock is the right to handle its partition; what others hold is skipped. The messages are read
- * by the same snapshot: it sees a prefix of the offsets, since these are given out in the order of commits.
- * `others` says that another partition waits too, perhaps for the caller to start another job. No message at
- * all although there should be one: retention took them. */
-#define DUE                                                  \
-    "(c.retry_at IS NULL OR c.retry_at <= clock_timestamp()" \
-    " OR c.retry_at > clock_timestamp() + $6 * interval '1 ms')"
-static const char claim_sql[] =
-    "WITH due AS MATERIALIZED ("
-    "    SELECT c.partition, c.position, c.careful_until, c.attempts, c.last_error, p.next_offset,"
-    "           set_config('idle_in_transaction_session_timeout', $7, true)"
-    "    FROM platform.bus_cursor c JOIN platform.bus_partition p USING (topic, partition)"
-    "    WHERE c.group_name = $1 AND c.topic = $2 AND c.position < p.next_offset"
-    "      AND " DUE "    ORDER BY (c.partition - $5 + 65536) % 256"
-    "    LIMIT 1 FOR UPDATE OF c SKIP LOCKED)"
-    " SELECT due.partition::text, due.position::text, due.attempts::text, due.last_error,"
-    "        due.next_offset::text, EXISTS (SELECT FROM platform.bus_cursor c JOIN platform.bus_partition p USING (topic, partition)"
-    "                WHERE c.group_name = $1 AND c.topic = $2 AND c.position < p.next_offset"
-    "                  AND c.partition <> due.partition"
-    "                  AND " DUE ")::text,"
-    "        " POSTGRES_MESSAGE_COLUMNS " FROM due LEFT JOIN LATERAL ("
-    "    SELECT * FROM ("
-    "        SELECT w.*, sum(octet_length(w.payload)) OVER (ORDER BY w.message_offset)"
-    "                    - octet_length(w.payload) AS before"
-    "        FROM (SELECT * FROM platform.bus_message"
-    "              WHERE topic = $2 AND partition = due.partition AND message_offset >= due.position"
-    "              ORDER BY message_offset"
-    "              LIMIT CASE WHEN due.position < due.careful_until THEN 1 ELSE $3 END) w) x"
-    "    WHERE x.before < $4) m ON true"
-    " ORDER BY m.message_offset";
-enum claim_column { PARTITION, POSITION, ATTEMPTS, LAST_ERROR, NEXT_OFFSET, OTHERS, MESSAGE };
 
 /* $4 the new position, $5 attempts of what stands there, $6 ms till it comes again (NULL: now) and $7 why. */
 static const char advance_sql[] =
@@ -68,18 +31,6 @@ static const char advance_sql[] =
 static const char failed_sql[] = "UPDATE platform.bus_cursor SET careful_until = $5, attempts = $6,"
                                  "       retry_at = clock_timestamp() + $7 * interval '1 ms', last_error = $8"
                                  " WHERE group_name = $1 AND topic = $2 AND partition = $3 AND position = $4";
-
-/* A claimed batch on its way. */
-struct claim {
-    struct reader *reader;
-    struct db_conn *conn;
-    struct db_result *rows;
-    struct arena arena;
-    unsigned partition;
-    int64_t position, next_offset;
-    struct bus_batch batch;
-    struct bus_outcome outcome;
-};
 
 /* ---- the group's cursors ---- */
 
@@ -105,89 +56,6 @@ static enum status make_ready(struct reader *reader, struct error *error)
     if (status == STATUS_OK && !atomic_exchange(&reader->ready, true) && spec->on_ready)
         spec->on_ready(spec->context);
     return status;
-}
-
-/* ---- claim ---- */
-
-static enum status add_claim(struct claim *claim, struct error *error)
-{
-    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_BIGINT, DB_BIGINT, DB_INT, DB_BIGINT, DB_TEXT};
-    const struct bus_consumer *consumer = &claim->reader->consumer;
-    unsigned turn = atomic_fetch_add(&claim->reader->turn, 1) % consumer->topic->spec.partitions;
-    struct postgres_number numbers[5];
-    struct db_statement statement;
-    struct db_param params[] = {{str_from(consumer->spec.group)},
-                                {consumer->topic->name},
-                                bus_postgres_param(&numbers[0], consumer->spec.batch_max),
-                                bus_postgres_param(&numbers[1], (int64_t)consumer->spec.batch_bytes_max),
-                                bus_postgres_param(&numbers[2], turn),
-                                bus_postgres_param(&numbers[3], 2 * consumer->spec.backoff_max_ms),
-                                bus_postgres_param(&numbers[4], claim->reader->postgres->config.handler_ms)};
-
-    db_statement_init(&statement, claim_sql, 7, types);
-    statement.binary_results = true;
-    return db_pipeline_add(claim->conn, &statement, params, error);
-}
-
-static enum status send_claim(struct claim *claim, int64_t deadline_ns, struct error *error)
-{
-    struct db_statement begin;
-    struct db_result *results[2];
-
-    db_statement_init(&begin, begin_sql, 0, NULL);
-    enum status status = db_pipeline_begin(claim->conn, error);
-    if (status == STATUS_OK)
-        status = db_pipeline_add(claim->conn, &begin, NULL, error);
-    if (status == STATUS_OK)
-        status = add_claim(claim, error);
-    if (status == STATUS_OK)
-        status = db_pipeline_end(claim->conn, deadline_ns, results, 2, NULL, error);
-    if (status != STATUS_OK)
-        return status;
-    db_result_free(results[0]);
-    claim->rows = results[1];
-    return STATUS_OK;
-}
-
-static void read_messages(struct claim *claim)
-{
-    size_t count = db_result_rows(claim->rows);
-    struct bus_message *messages = arena_zalloc(&claim->arena, count * sizeof messages[0]);
-
-    claim->partition = (unsigned)db_result_i64(claim->rows, 0, PARTITION);
-    claim->position = db_result_i64(claim->rows, 0, POSITION);
-    claim->next_offset = db_result_i64(claim->rows, 0, NEXT_OFFSET);
-    if (db_result_is_null(claim->rows, 0, MESSAGE))
-        count = 0;
-    for (size_t i = 0; i < count; i++) {
-        messages[i].topic = claim->reader->consumer.topic->name;
-        messages[i].partition = claim->partition;
-        bus_postgres_row_message(claim->rows, i, MESSAGE, &claim->arena, &messages[i]);
-    }
-    claim->batch = (struct bus_batch){
-        .messages = messages,
-        .count = count,
-        .verdicts = arena_zalloc(&claim->arena, (count + 1) * sizeof(struct bus_verdict)),
-        .conn = claim->conn,
-        .deadline_ns = clock_deadline_ms(claim->reader->postgres->config.handler_ms),
-        .attempt = (unsigned)db_result_i64(claim->rows, 0, ATTEMPTS),
-    };
-}
-
-/* Did retention take something this group had not handled? Then it goes on behind it. */
-static void look_for_gap(struct claim *claim)
-{
-    const struct bus_subscription *spec = &claim->reader->consumer.spec;
-    int64_t first = claim->batch.count ? claim->batch.messages[0].offset : claim->next_offset;
-
-    if (first == claim->position)
-        return;
-    log_warn("bus_gap", LOG_CSTR("topic", spec->topic), LOG_CSTR("group", spec->group),
-             LOG_INT("partition", claim->partition), LOG_INT("offset", claim->position),
-             LOG_INT("next", first));
-    if (spec->on_gap)
-        spec->on_gap(spec->context, claim->partition, claim->position, first);
-    claim->batch.attempt = 0;
 }
 
 /* ---- settle ---- */
@@ -223,8 +91,12 @@ static enum status send_commit(struct claim *claim, unsigned attempts, struct db
         status = db_pipeline_add(claim->conn, &advance, params, error);
     if (status == STATUS_OK)
         status = db_pipeline_add(claim->conn, &commit, NULL, error);
+    if (status == STATUS_OK && claim->batch.tell_channel.ptr)
+        status =
+            db_pipeline_add_notice(claim->conn, claim->batch.tell_channel, claim->batch.tell_payload, error);
     if (status == STATUS_OK)
         status = db_pipeline_end(claim->conn, clock_deadline_ms(COMMIT_MS), NULL, 0, NULL, error);
+    claim->batch.is_told = status == STATUS_OK && claim->batch.tell_channel.ptr;
     return status;
 }
 
@@ -298,7 +170,7 @@ static bool is_own_failure(const struct claim *claim, enum status status)
            (status == STATUS_DB_DOWN && clock_mono_ns() >= claim->batch.deadline_ns);
 }
 
-/* ---- one step ---- */
+/* ---- handle ---- */
 
 static void give_up(struct claim *claim, const char *reason)
 {
@@ -334,7 +206,7 @@ static enum status handle(struct claim *claim, struct error *error)
     if (claim->batch.count == 0)
         return STATUS_OK;
     if (attempts_max > 0 && claim->batch.attempt >= attempts_max) {
-        struct str last = str_utf8_cut(db_result_str(claim->rows, 0, LAST_ERROR), BUS_REASON_BYTES - 1);
+        struct str last = str_utf8_cut(db_result_str(claim->rows, 0, CLAIM_LAST_ERROR), BUS_REASON_BYTES - 1);
         snprintf(reason, sizeof reason, "%.*s", STR_ARG(last));
         give_up(claim, reason);
         return STATUS_OK;
@@ -375,6 +247,7 @@ static enum bus_postgres_step settle(struct claim *claim, struct error *error)
     if (claim->batch.count == 0) /* the handler was not asked: a gap was passed, or not */
         return status == STATUS_OK ? STEP_FOUND : STEP_FAILED;
     if (status == STATUS_OK) {
+        atomic_store(&claim->reader->was_last[claim->partition], true);
         bus_batch_committed(consumer, &claim->batch, &claim->outcome);
         return STEP_FOUND;
     }
@@ -384,37 +257,123 @@ static enum bus_postgres_step settle(struct claim *claim, struct error *error)
     return recorded ? STEP_FOUND : STEP_FAILED;
 }
 
-static enum bus_postgres_step step(struct claim *claim, struct error *error)
+/* ---- a message that is at hand before it is claimed ---- */
+
+/* What the claim answered: exactly this message, for the first time? */
+static bool holds(struct claim *claim, const struct postgres_preview *preview)
 {
-    enum status status = send_claim(claim, clock_deadline_ms(COMMIT_MS), error);
+    const struct bus_batch handed = claim->batch;
+
+    if (!claim->rows || db_result_rows(claim->rows) != 1)
+        return false;
+    bus_postgres_claim_read(claim);
+    bool holds = claim->batch.count == 1 && claim->batch.attempt == 0 &&
+                 claim->batch.messages[0].offset == claim->position &&
+                 bus_postgres_preview_is(preview, &claim->batch.messages[0]) &&
+                 !bus_postgres_is_suspect(claim->reader, claim->partition, claim->position);
+    const struct bus_message *claimed = claim->batch.messages;
+    claim->batch = handed; /* with the handler's memo and verdicts */
+    claim->batch.messages = claimed;
+    return holds;
+}
+
+static enum status open_preview(struct claim *claim, const struct postgres_preview *preview,
+                                struct db_result *results[2], struct error *error)
+{
+    struct bus_message *message = arena_alloc(&claim->arena, sizeof *message);
+    enum status status = bus_postgres_claim_open(claim, preview->partition, error);
+
+    if (status == STATUS_OK)
+        db_pipeline_leave(claim->conn, results, 2);
+    *message = preview->message;
+    message->topic = claim->reader->consumer.topic->name;
+    claim->batch = (struct bus_batch){
+        .messages = message,
+        .count = 1,
+        .verdicts = arena_zalloc(&claim->arena, sizeof(struct bus_verdict)),
+        .conn = claim->conn,
+        .deadline_ns = clock_deadline_ms(claim->reader->postgres->config.handler_ms),
+    };
+    return status;
+}
+
+/* The handler's first round trip takes the claim along. Where that is not answered as expected, nothing of it stands, and
+ * the message is claimed in earnest. */
+static bool handle_preview(struct claim *claim, const struct postgres_preview *preview, struct error *error)
+{
+    struct db_result *results[2] = {NULL, NULL};
+
+    if (open_preview(claim, preview, results, error) != STATUS_OK)
+        return false;
+    bus_batch_handle(&claim->reader->consumer, &claim->batch, &claim->arena, &claim->outcome);
+    db_result_free(results[0]);
+    claim->rows = results[1];
+    if (holds(claim, preview))
+        return true;
+    atomic_store(&claim->reader->was_last[preview->partition], false);
+    bus_batch_uncommitted(&claim->reader->consumer, &claim->batch);
+    return false;
+}
+
+/* STEP_NOTHING: not this way. */
+static enum bus_postgres_step step_with(struct claim *claim, const struct postgres_preview *preview,
+                                        struct error *error)
+{
+    enum bus_postgres_step result = STEP_NOTHING;
+
+    if (!bus_postgres_handling_begin(claim->reader->postgres))
+        return STEP_NOTHING;
+    if (handle_preview(claim, preview, error))
+        result = settle(claim, error);
+    bus_postgres_handling_end(claim->reader->postgres);
+    return result;
+}
+
+/* ---- one step ---- */
+
+static enum bus_postgres_step step(struct claim *claim, int place, struct error *error)
+{
+    enum status status = bus_postgres_claim_send(claim, place, clock_deadline_ms(COMMIT_MS), error);
 
     if (status != STATUS_OK)
         return STEP_FAILED;
     if (db_result_rows(claim->rows) == 0)
         return STEP_NOTHING;
-    if (str_eq(db_result_str(claim->rows, 0, OTHERS), STR("true")))
+    if (str_eq(db_result_str(claim->rows, 0, CLAIM_OTHERS), STR("true")))
         bus_postgres_reader_wake(claim->reader);
     if (!bus_postgres_handling_begin(claim->reader->postgres))
         return STEP_NOTHING;
-    read_messages(claim);
-    look_for_gap(claim);
+    bus_postgres_claim_read(claim);
+    bus_postgres_claim_look_for_gap(claim);
     enum bus_postgres_step result = handle(claim, error) == STATUS_OK ? settle(claim, error) : STEP_FAILED;
     bus_postgres_handling_end(claim->reader->postgres);
     return result;
 }
 
-enum bus_postgres_step bus_postgres_shared_step(struct reader *reader, struct error *error)
+static enum bus_postgres_step run_step(struct reader *reader, int place,
+                                       const struct postgres_preview *preview, struct error *error)
 {
     struct claim claim = {.reader = reader};
 
-    if (!atomic_load(&reader->ready) && make_ready(reader, error) != STATUS_OK)
-        return STEP_FAILED;
     if (db_acquire(reader->postgres->pool, clock_deadline_ms(COMMIT_MS), &claim.conn, error) != STATUS_OK)
         return STEP_FAILED;
     arena_init(&claim.arena, ARENA_BYTES);
-    enum bus_postgres_step result = step(&claim, error);
+    enum bus_postgres_step result = preview ? step_with(&claim, preview, error) : step(&claim, place, error);
     db_result_free(claim.rows);
     db_release(claim.conn);
     arena_deinit(&claim.arena);
     return result;
+}
+
+enum bus_postgres_step bus_postgres_shared_step(struct reader *reader, int place, struct error *error)
+{
+    enum bus_postgres_step result = STEP_NOTHING;
+
+    if (!atomic_load(&reader->ready) && make_ready(reader, error) != STATUS_OK)
+        return STEP_FAILED;
+    struct postgres_preview *preview = bus_postgres_reader_preview(reader, place);
+    if (preview)
+        result = run_step(reader, place, preview, error);
+    bus_postgres_preview_free(preview);
+    return result == STEP_NOTHING ? run_step(reader, place, NULL, error) : result;
 }

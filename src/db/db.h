@@ -205,6 +205,11 @@ enum status db_pipeline_end(struct db_conn *conn, int64_t deadline_ns, struct db
  * is the next one's, whose results and places are counted from its own begin. Only a pipeline or a rollback may follow.
  * `results` (NULL = not wanted) must live until then: that end fills in `count` of them, or NULLs. */
 void db_pipeline_leave(struct db_conn *conn, struct db_result **results, size_t count);
+/* A notice as the last statement of a pipeline, behind its COMMIT: in a transaction of its own that waits for no disk, so
+ * that the lock all notices queue for is not held meanwhile. For a lone writer in a hurry; a stream of notices is a
+ * notifier's. The payload is UTF-8 of less than 8,000 bytes. */
+enum status db_pipeline_add_notice(struct db_conn *conn, struct str channel, struct str payload,
+                                   struct error *error) MUST_CHECK;
 
 /* ---- notices ----
  * Listener: one connection on a loop that LISTENs; survives a dead server (backoff), and tells when it is

@@ -90,6 +90,18 @@ enum status db_pipeline_add(struct db_conn *conn, const struct db_statement *sta
     return STATUS_OK;
 }
 
+enum status db_pipeline_add_notice(struct db_conn *conn, struct str channel, struct str payload,
+                                   struct error *error)
+{
+    static const enum db_type types[] = {DB_TEXT, DB_TEXT};
+    struct db_statement statement;
+    struct db_param params[] = {{channel}, {payload}};
+
+    db_statement_init(&statement, "SELECT set_config('synchronous_commit', 'off', true), pg_notify($1, $2)",
+                      2, types);
+    return db_pipeline_add(conn, &statement, params, error);
+}
+
 /* The result of one thing sent, and the NULL that ends it. */
 static enum status fetch_one(struct db_conn *conn, int64_t deadline_ns, PGresult **result,
                              struct error *error)

@@ -62,6 +62,9 @@ void refdata_flow_decided(struct refdata_flow *flow, const struct refdata_outcom
 struct refdata_news *refdata_news_create(struct refdata_flow *flow);
 void refdata_news_decided(struct refdata_news *news, const struct refdata_outcome *outcomes,
                           const bool *waited, size_t count); /* any thread */
+/* What other processes are told of a commit, for whoever sends it himself. */
+#define REFDATA_NEWS_CHANNEL "freshet_refdata_decided"
+void refdata_news_put_committed(struct buf *out, struct str tenant, struct str event_id, int64_t version);
 void refdata_news_stop(struct refdata_news *news);
 void refdata_news_destroy(struct refdata_news *news);
 

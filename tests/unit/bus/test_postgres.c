@@ -425,9 +425,113 @@ static void test_a_bus_never_started_can_be_destroyed(void **state)
     recorder_deinit(&recorder);
 }
 
+/* ---- a message that somebody waits for ---- */
+
+#define LONELY 300
+
+/* The first words to the connection are a pipeline, as a preview demands. */
+static void write_effects_by_pipeline(struct recorder *recorder, struct bus_batch *batch)
+{
+    struct db_statement insert;
+
+    db_statement_init(&insert, "INSERT INTO public.effect VALUES ($1)", 1, (enum db_type[]){DB_INT});
+    if (db_pipeline_begin(batch->conn, NULL) != STATUS_OK)
+        return;
+    for (size_t i = 0; i < batch->count; i++) {
+        struct db_param params[] = {{batch->messages[i].payload}};
+        if (db_pipeline_add(batch->conn, &insert, params, NULL) != STATUS_OK)
+            return;
+    }
+    if (db_pipeline_end(batch->conn, batch->deadline_ns, NULL, 0, NULL, NULL) == STATUS_OK)
+        recorder_add(recorder, batch, batch->count);
+}
+
+static enum status publish_lonely(struct process *process, const char *topic, const char *key, int number)
+{
+    char text[16];
+    struct db_statement begin;
+    struct db_conn *conn;
+    const struct bus_header header = {STR("h"), STR("v:1,")};
+    struct bus_message message = {
+        .topic = str_from(topic), .key = str_from(key), .headers = &header, .header_count = 1};
+
+    snprintf(text, sizeof text, "%d", number);
+    message.payload = str_from(text);
+    db_statement_init(&begin, "BEGIN", 0, NULL);
+    enum status status = db_acquire(pool, clock_deadline_ms(PATIENCE_MS), &conn, NULL);
+    if (status == STATUS_OK)
+        status = db_pipeline_begin(conn, NULL);
+    if (status == STATUS_OK)
+        status = db_pipeline_add(conn, &begin, NULL, NULL);
+    if (status == STATUS_OK) {
+        db_pipeline_leave(conn, NULL, 0);
+        status = bus_publish_and_commit(process->bus, conn, &message, clock_deadline_ms(PATIENCE_MS), NULL);
+    }
+    db_release(conn);
+    return status;
+}
+
+/* Two processes both begin with messages before they know whether these are theirs; every effect is there once. */
+static void test_a_preview_has_no_effect_of_its_own(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "lonely", .partitions = 2};
+    struct process consumers[2], publisher;
+    struct recorder recorder;
+    recorder_init(&recorder);
+    recorder.behave = write_effects_by_pipeline;
+    for (int i = 0; i < 2; i++) {
+        open_with(&consumers[i], &topic, 1);
+        subscribe(&consumers[i], &recorder, (struct bus_subscription){.topic = "lonely", .previews = true});
+        process_start(&consumers[i]);
+    }
+    await_ready(&recorder);
+    open_with(&publisher, &topic, 1);
+    process_start(&publisher);
+    publish(&publisher, "lonely", "k0", 70000); /* the topic is known now */
+    assert_true(bus_publish_and_commit_is_possible(publisher.bus, STR("lonely")));
+    for (int i = 1; i < LONELY; i++) {
+        char key[8];
+        snprintf(key, sizeof key, "k%d", i % 3);
+        if (i % 7 == 0) /* and some that nobody waits for */
+            publish(&publisher, "lonely", key, 70000 + i);
+        else
+            assert_int_equal(publish_lonely(&publisher, "lonely", key, 70000 + i), STATUS_OK);
+        if (i % 2)
+            assert_true(
+                recorder_await_committed(&recorder, (size_t)i + 1)); /* so that the next one is alone */
+    }
+    assert_true(recorder_await_committed(&recorder, LONELY));
+    process_close(&publisher);
+    for (int i = 0; i < 2; i++)
+        process_close(&consumers[i]);
+    for (int i = 0; i < LONELY; i++)
+        assert_int_equal(count_effects(70000 + i), 1);
+    assert_int_equal(recorder.committed, LONELY);
+    recorder_deinit(&recorder);
+}
+
+/* Nothing was published, and the topic is made again before the next one. */
+static void test_a_vanished_partition_refuses_the_commit(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "vanished", .partitions = 1};
+    struct process process;
+    open_with(&process, &topic, 1);
+    process_start(&process);
+    publish(&process, "vanished", "k", 1);
+    sql("DELETE FROM platform.bus_partition WHERE topic = 'vanished'");
+    assert_int_equal(publish_lonely(&process, "vanished", "k", 2), STATUS_DB_ERROR);
+    assert_false(bus_publish_and_commit_is_possible(process.bus, STR("vanished")));
+    assert_int_equal(sql(COUNT_OF("vanished")), 1);
+    process_close(&process);
+}
+
 static int run_own(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_preview_has_no_effect_of_its_own),
+        cmocka_unit_test(test_a_vanished_partition_refuses_the_commit),
         cmocka_unit_test(test_polling_finds_what_no_notice_told_of),
         cmocka_unit_test(test_retention_waits_for_the_slowest_group),
         cmocka_unit_test(test_a_hard_limit_makes_a_gap_that_is_told),

@@ -127,6 +127,22 @@ static unsigned flags_of(const struct memo *memo, const struct bus_batch *batch)
     return flags | REFDATA_APPLY_ALONE | (batch->attempt + 1 >= ATTEMPTS_MAX ? REFDATA_APPLY_LAST : 0);
 }
 
+/* One alone whose sender waits elsewhere: it is told in the commit's own round trip. */
+static void tell_with_commit(struct memo *memo, struct bus_batch *batch)
+{
+    const struct refdata_command *command = &memo->commands[0];
+    const struct refdata_outcome *outcome = &command->outcome;
+    struct buf text;
+    if (memo->count != 1 || !command->waited || !command->decided || command->other_count > 0 ||
+        outcome->decision != REFDATA_COMMITTED)
+        return;
+    buf_init(&text);
+    refdata_news_put_committed(&text, outcome->tenant, outcome->event_id, outcome->version);
+    batch->tell_channel = STR(REFDATA_NEWS_CHANNEL);
+    batch->tell_payload = arena_str(&memo->arena, buf_str(&text));
+    buf_deinit(&text);
+}
+
 void refdata_handler_run(void *context, struct bus_batch *batch)
 {
     struct refdata_apply *apply = context;
@@ -141,7 +157,9 @@ void refdata_handler_run(void *context, struct bus_batch *batch)
                                            flags_of(memo, batch), batch->deadline_ns, &memo->arena, &error);
     FAILPOINT("apply.before_commit");
     /* A lost connection is the bus's to find: it takes the batch up again as it was. */
-    if (status != STATUS_OK && status != STATUS_DB_DOWN && status != STATUS_CANCELLED)
+    if (status == STATUS_OK)
+        tell_with_commit(memo, batch);
+    else if (status != STATUS_DB_DOWN && status != STATUS_CANCELLED)
         bus_batch_rollback(batch, "%s", error.message);
 }
 
@@ -168,6 +186,8 @@ void refdata_handler_committed(void *context, const struct bus_batch *batch, siz
     FAILPOINT("apply.after_commit");
     if (!memo)
         return;
+    if (batch->is_told)
+        memo->commands[0].waited = false;
     refdata_apply_report(apply->flow, memo->commands, memo->count);
     log_failures(memo);
     free_memo(memo);
@@ -192,6 +212,7 @@ struct refdata_apply *refdata_apply_create(struct refdata_flow *flow)
     const struct bus_subscription subscription = {.topic = flow->buses.commands_topic,
                                                   .group = flow->buses.apply_group,
                                                   .mode = BUS_SHARED,
+                                                  .previews = true,
                                                   .from = BUS_FROM_START,
                                                   .backoff_min_ms = BACKOFF_MIN_MS,
                                                   .batch_max = (unsigned)catalog->updates.batch_max,

@@ -34,6 +34,11 @@ static const char request_sql[] =
     "      AS asked (tenant_id, event_id, dict_code, content_hash, snapshot_id)"
     " ON CONFLICT DO NOTHING RETURNING tenant_id, event_id";
 
+/* One that is taken to be new: where it is not, the whole transaction is refused. */
+static const char request_one_sql[] =
+    "INSERT INTO refdata.update_request (tenant_id, event_id, dict_code, status, content_hash)"
+    " VALUES ($1, $2, $3, 'PENDING', $4)";
+
 static const enum db_type request_types[REQUEST_COLUMNS] = {DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY,
                                                             DB_TEXT_ARRAY, DB_TEXT_ARRAY};
 
@@ -428,6 +433,26 @@ enum status refdata_claims_guess(struct refdata_guess *guess, struct db_conn *co
         status = refdata_direct_add_limit(conn, error);
     if (status == STATUS_OK)
         db_pipeline_leave(conn, guess->results, OPENING_MAX);
+    return status;
+}
+
+enum status refdata_claims_guess_one(struct db_conn *conn, struct refdata_post *post, struct error *error)
+{
+    static const enum db_type types[] = {DB_TEXT, DB_UUID, DB_TEXT, DB_TEXT};
+    struct db_statement begin, insert;
+    start_anew(post);
+    post->is_new = true;
+    struct db_param params[] = {
+        {str_from(post->tenant)}, {str_from(post->update.event_id)}, {post->update.dict_code}, {post->hash}};
+    db_statement_init(&begin, "BEGIN", 0, NULL);
+    db_statement_init(&insert, request_one_sql, 4, types);
+    enum status status = db_pipeline_begin(conn, error);
+    if (status == STATUS_OK)
+        status = db_pipeline_add(conn, &begin, NULL, error);
+    if (status == STATUS_OK)
+        status = db_pipeline_add(conn, &insert, params, error);
+    if (status == STATUS_OK)
+        db_pipeline_leave(conn, NULL, 0);
     return status;
 }
 

@@ -109,8 +109,11 @@ bool refdata_claims_are_plain(struct refdata_post *const *posts, size_t count);
 enum status refdata_claims_guess(struct refdata_guess *guess, struct db_conn *conn,
                                  struct refdata_post **posts, size_t count, struct refdata_owning *owning,
                                  struct error *error) MUST_CHECK;
-bool refdata_claims_hold(struct refdata_guess *guess, struct db_conn *conn,
-                         struct refdata_owning *owning); /* frees it */
+bool refdata_claims_hold(struct refdata_guess *guess, struct db_conn *conn, struct refdata_owning *owning);
+/* The same for a single plain post that goes by the bus: left in the pipeline for whoever commits. DB_ERROR then means that
+ * it was not new after all, or worse. */
+enum status refdata_claims_guess_one(struct db_conn *conn, struct refdata_post *post,
+                                     struct error *error) MUST_CHECK; /* frees it */
 /* Begins the transaction too, in its first round trip. */
 enum status refdata_claims_write(struct db_conn *conn, struct refdata_post **posts, size_t count,
                                  struct refdata_owning *owning, int64_t deadline_ns, struct arena *arena,

@@ -30,7 +30,7 @@ struct group {
     bool unknown;  /* some try's commit was not answered */
     bool by_bus;   /* the short way failed: not again */
     bool earnest;  /* a guess was wrong: not again */
-    bool is_quiet; /* nothing was published */
+    bool is_quiet; /* nobody is to be woken: nothing was published, or they were told */
     struct error error;
 };
 
@@ -179,6 +179,34 @@ static enum status guess_and_commit(struct group *group, struct db_conn *conn, s
     return status == STATUS_OK ? STATUS_DB_RETRY : status;
 }
 
+/* One that somebody waits for, on its way to another process, is most often new: then its row, its command, the commit and
+ * the news of it are one round trip. */
+static bool is_lone(const struct group *group)
+{
+    return group->count == 1 && group->posts[0]->waits && !group->earnest &&
+           refdata_claims_are_plain(group->posts, 1) &&
+           bus_publish_and_commit_is_possible(group->flow->buses.commands, STR(REFDATA_COMMANDS));
+}
+
+static enum status guess_and_publish(struct group *group, struct db_conn *conn, struct arena *arena)
+{
+    struct bus_message message;
+    struct buf payload;
+    buf_init(&payload);
+    make_message(group->posts[0], &message, &payload, arena);
+    message.payload = buf_str(&payload);
+    group->earnest = true; /* the next time */
+    FAILPOINT("command.before_publish");
+    enum status status = refdata_claims_guess_one(conn, group->posts[0], &group->error);
+    FAILPOINT("command.before_commit");
+    if (status == STATUS_OK)
+        status = note_commit(group, bus_publish_and_commit(group->flow->buses.commands, conn, &message,
+                                                           group->deadline_ns, &group->error));
+    group->is_quiet = status == STATUS_OK; /* all are told */
+    buf_deinit(&payload);
+    return status == STATUS_DB_ERROR ? STATUS_DB_RETRY : status;
+}
+
 /* *refused: some of them leave the group, and nothing was committed. */
 static enum status write_and_commit(struct group *group, struct db_conn *conn, struct arena *arena,
                                     bool *refused)
@@ -188,6 +216,8 @@ static enum status write_and_commit(struct group *group, struct db_conn *conn, s
         refdata_direct_consider(&owning, group->flow, group->posts, group->count, arena);
     if (owning.count && !group->earnest && refdata_claims_are_plain(group->posts, group->count))
         return guess_and_commit(group, conn, &owning, arena);
+    if (!owning.count && is_lone(group))
+        return guess_and_publish(group, conn, arena);
     enum status status = refdata_claims_write(conn, group->posts, group->count, &owning, group->deadline_ns,
                                               arena, &group->error);
     if (status != STATUS_OK)

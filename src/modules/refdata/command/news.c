@@ -17,7 +17,6 @@
 #include "modules/refdata/command/states.h"
 #include "modules/refdata/command/waiters.h"
 
-#define CHANNEL "freshet_refdata_decided"
 enum {
     NOTIFY_WINDOW_US = 200, /* a lone decision leaves at once, a stream of them is gathered */
     REREAD_MS = 2000,
@@ -81,17 +80,28 @@ static struct refdata_state state_of(const struct refdata_outcome *outcome)
     return state;
 }
 
+static void put_decision(struct buf *out, struct str tenant, struct str event_id,
+                         enum refdata_decision decision, int64_t version)
+{
+    buf_printf(out, "%.*s/%.*s/%s/%lld", STR_ARG(tenant), STR_ARG(event_id), refdata_decision_name(decision),
+               (long long)version);
+}
+
+void refdata_news_put_committed(struct buf *out, struct str tenant, struct str event_id, int64_t version)
+{
+    put_decision(out, tenant, event_id, REFDATA_COMMITTED, version);
+}
+
 static void notify(struct refdata_news *news, struct str tenant, const struct refdata_state *state)
 {
     struct buf payload;
     if (!news->notifier)
         return;
     buf_init(&payload);
-    buf_printf(&payload, "%.*s/%s/%s/%lld", STR_ARG(tenant), state->event_id,
-               refdata_decision_name(state->decision), (long long)state->version);
+    put_decision(&payload, tenant, str_from(state->event_id), state->decision, state->version);
     if (state->decision == REFDATA_FAILED)
         buf_printf(&payload, "/%s/%s", state->code, state->reason);
-    db_notify(news->notifier, STR(CHANNEL), buf_str(&payload));
+    db_notify(news->notifier, STR(REFDATA_NEWS_CHANNEL), buf_str(&payload));
     buf_deinit(&payload);
 }
 
@@ -245,7 +255,7 @@ static void reread(struct refdata_news *news)
 
 struct refdata_news *refdata_news_create(struct refdata_flow *flow)
 {
-    static const char *const channels[] = {CHANNEL, NULL};
+    static const char *const channels[] = {REFDATA_NEWS_CHANNEL, NULL};
     struct refdata_news *news = memory_zalloc(sizeof *news);
     news->flow = flow;
     pthread_mutex_init(&news->lock, NULL);
