@@ -1,8 +1,9 @@
 """R10: every command has its own effect, version and failure, however many share a transaction."""
 import pytest
 
-from lib.apply import (COUNTRY, COUNTRY_SQL, CURRENCY, CURRENCY_SQL, NO_NUMBER, applier, command, countries, currencies,
-                       decided, delta, empty, event_id, handled, items_of, outbox_of, publish, ready, snapshot, version_of)
+from lib.apply import (COUNTRY, COUNTRY_SQL, CURRENCY, CURRENCY_SQL, NO_NUMBER, applier, chunks, command, countries,
+                       currencies, decided, delta, empty, event_id, handled, items_of, outbox_of, publish, ready, snapshot,
+                       statuses, version_of)
 from lib.refdata import make_table, module_refdata_db, refdata_db  # noqa: F401
 from lib.wait import eventually
 
@@ -28,6 +29,7 @@ def applied(module_serve, module_refdata_db):
 def database(applied):
     """The same, empty."""
     empty(applied, "mdm_country, mdm_currency, staging, fixed")
+    applied.query("delete from platform.bus_message where topic = 'refdata.commands.dlq'")
     return applied
 
 
@@ -178,6 +180,53 @@ def test_what_is_no_command_goes_to_the_dead_letters(database):
     dead = database.query("select headers from platform.bus_message where topic = 'refdata.commands.dlq'")
     assert len(dead) == 3 and any("occurredAt" in " ".join(headers) for headers, in dead)
     assert items_of(database, "D") == {"a": 2}
+
+
+def reasons(database):
+    """Of the dead letters."""
+    rows = database.query("select headers from platform.bus_message where topic = 'refdata.commands.dlq'")
+    return sorted(dict(zip(headers[::2], headers[1::2]))["dlq-reason"] for headers, in rows)
+
+
+def test_a_command_that_nobody_accepted_has_a_status_too(database):
+    """R8, R2: whoever publishes by the contract alone can ask what became of it; its source is what it says."""
+    sent = [delta("D", {"a": 1}, source="KAFKA"), delta("FIXED", {"a": 1}, source="KAFKA"), delta("D", {"b": 1})]
+    publish(database, [*sent, sent[0]], requests=False)
+    assert decided(database, sent) == [("COMMITTED", 1), ("FAILED", "DICTIONARY_READ_ONLY"), ("COMMITTED", 2)]
+    handled(database)
+    publish(database, sent, requests=False)
+    handled(database)
+    assert items_of(database, "D") == {"a": 1, "b": 1} and version_of(database, "D") == 2
+    assert database.query("select dict_code, source from refdata.update_request order by 1, 2") == [
+        ("D", "KAFKA"), ("D", "REST"), ("FIXED", "KAFKA")]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_chunks_that_nobody_accepted(database, shared):
+    """R8: in any order and twice; each event shows the snapshot's status, whether they share one or not."""
+    sent = chunks("D", [{"a": 1}, {"b": 2}, {"c": 3}], source="KAFKA", **({"event": event_id()} if shared else {}))
+    publish(database, [sent[2], sent[0], sent[2]], requests=False)
+    handled(database)
+    assert {status for status, _ in statuses(database, [sent[0], sent[2]])} == {"PENDING"}
+    publish(database, [sent[1], sent[1]], requests=False)
+    assert decided(database, sent) == [("COMMITTED", 1)] * 3
+    assert items_of(database, "D") == {"a": 1, "b": 2, "c": 3}
+
+
+def test_a_dead_letter_can_be_sent_again_once_it_is_put_right(database):
+    """R9: what is buried leaves no trace of its event. The reason says what was wrong."""
+    wrong_key, unknown, nameless = delta("D", {"a": 1}), delta("LATER", {"a": 1}), delta("D", {"a": 1})
+    del nameless["eventId"]
+    publish(database, [wrong_key], requests=False, key=b"demo:E")
+    publish(database, [unknown, nameless], requests=False)
+    handled(database)
+    assert reasons(database) == ["not a command: eventId is missing",
+                                 "not a command: its key is not {tenantId}:{dictCode}",
+                                 "not a command: no such dictionary"]
+    assert database.value("select count(*) from refdata.update_request") == 0
+    assert database.value("select count(*) from refdata.processed_event") == 0
+    publish(database, [wrong_key], requests=False)
+    assert decided(database, [wrong_key]) == [("COMMITTED", 1)]
 
 
 def test_what_is_old_is_forgotten(serve, refdata_db):

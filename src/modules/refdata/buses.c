@@ -47,6 +47,7 @@ enum status refdata_buses_open(struct refdata_flow *flow, struct error *error)
 {
     struct refdata_buses *buses = &flow->buses;
     buses->commands_topic = REFDATA_COMMANDS;
+    buses->buries = true;
     snprintf(buses->apply_group, sizeof buses->apply_group, "%s", REFDATA_APPLY_GROUP);
     snprintf(buses->pods_group, sizeof buses->pods_group, "%s", REFDATA_PODS_GROUP);
     enum status status = open_postgres(flow, &buses->commands, error);

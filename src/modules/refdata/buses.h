@@ -20,6 +20,8 @@ struct refdata_flow;
 struct refdata_buses {
     struct bus *commands, *invalidations; /* NULL until opened */
     const char *commands_topic;
+    bool shared; /* with the flows of other databases: commands_topic may have what is theirs */
+    bool buries; /* commands that are nobody's: one flow does */
     char apply_group[REFDATA_GROUP_BYTES], pods_group[REFDATA_GROUP_BYTES];
 };
 

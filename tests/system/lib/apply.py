@@ -54,21 +54,22 @@ def to_text(sent):
     return json.dumps(sent).replace('"no number"', "1e200000").encode()
 
 
-def publish(database, commands, *, requests=True):
-    """Commits these on the bus, in order, in one transaction, each with its update_request unless told otherwise. A
-    command may be bytes: then it is published as it is, for the first partition."""
+def publish(database, commands, *, requests=True, key=None):
+    """Commits these on the bus, in order, in one transaction, each with its update_request and the key of its pair unless
+    told otherwise. A command may be bytes: then it is published as it is, for the first partition."""
     with contextlib.closing(database.connect()) as connection, connection.cursor() as cursor:
         connection.autocommit = False
         for sent in commands:
             text = sent if isinstance(sent, bytes) else to_text(sent)
-            key = b"" if isinstance(sent, bytes) else f"{sent['tenantId']}:{sent['dictCode']}".encode()
+            own = b"" if isinstance(sent, bytes) else f"{sent['tenantId']}:{sent['dictCode']}".encode()
+            own = key or own
             if requests and not isinstance(sent, bytes):
                 cursor.execute(
                     "insert into refdata.update_request (tenant_id, event_id, dict_code, status, content_hash,"
                     " snapshot_id) values (%s, %s, %s, 'PENDING', '', %s) on conflict do nothing",
                     (sent["tenantId"], sent["eventId"], sent["dictCode"], sent.get("snapshotId")))
             cursor.execute("select platform.bus_publish(array[%s], array[%s], array[1], array[%s::bytea],"
-                           " array['{}'], array[%s::bytea])", (TOPIC, zlib.crc32(key) % PARTITIONS, key, text))
+                           " array['{}'], array[%s::bytea])", (TOPIC, zlib.crc32(own) % PARTITIONS, own, text))
         connection.commit()
 
 

@@ -264,7 +264,7 @@ static void count_results(const struct batch *batch)
     for (size_t i = 0; i < batch->count; i++) {
         const struct refdata_command *command = &batch->commands[i];
         if (batch->entries[i].duplicate)
-            counts[APPLY_DUPLICATE]++;
+            counts[APPLY_DUPLICATE] += !command->buried;
         else if (!command->decided)
             counts[APPLY_STAGED]++;
         else

@@ -12,6 +12,8 @@ struct refdata_command {
     struct refdata_update update; /* its slices live as long as the call */
     struct str traceparent;       /* goes on with what others are told; ptr NULL = none */
     bool waited;                  /* in another process perhaps */
+    /* With the decision FAILED: it is a dead letter, and recorded only where somebody was told that it was accepted. */
+    bool buried;
     /* Set by refdata_apply_run(). A command that comes with the decision FAILED was refused by the caller: that is
      * recorded, no more. */
     bool decided; /* false: a chunk that waits for the others, or an event that was decided before */
@@ -30,6 +32,8 @@ enum refdata_apply_flags {
     REFDATA_APPLY_OPEN = 2,
     /* The rows of update_request are not there yet: inserts them as decided. Not for chunks. */
     REFDATA_APPLY_INSERTS = 8,
+    /* Some may have been accepted by nobody: the rows of update_request that are not there are made first. */
+    REFDATA_APPLY_STRANGERS = 16,
     REFDATA_APPLY_LAST =
         4, /* with ALONE: a statement that takes too long is FAILED too, it had its chances */
 };

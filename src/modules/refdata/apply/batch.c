@@ -23,11 +23,6 @@ static const char assembling_sql[] =
     "select distinct s.tenant_id, s.dict_code"
     " from refdata.snapshot s join unnest($1, $2) as u (t, d) on s.tenant_id = u.t and s.dict_code = u.d"
     " where s.status = 'PENDING'";
-/* Sorted too: whoever has the same eventId waits instead of deadlocking. */
-static const char process_sql[] =
-    "insert into refdata.processed_event (tenant_id, event_id, source)"
-    " select t, e::uuid, s from unnest($1, $2, $3) as u (t, e, s) order by t collate \"C\", e collate \"C\""
-    " on conflict do nothing returning tenant_id, event_id";
 /* One row for each chunk whose snapshot is known, by its place in the arrays. The end of a snapshot that took too long
  * does not take the pair's lock, hence this one. */
 static const char chunks_sql[] =
@@ -38,11 +33,6 @@ static const char chunks_sql[] =
     " left join refdata.snapshot_chunk c on c.tenant_id = s.tenant_id and c.dict_code = s.dict_code"
     "  and c.snapshot_id = s.snapshot_id and c.chunk_index = u.part::integer"
     " order by u.at for update of s";
-static const char outcomes_sql[] =
-    "select u.at, r.status, r.committed_version, r.error_code, r.error_message, r.snapshot_id"
-    " from unnest($1, $2) with ordinality as u (t, e, at)"
-    " join refdata.update_request r on r.tenant_id = u.t and r.event_id = u.e::uuid";
-
 static const enum db_type text_arrays[] = {DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY};
 
 /* ---- small things ---- */
@@ -122,6 +112,15 @@ static int compare_pairs(const void *a, const void *b)
     return order ? order : str_compare(x->code, y->code);
 }
 
+/* A power of two with room for twice as many. */
+size_t refdata_slots_for(size_t count)
+{
+    size_t slots = 16;
+    while (slots < 2 * count)
+        slots *= 2;
+    return slots;
+}
+
 static void name_outcome(struct refdata_command *command)
 {
     struct refdata_outcome *outcome = &command->outcome;
@@ -135,18 +134,9 @@ static void name_outcome(struct refdata_command *command)
     command->other_count = 0;
 }
 
-/* A power of two with room for twice as many. */
-static size_t slots_for(size_t count)
-{
-    size_t slots = 16;
-    while (slots < 2 * count)
-        slots *= 2;
-    return slots;
-}
-
 void refdata_batch_open(struct batch *batch)
 {
-    size_t slot_count = slots_for(batch->count);
+    size_t slot_count = refdata_slots_for(batch->count);
     uint32_t *slots = arena_zalloc(batch->arena, slot_count * sizeof *slots);
     batch->entries = arena_zalloc(batch->arena, batch->count * sizeof *batch->entries);
     batch->pairs = arena_alloc(batch->arena, batch->count * sizeof(struct pair *));
@@ -155,6 +145,7 @@ void refdata_batch_open(struct batch *batch)
     for (size_t i = 0; i < batch->count; i++) {
         struct refdata_command *command = &batch->commands[i];
         name_outcome(command);
+        batch->entries[i].buried = command->buried;
         const struct refdata_dictionary *dictionary =
             command->decided ? NULL : find_dictionary(batch, command);
         if (dictionary)
@@ -162,105 +153,6 @@ void refdata_batch_open(struct batch *batch)
                 find_pair(batch, slots, slot_count - 1, command->update.tenant, dictionary);
     }
     qsort(batch->pairs, batch->pair_count, sizeof(struct pair *), compare_pairs);
-}
-
-/* ---- events that are there already ---- */
-
-static bool is_chunk(const struct batch *batch, size_t at)
-{
-    return batch->entries[at].pair && refdata_update_is_chunk(&batch->commands[at].update);
-}
-
-static uint32_t *find_event(const struct batch *batch, uint32_t *slots, size_t mask, struct str tenant,
-                            struct str event_id)
-{
-    size_t slot = (size_t)hash_seeded(event_id) & mask;
-    for (; slots[slot]; slot = (slot + 1) & mask) {
-        const struct refdata_outcome *there = &batch->commands[slots[slot] - 1].outcome;
-        if (str_eq(there->event_id, event_id) && str_eq(there->tenant, tenant))
-            break;
-    }
-    return &slots[slot];
-}
-
-/* Which of them stand earlier in this batch, and which are not among the new ones that PostgreSQL answered. */
-static void mark_duplicates(struct batch *batch, const struct db_result *fresh)
-{
-    size_t slot_count = slots_for(batch->count), mask = slot_count - 1;
-    uint32_t *slots = arena_zalloc(batch->arena, slot_count * sizeof *slots);
-    for (size_t i = 0; i < batch->count; i++) {
-        const struct refdata_outcome *own = &batch->commands[i].outcome;
-        uint32_t *slot = find_event(batch, slots, mask, own->tenant, own->event_id);
-        if (!*slot)
-            *slot = (uint32_t)i + 1;
-        batch->entries[i].first = *slot - 1;
-        batch->entries[i].duplicate = true;
-    }
-    for (size_t row = 0; row < db_result_rows(fresh); row++) {
-        uint32_t *slot =
-            find_event(batch, slots, mask, db_result_str(fresh, row, 0), db_result_str(fresh, row, 1));
-        if (*slot)
-            batch->entries[*slot - 1].duplicate = false;
-    }
-    for (size_t i = 0; i < batch->count;
-         i++) /* a chunk is known by its place in its snapshot, not by its event */
-        batch->entries[i].duplicate &= !is_chunk(batch, i);
-}
-
-/* An event that had its effect while this update waits was another update's: an eventId used twice. Nobody else would
- * ever decide it. */
-static bool is_usurped(const struct db_result *rows, size_t row)
-{
-    return db_result_is_null(rows, row, 5);
-}
-
-static void take_outcome(struct refdata_command *command, const struct db_result *rows, size_t row)
-{
-    struct refdata_outcome *outcome = &command->outcome;
-    struct str status = db_result_str(rows, row, 1);
-    *outcome = (struct refdata_outcome){
-        .tenant = outcome->tenant, .dict_code = outcome->dict_code, .event_id = outcome->event_id};
-    if (str_eq(status, STR("COMMITTED"))) {
-        outcome->decision = REFDATA_COMMITTED;
-        outcome->version = db_result_i64(rows, row, 2);
-    } else if (str_eq(status, STR("FAILED"))) {
-        struct str reason = db_result_str(rows, row, 4);
-        refdata_command_fail(command, refdata_status_of_code(db_result_str(rows, row, 3)), "%.*s",
-                             STR_ARG(reason));
-        command->decided = false;
-    } else if (is_usurped(rows, row)) {
-        refdata_command_fail(command, STATUS_EVENT_ID_CONFLICT, "another update had this eventId");
-    }
-}
-
-/* A duplicate shows what became of the first one: its sender may still wait, if the commit was lost sight of. */
-static enum status read_outcomes(struct batch *batch, struct error *error)
-{
-    struct refdata_columns columns;
-    struct db_param params[REFDATA_COLUMNS_MAX];
-    struct db_statement statement;
-    struct db_result *rows = NULL;
-    enum status status = STATUS_OK;
-    size_t *places = arena_alloc(batch->arena, batch->count * sizeof *places);
-    refdata_columns_begin(&columns, 2);
-    for (size_t i = 0; i < batch->count; i++) {
-        if (!batch->entries[i].duplicate || batch->entries[i].first != i)
-            continue;
-        batch->commands[i].outcome.decision = REFDATA_PENDING;
-        batch->commands[i].decided = false;
-        refdata_columns_put(&columns, 0, batch->commands[i].outcome.tenant);
-        refdata_columns_put(&columns, 1, batch->commands[i].outcome.event_id);
-        places[columns.rows++] = i;
-    }
-    refdata_columns_end(&columns, params);
-    db_statement_init(&statement, outcomes_sql, 2, text_arrays);
-    if (columns.rows)
-        status = db_query(batch->conn, &statement, params, batch->deadline_ns, &rows, error);
-    for (size_t row = 0; rows && row < db_result_rows(rows); row++)
-        take_outcome(&batch->commands[places[db_result_i64(rows, row, 0) - 1]], rows, row);
-    refdata_columns_free(&columns);
-    db_result_free(rows);
-    return status;
 }
 
 /* ---- the round trip ---- */
@@ -288,25 +180,6 @@ static enum status add_pairs(struct batch *batch, const char *const *sql, size_t
     return status;
 }
 
-static enum status add_events(struct batch *batch, struct error *error)
-{
-    struct refdata_columns columns;
-    struct db_param params[REFDATA_COLUMNS_MAX];
-    struct db_statement statement;
-    refdata_columns_begin(&columns, 3);
-    for (size_t i = 0; i < batch->count; i++) {
-        const struct refdata_update *update = &batch->commands[i].update;
-        refdata_columns_put(&columns, 0, update->tenant);
-        refdata_columns_put(&columns, 1, str_from(update->event_id));
-        refdata_columns_put(&columns, 2, update->source == REFDATA_KAFKA ? STR("KAFKA") : STR("REST"));
-    }
-    refdata_columns_end(&columns, params);
-    db_statement_init(&statement, process_sql, 3, text_arrays);
-    enum status status = db_pipeline_add(batch->conn, &statement, params, error);
-    refdata_columns_free(&columns);
-    return status;
-}
-
 /* `places`: which command a row's number means. *count 0 = there is no chunk, nothing is asked. */
 static enum status add_chunks(struct batch *batch, size_t *places, size_t *count, struct error *error)
 {
@@ -317,7 +190,7 @@ static enum status add_chunks(struct batch *batch, size_t *places, size_t *count
     refdata_columns_begin(&columns, 4);
     for (size_t i = 0; i < batch->count; i++) {
         const struct refdata_update *update = &batch->commands[i].update;
-        if (!is_chunk(batch, i))
+        if (!refdata_batch_is_chunk(batch, i))
             continue;
         refdata_columns_put(&columns, 0, update->tenant);
         refdata_columns_put(&columns, 1, update->dict_code);
@@ -372,7 +245,7 @@ static enum status ask(struct batch *batch, size_t *chunk_places, struct db_resu
     if (batch->pair_count)
         status = add_pairs(batch, of_pairs, 2, error);
     if (status == STATUS_OK)
-        status = add_events(batch, error);
+        status = refdata_events_add(batch, error);
     if (status == STATUS_OK)
         status = add_chunks(batch, chunk_places, &chunk_count, error);
     struct error later = {0};
@@ -416,7 +289,7 @@ enum status refdata_batch_read(struct batch *batch, struct error *error)
     if (status == STATUS_OK && batch->pair_count)
         take_assembling(batch, results[ASSEMBLING]);
     if (status == STATUS_OK)
-        mark_duplicates(batch, results[PROCESS]);
+        refdata_events_mark(batch, results[PROCESS]);
     for (size_t row = 0; status == STATUS_OK && results[CHUNKS] && row < db_result_rows(results[CHUNKS]);
          row++) {
         size_t at = chunk_places[db_result_i64(results[CHUNKS], row, 0) - 1];
@@ -424,5 +297,5 @@ enum status refdata_batch_read(struct batch *batch, struct error *error)
     }
     for (size_t i = 0; i < QUESTIONS; i++)
         db_result_free(results[i]);
-    return status == STATUS_OK ? read_outcomes(batch, error) : status;
+    return status == STATUS_OK ? refdata_events_read(batch, error) : status;
 }

@@ -2,6 +2,7 @@
  *
  *   apply.c      the way itself: read, decide one by one, write
  *   batch.c      what has to be known first, in one round trip: locks, versions, duplicates, snapshots in assembly
+ *   events.c     which events are there already
  *   snapshots.c  chunks, until they are a snapshot
  *   record.c     what is written of each decision: version, status, outbox
  *   handler.c    the bus's side          upkeep.c   what expires, what is forgotten */
@@ -43,6 +44,7 @@ struct entry {
     struct pair *pair;         /* NULL = refused before anything was looked at */
     struct assembly *assembly; /* of a chunk */
     struct str chunk_hash;     /* of the chunk that was there before; no ptr = none */
+    bool buried;               /* the command's own */
     bool duplicate;            /* the event was processed before, or stands earlier in this batch */
     size_t first;              /* there; itself otherwise */
     bool staged;               /* a chunk of its assembly since this batch */
@@ -82,6 +84,19 @@ void refdata_command_fail(struct refdata_command *command, enum status failure, 
 enum status refdata_status_of_code(struct str code); /* the failure with this public code */
 bool refdata_revision_is_stale(struct revision revision, struct revision than);
 void refdata_revision_raise(struct revision *revision, struct revision by);
+
+static inline bool refdata_batch_is_chunk(const struct batch *batch, size_t at)
+{
+    return batch->entries[at].pair && refdata_update_is_chunk(&batch->commands[at].update);
+}
+size_t refdata_slots_for(size_t count); /* of a hash table: a power of two with room for twice as many */
+
+/* ---- events.c ---- */
+enum status refdata_events_add(struct batch *batch, struct error *error) MUST_CHECK; /* to the pipeline */
+/* Which of them stand earlier in this batch, and which are not among the new ones that PostgreSQL answered. */
+void refdata_events_mark(struct batch *batch, const struct db_result *fresh);
+/* A duplicate shows what became of the first one: its sender may still wait, if the commit was lost sight of. */
+enum status refdata_events_read(struct batch *batch, struct error *error) MUST_CHECK;
 
 /* ---- apply.c ---- */
 enum status refdata_batch_write_deltas(struct batch *batch,

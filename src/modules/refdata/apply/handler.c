@@ -27,6 +27,8 @@ static const struct refdata_limits limits = {.items_max = 1000000,
 
 /* From the handler to the commit. */
 struct memo {
+    struct refdata_flow *flow;
+    struct refdata_catalog *catalog; /* referenced */
     struct arena arena;
     struct refdata_command *commands;
     size_t count;
@@ -36,6 +38,7 @@ static void free_memo(struct memo *memo)
 {
     if (!memo)
         return;
+    refdata_catalog_unref(memo->catalog);
     arena_deinit(&memo->arena);
     free(memo);
 }
@@ -79,29 +82,75 @@ static enum status read_update(struct str text, struct arena *arena, struct refd
                : status;
 }
 
+/* Somebody may have been told that it was accepted: then its status says why it is not. */
+static void note_failure(struct memo *memo, enum status failure, const char *why)
+{
+    struct refdata_command *command = &memo->commands[memo->count++];
+    command->buried = true;
+    refdata_command_fail(command, failure, "%s", why);
+}
+
+/* The key is what order rests on: with another one it would be in another partition. */
+static bool has_its_key(const struct bus_message *message, const struct refdata_update *update)
+{
+    struct str code = message->key, tenant = STR_NONE;
+    return str_split(&code, ':', &tenant) && str_eq(tenant, update->tenant) &&
+           str_eq(code, update->dict_code);
+}
+
+enum owner { OURS, ANOTHERS, NOBODYS };
+
+static enum owner owner_of(const struct refdata_flow *flow, const struct refdata_catalog *catalog,
+                           struct str code)
+{
+    const struct refdata_dictionary *dictionary = refdata_catalog_find(catalog, code);
+    if (!dictionary)
+        return NOBODYS;
+    return dictionary->database == flow->database ? OURS : flow->buses.shared ? ANOTHERS : NOBODYS;
+}
+
+/* What is for nobody goes to the dead letters; where several databases read the topic, from one of them. */
+static void bury(struct memo *memo, struct bus_batch *batch, size_t at, const char *why)
+{
+    if (!memo->flow->buses.buries)
+        return;
+    refdata_apply_metrics_count(APPLY_UNREADABLE, 1);
+    bus_batch_term(batch, at, "not a command: %s", why);
+}
+
 static void read_message(struct memo *memo, struct bus_batch *batch, size_t at)
 {
     const struct bus_message *message = &batch->messages[at];
     struct refdata_command *command = &memo->commands[memo->count];
+    struct refdata_update *update = &command->update;
     struct error error = {0};
-    command->traceparent = bus_message_header(message, STR(BUS_HEADER_TRACEPARENT));
-    command->waited = bus_message_header(message, STR(REFDATA_HEADER_WAITED)).ptr != NULL;
-    if (read_update(message->payload, &memo->arena, &command->update, &error) == STATUS_OK) {
-        memo->count++;
+    *command = (struct refdata_command){
+        .traceparent = bus_message_header(message, STR(BUS_HEADER_TRACEPARENT)),
+        .waited = bus_message_header(message, STR(REFDATA_HEADER_WAITED)).ptr != NULL,
+    };
+    enum status status = read_update(message->payload, &memo->arena, update, &error);
+    bool is_named = status == STATUS_OK || name_unreadable(message->payload, &memo->arena, update);
+    if (status == STATUS_OK && !has_its_key(message, update))
+        status = error_set(&error, STATUS_BAD_REQUEST, "its key is not {tenantId}:{dictCode}");
+    enum owner owner = status == STATUS_OK ? owner_of(memo->flow, memo->catalog, update->dict_code) : OURS;
+    if (owner == NOBODYS)
+        status =
+            error_set(&error, STATUS_UNKNOWN_DICTIONARY, "%s", status_message(STATUS_UNKNOWN_DICTIONARY));
+    if (status == STATUS_OK) {
+        memo->count += owner == OURS;
         return;
     }
-    refdata_apply_metrics_count(APPLY_UNREADABLE, 1);
-    bus_batch_term(batch, at, "not a command: %s", error.message);
-    if (!name_unreadable(message->payload, &memo->arena, &command->update))
-        return;
-    refdata_command_fail(command, STATUS_BAD_REQUEST, "%s", error.message);
-    memo->count++;
+    bury(memo, batch, at, error.message);
+    if (is_named)
+        note_failure(memo, status == STATUS_UNKNOWN_DICTIONARY ? status : STATUS_BAD_REQUEST, error.message);
 }
 
-static struct memo *read_messages(struct bus_batch *batch)
+static struct memo *read_messages(struct refdata_flow *flow, struct bus_batch *batch)
 {
     struct memo *memo = memory_zalloc(sizeof *memo);
     arena_init(&memo->arena, ARENA_BYTES);
+    memo->flow = flow;
+    memo->catalog = refdata_flow_catalog(flow);
     memo->commands = arena_zalloc(&memo->arena, batch->count * sizeof *memo->commands);
     for (size_t i = 0; i < batch->count; i++)
         read_message(memo, batch, i);
@@ -121,7 +170,9 @@ static bool has_dead(const struct bus_batch *batch)
 
 static unsigned flags_of(const struct memo *memo, const struct bus_batch *batch)
 {
-    unsigned flags = batch->attempt == 0 && !has_dead(batch) ? REFDATA_APPLY_OPEN : 0;
+    unsigned flags = REFDATA_APPLY_STRANGERS;
+    if (batch->attempt == 0 && !has_dead(batch))
+        flags |= REFDATA_APPLY_OPEN;
     if (memo->count != 1)
         return flags;
     return flags | REFDATA_APPLY_ALONE | (batch->attempt + 1 >= ATTEMPTS_MAX ? REFDATA_APPLY_LAST : 0);
@@ -147,7 +198,7 @@ void refdata_handler_run(void *context, struct bus_batch *batch)
 {
     struct refdata_apply *apply = context;
     struct error error = {0};
-    struct memo *memo = read_messages(batch);
+    struct memo *memo = read_messages(apply->flow, batch);
     batch->memo = memo;
     if (memo->count == 0)
         return;
