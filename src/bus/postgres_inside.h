@@ -2,7 +2,8 @@
  *
  *   postgres.c          life: wakes, timer, stop
  *   postgres_jobs.c     jobs on the workers
- *   postgres_publish.c  append, group commit
+ *   postgres_append.c   messages become rows
+ *   postgres_publish.c  group commit
  *   postgres_shared.c   one batch of a shared group
  *   postgres_claim.c    the right to it
  *   postgres_preview.c  a message that came with its notice
@@ -172,6 +173,30 @@ enum status bus_postgres_suspect_mark(struct reader *reader, unsigned partition,
                                       bool *is_killer, struct error *error) MUST_CHECK;
 void bus_postgres_suspect_unmark(struct reader *reader, unsigned partition);
 
+/* ---- postgres_append.c ---- */
+struct placed { /* a message on its way to its partition */
+    struct bus_message *message;
+    struct bus_topic_state *topic;
+    size_t at; /* keeps the order of equals */
+};
+struct append {
+    struct placed *placed;
+    size_t count, slot_count;
+    struct buf topics, partitions, counts, keys, headers, payloads; /* array literals */
+};
+/* Add what is to be appended, seal it, send it; offsets are set and topics counted when that worked. */
+void bus_postgres_append_add(struct append *append, struct bus *bus, struct bus_message *messages,
+                             size_t count);
+void bus_postgres_append_seal(struct append *append);
+enum status bus_postgres_append_send(struct append *append, struct db_conn *conn, int64_t deadline_ns,
+                                     struct error *error) MUST_CHECK;
+void bus_postgres_append_deinit(struct append *append);
+enum status bus_postgres_publish_in_tx(struct bus *bus, struct db_conn *conn, struct bus_message *messages,
+                                       size_t count, int64_t deadline_ns, struct error *error);
+enum status bus_postgres_publish_and_commit(struct bus *bus, struct db_conn *conn,
+                                            struct bus_message *message, int64_t deadline_ns,
+                                            struct error *error);
+
 /* ---- postgres_publish.c ---- */
 void bus_postgres_publisher_init(struct publisher *publisher);
 void bus_postgres_publisher_deinit(struct publisher *publisher);
@@ -179,11 +204,6 @@ void bus_postgres_publisher_stop(struct publisher *publisher);       /* who come
 void bus_postgres_publisher_wait_empty(struct publisher *publisher); /* until all have left */
 enum status bus_postgres_publish(struct bus *bus, struct bus_message *messages, size_t count,
                                  int64_t deadline_ns, struct error *error);
-enum status bus_postgres_publish_in_tx(struct bus *bus, struct db_conn *conn, struct bus_message *messages,
-                                       size_t count, int64_t deadline_ns, struct error *error);
-enum status bus_postgres_publish_and_commit(struct bus *bus, struct db_conn *conn,
-                                            struct bus_message *message, int64_t deadline_ns,
-                                            struct error *error);
 
 /* ---- postgres_own.c ---- */
 enum status bus_postgres_own_ask(struct bus *bus, struct db_conn *conn, const struct bus_topic_state *topic,
