@@ -79,6 +79,8 @@ static const struct setting_row source_rows[] = {
 };
 
 const struct setting_row refdata_adapter_rows[] = {
+    {"handlers", SETTING_INT, offsetof(struct refdata_adapter_settings, handlers),
+     "Partitions of external topics handled at once, per database.", "4", .min = 1, .max = 64},
     {"sources", SETTING_OBJECT_LIST, offsetof(struct refdata_adapter_settings, sources),
      "The external Kafka topics that are read; needs kafka.brokers.", "", .min = 0, .max = 256,
      .rows = source_rows, .element_bytes = sizeof(struct refdata_source_settings)},

@@ -52,6 +52,7 @@ struct refdata_source_settings {
 
 struct refdata_adapter_settings {
     struct setting_objects sources; /* struct refdata_source_settings */
+    int64_t handlers;
 };
 
 extern const struct setting_row refdata_adapter_rows[]; /* of struct refdata_adapter_settings */

@@ -1,5 +1,6 @@
 /* refdata's metrics (R20). Series per (tenant, dictionary) pair live as long as the pair is held. */
 #include "base/clock.h"
+#include "modules/refdata/adapter/adapter.h"
 #include "modules/refdata/command/command.h"
 #include "modules/refdata/query/query.h"
 #include "modules/refdata/query/watch.h"
@@ -95,6 +96,7 @@ struct metric_family *const refdata_metrics[] = {
     &refdata_watchers,
     &refdata_watch_lines,
     &refdata_watch_cuts,
+    &refdata_adapter_messages_family,
     &refdata_updates_family,
     &refdata_commit_size_family,
     &refdata_commit_seconds_family,
