@@ -53,25 +53,30 @@ test_sanitizer_env() {
     export TSAN_OPTIONS=halt_on_error=0:exitcode=66:second_deadlock_stack=1
 }
 
-test_unit() {
-    local flavour dir status runner
-    for flavour in debug tsan; do
-        test_build "$flavour" || continue
-        dir=$(build_dir "$flavour")
-        runner=
-        [ "$flavour" = tsan ] && runner=$(tsan_runner)
-        say "unit tests ($flavour)"
-        status=0
-        rm -f "$dir/meson-logs/testlog.json"
-        # shellcheck disable=SC2086 # the runner is words
-        test_run $runner meson test -C "$dir" --no-rebuild --print-errorlogs -t 4 || status=$?
-        test_add_file "unit, $flavour" "$dir/meson-logs/testlog.json" "$status"
-    done
+test_meson() { # STAGE FLAVOUR ARGS…
+    local stage=$1 flavour=$2 dir status=0 runner=
+    shift 2
+    test_build "$flavour" || return 0
+    dir=$(build_dir "$flavour")
+    [ "$flavour" = tsan ] && runner=$(tsan_runner)
+    say "$stage tests ($flavour)"
+    rm -f "$dir/meson-logs/testlog.json"
+    # shellcheck disable=SC2086 # the runner is words
+    test_run $runner meson test -C "$dir" --no-rebuild --print-errorlogs -t 4 "$@" || status=$?
+    test_add_file "$stage, $flavour" "$dir/meson-logs/testlog.json" "$status"
 }
 
+# The bus's conformance suite on the engines is a Meson suite of its own: it belongs to test_engines.
+test_unit() {
+    test_meson unit debug --no-suite engines
+    test_meson unit tsan --no-suite engines
+}
+
+# Tests of a folder, or those of its files that are named.
 test_pytest() { # STAGE FLAVOUR FOLDER ARGS…
     local stage=$1 flavour=$2 folder=$3 status=0 runner='' results=$VAR/test/$1.xml
     shift 3
+    [[ " $* " == *.py\ * ]] || set -- "$ROOT/tests/$folder" "$@"
     test_build "$flavour" || return 0
     [ "$flavour" = tsan ] && runner=$(tsan_runner)
     say "$folder tests ($flavour)"
@@ -79,13 +84,29 @@ test_pytest() { # STAGE FLAVOUR FOLDER ARGS…
     # shellcheck disable=SC2086 # words
     FRESHET_BIN=$(build_dir "$flavour")/src/app/freshet FRESHET_TEST_BUILD=$VAR/build \
         test_run $runner "$PYTHON" -B -m pytest -q --junitxml="$results" \
-        "$ROOT/tests/$folder" "$@" ${FRESHET_PYTEST_ARGS:-} || status=$?
+        "$@" ${FRESHET_PYTEST_ARGS:-} || status=$?
     test_add_file "$stage" "$results" "$status"
 }
 
 test_system() {
     test_pytest system debug system
     test_pytest system-tsan tsan system -m tsan
+}
+
+# Every driver by the bus's conformance suite; a fleet on the engines while they break; and the system tests of reference data,
+# unchanged, with the engines underneath. Among all tests it is short: the suites once, of the rest what is not marked
+# `whole`, and a few files of the system tests.
+test_engines() {
+    local files=("$ROOT"/tests/system/test_{refdata,updates,apply,relay}_*.py) marks=()
+    test_meson engines debug --suite engines
+    if [ "$TEST_ALL" = 1 ]; then
+        files=("$ROOT"/tests/system/test_{updates_apply,apply_commands,relay_publish,refdata_invalidation}.py)
+        marks=(-m "not whole")
+    else
+        test_meson engines tsan --suite engines
+    fi
+    test_pytest engines debug engines "${marks[@]}"
+    FRESHET_TEST_ENGINES=1 test_pytest engines-system debug system "${files[@]}"
 }
 
 # The loops of kills are whole when they are asked for by name, and short among all the tests.
@@ -143,7 +164,9 @@ test_command() {
         esac
     done
     packages_ensure run test engines clients
-    export FRESHET_KAFKA_JARS=$KAFKA_JARS # fetched once for all that follows
+    # Fetched once for all that follows; without it what needs Kafka says so, or runs on librdkafka's own stand-in.
+    case " ${suites[*]:-all} " in *" all "* | *" engines "* | *" system "*) kafka_fetch || true ;; esac
+    export FRESHET_KAFKA_JARS=$KAFKA_JARS
     test_sanitizer_env
     mkdir -p "$VAR/test"
     # Nothing stays behind when the run is broken off.
@@ -153,7 +176,7 @@ test_command() {
     TEST_ALL=0
     if [ $# -eq 0 ]; then
         TEST_ALL=1
-        suites=(unit system fault fuzz)
+        suites=(unit system engines fault fuzz)
         test_build release -Dwerror=true -Dbench=true || true
     fi
     for suite in "${suites[@]}"; do

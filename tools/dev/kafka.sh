@@ -9,7 +9,7 @@ kafka_fetched() {
     [ -e "$KAFKA_JARS/kafka_2.13-$KAFKA_VERSION.jar" ]
 }
 
-# Fetched beside its place and then moved there: a folder that is there is whole.
+# Fetched beside its place and then moved there: a folder that is there is whole. Says so when it can't be had.
 kafka_fetch() {
     local new=$KAFKA_JARS.new
     kafka_fetched && return
@@ -17,20 +17,15 @@ kafka_fetch() {
     say "fetching Kafka $KAFKA_VERSION (46 MB, once)"
     rm -rf "$new"
     mkdir -p "$new"
-    timeout 600 mvn -q -B -f "$ROOT/tools/kafka/pom.xml" dependency:copy-dependencies -DoutputDirectory="$new" >&2 &&
-        rm -rf "$KAFKA_JARS" && mv "$new" "$KAFKA_JARS"
-}
-
-# Are its jars here, or can they be had? Asked once: `stack up` tries again.
-kafka_available() {
-    mkdir -p "$ENGINES/kafka"
-    if kafka_fetch; then
-        rm -f "$ENGINES/kafka/unavailable"
-    else
-        touch "$ENGINES/kafka/unavailable"
-        say "Kafka can't be had: its jars are not in $KAFKA_JARS and Maven Central can't be reached. Going on without it."
-        return 1
+    if timeout 600 mvn -q -B -Dstyle.color=never -f "$ROOT/tools/kafka/pom.xml" dependency:copy-dependencies \
+        -DoutputDirectory="$new" </dev/null >&2; then
+        rm -rf "$KAFKA_JARS"
+        mv "$new" "$KAFKA_JARS"
+        return
     fi
+    rm -rf "$new"
+    say "Kafka can't be had: its jars are not in $KAFKA_JARS, and Maven Central can't be reached. Going on without it."
+    return 1
 }
 
 kafka_java() { # OPTIONS… CLASS ARGS…
@@ -60,14 +55,20 @@ kafka_running() {
 }
 
 kafka_start() {
+    mkdir -p "$ENGINES/kafka"
+    rm -f "$ENGINES/kafka/unavailable"
+    kafka_fetch || {
+        touch "$ENGINES/kafka/unavailable"
+        return 0
+    }
     if ! kafka_running; then
         engine_take_port kafka
         engine_take_port kafka controller-port
         kafka_configure
         [ -e "$ENGINES/kafka/data/meta.properties" ] || kafka_format
         engine_spawn kafka java -Xms128m -Xmx384m -XX:+UseSerialGC -cp "$KAFKA_JARS/*" \
-            -Dorg.slf4j.simpleLogger.defaultLogLevel=warn -Dorg.slf4j.simpleLogger.log.kafka.server.KafkaRaftServer=info \
-            -Dorg.slf4j.simpleLogger.showDateTime=true kafka.Kafka server.properties
+            -Dorg.slf4j.simpleLogger.defaultLogLevel=warn -Dorg.slf4j.simpleLogger.showDateTime=true \
+            -Dorg.slf4j.simpleLogger.log.kafka.server.KafkaRaftServer=info kafka.Kafka server.properties
     fi
     engine_wait kafka 50 kafka_answers || die "Kafka did not start"
 }

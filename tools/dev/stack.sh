@@ -19,7 +19,6 @@ stack_up() {
         flock 6
         local engine pids=() failed=0
         for engine in "${STACK[@]}"; do
-            [ "$engine" != kafka ] || kafka_available || continue
             "${engine}_start" &
             pids+=($!)
         done

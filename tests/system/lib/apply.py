@@ -1,9 +1,11 @@
-"""What the tests of the apply role share: commands put on the bus by SQL, as an adapter in another language would."""
+"""What the tests of the apply role share: commands put on the bus by SQL, or into Kafka, as an adapter in another language
+would."""
 import contextlib
 import json
 import uuid
 import zlib
 
+from . import on_engines
 from .refdata import TENANT, pod
 from .wait import eventually
 
@@ -94,6 +96,9 @@ def decided(database, commands):
 
 def handled(database):
     """Waits until nothing is left on the bus."""
+    if on_engines.carries_commands():
+        eventually(lambda: on_engines.is_handled(database.name))
+        return
     eventually(lambda: database.value(
         "select count(*) from platform.bus_partition p join platform.bus_cursor c using (topic, partition)"
         " where topic = %s and position < next_offset", (TOPIC,)) == 0)
@@ -127,6 +132,9 @@ def empty(database, tables=None):
 
 def ready(database):
     """Waits until the topic and the group are there."""
+    if on_engines.carries_commands():
+        eventually(lambda: on_engines.has_group(database.name))
+        return
     eventually(lambda: database.value("select count(*) from platform.bus_cursor where topic = %s", (TOPIC,)) > 0)
 
 

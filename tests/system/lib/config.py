@@ -4,6 +4,7 @@ Only what a test needs of YAML: strings are always quoted (JSON's quoting is YAM
 """
 import json
 
+from . import on_engines
 from .tokens import AUDIENCE, ISSUER
 
 
@@ -42,8 +43,8 @@ def merge(base, changes):
 
 
 def base_config(database, jwks_path):
-    """The least a test server needs: a database, keys, no dictionaries."""
-    return {
+    """The least a test server needs: a database, keys, no dictionaries; and the engines, where tests run on them."""
+    return merge(on_engines.settings(database.name), {
         "auth": {"jwksFile": str(jwks_path), "issuer": ISSUER, "audiences": [AUDIENCE]},
         "refdata": {
             "postgres": {
@@ -54,4 +55,4 @@ def base_config(database, jwks_path):
             },
             "dictionaries": [],
         },
-    }
+    })

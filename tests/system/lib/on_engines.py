@@ -1,0 +1,171 @@
+"""The system tests on the engines: FRESHET_TEST_ENGINES=1 (./dev test engines) puts Kafka, Redis Cluster and NATS under every
+server, and what tests do to the bus by SQL is done to the engines by clients of theirs. The tests stay as they are.
+
+Names of topics, groups and streams are made of the database's, so that tests do not meet. Where Kafka can't be had,
+commands stay on PostgreSQL.
+"""
+import atexit
+import functools
+import json
+import os
+
+from .engines import Engines
+
+IS_ON = os.environ.get("FRESHET_TEST_ENGINES") == "1"
+
+# Tests that are about the PostgreSQL bus itself: they read or change its tables, which have nothing to do with the flow
+# that an engine carries.
+ABOUT_POSTGRES = {
+}
+
+
+@functools.cache
+def engines():
+    """The run's own, started when the first server needs them."""
+    made = Engines()
+    atexit.register(made.destroy)
+    return made.start()
+
+
+def carries_commands():
+    """Does Kafka?"""
+    return IS_ON and engines().kafka is not None
+
+
+def carries_invalidations():
+    """Does Redis?"""
+    return IS_ON
+
+
+def settings(name):
+    """What a server's configuration gets for the database of this name."""
+    if not IS_ON:
+        return {}
+    found = {
+        "bus": {"invalidations": "redis", "events": "nats", "migrate": "always"},
+        "redis": {"nodes": engines().redis.addresses},
+        "nats": {"servers": [f"nats://{engines().nats.address}"]},
+        "refdata": {"redis": {"streamKey": stream(name), "pubChannel": channel(name)}},
+    }
+    if engines().kafka:
+        found["bus"]["commands"] = "kafka"
+        found["kafka"] = {"brokers": [engines().kafka.address], "sessionTimeout": "2s"}
+        found["refdata"]["kafka"] = {"commandsTopic": topic(name), "partitions": 4}
+    return found
+
+
+# ---- Kafka, by a client in another language ----
+
+def topic(name):
+    return f"{name}.commands"
+
+
+@functools.cache
+def producer():
+    import kafka  # pylint: disable=import-outside-toplevel
+    made = kafka.KafkaProducer(bootstrap_servers=engines().kafka.address, acks="all", api_version=(2, 5, 0))
+    atexit.register(made.close)
+    return made
+
+
+@functools.cache
+def admin():
+    import kafka  # pylint: disable=import-outside-toplevel
+    made = kafka.KafkaAdminClient(bootstrap_servers=engines().kafka.address, api_version=(2, 5, 0))
+    atexit.register(made.close)
+    return made
+
+
+def send_commands(name, messages):
+    """(key, payload) each, acknowledged."""
+    for sent in [producer().send(topic(name), key=key or None, value=payload) for key, payload in messages]:
+        sent.get(30)
+
+
+def consume(topic_name):
+    """Every message of a topic: [(partition, offset, key, headers, value)]."""
+    import kafka  # pylint: disable=import-outside-toplevel
+    consumer = kafka.KafkaConsumer(bootstrap_servers=engines().kafka.address, api_version=(2, 5, 0))
+    try:
+        partitions = [kafka.TopicPartition(topic_name, p) for p in sorted(consumer.partitions_for_topic(topic_name) or ())]
+        consumer.assign(partitions)
+        ends = consumer.end_offsets(partitions) if partitions else {}
+        consumer.seek_to_beginning()
+        found = []
+        while any(consumer.position(p) < end for p, end in ends.items()):
+            for records in consumer.poll(200).values():
+                found += [(r.partition, r.offset, r.key, dict(r.headers), r.value) for r in records]
+        return sorted(found)
+    finally:
+        consumer.close()
+
+
+def ends(topic_name):
+    import kafka  # pylint: disable=import-outside-toplevel
+    consumer = kafka.KafkaConsumer(bootstrap_servers=engines().kafka.address, api_version=(2, 5, 0))
+    try:
+        partitions = consumer.partitions_for_topic(topic_name) or ()
+        return {p.partition: end for p, end in
+                consumer.end_offsets([kafka.TopicPartition(topic_name, p) for p in partitions]).items()}
+    finally:
+        consumer.close()
+
+
+def group_offsets(group, topic_name):
+    """{partition: offset} as the group has committed them; none while there is no coordinator yet."""
+    import kafka  # pylint: disable=import-outside-toplevel
+    try:
+        committed = admin().list_consumer_group_offsets(group)
+    except kafka.errors.KafkaError:
+        return {}
+    return {place.partition: found.offset for place, found in committed.items()
+            if place.topic == topic_name and found.offset >= 0}
+
+
+def is_handled(name, group="refdata-apply"):
+    """Has the group committed everything there is?"""
+    committed = group_offsets(group, topic(name))
+    return bool(committed) and all(committed.get(p, 0) >= end for p, end in ends(topic(name)).items())
+
+
+def has_group(name, group="refdata-apply"):
+    return bool(group_offsets(group, topic(name)))
+
+
+# ---- Redis ----
+
+def stream(name):
+    return f"{name}:inv:stream"
+
+
+def channel(name):
+    return f"{name}:inv:pub"
+
+
+@functools.cache
+def redis():
+    import redis as client  # pylint: disable=import-outside-toplevel
+    host, port = engines().redis.addresses[0].split(":")
+    return client.RedisCluster(host=host, port=int(port))
+
+
+def tell(name, payloads):
+    """XADD, then PUBLISH, as the relay does."""
+    for payload in payloads:
+        redis().xadd(stream(name), {"event": payload})
+        redis().publish(channel(name), payload)
+
+
+def listens(name):
+    """Does some pod?"""
+    return redis().exists(stream(name)) and bool(redis().xinfo_groups(stream(name)))
+
+
+def told(name):
+    """[(key, headers, body)] of the stream, in its order."""
+    found = []
+    for _, fields in redis().xrange(stream(name)):
+        fields = {key.decode(): value for key, value in fields.items()}
+        event, key = json.loads(fields.pop("event")), fields.pop("key", b"").decode()
+        found.append((key, {name: value.decode() for name, value in fields.items()}, event))
+    return found
