@@ -94,6 +94,8 @@ static size_t committed(struct attempt *attempt, int64_t *wait_ms)
     const struct bus_outcome *outcome = &attempt->outcome;
 
     bus_batch_committed(delivery->consumer, &attempt->batch, outcome);
+    for (size_t i = 0; i < outcome->settled && delivery->dead; i++)
+        delivery->dead[i] = attempt->batch.verdicts[i].kind == BUS_TERM;
     if (outcome->retry) {
         delivery->attempts = (outcome->settled ? 0 : delivery->attempts) + 1;
         remember(delivery, attempt->batch.verdicts[outcome->settled].reason);

@@ -1,0 +1,259 @@
+/* The connection: how it is made, what is heard of it, how it ends. nats.c reconnects by itself, for ever; each time it
+ * has, the epoch moves on and everybody who waits looks again at what may be lost. Nothing is buffered while there is no
+ * connection: a publication then fails at once instead of going out when its caller has long given up. */
+#include <stdio.h>
+
+#include "base/clock.h"
+#include "base/hash.h"
+#include "base/log.h"
+#include "bus/nats_inside.h"
+
+enum {
+    CONNECT_MS = 2000,
+    PING_MS = 2000,
+    PINGS_OUT_MAX = 2, /* so a peer that is silent is given up after 6 s */
+    WRITE_MS = 2000,
+    RECONNECT_MIN_MS = 50,
+    RECONNECT_MAX_MS = 2000,
+    CLOSE_MS = 5000,
+};
+
+void bus_nats_kick(struct nats *nats)
+{
+    nats->kicked = true;
+    pthread_cond_broadcast(&nats->changed);
+}
+
+void bus_nats_wait(struct nats *nats, int64_t until_ns)
+{
+    int64_t latest_ns = clock_deadline_ms(60000);
+    int64_t at_ns = until_ns < latest_ns ? until_ns : latest_ns;
+    struct timespec until = {.tv_sec = at_ns / CLOCK_NS_PER_S, .tv_nsec = at_ns % CLOCK_NS_PER_S};
+
+    pthread_cond_timedwait(&nats->changed, &nats->lock, &until);
+}
+
+/* ---- what the client tells, on a thread of its own ---- */
+
+static void set_up(struct nats *nats, bool up)
+{
+    pthread_mutex_lock(&nats->lock);
+    bool quiet = nats->stopping || atomic_load(&nats->up) == up;
+    atomic_store(&nats->up, up);
+    if (up) {
+        nats->epoch++;
+        nats->doubt = true;
+    }
+    bus_nats_kick(nats);
+    pthread_mutex_unlock(&nats->lock);
+    if (!quiet && up)
+        log_info("nats_connected", LOG_CSTR("servers", nats->config.servers));
+    else if (!quiet)
+        log_warn("nats_disconnected", LOG_CSTR("servers", nats->config.servers));
+}
+
+static void on_connected(natsConnection *connection, void *closure)
+{
+    (void)connection;
+    set_up(closure, true);
+}
+
+static void on_reconnected(natsConnection *connection, void *closure)
+{
+    struct nats *nats = closure;
+
+    (void)connection;
+    metric_add(nats->reconnects, 1);
+    set_up(nats, true);
+}
+
+static void on_disconnected(natsConnection *connection, void *closure)
+{
+    (void)connection;
+    set_up(closure, false);
+}
+
+static void on_closed(natsConnection *connection, void *closure)
+{
+    struct nats *nats = closure;
+
+    (void)connection;
+    pthread_mutex_lock(&nats->lock);
+    nats->closed = true;
+    pthread_cond_broadcast(&nats->changed);
+    pthread_mutex_unlock(&nats->lock);
+}
+
+/* The library would print errors to standard error; what matters is seen where it matters. */
+static void on_error(natsConnection *connection, natsSubscription *subscription, natsStatus status,
+                     void *closure)
+{
+    (void)connection;
+    (void)subscription;
+    (void)closure;
+    log_debug("nats_error", LOG_CSTR("error", natsStatus_GetText(status)));
+}
+
+static int64_t reconnect_delay(natsConnection *connection, int attempts, void *closure)
+{
+    int64_t wait_ms = RECONNECT_MIN_MS;
+
+    (void)connection;
+    (void)closure;
+    for (int i = 1; i < attempts && wait_ms < RECONNECT_MAX_MS; i++)
+        wait_ms *= 2;
+    return wait_ms / 2 + (int64_t)(random_u64() % (uint64_t)(wait_ms / 2 + 1));
+}
+
+/* ---- options ---- */
+
+static natsStatus set_servers(natsOptions *options, const char *servers)
+{
+    struct str rest = str_from(servers), part;
+    char urls[16][256];
+    const char *list[16];
+    int count = 0;
+
+    while (str_split(&rest, ',', &part)) {
+        part = str_trim(part);
+        if (part.len == 0 || part.len >= sizeof urls[0] || count == 16)
+            return NATS_INVALID_ARG;
+        snprintf(urls[count], sizeof urls[0], "%.*s", STR_ARG(part));
+        list[count] = urls[count];
+        count++;
+    }
+    return count ? natsOptions_SetServers(options, list, count) : NATS_INVALID_ARG;
+}
+
+static natsStatus set_security(natsOptions *options, const struct bus_nats_security *security)
+{
+    natsStatus status = NATS_OK;
+
+    if (security->tls)
+        status = natsOptions_SetSecure(options, true);
+    if (status == NATS_OK && security->ca_file)
+        status = natsOptions_LoadCATrustedCertificates(options, security->ca_file);
+    if (status == NATS_OK && security->certificate_file)
+        status = natsOptions_LoadCertificatesChain(options, security->certificate_file, security->key_file);
+    if (status == NATS_OK && security->username)
+        status = natsOptions_SetUserInfo(options, security->username,
+                                         security->password ? security->password : "");
+    if (status == NATS_OK && security->credentials_file)
+        status = natsOptions_SetUserCredentialsFromFiles(options, security->credentials_file, NULL);
+    return status;
+}
+
+static natsStatus set_manners(struct nats *nats)
+{
+    natsOptions *options = nats->options;
+    natsStatus status = natsOptions_SetTimeout(options, CONNECT_MS);
+
+#define ALSO(call) status = status == NATS_OK ? (call) : status
+    ALSO(natsOptions_SetPingInterval(options, PING_MS));
+    ALSO(natsOptions_SetMaxPingsOut(options, PINGS_OUT_MAX));
+    ALSO(natsOptions_SetWriteDeadline(options, WRITE_MS));
+    ALSO(natsOptions_SetMaxReconnect(options, -1));
+    ALSO(natsOptions_SetReconnectBufSize(options, 1));
+    ALSO(natsOptions_SetFailRequestsOnDisconnect(options, true));
+    ALSO(natsOptions_SetCustomReconnectDelay(options, reconnect_delay, nats));
+    ALSO(natsOptions_SetRetryOnFailedConnect(options, true, on_connected, nats));
+    ALSO(natsOptions_SetReconnectedCB(options, on_reconnected, nats));
+    ALSO(natsOptions_SetDisconnectedCB(options, on_disconnected, nats));
+    ALSO(natsOptions_SetClosedCB(options, on_closed, nats));
+    ALSO(natsOptions_SetErrorHandler(options, on_error, nats));
+    ALSO(natsOptions_UseGlobalMessageDelivery(options, true)); /* no thread for each subscription */
+    if (nats->config.client_name)
+        ALSO(natsOptions_SetName(options, nats->config.client_name));
+#undef ALSO
+    return status;
+}
+
+enum status bus_nats_options(struct nats *nats, struct error *error)
+{
+    natsStatus status = natsOptions_Create(&nats->options);
+
+    if (status == NATS_OK && set_servers(nats->options, nats->config.servers) != NATS_OK)
+        return error_set(error, STATUS_CONFIG, "nats.servers: 1 to 16 of nats://HOST:PORT");
+    if (status == NATS_OK)
+        status = set_security(nats->options, &nats->config.security);
+    if (status != NATS_OK)
+        return error_set(error, STATUS_CONFIG, "nats: its security settings: %s", nats_GetLastError(NULL));
+    if (set_manners(nats) != NATS_OK)
+        return error_set(error, STATUS_INTERNAL, "nats: %s", nats_GetLastError(NULL));
+    return STATUS_OK;
+}
+
+/* ---- life ---- */
+
+static natsStatus open_jetstream(struct nats *nats)
+{
+    jsOptions options;
+
+    jsOptions_Init(&options);
+    options.Wait = NATS_API_MS;
+    options.PublishAsync.AckHandler = bus_nats_on_ack;
+    options.PublishAsync.AckHandlerClosure = nats;
+    return natsConnection_JetStream(&nats->js, nats->connection, &options);
+}
+
+bool bus_nats_connect(struct nats *nats)
+{
+    natsStatus status;
+
+    if (nats->js)
+        return atomic_load(&nats->up);
+    status = natsConnection_Connect(&nats->connection, nats->options);
+    if (status != NATS_OK && status != NATS_NOT_YET_CONNECTED) {
+        log_error("nats_connect_failed", LOG_CSTR("error", natsStatus_GetText(status)));
+        return false;
+    }
+    if (open_jetstream(nats) != NATS_OK || bus_nats_plain_listen(nats) != NATS_OK) {
+        log_error("nats_connect_failed", LOG_CSTR("error", nats_GetLastError(NULL)));
+        return false;
+    }
+    if (status == NATS_OK)
+        set_up(nats, true);
+    return status == NATS_OK;
+}
+
+static void on_complete(void *closure)
+{
+    struct nats *nats = closure;
+
+    pthread_mutex_lock(&nats->lock);
+    nats->subscriptions--;
+    pthread_cond_broadcast(&nats->changed);
+    pthread_mutex_unlock(&nats->lock);
+}
+
+natsStatus bus_nats_listen_to(struct nats *nats, natsSubscription **subscription, const char *subject,
+                              const char *queue, natsMsgHandler handler, void *closure)
+{
+    natsStatus status =
+        queue
+            ? natsConnection_QueueSubscribe(subscription, nats->connection, subject, queue, handler, closure)
+            : natsConnection_Subscribe(subscription, nats->connection, subject, handler, closure);
+
+    if (status != NATS_OK)
+        return status;
+    natsSubscription_SetPendingLimits(*subscription, -1, -1); /* pull requests are the limit */
+    pthread_mutex_lock(&nats->lock);
+    nats->subscriptions++;
+    pthread_mutex_unlock(&nats->lock);
+    return natsSubscription_SetOnCompleteCB(*subscription, on_complete, nats);
+}
+
+/* Nothing of the client's calls us any more when this returns. */
+void bus_nats_disconnect(struct nats *nats)
+{
+    int64_t limit_ns = clock_deadline_ms(CLOSE_MS);
+
+    if (!nats->connection)
+        return;
+    natsConnection_Close(nats->connection);
+    pthread_mutex_lock(&nats->lock);
+    while ((!nats->closed || nats->subscriptions > 0) && clock_mono_ns() < limit_ns)
+        bus_nats_wait(nats, limit_ns);
+    atomic_store(&nats->up, false);
+    pthread_mutex_unlock(&nats->lock);
+}
