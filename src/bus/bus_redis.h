@@ -44,6 +44,7 @@ struct bus_redis_config {
     int64_t connect_ms, answer_ms; /* 0 = 2 s each */
     int64_t poll_ms;               /* the safety net behind the channel; 0 = 1 s */
     int64_t pod_dead_ms;           /* a pod's group unread for so long is removed by others; 0 = 10 min */
+    int64_t lease_ms;              /* a shared group's stream moves so long after its holder died; 0 = 8 s */
     int64_t handler_ms;            /* 0 = 30 s */
     int64_t keep_dead_ms;          /* 0 = 30 days */
     size_t message_bytes_max;      /* 0 = 4 MiB */
