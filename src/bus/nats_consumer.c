@@ -90,8 +90,9 @@ void bus_nats_slot_sync(struct nats_slot *slot)
     pthread_mutex_lock(&nats->lock);
     if (status == NATS_NOT_FOUND)
         slot->reader->doubt = true;
-    else if (status == NATS_OK && slot->state == SLOT_SYNCING &&
-             info->NumAckPending <= (int64_t)slot->count) {
+    else if (status == NATS_OK && slot->state == SLOT_SYNCING)
+        slot->owed = info->NumAckPending - (int64_t)slot->count;
+    if (status == NATS_OK && slot->state == SLOT_SYNCING && slot->owed <= 0) {
         slot->state = SLOT_RUNNING;
         bus_nats_reader_wake(slot->reader);
     }
@@ -102,12 +103,17 @@ void bus_nats_slot_sync(struct nats_slot *slot)
 
 /* ---- everything ---- */
 
+static int64_t next_wanted(const struct nats_slot *slot)
+{
+    return slot->count > 0 ? slot->items[slot->count - 1].sequence + 1 : slot->settled + 1;
+}
+
 static int64_t first_wanted(const struct nats_slot *slot, const jsStreamState *state)
 {
     const struct bus_subscription *spec = &slot->reader->consumer.spec;
 
     if (slot->reader->ready)
-        return slot->count > 0 ? slot->items[slot->count - 1].sequence + 1 : slot->settled + 1;
+        return next_wanted(slot);
     if (spec->from == BUS_FROM_OFFSETS)
         return spec->from_offsets[slot->partition] > 1 ? spec->from_offsets[slot->partition] : 1;
     return spec->from == BUS_FROM_START && state->FirstSeq > 0 ? (int64_t)state->FirstSeq
@@ -158,14 +164,27 @@ static bool make_ephemeral(struct nats_slot *slot, const jsStreamInfo *stream)
 
 /* ---- gaps ---- */
 
+/* What comes while the stream is asked about is newer than the answer. */
+static natsStatus ask_about_stream(struct nats_reader *reader, jsStreamInfo **stream)
+{
+    struct nats *nats = reader->nats;
+
+    pthread_mutex_lock(&nats->lock);
+    for (unsigned i = 0; i < reader->consumer.topic->spec.partitions; i++)
+        reader->slots[i].next_before = next_wanted(&reader->slots[i]);
+    pthread_mutex_unlock(&nats->lock);
+    return js_GetStreamInfo(stream, nats->js, reader->topic->stream, NULL, NULL);
+}
+
 /* Under the lock. Retention was faster than we were, or the stream is not what it was. */
 static void look_for_gap(struct nats_slot *slot, const jsStreamInfo *stream, bool anew)
 {
-    int64_t next = slot->count > 0 ? slot->items[slot->count - 1].sequence + 1 : slot->settled + 1;
+    int64_t next = next_wanted(slot);
     int64_t first = (int64_t)stream->State.FirstSeq, end = (int64_t)stream->State.LastSeq + 1;
-    int64_t to = anew ? 1 : next > end ? end : first;
+    bool lost_tail = slot->next_before > end;
+    int64_t to = anew ? 1 : lost_tail ? end : first;
 
-    if (!anew && next <= end && next >= first)
+    if (!anew && !lost_tail && next >= first)
         return;
     if (slot->busy || (slot->settled == 0 && slot->reader->consumer.spec.mode == BUS_SHARED))
         return; /* it is looked at again; or where the group stands is not known here */
@@ -207,12 +226,10 @@ static void mark_ready(struct nats_reader *reader)
 
 bool bus_nats_consumers_ensure(struct nats_reader *reader)
 {
-    struct nats *nats = reader->nats;
     bool shared = reader->consumer.spec.mode == BUS_SHARED, good = true;
     jsStreamInfo *stream = NULL;
 
-    if (!atomic_load(&reader->consumer.topic->known) ||
-        js_GetStreamInfo(&stream, nats->js, reader->topic->stream, NULL, NULL) != NATS_OK)
+    if (!atomic_load(&reader->consumer.topic->known) || ask_about_stream(reader, &stream) != NATS_OK)
         return false;
     look_for_gaps(reader, stream);
     for (unsigned i = 0; i < reader->consumer.topic->spec.partitions && good; i++) {
@@ -258,7 +275,7 @@ void bus_nats_reader_look(struct nats_reader *reader)
     jsStreamInfo *stream = NULL;
     uint64_t lag = 0;
 
-    if (js_GetStreamInfo(&stream, reader->nats->js, reader->topic->stream, NULL, NULL) != NATS_OK)
+    if (ask_about_stream(reader, &stream) != NATS_OK)
         return;
     for (unsigned i = 0; i < reader->consumer.topic->spec.partitions; i++) {
         look_at_slot(&reader->slots[i], stream);

@@ -1,6 +1,7 @@
 /* A message as NATS carries it. Its headers are NATS's own headers, by their names, so that other clients see them as they
  * are. What NATS cannot carry is escaped as in URLs (%0A): control characters, '%', spaces at a value's ends, and in names
  * everything that is no token of HTTP's; names that begin with "Nats-" or "Freshet-" too, since they mean something there.
+ * An empty value is "%", since readers of headers take the next line for it.
  *
  *   Freshet-Key    the key, escaped; not there: no key
  *   Freshet-Order  the names in their order, joined by commas; where it stands, names and values are escaped
@@ -83,6 +84,8 @@ static struct str unescape(struct arena *arena, const char *text)
     size_t len = strlen(text), to = 0;
     char *out = arena_alloc(arena, len + 1);
 
+    if (len == 1 && text[0] == '%')
+        len = 0;
     for (size_t i = 0; i < len; i++) {
         int high = text[i] == '%' ? hex_value(text[i + 1]) : -1;
         int low = high >= 0 ? hex_value(text[i + 2]) : -1;
@@ -97,6 +100,8 @@ static struct str unescape(struct arena *arena, const char *text)
 
 static natsStatus add(natsMsg *message, struct buf *name, struct buf *value, size_t *bytes)
 {
+    if (buf_len(value) == 0)
+        buf_put_char(value, '%');
     buf_put_char(name, '\0');
     buf_put_char(value, '\0');
     *bytes += buf_len(name) + buf_len(value) + 4;

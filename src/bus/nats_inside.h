@@ -55,7 +55,9 @@ struct nats_slot {
     size_t count, capacity;
     int64_t settled;               /* every message up to here is done with */
     int64_t due_ns;                /* no sooner */
+    int64_t owed;                  /* while SYNCING: sent by the server, and not here */
     int64_t asked, asked_until_ns; /* messages that the open pull request may still bring */
+    int64_t next_before;           /* what it wanted when the stream was last asked about */
     bool gap;                      /* on_gap is to be told: */
     int64_t gap_from, gap_next;
 

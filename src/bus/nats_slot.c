@@ -114,7 +114,8 @@ void bus_nats_on_message(natsConnection *connection, natsSubscription *subscript
         return;
     }
     pthread_mutex_lock(&nats->lock);
-    if (slot->state != SLOT_AWAY && str_eq(origin.consumer, str_from(slot->consumer))) {
+    bool expected = slot->state != SLOT_AWAY, mine = str_eq(origin.consumer, str_from(slot->consumer));
+    if (expected && mine) {
         slot->asked -= slot->asked > 0;
         settled = (int64_t)origin.sequence <= slot->settled;
         taken = !settled && insert(slot, message, &origin);
@@ -124,6 +125,8 @@ void bus_nats_on_message(natsConnection *connection, natsSubscription *subscript
     pthread_mutex_unlock(&nats->lock);
     if (settled && shared) /* its acknowledgement got lost */
         bus_nats_tell(nats, message, "+ACK");
+    else if (!expected && mine && shared) /* it was asked for while the partition was ours */
+        bus_nats_tell(nats, message, "-NAK");
     if (!taken)
         natsMsg_Destroy(message);
 }
@@ -137,6 +140,8 @@ static int64_t room(const struct nats_slot *slot)
 
     for (size_t i = 0; i < slot->count; i++)
         here += slot->items[i].message != NULL;
+    if (slot->state == SLOT_SYNCING) /* all that is owed must get in, and nothing else is worth asking for */
+        return slot->owed;
     if (here < slot->count && here >= size) /* the one that was NAKed must get in */
         return 1;
     return here < size ? (int64_t)(size - here) : 0;
