@@ -4,23 +4,13 @@
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "base/clock.h"
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/memory.h"
 
-enum {
-    FAREWELL_MS = 500, /* for the last acknowledgements, leases and groups, at a stop */
-    REPLY_BYTES_MIN = 64 << 20,
-};
-
-/* A piece of work for the loop that is waited for, or not. */
-struct errand {
-    struct loop_message message; /* first */
-    struct redis *redis;
-};
+#define REPLY_BYTES_MIN (64u << 20)
 
 /* ---- jobs ---- */
 
@@ -67,7 +57,7 @@ static void redis_subscribe(struct bus *bus, const struct bus_consumer *consumer
     redis->readers[redis->reader_count++] = reader;
 }
 
-static void each_stream(struct redis *redis, void (*fn)(struct redis_stream *stream))
+void redis_each_stream(struct redis *redis, void (*fn)(struct redis_stream *stream))
 {
     for (size_t i = 0; i < redis->reader_count; i++)
         for (unsigned p = 0; p < redis->readers[i]->topic->state->spec.partitions; p++)
@@ -78,7 +68,7 @@ static void each_stream(struct redis *redis, void (*fn)(struct redis_stream *str
 
 static void on_wake(struct loop *loop, struct loop_message *message)
 {
-    struct errand *errand = (struct errand *)message;
+    struct redis_errand *errand = (struct redis_errand *)message;
     struct redis *redis = errand->redis;
 
     for (size_t i = 0; i < redis->reader_count; i++) {
@@ -93,9 +83,9 @@ static void on_wake(struct loop *loop, struct loop_message *message)
     loop_free_later(loop, errand, free);
 }
 
-static void run_on_loop(struct redis *redis, loop_message_fn *fn)
+void redis_run_on_loop(struct redis *redis, loop_message_fn *fn)
 {
-    struct errand *errand = memory_zalloc(sizeof *errand);
+    struct redis_errand *errand = memory_zalloc(sizeof *errand);
 
     errand->message.on_message = fn;
     errand->redis = redis;
@@ -106,20 +96,20 @@ static void run_on_loop(struct redis *redis, loop_message_fn *fn)
 static void redis_wake(struct bus *bus, struct bus_topic_state *topic)
 {
     if (atomic_exchange(&topic->wakes, 1) == 0)
-        run_on_loop((struct redis *)bus, on_wake);
+        redis_run_on_loop((struct redis *)bus, on_wake);
 }
 
 /* ---- start ---- */
 
 static void on_start(struct loop *loop, struct loop_message *message)
 {
-    struct errand *errand = (struct errand *)message;
+    struct redis_errand *errand = (struct redis_errand *)message;
     struct redis *redis = errand->redis;
 
     redis_cluster_start(&redis->cluster);
     redis_channel_start(redis);
     redis_upkeep_start(redis);
-    each_stream(redis, redis_stream_step);
+    redis_each_stream(redis, redis_stream_step);
     loop_free_later(loop, errand, free);
 }
 
@@ -130,147 +120,7 @@ static void redis_start(struct bus *bus)
     pthread_mutex_lock(&redis->lock);
     redis->started = true;
     pthread_mutex_unlock(&redis->lock);
-    run_on_loop(redis, on_start);
-}
-
-/* ---- stop ---- */
-
-static void on_quiet(struct loop *loop, struct loop_message *message)
-{
-    ((struct errand *)message)->redis->quiet = true;
-    loop_free_later(loop, message, free);
-}
-
-static void close_all(struct redis *redis)
-{
-    loop_timer_stop(redis->loop, &redis->upkeep_timer);
-    loop_timer_stop(redis->loop, &redis->farewell_timer);
-    redis_channel_close(redis);
-    redis_cluster_close(&redis->cluster);
-    for (size_t i = 0; i < redis->reader_count; i++)
-        for (unsigned p = 0; p < redis->readers[i]->topic->state->spec.partitions; p++)
-            loop_timer_stop(redis->loop, &redis->readers[i]->streams[p].timer);
-    pthread_mutex_lock(&redis->lock);
-    redis->said_farewell = true;
-    pthread_cond_broadcast(&redis->changed);
-    pthread_mutex_unlock(&redis->lock);
-}
-
-static void on_farewell_due(struct loop_timer *timer)
-{
-    close_all((struct redis *)((char *)timer - offsetof(struct redis, farewell_timer)));
-}
-
-static void on_farewell_answer(struct redis_request *request, enum status status, const struct error *error)
-{
-    struct redis_stream *stream =
-        (struct redis_stream *)((char *)request - offsetof(struct redis_stream, ask));
-    struct redis *redis = stream->reader->redis;
-
-    (void)status;
-    (void)error;
-    if (--redis->farewells == 0)
-        loop_timer_start(redis->loop, &redis->farewell_timer, 0, on_farewell_due);
-}
-
-/* What is settled is acknowledged; the lease goes to whoever wants it, a group of our own is nobody's any more. */
-static void take_leave(struct redis_stream *stream)
-{
-    struct redis *redis = stream->reader->redis;
-    bool shared = redis_stream_is_shared(stream);
-
-    if (stream->ask.busy || !stream->grouped || (shared && !stream->held))
-        return;
-    redis_stream_flush_acks(stream);
-    if (shared)
-        redis_script_release(stream, &stream->ask);
-    else
-        redis_script_leave(stream, &stream->ask);
-    stream->ask.on_done = on_farewell_answer;
-    redis->farewells++;
-    redis_cluster_ask(&redis->cluster, &stream->ask);
-}
-
-static void on_farewell(struct loop *loop, struct loop_message *message)
-{
-    struct redis *redis = ((struct errand *)message)->redis;
-
-    loop_free_later(loop, message, free);
-    pthread_mutex_lock(&redis->lock);
-    bool hurry = redis->interrupted;
-    pthread_mutex_unlock(&redis->lock);
-    redis->farewells = 1; /* not before all have been sent */
-    if (!hurry)
-        each_stream(redis, take_leave);
-    loop_timer_start(redis->loop, &redis->farewell_timer,
-                     --redis->farewells > 0 ? clock_deadline_ms(FAREWELL_MS) : 0, on_farewell_due);
-}
-
-static void redis_interrupt(struct bus *bus)
-{
-    struct redis *redis = (struct redis *)bus;
-
-    if (redis->pool)
-        db_pool_interrupt(redis->pool);
-    pthread_mutex_lock(&redis->lock);
-    redis->interrupted = true;
-    redis->stopping = true;
-    pthread_cond_broadcast(&redis->changed);
-    pthread_mutex_unlock(&redis->lock);
-}
-
-/* Till nobody handles, or it is too late. Under the lock. */
-static void wait_handled(struct redis *redis, int64_t grace_ms)
-{
-    int64_t deadline_ns = clock_deadline_ms(grace_ms);
-    struct timespec until = {.tv_sec = deadline_ns / CLOCK_NS_PER_S, .tv_nsec = deadline_ns % CLOCK_NS_PER_S};
-    int rc = 0;
-
-    while (redis->handling > 0 && !redis->interrupted && rc == 0)
-        rc = pthread_cond_timedwait(&redis->changed, &redis->lock, &until);
-}
-
-static void wait_all_left(struct redis *redis)
-{
-    while (redis->handling > 0 || redis->publishers > 0)
-        pthread_cond_wait(&redis->changed, &redis->lock);
-}
-
-static void end_thread(struct redis *redis)
-{
-    if (!redis->has_thread)
-        return;
-    loop_stop(redis->loop);
-    pthread_join(redis->thread, NULL);
-    redis->has_thread = false;
-}
-
-static void redis_stop(struct bus *bus, int64_t grace_ms)
-{
-    struct redis *redis = (struct redis *)bus;
-
-    pthread_mutex_lock(&redis->lock);
-    bool ended = redis->ended;
-    redis->stopping = redis->ended = true;
-    pthread_mutex_unlock(&redis->lock);
-    if (ended)
-        return;
-    run_on_loop(redis, on_quiet);
-    pthread_mutex_lock(&redis->lock);
-    wait_handled(redis, grace_ms);
-    bool late = redis->handling > 0;
-    pthread_mutex_unlock(&redis->lock);
-    if (late)
-        redis_interrupt(bus);
-    pthread_mutex_lock(&redis->lock);
-    wait_all_left(redis);
-    pthread_mutex_unlock(&redis->lock);
-    run_on_loop(redis, on_farewell);
-    pthread_mutex_lock(&redis->lock);
-    while (!redis->said_farewell)
-        pthread_cond_wait(&redis->changed, &redis->lock);
-    pthread_mutex_unlock(&redis->lock);
-    end_thread(redis);
+    redis_run_on_loop(redis, on_start);
 }
 
 /* ---- the end ---- */
@@ -304,7 +154,7 @@ static void redis_destroy(struct bus *bus)
     struct redis *redis = (struct redis *)bus;
 
     if (redis->has_thread)
-        redis_stop(bus, 0);
+        bus_redis_stop(bus, 0);
     for (size_t i = 0; i < redis->reader_count; i++)
         free_reader(redis->readers[i]);
     free(redis->readers);
@@ -329,8 +179,8 @@ static const struct bus_driver driver = {
     .wake = redis_wake,
     .subscribe = redis_subscribe,
     .start = redis_start,
-    .stop = redis_stop,
-    .interrupt = redis_interrupt,
+    .stop = bus_redis_stop,
+    .interrupt = bus_redis_interrupt,
     .destroy = redis_destroy,
 };
 

@@ -1,6 +1,7 @@
 /* What the files of the Redis driver share.
  *
- *   redis.c          life: a loop and a thread of its own, stop
+ *   redis.c          life: a loop and a thread of its own
+ *   redis_stop.c     its end
  *   redis_publish.c  XADD and PUBLISH, waited for
  *   redis_stream.c   one stream of a subscription: what it does next
  *   redis_script.c   the questions a stream asks, as scripts
@@ -60,7 +61,7 @@ struct redis_stream {
     struct loop_timer timer;
     int64_t wait_until_ns; /* nothing before this: a backoff */
     int64_t poll_at_ns;
-    bool woken;
+    bool woken, leaving;
     unsigned failures;
 
     bool grouped;          /* its group is there */
@@ -154,10 +155,21 @@ struct redis {
 };
 
 /* ---- redis.c ---- */
+struct redis_errand {
+    struct loop_message message; /* first */
+    struct redis *redis;
+};
+void redis_run_on_loop(struct redis *redis, loop_message_fn *fn); /* which frees its errand */
+void redis_each_stream(struct redis *redis, void (*fn)(struct redis_stream *stream));
 struct redis_topic *redis_topic_of(struct redis *redis, const struct bus_topic_state *state);
 /* Around jobs on workers; counted so that a stop can wait for them. The loop's thread. */
 bool redis_job_submit(struct redis *redis, struct worker_job *job) MUST_CHECK;
 void redis_job_ended(struct redis *redis);
+
+/* ---- redis_stop.c ---- */
+void bus_redis_stop(struct bus *bus, int64_t grace_ms);
+void bus_redis_interrupt(struct bus *bus);
+void redis_stream_leave(struct redis_stream *stream);
 
 /* ---- redis_publish.c ---- */
 enum status bus_redis_publish(struct bus *bus, struct bus_message *messages, size_t count,

@@ -317,11 +317,9 @@ static void take_answer(struct redis_stream *stream, const struct redis_reply *r
         stream->wait_until_ns = clock_deadline_ms(FAILURE_WAIT_MIN_MS); /* acknowledgements first */
 }
 
-static void on_asked(struct redis_request *request, enum status status, const struct error *error)
+static void take_reply(struct redis_stream *stream, enum status status, const struct error *error)
 {
-    struct redis_stream *stream =
-        (struct redis_stream *)((char *)request - offsetof(struct redis_stream, ask));
-    const struct redis_reply *reply = request->replies[0];
+    const struct redis_reply *reply = stream->ask.replies[0];
 
     if (status == STATUS_IO && stream->count_max > 1)
         stream->count_max /= 2; /* perhaps it was just too much */
@@ -346,6 +344,16 @@ static void on_asked(struct redis_request *request, enum status status, const st
     else
         take_answer(stream, reply);
     redis_stream_step(stream);
+}
+
+static void on_asked(struct redis_request *request, enum status status, const struct error *error)
+{
+    struct redis_stream *stream =
+        (struct redis_stream *)((char *)request - offsetof(struct redis_stream, ask));
+
+    take_reply(stream, status, error);
+    if (stream->leaving)
+        redis_stream_leave(stream);
 }
 
 /* ---- acknowledging ---- */
