@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 from .wait import eventually
@@ -192,6 +193,27 @@ class RedisCluster:
         assert node.ask("cluster", "replicate", own) == "OK"
         eventually(lambda: "master_link_status:up" in node.ask("info", "replication"))
         return node
+
+    def remove(self, node):
+        """Takes a copy away for good."""
+        self.nodes.remove(node)
+        own = node.ask("cluster", "myid")
+        node.kill()
+        for other in self.nodes:
+            other.ask("cluster", "forget", own)
+
+    def move_slot(self, key, source, target):
+        """Hands a key's slot with all its keys to another master, as a resharding does, with time in between to meet ASK."""
+        slot = source.ask("cluster", "keyslot", key)
+        ids = {node: node.ask("cluster", "myid") for node in (source, target)}
+        assert target.ask("cluster", "setslot", slot, "importing", ids[source]) == "OK"
+        assert source.ask("cluster", "setslot", slot, "migrating", ids[target]) == "OK"
+        time.sleep(0.3)
+        while keys := source.ask("cluster", "getkeysinslot", slot, 10).split():
+            source.ask("migrate", "127.0.0.1", target.port, "", 0, 5000, "keys", *keys)
+        time.sleep(0.3)
+        for node in (target, source):
+            assert node.ask("cluster", "setslot", slot, "node", ids[target]) == "OK"
 
     def kill(self):
         for node in self.nodes:

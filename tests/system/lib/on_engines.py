@@ -10,6 +10,7 @@ import json
 import os
 
 from .engines import Engines
+from .wait import eventually
 
 IS_ON = os.environ.get("FRESHET_TEST_ENGINES") == "1"
 
@@ -82,6 +83,24 @@ def send_commands(name, messages):
         sent.get(30)
 
 
+def create_topic(name, partitions):
+    import kafka.admin  # pylint: disable=import-outside-toplevel
+    admin().create_topics([kafka.admin.NewTopic(name, partitions, 1)])
+
+
+def forget_offsets(group, topic_name):
+    """A group without members begins at the beginning again."""
+    import kafka  # pylint: disable=import-outside-toplevel
+    consumer = kafka.KafkaConsumer(bootstrap_servers=engines().kafka.address, api_version=(2, 5, 0), group_id=group,
+                                   enable_auto_commit=False)
+    try:
+        places = [kafka.TopicPartition(topic_name, p) for p in consumer.partitions_for_topic(topic_name)]
+        consumer.assign(places)
+        consumer.commit({place: kafka.OffsetAndMetadata(0, "") for place in places})
+    finally:
+        consumer.close()
+
+
 def consume(topic_name):
     """Every message of a topic: [(partition, offset, key, headers, value)]."""
     import kafka  # pylint: disable=import-outside-toplevel
@@ -89,10 +108,10 @@ def consume(topic_name):
     try:
         partitions = [kafka.TopicPartition(topic_name, p) for p in sorted(consumer.partitions_for_topic(topic_name) or ())]
         consumer.assign(partitions)
-        ends = consumer.end_offsets(partitions) if partitions else {}
+        last = consumer.end_offsets(partitions) if partitions else {}
         consumer.seek_to_beginning()
         found = []
-        while any(consumer.position(p) < end for p, end in ends.items()):
+        while any(consumer.position(p) < end for p, end in last.items()):
             for records in consumer.poll(200).values():
                 found += [(r.partition, r.offset, r.key, dict(r.headers), r.value) for r in records]
         return sorted(found)
@@ -130,6 +149,11 @@ def is_handled(name, group="refdata-apply"):
 
 def has_group(name, group="refdata-apply"):
     return bool(group_offsets(group, topic(name)))
+
+
+def eventually_reads(group, topic_name):
+    """Waits until the group has a place in every partition."""
+    eventually(lambda: len(group_offsets(group, topic_name)) == len(ends(topic_name)))
 
 
 # ---- Redis ----
