@@ -140,6 +140,7 @@ static void nats_destroy(struct bus *bus)
         free_reader(nats->readers[i]);
     free(nats->readers);
     bus_nats_plain_free(nats);
+    natsSubscription_Destroy(nats->guard);
     kvStore_Destroy(nats->leases);
     jsCtx_Destroy(nats->js);
     natsConnection_Destroy(nats->connection);

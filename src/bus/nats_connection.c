@@ -185,6 +185,28 @@ enum status bus_nats_options(struct nats *nats, struct error *error)
 
 /* ---- life ---- */
 
+static void ignore(natsConnection *connection, natsSubscription *subscription, natsMsg *message,
+                   void *closure)
+{
+    (void)connection;
+    (void)subscription;
+    (void)closure;
+    natsMsg_Destroy(message);
+}
+
+/* Acknowledgements come by a subscription of the library's own, whose end it does not tell. This one ends behind it, on
+ * the same thread. */
+static natsStatus open_guard(struct nats *nats)
+{
+    natsInbox *inbox = NULL;
+    natsStatus status = natsInbox_Create(&inbox);
+
+    if (status == NATS_OK)
+        status = bus_nats_listen_to(nats, &nats->guard, inbox, NULL, ignore, nats);
+    natsInbox_Destroy(inbox);
+    return status;
+}
+
 static natsStatus open_jetstream(struct nats *nats)
 {
     jsOptions options;
@@ -207,12 +229,16 @@ bool bus_nats_connect(struct nats *nats)
         log_error("nats_connect_failed", LOG_CSTR("error", natsStatus_GetText(status)));
         return false;
     }
-    if (open_jetstream(nats) != NATS_OK || bus_nats_plain_listen(nats) != NATS_OK) {
+    if (open_jetstream(nats) != NATS_OK || open_guard(nats) != NATS_OK ||
+        bus_nats_plain_listen(nats) != NATS_OK) {
         log_error("nats_connect_failed", LOG_CSTR("error", nats_GetLastError(NULL)));
         return false;
     }
     if (status == NATS_OK)
         set_up(nats, true);
+    else
+        log_warn("nats_unreachable",
+                 LOG_CSTR("servers", nats->config.servers)); /* said once; it goes on trying */
     return status == NATS_OK;
 }
 

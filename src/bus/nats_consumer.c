@@ -45,7 +45,9 @@ static natsStatus add_durable(struct nats_slot *slot, const char *name, const ch
     config.MaxDeliver = -1;
     config.MaxAckPending = ACK_PENDING_MAX;
     config.DeliverPolicy = spec->from == BUS_FROM_START ? js_DeliverAll : js_DeliverNew;
-    if (slot->settled > 0) { /* it was there, and is lost: from where we know it stood */
+    if (slot->reader->ready) /* it was there, and is lost: rather once more than not at all … */
+        config.DeliverPolicy = js_DeliverAll;
+    if (slot->settled > 0) { /* … but for what we know of */
         config.DeliverPolicy = js_DeliverByStartSequence;
         config.OptStartSeq = (uint64_t)slot->settled + 1;
     }
@@ -62,6 +64,8 @@ static bool ensure_durable(struct nats_slot *slot)
     bus_nats_durable(name, reader->consumer.spec.group, slot->partition);
     bus_nats_subject(subject, reader->consumer.topic, slot->partition);
     natsStatus status = js_GetConsumerInfo(&info, nats->js, reader->topic->stream, name, NULL, NULL);
+    if (status == NATS_NOT_FOUND && reader->ready && slot->state == SLOT_AWAY)
+        return true; /* it is lost, and who has the partition knows best where it stood */
     if (status == NATS_NOT_FOUND)
         status = add_durable(slot, name, subject, &info);
     bool good = status == NATS_OK && info->Config->Description &&
@@ -176,25 +180,26 @@ static natsStatus ask_about_stream(struct nats_reader *reader, jsStreamInfo **st
     return js_GetStreamInfo(stream, nats->js, reader->topic->stream, NULL, NULL);
 }
 
-/* Under the lock. Retention was faster than we were, or the stream is not what it was. */
-static void look_for_gap(struct nats_slot *slot, const jsStreamInfo *stream, bool anew)
+/* Under the lock. Retention was faster than we were, or the stream is not what it was. Where a group stands is known here
+ * only while the partition is ours and something of it was settled. */
+static void look_for_gap(struct nats_slot *slot, const jsStreamInfo *stream)
 {
-    int64_t next = next_wanted(slot);
+    bool anew = slot->created_ns && slot->created_ns != stream->Created;
     int64_t first = (int64_t)stream->State.FirstSeq, end = (int64_t)stream->State.LastSeq + 1;
-    bool lost_tail = slot->next_before > end;
-    int64_t to = anew ? 1 : lost_tail ? end : first;
+    bool lost_tail = slot->next_before > end, trimmed = next_wanted(slot) < first;
+    bool known = slot->state != SLOT_AWAY &&
+                 (slot->settled > 0 || slot->count > 0 || slot->reader->consumer.spec.mode == BUS_EVERY);
 
-    if (!anew && !lost_tail && next >= first)
+    slot->created_ns = stream->Created;
+    if (!anew && !(known && (lost_tail || trimmed)))
         return;
-    if (slot->busy || (slot->settled == 0 && slot->reader->consumer.spec.mode == BUS_SHARED))
-        return; /* it is looked at again; or where the group stands is not known here */
     for (size_t i = 0; i < slot->count; i++)
         bus_nats_item_free(&slot->items[i]);
+    slot->gap = known;
+    slot->gap_from = next_wanted(slot);
+    slot->gap_next = anew ? 1 : lost_tail ? end : first;
+    slot->settled = slot->gap_next - 1;
     slot->count = 0;
-    slot->gap = true;
-    slot->gap_from = next;
-    slot->gap_next = to;
-    slot->settled = to - 1;
     slot->reader->doubt = true;
 }
 
@@ -203,12 +208,9 @@ static void look_for_gaps(struct nats_reader *reader, const jsStreamInfo *stream
     struct nats *nats = reader->nats;
 
     pthread_mutex_lock(&nats->lock);
-    bool anew = reader->stream_created_ns && reader->stream_created_ns != stream->Created;
-    if (reader->ready)
-        for (unsigned i = 0; i < reader->consumer.topic->spec.partitions; i++)
-            if (reader->slots[i].state != SLOT_AWAY)
-                look_for_gap(&reader->slots[i], stream, anew);
-    reader->stream_created_ns = stream->Created;
+    for (unsigned i = 0; i < reader->consumer.topic->spec.partitions; i++)
+        if (!reader->slots[i].busy) /* else it is looked at again */
+            look_for_gap(&reader->slots[i], stream);
     bus_nats_reader_wake(reader);
     pthread_mutex_unlock(&nats->lock);
 }
@@ -219,7 +221,6 @@ static void mark_ready(struct nats_reader *reader)
 {
     pthread_mutex_lock(&reader->nats->lock);
     reader->ready = true;
-    reader->doubt = false;
     bus_nats_reader_wake(reader);
     pthread_mutex_unlock(&reader->nats->lock);
 }

@@ -32,6 +32,7 @@ struct nats_topic {
 /* ---- messages that are here and not settled ---- */
 struct nats_item {
     int64_t sequence, created_us;
+    bool again;       /* it was sent before, perhaps to a process that died of it: it is handled alone */
     natsMsg *message; /* NULL: the server has it back (-NAK) and sends it again */
 };
 
@@ -57,6 +58,7 @@ struct nats_slot {
     int64_t due_ns;                /* no sooner */
     int64_t owed;                  /* while SYNCING: sent by the server, and not here */
     int64_t asked, asked_until_ns; /* messages that the open pull request may still bring */
+    int64_t created_ns;            /* the stream's birth; another one: it was made anew, its sequence too */
     int64_t next_before;           /* what it wanted when the stream was last asked about */
     bool gap;                      /* on_gap is to be told: */
     int64_t gap_from, gap_next;
@@ -83,7 +85,6 @@ struct nats_reader {
     struct nats_slot *slots; /* one for each partition */
     unsigned busy, turn;
     bool ready, ready_told, doubt; /* doubt: consumers are to be looked at */
-    int64_t stream_created_ns;     /* another: it was made anew, its sequence too */
     struct nats_member *members;
     size_t member_count;
     natsSubscription *members_inbox;
@@ -126,6 +127,7 @@ struct nats {
     natsOptions *options;
     natsConnection *connection;
     jsCtx *js;
+    natsSubscription *guard;
     kvStore *leases;
     int64_t lease_ns;
     struct metric_series *reconnects;

@@ -72,6 +72,8 @@ static size_t take_batch(struct nats_slot *slot, struct arena *arena, struct bus
     *raw = arena_zalloc(arena, consumer->spec.batch_max * sizeof(**raw));
     while (count < slot->count && count < consumer->spec.batch_max && slot->items[count].message) {
         const struct nats_item *item = &slot->items[count];
+        if (count > 0 && (item->again || slot->items[0].again))
+            break;
         (*raw)[count] = item->message;
         (*messages)[count] = (struct bus_message){
             .topic = consumer->topic->name,

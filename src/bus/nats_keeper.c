@@ -81,7 +81,10 @@ static void keep_slots(struct keeper *keeper, struct nats_reader *reader)
 
     for (unsigned i = 0; i < reader->consumer.topic->spec.partitions; i++) {
         struct nats_slot *slot = &reader->slots[i];
-        if (slot->state == SLOT_SYNCING)
+        pthread_mutex_lock(&nats->lock);
+        bool syncing = slot->state == SLOT_SYNCING;
+        pthread_mutex_unlock(&nats->lock);
+        if (syncing)
             bus_nats_slot_sync(slot);
         else
             bus_nats_slot_pull(slot);
@@ -99,12 +102,19 @@ static void keep_slots(struct keeper *keeper, struct nats_reader *reader)
 
 static void keep_reader(struct keeper *keeper, struct nats_reader *reader)
 {
-    if (reader->doubt && !bus_nats_consumers_ensure(reader)) {
+    struct nats *nats = reader->nats;
+
+    pthread_mutex_lock(&nats->lock);
+    bool doubt = reader->doubt;
+    reader->doubt = false; /* it may be raised again while it is dispelled */
+    pthread_mutex_unlock(&nats->lock);
+    if (doubt && !bus_nats_consumers_ensure(reader)) {
+        pthread_mutex_lock(&nats->lock);
+        reader->doubt = true;
+        pthread_mutex_unlock(&nats->lock);
         on_failure(keeper, "consumers");
         return;
     }
-    if (!reader->ready)
-        return;
     if (reader->consumer.spec.mode == BUS_SHARED)
         bus_nats_leases_keep(reader);
     keep_slots(keeper, reader);

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 
 #include "base/clock.h"
+#include "base/failpoint.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "bus/nats_inside.h"
@@ -172,6 +173,7 @@ static void begin(struct nats_slot *slot, uint64_t revision, int64_t asked_ns)
     slot->give_up = false;
     slot->asked = 0;
     pthread_mutex_unlock(&nats->lock);
+    FAILPOINT("nats.lease_taken");
     log_debug("nats_partition_taken", LOG_CSTR("topic", slot->reader->consumer.spec.topic),
               LOG_CSTR("group", slot->reader->consumer.spec.group), LOG_INT("partition", slot->partition));
 }
@@ -200,6 +202,7 @@ static void release(struct nats_slot *slot)
         return;
     natsConnection_FlushTimeout(slot->reader->nats->connection,
                                 NATS_API_MS / 4); /* what was told is there first */
+    FAILPOINT("nats.before_release");
     if (put(slot, FREE, &revision) == NATS_OK)
         bus_nats_members_say(slot->reader, "free");
 }
@@ -222,14 +225,14 @@ static void keep(struct nats_slot *slot)
     pthread_mutex_lock(&nats->lock);
     bool held = slot->state != SLOT_AWAY, over = asked_ns >= slot->lease_until_ns;
     bool ours = is_ours(slot->reader, slot->partition), stuck = is_stuck(slot);
-    bool due = asked_ns > slot->lease_until_ns - nats->lease_ns / 2;
+    bool due = asked_ns > slot->lease_until_ns - nats->lease_ns / 2, give_up = slot->give_up;
     pthread_mutex_unlock(&nats->lock);
     if (!held) {
         if (ours && take(slot, &revision) == NATS_OK)
             begin(slot, revision, asked_ns);
     } else if (over || stuck) {
         end(slot, false);
-    } else if (!ours || slot->give_up) {
+    } else if (!ours || give_up) {
         release(slot);
     } else if (due) {
         if (put(slot, nats->id, &revision) != NATS_OK)
@@ -246,8 +249,11 @@ void bus_nats_leases_keep(struct nats_reader *reader)
 {
     int64_t now_ns = clock_mono_ns();
 
-    if (now_ns >= reader->say_ns || reader->answer) {
-        reader->answer = false;
+    pthread_mutex_lock(&reader->nats->lock);
+    bool speak = now_ns >= reader->say_ns || reader->answer;
+    reader->answer = false;
+    pthread_mutex_unlock(&reader->nats->lock);
+    if (speak) {
         bus_nats_members_say(reader, "here");
         reader->say_ns = now_ns + MEMBER_MS * CLOCK_NS_PER_MS;
     }
@@ -261,7 +267,10 @@ void bus_nats_leases_release(struct nats_reader *reader, int64_t deadline_ns)
 
     for (unsigned i = 0; i < reader->consumer.topic->spec.partitions; i++) {
         struct nats_slot *slot = &reader->slots[i];
-        if (slot->state != SLOT_AWAY && clock_mono_ns() < deadline_ns && atomic_load(&nats->up))
+        pthread_mutex_lock(&nats->lock);
+        bool held = slot->state != SLOT_AWAY;
+        pthread_mutex_unlock(&nats->lock);
+        if (held && clock_mono_ns() < deadline_ns && atomic_load(&nats->up))
             release(slot);
     }
     if (reader->members_inbox)

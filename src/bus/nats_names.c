@@ -4,8 +4,8 @@
  *   partition 3 of it                     subject "refdata.commands.3"
  *   group "refdata-apply", partition 3    durable "refdata-apply_3"
  *
- * Names of streams and consumers have no dots, so a dot becomes '_'. What a name stands for is in the description
- * there too, so that "a.b" and "a_b" are never taken for each other. */
+ * Names of streams and consumers have no dots, so a dot becomes '_'. A stream's subjects and a consumer's description say
+ * what it really is, so that "a.b" and "a_b" are never taken for each other. */
 #include <stdio.h>
 
 #include "base/memory.h"

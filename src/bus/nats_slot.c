@@ -27,7 +27,7 @@ bool bus_nats_tell(struct nats *nats, natsMsg *message, const char *what)
 
 struct origin {
     struct str consumer;
-    uint64_t sequence, time_ns;
+    uint64_t delivered, sequence, time_ns;
 };
 
 /* $JS.ACK.[domain.account.]stream.consumer.delivered.sequence.consumer-sequence.time.pending[.token] */
@@ -42,8 +42,8 @@ static bool parse_origin(const char *reply, struct origin *origin)
         count++;
     at = count >= 11 ? 4 : 2;
     origin->consumer = tokens[at + 1];
-    return count >= 9 && str_to_u64(tokens[at + 3], &origin->sequence) &&
-           str_to_u64(tokens[at + 5], &origin->time_ns);
+    return count >= 9 && str_to_u64(tokens[at + 2], &origin->delivered) &&
+           str_to_u64(tokens[at + 3], &origin->sequence) && str_to_u64(tokens[at + 5], &origin->time_ns);
 }
 
 static size_t place_of(const struct nats_slot *slot, int64_t sequence)
@@ -72,8 +72,10 @@ static bool insert(struct nats_slot *slot, natsMsg *message, const struct origin
         slot->items = memory_realloc_array(slot->items, slot->capacity, sizeof slot->items[0]);
     }
     memmove(&slot->items[at + 1], &slot->items[at], (slot->count - at) * sizeof slot->items[0]);
-    slot->items[at] = (struct nats_item){
-        .sequence = sequence, .created_us = (int64_t)(origin->time_ns / 1000), .message = message};
+    slot->items[at] = (struct nats_item){.sequence = sequence,
+                                         .created_us = (int64_t)(origin->time_ns / 1000),
+                                         .again = origin->delivered > 1,
+                                         .message = message};
     slot->count++;
     return true;
 }

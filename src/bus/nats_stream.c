@@ -2,8 +2,10 @@
  * made when they are missing, at the start and whenever a connection or an answer raises doubt. One that is there is left
  * as it is, but must be ours and have as many partitions. */
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "base/log.h"
+#include "base/memory.h"
 #include "bus/nats_inside.h"
 
 #define DUPLICATES_NS (INT64_C(120) * 1000000000)
@@ -21,7 +23,7 @@ static int64_t age_ns(const struct bus_topic *spec)
 static natsStatus add_stream(struct nats *nats, const struct bus_topic_state *topic, jsStreamInfo **info,
                              jsErrCode *code)
 {
-    static _Thread_local char subjects[BUS_PARTITIONS_MAX][NATS_NAME_BYTES];
+    char(*subjects)[NATS_NAME_BYTES] = memory_alloc(topic->spec.partitions * sizeof subjects[0]);
     const char *list[BUS_PARTITIONS_MAX];
     const struct bus_topic *spec = &topic->spec;
     jsStreamConfig config;
@@ -43,16 +45,19 @@ static natsStatus add_stream(struct nats *nats, const struct bus_topic_state *to
         config.MaxMsgsPerSubject = spec->keep_messages_hard ? spec->keep_messages_hard
                                    : age_ns(spec)           ? -1
                                                             : spec->keep_messages;
-    return js_AddStream(info, nats->js, &config, NULL, code);
+    natsStatus status = js_AddStream(info, nats->js, &config, NULL, code);
+    free(subjects);
+    return status;
 }
 
 /* "" = it is as it should be */
 static void find_problem(const struct bus_topic_state *topic, const jsStreamInfo *info, char *out, size_t len)
 {
-    const char *meant = info->Config->Description;
+    char subject[NATS_NAME_BYTES];
 
     out[0] = '\0';
-    if (!meant || strcmp(meant, topic->spec.name) != 0)
+    bus_nats_subject(subject, topic, 0);
+    if (info->Config->SubjectsLen < 1 || strcmp(info->Config->Subjects[0], subject) != 0)
         snprintf(out, len, "stream %s of NATS is not topic %s's", info->Config->Name, topic->spec.name);
     else if (info->Config->SubjectsLen != (int)topic->spec.partitions)
         snprintf(out, len, "topic %s has %d partitions in NATS, not %u", topic->spec.name,
