@@ -3,30 +3,44 @@
 
 #include <stdio.h>
 
+#include "base/arena.h"
+#include "bus/bus_kafka.h"
 #include "bus/bus_postgres.h"
+#include "bus/bus_redis.h"
 #include "modules/refdata/flow.h"
 
 enum {
-    OWN_CONNECTIONS = 3, /* of the bus: publishing, upkeep, invalidations */
+    OWN_CONNECTIONS = 3, /* of the embedded bus: publishing, upkeep, invalidations */
     INVALIDATION_PARTITIONS = 4,
 };
 
 /* What was not handled yet outlives everything but this. */
 #define KEEP_HARD_MS (INT64_C(7) * 24 * 3600 * 1000)
 
+/* ---- PostgreSQL ---- */
+
+/* The topics it carries: those that no engine does. */
+static size_t list_topics(const struct kernel_bus_settings *settings, struct bus_topic topics[2])
+{
+    size_t count = 0;
+    if (settings->commands == KERNEL_POSTGRES)
+        topics[count++] = (struct bus_topic){.name = REFDATA_COMMANDS,
+                                             .partitions = (unsigned)settings->partitions,
+                                             .keep_ms = settings->keep_ms,
+                                             .keep_ms_hard = KEEP_HARD_MS};
+    if (settings->invalidations == KERNEL_POSTGRES)
+        topics[count++] = (struct bus_topic){.name = REFDATA_INVALIDATIONS,
+                                             .partitions = INVALIDATION_PARTITIONS,
+                                             .keep_ms = settings->keep_ms,
+                                             .keep_ms_hard = settings->keep_ms};
+    return count;
+}
+
 static enum status open_postgres(struct refdata_flow *flow, struct bus **bus, struct error *error)
 {
     const struct kernel_bus_settings *settings = kernel_bus(flow->refdata->kernel);
-    const struct bus_topic topics[] = {
-        {.name = REFDATA_COMMANDS,
-         .partitions = (unsigned)settings->partitions,
-         .keep_ms = settings->keep_ms,
-         .keep_ms_hard = KEEP_HARD_MS},
-        {.name = REFDATA_INVALIDATIONS,
-         .partitions = INVALIDATION_PARTITIONS,
-         .keep_ms = settings->keep_ms,
-         .keep_ms_hard = settings->keep_ms},
-    };
+    struct bus_topic topics[2];
+    size_t topic_count = list_topics(settings, topics);
     struct db_target target = flow->database->target;
     target.connections_max = (unsigned)settings->handlers + OWN_CONNECTIONS;
     return bus_postgres_create(
@@ -35,7 +49,7 @@ static enum status open_postgres(struct refdata_flow *flow, struct bus **bus, st
             .workers = flow->workers,
             .target = &target,
             .topics = topics,
-            .topic_count = sizeof topics / sizeof topics[0],
+            .topic_count = topic_count,
             .poll_ms = settings->poll_ms,
             .keep_dead_ms = settings->keep_dead_ms,
             .message_bytes_max = REFDATA_MESSAGE_BYTES_MAX,
@@ -43,15 +57,161 @@ static enum status open_postgres(struct refdata_flow *flow, struct bus **bus, st
         bus, error);
 }
 
+/* ---- engines ---- */
+
+static const char *text_or_none(struct str text)
+{
+    return text.len ? text.ptr : NULL;
+}
+
+static const char *join(const struct setting_strings *list, struct arena *arena)
+{
+    struct str text = STR("");
+    for (size_t i = 0; i < list->count; i++)
+        text = arena_printf(arena, "%.*s%s%.*s", STR_ARG(text), i ? "," : "", STR_ARG(list->items[i]));
+    return text.ptr;
+}
+
+static struct bus_kafka_security kafka_security(const struct kernel_kafka *kafka)
+{
+    return (struct bus_kafka_security){
+        .tls = kafka->tls.enabled,
+        .ca_file = text_or_none(kafka->tls.ca_file),
+        .certificate_file = text_or_none(kafka->tls.certificate_file),
+        .key_file = text_or_none(kafka->tls.key_file),
+        .username = text_or_none(kafka->sasl.username),
+        .password = kernel_login_password(&kafka->sasl),
+        .mechanism = kernel_sasl_mechanisms[kafka->mechanism],
+    };
+}
+
+static enum status open_kafka(struct refdata_flow *flow, struct bus **bus, struct error *error)
+{
+    const struct kernel_kafka *kafka = kernel_kafka(flow->refdata->kernel);
+    const struct refdata_kafka_settings *settings = &flow->refdata->first->kafka;
+    const struct bus_topic topic = {.name = settings->commands_topic.ptr,
+                                    .partitions = (unsigned)settings->partitions,
+                                    .keep_ms = settings->keep_ms};
+    struct db_target target = flow->database->target;
+    struct arena arena;
+    target.connections_max = (unsigned)settings->handlers;
+    arena_init(&arena, 1024);
+    enum status status = bus_kafka_create(
+        &(struct bus_kafka_config){
+            .loop = flow->refdata->home,
+            .workers = flow->workers,
+            .brokers = join(&kafka->brokers, &arena),
+            .client_id = kafka->client_id.ptr,
+            .security = kafka_security(kafka),
+            .target = &target,
+            .topics = &topic,
+            .topic_count = 1,
+            .replication = (unsigned)kafka->replication,
+            .session_ms = kafka->session_timeout_ms,
+            .keep_dead_ms = kernel_bus(flow->refdata->kernel)->keep_dead_ms,
+            .message_bytes_max = (size_t)kafka->message_bytes_max,
+        },
+        bus, error);
+    arena_deinit(&arena);
+    return status;
+}
+
+static struct bus_redis_security redis_security(const struct kernel_redis *redis)
+{
+    return (struct bus_redis_security){
+        .tls = redis->tls.enabled,
+        .ca_file = text_or_none(redis->tls.ca_file),
+        .certificate_file = text_or_none(redis->tls.certificate_file),
+        .key_file = text_or_none(redis->tls.key_file),
+        .username = text_or_none(redis->login.username),
+        .password = kernel_login_password(&redis->login),
+    };
+}
+
+/* One stream, with the seed's own name: every pod reads all of it anyway. */
+static enum status open_redis(struct refdata_flow *flow, struct bus **bus, struct error *error)
+{
+    const struct refdata *refdata = flow->refdata;
+    const struct kernel_redis *redis = kernel_redis(refdata->kernel);
+    const struct refdata_redis_settings *settings = &refdata->first->redis;
+    const struct setting_strings *nodes = refdata_settings_redis_nodes(refdata->first, redis);
+    const struct bus_topic topic = {.name = REFDATA_INVALIDATIONS,
+                                    .partitions = 1,
+                                    .keep_ms = settings->keep_ms,
+                                    .keep_messages_hard = settings->keep_messages};
+    const struct bus_redis_names names = {REFDATA_INVALIDATIONS, settings->stream.ptr, settings->channel.ptr};
+    struct arena arena;
+    arena_init(&arena, 1024);
+    const char **addresses = arena_alloc(&arena, nodes->count * sizeof *addresses);
+    for (size_t i = 0; i < nodes->count; i++)
+        addresses[i] = nodes->items[i].ptr;
+    enum status status = bus_redis_create(
+        &(struct bus_redis_config){
+            .loop = refdata->home,
+            .workers = flow->workers,
+            .nodes = addresses,
+            .node_count = nodes->count,
+            .cluster = refdata_settings_redis_mode(refdata->first, redis) == KERNEL_REDIS_CLUSTER,
+            .security = redis_security(redis),
+            .pod = refdata->pod_id,
+            .topics = &topic,
+            .topic_count = 1,
+            .names = &names,
+            .name_count = 1,
+            .keep_dead_ms = kernel_bus(refdata->kernel)->keep_dead_ms,
+        },
+        bus, error);
+    arena_deinit(&arena);
+    return status;
+}
+
+/* ---- both ---- */
+
+/* The first database of the file has the names as they are, whatever a reload puts before it; others have theirs behind. */
+static void name_groups(struct refdata_flow *flow)
+{
+    const struct refdata_settings *settings = flow->refdata->first;
+    const struct kernel_postgres *blocks = settings->postgres.items;
+    const struct kernel_bus_settings *bus = kernel_bus(flow->refdata->kernel);
+    struct refdata_buses *buses = &flow->buses;
+    bool is_first = str_eq(flow->database->name, blocks[0].name);
+    const char *name = flow->database->name.ptr;
+    buses->shared = bus->commands != KERNEL_POSTGRES;
+    buses->buries = !buses->shared || is_first;
+    bool alone = is_first || bus->commands == KERNEL_POSTGRES;
+    snprintf(buses->apply_group, sizeof buses->apply_group, "%s%s%s", REFDATA_APPLY_GROUP, alone ? "" : ".",
+             alone ? "" : name);
+    alone = is_first || bus->invalidations == KERNEL_POSTGRES;
+    snprintf(buses->pods_group, sizeof buses->pods_group, "%.*s%s%s", STR_ARG(settings->redis.group),
+             alone ? "" : ".", alone ? "" : name);
+}
+
+static enum status open_invalidations(struct refdata_flow *flow, struct error *error)
+{
+    const struct kernel_bus_settings *settings = kernel_bus(flow->refdata->kernel);
+    struct refdata_buses *buses = &flow->buses;
+    if (settings->invalidations == KERNEL_REDIS)
+        return open_redis(flow, &buses->invalidations, error);
+    if (settings->commands == KERNEL_KAFKA)
+        return open_postgres(flow, &buses->invalidations, error);
+    buses->invalidations = buses->commands;
+    return STATUS_OK;
+}
+
 enum status refdata_buses_open(struct refdata_flow *flow, struct error *error)
 {
+    const struct refdata_kafka_settings *kafka = &flow->refdata->first->kafka;
     struct refdata_buses *buses = &flow->buses;
-    buses->commands_topic = REFDATA_COMMANDS;
-    buses->buries = true;
-    snprintf(buses->apply_group, sizeof buses->apply_group, "%s", REFDATA_APPLY_GROUP);
-    snprintf(buses->pods_group, sizeof buses->pods_group, "%s", REFDATA_PODS_GROUP);
-    enum status status = open_postgres(flow, &buses->commands, error);
-    buses->invalidations = buses->commands;
+    bool by_kafka = kernel_bus(flow->refdata->kernel)->commands == KERNEL_KAFKA;
+    buses->commands_topic = by_kafka ? kafka->commands_topic.ptr : REFDATA_COMMANDS;
+    buses->parallel = by_kafka ? (unsigned)kafka->handlers : 0;
+    name_groups(flow);
+    enum status status =
+        by_kafka ? open_kafka(flow, &buses->commands, error) : open_postgres(flow, &buses->commands, error);
+    if (status == STATUS_OK)
+        status = open_invalidations(flow, error);
+    if (status != STATUS_OK)
+        refdata_buses_close(buses);
     return status;
 }
 
@@ -87,4 +247,20 @@ void refdata_buses_close(struct refdata_buses *buses)
         bus_destroy(buses->invalidations);
     bus_destroy(buses->commands);
     *buses = (struct refdata_buses){0};
+}
+
+/* ---- health ---- */
+
+void refdata_buses_health(const struct refdata *refdata, const struct refdata_database *database,
+                          struct health *health)
+{
+    const struct kernel_bus_settings *settings = kernel_bus(refdata->kernel);
+    const struct refdata_flow *flow = refdata_flow_of(database);
+    struct str detail = flow ? STR_NONE : STR("waiting for PostgreSQL");
+    if (settings->commands == KERNEL_KAFKA)
+        health_component(health, "kafka", database->name, flow && bus_kafka_is_up(flow->buses.commands),
+                         detail);
+    if (settings->invalidations == KERNEL_REDIS)
+        health_component(health, "redis", database->name, flow && bus_redis_is_up(flow->buses.invalidations),
+                         detail);
 }

@@ -8,6 +8,9 @@
 
 #include "bus/bus.h"
 
+struct health;
+struct refdata;
+struct refdata_database;
 struct refdata_flow;
 
 /* As they are called in PostgreSQL, and elsewhere unless the file says otherwise. */
@@ -20,8 +23,9 @@ struct refdata_flow;
 struct refdata_buses {
     struct bus *commands, *invalidations; /* NULL until opened */
     const char *commands_topic;
-    bool shared; /* with the flows of other databases: commands_topic may have what is theirs */
-    bool buries; /* commands that are nobody's: one flow does */
+    unsigned parallel; /* bus_subscription's, of apply */
+    bool shared;       /* with the flows of other databases: commands_topic may have what is theirs */
+    bool buries;       /* commands that are nobody's: one flow does */
     char apply_group[REFDATA_GROUP_BYTES], pods_group[REFDATA_GROUP_BYTES];
 };
 
@@ -31,5 +35,8 @@ void refdata_buses_start(struct refdata_buses *buses);
 void refdata_buses_stop(struct refdata_buses *buses, int64_t grace_ms); /* as bus_stop() */
 void refdata_buses_interrupt(struct refdata_buses *buses);              /* as bus_interrupt() */
 void refdata_buses_close(struct refdata_buses *buses);
+/* On any loop: the engines of a database's flow, where there are any. */
+void refdata_buses_health(const struct refdata *refdata, const struct refdata_database *database,
+                          struct health *health);
 
 #endif

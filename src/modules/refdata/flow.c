@@ -43,6 +43,14 @@ static void make_parts(struct refdata_flow *flow)
         flow->commands = refdata_commands_create(flow);
     if (refdata_has_role(refdata, "command"))
         flow->committer = refdata_committer_create(flow);
+    if (refdata_has_role(refdata, "adapter"))
+        flow->adapter = refdata_adapter_create(flow);
+}
+
+static unsigned handlers_of(const struct refdata *refdata)
+{
+    const struct kernel_bus_settings *bus = kernel_bus(refdata->kernel);
+    return (unsigned)(bus->commands == KERNEL_KAFKA ? refdata->first->kafka.handlers : bus->handlers);
 }
 
 static void start(struct refdata_flow *flow)
@@ -50,8 +58,7 @@ static void start(struct refdata_flow *flow)
     struct refdata *refdata = flow->refdata;
     struct error error = {0};
     flow->started = true;
-    flow->workers =
-        worker_pool_create("flow", (unsigned)kernel_bus(refdata->kernel)->handlers + OWN_THREADS, SIZE_MAX);
+    flow->workers = worker_pool_create("flow", handlers_of(refdata) + OWN_THREADS, SIZE_MAX);
     if (refdata_buses_open(flow, &error) != STATUS_OK) { /* the sweep is left, and what is in memory */
         log_error("flow_not_started", LOG_STR("database", flow->database->name), LOG_ERROR_FIELDS(&error));
         worker_pool_stop(flow->workers);
@@ -66,6 +73,8 @@ static void start(struct refdata_flow *flow)
         refdata_apply_start(flow->apply);
     if (flow->relay)
         refdata_relay_start(flow->relay);
+    if (flow->adapter)
+        refdata_adapter_start(flow->adapter);
     atomic_store(&flow->database->flow, flow);
 }
 
@@ -161,6 +170,8 @@ static void wait_for_loops(struct refdata *refdata)
 /* Who takes in goes first, who is told goes last. */
 static void stop_flow(struct refdata_flow *flow)
 {
+    if (flow->adapter)
+        refdata_adapter_stop(flow->adapter);
     if (flow->committer)
         refdata_committer_stop(flow->committer);
     if (flow->commands)
@@ -177,6 +188,8 @@ static void stop_flow(struct refdata_flow *flow)
 static void destroy_flow(struct refdata_flow *flow)
 {
     if (flow->buses.commands) {
+        if (flow->adapter)
+            refdata_adapter_destroy(flow->adapter);
         if (flow->committer)
             refdata_committer_destroy(flow->committer);
         if (flow->commands)
@@ -210,6 +223,8 @@ static void on_grace_over(struct loop_timer *timer)
         db_pool_interrupt(flow->database->pool);
         if (flow->buses.commands)
             refdata_buses_interrupt(&flow->buses);
+        if (flow->adapter)
+            refdata_adapter_interrupt(flow->adapter);
     }
 }
 

@@ -31,9 +31,10 @@ struct refdata_flow {
     struct refdata_commands
         *commands; /* commands.h: NULL where PostgreSQL carries them, or none is accepted */
     struct refdata_committer *committer; /* command/: makes commits of POSTs */
-    struct refdata_news *news;   /* command/: who waits for a decision, and notices between processes */
-    struct refdata_apply *apply; /* apply/ */
-    struct refdata_relay *relay; /* relay/ */
+    struct refdata_news *news;       /* command/: who waits for a decision, and notices between processes */
+    struct refdata_apply *apply;     /* apply/ */
+    struct refdata_relay *relay;     /* relay/ */
+    struct refdata_adapter *adapter; /* adapter/ */
     struct refdata_invalidations *invalidations; /* query/: the pod's ear */
 };
 
@@ -76,6 +77,14 @@ struct refdata_apply *refdata_apply_create(struct refdata_flow *flow); /* subscr
 void refdata_apply_start(struct refdata_apply *apply);                 /* the bus runs: expiry, retention */
 void refdata_apply_stop(struct refdata_apply *apply);
 void refdata_apply_destroy(struct refdata_apply *apply);
+
+struct refdata_adapter *refdata_adapter_create(struct refdata_flow *flow);
+void refdata_adapter_start(struct refdata_adapter *adapter); /* home loop; commands can be taken */
+void refdata_adapter_stop(struct refdata_adapter *adapter);
+void refdata_adapter_interrupt(struct refdata_adapter *adapter); /* as bus_interrupt() */
+void refdata_adapter_destroy(struct refdata_adapter *adapter);
+bool refdata_adapter_reads(const struct refdata_adapter *adapter); /* any loop: has it a source here? */
+bool refdata_adapter_is_up(const struct refdata_adapter *adapter); /* any loop: does its Kafka answer? */
 
 struct refdata_relay *refdata_relay_create(struct refdata_flow *flow);
 void refdata_relay_start(struct refdata_relay *relay); /* home loop; the bus runs */

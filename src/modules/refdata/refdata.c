@@ -2,9 +2,12 @@
 #include "modules/refdata/refdata.h"
 
 #include <semaphore.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "base/clock.h"
+#include "base/hash.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "modules/refdata/adapter/source.h"
@@ -13,7 +16,10 @@
 #include "modules/refdata/query/query.h"
 #include "modules/refdata/query/reading.h"
 
-enum { PREPARE_MS = 1000 }; /* of a reload, for a database that is new */
+enum {
+    PREPARE_MS = 1000, /* of a reload, for a database that is new */
+    HOST_BYTES = 48,
+};
 
 #define DICTIONARY "/v1/tenants/{tenantId}/dictionaries/{dictCode}"
 
@@ -128,6 +134,26 @@ void refdata_home_call(struct refdata *refdata, void (*fn)(struct refdata *refda
     sem_destroy(&call.done);
 }
 
+/* A name of one's own among all that run at once: what a restarted container shares with the one before it is not enough. */
+static void name_pod(struct refdata *refdata)
+{
+    char host[HOST_BYTES] = "";
+    const char *from_environment = getenv("HOSTNAME");
+    if (refdata->first->pod_id.len) {
+        snprintf(refdata->pod_id, sizeof refdata->pod_id, "%s", refdata->first->pod_id.ptr);
+        return;
+    }
+    if (from_environment && *from_environment)
+        snprintf(host, sizeof host, "%s", from_environment);
+    else
+        (void)!gethostname(host, sizeof host - 1);
+    for (char *c = host; *c; c++)
+        if (!str_is_name(str_of(c, 1)))
+            *c = '-';
+    snprintf(refdata->pod_id, sizeof refdata->pod_id, "%s-%08x", *host ? host : "pod",
+             (unsigned)random_u64());
+}
+
 static enum status start(struct kernel *kernel, const void *section, void **state, struct error *error)
 {
     const struct refdata_settings *settings = section;
@@ -139,6 +165,8 @@ static enum status start(struct kernel *kernel, const void *section, void **stat
     refdata->kernel = kernel;
     refdata->loops = kernel_loops(kernel);
     refdata->home = loop_group_loop(refdata->loops, 0);
+    refdata->first = settings;
+    name_pod(refdata);
     refdata->full_loads.last = &refdata->full_loads.first;
     refdata->delta_loads.last = &refdata->delta_loads.first;
     refdata->own = refdata_table_create(64);
@@ -280,6 +308,35 @@ static bool can_write(const struct refdata_catalog *catalog)
     return false;
 }
 
+/* Some source of it can be read and written from, or there is none to wait for. */
+static bool can_adapt(const struct refdata *refdata, const struct refdata_catalog *catalog)
+{
+    if (refdata->first->adapter.sources.count == 0)
+        return can_write(catalog);
+    for (size_t i = 0; i < catalog->database_count; i++) {
+        const struct refdata_flow *flow = refdata_flow_of(catalog->databases[i]);
+        if (flow && flow->adapter && refdata_adapter_reads(flow->adapter) &&
+            refdata_adapter_is_up(flow->adapter) && is_reachable(catalog->databases[i]))
+            return true;
+    }
+    return false;
+}
+
+static void adapter_health(const struct refdata *refdata, const struct refdata_catalog *catalog,
+                           struct health *health)
+{
+    bool up = can_adapt(refdata, catalog), answers = true;
+    if (!refdata_has_role(refdata, "adapter"))
+        return;
+    health_role(health, "adapter", up, up ? STR_NONE : STR("waiting for PostgreSQL or Kafka"));
+    for (size_t i = 0; i < catalog->database_count; i++) {
+        const struct refdata_flow *flow = refdata_flow_of(catalog->databases[i]);
+        answers &= !flow || !flow->adapter || refdata_adapter_is_up(flow->adapter);
+    }
+    if (refdata->first->adapter.sources.count)
+        health_component(health, "kafka", STR("adapter"), answers, STR_NONE);
+}
+
 /* On any loop: atomics only. */
 static void health(void *state, struct health *health)
 {
@@ -295,9 +352,11 @@ static void health(void *state, struct health *health)
         if (refdata_has_role(refdata, *role))
             health_role(health, *role, can_write(catalog),
                         can_write(catalog) ? STR_NONE : STR("waiting for PostgreSQL"));
+    adapter_health(refdata, catalog, health);
     for (size_t i = 0; i < catalog->database_count; i++) {
         const struct refdata_database *database = catalog->databases[i];
         health_component(health, "postgres", database->name, is_reachable(database), STR_NONE);
+        refdata_buses_health(refdata, database, health);
     }
     for (size_t i = 0; i < catalog->dictionary_count; i++) {
         bool disabled = atomic_load(&catalog->dictionaries[i]->state) == REFDATA_DISABLED;
@@ -309,7 +368,7 @@ static void health(void *state, struct health *health)
 
 const struct module refdata_module = {
     .name = "refdata",
-    .roles = (const char *const[]){"command", "apply", "relay", "query", NULL},
+    .roles = (const char *const[]){"command", "adapter", "apply", "relay", "query", NULL},
     .section = &refdata_section,
     .routes = (const struct module_routes[]){{"command", refdata_command_routes},
                                              {"query", refdata_query_routes},

@@ -19,6 +19,8 @@ struct refdata {
     struct kernel *kernel;
     struct loop_group *loops;
     struct loop *home;
+    const struct refdata_settings *first; /* as they were at the start, for what a reload cannot change */
+    char pod_id[65];
     _Atomic(struct refdata_catalog *) catalog;
     pthread_mutex_t catalog_lock; /* swapping it, and holding it: refdata_catalog_hold() */
     _Atomic(struct refdata_table *) table;

@@ -267,6 +267,7 @@ struct refdata_apply *refdata_apply_create(struct refdata_flow *flow)
                                                   .from = BUS_FROM_START,
                                                   .backoff_min_ms = BACKOFF_MIN_MS,
                                                   .batch_max = (unsigned)catalog->updates.batch_max,
+                                                  .parallel = flow->buses.parallel,
                                                   .context = apply,
                                                   .handler = refdata_handler_run,
                                                   .on_committed = refdata_handler_committed,

@@ -191,6 +191,7 @@ struct refdata_invalidations *refdata_invalidations_create(struct refdata_flow *
         .mode = BUS_EVERY,
         .from = BUS_FROM_NOW,
         .batch_max = 1000,
+        .hints = true,
         .context = invalidations,
         .handler = on_batch,
         .on_gap = on_gap,
