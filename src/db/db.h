@@ -202,7 +202,8 @@ enum status db_pipeline_add(struct db_conn *conn, const struct db_statement *sta
 enum status db_pipeline_end(struct db_conn *conn, int64_t deadline_ns, struct db_result **results,
                             size_t count, size_t *failed_at, struct error *error) MUST_CHECK;
 /* Instead of an end: what was added goes out with the connection's next pipeline, in that one's round trip. Its failure
- * is the next one's, whose results and places are counted from its own begin. Only a pipeline or a rollback may follow.
+ * is the next one's, whose results and places are counted from its own begin. Only a pipeline, a commit or a rollback may
+ * follow.
  * `results` (NULL = not wanted) must live until then: that end fills in `count` of them, or NULLs. */
 void db_pipeline_leave(struct db_conn *conn, struct db_result **results, size_t count);
 /* A notice as the last statement of a pipeline, behind its COMMIT: in a transaction of its own that waits for no disk, so

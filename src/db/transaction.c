@@ -36,12 +36,26 @@ enum status db_transaction_timeout(struct db_conn *conn, int64_t timeout_ms, int
     return db_conn_command(conn, sql, deadline_ns, error);
 }
 
+/* Behind what was left: if any of it fails, the server skips the COMMIT. */
+static enum status commit_left(struct db_conn *conn, int64_t deadline_ns, struct error *error)
+{
+    struct db_statement commit;
+
+    db_statement_init(&commit, "COMMIT", 0, NULL);
+    enum status status = db_pipeline_begin(conn, error);
+    if (status == STATUS_OK)
+        status = db_pipeline_add(conn, &commit, NULL, error);
+    return status == STATUS_OK ? db_pipeline_end(conn, deadline_ns, NULL, 0, NULL, error) : status;
+}
+
 enum status db_commit(struct db_conn *conn, int64_t deadline_ns, struct error *error)
 {
     enum status status = db_conn_check(conn, error);
 
     if (status != STATUS_OK)
         return status;
+    if (conn->in_pipeline && conn->pipeline_left)
+        return commit_left(conn, deadline_ns, error);
     /* COMMIT of a failed transaction "succeeds" by rolling back: never report that as done. */
     if (PQtransactionStatus(conn->pg) != PQTRANS_INTRANS) {
         db_rollback(conn);
