@@ -102,24 +102,37 @@ static bool subscribe(struct kafka_reader *reader)
 
 /* ---- close ---- */
 
-/* In order: the last commit, leaving the group so that others need not wait for the session to end, and the handle. Nobody
- * waits for a broker that is gone. */
-static void close_consumer(struct kafka_reader *reader)
+/* Leaves the group, so that others need not wait for the session to end. What librdkafka wants of us on the way out has to
+ * be given in any case: without it the handle would never end. */
+static void leave_group(struct kafka_reader *reader)
 {
     struct kafka *kafka = reader->kafka;
     int64_t limit_ns = clock_deadline_ms(CLOSE_MS);
-
-    bus_kafka_group_leave(reader, 0);
     rd_kafka_error_t *error = rd_kafka_consumer_close_queue(reader->rk, reader->queue);
-    while (!error && !rd_kafka_consumer_closed(reader->rk) && clock_mono_ns() < limit_ns &&
-           atomic_load(&kafka->up) && !atomic_load(&kafka->interrupted)) {
+
+    if (error) {
+        rd_kafka_error_destroy(error);
+        return;
+    }
+    while (!rd_kafka_consumer_closed(reader->rk) && clock_mono_ns() < limit_ns && atomic_load(&kafka->up) &&
+           !atomic_load(&kafka->interrupted)) {
         rd_kafka_message_t *message = rd_kafka_consumer_poll(reader->rk, 20);
         if (message)
             rd_kafka_message_destroy(message);
     }
-    if (error)
-        rd_kafka_error_destroy(error);
+    if (!rd_kafka_consumer_closed(reader->rk))
+        rd_kafka_assign(reader->rk, NULL);
+}
+
+/* In order: the last commit, the group, the handle. Nobody waits for a broker that is gone. */
+static void close_consumer(struct kafka_reader *reader)
+{
+    bus_kafka_group_leave(reader, reader->kafka->config.handler_ms);
+    if (atomic_load(&reader->kafka->up) && bus_kafka_reader_is_shared(reader))
+        leave_group(reader);
     pthread_mutex_lock(&reader->lock);
+    while (reader->running > 0) /* they hold messages of this handle */
+        bus_kafka_wait_ms(&reader->idle, &reader->lock, POLL_MS);
     rd_kafka_queue_t *queue = reader->queue;
     rd_kafka_t *rk = reader->rk;
     reader->queue = NULL;
