@@ -164,6 +164,7 @@ static void redis_destroy(struct bus *bus)
         redis_cluster_deinit(&redis->cluster);
         loop_destroy(redis->loop);
     }
+    free(redis->cluster.seeds);
     redis_access_deinit(&redis->access);
     free_topics(redis);
     db_pool_destroy(redis->pool);

@@ -1,6 +1,7 @@
 /* Requests between callers and nodes: routing, redirects, time limits. The map of slots is in redis_map.c. */
 #include "bus/redis_cluster.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/clock.h"
@@ -110,6 +111,7 @@ static void lose(struct redis_node *node, enum status status, const struct error
     if (!lost)
         return;
     node->failures++;
+    snprintf(node->reason, sizeof node->reason, "%s", error->message);
     node->shunned_until_ns = clock_deadline_ms(shun_ms(node));
     if (!cluster->closing && node->failures > 1)
         log_down(node, error);
@@ -170,7 +172,9 @@ static void send_to(struct redis_node *node, struct redis_request *request)
     struct error error;
 
     if (node->shunned_until_ns > clock_mono_ns()) {
-        finish_failed(request, STATUS_DB_DOWN, "the node could not be reached a moment ago");
+        error_set(&error, STATUS_DB_DOWN, "%s:%u was away a moment ago: %s", node->address.host,
+                  (unsigned)node->address.port, node->reason);
+        finish(request, STATUS_DB_DOWN, &error);
         return;
     }
     request->next = NULL;
@@ -364,6 +368,5 @@ void redis_cluster_deinit(struct redis_cluster *cluster)
         free(cluster->nodes[i]);
     }
     free(cluster->nodes);
-    free(cluster->seeds);
     redis_request_deinit(&cluster->refresh);
 }

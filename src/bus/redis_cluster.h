@@ -54,6 +54,7 @@ struct redis_node {
     int64_t shunned_until_ns;
     unsigned failures; /* in a row */
     bool is_down;      /* and the log has said so */
+    char reason[200];  /* of the last one */
 };
 
 struct redis_cluster {
@@ -61,7 +62,7 @@ struct redis_cluster {
     const struct redis_access *access;
     bool single;
     int64_t connect_ms, answer_ms;
-    struct redis_address *seeds;
+    struct redis_address *seeds; /* whoever gave them frees them */
     size_t seed_count;
     struct redis_node **nodes; /* never freed before the end: an unused one gets another address */
     size_t node_count;

@@ -74,6 +74,8 @@ void redis_stream_leave(struct redis_stream *stream)
 /* One that is being read may get a lease by the answer: then it leaves when that has come. */
 static void take_leave(struct redis_stream *stream)
 {
+    if (!stream->grouped)
+        return;
     stream->reader->redis->farewells++;
     stream->leaving = true;
     if (!stream->ask.busy)

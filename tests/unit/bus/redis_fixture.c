@@ -34,7 +34,7 @@ static void die(const char *what)
     exit(1);
 }
 
-static unsigned free_port(void)
+unsigned redis_fixture_free_port(void)
 {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t len = sizeof address;
@@ -110,6 +110,18 @@ void redis_fixture_ask_all(const char *command)
     }
 }
 
+void redis_fixture_first_key(unsigned node, unsigned slot, char *key, size_t size)
+{
+    char command[64];
+
+    snprintf(command, sizeof command, "CLUSTER GETKEYSINSLOT %u 1", slot);
+    redisReply *reply = ask(node, command);
+    bool there = reply && reply->type == REDIS_REPLY_ARRAY && reply->elements == 1;
+    snprintf(key, size, "%s", there ? reply->element[0]->str : "");
+    if (reply)
+        freeReplyObject(reply);
+}
+
 unsigned redis_fixture_owner(const char *key)
 {
     redisReply *reply = NULL;
@@ -132,9 +144,10 @@ unsigned redis_fixture_owner(const char *key)
 static void run_server(unsigned node)
 {
     char port[8], bus_port[8], directory[96], log[128];
-    const char *arguments[OPTIONS_MAX] = {"redis-server", "--port", port, "--bind", "127.0.0.1",
-                                          "--dir", directory, "--logfile", log, "--appendonly", "yes",
-                                          "--appendfsync", "always", "--save", "", "--loglevel", "notice"};
+    const char *arguments[OPTIONS_MAX] = {
+        "redis-server", "--port",    port, "--bind",       "127.0.0.1", "--dir",
+        directory,      "--logfile", log,  "--appendonly", "yes",       "--appendfsync",
+        "always",       "--save",    "",   "--loglevel",   "notice"};
     unsigned count = 17;
 
     snprintf(port, sizeof port, "%u", fixture.ports[node]);
@@ -142,10 +155,15 @@ static void run_server(unsigned node)
     snprintf(directory, sizeof directory, "%s/%u", fixture.directory, node);
     snprintf(log, sizeof log, "%s/log", directory);
     if (fixture.masters > 0) {
-        const char *more[] = {"--cluster-enabled",      "yes",  "--cluster-port",
-                              bus_port,                 "--cluster-node-timeout",
-                              "1000",                   "--cluster-replica-validity-factor",
-                              "0",                      "--repl-diskless-sync-delay",
+        const char *more[] = {"--cluster-enabled",
+                              "yes",
+                              "--cluster-port",
+                              bus_port,
+                              "--cluster-node-timeout",
+                              "1000",
+                              "--cluster-replica-validity-factor",
+                              "0",
+                              "--repl-diskless-sync-delay",
                               "0"};
         for (size_t i = 0; i < sizeof more / sizeof more[0]; i++)
             arguments[count++] = more[i];
@@ -280,8 +298,8 @@ static void prepare(unsigned count)
         die("no temporary directory");
     fixture.count = count;
     for (unsigned i = 0; i < count; i++) {
-        fixture.ports[i] = free_port();
-        fixture.bus_ports[i] = free_port();
+        fixture.ports[i] = redis_fixture_free_port();
+        fixture.bus_ports[i] = redis_fixture_free_port();
         snprintf(fixture.addresses[i], sizeof fixture.addresses[i], "127.0.0.1:%u", fixture.ports[i]);
         fixture.address_list[i] = fixture.addresses[i];
     }

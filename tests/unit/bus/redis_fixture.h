@@ -10,10 +10,11 @@
 
 /* Each exits with a message when it cannot. */
 void redis_fixture_start_cluster(unsigned masters, unsigned replicas); /* replicas: of master 0 */
-void redis_fixture_start_single(const char *const *options);           /* more of redis-server's; NULL-ended, or NULL */
+void redis_fixture_start_single(const char *const *options); /* more of redis-server's; NULL-ended, or NULL */
 void redis_fixture_stop(void);
 
 const char *redis_fixture_directory(void);
+unsigned redis_fixture_free_port(void);
 unsigned redis_fixture_count(void);
 unsigned redis_fixture_port(unsigned node);
 const char *const *redis_fixture_addresses(void); /* HOST:PORT of each */
@@ -31,6 +32,8 @@ long long redis_fixture_ask(unsigned node, const char *format, ...) __attribute_
 /* The same as text: the first bytes of it. */
 const char *redis_fixture_text(unsigned node, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void redis_fixture_ask_all(const char *command);
+/* A key of the slot. */
+void redis_fixture_first_key(unsigned node, unsigned slot, char *key, size_t size);
 unsigned redis_fixture_owner(const char *key); /* the node that has it */
 
 #endif

@@ -1,0 +1,343 @@
+/* Streams and groups: what others do to them (foreign entries, groups and data removed, trimming, dead pods, leases), on any
+ * Redis (R14). */
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "base/metrics.h"
+#include "test_redis.h"
+
+static unsigned where(const char *stream)
+{
+    return redis_fixture_owner(stream);
+}
+
+static bool has_metric(const char *line)
+{
+    struct buf text;
+
+    buf_init(&text);
+    metrics_print(&text);
+    buf_put_char(&text, '\0');
+    bool there = strstr(buf_str(&text).ptr, line) != NULL;
+    buf_deinit(&text);
+    return there;
+}
+
+struct pair {
+    struct process process;
+    struct recorder shared, every;
+};
+
+static void pair_open(struct pair *pair, const struct bus_topic *topic)
+{
+    recorder_init(&pair->shared);
+    recorder_init(&pair->every);
+    redis_open_with(&pair->process, topic);
+    subscribe(&pair->process, &pair->shared, (struct bus_subscription){.topic = topic->name});
+    subscribe(&pair->process, &pair->every,
+              (struct bus_subscription){.topic = topic->name, .mode = BUS_EVERY});
+    process_start(&pair->process);
+    await_ready(&pair->shared);
+    await_ready(&pair->every);
+}
+
+static void pair_close(struct pair *pair)
+{
+    process_close(&pair->process);
+    recorder_deinit(&pair->shared);
+    recorder_deinit(&pair->every);
+}
+
+/* By redis-cli: one field is enough, no channel is told, and what is no event is a message all the same. */
+static void test_a_foreign_entry_is_a_message(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "foreign", .partitions = 1};
+    struct pair pair;
+    pair_open(&pair, &topic);
+    redis_fixture_ask(where("foreign:stream"), "XADD foreign:stream * event 7");
+    redis_fixture_ask(where("foreign:stream"), "XADD foreign:stream * x y event 8 key k");
+    redis_fixture_ask(where("foreign:stream"), "XADD foreign:stream * nothing 9");
+    bool came = recorder_await_committed(&pair.shared, 3) && recorder_await_committed(&pair.every, 3);
+    assert_true(came);
+    assert_int_equal(pair.every.seen[0].number, 7);
+    assert_int_equal(pair.every.seen[1].number, 8);
+    assert_string_equal(pair.every.seen[1].key, "k");
+    REDIS_AWAIT(has_metric("redis_stream_lag{topic=\"foreign\",group=\"group\"} 0\n"));
+    pair_close(&pair);
+}
+
+/* What our publisher writes is what the contract says: XADD … event, key, headers; then PUBLISH. */
+static void test_an_entry_has_the_agreed_fields(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "fields", .partitions = 1};
+    static const struct bus_redis_names names = {"fields", "inv:stream", "inv:pub"};
+    struct process process;
+    redis_next.names = &names;
+    redis_next.name_count = 1;
+    redis_open_with(&process, &topic);
+    redis_next.names = NULL;
+    redis_next.name_count = 0;
+    process_start(&process);
+    struct bus_header header = {STR("event-id"), STR("e1")};
+    struct bus_message message = {.topic = STR("fields"),
+                                  .key = STR("k1"),
+                                  .payload = STR("{}"),
+                                  .headers = &header,
+                                  .header_count = 1};
+    assert_int_equal(bus_publish(process.bus, &message, 1, clock_deadline_ms(PATIENCE_MS), NULL), STATUS_OK);
+    const char *script =
+        "EVAL return(table.concat(redis.call('XRANGE',KEYS[1],'-','+')[1][2],',')) 1 inv:stream";
+    assert_string_equal(redis_fixture_text(where("inv:stream"), "%s", script), "event,{},key,k1,event-id,e1");
+    assert_true(message.offset > INT64_C(1600000000000) << 20);
+    assert_true(bus_redis_is_up(process.bus));
+    process_close(&process);
+}
+
+/* Only told on the channel, in no stream: comes at once, to those who want it. */
+static void test_hints_come_to_those_who_want_them(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "hints", .partitions = 1};
+    struct process process;
+    struct recorder hinted, plain;
+    recorder_init(&hinted);
+    recorder_init(&plain);
+    redis_open_with(&process, &topic);
+    subscribe(&process, &hinted,
+              (struct bus_subscription){.topic = "hints", .mode = BUS_EVERY, .hints = true});
+    subscribe(&process, &plain, (struct bus_subscription){.topic = "hints", .mode = BUS_EVERY});
+    process_start(&process);
+    await_ready(&hinted);
+    await_ready(&plain);
+    REDIS_AWAIT(redis_fixture_ask(where("hints:stream"), "PUBLISH hints:pub 5") > 0 || hinted.count > 0);
+    assert_true(recorder_await(&hinted, 1));
+    publish(&process, "hints", "k", 6);
+    assert_true(recorder_await_committed(&hinted, 1));
+    assert_true(recorder_await_committed(&plain, 1));
+    process_close(&process);
+    assert_int_equal(hinted.seen[0].number, 5);
+    assert_int_equal(hinted.seen[0].offset, -1);
+    assert_int_equal(plain.count, 1);
+    assert_int_equal(recorder_times(&hinted, 6), 2); /* told, and in the stream */
+    recorder_deinit(&hinted);
+    recorder_deinit(&plain);
+}
+
+/* Removed by hand, or because somebody took us for dead: made anew, nothing is lost, and whoever must know is told. */
+static void test_a_group_that_is_gone_is_made_anew(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "nogroup", .partitions = 1};
+    struct pair pair;
+    redis_next.pod = "p";
+    pair_open(&pair, &topic);
+    redis_next.pod = NULL;
+    publish(&pair.process, "nogroup", "k", 1);
+    assert_true(recorder_await_committed(&pair.every, 1) && recorder_await_committed(&pair.shared, 1));
+    unsigned node = where("nogroup:stream");
+    assert_int_equal(redis_fixture_ask(node, "XGROUP DESTROY nogroup:stream group:p"), 1);
+    assert_int_equal(redis_fixture_ask(node, "XGROUP DESTROY nogroup:stream group"), 1);
+    publish(&pair.process, "nogroup", "k", 2);
+    REDIS_AWAIT(redis_gaps(&pair.every) >= 1);
+    assert_true(recorder_await_committed(&pair.every, 2) && recorder_await_committed(&pair.shared, 2));
+    assert_int_equal(recorder_times(&pair.every, 1), 1);
+    assert_int_equal(recorder_times(&pair.shared, 1), 1);
+    assert_int_equal(pair.every.gaps, 1);
+    pair_close(&pair);
+}
+
+static void test_everything_flushed_is_a_gap_and_it_goes_on(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "flush", .partitions = 2};
+    struct pair pair;
+    pair_open(&pair, &topic);
+    publish(&pair.process, "flush", key_of_partition(0, 2), 1);
+    publish(&pair.process, "flush", key_of_partition(1, 2), 2);
+    assert_true(recorder_await_committed(&pair.every, 2) && recorder_await_committed(&pair.shared, 2));
+    redis_fixture_ask_all("FLUSHALL");
+    publish_until_accepted(&pair.process, "flush", key_of_partition(0, 2), 3);
+    publish_until_accepted(&pair.process, "flush", key_of_partition(1, 2), 4);
+    assert_true(recorder_await_committed(&pair.every, 4) && recorder_await_committed(&pair.shared, 4));
+    REDIS_AWAIT(redis_gaps(&pair.every) == 2);
+    assert_int_equal(recorder_times(&pair.every, 3), 1);
+    assert_int_equal(recorder_times(&pair.every, 4), 1);
+    pair_close(&pair);
+}
+
+/* It is busy while the stream is cut down to what it has not seen the beginning of. */
+static void test_trimmed_past_our_place_is_a_gap(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "trim", .partitions = 1};
+    struct process process;
+    struct recorder every;
+    recorder_init(&every);
+    every.behave = recorder_hold;
+    redis_open_with(&process, &topic);
+    subscribe(&process, &every, (struct bus_subscription){.topic = "trim", .mode = BUS_EVERY});
+    process_start(&process);
+    await_ready(&every);
+    publish(&process, "trim", "k", 0);
+    assert_true(recorder_await(&every, 1));
+    for (int i = 1; i < 20; i++)
+        publish(&process, "trim", "k", i);
+    assert_int_equal(redis_fixture_ask(where("trim:stream"), "XTRIM trim:stream MAXLEN 5"), 15);
+    recorder_step(&every, 1);
+    assert_true(recorder_await_committed(&every, 6));
+    REDIS_AWAIT(redis_gaps(&every) == 1);
+    assert_int_equal(every.seen[1].number, 15);
+    redis_fixture_ask(where("trim:stream"), "XTRIM trim:stream MAXLEN 0"); /* it has seen all of these */
+    publish(&process, "trim", "k", 20);
+    assert_true(recorder_await_committed(&every, 7));
+    process_close(&process);
+    assert_int_equal(every.gaps, 1);
+    recorder_deinit(&every);
+}
+
+static void test_a_stream_is_kept_as_long_as_configured(void **state)
+{
+    (void)state;
+    static const struct bus_topic many = {.name = "keep-many", .partitions = 1, .keep_messages_hard = 100},
+                                  time = {.name = "keep-time", .partitions = 1, .keep_ms = 50};
+    struct process process;
+    struct bus_message messages[500];
+    redis_open_with(&process, &many);
+    process_start(&process);
+    for (int i = 0; i < 500; i++)
+        messages[i] = (struct bus_message){.topic = STR("keep-many"), .key = STR("k"), .payload = STR("1")};
+    assert_int_equal(bus_publish(process.bus, messages, 500, clock_deadline_ms(PATIENCE_MS), NULL),
+                     STATUS_OK);
+    assert_in_range(redis_fixture_ask(where("keep-many:stream"), "XLEN keep-many:stream"), 100, 300);
+    process_close(&process);
+    redis_open_with(&process, &time);
+    process_start(&process);
+    for (int i = 0; i < 500; i++)
+        messages[i].topic = STR("keep-time");
+    assert_int_equal(bus_publish(process.bus, messages, 500, clock_deadline_ms(PATIENCE_MS), NULL),
+                     STATUS_OK);
+    nanosleep(&(const struct timespec){.tv_nsec = 100000000}, NULL);
+    publish(&process, "keep-time", "k", 1);
+    assert_in_range(redis_fixture_ask(where("keep-time:stream"), "XLEN keep-time:stream"), 1, 200);
+    process_close(&process);
+}
+
+/* ---- pods ---- */
+
+static long long group_count(const char *stream)
+{
+    return redis_fixture_ask(where(stream), "XINFO GROUPS %s", stream);
+}
+
+static void test_a_dead_pods_group_is_removed_and_ours_when_we_go(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "pods", .partitions = 1};
+    struct process process;
+    struct recorder every;
+    recorder_init(&every);
+    redis_next.pod_dead_ms = 300;
+    redis_open_with(&process, &topic);
+    redis_next.pod_dead_ms = 0;
+    subscribe(&process, &every, (struct bus_subscription){.topic = "pods", .mode = BUS_EVERY});
+    process_start(&process);
+    await_ready(&every);
+    unsigned node = where("pods:stream");
+    redis_fixture_ask(node, "XGROUP CREATE pods:stream group:ghost $");
+    redis_fixture_ask(node, "XGROUP CREATE pods:stream group:lives $");
+    redis_fixture_ask(node, "SET {pods:stream}:alive:group:lives 1");
+    redis_fixture_ask(node, "XGROUP CREATE pods:stream somebodys $");
+    assert_int_equal(group_count("pods:stream"), 4);
+    REDIS_AWAIT(group_count("pods:stream") == 3);
+    assert_int_equal(redis_fixture_ask(node, "XGROUP DESTROY pods:stream group:ghost"), 0);
+    publish(&process, "pods", "k", 1);
+    assert_true(recorder_await_committed(&every, 1));
+    process_close(&process);
+    assert_int_equal(every.gaps, 0);
+    assert_int_equal(group_count("pods:stream"), 2);
+    recorder_deinit(&every);
+}
+
+/* ---- leases ---- */
+
+/* A member that died left entries pending and a lease that is still running. */
+static void test_what_a_dead_member_had_comes_first_when_its_lease_is_over(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "lease", .partitions = 1};
+    struct process process;
+    struct recorder recorder;
+    unsigned node = where("lease:stream");
+    recorder_init(&recorder);
+    redis_fixture_ask(node, "XGROUP CREATE lease:stream group $ MKSTREAM");
+    for (int i = 0; i < 4; i++)
+        redis_fixture_ask(node, "XADD lease:stream * event %d", i);
+    redis_fixture_ask(node, "XREADGROUP GROUP group shared COUNT 2 STREAMS lease:stream >");
+    redis_fixture_ask(node, "SET {lease:stream}:lease:group dead PX 600");
+    redis_open_with(&process, &topic);
+    subscribe(&process, &recorder, (struct bus_subscription){.topic = "lease"});
+    process_start(&process);
+    await_ready(&recorder);
+    nanosleep(&(const struct timespec){.tv_nsec = 200000000}, NULL);
+    pthread_mutex_lock(&recorder.lock);
+    size_t early = recorder.count;
+    pthread_mutex_unlock(&recorder.lock);
+    assert_true(recorder_await_committed(&recorder, 4));
+    process_close(&process);
+    assert_int_equal(early, 0);
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(recorder.seen[i].number, i);
+    assert_int_equal(redis_fixture_ask(node, "EXISTS {lease:stream}:lease:group"), 0);
+    recorder_deinit(&recorder);
+}
+
+/* As long as its handler runs the lease is renewed; taken away, what it has not handled is not its own any more. */
+static void test_a_lease_is_renewed_and_its_loss_ends_the_batch(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "renew", .partitions = 1};
+    struct process process;
+    struct recorder recorder;
+    recorder_init(&recorder);
+    recorder.behave = recorder_hold;
+    redis_next.lease_ms = 300;
+    redis_open_with(&process, &topic);
+    redis_next.lease_ms = 0;
+    subscribe(&process, &recorder, (struct bus_subscription){.topic = "renew", .batch_max = 1});
+    process_start(&process);
+    await_ready(&recorder);
+    publish(&process, "renew", "k", 1);
+    assert_true(recorder_await(&recorder, 1));
+    unsigned node = where("renew:stream");
+    nanosleep(&(const struct timespec){.tv_nsec = 700000000}, NULL); /* two leases long */
+    assert_int_equal(redis_fixture_ask(node, "EXISTS {renew:stream}:lease:group"), 1);
+    redis_fixture_ask(node, "SET {renew:stream}:lease:group other PX 1000");
+    publish(&process, "renew", "k", 2);
+    nanosleep(&(const struct timespec){.tv_nsec = 300000000}, NULL);
+    recorder_step(&recorder, 1);
+    assert_true(recorder_await_committed(&recorder, 2)); /* the second one when the other's lease is over */
+    process_close(&process);
+    assert_int_equal(recorder_times(&recorder, 1), 1); /* it was settled, and acknowledged as such */
+    assert_int_equal(recorder_times(&recorder, 2), 1);
+    recorder_deinit(&recorder);
+}
+
+int redis_run_streams(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_foreign_entry_is_a_message),
+        cmocka_unit_test(test_an_entry_has_the_agreed_fields),
+        cmocka_unit_test(test_hints_come_to_those_who_want_them),
+        cmocka_unit_test(test_a_group_that_is_gone_is_made_anew),
+        cmocka_unit_test(test_everything_flushed_is_a_gap_and_it_goes_on),
+        cmocka_unit_test(test_trimmed_past_our_place_is_a_gap),
+        cmocka_unit_test(test_a_stream_is_kept_as_long_as_configured),
+        cmocka_unit_test(test_a_dead_pods_group_is_removed_and_ours_when_we_go),
+        cmocka_unit_test(test_what_a_dead_member_had_comes_first_when_its_lease_is_over),
+        cmocka_unit_test(test_a_lease_is_renewed_and_its_loss_ends_the_batch),
+    };
+    return cmocka_run_group_tests_name("redis streams", tests, NULL, NULL);
+}
