@@ -35,20 +35,21 @@ def quantile(values, share):
 
 
 @contextlib.contextmanager
-def poll(bench, running, dictionary, seconds):
+def poll(bench, running, dictionary, seconds, interval_us=POLL_US):
     """Watches which version a pod serves for that long; gives a list that is filled at the end: (version, time)."""
-    path = os.path.join(bench.folder, f"poll-{dictionary.code}.request")
-    with open(path, "wb") as out:
+    path = os.path.join(bench.folder, f"poll-{running.name}-{dictionary.code}")
+    with open(path + ".request", "wb") as out:
         out.write(program.request(program.item_path(dictionary, postgres.key(0)), running.freshet.token))
-    command = [bench.binary("poll"), f"127.0.0.1:{running.port}", path, str(POLL_US), str(seconds)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    command = [bench.binary("poll"), f"127.0.0.1:{running.port}", path + ".request", str(interval_us), str(seconds)]
+    with open(path + ".seen", "wb") as out:  # a file is never full, as a pipe that nobody reads yet would be
+        process = subprocess.Popen(command, stdout=out)
     seen = []
     try:
         yield seen
-        out, _ = process.communicate(timeout=seconds + 30)
-        if process.returncode != 0:
+        if process.wait(timeout=seconds + 30) != 0:
             raise RuntimeError("poll failed")
-        seen += [tuple(map(int, line.split())) for line in out.splitlines()]
+        with open(path + ".seen", encoding="ascii") as lines:
+            seen += [tuple(map(int, line.split())) for line in lines]
     finally:
         if process.poll() is None:
             process.kill()

@@ -68,6 +68,15 @@ def configuration(database, port, loops, jwks_file, dictionaries, preload):
     }
 
 
+def merged(settings, more):
+    """Both, the inner blocks as well; `more` wins."""
+    both = dict(settings)
+    for name, value in more.items():
+        is_block = isinstance(value, dict) and isinstance(settings.get(name), dict)
+        both[name] = merged(settings[name], value) if is_block else value
+    return both
+
+
 class Keys:
     """A key pair in a JWKS file, and a token as an identity provider would issue it, 600 bytes or so."""
 
@@ -149,14 +158,15 @@ def _receive(connection):
 
 
 class Freshet:
-    """Starts the program as often as a benchmark needs it."""
+    """Starts the program as often as a benchmark needs it. `settings` are added to its configuration."""
 
-    def __init__(self, binary, folder, processes, database, dictionaries):
+    def __init__(self, binary, folder, processes, database, dictionaries, settings=None):
         self.binary = binary
         self.folder = folder
         self.processes = processes
         self.database = database
         self.dictionaries = dictionaries
+        self.settings = settings or {}
         self.keys = Keys(folder, database.name)
         self.token = self.keys.token()
         self.env = dict(os.environ, FRESHET_BENCH_PG_PASSWORD=database.password)
@@ -187,7 +197,7 @@ class Freshet:
         path = os.path.join(self.folder, name + ".yaml")
         settings = configuration(self.database, port, loops, self.keys.file, self.dictionaries, preload)
         with open(path, "w", encoding="utf-8") as out:
-            json.dump(settings, out, indent=2)
+            json.dump(merged(settings, self.settings), out, indent=2)
         return path
 
     @staticmethod

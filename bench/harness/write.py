@@ -70,7 +70,7 @@ def run(bench, report):
             bench.processes.close()
 
 
-def _in_turn(bench, what, measures):
+def in_turn(bench, what, measures):
     """Every measure once a round, backwards every other time: [{name: figure}]."""
     rounds = []
     for number in range(bench.rounds.rounds):
@@ -80,46 +80,46 @@ def _in_turn(bench, what, measures):
     return rounds
 
 
-def _ratios(rounds, name, to, value):
+def ratios_of(rounds, name, to, value):
     return [value(each[name]) / value(each[to]) for each in rounds]
 
 
-def _spread(ratios):
+def spread(ratios):
     return [f"{statistics.median(ratios):.2f}", f"{min(ratios):.2f}–{max(ratios):.2f}"]
 
 
 def _wait_commit(bench, report, database, sides):
     seconds = bench.rounds.seconds
-    rounds = _in_turn(bench, "WAIT_COMMIT", {
-        "bare": lambda: _bare(bench, database, seconds),
+    rounds = in_turn(bench, "WAIT_COMMIT", {
+        "bare": lambda: bare_commit(bench, database, seconds),
         **{name: lambda side=side: side.wait_commit(seconds) for name, side in sides.items()}})
     report.add("wait_commit", rounds)
     names = {"bare": "a commit by libpq", **{name: f"WAIT_COMMIT, {words}" for name, words in WORDS.items()}}
-    ratios = {name: _ratios(rounds, name, "bare", lambda figures: figures["p50_us"]) for name in names}
+    ratios = {name: ratios_of(rounds, name, "bare", lambda figures: figures["p50_us"]) for name in names}
     table("one client, one after the other", ["", "p50 µs", "p99 µs", "a second", "× commit", "spread"],
           [[words, *(f"{statistics.median(each[name][field] for each in rounds):,.0f}"
-                     for field in ("p50_us", "p99_us", "rps")), *_spread(ratios[name])] for name, words in names.items()])
+                     for field in ("p50_us", "p99_us", "rps")), *spread(ratios[name])] for name, words in names.items()])
     report.verdict("WAIT_COMMIT p50, one process, × commit", statistics.median(ratios["together"]), 4)
     report.verdict("WAIT_COMMIT p50, two processes, × commit", statistics.median(ratios["apart"]), 6)
 
 
-def _bare(bench, database, seconds):
+def bare_commit(bench, database, seconds):
     command = [bench.binary("commit"), database.url, str(seconds)]
     return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
 
 
 def _asynchronous(bench, report, database, sides):
     seconds = max(3, bench.rounds.seconds)
-    rounds = _in_turn(bench, f"{CLIENTS} clients", {
+    rounds = in_turn(bench, f"{CLIENTS} clients", {
         "pgbench": lambda: _pgbench_rate(database, seconds),
         "prepared": lambda: _pgbench_rate(database, seconds, "-M", "prepared"),
         **{name: lambda side=side: side.committed_rate(seconds) for name, side in sides.items()}})
     report.add("asynchronous", rounds)
     names = {"pgbench": "pgbench -N", "prepared": "pgbench -N -M prepared",
              **{name: f"freshet, {words}" for name, words in WORDS.items()}}
-    ratios = {name: _ratios(rounds, name, "pgbench", float) for name in names}
+    ratios = {name: ratios_of(rounds, name, "pgbench", float) for name in names}
     table(f"{CLIENTS} clients, single-item updates, all committed", ["", "a second", "× pgbench -N", "spread"],
-          [[words, f"{statistics.median(each[name] for each in rounds):,.0f}", *_spread(ratios[name])]
+          [[words, f"{statistics.median(each[name] for each in rounds):,.0f}", *spread(ratios[name])]
            for name, words in names.items()])
     report.verdict_at_least("ASYNC updates, 64 clients, × pgbench -N", statistics.median(ratios["together"]), 0.5)
 

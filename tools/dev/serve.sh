@@ -201,9 +201,26 @@ down_command() {
     stack_down
 }
 
+# Is `fleet` among the arguments, or nothing named and so everything?
+bench_has_fleet() { # ARGS…
+    local word is_named=0
+    for word in "$@"; do
+        case $word in
+        fleet) return 0 ;;
+        [a-z]*) is_named=1 ;;
+        esac
+    done
+    [ "$is_named" = 0 ]
+}
+
 bench_command() {
     [ -x "$ROOT/bench/run" ] || die "there is no bench/run"
     packages_ensure run bench
+    if bench_has_fleet "$@"; then
+        packages_ensure engines
+        kafka_fetch || true
+    fi
+    export FRESHET_KAFKA_JARS=$KAFKA_JARS
     build_flavour release -Dbench=true
     if ! pg_running; then
         trap pg_stop EXIT

@@ -1,0 +1,71 @@
+"""The engines of a benchmark: those that the system tests start, private and in a folder of their own, which end with us."""
+import os
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tests", "system"))
+
+from lib.engines import Engines, RedisNode  # noqa: E402 pylint: disable=wrong-import-position,import-error
+
+from . import machine  # noqa: E402 pylint: disable=wrong-import-position
+
+
+class Fleet:
+    """Kafka where it can be had, a Redis Cluster of three masters, NATS; and what a configuration says of them."""
+
+    def __enter__(self):
+        self.engines = Engines()
+        try:
+            self.engines.start()
+        except BaseException:
+            self.engines.destroy()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        self.engines.destroy()
+
+    @property
+    def has_kafka(self):
+        return self.engines.kafka is not None
+
+    def settings(self):
+        found = {"bus": {"invalidations": "redis", "events": "nats"},
+                 "redis": {"nodes": self.engines.redis.addresses},
+                 "nats": {"servers": [f"nats://{self.engines.nats.address}"]}}
+        if self.has_kafka:
+            found["bus"]["commands"] = "kafka"
+            found["kafka"] = {"brokers": [self.engines.kafka.address]}
+        return found
+
+    def pids(self):
+        """By what they are."""
+        found = {"redis": [node.process.pid for node in self.engines.redis.nodes],
+                 "nats": [self.engines.nats.process.pid]}
+        if self.has_kafka:
+            found["kafka"] = [self.engines.kafka.process.pid]
+        return found
+
+
+class Redis:
+    """One Redis that is no cluster; it writes its data down every second, as those of `./dev stack` do."""
+
+    def __enter__(self):
+        self.folder = tempfile.TemporaryDirectory(prefix="freshet-bench-redis-", ignore_cleanup_errors=True)
+        self.node = RedisNode("redis", self.folder.name, cluster=False)
+        self.node.start()
+        return self
+
+    def __exit__(self, *_):
+        self.node.kill()
+        self.folder.cleanup()
+
+    @property
+    def address(self):
+        return self.node.address
+
+    def settings(self):
+        return {"bus": {"invalidations": "redis"}, "redis": {"mode": "single", "nodes": [self.address]}}
+
+    def cpu_seconds(self):
+        return machine.cpu_seconds(self.node.process.pid)
