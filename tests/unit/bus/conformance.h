@@ -26,6 +26,7 @@ struct conformance_driver {
     void (*cut)(void);    /* ends every connection, in whatever state it is; the engine stays up */
     void (*halt)(void);   /* the engine dies … */
     void (*resume)(void); /* … and comes back with what it had promised to keep; NULL: cannot be */
+    int restarts;         /* how often, under load; 0 = 4. For an engine that takes its time to come back */
     void (*freeze)(void); /* the engine stops answering, its connections stay open … */
     void (*thaw)(void);   /* … and it goes on; NULL: cannot be */
     /* Positions do not commit with a handler's effects: after a fault, and after a stop, a shared group may see again what it

@@ -129,7 +129,7 @@ static bool await_all_there(struct recorder *recorder, int first)
     return all_there(recorder, first);
 }
 
-static void fault_under_load(const char *topic, int first, void (*fault)(void))
+static void fault_under_load(const char *topic, int first, void (*fault)(void), int faults)
 {
     struct process processes[2];
     struct recorder shared, every;
@@ -148,8 +148,8 @@ static void fault_under_load(const char *topic, int first, void (*fault)(void))
     await_ready(&shared);
     await_ready(&every);
     pthread_create(&thread, NULL, publish_load, &load);
-    for (int at = MESSAGES / 5; at < MESSAGES; at += MESSAGES / 5) {
-        while (load.published < at)
+    for (int i = 1; i <= faults; i++) {
+        while (load.published < i * MESSAGES / (faults + 1))
             pause_ms(1);
         fault();
     }
@@ -181,7 +181,7 @@ static void fault_under_load(const char *topic, int first, void (*fault)(void))
 static void test_connections_cut_under_load(void **state)
 {
     (void)state;
-    fault_under_load("cut", 10000, driver->cut);
+    fault_under_load("cut", 10000, driver->cut, 4);
 }
 
 static void restart(void)
@@ -196,7 +196,7 @@ static void test_the_engine_killed_and_restarted_under_load(void **state)
     (void)state;
     if (!driver->resume)
         skip();
-    fault_under_load("restart", 20000, restart);
+    fault_under_load("restart", 20000, restart, driver->restarts ? driver->restarts : 4);
 }
 
 /* ---- readers of everything ---- */

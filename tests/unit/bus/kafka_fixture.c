@@ -195,7 +195,6 @@ static void write_settings(void)
              "controller.quorum.election.timeout.ms=200\ncontroller.quorum.election.backoff.max.ms=100\n",
              fixture.controller_port, fixture.broker_port, fixture.controller_port, fixture.proxy_port, data);
     write_file("server.properties", text);
-    write_file("log4j.properties", "log4j.rootLogger=OFF\n");
 }
 
 static void exec_broker(void)
@@ -208,7 +207,8 @@ static void exec_broker(void)
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (!freopen(log, "a", stdout) || !freopen(log, "a", stderr))
         _exit(127);
-    execlp("java", "java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-cp",
+    execlp("java", "java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto",
+           "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp",
            classes, "kafka.Kafka", settings, (char *)NULL);
     _exit(127);
 }

@@ -92,6 +92,7 @@ static struct conformance_driver kafka = {
     .cut = kafka_fixture_cut,
     .halt = kafka_fixture_halt,
     .resume = kafka_fixture_resume,
+    .restarts = 1,
     .freeze = kafka_fixture_freeze,
     .thaw = kafka_fixture_thaw,
     .repeats = true,
