@@ -144,6 +144,13 @@ static void nats_destroy(struct bus *bus)
     kvStore_Destroy(nats->leases);
     jsCtx_Destroy(nats->js);
     natsConnection_Destroy(nats->connection);
+    while (nats->graves) {
+        struct nats_grave *grave = nats->graves;
+        nats->graves = grave->next;
+        jsCtx_Destroy(grave->js);
+        natsConnection_Destroy(grave->connection);
+        free(grave);
+    }
     natsOptions_Destroy(nats->options);
     db_pool_destroy(nats->pool);
     free(nats->topics);

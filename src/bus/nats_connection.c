@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/hash.h"
 #include "base/log.h"
+#include "base/memory.h"
 #include "bus/nats_inside.h"
 
 enum {
@@ -33,6 +34,12 @@ void bus_nats_wait(struct nats *nats, int64_t until_ns)
     pthread_cond_timedwait(&nats->changed, &nats->lock, &until);
 }
 
+/* An address may have a password in it. */
+static const char *shown(const struct nats *nats)
+{
+    return strchr(nats->config.servers, '@') ? "" : nats->config.servers;
+}
+
 /* ---- what the client tells, on a thread of its own ---- */
 
 static void set_up(struct nats *nats, bool up)
@@ -46,10 +53,12 @@ static void set_up(struct nats *nats, bool up)
     }
     bus_nats_kick(nats);
     pthread_mutex_unlock(&nats->lock);
+    if (up)
+        atomic_store(&nats->complained, false);
     if (!quiet && up)
-        log_info("nats_connected", LOG_CSTR("servers", nats->config.servers));
+        log_info("nats_connected", LOG_CSTR("servers", shown(nats)));
     else if (!quiet)
-        log_warn("nats_disconnected", LOG_CSTR("servers", nats->config.servers));
+        log_warn("nats_disconnected", LOG_CSTR("servers", shown(nats)));
 }
 
 static void on_connected(natsConnection *connection, void *closure)
@@ -80,7 +89,8 @@ static void on_closed(natsConnection *connection, void *closure)
     (void)connection;
     pthread_mutex_lock(&nats->lock);
     nats->closed = true;
-    pthread_cond_broadcast(&nats->changed);
+    atomic_store(&nats->up, false);
+    bus_nats_kick(nats);
     pthread_mutex_unlock(&nats->lock);
 }
 
@@ -207,7 +217,7 @@ static natsStatus open_guard(struct nats *nats)
     return status;
 }
 
-static natsStatus open_jetstream(struct nats *nats)
+static natsStatus open_jetstream(struct nats *nats, natsConnection *connection, jsCtx **js)
 {
     jsOptions options;
 
@@ -215,31 +225,80 @@ static natsStatus open_jetstream(struct nats *nats)
     options.Wait = NATS_API_MS;
     options.PublishAsync.AckHandler = bus_nats_on_ack;
     options.PublishAsync.AckHandlerClosure = nats;
-    return natsConnection_JetStream(&nats->js, nats->connection, &options);
+    return natsConnection_JetStream(js, connection, &options);
 }
 
+static void end_subscription(natsSubscription **subscription)
+{
+    natsSubscription_Destroy(*subscription);
+    *subscription = NULL;
+}
+
+/* Others may still hold the old connection for a call that fails: it is freed with the bus. */
+static void replace(struct nats *nats, natsConnection *connection, jsCtx *js)
+{
+    struct nats_grave *grave = memory_zalloc(sizeof *grave);
+
+    *grave = (struct nats_grave){nats->graves, nats->connection, nats->js};
+    nats->graves = grave;
+    end_subscription(&nats->guard);
+    for (struct nats_listening *at = nats->listenings; at; at = at->next)
+        end_subscription(&at->subscription);
+    for (size_t i = 0; i < nats->reader_count; i++) {
+        struct nats_reader *reader = nats->readers[i];
+        end_subscription(&reader->members_inbox);
+        for (unsigned at = 0; at < reader->consumer.topic->spec.partitions; at++)
+            end_subscription(&reader->slots[at].inbox);
+    }
+    nats->connection = connection;
+    nats->js = js;
+}
+
+/* Once for each time it fails, not for each try. */
+static bool complain(struct nats *nats, const char *error)
+{
+    if (!atomic_exchange(&nats->complained, true))
+        log_warn("nats_unreachable", LOG_CSTR("servers", shown(nats)), LOG_CSTR("error", error));
+    return false;
+}
+
+static bool open_connection(struct nats *nats)
+{
+    natsConnection *connection = NULL;
+    jsCtx *js = NULL;
+    natsStatus status, opened;
+
+    pthread_mutex_lock(&nats->lock);
+    nats->closed = false;
+    pthread_mutex_unlock(&nats->lock);
+    opened = natsConnection_Connect(&connection, nats->options);
+    if (opened != NATS_OK && opened != NATS_NOT_YET_CONNECTED)
+        return complain(nats, natsStatus_GetText(opened));
+    status = open_jetstream(nats, connection, &js);
+    replace(nats, connection, js);
+    if (status == NATS_OK)
+        status = open_guard(nats);
+    if (status == NATS_OK)
+        status = bus_nats_plain_listen(nats);
+    if (status != NATS_OK)
+        return complain(nats, natsStatus_GetText(status));
+    if (opened != NATS_OK)
+        return complain(nats, "it is tried again");
+    set_up(nats, true);
+    return true;
+}
+
+/* The client gives up only when it is refused (a password that is not taken twice): then there is another connection, as
+ * the refusal may end some day. */
 bool bus_nats_connect(struct nats *nats)
 {
-    natsStatus status;
-
-    if (nats->js)
-        return atomic_load(&nats->up);
-    status = natsConnection_Connect(&nats->connection, nats->options);
-    if (status != NATS_OK && status != NATS_NOT_YET_CONNECTED) {
-        log_error("nats_connect_failed", LOG_CSTR("error", natsStatus_GetText(status)));
+    pthread_mutex_lock(&nats->lock);
+    bool needed = !nats->connection || nats->closed;
+    pthread_mutex_unlock(&nats->lock);
+    if (needed && clock_mono_ns() < nats->connect_ns)
         return false;
-    }
-    if (open_jetstream(nats) != NATS_OK || open_guard(nats) != NATS_OK ||
-        bus_nats_plain_listen(nats) != NATS_OK) {
-        log_error("nats_connect_failed", LOG_CSTR("error", nats_GetLastError(NULL)));
-        return false;
-    }
-    if (status == NATS_OK)
-        set_up(nats, true);
-    else
-        log_warn("nats_unreachable",
-                 LOG_CSTR("servers", nats->config.servers)); /* said once; it goes on trying */
-    return status == NATS_OK;
+    nats->connect_ns = needed ? clock_deadline_ms(RECONNECT_MAX_MS) : nats->connect_ns;
+    return needed ? open_connection(nats) : atomic_load(&nats->up);
 }
 
 static void on_complete(void *closure)

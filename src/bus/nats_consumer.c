@@ -97,6 +97,8 @@ void bus_nats_slot_sync(struct nats_slot *slot)
     else if (status == NATS_OK && slot->state == SLOT_SYNCING)
         slot->owed = info->NumAckPending - (int64_t)slot->count;
     if (status == NATS_OK && slot->state == SLOT_SYNCING && slot->owed <= 0) {
+        if (slot->turn < info->Delivered.Consumer) /* those were acknowledged, by whoever got them */
+            slot->turn = info->Delivered.Consumer;
         slot->state = SLOT_RUNNING;
         bus_nats_reader_wake(slot->reader);
     }
@@ -161,6 +163,7 @@ static bool make_ephemeral(struct nats_slot *slot, const jsStreamInfo *stream)
         slot->settled = from - 1;
     snprintf(slot->consumer, sizeof slot->consumer, "%s", name);
     slot->state = SLOT_RUNNING;
+    slot->turn = 0;
     slot->asked = 0;
     pthread_mutex_unlock(&nats->lock);
     return true;

@@ -56,6 +56,7 @@ struct nats_slot {
     size_t count, capacity;
     int64_t settled;               /* every message up to here is done with */
     int64_t due_ns;                /* no sooner */
+    uint64_t turn;                 /* the consumer's count of what it has sent, of the last that came */
     int64_t owed;                  /* while SYNCING: sent by the server, and not here */
     int64_t asked, asked_until_ns; /* messages that the open pull request may still bring */
     int64_t created_ns;            /* the stream's birth; another one: it was made anew, its sequence too */
@@ -108,6 +109,13 @@ struct nats_publication {
     char refusal[128];
 };
 
+/* A connection that the client has given up. */
+struct nats_grave {
+    struct nats_grave *next;
+    natsConnection *connection;
+    jsCtx *js;
+};
+
 /* ---- plain subjects ---- */
 struct nats_listening {
     struct nats_listening *next;
@@ -125,9 +133,11 @@ struct nats {
     struct nats_topic *topics;
     char id[17]; /* this member */
     natsOptions *options;
-    natsConnection *connection;
-    jsCtx *js;
+    _Atomic(natsConnection *) connection; /* NULL till the keeper's first try */
+    _Atomic(jsCtx *) js;
     natsSubscription *guard;
+    struct nats_grave *graves;
+    int64_t connect_ns; /* no sooner is there another */
     kvStore *leases;
     int64_t lease_ns;
     struct metric_series *reconnects;
@@ -140,7 +150,7 @@ struct nats {
     struct nats_listening *listenings;
     pthread_t keeper;
     bool started, stopping, cancelled, kicked, doubt; /* doubt: streams are to be looked at */
-    atomic_bool up;
+    atomic_bool up, complained;
     unsigned epoch;         /* how often it was connected */
     unsigned busy;          /* slots at work */
     unsigned subscriptions; /* the client may still call us for these */

@@ -51,8 +51,10 @@ static void begin_epoch(struct keeper *keeper)
         reader->doubt = true;
         for (unsigned at = 0; at < reader->consumer.topic->spec.partitions; at++) {
             reader->slots[at].asked = 0;
-            if (reader->consumer.spec.mode == BUS_SHARED && reader->slots[at].state == SLOT_RUNNING)
+            if (reader->consumer.spec.mode == BUS_SHARED && reader->slots[at].state != SLOT_AWAY) {
                 reader->slots[at].state = SLOT_SYNCING;
+                reader->slots[at].turn = 0; /* a server that crashed may count anew */
+            }
         }
     }
     pthread_mutex_unlock(&nats->lock);

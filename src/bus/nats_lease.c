@@ -170,6 +170,7 @@ static void begin(struct nats_slot *slot, uint64_t revision, int64_t asked_ns)
     slot->lease_revision = revision;
     slot->lease_until_ns = lease_end(nats, asked_ns);
     slot->state = SLOT_SYNCING;
+    slot->turn = 0;
     slot->give_up = false;
     slot->asked = 0;
     pthread_mutex_unlock(&nats->lock);

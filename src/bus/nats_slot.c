@@ -27,7 +27,7 @@ bool bus_nats_tell(struct nats *nats, natsMsg *message, const char *what)
 
 struct origin {
     struct str consumer;
-    uint64_t delivered, sequence, time_ns;
+    uint64_t delivered, sequence, turn, time_ns; /* turn: the consumer's own count of what it has sent */
 };
 
 /* $JS.ACK.[domain.account.]stream.consumer.delivered.sequence.consumer-sequence.time.pending[.token] */
@@ -43,7 +43,8 @@ static bool parse_origin(const char *reply, struct origin *origin)
     at = count >= 11 ? 4 : 2;
     origin->consumer = tokens[at + 1];
     return count >= 9 && str_to_u64(tokens[at + 2], &origin->delivered) &&
-           str_to_u64(tokens[at + 3], &origin->sequence) && str_to_u64(tokens[at + 5], &origin->time_ns);
+           str_to_u64(tokens[at + 3], &origin->sequence) && str_to_u64(tokens[at + 4], &origin->turn) &&
+           str_to_u64(tokens[at + 5], &origin->time_ns);
 }
 
 static size_t place_of(const struct nats_slot *slot, int64_t sequence)
@@ -78,6 +79,24 @@ static bool insert(struct nats_slot *slot, natsMsg *message, const struct origin
                                          .message = message};
     slot->count++;
     return true;
+}
+
+/* Under the lock. What was sent on a connection that broke never came, and what comes on the next one may be behind it: the
+ * consumer's own count tells, before anybody has heard of the break. */
+static bool is_next(struct nats_slot *slot, const struct origin *origin)
+{
+    bool next = origin->turn == slot->turn + 1;
+
+    if (slot->state == SLOT_SYNCING || next) {
+        slot->turn = origin->turn;
+        return true;
+    }
+    if (slot->reader->consumer.spec.mode == BUS_EVERY)
+        slot->reader->doubt = true;
+    else
+        slot->state = SLOT_SYNCING;
+    bus_nats_kick(slot->reader->nats);
+    return slot->state == SLOT_SYNCING; /* it is held with the others; an ephemeral consumer is made anew */
 }
 
 /* The request is over, by the server's word: time, or the consumer is gone. */
@@ -120,7 +139,7 @@ void bus_nats_on_message(natsConnection *connection, natsSubscription *subscript
     if (expected && mine) {
         slot->asked -= slot->asked > 0;
         settled = (int64_t)origin.sequence <= slot->settled;
-        taken = !settled && insert(slot, message, &origin);
+        taken = is_next(slot, &origin) && !settled && insert(slot, message, &origin);
         bus_nats_reader_wake(slot->reader);
     }
     bool shared = slot->reader->consumer.spec.mode == BUS_SHARED;

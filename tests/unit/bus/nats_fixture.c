@@ -136,6 +136,7 @@ void nats_fixture_stop(void)
 void nats_fixture_freeze(void)
 {
     kill(fixture.server, SIGSTOP);
+    waitpid(fixture.server, NULL, WUNTRACED); /* till it has stopped */
 }
 
 void nats_fixture_thaw(void)
