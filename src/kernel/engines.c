@@ -61,9 +61,9 @@ const struct setting_row kernel_kafka_rows[] = {
     {"sessionTimeout", SETTING_DURATION_MS, KAFKA_ROW(session_timeout_ms),
      "A process that is not heard of for so long loses its partitions to others.", "10s", 1000, HOUR_MS},
     {"messageBytes", SETTING_SIZE, KAFKA_ROW(message_bytes_max),
-     "Largest message, with its key and headers; an update past it gets 413. The topic's max.message.bytes must allow it; "
-     "0 = what a topic allows by default, a little under 1 MiB.",
-     "0", 0, 64 * MIB},
+     "Largest message, with its key and headers; an update past it gets 413. Topics that are created here allow it; for others "
+     "it is at most their max.message.bytes.",
+     "9MiB", 4096, 1024 * MIB},
     {"tls", SETTING_OBJECT, KAFKA_ROW(tls), "Encryption.", "", .rows = tls_rows},
     {"sasl", SETTING_OBJECT, .help = "Who we are; without a username nobody.", .rows = sasl_rows,
      .fallback = ""},

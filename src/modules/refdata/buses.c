@@ -251,16 +251,30 @@ void refdata_buses_close(struct refdata_buses *buses)
 
 /* ---- health ---- */
 
+bool refdata_buses_are_up(const struct refdata_flow *flow, enum refdata_need needs)
+{
+    const struct kernel_bus_settings *settings = kernel_bus(flow->refdata->kernel);
+    if (needs == REFDATA_NEEDS_COMMANDS && settings->commands == KERNEL_KAFKA)
+        return bus_kafka_is_up(flow->buses.commands);
+    if (needs == REFDATA_NEEDS_INVALIDATIONS && settings->invalidations == KERNEL_REDIS)
+        return bus_redis_is_up(flow->buses.invalidations);
+    return true;
+}
+
+static void put_engine(const struct refdata_flow *flow, const char *engine, struct str database,
+                       enum refdata_need needs, struct health *health)
+{
+    health_component(health, engine, database, flow && refdata_buses_are_up(flow, needs),
+                     flow ? STR_NONE : STR("waiting for PostgreSQL"));
+}
+
 void refdata_buses_health(const struct refdata *refdata, const struct refdata_database *database,
                           struct health *health)
 {
     const struct kernel_bus_settings *settings = kernel_bus(refdata->kernel);
     const struct refdata_flow *flow = refdata_flow_of(database);
-    struct str detail = flow ? STR_NONE : STR("waiting for PostgreSQL");
     if (settings->commands == KERNEL_KAFKA)
-        health_component(health, "kafka", database->name, flow && bus_kafka_is_up(flow->buses.commands),
-                         detail);
+        put_engine(flow, "kafka", database->name, REFDATA_NEEDS_COMMANDS, health);
     if (settings->invalidations == KERNEL_REDIS)
-        health_component(health, "redis", database->name, flow && bus_redis_is_up(flow->buses.invalidations),
-                         detail);
+        put_engine(flow, "redis", database->name, REFDATA_NEEDS_INVALIDATIONS, health);
 }

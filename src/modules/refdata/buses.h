@@ -35,6 +35,9 @@ void refdata_buses_start(struct refdata_buses *buses);
 void refdata_buses_stop(struct refdata_buses *buses, int64_t grace_ms); /* as bus_stop() */
 void refdata_buses_interrupt(struct refdata_buses *buses);              /* as bus_interrupt() */
 void refdata_buses_close(struct refdata_buses *buses);
+/* On any loop: does the engine behind that bus answer? PostgreSQL's own is not asked. */
+enum refdata_need { REFDATA_NEEDS_NO_BUS, REFDATA_NEEDS_COMMANDS, REFDATA_NEEDS_INVALIDATIONS };
+bool refdata_buses_are_up(const struct refdata_flow *flow, enum refdata_need needs);
 /* On any loop: the engines of a database's flow, where there are any. */
 void refdata_buses_health(const struct refdata *refdata, const struct refdata_database *database,
                           struct health *health);

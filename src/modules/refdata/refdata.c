@@ -293,26 +293,45 @@ static void destroy(void *state)
     free(refdata);
 }
 
-static const char *const writing_roles[] = {"command", "apply", "relay", NULL};
+/* Which bus a role can do nothing without. Commands are accepted without one: they wait in PostgreSQL. */
+static const struct writing_role {
+    const char *name;
+    enum refdata_need needs;
+} writing_roles[] = {{"command", REFDATA_NEEDS_NO_BUS},
+                     {"apply", REFDATA_NEEDS_COMMANDS},
+                     {"relay", REFDATA_NEEDS_INVALIDATIONS},
+                     {NULL, 0}};
 
 static bool is_reachable(const struct refdata_database *database)
 {
     return db_pool_is_up(database->pool) && !atomic_load(&database->unreachable);
 }
 
-static bool can_write(const struct refdata_catalog *catalog)
+static bool can_write(const struct refdata_catalog *catalog, enum refdata_need needs)
 {
-    for (size_t i = 0; i < catalog->database_count; i++)
-        if (refdata_flow_of(catalog->databases[i]) && is_reachable(catalog->databases[i]))
+    for (size_t i = 0; i < catalog->database_count; i++) {
+        const struct refdata_flow *flow = refdata_flow_of(catalog->databases[i]);
+        if (flow && is_reachable(catalog->databases[i]) && refdata_buses_are_up(flow, needs))
             return true;
+    }
     return false;
+}
+
+static struct str waits_for(const struct refdata *refdata, enum refdata_need needs)
+{
+    const struct kernel_bus_settings *bus = kernel_bus(refdata->kernel);
+    if (needs == REFDATA_NEEDS_COMMANDS && bus->commands == KERNEL_KAFKA)
+        return STR("waiting for PostgreSQL or Kafka");
+    if (needs == REFDATA_NEEDS_INVALIDATIONS && bus->invalidations == KERNEL_REDIS)
+        return STR("waiting for PostgreSQL or Redis");
+    return STR("waiting for PostgreSQL");
 }
 
 /* Some source of it can be read and written from, or there is none to wait for. */
 static bool can_adapt(const struct refdata *refdata, const struct refdata_catalog *catalog)
 {
     if (refdata->first->adapter.sources.count == 0)
-        return can_write(catalog);
+        return can_write(catalog, REFDATA_NEEDS_NO_BUS);
     for (size_t i = 0; i < catalog->database_count; i++) {
         const struct refdata_flow *flow = refdata_flow_of(catalog->databases[i]);
         if (flow && flow->adapter && refdata_adapter_reads(flow->adapter) &&
@@ -348,10 +367,11 @@ static void health(void *state, struct health *health)
                     up ? STR_NONE : STR("waiting for PostgreSQL or for preloaded dictionaries"));
     if (refdata_has_role(refdata, "query") && !up)
         health_starting(health);
-    for (const char *const *role = writing_roles; *role; role++)
-        if (refdata_has_role(refdata, *role))
-            health_role(health, *role, can_write(catalog),
-                        can_write(catalog) ? STR_NONE : STR("waiting for PostgreSQL"));
+    for (const struct writing_role *role = writing_roles; role->name; role++)
+        if (refdata_has_role(refdata, role->name)) {
+            bool works = can_write(catalog, role->needs);
+            health_role(health, role->name, works, works ? STR_NONE : waits_for(refdata, role->needs));
+        }
     adapter_health(refdata, catalog, health);
     for (size_t i = 0; i < catalog->database_count; i++) {
         const struct refdata_database *database = catalog->databases[i];
