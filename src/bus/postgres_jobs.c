@@ -81,7 +81,8 @@ void bus_postgres_jobs_wake(struct reader *reader, int partition)
     if (postgres->stopping || !postgres->started)
         return;
     mark(reader, partition);
-    if (reader->due_ns <= clock_mono_ns()) /* a backoff that is not over stays to be looked at */
+    /* A backoff that is not over stays to be looked at, and so does one of another partition. */
+    if (partition == POSTGRES_ANYWHERE && reader->due_ns <= clock_mono_ns())
         reader->due_ns = CLOCK_NEVER;
     if (!start_idle_job(reader))
         reader->woken = true;
@@ -97,15 +98,16 @@ struct postgres_preview *bus_postgres_reader_preview(struct reader *reader, int 
 {
     struct postgres_preview *preview = NULL;
 
-    if (place == POSTGRES_ANYWHERE || !atomic_load(&reader->was_last[place]))
-        return NULL;
     pthread_mutex_lock(&reader->postgres->lock);
-    if (reader->preview && reader->preview->partition == place) {
+    if (reader->preview && (place == POSTGRES_ANYWHERE || reader->preview->partition == place)) {
         preview = reader->preview;
         reader->preview = NULL;
     }
     pthread_mutex_unlock(&reader->postgres->lock);
-    return preview;
+    if (!preview || (place != POSTGRES_ANYWHERE && atomic_load(&reader->was_last[place])))
+        return preview;
+    bus_postgres_preview_free(preview); /* what is claimed without it must not be tried again with it */
+    return NULL;
 }
 
 static void due_locked(struct reader *reader, int64_t at_ns)

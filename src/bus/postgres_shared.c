@@ -69,6 +69,9 @@ static int64_t new_position(const struct claim *claim)
     return settled ? claim->batch.messages[settled - 1].offset + 1 : claim->batch.messages[0].offset;
 }
 
+/* In send_commit()'s pipeline. */
+#define NOTICE_AT 2
+
 static enum status send_commit(struct claim *claim, unsigned attempts, struct db_param wait,
                                struct db_param reason, struct error *error)
 {
@@ -76,6 +79,7 @@ static enum status send_commit(struct claim *claim, unsigned attempts, struct db
     const struct bus_consumer *consumer = &claim->reader->consumer;
     struct postgres_number numbers[3];
     struct db_statement advance, commit;
+    size_t failed_at = 0;
     struct db_param params[] = {{str_from(consumer->spec.group)},
                                 {consumer->topic->name},
                                 bus_postgres_param(&numbers[0], claim->partition),
@@ -95,9 +99,9 @@ static enum status send_commit(struct claim *claim, unsigned attempts, struct db
         status =
             db_pipeline_add_notice(claim->conn, claim->batch.tell_channel, claim->batch.tell_payload, error);
     if (status == STATUS_OK)
-        status = db_pipeline_end(claim->conn, clock_deadline_ms(COMMIT_MS), NULL, 0, NULL, error);
+        status = db_pipeline_end(claim->conn, clock_deadline_ms(COMMIT_MS), NULL, 0, &failed_at, error);
     claim->batch.is_told = status == STATUS_OK && claim->batch.tell_channel.ptr;
-    return status;
+    return failed_at == NOTICE_AT ? STATUS_OK : status; /* committed, whoever was told */
 }
 
 static enum status commit(struct claim *claim, struct error *error)
@@ -259,7 +263,7 @@ static enum bus_postgres_step settle(struct claim *claim, struct error *error)
 
 /* ---- a message that is at hand before it is claimed ---- */
 
-/* What the claim answered: exactly this message, for the first time? */
+/* What the claim answered: exactly this message, for the first time? A dead letter is made of what was claimed. */
 static bool holds(struct claim *claim, const struct postgres_preview *preview)
 {
     const struct bus_batch handed = claim->batch;
@@ -270,6 +274,7 @@ static bool holds(struct claim *claim, const struct postgres_preview *preview)
     bool holds = claim->batch.count == 1 && claim->batch.attempt == 0 &&
                  claim->batch.messages[0].offset == claim->position &&
                  bus_postgres_preview_is(preview, &claim->batch.messages[0]) &&
+                 claim->outcome.letter_count == 0 &&
                  !bus_postgres_is_suspect(claim->reader, claim->partition, claim->position);
     const struct bus_message *claimed = claim->batch.messages;
     claim->batch = handed; /* with the handler's memo and verdicts */
@@ -306,6 +311,7 @@ static bool handle_preview(struct claim *claim, const struct postgres_preview *p
     if (open_preview(claim, preview, results, error) != STATUS_OK)
         return false;
     bus_batch_handle(&claim->reader->consumer, &claim->batch, &claim->arena, &claim->outcome);
+    db_pipeline_leave(claim->conn, NULL, 0); /* a handler that asked nothing has left the claim unanswered */
     db_result_free(results[0]);
     claim->rows = results[1];
     if (holds(claim, preview))

@@ -10,8 +10,9 @@
 #include "bus/bus_postgres.h"
 #include "conformance.h"
 
-static struct db_pool *pool; /* the tests' own */
-static int64_t handler_ms;   /* of the next bus; 0 = the default */
+static struct db_pool *pool;                        /* the tests' own */
+static int64_t handler_ms;                          /* of the next bus; 0 = the default */
+static int64_t poll_ms = 200, maintenance_ms = 100; /* the same */
 
 static struct db_target target(unsigned connections_max)
 {
@@ -50,9 +51,9 @@ static struct bus *create(struct loop *loop, struct worker_pool *workers, const 
                                          .target = &where,
                                          .topics = topics,
                                          .topic_count = topic_count,
-                                         .poll_ms = 200,
+                                         .poll_ms = poll_ms,
                                          .handler_ms = handler_ms,
-                                         .maintenance_ms = 100};
+                                         .maintenance_ms = maintenance_ms};
     struct error error = {0};
 
     if (bus_postgres_create(&config, &bus, &error) != STATUS_OK)
@@ -511,13 +512,178 @@ static void test_a_preview_has_no_effect_of_its_own(void **state)
     recorder_deinit(&recorder);
 }
 
+/* Comes again a few times, each time after a pause. */
+static void retry_some(struct recorder *recorder, struct bus_batch *batch)
+{
+    recorder_add(recorder, batch, batch->count);
+    if (number_in(&batch->messages[0]) == 0 && batch->attempt < 8)
+        bus_batch_retry(batch, 0, "not yet");
+}
+
+/* Whoever is told of one partition looks there alone: the end of a pause elsewhere is not forgotten over it. */
+static void test_news_of_one_partition_do_not_hide_a_pause_that_ends(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "pause", .partitions = 2};
+    struct process consumer, publisher;
+    struct recorder recorder;
+    recorder_init(&recorder);
+    recorder.behave = retry_some;
+    poll_ms = 2 * PATIENCE_MS;
+    open_with(&consumer, &topic, 1);
+    open_with(&publisher, &topic, 1);
+    poll_ms = 200;
+    subscribe(&consumer, &recorder, (struct bus_subscription){.topic = "pause", .backoff_max_ms = 100});
+    process_start(&consumer);
+    process_start(&publisher);
+    await_ready(&recorder);
+    publish(&publisher, "pause", key_of_partition(0, 2), 0);
+    int others = 0;
+    while (recorder_times(&recorder, 0) < 9 && others < 20000)
+        assert_int_equal(publish_lonely(&publisher, "pause", key_of_partition(1, 2), ++others), STATUS_OK);
+    bool came = recorder_await_committed(&recorder, (size_t)others + 1);
+    process_close(&publisher);
+    process_close(&consumer);
+    assert_true(came);
+    assert_int_equal(recorder_times(&recorder, 0), 9);
+    recorder_deinit(&recorder);
+}
+
+/* A notice of something that is not there: whoever follows it finds that it was not likely after all. */
+#define MISLEAD \
+    "SELECT count(pg_notify('freshet_bus', '0123456789abcdef:unlikely:0:1:k,5:71000,1:h,4:v:1,,'))"
+
+/* One that nobody was likely to handle is claimed without its preview, which then is not tried on what comes behind it. */
+static void test_a_preview_is_used_once_or_never(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "unlikely", .partitions = 1};
+    const struct timespec pause = {.tv_nsec = 20000000};
+    struct process consumer, publisher;
+    struct recorder recorder;
+    recorder_init(&recorder);
+    recorder.behave = write_effects_by_pipeline;
+    open_with(&consumer, &topic, 1);
+    open_with(&publisher, &topic, 1);
+    subscribe(&consumer, &recorder, (struct bus_subscription){.topic = "unlikely", .previews = true});
+    process_start(&consumer);
+    process_start(&publisher);
+    await_ready(&recorder);
+    for (int i = 1; i <= 20; i++) {
+        sql(MISLEAD);
+        nanosleep(&pause, NULL);
+        assert_int_equal(publish_lonely(&publisher, "unlikely", "k", 71000 + i), STATUS_OK);
+        assert_true(recorder_await_committed(&recorder, (size_t)i));
+    }
+    process_close(&publisher);
+    process_close(&consumer);
+    for (int i = 1; i <= 20; i++)
+        assert_int_equal(recorder_times(&recorder, 71000 + i), 1);
+    recorder_deinit(&recorder);
+}
+
+/* A handler that has no question for the database leaves the claim of a preview unanswered, and is asked again. */
+static void acknowledge(struct recorder *recorder, struct bus_batch *batch)
+{
+    recorder_add(recorder, batch, batch->count);
+}
+
+static void test_a_preview_that_nobody_asked_about_is_claimed_in_earnest(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "silent", .partitions = 1};
+    struct process consumer, publisher;
+    struct recorder recorder;
+    recorder_init(&recorder);
+    recorder.behave = acknowledge;
+    open_with(&consumer, &topic, 1);
+    open_with(&publisher, &topic, 1);
+    subscribe(&consumer, &recorder, (struct bus_subscription){.topic = "silent", .previews = true});
+    process_start(&consumer);
+    process_start(&publisher);
+    await_ready(&recorder);
+    for (int i = 1; i <= 4; i++) {
+        assert_int_equal(publish_lonely(&publisher, "silent", "k", i), STATUS_OK);
+        assert_true(recorder_await_committed(&recorder, (size_t)i));
+    }
+    process_close(&publisher);
+    process_close(&consumer);
+    recorder_deinit(&recorder);
+}
+
+static void bury(struct recorder *recorder, struct bus_batch *batch)
+{
+    write_effects_by_pipeline(recorder, batch);
+    bus_batch_term(batch, 0, "no");
+}
+
+static void test_a_dead_letter_says_where_it_came_from(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "buried", .partitions = 1};
+    struct process consumer, publisher;
+    struct recorder recorder;
+    recorder_init(&recorder);
+    recorder.behave = bury;
+    open_with(&consumer, &topic, 1);
+    open_with(&publisher, &topic, 1);
+    subscribe(&consumer, &recorder, (struct bus_subscription){.topic = "buried", .previews = true});
+    process_start(&consumer);
+    process_start(&publisher);
+    await_ready(&recorder);
+    for (int i = 0; i < 20; i++) {
+        assert_int_equal(publish_lonely(&publisher, "buried", "k", 72000 + i), STATUS_OK);
+        assert_true(recorder_await_committed(&recorder, (size_t)i + 1));
+    }
+    int64_t rightly = sql("SELECT count(*) FROM platform.bus_message WHERE topic = 'buried.dlq'"
+                          " AND (convert_from(payload, 'UTF8')::int - 72000)::text = ANY (headers)");
+    process_close(&publisher);
+    process_close(&consumer);
+    assert_int_equal(rightly, 20); /* the offsets of all */
+    recorder_deinit(&recorder);
+}
+
+/* PostgreSQL takes no notice of 8,000 bytes. */
+static void tell_too_much(struct recorder *recorder, struct bus_batch *batch)
+{
+    static char text[9000];
+
+    memset(text, 'x', sizeof text);
+    batch->tell_channel = STR("nowhere");
+    batch->tell_payload = str_of(text, sizeof text);
+    recorder_add(recorder, batch, batch->count);
+}
+
+static void test_a_commit_stands_whoever_could_be_told(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "untold", .partitions = 1};
+    struct process process;
+    struct recorder recorder;
+    recorder_init(&recorder);
+    recorder.behave = tell_too_much;
+    open_with(&process, &topic, 1);
+    subscribe(&process, &recorder, (struct bus_subscription){.topic = "untold"});
+    process_start(&process);
+    await_ready(&recorder);
+    publish(&process, "untold", "k", 1);
+    await_sql("SELECT position FROM platform.bus_cursor WHERE topic = 'untold'", 1);
+    publish(&process, "untold", "k", 2);
+    await_sql("SELECT position FROM platform.bus_cursor WHERE topic = 'untold'", 2);
+    process_close(&process);
+    assert_int_equal(recorder.committed, 2);
+    recorder_deinit(&recorder);
+}
+
 /* Nothing was published, and the topic is made again before the next one. */
 static void test_a_vanished_partition_refuses_the_commit(void **state)
 {
     (void)state;
     static const struct bus_topic topic = {.name = "vanished", .partitions = 1};
     struct process process;
+    maintenance_ms = PATIENCE_MS; /* which would make the topic, too */
     open_with(&process, &topic, 1);
+    maintenance_ms = 100;
     process_start(&process);
     publish(&process, "vanished", "k", 1);
     sql("DELETE FROM platform.bus_partition WHERE topic = 'vanished'");
@@ -531,6 +697,11 @@ static int run_own(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_preview_has_no_effect_of_its_own),
+        cmocka_unit_test(test_a_preview_is_used_once_or_never),
+        cmocka_unit_test(test_a_preview_that_nobody_asked_about_is_claimed_in_earnest),
+        cmocka_unit_test(test_a_dead_letter_says_where_it_came_from),
+        cmocka_unit_test(test_a_commit_stands_whoever_could_be_told),
+        cmocka_unit_test(test_news_of_one_partition_do_not_hide_a_pause_that_ends),
         cmocka_unit_test(test_a_vanished_partition_refuses_the_commit),
         cmocka_unit_test(test_polling_finds_what_no_notice_told_of),
         cmocka_unit_test(test_retention_waits_for_the_slowest_group),
