@@ -137,7 +137,7 @@ static void act(const struct rule *rule)
     log_warn("failpoint_reached", LOG_CSTR("failpoint", rule->name), LOG_CSTR("action", names[rule->action]));
     switch (rule->action) {
     case ACTION_KILL: kill(getpid(), SIGKILL); break;
-    case ACTION_STOP: kill(getpid(), SIGSTOP); break;
+    case ACTION_STOP: raise(SIGSTOP); break; /* this very thread, here and now */
     case ACTION_ABORT: abort();
     case ACTION_SLEEP: {
         struct timespec left = {.tv_sec = (time_t)(rule->sleep_ms / 1000),

@@ -227,6 +227,8 @@ static void put_option(struct buf *out, const char *name, struct str value)
 /* Settings every session of ours starts with: they travel in the startup packet and cost no round trip. */
 static void set_options(struct db_parsed *parsed)
 {
+    /* A process that is frozen between two statements gives its locks back, as one that died does. */
+    static const char idle_ms[] = "30000";
     struct buf options, path;
 
     buf_init(&options);
@@ -234,6 +236,7 @@ static void set_options(struct db_parsed *parsed)
     put_option(&options, "timezone", STR("UTC"));
     put_option(&options, "datestyle", STR("ISO"));
     put_option(&options, "standard_conforming_strings", STR("on"));
+    put_option(&options, "idle_in_transaction_session_timeout", str_from(idle_ms));
     if (parsed->statement_timeout_ms > 0) {
         char ms[24];
         snprintf(ms, sizeof ms, "%lld", (long long)parsed->statement_timeout_ms);

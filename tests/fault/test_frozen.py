@@ -1,13 +1,17 @@
 """A process that does not run for a while, as on a machine that swaps or a container that is paused (R7, R13, R14)."""
 import os
 import signal
+import threading
 import time
 
+import pytest
+
 from cluster import Cluster
+from failpoints import reached
 from lib.refdata import item_path, path, refdata_db  # noqa: F401
 from lib.wait import eventually
-from lib.writers import Threads, delta, updates_path
-from workload import CODES, Workload, audit
+from lib.writers import Patient, Threads, delta, status_path, updates_path
+from workload import CODES, Workload, audit, is_settled
 
 WRITES = 50
 
@@ -66,3 +70,31 @@ def test_others_take_over_from_a_frozen_process_and_it_repeats_nothing(serve, re
             time.sleep(5 if whole else 1.5)
             thaw(cluster.servers[1])
     audit(refdata_db, workload, cluster.servers, bearer)
+
+
+def test_a_process_that_freezes_in_its_own_commit_loses_its_locks(serve, refdata_db, token, whole):  # noqa: F811
+    """It holds the partition and the pair; PostgreSQL ends a transaction that is idle for 30 s."""
+    if not whole:
+        pytest.skip("takes half a minute")
+    bearer = token("demo", ttl=3600)
+    cluster = Cluster(serve, refdata_db, [[], []])
+    frozen, other = cluster.servers
+    frozen.env["FRESHET_FAILPOINTS"] = "command.before_direct_commit=stop#1"
+    cluster.start()
+    client = Patient([frozen], bearer)
+    first, second = delta("PLAIN", {"a": 1}), delta("PLAIN", {"a": 2})
+    answers = []
+    asking = threading.Thread(target=lambda: answers.append(client.post(first, "WAIT_COMMIT")))
+    asking.start()
+    try:
+        eventually(lambda: "command.before_direct_commit" in reached(frozen))
+        with other.client(bearer) as writer:
+            assert writer.post(updates_path("WAIT_COMMIT"), second).status == 202
+            eventually(lambda: writer.get(status_path(second["eventId"])).json()["status"] == "COMMITTED", timeout=60)
+    finally:
+        thaw(frozen)
+        asking.join()
+    eventually(lambda: is_settled(refdata_db))
+    versions = refdata_db.query("select event_id, committed_version from refdata.update_request order by 2")
+    assert [(str(event), version) for event, version in versions] == [(second["eventId"], 1), (first["eventId"], 2)]
+    assert answers[0].status in (200, 202)

@@ -35,6 +35,7 @@ static void test_sessions_begin_as_we_need_them(void **state)
     assert_string_equal(test_sql(conn, "SHOW application_name"), "freshet");
     assert_string_equal(test_sql(conn, "SHOW search_path"), "\"App\",\"pg_catalog\"");
     assert_string_equal(test_sql(conn, "SHOW statement_timeout"), "12345ms");
+    assert_string_equal(test_sql(conn, "SHOW idle_in_transaction_session_timeout"), "30s");
     db_release(conn);
     db_pool_destroy(pool);
 }
