@@ -1,0 +1,178 @@
+"""R11, R8: commands between PostgreSQL and Kafka. Whatever dies in between, none is lost and each has its effect once; and
+whoever publishes by the contract alone is served like everybody else."""
+import http.client
+import json
+import subprocess
+import time
+
+import pytest
+
+from fleet import SMALL
+from lib import on_engines
+from lib.apply import chunks, delta, items_of, statuses, version_of
+from lib.refdata import item_path
+from lib.wait import eventually
+from lib.writers import delta as update
+from lib.writers import status_path, updates_path
+
+TWO = {"command": 2, "apply": 1, "query,relay": 1}
+
+
+def kcat(kafka, *words, text=b""):
+    done = subprocess.run(["kcat", "-b", kafka.address, "-q", *words], input=text, capture_output=True, timeout=60,
+                          check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode()
+
+
+def send(kafka, topic, *commands, key=None):
+    """As an operator would, by hand, with the partitioner of Kafka's own clients."""
+    lines = [f"{key or '{tenantId}:{dictCode}'.format(**command)}\x1f{json.dumps(command)}" for command in commands]
+    kcat(kafka, "-P", "-t", topic, "-K", "\x1f", "-X", "topic.partitioner=murmur2_random",
+         text="".join(line + "\n" for line in lines).encode())
+
+
+def reasons(fleet):
+    """Of the dead letters."""
+    return sorted(headers["dlq-reason"].decode() for *_, headers, _ in on_engines.consume(fleet.topic + ".dlq"))
+
+
+@pytest.fixture
+def fleet(make_fleet, kafka):  # pylint: disable=unused-argument
+    return make_fleet(sizes=SMALL, dictionaries=["D", "E"])
+
+
+# ---- R11: from PostgreSQL to Kafka ----
+
+@pytest.mark.parametrize("place", ["command.after_commit", "commands.after_claim", "commands.after_publish",
+                                   "commands.after_finalize"])
+def test_who_accepted_an_update_dies_on_its_way(make_fleet, kafka, place):  # pylint: disable=unused-argument
+    """Between the commit and Kafka, or between Kafka and the note of it: another process publishes what was left."""
+    fleet = make_fleet(sizes=TWO, dictionaries=["D"])
+    before = fleet.write({"before": 1}, "D")
+    victim = fleet.of("command")[0]
+    victim.stop()
+    victim.env["FRESHET_FAILPOINTS"] = f"{place}=kill"
+    victim.start()
+    body = update("D", {"a": 1})
+    with victim.client(fleet.token) as client:
+        try:
+            assert client.post(updates_path(), body).status == 202
+        except (OSError, http.client.HTTPException):
+            pass  # it died before it could answer
+    eventually(lambda: victim.process.poll() is not None)
+    fleet.settled()
+    assert items_of(fleet.database, "D") == {"before": 1, "a": 1}
+    assert version_of(fleet.database, "D") == before + 1
+    with fleet.of("command")[1].client(fleet.token) as client:
+        assert client.get(status_path(body["eventId"])).json()["committedVersion"] == before + 1
+    fleet.reach(before + 1, "D")
+
+
+def test_updates_of_one_dictionary_reach_kafka_in_the_order_of_their_answers(make_fleet, kafka):
+    """While Kafka is away they wait in the outbox, and not one of them fails for it."""
+    fleet = make_fleet(sizes=SMALL, dictionaries=["D"])
+    kafka.kill()
+    try:
+        with fleet.of("command")[0].client(fleet.token) as client:
+            bodies = [update("D", {"last": i, str(i): i}) for i in range(60)]
+            assert {client.post(updates_path(), body).status for body in bodies} == {202}
+        time.sleep(1)  # some tries
+        assert fleet.database.query("select max(attempt_count), count(failed_at) from refdata.command_outbox") == [(0, 0)]
+    finally:
+        kafka.start()
+    fleet.settled()
+    assert items_of(fleet.database, "D")["last"] == 59
+    assert fleet.database.query("select e.event_id::text from refdata.outbox_event e order by version") == [
+        (body["eventId"],) for body in bodies]
+
+
+def test_a_wait_for_the_commit_goes_all_the_way(make_fleet, kafka):  # pylint: disable=unused-argument
+    """R1: with every role a process of its own. A stale update says so in its answer."""
+    fleet = make_fleet(sizes={"command": 1, "apply": 1, "query,relay": 1}, dictionaries=["D"])
+    eventually(lambda: fleet.write({"first": 1}, "D"))
+    with fleet.of("command")[0].client(fleet.token) as client:
+        answer = client.post(updates_path("WAIT_COMMIT", timeout_ms=1000), update("D", {"a": 1}, sourceRevision=5))
+        assert answer.status == 200 and answer.json()["status"] == "COMMITTED"
+        answer = client.post(updates_path("WAIT_COMMIT", timeout_ms=1000), update("D", {"a": 1}, sourceRevision=4))
+        assert (answer.status, answer.code) == (409, "STALE_SOURCE_REVISION")
+
+
+def test_a_large_update_is_carried(fleet):
+    """C2: as large as a body may be by default."""
+    large = {str(i): "x" * 1_000_000 for i in range(8)}
+    with fleet.of("command")[0].client(fleet.token) as client:
+        body = update("D", large)
+        assert client.post(updates_path(), body).status == 202
+        eventually(lambda: client.get(status_path(body["eventId"])).json()["status"] == "COMMITTED")
+
+
+# ---- R8: by the contract alone ----
+
+def test_a_command_by_kcat_has_a_status_and_its_effect_once(fleet, kafka):
+    sent = delta("D", {"a": 1}, source="KAFKA")
+    send(kafka, fleet.topic, sent, sent)
+    fleet.reach(1, "D")
+    send(kafka, fleet.topic, sent)
+    fleet.settled()
+    assert version_of(fleet.database, "D") == 1
+    with fleet.of("command")[0].client(fleet.token) as client:
+        answer = client.get(status_path(sent["eventId"])).json()
+    assert (answer["status"], answer["committedVersion"], answer["dictCode"]) == ("COMMITTED", 1, "D")
+    assert fleet.database.value("select source from refdata.update_request") == "KAFKA"
+    with fleet.pods[0].client(fleet.token) as client:
+        assert client.get(item_path("D", "a")).json()["payload"] == 1
+
+
+def test_a_snapshot_in_chunks_by_kcat(fleet, kafka):
+    sent = chunks("D", [{"a": 1}, {"b": 2}, {"c": 3}], source="KAFKA")
+    send(kafka, fleet.topic, sent[2], sent[0], sent[2])
+    eventually(lambda: statuses(fleet.database, [sent[0], sent[2]]) == [("PENDING", None)] * 2)
+    send(kafka, fleet.topic, sent[1])
+    fleet.reach(1, "D")
+    assert statuses(fleet.database, sent) == [("COMMITTED", 1)] * 3
+    assert items_of(fleet.database, "D") == {"a": 1, "b": 2, "c": 3}
+
+
+def test_what_cannot_be_taken_is_buried_and_can_be_sent_again(fleet, kafka):
+    """R9: the reason is in the letter's headers; the partition goes on."""
+    wrong_key, nameless, unknown = delta("D", {"a": 1}), delta("D", {"a": 1}), delta("NOBODYS", {"a": 1})
+    del nameless["eventId"]
+    send(kafka, fleet.topic, wrong_key, key="demo:E")
+    send(kafka, fleet.topic, nameless, unknown, delta("D", {"after": 1}))
+    fleet.reach(1, "D")
+    fleet.settled()
+    assert reasons(fleet) == ["not a command: eventId is missing",
+                              "not a command: its key is not {tenantId}:{dictCode}",
+                              "not a command: no such dictionary"]
+    send(kafka, fleet.topic, wrong_key)
+    fleet.reach(2, "D")
+    assert items_of(fleet.database, "D") == {"a": 1, "after": 1}
+
+
+# ---- life ----
+
+def test_engines_that_are_not_there_keep_nobody_from_starting_reading_or_stopping(make_fleet, engines):
+    """C8: health says what is missing; a pod reads from memory and from PostgreSQL; a stop is prompt."""
+    fleet = make_fleet(sizes={"command,apply,relay,query": 1}, dictionaries=["D"], sweep="50ms")
+    fleet.reach(fleet.write({"a": 1}, "D"), "D")
+    server = fleet.all[0]
+    server.stop()
+    engines.kafka.kill()
+    engines.redis.kill()
+    server.start()
+    with server.client(fleet.token) as client:
+        health = client.get("/actuator/health")
+        assert health.status == 200
+        found = {name: state["status"] for name, state in health.json()["components"].items()}
+        assert (found["kafka:main"], found["redis:main"], found["postgres:main"]) == ("DOWN", "DOWN", "UP")
+        roles = {name: state["status"] for name, state in health.json()["roles"].items()}
+        assert (roles["query"], roles["command"], roles["apply"], roles["relay"]) == ("UP", "UP", "DOWN", "DOWN")
+        assert client.get(item_path("D", "a")).json()["payload"] == 1
+        assert client.post(updates_path(), update("D", {"a": 2})).status == 202
+    began = time.monotonic()
+    server.stop()
+    assert time.monotonic() - began < 9, "the configured time is 10 s"
+    engines.heal()
+    server.start()
+    fleet.reach(2, "D")
