@@ -146,6 +146,10 @@ static const struct setting_row update_rows[] = {
      "Time for an update to be committed; past it 503.", "5s", 10, HOUR_MS, .reloadable = true},
     {"batch", SETTING_INT, UPDATE_ROW(batch_max), "Most commands that apply puts into one transaction.",
      "200", 1, 10000},
+    {"attempts", SETTING_INT, UPDATE_ROW(attempts_max),
+     "How often an update whose SQL does not end in time is tried, with growing pauses, before it fails; 13 are a minute "
+     "and a half or so.",
+     "13", 1, 100, .reloadable = true},
     {"snapshotExpiry", SETTING_DURATION_MS, UPDATE_ROW(snapshot_expire_ms),
      "A chunked snapshot that is not complete this long after its last chunk fails with SNAPSHOT_INCOMPLETE.",
      "1h", 100, 30 * 24 * (int64_t)HOUR_MS, .reloadable = true},

@@ -1,7 +1,7 @@
 /* Apply on the bus: messages to commands, and a batch of them into the bus's own transaction.
  *
  * A batch that fails as a whole comes again one by one, and one that comes alone records its own failure. What takes too
- * long is tried ATTEMPTS_MAX times, with the bus's backoff about a minute and a half by default, and is refused then: a
+ * long is tried as often as the settings say (updates.attempts), with the bus's backoff in between, and is refused then: a
  * statement that never ends must not hold up its partition for ever. */
 #include <stdlib.h>
 
@@ -11,7 +11,6 @@
 #include "modules/refdata/apply/batch.h"
 
 #define ARENA_BYTES 65536
-#define ATTEMPTS_MAX 13 /* from BACKOFF_MIN_MS on doubled: about a minute and a half */
 #define BACKOFF_MIN_MS 10
 
 struct refdata_apply {
@@ -175,7 +174,8 @@ static unsigned flags_of(const struct memo *memo, const struct bus_batch *batch)
         flags |= REFDATA_APPLY_OPEN;
     if (memo->count != 1)
         return flags;
-    return flags | REFDATA_APPLY_ALONE | (batch->attempt + 1 >= ATTEMPTS_MAX ? REFDATA_APPLY_LAST : 0);
+    return flags | REFDATA_APPLY_ALONE |
+           (batch->attempt + 1 >= memo->catalog->updates.attempts_max ? REFDATA_APPLY_LAST : 0);
 }
 
 /* One alone whose sender waits elsewhere: it is told in the commit's own round trip. */
@@ -202,7 +202,7 @@ void refdata_handler_run(void *context, struct bus_batch *batch)
     batch->memo = memo;
     if (memo->count == 0)
         return;
-    if (memo->count == 1 && batch->attempt >= ATTEMPTS_MAX)
+    if (memo->count == 1 && batch->attempt >= memo->catalog->updates.attempts_max)
         refdata_command_fail(&memo->commands[0], STATUS_UPDATE_REFUSED, "given up: it did not end in time");
     enum status status = refdata_apply_run(apply->flow, batch->conn, memo->commands, memo->count,
                                            flags_of(memo, batch), batch->deadline_ns, &memo->arena, &error);
