@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from fleet import SMALL
+from fleet import DEAF, SMALL
 from lib import on_engines
 from lib.apply import chunks, delta, items_of, statuses, version_of
-from lib.refdata import item_path
+from lib.refdata import item_path, path, pod
 from lib.wait import eventually
 from lib.writers import delta as update
 from lib.writers import status_path, updates_path
@@ -176,3 +176,36 @@ def test_engines_that_are_not_there_keep_nobody_from_starting_reading_or_stoppin
     engines.heal()
     server.start()
     fleet.reach(2, "D")
+
+
+def test_two_databases_share_a_topic_and_a_stream(serve, postgres, refdata_db, kafka, token):  # noqa: F811
+    """R15: each takes what is its own by a group of its own; what is nobody's is buried once."""
+    other = postgres.create_database()
+    try:
+        settings = pod("D", {"code": "E", "postgres": "shop"}, cache={"sweepInterval": DEAF, "preload": ["demo/D", "demo/E"]})
+        settings["refdata"]["postgres"] = [
+            {"name": name, "jdbcUrl": database.jdbc_url, "username": database.user,
+             "passwordFromEnv": "FRESHET_TEST_PG_PASSWORD"} for name, database in (("main", refdata_db), ("shop", other))]
+        server = serve(refdata_db, settings)
+        topic = on_engines.topic(refdata_db.name)
+        with server.client(token("demo")) as client:
+            for code in "DE":
+                def told(code=code):
+                    """Until the pod has been told of a change, which it looks for nowhere else."""
+                    version = client.post(updates_path("WAIT_COMMIT", timeout_ms=1000), update(code, {"a": 1})).json().get(
+                        "committedVersion")
+                    return version and any(client.get(path(code, "/version")).json()["version"] >= version or
+                                           time.sleep(0.05) for _ in range(40))
+                eventually(told)
+            sent = [delta("D", {"d": 1}), delta("E", {"e": 1}), delta("NOBODYS", {"x": 1})]
+            send(kafka, topic, *sent)
+            eventually(lambda: (items_of(refdata_db, "D"), items_of(other, "E")) == ({"a": 1, "d": 1}, {"a": 1, "e": 1}))
+            eventually(lambda: len(on_engines.consume(topic + ".dlq")) == 1)
+            for command in sent[:2]:
+                assert client.get(status_path(command["eventId"])).json()["status"] == "COMMITTED"
+        assert items_of(refdata_db, "E") == {} and items_of(other, "D") == {}
+        eventually(lambda: on_engines.is_handled(refdata_db.name, "refdata-apply.shop"))
+        assert len(on_engines.consume(topic + ".dlq")) == 1
+    finally:
+        server.stop()
+        other.drop()
