@@ -237,6 +237,11 @@ struct str bus_message_header(const struct bus_message *message, struct str name
     return STR_NONE;
 }
 
+size_t bus_message_bytes_max(const struct bus *bus)
+{
+    return bus->message_bytes_max;
+}
+
 /* ---- subscriptions ---- */
 
 static enum status check_subscription(const struct bus_subscription *subscription, struct error *error)

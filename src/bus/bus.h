@@ -81,6 +81,7 @@ struct bus_message {
 };
 
 struct str bus_message_header(const struct bus_message *message, struct str name); /* STR_NONE: not there */
+size_t bus_message_bytes_max(const struct bus *bus); /* key, headers and payload together; any thread */
 
 /* Publishes all of them or, but for what is said under Failures, none; returns when the engine has them for
  * good. Calls of several threads share a commit. Messages of one call keep their order within a partition. */

@@ -7,7 +7,7 @@ import pytest
 
 from lib.refdata import item_path, pod
 from lib.wait import eventually
-from lib.writers import status_path
+from lib.writers import status_path, updates_path
 
 TENANT = "acme"
 CODE = "COUNTRY"
@@ -136,6 +136,20 @@ def test_a_captured_change_and_a_tombstone(serve, refdata_db, settings, topic, t
     assert letter["payload"] == '{"op": "u", "after": {"code": "FR"}}'
     assert letter["headers"]["dlq-reason"] == "BAD_REQUEST: tenantId is missing (header x-tenant)"
     assert server.metrics()[f'refdata_adapter_messages_total{{topic="{topic.name}",result="refused"}}'] == 1
+
+
+def test_an_update_too_large_for_a_message_is_refused_before_it_is_accepted(serve, refdata_db, settings, topic, token):
+    """R1, R9: an update that Kafka would never carry must not stay PENDING for ever."""
+    changes = settings("kafka")
+    changes["kafka"] = {"messageBytes": "64KiB"}
+    server = serve(refdata_db, changes)
+    reader, large = Reader(server, token), delta("k", "x" * 65000)
+    topic.send(large, delta("last", 1))
+    reader.has("last", 1)
+    assert topic.read(".dlq")[0]["headers"]["dlq-reason"] == "PAYLOAD_TOO_LARGE: items: at most 64512 bytes are taken"
+    answer = reader.client.post(updates_path(tenant=TENANT), {**large, "dictCode": CODE})
+    assert (answer.status, answer.json()["code"], answer.json()["field"]) == (413, "PAYLOAD_TOO_LARGE", "items")
+    assert refdata_db.query("select count(*) from refdata.update_request") == [(1,)]
 
 
 PLACES = ["adapter.after_requests", "adapter.before_publish", "adapter.before_commit", "adapter.after_commit"]

@@ -4,10 +4,10 @@
 #include <stdio.h>
 
 #include "base/arena.h"
-#include "bus/bus_kafka.h"
 #include "bus/bus_postgres.h"
 #include "bus/bus_redis.h"
 #include "modules/refdata/flow.h"
+#include "modules/refdata/kafka.h"
 
 enum {
     OWN_CONNECTIONS = 3, /* of the embedded bus: publishing, upkeep, invalidations */
@@ -64,56 +64,19 @@ static const char *text_or_none(struct str text)
     return text.len ? text.ptr : NULL;
 }
 
-static const char *join(const struct setting_strings *list, struct arena *arena)
-{
-    struct str text = STR("");
-    for (size_t i = 0; i < list->count; i++)
-        text = arena_printf(arena, "%.*s%s%.*s", STR_ARG(text), i ? "," : "", STR_ARG(list->items[i]));
-    return text.ptr;
-}
-
-static struct bus_kafka_security kafka_security(const struct kernel_kafka *kafka)
-{
-    return (struct bus_kafka_security){
-        .tls = kafka->tls.enabled,
-        .ca_file = text_or_none(kafka->tls.ca_file),
-        .certificate_file = text_or_none(kafka->tls.certificate_file),
-        .key_file = text_or_none(kafka->tls.key_file),
-        .username = text_or_none(kafka->sasl.username),
-        .password = kernel_login_password(&kafka->sasl),
-        .mechanism = kernel_sasl_mechanisms[kafka->mechanism],
-    };
-}
-
 static enum status open_kafka(struct refdata_flow *flow, struct bus **bus, struct error *error)
 {
-    const struct kernel_kafka *kafka = kernel_kafka(flow->refdata->kernel);
     const struct refdata_kafka_settings *settings = &flow->refdata->first->kafka;
     const struct bus_topic topic = {.name = settings->commands_topic.ptr,
                                     .partitions = (unsigned)settings->partitions,
                                     .keep_ms = settings->keep_ms};
     struct db_target target = flow->database->target;
-    struct arena arena;
     target.connections_max = (unsigned)settings->handlers;
-    arena_init(&arena, 1024);
-    enum status status = bus_kafka_create(
+    return refdata_kafka_open(
+        flow->refdata,
         &(struct bus_kafka_config){
-            .loop = flow->refdata->home,
-            .workers = flow->workers,
-            .brokers = join(&kafka->brokers, &arena),
-            .client_id = kafka->client_id.ptr,
-            .security = kafka_security(kafka),
-            .target = &target,
-            .topics = &topic,
-            .topic_count = 1,
-            .replication = (unsigned)kafka->replication,
-            .session_ms = kafka->session_timeout_ms,
-            .keep_dead_ms = kernel_bus(flow->refdata->kernel)->keep_dead_ms,
-            .message_bytes_max = (size_t)kafka->message_bytes_max,
-        },
+            .workers = flow->workers, .target = &target, .topics = &topic, .topic_count = 1},
         bus, error);
-    arena_deinit(&arena);
-    return status;
 }
 
 static struct bus_redis_security redis_security(const struct kernel_redis *redis)
@@ -179,7 +142,8 @@ static void name_groups(struct refdata_flow *flow)
     buses->shared = bus->commands != KERNEL_POSTGRES;
     buses->buries = !buses->shared || is_first;
     bool alone = is_first || bus->commands == KERNEL_POSTGRES;
-    snprintf(buses->apply_group, sizeof buses->apply_group, "%s%s%s", REFDATA_APPLY_GROUP, alone ? "" : ".",
+    struct str apply = buses->shared ? settings->kafka.group : STR(REFDATA_APPLY_GROUP);
+    snprintf(buses->apply_group, sizeof buses->apply_group, "%.*s%s%s", STR_ARG(apply), alone ? "" : ".",
              alone ? "" : name);
     alone = is_first || bus->invalidations == KERNEL_POSTGRES;
     snprintf(buses->pods_group, sizeof buses->pods_group, "%.*s%s%s", STR_ARG(settings->redis.group),

@@ -12,6 +12,8 @@
 #include "modules/refdata/writer.h"
 
 enum { STOP_GRACE_MS = 1500, HEADERS_MAX = 3, COLUMNS = 6 };
+#define REST_BYTES \
+    ((size_t)1024) /* of a command but for its items: names, ids, a time, key and headers, at their longest */
 enum { EXTRA_EVENT_ID, EXTRA_TRACEPARENT, EXTRA_WAITED };
 
 struct refdata_commands {
@@ -83,6 +85,16 @@ static enum status insert(struct db_conn *conn, const struct bus_message *messag
         status = db_exec(conn, &statement, params, deadline_ns, NULL, error);
     refdata_columns_free(&columns);
     return status;
+}
+
+enum status refdata_commands_check(const struct refdata_flow *flow, const struct refdata_update *update,
+                                   struct error *error)
+{
+    size_t limit = bus_message_bytes_max(flow->buses.commands);
+    if (update->items.raw.len + REST_BYTES <= limit)
+        return STATUS_OK;
+    return error_set_field(error, STATUS_PAYLOAD_TOO_LARGE, "items", "items: at most %zu bytes are taken",
+                           limit > REST_BYTES ? limit - REST_BYTES : 0);
 }
 
 enum status refdata_commands_put(struct refdata_flow *flow, struct db_conn *conn,

@@ -8,6 +8,9 @@
 #include "modules/refdata/flow.h"
 #include "outbox/outbox.h"
 
+/* Any thread, before it is accepted: can a message carry it? PAYLOAD_TOO_LARGE where it can not. */
+enum status refdata_commands_check(const struct refdata_flow *flow, const struct refdata_update *update,
+                                   struct error *error) MUST_CHECK;
 /* Any thread that may block, in the open transaction that accepts them. Messages as for bus_publish(): topic
  * REFDATA_COMMANDS, key tenant:dict, a payload of text; of their headers the event id (needed), REFDATA_HEADER_WAITED and the
  * traceparent go along. */

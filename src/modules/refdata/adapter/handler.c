@@ -50,7 +50,8 @@ static enum status check_dictionary(const struct refdata_reader *reader,
         return error_set_field(error, STATUS_BAD_REQUEST, "dictCode",
                                "the dictionary %.*s lives in another database than this source's",
                                STR_ARG(dictionary->code));
-    return refdata_acceptance_check(dictionary, update, error);
+    status = refdata_acceptance_check(dictionary, update, error);
+    return status == STATUS_OK ? refdata_commands_check(reader->flow, update, error) : status;
 }
 
 static struct str traceparent_of(const struct bus_message *message)

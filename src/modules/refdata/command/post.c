@@ -11,6 +11,7 @@
 #include "base/memory.h"
 #include "modules/refdata/acceptance.h"
 #include "modules/refdata/command/command.h"
+#include "modules/refdata/commands.h"
 
 enum {
     PARSE_HERE_BYTES_MAX = 64 << 10, /* a larger one would keep the loop's other connections waiting */
@@ -238,6 +239,10 @@ static void hand_over(struct refdata_post *post)
     struct error error = {0};
     enum status status = STATUS_UNAVAILABLE;
     post->flow = find_flow(post);
+    if (post->flow && refdata_commands_check(post->flow, &post->update, &error) != STATUS_OK) {
+        refuse(post, &error);
+        return;
+    }
     if (post->flow && post->waits)
         enlist(post); /* before the commit: no decision can be missed */
     post->busy = true;

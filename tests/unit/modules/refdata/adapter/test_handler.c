@@ -29,6 +29,7 @@ struct rig {
     struct refdata_adapter_source source;
     struct refdata_reader reader;
     struct refdata_catalog *catalog;
+    struct worker_pool *workers;
     struct bus_message messages[BATCH_MAX];
     struct bus_verdict verdicts[BATCH_MAX];
     size_t count;
@@ -94,6 +95,25 @@ static void migrate(struct rig *rig)
         fail_msg("%s", error.message);
 }
 
+/* Nothing is published by it: commands are rows of an outbox here. It only says how large one may be. */
+static void open_commands(struct rig *rig)
+{
+    const struct bus_topic topic = {.name = REFDATA_COMMANDS, .partitions = 1};
+    struct db_target target = rig->flow.database->target;
+    struct error error = {0};
+    rig->workers = worker_pool_create("test", 1, SIZE_MAX);
+    target.connections_max = 3;
+    if (bus_postgres_create(&(struct bus_postgres_config){.loop = rig->refdata.home,
+                                                          .workers = rig->workers,
+                                                          .target = &target,
+                                                          .topics = &topic,
+                                                          .topic_count = 1,
+                                                          .message_bytes_max = 4096},
+                            &rig->flow.buses.commands, &error) != STATUS_OK)
+        fail_msg("%s", error.message);
+    rig->flow.commands = refdata_commands_create(&rig->flow);
+}
+
 static int set_up(void **state)
 {
     struct rig *rig = calloc(1, sizeof *rig);
@@ -110,7 +130,7 @@ static int set_up(void **state)
     rig->refdata.home = loop_create(&(struct loop_options){0});
     rig->flow = (struct refdata_flow){
         .refdata = &rig->refdata, .catalog = rig->catalog, .database = rig->catalog->databases[0]};
-    rig->flow.commands = refdata_commands_create(&rig->flow);
+    open_commands(rig);
     metrics_register(&refdata_adapter_messages_family);
     rig->reader = (struct refdata_reader){.flow = &rig->flow, .source = &rig->source};
     static const char *const results[] = {"accepted", "replayed", "refused"};
@@ -128,6 +148,10 @@ static int tear_down(void **state)
 {
     struct rig *rig = *state;
     refdata_commands_destroy(rig->flow.commands);
+    bus_stop(rig->flow.buses.commands, 0);
+    bus_destroy(rig->flow.buses.commands);
+    worker_pool_stop(rig->workers);
+    worker_pool_destroy(rig->workers);
     loop_destroy(rig->refdata.home);
     pthread_mutex_destroy(&rig->refdata.catalog_lock);
     refdata_catalog_unref(rig->catalog);
@@ -258,15 +282,22 @@ static void what_is_no_update_is_a_dead_letter_and_the_rest_goes_on(void **state
     add(rig, "{\"dictCode\":\"RO\",\"eventType\":\"DELTA\",\"items\":[]}");
     add(rig, "{\"dictCode\":\"C\",\"eventType\":\"SNAPSHOT\",\"items\":[1,2]}");
     add(rig, "");
+    char large[3200];
+    snprintf(
+        large, sizeof large,
+        "{\"dictCode\":\"C\",\"eventType\":\"SNAPSHOT\",\"items\":[{\"key\":\"k\",\"payload\":\"%0*d\"}]}",
+        3080, 0);
+    add(rig, large); /* for a message on the bus, with all that belongs to it */
     add(rig, DELTA(EVENT_B, "b"));
-    assert_int_equal(deliver(rig), 7);
+    assert_int_equal(deliver(rig), 8);
     assert_int_equal(rig->verdicts[0].kind, BUS_TERM);
     dead(rig, 2, "UNKNOWN_DICTIONARY: there is no dictionary called NONE");
     dead(rig, 3, "DICTIONARY_READ_ONLY: the dictionary RO has no apply.upsertSql");
     dead(rig, 4, "BAD_REQUEST: items[0]: must be an object");
     dead(rig, 5, "BAD_REQUEST: the message has no value");
+    dead(rig, 6, "PAYLOAD_TOO_LARGE: items: at most 3072 bytes are taken");
     table_is(rig, COMMANDS, EVENT_A " a\n" EVENT_B " b\n");
-    assert_int_equal(metric_value(rig->reader.outcomes[REFDATA_INTAKE_REFUSED]) - before, 5);
+    assert_int_equal(metric_value(rig->reader.outcomes[REFDATA_INTAKE_REFUSED]) - before, 6);
 }
 
 static void a_dictionary_that_is_out_of_order_holds_up_its_partition(void **state)
