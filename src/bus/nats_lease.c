@@ -1,6 +1,6 @@
 /* Who of a group handles which partition: a lease for each, in a JetStream bucket whose entries end by themselves, taken
  * and renewed by compare-and-set. Whose it should be follows from who is there: the members, in the order of their ids, take
- * turns. They know of each other by a word a second; should they not agree for a moment, the lease still has one holder.
+ * turns. They know of each other by a word now and then; should they not agree for a moment, the lease still has one holder.
  *
  * A holder that was frozen finds its lease over by its own clock, which went on, before it begins another batch. What it had
  * begun it finishes and acknowledges: its effect is in the database, once more than the new holder's, and must know its
@@ -15,8 +15,6 @@
 #include "base/memory.h"
 #include "bus/nats_inside.h"
 
-#define MEMBER_MS 1000
-#define MEMBER_GONE_MS 3500
 #define STUCK_SLACK_MS 10000
 #define FREE "-"
 
@@ -102,7 +100,7 @@ void bus_nats_members_say(struct nats_reader *reader, const char *what)
 /* Under the lock: is this partition ours, by the members that were heard of? */
 static bool is_ours(struct nats_reader *reader, unsigned partition)
 {
-    int64_t oldest_ns = clock_mono_ns() - MEMBER_GONE_MS * CLOCK_NS_PER_MS;
+    int64_t oldest_ns = clock_mono_ns() - reader->nats->config.ack_wait_ms * CLOCK_NS_PER_MS;
     size_t rank = 0, count = 1;
 
     for (size_t i = 0; i < reader->member_count;) {
@@ -256,7 +254,7 @@ void bus_nats_leases_keep(struct nats_reader *reader)
     pthread_mutex_unlock(&reader->nats->lock);
     if (speak) {
         bus_nats_members_say(reader, "here");
-        reader->say_ns = now_ns + MEMBER_MS * CLOCK_NS_PER_MS;
+        reader->say_ns = now_ns + reader->nats->config.ack_wait_ms * CLOCK_NS_PER_MS / 5;
     }
     for (unsigned i = 0; i < reader->consumer.topic->spec.partitions; i++)
         keep(&reader->slots[i]);

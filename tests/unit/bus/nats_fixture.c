@@ -46,7 +46,7 @@ static void choose_port(void)
     fixture.port = ntohs(any.sin_port);
 }
 
-static void write_config(const char *settings)
+void nats_fixture_configure(const char *settings)
 {
     char path[96];
 
@@ -107,7 +107,7 @@ void nats_fixture_start(const char *settings)
         die("no temporary directory");
     choose_port();
     snprintf(fixture.url, sizeof fixture.url, "nats://127.0.0.1:%u", fixture.port);
-    write_config(settings);
+    nats_fixture_configure(settings);
     nats_fixture_resume();
 }
 
@@ -160,7 +160,7 @@ const char *nats_fixture_url(void)
     return fixture.url;
 }
 
-const char *nats_fixture_directory(void)
+void nats_fixture_borrow(const char *url)
 {
-    return fixture.directory;
+    snprintf(fixture.url, sizeof fixture.url, "%s", url);
 }

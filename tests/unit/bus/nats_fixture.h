@@ -8,12 +8,13 @@
 void nats_fixture_start(const char *settings); /* more of its configuration, or ""; exits when it cannot */
 void nats_fixture_stop(void);                  /* also removes its directory */
 const char *nats_fixture_url(void);
-const char *nats_fixture_directory(void);
+void nats_fixture_borrow(const char *url); /* another test process started it and ends it */
 
-void nats_fixture_halt(void);   /* SIGKILL */
-void nats_fixture_resume(void); /* same port, same store */
-void nats_fixture_forget(void); /* between the two: its store is gone */
-void nats_fixture_freeze(void); /* SIGSTOP: sockets stay open, nobody answers */
+void nats_fixture_configure(const char *settings); /* for the next time it comes up */
+void nats_fixture_halt(void);                      /* SIGKILL */
+void nats_fixture_resume(void);                    /* same port, same store */
+void nats_fixture_forget(void);                    /* between the two: its store is gone */
+void nats_fixture_freeze(void);                    /* SIGSTOP: sockets stay open, nobody answers */
 void nats_fixture_thaw(void);
 void nats_fixture_cut(void); /* ends every connection that this process has to it */
 

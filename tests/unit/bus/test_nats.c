@@ -8,11 +8,12 @@
 #include "../db/pg_fixture.h"
 #include "base/log.h"
 #include "base/metrics.h"
-#include "bus/bus_nats.h"
-#include "conformance.h"
 #include "nats_fixture.h"
+#include "test_nats.h"
 
 static struct db_pool *pool; /* the tests' own */
+struct bus_nats_security nats_next_security;
+static bool with_database; /* of the next bus */
 
 static int64_t sql(const char *text)
 {
@@ -41,7 +42,8 @@ static struct bus *create(struct loop *loop, struct worker_pool *workers, const 
                                      .workers = workers,
                                      .servers = nats_fixture_url(),
                                      .client_name = "freshet-test",
-                                     .target = &where,
+                                     .security = nats_next_security,
+                                     .target = with_database ? &where : NULL,
                                      .topics = topics,
                                      .topic_count = topic_count,
                                      .ack_wait_ms = 1000};
@@ -87,7 +89,7 @@ static const struct conformance_driver nats = {
 
 /* ---- a process with topics of the test's own; and NATS itself, as another program sees it ---- */
 
-static void open_with(struct process *process, const struct bus_topic *topics, size_t count)
+void nats_open_with(struct process *process, const struct bus_topic *topics, size_t count)
 {
     process->loop = loop_create(&(struct loop_options){0});
     process->workers = worker_pool_create("bus", 4, 100);
@@ -176,11 +178,11 @@ static void test_another_number_of_partitions_is_refused(void **state)
     struct process process;
     struct error error = {0};
     struct bus_message message = {.topic = STR("count"), .key = STR("k"), .payload = STR("1")};
-    open_with(&process, &two, 1);
+    nats_open_with(&process, &two, 1);
     process_start(&process);
     publish(&process, "count", "k", 1);
     process_close(&process);
-    open_with(&process, &three, 1);
+    nats_open_with(&process, &three, 1);
     process_start(&process);
     enum status status = bus_publish(process.bus, &message, 1, clock_deadline_ms(PATIENCE_MS), &error);
     process_close(&process);
@@ -205,7 +207,7 @@ static void test_an_event_published_again_is_there_once_but_twice_in_one_call_is
     (void)state;
     static const struct bus_topic topic = {.name = "ids", .partitions = 1};
     struct process process;
-    open_with(&process, &topic, 1);
+    nats_open_with(&process, &topic, 1);
     process_start(&process);
     enum status first = publish_event(&process, 1, "one"), again = publish_event(&process, 1, "one");
     enum status both = publish_event(&process, 2, "two"), once_more = publish_event(&process, 2, "two");
@@ -240,7 +242,7 @@ static void test_another_program_s_message_needs_nothing_of_ours(void **state)
     natsMsg *message = NULL;
     recorder_init(&recorder);
     recorder.behave = read_foreign;
-    open_with(&process, &topic, 1);
+    nats_open_with(&process, &topic, 1);
     subscribe(&process, &recorder, (struct bus_subscription){.topic = "foreign.events"});
     process_start(&process);
     await_ready(&recorder);
@@ -278,7 +280,7 @@ static void test_a_termed_message_is_told_by_an_advisory_that_is_kept(void **sta
     struct process process;
     struct recorder groups[2];
     uint64_t before = stream_messages("freshet_advisories");
-    open_with(&process, &topic, 1);
+    nats_open_with(&process, &topic, 1);
     for (int i = 0; i < 2; i++) {
         recorder_init(&groups[i]);
         groups[i].behave = term_it;
@@ -329,7 +331,7 @@ static void test_plain_subjects_carry_a_word_to_who_listens(void **state)
     static struct heard heard;
     struct error error = {0};
     recorder_init(&heard.recorder);
-    open_with(&process, &topic, 1);
+    nats_open_with(&process, &topic, 1);
     assert_int_equal(bus_nats_send(process.bus, &word, &error), STATUS_UNAVAILABLE); /* not connected yet */
     assert_int_equal(bus_nats_listen(process.bus, "", NULL, on_plain, &heard, &error), STATUS_CONFIG);
     assert_int_equal(bus_nats_listen(process.bus, "entity.*", "q", on_plain, &heard, &error), STATUS_OK);
@@ -366,7 +368,7 @@ static void test_what_is_taken_before_it_was_read_is_a_gap(void **state)
     struct recorder every;
     recorder_init(&every);
     every.behave = wait_for_word;
-    open_with(&process, &topic, 1);
+    nats_open_with(&process, &topic, 1);
     subscribe(&process, &every,
               (struct bus_subscription){.topic = "purged", .mode = BUS_EVERY, .batch_max = 1});
     process_start(&process);
@@ -396,7 +398,7 @@ static void test_a_server_that_lost_everything_is_set_up_again(void **state)
     struct recorder shared, every;
     recorder_init(&shared);
     recorder_init(&every);
-    open_with(&process, &topic, 1);
+    nats_open_with(&process, &topic, 1);
     subscribe(&process, &shared, (struct bus_subscription){.topic = "lost"});
     subscribe(&process, &every, (struct bus_subscription){.topic = "lost", .mode = BUS_EVERY});
     process_start(&process);
@@ -429,7 +431,7 @@ static void test_a_server_that_is_not_there_yet_is_waited_for(void **state)
     struct recorder recorder;
     recorder_init(&recorder);
     nats_fixture_halt();
-    open_with(&process, &topic, 1);
+    nats_open_with(&process, &topic, 1);
     subscribe(&process, &recorder, (struct bus_subscription){.topic = "late"});
     process_start(&process);
     struct bus_message message = {.topic = STR("late"), .key = STR("k"), .payload = STR("1")};
@@ -466,26 +468,38 @@ static int run_own(void)
     return failed;
 }
 
-int main(void)
+static int run_with_database(void)
 {
-    struct db_target where;
+    struct db_target where = pg_fixture_target();
     struct error error = {0};
 
-    if (getenv("T"))
-        cmocka_set_test_filter(getenv("T"));
-    log_set_level(getenv("NATS_LOG") ? LOG_LEVEL_DEBUG : LOG_LEVEL_ERROR);
-    nats_fixture_start("");
-    pg_fixture_start();
-    where = pg_fixture_target();
     if (db_pool_create(&where, &pool, &error) != STATUS_OK) {
         fprintf(stderr, "%s\n", error.message);
         return 1;
     }
     sql("CREATE TABLE public.effect (number int NOT NULL CHECK (number >= 0))");
     sql("CREATE INDEX ON public.effect (number)");
+    with_database = true;
     int failed = conformance_run(&nats) + run_own();
+    with_database = false;
     db_pool_destroy(pool);
+    return failed;
+}
+
+int main(int argc, char **argv)
+{
+    log_set_level(LOG_LEVEL_ERROR);
+    if (argc == 3) {
+        nats_fixture_borrow(argv[2]);
+        return nats_run_member(argv[1]);
+    }
+    if (argc == 2)
+        cmocka_set_test_filter(argv[1]);
+    nats_fixture_start("");
+    pg_fixture_start();
+    int failed = run_with_database() + nats_run_members();
     pg_fixture_stop();
     nats_fixture_stop();
+    failed += nats_run_security();
     return failed ? 1 : 0;
 }

@@ -1,0 +1,16 @@
+/* What the files of the NATS driver's test share. */
+#ifndef FRESHET_TESTS_BUS_TEST_NATS_H
+#define FRESHET_TESTS_BUS_TEST_NATS_H
+
+#include "bus/bus_nats.h"
+#include "conformance.h"
+
+extern struct bus_nats_security nats_next_security; /* of the next bus */
+
+void nats_open_with(struct process *process, const struct bus_topic *topics, size_t count);
+
+int nats_run_members(void);           /* number of failed tests */
+int nats_run_member(const char *url); /* this is the process that dies */
+int nats_run_security(void);          /* ends with no server */
+
+#endif

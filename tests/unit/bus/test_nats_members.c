@@ -1,0 +1,230 @@
+/* A member of a group that dies or freezes while it handles a batch: a process of its own, which is this program once
+ * more. Then TLS and passwords, with a server of their own. */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "nats_fixture.h"
+#include "test_nats.h"
+
+static const struct bus_topic topics[] = {{.name = "death", .partitions = 1},
+                                          {.name = "frost", .partitions = 1}};
+
+/* ---- the member that does not come back ---- */
+
+static void never_return(struct recorder *recorder, struct bus_batch *batch)
+{
+    (void)recorder;
+    (void)batch;
+    if (write(STDOUT_FILENO, "h", 1) == 1)
+        pause();
+}
+
+int nats_run_member(const char *topic)
+{
+    struct process process;
+    struct recorder recorder;
+
+    recorder_init(&recorder);
+    recorder.behave = never_return;
+    nats_open_with(&process, topics, 2);
+    subscribe(&process, &recorder, (struct bus_subscription){.topic = topic});
+    process_start(&process);
+    await_ready(&recorder);
+    if (write(STDOUT_FILENO, "r", 1) == 1)
+        pause(); /* till it is killed */
+    return 0;
+}
+
+static pid_t start_member(const char *topic, int *out)
+{
+    int pipes[2];
+
+    assert_int_equal(pipe(pipes), 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        dup2(pipes[1], STDOUT_FILENO);
+        close(pipes[0]);
+        execl("/proc/self/exe", "member", topic, nats_fixture_url(), NULL);
+        _exit(127);
+    }
+    close(pipes[1]);
+    *out = pipes[0];
+    return pid;
+}
+
+static bool await_word(int fd, char word)
+{
+    char got = 0;
+
+    return read(fd, &got, 1) == 1 && got == word;
+}
+
+/* All that it had, from its first on and in order, comes to the one that is left. */
+static void lose_a_member(const char *topic, int by)
+{
+    struct process process;
+    struct recorder recorder;
+    int fd;
+    recorder_init(&recorder);
+    pid_t member = start_member(topic, &fd);
+    bool ready = await_word(fd, 'r');
+    nats_open_with(&process, topics, 2);
+    subscribe(&process, &recorder, (struct bus_subscription){.topic = topic});
+    struct process publisher;
+    nats_open_with(&publisher, topics, 2);
+    process_start(&publisher);
+    for (int i = 0; i < 10; i++)
+        publish(&publisher, topic, "k", i);
+    bool began = await_word(fd, 'h');
+    process_start(&process);
+    kill(member, by);
+    bool came = recorder_await_committed(&recorder, 10);
+    kill(member, SIGKILL);
+    waitpid(member, NULL, 0);
+    close(fd);
+    process_close(&process);
+    process_close(&publisher);
+    assert_true(ready && began && came);
+    assert_int_equal(recorder.count, 10);
+    for (int i = 0; i < 10; i++)
+        assert_int_equal(recorder.seen[i].number, i);
+    recorder_deinit(&recorder);
+}
+
+static void test_what_a_killed_member_had_comes_to_another_in_order(void **state)
+{
+    (void)state;
+    lose_a_member("death", SIGKILL);
+}
+
+static void test_what_a_frozen_member_had_comes_to_another_in_order(void **state)
+{
+    (void)state;
+    lose_a_member("frost", SIGSTOP);
+}
+
+int nats_run_members(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_what_a_killed_member_had_comes_to_another_in_order),
+        cmocka_unit_test(test_what_a_frozen_member_had_comes_to_another_in_order),
+    };
+    return cmocka_run_group_tests_name("nats members", tests, NULL, NULL);
+}
+
+/* ---- TLS and passwords ---- */
+
+static char directory[64];
+
+static const char *file(const char *name)
+{
+    static char paths[8][96];
+    static unsigned turn;
+    char *path = paths[turn++ % 8];
+
+    snprintf(path, sizeof paths[0], "%s/%s", directory, name);
+    return path;
+}
+
+static bool make_certificate(const char *name)
+{
+    char command[512];
+
+    snprintf(command, sizeof command,
+             "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
+             " -subj /CN=localhost -addext subjectAltName=DNS:localhost,IP:127.0.0.1"
+             " -keyout %s/%s.key -out %s/%s.pem 2>/dev/null",
+             directory, name, directory, name);
+    return system(command) == 0;
+}
+
+static enum status publish_with(struct bus_nats_security security, int64_t wait_ms)
+{
+    struct bus_message message = {.topic = STR("death"), .key = STR("k"), .payload = STR("1")};
+    struct process process;
+
+    nats_next_security = security;
+    nats_open_with(&process, topics, 1);
+    process_start(&process);
+    enum status status = bus_publish(process.bus, &message, 1, clock_deadline_ms(wait_ms), NULL);
+    process_close(&process);
+    return status;
+}
+
+static void test_tls_and_password(void **state)
+{
+    (void)state;
+    char settings[512];
+    snprintf(directory, sizeof directory, "/tmp/freshet-nats-tls-XXXXXX");
+    assert_non_null(mkdtemp(directory));
+    if (!make_certificate("server") || !make_certificate("other"))
+        skip();
+    snprintf(settings, sizeof settings,
+             "tls { cert_file: \"%s\", key_file: \"%s\" }\nauthorization { user: freshet, password: sesame }",
+             file("server.pem"), file("server.key"));
+    nats_fixture_start(settings);
+    struct bus_nats_security good = {
+        .tls = true, .ca_file = file("server.pem"), .username = "freshet", .password = "sesame"};
+    struct bus_nats_security wrong = good, foreign = good;
+    struct bus_nats_config nowhere = {
+        .servers = "nats://127.0.0.1:1", .security = good, .topics = topics, .topic_count = 1};
+    struct error error = {0};
+    struct bus *bus;
+    wrong.password = "mustard";
+    foreign.ca_file = file("other.pem");
+    enum status taken = publish_with(good, PATIENCE_MS), refused = publish_with(wrong, 700);
+    enum status distrusted = publish_with(foreign, 700);
+    nowhere.security.ca_file = file("nothing.pem");
+    enum status missing = bus_nats_create(&nowhere, &bus, &error);
+    nats_fixture_stop();
+    nats_next_security = (struct bus_nats_security){0};
+    for (const char *const *at =
+             (const char *const[]){"server.pem", "server.key", "other.pem", "other.key", NULL};
+         *at; at++)
+        unlink(file(*at));
+    rmdir(directory);
+    assert_int_equal(taken, STATUS_OK);
+    assert_int_equal(refused, STATUS_UNAVAILABLE);
+    assert_int_equal(distrusted, STATUS_UNAVAILABLE);
+    assert_int_equal(missing, STATUS_CONFIG);
+}
+
+/* The server does not take our password for a while, and the client gives up: we do not. */
+static void test_a_password_that_is_taken_again(void **state)
+{
+    (void)state;
+    struct process process;
+    nats_fixture_start("authorization { user: freshet, password: sesame }");
+    nats_next_security = (struct bus_nats_security){.username = "freshet", .password = "sesame"};
+    nats_open_with(&process, topics, 1);
+    process_start(&process);
+    publish(&process, "death", "k", 1);
+    nats_fixture_halt();
+    nats_fixture_configure("authorization { user: freshet, password: mustard }");
+    nats_fixture_resume();
+    struct bus_message message = {.topic = STR("death"), .key = STR("k"), .payload = STR("1")};
+    enum status refused = bus_publish(process.bus, &message, 1, clock_deadline_ms(1500), NULL);
+    nats_fixture_halt();
+    nats_fixture_configure("authorization { user: freshet, password: sesame }");
+    nats_fixture_resume();
+    publish(&process, "death", "k", 2);
+    process_close(&process);
+    nats_next_security = (struct bus_nats_security){0};
+    nats_fixture_stop();
+    assert_int_not_equal(refused, STATUS_OK);
+}
+
+int nats_run_security(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_tls_and_password),
+        cmocka_unit_test(test_a_password_that_is_taken_again),
+    };
+    return cmocka_run_group_tests_name("nats security", tests, NULL, NULL);
+}
