@@ -157,6 +157,7 @@ static void redis_destroy(struct bus *bus)
         bus_redis_stop(bus, 0);
     for (size_t i = 0; i < redis->reader_count; i++)
         free_reader(redis->readers[i]);
+    redis->reader_count = 0; /* late wakes are run with the loop's end */
     free(redis->readers);
     if (redis->loop) {
         redis_link_deinit(&redis->channel.link);

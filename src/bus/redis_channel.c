@@ -45,13 +45,7 @@ static void on_closed(struct redis_link *link, const struct error *error)
 
 /* ---- what comes ---- */
 
-static void wake_all(struct redis *redis)
-{
-    for (size_t i = 0; i < redis->reader_count; i++)
-        for (unsigned p = 0; p < redis->readers[i]->topic->state->spec.partitions; p++)
-            redis_stream_wake(&redis->readers[i]->streams[p]);
-}
-
+/* `payload` is nothing where the channel itself is the news. */
 static void on_message(struct redis *redis, struct str name, struct str payload)
 {
     for (size_t i = 0; i < redis->reader_count; i++) {
@@ -59,7 +53,8 @@ static void on_message(struct redis *redis, struct str name, struct str payload)
         for (unsigned p = 0; p < reader->topic->state->spec.partitions; p++) {
             if (!str_eq(str_from(reader->topic->partitions[p].channel), name))
                 continue;
-            redis_hint_add(reader, p, payload);
+            if (payload.ptr)
+                redis_hint_add(reader, p, payload);
             redis_stream_wake(&reader->streams[p]);
         }
     }
@@ -74,6 +69,18 @@ static void refused(struct redis_channel *channel, const struct redis_reply *rep
     lost(channel->redis, &error);
 }
 
+static void come_up(struct redis_channel *channel)
+{
+    if (channel->subscribed)
+        return;
+    if (channel->complained)
+        log_info("redis_channel_up");
+    channel->subscribed = true;
+    channel->complained = false;
+    channel->failures = 0;
+    in_ms(channel->redis, PING_MS);
+}
+
 static void on_reply(struct redis_link *link, const struct redis_reply *reply)
 {
     struct redis_channel *channel = (struct redis_channel *)link;
@@ -86,14 +93,10 @@ static void on_reply(struct redis_link *link, const struct redis_reply *reply)
     }
     if (str_eq(kind, STR("message")))
         on_message(channel->redis, redis_reply_at(reply, 1)->text, redis_reply_at(reply, 2)->text);
-    else if (str_eq(kind, STR("subscribe")) && !channel->subscribed) {
-        if (channel->complained)
-            log_info("redis_channel_up");
-        channel->subscribed = true;
-        channel->complained = false;
-        channel->failures = 0;
-        in_ms(channel->redis, PING_MS);
-        wake_all(channel->redis);
+    else if (str_eq(kind, STR("subscribe"))) {
+        come_up(channel);
+        on_message(channel->redis, redis_reply_at(reply, 1)->text,
+                   STR_NONE); /* read what came before it stood */
     }
     if (link->state != REDIS_LINK_CLOSED)
         arena_reset(&channel->arena);

@@ -4,6 +4,7 @@
  *   redis_stop.c     its end
  *   redis_publish.c  XADD and PUBLISH, waited for
  *   redis_stream.c   one stream of a subscription: what it does next
+ *   redis_answer.c   what it is answered
  *   redis_script.c   the questions a stream asks, as scripts
  *   redis_entries.c  entries to messages
  *   redis_work.c     handlers and callbacks, on workers
@@ -61,7 +62,7 @@ struct redis_stream {
     struct loop_timer timer;
     int64_t wait_until_ns; /* nothing before this: a backoff */
     int64_t poll_at_ns;
-    bool woken, leaving;
+    bool woken, leaving, ack_refused;
     unsigned failures;
 
     bool grouped;          /* its group is there */
@@ -110,7 +111,7 @@ struct redis_reader {
     bool ready, ready_due;
     /* What the channel told, for those who want it at once. */
     struct redis_hint hints[REDIS_HINTS_MAX];
-    size_t hint_count;
+    size_t hint_count, hint_bytes;
     struct redis_hint *hints_taken; /* by the job */
     size_t hints_taken_count;
     struct worker_job job;
@@ -181,9 +182,15 @@ void redis_stream_deinit(struct redis_stream *stream);
 void redis_stream_step(struct redis_stream *stream);
 void redis_stream_wake(struct redis_stream *stream);
 void redis_stream_handled(struct redis_stream *stream); /* by its job, on the loop again */
+void redis_stream_failed(struct redis_stream *stream, enum status status, const struct error *error);
+void redis_stream_give_turn(struct redis_stream *stream);
+void redis_stream_remember_ack(struct redis_stream *stream, struct redis_id id);
 void redis_stream_lost_lease(struct redis_stream *stream);
 void redis_stream_flush_acks(struct redis_stream *stream);
 bool redis_stream_is_shared(const struct redis_stream *stream);
+
+/* ---- redis_answer.c ---- */
+void redis_answer_take(struct redis_stream *stream, enum status status, const struct error *error);
 
 /* ---- redis_script.c: fill stream->ask or another of its requests ---- */
 void redis_script_group(struct redis_stream *stream, struct redis_request *request);

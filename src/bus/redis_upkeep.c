@@ -40,6 +40,14 @@ void redis_upkeep_attach(struct redis *redis)
     redis->cluster.redirects = metric_series_get(&redirects_family, NULL);
 }
 
+/* What it has in hand is not handled yet; of a shared group Redis knows that itself. */
+static int64_t lag_of(const struct redis_stream *stream)
+{
+    size_t in_hand = redis_stream_is_shared(stream) ? 0 : stream->message_count - stream->message_at;
+
+    return stream->lag + (int64_t)in_hand;
+}
+
 void redis_upkeep_show_lag(struct redis_reader *reader)
 {
     const struct str labels[] = {reader->consumer.topic->name, str_from(reader->consumer.spec.group)};
@@ -48,7 +56,7 @@ void redis_upkeep_show_lag(struct redis_reader *reader)
     if (!reader->lag)
         reader->lag = metric_series_get(&lag_family, labels);
     for (unsigned i = 0; i < reader->topic->state->spec.partitions; i++)
-        lag += reader->streams[i].lag;
+        lag += lag_of(&reader->streams[i]);
     metric_set(reader->lag, (double)lag);
     metric_set(reader->consumer.lag, (double)lag);
 }

@@ -120,6 +120,7 @@ void redis_work_reader(struct redis_reader *reader)
         memcpy(reader->hints_taken, reader->hints, reader->hint_count * sizeof reader->hints[0]);
     }
     reader->hint_count = 0;
+    reader->hint_bytes = 0;
     reader->job = (struct worker_job){.loop = reader->redis->loop, .run = run_reader, .done = reader_done};
     reader->job_busy = redis_job_submit(reader->redis, &reader->job);
     if (reader->job_busy)
@@ -133,8 +134,12 @@ void redis_work_reader(struct redis_reader *reader)
 
 void redis_hint_add(struct redis_reader *reader, unsigned partition, struct str payload)
 {
-    if (!reader->consumer.spec.hints || !reader->ready || reader->hint_count == REDIS_HINTS_MAX)
-        return;
+    const struct bus_subscription *spec = &reader->consumer.spec;
+
+    if (!spec->hints || !reader->ready || reader->hint_count == REDIS_HINTS_MAX ||
+        reader->hint_bytes > spec->batch_bytes_max)
+        return; /* the stream has it */
+    reader->hint_bytes += payload.len;
     reader->hints[reader->hint_count++] =
         (struct redis_hint){.partition = partition, .payload = str_dup(payload), .len = payload.len};
     redis_work_reader(reader);

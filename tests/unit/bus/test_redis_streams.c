@@ -92,7 +92,7 @@ static void test_an_entry_has_the_agreed_fields(void **state)
         "EVAL return(table.concat(redis.call('XRANGE',KEYS[1],'-','+')[1][2],',')) 1 inv:stream";
     assert_string_equal(redis_fixture_text(where("inv:stream"), "%s", script), "event,{},key,k1,event-id,e1");
     assert_true(message.offset > INT64_C(1600000000000) << 20);
-    assert_true(bus_redis_is_up(process.bus));
+    REDIS_AWAIT(bus_redis_is_up(process.bus));
     process_close(&process);
 }
 
