@@ -247,6 +247,27 @@ static void test_what_is_left_can_be_rolled_back(void **state)
     assert_string_equal(test_sql(conn, "SELECT count(*) FROM t"), "0");
 }
 
+/* A commit is the end of what was left, and none where any of it failed. */
+static void test_what_is_left_can_be_committed(void **state)
+{
+    (void)state;
+    struct error error;
+    assert_ok(db_begin(conn, DB_READ_COMMITTED, soon(), NULL));
+    assert_ok(db_pipeline_begin(conn, NULL));
+    add_number("INSERT INTO t VALUES ($1)", 7);
+    db_pipeline_leave(conn, NULL, 0);
+    assert_ok(db_commit(conn, soon(), NULL));
+    assert_string_equal(test_sql(conn, "SELECT count(*) FROM t"), "1");
+    assert_ok(db_begin(conn, DB_READ_COMMITTED, soon(), NULL));
+    assert_ok(db_pipeline_begin(conn, NULL));
+    add_number("INSERT INTO t VALUES ($1)", 8);
+    add("SELECT 1 / 0");
+    db_pipeline_leave(conn, NULL, 0);
+    assert_int_equal(db_commit(conn, soon(), &error), STATUS_DB_ERROR);
+    db_rollback(conn);
+    assert_string_equal(test_sql(conn, "SELECT count(*) FROM t"), "1");
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int run_pipeline_tests(void)
@@ -264,6 +285,7 @@ int run_pipeline_tests(void)
         TEST(test_what_is_left_goes_with_the_next),
         TEST(test_the_failure_of_what_is_left_is_the_next_ones),
         TEST(test_what_is_left_can_be_rolled_back),
+        TEST(test_what_is_left_can_be_committed),
     };
     return cmocka_run_group_tests_name("pipeline", tests, NULL, NULL);
 }
