@@ -195,6 +195,8 @@ static const struct setting_row kafka_rows[] = {
     {"keyTemplate", SETTING_STRING, ROW(kafka.key_template),
      "A message's key. There is only one that keeps the order of a dictionary's updates.", KEY_TEMPLATE,
      PLACE(kafka.template_place)},
+    {"consumerGroup", SETTING_STRING, ROW(kafka.group), "The consumer group of those who apply the commands.",
+     REFDATA_APPLY_GROUP, PLACE(kafka.group_place)},
     {"partitions", SETTING_INT, ROW(kafka.partitions),
      "Partitions of the topic: as many are worked on at once. 0 = it is created by others and has as many as it has.",
      "16", 0, 256},
@@ -303,6 +305,9 @@ static enum status check_kafka(const struct config *config, const struct refdata
         return config_error_at(config, kafka->template_place, "refdata.kafka.keyTemplate", error,
                                "can only be \"" KEY_TEMPLATE
                                "\": any other key would not keep the order of a dictionary's updates");
+    if (!str_is_name(kafka->group))
+        return config_error_at(config, kafka->group_place, "refdata.kafka.consumerGroup", error,
+                               "a group's name is 1 to 64 of [A-Za-z0-9._-]");
     return STATUS_OK;
 }
 
@@ -332,7 +337,7 @@ static enum status check_names(const struct config *config, const struct refdata
 {
     const struct kernel_bus_settings *bus = config_section(config, "bus");
     const struct kernel_postgres *blocks = settings->postgres.items;
-    size_t apply = strlen(REFDATA_APPLY_GROUP), pods = settings->redis.group.len;
+    size_t apply = settings->kafka.group.len, pods = settings->redis.group.len;
     size_t group = apply > pods ? apply : pods;
     bool shared = bus->commands != KERNEL_POSTGRES || bus->invalidations != KERNEL_POSTGRES;
     for (size_t i = 1; shared && i < settings->postgres.count; i++)

@@ -54,8 +54,8 @@ struct refdata_barrier_settings {
 };
 
 struct refdata_kafka_settings { /* where kafka carries the commands */
-    struct str commands_topic, key_template;
-    struct setting_place topic_place, template_place;
+    struct str commands_topic, key_template, group;
+    struct setting_place topic_place, template_place, group_place;
     int64_t partitions, handlers, keep_ms;
 };
 

@@ -59,6 +59,7 @@ def to_text(sent):
 def publish(database, commands, *, requests=True, key=None):
     """Commits these on the bus, in order, in one transaction, each with its update_request and the key of its pair unless
     told otherwise. A command may be bytes: then it is published as it is, for the first partition."""
+    messages = []
     with contextlib.closing(database.connect()) as connection, connection.cursor() as cursor:
         connection.autocommit = False
         for sent in commands:
@@ -70,9 +71,13 @@ def publish(database, commands, *, requests=True, key=None):
                     "insert into refdata.update_request (tenant_id, event_id, dict_code, status, content_hash,"
                     " snapshot_id) values (%s, %s, %s, 'PENDING', '', %s) on conflict do nothing",
                     (sent["tenantId"], sent["eventId"], sent["dictCode"], sent.get("snapshotId")))
-            cursor.execute("select platform.bus_publish(array[%s], array[%s], array[1], array[%s::bytea],"
-                           " array['{}'], array[%s::bytea])", (TOPIC, zlib.crc32(own) % PARTITIONS, own, text))
+            messages.append((own, text))
+            if not on_engines.carries_commands():
+                cursor.execute("select platform.bus_publish(array[%s], array[%s], array[1], array[%s::bytea],"
+                               " array['{}'], array[%s::bytea])", (TOPIC, zlib.crc32(own) % PARTITIONS, own, text))
         connection.commit()
+    if on_engines.carries_commands():
+        on_engines.send_commands(database.name, messages)
 
 
 def statuses(database, commands):

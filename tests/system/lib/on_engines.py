@@ -51,7 +51,7 @@ def settings(name):
     if engines().kafka:
         found["bus"]["commands"] = "kafka"
         found["kafka"] = {"brokers": [engines().kafka.address], "sessionTimeout": "2s"}
-        found["refdata"]["kafka"] = {"commandsTopic": topic(name), "partitions": 4}
+        found["refdata"]["kafka"] = {"commandsTopic": topic(name), "consumerGroup": group(name), "partitions": 4}
     return found
 
 
@@ -59,6 +59,10 @@ def settings(name):
 
 def topic(name):
     return f"{name}.commands"
+
+
+def group(name):
+    return f"{name}.apply"
 
 
 @functools.cache
@@ -88,10 +92,10 @@ def create_topic(name, partitions):
     admin().create_topics([kafka.admin.NewTopic(name, partitions, 1)])
 
 
-def forget_offsets(group, topic_name):
+def forget_offsets(group_name, topic_name):
     """A group without members begins at the beginning again."""
     import kafka  # pylint: disable=import-outside-toplevel
-    consumer = kafka.KafkaConsumer(bootstrap_servers=engines().kafka.address, api_version=(2, 5, 0), group_id=group,
+    consumer = kafka.KafkaConsumer(bootstrap_servers=engines().kafka.address, api_version=(2, 5, 0), group_id=group_name,
                                    enable_auto_commit=False)
     try:
         places = [kafka.TopicPartition(topic_name, p) for p in consumer.partitions_for_topic(topic_name)]
@@ -130,30 +134,30 @@ def ends(topic_name):
         consumer.close()
 
 
-def group_offsets(group, topic_name):
+def group_offsets(group_name, topic_name):
     """{partition: offset} as the group has committed them; none while there is no coordinator yet."""
     import kafka  # pylint: disable=import-outside-toplevel
     try:
-        committed = admin().list_consumer_group_offsets(group)
+        committed = admin().list_consumer_group_offsets(group_name)
     except kafka.errors.KafkaError:
         return {}
     return {place.partition: found.offset for place, found in committed.items()
             if place.topic == topic_name and found.offset >= 0}
 
 
-def is_handled(name, group="refdata-apply"):
-    """Has the group committed everything there is?"""
-    committed = group_offsets(group, topic(name))
+def is_handled(name):
+    """Has the group of those who apply committed everything there is?"""
+    committed = group_offsets(group(name), topic(name))
     return bool(committed) and all(committed.get(p, 0) >= end for p, end in ends(topic(name)).items())
 
 
-def has_group(name, group="refdata-apply"):
-    return bool(group_offsets(group, topic(name)))
+def has_group(name):
+    return bool(group_offsets(group(name), topic(name)))
 
 
-def eventually_reads(group, topic_name):
+def eventually_reads(group_name, topic_name):
     """Waits until the group has a place in every partition."""
-    eventually(lambda: len(group_offsets(group, topic_name)) == len(ends(topic_name)))
+    eventually(lambda: len(group_offsets(group_name, topic_name)) == len(ends(topic_name)))
 
 
 # ---- Redis ----

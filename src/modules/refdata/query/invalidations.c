@@ -167,6 +167,8 @@ static void on_batch(void *context, struct bus_batch *batch)
             refdata_invalidations_hint(invalidations, read.tenant, read.code, read.version);
             continue;
         }
+        if (message->offset < 0)
+            continue; /* a hint: it is counted when it comes from the stream */
         refdata_metrics_unreadable(database);
         log_warn("invalidation_unreadable", LOG_STR("database", database),
                  LOG_INT("partition", message->partition), LOG_INT("offset", message->offset));
