@@ -6,7 +6,6 @@
 #include "bus/nats_inside.h"
 
 enum {
-    LOOK_MS = 2000, /* lag and gaps */
     SYNC_MS = 50,
     FAILURE_MIN_MS = 50,
     FAILURE_MAX_MS = 2000,
@@ -148,7 +147,7 @@ static void round_of(struct keeper *keeper)
         extend(keeper, nats->readers[i]);
     }
     if (clock_mono_ns() >= keeper->look_ns)
-        keeper->look_ns = clock_deadline_ms(LOOK_MS);
+        keeper->look_ns = clock_deadline_ms(nats->config.ack_wait_ms / 2); /* lag and gaps */
     if (clock_mono_ns() >= keeper->extend_ns)
         keeper->extend_ns = clock_deadline_ms(pause_ms);
     if (failures > 0 && keeper->failures == failures) {

@@ -7,7 +7,6 @@
 #include "base/memory.h"
 #include "bus/nats_inside.h"
 
-#define PULL_MS 20000 /* a request ends by itself; then there is another */
 #define PULL_SLACK_MS 2000
 
 void bus_nats_item_free(struct nats_item *item)
@@ -152,7 +151,9 @@ void bus_nats_on_message(natsConnection *connection, natsSubscription *subscript
         natsMsg_Destroy(message);
 }
 
-/* ---- asking for more ---- */
+/* ---- asking for more ----
+ * A request ends by itself, and then there is another. It lasts shorter than a lease, or what comes again would go to a
+ * holder that is frozen, and not to the next. */
 
 static int64_t room(const struct nats_slot *slot)
 {
@@ -180,7 +181,7 @@ bool bus_nats_slot_pull(struct nats_slot *slot)
         wanted = room(slot);
     if (wanted > 0) {
         slot->asked = wanted;
-        slot->asked_until_ns = now_ns + (PULL_MS + PULL_SLACK_MS) * CLOCK_NS_PER_MS;
+        slot->asked_until_ns = now_ns + (nats->config.ack_wait_ms + PULL_SLACK_MS) * CLOCK_NS_PER_MS;
         snprintf(subject, sizeof subject, "$JS.API.CONSUMER.MSG.NEXT.%s.%s", slot->reader->topic->stream,
                  slot->consumer);
     }
@@ -190,7 +191,7 @@ bool bus_nats_slot_pull(struct nats_slot *slot)
     long long bytes = (long long)slot->reader->consumer.spec.batch_bytes_max +
                       2 * natsConnection_GetMaxPayload(nats->connection);
     snprintf(body, sizeof body, "{\"batch\":%lld,\"max_bytes\":%lld,\"expires\":%lld}", (long long)wanted,
-             bytes, PULL_MS * 1000000LL);
+             bytes, (long long)nats->config.ack_wait_ms * 1000000);
     if (natsConnection_PublishRequestString(nats->connection, subject, slot->inbox_subject, body) == NATS_OK)
         return true;
     pthread_mutex_lock(&nats->lock);

@@ -37,6 +37,8 @@ static void choose_port(void)
 {
     struct sockaddr_in any = address();
     socklen_t len = sizeof any;
+
+    any.sin_port = 0;
     int fd = socket(AF_INET, SOCK_STREAM, 0);
 
     if (fd < 0 || bind(fd, (struct sockaddr *)&any, len) != 0 ||
