@@ -61,9 +61,8 @@ static void add_dead_topic(struct bus *bus, struct bus_topic_state *topic, int64
     buf_put_str(&name, STR(BUS_DEAD_SUFFIX));
     topic->dead = bus_topic_find(bus, buf_str(&name));
     if (!topic->dead)
-        topic->dead =
-            add_topic(bus, &(struct bus_topic){.partitions = partitions, .keep_ms = keep_dead_ms},
-                      str_dup(buf_str(&name)));
+        topic->dead = add_topic(bus, &(struct bus_topic){.partitions = partitions, .keep_ms = keep_dead_ms},
+                                str_dup(buf_str(&name)));
     buf_deinit(&name);
 }
 
