@@ -67,5 +67,18 @@ class Redis:
     def settings(self):
         return {"bus": {"invalidations": "redis"}, "redis": {"mode": "single", "nodes": [self.address]}}
 
+    def reset_commands(self):
+        self.node.ask("config", "resetstat")
+
+    def commands(self):
+        """{name: (calls, microseconds)} since the reset."""
+        found = {}
+        for line in self.node.ask("info", "commandstats").splitlines():
+            name, _, fields = line.strip().partition(":")
+            if name.startswith("cmdstat_"):
+                values = dict(field.split("=") for field in fields.split(","))
+                found[name.removeprefix("cmdstat_").replace("|", " ")] = (int(values["calls"]), int(values["usec"]))
+        return found
+
     def cpu_seconds(self):
         return machine.cpu_seconds(self.node.process.pid)
