@@ -13,7 +13,7 @@
 #include "base/memory.h"
 #include "outbox/outbox_inside.h"
 
-enum { CONNECTIONS = 2, UPKEEP_INTERVAL_MS = 5000 };
+enum { CONNECTIONS = 2, UPKEEP_INTERVAL_MS = 5000, PACE_MS = 4 };
 
 /* ---- wakes ---- */
 
@@ -139,6 +139,7 @@ enum status outbox_create(const struct outbox_config *config, struct outbox **ou
     arena_init(&outbox->arena, 8192);
     outbox->config = *config;
     outbox->settings = *config->settings;
+    outbox->config.pace_ms = config->pace_ms ? config->pace_ms : PACE_MS;
     outbox->config.settings = NULL;
     outbox->config.target = NULL;
     init_sync(outbox);

@@ -13,7 +13,6 @@ enum {
     FAILURE_WAIT_MIN_MS = 50,
     FAILURE_WAIT_MAX_MS = 2000,
     LEFT_WAIT_MS = 100,
-    PACE_MS = 4
 };
 
 #define OUTBOX_OF(job, member) ((struct outbox *)((char *)(job)-offsetof(struct outbox, member)))
@@ -226,7 +225,7 @@ static void step_done(struct worker_job *job)
         bool paced = !outbox->stopping && outbox->claims.count < (size_t)outbox->settings.batch;
         outbox->woken = false;
         if (paced)
-            pace(outbox, clock_deadline_ms(PACE_MS));
+            pace(outbox, clock_deadline_ms(outbox->config.pace_ms));
         else
             submit(outbox, job, &outbox->step_busy);
     }

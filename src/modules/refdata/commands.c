@@ -11,7 +11,12 @@
 #include "modules/refdata/letters.h"
 #include "modules/refdata/writer.h"
 
-enum { STOP_GRACE_MS = 1500, HEADERS_MAX = 3, COLUMNS = 6 };
+enum {
+    STOP_GRACE_MS = 1500,
+    PACE_MS = 1, /* somebody may wait for the commit */
+    HEADERS_MAX = 3,
+    COLUMNS = 6
+};
 #define REST_BYTES \
     ((size_t)1024) /* of a command but for its items: names, ids, a time, key and headers, at their longest */
 enum { EXTRA_EVENT_ID, EXTRA_TRACEPARENT, EXTRA_WAITED };
@@ -165,6 +170,7 @@ struct refdata_commands *refdata_commands_create(struct refdata_flow *flow)
                                                                .loop = flow->refdata->home,
                                                                .workers = flow->workers,
                                                                .target = &flow->database->target,
+                                                               .pace_ms = PACE_MS,
                                                                .context = commands,
                                                                .publish = publish,
                                                                .on_settled = on_settled},
