@@ -135,6 +135,12 @@ static natsStatus set_servers(natsOptions *options, const char *servers)
     return count ? natsOptions_SetServers(options, list, count) : NATS_INVALID_ARG;
 }
 
+/* nats.c pastes them into JSON as they are. */
+static bool can_be_sent(const char *text)
+{
+    return !text || !strpbrk(text, "\"\\\r\n");
+}
+
 static natsStatus set_security(natsOptions *options, const struct bus_nats_security *security)
 {
     natsStatus status = NATS_OK;
@@ -184,6 +190,10 @@ enum status bus_nats_options(struct nats *nats, struct error *error)
 
     if (status == NATS_OK && set_servers(nats->options, nats->config.servers) != NATS_OK)
         return error_set(error, STATUS_CONFIG, "nats.servers: 1 to 16 of nats://HOST:PORT");
+    if (!can_be_sent(nats->config.security.username) || !can_be_sent(nats->config.security.password) ||
+        !can_be_sent(nats->config.client_name))
+        return error_set(error, STATUS_CONFIG,
+                         "nats: a user, a password and a client's name have neither quotes nor backslashes");
     if (status == NATS_OK)
         status = set_security(nats->options, &nats->config.security);
     if (status != NATS_OK)

@@ -172,6 +172,15 @@ static enum status send_unsettled(struct call *call, struct error *error)
     return STATUS_OK;
 }
 
+static size_t raw_bytes(const struct bus_message *message)
+{
+    size_t bytes = message->key.len + message->payload.len;
+
+    for (unsigned i = 0; i < message->header_count; i++)
+        bytes += message->headers[i].name.len + message->headers[i].value.len;
+    return bytes;
+}
+
 /* Nothing of a call goes out when one of it is too large. */
 static enum status check_sizes(struct call *call, struct error *error)
 {
@@ -181,7 +190,8 @@ static enum status check_sizes(struct call *call, struct error *error)
     for (size_t i = 0; i < call->publication.count && status == STATUS_OK; i++) {
         natsMsg *message = NULL;
         size_t bytes = 0;
-        if (call->messages[i].payload.len < (size_t)limit / 4) /* escaping makes three of one */
+        if (raw_bytes(&call->messages[i]) <
+            (size_t)limit / 8) /* escaping makes three of one, names are there twice */
             continue;
         if (bus_nats_encode(&call->messages[i], "x", call->publication.entries[i].id, &message, &bytes) !=
                 NATS_OK ||
