@@ -2,8 +2,8 @@
 import pytest
 
 from lib.apply import (COUNTRY, COUNTRY_SQL, CURRENCY, CURRENCY_SQL, NO_NUMBER, applier, chunks, command, countries,
-                       currencies, decided, delta, empty, event_id, handled, items_of, outbox_of, publish, ready, snapshot,
-                       statuses, version_of)
+                       currencies, dead_letters, decided, delta, empty, event_id, forget_dead_letters, handled, items_of,
+                       outbox_of, publish, ready, snapshot, statuses, version_of)
 from lib.refdata import make_table, module_refdata_db, refdata_db  # noqa: F401
 from lib.wait import eventually
 
@@ -29,7 +29,7 @@ def applied(module_serve, module_refdata_db):
 def database(applied):
     """The same, empty."""
     empty(applied, "mdm_country, mdm_currency, staging, fixed")
-    applied.query("delete from platform.bus_message where topic = 'refdata.commands.dlq'")
+    forget_dead_letters(applied)
     return applied
 
 
@@ -177,15 +177,14 @@ def test_what_is_no_command_goes_to_the_dead_letters(database):
     publish(database, [b"\x00garbage", b"[]", broken, fine])
     assert decided(database, [broken, fine]) == [("FAILED", "BAD_REQUEST"), ("COMMITTED", 1)]
     handled(database)
-    dead = database.query("select headers from platform.bus_message where topic = 'refdata.commands.dlq'")
-    assert len(dead) == 3 and any("occurredAt" in " ".join(headers) for headers, in dead)
+    dead = dead_letters(database)
+    assert len(dead) == 3 and any("occurredAt" in headers["dlq-reason"] for headers in dead)
     assert items_of(database, "D") == {"a": 2}
 
 
 def reasons(database):
     """Of the dead letters."""
-    rows = database.query("select headers from platform.bus_message where topic = 'refdata.commands.dlq'")
-    return sorted(dict(zip(headers[::2], headers[1::2]))["dlq-reason"] for headers, in rows)
+    return sorted(headers["dlq-reason"] for headers in dead_letters(database))
 
 
 def test_a_command_that_nobody_accepted_has_a_status_too(database):

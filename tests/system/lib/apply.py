@@ -109,6 +109,38 @@ def handled(database):
         " where topic = %s and position < next_offset", (TOPIC,)) == 0)
 
 
+def dead_letters(database):
+    """Headers of each dead command since forget_dead_letters()."""
+    if on_engines.carries_commands():
+        return on_engines.dead_letters(database.name)
+    rows = database.query("select headers from platform.bus_message where topic = 'refdata.commands.dlq'")
+    return [dict(zip(headers[::2], headers[1::2])) for headers, in rows]
+
+
+def forget_dead_letters(database):
+    if on_engines.carries_commands():
+        on_engines.forget_dead_letters(database.name)
+    else:
+        database.query("delete from platform.bus_message where topic = 'refdata.commands.dlq'")
+
+
+def committed_commands(database):
+    """How many commands were committed with their update_request, published or not."""
+    if on_engines.carries_commands():
+        return database.value("select count(*) from refdata.command_outbox")
+    return database.value("select count(*) from platform.bus_message where topic = %s", (TOPIC,))
+
+
+def commands_on_the_bus(database):
+    """(key, headers, payload) of each."""
+    if on_engines.carries_commands():
+        return [(key.decode(), {name: value.decode() for name, value in headers.items()}, payload.decode())
+                for _, _, key, headers, payload in on_engines.consume(on_engines.topic(database.name))]
+    return [(key, dict(zip(headers[::2], headers[1::2])), payload) for key, headers, payload in database.query(
+        "select convert_from(key, 'UTF8'), headers, convert_from(payload, 'UTF8') from platform.bus_message"
+        " where topic = %s order by partition, message_offset", (TOPIC,))]
+
+
 def items_of(database, code, tenant=TENANT):
     """The built-in table's, as a reader sees them."""
     return dict(database.query("select item_key, payload from refdata.dictionary_item"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from . import tokens
+from . import on_engines, tokens
 from .config import base_config, merge
 from .freshet import Freshet
 from .postgres import PostgresServer
@@ -21,6 +21,12 @@ ROOT = Path(__file__).resolve().parent.parent.parent.parent
 def pytest_configure():
     # A TERM must still run the finalizers: no test leaves a process behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(config, items):
+    items[:], out = on_engines.left_out(items)
+    if out:
+        config.hook.pytest_deselected(items=out)
 
 
 @pytest.fixture(scope="session")
