@@ -74,6 +74,9 @@ static bool read_message(const struct refdata_reader *reader, const struct refda
     if (status == STATUS_OK)
         status = check_dictionary(reader, catalog, &intake->update, &error);
     if (status == STATUS_DICTIONARY_UNAVAILABLE) {
+        log_warn("adapter_waits", LOG_STR("topic", message->topic), LOG_INT("partition", message->partition),
+                 LOG_INT("offset", message->offset), LOG_STR("dictCode", intake->update.dict_code),
+                 LOG_ERROR_FIELDS(&error));
         bus_batch_retry(batch, at, "the dictionary %.*s: %s", STR_ARG(intake->update.dict_code),
                         error.message);
         return false;
@@ -218,6 +221,19 @@ static void count_results(const struct refdata_reader *reader, const struct memo
     metric_add(reader->outcomes[REFDATA_INTAKE_REFUSED], refused);
 }
 
+/* The bus has told the reason of each; here is whose update it would have been. */
+static void log_refused(const struct memo *memo, size_t settled)
+{
+    for (size_t i = 0; i < memo->count; i++) {
+        const struct refdata_intake *intake = &memo->intakes[i];
+        if (intake->at < settled && intake->result == REFDATA_INTAKE_REFUSED)
+            log_warn("update_refused", LOG_CSTR("eventId", intake->update.event_id),
+                     LOG_STR("tenantId", intake->update.tenant),
+                     LOG_STR("dictCode", intake->update.dict_code), LOG_CSTR("source", "KAFKA"),
+                     LOG_CSTR("code", status_code(intake->error.status)));
+    }
+}
+
 void refdata_reader_committed(void *context, const struct bus_batch *batch, size_t settled)
 {
     struct refdata_reader *reader = context;
@@ -228,6 +244,7 @@ void refdata_reader_committed(void *context, const struct bus_batch *batch, size
     if (memo->published)
         refdata_commands_wake(reader->flow);
     count_results(reader, memo, batch, settled);
+    log_refused(memo, settled);
     free_memo(memo);
 }
 
