@@ -69,6 +69,7 @@ static void grouped(struct redis_stream *stream, const struct redis_reply *reply
     stream->regroup = false;
     stream->grouped = true;
     stream->woken = true;
+    stream->check_at_ns = 0;
     is_ready(stream->reader);
 }
 
@@ -202,9 +203,28 @@ static void take_answer(struct redis_stream *stream, const struct redis_reply *r
     }
     stream->held = redis_stream_is_shared(stream);
     stream->held_until_ns = clock_deadline_ms(stream->reader->redis->config.lease_ms);
-    stream->woken = true; /* there may be more behind them */
+    stream->woken = true;    /* there may be more behind them … */
+    stream->check_at_ns = 0; /* … also of those that were pending */
     if (stream->message_count == 0)
         stream->wait_until_ns = clock_deadline_ms(ACKS_FIRST_MS); /* acknowledgements first */
+}
+
+/* Of a plain XREADGROUP: [[stream, entries]]. */
+static void take_new(struct redis_stream *stream, const struct redis_reply *reply)
+{
+    const struct redis_reply *list = redis_reply_at(redis_reply_at(reply, 0), 1);
+    size_t asked = stream->count_max;
+    struct redis_entries entries;
+    struct error error;
+
+    error.status = redis_entries_parse(list, &stream->ask.arena, &entries, &error);
+    if (error.status != STATUS_OK) {
+        redis_stream_failed(stream, error.status, &error);
+        return;
+    }
+    stream->woken |= entries.count >= asked;
+    have_entries(stream, &entries);
+    count_read(stream, -1, stream->message_count, false);
 }
 
 void redis_answer_take(struct redis_stream *stream, enum status status, const struct error *error)
@@ -231,7 +251,9 @@ void redis_answer_take(struct redis_stream *stream, enum status status, const st
         grouped(stream, reply);
     else if (reply->kind == REDIS_NIL) /* another member has it */
         nothing_there(stream);
-    else
+    else if (stream->checking)
         take_answer(stream, reply);
+    else
+        take_new(stream, reply);
     redis_stream_step(stream);
 }

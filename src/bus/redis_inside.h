@@ -61,7 +61,8 @@ struct redis_stream {
     struct redis_stream *next_waiting;
     struct loop_timer timer;
     int64_t wait_until_ns; /* nothing before this: a backoff */
-    int64_t poll_at_ns;
+    int64_t poll_at_ns, check_at_ns;
+    bool checking; /* what is asked is more than what is new */
     bool woken, leaving, ack_refused;
     unsigned failures;
 
@@ -194,7 +195,9 @@ void redis_answer_take(struct redis_stream *stream, enum status status, const st
 
 /* ---- redis_script.c: fill stream->ask or another of its requests ---- */
 void redis_script_group(struct redis_stream *stream, struct redis_request *request);
-void redis_script_read(struct redis_stream *stream, struct redis_request *request);
+void redis_script_read(struct redis_stream *stream, struct redis_request *request); /* what is new */
+void redis_script_check(struct redis_stream *stream,
+                        struct redis_request *request); /* all there is to know */
 void redis_script_ack(struct redis_stream *stream, struct redis_request *request);
 void redis_script_renew(struct redis_stream *stream, struct redis_request *request);
 void redis_script_release(struct redis_stream *stream, struct redis_request *request); /* the lease */

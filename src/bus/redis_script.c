@@ -35,7 +35,7 @@ static const char group_script[] =
 /* First what is pending, then what is new. KEYS: stream, lease (or the stream again). ARGV: group, consumer, count, our
  * token ('' = no lease needed), its time. Answers nil when another one holds the lease, else [entries ever added, there,
  * last id, entries]. */
-static const char read_script[] = INFO_FUNCTION
+static const char check_script[] = INFO_FUNCTION
     "local stream, token = KEYS[1], ARGV[4]\n"
     "local holder = token ~= '' and redis.call('GET', KEYS[2])\n"
     "if holder and holder ~= token then return false end\n"
@@ -136,12 +136,22 @@ void redis_script_group(struct redis_stream *stream, struct redis_request *reque
 
 void redis_script_read(struct redis_stream *stream, struct redis_request *request)
 {
+    struct redis_number count;
+
+    redis_request_begin(request, stream->names->slot, 1);
+    REDIS_COMMAND(&request->commands, STR("XREADGROUP"), STR("GROUP"), str_from(stream->group),
+                  consumer_of(stream), STR("COUNT"), redis_number_str(&count, stream->count_max),
+                  STR("STREAMS"), stream_of(stream), STR(">"));
+}
+
+void redis_script_check(struct redis_stream *stream, struct redis_request *request)
+{
     const struct redis *redis = stream->reader->redis;
     bool shared = redis_stream_is_shared(stream);
     struct redis_number count, lease_ms;
 
     redis_request_begin(request, stream->names->slot, 1);
-    REDIS_COMMAND(&request->commands, STR("EVAL"), STR(read_script), STR("2"), stream_of(stream),
+    REDIS_COMMAND(&request->commands, STR("EVAL"), STR(check_script), STR("2"), stream_of(stream),
                   shared ? str_from(stream->lease) : stream_of(stream), str_from(stream->group),
                   consumer_of(stream), redis_number_str(&count, stream->count_max),
                   shared ? str_from(redis->instance) : STR(""),

@@ -96,7 +96,8 @@ void redis_stream_failed(struct redis_stream *stream, enum status status, const 
                  LOG_ERROR_FIELDS(error));
     for (unsigned i = 1; i < stream->failures && wait_ms < FAILURE_WAIT_MAX_MS; i++)
         wait_ms *= 2;
-    stream->woken = true; /* whatever the channel told meanwhile was not read */
+    stream->woken = true;    /* whatever the channel told meanwhile was not read … */
+    stream->check_at_ns = 0; /* … or was, and the answer got lost */
     wait(stream, wait_ms / 2 + (int64_t)(random_u64() % (uint64_t)wait_ms));
 }
 
@@ -137,6 +138,8 @@ static void on_acked(struct redis_request *request, enum status status, const st
     stream->acking = 0;
     if (status == STATUS_OK)
         redis_stream_flush_acks(stream);
+    else
+        stream->check_at_ns = 0; /* they are pending: ask for them, and acknowledge them then */
 }
 
 void redis_stream_flush_acks(struct redis_stream *stream)
@@ -189,7 +192,9 @@ void redis_stream_handled(struct redis_stream *stream)
         stream->done = stream->ids[stream->message_at + stream->settled - 1];
     stream->message_at += stream->settled;
     FAILPOINT("redis.before_ack");
-    redis_stream_flush_acks(stream);
+    if (redis_stream_is_shared(
+            stream)) /* of our own group nobody else waits for it: it goes with the next question */
+        redis_stream_flush_acks(stream);
     if (redis_stream_is_shared(stream) && !stream->held && stream->message_at < stream->message_count)
         drop_hand(stream);
     else if (stream->wait_ms > 0)
@@ -225,17 +230,25 @@ static void on_asked(struct redis_request *request, enum status status, const st
         redis_stream_leave(stream);
 }
 
-static void ask(struct redis_stream *stream)
+/* New entries alone are a cheap question. What is pending and what became of the stream itself is looked at after
+ * failures and from time to time, and by a shared group always, since its lease goes with it. */
+static void ask(struct redis_stream *stream, int64_t now_ns)
 {
     struct redis *redis = stream->reader->redis;
 
     stream->activity = REDIS_ASKING;
     stream->woken = false;
-    stream->poll_at_ns = clock_deadline_ms(redis->config.poll_ms);
-    if (stream->grouped)
-        redis_script_read(stream, &stream->ask);
-    else
+    stream->poll_at_ns = now_ns + redis->config.poll_ms * CLOCK_NS_PER_MS;
+    stream->checking = redis_stream_is_shared(stream) || stream->check_at_ns <= now_ns;
+    redis_stream_flush_acks(stream);
+    if (!stream->grouped) {
         redis_script_group(stream, &stream->ask);
+    } else if (stream->checking) {
+        stream->check_at_ns = stream->poll_at_ns;
+        redis_script_check(stream, &stream->ask);
+    } else {
+        redis_script_read(stream, &stream->ask);
+    }
     redis_cluster_ask(&redis->cluster, &stream->ask);
 }
 
@@ -260,7 +273,7 @@ void redis_stream_step(struct redis_stream *stream)
     }
     if (stream->grouped && redis_stream_is_shared(stream) && !take_turn(stream))
         return;
-    ask(stream);
+    ask(stream, now_ns);
 }
 
 /* ---- life ---- */

@@ -163,8 +163,14 @@ static void look(struct redis_stream *stream, int64_t now_ns)
 
     if (!stream->grouped || stream->upkeep.busy || now_ns < stream->look_at_ns)
         return;
+    bool first = stream->look_at_ns == 0;
     stream->look_at_ns =
         clock_deadline_ms(redis_stream_is_shared(stream) ? LOOK_MS : config->pod_dead_ms / 4);
+    if (first && !redis_stream_is_shared(stream)) { /* a fleet that starts at once does not look at once */
+        stream->look_at_ns -=
+            (int64_t)(random_u64() % (uint64_t)(config->pod_dead_ms / 4 + 1)) * CLOCK_NS_PER_MS;
+        return;
+    }
     redis_script_look(stream, &stream->upkeep);
     redis_cluster_ask(&stream->reader->redis->cluster, &stream->upkeep);
 }
