@@ -1,14 +1,15 @@
 /* The Redis driver: a partition is a stream. Redis Cluster, or a single Redis.
  *
- * Publishing: XADD, then PUBLISH of the payload, pipelined; bus_publish() returns when both are answered. The entry's fields
- * are `event` (the payload), `key`, and one for each header by its name; foreign entries need only `event`. Consuming:
- * BUS_EVERY has a consumer group of its own for each process (`GROUP:POD`), read by XREADGROUP and acknowledged by XACK,
- * made again when it is gone, removed by others when its pod is dead; one subscription to the channel per process says when
- * to read. BUS_SHARED has one group, and a lease on each stream so that it is handled by one member at a time. An offset is the
- * entry's id: milliseconds << 20 | sequence.
+ * Publishing: XADD, then PUBLISH of the payload; what a call has for one stream is one transaction, and bus_publish() returns
+ * when it is answered. The entry's fields are `event` (the payload), `key`, and one for each header by its name; foreign
+ * entries need only `event`. Consuming: BUS_EVERY has a consumer group of its own for each process (`GROUP:POD`), read by
+ * XREADGROUP and acknowledged by XACK, made again when it is gone, removed by others when its pod is dead; one subscription to
+ * the channel per process says when to read. BUS_SHARED has one group, and a lease on each stream so that it is handled by one
+ * member at a time. An offset is the entry's id: milliseconds << 20 | sequence.
  *
  * Redis may lose what it has acknowledged (a master that dies before its copy has it, a restart without its data): on_gap
- * says so where it can be seen, and whoever must not miss anything compares with the database besides. */
+ * says so where it can be seen, and whoever must not miss anything compares with the database besides. A message without a
+ * key must not have a header called `key`: that is where it would be. */
 #ifndef FRESHET_BUS_BUS_REDIS_H
 #define FRESHET_BUS_BUS_REDIS_H
 
@@ -29,7 +30,7 @@ struct bus_redis_names {
 };
 
 struct bus_redis_config {
-    struct loop *loop;           /* timers */
+    struct loop *loop;           /* not needed: the driver has one of its own */
     struct worker_pool *workers; /* handlers; stopped after bus_stop() */
     const char *const *nodes;    /* HOST:PORT; any that answers tells of the others */
     size_t node_count;

@@ -97,7 +97,7 @@ static void look_for_gap(struct redis_stream *stream, int64_t added, int64_t len
 
     if (backwards)
         stream->done = (struct redis_id){0};
-    if (redis_stream_is_shared(stream) ? false : backwards || trimmed)
+    if ((backwards || trimmed) && !redis_stream_is_shared(stream))
         note_gap(stream, redis_id_offset(stream->done) + 1);
     if (backwards || trimmed)
         stream->read_count = trimmed && !backwards ? added - length : -1;

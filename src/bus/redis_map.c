@@ -134,6 +134,8 @@ static void take_map(struct redis_cluster *cluster, const struct redis_topology 
 static void refreshed(struct redis_cluster *cluster)
 {
     cluster->known = true;
+    if (cluster->complained)
+        log_info("redis_reachable");
     cluster->complained = false;
     cluster->refreshed_ns = clock_mono_ns();
     cluster->refresh_tries = 0;
@@ -154,7 +156,7 @@ static void refresh_failed(struct redis_cluster *cluster, const struct error *er
     }
     cluster->refresh_tries = 0;
     if (!cluster->complained)
-        log_error("redis_cluster_unknown", LOG_ERROR_FIELDS(error));
+        log_error("redis_unreachable", LOG_ERROR_FIELDS(error));
     cluster->complained = true;
     atomic_store(&cluster->is_up, false);
     again_in(cluster, REFRESH_RETRY_MS);
@@ -239,6 +241,7 @@ void redis_map_wait(struct redis_cluster *cluster, struct redis_request *request
 {
     *cluster->waiting_last = request;
     cluster->waiting_last = &request->next;
+    redis_map_want(cluster);
 }
 
 void redis_map_init(struct redis_cluster *cluster)

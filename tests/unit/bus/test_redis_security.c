@@ -6,6 +6,7 @@
 #include "test_redis.h"
 
 static char directory[64];
+static bool as_cluster;
 
 static const char *file(const char *name)
 {
@@ -35,7 +36,8 @@ static enum status publish_with(struct bus_redis_security security, const char *
     struct process process;
     struct bus_redis_config before = redis_next;
 
-    redis_next = (struct bus_redis_config){.nodes = &node, .node_count = 1, .security = security};
+    redis_next = (struct bus_redis_config){
+        .nodes = &node, .node_count = 1, .cluster = as_cluster, .security = security};
     redis_open_with(&process, &topic);
     redis_next = before;
     process_start(&process);
@@ -90,6 +92,9 @@ static void test_tls_and_password(void **state)
     assert_int_not_equal(publish_with(good, plain, &error), STATUS_OK);
     assert_int_not_equal(publish_with((struct bus_redis_security){0}, plain, &error), STATUS_OK);
     assert_non_null(strstr(error.message, "NOPERM"));
+    as_cluster = true; /* it is none, and says so */
+    assert_int_not_equal(publish_with(bare, plain, &error), STATUS_OK);
+    assert_non_null(strstr(error.message, "cluster support disabled"));
     redis_fixture_stop();
     for (const char *const *at =
              (const char *const[]){"server.pem", "server.key", "other.pem", "other.key", NULL};
