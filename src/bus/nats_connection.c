@@ -168,6 +168,7 @@ static natsStatus set_manners(struct nats *nats)
     ALSO(natsOptions_SetPingInterval(options, PING_MS));
     ALSO(natsOptions_SetMaxPingsOut(options, PINGS_OUT_MAX));
     ALSO(natsOptions_SetWriteDeadline(options, WRITE_MS));
+    ALSO(natsOptions_SetSendAsap(options, true)); /* or everything waits a millisecond for company */
     ALSO(natsOptions_SetMaxReconnect(options, -1));
     ALSO(natsOptions_SetReconnectBufSize(options, 1));
     ALSO(natsOptions_SetFailRequestsOnDisconnect(options, true));
