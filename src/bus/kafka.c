@@ -1,5 +1,6 @@
 /* The Kafka driver's life: configuration, start, and an end that waits for handlers as long as it may and for brokers
  * hardly at all. */
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/clock.h"
@@ -167,6 +168,17 @@ static void take_config(struct kafka *kafka, const struct bus_kafka_config *conf
     kafka->bus.message_bytes_max = config->message_bytes_max ? config->message_bytes_max : MESSAGE_BYTES;
 }
 
+/* Its metrics are not those of the caller's pool. */
+static enum status create_pool(struct kafka *kafka, const struct db_target *target, struct error *error)
+{
+    struct db_target own = *target;
+    char name[64];
+
+    snprintf(name, sizeof name, "%s-kafka", target->name);
+    own.name = name;
+    return db_pool_create(&own, &kafka->pool, error);
+}
+
 enum status bus_kafka_create(const struct bus_kafka_config *config, struct bus **out, struct error *error)
 {
     struct kafka *kafka = memory_zalloc(sizeof *kafka);
@@ -180,7 +192,7 @@ enum status bus_kafka_create(const struct bus_kafka_config *config, struct bus *
     if (status == STATUS_OK)
         status = bus_kafka_conf_create(config, &kafka->conf, error);
     if (status == STATUS_OK && config->target)
-        status = db_pool_create(config->target, &kafka->pool, error);
+        status = create_pool(kafka, config->target, error);
     if (status == STATUS_OK) {
         kafka->topics = memory_zalloc(kafka->bus.topic_count * sizeof kafka->topics[0]);
         *out = &kafka->bus;

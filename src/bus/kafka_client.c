@@ -33,12 +33,8 @@ void bus_kafka_wait_ms(pthread_cond_t *cond, pthread_mutex_t *lock, int64_t ms)
 
 /* ---- settings ---- */
 
-struct setting {
-    const char *name, *value; /* value NULL: leave it */
-};
-
 /* The message names the setting, never its value: it may be a password. */
-static enum status set_all(rd_kafka_conf_t *conf, const struct setting *settings, struct error *error)
+static enum status set_all(rd_kafka_conf_t *conf, const struct kafka_setting *settings, struct error *error)
 {
     char why[256];
 
@@ -61,7 +57,7 @@ static enum status set_common(rd_kafka_conf_t *conf, const struct bus_kafka_conf
 {
     const struct bus_kafka_security *security = &config->security;
     const bool sasl = security->username != NULL;
-    const struct setting settings[] = {
+    const struct kafka_setting settings[] = {
         {"bootstrap.servers", config->brokers},
         {"client.id", config->client_id ? config->client_id : "freshet"},
         {"security.protocol", protocol_of(security)},
@@ -165,25 +161,24 @@ enum status bus_kafka_conf_create(const struct bus_kafka_config *config, rd_kafk
     return status;
 }
 
-rd_kafka_t *bus_kafka_client_open(struct kafka *kafka, rd_kafka_type_t type, const char *const *settings,
-                                  void *opaque, void (*set_callbacks)(rd_kafka_conf_t *conf))
+rd_kafka_t *bus_kafka_client_open(struct kafka *kafka, rd_kafka_type_t type,
+                                  const struct kafka_setting *settings, void *opaque,
+                                  void (*set_callbacks)(rd_kafka_conf_t *conf))
 {
     char why[256] = "";
+    struct error error = {0};
     rd_kafka_conf_t *conf = rd_kafka_conf_dup(kafka->conf);
-    bool good = true;
     rd_kafka_t *rk = NULL;
 
     rd_kafka_conf_set_opaque(conf, opaque);
     rd_kafka_conf_set_error_cb(conf, on_error);
     if (set_callbacks)
         set_callbacks(conf);
-    for (; good && settings[0]; settings += 2)
-        good = rd_kafka_conf_set(conf, settings[0], settings[1], why, sizeof why) == RD_KAFKA_CONF_OK;
-    if (good)
+    if (set_all(conf, settings, &error) == STATUS_OK)
         rk = rd_kafka_new(type, conf, why, sizeof why);
     if (!rk) {
         rd_kafka_conf_destroy(conf);
-        log_error("kafka_client_failed", LOG_CSTR("error", why));
+        log_error("kafka_client_failed", LOG_CSTR("error", error.message[0] ? error.message : why));
     }
     return rk;
 }

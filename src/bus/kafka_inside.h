@@ -91,8 +91,8 @@ struct kafka_producer {
 
 struct kafka_topic {
     char fault[256]; /* why it cannot be used; "" = nothing wrong. Under kafka->lock */
-    bool asked_for;  /* the broker was asked to make it, and has answered; upkeep's */
-    bool refused;    /* and the log says why not; upkeep's */
+    bool there;      /* a broker has it; upkeep's */
+    bool refused;    /* to make it, as the log says; upkeep's */
 };
 
 struct kafka {
@@ -120,9 +120,13 @@ struct kafka {
 /* ---- kafka_client.c ---- */
 enum status bus_kafka_conf_create(const struct bus_kafka_config *config, rd_kafka_conf_t **conf,
                                   struct error *error) MUST_CHECK;
-/* NULL-ended pairs of settings on top of the common ones. NULL: it cannot be made, and the log says why. */
-rd_kafka_t *bus_kafka_client_open(struct kafka *kafka, rd_kafka_type_t type, const char *const *settings,
-                                  void *opaque, void (*set_callbacks)(rd_kafka_conf_t *conf));
+/* `settings` come on top of the common ones. NULL: it cannot be made, and the log says why. */
+struct kafka_setting {
+    const char *name, *value; /* value NULL: leave it; name NULL ends the list */
+};
+rd_kafka_t *bus_kafka_client_open(struct kafka *kafka, rd_kafka_type_t type,
+                                  const struct kafka_setting *settings, void *opaque,
+                                  void (*set_callbacks)(rd_kafka_conf_t *conf));
 /* A cond wait of at most `ms`. */
 void bus_kafka_wait_ms(pthread_cond_t *cond, pthread_mutex_t *lock, int64_t ms);
 void bus_kafka_cond_init(pthread_cond_t *cond);

@@ -8,7 +8,7 @@
 #include "base/memory.h"
 #include "bus/kafka_inside.h"
 
-enum { ARENA_BYTES = 16384, BATCHES_AHEAD = 3 };
+enum { ARENA_BYTES = 16384, BATCHES_AHEAD = 8 };
 
 /* ---- what waits ---- */
 

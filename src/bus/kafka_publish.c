@@ -92,10 +92,13 @@ static void set_callbacks(rd_kafka_conf_t *conf)
 static rd_kafka_t *open_producer(struct kafka *kafka)
 {
     char bytes[24];
-    const char *const settings[] = {
-        "enable.idempotence", "true", /* with it acks=all, and order within a partition over retries */
-        "linger.ms",          "0",    /* somebody waits; what comes meanwhile shares the next request */
-        "request.timeout.ms", "5000", "message.timeout.ms", "30000", "message.max.bytes", bytes, NULL,
+    const struct kafka_setting settings[] = {
+        {"enable.idempotence", "true"}, /* with it acks=all, and order within a partition over retries */
+        {"linger.ms", "0"},             /* somebody waits; what comes meanwhile shares the next request */
+        {"request.timeout.ms", "5000"},
+        {"message.timeout.ms", "30000"},
+        {"message.max.bytes", bytes},
+        {NULL, NULL},
     };
 
     snprintf(bytes, sizeof bytes, "%zu", kafka->bus.message_bytes_max + KAFKA_RECORD_BYTES);

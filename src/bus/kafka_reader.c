@@ -42,32 +42,20 @@ static bool open_consumer(struct kafka_reader *reader)
 {
     const struct bus_kafka_config *config = &reader->kafka->config;
     char session[24], heartbeat[24], interval[24];
-    const char *const settings[] = {
-        "group.id",
-        reader->consumer.spec.group,
-        "enable.auto.commit",
-        "false",
-        "enable.auto.offset.store",
-        "false",
-        "auto.offset.reset",
-        "error", /* a place that is gone is a gap, and ours to tell */
-        "partition.assignment.strategy",
-        "range",
-        "session.timeout.ms",
-        session,
-        "heartbeat.interval.ms",
-        heartbeat,
-        "max.poll.interval.ms",
-        interval,
-        "fetch.wait.max.ms",
-        "500",
-        "fetch.error.backoff.ms",
-        "100",
-        "queued.max.messages.kbytes",
-        "16384",
-        "topic.metadata.refresh.interval.ms",
-        "10000",
-        NULL,
+    const struct kafka_setting settings[] = {
+        {"group.id", reader->consumer.spec.group},
+        {"enable.auto.commit", "false"},
+        {"enable.auto.offset.store", "false"},
+        {"auto.offset.reset", "error"}, /* a place that is gone is a gap, and ours to tell */
+        {"partition.assignment.strategy", "range"},
+        {"session.timeout.ms", session},
+        {"heartbeat.interval.ms", heartbeat},
+        {"max.poll.interval.ms", interval},
+        {"fetch.wait.max.ms", "100"}, /* a partition that is read again waits for a question under way */
+        {"fetch.error.backoff.ms", "100"},
+        {"queued.max.messages.kbytes", "16384"},
+        {"topic.metadata.refresh.interval.ms", session}, /* finds new partitions */
+        {NULL, NULL},
     };
 
     snprintf(session, sizeof session, "%lld", (long long)config->session_ms);
@@ -169,20 +157,26 @@ static void note_error(struct kafka_reader *reader, const rd_kafka_message_t *me
              LOG_CSTR("error", rd_kafka_err2str(message->err)));
 }
 
-static void file(struct kafka_reader *reader, rd_kafka_message_t *message)
+/* False: its lane has enough. */
+static bool file(struct kafka_reader *reader, rd_kafka_message_t *message)
 {
+    struct kafka_lane *lane = NULL;
+
     if (message->err) {
         note_error(reader, message);
         rd_kafka_message_destroy(message);
-        return;
+        return true;
     }
     pthread_mutex_lock(&reader->lock);
-    if (message->partition >= 0 && (unsigned)message->partition < reader->lane_count &&
-        reader->lanes[message->partition])
-        bus_kafka_lane_put(reader->lanes[message->partition], message);
+    if (message->partition >= 0 && (unsigned)message->partition < reader->lane_count)
+        lane = reader->lanes[message->partition];
+    if (lane)
+        bus_kafka_lane_put(lane, message);
     else
         rd_kafka_message_destroy(message);
+    bool room = !lane || !bus_kafka_lane_is_full(lane);
     pthread_mutex_unlock(&reader->lock);
+    return room;
 }
 
 static void set_paused(struct kafka_reader *reader, struct kafka_lane *lane, bool paused)
@@ -231,10 +225,8 @@ static void poll_messages(struct kafka_reader *reader)
 {
     rd_kafka_message_t *message = rd_kafka_consumer_poll(reader->rk, wait_ms(reader));
 
-    for (int i = 0; message && i < FILE_MAX; i++) {
-        file(reader, message);
-        message = i + 1 < FILE_MAX ? rd_kafka_consumer_poll(reader->rk, 0) : NULL;
-    }
+    for (int i = 1; message && file(reader, message) && i < FILE_MAX; i++)
+        message = rd_kafka_consumer_poll(reader->rk, 0);
 }
 
 static void pump_once(struct kafka_reader *reader)

@@ -38,9 +38,17 @@ enum status bus_kafka_topic_check(struct kafka *kafka, const struct bus_topic_st
 
 /* ---- making topics ---- */
 
-static bool is_wanted(const struct bus_topic_state *topic)
+static bool is_unknown(const struct bus_topic_state *topic)
 {
     return topic->spec.partitions > 0 && !atomic_load(&topic->known);
+}
+
+static bool any_unknown(const struct kafka *kafka)
+{
+    for (size_t i = 0; i < kafka->bus.topic_count; i++)
+        if (is_unknown(&kafka->bus.topics[i]))
+            return true;
+    return false;
 }
 
 /* Kafka's retention waits for nobody: so it is the longest that was asked for. */
@@ -69,41 +77,31 @@ static rd_kafka_NewTopic_t *new_topic(const struct kafka *kafka, const struct bu
     return made;
 }
 
-/* A broker that refused may make the topic as it likes when it is only asked about it: so such a one is not asked about,
- * but where we have no right to make it somebody else has. */
 static void note_answer(struct kafka *kafka, const rd_kafka_topic_result_t *result)
 {
     rd_kafka_resp_err_t error = rd_kafka_topic_result_error(result);
     const char *text = rd_kafka_topic_result_error_string(result);
     struct bus_topic_state *topic = bus_topic_find(&kafka->bus, str_from(rd_kafka_topic_result_name(result)));
 
-    if (!topic)
+    if (!topic || error == RD_KAFKA_RESP_ERR_TOPIC_ALREADY_EXISTS)
         return;
-    struct kafka_topic *own = topic_of(kafka, topic);
-    bool there = !error || error == RD_KAFKA_RESP_ERR_TOPIC_ALREADY_EXISTS;
-    own->asked_for = there || error == RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED ||
-                     error == RD_KAFKA_RESP_ERR_CLUSTER_AUTHORIZATION_FAILED;
+    bool *refused = &topic_of(kafka, topic)->refused;
     if (!error)
         log_info("kafka_topic_made", LOG_CSTR("topic", topic->spec.name),
                  LOG_INT("partitions", topic->spec.partitions));
-    else if (!there && !own->refused)
+    else if (!*refused)
         log_warn("kafka_topic_not_made", LOG_CSTR("topic", topic->spec.name),
                  LOG_CSTR("error", text ? text : rd_kafka_err2name(error)));
-    own->refused = !there;
+    *refused = error != RD_KAFKA_RESP_ERR_NO_ERROR;
 }
 
 static void note_answers(struct kafka *kafka, rd_kafka_event_t *event)
 {
     const rd_kafka_CreateTopics_result_t *result = rd_kafka_event_CreateTopics_result(event);
     size_t count = 0;
-
-    if (rd_kafka_event_error(event) == RD_KAFKA_RESP_ERR__UNSUPPORTED_FEATURE) {
-        for (size_t i = 0; i < kafka->bus.topic_count; i++)
-            kafka->topics[i].asked_for = true;
-        return;
-    }
     const rd_kafka_topic_result_t **results =
         result ? rd_kafka_CreateTopics_result_topics(result, &count) : NULL;
+
     for (size_t i = 0; i < count; i++)
         note_answer(kafka, results[i]);
 }
@@ -118,7 +116,7 @@ static void make_topics(struct kafka *kafka, rd_kafka_t *rk)
     size_t count = 0;
 
     for (size_t i = 0; i < kafka->bus.topic_count; i++)
-        if (is_wanted(&kafka->bus.topics[i]) &&
+        if (is_unknown(&kafka->bus.topics[i]) && !kafka->topics[i].there &&
             (topics[count] = new_topic(kafka, &kafka->bus.topics[i])) != NULL)
             count++;
     rd_kafka_AdminOptions_set_request_timeout(options, 5 * KAFKA_ASK_MS, why, sizeof why);
@@ -159,21 +157,21 @@ static void set_fault(struct kafka *kafka, struct bus_topic_state *topic, int pa
         log_error("kafka_topic_differs", LOG_CSTR("error", fault));
 }
 
-/* Does a broker answer? Then what it says of the topics in question is noted. */
-static bool look_at_topics(struct kafka *kafka, rd_kafka_t *rk, struct bus_topic_state *only)
+/* Does a broker answer? Asked about all topics, since a broker may make one that it is asked about by name, as it likes. */
+static bool look(struct kafka *kafka, rd_kafka_t *rk)
 {
     const struct rd_kafka_metadata *metadata;
-    rd_kafka_topic_t *topic = only ? rd_kafka_topic_new(rk, only->spec.name, NULL) : NULL;
-    rd_kafka_resp_err_t error = rd_kafka_metadata(rk, 0, topic, &metadata, KAFKA_ASK_MS);
 
-    if (topic)
-        rd_kafka_topic_destroy(topic);
-    if (error)
+    if (rd_kafka_metadata(rk, any_unknown(kafka), NULL, &metadata, KAFKA_ASK_MS))
         return false;
-    for (int i = 0; only && i < metadata->topic_cnt; i++)
-        if (!metadata->topics[i].err && metadata->topics[i].partition_cnt > 0 &&
-            str_eq(str_from(metadata->topics[i].topic), only->name))
-            set_fault(kafka, only, metadata->topics[i].partition_cnt);
+    for (int i = 0; i < metadata->topic_cnt; i++) {
+        const struct rd_kafka_metadata_topic *found = &metadata->topics[i];
+        struct bus_topic_state *topic = bus_topic_find(&kafka->bus, str_from(found->topic));
+        if (!topic || !is_unknown(topic) || found->err || found->partition_cnt == 0)
+            continue;
+        topic_of(kafka, topic)->there = true;
+        set_fault(kafka, topic, found->partition_cnt);
+    }
     rd_kafka_metadata_destroy(metadata);
     return true;
 }
@@ -195,20 +193,13 @@ static void set_up(struct kafka *kafka, bool up)
 /* False: something is still to be done soon. */
 static bool round_of(struct kafka *kafka, rd_kafka_t *rk)
 {
-    bool up = look_at_topics(kafka, rk, NULL), all = up;
+    bool up = look(kafka, rk);
 
     set_up(kafka, up);
-    if (up)
-        make_topics(kafka, rk);
-    for (size_t i = 0; up && i < kafka->bus.topic_count && !atomic_load(&kafka->closing); i++) {
-        struct bus_topic_state *topic = &kafka->bus.topics[i];
-        if (!is_wanted(topic))
-            continue;
-        if (topic_of(kafka, topic)->asked_for)
-            up = look_at_topics(kafka, rk, topic);
-        all &= atomic_load(&topic->known);
-    }
-    return all && up;
+    if (!up || !any_unknown(kafka))
+        return up;
+    make_topics(kafka, rk);
+    return look(kafka, rk) && !any_unknown(kafka);
 }
 
 static bool run_round(struct kafka *kafka)

@@ -8,7 +8,9 @@
 #include <librdkafka/rdkafka_mock.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -208,8 +210,8 @@ static void exec_broker(void)
     if (!freopen(log, "a", stdout) || !freopen(log, "a", stderr))
         _exit(127);
     execlp("java", "java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto",
-           "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp",
-           classes, "kafka.Kafka", settings, (char *)NULL);
+           "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", classes, "kafka.Kafka", settings,
+           (char *)NULL);
     _exit(127);
 }
 
@@ -263,6 +265,7 @@ static void start_mock(void)
     fprintf(stderr,
             "kafka_fixture: FRESHET_KAFKA_JARS is not set: librdkafka's mock cluster instead of a broker,"
             " which cannot be killed, frozen or asked to delete\n");
+    rd_kafka_conf_set(conf, "log_level", "0", why, sizeof why);
     fixture.mock_owner = rd_kafka_new(RD_KAFKA_PRODUCER, conf, why, sizeof why);
     fixture.mock = fixture.mock_owner ? rd_kafka_mock_cluster_new(fixture.mock_owner, 1) : NULL;
     if (!fixture.mock)
@@ -270,10 +273,37 @@ static void start_mock(void)
     snprintf(fixture.brokers, sizeof fixture.brokers, "%s", rd_kafka_mock_cluster_bootstraps(fixture.mock));
 }
 
+/* The mock looks at what it is asked for once a second, or when there is something on a socket. */
+static void *tickle(void *done)
+{
+    unsigned port = (unsigned)atoi(strrchr(fixture.brokers, ':') + 1);
+
+    while (!atomic_load((atomic_bool *)done)) {
+        int fd = dial(port);
+        if (fd >= 0)
+            close(fd);
+        usleep(1000);
+    }
+    return NULL;
+}
+
 void kafka_fixture_make_topic(const char *name, unsigned partitions)
 {
-    if (fixture.mock)
-        rd_kafka_mock_topic_create(fixture.mock, name, (int)partitions, 1);
+    static char made[100][64];
+    size_t at = 0;
+    atomic_bool done = false;
+    pthread_t thread;
+
+    if (!fixture.mock || partitions == 0)
+        return;
+    while (at < 99 && made[at][0] && strcmp(made[at], name) != 0)
+        at++;
+    if (made[at][0] || pthread_create(&thread, NULL, tickle, &done) != 0)
+        return;
+    rd_kafka_mock_topic_create(fixture.mock, name, (int)partitions, 1);
+    snprintf(made[at], sizeof made[at], "%s", name);
+    atomic_store(&done, true);
+    pthread_join(thread, NULL);
 }
 
 /* ---- both ---- */
