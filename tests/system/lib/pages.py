@@ -3,13 +3,14 @@
 Conventions, all of them invisible to a reader:
 
     <!-- runs -->      before a ```sh block: it is run. The blocks of one page share one shell, in their order.
+    <!-- runs on the engines -->   the same with Kafka, Redis and NATS underneath, by tests/engines/test_docs.py.
     <!-- answers -->   before a block behind it: what that run printed. A `…` stands for any text within its line.
 """
 import re
 from dataclasses import dataclass
 
 FENCE = re.compile(r"^```(\w*)\s*$")
-MARK = re.compile(r"^<!-- (runs|answers) -->$")
+MARK = re.compile(r"^<!-- (runs|runs on the engines|answers) -->$")
 HEADING = re.compile(r"^#+ +(.*?)\s*$", re.M)
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 CODE = re.compile(r"`([^`\n]+)`")
@@ -52,17 +53,17 @@ class Page:
         assert block is None and not mark, f"{self.name}: a block or a mark is left open"
         return blocks, "\n".join(prose)
 
-    def examples(self):
-        """[(block that runs, what it must print or None)] in order."""
+    def examples(self, mark="runs"):
+        """[(block that runs, what it must print or None)] in order, of those with this mark."""
         found = []
         for block in self.blocks:
-            if block.mark == "runs":
+            if block.mark.startswith("runs"):
                 assert block.language == "sh", f"{self.name}:{block.line}: only ```sh can run"
                 found.append([block, None])
             elif block.mark == "answers":
                 assert found and found[-1][1] is None, f"{self.name}:{block.line}: an answer to nothing"
                 found[-1][1] = block.text
-        return found
+        return [each for each in found if each[0].mark == mark]
 
     def names(self):
         """Everything in `backticks`, outside of blocks."""
