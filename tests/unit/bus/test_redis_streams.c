@@ -168,6 +168,25 @@ static void test_everything_flushed_is_a_gap_and_it_goes_on(void **state)
     pair_close(&pair);
 }
 
+/* Killed, and back without its data: as after a failover to a copy that had nothing. */
+static void test_a_redis_that_comes_back_empty_is_a_gap_and_it_goes_on(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "empty", .partitions = 1};
+    struct pair pair;
+    pair_open(&pair, &topic);
+    publish(&pair.process, "empty", "k", 1);
+    assert_true(recorder_await_committed(&pair.every, 1) && recorder_await_committed(&pair.shared, 1));
+    redis_fixture_kill(0);
+    redis_fixture_wipe(0);
+    redis_fixture_run(0);
+    publish_until_accepted(&pair.process, "empty", "k", 2);
+    REDIS_AWAIT(recorder_times(&pair.every, 2) > 0 && recorder_times(&pair.shared, 2) > 0);
+    REDIS_AWAIT(redis_gaps(&pair.every) == 1);
+    assert_int_equal(recorder_times(&pair.every, 1), 1);
+    pair_close(&pair);
+}
+
 /* It is busy while the stream is cut down to what it has not seen the beginning of. */
 static void test_trimmed_past_our_place_is_a_gap(void **state)
 {
@@ -333,6 +352,7 @@ int redis_run_streams(void)
         cmocka_unit_test(test_hints_come_to_those_who_want_them),
         cmocka_unit_test(test_a_group_that_is_gone_is_made_anew),
         cmocka_unit_test(test_everything_flushed_is_a_gap_and_it_goes_on),
+        cmocka_unit_test(test_a_redis_that_comes_back_empty_is_a_gap_and_it_goes_on),
         cmocka_unit_test(test_trimmed_past_our_place_is_a_gap),
         cmocka_unit_test(test_a_stream_is_kept_as_long_as_configured),
         cmocka_unit_test(test_a_dead_pods_group_is_removed_and_ours_when_we_go),
