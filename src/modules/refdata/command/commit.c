@@ -196,9 +196,8 @@ static enum status guess_and_publish(struct group *group, struct db_conn *conn, 
     make_message(group->posts[0], &message, &payload, arena);
     message.payload = buf_str(&payload);
     group->earnest = true; /* the next time */
-    FAILPOINT("command.before_publish");
     enum status status = refdata_claims_guess_one(conn, group->posts[0], &group->error);
-    FAILPOINT("command.before_commit");
+    FAILPOINT("command.before_lone_commit");
     if (status == STATUS_OK)
         status = note_commit(group, bus_publish_and_commit(group->flow->buses.commands, conn, &message,
                                                            group->deadline_ns, &group->error));
