@@ -169,6 +169,11 @@ def test_an_adapter_killed_between_any_two_steps_loses_and_repeats_nothing(serve
     assert reader.version() == 2 * len(PLACES)
 
 
+def is_up(server):
+    health = server.client().get("/actuator/health").json()
+    return health["roles"]["adapter"]["status"] == health["components"]["kafka:adapter"]["status"] == "UP"
+
+
 def test_kafka_killed_and_started_again_under_load(serve, refdata_db, settings, topic, kafka, token):
     """Two adapters share the topic; what was acknowledged to its writer has one effect."""
     changes = settings()
@@ -185,5 +190,4 @@ def test_kafka_killed_and_started_again_under_load(serve, refdata_db, settings, 
     eventually(lambda: reader.version() == sent + 1)
     assert refdata_db.query("select count(*) from refdata.update_request where status = 'COMMITTED'") == [(sent + 1,)]
     for adapter in adapters:
-        health = adapter.client().get("/actuator/health").json()
-        assert health["roles"]["adapter"]["status"] == health["components"]["kafka:adapter"]["status"] == "UP"
+        eventually(lambda a=adapter: is_up(a))
