@@ -263,8 +263,8 @@ static void start_mock(void)
     rd_kafka_conf_t *conf = rd_kafka_conf_new();
 
     fprintf(stderr,
-            "kafka_fixture: FRESHET_KAFKA_JARS is not set: librdkafka's mock cluster instead of a broker,"
-            " which cannot be killed, frozen or asked to delete\n");
+            "kafka_fixture: FRESHET_KAFKA_JARS is not set: no broker, only a smoke test on librdkafka's mock"
+            " cluster; the conformance suite is left out\n");
     rd_kafka_conf_set(conf, "log_level", "0", why, sizeof why);
     fixture.mock_owner = rd_kafka_new(RD_KAFKA_PRODUCER, conf, why, sizeof why);
     fixture.mock = fixture.mock_owner ? rd_kafka_mock_cluster_new(fixture.mock_owner, 1) : NULL;

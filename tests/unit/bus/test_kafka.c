@@ -13,6 +13,7 @@
 #include "bus/kafka_inside.h"
 #include "conformance.h"
 #include "kafka_fixture.h"
+#include "kafka_stranger.h"
 
 static struct db_pool *pool; /* the tests' own */
 
@@ -86,7 +87,7 @@ static size_t count_effects(int number)
     return (size_t)sql(text);
 }
 
-static struct conformance_driver kafka = {
+static const struct conformance_driver kafka = {
     .name = "kafka",
     .create = create,
     .cut = kafka_fixture_cut,
@@ -107,67 +108,6 @@ static void open_with(struct process *process, const struct bus_topic *topics, s
     process->loop = loop_create(&(struct loop_options){0});
     process->workers = worker_pool_create("bus", 4, 100);
     process->bus = create(process->loop, process->workers, topics, count);
-}
-
-/* Another program: what it asks of the broker, one thing at a time. */
-static rd_kafka_t *stranger_open(void)
-{
-    char why[256];
-    rd_kafka_conf_t *conf = rd_kafka_conf_new();
-
-    rd_kafka_conf_set(conf, "bootstrap.servers", kafka_fixture_brokers(), why, sizeof why);
-    rd_kafka_conf_set(conf, "log_level", "0", why, sizeof why);
-    return rd_kafka_new(RD_KAFKA_PRODUCER, conf, why, sizeof why);
-}
-
-static void stranger_makes_topic(rd_kafka_t *stranger, const char *name, int partitions)
-{
-    char why[256];
-    rd_kafka_NewTopic_t *topic = rd_kafka_NewTopic_new(name, partitions, 1, why, sizeof why);
-    rd_kafka_queue_t *queue = rd_kafka_queue_new(stranger);
-
-    kafka_fixture_make_topic(name, (unsigned)partitions);
-    rd_kafka_CreateTopics(stranger, &topic, 1, NULL, queue);
-    rd_kafka_event_destroy(rd_kafka_queue_poll(queue, PATIENCE_MS));
-    rd_kafka_queue_destroy(queue);
-    rd_kafka_NewTopic_destroy(topic);
-}
-
-static void stranger_adds_partitions(rd_kafka_t *stranger, const char *name, size_t total)
-{
-    char why[256];
-    rd_kafka_NewPartitions_t *more = rd_kafka_NewPartitions_new(name, total, why, sizeof why);
-    rd_kafka_queue_t *queue = rd_kafka_queue_new(stranger);
-
-    rd_kafka_CreatePartitions(stranger, &more, 1, NULL, queue);
-    rd_kafka_event_destroy(rd_kafka_queue_poll(queue, PATIENCE_MS));
-    rd_kafka_queue_destroy(queue);
-    rd_kafka_NewPartitions_destroy(more);
-}
-
-/* As retention does: the log begins at `before` now. */
-static void stranger_deletes(rd_kafka_t *stranger, const char *topic, int32_t partition, int64_t before)
-{
-    rd_kafka_topic_partition_list_t *list = rd_kafka_topic_partition_list_new(1);
-    rd_kafka_queue_t *queue = rd_kafka_queue_new(stranger);
-
-    rd_kafka_topic_partition_list_add(list, topic, partition)->offset = before;
-    rd_kafka_DeleteRecords_t *records = rd_kafka_DeleteRecords_new(list);
-    rd_kafka_DeleteRecords(stranger, &records, 1, NULL, queue);
-    rd_kafka_event_destroy(rd_kafka_queue_poll(queue, PATIENCE_MS));
-    rd_kafka_DeleteRecords_destroy(records);
-    rd_kafka_queue_destroy(queue);
-    rd_kafka_topic_partition_list_destroy(list);
-}
-
-static void stranger_sends(rd_kafka_t *stranger, const char *topic, int32_t partition, const char *payload,
-                           rd_kafka_headers_t *headers)
-{
-    rd_kafka_producev(stranger, RD_KAFKA_V_TOPIC(topic), RD_KAFKA_V_PARTITION(partition),
-                      RD_KAFKA_V_MSGFLAGS(RD_KAFKA_MSG_F_COPY),
-                      RD_KAFKA_V_VALUE((void *)payload, payload ? strlen(payload) : 0),
-                      RD_KAFKA_V_HEADERS(headers), RD_KAFKA_V_END);
-    rd_kafka_flush(stranger, PATIENCE_MS);
 }
 
 static bool await_gap(struct recorder *recorder)
@@ -251,8 +191,6 @@ static void test_partitions_that_are_added_are_read_from_their_beginning(void **
     static const struct bus_topic topic = {.name = "grows"};
     struct process process;
     struct recorder shared, every;
-    if (!kafka_fixture_is_real())
-        skip();
     rd_kafka_t *stranger = stranger_open();
     recorder_init(&shared);
     recorder_init(&every);
@@ -311,8 +249,6 @@ static void test_what_retention_took_is_a_gap(void **state)
     static const struct bus_topic topic = {.name = "gap", .partitions = 1};
     struct process process;
     struct recorder shared, every;
-    if (!kafka_fixture_is_real())
-        skip();
     rd_kafka_t *stranger = stranger_open();
     recorder_init(&shared);
     recorder_init(&every);
@@ -574,6 +510,19 @@ static int run_own(void)
     return cmocka_run_group_tests_name("kafka", tests, NULL, NULL);
 }
 
+/* On the mock: what it can do, and what needs no broker. */
+static int run_smoke(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_another_number_of_partitions_is_refused),
+        cmocka_unit_test(test_nobody_there_is_no_reason_to_wait_for_ever),
+        cmocka_unit_test(test_what_makes_no_sense_is_refused),
+        cmocka_unit_test(test_a_bus_never_started_can_be_destroyed),
+    };
+    driver = &kafka;
+    return cmocka_run_group_tests_name("kafka on the mock cluster", tests, NULL, NULL);
+}
+
 int main(void)
 {
     struct db_target where;
@@ -589,9 +538,7 @@ int main(void)
     }
     sql("CREATE TABLE public.effect (number int NOT NULL CHECK (number >= 0))");
     sql("CREATE INDEX ON public.effect (number)");
-    if (!kafka_fixture_is_real())
-        kafka.halt = kafka.resume = kafka.freeze = kafka.thaw = NULL;
-    int failed = conformance_run(&kafka) + run_own();
+    int failed = kafka_fixture_is_real() ? conformance_run(&kafka) + run_own() : run_smoke();
     db_pool_destroy(pool);
     kafka_fixture_stop();
     pg_fixture_stop();
