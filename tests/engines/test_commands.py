@@ -173,6 +173,7 @@ def test_engines_that_are_not_there_keep_nobody_from_starting_reading_or_stoppin
     began = time.monotonic()
     server.stop()
     assert time.monotonic() - began < 9, "the configured time is 10 s"
+    assert fleet.database.value("select count(*) from refdata.command_outbox where not published and locked_until is null") == 1
     engines.heal()
     server.start()
     fleet.reach(2, "D")

@@ -12,7 +12,6 @@
 #include "modules/refdata/writer.h"
 
 enum {
-    STOP_GRACE_MS = 1500,
     PACE_MS = 1, /* somebody may wait for the commit */
     HEADERS_MAX = 3,
     COLUMNS = 6
@@ -190,7 +189,7 @@ void refdata_commands_start(struct refdata_commands *commands)
 void refdata_commands_stop(struct refdata_commands *commands)
 {
     if (commands->engine)
-        outbox_stop(commands->engine, STOP_GRACE_MS);
+        outbox_stop(commands->engine, REFDATA_LETTERS_STOP_MS);
 }
 
 void refdata_commands_destroy(struct refdata_commands *commands)

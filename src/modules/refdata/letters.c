@@ -4,9 +4,6 @@
 
 #include "base/clock.h"
 
-/* An engine that does not answer holds a thread for so long; then the events wait for the next try. */
-enum { PUBLISH_MS = 3000 };
-
 struct letters {
     struct bus_message *messages;
     size_t *places, count; /* of their events */
@@ -54,7 +51,8 @@ static void publish_each(struct bus *bus, struct outbox_batch *batch, const stru
         struct error error = {0};
         if (outbox_batch_is_held(batch, at))
             continue;
-        error.status = bus_publish(bus, &letters->messages[i], 1, clock_deadline_ms(PUBLISH_MS), &error);
+        error.status =
+            bus_publish(bus, &letters->messages[i], 1, clock_deadline_ms(REFDATA_LETTERS_MS), &error);
         judge(batch, at, &error);
     }
 }
@@ -66,7 +64,7 @@ void refdata_letters_publish(struct bus *bus, struct outbox_batch *batch, refdat
     struct error error = {0};
     arena_init(&arena, 16384);
     struct letters letters = write_all(batch, write, context, &arena);
-    int64_t soon_ns = clock_deadline_ms(PUBLISH_MS);
+    int64_t soon_ns = clock_deadline_ms(REFDATA_LETTERS_MS);
     int64_t deadline_ns = soon_ns < batch->deadline_ns ? soon_ns : batch->deadline_ns;
     if (letters.count)
         error.status = bus_publish(bus, letters.messages, letters.count, deadline_ns, &error);

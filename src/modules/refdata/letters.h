@@ -7,6 +7,10 @@
 #include "bus/bus.h"
 #include "outbox/outbox.h"
 
+/* An engine that does not answer holds a thread for so long; then the events wait for the next try. An outbox that stops
+ * waits a little longer, so that they are given back (C7). */
+enum { REFDATA_LETTERS_MS = 3000, REFDATA_LETTERS_STOP_MS = 4000 };
+
 /* Writes the message of an event; false: it can never be one, and *reason says why. Texts live in the arena. */
 typedef bool refdata_letter_fn(void *context, const struct outbox_event *event, struct bus_message *message,
                                struct arena *arena, const char **reason);

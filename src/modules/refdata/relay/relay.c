@@ -12,7 +12,7 @@
 #include "modules/refdata/flow.h"
 #include "modules/refdata/letters.h"
 
-enum { STOP_GRACE_MS = 1500, HEADERS = 2, PAYLOAD_DEPTH_MAX = 4 };
+enum { HEADERS = 2, PAYLOAD_DEPTH_MAX = 4 };
 
 enum { EXTRA_EVENT_ID, EXTRA_TRACEPARENT };
 
@@ -150,7 +150,7 @@ void refdata_relay_wake(struct refdata_relay *relay)
 void refdata_relay_stop(struct refdata_relay *relay)
 {
     if (relay->engine)
-        outbox_stop(relay->engine, STOP_GRACE_MS);
+        outbox_stop(relay->engine, REFDATA_LETTERS_STOP_MS);
 }
 
 void refdata_relay_destroy(struct refdata_relay *relay)
