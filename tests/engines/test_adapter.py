@@ -58,6 +58,7 @@ def effects(database):
     return dict(database.query("select k, n from counted"))
 
 
+@pytest.mark.whole
 def test_an_external_message_becomes_an_update(adapted, external):
     """R9, R2: with its own eventId, or one made of where it stands."""
     fleet, event = adapted(), str(uuid.uuid4())
@@ -80,6 +81,7 @@ def test_the_same_message_twice_has_one_effect(adapted, external):
     assert external.dead() == []
 
 
+@pytest.mark.whole
 def test_a_message_without_an_id_is_the_same_event_each_time_it_is_read(adapted, external):
     """Its id is made of topic, partition and offset: an adapter that reads from the beginning again adds nothing."""
     fleet = adapted()
@@ -130,6 +132,7 @@ def test_a_topic_of_another_shape_is_mapped(adapted, external):
     eventually(lambda: len(external.dead()) == 1)
 
 
+@pytest.mark.whole
 def test_adapters_are_killed_under_load(adapted, external):
     """Nothing lost, one effect each, whichever of the two was in the middle of it."""
     fleet, sent = adapted(), 0

@@ -55,6 +55,7 @@ def test_the_broker_is_killed_and_comes_back_under_load(under_load, kafka):
     under_load(act)
 
 
+@pytest.mark.whole
 def test_a_frozen_broker_holds_up_no_acceptance(under_load, kafka):
     def act(_, workload):
         kafka.freeze()
@@ -76,6 +77,7 @@ def test_consumers_are_killed_in_the_middle(under_load):
     under_load(act)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("place", ["bus.before_commit", "bus.after_commit", "kafka.before_offsets"])
 def test_a_consumer_dies_between_the_database_and_kafka(under_load, place):
     """What was committed to the database and not to Kafka comes again, and has no second effect (R10)."""
@@ -92,6 +94,7 @@ def test_a_consumer_dies_between_the_database_and_kafka(under_load, place):
     under_load(act)
 
 
+@pytest.mark.whole
 def test_partitions_move_to_newcomers_and_back(under_load):
     def act(fleet, workload):
         for _ in range(2):
@@ -106,6 +109,7 @@ def test_partitions_move_to_newcomers_and_back(under_load):
     under_load(act)
 
 
+@pytest.mark.whole
 def test_a_consumer_that_freezes_loses_its_partitions_and_does_no_harm_when_it_wakes(under_load):
     def act(fleet, workload):
         sleeper = fleet.of("apply")[0]
@@ -118,6 +122,7 @@ def test_a_consumer_that_freezes_loses_its_partitions_and_does_no_harm_when_it_w
     under_load(act)
 
 
+@pytest.mark.whole
 def test_the_process_that_accepted_dies_before_it_published(under_load):
     """R11: what it left behind is published by the others, or by itself when it is back."""
     def act(fleet, workload):
@@ -129,6 +134,7 @@ def test_the_process_that_accepted_dies_before_it_published(under_load):
     under_load(act)
 
 
+@pytest.mark.whole
 def test_kafka_is_not_there_when_everybody_starts(make_fleet, kafka):
     kafka.kill()
     try:

@@ -58,6 +58,7 @@ def test_a_killed_master_comes_back(make_fleet, redis, lost):
     fleet.is_told()  # and messages flow again
 
 
+@pytest.mark.whole
 def test_a_copy_takes_over_from_its_master(make_fleet, redis):
     """R14: a failover. Redis may lose the end of the stream with it; no pod stays behind for that."""
     fleet = make_fleet(sizes=SMALL)
@@ -127,6 +128,7 @@ def test_subscriptions_that_are_cut_come_back(make_fleet, redis):
     eventually(lambda: sum(int(node.ask("pubsub", "numsub", fleet.channel).split()[-1]) for node in redis.nodes) >= 2)
 
 
+@pytest.mark.whole
 def test_an_entry_that_was_never_said_is_found(make_fleet, redis):
     """R14: XADD without PUBLISH."""
     fleet = make_fleet(sizes={"query": 2}, sweep=DEAF, dictionaries=["D"])
@@ -160,6 +162,7 @@ def test_a_stream_trimmed_past_a_pods_place(make_fleet, redis):
     fleet.is_told()
 
 
+@pytest.mark.whole
 def test_a_stream_and_its_groups_that_somebody_deletes(make_fleet, redis):
     """R14: NOGROUP: they are made again."""
     fleet = make_fleet(sizes=SMALL, sweep="1s")
@@ -171,6 +174,7 @@ def test_a_stream_and_its_groups_that_somebody_deletes(make_fleet, redis):
     assert len(on_engines.redis().xinfo_groups(fleet.stream)) == len(fleet.pods)
 
 
+@pytest.mark.whole
 def test_the_streams_slot_moves_under_load(make_fleet, redis):
     """MOVED and ASK: the slot goes to another master and back while changes are published."""
     fleet = make_fleet(sizes=SMALL, sweep=DEAF)
@@ -188,6 +192,7 @@ def test_the_streams_slot_moves_under_load(make_fleet, redis):
     fleet.settled()
 
 
+@pytest.mark.whole
 def test_a_frozen_master_holds_nobody_up(make_fleet, redis):
     """Half-open: connections that stay and say nothing. Updates and their readers go on."""
     fleet = make_fleet(sizes=SMALL, sweep="1s")
@@ -207,6 +212,7 @@ def test_a_frozen_master_holds_nobody_up(make_fleet, redis):
     fleet.is_told()
 
 
+@pytest.mark.whole
 def test_a_single_redis_will_do(make_fleet, engines, tmp_path):
     """Without a cluster."""
     from lib.engines import RedisNode  # pylint: disable=import-outside-toplevel

@@ -14,9 +14,9 @@ from lib.wait import PATIENCE, eventually, free_port
 class Run:
     """A `./dev run` in a terminal's place: a session of its own, its output collected as it comes."""
 
-    def __init__(self, root, env):
+    def __init__(self, root, env, *args):
         self.root, self.env, self.lines = root, env, []
-        self.process = subprocess.Popen([root / "dev", "run"], cwd=root, env=env, text=True, stdin=subprocess.DEVNULL,
+        self.process = subprocess.Popen([root / "dev", "run", *args], cwd=root, env=env, text=True, stdin=subprocess.DEVNULL,
                                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
                                         # as in a terminal, even where these tests run as a background job
                                         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
@@ -57,8 +57,8 @@ def start(root, clean_env, var):
     env = {**clean_env, "FRESHET_VAR": str(var), "FRESHET_PORT": str(free_port())}
     runs = []
 
-    def begin(**more):
-        runs.append(Run(root, {**env, **more}))
+    def begin(*args, **more):
+        runs.append(Run(root, {**env, **more}, *args))
         return runs[-1]
 
     yield begin
@@ -84,6 +84,28 @@ def test_run_serves_what_its_greeting_promises_and_ctrl_c_leaves_nothing(start):
     assert run.ctrl_c() == 0, run.output
     assert run.dev("stack", "status").returncode == 1
     assert not os.path.exists(os.path.join(run.env["FRESHET_VAR"], "server.pid"))
+
+
+def test_run_on_the_engines_carries_an_update_through_them_and_leaves_nothing(start):
+    """C2: the same printout and answers, and what carries what."""
+    run = start("--engines").wait_greeting()
+    told = dict(re.findall(r"^(commands|invalidations|events) +(.+)$", run.output, re.M))
+    redis = told["invalidations"].removeprefix("Redis Cluster ").split(",")
+    assert len(redis) == 3 and told["events"].startswith("NATS 127.0.0.1:")
+    body = json.dumps({"dictCode": "FEATURE", "eventType": "DELTA", "items": [{"key": "k", "op": "UPSERT", "payload": 1}]})
+    token = re.search(r"demo token +(\S+)", run.output)[1]
+    answer = subprocess.run(["curl", "-fsS", "-H", f"Authorization: Bearer {token}", "-H", "Content-Type: application/json",
+                             "-d", body, f"http://127.0.0.1:{run.env['FRESHET_PORT']}/v1/tenants/demo/updates"
+                             "?consistencyMode=WAIT_COMMIT&timeoutMs=1000"], text=True, capture_output=True, check=True).stdout
+    assert json.loads(answer)["eventId"]
+    stream = ["redis-cli", "-c", "-p", redis[0].split(":")[1], "xlen", "refdata:inv:stream"]
+    eventually(lambda: int(subprocess.run(stream, text=True, capture_output=True, check=True).stdout) >= 1)
+    if told["commands"].startswith("Kafka"):
+        assert run.dev("psql", "-XqAt", "-c", "select count(*) from refdata.command_outbox").stdout == "1\n"
+    else:  # Maven Central can't be reached
+        assert "no Kafka" in told["commands"]
+    assert run.ctrl_c() == 0, run.output
+    assert run.dev("stack", "status").returncode == 1
 
 
 def test_a_second_run_of_the_same_var_is_told_so_and_a_taken_port_names_the_variable(start, tmp_path):
