@@ -1,8 +1,8 @@
 """`fanout`: what 200 pods cost one Redis and the relay at 100 invalidations a second, and what 1,000 would.
 
-Updates are posted to a process with the command and apply roles, a second process is the relay, and `fanout` is the pods: the
-program's own Redis driver once for each, all in one process. Processor time is the kernel's clock of each process; what they use
-while nothing is sent is taken off. How long a row waited for the relay, and how many waited at once, is told by the outbox itself.
+Updates are posted to a process with the command and apply roles, a second process is the relay, and `fanout` is the pods:
+the program's own Redis driver once for each, all in one process. Processor time is the kernel's clock of each process; what
+is used while nothing is sent is taken off. How long rows waited for the relay, and how many at once, the outbox itself tells.
 """
 import json
 import os
@@ -93,8 +93,8 @@ class Side:
         return {"redis": self.redis.cpu_seconds(), "relay": machine.cpu_seconds(self.relay.pid),
                 "pods": machine.cpu_seconds(pods.process.pid), "clock": time.monotonic()}
 
-    def waits(self, begin):
-        """(ms that each row waited to be published, how many waited at once at most)."""
+    def published(self, begin):
+        """What became of the rows after that version: how long each waited, how many at once at most, how many a second."""
         rows = self.database.rows("select (extract(epoch from created_at) * 1e6)::bigint, "
                                   "(extract(epoch from published_at) * 1e6)::bigint "
                                   f"from refdata.outbox_event where version > {begin}")
@@ -103,7 +103,10 @@ class Side:
         for _, change in sorted([(at, 1) for at, _ in spans] + [(at, -1) for _, at in spans]):
             waiting += change
             most = max(most, waiting)
-        return [(published - created) / 1e3 for created, published in spans], most
+        waits = [(published - created) / 1e3 for created, published in spans]
+        took_us = max(published for _, published in spans) - min(created for created, _ in spans)
+        return {"published_p50_ms": quantile(waits, 0.5), "published_p99_ms": quantile(waits, 0.99), "backlog_max": most,
+                "rate": (len(spans) - 1) / took_us * 1e6}
 
 
 def run(bench, report):
@@ -125,7 +128,7 @@ def run(bench, report):
     _print_cost(cost)
     most = max(rows, key=lambda row: row["pods"])
     report.verdict(f"{most['pods']} pods: rows that waited for the relay at once", most["backlog_max"], BACKLOG_MAX)
-    report.verdict(f"{most['pods']} pods: invalidations a second short of {RATE}", max(0, RATE - most["rate"]), RATE * 0.02)
+    report.verdict_at_least(f"{most['pods']} pods: invalidations a second", most["rate"], RATE * 0.95)
 
 
 def _gained(before, after):
@@ -148,11 +151,8 @@ def _measure(side, pods, count):
     figures = pods.end(end)
     if figures["missed"]:
         raise RuntimeError(f"{figures['missed']} of {count} × {end - begin} messages never came")
-    waits, most = side.waits(begin)
-    row = {"pods": count, "messages": end - begin, "rate": len(waits) / used["clock"], "told": figures["told"],
-           "handled": figures["handled"], "repeated": figures["repeated"], "behind_max": figures["behind_max"],
-           "relay_p50_ms": quantile(waits, 0.5), "relay_p99_ms": quantile(waits, 0.99), "backlog_max": most,
-           "commands": commands}
+    row = {"pods": count, "messages": end - begin, "commands": commands, **side.published(begin),
+           **{name: figures[name] for name in ("told", "handled", "repeated", "behind_max")}}
     for name in ("redis", "relay", "pods"):
         row[f"{name}_busy"] = used[name] / used["clock"]
         row[f"{name}_idle_busy"] = idle[name] / idle["clock"]
@@ -161,15 +161,17 @@ def _measure(side, pods, count):
 
 
 def _print(rows):
-    table(f"{RATE} invalidations a second to every pod",
-          ["pods", "messages", "a second", "on the channel p50 ms", "p99", "by the stream p50 ms", "p99", "max", "relay p50 ms",
-           "p99", "rows waiting", "pods apart", "repeated"],
-          [[row["pods"], row["messages"], f"{row['rate']:.1f}", f"{row['told']['p50_ms']:.1f}", f"{row['told']['p99_ms']:.1f}",
-            *(f"{row['handled'][name]:.1f}" for name in ("p50_ms", "p99_ms", "max_ms")), f"{row['relay_p50_ms']:.1f}",
-            f"{row['relay_p99_ms']:.1f}", row["backlog_max"], row["behind_max"], row["repeated"]] for row in rows])
-    table("processor time: busy is the share of one processor",
-          ["pods", "Redis busy", "idle", "µs a message", "relay busy", "idle", "µs a message", "all pods busy", "idle",
-           "µs a message"],
+    table("from the outbox to Redis: ms that a row waited, and how many waited at once",
+          ["pods", "messages", "a second", "p50 ms", "p99 ms", "at once"],
+          [[row["pods"], row["messages"], f"{row['rate']:.1f}", f"{row['published_p50_ms']:.1f}",
+            f"{row['published_p99_ms']:.1f}", row["backlog_max"]] for row in rows])
+    table("commit to pod, ms; and how many messages the last pod was behind the first",
+          ["pods", "channel p50", "p99", "stream p50", "p99", "max", "behind", "repeated"],
+          [[row["pods"], f"{row['told']['p50_ms']:.1f}", f"{row['told']['p99_ms']:.1f}",
+            *(f"{row['handled'][name]:.1f}" for name in ("p50_ms", "p99_ms", "max_ms")), row["behind_max"], row["repeated"]]
+           for row in rows])
+    table("processor time: share of one, the same while nothing is sent, µs a message",
+          ["pods", "Redis", "idle", "µs", "relay", "idle", "µs", "all pods", "idle", "µs"],
           [[row["pods"], *(text for name in ("redis", "relay", "pods") for text in (
               f"{row[name + '_busy']:.3f}", f"{row[name + '_idle_busy']:.3f}", f"{row[name + '_us']:,.0f}"))] for row in rows])
 
@@ -186,22 +188,22 @@ def _cost(rows):
     more pods, since more of them are sent at once, it is taken to cost no less with even more."""
     few, many = rows[0], rows[-1]
     more = many["pods"] - few["pods"]
-    cost = {"redis_busy_measured": many["redis_busy"], "pods_measured": many["pods"]}
+    cost = {}
     for name in ("redis", "relay"):
         each = (many[f"{name}_us"] - few[f"{name}_us"]) / more
         idle = (many[f"{name}_idle_busy"] - few[f"{name}_idle_busy"]) / more
         whole = many[f"{name}_us"] + max(0, each) * (FLEET - many["pods"])
         busy = many[f"{name}_idle_busy"] + max(0, idle) * (FLEET - many["pods"]) + whole * RATE / 1e6
-        cost[name] = {"us_per_message": few[f"{name}_us"], "us_per_pod_and_message": each,
-                      "idle_us_per_pod_and_second": idle * 1e6, f"us_per_message_{FLEET}_pods": whole,
-                      f"busy_{FLEET}_pods": busy}
+        cost[name] = {"us_per_pod_and_message": many[f"{name}_us"] / many["pods"], "us_per_message_and_further_pod": each,
+                      "idle_us_per_pod_and_second": idle * 1e6, "us_per_message_extrapolated": whole,
+                      "busy_extrapolated": busy}
     return cost
 
 
 def _print_cost(cost):
-    table(f"by pod and message, and {FLEET:,} pods at {RATE} a second by that",
-          ["", "µs a message, one pod", "µs a pod and message", "µs a pod and idle second", f"µs a message, {FLEET:,} pods",
-           f"processors, {FLEET:,} pods"],
-          [[name, f"{each['us_per_message']:,.0f}", f"{each['us_per_pod_and_message']:.2f}",
-            f"{each['idle_us_per_pod_and_second']:.0f}", f"{each[f'us_per_message_{FLEET}_pods']:,.0f}",
-            f"{each[f'busy_{FLEET}_pods']:.2f}"] for name, each in ((name, cost[name]) for name in ("redis", "relay"))])
+    table(f"µs by pod, with {STEPS[-1]} of them; and by that, with {FLEET:,}",
+          ["", "pod and message", "further pod, message", "pod, idle second", f"message, {FLEET:,} pods",
+           f"processors at {RATE} a second"],
+          [[name, f"{each['us_per_pod_and_message']:.2f}", f"{each['us_per_message_and_further_pod']:.2f}",
+            f"{each['idle_us_per_pod_and_second']:.0f}", f"{each['us_per_message_extrapolated']:,.0f}",
+            f"{each['busy_extrapolated']:.2f}"] for name, each in cost.items()])
