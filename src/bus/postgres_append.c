@@ -200,6 +200,9 @@ enum status bus_postgres_publish_in_tx(struct bus *bus, struct db_conn *conn, st
     return status;
 }
 
+/* In end_with_notice()'s pipeline: what fails there fails behind the commit. */
+#define NOTICE_AT 2
+
 static enum status end_with_notice(struct postgres *postgres, struct append *append, struct db_conn *conn,
                                    int64_t deadline_ns, struct error *error)
 {
@@ -208,6 +211,7 @@ static enum status end_with_notice(struct postgres *postgres, struct append *app
     struct db_statement commit;
     struct call call;
     struct buf notice;
+    size_t failed_at = 0;
     char where[POSTGRES_NOTICE_BYTES];
 
     make_call_of_one(append, &call);
@@ -225,7 +229,11 @@ static enum status end_with_notice(struct postgres *postgres, struct append *app
         status = db_pipeline_add_notice(conn, STR(POSTGRES_CHANNEL), buf_str(&notice), error);
     buf_deinit(&notice);
     if (status == STATUS_OK)
-        status = db_pipeline_end(conn, deadline_ns, results, 3, NULL, error);
+        status = db_pipeline_end(conn, deadline_ns, results, 3, &failed_at, error);
+    if (failed_at == NOTICE_AT) { /* others are told as of any publication */
+        bus_wake(&postgres->bus, message->topic);
+        return STATUS_OK;
+    }
     if (status != STATUS_OK)
         return status;
     take_offsets(append, results[0]);

@@ -675,6 +675,43 @@ static void test_a_commit_stands_whoever_could_be_told(void **state)
     recorder_deinit(&recorder);
 }
 
+/* One that brings its own pg_notify(). */
+static void test_a_publication_stands_whoever_could_be_told(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "unheard", .partitions = 1};
+    struct db_target where = target(2);
+    struct db_pool *deaf, *before = pool;
+    struct process consumer, publisher;
+    struct recorder recorder;
+    recorder_init(&recorder);
+    sql("CREATE SCHEMA deaf");
+    sql("CREATE FUNCTION deaf.pg_notify(text, text) RETURNS void LANGUAGE plpgsql"
+        " AS 'BEGIN RAISE EXCEPTION ''nobody hears''; END'");
+    where.schema = STR("deaf,pg_catalog");
+    assert_int_equal(db_pool_create(&where, &deaf, NULL), STATUS_OK);
+    poll_ms = 2 * PATIENCE_MS;
+    open_with(&consumer, &topic, 1);
+    poll_ms = 200;
+    open_with(&publisher, &topic, 1);
+    subscribe(&consumer, &recorder, (struct bus_subscription){.topic = "unheard"});
+    process_start(&consumer);
+    process_start(&publisher);
+    await_ready(&recorder);
+    publish(&publisher, "unheard", "k", 1);
+    assert_true(recorder_await_committed(&recorder, 1));
+    pool = deaf;
+    enum status status = publish_lonely(&publisher, "unheard", "k", 2);
+    pool = before;
+    bool came = recorder_await_committed(&recorder, 2);
+    process_close(&publisher);
+    process_close(&consumer);
+    db_pool_destroy(deaf);
+    assert_int_equal(status, STATUS_OK);
+    assert_true(came);
+    recorder_deinit(&recorder);
+}
+
 /* Nothing was published, and the topic is made again before the next one. */
 static void test_a_vanished_partition_refuses_the_commit(void **state)
 {
@@ -702,6 +739,7 @@ static int run_own(void)
         cmocka_unit_test(test_a_dead_letter_says_where_it_came_from),
         cmocka_unit_test(test_a_commit_stands_whoever_could_be_told),
         cmocka_unit_test(test_news_of_one_partition_do_not_hide_a_pause_that_ends),
+        cmocka_unit_test(test_a_publication_stands_whoever_could_be_told),
         cmocka_unit_test(test_a_vanished_partition_refuses_the_commit),
         cmocka_unit_test(test_polling_finds_what_no_notice_told_of),
         cmocka_unit_test(test_retention_waits_for_the_slowest_group),
