@@ -205,7 +205,8 @@ def test_two_databases_share_a_topic_and_a_stream(serve, postgres, refdata_db, k
             for command in sent[:2]:
                 assert client.get(status_path(command["eventId"])).json()["status"] == "COMMITTED"
         assert items_of(refdata_db, "E") == {} and items_of(other, "D") == {}
-        eventually(lambda: on_engines.is_handled(refdata_db.name, "refdata-apply.shop"))
+        shop = on_engines.group(refdata_db.name) + ".shop"
+        eventually(lambda: sum(on_engines.group_offsets(shop, topic).values()) == sum(on_engines.ends(topic).values()))
         assert len(on_engines.consume(topic + ".dlq")) == 1
     finally:
         server.stop()
