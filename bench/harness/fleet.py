@@ -5,7 +5,6 @@ it. Half of the updates go to each command process. Everything is on this one ma
 
 WAIT_COMMIT is printed beside a bare commit, for information: two commits, Kafka's acknowledgement and a notice lie between.
 """
-import concurrent.futures
 import contextlib
 import statistics
 import time
@@ -13,7 +12,7 @@ import time
 from . import engines, machine, postgres
 from .flow import freshness_ms, histogram_ms, poll, quantile, write_updates
 from .freshet import TENANT, Builtin
-from .generator import generate
+from .generator import generate, generate_at
 from .report import progress, table
 from .write import bare_commit, in_turn, ratios_of, spread
 
@@ -47,13 +46,10 @@ class Fleet:
 
     def write(self, seconds):
         """At RATE, shared out among the command processes."""
-        writers = self.roles["command"]
-        options = ["--connections", 4, "--rate", RATE / len(writers), "--accept", "200,202", "--warmup", 0,
-                   "--seconds", seconds]
-        with concurrent.futures.ThreadPoolExecutor(len(writers)) as threads:
-            runs = [threads.submit(generate, self.bench.load_binary, writer.port, self.asynchronous, *options)
-                    for writer in writers]
-            return sum(run.result()["requests"] for run in runs)
+        ports = [writer.port for writer in self.roles["command"]]
+        runs = generate_at(self.bench.load_binary, ports, self.asynchronous, "--connections", 4, "--rate", RATE / len(ports),
+                           "--accept", "200,202", "--warmup", 0, "--seconds", seconds)
+        return sum(run["requests"] for run in runs)
 
     def wait_commit(self, seconds):
         return generate(self.bench.load_binary, self.roles["command"][0].port, self.waiting, "--connections", 1,

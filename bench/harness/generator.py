@@ -43,10 +43,30 @@ def measure(binary, target, depth, seconds, on_cpus=None, spin=False):
 
 def generate(binary, port, requests, *options, pids=()):
     """One run of `load` with its own words for options; the figures, whatever was answered but errors."""
-    command = [binary, "--connect", f"127.0.0.1:{port}", "--requests", requests, *map(str, options)]
-    if pids:
-        command += ["--server-pid", ",".join(map(str, pids))]
-    figures = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    return generate_at(binary, [port], requests, *options, pids=pids)[0]
+
+
+def generate_at(binary, ports, requests, *options, pids=()):
+    """The same against several servers at once: the figures of each. They end with us, however that is."""
+    options = [*map(str, options), *(["--server-pid", ",".join(map(str, pids))] if pids else [])]
+    runs = []
+    try:
+        for port in ports:
+            runs.append(subprocess.Popen([binary, "--connect", f"127.0.0.1:{port}", "--requests", requests, *options],
+                                         stdout=subprocess.PIPE))
+        return [_figures(run) for run in runs]
+    finally:
+        for run in runs:
+            if run.poll() is None:
+                run.kill()
+                run.wait()
+
+
+def _figures(run):
+    out, _ = run.communicate()
+    if run.returncode:
+        raise RuntimeError(f"load ended with {run.returncode}")
+    figures = json.loads(out)
     if figures["errors"] or not figures["requests"]:
         raise RuntimeError(f"{figures['errors']} errors, the first a {figures['first_bad_status']}, "
                            f"in {figures['requests']} answers")
