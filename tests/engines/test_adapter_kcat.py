@@ -155,6 +155,7 @@ def test_an_update_too_large_for_a_message_is_refused_before_it_is_accepted(serv
 PLACES = ["adapter.after_requests", "adapter.before_publish", "adapter.before_commit", "adapter.after_commit"]
 
 
+@pytest.mark.whole
 def test_an_adapter_killed_between_any_two_steps_loses_and_repeats_nothing(serve, refdata_db, settings, topic, token):
     changes = settings()
     reader = Reader(serve(refdata_db, changes, args=OTHERS), token)
@@ -174,6 +175,7 @@ def is_up(server):
     return health["roles"]["adapter"]["status"] == health["components"]["kafka:adapter"]["status"] == "UP"
 
 
+@pytest.mark.whole
 def test_kafka_killed_and_started_again_under_load(serve, refdata_db, settings, topic, kafka, token):
     """Two adapters share the topic; what was acknowledged to its writer has one effect."""
     changes = settings()

@@ -100,7 +100,7 @@ test_engines() {
     local files=("$ROOT"/tests/system/test_{refdata,updates,apply,relay}_*.py) marks=()
     test_meson engines debug --suite engines
     if [ "$TEST_ALL" = 1 ]; then
-        files=("$ROOT"/tests/system/test_{updates_apply,apply_commands,relay_publish}.py)
+        files=("$ROOT"/tests/system/test_{updates_apply,relay_publish}.py)
         marks=(-m "not whole")
     else
         test_meson engines tsan --suite engines
