@@ -28,8 +28,8 @@ struct bus_nats_config {
     const struct db_target *target; /* as bus_kafka's */
     const struct bus_topic *topics;
     size_t topic_count;
-    unsigned replicas;        /* of streams made here; 0 = 1 */
-    int64_t handler_ms;       /* batch->deadline_ns; 0 = 30 s */
+    unsigned replicas;  /* of streams made here; 0 = 1 */
+    int64_t handler_ms; /* batch->deadline_ns; 0 = 30 s */
     /* What was sent to a member that is not heard of comes again after this, and its partitions are another's after twice
      * this; 0 = 5 s. The first to make the bucket of leases there decides for all. */
     int64_t ack_wait_ms;

@@ -116,7 +116,9 @@ static enum status commit(struct attempt *attempt, struct error *error)
 
 static void remember(struct bus_delivery *delivery, const char *reason)
 {
-    snprintf(delivery->last_error, sizeof delivery->last_error, "%s", reason);
+    struct str cut = str_utf8_cut(str_from(reason), sizeof delivery->last_error - 1);
+
+    snprintf(delivery->last_error, sizeof delivery->last_error, "%.*s", STR_ARG(cut));
 }
 
 /* ---- what it came to ---- */

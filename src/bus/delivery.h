@@ -22,7 +22,8 @@ struct bus_delivery {
     unsigned attempts;    /* how often the first message that is due was here before */
     int64_t alone_until;  /* messages below this offset come one by one: their batch had failed as a whole */
     char last_error[BUS_REASON_BYTES];
-    bool *dead; /* NULL, or room for a batch: those of the settled ones that are dead letters now are marked */
+    bool
+        *dead; /* NULL, or room for a batch: those of the settled ones that are dead letters now are marked */
 };
 
 /* Hands over messages[0 .. count), in order, one batch of at most the consumer's size; messages[0] is the first that is not

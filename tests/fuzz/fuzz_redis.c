@@ -2,7 +2,7 @@
  * whatever a reply is, taking it for a map of slots, a redirect or entries does no harm. */
 #include <stdlib.h>
 
-#include "bus/redis_inside.h"
+#include "bus/redis/inside.h"
 
 #define REPLY_BYTES_MAX 65536
 

@@ -9,7 +9,7 @@
 
 #include "../db/pg_fixture.h"
 #include "base/log.h"
-#include "bus/postgres_inside.h"
+#include "bus/postgres/inside.h"
 #include "conformance.h"
 
 static struct db_pool *pool; /* the tests' own */

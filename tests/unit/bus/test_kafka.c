@@ -10,7 +10,7 @@
 #include "base/log.h"
 #include "base/metrics.h"
 #include "bus/bus_kafka.h"
-#include "bus/kafka_inside.h"
+#include "bus/kafka/inside.h"
 #include "conformance.h"
 #include "kafka_fixture.h"
 #include "kafka_stranger.h"

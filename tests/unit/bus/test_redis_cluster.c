@@ -5,7 +5,7 @@
 
 #include <cmocka.h>
 
-#include "bus/redis_inside.h"
+#include "bus/redis/inside.h"
 
 static void test_slots_are_those_of_redis(void **state)
 {

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "bus/redis_slots.h"
+#include "bus/redis/slots.h"
 #include "test_redis.h"
 
 static const char *id_of(unsigned node, char out[64])

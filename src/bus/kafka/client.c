@@ -1,0 +1,184 @@
+/* librdkafka's handles: our settings as its own, its log lines as ours, one now and then. It knows neither topics nor
+ * messages. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <syslog.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "bus/kafka/inside.h"
+
+#define LOG_EVERY_NS (10 * CLOCK_NS_PER_S)
+
+/* ---- waiting ---- */
+
+void bus_kafka_cond_init(pthread_cond_t *cond)
+{
+    pthread_condattr_t attributes;
+
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(cond, &attributes);
+    pthread_condattr_destroy(&attributes);
+}
+
+void bus_kafka_wait_ms(pthread_cond_t *cond, pthread_mutex_t *lock, int64_t ms)
+{
+    int64_t at_ns = clock_deadline_ms(ms);
+    struct timespec until = {.tv_sec = at_ns / CLOCK_NS_PER_S, .tv_nsec = at_ns % CLOCK_NS_PER_S};
+
+    pthread_cond_timedwait(cond, lock, &until);
+}
+
+/* ---- settings ---- */
+
+/* The message names the setting, never its value: it may be a password. */
+static enum status set_all(rd_kafka_conf_t *conf, const struct kafka_setting *settings, struct error *error)
+{
+    char why[256];
+
+    for (; settings->name; settings++)
+        if (settings->value &&
+            rd_kafka_conf_set(conf, settings->name, settings->value, why, sizeof why) != RD_KAFKA_CONF_OK)
+            return error_set(error, STATUS_CONFIG, "kafka: %s is not accepted", settings->name);
+    return STATUS_OK;
+}
+
+static const char *protocol_of(const struct bus_kafka_security *security)
+{
+    if (security->username)
+        return security->tls ? "sasl_ssl" : "sasl_plaintext";
+    return security->tls ? "ssl" : "plaintext";
+}
+
+static enum status set_common(rd_kafka_conf_t *conf, const struct bus_kafka_config *config,
+                              struct error *error)
+{
+    const struct bus_kafka_security *security = &config->security;
+    const bool sasl = security->username != NULL;
+    const struct kafka_setting settings[] = {
+        {"bootstrap.servers", config->brokers},
+        {"client.id", config->client_id ? config->client_id : "freshet"},
+        {"security.protocol", protocol_of(security)},
+        {"ssl.ca.location", security->tls ? security->ca_file : NULL},
+        {"ssl.certificate.location", security->tls ? security->certificate_file : NULL},
+        {"ssl.key.location", security->tls ? security->key_file : NULL},
+        {"sasl.mechanisms", sasl ? (security->mechanism ? security->mechanism : "PLAIN") : NULL},
+        {"sasl.username", security->username},
+        {"sasl.password", sasl ? (security->password ? security->password : "") : NULL},
+        /* a broker that is dead, frozen or half-open is found out within seconds, and looked for every second */
+        {"socket.timeout.ms", "10000"},
+        {"socket.connection.setup.timeout.ms", "5000"},
+        {"socket.keepalive.enable", "true"},
+        {"socket.nagle.disable", "true"},
+        {"reconnect.backoff.ms", "50"},
+        {"reconnect.backoff.max.ms", "1000"},
+        {"log.connection.close", "false"},
+        {"log_level", "5"},
+        {NULL, NULL},
+    };
+
+    return set_all(conf, settings, error);
+}
+
+/* ---- what it says ---- */
+
+/* A consumer's opaque is its reader. */
+static struct kafka *kafka_of(const rd_kafka_t *rk)
+{
+    void *opaque = rd_kafka_opaque(rk);
+
+    if (opaque && rd_kafka_type(rk) == RD_KAFKA_CONSUMER)
+        return ((struct kafka_reader *)opaque)->kafka;
+    return opaque;
+}
+
+/* Which change it was is logged by who sees it (upkeep.c); this is for the details. */
+static void on_log(const rd_kafka_t *rk, int level, const char *facility, const char *text)
+{
+    struct kafka *kafka = kafka_of(rk);
+    int64_t now_ns = clock_mono_ns();
+    long long last_ns;
+
+    if (!kafka || level > LOG_NOTICE)
+        return;
+    last_ns = atomic_load(&kafka->log_at_ns);
+    if (now_ns - last_ns < LOG_EVERY_NS ||
+        !atomic_compare_exchange_strong(&kafka->log_at_ns, &last_ns, now_ns)) {
+        atomic_fetch_add(&kafka->log_dropped, 1);
+        return;
+    }
+    log_info("kafka_client", LOG_CSTR("facility", facility), LOG_CSTR("text", text),
+             LOG_INT("dropped", atomic_exchange(&kafka->log_dropped, 0)));
+}
+
+static void on_error(rd_kafka_t *rk, int error, const char *reason, void *opaque)
+{
+    struct kafka *kafka = kafka_of(rk);
+
+    (void)reason;
+    (void)opaque;
+    if (rd_kafka_type(rk) == RD_KAFKA_PRODUCER && error == RD_KAFKA_RESP_ERR__FATAL)
+        atomic_store(&kafka->broken, true);
+    bus_kafka_probe(kafka);
+}
+
+/* ---- handles ---- */
+
+static enum status try_open(rd_kafka_conf_t *conf, struct error *error)
+{
+    char why[256];
+    rd_kafka_conf_t *copy = rd_kafka_conf_dup(conf);
+    rd_kafka_t *rk = rd_kafka_new(RD_KAFKA_CONSUMER, copy, why, sizeof why);
+
+    if (!rk) {
+        rd_kafka_conf_destroy(copy);
+        return error_set(error, STATUS_CONFIG, "kafka: %s", why);
+    }
+    rd_kafka_destroy(rk);
+    return STATUS_OK;
+}
+
+/* Tried out, since certificates and mechanisms are only looked at when a handle is made. */
+enum status bus_kafka_conf_create(const struct bus_kafka_config *config, rd_kafka_conf_t **conf,
+                                  struct error *error)
+{
+    enum status status;
+
+    *conf = NULL;
+    if (!config->brokers || !config->brokers[0])
+        return error_set(error, STATUS_CONFIG, "kafka: no brokers are named");
+    rd_kafka_conf_t *made = rd_kafka_conf_new();
+    rd_kafka_conf_set_log_cb(made, on_log);
+    status = set_common(made, config, error);
+    if (status == STATUS_OK)
+        status = try_open(made, error);
+    if (status == STATUS_OK)
+        *conf = made;
+    else
+        rd_kafka_conf_destroy(made);
+    return status;
+}
+
+rd_kafka_t *bus_kafka_client_open(struct kafka *kafka, rd_kafka_type_t type,
+                                  const struct kafka_setting *settings, void *opaque,
+                                  void (*set_callbacks)(rd_kafka_conf_t *conf))
+{
+    char why[256] = "";
+    struct error error = {0};
+    rd_kafka_conf_t *conf = rd_kafka_conf_dup(kafka->conf);
+    rd_kafka_t *rk = NULL;
+
+    rd_kafka_conf_set_opaque(conf, opaque);
+    rd_kafka_conf_set_error_cb(conf, on_error);
+    if (set_callbacks)
+        set_callbacks(conf);
+    if (set_all(conf, settings, &error) == STATUS_OK)
+        rk = rd_kafka_new(type, conf, why, sizeof why);
+    if (!rk) {
+        rd_kafka_conf_destroy(conf);
+        log_error("kafka_client_failed", LOG_CSTR("error", error.message[0] ? error.message : why));
+    }
+    return rk;
+}

@@ -1,0 +1,208 @@
+/* The Kafka driver's life: configuration, start, and an end that waits for handlers as long as it may and for brokers
+ * hardly at all. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "bus/kafka/inside.h"
+
+#define HANDLER_MS 30000
+#define SESSION_MS 10000
+#define KEEP_DEAD_MS (INT64_C(30) * 24 * 3600 * 1000)
+#define MESSAGE_BYTES ((1u << 20) - KAFKA_RECORD_BYTES)
+
+/* Kafka tells consumers by itself. */
+static void kafka_wake(struct bus *bus, struct bus_topic_state *topic)
+{
+    (void)bus;
+    (void)topic;
+}
+
+static void kafka_subscribe(struct bus *bus, const struct bus_consumer *consumer)
+{
+    bus_kafka_reader_create((struct kafka *)bus, consumer);
+}
+
+static void kafka_start(struct bus *bus)
+{
+    struct kafka *kafka = (struct kafka *)bus;
+
+    kafka->started = pthread_create(&kafka->producer_thread, NULL, bus_kafka_producer_run, kafka) == 0;
+    if (kafka->started && pthread_create(&kafka->upkeep_thread, NULL, bus_kafka_upkeep_run, kafka) != 0) {
+        atomic_store(&kafka->closing, true);
+        pthread_join(kafka->producer_thread, NULL);
+        kafka->started = false;
+    }
+    if (!kafka->started) {
+        log_error("kafka_start_failed", LOG_CSTR("error", "no thread"));
+        return;
+    }
+    for (size_t i = 0; i < kafka->reader_count; i++)
+        bus_kafka_reader_start(kafka->readers[i]);
+}
+
+/* ---- the end ---- */
+
+static void kafka_interrupt(struct bus *bus)
+{
+    struct kafka *kafka = (struct kafka *)bus;
+
+    atomic_store(&kafka->interrupted, true);
+    if (kafka->pool)
+        db_pool_interrupt(kafka->pool);
+    pthread_mutex_lock(&kafka->lock);
+    pthread_cond_broadcast(&kafka->changed);
+    pthread_mutex_unlock(&kafka->lock);
+}
+
+static void await_handlers(struct kafka_reader *reader, int64_t deadline_ns)
+{
+    pthread_mutex_lock(&reader->lock);
+    while (reader->running > 0 && clock_ms_left(deadline_ns) > 0)
+        bus_kafka_wait_ms(&reader->idle, &reader->lock, clock_ms_left(deadline_ns));
+    pthread_mutex_unlock(&reader->lock);
+}
+
+static void await_publishers(struct kafka *kafka, int64_t deadline_ns)
+{
+    pthread_mutex_lock(&kafka->lock);
+    while (kafka->publishing > 0 && clock_ms_left(deadline_ns) > 0)
+        bus_kafka_wait_ms(&kafka->changed, &kafka->lock, clock_ms_left(deadline_ns));
+    pthread_mutex_unlock(&kafka->lock);
+}
+
+static void end_threads(struct kafka *kafka)
+{
+    pthread_mutex_lock(&kafka->lock);
+    atomic_store(&kafka->closing, true);
+    pthread_cond_broadcast(&kafka->changed);
+    pthread_mutex_unlock(&kafka->lock);
+    for (size_t i = 0; i < kafka->reader_count; i++) {
+        struct kafka_reader *reader = kafka->readers[i];
+        pthread_mutex_lock(&reader->lock);
+        bus_kafka_reader_wake(reader);
+        pthread_mutex_unlock(&reader->lock);
+    }
+    for (size_t i = 0; i < kafka->reader_count; i++)
+        if (kafka->readers[i]->started)
+            pthread_join(kafka->readers[i]->thread, NULL);
+    pthread_join(kafka->upkeep_thread, NULL);
+    pthread_join(kafka->producer_thread, NULL);
+    kafka->started = false;
+}
+
+/* Handlers that are done commit their place by the pump's last words; publishers that wait get the same grace. */
+static void kafka_stop(struct bus *bus, int64_t grace_ms)
+{
+    struct kafka *kafka = (struct kafka *)bus;
+    int64_t deadline_ns = clock_deadline_ms(grace_ms);
+
+    pthread_mutex_lock(&kafka->lock);
+    atomic_store(&kafka->stopping, true);
+    pthread_mutex_unlock(&kafka->lock);
+    for (size_t i = 0; i < kafka->reader_count; i++)
+        await_handlers(kafka->readers[i], deadline_ns);
+    await_publishers(kafka, deadline_ns);
+    if (kafka->pool)
+        db_pool_interrupt(kafka->pool);
+    for (size_t i = 0; i < kafka->reader_count; i++)
+        await_handlers(kafka->readers[i], CLOCK_NEVER);
+    if (kafka->started)
+        end_threads(kafka);
+    await_publishers(kafka, CLOCK_NEVER);
+}
+
+static void free_kafka(struct kafka *kafka)
+{
+    for (size_t i = 0; i < kafka->reader_count; i++)
+        bus_kafka_reader_destroy(kafka->readers[i]);
+    free(kafka->readers);
+    if (kafka->pool)
+        db_pool_destroy(kafka->pool);
+    if (kafka->conf)
+        rd_kafka_conf_destroy(kafka->conf);
+    free((char *)kafka->config.brokers);
+    free(kafka->topics);
+    pthread_cond_destroy(&kafka->changed);
+    pthread_mutex_destroy(&kafka->lock);
+    bus_deinit(&kafka->bus);
+    free(kafka);
+}
+
+static void kafka_destroy(struct bus *bus)
+{
+    free_kafka((struct kafka *)bus);
+}
+
+static const struct bus_driver driver = {
+    .foreign_topics = true,
+    .publish = bus_kafka_publish,
+    .wake = kafka_wake,
+    .subscribe = kafka_subscribe,
+    .start = kafka_start,
+    .stop = kafka_stop,
+    .interrupt = kafka_interrupt,
+    .destroy = kafka_destroy,
+};
+
+/* ---- creation ---- */
+
+static int64_t or_default(int64_t value, int64_t fallback)
+{
+    return value ? value : fallback;
+}
+
+/* Texts that are needed later are copied: librdkafka has its own of the others. */
+static void take_config(struct kafka *kafka, const struct bus_kafka_config *config)
+{
+    kafka->config = *config;
+    kafka->config.brokers = str_dup(str_from(config->brokers));
+    kafka->config.target = NULL;
+    kafka->config.topics = NULL;
+    kafka->config.security = (struct bus_kafka_security){0};
+    kafka->config.client_id = NULL;
+    kafka->config.handler_ms = or_default(config->handler_ms, HANDLER_MS);
+    kafka->config.session_ms = or_default(config->session_ms, SESSION_MS);
+    kafka->bus.message_bytes_max = config->message_bytes_max ? config->message_bytes_max : MESSAGE_BYTES;
+}
+
+/* Its metrics are not those of the caller's pool. */
+static enum status create_pool(struct kafka *kafka, const struct db_target *target, struct error *error)
+{
+    struct db_target own = *target;
+    char name[64];
+
+    snprintf(name, sizeof name, "%s-kafka", target->name);
+    own.name = name;
+    return db_pool_create(&own, &kafka->pool, error);
+}
+
+enum status bus_kafka_create(const struct bus_kafka_config *config, struct bus **out, struct error *error)
+{
+    struct kafka *kafka = memory_zalloc(sizeof *kafka);
+
+    *out = NULL;
+    pthread_mutex_init(&kafka->lock, NULL);
+    bus_kafka_cond_init(&kafka->changed);
+    take_config(kafka, config);
+    enum status status = bus_init(&kafka->bus, &driver, config->topics, config->topic_count,
+                                  or_default(config->keep_dead_ms, KEEP_DEAD_MS), error);
+    if (status == STATUS_OK)
+        status = bus_kafka_conf_create(config, &kafka->conf, error);
+    if (status == STATUS_OK && config->target)
+        status = create_pool(kafka, config->target, error);
+    if (status == STATUS_OK) {
+        kafka->topics = memory_zalloc(kafka->bus.topic_count * sizeof kafka->topics[0]);
+        *out = &kafka->bus;
+    } else {
+        free_kafka(kafka);
+    }
+    return status;
+}
+
+bool bus_kafka_is_up(const struct bus *bus)
+{
+    return atomic_load(&((const struct kafka *)bus)->up);
+}

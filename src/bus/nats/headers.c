@@ -1,0 +1,251 @@
+/* A message as NATS carries it. Its headers are NATS's own headers, by their names, so that other clients see them as they
+ * are. What NATS cannot carry is escaped as in URLs (%0A): control characters, '%', spaces at a value's ends, and in names
+ * everything that is no token of HTTP's; names that begin with "Nats-" or "Freshet-" too, since they mean something there.
+ * An empty value is "%", since readers of headers take the next line for it.
+ *
+ *   Freshet-Key    the key, escaped; not there: no key
+ *   Freshet-Order  the names in their order, joined by commas; where it stands, names and values are escaped
+ *   Nats-Msg-Id    the event id; one that we made up begins with "freshet:"
+ *
+ * Messages of others need none of these: a Nats-Msg-Id is their event id then. */
+#include <stdlib.h>
+
+#include "base/arena.h"
+#include "bus/nats/inside.h"
+
+#define KEY_HEADER "Freshet-Key"
+#define ORDER_HEADER "Freshet-Order"
+#define ID_HEADER "Nats-Msg-Id"
+#define MADE_UP_ID "freshet:"
+
+/* ---- escaping ---- */
+
+static void put_escaped(struct buf *out, unsigned char c)
+{
+    static const char digits[] = "0123456789ABCDEF";
+
+    buf_put_char(out, '%');
+    buf_put_char(out, digits[c >> 4]);
+    buf_put_char(out, digits[c & 15]);
+}
+
+static bool is_token(unsigned char c)
+{
+    return c > ' ' && c < 0x7f && !strchr("%()<>@,;:\\\"/[]?={}", c);
+}
+
+static void escape_name(struct buf *out, struct str name)
+{
+    bool meant = str_eq_nocase(str_of(name.ptr, name.len < 5 ? name.len : 5), STR("Nats-")) ||
+                 str_eq_nocase(str_of(name.ptr, name.len < 8 ? name.len : 8), STR("Freshet-"));
+
+    for (size_t i = 0; i < name.len; i++) {
+        unsigned char c = (unsigned char)name.ptr[i];
+        if (!is_token(c) || (i == 0 && meant))
+            put_escaped(out, c);
+        else
+            buf_put_char(out, (char)c);
+    }
+}
+
+static void escape_value(struct buf *out, struct str value)
+{
+    for (size_t i = 0; i < value.len; i++) {
+        unsigned char c = (unsigned char)value.ptr[i];
+        bool end = i == 0 || i == value.len - 1;
+        if (c < ' ' || c == 0x7f || c == '%' || (c == ' ' && end))
+            put_escaped(out, c);
+        else
+            buf_put_char(out, (char)c);
+    }
+}
+
+static void escape_bytes(struct buf *out, struct str bytes)
+{
+    for (size_t i = 0; i < bytes.len; i++) {
+        unsigned char c = (unsigned char)bytes.ptr[i];
+        if (c <= ' ' || c >= 0x7f || c == '%')
+            put_escaped(out, c);
+        else
+            buf_put_char(out, (char)c);
+    }
+}
+
+static int hex_value(char c)
+{
+    const char *digits = "0123456789abcdef",
+               *at = c ? strchr(digits, c >= 'A' && c <= 'F' ? c | 32 : c) : NULL;
+
+    return at ? (int)(at - digits) : -1;
+}
+
+static struct str unescape(struct arena *arena, const char *text)
+{
+    size_t len = strlen(text), to = 0;
+    char *out = arena_alloc(arena, len + 1);
+
+    if (len == 1 && text[0] == '%')
+        len = 0;
+    for (size_t i = 0; i < len; i++) {
+        int high = text[i] == '%' ? hex_value(text[i + 1]) : -1;
+        int low = high >= 0 ? hex_value(text[i + 2]) : -1;
+        out[to++] = (char)(low >= 0 ? high << 4 | low : text[i]);
+        i += low >= 0 ? 2 : 0;
+    }
+    out[to] = '\0';
+    return str_of(out, to);
+}
+
+/* ---- out ---- */
+
+static natsStatus add(natsMsg *message, struct buf *name, struct buf *value, size_t *bytes)
+{
+    if (buf_len(value) == 0)
+        buf_put_char(value, '%');
+    buf_put_char(name, '\0');
+    buf_put_char(value, '\0');
+    *bytes += buf_len(name) + buf_len(value) + 4;
+    return natsMsgHeader_Add(message, buf_str(name).ptr, buf_str(value).ptr);
+}
+
+static natsStatus add_headers(natsMsg *message, const struct bus_message *from, size_t *bytes)
+{
+    struct buf name, value, order;
+    natsStatus status = NATS_OK;
+
+    buf_init(&name);
+    buf_init(&value);
+    buf_init(&order);
+    for (unsigned i = 0; i < from->header_count && status == NATS_OK; i++) {
+        buf_clear(&name);
+        buf_clear(&value);
+        escape_name(&name, from->headers[i].name);
+        escape_value(&value, from->headers[i].value);
+        if (i > 0)
+            buf_put_char(&order, ',');
+        buf_put_str(&order, buf_str(&name));
+        status = add(message, &name, &value, bytes);
+    }
+    buf_clear(&name);
+    buf_put_str(&name, STR(ORDER_HEADER));
+    if (status == NATS_OK && from->header_count > 0)
+        status = add(message, &name, &order, bytes);
+    buf_deinit(&name);
+    buf_deinit(&value);
+    buf_deinit(&order);
+    return status;
+}
+
+static natsStatus add_key(natsMsg *message, struct str key, size_t *bytes)
+{
+    struct buf name, value;
+    natsStatus status = NATS_OK;
+
+    buf_init(&name);
+    buf_init(&value);
+    buf_put_str(&name, STR(KEY_HEADER));
+    escape_bytes(&value, key);
+    if (key.ptr)
+        status = add(message, &name, &value, bytes);
+    buf_deinit(&name);
+    buf_deinit(&value);
+    return status;
+}
+
+natsStatus bus_nats_encode(const struct bus_message *message, const char *subject, const char *id,
+                           natsMsg **out, size_t *bytes)
+{
+    natsStatus status = natsMsg_Create(out, subject, NULL, message->payload.ptr, (int)message->payload.len);
+
+    *bytes = message->payload.len + sizeof "NATS/1.0\r\n\r\n";
+    if (status == NATS_OK && id) {
+        *bytes += sizeof ID_HEADER + strlen(id) + 4;
+        status = natsMsgHeader_Set(*out, ID_HEADER, id);
+    }
+    if (status == NATS_OK)
+        status = add_key(*out, message->key, bytes);
+    if (status == NATS_OK)
+        status = add_headers(*out, message, bytes);
+    return status;
+}
+
+/* ---- in ---- */
+
+static void put_header(struct bus_message *message, struct bus_header *headers, struct str name,
+                       struct str value)
+{
+    if (message->header_count < BUS_HEADERS_MAX && name.len > 0 && str_is_utf8(name) && str_is_utf8(value))
+        headers[message->header_count++] = (struct bus_header){name, value};
+}
+
+static struct str copy(struct arena *arena, const char *text)
+{
+    return arena_str(arena, str_from(text));
+}
+
+/* The nth value of each name is that of its nth place in the order. */
+static void decode_ours(natsMsg *from, const char *order, struct arena *arena, struct bus_header *headers,
+                        struct bus_message *message)
+{
+    struct str rest = str_from(order), part;
+    struct str names[BUS_HEADERS_MAX];
+    size_t places = 0;
+
+    while (places < BUS_HEADERS_MAX && str_split(&rest, ',', &part)) {
+        const char **values = NULL;
+        int count = 0, nth = 0;
+        names[places] = arena_str(arena, part);
+        for (size_t i = 0; i < places; i++)
+            nth += str_eq(names[i], part);
+        if (natsMsgHeader_Values(from, names[places].ptr, &values, &count) == NATS_OK && nth < count)
+            put_header(message, headers, unescape(arena, names[places].ptr), unescape(arena, values[nth]));
+        free((void *)values);
+        places++;
+    }
+}
+
+static bool is_meant_for_the_server(const char *name)
+{
+    return strncmp(name, "Nats-", 5) == 0 || strncmp(name, "Freshet-", 8) == 0;
+}
+
+static void decode_foreign(natsMsg *from, struct arena *arena, struct bus_header *headers,
+                           struct bus_message *message)
+{
+    const char **names = NULL;
+    int name_count = 0;
+
+    if (natsMsgHeader_Keys(from, &names, &name_count) != NATS_OK)
+        return;
+    for (int i = 0; i < name_count; i++) {
+        const char **values = NULL;
+        int count = 0;
+        if (is_meant_for_the_server(names[i]) ||
+            natsMsgHeader_Values(from, names[i], &values, &count) != NATS_OK)
+            continue;
+        for (int at = 0; at < count; at++)
+            put_header(message, headers, copy(arena, names[i]), copy(arena, values[at]));
+        free((void *)values);
+    }
+    free((void *)names);
+}
+
+void bus_nats_decode_headers(natsMsg *from, struct arena *arena, struct bus_message *message)
+{
+    struct bus_header *headers = arena_alloc(arena, BUS_HEADERS_MAX * sizeof headers[0]);
+    const char *text = NULL;
+
+    message->headers = headers;
+    message->header_count = 0;
+    message->key = STR_NONE;
+    if (natsMsgHeader_Get(from, KEY_HEADER, &text) == NATS_OK)
+        message->key = unescape(arena, text);
+    if (natsMsgHeader_Get(from, ORDER_HEADER, &text) == NATS_OK)
+        decode_ours(from, text, arena, headers, message);
+    else
+        decode_foreign(from, arena, headers, message);
+    if (natsMsgHeader_Get(from, ID_HEADER, &text) == NATS_OK &&
+        !str_starts_with(str_from(text), STR(MADE_UP_ID)) &&
+        !bus_message_header(message, STR(BUS_HEADER_EVENT_ID)).ptr)
+        put_header(message, headers, STR(BUS_HEADER_EVENT_ID), copy(arena, text));
+}

@@ -1,0 +1,348 @@
+/* Publishing: all messages of a call fly at once, and the call returns when each is acknowledged.
+ *
+ * What is not acknowledged when the connection comes back is sent again, in its order and with the same Nats-Msg-Id: the
+ * server drops it if it had it already. The id is the event id, so that the same holds for a caller who tries again;
+ * the second of the same event id in one call is meant, and gets one of its own. In a dead letter the group and the
+ * place are part of it, since several groups may bury the same event. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/failpoint.h"
+#include "base/hash.h"
+#include "base/memory.h"
+#include "bus/nats/inside.h"
+
+enum { AGAIN_MS = 50 /* after the server had nobody to answer */, IN_FLIGHT_MAX = 4000 };
+
+/* ---- ids ---- */
+
+static unsigned occurrences_before(const struct bus_message *messages, size_t at, struct str id)
+{
+    unsigned count = 0;
+
+    for (size_t i = 0; i < at; i++)
+        count += str_eq(bus_message_header(&messages[i], STR(BUS_HEADER_EVENT_ID)), id) &&
+                 str_eq(messages[i].topic, messages[at].topic);
+    return count;
+}
+
+static void make_id(const struct bus_message *messages, size_t at, char out[BUS_REASON_BYTES])
+{
+    const struct bus_message *message = &messages[at];
+    struct str id = bus_message_header(message, STR(BUS_HEADER_EVENT_ID));
+    struct str group = bus_message_header(message, STR(BUS_HEADER_DEAD_GROUP));
+    struct str offset = bus_message_header(message, STR(BUS_HEADER_DEAD_OFFSET));
+    bool carries = id.len > 0 && id.len <= 100;
+
+    for (size_t i = 0; i < id.len && carries; i++)
+        carries = id.ptr[i] > ' ' && id.ptr[i] < 0x7f;
+    if (!carries) {
+        snprintf(out, BUS_REASON_BYTES, "freshet:%016llx%016llx", (unsigned long long)random_u64(),
+                 (unsigned long long)random_u64());
+        return;
+    }
+    unsigned before = occurrences_before(messages, at, id);
+    int len = snprintf(out, BUS_REASON_BYTES, "%.*s", STR_ARG(id));
+    if (group.ptr)
+        len += snprintf(out + len, BUS_REASON_BYTES - (size_t)len, "@%.*s@%u@%.*s", STR_ARG(group),
+                        message->partition, STR_ARG(offset));
+    if (before > 0)
+        snprintf(out + len, BUS_REASON_BYTES - (size_t)len, "#%u", before + 1);
+}
+
+/* ---- acknowledgements, on a thread of the client's ---- */
+
+static struct nats_entry *find_entry(struct nats *nats, const natsMsg *message,
+                                     struct nats_publication **publication)
+{
+    for (struct nats_publication *at = nats->publications; at; at = at->next)
+        for (size_t i = 0; i < at->count; i++) {
+            size_t index = (at->next_expected + i) % at->count; /* they come in order, mostly */
+            if (at->entries[index].message != message)
+                continue;
+            at->next_expected = index + 1;
+            *publication = at;
+            return &at->entries[index];
+        }
+    return NULL;
+}
+
+/* Is there no use in sending it again? */
+static enum status judge_refusal(const jsPubAckErr *refusal)
+{
+    switch (refusal->ErrCode) {
+    case JSStreamMessageExceedsMaximumErr: return STATUS_PAYLOAD_TOO_LARGE;
+    case JSStreamSealedErr: return STATUS_CONFIG;
+    case JSStorageResourcesExceededErr:
+    case JSMemoryResourcesExceededErr:
+    case JSAccountResourcesExceededErr:
+    case JSInsufficientResourcesErr: return STATUS_UNAVAILABLE;
+    default: return STATUS_OK;
+    }
+}
+
+static void take_refusal(struct nats *nats, struct nats_publication *publication, const jsPubAckErr *refusal)
+{
+    publication->status = judge_refusal(refusal);
+    snprintf(publication->refusal, sizeof publication->refusal, "%s",
+             refusal->ErrText ? refusal->ErrText : natsStatus_GetText(refusal->Err));
+    if (refusal->Err == NATS_NO_RESPONDERS) { /* the stream is not there, or has no leader */
+        nats->doubt = true;
+        bus_nats_kick(nats);
+    }
+}
+
+void bus_nats_on_ack(jsCtx *js, natsMsg *message, jsPubAck *ack, jsPubAckErr *refusal, void *closure)
+{
+    struct nats *nats = closure;
+    struct nats_publication *publication;
+
+    (void)js;
+    pthread_mutex_lock(&nats->lock);
+    struct nats_entry *entry = find_entry(nats, message, &publication);
+    if (entry) {
+        entry->message = NULL;
+        publication->flying--;
+        entry->settled = ack != NULL;
+        if (ack)
+            entry->offset = (int64_t)ack->Sequence;
+        else if (refusal)
+            take_refusal(nats, publication, refusal);
+        if (publication->flying == 0)
+            pthread_cond_broadcast(&nats->changed);
+    }
+    pthread_mutex_unlock(&nats->lock);
+    natsMsg_Destroy(message);
+}
+
+/* ---- a call ---- */
+
+struct call {
+    struct nats *nats;
+    struct bus_message *messages;
+    struct nats_publication publication;
+    int64_t deadline_ns;
+    unsigned epoch; /* when it was sent */
+};
+
+static enum status send_one(struct call *call, size_t at, struct error *error)
+{
+    struct nats *nats = call->nats;
+    struct bus_message *message = &call->messages[at];
+    struct nats_entry *entry = &call->publication.entries[at];
+    char subject[NATS_NAME_BYTES];
+    natsMsg *out = NULL;
+    jsPubOptions options;
+    size_t bytes;
+
+    bus_nats_subject(subject, bus_topic_find(&nats->bus, message->topic), message->partition);
+    natsStatus status = bus_nats_encode(message, subject, entry->id, &out, &bytes);
+    jsPubOptions_Init(&options);
+    options.MaxWait = clock_ms_left(call->deadline_ns) + 1;
+    pthread_mutex_lock(&nats->lock);
+    entry->message = out;
+    call->publication.flying++;
+    pthread_mutex_unlock(&nats->lock);
+    if (status == NATS_OK)
+        status = js_PublishMsgAsync(nats->js, &out, &options);
+    if (status == NATS_OK)
+        return STATUS_OK;
+    pthread_mutex_lock(&nats->lock);
+    entry->message = NULL;
+    call->publication.flying--;
+    pthread_mutex_unlock(&nats->lock);
+    natsMsg_Destroy(out);
+    return status == NATS_MAX_PAYLOAD
+               ? error_set(error, STATUS_PAYLOAD_TOO_LARGE, "a message is over the server's limit")
+               : STATUS_UNAVAILABLE;
+}
+
+static enum status send_unsettled(struct call *call, struct error *error)
+{
+    for (size_t i = 0; i < call->publication.count; i++) {
+        if (call->publication.entries[i].settled)
+            continue;
+        enum status status = send_one(call, i, error);
+        if (status == STATUS_PAYLOAD_TOO_LARGE)
+            return status;
+        if (status != STATUS_OK) /* the connection is gone; those behind it wait for it too */
+            break;
+    }
+    return STATUS_OK;
+}
+
+static size_t raw_bytes(const struct bus_message *message)
+{
+    size_t bytes = message->key.len + message->payload.len;
+
+    for (unsigned i = 0; i < message->header_count; i++)
+        bytes += message->headers[i].name.len + message->headers[i].value.len;
+    return bytes;
+}
+
+/* Nothing of a call goes out when one of it is too large. */
+static enum status check_sizes(struct call *call, struct error *error)
+{
+    int64_t limit = natsConnection_GetMaxPayload(call->nats->connection);
+    enum status status = STATUS_OK;
+
+    for (size_t i = 0; i < call->publication.count && status == STATUS_OK; i++) {
+        natsMsg *message = NULL;
+        size_t bytes = 0;
+        if (raw_bytes(&call->messages[i]) <
+            (size_t)limit / 8) /* escaping makes three of one, names are there twice */
+            continue;
+        if (bus_nats_encode(&call->messages[i], "x", call->publication.entries[i].id, &message, &bytes) !=
+                NATS_OK ||
+            (int64_t)bytes > limit)
+            status = error_set(error, STATUS_PAYLOAD_TOO_LARGE,
+                               "a message of %zu bytes is over the server's limit of %lld", bytes,
+                               (long long)limit);
+        natsMsg_Destroy(message);
+    }
+    return status;
+}
+
+static enum status check_topics(const struct call *call, bool *known, struct error *error)
+{
+    *known = true;
+    for (size_t i = 0; i < call->publication.count; i++) {
+        const struct bus_topic_state *topic = bus_topic_find(&call->nats->bus, call->messages[i].topic);
+        const struct nats_topic *there = bus_nats_topic(call->nats, topic);
+        if (there->problem[0])
+            return error_set(error, STATUS_CONFIG, "%s", there->problem);
+        *known &= atomic_load(&topic->known);
+    }
+    return STATUS_OK;
+}
+
+static enum status is_over(const struct call *call, bool flew, struct error *error)
+{
+    if (call->nats->cancelled)
+        return error_set(error, STATUS_CANCELLED, "stopping");
+    if (clock_mono_ns() < call->deadline_ns)
+        return STATUS_OK;
+    return flew ? error_set(error, STATUS_TIMEOUT, "NATS has not acknowledged in time")
+                : error_set(error, STATUS_UNAVAILABLE, "NATS cannot be reached");
+}
+
+/* Under the lock: until there is a connection and the streams are there. */
+static enum status await_engine(struct call *call, bool flew, struct error *error)
+{
+    enum status status;
+    bool known;
+
+    for (;;) {
+        status = check_topics(call, &known, error);
+        if (status != STATUS_OK || (known && atomic_load(&call->nats->up)))
+            return status;
+        status = is_over(call, flew, error);
+        if (status != STATUS_OK)
+            return status;
+        bus_nats_wait(call->nats, call->deadline_ns);
+    }
+}
+
+static enum status await_acks(struct call *call, struct error *error)
+{
+    struct nats *nats = call->nats;
+    enum status status = STATUS_OK;
+
+    while (call->publication.flying > 0 && nats->epoch == call->epoch && status == STATUS_OK) {
+        status = is_over(call, true, error);
+        if (status == STATUS_OK)
+            bus_nats_wait(nats, call->deadline_ns);
+    }
+    if (status == STATUS_OK && call->publication.status != STATUS_OK)
+        status = error_set(error, call->publication.status, "NATS: %s", call->publication.refusal);
+    for (size_t i = 0; i < call->publication.count; i++)
+        call->publication.entries[i].message = NULL; /* what still flies is for nobody */
+    call->publication.flying = 0;
+    return status;
+}
+
+static bool all_settled(const struct nats_publication *publication)
+{
+    for (size_t i = 0; i < publication->count; i++)
+        if (!publication->entries[i].settled)
+            return false;
+    return true;
+}
+
+/* Under the lock, which is open while it sends. */
+static enum status fly(struct call *call, struct error *error)
+{
+    struct nats *nats = call->nats;
+    bool flew = false;
+
+    for (;;) {
+        enum status status = await_engine(call, flew, error);
+        if (status != STATUS_OK)
+            return status;
+        call->epoch = nats->epoch;
+        pthread_mutex_unlock(&nats->lock);
+        status = flew ? STATUS_OK : check_sizes(call, error);
+        if (status == STATUS_OK)
+            status = send_unsettled(call, error);
+        FAILPOINT("nats.publish_sent");
+        pthread_mutex_lock(&nats->lock);
+        flew = true;
+        enum status answer = await_acks(call, status == STATUS_OK ? error : NULL);
+        if (status != STATUS_OK || answer != STATUS_OK)
+            return status != STATUS_OK ? status : answer;
+        if (all_settled(&call->publication))
+            return STATUS_OK;
+        status = is_over(call, true, error);
+        if (status != STATUS_OK)
+            return status;
+        if (nats->epoch == call->epoch)
+            bus_nats_wait(nats, clock_deadline_ms(AGAIN_MS));
+    }
+}
+
+static void leave(struct nats *nats, struct nats_publication *publication)
+{
+    struct nats_publication **at = &nats->publications;
+
+    while (*at != publication)
+        at = &(*at)->next;
+    *at = publication->next;
+    pthread_cond_broadcast(&nats->changed);
+}
+
+static enum status publish_some(struct nats *nats, struct bus_message *messages, size_t count,
+                                int64_t deadline_ns, struct error *error)
+{
+    struct call call = {.nats = nats, .messages = messages, .deadline_ns = deadline_ns};
+    enum status status;
+
+    call.publication.count = count;
+    call.publication.entries = memory_zalloc(count * sizeof call.publication.entries[0]);
+    for (size_t i = 0; i < count; i++)
+        make_id(messages, i, call.publication.entries[i].id);
+    pthread_mutex_lock(&nats->lock);
+    call.publication.next = nats->publications;
+    nats->publications = &call.publication;
+    status = nats->stopping ? error_set(error, STATUS_CANCELLED, "stopping") : fly(&call, error);
+    leave(nats, &call.publication);
+    pthread_mutex_unlock(&nats->lock);
+    for (size_t i = 0; i < count && status == STATUS_OK; i++) {
+        messages[i].offset = call.publication.entries[i].offset;
+        metric_add(bus_topic_find(&nats->bus, messages[i].topic)->published, 1);
+    }
+    free(call.publication.entries);
+    return status;
+}
+
+enum status bus_nats_publish(struct bus *bus, struct bus_message *messages, size_t count, int64_t deadline_ns,
+                             struct error *error)
+{
+    enum status status = STATUS_OK;
+
+    for (size_t at = 0, some; at < count && status == STATUS_OK; at += some) {
+        some = count - at < IN_FLIGHT_MAX ? count - at : IN_FLIGHT_MAX;
+        status = publish_some((struct nats *)bus, messages + at, some, deadline_ns, error);
+    }
+    return status;
+}

@@ -1,0 +1,155 @@
+/* Streams: one for each topic, with a subject for each partition; one for advisories; and the bucket of leases. They are
+ * made when they are missing, at the start and whenever a connection or an answer raises doubt. One that is there is left
+ * as it is, but must be ours and have as many partitions. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/log.h"
+#include "base/memory.h"
+#include "bus/nats/inside.h"
+
+#define DUPLICATES_NS (INT64_C(120) * 1000000000)
+#define ADVISORIES_NS (INT64_C(30) * 24 * 3600 * 1000000000)
+#define LEASES_BUCKET "freshet_leases"
+#define ADVISORIES_STREAM "freshet_advisories"
+
+static int64_t age_ns(const struct bus_topic *spec)
+{
+    int64_t keep_ms = spec->keep_ms_hard ? spec->keep_ms_hard : spec->keep_ms;
+
+    return keep_ms > INT64_MAX / 1000000 ? 0 : keep_ms * 1000000;
+}
+
+static natsStatus add_stream(struct nats *nats, const struct bus_topic_state *topic, jsStreamInfo **info,
+                             jsErrCode *code)
+{
+    char(*subjects)[NATS_NAME_BYTES] = memory_alloc(topic->spec.partitions * sizeof subjects[0]);
+    const char *list[BUS_PARTITIONS_MAX];
+    const struct bus_topic *spec = &topic->spec;
+    jsStreamConfig config;
+
+    for (unsigned i = 0; i < spec->partitions; i++) {
+        bus_nats_subject(subjects[i], topic, i);
+        list[i] = subjects[i];
+    }
+    jsStreamConfig_Init(&config);
+    config.Name = bus_nats_topic(nats, topic)->stream;
+    config.Description = spec->name;
+    config.Subjects = list;
+    config.SubjectsLen = (int)spec->partitions;
+    config.Storage = js_FileStorage;
+    config.Replicas = nats->config.replicas;
+    config.MaxAge = age_ns(spec);
+    config.Duplicates = config.MaxAge && config.MaxAge < DUPLICATES_NS ? config.MaxAge : DUPLICATES_NS;
+    if (spec->keep_messages_hard || spec->keep_messages) /* either limit, where only one is there */
+        config.MaxMsgsPerSubject = spec->keep_messages_hard ? spec->keep_messages_hard
+                                   : age_ns(spec)           ? -1
+                                                            : spec->keep_messages;
+    natsStatus status = js_AddStream(info, nats->js, &config, NULL, code);
+    free(subjects);
+    return status;
+}
+
+/* "" = it is as it should be */
+static void find_problem(const struct bus_topic_state *topic, const jsStreamInfo *info, char *out, size_t len)
+{
+    char subject[NATS_NAME_BYTES];
+
+    out[0] = '\0';
+    bus_nats_subject(subject, topic, 0);
+    if (info->Config->SubjectsLen < 1 || strcmp(info->Config->Subjects[0], subject) != 0)
+        snprintf(out, len, "stream %s of NATS is not topic %s's", info->Config->Name, topic->spec.name);
+    else if (info->Config->SubjectsLen != (int)topic->spec.partitions)
+        snprintf(out, len, "topic %s has %d partitions in NATS, not %u", topic->spec.name,
+                 info->Config->SubjectsLen, topic->spec.partitions);
+}
+
+static bool ensure_stream(struct nats *nats, struct bus_topic_state *topic)
+{
+    struct nats_topic *there = bus_nats_topic(nats, topic);
+    jsStreamInfo *info = NULL;
+    jsErrCode code = 0;
+    char problem[sizeof there->problem];
+    natsStatus status = js_GetStreamInfo(&info, nats->js, there->stream, NULL, &code);
+
+    if (status == NATS_NOT_FOUND)
+        status = add_stream(nats, topic, &info, &code);
+    if (status != NATS_OK) {
+        log_debug("nats_stream_waits", LOG_CSTR("stream", there->stream),
+                  LOG_CSTR("error", natsStatus_GetText(status)), LOG_INT("code", code));
+        return false;
+    }
+    find_problem(topic, info, problem, sizeof problem);
+    pthread_mutex_lock(&nats->lock);
+    bool news = strcmp(problem, there->problem) != 0;
+    snprintf(there->problem, sizeof there->problem, "%s", problem);
+    atomic_store(&topic->known, !problem[0]);
+    pthread_cond_broadcast(&nats->changed);
+    pthread_mutex_unlock(&nats->lock);
+    if (news && problem[0])
+        log_error("nats_stream_refused", LOG_CSTR("topic", topic->spec.name), LOG_CSTR("error", problem));
+    jsStreamInfo_Destroy(info);
+    return true;
+}
+
+/* What ran out of deliveries, or was ended, by whichever consumer: kept also while nobody listens. */
+static void ensure_advisories(struct nats *nats)
+{
+    const char *subjects[] = {"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.>",
+                              "$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.>"};
+    jsStreamInfo *info = NULL;
+    jsStreamConfig config;
+
+    if (js_GetStreamInfo(&info, nats->js, ADVISORIES_STREAM, NULL, NULL) == NATS_NOT_FOUND) {
+        jsStreamConfig_Init(&config);
+        config.Name = ADVISORIES_STREAM;
+        config.Subjects = subjects;
+        config.SubjectsLen = 2;
+        config.MaxAge = ADVISORIES_NS;
+        config.Replicas = nats->config.replicas;
+        if (js_AddStream(&info, nats->js, &config, NULL, NULL) != NATS_OK) /* somebody else keeps them */
+            log_debug("nats_advisories_not_kept", LOG_CSTR("error", nats_GetLastError(NULL)));
+    }
+    jsStreamInfo_Destroy(info);
+}
+
+/* How long they last was decided by whoever made the bucket. */
+static bool read_lease_time(struct nats *nats)
+{
+    kvStatus *status = NULL;
+
+    if (kvStore_Status(&status, nats->leases) != NATS_OK)
+        return false;
+    nats->lease_ns = kvStatus_TTL(status);
+    kvStatus_Destroy(status);
+    return nats->lease_ns > 0;
+}
+
+static bool ensure_leases(struct nats *nats)
+{
+    kvConfig config;
+
+    if (nats->reader_count == 0)
+        return true;
+    kvStore_Destroy(nats->leases);
+    nats->leases = NULL;
+    if (js_KeyValue(&nats->leases, nats->js, LEASES_BUCKET) == NATS_OK)
+        return read_lease_time(nats);
+    kvConfig_Init(&config);
+    config.Bucket = LEASES_BUCKET;
+    config.Description = "who handles which partition";
+    config.TTL = 2 * nats->config.ack_wait_ms * 1000000;
+    config.History = 1;
+    config.StorageType = js_FileStorage;
+    config.Replicas = (int)nats->config.replicas;
+    return js_CreateKeyValue(&nats->leases, nats->js, &config) == NATS_OK && read_lease_time(nats);
+}
+
+bool bus_nats_streams_ensure(struct nats *nats)
+{
+    for (size_t i = 0; i < nats->bus.topic_count; i++)
+        if (!ensure_stream(nats, &nats->bus.topics[i]))
+            return false;
+    ensure_advisories(nats);
+    return ensure_leases(nats);
+}

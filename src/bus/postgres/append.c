@@ -1,0 +1,261 @@
+/* Appending: messages become rows of their partitions (platform.bus_publish, sql/platform/001_bus.sql), by any connection,
+ * in or out of a transaction. */
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "bus/postgres/inside.h"
+
+static const char append_sql[] =
+    "SELECT * FROM platform.bus_publish($1::text[], $2::text::int[], $3::text::int[], $4,"
+    " $5::text::text[], $6)";
+
+/* The same for a single message, which is what most calls have: no function, no arrays. A partition that is not there
+ * refuses it, since no offset is NULL. */
+static const char append_one_sql[] =
+    "WITH slot AS (UPDATE platform.bus_partition SET next_offset = next_offset + 1"
+    "              WHERE topic = $1 AND partition = $2 RETURNING next_offset - 1 AS message_offset)"
+    " INSERT INTO platform.bus_message (topic, partition, message_offset, key, headers, payload)"
+    " VALUES ($1, $2, (SELECT message_offset FROM slot), $3, $4, $5) RETURNING message_offset";
+
+static int compare_placed(const void *left, const void *right)
+{
+    const struct placed *a = left, *b = right;
+    int order = a->topic == b->topic ? 0 : str_compare(a->topic->name, b->topic->name);
+
+    if (order == 0)
+        order =
+            (a->message->partition > b->message->partition) - (a->message->partition < b->message->partition);
+    return order ? order : (a->at > b->at) - (a->at < b->at);
+}
+
+void bus_postgres_append_deinit(struct append *append)
+{
+    free(append->placed);
+    struct buf *bufs[] = {&append->topics, &append->partitions, &append->counts,
+                          &append->keys,   &append->headers,    &append->payloads};
+    for (size_t i = 0; i < sizeof bufs / sizeof bufs[0]; i++)
+        buf_deinit(bufs[i]);
+}
+
+static bool is_same_slot(const struct placed *a, const struct placed *b)
+{
+    return a->topic == b->topic && a->message->partition == b->message->partition;
+}
+
+static size_t slot_end(const struct append *append, size_t begin)
+{
+    size_t end = begin + 1;
+
+    while (end < append->count && is_same_slot(&append->placed[begin], &append->placed[end]))
+        end++;
+    return end;
+}
+
+static struct str payload_of(const struct bus_message *message)
+{
+    return message->payload.ptr ? message->payload : STR("");
+}
+
+static void write_arrays(struct append *append)
+{
+    struct buf *bufs[] = {&append->topics, &append->partitions, &append->counts, &append->headers};
+
+    for (size_t i = 0; i < sizeof bufs / sizeof bufs[0]; i++)
+        db_array_begin(bufs[i]);
+    for (size_t begin = 0, end; begin < append->count; begin = end) {
+        end = slot_end(append, begin);
+        append->slot_count++;
+        db_array_put(&append->topics, append->placed[begin].topic->name);
+        bus_postgres_array_put_i64(&append->partitions, append->placed[begin].message->partition);
+        bus_postgres_array_put_i64(&append->counts, (int64_t)(end - begin));
+    }
+    db_bytes_array_begin(&append->keys, append->count);
+    db_bytes_array_begin(&append->payloads, append->count);
+    for (size_t i = 0; i < append->count; i++) {
+        const struct bus_message *message = append->placed[i].message;
+        db_bytes_array_put(&append->keys, message->key);
+        bus_postgres_array_put_headers(&append->headers, message);
+        db_bytes_array_put(&append->payloads, payload_of(message));
+    }
+    for (size_t i = 0; i < sizeof bufs / sizeof bufs[0]; i++)
+        db_array_end(bufs[i]);
+}
+
+void bus_postgres_append_add(struct append *append, struct bus *bus, struct bus_message *messages,
+                             size_t count)
+{
+    append->placed = memory_realloc_array(append->placed, append->count + count, sizeof append->placed[0]);
+    for (size_t i = 0; i < count; i++, append->count++)
+        append->placed[append->count] = (struct placed){
+            .message = &messages[i], .topic = bus_topic_find(bus, messages[i].topic), .at = append->count};
+}
+
+void bus_postgres_append_seal(struct append *append)
+{
+    if (append->count == 1) {
+        append->slot_count = 1;
+        bus_postgres_put_headers(&append->headers, append->placed[0].message);
+        return;
+    }
+    qsort(append->placed, append->count, sizeof append->placed[0], compare_placed);
+    write_arrays(append);
+}
+
+static void take_offsets(struct append *append, const struct db_result *result)
+{
+    size_t slot = 0;
+
+    for (size_t begin = 0, end; begin < append->count; begin = end, slot++) {
+        end = slot_end(append, begin);
+        int64_t base = db_result_i64(result, slot, 0);
+        for (size_t i = begin; i < end; i++)
+            append->placed[i].message->offset = base + (int64_t)(i - begin);
+        metric_add(append->placed[begin].topic->published, end - begin);
+    }
+}
+
+static void forget_topics(struct append *append)
+{
+    for (size_t i = 0; i < append->count; i++)
+        atomic_store(&append->placed[i].topic->known, false);
+}
+
+#define CALL_PARAMS 6
+
+/* The statement that appends, with its parameters. */
+struct call {
+    struct db_statement statement;
+    struct db_param params[CALL_PARAMS];
+    struct postgres_number partition;
+};
+
+static void make_call_of_one(struct append *append, struct call *call)
+{
+    static const enum db_type types[] = {DB_TEXT, DB_INT, DB_BYTEA, DB_TEXT_ARRAY, DB_BYTEA};
+    const struct bus_message *message = append->placed[0].message;
+    const struct db_param params[] = {{message->topic},
+                                      bus_postgres_param(&call->partition, message->partition),
+                                      {message->key},
+                                      {buf_str(&append->headers)},
+                                      {payload_of(message)}};
+
+    memcpy(call->params, params, sizeof params);
+    db_statement_init(&call->statement, append_one_sql, 5, types);
+}
+
+static void make_call_of_many(struct append *append, struct call *call)
+{
+    static const enum db_type types[] = {DB_TEXT_ARRAY,  DB_TEXT, DB_TEXT,
+                                         DB_BYTEA_ARRAY, DB_TEXT, DB_BYTEA_ARRAY};
+    const struct db_param params[] = {{buf_str(&append->topics)},  {buf_str(&append->partitions)},
+                                      {buf_str(&append->counts)},  {buf_str(&append->keys)},
+                                      {buf_str(&append->headers)}, {buf_str(&append->payloads)}};
+
+    memcpy(call->params, params, sizeof params);
+    db_statement_init(&call->statement, append_sql, CALL_PARAMS, types);
+}
+
+/* Were the tables emptied under us? Then the topics are made again before the next one. */
+static void look_for_vanished(struct append *append, struct db_conn *conn)
+{
+    const char *state = db_sqlstate(conn);
+
+    if (strcmp(state, "FB001") == 0 || strcmp(state, "23502") == 0)
+        forget_topics(append);
+}
+
+enum status bus_postgres_append_send(struct append *append, struct db_conn *conn, int64_t deadline_ns,
+                                     struct error *error)
+{
+    struct db_result *result = NULL;
+    struct call call;
+
+    if (append->count == 1)
+        make_call_of_one(append, &call);
+    else
+        make_call_of_many(append, &call);
+    enum status status = db_query(conn, &call.statement, call.params, deadline_ns, &result, error);
+    if (status == STATUS_OK)
+        take_offsets(append, result);
+    else
+        look_for_vanished(append, conn);
+    db_result_free(result);
+    return status;
+}
+
+enum status bus_postgres_publish_in_tx(struct bus *bus, struct db_conn *conn, struct bus_message *messages,
+                                       size_t count, int64_t deadline_ns, struct error *error)
+{
+    struct postgres *postgres = (struct postgres *)bus;
+    struct append append = {0};
+    /* By a connection of our own: the caller's transaction must not hold what every publisher needs. */
+    enum status status = bus_postgres_topics_ensure(postgres, messages, count, deadline_ns, error);
+
+    if (status != STATUS_OK)
+        return status;
+    bus_postgres_append_add(&append, bus, messages, count);
+    bus_postgres_append_seal(&append);
+    status = bus_postgres_append_send(&append, conn, deadline_ns, error);
+    bus_postgres_append_deinit(&append);
+    return status;
+}
+
+/* In end_with_notice()'s pipeline: what fails there fails behind the commit. */
+#define NOTICE_AT 2
+
+static enum status end_with_notice(struct postgres *postgres, struct append *append, struct db_conn *conn,
+                                   int64_t deadline_ns, struct error *error)
+{
+    const struct bus_message *message = append->placed[0].message;
+    struct db_result *results[3];
+    struct db_statement commit;
+    struct call call;
+    struct buf notice;
+    size_t failed_at = 0;
+    char where[POSTGRES_NOTICE_BYTES];
+
+    make_call_of_one(append, &call);
+    db_statement_init(&commit, "COMMIT", 0, NULL);
+    buf_init(&notice);
+    buf_put_str(&notice,
+                bus_postgres_notice(postgres, append->placed[0].topic, (int)message->partition, where));
+    bus_postgres_preview_put(&notice, message);
+    enum status status = db_pipeline_begin(conn, error);
+    if (status == STATUS_OK)
+        status = db_pipeline_add(conn, &call.statement, call.params, error);
+    if (status == STATUS_OK)
+        status = db_pipeline_add(conn, &commit, NULL, error);
+    if (status == STATUS_OK)
+        status = db_pipeline_add_notice(conn, STR(POSTGRES_CHANNEL), buf_str(&notice), error);
+    buf_deinit(&notice);
+    if (status == STATUS_OK)
+        status = db_pipeline_end(conn, deadline_ns, results, 3, &failed_at, error);
+    if (failed_at == NOTICE_AT) { /* others are told as of any publication */
+        bus_wake(&postgres->bus, message->topic);
+        return STATUS_OK;
+    }
+    if (status != STATUS_OK)
+        return status;
+    take_offsets(append, results[0]);
+    for (size_t i = 0; i < 3; i++)
+        db_result_free(results[i]);
+    return STATUS_OK;
+}
+
+enum status bus_postgres_publish_and_commit(struct bus *bus, struct db_conn *conn,
+                                            struct bus_message *message, int64_t deadline_ns,
+                                            struct error *error)
+{
+    struct postgres *postgres = (struct postgres *)bus;
+    struct append append = {0};
+
+    bus_postgres_append_add(&append, bus, message, 1);
+    bus_postgres_append_seal(&append);
+    enum status status = end_with_notice(postgres, &append, conn, deadline_ns, error);
+    if (status == STATUS_OK)
+        bus_postgres_wake_topic(postgres, message->topic, (int)message->partition, STR_NONE);
+    else
+        look_for_vanished(&append, conn);
+    bus_postgres_append_deinit(&append);
+    return status;
+}

@@ -1,0 +1,277 @@
+/* One round of a reader of everything: what is new in any partition, handed over partition by partition.
+ * Positions are in memory, so no transaction is open and no connection held while the handler runs, and a
+ * lost connection loses nothing: the next round asks from the same offsets. */
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "bus/postgres/inside.h"
+
+#define QUERY_MS 10000
+#define ARENA_BYTES 16384
+
+/* $2: from the oldest that is there */
+static const char begin_sql[] =
+    "SELECT partition, CASE WHEN $2 THEN coalesce("
+    "    (SELECT min(m.message_offset) FROM platform.bus_message m"
+    "     WHERE m.topic = p.topic AND m.partition = p.partition), next_offset) ELSE next_offset END"
+    " FROM platform.bus_partition p WHERE topic = $1";
+
+/* $2 and $3 the partitions and their positions, $4 messages and $5 bytes at most of each. A partition whose
+ * position is not its next offset has at least one row, without a message when retention took all or the tail
+ * was lost. */
+static const char read_sql[] =
+    "SELECT p.partition::text, p.next_offset::text, " POSTGRES_MESSAGE_COLUMNS
+    " FROM unnest($2::text::int[], $3::text::bigint[]) AS here (partition, position)"
+    " JOIN platform.bus_partition p ON p.topic = $1 AND p.partition = here.partition"
+    " LEFT JOIN LATERAL ("
+    "    SELECT * FROM ("
+    "        SELECT w.*, sum(octet_length(w.payload)) OVER (ORDER BY w.message_offset)"
+    "                    - octet_length(w.payload) AS before"
+    "        FROM (SELECT * FROM platform.bus_message"
+    "              WHERE topic = $1 AND partition = here.partition AND message_offset >= here.position"
+    "              ORDER BY message_offset LIMIT $4) w) x"
+    "    WHERE x.before < $5) m ON true"
+    " WHERE p.next_offset <> here.position"
+    " ORDER BY p.partition, m.message_offset";
+enum read_column { PARTITION, NEXT_OFFSET, MESSAGE };
+
+/* ---- where it begins ---- */
+
+static void alloc_positions(struct reader *reader)
+{
+    unsigned count = reader->consumer.topic->spec.partitions;
+
+    if (reader->positions)
+        return;
+    reader->positions = memory_zalloc(count * sizeof reader->positions[0]);
+    reader->retry_ns = memory_zalloc(count * sizeof reader->retry_ns[0]);
+    reader->attempts = memory_zalloc(count * sizeof reader->attempts[0]);
+}
+
+static void take_positions(struct reader *reader, const struct db_result *result)
+{
+    const struct bus_subscription *spec = &reader->consumer.spec;
+
+    alloc_positions(reader);
+    for (size_t row = 0; row < db_result_rows(result); row++) {
+        size_t partition = (size_t)db_result_i64(result, row, 0);
+        reader->positions[partition] =
+            spec->from == BUS_FROM_OFFSETS ? spec->from_offsets[partition] : db_result_i64(result, row, 1);
+    }
+}
+
+static enum status make_ready(struct reader *reader, struct error *error)
+{
+    const struct bus_subscription *spec = &reader->consumer.spec;
+    int64_t deadline_ns = clock_deadline_ms(QUERY_MS);
+    struct db_statement statement;
+    struct db_param params[] = {{reader->consumer.topic->name},
+                                {spec->from == BUS_FROM_START ? STR("true") : STR("false")}};
+    struct db_result *result = NULL;
+    struct db_conn *conn;
+    enum status status = db_acquire(reader->postgres->pool, deadline_ns, &conn, error);
+
+    if (status == STATUS_OK)
+        status = bus_postgres_topic_ensure(conn, reader->consumer.topic, deadline_ns, error);
+    db_statement_init(&statement, begin_sql, 2, (enum db_type[]){DB_TEXT, DB_BOOL});
+    if (status == STATUS_OK)
+        status = db_query(conn, &statement, params, deadline_ns, &result, error);
+    db_release(conn);
+    if (status == STATUS_OK) {
+        take_positions(reader, result);
+        atomic_store(&reader->ready, true);
+        if (spec->on_ready)
+            spec->on_ready(spec->context);
+    }
+    db_result_free(result);
+    return status;
+}
+
+/* ---- reading ---- */
+
+static void list_positions(const struct reader *reader, struct buf *partitions, struct buf *positions)
+{
+    int64_t now_ns = clock_mono_ns();
+
+    db_array_begin(partitions);
+    db_array_begin(positions);
+    for (unsigned i = 0; i < reader->consumer.topic->spec.partitions; i++) {
+        if (reader->retry_ns[i] > now_ns)
+            continue; /* it waits for its backoff */
+        bus_postgres_array_put_i64(partitions, i);
+        bus_postgres_array_put_i64(positions, reader->positions[i]);
+    }
+    db_array_end(partitions);
+    db_array_end(positions);
+}
+
+static enum status read_new(struct reader *reader, struct db_result **result, struct error *error)
+{
+    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_TEXT, DB_BIGINT, DB_BIGINT};
+    const struct bus_consumer *consumer = &reader->consumer;
+    int64_t deadline_ns = clock_deadline_ms(QUERY_MS);
+    struct postgres_number numbers[2];
+    struct db_statement statement;
+    struct buf partitions, positions;
+    struct db_conn *conn;
+    enum status status = db_acquire(reader->postgres->pool, deadline_ns, &conn, error);
+
+    *result = NULL;
+    if (status != STATUS_OK)
+        return status;
+    buf_init(&partitions);
+    buf_init(&positions);
+    list_positions(reader, &partitions, &positions);
+    struct db_param params[] = {{consumer->topic->name},
+                                {buf_str(&partitions)},
+                                {buf_str(&positions)},
+                                bus_postgres_param(&numbers[0], consumer->spec.batch_max),
+                                bus_postgres_param(&numbers[1], (int64_t)consumer->spec.batch_bytes_max)};
+    db_statement_init(&statement, read_sql, 5, types);
+    statement.binary_results = true;
+    status = db_query(conn, &statement, params, deadline_ns, result, error);
+    db_release(conn);
+    buf_deinit(&partitions);
+    buf_deinit(&positions);
+    return status;
+}
+
+/* ---- one partition's batch ---- */
+
+/* Retention was faster than we were, or the database came back without its newest messages. */
+static void look_for_gap(struct reader *reader, unsigned partition, int64_t first, int64_t next_offset)
+{
+    const struct bus_subscription *spec = &reader->consumer.spec;
+    int64_t position = reader->positions[partition];
+
+    if (first == position)
+        return;
+    int64_t next = first >= 0 ? first : next_offset;
+    log_warn("bus_gap", LOG_CSTR("topic", spec->topic), LOG_CSTR("group", spec->group),
+             LOG_INT("partition", partition), LOG_INT("offset", position), LOG_INT("next", next));
+    if (spec->on_gap)
+        spec->on_gap(spec->context, partition, position, next);
+    reader->positions[partition] = next;
+    reader->attempts[partition] = 0;
+}
+
+static enum status publish_letters(struct reader *reader, const struct bus_outcome *outcome,
+                                   struct error *error)
+{
+    if (outcome->letter_count == 0)
+        return STATUS_OK;
+    return bus_postgres_publish(&reader->postgres->bus, outcome->letters, outcome->letter_count,
+                                clock_deadline_ms(QUERY_MS), error);
+}
+
+static void advance(struct reader *reader, unsigned partition, const struct bus_batch *batch,
+                    const struct bus_outcome *outcome)
+{
+    if (outcome->settled > 0)
+        reader->positions[partition] = batch->messages[outcome->settled - 1].offset + 1;
+    if (!outcome->retry) {
+        reader->attempts[partition] = 0;
+        return;
+    }
+    reader->attempts[partition] = outcome->settled ? 1 : reader->attempts[partition] + 1;
+    int64_t wait_ms = bus_backoff_ms(&reader->consumer, reader->attempts[partition]);
+    reader->retry_ns[partition] = clock_deadline_ms(wait_ms);
+    bus_postgres_reader_due(reader, wait_ms + 1);
+}
+
+static enum status handle_batch(struct reader *reader, unsigned partition, struct bus_message *messages,
+                                size_t count, struct arena *arena, struct error *error)
+{
+    struct bus_batch batch = {
+        .messages = messages,
+        .count = count,
+        .verdicts = arena_zalloc(arena, count * sizeof(struct bus_verdict)),
+        .deadline_ns = clock_deadline_ms(reader->postgres->config.handler_ms),
+        .attempt = reader->attempts[partition],
+    };
+    struct bus_outcome outcome;
+
+    bus_batch_handle(&reader->consumer, &batch, arena, &outcome);
+    enum status status = publish_letters(reader, &outcome, error);
+    if (status != STATUS_OK) { /* the letters are not safe: all of it once more */
+        bus_batch_uncommitted(&reader->consumer, &batch);
+        return status;
+    }
+    advance(reader, partition, &batch, &outcome);
+    bus_batch_committed(&reader->consumer, &batch, &outcome);
+    return STATUS_OK;
+}
+
+/* Rows [begin, end) are of one partition. */
+static enum status handle_rows(struct reader *reader, const struct db_result *result, size_t begin,
+                               size_t end, struct error *error)
+{
+    unsigned partition = (unsigned)db_result_i64(result, begin, PARTITION);
+    bool empty = db_result_is_null(result, begin, MESSAGE);
+    struct arena arena;
+    enum status status = STATUS_OK;
+
+    look_for_gap(reader, partition, empty ? -1 : db_result_i64(result, begin, MESSAGE),
+                 db_result_i64(result, begin, NEXT_OFFSET));
+    if (empty)
+        return STATUS_OK;
+    arena_init(&arena, ARENA_BYTES);
+    struct bus_message *messages = arena_zalloc(&arena, (end - begin) * sizeof messages[0]);
+    for (size_t i = begin; i < end; i++) {
+        messages[i - begin].topic = reader->consumer.topic->name;
+        messages[i - begin].partition = partition;
+        bus_postgres_row_message(result, i, MESSAGE, &arena, &messages[i - begin]);
+    }
+    status = handle_batch(reader, partition, messages, end - begin, &arena, error);
+    arena_deinit(&arena);
+    return status;
+}
+
+/* Of the partitions that were behind when this round began; the others have none. */
+static void show_lag(const struct reader *reader, const struct db_result *result)
+{
+    int64_t lag = 0, last = -1;
+
+    for (size_t row = 0; row < db_result_rows(result); row++) {
+        int64_t partition = db_result_i64(result, row, PARTITION);
+        if (partition != last)
+            lag += db_result_i64(result, row, NEXT_OFFSET) - reader->positions[partition];
+        last = partition;
+    }
+    metric_set(reader->consumer.lag, (double)lag);
+}
+
+static enum status handle_all(struct reader *reader, const struct db_result *result, struct error *error)
+{
+    size_t rows = db_result_rows(result);
+    enum status status = STATUS_OK;
+
+    for (size_t begin = 0, end; begin < rows && status == STATUS_OK; begin = end) {
+        if (!bus_postgres_handling_begin(reader->postgres))
+            return STATUS_CANCELLED;
+        end = begin + 1;
+        while (end < rows && db_result_i64(result, end, PARTITION) == db_result_i64(result, begin, PARTITION))
+            end++;
+        status = handle_rows(reader, result, begin, end, error);
+        bus_postgres_handling_end(reader->postgres);
+    }
+    return status;
+}
+
+enum bus_postgres_step bus_postgres_every_step(struct reader *reader, struct error *error)
+{
+    struct db_result *result;
+
+    if (!atomic_load(&reader->ready) && make_ready(reader, error) != STATUS_OK)
+        return STEP_FAILED;
+    if (read_new(reader, &result, error) != STATUS_OK)
+        return STEP_FAILED;
+    enum bus_postgres_step step = db_result_rows(result) > 0 ? STEP_FOUND : STEP_NOTHING;
+    if (handle_all(reader, result, error) != STATUS_OK)
+        step = STEP_FAILED;
+    show_lag(reader, result);
+    db_result_free(result);
+    return step;
+}

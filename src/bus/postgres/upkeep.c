@@ -1,0 +1,205 @@
+/* Upkeep: partitions made where there are none, the lag of groups, and retention in small batches.
+ *
+ * Any process may do any of it at any time; an advisory lock keeps two from deleting the same rows. Retention
+ * never passes the slowest shared cursor unless a hard limit says so. */
+#include "base/clock.h"
+#include "base/log.h"
+#include "bus/postgres/inside.h"
+
+#define UPKEEP_MS 10000
+#define BATCHES_MAX 20 /* of a partition and round: the rest is for the next round */
+
+/* "freshet bus" folded into a number: any constant does, as long as every process uses the same. */
+#define RETENTION_LOCK "6021837744811208"
+
+static const char make_sql[] = "INSERT INTO platform.bus_partition (topic, partition)"
+                               " SELECT $1, n FROM generate_series(0, $2 - 1) AS n"
+                               " WHERE NOT EXISTS (SELECT FROM platform.bus_partition WHERE topic = $1)"
+                               " ON CONFLICT DO NOTHING";
+
+static const char count_sql[] = "SELECT count(*) FROM platform.bus_partition WHERE topic = $1";
+
+static const char lag_sql[] =
+    "SELECT coalesce(sum(p.next_offset - c.position), 0)::bigint"
+    " FROM platform.bus_cursor c JOIN platform.bus_partition p USING (topic, partition)"
+    " WHERE c.group_name = $1 AND c.topic = $2";
+
+/* $1 topic, $2 partition, $3 rows at most, $4 and $5 keep by age (ms) and number, $6 and $7 the same whatever
+ * the cursors say; 0 = without. What goes is a prefix of the offsets, so readers see every gap. Age and offset
+ * ascend together unless the clock was set back; therefore a row is as old as the oldest behind it, and the
+ * newest row of all keeps a clock that was ahead from holding this up. Without a limit by number, nothing goes
+ * by number; with both, both must allow it. */
+static const char delete_sql[] =
+    "WITH bound AS ("
+    "    SELECT p.next_offset, coalesce(min(c.position), p.next_offset) AS handled,"
+    "           (SELECT n.created_at FROM platform.bus_message n WHERE n.topic = $1 AND n.partition = $2"
+    "            ORDER BY n.message_offset DESC LIMIT 1) AS newest"
+    "    FROM platform.bus_partition p LEFT JOIN platform.bus_cursor c USING (topic, partition)"
+    "    WHERE p.topic = $1 AND p.partition = $2 AND pg_try_advisory_xact_lock(" RETENTION_LOCK ")"
+    "    GROUP BY p.next_offset),"
+    " oldest AS ("
+    "    SELECT message_offset, least(b.newest, min(created_at) OVER (ORDER BY message_offset DESC)) AS since"
+    "    FROM bound b, (SELECT message_offset, created_at FROM platform.bus_message"
+    "                   WHERE topic = $1 AND partition = $2 ORDER BY message_offset LIMIT $3) w)"
+    " DELETE FROM platform.bus_message m"
+    " WHERE m.topic = $1 AND m.partition = $2 AND m.message_offset <= ("
+    "    SELECT max(o.message_offset) FROM oldest o, bound b"
+    "    WHERE (o.message_offset < b.handled AND ($4 > 0 OR $5 > 0)"
+    "           AND ($4 = 0 OR o.since < now() - $4 * interval '1 ms')"
+    "           AND ($5 = 0 OR o.message_offset < b.next_offset - $5))"
+    "       OR ($6 > 0 AND o.since < now() - $6 * interval '1 ms')"
+    "       OR ($7 > 0 AND o.message_offset < b.next_offset - $7))";
+
+/* ---- topics ---- */
+
+static enum status count_partitions(struct db_conn *conn, struct str topic, int64_t *count,
+                                    int64_t deadline_ns, struct error *error)
+{
+    struct db_statement statement;
+    struct db_result *result;
+
+    db_statement_init(&statement, count_sql, 1, (enum db_type[]){DB_TEXT});
+    enum status status =
+        db_query(conn, &statement, (struct db_param[]){{topic}}, deadline_ns, &result, error);
+    *count = status == STATUS_OK ? db_result_i64(result, 0, 0) : 0;
+    db_result_free(result);
+    return status;
+}
+
+enum status bus_postgres_topic_ensure(struct db_conn *conn, struct bus_topic_state *topic,
+                                      int64_t deadline_ns, struct error *error)
+{
+    struct db_statement statement;
+    struct postgres_number number;
+    int64_t count;
+
+    if (atomic_load(&topic->known))
+        return STATUS_OK;
+    db_statement_init(&statement, make_sql, 2, (enum db_type[]){DB_TEXT, DB_INT});
+    struct db_param params[] = {{topic->name}, bus_postgres_param(&number, topic->spec.partitions)};
+    enum status status = db_exec(conn, &statement, params, deadline_ns, NULL, error);
+    if (status == STATUS_OK)
+        status = count_partitions(conn, topic->name, &count, deadline_ns, error);
+    if (status == STATUS_OK && count != topic->spec.partitions)
+        status = error_set(error, STATUS_CONFIG,
+                           "topic %s has %lld partitions in the database, %u in the configuration",
+                           topic->spec.name, (long long)count, topic->spec.partitions);
+    if (status == STATUS_OK)
+        atomic_store(&topic->known, true);
+    return status;
+}
+
+enum status bus_postgres_topics_ensure(struct postgres *postgres, const struct bus_message *messages,
+                                       size_t count, int64_t deadline_ns, struct error *error)
+{
+    struct db_conn *conn = NULL;
+    enum status status = STATUS_OK;
+
+    for (size_t i = 0; i < count && status == STATUS_OK; i++) {
+        struct bus_topic_state *topic = bus_topic_find(&postgres->bus, messages[i].topic);
+        if (atomic_load(&topic->known))
+            continue;
+        if (!conn)
+            status = db_acquire(postgres->publish_pool, deadline_ns, &conn, error);
+        if (status == STATUS_OK)
+            status = bus_postgres_topic_ensure(conn, topic, deadline_ns, error);
+    }
+    db_release(conn);
+    return status;
+}
+
+/* ---- lag ---- */
+
+static enum status measure_lag(struct reader *reader, struct db_conn *conn, int64_t deadline_ns,
+                               struct error *error)
+{
+    const struct bus_consumer *consumer = &reader->consumer;
+    struct db_statement statement;
+    struct db_param params[] = {{str_from(consumer->spec.group)}, {consumer->topic->name}};
+    struct db_result *result;
+
+    if (consumer->spec.mode != BUS_SHARED)
+        return STATUS_OK; /* its own rounds know */
+    db_statement_init(&statement, lag_sql, 2, (enum db_type[]){DB_TEXT, DB_TEXT});
+    enum status status = db_query(conn, &statement, params, deadline_ns, &result, error);
+    if (status == STATUS_OK)
+        metric_set(consumer->lag, (double)db_result_i64(result, 0, 0));
+    db_result_free(result);
+    return status;
+}
+
+/* ---- retention ---- */
+
+static enum status delete_some(struct postgres *postgres, const struct bus_topic_state *topic,
+                               unsigned partition, struct db_conn *conn, int64_t deadline_ns,
+                               int64_t *deleted, struct error *error)
+{
+    static const enum db_type types[] = {DB_TEXT,   DB_INT,    DB_BIGINT, DB_BIGINT,
+                                         DB_BIGINT, DB_BIGINT, DB_BIGINT};
+    const struct bus_topic *spec = &topic->spec;
+    struct postgres_number numbers[6];
+    struct db_statement statement;
+    struct db_param params[] = {
+        {topic->name},
+        bus_postgres_param(&numbers[0], partition),
+        bus_postgres_param(&numbers[1], postgres->config.retention_batch),
+        bus_postgres_param(&numbers[2], spec->keep_ms),
+        bus_postgres_param(&numbers[3], spec->keep_messages),
+        bus_postgres_param(&numbers[4], spec->keep_ms_hard),
+        bus_postgres_param(&numbers[5], spec->keep_messages_hard),
+    };
+
+    db_statement_init(&statement, delete_sql, 7, types);
+    return db_exec(conn, &statement, params, deadline_ns, deleted, error);
+}
+
+static enum status trim_topic(struct postgres *postgres, const struct bus_topic_state *topic,
+                              struct db_conn *conn, int64_t deadline_ns, struct error *error)
+{
+    const struct bus_topic *spec = &topic->spec;
+    enum status status = STATUS_OK;
+
+    if (!spec->keep_ms && !spec->keep_messages && !spec->keep_ms_hard && !spec->keep_messages_hard)
+        return STATUS_OK;
+    for (unsigned partition = 0; partition < spec->partitions; partition++) {
+        int64_t deleted = postgres->config.retention_batch;
+        for (int i = 0; i < BATCHES_MAX && deleted == postgres->config.retention_batch; i++) {
+            if (bus_postgres_is_stopping(postgres))
+                return STATUS_OK;
+            status = delete_some(postgres, topic, partition, conn, deadline_ns, &deleted, error);
+            if (status != STATUS_OK)
+                return status;
+        }
+    }
+    return status;
+}
+
+static enum status run_all(struct postgres *postgres, struct db_conn *conn, int64_t deadline_ns,
+                           struct error *error)
+{
+    struct bus *bus = &postgres->bus;
+    enum status status = STATUS_OK;
+
+    for (size_t i = 0; i < bus->topic_count && status == STATUS_OK; i++)
+        status = bus_postgres_topic_ensure(conn, &bus->topics[i], deadline_ns, error);
+    for (size_t i = 0; i < postgres->reader_count && status == STATUS_OK; i++)
+        status = measure_lag(postgres->readers[i], conn, deadline_ns, error);
+    for (size_t i = 0; i < bus->topic_count && status == STATUS_OK; i++)
+        status = trim_topic(postgres, &bus->topics[i], conn, deadline_ns, error);
+    return status;
+}
+
+void bus_postgres_upkeep_run(struct postgres *postgres)
+{
+    int64_t deadline_ns = clock_deadline_ms(UPKEEP_MS);
+    struct error error = {0};
+    struct db_conn *conn;
+    enum status status = db_acquire(postgres->publish_pool, deadline_ns, &conn, &error);
+
+    if (status == STATUS_OK)
+        status = run_all(postgres, conn, deadline_ns, &error);
+    db_release(conn);
+    if (status != STATUS_OK && status != STATUS_CANCELLED &&
+        status != STATUS_DB_DOWN) /* the pool tells of that */
+        log_warn("bus_upkeep_failed", LOG_ERROR_FIELDS(&error));
+}

@@ -1,0 +1,432 @@
+/* A link's life: connecting → (TLS) → open → closed. What arrives goes through hiredis's reader, whatever it is. */
+#include "bus/redis/link.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/tcp.h>
+#include <openssl/err.h>
+#include <openssl/ssl.h>
+#include <openssl/x509v3.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "bus/bus_redis.h"
+
+enum {
+    READ_BYTES = 65536,
+    READS_PER_EVENT = 16, /* then the loop's others have their turn */
+};
+
+/* ---- what all links share ---- */
+
+static enum status tls_failed(struct error *error, const char *what, const char *file)
+{
+    char reason[160] = "";
+
+    ERR_error_string_n(ERR_get_error(), reason, sizeof reason);
+    return error_set(error, STATUS_CONFIG, "%s %s: %s", what, file, reason);
+}
+
+static enum status load_files(SSL_CTX *tls, const struct bus_redis_security *security, struct error *error)
+{
+    int trusted = security->ca_file ? SSL_CTX_load_verify_locations(tls, security->ca_file, NULL)
+                                    : SSL_CTX_set_default_verify_paths(tls);
+
+    if (trusted != 1)
+        return tls_failed(error, "the authorities in", security->ca_file ? security->ca_file : "the system");
+    if (!security->certificate_file)
+        return STATUS_OK;
+    if (SSL_CTX_use_certificate_chain_file(tls, security->certificate_file) != 1)
+        return tls_failed(error, "the certificate in", security->certificate_file);
+    const char *key_file = security->key_file ? security->key_file : security->certificate_file;
+    if (SSL_CTX_use_PrivateKey_file(tls, key_file, SSL_FILETYPE_PEM) != 1)
+        return tls_failed(error, "the key in", key_file);
+    return STATUS_OK;
+}
+
+static char *copy(const char *text)
+{
+    return text ? str_dup(str_from(text)) : NULL;
+}
+
+enum status redis_access_init(struct redis_access *access, const struct bus_redis_security *security,
+                              size_t reply_bytes_max, struct error *error)
+{
+    *access = (struct redis_access){.username = copy(security->username),
+                                    .password = copy(security->password),
+                                    .reply_bytes_max = reply_bytes_max};
+    if (!security->tls)
+        return STATUS_OK;
+    access->tls = SSL_CTX_new(TLS_client_method());
+    if (!access->tls)
+        return tls_failed(error, "TLS", "is not available");
+    SSL_CTX_set_min_proto_version(access->tls, TLS1_2_VERSION);
+    SSL_CTX_set_verify(access->tls, SSL_VERIFY_PEER, NULL);
+    SSL_CTX_set_mode(access->tls, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
+    return load_files(access->tls, security, error);
+}
+
+void redis_access_deinit(struct redis_access *access)
+{
+    SSL_CTX_free(access->tls);
+    free(access->username);
+    if (access->password)
+        explicit_bzero(access->password, strlen(access->password));
+    free(access->password);
+    *access = (struct redis_access){0};
+}
+
+/* ---- the end ---- */
+
+void redis_link_close(struct redis_link *link)
+{
+    if (link->state == REDIS_LINK_CLOSED)
+        return;
+    link->state = REDIS_LINK_CLOSED;
+    loop_tick_cancel(link->loop, &link->tick);
+    loop_io_stop(link->loop, &link->io);
+    SSL_free(link->ssl);
+    link->ssl = NULL;
+    close(link->io.fd);
+    link->io.fd = -1;
+    buf_deinit(&link->out);
+    buf_init(&link->out);
+    redis_parser_deinit(&link->parser);
+}
+
+static void fail(struct redis_link *link, const struct error *error)
+{
+    redis_link_close(link);
+    link->on_closed(link, error);
+}
+
+static void fail_errno(struct redis_link *link, const char *what, int code)
+{
+    struct error error;
+
+    error_set(&error, STATUS_DB_DOWN, "%s: %s", what, strerror(code));
+    fail(link, &error);
+}
+
+static void fail_tls(struct redis_link *link, const char *what)
+{
+    long verdict = SSL_get_verify_result(link->ssl);
+    char reason[160] = "the peer ended it";
+    unsigned long code = ERR_get_error();
+    struct error error;
+
+    if (code)
+        ERR_error_string_n(code, reason, sizeof reason);
+    error_set(&error, STATUS_DB_DOWN, "%s: %s", what,
+              verdict != X509_V_OK ? X509_verify_cert_error_string(verdict) : reason);
+    fail(link, &error);
+}
+
+static void watch(struct redis_link *link)
+{
+    bool writes = buf_len(&link->out) > 0 || (link->ssl && SSL_want_write(link->ssl));
+
+    loop_io_change(link->loop, &link->io, LOOP_READ | (writes ? (unsigned)LOOP_WRITE : 0u));
+}
+
+/* ---- writing ---- */
+
+/* Bytes written, 0: not now, -1: it failed and is closed. */
+static ssize_t write_some(struct redis_link *link, struct str bytes)
+{
+    if (link->ssl) {
+        ERR_clear_error();
+        int n = SSL_write(link->ssl, bytes.ptr, bytes.len > INT32_MAX ? INT32_MAX : (int)bytes.len);
+        if (n > 0)
+            return n;
+        int why = SSL_get_error(link->ssl, n);
+        if (why == SSL_ERROR_WANT_READ || why == SSL_ERROR_WANT_WRITE)
+            return 0;
+        fail_tls(link, "writing");
+        return -1;
+    }
+    ssize_t n = send(link->io.fd, bytes.ptr, bytes.len, MSG_NOSIGNAL);
+    if (n >= 0)
+        return n;
+    if (errno == EAGAIN || errno == EINTR)
+        return 0;
+    fail_errno(link, "writing", errno);
+    return -1;
+}
+
+static void flush(struct redis_link *link)
+{
+    ssize_t n = 1;
+
+    while (n > 0 && buf_len(&link->out) > 0) {
+        n = write_some(link, buf_str(&link->out));
+        if (n > 0)
+            buf_consume(&link->out, (size_t)n);
+    }
+    if (n >= 0)
+        watch(link);
+}
+
+static void on_tick_end(struct loop_tick *tick)
+{
+    struct redis_link *link = (struct redis_link *)((char *)tick - offsetof(struct redis_link, tick));
+
+    if (link->state == REDIS_LINK_OPEN)
+        flush(link);
+}
+
+void redis_link_send(struct redis_link *link, struct str commands)
+{
+    buf_put_str(&link->out, commands);
+    if (link->state == REDIS_LINK_OPEN)
+        loop_at_tick_end(link->loop, &link->tick, on_tick_end);
+}
+
+/* ---- reading ---- */
+
+/* The first reply is AUTH's, if there was one. */
+static void take_auth(struct redis_link *link, const struct redis_reply *reply)
+{
+    struct error error;
+
+    link->authenticating = false;
+    if (reply->kind != REDIS_ERROR)
+        return;
+    error_set(&error, STATUS_DB_DOWN, "AUTH is refused: %.*s", STR_ARG(str_utf8_cut(reply->text, 160)));
+    fail(link, &error);
+}
+
+static void take_replies(struct redis_link *link)
+{
+    const struct redis_reply *reply;
+    struct error error;
+
+    while (link->state == REDIS_LINK_OPEN) {
+        bool own = link->authenticating || !link->arena;
+        if (redis_parser_next(&link->parser, own ? &link->own_arena : link->arena, &reply, &error) !=
+            STATUS_OK) {
+            fail(link, &error);
+            return;
+        }
+        if (!reply)
+            return;
+        if (link->authenticating) {
+            take_auth(link, reply);
+            arena_reset(&link->own_arena);
+        } else if (!link->arena) {
+            error_set(&error, STATUS_IO, "an answer to no question");
+            fail(link, &error);
+        } else {
+            link->on_reply(link, reply);
+        }
+    }
+}
+
+/* Bytes read, 0: not now, -1: it failed and is closed. */
+static ssize_t read_some(struct redis_link *link, char *bytes, size_t size)
+{
+    if (link->ssl) {
+        ERR_clear_error();
+        int n = SSL_read(link->ssl, bytes, (int)size);
+        if (n > 0)
+            return n;
+        int why = SSL_get_error(link->ssl, n);
+        if (why == SSL_ERROR_WANT_READ || why == SSL_ERROR_WANT_WRITE)
+            return 0;
+        fail_tls(link, "reading");
+        return -1;
+    }
+    ssize_t n = recv(link->io.fd, bytes, size, 0);
+    if (n > 0)
+        return n;
+    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+        return 0;
+    fail_errno(link, "reading", n == 0 ? ECONNRESET : errno);
+    return -1;
+}
+
+/* What TLS has decrypted already makes no descriptor readable, so it is read to the end whatever the turn says. */
+static void read_all(struct redis_link *link)
+{
+    static _Thread_local char bytes[READ_BYTES];
+    ssize_t n = 1;
+
+    for (int i = 0; n > 0 && link->state == REDIS_LINK_OPEN; i++) {
+        if (i >= READS_PER_EVENT && !(link->ssl && SSL_pending(link->ssl)))
+            return;
+        n = read_some(link, bytes, sizeof bytes);
+        if (n <= 0)
+            return;
+        redis_parser_feed(&link->parser, str_of(bytes, (size_t)n));
+        take_replies(link);
+    }
+}
+
+/* ---- opening ---- */
+
+static void established(struct redis_link *link)
+{
+    const struct redis_access *access = link->access;
+    struct buf first;
+
+    link->state = REDIS_LINK_OPEN;
+    link->authenticating = access->password != NULL;
+    buf_init(&first);
+    if (access->password && access->username)
+        REDIS_COMMAND(&first, STR("AUTH"), str_from(access->username), str_from(access->password));
+    else if (access->password)
+        REDIS_COMMAND(&first, STR("AUTH"), str_from(access->password));
+    buf_put_str(&first, buf_str(&link->out)); /* what was asked for meanwhile goes behind it */
+    buf_deinit(&link->out);
+    link->out = first;
+    flush(link);
+    if (link->state == REDIS_LINK_OPEN && link->on_open)
+        link->on_open(link);
+}
+
+static void shake_hands(struct redis_link *link)
+{
+    ERR_clear_error();
+    int done = SSL_connect(link->ssl);
+    if (done == 1) {
+        established(link);
+        return;
+    }
+    int why = SSL_get_error(link->ssl, done);
+    if (why == SSL_ERROR_WANT_READ || why == SSL_ERROR_WANT_WRITE)
+        loop_io_change(link->loop, &link->io,
+                       why == SSL_ERROR_WANT_WRITE ? (unsigned)LOOP_WRITE : (unsigned)LOOP_READ);
+    else
+        fail_tls(link, "TLS");
+}
+
+static void connected(struct redis_link *link)
+{
+    int code = 0;
+    socklen_t len = sizeof code;
+
+    getsockopt(link->io.fd, SOL_SOCKET, SO_ERROR, &code, &len);
+    if (code) {
+        fail_errno(link, "connecting", code);
+    } else if (link->ssl) {
+        link->state = REDIS_LINK_SHAKING_HANDS;
+        shake_hands(link);
+    } else {
+        established(link);
+    }
+}
+
+static void on_event(struct loop_io *io, unsigned events)
+{
+    struct redis_link *link = (struct redis_link *)io;
+
+    if (link->state == REDIS_LINK_CONNECTING) {
+        if (events & (LOOP_WRITE | LOOP_HANGUP))
+            connected(link);
+        return;
+    }
+    if (link->state == REDIS_LINK_SHAKING_HANDS) {
+        shake_hands(link);
+        return;
+    }
+    if (events & LOOP_WRITE)
+        flush(link);
+    if (link->state == REDIS_LINK_OPEN && (events & (LOOP_READ | LOOP_HANGUP)))
+        read_all(link);
+    if (link->state == REDIS_LINK_OPEN)
+        watch(link);
+}
+
+/* Whoever answers must have a certificate for the name or the address we asked for. */
+static enum status prepare_tls(struct redis_link *link, const char *host, struct error *error)
+{
+    unsigned char address[16];
+    bool numeric = inet_pton(AF_INET, host, address) == 1 || inet_pton(AF_INET6, host, address) == 1;
+
+    link->ssl = SSL_new(link->access->tls);
+    if (!link->ssl || SSL_set_fd(link->ssl, link->io.fd) != 1)
+        return error_set(error, STATUS_DB_DOWN, "TLS cannot be set up");
+    int named = numeric ? X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(link->ssl), host)
+                        : SSL_set1_host(link->ssl, host) && SSL_set_tlsext_host_name(link->ssl, host);
+    return named ? STATUS_OK : error_set(error, STATUS_DB_DOWN, "TLS cannot check a name like %s", host);
+}
+
+static int start_connecting(const struct addrinfo *address)
+{
+    int fd = socket(address->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), yes = 1;
+
+    if (fd < 0)
+        return -1;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
+    if (connect(fd, address->ai_addr, address->ai_addrlen) != 0 && errno != EINPROGRESS) {
+        int code = errno;
+        close(fd);
+        errno = code;
+        return -1;
+    }
+    return fd;
+}
+
+static int connect_to(struct redis_link *link, const struct redis_address *to, struct error *error)
+{
+    const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV};
+    struct addrinfo *found, *at;
+    unsigned count = 0;
+    char port[8];
+
+    snprintf(port, sizeof port, "%u", (unsigned)to->port);
+    int code = getaddrinfo(to->host, port, &hints, &found);
+    if (code != 0) {
+        error_set(error, STATUS_DB_DOWN, "%s: %s", to->host, gai_strerror(code));
+        return -1;
+    }
+    for (at = found; at; at = at->ai_next)
+        count++;
+    at = found;
+    for (unsigned skip = link->address_turn++ % count; skip > 0; skip--)
+        at = at->ai_next;
+    int fd = start_connecting(at);
+    if (fd < 0)
+        error_set(error, STATUS_DB_DOWN, "connecting: %s", strerror(errno));
+    freeaddrinfo(found);
+    return fd;
+}
+
+enum status redis_link_open(struct redis_link *link, const struct redis_address *address, struct error *error)
+{
+    int fd = connect_to(link, address, error);
+
+    if (fd < 0)
+        return STATUS_DB_DOWN;
+    enum status status = loop_io_start(link->loop, &link->io, fd, LOOP_WRITE, on_event, error);
+    if (status != STATUS_OK) {
+        close(fd);
+        return status;
+    }
+    redis_parser_init(&link->parser, link->access->reply_bytes_max);
+    link->state = REDIS_LINK_CONNECTING;
+    link->authenticating = false;
+    if (link->access->tls)
+        status = prepare_tls(link, address->host, error);
+    if (status != STATUS_OK)
+        redis_link_close(link);
+    return status;
+}
+
+void redis_link_init(struct redis_link *link, struct loop *loop, const struct redis_access *access)
+{
+    *link = (struct redis_link){.io.fd = -1, .loop = loop, .access = access};
+    buf_init(&link->out);
+    arena_init(&link->own_arena, 1024);
+}
+
+void redis_link_deinit(struct redis_link *link)
+{
+    redis_link_close(link);
+    buf_deinit(&link->out);
+    arena_deinit(&link->own_arena);
+}
