@@ -21,7 +21,7 @@ ROLES = {"command": 2, "apply": 2, "relay": 2, "query": 3}
 RATE = 100
 SECONDS = 20
 WARM_UP_SECONDS = 5  # connections, groups and Java's compiler
-POLL_US = 2_000
+POLL_US = 1_000
 SETTLE_SECONDS = 60
 LIMIT_MS = 250
 
