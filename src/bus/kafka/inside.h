@@ -40,7 +40,8 @@ struct kafka_lane {
     struct worker_job work;
     struct kafka_reader *reader;
     unsigned partition;
-    struct bus_delivery delivery; /* the job's */
+    struct bus_delivery delivery; /* the job's, as the following */
+    unsigned tried_in;            /* the epoch whose attempts it counts */
     /* under reader->lock */
     bool owned;
     bool busy;      /* its job is queued or runs */

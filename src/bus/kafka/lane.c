@@ -146,7 +146,10 @@ static void take(struct kafka_lane *lane, struct arena *arena, struct batch *bat
     size_t limit;
 
     pthread_mutex_lock(&lane->reader->lock);
-    batch->epoch = lane->epoch;
+    if (lane->tried_in !=
+        lane->epoch) /* it was another's meanwhile: what stands first may never have been tried */
+        bus_delivery_forget(&lane->delivery);
+    batch->epoch = lane->tried_in = lane->epoch;
     batch->gap = lane->owned && lane->gap && lane->before_gap == 0;
     batch->gap_from = lane->gap_from;
     batch->gap_next = lane->gap_next;
@@ -184,7 +187,8 @@ static void settle(struct kafka_lane *lane, const struct batch *batch, size_t se
     lane->taken = 0;
     if (lane->epoch != batch->epoch) {
         drop(lane, 0, taken);
-        bus_delivery_forget(&lane->delivery);
+        if (lane->gap) /* they were counted among those before it */
+            lane->before_gap -= taken;
     } else {
         if (batch->gap) {
             lane->gap = false;

@@ -325,6 +325,64 @@ static void test_a_rebalance_waits_for_the_handler(void **state)
         recorder_deinit(&recorders[i]);
 }
 
+/* ---- attempts ---- */
+
+#define MOVED 8
+enum { SECOND = 100 }; /* the second message of each partition */
+
+static void retry_first_ones(struct recorder *recorder, struct bus_batch *batch)
+{
+    for (size_t i = 0; i < batch->count; i++)
+        if (number_in(&batch->messages[i]) < SECOND) {
+            bus_batch_retry(batch, i, "not yet");
+            recorder_add(recorder, batch, i + 1);
+            return;
+        }
+    recorder_add(recorder, batch, batch->count);
+}
+
+/* How often it was tried is a message's own: a partition that was another's meanwhile comes back with a message that was
+ * never tried. */
+static void test_a_partition_that_comes_back_has_no_attempts(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "comeback", .partitions = MOVED};
+    struct process processes[2];
+    struct recorder recorders[2];
+    bool came = true;
+    for (int i = 0; i < 2; i++) {
+        recorder_init(&recorders[i]);
+        recorders[i].behave = i == 0 ? retry_first_ones : NULL;
+        open_with(&processes[i], &topic, 1);
+        subscribe(&processes[i], &recorders[i],
+                  (struct bus_subscription){.topic = "comeback", .backoff_min_ms = 1000});
+    }
+    process_start(&processes[0]);
+    await_ready(&recorders[0]);
+    for (unsigned p = 0; p < MOVED; p++)
+        publish(&processes[0], "comeback", key_of_partition(p, MOVED), (int)p);
+    bool tried = recorder_await(&recorders[0], MOVED);
+    process_start(&processes[1]);
+    bool handled = recorder_await_committed(&recorders[1], MOVED / 2);
+    process_close(&processes[1]);
+    for (unsigned p = 0; p < MOVED; p++)
+        publish(&processes[0], "comeback", key_of_partition(p, MOVED), SECOND + (int)p);
+    for (int p = 0; p < MOVED && handled; p++) {
+        int64_t limit_ns = clock_deadline_ms(PATIENCE_MS);
+        while (recorder_times(&recorders[1], p) && !recorder_times(&recorders[0], SECOND + p) && came)
+            came = nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL) == 0 && clock_mono_ns() < limit_ns;
+    }
+    process_close(&processes[0]);
+    assert_true(tried);
+    assert_true(handled);
+    assert_true(came);
+    for (size_t i = 0; i < recorders[0].count; i++)
+        if (recorders[0].seen[i].number >= SECOND)
+            assert_int_equal(recorders[0].seen[i].attempt, 0);
+    for (int i = 0; i < 2; i++)
+        recorder_deinit(&recorders[i]);
+}
+
 /* R20. What is handled while nobody else is there shows, and goes. */
 static void test_the_lag_is_shown(void **state)
 {
@@ -500,6 +558,7 @@ static int run_own(void)
         cmocka_unit_test(test_another_number_of_partitions_is_refused),
         cmocka_unit_test(test_what_retention_took_is_a_gap),
         cmocka_unit_test(test_a_rebalance_waits_for_the_handler),
+        cmocka_unit_test(test_a_partition_that_comes_back_has_no_attempts),
         cmocka_unit_test(test_the_lag_is_shown),
         cmocka_unit_test(test_a_broken_producer_is_made_anew),
         cmocka_unit_test(test_nobody_there_is_no_reason_to_wait_for_ever),
