@@ -61,6 +61,8 @@ static bool ensure_durable(struct nats_slot *slot)
     char name[NATS_NAME_BYTES], subject[NATS_NAME_BYTES];
     jsConsumerInfo *info = NULL;
 
+    if (slot->is_unsure)
+        return true;
     bus_nats_durable(name, reader->consumer.spec.group, slot->partition);
     bus_nats_subject(subject, reader->consumer.topic, slot->partition);
     natsStatus status = js_GetConsumerInfo(&info, nats->js, reader->topic->stream, name, NULL, NULL);
@@ -183,13 +185,23 @@ static natsStatus ask_about_stream(struct nats_reader *reader, jsStreamInfo **st
     return js_GetStreamInfo(stream, nats->js, reader->topic->stream, NULL, NULL);
 }
 
+static bool is_made_anew(const struct nats_slot *slot, const jsStreamInfo *stream)
+{
+    return slot->created_ns && slot->created_ns != stream->Created;
+}
+
+static bool has_lost_tail(const struct nats_slot *slot, const jsStreamInfo *stream)
+{
+    return slot->next_before > (int64_t)stream->State.LastSeq + 1;
+}
+
 /* Under the lock. Retention was faster than we were, or the stream is not what it was. Where a group stands is known here
  * only while the partition is ours and something of it was settled. */
 static void look_for_gap(struct nats_slot *slot, const jsStreamInfo *stream)
 {
-    bool anew = slot->created_ns && slot->created_ns != stream->Created;
+    bool anew = is_made_anew(slot, stream), lost_tail = has_lost_tail(slot, stream);
     int64_t first = (int64_t)stream->State.FirstSeq, end = (int64_t)stream->State.LastSeq + 1;
-    bool lost_tail = slot->next_before > end, trimmed = next_wanted(slot) < first;
+    bool trimmed = next_wanted(slot) < first;
     bool known = slot->state != SLOT_AWAY &&
                  (slot->settled > 0 || slot->count > 0 || slot->reader->consumer.spec.mode == BUS_EVERY);
 
@@ -206,14 +218,31 @@ static void look_for_gap(struct nats_slot *slot, const jsStreamInfo *stream)
     slot->reader->doubt = true;
 }
 
+/* Under the lock. A slot whose handler runs is looked at again when it is done. What a group has settled means nothing in a
+ * stream that counts anew, so it reads nothing there until then: it would take the new messages for old ones. */
+static void look_at_busy(struct nats_slot *slot, const jsStreamInfo *stream)
+{
+    slot->is_unsure = slot->reader->consumer.spec.mode == BUS_SHARED &&
+                      (is_made_anew(slot, stream) || has_lost_tail(slot, stream));
+    if (!slot->is_unsure)
+        return;
+    slot->consumer[0] = '\0';
+    slot->reader->doubt = true;
+}
+
 static void look_for_gaps(struct nats_reader *reader, const jsStreamInfo *stream)
 {
     struct nats *nats = reader->nats;
 
     pthread_mutex_lock(&nats->lock);
-    for (unsigned i = 0; i < reader->consumer.topic->spec.partitions; i++)
-        if (!reader->slots[i].busy) /* else it is looked at again */
-            look_for_gap(&reader->slots[i], stream);
+    for (unsigned i = 0; i < reader->consumer.topic->spec.partitions; i++) {
+        struct nats_slot *slot = &reader->slots[i];
+        slot->is_unsure = false;
+        if (slot->busy)
+            look_at_busy(slot, stream);
+        else
+            look_for_gap(slot, stream);
+    }
     bus_nats_reader_wake(reader);
     pthread_mutex_unlock(&nats->lock);
 }

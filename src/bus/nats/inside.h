@@ -61,6 +61,7 @@ struct nats_slot {
     int64_t asked, asked_until_ns; /* messages that the open pull request may still bring */
     int64_t created_ns;            /* the stream's birth; another one: it was made anew, its sequence too */
     int64_t next_before;           /* what it wanted when the stream was last asked about */
+    bool is_unsure;                /* the stream is another one, and a handler of the old one runs */
     bool gap;                      /* on_gap is to be told: */
     int64_t gap_from, gap_next;
 

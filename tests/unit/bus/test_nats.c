@@ -423,6 +423,43 @@ static void test_a_server_that_lost_everything_is_set_up_again(void **state)
     recorder_deinit(&every);
 }
 
+static void hold_the_last(struct recorder *recorder, struct bus_batch *batch)
+{
+    recorder_add(recorder, batch, batch->count);
+    if (number_in(&batch->messages[batch->count - 1]) == 20)
+        recorder_await_step(recorder, 1);
+}
+
+/* The new stream counts from 1 again: what a handler had in hand meanwhile says nothing about its first messages. */
+static void test_a_handler_outlives_what_the_server_had(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "outlived", .partitions = 1};
+    struct process process;
+    struct recorder shared;
+    recorder_init(&shared);
+    shared.behave = hold_the_last;
+    nats_open_with(&process, &topic, 1);
+    subscribe(&process, &shared, (struct bus_subscription){.topic = "outlived", .batch_max = 1});
+    process_start(&process);
+    await_ready(&shared);
+    for (int i = 0; i <= 20; i++)
+        publish(&process, "outlived", "k", i);
+    bool held = recorder_await(&shared, 21);
+    nats_fixture_halt();
+    nats_fixture_forget();
+    nats_fixture_resume();
+    for (int i = 100; i < 103; i++)
+        publish_until_accepted(&process, "outlived", "k", i);
+    nanosleep(&(struct timespec){.tv_nsec = 700000000}, NULL); /* time for its consumer to be made */
+    recorder_step(&shared, 1);
+    bool all = await_number(&shared, 100) && await_number(&shared, 101) && await_number(&shared, 102);
+    process_close(&process);
+    assert_true(held);
+    assert_true(all);
+    recorder_deinit(&shared);
+}
+
 static void test_a_server_that_is_not_there_yet_is_waited_for(void **state)
 {
     (void)state;
@@ -460,6 +497,7 @@ static int run_own(void)
         cmocka_unit_test(test_plain_subjects_carry_a_word_to_who_listens),
         cmocka_unit_test(test_what_is_taken_before_it_was_read_is_a_gap),
         cmocka_unit_test(test_a_server_that_lost_everything_is_set_up_again),
+        cmocka_unit_test(test_a_handler_outlives_what_the_server_had),
         cmocka_unit_test(test_a_server_that_is_not_there_yet_is_waited_for),
     };
     open_other();
