@@ -46,6 +46,9 @@ struct bus_topic {
      * handled yet stays up to the hard limits. 0 = without that limit. */
     int64_t keep_ms, keep_messages;
     int64_t keep_ms_hard, keep_messages_hard;
+    /* bus_publish() need not wait until a crash of the engine's server could not take them back: whoever publishes them has
+     * them in an outbox that goes back with them. Drivers without that choice ignore it. */
+    bool relaxed;
 };
 
 /* The partition of a key: the same as Kafka's Java clients choose. */

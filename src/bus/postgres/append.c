@@ -5,17 +5,24 @@
 #include "base/memory.h"
 #include "bus/postgres/inside.h"
 
-static const char append_sql[] =
-    "SELECT * FROM platform.bus_publish($1::text[], $2::text::int[], $3::text::int[], $4,"
-    " $5::text::text[], $6)";
+/* A commit that waits for no disk: the setting ends with the statement's own transaction. */
+#define RELAXED ", set_config('synchronous_commit', 'off', true)"
+
+#define APPEND(more)                                                                                     \
+    "SELECT bus_publish" more " FROM platform.bus_publish($1::text[], $2::text::int[], $3::text::int[]," \
+    " $4, $5::text::text[], $6)"
+static const char append_sql[] = APPEND("");
+static const char append_relaxed_sql[] = APPEND(RELAXED);
 
 /* The same for a single message, which is what most calls have: no function, no arrays. A partition that is not there
  * refuses it, since no offset is NULL. */
-static const char append_one_sql[] =
-    "WITH slot AS (UPDATE platform.bus_partition SET next_offset = next_offset + 1"
-    "              WHERE topic = $1 AND partition = $2 RETURNING next_offset - 1 AS message_offset)"
-    " INSERT INTO platform.bus_message (topic, partition, message_offset, key, headers, payload)"
-    " VALUES ($1, $2, (SELECT message_offset FROM slot), $3, $4, $5) RETURNING message_offset";
+#define APPEND_ONE                                                                                   \
+    "WITH slot AS (UPDATE platform.bus_partition SET next_offset = next_offset + 1"                  \
+    "              WHERE topic = $1 AND partition = $2 RETURNING next_offset - 1 AS message_offset)" \
+    " INSERT INTO platform.bus_message (topic, partition, message_offset, key, headers, payload)"    \
+    " VALUES ($1, $2, (SELECT message_offset FROM slot), $3, $4, $5) RETURNING message_offset"
+static const char append_one_sql[] = APPEND_ONE;
+static const char append_one_relaxed_sql[] = APPEND_ONE RELAXED;
 
 static int compare_placed(const void *left, const void *right)
 {
@@ -140,7 +147,7 @@ static void make_call_of_one(struct append *append, struct call *call)
                                       {payload_of(message)}};
 
     memcpy(call->params, params, sizeof params);
-    db_statement_init(&call->statement, append_one_sql, 5, types);
+    db_statement_init(&call->statement, append->relaxed ? append_one_relaxed_sql : append_one_sql, 5, types);
 }
 
 static void make_call_of_many(struct append *append, struct call *call)
@@ -152,7 +159,8 @@ static void make_call_of_many(struct append *append, struct call *call)
                                       {buf_str(&append->headers)}, {buf_str(&append->payloads)}};
 
     memcpy(call->params, params, sizeof params);
-    db_statement_init(&call->statement, append_sql, CALL_PARAMS, types);
+    db_statement_init(&call->statement, append->relaxed ? append_relaxed_sql : append_sql, CALL_PARAMS,
+                      types);
 }
 
 /* Were the tables emptied under us? Then the topics are made again before the next one. */
@@ -219,7 +227,8 @@ static enum status end_with_notice(struct postgres *postgres, struct append *app
     buf_init(&notice);
     buf_put_str(&notice,
                 bus_postgres_notice(postgres, append->placed[0].topic, (int)message->partition, where));
-    bus_postgres_preview_put(&notice, message);
+    if (atomic_load(&postgres->is_private))
+        bus_postgres_preview_put(&notice, message);
     enum status status = db_pipeline_begin(conn, error);
     if (status == STATUS_OK)
         status = db_pipeline_add(conn, &call.statement, call.params, error);

@@ -16,34 +16,38 @@ static const char begin_sql[] = "BEGIN";
 #define DUE                                                  \
     "(c.retry_at IS NULL OR c.retry_at <= clock_timestamp()" \
     " OR c.retry_at > clock_timestamp() + $6 * interval '1 ms')"
-/* A claim by the partition it may take, and whether others wait. */
-#define CLAIM(place, others)                                                                               \
-    "WITH due AS MATERIALIZED ("                                                                           \
-    "    SELECT c.partition, c.position, c.careful_until, c.attempts, c.last_error, p.next_offset,"        \
-    "           set_config('idle_in_transaction_session_timeout', $7, true)"                               \
-    "    FROM platform.bus_cursor c JOIN platform.bus_partition p USING (topic, partition)"                \
-    "    WHERE c.group_name = $1 AND c.topic = $2 AND c.position < p.next_offset"                          \
-    "      AND " DUE place "    LIMIT 1 FOR UPDATE OF c SKIP LOCKED)"                                      \
-    " SELECT due.partition::text, due.position::text, due.attempts::text, due.last_error,"                 \
-    "        due.next_offset::text, " others ", " POSTGRES_MESSAGE_COLUMNS " FROM due LEFT JOIN LATERAL (" \
-    "    SELECT * FROM ("                                                                                  \
-    "        SELECT w.*, sum(octet_length(w.payload)) OVER (ORDER BY w.message_offset)"                    \
-    "                    - octet_length(w.payload) AS before"                                              \
-    "        FROM (SELECT * FROM platform.bus_message"                                                     \
-    "              WHERE topic = $2 AND partition = due.partition AND message_offset >= due.position"      \
-    "              ORDER BY message_offset"                                                                \
-    "              LIMIT CASE WHEN due.position < due.careful_until THEN 1 ELSE $3 END) w) x"              \
-    "    WHERE x.before < $4) m ON true"                                                                   \
-    " ORDER BY m.message_offset"
+/* `place`: which partitions; `others`: whether more of them wait; `messages`: the m of POSTGRES_MESSAGE_COLUMNS. */
+#define CLAIM(place, others, messages)                                                              \
+    "WITH due AS MATERIALIZED ("                                                                    \
+    "    SELECT c.partition, c.position, c.careful_until, c.attempts, c.last_error, p.next_offset," \
+    "           set_config('idle_in_transaction_session_timeout', $7, true)"                        \
+    "    FROM platform.bus_cursor c JOIN platform.bus_partition p USING (topic, partition)"         \
+    "    WHERE c.group_name = $1 AND c.topic = $2 AND c.position < p.next_offset"                   \
+    "      AND " DUE place "    LIMIT 1 FOR UPDATE OF c SKIP LOCKED)"                               \
+    " SELECT due.partition::text, due.position::text, due.attempts::text, due.last_error,"          \
+    "        due.next_offset::text, " others ", " POSTGRES_MESSAGE_COLUMNS                          \
+    " FROM due LEFT JOIN LATERAL (" messages ") m ON true"
 
 static const char claim_sql[] =
     CLAIM("    ORDER BY (c.partition - $5 + 65536) % 256",
           "EXISTS (SELECT FROM platform.bus_cursor c JOIN platform.bus_partition p USING (topic, partition)"
           "                WHERE c.group_name = $1 AND c.topic = $2 AND c.position < p.next_offset"
           "                  AND c.partition <> due.partition"
-          "                  AND " DUE ")::text");
-/* $5 the partition, the only one. */
-static const char claim_there_sql[] = CLAIM(" AND c.partition = $5", "'false'");
+          "                  AND " DUE ")::text",
+          "    SELECT * FROM ("
+          "        SELECT w.*, sum(octet_length(w.payload)) OVER (ORDER BY w.message_offset)"
+          "                    - octet_length(w.payload) AS before"
+          "        FROM (SELECT * FROM platform.bus_message"
+          "              WHERE topic = $2 AND partition = due.partition AND message_offset >= due.position"
+          "              ORDER BY message_offset"
+          "              LIMIT CASE WHEN due.position < due.careful_until THEN 1 ELSE $3 END) w) x"
+          "    WHERE x.before < $4") " ORDER BY m.message_offset";
+/* $5 the partition, the only one: it is told of one by one, so it has one message or the caller comes back for many. */
+static const char claim_there_sql[] =
+    CLAIM(" AND c.partition = $5", "'false'",
+          "    SELECT * FROM platform.bus_message"
+          "    WHERE topic = $2 AND partition = $5 AND message_offset >= due.position"
+          "    ORDER BY message_offset LIMIT 1");
 
 static enum status add_claim(struct claim *claim, int place, struct error *error)
 {

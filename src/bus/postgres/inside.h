@@ -42,7 +42,6 @@ struct reader_job {
     struct worker_job work;
     struct reader *reader;
     bool busy;
-    bool again; /* it found something: there may be more */
 };
 
 struct reader {
@@ -55,7 +54,8 @@ struct reader {
     /* Where something may be: anywhere, or in the partitions that are marked. A job takes one of it. */
     bool anywhere;
     uint64_t marked[BUS_PARTITIONS_MAX / 64];
-    struct postgres_preview *preview; /* the newest, or NULL */
+    uint64_t taken[BUS_PARTITIONS_MAX / 64]; /* a job is at it: what is marked meanwhile waits for its end */
+    struct postgres_preview *preview;        /* the newest, or NULL */
     int64_t
         due_ns; /* look again then: a retry's backoff, or after a failure; CLOCK_NEVER = only when woken */
     unsigned failures;
@@ -86,6 +86,7 @@ struct postgres {
     struct db_listener *listener;
     char instance[17]; /* marks our own notices, which we need not follow */
     struct publisher publisher;
+    atomic_bool is_private; /* nobody else can hear our notices: they may carry messages */
     struct reader **readers;
     size_t reader_count;
 
@@ -127,7 +128,8 @@ bool bus_postgres_handling_begin(struct postgres *postgres);
 void bus_postgres_handling_end(struct postgres *postgres);
 
 /* ---- what a job does: one batch ---- */
-enum bus_postgres_step { STEP_NOTHING, STEP_FOUND, STEP_FAILED };
+/* STEP_DRAINED: found some, and that was all there was when it looked. */
+enum bus_postgres_step { STEP_NOTHING, STEP_FOUND, STEP_DRAINED, STEP_FAILED };
 enum bus_postgres_step bus_postgres_shared_step(struct reader *reader, int place, struct error *error);
 enum bus_postgres_step bus_postgres_every_step(struct reader *reader, struct error *error);
 
@@ -183,6 +185,7 @@ struct append {
     struct placed *placed;
     size_t count, slot_count;
     struct buf topics, partitions, counts, keys, headers, payloads; /* array literals */
+    bool relaxed;                                                   /* the commit need not reach the disk */
 };
 /* Add what is to be appended, seal it, send it; offsets are set and topics counted when that worked. */
 void bus_postgres_append_add(struct append *append, struct bus *bus, struct bus_message *messages,

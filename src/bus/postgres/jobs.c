@@ -44,34 +44,48 @@ static void mark(struct reader *reader, int partition)
         reader->marked[partition / 64] |= UINT64_C(1) << (partition % 64);
 }
 
-static bool is_marked(const struct reader *reader)
+/* Is there a place that nobody is at? */
+static bool has_place(const struct reader *reader)
 {
     bool any = reader->anywhere;
 
     for (size_t i = 0; i < sizeof reader->marked / sizeof reader->marked[0]; i++)
-        any |= reader->marked[i] != 0;
+        any |= (reader->marked[i] & ~reader->taken[i]) != 0;
     return any;
 }
 
 #define NOWHERE (-2)
 
-/* One of the places where something may be. Who looks anywhere looks into all of them. */
+/* One of the places where something may be. Who looks anywhere looks into all of them, but for those that others are at:
+ * these look once more. */
 static int take_place(struct reader *reader)
 {
     if (reader->anywhere) {
         reader->anywhere = false;
-        memset(reader->marked, 0, sizeof reader->marked);
+        memcpy(reader->marked, reader->taken, sizeof reader->marked);
         return POSTGRES_ANYWHERE;
     }
-    for (int i = 0; i < BUS_PARTITIONS_MAX / 64; i++)
-        if (reader->marked[i]) {
-            int bit = __builtin_ctzll(reader->marked[i]);
-            reader->marked[i] &= reader->marked[i] - 1;
-            if (is_marked(reader))
-                start_idle_job(reader);
-            return 64 * i + bit;
-        }
+    for (int i = 0; i < BUS_PARTITIONS_MAX / 64; i++) {
+        uint64_t free = reader->marked[i] & ~reader->taken[i];
+        if (!free)
+            continue;
+        uint64_t bit = free & -free;
+        reader->marked[i] &= ~bit;
+        reader->taken[i] |= bit;
+        if (has_place(reader))
+            start_idle_job(reader);
+        return 64 * i + __builtin_ctzll(bit);
+    }
     return NOWHERE;
+}
+
+/* Whoever was told of something there meanwhile found it locked, or the mark is still here. */
+static void leave_place(struct reader *reader, int place, enum bus_postgres_step step)
+{
+    if (place != POSTGRES_ANYWHERE)
+        reader->taken[place / 64] &= ~(UINT64_C(1) << (place % 64));
+    if (step == STEP_FOUND || (step == STEP_DRAINED && place == POSTGRES_ANYWHERE))
+        mark(reader, POSTGRES_ANYWHERE); /* there were more of them: many at once, then */
 }
 
 void bus_postgres_jobs_wake(struct reader *reader, int partition)
@@ -141,7 +155,7 @@ static void finish_job(struct reader_job *job)
     job->busy = false;
     reader->busy--;
     postgres->busy--;
-    bool more = job->again || reader->woken || is_marked(reader);
+    bool more = reader->woken || has_place(reader);
     if (more && !postgres->stopping && !job->work.cancelled) {
         reader->woken = false;
         submit(job);
@@ -171,7 +185,6 @@ static void run_job(struct worker_job *work)
     struct reader *reader = job->reader;
     struct error error = {0};
 
-    job->again = false;
     pthread_mutex_lock(&reader->postgres->lock);
     int place = reader->postgres->stopping ? NOWHERE : take_place(reader);
     pthread_mutex_unlock(&reader->postgres->lock);
@@ -180,15 +193,12 @@ static void run_job(struct worker_job *work)
     enum bus_postgres_step step = reader->consumer.spec.mode == BUS_SHARED
                                       ? bus_postgres_shared_step(reader, place, &error)
                                       : bus_postgres_every_step(reader, &error);
-    job->again = step == STEP_FOUND;
-    if (step == STEP_FAILED) {
+    if (step == STEP_FAILED)
         on_failed(reader, &error);
-        return;
-    }
     pthread_mutex_lock(&reader->postgres->lock);
-    reader->failures = 0;
-    if (job->again) /* what came to it meanwhile was skipped by whoever was told */
-        mark(reader, place);
+    if (step != STEP_FAILED)
+        reader->failures = 0;
+    leave_place(reader, place, step);
     pthread_mutex_unlock(&reader->postgres->lock);
 }
 

@@ -101,6 +101,9 @@ static enum status commit_requests(struct postgres *postgres, struct publish_req
         bus_postgres_append_add(&append, &postgres->bus, request->messages, request->count);
         deadline_ns = request->deadline_ns > deadline_ns ? request->deadline_ns : deadline_ns;
     }
+    append.relaxed = true;
+    for (size_t i = 0; i < append.count; i++)
+        append.relaxed &= append.placed[i].topic->spec.relaxed;
     bus_postgres_append_seal(&append);
     enum status status = append_commit(postgres, &append, deadline_ns, error);
     if (status == STATUS_OK)

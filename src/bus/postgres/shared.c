@@ -253,7 +253,7 @@ static enum bus_postgres_step settle(struct claim *claim, struct error *error)
     if (status == STATUS_OK) {
         atomic_store(&claim->reader->was_last[claim->partition], true);
         bus_batch_committed(consumer, &claim->batch, &claim->outcome);
-        return STEP_FOUND;
+        return !claim->outcome.retry && new_position(claim) == claim->next_offset ? STEP_DRAINED : STEP_FOUND;
     }
     bool recorded =
         is_own_failure(claim, status) && record_failure(claim, error->message, &later) == STATUS_OK;

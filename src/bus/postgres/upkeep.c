@@ -128,6 +128,27 @@ static enum status measure_lag(struct reader *reader, struct db_conn *conn, int6
     return status;
 }
 
+/* ---- who else is there ---- */
+
+/* Whoever may connect can listen to our channel, whatever he may read. Superusers can read everything anyway. */
+static const char private_sql[] =
+    "SELECT (NOT EXISTS (SELECT FROM pg_catalog.pg_roles r WHERE r.rolcanlogin AND NOT r.rolsuper"
+    "    AND r.rolname <> current_user"
+    "    AND has_database_privilege(r.oid, current_database(), 'CONNECT')))::int";
+
+static enum status look_who_listens(struct postgres *postgres, struct db_conn *conn, int64_t deadline_ns,
+                                    struct error *error)
+{
+    struct db_statement statement;
+    struct db_result *result = NULL;
+
+    db_statement_init(&statement, private_sql, 0, NULL);
+    enum status status = db_query(conn, &statement, NULL, deadline_ns, &result, error);
+    atomic_store(&postgres->is_private, status == STATUS_OK && db_result_i64(result, 0, 0) == 1);
+    db_result_free(result);
+    return status;
+}
+
 /* ---- retention ---- */
 
 static enum status delete_some(struct postgres *postgres, const struct bus_topic_state *topic,
@@ -182,6 +203,8 @@ static enum status run_all(struct postgres *postgres, struct db_conn *conn, int6
 
     for (size_t i = 0; i < bus->topic_count && status == STATUS_OK; i++)
         status = bus_postgres_topic_ensure(conn, &bus->topics[i], deadline_ns, error);
+    if (status == STATUS_OK)
+        status = look_who_listens(postgres, conn, deadline_ns, error);
     for (size_t i = 0; i < postgres->reader_count && status == STATUS_OK; i++)
         status = measure_lag(postgres->readers[i], conn, deadline_ns, error);
     for (size_t i = 0; i < bus->topic_count && status == STATUS_OK; i++)

@@ -32,7 +32,8 @@ static size_t list_topics(const struct kernel_bus_settings *settings, struct bus
         topics[count++] = (struct bus_topic){.name = REFDATA_INVALIDATIONS,
                                              .partitions = INVALIDATION_PARTITIONS,
                                              .keep_ms = settings->keep_ms,
-                                             .keep_ms_hard = settings->keep_ms};
+                                             .keep_ms_hard = settings->keep_ms,
+                                             .relaxed = true};
     return count;
 }
 

@@ -167,9 +167,18 @@ static bool has_dead(const struct bus_batch *batch)
     return false;
 }
 
+/* Where somebody waits for an update it was accepted, and has its row. */
+static bool has_strangers(const struct memo *memo)
+{
+    for (size_t i = 0; i < memo->count; i++)
+        if (!memo->commands[i].waited)
+            return true;
+    return false;
+}
+
 static unsigned flags_of(const struct memo *memo, const struct bus_batch *batch)
 {
-    unsigned flags = REFDATA_APPLY_STRANGERS;
+    unsigned flags = has_strangers(memo) ? REFDATA_APPLY_STRANGERS : 0;
     if (batch->attempt == 0 && !has_dead(batch))
         flags |= REFDATA_APPLY_OPEN;
     if (memo->count != 1)
