@@ -54,18 +54,20 @@ static bool takes_builtin(const struct refdata_dictionary *dictionary, const str
 }
 
 /* Rows that would stay what they are are not written. The pair's dictionary_meta lock keeps others away. */
-static const char upsert_sql[] =
-    "insert into refdata.dictionary_item as i (tenant_id, dict_code, item_key, payload)"
-    " select t, d, k, p::jsonb from unnest($1, $2, $3, $4) as u (t, d, k, p)"
-    " on conflict (tenant_id, dict_code, item_key)"
-    " do update set payload = excluded.payload, deleted = false, updated_at = now()"
-    "  where i.deleted or i.payload is distinct from excluded.payload";
-static const char delete_sql[] =
-    "update refdata.dictionary_item i set deleted = true, updated_at = now()"
-    " from unnest($1, $2, $3) as u (t, d, k)"
-    " where i.tenant_id = u.t and i.dict_code = u.d and i.item_key = u.k and not i.deleted";
-
-static const enum db_type text_arrays[] = {DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY};
+#define UPSERT(rows)                                                                     \
+    "insert into refdata.dictionary_item as i (tenant_id, dict_code, item_key, payload)" \
+    " select t, d, k, p::jsonb from " rows " as u (t, d, k, p)"                          \
+    " on conflict (tenant_id, dict_code, item_key)"                                      \
+    " do update set payload = excluded.payload, deleted = false, updated_at = now()"     \
+    "  where i.deleted or i.payload is distinct from excluded.payload"
+static const struct refdata_rows_sql upsert_sql = {UPSERT("unnest($1, $2, $3, $4)"),
+                                                   UPSERT("(values ($1, $2, $3, $4))")};
+#define DELETE(rows)                                                          \
+    "update refdata.dictionary_item i set deleted = true, updated_at = now()" \
+    " from " rows " as u (t, d, k)"                                           \
+    " where i.tenant_id = u.t and i.dict_code = u.d and i.item_key = u.k and not i.deleted"
+static const struct refdata_rows_sql delete_sql = {DELETE("unnest($1, $2, $3)"),
+                                                   DELETE("(values ($1, $2, $3))")};
 
 static void put_row(struct refdata_columns *columns, const struct refdata_merged *merged)
 {
@@ -92,9 +94,9 @@ static enum status write_builtin_deltas(const struct refdata_write *changes, siz
     refdata_columns_begin(&deletes, 3);
     for (size_t i = 0; i < merge.count; i++)
         put_row(merge.at[i].item->is_delete ? &deletes : &upserts, &merge.at[i]);
-    enum status status = refdata_columns_write(&upserts, upsert_sql, text_arrays, writer, error);
+    enum status status = refdata_columns_write(&upserts, &upsert_sql, writer, error);
     if (status == STATUS_OK)
-        return refdata_columns_write(&deletes, delete_sql, text_arrays, writer, error);
+        return refdata_columns_write(&deletes, &delete_sql, writer, error);
     refdata_columns_free(&deletes);
     return status;
 }

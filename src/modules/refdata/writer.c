@@ -93,18 +93,37 @@ struct str refdata_number(char out[REFDATA_NUMBER_BYTES], int64_t value)
 
 /* ---- columns ---- */
 
+static const enum db_type texts[REFDATA_COLUMNS_MAX] = {DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT,
+                                                        DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT};
+static const enum db_type arrays[REFDATA_COLUMNS_MAX] = {
+    DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY,
+    DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY};
+
 void refdata_columns_begin(struct refdata_columns *columns, unsigned count)
 {
     columns->count = count;
     columns->rows = 0;
+    columns->ended = false;
     for (unsigned i = 0; i < count; i++) {
         buf_init(&columns->at[i]);
+        buf_init(&columns->first[i]);
         db_array_begin(&columns->at[i]);
+        columns->firsts[i].is_there = false;
     }
+}
+
+static void keep_first(struct refdata_columns *columns, unsigned column, struct str value)
+{
+    if (columns->firsts[column].is_there)
+        return;
+    columns->firsts[column].is_there = true;
+    columns->firsts[column].is_null = !value.ptr;
+    buf_put_str(&columns->first[column], value.ptr ? value : STR(""));
 }
 
 void refdata_columns_put(struct refdata_columns *columns, unsigned column, struct str value)
 {
+    keep_first(columns, column, value);
     if (value.ptr)
         db_array_put(&columns->at[column], value);
     else
@@ -114,36 +133,58 @@ void refdata_columns_put(struct refdata_columns *columns, unsigned column, struc
 void refdata_columns_put_i64(struct refdata_columns *columns, unsigned column, int64_t value)
 {
     char text[REFDATA_NUMBER_BYTES];
-    db_array_put(&columns->at[column], refdata_number(text, value));
+    refdata_columns_put(columns, column, refdata_number(text, value));
 }
 
 void refdata_columns_put_null(struct refdata_columns *columns, unsigned column)
 {
-    db_array_put_null(&columns->at[column]);
+    refdata_columns_put(columns, column, STR_NONE);
 }
 
 void refdata_columns_end(struct refdata_columns *columns, struct db_param params[REFDATA_COLUMNS_MAX])
 {
     for (unsigned i = 0; i < columns->count; i++) {
-        db_array_end(&columns->at[i]);
+        if (!columns->ended)
+            db_array_end(&columns->at[i]);
         params[i].value = buf_str(&columns->at[i]);
     }
+    columns->ended = true;
 }
 
 void refdata_columns_free(struct refdata_columns *columns)
 {
-    for (unsigned i = 0; i < columns->count; i++)
+    for (unsigned i = 0; i < columns->count; i++) {
         buf_deinit(&columns->at[i]);
+        buf_deinit(&columns->first[i]);
+    }
 }
 
-enum status refdata_columns_write(struct refdata_columns *columns, const char *sql, const enum db_type *types,
+static void give_firsts(struct refdata_columns *columns, struct db_param params[REFDATA_COLUMNS_MAX])
+{
+    for (unsigned i = 0; i < columns->count; i++) {
+        struct str value = buf_str(&columns->first[i]);
+        params[i].value = columns->firsts[i].is_null ? STR_NONE : value.ptr ? value : STR("");
+    }
+}
+
+void refdata_columns_state(struct refdata_columns *columns, const struct refdata_rows_sql *sql,
+                           struct db_statement *statement, struct db_param params[REFDATA_COLUMNS_MAX])
+{
+    bool one = columns->rows == 1;
+    if (one)
+        give_firsts(columns, params);
+    else
+        refdata_columns_end(columns, params);
+    db_statement_init(statement, one ? sql->one : sql->many, columns->count, one ? texts : arrays);
+}
+
+enum status refdata_columns_write(struct refdata_columns *columns, const struct refdata_rows_sql *sql,
                                   struct refdata_writer *writer, struct error *error)
 {
     struct db_param params[REFDATA_COLUMNS_MAX];
     struct db_statement statement;
     enum status status = STATUS_OK;
-    refdata_columns_end(columns, params);
-    db_statement_init(&statement, sql, columns->count, types);
+    refdata_columns_state(columns, sql, &statement, params);
     if (columns->rows)
         status = refdata_writer_add(writer, &statement, params, error);
     refdata_columns_free(columns);

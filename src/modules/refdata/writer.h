@@ -35,12 +35,22 @@ enum status refdata_writer_plan_freely(struct refdata_writer *writer, struct err
 /* ---- values as text ---- */
 #define REFDATA_NUMBER_BYTES 24
 struct str refdata_number(char out[REFDATA_NUMBER_BYTES], int64_t value);
-/* Rows to be written by one statement: arrays side by side, for unnest(). */
+/* Rows to be written by one statement: arrays side by side, for unnest(). One alone, which is what most updates are, needs
+ * no arrays: a statement about such rows has a twin whose parameters are the values themselves. */
 #define REFDATA_COLUMNS_MAX 10
 struct refdata_columns {
     struct buf at[REFDATA_COLUMNS_MAX];
+    struct buf first[REFDATA_COLUMNS_MAX]; /* each column's first value, as it is */
+    struct {
+        bool is_there, is_null;
+    } firsts[REFDATA_COLUMNS_MAX];
     unsigned count;
     size_t rows; /* the caller's count */
+    bool ended;
+};
+struct refdata_rows_sql {
+    const char *many; /* … from unnest($1, $2) as u (a, b) … */
+    const char *one;  /* … from (values ($1, $2)) as u (a, b) … */
 };
 void refdata_columns_begin(struct refdata_columns *columns, unsigned count);
 void refdata_columns_put(struct refdata_columns *columns, unsigned column,
@@ -48,8 +58,11 @@ void refdata_columns_put(struct refdata_columns *columns, unsigned column,
 void refdata_columns_put_i64(struct refdata_columns *columns, unsigned column, int64_t value);
 void refdata_columns_put_null(struct refdata_columns *columns, unsigned column);
 /* Adds the statement, whose parameters are the columns, unless there are no rows; frees them. */
-enum status refdata_columns_write(struct refdata_columns *columns, const char *sql, const enum db_type *types,
+enum status refdata_columns_write(struct refdata_columns *columns, const struct refdata_rows_sql *sql,
                                   struct refdata_writer *writer, struct error *error) MUST_CHECK;
+/* The same for whoever adds it himself; the parameters live until the columns are freed. */
+void refdata_columns_state(struct refdata_columns *columns, const struct refdata_rows_sql *sql,
+                           struct db_statement *statement, struct db_param params[REFDATA_COLUMNS_MAX]);
 /* Ends the arrays and gives them as parameters, which live until they are freed. */
 void refdata_columns_end(struct refdata_columns *columns, struct db_param params[REFDATA_COLUMNS_MAX]);
 void refdata_columns_free(struct refdata_columns *columns);

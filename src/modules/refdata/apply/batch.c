@@ -11,18 +11,23 @@
 
 #include "base/hash.h"
 
-static const char ensure_sql[] =
-    "insert into refdata.dictionary_meta (tenant_id, dict_code, version)"
-    " select t, d, 0 from unnest($1, $2) with ordinality as u (t, d, at) order by at on conflict do nothing";
+#define ENSURE(rows)                                                      \
+    "insert into refdata.dictionary_meta (tenant_id, dict_code, version)" \
+    " select t, d, 0 from " rows " as u (t, d, at) order by at on conflict do nothing"
+static const struct refdata_rows_sql ensure_sql = {ENSURE("unnest($1, $2) with ordinality"),
+                                                   ENSURE("(values ($1, $2, 1))")};
 /* Sorted before they are locked: the order of $1 and $2. */
-static const char lock_sql[] =
-    "select m.tenant_id, m.dict_code, m.version, m.last_source_revision"
-    " from refdata.dictionary_meta m join unnest($1, $2) as u (t, d) on m.tenant_id = u.t and m.dict_code = u.d"
-    " order by m.tenant_id collate \"C\", m.dict_code collate \"C\" for update of m";
-static const char assembling_sql[] =
-    "select distinct s.tenant_id, s.dict_code"
-    " from refdata.snapshot s join unnest($1, $2) as u (t, d) on s.tenant_id = u.t and s.dict_code = u.d"
-    " where s.status = 'PENDING'";
+#define LOCK(rows)                                                                                         \
+    "select m.tenant_id, m.dict_code, m.version, m.last_source_revision"                                   \
+    " from refdata.dictionary_meta m join " rows " as u (t, d) on m.tenant_id = u.t and m.dict_code = u.d" \
+    " order by m.tenant_id collate \"C\", m.dict_code collate \"C\" for update of m"
+static const struct refdata_rows_sql lock_sql = {LOCK("unnest($1, $2)"), LOCK("(values ($1, $2))")};
+#define ASSEMBLING(rows)                                                                            \
+    "select distinct s.tenant_id, s.dict_code"                                                      \
+    " from refdata.snapshot s join " rows " as u (t, d) on s.tenant_id = u.t and s.dict_code = u.d" \
+    " where s.status = 'PENDING'"
+static const struct refdata_rows_sql assembling_sql = {ASSEMBLING("unnest($1, $2)"),
+                                                       ASSEMBLING("(values ($1, $2))")};
 /* One row for each chunk whose snapshot is known, by its place in the arrays. The end of a snapshot that took too long
  * does not take the pair's lock, hence this one. */
 static const char chunks_sql[] =
@@ -160,7 +165,8 @@ void refdata_batch_open(struct batch *batch)
 enum question { LOCK, ASSEMBLING, PROCESS, CHUNKS, QUESTIONS };
 
 /* `sql` are questions about the pairs. */
-static enum status add_pairs(struct batch *batch, const char *const *sql, size_t count, struct error *error)
+static enum status add_pairs(struct batch *batch, const struct refdata_rows_sql *const *sql, size_t count,
+                             struct error *error)
 {
     struct refdata_columns columns;
     struct db_param params[REFDATA_COLUMNS_MAX];
@@ -169,11 +175,11 @@ static enum status add_pairs(struct batch *batch, const char *const *sql, size_t
     for (size_t i = 0; i < batch->pair_count; i++) {
         refdata_columns_put(&columns, 0, batch->pairs[i]->tenant);
         refdata_columns_put(&columns, 1, batch->pairs[i]->code);
+        columns.rows++;
     }
-    refdata_columns_end(&columns, params);
     for (size_t i = 0; i < count && status == STATUS_OK; i++) {
         struct db_statement statement;
-        db_statement_init(&statement, sql[i], 2, text_arrays);
+        refdata_columns_state(&columns, sql[i], &statement, params);
         status = db_pipeline_add(batch->conn, &statement, params, error);
     }
     refdata_columns_free(&columns);
@@ -237,7 +243,7 @@ static enum status ask(struct batch *batch, size_t *chunk_places, struct db_resu
                        struct error *error)
 {
     struct db_result *got[QUESTIONS] = {NULL};
-    static const char *const of_pairs[] = {lock_sql, assembling_sql};
+    static const struct refdata_rows_sql *const of_pairs[] = {&lock_sql, &assembling_sql};
     size_t chunk_count = 0, first = batch->pair_count ? LOCK : PROCESS;
     enum status status = db_pipeline_begin(batch->conn, error);
     if (status != STATUS_OK)
@@ -260,7 +266,7 @@ static enum status ask(struct batch *batch, size_t *chunk_places, struct db_resu
 /* Some pair is written for the first time: its row is made, and the questions about pairs are asked again. */
 static enum status ask_anew(struct batch *batch, struct db_result *results[QUESTIONS], struct error *error)
 {
-    static const char *const of_pairs[] = {ensure_sql, lock_sql, assembling_sql};
+    static const struct refdata_rows_sql *const of_pairs[] = {&ensure_sql, &lock_sql, &assembling_sql};
     struct db_result *got[3] = {NULL};
     struct error later = {0};
     enum status status = db_pipeline_begin(batch->conn, error);

@@ -9,28 +9,33 @@
 enum { EVENT_COLUMNS = 3, STRANGER_COLUMNS = 6 };
 
 /* Sorted too: whoever has the same eventId waits instead of deadlocking. */
-static const char process_sql[] =
-    "insert into refdata.processed_event (tenant_id, event_id, source)"
-    " select t, e::uuid, s from unnest($1, $2, $3) as u (t, e, s) order by t collate \"C\", e collate \"C\""
-    " on conflict do nothing returning tenant_id, event_id";
+#define PROCESS(rows)                                                                              \
+    "insert into refdata.processed_event (tenant_id, event_id, source)"                            \
+    " select t, e::uuid, s from " rows " as u (t, e, s) order by t collate \"C\", e collate \"C\"" \
+    " on conflict do nothing returning tenant_id, event_id"
+static const struct refdata_rows_sql process_sql = {PROCESS("unnest($1, $2, $3)"),
+                                                    PROCESS("(values ($1, $2, $3))")};
 /* The same, and the rows. A command that is buried ($4 is null) leaves no trace of its event, or it could not be sent again
  * when whatever was wrong is put right; unless somebody was told that it was accepted. */
-static const char process_strangers_sql[] =
-    "with asked as ("
-    "   select t, e::uuid as e, s, d, hash, snapshot::uuid as snapshot, at"
-    "   from unnest($1, $2, $3, $4, $5, $6) with ordinality as u (t, e, s, d, hash, snapshot, at)),"
-    " fresh as ("
-    "   insert into refdata.processed_event (tenant_id, event_id, source)"
-    "   select t, e, s from asked where d is not null or exists ("
-    "     select from refdata.update_request r where r.tenant_id = t and r.event_id = e)"
-    "   order by t collate \"C\", e on conflict do nothing returning tenant_id, event_id),"
-    " made as ("
-    "   insert into refdata.update_request"
-    "    (tenant_id, event_id, dict_code, status, source, content_hash, snapshot_id)"
-    "   select t, e, d, 'PENDING', s, hash, snapshot"
-    "   from asked join fresh on tenant_id = t and event_id = e where d is not null"
-    "   order by at on conflict do nothing)"
-    " select tenant_id, event_id from fresh";
+#define PROCESS_STRANGERS(rows)                                                             \
+    "with asked as ("                                                                       \
+    "   select t, e::uuid as e, s, d, hash, snapshot::uuid as snapshot, at"                 \
+    "   from " rows " as u (t, e, s, d, hash, snapshot, at)),"                              \
+    " fresh as ("                                                                           \
+    "   insert into refdata.processed_event (tenant_id, event_id, source)"                  \
+    "   select t, e, s from asked where d is not null or exists ("                          \
+    "     select from refdata.update_request r where r.tenant_id = t and r.event_id = e)"   \
+    "   order by t collate \"C\", e on conflict do nothing returning tenant_id, event_id)," \
+    " made as ("                                                                            \
+    "   insert into refdata.update_request"                                                 \
+    "    (tenant_id, event_id, dict_code, status, source, content_hash, snapshot_id)"       \
+    "   select t, e, d, 'PENDING', s, hash, snapshot"                                       \
+    "   from asked join fresh on tenant_id = t and event_id = e where d is not null"        \
+    "   order by at on conflict do nothing)"                                                \
+    " select tenant_id, event_id from fresh"
+static const struct refdata_rows_sql process_strangers_sql = {
+    PROCESS_STRANGERS("unnest($1, $2, $3, $4, $5, $6) with ordinality"),
+    PROCESS_STRANGERS("(values ($1, $2, $3, $4, $5, $6, 1))")};
 static const char outcomes_sql[] =
     "select u.at, r.status, r.committed_version, r.error_code, r.error_message, r.snapshot_id"
     " from unnest($1, $2) with ordinality as u (t, e, at)"
@@ -62,10 +67,9 @@ enum status refdata_events_add(struct batch *batch, struct error *error)
         refdata_columns_put(&columns, 2, update->source == REFDATA_KAFKA ? STR("KAFKA") : STR("REST"));
         if (strangers)
             put_stranger(batch, i, &columns);
+        columns.rows++;
     }
-    refdata_columns_end(&columns, params);
-    db_statement_init(&statement, strangers ? process_strangers_sql : process_sql, columns.count,
-                      text_arrays);
+    refdata_columns_state(&columns, strangers ? &process_strangers_sql : &process_sql, &statement, params);
     enum status status = db_pipeline_add(batch->conn, &statement, params, error);
     refdata_columns_free(&columns);
     return status;

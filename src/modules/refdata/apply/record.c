@@ -4,41 +4,44 @@
 #include "base/failpoint.h"
 
 /* The time of the change, from which freshness is measured: as late as can be. */
-static const char versions_sql[] =
-    "update refdata.dictionary_meta m set version = u.version::bigint,"
-    "  last_source_revision = u.revision::bigint, updated_at = clock_timestamp()"
-    " from unnest($1, $2, $3, $4) as u (t, d, version, revision)"
-    " where m.tenant_id = u.t and m.dict_code = u.d";
+#define VERSIONS(rows)                                                            \
+    "update refdata.dictionary_meta m set version = u.version::bigint,"           \
+    "  last_source_revision = u.revision::bigint, updated_at = clock_timestamp()" \
+    " from " rows " as u (t, d, version, revision)"                               \
+    " where m.tenant_id = u.t and m.dict_code = u.d"
+static const struct refdata_rows_sql versions_sql = {VERSIONS("unnest($1, $2, $3, $4)"),
+                                                     VERSIONS("(values ($1, $2, $3, $4))")};
 /* Ids ascend in the order of the rows, hence within a pair with its versions. */
-static const char outbox_sql[] =
-    "insert into refdata.outbox_event (tenant_id, event_id, dict_code, version, payload, keys, traceparent)"
-    " select t, e::uuid, d, v::bigint, jsonb_build_object('eventId', e, 'tenantId', t, 'dictCode', d,"
-    "   'version', v::bigint, 'committedAt',"
-    "   to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')), keys::text[], trace"
-    " from unnest($1, $2, $3, $4, $5, $6) with ordinality as u (t, e, d, v, keys, trace, at) order by at"
-    /* a version that was set back is told anew */
-    " on conflict (tenant_id, dict_code, version) do update set id = excluded.id, event_id = excluded.event_id,"
-    "   payload = excluded.payload, keys = excluded.keys, traceparent = excluded.traceparent,"
-    "   created_at = excluded.created_at, published = false, published_at = null, failed_at = null,"
-    "   attempt_count = 0, claim_count = 0, claim_id = null, locked_by = null, locked_until = null,"
-    "   next_attempt_at = null, last_error = null";
-static const char statuses_sql[] =
-    "update refdata.update_request r set status = u.status, committed_version = u.version::bigint,"
-    "  error_code = u.code, error_message = u.message, updated_at = clock_timestamp()"
-    " from unnest($1, $2, $3, $4, $5, $6) as u (t, e, status, version, code, message)"
-    " where r.tenant_id = u.t and r.event_id = u.e::uuid and r.status = 'PENDING'";
+#define OUTBOX(rows)                                                                                              \
+    "insert into refdata.outbox_event (tenant_id, event_id, dict_code, version, payload, keys, traceparent)"      \
+    " select t, e::uuid, d, v::bigint, jsonb_build_object('eventId', e, 'tenantId', t, 'dictCode', d,"            \
+    "   'version', v::bigint, 'committedAt',"                                                                     \
+    "   to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')), keys::text[], trace" \
+    " from " rows                                                                                                 \
+    " as u (t, e, d, v, keys, trace, at) order by at" /* a version that was set back is told anew */              \
+    " on conflict (tenant_id, dict_code, version) do update set id = excluded.id, event_id = excluded.event_id,"  \
+    "   payload = excluded.payload, keys = excluded.keys, traceparent = excluded.traceparent,"                    \
+    "   created_at = excluded.created_at, published = false, published_at = null, failed_at = null,"              \
+    "   attempt_count = 0, claim_count = 0, claim_id = null, locked_by = null, locked_until = null,"              \
+    "   next_attempt_at = null, last_error = null"
+static const struct refdata_rows_sql outbox_sql = {OUTBOX("unnest($1, $2, $3, $4, $5, $6) with ordinality"),
+                                                   OUTBOX("(values ($1, $2, $3, $4, $5, $6, 1))")};
+#define STATUSES(rows)                                                                              \
+    "update refdata.update_request r set status = u.status, committed_version = u.version::bigint," \
+    "  error_code = u.code, error_message = u.message, updated_at = clock_timestamp()"              \
+    " from " rows " as u (t, e, status, version, code, message)"                                    \
+    " where r.tenant_id = u.t and r.event_id = u.e::uuid and r.status = 'PENDING'"
+static const struct refdata_rows_sql statuses_sql = {STATUSES("unnest($1, $2, $3, $4, $5, $6)"),
+                                                     STATUSES("(values ($1, $2, $3, $4, $5, $6))")};
 
 /* Fails where such an event is there already. */
-static const char insert_sql[] =
-    "insert into refdata.update_request (tenant_id, event_id, status, committed_version, error_code,"
-    "  error_message, dict_code, source, content_hash)"
-    " select t, e::uuid, status, version::bigint, code, message, d, source, hash"
-    " from unnest($1, $2, $3, $4, $5, $6, $7, $8, $9)"
-    "  as u (t, e, status, version, code, message, d, source, hash)";
-
-static const enum db_type text_arrays[REFDATA_COLUMNS_MAX] = {
-    DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY,
-    DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY};
+#define INSERT(rows)                                                                                  \
+    "insert into refdata.update_request (tenant_id, event_id, status, committed_version, error_code," \
+    "  error_message, dict_code, source, content_hash)"                                               \
+    " select t, e::uuid, status, version::bigint, code, message, d, source, hash"                     \
+    " from " rows "  as u (t, e, status, version, code, message, d, source, hash)"
+static const struct refdata_rows_sql insert_sql = {INSERT("unnest($1, $2, $3, $4, $5, $6, $7, $8, $9)"),
+                                                   INSERT("(values ($1, $2, $3, $4, $5, $6, $7, $8, $9))")};
 
 static enum status write_versions(struct batch *batch, struct error *error)
 {
@@ -57,7 +60,7 @@ static enum status write_versions(struct batch *batch, struct error *error)
             refdata_columns_put_null(&columns, 3);
         columns.rows++;
     }
-    return refdata_columns_write(&columns, versions_sql, text_arrays, &batch->writer, error);
+    return refdata_columns_write(&columns, &versions_sql, &batch->writer, error);
 }
 
 /* A text[] as an element: arrays of arrays of different lengths are not to be had. */
@@ -93,7 +96,7 @@ static enum status write_outbox(struct batch *batch, struct error *error)
         refdata_columns_put(&columns, 5, batch->commands[i].traceparent);
         columns.rows++;
     }
-    return refdata_columns_write(&columns, outbox_sql, text_arrays, &batch->writer, error);
+    return refdata_columns_write(&columns, &outbox_sql, &batch->writer, error);
 }
 
 /* ---- statuses ---- */
@@ -120,7 +123,7 @@ static enum status update_statuses(struct batch *batch, struct error *error)
     for (size_t i = 0; i < batch->count; i++)
         if (batch->commands[i].decided)
             put_status(&columns, &batch->commands[i].outcome);
-    return refdata_columns_write(&columns, statuses_sql, text_arrays, &batch->writer, error);
+    return refdata_columns_write(&columns, &statuses_sql, &batch->writer, error);
 }
 
 static enum status insert_statuses(struct batch *batch, struct error *error)
@@ -138,7 +141,7 @@ static enum status insert_statuses(struct batch *batch, struct error *error)
         refdata_columns_put(&columns, 7, update->source == REFDATA_KAFKA ? STR("KAFKA") : STR("REST"));
         refdata_columns_put(&columns, 8, str_from(hash));
     }
-    return refdata_columns_write(&columns, insert_sql, text_arrays, &batch->writer, error);
+    return refdata_columns_write(&columns, &insert_sql, &batch->writer, error);
 }
 
 enum status refdata_batch_record(struct batch *batch, struct error *error)
