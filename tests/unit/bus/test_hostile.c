@@ -330,6 +330,58 @@ static void test_a_stop_waits_until_publishers_have_left(void **state)
     assert_int_not_equal(publishing.status, STATUS_OK);
 }
 
+/* ---- listeners ---- */
+
+static void await_private(const struct process *process, bool wanted)
+{
+    int64_t limit_ns = clock_deadline_ms(PATIENCE_MS);
+
+    while (((struct postgres *)process->bus)->is_private != wanted && clock_mono_ns() < limit_ns)
+        pause_ms(20);
+    assert_int_equal(((struct postgres *)process->bus)->is_private, wanted);
+}
+
+/* Whoever may connect may listen, whatever he may read: then messages do not travel in notices. */
+static void test_messages_stay_out_of_notices_that_others_could_hear(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "private", .partitions = 1};
+    struct process process;
+    open_with(&process, &topic);
+    process_start(&process);
+    await_private(&process, true);
+    sql("CREATE ROLE stranger LOGIN");
+    await_private(&process, false);
+    sql("DROP ROLE stranger");
+    await_private(&process, true);
+    process_close(&process);
+}
+
+/* Without waiting for the disk, one or many, they are there all the same; and the next commit of that connection waits. */
+static void test_a_relaxed_topic_carries_all(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "relaxed", .partitions = 2, .relaxed = true};
+    struct process process;
+    struct recorder recorder;
+    struct bus_message messages[10];
+    recorder_init(&recorder);
+    open_with(&process, &topic);
+    subscribe(&process, &recorder, (struct bus_subscription){.topic = "relaxed"});
+    process_start(&process);
+    await_ready(&recorder);
+    publish(&process, "relaxed", "k", 1);
+    for (int i = 0; i < 10; i++)
+        messages[i] = (struct bus_message){
+            .topic = STR("relaxed"), .key = i % 2 ? STR("a") : STR("b"), .payload = STR("2")};
+    enum status status = bus_publish(process.bus, messages, 10, clock_deadline_ms(PATIENCE_MS), NULL);
+    bool came = recorder_await_committed(&recorder, 11);
+    process_close(&process);
+    assert_int_equal(status, STATUS_OK);
+    assert_true(came);
+    recorder_deinit(&recorder);
+}
+
 static int run_all(void)
 {
     const struct CMUnitTest tests[] = {
@@ -338,6 +390,8 @@ static int run_all(void)
         cmocka_unit_test(test_a_reason_need_not_be_text),
         cmocka_unit_test(test_a_backoff_ends_although_the_clock_went_back),
         cmocka_unit_test(test_retention_bears_a_clock_that_was_ahead),
+        cmocka_unit_test(test_messages_stay_out_of_notices_that_others_could_hear),
+        cmocka_unit_test(test_a_relaxed_topic_carries_all),
         cmocka_unit_test(test_a_stop_does_not_wait_for_a_dead_database),
         cmocka_unit_test(test_a_stop_waits_until_publishers_have_left),
     };
