@@ -4,6 +4,7 @@
 #
 #   $VAR/pg/home      where the cluster is (`cluster`: beside it; or a folder under /var/lib, see pg_home_choose)
 #   $VAR/pg/url       how to connect, password included (0600); $VAR/pg/password, $VAR/pg/port
+#   $VAR/pg/started   there from a start to a wanted stop
 #   <home>/data       PGDATA;  <home>/postgres.log
 
 PG_USER=freshet
@@ -23,9 +24,16 @@ pg_home() {
     [ -d "$home/data" ] && printf '%s\n' "$home"
 }
 
+# pg_ctl alone takes a killed one for running until its parent has noticed.
 pg_running() {
     local home
-    home=$(pg_home) && pg_exec "$(postgres_bindir)/pg_ctl" -D "$home/data" status >/dev/null 2>&1
+    home=$(pg_home) && pg_exec "$(postgres_bindir)/pg_ctl" -D "$home/data" status >/dev/null 2>&1 &&
+        process_identity "$(head -n 1 "$home/data/postmaster.pid" 2>/dev/null)" >/dev/null
+}
+
+# Ended without being asked to?
+pg_died() {
+    [ -e "$VAR/pg/started" ] && ! pg_running
 }
 
 # Under $VAR where the postgres user can reach it. Otherwise (var/ below /root, say) root keeps the cluster
@@ -78,13 +86,24 @@ pg_start() {
     ) 7>"$VAR/pg/lock"
 }
 
+# A killed server whose parent has not noticed yet holds its lock: PostgreSQL would refuse to start beside it.
+pg_await_end() { # DATA
+    local pid tick
+    pid=$(head -n 1 "$1/postmaster.pid" 2>/dev/null) || return 0
+    for ((tick = 0; tick < 100; tick++)); do
+        [ -e "/proc/$pid" ] && ! process_identity "$pid" >/dev/null || return 0
+        sleep 0.1
+    done
+}
+
 # The port is looked for at every start, the last one first.
 pg_start_locked() {
     local home port try
     pg_home >/dev/null || pg_create
     home=$(pg_home)
+    pg_await_end "$home/data"
     for try in 1 2 3 4 5; do
-        port=$(free_port "$(cat "$VAR/pg/port" 2>/dev/null || true)")
+        port=$(free_port "$(cat "$VAR/pg/port" 2>/dev/null || true)" --lasting) || die "no port is free for PostgreSQL"
         if pg_exec "$(postgres_bindir)/pg_ctl" -D "$home/data" -l "$home/postgres.log" -o "-p $port" \
             -w -t 60 start >/dev/null 2>&1; then
             break
@@ -96,6 +115,7 @@ pg_start_locked() {
             die "PostgreSQL did not start"
         fi
     done
+    touch "$VAR/pg/started"
     printf '%s\n' "$port" >"$VAR/pg/port"
     (umask 077 && printf 'postgresql://%s:%s@127.0.0.1:%s/freshet\n' \
         "$PG_USER" "$(cat "$VAR/pg/password")" "$port" >"$VAR/pg/url")
@@ -106,9 +126,11 @@ EOF
 }
 
 pg_stop() {
-    pg_running || return 0
-    pg_exec "$(postgres_bindir)/pg_ctl" -D "$(pg_home)/data" -m fast -w -t 60 stop >/dev/null ||
-        die "PostgreSQL did not stop, see $(pg_home)/postgres.log"
+    if pg_running; then
+        pg_exec "$(postgres_bindir)/pg_ctl" -D "$(pg_home)/data" -m fast -w -t 60 stop >/dev/null ||
+            die "PostgreSQL did not stop, see $(pg_home)/postgres.log"
+    fi
+    rm -f "$VAR/pg/started"
 }
 
 # Runs a libpq client. The password goes by the environment: a command line is public.

@@ -8,7 +8,11 @@ postgres_running() { pg_running; }
 postgres_start() { pg_start; }
 postgres_stop() { pg_stop; }
 postgres_status() {
-    if pg_running; then printf 'postgres 127.0.0.1:%s\n' "$(cat "$VAR/pg/port")"; fi
+    if pg_running; then
+        printf 'postgres 127.0.0.1:%s\n' "$(cat "$VAR/pg/port")"
+    elif pg_died; then
+        printf 'postgres down\n'
+    fi
 }
 
 # Starts what does not run of the whole stack, or mends what died. One at a time per $VAR.
