@@ -7,9 +7,11 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/memory.h"
 #include "bus/kafka/inside.h"
 
 #define LOG_EVERY_NS (10 * CLOCK_NS_PER_S)
+#define END_MS 3000 /* for a handle's end, which takes some milliseconds when it comes at all */
 
 /* ---- waiting ---- */
 
@@ -181,4 +183,57 @@ rd_kafka_t *bus_kafka_client_open(struct kafka *kafka, rd_kafka_type_t type,
         log_error("kafka_client_failed", LOG_CSTR("error", error.message[0] ? error.message : why));
     }
     return rk;
+}
+
+/* ---- their end ---- */
+
+struct ending {
+    rd_kafka_t *rk;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool ended, left; /* the second one to say so frees it */
+};
+
+static void leave_ending(struct ending *ending, bool *mine, bool others)
+{
+    *mine = true;
+    pthread_cond_broadcast(&ending->changed);
+    pthread_mutex_unlock(&ending->lock);
+    if (!others)
+        return;
+    pthread_cond_destroy(&ending->changed);
+    pthread_mutex_destroy(&ending->lock);
+    free(ending);
+}
+
+static void *end_handle(void *arg)
+{
+    struct ending *ending = arg;
+
+    rd_kafka_destroy_flags(ending->rk, RD_KAFKA_DESTROY_F_NO_CONSUMER_CLOSE);
+    pthread_mutex_lock(&ending->lock);
+    leave_ending(ending, &ending->ended, ending->left);
+    return NULL;
+}
+
+void bus_kafka_client_close(rd_kafka_t *rk)
+{
+    struct ending *ending = memory_zalloc(sizeof *ending);
+    int64_t limit_ns = clock_deadline_ms(END_MS);
+    pthread_t thread;
+
+    rd_kafka_set_log_level(rk, 0); /* whom it would tell may not be there any more */
+    ending->rk = rk;
+    pthread_mutex_init(&ending->lock, NULL);
+    bus_kafka_cond_init(&ending->changed);
+    if (pthread_create(&thread, NULL, end_handle, ending) == 0)
+        pthread_detach(thread);
+    else
+        end_handle(ending);
+    pthread_mutex_lock(&ending->lock);
+    while (!ending->ended && clock_ms_left(limit_ns) > 0)
+        bus_kafka_wait_ms(&ending->changed, &ending->lock, clock_ms_left(limit_ns));
+    if (!ending->ended)
+        log_warn("kafka_handle_left", LOG_CSTR("error", "librdkafka does not end it"));
+    leave_ending(ending, &ending->left, ending->ended);
 }

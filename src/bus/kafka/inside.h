@@ -92,7 +92,9 @@ struct kafka_producer {
 
 struct kafka_topic {
     char fault[256]; /* why it cannot be used; "" = nothing wrong. Under kafka->lock */
+    bool gone;       /* a broker said it has none; under kafka->lock */
     bool there;      /* a broker has it; upkeep's */
+    bool again;      /* it was there before; upkeep's */
     bool refused;    /* to make it, as the log says; upkeep's */
 };
 
@@ -128,6 +130,9 @@ struct kafka_setting {
 rd_kafka_t *bus_kafka_client_open(struct kafka *kafka, rd_kafka_type_t type,
                                   const struct kafka_setting *settings, void *opaque,
                                   void (*set_callbacks)(rd_kafka_conf_t *conf));
+/* Ends it. librdkafka may wait for ever for parts of its own (a topic that was deleted under a consumer): such a handle is
+ * left behind, so that whoever stops does stop. Nothing of it calls us afterwards. */
+void bus_kafka_client_close(rd_kafka_t *rk);
 /* A cond wait of at most `ms`. */
 void bus_kafka_wait_ms(pthread_cond_t *cond, pthread_mutex_t *lock, int64_t ms);
 void bus_kafka_cond_init(pthread_cond_t *cond);
@@ -148,6 +153,8 @@ void bus_kafka_producer_release(struct kafka *kafka, struct kafka_producer *prod
 /* ---- upkeep.c ---- */
 void *bus_kafka_upkeep_run(void *kafka); /* its thread, until `closing` */
 void bus_kafka_probe(struct kafka *kafka);
+/* A broker does not know it. Any thread, not under the lock; those of others stay as they are. */
+void bus_kafka_topic_gone(struct kafka *kafka, const char *name);
 /* Under the lock: CONFIG when the topic cannot be used. */
 enum status bus_kafka_topic_check(struct kafka *kafka, const struct bus_topic_state *topic,
                                   struct error *error) MUST_CHECK;

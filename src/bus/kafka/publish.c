@@ -80,7 +80,10 @@ static void request_report(struct slot *slot, rd_kafka_resp_err_t failure, int64
 static void on_delivered(rd_kafka_t *rk, const rd_kafka_message_t *message, void *opaque)
 {
     (void)rk;
-    (void)opaque;
+    if (message->err == RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART ||
+        message->err == RD_KAFKA_RESP_ERR__UNKNOWN_TOPIC ||
+        message->err == RD_KAFKA_RESP_ERR__UNKNOWN_PARTITION)
+        bus_kafka_topic_gone(opaque, rd_kafka_topic_name(message->rkt));
     request_report(message->_private, message->err, message->offset);
 }
 
@@ -139,7 +142,7 @@ static void end_producer(struct kafka *kafka, struct kafka_producer *producer)
     rd_kafka_purge(producer->rk, RD_KAFKA_PURGE_F_QUEUE | RD_KAFKA_PURGE_F_INFLIGHT);
     while (rd_kafka_outq_len(producer->rk) > 0)
         rd_kafka_poll(producer->rk, 10);
-    rd_kafka_destroy(producer->rk);
+    bus_kafka_client_close(producer->rk);
     free(producer);
 }
 

@@ -128,7 +128,7 @@ static void close_consumer(struct kafka_reader *reader)
     pthread_mutex_unlock(&reader->lock);
     rd_kafka_queue_destroy(queue);
     rd_kafka_queue_destroy(reader->commits);
-    rd_kafka_destroy_flags(rk, RD_KAFKA_DESTROY_F_NO_CONSUMER_CLOSE);
+    bus_kafka_client_close(rk);
     reader->assigned = reader->positioned = reader->committing = reader->reopen = false;
 }
 
@@ -148,6 +148,8 @@ static void note_error(struct kafka_reader *reader, const rd_kafka_message_t *me
         pthread_mutex_unlock(&reader->lock);
         return;
     }
+    if (message->err == RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART)
+        bus_kafka_topic_gone(reader->kafka, spec->topic);
     if (message->err == RD_KAFKA_RESP_ERR__FATAL || rd_kafka_fatal_error(reader->rk, NULL, 0))
         reader->reopen = true;
     if (now_ns < reader->said_at_ns)

@@ -36,6 +36,36 @@ enum status bus_kafka_topic_check(struct kafka *kafka, const struct bus_topic_st
     return fault[0] ? error_set(error, STATUS_CONFIG, "%s", fault) : STATUS_OK;
 }
 
+/* ---- topics that are gone ---- */
+
+void bus_kafka_topic_gone(struct kafka *kafka, const char *name)
+{
+    struct bus_topic_state *topic = bus_topic_find(&kafka->bus, str_from(name));
+
+    if (!topic || topic->spec.partitions == 0)
+        return;
+    pthread_mutex_lock(&kafka->lock);
+    topic_of(kafka, topic)->gone = true;
+    kafka->probe = true;
+    pthread_cond_broadcast(&kafka->changed);
+    pthread_mutex_unlock(&kafka->lock);
+}
+
+/* A broker said that it does not have them: it may have lost them, or come back without its data. They are looked for again,
+ * and made again. */
+static void doubt_gone(struct kafka *kafka)
+{
+    pthread_mutex_lock(&kafka->lock);
+    for (size_t i = 0; i < kafka->bus.topic_count; i++) {
+        if (!kafka->topics[i].gone)
+            continue;
+        kafka->topics[i].gone = kafka->topics[i].there = false;
+        kafka->topics[i].again = true;
+        atomic_store(&kafka->bus.topics[i].known, false);
+    }
+    pthread_mutex_unlock(&kafka->lock);
+}
+
 /* ---- making topics ---- */
 
 static bool is_unknown(const struct bus_topic_state *topic)
@@ -141,7 +171,9 @@ static void make_topics(struct kafka *kafka, rd_kafka_t *rk)
 static void set_fault(struct kafka *kafka, struct bus_topic_state *topic, int partitions)
 {
     char *fault = topic_of(kafka, topic)->fault;
-    bool matches = partitions == (int)topic->spec.partitions;
+    /* a broker may have made it again by itself, as it likes: as long as ours are among them it goes on */
+    bool matches = partitions == (int)topic->spec.partitions ||
+                   (topic_of(kafka, topic)->again && partitions > (int)topic->spec.partitions);
 
     pthread_mutex_lock(&kafka->lock);
     bool first = !matches && !fault[0];
@@ -167,6 +199,8 @@ static bool look(struct kafka *kafka, rd_kafka_t *rk)
     for (int i = 0; i < metadata->topic_cnt; i++) {
         const struct rd_kafka_metadata_topic *found = &metadata->topics[i];
         struct bus_topic_state *topic = bus_topic_find(&kafka->bus, str_from(found->topic));
+        if (found->err == RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART)
+            bus_kafka_topic_gone(kafka, found->topic);
         if (!topic || !is_unknown(topic) || found->err || found->partition_cnt == 0)
             continue;
         topic_of(kafka, topic)->there = true;
@@ -193,9 +227,11 @@ static void set_up(struct kafka *kafka, bool up)
 /* False: something is still to be done soon. */
 static bool round_of(struct kafka *kafka, rd_kafka_t *rk)
 {
+    doubt_gone(kafka);
     bool up = look(kafka, rk);
 
     set_up(kafka, up);
+    doubt_gone(kafka);
     if (!up || !any_unknown(kafka))
         return up;
     make_topics(kafka, rk);

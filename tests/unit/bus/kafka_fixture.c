@@ -191,7 +191,7 @@ static void write_settings(void)
              "offsets.topic.replication.factor=1\noffsets.topic.num.partitions=1\n"
              "transaction.state.log.replication.factor=1\ntransaction.state.log.min.isr=1\n"
              "group.initial.rebalance.delay.ms=0\nnum.partitions=7\nlog.retention.check.interval.ms=500\n"
-             "group.min.session.timeout.ms=1000\nlog.cleaner.enable=false\n"
+             "group.min.session.timeout.ms=1000\nlog.cleaner.enable=false\nauto.create.topics.enable=false\n"
              /* after a kill it is taken back without waiting for its former self's session to end */
              "broker.session.timeout.ms=1000\nbroker.heartbeat.interval.ms=200\n"
              "controller.quorum.election.timeout.ms=200\ncontroller.quorum.election.backoff.max.ms=100\n",

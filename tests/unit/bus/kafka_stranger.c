@@ -44,6 +44,17 @@ void stranger_adds_partitions(rd_kafka_t *stranger, const char *name, size_t tot
     rd_kafka_NewPartitions_destroy(more);
 }
 
+void stranger_deletes_topic(rd_kafka_t *stranger, const char *name)
+{
+    rd_kafka_DeleteTopic_t *topic = rd_kafka_DeleteTopic_new(name);
+    rd_kafka_queue_t *queue = rd_kafka_queue_new(stranger);
+
+    rd_kafka_DeleteTopics(stranger, &topic, 1, NULL, queue);
+    rd_kafka_event_destroy(rd_kafka_queue_poll(queue, PATIENCE_MS));
+    rd_kafka_queue_destroy(queue);
+    rd_kafka_DeleteTopic_destroy(topic);
+}
+
 void stranger_deletes(rd_kafka_t *stranger, const char *topic, int32_t partition, int64_t before)
 {
     rd_kafka_topic_partition_list_t *list = rd_kafka_topic_partition_list_new(1);

@@ -8,6 +8,7 @@
 rd_kafka_t *stranger_open(void);
 void stranger_makes_topic(rd_kafka_t *stranger, const char *name, int partitions);
 void stranger_adds_partitions(rd_kafka_t *stranger, const char *name, size_t total);
+void stranger_deletes_topic(rd_kafka_t *stranger, const char *name);
 /* The log begins at `before` now. */
 void stranger_deletes(rd_kafka_t *stranger, const char *topic, int32_t partition, int64_t before);
 /* Takes the headers over; payload NULL = Kafka's null. */

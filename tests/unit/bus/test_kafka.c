@@ -285,6 +285,30 @@ static void test_what_retention_took_is_a_gap(void **state)
     recorder_deinit(&every);
 }
 
+/* It is made again, and a stop does not wait for the old one. */
+static void test_a_topic_that_is_gone_is_made_again(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "vanished", .partitions = 3};
+    struct process process;
+    struct recorder recorder;
+    rd_kafka_t *stranger = stranger_open();
+    recorder_init(&recorder);
+    open_with(&process, &topic, 1);
+    subscribe(&process, &recorder, (struct bus_subscription){.topic = "vanished"});
+    process_start(&process);
+    await_ready(&recorder);
+    for (unsigned p = 0; p < 3; p++)
+        publish(&process, "vanished", key_of_partition(p, 3), (int)p);
+    bool before = recorder_await_committed(&recorder, 3);
+    stranger_deletes_topic(stranger, "vanished");
+    rd_kafka_destroy(stranger);
+    publish_until_accepted(&process, "vanished", "k", 10);
+    process_close(&process);
+    assert_true(before);
+    recorder_deinit(&recorder);
+}
+
 /* ---- groups ---- */
 
 /* A handler that runs while another member joins is finished and committed before its partition goes. */
@@ -557,6 +581,7 @@ static int run_own(void)
         cmocka_unit_test(test_partitions_that_are_added_are_read_from_their_beginning),
         cmocka_unit_test(test_another_number_of_partitions_is_refused),
         cmocka_unit_test(test_what_retention_took_is_a_gap),
+        cmocka_unit_test(test_a_topic_that_is_gone_is_made_again),
         cmocka_unit_test(test_a_rebalance_waits_for_the_handler),
         cmocka_unit_test(test_a_partition_that_comes_back_has_no_attempts),
         cmocka_unit_test(test_the_lag_is_shown),
