@@ -128,6 +128,7 @@ static size_t committed(struct attempt *attempt, int64_t *wait_ms)
     struct bus_delivery *delivery = attempt->delivery;
     const struct bus_outcome *outcome = &attempt->outcome;
 
+    delivery->is_out = false;
     bus_batch_committed(delivery->consumer, &attempt->batch, outcome);
     for (size_t i = 0; i < outcome->settled && delivery->dead; i++)
         delivery->dead[i] = attempt->batch.verdicts[i].kind == BUS_TERM;
@@ -181,13 +182,21 @@ static void log_failure(const struct attempt *attempt, const struct error *error
              LOG_ERROR_FIELDS(error));
 }
 
+/* Once, not for each try: they are many, in every partition. */
+static void log_outage(struct attempt *attempt, const struct error *error)
+{
+    if (!attempt->delivery->is_out)
+        log_failure(attempt, error);
+    attempt->delivery->is_out = true;
+}
+
 static size_t deliver(struct attempt *attempt, int64_t *wait_ms)
 {
     struct error error = {0};
 
     error.status = begin(attempt, &error);
     if (error.status != STATUS_OK) { /* the handler was not asked */
-        log_failure(attempt, &error);
+        log_outage(attempt, &error);
         *wait_ms = OUTAGE_MS;
         return 0;
     }
@@ -197,7 +206,10 @@ static size_t deliver(struct attempt *attempt, int64_t *wait_ms)
     attempt->batch.conn = NULL;
     if (error.status == STATUS_OK)
         return committed(attempt, wait_ms);
-    log_failure(attempt, &error);
+    if (is_own_failure(attempt, error.status))
+        log_failure(attempt, &error);
+    else
+        log_outage(attempt, &error);
     failed(attempt, &error, wait_ms);
     return 0;
 }

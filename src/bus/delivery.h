@@ -22,6 +22,7 @@ struct bus_delivery {
     unsigned attempts;    /* how often the first message that is due was here before */
     int64_t alone_until;  /* messages below this offset come one by one: their batch had failed as a whole */
     char last_error[BUS_REASON_BYTES];
+    bool is_out; /* the database or the engine is away, and the log says so */
     bool
         *dead; /* NULL, or room for a batch: those of the settled ones that are dead letters now are marked */
 };

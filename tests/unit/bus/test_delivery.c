@@ -1,6 +1,7 @@
 /* bus_deliver() on a real PostgreSQL and an engine of a few lines that counts dead letters, or refuses them. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "../db/pg_fixture.h"
 #include "base/log.h"
@@ -257,6 +258,44 @@ static void test_a_retry_is_counted_and_given_up(void **state)
     assert_string_equal(world.engine.reason, "not three");
 }
 
+static size_t count_lines(FILE *file)
+{
+    size_t lines = 0;
+
+    rewind(file);
+    for (int c; (c = fgetc(file)) != EOF;)
+        lines += c == '\n';
+    return lines;
+}
+
+/* The pool has lines of its own, for each change; a batch that waits has one, however often it is tried. */
+static void test_an_outage_is_told_of_once(void **state)
+{
+    (void)state;
+    struct world world;
+    size_t lines[2];
+    FILE *log = tmpfile();
+    assert_non_null(log);
+    world_open(&world, 1);
+    log_set_fd(fileno(log));
+    log_set_level(LOG_LEVEL_WARN);
+    pg_fixture_halt();
+    for (int round = 0; round < 2; round++) {
+        for (int i = 0; i < 5; i++) {
+            int64_t wait_ms;
+            assert_int_equal(bus_deliver(&world.delivery, messages, COUNT, &wait_ms), 0);
+        }
+        lines[round] = count_lines(log);
+    }
+    log_set_level(LOG_LEVEL_ERROR);
+    log_set_fd(STDERR_FILENO);
+    pg_fixture_resume();
+    world_close(&world);
+    fclose(log);
+    assert_true(lines[0] >= 1);
+    assert_int_equal(lines[1], lines[0]);
+}
+
 static void test_an_outage_is_nobodys_attempt(void **state)
 {
     (void)state;
@@ -354,6 +393,7 @@ int main(void)
         cmocka_unit_test(test_a_batch_that_is_rolled_back_comes_one_by_one),
         cmocka_unit_test(test_what_the_database_refuses_is_the_messages_own_failure),
         cmocka_unit_test(test_a_retry_is_counted_and_given_up),
+        cmocka_unit_test(test_an_outage_is_told_of_once),
         cmocka_unit_test(test_an_outage_is_nobodys_attempt),
         cmocka_unit_test(test_a_message_whose_letter_is_not_taken_stays),
         cmocka_unit_test(test_a_letter_that_is_too_large_goes_without_its_content),
