@@ -63,6 +63,8 @@ static enum status set_common(rd_kafka_conf_t *conf, const struct bus_kafka_conf
         {"bootstrap.servers", config->brokers},
         {"client.id", config->client_id ? config->client_id : "freshet"},
         {"security.protocol", protocol_of(security)},
+        {"ssl.endpoint.identification.algorithm",
+         security->tls ? "https" : NULL}, /* old ones ask for no name */
         {"ssl.ca.location", security->tls ? security->ca_file : NULL},
         {"ssl.certificate.location", security->tls ? security->certificate_file : NULL},
         {"ssl.key.location", security->tls ? security->key_file : NULL},
