@@ -10,6 +10,7 @@ import pytest
 from fleet import DEAF, SMALL
 from lib import on_engines
 from lib.apply import chunks, delta, items_of, statuses, version_of
+from lib.freshet import run
 from lib.refdata import item_path, path, pod
 from lib.wait import eventually
 from lib.writers import delta as update
@@ -105,6 +106,30 @@ def test_a_large_update_is_carried(fleet):
         body = update("D", large)
         assert client.post(updates_path(), body).status == 202
         eventually(lambda: client.get(status_path(body["eventId"])).json()["status"] == "COMMITTED")
+
+
+def test_what_kafka_lost_is_published_again_by_hand(make_fleet, kafka):  # pylint: disable=unused-argument
+    """As docs/ENGINES.md says, retention having been quicker than apply: the lost one is applied, nothing else has a second
+    effect."""
+    fleet = make_fleet(sizes=TWO, dictionaries=["D"])
+    before = fleet.write({"before": 1}, "D")
+    fleet.settled()
+    fleet.of("apply")[0].stop()
+    command, body = fleet.of("command")[0], update("D", {"lost": 1})
+    with command.client(fleet.token) as client:
+        assert client.post(updates_path(), body).status == 202
+        eventually(lambda: fleet.database.value("select count(*) from refdata.command_outbox where not published") == 0)
+        on_engines.skip(on_engines.group(fleet.database.name), fleet.topic)
+        fleet.of("apply")[0].start()
+        fleet.write({"after": 1}, "D")
+        assert client.get(status_path(body["eventId"])).json()["status"] == "PENDING"
+        done = run("outbox", "republish", "--table", "refdata.command_outbox", "--all", "--config", command.config_path,
+                   env=command.env)
+        assert "3 will be published again" in done.stdout, done.stderr
+        fleet.settled()
+        assert client.get(status_path(body["eventId"])).json()["committedVersion"] == before + 2
+    assert items_of(fleet.database, "D") == {"before": 1, "lost": 1, "after": 1}
+    assert version_of(fleet.database, "D") == before + 2
 
 
 # ---- R8: by the contract alone ----

@@ -106,13 +106,22 @@ def create_topic(name, partitions):
 
 def forget_offsets(group_name, topic_name):
     """A group without members begins at the beginning again."""
+    _move(group_name, topic_name, lambda consumer, places: dict.fromkeys(places, 0))
+
+
+def skip(group_name, topic_name):
+    """A group without members has nothing left to read."""
+    _move(group_name, topic_name, lambda consumer, places: consumer.end_offsets(places))
+
+
+def _move(group_name, topic_name, where):
     import kafka  # pylint: disable=import-outside-toplevel
     consumer = kafka.KafkaConsumer(bootstrap_servers=engines().kafka.address, api_version=(2, 5, 0), group_id=group_name,
                                    enable_auto_commit=False)
     try:
         places = [kafka.TopicPartition(topic_name, p) for p in consumer.partitions_for_topic(topic_name)]
         consumer.assign(places)
-        consumer.commit({place: kafka.OffsetAndMetadata(0, "") for place in places})
+        consumer.commit({place: kafka.OffsetAndMetadata(offset, "") for place, offset in where(consumer, places).items()})
     finally:
         consumer.close()
 
