@@ -17,8 +17,9 @@ kafka_fetch() {
     say "fetching Kafka $KAFKA_VERSION (46 MB, once)"
     rm -rf "$new"
     mkdir -p "$new"
+    # It resets the terminal's colours however it is asked not to use any.
     if timeout 600 mvn -q -B -Dstyle.color=never -f "$ROOT/tools/kafka/pom.xml" dependency:copy-dependencies \
-        -DoutputDirectory="$new" </dev/null >&2; then
+        -DoutputDirectory="$new" </dev/null 2>&1 | sed $'s/\e\\[[0-9;]*m//g' >&2; then
         rm -rf "$KAFKA_JARS"
         mv "$new" "$KAFKA_JARS"
         return
