@@ -315,7 +315,7 @@ void bus_kafka_group_lost(struct kafka_reader *reader)
             continue;
         reader->position_at_ns = clock_deadline_ms(AGAIN_MS);
         if (!ask_ends(reader, (int32_t)i, &low, &high))
-            continue;
+            break; /* nobody else's would be answered now */
         lane->lost = false;
         any = true;
         pthread_mutex_lock(&reader->lock);
@@ -397,31 +397,56 @@ void bus_kafka_group_callbacks(rd_kafka_conf_t *conf)
 
 /* ---- now and then ---- */
 
-/* The broker told where the end is with the messages themselves; of a partition that is not read now it has to be asked. */
-static int64_t end_of(struct kafka_reader *reader, const struct kafka_lane *lane)
+/* The broker told where the end is with the messages themselves; of partitions that are not read now it has to be asked. All
+ * at once and by a question about times, which is over when its time is: the one about watermarks waits for a broker that
+ * is frozen, partition by partition, and a stop with it. */
+static rd_kafka_topic_partition_list_t *ask_paused(struct kafka_reader *reader)
 {
+    rd_kafka_topic_partition_list_t *list = rd_kafka_topic_partition_list_new(4);
+    bool good = true;
+
+    for (unsigned i = 0; i < reader->lane_count; i++)
+        if (reader->lanes[i] && reader->lanes[i]->owned && reader->lanes[i]->paused)
+            rd_kafka_topic_partition_list_add(list, topic_of(reader), (int32_t)i)->offset =
+                RD_KAFKA_OFFSET_END;
+    if (list->cnt > 0)
+        good = !rd_kafka_offsets_for_times(reader->rk, list, KAFKA_ASK_MS);
+    for (int i = 0; i < list->cnt && good; i++)
+        good = !list->elems[i].err;
+    if (list->cnt > 0 && good)
+        return list;
+    rd_kafka_topic_partition_list_destroy(list);
+    return NULL;
+}
+
+static int64_t end_of(struct kafka_reader *reader, int32_t partition,
+                      const rd_kafka_topic_partition_list_t *asked)
+{
+    const rd_kafka_topic_partition_t *found =
+        asked ? rd_kafka_topic_partition_list_find(asked, topic_of(reader), partition) : NULL;
     int64_t low, high;
 
-    if (lane->paused && ask_ends(reader, (int32_t)lane->partition, &low, &high))
-        return high;
-    if (rd_kafka_get_watermark_offsets(reader->rk, topic_of(reader), (int32_t)lane->partition, &low, &high))
-        return -1;
-    return high;
+    if (found)
+        return found->offset;
+    return rd_kafka_get_watermark_offsets(reader->rk, topic_of(reader), partition, &low, &high) ? -1 : high;
 }
 
 static void show_lag(struct kafka_reader *reader)
 {
+    rd_kafka_topic_partition_list_t *asked = ask_paused(reader);
     int64_t lag = 0;
 
     for (unsigned i = 0; i < reader->lane_count; i++) {
         const struct kafka_lane *lane = reader->lanes[i];
         if (!lane || !lane->owned)
             continue;
-        int64_t end = end_of(reader, lane);
+        int64_t end = end_of(reader, (int32_t)i, asked);
         pthread_mutex_lock(&reader->lock);
         lag += end > lane->position && lane->position >= 0 ? end - lane->position : 0;
         pthread_mutex_unlock(&reader->lock);
     }
+    if (asked)
+        rd_kafka_topic_partition_list_destroy(asked);
     metric_set(reader->consumer.lag, (double)lag);
     metric_set(reader->kafka_lag, (double)lag);
 }

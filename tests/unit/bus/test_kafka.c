@@ -443,6 +443,39 @@ static void test_the_lag_is_shown(void **state)
 
 /* ---- the producer ---- */
 
+#define BACKLOG 4
+
+/* What waits is asked about now and then: a broker that freezes then holds up no stop. */
+static void test_a_frozen_broker_holds_up_no_stop_behind_a_backlog(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "backlog", .partitions = BACKLOG};
+    struct process process;
+    struct recorder recorder;
+    recorder_init(&recorder);
+    recorder.behave = hold_and_tell;
+    open_with(&process, &topic, 1);
+    subscribe(&process, &recorder,
+              (struct bus_subscription){.topic = "backlog", .batch_max = 1, .parallel = BACKLOG});
+    process_start(&process);
+    await_ready(&recorder);
+    for (unsigned p = 0; p < BACKLOG; p++)
+        for (int i = 0; i < 30; i++)
+            publish(&process, "backlog", key_of_partition(p, BACKLOG), i);
+    bool held = recorder_await(&recorder, BACKLOG);
+    kafka_fixture_freeze();
+    nanosleep(&(struct timespec){.tv_sec = 3, .tv_nsec = 200000000},
+              NULL); /* its end is asked for meanwhile */
+    int64_t begun_ns = clock_mono_ns();
+    recorder_step(&recorder, 1);
+    process_close(&process);
+    int64_t took_ns = clock_mono_ns() - begun_ns;
+    kafka_fixture_thaw();
+    assert_true(held);
+    assert_true(took_ns < 15 * CLOCK_NS_PER_S);
+    recorder_deinit(&recorder);
+}
+
 static void test_a_broken_producer_is_made_anew(void **state)
 {
     (void)state;
@@ -585,6 +618,7 @@ static int run_own(void)
         cmocka_unit_test(test_a_rebalance_waits_for_the_handler),
         cmocka_unit_test(test_a_partition_that_comes_back_has_no_attempts),
         cmocka_unit_test(test_the_lag_is_shown),
+        cmocka_unit_test(test_a_frozen_broker_holds_up_no_stop_behind_a_backlog),
         cmocka_unit_test(test_a_broken_producer_is_made_anew),
         cmocka_unit_test(test_nobody_there_is_no_reason_to_wait_for_ever),
         cmocka_unit_test(test_what_makes_no_sense_is_refused),
