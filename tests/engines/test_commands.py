@@ -204,6 +204,18 @@ def test_engines_that_are_not_there_keep_nobody_from_starting_reading_or_stoppin
     fleet.reach(2, "D")
 
 
+def test_a_process_has_to_do_with_no_engine_that_its_roles_do_not_use(make_fleet):
+    """C1, C8: a pod that only reads opens no Kafka, one that only applies no Redis."""
+    fleet = make_fleet(sizes={"command": 1, "apply": 1, "relay": 1, "query": 1}, dictionaries=["D"])
+    fleet.reach(fleet.write({"a": 1}, "D"), "D")
+    found = []
+    for server in fleet.all:
+        with server.client(fleet.token) as client:
+            names = client.get("/actuator/health").json()["components"]
+        found.append(sorted(name for name in names if name.startswith(("kafka:", "redis:"))))
+    assert sorted(found) == [["kafka:main"], ["kafka:main"], ["redis:main"], ["redis:main"]]
+
+
 def test_two_databases_share_a_topic_and_a_stream(serve, postgres, refdata_db, kafka, token):  # noqa: F811
     """R15: each takes what is its own by a group of its own; what is nobody's is buried once."""
     other = postgres.create_database()

@@ -112,7 +112,7 @@ def test_a_postgresql_that_hangs_is_survived_like_a_dead_one(serve, own_postgres
     changes["refdata"]["postgres"] = {"connectTimeout": "500ms", "statementTimeout": "500ms"}
     server = serve(own_refdata_db, changes)
     client = server.client(token())
-    assert client.get(item_path("D", "a")).status == 200
+    eventually(lambda: client.get(item_path("D", "a")).status == 200)
     frozen = cluster_processes(own_postgres)
     for pid in frozen:
         os.kill(pid, signal.SIGSTOP)

@@ -151,15 +151,37 @@ static void name_groups(struct refdata_flow *flow)
              alone ? "" : ".", alone ? "" : name);
 }
 
+/* A process has nothing to do with an engine whose bus no role of its own uses: a thousand pods that only read are no load to
+ * Kafka. */
+static bool is_needed(const struct refdata *refdata, enum refdata_need bus)
+{
+    if (bus == REFDATA_NEEDS_COMMANDS)
+        return refdata_has_role(refdata, "command") || refdata_has_role(refdata, "adapter") ||
+               refdata_has_role(refdata, "apply");
+    return refdata_has_role(refdata, "relay") || refdata_has_role(refdata, "query");
+}
+
+static enum status open_commands(struct refdata_flow *flow, struct error *error)
+{
+    struct refdata_buses *buses = &flow->buses;
+    if (kernel_bus(flow->refdata->kernel)->commands == KERNEL_POSTGRES)
+        return open_postgres(flow, &buses->commands, error);
+    return is_needed(flow->refdata, REFDATA_NEEDS_COMMANDS) ? open_kafka(flow, &buses->commands, error)
+                                                            : STATUS_OK;
+}
+
 static enum status open_invalidations(struct refdata_flow *flow, struct error *error)
 {
     const struct kernel_bus_settings *settings = kernel_bus(flow->refdata->kernel);
     struct refdata_buses *buses = &flow->buses;
-    if (settings->invalidations == KERNEL_REDIS)
+    if (settings->commands == KERNEL_POSTGRES && settings->invalidations == KERNEL_POSTGRES)
+        buses->invalidations = buses->commands;
+    else if (!is_needed(flow->refdata, REFDATA_NEEDS_INVALIDATIONS))
+        return STATUS_OK;
+    else if (settings->invalidations == KERNEL_REDIS)
         return open_redis(flow, &buses->invalidations, error);
-    if (settings->commands == KERNEL_KAFKA)
+    else
         return open_postgres(flow, &buses->invalidations, error);
-    buses->invalidations = buses->commands;
     return STATUS_OK;
 }
 
@@ -171,8 +193,7 @@ enum status refdata_buses_open(struct refdata_flow *flow, struct error *error)
     buses->commands_topic = by_kafka ? kafka->commands_topic.ptr : REFDATA_COMMANDS;
     buses->parallel = by_kafka ? (unsigned)kafka->handlers : 0;
     name_groups(flow);
-    enum status status =
-        by_kafka ? open_kafka(flow, &buses->commands, error) : open_postgres(flow, &buses->commands, error);
+    enum status status = open_commands(flow, error);
     if (status == STATUS_OK)
         status = open_invalidations(flow, error);
     if (status != STATUS_OK)
@@ -180,37 +201,46 @@ enum status refdata_buses_open(struct refdata_flow *flow, struct error *error)
     return status;
 }
 
-static bool has_two(const struct refdata_buses *buses)
+/* Each of them, and one that is both once. */
+static size_t list(const struct refdata_buses *buses, struct bus *all[2])
 {
-    return buses->invalidations != buses->commands;
+    size_t count = 0;
+    if (buses->commands)
+        all[count++] = buses->commands;
+    if (buses->invalidations && buses->invalidations != buses->commands)
+        all[count++] = buses->invalidations;
+    return count;
 }
 
 void refdata_buses_start(struct refdata_buses *buses)
 {
-    bus_start(buses->commands);
-    if (has_two(buses))
-        bus_start(buses->invalidations);
+    struct bus *all[2];
+    size_t count = list(buses, all);
+    for (size_t i = 0; i < count; i++)
+        bus_start(all[i]);
 }
 
 void refdata_buses_stop(struct refdata_buses *buses, int64_t grace_ms)
 {
-    bus_stop(buses->commands, grace_ms);
-    if (has_two(buses))
-        bus_stop(buses->invalidations, grace_ms);
+    struct bus *all[2];
+    size_t count = list(buses, all);
+    for (size_t i = 0; i < count; i++)
+        bus_stop(all[i], grace_ms);
 }
 
 void refdata_buses_interrupt(struct refdata_buses *buses)
 {
-    bus_interrupt(buses->commands);
-    if (has_two(buses))
-        bus_interrupt(buses->invalidations);
+    struct bus *all[2];
+    size_t count = list(buses, all);
+    for (size_t i = 0; i < count; i++)
+        bus_interrupt(all[i]);
 }
 
 void refdata_buses_close(struct refdata_buses *buses)
 {
-    if (has_two(buses))
-        bus_destroy(buses->invalidations);
-    bus_destroy(buses->commands);
+    struct bus *all[2];
+    for (size_t i = list(buses, all); i-- > 0;)
+        bus_destroy(all[i]);
     *buses = (struct refdata_buses){0};
 }
 
@@ -238,8 +268,8 @@ void refdata_buses_health(const struct refdata *refdata, const struct refdata_da
 {
     const struct kernel_bus_settings *settings = kernel_bus(refdata->kernel);
     const struct refdata_flow *flow = refdata_flow_of(database);
-    if (settings->commands == KERNEL_KAFKA)
+    if (settings->commands == KERNEL_KAFKA && is_needed(refdata, REFDATA_NEEDS_COMMANDS))
         put_engine(flow, "kafka", database->name, REFDATA_NEEDS_COMMANDS, health);
-    if (settings->invalidations == KERNEL_REDIS)
+    if (settings->invalidations == KERNEL_REDIS && is_needed(refdata, REFDATA_NEEDS_INVALIDATIONS))
         put_engine(flow, "redis", database->name, REFDATA_NEEDS_INVALIDATIONS, health);
 }

@@ -21,7 +21,7 @@ struct refdata_flow;
 #define REFDATA_GROUP_BYTES 65 /* with the NUL */
 
 struct refdata_buses {
-    struct bus *commands, *invalidations; /* NULL until opened */
+    struct bus *commands, *invalidations; /* NULL until opened, and where no role of this process uses it */
     const char *commands_topic;
     unsigned parallel; /* bus_subscription's, of apply */
     bool shared;       /* with the flows of other databases: commands_topic may have what is theirs */

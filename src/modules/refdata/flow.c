@@ -187,7 +187,7 @@ static void stop_flow(struct refdata_flow *flow)
 
 static void destroy_flow(struct refdata_flow *flow)
 {
-    if (flow->buses.commands) {
+    if (flow->news) { /* it was started */
         if (flow->adapter)
             refdata_adapter_destroy(flow->adapter);
         if (flow->committer)
@@ -221,7 +221,7 @@ static void on_grace_over(struct loop_timer *timer)
     struct closing *closing = (struct closing *)((char *)timer - offsetof(struct closing, grace));
     for (struct refdata_flow *flow = closing->flows; flow; flow = flow->next) {
         db_pool_interrupt(flow->database->pool);
-        if (flow->buses.commands)
+        if (flow->news)
             refdata_buses_interrupt(&flow->buses);
         if (flow->adapter)
             refdata_adapter_interrupt(flow->adapter);
@@ -270,7 +270,7 @@ void refdata_flows_close(struct refdata *refdata, const struct refdata_catalog *
     if (closing.flows) {
         wait_for_loops(refdata); /* no handler holds a flow any more */
         for (struct refdata_flow *flow = closing.flows; flow; flow = flow->next)
-            if (flow->buses.commands)
+            if (flow->news)
                 stop_flow(flow);
         wait_for_loops(refdata); /* what they posted has been handled */
     }

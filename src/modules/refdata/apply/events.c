@@ -3,6 +3,7 @@
  * What a POST or the adapter accepted has its row of update_request. Others may publish commands too, by the contract alone:
  * theirs is made here, with the note that the event was processed, so that its status can be asked for (R2). */
 #include "base/hash.h"
+#include "base/log.h"
 #include "modules/refdata/acceptance.h"
 #include "modules/refdata/apply/batch.h"
 
@@ -37,7 +38,7 @@ static const struct refdata_rows_sql process_strangers_sql = {
     PROCESS_STRANGERS("unnest($1, $2, $3, $4, $5, $6) with ordinality"),
     PROCESS_STRANGERS("(values ($1, $2, $3, $4, $5, $6, 1))")};
 static const char outcomes_sql[] =
-    "select u.at, r.status, r.committed_version, r.error_code, r.error_message, r.snapshot_id"
+    "select u.at, r.status, r.committed_version, r.error_code, r.error_message, r.snapshot_id, r.content_hash"
     " from unnest($1, $2) with ordinality as u (t, e, at)"
     " join refdata.update_request r on r.tenant_id = u.t and r.event_id = u.e::uuid";
 
@@ -137,6 +138,18 @@ static void take_outcome(struct refdata_command *command, const struct db_result
     }
 }
 
+/* Another update under an event's id has no effect. A POST is told so; whoever published it by himself finds it here. */
+static void look_for_conflict(const struct batch *batch, const struct refdata_command *command,
+                              const struct db_result *rows, size_t row)
+{
+    struct str hash = db_result_str(rows, row, 6);
+    if (!hash.len || str_eq(hash, refdata_acceptance_hash(&command->update, batch->arena)))
+        return;
+    log_warn("event_id_conflict", LOG_STR("eventId", command->outcome.event_id),
+             LOG_STR("tenantId", command->outcome.tenant), LOG_STR("dictCode", command->outcome.dict_code),
+             LOG_CSTR("source", command->update.source == REFDATA_KAFKA ? "KAFKA" : "REST"));
+}
+
 /* A duplicate shows what became of the first one: its sender may still wait, if the commit was lost sight of. */
 enum status refdata_events_read(struct batch *batch, struct error *error)
 {
@@ -160,8 +173,11 @@ enum status refdata_events_read(struct batch *batch, struct error *error)
     db_statement_init(&statement, outcomes_sql, 2, text_arrays);
     if (columns.rows)
         status = db_query(batch->conn, &statement, params, batch->deadline_ns, &rows, error);
-    for (size_t row = 0; rows && row < db_result_rows(rows); row++)
-        take_outcome(&batch->commands[places[db_result_i64(rows, row, 0) - 1]], rows, row);
+    for (size_t row = 0; rows && row < db_result_rows(rows); row++) {
+        struct refdata_command *command = &batch->commands[places[db_result_i64(rows, row, 0) - 1]];
+        look_for_conflict(batch, command, rows, row);
+        take_outcome(command, rows, row);
+    }
     refdata_columns_free(&columns);
     db_result_free(rows);
     return status;
