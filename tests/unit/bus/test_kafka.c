@@ -449,19 +449,19 @@ static void test_the_lag_is_shown(void **state)
 static void test_a_frozen_broker_holds_up_no_stop_behind_a_backlog(void **state)
 {
     (void)state;
-    static const struct bus_topic topic = {.name = "backlog", .partitions = BACKLOG};
+    static const struct bus_topic topic = {.name = "heap", .partitions = BACKLOG};
     struct process process;
     struct recorder recorder;
     recorder_init(&recorder);
     recorder.behave = hold_and_tell;
     open_with(&process, &topic, 1);
     subscribe(&process, &recorder,
-              (struct bus_subscription){.topic = "backlog", .batch_max = 1, .parallel = BACKLOG});
+              (struct bus_subscription){.topic = "heap", .batch_max = 1, .parallel = BACKLOG});
     process_start(&process);
     await_ready(&recorder);
     for (unsigned p = 0; p < BACKLOG; p++)
         for (int i = 0; i < 30; i++)
-            publish(&process, "backlog", key_of_partition(p, BACKLOG), i);
+            publish(&process, "heap", key_of_partition(p, BACKLOG), i);
     bool held = recorder_await(&recorder, BACKLOG);
     kafka_fixture_freeze();
     nanosleep(&(struct timespec){.tv_sec = 3, .tv_nsec = 200000000},
