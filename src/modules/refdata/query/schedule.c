@@ -85,7 +85,7 @@ void refdata_schedule_want(struct refdata_holding *holding, int64_t delay_ms)
 }
 
 /* Deltas are cheap, but not free: a burst of updates must not wait for a load behind each of them. */
-#define DELTA_WINDOW_MS 4
+#define DELTA_WINDOW_MS 6
 
 /* The debounce is leading edge (R13): the first change loads at once, those within the window since that load began
  * share the one at its end. */
