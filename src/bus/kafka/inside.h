@@ -91,11 +91,12 @@ struct kafka_producer {
 };
 
 struct kafka_topic {
-    char fault[256]; /* why it cannot be used; "" = nothing wrong. Under kafka->lock */
-    bool gone;       /* a broker said it has none; under kafka->lock */
-    bool there;      /* a broker has it; upkeep's */
-    bool again;      /* it was there before; upkeep's */
-    bool refused;    /* to make it, as the log says; upkeep's */
+    char fault[256];        /* why it cannot be used; "" = nothing wrong. Under kafka->lock */
+    atomic_uint partitions; /* as many as it has, once it is known */
+    bool gone;              /* a broker said it has none; under kafka->lock */
+    bool there;             /* a broker has it; upkeep's */
+    bool again;             /* it was there before; upkeep's */
+    bool refused;           /* to make it, as the log says; upkeep's */
 };
 
 struct kafka {
@@ -156,6 +157,9 @@ void bus_kafka_probe(struct kafka *kafka);
 /* A broker does not know it. Any thread, not under the lock; those of others stay as they are. */
 void bus_kafka_topic_gone(struct kafka *kafka, const char *name);
 /* Under the lock: CONFIG when the topic cannot be used. */
+/* Where a message for `partition` goes: a dead-letter topic may have fewer than ours. */
+unsigned bus_kafka_topic_partition(struct kafka *kafka, const struct bus_topic_state *topic,
+                                   unsigned partition);
 enum status bus_kafka_topic_check(struct kafka *kafka, const struct bus_topic_state *topic,
                                   struct error *error) MUST_CHECK;
 

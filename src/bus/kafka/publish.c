@@ -242,9 +242,11 @@ static rd_kafka_resp_err_t send_one(struct kafka *kafka, rd_kafka_t *rk, const s
                                     struct slot *slot, int64_t deadline_ns)
 {
     const struct bus_topic_state *topic = bus_topic_find(&kafka->bus, message->topic);
+    struct bus_message placed = *message;
     rd_kafka_resp_err_t failure;
 
-    while ((failure = bus_kafka_message_send(rk, topic->spec.name, message, slot)) ==
+    placed.partition = bus_kafka_topic_partition(kafka, topic, message->partition);
+    while ((failure = bus_kafka_message_send(rk, topic->spec.name, &placed, slot)) ==
                RD_KAFKA_RESP_ERR__QUEUE_FULL &&
            clock_ms_left(deadline_ns) > 0 && !is_over(kafka)) {
         pthread_mutex_lock(&kafka->lock);

@@ -28,6 +28,14 @@ static struct kafka_topic *topic_of(struct kafka *kafka, const struct bus_topic_
     return &kafka->topics[topic - kafka->bus.topics];
 }
 
+unsigned bus_kafka_topic_partition(struct kafka *kafka, const struct bus_topic_state *topic,
+                                   unsigned partition)
+{
+    unsigned there = atomic_load(&topic_of(kafka, topic)->partitions);
+
+    return topic->dead || there == 0 ? partition : partition % there;
+}
+
 enum status bus_kafka_topic_check(struct kafka *kafka, const struct bus_topic_state *topic,
                                   struct error *error)
 {
@@ -171,8 +179,9 @@ static void make_topics(struct kafka *kafka, rd_kafka_t *rk)
 static void set_fault(struct kafka *kafka, struct bus_topic_state *topic, int partitions)
 {
     char *fault = topic_of(kafka, topic)->fault;
-    /* a broker may have made it again by itself, as it likes: as long as ours are among them it goes on */
-    bool matches = partitions == (int)topic->spec.partitions ||
+    /* a broker may have made it again by itself, as it likes: as long as ours are among them it goes on. Dead letters have no
+     * order to keep, and whoever reads them may have made their topic first */
+    bool matches = partitions == (int)topic->spec.partitions || !topic->dead ||
                    (topic_of(kafka, topic)->again && partitions > (int)topic->spec.partitions);
 
     pthread_mutex_lock(&kafka->lock);
@@ -182,6 +191,7 @@ static void set_fault(struct kafka *kafka, struct bus_topic_state *topic, int pa
     else
         snprintf(fault, sizeof kafka->topics[0].fault, "Kafka's topic %s has %d partitions, not %u",
                  topic->spec.name, partitions, topic->spec.partitions);
+    atomic_store(&topic_of(kafka, topic)->partitions, (unsigned)partitions);
     atomic_store(&topic->known, matches);
     pthread_cond_broadcast(&kafka->changed);
     pthread_mutex_unlock(&kafka->lock);

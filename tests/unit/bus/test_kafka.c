@@ -234,6 +234,26 @@ static void test_another_number_of_partitions_is_refused(void **state)
     assert_non_null(strstr(error.message, "count has 3 partitions, not 2"));
 }
 
+/* Whoever reads dead letters may have made their topic before us, as he liked: they are buried all the same. */
+static void test_dead_letters_go_to_as_many_partitions_as_there_are(void **state)
+{
+    (void)state;
+    static const struct bus_topic four = {.name = "few", .partitions = 4};
+    struct process process;
+    struct bus_message letters[4];
+    rd_kafka_t *stranger = stranger_open();
+    stranger_makes_topic(stranger, "few.dlq", 2);
+    rd_kafka_destroy(stranger);
+    open_with(&process, &four, 1);
+    process_start(&process);
+    for (unsigned i = 0; i < 4; i++)
+        letters[i] = (struct bus_message){
+            .topic = STR("few.dlq"), .key = str_from(key_of_partition(i, 4)), .payload = STR("1")};
+    enum status status = bus_publish(process.bus, letters, 4, clock_deadline_ms(PATIENCE_MS), NULL);
+    process_close(&process);
+    assert_int_equal(status, STATUS_OK);
+}
+
 /* ---- gaps ---- */
 
 static void hold_and_tell(struct recorder *recorder, struct bus_batch *batch)
@@ -613,6 +633,7 @@ static int run_own(void)
         cmocka_unit_test(test_another_programs_topic_is_read_as_it_is),
         cmocka_unit_test(test_partitions_that_are_added_are_read_from_their_beginning),
         cmocka_unit_test(test_another_number_of_partitions_is_refused),
+        cmocka_unit_test(test_dead_letters_go_to_as_many_partitions_as_there_are),
         cmocka_unit_test(test_what_retention_took_is_a_gap),
         cmocka_unit_test(test_a_topic_that_is_gone_is_made_again),
         cmocka_unit_test(test_a_rebalance_waits_for_the_handler),
