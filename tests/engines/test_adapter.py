@@ -69,6 +69,7 @@ def test_an_external_message_becomes_an_update(adapted, external):
     uuid.UUID(rows[1][0])
 
 
+@pytest.mark.whole
 def test_the_same_message_twice_has_one_effect(adapted, external):
     fleet = adapted()
     bodies = [update({f"e{n}": n}, "COUNTED", eventId=str(uuid.uuid4())) for n in range(10)]

@@ -70,6 +70,7 @@ def test_who_accepted_an_update_dies_on_its_way(make_fleet, kafka, place):  # py
     fleet.reach(before + 1, "D")
 
 
+@pytest.mark.whole
 def test_updates_of_one_dictionary_reach_kafka_in_the_order_of_their_answers(make_fleet, kafka):
     """While Kafka is away they wait in the outbox, and not one of them fails for it."""
     fleet = make_fleet(sizes=SMALL, dictionaries=["D"])

@@ -97,6 +97,7 @@ def test_the_whole_of_redis_is_gone_for_a_while(make_fleet, redis):
     assert version in told
 
 
+@pytest.mark.whole
 def test_with_redis_gone_for_good_the_sweep_alone_keeps_pods_fresh(make_fleet, redis):
     """R14: within 2 s of the commit. Only the median decides, so that one stall of a busy machine does not."""
     fleet = make_fleet(sizes=SMALL, sweep="1s")

@@ -88,25 +88,24 @@ test_pytest() { # STAGE FLAVOUR FOLDER ARGS…
     test_add_file "$stage" "$results" "$status"
 }
 
+# Every worker has a PostgreSQL of its own; a file stays with one, since its tests share servers.
 test_system() {
-    test_pytest system debug system
+    test_pytest system debug system -n 2 --dist loadfile
     test_pytest system-tsan tsan system -m tsan
 }
 
 # Every driver by the bus's conformance suite; a fleet on the engines while they break; and the system tests of reference data,
-# unchanged, with the engines underneath. Among all tests it is short: the suites once, of the rest what is not marked
-# `whole`, and a few files of the system tests.
+# unchanged, with the engines underneath. Among all tests it is short: the suites once, and of the rest what is not marked
+# `whole`.
 test_engines() {
-    local files=("$ROOT"/tests/system/test_{refdata,updates,apply,relay}_*.py) marks=()
     test_meson engines debug --suite engines
     if [ "$TEST_ALL" = 1 ]; then
-        files=("$ROOT"/tests/system/test_{updates_apply,relay_publish}.py)
-        marks=(-m "not whole")
-    else
-        test_meson engines tsan --suite engines
+        test_pytest engines debug engines -m "not whole"
+        return
     fi
-    test_pytest engines debug engines "${marks[@]}"
-    FRESHET_TEST_ENGINES=1 test_pytest engines-system debug system "${files[@]}"
+    test_meson engines tsan --suite engines
+    test_pytest engines debug engines
+    FRESHET_TEST_ENGINES=1 test_pytest engines-system debug system "$ROOT"/tests/system/test_{refdata,updates,apply,relay}_*.py
 }
 
 # The loops of kills are whole when they are asked for by name, and short among all the tests.

@@ -26,6 +26,7 @@ cmd:curl                     | curl                  | asks the server whether i
 PACKAGES_TEST='
 pc:cmocka                    | libcmocka-dev         | unit tests
 py:pytest                    | python3-pytest        | system tests
+py:xdist                     | python3-pytest-xdist  | system tests, two files at a time
 py:psycopg2                  | python3-psycopg2      | system tests
 py:cryptography              | python3-cryptography  | keys for test tokens
 py:jwt                       | python3-jwt           | test tokens
