@@ -13,7 +13,7 @@
 #include "base/memory.h"
 #include "outbox/outbox_inside.h"
 
-enum { CONNECTIONS = 2, UPKEEP_INTERVAL_MS = 5000, PACE_MS = 6 };
+enum { CONNECTIONS = 2, UPKEEP_INTERVAL_MS = 5000, PACE_MS = 4 };
 
 /* ---- wakes ---- */
 

@@ -147,7 +147,7 @@ struct outbox_config {
     struct loop *loop;              /* timer and notices */
     struct worker_pool *workers;    /* outlives outbox_stop() */
     const struct db_target *target; /* two connections of its own, and one that listens */
-    int64_t pace_ms;                /* while events trickle in, claims are so far apart; 0 = 6 ms */
+    int64_t pace_ms;                /* while events trickle in, claims are so far apart; 0 = 4 ms */
     void *context;
     void (*publish)(void *context, struct outbox_batch *batch);
     void (*on_settled)(void *context,
