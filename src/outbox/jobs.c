@@ -222,7 +222,9 @@ static void step_done(struct worker_job *job)
     outbox->owes = outbox->claims.count > 0 || outbox->claims.doubtful[0];
     bool more = outbox->stopping ? outbox->owes && outbox->failures == 0 : outbox->again || outbox->woken;
     if (more && !job->cancelled) {
-        bool paced = !outbox->stopping && outbox->claims.count < (size_t)outbox->settings.batch;
+        /* Who found nothing, and was woken meanwhile, is at the beginning of something: that is not kept waiting. */
+        bool paced = !outbox->stopping && outbox->claims.count > 0 &&
+                     outbox->claims.count < (size_t)outbox->settings.batch;
         outbox->woken = false;
         if (paced)
             pace(outbox, clock_deadline_ms(outbox->config.pace_ms));
