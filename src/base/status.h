@@ -32,6 +32,10 @@
     X(DICTIONARY_READ_ONLY, "DICTIONARY_READ_ONLY", "the dictionary takes no such updates", 409, false)      \
     X(STALE_SOURCE_REVISION, "STALE_SOURCE_REVISION", "a later sourceRevision was applied", 409, false)      \
     X(IDEMPOTENCY_KEY_CONFLICT, "IDEMPOTENCY_KEY_CONFLICT", "this key came with another body", 409, false)   \
+    X(IDEMPOTENCY_KEY_PROCESSING, "IDEMPOTENCY_KEY_PROCESSING",                                              \
+      "a request with this key is being processed", 409, true)                                               \
+    X(SKU_TAKEN, "SKU_TAKEN", "an item with this sku exists", 409, false)                                    \
+    X(ENTITLEMENT_STATE_CONFLICT, "ENTITLEMENT_STATE_CONFLICT", "it is in that state already", 409, false)   \
     X(VERSION_TOO_OLD, "VERSION_TOO_OLD", "changes since that version are no longer kept", 410, false)       \
     X(LENGTH_REQUIRED, "LENGTH_REQUIRED", "the body needs a length", 411, false)                             \
     X(PAYLOAD_TOO_LARGE, "PAYLOAD_TOO_LARGE", "the body is over the limit", 413, false)                      \

@@ -4,7 +4,12 @@
  * a repetition within its window) and bus_publish() returns when every message is acknowledged. Consuming: a durable pull
  * consumer for each (group, partition), acknowledged after the database has committed; what is to come again later is NAKed
  * with a delay, a dead one is TERMed after its letter is out. One member of a group handles a partition at a time.
- * Advisories about messages that ran out of deliveries are kept in a stream of their own. */
+ *
+ * Deliveries: a subscription's attempts_max is the consumer's MaxDeliver too. While the database does not answer nothing is
+ * fetched, and what is in hand is kept as work in progress: an outage uses up no delivery. What the server gives up by itself
+ * (a process that died on the last delivery, somebody else's TERM) it tells in advisories, which a stream of their own keeps
+ * while nobody listens; a member of the group reads them there and sends the letter that is missing: the message itself, by
+ * its sequence, with the reason. So the dead-letter topic has every dead message once or more, whatever killed it. */
 #ifndef FRESHET_BUS_BUS_NATS_H
 #define FRESHET_BUS_BUS_NATS_H
 
@@ -19,6 +24,14 @@ struct bus_nats_security {
     const char *credentials_file;                      /* a user's JWT and seed; NULL = without */
 };
 
+/* What a topic is called there, where its owner says so: with one partition its stream and its subject are exactly these (its
+ * dead letters': STREAM_dlq and SUBJECT.dlq, its groups' durable consumers the group's name); with more the subject is
+ * SUBJECT.PARTITION, the consumer GROUP_PARTITION. */
+struct bus_nats_names {
+    const char *topic, *stream, *subject;
+    int64_t duplicate_window_ms; /* how long a repeated event id is dropped by the server; 0 = 2 minutes */
+};
+
 struct bus_nats_config {
     struct loop *loop;           /* timers */
     struct worker_pool *workers; /* handlers; stopped after bus_stop() */
@@ -28,11 +41,16 @@ struct bus_nats_config {
     const struct db_target *target; /* as bus_kafka's */
     const struct bus_topic *topics;
     size_t topic_count;
+    const struct bus_nats_names *names; /* of topics that are not called by their own name */
+    size_t name_count;
     unsigned replicas;  /* of streams made here; 0 = 1 */
     int64_t handler_ms; /* batch->deadline_ns; 0 = 30 s */
     /* What was sent to a member that is not heard of comes again after this, and its partitions are another's after twice
      * this; 0 = 5 s. The first to make the bucket of leases there decides for all. */
     int64_t ack_wait_ms;
+    /* Advisories of running out of deliveries, and of being terminated, are kept in these streams; NULL: freshet_advisories
+     * for both. Two names, two streams. */
+    const char *advisory_stream, *terminated_stream;
     int64_t keep_dead_ms;     /* dead letters; 0 = 30 days */
     size_t message_bytes_max; /* 0 = 1 MiB less what headers need */
 };

@@ -62,7 +62,9 @@ struct http_route {
     enum http_access access;
     const char *tenant_param; /* the path parameter that must equal the token's tenant; NULL = none */
     const char *scope;        /* needed scope; NULL = none */
-    enum http_idempotency idempotency;
+    enum http_idempotency idempotency; /* of a POST row; HTTP_WORKER, or whoever leaves by itself */
+    bool key_required;                 /* 400 BAD_REQUEST without Idempotency-Key */
+    bool key_stores_failures;          /* business failures are stored and replayed too (I4) */
     enum http_errors errors;
     enum http_consumes consumes; /* of POST, PUT and PATCH rows */
     size_t body_bytes_max;       /* 0 = the server's default; a GET's body is read, bounded and dropped */
@@ -94,10 +96,12 @@ struct http_request {
     struct arena *arena; /* freed with the request */
     struct loop *loop;
     const struct sockaddr_storage *peer;
-    struct trace trace;    /* from traceparent, or zeros: trace_id all zero means none came */
-    const void *identity;  /* the gate's; lives as long as the request */
-    void *handler_data;    /* the handler's own, NULL at first: kept while the request is parked */
-    void *connection_memo; /* the gate's per-connection slot, see http_server_config.on_connection_end */
+    struct trace trace;         /* from traceparent, or zeros: trace_id all zero means none came */
+    const void *identity;       /* the gate's; lives as long as the request */
+    struct str idempotency_key; /* the door's; ptr NULL = none came, or the row has no policy */
+    void *door_memo;            /* the door's own */
+    void *handler_data;         /* the handler's own, NULL at first: kept while the request is parked */
+    void *connection_memo;      /* the gate's per-connection slot, see http_server_config.on_connection_end */
     struct http_connection *connection;
 };
 
@@ -215,6 +219,12 @@ struct http_server_config {
     struct http_limits limits;
     http_gate_fn *gate; /* NULL = everything passes */
     void *gate_context;
+    /* Asked once the body is whole, for rows with an idempotency policy: as the gate, and http_gate_resume() after PARKED
+     * goes to the handler. Who passed leaves: on the loop, once, when the request is answered or given up, and no worker has
+     * it any more. NULL = everything passes. */
+    http_gate_fn *door;
+    void (*on_leave)(struct http_request *request, void *context);
+    void *door_context;
     void (*on_connection_end)(void *connection_memo,
                               void *gate_context); /* frees a non-NULL memo; may be NULL */
 };

@@ -20,6 +20,10 @@
 #include "loop/worker.h"
 
 struct kernel;
+struct bus;
+struct idempotency;
+struct outbox_table;
+struct kernel_topic;
 
 /* The routes of one role: only where it runs. */
 struct module_routes {
@@ -49,11 +53,23 @@ struct module {
     void (*stop)(void *state);    /* loops still run: end activity, cancel timers, wait for own threads */
     void (*destroy)(void *state); /* loops have ended: free */
     void (*health)(void *state, struct health *health);
+
+    /* ---- modules whose tables are in the store (store.h) ---- */
+    bool keeps_store; /* migrations are run there */
+    /* Topics of events that it publishes; asked of every module, also of those that do not run here. */
+    void (*each_topic)(const void *section, void (*fn)(const struct kernel_topic *topic, void *arg),
+                       void *arg);
+    /* Home loop, once: the bus of events is open and has not started. */
+    enum status (*subscribe)(void *state, struct bus *events, struct error *error);
+    /* Home loop, once, after all have subscribed: the schema stands and the bus runs. Start publishing, retention … */
+    void (*on_store)(void *state);
+    const struct outbox_table *const *outboxes; /* for `freshet outbox`; NULL-terminated; NULL = none */
 };
 
 /* ---- what a module may use of the process it runs in ---- */
 struct loop_group *kernel_loops(struct kernel *kernel);
 struct worker_pool *kernel_workers(struct kernel *kernel);
+struct idempotency *kernel_idempotency(struct kernel *kernel);
 bool kernel_has_role(const struct kernel *kernel, const char *role);
 /* What carries what (C2), and how PostgreSQL does where it does. */
 enum { KERNEL_POSTGRES, KERNEL_KAFKA = 1, KERNEL_REDIS = 1, KERNEL_NATS = 1 };

@@ -179,6 +179,7 @@ struct outbox_selection {   /* all conditions hold; empty = any */
     struct str ids;         /* text[] literal of db_array_*(); ptr NULL = any */
     struct str first, last; /* sequence, inclusive; ptr NULL = open */
     struct str aggregate;   /* its columns joined by '/'; ptr NULL = any */
+    struct str since;       /* created_at: from this moment on, as PostgreSQL reads it; ptr NULL = open */
     int64_t rows_max;
 };
 

@@ -19,6 +19,8 @@ pc:libcurl                   | libcurl4-openssl-dev  | HTTP client
 pc:rdkafka                   | librdkafka-dev        | Kafka client
 pc:hiredis                   | libhiredis-dev        | Redis protocol
 pc:libnats                   | libnats-dev           | NATS client
+pc:libprotobuf-c             | libprotobuf-c-dev     | events as protobuf
+cmd:protoc-c                 | protobuf-c-compiler   | events as protobuf
 postgres:                    | postgresql            | the private database
 cmd:psql                     | postgresql-client     | ./dev psql
 cmd:curl                     | curl                  | asks the server whether it is ready

@@ -1,0 +1,15 @@
+/* Digests, for who is above this folder: the only one, beside the bus's TLS, that knows OpenSSL. */
+#ifndef FRESHET_AUTH_DIGEST_H
+#define FRESHET_AUTH_DIGEST_H
+
+#include <stdint.h>
+
+#include "base/str.h"
+
+#define AUTH_SHA256_BYTES 32
+
+/* Of the parts one after another. */
+void auth_sha256(const struct str *parts, size_t count, uint8_t out[AUTH_SHA256_BYTES]);
+void auth_hmac_sha256(struct str key, const struct str *parts, size_t count, uint8_t out[AUTH_SHA256_BYTES]);
+
+#endif

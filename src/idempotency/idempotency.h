@@ -1,0 +1,94 @@
+/* Idempotency-Key for POST (SPEC I1–I7): one effect, one answer, however often it is sent.
+ *
+ *   loop    the body is whole ─ idempotency_enter(): is it a key? (400) Is a twin of it in flight in this process?
+ *              reject: 409 at once, without a thread or a connection · serialize: parked behind it, in order
+ *   worker  handler ─ idempotency_run(): ONE round trip
+ *              BEGIN; begin(scope, key, hash); effect + stored answer; COMMIT
+ *   loop    answered ─ idempotency_leave(): the next twin's turn
+ *
+ * There is no row for "being processed": begin() (platform.idempotency_begin, plpgsql) takes a transaction's advisory lock of
+ * the first 8 bytes of SHA-256(scope and key): reject tries, serialize waits, bounded. Only then, as a statement of its own
+ * that sees what was committed meanwhile, does it look for the stored answer. Busy, replay and conflict are SQLSTATEs of
+ * their own: they end the pipeline before the effect. So whoever dies in the middle leaves both effect and answer, or
+ * neither, and the lock goes with the connection.
+ *
+ * Scope: tenant, sub, method and the route's path pattern (I2): nobody reads another's answer.
+ *
+ * A module's table, wherever its migrations put it ("entitlement.idempotency_keys"), has these columns:
+ *   tenant_id text, subject text, method text, route text, idempotency_key text, request_hash bytea (SHA-256 of the body),
+ *   response_status int, response_body text, created_at, expires_at timestamptz;
+ *   primary key (tenant_id, subject, method, route, idempotency_key); an index on expires_at.
+ *
+ * Threads: enter and leave on the request's loop; run on a worker; the rest as said. */
+#ifndef FRESHET_IDEMPOTENCY_IDEMPOTENCY_H
+#define FRESHET_IDEMPOTENCY_IDEMPOTENCY_H
+
+#include "db/db.h"
+#include "http/http.h"
+
+#define IDEMPOTENCY_KEY_BYTES_MAX 255
+
+/* ---- the door: keys in flight in this process ---- */
+struct idempotency;
+struct idempotency *idempotency_create(
+    int64_t wait_ms); /* serialize: how long a twin may wait for the one before it */
+void idempotency_destroy(struct idempotency *idempotency);
+
+/* For requests of rows with a policy, when their body is whole. PASS: the handler may run, and leave() follows once it has
+ * answered. PARKED: http_gate_resume()'s way, later. The key, if there is one, is then in request->idempotency_key. */
+enum http_gate idempotency_enter(struct idempotency *idempotency, struct http_request *request,
+                                 struct str tenant, struct str subject);
+void idempotency_leave(struct idempotency *idempotency, struct http_request *request);
+
+/* I1, for those who keep keys in a way of their own (refdata): STR_NONE when there is none. INVALID_IDEMPOTENCY_KEY. */
+enum status idempotency_key_of(const struct http_request *request, struct str *key,
+                               struct error *error) MUST_CHECK;
+/* A failure of a key by the route's error style, with the seed's words and `idempotency_key`. */
+void idempotency_send_error(struct http_request *request, const struct error *error, struct str key);
+
+/* ---- effect and answer together ---- */
+struct idempotency_table {
+    const char *name; /* "intake.idempotency_keys" */
+    int64_t ttl_ms;
+    /* I6: is a row expired at the very moment of expires_at (entitlement), or only after it (intake)? */
+    bool expires_inclusive;
+};
+
+/* One statement whose one row begins with: the answer's HTTP status (int), its body (text). What follows is the module's own.
+ * It may be a call of a function that does everything; it is run once, inside the transaction. A status of 400 and more
+ * means that it wrote nothing: such an answer is stored only where the row says key_stores_failures, and never a 5xx, a 400,
+ * 401 or 403. */
+struct idempotency_effect {
+    const struct db_statement *statement;
+    const struct db_param *params;
+    unsigned column_count; /* of its row, the two included */
+};
+
+struct idempotency_outcome {
+    int status;
+    struct str body; /* as it was stored, to the byte */
+    bool replayed;
+    struct db_result *rows; /* of the effect, NULL when replayed: db_result_free() */
+};
+
+/* On a worker, for the request at hand: with its key, or without one, in which case the statement runs alone. Failures:
+ * IDEMPOTENCY_KEY_CONFLICT, IDEMPOTENCY_KEY_PROCESSING, and the database's (DB_DOWN also when nobody can tell whether it
+ * committed: the same key again finds out). */
+enum status idempotency_run(struct db_pool *pool, const struct idempotency_table *table,
+                            struct http_request *request, struct str tenant, struct str subject,
+                            const struct idempotency_effect *effect, int64_t deadline_ns,
+                            struct idempotency_outcome *outcome, struct error *error) MUST_CHECK;
+/* The same, answered: outcome or error. True where there was an effect and it was no failure: then tell others. */
+bool idempotency_answer(struct db_pool *pool, const struct idempotency_table *table,
+                        struct http_request *request, struct str tenant, struct str subject,
+                        const struct idempotency_effect *effect, int64_t deadline_ns);
+
+/* The statement of a retention rule for such a table (I6): never a row whose key is being processed. Into `out`. */
+void idempotency_cleanup_sql(const struct idempotency_table *table, struct buf *out);
+void idempotency_count_cleaned(struct str table,
+                               int64_t count); /* idempotency_cleanup_count_total, and the log */
+
+extern struct metric_family idempotency_hit_family, idempotency_miss_family, idempotency_conflict_family,
+    idempotency_collision_family, idempotency_cleanup_family;
+
+#endif
