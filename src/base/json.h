@@ -49,6 +49,8 @@ bool json_iter_next(struct json_iter *it, struct str *name, struct json_value *v
  * first. */
 bool json_get(const struct json_value *object, struct str name, struct json_value *value);
 bool json_has_duplicates(const struct json_value *object, struct arena *arena);
+/* The same, and *name is the first that comes again, unescaped: of the input or of `arena`. */
+bool json_find_duplicate(const struct json_value *object, struct arena *arena, struct str *name);
 
 bool json_str_eq(struct str raw_string, struct str text); /* does this JSON string mean `text`? */
 /* The meaning of a JSON string: a slice of the input when it has no escapes, else a copy in `arena`. */

@@ -140,6 +140,12 @@ static bool insert_name(struct str *table, size_t slots, struct str name)
 
 bool json_has_duplicates(const struct json_value *object, struct arena *arena)
 {
+    struct str name;
+    return json_find_duplicate(object, arena, &name);
+}
+
+bool json_find_duplicate(const struct json_value *object, struct arena *arena, struct str *name)
+{
     struct json_iter it;
     struct json_value member;
     struct str key;
@@ -154,9 +160,11 @@ bool json_has_duplicates(const struct json_value *object, struct arena *arena)
         slots *= 2;
     struct str *table = arena_zalloc(arena, slots * sizeof(*table));
     json_iter_init(&it, object);
-    while (json_iter_next(&it, &key, &member))
-        if (!insert_name(table, slots, json_str_decode(key, arena)))
+    while (json_iter_next(&it, &key, &member)) {
+        *name = json_str_decode(key, arena);
+        if (!insert_name(table, slots, *name))
             return true;
+    }
     return false;
 }
 
