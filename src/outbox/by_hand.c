@@ -4,20 +4,22 @@
 
 #include "outbox/outbox_inside.h"
 
-/* $1 ids, $2 and $3 sequence from and to, $4 aggregate, $5 rows at most. */
+/* $1 ids, $2 and $3 sequence from and to, $4 aggregate, $5 created since, $6 rows at most. A table without a sequence has
+ * nothing in any range of it. */
 #define SELECTED                                                        \
     " AND ($1::text[] IS NULL OR e.@id = ANY ($1::text[]::@id_type[]))" \
-    " AND ($2::text IS NULL OR e.@sequence >= $2::text::bigint)"        \
-    " AND ($3::text IS NULL OR e.@sequence <= $3::text::bigint)"        \
-    " AND ($4::text IS NULL OR concat_ws('/', @aggregate) = $4::text)"
+    " AND ($2::text IS NULL OR @number >= $2::text::bigint)"            \
+    " AND ($3::text IS NULL OR @number <= $3::text::bigint)"            \
+    " AND ($4::text IS NULL OR @about = $4::text)"                      \
+    " AND ($5::text IS NULL OR e.@created_at >= $5::text::timestamptz)"
 #define CHANGE(set, where)                                  \
     "UPDATE @table e SET " set " WHERE e.@id = ANY (ARRAY(" \
-    "    SELECT e.@id FROM @table e WHERE " where SELECTED "    ORDER BY e.@sequence LIMIT $5 FOR UPDATE))"
+    "    SELECT e.@id FROM @table e WHERE " where SELECTED "    ORDER BY @order LIMIT $6 FOR UPDATE))"
 #define AS_NEW "@set_alive @attempts = 0, @claims = 0, @next_attempt_at = NULL, @unlock"
 #define LIST(where)                                                                                         \
-    "SELECT e.@id::text, concat_ws('/', @aggregate), e.@sequence, (@event_type)::text,"                     \
+    "SELECT e.@id::text, @about, @number, (@event_type)::text,"                                             \
     "       e.@attempts, e.@claims, greatest(0, extract(epoch FROM now() - e.@created_at))::bigint, @error" \
-    " FROM @table e WHERE " where SELECTED " ORDER BY e.@sequence LIMIT $5"
+    " FROM @table e WHERE " where SELECTED " ORDER BY @order LIMIT $6"
 
 static const char *const list_templates[] = {
     [OUTBOX_PENDING] = LIST("@live AND (@leased) IS NOT TRUE"),
@@ -43,18 +45,15 @@ static enum status run(struct db_conn *conn, const struct outbox_table *table, c
                        const struct outbox_selection *selection, int64_t deadline_ns, struct db_result **rows,
                        struct error *error)
 {
-    static const enum db_type types[] = {DB_TEXT_ARRAY, DB_TEXT, DB_TEXT, DB_TEXT, DB_BIGINT};
+    static const enum db_type types[] = {DB_TEXT_ARRAY, DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT, DB_BIGINT};
     struct db_statement statement;
     struct arena arena;
     char rows_max[24];
     snprintf(rows_max, sizeof rows_max, "%lld", (long long)selection->rows_max);
-    const struct db_param params[] = {{selection->ids},
-                                      {selection->first},
-                                      {selection->last},
-                                      {selection->aggregate},
-                                      {str_from(rows_max)}};
+    const struct db_param params[] = {{selection->ids},       {selection->first}, {selection->last},
+                                      {selection->aggregate}, {selection->since}, {str_from(rows_max)}};
     arena_init(&arena, 4096);
-    db_statement_init(&statement, outbox_sql_expand(table, template, &arena), 5, types);
+    db_statement_init(&statement, outbox_sql_expand(table, template, &arena), 6, types);
     enum status status = db_query(conn, &statement, params, deadline_ns, rows, error);
     arena_deinit(&arena);
     return status;

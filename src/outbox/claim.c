@@ -118,11 +118,16 @@ static enum status add_claim(struct outbox_claims *claims, struct db_conn *conn,
 
 /* ---- the answer ---- */
 
+static unsigned cursor_columns(const struct outbox_table *table)
+{
+    return table->sequence ? outbox_aggregate_columns(table) : 0;
+}
+
 /* Columns: how far the walk came (step, aggregate), then the event (step, sequence, id, aggregate, …). */
 static void read_event(const struct outbox_table *table, const struct db_result *rows, size_t row,
                        struct outbox_event *event)
 {
-    unsigned aggregate = outbox_aggregate_columns(table), at = 1 + aggregate;
+    unsigned aggregate = outbox_aggregate_columns(table), at = 1 + cursor_columns(table);
     event->run = (size_t)db_result_i64(rows, row, at);
     at += 2;
     event->id = db_result_str(rows, row, at++);
@@ -139,7 +144,7 @@ static void read_event(const struct outbox_table *table, const struct db_result 
 static void take_events(struct outbox_claims *claims, struct db_result *rows)
 {
     size_t count = db_result_rows(rows);
-    unsigned id_column = 3 + outbox_aggregate_columns(claims->table);
+    unsigned id_column = 3 + cursor_columns(claims->table);
     if (count == 1 && db_result_is_null(rows, 0, id_column))
         count = 0;
     claims->rows = rows;
@@ -173,6 +178,10 @@ static void set_cursor(struct outbox_claims *claims, const struct str *aggregate
  * goes round until a walk from the beginning to the end found nothing. */
 static void move_cursor(struct outbox_claims *claims)
 {
+    if (!claims->table->sequence) {
+        claims->more = claims->count > 0;
+        return;
+    }
     bool from_middle = claims->cursor[0].ptr != NULL;
     int64_t walked = db_result_rows(claims->rows) ? db_result_i64(claims->rows, 0, 0) : 0;
     struct str last[OUTBOX_AGGREGATE_MAX] = {STR_NONE};

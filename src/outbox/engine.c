@@ -63,7 +63,9 @@ static void on_timer(struct loop_timer *timer)
 {
     struct outbox *outbox = (struct outbox *)((char *)timer - offsetof(struct outbox, timer));
     int64_t now_ns = clock_mono_ns();
-    int64_t upkeep_ms = least(UPKEEP_INTERVAL_MS, outbox->settings.cleanup_ms);
+    int64_t upkeep_ms = UPKEEP_INTERVAL_MS;
+    if (outbox->settings.keep_ms > 0)
+        upkeep_ms = least(upkeep_ms, outbox->settings.cleanup_ms);
     pthread_mutex_lock(&outbox->lock);
     bool is_time = outbox->paced && now_ns >= outbox->pace_ns;
     outbox->paced &= !is_time;

@@ -283,7 +283,7 @@ static void run_upkeep(struct worker_job *job)
     struct outbox *outbox = OUTBOX_OF(job, upkeep);
     int64_t now_ns = clock_mono_ns();
     pthread_mutex_lock(&outbox->lock);
-    bool cleanup = now_ns >= outbox->cleanup_ns;
+    bool cleanup = outbox->settings.keep_ms > 0 && now_ns >= outbox->cleanup_ns;
     if (cleanup)
         outbox->cleanup_ns = now_ns + outbox->settings.cleanup_ms * CLOCK_NS_PER_MS;
     pthread_mutex_unlock(&outbox->lock);

@@ -25,7 +25,8 @@
  *
  * Order: while an earlier event of an aggregate is live, a later one is claimed only together with it. FAILED
  * blocks nothing. It rests on the sequence column ascending in commit order within an aggregate: take it
- * under the aggregate's row lock.
+ * under the aggregate's row lock. A table without a sequence keeps no order (deliveries, which have nothing to do with
+ * each other): what has been due longest is claimed first, and nothing waits for anything.
  *
  * An event that kills its worker leaves a claim without an end. One with two of these is claimed alone, so
  * that it drags no other with it, and after max-attempt of them it is FAILED.
@@ -74,18 +75,22 @@ struct outbox_table {
      * these: (aggregate…, sequence) WHERE the row is live, that is, NOT published AND failed_at IS NULL, or
      * status IN (pending, in_flight). */
     struct outbox_column aggregate[OUTBOX_AGGREGATE_MAX + 1];
-    const char *sequence;   /* bigint */
+    /* bigint; NULL = no order: `aggregate` only says whom a row is about, and may be empty. Then the partial index, WHERE
+     * the row is live, is on when it is due: (coalesce(greatest(next_attempt_at, locked_until), created_at)). */
+    const char *sequence;
     const char *event_type; /* an expression over the row `e`: "e.event_type", "'invalidation'" */
     const char *payload;    /* the same: "e.payload" */
+    bool payload_is_bytes;  /* bytea: handed over as it is */
     const char *extra[OUTBOX_EXTRA_MAX + 1]; /* whatever else the publisher needs, the same; NULL ends it */
     struct outbox_logged logged[OUTBOX_LOGGED_MAX + 1]; /* what tells an event in logs; NULL ends it */
     struct outbox_words words;
-    const char *published, *failed_at;               /* of flags: boolean, timestamptz */
-    const char *published_at, *created_at;           /* timestamptz */
-    const char *attempts, *claims;                   /* int: failures; claims */
-    const char *claim_id, *locked_by, *locked_until; /* uuid, text, timestamptz */
-    const char *locked_at;                           /* timestamptz; NULL = the table has none */
-    const char *next_attempt_at, *last_error;        /* timestamptz; text, NULL = none */
+    const char *published, *failed_at;     /* of flags: boolean, timestamptz */
+    const char *published_at, *created_at; /* timestamptz */
+    const char *attempts, *claims;         /* int: failures; claims */
+    const char *claim_id, *locked_by,
+        *locked_until;                        /* uuid, text (HOSTNAME, or the machine's name), timestamptz */
+    const char *locked_at;                    /* timestamptz; NULL = the table has none */
+    const char *next_attempt_at, *last_error; /* timestamptz; text, NULL = none */
 };
 
 /* ---- settings: `<module>.outbox`, with seed 004's names ---- */
@@ -93,9 +98,10 @@ struct outbox_settings {
     int64_t poll_ms, batch, lease_ms, attempts_max;
     int64_t backoff_base_ms, backoff_max_ms, backoff_min_ms;
     int64_t jitter_min, jitter_max; /* thousandths */
-    int64_t keep_ms, cleanup_ms;
+    int64_t keep_ms, cleanup_ms;    /* keep_ms 0 = no retention here: the table's owner sees to it */
 };
 extern const struct setting_row outbox_setting_rows[];
+extern const struct setting_row outbox_delivery_rows[]; /* the same without retention */
 
 /* The pause before attempt + 1: min(max, base·2^(attempt-1))·jitter, at least backoff-min. */
 int64_t outbox_backoff_ms(const struct outbox_settings *settings, int64_t attempt);
@@ -163,6 +169,9 @@ void outbox_wake(struct outbox *outbox); /* any thread: something was committed 
  * not yet handed over is given back at once (C7). Any thread but a worker's or the loop's. */
 void outbox_stop(struct outbox *outbox, int64_t grace_ms);
 void outbox_destroy(struct outbox *outbox); /* after outbox_stop(); NULL is fine */
+
+/* What a writer says after its commit, for each event (O5); a debug line. */
+void outbox_log_enqueued(const struct outbox_table *table, struct str event_type, struct str id);
 
 /* ---- the bell: for a process that writes and has no engine ---- */
 struct outbox_bell;

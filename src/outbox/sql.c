@@ -3,6 +3,13 @@
  * always; only the descriptor's own names, which are part of the program, are pasted. */
 #include "outbox/outbox_inside.h"
 
+#define SET_CLAIMED                                             \
+    "@set_claimed @locked_now @claim_id = $3, @locked_by = $4," \
+    " @locked_until = now() + $5 * interval '1 ms', @claims = e.@claims + 1"
+#define CLAIMED                                                                                    \
+    "e.@id::text AS id, @aggregate_text e.@attempts::text AS attempts, e.@claims::text AS claims," \
+    " (@event_type)::text AS event_type, @payload AS payload@extra"
+
 /* $1 heads to walk, $2 events at most, $3 claim id, $4 worker, $5 lease in ms, $6 events of an aggregate at
  * most; $7 … the aggregate to start behind.
  *
@@ -40,14 +47,27 @@ static const char claim_template[] =
     "              LIMIT CASE WHEN w.suspect THEN 1 ELSE least($6, ($2 + w.heads - 1) / w.heads) END) q) r"
     "    WHERE r.free ORDER BY w.step, r.sequence LIMIT $2),"
     " claimed AS ("
-    "    UPDATE @table e SET @set_claimed @locked_now @claim_id = $3, @locked_by = $4,"
-    "        @locked_until = now() + $5 * interval '1 ms', @claims = e.@claims + 1"
-    "    FROM run WHERE e.@id = run.id AND @live AND @due"
-    "    RETURNING run.step, run.sequence, e.@id::text AS id, @aggregate_text, e.@attempts AS attempts,"
-    "              e.@claims AS claims, (@event_type)::text AS event_type,"
-    "              (@payload)::text AS payload@extra),"
-    " last AS (SELECT step, @cursor FROM heads ORDER BY step DESC LIMIT 1)"
-    " SELECT last.*, c.* FROM last LEFT JOIN claimed c ON true ORDER BY c.step, c.sequence";
+    "    UPDATE @table e SET " SET_CLAIMED " FROM run WHERE e.@id = run.id AND @live AND @due"
+    "    RETURNING run.step::text AS step, run.sequence::text AS sequence, " CLAIMED "),"
+    " last AS (SELECT h.step::text, @cursor FROM heads h ORDER BY h.step DESC LIMIT 1)"
+    " SELECT last.*, c.* FROM last LEFT JOIN claimed c ON true ORDER BY c.step::bigint, c.sequence::bigint";
+
+/* Of a table without order; $1 and $6 mean nothing here. What is due is one range of the index on when it is, however many
+ * wait for later; a suspect goes alone. */
+static const char delivery_template[] =
+    "WITH due AS MATERIALIZED ("
+    "    SELECT e.@id AS id, @due_at AS at, @suspect AS suspect FROM @table e"
+    "    WHERE @live AND @due_at <= now() ORDER BY @due_at LIMIT $2 FOR UPDATE SKIP LOCKED),"
+    " chosen AS ("
+    "    SELECT c.id, c.place"
+    "    FROM (SELECT d.id, row_number() OVER line AS place,"
+    "                 count(*) FILTER (WHERE d.suspect) OVER line AS suspects"
+    "          FROM due d WINDOW line AS (ORDER BY d.at, d.id)) c"
+    "    WHERE c.place = 1 OR c.suspects = 0),"
+    " claimed AS ("
+    "    UPDATE @table e SET " SET_CLAIMED " FROM chosen WHERE e.@id = chosen.id"
+    "    RETURNING chosen.place::text AS step, '' AS sequence, " CLAIMED ")"
+    " SELECT '0', c.* FROM claimed c ORDER BY c.step::bigint";
 
 /* $1 claim id; $2 … $5 arrays: id, verdict, pause in ms, reason. */
 static const char settle_template[] =
@@ -98,7 +118,7 @@ static void define(struct pieces *pieces, const char *name, struct str text)
     pieces->items[pieces->count++].text = text;
 }
 
-/* The format for each column of the aggregate, comma-separated: % is its name, # its place, $ its
+/* The format for each column of the aggregate, comma-separated unless it has one itself: % is its name, # its place, $ its
  * parameter. */
 static struct str each_column(struct pieces *pieces, const struct outbox_table *table, const char *format)
 {
@@ -106,7 +126,7 @@ static struct str each_column(struct pieces *pieces, const struct outbox_table *
     buf_init(&text);
     for (int i = 0; table->aggregate[i].name; i++) {
         const struct outbox_column *column = &table->aggregate[i];
-        if (i)
+        if (i && format[strlen(format) - 1] != ',')
             buf_put_str(&text, STR(", "));
         for (const char *c = format; *c; c++)
             if (*c == '#')
@@ -127,9 +147,28 @@ static void define_aggregate(struct pieces *pieces, const struct outbox_table *t
 {
     define(pieces, "aggregate", each_column(pieces, table, "e.%"));
     define(pieces, "aggregate_as", each_column(pieces, table, "e.% AS a#"));
-    define(pieces, "aggregate_text", each_column(pieces, table, "e.%::text AS a#"));
+    define(pieces, "aggregate_text", each_column(pieces, table, "e.%::text AS a#,"));
     define(pieces, "walked", each_column(pieces, table, "w.a#"));
-    define(pieces, "cursor", each_column(pieces, table, "a#::text AS c#"));
+    define(pieces, "cursor", each_column(pieces, table, "h.a#::text AS c#"));
+}
+
+/* What stands for order and aggregate where a table may have neither. */
+static void define_order(struct pieces *pieces, const struct outbox_table *table)
+{
+    struct arena *arena = pieces->arena;
+    define(pieces, "sequence", str_from(table->sequence ? table->sequence : ""));
+    define(pieces, "number",
+           table->sequence ? arena_printf(arena, "e.%s", table->sequence) : STR("NULL::bigint"));
+    define(pieces, "order",
+           table->sequence ? arena_printf(arena, "e.%s", table->sequence)
+                           : arena_printf(arena, "e.%s, e.%s", table->created_at, table->id.name));
+    define(pieces, "about",
+           table->aggregate[0].name
+               ? arena_printf(arena, "concat_ws('/', %.*s)", STR_ARG(each_column(pieces, table, "e.%")))
+               : arena_printf(arena, "e.%s::text", table->id.name));
+    define(pieces, "due_at",
+           arena_printf(arena, "coalesce(greatest(e.%s, e.%s), e.%s)", table->next_attempt_at,
+                        table->locked_until, table->created_at));
 }
 
 /* What a row is, and what makes it so, in the table's own words. */
@@ -222,9 +261,9 @@ static void define_all(struct pieces *pieces, const struct outbox_table *table)
     define(pieces, "table", str_from(table->name));
     define(pieces, "id", str_from(table->id.name));
     define(pieces, "id_type", str_from(table->id.type));
-    define(pieces, "sequence", str_from(table->sequence));
     define(pieces, "event_type", str_from(table->event_type));
-    define(pieces, "payload", str_from(table->payload));
+    define(pieces, "payload",
+           arena_printf(pieces->arena, table->payload_is_bytes ? "(%s)" : "(%s)::text", table->payload));
     define(pieces, "extra", extra_columns(pieces->arena, table));
     define(pieces, "logged", logged_columns(pieces->arena, table));
     define(pieces, "published_at", str_from(table->published_at));
@@ -236,6 +275,7 @@ static void define_all(struct pieces *pieces, const struct outbox_table *table)
     define(pieces, "locked_until", str_from(table->locked_until));
     define(pieces, "next_attempt_at", str_from(table->next_attempt_at));
     define_aggregate(pieces, table);
+    define_order(pieces, table);
     define_locks(pieces, table);
     if (table->words.column)
         define_words(pieces, table);
@@ -297,6 +337,10 @@ static void init_claims(struct outbox_sql *sql, const struct outbox_table *table
                                                                       DB_TEXT,   DB_BIGINT, DB_BIGINT};
     for (size_t i = OUTBOX_CLAIM_PARAMS; i < sizeof types / sizeof *types; i++)
         types[i] = DB_TEXT;
+    if (!table->sequence) {
+        init(&sql->claim_first, pieces, delivery_template, OUTBOX_CLAIM_PARAMS, types);
+        return;
+    }
     struct pieces later = *pieces;
     define(pieces, "after", STR(""));
     init(&sql->claim_first, pieces, claim_template, OUTBOX_CLAIM_PARAMS, types);
@@ -312,6 +356,7 @@ void outbox_sql_init(struct outbox_sql *sql, const struct outbox_table *table, s
     struct pieces pieces = {.arena = arena};
     define_all(&pieces, table);
     init_claims(sql, table, &pieces);
+    sql->claim_first.binary_results = sql->claim_after.binary_results = table->payload_is_bytes;
     init(&sql->settle, &pieces, settle_template, 5,
          (enum db_type[]){DB_UUID, DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY});
     init(&sql->release, &pieces, release_template, 1, (enum db_type[]){DB_UUID});

@@ -94,6 +94,12 @@ int64_t outbox_backoff_ms(const struct outbox_settings *settings, int64_t attemp
     return pause_ms > settings->backoff_min_ms ? pause_ms : settings->backoff_min_ms;
 }
 
+void outbox_log_enqueued(const struct outbox_table *table, struct str event_type, struct str id)
+{
+    log_debug("outbox_event_enqueued", LOG_CSTR("module", table->module), LOG_STR("eventType", event_type),
+              LOG_STR("id", id));
+}
+
 /* ---- who is told; rows: verdict, event type, age in ms, id, reason, attempts, what the table has logged ---- */
 
 enum { LOGGED = 6, FIELDS_MAX = 5 + OUTBOX_LOGGED_MAX + 1 };

@@ -1,0 +1,77 @@
+/* All letters of a batch go out by one call; only where the engine refuses one of them, each goes by itself, so that its
+ * failure is its own. */
+#include "outbox/letters.h"
+
+#include "base/clock.h"
+
+struct letters {
+    struct bus_message *messages;
+    size_t *places, count; /* of their events */
+};
+
+/* Nothing is wrong with the message: the engine is not there, or not as it should be. */
+static bool is_outage(enum status status)
+{
+    return status == STATUS_CONFIG || (status != STATUS_INTERNAL && status_retryable(status));
+}
+
+static void judge(struct outbox_batch *batch, size_t at, const struct error *error)
+{
+    if (error->status == STATUS_OK)
+        return;
+    if (is_outage(error->status))
+        outbox_batch_leave(batch, at);
+    else if (error->status == STATUS_BAD_REQUEST || error->status == STATUS_PAYLOAD_TOO_LARGE)
+        outbox_batch_poison(batch, at, "%s", error->message); /* it will always be refused */
+    else
+        outbox_batch_retry(batch, at, "%s", error->message);
+}
+
+static struct letters write_all(struct outbox_batch *batch, outbox_letter_fn *write, void *context,
+                                struct arena *arena)
+{
+    struct letters letters = {
+        .messages = arena_alloc(arena, batch->count * sizeof *letters.messages),
+        .places = arena_alloc(arena, batch->count * sizeof *letters.places),
+    };
+    for (size_t i = 0; i < batch->count; i++) {
+        const char *reason = "";
+        if (write(context, &batch->events[i], &letters.messages[letters.count], arena, &reason))
+            letters.places[letters.count++] = i;
+        else
+            outbox_batch_poison(batch, i, "%s", reason);
+    }
+    return letters;
+}
+
+static void publish_each(struct bus *bus, struct outbox_batch *batch, const struct letters *letters)
+{
+    for (size_t i = 0; i < letters->count; i++) {
+        size_t at = letters->places[i];
+        struct error error = {0};
+        if (outbox_batch_is_held(batch, at))
+            continue;
+        error.status =
+            bus_publish(bus, &letters->messages[i], 1, clock_deadline_ms(OUTBOX_LETTERS_MS), &error);
+        judge(batch, at, &error);
+    }
+}
+
+void outbox_letters_publish(struct bus *bus, struct outbox_batch *batch, outbox_letter_fn *write,
+                            void *context)
+{
+    struct arena arena;
+    struct error error = {0};
+    arena_init(&arena, 16384);
+    struct letters letters = write_all(batch, write, context, &arena);
+    int64_t soon_ns = clock_deadline_ms(OUTBOX_LETTERS_MS);
+    int64_t deadline_ns = soon_ns < batch->deadline_ns ? soon_ns : batch->deadline_ns;
+    if (letters.count)
+        error.status = bus_publish(bus, letters.messages, letters.count, deadline_ns, &error);
+    if (error.status != STATUS_OK && !is_outage(error.status))
+        publish_each(bus, batch, &letters);
+    else
+        for (size_t i = 0; i < letters.count; i++)
+            judge(batch, letters.places[i], &error);
+    arena_deinit(&arena);
+}
