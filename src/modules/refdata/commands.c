@@ -8,8 +8,8 @@
 #include "base/failpoint.h"
 #include "base/log.h"
 #include "base/memory.h"
-#include "modules/refdata/letters.h"
 #include "modules/refdata/writer.h"
+#include "outbox/letters.h"
 
 enum {
     PACE_MS = 1, /* somebody may wait for the commit */
@@ -146,7 +146,7 @@ static void publish(void *context, struct outbox_batch *batch)
 {
     struct refdata_commands *commands = context;
     FAILPOINT("commands.after_claim");
-    refdata_letters_publish(commands->flow->buses.commands, batch, write_letter, commands);
+    outbox_letters_publish(commands->flow->buses.commands, batch, write_letter, commands);
     FAILPOINT("commands.after_publish");
 }
 
@@ -189,7 +189,7 @@ void refdata_commands_start(struct refdata_commands *commands)
 void refdata_commands_stop(struct refdata_commands *commands)
 {
     if (commands->engine)
-        outbox_stop(commands->engine, REFDATA_LETTERS_STOP_MS);
+        outbox_stop(commands->engine, OUTBOX_LETTERS_STOP_MS);
 }
 
 void refdata_commands_destroy(struct refdata_commands *commands)

@@ -10,7 +10,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "modules/refdata/flow.h"
-#include "modules/refdata/letters.h"
+#include "outbox/letters.h"
 
 enum { HEADERS = 2, PAYLOAD_DEPTH_MAX = 4 };
 
@@ -88,7 +88,7 @@ static void publish(void *context, struct outbox_batch *batch)
 {
     struct refdata_relay *relay = context;
     FAILPOINT("relay.after_claim");
-    refdata_letters_publish(relay->flow->buses.invalidations, batch, write_letter, NULL);
+    outbox_letters_publish(relay->flow->buses.invalidations, batch, write_letter, NULL);
     FAILPOINT("relay.after_publish");
 }
 
@@ -150,7 +150,7 @@ void refdata_relay_wake(struct refdata_relay *relay)
 void refdata_relay_stop(struct refdata_relay *relay)
 {
     if (relay->engine)
-        outbox_stop(relay->engine, REFDATA_LETTERS_STOP_MS);
+        outbox_stop(relay->engine, OUTBOX_LETTERS_STOP_MS);
 }
 
 void refdata_relay_destroy(struct refdata_relay *relay)
