@@ -8,6 +8,7 @@
  *   reader.c    one subscription: its thread, what it polls, its end
  *   lane.c      one partition of it: what waits there, handed to the workers
  *   group.c     which partitions, from where, and commits
+ *   tsan.c      what ThreadSanitizer has to be told of librdkafka; in no other build
  *
  * Threads: one that serves the producer, one for upkeep, one for each subscription (the pump), beside librdkafka's own.
  * Handlers run on workers. The pump never waits for a handler but when a partition goes to another member:
