@@ -1,11 +1,13 @@
 /* /actuator: health and metrics (C8); and the rows of all that is open to everyone, on every process. */
 #include "kernel/kernel_inside.h"
+#include "kernel/store_inside.h"
 
 static void gather(struct kernel *kernel, struct health *health)
 {
     for (size_t i = 0; i < kernel->module_count; i++)
         if (kernel->modules[i].started && kernel->modules[i].module->health)
             kernel->modules[i].module->health(kernel->modules[i].state, health);
+    kernel_store_health(kernel, health);
     bool keys = auth_is_ready(kernel->auth);
     health_component(health, "auth", STR("keys"), keys,
                      keys ? STR_NONE : STR("no signing keys yet: every token is refused"));

@@ -14,6 +14,7 @@
 #include "fetch/fetch.h"
 #include "kernel/engines.h"
 #include "kernel/kernel_inside.h"
+#include "kernel/store_inside.h"
 
 enum { VERIFIER_THREADS = 2 };
 
@@ -48,6 +49,11 @@ const struct kernel_bus_settings *kernel_bus(const struct kernel *kernel)
     return config_section(kernel->first, "bus");
 }
 
+bool kernel_debug_is_enabled(const struct kernel *kernel)
+{
+    return ((const struct kernel_debug_settings *)config_section(kernel->first, "debug"))->enabled;
+}
+
 bool kernel_migrates(const struct kernel *kernel)
 {
     const struct kernel_bus_settings *bus = kernel_bus(kernel);
@@ -62,7 +68,7 @@ bool kernel_migrates(const struct kernel *kernel)
 const struct config_section *kernel_sections(const struct module *const *modules, struct arena *arena)
 {
     size_t count = 0;
-    struct config_section *sections = arena_zalloc(arena, (KERNEL_MODULES_MAX + 8) * sizeof *sections);
+    struct config_section *sections = arena_zalloc(arena, (KERNEL_MODULES_MAX + KERNEL_SECTIONS_MAX) * sizeof *sections);
     for (const struct config_section *own = kernel_own_sections; own->name; own++)
         sections[count++] = *own;
     for (; *modules; modules++)
@@ -191,7 +197,7 @@ static bool check_roles(const struct kernel_options *options)
     return true;
 }
 
-static bool wants_module(const struct kernel *kernel, const struct module *module)
+bool kernel_wants_module(const struct kernel *kernel, const struct module *module)
 {
     for (const char *const *role = module->roles; *role; role++)
         if (kernel_has_role(kernel, *role))
@@ -236,7 +242,7 @@ static enum status start_modules(struct kernel *kernel, struct error *error)
         const struct module *module = *at;
         struct kernel_module *entry = &kernel->modules[kernel->module_count++];
         entry->module = module;
-        if (!wants_module(kernel, module))
+        if (!kernel_wants_module(kernel, module))
             continue;
         for (struct metric_family *const *family = module->metrics; family && *family; family++)
             metrics_register(*family);
@@ -299,12 +305,16 @@ static enum status start(struct kernel *kernel, struct error *error)
     kernel->verifiers = worker_pool_create("verify", VERIFIER_THREADS, (size_t)http->worker_queue);
     enum status status = auth_create(&auth, kernel->loops, kernel->verifiers, &kernel->auth, error);
     if (status == STATUS_OK)
+        status = kernel_store_create(kernel, error);
+    if (status == STATUS_OK)
         status = start_modules(kernel, error);
     if (status == STATUS_OK)
         status = start_server(kernel, error);
-    if (status == STATUS_OK)
-        loop_group_start(kernel->loops);
-    return status;
+    if (status != STATUS_OK)
+        return status;
+    kernel_store_start(kernel);
+    loop_group_start(kernel->loops);
+    return STATUS_OK;
 }
 
 /* ---- stop: what takes requests first, what serves them last ---- */
@@ -327,9 +337,11 @@ static void drain(struct kernel *kernel)
 static void stop(struct kernel *kernel)
 {
     fetch_stop();
+    kernel_store_begin_stop(kernel);
     for (size_t i = kernel->module_count; i-- > 0;)
         if (kernel->modules[i].started && kernel->modules[i].module->stop)
             kernel->modules[i].module->stop(kernel->modules[i].state);
+    kernel_store_finish_stop(kernel);
     if (kernel->workers)
         worker_pool_stop(kernel->workers);
     if (kernel->verifiers)
@@ -345,6 +357,7 @@ static void destroy(struct kernel *kernel)
     for (size_t i = kernel->module_count; i-- > 0;)
         if (kernel->modules[i].started)
             kernel->modules[i].module->destroy(kernel->modules[i].state);
+    kernel_store_destroy(kernel);
     if (kernel->auth)
         auth_destroy(kernel->auth);
     if (kernel->loops)

@@ -80,6 +80,8 @@ struct kernel_bus_settings {
     int64_t partitions, handlers, poll_ms, keep_ms, keep_dead_ms;
 };
 const struct kernel_bus_settings *kernel_bus(const struct kernel *kernel); /* as it was at the start */
+bool kernel_debug_is_enabled(
+    const struct kernel *kernel);                  /* debug.enabled: routes that show what is inside */
 bool kernel_migrates(const struct kernel *kernel); /* does this process create and migrate schemas (C10)? */
 
 /* The identity the gate let through. A hot handler may use it until it returns; one that parks keeps it first. */

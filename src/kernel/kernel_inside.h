@@ -6,7 +6,7 @@
 
 #include "kernel/kernel.h"
 
-enum { KERNEL_MODULES_MAX = 16 };
+enum { KERNEL_MODULES_MAX = 16, KERNEL_SECTIONS_MAX = 16 /* the kernel's own */ };
 
 struct kernel_http_settings {
     struct setting_strings listen;
@@ -15,6 +15,10 @@ struct kernel_http_settings {
     int64_t body_bytes_max, target_bytes_max, header_bytes_max, header_count_max, connections_max;
     int64_t header_timeout_ms, body_timeout_ms, idle_timeout_ms, write_timeout_ms, request_timeout_ms;
     int64_t stop_timeout_ms;
+};
+
+struct kernel_debug_settings {
+    bool enabled;
 };
 
 struct kernel_log_settings {
@@ -29,6 +33,8 @@ struct kernel_module {
     bool started;
 };
 
+struct kernel_store;
+
 struct kernel {
     struct kernel_options options;
     struct arena arena;
@@ -41,11 +47,13 @@ struct kernel {
     struct worker_pool *workers;
     struct worker_pool *verifiers; /* of signatures alone: a dead PostgreSQL may block every worker */
     struct auth *auth;
+    struct kernel_store *store; /* store_inside.h; NULL where no role keeps anything there */
     struct http_router *router;
     struct http_server *server;
     atomic_bool stopping; /* readiness says DOWN while requests in flight are finished */
 };
 
+bool kernel_wants_module(const struct kernel *kernel, const struct module *module); /* by its roles */
 http_gate_fn kernel_gate;
 extern const struct http_route kernel_actuator_routes[]; /* open to everyone; context: struct kernel */
 http_handler_fn kernel_get_openapi;

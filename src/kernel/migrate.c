@@ -4,11 +4,13 @@
 #include "base/clock.h"
 #include "bus/bus_postgres.h"
 #include "kernel/kernel_inside.h"
+#include "kernel/store.h"
 
 enum { MIGRATE_TIMEOUT_MS = 10 * 60 * 1000 };
 
 struct migration_run {
-    const struct module *module;
+    const struct module *module; /* NULL: those that keep their tables in the store */
+    const struct module *const *modules;
     int exit_status;
 };
 
@@ -20,10 +22,17 @@ static enum status migrate_schema(struct db_pool *pool, const char *schema,
         db_migrate(pool, schema, migrations, clock_deadline_ms(MIGRATE_TIMEOUT_MS), &applied, error);
     if (status == STATUS_OK)
         printf("%s on %s: %u applied, up to date\n", schema, db_pool_address(pool), applied);
+    else
+        error_context(error, "%s", schema);
     return status;
 }
 
-/* Every database has the platform's tables beside the module's: its embedded bus. */
+static bool is_in(const struct migration_run *run, const struct module *module)
+{
+    return module->migrations && (run->module ? run->module == module : module->keeps_store);
+}
+
+/* Every database has the platform's tables beside the modules': its embedded bus. */
 static void migrate_database(const struct db_target *target, void *arg)
 {
     struct migration_run *run = arg;
@@ -32,15 +41,28 @@ static void migrate_database(const struct db_target *target, void *arg)
     enum status status = db_pool_create(target, &pool, &error);
     if (status == STATUS_OK)
         status = migrate_schema(pool, "platform", platform_migrations, &error);
-    if (status == STATUS_OK)
-        status = migrate_schema(pool, run->module->name, run->module->migrations, &error);
+    for (const struct module *const *at = run->modules; *at && status == STATUS_OK; at++)
+        if (is_in(run, *at))
+            status = migrate_schema(pool, (*at)->name, (*at)->migrations, &error);
     if (status != STATUS_OK) {
-        fprintf(stderr, "freshet: cannot migrate %s on database \"%s\": %s\n", run->module->name,
-                target->name, error.message);
+        fprintf(stderr, "freshet: cannot migrate database \"%s\": %s\n", target->name, error.message);
         run->exit_status = 1;
     }
     if (pool)
         db_pool_destroy(pool);
+}
+
+/* The store; without a database for it there is nothing to say, since no role that needs one can start. */
+static int migrate_store(struct config *config, const struct module *const *modules)
+{
+    struct migration_run run = {.modules = modules};
+    struct db_target target;
+    bool is_kept = false;
+    for (const struct module *const *at = modules; *at; at++)
+        is_kept |= is_in(&run, *at);
+    if (is_kept && kernel_store_find(config, modules, &target))
+        migrate_database(&target, &run);
+    return run.exit_status;
 }
 
 int kernel_migrate(const struct kernel_options *options)
@@ -50,12 +72,13 @@ int kernel_migrate(const struct kernel_options *options)
         return 1;
     int exit_status = 0;
     for (const struct module *const *at = options->modules; *at; at++) {
-        struct migration_run run = {.module = *at};
+        struct migration_run run = {.module = *at, .modules = options->modules};
         if ((*at)->migrations && (*at)->each_database)
             (*at)->each_database(config, config_section(config, (*at)->section->name), migrate_database,
                                  &run);
         exit_status |= run.exit_status;
     }
+    exit_status |= migrate_store(config, options->modules);
     config_free(config);
     return exit_status;
 }

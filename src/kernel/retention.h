@@ -21,7 +21,7 @@ struct retention_rule {
     void *context;
 };
 
-/* In on_store(), home loop. The rule is copied; its texts and context outlive the module's destroy(). First run within a
+/* In on_store(), home loop. The rule is copied; its texts and context stay until the module's destroy(). First run within a
  * minute at most (jitter), so that a process that is restarted often still cleans up. */
 void kernel_retention_add(struct kernel *kernel, const struct retention_rule *rule);
 

@@ -1,4 +1,4 @@
-/* The kernel's own settings: `http`, `log`, `bus`, `postgres`; engines.c has those of engines. Modules bring theirs. */
+/* The kernel's own settings: `http`, `log`, `bus`, `postgres`, `debug`; engines.c has those of engines. Modules bring theirs. */
 #include <stdlib.h>
 
 #include "kernel/engines.h"
@@ -57,6 +57,14 @@ static const struct setting_row log_rows[] = {
     {.name = NULL},
 };
 
+static const struct setting_row debug_rows[] = {
+    {"enabled", SETTING_BOOL, .offset = offsetof(struct kernel_debug_settings, enabled),
+     .help =
+         "Whether routes below /debug answer: they show one tenant's notifications and dead letters as they are kept.",
+     .fallback = "false"},
+    {.name = NULL},
+};
+
 static const char *const command_engines[] = {"postgres", "kafka", NULL};
 static const char *const invalidation_engines[] = {"postgres", "redis", NULL};
 static const char *const event_engines[] = {"postgres", "nats", NULL};
@@ -103,8 +111,12 @@ static const struct setting_row postgres_pool_rows[] = {
     {.name = NULL},
 };
 
+/* The first two are for lists of databases, and for SQL that others write; the store has neither. */
+enum { STORE_ROWS_FROM = 2 };
 const struct setting_row kernel_postgres_rows[] = {
     {"name", SETTING_STRING, PG_ROW(name), "Name of this block, where there are several.", "main", 1, 64},
+    {"schema", SETTING_STRING, PG_ROW(schema),
+     "search_path of the dictionaries' SQL; empty = the server's default.", ""},
     {"jdbcUrl", SETTING_STRING, PG_ROW(url),
      "Where the database is: jdbc:postgresql://HOST:PORT/DB or a postgresql:// URI.", NULL, 1, 4096,
      .place_offset = 1 + offsetof(struct kernel_postgres, place), .secret = true},
@@ -112,8 +124,6 @@ const struct setting_row kernel_postgres_rows[] = {
     {"passwordFromEnv", SETTING_STRING, PG_ROW(password_env),
      "Environment variable that holds the password; empty = from the URL.", "",
      .place_offset = 1 + offsetof(struct kernel_postgres, password_place)},
-    {"schema", SETTING_STRING, PG_ROW(schema),
-     "search_path of the dictionaries' SQL; empty = the server's default.", ""},
     {"connectTimeout", SETTING_DURATION_MS, PG_ROW(connect_timeout_ms), "Time for a connection to be made.",
      "3s", 10, HOUR_MS},
     {"statementTimeout", SETTING_DURATION_MS, PG_ROW(statement_timeout_ms),
@@ -127,6 +137,11 @@ const struct config_section kernel_own_sections[] = {
     {"log", "Logs: one JSON object a line on standard error.", log_rows, sizeof(struct kernel_log_settings)},
     {"auth", "Who may ask: tokens, keys, mTLS clients.", auth_setting_rows, sizeof(struct auth_settings)},
     {"bus", "What carries commands, invalidations and events.", bus_rows, sizeof(struct kernel_bus_settings)},
+    {"postgres",
+     "The PostgreSQL that modules other than refdata keep their tables in. Without it: the first of refdata.postgres.",
+     kernel_postgres_rows + STORE_ROWS_FROM, sizeof(struct kernel_postgres)},
+    {"debug", "What helps to look inside while developing.", debug_rows,
+     sizeof(struct kernel_debug_settings)},
     {"kafka", "Where Kafka is. Turns nothing on: see bus.commands.", kernel_kafka_rows,
      sizeof(struct kernel_kafka)},
     {"redis", "Where Redis is. Turns nothing on: see bus.invalidations.", kernel_redis_rows,

@@ -25,6 +25,13 @@ bool kernel_store_is_up(const struct kernel *kernel);    /* the same, and Postgr
 struct bus *kernel_events(struct kernel *kernel);        /* NULL before subscribe() */
 bool kernel_events_are_up(const struct kernel *kernel);  /* does NATS answer? Always true on PostgreSQL */
 const char *kernel_host_name(void);                      /* HOSTNAME, or the machine's (locked_by) */
+/* In a module's stop(), for outbox_stop() and the like: what is left of the time that all of them share. Events are handled
+ * until every module has stopped (an outbox needs the bus to the end), so what handlers touch stays until destroy(). */
+int64_t kernel_stop_grace_ms(const struct kernel *kernel);
+
+/* ---- without a process: `freshet migrate`, `freshet outbox` ----
+ * False: no section names a database. Texts are borrowed from the configuration and the environment. */
+bool kernel_store_find(struct config *config, const struct module *const *modules, struct db_target *target);
 
 /* ---- topics of events, as modules' sections name them ---- */
 struct kernel_topic {
@@ -32,6 +39,9 @@ struct kernel_topic {
     /* In NATS, with one partition: exactly this stream and this subject. NULL: by the topic's name. */
     const char *stream, *subject;
     int64_t duplicate_window_ms; /* 0 = the driver's */
+    /* Of the bus as a whole in NATS, as bus_nats.h describes them: one topic says so for all. NULL and 0 = the driver's. */
+    const char *advisory_stream, *terminated_stream;
+    int64_t ack_wait_ms;
 };
 typedef void kernel_topic_fn(const struct kernel_topic *topic, void *arg);
 

@@ -1,0 +1,172 @@
+/* Opening the bus of events: topics as every module names them, in PostgreSQL or in NATS. Nothing here waits for a server;
+ * a bus connects by itself, whenever its engine is there. */
+#include "base/log.h"
+#include "bus/bus_nats.h"
+#include "bus/bus_postgres.h"
+#include "kernel/engines.h"
+#include "kernel/kernel_inside.h"
+#include "kernel/store_inside.h"
+
+enum {
+    TOPICS_MAX = 16,
+    OWN_CONNECTIONS = 2, /* of the embedded bus: publishing and upkeep */
+};
+
+/* What was not handled yet outlives everything but this. */
+#define KEEP_HARD_MS (INT64_C(7) * 24 * 3600 * 1000)
+
+struct topics {
+    const struct kernel_bus_settings *settings;
+    struct bus_topic topics[TOPICS_MAX];
+    struct bus_nats_names names[TOPICS_MAX];
+    const char *advisory_stream, *terminated_stream;
+    int64_t ack_wait_ms;
+    size_t count;
+};
+
+static void add_topic(const struct kernel_topic *wanted, void *arg)
+{
+    struct topics *all = arg;
+    if (all->count == TOPICS_MAX)
+        return;
+    struct bus_topic *topic = &all->topics[all->count];
+    *topic = wanted->topic;
+    if (!topic->keep_ms)
+        topic->keep_ms = all->settings->keep_ms;
+    if (!topic->keep_ms_hard)
+        topic->keep_ms_hard = KEEP_HARD_MS > topic->keep_ms ? KEEP_HARD_MS : topic->keep_ms;
+    if (all->settings->events == KERNEL_NATS)
+        topic->partitions = 1; /* one subject, one stream, so that others read it by the names they know */
+    all->names[all->count++] = (struct bus_nats_names){
+        .topic = topic->name,
+        .stream = wanted->stream,
+        .subject = wanted->subject,
+        .duplicate_window_ms = wanted->duplicate_window_ms,
+    };
+    if (wanted->advisory_stream)
+        all->advisory_stream = wanted->advisory_stream;
+    if (wanted->terminated_stream)
+        all->terminated_stream = wanted->terminated_stream;
+    if (wanted->ack_wait_ms)
+        all->ack_wait_ms = wanted->ack_wait_ms;
+}
+
+/* Of every module, also of those that do not run here: who reads a topic need not be its owner. */
+static void list_topics(const struct kernel *kernel, struct topics *all)
+{
+    *all = (struct topics){.settings = kernel_bus(kernel)};
+    for (const struct module *const *at = kernel->options.modules; *at; at++)
+        if ((*at)->each_topic)
+            (*at)->each_topic(config_section(kernel->first, (*at)->section->name), add_topic, all);
+}
+
+unsigned kernel_events_handlers(const struct kernel *kernel)
+{
+    return (unsigned)kernel_bus(kernel)->handlers;
+}
+
+static enum status open_postgres(struct kernel_store *store, const struct topics *all, struct bus **bus,
+                                 struct error *error)
+{
+    struct db_target target = store->target;
+    target.connections_max = kernel_events_handlers(store->kernel) + OWN_CONNECTIONS;
+    return bus_postgres_create(
+        &(struct bus_postgres_config){
+            .loop = store->home,
+            .workers = store->workers,
+            .target = &target,
+            .topics = all->topics,
+            .topic_count = all->count,
+            .poll_ms = all->settings->poll_ms,
+            .keep_dead_ms = all->settings->keep_dead_ms,
+        },
+        bus, error);
+}
+
+static const char *text_or_none(struct str text)
+{
+    return text.len ? text.ptr : NULL;
+}
+
+static struct bus_nats_security security_of(const struct kernel_nats *nats)
+{
+    return (struct bus_nats_security){
+        .tls = nats->tls.enabled,
+        .ca_file = text_or_none(nats->tls.ca_file),
+        .certificate_file = text_or_none(nats->tls.certificate_file),
+        .key_file = text_or_none(nats->tls.key_file),
+        .username = text_or_none(nats->login.username),
+        .password = kernel_login_password(&nats->login),
+        .credentials_file = text_or_none(nats->credentials_file),
+    };
+}
+
+static enum status open_nats(struct kernel_store *store, const struct topics *all, struct bus **bus,
+                             struct error *error)
+{
+    const struct kernel_nats *nats = kernel_nats(store->kernel);
+    struct db_target target = store->target;
+    struct buf servers;
+    target.connections_max = kernel_events_handlers(store->kernel);
+    buf_init(&servers);
+    for (size_t i = 0; i < nats->servers.count; i++)
+        buf_printf(&servers, "%s%.*s", i ? "," : "", STR_ARG(nats->servers.items[i]));
+    buf_put_char(&servers, '\0');
+    enum status status = bus_nats_create(
+        &(struct bus_nats_config){
+            .loop = store->home,
+            .workers = store->workers,
+            .servers = buf_str(&servers).ptr,
+            .client_name = kernel_host_name(),
+            .security = security_of(nats),
+            .target = &target,
+            .topics = all->topics,
+            .topic_count = all->count,
+            .names = all->names,
+            .name_count = all->count,
+            .replicas = (unsigned)nats->replicas,
+            .ack_wait_ms = all->ack_wait_ms,
+            .advisory_stream = all->advisory_stream,
+            .terminated_stream = all->terminated_stream,
+            .keep_dead_ms = all->settings->keep_dead_ms,
+        },
+        bus, error);
+    buf_deinit(&servers);
+    return status;
+}
+
+static enum status subscribe(struct kernel *kernel, struct bus *bus, struct error *error)
+{
+    for (size_t i = 0; i < kernel->module_count; i++) {
+        const struct kernel_module *entry = &kernel->modules[i];
+        if (!entry->started || !entry->module->subscribe)
+            continue;
+        if (entry->module->subscribe(entry->state, bus, error) != STATUS_OK)
+            return error_context(error, "%s", entry->module->name);
+    }
+    return STATUS_OK;
+}
+
+enum status kernel_events_open(struct kernel_store *store, struct error *error)
+{
+    struct topics all;
+    struct bus *bus = NULL;
+    list_topics(store->kernel, &all);
+    enum status status = all.settings->events == KERNEL_NATS ? open_nats(store, &all, &bus, error)
+                                                             : open_postgres(store, &all, &bus, error);
+    if (status == STATUS_OK)
+        status = subscribe(store->kernel, bus, error);
+    if (status != STATUS_OK) {
+        bus_destroy(bus);
+        return error_context(error, "bus of events");
+    }
+    bus_start(bus);
+    atomic_store(&store->events, bus);
+    return STATUS_OK;
+}
+
+bool kernel_events_are_up(const struct kernel *kernel)
+{
+    struct bus *bus = kernel->store ? atomic_load(&kernel->store->events) : NULL;
+    return kernel_bus(kernel)->events == KERNEL_POSTGRES || (bus && bus_nats_is_up(bus));
+}

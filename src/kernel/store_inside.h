@@ -1,0 +1,55 @@
+/* The store's own layout, for store.c, events.c and retention.c only. Everything but the atomics belongs to the home loop. */
+#ifndef FRESHET_KERNEL_STORE_INSIDE_H
+#define FRESHET_KERNEL_STORE_INSIDE_H
+
+#include <stdatomic.h>
+
+#include "kernel/store.h"
+
+struct retention;
+
+struct kernel_store {
+    struct kernel *kernel;
+    struct arena arena; /* the target's texts */
+    struct db_target target;
+    struct db_pool *pool;
+    struct worker_pool *workers;
+    struct loop *home;
+    struct retention *rules; /* retention.c */
+    _Atomic(struct bus *) events;
+
+    /* Looking: first until the schema stands, then whether PostgreSQL answers. */
+    struct loop_timer look;
+    struct worker_job job;
+    bool stands; /* the schema does */
+    enum status
+        status; /* of the last look, with its reason: the job's while that is under way, as `stands` */
+    struct error error;
+    char told[sizeof(((struct error *)0)->message)]; /* the reason that was logged last; empty = none */
+    int64_t pause_ms;
+    atomic_bool ready, reachable, looked;
+
+    bool stopping;
+    int64_t stop_deadline_ns;
+    struct loop_timer grace;
+};
+
+/* ---- events.c: on the home loop ---- */
+/* Opens the bus, has modules subscribe, starts it. Nothing is left behind by a failure. */
+enum status kernel_events_open(struct kernel_store *store, struct error *error) MUST_CHECK;
+unsigned kernel_events_handlers(const struct kernel *kernel); /* threads that its handlers may need */
+
+/* ---- retention.c ---- */
+void kernel_retention_stop(struct kernel_store *store);    /* home loop: no new runs */
+void kernel_retention_destroy(struct kernel_store *store); /* no job is under way */
+
+/* ---- the process's life: kernel.c, all no-ops without a store ---- */
+/* Before the modules start, if one of them keeps something there. Opens no connection. */
+enum status kernel_store_create(struct kernel *kernel, struct error *error) MUST_CHECK;
+void kernel_store_start(struct kernel *kernel);       /* before the loops run */
+void kernel_store_begin_stop(struct kernel *kernel);  /* before modules stop */
+void kernel_store_finish_stop(struct kernel *kernel); /* after modules have; loops still run */
+void kernel_store_destroy(struct kernel *kernel);     /* after modules are gone, before the loops are */
+void kernel_store_health(const struct kernel *kernel, struct health *health);
+
+#endif
