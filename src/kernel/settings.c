@@ -139,7 +139,7 @@ const struct config_section kernel_own_sections[] = {
     {"bus", "What carries commands, invalidations and events.", bus_rows, sizeof(struct kernel_bus_settings)},
     {"postgres",
      "The PostgreSQL that modules other than refdata keep their tables in. Without it: the first of refdata.postgres.",
-     kernel_postgres_rows + STORE_ROWS_FROM, sizeof(struct kernel_postgres)},
+     kernel_postgres_rows + STORE_ROWS_FROM, sizeof(struct kernel_postgres), .may_be_absent = true},
     {"debug", "What helps to look inside while developing.", debug_rows,
      sizeof(struct kernel_debug_settings)},
     {"kafka", "Where Kafka is. Turns nothing on: see bus.commands.", kernel_kafka_rows,
