@@ -61,7 +61,7 @@ static enum status read_text(const struct json_text *row, const struct json_valu
     bool lacks = value->raw.len == 0 || (row->is_optional && value->type == JSON_NULL);
     *text = STR_NONE;
     if (lacks)
-        return row->is_optional ? STATUS_OK : refuse(error, name, "is missing");
+        return row->is_optional || row->is_reserved ? STATUS_OK : refuse(error, name, "is missing");
     if (value->type != JSON_STRING)
         return refuse(error, name, "must be a string");
     *text = json_str_decode(value->raw, arena);
@@ -85,6 +85,8 @@ static enum status sort_members(const struct json_value *object, const struct js
         if (json_has_nul_escape(raw) || json_has_nul_escape(value.raw))
             return refuse(error, json_has_nul_escape(raw) ? STR("a name") : json_str_decode(raw, arena),
                           "must not hold \\u0000");
+        if (rows[at].is_reserved)
+            return refuse(error, str_from(rows[at].name), "is given by the server");
         if (rows[at].name) {
             values[at] = value;
             continue;

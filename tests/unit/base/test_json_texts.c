@@ -13,6 +13,7 @@
 static const struct json_text rows[] = {{"sku", 1, 4, .is_plain = true},
                                         {"title", 1, .chars_max = 8},
                                         {"note", 0, 4, .is_optional = true},
+                                        {.name = "id", .is_reserved = true},
                                         {.name = NULL}};
 
 static enum status read_body(struct str body, struct str *texts, struct buf *others, struct arena *arena,
@@ -27,7 +28,7 @@ static void texts_are_unescaped_and_the_rest_is_kept_as_it_came(void **state)
     (void)state;
     struct arena arena;
     struct buf others = {0};
-    struct str texts[3];
+    struct str texts[4];
     struct error error;
     arena_init(&arena, 256);
     assert_int_equal(
@@ -65,6 +66,7 @@ static void what_is_wrong_is_refused_by_name(void **state)
         {STR("{\"sku\":\"a\",\"title\":\"t\",\"x\":1,\"x\":2}"), "x"},
         {STR("{\"sku\":\"a\",\"title\":\"t\",\"x\":{\"y\":[\"\\u0000\"]}}"), "x"},
         {STR("{\"sku\":\"a\",\"title\":\"t\",\"x\\u0000\":1}"), "a name"},
+        {STR("{\"sku\":\"a\",\"title\":\"t\",\"id\":null}"), "id"},
         {STR("[\"sku\"]"), ""},
         {STR("{\"sku\":\"a\",\"title\":\"t\"}}"), ""},
         {STR(""), ""},
@@ -72,7 +74,7 @@ static void what_is_wrong_is_refused_by_name(void **state)
     for (size_t i = 0; i < COUNT(cases); i++) {
         struct arena arena;
         struct buf others = {0};
-        struct str texts[3];
+        struct str texts[4];
         struct error error;
         arena_init(&arena, 256);
         assert_int_equal(read_body(cases[i].body, texts, &others, &arena, &error), STATUS_BAD_REQUEST);
@@ -87,7 +89,7 @@ static void strangers_are_refused_where_nobody_keeps_them(void **state)
 {
     (void)state;
     struct arena arena;
-    struct str texts[3];
+    struct str texts[4];
     struct error error;
     arena_init(&arena, 256);
     assert_int_equal(

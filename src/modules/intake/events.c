@@ -1,0 +1,128 @@
+/* Events of items on their way to the bus: an outbox engine over intake.event_outbox in every process of the role. */
+#include "base/failpoint.h"
+#include "base/json.h"
+#include "bus/bus.h"
+#include "kernel/store.h"
+#include "modules/intake/intake.h"
+#include "outbox/letters.h"
+
+enum { EXTRA_TENANT, EXTRA_SKU, EXTRA_OCCURRED_AT, EXTRA_TRACEPARENT, EXTRA_TRACE_ID };
+
+const struct outbox_table intake_outbox_table = {
+    .module = "intake",
+    .name = "intake.event_outbox",
+    .id = {"event_id", "uuid"},
+    .aggregate = {{"tenant_id", "text"}, {"sku", "text"}},
+    .sequence = "sequence",
+    .event_type = "e.event_type",
+    .payload = "e.payload",
+    .extra = {[EXTRA_TENANT] = "e.tenant_id",
+              [EXTRA_SKU] = "e.sku",
+              [EXTRA_OCCURRED_AT] = "intake.rfc3339(e.created_at)",
+              [EXTRA_TRACEPARENT] = "e.traceparent",
+              [EXTRA_TRACE_ID] = "split_part(e.traceparent, '-', 2)"},
+    .logged = {{"eventId", "e.event_id", false}, {"tenantId", "e.tenant_id", false}},
+    .words = {"status", "PENDING", "IN_FLIGHT", "PUBLISHED", "FAILED"},
+    .published_at = "published_at",
+    .created_at = "created_at",
+    .attempts = "attempt_count",
+    .claims = "claim_count",
+    .claim_id = "claim_id",
+    .locked_by = "locked_by",
+    .locked_until = "lease_until",
+    .locked_at = "locked_at",
+    .next_attempt_at = "next_retry_at",
+    .last_error = "last_error",
+};
+
+/* ---- publishing, on a worker ---- */
+
+static bool is_event(struct str payload)
+{
+    struct json_value body, member;
+    return json_parse(payload, JSON_DEPTH_LIMIT, &body, NULL) == STATUS_OK && body.type == JSON_OBJECT &&
+           json_get(&body, STR("event_id"), &member) && member.type == JSON_STRING &&
+           json_get(&body, STR("item"), &member) && member.type == JSON_OBJECT;
+}
+
+/* A part of an aggregate's key, in which '/' stands between parts. */
+static void put_part(struct buf *key, struct str part)
+{
+    for (size_t i = 0; i < part.len; i++) {
+        if (part.ptr[i] == '/')
+            buf_put_str(key, STR("%2F"));
+        else if (part.ptr[i] == '%')
+            buf_put_str(key, STR("%25"));
+        else
+            buf_put_char(key, part.ptr[i]);
+    }
+}
+
+static struct str aggregate_key(const struct outbox_event *event, struct arena *arena)
+{
+    struct buf key = {0};
+    put_part(&key, event->extra[EXTRA_TENANT]);
+    buf_put_char(&key, '/');
+    put_part(&key, event->extra[EXTRA_SKU]);
+    struct str copy = arena_str(arena, buf_str(&key));
+    buf_deinit(&key);
+    return copy;
+}
+
+static bool write_letter(void *context, const struct outbox_event *event, struct bus_message *message,
+                         struct arena *arena, const char **reason)
+{
+    (void)context;
+    *reason = "the payload is no event";
+    if (!is_event(event->payload))
+        return false;
+    struct str key = aggregate_key(event, arena);
+    const struct bus_header headers[] = {
+        {STR(BUS_HEADER_EVENT_ID), event->id},
+        {STR("event_type"), event->event_type},
+        {STR("aggregate_key"), key},
+        {STR("occurred_at"), event->extra[EXTRA_OCCURRED_AT]},
+        {STR("tenant_id"), event->extra[EXTRA_TENANT]},
+        {STR("trace_id"), event->extra[EXTRA_TRACE_ID]},
+        {STR(BUS_HEADER_TRACEPARENT), event->extra[EXTRA_TRACEPARENT]},
+    };
+    enum { ALL = sizeof headers / sizeof *headers, UNTRACED = ALL - 2 };
+    struct bus_header *copies = arena_alloc(arena, sizeof headers);
+    memcpy(copies, headers, sizeof headers);
+    *message = (struct bus_message){
+        .topic = STR(INTAKE_EVENTS),
+        .key = key,
+        .payload = event->payload,
+        .headers = copies,
+        .header_count = event->extra[EXTRA_TRACEPARENT].len ? ALL : UNTRACED,
+    };
+    return true;
+}
+
+static void publish(void *context, struct outbox_batch *batch)
+{
+    struct intake *intake = context;
+    FAILPOINT("intake.after_claim");
+    outbox_letters_publish(kernel_events(intake->kernel), batch, write_letter, NULL);
+    FAILPOINT("intake.after_publish");
+}
+
+static void on_settled(void *context, size_t count)
+{
+    (void)context;
+    (void)count;
+    FAILPOINT("intake.after_finalize");
+}
+
+enum status intake_publisher_create(struct intake *intake, struct error *error)
+{
+    return outbox_create(&(struct outbox_config){.table = &intake_outbox_table,
+                                                 .settings = &intake->settings->outbox,
+                                                 .loop = kernel_store_loop(intake->kernel),
+                                                 .workers = kernel_store_workers(intake->kernel),
+                                                 .target = kernel_store_target(intake->kernel),
+                                                 .context = intake,
+                                                 .publish = publish,
+                                                 .on_settled = on_settled},
+                         &intake->publisher, error);
+}

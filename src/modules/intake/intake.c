@@ -1,0 +1,124 @@
+/* The module: settings, life and health of intake. */
+#include "modules/intake/intake.h"
+
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "kernel/retention.h"
+#include "kernel/store.h"
+#include "outbox/letters.h"
+
+enum { PARTITIONS = 4 };
+
+#define ROW(member) .offset = offsetof(struct intake_settings, member)
+#define MINUTE_MS INT64_C(60000)
+#define DAY_MS (24 * 60 * MINUTE_MS)
+
+static const struct setting_row idempotency_rows[] = {
+    {"ttl", SETTING_DURATION_MS, ROW(idempotency.ttl_ms),
+     "How long the answer to an Idempotency-Key is kept; replays do not prolong it.", "1h", 1, 365 * DAY_MS},
+    {"cleanup-interval", SETTING_DURATION_MS, ROW(idempotency.cleanup_ms),
+     "How often older ones are deleted.", "10m", 10, DAY_MS},
+    {.name = NULL},
+};
+
+static const struct setting_row section_rows[] = {
+    {"idempotency", SETTING_OBJECT, .help = "Idempotency-Key of POST /api/v1/items.",
+     .rows = idempotency_rows, .fallback = ""},
+    {"outbox", SETTING_OBJECT, ROW(outbox), "How events of items are published.", "",
+     .rows = outbox_setting_rows},
+    {.name = NULL},
+};
+
+const struct config_section intake_section = {.name = "intake",
+                                              .help = "Items that come in by POST.",
+                                              .rows = section_rows,
+                                              .struct_bytes = sizeof(struct intake_settings)};
+
+static void each_topic(const void *section, void (*fn)(const struct kernel_topic *topic, void *arg),
+                       void *arg)
+{
+    (void)section;
+    /* What its server loses in a crash, the outbox loses the mark of: it is published again. */
+    fn(&(struct kernel_topic){.topic = {.name = INTAKE_EVENTS, .partitions = PARTITIONS, .relaxed = true}},
+       arg);
+}
+
+/* ---- life ---- */
+
+static enum status start(struct kernel *kernel, const void *section, void **state, struct error *error)
+{
+    struct intake *intake = memory_zalloc(sizeof *intake);
+    intake->kernel = kernel;
+    intake->settings = section;
+    intake->keys = (struct idempotency_table){.name = "intake.idempotency_keys",
+                                              .ttl_ms = intake->settings->idempotency.ttl_ms,
+                                              .expires_inclusive = false};
+    idempotency_cleanup_sql(&intake->keys, &intake->keys_cleanup);
+    enum status status = intake_publisher_create(intake, error);
+    if (status != STATUS_OK) {
+        buf_deinit(&intake->keys_cleanup);
+        free(intake);
+        return status;
+    }
+    *state = intake;
+    return STATUS_OK;
+}
+
+static void count_cleaned(void *context, int64_t count)
+{
+    const struct intake *intake = context;
+    idempotency_count_cleaned(str_from(intake->keys.name), count);
+}
+
+static void on_store(void *state)
+{
+    struct intake *intake = state;
+    kernel_retention_add(intake->kernel,
+                         &(struct retention_rule){.name = intake->keys.name,
+                                                  .sql = buf_str(&intake->keys_cleanup).ptr,
+                                                  .interval_ms = intake->settings->idempotency.cleanup_ms,
+                                                  .on_deleted = count_cleaned,
+                                                  .context = intake});
+    outbox_start(intake->publisher);
+}
+
+static void stop(void *state)
+{
+    struct intake *intake = state;
+    outbox_stop(intake->publisher, OUTBOX_LETTERS_STOP_MS);
+}
+
+static void destroy(void *state)
+{
+    struct intake *intake = state;
+    outbox_destroy(intake->publisher);
+    buf_deinit(&intake->keys_cleanup);
+    free(intake);
+}
+
+static void health(void *state, struct health *health)
+{
+    const struct intake *intake = state;
+    bool up = kernel_store_is_up(intake->kernel);
+    health_role(health, "intake", up, up ? STR_NONE : STR("waiting for PostgreSQL"));
+}
+
+static struct metric_family *const metrics[] = {&intake_items_family, NULL};
+
+const struct module intake_module = {
+    .name = "intake",
+    .roles = (const char *const[]){"intake", NULL},
+    .section = &intake_section,
+    .routes = (const struct module_routes[]){{"intake", intake_routes}, {.role = NULL}},
+    .metrics = metrics,
+    .migrations = intake_migrations,
+    .start = start,
+    .stop = stop,
+    .destroy = destroy,
+    .health = health,
+    .keeps_store = true,
+    .each_topic = each_topic,
+    .on_store = on_store,
+    .outboxes = (const struct outbox_table *const[]){&intake_outbox_table, NULL},
+};

@@ -1,0 +1,42 @@
+/* Intake: items that come in by POST, once each (I8, seed 002), and the event that tells of each.
+ *
+ * An item and its `item_created` commit together, by one function in PostgreSQL (sql/intake); the stored answer to its
+ * Idempotency-Key goes with them (src/idempotency). An outbox engine in every process of the role publishes events behind the
+ * commit, on the topic intake.events. */
+#ifndef FRESHET_INTAKE_H
+#define FRESHET_INTAKE_H
+
+#include "idempotency/idempotency.h"
+#include "kernel/kernel.h"
+#include "outbox/outbox.h"
+
+#define INTAKE_EVENTS "intake.events"
+
+struct intake_settings {
+    struct {
+        int64_t ttl_ms, cleanup_ms;
+    } idempotency;
+    struct outbox_settings outbox;
+};
+
+struct intake {
+    struct kernel *kernel;
+    const struct intake_settings *settings; /* as at the start */
+    struct idempotency_table keys;
+    struct buf keys_cleanup; /* SQL */
+    struct outbox *publisher;
+};
+
+extern const struct module intake_module;
+extern const struct config_section intake_section;
+extern const struct db_migration intake_migrations[]; /* sql/intake */
+
+/* ---- items.c ---- */
+extern const struct http_route intake_routes[];
+extern struct metric_family intake_items_family;
+
+/* ---- events.c ---- */
+extern const struct outbox_table intake_outbox_table;
+enum status intake_publisher_create(struct intake *intake, struct error *error) MUST_CHECK;
+
+#endif

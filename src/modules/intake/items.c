@@ -1,0 +1,219 @@
+/* POST and GET of items. The body is checked here, so that PostgreSQL is asked only for what it can hold; what is done with
+ * it is one statement, and the answer's bytes are made there. */
+#include "base/clock.h"
+#include "base/failpoint.h"
+#include "base/json_texts.h"
+#include "base/log.h"
+#include "kernel/store.h"
+#include "modules/intake/intake.h"
+
+enum {
+    DATABASE_MS = 5000,
+    /* So that an item's event, which holds all of it, fits into a message of NATS. */
+    BODY_BYTES_MAX = 512 * 1024,
+    SKU_CHARS_MAX = 128,
+    TITLE_CHARS_MAX = 1024,
+};
+
+struct metric_family intake_items_family = {
+    .name = "intake_items_total",
+    .help =
+        "POSTed items: created, taken (409 SKU_TAKEN), rejected (other 4xx of the body), unavailable (5xx).",
+    .type = METRIC_COUNTER,
+    .labels = {"result", NULL},
+};
+
+static void count(const char *result)
+{
+    metric_add(metric_series_get(&intake_items_family, (struct str[]){str_from(result)}), 1);
+}
+
+/* ---- the body ---- */
+
+enum { SKU, TITLE, ID, CREATED_AT, TEXTS };
+
+static const struct json_text members[] = {
+    [SKU] = {"sku", 1, SKU_CHARS_MAX, .is_plain = true},
+    [TITLE] = {"title", 1, TITLE_CHARS_MAX, .is_plain = true},
+    [ID] = {.name = "id", .is_reserved = true},
+    [CREATED_AT] = {.name = "created_at", .is_reserved = true},
+    [TEXTS] = {.name = NULL},
+};
+
+static struct str traceparent_of(struct http_request *request)
+{
+    static const uint8_t none[sizeof request->trace.trace_id];
+    char text[TRACE_PARENT_BYTES];
+    if (memcmp(request->trace.trace_id, none, sizeof none) == 0)
+        return STR_NONE;
+    trace_format(&request->trace, text);
+    return arena_str(request->arena, str_from(text));
+}
+
+static enum status check_store(const struct intake *intake, struct error *error)
+{
+    return kernel_store_is_ready(intake->kernel)
+               ? STATUS_OK
+               : error_set(error, STATUS_UNAVAILABLE, "the database is not there yet");
+}
+
+/* ---- POST /api/v1/items ---- */
+
+static const char create_sql[] =
+    "select status, body, event_id::text from intake.create_item($1, $2, $3, $4, $5, $6)";
+static const enum db_type text_types[] = {DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT};
+enum { CREATE_PARAMS = 6, CREATE_EVENT_ID = 2 };
+
+/* Where the item can be read: a function of the request, so it need not be stored with the answer. */
+static void put_location(struct buf *lines, struct str sku)
+{
+    static const char digits[] = "0123456789ABCDEF";
+    buf_put_str(lines, STR("Location: /api/v1/items/"));
+    for (size_t i = 0; i < sku.len; i++) {
+        unsigned char c = (unsigned char)sku.ptr[i];
+        bool is_unreserved = (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') ||
+                             (c != '\0' && strchr("-._~", c));
+        if (is_unreserved)
+            buf_put_char(lines, (char)c);
+        else
+            buf_put(lines, (char[]){'%', digits[c >> 4], digits[c & 15]}, 3);
+    }
+    buf_put_str(lines, STR("\r\n"));
+}
+
+static void send_outcome(struct http_request *request, const struct idempotency_outcome *outcome,
+                         struct str sku)
+{
+    struct buf lines = {0};
+    if (outcome->status < 400)
+        put_location(&lines, sku);
+    if (outcome->replayed)
+        buf_put_str(&lines, STR("Idempotency-Replayed: true\r\n"));
+    http_send(request, &(struct http_response){
+                           .status = outcome->status, .headers = buf_str(&lines), .body = outcome->body});
+    buf_deinit(&lines);
+}
+
+static void send_failure(struct http_request *request, const struct error *error)
+{
+    bool is_of_key = error->status == STATUS_IDEMPOTENCY_KEY_CONFLICT ||
+                     error->status == STATUS_IDEMPOTENCY_KEY_PROCESSING;
+    if (is_of_key)
+        idempotency_send_error(request, error, request->idempotency_key);
+    else
+        http_send_error(request, error);
+}
+
+/* After a commit, or what may have been one: whoever publishes looks. */
+static void tell(struct intake *intake, const struct auth_identity *identity,
+                 const struct idempotency_outcome *outcome)
+{
+    if (outcome->rows && outcome->status < 400)
+        log_debug("outbox_event_enqueued", LOG_CSTR("module", intake_outbox_table.module),
+                  LOG_STR("eventId", db_result_str(outcome->rows, 0, CREATE_EVENT_ID)),
+                  LOG_STR("tenantId", identity->tenant));
+    outbox_wake(intake->publisher);
+}
+
+static void create(struct http_request *request, const struct str *texts, struct str attributes)
+{
+    struct intake *intake = request->context;
+    const struct auth_identity *identity = kernel_identity(request);
+    struct idempotency_outcome outcome = {0};
+    struct error error = {0};
+    struct db_statement statement;
+    const struct db_param params[] = {{identity->tenant},
+                                      {identity->subject.ptr ? identity->subject : STR("")},
+                                      {texts[SKU]},
+                                      {texts[TITLE]},
+                                      {attributes.ptr ? attributes : STR("")},
+                                      {traceparent_of(request)}};
+    db_statement_init(&statement, create_sql, CREATE_PARAMS, text_types);
+    FAILPOINT("intake.before_commit");
+    enum status status = idempotency_run(
+        kernel_store_pool(intake->kernel), &intake->keys, request, identity->tenant, identity->subject,
+        &(struct idempotency_effect){.statement = &statement, .params = params},
+        clock_deadline_ms(DATABASE_MS), &outcome, &error);
+    FAILPOINT("intake.after_commit");
+    if (outcome.is_news)
+        tell(intake, identity, &outcome);
+    if (status != STATUS_OK)
+        send_failure(request, &error);
+    else
+        send_outcome(request, &outcome, texts[SKU]);
+    if (!outcome.replayed)
+        count(status != STATUS_OK ? "unavailable" : outcome.status < 400 ? "created" : "taken");
+    db_result_free(outcome.rows);
+}
+
+static void post_item(struct http_request *request)
+{
+    static const char *const no_parameters[] = {NULL};
+    struct str texts[TEXTS];
+    struct buf attributes = {0};
+    struct error error = {0};
+    enum status status = http_request_query_only(request, no_parameters, &error);
+    if (status == STATUS_OK)
+        status = json_texts_read(request->body, members, texts, &attributes, request->arena, &error);
+    if (status == STATUS_OK)
+        status = check_store(request->context, &error);
+    if (status == STATUS_OK) {
+        create(request, texts, buf_str(&attributes));
+    } else {
+        count(status == STATUS_UNAVAILABLE ? "unavailable" : "rejected");
+        http_send_error(request, &error);
+    }
+    buf_deinit(&attributes);
+}
+
+/* ---- GET /api/v1/items/{sku} ---- */
+
+/* By the unique key. */
+static const char find_sql[] = "select intake.item_json(id, sku, title, created_at, attributes)"
+                               " from intake.items where tenant_id = $1 and sku = $2";
+
+static enum status find(struct http_request *request, struct str sku, struct db_result **rows,
+                        struct error *error)
+{
+    const struct intake *intake = request->context;
+    int64_t deadline_ns = clock_deadline_ms(DATABASE_MS);
+    struct db_statement statement;
+    struct db_conn *conn = NULL;
+    const struct db_param params[] = {{kernel_identity(request)->tenant}, {sku}};
+    db_statement_init(&statement, find_sql, 2, text_types);
+    enum status status = check_store(intake, error);
+    if (status == STATUS_OK)
+        status = db_acquire(kernel_store_pool(intake->kernel), deadline_ns, &conn, error);
+    if (status == STATUS_OK)
+        status = db_query(conn, &statement, params, deadline_ns, rows, error);
+    if (conn)
+        db_release(conn);
+    return status;
+}
+
+static void get_item(struct http_request *request)
+{
+    static const char *const no_parameters[] = {NULL};
+    struct db_result *rows = NULL;
+    struct error error = {0};
+    struct str sku = STR_NONE;
+    enum status status = http_request_query_only(request, no_parameters, &error);
+    if (status == STATUS_OK)
+        status = http_request_param(request, "sku", &sku, &error);
+    if (status == STATUS_OK)
+        status = find(request, sku, &rows, &error);
+    if (status == STATUS_OK && db_result_rows(rows) == 0)
+        status = error_set_field(&error, STATUS_ITEM_NOT_FOUND, "sku", "no item with this sku");
+    if (status == STATUS_OK)
+        http_send(request, &(struct http_response){.status = 200, .body = db_result_str(rows, 0, 0)});
+    else
+        http_send_error(request, &error);
+    db_result_free(rows);
+}
+
+const struct http_route intake_routes[] = {
+    {HTTP_POST, "/api/v1/items", post_item, HTTP_WORKER, .idempotency = HTTP_KEY_REJECT,
+     .errors = HTTP_ERRORS_DETAIL, .body_bytes_max = BODY_BYTES_MAX},
+    {HTTP_GET, "/api/v1/items/{sku}", get_item, HTTP_WORKER, .errors = HTTP_ERRORS_DETAIL},
+    {.handler = NULL},
+};
