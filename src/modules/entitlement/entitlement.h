@@ -1,0 +1,52 @@
+/* entitlement's own layout: what the files of this module share.
+ *
+ *   POST ─ change.c: body, one call of entitlement.change() by way of the idempotency engine ─ COMMIT ─ publisher.c is woken
+ *        ─ outbox engine ─ event.c: JSON to protobuf ─ bus, topic entitlement.events
+ *
+ * Everything is written by that one function, in one transaction with the answer that its key stands for. Handlers run on the
+ * server's workers; the outbox and the audit's upkeep on the store's. */
+#ifndef FRESHET_ENTITLEMENT_ENTITLEMENT_H
+#define FRESHET_ENTITLEMENT_ENTITLEMENT_H
+
+#include <stdatomic.h>
+
+#include "kernel/kernel.h"
+#include "kernel/store.h"
+#include "modules/entitlement/settings.h"
+
+#define ENTITLEMENT_TOPIC "entitlement.events"
+
+struct entitlement {
+    struct kernel *kernel;
+    const struct entitlement_settings *settings; /* as they were at the start */
+    struct idempotency_table keys;
+    struct buf keys_cleanup; /* SQL */
+    struct db_statement change, list, audit_make, audit_drop;
+    struct metric_series *granted, *revoked;
+    struct outbox *outbox;
+    struct loop_timer audit_timer; /* home loop */
+    struct worker_job audit_job;
+    bool audit_failed; /* the job's, then the home loop's */
+    atomic_bool stopping;
+};
+
+/* ---- change.c, list.c ---- */
+void entitlement_change_init(struct entitlement *entitlement);
+void entitlement_list_init(struct entitlement *entitlement);
+void entitlement_post_grant(struct http_request *request);
+void entitlement_post_revoke(struct http_request *request);
+void entitlement_get_of_user(struct http_request *request);
+
+/* ---- publisher.c ---- */
+extern const struct outbox_table entitlement_outbox_table;
+enum status entitlement_publisher_create(struct entitlement *entitlement, struct error *error) MUST_CHECK;
+
+/* ---- audit.c: partitions made ahead, and dropped ---- */
+void entitlement_audit_init(struct entitlement *entitlement);
+void entitlement_audit_start(struct entitlement *entitlement); /* home loop */
+
+extern struct metric_family entitlement_changes_family, entitlement_audit_family;
+extern const struct db_migration entitlement_migrations[]; /* sql/entitlement */
+extern const struct module entitlement_module;
+
+#endif

@@ -1,0 +1,147 @@
+/* A payload is checked for its meaning, not only its form: whoever reads the bus should never wonder what an event is about. */
+#include "modules/entitlement/event.h"
+
+#include <entitlement.pb-c.h>
+
+#include "base/clock.h"
+#include "base/json.h"
+#include "base/uuid.h"
+
+enum { PAYLOAD_DEPTH_MAX = 2 };
+
+/* The texts of a payload, in the order of `texts`. */
+enum { EVENT_ID, EVENT_TYPE, OCCURRED_AT, USER_ID, SKU, SOURCE, SOURCE_ID, TENANT_ID, TEXTS };
+
+static const struct text {
+    struct str name;
+    const char *reason;
+} texts[TEXTS] = {
+    [EVENT_ID] = {{"event_id", 8}, "the payload has no event_id"},
+    [EVENT_TYPE] = {{"event_type", 10}, "the payload has no event_type"},
+    [OCCURRED_AT] = {{"occurred_at", 11}, "the payload has no occurred_at"},
+    [USER_ID] = {{"user_id", 7}, "the payload has no user_id"},
+    [SKU] = {{"stock_keeping_unit", 18}, "the payload has no stock_keeping_unit"},
+    [SOURCE] = {{"source", 6}, "the payload has no source"},
+    [SOURCE_ID] = {{"source_id", 9}, "the payload has no source_id"},
+    [TENANT_ID] = {{"tenant_id", 9}, "the payload has no tenant_id"},
+};
+
+static bool fail(const char **reason, const char *sentence)
+{
+    *reason = sentence;
+    return false;
+}
+
+/* Protobuf's texts are C's: a NUL inside would cut them short, and PostgreSQL has none. */
+static bool read_texts(const struct json_value *body, struct arena *arena, struct str values[TEXTS],
+                       const char **reason)
+{
+    struct json_value member;
+    for (int i = 0; i < TEXTS; i++) {
+        if (!json_get(body, texts[i].name, &member) || member.type != JSON_STRING ||
+            json_has_nul_escape(member.raw))
+            return fail(reason, texts[i].reason);
+        values[i] = arena_str(arena, json_str_decode(member.raw, arena));
+        if (!values[i].len)
+            return fail(reason, texts[i].reason);
+    }
+    return true;
+}
+
+static bool makes_sense(const struct str values[TEXTS], int64_t version,
+                        const struct entitlement_event_row *row, const char **reason)
+{
+    struct uuid uuid;
+    int64_t at_us;
+    if (!uuid_parse(values[EVENT_ID], &uuid) || !str_eq(values[EVENT_ID], row->event_id))
+        return fail(reason, "the payload's event_id is not the row's");
+    if (!str_eq(values[TENANT_ID], row->tenant_id))
+        return fail(reason, "the payload's tenant_id is not the row's");
+    if (!str_eq(values[EVENT_TYPE], row->event_type) ||
+        (!str_eq(row->event_type, STR("EntitlementGranted")) &&
+         !str_eq(row->event_type, STR("EntitlementRevoked"))))
+        return fail(reason, "the payload's event_type is not the row's, or none of ours");
+    if (!clock_rfc3339_parse(values[OCCURRED_AT], &at_us))
+        return fail(reason, "the payload's occurred_at is no time");
+    if (version < 1)
+        return fail(reason, "the payload's version is not 1 or more");
+    return true;
+}
+
+static char *text_of(struct str value)
+{
+    return (char *)(uintptr_t)value.ptr; /* protobuf-c does not write to what it packs */
+}
+
+static struct str pack(const struct str values[TEXTS], int64_t version, struct arena *arena)
+{
+    Freshet__Entitlement__V1__EntitlementEvent message = FRESHET__ENTITLEMENT__V1__ENTITLEMENT_EVENT__INIT;
+    message.event_id = text_of(values[EVENT_ID]);
+    message.event_type = text_of(values[EVENT_TYPE]);
+    message.occurred_at = text_of(values[OCCURRED_AT]);
+    message.user_id = text_of(values[USER_ID]);
+    message.stock_keeping_unit = text_of(values[SKU]);
+    message.source = text_of(values[SOURCE]);
+    message.source_id = text_of(values[SOURCE_ID]);
+    message.version = version;
+    message.tenant_id = text_of(values[TENANT_ID]);
+    size_t size = freshet__entitlement__v1__entitlement_event__get_packed_size(&message);
+    uint8_t *bytes = arena_alloc(arena, size);
+    freshet__entitlement__v1__entitlement_event__pack(&message, bytes);
+    return str_of((const char *)bytes, size);
+}
+
+bool entitlement_event_encode(struct str payload, const struct entitlement_event_row *row,
+                              struct arena *arena, struct entitlement_event *event, const char **reason)
+{
+    struct json_value body, member;
+    struct str values[TEXTS];
+    struct error error;
+    int64_t version = 0;
+    if (json_parse(payload, PAYLOAD_DEPTH_MAX, &body, &error) != STATUS_OK || body.type != JSON_OBJECT)
+        return fail(reason, "the payload is no JSON object");
+    if (json_has_duplicates(&body, arena))
+        return fail(reason, "the payload says something twice");
+    if (!read_texts(&body, arena, values, reason))
+        return false;
+    if (!json_get(&body, STR("version"), &member) || !json_to_i64(&member, &version))
+        return fail(reason, "the payload has no version");
+    if (!makes_sense(values, version, row, reason))
+        return false;
+    event->message = pack(values, version, arena);
+    event->occurred_at = values[OCCURRED_AT];
+    return true;
+}
+
+/* ---- keys ---- */
+
+static bool is_plain(char c)
+{
+    return (unsigned char)c >= 0x20 && c != 0x7f && c != '/' && c != '%';
+}
+
+static char *put_part(char *out, struct str part)
+{
+    static const char digits[] = "0123456789ABCDEF";
+    for (size_t i = 0; i < part.len; i++) {
+        if (is_plain(part.ptr[i])) {
+            *out++ = part.ptr[i];
+            continue;
+        }
+        *out++ = '%';
+        *out++ = digits[(unsigned char)part.ptr[i] >> 4];
+        *out++ = digits[part.ptr[i] & 15];
+    }
+    return out;
+}
+
+struct str entitlement_aggregate_key(struct str tenant, struct str user, struct str sku, struct arena *arena)
+{
+    char *key = arena_alloc(arena, 3 * (tenant.len + user.len + sku.len) + 2);
+    char *end = put_part(key, tenant);
+    *end++ = '/';
+    end = put_part(end, user);
+    *end++ = '/';
+    end = put_part(end, sku);
+    return str_of(key, (size_t)(end - key));
+}
