@@ -229,3 +229,36 @@ struct http_entry *http_router_find(const struct http_router *router, enum http_
     *allowed = search.allowed;
     return entry;
 }
+
+/* ---- where nothing was found ---- */
+
+static const struct node *child_of(const struct node *node, struct str segment)
+{
+    for (size_t i = 0; i < node->literal_count; i++)
+        if (str_eq(node->literals[i]->segment, segment))
+            return node->literals[i];
+    return segment.len > 0 ? node->param : NULL;
+}
+
+static const struct http_route *any_route(const struct node *node)
+{
+    for (size_t method = 0; method < HTTP_METHODS; method++)
+        if (node->entries[method])
+            return node->entries[method]->route;
+    return NULL;
+}
+
+const struct http_route *http_router_nearest(const struct http_router *router, struct str path)
+{
+    const struct node *node = &router->root;
+    const struct http_route *nearest = NULL;
+    struct str segment;
+
+    (void)str_split(&path, '/', &segment); /* before the first slash */
+    while (node && str_split(&path, '/', &segment)) {
+        node = child_of(node, segment);
+        const struct http_route *here = node ? any_route(node) : NULL;
+        nearest = here ? here : nearest;
+    }
+    return nearest;
+}

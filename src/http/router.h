@@ -24,5 +24,8 @@ struct http_entry {
  * (1 << method) of what the path does take in *allowed, 0 for an unknown path. */
 struct http_entry *http_router_find(const struct http_router *router, enum http_method method,
                                     struct str path, struct str params[HTTP_PARAMS_MAX], unsigned *allowed);
+/* For a path without a row that takes it: a row of the path, or of the longest part of it that has one, which says how its
+ * errors look (C4). NULL: there is none. */
+const struct http_route *http_router_nearest(const struct http_router *router, struct str path);
 
 #endif

@@ -153,6 +153,34 @@ static void test_each_visits_every_row(void **state)
     http_router_destroy(router);
 }
 
+static void nearest(const struct http_router *router, const char *path, const char *row)
+{
+    const struct http_route *found = http_router_nearest(router, str_from(path));
+    if (!row) {
+        assert_null(found);
+        return;
+    }
+    assert_non_null(found);
+    assert_string_equal(found->path, row);
+}
+
+/* C4: whose errors a path without a row has. */
+static void test_finds_the_row_nearest_to_a_path(void **state)
+{
+    (void)state;
+    struct http_router *router = build(table);
+    nearest(router, "/v1/tenants/t/updates", "/v1/tenants/{tenantId}/updates");
+    nearest(router, "/v1/tenants/t/updates/e/more/and/more", "/v1/tenants/{tenantId}/updates/{eventId}");
+    nearest(router, "/v1/tenants/t/updates/", "/v1/tenants/{tenantId}/updates");
+    nearest(router, "/v1/tenants/t", NULL);
+    nearest(router, "/v1/unknown", NULL);
+    nearest(router, "/", NULL);
+    nearest(router, "//", NULL);
+    nearest(router, "*", NULL);
+    nearest(router, "", NULL);
+    http_router_destroy(router);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -162,6 +190,7 @@ int main(void)
         cmocka_unit_test(test_parameters_are_raw_segments_in_order),
         cmocka_unit_test(test_bad_tables_are_refused),
         cmocka_unit_test(test_each_visits_every_row),
+        cmocka_unit_test(test_finds_the_row_nearest_to_a_path),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
