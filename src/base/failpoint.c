@@ -155,3 +155,12 @@ void failpoint_hit(const char *name)
         if (strcmp(rules[i].name, name) == 0 && falls_due(&rules[i]))
             act(&rules[i]);
 }
+
+bool failpoint_is_armed(const char *name)
+{
+    pthread_once(&environment_read, read_environment);
+    for (size_t i = 0; i < rule_count; i++)
+        if (strcmp(rules[i].name, name) == 0)
+            return true;
+    return false;
+}

@@ -9,13 +9,19 @@
 #ifndef FRESHET_BASE_FAILPOINT_H
 #define FRESHET_BASE_FAILPOINT_H
 
+#include <stdbool.h>
+
 #ifdef FRESHET_WITH_FAILPOINTS
 /* Any thread. The first one reads FRESHET_FAILPOINTS; rules that make no sense end the process, since a test that
  * waits for a failure would otherwise pass without one. */
 void failpoint_hit(const char *name);
 #define FAILPOINT(name) failpoint_hit(name)
+/* Is there a rule for it? For what would otherwise be one step: only a test that asks for it takes two. */
+bool failpoint_is_armed(const char *name);
+#define FAILPOINT_IS_ARMED(name) failpoint_is_armed(name)
 #else
 #define FAILPOINT(name) ((void)0)
+#define FAILPOINT_IS_ARMED(name) false
 #endif
 
 #endif

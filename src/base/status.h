@@ -13,8 +13,10 @@
 #define STATUS_TABLE(X)                                                                                      \
     X(OK, "OK", "ok", 200, false)                                                                            \
     X(BAD_REQUEST, "BAD_REQUEST", "the request is not valid", 400, false)                                    \
-    X(INVALID_IDEMPOTENCY_KEY, "INVALID_IDEMPOTENCY_KEY", "a key is 1 to 255 of A-Z a-z 0-9 _ -", 400,       \
-      false)                                                                                                 \
+    X(INVALID_IDEMPOTENCY_KEY, "INVALID_IDEMPOTENCY_KEY",                                                    \
+      "Invalid idempotency key format. Key must be 1-255 characters long and contain only letters, "         \
+      "numbers, hyphens, and underscores",                                                                   \
+      400, false)                                                                                            \
     X(UNAUTHENTICATED, "UNAUTHENTICATED", "a valid bearer token is required", 401, false)                    \
     X(TENANT_MISMATCH, "TENANT_MISMATCH", "the token does not belong to this tenant", 403, false)            \
     X(INSUFFICIENT_SCOPE, "INSUFFICIENT_SCOPE", "the token lacks the scope this needs", 403, false)          \
@@ -31,9 +33,10 @@
     X(CHUNK_CONFLICT, "CHUNK_CONFLICT", "this chunk came before with other content", 409, false)             \
     X(DICTIONARY_READ_ONLY, "DICTIONARY_READ_ONLY", "the dictionary takes no such updates", 409, false)      \
     X(STALE_SOURCE_REVISION, "STALE_SOURCE_REVISION", "a later sourceRevision was applied", 409, false)      \
-    X(IDEMPOTENCY_KEY_CONFLICT, "IDEMPOTENCY_KEY_CONFLICT", "this key came with another body", 409, false)   \
+    X(IDEMPOTENCY_KEY_CONFLICT, "IDEMPOTENCY_KEY_CONFLICT",                                                  \
+      "Idempotency key already used with different request body", 409, false)                                \
     X(IDEMPOTENCY_KEY_PROCESSING, "IDEMPOTENCY_KEY_PROCESSING",                                              \
-      "a request with this key is being processed", 409, true)                                               \
+      "Request with this idempotency key is already being processed", 409, true)                             \
     X(SKU_TAKEN, "SKU_TAKEN", "an item with this sku exists", 409, false)                                    \
     X(ENTITLEMENT_STATE_CONFLICT, "ENTITLEMENT_STATE_CONFLICT", "it is in that state already", 409, false)   \
     X(VERSION_TOO_OLD, "VERSION_TOO_OLD", "changes since that version are no longer kept", 410, false)       \

@@ -181,7 +181,8 @@ enum status db_conn_failure(struct db_conn *conn, const PGresult *result, struct
         status = STATUS_DB_DOWN;
         db_conn_drop(conn);
     }
-    return counted(conn, error_set(error, status, "%s (SQLSTATE %s)", message, conn->sqlstate));
+    error_set(error, status, "%s (SQLSTATE %s)", message, conn->sqlstate);
+    return strncmp(state, DB_SIGNAL_CLASS, 2) == 0 ? status : counted(conn, status);
 }
 
 /* ---- bounded waits ---- */

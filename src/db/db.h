@@ -169,6 +169,8 @@ enum status db_describe(struct db_conn *conn, const struct db_statement *stateme
 
 /* The last failure's SQLSTATE on this connection ("" when there was none), e.g. "23505". */
 const char *db_sqlstate(const struct db_conn *conn);
+/* SQLSTATEs of this class are raised by functions of our own to end a pipeline early: an answer, not counted as a failure. */
+#define DB_SIGNAL_CLASS "FR"
 
 /* ---- transactions ---- */
 enum db_isolation { DB_READ_COMMITTED, DB_REPEATABLE_READ_ONLY, DB_REPEATABLE_READ };

@@ -53,6 +53,7 @@ void http_answer_put_head(struct http_exchange *exchange, const struct http_resp
 void http_answer_finish(struct http_exchange *exchange, int status)
 {
     exchange->answered = true;
+    http_exchange_leave(exchange); /* now: a client that reads slowly keeps nobody waiting */
     http_tally_count(exchange, status);
     http_connection_resume(exchange->connection);
 }

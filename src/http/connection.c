@@ -89,6 +89,7 @@ void http_connection_let_go(struct http_connection *connection)
     http_exchange_unpark(exchange);
     if (was_parked && exchange->on_drop)
         exchange->on_drop(&exchange->request, exchange->park_context);
+    http_exchange_leave(exchange);
     http_stream_release(exchange);
     connection->memo = exchange->request.connection_memo;
     http_exchange_release(exchange);

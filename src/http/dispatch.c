@@ -1,4 +1,4 @@
-/* One request's way: head → route → gate → body → handler → answer → next.
+/* One request's way: head → route → gate → body → door → handler → answer → next.
  *
  * Each function here is one step. A step that ends in an answer leaves the request in HTTP_STATE_HANDLER,
  * from where finish() takes the connection on, so that an answer is followed up in one place whoever gave it
@@ -65,6 +65,41 @@ static void call_handler(struct http_exchange *exchange)
     request->route->handler(request);
     if (!exchange->answered && exchange->park.generation == 0) {
         log_error("handler_without_answer", LOG_CSTR("route", request->route->path));
+        http_send_error(request, &(struct error){.status = STATUS_INTERNAL});
+    }
+}
+
+/* ---- door ---- */
+
+void http_exchange_leave(struct http_exchange *exchange)
+{
+    const struct http_server_config *config = &exchange->home->server->config;
+
+    if (!exchange->is_inside)
+        return;
+    exchange->is_inside = false;
+    if (config->on_leave)
+        config->on_leave(&exchange->request, config->door_context);
+}
+
+/* Only rows with a policy have one. While the door keeps a request waiting, its state is the handler's: nothing more is read,
+ * and whoever comes back by http_gate_resume() goes straight in. */
+static void ask_door(struct http_exchange *exchange)
+{
+    const struct http_server_config *config = &exchange->home->server->config;
+    struct http_request *request = &exchange->request;
+
+    if (request->route->idempotency == HTTP_KEY_NONE || !config->door) {
+        call_handler(exchange);
+        return;
+    }
+    http_connection_move(exchange->connection, HTTP_STATE_HANDLER);
+    enum http_gate verdict = config->door(request, config->door_context);
+    if (verdict == HTTP_GATE_PASS) {
+        exchange->is_inside = true;
+        call_handler(exchange);
+    } else if (verdict == HTTP_GATE_ANSWERED && !exchange->answered) {
+        log_error("door_without_answer", LOG_CSTR("route", request->route->path));
         http_send_error(request, &(struct error){.status = STATUS_INTERNAL});
     }
 }
@@ -138,7 +173,7 @@ static void after_gate(struct http_exchange *exchange)
 
     exchange->connection->memo = exchange->request.connection_memo;
     if (exchange->head.body_kind == HTTP_BODY_NONE) {
-        call_handler(exchange);
+        ask_door(exchange);
     } else if (check_body(exchange, &error) != STATUS_OK) {
         http_connection_move(exchange->connection, HTTP_STATE_HANDLER);
         http_send_error(&exchange->request, &error);
@@ -189,7 +224,7 @@ static bool read_body(struct http_exchange *exchange)
         case HTTP_BODY_DONE:
             if (buf_len(&exchange->body_bytes) > 0)
                 exchange->request.body = buf_str(&exchange->body_bytes);
-            call_handler(exchange);
+            ask_door(exchange);
             return true;
         case HTTP_BODY_FAILED: return refuse_body(exchange, STATUS_BAD_REQUEST, exchange->body.message);
         }
@@ -358,7 +393,14 @@ bool http_dispatch_step(struct http_connection *connection)
         after_gate(exchange);
         return true;
     case HTTP_STATE_BODY: return read_body(exchange);
-    case HTTP_STATE_HANDLER: return exchange->answered && finish(connection);
+    case HTTP_STATE_HANDLER:
+        if (exchange->answered)
+            return finish(connection);
+        if (!exchange->gate_passed)
+            return false;
+        exchange->gate_passed = false;
+        call_handler(exchange);
+        return true;
     case HTTP_STATE_STREAM: return http_stream_pump(connection);
     case HTTP_STATE_DISCARD: return discard_body(exchange);
     case HTTP_STATE_FLUSH:

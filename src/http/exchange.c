@@ -103,7 +103,7 @@ void http_exchange_next(struct http_exchange *exchange)
         equip(exchange);
     http_parser_reset(&exchange->parser);
     exchange->entry = NULL;
-    exchange->is_late = exchange->gate_passed = false;
+    exchange->is_late = exchange->gate_passed = exchange->is_inside = false;
     exchange->answered = exchange->framing_lost = exchange->closes = false;
     exchange->on_worker = exchange->abandoned = exchange->recorded.is_there = false;
     exchange->has_source = exchange->source_waits = exchange->is_chunked = false;
@@ -190,6 +190,8 @@ void http_exchange_fill_request(struct http_exchange *exchange)
     request->context = NULL;
     request->identity = NULL;
     request->handler_data = NULL;
+    request->idempotency_key = STR_NONE;
+    request->door_memo = NULL;
     request->connection_memo = exchange->connection->memo;
     struct str traceparent = value_of(exchange, HTTP_FIELD_TRACEPARENT);
     if (traceparent.len == 0 || !trace_parse(traceparent, &request->trace))

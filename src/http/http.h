@@ -220,8 +220,9 @@ struct http_server_config {
     http_gate_fn *gate; /* NULL = everything passes */
     void *gate_context;
     /* Asked once the body is whole, for rows with an idempotency policy: as the gate, and http_gate_resume() after PARKED
-     * goes to the handler. Who passed leaves: on the loop, once, when the request is answered or given up, and no worker has
-     * it any more. NULL = everything passes. */
+     * goes to the handler without asking again. Who passed, or was let in later, leaves: on the loop, once, when the request
+     * is answered or given up, and no worker has it any more. on_leave must not touch the answer. NULL = everything
+     * passes. */
     http_gate_fn *door;
     void (*on_leave)(struct http_request *request, void *context);
     void *door_context;
@@ -245,7 +246,7 @@ void http_server_drain(struct http_server *server, int64_t deadline_ns, void (*o
 /* After loop_group_stop() and before loop_group_destroy(): what is still open is closed without a word. What
  * workers and messages on their way still hold is freed when they are through. */
 void http_server_destroy(struct http_server *server);
-/* After HTTP_GATE_PARKED: unpark, set identity, then pass (true) — or answer it and call nothing. */
+/* After HTTP_GATE_PARKED, the gate's or the door's: unpark, then pass by this — or answer it and call nothing. */
 void http_gate_resume(struct http_request *request);
 /* Adopts a connected, non-blocking stream socket; on this loop. Tests and the fuzzer talk through a
  * socketpair. */

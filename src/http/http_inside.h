@@ -38,7 +38,7 @@ enum http_state {
     HTTP_STATE_HEAD,    /* reading a head; idle when no byte of one is there */
     HTTP_STATE_GATE,    /* the gate has it */
     HTTP_STATE_BODY,    /* reading the body for the handler */
-    HTTP_STATE_HANDLER, /* the handler, a worker or a parking place has it */
+    HTTP_STATE_HANDLER, /* the door, the handler, a worker or a parking place has it */
     HTTP_STATE_STREAM,  /* its source is asked for more as the socket takes it */
     HTTP_STATE_DISCARD, /* answered; the rest of the body is read and dropped */
     HTTP_STATE_FLUSH,   /* the last answer is leaving */
@@ -77,6 +77,7 @@ struct http_exchange {
     int64_t started_ns;
     bool is_late;       /* was off the loop: its time is taken when it is answered */
     bool gate_passed;   /* by http_gate_resume() */
+    bool is_inside;     /* passed the door, and has not left */
     bool answered;      /* head written */
     bool framing_lost;  /* where the next request begins is not known */
     bool closes;        /* the connection ends with this answer */
@@ -196,6 +197,7 @@ void http_connection_let_go(struct http_connection *connection); /* of its excha
 
 /* dispatch.c: one step of a request's way; true when there may be another with what is there */
 bool http_dispatch_step(struct http_connection *connection);
+void http_exchange_leave(struct http_exchange *exchange); /* tells the door, if it is inside */
 
 /* answer.c */
 void http_answer_finish(struct http_exchange *exchange, int status); /* after its head was written */

@@ -51,5 +51,7 @@ void http_gate_resume(struct http_request *request)
     struct http_exchange *exchange = http_exchange_of(request);
 
     exchange->gate_passed = true;
+    /* At the door it is inside from now on, even if its client goes before its turn comes. */
+    exchange->is_inside = exchange->connection->state == HTTP_STATE_HANDLER;
     http_connection_resume(exchange->connection);
 }

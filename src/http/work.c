@@ -39,6 +39,7 @@ static void forget(struct http_exchange *exchange)
 {
     if (exchange->recorded.is_there && exchange->recorded.is_stream)
         exchange->recorded.source.release(exchange->recorded.source.context);
+    http_exchange_leave(exchange); /* not before: until now the handler was at work */
     http_exchange_release(exchange);
 }
 

@@ -3,14 +3,14 @@
  *   loop    the body is whole ─ idempotency_enter(): is it a key? (400) Is a twin of it in flight in this process?
  *              reject: 409 at once, without a thread or a connection · serialize: parked behind it, in order
  *   worker  handler ─ idempotency_run(): ONE round trip
- *              BEGIN; begin(scope, key, hash); effect + stored answer; COMMIT
+ *              BEGIN; lock (scope and key); look for a stored answer; effect + stored answer; COMMIT
  *   loop    answered ─ idempotency_leave(): the next twin's turn
  *
- * There is no row for "being processed": begin() (platform.idempotency_begin, plpgsql) takes a transaction's advisory lock of
- * the first 8 bytes of SHA-256(scope and key): reject tries, serialize waits, bounded. Only then, as a statement of its own
- * that sees what was committed meanwhile, does it look for the stored answer. Busy, replay and conflict are SQLSTATEs of
- * their own: they end the pipeline before the effect. So whoever dies in the middle leaves both effect and answer, or
- * neither, and the lock goes with the connection.
+ * There is no row for "being processed". The lock is a transaction's advisory lock of the first 8 bytes of SHA-256(scope
+ * and key): reject tries, serialize waits, bounded. Looking is a statement of its own, that sees what was committed
+ * meanwhile. Busy, replay and conflict are SQLSTATEs of their own (sql/platform/003_idempotency.sql): they end the pipeline
+ * before the effect. So whoever dies in the middle leaves both effect and answer, or neither, and the lock goes with the
+ * connection.
  *
  * Scope: tenant, sub, method and the route's path pattern (I2): nobody reads another's answer.
  *
@@ -27,22 +27,28 @@
 #include "http/http.h"
 
 #define IDEMPOTENCY_KEY_BYTES_MAX 255
+/* serialize: how long a twin may wait for the one before it, parked or, behind another process's, in PostgreSQL */
+#define IDEMPOTENCY_WAIT_MS 5000
 
 /* ---- the door: keys in flight in this process ---- */
 struct idempotency;
-struct idempotency *idempotency_create(
-    int64_t wait_ms); /* serialize: how long a twin may wait for the one before it */
-void idempotency_destroy(struct idempotency *idempotency);
+struct idempotency *idempotency_create(int64_t wait_ms);
+void idempotency_destroy(struct idempotency *idempotency); /* after its loops */
 
 /* For requests of rows with a policy, when their body is whole. PASS: the handler may run, and leave() follows once it has
- * answered. PARKED: http_gate_resume()'s way, later. The key, if there is one, is then in request->idempotency_key. */
+ * answered. PARKED: http_gate_resume() follows when it is its turn. The key, if there is one, is then in
+ * request->idempotency_key. */
 enum http_gate idempotency_enter(struct idempotency *idempotency, struct http_request *request,
                                  struct str tenant, struct str subject);
 void idempotency_leave(struct idempotency *idempotency, struct http_request *request);
 
-/* I1, for those who keep keys in a way of their own (refdata): STR_NONE when there is none. INVALID_IDEMPOTENCY_KEY. */
+/* I1, for those who keep keys in a way of their own (refdata): STR_NONE when there is none. INVALID_IDEMPOTENCY_KEY, and
+ * then *key is what came. */
 enum status idempotency_key_of(const struct http_request *request, struct str *key,
                                struct error *error) MUST_CHECK;
+/* The first 8 bytes of SHA-256(scope and key), as the advisory lock wants them. */
+int64_t idempotency_lock_key(const struct http_request *request, struct str tenant, struct str subject,
+                             struct str key);
 /* A failure of a key by the route's error style, with the seed's words and `idempotency_key`. */
 void idempotency_send_error(struct http_request *request, const struct error *error, struct str key);
 
@@ -57,17 +63,17 @@ struct idempotency_table {
 /* One statement whose one row begins with: the answer's HTTP status (int), its body (text). What follows is the module's own.
  * It may be a call of a function that does everything; it is run once, inside the transaction. A status of 400 and more
  * means that it wrote nothing: such an answer is stored only where the row says key_stores_failures, and never a 5xx, a 400,
- * 401 or 403. */
+ * 401 or 403. Not with binary_results. */
 struct idempotency_effect {
     const struct db_statement *statement;
     const struct db_param *params;
-    unsigned column_count; /* of its row, the two included */
 };
 
 struct idempotency_outcome {
     int status;
-    struct str body; /* as it was stored, to the byte */
+    struct str body; /* as it was stored, to the byte; of `rows`, or of the request's arena */
     bool replayed;
+    bool is_news;           /* this very call had an effect, or may have had: tell others */
     struct db_result *rows; /* of the effect, NULL when replayed: db_result_free() */
 };
 
@@ -83,11 +89,21 @@ bool idempotency_answer(struct db_pool *pool, const struct idempotency_table *ta
                         struct http_request *request, struct str tenant, struct str subject,
                         const struct idempotency_effect *effect, int64_t deadline_ns);
 
-/* The statement of a retention rule for such a table (I6): never a row whose key is being processed. Into `out`. */
+/* The statement of a retention rule for such a table (I6), keep_ms 0: expired rows only, never one whose key is being
+ * processed. Into `out`, NUL-terminated. */
 void idempotency_cleanup_sql(const struct idempotency_table *table, struct buf *out);
 void idempotency_count_cleaned(struct str table,
                                int64_t count); /* idempotency_cleanup_count_total, and the log */
 
+/* ---- metrics (I7): registered by create(), counted by enter() and run(); by hand for keys kept in a way of their own ---- */
+enum idempotency_event {
+    IDEMPOTENCY_HIT,
+    IDEMPOTENCY_MISS,
+    IDEMPOTENCY_CONFLICT,
+    IDEMPOTENCY_COLLISION,
+    IDEMPOTENCY_EVENTS
+};
+void idempotency_count(const struct http_route *route, enum idempotency_event event);
 extern struct metric_family idempotency_hit_family, idempotency_miss_family, idempotency_conflict_family,
     idempotency_collision_family, idempotency_cleanup_family;
 

@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "fetch/fetch.h"
+#include "idempotency/idempotency.h"
 #include "kernel/engines.h"
 #include "kernel/kernel_inside.h"
 #include "kernel/store_inside.h"
@@ -68,7 +69,8 @@ bool kernel_migrates(const struct kernel *kernel)
 const struct config_section *kernel_sections(const struct module *const *modules, struct arena *arena)
 {
     size_t count = 0;
-    struct config_section *sections = arena_zalloc(arena, (KERNEL_MODULES_MAX + KERNEL_SECTIONS_MAX) * sizeof *sections);
+    struct config_section *sections =
+        arena_zalloc(arena, (KERNEL_MODULES_MAX + KERNEL_SECTIONS_MAX) * sizeof *sections);
     for (const struct config_section *own = kernel_own_sections; own->name; own++)
         sections[count++] = *own;
     for (; *modules; modules++)
@@ -284,6 +286,9 @@ static enum status start_server(struct kernel *kernel, struct error *error)
             .limits = limits_of(http),
             .gate = kernel_gate,
             .gate_context = kernel,
+            .door = kernel_door,
+            .on_leave = kernel_leave,
+            .door_context = kernel,
         },
         &kernel->server, error);
     if (status == STATUS_OK && kernel->options.listen.len)
@@ -301,6 +306,7 @@ static enum status start(struct kernel *kernel, struct error *error)
     kernel->loops = loop_group_create(loops, (unsigned)http->parked_max);
     kernel->workers = worker_pool_create("worker", (unsigned)http->workers, (size_t)http->worker_queue);
     kernel->router = http_router_create();
+    kernel->idempotency = idempotency_create(IDEMPOTENCY_WAIT_MS);
     struct auth_settings auth = kernel_auth_settings(kernel->config, kernel->options.modules);
     kernel->verifiers = worker_pool_create("verify", VERIFIER_THREADS, (size_t)http->worker_queue);
     enum status status = auth_create(&auth, kernel->loops, kernel->verifiers, &kernel->auth, error);
@@ -362,6 +368,8 @@ static void destroy(struct kernel *kernel)
         auth_destroy(kernel->auth);
     if (kernel->loops)
         loop_group_destroy(kernel->loops);
+    if (kernel->idempotency) /* what workers still had has left by now */
+        idempotency_destroy(kernel->idempotency);
     if (kernel->workers)
         worker_pool_destroy(kernel->workers);
     if (kernel->verifiers)

@@ -50,11 +50,13 @@ struct kernel {
     struct kernel_store *store; /* store_inside.h; NULL where no role keeps anything there */
     struct http_router *router;
     struct http_server *server;
+    struct idempotency *idempotency;
     atomic_bool stopping; /* readiness says DOWN while requests in flight are finished */
 };
 
 bool kernel_wants_module(const struct kernel *kernel, const struct module *module); /* by its roles */
-http_gate_fn kernel_gate;
+http_gate_fn kernel_gate, kernel_door; /* context: struct kernel */
+void kernel_leave(struct http_request *request, void *context);
 extern const struct http_route kernel_actuator_routes[]; /* open to everyone; context: struct kernel */
 http_handler_fn kernel_get_openapi;
 
