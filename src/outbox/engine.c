@@ -209,6 +209,11 @@ void outbox_stop(struct outbox *outbox, int64_t grace_ms)
     pthread_mutex_unlock(&outbox->lock);
 }
 
+void outbox_interrupt(struct outbox *outbox)
+{
+    db_pool_interrupt(outbox->pool);
+}
+
 static void free_outbox(void *memory)
 {
     struct outbox *outbox = memory;

@@ -168,6 +168,9 @@ void outbox_wake(struct outbox *outbox); /* any thread: something was committed 
 /* No new claims. A batch that is being published gets `grace_ms` to end and is settled; what was claimed and
  * not yet handed over is given back at once (C7). Any thread but a worker's or the loop's. */
 void outbox_stop(struct outbox *outbox, int64_t grace_ms);
+/* Whoever stops it has no time left: statements under way are given up now, and what is claimed waits for its lease to end.
+ * Any thread, also while another is in outbox_stop(), which is still to be called. */
+void outbox_interrupt(struct outbox *outbox);
 void outbox_destroy(struct outbox *outbox); /* after outbox_stop(); NULL is fine */
 
 /* What a writer says after its commit, for each event (O5); a debug line. */

@@ -192,6 +192,12 @@ void refdata_commands_stop(struct refdata_commands *commands)
         outbox_stop(commands->engine, OUTBOX_LETTERS_STOP_MS);
 }
 
+void refdata_commands_interrupt(struct refdata_commands *commands)
+{
+    if (commands->engine)
+        outbox_interrupt(commands->engine);
+}
+
 void refdata_commands_destroy(struct refdata_commands *commands)
 {
     outbox_destroy(commands->engine);

@@ -225,6 +225,10 @@ static void on_grace_over(struct loop_timer *timer)
             refdata_buses_interrupt(&flow->buses);
         if (flow->adapter)
             refdata_adapter_interrupt(flow->adapter);
+        if (flow->commands)
+            refdata_commands_interrupt(flow->commands);
+        if (flow->relay)
+            refdata_relay_interrupt(flow->relay);
     }
 }
 

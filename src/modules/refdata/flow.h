@@ -90,6 +90,7 @@ struct refdata_relay *refdata_relay_create(struct refdata_flow *flow);
 void refdata_relay_start(struct refdata_relay *relay); /* home loop; the bus runs */
 void refdata_relay_wake(struct refdata_relay *relay);  /* any thread: something was committed here */
 void refdata_relay_stop(struct refdata_relay *relay);
+void refdata_relay_interrupt(struct refdata_relay *relay); /* as outbox_interrupt() */
 void refdata_relay_destroy(struct refdata_relay *relay);
 
 struct refdata_invalidations *refdata_invalidations_create(struct refdata_flow *flow); /* subscribes */

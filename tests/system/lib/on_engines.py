@@ -80,7 +80,8 @@ def group(name):
 @functools.cache
 def producer():
     import kafka  # pylint: disable=import-outside-toplevel
-    made = kafka.KafkaProducer(bootstrap_servers=engines().kafka.address, acks="all", api_version=(2, 5, 0))
+    made = kafka.KafkaProducer(bootstrap_servers=engines().kafka.address, acks="all", api_version=(2, 5, 0),
+                               retries=20, max_in_flight_requests_per_connection=1)  # a topic has no leader in its first moment
     atexit.register(made.close)
     return made
 

@@ -153,6 +153,12 @@ void refdata_relay_stop(struct refdata_relay *relay)
         outbox_stop(relay->engine, OUTBOX_LETTERS_STOP_MS);
 }
 
+void refdata_relay_interrupt(struct refdata_relay *relay)
+{
+    if (relay->engine)
+        outbox_interrupt(relay->engine);
+}
+
 void refdata_relay_destroy(struct refdata_relay *relay)
 {
     outbox_destroy(relay->engine);
