@@ -25,7 +25,6 @@ struct setting_row *config_root_rows(const struct config_section *sections, stru
         rows[i].type = SETTING_OBJECT;
         rows[i].help = sections[i].help;
         rows[i].rows = sections[i].rows;
-        rows[i].fallback = sections[i].may_be_absent ? "" : NULL;
         rows[i].offset = offset;
         offset += (sections[i].struct_bytes + SECTION_ALIGNMENT - 1) & ~(SECTION_ALIGNMENT - 1);
     }

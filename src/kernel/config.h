@@ -21,7 +21,6 @@ struct config_section {
     const char *help;
     const struct setting_row *rows;
     size_t struct_bytes;
-    bool may_be_absent; /* as a whole, whatever of it is required otherwise */
 };
 
 struct config;

@@ -111,12 +111,8 @@ static const struct setting_row postgres_pool_rows[] = {
     {.name = NULL},
 };
 
-/* The first two are for lists of databases, and for SQL that others write; the store has neither. */
-enum { STORE_ROWS_FROM = 2 };
 const struct setting_row kernel_postgres_rows[] = {
     {"name", SETTING_STRING, PG_ROW(name), "Name of this block, where there are several.", "main", 1, 64},
-    {"schema", SETTING_STRING, PG_ROW(schema),
-     "search_path of the dictionaries' SQL; empty = the server's default.", ""},
     {"jdbcUrl", SETTING_STRING, PG_ROW(url),
      "Where the database is: jdbc:postgresql://HOST:PORT/DB or a postgresql:// URI.", NULL, 1, 4096,
      .place_offset = 1 + offsetof(struct kernel_postgres, place), .secret = true},
@@ -124,11 +120,30 @@ const struct setting_row kernel_postgres_rows[] = {
     {"passwordFromEnv", SETTING_STRING, PG_ROW(password_env),
      "Environment variable that holds the password; empty = from the URL.", "",
      .place_offset = 1 + offsetof(struct kernel_postgres, password_place)},
+    {"schema", SETTING_STRING, PG_ROW(schema),
+     "search_path of the dictionaries' SQL; empty = the server's default.", ""},
     {"connectTimeout", SETTING_DURATION_MS, PG_ROW(connect_timeout_ms), "Time for a connection to be made.",
      "3s", 10, HOUR_MS},
     {"statementTimeout", SETTING_DURATION_MS, PG_ROW(statement_timeout_ms),
      "Time for a statement, loads of whole dictionaries excepted.", "5s", 10, HOUR_MS},
     {"pool", SETTING_OBJECT, .help = "Connection pool.", .rows = postgres_pool_rows, .fallback = ""},
+    {.name = NULL},
+};
+
+/* The same for the store, where all may be absent and whose SQL is our own. */
+static const struct setting_row store_rows[] = {
+    {"jdbcUrl", SETTING_STRING, PG_ROW(url), "As refdata.postgres.jdbcUrl.", "", 1, 4096,
+     .place_offset = 1 + offsetof(struct kernel_postgres, place), .secret = true},
+    {"username", SETTING_STRING, PG_ROW(username), "User; empty = from the URL.", ""},
+    {"passwordFromEnv", SETTING_STRING, PG_ROW(password_env),
+     "Environment variable that holds the password; empty = from the URL.", "",
+     .place_offset = 1 + offsetof(struct kernel_postgres, password_place)},
+    {"connectTimeout", SETTING_DURATION_MS, PG_ROW(connect_timeout_ms), "Time for a connection to be made.",
+     "3s", 10, HOUR_MS},
+    {"statementTimeout", SETTING_DURATION_MS, PG_ROW(statement_timeout_ms), "Time for a statement.", "5s", 10,
+     HOUR_MS},
+    {"pool", SETTING_OBJECT, .help = "Connection pool, of requests and upkeep; engines have their own.",
+     .rows = postgres_pool_rows, .fallback = ""},
     {.name = NULL},
 };
 
@@ -139,7 +154,7 @@ const struct config_section kernel_own_sections[] = {
     {"bus", "What carries commands, invalidations and events.", bus_rows, sizeof(struct kernel_bus_settings)},
     {"postgres",
      "The PostgreSQL that modules other than refdata keep their tables in. Without it: the first of refdata.postgres.",
-     kernel_postgres_rows + STORE_ROWS_FROM, sizeof(struct kernel_postgres), .may_be_absent = true},
+     store_rows, sizeof(struct kernel_postgres)},
     {"debug", "What helps to look inside while developing.", debug_rows,
      sizeof(struct kernel_debug_settings)},
     {"kafka", "Where Kafka is. Turns nothing on: see bus.commands.", kernel_kafka_rows,
