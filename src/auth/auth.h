@@ -24,6 +24,7 @@ struct auth_identity {
     struct str scopes;        /* space-separated as in the token; see auth_has_scope() */
     int64_t expires_at_s;     /* unix; INT64_MAX for mTLS clients */
     bool may_override_tenant; /* a trusted client, where configuration allows it */
+    bool is_anybody;          /* auth is switched off: has every scope */
 };
 
 /* ---- configuration: the rows of `auth:`, and the seed's refdata.security.tenant ---- */

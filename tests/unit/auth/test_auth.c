@@ -260,6 +260,7 @@ static void switched_off_everyone_is_anonymous_in_the_tenant_they_name(void **st
     expect(AUTH_ALLOWED, STATUS_OK, rig_ask(&rig, &question));
     assert_true(str_eq(rig.identity->tenant, STR("acme")));
     assert_true(str_eq(rig.identity->subject, STR("anonymous")));
+    assert_true(auth_has_scope(rig.identity, STR("entitlement:read")));
     question.path_tenant = STR_NONE;
     question.authorization = STR("Bearer nonsense");
     expect(AUTH_ALLOWED, STATUS_OK, rig_ask(&rig, &question));
