@@ -1,9 +1,11 @@
 /* Every module of the program, in the order they start. */
 #include "app/modules.h"
 
+#include "modules/intake/intake.h"
 #include "modules/refdata/refdata.h"
 
 const struct module *const app_modules[] = {
     &refdata_module,
+    &intake_module,
     NULL,
 };

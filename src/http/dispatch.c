@@ -279,6 +279,7 @@ static void answer_without_route(struct http_exchange *exchange, unsigned allowe
 
     exchange->entry = exchange->home->server->unmatched;
     http_connection_move(exchange->connection, HTTP_STATE_HANDLER);
+    request->route = http_router_nearest(exchange->home->server->config.router, request->path);
     if (exchange->head.is_server_wide)
         allowed = (1u << HTTP_METHODS) - 1;
     if (allowed == 0) {

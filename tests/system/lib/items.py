@@ -1,0 +1,65 @@
+"""Items of intake: posting them, many at once, and what is left in the tables."""
+import json
+import threading
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+
+from .wire import Client
+
+PATH = "/api/v1/items"
+INTAKE = ("--roles", "intake")
+ROUTE = '{route="/api/v1/items"}'
+
+PROCESSING = "Request with this idempotency key is already being processed"
+CONFLICT = "Idempotency key already used with different request body"
+INVALID = ("Invalid idempotency key format. Key must be 1-255 characters long and contain only letters, numbers, hyphens,"
+           " and underscores")
+
+
+def fresh(prefix="item"):
+    """A name nobody else has."""
+    return f"{prefix}-{uuid.uuid4().hex[:12]}"
+
+
+def item(sku=None, **members):
+    return {"sku": sku or fresh("SKU"), "title": "Sample Item", **members}
+
+
+def post(client, body, key=None, **headers):
+    """The body as JSON, or the very bytes."""
+    headers = {name.replace("_", "-"): value for name, value in headers.items()}
+    headers.setdefault("Content-Type", "application/json")
+    if key is not None:
+        headers["Idempotency-Key"] = key
+    return client.request("POST", PATH, body if isinstance(body, bytes) else json.dumps(body), headers)
+
+
+def at_once(ports, bearer, body, key, count):
+    """`count` twins of one POST, each on a connection of its own, let go together; their answers."""
+    gate = threading.Barrier(count)
+
+    def one(number):
+        with Client(ports[number % len(ports)], bearer) as client:
+            client.connection.connect()
+            gate.wait()
+            return post(client, body, key)
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(one, range(count)))
+
+
+def effects(database, sku, tenant="demo"):
+    """(items, events, stored answers that speak of it): all one, or all none."""
+    return database.query(
+        "select (select count(*) from intake.items where tenant_id = %(t)s and sku = %(s)s),"
+        " (select count(*) from intake.event_outbox where tenant_id = %(t)s and sku = %(s)s),"
+        " (select count(*) from intake.idempotency_keys where tenant_id = %(t)s and response_body::json ->> 'sku' = %(s)s)",
+        {"t": tenant, "s": sku})[0]
+
+
+def told(database, sku=None):
+    """[(key, headers, body)] of the topic in PostgreSQL."""
+    rows = database.query("select key, headers, payload from platform.bus_message where topic = 'intake.events'"
+                          " order by partition, message_offset")
+    found = [(bytes(key).decode(), dict(zip(headers[::2], headers[1::2])), json.loads(bytes(payload)))
+             for key, headers, payload in rows]
+    return [row for row in found if sku is None or row[2]["item"]["sku"] == sku]
