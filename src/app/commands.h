@@ -14,6 +14,7 @@ int app_load(int argc, char **argv);
 int app_watch(int argc, char **argv);
 int app_status(int argc, char **argv);
 int app_outbox(int argc, char **argv);
+int app_dlq(int argc, char **argv);
 int app_verify(int argc, char **argv);
 
 /* What --config says, else $FRESHET_CONFIG, else the default. */

@@ -22,6 +22,7 @@ static const struct command {
     {"watch", "print the changes of a dictionary as they are committed", app_watch},
     {"status", "print what became of an update", app_status},
     {"outbox", "list events that failed, and try, drop or publish them again", app_outbox},
+    {"dlq", "list what could not be handled or delivered, and send it again or give it up", app_dlq},
     {"verify", "compare what pods hold with what the database holds", app_verify},
 };
 

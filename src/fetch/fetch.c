@@ -1,9 +1,8 @@
 /* One request by libcurl's easy interface: a handle of its own each time, or the session's; nothing is shared
  * between threads. What a server answers decides nothing: no redirect is followed, no other protocol spoken, no more than
  * the bound taken. */
-#include "fetch/fetch.h"
+#include "fetch/fetch_inside.h"
 
-#include <curl/curl.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -27,6 +26,11 @@ void fetch_init(void)
 void fetch_stop(void)
 {
     atomic_store(&is_stopping, true);
+}
+
+bool fetch_is_stopping(void)
+{
+    return atomic_load(&is_stopping);
 }
 
 /* libcurl asks at least once a second, also while nothing moves. */
@@ -59,37 +63,31 @@ void fetch_session_close(struct fetch_session *session)
 
 /* ---- one request ---- */
 
-struct sink {
-    CURL *curl;
-    const struct fetch_request *request;
-    struct buf *body;
-    bool overflowed, refused;
-};
-
-static bool is_streamed(const struct sink *sink)
+static bool is_streamed(const struct fetch_transfer *transfer)
 {
     long status = 0;
 
-    if (!sink->request->on_body)
+    if (!transfer->request->on_body)
         return false;
-    curl_easy_getinfo(sink->curl, CURLINFO_RESPONSE_CODE, &status);
+    curl_easy_getinfo(transfer->curl, CURLINFO_RESPONSE_CODE, &status);
     return status >= 200 && status < 300;
 }
 
 static size_t on_body(char *bytes, size_t size, size_t count, void *arg)
 {
-    struct sink *sink = arg;
+    struct fetch_transfer *transfer = arg;
+    struct buf *body = &transfer->answer->body;
     size_t len = size * count; /* size is always 1 */
 
-    if (is_streamed(sink)) {
-        sink->refused = !sink->request->on_body(sink->request->context, str_of(bytes, len));
-        return sink->refused ? 0 : len;
+    if (is_streamed(transfer)) {
+        transfer->refused = !transfer->request->on_body(transfer->request->context, str_of(bytes, len));
+        return transfer->refused ? 0 : len;
     }
-    if (len > sink->request->answer_bytes_max - buf_len(sink->body)) {
-        sink->overflowed = true;
+    if (len > transfer->request->answer_bytes_max - buf_len(body)) {
+        transfer->overflowed = true;
         return 0; /* ends the transfer */
     }
-    buf_put(sink->body, bytes, len);
+    buf_put(body, bytes, len);
     return len;
 }
 
@@ -139,53 +137,65 @@ static void set_message(CURL *curl, const struct fetch_request *request, const c
         curl_easy_setopt(curl, CURLOPT_CUSTOMREQUEST, request->method);
 }
 
-static enum status failed(CURLcode code, const struct sink *sink, const char *details, struct error *error)
+static enum status failed(CURLcode code, const struct fetch_transfer *transfer, struct error *error)
 {
-    if (sink->overflowed || code == CURLE_FILESIZE_EXCEEDED)
+    if (transfer->overflowed || code == CURLE_FILESIZE_EXCEEDED)
         return error_set(error, STATUS_IO, "the answer has more than %zu bytes",
-                         sink->request->answer_bytes_max);
+                         transfer->request->answer_bytes_max);
     if (code == CURLE_ABORTED_BY_CALLBACK)
         return error_set(error, STATUS_CANCELLED, "the process is stopping");
-    if (sink->refused)
+    if (transfer->refused)
         return error_set(error, STATUS_CANCELLED, "the rest of the answer was not wanted");
     if (code == CURLE_OPERATION_TIMEDOUT)
         return error_set(error, STATUS_TIMEOUT, "no answer in time");
-    return error_set(error, STATUS_IO, "%s", details[0] ? details : curl_easy_strerror(code));
+    return error_set(error, STATUS_IO, "%s",
+                     transfer->details[0] ? transfer->details : curl_easy_strerror(code));
+}
+
+enum status fetch_transfer_begin(struct fetch_transfer *transfer, const struct fetch_request *request,
+                                 struct fetch_answer *answer, struct error *error)
+{
+    *answer = (struct fetch_answer){0};
+    *transfer = (struct fetch_transfer){.request = request, .answer = answer};
+    if (request->url.len == 0 || memchr(request->url.ptr, '\0', request->url.len))
+        return error_set(error, STATUS_IO, "the URL is not valid");
+    fetch_init();
+    transfer->curl = request->session ? request->session->curl : curl_easy_init();
+    if (!transfer->curl)
+        return error_set(error, STATUS_NO_MEMORY, "no memory for a request");
+    transfer->url = str_dup(request->url);
+    transfer->headers = header_list(request->headers);
+    set_limits(transfer->curl, request);
+    set_message(transfer->curl, request, transfer->url, transfer->headers);
+    curl_easy_setopt(transfer->curl, CURLOPT_ERRORBUFFER, transfer->details);
+    curl_easy_setopt(transfer->curl, CURLOPT_WRITEFUNCTION, on_body);
+    curl_easy_setopt(transfer->curl, CURLOPT_WRITEDATA, transfer);
+    return STATUS_OK;
+}
+
+enum status fetch_transfer_end(struct fetch_transfer *transfer, CURLcode code, struct error *error)
+{
+    long status = 0;
+
+    curl_easy_getinfo(transfer->curl, CURLINFO_RESPONSE_CODE, &status);
+    if (transfer->request->session)
+        curl_easy_reset(transfer->curl); /* forgets what is freed now, keeps the connection */
+    else
+        curl_easy_cleanup(transfer->curl);
+    curl_slist_free_all(transfer->headers);
+    free(transfer->url);
+    transfer->answer->status = (int)status;
+    if (code == CURLE_OK)
+        return STATUS_OK;
+    buf_deinit(&transfer->answer->body);
+    return failed(code, transfer, error);
 }
 
 enum status fetch_run(const struct fetch_request *request, struct fetch_answer *answer, struct error *error)
 {
-    char details[CURL_ERROR_SIZE] = "";
-    struct sink sink = {.request = request, .body = &answer->body};
-    long status = 0;
+    struct fetch_transfer transfer;
+    enum status status = fetch_transfer_begin(&transfer, request, answer, error);
 
-    *answer = (struct fetch_answer){0};
-    if (request->url.len == 0 || memchr(request->url.ptr, '\0', request->url.len))
-        return error_set(error, STATUS_IO, "the URL is not valid");
-    fetch_init();
-    CURL *curl = request->session ? request->session->curl : curl_easy_init();
-    if (!curl)
-        return error_set(error, STATUS_NO_MEMORY, "no memory for a request");
-
-    sink.curl = curl;
-    char *url = str_dup(request->url);
-    struct curl_slist *headers = header_list(request->headers);
-    set_limits(curl, request);
-    set_message(curl, request, url, headers);
-    curl_easy_setopt(curl, CURLOPT_ERRORBUFFER, details);
-    curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, on_body);
-    curl_easy_setopt(curl, CURLOPT_WRITEDATA, &sink);
-    CURLcode code = curl_easy_perform(curl);
-    curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &status);
-    if (request->session)
-        curl_easy_reset(curl); /* forgets what is freed now, keeps the connection */
-    else
-        curl_easy_cleanup(curl);
-    curl_slist_free_all(headers);
-    free(url);
-    answer->status = (int)status;
-    if (code == CURLE_OK)
-        return STATUS_OK;
-    buf_deinit(&answer->body);
-    return failed(code, &sink, details, error);
+    return status == STATUS_OK ? fetch_transfer_end(&transfer, curl_easy_perform(transfer.curl), error)
+                               : status;
 }

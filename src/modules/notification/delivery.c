@@ -1,0 +1,81 @@
+/* Delivery (N3): the outbox engine over notification.notifications. Claim, lease, fence, backoff and FAILED are the
+ * engine's; here is what a row is, and the channel. Order is not kept: every notification stands for itself. */
+#include "base/failpoint.h"
+#include "base/log.h"
+#include "modules/notification/notification.h"
+
+const struct outbox_table notification_delivery_table = {
+    .module = "notification",
+    .name = "notification.notifications",
+    .id = {"notification_id", "uuid"},
+    .aggregate = {{"tenant_id", "text"}, {"user_id", "text"}},
+    .event_type = "e.event_type",
+    .payload = "e.payload_json",
+    .extra = {[NOTIFICATION_EXTRA_EVENT_ID] = "e.event_id",
+              [NOTIFICATION_EXTRA_TENANT] = "e.tenant_id",
+              [NOTIFICATION_EXTRA_TRACEPARENT] = "e.traceparent"},
+    .logged = {{"eventId", "e.event_id", false}, {"tenantId", "e.tenant_id", false}},
+    .words = {"status", "PENDING", "PROCESSING", "SENT", "FAILED"},
+    .published_at = "sent_at",
+    .created_at = "created_at",
+    .attempts = "attempt_count",
+    .claims = "claim_count",
+    .claim_id = "claim_id",
+    .locked_by = "locked_by",
+    .locked_until = "lease_until",
+    .locked_at = "locked_at",
+    .next_attempt_at = "next_retry_at",
+    .last_error = "last_error",
+};
+
+/* Ids only: who was told what is in the table. */
+void notification_delivery_log_sent(const struct outbox_event *event)
+{
+    log_info("notification_sent", LOG_STR("notificationId", event->id),
+             LOG_STR("eventId", event->extra[NOTIFICATION_EXTRA_EVENT_ID]),
+             LOG_STR("eventType", event->event_type),
+             LOG_STR("tenantId", event->extra[NOTIFICATION_EXTRA_TENANT]));
+}
+
+static void count(enum notification_channel channel, const struct outbox_batch *batch)
+{
+    static const enum notification_delivery_result results[] = {[OUTBOX_DONE] = NOTIFICATION_SENT,
+                                                                [OUTBOX_RETRY] = NOTIFICATION_RETRIED,
+                                                                [OUTBOX_POISON] = NOTIFICATION_REFUSED,
+                                                                [OUTBOX_LEFT] = NOTIFICATION_LEFT};
+    for (size_t i = 0; i < batch->count; i++)
+        notification_count_delivery(channel, results[batch->verdicts[i].kind]);
+}
+
+static void publish(void *context, struct outbox_batch *batch)
+{
+    const struct notification *notification = context;
+    enum notification_channel channel = (enum notification_channel)notification->settings->delivery.channel;
+    FAILPOINT("delivery.after_claim");
+    if (channel == NOTIFICATION_WEBHOOK)
+        notification_webhook_send(&notification->settings->delivery.webhook, batch);
+    else
+        for (size_t i = 0; i < batch->count; i++)
+            notification_delivery_log_sent(&batch->events[i]);
+    FAILPOINT("delivery.after_send");
+    count(channel, batch);
+}
+
+static void on_settled(void *context, size_t settled)
+{
+    (void)context, (void)settled;
+    FAILPOINT("delivery.after_settle");
+}
+
+enum status notification_delivery_create(struct notification *notification, struct error *error)
+{
+    return outbox_create(&(struct outbox_config){.table = &notification_delivery_table,
+                                                 .settings = &notification->settings->delivery.engine,
+                                                 .loop = kernel_store_loop(notification->kernel),
+                                                 .workers = kernel_store_workers(notification->kernel),
+                                                 .target = kernel_store_target(notification->kernel),
+                                                 .context = notification,
+                                                 .publish = publish,
+                                                 .on_settled = on_settled},
+                         &notification->delivery, error);
+}

@@ -1,0 +1,182 @@
+/* A user's notifications (N5), newest first, a page at a time. The same answer twice: for the user, and below /debug for
+ * whoever develops, where that is switched on. On a worker. */
+#include "base/clock.h"
+#include "base/json.h"
+#include "modules/notification/event.h"
+#include "modules/notification/notification.h"
+
+enum { READ_MS = 5000, LIMIT_DEFAULT = 100, LIMIT_MAX = 1000 };
+
+#define MICROSECONDS(column) "(extract(epoch FROM " column ") * 1000000)::bigint"
+
+/* $1 tenant, $2 user, $3 before this sequence (NULL = from the newest on), $4 rows at most. By notifications_inbox. */
+static const char page_sql[] =
+    "SELECT notification_id, event_id, event_type, stock_keeping_unit, status, " MICROSECONDS(
+        "created_at") ", " MICROSECONDS("sent_at") ", sequence"
+                                                   " FROM notification.notifications"
+                                                   " WHERE tenant_id = $1 AND user_id = $2 AND sequence < coalesce($3, 9223372036854775807)"
+                                                   " ORDER BY sequence DESC LIMIT $4";
+
+struct page {
+    struct str user, cursor; /* cursor.ptr NULL = the first page */
+    int64_t limit;
+};
+
+/* ---- the question ---- */
+
+static enum status take_limit(const struct http_request *request, struct page *page, struct error *error)
+{
+    bool found;
+    struct str text;
+    enum status status = http_request_query(request, STR("limit"), &found, &text, error);
+    page->limit = LIMIT_DEFAULT;
+    if (status == STATUS_OK && found &&
+        (!str_to_i64(text, &page->limit) || page->limit < 1 || page->limit > LIMIT_MAX))
+        return error_set_field(error, STATUS_BAD_REQUEST, "limit", "limit must be 1 to %d", LIMIT_MAX);
+    return status;
+}
+
+static enum status take_cursor(const struct http_request *request, struct page *page, struct error *error)
+{
+    bool found;
+    int64_t number;
+    enum status status = http_request_query(request, STR("cursor"), &found, &page->cursor, error);
+    if (status != STATUS_OK || !found) {
+        page->cursor = STR_NONE;
+        return status;
+    }
+    if (!str_to_i64(page->cursor, &number) || number < 1)
+        return error_set_field(error, STATUS_BAD_REQUEST, "cursor",
+                               "cursor must be the next_cursor of an answer");
+    return STATUS_OK;
+}
+
+static enum status take_page(const struct http_request *request, struct page *page, struct error *error)
+{
+    static const char *const names[] = {"limit", "cursor", NULL};
+    enum status status = http_request_param(request, "user_id", &page->user, error);
+    if (status == STATUS_OK && (page->user.len == 0 || page->user.len > NOTIFICATION_TEXT_BYTES_MAX))
+        status = error_set_field(error, STATUS_BAD_REQUEST, "user_id", "user_id must be 1 to %d bytes",
+                                 NOTIFICATION_TEXT_BYTES_MAX);
+    if (status == STATUS_OK)
+        status = http_request_query_only(request, names, error);
+    if (status == STATUS_OK)
+        status = take_limit(request, page, error);
+    return status == STATUS_OK ? take_cursor(request, page, error) : status;
+}
+
+/* ---- the answer ---- */
+
+static void put_time(struct buf *body, const char *name, const struct db_result *rows, size_t row,
+                     unsigned column)
+{
+    char text[CLOCK_RFC3339_BYTES];
+    if (db_result_is_null(rows, row, column)) {
+        json_put_member_raw(body, name, STR("null"));
+        return;
+    }
+    clock_rfc3339(db_result_i64(rows, row, column), text);
+    json_put_member_str(body, name, str_from(text));
+}
+
+static void put_row(struct buf *body, const struct db_result *rows, size_t row)
+{
+    buf_put_str(body, row ? STR(",{") : STR("{"));
+    json_put_member_str(body, "notification_id", db_result_str(rows, row, 0));
+    json_put_member_str(body, "event_id", db_result_str(rows, row, 1));
+    json_put_member_str(body, "event_type", db_result_str(rows, row, 2));
+    json_put_member_str(body, "stock_keeping_unit", db_result_str(rows, row, 3));
+    json_put_member_str(body, "status", db_result_str(rows, row, 4));
+    put_time(body, "created_at", rows, row, 5);
+    put_time(body, "sent_at", rows, row, 6);
+    buf_put_char(body, '}');
+}
+
+/* One row more than the page was asked for: there is a next one. */
+static void send_page(struct http_request *request, const struct page *page, const struct db_result *rows)
+{
+    size_t count = db_result_rows(rows), limit = (size_t)page->limit, shown = count < limit ? count : limit;
+    struct buf body;
+    buf_init(&body);
+    buf_put_char(&body, '{');
+    json_put_member_str(&body, "user_id", page->user);
+    json_put_key(&body, STR("notifications"));
+    buf_put_char(&body, '[');
+    for (size_t i = 0; i < shown; i++)
+        put_row(&body, rows, i);
+    buf_put_char(&body, ']');
+    if (count > limit)
+        json_put_member_str(&body, "next_cursor", db_result_str(rows, limit - 1, 7));
+    buf_put_char(&body, '}');
+    http_send(request, &(struct http_response){.status = 200, .body = buf_str(&body)});
+    buf_deinit(&body);
+}
+
+static enum status read_page(struct http_request *request, const struct page *page, struct db_result **rows,
+                             struct error *error)
+{
+    struct notification *notification = request->context;
+    int64_t deadline_ns = clock_deadline_ms(READ_MS);
+    struct db_statement statement;
+    struct db_conn *conn = NULL;
+    struct str limit = arena_printf(request->arena, "%lld", (long long)page->limit + 1);
+    if (!kernel_store_is_ready(notification->kernel))
+        return error_set(error, STATUS_UNAVAILABLE, "the schema is not in place");
+    db_statement_init(&statement, page_sql, 4, (enum db_type[]){DB_TEXT, DB_TEXT, DB_BIGINT, DB_BIGINT});
+    const struct db_param params[] = {
+        {kernel_identity(request)->tenant}, {page->user}, {page->cursor}, {limit}};
+    enum status status = db_acquire(kernel_store_pool(notification->kernel), deadline_ns, &conn, error);
+    if (status == STATUS_OK)
+        status = db_query(conn, &statement, params, deadline_ns, rows, error);
+    db_release(conn);
+    return status;
+}
+
+static void answer(struct http_request *request, const struct page *page)
+{
+    struct db_result *rows = NULL;
+    struct error error = {0};
+    if (read_page(request, page, &rows, &error) == STATUS_OK)
+        send_page(request, page, rows);
+    else
+        http_send_error(request, &error);
+    db_result_free(rows);
+}
+
+/* ---- the routes ---- */
+
+static void get_notifications(struct http_request *request)
+{
+    const struct auth_identity *identity = kernel_identity(request);
+    struct page page;
+    struct error error = {0};
+    enum status status = take_page(request, &page, &error);
+    if (status == STATUS_OK && !str_eq(identity->subject, page.user) &&
+        !auth_has_scope(identity, STR("notification:read")))
+        status = error_set(&error, STATUS_INSUFFICIENT_SCOPE,
+                           "another user's notifications need the scope %s", "notification:read");
+    if (status == STATUS_OK)
+        answer(request, &page);
+    else
+        http_send_error(request, &error);
+}
+
+static void get_debug_inbox(struct http_request *request)
+{
+    struct notification *notification = request->context;
+    struct page page;
+    struct error error = {0};
+    enum status status = kernel_debug_is_enabled(notification->kernel)
+                             ? take_page(request, &page, &error)
+                             : error_set(&error, STATUS_NOT_FOUND, "%s", status_message(STATUS_NOT_FOUND));
+    if (status == STATUS_OK)
+        answer(request, &page);
+    else
+        http_send_error(request, &error);
+}
+
+const struct http_route notification_routes[] = {
+    {HTTP_GET, "/v1/users/{user_id}/notifications", get_notifications, .kind = HTTP_WORKER},
+    {HTTP_GET, "/debug/notification/inbox/{user_id}", get_debug_inbox, .kind = HTTP_WORKER},
+    {.handler = NULL},
+};

@@ -1,0 +1,154 @@
+/* The rows of `notification:`, with the seed's names, and what can be told of them without a server. */
+#include "modules/notification/settings.h"
+
+#include <stdlib.h>
+
+#define ROW(member) .offset = offsetof(struct notification_settings, member)
+#define PLACE(member) .place_offset = 1 + offsetof(struct notification_settings, member)
+#define HOUR_MS INT64_C(3600000)
+
+enum { NAME_BYTES_MAX = 60, URL_BYTES_MAX = 2048 };
+
+static const char *const channels[] = {
+    [NOTIFICATION_LOG] = "log", [NOTIFICATION_WEBHOOK] = "webhook", [NOTIFICATION_WEBHOOK + 1] = NULL};
+
+static const struct setting_row advisory_rows[] = {
+    {"stream", SETTING_STRING, ROW(nats.advisory_stream),
+     "The stream that keeps what JetStream says of messages that ran out of deliveries; empty = freshet_advisories.",
+     "", 0, NAME_BYTES_MAX},
+    {.name = NULL},
+};
+
+static const struct setting_row terminated_rows[] = {
+    {"stream", SETTING_STRING, ROW(nats.terminated_stream),
+     "The same for messages that were terminated; empty = freshet_advisories.", "", 0, NAME_BYTES_MAX},
+    {.name = NULL},
+};
+
+static const struct setting_row nats_rows[] = {
+    {"stream", SETTING_STRING, ROW(nats.stream),
+     "The stream that is read: the same as entitlement.nats.stream, which it is when this is empty.", "", 0,
+     NAME_BYTES_MAX, PLACE(nats.stream_place)},
+    {"durable", SETTING_STRING, ROW(nats.durable),
+     "The durable consumer, and on PostgreSQL the group: all processes with this name share the events.",
+     "notification", 1, NAME_BYTES_MAX, PLACE(nats.durable_place)},
+    {"ack-wait", SETTING_DURATION_MS, ROW(nats.ack_wait_ms),
+     "After this long without a word from the process that has it, a message goes to another.", "5s", 100,
+     HOUR_MS},
+    {"max-deliver", SETTING_INT, ROW(nats.max_deliver),
+     "So many failed deliveries make a dead letter. An outage of the database is none.", "10", 1, 1000},
+    {"advisory", SETTING_OBJECT, .help = "MaxDeliver advisories.", .rows = advisory_rows, .fallback = ""},
+    {"terminated-advisory", SETTING_OBJECT, .help = "Terminated advisories.", .rows = terminated_rows,
+     .fallback = ""},
+    {.name = NULL},
+};
+
+static const struct setting_row webhook_rows[] = {
+    {"url", SETTING_STRING, ROW(delivery.webhook.url), "Where notifications are POSTed; http or https.", "",
+     0, URL_BYTES_MAX, PLACE(delivery.webhook.url_place)},
+    {"timeout", SETTING_DURATION_MS, ROW(delivery.webhook.timeout_ms), "Longest wait for the whole answer.",
+     "10s", 10, HOUR_MS},
+    {"connect-timeout", SETTING_DURATION_MS, ROW(delivery.webhook.connect_timeout_ms),
+     "Longest wait for the connection.", "3s", 10, HOUR_MS},
+    {"secret-from-env", SETTING_STRING, ROW(delivery.webhook.secret_env),
+     "The environment variable that holds the secret of X-Freshet-Signature; empty = not signed.", "", 0, 255,
+     PLACE(delivery.webhook.secret_place)},
+    {"parallel", SETTING_INT, ROW(delivery.webhook.parallel),
+     "Most calls under way at once, in each process.", "16", 1, 256},
+    {.name = NULL},
+};
+
+/* The engine's keys stand beside the channel's, not in a block of their own. */
+#define ENGINE(member) ROW(delivery.engine.member)
+static const struct setting_row delivery_rows[] = {
+    {"channel", SETTING_ENUM, ROW(delivery.channel), "log: one line each; webhook: a POST each.", "log",
+     .choices = channels},
+    {"webhook", SETTING_OBJECT, .help = "The receiver of channel webhook.", .rows = webhook_rows,
+     .fallback = ""},
+    {"poll-interval", SETTING_DURATION_MS, ENGINE(poll_ms),
+     "How often the table is looked at although nobody told of a notification.", "1s", 10, HOUR_MS},
+    {"batch-size", SETTING_INT, ENGINE(batch), "Most notifications claimed together.", "50", 1, 1000},
+    {"lease", SETTING_DURATION_MS, ENGINE(lease_ms),
+     "How long a claim stands without a word from its worker; a batch that takes longer renews it.", "30s",
+     100, HOUR_MS},
+    {"max-attempt", SETTING_INT, ENGINE(attempts_max),
+     "The failure with this number is a notification's last: then it is FAILED and in notification_dlq.",
+     "10", 1, 1000},
+    {"backoff-base", SETTING_DURATION_MS, ENGINE(backoff_base_ms),
+     "Pause after the first failure; doubled each time.", "1s", 1, HOUR_MS},
+    {"backoff-max", SETTING_DURATION_MS, ENGINE(backoff_max_ms), "Longest pause, before the jitter.", "60s",
+     1, 24 * HOUR_MS},
+    {"backoff-min", SETTING_DURATION_MS, ENGINE(backoff_min_ms), "Shortest pause, after the jitter.", "0", 0,
+     HOUR_MS},
+    {"backoff-jitter-min", SETTING_DECIMAL, ENGINE(jitter_min),
+     "A pause is multiplied by a random number from this …", "0.5", 0, 10000},
+    {"backoff-jitter-max", SETTING_DECIMAL, ENGINE(jitter_max), "… to this.", "1.5", 0, 10000},
+    {.name = NULL},
+};
+
+static const struct setting_row retention_rows[] = {
+    {"enabled", SETTING_BOOL, ROW(retention.enabled), "false: nothing is deleted.", "true"},
+    {"retention-days", SETTING_INT, ROW(retention.days),
+     "Processed events, and notifications that were sent or failed, are deleted when they are older.", "30",
+     1, 36500},
+    {"cleanup-interval", SETTING_DURATION_MS, ROW(retention.interval_ms), "How often.", "1h", 10,
+     24 * HOUR_MS},
+    {.name = NULL},
+};
+
+static const struct setting_row rows[] = {
+    {"nats", SETTING_OBJECT, .help = "How events of entitlements are consumed.", .rows = nats_rows,
+     .fallback = ""},
+    {"delivery", SETTING_OBJECT, .help = "How notifications are delivered.", .rows = delivery_rows,
+     .fallback = ""},
+    {"retention", SETTING_OBJECT, .help = "What is old goes.", .rows = retention_rows, .fallback = ""},
+    {.name = NULL},
+};
+
+const struct config_section notification_section = {
+    .name = "notification",
+    .help = "Events of entitlements become notifications, which are delivered (seed 004).",
+    .rows = rows,
+    .struct_bytes = sizeof(struct notification_settings),
+};
+
+/* ---- checks ---- */
+
+struct str notification_webhook_secret(const struct notification_webhook_settings *webhook)
+{
+    return webhook->secret_env.len ? str_from(getenv(webhook->secret_env.ptr)) : STR_NONE;
+}
+
+static bool is_http_url(struct str url)
+{
+    for (size_t i = 0; i < url.len; i++)
+        if ((unsigned char)url.ptr[i] <= ' ' || url.ptr[i] == 0x7f)
+            return false;
+    return (str_starts_with(url, STR("http://")) && url.len > 7) ||
+           (str_starts_with(url, STR("https://")) && url.len > 8);
+}
+
+static enum status check_webhook(const struct config *config,
+                                 const struct notification_webhook_settings *webhook, struct error *error)
+{
+    if (!is_http_url(webhook->url))
+        return config_error_at(config, webhook->url_place, "notification.delivery.webhook.url", error,
+                               "channel webhook needs the http or https URL of its receiver");
+    if (webhook->secret_env.len && !notification_webhook_secret(webhook).len)
+        return config_error_at(config, webhook->secret_place, "notification.delivery.webhook.secret-from-env",
+                               error, "there is no environment variable %s, or it is empty",
+                               webhook->secret_env.ptr);
+    return STATUS_OK;
+}
+
+enum status notification_settings_check(const struct config *config, const void *section, struct error *error)
+{
+    const struct notification_settings *settings = section;
+    if (!str_is_name(settings->nats.durable) ||
+        memchr(settings->nats.durable.ptr, '.', settings->nats.durable.len))
+        return config_error_at(config, settings->nats.durable_place, "notification.nats.durable", error,
+                               "a durable consumer's name is made of A-Z a-z 0-9 _ -");
+    return settings->delivery.channel == NOTIFICATION_WEBHOOK
+               ? check_webhook(config, &settings->delivery.webhook, error)
+               : STATUS_OK;
+}
