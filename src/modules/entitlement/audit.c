@@ -100,3 +100,8 @@ void entitlement_audit_start(struct entitlement *entitlement)
 {
     submit(entitlement);
 }
+
+void entitlement_audit_end(struct entitlement *entitlement)
+{
+    loop_timer_stop(kernel_store_loop(entitlement->kernel), &entitlement->audit_timer);
+}

@@ -9,7 +9,7 @@
 #include "modules/entitlement/entitlement.h"
 #include "modules/entitlement/event.h"
 
-enum { STATEMENT_MS = 5000 };
+enum { CHANGE_MS = 10000 }; /* half of it at most for a twin in another process */
 
 struct metric_family entitlement_changes_family = {
     .name = "entitlement_changes_total",
@@ -98,9 +98,8 @@ static bool change(struct http_request *request, const struct auth_identity *who
         {traceparent_of(request)},
     };
     const struct idempotency_effect effect = {&entitlement->change, params};
-    int64_t deadline_ns = clock_deadline_ms(entitlement->settings->idempotency.wait_ms + STATEMENT_MS);
     return idempotency_answer(kernel_store_pool(entitlement->kernel), &entitlement->keys, request,
-                              who->tenant, who->subject, &effect, deadline_ns);
+                              who->tenant, who->subject, &effect, clock_deadline_ms(CHANGE_MS));
 }
 
 static void post(struct http_request *request, const struct kind *kind)

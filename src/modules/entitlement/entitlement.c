@@ -87,6 +87,7 @@ static void stop(void *state)
 static void destroy(void *state)
 {
     struct entitlement *entitlement = state;
+    entitlement_audit_end(entitlement);
     outbox_destroy(entitlement->outbox);
     buf_deinit(&entitlement->keys_cleanup);
     free(entitlement);

@@ -44,6 +44,7 @@ enum status entitlement_publisher_create(struct entitlement *entitlement, struct
 /* ---- audit.c: partitions made ahead, and dropped ---- */
 void entitlement_audit_init(struct entitlement *entitlement);
 void entitlement_audit_start(struct entitlement *entitlement); /* home loop */
+void entitlement_audit_end(struct entitlement *entitlement);   /* the loops have ended */
 
 extern struct metric_family entitlement_changes_family, entitlement_audit_family;
 extern const struct db_migration entitlement_migrations[]; /* sql/entitlement */

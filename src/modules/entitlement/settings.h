@@ -14,7 +14,7 @@ struct entitlement_settings {
         struct setting_place subject_place, stream_place, window_place;
     } nats;
     struct {
-        int64_t ttl_ms, wait_ms, cleanup_ms;
+        int64_t ttl_ms, cleanup_ms;
     } idempotency;
     struct {
         int64_t months_ahead, keep_months;
