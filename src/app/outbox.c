@@ -11,11 +11,11 @@
 #include "app/options.h"
 #include "base/clock.h"
 #include "base/log.h"
-#include "modules/refdata/catalog.h"
-#include "modules/refdata/commands.h"
-#include "modules/refdata/relay/relay.h"
+#include "kernel/store.h"
+#include "outbox/outbox.h"
 
 enum { TIMEOUT_MS = 60000, LIST_MAX = 100, CHANGE_MAX = 100000, ROWS_LIMIT = 10000000 };
+#define SINCE_MAX_MS (INT64_C(3650) * 24 * 3600 * 1000)
 
 typedef enum status change_fn(struct db_conn *conn, const struct outbox_table *table,
                               const struct outbox_selection *selection, int64_t deadline_ns, int64_t *count,
@@ -32,37 +32,96 @@ static const struct action {
     {"unlock", "freed from their lease", outbox_unlock},
 };
 
-/* The first is the one that changes are about unless --table says otherwise. */
-static const struct outbox_table *const tables[] = {&refdata_outbox_table, &refdata_command_table};
-
 struct outbox_command {
     const struct action *action;
-    const char *config, *state, *database, *table_name, *of, *from, *to, *limit;
+    const char *config, *state, *database, *table_name, *of, *since, *from, *to, *limit;
     bool all;
     struct option_words ids;
     enum outbox_state state_wanted;
-    const struct outbox_table *table; /* NULL = all */
+    const struct outbox_table *table; /* NULL = all; of changes never */
     struct outbox_selection selection;
     struct buf ids_text;
+    char since_text[CLOCK_RFC3339_BYTES];
 };
+
+/* ---- the tables there are ---- */
+
+/* Calls fn for each, in the modules' order, until it says true; the one it stopped at. */
+static const struct outbox_table *find_table(bool (*fn)(const struct outbox_table *table, const void *arg),
+                                             const void *arg)
+{
+    for (const struct module *const *module = app_modules; *module; module++)
+        for (const struct outbox_table *const *at = (*module)->outboxes; at && *at; at++)
+            if (fn(*at, arg))
+                return *at;
+    return NULL;
+}
+
+static bool is_any(const struct outbox_table *table, const void *arg)
+{
+    (void)table, (void)arg;
+    return true;
+}
+
+static bool is_called(const struct outbox_table *table, const void *name)
+{
+    return strcmp(table->name, name) == 0;
+}
+
+static bool say_name(const struct outbox_table *table, const void *arg)
+{
+    (void)arg;
+    fprintf(stderr, " %s", table->name);
+    return false;
+}
+
+static bool is_number(struct str text)
+{
+    int64_t number;
+    return str_to_i64(text, &number);
+}
+
+static bool is_uuid(struct str text)
+{
+    for (size_t i = 0; i < text.len; i++) {
+        bool is_dash = i == 8 || i == 13 || i == 18 || i == 23;
+        if (is_dash ? text.ptr[i] != '-' : !strchr("0123456789abcdefABCDEF", text.ptr[i]))
+            return false;
+    }
+    return text.len == 36;
+}
+
+/* Whether the IDs given can be of that table. */
+static bool ids_fit(const struct outbox_table *table, const void *arg)
+{
+    const struct option_words *ids = arg;
+    bool (*fits)(struct str text) = strcmp(table->id.type, "uuid") == 0 ? is_uuid : is_number;
+    for (size_t i = 0; i < ids->count; i++)
+        if (!fits(str_from(ids->items[i])))
+            return false;
+    return true;
+}
 
 /* ---- one database ---- */
 
-static void print_rows(struct str database, const struct outbox_table *table,
+static const char *text_of(const struct db_result *rows, size_t row, unsigned column)
+{
+    return db_result_is_null(rows, row, column) ? "" : db_result_str(rows, row, column).ptr;
+}
+
+static void print_rows(const char *database, const struct outbox_table *table,
                        const struct outbox_command *command, const struct db_result *rows)
 {
     for (size_t i = 0; i < db_result_rows(rows); i++) {
         struct str error = db_result_is_null(rows, i, 7) ? STR("") : db_result_str(rows, i, 7);
-        printf("%.*s %s id=%s of=%s seq=%s type=%s state=%s attempts=%s claims=%s age=%ss%s%.*s\n",
-               STR_ARG(database), table->name, db_result_str(rows, i, 0).ptr, db_result_str(rows, i, 1).ptr,
-               db_result_str(rows, i, 2).ptr, db_result_str(rows, i, 3).ptr,
-               outbox_state_name(command->state_wanted), db_result_str(rows, i, 4).ptr,
-               db_result_str(rows, i, 5).ptr, db_result_str(rows, i, 6).ptr, error.len ? " error=" : "",
-               STR_ARG(error));
+        printf("%s %s id=%s of=%s seq=%s type=%s state=%s attempts=%s claims=%s age=%ss%s%.*s\n", database,
+               table->name, db_result_str(rows, i, 0).ptr, text_of(rows, i, 1), text_of(rows, i, 2),
+               text_of(rows, i, 3), outbox_state_name(command->state_wanted), text_of(rows, i, 4),
+               text_of(rows, i, 5), text_of(rows, i, 6), error.len ? " error=" : "", STR_ARG(error));
     }
 }
 
-static enum status list(struct db_conn *conn, struct str database, const struct outbox_table *table,
+static enum status list(struct db_conn *conn, const char *database, const struct outbox_table *table,
                         const struct outbox_command *command, struct error *error)
 {
     struct db_result *rows = NULL;
@@ -78,88 +137,130 @@ static enum status list(struct db_conn *conn, struct str database, const struct 
     return status;
 }
 
-static enum status list_tables(struct db_conn *conn, struct str database,
+/* A table of a module that this database was never migrated for has nothing to show. */
+static bool is_missing(struct db_conn *conn, const struct outbox_command *command, enum status status)
+{
+    return status == STATUS_DB_ERROR && !command->table && strcmp(db_sqlstate(conn), "42P01") == 0;
+}
+
+static enum status list_tables(struct db_conn *conn, const char *database, const struct module *module,
                                const struct outbox_command *command, struct error *error)
 {
     enum status status = STATUS_OK;
-    for (size_t i = 0; i < sizeof tables / sizeof *tables && status == STATUS_OK; i++)
-        if (!command->table || command->table == tables[i])
-            status = list(conn, database, tables[i], command, error);
+    for (const struct outbox_table *const *at = module->outboxes; *at && status == STATUS_OK; at++) {
+        if (command->table ? command->table != *at : !ids_fit(*at, &command->ids))
+            continue;
+        status = list(conn, database, *at, command, error);
+        if (is_missing(conn, command, status))
+            status = STATUS_OK;
+    }
     return status;
 }
 
-static enum status change(struct db_conn *conn, struct str database, const struct outbox_command *command,
+static enum status change(struct db_conn *conn, const char *database, const struct outbox_command *command,
                           struct error *error)
 {
-    const struct outbox_table *table = command->table ? command->table : tables[0];
     int64_t count = 0;
-    enum status status = command->action->change(conn, table, &command->selection,
+    enum status status = command->action->change(conn, command->table, &command->selection,
                                                  clock_deadline_ms(TIMEOUT_MS), &count, error);
     if (status != STATUS_OK)
         return status;
     const char *user = getenv("USER");
     log_info("outbox_changed_by_hand", LOG_CSTR("action", command->action->name),
-             LOG_STR("database", database), LOG_CSTR("table", table->name), LOG_INT("events", count),
-             LOG_CSTR("user", user ? user : ""), LOG_INT("uid", getuid()));
-    printf("%.*s %s: %lld %s\n", STR_ARG(database), table->name, (long long)count, command->action->done);
+             LOG_CSTR("database", database), LOG_CSTR("table", command->table->name),
+             LOG_INT("events", count), LOG_CSTR("user", user ? user : ""), LOG_INT("uid", getuid()));
+    printf("%s %s: %lld %s\n", database, command->table->name, (long long)count, command->action->done);
     return STATUS_OK;
 }
 
-static bool run_database(const struct refdata_database *database, const struct outbox_command *command)
+/* ---- every database of every module that is asked about ---- */
+
+struct outbox_run {
+    const struct outbox_command *command;
+    const struct module *module;
+    size_t database_count;
+    bool found, failed;
+};
+
+static void run_database(const struct db_target *target, void *arg)
 {
+    struct outbox_run *run = arg;
+    const struct outbox_command *command = run->command;
     struct error error = {0};
+    struct db_pool *pool = NULL;
     struct db_conn *conn = NULL;
-    enum status status = db_acquire(database->pool, clock_deadline_ms(TIMEOUT_MS), &conn, &error);
+    if (command->database && strcmp(target->name, command->database) != 0)
+        return;
+    run->found = true;
+    enum status status = db_pool_create(target, &pool, &error);
     if (status == STATUS_OK)
-        status = command->action->change ? change(conn, database->name, command, &error)
-                                         : list_tables(conn, database->name, command, &error);
-    db_release(conn);
+        status = db_acquire(pool, clock_deadline_ms(TIMEOUT_MS), &conn, &error);
+    if (status == STATUS_OK)
+        status = command->action->change ? change(conn, target->name, command, &error)
+                                         : list_tables(conn, target->name, run->module, command, &error);
     if (status != STATUS_OK)
-        fprintf(stderr, "freshet outbox %s: database %.*s at %s: %s\n", command->action->name,
-                STR_ARG(database->name), db_pool_address(database->pool), error.message);
-    return status == STATUS_OK;
+        fprintf(stderr, "freshet outbox %s: database %s%s%s: %s\n", command->action->name, target->name,
+                pool ? " at " : "", pool ? db_pool_address(pool) : "", error.message);
+    run->failed |= status != STATUS_OK;
+    if (conn)
+        db_release(conn);
+    if (pool)
+        db_pool_destroy(pool);
 }
 
-/* ---- the command ---- */
-
-/* 0 done, 1 a database failed, 2 no such database. */
-static int run_catalog(const struct refdata_catalog *catalog, const struct outbox_command *command)
+static void count_database(const struct db_target *target, void *arg)
 {
-    bool found = false, fine = true;
-    if (command->action->change && catalog->database_count > 1 && !command->database) {
-        fprintf(stderr, "freshet outbox %s: there are several databases; say which by --database\n",
-                command->action->name);
-        return 2;
-    }
-    for (size_t i = 0; i < catalog->database_count; i++) {
-        const struct refdata_database *database = catalog->databases[i];
-        if (command->database && !str_eq(database->name, str_from(command->database)))
+    (void)target;
+    ((struct outbox_run *)arg)->database_count++;
+}
+
+static void each_database(struct config *config, struct outbox_run *run,
+                          void (*fn)(const struct db_target *target, void *arg))
+{
+    struct db_target store;
+    if (!run->module->keeps_store)
+        run->module->each_database(config, config_section(config, run->module->section->name), fn, run);
+    else if (kernel_store_find(config, app_modules, &store))
+        fn(&store, run);
+}
+
+static bool is_about(const struct outbox_command *command, const struct module *module)
+{
+    for (const struct outbox_table *const *at = module->outboxes; at && *at; at++)
+        if (!command->table || command->table == *at)
+            return true;
+    return false;
+}
+
+/* 0 done, 1 a database failed, 2 no such database, or several. */
+static int run_modules(struct config *config, const struct outbox_command *command)
+{
+    struct outbox_run run = {.command = command};
+    for (const struct module *const *at = app_modules; *at; at++) {
+        run.module = *at;
+        if (!is_about(command, *at))
             continue;
-        found = true;
-        fine &= run_database(database, command);
+        each_database(config, &run, count_database);
+        if (command->action->change && run.database_count > 1 && !command->database) {
+            fprintf(stderr, "freshet outbox %s: there are several databases; say which by --database\n",
+                    command->action->name);
+            return 2;
+        }
+        each_database(config, &run, run_database);
     }
-    if (!found)
+    if (!run.found)
         fprintf(stderr, "freshet outbox %s: there is no database \"%s\"\n", command->action->name,
                 command->database ? command->database : "");
-    return !found ? 2 : fine ? 0 : 1;
+    return !run.found ? 2 : run.failed ? 1 : 0;
 }
 
 static int run(const struct outbox_command *command)
 {
-    struct refdata_catalog *catalog = NULL;
-    struct error error = {0};
     struct config *config = kernel_config_load_or_say(
         &(struct kernel_options){.config_path = app_config_path(command->config), .modules = app_modules});
     if (!config)
         return 1;
-    int exit_status = 1;
-    if (refdata_catalog_create(config_section(config, refdata_section.name), false, NULL, &catalog, &error) !=
-        STATUS_OK) {
-        fprintf(stderr, "freshet outbox %s: %s\n", command->action->name, error.message);
-    } else {
-        exit_status = run_catalog(catalog, command);
-        refdata_catalog_unref(catalog);
-    }
+    int exit_status = run_modules(config, command);
     config_free(config);
     if (exit_status == 0 && (fflush(stdout) != 0 || ferror(stdout))) {
         perror("freshet outbox: standard output");
@@ -187,26 +288,42 @@ static bool take_state(struct outbox_command *command)
     return false;
 }
 
+/* Changes are about one table: refdata's own events unless another is named. */
 static bool take_table(struct outbox_command *command)
 {
-    for (size_t i = 0; command->table_name && i < sizeof tables / sizeof *tables; i++)
-        if (strcmp(command->table_name, tables[i]->name) == 0)
-            command->table = tables[i];
+    if (command->table_name)
+        command->table = find_table(is_called, command->table_name);
+    else if (command->action->change)
+        command->table = find_table(is_any, NULL);
     return !command->table_name || command->table;
 }
 
 static bool take_ids(struct outbox_command *command)
 {
-    struct str id;
+    const struct option_words *ids = &command->ids;
+    if (command->table ? !ids_fit(command->table, ids) : !find_table(ids_fit, ids))
+        return false;
     db_array_begin(&command->ids_text);
-    for (size_t i = 0; i < command->ids.count; i++) {
-        if (!take_number(command->ids.items[i], &id))
-            return false;
-        db_array_put(&command->ids_text, id);
-    }
+    for (size_t i = 0; i < ids->count; i++)
+        db_array_put(&command->ids_text, str_from(ids->items[i]));
     db_array_end(&command->ids_text);
-    if (command->ids.count > 0)
+    if (ids->count > 0)
         command->selection.ids = buf_str(&command->ids_text);
+    return true;
+}
+
+/* A moment, or how long ago. */
+static bool take_since(struct outbox_command *command)
+{
+    int64_t unix_us = 0, ago_ms = 0;
+    if (!command->since)
+        return true;
+    if (options_duration(command->since, SINCE_MAX_MS, &ago_ms))
+        unix_us = clock_unix_us() - ago_ms * 1000;
+    else if (!clock_rfc3339_parse(str_from(command->since), &unix_us))
+        return false;
+    clock_rfc3339(unix_us, command->since_text);
+    command->selection.since = str_from(command->since_text);
     return true;
 }
 
@@ -219,9 +336,13 @@ static const char *find_mistake(struct outbox_command *command)
     if (!take_state(command))
         return "--state is failed, pending, in_flight or published";
     if (!take_table(command))
-        return "--table is refdata.outbox_event or refdata.command_outbox";
+        return "--table is one of:"; /* app_outbox() goes on with them */
     if (!take_ids(command))
-        return "an ID is a number: `freshet outbox list` shows them";
+        return command->table && strcmp(command->table->id.type, "uuid") == 0
+                   ? "an ID of that table is a UUID: `freshet outbox list` shows them"
+                   : "an ID is a number: `freshet outbox list` shows them; other tables' are for --table";
+    if (!take_since(command))
+        return "--since takes a moment, 2026-01-31T12:00:00Z, or how long ago: 90s, 15m, 1h, 7d";
     if (!take_number(command->from, &selection->first) || !take_number(command->to, &selection->last))
         return "--from and --to take numbers: seq of `freshet outbox list`";
     if (!take_number(command->limit, &limit))
@@ -231,8 +352,8 @@ static const char *find_mistake(struct outbox_command *command)
                            selection->rows_max > ROWS_LIMIT))
         return "--limit is 1 to 10000000";
     selection->aggregate = str_from(command->of);
-    if (command->action->change && !narrowed && !command->all)
-        return "name IDs, or --from and --to, or --of, or --all";
+    if (command->action->change && !narrowed && !command->since && !command->all)
+        return "name IDs, or --from and --to, or --of, or --since, or --all";
     if (narrowed && command->all)
         return "either --all, or what to choose";
     return NULL;
@@ -251,14 +372,18 @@ int app_outbox(int argc, char **argv)
     struct outbox_command command = {.state = "failed"};
     const struct option_row rows[] = {
         APP_CONFIG_ROW(command.config),
-        {"--database", "NAME", "only this postgres block; needed for changes where there are several",
+        {"--database", "NAME",
+         "only this postgres block, or `store`; needed for changes where a table is in several",
          .into = &command.database},
         {"--state", "STATE", "list: failed (default), pending, in_flight or published",
          .into = &command.state},
         {"--table", "NAME",
-         "only this one: refdata.outbox_event (what changes are about without it) or refdata.command_outbox",
+         "only this one, as the list shows it; without it changes are about refdata.outbox_event",
          .into = &command.table_name},
-        {"--of", "TENANT/DICT", "only events of this dictionary", .into = &command.of},
+        {"--of", "TENANT/…", "only events of this dictionary, entitlement …: as the list shows it",
+         .into = &command.of},
+        {"--since", "TIME", "only those made since then: 2026-01-31T12:00:00Z, or how long ago: 90s, 15m, 7d",
+         .into = &command.since},
         {"--from", "SEQ", "only from this one on", .into = &command.from},
         {"--to", "SEQ", "only up to this one", .into = &command.to},
         {"--limit", "N", "at most so many, oldest first (default 100, changes 100000)",
@@ -283,8 +408,12 @@ int app_outbox(int argc, char **argv)
     command.ids = (struct option_words){words.count - 1, words.items + 1};
     buf_init(&command.ids_text);
     const char *mistake = find_mistake(&command);
-    if (mistake)
-        fprintf(stderr, "freshet outbox %s: %s\n", command.action->name, mistake);
+    if (mistake) {
+        fprintf(stderr, "freshet outbox %s: %s", command.action->name, mistake);
+        if (command.table_name && !command.table)
+            find_table(say_name, NULL);
+        fputs("\n", stderr);
+    }
     int exit_status = mistake ? 2 : run(&command);
     buf_deinit(&command.ids_text);
     return exit_status;

@@ -63,7 +63,8 @@ struct module {
     enum status (*subscribe)(void *state, struct bus *events, struct error *error);
     /* Home loop, once, after all have subscribed: the schema stands and the bus runs. Start publishing, retention … */
     void (*on_store)(void *state);
-    const struct outbox_table *const *outboxes; /* for `freshet outbox`; NULL-terminated; NULL = none */
+    /* For `freshet outbox`: in the store, or in each of each_database(). NULL-terminated; NULL = none. */
+    const struct outbox_table *const *outboxes;
 };
 
 /* ---- what a module may use of the process it runs in ---- */

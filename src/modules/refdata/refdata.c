@@ -12,9 +12,11 @@
 #include "base/memory.h"
 #include "modules/refdata/adapter/source.h"
 #include "modules/refdata/command/command.h"
+#include "modules/refdata/commands.h"
 #include "modules/refdata/flow.h"
 #include "modules/refdata/query/query.h"
 #include "modules/refdata/query/reading.h"
+#include "modules/refdata/relay/relay.h"
 
 enum {
     PREPARE_MS = 1000, /* of a reload, for a database that is new */
@@ -403,4 +405,5 @@ const struct module refdata_module = {
     .stop = stop,
     .destroy = destroy,
     .health = health,
+    .outboxes = (const struct outbox_table *const[]){&refdata_outbox_table, &refdata_command_table, NULL},
 };
