@@ -60,8 +60,8 @@ void bus_batch_rollback(struct bus_batch *batch, const char *format, ...)
 
 /* ---- dead letters ---- */
 
-static struct bus_message dead_letter(const struct bus_consumer *consumer, const struct bus_message *message,
-                                      const char *reason, struct arena *arena)
+struct bus_message bus_dead_letter(const struct bus_consumer *consumer, const struct bus_message *message,
+                                   const char *reason, struct arena *arena)
 {
     unsigned kept = message->header_count;
 
@@ -95,7 +95,7 @@ static void bury(const struct bus_consumer *consumer, const struct bus_message *
              LOG_INT("partition", message->partition), LOG_INT("offset", message->offset),
              LOG_CSTR("reason", reason));
     if (consumer->topic->dead)
-        outcome->letters[outcome->letter_count++] = dead_letter(consumer, message, reason, arena);
+        outcome->letters[outcome->letter_count++] = bus_dead_letter(consumer, message, reason, arena);
 }
 
 /* ---- judging ---- */

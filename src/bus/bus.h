@@ -71,6 +71,7 @@ struct bus_header {
 #define BUS_HEADER_DEAD_PARTITION "dlq-partition"
 #define BUS_HEADER_DEAD_OFFSET "dlq-offset"
 #define BUS_HEADER_DEAD_GROUP "dlq-group"
+#define BUS_HEADER_DEAD_DELIVERIES "dlq-deliveries" /* where the engine gave it up, and counted */
 
 struct bus_message {
     struct str topic;

@@ -87,6 +87,14 @@ void bus_batch_committed(const struct bus_consumer *consumer, const struct bus_b
                          const struct bus_outcome *outcome);
 void bus_batch_uncommitted(const struct bus_consumer *consumer, const struct bus_batch *batch);
 
+/* ---- dead letters ---- */
+/* What goes to the dead-letter topic of a message of consumer->topic, which has one; of the message's memory and the arena's. */
+struct bus_message bus_dead_letter(const struct bus_consumer *consumer, const struct bus_message *message,
+                                   const char *reason, struct arena *arena);
+/* A letter that there is no room for goes without its content, which still stands where the letter says. */
+enum status bus_dead_letters_publish(struct bus *bus, struct bus_message *letters, size_t count,
+                                     int64_t deadline_ns, struct error *error) MUST_CHECK;
+
 /* ---- metrics ---- */
 struct metric_series *bus_metrics_published(struct str topic);
 void bus_metrics_attach(struct bus_consumer *consumer);

@@ -64,34 +64,32 @@ static void handle(struct attempt *attempt)
         bus_batch_handle(delivery->consumer, &attempt->batch, &attempt->arena, &attempt->outcome);
 }
 
-/* A message of somebody else's may be so large that there is no room for it and its reason. It goes without its content
- * then, which still stands where the letter says. */
-static enum status bury_briefly(struct attempt *attempt, int64_t deadline_ns, struct error *error)
+/* A message of somebody else's may be so large that there is no room for it and its reason. */
+static enum status bury_briefly(struct bus *bus, const struct bus_message *letters, size_t count,
+                                int64_t deadline_ns, struct error *error)
 {
     enum status status = STATUS_OK;
 
-    for (size_t i = 0; i < attempt->outcome.letter_count && status == STATUS_OK; i++) {
-        struct bus_message letter = attempt->outcome.letters[i];
-        status = bus_publish(attempt->delivery->bus, &letter, 1, deadline_ns, error);
+    for (size_t i = 0; i < count && status == STATUS_OK; i++) {
+        struct bus_message letter = letters[i];
+        status = bus_publish(bus, &letter, 1, deadline_ns, error);
         if (status != STATUS_PAYLOAD_TOO_LARGE && status != STATUS_BAD_REQUEST)
             continue;
         letter.payload = STR("");
         letter.header_count = HEADERS_KEPT;
         letter.key = letter.key.len > KEY_BYTES_KEPT ? STR_NONE : letter.key;
-        status = bus_publish(attempt->delivery->bus, &letter, 1, deadline_ns, error);
+        status = bus_publish(bus, &letter, 1, deadline_ns, error);
     }
     return status;
 }
 
-static enum status bury(struct attempt *attempt, int64_t deadline_ns, struct error *error)
+enum status bus_dead_letters_publish(struct bus *bus, struct bus_message *letters, size_t count,
+                                     int64_t deadline_ns, struct error *error)
 {
-    const struct bus_outcome *outcome = &attempt->outcome;
-    enum status status =
-        bus_publish(attempt->delivery->bus, outcome->letters, outcome->letter_count, deadline_ns, error);
+    enum status status = bus_publish(bus, letters, count, deadline_ns, error);
 
     if (status == STATUS_PAYLOAD_TOO_LARGE || status == STATUS_BAD_REQUEST)
-        status = bury_briefly(attempt, deadline_ns, error);
-    attempt->unburied = status != STATUS_OK;
+        status = bury_briefly(bus, letters, count, deadline_ns, error);
     return status;
 }
 
@@ -106,7 +104,9 @@ static enum status commit(struct attempt *attempt, struct error *error)
     if (batch->rolled_back && batch->conn)
         return error_set(error, STATUS_DB_ERROR, "%s", batch->verdicts[0].reason);
     if (outcome->letter_count > 0)
-        status = bury(attempt, deadline_ns, error);
+        status = bus_dead_letters_publish(attempt->delivery->bus, outcome->letters, outcome->letter_count,
+                                          deadline_ns, error);
+    attempt->unburied = status != STATUS_OK;
     FAILPOINT("bus.before_commit");
     if (status == STATUS_OK && batch->conn)
         status = db_commit(batch->conn, deadline_ns, error);
@@ -146,7 +146,7 @@ static size_t committed(struct attempt *attempt, int64_t *wait_ms)
  * away for that. */
 static bool is_own_failure(const struct attempt *attempt, enum status status)
 {
-    if (attempt->unburied)
+    if (attempt->unburied || (attempt->delivery->pool && !db_pool_is_up(attempt->delivery->pool)))
         return false;
     return status == STATUS_DB_ERROR || status == STATUS_TIMEOUT ||
            (status == STATUS_DB_DOWN && clock_mono_ns() >= attempt->batch.deadline_ns);

@@ -258,8 +258,11 @@ static void replace(struct nats *nats, natsConnection *connection, jsCtx *js)
     for (size_t i = 0; i < nats->reader_count; i++) {
         struct nats_reader *reader = nats->readers[i];
         end_subscription(&reader->members_inbox);
-        for (unsigned at = 0; at < reader->consumer.topic->spec.partitions; at++)
+        for (unsigned at = 0; at < reader->consumer.topic->spec.partitions; at++) {
             end_subscription(&reader->slots[at].inbox);
+            for (int kind = 0; kind < FATE_KINDS; kind++)
+                end_subscription(&reader->slots[at].watches[kind].inbox);
+        }
     }
     nats->connection = connection;
     nats->js = js;
@@ -337,6 +340,22 @@ natsStatus bus_nats_listen_to(struct nats *nats, natsSubscription **subscription
     nats->subscriptions++;
     pthread_mutex_unlock(&nats->lock);
     return natsSubscription_SetOnCompleteCB(*subscription, on_complete, nats);
+}
+
+natsStatus bus_nats_inbox_open(struct nats *nats, natsSubscription **inbox, char subject[NATS_NAME_BYTES],
+                               natsMsgHandler handler, void *closure)
+{
+    natsInbox *name = NULL;
+    natsStatus status;
+
+    if (*inbox)
+        return NATS_OK;
+    status = natsInbox_Create(&name);
+    if (status != NATS_OK)
+        return status;
+    snprintf(subject, NATS_NAME_BYTES, "%s", name);
+    natsInbox_Destroy(name);
+    return bus_nats_listen_to(nats, inbox, subject, NULL, handler, closure);
 }
 
 /* Nothing of the client's calls us any more when this returns. */

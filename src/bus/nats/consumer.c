@@ -11,23 +11,16 @@
 #define ACK_PENDING_MAX 10000
 #define EPHEMERAL_NS (INT64_C(300) * 1000000000)
 
-static natsStatus open_inbox(struct nats_slot *slot)
-{
-    struct nats *nats = slot->reader->nats;
-    natsInbox *inbox = NULL;
-    natsStatus status;
-
-    if (slot->inbox)
-        return NATS_OK;
-    status = natsInbox_Create(&inbox);
-    if (status != NATS_OK)
-        return status;
-    snprintf(slot->inbox_subject, sizeof slot->inbox_subject, "%s", inbox);
-    natsInbox_Destroy(inbox);
-    return bus_nats_listen_to(nats, &slot->inbox, slot->inbox_subject, NULL, bus_nats_on_message, slot);
-}
-
 /* ---- shared ---- */
+
+/* The server counts deliveries for us, also those that a process died of. A dead letter's are not counted there: it has
+ * nowhere to go. */
+static int64_t deliveries_max(const struct nats_reader *reader)
+{
+    unsigned attempts_max = reader->consumer.spec.attempts_max;
+
+    return attempts_max > 0 && reader->consumer.topic->dead ? (int64_t)attempts_max : -1;
+}
 
 static natsStatus add_durable(struct nats_slot *slot, const char *name, const char *subject,
                               jsConsumerInfo **info)
@@ -42,7 +35,7 @@ static natsStatus add_durable(struct nats_slot *slot, const char *name, const ch
     config.FilterSubject = subject;
     config.AckPolicy = js_AckExplicit;
     config.AckWait = nats->config.ack_wait_ms * 1000000;
-    config.MaxDeliver = -1;
+    config.MaxDeliver = deliveries_max(slot->reader);
     config.MaxAckPending = ACK_PENDING_MAX;
     config.DeliverPolicy = spec->from == BUS_FROM_START ? js_DeliverAll : js_DeliverNew;
     if (slot->reader->ready) /* it was there, and is lost: rather once more than not at all … */
@@ -54,6 +47,42 @@ static natsStatus add_durable(struct nats_slot *slot, const char *name, const ch
     return js_AddConsumer(info, nats->js, slot->reader->topic->stream, &config, NULL, NULL);
 }
 
+/* Somebody else may have made it: then it must be of the kind that we can read. NULL = it is. */
+static const char *find_problem(const struct nats_reader *reader, const jsConsumerConfig *there,
+                                const char *subject)
+{
+    bool ours = there->Description && strcmp(there->Description, reader->consumer.spec.group) == 0;
+
+    if (!ours && !(reader->topic->exact && reader->consumer.topic->spec.partitions == 1))
+        return "it is another group's";
+    if (there->AckPolicy != js_AckExplicit)
+        return "it has no explicit acknowledgements";
+    if (there->DeliverSubject && there->DeliverSubject[0])
+        return "it pushes";
+    if (there->FilterSubject && there->FilterSubject[0] && strcmp(there->FilterSubject, subject) != 0)
+        return "it reads another subject";
+    return NULL;
+}
+
+/* It works as it is, too, so a refusal is only told. */
+static void update_durable(struct nats_slot *slot, const char *name, const jsConsumerConfig *there)
+{
+    struct nats *nats = slot->reader->nats;
+    jsConsumerConfig config = *there;
+
+    config.Durable = name;
+    config.AckWait = nats->config.ack_wait_ms * 1000000;
+    config.MaxDeliver = deliveries_max(slot->reader);
+    if (config.AckWait == there->AckWait && config.MaxDeliver == there->MaxDeliver)
+        return;
+    if (js_UpdateConsumer(NULL, nats->js, slot->reader->topic->stream, &config, NULL, NULL) == NATS_OK)
+        log_info("nats_consumer_updated", LOG_CSTR("consumer", name),
+                 LOG_INT("ackWaitMs", nats->config.ack_wait_ms), LOG_INT("maxDeliver", config.MaxDeliver));
+    else
+        log_warn("nats_consumer_not_updated", LOG_CSTR("consumer", name),
+                 LOG_CSTR("error", nats_GetLastError(NULL)));
+}
+
 static bool ensure_durable(struct nats_slot *slot)
 {
     struct nats_reader *reader = slot->reader;
@@ -63,18 +92,19 @@ static bool ensure_durable(struct nats_slot *slot)
 
     if (slot->is_unsure)
         return true;
-    bus_nats_durable(name, reader->consumer.spec.group, slot->partition);
-    bus_nats_subject(subject, reader->consumer.topic, slot->partition);
+    bus_nats_durable(name, reader, slot->partition);
+    bus_nats_subject(subject, nats, reader->consumer.topic, slot->partition);
     natsStatus status = js_GetConsumerInfo(&info, nats->js, reader->topic->stream, name, NULL, NULL);
     if (status == NATS_NOT_FOUND && reader->ready && slot->state == SLOT_AWAY)
         return true; /* it is lost, and who has the partition knows best where it stood */
     if (status == NATS_NOT_FOUND)
         status = add_durable(slot, name, subject, &info);
-    bool good = status == NATS_OK && info->Config->Description &&
-                strcmp(info->Config->Description, reader->consumer.spec.group) == 0;
-    if (status == NATS_OK && !good)
-        log_error("nats_consumer_refused", LOG_CSTR("consumer", name),
-                  LOG_CSTR("error", "it is another group's"));
+    const char *problem = status == NATS_OK ? find_problem(reader, info->Config, subject) : NULL;
+    bool good = status == NATS_OK && !problem;
+    if (problem)
+        log_error("nats_consumer_refused", LOG_CSTR("consumer", name), LOG_CSTR("error", problem));
+    if (good)
+        update_durable(slot, name, info->Config);
     jsConsumerInfo_Destroy(info);
     if (!good)
         return false;
@@ -142,7 +172,7 @@ static bool make_ephemeral(struct nats_slot *slot, const jsStreamInfo *stream)
     pthread_mutex_unlock(&nats->lock);
     if (old[0])
         js_DeleteConsumer(nats->js, reader->topic->stream, old, NULL, NULL);
-    bus_nats_subject(subject, reader->consumer.topic, slot->partition);
+    bus_nats_subject(subject, nats, reader->consumer.topic, slot->partition);
     snprintf(name, sizeof name, "every_%u_%016llx", slot->partition, (unsigned long long)random_u64());
     jsConsumerConfig_Init(&config);
     config.Name = name;
@@ -210,6 +240,8 @@ static void look_for_gap(struct nats_slot *slot, const jsStreamInfo *stream)
         return;
     for (size_t i = 0; i < slot->count; i++)
         bus_nats_item_free(&slot->items[i]);
+    if (anew)
+        bus_nats_fates_drop(slot);
     slot->gap = known;
     slot->gap_from = next_wanted(slot);
     slot->gap_next = anew ? 1 : lost_tail ? end : first;
@@ -267,7 +299,10 @@ bool bus_nats_consumers_ensure(struct nats_reader *reader)
     look_for_gaps(reader, stream);
     for (unsigned i = 0; i < reader->consumer.topic->spec.partitions && good; i++) {
         struct nats_slot *slot = &reader->slots[i];
-        good = open_inbox(slot) == NATS_OK && (shared ? ensure_durable(slot) : make_ephemeral(slot, stream));
+        good =
+            bus_nats_inbox_open(reader->nats, &slot->inbox, slot->inbox_subject, bus_nats_on_message, slot) ==
+                NATS_OK &&
+            (shared ? ensure_durable(slot) && bus_nats_watches_ensure(slot) : make_ephemeral(slot, stream));
     }
     if (good && shared)
         good = bus_nats_members_listen(reader) == NATS_OK;

@@ -3,6 +3,7 @@
  *   client's threads ──message──▶ slot (queue by sequence) ──job──▶ worker: bus_deliver() ──▶ +ACK, -NAK, +TERM
  *                                   ▲                                 keeper: streams, consumers, leases, WPI, lag
  *                                   └── pull requests, as there is room
+ *   advisories ──▶ slot's watches ──▶ the same job: the letter that nobody sent
  *
  * One lock, `lock`, for everything below it; nothing is sent or asked while it is held. */
 #ifndef FRESHET_BUS_NATS_INSIDE_H
@@ -18,22 +19,47 @@
 
 #define NATS_NAME_BYTES 96
 #define NATS_API_MS 2000 /* for one answer of the server's */
+#define NATS_WINDOW_MS_MAX (INT64_C(366) * 24 * 3600 * 1000)
+#define NATS_BURIED_KEPT 64
+#define NATS_OVERDUE_WAITS 3 /* for acknowledgements: then what was NAKed should have come again */
 
 struct nats;
 struct nats_reader;
 
 /* ---- topics ---- */
 struct nats_topic {
-    char stream[NATS_NAME_BYTES];
-
+    char stream[NATS_NAME_BYTES], subject[NATS_NAME_BYTES];
+    bool exact;        /* its owner named it so: with one partition nothing is added */
+    int64_t window_ns; /* a repeated id is dropped within this; 0 = nobody said */
     char problem[256]; /* why it cannot be used; "" = it can */
 };
 
 /* ---- messages that are here and not settled ---- */
 struct nats_item {
     int64_t sequence, created_us;
-    bool again;       /* it was sent before, perhaps to a process that died of it: it is handled alone */
+    uint64_t
+        delivered; /* how often. More than once: perhaps to a process that died of it, so it is handled alone */
+    bool given_up;    /* the server will not send it again, but here it is */
     natsMsg *message; /* NULL: the server has it back (-NAK) and sends it again */
+};
+
+/* ---- what the server is done with, though nobody acknowledged it ---- */
+enum nats_fate_kind { FATE_USED_UP, FATE_TERMINATED, FATE_KINDS };
+
+struct nats_fate {
+    enum nats_fate_kind kind;
+    int64_t sequence, deliveries, told_us;
+    natsMsg *advisory; /* acknowledged when the letter is out */
+};
+
+/* A consumer of the advisories of one kind about a slot's consumer. */
+struct nats_watch {
+    struct nats_slot *slot;
+    enum nats_fate_kind kind;
+    natsSubscription *inbox;
+    char inbox_subject[NATS_NAME_BYTES];
+    char stream[NATS_NAME_BYTES]; /* "" = nobody keeps them */
+    int64_t asked, asked_until_ns;
 };
 
 /* A partition that this process reads.
@@ -64,6 +90,14 @@ struct nats_slot {
     bool is_unsure;                /* the stream is another one, and a handler of the old one runs */
     bool gap;                      /* on_gap is to be told: */
     int64_t gap_from, gap_next;
+    bool is_out;        /* the database does not answer: nothing more is asked for */
+    int64_t overdue_ns; /* what was NAKed should have come again by then */
+
+    struct nats_watch watches[FATE_KINDS];
+    struct nats_fate *fates;
+    size_t fate_count;
+    int64_t buried[NATS_BURIED_KEPT]; /* of the last: an advisory of these tells nothing new */
+    unsigned buried_next;
 
     natsSubscription *inbox;
     char inbox_subject[NATS_NAME_BYTES];
@@ -132,7 +166,8 @@ struct nats {
     struct bus_nats_config config;
     struct db_pool *pool; /* NULL: handlers get no transaction */
     struct nats_topic *topics;
-    char id[17]; /* this member */
+    char kept_in[FATE_KINDS][NATS_NAME_BYTES]; /* the keeper's: streams of advisories; "" = not yet */
+    char id[17];                               /* this member */
     natsOptions *options;
     _Atomic(natsConnection *) connection; /* NULL till the keeper's first try */
     _Atomic(jsCtx *) js;
@@ -159,9 +194,12 @@ struct nats {
 };
 
 /* names.c */
-enum status bus_nats_names_init(struct nats *nats, struct error *error) MUST_CHECK;
-void bus_nats_subject(char out[NATS_NAME_BYTES], const struct bus_topic_state *topic, unsigned partition);
-void bus_nats_durable(char out[NATS_NAME_BYTES], const char *group, unsigned partition);
+enum status bus_nats_names_init(struct nats *nats, const struct bus_nats_config *config,
+                                struct error *error) MUST_CHECK;
+bool bus_nats_is_stream_name(const char *name);
+void bus_nats_subject(char out[NATS_NAME_BYTES], const struct nats *nats, const struct bus_topic_state *topic,
+                      unsigned partition);
+void bus_nats_durable(char out[NATS_NAME_BYTES], const struct nats_reader *reader, unsigned partition);
 struct nats_topic *bus_nats_topic(const struct nats *nats, const struct bus_topic_state *topic);
 
 /* connection.c */
@@ -171,6 +209,8 @@ void bus_nats_disconnect(struct nats *nats);
 /* Calls `handler` on the client's threads until bus_nats_disconnect(). */
 natsStatus bus_nats_listen_to(struct nats *nats, natsSubscription **subscription, const char *subject,
                               const char *queue, natsMsgHandler handler, void *closure);
+natsStatus bus_nats_inbox_open(struct nats *nats, natsSubscription **inbox, char subject[NATS_NAME_BYTES],
+                               natsMsgHandler handler, void *closure); /* once; it has a name of its own */
 void bus_nats_wait(struct nats *nats, int64_t until_ns); /* under the lock: until something changes */
 void bus_nats_kick(struct nats *nats);                   /* under the lock: the keeper has something to do */
 
@@ -192,7 +232,23 @@ bool bus_nats_consumers_ensure(struct nats_reader *reader);
 void bus_nats_slot_sync(struct nats_slot *slot);
 void bus_nats_reader_look(struct nats_reader *reader); /* lag, gaps */
 
+/* advisory.c, on the keeper */
+void bus_nats_advisories_keep(struct nats *nats);
+bool bus_nats_watches_ensure(struct nats_slot *slot);
+void bus_nats_watches_pull(struct nats_slot *slot);
+
+/* given_up.c */
+bool bus_nats_fates_are_due(const struct nats_slot *slot, int64_t now_ns); /* under the lock */
+void bus_nats_fates_settle(struct nats_slot *slot);                        /* the job's */
+void bus_nats_fates_drop(struct nats_slot *slot);                          /* under the lock */
+void bus_nats_bury_note(struct nats_slot *slot, int64_t sequence);         /* under the lock */
+
 /* slot.c */
+struct nats_origin {
+    struct str consumer;
+    uint64_t delivered, sequence, turn, time_ns; /* turn: the consumer's own count of what it has sent */
+};
+bool bus_nats_origin_parse(const char *reply, struct nats_origin *origin);
 void bus_nats_on_message(natsConnection *connection, natsSubscription *subscription, natsMsg *message,
                          void *slot);
 bool bus_nats_slot_pull(struct nats_slot *slot); /* asks if there is room; not under the lock */

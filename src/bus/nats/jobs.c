@@ -28,8 +28,10 @@ static bool has_work(const struct nats_slot *slot, int64_t now_ns)
         return reader->busy == 0;
     if (slot->gap)
         return true;
-    return slot->state == SLOT_RUNNING && !slot->give_up && slot->count > 0 && slot->items[0].message &&
-           slot->due_ns <= now_ns && (!is_shared(slot) || now_ns < slot->lease_until_ns);
+    if (slot->state != SLOT_RUNNING || slot->give_up || (is_shared(slot) && now_ns >= slot->lease_until_ns))
+        return false;
+    return (slot->count > 0 && slot->items[0].message && slot->due_ns <= now_ns) ||
+           bus_nats_fates_are_due(slot, now_ns);
 }
 
 static void submit(struct nats_slot *slot, int64_t now_ns)
@@ -72,7 +74,7 @@ static size_t take_batch(struct nats_slot *slot, struct arena *arena, struct bus
     *raw = arena_zalloc(arena, consumer->spec.batch_max * sizeof(**raw));
     while (count < slot->count && count < consumer->spec.batch_max && slot->items[count].message) {
         const struct nats_item *item = &slot->items[count];
-        if (count > 0 && (item->again || slot->items[0].again))
+        if (count > 0 && (item->delivered > 1 || slot->items[0].delivered > 1))
             break;
         (*raw)[count] = item->message;
         (*messages)[count] = (struct bus_message){
@@ -102,17 +104,24 @@ static void remove_settled(struct nats_slot *slot, const struct bus_message *mes
         return;
     if (messages[settled - 1].offset > slot->settled)
         slot->settled = messages[settled - 1].offset;
-    for (size_t i = 0; i < slot->count; i++)
-        if (slot->items[i].sequence <= slot->settled)
-            bus_nats_item_free(&slot->items[i]);
-        else
+    for (size_t i = 0; i < settled; i++)
+        if (slot->dead[i])
+            bus_nats_bury_note(slot, messages[i].offset);
+    for (size_t i = 0; i < slot->count; i++) {
+        if (slot->items[i].sequence > slot->settled) {
             slot->items[kept++] = slot->items[i];
+            continue;
+        }
+        if (slot->items[i].given_up)
+            bus_nats_bury_note(slot, slot->items[i].sequence);
+        bus_nats_item_free(&slot->items[i]);
+    }
     slot->count = kept;
 }
 
 /* Its turn comes again after `wait_ms`: the server keeps the time when it is the message's own failure; while the database
- * is away nobody is to blame, and no delivery is used up. */
-static void put_off(struct nats_slot *slot, int64_t wait_ms)
+ * is away nobody is to blame, and no delivery is used up: it stays here, as work in progress. */
+static void put_off(struct nats_slot *slot, int64_t wait_ms, bool failed)
 {
     struct nats *nats = slot->reader->nats;
     char nak[64];
@@ -120,7 +129,8 @@ static void put_off(struct nats_slot *slot, int64_t wait_ms)
 
     pthread_mutex_lock(&nats->lock);
     slot->due_ns = clock_deadline_ms(wait_ms);
-    if (is_shared(slot) && slot->delivery.attempts > 0 && slot->count > 0 && slot->state == SLOT_RUNNING) {
+    slot->overdue_ns = clock_deadline_ms(wait_ms + NATS_OVERDUE_WAITS * nats->config.ack_wait_ms);
+    if (is_shared(slot) && failed && slot->count > 0 && slot->state == SLOT_RUNNING) {
         head = slot->items[0].message;
         slot->items[0].message = NULL;
     }
@@ -133,35 +143,73 @@ static void put_off(struct nats_slot *slot, int64_t wait_ms)
     natsMsg_Destroy(head);
 }
 
+/* Under the lock. The server's count knows of deliveries that this process does not: what fails at its last one is buried
+ * here, with the reason, instead of going back to be given up. */
+static void count_deliveries(struct nats_slot *slot)
+{
+    const struct nats_item *head = &slot->items[0];
+    struct bus_delivery *delivery = &slot->delivery;
+    unsigned attempts_max = slot->reader->consumer.spec.attempts_max;
+
+    if (!is_shared(slot) || !slot->reader->consumer.topic->dead || attempts_max == 0 ||
+        head->delivered <= delivery->attempts + 1)
+        return;
+    delivery->attempts = head->delivered > attempts_max ? attempts_max : (unsigned)head->delivered - 1;
+    if (!delivery->last_error[0])
+        snprintf(delivery->last_error, sizeof delivery->last_error, "delivered %llu times and not settled",
+                 (unsigned long long)head->delivered - 1);
+}
+
+/* It failed at its last delivery: back at the server it would be given up. It is buried here, next. */
+static bool has_used_up(const struct nats_slot *slot)
+{
+    unsigned attempts_max = slot->reader->consumer.spec.attempts_max;
+
+    return is_shared(slot) && attempts_max > 0 && slot->delivery.attempts >= attempts_max;
+}
+
+static void deliver(struct nats_slot *slot, struct bus_message *messages, natsMsg **raw, size_t count)
+{
+    struct nats *nats = slot->reader->nats;
+    unsigned attempts = slot->delivery.attempts;
+    int64_t wait_ms = 0;
+
+    memset(slot->dead, 0, count * sizeof slot->dead[0]);
+    size_t settled = bus_deliver(&slot->delivery, messages, count, &wait_ms);
+    bool failed = slot->delivery.attempts > attempts;
+    if (failed && has_used_up(slot))
+        wait_ms = 0;
+    FAILPOINT("nats.before_ack");
+    tell_settled(slot, raw, settled);
+    FAILPOINT("nats.after_ack");
+    pthread_mutex_lock(&nats->lock);
+    remove_settled(slot, messages, settled);
+    slot->is_out = wait_ms > 0 && !failed;
+    pthread_mutex_unlock(&nats->lock);
+    if (wait_ms > 0)
+        put_off(slot, wait_ms, failed);
+    bus_nats_slot_pull(slot);
+}
+
 static void handle_batch(struct nats_slot *slot)
 {
     struct nats *nats = slot->reader->nats;
     struct bus_message *messages;
     natsMsg **raw;
     struct arena arena;
-    int64_t wait_ms = 0;
 
     arena_init(&arena, ARENA_BYTES);
     pthread_mutex_lock(&nats->lock);
-    bool ours = slot->state == SLOT_RUNNING && !nats->stopping &&
+    bool ours = slot->state == SLOT_RUNNING && !nats->stopping && slot->due_ns <= clock_mono_ns() &&
                 (!is_shared(slot) || clock_mono_ns() < slot->lease_until_ns);
     size_t count = ours ? take_batch(slot, &arena, &messages, &raw) : 0;
+    if (count > 0)
+        count_deliveries(slot);
     pthread_mutex_unlock(&nats->lock);
-    if (count > 0) {
-        for (size_t i = 0; i < count; i++)
-            bus_nats_decode_headers(raw[i], &arena, &messages[i]);
-        memset(slot->dead, 0, count * sizeof slot->dead[0]);
-        size_t settled = bus_deliver(&slot->delivery, messages, count, &wait_ms);
-        FAILPOINT("nats.before_ack");
-        tell_settled(slot, raw, settled);
-        FAILPOINT("nats.after_ack");
-        pthread_mutex_lock(&nats->lock);
-        remove_settled(slot, messages, settled);
-        pthread_mutex_unlock(&nats->lock);
-        if (wait_ms > 0)
-            put_off(slot, wait_ms);
-        bus_nats_slot_pull(slot);
-    }
+    for (size_t i = 0; i < count; i++)
+        bus_nats_decode_headers(raw[i], &arena, &messages[i]);
+    if (count > 0)
+        deliver(slot, messages, raw, count);
     arena_deinit(&arena);
 }
 
@@ -201,6 +249,7 @@ static void run(struct worker_job *work)
 
     tell_ready(slot->reader);
     tell_gap(slot);
+    bus_nats_fates_settle(slot);
     handle_batch(slot);
 }
 

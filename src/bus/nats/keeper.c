@@ -50,6 +50,9 @@ static void begin_epoch(struct keeper *keeper)
         reader->doubt = true;
         for (unsigned at = 0; at < reader->consumer.topic->spec.partitions; at++) {
             reader->slots[at].asked = 0;
+            reader->slots[at].overdue_ns = clock_deadline_ms(NATS_OVERDUE_WAITS * nats->config.ack_wait_ms);
+            for (int kind = 0; kind < FATE_KINDS; kind++)
+                reader->slots[at].watches[kind].asked = 0;
             if (reader->consumer.spec.mode == BUS_SHARED && reader->slots[at].state != SLOT_AWAY) {
                 reader->slots[at].state = SLOT_SYNCING;
                 reader->slots[at].turn = 0; /* a server that crashed may count anew */
@@ -89,6 +92,7 @@ static void keep_slots(struct keeper *keeper, struct nats_reader *reader)
             bus_nats_slot_sync(slot);
         else
             bus_nats_slot_pull(slot);
+        bus_nats_watches_pull(slot);
         pthread_mutex_lock(&nats->lock);
         if (slot->state == SLOT_SYNCING)
             at_latest(keeper, SYNC_MS);
@@ -142,6 +146,8 @@ static void round_of(struct keeper *keeper)
     begin_epoch(keeper);
     if (!ensure_streams(keeper))
         return;
+    if (clock_mono_ns() >= keeper->look_ns)
+        bus_nats_advisories_keep(nats);
     for (size_t i = 0; i < nats->reader_count; i++) {
         keep_reader(keeper, nats->readers[i]);
         extend(keeper, nats->readers[i]);

@@ -82,7 +82,7 @@ natsStatus bus_nats_members_listen(struct nats_reader *reader)
 
     if (reader->members_inbox)
         return NATS_OK;
-    bus_nats_durable(group, reader->consumer.spec.group, 0);
+    bus_nats_durable(group, reader, 0);
     snprintf(reader->members_subject, sizeof reader->members_subject, "_FRESHET.members.%s.%s",
              reader->topic->stream, group);
     return bus_nats_listen_to(reader->nats, &reader->members_inbox, reader->members_subject, NULL, on_word,
@@ -122,7 +122,7 @@ static void lease_key(const struct nats_slot *slot, char out[2 * NATS_NAME_BYTES
 {
     char durable[NATS_NAME_BYTES];
 
-    bus_nats_durable(durable, slot->reader->consumer.spec.group, slot->partition);
+    bus_nats_durable(durable, slot->reader, slot->partition);
     snprintf(out, 2 * NATS_NAME_BYTES, "%s.%s", slot->reader->topic->stream, durable);
 }
 
@@ -171,6 +171,7 @@ static void begin(struct nats_slot *slot, uint64_t revision, int64_t asked_ns)
     slot->turn = 0;
     slot->give_up = false;
     slot->asked = 0;
+    slot->is_out = false;
     pthread_mutex_unlock(&nats->lock);
     FAILPOINT("nats.lease_taken");
     log_debug("nats_partition_taken", LOG_CSTR("topic", slot->reader->consumer.spec.topic),

@@ -58,6 +58,9 @@ static void free_reader(struct nats_reader *reader)
         for (size_t at = 0; at < slot->count; at++)
             bus_nats_item_free(&slot->items[at]);
         natsSubscription_Destroy(slot->inbox);
+        for (int kind = 0; kind < FATE_KINDS; kind++)
+            natsSubscription_Destroy(slot->watches[kind].inbox);
+        bus_nats_fates_drop(slot);
         free(slot->items);
         free(slot->dead);
     }
@@ -124,6 +127,8 @@ static void free_config(struct bus_nats_config *config)
 
     free((char *)config->servers);
     free((char *)config->client_name);
+    free((char *)config->advisory_stream);
+    free((char *)config->terminated_stream);
     free((char *)security->ca_file);
     free((char *)security->certificate_file);
     free((char *)security->key_file);
@@ -190,6 +195,9 @@ static void take_config(struct nats *nats, const struct bus_nats_config *config)
     *mine = *config;
     mine->target = NULL;
     mine->topics = NULL;
+    mine->names = NULL;
+    mine->advisory_stream = own(config->advisory_stream);
+    mine->terminated_stream = own(config->terminated_stream);
     mine->servers = own(config->servers);
     mine->client_name = own(config->client_name);
     mine->security.ca_file = own(config->security.ca_file);
@@ -231,6 +239,19 @@ static enum status create_pool(struct nats *nats, const struct db_target *target
     return db_pool_create(&mine, &nats->pool, error);
 }
 
+static enum status check_advisories(const struct bus_nats_config *config, struct error *error)
+{
+    const char *streams[] = {config->advisory_stream, config->terminated_stream};
+
+    for (size_t i = 0; i < 2; i++)
+        if (streams[i] && !bus_nats_is_stream_name(streams[i]))
+            return error_set(
+                error, STATUS_CONFIG,
+                "nats: %.80s cannot be a stream of advisories: no spaces, dots, '*', '>', '/', '\\'",
+                streams[i]);
+    return STATUS_OK;
+}
+
 enum status bus_nats_create(const struct bus_nats_config *config, struct bus **out, struct error *error)
 {
     struct nats *nats = memory_zalloc(sizeof *nats);
@@ -242,7 +263,9 @@ enum status bus_nats_create(const struct bus_nats_config *config, struct bus **o
     enum status status =
         bus_init(&nats->bus, &driver, config->topics, config->topic_count, keep_dead_ms, error);
     if (status == STATUS_OK)
-        status = bus_nats_names_init(nats, error);
+        status = check_advisories(config, error);
+    if (status == STATUS_OK)
+        status = bus_nats_names_init(nats, config, error);
     if (status == STATUS_OK)
         status = bus_nats_options(nats, error);
     if (status == STATUS_OK)

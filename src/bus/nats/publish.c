@@ -2,8 +2,9 @@
  *
  * What is not acknowledged when the connection comes back is sent again, in its order and with the same Nats-Msg-Id: the
  * server drops it if it had it already. The id is the event id, so that the same holds for a caller who tries again;
- * the second of the same event id in one call is meant, and gets one of its own. In a dead letter the group and the
- * place are part of it, since several groups may bury the same event. */
+ * the second of the same event id in one call is meant, and gets one of its own. A dead letter's is made of the group and
+ * the place, since several groups may bury the same event, and one group's members the same message; a letter that goes back
+ * to its topic carries these still, and is no repetition of what it was. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -27,7 +28,18 @@ static unsigned occurrences_before(const struct bus_message *messages, size_t at
     return count;
 }
 
-static void make_id(const struct bus_message *messages, size_t at, char out[BUS_REASON_BYTES])
+/* The content tells places of a stream that was made anew from those of the old one. */
+static void make_letter_id(const struct bus_message *letter, char out[BUS_REASON_BYTES])
+{
+    struct str group = bus_message_header(letter, STR(BUS_HEADER_DEAD_GROUP));
+    struct str offset = bus_message_header(letter, STR(BUS_HEADER_DEAD_OFFSET));
+
+    snprintf(out, BUS_REASON_BYTES, "freshet:dlq-%.*s-%u-%.*s-%016llx", STR_ARG(group), letter->partition,
+             STR_ARG(offset), (unsigned long long)hash_content(letter->payload));
+}
+
+static void make_id(struct nats *nats, const struct bus_message *messages, size_t at,
+                    char out[BUS_REASON_BYTES])
 {
     const struct bus_message *message = &messages[at];
     struct str id = bus_message_header(message, STR(BUS_HEADER_EVENT_ID));
@@ -37,6 +49,10 @@ static void make_id(const struct bus_message *messages, size_t at, char out[BUS_
 
     for (size_t i = 0; i < id.len && carries; i++)
         carries = id.ptr[i] > ' ' && id.ptr[i] < 0x7f;
+    if (group.ptr && offset.ptr && !bus_topic_find(&nats->bus, message->topic)->dead) {
+        make_letter_id(message, out);
+        return;
+    }
     if (!carries) {
         snprintf(out, BUS_REASON_BYTES, "freshet:%016llx%016llx", (unsigned long long)random_u64(),
                  (unsigned long long)random_u64());
@@ -136,7 +152,7 @@ static enum status send_one(struct call *call, size_t at, struct error *error)
     jsPubOptions options;
     size_t bytes;
 
-    bus_nats_subject(subject, bus_topic_find(&nats->bus, message->topic), message->partition);
+    bus_nats_subject(subject, nats, bus_topic_find(&nats->bus, message->topic), message->partition);
     natsStatus status = bus_nats_encode(message, subject, entry->id, &out, &bytes);
     jsPubOptions_Init(&options);
     options.MaxWait = clock_ms_left(call->deadline_ns) + 1;
@@ -320,7 +336,7 @@ static enum status publish_some(struct nats *nats, struct bus_message *messages,
     call.publication.count = count;
     call.publication.entries = memory_zalloc(count * sizeof call.publication.entries[0]);
     for (size_t i = 0; i < count; i++)
-        make_id(messages, i, call.publication.entries[i].id);
+        make_id(nats, messages, i, call.publication.entries[i].id);
     pthread_mutex_lock(&nats->lock);
     call.publication.next = nats->publications;
     nats->publications = &call.publication;

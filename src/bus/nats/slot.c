@@ -24,13 +24,8 @@ bool bus_nats_tell(struct nats *nats, natsMsg *message, const char *what)
 
 /* ---- what comes in ---- */
 
-struct origin {
-    struct str consumer;
-    uint64_t delivered, sequence, turn, time_ns; /* turn: the consumer's own count of what it has sent */
-};
-
 /* $JS.ACK.[domain.account.]stream.consumer.delivered.sequence.consumer-sequence.time.pending[.token] */
-static bool parse_origin(const char *reply, struct origin *origin)
+bool bus_nats_origin_parse(const char *reply, struct nats_origin *origin)
 {
     struct str rest = str_from(reply), tokens[16];
     size_t count = 0, at;
@@ -56,12 +51,13 @@ static size_t place_of(const struct nats_slot *slot, int64_t sequence)
 }
 
 /* Takes the message when it is new here. */
-static bool insert(struct nats_slot *slot, natsMsg *message, const struct origin *origin)
+static bool insert(struct nats_slot *slot, natsMsg *message, const struct nats_origin *origin)
 {
     int64_t sequence = (int64_t)origin->sequence;
     size_t at = place_of(slot, sequence);
 
     if (at < slot->count && slot->items[at].sequence == sequence) {
+        slot->items[at].delivered = origin->delivered;
         if (slot->items[at].message)
             return false;
         slot->items[at].message = message; /* it was NAKed, and its time has come */
@@ -74,7 +70,7 @@ static bool insert(struct nats_slot *slot, natsMsg *message, const struct origin
     memmove(&slot->items[at + 1], &slot->items[at], (slot->count - at) * sizeof slot->items[0]);
     slot->items[at] = (struct nats_item){.sequence = sequence,
                                          .created_us = (int64_t)(origin->time_ns / 1000),
-                                         .again = origin->delivered > 1,
+                                         .delivered = origin->delivered,
                                          .message = message};
     slot->count++;
     return true;
@@ -82,7 +78,7 @@ static bool insert(struct nats_slot *slot, natsMsg *message, const struct origin
 
 /* Under the lock. What was sent on a connection that broke never came, and what comes on the next one may be behind it: the
  * consumer's own count tells, before anybody has heard of the break. */
-static bool is_next(struct nats_slot *slot, const struct origin *origin)
+static bool is_next(struct nats_slot *slot, const struct nats_origin *origin)
 {
     bool next = origin->turn == slot->turn + 1;
 
@@ -123,12 +119,12 @@ void bus_nats_on_message(natsConnection *connection, natsSubscription *subscript
 {
     struct nats_slot *slot = closure;
     struct nats *nats = slot->reader->nats;
-    struct origin origin;
+    struct nats_origin origin;
     bool taken = false, settled = false;
 
     (void)connection;
     (void)subscription;
-    if (!natsMsg_GetReply(message) || !parse_origin(natsMsg_GetReply(message), &origin)) {
+    if (!natsMsg_GetReply(message) || !bus_nats_origin_parse(natsMsg_GetReply(message), &origin)) {
         on_status(slot, message);
         natsMsg_Destroy(message);
         return;
@@ -177,7 +173,8 @@ bool bus_nats_slot_pull(struct nats_slot *slot)
 
     pthread_mutex_lock(&nats->lock);
     bool open = slot->asked > 0 && now_ns < slot->asked_until_ns;
-    if (!open && slot->state != SLOT_AWAY && slot->consumer[0] && !nats->stopping && !slot->give_up)
+    bool out = slot->is_out && slot->state == SLOT_RUNNING; /* what is owed is needed all the same */
+    if (!open && !out && slot->state != SLOT_AWAY && slot->consumer[0] && !nats->stopping && !slot->give_up)
         wanted = room(slot);
     if (wanted > 0) {
         slot->asked = wanted;
@@ -248,7 +245,9 @@ void bus_nats_slot_drop(struct nats_slot *slot, bool give_back)
     slot->count = 0;
     slot->asked = 0;
     slot->due_ns = 0;
+    slot->is_out = false;
     bus_delivery_forget(&slot->delivery);
+    bus_nats_fates_drop(slot);
     pthread_mutex_unlock(&nats->lock);
     tell_all(nats, replies, count, give_back ? "-NAK" : NULL);
 }

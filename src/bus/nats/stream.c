@@ -1,6 +1,6 @@
-/* Streams: one for each topic, with a subject for each partition; one for advisories; and the bucket of leases. They are
- * made when they are missing, at the start and whenever a connection or an answer raises doubt. One that is there is left
- * as it is, but must be ours and have as many partitions. */
+/* Streams: one for each topic, with a subject for each partition; and the bucket of leases. They are made when they are
+ * missing, at the start and whenever a connection or an answer raises doubt. One that is there must be ours and have as many
+ * partitions; it is left as it is, but for the duplicate window that its owner asks for. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -9,15 +9,21 @@
 #include "bus/nats/inside.h"
 
 #define DUPLICATES_NS (INT64_C(120) * 1000000000)
-#define ADVISORIES_NS (INT64_C(30) * 24 * 3600 * 1000000000)
 #define LEASES_BUCKET "freshet_leases"
-#define ADVISORIES_STREAM "freshet_advisories"
 
 static int64_t age_ns(const struct bus_topic *spec)
 {
     int64_t keep_ms = spec->keep_ms_hard ? spec->keep_ms_hard : spec->keep_ms;
 
     return keep_ms > INT64_MAX / 1000000 ? 0 : keep_ms * 1000000;
+}
+
+/* The server does not remember ids for longer than it keeps messages. */
+static int64_t window_ns(const struct nats_topic *there, int64_t max_age_ns)
+{
+    int64_t window = there->window_ns ? there->window_ns : DUPLICATES_NS;
+
+    return max_age_ns > 0 && max_age_ns < window ? max_age_ns : window;
 }
 
 static natsStatus add_stream(struct nats *nats, const struct bus_topic_state *topic, jsStreamInfo **info,
@@ -29,7 +35,7 @@ static natsStatus add_stream(struct nats *nats, const struct bus_topic_state *to
     jsStreamConfig config;
 
     for (unsigned i = 0; i < spec->partitions; i++) {
-        bus_nats_subject(subjects[i], topic, i);
+        bus_nats_subject(subjects[i], nats, topic, i);
         list[i] = subjects[i];
     }
     jsStreamConfig_Init(&config);
@@ -40,7 +46,7 @@ static natsStatus add_stream(struct nats *nats, const struct bus_topic_state *to
     config.Storage = js_FileStorage;
     config.Replicas = nats->config.replicas;
     config.MaxAge = age_ns(spec);
-    config.Duplicates = config.MaxAge && config.MaxAge < DUPLICATES_NS ? config.MaxAge : DUPLICATES_NS;
+    config.Duplicates = window_ns(bus_nats_topic(nats, topic), config.MaxAge);
     if (spec->keep_messages_hard || spec->keep_messages) /* either limit, where only one is there */
         config.MaxMsgsPerSubject = spec->keep_messages_hard ? spec->keep_messages_hard
                                    : age_ns(spec)           ? -1
@@ -51,17 +57,49 @@ static natsStatus add_stream(struct nats *nats, const struct bus_topic_state *to
 }
 
 /* "" = it is as it should be */
-static void find_problem(const struct bus_topic_state *topic, const jsStreamInfo *info, char *out, size_t len)
+static void find_problem(const struct nats *nats, const struct bus_topic_state *topic,
+                         const jsStreamInfo *info, char *out, size_t len)
 {
     char subject[NATS_NAME_BYTES];
 
     out[0] = '\0';
-    bus_nats_subject(subject, topic, 0);
+    bus_nats_subject(subject, nats, topic, 0);
     if (info->Config->SubjectsLen < 1 || strcmp(info->Config->Subjects[0], subject) != 0)
-        snprintf(out, len, "stream %s of NATS is not topic %s's", info->Config->Name, topic->spec.name);
+        snprintf(out, len, "stream %s of NATS is not topic %s's: it has no subject %s", info->Config->Name,
+                 topic->spec.name, subject);
     else if (info->Config->SubjectsLen != (int)topic->spec.partitions)
         snprintf(out, len, "topic %s has %d partitions in NATS, not %u", topic->spec.name,
                  info->Config->SubjectsLen, topic->spec.partitions);
+}
+
+/* It works without, so a refusal is only told. */
+static void ensure_window(struct nats *nats, const struct nats_topic *there, const jsStreamInfo *info)
+{
+    jsStreamConfig config = *info->Config;
+
+    config.Duplicates = window_ns(there, config.MaxAge);
+    if (!there->window_ns || config.Duplicates == info->Config->Duplicates)
+        return;
+    if (js_UpdateStream(NULL, nats->js, &config, NULL, NULL) == NATS_OK)
+        log_info("nats_stream_updated", LOG_CSTR("stream", there->stream),
+                 LOG_INT("duplicateWindowMs", config.Duplicates / 1000000));
+    else
+        log_warn("nats_stream_not_updated", LOG_CSTR("stream", there->stream),
+                 LOG_CSTR("error", nats_GetLastError(NULL)));
+}
+
+static void set_problem(struct nats *nats, struct bus_topic_state *topic, const char *problem)
+{
+    struct nats_topic *there = bus_nats_topic(nats, topic);
+
+    pthread_mutex_lock(&nats->lock);
+    bool news = strcmp(problem, there->problem) != 0;
+    snprintf(there->problem, sizeof there->problem, "%s", problem);
+    atomic_store(&topic->known, !problem[0]);
+    pthread_cond_broadcast(&nats->changed);
+    pthread_mutex_unlock(&nats->lock);
+    if (news && problem[0])
+        log_error("nats_stream_refused", LOG_CSTR("topic", topic->spec.name), LOG_CSTR("error", problem));
 }
 
 static bool ensure_stream(struct nats *nats, struct bus_topic_state *topic)
@@ -74,43 +112,23 @@ static bool ensure_stream(struct nats *nats, struct bus_topic_state *topic)
 
     if (status == NATS_NOT_FOUND)
         status = add_stream(nats, topic, &info, &code);
+    if (code == JSStreamSubjectOverlapErr) {
+        snprintf(problem, sizeof problem, "another stream of NATS has the subject of topic %s, %s",
+                 topic->spec.name, there->subject);
+        set_problem(nats, topic, problem);
+        return true;
+    }
     if (status != NATS_OK) {
         log_debug("nats_stream_waits", LOG_CSTR("stream", there->stream),
                   LOG_CSTR("error", natsStatus_GetText(status)), LOG_INT("code", code));
         return false;
     }
-    find_problem(topic, info, problem, sizeof problem);
-    pthread_mutex_lock(&nats->lock);
-    bool news = strcmp(problem, there->problem) != 0;
-    snprintf(there->problem, sizeof there->problem, "%s", problem);
-    atomic_store(&topic->known, !problem[0]);
-    pthread_cond_broadcast(&nats->changed);
-    pthread_mutex_unlock(&nats->lock);
-    if (news && problem[0])
-        log_error("nats_stream_refused", LOG_CSTR("topic", topic->spec.name), LOG_CSTR("error", problem));
+    find_problem(nats, topic, info, problem, sizeof problem);
+    if (!problem[0])
+        ensure_window(nats, there, info);
+    set_problem(nats, topic, problem);
     jsStreamInfo_Destroy(info);
     return true;
-}
-
-/* What ran out of deliveries, or was ended, by whichever consumer: kept also while nobody listens. */
-static void ensure_advisories(struct nats *nats)
-{
-    const char *subjects[] = {"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.>",
-                              "$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.>"};
-    jsStreamInfo *info = NULL;
-    jsStreamConfig config;
-
-    if (js_GetStreamInfo(&info, nats->js, ADVISORIES_STREAM, NULL, NULL) == NATS_NOT_FOUND) {
-        jsStreamConfig_Init(&config);
-        config.Name = ADVISORIES_STREAM;
-        config.Subjects = subjects;
-        config.SubjectsLen = 2;
-        config.MaxAge = ADVISORIES_NS;
-        config.Replicas = nats->config.replicas;
-        if (js_AddStream(&info, nats->js, &config, NULL, NULL) != NATS_OK) /* somebody else keeps them */
-            log_debug("nats_advisories_not_kept", LOG_CSTR("error", nats_GetLastError(NULL)));
-    }
-    jsStreamInfo_Destroy(info);
 }
 
 /* How long they last was decided by whoever made the bucket. */
@@ -150,6 +168,7 @@ bool bus_nats_streams_ensure(struct nats *nats)
     for (size_t i = 0; i < nats->bus.topic_count; i++)
         if (!ensure_stream(nats, &nats->bus.topics[i]))
             return false;
-    ensure_advisories(nats);
+    memset(nats->kept_in, 0, sizeof nats->kept_in);
+    bus_nats_advisories_keep(nats);
     return ensure_leases(nats);
 }
