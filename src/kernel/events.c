@@ -1,5 +1,7 @@
 /* Opening the bus of events: topics as every module names them, in PostgreSQL or in NATS. Nothing here waits for a server;
  * a bus connects by itself, whenever its engine is there. */
+#include <string.h>
+
 #include "base/log.h"
 #include "bus/bus_nats.h"
 #include "bus/bus_postgres.h"
@@ -24,10 +26,21 @@ struct topics {
     size_t count;
 };
 
+static void take_whole(struct topics *all, const struct kernel_topic *wanted)
+{
+    if (wanted->advisory_stream)
+        all->advisory_stream = wanted->advisory_stream;
+    if (wanted->terminated_stream)
+        all->terminated_stream = wanted->terminated_stream;
+    if (wanted->ack_wait_ms)
+        all->ack_wait_ms = wanted->ack_wait_ms;
+}
+
 static void add_topic(const struct kernel_topic *wanted, void *arg)
 {
     struct topics *all = arg;
-    if (all->count == TOPICS_MAX)
+    take_whole(all, wanted);
+    if (all->count == TOPICS_MAX || wanted->topic.partitions == 0) /* a reader's: its owner has named it */
         return;
     struct bus_topic *topic = &all->topics[all->count];
     *topic = wanted->topic;
@@ -43,12 +56,6 @@ static void add_topic(const struct kernel_topic *wanted, void *arg)
         .subject = wanted->subject,
         .duplicate_window_ms = wanted->duplicate_window_ms,
     };
-    if (wanted->advisory_stream)
-        all->advisory_stream = wanted->advisory_stream;
-    if (wanted->terminated_stream)
-        all->terminated_stream = wanted->terminated_stream;
-    if (wanted->ack_wait_ms)
-        all->ack_wait_ms = wanted->ack_wait_ms;
 }
 
 /* Of every module, also of those that do not run here: who reads a topic need not be its owner. */
@@ -58,6 +65,48 @@ static void list_topics(const struct kernel *kernel, struct topics *all)
     for (const struct module *const *at = kernel->options.modules; *at; at++)
         if ((*at)->each_topic)
             (*at)->each_topic(config_section(kernel->first, (*at)->section->name), add_topic, all);
+}
+
+/* ---- do readers mean the stream that is written? ---- */
+
+struct check {
+    const struct config *config;
+    struct kernel_topic topics[TOPICS_MAX]; /* owners' */
+    size_t count;
+    enum status status;
+    struct error *error;
+};
+
+static void check_reader(struct check *check, const struct kernel_topic *reader)
+{
+    for (size_t i = 0; i < check->count; i++) {
+        const struct kernel_topic *owner = &check->topics[i];
+        if (strcmp(owner->topic.name, reader->topic.name) == 0 && owner->stream && reader->stream &&
+            strcmp(owner->stream, reader->stream) != 0)
+            check->status = config_error_at(check->config, reader->stream_place, reader->stream_field,
+                                            check->error, "events are published to the stream %s, not %s",
+                                            owner->stream, reader->stream);
+    }
+}
+
+static void check_topic(const struct kernel_topic *topic, void *arg)
+{
+    struct check *check = arg;
+    if (topic->topic.partitions == 0)
+        check_reader(check, topic);
+    else if (check->count < TOPICS_MAX)
+        check->topics[check->count++] = *topic;
+}
+
+enum status kernel_events_check(const struct config *config, const struct module *const *modules,
+                                struct error *error)
+{
+    const struct kernel_bus_settings *bus = config_section(config, "bus");
+    struct check check = {.config = config, .error = error};
+    for (; *modules && bus->events == KERNEL_NATS; modules++)
+        if ((*modules)->each_topic)
+            (*modules)->each_topic(config_section(config, (*modules)->section->name), check_topic, &check);
+    return check.status;
 }
 
 unsigned kernel_events_handlers(const struct kernel *kernel)

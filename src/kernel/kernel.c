@@ -132,7 +132,7 @@ static enum status check_modules(const struct kernel_options *options, const str
         if (module->check)
             status = module->check(config, config_section(config, module->section->name), error);
     }
-    return status;
+    return status == STATUS_OK ? kernel_events_check(config, options->modules, error) : status;
 }
 
 struct config *kernel_config_load(const struct kernel_options *options, struct buf *problems)

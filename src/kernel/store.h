@@ -33,11 +33,15 @@ int64_t kernel_stop_grace_ms(const struct kernel *kernel);
  * False: no section names a database. Texts are borrowed from the configuration and the environment. */
 bool kernel_store_find(struct config *config, const struct module *const *modules, struct db_target *target);
 
-/* ---- topics of events, as modules' sections name them ---- */
+/* ---- topics of events, as modules' sections name them ----
+ * Whoever publishes a topic names it with its partitions; whoever reads it may name it too, without, behind its owner: what
+ * is said there is laid over, but for a stream, which must be the owner's. */
 struct kernel_topic {
     struct bus_topic topic; /* its name in PostgreSQL */
     /* In NATS, with one partition: exactly this stream and this subject. NULL: by the topic's name. */
     const char *stream, *subject;
+    const char *stream_field; /* a reader's: where its stream was named, for errors */
+    struct setting_place stream_place;
     int64_t duplicate_window_ms; /* 0 = the driver's */
     /* Of the bus as a whole in NATS, as bus_nats.h describes them: one topic says so for all. NULL and 0 = the driver's. */
     const char *advisory_stream, *terminated_stream;

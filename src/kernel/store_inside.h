@@ -37,6 +37,9 @@ struct kernel_store {
 /* ---- events.c: on the home loop ---- */
 /* Opens the bus, has modules subscribe, starts it. Nothing is left behind by a failure. */
 enum status kernel_events_open(struct kernel_store *store, struct error *error) MUST_CHECK;
+/* Of the configuration alone: topics that modules name must be the same ones. */
+enum status kernel_events_check(const struct config *config, const struct module *const *modules,
+                                struct error *error) MUST_CHECK;
 unsigned kernel_events_handlers(const struct kernel *kernel); /* threads that its handlers may need */
 
 /* ---- retention.c ---- */

@@ -5,6 +5,28 @@
 
 #include "base/memory.h"
 
+static const char *text_or_none(struct str text)
+{
+    return text.len ? text.ptr : NULL;
+}
+
+/* As a reader: the owner is entitlement. */
+static void each_topic(const void *section, void (*fn)(const struct kernel_topic *topic, void *arg),
+                       void *arg)
+{
+    const struct notification_settings *settings = section;
+    const struct kernel_topic topic = {
+        .topic = {.name = NOTIFICATION_TOPIC},
+        .stream = text_or_none(settings->nats.stream),
+        .stream_field = "notification.nats.stream",
+        .stream_place = settings->nats.stream_place,
+        .advisory_stream = text_or_none(settings->nats.advisory_stream),
+        .terminated_stream = text_or_none(settings->nats.terminated_stream),
+        .ack_wait_ms = settings->nats.ack_wait_ms,
+    };
+    fn(&topic, arg);
+}
+
 static enum status start(struct kernel *kernel, const void *section, void **state, struct error *error)
 {
     struct notification *notification = memory_zalloc(sizeof *notification);
@@ -77,6 +99,7 @@ const struct module notification_module = {
     .destroy = destroy,
     .health = health,
     .keeps_store = true,
+    .each_topic = each_topic,
     .subscribe = subscribe,
     .on_store = on_store,
 };
