@@ -83,6 +83,7 @@ struct db_prepared { /* the ids prepared on one connection: a hash set with open
 };
 bool db_prepared_has(const struct db_prepared *prepared, uint64_t id);
 void db_prepared_add(struct db_prepared *prepared, uint64_t id);
+void db_prepared_remove(struct db_prepared *prepared, uint64_t id);
 void db_prepared_clear(struct db_prepared *prepared);
 #define DB_PREPARED_NAME_BYTES 20
 void db_prepared_name(uint64_t id, char out[DB_PREPARED_NAME_BYTES]);
@@ -102,6 +103,7 @@ void db_statement_seal(struct db_statement *statement); /* sets the id, once tex
 /* One statement waiting in a pipeline: what was sent before it, and so has a result of its own. */
 struct db_queued {
     bool drops, prepares;
+    uint64_t id; /* of what it prepares */
 };
 
 struct db_conn {
@@ -117,7 +119,6 @@ struct db_conn {
     struct db_result **left_results;
     size_t left_count;
     bool in_pipeline, pipeline_left;
-    bool prepares_pending; /* a PREPARE is in the pipeline, not yet known to have worked */
     bool doomed;           /* the server said goodbye while nothing was running */
     bool answered;         /* the server has, since the pool lent it */
     uint64_t outages;      /* the pool's count when it was lent */

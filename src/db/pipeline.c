@@ -1,8 +1,8 @@
 /* Pipelines: several statements, one round trip.
  *
  * A statement not yet prepared brings its PREPARE along, so a cold pipeline takes one round trip too. Whether
- * a PREPARE worked is known only at the end: after a failure, all prepared statements of the connection are
- * dropped before its next use if one of them is in doubt. */
+ * a PREPARE worked is known only when its answer comes: one that failed, or was skipped behind a failure, is
+ * forgotten then. */
 #include "db/db.h"
 
 #include "base/memory.h"
@@ -23,7 +23,6 @@ enum status db_pipeline_begin(struct db_conn *conn, struct error *error)
         return error_set(error, STATUS_INTERNAL, "a pipeline cannot begin here");
     conn->in_pipeline = true;
     conn->pipeline_left = false;
-    conn->prepares_pending = false;
     conn->queued = conn->queue_first = conn->left_count = 0;
     return STATUS_OK;
 }
@@ -56,7 +55,6 @@ static bool send_prepare(struct db_conn *conn, const struct db_statement *statem
         if (!PQsendQueryParams(conn->pg, "DEALLOCATE ALL", 0, NULL, NULL, NULL, NULL, 0))
             return false;
         queued->drops = true;
-        conn->prepares_pending = true;
         db_prepared_clear(&conn->prepared);
     }
     if (db_prepared_has(&conn->prepared, statement->id))
@@ -65,7 +63,7 @@ static bool send_prepare(struct db_conn *conn, const struct db_statement *statem
     if (!PQsendPrepare(conn->pg, name, statement->text.ptr, (int)statement->param_count, oids))
         return false;
     queued->prepares = true;
-    conn->prepares_pending = true;
+    queued->id = statement->id;
     db_prepared_add(&conn->prepared, statement->id);
     return true;
 }
@@ -123,6 +121,15 @@ static enum status fetch_one(struct db_conn *conn, int64_t deadline_ns, PGresult
     return status;
 }
 
+/* What the server did not do: it has other statements than we thought. */
+static void note_undone(struct db_conn *conn, const struct db_queued *queued, int at)
+{
+    if (queued->drops && at == 0)
+        conn->prepared.stale = true;
+    else if (queued->prepares && at == queued->drops)
+        db_prepared_remove(&conn->prepared, queued->id);
+}
+
 /* A queued statement's results: those of what went before it are only checked. */
 static enum status fetch_queued(struct db_conn *conn, const struct db_queued *queued, int64_t deadline_ns,
                                 PGresult **result, struct error *error)
@@ -136,6 +143,8 @@ static enum status fetch_queued(struct db_conn *conn, const struct db_queued *qu
         first = first == STATUS_OK ? status : first;
         if (status == STATUS_OK && i == before)
             break;
+        if (status != STATUS_OK)
+            note_undone(conn, queued, i);
         if (*result && db_result_is_stale(*result))
             conn->prepared.stale = true;
         PQclear(*result);
@@ -208,7 +217,6 @@ enum status db_pipeline_end(struct db_conn *conn, int64_t deadline_ns, struct db
             status = db_conn_unsendable(conn, error);
     }
     if (status != STATUS_OK) {
-        conn->prepared.stale |= conn->prepares_pending;
         drop_results(results, count);
         drop_results(conn->left_results, conn->left_count);
     }

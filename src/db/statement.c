@@ -196,6 +196,25 @@ void db_prepared_add(struct db_prepared *prepared, uint64_t id)
         prepared->stale = true;
 }
 
+/* What was put further on because this place was taken moves up: a search ends at the first free place. */
+void db_prepared_remove(struct db_prepared *prepared, uint64_t id)
+{
+    const unsigned slots = 2 * DB_PREPARED_MAX;
+    unsigned hole = slot_of(prepared, id);
+
+    if (prepared->slots[hole] == 0)
+        return;
+    prepared->count--;
+    for (unsigned at = (hole + 1) % slots; prepared->slots[at] != 0; at = (at + 1) % slots) {
+        unsigned home = (unsigned)(prepared->slots[at] % slots);
+        if ((at + slots - home) % slots < (at + slots - hole) % slots)
+            continue; /* its home is behind the hole */
+        prepared->slots[hole] = prepared->slots[at];
+        hole = at;
+    }
+    prepared->slots[hole] = 0;
+}
+
 void db_prepared_clear(struct db_prepared *prepared)
 {
     *prepared = (struct db_prepared){0};

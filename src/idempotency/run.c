@@ -176,29 +176,26 @@ static enum status take_effect(struct db_result *rows, struct idempotency_outcom
 static enum status replay(const struct run *run, struct db_conn *conn, struct idempotency_outcome *outcome,
                           struct error *error)
 {
-    struct pipe pipe = {.conn = conn, .deadline_ns = run->deadline_ns, .error = error};
     struct db_statement statement;
+    struct db_result *found = NULL;
     struct buf sql;
 
     buf_init(&sql);
     idempotency_fetch_sql(run->table, &sql);
     db_statement_init(&statement, sql.data, IDEMPOTENCY_LOOK_PARAMS, key_types);
-    pipe_begin(&pipe);
-    add_plain(&pipe, "ROLLBACK");
-    pipe_add(&pipe, &statement, run->key_params);
-    pipe_end(&pipe);
+    db_rollback(conn);
+    enum status status = db_query(conn, &statement, run->key_params, run->deadline_ns, &found, error);
     buf_deinit(&sql);
-    const struct db_result *found = pipe.results[1];
-    if (pipe.status == STATUS_OK && db_result_rows(found) == 0)
-        pipe.status = error_set(error, STATUS_DB_RETRY, "the stored answer was cleaned up meanwhile");
-    if (pipe.status == STATUS_OK)
+    if (status == STATUS_OK && db_result_rows(found) == 0)
+        status = error_set(error, STATUS_DB_RETRY, "the stored answer was cleaned up meanwhile");
+    if (status == STATUS_OK)
         *outcome = (struct idempotency_outcome){
             .status = (int)db_result_i64(found, 0, 0),
             .body = arena_str(run->request->arena, db_result_str(found, 0, 1)),
             .replayed = true,
         };
-    pipe_free(&pipe);
-    return pipe.status;
+    db_result_free(found);
+    return status;
 }
 
 /* Why the pipeline ended early. */

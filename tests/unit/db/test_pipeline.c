@@ -103,6 +103,48 @@ static void test_the_first_failure_skips_the_rest(void **state)
     assert_string_equal(test_sql(conn, "SELECT 'never prepared before'"), "never prepared before");
 }
 
+/* Those that were prepared before the failure still are; those behind it are not, and nothing is dropped. */
+static void test_a_failure_costs_no_prepared_statement(void **state)
+{
+    (void)state;
+    for (int round = 0; round < 3; round++) {
+        assert_ok(db_pipeline_begin(conn, NULL));
+        add("BEGIN");
+        add("SELECT 'before'");
+        add("SELECT 1 / 0");
+        add("SELECT 'behind'");
+        add("COMMIT");
+        assert_int_equal(db_pipeline_end(conn, soon(), NULL, 5, NULL, NULL), STATUS_DB_ERROR);
+        db_rollback(conn);
+        assert_string_equal(test_sql(conn, "SELECT count(*) FROM pg_prepared_statements WHERE statement IN"
+                                           " ('BEGIN', 'SELECT ''before''', 'SELECT 1 / 0')"),
+                            "3");
+        assert_string_equal(test_sql(conn, "SELECT count(*) FROM pg_prepared_statements WHERE statement IN"
+                                           " ('COMMIT', 'SELECT ''behind''')"),
+                            "0");
+    }
+    assert_string_equal(test_sql(conn, "SELECT 'behind'"), "behind");
+}
+
+/* Hundreds that were skipped leave no trace among those that were not. */
+static void test_what_was_skipped_is_forgotten(void **state)
+{
+    (void)state;
+    static char sql[200][32];
+    for (int i = 0; i < 200; i++)
+        snprintf(sql[i], sizeof sql[i], "SELECT %d + 5000", i);
+    for (int fails_at = 150; fails_at >= 0; fails_at -= 50) {
+        assert_ok(db_pipeline_begin(conn, NULL));
+        for (int i = 0; i < 200; i++)
+            add(i == fails_at ? "SELECT nope" : sql[i]);
+        assert_int_equal(db_pipeline_end(conn, soon(), NULL, 200, NULL, NULL), STATUS_DB_ERROR);
+    }
+    assert_ok(db_pipeline_begin(conn, NULL));
+    for (int i = 0; i < 200; i++)
+        add(sql[i]);
+    assert_ok(db_pipeline_end(conn, soon(), NULL, 200, NULL, NULL));
+}
+
 static void test_a_statement_that_does_not_prepare_fails_in_its_place(void **state)
 {
     (void)state;
@@ -276,6 +318,8 @@ int run_pipeline_tests(void)
         TEST(test_results_come_in_order),
         TEST(test_begin_and_commit_may_be_inside),
         TEST(test_the_first_failure_skips_the_rest),
+        TEST(test_a_failure_costs_no_prepared_statement),
+        TEST(test_what_was_skipped_is_forgotten),
         TEST(test_a_statement_that_does_not_prepare_fails_in_its_place),
         TEST(test_a_stale_statement_is_DB_RETRY_and_works_the_next_time),
         TEST(test_more_statements_than_are_kept_prepared),
