@@ -118,7 +118,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("body, field", BAD, ids=range(len(BAD)))
+@pytest.mark.parametrize("body, field", BAD, ids=[str(number) for number in range(len(BAD))])
 def test_a_bad_body_is_400_naming_the_field(client, module_database, body, field):
     """C6: nothing written, the connection still usable, and the key free."""
     before = module_database.query("select (select count(*) from intake.items), (select count(*) from intake.idempotency_keys)")
