@@ -9,7 +9,7 @@
 #include "base/memory.h"
 #include "modules/notification/notification.h"
 
-enum { INTERVAL_MS = 5000, QUERY_MS = 3000 };
+enum { INTERVAL_MS = 2000, QUERY_MS = 3000 };
 
 /* By the partial indexes of dead ones. */
 static const char dead_sql[] =

@@ -9,6 +9,8 @@ import uuid
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import quote
 
+from .wait import eventually
+
 TOPIC = "entitlement.events"
 ROLE = ["--roles", "notification"]
 # Nobody waits long; nothing is ever decided by these numbers.
@@ -56,6 +58,7 @@ def message(fields, **headers):
 
 def publish(database, *messages, partition=0):
     """Messages (key, headers, payload), or fields of events, in one commit to one partition."""
+    eventually(lambda: database.value("select count(*) from platform.bus_partition where topic = %s", (TOPIC,)))
     rows = [message(each) if isinstance(each, dict) else each for each in messages]
     headers = [[text for pair in head.items() for text in pair] for _, head, _ in rows]
     literals = ["{" + ",".join(json.dumps(text, ensure_ascii=False) for text in head) + "}" for head in headers]
@@ -101,7 +104,7 @@ class Receiver:
     """Answers as `behave(call)` says: a status, "hang" (until released), "drop" (200, and the connection dies before the
     body does), or None for 200."""
 
-    def __init__(self):
+    def __init__(self, port=0):
         self.calls, self.lock = [], threading.Lock()
         self.behave = lambda call: None
         self.release = threading.Event()
@@ -128,7 +131,7 @@ class Receiver:
             def handle_error(self, *_):
                 pass
 
-        self.server = Server(("127.0.0.1", 0), Handler)
+        self.server = Server(("127.0.0.1", port), Handler)
         self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         self.thread.start()
 
@@ -163,7 +166,7 @@ def webhook(receiver, **delivery):
     """Changes over FAST for a server that tells this receiver."""
     return {**FAST, "notification": {"delivery": {
         **FAST["notification"]["delivery"], "channel": "webhook", **delivery,
-        "webhook": {"url": receiver if isinstance(receiver, str) else receiver.url, "timeout": "2s", **delivery.get("webhook", {})}}}}
+        "webhook": {"url": receiver if isinstance(receiver, str) else receiver.url, "timeout": "700ms", **delivery.get("webhook", {})}}}}
 
 
 def is_signed(call, secret):
