@@ -36,6 +36,9 @@ struct db_target {
     bool fixed_plans;
 };
 
+/* What db_pool_create() would say of it. */
+enum status db_target_check(const struct db_target *target, struct error *error) MUST_CHECK;
+
 struct db_pool;
 /* Opens nothing yet. CONFIG when the URL cannot be understood (the message names the part, never the
  * password). */

@@ -351,3 +351,12 @@ void db_parsed_deinit(struct db_parsed *parsed)
 {
     arena_deinit(&parsed->arena);
 }
+
+enum status db_target_check(const struct db_target *target, struct error *error)
+{
+    struct db_parsed parsed;
+    enum status status = db_parsed_init(&parsed, target, error);
+    if (status == STATUS_OK)
+        db_parsed_deinit(&parsed);
+    return status;
+}

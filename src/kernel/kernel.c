@@ -148,6 +148,8 @@ struct config *kernel_config_load(const struct kernel_options *options, struct b
     if (status == STATUS_OK)
         status = kernel_engines_check(config, &error);
     if (status == STATUS_OK)
+        status = kernel_store_check(config, &error);
+    if (status == STATUS_OK)
         status = check_modules(options, config, &error);
     if (status == STATUS_OK)
         status = check_auth(options, config, &error);

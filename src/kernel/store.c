@@ -59,6 +59,22 @@ bool kernel_store_find(struct config *config, const struct module *const *module
     return target->url.len > 0;
 }
 
+enum status kernel_store_check(const struct config *config, struct error *error)
+{
+    const struct kernel_postgres *own = config_section(config, "postgres");
+    const struct db_target target = kernel_postgres_target(own);
+    struct error reason = {0};
+    if (own->password_env.len && !getenv(own->password_env.ptr))
+        return config_error_at(config, own->password_place, "postgres.passwordFromEnv", error,
+                               "the environment variable %s is not set", own->password_env.ptr);
+    if (!own->url.len && (own->username.len || own->password_env.len))
+        return config_error_at(config, own->password_place, "postgres.jdbcUrl", error,
+                               "is missing: who connects is said, but not to where");
+    if (own->url.len && db_target_check(&target, &reason) != STATUS_OK)
+        return config_error_at(config, own->place, "postgres.jdbcUrl", error, "%s", reason.message);
+    return STATUS_OK;
+}
+
 /* ---- what modules ask for ---- */
 
 struct loop *kernel_store_loop(struct kernel *kernel)

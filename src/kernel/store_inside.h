@@ -46,6 +46,9 @@ unsigned kernel_events_handlers(const struct kernel *kernel); /* threads that it
 void kernel_retention_stop(struct kernel_store *store);    /* home loop: no new runs */
 void kernel_retention_destroy(struct kernel_store *store); /* no job is under way */
 
+/* What the file alone can tell of `postgres:`. */
+enum status kernel_store_check(const struct config *config, struct error *error) MUST_CHECK;
+
 /* ---- the process's life: kernel.c, all no-ops without a store ---- */
 /* Before the modules start, if one of them keeps something there. Opens no connection. */
 enum status kernel_store_create(struct kernel *kernel, struct error *error) MUST_CHECK;

@@ -57,6 +57,7 @@ def settings(name):
         "bus": {"invalidations": "redis", "events": "nats", "migrate": "always"},
         "redis": {"nodes": engines().redis.addresses},
         "nats": {"servers": [f"nats://{engines().nats.address}"]},
+        "entitlement": {"nats": {"subject": f"{name}.entitlement", "stream": f"{name}_entitlement"}},
         "refdata": {"redis": {"streamKey": stream(name), "pubChannel": channel(name)},
                     "consistency": {"waitCommitTimeoutMs": 1000}},  # a slow machine decides nothing
     }
