@@ -90,11 +90,11 @@ class Keys:
         with open(self.file, "w", encoding="ascii") as out:
             json.dump({"keys": [key]}, out)
 
-    def token(self):
+    def token(self, scope="openid profile email"):
         now = int(time.time())
         claims = {"iss": ISSUER, "aud": AUDIENCE, "sub": "3f0c2a52-6f0e-4d5e-9d0c-1f4f6f1f7a10", "iat": now,
                   "nbf": now - 60, "exp": now + 86400, "tenant_id": TENANT, "name": "Bench Reader",
-                  "email": "reader@bench.example", "scope": "openid profile email", "sid": ""}
+                  "email": "reader@bench.example", "scope": scope, "sid": ""}
         missing = TOKEN_BYTES - len(self._sign(claims))
         claims["sid"] = "s" * max(0, missing * 3 // 4)
         return self._sign(claims)
@@ -109,10 +109,11 @@ def request(path, token=None):
             f"Accept: application/json\r\nUser-Agent: bench\r\n\r\n").encode()
 
 
-def post(path, token, body):
-    """A POST of JSON; `body` is what json.dumps takes."""
+def post(path, token, body, key=None):
+    """A POST of JSON; `body` is what json.dumps takes, `key` an Idempotency-Key."""
     text = json.dumps(body, separators=(",", ":")).encode()
-    return (f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token}\r\n"
+    keyed = f"Idempotency-Key: {key}\r\n" if key else ""
+    return (f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token}\r\n{keyed}"
             f"Content-Type: application/json\r\nContent-Length: {len(text)}\r\nUser-Agent: bench\r\n\r\n").encode() + text
 
 

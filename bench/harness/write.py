@@ -61,7 +61,7 @@ def run(bench, report):
     with bench.database() as database, bench.database("apart") as other:
         if (database.run("show fsync"), database.run("show synchronous_commit")) != ("on", "on"):
             raise RuntimeError("PostgreSQL does not wait for the disk: nothing to compare")
-        _pgbench(database, "-i", "-s", str(PGBENCH_SCALE), "-q")
+        pgbench(database, "-i", "-s", str(PGBENCH_SCALE), "-q")
         try:
             sides = {"together": Side(bench, database, "together"), "apart": Side(bench, other, "apart")}
             _wait_commit(bench, report, database, sides)
@@ -111,8 +111,8 @@ def bare_commit(bench, database, seconds):
 def _asynchronous(bench, report, database, sides):
     seconds = max(3, bench.rounds.seconds)
     rounds = in_turn(bench, f"{CLIENTS} clients", {
-        "pgbench": lambda: _pgbench_rate(database, seconds),
-        "prepared": lambda: _pgbench_rate(database, seconds, "-M", "prepared"),
+        "pgbench": lambda: pgbench_rate(database, seconds),
+        "prepared": lambda: pgbench_rate(database, seconds, "-M", "prepared"),
         **{name: lambda side=side: side.committed_rate(seconds) for name, side in sides.items()}})
     report.add("asynchronous", rounds)
     names = {"pgbench": "pgbench -N", "prepared": "pgbench -N -M prepared",
@@ -124,11 +124,11 @@ def _asynchronous(bench, report, database, sides):
     report.verdict_at_least("ASYNC updates, 64 clients, × pgbench -N", statistics.median(ratios["together"]), 0.5)
 
 
-def _pgbench(database, *options):
+def pgbench(database, *options):
     done = subprocess.run(["pgbench", *options, database.url], text=True, capture_output=True, check=True)
     return done.stdout
 
 
-def _pgbench_rate(database, seconds, *options):
-    out = _pgbench(database, "-N", "-c", str(CLIENTS), "-j", "2", "-T", str(int(seconds)), "-n", *options)
+def pgbench_rate(database, seconds, *options):
+    out = pgbench(database, "-N", "-c", str(CLIENTS), "-j", "2", "-T", str(int(seconds)), "-n", *options)
     return float(re.search(r"tps = ([0-9.]+)", out)[1])
