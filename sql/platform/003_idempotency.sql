@@ -8,7 +8,8 @@
 -- pipeline before the effect. They are answers, not failures:
 --     FR001  somebody is at it          FR002  was answered before: replay          FR003  came with another body
 
--- The lock of one (scope, key). Without a wait it is tried; with one it is waited for, and past that is 55P03.
+-- The lock of one (scope, key). Without a wait it is tried, and looking goes on without it: who has it may be at the effect,
+-- or only reading what is stored. With a wait it is waited for, and past that is 55P03.
 create function platform.idempotency_lock(lock_key bigint, wait_ms integer) returns void
 language plpgsql as $$
 declare
@@ -18,7 +19,8 @@ begin
         return;
     end if;
     if wait_ms <= 0 then
-        raise exception using errcode = 'FR001', message = 'a request with this key is being processed';
+        perform pg_catalog.set_config('freshet.key_is_busy', 'yes', true);
+        return;
     end if;
     usual := pg_catalog.current_setting('lock_timeout');
     perform pg_catalog.set_config('lock_timeout', wait_ms::text, true);
@@ -27,14 +29,18 @@ begin
 end
 $$;
 
--- Called for a row that is there and has not expired: never returns.
+-- What looking found: is a stored answer that has not expired that of the same body? NULL: there is none. Returns only where
+-- the effect is the caller's to have.
 create function platform.idempotency_found(same_body boolean) returns void
 language plpgsql as $$
 begin
     if same_body then
         raise exception using errcode = 'FR002', message = 'this key was answered before';
+    elsif not same_body then
+        raise exception using errcode = 'FR003', message = 'this key came with another body';
+    elsif pg_catalog.current_setting('freshet.key_is_busy', true) = 'yes' then
+        raise exception using errcode = 'FR001', message = 'a request with this key is being processed';
     end if;
-    raise exception using errcode = 'FR003', message = 'this key came with another body';
 end
 $$;
 

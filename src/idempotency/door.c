@@ -1,4 +1,5 @@
-/* Keys in flight in this process (I3): of twins one is inside, the others are turned away or wait in line.
+/* Keys in flight in this process (I3), of rows whose twins wait: one is inside, the others are in line behind it. Elsewhere
+ * twins go in side by side: whether the first of them has the effect or reads what is stored, PostgreSQL alone can tell.
  *
  *     bucket ─▶ visit (inside) ─▶ visit (inside, another key)
  *                  └ line: visit (waits) ─ visit (waits)
@@ -186,21 +187,16 @@ static void on_drop(struct http_request *request, void *context)
     give_up(context);
 }
 
-static enum http_gate refuse_busy(struct http_request *request)
+static void on_timeout(struct http_request *request, void *context)
 {
     struct error error;
+
+    give_up(context);
 
     error_set(&error, STATUS_IDEMPOTENCY_KEY_PROCESSING, "%s",
               status_message(STATUS_IDEMPOTENCY_KEY_PROCESSING));
     idempotency_count(request->route, IDEMPOTENCY_COLLISION);
     idempotency_send_error(request, &error, request->idempotency_key);
-    return HTTP_GATE_ANSWERED;
-}
-
-static void on_timeout(struct http_request *request, void *context)
-{
-    give_up(context);
-    refuse_busy(request);
 }
 
 /* Under the holder's lock, so that it cannot leave before the visit is in line with its reference. */
@@ -263,6 +259,8 @@ enum http_gate idempotency_enter(struct idempotency *idempotency, struct http_re
     if (!key.ptr)
         return HTTP_GATE_PASS;
     request->idempotency_key = key;
+    if (request->route->idempotency == HTTP_KEY_REJECT)
+        return HTTP_GATE_PASS;
 
     struct visit made = {.idempotency = idempotency, .id = idempotency_id_of(request, tenant, subject, key)};
     struct visit **bucket;
@@ -270,11 +268,10 @@ enum http_gate idempotency_enter(struct idempotency *idempotency, struct http_re
     enum http_gate verdict = HTTP_GATE_PASS;
     pthread_mutex_lock(&shard->mutex);
     struct visit **place = find(bucket, &made.id);
-    bool is_busy = *place && request->route->idempotency == HTTP_KEY_REJECT;
     if (!*place)
         go_inside(place, request, &made);
-    else if (!is_busy)
+    else
         verdict = wait_behind(*place, request, &made);
     pthread_mutex_unlock(&shard->mutex);
-    return is_busy ? refuse_busy(request) : verdict;
+    return verdict;
 }

@@ -1,13 +1,14 @@
 /* Idempotency-Key for POST (SPEC I1–I7): one effect, one answer, however often it is sent.
  *
- *   loop    the body is whole ─ idempotency_enter(): is it a key? (400) Is a twin of it in flight in this process?
- *              reject: 409 at once, without a thread or a connection · serialize: parked behind it, in order
+ *   loop    the body is whole ─ idempotency_enter(): is it a key? (400) serialize: is a twin of it in flight in this process?
+ *              Then it is parked behind that one, in order
  *   worker  handler ─ idempotency_run(): ONE round trip
  *              BEGIN; lock (scope and key); look for a stored answer; effect + stored answer; COMMIT
  *   loop    answered ─ idempotency_leave(): the next twin's turn
  *
  * There is no row for "being processed". The lock is a transaction's advisory lock of the first 8 bytes of SHA-256(scope
- * and key): reject tries, serialize waits, bounded. Looking is a statement of its own, that sees what was committed
+ * and key): reject tries, and is busy only where looking without the lock finds nothing, so that twins of what was answered
+ * are all replayed; serialize waits, bounded. Looking is a statement of its own, that sees what was committed
  * meanwhile. Busy, replay and conflict are SQLSTATEs of their own (sql/platform/003_idempotency.sql): they end the pipeline
  * before the effect. So whoever dies in the middle leaves both effect and answer, or neither, and the lock goes with the
  * connection.

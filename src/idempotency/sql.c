@@ -14,8 +14,8 @@ static const char *before(const struct idempotency_table *table)
 void idempotency_look_sql(const struct idempotency_table *table, struct buf *out)
 {
     buf_printf(out,
-               "SELECT platform.idempotency_found(request_hash = $6) FROM %s WHERE " SCOPE_SQL
-               " AND NOT expires_at %s statement_timestamp()",
+               "SELECT platform.idempotency_found((SELECT request_hash = $6 FROM %s WHERE " SCOPE_SQL
+               " AND NOT expires_at %s statement_timestamp()))",
                table->name, before(table));
     buf_put_char(out, '\0');
 }
