@@ -5,11 +5,14 @@
  * consumer for each (group, partition), acknowledged after the database has committed; what is to come again later is NAKed
  * with a delay, a dead one is TERMed after its letter is out. One member of a group handles a partition at a time.
  *
- * Deliveries: a subscription's attempts_max is the consumer's MaxDeliver too. While the database does not answer nothing is
- * fetched, and what is in hand is kept as work in progress: an outage uses up no delivery. What the server gives up by itself
- * (a process that died on the last delivery, somebody else's TERM) it tells in advisories, which a stream of their own keeps
- * while nobody listens; a member of the group reads them there and sends the letter that is missing: the message itself, by
- * its sequence, with the reason. So the dead-letter topic has every dead message once or more, whatever killed it. */
+ * Deliveries: a subscription's attempts_max is the consumer's MaxDeliver too, so deliveries that a process died of count.
+ * While the database does not answer nothing is fetched, and what is in hand is kept as work in progress: an outage uses up
+ * no delivery. A partition that changes hands (a stop, a new member, a server that restarts) uses up one for each message in
+ * hand, at most a batch of them. What fails at its last delivery is buried here, with the handler's reason. What the server
+ * gives up by itself (a process that died on the last delivery, somebody else's TERM) it tells in advisories, which a stream
+ * of their own keeps while nobody listens; who holds the partition reads them there and sends the letter that is missing:
+ * the message itself, by its sequence, with the reason and dlq-deliveries; without its content where that is gone. So the
+ * dead-letter topic has every dead message once or more, whatever killed it: readers tell them by dlq-offset. */
 #ifndef FRESHET_BUS_BUS_NATS_H
 #define FRESHET_BUS_BUS_NATS_H
 
@@ -26,7 +29,9 @@ struct bus_nats_security {
 
 /* What a topic is called there, where its owner says so: with one partition its stream and its subject are exactly these (its
  * dead letters': STREAM_dlq and SUBJECT.dlq, its groups' durable consumers the group's name); with more the subject is
- * SUBJECT.PARTITION, the consumer GROUP_PARTITION. */
+ * SUBJECT.PARTITION, the consumer GROUP_PARTITION. NULL: the topic's name, for a stream with '_' for '.'. A stream that is
+ * there must have that subject, and no other; its duplicate window is made what it should be. Topics without such a row:
+ * TOPIC.PARTITION and GROUP_PARTITION always. */
 struct bus_nats_names {
     const char *topic, *stream, *subject;
     int64_t duplicate_window_ms; /* how long a repeated event id is dropped by the server; 0 = 2 minutes */
@@ -49,7 +54,7 @@ struct bus_nats_config {
      * this; 0 = 5 s. The first to make the bucket of leases there decides for all. */
     int64_t ack_wait_ms;
     /* Advisories of running out of deliveries, and of being terminated, are kept in these streams; NULL: freshet_advisories
-     * for both. Two names, two streams. */
+     * for both, with everybody's. Named ones get the advisories of the streams that are read here, beside what they have. */
     const char *advisory_stream, *terminated_stream;
     int64_t keep_dead_ms;     /* dead letters; 0 = 30 days */
     size_t message_bytes_max; /* 0 = 1 MiB less what headers need */

@@ -16,7 +16,6 @@
 enum {
     ARENA_BYTES = 4096,
     LETTER_MS = 5000,
-    SKEW_US = 5000000, /* between the clocks of a cluster's servers */
 };
 
 /* ---- under the lock ---- */
@@ -80,18 +79,17 @@ static void let_go(struct nats_slot *slot, int64_t sequence)
 
 /* ---- the letter ---- */
 
-/* What stands at a place may have come after the advisory: then the stream is another one, and the message gone. */
+/* A stream that was made after the advisory has something else at that place: the message is gone. */
 static natsStatus fetch(struct nats_slot *slot, const struct nats_fate *fate, natsMsg **message)
 {
     const struct nats_reader *reader = slot->reader;
-    natsStatus status =
-        js_GetMsg(message, reader->nats->js, reader->topic->stream, (uint64_t)fate->sequence, NULL, NULL);
 
-    if (status != NATS_OK || natsMsg_GetTime(*message) / 1000 <= fate->told_us + SKEW_US)
-        return status;
-    natsMsg_Destroy(*message);
-    *message = NULL;
-    return NATS_NOT_FOUND;
+    pthread_mutex_lock(&reader->nats->lock);
+    bool gone = fate->told_us < slot->created_ns / 1000;
+    pthread_mutex_unlock(&reader->nats->lock);
+    return gone ? NATS_NOT_FOUND
+                : js_GetMsg(message, reader->nats->js, reader->topic->stream, (uint64_t)fate->sequence, NULL,
+                            NULL);
 }
 
 static struct bus_message original(struct nats_slot *slot, const struct nats_fate *fate, natsMsg *message,
@@ -186,7 +184,7 @@ static void settle(struct nats_slot *slot, const struct nats_fate *fate)
 static void look_for_head(struct nats_slot *slot)
 {
     struct nats *nats = slot->reader->nats;
-    struct nats_fate fate = {.told_us = INT64_MAX / 2};
+    struct nats_fate fate = {.told_us = INT64_MAX};
     char consumer[NATS_NAME_BYTES];
     jsConsumerInfo *info = NULL;
     int64_t here = 0;

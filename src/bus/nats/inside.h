@@ -17,7 +17,7 @@
 #include "bus/bus_nats.h"
 #include "bus/delivery.h"
 
-#define NATS_NAME_BYTES 96
+#define NATS_NAME_BYTES 256
 #define NATS_API_MS 2000 /* for one answer of the server's */
 #define NATS_WINDOW_MS_MAX (INT64_C(366) * 24 * 3600 * 1000)
 #define NATS_BURIED_KEPT 64

@@ -14,7 +14,7 @@
 #include "base/memory.h"
 #include "bus/nats/inside.h"
 
-enum { NAME_MAX_LEN = 80 /* what we append has room */ };
+enum { NAME_MAX_LEN = 170 /* with what is added to it JetStream still takes it */ };
 
 static void undot(char *text)
 {
@@ -51,9 +51,9 @@ bool bus_nats_is_stream_name(const char *name)
 
 static enum status check_names(const struct bus_nats_names *names, struct error *error)
 {
-    struct str subject = str_from(names->subject ? names->subject : "");
+    struct str subject = str_from(names->subject ? names->subject : names->topic);
 
-    if (!names->stream || !bus_nats_is_stream_name(names->stream))
+    if (names->stream && !bus_nats_is_stream_name(names->stream))
         return error_set(
             error, STATUS_CONFIG,
             "topic %s: a stream of NATS is called by 1 to %d characters without spaces, dots, '*', "
@@ -75,10 +75,11 @@ static enum status check_names(const struct bus_nats_names *names, struct error 
 /* `suffix`: "" or that of dead letters. */
 static void take_names(struct nats_topic *there, const struct bus_nats_names *names, const char *suffix)
 {
-    snprintf(there->stream, sizeof there->stream, "%s%s", names->stream, suffix);
-    if (suffix[0])
-        undot(there->stream + strlen(names->stream));
-    snprintf(there->subject, sizeof there->subject, "%s%s", names->subject, suffix);
+    if (names->stream)
+        snprintf(there->stream, sizeof there->stream, "%s%s", names->stream, suffix);
+    undot(there->stream);
+    if (names->subject)
+        snprintf(there->subject, sizeof there->subject, "%s%s", names->subject, suffix);
     there->window_ns = names->duplicate_window_ms * 1000000;
     there->exact = true;
 }

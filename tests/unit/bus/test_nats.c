@@ -13,7 +13,7 @@
 
 static struct db_pool *pool; /* the tests' own */
 struct bus_nats_security nats_next_security;
-static bool with_database; /* of the next bus */
+struct nats_next nats_next;
 
 static int64_t sql(const char *text)
 {
@@ -43,9 +43,13 @@ static struct bus *create(struct loop *loop, struct worker_pool *workers, const 
                                      .servers = nats_fixture_url(),
                                      .client_name = "freshet-test",
                                      .security = nats_next_security,
-                                     .target = with_database ? &where : NULL,
+                                     .target = nats_next.with_database ? &where : NULL,
                                      .topics = topics,
                                      .topic_count = topic_count,
+                                     .names = nats_next.names,
+                                     .name_count = nats_next.name_count,
+                                     .advisory_stream = nats_next.advisory_stream,
+                                     .terminated_stream = nats_next.terminated_stream,
                                      .ack_wait_ms = 1000};
     struct error error = {0};
 
@@ -517,9 +521,9 @@ static int run_with_database(void)
     }
     sql("CREATE TABLE public.effect (number int NOT NULL CHECK (number >= 0))");
     sql("CREATE INDEX ON public.effect (number)");
-    with_database = true;
-    int failed = conformance_run(&nats) + run_own();
-    with_database = false;
+    nats_next.with_database = true;
+    int failed = conformance_run(&nats) + run_own() + nats_run_deliveries();
+    nats_next.with_database = false;
     db_pool_destroy(pool);
     return failed;
 }

@@ -6,10 +6,17 @@
 #include "conformance.h"
 
 extern struct bus_nats_security nats_next_security; /* of the next bus */
+extern struct nats_next {
+    const struct bus_nats_names *names;
+    size_t name_count;
+    const char *advisory_stream, *terminated_stream;
+    bool with_database;
+} nats_next; /* the same */
 
 void nats_open_with(struct process *process, const struct bus_topic *topics, size_t count);
 
-int nats_run_members(void);           /* number of failed tests */
+int nats_run_deliveries(void); /* number of failed tests */
+int nats_run_members(void);
 int nats_run_member(const char *url); /* this is the process that dies */
 int nats_run_security(void);          /* ends with no server */
 

@@ -12,7 +12,9 @@
 #include "test_nats.h"
 
 static const struct bus_topic topics[] = {{.name = "death", .partitions = 1},
-                                          {.name = "frost", .partitions = 1}};
+                                          {.name = "frost", .partitions = 1},
+                                          {.name = "poison", .partitions = 1}};
+enum { TOPICS = sizeof topics / sizeof topics[0] };
 
 /* ---- the member that does not come back ---- */
 
@@ -24,6 +26,11 @@ static void never_return(struct recorder *recorder, struct bus_batch *batch)
         pause();
 }
 
+static unsigned attempts_of(const char *topic)
+{
+    return strcmp(topic, "poison") == 0 ? 2 : 0;
+}
+
 int nats_run_member(const char *topic)
 {
     struct process process;
@@ -31,8 +38,9 @@ int nats_run_member(const char *topic)
 
     recorder_init(&recorder);
     recorder.behave = never_return;
-    nats_open_with(&process, topics, 2);
-    subscribe(&process, &recorder, (struct bus_subscription){.topic = topic});
+    nats_open_with(&process, topics, TOPICS);
+    subscribe(&process, &recorder,
+              (struct bus_subscription){.topic = topic, .attempts_max = attempts_of(topic)});
     process_start(&process);
     await_ready(&recorder);
     if (write(STDOUT_FILENO, "r", 1) == 1)
@@ -74,10 +82,10 @@ static void lose_a_member(const char *topic, int by)
     recorder_init(&recorder);
     pid_t member = start_member(topic, &fd);
     bool ready = await_word(fd, 'r');
-    nats_open_with(&process, topics, 2);
+    nats_open_with(&process, topics, TOPICS);
     subscribe(&process, &recorder, (struct bus_subscription){.topic = topic});
     struct process publisher;
-    nats_open_with(&publisher, topics, 2);
+    nats_open_with(&publisher, topics, TOPICS);
     process_start(&publisher);
     for (int i = 0; i < 10; i++)
         publish(&publisher, topic, "k", i);
@@ -109,11 +117,54 @@ static void test_what_a_frozen_member_had_comes_to_another_in_order(void **state
     lose_a_member("frost", SIGSTOP);
 }
 
+/* N2: a message that kills who handles it ends among the dead, whole, and those behind it go on. */
+static void test_what_kills_two_members_is_a_dead_letter(void **state)
+{
+    (void)state;
+    struct process process;
+    struct recorder recorder, dead;
+    bool began = true;
+    recorder_init(&recorder);
+    recorder_init(&dead);
+    for (int i = 0; i < 2 && began; i++) {
+        int fd;
+        pid_t member = start_member("poison", &fd);
+        began = await_word(fd, 'r');
+        if (i == 0) {
+            nats_open_with(&process, topics, TOPICS);
+            process_start(&process);
+            publish(&process, "poison", "k", 7);
+            process_close(&process);
+        }
+        began = began && await_word(fd, 'h');
+        kill(member, SIGKILL);
+        waitpid(member, NULL, 0);
+        close(fd);
+    }
+    nats_open_with(&process, topics, TOPICS);
+    subscribe(&process, &recorder, (struct bus_subscription){.topic = "poison", .attempts_max = 2});
+    subscribe(&process, &dead,
+              (struct bus_subscription){.topic = "poison.dlq", .group = "dead", .from = BUS_FROM_START});
+    process_start(&process);
+    bool buried = recorder_await_committed(&dead, 1);
+    publish(&process, "poison", "k", 8);
+    bool goes_on = recorder_await_committed(&recorder, 1);
+    process_close(&process);
+    assert_true(began);
+    assert_true(buried);
+    assert_true(goes_on);
+    assert_int_equal(dead.seen[0].number, 7);
+    assert_int_equal(recorder.seen[0].number, 8);
+    recorder_deinit(&recorder);
+    recorder_deinit(&dead);
+}
+
 int nats_run_members(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_what_a_killed_member_had_comes_to_another_in_order),
         cmocka_unit_test(test_what_a_frozen_member_had_comes_to_another_in_order),
+        cmocka_unit_test(test_what_kills_two_members_is_a_dead_letter),
     };
     return cmocka_run_group_tests_name("nats members", tests, NULL, NULL);
 }
