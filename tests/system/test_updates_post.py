@@ -1,6 +1,9 @@
 """POST /updates and its status, without anybody applying: what is refused and how, what is accepted, and once only
 (R1, R2, R8, C6). The server runs the command role alone, so every update stays PENDING."""
+import contextlib
+import hashlib
 import json
+import struct
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 
@@ -313,13 +316,85 @@ def test_the_same_key_from_many_at_once_is_one_event(serve, refdata_db, token): 
     servers = [serve(refdata_db, pod("B"), args=("--roles", "command")) for _ in range(2)]
     body = {"dictCode": "B", "eventType": "DELTA", "items": []}
 
+    def insist(client, key):
+        """I3: while one with this key is in flight, in this process or the other, its twins are turned away."""
+        while (answer := client.post(updates_path(), body, Idempotency_Key=key)).status == 409:
+            assert answer.code == "IDEMPOTENCY_KEY_PROCESSING" and answer.json()["idempotency_key"] == key
+        assert answer.status == 202
+        return answer.json()["eventId"]
+
     def send(i):
         with servers[i % 2].client(token(TENANT)) as client:
-            return [client.post(updates_path(), body, Idempotency_Key=f"k{j}").json()["eventId"] for j in range(10)]
+            return [insist(client, f"k{j}") for j in range(10)]
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(send, range(8)))
     assert all(answer == answers[0] for answer in answers)
     assert requests(refdata_db) == messages(refdata_db) == 10
+
+
+def lock_of(subject, key, tenant=TENANT):
+    """Of the key's scope, each part behind its length (src/idempotency/key.c)."""
+    parts = (tenant, subject, "POST", "/v1/tenants/{tenantId}/updates", key)
+    framed = b"".join(struct.pack("<I", len(part.encode())) + part.encode() for part in parts)
+    return struct.unpack(">q", hashlib.sha256(framed).digest()[:8])[0]
+
+
+def test_a_twin_of_another_process_is_told_to_come_back(client, server):
+    """I3, I7: whoever has the key's lock is at it; others are not kept waiting, and their updates not either."""
+    key, body = uuid.uuid4().hex, delta("B", {"a": 1})
+    collisions = 'idempotency_processing_collision_total{route="/v1/tenants/{tenantId}/updates"}'
+    before = server.metrics().get(collisions, 0)
+    with contextlib.closing(client.database.connect()) as twin, twin.cursor() as cursor:
+        twin.autocommit = False
+        cursor.execute("select pg_advisory_xact_lock(%s)", (lock_of("alice", key),))
+        with ThreadPoolExecutor(4) as pool:
+            keyed = pool.submit(client.post, updates_path(), body, Idempotency_Key=key)
+            others = [pool.submit(server.client(client.token).post, updates_path(), delta("B", {})) for _ in range(8)]
+            answer = keyed.result()
+            assert [other.result().status for other in others] == [202] * 8
+        assert (answer.status, answer.json()) == (409, {
+            "code": "IDEMPOTENCY_KEY_PROCESSING", "idempotency_key": key,
+            "message": "Request with this idempotency key is already being processed"})
+        assert answer.headers["retry-after"] == "1"
+        # one that has expired is no answer either, while somebody is at it
+        client.database.query("insert into refdata.update_key values (%s, 'alice', %s, '', %s, now() - interval '2 hours')",
+                              (TENANT, key, str(uuid.uuid4())))
+        assert client.post(updates_path(), body, Idempotency_Key=key).status == 409
+        twin.rollback()
+    answer = client.post(updates_path(), body, Idempotency_Key=key)
+    assert (answer.status, answer.json()["eventId"]) == (202, body["eventId"])
+    assert "idempotency-replayed" not in answer.headers
+    assert server.metrics()[collisions] == before + 2
+
+
+def test_a_twin_of_one_that_waits_is_told_to_come_back(client, server):
+    """I3: nobody applies here, so the first waits for its whole second."""
+    key, body = uuid.uuid4().hex, delta("B", {"a": 1})
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(client.post, updates_path("WAIT_COMMIT", timeout_ms=1000), body, Idempotency_Key=key)
+        twin = server.client(client.token)
+        eventually(lambda: client.database.query("select from refdata.update_key where idempotency_key = %s", (key,)))
+        answer = twin.post(updates_path(), body, Idempotency_Key=key)
+        assert answer.code == "IDEMPOTENCY_KEY_PROCESSING" or first.done()
+        assert first.result().status == 202
+    again = twin.post(updates_path(), body, Idempotency_Key=key)
+    assert (again.status, again.headers["idempotency-replayed"]) == (202, "true")
+
+
+def test_a_key_knows_its_body_by_sha_256_and_is_counted(client, server):
+    """I2, I7, with the words of the seed."""
+    names = [f'idempotency_{name}_total{{route="/v1/tenants/{{tenantId}}/updates"}}' for name in ("miss", "hit", "conflict")]
+    before = [server.metrics().get(name, 0) for name in names]
+    key, body = uuid.uuid4().hex, json.dumps(delta("B", {"a": 1})).encode()
+    for _ in range(3):
+        assert client.post(updates_path(), body, Idempotency_Key=key).status == 202
+    assert client.database.query("select body_hash from refdata.update_key where idempotency_key = %s", (key,)) == [
+        (hashlib.sha256(body).hexdigest(),)]
+    other = client.post(updates_path(), body + b" ", Idempotency_Key=key)
+    assert (other.status, other.json()) == (409, {
+        "code": "IDEMPOTENCY_KEY_CONFLICT", "message": "Idempotency key already used with different request body",
+        "idempotency_key": key})
+    assert [server.metrics()[name] - then for name, then in zip(names, before)] == [1, 2, 1]
 
 
 # ---- chunks ----

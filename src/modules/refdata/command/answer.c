@@ -1,5 +1,6 @@
 /* Answers of POST /updates (R1). */
 #include "base/json.h"
+#include "idempotency/idempotency.h"
 #include "modules/refdata/command/command.h"
 
 static void send_json(struct http_request *request, int status, struct str headers, const struct buf *body)
@@ -75,7 +76,11 @@ void refdata_answer_error(struct http_request *request, const struct error *erro
 {
     refdata_command_metrics_count(status_http(error->status) < 500 ? REFDATA_UPDATE_REJECTED
                                                                    : REFDATA_UPDATE_UNAVAILABLE);
-    http_send_error(request, error);
+    if (error->status == STATUS_IDEMPOTENCY_KEY_CONFLICT ||
+        error->status == STATUS_IDEMPOTENCY_KEY_PROCESSING)
+        idempotency_send_error(request, error, request->idempotency_key);
+    else
+        http_send_error(request, error);
 }
 
 void refdata_answer_unknown(struct http_request *request, const struct refdata_post *post)

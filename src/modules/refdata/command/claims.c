@@ -3,20 +3,24 @@
  * PostgreSQL; what it then sees is committed. */
 #include <stdlib.h>
 
+#include "auth/digest.h"
+#include "idempotency/idempotency.h"
 #include "modules/refdata/command/direct.h"
 #include "modules/refdata/command/states.h"
 
 enum { REQUEST_COLUMNS = 5 };
 
-/* An hour after it was first used a key is free again; replays do not extend it (I6). */
+/* An hour after it was first used a key is free again; replays do not extend it (I6). Whoever does not get the key's lock is
+ * not made to wait for who has it (I3): in this process the door sees to that. */
 static const char key_insert_sql[] =
     "INSERT INTO refdata.update_key AS k (tenant_id, subject, idempotency_key, body_hash, event_id)"
-    " VALUES ($1, $2, $3, $4, $5)"
+    " SELECT $1, $2, $3, $4, $5 WHERE pg_try_advisory_xact_lock($6)"
     " ON CONFLICT (tenant_id, subject, idempotency_key) DO UPDATE"
     " SET body_hash = excluded.body_hash, event_id = excluded.event_id, created_at = clock_timestamp()"
     " WHERE k.created_at < clock_timestamp() - interval '1 hour'";
 static const char key_select_sql[] = "SELECT body_hash, event_id FROM refdata.update_key"
-                                     " WHERE tenant_id = $1 AND subject = $2 AND idempotency_key = $3";
+                                     " WHERE tenant_id = $1 AND subject = $2 AND idempotency_key = $3"
+                                     " AND NOT created_at < clock_timestamp() - interval '1 hour'";
 
 static const char chunk_insert_sql[] =
     "INSERT INTO refdata.chunk_request (tenant_id, dict_code, snapshot_id, chunk_index, content_hash, event_id)"
@@ -45,12 +49,13 @@ static const enum db_type request_types[REQUEST_COLUMNS] = {DB_TEXT_ARRAY, DB_TE
 static const char expire_sql[] =
     "WITH old_key AS (DELETE FROM refdata.update_key WHERE ctid = ANY (ARRAY("
     "         SELECT ctid FROM refdata.update_key WHERE created_at < clock_timestamp() - interval '1 hour'"
-    "         LIMIT 10000 FOR UPDATE SKIP LOCKED)))"
-    " DELETE FROM refdata.chunk_request WHERE ctid = ANY (ARRAY("
+    "         LIMIT 10000 FOR UPDATE SKIP LOCKED)) RETURNING 1),"
+    " old_chunk AS (DELETE FROM refdata.chunk_request WHERE ctid = ANY (ARRAY("
     "         SELECT ctid FROM refdata.chunk_request c WHERE created_at < clock_timestamp() - interval '1 day'"
     "            AND NOT EXISTS (SELECT FROM refdata.update_request r WHERE r.tenant_id = c.tenant_id"
     "                             AND r.event_id = c.event_id AND r.status = 'PENDING')"
-    "         LIMIT 10000 FOR UPDATE SKIP LOCKED))";
+    "         LIMIT 10000 FOR UPDATE SKIP LOCKED)))"
+    " SELECT count(*) FROM old_key";
 
 static enum status add_opening(struct db_conn *conn, struct refdata_owning *owning, size_t *added,
                                struct error *error)
@@ -82,22 +87,26 @@ static void refuse(struct refdata_post *post, enum status status, const char *wh
 
 static struct str body_hash(struct refdata_post *post, struct arena *arena)
 {
-    char hex[HASH128_HEX_BYTES];
-    hash128_hex(hash_item(STR_NONE, post->body), hex);
-    return arena_str(arena, str_from(hex));
+    uint8_t hash[AUTH_SHA256_BYTES];
+    char *hex = arena_alloc(arena, 2 * sizeof hash);
+    auth_sha256(&post->body, 1, hash);
+    for (size_t i = 0; i < 2 * sizeof hash; i++)
+        hex[i] = "0123456789abcdef"[hash[i / 2] >> (i % 2 ? 0 : 4) & 15];
+    return str_of(hex, 2 * sizeof hash);
 }
 
 static enum status add_key(struct db_conn *conn, struct refdata_post *post, struct arena *arena,
                            struct error *error)
 {
-    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT, DB_UUID};
+    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT, DB_UUID, DB_BIGINT};
     struct db_statement insert, select;
     struct db_param params[] = {{str_from(post->tenant)},
                                 {post->subject.ptr ? post->subject : STR("")},
                                 {post->key},
                                 {body_hash(post, arena)},
-                                {str_from(post->update.event_id)}};
-    db_statement_init(&insert, key_insert_sql, 5, types);
+                                {str_from(post->update.event_id)},
+                                {arena_printf(arena, "%lld", (long long)post->key_lock)}};
+    db_statement_init(&insert, key_insert_sql, 6, types);
     db_statement_init(&select, key_select_sql, 3, types);
     enum status status = db_pipeline_add(conn, &insert, params, error);
     return status == STATUS_OK ? db_pipeline_add(conn, &select, params, error) : status;
@@ -123,14 +132,20 @@ static enum status add_chunk(struct db_conn *conn, struct refdata_post *post, st
     return status == STATUS_OK ? db_pipeline_add(conn, &select, params, error) : status;
 }
 
-/* The key's row is this post's own, or an earlier one's: of the same event where the sender chose its id. */
+/* The key's row is this post's own, or an earlier one's: of the same event where the sender chose its id. Neither: another
+ * process is at it. */
 static void take_key(struct refdata_post *post, const struct db_result *insert,
                      const struct db_result *select, struct arena *arena)
 {
-    if (db_result_affected(insert) > 0 || db_result_rows(select) == 0)
+    if (db_result_affected(insert) > 0)
         return;
-    if (!str_eq(db_result_str(select, 0, 0), body_hash(post, arena))) {
-        refuse(post, STATUS_IDEMPOTENCY_KEY_CONFLICT, "this Idempotency-Key came with another body");
+    enum status refusal = STATUS_OK;
+    if (db_result_rows(select) == 0)
+        refusal = STATUS_IDEMPOTENCY_KEY_PROCESSING;
+    else if (!str_eq(db_result_str(select, 0, 0), body_hash(post, arena)))
+        refusal = STATUS_IDEMPOTENCY_KEY_CONFLICT;
+    if (refusal != STATUS_OK) {
+        refuse(post, refusal, status_message(refusal));
         return;
     }
     post->is_key_known = true;
@@ -469,6 +484,11 @@ bool refdata_claims_hold(struct refdata_guess *guess, struct db_conn *conn, stru
 enum status refdata_claims_expire(struct db_conn *conn, int64_t deadline_ns, struct error *error)
 {
     struct db_statement statement;
+    struct db_result *result = NULL;
     db_statement_init(&statement, expire_sql, 0, NULL);
-    return db_exec(conn, &statement, NULL, deadline_ns, NULL, error);
+    enum status status = db_query(conn, &statement, NULL, deadline_ns, &result, error);
+    if (status == STATUS_OK && db_result_i64(result, 0, 0) > 0)
+        idempotency_count_cleaned(STR("refdata.update_key"), db_result_i64(result, 0, 0));
+    db_result_free(result);
+    return status;
 }

@@ -10,8 +10,6 @@
 #include "base/trace.h"
 #include "modules/refdata/command/news.h"
 
-#define REFDATA_KEY_BYTES_MAX 255 /* of Idempotency-Key (I1) */
-
 enum refdata_post_result {
     REFDATA_POST_REFUSED,  /* `error` says why; nothing was accepted */
     REFDATA_POST_TAKEN,    /* committed by this very request */
@@ -41,6 +39,7 @@ struct refdata_post {
     struct refdata_limits limits;
     struct arena arena; /* of what follows; empty once it is committed */
     struct str body, subject, key /* Idempotency-Key; ptr NULL = none */;
+    int64_t key_lock; /* of (scope, key), for those of other processes */
     struct str traceparent;
     struct refdata_update update;
 

@@ -13,7 +13,8 @@
 
 enum {
     GROUP_MAX = 500,
-    EXPIRE_MS = 60 * 1000, /* between two looks for keys and chunks that are too old */
+    EXPIRE_MS = 10 * 60 * 1000,  /* between two looks for keys and chunks that are too old (I6) */
+    EXPIRE_FIRST_MS = 60 * 1000, /* before the first, also for a process that is restarted often */
 };
 #define GROUP_BYTES_MAX (8u << 20) /* exceeded by at most one */
 
@@ -210,7 +211,7 @@ struct refdata_committer *refdata_committer_create(struct refdata_flow *flow)
     committer->job = (struct worker_job){.run = run, .done = done};
     committer->last = &committer->first;
     committer->queue_max = (size_t)catalog->updates.queue_max;
-    committer->expire_ns = clock_deadline_ms(EXPIRE_MS);
+    committer->expire_ns = clock_deadline_ms(EXPIRE_FIRST_MS);
     pthread_mutex_init(&committer->lock, NULL);
     pthread_cond_init(&committer->idle, NULL);
     return committer;

@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/memory.h"
+#include "idempotency/idempotency.h"
 #include "modules/refdata/acceptance.h"
 #include "modules/refdata/command/command.h"
 #include "modules/refdata/commands.h"
@@ -32,7 +33,6 @@ const struct http_route refdata_command_routes[] = {
 struct question {
     bool waits;
     int64_t wait_ms;
-    struct str key;
 };
 
 static enum status read_mode(const struct http_request *request, bool *waits, struct error *error)
@@ -62,27 +62,6 @@ static enum status read_timeout(const struct http_request *request, int64_t *wai
     return STATUS_OK;
 }
 
-static bool is_key_char(char c)
-{
-    return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_' || c == '-';
-}
-
-static enum status read_key(const struct http_request *request, struct str *key, struct error *error)
-{
-    struct str name = STR("Idempotency-Key");
-    size_t count = http_request_header_count(request, name);
-    *key = count ? http_request_header(request, name) : STR_NONE;
-    if (count == 0)
-        return STATUS_OK;
-    bool valid = count == 1 && key->len >= 1 && key->len <= REFDATA_KEY_BYTES_MAX;
-    for (size_t i = 0; valid && i < key->len; i++)
-        valid = is_key_char(key->ptr[i]);
-    return valid
-               ? STATUS_OK
-               : error_set_field(error, STATUS_INVALID_IDEMPOTENCY_KEY, "Idempotency-Key",
-                                 "Idempotency-Key must be 1 to %d of A-Z a-z 0-9 _ -", REFDATA_KEY_BYTES_MAX);
-}
-
 static enum status read_question(const struct http_request *request, struct question *question,
                                  struct error *error)
 {
@@ -92,8 +71,6 @@ static enum status read_question(const struct http_request *request, struct ques
         status = read_mode(request, &question->waits, error);
     if (status == STATUS_OK)
         status = read_timeout(request, &question->wait_ms, error);
-    if (status == STATUS_OK)
-        status = read_key(request, &question->key, error);
     if (status == STATUS_OK && !str_is_name(kernel_identity(request)->tenant))
         return error_set_field(error, STATUS_BAD_REQUEST, "tenantId",
                                "a tenant's name is 1 to 64 of A-Z a-z 0-9 . _ -");
@@ -137,8 +114,10 @@ static struct refdata_post *create(struct http_request *request, const struct qu
     post->body = arena_str(&post->arena, request->body);
     post->bytes = request->body.len;
     post->subject = arena_str(&post->arena, identity->subject);
-    if (question->key.ptr)
-        post->key = arena_str(&post->arena, question->key);
+    if (request->idempotency_key.ptr) {
+        post->key = arena_str(&post->arena, request->idempotency_key);
+        post->key_lock = idempotency_lock_key(request, identity->tenant, identity->subject, post->key);
+    }
     post->traceparent = traceparent_of(request, &post->arena);
     return post;
 }
@@ -316,11 +295,26 @@ void refdata_post_return(struct refdata_post *post)
     loop_post(post->loop, &post->committed);
 }
 
+static void count_key(const struct http_request *request, const struct refdata_post *post)
+{
+    if (!request->idempotency_key.ptr)
+        return;
+    if (post->is_key_known)
+        idempotency_count(request->route, IDEMPOTENCY_HIT);
+    else if (post->result == REFDATA_POST_TAKEN || post->result == REFDATA_POST_REPLAYED)
+        idempotency_count(request->route, IDEMPOTENCY_MISS);
+    else if (post->error.status == STATUS_IDEMPOTENCY_KEY_CONFLICT)
+        idempotency_count(request->route, IDEMPOTENCY_CONFLICT);
+    else if (post->error.status == STATUS_IDEMPOTENCY_KEY_PROCESSING)
+        idempotency_count(request->route, IDEMPOTENCY_COLLISION);
+}
+
 static void answer(struct http_request *request, const struct refdata_post *post)
 {
     const struct refdata_state *state = post->decided ? &post->waiter.decision : &post->state;
     struct refdata_state pending = post->state;
     pending.decision = REFDATA_PENDING;
+    count_key(request, post);
     if (post->result == REFDATA_POST_REFUSED)
         refdata_answer_error(request, &post->error);
     else if (post->result == REFDATA_POST_UNKNOWN)
