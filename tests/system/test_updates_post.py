@@ -373,7 +373,7 @@ def test_a_twin_of_one_that_waits_is_told_to_come_back(client, server):
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(client.post, updates_path("WAIT_COMMIT", timeout_ms=1000), body, Idempotency_Key=key)
         twin = server.client(client.token)
-        eventually(lambda: client.database.query("select from refdata.update_key where idempotency_key = %s", (key,)))
+        eventually(lambda: client.database.query("select 1 from refdata.update_key where idempotency_key = %s", (key,)))
         answer = twin.post(updates_path(), body, Idempotency_Key=key)
         assert answer.code == "IDEMPOTENCY_KEY_PROCESSING" or first.done()
         assert first.result().status == 202
