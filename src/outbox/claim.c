@@ -7,7 +7,7 @@
 #include "base/memory.h"
 #include "outbox/outbox_inside.h"
 
-enum { WALK_MIN = 100 }; /* heads looked at by one claim, at least: most of them may be waiting */
+enum { WALK_MIN = 100 }; /* rows looked at by one claim, at least: most of them may be waiting */
 
 void outbox_claims_init(struct outbox_claims *claims)
 {
@@ -90,8 +90,7 @@ static enum status add_settle(struct outbox_claims *claims, struct db_conn *conn
 
 static int64_t walk_max(const struct outbox_claims *claims)
 {
-    int64_t twice = 2 * claims->settings->batch;
-    return twice > WALK_MIN ? twice : WALK_MIN;
+    return claims->settings->batch > WALK_MIN ? claims->settings->batch : WALK_MIN;
 }
 
 /* The claim's id is ours before the database has it: if the answer is lost, the claim can still be given
@@ -108,7 +107,7 @@ static enum status add_claim(struct outbox_claims *claims, struct db_conn *conn,
         {str_from(claims->doubtful)},
         {claims->worker},
         number_param(&numbers[2], settings->lease_ms),
-        number_param(&numbers[3], OUTBOX_RUN_MAX),
+        number_param(&numbers[3], OUTBOX_STRIDE),
     };
     for (unsigned i = 0; i < OUTBOX_AGGREGATE_MAX; i++)
         params[OUTBOX_CLAIM_PARAMS + i].value = claims->cursor[i];
@@ -123,14 +122,13 @@ static unsigned cursor_columns(const struct outbox_table *table)
     return table->sequence ? outbox_aggregate_columns(table) : 0;
 }
 
-/* Columns: how far the walk came (step, aggregate), then the event (step, sequence, id, aggregate, …). */
+/* Columns: how far the walk came (rows, aggregate), then the event (line, id, aggregate, …). */
 static void read_event(const struct outbox_table *table, const struct db_result *rows, size_t row,
                        struct outbox_event *event)
 {
     unsigned aggregate = outbox_aggregate_columns(table), at = 1 + cursor_columns(table);
-    event->run = (size_t)db_result_i64(rows, row, at);
-    at += 2;
-    event->id = db_result_str(rows, row, at++);
+    event->id = db_result_str(rows, row, ++at);
+    at++;
     for (unsigned i = 0; i < aggregate; i++)
         event->aggregate[i] = db_result_str(rows, row, at++);
     event->attempts = db_result_i64(rows, row, at++);
@@ -141,10 +139,19 @@ static void read_event(const struct outbox_table *table, const struct db_result 
         event->extra[i] = db_result_is_null(rows, row, at) ? STR_NONE : db_result_str(rows, row, at);
 }
 
+static bool is_same_run(const struct outbox_table *table, const struct outbox_event *a,
+                        const struct outbox_event *b)
+{
+    bool same = table->sequence != NULL;
+    for (unsigned i = 0; same && table->aggregate[i].name; i++)
+        same = str_eq(a->aggregate[i], b->aggregate[i]);
+    return same;
+}
+
 static void take_events(struct outbox_claims *claims, struct db_result *rows)
 {
     size_t count = db_result_rows(rows);
-    unsigned id_column = 3 + cursor_columns(claims->table);
+    unsigned id_column = 2 + cursor_columns(claims->table);
     if (count == 1 && db_result_is_null(rows, 0, id_column))
         count = 0;
     claims->rows = rows;
@@ -153,7 +160,10 @@ static void take_events(struct outbox_claims *claims, struct db_result *rows)
     claims->verdicts = arena_zalloc(&claims->arena, (count + 1) * sizeof *claims->verdicts);
     db_array_begin(&claims->ids);
     for (size_t i = 0; i < count; i++) {
-        read_event(claims->table, rows, i, &claims->events[i]);
+        struct outbox_event *event = &claims->events[i];
+        read_event(claims->table, rows, i, event);
+        if (i > 0)
+            event->run = event[-1].run + !is_same_run(claims->table, event, &event[-1]);
         db_array_put(&claims->ids, claims->events[i].id);
     }
     db_array_end(&claims->ids);
@@ -174,27 +184,19 @@ static void set_cursor(struct outbox_claims *claims, const struct str *aggregate
             str_of(claims->cursor_text.data + claims->cursor_text.start + starts[i], aggregate[i].len);
 }
 
-/* Each claim starts behind the last one, so that one busy aggregate does not keep the others waiting, and it
- * goes round until a walk from the beginning to the end found nothing. */
+/* A claim that did not come to the end goes on behind the last row it looked at, so that one busy aggregate does not keep
+ * the others waiting, and it goes round until a walk from the beginning to the end found nothing. */
 static void move_cursor(struct outbox_claims *claims)
 {
-    if (!claims->table->sequence) {
-        claims->more = claims->count > 0;
-        return;
-    }
     bool from_middle = claims->cursor[0].ptr != NULL;
     int64_t walked = db_result_rows(claims->rows) ? db_result_i64(claims->rows, 0, 0) : 0;
     struct str last[OUTBOX_AGGREGATE_MAX] = {STR_NONE};
-    claims->more = from_middle || claims->count > 0;
-    if (claims->count > 0) {
-        set_cursor(claims, claims->events[claims->count - 1].aggregate);
-    } else if (walked == walk_max(claims)) {
-        for (unsigned i = 0; i < outbox_aggregate_columns(claims->table); i++)
+    claims->more = from_middle || claims->count > 0 || walked == walk_max(claims);
+    claims->cursor[0] = STR_NONE;
+    if (walked == walk_max(claims)) {
+        for (unsigned i = 0; i < cursor_columns(claims->table); i++)
             last[i] = db_result_str(claims->rows, 0, 1 + i);
         set_cursor(claims, last);
-        claims->more = true;
-    } else {
-        claims->cursor[0] = STR_NONE;
     }
 }
 

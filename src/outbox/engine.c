@@ -113,7 +113,7 @@ static enum status create_pool(struct outbox *outbox, const struct db_target *ta
 {
     struct arena *arena = &outbox->arena;
     outbox->target = *target;
-    outbox->target.name = arena_printf(arena, "%s-outbox", target->name).ptr;
+    outbox->target.name = arena_printf(arena, "%s-%s", target->name, outbox->config.table->name).ptr;
     outbox->target.url = arena_str(arena, target->url);
     outbox->target.username = arena_str(arena, target->username);
     outbox->target.password = arena_str(arena, target->password);

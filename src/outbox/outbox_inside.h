@@ -24,8 +24,8 @@
 #include "outbox/outbox.h"
 
 enum {
-    OUTBOX_CLAIM_PARAMS = 6,       /* before the cursor's */
-    OUTBOX_RUN_MAX = 50,           /* events of one aggregate in a claim */
+    OUTBOX_CLAIM_PARAMS = 6, /* before the cursor's */
+    OUTBOX_STRIDE = 16,      /* rows that are read at once; more of an aggregate only if there is room */
     OUTBOX_LOST_CLAIMS_SUSPECT = 2 /* an event with so many claims nobody came back from goes alone */
 };
 

@@ -10,64 +10,84 @@
     "e.@id::text AS id, @aggregate_text e.@attempts::text AS attempts, e.@claims::text AS claims," \
     " (@event_type)::text AS event_type, @payload AS payload@extra"
 
-/* $1 heads to walk, $2 events at most, $3 claim id, $4 worker, $5 lease in ms, $6 events of an aggregate at
- * most; $7 … the aggregate to start behind.
+/* $1 rows to look at, $2 events at most, $3 claim id, $4 worker, $5 lease in ms, $6 rows of a stride; $7 … the aggregate
+ * to start behind.
  *
- * `walk` hops over the partial index of live rows, one probe an aggregate, whatever the length of its tail:
- * asking each row whether an earlier one exists would read the whole tail. `locked` takes heads that are due;
- * its lock is what two engines meet at, and a head that changed between snapshot and lock is looked at again
- * by PostgreSQL and dropped. So no two hold rows of one aggregate. A run ends before a row that is leased or
- * waits (an operator brought an earlier one back). `chosen`: a suspect, whose claims were lost twice, goes
- * alone. Heads share $2 between them, so that a long tail keeps nobody waiting. */
+ * `walk` strides over the partial index of live rows: a few in their order, from the first of an aggregate on, then a hop
+ * behind the last aggregate seen, whatever the length of its tail. `free` are those that may go: due, as all before them in
+ * their aggregate are, and no suspect, whose claims were lost twice, unless it is the first. `rest` goes on with tails that a
+ * stride cut off, if there is room: a long one alone fills a batch, many share it.
+ * `locked` is what two engines meet at: a row that changed between snapshot and lock is looked at again by PostgreSQL and
+ * dropped, and with it, in `run`, all behind it. So no two hold rows of one aggregate. A suspect goes alone.
+ *
+ * Rows are found again by ctid, never by their key: where almost everything is published, statistics say that nothing is
+ * live, and a plan made by them would look for each key through all that is. */
+#define STRIDE(after)                                                                                       \
+    "SELECT q.*, row_number() OVER own AS place, row_number() OVER line = $6 AS is_full,"                   \
+    "       lead(true) OVER line IS NULL AS is_last,"                                                       \
+    "       bool_and(q.due) OVER own"                                                                       \
+    "           AND (row_number() OVER own = 1 OR count(*) FILTER (WHERE q.suspect) OVER own = 0) AS free"  \
+    " FROM (SELECT e.ctid AS tid, e.@sequence AS sequence, @aggregate_as, @due AS due, @suspect AS suspect" \
+    "       FROM @table e WHERE @live" after " ORDER BY @aggregate, e.@sequence LIMIT $6) q"                \
+    " WINDOW line AS (ORDER BY @names, q.sequence), own AS (PARTITION BY @names ORDER BY q.sequence)"
+
 static const char claim_template[] =
     "WITH RECURSIVE walk AS ("
-    "    (SELECT 1 AS step, e.@id AS id, @aggregate_as FROM @table e"
-    "     WHERE @live@after ORDER BY @aggregate, e.@sequence LIMIT 1)"
-    "  UNION ALL"
-    "    (SELECT w.step + 1, n.* FROM walk w CROSS JOIN LATERAL ("
-    "         SELECT e.@id, @aggregate FROM @table e"
-    "         WHERE @live AND (@aggregate) > (@walked) ORDER BY @aggregate, e.@sequence LIMIT 1) n)),"
-    " heads AS MATERIALIZED (SELECT * FROM walk LIMIT $1),"
-    " locked AS MATERIALIZED ("
-    "    SELECT h.step, l.* FROM heads h CROSS JOIN LATERAL ("
-    "        SELECT e.@id AS id, e.@sequence AS sequence, @aggregate_as, @suspect AS suspect"
-    "        FROM @table e WHERE e.@id = h.id AND @live AND @due LIMIT 1 FOR UPDATE SKIP LOCKED) l"
-    "    LIMIT $2),"
-    " chosen AS ("
-    "    SELECT c.*, count(*) OVER () AS heads"
-    "    FROM (SELECT l.*, row_number() OVER (ORDER BY step) AS place,"
-    "                 count(*) FILTER (WHERE suspect) OVER (ORDER BY step) AS suspects FROM locked l) c"
-    "    WHERE place = 1 OR suspects = 0),"
-    " run AS MATERIALIZED ("
-    "    SELECT w.step, r.id, r.sequence FROM chosen w CROSS JOIN LATERAL ("
-    "        SELECT q.id, q.sequence, bool_and(q.free OR q.id = w.id) OVER (ORDER BY q.sequence) AS free"
-    "        FROM (SELECT e.@id AS id, e.@sequence AS sequence, @due AND NOT @suspect AS free"
-    "              FROM @table e WHERE @live AND (@aggregate) = (@walked) AND e.@sequence >= w.sequence"
-    "              ORDER BY e.@sequence"
-    "              LIMIT CASE WHEN w.suspect THEN 1 ELSE least($6, ($2 + w.heads - 1) / w.heads) END) q) r"
-    "    WHERE r.free ORDER BY w.step, r.sequence LIMIT $2),"
-    " claimed AS ("
-    "    UPDATE @table e SET " SET_CLAIMED " FROM run WHERE e.@id = run.id AND @live AND @due"
-    "    RETURNING run.step::text AS step, run.sequence::text AS sequence, " CLAIMED "),"
-    " last AS (SELECT h.step::text, @cursor FROM heads h ORDER BY h.step DESC LIMIT 1)"
-    " SELECT last.*, c.* FROM last LEFT JOIN claimed c ON true ORDER BY c.step::bigint, c.sequence::bigint";
+    "    (SELECT 1 AS step, s.* FROM (" STRIDE(
+        "@after") ") s WHERE s.free OR s.is_last)"
+                  "  UNION ALL"
+                  "    (SELECT w.step + 1, s.*"
+                  "     FROM walk w CROSS JOIN LATERAL (" STRIDE(
+                      " AND (@aggregate) > (@walked)") ") s"
+                                                       "     WHERE w.is_last AND (s.free OR s.is_last))),"
+                                                       " walked AS MATERIALIZED (SELECT w.*, row_number() OVER () AS number FROM (SELECT * FROM walk LIMIT $1) w),"
+                                                       " cut AS MATERIALIZED (SELECT * FROM walked WHERE is_last AND is_full AND free),"
+                                                       " rest AS ("
+                                                       "    SELECT w.number, r.*, @walked FROM cut w CROSS JOIN LATERAL ("
+                                                       "        SELECT q.tid, w.place + row_number() OVER own AS place,"
+                                                       "               bool_and(q.due AND NOT q.suspect) OVER own AS free"
+                                                       "        FROM (SELECT e.ctid AS tid, e.@sequence AS sequence, @due AS due, @suspect AS suspect"
+                                                       "              FROM @table e WHERE @live AND (@aggregate) = (@walked) AND e.@sequence > w.sequence"
+                                                       "              ORDER BY e.@sequence"
+                                                       "              LIMIT greatest(0, ($2 - (SELECT count(*) FROM walked WHERE free)) / (SELECT count(*) FROM cut)))"
+                                                       "            q WINDOW own AS (ORDER BY q.sequence)) r),"
+                                                       " ready AS (SELECT w.number, w.tid, w.place, @walked FROM walked w WHERE w.free"
+                                                       "           UNION ALL SELECT w.number, w.tid, w.place, @walked FROM rest w WHERE w.free ORDER BY 1, 3),"
+                                                       " locked AS MATERIALIZED ("
+                                                       "    SELECT l.tid, w.number, w.place, l.suspect, @walked"
+                                                       "    FROM ready w CROSS JOIN LATERAL ("
+                                                       "        SELECT e.ctid AS tid, @suspect AS suspect FROM @table e"
+                                                       "        WHERE e.ctid = w.tid AND @live AND @due LIMIT 1 FOR UPDATE SKIP LOCKED) l"
+                                                       "    LIMIT $2),"
+                                                       " run AS MATERIALIZED ("
+                                                       "    SELECT w.tid, w.line FROM ("
+                                                       "        SELECT q.*, row_number() OVER line AS line, count(*) FILTER (WHERE q.suspect) OVER line AS suspects,"
+                                                       "               row_number() OVER (PARTITION BY @names ORDER BY q.place) AS held"
+                                                       "        FROM locked q WINDOW line AS (ORDER BY q.number, q.place)) w"
+                                                       "    WHERE w.held = w.place AND (w.line = 1 OR w.suspects = 0)),"
+                                                       " claimed AS ("
+                                                       "    UPDATE @table e SET " SET_CLAIMED
+                                                       " FROM run WHERE e.ctid = run.tid AND @live AND @due"
+                                                       "    RETURNING run.line::text AS line, " CLAIMED "),"
+                                                       " last AS (SELECT w.number::text, @cursor FROM walked w ORDER BY w.number DESC LIMIT 1)"
+                                                       " SELECT last.*, c.* FROM last LEFT JOIN claimed c ON true ORDER BY c.line::bigint";
 
 /* Of a table without order; $1 and $6 mean nothing here. What is due is one range of the index on when it is, however many
  * wait for later; a suspect goes alone. */
 static const char delivery_template[] =
     "WITH due AS MATERIALIZED ("
-    "    SELECT e.@id AS id, @due_at AS at, @suspect AS suspect FROM @table e"
+    "    SELECT e.ctid AS tid, @due_at AS at, @suspect AS suspect FROM @table e"
     "    WHERE @live AND @due_at <= now() ORDER BY @due_at LIMIT $2 FOR UPDATE SKIP LOCKED),"
-    " chosen AS ("
-    "    SELECT c.id, c.place"
-    "    FROM (SELECT d.id, row_number() OVER line AS place,"
+    " run AS MATERIALIZED ("
+    "    SELECT w.tid, w.line"
+    "    FROM (SELECT d.tid, row_number() OVER line AS line,"
     "                 count(*) FILTER (WHERE d.suspect) OVER line AS suspects"
-    "          FROM due d WINDOW line AS (ORDER BY d.at, d.id)) c"
-    "    WHERE c.place = 1 OR c.suspects = 0),"
+    "          FROM due d WINDOW line AS (ORDER BY d.at, d.tid)) w"
+    "    WHERE w.line = 1 OR w.suspects = 0),"
     " claimed AS ("
-    "    UPDATE @table e SET " SET_CLAIMED " FROM chosen WHERE e.@id = chosen.id"
-    "    RETURNING chosen.place::text AS step, '' AS sequence, " CLAIMED ")"
-    " SELECT '0', c.* FROM claimed c ORDER BY c.step::bigint";
+    "    UPDATE @table e SET " SET_CLAIMED " FROM run WHERE e.ctid = run.tid"
+    "    RETURNING run.line::text AS line, " CLAIMED ")"
+    " SELECT '0', c.* FROM claimed c ORDER BY c.line::bigint";
 
 /* $1 claim id; $2 … $5 arrays: id, verdict, pause in ms, reason. */
 static const char settle_template[] =
@@ -149,7 +169,8 @@ static void define_aggregate(struct pieces *pieces, const struct outbox_table *t
     define(pieces, "aggregate_as", each_column(pieces, table, "e.% AS a#"));
     define(pieces, "aggregate_text", each_column(pieces, table, "e.%::text AS a#,"));
     define(pieces, "walked", each_column(pieces, table, "w.a#"));
-    define(pieces, "cursor", each_column(pieces, table, "h.a#::text AS c#"));
+    define(pieces, "names", each_column(pieces, table, "q.a#"));
+    define(pieces, "cursor", each_column(pieces, table, "w.a#::text AS c#"));
 }
 
 /* What stands for order and aggregate where a table may have neither. */
@@ -369,7 +390,9 @@ void outbox_sql_init(struct outbox_sql *sql, const struct outbox_table *table, s
     db_statement_init(
         &sql->local,
         "SELECT set_config('synchronous_commit', 'off', true),"
-        " set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true)",
+        " set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),"
+        " set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true),"
+        " set_config('enable_memoize', 'off', true)",
         0, NULL);
     db_statement_init(&sql->commit, "COMMIT", 0, NULL);
 }

@@ -1,4 +1,4 @@
-/* What an operator does (O4), on both kinds of table. */
+/* What an operator does (O4), on each form of table. */
 #include <stdio.h>
 
 #include "rig.h"
@@ -36,23 +36,30 @@ static size_t listed(const struct outbox_table *table, enum outbox_state state,
     return count;
 }
 
+static const struct rig_form *form_of(const struct outbox_table *table)
+{
+    const struct rig_form *form = rig_forms;
+    while (form->table != table)
+        form++;
+    return form;
+}
+
 /* 1 pending, 2 in flight, 3 published, 4 failed; as many of each. */
 static void fill(const struct outbox_table *table)
 {
     rig_clear();
     rig_insert(table, 1, 1, 10);
-    rig_sql(
-        "UPDATE %s SET %s = now() + interval '1 hour', claim_id = gen_random_uuid() WHERE payload->>'n' IN ('2', '3')",
-        table->name, table->locked_until);
+    const struct rig_form *form = form_of(table);
+    rig_form_sql(form, "UPDATE @table SET @leased = now() + interval '1 hour', claim_id = gen_random_uuid()"
+                       " WHERE @n IN (2, 3)");
     if (table == &rig_flags) {
         rig_sql("UPDATE public.flag_outbox SET published = true, published_at = now()"
                 " WHERE (payload->>'n')::int BETWEEN 4 AND 6");
         rig_sql("UPDATE public.flag_outbox SET failed_at = now(), attempt_count = 10, claim_count = 10,"
                 " last_error = 'why' WHERE (payload->>'n')::int >= 7");
     } else {
-        rig_sql("UPDATE public.word_outbox SET status = CASE WHEN (payload->>'n')::int <= 3 THEN 'IN_FLIGHT'"
-                " WHEN (payload->>'n')::int <= 6 THEN 'PUBLISHED' ELSE 'FAILED' END, published_at = now(),"
-                " retry_count = 10, claim_count = 10 WHERE (payload->>'n')::int >= 2");
+        rig_form_sql(form, "UPDATE @table SET @published WHERE @n BETWEEN 4 AND 6");
+        rig_form_sql(form, "UPDATE @table SET @failed, @attempts = 10, claim_count = 10 WHERE @n >= 7");
     }
 }
 
@@ -65,6 +72,7 @@ static void check_states(const struct outbox_table *table, size_t pending, size_
     assert_int_equal(listed(table, OUTBOX_FAILED, &everything), failed);
 }
 
+/* Also those of a table that says nothing of order. */
 static void run_on(const struct outbox_table *table)
 {
     fill(table);
@@ -79,10 +87,7 @@ static void run_on(const struct outbox_table *table)
     assert_int_equal(must(outbox_retry, table, &everything), 0);
     assert_int_equal(must(outbox_republish, table, &everything), 5);
     check_states(table, 10, 0, 0, 0);
-    assert_int_equal(
-        rig_sql("SELECT count(*) FROM %s WHERE %s + claim_count > 0 AND (payload->>'n')::int >= 4",
-                table->name, table->attempts),
-        0);
+    assert_int_equal(rig_count(form_of(table), "@attempts + claim_count > 0 AND @n >= 4"), 0);
 }
 
 static void test_o4_every_action_moves_what_it_says(void **state)
@@ -90,6 +95,7 @@ static void test_o4_every_action_moves_what_it_says(void **state)
     (void)state;
     run_on(&rig_flags);
     run_on(&rig_words);
+    run_on(&rig_deliveries);
 }
 
 static void test_o4_a_selection_narrows(void **state)
@@ -113,11 +119,43 @@ static void test_o4_a_selection_narrows(void **state)
     assert_int_equal(must(outbox_retry, &rig_flags, &own), 2);
 }
 
+static void test_o4_since_a_moment(void **state)
+{
+    (void)state;
+    struct outbox_selection since = {.since = STR("2026-03-01T00:00:00Z"), .rows_max = 10};
+    for (const struct rig_form *form = rig_forms; form < rig_forms + RIG_FORMS; form++) {
+        fill(form->table);
+        rig_form_sql(form, "UPDATE @table SET created_at = '2026-03-01T00:00:00Z'::timestamptz"
+                           " + (@n - 5) * interval '1 s'");
+        assert_int_equal(listed(form->table, OUTBOX_PUBLISHED, &since), 2);
+        assert_int_equal(must(outbox_republish, form->table, &since), 2);
+        assert_int_equal(must(outbox_unlock, form->table, &since), 0);
+        rig_form_sql(form, "UPDATE @table SET created_at = created_at - interval '3 s'");
+        assert_int_equal(must(outbox_retry, form->table, &since), 3);
+        rig_form_sql(form, "UPDATE @table SET created_at = created_at + interval '3 s'");
+        assert_int_equal(must(outbox_discard, form->table, &since), 1);
+        check_states(form->table, 6, 2, 2, 0);
+    }
+}
+
+/* A delivery without a sequence is in no range of one, and about whom its columns say. */
+static void test_o4_deliveries_are_chosen_by_whom_they_are_about(void **state)
+{
+    (void)state;
+    fill(&rig_deliveries);
+    struct outbox_selection range = {.first = STR("1"), .rows_max = 10};
+    struct outbox_selection own = {.aggregate = STR("u1"), .rows_max = 10};
+    assert_int_equal(must(outbox_retry, &rig_deliveries, &range), 0);
+    assert_int_equal(must(outbox_retry, &rig_deliveries, &own), 4);
+}
+
 int run_by_hand_tests(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_o4_every_action_moves_what_it_says),
         cmocka_unit_test(test_o4_a_selection_narrows),
+        cmocka_unit_test(test_o4_since_a_moment),
+        cmocka_unit_test(test_o4_deliveries_are_chosen_by_whom_they_are_about),
     };
     return cmocka_run_group_tests_name("by hand", tests, NULL, NULL);
 }

@@ -53,6 +53,36 @@ const struct outbox_table rig_words = {
     .last_error = NULL,
 };
 
+/* As notification.notifications: nothing waits for anything. The payload is bytes. */
+const struct outbox_table rig_deliveries = {
+    .module = "deliveries",
+    .name = "public.delivery",
+    .id = {"delivery_id", "uuid"},
+    .aggregate = {{"user_id", "text"}},
+    .event_type = "e.event_type",
+    .payload = "e.payload",
+    .payload_is_bytes = true,
+    .words = {"status", "PENDING", "PROCESSING", "SENT", "FAILED"},
+    .published_at = "sent_at",
+    .created_at = "created_at",
+    .attempts = "attempt_count",
+    .claims = "claim_count",
+    .claim_id = "claim_id",
+    .locked_by = "locked_by",
+    .locked_at = "locked_at",
+    .locked_until = "lease_until",
+    .next_attempt_at = "next_retry_at",
+    .last_error = "last_error",
+};
+
+const struct rig_form rig_forms[RIG_FORMS] = {
+    {&rig_flags, "flags", "NOT published AND failed_at IS NULL", "published",
+     "failed_at IS NOT NULL AND NOT published"},
+    {&rig_words, "words", "status IN ('PENDING', 'IN_FLIGHT')", "status = 'PUBLISHED'", "status = 'FAILED'"},
+    {&rig_deliveries, "deliveries", "status IN ('PENDING', 'PROCESSING')", "status = 'SENT'",
+     "status = 'FAILED'"},
+};
+
 static const char *const ddl[] = {
     "CREATE TABLE public.flag_outbox (id bigserial PRIMARY KEY, tenant_id text NOT NULL, dict_code text NOT NULL,"
     " payload jsonb NOT NULL, traceparent text, created_at timestamptz NOT NULL DEFAULT clock_timestamp(),"
@@ -68,6 +98,13 @@ static const char *const ddl[] = {
     " lease_until timestamptz, next_retry_at timestamptz,"
     " created_at timestamptz NOT NULL DEFAULT clock_timestamp(), published_at timestamptz)",
     "CREATE INDEX ON public.word_outbox (session_id, sequence) WHERE status IN ('PENDING', 'IN_FLIGHT')",
+    "CREATE TABLE public.delivery (delivery_id uuid PRIMARY KEY DEFAULT gen_random_uuid(), user_id text NOT NULL,"
+    " event_type text NOT NULL, payload bytea NOT NULL, status text NOT NULL DEFAULT 'PENDING',"
+    " attempt_count int NOT NULL DEFAULT 0, claim_count int NOT NULL DEFAULT 0, claim_id uuid, locked_by text,"
+    " locked_at timestamptz, lease_until timestamptz, next_retry_at timestamptz, last_error text,"
+    " created_at timestamptz NOT NULL DEFAULT clock_timestamp(), sent_at timestamptz)",
+    "CREATE INDEX ON public.delivery ((coalesce(greatest(next_retry_at, lease_until), created_at)))"
+    " WHERE status IN ('PENDING', 'PROCESSING')",
 };
 
 static struct db_pool *pool;
@@ -160,6 +197,11 @@ void rig_insert(const struct outbox_table *table, int aggregate, int first, int 
         rig_sql("INSERT INTO public.flag_outbox (tenant_id, dict_code, payload)"
                 " SELECT 't', 'D%03d', jsonb_build_object('a', %d, 'n', n) FROM generate_series(%d, %d) n",
                 aggregate, aggregate, first, last);
+    else if (table == &rig_deliveries)
+        rig_sql("INSERT INTO public.delivery (user_id, event_type, payload)"
+                " SELECT 'u%d', 'sent', convert_to(format('{\"a\": %%s, \"n\": %%s}', %d, n), 'UTF8')"
+                " FROM generate_series(%d, %d) n",
+                aggregate, aggregate, first, last);
     else
         rig_sql("INSERT INTO public.word_outbox (session_id, event_type, payload)"
                 " SELECT md5('%d')::uuid, 'type-' || %d %% 3, jsonb_build_object('a', %d, 'n', n)"
@@ -169,7 +211,67 @@ void rig_insert(const struct outbox_table *table, int aggregate, int first, int 
 
 void rig_clear(void)
 {
-    rig_sql("TRUNCATE public.flag_outbox, public.word_outbox");
+    rig_sql("TRUNCATE public.flag_outbox, public.word_outbox, public.delivery");
+}
+
+static const char *form_word(const struct rig_form *form, const char *name, size_t len)
+{
+    const struct outbox_table *table = form->table;
+    const struct {
+        const char *name, *text;
+    } words[] = {
+        {"table", table->name},
+        {"live", form->live},
+        {"published", form->published},
+        {"failed", form->failed},
+        {"attempts", table->attempts},
+        {"leased", table->locked_until},
+        {"retry", table->next_attempt_at},
+        {"a", table->payload_is_bytes ? "(convert_from(payload, 'UTF8')::jsonb->>'a')::int"
+                                      : "(payload->>'a')::int"},
+        {"n", table->payload_is_bytes ? "(convert_from(payload, 'UTF8')::jsonb->>'n')::int"
+                                      : "(payload->>'n')::int"},
+    };
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (strlen(words[i].name) == len && memcmp(words[i].name, name, len) == 0)
+            return words[i].text;
+    return "?";
+}
+
+int64_t rig_form_sql(const struct rig_form *form, const char *sql)
+{
+    struct buf text;
+    buf_init(&text);
+    for (const char *c = sql; *c; c++) {
+        size_t len = *c == '@' ? strspn(c + 1, "abcdefghijklmnopqrstuvwxyz") : 0;
+        if (len > 0)
+            buf_put_str(&text, str_from(form_word(form, c + 1, len)));
+        else
+            buf_put_char(&text, *c);
+        c += len;
+    }
+    buf_put_char(&text, '\0');
+    int64_t value = rig_sql("%s", buf_str(&text).ptr);
+    buf_deinit(&text);
+    return value;
+}
+
+int64_t rig_count(const struct rig_form *form, const char *where)
+{
+    char text[1024];
+    snprintf(text, sizeof text, "SELECT count(*) FROM @table WHERE %s", where);
+    return rig_form_sql(form, text);
+}
+
+bool rig_await_live(const struct rig_form *form, int64_t count)
+{
+    int64_t deadline_ns = clock_deadline_ms(PATIENCE_MS);
+    while (rig_count(form, "@live") != count) {
+        if (clock_mono_ns() > deadline_ns)
+            return false;
+        nap();
+    }
+    return true;
 }
 
 /* ---- journal ---- */

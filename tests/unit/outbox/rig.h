@@ -1,5 +1,5 @@
-/* A PostgreSQL with two outbox tables, one with flags and one with words, and stations: an engine with a loop
- * thread and workers of its own, as in a process. What is published is recorded; what a publisher does is the
+/* A PostgreSQL with an outbox table of each form, with flags, with words, and without order; and stations: an engine with
+ * a loop thread and workers of its own, as in a process. What is published is recorded; what a publisher does is the
  * test's to say.
  *
  * cmocka's assertions jump, so threads other than the test's own record what they see and the test looks at
@@ -19,7 +19,15 @@
 
 #define PATIENCE_MS 60000 /* long enough for a loaded machine; nothing waits for it to pass */
 
-extern const struct outbox_table rig_flags, rig_words;
+extern const struct outbox_table rig_flags, rig_words, rig_deliveries;
+
+/* A table's form, for tests that hold for all of them: what says in SQL that a row is live, published, failed. */
+struct rig_form {
+    const struct outbox_table *table;
+    const char *name, *live, *published, *failed;
+};
+enum { RIG_FORMS = 3 };
+extern const struct rig_form rig_forms[RIG_FORMS];
 
 /* Every event handed to a publisher and not held back, in the order of all stations. */
 struct publication {
@@ -52,8 +60,13 @@ struct outbox_settings rig_settings(void); /* patient: polls hourly; fast backof
 
 int64_t rig_sql(const char *format, ...) PRINTF_LIKE(1, 2); /* the first field as a number; -1: it failed */
 bool rig_await(int64_t value, const char *sql);             /* until the statement gives it */
+int64_t rig_count(const struct rig_form *form, const char *where); /* rows */
+bool rig_await_live(const struct rig_form *form, int64_t count);
+/* Runs a statement in which @table, @live, @published, @failed, @attempts, @leased, @retry, @a and @n (of the payload) are
+ * the form's. */
+int64_t rig_form_sql(const struct rig_form *form, const char *sql);
 void rig_insert(const struct outbox_table *table, int aggregate, int first, int last);
-void rig_clear(void); /* both tables */
+void rig_clear(void); /* all tables */
 struct db_conn *rig_conn(void);
 
 void journal_init(struct journal *journal);
