@@ -386,11 +386,14 @@ def test_a_key_knows_its_body_by_sha_256_and_is_counted(client, server):
     names = [f'idempotency_{name}_total{{route="/v1/tenants/{{tenantId}}/updates"}}' for name in ("miss", "hit", "conflict")]
     before = [server.metrics().get(name, 0) for name in names]
     key, body = uuid.uuid4().hex, json.dumps(delta("B", {"a": 1})).encode()
+
+    def post(content):
+        return client.post(updates_path(), content, Idempotency_Key=key, Content_Type="application/json")
     for _ in range(3):
-        assert client.post(updates_path(), body, Idempotency_Key=key).status == 202
+        assert post(body).status == 202
     assert client.database.query("select body_hash from refdata.update_key where idempotency_key = %s", (key,)) == [
         (hashlib.sha256(body).hexdigest(),)]
-    other = client.post(updates_path(), body + b" ", Idempotency_Key=key)
+    other = post(body + b" ")
     assert (other.status, other.json()) == (409, {
         "code": "IDEMPOTENCY_KEY_CONFLICT", "message": "Idempotency key already used with different request body",
         "idempotency_key": key})
