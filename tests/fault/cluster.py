@@ -12,16 +12,11 @@ TOGETHER = [[], []]
 APART = [["--roles", "command,query"], ["--roles", "apply,relay,query"]]
 
 
-class Cluster:
-    """Servers on one database. Every one is a pod too, so that all can be compared."""
+class Processes:
+    """Servers that get killed; `make` is called with the arguments of each."""
 
-    def __init__(self, serve, database, roles, **changes):
-        database.query(TABLES)
-        preload = [f"{TENANT}/{code}" for code in CODES]
-        settings = pod(*DICTIONARIES, cache={**CACHE, "sweepInterval": "1s", "preload": preload}, **changes)
-        settings["refdata"]["outbox"] = {"lease": "2s"}  # of a relay that died
-        self.servers = [serve.make(database, settings, args=args) for args in roles]
-        self.writable = [server for server, args in zip(self.servers, roles) if not args or "command" in args[-1]]
+    def __init__(self, make, roles):
+        self.servers = [make(args) for args in roles]
         self.kills = 0
 
     def start(self):
@@ -50,6 +45,18 @@ class Cluster:
     def reached(self):
         """The failpoints that were come to, over all servers."""
         return set().union(*(reached(server) for server in self.servers))
+
+
+class Cluster(Processes):
+    """Servers on one database. Every one is a pod too, so that all can be compared."""
+
+    def __init__(self, serve, database, roles, **changes):
+        database.query(TABLES)
+        preload = [f"{TENANT}/{code}" for code in CODES]
+        settings = pod(*DICTIONARIES, cache={**CACHE, "sweepInterval": "1s", "preload": preload}, **changes)
+        settings["refdata"]["outbox"] = {"lease": "2s"}  # of a relay that died
+        super().__init__(lambda args: serve.make(database, settings, args=args), roles)
+        self.writable = [server for server, args in zip(self.servers, roles) if not args or "command" in args[-1]]
 
 
 class Killer:

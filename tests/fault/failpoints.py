@@ -17,6 +17,11 @@ def names():
     return sorted({name for name, _ in places()})
 
 
+def names_of(*parts):
+    """Those whose first word is one of these."""
+    return {name for name in names() if name.split(".")[0] in parts}
+
+
 def reached(server):
     """How often a server of this test came to each failpoint that it was armed with."""
     found = re.findall(r'"event":"failpoint_reached".*?"failpoint":"([^"]*)"', server.log())

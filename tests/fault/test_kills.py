@@ -11,10 +11,10 @@ from workload import Workload, audit
 
 KILLS = {"whole": {"together": 100, "apart": 60}, "short": {"together": 8, "apart": 6}}  # beside those at each step
 ROLES = {"together": TOGETHER, "apart": APART}
-# A POST is applied in its own commit only where the process applies too.
-# And what only an engine has is tried by tests/engines.
-ENGINES = {name for name in failpoints.names() if name.split(".")[0] in ("adapter", "bus", "commands", "kafka", "nats", "redis")}
-NOT_THERE = {"together": ENGINES, "apart": ENGINES | {name for name in failpoints.names() if "direct" in name}}
+# What this workload comes to: engines' own places are tried by tests/engines, those of events by test_events.py. A POST is
+# applied in its own commit only where the process applies too.
+OWN = failpoints.names_of("command", "apply", "relay", "query")
+NOT_THERE = {"together": set(), "apart": {name for name in OWN if "direct" in name}}
 
 
 def test_every_failpoint_has_a_name_of_its_own():
@@ -32,7 +32,7 @@ def test_kills_under_load_lose_and_repeat_nothing(serve, refdata_db, token, whol
     bearer = token("demo", ttl=3600)
     cluster = Cluster(serve, refdata_db, ROLES[sharing]).start()
     workload = Workload(cluster.writable, bearer)
-    killer = Killer(cluster, workload, sorted(set(failpoints.names()) - NOT_THERE[sharing]))
+    killer = Killer(cluster, workload, sorted(OWN - NOT_THERE[sharing]))
     with Threads() as threads:
         workload.start(threads)
         for name in killer.names:

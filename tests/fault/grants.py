@@ -1,0 +1,74 @@
+"""Grants and revokes under trouble, and what must be true of them afterwards (E2, E3, O1, O3, N1, N3).
+
+Every writer has users of its own and turns one entitlement on and off, each time with a new Idempotency-Key, which it sends
+until it is answered: so it knows every version that must exist. Whoever is told is a receiver of webhooks, which keeps the
+key of each call.
+"""
+import itertools
+
+from lib.entitlement import GRANTS, REVOKES, agree, body, live, new_key
+from lib.notification import webhook
+from lib.wait import eventually
+from lib.writers import Patient
+
+ROLES = ["--roles", "entitlement,notification"]
+USERS = 5  # of a writer
+
+
+def settings(receiver):
+    """Leases that a test can outlive; an event is never given up for having been in the hands of many that died."""
+    lease = {"lease": "1s", "max-attempt": 1000}
+    changes = webhook(receiver, **lease, webhook={"timeout": "500ms"})
+    return {**changes, "entitlement": {"outbox": {"poll-interval": "50ms", "backoff-base": "10ms", **lease}}}
+
+
+class Grants:
+    """The workload: `sent` has (user, version) of every change that was answered."""
+
+    def __init__(self, servers, bearer):
+        self.servers, self.bearer = servers, bearer
+        self.sent = []
+        self.refusals = 0
+
+    def start(self, threads, writers=4):
+        for number in range(writers):
+            threads.add(self.write, number)
+
+    def write(self, stopping, number):
+        client = Patient(self.servers, self.bearer, first=number)
+        versions = {f"w{number}-u{i}": 0 for i in range(USERS)}
+        for user in itertools.cycle(versions):
+            if stopping.is_set():
+                break
+            is_grant = versions[user] % 2 == 0
+            answer = client.request("POST", GRANTS if is_grant else REVOKES, body(user),
+                                    {"Idempotency-Key": new_key(), "Content-Type": "application/json"})
+            versions[user] += 1
+            assert answer.status == 200, (user, versions[user], answer.body)
+            assert answer.json()["version"] == versions[user], "a change was lost, or came twice"
+            self.sent.append((user, versions[user]))
+        self.refusals += client.refusals
+        client.close()
+
+
+def is_settled(database, changes):
+    return live(database) == 0 and changes == database.value(
+        "select count(*) from notification.notifications where status = 'SENT'")
+
+
+def audit(database, workload, receiver):
+    """Waits until everything is told, then compares it all, to the last row. The number of changes."""
+    changes = len(workload.sent)
+    eventually(lambda: is_settled(database, changes), timeout=120)
+    assert agree(database) == changes, "changes that nobody was answered for"
+    wrong = database.query("select event_id, status, attempt_count, last_error from entitlement.outbox_events"
+                           " where status <> 'PUBLISHED' or claim_id is not null or lease_until is not null")
+    assert not wrong
+    events = database.query("select event_id::text from entitlement.entitlement_audit order by 1")
+    assert database.query("select event_id::text from notification.notifications order by 1") == events
+    assert database.query("select event_id::text from notification.processed_events order by 1") == events
+    assert database.value("select count(*) from notification.notification_dlq") == 0
+    assert database.value("select count(*) from notification.notification_nats_dlq") == 0
+    told = {call["key"] for call in receiver.calls}
+    assert told == {row for row, in database.query("select notification_id::text from notification.notifications")}
+    return changes
