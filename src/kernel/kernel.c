@@ -336,8 +336,8 @@ static void drain(struct kernel *kernel)
 {
     const struct kernel_http_settings *http = config_section(kernel->config, "http");
     atomic_bool drained = false;
-    int64_t deadline_ns = clock_deadline_ms(http->stop_timeout_ms);
-    http_server_drain(kernel->server, deadline_ns, on_drained, &drained);
+    kernel->stop_deadline_ns = clock_deadline_ms(http->stop_timeout_ms);
+    http_server_drain(kernel->server, kernel->stop_deadline_ns, on_drained, &drained);
     while (!atomic_load(&drained))
         nanosleep(&(struct timespec){.tv_nsec = 2 * CLOCK_NS_PER_MS}, NULL);
 }

@@ -51,7 +51,8 @@ struct kernel {
     struct http_router *router;
     struct http_server *server;
     struct idempotency *idempotency;
-    atomic_bool stopping; /* readiness says DOWN while requests in flight are finished */
+    int64_t stop_deadline_ns; /* stopTimeout after the signal; 0 = a start that failed */
+    atomic_bool stopping;     /* readiness says DOWN while requests in flight are finished */
 };
 
 bool kernel_wants_module(const struct kernel *kernel, const struct module *module); /* by its roles */

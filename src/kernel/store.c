@@ -68,7 +68,8 @@ enum status kernel_store_check(const struct config *config, struct error *error)
         return config_error_at(config, own->password_place, "postgres.passwordFromEnv", error,
                                "the environment variable %s is not set", own->password_env.ptr);
     if (!own->url.len && (own->username.len || own->password_env.len))
-        return config_error_at(config, own->password_place, "postgres.jdbcUrl", error,
+        return config_error_at(config, own->username.len ? own->username_place : own->password_place,
+                               "postgres.jdbcUrl", error,
                                "is missing: who connects is said, but not to where");
     if (own->url.len && db_target_check(&target, &reason) != STATUS_OK)
         return config_error_at(config, own->place, "postgres.jdbcUrl", error, "%s", reason.message);
@@ -362,7 +363,9 @@ void kernel_store_begin_stop(struct kernel *kernel)
 {
     if (!kernel->store)
         return;
-    kernel->store->stop_deadline_ns = clock_deadline_ms(GRACE_MS);
+    int64_t longest_ns = clock_deadline_ms(GRACE_MS), least_ns = clock_deadline_ms(GRACE_MIN_MS);
+    int64_t deadline_ns = kernel->stop_deadline_ns < longest_ns ? kernel->stop_deadline_ns : longest_ns;
+    kernel->store->stop_deadline_ns = deadline_ns > least_ns ? deadline_ns : least_ns;
     call_home(kernel->store, begin_stop);
 }
 

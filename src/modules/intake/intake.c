@@ -6,7 +6,6 @@
 #include "base/memory.h"
 #include "kernel/retention.h"
 #include "kernel/store.h"
-#include "outbox/letters.h"
 
 enum { PARTITIONS = 4 };
 
@@ -86,7 +85,7 @@ static void on_store(void *state)
 static void stop(void *state)
 {
     struct intake *intake = state;
-    outbox_stop(intake->publisher, OUTBOX_LETTERS_STOP_MS);
+    outbox_stop(intake->publisher, kernel_stop_grace_ms(intake->kernel));
 }
 
 static void destroy(void *state)
