@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "fetch/fetch.h"
 #include "tiny_server.h"
 
@@ -255,6 +256,88 @@ static void dots_in_a_path_are_sent_as_they_are(void **state)
     buf_deinit(&url);
 }
 
+/* ---- many at once ---- */
+
+#define MANY 40
+
+struct many {
+    struct fetch_request requests[MANY];
+    struct fetch_answer answers[MANY];
+    enum status statuses[MANY];
+    struct error errors[MANY];
+};
+
+static void run_many(struct many *many, size_t count, size_t parallel)
+{
+    fetch_run_many(many->requests, count, parallel, many->answers, many->statuses, many->errors);
+}
+
+static void many_are_run_and_each_has_its_own_outcome(void **state)
+{
+    (void)state;
+    struct many many = {0};
+    unsigned before = tiny_server_count(server);
+
+    tiny_server_say(server, 201, "", STR("made"));
+    for (size_t i = 0; i < MANY; i++) {
+        many.requests[i] = request_to(tiny_server_url(server));
+        many.requests[i].method = "POST";
+        many.requests[i].body = STR("{}");
+    }
+    many.requests[3].url = STR("");
+    many.requests[5].url = STR("http://127.0.0.1:1/");
+    many.requests[7].answer_bytes_max = 2;
+    run_many(&many, MANY, 8);
+    for (size_t i = 0; i < MANY; i++) {
+        bool fails = i == 3 || i == 5 || i == 7;
+        assert_int_equal(many.statuses[i], fails ? STATUS_IO : STATUS_OK);
+        assert_int_equal(many.errors[i].message[0] != '\0', fails);
+        assert_int_equal(many.answers[i].status, i == 3 || i == 5 ? 0 : 201);
+        assert_true(fails || str_eq(buf_str(&many.answers[i].body), STR("made")));
+        buf_deinit(&many.answers[i].body);
+    }
+    assert_int_equal(tiny_server_count(server), before + MANY - 2);
+}
+
+static void none_at_once_is_nothing(void **state)
+{
+    (void)state;
+    struct many many = {0};
+
+    run_many(&many, 0, 4);
+}
+
+/* The server takes one connection at a time, and the first stalls it: every one waits its own time, not the sum. */
+static void many_that_get_no_answer_are_given_up_together(void **state)
+{
+    (void)state;
+    struct many many = {0};
+    int64_t begun_ns = clock_mono_ns();
+
+    tiny_server_stall(server, true);
+    for (size_t i = 0; i < 10; i++) {
+        many.requests[i] = request_to(tiny_server_url(server));
+        many.requests[i].timeout_ms = 300;
+    }
+    run_many(&many, 10, 10);
+    for (size_t i = 0; i < 10; i++)
+        assert_int_equal(many.statuses[i], STATUS_TIMEOUT);
+    assert_true(clock_mono_ns() - begun_ns < 2900 * CLOCK_NS_PER_MS);
+    tiny_server_stall(server, false);
+}
+
+static void *fetch_many_for_long(void *arg)
+{
+    struct many *many = arg;
+
+    for (size_t i = 0; i < MANY; i++) {
+        many->requests[i] = request_to(tiny_server_url(server));
+        many->requests[i].timeout_ms = many->requests[i].connect_timeout_ms = 600000;
+    }
+    run_many(many, MANY, 4);
+    return NULL;
+}
+
 static void *fetch_for_long(void *arg)
 {
     struct fetch_request request = request_to(tiny_server_url(server));
@@ -272,17 +355,22 @@ static void a_stop_ends_what_is_under_way(void **state)
 {
     (void)state;
     enum status status = STATUS_OK;
+    static struct many many;
     unsigned before = tiny_server_count(server);
-    pthread_t thread;
+    pthread_t thread, other;
 
     tiny_server_stall(server, true);
     assert_int_equal(pthread_create(&thread, NULL, fetch_for_long, &status), 0);
+    assert_int_equal(pthread_create(&other, NULL, fetch_many_for_long, &many), 0);
     while (tiny_server_count(server) == before)
         usleep(1000);
     fetch_stop();
     assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_int_equal(pthread_join(other, NULL), 0);
     tiny_server_stall(server, false);
     assert_int_equal(status, STATUS_CANCELLED);
+    for (size_t i = 0; i < MANY; i++) /* under way, or not begun */
+        assert_int_equal(many.statuses[i], STATUS_CANCELLED);
 }
 
 int main(void)
@@ -301,6 +389,9 @@ int main(void)
         cmocka_unit_test(a_stream_that_stands_still_is_given_up),
         cmocka_unit_test(a_stream_cut_short_is_an_error),
         cmocka_unit_test(dots_in_a_path_are_sent_as_they_are),
+        cmocka_unit_test(many_are_run_and_each_has_its_own_outcome),
+        cmocka_unit_test(none_at_once_is_nothing),
+        cmocka_unit_test(many_that_get_no_answer_are_given_up_together),
         cmocka_unit_test(a_stop_ends_what_is_under_way),
     };
     fetch_init();
