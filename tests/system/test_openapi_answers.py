@@ -285,6 +285,34 @@ def status_answers(servers):
     yield client.get(target_of(operation, eventId=event(40)))
 
 
+# ---- intake ----
+
+def create_answers(servers):
+    """I8, I1-I4: created, taken, replayed, refused."""
+    client, target = Asking(servers.working, servers.token), OPERATIONS["createItem"].path
+    body = {"sku": "a/b", "title": "Sample", "size": 1.50}
+    for key in ("one", "one", "two"):
+        yield client.post(target, body, Idempotency_Key=key)
+    yield client.post(target, {**body, "title": "Another"}, Idempotency_Key="one")
+    yield client.post(target, body, Idempotency_Key="not valid")
+    for bad in (b"{", b"[]", {}, {**body, "sku": ""}, {**body, "id": 1}, {**body, "note": "x" * 600_000}):
+        yield client.post(target, bad)
+    yield client.post(target, body, Content_Type="text/plain")
+    yield client.post(target + "?stray=1", body)
+    yield Asking(servers.working, servers.homeless_token).post(target, body)
+    yield Asking(servers.cut_off, servers.token).post(target, body, Idempotency_Key="one")
+
+
+def read_answers(servers):
+    client, operation = Asking(servers.working, servers.token), OPERATIONS["readItem"]
+    servers.answers_of("createItem")
+    for sku in ("a/b", "none"):
+        yield client.get(target_of(operation, sku=sku))
+    yield client.get(target_of(operation) + "?stray=1")
+    yield Asking(servers.working, servers.homeless_token).get(target_of(operation))
+    yield Asking(servers.cut_off, servers.token).get(target_of(operation))
+
+
 # ---- entitlements ----
 
 def change_answers(servers, name):
@@ -344,6 +372,8 @@ OWN = {
     "watch": watch_answers,
     "postUpdate": update_answers,
     "getUpdate": status_answers,
+    "createItem": create_answers,
+    "readItem": read_answers,
     "grantEntitlement": lambda servers: change_answers(servers, "grantEntitlement"),
     "revokeEntitlement": lambda servers: change_answers(servers, "revokeEntitlement"),
     "getEntitlements": entitlements_answers,
@@ -485,14 +515,16 @@ def demo(module_serve, module_database):
 
 def described(name):
     """(media type, example, header examples) of the operation's good answer."""
-    response = OPERATIONS[name].responses[200]
+    response = OPERATIONS[name].responses.get(200) or OPERATIONS[name].responses[201]
     entries = {name.lower(): DOCUMENT.resolve(entry) for name, entry in response.get("headers", {}).items()}
     headers = {name: str(entry["example"]) for name, entry in entries.items() if "example" in entry}
     return [(kind, media["example"], headers) for kind, media in response["content"].items() if "example" in media]
 
 
 def timeless(value):
-    return re.sub(r"\d{4}-\d\d-\d\dT[\d:.]+Z", "TIME", json.dumps(value, sort_keys=True))
+    """Without what differs each time: times, and ids that the server makes."""
+    text = re.sub(r"\d{4}-\d\d-\d\dT[\d:.]+Z", "TIME", json.dumps(value, sort_keys=True))
+    return re.sub(r'"id": "[0-9a-f-]{36}"', '"id": "ID"', text)
 
 
 @pytest.mark.parametrize("name", [name for name in OPERATIONS if described(name)])
@@ -511,5 +543,6 @@ def test_examples_are_what_the_demo_answers(demo, name):
         else:
             answer = demo.get(target_of(operation, **query), Accept=kind)
             said = json.loads(answer.body.split(b"\n")[0])
-        assert (answer.status, answer.headers["content-type"], timeless(said)) == (200, kind, timeless(example))
+        assert answer.status in (200, 201)
+        assert (answer.headers["content-type"], timeless(said)) == (kind, timeless(example))
         assert {header: answer.headers[header] for header in headers} == headers
