@@ -169,11 +169,14 @@ static void keep_kind(struct nats *nats, enum nats_fate_kind kind)
         stream = DEFAULT_STREAM;
         status = ensure_stream(nats, kind, stream, &code);
     }
-    if (status != NATS_OK) {
-        log_warn("nats_advisories_not_kept", LOG_CSTR("stream", stream),
-                 LOG_CSTR("error", nats_GetLastError(NULL)), LOG_INT("code", code));
+    if (status != NATS_OK) { /* told once, tried again and again */
+        if (!nats->unkept[kind])
+            log_warn("nats_advisories_not_kept", LOG_CSTR("kind", kinds[kind]), LOG_CSTR("stream", stream),
+                     LOG_CSTR("error", nats_GetLastError(NULL)), LOG_INT("code", code));
+        nats->unkept[kind] = true;
         return;
     }
+    nats->unkept[kind] = false;
     if (named && strcmp(named, stream) != 0)
         log_warn("nats_advisories_elsewhere", LOG_CSTR("stream", stream), LOG_CSTR("not", named));
     snprintf(nats->kept_in[kind], sizeof nats->kept_in[kind], "%s", stream);

@@ -167,6 +167,7 @@ struct nats {
     struct db_pool *pool; /* NULL: handlers get no transaction */
     struct nats_topic *topics;
     char kept_in[FATE_KINDS][NATS_NAME_BYTES]; /* the keeper's: streams of advisories; "" = not yet */
+    bool unkept[FATE_KINDS];                   /* the keeper's: the log says so */
     char id[17];                               /* this member */
     natsOptions *options;
     _Atomic(natsConnection *) connection; /* NULL till the keeper's first try */

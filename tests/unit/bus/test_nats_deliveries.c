@@ -10,8 +10,10 @@
 #include "test_nats.h"
 
 static const struct bus_topic orders = {.name = "orders.events", .partitions = 1};
+/* Every test has streams of its own: what is told of one that was deleted would be taken for the next one's. */
+static char stream[16], dead_stream[24], subject[16], dead_subject[24];
 static const struct bus_nats_names orders_names = {
-    .topic = "orders.events", .stream = "ORDERS", .subject = "orders.v1", .duplicate_window_ms = 600000};
+    .topic = "orders.events", .stream = stream, .subject = subject, .duplicate_window_ms = 600000};
 
 static struct {
     natsConnection *connection;
@@ -20,7 +22,13 @@ static struct {
 
 static int open_other(void **state)
 {
+    static unsigned turn;
+
     (void)state;
+    snprintf(stream, sizeof stream, "ORDERS%u", ++turn);
+    snprintf(dead_stream, sizeof dead_stream, "%s_dlq", stream);
+    snprintf(subject, sizeof subject, "orders.v%u", turn);
+    snprintf(dead_subject, sizeof dead_subject, "%s.dlq", subject);
     nats_next.names = &orders_names;
     nats_next.name_count = 1;
     return natsConnection_ConnectTo(&other.connection, nats_fixture_url()) == NATS_OK &&
@@ -32,9 +40,6 @@ static int open_other(void **state)
 static int close_other(void **state)
 {
     (void)state;
-    for (const char *const *at = (const char *const[]){"ORDERS", "ORDERS_dlq", "freshet_advisories", NULL};
-         *at; at++)
-        js_DeleteStream(other.js, *at, NULL, NULL);
     jsCtx_Destroy(other.js);
     natsConnection_Destroy(other.connection);
     nats_next.names = NULL;
@@ -77,11 +82,11 @@ static void close_reader(struct reader *reader)
 
 /* ---- names ---- */
 
-static bool stream_has(const char *stream, const char *subject, int64_t window_s)
+static bool stream_has(const char *name, const char *only, int64_t window_s)
 {
     jsStreamInfo *info = NULL;
-    bool good = js_GetStreamInfo(&info, other.js, stream, NULL, NULL) == NATS_OK &&
-                info->Config->SubjectsLen == 1 && strcmp(info->Config->Subjects[0], subject) == 0 &&
+    bool good = js_GetStreamInfo(&info, other.js, name, NULL, NULL) == NATS_OK &&
+                info->Config->SubjectsLen == 1 && strcmp(info->Config->Subjects[0], only) == 0 &&
                 info->Config->Duplicates == window_s * 1000000000;
 
     jsStreamInfo_Destroy(info);
@@ -91,7 +96,7 @@ static bool stream_has(const char *stream, const char *subject, int64_t window_s
 static bool durable_has(int64_t deliveries_max, int64_t ack_wait_ms)
 {
     jsConsumerInfo *info = NULL;
-    bool good = js_GetConsumerInfo(&info, other.js, "ORDERS", "mailer", NULL, NULL) == NATS_OK &&
+    bool good = js_GetConsumerInfo(&info, other.js, stream, "mailer", NULL, NULL) == NATS_OK &&
                 strcmp(info->Config->Durable, "mailer") == 0 && info->Config->MaxDeliver == deliveries_max &&
                 info->Config->AckWait == ack_wait_ms * 1000000 && info->Config->AckPolicy == js_AckExplicit;
 
@@ -106,17 +111,17 @@ static void test_names_and_limits_are_exactly_those_given(void **state)
     struct bus_nats_names longer = orders_names;
     struct reader reader;
     open_reader(&reader, 4, NULL);
-    natsStatus sent = js_Publish(NULL, other.js, "orders.v1", "3", 1, NULL, NULL);
+    natsStatus sent = js_Publish(NULL, other.js, subject, "3", 1, NULL, NULL);
     bool came = recorder_await_committed(&reader.recorder, 1);
     publish(&reader.process, "orders.events", "k", 4);
     came = came && recorder_await_committed(&reader.recorder, 2);
-    bool first = stream_has("ORDERS", "orders.v1", 600) && stream_has("ORDERS_dlq", "orders.v1.dlq", 600) &&
+    bool first = stream_has(stream, subject, 600) && stream_has(dead_stream, dead_subject, 600) &&
                  durable_has(4, 1000);
     close_reader(&reader);
     longer.duplicate_window_ms = 900000;
     nats_next.names = &longer;
     open_reader(&reader, 0, NULL);
-    bool second = stream_has("ORDERS", "orders.v1", 900) && durable_has(-1, 1000);
+    bool second = stream_has(stream, subject, 900) && durable_has(-1, 1000);
     close_reader(&reader);
     assert_int_equal(sent, NATS_OK);
     assert_true(came);
@@ -164,14 +169,14 @@ static void test_names_that_jetstream_refuses_are_refused_at_once(void **state)
 static void test_a_subject_that_another_stream_has_is_refused(void **state)
 {
     (void)state;
-    const char *subject = "orders.>";
+    const char *all = subject;
     struct bus_message message = {.topic = STR("orders.events"), .key = STR("k"), .payload = STR("1")};
     struct error error = {0};
     struct process process;
     jsStreamConfig config;
     jsStreamConfig_Init(&config);
     config.Name = "TAKEN";
-    config.Subjects = &subject;
+    config.Subjects = &all;
     config.SubjectsLen = 1;
     natsStatus taken = js_AddStream(NULL, other.js, &config, NULL, NULL);
     nats_open_with(&process, &orders, 1);
@@ -181,7 +186,7 @@ static void test_a_subject_that_another_stream_has_is_refused(void **state)
     js_DeleteStream(other.js, "TAKEN", NULL, NULL);
     assert_int_equal(taken, NATS_OK);
     assert_int_equal(status, STATUS_CONFIG);
-    assert_non_null(strstr(error.message, "orders.v1"));
+    assert_non_null(strstr(error.message, subject));
 }
 
 /* ---- letters ---- */
@@ -199,8 +204,7 @@ static bool await_letter(uint64_t at, const char *payload, const char *reason, c
     int64_t limit_ns = clock_deadline_ms(PATIENCE_MS);
     natsMsg *letter = NULL;
 
-    while (js_GetMsg(&letter, other.js, "ORDERS_dlq", at, NULL, NULL) != NATS_OK &&
-           clock_mono_ns() < limit_ns)
+    while (js_GetMsg(&letter, other.js, dead_stream, at, NULL, NULL) != NATS_OK && clock_mono_ns() < limit_ns)
         pause_a_little();
     bool good = letter && (size_t)natsMsg_GetDataLength(letter) == strlen(payload) &&
                 memcmp(natsMsg_GetData(letter), payload, strlen(payload)) == 0 &&
@@ -217,22 +221,24 @@ static uint64_t letters(void)
     jsStreamInfo *info = NULL;
     uint64_t count = UINT64_MAX;
 
-    if (js_GetStreamInfo(&info, other.js, "ORDERS_dlq", NULL, NULL) == NATS_OK)
+    if (js_GetStreamInfo(&info, other.js, dead_stream, NULL, NULL) == NATS_OK)
         count = info->State.Msgs;
     jsStreamInfo_Destroy(info);
     return count;
 }
 
 /* All that the server told so far was read and settled. */
-static bool await_advisories(const char *stream, const char *durable)
+static bool await_advisories(void)
 {
     int64_t limit_ns = clock_deadline_ms(PATIENCE_MS);
+    char durable[64];
     bool quiet = false;
 
+    snprintf(durable, sizeof durable, "mailer@%s@MSG_TERMINATED", stream);
     while (!quiet && clock_mono_ns() < limit_ns) {
         jsConsumerInfo *info = NULL;
         pause_a_little();
-        quiet = js_GetConsumerInfo(&info, other.js, stream, durable, NULL, NULL) == NATS_OK &&
+        quiet = js_GetConsumerInfo(&info, other.js, "freshet_advisories", durable, NULL, NULL) == NATS_OK &&
                 info->NumPending == 0 && info->NumAckPending == 0 && info->Delivered.Consumer > 0;
         jsConsumerInfo_Destroy(info);
     }
@@ -248,9 +254,9 @@ static bool take_one(bool terminate)
     bool good;
 
     jsSubOptions_Init(&options);
-    options.Stream = "ORDERS";
+    options.Stream = stream;
     options.Consumer = "mailer";
-    good = js_PullSubscribe(&subscription, other.js, "orders.v1", NULL, NULL, &options, NULL) == NATS_OK &&
+    good = js_PullSubscribe(&subscription, other.js, subject, NULL, NULL, &options, NULL) == NATS_OK &&
            natsSubscription_Fetch(&list, subscription, 1, 5000, NULL) == NATS_OK && list.Count == 1;
     if (good && terminate)
         good =
@@ -265,7 +271,7 @@ static void lose_one(bool terminate, const char *reason)
     struct reader reader;
     open_reader(&reader, 1, NULL); /* there is a consumer … */
     close_reader(&reader);         /* … and nobody reads it */
-    natsStatus sent = js_Publish(NULL, other.js, "orders.v1", "11", 2, NULL, NULL);
+    natsStatus sent = js_Publish(NULL, other.js, subject, "11", 2, NULL, NULL);
     bool taken = take_one(terminate);
     open_reader(&reader, 1, NULL);
     publish(&reader.process, "orders.events", "k", 12);
@@ -294,30 +300,45 @@ static void test_what_another_client_terminated_is_a_letter(void **state)
     lose_one(true, "terminated by another client");
 }
 
-/* The same with streams of advisories that have names, and after the server lost everything. */
+static bool keeps(const char *name, const char *kind)
+{
+    char only[128];
+
+    snprintf(only, sizeof only, "$JS.EVENT.ADVISORY.CONSUMER.%s.%s.*", kind, stream);
+    return stream_has(name, only, 120);
+}
+
+/* The same with streams of advisories that have names, and after the server lost everything. The default stream goes first,
+ * since two cannot keep the same. */
 static void test_advisories_are_kept_where_it_is_said(void **state)
 {
     (void)state;
     struct reader reader;
-    js_DeleteStream(other.js, "freshet_advisories", NULL, NULL); /* two cannot keep the same */
+    js_DeleteStream(other.js, "freshet_advisories", NULL, NULL);
     nats_next.advisory_stream = "gone_max";
     nats_next.terminated_stream = "gone_term";
     lose_one(true, "terminated by another client");
-    bool named = stream_has("gone_max", "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.ORDERS.*", 120) &&
-                 stream_has("gone_term", "$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.ORDERS.*", 120);
+    bool named = keeps("gone_max", "MAX_DELIVERIES") && keeps("gone_term", "MSG_TERMINATED");
     open_reader(&reader, 1, NULL);
     nats_fixture_halt();
     nats_fixture_forget();
     nats_fixture_resume();
     publish_until_accepted(&reader.process, "orders.events", "k", 13);
     bool came = recorder_await_committed(&reader.recorder, 1);
+    bool again = keeps("gone_max", "MAX_DELIVERIES") && keeps("gone_term", "MSG_TERMINATED");
     close_reader(&reader);
-    js_DeleteStream(other.js, "ORDERS", NULL, NULL);
-    lose_one(true, "terminated by another client");
-    js_DeleteStream(other.js, "gone_max", NULL, NULL);
-    js_DeleteStream(other.js, "gone_term", NULL, NULL);
     assert_true(named);
     assert_true(came);
+    assert_true(again);
+}
+
+/* After that one: the server is as new, but for what it keeps. */
+static void test_a_letter_is_sent_on_a_server_that_is_new(void **state)
+{
+    (void)state;
+    js_DeleteStream(other.js, "gone_max", NULL, NULL);
+    js_DeleteStream(other.js, "gone_term", NULL, NULL);
+    lose_one(true, "terminated by another client");
 }
 
 static void refuse(struct recorder *recorder, struct bus_batch *batch)
@@ -340,7 +361,7 @@ static void test_what_a_handler_refuses_to_the_end_is_one_letter(void **state)
     publish(&reader.process, "orders.events", "k", 22);
     bool came = recorder_await_committed(&reader.recorder, 2), buried = await_letter(1, "21", "never", "1");
     size_t times = recorder_times(&reader.recorder, 21);
-    bool told = await_advisories("freshet_advisories", "mailer@ORDERS@MSG_TERMINATED");
+    bool told = await_advisories();
     close_reader(&reader);
     assert_true(came && buried && told);
     assert_int_equal(times, 3);
@@ -355,17 +376,17 @@ static void refuse_once(struct recorder *recorder, struct bus_batch *batch)
 }
 
 /* What was given back and is ended there never comes: nothing waits behind it for ever, also when nobody kept the advisory. */
-static void wait_for_what_never_comes(bool advisory)
+static void wait_for_what_never_comes(void)
 {
     struct reader reader;
+    char reply[64];
+    snprintf(reply, sizeof reply, "$JS.ACK.%s.mailer.1.1.1.1.0", stream);
     open_reader(&reader, 9, refuse_once);
     publish(&reader.process, "orders.events", "k", 31);
     bool began = recorder_await(&reader.recorder, 1);
     publish(&reader.process, "orders.events", "k", 32);
-    if (!advisory)
-        js_DeleteStream(other.js, "freshet_advisories", NULL, NULL);
     for (int i = 0; i < 20; i++) /* whenever it is there: its deliveries are told apart by nobody */
-        natsConnection_PublishString(other.connection, "$JS.ACK.ORDERS.mailer.1.1.1.1.0", "+TERM");
+        natsConnection_PublishString(other.connection, reply, "+TERM");
     bool goes_on = recorder_await_committed(&reader.recorder, 1) && recorder_times(&reader.recorder, 32) == 1;
     int64_t limit_ns = clock_deadline_ms(PATIENCE_MS);
     while (letters() != 1 && clock_mono_ns() < limit_ns)
@@ -378,13 +399,25 @@ static void wait_for_what_never_comes(bool advisory)
 static void test_nothing_waits_for_ever_for_what_was_ended(void **state)
 {
     (void)state;
-    wait_for_what_never_comes(true);
+    wait_for_what_never_comes();
 }
 
+/* Somebody else has these advisories, for his own purposes. */
 static void test_nothing_waits_for_ever_for_what_was_ended_silently(void **state)
 {
     (void)state;
-    wait_for_what_never_comes(false);
+    const char *all = "$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.>";
+    jsStreamConfig config;
+    jsStreamConfig_Init(&config);
+    config.Name = "ELSEWHERE";
+    config.Subjects = &all;
+    config.SubjectsLen = 1;
+    js_DeleteStream(other.js, "gone_max", NULL, NULL);
+    js_DeleteStream(other.js, "gone_term", NULL, NULL);
+    natsStatus taken = js_AddStream(NULL, other.js, &config, NULL, NULL);
+    wait_for_what_never_comes();
+    js_DeleteStream(other.js, "ELSEWHERE", NULL, NULL);
+    assert_int_equal(taken, NATS_OK);
 }
 
 /* ---- the database ---- */
@@ -392,7 +425,7 @@ static void test_nothing_waits_for_ever_for_what_was_ended_silently(void **state
 static bool sent_once_each(uint64_t count)
 {
     jsConsumerInfo *info = NULL;
-    bool good = js_GetConsumerInfo(&info, other.js, "ORDERS", "mailer", NULL, NULL) == NATS_OK &&
+    bool good = js_GetConsumerInfo(&info, other.js, stream, "mailer", NULL, NULL) == NATS_OK &&
                 info->Delivered.Stream == count && info->Delivered.Consumer == count;
 
     jsConsumerInfo_Destroy(info);
@@ -411,7 +444,7 @@ static void test_a_database_that_is_away_uses_up_no_delivery(void **state)
     pg_fixture_halt();
     for (int i = 20; i < 60; i++)
         publish(&reader.process, "orders.events", "k", i);
-    nanosleep(&(struct timespec){.tv_sec = 4}, NULL);
+    nanosleep(&(struct timespec){.tv_sec = 2, .tv_nsec = 500000000}, NULL);
     pg_fixture_resume();
     bool after = recorder_await_committed(&reader.recorder, 60);
     bool once = sent_once_each(60);
@@ -429,10 +462,11 @@ int nats_run_deliveries(void)
         TEST(test_a_subject_that_another_stream_has_is_refused),
         TEST(test_what_died_with_its_last_delivery_is_a_letter),
         TEST(test_what_another_client_terminated_is_a_letter),
-        TEST(test_advisories_are_kept_where_it_is_said),
         TEST(test_what_a_handler_refuses_to_the_end_is_one_letter),
         TEST(test_nothing_waits_for_ever_for_what_was_ended),
+        TEST(test_advisories_are_kept_where_it_is_said),
         TEST(test_nothing_waits_for_ever_for_what_was_ended_silently),
+        TEST(test_a_letter_is_sent_on_a_server_that_is_new),
         TEST(test_a_database_that_is_away_uses_up_no_delivery),
     };
 #undef TEST
