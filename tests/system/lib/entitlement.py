@@ -3,6 +3,8 @@ import re
 import uuid
 from urllib.parse import quote
 
+from . import on_engines
+
 TOPIC = "entitlement.events"
 ROLE = ["--roles", "entitlement"]
 SCOPES = "entitlement:write entitlement:read"
@@ -60,10 +62,20 @@ def decode(data):
 
 def published(database):
     """[(key, headers, event)] on the bus, in the order of each partition."""
+    if on_engines.IS_ON:
+        from . import nats  # pylint: disable=import-outside-toplevel
+        with nats.Nats(on_engines.engines().nats.address) as client:
+            return [(headers["aggregate_key"], headers, decode(payload))
+                    for _, headers, payload in client.messages(stream(database))]
     rows = database.query("select key, headers, payload from platform.bus_message where topic = %s"
                           " order by partition, message_offset", (TOPIC,))
     return [(bytes(key).decode(), dict(zip(headers[::2], headers[1::2])), decode(bytes(payload)))
             for key, headers, payload in rows]
+
+
+def stream(database):
+    """What on_engines.settings() call it."""
+    return f"{database.name}_entitlement"
 
 
 def versions_published(database, key="demo/u_123/item1"):
