@@ -84,11 +84,11 @@ struct outbox_table {
     const char *extra[OUTBOX_EXTRA_MAX + 1]; /* whatever else the publisher needs, the same; NULL ends it */
     struct outbox_logged logged[OUTBOX_LOGGED_MAX + 1]; /* what tells an event in logs; NULL ends it */
     struct outbox_words words;
-    const char *published, *failed_at;     /* of flags: boolean, timestamptz */
-    const char *published_at, *created_at; /* timestamptz */
-    const char *attempts, *claims;         /* int: failures; claims */
-    const char *claim_id, *locked_by,
-        *locked_until;                        /* uuid, text (HOSTNAME, or the machine's name), timestamptz */
+    const char *published, *failed_at;        /* of flags: boolean, timestamptz */
+    const char *published_at, *created_at;    /* timestamptz */
+    const char *attempts, *claims;            /* int: failures; claims */
+    const char *claim_id, *locked_until;      /* uuid, timestamptz */
+    const char *locked_by;                    /* text: HOSTNAME, or the machine's name */
     const char *locked_at;                    /* timestamptz; NULL = the table has none */
     const char *next_attempt_at, *last_error; /* timestamptz; text, NULL = none */
 };
@@ -101,7 +101,6 @@ struct outbox_settings {
     int64_t keep_ms, cleanup_ms;    /* keep_ms 0 = no retention here: the table's owner sees to it */
 };
 extern const struct setting_row outbox_setting_rows[];
-extern const struct setting_row outbox_delivery_rows[]; /* the same without retention */
 
 /* The pause before attempt + 1: min(max, base·2^(attempt-1))·jitter, at least backoff-min. */
 int64_t outbox_backoff_ms(const struct outbox_settings *settings, int64_t attempt);

@@ -99,6 +99,7 @@ struct outbox {
     struct outbox_claims claims; /* the step's */
     struct str *gauged;          /* upkeep's: event types a gauge was set for; heap */
     size_t gauged_count;
+    int64_t measure_ns; /* upkeep's: no gauges before that */
 
     struct loop_timer timer; /* the loop's */
     int64_t poll_at_ns, upkeep_at_ns;

@@ -117,9 +117,9 @@ static const char gauge_template[] =
 
 /* $1 age in ms, $2 rows at most. Skips what another process is deleting. */
 static const char cleanup_template[] =
-    "DELETE FROM @table e WHERE e.@id = ANY (ARRAY("
-    "    SELECT e.@id FROM @table e WHERE @is_published AND e.@published_at < now() - $1 * interval '1 ms'"
-    "    ORDER BY e.@published_at LIMIT $2 FOR UPDATE SKIP LOCKED)) AND @is_published";
+    "DELETE FROM @table e WHERE e.ctid = ANY (ARRAY("
+    "    SELECT e.ctid FROM @table e WHERE @is_published AND e.@published_at < now() - $1 * interval '1 ms'"
+    "    ORDER BY e.@published_at LIMIT $2 FOR UPDATE SKIP LOCKED))";
 
 /* ---- pieces ---- */
 
