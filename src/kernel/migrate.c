@@ -11,6 +11,7 @@ enum { MIGRATE_TIMEOUT_MS = 10 * 60 * 1000 };
 struct migration_run {
     const struct module *module; /* NULL: those that keep their tables in the store */
     const struct module *const *modules;
+    bool has_platform; /* its tables were migrated as another's */
     int exit_status;
 };
 
@@ -39,7 +40,7 @@ static void migrate_database(const struct db_target *target, void *arg)
     struct error error = {0};
     struct db_pool *pool = NULL;
     enum status status = db_pool_create(target, &pool, &error);
-    if (status == STATUS_OK)
+    if (status == STATUS_OK && !run->has_platform)
         status = migrate_schema(pool, "platform", platform_migrations, &error);
     for (const struct module *const *at = run->modules; *at && status == STATUS_OK; at++)
         if (is_in(run, *at))
@@ -55,7 +56,8 @@ static void migrate_database(const struct db_target *target, void *arg)
 /* The store; without a database for it there is nothing to say, since no role that needs one can start. */
 static int migrate_store(struct config *config, const struct module *const *modules)
 {
-    struct migration_run run = {.modules = modules};
+    const struct kernel_postgres *own = config_section(config, "postgres");
+    struct migration_run run = {.modules = modules, .has_platform = !own->url.len};
     struct db_target target;
     bool is_kept = false;
     for (const struct module *const *at = modules; *at; at++)
