@@ -3,7 +3,9 @@ import json
 import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import unquote
 
+from . import nats, on_engines
 from .wire import Client
 
 PATH = "/api/v1/items"
@@ -56,10 +58,14 @@ def effects(database, sku, tenant="demo"):
         {"t": tenant, "s": sku})[0]
 
 
-def told(database, sku=None):
-    """[(key, headers, body)] of the topic in PostgreSQL."""
-    rows = database.query("select key, headers, payload from platform.bus_message where topic = 'intake.events'"
-                          " order by partition, message_offset")
-    found = [(bytes(key).decode(), dict(zip(headers[::2], headers[1::2])), json.loads(bytes(payload)))
-             for key, headers, payload in rows]
-    return [row for row in found if sku is None or row[2]["item"]["sku"] == sku]
+def told(database, sku):
+    """[(key, headers, event)] of the topic that tell of this item, in the order of each partition."""
+    if on_engines.IS_ON:
+        with nats.Nats(on_engines.engines().nats.address) as client:
+            found = [(unquote(headers["aggregate_key"]), {name: unquote(value) for name, value in headers.items()}, payload)
+                     for _, headers, payload in client.messages("intake_events")]  # there '%' is written %25
+    else:
+        rows = database.query("select key, headers, payload from platform.bus_message where topic = 'intake.events'"
+                              " order by partition, message_offset")
+        found = [(bytes(key).decode(), dict(zip(headers[::2], headers[1::2])), bytes(payload)) for key, headers, payload in rows]
+    return [(key, headers, event) for key, headers, payload in found if (event := json.loads(payload))["item"]["sku"] == sku]
