@@ -54,7 +54,7 @@ def test_a_pod_that_starts_while_postgresql_is_down_says_so_and_comes_up_by_itse
     own_postgres.start()
     eventually(server.is_ready)
     assert client.get(item_path("D", "a")).status == 200
-    assert client.get(path("E", "/version")).status == 200
+    eventually(lambda: client.get(path("E", "/version")).status == 200)  # a first read, with 300 ms for it
     assert server.logs(event="database_available")
     assert len(server.logs(event="database_unavailable")) == 1
 
