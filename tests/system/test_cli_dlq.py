@@ -8,11 +8,10 @@ import pytest
 
 from lib.config import base_config, to_yaml
 from lib.freshet import run
-from lib.notification import (ROLE, Receiver, audit, dead_deliveries, encode, event, letters, publish, rows, statuses,
-                              webhook)
+from lib.notification import (ROLE, Receiver, audit, break_sku, dead_deliveries, encode, event, letters, mend_sku, publish,
+                              rows, statuses, webhook)
 from lib.refdata import module_refdata_db  # noqa: F401
 from lib.wait import eventually
-from test_notification_faults import break_sku, mend_sku
 
 
 @pytest.fixture(scope="module")

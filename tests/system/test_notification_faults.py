@@ -1,24 +1,11 @@
 """N1, N2, N4: the database away, a handler that keeps failing, several processes, and what goes when it is old."""
 import pytest
 
-from lib.notification import FAST, ROLE, event, letters, publish, rows, statuses
+from lib.notification import FAST, ROLE, break_sku, event, letters, publish, rows, statuses
 from lib.refdata import module_refdata_db, own_refdata_db, refdata_db  # noqa: F401
 from lib.wait import eventually
 
 PATIENT = {**FAST, "notification": {**FAST["notification"], "nats": {"max-deliver": 3}}}
-
-
-def break_sku(database, sku):
-    """The database refuses this one, as long as the trigger is there."""
-    database.query(f"""
-        create function public.refuse_{sku}() returns trigger language plpgsql as
-            $$ begin raise exception 'no room for %', new.stock_keeping_unit; end $$;
-        create trigger refuse_{sku} before insert on notification.notifications
-            for each row when (new.stock_keeping_unit = '{sku}') execute function public.refuse_{sku}()""")
-
-
-def mend_sku(database, sku):
-    database.query(f"drop trigger refuse_{sku} on notification.notifications; drop function public.refuse_{sku}()")
 
 
 def test_n2_deliveries_used_up_are_a_dead_letter_and_the_rest_goes_on(serve, refdata_db):  # noqa: F811

@@ -9,6 +9,7 @@ import uuid
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import quote
 
+from . import nats, on_engines
 from .wait import eventually
 
 TOPIC = "entitlement.events"
@@ -57,13 +58,30 @@ def message(fields, **headers):
 
 
 def publish(database, *messages, partition=0):
-    """Messages (key, headers, payload), or fields of events, in one commit to one partition."""
+    """Messages (key, headers, payload), or fields of events, in one commit to one partition; or to JetStream."""
+    if on_engines.IS_ON:
+        _publish_to_nats(database, [message(each) if isinstance(each, dict) else each for each in messages])
+        return
     eventually(lambda: database.value("select count(*) from platform.bus_partition where topic = %s", (TOPIC,)))
     rows = [message(each) if isinstance(each, dict) else each for each in messages]
     headers = [[text for pair in head.items() for text in pair] for _, head, _ in rows]
     literals = ["{" + ",".join(json.dumps(text, ensure_ascii=False) for text in head) + "}" for head in headers]
     database.query("select platform.bus_publish(array[%s], array[%s], array[%s], %s::bytea[], %s::text[], %s::bytea[])",
                    (TOPIC, partition, len(rows), [row[0] for row in rows], literals, [row[2] for row in rows]))
+
+
+def _publish_to_nats(database, messages):
+    name = f"{database.name}_entitlement"
+    with nats.Nats(on_engines.engines().nats.address) as client:
+        def there():
+            try:
+                return client.stream(name)
+            except nats.Refused:
+                return None
+        eventually(there)
+        for _, headers, payload in messages:
+            client.publish(f"{database.name}.entitlement", payload,
+                           {"Nats-Msg-Id" if header == "event-id" else header: value for header, value in headers.items()})
 
 
 # ---- what became of them ----
@@ -96,6 +114,21 @@ def dead_deliveries(database, user):
 
 def audit(database):
     return [row for row, in database.query("select to_jsonb(a) from notification.dlq_audit a order by audit_id")]
+
+
+# ---- a handler that fails ----
+
+def break_sku(database, sku):
+    """The database refuses this one, as long as the trigger is there."""
+    database.query(f"""
+        create function public.refuse_{sku}() returns trigger language plpgsql as
+            $$ begin raise exception 'no room for %', new.stock_keeping_unit; end $$;
+        create trigger refuse_{sku} before insert on notification.notifications
+            for each row when (new.stock_keeping_unit = '{sku}') execute function public.refuse_{sku}()""")
+
+
+def mend_sku(database, sku):
+    database.query(f"drop trigger refuse_{sku} on notification.notifications; drop function public.refuse_{sku}()")
 
 
 # ---- a receiver of webhooks ----
