@@ -224,7 +224,8 @@ static void keep(struct nats_slot *slot)
 
     pthread_mutex_lock(&nats->lock);
     bool held = slot->state != SLOT_AWAY, over = asked_ns >= slot->lease_until_ns;
-    bool ours = is_ours(slot->reader, slot->partition), stuck = is_stuck(slot);
+    /* While the database is away nobody could do better, and each message that changes hands loses a delivery. */
+    bool ours = is_ours(slot->reader, slot->partition) || (held && slot->is_out), stuck = is_stuck(slot);
     bool due = asked_ns > slot->lease_until_ns - nats->lease_ns / 2, give_up = slot->give_up;
     pthread_mutex_unlock(&nats->lock);
     if (!held) {
