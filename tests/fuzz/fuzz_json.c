@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "base/json.h"
+#include "base/json_texts.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -63,6 +64,30 @@ static void check_value(const struct json_value *value, struct arena *arena)
     (void)json_has_duplicates(value, arena);
 }
 
+/* As a body of which one member is a text: what is kept of the rest is a body again. */
+static void check_texts(struct str body, struct arena *arena)
+{
+    static const struct json_text rows[] = {{"a", 0, 100, .is_plain = true}, {.name = NULL}};
+    struct str text, again;
+    struct buf others = {0}, out = {0}, more = {0};
+    struct error error;
+
+    if (json_texts_read(body, rows, &text, &others, arena, &error) == STATUS_OK) {
+        check(!json_has_nul_escape(buf_str(&others)) && text.len <= 400);
+        buf_put_str(&out, STR("{\"a\":"));
+        json_put_string(&out, text);
+        buf_put_str(&out, buf_str(&others));
+        buf_put_char(&out, '}');
+        check(json_texts_read(buf_str(&out), rows, &again, &more, arena, &error) == STATUS_OK);
+        check(str_eq(text, again) && str_eq(buf_str(&others), buf_str(&more)));
+    } else {
+        check(error.status == STATUS_BAD_REQUEST);
+    }
+    buf_deinit(&others);
+    buf_deinit(&out);
+    buf_deinit(&more);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct str text = str_of((const char *)data, size);
@@ -77,6 +102,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     } else {
         check(error.status == STATUS_BAD_REQUEST);
     }
+    check_texts(text, &arena);
     arena_deinit(&arena);
     return 0;
 }
