@@ -91,6 +91,7 @@ def storm(servers, bearer, *, threads, changes, user, skus=1):
     return versions
 
 
+@pytest.mark.tsan
 def test_e2_o3_a_storm_of_two_processes_leaves_no_hole_and_all_tables_agree(serve, refdata_db, token):  # noqa: F811
     """Versions 1, 2, 3 … per (user, sku); audit, outbox and bus agree to the last row, in order."""
     servers = [serve(refdata_db, FAST, args=ROLE) for _ in range(2)]
@@ -120,6 +121,29 @@ def test_i3_twins_of_one_grant_have_one_effect_and_one_answer(serve, refdata_db,
     assert sorted("idempotency-replayed" in answer.headers for answer in answers) == [False] + [True] * 23
     eventually(lambda: live(refdata_db) == 0)
     assert agree(refdata_db) == 1
+
+
+# ---- keys that have expired ----
+
+def test_i6_an_expired_key_is_new_again_and_only_expired_ones_are_deleted(serve, refdata_db, token):  # noqa: F811
+    """Expired at the very moment of expires_at; replays do not prolong it; the count is logged."""
+    server = serve(refdata_db, {"entitlement": {"idempotency": {"cleanup-interval": "50ms"}}}, args=ROLE)
+    with server.client(token("demo", subject="shop", scope=SCOPES)) as client:
+        grant(client, key="old"), grant(client, "u_2", key="young")
+        expiry = "select expires_at, expires_at - created_at = interval '24 hours' from entitlement.idempotency_keys" \
+                 " where idempotency_key = 'young'"
+        before = refdata_db.query(expiry)
+        assert before[0][1] and grant(client, "u_2", key="young").headers["idempotency-replayed"] == "true"
+        assert refdata_db.query(expiry) == before
+        refdata_db.query("update entitlement.idempotency_keys set expires_at = now() where idempotency_key = 'old'")
+        answer = grant(client, key="old")
+        assert (answer.status, answer.code) == (409, "ENTITLEMENT_STATE_CONFLICT")  # a request like any other, and stored again
+        assert "idempotency-replayed" not in answer.headers
+        refdata_db.query("update entitlement.idempotency_keys set expires_at = now() where idempotency_key = 'old'")
+        keys = "select idempotency_key from entitlement.idempotency_keys"
+        eventually(lambda: refdata_db.query(keys) == [("young",)])
+    cleaned = 'idempotency_cleanup_count_total{table="entitlement.idempotency_keys"}'
+    assert eventually(lambda: server.metrics().get(cleaned)) in (1, 2)  # it may have been quicker than the second grant
 
 
 # ---- poison ----
