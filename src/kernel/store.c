@@ -1,5 +1,4 @@
-/* The store's life: a pool that opens nothing by itself, a look that is repeated until the schema stands, and from then on
- * once a second whether PostgreSQL answers, so that a process nobody asks anything of knows when it is back.
+/* The store's life. It opens nothing by itself: look.c finds PostgreSQL, and tells the modules when all stands.
  *
  * The end, in this order, each step while what it needs still works:
  *   1. no look and no retention from now on, and the clock of the grace runs: when it is over, whatever waits for PostgreSQL
@@ -15,20 +14,12 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "base/hash.h"
-#include "base/log.h"
 #include "base/memory.h"
-#include "bus/bus_postgres.h"
 #include "kernel/kernel_inside.h"
 #include "kernel/store_inside.h"
 
 enum {
-    OWN_THREADS = 8, /* beside handlers of events: outboxes, deliveries, retention, the look */
-    LOOK_MS = 1000,
-    PAUSE_MIN_MS = 100,
-    PAUSE_MAX_MS = 2000,
-    LOOK_TIMEOUT_MS = 3000,
-    MIGRATE_TIMEOUT_MS = 120000,
+    OWN_THREADS = 12, /* beside handlers of events: four outboxes with two jobs each, retention, upkeep */
     GRACE_MS = 3000,
     GRACE_MIN_MS = 200,
     HOST_BYTES = 256,
@@ -105,8 +96,7 @@ bool kernel_store_is_ready(const struct kernel *kernel)
 
 bool kernel_store_is_up(const struct kernel *kernel)
 {
-    return kernel_store_is_ready(kernel) && atomic_load(&kernel->store->reachable) &&
-           db_pool_is_up(kernel->store->pool);
+    return kernel_store_is_ready(kernel) && atomic_load(&kernel->store->reachable);
 }
 
 struct bus *kernel_events(struct kernel *kernel)
@@ -138,123 +128,6 @@ const char *kernel_host_name(void)
     return host_name;
 }
 
-/* ---- a look, on a worker ---- */
-
-static enum status prepare_schema(struct kernel_store *store, const char *module,
-                                  const struct db_migration *migrations)
-{
-    int64_t deadline_ns = clock_deadline_ms(MIGRATE_TIMEOUT_MS);
-    unsigned applied = 0, missing = 0;
-    if (kernel_migrates(store->kernel)) {
-        enum status status =
-            db_migrate(store->pool, module, migrations, deadline_ns, &applied, &store->error);
-        if (status == STATUS_OK && applied)
-            log_info("schema_migrated", LOG_CSTR("database", store->target.name), LOG_CSTR("module", module),
-                     LOG_INT("applied", applied));
-        return status;
-    }
-    enum status status =
-        db_migrate_check(store->pool, module, migrations, deadline_ns, &missing, &store->error);
-    if (status == STATUS_OK && missing)
-        return error_set(&store->error, STATUS_CONFIG,
-                         "migration %u of %s is not applied: run `freshet migrate`", missing, module);
-    return status;
-}
-
-/* Of all modules, whichever roles run here: any other process finds what it needs. */
-static enum status prepare(struct kernel_store *store)
-{
-    enum status status = prepare_schema(store, "platform", platform_migrations);
-    for (const struct module *const *at = store->kernel->options.modules; *at && status == STATUS_OK; at++)
-        if ((*at)->keeps_store && (*at)->migrations)
-            status = prepare_schema(store, (*at)->name, (*at)->migrations);
-    return status;
-}
-
-static enum status ask(struct kernel_store *store)
-{
-    int64_t deadline_ns = clock_deadline_ms(LOOK_TIMEOUT_MS);
-    struct db_conn *conn = NULL;
-    struct db_statement statement;
-    db_statement_init(&statement, "select 1", 0, NULL);
-    enum status status = db_acquire(store->pool, deadline_ns, &conn, &store->error);
-    if (status == STATUS_OK)
-        status = db_exec(conn, &statement, NULL, deadline_ns, NULL, &store->error);
-    db_release(conn);
-    return status;
-}
-
-static void run_look(struct worker_job *job)
-{
-    struct kernel_store *store = (struct kernel_store *)((char *)job - offsetof(struct kernel_store, job));
-    store->status = store->stands ? ask(store) : prepare(store);
-    store->stands |= store->status == STATUS_OK;
-}
-
-/* ---- back on the home loop ---- */
-
-static void on_due(struct loop_timer *timer);
-
-static void look_again(struct kernel_store *store)
-{
-    int64_t pause_ms = LOOK_MS;
-    if (store->status == STATUS_OK) {
-        store->pause_ms = PAUSE_MIN_MS;
-    } else {
-        pause_ms = store->pause_ms / 2 + (int64_t)(random_u64() % (uint64_t)store->pause_ms);
-        store->pause_ms = store->pause_ms * 2 < PAUSE_MAX_MS ? store->pause_ms * 2 : PAUSE_MAX_MS;
-    }
-    loop_timer_start(store->home, &store->look, clock_deadline_ms(pause_ms), on_due);
-}
-
-/* Said when it begins, when the reason is another, and when it is over. */
-static void tell(struct kernel_store *store)
-{
-    bool failed = store->status != STATUS_OK;
-    bool is_known = strcmp(store->told, store->error.message) == 0;
-    snprintf(store->told, sizeof store->told, "%s", store->error.message);
-    if (failed && !is_known)
-        log_error("store_unavailable", LOG_CSTR("address", db_pool_address(store->pool)),
-                  LOG_ERROR_FIELDS(&store->error));
-    if (!failed && !is_known)
-        log_info("store_available", LOG_CSTR("address", db_pool_address(store->pool)));
-}
-
-static void tell_modules(struct kernel_store *store)
-{
-    struct kernel *kernel = store->kernel;
-    for (size_t i = 0; i < kernel->module_count; i++)
-        if (kernel->modules[i].started && kernel->modules[i].module->on_store)
-            kernel->modules[i].module->on_store(kernel->modules[i].state);
-    atomic_store(&store->ready, true);
-    log_info("store_ready", LOG_CSTR("address", db_pool_address(store->pool)));
-}
-
-static void look_done(struct worker_job *job)
-{
-    struct kernel_store *store = (struct kernel_store *)((char *)job - offsetof(struct kernel_store, job));
-    bool opens = store->status == STATUS_OK && !atomic_load(&store->ready);
-    if (job->cancelled || store->stopping)
-        return;
-    if (opens)
-        store->status = kernel_events_open(store, &store->error);
-    tell(store);
-    atomic_store(&store->reachable, store->status == STATUS_OK);
-    if (opens && store->status == STATUS_OK)
-        tell_modules(store);
-    atomic_store(&store->looked, true);
-    look_again(store);
-}
-
-static void on_due(struct loop_timer *timer)
-{
-    struct kernel_store *store = (struct kernel_store *)((char *)timer - offsetof(struct kernel_store, look));
-    store->error = (struct error){0};
-    store->job = (struct worker_job){.loop = store->home, .run = run_look, .done = look_done};
-    if (!worker_pool_submit(store->workers, &store->job))
-        log_error("store_not_looked_at"); /* the queue has no bound: only a pool that stopped refuses */
-}
-
 /* ---- life ---- */
 
 static bool is_wanted(const struct kernel *kernel)
@@ -274,33 +147,39 @@ static void copy_target(struct kernel_store *store, const struct db_target *targ
     store->target.password = arena_str(&store->arena, target->password);
 }
 
+static enum status create_pools(struct kernel_store *store, struct error *error)
+{
+    struct db_target look = store->target;
+    look.name = "store-look";
+    look.connections_max = 1;
+    enum status status = db_pool_create(&store->target, &store->pool, error);
+    if (status == STATUS_OK)
+        status = db_pool_create(&look, &store->look_pool, error);
+    return status == STATUS_OK ? status : error_context(error, "postgres");
+}
+
 enum status kernel_store_create(struct kernel *kernel, struct error *error)
 {
     struct db_target target;
-    struct db_pool *pool = NULL;
     if (!is_wanted(kernel))
         return STATUS_OK;
     if (!kernel_store_find(kernel->config, kernel->options.modules, &target))
         return error_set_field(error, STATUS_CONFIG, "postgres.jdbcUrl",
                                "these roles keep tables of their own: say in which PostgreSQL");
-    enum status status = db_pool_create(&target, &pool, error);
-    if (status != STATUS_OK)
-        return error_context(error, "postgres");
     struct kernel_store *store = kernel->store = memory_zalloc(sizeof *store);
     arena_init(&store->arena, 1024);
     copy_target(store, &target);
     store->kernel = kernel;
-    store->pool = pool;
     store->home = loop_group_loop(kernel->loops, 0);
     store->workers = worker_pool_create("store", kernel_events_handlers(kernel) + OWN_THREADS, SIZE_MAX);
-    store->pause_ms = PAUSE_MIN_MS;
-    return STATUS_OK;
+    store->looker = worker_pool_create("store-look", 1, 1);
+    return create_pools(store, error);
 }
 
 void kernel_store_start(struct kernel *kernel)
 {
     if (kernel->store)
-        loop_timer_start(kernel->store->home, &kernel->store->look, clock_mono_ns(), on_due);
+        kernel_look_start(kernel->store);
 }
 
 /* ---- the end ---- */
@@ -334,12 +213,20 @@ static void call_home(struct kernel_store *store, void (*fn)(struct kernel_store
     sem_destroy(&call.done);
 }
 
+static void interrupt_pools(struct kernel_store *store)
+{
+    if (store->pool)
+        db_pool_interrupt(store->pool);
+    if (store->look_pool)
+        db_pool_interrupt(store->look_pool);
+}
+
 static void on_grace_over(struct loop_timer *timer)
 {
     struct kernel_store *store =
         (struct kernel_store *)((char *)timer - offsetof(struct kernel_store, grace));
     struct bus *events = atomic_load(&store->events);
-    db_pool_interrupt(store->pool);
+    interrupt_pools(store);
     if (events)
         bus_interrupt(events);
 }
@@ -350,8 +237,8 @@ static void begin_stop(struct kernel_store *store)
     loop_timer_stop(store->home, &store->look);
     kernel_retention_stop(store);
     loop_timer_start(store->home, &store->grace, store->stop_deadline_ns, on_grace_over);
-    if (!atomic_load(&store->ready)) /* nobody but the look uses it yet */
-        db_pool_interrupt(store->pool);
+    if (store->look_pool)
+        db_pool_interrupt(store->look_pool);
 }
 
 static void end_grace(struct kernel_store *store)
@@ -377,8 +264,9 @@ void kernel_store_finish_stop(struct kernel *kernel)
         return;
     if (events)
         bus_stop(events, kernel_stop_grace_ms(kernel));
-    db_pool_interrupt(store->pool);
+    interrupt_pools(store);
     worker_pool_stop(store->workers);
+    worker_pool_stop(store->looker);
     call_home(store, end_grace); /* behind whatever the workers posted */
 }
 
@@ -390,7 +278,9 @@ void kernel_store_destroy(struct kernel *kernel)
     bus_destroy(kernel_events(kernel));
     kernel_retention_destroy(store);
     worker_pool_destroy(store->workers);
+    worker_pool_destroy(store->looker);
     db_pool_destroy(store->pool);
+    db_pool_destroy(store->look_pool);
     arena_deinit(&store->arena);
     free(store);
     kernel->store = NULL;

@@ -1,4 +1,4 @@
-/* The store's own layout, for store.c, events.c and retention.c only. Everything but the atomics belongs to the home loop. */
+/* The store's own layout, for store.c, look.c, events.c and retention.c only. Everything but the atomics belongs to the home loop. */
 #ifndef FRESHET_KERNEL_STORE_INSIDE_H
 #define FRESHET_KERNEL_STORE_INSIDE_H
 
@@ -18,7 +18,10 @@ struct kernel_store {
     struct retention *rules; /* retention.c */
     _Atomic(struct bus *) events;
 
-    /* Looking: first until the schema stands, then whether PostgreSQL answers. */
+    /* Looking: first until the schema stands, then whether PostgreSQL answers. By a thread and a connection of its own: what
+     * waits for a busy database must not look like a dead one. */
+    struct db_pool *look_pool;
+    struct worker_pool *looker;
     struct loop_timer look;
     struct worker_job job;
     bool stands; /* the schema does */
@@ -33,6 +36,9 @@ struct kernel_store {
     int64_t stop_deadline_ns;
     struct loop_timer grace;
 };
+
+/* ---- look.c: before the loops run ---- */
+void kernel_look_start(struct kernel_store *store);
 
 /* ---- events.c: on the home loop ---- */
 /* Opens the bus, has modules subscribe, starts it. Nothing is left behind by a failure. */
