@@ -192,7 +192,6 @@ static void on_timeout(struct http_request *request, void *context)
     struct error error;
 
     give_up(context);
-
     error_set(&error, STATUS_IDEMPOTENCY_KEY_PROCESSING, "%s",
               status_message(STATUS_IDEMPOTENCY_KEY_PROCESSING));
     idempotency_count(request->route, IDEMPOTENCY_COLLISION);
