@@ -242,6 +242,13 @@ class Nats(Engine):
         return ["nats-server", "--addr", "127.0.0.1", "--port", str(self.port), "--http_port", str(self.monitor_port),
                 "--jetstream", "--store_dir", str(self.data)]
 
+    def lose_data(self):
+        """It dies, and comes back with nothing."""
+        self.kill()
+        shutil.rmtree(self.data)
+        self.data.mkdir()
+        return self.start()
+
     def answers(self):
         return subprocess.run(["curl", "-fs", "-m", "2", f"http://127.0.0.1:{self.monitor_port}/healthz"],
                               capture_output=True, check=False).returncode == 0
