@@ -8,7 +8,7 @@
 #include "base/log.h"
 #include "modules/entitlement/entitlement.h"
 
-enum { DAY_MS = 24 * 3600 * 1000, AGAIN_MS = 60 * 1000, STATEMENT_MS = 10000 };
+enum { DAY_MS = 24 * 3600 * 1000, AGAIN_MS = 10 * 60 * 1000, STATEMENT_MS = 10000 };
 
 struct metric_family entitlement_audit_family = {
     .name = "entitlement_audit_upkeep_failures_total",
