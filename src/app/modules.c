@@ -2,14 +2,10 @@
 #include "app/modules.h"
 
 #include "modules/entitlement/entitlement.h"
-#include "modules/notification/notification.h"
 #include "modules/intake/intake.h"
+#include "modules/notification/notification.h"
 #include "modules/refdata/refdata.h"
 
 const struct module *const app_modules[] = {
-    &refdata_module,
-    &intake_module,
-    &entitlement_module,
-    &notification_module,
-    NULL,
+    &refdata_module, &intake_module, &entitlement_module, &notification_module, NULL,
 };
