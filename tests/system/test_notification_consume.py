@@ -72,6 +72,7 @@ BAD = {
     "an odd tenant": encode(**event("bad", tenant_id="a/b")),
     "no user": encode(**event("")),
     "a long user": encode(**event("u" * 1025)),
+    "a hidden text": encode(**event("bad\0worse")),
     "no text": encode(**event(b"\xff\xfe")),
     "no sku": encode(**event("bad", "")),
     "no time": encode(**event("bad", occurred_at="yesterday")),

@@ -133,13 +133,14 @@ static void log_terminated(const struct bus_batch *batch, size_t settled)
                       LOG_CSTR("reason", batch->verdicts[i].reason));
 }
 
-static void log_created(const struct memo *memo)
+static void log_handled(const struct memo *memo)
 {
     int64_t now_us = clock_unix_us();
     for (size_t i = 0; i < memo->count; i++) {
         const struct notification_event *event = &memo->events[i];
-        notification_observe_lag((double)(now_us - event->occurred_us) / 1e6);
-        log_debug("notification_created", LOG_CSTR("eventId", event->event_id),
+        if (memo->created == (int64_t)memo->count) /* what comes again would say how old it is */
+            notification_observe_lag((double)(now_us - event->occurred_us) / 1e6);
+        log_debug("notification_event_handled", LOG_CSTR("eventId", event->event_id),
                   LOG_CSTR("notificationId", event->notification_id), LOG_STR("tenantId", event->tenant),
                   LOG_INT("version", event->version));
     }
@@ -159,7 +160,7 @@ static void on_committed(void *context, const struct bus_batch *batch, size_t se
     notification_count_events(NOTIFICATION_TERMINATED, memo->terminated);
     if (memo->terminated)
         log_terminated(batch, settled);
-    log_created(memo);
+    log_handled(memo);
     free_memo(memo);
 }
 

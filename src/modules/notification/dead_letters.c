@@ -13,7 +13,6 @@
 enum { BATCH_MAX = 50 };
 
 #define DEAD_PREFIX "dlq-" /* headers that are the bus's own */
-#define DEAD_DELIVERIES "dlq-deliveries"
 
 /* $1: [{"topic": …}, …], $2 their keys, $3 their payloads. */
 static const char store_sql[] =
@@ -86,7 +85,8 @@ static void put_letter(const struct notification *notification, const struct bus
     json_put_member_str(json, "group", group);
     json_put_member_str(json, "kind", is_terminated ? STR("terminated") : STR("max_deliver"));
     int64_t deliveries = is_terminated ? 1 : notification->settings->nats.max_deliver;
-    json_put_member_i64(json, "deliveries", number_of(letter, DEAD_DELIVERIES, 1, deliveries) % INT32_MAX);
+    json_put_member_i64(json, "deliveries",
+                        number_of(letter, BUS_HEADER_DEAD_DELIVERIES, 1, deliveries) % INT32_MAX);
     json_put_member_str(json, "reason", reason.len ? reason : STR("nobody said why"));
     put_if_there(json, "tenant_id", letter, "tenant_id");
     put_if_there(json, "event_id", letter, BUS_HEADER_EVENT_ID);

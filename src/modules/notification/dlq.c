@@ -19,40 +19,46 @@
 
 /* ---- looking ---- */
 
+/* A line is a line, and a terminal no place for what a stranger wrote. */
+#define PLAIN(text) "regexp_replace(" text ", '[[:cntrl:]]', ' ', 'g')"
+
 /* $6 ids of deliveries, $7 rows at most. */
-static const char list_sql[] =
-    "SELECT id, kind, status, tenant_id, event_id, event_type, deliveries, age, reason FROM ("
-    "    SELECT d.dlq_id::text AS id, d.kind, d.status, d.tenant_id, d.event_id, d.event_type, d.deliveries,"
-    "           " AGE " AS age, d.reason, d.created_at"
-    "    FROM notification.notification_nats_dlq d WHERE" MESSAGES_SELECTED "  UNION ALL"
-    "    SELECT d.notification_id::text, 'delivery', d.status, d.tenant_id, d.event_id::text, d.event_type,"
-    "           d.attempt_count, " AGE ", d.last_error, d.created_at"
-    "    FROM notification.notification_dlq d WHERE ($2::text IS NULL OR $2 = 'delivery')"
-    "     AND ($6::text[] IS NULL OR d.notification_id = ANY ($6::text[]::uuid[]))"
-    "     AND ($3::text IS NULL OR position($3 IN coalesce(d.last_error, '')) > 0)"
-    "     AND ($4::text IS NULL OR d.tenant_id = $4) AND ($5::text IS NULL OR d.status = $5)) l"
-    " ORDER BY created_at, id LIMIT $7";
+static const char list_sql[] = "SELECT id, kind, status, " PLAIN("tenant_id") ", " PLAIN("event_id") ", " PLAIN(
+    "event_type") ","
+                  "       deliveries, age, " PLAIN(
+                      "reason") " FROM ("
+                                "    SELECT d.dlq_id::text AS id, d.kind, d.status, d.tenant_id, d.event_id, d.event_type, d.deliveries,"
+                                "           " AGE " AS age, d.reason, d.created_at"
+                                "    FROM notification.notification_nats_dlq d WHERE" MESSAGES_SELECTED
+                                "  UNION ALL"
+                                "    SELECT d.notification_id::text, 'delivery', d.status, d.tenant_id, d.event_id::text, d.event_type,"
+                                "           d.attempt_count, " AGE ", d.last_error, d.created_at"
+                                "    FROM notification.notification_dlq d WHERE ($2::text IS NULL OR $2 = 'delivery')"
+                                "     AND ($6::text[] IS NULL OR d.notification_id = ANY ($6::text[]::uuid[]))"
+                                "     AND ($3::text IS NULL OR position($3 IN coalesce(d.last_error, '')) > 0)"
+                                "     AND ($4::text IS NULL OR d.tenant_id = $4) AND ($5::text IS NULL OR d.status = $5)) l"
+                                " ORDER BY created_at, id LIMIT $7";
 
-static const char show_message_sql[] =
-    "SELECT v.name, v.value FROM notification.notification_nats_dlq d, LATERAL (VALUES"
-    "    ('id', d.dlq_id::text), ('kind', d.kind), ('status', d.status), ('reason', d.reason),"
-    "    ('stream', d.stream), ('topic', d.topic), ('partition', d.partition::text),"
-    "    ('stream_seq', d.stream_seq::text), ('group', d.group_name), ('deliveries', d.deliveries::text),"
-    "    ('tenant_id', d.tenant_id), ('event_id', d.event_id), ('event_type', d.event_type),"
-    "    ('created_at', d.created_at::text), ('decided_at', d.decided_at::text), ('requeued_at', d.requeued_at::text),"
-    "    ('requeue_error', d.last_error), ('headers', d.headers::text),"
-    "    ('key_base64', replace(encode(d.message_key, 'base64'), E'\\n', '')),"
-    "    ('payload_base64', replace(encode(d.payload, 'base64'), E'\\n', ''))) AS v (name, value)"
-    " WHERE d.dlq_id = $1::text::bigint AND v.value IS NOT NULL";
+static const char show_message_sql[] = "SELECT v.name, " PLAIN(
+    "v.value") " FROM notification.notification_nats_dlq d, LATERAL (VALUES"
+               "    ('id', d.dlq_id::text), ('kind', d.kind), ('status', d.status), ('reason', d.reason),"
+               "    ('stream', d.stream), ('topic', d.topic), ('partition', d.partition::text),"
+               "    ('stream_seq', d.stream_seq::text), ('group', d.group_name), ('deliveries', d.deliveries::text),"
+               "    ('tenant_id', d.tenant_id), ('event_id', d.event_id), ('event_type', d.event_type),"
+               "    ('created_at', d.created_at::text), ('decided_at', d.decided_at::text), ('requeued_at', d.requeued_at::text),"
+               "    ('requeue_error', d.last_error), ('headers', d.headers::text),"
+               "    ('key_base64', replace(encode(d.message_key, 'base64'), E'\\n', '')),"
+               "    ('payload_base64', replace(encode(d.payload, 'base64'), E'\\n', ''))) AS v (name, value)"
+               " WHERE d.dlq_id = $1::text::bigint AND v.value IS NOT NULL";
 
-static const char show_delivery_sql[] =
-    "SELECT v.name, v.value FROM notification.notification_dlq d, LATERAL (VALUES"
-    "    ('id', d.notification_id::text), ('kind', 'delivery'), ('status', d.status), ('reason', d.last_error),"
-    "    ('attempts', d.attempt_count::text), ('tenant_id', d.tenant_id), ('event_id', d.event_id::text),"
-    "    ('event_type', d.event_type), ('user_id', d.user_id), ('stock_keeping_unit', d.stock_keeping_unit),"
-    "    ('created_at', d.created_at::text), ('decided_at', d.decided_at::text),"
-    "    ('payload_json', d.payload_json::text)) AS v (name, value)"
-    " WHERE d.notification_id = $1::text::uuid AND v.value IS NOT NULL";
+static const char show_delivery_sql[] = "SELECT v.name, " PLAIN(
+    "v.value") " FROM notification.notification_dlq d, LATERAL (VALUES"
+               "    ('id', d.notification_id::text), ('kind', 'delivery'), ('status', d.status), ('reason', d.last_error),"
+               "    ('attempts', d.attempt_count::text), ('tenant_id', d.tenant_id), ('event_id', d.event_id::text),"
+               "    ('event_type', d.event_type), ('user_id', d.user_id), ('stock_keeping_unit', d.stock_keeping_unit),"
+               "    ('created_at', d.created_at::text), ('decided_at', d.decided_at::text),"
+               "    ('payload_json', d.payload_json::text)) AS v (name, value)"
+               " WHERE d.notification_id = $1::text::uuid AND v.value IS NOT NULL";
 
 enum status notification_dlq_list(struct db_conn *conn, const struct notification_dlq_selection *selection,
                                   int64_t deadline_ns, struct db_result **rows, struct error *error)

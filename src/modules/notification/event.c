@@ -51,6 +51,13 @@ static const char *read_fields(const proto_event *raw, struct arena *arena, stru
     return NULL;
 }
 
+/* Texts end at a NUL here: one inside would cut off what is behind it, which is then missing when it is packed again. */
+static bool has_hidden_text(const proto_event *raw, struct str payload)
+{
+    return memchr(payload.ptr, '\0', payload.len) &&
+           freshet__entitlement__v1__entitlement_event__get_packed_size(raw) != payload.len;
+}
+
 /* A header that is there says what the payload says. A message published once more has an event-id with something behind
  * the event's own: the engine would take it for a repetition. */
 static const char *compare_headers(const struct bus_message *message, const struct notification_event *event)
@@ -81,11 +88,14 @@ enum status notification_event_read(const struct bus_message *message, struct ar
 {
     struct trace trace;
     *event = (struct notification_event){0};
-    proto_event *raw = freshet__entitlement__v1__entitlement_event__unpack(
-        NULL, message->payload.len, (const uint8_t *)message->payload.ptr);
+    proto_event *raw = message->payload.len == 0
+                           ? NULL
+                           : freshet__entitlement__v1__entitlement_event__unpack(
+                                 NULL, message->payload.len, (const uint8_t *)message->payload.ptr);
     if (!raw)
         return error_set(error, STATUS_BAD_REQUEST, "the payload is no protobuf of it");
-    const char *wrong = read_fields(raw, arena, event);
+    const char *wrong =
+        has_hidden_text(raw, message->payload) ? "a text has a NUL in it" : read_fields(raw, arena, event);
     freshet__entitlement__v1__entitlement_event__free_unpacked(raw, NULL);
     if (!wrong)
         wrong = compare_headers(message, event);
