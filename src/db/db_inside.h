@@ -119,9 +119,9 @@ struct db_conn {
     struct db_result **left_results;
     size_t left_count;
     bool in_pipeline, pipeline_left;
-    bool doomed;           /* the server said goodbye while nothing was running */
-    bool answered;         /* the server has, since the pool lent it */
-    uint64_t outages;      /* the pool's count when it was lent */
+    bool doomed;      /* the server said goodbye while nothing was running */
+    bool answered;    /* the server has, since the pool lent it */
+    uint64_t outages; /* the pool's count when it was lent */
     char sqlstate[6];
 };
 
