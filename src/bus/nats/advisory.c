@@ -287,7 +287,10 @@ static void on_advisory(natsConnection *connection, natsSubscription *subscripti
     pthread_mutex_unlock(&nats->lock);
     if (taken)
         return;
-    bus_nats_tell(nats, message, parsed ? "-NAK" : "+TERM");
+    if (parsed)
+        bus_nats_refuse(nats, message);
+    else
+        bus_nats_tell(nats, message, "+TERM");
     natsMsg_Destroy(message);
 }
 

@@ -239,10 +239,10 @@ static natsStatus open_jetstream(struct nats *nats, natsConnection *connection, 
     return natsConnection_JetStream(js, connection, &options);
 }
 
-static void end_subscription(natsSubscription **subscription)
+void bus_nats_inbox_close(natsSubscription **inbox)
 {
-    natsSubscription_Destroy(*subscription);
-    *subscription = NULL;
+    natsSubscription_Destroy(*inbox);
+    *inbox = NULL;
 }
 
 /* Others may still hold the old connection for a call that fails: it is freed with the bus. */
@@ -252,16 +252,16 @@ static void replace(struct nats *nats, natsConnection *connection, jsCtx *js)
 
     *grave = (struct nats_grave){nats->graves, nats->connection, nats->js};
     nats->graves = grave;
-    end_subscription(&nats->guard);
+    bus_nats_inbox_close(&nats->guard);
     for (struct nats_listening *at = nats->listenings; at; at = at->next)
-        end_subscription(&at->subscription);
+        bus_nats_inbox_close(&at->subscription);
     for (size_t i = 0; i < nats->reader_count; i++) {
         struct nats_reader *reader = nats->readers[i];
-        end_subscription(&reader->members_inbox);
+        bus_nats_inbox_close(&reader->members_inbox);
         for (unsigned at = 0; at < reader->consumer.topic->spec.partitions; at++) {
-            end_subscription(&reader->slots[at].inbox);
+            bus_nats_inbox_close(&reader->slots[at].inbox);
             for (int kind = 0; kind < FATE_KINDS; kind++)
-                end_subscription(&reader->slots[at].watches[kind].inbox);
+                bus_nats_inbox_close(&reader->slots[at].watches[kind].inbox);
         }
     }
     nats->connection = connection;

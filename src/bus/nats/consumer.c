@@ -242,6 +242,7 @@ static void look_for_gap(struct nats_slot *slot, const jsStreamInfo *stream)
         bus_nats_item_free(&slot->items[i]);
     if (anew)
         bus_nats_fates_drop(slot);
+    slot->is_out = false;
     slot->gap = known;
     slot->gap_from = next_wanted(slot);
     slot->gap_next = anew ? 1 : lost_tail ? end : first;

@@ -28,7 +28,7 @@ struct nats_reader;
 
 /* ---- topics ---- */
 struct nats_topic {
-    char stream[NATS_NAME_BYTES], subject[NATS_NAME_BYTES];
+    char stream[NATS_NAME_BYTES - 32], subject[NATS_NAME_BYTES - 32]; /* there is room for a partition */
     bool exact;        /* its owner named it so: with one partition nothing is added */
     int64_t window_ns; /* a repeated id is dropped within this; 0 = nobody said */
     char problem[256]; /* why it cannot be used; "" = it can */
@@ -212,6 +212,7 @@ natsStatus bus_nats_listen_to(struct nats *nats, natsSubscription **subscription
                               const char *queue, natsMsgHandler handler, void *closure);
 natsStatus bus_nats_inbox_open(struct nats *nats, natsSubscription **inbox, char subject[NATS_NAME_BYTES],
                                natsMsgHandler handler, void *closure); /* once; it has a name of its own */
+void bus_nats_inbox_close(natsSubscription **inbox); /* the server hears of it before all that is told next */
 void bus_nats_wait(struct nats *nats, int64_t until_ns); /* under the lock: until something changes */
 void bus_nats_kick(struct nats *nats);                   /* under the lock: the keeper has something to do */
 
@@ -256,6 +257,7 @@ bool bus_nats_slot_pull(struct nats_slot *slot); /* asks if there is room; not u
 void bus_nats_slot_extend(struct nats_slot *slot);
 void bus_nats_slot_drop(struct nats_slot *slot, bool give_back); /* what no job has in hand */
 bool bus_nats_tell(struct nats *nats, natsMsg *message, const char *what);
+void bus_nats_refuse(struct nats *nats, natsMsg *message); /* when our requests are over, let it come again */
 void bus_nats_item_free(struct nats_item *item);
 
 /* jobs.c; under the lock */

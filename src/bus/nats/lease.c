@@ -178,7 +178,9 @@ static void begin(struct nats_slot *slot, uint64_t revision, int64_t asked_ns)
               LOG_CSTR("group", slot->reader->consumer.spec.group), LOG_INT("partition", slot->partition));
 }
 
-/* Not ours any more: nothing of it is begun, and what a job has in hand is its last. */
+/* Not ours any more: nothing of it is begun, and what a job has in hand is its last. The request that is open ends with the
+ * inbox, before anything is given back: or the server would send us the same again at once, until its deliveries are used
+ * up. */
 static bool end(struct nats_slot *slot, bool give_back)
 {
     struct nats *nats = slot->reader->nats;
@@ -189,6 +191,8 @@ static bool end(struct nats_slot *slot, bool give_back)
     if (!busy)
         slot->state = SLOT_AWAY;
     pthread_mutex_unlock(&nats->lock);
+    if (!busy && give_back)
+        bus_nats_inbox_close(&slot->inbox);
     if (!busy)
         bus_nats_slot_drop(slot, give_back);
     return !busy;
@@ -205,6 +209,12 @@ static void release(struct nats_slot *slot)
     FAILPOINT("nats.before_release");
     if (put(slot, FREE, &revision) == NATS_OK)
         bus_nats_members_say(slot->reader, "free");
+}
+
+static bool open_inbox(struct nats_slot *slot)
+{
+    return bus_nats_inbox_open(slot->reader->nats, &slot->inbox, slot->inbox_subject, bus_nats_on_message,
+                               slot) == NATS_OK;
 }
 
 /* A handler that does not come back must not keep its partition for ever. */
@@ -229,7 +239,7 @@ static void keep(struct nats_slot *slot)
     bool due = asked_ns > slot->lease_until_ns - nats->lease_ns / 2, give_up = slot->give_up;
     pthread_mutex_unlock(&nats->lock);
     if (!held) {
-        if (ours && take(slot, &revision) == NATS_OK)
+        if (ours && take(slot, &revision) == NATS_OK && open_inbox(slot))
             begin(slot, revision, asked_ns);
     } else if (over || stuck) {
         end(slot, false);

@@ -22,6 +22,14 @@ bool bus_nats_tell(struct nats *nats, natsMsg *message, const char *what)
     return reply && natsConnection_PublishString(nats->connection, reply, what) == NATS_OK;
 }
 
+void bus_nats_refuse(struct nats *nats, natsMsg *message)
+{
+    char nak[64];
+
+    snprintf(nak, sizeof nak, "-NAK {\"delay\": %lld}", (long long)(nats->config.ack_wait_ms * 1000000));
+    bus_nats_tell(nats, message, nak);
+}
+
 /* ---- what comes in ---- */
 
 /* $JS.ACK.[domain.account.]stream.consumer.delivered.sequence.consumer-sequence.time.pending[.token] */
@@ -142,7 +150,7 @@ void bus_nats_on_message(natsConnection *connection, natsSubscription *subscript
     if (settled && shared) /* its acknowledgement got lost */
         bus_nats_tell(nats, message, "+ACK");
     else if (!expected && mine && shared) /* it was asked for while the partition was ours */
-        bus_nats_tell(nats, message, "-NAK");
+        bus_nats_refuse(nats, message);
     if (!taken)
         natsMsg_Destroy(message);
 }

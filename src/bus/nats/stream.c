@@ -65,8 +65,8 @@ static void find_problem(const struct nats *nats, const struct bus_topic_state *
     out[0] = '\0';
     bus_nats_subject(subject, nats, topic, 0);
     if (info->Config->SubjectsLen < 1 || strcmp(info->Config->Subjects[0], subject) != 0)
-        snprintf(out, len, "stream %s of NATS is not topic %s's: it has no subject %s", info->Config->Name,
-                 topic->spec.name, subject);
+        snprintf(out, len, "stream %s of NATS is not topic %s's: it has no subject %.100s",
+                 info->Config->Name, topic->spec.name, subject);
     else if (info->Config->SubjectsLen != (int)topic->spec.partitions)
         snprintf(out, len, "topic %s has %d partitions in NATS, not %u", topic->spec.name,
                  info->Config->SubjectsLen, topic->spec.partitions);
@@ -113,7 +113,7 @@ static bool ensure_stream(struct nats *nats, struct bus_topic_state *topic)
     if (status == NATS_NOT_FOUND)
         status = add_stream(nats, topic, &info, &code);
     if (code == JSStreamSubjectOverlapErr) {
-        snprintf(problem, sizeof problem, "another stream of NATS has the subject of topic %s, %s",
+        snprintf(problem, sizeof problem, "another stream of NATS has the subject of topic %s, %.150s",
                  topic->spec.name, there->subject);
         set_problem(nats, topic, problem);
         return true;

@@ -1,0 +1,53 @@
+"""E4, N1, N2: entitlements and notifications over NATS, and what another program finds there and leaves there."""
+import uuid
+
+import pytest
+
+from events import DURABLE, Events
+from lib.entitlement import grant, revoke
+from lib.notification import encode, event, inbox
+from lib.refdata import refdata_db  # noqa: F401
+from lib.wait import eventually
+
+
+@pytest.fixture
+def events(serve, refdata_db, token, engines):  # noqa: F811
+    return Events(serve, refdata_db, token).start()
+
+
+def test_e4_n1_events_are_read_by_everybody_who_knows_the_names(events):
+    with events.client(0) as one, events.client(1) as other:
+        assert grant(one).status == 200
+        assert revoke(other).status == 200
+        eventually(lambda: [status for _, _, status in events.notified("u_123")] == ["SENT", "SENT"])
+    with events.notifications[1].client(events.bearer) as client:
+        found = inbox(client, "u_123", debug=True).json()["notifications"]
+    assert sorted(each["event_type"] for each in found) == ["EntitlementGranted", "EntitlementRevoked"]
+    for number, (subject, headers, told) in enumerate(events.published(), 1):
+        assert subject == events.subject
+        assert headers["Nats-Msg-Id"] == told["event_id"] and str(uuid.UUID(told["event_id"])) == told["event_id"]
+        assert (headers["event_type"], headers["aggregate_key"]) == (told["event_type"], "demo/u_123/item1")
+        assert headers["occurred_at"] == told["occurred_at"] and len(headers["trace_id"]) == 32
+        assert (told["version"], told["user_id"], told["tenant_id"]) == (number, "u_123", "demo")
+    with events.nats as nats:
+        stream, consumer = nats.stream(events.stream)["config"], nats.consumer(events.stream, DURABLE)["config"]
+        letters = nats.stream(f"{events.stream}_dlq")["config"]
+    assert stream["subjects"] == [events.subject] and letters["subjects"] == [f"{events.subject}.dlq"]
+    assert stream["duplicate_window"] > 1000 * 2e9, "longer than all retries of an event"
+    assert consumer["durable_name"] == DURABLE and consumer["ack_policy"] == "explicit"
+    assert (consumer["max_deliver"], consumer["ack_wait"]) == (3, 1e9)
+
+
+def test_n2_garbage_is_terminated_and_kept_and_an_event_of_another_program_counts(events):
+    foreign = event("u_foreign")
+    with events.nats as nats:
+        garbage = nats.publish(events.subject, b"\xff\x00garbage", {"Nats-Msg-Id": "junk-1", "trace_id": "t"})
+        nats.publish(events.subject, encode(**foreign), {"Nats-Msg-Id": foreign["event_id"]})
+        again = nats.publish(events.subject, encode(**foreign), {"Nats-Msg-Id": foreign["event_id"] + "-requeue-0"})
+    eventually(lambda: events.notified("u_foreign"))
+    letter = eventually(events.letters)[0]
+    assert (letter["stream"], letter["stream_seq"], letter["kind"]) == (events.stream, garbage, "terminated")
+    assert bytes.fromhex(letter["payload"]) == b"\xff\x00garbage" and letter["headers"]["trace_id"] == "t"
+    eventually(lambda: events.consumer()["ack_floor"]["stream_seq"] == again)
+    assert [found for _, found, _ in events.notified("u_foreign")] == [foreign["event_id"]], "it had two effects"
+    assert len(events.letters()) == 1
