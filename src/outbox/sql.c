@@ -29,48 +29,49 @@
     "           AND (row_number() OVER own = 1 OR count(*) FILTER (WHERE q.suspect) OVER own = 0) AS free"  \
     " FROM (SELECT e.ctid AS tid, e.@sequence AS sequence, @aggregate_as, @due AS due, @suspect AS suspect" \
     "       FROM @table e WHERE @live" after " ORDER BY @aggregate, e.@sequence LIMIT $6) q"                \
-    " WINDOW line AS (ORDER BY @names, q.sequence), own AS (PARTITION BY @names ORDER BY q.sequence)"
+    " WINDOW line AS (ORDER BY @names, q.sequence),"                                                        \
+    "        own AS (PARTITION BY @names ORDER BY q.sequence ROWS UNBOUNDED PRECEDING)"
 
+/* clang-format off */
 static const char claim_template[] =
     "WITH RECURSIVE walk AS ("
-    "    (SELECT 1 AS step, s.* FROM (" STRIDE(
-        "@after") ") s WHERE s.free OR s.is_last)"
-                  "  UNION ALL"
-                  "    (SELECT w.step + 1, s.*"
-                  "     FROM walk w CROSS JOIN LATERAL (" STRIDE(
-                      " AND (@aggregate) > (@walked)") ") s"
-                                                       "     WHERE w.is_last AND (s.free OR s.is_last))),"
-                                                       " walked AS MATERIALIZED (SELECT w.*, row_number() OVER () AS number FROM (SELECT * FROM walk LIMIT $1) w),"
-                                                       " cut AS MATERIALIZED (SELECT * FROM walked WHERE is_last AND is_full AND free),"
-                                                       " rest AS ("
-                                                       "    SELECT w.number, r.*, @walked FROM cut w CROSS JOIN LATERAL ("
-                                                       "        SELECT q.tid, w.place + row_number() OVER own AS place,"
-                                                       "               bool_and(q.due AND NOT q.suspect) OVER own AS free"
-                                                       "        FROM (SELECT e.ctid AS tid, e.@sequence AS sequence, @due AS due, @suspect AS suspect"
-                                                       "              FROM @table e WHERE @live AND (@aggregate) = (@walked) AND e.@sequence > w.sequence"
-                                                       "              ORDER BY e.@sequence"
-                                                       "              LIMIT greatest(0, ($2 - (SELECT count(*) FROM walked WHERE free)) / (SELECT count(*) FROM cut)))"
-                                                       "            q WINDOW own AS (ORDER BY q.sequence)) r),"
-                                                       " ready AS (SELECT w.number, w.tid, w.place, @walked FROM walked w WHERE w.free"
-                                                       "           UNION ALL SELECT w.number, w.tid, w.place, @walked FROM rest w WHERE w.free ORDER BY 1, 3),"
-                                                       " locked AS MATERIALIZED ("
-                                                       "    SELECT l.tid, w.number, w.place, l.suspect, @walked"
-                                                       "    FROM ready w CROSS JOIN LATERAL ("
-                                                       "        SELECT e.ctid AS tid, @suspect AS suspect FROM @table e"
-                                                       "        WHERE e.ctid = w.tid AND @live AND @due LIMIT 1 FOR UPDATE SKIP LOCKED) l"
-                                                       "    LIMIT $2),"
-                                                       " run AS MATERIALIZED ("
-                                                       "    SELECT w.tid, w.line FROM ("
-                                                       "        SELECT q.*, row_number() OVER line AS line, count(*) FILTER (WHERE q.suspect) OVER line AS suspects,"
-                                                       "               row_number() OVER (PARTITION BY @names ORDER BY q.place) AS held"
-                                                       "        FROM locked q WINDOW line AS (ORDER BY q.number, q.place)) w"
-                                                       "    WHERE w.held = w.place AND (w.line = 1 OR w.suspects = 0)),"
-                                                       " claimed AS ("
-                                                       "    UPDATE @table e SET " SET_CLAIMED
-                                                       " FROM run WHERE e.ctid = run.tid AND @live AND @due"
-                                                       "    RETURNING run.line::text AS line, " CLAIMED "),"
-                                                       " last AS (SELECT w.number::text, @cursor FROM walked w ORDER BY w.number DESC LIMIT 1)"
-                                                       " SELECT last.*, c.* FROM last LEFT JOIN claimed c ON true ORDER BY c.line::bigint";
+    "    (SELECT 1 AS step, s.* FROM (" STRIDE("@after") ") s WHERE s.free OR s.is_last)"
+    "  UNION ALL"
+    "    (SELECT w.step + 1, s.*"
+    "     FROM walk w CROSS JOIN LATERAL (" STRIDE(" AND (@aggregate) > (@walked)") ") s"
+    "     WHERE w.is_last AND (s.free OR s.is_last))),"
+    " walked AS MATERIALIZED (SELECT w.*, row_number() OVER () AS number FROM (SELECT * FROM walk LIMIT $1) w),"
+    " cut AS MATERIALIZED (SELECT * FROM walked WHERE is_last AND is_full AND free),"
+    " rest AS ("
+    "    SELECT w.number - w.place + 1 AS head, r.* FROM cut w CROSS JOIN LATERAL ("
+    "        SELECT q.tid, w.place + row_number() OVER own AS place,"
+    "               bool_and(q.due AND NOT q.suspect) OVER own AS free"
+    "        FROM (SELECT e.ctid AS tid, e.@sequence AS sequence, @due AS due, @suspect AS suspect"
+    "              FROM @table e WHERE @live AND (@aggregate) = (@walked) AND e.@sequence > w.sequence"
+    "              ORDER BY e.@sequence"
+    "              LIMIT greatest(0, ($2 - (SELECT count(*) FROM walked WHERE free)) / (SELECT count(*) FROM cut)))"
+    "            q WINDOW own AS (ORDER BY q.sequence ROWS UNBOUNDED PRECEDING)) r),"
+    " ready AS ("
+    "    SELECT w.number - w.place + 1 AS head, w.place, w.tid FROM walked w WHERE w.free"
+    "    UNION ALL SELECT w.head, w.place, w.tid FROM rest w WHERE w.free ORDER BY 1, 2),"
+    " locked AS MATERIALIZED ("
+    "    SELECT w.head, w.place, l.* FROM ready w CROSS JOIN LATERAL ("
+    "        SELECT e.ctid AS tid, @suspect AS suspect FROM @table e"
+    "        WHERE e.ctid = w.tid AND @live AND @due LIMIT 1 FOR UPDATE SKIP LOCKED) l"
+    "    LIMIT $2),"
+    " run AS MATERIALIZED ("
+    "    SELECT w.tid, w.line FROM ("
+    "        SELECT q.*, row_number() OVER line AS line, count(*) FILTER (WHERE q.suspect) OVER line AS suspects,"
+    "               row_number() OVER (PARTITION BY q.head ORDER BY q.place) AS held"
+    "        FROM locked q WINDOW line AS (ORDER BY q.head, q.place ROWS UNBOUNDED PRECEDING)) w"
+    "    WHERE w.held = w.place AND (w.line = 1 OR w.suspects = 0)),"
+    " claimed AS ("
+    "    UPDATE @table e SET " SET_CLAIMED
+    " FROM run WHERE e.ctid = run.tid"
+    "    RETURNING run.line::text AS line, " CLAIMED "),"
+    " last AS (SELECT w.number::text, @cursor FROM walked w ORDER BY w.number DESC LIMIT 1)"
+    " SELECT last.*, c.* FROM last LEFT JOIN claimed c ON true ORDER BY c.line::bigint";
+/* clang-format on */
 
 /* Of a table without order; $1 and $6 mean nothing here. What is due is one range of the index on when it is, however many
  * wait for later; a suspect goes alone. */
@@ -99,7 +100,7 @@ static const char settle_template[] =
     " FROM unnest($2, $3, $4, $5) AS v (id, verdict, pause, reason)"
     " WHERE e.@id = v.id::@id_type AND e.@claim_id = $1"
     " RETURNING v.verdict, (@event_type)::text,"
-    "     (extract(epoch FROM now() - e.@created_at) * 1000)::bigint, v.id, v.reason, e.@attempts@logged";
+    "     (date_part('epoch', now() - e.@created_at) * 1000)::bigint, v.id, v.reason, e.@attempts@logged";
 
 /* $1 claim id: one whose rows never reached us. By the live index: it is rare. */
 static const char release_template[] =

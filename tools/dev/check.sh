@@ -1,19 +1,18 @@
 # shellcheck shell=bash
 # `test`: builds what a suite needs, runs it, and adds its results up into one closing line.
 # A suite that ran nothing counts as a failure: silence must not look like success.
+# Among all tests, stages go in two lanes side by side: most of them wait more than they compute.
 
-TEST_PASSED=0
-TEST_FAILED=0
-
-# Adds "PASSED FAILED" of one stage.
+# Notes "PASSED FAILED" of one stage; the lanes' notes are added up at the end.
 test_add() { # STAGE PASSED FAILED
-    TEST_PASSED=$((TEST_PASSED + $2))
-    TEST_FAILED=$((TEST_FAILED + $3))
-    say "$1: $2 passed, $3 failed"
+    local failed=$3
+    say "$1: $2 passed, $3 failed ($((SECONDS - TEST_SINCE)) s)"
+    TEST_SINCE=$SECONDS
     if [ $(($2 + $3)) -eq 0 ]; then
         say "$1: ran nothing"
-        TEST_FAILED=$((TEST_FAILED + 1))
+        failed=1
     fi
+    printf '%s %s\n' "$2" "$failed" >>"$VAR/test/counts"
 }
 
 # Counts from a results file; a stage whose own status was bad has at least one failure.
@@ -89,9 +88,17 @@ test_pytest() { # STAGE FLAVOUR FOLDER ARGS…
 }
 
 # Every worker has a PostgreSQL of its own; a file stays with one, since its tests share servers.
-test_system() {
+test_system_debug() {
     test_pytest system debug system -n 2 --dist loadfile
+}
+
+test_system_tsan() {
     test_pytest system-tsan tsan system -m tsan
+}
+
+test_system() {
+    test_system_debug
+    test_system_tsan
 }
 
 # Every driver by the bus's conformance suite; a fleet on the engines while they break; and the system tests of reference data,
@@ -153,8 +160,39 @@ test_fuzz() {
     test_add fuzz "$passed" "$failed"
 }
 
+# Nothing stays behind when the run is broken off. A lane is a shell of its own and has to say so itself.
+test_traps() {
+    trap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM HUP
+}
+
+# Everything that is compiled first, so that no lane has to wait for a build; then as long a way on either side. What the
+# second lane says is shown when it is done, not among what the first one says. Both use the debug build: only one of them
+# runs its Meson tests, whose results have one place.
+test_lanes() {
+    local flavour lane
+    test_build release -Dwerror=true -Dbench=true || true
+    for flavour in debug tsan; do
+        test_build "$flavour" || return 0
+    done
+    test_build fuzz -Dwerror=true || true
+    (
+        test_traps
+        test_fault
+        test_system_debug
+    ) >"$VAR/test/lane" 2>&1 &
+    lane=$!
+    test_unit
+    test_system_tsan
+    test_engines
+    test_fuzz
+    wait "$lane" || test_add "the second lane" 0 1
+    cat "$VAR/test/lane" >&2
+}
+
 test_command() {
-    local suite suites=("$@")
+    local suite suites=("$@") passed failed
     for suite in "$@"; do
         case $suite in
         unit | system | engines | fault | fuzz) ;;
@@ -168,19 +206,18 @@ test_command() {
     export FRESHET_KAFKA_JARS=$KAFKA_JARS
     test_sanitizer_env
     mkdir -p "$VAR/test"
-    # Nothing stays behind when the run is broken off.
-    trap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT
-    trap 'exit 130' INT
-    trap 'exit 143' TERM HUP
+    : >"$VAR/test/counts"
+    TEST_SINCE=$SECONDS
+    test_traps
     TEST_ALL=0
     if [ $# -eq 0 ]; then
         TEST_ALL=1
-        suites=(unit system engines fault fuzz)
-        test_build release -Dwerror=true -Dbench=true || true
+        test_lanes
     fi
     for suite in "${suites[@]}"; do
         "test_$suite"
     done
-    printf '%s passed, %s failed\n' "$TEST_PASSED" "$TEST_FAILED"
-    [ "$TEST_FAILED" -eq 0 ]
+    read -r passed failed < <(awk '{ p += $1; f += $2 } END { print p + 0, f + 0 }' "$VAR/test/counts")
+    printf '%s passed, %s failed\n' "$passed" "$failed"
+    [ "$failed" -eq 0 ]
 }
