@@ -24,6 +24,7 @@
     X(UNKNOWN_DICTIONARY, "UNKNOWN_DICTIONARY", "no such dictionary", 404, false)                            \
     X(ITEM_NOT_FOUND, "ITEM_NOT_FOUND", "no item with this key", 404, false)                                 \
     X(UNKNOWN_UPDATE, "UNKNOWN_UPDATE", "no update with this eventId", 404, false)                           \
+    X(SESSION_NOT_FOUND, "SESSION_NOT_FOUND", "no such session", 404, false)                                 \
     X(METHOD_NOT_ALLOWED, "METHOD_NOT_ALLOWED", "this path does not take that method", 405, false)           \
     X(NOT_ACCEPTABLE, "NOT_ACCEPTABLE", "none of the accepted types can be produced", 406, false)            \
     X(REQUEST_TIMEOUT, "REQUEST_TIMEOUT", "the request took too long to arrive", 408, true)                  \
@@ -40,6 +41,7 @@
     X(SKU_TAKEN, "SKU_TAKEN", "an item with this sku exists", 409, false)                                    \
     X(ENTITLEMENT_STATE_CONFLICT, "ENTITLEMENT_STATE_CONFLICT", "it is in that state already", 409, false)   \
     X(VERSION_TOO_OLD, "VERSION_TOO_OLD", "changes since that version are no longer kept", 410, false)       \
+    X(SEQUENCE_TOO_OLD, "SEQUENCE_TOO_OLD", "events since that sequence are not kept", 410, false)           \
     X(LENGTH_REQUIRED, "LENGTH_REQUIRED", "the body needs a length", 411, false)                             \
     X(PAYLOAD_TOO_LARGE, "PAYLOAD_TOO_LARGE", "the body is over the limit", 413, false)                      \
     X(URI_TOO_LONG, "URI_TOO_LONG", "the request target is over the limit", 414, false)                      \

@@ -10,6 +10,9 @@
  * A segment leads from one position to another (a version, a sequence number). Who comes back says which position it has
  * and goes on from there, while that is kept.
  *
+ * Who is further behind than that, where what was said is written down somewhere, is led up to the chain page by page: one
+ * page is read when the one before it has been given, however slowly, until the next position is one that is kept.
+ *
  * Threads: a topic has one owner, a loop, which alone publishes, admits and closes. Subscribers live on the loops of
  * their connections; one message per loop and segment wakes them. Nobody waits for a slow one: it is left behind, and
  * cut off when what it stands on is no longer kept. */
@@ -52,10 +55,16 @@ struct stream_config {
      * has been quiet. On any loop. */
     void (*put_greeting)(struct buf *out, int64_t position);
     void (*put_heartbeat)(struct buf *out, int64_t position);
+    bool greets_all; /* the greeting is everybody's, once there is nothing more to catch up with */
+    /* The last line of who is cut off: all up to `position` was given. NULL = the connection is cut without a word. */
+    void (*put_goodbye)(struct buf *out, int64_t position);
+    /* On the owner, for those admitted as is_paged: what follows `after`? Answered on the owner too, once, by
+     * stream_page_give() or stream_page_refuse(), also when the process is stopping. */
+    void (*read_page)(void *context, struct stream_subscriber *subscriber, int64_t after);
     /* On the request's loop: answer it by stream_send(). `position` is the newest one. */
     void (*on_admitted)(struct http_request *request, struct stream_subscriber *subscriber, int64_t position);
     void (*on_idle)(void *context); /* on the owner: nobody follows any more; may close the topic */
-    void *context;                  /* on_idle's, until the topic is closed */
+    void *context;                  /* of both, until the topic is closed */
     struct metric_series *subscribers, *lines, *cuts; /* a gauge and two counters */
 };
 
@@ -78,8 +87,14 @@ struct stream_entry {
     /* What it is given first, from `opening_offset` on; NULL = nothing. Referenced anew. */
     struct stream_segment *opening;
     size_t opening_offset;
+    bool
+        is_paged; /* `after` may be anything: it is led on from there, and waits where nothing was said yet */
 };
 void stream_topic_admit(struct stream_topic *topic, const struct stream_entry *entry);
+
+/* A page leads on from where its reader stood; it takes over the caller's reference. NULL = nothing is there. */
+void stream_page_give(struct stream_subscriber *subscriber, struct stream_segment *page);
+void stream_page_refuse(struct stream_subscriber *subscriber); /* it could not be read: the stream is cut */
 
 /* ---- subscribers ---- */
 /* On the request's loop, in on_admitted, once. No data is begun past `expires_at_s` (unix): the stream ends. */

@@ -1,4 +1,4 @@
-/* The broadcaster's own layout: what the owner's half (topic.c) and the loops' half (subscriber.c) share. */
+/* The broadcaster's own layout: what the owner's half (topic.c, paging.c) and the loops' half (subscriber.c) share. */
 #ifndef FRESHET_STREAM_STREAM_INSIDE_H
 #define FRESHET_STREAM_STREAM_INSIDE_H
 
@@ -18,6 +18,13 @@ struct stream_segment {
     char bytes[];
 };
 
+/* Why the owner has a subscriber that is led on. */
+enum stream_lead {
+    STREAM_LEAD_NONE,
+    STREAM_LEAD_READING, /* a page is being read */
+    STREAM_LEAD_AHEAD,   /* its position is yet to come */
+};
+
 /* A finger. It travels to its loop as a message, and back to the owner when it is done, to be freed there. */
 struct stream_subscriber {
     struct loop_message message;
@@ -25,12 +32,24 @@ struct stream_subscriber {
     struct stream_subscriber *next, **link;
     struct loop_park_ref ref;       /* of the parked request, then of the stream */
     struct stream_segment *opening; /* given first; NULL = none, or over */
-    struct stream_segment *at;      /* referenced; given up to `offset` */
+    struct stream_segment *at;      /* referenced; given up to `offset`; NULL = not on the chain */
     size_t offset;                  /* of the opening while there is one */
     int64_t position;               /* the newest when it was admitted */
     int64_t expires_at_s;
     uint32_t beats; /* heartbeats of its loop it has had, or did not need */
     bool greets;
+    bool is_ending; /* behind the opening nothing follows */
+
+    /* Led on page by page. It is the owner's from asking until it is handed back, and the loop's otherwise. */
+    struct loop_message gone_message; /* the loop's, when it is released meanwhile */
+    int64_t after;                    /* where it stands, its opening included */
+    bool is_asking, is_released;      /* the loop's */
+    bool is_refused;
+    struct stream_segment *handed_opening, *handed_at; /* the owner's word, taken over with it; referenced */
+    bool handed_refusal;
+    enum stream_lead lead; /* the owner's, as all below */
+    bool is_gone;
+    struct stream_subscriber *ahead_next;
 };
 
 /* One loop's part of a topic: touched by that loop alone. */
@@ -59,6 +78,7 @@ struct stream_topic {
     struct stream_segment **kept;  /* behind `first`, in order; held by the chain */
     size_t kept_start, kept_end, kept_capacity, kept_bytes;
     size_t subscriber_count;
+    struct stream_subscriber *ahead;
     unsigned *members; /* per loop: how many were admitted there */
 
     struct stream_local locals[];
@@ -74,7 +94,14 @@ void stream_topic_unref(struct stream_topic *topic);
 void stream_local_advance(struct stream_local *local, uint64_t first_sequence);
 void stream_local_close(struct stream_local *local);
 loop_message_fn stream_subscriber_arrive;
-/* topic.c, on the owner: it is gone */
-loop_message_fn stream_subscriber_left;
+loop_message_fn stream_subscriber_resume; /* it is the loop's again */
+/* topic.c, on the owner */
+loop_message_fn stream_subscriber_left; /* it is gone */
+/* The segment whose end is where somebody with position `after` stands, or NULL. */
+struct stream_segment *stream_topic_find(const struct stream_topic *topic, int64_t after);
+/* paging.c, on the owner */
+loop_message_fn stream_subscriber_ask;  /* all it had was given */
+loop_message_fn stream_subscriber_gone; /* released while it was the owner's */
+void stream_ahead_advance(struct stream_topic *topic);
 
 #endif

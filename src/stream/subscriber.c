@@ -12,7 +12,27 @@ static struct stream_local *local_of(const struct stream_subscriber *subscriber)
 
 static bool is_left_behind(const struct stream_subscriber *subscriber, const struct stream_local *local)
 {
-    return subscriber->at->sequence < local->first_sequence;
+    return subscriber->at && subscriber->at->sequence < local->first_sequence;
+}
+
+/* What it is in the middle of is finished out of a copy, so that nothing more of the chain is kept for it; the last line
+ * says where to go on. A reader that takes nothing at all never sees it: the server's write timeout ends that one. */
+static void detach(struct stream_subscriber *subscriber)
+{
+    const struct stream_segment *current = subscriber->opening ? subscriber->opening : subscriber->at;
+    struct buf rest;
+    buf_init(&rest);
+    buf_put(&rest, current->bytes + subscriber->offset, current->len - subscriber->offset);
+    subscriber->topic->config.put_goodbye(&rest, subscriber->at->to);
+    struct stream_segment *last =
+        stream_segment_create(&(struct stream_step){.lines = current->lines, .bytes = buf_str(&rest)});
+    buf_deinit(&rest);
+    stream_segment_unref(subscriber->opening);
+    stream_segment_unref(subscriber->at);
+    subscriber->opening = last;
+    subscriber->at = NULL;
+    subscriber->offset = 0;
+    subscriber->is_ending = true;
 }
 
 /* ---- waking ---- */
@@ -26,7 +46,12 @@ static void wake(struct stream_subscriber *subscriber, const struct stream_local
         return;
     }
     metric_add(subscriber->topic->config.cuts, 1);
-    http_stream_cut(subscriber->ref);
+    if (!subscriber->topic->config.put_goodbye) {
+        http_stream_cut(subscriber->ref);
+        return;
+    }
+    detach(subscriber);
+    http_stream_wake(subscriber->ref);
 }
 
 /* Whoever joins meanwhile stands before the pass and needs no waking. */
@@ -115,7 +140,7 @@ static void give(struct buf *out, size_t *room, const struct stream_segment *seg
 static bool finish_current(struct stream_subscriber *subscriber, struct buf *out, size_t *room)
 {
     struct stream_segment *current = subscriber->opening ? subscriber->opening : subscriber->at;
-    if (subscriber->offset == current->len && !subscriber->opening)
+    if (!current || (subscriber->offset == current->len && !subscriber->opening))
         return true;
     give(out, room, current, &subscriber->offset);
     if (subscriber->offset < current->len)
@@ -123,7 +148,7 @@ static bool finish_current(struct stream_subscriber *subscriber, struct buf *out
     metric_add(subscriber->topic->config.lines, current->lines);
     if (subscriber->opening) {
         subscriber->opening = NULL;
-        subscriber->offset = subscriber->at->len; /* where it stands was never for it */
+        subscriber->offset = subscriber->at ? subscriber->at->len : 0; /* where it stands was never for it */
         stream_segment_unref(current);
     }
     return true;
@@ -148,12 +173,33 @@ static enum http_source_state say_where(struct stream_subscriber *subscriber, st
     const struct stream_config *config = &subscriber->topic->config;
     if (local->is_closed)
         return HTTP_SOURCE_END;
-    if (subscriber->greets && !has_given)
+    if (subscriber->greets && (config->greets_all || !has_given))
         config->put_greeting(out, subscriber->at->to);
     else if (subscriber->beats != local->beats && !has_given)
         config->put_heartbeat(out, subscriber->at->to);
     subscriber->greets = false;
     subscriber->beats = local->beats;
+    return HTTP_SOURCE_WAIT;
+}
+
+/* Not on the chain: what follows is asked for once all before it was given. */
+static enum http_source_state wait_for_page(struct stream_subscriber *subscriber, struct stream_local *local,
+                                            struct buf *out, bool has_given)
+{
+    const struct stream_config *config = &subscriber->topic->config;
+    if (local->is_closed || subscriber->is_ending)
+        return HTTP_SOURCE_END;
+    if (subscriber->is_refused)
+        return HTTP_SOURCE_FAIL;
+    if (subscriber->beats != local->beats && !has_given)
+        config->put_heartbeat(out, subscriber->position);
+    subscriber->beats = local->beats;
+    if (!subscriber->is_asking) {
+        subscriber->is_asking = true;
+        subscriber->position = subscriber->after;
+        subscriber->message.on_message = stream_subscriber_ask;
+        loop_post(config->owner, &subscriber->message);
+    }
     return HTTP_SOURCE_WAIT;
 }
 
@@ -165,13 +211,17 @@ static enum http_source_state produce(void *context, struct buf *out, size_t roo
     size_t room_before = room;
     if (is_left_behind(subscriber, local)) {
         metric_add(subscriber->topic->config.cuts, 1);
-        return HTTP_SOURCE_FAIL;
+        if (!subscriber->topic->config.put_goodbye)
+            return HTTP_SOURCE_FAIL;
+        detach(subscriber);
     }
     do {
         if (!finish_current(subscriber, out, &room))
             return HTTP_SOURCE_MORE;
         if (clock_unix_us() / 1000000 >= subscriber->expires_at_s)
             return HTTP_SOURCE_END;
+        if (!subscriber->at)
+            return wait_for_page(subscriber, local, out, room < room_before);
     } while (step_on(subscriber));
     return say_where(subscriber, local, out, room < room_before);
 }
@@ -199,7 +249,30 @@ static void release(void *context)
     if (!local->subscribers)
         loop_timer_stop(local->loop, &local->heartbeat);
     metric_change(subscriber->topic->config.subscribers, -1);
-    leave(subscriber);
+    if (!subscriber->is_asking) {
+        leave(subscriber);
+        return;
+    }
+    subscriber->is_released = true;
+    subscriber->gone_message.on_message = stream_subscriber_gone;
+    loop_post(subscriber->topic->config.owner, &subscriber->gone_message);
+}
+
+void stream_subscriber_resume(struct loop *loop, struct loop_message *message)
+{
+    (void)loop;
+    struct stream_subscriber *subscriber = (struct stream_subscriber *)message;
+    subscriber->is_asking = false;
+    subscriber->opening = subscriber->handed_opening;
+    subscriber->at = subscriber->handed_at;
+    subscriber->is_refused = subscriber->handed_refusal;
+    subscriber->handed_opening = NULL;
+    subscriber->handed_at = NULL;
+    subscriber->offset = subscriber->opening ? 0 : subscriber->at ? subscriber->at->len : 0;
+    if (subscriber->is_released)
+        leave(subscriber);
+    else
+        http_stream_wake(subscriber->ref);
 }
 
 void stream_subscriber_arrive(struct loop *loop, struct loop_message *message)

@@ -133,12 +133,12 @@ void stream_topic_publish(struct stream_topic *topic, struct stream_segment *seg
     keep(topic, segment);
     trim(topic);
     tell_loops(topic, false);
+    stream_ahead_advance(topic);
 }
 
 /* ---- who follows ---- */
 
-/* The segment whose end is where somebody with position `after` stands, or NULL. */
-static struct stream_segment *find_place(const struct stream_topic *topic, int64_t after)
+struct stream_segment *stream_topic_find(const struct stream_topic *topic, int64_t after)
 {
     size_t low = topic->kept_start, high = topic->kept_end;
     if (after < topic->first->to || after > topic->newest->to)
@@ -157,23 +157,25 @@ static struct stream_segment *find_place(const struct stream_topic *topic, int64
 
 bool stream_topic_reaches(const struct stream_topic *topic, int64_t after)
 {
-    return find_place(topic, after) != NULL;
+    return stream_topic_find(topic, after) != NULL;
 }
 
 void stream_topic_admit(struct stream_topic *topic, const struct stream_entry *entry)
 {
-    struct stream_segment *place = find_place(topic, entry->after);
+    struct stream_segment *place = entry->is_paged ? NULL : stream_topic_find(topic, entry->after);
     struct stream_subscriber *subscriber = memory_zalloc(sizeof *subscriber);
-    assert(place);
+    assert(place || entry->is_paged);
     subscriber->message.on_message = stream_subscriber_arrive;
     subscriber->topic = topic;
     subscriber->ref = entry->ref;
     subscriber->at = place;
-    subscriber->offset = entry->opening ? entry->opening_offset : place->len;
+    subscriber->after = entry->after;
+    subscriber->offset = entry->opening ? entry->opening_offset : place ? place->len : 0;
     subscriber->opening = entry->opening;
-    subscriber->greets = !entry->opening && place == topic->newest;
+    subscriber->greets = topic->config.greets_all || (!entry->opening && place == topic->newest);
     subscriber->position = topic->newest->to;
-    stream_segment_ref(place);
+    if (place)
+        stream_segment_ref(place);
     if (entry->opening)
         stream_segment_ref(entry->opening);
     stream_topic_ref(topic);
@@ -197,6 +199,7 @@ void stream_subscriber_left(struct loop *loop, struct loop_message *message)
 void stream_topic_close(struct stream_topic *topic)
 {
     topic->config.on_idle = NULL; /* whose context may go now */
+    topic->config.read_page = NULL;
     tell_loops(topic, true);
     stream_topic_unref(topic);
 }

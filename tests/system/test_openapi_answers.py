@@ -55,6 +55,7 @@ def servers(module_serve, module_refdata_db, token):
     cut_off = pod("COUNTRY", "FEATURE", cache={"preload": ["demo/COUNTRY"]})
     cut_off["refdata"]["postgres"] = {"jdbcUrl": f"jdbc:postgresql://127.0.0.1:{free_port()}/none"}
     group = SimpleNamespace(
+        database=module_refdata_db,
         working=module_serve(module_refdata_db, working),
         impatient=module_serve(module_refdata_db, {**working, "http": {"limits": {"headerTimeout": "200ms"}}}),
         full=module_serve(module_refdata_db, {**working, "http": {"limits": {"connections": CONNECTIONS}}}),
@@ -88,7 +89,7 @@ def raw(server, data, method="GET"):
     """The answer; of a stream without an end, what comes first."""
     with RawConnection(server.port) as connection:
         connection.send(data)
-        if b"/watch" not in data.split(b"\r\n")[0]:
+        if not re.search(rb"/(watch|stream)\b", data.split(b"\r\n")[0]):
             return connection.read_response(method)
         answer = connection.read_head()
         if method != "HEAD":
@@ -355,6 +356,65 @@ def inbox_answers(servers, name):
     yield Asking(servers.cut_off, servers.token).get(target_of(operation))
 
 
+# ---- chat ----
+
+def message_answers(servers):
+    """M1, I1-I3: answered, replayed, refused; another's session."""
+    client, operation = Asking(servers.working, servers.token), OPERATIONS["postMessage"]
+    target = target_of(operation)
+    for content, key in (("hello", "one"), ("hello", "one"), ("other", "one"), ("hello", "not valid")):
+        yield client.post(target, {"content": content}, Idempotency_Key=key)
+    for bad in (b"{", b"[]", {}, {"content": ""}, {"content": "x" * 40_000}, {"content": "x" * 1_100_000}):
+        yield client.post(target, bad)
+    yield client.post(target, operation.body, Content_Type="text/plain")
+    yield client.post(target_of(operation, session_id="x"), operation.body)
+    yield client.post(target_of(operation, project_id=event(1)), operation.body)
+    yield Asking(servers.working, servers.homeless_token).post(target, operation.body)
+    yield Asking(servers.cut_off, servers.token).post(target, operation.body)
+
+
+def messages_answers(servers):
+    client, operation = Asking(servers.working, servers.token), OPERATIONS["getMessages"]
+    servers.answers_of("postMessage")
+    for values in ({}, {"limit": 1}, {"limit": 0}, {"cursor": "x"}, {"session_id": event(1)}, {"session_id": "x"}):
+        yield client.get(target_of(operation, **values))
+    yield client.get(target_of(operation) + "?stray=1")
+    yield Asking(servers.working, servers.homeless_token).get(target_of(operation))
+    yield Asking(servers.cut_off, servers.token).get(target_of(operation))
+
+
+def stream_answers(servers):
+    """M3: from the start, from somewhere, from nowhere; and from what is not kept any more."""
+    client, operation = Asking(servers.working, servers.token), OPERATIONS["getStream"]
+    servers.answers_of("postMessage")
+    for values in ({}, {"after": 1}, {"after": 99999}, {"after": "x"}, {"session_id": event(1)}):
+        yield client.get(target_of(operation, **values))
+    yield client.get(target_of(operation), Accept="text/event-stream")
+    yield client.get(target_of(operation), Last_Event_ID="x")
+    yield Asking(servers.working, servers.homeless_token).get(target_of(operation))
+    yield Asking(servers.cut_off, servers.token).get(target_of(operation))
+    session = event(50)
+    client.post(target_of(OPERATIONS["postMessage"], session_id=session), {"content": "old"})
+    eventually(lambda: servers.database.value("select count(*) from chat.event_log where session_id = %s", (session,)) == 2)
+    servers.database.query("delete from chat.event_log where session_id = %s", (session,))
+    yield client.get(target_of(operation, session_id=session, after=0))
+
+
+def events_answers(servers):
+    client, operation = Asking(servers.working, servers.token), OPERATIONS["getEvents"]
+    servers.answers_of("postMessage")
+    target = target_of(operation)
+    eventually(lambda: len(client.get(target).json()["events"]) > 1)
+    yield client.get(target + "?limit=1")
+    cursor = client.get(target + "?limit=1").json()["next_cursor"]
+    for query in (f"cursor={cursor}", "event_type=none", "from=2020-01-01T00:00:00Z&to=2020-01-02T00:00:00Z", "from=x", "to=x",
+                  "limit=0", "cursor=x", "stray=1"):
+        yield client.get(f"{target}?{query}")
+    yield client.get(target_of(operation, project_id="x"))
+    yield Asking(servers.working, servers.homeless_token).get(target)
+    yield Asking(servers.cut_off, servers.token).get(target)
+
+
 def openapi_answers(servers):
     with servers.working.client() as client:
         yield client.get("/openapi.yaml", If_None_Match="*")
@@ -379,6 +439,10 @@ OWN = {
     "getEntitlements": entitlements_answers,
     "getNotifications": lambda servers: inbox_answers(servers, "getNotifications"),
     "getDebugInbox": lambda servers: inbox_answers(servers, "getDebugInbox"),
+    "postMessage": message_answers,
+    "getMessages": messages_answers,
+    "getStream": stream_answers,
+    "getEvents": events_answers,
     "getOpenapi": openapi_answers,
     "getHealth": lambda servers: health_answers(servers, OPERATIONS["getHealth"]),
     "getReadiness": lambda servers: health_answers(servers, OPERATIONS["getReadiness"]),
@@ -412,7 +476,8 @@ def test_every_answer_is_as_described_and_every_described_one_comes(servers, nam
 @pytest.mark.parametrize("name", [name for name in OPERATIONS if OPERATIONS[name].method == "GET"])
 def test_head_answers_as_described_without_the_body(servers, name):
     operation = OPERATIONS[name]
-    Asking(servers.working, servers.token).ask(OPERATIONS["postUpdate"])  # what getUpdate asks for
+    for made in ("postUpdate", "postMessage"):  # what is asked for below
+        Asking(servers.working, servers.token).ask(OPERATIONS[made])
     for bearer in (servers.token, None):
         auth = {"Authorization": f"Bearer {bearer}"} if bearer else {}
         answer = raw(servers.working, request_bytes("HEAD", target_of(operation), auth), "HEAD")

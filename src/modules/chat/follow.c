@@ -1,0 +1,204 @@
+/* GET …/stream on the request's loop: parked until the home loop has a room for it and a worker has read what it missed. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/failpoint.h"
+#include "base/memory.h"
+#include "modules/chat/rooms.h"
+
+enum { OPEN_MS = 10000 };
+
+/* Travels from the request's loop home, to a worker, home, and back when it is refused. */
+struct follower {
+    union {
+        struct loop_message message;
+        struct worker_job job;
+    };
+    struct chat *chat;
+    struct loop_park_ref ref;
+    enum chat_format format;
+    int64_t after; /* -1 = from the oldest */
+    struct chat_room *room;
+    struct chat_page page;
+    struct stream_segment *opening;
+    struct error error;
+    struct chat_key key;
+    struct chat_caller caller;
+    char tenant[];
+};
+
+/* ---- refused, on the request's loop ---- */
+
+static void send_refusal(struct http_request *request, const struct follower *follower)
+{
+    char members[96] = "";
+    if (follower->error.status == STATUS_SEQUENCE_TOO_OLD)
+        snprintf(members, sizeof members, ",\"requested_sequence\":%lld,\"oldest_sequence\":%lld",
+                 (long long)follower->after, (long long)follower->page.forgotten + 1);
+    http_send_error_with(request, &follower->error, STR_NONE, str_from(members));
+}
+
+static void destroy(struct follower *follower)
+{
+    chat_page_deinit(&follower->page);
+    stream_segment_unref(follower->opening);
+    free(follower);
+}
+
+static void on_refused(struct loop *loop, struct loop_message *message)
+{
+    (void)loop;
+    struct follower *follower = (struct follower *)message;
+    struct http_request *request = http_request_unpark(follower->ref);
+    if (request)
+        send_refusal(request, follower);
+    destroy(follower);
+}
+
+static void refuse(struct follower *follower)
+{
+    follower->message.on_message = on_refused;
+    loop_post(follower->ref.loop, &follower->message);
+}
+
+/* ---- on a worker ---- */
+
+/* May it follow from there? -1 becomes the oldest that is kept. */
+static enum status judge(struct follower *follower)
+{
+    const struct chat_page *page = &follower->page;
+    if (!page->is_found)
+        return error_set(&follower->error, STATUS_SESSION_NOT_FOUND, "no such session");
+    if (follower->after < 0)
+        follower->after = page->forgotten;
+    if (follower->after < page->forgotten)
+        return error_set_field(&follower->error, STATUS_SEQUENCE_TOO_OLD, "after",
+                               "events since sequence %lld are no longer kept", (long long)follower->after);
+    if (follower->after > page->last)
+        return error_set_field(&follower->error, STATUS_BAD_REQUEST, "after",
+                               "the session has not come to sequence %lld", (long long)follower->after);
+    return STATUS_OK;
+}
+
+static void run_open(struct worker_job *job)
+{
+    struct follower *follower = (struct follower *)job;
+    enum status status = chat_page_read(follower->chat, chat_room_key(follower->room), follower->after,
+                                        &follower->page, &follower->error);
+    if (status == STATUS_OK)
+        status = judge(follower);
+    if (status == STATUS_OK)
+        follower->opening = chat_page_segment(&follower->page, follower->after, follower->format);
+    FAILPOINT("chat.stream_read");
+}
+
+/* ---- on the home loop ---- */
+
+static void open_done(struct worker_job *job)
+{
+    struct follower *follower = (struct follower *)job;
+    const struct chat_page *page = &follower->page;
+    struct chat_room *room = follower->room;
+    if (job->cancelled)
+        error_set(&follower->error, STATUS_UNAVAILABLE, "the process is stopping");
+    if (follower->error.status != STATUS_OK) {
+        refuse(follower);
+    } else {
+        int64_t to = page->count ? chat_page_sequence(page, page->count - 1) : follower->after;
+        chat_room_admit(room, page, follower->format, follower->ref, to, follower->opening);
+        destroy(follower);
+    }
+    chat_room_release(room);
+}
+
+static void on_follow(struct loop *loop, struct loop_message *message)
+{
+    struct follower *follower = (struct follower *)message;
+    struct chat *chat = follower->chat;
+    follower->room = chat_room_hold(chat->rooms, &follower->key);
+    follower->job = (struct worker_job){.loop = loop, .run = run_open, .done = open_done};
+    if (worker_pool_submit(kernel_workers(chat->kernel), &follower->job))
+        return;
+    chat_room_release(follower->room);
+    error_set(&follower->error, STATUS_OVERLOADED, "too many streams are being opened");
+    refuse(follower);
+}
+
+/* ---- the request ---- */
+
+static void on_late(struct http_request *request, void *context)
+{
+    (void)context;
+    struct error error;
+    error_set(&error, STATUS_UNAVAILABLE, "what was missed could not be read in time");
+    http_send_error(request, &error);
+}
+
+static enum status to_sequence(struct str text, const char *field, int64_t *after, struct error *error)
+{
+    uint64_t number;
+    if (!str_to_u64(text, &number) || number > INT64_MAX)
+        return error_set_field(error, STATUS_BAD_REQUEST, field, "a sequence: a whole number, not negative");
+    *after = (int64_t)number;
+    return STATUS_OK;
+}
+
+/* A reader that comes back by itself repeats its URL and says in Last-Event-ID what it has got since. */
+static enum status read_after(const struct http_request *request, int64_t *after, struct error *error)
+{
+    static const char *const known[] = {"after", NULL};
+    bool found = false;
+    struct str text, last = http_request_header(request, STR("last-event-id"));
+    *after = -1;
+    enum status status = http_request_query_only(request, known, error);
+    if (status == STATUS_OK)
+        status = http_request_query(request, STR("after"), &found, &text, error);
+    if (status == STATUS_OK && found)
+        status = to_sequence(text, "after", after, error);
+    if (status == STATUS_OK && last.len)
+        status = to_sequence(last, "Last-Event-ID", after, error);
+    return status;
+}
+
+static struct follower *make(struct http_request *request, const struct chat_caller *caller, int64_t after)
+{
+    struct str tenant = caller->tenant;
+    struct follower *follower = memory_zalloc(sizeof *follower + tenant.len + 1);
+    bool is_sse = http_request_accepts(request, STR("text/event-stream")) >
+                  http_request_accepts(request, STR("application/x-ndjson"));
+    follower->message.on_message = on_follow;
+    follower->chat = request->context;
+    follower->format = is_sse ? CHAT_SSE : CHAT_NDJSON;
+    follower->after = after;
+    follower->caller = *caller;
+    memcpy(follower->tenant, tenant.ptr, tenant.len);
+    follower->key =
+        (struct chat_key){str_of(follower->tenant, tenant.len), str_from(follower->caller.project),
+                          str_from(follower->caller.session), str_from(follower->caller.user)};
+    return follower;
+}
+
+void chat_get_stream(struct http_request *request)
+{
+    struct chat *chat = request->context;
+    struct chat_caller caller;
+    struct error error = {0};
+    int64_t after;
+    enum status status = chat_caller_read(request, &caller, &error);
+    if (status == STATUS_OK)
+        status = read_after(request, &after, &error);
+    if (status == STATUS_OK)
+        status = chat_store_check(chat, &error);
+    if (status != STATUS_OK) {
+        http_send_error(request, &error);
+        return;
+    }
+    kernel_identity_keep(request);
+    struct follower *follower = make(request, &caller, after);
+    int64_t deadline_ns = loop_now_ns(request->loop) + OPEN_MS * CLOCK_NS_PER_MS;
+    if (http_request_park(request, deadline_ns, on_late, NULL, &follower->ref))
+        loop_post(kernel_store_loop(chat->kernel), &follower->message);
+    else
+        destroy(follower);
+}

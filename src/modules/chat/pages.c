@@ -1,0 +1,93 @@
+/* Reading the log: session and page in one statement, so that both are of one moment. */
+#include "modules/chat/pages.h"
+
+#include "base/clock.h"
+
+enum { READ_MS = 5000 };
+
+static const struct str page_events = {"200", 3}, page_bytes = {"32768", 5};
+
+/* $1 … $4 whose session, $5 behind this sequence, $6 rows at most, $7 bytes (exceeded by at most one event). */
+static const char page_sql[] =
+    "select s.last_sequence, s.forgotten_sequence, greatest(l.logged, s.forgotten_sequence), e.sequence, e.line"
+    " from chat.chat_sessions s"
+    " cross join lateral (select max(n.sequence) as logged from chat.event_log n"
+    "                     where n.tenant_id = s.tenant_id and n.session_id = s.session_id) l"
+    " left join lateral ("
+    "    select x.sequence,"
+    "           chat.event_json(x.event_id, x.event_type, x.sequence, x.session_id, x.created_at, x.payload) as line"
+    "    from (select w.*, sum(octet_length(w.payload::text)) over (order by w.sequence)"
+    "                      - octet_length(w.payload::text) as before"
+    "          from (select * from chat.event_log g where g.tenant_id = s.tenant_id and g.session_id = s.session_id"
+    "                    and g.sequence > greatest($5, s.forgotten_sequence) order by g.sequence limit $6) w) x"
+    "    where x.before < $7) e on true"
+    " where s.tenant_id = $1 and s.session_id = $3 and s.project_id = $2 and s.user_id = $4"
+    " order by e.sequence";
+enum column { LAST, FORGOTTEN, LOGGED, SEQUENCE, LINE };
+
+void chat_pages_init(struct chat *chat)
+{
+    db_statement_init(
+        &chat->page, page_sql, 7,
+        (const enum db_type[]){DB_TEXT, DB_UUID, DB_UUID, DB_UUID, DB_BIGINT, DB_BIGINT, DB_BIGINT});
+}
+
+enum status chat_page_read(struct chat *chat, const struct chat_key *key, int64_t after,
+                           struct chat_page *page, struct error *error)
+{
+    int64_t deadline_ns = clock_deadline_ms(READ_MS);
+    struct db_conn *conn = NULL;
+    struct buf number;
+    *page = (struct chat_page){0};
+    buf_init(&number);
+    buf_printf(&number, "%lld", (long long)after);
+    const struct db_param params[] = {{key->tenant},      {key->project}, {key->session}, {key->user},
+                                      {buf_str(&number)}, {page_events},  {page_bytes}};
+    enum status status = db_acquire(kernel_store_pool(chat->kernel), deadline_ns, &conn, error);
+    if (status == STATUS_OK)
+        status = db_query(conn, &chat->page, params, deadline_ns, &page->rows, error);
+    if (conn)
+        db_release(conn);
+    buf_deinit(&number);
+    if (status != STATUS_OK || db_result_rows(page->rows) == 0)
+        return status;
+    page->is_found = true;
+    page->last = db_result_i64(page->rows, 0, LAST);
+    page->forgotten = db_result_i64(page->rows, 0, FORGOTTEN);
+    page->logged = db_result_i64(page->rows, 0, LOGGED);
+    page->count = db_result_is_null(page->rows, 0, SEQUENCE) ? 0 : db_result_rows(page->rows);
+    return STATUS_OK;
+}
+
+void chat_page_deinit(struct chat_page *page)
+{
+    db_result_free(page->rows);
+    *page = (struct chat_page){0};
+}
+
+int64_t chat_page_sequence(const struct chat_page *page, size_t at)
+{
+    return db_result_i64(page->rows, at, SEQUENCE);
+}
+
+struct str chat_page_line(const struct chat_page *page, size_t at)
+{
+    return db_result_str(page->rows, at, LINE);
+}
+
+struct stream_segment *chat_page_segment(const struct chat_page *page, int64_t after, enum chat_format format)
+{
+    struct buf bytes;
+    if (page->count == 0)
+        return NULL;
+    buf_init(&bytes);
+    for (size_t i = 0; i < page->count; i++)
+        chat_line_put(&bytes, format, chat_page_sequence(page, i), chat_page_line(page, i));
+    struct stream_segment *segment =
+        stream_segment_create(&(struct stream_step){.from = after,
+                                                    .to = chat_page_sequence(page, page->count - 1),
+                                                    .lines = (unsigned)page->count,
+                                                    .bytes = buf_str(&bytes)});
+    buf_deinit(&bytes);
+    return segment;
+}

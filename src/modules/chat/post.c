@@ -1,0 +1,188 @@
+/* POST …/message: who answers is decided, and asked, before the transaction; everything that is written is one call of
+ * chat.post_message() (sql/chat), whose answer the idempotency engine stores beside it. */
+#include "base/clock.h"
+#include "base/failpoint.h"
+#include "base/json_texts.h"
+#include "base/log.h"
+#include "modules/chat/agent_call.h"
+#include "modules/chat/agents.h"
+#include "modules/chat/chat.h"
+
+enum { DATABASE_MS = 5000 };
+
+struct metric_family chat_messages_family = {
+    .name = "chat_messages_total",
+    .help =
+        "POSTed messages: answered, agent_failed (kept, with a system message), not_found, rejected (other 4xx), "
+        "unavailable (5xx). Replays are not counted.",
+    .type = METRIC_COUNTER,
+    .labels = {"result", NULL},
+};
+
+static void count(const char *result)
+{
+    metric_add(metric_series_get(&chat_messages_family, (struct str[]){str_from(result)}), 1);
+}
+
+static const char post_sql[] =
+    "select status, body from chat.post_message($1, $2, $3, $4, $5, $6, $7::text::numeric, $8, $9, $10)";
+static const enum db_type post_types[] = {DB_TEXT, DB_UUID, DB_UUID, DB_UUID, DB_TEXT,
+                                          DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT};
+enum { POST_PARAMS = sizeof post_types / sizeof *post_types };
+
+void chat_post_init(struct chat *chat)
+{
+    db_statement_init(&chat->post, post_sql, POST_PARAMS, post_types);
+}
+
+/* ---- the body ---- */
+
+enum { CONTENT, TEXTS };
+static const struct json_text members[] = {
+    [CONTENT] = {"content", 1, UINT32_MAX},
+    {.name = NULL},
+};
+
+static enum status read_content(const struct http_request *request, struct str *content, struct error *error)
+{
+    const struct chat *chat = request->context;
+    struct str texts[TEXTS];
+    struct buf others;
+    buf_init(&others);
+    enum status status = json_texts_read(request->body, members, texts, &others, request->arena, error);
+    buf_deinit(&others);
+    if (status == STATUS_OK && texts[CONTENT].len > (size_t)chat->settings->content_bytes_max)
+        return error_set_field(error, STATUS_BAD_REQUEST, "content", "must be 1 to %lld bytes",
+                               (long long)chat->settings->content_bytes_max);
+    if (status == STATUS_OK)
+        *content = texts[CONTENT];
+    return status;
+}
+
+static enum status check(struct http_request *request, struct chat_caller *caller, struct str *content,
+                         struct error *error)
+{
+    static const char *const no_parameters[] = {NULL};
+    enum status status = http_request_query_only(request, no_parameters, error);
+    if (status == STATUS_OK)
+        status = chat_caller_read(request, caller, error);
+    if (status == STATUS_OK)
+        status = read_content(request, content, error);
+    return status == STATUS_OK ? chat_store_check(request->context, error) : status;
+}
+
+/* ---- the answer ---- */
+
+struct answer {
+    struct chat_choice choice;
+    struct str role, reply;
+};
+
+static struct answer find_answer(struct http_request *request, const struct chat_caller *caller,
+                                 struct str content)
+{
+    const struct chat *chat = request->context;
+    size_t bytes_max = (size_t)chat->settings->content_bytes_max;
+    struct error error = {0};
+    struct answer answer = {.choice = chat_agent_choose(chat->settings, content, request->arena),
+                            .role = STR("assistant")};
+    const struct chat_agent *agent = answer.choice.agent;
+    if (!agent->url.len) {
+        answer.reply = chat_agent_fill(agent->reply, content, bytes_max, request->arena);
+    } else if (chat_agent_ask(agent, caller, content, bytes_max, request->arena, &answer.reply, &error) !=
+               STATUS_OK) {
+        answer.role = STR("system");
+        answer.reply = arena_printf(request->arena, "The agent %.*s did not answer.", STR_ARG(agent->name));
+    }
+    return answer;
+}
+
+/* ---- the effect ---- */
+
+static struct str traceparent_of(struct http_request *request)
+{
+    static const uint8_t none[sizeof request->trace.trace_id];
+    char text[TRACE_PARENT_BYTES];
+    if (memcmp(request->trace.trace_id, none, sizeof none) == 0)
+        return STR_NONE;
+    trace_format(&request->trace, text);
+    return arena_str(request->arena, str_from(text));
+}
+
+static void send_failure(struct http_request *request, const struct error *error)
+{
+    if (error->status == STATUS_IDEMPOTENCY_KEY_CONFLICT ||
+        error->status == STATUS_IDEMPOTENCY_KEY_PROCESSING)
+        idempotency_send_error(request, error, request->idempotency_key);
+    else
+        http_send_error(request, error);
+}
+
+static void finish(struct http_request *request, const struct answer *answer, enum status status,
+                   const struct idempotency_outcome *outcome, const struct error *error)
+{
+    if (status != STATUS_OK) {
+        count("unavailable");
+        send_failure(request, error);
+        return;
+    }
+    if (!outcome->replayed)
+        count(outcome->status == 404                ? "not_found"
+              : str_eq(answer->role, STR("system")) ? "agent_failed"
+                                                    : "answered");
+    http_send(request, &(struct http_response){
+                           .status = outcome->status,
+                           .headers = outcome->replayed ? STR("Idempotency-Replayed: true\r\n") : STR_NONE,
+                           .body = outcome->body});
+}
+
+static void post(struct http_request *request, const struct chat_caller *caller, struct str content,
+                 const struct answer *answer)
+{
+    struct chat *chat = request->context;
+    struct idempotency_outcome outcome = {0};
+    struct error error = {0};
+    const struct db_param params[POST_PARAMS] = {
+        {caller->tenant},
+        {str_from(caller->project)},
+        {str_from(caller->session)},
+        {str_from(caller->user)},
+        {content},
+        {answer->choice.agent->name},
+        {arena_printf(request->arena, "%lld.%03lld", (long long)(answer->choice.score / 1000),
+                      (long long)(answer->choice.score % 1000))},
+        {answer->role},
+        {answer->reply},
+        {traceparent_of(request)},
+    };
+    /* A key is the user's and the session's: the route's pattern alone is every session's. */
+    struct str owner = arena_printf(request->arena, "%s/%s", caller->user, caller->session);
+    FAILPOINT("chat.before_commit");
+    enum status status =
+        idempotency_run(kernel_store_pool(chat->kernel), &chat->keys, request, caller->tenant, owner,
+                        &(struct idempotency_effect){.statement = &chat->post, .params = params},
+                        clock_deadline_ms(DATABASE_MS), &outcome, &error);
+    FAILPOINT("chat.after_commit");
+    if (outcome.is_news) {
+        log_debug("outbox_event_enqueued", LOG_CSTR("module", chat_outbox_table.module),
+                  LOG_STR("tenantId", caller->tenant), LOG_CSTR("sessionId", caller->session));
+        outbox_wake(chat->publisher);
+    }
+    finish(request, answer, status, &outcome, &error);
+    db_result_free(outcome.rows);
+}
+
+void chat_post_message(struct http_request *request)
+{
+    struct chat_caller caller;
+    struct str content = STR_NONE;
+    struct error error = {0};
+    enum status status = check(request, &caller, &content, &error);
+    if (status != STATUS_OK) {
+        count(status == STATUS_UNAVAILABLE ? "unavailable" : "rejected");
+        http_send_error(request, &error);
+        return;
+    }
+    struct answer answer = find_answer(request, &caller, content);
+    post(request, &caller, content, &answer);
+}

@@ -1,0 +1,227 @@
+/* Events on their way out: an outbox engine over chat.event_outbox in every process of the role. What it claimed is written
+ * to chat.event_log first; then the rooms of this process are told, and by the bus those of all others. So nobody hears of an
+ * event that the log does not have. */
+#include "base/clock.h"
+#include "base/failpoint.h"
+#include "modules/chat/chat.h"
+#include "modules/chat/rooms.h"
+#include "outbox/letters.h"
+
+enum { LOG_MS = 5000, EVERY_BATCH = 500 };
+enum { EXTRA_TENANT, EXTRA_PROJECT, EXTRA_USER, EXTRA_SEQUENCE, EXTRA_OCCURRED_AT, EXTRA_TRACEPARENT };
+enum { OF_TENANT, OF_SESSION };
+
+#define HEADER_TENANT "tenant_id"
+#define HEADER_PROJECT "project_id"
+#define HEADER_SESSION "session_id"
+#define HEADER_USER "user_id"
+#define HEADER_SEQUENCE "sequence"
+
+const struct outbox_table chat_outbox_table = {
+    .module = "chat",
+    .name = "chat.event_outbox",
+    .id = {"id", "uuid"},
+    .aggregate = {[OF_TENANT] = {"tenant_id", "text"}, [OF_SESSION] = {"aggregate_id", "uuid"}},
+    .sequence = "sequence",
+    .event_type = "e.event_type",
+    .payload = "chat.event_json(e.id, e.event_type, e.sequence, e.aggregate_id, e.created_at, e.payload)",
+    .extra = {[EXTRA_TENANT] = "e.tenant_id",
+              [EXTRA_PROJECT] = "e.project_id",
+              [EXTRA_USER] = "e.user_id",
+              [EXTRA_SEQUENCE] = "e.sequence",
+              [EXTRA_OCCURRED_AT] = "chat.rfc3339(e.created_at)",
+              [EXTRA_TRACEPARENT] = "e.traceparent"},
+    .logged = {{"eventId", "e.id", false},
+               {"tenantId", "e.tenant_id", false},
+               {"sessionId", "e.aggregate_id", false},
+               {"sequence", "e.sequence", .is_number = true}},
+    .words = {"status", "pending", "in_flight", "published", "failed"},
+    .published_at = "published_at",
+    .created_at = "created_at",
+    .attempts = "retry_count",
+    .claims = "claim_count",
+    .claim_id = "claim_id",
+    .locked_by = "locked_by",
+    .locked_until = "lease_until",
+    .locked_at = "locked_at",
+    .next_attempt_at = "next_retry_at",
+    .last_error = "last_error",
+};
+
+/* ---- the log ---- */
+
+static const char log_sql[] = "select chat.log_events($1::text[]::uuid[])";
+
+static bool is_event(const struct outbox_event *event)
+{
+    return event->payload.ptr != NULL; /* chat.event_json() makes nothing of what is none */
+}
+
+static enum status write_log(struct chat *chat, const struct outbox_batch *batch, struct error *error)
+{
+    int64_t deadline_ns = clock_deadline_ms(LOG_MS);
+    struct db_conn *conn = NULL;
+    struct buf ids;
+    buf_init(&ids);
+    db_array_begin(&ids);
+    for (size_t i = 0; i < batch->count; i++)
+        if (is_event(&batch->events[i]))
+            db_array_put(&ids, batch->events[i].id);
+    db_array_end(&ids);
+    enum status status = db_acquire(kernel_store_pool(chat->kernel), deadline_ns, &conn, error);
+    if (status == STATUS_OK)
+        status = db_exec(conn, &chat->log, &(struct db_param){buf_str(&ids)}, deadline_ns, NULL, error);
+    if (conn)
+        db_release(conn);
+    buf_deinit(&ids);
+    return status;
+}
+
+/* An outage is no event's fault. */
+static void give_back(struct outbox_batch *batch, const struct error *error)
+{
+    for (size_t i = 0; i < batch->count; i++)
+        if (error->status == STATUS_DB_ERROR)
+            outbox_batch_retry(batch, i, "%s", error->message);
+        else
+            outbox_batch_leave(batch, i);
+}
+
+/* ---- this process's rooms ---- */
+
+static void tell_rooms(struct chat *chat, const struct outbox_batch *batch)
+{
+    if (chat_rooms_are_empty(chat->rooms))
+        return;
+    struct chat_news *news = chat_news_create(chat->rooms);
+    for (size_t i = 0; i < batch->count; i++) {
+        const struct outbox_event *event = &batch->events[i];
+        const struct chat_key key = {event->extra[EXTRA_TENANT], event->extra[EXTRA_PROJECT],
+                                     event->aggregate[OF_SESSION], event->extra[EXTRA_USER]};
+        int64_t sequence;
+        if (is_event(event) && str_to_i64(event->extra[EXTRA_SEQUENCE], &sequence))
+            chat_news_add(news, &key, sequence, event->payload);
+    }
+    chat_news_tell(news);
+}
+
+/* ---- the bus ---- */
+
+static bool write_letter(void *context, const struct outbox_event *event, struct bus_message *message,
+                         struct arena *arena, const char **reason)
+{
+    (void)context;
+    *reason = "the payload is no event";
+    if (!is_event(event))
+        return false;
+    const struct bus_header headers[] = {
+        {STR(BUS_HEADER_EVENT_ID), event->id},
+        {STR("event_type"), event->event_type},
+        {STR("aggregate_key"), event->aggregate[OF_SESSION]},
+        {STR("occurred_at"), event->extra[EXTRA_OCCURRED_AT]},
+        {STR(HEADER_TENANT), event->extra[EXTRA_TENANT]},
+        {STR(HEADER_PROJECT), event->extra[EXTRA_PROJECT]},
+        {STR(HEADER_SESSION), event->aggregate[OF_SESSION]},
+        {STR(HEADER_USER), event->extra[EXTRA_USER]},
+        {STR(HEADER_SEQUENCE), event->extra[EXTRA_SEQUENCE]},
+        {STR(BUS_HEADER_TRACEPARENT), event->extra[EXTRA_TRACEPARENT]},
+    };
+    enum { ALL = sizeof headers / sizeof *headers };
+    struct bus_header *copies = arena_alloc(arena, sizeof headers);
+    memcpy(copies, headers, sizeof headers);
+    *message = (struct bus_message){
+        .topic = STR(CHAT_TOPIC),
+        .key = event->aggregate[OF_SESSION],
+        .payload = event->payload,
+        .headers = copies,
+        .header_count = event->extra[EXTRA_TRACEPARENT].len ? ALL : ALL - 1,
+    };
+    return true;
+}
+
+static void publish(void *context, struct outbox_batch *batch)
+{
+    struct chat *chat = context;
+    struct error error = {0};
+    FAILPOINT("chat.after_claim");
+    if (write_log(chat, batch, &error) != STATUS_OK) {
+        give_back(batch, &error);
+        return;
+    }
+    FAILPOINT("chat.after_log");
+    tell_rooms(chat, batch);
+    outbox_letters_publish(kernel_events(chat->kernel), batch, write_letter, NULL);
+    FAILPOINT("chat.after_publish");
+}
+
+static void on_settled(void *context, size_t count)
+{
+    (void)context;
+    (void)count;
+    FAILPOINT("chat.after_finalize");
+}
+
+enum status chat_publisher_create(struct chat *chat, struct error *error)
+{
+    db_statement_init(&chat->log, log_sql, 1, (const enum db_type[]){DB_TEXT_ARRAY});
+    return outbox_create(&(struct outbox_config){.table = &chat_outbox_table,
+                                                 .settings = &chat->settings->outbox,
+                                                 .loop = kernel_store_loop(chat->kernel),
+                                                 .workers = kernel_store_workers(chat->kernel),
+                                                 .target = kernel_store_target(chat->kernel),
+                                                 .context = chat,
+                                                 .publish = publish,
+                                                 .on_settled = on_settled},
+                         &chat->publisher, error);
+}
+
+/* ---- what other processes published ---- */
+
+static void on_events(void *context, struct bus_batch *batch)
+{
+    struct chat *chat = context;
+    if (chat_rooms_are_empty(chat->rooms))
+        return;
+    struct chat_news *news = chat_news_create(chat->rooms);
+    for (size_t i = 0; i < batch->count; i++) {
+        const struct bus_message *message = &batch->messages[i];
+        const struct chat_key key = {
+            bus_message_header(message, STR(HEADER_TENANT)), bus_message_header(message, STR(HEADER_PROJECT)),
+            bus_message_header(message, STR(HEADER_SESSION)), bus_message_header(message, STR(HEADER_USER))};
+        int64_t sequence;
+        if (str_to_i64(bus_message_header(message, STR(HEADER_SEQUENCE)), &sequence))
+            chat_news_add(news, &key, sequence, message->payload);
+    }
+    chat_news_tell(news);
+}
+
+static void on_gap(void *context, unsigned partition, int64_t offset, int64_t next)
+{
+    (void)partition;
+    (void)offset;
+    (void)next;
+    const struct chat *chat = context;
+    chat_rooms_look(chat->rooms);
+}
+
+/* Rooms may be older than our place in the topic. */
+static void on_ready(void *context)
+{
+    const struct chat *chat = context;
+    chat_rooms_look(chat->rooms);
+}
+
+enum status chat_events_subscribe(struct chat *chat, struct bus *events, struct error *error)
+{
+    return bus_subscribe(events,
+                         &(struct bus_subscription){.topic = CHAT_TOPIC,
+                                                    .group = "chat",
+                                                    .mode = BUS_EVERY,
+                                                    .from = BUS_FROM_NOW,
+                                                    .batch_max = EVERY_BATCH,
+                                                    .context = chat,
+                                                    .handler = on_events,
+                                                    .on_gap = on_gap,
+                                                    .on_ready = on_ready},
+                         error);
+}
