@@ -54,7 +54,7 @@ static const char log_sql[] = "select chat.log_events($1::text[]::uuid[])";
 
 static bool is_event(const struct outbox_event *event)
 {
-    return event->payload.ptr != NULL; /* chat.event_json() makes nothing of what is none */
+    return event->payload.len > 0; /* chat.event_json() makes nothing of what is none */
 }
 
 static enum status write_log(struct chat *chat, const struct outbox_batch *batch, struct error *error)
