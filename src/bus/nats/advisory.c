@@ -192,7 +192,7 @@ void bus_nats_advisories_keep(struct nats *nats)
 
     for (size_t i = 0; i < nats->reader_count; i++)
         wanted |= is_watched(nats->readers[i]);
-    for (int kind = 0; kind < FATE_KINDS && wanted; kind++)
+    for (enum nats_fate_kind kind = 0; kind < FATE_KINDS && wanted; kind++)
         if (!nats->kept_in[kind][0])
             keep_kind(nats, kind);
 }
@@ -324,7 +324,7 @@ bool bus_nats_watches_ensure(struct nats_slot *slot)
 {
     bool good = true;
 
-    for (int kind = 0; kind < FATE_KINDS && is_watched(slot->reader); kind++) {
+    for (enum nats_fate_kind kind = 0; kind < FATE_KINDS && is_watched(slot->reader); kind++) {
         slot->watches[kind].slot = slot;
         slot->watches[kind].kind = kind;
         good &= ensure_watch(&slot->watches[kind]);
@@ -357,7 +357,7 @@ static void pull(struct nats_watch *watch)
 
 void bus_nats_watches_pull(struct nats_slot *slot)
 {
-    for (int kind = 0; kind < FATE_KINDS && is_watched(slot->reader); kind++)
+    for (enum nats_fate_kind kind = 0; kind < FATE_KINDS && is_watched(slot->reader); kind++)
         if (slot->watches[kind].inbox)
             pull(&slot->watches[kind]);
 }

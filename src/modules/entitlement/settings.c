@@ -6,7 +6,7 @@
 #define ROW(member) .offset = offsetof(struct entitlement_settings, member)
 #define PLACE(member) .place_offset = 1 + offsetof(struct entitlement_settings, member)
 
-enum { HOUR_MS = 3600 * 1000, MARGIN_MS = 60 * 1000, NAME_BYTES_MAX = 200 };
+enum { HOUR_MS = 3600 * 1000, MARGIN_MS = 60 * 1000, NAME_BYTES_MAX = 170 };
 
 static const struct setting_row nats_rows[] = {
     {"subject", SETTING_STRING, ROW(nats.subject),

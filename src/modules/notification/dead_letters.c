@@ -73,7 +73,8 @@ static void put_letter(const struct notification *notification, const struct bus
     struct str reason = plain(bus_message_header(letter, STR(BUS_HEADER_DEAD_REASON)));
     struct str group = plain(bus_message_header(letter, STR(BUS_HEADER_DEAD_GROUP)));
     struct str stream = notification->settings->nats.stream;
-    bool is_terminated = str_starts_with(reason, STR(NOTIFICATION_NO_EVENT));
+    bool is_terminated =
+        str_starts_with(reason, STR(NOTIFICATION_NO_EVENT)) || str_starts_with(reason, STR("terminated"));
     bool is_nats = kernel_bus(notification->kernel)->events == KERNEL_NATS;
     buf_put_char(json, '{');
     json_put_member_str(json, "stream", is_nats && stream.len ? stream : STR(NOTIFICATION_TOPIC));
