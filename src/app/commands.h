@@ -12,6 +12,7 @@ int app_get(int argc, char **argv);
 int app_put(int argc, char **argv);
 int app_load(int argc, char **argv);
 int app_watch(int argc, char **argv);
+int app_tail(int argc, char **argv);
 int app_status(int argc, char **argv);
 int app_outbox(int argc, char **argv);
 int app_dlq(int argc, char **argv);

@@ -20,6 +20,7 @@ static const struct command {
     {"put", "write or delete one item of a dictionary", app_put},
     {"load", "make a file the whole content of a dictionary", app_load},
     {"watch", "print the changes of a dictionary as they are committed", app_watch},
+    {"tail", "follow a chat, or a dictionary, in the terminal", app_tail},
     {"status", "print what became of an update", app_status},
     {"outbox", "list events that failed, and try, drop or publish them again", app_outbox},
     {"dlq", "list what could not be handled or delivered, and send it again or give it up", app_dlq},

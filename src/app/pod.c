@@ -93,6 +93,10 @@ static enum status refused(int http_status, struct str body, struct error *error
 static void put_url(struct buf *out, const struct pod_call *call)
 {
     buf_put_str(out, call->url);
+    if (call->path.len) {
+        buf_put_str(out, call->path);
+        return;
+    }
     buf_put_str(out, STR("/v1/tenants/"));
     pod_put_encoded(out, call->tenant);
     if (call->code.len) {

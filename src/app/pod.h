@@ -13,6 +13,7 @@ struct pod_call {
     struct str token;        /* of pod_token() */
     struct str tenant, code; /* an empty code: the path is the tenant's own */
     struct str rest;         /* behind /v1/tenants/…[/dictionaries/…], percent-encoded: "/items/DE" */
+    struct str path;         /* not empty: instead of all that, from the slash behind the host on */
     const char *accept;      /* a media type; NULL = whatever comes */
     struct str min_version;  /* X-Min-Version; empty = none */
     /* Takes a good answer piece by piece; NULL = it is kept in `body`. False ends the call: CANCELLED. */

@@ -99,6 +99,18 @@ static struct answer find_answer(struct http_request *request, const struct chat
 
 /* ---- the effect ---- */
 
+/* 500 is "0.5". */
+static struct str score_text(int64_t thousandths, struct arena *arena)
+{
+    struct str text =
+        arena_printf(arena, "%lld.%03lld", (long long)(thousandths / 1000), (long long)(thousandths % 1000));
+    while (str_ends_with(text, STR("0")) && text.len > 1)
+        text.len--;
+    if (str_ends_with(text, STR(".")))
+        text.len--;
+    return text;
+}
+
 static struct str traceparent_of(struct http_request *request)
 {
     static const uint8_t none[sizeof request->trace.trace_id];
@@ -149,8 +161,7 @@ static void post(struct http_request *request, const struct chat_caller *caller,
         {str_from(caller->user)},
         {content},
         {answer->choice.agent->name},
-        {arena_printf(request->arena, "%lld.%03lld", (long long)(answer->choice.score / 1000),
-                      (long long)(answer->choice.score % 1000))},
+        {score_text(answer->choice.score, request->arena)},
         {answer->role},
         {answer->reply},
         {traceparent_of(request)},

@@ -46,7 +46,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.stumble(("GET", self.path, None)):
             return
         path = urlsplit(self.path).path
-        if path.endswith("/watch"):
+        if path.endswith(("/watch", "/stream")):
             self.stream()
         elif path.endswith("/version"):
             self.answer(200, {"version": self.server.version})
