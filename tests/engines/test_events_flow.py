@@ -51,3 +51,24 @@ def test_n2_garbage_is_terminated_and_kept_and_an_event_of_another_program_count
     eventually(lambda: events.consumer()["ack_floor"]["stream_seq"] == again)
     assert [found for _, found, _ in events.notified("u_foreign")] == [foreign["event_id"]], "it had two effects"
     assert len(events.letters()) == 1
+
+
+def test_n2_what_was_terminated_here_is_one_letter_whatever_the_advisories_say(events):
+    """They come long after a whole batch was terminated."""
+    for server in events.notifications:
+        server.stop()
+    with events.nats as nats:
+        for number in range(600):
+            nats.publish(events.subject, b"\xffgarbage %d" % number)
+        for server in events.notifications:
+            server.spawn()
+        eventually(lambda: len(events.letters()) == 600)
+
+        def heard():
+            watch, = [each for each in nats.api("CONSUMER.LIST.advisories_term")["consumers"] if events.stream in each["name"]]
+            return watch["ack_floor"]["consumer_seq"] >= 600 and watch["num_pending"] == 0
+
+        eventually(heard)
+    assert sum(len(server.logs(event="nats_given_up")) for server in events.notifications) == 0
+    name = f'bus_dead_letters_total{{topic="entitlement.events",group="{DURABLE}"}}'
+    assert sum(server.metrics()[name] for server in events.notifications) == 600

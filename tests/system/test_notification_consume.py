@@ -5,6 +5,7 @@ import uuid
 import pytest
 
 from lib.entitlement import grant, revoke
+from lib.freshet import run
 from lib.notification import FAST, ROLE, encode, event, inbox, letters, message, publish, rows, statuses
 from lib.refdata import module_refdata_db, refdata_db  # noqa: F401
 from lib.wait import eventually
@@ -145,3 +146,12 @@ def test_n5_without_debug_there_is_no_debug_inbox(serve, refdata_db, token):  # 
 def test_c8_health_names_the_role(server):
     with server.client() as client:
         assert client.get("/actuator/health").json()["roles"]["notification"]["status"] == "UP"
+
+
+@pytest.mark.parametrize("kind", ["advisory", "terminated-advisory"])
+@pytest.mark.parametrize("name", ["two words", "a.b", "all*"])
+def test_n2_streams_of_advisories_have_names_that_nats_takes(serve, refdata_db, kind, name):  # noqa: F811
+    server = serve.make(refdata_db, {"notification": {"nats": {kind: {"stream": name}}}})
+    done = run("config", "--config", server.config_path, env=server.env)
+    serve.started.remove(server)
+    assert done.returncode == 1 and f"notification.nats.{kind}.stream: " in done.stderr + done.stdout

@@ -20,8 +20,8 @@
 #define NATS_NAME_BYTES 256
 #define NATS_API_MS 2000 /* for one answer of the server's */
 #define NATS_WINDOW_MS_MAX (INT64_C(366) * 24 * 3600 * 1000)
-#define NATS_BURIED_KEPT 64
-#define NATS_OVERDUE_WAITS 3 /* for acknowledgements: then what was NAKed should have come again */
+#define NATS_BURIED_KEPT 4096 /* several batches: their advisories come one by one, behind them */
+#define NATS_OVERDUE_WAITS 3  /* for acknowledgements: then what was NAKed should have come again */
 
 struct nats;
 struct nats_reader;

@@ -62,9 +62,10 @@ const struct config_section entitlement_section = {
 int64_t entitlement_retry_horizon_ms(const struct outbox_settings *outbox)
 {
     int64_t pauses_ms = 0, pause_ms = outbox->backoff_base_ms;
+    int64_t jitter = outbox->jitter_max > outbox->jitter_min ? outbox->jitter_max : outbox->jitter_min;
     for (int64_t attempt = 1; attempt < outbox->attempts_max; attempt++) {
         int64_t capped_ms = pause_ms < outbox->backoff_max_ms ? pause_ms : outbox->backoff_max_ms;
-        int64_t longest_ms = capped_ms * outbox->jitter_max / 1000;
+        int64_t longest_ms = capped_ms * jitter / 1000;
         pauses_ms += longest_ms > outbox->backoff_min_ms ? longest_ms : outbox->backoff_min_ms;
         if (pause_ms < outbox->backoff_max_ms)
             pause_ms *= 2;

@@ -15,13 +15,14 @@ static const char *const channels[] = {
 static const struct setting_row advisory_rows[] = {
     {"stream", SETTING_STRING, ROW(nats.advisory_stream),
      "The stream that keeps what JetStream says of messages that ran out of deliveries; empty = freshet_advisories.",
-     "", 0, NAME_BYTES_MAX},
+     "", 0, NAME_BYTES_MAX, PLACE(nats.advisory_place)},
     {.name = NULL},
 };
 
 static const struct setting_row terminated_rows[] = {
     {"stream", SETTING_STRING, ROW(nats.terminated_stream),
-     "The same for messages that were terminated; empty = freshet_advisories.", "", 0, NAME_BYTES_MAX},
+     "The same for messages that were terminated; empty = freshet_advisories.", "", 0, NAME_BYTES_MAX,
+     PLACE(nats.terminated_place)},
     {.name = NULL},
 };
 
@@ -141,13 +142,26 @@ static enum status check_webhook(const struct config *config,
     return STATUS_OK;
 }
 
+/* Of a stream or a durable consumer: a dot would end it. */
+static bool is_nats_name(struct str name)
+{
+    return str_is_name(name) && !memchr(name.ptr, '.', name.len);
+}
+
 enum status notification_settings_check(const struct config *config, const void *section, struct error *error)
 {
     const struct notification_settings *settings = section;
-    if (!str_is_name(settings->nats.durable) ||
-        memchr(settings->nats.durable.ptr, '.', settings->nats.durable.len))
+    struct str advisory = settings->nats.advisory_stream, terminated = settings->nats.terminated_stream;
+    if (!is_nats_name(settings->nats.durable))
         return config_error_at(config, settings->nats.durable_place, "notification.nats.durable", error,
                                "a durable consumer's name is made of A-Z a-z 0-9 _ -");
+    if (advisory.len && !is_nats_name(advisory))
+        return config_error_at(config, settings->nats.advisory_place, "notification.nats.advisory.stream",
+                               error, "a stream's name is made of A-Z a-z 0-9 _ -");
+    if (terminated.len && !is_nats_name(terminated))
+        return config_error_at(config, settings->nats.terminated_place,
+                               "notification.nats.terminated-advisory.stream", error,
+                               "a stream's name is made of A-Z a-z 0-9 _ -");
     return settings->delivery.channel == NOTIFICATION_WEBHOOK
                ? check_webhook(config, &settings->delivery.webhook, error)
                : STATUS_OK;

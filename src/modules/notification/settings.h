@@ -18,7 +18,7 @@ struct notification_settings {
         struct str stream, durable;
         int64_t ack_wait_ms, max_deliver;
         struct str advisory_stream, terminated_stream;
-        struct setting_place stream_place, durable_place;
+        struct setting_place stream_place, durable_place, advisory_place, terminated_place;
     } nats;
     struct {
         int channel; /* enum notification_channel */

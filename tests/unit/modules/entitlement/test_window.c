@@ -32,6 +32,15 @@ static void short_pauses_count_as_the_shortest_allowed(void **state)
     assert_int_equal(entitlement_retry_horizon_ms(&settings), 5000 + 5000 + 3 * 30000);
 }
 
+static void a_jitter_that_is_turned_round_counts_as_its_longest(void **state)
+{
+    (void)state;
+    struct outbox_settings settings = seed;
+    settings.jitter_min = 1500;
+    settings.jitter_max = 500; /* then every pause is multiplied by the first */
+    assert_int_equal(entitlement_retry_horizon_ms(&settings), entitlement_retry_horizon_ms(&seed));
+}
+
 static void no_setting_that_is_allowed_overflows(void **state)
 {
     (void)state;
@@ -58,6 +67,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_horizon_is_all_pauses_at_their_longest_and_all_leases),
         cmocka_unit_test(short_pauses_count_as_the_shortest_allowed),
+        cmocka_unit_test(a_jitter_that_is_turned_round_counts_as_its_longest),
         cmocka_unit_test(no_setting_that_is_allowed_overflows),
         cmocka_unit_test(the_window_is_the_configured_one_or_longer_than_the_horizon),
     };
