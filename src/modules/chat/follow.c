@@ -95,20 +95,25 @@ static void run_open(struct worker_job *job)
 
 /* ---- on the home loop ---- */
 
+static bool admit(struct follower *follower)
+{
+    const struct chat_page *page = &follower->page;
+    int64_t to = page->count ? chat_page_sequence(page, page->count - 1) : follower->after;
+    return chat_room_admit(follower->room, page, follower->format, follower->ref, to, follower->opening);
+}
+
 static void open_done(struct worker_job *job)
 {
     struct follower *follower = (struct follower *)job;
-    const struct chat_page *page = &follower->page;
     struct chat_room *room = follower->room;
     if (job->cancelled)
         error_set(&follower->error, STATUS_UNAVAILABLE, "the process is stopping");
-    if (follower->error.status != STATUS_OK) {
-        refuse(follower);
-    } else {
-        int64_t to = page->count ? chat_page_sequence(page, page->count - 1) : follower->after;
-        chat_room_admit(room, page, follower->format, follower->ref, to, follower->opening);
+    else if (follower->error.status == STATUS_OK && !admit(follower))
+        error_set(&follower->error, STATUS_UNAVAILABLE, "what is new could not be read");
+    if (follower->error.status == STATUS_OK)
         destroy(follower);
-    }
+    else
+        refuse(follower);
     chat_room_release(room);
 }
 

@@ -273,10 +273,12 @@ void chat_room_release(struct chat_room *room)
     chat_room_unref(room);
 }
 
-void chat_room_admit(struct chat_room *room, const struct chat_page *page, enum chat_format format,
+bool chat_room_admit(struct chat_room *room, const struct chat_page *page, enum chat_format format,
                      struct loop_park_ref ref, int64_t after, struct stream_segment *opening)
 {
     struct chat_channel *channel = &room->channels[format];
+    if (!room->is_listed)
+        return false;
     if (room->position < 0)
         room->position = page->logged;
     if (page->logged > room->heard)
@@ -286,6 +288,7 @@ void chat_room_admit(struct chat_room *room, const struct chat_page *page, enum 
     stream_topic_admit(channel->topic, &(struct stream_entry){
                                            .ref = ref, .after = after, .opening = opening, .is_paged = true});
     chat_room_read_on(room);
+    return true;
 }
 
 /* ---- life ---- */

@@ -29,8 +29,9 @@ void chat_rooms_look(struct chat_rooms *rooms); /* something may have been misse
 struct chat_room *chat_room_hold(struct chat_rooms *rooms, const struct chat_key *key);
 const struct chat_key *chat_room_key(const struct chat_room *room); /* any thread while held */
 void chat_room_release(struct chat_room *room);
-/* A parked request that has read `page`, which brings it to `after`, becomes a follower. The opening is referenced anew. */
-void chat_room_admit(struct chat_room *room, const struct chat_page *page, enum chat_format format,
+/* A parked request that has read `page`, which brings it to `after`, becomes a follower. The opening is referenced anew.
+ * False: the room was given up meanwhile, since the log could not be read. */
+bool chat_room_admit(struct chat_room *room, const struct chat_page *page, enum chat_format format,
                      struct loop_park_ref ref, int64_t after, struct stream_segment *opening);
 
 extern struct metric_family chat_streams_family, chat_stream_lines_family, chat_stream_cuts_family;
