@@ -88,8 +88,9 @@ struct http_exchange {
     void *park_context;
 
     struct worker_job job;
-    bool on_worker; /* from submit to done: http_send*() records */
-    bool abandoned; /* its connection no longer waits for it */
+    int64_t deadline_ns; /* of the job */
+    bool on_worker;      /* from submit to done: http_send*() records */
+    bool abandoned;      /* its connection no longer waits for it */
     struct http_recorded recorded;
 
     struct http_source source;

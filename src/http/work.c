@@ -2,8 +2,9 @@
  *
  * From submit to done the exchange is the worker's: the loop looks only at `abandoned`, and the worker
  * never at the connection. Past the route's deadline the client is told 503 and the connection ended; the
- * worker's late answer is dropped when it comes. The connection's struct (the gate's memo, the peer's
- * address) outlives the worker. */
+ * worker's late answer is dropped when it comes, and a handler not begun by then never is: no effect behind a 503
+ * that need not be, and no work for nobody in a queue that stood still. The connection's struct (the gate's memo,
+ * the peer's address) outlives the worker. */
 #include "base/log.h"
 #include "http/http_inside.h"
 
@@ -15,7 +16,11 @@ static struct http_exchange *exchange_of_job(struct worker_job *job)
 static void run(struct worker_job *job)
 {
     struct http_exchange *exchange = exchange_of_job(job);
-    exchange->request.route->handler(&exchange->request);
+
+    if (clock_mono_ns() < exchange->deadline_ns)
+        exchange->request.route->handler(&exchange->request);
+    else
+        http_send_error(&exchange->request, &(struct error){.status = STATUS_TIMEOUT});
 }
 
 static void send_recorded(struct http_exchange *exchange)
@@ -85,7 +90,8 @@ void http_work_submit(struct http_exchange *exchange)
 
     exchange->is_late = true;
     exchange->job = (struct worker_job){.loop = exchange->home->loop, .run = run, .done = done};
-    if (!loop_park(exchange->home->loop, exchange, deadline_of(exchange), on_deadline, &exchange->park)) {
+    exchange->deadline_ns = deadline_of(exchange);
+    if (!loop_park(exchange->home->loop, exchange, exchange->deadline_ns, on_deadline, &exchange->park)) {
         http_send_error(&exchange->request, &(struct error){.status = STATUS_OVERLOADED});
         return;
     }

@@ -336,6 +336,30 @@ static void test_c7_a_late_worker_is_503_and_its_answer_dropped(void **state)
     assert_int_equal(ended_memos, 1);
 }
 
+static void test_c7_one_that_waited_too_long_for_a_worker_is_never_begun(void **state)
+{
+    (void)state;
+    struct client clients[2];
+    for (int i = 0; i < 2; i++) {
+        client_connect(&harness, &clients[i]);
+        client_send(&clients[i], SLOW);
+        harness_turn(&harness, 2);
+        if (i == 0)
+            sem_wait(&worker_began);
+    }
+    for (int i = 0; i < 2; i++) {
+        receive_patiently(&clients[i]);
+        assert_int_equal(client_take(&clients[i]).status, 503);
+        client_close(&clients[i]);
+    }
+    sem_post(&worker_may_end);
+    sem_post(&worker_may_end);
+    for (int i = 0; i < 1000 && ended_memos < 2; i++)
+        loop_run_once(harness.loop, 10);
+    assert_int_equal(ended_memos, 2);
+    assert_int_not_equal(sem_trywait(&worker_began), 0);
+}
+
 static void test_c7_a_full_queue_is_503_at_once(void **state)
 {
     (void)state;
@@ -391,6 +415,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_worker_answers, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_worker_that_forgets_to_answer_is_500, setup, teardown),
         cmocka_unit_test_setup_teardown(test_c7_a_late_worker_is_503_and_its_answer_dropped, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_c7_one_that_waited_too_long_for_a_worker_is_never_begun, setup,
+                                        teardown),
         cmocka_unit_test_setup_teardown(test_c7_a_full_queue_is_503_at_once, setup, teardown),
         cmocka_unit_test_setup_teardown(test_c7_the_server_can_end_while_a_worker_is_at_it, setup, teardown),
     };
