@@ -1,6 +1,9 @@
 /* The graceful stop (C7): each loop closes its listeners and idle connections, lets requests in flight be
- * answered, and the last loop to be empty says so. Past the deadline whoever still waits is told 503, and
- * what has not left a moment later is cut. */
+ * answered, and the last loop to be empty says so. In flight is also what was sent and not read yet, be it on a
+ * connection that was not accepted yet. Past the deadline whoever still waits is told 503, and what has not left
+ * a moment later is cut. */
+#include <sys/socket.h>
+
 #include "http/http_inside.h"
 #include "http/listener.h"
 
@@ -70,10 +73,13 @@ static void on_deadline(struct loop_timer *timer)
                          on_last_word);
 }
 
+/* Neither asked nor about to: a request that has come, but was not read yet, is one in flight. */
 static bool is_idle(const struct http_connection *connection)
 {
+    char byte;
     return connection->state == HTTP_STATE_HEAD && !connection->exchange &&
-           buf_len(&connection->own_out) == 0;
+           buf_len(&connection->own_out) == 0 &&
+           recv(connection->io.fd, &byte, sizeof byte, MSG_PEEK | MSG_DONTWAIT) <= 0;
 }
 
 /* A stream that never ends by itself is ended now; one that does is let to. */

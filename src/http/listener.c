@@ -67,15 +67,12 @@ static void welcome(struct http_home *home, int fd, const struct sockaddr_storag
     http_connection_open(home, fd, peer, before >= max);
 }
 
-static void on_listener_event(struct loop_io *io, unsigned events)
+static void accept_waiting(struct http_listener *listener, int max)
 {
-    struct http_listener *listener = (struct http_listener *)io;
-
-    (void)events;
-    for (int i = 0; i < ACCEPTS_PER_TURN; i++) {
+    for (int i = 0; i < max; i++) {
         struct sockaddr_storage peer = {0};
         socklen_t peer_len = sizeof peer;
-        int fd = accept4(io->fd, (struct sockaddr *)&peer, &peer_len, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        int fd = accept4(listener->io.fd, (struct sockaddr *)&peer, &peer_len, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd >= 0) {
             listener->is_paused = false;
             welcome(listener->home, fd, &peer);
@@ -86,6 +83,12 @@ static void on_listener_event(struct loop_io *io, unsigned events)
         if (errno != EINTR && errno != ECONNABORTED)
             return;
     }
+}
+
+static void on_listener_event(struct loop_io *io, unsigned events)
+{
+    (void)events;
+    accept_waiting((struct http_listener *)io, ACCEPTS_PER_TURN);
 }
 
 static void start_on_loop(struct loop *loop, void *arg)
@@ -112,6 +115,7 @@ void http_listener_close_all(struct http_home *home)
             continue;
         listener->is_open = false;
         if (listener->is_watched) {
+            accept_waiting(listener, BACKLOG); /* their requests may be there: a close would reset them */
             loop_io_stop(home->loop, &listener->io);
             loop_timer_stop(home->loop, &listener->timer);
         }

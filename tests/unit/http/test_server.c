@@ -260,6 +260,37 @@ static void test_listens_on_every_loop_and_stops(void **state)
     http_router_destroy(router);
 }
 
+/* Sent before the stop: whether anybody has read it, or even accepted its connection, the client can't know. */
+static void test_c7_drain_answers_what_nobody_has_read_yet(void **state)
+{
+    (void)state;
+    enum { CLIENTS = 100 };
+    struct str request = STR("GET /now HTTP/1.1\r\nHost: a\r\n\r\n");
+    struct error error;
+    int fds[CLIENTS], drained = 0;
+    harness_init(&harness, routes);
+    harness_start(&harness);
+    assert_int_equal(http_server_listen(harness.server, STR("127.0.0.1:0"), &error), STATUS_OK);
+    harness_turn(&harness, 3);
+    for (int i = 0; i < CLIENTS; i++) {
+        fds[i] = connect_to(http_server_port(harness.server));
+        assert_int_equal(send(fds[i], request.ptr, request.len, 0), request.len);
+    }
+    http_server_drain(harness.server, CLOCK_NEVER, count_drained, &drained);
+    harness_turn(&harness, 20);
+    for (int i = 0; i < CLIENTS; i++) {
+        char bytes[1000] = {0};
+        assert_true(recv(fds[i], bytes, sizeof bytes - 1, MSG_DONTWAIT) > 0);
+        assert_non_null(strstr(bytes, "\r\n\r\nnow"));
+        assert_non_null(strstr(bytes, "Connection: close\r\n"));
+        close(fds[i]);
+    }
+    for (int i = 0; i < 1000 && !drained; i++)
+        loop_run_once(harness.loop, 10);
+    assert_int_equal(drained, 1);
+    harness_deinit(&harness);
+}
+
 /* A start that fails ends the server before a loop ever ran: the messages on their way must not find it
  * gone. */
 static void test_a_server_can_end_before_its_loops_began(void **state)
@@ -291,6 +322,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_c7_drain_answers_what_is_in_flight, setup, teardown),
         cmocka_unit_test_setup_teardown(test_c7_past_the_deadline_the_rest_is_told_and_cut, setup, teardown),
         cmocka_unit_test(test_listens_on_every_loop_and_stops),
+        cmocka_unit_test(test_c7_drain_answers_what_nobody_has_read_yet),
         cmocka_unit_test(test_a_server_can_end_before_its_loops_began),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
