@@ -84,7 +84,7 @@ def test_two_processes_may_make_the_schema_at_once(serve, database, token):
 
 def test_the_store_is_where_its_own_block_says(serve, refdata_db, database, token):  # noqa: F811
     """C2: refdata's database stays refdata's; both are in use in one process."""
-    refdata_db.query("drop schema entitlement, intake, notification cascade")
+    refdata_db.query(f"drop schema {', '.join(KEEPERS)} cascade")
     server = serve(refdata_db, {"postgres": at(database)})
     assert grant(server.client(token(scope=SCOPES))).status in (200, 201)
     assert {*KEEPERS, "platform"} <= schemas(database) and "refdata" not in schemas(database)
