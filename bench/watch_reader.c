@@ -1,7 +1,7 @@
-/* Follows one watch stream on many connections at once: one thread, epoll. Says whether each connection got every change,
+/* Follows streams on many connections at once, a dictionary's or a chat's: one thread, epoll. Says whether each connection got every change,
  * and how long after "sentUs" (unix, microseconds; a member of each payload) it came.
  *
- * Prints {"ready":N} when all have their first upToDate, so that the writer may begin, and the figures at the end. A
+ * Prints {"ready":N} when all have their first upToDate (or up_to_date), so that the writer may begin, and the figures at the end. A
  * change is known by its sentUs: writers give each its own, and its own key, since what is loaded together is told with
  * its last value only. */
 #include <arpa/inet.h>
@@ -26,6 +26,7 @@ enum {
     CONNECTING_MAX = 128,
     READ_BYTES = 256 * 1024,
     READY_SECONDS_MAX = 120,
+    NUMBER_BYTES = 12,
 };
 
 enum reading { IN_HEAD, IN_SIZE, IN_CHUNK, IN_CHUNK_END, AT_END };
@@ -49,6 +50,7 @@ struct reader {
     struct sockaddr_in address;
     char *request;
     size_t request_len;
+    char *number; /* in the request: each connection's own goes here; NULL = all ask for the same */
     struct connection *connections;
     unsigned count, started, ready, closed;
     struct bench_histogram latencies;
@@ -104,13 +106,14 @@ static void add_to_line(struct line *line, const char *text, size_t len)
 
 static void take_line(struct reader *reader, struct connection *connection)
 {
-    const char *text = connection->data.text, *sent = strstr(text, "\"sentUs\":");
-    if (!connection->is_ready && strncmp(text, "{\"upToDate\":", 12) == 0) {
+    const char *text = connection->data.text, *sent = strstr(text, "sentUs");
+    if (!connection->is_ready &&
+        (strncmp(text, "{\"upToDate\":", 12) == 0 || strstr(text, "\"up_to_date\""))) {
         connection->is_ready = true;
         reader->ready++;
     }
-    if (sent) {
-        int64_t sent_us = strtoll(sent + 9, NULL, 10);
+    if (sent && connection->is_ready) { /* what came before is what was missed */
+        int64_t sent_us = strtoll(sent + strcspn(sent, "0123456789"), NULL, 10);
         connection->changes++;
         remember(reader, (uint64_t)sent_us);
         bench_histogram_add(&reader->latencies,
@@ -201,6 +204,11 @@ static void start_connection(struct reader *reader, struct connection *connectio
 static void send_request(struct reader *reader, struct connection *connection)
 {
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = connection};
+    if (reader->number) {
+        char digits[16];
+        snprintf(digits, sizeof digits, "%012u", (unsigned)(connection - reader->connections));
+        memcpy(reader->number, digits, NUMBER_BYTES);
+    }
     if (send(connection->fd, reader->request, reader->request_len, MSG_NOSIGNAL) !=
         (ssize_t)reader->request_len) {
         fail("cannot send", strerror(errno));
@@ -308,7 +316,7 @@ static void usage(void)
         "Opens N streams of GET PATH on 127.0.0.1:P, prints {\"ready\":N} when all are up to date, reads for S\n"
         "seconds more, and prints one line of JSON: changes (distinct \"sentUs\" seen), perConnectionMin/Max,\n"
         "missed (summed over connections), closed, and p50Ms, p99Ms, maxMs from sentUs to having read the line.\n"
-        "--header may be given several times. Exit status 0 whatever the figures; 1 when it could not measure.\n");
+        "Twelve # in PATH stand for the connection's number. --header may be given several times. Exit status 0 whatever the figures; 1 when it could not measure.\n");
 }
 
 static void read_options(struct options *options, int argc, char **argv)
@@ -351,6 +359,7 @@ int main(int argc, char **argv)
     int len = asprintf(&reader.request, "GET %s HTTP/1.1\r\nHost: localhost\r\n%s\r\n", options.path,
                        options.headers);
     reader.request_len = (size_t)len;
+    reader.number = strstr(reader.request, "############");
     connect_all(&reader);
     int64_t began_us = unix_us(), until_us = began_us + (int64_t)(options.seconds * 1e6);
     while (unix_us() < until_us) {

@@ -100,14 +100,24 @@ static struct chat_room *make(struct chat_rooms *rooms, const struct chat_key *k
     return room;
 }
 
-void chat_room_unref(struct chat_room *room)
+static void drop(struct chat_room *room, unsigned refs)
 {
-    if (--room->refs == 0)
+    room->refs -= refs;
+    if (room->refs == 0)
         free(room);
 }
 
-static void unlist(struct chat_room *room)
+void chat_room_unref(struct chat_room *room)
 {
+    drop(room, 1);
+}
+
+/* The references that the table had of it. */
+static unsigned unlist(struct chat_room *room)
+{
+    if (!room->is_listed)
+        return 0;
+
     struct chat_rooms *rooms = room->rooms;
     struct chat_room **link = &rooms->buckets[room->hash & (rooms->bucket_count - 1)];
     while (*link != room)
@@ -115,7 +125,7 @@ static void unlist(struct chat_room *room)
     *link = room->next;
     room->is_listed = false;
     atomic_fetch_sub(&rooms->count, 1);
-    chat_room_unref(room);
+    return 1;
 }
 
 void chat_room_dissolve(struct chat_room *room)
@@ -125,17 +135,16 @@ void chat_room_dissolve(struct chat_room *room)
             stream_topic_close(room->channels[i].topic);
         room->channels[i].topic = NULL;
     }
-    if (room->is_listed)
-        unlist(room);
+    drop(room, unlist(room));
 }
 
-static void settle(struct chat_room *room)
+/* Nobody is left: it goes off the table, whose references are to be dropped. */
+static unsigned settle(struct chat_room *room)
 {
     bool is_used = room->holds;
     for (int i = 0; i < CHAT_FORMATS; i++)
         is_used |= room->channels[i].topic != NULL;
-    if (!is_used && room->is_listed)
-        unlist(room);
+    return is_used ? 0 : unlist(room);
 }
 
 /* ---- who follows ---- */
@@ -170,7 +179,7 @@ static void on_idle(void *context)
     struct chat_channel *channel = context;
     stream_topic_close(channel->topic);
     channel->topic = NULL;
-    settle(channel->room);
+    drop(channel->room, settle(channel->room));
 }
 
 /* What somebody who is led on has not read yet. */
@@ -269,8 +278,7 @@ const struct chat_key *chat_room_key(const struct chat_room *room)
 void chat_room_release(struct chat_room *room)
 {
     room->holds--;
-    settle(room);
-    chat_room_unref(room);
+    drop(room, 1 + settle(room));
 }
 
 bool chat_room_admit(struct chat_room *room, const struct chat_page *page, enum chat_format format,
