@@ -11,7 +11,7 @@
 enum { REQUEST_COLUMNS = 5 };
 
 /* An hour after it was first used a key is free again; replays do not extend it (I6). Whoever does not get the key's lock is
- * not made to wait for who has it (I3): in this process the door sees to that. */
+ * not made to wait for who has it (I3). Twins in one transaction share the lock: the later one finds the earlier one's row. */
 static const char key_insert_sql[] =
     "INSERT INTO refdata.update_key AS k (tenant_id, subject, idempotency_key, body_hash, event_id)"
     " SELECT $1, $2, $3, $4, $5 WHERE pg_try_advisory_xact_lock($6)"
