@@ -1,9 +1,11 @@
 """M3: a session's events live: every one of them, once, in order, from wherever a reader left off."""
 import contextlib
 import random
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -349,3 +351,27 @@ def test_c7_streams_while_the_database_is_away(serve, own_postgres, token):
             eventually(lambda: chat.post("after").status == 200)
             assert stream.until(4)[-1]["payload"]["content"] == "after"
             assert stream.seen == [1, 2, 3, 4]
+
+
+def test_m3_many_who_do_not_read_cost_little_and_hold_up_nobody(serve, database, token):
+    """The memory of a reader is bounded, however much it has not read; the one beside them gets everything."""
+    count, messages, content = 50, 40, "x" * 30000
+    server = serve(database, merge(FAST, {"chat": {"stream": {"buffer-bytes": "64KiB"}}}), args=CHAT)
+
+    def resident():
+        status = Path(f"/proc/{server.process.pid}/status").read_text(encoding="ascii")
+        return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) * 1024
+    with Session(server, token("demo")) as chat, contextlib.ExitStack() as stack:
+        chat.say("first")
+        settled(database, chat)
+        for _ in range(count):
+            stack.enter_context(chat.stream(2, receive_buffer=4096))
+        quick = stack.enter_context(chat.stream(2))
+        quick.caught_up()
+        before = resident()
+        for _ in range(messages):
+            last = chat.say(content)["sequence"] + 1
+            quick.until(last)
+        assert quick.seen == list(range(3, last + 1))
+        # Nothing of what they do not take is kept for them, but for what each is in the middle of.
+        assert resident() - before < count * messages * 2 * len(content) * 2 / 3

@@ -39,7 +39,7 @@ void chat_post_init(struct chat *chat)
 
 enum { CONTENT, TEXTS };
 static const struct json_text members[] = {
-    [CONTENT] = {"content", 1, UINT32_MAX},
+    [CONTENT] = {"content", 1, UINT32_MAX, .is_optional = false},
     {.name = NULL},
 };
 
