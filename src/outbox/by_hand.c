@@ -29,7 +29,9 @@ static const char *const list_templates[] = {
 };
 static const char retry_template[] = CHANGE(AS_NEW, "@is_failed");
 static const char discard_template[] = CHANGE("@set_given_up @unlock", "@is_failed");
-static const char republish_template[] = CHANGE(AS_NEW, "@is_published");
+/* What was given up stands among the published ones, with its error; it comes back only by its name. */
+static const char republish_template[] =
+    CHANGE(AS_NEW, "@is_published AND ($1::text[] IS NOT NULL OR NOT (@is_given_up))");
 static const char unlock_template[] = CHANGE("@set_pending @unlock", "@live AND @leased");
 
 const char *outbox_state_name(enum outbox_state state)

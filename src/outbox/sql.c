@@ -203,6 +203,8 @@ static void define_words(struct pieces *pieces, const struct outbox_table *table
            arena_printf(arena, "e.%s IN ('%s', '%s')", column, words->pending, words->in_flight));
     define(pieces, "is_published", arena_printf(arena, "e.%s = '%s'", column, words->published));
     define(pieces, "is_failed", arena_printf(arena, "e.%s = '%s'", column, words->failed));
+    define(pieces, "is_given_up",
+           table->last_error ? arena_printf(arena, "e.%s IS NOT NULL", table->last_error) : STR("false"));
     define(pieces, "set_claimed", arena_printf(arena, "%s = '%s',", column, words->in_flight));
     define(pieces, "set_pending", arena_printf(arena, "%s = '%s',", column, words->pending));
     define(pieces, "set_alive",
@@ -223,6 +225,7 @@ static void define_flags(struct pieces *pieces, const struct outbox_table *table
     define(pieces, "live", arena_printf(arena, "NOT e.%s AND e.%s IS NULL", published, failed_at));
     define(pieces, "is_published", arena_printf(arena, "e.%s", published));
     define(pieces, "is_failed", arena_printf(arena, "e.%s IS NOT NULL AND NOT e.%s", failed_at, published));
+    define(pieces, "is_given_up", arena_printf(arena, "e.%s IS NOT NULL", failed_at));
     define(pieces, "set_claimed", STR(""));
     define(pieces, "set_pending", STR(""));
     define(pieces, "set_alive",
