@@ -3,6 +3,7 @@
 #include "bus/delivery.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #include "base/clock.h"
 #include "base/failpoint.h"
@@ -64,22 +65,38 @@ static void handle(struct attempt *attempt)
         bus_batch_handle(delivery->consumer, &attempt->batch, &attempt->arena, &attempt->outcome);
 }
 
+/* What there is room for: why and from where, and that the rest is missing. */
+static struct bus_message brief_letter(const struct bus_message *letter, struct arena *arena)
+{
+    struct bus_message brief = *letter;
+    struct bus_header *headers = arena_alloc(arena, HEADERS_KEPT * sizeof headers[0]);
+
+    memcpy(headers, letter->headers, HEADERS_KEPT * sizeof headers[0]);
+    headers[0].value = arena_printf(arena, "%.*s; it was too large to be kept", STR_ARG(headers[0].value));
+    brief.headers = headers;
+    brief.header_count = HEADERS_KEPT;
+    brief.payload = STR("");
+    brief.key = letter->key.len > KEY_BYTES_KEPT ? STR_NONE : letter->key;
+    return brief;
+}
+
 /* A message of somebody else's may be so large that there is no room for it and its reason. */
 static enum status bury_briefly(struct bus *bus, const struct bus_message *letters, size_t count,
                                 int64_t deadline_ns, struct error *error)
 {
+    struct arena arena;
     enum status status = STATUS_OK;
 
+    arena_init(&arena, ARENA_BYTES);
     for (size_t i = 0; i < count && status == STATUS_OK; i++) {
         struct bus_message letter = letters[i];
         status = bus_publish(bus, &letter, 1, deadline_ns, error);
         if (status != STATUS_PAYLOAD_TOO_LARGE && status != STATUS_BAD_REQUEST)
             continue;
-        letter.payload = STR("");
-        letter.header_count = HEADERS_KEPT;
-        letter.key = letter.key.len > KEY_BYTES_KEPT ? STR_NONE : letter.key;
+        letter = brief_letter(&letters[i], &arena);
         status = bus_publish(bus, &letter, 1, deadline_ns, error);
     }
+    arena_deinit(&arena);
     return status;
 }
 

@@ -54,14 +54,14 @@ def test_n2_garbage_is_terminated_and_kept_and_an_event_of_another_program_count
 
 
 def test_n2_what_was_terminated_here_is_one_letter_whatever_the_advisories_say(events):
-    """They come long after a whole batch was terminated."""
-    for server in events.notifications:
-        server.stop()
+    """They come long after a whole batch was terminated. One process: another that takes over does not know of it."""
+    server, other = events.notifications
+    server.stop()
+    other.stop()
     with events.nats as nats:
         for number in range(600):
             nats.publish(events.subject, b"\xffgarbage %d" % number)
-        for server in events.notifications:
-            server.spawn()
+        server.spawn()
         eventually(lambda: len(events.letters()) == 600)
 
         def heard():
@@ -69,6 +69,14 @@ def test_n2_what_was_terminated_here_is_one_letter_whatever_the_advisories_say(e
             return watch["ack_floor"]["consumer_seq"] >= 600 and watch["num_pending"] == 0
 
         eventually(heard)
-    assert sum(len(server.logs(event="nats_given_up")) for server in events.notifications) == 0
-    name = f'bus_dead_letters_total{{topic="entitlement.events",group="{DURABLE}"}}'
-    assert sum(server.metrics()[name] for server in events.notifications) == 600
+    assert server.logs(event="nats_given_up") == []
+    assert server.metrics()[f'bus_dead_letters_total{{topic="entitlement.events",group="{DURABLE}"}}'] == 600
+
+
+def test_n2_a_letter_without_room_for_its_message_says_so(events):
+    with events.nats as nats:
+        limit = nats.stream(events.stream)["config"].get("max_msg_size", -1)
+        place = nats.publish(events.subject, b"\xff" * ((limit if limit > 0 else 1 << 20) - 10))
+    letter, = eventually(events.letters)
+    assert (letter["stream_seq"], letter["kind"], letter["payload"]) == (place, "terminated", "")
+    assert letter["reason"].endswith("; it was too large to be kept")

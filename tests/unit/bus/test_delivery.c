@@ -367,7 +367,7 @@ static void test_a_letter_that_is_too_large_goes_without_its_content(void **stat
     assert_int_equal(settled, 1);
     assert_int_equal(world.engine.letters, 1);
     assert_int_equal(world.engine.payload_bytes, 0);
-    assert_string_equal(world.engine.reason, "no");
+    assert_string_equal(world.engine.reason, "no; it was too large to be kept");
 }
 
 static void test_what_is_forgotten_counts_anew(void **state)
