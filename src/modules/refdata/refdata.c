@@ -19,7 +19,7 @@
 #include "modules/refdata/relay/relay.h"
 
 enum {
-    PREPARE_MS = 1000, /* of a reload, for a database that is new */
+    PREPARE_MS = 3000, /* of a reload, for a database that is new */
     HOST_BYTES = 48,
 };
 
