@@ -170,6 +170,10 @@ static enum status change(struct db_conn *conn, const char *database, const stru
              LOG_CSTR("database", database), LOG_CSTR("table", command->table->name),
              LOG_INT("events", count), LOG_CSTR("user", user ? user : ""), LOG_INT("uid", getuid()));
     printf("%s %s: %lld %s\n", database, command->table->name, (long long)count, command->action->done);
+    if (count < (int64_t)command->ids.count)
+        return error_set(error, STATUS_NOT_FOUND,
+                         "%lld of the events named are not there, or in another state",
+                         (long long)command->ids.count - (long long)count);
     return STATUS_OK;
 }
 
@@ -380,7 +384,7 @@ int app_outbox(int argc, char **argv)
         {"--table", "NAME",
          "only this one, as the list shows it; without it changes are about refdata.outbox_event",
          .into = &command.table_name},
-        {"--of", "TENANT/…", "only events of this dictionary, entitlement …: as the list shows it",
+        {"--of", "AGGREGATE", "only events of this dictionary, entitlement …: as the list shows it",
          .into = &command.of},
         {"--since", "TIME", "only those made since then: 2026-01-31T12:00:00Z, or how long ago: 90s, 15m, 7d",
          .into = &command.since},

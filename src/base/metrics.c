@@ -149,6 +149,18 @@ struct metric_series *metric_series_get(struct metric_family *family, const stru
     return series;
 }
 
+struct metric_series *metric_of_deleted(struct str table)
+{
+    static struct metric_family family = {
+        .name = "freshet_retention_deleted_total",
+        .help = "Rows deleted because they were older than they are kept.",
+        .type = METRIC_COUNTER,
+        .labels = {"table"},
+    };
+    metrics_register(&family);
+    return metric_series_get(&family, &table);
+}
+
 void metric_series_drop(struct metric_series *series)
 {
     pthread_mutex_lock(&metrics_registry.lock);

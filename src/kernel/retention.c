@@ -37,13 +37,6 @@ struct retention {
     bool told; /* that it fails */
 };
 
-static struct metric_family deleted_family = {
-    .name = "freshet_retention_deleted_total",
-    .help = "Rows deleted because they were older than they are kept.",
-    .type = METRIC_COUNTER,
-    .labels = {"table"},
-};
-
 /* ---- a batch, on a worker ---- */
 
 static enum status delete_batch(struct retention *retention, struct db_conn *conn, int64_t deadline_ns,
@@ -137,10 +130,9 @@ void kernel_retention_add(struct kernel *kernel, const struct retention_rule *ru
     struct retention *retention = memory_zalloc(sizeof *retention);
     struct str name = str_from(rule->name);
     int64_t first_ms = rule->interval_ms < FIRST_MS ? rule->interval_ms : FIRST_MS;
-    metrics_register(&deleted_family);
     retention->store = store;
     retention->rule = *rule;
-    retention->deleted_total = metric_series_get(&deleted_family, &name);
+    retention->deleted_total = metric_of_deleted(name);
     db_statement_init(&retention->statement, rule->sql, 2, (const enum db_type[]){DB_BIGINT, DB_INT});
     retention->next = store->rules;
     store->rules = retention;

@@ -62,6 +62,8 @@ void outbox_metrics_of(const char *module, struct str event_type, struct outbox_
     counters->failed = metric_series_get(&failed, labels);
     counters->dead = metric_series_get(&dead, labels);
     counters->latency = metric_series_get(&latency, labels);
+    (void)metric_series_get(&pending, labels); /* 0 until something waits, rather than nothing */
+    (void)metric_series_get(&oldest, labels);
 }
 
 void outbox_metrics_pending(const char *module, struct str event_type, int64_t count, int64_t age_ms)

@@ -78,6 +78,7 @@ static enum status clean_up(struct outbox *outbox, struct db_conn *conn, struct 
         status = db_exec(conn, &outbox->sql.cleanup, params, clock_deadline_ms(UPKEEP_MS), &deleted, error);
         total += status == STATUS_OK ? deleted : 0;
     }
+    metric_add(metric_of_deleted(str_from(outbox->config.table->name)), (uint64_t)total);
     if (total > 0)
         log_info("outbox_cleaned_up", LOG_CSTR("module", outbox->config.table->module),
                  LOG_INT("events", total));

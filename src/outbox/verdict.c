@@ -97,7 +97,7 @@ int64_t outbox_backoff_ms(const struct outbox_settings *settings, int64_t attemp
 void outbox_log_enqueued(const struct outbox_table *table, struct str event_type, struct str id)
 {
     log_debug("outbox_event_enqueued", LOG_CSTR("module", table->module), LOG_STR("eventType", event_type),
-              LOG_STR("id", id));
+              LOG_STR("eventId", id));
 }
 
 /* ---- who is told; rows: verdict, event type, age in ms, id, reason, attempts, what the table has logged ---- */

@@ -193,7 +193,12 @@ def test_retention_deletes_what_is_old_and_counts_it(serve, refdata_db):  # noqa
                      " select 'demo', 's', 'POST', '/api/v1/items', 'k' || n, '\\x00', 201, '{}', now() - interval '2 hours',"
                      " case when n <= 2500 then now() - interval '1 hour' else now() + interval '1 hour' end"
                      " from generate_series(1, 2600) n")
-    server = serve(refdata_db, {"intake": {"idempotency": {"cleanup-interval": "100ms"}}}, args=["--roles", "intake"])
+    refdata_db.query("insert into intake.event_outbox (event_id, tenant_id, sku, event_type, payload, status, created_at, published_at)"
+                     " select gen_random_uuid(), 'demo', 's' || n, 'item_created', '{}', 'PUBLISHED', now(), now() - interval '2 days'"
+                     " from generate_series(1, 1100) n")
+    server = serve(refdata_db, {"intake": {"idempotency": {"cleanup-interval": "100ms"}, "outbox": {"cleanup-interval": "100ms"}}},
+                   args=["--roles", "intake"])
     metric = 'freshet_retention_deleted_total{table="intake.idempotency_keys"}'
     eventually(lambda: server.metrics().get(metric) == 2500)
+    eventually(lambda: server.metrics().get('freshet_retention_deleted_total{table="intake.event_outbox"}') == 1100)
     assert refdata_db.value("select count(*) from intake.idempotency_keys") == 100

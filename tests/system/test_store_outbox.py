@@ -70,6 +70,17 @@ def test_ids_have_the_form_their_table_gives_them(outbox, granted):
     assert outbox("list", wanted, "--state", "published").stdout.count(wanted) == 1
     assert "1 will be published" in outbox("republish", wanted, "--table", TABLE).stdout
     assert pending(granted) == ["a"]
+    done = outbox("retry", wanted, "--table", TABLE)
+    assert done.returncode == 1 and done.stdout == f"store {TABLE}: 0 will be tried again\n"
+    assert "1 of the events named" in done.stderr
+
+
+def test_what_was_given_up_is_not_published_with_what_was_lost(outbox, granted):
+    """O4: discarded is discarded, unless it is named."""
+    granted.query(f"update {TABLE} set status = 'FAILED', last_error = 'no event' where aggregate_key like '%/b'")
+    assert "1 given up" in outbox("discard", "--all", "--table", TABLE).stdout
+    assert "1 will be published again" in outbox("republish", "--table", TABLE, "--since", "30m").stdout
+    assert pending(granted) == ["c"]
 
 
 @pytest.mark.parametrize("args, said", [
