@@ -196,6 +196,13 @@ def test_it_counts(server, client):
         assert after[name] == before.get(name, 0) + 1
 
 
+def test_what_a_key_refuses_is_counted_with_the_keys(server, client):
+    """I7."""
+    key = fresh("key")
+    assert [post(client, body, key).status for body in (item(), item())] == [201, 409]
+    assert 'intake_items_total{result="unavailable"}' not in server.metrics()
+
+
 def test_bodies_stay_out_of_the_log(server, client):
     """C9."""
     secret = fresh("secret")

@@ -3,7 +3,6 @@
 #include "base/clock.h"
 #include "base/failpoint.h"
 #include "base/json_texts.h"
-#include "base/log.h"
 #include "kernel/store.h"
 #include "modules/intake/intake.h"
 
@@ -94,24 +93,25 @@ static void send_outcome(struct http_request *request, const struct idempotency_
     buf_deinit(&lines);
 }
 
+static bool is_of_key(enum status status)
+{
+    return status == STATUS_IDEMPOTENCY_KEY_CONFLICT || status == STATUS_IDEMPOTENCY_KEY_PROCESSING;
+}
+
 static void send_failure(struct http_request *request, const struct error *error)
 {
-    bool is_of_key = error->status == STATUS_IDEMPOTENCY_KEY_CONFLICT ||
-                     error->status == STATUS_IDEMPOTENCY_KEY_PROCESSING;
-    if (is_of_key)
+    if (is_of_key(error->status))
         idempotency_send_error(request, error, request->idempotency_key);
     else
         http_send_error(request, error);
 }
 
 /* After a commit, or what may have been one: whoever publishes looks. */
-static void tell(struct intake *intake, const struct auth_identity *identity,
-                 const struct idempotency_outcome *outcome)
+static void tell(struct intake *intake, const struct idempotency_outcome *outcome)
 {
     if (outcome->rows && outcome->status < 400)
-        log_debug("outbox_event_enqueued", LOG_CSTR("module", intake_outbox_table.module),
-                  LOG_STR("eventId", db_result_str(outcome->rows, 0, CREATE_EVENT_ID)),
-                  LOG_STR("tenantId", identity->tenant));
+        outbox_log_enqueued(&intake_outbox_table, STR("item_created"),
+                            db_result_str(outcome->rows, 0, CREATE_EVENT_ID));
     outbox_wake(intake->publisher);
 }
 
@@ -136,12 +136,12 @@ static void create(struct http_request *request, const struct str *texts, struct
         clock_deadline_ms(DATABASE_MS), &outcome, &error);
     FAILPOINT("intake.after_commit");
     if (outcome.is_news)
-        tell(intake, identity, &outcome);
+        tell(intake, &outcome);
     if (status != STATUS_OK)
         send_failure(request, &error);
     else
         send_outcome(request, &outcome, texts[SKU]);
-    if (!outcome.replayed)
+    if (!outcome.replayed && !is_of_key(status))
         count(status != STATUS_OK ? "unavailable" : outcome.status < 400 ? "created" : "taken");
     db_result_free(outcome.rows);
 }
