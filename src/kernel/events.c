@@ -214,6 +214,16 @@ enum status kernel_events_open(struct kernel_store *store, struct error *error)
     return STATUS_OK;
 }
 
+const char *kernel_events_stream(const struct kernel *kernel, const char *topic)
+{
+    struct topics all;
+    list_topics(kernel, &all);
+    for (size_t i = 0; i < all.count && all.settings->events == KERNEL_NATS; i++)
+        if (strcmp(all.names[i].topic, topic) == 0)
+            return all.names[i].stream;
+    return NULL;
+}
+
 bool kernel_events_are_up(const struct kernel *kernel)
 {
     struct bus *bus = kernel->store ? atomic_load(&kernel->store->events) : NULL;

@@ -23,8 +23,10 @@ struct worker_pool *kernel_store_workers(struct kernel *kernel);
 bool kernel_store_is_ready(const struct kernel *kernel); /* any thread: the schema stands */
 bool kernel_store_is_up(const struct kernel *kernel);    /* the same, and PostgreSQL answered last */
 struct bus *kernel_events(struct kernel *kernel);        /* NULL before subscribe() */
-bool kernel_events_are_up(const struct kernel *kernel);  /* does NATS answer? Always true on PostgreSQL */
-const char *kernel_host_name(void);                      /* HOSTNAME, or the machine's (locked_by) */
+/* The stream of NATS that has this topic; NULL where PostgreSQL carries events, or the bus chose the name. */
+const char *kernel_events_stream(const struct kernel *kernel, const char *topic);
+bool kernel_events_are_up(const struct kernel *kernel); /* does NATS answer? Always true on PostgreSQL */
+const char *kernel_host_name(void);                     /* HOSTNAME, or the machine's (locked_by) */
 /* In a module's stop(), for outbox_stop() and the like: what is left of the time that all of them share. Events are handled
  * until every module has stopped (an outbox needs the bus to the end), so what handlers touch stays until destroy(). */
 int64_t kernel_stop_grace_ms(const struct kernel *kernel);

@@ -32,6 +32,7 @@ def test_n1_n2_events_repetitions_poison_and_what_keeps_failing(engines, serve, 
     eventually(lambda: statuses(refdata_db, "once") == ["SENT"] and statuses(refdata_db, "behind") == ["SENT"])
     letter, = eventually(lambda: letters(refdata_db, kind="terminated"))
     assert (letter["payload"], letter["stream_seq"], letter["status"]) == ("ff00ff", 3, "DEAD")
+    assert letter["stream"] == f"{refdata_db.name}_entitlement"
     with nats.Nats(engines.nats.address) as client:
         info = client.consumer(f"{refdata_db.name}_entitlement", "notification")
         assert info["config"]["max_deliver"] == 3 and info["config"]["ack_policy"] == "explicit"

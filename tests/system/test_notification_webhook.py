@@ -2,6 +2,7 @@
 letters, and always one key."""
 import json
 import os
+import re
 import signal
 
 import pytest
@@ -177,6 +178,7 @@ def test_n3_settings_of_the_webhook_are_checked(serve, refdata_db):  # noqa: F81
         server = serve.make(refdata_db, webhook("http://127.0.0.1:1/", **wrong))
         done = run("config", "--config", server.config_path, env=server.env)
         assert done.returncode == 1 and f"notification.delivery.{field}" in done.stderr.replace("webhook.secret", "secret"), done.stderr
+        assert re.search(r"\.yaml:\d+:\d+: ", done.stderr), done.stderr
         serve.started.remove(server)
 
 

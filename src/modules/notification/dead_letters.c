@@ -72,12 +72,11 @@ static void put_letter(const struct notification *notification, const struct bus
 {
     struct str reason = plain(bus_message_header(letter, STR(BUS_HEADER_DEAD_REASON)));
     struct str group = plain(bus_message_header(letter, STR(BUS_HEADER_DEAD_GROUP)));
-    struct str stream = notification->settings->nats.stream;
+    const char *stream = kernel_events_stream(notification->kernel, NOTIFICATION_TOPIC);
     bool is_terminated =
         str_starts_with(reason, STR(NOTIFICATION_NO_EVENT)) || str_starts_with(reason, STR("terminated"));
-    bool is_nats = kernel_bus(notification->kernel)->events == KERNEL_NATS;
     buf_put_char(json, '{');
-    json_put_member_str(json, "stream", is_nats && stream.len ? stream : STR(NOTIFICATION_TOPIC));
+    json_put_member_str(json, "stream", stream ? str_from(stream) : STR(NOTIFICATION_TOPIC));
     json_put_member_str(json, "topic", STR(NOTIFICATION_TOPIC));
     json_put_member_i64(json, "partition",
                         number_of(letter, BUS_HEADER_DEAD_PARTITION, 0, letter->partition) %

@@ -63,7 +63,7 @@ static const struct setting_row webhook_rows[] = {
 #define ENGINE(member) ROW(delivery.engine.member)
 static const struct setting_row delivery_rows[] = {
     {"channel", SETTING_ENUM, ROW(delivery.channel), "log: one line each; webhook: a POST each.", "log",
-     .choices = channels},
+     .choices = channels, PLACE(delivery.channel_place)},
     {"webhook", SETTING_OBJECT, .help = "The receiver of channel webhook.", .rows = webhook_rows,
      .fallback = ""},
     {"poll-interval", SETTING_DURATION_MS, ENGINE(poll_ms),
@@ -130,10 +130,12 @@ static bool is_http_url(struct str url)
 }
 
 static enum status check_webhook(const struct config *config,
-                                 const struct notification_webhook_settings *webhook, struct error *error)
+                                 const struct notification_webhook_settings *webhook,
+                                 struct setting_place channel_place, struct error *error)
 {
     if (!is_http_url(webhook->url))
-        return config_error_at(config, webhook->url_place, "notification.delivery.webhook.url", error,
+        return config_error_at(config, webhook->url.len ? webhook->url_place : channel_place,
+                               "notification.delivery.webhook.url", error,
                                "channel webhook needs the http or https URL of its receiver");
     if (webhook->secret_env.len && !notification_webhook_secret(webhook).len)
         return config_error_at(config, webhook->secret_place, "notification.delivery.webhook.secret-from-env",
@@ -163,6 +165,6 @@ enum status notification_settings_check(const struct config *config, const void 
                                "notification.nats.terminated-advisory.stream", error,
                                "a stream's name is made of A-Z a-z 0-9 _ -");
     return settings->delivery.channel == NOTIFICATION_WEBHOOK
-               ? check_webhook(config, &settings->delivery.webhook, error)
+               ? check_webhook(config, &settings->delivery.webhook, settings->delivery.channel_place, error)
                : STATUS_OK;
 }

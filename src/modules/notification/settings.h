@@ -22,6 +22,7 @@ struct notification_settings {
     } nats;
     struct {
         int channel; /* enum notification_channel */
+        struct setting_place channel_place;
         struct notification_webhook_settings webhook;
         struct outbox_settings engine;
     } delivery;
