@@ -86,8 +86,10 @@ enum auth_answer auth_decide(struct auth_loop *state, const struct auth_question
         return forbid(error, STATUS_TENANT_MISMATCH, "the token names no tenant");
     if (question->path_tenant.ptr && !str_eq(question->path_tenant, who->tenant))
         return forbid(error, STATUS_TENANT_MISMATCH, "the token belongs to another tenant than the path");
-    if (question->scope && !auth_has_scope(who, str_from(question->scope)))
-        return forbid(error, STATUS_INSUFFICIENT_SCOPE, "the token lacks the scope this needs");
+    if (question->scope && !auth_has_scope(who, str_from(question->scope))) {
+        error_set(error, STATUS_INSUFFICIENT_SCOPE, "this needs the scope %s", question->scope);
+        return AUTH_DENIED;
+    }
     *identity = who;
     return AUTH_ALLOWED;
 }
