@@ -62,6 +62,8 @@ create table notification.notification_dlq (
     decided_at         timestamptz
 );
 create index notification_dlq_dead on notification.notification_dlq (created_at) where status = 'DEAD';
+create index notification_dlq_decided on notification.notification_dlq (decided_at)
+    where status in ('REQUEUED', 'DISCARDED');
 
 -- Whoever makes a notification FAILED makes its dead letter, in the same transaction. One that is there already stays as it
 -- is; one that was requeued, and failed again, is dead again.
@@ -124,6 +126,8 @@ create table notification.notification_nats_dlq (
 );
 alter table notification.notification_nats_dlq alter column payload set storage external;
 create index notification_nats_dlq_dead on notification.notification_nats_dlq (created_at) where status = 'DEAD';
+create index notification_nats_dlq_decided on notification.notification_nats_dlq (decided_at)
+    where status in ('REQUEUED', 'DISCARDED');
 create index notification_nats_dlq_due on notification.notification_nats_dlq
     ((coalesce(greatest(next_retry_at, lease_until), created_at))) where status in ('REQUEUE', 'PUBLISHING');
 

@@ -81,6 +81,23 @@ def test_n4_what_was_told_goes_after_thirty_days_and_what_was_not_stays(swept):
     eventually(lambda: server.metrics()["freshet_notifications_overdue"] == 2)
 
 
+def test_n4_dead_letters_stay_until_somebody_decided(swept):
+    database, _ = swept
+    states = [(status, age) for status in ("DEAD", "REQUEUED", "DISCARDED") for age in (29, 31)]
+    for number, (status, age) in enumerate(states):
+        database.query("""insert into notification.notification_nats_dlq (stream, topic, partition, stream_seq, group_name, kind,
+            deliveries, reason, headers, payload, status, created_at, decided_at) values ('kept', 'none', 0, %s, 'g', 'terminated',
+            1, 'r', '{}', '', %s, now() - interval '40 days', now() - make_interval(days => %s))""", (number, status, age))
+        database.query("""insert into notification.notification_dlq (notification_id, tenant_id, event_id, event_type, user_id,
+            stock_keeping_unit, payload_json, attempt_count, status, created_at, decided_at) values (gen_random_uuid(), 'kept',
+            gen_random_uuid(), 'e', 'u', 's', '{}', 1, %s, now() - interval '40 days', now() - make_interval(days => %s))""",
+                       (status, age))
+    for table, mine in (("notification_nats_dlq", "stream"), ("notification_dlq", "tenant_id")):
+        left = f"select status, (now() - decided_at < interval '30 days') from notification.{table} where {mine} = 'kept'"
+        eventually(lambda query=left: sorted(database.query(query)) == [
+            ("DEAD", False), ("DEAD", True), ("DISCARDED", True), ("REQUEUED", True)])
+
+
 def test_n4_processed_events_go_only_when_strictly_older(swept):
     """At the very threshold a row stays: the statement itself, at a moment that stands still."""
     database, _ = swept

@@ -12,6 +12,8 @@
 #define DELETE(table, condition, column)                                                               \
     "DELETE FROM " table " WHERE ctid = ANY (ARRAY(SELECT ctid FROM " table " WHERE " condition OLDER( \
         column) " ORDER BY " column " LIMIT $2 FOR UPDATE SKIP LOCKED))"
+/* Dead letters stay until somebody decides; dlq_audit says for ever what. */
+#define DECIDED "status IN ('REQUEUED', 'DISCARDED') AND "
 
 /* $1 milliseconds. */
 static const char overdue_sql[] =
@@ -56,6 +58,10 @@ void notification_retention_start(struct notification *notification)
         {.name = "notification.notifications",
          .sql = DELETE("notification.notifications", "status IN ('SENT', 'FAILED') AND ", "created_at"),
          .inspect = inspect},
+        {.name = "notification.notification_dlq",
+         .sql = DELETE("notification.notification_dlq", DECIDED, "decided_at")},
+        {.name = "notification.notification_nats_dlq",
+         .sql = DELETE("notification.notification_nats_dlq", DECIDED, "decided_at")},
     };
     if (!notification->settings->retention.enabled)
         return;
