@@ -336,6 +336,7 @@ void refdata_keeper_clear(struct refdata *refdata)
             continue;
         refdata_watch_dissolve(holding);
         cache_slot_publish(&holding->slot, NULL, refdata->loops);
+        loop_timer_stop(refdata->home, &holding->timer); /* others on this loop are still to stop theirs */
         refdata_holding_destroy(holding);
     }
     for (size_t i = 0; i < refdata->grave_count; i++)
