@@ -9,6 +9,7 @@
 
 #include "base/memory.h"
 #include "base/metrics.h"
+#include "loop/loop_inside.h"
 
 struct loop_group {
     struct loop **loops;
@@ -55,14 +56,23 @@ static void settle_all(struct loop_group *group)
                                          : i + 1; /* a message may have been answered to an earlier loop */
 }
 
+static void close_timers(struct loop_group *group)
+{
+    for (unsigned i = 0; i < group->count; i++)
+        loop_timers_close(&group->loops[i]->timers);
+}
+
 void loop_group_stop(struct loop_group *group)
 {
-    if (!atomic_load(&group->running))
+    if (!atomic_load(&group->running)) {
+        close_timers(group);
         return;
+    }
     for (unsigned i = 0; i < group->count; i++)
         loop_stop(group->loops[i]);
     for (unsigned i = 0; i < group->count; i++)
         pthread_join(group->threads[i], NULL);
+    close_timers(group);
     settle_all(group);
     atomic_store(&group->running,
                  false); /* only now: a grace period asked for meanwhile must wait for the threads */

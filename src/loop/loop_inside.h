@@ -27,6 +27,7 @@ struct loop_inbox {
 struct loop_timers {
     struct loop_timer **heap;
     size_t count, capacity;
+    bool closed;
 };
 
 struct loop_parked {
@@ -78,6 +79,8 @@ bool loop_inbox_has_some(const struct loop_inbox *inbox);
 void loop_inbox_run(struct loop *loop, unsigned max);
 
 void loop_timers_deinit(struct loop_timers *timers);
+/* The loop has ended: none runs, and none can be started. Owners may be freed in any order, with or without stopping them. */
+void loop_timers_close(struct loop_timers *timers);
 int64_t loop_timers_next_ns(const struct loop_timers *timers); /* CLOCK_NEVER when none runs */
 void loop_timers_run(struct loop *loop, unsigned max);
 

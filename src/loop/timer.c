@@ -57,6 +57,8 @@ static void grow(struct loop_timers *timers)
 void loop_timer_start(struct loop *loop, struct loop_timer *timer, int64_t deadline_ns, loop_timer_fn *on_due)
 {
     struct loop_timers *timers = &loop->timers;
+    if (timers->closed)
+        return;
     timer->on_due = on_due;
     if (timer->heap_at) {
         bool earlier = deadline_ns < timer->deadline_ns;
@@ -86,6 +88,13 @@ void loop_timer_stop(struct loop *loop, struct loop_timer *timer)
         sift_up(timers, at, last);
     else
         sift_down(timers, at, last);
+}
+
+void loop_timers_close(struct loop_timers *timers)
+{
+    for (; timers->count; timers->count--)
+        timers->heap[timers->count]->heap_at = 0;
+    timers->closed = true;
 }
 
 int64_t loop_timers_next_ns(const struct loop_timers *timers)

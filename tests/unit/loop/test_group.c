@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "base/clock.h"
 #include "loop/group.h"
 #include "loop/worker.h"
 
@@ -159,10 +160,37 @@ static void a_job_comes_back_to_the_loop_it_names(void **state)
     loop_destroy(job_loop);
 }
 
+static void on_never(struct loop_timer *timer)
+{
+    (void)timer;
+    fail();
+}
+
+/* Whoever owns timers of a loop that has ended is freed in whatever order; ASan has the last word. */
+static void timers_of_an_ended_loop_are_nobodys(void **state)
+{
+    (void)state;
+    struct loop_group *group = loop_group_create(1, 0);
+    struct loop_timer *timers[8];
+    for (int i = 0; i < 8; i++) {
+        timers[i] = calloc(1, sizeof *timers[i]);
+        loop_timer_start(loop_group_loop(group, 0), timers[i], clock_deadline_ms(3600 * 1000 - i), on_never);
+    }
+    loop_group_start(group);
+    loop_group_stop(group);
+    for (int i = 0; i < 8; i++) {
+        if (i % 2)
+            loop_timer_stop(loop_group_loop(group, 0), timers[i]);
+        free(timers[i]);
+    }
+    loop_group_destroy(group);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_grace_period_ends_after_every_reader_has_let_go),
+        cmocka_unit_test(timers_of_an_ended_loop_are_nobodys),
         cmocka_unit_test(a_broadcast_reaches_every_loop_on_its_own_thread),
         cmocka_unit_test(the_queue_is_bounded_and_every_accepted_job_comes_back),
         cmocka_unit_test(a_job_comes_back_to_the_loop_it_names),
