@@ -98,6 +98,7 @@ def say_many(running, seconds):
 
 def latency(bench, report, running):
     seconds = 5 if bench.quick else SECONDS
+    say_many(running, 2)  # connections and plans
     reader = Reader(bench, running, path("00000000-0000-4000-8000-############", "stream"), SESSIONS, seconds + SETTLE_SECONDS)
     try:
         sent = say_many(running, seconds)
