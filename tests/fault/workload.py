@@ -205,12 +205,17 @@ def check_effects(database, workload):
         assert generations == {workload.generation}
 
 
+def found(answer):
+    assert answer.status == 200, (answer.status, answer.body)
+    return True
+
+
 def check_pods(servers, token):
     """freshet verify: what pods hold is what the database holds."""
     for server in servers:
         with server.client(token) as client:
             for code in CODES:
-                assert eventually(lambda: client.get(path(code, "/version")).status == 200)
+                eventually(lambda: found(client.get(path(code, "/version"))))
     urls = [word for server in servers for word in ("--url", f"http://127.0.0.1:{server.port}")]
     done = run("verify", "--config", servers[0].config_path, "--patience", "30s", *urls,
                env={**servers[0].env, "FRESHET_TOKEN": token, "FRESHET_FAILPOINTS": ""})
