@@ -1,11 +1,10 @@
 """C8, R17, R21: what a pod says and does while PostgreSQL is away."""
-import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
+from lib.postgres import cluster_processes, signal_all
 from lib.refdata import item_path, own_refdata_db, path, pod, refdata_db, slow_dictionary, write_builtin  # noqa: F401
 from lib.wait import eventually
 from lib.wire import request_bytes
@@ -97,13 +96,6 @@ def test_reads_go_on_while_postgresql_is_dead_and_freshness_comes_back_with_it(s
     assert client.get(path("COLD", "/version")).status == 200
 
 
-def cluster_processes(server):
-    """The postmaster and everything it forked."""
-    postmaster = int((server.data / "postmaster.pid").read_text().split()[0])
-    children = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split()
-    return [postmaster, *map(int, children)]
-
-
 @pytest.mark.tsan
 def test_a_postgresql_that_hangs_is_survived_like_a_dead_one(serve, own_postgres, own_refdata_db, token):
     """R21: every outside call has a timeout; a first read is answered within its own."""
@@ -114,8 +106,7 @@ def test_a_postgresql_that_hangs_is_survived_like_a_dead_one(serve, own_postgres
     client = server.client(token())
     eventually(lambda: client.get(item_path("D", "a")).status == 200)
     frozen = cluster_processes(own_postgres)
-    for pid in frozen:
-        os.kill(pid, signal.SIGSTOP)
+    signal_all(frozen, signal.SIGSTOP)
     try:
         began = time.monotonic()
         cold = client.get(item_path("COLD", "a"))
@@ -126,8 +117,7 @@ def test_a_postgresql_that_hangs_is_survived_like_a_dead_one(serve, own_postgres
             assert client.get(item_path("D", "a")).status == 200
         assert health(client, "/readiness").status == 200
     finally:
-        for pid in frozen:
-            os.kill(pid, signal.SIGCONT)
+        signal_all(frozen, signal.SIGCONT)
     write_builtin(own_refdata_db, "D", {"a": 2}, version=2)
     eventually(lambda: client.get(item_path("D", "a")).json()["payload"] == 2)
     eventually(lambda: component(client) == "UP")
@@ -138,8 +128,7 @@ def test_stopping_does_not_wait_for_a_postgresql_that_hangs(serve, own_postgres,
     """C7, R21: SIGTERM while loads are stuck."""
     server = serve(own_refdata_db, pod("D", "COLD", http={"stopTimeout": "200ms"}, cache={"firstReadTimeout": "1h"}))
     frozen = cluster_processes(own_postgres)
-    for pid in frozen:
-        os.kill(pid, signal.SIGSTOP)
+    signal_all(frozen, signal.SIGSTOP)
     try:
         connection = server.raw()
         connection.send(request_bytes("GET", item_path("COLD", "a"), {"Authorization": f"Bearer {token()}"}))
@@ -147,8 +136,7 @@ def test_stopping_does_not_wait_for_a_postgresql_that_hangs(serve, own_postgres,
         server.stop()
         assert time.monotonic() - began < 20
     finally:
-        for pid in frozen:
-            os.kill(pid, signal.SIGCONT)
+        signal_all(frozen, signal.SIGCONT)
 
 
 def test_one_database_of_two_may_be_dead(serve, own_postgres, own_refdata_db, refdata_db, token):

@@ -13,6 +13,7 @@ from collections import Counter
 import pytest
 
 from lib.items import CONFLICT, INTAKE, PATH, PROCESSING, ROUTE, at_once, effects, fresh, item, post
+from lib.postgres import signal_all
 from lib.wait import eventually
 from lib.wire import Client, request_bytes
 
@@ -283,12 +284,6 @@ def parent_of(pid):
         with open(f"/proc/{pid}/stat", encoding="utf-8") as stat:
             return int(stat.read().rsplit(")", 1)[1].split()[1])
     return None
-
-
-def signal_all(pids, number):
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):  # a worker of autovacuum that has ended
-            os.kill(pid, number)
 
 
 def test_a_database_that_is_down_or_frozen_is_503_and_the_key_is_free_after(own_postgres, serve, token):

@@ -1,32 +1,19 @@
 """R7, R15, C7 under attack: readers at the barrier while versions, configurations, databases and clients come and go."""
-import os
 import random
 import signal
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
 from lib.config import base_config, merge
+from lib.postgres import cluster_processes, signal_all
 from lib.refdata import item_path, migrated, own_refdata_db, path, pod, refdata_db, write_builtin  # noqa: F401
 from lib.wait import eventually
 from lib.wire import request_bytes
 
 STILL = {"sweepInterval": "1h", "driftCheckInterval": "1h"}
 FAR = 10 ** 12
-
-
-def cluster_processes(server):
-    """The postmaster and everything it forked."""
-    postmaster = int((server.data / "postmaster.pid").read_text().split()[0])
-    children = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split()
-    return [postmaster, *map(int, children)]
-
-
-def send_all(pids, sent):
-    for pid in pids:
-        os.kill(pid, sent)
 
 
 class Attack:
@@ -162,7 +149,7 @@ def test_r7_a_frozen_postgresql_holds_nobody_at_the_barrier(serve, own_postgres,
     bearer = token()
     assert server.client(bearer).get(item_path("B", "a")).status == 200
     frozen = cluster_processes(own_postgres)
-    send_all(frozen, signal.SIGSTOP)
+    signal_all(frozen, signal.SIGSTOP)
     try:
         waiting = [server.raw() for _ in range(100)]
         for connection in waiting:
@@ -181,4 +168,4 @@ def test_r7_a_frozen_postgresql_holds_nobody_at_the_barrier(serve, own_postgres,
         server.stop(timeout=30)
         assert time.monotonic() - began < 15
     finally:
-        send_all(frozen, signal.SIGCONT)
+        signal_all(frozen, signal.SIGCONT)

@@ -1,16 +1,15 @@
 """C2, C7, C8, C10: the PostgreSQL that modules keep their tables in: where it is, how its schema gets there, what a process
 does while it is away, and how it stops then."""
-import os
 import re
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
 from lib.config import base_config, merge, to_yaml
 from lib.entitlement import SCOPES, grant
 from lib.freshet import run
+from lib.postgres import cluster_processes, signal_all
 from lib.refdata import own_refdata_db, refdata_db  # noqa: F401
 from lib.wait import eventually
 
@@ -144,12 +143,6 @@ def test_migrate_says_what_it_did_and_does_nothing_twice(database, postgres, jwk
 
 # ---- the end ----
 
-def cluster_processes(server):
-    """The postmaster and everything it forked."""
-    postmaster = int((server.data / "postmaster.pid").read_text().split()[0])
-    return [postmaster, *map(int, Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split())]
-
-
 def test_a_frozen_postgresql_does_not_hold_up_the_end(serve, own_postgres, own_refdata_db, token):  # noqa: F811
     """C7: all roles, grants under way; exit 0 within stopTimeout and what modules get beside."""
     server = serve(own_refdata_db, {"http": {"stopTimeout": "1s"}})
@@ -157,14 +150,12 @@ def test_a_frozen_postgresql_does_not_hold_up_the_end(serve, own_postgres, own_r
     assert grant(client).status in (200, 201)
     frozen = cluster_processes(own_postgres)
     try:
-        for pid in frozen:
-            os.kill(pid, signal.SIGSTOP)
+        signal_all(frozen, signal.SIGSTOP)
         began = time.monotonic()
         server.stop(timeout=30)
         assert time.monotonic() - began < 10
     finally:
-        for pid in frozen:
-            os.kill(pid, signal.SIGCONT)
+        signal_all(frozen, signal.SIGCONT)
 
 
 def test_a_process_that_waits_for_postgresql_stops_at_once(serve, own_postgres):
@@ -172,16 +163,14 @@ def test_a_process_that_waits_for_postgresql_stops_at_once(serve, own_postgres):
     database = own_postgres.create_database()
     frozen = cluster_processes(own_postgres)
     try:
-        for pid in frozen:
-            os.kill(pid, signal.SIGSTOP)
+        signal_all(frozen, signal.SIGSTOP)
         server = serve.make(database, args=ALONE).start(ready=False)
         eventually(lambda: server.logs(event="serving"))
         began = time.monotonic()
         server.stop(timeout=30)
         assert time.monotonic() - began < 5
     finally:
-        for pid in frozen:
-            os.kill(pid, signal.SIGCONT)
+        signal_all(frozen, signal.SIGCONT)
 
 
 # ---- retention ----

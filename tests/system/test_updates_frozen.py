@@ -1,25 +1,17 @@
 """The flow's end under attack (C7, R15): a database that hangs while its updates are being written is taken out of the
 configuration, and the process is stopped."""
-import os
 import signal
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
 from lib.config import base_config, merge
+from lib.postgres import cluster_processes, signal_all
 from lib.refdata import own_refdata_db, pod, write_builtin  # noqa: F401
 from lib.wait import eventually
 from lib.wire import Client
 from lib.writers import delta, updates_path
-
-
-def cluster_processes(server):
-    """The postmaster and everything it forked."""
-    postmaster = int((server.data / "postmaster.pid").read_text().split()[0])
-    children = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split()
-    return [postmaster, *map(int, children)]
 
 
 class Writers:
@@ -63,8 +55,7 @@ def test_c7_a_frozen_database_does_not_hold_up_the_end_of_its_flow(serve, own_po
     try:
         with Writers(server, token()) as writers:
             frozen = cluster_processes(own_postgres)
-            for pid in frozen:
-                os.kill(pid, signal.SIGSTOP)
+            signal_all(frozen, signal.SIGSTOP)
             time.sleep(0.3)
             began = time.monotonic()
             if reload_first:
@@ -77,5 +68,4 @@ def test_c7_a_frozen_database_does_not_hold_up_the_end_of_its_flow(serve, own_po
             server.stop(timeout=40)
             assert time.monotonic() - began < 13
     finally:
-        for pid in frozen:
-            os.kill(pid, signal.SIGCONT)
+        signal_all(frozen, signal.SIGCONT)

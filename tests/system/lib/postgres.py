@@ -168,3 +168,16 @@ class Database:
 
     def drop(self):
         self.server.execute(f'DROP DATABASE IF EXISTS "{self.name}" WITH (FORCE)')
+
+
+def cluster_processes(server):
+    """The postmaster and everything it forked."""
+    postmaster = int((server.data / "postmaster.pid").read_text().split()[0])
+    children = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split()
+    return [postmaster, *map(int, children)]
+
+
+def signal_all(pids, number):
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):  # a worker of autovacuum that has ended
+            os.kill(pid, number)
