@@ -78,13 +78,17 @@ class Freshet:
         def up():
             if self.process.poll() is not None:
                 return "ended"
-            return "ready" if self.is_ready() else None
+            return "ready" if self.is_ready() and self._is_serving() else None
 
         if eventually(up) == "ready":
             return True
         if "EADDRINUSE" in self.log() or "in use" in self.log():
             return False
         raise AssertionError(f"the server ended with {self.process.returncode}:\n{self.log()}")
+
+    def _is_serving(self):
+        """Itself: somebody else may answer at its port."""
+        return any(line["port"] == self.port for line in self.logs(event="serving"))
 
     def is_ready(self):
         try:

@@ -28,7 +28,15 @@ def eventually(condition, timeout=PATIENCE, interval=0.02):
         time.sleep(interval)
 
 
+_given_out = set()
+
+
 def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """No port twice: whoever was given it may not have taken it yet."""
+    while True:
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = s.getsockname()[1]
+        if port not in _given_out:
+            _given_out.add(port)
+            return port
