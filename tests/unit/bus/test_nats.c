@@ -324,6 +324,24 @@ static void on_plain(void *context, const struct bus_nats_plain *message)
     recorder_step(&heard->recorder, heard->recorder.step + 1);
 }
 
+/* What is said at most once is said again by who needs an answer. */
+static enum status send_until_heard(struct process *process, const struct bus_nats_plain *word,
+                                    struct heard *heard, int step)
+{
+    const struct timespec pause = {.tv_nsec = 20 * 1000000};
+    enum status status = STATUS_UNAVAILABLE;
+    bool came = false;
+    for (int tries = 0; tries < 1000 && !came; tries++) {
+        struct error error = {0};
+        status = bus_nats_send(process->bus, word, &error);
+        nanosleep(&pause, NULL);
+        pthread_mutex_lock(&heard->recorder.lock);
+        came = heard->recorder.step >= step;
+        pthread_mutex_unlock(&heard->recorder.lock);
+    }
+    return status;
+}
+
 static void test_plain_subjects_carry_a_word_to_who_listens(void **state)
 {
     (void)state;
@@ -345,8 +363,9 @@ static void test_plain_subjects_carry_a_word_to_who_listens(void **state)
     bool came = recorder_await_step(&heard.recorder, 1);
     bool up = bus_nats_is_up(process.bus);
     nats_fixture_cut();
-    publish_until_accepted(&process, "beside", "k", 2); /* and another one */
-    enum status again = bus_nats_send(process.bus, &word, &error);
+    publish_until_accepted(&process, "beside", "k",
+                           2); /* and another one, or this was the last word of the old one */
+    enum status again = send_until_heard(&process, &word, &heard, 2);
     bool came_again = recorder_await_step(&heard.recorder, 2);
     process_close(&process);
     assert_int_equal(status, STATUS_OK);
