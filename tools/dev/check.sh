@@ -181,12 +181,12 @@ test_lanes() {
         test_traps
         test_fault
         test_system_debug
+        test_fuzz
     ) >"$VAR/test/lane" 2>&1 &
     lane=$!
     test_unit
     test_system_tsan
     test_engines
-    test_fuzz
     wait "$lane" || test_add "the second lane" 0 1
     cat "$VAR/test/lane" >&2
 }
