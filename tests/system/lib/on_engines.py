@@ -96,7 +96,9 @@ def admin():
 
 
 def send_commands(name, messages):
-    """(key, payload) each, acknowledged."""
+    """(key, payload) each, acknowledged. Not before the topic is there: a broker would make it with partitions of its own
+    choice, which freshet then refuses."""
+    eventually(lambda: topic(name) in admin().list_topics())
     for sent in [producer().send(topic(name), key=key or None, value=payload) for key, payload in messages]:
         sent.get(30)
 
