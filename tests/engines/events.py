@@ -9,13 +9,15 @@ from lib.nats import Nats
 from lib.wait import eventually
 
 DURABLE = "mailer"
+# One pair for every test: streams that keep the same subjects can't stand beside each other in one NATS.
+ADVISORIES = {"advisory": {"stream": "advisories_max"}, "terminated-advisory": {"stream": "advisories_term"}}
+
 # Short waits, and few deliveries: nothing here uses one up that is not its own fault.
 SETTINGS = {
     "debug": {"enabled": True},
     "entitlement": {"outbox": {"poll-interval": "100ms", "backoff-base": "20ms", "backoff-max": "100ms", "lease": "2s",
                                "max-attempt": 1000}},
-    "notification": {"nats": {"durable": DURABLE, "ack-wait": "1s", "max-deliver": 3,
-                              "advisory": {"stream": "advisories_max"}, "terminated-advisory": {"stream": "advisories_term"}},
+    "notification": {"nats": {"durable": DURABLE, "ack-wait": "1s", "max-deliver": 3, **ADVISORIES},
                      "delivery": {"poll-interval": "100ms", "backoff-base": "20ms"}},
 }
 

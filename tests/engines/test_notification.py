@@ -1,6 +1,7 @@
 """N1, N2 on NATS: a durable consumer with explicit acks, TERM, MaxDeliver, advisories; dead letters with payload, requeued."""
 import pytest
 
+from events import ADVISORIES
 from lib import nats
 from lib.config import base_config, merge, to_yaml
 from lib.entitlement import SCOPES, grant
@@ -13,7 +14,7 @@ BOTH = ["--roles", "entitlement,notification"]
 
 def settings(**more):
     return {**{name: value for name, value in FAST.items() if name != "bus"},
-            "notification": {**FAST["notification"], "nats": {"ack-wait": "500ms", **more}}}
+            "notification": {**FAST["notification"], "nats": {"ack-wait": "500ms", **ADVISORIES, **more}}}
 
 
 @pytest.fixture
