@@ -1,0 +1,31 @@
+/* The engine from inside: what its files share. */
+#ifndef FRESHET_HYDRATION_INSIDE_H
+#define FRESHET_HYDRATION_INSIDE_H
+
+#include <stdatomic.h>
+
+#include "hydration/desk.h"
+#include "hydration/hydration.h"
+#include "hydration/ledger.h"
+#include "hydration/wire.h"
+
+enum { HYDRATION_SOURCES_MAX = 16 };
+
+struct hydration {
+    struct hydration_config config;
+    struct hydration_desk **desks;                          /* one for each loop, by loop_index() */
+    _Atomic(struct hydration_wire *) wire;                  /* NULL before hydration_open() */
+    struct hydration_source sources[HYDRATION_SOURCES_MAX]; /* complete before the bus starts */
+    size_t source_count;
+    atomic_bool stopping;
+};
+
+/* ---- metrics.c (H7) ---- */
+void hydration_count_outcome(const struct hydration_policy *policy, const struct hydration_outcome *outcome,
+                             int64_t begun_ns, int64_t now_ns);
+void hydration_count_asked(const struct hydration_policy *policy,
+                           bool is_retry); /* entity/unknown published */
+void hydration_count_ignored(
+    const char *why); /* stale, late, malformed, overload: an event that had no effect */
+
+#endif
