@@ -5,6 +5,7 @@ import uuid
 
 import pytest
 
+from lib import on_engines
 from lib.refdata import item_path, pod
 from lib.wait import eventually
 from lib.writers import status_path, updates_path
@@ -25,7 +26,7 @@ class Topic:
     """Somebody else's topic."""
 
     def __init__(self, kafka, name):
-        self.kafka, self.name = kafka, name
+        self.kafka, self.name, self.is_made = kafka, name, False
 
     def kcat(self, *words, text=None):
         done = subprocess.run(["kcat", "-b", self.kafka.address, "-q", *words], input=text, capture_output=True, timeout=60,
@@ -34,7 +35,11 @@ class Topic:
         return done.stdout.decode()
 
     def send(self, *values, key=None, headers=None, partition=0):
-        """Text, or what becomes JSON; None is a tombstone."""
+        """Text, or what becomes JSON; None is a tombstone. The first one makes the topic, which the adapter may have looked for
+        already."""
+        if not self.is_made:
+            on_engines.create_topic(self.name, partitions=4)
+            self.is_made = True
         words = ["-P", "-t", self.name, "-p", str(partition), "-D", "\x1e"]
         for name, text in (headers or {}).items():
             words += ["-H", f"{name}={text}"]

@@ -27,7 +27,9 @@ def kcat(kafka, *words, text=b""):
 
 
 def send(kafka, topic, *commands, key=None):
-    """As an operator would, by hand, with the partitioner of Kafka's own clients."""
+    """As an operator would, by hand, with the partitioner of Kafka's own clients. Who is ready may not have made the topic
+    yet: updates are accepted without Kafka."""
+    on_engines.topic_is_there(topic)
     lines = [f"{key or '{tenantId}:{dictCode}'.format(**command)}\x1f{json.dumps(command)}" for command in commands]
     kcat(kafka, "-P", "-t", topic, "-K", "\x1f", "-X", "topic.partitioner=murmur2_random",
          text="".join(line + "\n" for line in lines).encode())

@@ -79,6 +79,7 @@ def test_reads_go_on_while_postgresql_is_dead_and_freshness_comes_back_with_it(s
     write_builtin(own_refdata_db, "D", {"a": 1}, version=1)
     server = serve(own_refdata_db, pod("D", "COLD", cache={"firstReadTimeout": "300ms"}))
     client = server.client(token())
+    eventually(lambda: client.get(item_path("D", "a")).status == 200)  # a first read, with 300 ms for it
     assert client.get(item_path("D", "a")).json()["payload"] == 1
     for round_number in [2, 3]:
         own_postgres.stop("immediate")
@@ -93,7 +94,7 @@ def test_reads_go_on_while_postgresql_is_dead_and_freshness_comes_back_with_it(s
         write_builtin(own_refdata_db, "D", {"a": round_number}, version=round_number)
         eventually(lambda: client.get(item_path("D", "a")).json()["payload"] == round_number)
         eventually(lambda: component(client) == "UP")
-    assert client.get(path("COLD", "/version")).status == 200
+    eventually(lambda: client.get(path("COLD", "/version")).status == 200)  # within 300 ms, on a busy machine by a second try
 
 
 @pytest.mark.tsan
@@ -121,7 +122,7 @@ def test_a_postgresql_that_hangs_is_survived_like_a_dead_one(serve, own_postgres
     write_builtin(own_refdata_db, "D", {"a": 2}, version=2)
     eventually(lambda: client.get(item_path("D", "a")).json()["payload"] == 2)
     eventually(lambda: component(client) == "UP")
-    assert client.get(path("COLD", "/version")).status == 200
+    eventually(lambda: client.get(path("COLD", "/version")).status == 200)  # within 300 ms, on a busy machine by a second try
 
 
 def test_stopping_does_not_wait_for_a_postgresql_that_hangs(serve, own_postgres, own_refdata_db, token):
@@ -154,7 +155,8 @@ def test_one_database_of_two_may_be_dead(serve, own_postgres, own_refdata_db, re
     client = server.client(token())
     assert client.get(item_path("HERE", "a")).status == 200
     assert client.get(item_path("THERE", "a")).status == 503
-    assert component(client, "postgres:there") == "DOWN" and component(client, "postgres:here") == "UP"
+    eventually(lambda: component(client, "postgres:there") == "DOWN")
+    assert component(client, "postgres:here") == "UP"
     own_postgres.start()
     eventually(lambda: client.get(path("THERE", "/version")).status == 200)
 

@@ -272,6 +272,8 @@ class Kafka(Engine):
         text = (ROOT / "tools/kafka/server.properties").read_text(encoding="utf-8")
         for name, value in {"PORT": self.port, "CONTROLLER_PORT": self.controller_port, "DATA": self.data}.items():
             text = text.replace(f"@{name}@", str(value))
+        # who asks for a topic before freshet has made it would get one of another shape, which freshet refuses
+        text += "auto.create.topics.enable=false\n"
         self.properties.write_text(text, encoding="utf-8")
 
     @staticmethod

@@ -96,11 +96,15 @@ def admin():
 
 
 def send_commands(name, messages):
-    """(key, payload) each, acknowledged. Not before the topic is there: a broker would make it with partitions of its own
-    choice, which freshet then refuses."""
-    eventually(lambda: topic(name) in admin().list_topics())
+    """(key, payload) each, acknowledged."""
+    topic_is_there(topic(name))
     for sent in [producer().send(topic(name), key=key or None, value=payload) for key, payload in messages]:
         sent.get(30)
+
+
+def topic_is_there(name):
+    """Waits until freshet has made a topic of its own: the broker makes none by itself."""
+    eventually(lambda: name in admin().list_topics())
 
 
 def create_topic(name, partitions):
