@@ -1,8 +1,11 @@
 #!/usr/bin/env python3
-"""Prints "PASSED FAILED" of a results file: Meson's testlog.json or a JUnit XML.
+"""Prints "PASSED FAILED" of a results file: Meson's testlog.json or a JUnit XML. Of the latter, with --passed or --failed in
+front of it, the names of tests as pytest takes them.
 
 A cmocka program counts as its test functions; one that fails beyond them (a crash, a sanitizer's report at
-exit, a timeout) adds a failure of its own. Skipped tests count as neither. A missing file counts nothing.
+exit, a timeout) adds a failure of its own. Skipped tests count as neither. A missing file counts nothing. --failed names a
+test once for each failure, since one may fail and leave something behind as well, and leaves out those where a sanitizer or a
+crash had its say: it is meant for a second try, and those need none.
 """
 import json
 import re
@@ -12,6 +15,8 @@ from pathlib import Path
 
 PASSED = re.compile(r"^\[  PASSED  \] (\d+) test\(s\)\.$", re.M)
 FAILED = re.compile(r"^\[  FAILED  \] (\d+) test\(s\)", re.M)
+NO_SECOND_TRY = re.compile(r"Sanitizer|runtime error:|ended with -\d|exit status -\d")
+NOTHING = "<testsuites/>"
 MESON_GOOD = {"OK", "EXPECTEDFAIL"}
 
 
@@ -31,25 +36,36 @@ def count_meson(text):
     return passed, failed
 
 
-def count_junit(text):
-    passed = failed = 0
+def junit_cases(text):
+    """(name, has passed, whatever was said of its failure) of each that was not skipped."""
     for case in xml.fromstring(text).iter("testcase"):
-        if case.find("failure") is not None or case.find("error") is not None:
-            failed += 1
-        elif case.find("skipped") is None:
-            passed += 1
-    return passed, failed
+        name = f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"
+        bad = case.findall("failure") + case.findall("error")
+        if bad or case.find("skipped") is None:
+            yield name, not bad, "".join(case.itertext()) + "".join(part.get("message") or "" for part in bad)
+
+
+def count_junit(text):
+    passed = [has_passed for _, has_passed, _ in junit_cases(text)]
+    return passed.count(True), passed.count(False)
+
+
+def names(text, passed):
+    """Of those that passed; or of those that failed and may be tried again, for each time they failed."""
+    return [name for name, has_passed, said in junit_cases(text)
+            if has_passed == passed and (passed or not NO_SECOND_TRY.search(said))]
 
 
 def main():
-    path = Path(sys.argv[1])
-    if not path.exists():
-        counts = (0, 0)
+    *options, path = sys.argv[1:]
+    path = Path(path)
+    text = path.read_text() if path.exists() else ""
+    if options:
+        sys.stdout.writelines(f"{name}\n" for name in names(text or NOTHING, options == ["--passed"]))
     elif path.suffix == ".xml":
-        counts = count_junit(path.read_text())
+        print(*count_junit(text or NOTHING))
     else:
-        counts = count_meson(path.read_text())
-    print(*counts)
+        print(*count_meson(text))
 
 
 if __name__ == "__main__":

@@ -180,3 +180,14 @@ def test_results_are_counted_by_test_function_and_never_flattered(root):
     junit = "<testsuites><testsuite><testcase/><testcase><failure/></testcase><testcase><error/></testcase>" \
             "<testcase><skipped/></testcase></testsuite></testsuites>"
     assert tool.count_junit(junit) == (1, 2)
+
+
+def test_only_what_no_sanitizer_and_no_crash_spoke_of_is_tried_again(root):
+    cases = {"fine": "", "gone": "<skipped/>", "late[a::b.c]": '<failure message="False after 60 s"/>',
+             "race": "<failure>WARNING: ThreadSanitizer: data race</failure>", "leak": '<error message="LeakSanitizer"/>',
+             "crash": "<failure>the server ended with -11:</failure>"}
+    junit = "".join(f'<testcase classname="test_x" name="{name}">{said}</testcase>' for name, said in cases.items())
+    twice = '<testcase classname="test_x" name="late[a::b.c]"><error message="left behind"/></testcase>'
+    tool = load_tool(root, "count_results")
+    assert tool.names(f"<testsuite>{junit}{twice}</testsuite>", passed=True) == ["test_x.py::fine"]
+    assert tool.names(f"<testsuite>{junit}{twice}</testsuite>", passed=False) == ["test_x.py::late[a::b.c]"] * 2
