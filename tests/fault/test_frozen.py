@@ -10,7 +10,7 @@ from cluster import Cluster
 from failpoints import reached
 from lib.refdata import item_path, path, refdata_db  # noqa: F401
 from lib.wait import eventually
-from lib.writers import Patient, Threads, delta, status_path, updates_path
+from lib.writers import Patient, Threads, commit, delta, status_path, updates_path
 from workload import CODES, Workload, audit, is_settled
 
 WRITES = 50
@@ -29,7 +29,7 @@ def test_a_frozen_pod_is_right_as_soon_as_it_runs_again(serve, refdata_db, token
     cluster = Cluster(serve, refdata_db, [[], ["--roles", "query"]]).start()
     writing, pod = cluster.servers
     writer, reader = writing.client(bearer), pod.client(bearer)
-    assert writer.post(updates_path("WAIT_COMMIT"), delta("PLAIN", {"a": 0})).status == 200
+    assert commit(writer, delta("PLAIN", {"a": 0})).status == 200
     for code in CODES:
         assert reader.get(path(code, "/version")).status == 200
     freeze(pod)
@@ -37,7 +37,7 @@ def test_a_frozen_pod_is_right_as_soon_as_it_runs_again(serve, refdata_db, token
         thawing = time.monotonic() + (5 if whole else 1.5)
         for value in range(1, WRITES + 1):
             body = delta("PLAIN", {"a": value, f"k{value}": value})
-            answer = writer.post(updates_path("WAIT_COMMIT", timeout_ms=1000), body)
+            answer = commit(writer, body)
             assert answer.status == 200, answer.body
         version = answer.json()["committedVersion"]
         assert version == WRITES + 1

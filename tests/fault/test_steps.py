@@ -6,7 +6,7 @@ import pytest
 from cluster import Cluster
 from lib.refdata import item_path, path, refdata_db  # noqa: F401
 from lib.wait import eventually
-from lib.writers import delta, status_path, updates_path
+from lib.writers import commit, delta, status_path, updates_path
 from workload import CODES, is_settled
 
 COMMAND, APPLY, RELAY = ["--roles", "command,query"], ["--roles", "apply,query"], ["--roles", "relay,query"]
@@ -66,7 +66,7 @@ def test_apply_dies_between_commit_and_notice(cluster, refdata_db, token):  # no
     all_serve(cluster, bearer, "a", 1, 1)
     revive(cluster, apply)
     with command.client(bearer) as client:
-        assert client.post(updates_path("WAIT_COMMIT", timeout_ms=1000), delta("PLAIN", {"a": 2})).status == 200
+        assert commit(client, delta("PLAIN", {"a": 2})).status == 200
     all_serve(cluster, bearer, "a", 2, 2)
     eventually(lambda: is_settled(refdata_db))
     assert refdata_db.value("select count(*) from refdata.outbox_event") == 2
@@ -95,12 +95,12 @@ def test_relay_dies_between_publish_and_finalize(cluster, refdata_db, token):  #
     command, _, relay = cluster.servers
     start(cluster, armed=relay, failpoint="relay.after_publish")
     with command.client(bearer) as client:
-        assert client.post(updates_path("WAIT_COMMIT", timeout_ms=1000), delta("PLAIN", {"a": 1})).status == 200
+        assert commit(client, delta("PLAIN", {"a": 1})).status == 200
         eventually(lambda: died_at(relay, "relay.after_publish"))
         assert refdata_db.value("select count(*) from refdata.outbox_event where published") == 0
         all_serve(cluster, bearer, "a", 1, 1)  # it was published
         # The dead one's lease must not hold up the next version for longer than the pods' own look at the database.
-        assert client.post(updates_path("WAIT_COMMIT", timeout_ms=1000), delta("PLAIN", {"a": 2})).status == 200
+        assert commit(client, delta("PLAIN", {"a": 2})).status == 200
         all_serve(cluster, bearer, "a", 2, 2)
     revive(cluster, relay)
     eventually(lambda: is_settled(refdata_db))  # after the lease

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,10 @@ ROOT = Path(__file__).resolve().parent.parent.parent.parent
 
 
 def pytest_configure():
-    # A TERM must still run the finalizers: no test leaves a process behind.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # A TERM must still run the finalizers: no test leaves a process behind. A worker of xdist is now and then not given its main
+    # thread, on a busy machine, and has to do without.
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config, items):

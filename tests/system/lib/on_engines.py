@@ -102,14 +102,31 @@ def send_commands(name, messages):
         sent.get(30)
 
 
+def has_topic(name):
+    """False as well where the admin's connection is one to a broker that has died since: the next question makes a new one."""
+    import kafka  # pylint: disable=import-outside-toplevel
+    try:
+        return name in admin().list_topics()
+    except kafka.errors.KafkaConnectionError:
+        return False
+
+
 def topic_is_there(name):
     """Waits until freshet has made a topic of its own: the broker makes none by itself."""
-    eventually(lambda: name in admin().list_topics())
+    eventually(lambda: has_topic(name))
 
 
 def create_topic(name, partitions):
     import kafka.admin  # pylint: disable=import-outside-toplevel
-    admin().create_topics([kafka.admin.NewTopic(name, partitions, 1)])
+
+    def is_made():
+        try:
+            admin().create_topics([kafka.admin.NewTopic(name, partitions, 1)])
+        except (kafka.errors.KafkaConnectionError, kafka.errors.TopicAlreadyExistsError):
+            pass
+        return has_topic(name)
+
+    eventually(is_made)
 
 
 def forget_offsets(group_name, topic_name):

@@ -42,6 +42,16 @@ def chunks(code, items, total):
                      chunkIndex=index + 1, chunksTotal=total) for index in range(total)]
 
 
+def commit(client, body, tenant=TENANT):
+    """Sends an update until its commit is told, as a sender does whose wait ran out (202) or who met a busy server (503); returns
+    that answer."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        answer = client.post(updates_path("WAIT_COMMIT", tenant, timeout_ms=1000), body)
+        if answer.status not in (202, 503) or time.monotonic() >= deadline:
+            return answer
+
+
 class Patient:
     """Sends to any of `servers` in turn; 503 and lost connections are asked again, anything else is the answer."""
 
