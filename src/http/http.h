@@ -184,6 +184,10 @@ void http_stream_wake(struct loop_park_ref ref);
 /* The same way: cuts its connection now, whether or not the reader takes what it was given. */
 void http_stream_cut(struct loop_park_ref ref);
 
+/* On a worker, instead of an answer: `handler` goes on with it on a thread of `pool`, by the same deadline; 503 where that
+ * takes no more. For what waits for somebody else, so that the server's own workers need not. */
+void http_request_hand_on(struct http_request *request, struct worker_pool *pool, http_handler_fn *handler);
+
 /* ---- router ---- */
 struct http_router;
 struct http_router *http_router_create(void);

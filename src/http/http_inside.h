@@ -88,9 +88,11 @@ struct http_exchange {
     void *park_context;
 
     struct worker_job job;
-    int64_t deadline_ns; /* of the job */
-    bool on_worker;      /* from submit to done: http_send*() records */
-    bool abandoned;      /* its connection no longer waits for it */
+    int64_t deadline_ns;           /* of the job */
+    http_handler_fn *handler;      /* what runs */
+    struct worker_pool *next_pool; /* where what runs then is to run; NULL = it ends here */
+    bool on_worker;                /* from submit to done: http_send*() records */
+    bool abandoned;                /* its connection no longer waits for it */
     struct http_recorded recorded;
 
     struct http_source source;

@@ -4,7 +4,8 @@
  * never at the connection. Past the route's deadline the client is told 503 and the connection ended; the
  * worker's late answer is dropped when it comes, and a handler not begun by then never is: no effect behind a 503
  * that need not be, and no work for nobody in a queue that stood still. The connection's struct (the gate's memo,
- * the peer's address) outlives the worker. */
+ * the peer's address) outlives the worker. A handler that hands its request on is followed by another, on another pool's
+ * thread, by way of done(). */
 #include "base/log.h"
 #include "http/http_inside.h"
 
@@ -18,9 +19,31 @@ static void run(struct worker_job *job)
     struct http_exchange *exchange = exchange_of_job(job);
 
     if (clock_mono_ns() < exchange->deadline_ns)
-        exchange->request.route->handler(&exchange->request);
+        exchange->handler(&exchange->request);
     else
         http_send_error(&exchange->request, &(struct error){.status = STATUS_TIMEOUT});
+}
+
+void http_request_hand_on(struct http_request *request, struct worker_pool *pool, http_handler_fn *handler)
+{
+    struct http_exchange *exchange = http_exchange_of(request);
+
+    exchange->next_pool = pool;
+    exchange->handler = handler;
+}
+
+/* Where it was handed on, is it there? */
+static bool has_gone_on(struct http_exchange *exchange)
+{
+    struct worker_pool *pool = exchange->next_pool;
+
+    exchange->next_pool = NULL;
+    if (!pool || exchange->abandoned || exchange->job.cancelled)
+        return false;
+    if (worker_pool_submit(pool, &exchange->job))
+        return true;
+    http_send_error(&exchange->request, &(struct error){.status = STATUS_OVERLOADED});
+    return false;
 }
 
 static void send_recorded(struct http_exchange *exchange)
@@ -54,6 +77,8 @@ static void done(struct worker_job *job)
     struct http_connection *connection = exchange->connection;
     struct http_server *server = exchange->home->server;
 
+    if (has_gone_on(exchange))
+        return;
     exchange->on_worker = false;
     if (exchange->abandoned) {
         forget(exchange);
@@ -91,6 +116,8 @@ void http_work_submit(struct http_exchange *exchange)
     exchange->is_late = true;
     exchange->job = (struct worker_job){.loop = exchange->home->loop, .run = run, .done = done};
     exchange->deadline_ns = deadline_of(exchange);
+    exchange->handler = exchange->request.route->handler;
+    exchange->next_pool = NULL;
     if (!loop_park(exchange->home->loop, exchange, exchange->deadline_ns, on_deadline, &exchange->park)) {
         http_send_error(&exchange->request, &(struct error){.status = STATUS_OVERLOADED});
         return;

@@ -33,6 +33,8 @@ class Agent(BaseHTTPRequestHandler):
     def do_POST(self):  # pylint: disable=invalid-name
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.asked.append(asked)
+        if "hang" in asked["content"]:
+            self.server.released.wait(20)
         name = asked["content"].removeprefix("remote: ")
         if name in FAILURES:
             with contextlib.suppress(OSError):
@@ -55,9 +57,10 @@ class Agent(BaseHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def remote():
     server = ThreadingHTTPServer(("127.0.0.1", 0), Agent)
-    server.asked = []
+    server.asked, server.released = [], threading.Event()
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server
+    server.released.set()
     server.shutdown()
     server.server_close()
 
@@ -142,6 +145,30 @@ def test_m2_a_slow_agent_holds_no_lock(chat, server, token):
     quick = [chat.say("refund")["sequence"] for _ in range(3)]
     slow.join()
     assert quick == [3, 5, 7] and done == [9]
+
+
+def test_m2_agents_that_hang_hold_up_nobody_else(serve, database, token, remote):
+    """C7: who waits for an agent elsewhere has no worker. One is asked, one waits, whoever comes then is told at once."""
+    agents = [{"name": "remote", "keywords": ["remote"], "url": f"http://127.0.0.1:{remote.server_port}/", "timeout": "15s"}]
+    server = serve(database, merge(FAST, {"http": {"workers": 1}, "chat": {"agents": agents, "agent-calls": 1}}), args=CHAT)
+    answers, before = [], len(remote.asked)
+
+    def hang():
+        with Session(server, token("demo")) as own:
+            answers.append(own.post("remote: hang").status)
+    waiting = [threading.Thread(target=hang) for _ in range(3)]
+    for thread in waiting:
+        thread.start()
+    eventually(lambda: len(remote.asked) > before and answers == [503])
+    with Session(server, token("demo")) as chat:
+        assert chat.say("plain")["reply"] == "plain"
+        assert len(chat.history()) == 2
+        with chat.stream() as stream:
+            assert stream.until(2)
+    remote.released.set()
+    for thread in waiting:
+        thread.join()
+    assert answers == [503, 200, 200] and len(remote.asked) == before + 2
 
 
 def test_m2_agents_in_the_file_are_checked(serve, database):

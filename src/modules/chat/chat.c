@@ -37,6 +37,15 @@ static void each_topic(const void *section, void (*fn)(const struct kernel_topic
 
 /* ---- life ---- */
 
+static bool has_agents_elsewhere(const struct chat_settings *settings)
+{
+    const struct chat_agent *agents = settings->agents.items;
+    for (size_t i = 0; i < settings->agents.count; i++)
+        if (agents[i].url.len)
+            return true;
+    return false;
+}
+
 static enum status start(struct kernel *kernel, const void *section, void **state, struct error *error)
 {
     struct chat *chat = memory_zalloc(sizeof *chat);
@@ -56,6 +65,9 @@ static enum status start(struct kernel *kernel, const void *section, void **stat
     chat_pages_init(chat);
     idempotency_cleanup_sql(&chat->keys, &chat->keys_cleanup);
     chat->rooms = chat_rooms_create(chat);
+    if (has_agents_elsewhere(chat->settings))
+        chat->askers = worker_pool_create("agents", (unsigned)chat->settings->agent_calls,
+                                          (size_t)chat->settings->agent_calls);
     *state = chat;
     return STATUS_OK;
 }
@@ -91,12 +103,16 @@ static void on_store(void *state)
 static void stop(void *state)
 {
     struct chat *chat = state;
+    if (chat->askers)
+        worker_pool_stop(chat->askers);
     outbox_stop(chat->publisher, kernel_stop_grace_ms(chat->kernel));
 }
 
 static void destroy(void *state)
 {
     struct chat *chat = state;
+    if (chat->askers)
+        worker_pool_destroy(chat->askers);
     outbox_destroy(chat->publisher);
     chat_rooms_destroy(chat->rooms);
     buf_deinit(&chat->keys_cleanup);

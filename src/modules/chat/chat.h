@@ -29,6 +29,7 @@ struct chat {
     struct buf keys_cleanup; /* SQL */
     struct db_statement post, history, page, log, event_page, event_count;
     struct outbox *publisher;
+    struct worker_pool *askers; /* who waits for agents elsewhere; NULL = there are none */
     struct chat_rooms *rooms;
 };
 

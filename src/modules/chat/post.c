@@ -78,23 +78,24 @@ struct answer {
     struct str role, reply;
 };
 
-static struct answer find_answer(struct http_request *request, const struct chat_caller *caller,
-                                 struct str content)
+/* What is known of a request; it goes with it from thread to thread. */
+struct posting {
+    struct chat_caller caller;
+    struct str content;
+    struct answer answer;
+};
+
+static void ask(struct http_request *request, struct posting *posting)
 {
     const struct chat *chat = request->context;
-    size_t bytes_max = (size_t)chat->settings->content_bytes_max;
+    const struct chat_agent *agent = posting->answer.choice.agent;
     struct error error = {0};
-    struct answer answer = {.choice = chat_agent_choose(chat->settings, content, request->arena),
-                            .role = STR("assistant")};
-    const struct chat_agent *agent = answer.choice.agent;
-    if (!agent->url.len) {
-        answer.reply = chat_agent_fill(agent->reply, content, bytes_max, request->arena);
-    } else if (chat_agent_ask(agent, caller, content, bytes_max, request->arena, &answer.reply, &error) !=
-               STATUS_OK) {
-        answer.role = STR("system");
-        answer.reply = arena_printf(request->arena, "The agent %.*s did not answer.", STR_ARG(agent->name));
-    }
-    return answer;
+    if (chat_agent_ask(agent, &posting->caller, posting->content, (size_t)chat->settings->content_bytes_max,
+                       request->arena, &posting->answer.reply, &error) == STATUS_OK)
+        return;
+    posting->answer.role = STR("system");
+    posting->answer.reply =
+        arena_printf(request->arena, "The agent %.*s did not answer.", STR_ARG(agent->name));
 }
 
 /* ---- the effect ---- */
@@ -148,10 +149,11 @@ static void finish(struct http_request *request, const struct answer *answer, en
                            .body = outcome->body});
 }
 
-static void post(struct http_request *request, const struct chat_caller *caller, struct str content,
-                 const struct answer *answer)
+static void post(struct http_request *request, const struct posting *posting)
 {
     struct chat *chat = request->context;
+    const struct chat_caller *caller = &posting->caller;
+    const struct answer *answer = &posting->answer;
     struct idempotency_outcome outcome = {0};
     struct error error = {0};
     const struct db_param params[POST_PARAMS] = {
@@ -159,7 +161,7 @@ static void post(struct http_request *request, const struct chat_caller *caller,
         {str_from(caller->project)},
         {str_from(caller->session)},
         {str_from(caller->user)},
-        {content},
+        {posting->content},
         {answer->choice.agent->name},
         {score_text(answer->choice.score, request->arena)},
         {answer->role},
@@ -183,17 +185,35 @@ static void post(struct http_request *request, const struct chat_caller *caller,
     db_result_free(outcome.rows);
 }
 
+/* On a thread of its own kind: an agent that hangs holds up nobody but who asks agents elsewhere. */
+static void ask_and_post(struct http_request *request)
+{
+    struct posting *posting = request->handler_data;
+    ask(request, posting);
+    post(request, posting);
+}
+
 void chat_post_message(struct http_request *request)
 {
-    struct chat_caller caller;
-    struct str content = STR_NONE;
+    struct chat *chat = request->context;
+    struct posting *posting = arena_zalloc(request->arena, sizeof *posting);
     struct error error = {0};
-    enum status status = check(request, &caller, &content, &error);
+    enum status status = check(request, &posting->caller, &posting->content, &error);
     if (status != STATUS_OK) {
         count(status == STATUS_UNAVAILABLE ? "unavailable" : "rejected");
         http_send_error(request, &error);
         return;
     }
-    struct answer answer = find_answer(request, &caller, content);
-    post(request, &caller, content, &answer);
+    posting->answer =
+        (struct answer){.choice = chat_agent_choose(chat->settings, posting->content, request->arena),
+                        .role = STR("assistant")};
+    const struct chat_agent *agent = posting->answer.choice.agent;
+    if (agent->url.len) {
+        request->handler_data = posting;
+        http_request_hand_on(request, chat->askers, ask_and_post);
+        return;
+    }
+    posting->answer.reply = chat_agent_fill(agent->reply, posting->content,
+                                            (size_t)chat->settings->content_bytes_max, request->arena);
+    post(request, posting);
 }

@@ -18,6 +18,7 @@ struct chat_settings {
     struct setting_objects agents; /* struct chat_agent */
     struct str default_agent;      /* empty = one that repeats what it was told */
     struct setting_place default_place;
+    int64_t agent_calls;
     int64_t content_bytes_max;
     struct {
         int64_t heartbeat_ms, buffer_events, buffer_bytes;

@@ -51,6 +51,13 @@ static void work_slowly(struct http_request *request)
     work(request);
 }
 
+static struct worker_pool *elsewhere;
+
+static void hand_on_body(struct http_request *request)
+{
+    http_request_hand_on(request, elsewhere, work_slowly);
+}
+
 static void work_and_forget(struct http_request *request)
 {
     (void)request;
@@ -67,6 +74,7 @@ static const struct http_route routes[] = {
      .consumes = HTTP_ANY,
      .deadline_ms = 30,
      .errors = HTTP_ERRORS_DETAIL},
+    {.method = HTTP_POST, .path = "/on", .handler = hand_on_body, .kind = HTTP_WORKER, .consumes = HTTP_ANY},
     {.method = HTTP_GET, .path = "/forget", .handler = work_and_forget, .kind = HTTP_WORKER},
     {0},
 };
@@ -382,6 +390,37 @@ static void test_c7_a_full_queue_is_503_at_once(void **state)
     assert_int_equal(ended_memos, 2);
 }
 
+#define HANDED_ON STR("POST /on HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nok")
+
+/* The server's one worker is free while somebody else's waits. */
+static void test_c7_what_is_handed_on_holds_no_worker(void **state)
+{
+    (void)state;
+    struct client slow, quick;
+    elsewhere = worker_pool_create("else", 1, 1);
+    client_connect(&harness, &slow);
+    client_connect(&harness, &quick);
+    client_send(&slow, HANDED_ON);
+    while (sem_trywait(&worker_began) != 0)
+        loop_run_once(harness.loop, 1);
+    client_send(&quick, STR("POST /work HTTP/1.1\r\nHost: a\r\n\r\n"));
+    receive_patiently(&quick);
+    assert_int_equal(client_take(&quick).status, 201);
+    sem_post(&worker_may_end);
+    receive_patiently(&slow);
+    struct answer answer = client_take(&slow);
+    assert_int_equal(answer.status, 201);
+    assert_memory_equal(answer.body.ptr, "ok", 2);
+
+    worker_pool_stop(elsewhere); /* which takes nothing more */
+    client_send(&slow, HANDED_ON);
+    receive_patiently(&slow);
+    assert_int_equal(client_take(&slow).status, 503);
+    client_close(&slow);
+    client_close(&quick);
+    worker_pool_destroy(elsewhere);
+}
+
 /* The pool and the loop stop in the middle of it: the worker's answer finds the server destroyed. */
 static void test_c7_the_server_can_end_while_a_worker_is_at_it(void **state)
 {
@@ -418,6 +457,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_c7_one_that_waited_too_long_for_a_worker_is_never_begun, setup,
                                         teardown),
         cmocka_unit_test_setup_teardown(test_c7_a_full_queue_is_503_at_once, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_c7_what_is_handed_on_holds_no_worker, setup, teardown),
         cmocka_unit_test_setup_teardown(test_c7_the_server_can_end_while_a_worker_is_at_it, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
