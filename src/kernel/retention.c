@@ -140,6 +140,28 @@ void kernel_retention_add(struct kernel *kernel, const struct retention_rule *ru
                      clock_deadline_ms((int64_t)(random_u64() % (uint64_t)(first_ms + 1))), on_due);
 }
 
+static void count_cleaned(void *context, int64_t count)
+{
+    const struct idempotency_table *table = context;
+    idempotency_count_cleaned(str_from(table->name), count);
+}
+
+void kernel_retention_add_keys(struct kernel *kernel, const struct idempotency_table *table,
+                               int64_t interval_ms)
+{
+    struct buf sql;
+    buf_init(&sql);
+    idempotency_cleanup_sql(table, &sql);
+    kernel_retention_add(kernel, &(struct retention_rule){
+                                     .name = table->name,
+                                     .sql = arena_str(&kernel->store->arena, buf_str(&sql)).ptr,
+                                     .interval_ms = interval_ms,
+                                     .on_deleted = count_cleaned,
+                                     .context = (void *)(uintptr_t)table, /* only read */
+                                 });
+    buf_deinit(&sql);
+}
+
 void kernel_retention_stop(struct kernel_store *store)
 {
     for (struct retention *retention = store->rules; retention; retention = retention->next)

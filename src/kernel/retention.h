@@ -6,6 +6,7 @@
 #ifndef FRESHET_KERNEL_RETENTION_H
 #define FRESHET_KERNEL_RETENTION_H
 
+#include "idempotency/idempotency.h"
 #include "kernel/kernel.h"
 
 struct retention_rule {
@@ -24,5 +25,8 @@ struct retention_rule {
 /* In on_store(), home loop. The rule is copied; its texts and context stay until the module's destroy(). First run within a
  * minute at most (jitter), so that a process that is restarted often still cleans up. */
 void kernel_retention_add(struct kernel *kernel, const struct retention_rule *rule);
+/* The rule of a module's stored answers by Idempotency-Key (I6): those that expired go. The table stays as long. */
+void kernel_retention_add_keys(struct kernel *kernel, const struct idempotency_table *table,
+                               int64_t interval_ms);
 
 #endif

@@ -10,7 +10,7 @@ struct retention;
 
 struct kernel_store {
     struct kernel *kernel;
-    struct arena arena; /* the target's texts */
+    struct arena arena; /* texts of the target and of rules */
     struct db_target target;
     struct db_pool *pool;
     struct worker_pool *workers;

@@ -63,7 +63,6 @@ static enum status start(struct kernel *kernel, const void *section, void **stat
     chat_history_init(chat);
     chat_events_init(chat);
     chat_pages_init(chat);
-    idempotency_cleanup_sql(&chat->keys, &chat->keys_cleanup);
     chat->rooms = chat_rooms_create(chat);
     if (has_agents_elsewhere(chat->settings))
         chat->askers = worker_pool_create("agents", (unsigned)chat->settings->agent_calls,
@@ -77,21 +76,10 @@ static enum status subscribe(void *state, struct bus *events, struct error *erro
     return chat_events_subscribe(state, events, error);
 }
 
-static void count_cleaned(void *context, int64_t count)
-{
-    const struct chat *chat = context;
-    idempotency_count_cleaned(str_from(chat->keys.name), count);
-}
-
 static void on_store(void *state)
 {
     struct chat *chat = state;
-    kernel_retention_add(chat->kernel,
-                         &(struct retention_rule){.name = chat->keys.name,
-                                                  .sql = buf_str(&chat->keys_cleanup).ptr,
-                                                  .interval_ms = chat->settings->idempotency.cleanup_ms,
-                                                  .on_deleted = count_cleaned,
-                                                  .context = chat});
+    kernel_retention_add_keys(chat->kernel, &chat->keys, chat->settings->idempotency.cleanup_ms);
     kernel_retention_add(chat->kernel,
                          &(struct retention_rule){.name = "chat.event_log",
                                                   .sql = log_cleanup_sql,
@@ -115,7 +103,6 @@ static void destroy(void *state)
         worker_pool_destroy(chat->askers);
     outbox_destroy(chat->publisher);
     chat_rooms_destroy(chat->rooms);
-    buf_deinit(&chat->keys_cleanup);
     free(chat);
 }
 

@@ -26,7 +26,6 @@ struct chat {
     struct kernel *kernel;
     const struct chat_settings *settings; /* as they were at the start */
     struct idempotency_table keys;
-    struct buf keys_cleanup; /* SQL */
     struct db_statement post, history, page, log, event_page, event_count;
     struct outbox *publisher;
     struct worker_pool *askers; /* who waits for agents elsewhere; NULL = there are none */

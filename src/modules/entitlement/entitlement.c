@@ -3,7 +3,6 @@
 
 #include <stdlib.h>
 
-#include "base/log.h"
 #include "base/memory.h"
 #include "kernel/retention.h"
 
@@ -51,16 +50,8 @@ static enum status start(struct kernel *kernel, const void *section, void **stat
     entitlement_change_init(entitlement);
     entitlement_list_init(entitlement);
     entitlement_audit_init(entitlement);
-    buf_init(&entitlement->keys_cleanup);
-    idempotency_cleanup_sql(&entitlement->keys, &entitlement->keys_cleanup);
     *state = entitlement;
     return STATUS_OK;
-}
-
-static void on_keys_deleted(void *context, int64_t count)
-{
-    const struct entitlement *entitlement = context;
-    idempotency_count_cleaned(str_from(entitlement->keys.name), count);
 }
 
 static void on_store(void *state)
@@ -68,13 +59,8 @@ static void on_store(void *state)
     struct entitlement *entitlement = state;
     outbox_start(entitlement->outbox);
     entitlement_audit_start(entitlement);
-    kernel_retention_add(
-        entitlement->kernel,
-        &(struct retention_rule){.name = entitlement->keys.name,
-                                 .sql = entitlement->keys_cleanup.data,
-                                 .interval_ms = entitlement->settings->idempotency.cleanup_ms,
-                                 .on_deleted = on_keys_deleted,
-                                 .context = entitlement});
+    kernel_retention_add_keys(entitlement->kernel, &entitlement->keys,
+                              entitlement->settings->idempotency.cleanup_ms);
 }
 
 static void stop(void *state)
@@ -89,7 +75,6 @@ static void destroy(void *state)
     struct entitlement *entitlement = state;
     entitlement_audit_end(entitlement);
     outbox_destroy(entitlement->outbox);
-    buf_deinit(&entitlement->keys_cleanup);
     free(entitlement);
 }
 

@@ -20,7 +20,6 @@ struct entitlement {
     struct kernel *kernel;
     const struct entitlement_settings *settings; /* as they were at the start */
     struct idempotency_table keys;
-    struct buf keys_cleanup; /* SQL */
     struct db_statement change, list, audit_make, audit_drop;
     struct metric_series *granted, *revoked;
     struct outbox *outbox;

@@ -53,10 +53,8 @@ static enum status start(struct kernel *kernel, const void *section, void **stat
     intake->keys = (struct idempotency_table){.name = "intake.idempotency_keys",
                                               .ttl_ms = intake->settings->idempotency.ttl_ms,
                                               .expires_inclusive = false};
-    idempotency_cleanup_sql(&intake->keys, &intake->keys_cleanup);
     enum status status = intake_publisher_create(intake, error);
     if (status != STATUS_OK) {
-        buf_deinit(&intake->keys_cleanup);
         free(intake);
         return status;
     }
@@ -64,21 +62,10 @@ static enum status start(struct kernel *kernel, const void *section, void **stat
     return STATUS_OK;
 }
 
-static void count_cleaned(void *context, int64_t count)
-{
-    const struct intake *intake = context;
-    idempotency_count_cleaned(str_from(intake->keys.name), count);
-}
-
 static void on_store(void *state)
 {
     struct intake *intake = state;
-    kernel_retention_add(intake->kernel,
-                         &(struct retention_rule){.name = intake->keys.name,
-                                                  .sql = buf_str(&intake->keys_cleanup).ptr,
-                                                  .interval_ms = intake->settings->idempotency.cleanup_ms,
-                                                  .on_deleted = count_cleaned,
-                                                  .context = intake});
+    kernel_retention_add_keys(intake->kernel, &intake->keys, intake->settings->idempotency.cleanup_ms);
     outbox_start(intake->publisher);
 }
 
@@ -92,7 +79,6 @@ static void destroy(void *state)
 {
     struct intake *intake = state;
     outbox_destroy(intake->publisher);
-    buf_deinit(&intake->keys_cleanup);
     free(intake);
 }
 

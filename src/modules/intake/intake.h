@@ -23,7 +23,6 @@ struct intake {
     struct kernel *kernel;
     const struct intake_settings *settings; /* as at the start */
     struct idempotency_table keys;
-    struct buf keys_cleanup; /* SQL */
     struct outbox *publisher;
 };
 
