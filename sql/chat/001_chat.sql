@@ -88,20 +88,7 @@ create index event_log_user on chat.event_log (tenant_id, project_id, user_id, c
 create index event_log_age on chat.event_log (created_at);
 
 -- Answers by Idempotency-Key (I1–I6): committed with what they answer. The subject is the user's and the session's.
-create table chat.idempotency_keys (
-    tenant_id       text        not null collate "C",
-    subject         text        not null collate "C",
-    method          text        not null collate "C",
-    route           text        not null collate "C",
-    idempotency_key text        not null collate "C",
-    request_hash    bytea       not null,
-    response_status integer     not null,
-    response_body   text        not null,
-    created_at      timestamptz not null,
-    expires_at      timestamptz not null,
-    primary key (tenant_id, subject, method, route, idempotency_key)
-) with (autovacuum_vacuum_scale_factor = 0.05);
-create index idempotency_keys_expiry on chat.idempotency_keys (expires_at);
+select platform.idempotency_table_make('chat');
 
 -- RFC 3339 in UTC, to the microsecond, whatever the session's time zone.
 create function chat.rfc3339(p_at timestamptz) returns text

@@ -46,20 +46,7 @@ create index outbox_events_age on entitlement.outbox_events (published_at) where
 create index outbox_events_failed on entitlement.outbox_events (created_at) where status = 'FAILED';
 
 -- Answers by Idempotency-Key (I1–I6): committed with what they answer.
-create table entitlement.idempotency_keys (
-    tenant_id       text        not null collate "C",
-    subject         text        not null collate "C",
-    method          text        not null collate "C",
-    route           text        not null collate "C",
-    idempotency_key text        not null collate "C",
-    request_hash    bytea       not null,
-    response_status integer     not null,
-    response_body   text        not null,
-    created_at      timestamptz not null,
-    expires_at      timestamptz not null,
-    primary key (tenant_id, subject, method, route, idempotency_key)
-) with (autovacuum_vacuum_scale_factor = 0.05);
-create index idempotency_keys_expiry on entitlement.idempotency_keys (expires_at);
+select platform.idempotency_table_make('entitlement');
 
 -- RFC 3339 in UTC, to the microsecond, whatever the session's time zone.
 create function entitlement.rfc3339(p_at timestamptz) returns text

@@ -15,10 +15,8 @@
  *
  * Scope: tenant, sub, method and the route's path pattern (I2): nobody reads another's answer.
  *
- * A module's table, wherever its migrations put it ("entitlement.idempotency_keys"), has these columns:
- *   tenant_id text, subject text, method text, route text, idempotency_key text, request_hash bytea (SHA-256 of the body),
- *   response_status int, response_body text, created_at, expires_at timestamptz;
- *   primary key (tenant_id, subject, method, route, idempotency_key); an index on expires_at.
+ * A module's table is in its own schema, made by its migrations: `select platform.idempotency_table_make('intake')`
+ * (sql/platform/004_idempotency_table.sql).
  *
  * Threads: enter and leave on the request's loop; run on a worker; the rest as said. */
 #ifndef FRESHET_IDEMPOTENCY_IDEMPOTENCY_H

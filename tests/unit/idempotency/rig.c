@@ -8,11 +8,7 @@ struct db_pool *rig_pool, *rig_clock_pool;
 
 static const char *const schema_sql[] = {
     "CREATE SCHEMA shop",
-    "CREATE TABLE shop.keys (tenant_id text NOT NULL, subject text NOT NULL, method text NOT NULL, route text NOT NULL,"
-    " idempotency_key text NOT NULL, request_hash bytea NOT NULL, response_status int NOT NULL,"
-    " response_body text NOT NULL, created_at timestamptz NOT NULL, expires_at timestamptz NOT NULL,"
-    " PRIMARY KEY (tenant_id, subject, method, route, idempotency_key))",
-    "CREATE INDEX ON shop.keys (expires_at)",
+    "SELECT platform.idempotency_table_make('shop')",
     "CREATE TABLE shop.bought (id bigserial PRIMARY KEY, note text NOT NULL)",
     "CREATE SEQUENCE shop.calls",
     /* As a module's: everything in one function; a failure writes nothing. */
@@ -66,7 +62,7 @@ void rig_stop(void)
 
 void rig_clear(void)
 {
-    rig_sql("TRUNCATE shop.keys, shop.bought, clock.now RESTART IDENTITY");
+    rig_sql("TRUNCATE shop.idempotency_keys, shop.bought, clock.now RESTART IDENTITY");
     rig_sql("ALTER SEQUENCE shop.calls RESTART");
 }
 
@@ -113,7 +109,7 @@ struct call rig_call(const char *key)
         .route = {.method = HTTP_POST, .path = "/things", .idempotency = HTTP_KEY_REJECT},
         .wanted = 201,
         .pool = rig_pool,
-        .table = {.name = "shop.keys", .ttl_ms = HOUR_MS},
+        .table = {.name = "shop.idempotency_keys", .ttl_ms = HOUR_MS},
         .timeout_ms = PATIENCE_MS,
     };
 }

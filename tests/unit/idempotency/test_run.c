@@ -41,8 +41,8 @@ static void test_i2_the_same_again_is_the_same_answer_to_the_byte(void **state)
     for (int i = 0; i < 3; i++)
         expect_replay(&call);
     rig_expect("SELECT count(*) FROM shop.bought", "1");
-    rig_expect("SELECT count(*) FROM shop.keys", "1");
-    rig_expect("SELECT request_hash = sha256('{}') FROM shop.keys", "t");
+    rig_expect("SELECT count(*) FROM shop.idempotency_keys", "1");
+    rig_expect("SELECT request_hash = sha256('{}') FROM shop.idempotency_keys", "t");
     assert_int_equal(rig_counted(&idempotency_hit_family, "/things"), hits + 3);
     assert_int_equal(rig_counted(&idempotency_miss_family, "/things"), misses + 1);
 }
@@ -88,7 +88,7 @@ static void test_without_a_key_every_call_is_its_own(void **state)
     struct call call = rig_call(NULL);
     expect_new(&call, "1");
     expect_new(&call, "2");
-    rig_expect("SELECT count(*) FROM shop.keys", "0");
+    rig_expect("SELECT count(*) FROM shop.idempotency_keys", "0");
 }
 
 /* ---- failures ---- */
@@ -102,7 +102,7 @@ static void test_i4_a_failure_frees_its_key(void **state)
     assert_int_equal(call.status, STATUS_OK);
     assert_int_equal(call.answered, 409);
     assert_false(call.is_news);
-    rig_expect("SELECT count(*) FROM shop.keys", "0");
+    rig_expect("SELECT count(*) FROM shop.idempotency_keys", "0");
     call.wanted = 201;
     call.body = STR("{\"other\":1}");
     expect_new(&call, "1");
@@ -134,7 +134,7 @@ static void test_i4_a_business_failure_is_kept_where_the_row_says_so(void **stat
         assert_int_equal(call.answered, never[i]);
         assert_false(rig_again(&call).replayed);
     }
-    rig_expect("SELECT count(*) FROM shop.keys", "3");
+    rig_expect("SELECT count(*) FROM shop.idempotency_keys", "3");
 }
 
 static void test_i5_a_refused_effect_leaves_neither(void **state)
@@ -146,7 +146,7 @@ static void test_i5_a_refused_effect_leaves_neither(void **state)
     rig_run(&call);
     assert_int_equal(call.status, STATUS_DB_ERROR);
     rig_expect("SELECT count(*) FROM shop.bought", "0");
-    rig_expect("SELECT count(*) FROM shop.keys", "0");
+    rig_expect("SELECT count(*) FROM shop.idempotency_keys", "0");
     call.effect = NULL;
     expect_new(&call, "1");
 }
@@ -169,7 +169,7 @@ static void test_i6_the_times_of_the_seed(void **state)
     call.pool = rig_clock_pool;
     at("0");
     expect_new(&call, "1");
-    rig_expect("SELECT expires_at - created_at FROM shop.keys", "01:00:00");
+    rig_expect("SELECT expires_at - created_at FROM shop.idempotency_keys", "01:00:00");
     for (int i = 0; i < 3; i++) {
         at(replays[i]);
         expect_replay(&call);
@@ -177,9 +177,9 @@ static void test_i6_the_times_of_the_seed(void **state)
     at("61 minutes");
     expect_new(&call, "2");
     expect_replay(&call);
-    rig_expect("SELECT count(*) FROM shop.keys", "1");
+    rig_expect("SELECT count(*) FROM shop.idempotency_keys", "1");
     rig_expect("SELECT created_at = '2026-01-01 01:01:00+00' AND expires_at = '2026-01-01 02:01:00+00'"
-               " FROM shop.keys",
+               " FROM shop.idempotency_keys",
                "t");
 }
 
@@ -209,7 +209,7 @@ static void test_i6_an_expired_key_takes_another_body(void **state)
     struct call call = rig_call("again"), other = rig_call("again");
     other.body = STR("[]");
     expect_new(&call, "1");
-    rig_sql("UPDATE shop.keys SET expires_at = now() - interval '1 second'");
+    rig_sql("UPDATE shop.idempotency_keys SET expires_at = now() - interval '1 second'");
     expect_new(&other, "2");
     expect_replay(&other);
     rig_run(&call);
@@ -220,7 +220,7 @@ static void test_i6_an_expired_key_takes_another_body(void **state)
 
 static int64_t clean(struct db_conn *conn, const char *limit, bool inclusive)
 {
-    const struct idempotency_table table = {.name = "shop.keys", .expires_inclusive = inclusive};
+    const struct idempotency_table table = {.name = "shop.idempotency_keys", .expires_inclusive = inclusive};
     static const enum db_type types[] = {DB_BIGINT, DB_INT};
     struct db_statement statement;
     struct buf sql = {0};
@@ -242,14 +242,15 @@ static void test_i6_cleaning_takes_what_has_expired_and_nothing_else(void **stat
     struct db_conn *conn;
     assert_int_equal(db_acquire(rig_clock_pool, clock_deadline_ms(PATIENCE_MS), &conn, NULL), STATUS_OK);
     at("0");
-    rig_sql("INSERT INTO shop.keys SELECT 't', 'u', 'POST', '/things', 'key' || n, '', 201, '', at,"
-            " at + n * interval '1 second' FROM clock.now, generate_series(-5, 5) n");
+    rig_sql(
+        "INSERT INTO shop.idempotency_keys SELECT 't', 'u', 'POST', '/things', 'key' || n, '', 201, '', at,"
+        " at + n * interval '1 second' FROM clock.now, generate_series(-5, 5) n");
     assert_int_equal(clean(conn, "3", false), 3);
     assert_int_equal(clean(conn, "100", false), 2);
     assert_int_equal(clean(conn, "100", false), 0);
-    rig_expect("SELECT count(*) FROM shop.keys", "6");
+    rig_expect("SELECT count(*) FROM shop.idempotency_keys", "6");
     assert_int_equal(clean(conn, "100", true), 1); /* the one of this very moment */
-    rig_expect("SELECT min(idempotency_key) FROM shop.keys", "key1");
+    rig_expect("SELECT min(idempotency_key) FROM shop.idempotency_keys", "key1");
     db_release(conn);
 }
 
@@ -270,11 +271,11 @@ static void test_i6_cleaning_leaves_a_key_in_use_alone(void **state)
     int64_t deadline_ns = clock_deadline_ms(PATIENCE_MS);
     struct call call = rig_call("busy");
     expect_new(&call, "1");
-    rig_sql("UPDATE shop.keys SET expires_at = now() - interval '1 second'");
+    rig_sql("UPDATE shop.idempotency_keys SET expires_at = now() - interval '1 second'");
     assert_int_equal(db_acquire(rig_pool, deadline_ns, &user, NULL), STATUS_OK);
     assert_int_equal(db_acquire(rig_pool, deadline_ns, &cleaner, NULL), STATUS_OK);
     exec(user, "BEGIN");
-    exec(user, "UPDATE shop.keys SET expires_at = now() + interval '1 hour'");
+    exec(user, "UPDATE shop.idempotency_keys SET expires_at = now() + interval '1 hour'");
     assert_int_equal(clean(cleaner, "100", false), 0);
     exec(user, "COMMIT");
     assert_int_equal(clean(cleaner, "100", false), 0);
@@ -293,7 +294,7 @@ static void test_a_stored_answer_that_appears_under_the_lock_is_an_error_of_ours
                   " SELECT 201, 'mine' FROM effect";
     rig_sql(
         "CREATE FUNCTION shop.intrude() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
-        " INSERT INTO shop.keys VALUES ('t', 'u', 'POST', '/things', 'intruder', '', 201, 'theirs', now(),"
+        " INSERT INTO shop.idempotency_keys VALUES ('t', 'u', 'POST', '/things', 'intruder', '', 201, 'theirs', now(),"
         " now() + interval '1 hour'); RETURN new; END $$");
     rig_sql("CREATE TRIGGER intrude BEFORE INSERT ON shop.bought EXECUTE FUNCTION shop.intrude()");
     rig_run(&call);
@@ -301,7 +302,7 @@ static void test_a_stored_answer_that_appears_under_the_lock_is_an_error_of_ours
     assert_int_equal(call.status, STATUS_DB_ERROR);
     assert_int_equal(status_http(call.error.status), 500);
     rig_expect("SELECT count(*) FROM shop.bought", "0");
-    rig_expect("SELECT count(*) FROM shop.keys", "0");
+    rig_expect("SELECT count(*) FROM shop.idempotency_keys", "0");
 }
 
 static void test_an_effect_without_an_answer_is_an_error_of_ours(void **state)

@@ -199,7 +199,7 @@ static void test_i5_a_key_is_free_when_its_connection_dies_and_is_tried_again(vo
     assert_int_equal(call.status, STATUS_OK);
     assert_false(call.replayed);
     rig_expect("SELECT count(*) FROM shop.bought", "1");
-    rig_expect("SELECT count(*) FROM shop.keys", "1");
+    rig_expect("SELECT count(*) FROM shop.idempotency_keys", "1");
     assert_true(rig_again(&call).replayed);
 }
 
