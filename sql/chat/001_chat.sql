@@ -90,11 +90,6 @@ create index event_log_age on chat.event_log (created_at);
 -- Answers by Idempotency-Key (I1–I6): committed with what they answer. The subject is the user's and the session's.
 select platform.idempotency_table_make('chat');
 
--- RFC 3339 in UTC, to the microsecond, whatever the session's time zone.
-create function chat.rfc3339(p_at timestamptz) returns text
-language sql stable strict parallel safe
-as $$ select pg_catalog.to_char(p_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') $$;
-
 -- An event as everybody sees it (M3), on one line; null when its payload is no event's.
 create function chat.event_json(p_id uuid, p_type text, p_sequence bigint, p_session_id uuid, p_at timestamptz, p_payload jsonb)
 returns text
@@ -102,7 +97,7 @@ language sql stable strict parallel safe
 as $$
     select case when pg_catalog.jsonb_typeof(p_payload) = 'object' and p_payload ->> 'event_id' = p_id::text then
         '{"event_id":"' || p_id || '","event_type":' || pg_catalog.to_json(p_type)::text || ',"sequence":' || p_sequence
-            || ',"session_id":"' || p_session_id || '","created_at":"' || chat.rfc3339(p_at) || '","payload":' || p_payload::text
+            || ',"session_id":"' || p_session_id || '","created_at":"' || platform.rfc3339(p_at) || '","payload":' || p_payload::text
             || '}' end
 $$;
 

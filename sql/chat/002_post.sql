@@ -90,7 +90,7 @@ begin
     where s.tenant_id = p_tenant_id and s.session_id = p_session_id;
     status := 200;
     body := '{"message_id":"' || v_id || '","session_id":"' || p_session_id || '","sequence":' || v_sequence
-        || ',"created_at":"' || chat.rfc3339(v_at) || '","agent":' || pg_catalog.to_json(p_agent)::text
+        || ',"created_at":"' || platform.rfc3339(v_at) || '","agent":' || pg_catalog.to_json(p_agent)::text
         || ',"routing_score":' || p_routing_score
         || ',"reply":' || case p_role when 'assistant' then pg_catalog.to_json(p_reply)::text else 'null' end || '}';
 end $$;

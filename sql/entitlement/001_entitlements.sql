@@ -47,8 +47,3 @@ create index outbox_events_failed on entitlement.outbox_events (created_at) wher
 
 -- Answers by Idempotency-Key (I1–I6): committed with what they answer.
 select platform.idempotency_table_make('entitlement');
-
--- RFC 3339 in UTC, to the microsecond, whatever the session's time zone.
-create function entitlement.rfc3339(p_at timestamptz) returns text
-language sql stable strict parallel safe
-as $$ select pg_catalog.to_char(p_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') $$;

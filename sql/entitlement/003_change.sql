@@ -55,7 +55,7 @@ begin
     select p_event_id, p_tenant_id, p_aggregate_key, v_version, t.name,
            pg_catalog.format('{"event_id":"%s","event_type":"%s","occurred_at":"%s","user_id":%s,"stock_keeping_unit":%s,'
                              '"source":%s,"source_id":%s,"version":%s,"tenant_id":%s}',
-                             p_event_id, t.name, entitlement.rfc3339(v_at), pg_catalog.to_json(p_user_id),
+                             p_event_id, t.name, platform.rfc3339(v_at), pg_catalog.to_json(p_user_id),
                              pg_catalog.to_json(p_sku), pg_catalog.to_json(p_reason), pg_catalog.to_json(p_purchase_id),
                              v_version, pg_catalog.to_json(p_tenant_id)),
            p_traceparent, v_at
@@ -64,5 +64,5 @@ begin
     answer_status := 200;
     answer_body := pg_catalog.format('{"user_id":%s,"stock_keeping_unit":%s,"status":"%s","version":%s,"updated_at":"%s"}',
                                      pg_catalog.to_json(p_user_id), pg_catalog.to_json(p_sku), p_status, v_version,
-                                     entitlement.rfc3339(v_at));
+                                     platform.rfc3339(v_at));
 end $$;

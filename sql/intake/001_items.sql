@@ -45,17 +45,12 @@ create index event_outbox_failed on intake.event_outbox (created_at) where statu
 -- Answers by Idempotency-Key (I1–I6): committed with what they answer.
 select platform.idempotency_table_make('intake');
 
--- RFC 3339 in UTC, to the microsecond, whatever the session's time zone.
-create function intake.rfc3339(p_at timestamptz) returns text
-language sql stable strict parallel safe
-as $$ select pg_catalog.to_char(p_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') $$;
-
 -- An item as everybody sees it: the POST's answer, the GET's, and what the event holds, to the byte.
 create function intake.item_json(p_id uuid, p_sku text, p_title text, p_created_at timestamptz, p_attributes text) returns text
 language sql stable strict parallel safe
 as $$
     select '{"id":"' || p_id || '","sku":' || pg_catalog.to_json(p_sku)::text || ',"title":' || pg_catalog.to_json(p_title)::text
-        || ',"created_at":"' || intake.rfc3339(p_created_at) || '"' || p_attributes || '}'
+        || ',"created_at":"' || platform.rfc3339(p_created_at) || '"' || p_attributes || '}'
 $$;
 
 -- Creates an item and its event in the caller's transaction (I8); the answer's status and body, and the event's id. One that
@@ -81,7 +76,7 @@ begin
     event_id := pg_catalog.gen_random_uuid();
     insert into intake.event_outbox (event_id, tenant_id, sku, event_type, payload, traceparent, created_at)
     values (event_id, p_tenant_id, p_sku, 'item_created',
-            '{"event_id":"' || event_id || '","event_type":"item_created","occurred_at":"' || intake.rfc3339(v_at)
+            '{"event_id":"' || event_id || '","event_type":"item_created","occurred_at":"' || platform.rfc3339(v_at)
                 || '","tenant_id":' || pg_catalog.to_json(p_tenant_id)::text || ',"item":' || body || '}',
             p_traceparent, v_at);
 end $$;

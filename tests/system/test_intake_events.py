@@ -35,7 +35,7 @@ def test_an_event_tells_of_the_item_as_it_is_read(server, client, module_databas
     made = post(client, body, fresh("key"), traceparent=TRACEPARENT)
     assert made.status == 201
     eventually(lambda: states(module_database, body["sku"]) == ["PUBLISHED"])
-    event_id, at = module_database.query("select event_id::text, intake.rfc3339(created_at) from intake.event_outbox"
+    event_id, at = module_database.query("select event_id::text, platform.rfc3339(created_at) from intake.event_outbox"
                                          " where sku = %s and published_at is not null and claim_id is null", (body["sku"],))[0]
     assert server.metrics()["outbox_publish_success_total" + LABELS] >= 1
     (key, headers, event), = told(module_database, body["sku"])

@@ -9,7 +9,7 @@ enum { READ_MS = 5000, LIMIT_DEFAULT = 100, LIMIT_MAX = 1000, PAGE_BYTES = 1024 
  * is no such session. A row without a message: no message follows. */
 static const char history_sql[] =
     "select s.last_message_sequence, m.message_id, m.sequence, m.role, m.content, m.agent, m.routing_score,"
-    "       chat.rfc3339(m.created_at)"
+    "       platform.rfc3339(m.created_at)"
     " from chat.chat_sessions s left join lateral ("
     "    select * from ("
     "        select w.*, sum(octet_length(w.content)) over (order by w.sequence) - octet_length(w.content) as before"

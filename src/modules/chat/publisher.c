@@ -29,7 +29,7 @@ const struct outbox_table chat_outbox_table = {
               [EXTRA_PROJECT] = "e.project_id",
               [EXTRA_USER] = "e.user_id",
               [EXTRA_SEQUENCE] = "e.sequence",
-              [EXTRA_OCCURRED_AT] = "chat.rfc3339(e.created_at)",
+              [EXTRA_OCCURRED_AT] = "platform.rfc3339(e.created_at)",
               [EXTRA_TRACEPARENT] = "e.traceparent"},
     .logged = {{"eventId", "e.id", false},
                {"tenantId", "e.tenant_id", false},

@@ -6,7 +6,7 @@
 enum { READ_MS = 5000 };
 
 static const char list_sql[] =
-    "SELECT e.stock_keeping_unit, e.status, e.version, entitlement.rfc3339(e.updated_at)"
+    "SELECT e.stock_keeping_unit, e.status, e.version, platform.rfc3339(e.updated_at)"
     " FROM entitlement.entitlements e WHERE e.tenant_id = $1 AND e.user_id = $2"
     " ORDER BY e.stock_keeping_unit";
 

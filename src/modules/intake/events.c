@@ -18,7 +18,7 @@ const struct outbox_table intake_outbox_table = {
     .payload = "e.payload",
     .extra = {[EXTRA_TENANT] = "e.tenant_id",
               [EXTRA_SKU] = "e.sku",
-              [EXTRA_OCCURRED_AT] = "intake.rfc3339(e.created_at)",
+              [EXTRA_OCCURRED_AT] = "platform.rfc3339(e.created_at)",
               [EXTRA_TRACEPARENT] = "e.traceparent",
               [EXTRA_TRACE_ID] = "split_part(e.traceparent, '-', 2)"},
     .logged = {{"eventId", "e.event_id", false}, {"tenantId", "e.tenant_id", false}},
