@@ -3,6 +3,49 @@
 #include "outbox/letters.h"
 
 #include "base/clock.h"
+#include "base/trace.h"
+
+/* ---- one ---- */
+
+enum {
+    COMMON_HEADERS = 5,
+    TRACE_HEADERS = 2,
+    TRACE_ID_AT = 3, /* 00-TRACE_ID-… */
+    TRACE_ID_BYTES = 32,
+};
+
+static unsigned put_trace(struct bus_header *headers, struct str traceparent)
+{
+    struct trace trace;
+    if (!trace_parse(traceparent, &trace))
+        return 0;
+    headers[0] = (struct bus_header){STR("trace_id"), str_of(traceparent.ptr + TRACE_ID_AT, TRACE_ID_BYTES)};
+    headers[1] = (struct bus_header){STR(BUS_HEADER_TRACEPARENT), traceparent};
+    return TRACE_HEADERS;
+}
+
+void outbox_letter_write(const struct outbox_letter *letter, const struct outbox_event *event,
+                         struct bus_message *message, struct arena *arena)
+{
+    const struct bus_header common[COMMON_HEADERS] = {
+        {STR(BUS_HEADER_EVENT_ID), event->id},       {STR(OUTBOX_HEADER_EVENT_TYPE), event->event_type},
+        {STR("aggregate_key"), letter->key},         {STR("occurred_at"), letter->occurred_at},
+        {STR(OUTBOX_HEADER_TENANT), letter->tenant},
+    };
+    unsigned count = COMMON_HEADERS + letter->more_count;
+    struct bus_header *headers = arena_alloc(arena, (count + TRACE_HEADERS) * sizeof *headers);
+    memcpy(headers, common, sizeof common);
+    for (unsigned i = 0; i < letter->more_count; i++)
+        headers[COMMON_HEADERS + i] = letter->more[i];
+    count += put_trace(headers + count, letter->traceparent);
+    *message = (struct bus_message){.topic = letter->topic,
+                                    .key = letter->key,
+                                    .payload = letter->payload,
+                                    .headers = headers,
+                                    .header_count = count};
+}
+
+/* ---- a batch ---- */
 
 struct letters {
     struct bus_message *messages;

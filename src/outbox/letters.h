@@ -1,5 +1,5 @@
-/* Letters: outbox events on their way out as messages of a bus. What all publishers have in common: only what they write on
- * them differs. */
+/* Letters: outbox events on their way out as messages of a bus. What all publishers have in common; what is in a letter is
+ * each one's own. */
 #ifndef FRESHET_OUTBOX_LETTERS_H
 #define FRESHET_OUTBOX_LETTERS_H
 
@@ -14,6 +14,23 @@ enum { OUTBOX_LETTERS_MS = 3000, OUTBOX_LETTERS_STOP_MS = 4000 };
 /* Writes the message of an event; false: it can never be one, and *reason says why. Texts live in the arena. */
 typedef bool outbox_letter_fn(void *context, const struct outbox_event *event, struct bus_message *message,
                               struct arena *arena, const char **reason);
+
+/* The letter of a module's domain event, as receivers know them (E4): its aggregate's key is the message's, so that a
+ * partition keeps its order, and the headers are event-id, event_type, aggregate_key, occurred_at and tenant_id, those that
+ * only this module has, and, where what happened was traced, trace_id and traceparent. */
+#define OUTBOX_HEADER_EVENT_TYPE "event_type"
+#define OUTBOX_HEADER_TENANT "tenant_id"
+
+struct outbox_letter {
+    struct str topic, key, payload;
+    struct str tenant, occurred_at; /* RFC 3339 */
+    struct str traceparent;         /* one that is none is left out */
+    const struct bus_header *more;
+    unsigned more_count;
+};
+/* For an outbox_letter_fn. Texts are borrowed, headers live in the arena. */
+void outbox_letter_write(const struct outbox_letter *letter, const struct outbox_event *event,
+                         struct bus_message *message, struct arena *arena);
 
 /* On a worker, from an outbox's publish(): a message for each event, all at once; every event gets its verdict. An outage
  * is no event's fault, so it counts as no attempt of one: however long the engine is gone, none ends FAILED for it. */

@@ -11,7 +11,6 @@ enum { LOG_MS = 5000, EVERY_BATCH = 500 };
 enum { EXTRA_TENANT, EXTRA_PROJECT, EXTRA_USER, EXTRA_SEQUENCE, EXTRA_OCCURRED_AT, EXTRA_TRACEPARENT };
 enum { OF_TENANT, OF_SESSION };
 
-#define HEADER_TENANT "tenant_id"
 #define HEADER_PROJECT "project_id"
 #define HEADER_SESSION "session_id"
 #define HEADER_USER "user_id"
@@ -114,28 +113,23 @@ static bool write_letter(void *context, const struct outbox_event *event, struct
     *reason = "the payload is no event";
     if (!is_event(event))
         return false;
-    const struct bus_header headers[] = {
-        {STR(BUS_HEADER_EVENT_ID), event->id},
-        {STR("event_type"), event->event_type},
-        {STR("aggregate_key"), event->aggregate[OF_SESSION]},
-        {STR("occurred_at"), event->extra[EXTRA_OCCURRED_AT]},
-        {STR(HEADER_TENANT), event->extra[EXTRA_TENANT]},
+    const struct bus_header own[] = {
         {STR(HEADER_PROJECT), event->extra[EXTRA_PROJECT]},
         {STR(HEADER_SESSION), event->aggregate[OF_SESSION]},
         {STR(HEADER_USER), event->extra[EXTRA_USER]},
         {STR(HEADER_SEQUENCE), event->extra[EXTRA_SEQUENCE]},
-        {STR(BUS_HEADER_TRACEPARENT), event->extra[EXTRA_TRACEPARENT]},
     };
-    enum { ALL = sizeof headers / sizeof *headers };
-    struct bus_header *copies = arena_alloc(arena, sizeof headers);
-    memcpy(copies, headers, sizeof headers);
-    *message = (struct bus_message){
+    const struct outbox_letter letter = {
         .topic = STR(CHAT_TOPIC),
         .key = event->aggregate[OF_SESSION],
         .payload = event->payload,
-        .headers = copies,
-        .header_count = event->extra[EXTRA_TRACEPARENT].len ? ALL : ALL - 1,
+        .tenant = event->extra[EXTRA_TENANT],
+        .occurred_at = event->extra[EXTRA_OCCURRED_AT],
+        .traceparent = event->extra[EXTRA_TRACEPARENT],
+        .more = own,
+        .more_count = sizeof own / sizeof *own,
     };
+    outbox_letter_write(&letter, event, message, arena);
     return true;
 }
 
@@ -185,9 +179,10 @@ static void on_events(void *context, struct bus_batch *batch)
     struct chat_news *news = chat_news_create(chat->rooms);
     for (size_t i = 0; i < batch->count; i++) {
         const struct bus_message *message = &batch->messages[i];
-        const struct chat_key key = {
-            bus_message_header(message, STR(HEADER_TENANT)), bus_message_header(message, STR(HEADER_PROJECT)),
-            bus_message_header(message, STR(HEADER_SESSION)), bus_message_header(message, STR(HEADER_USER))};
+        const struct chat_key key = {bus_message_header(message, STR(OUTBOX_HEADER_TENANT)),
+                                     bus_message_header(message, STR(HEADER_PROJECT)),
+                                     bus_message_header(message, STR(HEADER_SESSION)),
+                                     bus_message_header(message, STR(HEADER_USER))};
         int64_t sequence;
         if (str_to_i64(bus_message_header(message, STR(HEADER_SEQUENCE)), &sequence))
             chat_news_add(news, &key, sequence, message->payload);

@@ -1,12 +1,10 @@
 /* The outbox's way to the bus: which table, and what is written on each message (E4). */
 #include "base/failpoint.h"
-#include "base/trace.h"
 #include "modules/entitlement/entitlement.h"
 #include "modules/entitlement/event.h"
 #include "outbox/letters.h"
 
 enum { EXTRA_TENANT, EXTRA_TRACEPARENT };
-enum { HEADERS_MAX = 7, TRACE_ID_AT = 3, TRACE_ID_BYTES = 32 }; /* 00-TRACE_ID-… */
 
 const struct outbox_table entitlement_outbox_table = {
     .module = "entitlement",
@@ -33,34 +31,23 @@ const struct outbox_table entitlement_outbox_table = {
     .last_error = "last_error",
 };
 
-static void put_trace(struct bus_message *message, struct bus_header *headers, struct str traceparent)
-{
-    struct trace trace;
-    if (!trace_parse(traceparent, &trace))
-        return;
-    struct str trace_id = str_of(traceparent.ptr + TRACE_ID_AT, TRACE_ID_BYTES);
-    headers[message->header_count++] = (struct bus_header){STR("trace_id"), trace_id};
-    headers[message->header_count++] = (struct bus_header){STR(BUS_HEADER_TRACEPARENT), traceparent};
-}
-
 static bool write_letter(void *context, const struct outbox_event *event, struct bus_message *message,
                          struct arena *arena, const char **reason)
 {
     (void)context;
-    struct str tenant = event->extra[EXTRA_TENANT], key = event->aggregate[0];
     struct entitlement_event encoded;
-    const struct entitlement_event_row row = {event->id, event->event_type, tenant};
+    const struct entitlement_event_row row = {event->id, event->event_type, event->extra[EXTRA_TENANT]};
     if (!entitlement_event_encode(event->payload, &row, arena, &encoded, reason))
         return false;
-    struct bus_header *headers = arena_alloc(arena, HEADERS_MAX * sizeof *headers);
-    *message = (struct bus_message){
-        .topic = STR(ENTITLEMENT_TOPIC), .key = key, .payload = encoded.message, .headers = headers};
-    headers[message->header_count++] = (struct bus_header){STR(BUS_HEADER_EVENT_ID), event->id};
-    headers[message->header_count++] = (struct bus_header){STR("event_type"), event->event_type};
-    headers[message->header_count++] = (struct bus_header){STR("aggregate_key"), key};
-    headers[message->header_count++] = (struct bus_header){STR("occurred_at"), encoded.occurred_at};
-    headers[message->header_count++] = (struct bus_header){STR("tenant_id"), tenant};
-    put_trace(message, headers, event->extra[EXTRA_TRACEPARENT]);
+    const struct outbox_letter letter = {
+        .topic = STR(ENTITLEMENT_TOPIC),
+        .key = event->aggregate[0],
+        .payload = encoded.message,
+        .tenant = row.tenant_id,
+        .occurred_at = encoded.occurred_at,
+        .traceparent = event->extra[EXTRA_TRACEPARENT],
+    };
+    outbox_letter_write(&letter, event, message, arena);
     return true;
 }
 

@@ -6,7 +6,7 @@
 #include "modules/intake/intake.h"
 #include "outbox/letters.h"
 
-enum { EXTRA_TENANT, EXTRA_SKU, EXTRA_OCCURRED_AT, EXTRA_TRACEPARENT, EXTRA_TRACE_ID };
+enum { EXTRA_TENANT, EXTRA_SKU, EXTRA_OCCURRED_AT, EXTRA_TRACEPARENT };
 
 const struct outbox_table intake_outbox_table = {
     .module = "intake",
@@ -19,8 +19,7 @@ const struct outbox_table intake_outbox_table = {
     .extra = {[EXTRA_TENANT] = "e.tenant_id",
               [EXTRA_SKU] = "e.sku",
               [EXTRA_OCCURRED_AT] = "platform.rfc3339(e.created_at)",
-              [EXTRA_TRACEPARENT] = "e.traceparent",
-              [EXTRA_TRACE_ID] = "split_part(e.traceparent, '-', 2)"},
+              [EXTRA_TRACEPARENT] = "e.traceparent"},
     .logged = {{"eventId", "e.event_id", false}, {"tenantId", "e.tenant_id", false}},
     .words = {"status", "PENDING", "IN_FLIGHT", "PUBLISHED", "FAILED"},
     .published_at = "published_at",
@@ -76,26 +75,15 @@ static bool write_letter(void *context, const struct outbox_event *event, struct
     *reason = "the payload is no event";
     if (!is_event(event->payload))
         return false;
-    struct str key = aggregate_key(event, arena);
-    const struct bus_header headers[] = {
-        {STR(BUS_HEADER_EVENT_ID), event->id},
-        {STR("event_type"), event->event_type},
-        {STR("aggregate_key"), key},
-        {STR("occurred_at"), event->extra[EXTRA_OCCURRED_AT]},
-        {STR("tenant_id"), event->extra[EXTRA_TENANT]},
-        {STR("trace_id"), event->extra[EXTRA_TRACE_ID]},
-        {STR(BUS_HEADER_TRACEPARENT), event->extra[EXTRA_TRACEPARENT]},
-    };
-    enum { ALL = sizeof headers / sizeof *headers, UNTRACED = ALL - 2 };
-    struct bus_header *copies = arena_alloc(arena, sizeof headers);
-    memcpy(copies, headers, sizeof headers);
-    *message = (struct bus_message){
+    const struct outbox_letter letter = {
         .topic = STR(INTAKE_EVENTS),
-        .key = key,
+        .key = aggregate_key(event, arena),
         .payload = event->payload,
-        .headers = copies,
-        .header_count = event->extra[EXTRA_TRACEPARENT].len ? ALL : UNTRACED,
+        .tenant = event->extra[EXTRA_TENANT],
+        .occurred_at = event->extra[EXTRA_OCCURRED_AT],
+        .traceparent = event->extra[EXTRA_TRACEPARENT],
     };
+    outbox_letter_write(&letter, event, message, arena);
     return true;
 }
 

@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "modules/notification/notification.h"
+#include "outbox/letters.h"
 
 enum { BATCH_MAX = 50 };
 
@@ -88,9 +89,9 @@ static void put_letter(const struct notification *notification, const struct bus
     json_put_member_i64(json, "deliveries",
                         number_of(letter, BUS_HEADER_DEAD_DELIVERIES, 1, deliveries) % INT32_MAX);
     json_put_member_str(json, "reason", reason.len ? reason : STR("nobody said why"));
-    put_if_there(json, "tenant_id", letter, "tenant_id");
+    put_if_there(json, "tenant_id", letter, OUTBOX_HEADER_TENANT);
     put_if_there(json, "event_id", letter, BUS_HEADER_EVENT_ID);
-    put_if_there(json, "event_type", letter, "event_type");
+    put_if_there(json, "event_type", letter, OUTBOX_HEADER_EVENT_TYPE);
     put_headers(json, letter);
     buf_put_char(json, '}');
 }

@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/trace.h"
+#include "outbox/letters.h"
 
 /* The space of notification ids: a notification's name is its tenant and event. Never changes. */
 static const struct uuid space = {
@@ -63,8 +64,8 @@ static bool has_hidden_text(const proto_event *raw, struct str payload)
 static const char *compare_headers(const struct bus_message *message, const struct notification_event *event)
 {
     struct str id = bus_message_header(message, STR(BUS_HEADER_EVENT_ID));
-    struct str type = bus_message_header(message, STR("event_type"));
-    struct str tenant = bus_message_header(message, STR("tenant_id"));
+    struct str type = bus_message_header(message, STR(OUTBOX_HEADER_EVENT_TYPE));
+    struct str tenant = bus_message_header(message, STR(OUTBOX_HEADER_TENANT));
     struct str own = str_from(event->event_id);
     if (id.ptr && (id.len < own.len || !str_eq_nocase(str_of(id.ptr, own.len), own) ||
                    (id.len > own.len && id.ptr[own.len] != '-')))
