@@ -92,6 +92,11 @@ struct outbox_table {
     const char *locked_at;                    /* timestamptz; NULL = the table has none */
     const char *next_attempt_at, *last_error; /* timestamptz; text, NULL = none */
 };
+/* The last eight as seed 004 names them; `attempts` and `published_at` are in each table's own words. */
+#define OUTBOX_LEASE_COLUMNS                                                                               \
+    .created_at = "created_at", .claims = "claim_count", .claim_id = "claim_id", .locked_by = "locked_by", \
+    .locked_at = "locked_at", .locked_until = "lease_until", .next_attempt_at = "next_retry_at",           \
+    .last_error = "last_error"
 
 /* ---- settings: `<module>.outbox`, with seed 004's names ---- */
 struct outbox_settings {

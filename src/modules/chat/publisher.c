@@ -36,15 +36,8 @@ const struct outbox_table chat_outbox_table = {
                {"sequence", "e.sequence", .is_number = true}},
     .words = {"status", "pending", "in_flight", "published", "failed"},
     .published_at = "published_at",
-    .created_at = "created_at",
     .attempts = "retry_count",
-    .claims = "claim_count",
-    .claim_id = "claim_id",
-    .locked_by = "locked_by",
-    .locked_until = "lease_until",
-    .locked_at = "locked_at",
-    .next_attempt_at = "next_retry_at",
-    .last_error = "last_error",
+    OUTBOX_LEASE_COLUMNS,
 };
 
 /* ---- the log ---- */

@@ -20,15 +20,8 @@ const struct outbox_table entitlement_outbox_table = {
                {"version", "e.sequence", .is_number = true}},
     .words = {"status", "PENDING", "IN_FLIGHT", "PUBLISHED", "FAILED"},
     .published_at = "published_at",
-    .created_at = "created_at",
     .attempts = "attempt_count",
-    .claims = "claim_count",
-    .claim_id = "claim_id",
-    .locked_by = "locked_by",
-    .locked_until = "lease_until",
-    .locked_at = "locked_at",
-    .next_attempt_at = "next_retry_at",
-    .last_error = "last_error",
+    OUTBOX_LEASE_COLUMNS,
 };
 
 static bool write_letter(void *context, const struct outbox_event *event, struct bus_message *message,

@@ -17,15 +17,8 @@ const struct outbox_table notification_delivery_table = {
     .logged = {{"eventId", "e.event_id", false}, {"tenantId", "e.tenant_id", false}},
     .words = {"status", "PENDING", "PROCESSING", "SENT", "FAILED"},
     .published_at = "sent_at",
-    .created_at = "created_at",
     .attempts = "attempt_count",
-    .claims = "claim_count",
-    .claim_id = "claim_id",
-    .locked_by = "locked_by",
-    .locked_until = "lease_until",
-    .locked_at = "locked_at",
-    .next_attempt_at = "next_retry_at",
-    .last_error = "last_error",
+    OUTBOX_LEASE_COLUMNS,
 };
 
 /* Ids only: who was told what is in the table. */

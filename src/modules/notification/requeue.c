@@ -27,15 +27,8 @@ const struct outbox_table notification_requeue_table = {
     .logged = {{"eventId", "coalesce(e.event_id, '')", false}, {"dlqId", "e.dlq_id", .is_number = true}},
     .words = {"status", "REQUEUE", "PUBLISHING", "REQUEUED", "DEAD"},
     .published_at = "requeued_at",
-    .created_at = "created_at",
     .attempts = "attempt_count",
-    .claims = "claim_count",
-    .claim_id = "claim_id",
-    .locked_by = "locked_by",
-    .locked_until = "lease_until",
-    .locked_at = "locked_at",
-    .next_attempt_at = "next_retry_at",
-    .last_error = "last_error",
+    OUTBOX_LEASE_COLUMNS,
 };
 
 static const struct outbox_settings settings = {

@@ -64,15 +64,8 @@ const struct outbox_table rig_deliveries = {
     .payload_is_bytes = true,
     .words = {"status", "PENDING", "PROCESSING", "SENT", "FAILED"},
     .published_at = "sent_at",
-    .created_at = "created_at",
     .attempts = "attempt_count",
-    .claims = "claim_count",
-    .claim_id = "claim_id",
-    .locked_by = "locked_by",
-    .locked_at = "locked_at",
-    .locked_until = "lease_until",
-    .next_attempt_at = "next_retry_at",
-    .last_error = "last_error",
+    OUTBOX_LEASE_COLUMNS,
 };
 
 const struct rig_form rig_forms[RIG_FORMS] = {
