@@ -1,0 +1,136 @@
+/* Covers: how much of an entity something is about, and what is a name of an entity at all. Fields are kept sorted, so that
+ * one walk compares two covers. */
+#include <stdlib.h>
+
+#include "base/json.h"
+#include "hydration/event.h"
+
+static unsigned fields_of(const struct hydration_cover *cover)
+{
+    return cover->mode == HYDRATION_PARTIAL ? cover->field_count : 0;
+}
+
+bool hydration_cover_includes(const struct hydration_cover *wide, const struct hydration_cover *narrow)
+{
+    unsigned at = 0, wide_count = fields_of(wide);
+    if (wide->mode == HYDRATION_FULL || narrow->mode == HYDRATION_FULL)
+        return wide->mode == HYDRATION_FULL;
+    for (unsigned i = 0; i < fields_of(narrow); i++) {
+        while (at < wide_count && str_compare(wide->fields[at], narrow->fields[i]) < 0)
+            at++;
+        if (at == wide_count || !str_eq(wide->fields[at], narrow->fields[i]))
+            return false;
+    }
+    return true;
+}
+
+static bool is_wanted(const struct hydration_cover *cover, struct str raw_name)
+{
+    for (unsigned i = 0; i < fields_of(cover); i++)
+        if (json_str_eq(raw_name, cover->fields[i]))
+            return true;
+    return false;
+}
+
+void hydration_cover_cut(const struct hydration_cover *cover, struct str object, struct buf *out)
+{
+    const struct json_value whole = {JSON_OBJECT, object};
+    struct json_value member;
+    struct json_iter it;
+    struct str name;
+    bool is_first = true;
+
+    if (cover->mode == HYDRATION_FULL) {
+        buf_put_str(out, object);
+        return;
+    }
+    buf_put_char(out, '{');
+    json_iter_init(&it, &whole);
+    while (fields_of(cover) && json_iter_next(&it, &name, &member)) {
+        if (!is_wanted(cover, name))
+            continue;
+        if (!is_first)
+            buf_put_char(out, ',');
+        is_first = false;
+        buf_put_str(out, name);
+        buf_put_char(out, ':');
+        buf_put_str(out, member.raw);
+    }
+    buf_put_char(out, '}');
+}
+
+/* ---- names ---- */
+
+bool hydration_is_text(struct str text, size_t bytes_max)
+{
+    if (text.len == 0 || text.len > bytes_max || !str_is_utf8(text))
+        return false;
+    for (size_t i = 0; i < text.len; i++)
+        if ((unsigned char)text.ptr[i] < 0x20 || text.ptr[i] == 0x7F)
+            return false;
+    return true;
+}
+
+bool hydration_is_type(struct str text)
+{
+    if (text.len == 0 || text.len > HYDRATION_TYPE_BYTES_MAX || text.ptr[0] < 'a' || text.ptr[0] > 'z')
+        return false;
+    for (size_t i = 1; i < text.len; i++) {
+        char c = text.ptr[i];
+        if ((c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '_')
+            return false;
+    }
+    return true;
+}
+
+static int by_bytes(const void *a, const void *b)
+{
+    return str_compare(*(const struct str *)a, *(const struct str *)b);
+}
+
+unsigned hydration_fields_sort(struct str *fields, unsigned count)
+{
+    unsigned kept = 0;
+    if (count > 1)
+        qsort(fields, count, sizeof fields[0], by_bytes);
+    for (unsigned i = 0; i < count; i++)
+        if (kept == 0 || !str_eq(fields[kept - 1], fields[i]))
+            fields[kept++] = fields[i];
+    return kept;
+}
+
+static enum status check_fields(const struct str *fields, unsigned count, struct error *error)
+{
+    if (count == 0)
+        return error_set_field(error, STATUS_BAD_REQUEST, "fields", "fields: partial needs at least one");
+    if (count > HYDRATION_FIELDS_MAX)
+        return error_set_field(error, STATUS_BAD_REQUEST, "fields", "fields: at most %d",
+                               HYDRATION_FIELDS_MAX);
+    for (unsigned i = 0; i < count; i++)
+        if (!hydration_is_text(fields[i], HYDRATION_FIELD_BYTES_MAX))
+            return error_set_field(error, STATUS_BAD_REQUEST, "fields",
+                                   "fields: each is 1 to %d bytes of text without control characters",
+                                   HYDRATION_FIELD_BYTES_MAX);
+    return STATUS_OK;
+}
+
+enum status hydration_need_check(struct hydration_need *need, struct str *fields, unsigned *field_count,
+                                 struct error *error)
+{
+    if (!hydration_is_type(need->entity_type))
+        return error_set_field(error, STATUS_BAD_REQUEST, "entity_type",
+                               "entity_type: 1 to %d of a-z, 0-9 and _, the first a letter",
+                               HYDRATION_TYPE_BYTES_MAX);
+    if (!hydration_is_text(need->entity_id, HYDRATION_ID_BYTES_MAX))
+        return error_set_field(error, STATUS_BAD_REQUEST, "entity_id",
+                               "entity_id: 1 to %d bytes of text without control characters",
+                               HYDRATION_ID_BYTES_MAX);
+    bool is_partial = need->cover.mode == HYDRATION_PARTIAL;
+    enum status status = is_partial ? check_fields(fields, *field_count, error) : STATUS_OK;
+    if (status != STATUS_OK)
+        return status;
+    *field_count = is_partial ? hydration_fields_sort(fields, *field_count) : 0;
+    need->cover.fields = fields;
+    need->cover.field_count = *field_count;
+    return STATUS_OK;
+}
