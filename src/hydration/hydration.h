@@ -95,19 +95,21 @@ struct hydration_outcome {
 struct hydration_waiter;
 typedef void hydration_done_fn(struct hydration_waiter *waiter, const struct hydration_outcome *outcome);
 
-/* Embedded in its owner's memory, which stays until on_done or hydration_waiter_cancel(). The members are desk.c's. */
+/* Embedded in its owner's memory, which stays until on_done or hydration_waiter_cancel(). The members are the desk's. */
 struct hydration_waiter {
-    struct hydration_waiter *next, **link; /* of its asking's list */
-    struct hydration_asking *asking;       /* NULL: not waiting */
-    struct loop_timer timer;
+    struct hydration_waiter *next, **link; /* of its asking's list; link NULL: not waiting */
+    struct hydration_asking *asking;
     struct hydration_desk *desk;
     hydration_done_fn *on_done;
-    int64_t begun_ns;
-    bool defers, joined;
+    const struct hydration_policy *policy;
+    struct str subject; /* a copy of its own while it waits */
+    struct loop_timer timer;
+    int64_t begun_ns, deadline_ns;
+    bool defers, joined, has_looked, is_background;
 };
 
 /* On `loop`, one of the group's: on_done comes once, on this loop, perhaps before this returns. The need is borrowed for the
- * call. `defers`: when time is up on_done says TIMEOUT, and asking goes on in the background, at most a minute (H5). */
+ * call, the policy until on_done. `defers`: when time is up on_done says TIMEOUT, and asking goes on in the background, at most a minute (H5). */
 void hydration_ask(struct hydration *hydration, const struct hydration_policy *policy,
                    const struct hydration_need *need, bool defers, struct loop *loop,
                    struct hydration_waiter *waiter, hydration_done_fn *on_done);

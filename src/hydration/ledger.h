@@ -30,7 +30,8 @@ struct hydration_claim { /* texts are the arena's */
 };
 
 /* On a worker; one round trip. `correlation_id` is the caller's for this request, used if it is theirs to publish. Callers of
- * several subjects share a flight; an answer that is somebody's alone does not end it for the others. */
+ * several subjects share a flight; an answer that is somebody's alone does not end it for the others. An empty correlation
+ * id only looks, when time is nearly up: nothing is claimed, and JOIN says that nothing is known. */
 enum status hydration_ledger_claim(struct db_pool *pool, const struct hydration_need *need,
                                    const struct hydration_policy *policy, struct str correlation_id,
                                    int64_t copy_ttl_ms, int64_t deadline_ns, struct arena *arena,
