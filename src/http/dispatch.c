@@ -1,4 +1,4 @@
-/* One request's way: head → route → gate → body → door → handler → answer → next.
+/* One request's way: head → route → gate → body → door → prepare → handler → answer → next.
  *
  * Each function here is one step. A step that ends in an answer leaves the request in HTTP_STATE_HANDLER,
  * from where finish() takes the connection on, so that an answer is followed up in one place whoever gave it
@@ -58,6 +58,7 @@ static void call_handler(struct http_exchange *exchange)
     struct http_request *request = &exchange->request;
 
     http_connection_move(exchange->connection, HTTP_STATE_HANDLER);
+    exchange->stage = HTTP_STAGE_HANDLER;
     if (request->route->kind == HTTP_WORKER) {
         http_work_submit(exchange);
         return;
@@ -67,6 +68,37 @@ static void call_handler(struct http_exchange *exchange)
         log_error("handler_without_answer", LOG_CSTR("route", request->route->path));
         http_send_error(request, &(struct error){.status = STATUS_INTERNAL});
     }
+}
+
+/* ---- prepare ---- */
+
+/* Past the door: what the row wants to be there before its handler, else the handler. */
+static void prepare(struct http_exchange *exchange)
+{
+    struct http_request *request = &exchange->request;
+
+    if (!request->route->prepare) {
+        call_handler(exchange);
+        return;
+    }
+    http_connection_move(exchange->connection, HTTP_STATE_HANDLER);
+    exchange->stage = HTTP_STAGE_PREPARE;
+    http_work_set_deadline(exchange);
+    enum http_gate verdict = request->route->prepare(request);
+    if (verdict == HTTP_GATE_PASS) {
+        call_handler(exchange);
+    } else if (verdict == HTTP_GATE_ANSWERED && !exchange->answered) {
+        log_error("prepare_without_answer", LOG_CSTR("route", request->route->path));
+        http_send_error(request, &(struct error){.status = STATUS_INTERNAL});
+    }
+}
+
+static void go_on(struct http_exchange *exchange)
+{
+    if (exchange->stage == HTTP_STAGE_DOOR)
+        prepare(exchange);
+    else
+        call_handler(exchange);
 }
 
 /* ---- door ---- */
@@ -83,21 +115,21 @@ void http_exchange_leave(struct http_exchange *exchange)
 }
 
 /* Only rows with a policy have one. While the door keeps a request waiting, its state is the handler's: nothing more is read,
- * and whoever comes back by http_gate_resume() goes straight in. */
+ * and whoever comes back by http_gate_resume() goes on behind it. */
 static void ask_door(struct http_exchange *exchange)
 {
     const struct http_server_config *config = &exchange->home->server->config;
     struct http_request *request = &exchange->request;
 
     if (request->route->idempotency == HTTP_KEY_NONE || !config->door) {
-        call_handler(exchange);
+        prepare(exchange);
         return;
     }
     http_connection_move(exchange->connection, HTTP_STATE_HANDLER);
     enum http_gate verdict = config->door(request, config->door_context);
     if (verdict == HTTP_GATE_PASS) {
         exchange->is_inside = true;
-        call_handler(exchange);
+        prepare(exchange);
     } else if (verdict == HTTP_GATE_ANSWERED && !exchange->answered) {
         log_error("door_without_answer", LOG_CSTR("route", request->route->path));
         http_send_error(request, &(struct error){.status = STATUS_INTERNAL});
@@ -400,7 +432,7 @@ bool http_dispatch_step(struct http_connection *connection)
         if (!exchange->gate_passed)
             return false;
         exchange->gate_passed = false;
-        call_handler(exchange);
+        go_on(exchange);
         return true;
     case HTTP_STATE_STREAM: return http_stream_pump(connection);
     case HTTP_STATE_DISCARD: return discard_body(exchange);

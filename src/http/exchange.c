@@ -107,6 +107,8 @@ void http_exchange_next(struct http_exchange *exchange)
     exchange->answered = exchange->framing_lost = exchange->closes = false;
     exchange->on_worker = exchange->abandoned = exchange->recorded.is_there = false;
     exchange->has_source = exchange->source_waits = exchange->is_chunked = false;
+    exchange->stage = HTTP_STAGE_DOOR;
+    exchange->deadline_ns = 0;
     exchange->discarded = 0;
     exchange->park = (struct loop_park_ref){0};
 }

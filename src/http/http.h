@@ -51,8 +51,12 @@ enum http_errors {
     HTTP_ERRORS_DETAIL, /* {"detail","error_code", …} as seed 002 */
 };
 
+/* What is asked of a request on its way to the handler, and what may come of it. */
+enum http_gate { HTTP_GATE_PASS, HTTP_GATE_ANSWERED, HTTP_GATE_PARKED /* http_gate_resume() follows */ };
+
 struct http_request;
 typedef void http_handler_fn(struct http_request *request);
+typedef enum http_gate http_prepare_fn(struct http_request *request);
 
 struct http_route {
     enum http_method method;  /* a GET row answers HEAD too; OPTIONS is answered by the server */
@@ -69,6 +73,11 @@ struct http_route {
     enum http_consumes consumes; /* of POST, PUT and PATCH rows */
     size_t body_bytes_max;       /* 0 = the server's default; a GET's body is read, bounded and dropped */
     int deadline_ms;             /* of a worker's run, past which 503 is answered; 0 = the server's default */
+    /* NULL = nothing. Asked on the loop, once, when the body is whole and the door has let the request in: what the handler
+     * will need and has to wait for, so that no worker thread waits. As the gate: it passes, answers, or parks and goes on
+     * by http_gate_resume(); the handler finds what came of it in handler_data. The deadline counts from here: parking
+     * past it ends at it, and a worker has what is left. */
+    http_prepare_fn *prepare;
 };
 
 #define HTTP_PARAMS_MAX 8
@@ -201,7 +210,6 @@ void http_router_each(const struct http_router *router, void (*fn)(const struct 
                       void *arg);
 
 /* ---- server ---- */
-enum http_gate { HTTP_GATE_PASS, HTTP_GATE_ANSWERED, HTTP_GATE_PARKED /* http_gate_resume() follows */ };
 typedef enum http_gate http_gate_fn(struct http_request *request, void *context);
 
 struct http_limits { /* C6; every one configurable */
@@ -224,7 +232,7 @@ struct http_server_config {
     http_gate_fn *gate; /* NULL = everything passes */
     void *gate_context;
     /* Asked once the body is whole, for rows with an idempotency policy: as the gate, and http_gate_resume() after PARKED
-     * goes to the handler without asking again. Who passed, or was let in later, leaves: on the loop, once, when the request
+     * goes on without asking again. Who passed, or was let in later, leaves: on the loop, once, when the request
      * is answered or given up, and no worker has it any more. on_leave must not touch the answer. NULL = everything
      * passes. */
     http_gate_fn *door;
@@ -250,7 +258,7 @@ void http_server_drain(struct http_server *server, int64_t deadline_ns, void (*o
 /* After loop_group_stop() and before loop_group_destroy(): what is still open is closed without a word. What
  * workers and messages on their way still hold is freed when they are through. */
 void http_server_destroy(struct http_server *server);
-/* After HTTP_GATE_PARKED, the gate's or the door's: unpark, then pass by this — or answer it and call nothing. */
+/* After HTTP_GATE_PARKED, the gate's, the door's or the row's own: unpark, then pass by this — or answer it and call nothing. */
 void http_gate_resume(struct http_request *request);
 /* Adopts a connected, non-blocking stream socket; on this loop. Tests and the fuzzer talk through a
  * socketpair. */

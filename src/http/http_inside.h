@@ -38,12 +38,19 @@ enum http_state {
     HTTP_STATE_HEAD,    /* reading a head; idle when no byte of one is there */
     HTTP_STATE_GATE,    /* the gate has it */
     HTTP_STATE_BODY,    /* reading the body for the handler */
-    HTTP_STATE_HANDLER, /* the door, the handler, a worker or a parking place has it */
+    HTTP_STATE_HANDLER, /* the door, the row's prepare, the handler, a worker or a parking place has it */
     HTTP_STATE_STREAM,  /* its source is asked for more as the socket takes it */
     HTTP_STATE_DISCARD, /* answered; the rest of the body is read and dropped */
     HTTP_STATE_FLUSH,   /* the last answer is leaving */
     HTTP_STATE_LINGER,  /* our side is shut; what still comes is read, lest a reset eats the answer */
     HTTP_STATE_DEAD,    /* closed; the struct waits for the end of the tick, or for a worker */
+};
+
+/* Within HTTP_STATE_HANDLER: who has it, and so where http_gate_resume() leads. */
+enum http_stage {
+    HTTP_STAGE_DOOR,
+    HTTP_STAGE_PREPARE, /* the row's; its deadline runs */
+    HTTP_STAGE_HANDLER,
 };
 
 /* An answer given on a worker thread, kept in the request's arena until the loop sends it. */
@@ -75,9 +82,10 @@ struct http_exchange {
 
     struct http_entry *entry; /* the router's, or the server's for requests without a route */
     int64_t started_ns;
-    bool is_late;       /* was off the loop: its time is taken when it is answered */
-    bool gate_passed;   /* by http_gate_resume() */
-    bool is_inside;     /* passed the door, and has not left */
+    bool is_late;     /* was off the loop: its time is taken when it is answered */
+    bool gate_passed; /* by http_gate_resume() */
+    bool is_inside;   /* passed the door, and has not left */
+    enum http_stage stage;
     bool answered;      /* head written */
     bool framing_lost;  /* where the next request begins is not known */
     bool closes;        /* the connection ends with this answer */
@@ -88,7 +96,7 @@ struct http_exchange {
     void *park_context;
 
     struct worker_job job;
-    int64_t deadline_ns;           /* of the job */
+    int64_t deadline_ns;           /* of preparing and of the job; 0 = it does not run yet */
     http_handler_fn *handler;      /* what runs */
     struct worker_pool *next_pool; /* where what runs then is to run; NULL = it ends here */
     bool on_worker;                /* from submit to done: http_send*() records */
@@ -211,6 +219,7 @@ void http_answer_put_head(struct http_exchange *exchange, const struct http_resp
 bool http_answer_has_body(const struct http_exchange *exchange, int status);
 
 /* work.c */
+void http_work_set_deadline(struct http_exchange *exchange); /* the row's, from now, unless it runs already */
 void http_work_submit(struct http_exchange *exchange);
 /* stream.c */
 bool http_stream_pump(

@@ -8,7 +8,7 @@ static void on_park_timeout(void *owner)
 
     exchange->park = (struct loop_park_ref){0};
     exchange->on_timeout(&exchange->request, exchange->park_context);
-    if (!exchange->answered && exchange->park.generation == 0)
+    if (!exchange->answered && exchange->park.generation == 0 && !exchange->gate_passed)
         http_send_error(&exchange->request, &(struct error){.status = STATUS_TIMEOUT});
 }
 
@@ -17,6 +17,8 @@ bool http_request_park(struct http_request *request, int64_t deadline_ns, http_t
 {
     struct http_exchange *exchange = http_exchange_of(request);
 
+    if (exchange->stage == HTTP_STAGE_PREPARE && deadline_ns > exchange->deadline_ns)
+        deadline_ns = exchange->deadline_ns;
     if (!loop_park(exchange->home->loop, exchange, deadline_ns, on_park_timeout, ref)) {
         *ref = (struct loop_park_ref){0};
         http_send_error(request, &(struct error){.status = STATUS_OVERLOADED});
@@ -52,6 +54,7 @@ void http_gate_resume(struct http_request *request)
 
     exchange->gate_passed = true;
     /* At the door it is inside from now on, even if its client goes before its turn comes. */
-    exchange->is_inside = exchange->connection->state == HTTP_STATE_HANDLER;
+    if (exchange->connection->state == HTTP_STATE_HANDLER && exchange->stage == HTTP_STAGE_DOOR)
+        exchange->is_inside = true;
     http_connection_resume(exchange->connection);
 }

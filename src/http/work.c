@@ -102,11 +102,13 @@ static void on_deadline(void *owner)
     http_connection_fail(connection, STATUS_TIMEOUT);
 }
 
-static int64_t deadline_of(const struct http_exchange *exchange)
+void http_work_set_deadline(struct http_exchange *exchange)
 {
     int own_ms = exchange->request.route->deadline_ms;
     int64_t ms = own_ms > 0 ? own_ms : exchange->home->server->config.limits.deadline_ms;
-    return loop_now_ns(exchange->home->loop) + ms * CLOCK_NS_PER_MS;
+
+    if (exchange->deadline_ns == 0)
+        exchange->deadline_ns = loop_now_ns(exchange->home->loop) + ms * CLOCK_NS_PER_MS;
 }
 
 void http_work_submit(struct http_exchange *exchange)
@@ -115,7 +117,7 @@ void http_work_submit(struct http_exchange *exchange)
 
     exchange->is_late = true;
     exchange->job = (struct worker_job){.loop = exchange->home->loop, .run = run, .done = done};
-    exchange->deadline_ns = deadline_of(exchange);
+    http_work_set_deadline(exchange);
     exchange->handler = exchange->request.route->handler;
     exchange->next_pool = NULL;
     if (!loop_park(exchange->home->loop, exchange, exchange->deadline_ns, on_deadline, &exchange->park)) {
