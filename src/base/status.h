@@ -25,6 +25,7 @@
     X(ITEM_NOT_FOUND, "ITEM_NOT_FOUND", "no item with this key", 404, false)                                 \
     X(UNKNOWN_UPDATE, "UNKNOWN_UPDATE", "no update with this eventId", 404, false)                           \
     X(SESSION_NOT_FOUND, "SESSION_NOT_FOUND", "no such session", 404, false)                                 \
+    X(ENTITY_NOT_FOUND, "ENTITY_NOT_FOUND", "no such entity", 404, false)                                    \
     X(METHOD_NOT_ALLOWED, "METHOD_NOT_ALLOWED", "this path does not take that method", 405, false)           \
     X(NOT_ACCEPTABLE, "NOT_ACCEPTABLE", "none of the accepted types can be produced", 406, false)            \
     X(REQUEST_TIMEOUT, "REQUEST_TIMEOUT", "the request took too long to arrive", 408, true)                  \
@@ -55,6 +56,7 @@
     X(UNAVAILABLE, "UNAVAILABLE", "not available right now, try again", 503, true)                           \
     X(OVERLOADED, "OVERLOADED", "too much at once, try again", 503, true)                                    \
     X(DICTIONARY_UNAVAILABLE, "DICTIONARY_UNAVAILABLE", "this dictionary cannot be served now", 503, true)   \
+    X(HYDRATION_TIMEOUT, "HYDRATION_TIMEOUT", "its owner did not answer in time, try again", 503, true)      \
     X(HTTP_VERSION, "HTTP_VERSION_NOT_SUPPORTED", "only HTTP/1.1 and HTTP/1.0 are spoken", 505, false)       \
     /* inside the program only; an API answers INTERNAL or UNAVAILABLE for them */                           \
     X(TIMEOUT, "UNAVAILABLE", "the deadline passed", 503, true)                                              \

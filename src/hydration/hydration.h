@@ -67,6 +67,12 @@ struct hydration_policy {
 extern const struct hydration_policy hydration_policy_default; /* 500, 300000, 5000, 1, 200 */
 /* Rows for a consumer's own section, offsets within struct hydration_policy: the seed's names. */
 extern const struct setting_row hydration_policy_rows[];
+/* The same with `enabled`, for a consumer that can do without: its block `hydration`. */
+struct hydration_use {
+    struct hydration_policy policy;
+    bool enabled;
+};
+extern const struct setting_row hydration_use_rows_on[], hydration_use_rows_off[]; /* by default */
 
 /* ---- what comes of it ---- */
 enum hydration_result {

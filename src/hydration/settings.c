@@ -56,6 +56,17 @@ _Static_assert(offsetof(struct hydration_settings, policy) == 0, "the rows below
 
 const struct setting_row hydration_policy_rows[] = {POLICY_ROWS, {.name = NULL}};
 
+_Static_assert(offsetof(struct hydration_use, policy) == 0, "the rows below count on it");
+
+#define ENABLED_ROW(fallback)                                                                        \
+    {                                                                                                \
+        "enabled", SETTING_BOOL, offsetof(struct hydration_use, enabled), "Whether it asks at all.", \
+            fallback                                                                                 \
+    }
+
+const struct setting_row hydration_use_rows_on[] = {ENABLED_ROW("true"), POLICY_ROWS, {.name = NULL}};
+const struct setting_row hydration_use_rows_off[] = {ENABLED_ROW("false"), POLICY_ROWS, {.name = NULL}};
+
 const struct setting_row hydration_setting_rows[] = {
     POLICY_ROWS,
     {"copy_ttl_ms", SETTING_DURATION_MS, ROW(copy_ttl_ms),
