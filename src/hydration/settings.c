@@ -58,10 +58,10 @@ const struct setting_row hydration_policy_rows[] = {POLICY_ROWS, {.name = NULL}}
 
 _Static_assert(offsetof(struct hydration_use, policy) == 0, "the rows below count on it");
 
-#define ENABLED_ROW(fallback)                                                                        \
-    {                                                                                                \
-        "enabled", SETTING_BOOL, offsetof(struct hydration_use, enabled), "Whether it asks at all.", \
-            fallback                                                                                 \
+#define ENABLED_ROW(on)                                                             \
+    {                                                                               \
+        "enabled", SETTING_BOOL, .offset = offsetof(struct hydration_use, enabled), \
+                                 .help = "Whether it asks at all.", .fallback = on  \
     }
 
 const struct setting_row hydration_use_rows_on[] = {ENABLED_ROW("true"), POLICY_ROWS, {.name = NULL}};
