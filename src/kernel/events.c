@@ -42,6 +42,8 @@ static void add_topic(const struct kernel_topic *wanted, void *arg)
     take_whole(all, wanted);
     if (all->count == TOPICS_MAX || wanted->topic.partitions == 0) /* a reader's: its owner has named it */
         return;
+    if (wanted->is_plain_in_nats && all->settings->events == KERNEL_NATS)
+        return;
     struct bus_topic *topic = &all->topics[all->count];
     *topic = wanted->topic;
     if (!topic->keep_ms)

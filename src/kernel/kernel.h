@@ -56,6 +56,11 @@ struct module {
 
     /* ---- modules whose tables are in the store (store.h) ---- */
     bool keeps_store; /* migrations are run there */
+    /* Keeps nothing there, and speaks to other modules over its bus all the same: this process has a store if there is
+     * a database for it. NULL = no. */
+    bool (*uses_store)(const struct kernel *kernel, const void *section);
+    /* Types of entities that a role of it answers for (hydration); NULL-terminated; NULL = none. */
+    const char *const *provides;
     /* Topics of events that it publishes; asked of every module, also of those that do not run here. */
     void (*each_topic)(const void *section, void (*fn)(const struct kernel_topic *topic, void *arg),
                        void *arg);

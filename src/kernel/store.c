@@ -130,10 +130,19 @@ const char *kernel_host_name(void)
 
 /* ---- life ---- */
 
-static bool is_wanted(const struct kernel *kernel)
+static bool is_kept(const struct kernel *kernel)
 {
     for (const struct module *const *at = kernel->options.modules; *at; at++)
         if ((*at)->keeps_store && kernel_wants_module(kernel, *at))
+            return true;
+    return false;
+}
+
+static bool is_used(const struct kernel *kernel)
+{
+    for (const struct module *const *at = kernel->options.modules; *at; at++)
+        if ((*at)->uses_store && kernel_wants_module(kernel, *at) &&
+            (*at)->uses_store(kernel, config_section(kernel->config, (*at)->section->name)))
             return true;
     return false;
 }
@@ -161,9 +170,13 @@ static enum status create_pools(struct kernel_store *store, struct error *error)
 enum status kernel_store_create(struct kernel *kernel, struct error *error)
 {
     struct db_target target;
-    if (!is_wanted(kernel))
+    bool kept = is_kept(kernel);
+    if (!kept && !is_used(kernel))
         return STATUS_OK;
-    if (!kernel_store_find(kernel->config, kernel->options.modules, &target))
+    bool found = kernel_store_find(kernel->config, kernel->options.modules, &target);
+    if (!found && !kept)
+        return STATUS_OK;
+    if (!found)
         return error_set_field(error, STATUS_CONFIG, "postgres.jdbcUrl",
                                "these roles keep tables of their own: say in which PostgreSQL");
     struct kernel_store *store = kernel->store = memory_zalloc(sizeof *store);
@@ -178,8 +191,10 @@ enum status kernel_store_create(struct kernel *kernel, struct error *error)
 
 void kernel_store_start(struct kernel *kernel)
 {
-    if (kernel->store)
-        kernel_look_start(kernel->store);
+    if (!kernel->store)
+        return;
+    kernel_hydration_warn(kernel->store);
+    kernel_look_start(kernel->store);
 }
 
 /* ---- the end ---- */

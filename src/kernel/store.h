@@ -31,6 +31,13 @@ const char *kernel_host_name(void);                     /* HOSTNAME, or the mach
  * until every module has stopped (an outbox needs the bus to the end), so what handlers touch stays until destroy(). */
 int64_t kernel_stop_grace_ms(const struct kernel *kernel);
 
+/* ---- hydration (hydration/hydration.h), from start() to destroy() ---- */
+struct hydration;
+struct hydration *kernel_hydration(struct kernel *kernel); /* NULL: this process has no store */
+/* In start(): the module asks for entities of this type; NULL: of whichever type its clients name. Answers are listened to
+ * only where somebody asks, and a type that nobody provides is warned about. The text is borrowed. */
+void kernel_hydration_consumes(struct kernel *kernel, const char *entity_type);
+
 /* ---- without a process: `freshet migrate`, `freshet outbox` ----
  * False: no section names a database. Texts are borrowed from the configuration and the environment. */
 bool kernel_store_find(struct config *config, const struct module *const *modules, struct db_target *target);
@@ -42,6 +49,7 @@ struct kernel_topic {
     struct bus_topic topic; /* its name in PostgreSQL */
     /* In NATS, with one partition: exactly this stream and this subject. NULL: by the topic's name. */
     const char *stream, *subject;
+    bool is_plain_in_nats;    /* there it is a subject that nobody keeps: no stream */
     const char *stream_field; /* a reader's: where its stream was named, for errors */
     struct setting_place stream_place;
     int64_t duplicate_window_ms; /* 0 = the driver's */

@@ -1,4 +1,4 @@
-/* The store's own layout, for store.c, look.c, events.c and retention.c only. Everything but the atomics belongs to the home loop. */
+/* The store's own layout, for store.c, look.c, events.c, hydration.c and retention.c only. Everything but the atomics belongs to the home loop. */
 #ifndef FRESHET_KERNEL_STORE_INSIDE_H
 #define FRESHET_KERNEL_STORE_INSIDE_H
 
@@ -7,6 +7,8 @@
 #include "kernel/store.h"
 
 struct retention;
+
+enum { KERNEL_CONSUMED_MAX = 16 };
 
 struct kernel_store {
     struct kernel *kernel;
@@ -17,6 +19,12 @@ struct kernel_store {
     struct loop *home;
     struct retention *rules; /* retention.c */
     _Atomic(struct bus *) events;
+
+    /* hydration.c: types of entities that modules here ask for, complete before the loops run */
+    struct hydration *hydration;
+    const char *consumed[KERNEL_CONSUMED_MAX];
+    size_t consumed_count;
+    bool consumes;
 
     /* Looking: first until the schema stands, then whether PostgreSQL answers. By a thread and a connection of its own: what
      * waits for a busy database must not look like a dead one. */
@@ -51,6 +59,10 @@ unsigned kernel_events_handlers(const struct kernel *kernel); /* threads that it
 /* ---- retention.c ---- */
 void kernel_retention_stop(struct kernel_store *store);    /* home loop: no new runs */
 void kernel_retention_destroy(struct kernel_store *store); /* no job is under way */
+
+/* ---- hydration.c ---- */
+void kernel_hydration_warn(
+    const struct kernel_store *store); /* modules have started: who asks for what nobody has? */
 
 /* What the file alone can tell of `postgres:`. */
 enum status kernel_store_check(const struct config *config, struct error *error) MUST_CHECK;

@@ -129,6 +129,7 @@ const struct module chat_module = {
     .destroy = destroy,
     .health = health,
     .keeps_store = true,
+    .provides = (const char *const[]){"chat_session", NULL},
     .each_topic = each_topic,
     .subscribe = subscribe,
     .on_store = on_store,

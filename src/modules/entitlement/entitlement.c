@@ -99,6 +99,7 @@ const struct module entitlement_module = {
     .destroy = destroy,
     .health = health,
     .keeps_store = true,
+    .provides = (const char *const[]){"entitlement", NULL},
     .each_topic = each_topic,
     .on_store = on_store,
     .outboxes = (const struct outbox_table *const[]){&entitlement_outbox_table, NULL},

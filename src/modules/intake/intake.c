@@ -103,6 +103,7 @@ const struct module intake_module = {
     .destroy = destroy,
     .health = health,
     .keeps_store = true,
+    .provides = (const char *const[]){"item", NULL},
     .each_topic = each_topic,
     .on_store = on_store,
     .outboxes = (const struct outbox_table *const[]){&intake_outbox_table, NULL},

@@ -405,5 +405,6 @@ const struct module refdata_module = {
     .stop = stop,
     .destroy = destroy,
     .health = health,
+    .provides = (const char *const[]){"dictionary_item", NULL},
     .outboxes = (const struct outbox_table *const[]){&refdata_outbox_table, &refdata_command_table, NULL},
 };

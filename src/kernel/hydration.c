@@ -1,0 +1,83 @@
+/* Hydration's place in a process: one engine beside the store, for every module that asks or answers. Modules say in start()
+ * what they ask for; before the loops run, whoever reads the log is told of a type that nobody can answer for. */
+#include "hydration/hydration.h"
+
+#include <string.h>
+
+#include "base/log.h"
+#include "kernel/kernel_inside.h"
+#include "kernel/store_inside.h"
+
+struct hydration *kernel_hydration(struct kernel *kernel)
+{
+    return kernel->store ? kernel->store->hydration : NULL;
+}
+
+static const struct hydration_settings *settings_of(const struct kernel_store *store)
+{
+    return config_section(store->kernel->first, "hydration");
+}
+
+/* ---- who asks for what ---- */
+
+static bool is_consumed(const struct kernel_store *store, struct str type)
+{
+    for (size_t i = 0; i < store->consumed_count; i++)
+        if (str_eq(str_from(store->consumed[i]), type))
+            return true;
+    return false;
+}
+
+void kernel_hydration_consumes(struct kernel *kernel, const char *entity_type)
+{
+    struct kernel_store *store = kernel->store;
+    if (!store)
+        return;
+    store->consumes = true;
+    if (entity_type && store->consumed_count < KERNEL_CONSUMED_MAX &&
+        !is_consumed(store, str_from(entity_type)))
+        store->consumed[store->consumed_count++] = entity_type;
+}
+
+static bool is_listed(const struct setting_strings *list, struct str type)
+{
+    for (size_t i = 0; i < list->count; i++)
+        if (str_eq(list->items[i], type))
+            return true;
+    return false;
+}
+
+/* By any module, whether its role runs here or in another process. */
+static bool is_provided(const struct kernel *kernel, struct str type)
+{
+    for (const struct module *const *at = kernel->options.modules; *at; at++)
+        for (const char *const *own = (*at)->provides; own && *own; own++)
+            if (str_eq(str_from(*own), type))
+                return true;
+    return false;
+}
+
+static void warn_of(const struct kernel_store *store, struct str type)
+{
+    bool is_outside = is_listed(&settings_of(store)->outside, type);
+    if (is_provided(store->kernel, type) || (is_outside && kernel_bus(store->kernel)->events == KERNEL_NATS))
+        return;
+    const char *advice =
+        is_outside
+            ? "it is listed in hydration.outside, but modules outside answer over NATS: set bus.events to nats"
+            : "no module provides it, so that asking for it can only time out: take it out of the configuration,"
+              " or have a module outside answer entity.unknown over NATS and list it in hydration.outside";
+    log_warn("hydration_type_without_source", LOG_STR("entity_type", type), LOG_CSTR("advice", advice));
+}
+
+void kernel_hydration_warn(const struct kernel_store *store)
+{
+    const struct hydration_settings *settings = settings_of(store);
+    if (!settings)
+        return;
+    for (size_t i = 0; i < store->consumed_count; i++)
+        warn_of(store, str_from(store->consumed[i]));
+    for (size_t i = 0; i < settings->required.count && store->consumes; i++)
+        if (!is_consumed(store, settings->required.items[i]))
+            warn_of(store, settings->required.items[i]);
+}
