@@ -1,4 +1,4 @@
-"""R8, R12, P2: the JSON Schemas of messages take what the contract allows and refuse the rest, for the right reason."""
+"""R8, R12, H1, P2: the JSON Schemas of messages take what the contract allows and refuse the rest, for the right reason."""
 import copy
 import json
 
@@ -9,7 +9,12 @@ from conftest import ROOT
 
 FOLDER = ROOT / "api/schemas"
 SCHEMAS = {name: json.loads((FOLDER / f"{name}.schema.json").read_text(encoding="utf-8"))
-           for name in ("refdata-command", "refdata-invalidation")}
+           for name in ("refdata-command", "refdata-invalidation",
+                        "entity-unknown", "entity-updated", "entity-not-found")}
+# An example that has every field, and the one value of another kind that a field may have.
+WHOLE = {"refdata-command": "snapshot-chunk", "refdata-invalidation": "as-the-contract-shows-it",
+         "entity-unknown": "partial", "entity-updated": "whole", "entity-not-found": "absent"}
+EMPTY = {"items": [], "fields": [], "data": {}}
 
 # Where the schema must stop an invalid example, and by which rule.
 REASONS = {
@@ -62,6 +67,69 @@ REASONS = {
         "time-without-a-zone": ("$.committedAt", "pattern"),
         "stray-field": ("$", "additionalProperties"),
     },
+    "entity-unknown": {
+        "a-list": ("$", "type"),
+        "field-as-a-number": ("$.fields[1]", "type"),
+        "field-empty": ("$.fields[0]", "minLength"),
+        "field-too-long": ("$.fields[0]", "maxLength"),
+        "field-with-a-tab": ("$.fields[0]", "not"),
+        "fields-as-text": ("$.fields", "type"),
+        "fields-null": ("$.fields", "type"),
+        "fields-of-another-mode-as-text": ("$.fields", "type"),
+        "fields-too-many": ("$.fields", "maxItems"),
+        "id-as-a-number": ("$.entity_id", "type"),
+        "id-empty": ("$.entity_id", "minLength"),
+        "id-null": ("$.entity_id", "type"),
+        "id-too-long": ("$.entity_id", "maxLength"),
+        "id-with-a-line-end": ("$.entity_id", "not"),
+        "id-with-nul": ("$.entity_id", "not"),
+        "mode-null": ("$.hydration_mode", "enum"),
+        "mode-unknown": ("$.hydration_mode", "enum"),
+        "module-as-a-list": ("$.requester_module", "type"),
+        "module-empty": ("$.requester_module", "minLength"),
+        "no-id": ("$", "required"),
+        "no-mode": ("$", "required"),
+        "no-module": ("$", "required"),
+        "no-type": ("$", "required"),
+        "stranger-with-nul": ("$.later", "anyOf"),
+        "type-as-a-number": ("$.entity_type", "type"),
+        "type-begins-with-a-digit": ("$.entity_type", "pattern"),
+        "type-empty": ("$.entity_type", "pattern"),
+        "type-in-capitals": ("$.entity_type", "pattern"),
+        "type-too-long": ("$.entity_type", "pattern"),
+        "type-with-a-dot": ("$.entity_type", "pattern"),
+        "type-with-a-line-end": ("$.entity_type", "pattern"),
+    },
+    "entity-updated": {
+        "a-list": ("$", "type"),
+        "data-as-a-list": ("$.data", "type"),
+        "data-as-text": ("$.data", "type"),
+        "data-null": ("$.data", "type"),
+        "data-with-nul-in-a-name": ("$.data", "not"),
+        "data-with-nul-inside": ("$.data.a", "anyOf"),
+        "data-with-nul": ("$.data.a", "anyOf"),
+        "id-too-long": ("$.entity_id", "maxLength"),
+        "module-empty": ("$.source_module", "minLength"),
+        "no-data": ("$", "required"),
+        "no-id": ("$", "required"),
+        "no-module": ("$", "required"),
+        "no-type": ("$", "required"),
+        "stranger-with-nul": ("$.later", "anyOf"),
+        "type-in-capitals": ("$.entity_type", "pattern"),
+    },
+    "entity-not-found": {
+        "a-list": ("$", "type"),
+        "id-too-long": ("$.entity_id", "maxLength"),
+        "module-empty": ("$.source_module", "minLength"),
+        "no-id": ("$", "required"),
+        "no-module": ("$", "required"),
+        "no-reason": ("$", "required"),
+        "no-type": ("$", "required"),
+        "reason-null": ("$.reason", "enum"),
+        "reason-unknown": ("$.reason", "enum"),
+        "stranger-with-nul": ("$.later", "anyOf"),
+        "type-in-capitals": ("$.entity_type", "pattern"),
+    },
 }
 
 
@@ -109,11 +177,10 @@ def test_c6_no_more_than_10000_items():
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_no_field_may_be_of_another_type(name):
     """Every field of a whole example in turn becomes something it is not."""
-    valid = FOLDER / "examples" / name / "valid"
-    whole = load(valid / ("snapshot-chunk.json" if name == "refdata-command" else "as-the-contract-shows-it.json"))
+    whole = load(FOLDER / "examples" / name / "valid" / f"{WHOLE[name]}.json")
     for field in whole:
         for wrong in ([], {}, True, 1.5, "", None):
-            if field == "items" and wrong == []:
+            if field in EMPTY and wrong == EMPTY[field]:
                 continue
             changed = {**copy.deepcopy(whole), field: wrong}
             assert errors_of(name, changed), f"{field}: {wrong!r}"
