@@ -190,6 +190,8 @@ struct http_request *http_request_unpark(struct loop_park_ref ref);
  * are open. */
 struct loop_park_ref http_stream_ref(const struct http_request *request);
 void http_stream_wake(struct loop_park_ref ref);
+/* The same way: has its reader's socket taken all that it was given? Not from inside produce(). */
+bool http_stream_is_taken(struct loop_park_ref ref);
 /* The same way: cuts its connection now, whether or not the reader takes what it was given. */
 void http_stream_cut(struct loop_park_ref ref);
 

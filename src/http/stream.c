@@ -91,6 +91,12 @@ void http_stream_wake(struct loop_park_ref ref)
     http_connection_resume(exchange->connection);
 }
 
+bool http_stream_is_taken(struct loop_park_ref ref)
+{
+    const struct http_exchange *exchange = loop_park_peek(ref);
+    return exchange && buf_len(&exchange->connection->own_out) == 0;
+}
+
 /* ---- pumping ---- */
 
 static void put_chunk_head(char *at, size_t len)

@@ -11,7 +11,8 @@
  * and goes on from there, while that is kept.
  *
  * Who is further behind than that, where what was said is written down somewhere, is led up to the chain page by page: one
- * page is read when the one before it has been given, however slowly, until the next position is one that is kept.
+ * page is read when the one before it has been given, however slowly, until the next position is one that is kept. So nothing
+ * need be kept for those who come, and of what has been quiet for a heartbeat nothing is.
  *
  * Threads: a topic has one owner, a loop, which alone publishes, admits and closes. Subscribers live on the loops of
  * their connections; one message per loop and segment wakes them. Nobody waits for a slow one: it is left behind, and

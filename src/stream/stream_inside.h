@@ -40,9 +40,10 @@ struct stream_subscriber {
     bool greets;
     bool is_ending; /* behind the opening nothing follows */
 
-    /* Led on page by page. It is the owner's from asking until it is handed back, and the loop's otherwise. */
+    /* Led on page by page, if is_paged. It is the owner's from asking until it is handed back, and the loop's otherwise. */
     struct loop_message gone_message; /* the loop's, when it is released meanwhile */
     int64_t after;                    /* where it stands, its opening included */
+    bool is_paged;                    /* from its beginning to its end */
     bool is_asking, is_released;      /* the loop's */
     bool is_refused;
     struct stream_segment *handed_opening, *handed_at; /* the owner's word, taken over with it; referenced */
@@ -57,7 +58,7 @@ struct stream_local {
     struct stream_topic *topic;
     struct loop *loop;
     struct stream_subscriber *subscribers;
-    uint64_t first_sequence; /* who stands before it is cut off */
+    uint64_t cut_sequence; /* who stands before it is cut off */
     uint32_t beats;
     bool is_closed;
     struct loop_timer heartbeat;
@@ -77,6 +78,9 @@ struct stream_topic {
     struct stream_segment *newest; /* the chain's end; held by the chain */
     struct stream_segment **kept;  /* behind `first`, in order; held by the chain */
     size_t kept_start, kept_end, kept_capacity, kept_bytes;
+    uint64_t cut_sequence;   /* who stands before it is cut off */
+    uint64_t quiet_sequence; /* the newest when it was last quiet */
+    struct loop_timer quiet;
     size_t subscriber_count;
     struct stream_subscriber *ahead;
     unsigned *members; /* per loop: how many were admitted there */
@@ -91,7 +95,7 @@ static inline void stream_topic_ref(struct stream_topic *topic)
 void stream_topic_unref(struct stream_topic *topic);
 
 /* subscriber.c, on its loop */
-void stream_local_advance(struct stream_local *local, uint64_t first_sequence);
+void stream_local_advance(struct stream_local *local, uint64_t cut_sequence);
 void stream_local_close(struct stream_local *local);
 loop_message_fn stream_subscriber_arrive;
 loop_message_fn stream_subscriber_resume; /* it is the loop's again */

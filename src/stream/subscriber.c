@@ -12,7 +12,7 @@ static struct stream_local *local_of(const struct stream_subscriber *subscriber)
 
 static bool is_left_behind(const struct stream_subscriber *subscriber, const struct stream_local *local)
 {
-    return subscriber->at && subscriber->at->sequence < local->first_sequence;
+    return subscriber->at && subscriber->at->sequence < local->cut_sequence;
 }
 
 /* What it is in the middle of is finished out of a copy, so that nothing more of the chain is kept for it; the last line
@@ -39,9 +39,16 @@ static void detach(struct stream_subscriber *subscriber)
 
 static void on_wake_message(struct loop *loop, struct loop_message *message);
 
+/* One that took all it was given did not fall behind: more was said at once than is kept. */
+static bool can_be_led(const struct stream_subscriber *subscriber)
+{
+    return subscriber->is_paged && subscriber->offset == subscriber->at->len;
+}
+
 static void wake(struct stream_subscriber *subscriber, const struct stream_local *local)
 {
-    if (!is_left_behind(subscriber, local)) {
+    if (!is_left_behind(subscriber, local) ||
+        (can_be_led(subscriber) && http_stream_is_taken(subscriber->ref))) {
         http_stream_wake(subscriber->ref);
         return;
     }
@@ -111,9 +118,9 @@ static void start_heartbeat(struct stream_local *local)
                      on_heartbeat);
 }
 
-void stream_local_advance(struct stream_local *local, uint64_t first_sequence)
+void stream_local_advance(struct stream_local *local, uint64_t cut_sequence)
 {
-    local->first_sequence = first_sequence;
+    local->cut_sequence = cut_sequence;
     if (!local->subscribers)
         return;
     start_heartbeat(local); /* what was just said says that we live */
@@ -166,6 +173,14 @@ static bool step_on(struct stream_subscriber *subscriber)
     return true;
 }
 
+static void step_off(struct stream_subscriber *subscriber)
+{
+    subscriber->after = subscriber->at->to;
+    stream_segment_unref(subscriber->at);
+    subscriber->at = NULL;
+    subscriber->offset = 0;
+}
+
 /* Up to date: a word on where it stands, where it has had none for a while. */
 static enum http_source_state say_where(struct stream_subscriber *subscriber, struct stream_local *local,
                                         struct buf *out, bool has_given)
@@ -209,7 +224,9 @@ static enum http_source_state produce(void *context, struct buf *out, size_t roo
     struct stream_subscriber *subscriber = context;
     struct stream_local *local = local_of(subscriber);
     size_t room_before = room;
-    if (is_left_behind(subscriber, local)) {
+    if (is_left_behind(subscriber, local) && can_be_led(subscriber)) {
+        step_off(subscriber);
+    } else if (is_left_behind(subscriber, local)) {
         metric_add(subscriber->topic->config.cuts, 1);
         if (!subscriber->topic->config.put_goodbye)
             return HTTP_SOURCE_FAIL;

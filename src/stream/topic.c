@@ -1,8 +1,10 @@
 /* A topic's owner: what is kept, who may join where, and a message to every loop that somebody follows on. */
 #include <assert.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/memory.h"
 #include "stream/stream_inside.h"
 
@@ -54,7 +56,7 @@ size_t stream_topic_count(const struct stream_topic *topic)
 struct topic_message {
     struct loop_message message;
     struct stream_topic *topic; /* referenced */
-    uint64_t first_sequence;
+    uint64_t cut_sequence;
     bool closes;
 };
 
@@ -65,7 +67,7 @@ static void on_topic_message(struct loop *loop, struct loop_message *loop_messag
     if (message->closes)
         stream_local_close(local);
     else
-        stream_local_advance(local, message->first_sequence);
+        stream_local_advance(local, message->cut_sequence);
     stream_topic_unref(message->topic);
     free(message);
 }
@@ -79,7 +81,7 @@ static void tell_loops(struct stream_topic *topic, bool closes)
         *message = (struct topic_message){
             .message.on_message = on_topic_message,
             .topic = topic,
-            .first_sequence = topic->first->sequence,
+            .cut_sequence = topic->cut_sequence,
             .closes = closes,
         };
         stream_topic_ref(topic);
@@ -119,8 +121,34 @@ static void trim(struct stream_topic *topic)
         stream_segment_ref(next);
         stream_segment_unref(topic->first);
         topic->first = next;
+        topic->cut_sequence = next->sequence;
         topic->kept_bytes -= next->len;
     }
+}
+
+/* Nothing was said for a while, so everybody has it all, and who comes is led on by pages: nothing need be kept, that
+ * thousands may be quiet. Who is slow keeps for itself what it has not read, until it is quiet once more. */
+static void on_quiet(struct loop_timer *timer)
+{
+    struct stream_topic *topic =
+        (struct stream_topic *)((char *)timer - offsetof(struct stream_topic, quiet));
+    if (topic->cut_sequence < topic->quiet_sequence)
+        topic->cut_sequence = topic->quiet_sequence;
+    topic->quiet_sequence = topic->newest->sequence;
+    stream_segment_ref(topic->newest);
+    stream_segment_unref(topic->first);
+    topic->first = topic->newest;
+    free(topic->kept);
+    topic->kept = NULL;
+    topic->kept_start = topic->kept_end = topic->kept_capacity = topic->kept_bytes = 0;
+}
+
+static void await_quiet(struct stream_topic *topic)
+{
+    struct loop *owner = topic->config.owner;
+    int64_t after_ms = topic->config.limits.heartbeat_ms;
+    if (topic->config.read_page)
+        loop_timer_start(owner, &topic->quiet, loop_now_ns(owner) + after_ms * CLOCK_NS_PER_MS, on_quiet);
 }
 
 void stream_topic_publish(struct stream_topic *topic, struct stream_segment *segment)
@@ -132,6 +160,7 @@ void stream_topic_publish(struct stream_topic *topic, struct stream_segment *seg
     topic->newest = segment;
     keep(topic, segment);
     trim(topic);
+    await_quiet(topic);
     tell_loops(topic, false);
     stream_ahead_advance(topic);
 }
@@ -170,6 +199,7 @@ void stream_topic_admit(struct stream_topic *topic, const struct stream_entry *e
     subscriber->ref = entry->ref;
     subscriber->at = place;
     subscriber->after = entry->after;
+    subscriber->is_paged = entry->is_paged;
     subscriber->offset = entry->opening ? entry->opening_offset : place ? place->len : 0;
     subscriber->opening = entry->opening;
     subscriber->greets = topic->config.greets_all || (!entry->opening && place == topic->newest);
@@ -200,6 +230,7 @@ void stream_topic_close(struct stream_topic *topic)
 {
     topic->config.on_idle = NULL; /* whose context may go now */
     topic->config.read_page = NULL;
+    loop_timer_stop(topic->config.owner, &topic->quiet);
     tell_loops(topic, true);
     stream_topic_unref(topic);
 }

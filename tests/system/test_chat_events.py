@@ -91,7 +91,7 @@ def test_m4_only_the_callers_sessions(chat, server, token):
 
 @pytest.mark.parametrize("query, field", [("from=x", "from"), ("to=2026-01-01", "to"), ("limit=0", "limit"), ("limit=1001", "limit"),
                                           ("cursor=x", "cursor"), ("cursor=1.x", "cursor"), ("cursor=-1.7b0a1d4e-3c52-4f68-9a1b-2d3e4f5a6b7c", "cursor"),
-                                          ("x=1", "x")])
+                                          ("cursor=9223372036854775807.7b0a1d4e-3c52-4f68-9a1b-2d3e4f5a6b7c", "cursor"), ("x=1", "x")])
 def test_c6_bad_questions(server, token, query, field):
     with Client(server.port, token("demo")) as client:
         answer = client.get(f"/my/projects/{fresh()}/events?{query}")

@@ -316,6 +316,21 @@ def test_m3_a_slow_reader_is_cut_off_and_told_where(serve, database, token):
             assert [event["sequence"] for event in again.until(last)] == list(range(end["sequence"] + 1, last + 1))
 
 
+def test_m3_one_who_reads_is_not_cut_off_however_long_a_message_is(serve, database, token):
+    """A message and its answer are more than is kept: who had all before them is led on from the log."""
+    server = serve(database, merge(FAST, {"chat": {"stream": {"buffer-bytes": "16KiB", "buffer-events": 1}}}), args=CHAT)
+    with Session(server, token("demo")) as chat:
+        chat.say("first")
+        settled(database, chat)
+        with chat.stream(2) as stream, chat.stream(2, Accept="text/event-stream") as sse:
+            for last in range(4, 24, 2):
+                chat.say("\x01" * 30000)
+                for each in (stream, sse):
+                    assert each.until(last)[-1]["payload"]["content"] == "\x01" * 30000
+            assert stream.seen == sse.seen == list(range(3, 23))
+        assert not any(value for name, value in server.metrics().items() if name.startswith("chat_stream_cuts_total"))
+
+
 def test_m3_streams_go_with_their_readers_and_end_with_the_process(serve, database, token):
     server = serve(database, merge(FAST, {"chat": {"stream": {"heartbeat": "50ms"}}}), args=CHAT)
     with Session(server, token("demo")) as chat:

@@ -5,6 +5,7 @@
 #include "modules/chat/chat.h"
 
 enum { READ_MS = 10000, LIMIT_DEFAULT = 100, LIMIT_MAX = 1000 };
+#define LAST_MICROSECOND INT64_C(253402300799999999) /* of the year 9999 */
 
 /* $1 … $3 whose, $4 the type, $5 from and $6 to, in microseconds since 1970; NULL = any. By event_log_user. */
 #define OF_CALLER                                                                                     \
@@ -98,7 +99,8 @@ static enum status take_cursor(const struct http_request *request, struct questi
         return status;
     (void)str_split(&text, '.', &question->after);
     question->after_id = text;
-    if (!str_to_i64(question->after, &number) || number < 0 || !uuid_parse(question->after_id, &id))
+    if (!str_to_i64(question->after, &number) || number < 0 || number > LAST_MICROSECOND ||
+        !uuid_parse(question->after_id, &id))
         return error_set_field(error, STATUS_BAD_REQUEST, "cursor", "must be the next_cursor of an answer");
     return STATUS_OK;
 }

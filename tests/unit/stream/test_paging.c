@@ -64,9 +64,8 @@ static void read_page(void *context, struct stream_subscriber *subscriber, int64
     asked_after = after;
 }
 
-static int setup(void **state)
+static int start(int64_t heartbeat_ms)
 {
-    (void)state;
     harness_init(&harness, routes);
     harness.config.limits.write_timeout_ms = 600000; /* nobody is cut off for a slow machine */
     harness_start(&harness);
@@ -79,7 +78,7 @@ static int setup(void **state)
         &(struct stream_config){
             .loops = harness.group,
             .owner = harness.loop,
-            .limits = {.positions_max = 3, .bytes_max = 100000, .heartbeat_ms = 3600000},
+            .limits = {.positions_max = 3, .bytes_max = 2000000, .heartbeat_ms = heartbeat_ms},
             .put_greeting = put_greeting,
             .put_heartbeat = put_heartbeat,
             .put_goodbye = put_goodbye,
@@ -94,6 +93,18 @@ static int setup(void **state)
         },
         10);
     return 0;
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    return start(3600000);
+}
+
+static int setup_beating(void **state)
+{
+    (void)state;
+    return start(1);
 }
 
 static int teardown(void **state)
@@ -333,6 +344,55 @@ static void test_one_who_does_not_read_is_told_where_it_was(void **state)
     client_close(&quick);
 }
 
+/* More at once than is kept: who had everything before is led on, nobody is cut. */
+static void test_one_who_keeps_up_is_not_cut_off(void **state)
+{
+    (void)state;
+    struct client client;
+    uint64_t before = metric_value(metric_series_get(&cuts_family, NULL));
+    join(&client, 10, NULL);
+    assert_string_equal(received(&client), "at 10\n");
+    for (int64_t to = 11; to <= 16; to++)
+        publish(to, "x\n");
+    assert_string_equal(received(&client), "");
+    assert_int_equal(asked_after, 10);
+    give(13, "y\n");
+    assert_string_equal(received(&client), "y\nx\nx\nx\n");
+    assert_int_equal(metric_value(metric_series_get(&cuts_family, NULL)), before);
+    client_close(&client);
+}
+
+/* What was said is let go of after a while, but for who is still at it. */
+static void test_when_it_is_quiet_nothing_is_kept(void **state)
+{
+    (void)state;
+    static char text[1000002];
+    struct client slow, late;
+    memset(text, 'x', 1000000), strcpy(text + 1000000, "\n");
+    join(&slow, 10, NULL);
+    harness_turn(&harness, 3);
+    publish(11, text);
+    publish(12, "b\n");
+    assert_true(stream_topic_reaches(topic, 10));
+    while (stream_topic_reaches(topic, 10) || stream_topic_reaches(topic, 11))
+        loop_run_once(harness.loop, 1);
+    assert_true(stream_topic_reaches(topic, 12));
+    join(&late, 11, NULL);
+    while (!asking)
+        loop_run_once(harness.loop, 1);
+    assert_int_equal(asked_after, 11);
+    give(12, "b\n");
+    size_t xs = 0, bs = 0;
+    while (xs < 1000000 || bs == 0)
+        for (const char *at = received(&slow); *at; at++) {
+            xs += *at == 'x';
+            bs += *at == 'b';
+        }
+    assert_int_equal(xs, 1000000);
+    client_close(&slow);
+    client_close(&late);
+}
+
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
@@ -346,6 +406,8 @@ int main(void)
         TEST(test_who_goes_while_a_page_is_read),
         TEST(test_a_closed_topic_ends_those_who_are_led),
         TEST(test_one_who_does_not_read_is_told_where_it_was),
+        TEST(test_one_who_keeps_up_is_not_cut_off),
+        cmocka_unit_test_setup_teardown(test_when_it_is_quiet_nothing_is_kept, setup_beating, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
