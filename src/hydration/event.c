@@ -175,3 +175,18 @@ unsigned hydration_event_put(const struct hydration_event *event, struct arena *
     buf_put_char(out, '}');
     return hydration_headers_put(event, arena, headers);
 }
+
+/* ---- keeping ---- */
+
+void hydration_event_copy(const struct hydration_event *from, struct arena *arena, struct hydration_event *to)
+{
+    *to = *from;
+    struct str *const texts[] = {&to->tenant,    &to->subject, &to->correlation_id, &to->entity_type,
+                                 &to->entity_id, &to->module,  &to->data,           &to->traceparent};
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
+        *texts[i] = arena_str(arena, *texts[i]);
+    struct str *fields = arena_alloc(arena, (from->cover.field_count + 1) * sizeof fields[0]);
+    for (unsigned i = 0; i < from->cover.field_count; i++)
+        fields[i] = arena_str(arena, from->cover.fields[i]);
+    to->cover.fields = fields;
+}

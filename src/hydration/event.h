@@ -63,6 +63,10 @@ enum status hydration_event_read(enum hydration_kind kind, struct str payload,
 unsigned hydration_event_put(const struct hydration_event *event, struct arena *arena, struct buf *out,
                              struct bus_header headers[HYDRATION_EVENT_HEADERS_MAX]);
 
+/* All of it into the arena: it then outlives its message. */
+void hydration_event_copy(const struct hydration_event *from, struct arena *arena,
+                          struct hydration_event *to);
+
 /* ---- headers.c, for event.c ---- */
 enum status hydration_headers_read(const struct bus_header *headers, unsigned count, struct arena *arena,
                                    struct hydration_event *event, struct error *error) MUST_CHECK;

@@ -17,8 +17,14 @@ struct hydration {
     _Atomic(struct hydration_wire *) wire;                  /* NULL before hydration_open() */
     struct hydration_source sources[HYDRATION_SOURCES_MAX]; /* complete before the bus starts */
     size_t source_count;
+    struct hydration_follower **followers; /* follow.c's */
+    size_t follower_count;
     atomic_bool stopping;
 };
+
+/* ---- source.c ---- */
+void hydration_source_answer(void *context, const struct hydration_event *question, int64_t deadline_ns,
+                             struct hydration_reply *reply);
 
 /* ---- metrics.c (H7) ---- */
 void hydration_count_outcome(const struct hydration_policy *policy, const struct hydration_outcome *outcome,

@@ -34,7 +34,9 @@ struct hydration_wire_config {
 enum status hydration_wire_open(const struct hydration_wire_config *config, struct hydration_wire **wire,
                                 struct error *error) MUST_CHECK;
 void hydration_wire_destroy(struct hydration_wire *wire); /* after bus_stop() */
-void hydration_reply_send(struct hydration_reply *reply, const struct hydration_event *answer);
+/* BAD_REQUEST: what the source found makes no event (too large, a member twice, …), here and in the two below. */
+enum status hydration_reply_send(struct hydration_reply *reply, const struct hydration_event *answer,
+                                 struct error *error) MUST_CHECK;
 /* A question: on a worker. At most once on NATS: it is asked again. */
 enum status hydration_wire_ask(struct hydration_wire *wire, const struct hydration_event *question,
                                int64_t deadline_ns, struct error *error) MUST_CHECK;

@@ -1,0 +1,190 @@
+/* Hydration's events as topics of the bus. Questions are answered before their position commits: a process that dies in
+ * between answers twice, which is the same as once. Who only listens buries nothing: the shared groups do, so that what is no
+ * event has one letter, not one for each process. */
+#include "base/clock.h"
+#include "base/failpoint.h"
+#include "base/memory.h"
+#include "hydration/wire_inside.h"
+
+enum {
+    QUESTIONS_AT_ONCE = 16,
+    SETTLED_AT_ONCE = 200,
+    SETTLE_ATTEMPTS = 5, /* what PostgreSQL refuses every time is a letter then */
+};
+
+static enum status read_message(enum hydration_kind kind, const struct bus_message *message,
+                                struct arena *arena, struct hydration_event *event, struct error *error)
+{
+    return hydration_event_read(kind, message->payload, message->headers, message->header_count, arena, event,
+                                error);
+}
+
+/* ---- questions ---- */
+
+static void refuse_question(struct wire_source *source, struct bus_batch *batch, size_t at,
+                            const struct error *error)
+{
+    if (!hydration_wire_is_blamed(source, batch->messages[at].payload))
+        return;
+    hydration_wire_complain(source->wire, hydration_topics[HYDRATION_EVENT_UNKNOWN], error);
+    bus_batch_term(batch, at, "no event: %s", error->message);
+}
+
+/* False: an answer is not out, or there is no time for more. This one and those behind it come again. */
+static bool answer(struct wire_source *source, struct bus_batch *batch, size_t at, struct arena *arena)
+{
+    struct hydration_event question;
+    struct hydration_reply reply;
+    struct error error = {0};
+    int64_t deadline_ns = clock_deadline_ms(WIRE_LOOK_MS);
+
+    if (read_message(HYDRATION_EVENT_UNKNOWN, &batch->messages[at], arena, &question, &error) != STATUS_OK) {
+        refuse_question(source, batch, at, &error);
+        return true;
+    }
+    if (!str_eq(question.entity_type, str_from(source->entity_type)))
+        return true;
+    if (at > 0 && deadline_ns > batch->deadline_ns) {
+        bus_batch_retry(batch, at, "those before it took too long");
+        return false;
+    }
+    hydration_wire_answer(source, &question, deadline_ns, &reply);
+    if (reply.is_lost)
+        bus_batch_retry(batch, at, "its answer could not be published");
+    return !reply.is_lost;
+}
+
+static void on_questions(void *context, struct bus_batch *batch)
+{
+    struct wire_source *source = context;
+    struct arena arena;
+    bool goes_on = true;
+    arena_init(&arena, WIRE_ARENA_BYTES);
+    for (size_t i = 0; i < batch->count && goes_on; i++) {
+        goes_on = answer(source, batch, i, &arena);
+        arena_reset(&arena);
+    }
+    arena_deinit(&arena);
+}
+
+enum status hydration_wire_bus_questions(struct wire_source *source, struct error *error)
+{
+    return bus_subscribe(source->wire->config.bus,
+                         &(struct bus_subscription){
+                             .topic = hydration_topics[HYDRATION_EVENT_UNKNOWN],
+                             .group = source->group,
+                             .mode = BUS_SHARED,
+                             .from = BUS_FROM_NOW, /* who asked before there was a source has given up */
+                             .batch_max = QUESTIONS_AT_ONCE,
+                             .parallel = WIRE_PARALLEL,
+                             .context = source,
+                             .handler = on_questions,
+                         },
+                         error);
+}
+
+/* ---- answers, to every process ---- */
+
+static void hear(struct hydration_wire *wire, enum hydration_kind kind, const struct bus_batch *batch)
+{
+    struct hydration_event event;
+    struct error error;
+    struct arena arena;
+    arena_init(&arena, WIRE_ARENA_BYTES);
+    for (size_t i = 0; i < batch->count; i++) {
+        if (read_message(kind, &batch->messages[i], &arena, &event, &error) == STATUS_OK)
+            wire->config.on_heard(wire->config.context, &event);
+        arena_reset(&arena);
+    }
+    arena_deinit(&arena);
+}
+
+static void on_updated(void *context, struct bus_batch *batch)
+{
+    hear(context, HYDRATION_EVENT_UPDATED, batch);
+}
+
+static void on_not_found(void *context, struct bus_batch *batch)
+{
+    hear(context, HYDRATION_EVENT_NOT_FOUND, batch);
+}
+
+enum status hydration_wire_bus_answers(struct hydration_wire *wire, enum hydration_kind kind,
+                                       struct error *error)
+{
+    return bus_subscribe(wire->config.bus,
+                         &(struct bus_subscription){
+                             .topic = hydration_topics[kind],
+                             .group = "hydration-heard",
+                             .mode = BUS_EVERY,
+                             .from = BUS_FROM_NOW, /* nobody here waits for what was before */
+                             .context = wire,
+                             .handler = kind == HYDRATION_EVENT_UPDATED ? on_updated : on_not_found,
+                         },
+                         error);
+}
+
+/* ---- answers, to one process of all ---- */
+
+static size_t read_settled(struct hydration_wire *wire, enum hydration_kind kind, struct bus_batch *batch,
+                           struct arena *arena, struct hydration_event *events)
+{
+    struct error error = {0};
+    size_t count = 0;
+    for (size_t i = 0; i < batch->count; i++) {
+        if (read_message(kind, &batch->messages[i], arena, &events[count], &error) == STATUS_OK) {
+            count++;
+            continue;
+        }
+        hydration_wire_complain(wire, hydration_topics[kind], &error);
+        bus_batch_term(batch, i, "no event: %s", error.message);
+    }
+    return count;
+}
+
+static void settle(struct hydration_wire *wire, enum hydration_kind kind, struct bus_batch *batch)
+{
+    struct hydration_event *events;
+    struct error error = {0};
+    struct arena arena;
+    arena_init(&arena, WIRE_ARENA_BYTES);
+    events = arena_alloc(&arena, batch->count * sizeof events[0]);
+    size_t count = read_settled(wire, kind, batch, &arena, events);
+    FAILPOINT("hydration.before_settle");
+    enum status status = count ? wire->config.on_settle(wire->config.context, events, count, batch->conn,
+                                                        batch->deadline_ns, &error)
+                               : STATUS_OK;
+    /* A lost connection is the bus's to find: it takes the batch up again as it was. */
+    if (status != STATUS_OK && status != STATUS_DB_DOWN && status != STATUS_CANCELLED)
+        bus_batch_rollback(batch, "%s", error.message);
+    arena_deinit(&arena);
+}
+
+static void on_settle_updated(void *context, struct bus_batch *batch)
+{
+    settle(context, HYDRATION_EVENT_UPDATED, batch);
+}
+
+static void on_settle_not_found(void *context, struct bus_batch *batch)
+{
+    settle(context, HYDRATION_EVENT_NOT_FOUND, batch);
+}
+
+enum status hydration_wire_bus_settled(struct hydration_wire *wire, enum hydration_kind kind,
+                                       struct error *error)
+{
+    return bus_subscribe(
+        wire->config.bus,
+        &(struct bus_subscription){
+            .topic = hydration_topics[kind],
+            .group = "hydration",
+            .mode = BUS_SHARED,
+            .from = BUS_FROM_START,
+            .batch_max = SETTLED_AT_ONCE,
+            .parallel = WIRE_PARALLEL,
+            .attempts_max = SETTLE_ATTEMPTS,
+            .context = wire,
+            .handler = kind == HYDRATION_EVENT_UPDATED ? on_settle_updated : on_settle_not_found,
+        },
+        error);
+}
