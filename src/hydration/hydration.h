@@ -111,7 +111,8 @@ struct hydration_waiter {
     struct str subject; /* a copy of its own while it waits */
     struct loop_timer timer;
     int64_t begun_ns, deadline_ns;
-    bool defers, joined, has_looked, is_background;
+    enum hydration_way way;
+    bool defers, has_joined, has_looked, is_background;
 };
 
 /* On `loop`, one of the group's: on_done comes once, on this loop, perhaps before this returns. The need is borrowed for the

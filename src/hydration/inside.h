@@ -26,12 +26,13 @@ struct hydration {
 void hydration_source_answer(void *context, const struct hydration_event *question, int64_t deadline_ns,
                              struct hydration_reply *reply);
 
-/* ---- metrics.c (H7) ---- */
+/* ---- metrics.c (H7): any thread; after the first time on a thread without a lock ---- */
+void hydration_metrics_register(void);
 void hydration_count_outcome(const struct hydration_policy *policy, const struct hydration_outcome *outcome,
                              int64_t begun_ns, int64_t now_ns);
 void hydration_count_asked(const struct hydration_policy *policy,
                            bool is_retry); /* entity/unknown published */
-void hydration_count_ignored(
-    const char *why); /* stale, late, malformed, overload: an event that had no effect */
+void hydration_count_waiters(int by);
+void hydration_count_ignored(const char *why); /* a literal: an event that had no effect */
 
 #endif

@@ -1,0 +1,190 @@
+/* Asking from a thread that may block: each need goes to the desk of the loop that its entity's hash names, so that the same
+ * entity is asked for and remembered in one place; the thread sleeps until the last outcome is there.
+ *
+ * A batch is held by the thread and by every loop that has needs of it, and the last of them frees it: a thread that gave up
+ * waiting, since a loop hangs or has ended, leaves nothing behind that points to it. */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+#include "hydration/inside.h"
+
+enum {
+    ARENA_BYTES = 4096,
+    SLACK_MS = 1000, /* a loop that is later than that by itself is not waited for */
+};
+
+struct waiting {
+    struct hydration_waiter waiter;
+    struct batch *batch;
+    struct hydration_need need;       /* of the batch's arena */
+    struct hydration_outcome outcome; /* its texts too; the loop's until all are done */
+    struct buf text;
+    unsigned loop;
+};
+
+struct part {
+    struct loop_message message;
+    struct batch *batch;
+};
+
+struct batch {
+    struct hydration *hydration;
+    struct hydration_policy policy;
+    struct arena arena;
+    struct waiting *waitings;
+    struct part *parts; /* one for each loop */
+    size_t count;
+    atomic_size_t holders;
+    pthread_mutex_t lock;
+    pthread_cond_t all_done;
+    size_t left; /* under the lock */
+};
+
+static void release(struct batch *batch)
+{
+    if (atomic_fetch_sub(&batch->holders, 1) != 1)
+        return;
+    for (size_t i = 0; i < batch->count; i++)
+        buf_deinit(&batch->waitings[i].text);
+    pthread_cond_destroy(&batch->all_done);
+    pthread_mutex_destroy(&batch->lock);
+    arena_deinit(&batch->arena);
+    free(batch);
+}
+
+/* ---- on the loops ---- */
+
+static void on_done(struct hydration_waiter *waiter, const struct hydration_outcome *outcome)
+{
+    struct waiting *waiting = (struct waiting *)waiter;
+    struct batch *batch = waiting->batch;
+
+    waiting->outcome = *outcome;
+    buf_put_str(&waiting->text, outcome->data);
+    buf_put_str(&waiting->text, outcome->source_module);
+    buf_put_char(&waiting->text, '\0'); /* so that there is a text, even if it is empty */
+    waiting->outcome.data = str_of(waiting->text.data, outcome->data.len);
+    pthread_mutex_lock(&batch->lock);
+    if (--batch->left == 0)
+        pthread_cond_signal(&batch->all_done);
+    pthread_mutex_unlock(&batch->lock);
+    release(batch);
+}
+
+static void on_part(struct loop *loop, struct loop_message *message)
+{
+    struct batch *batch = ((struct part *)message)->batch;
+    unsigned index = loop_index(loop);
+
+    for (size_t i = 0; i < batch->count; i++) {
+        struct waiting *waiting = &batch->waitings[i];
+        if (waiting->loop == index)
+            hydration_ask(batch->hydration, &batch->policy, &waiting->need, false, loop, &waiting->waiter,
+                          on_done);
+    }
+    release(batch);
+}
+
+/* ---- on the thread ---- */
+
+static struct hydration_cover copy_cover(struct arena *arena, const struct hydration_cover *cover)
+{
+    struct str *fields = arena_alloc(arena, (cover->field_count + 1) * sizeof *fields);
+    for (unsigned i = 0; i < cover->field_count; i++)
+        fields[i] = arena_str(arena, cover->fields[i]);
+    return (struct hydration_cover){cover->mode, fields, cover->field_count};
+}
+
+static void copy_need(struct arena *arena, struct hydration_need *copy, const struct hydration_need *need)
+{
+    *copy = *need;
+    copy->tenant = arena_str(arena, need->tenant);
+    copy->subject = arena_str(arena, need->subject);
+    copy->entity_type = arena_str(arena, need->entity_type);
+    copy->entity_id = arena_str(arena, need->entity_id);
+    copy->cover = copy_cover(arena, &need->cover);
+}
+
+static struct batch *make_batch(struct hydration *hydration, const struct hydration_policy *policy,
+                                const struct hydration_need *needs, size_t count)
+{
+    struct batch *batch = memory_zalloc(sizeof *batch);
+    unsigned loops = loop_group_count(hydration->config.loops);
+    pthread_condattr_t attributes;
+
+    arena_init(&batch->arena, ARENA_BYTES);
+    batch->hydration = hydration;
+    batch->policy = *policy;
+    batch->count = batch->left = count;
+    batch->waitings = arena_zalloc(&batch->arena, count * sizeof batch->waitings[0]);
+    batch->parts = arena_zalloc(&batch->arena, loops * sizeof batch->parts[0]);
+    for (size_t i = 0; i < count; i++) {
+        struct waiting *waiting = &batch->waitings[i];
+        waiting->batch = batch;
+        waiting->loop =
+            (unsigned)(hydration_entity_hash(needs[i].tenant, needs[i].entity_type, needs[i].entity_id) %
+                       loops);
+        copy_need(&batch->arena, &waiting->need, &needs[i]);
+        buf_init(&waiting->text);
+    }
+    atomic_init(&batch->holders, 1 + loops + count); /* the thread, the messages, the waiters */
+    pthread_mutex_init(&batch->lock, NULL);
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&batch->all_done, &attributes);
+    pthread_condattr_destroy(&attributes);
+    return batch;
+}
+
+static void post(struct batch *batch)
+{
+    struct loop_group *loops = batch->hydration->config.loops;
+    struct part *parts = batch->parts; /* the last loop may be done with the batch before we are */
+    for (unsigned i = 0; i < loop_group_count(loops); i++) {
+        parts[i] = (struct part){.message.on_message = on_part, .batch = batch};
+        loop_post(loop_group_loop(loops, i), &parts[i].message);
+    }
+}
+
+static bool await(struct batch *batch)
+{
+    int64_t deadline_ns = clock_deadline_ms(batch->policy.wait_timeout_ms + SLACK_MS);
+    struct timespec until = {.tv_sec = deadline_ns / CLOCK_NS_PER_S, .tv_nsec = deadline_ns % CLOCK_NS_PER_S};
+    int failed = 0;
+
+    pthread_mutex_lock(&batch->lock);
+    while (batch->left > 0 && failed == 0)
+        failed = pthread_cond_timedwait(&batch->all_done, &batch->lock, &until);
+    bool are_all_done = batch->left == 0;
+    pthread_mutex_unlock(&batch->lock);
+    return are_all_done;
+}
+
+static void give(const struct waiting *waiting, struct arena *arena, struct hydration_outcome *outcome)
+{
+    *outcome = waiting->outcome;
+    outcome->data = arena_str(arena, waiting->outcome.data);
+    outcome->source_module = arena_str(
+        arena, str_of(waiting->text.data + waiting->outcome.data.len, waiting->outcome.source_module.len));
+}
+
+void hydration_ask_and_wait(struct hydration *hydration, const struct hydration_policy *policy,
+                            const struct hydration_need *needs, size_t count, struct arena *arena,
+                            struct hydration_outcome *outcomes)
+{
+    for (size_t i = 0; i < count; i++)
+        outcomes[i] =
+            (struct hydration_outcome){.result = HYDRATION_UNAVAILABLE, .way = HYDRATION_BY_JOINING};
+    if (count == 0 || atomic_load(&hydration->stopping))
+        return;
+    struct batch *batch = make_batch(hydration, policy, needs, count);
+    post(batch);
+    if (await(batch))
+        for (size_t i = 0; i < count; i++)
+            give(&batch->waitings[i], arena, &outcomes[i]);
+    release(batch);
+}

@@ -1,0 +1,319 @@
+/* What a loop remembers of entities (H4): whose, how much, how long, and never less new than what it heard. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "hydration/desk.h"
+
+#define SECOND CLOCK_NS_PER_S
+#define TTL_MS 300000
+
+static const struct str title = {"title", 5}, price = {"price", 5};
+static const struct hydration_cover existence = {.mode = HYDRATION_EXISTENCE},
+                                    of_title = {HYDRATION_PARTIAL, &title, 1},
+                                    of_price = {HYDRATION_PARTIAL, &price, 1},
+                                    full = {.mode = HYDRATION_FULL};
+
+static struct hydration_memory *memory;
+static int64_t now;
+
+static int open_memory(void **state)
+{
+    (void)state;
+    memory = hydration_memory_create(64, 64 * 1024);
+    now = 1000 * SECOND;
+    return 0;
+}
+
+static int close_memory(void **state)
+{
+    (void)state;
+    hydration_memory_destroy(memory);
+    return 0;
+}
+
+static struct hydration_need need_of(const char *subject, const char *id, struct hydration_cover cover)
+{
+    return (struct hydration_need){.tenant = STR("acme"),
+                                   .subject = str_from(subject),
+                                   .entity_type = STR("item"),
+                                   .entity_id = str_from(id),
+                                   .cover = cover};
+}
+
+static struct hydration_known_entity look(const char *subject, struct hydration_cover cover)
+{
+    struct hydration_need need = need_of(subject, "a", cover);
+    return hydration_memory_look(memory, &need, now);
+}
+
+static struct hydration_event event_of(enum hydration_kind kind, int64_t version)
+{
+    return (struct hydration_event){.kind = kind,
+                                    .tenant = STR("acme"),
+                                    .entity_type = STR("item"),
+                                    .entity_id = STR("a"),
+                                    .module = STR("intake"),
+                                    .data = kind == HYDRATION_EVENT_UPDATED ? STR("{\"title\":\"T\",\"n\":1}")
+                                                                            : STR_NONE,
+                                    .version = version};
+}
+
+static bool hear_event(struct hydration_event event, const struct hydration_cover *cover)
+{
+    return hydration_memory_hear(memory, &event, cover, true, TTL_MS, now);
+}
+
+static bool hear_updated(int64_t version)
+{
+    return hear_event(event_of(HYDRATION_EVENT_UPDATED, version), &full);
+}
+
+static bool hear_not_found(int64_t version)
+{
+    return hear_event(event_of(HYDRATION_EVENT_NOT_FOUND, version), NULL);
+}
+
+static bool hear_private(enum hydration_kind kind, const char *subject, int64_t version)
+{
+    struct hydration_event event = event_of(kind, version);
+    event.is_private = true;
+    event.subject = str_from(subject);
+    event.reason = HYDRATION_INACCESSIBLE;
+    return hear_event(event, &full);
+}
+
+static void test_a_copy_serves_what_it_covers(void **state)
+{
+    (void)state;
+    assert_int_equal(look("ann", existence).known, HYDRATION_KNOWN_NOT);
+    assert_true(hear_event(event_of(HYDRATION_EVENT_UPDATED, 1), &of_title));
+    assert_int_equal(look("ann", existence).known, HYDRATION_KNOWN_COPY);
+    assert_int_equal(look("bob", of_title).known, HYDRATION_KNOWN_COPY);
+    assert_int_equal(look("bob", of_price).known, HYDRATION_KNOWN_NOT);
+    struct hydration_known_entity known = look("bob", full);
+    assert_int_equal(known.known, HYDRATION_KNOWN_NOT);
+    assert_true(str_eq(known.data, STR("{\"title\":\"T\",\"n\":1}"))); /* for who would rather have that */
+    assert_true(str_eq(known.source_module, STR("intake")));
+}
+
+static void test_what_nobody_said_the_extent_of_serves_by_what_is_in_it(void **state)
+{
+    (void)state;
+    assert_true(hear_event(event_of(HYDRATION_EVENT_UPDATED, 1), NULL));
+    assert_int_equal(look("ann", existence).known, HYDRATION_KNOWN_COPY);
+    assert_int_equal(look("ann", of_title).known, HYDRATION_KNOWN_COPY);
+    assert_int_equal(look("ann", of_price).known, HYDRATION_KNOWN_NOT);
+    assert_int_equal(look("ann", full).known, HYDRATION_KNOWN_NOT);
+}
+
+static void test_a_wider_copy_stays_while_the_version_is_the_same(void **state)
+{
+    (void)state;
+    assert_true(hear_updated(3));
+    assert_true(hear_event(event_of(HYDRATION_EVENT_UPDATED, 3), &existence));
+    assert_int_equal(look("ann", full).known, HYDRATION_KNOWN_COPY);
+    assert_true(hear_event(event_of(HYDRATION_EVENT_UPDATED, 4), &existence));
+    assert_int_equal(look("ann", full).known, HYDRATION_KNOWN_NOT);
+    assert_int_equal(look("ann", existence).known, HYDRATION_KNOWN_COPY);
+}
+
+static void test_h4_what_is_older_is_not_believed(void **state)
+{
+    (void)state;
+    assert_true(hear_not_found(0));
+    assert_int_equal(look("ann", full).known, HYDRATION_KNOWN_ABSENT);
+    assert_true(hear_updated(2)); /* clears the absence */
+    assert_int_equal(look("ann", full).known, HYDRATION_KNOWN_COPY);
+    assert_false(hear_not_found(0));
+    assert_false(hear_not_found(1));
+    assert_false(hear_not_found(2)); /* of the same version something is more than nothing */
+    assert_false(hear_updated(1));
+    assert_int_equal(look("ann", full).version, 2);
+    assert_true(hear_not_found(3));
+    assert_int_equal(look("ann", full).known, HYDRATION_KNOWN_ABSENT);
+    assert_false(hear_updated(2));
+    assert_true(hear_updated(3));
+    assert_int_equal(look("ann", full).known, HYDRATION_KNOWN_COPY);
+}
+
+static void test_h4_a_version_is_remembered_of_what_nobody_asked_for(void **state)
+{
+    (void)state;
+    struct hydration_event change = event_of(HYDRATION_EVENT_UPDATED, 5);
+    assert_true(hydration_memory_hear(memory, &change, &full, false, TTL_MS, now));
+    assert_int_equal(look("ann", existence).known, HYDRATION_KNOWN_NOT);
+    now += 30 * SECOND; /* longer than anything is handed out */
+    assert_false(hear_not_found(0));
+    assert_true(hear_updated(5));
+    change.version = 6;
+    assert_true(hydration_memory_hear(memory, &change, &full, false, TTL_MS, now));
+    assert_int_equal(look("ann", full).version, 6); /* a copy that is held is renewed */
+    struct hydration_event end = event_of(HYDRATION_EVENT_NOT_FOUND, 7);
+    assert_true(hydration_memory_hear(memory, &end, NULL, false, TTL_MS, now));
+    assert_int_equal(look("ann", existence).known, HYDRATION_KNOWN_NOT); /* and forgotten when it ends */
+    now += 61 * SECOND;
+    assert_true(hear_not_found(0));
+}
+
+static void test_h4_nothing_is_handed_out_longer_than_its_time(void **state)
+{
+    (void)state;
+    struct hydration_event gone = event_of(HYDRATION_EVENT_NOT_FOUND, 0);
+    assert_true(hydration_memory_hear(memory, &gone, NULL, true, 200, now));
+    now += 199 * CLOCK_NS_PER_MS;
+    assert_int_equal(look("ann", full).known, HYDRATION_KNOWN_ABSENT);
+    now += CLOCK_NS_PER_MS;
+    assert_int_equal(look("ann", full).known, HYDRATION_KNOWN_NOT);
+    assert_true(hear_updated(1));
+    now += HYDRATION_MEMORY_MS * CLOCK_NS_PER_MS - 1;
+    assert_int_equal(look("ann", full).known, HYDRATION_KNOWN_COPY);
+    now += 1;
+    assert_int_equal(look("ann", full).known, HYDRATION_KNOWN_NOT);
+}
+
+static void test_h4_what_is_ones_own_is_nobody_elses(void **state)
+{
+    (void)state;
+    assert_true(hear_private(HYDRATION_EVENT_UPDATED, "ann", 5));
+    assert_true(hear_private(HYDRATION_EVENT_NOT_FOUND, "bob", 5)); /* inaccessible */
+    assert_int_equal(look("ann", full).known, HYDRATION_KNOWN_COPY);
+    assert_int_equal(look("bob", full).known, HYDRATION_KNOWN_ABSENT);
+    assert_int_equal(look("bob", full).reason, HYDRATION_INACCESSIBLE);
+    assert_int_equal(look("bob", full).data.len, 0);
+    struct hydration_known_entity eve = look("eve", full), nobody = look("", full);
+    assert_int_equal(eve.known, HYDRATION_KNOWN_NOT);
+    assert_true(eve.is_private);
+    assert_int_equal(eve.data.len, 0);
+    assert_int_equal(nobody.known, HYDRATION_KNOWN_NOT);
+    assert_false(hear_private(HYDRATION_EVENT_NOT_FOUND, "ann", 5)); /* hers is something */
+    assert_true(hear_private(HYDRATION_EVENT_UPDATED, "bob", 6));    /* it changed hands */
+    assert_int_equal(look("ann", full).known, HYDRATION_KNOWN_NOT);
+    assert_int_equal(look("bob", full).known, HYDRATION_KNOWN_COPY);
+}
+
+static void test_h4_inaccessible_to_one_stays_everybody_elses(void **state)
+{
+    (void)state;
+    assert_true(hear_updated(5));
+    assert_true(hear_private(HYDRATION_EVENT_NOT_FOUND, "bob", 5));
+    assert_int_equal(look("ann", full).known, HYDRATION_KNOWN_COPY);
+    assert_int_equal(look("bob", full).known, HYDRATION_KNOWN_ABSENT);
+}
+
+static void test_h4_somebodys_nobody_said_whose_is_for_nobody(void **state)
+{
+    (void)state;
+    assert_true(hear_updated(4));
+    assert_true(hear_private(HYDRATION_EVENT_UPDATED, "", 5));
+    assert_int_equal(look("ann", existence).known, HYDRATION_KNOWN_NOT);
+    assert_int_equal(look("", existence).known, HYDRATION_KNOWN_NOT);
+    assert_true(look("ann", existence).is_private);
+    assert_false(hear_updated(4));
+}
+
+static void test_without_versions_the_later_holds_once_the_copy_is_old(void **state)
+{
+    (void)state;
+    assert_true(hear_updated(0));
+    assert_false(hear_not_found(0));
+    now += HYDRATION_MEMORY_MS * CLOCK_NS_PER_MS;
+    assert_true(hear_not_found(0));
+    assert_int_equal(look("ann", full).known, HYDRATION_KNOWN_ABSENT);
+    assert_true(hear_updated(0));
+    assert_int_equal(look("ann", full).known, HYDRATION_KNOWN_COPY);
+}
+
+static bool is_known(int number)
+{
+    char id[16];
+    snprintf(id, sizeof id, "%d", number);
+    struct hydration_need need = need_of("ann", id, existence);
+    return hydration_memory_look(memory, &need, now).known != HYDRATION_KNOWN_NOT;
+}
+
+static void hear_number(int number, struct str data)
+{
+    char id[16];
+    struct hydration_event event = event_of(HYDRATION_EVENT_UPDATED, 1);
+    snprintf(id, sizeof id, "%d", number);
+    event.entity_id = str_from(id);
+    event.data = data;
+    assert_true(hear_event(event, &full));
+}
+
+static void test_the_oldest_go_when_there_are_too_many(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 200; i++) {
+        hear_number(i, STR("{}"));
+        assert_true(hydration_memory_count(memory) <= 64);
+    }
+    for (int i = 0; i < 200; i++)
+        assert_int_equal(is_known(i), i >= 200 - 64);
+}
+
+static void test_the_oldest_go_when_they_are_too_large(void **state)
+{
+    (void)state;
+    static char large[10 * 1024];
+    memset(large, ' ', sizeof large);
+    large[0] = '{';
+    large[sizeof large - 1] = '}';
+    for (int i = 0; i < 20; i++) {
+        hear_number(i, str_of(large, sizeof large));
+        assert_true(hydration_memory_bytes(memory) <= 64 * 1024);
+    }
+    assert_int_equal(hydration_memory_count(memory), 6);
+    assert_true(is_known(19));
+    assert_false(is_known(0));
+    static char huge[20 * 1024];
+    memset(huge, ' ', sizeof huge);
+    huge[0] = '{';
+    huge[sizeof huge - 1] = '}';
+    hear_number(100, str_of(huge, sizeof huge));
+    assert_false(is_known(100)); /* one that is not worth the others */
+    assert_true(is_known(19));
+}
+
+static void test_tenants_types_and_ids_are_kept_apart(void **state)
+{
+    (void)state;
+    assert_true(hear_not_found(0));
+    struct hydration_need need = need_of("ann", "a", existence);
+    need.tenant = STR("acm");
+    need.entity_type = STR("eitem");
+    assert_int_equal(hydration_memory_look(memory, &need, now).known, HYDRATION_KNOWN_NOT);
+    need = need_of("ann", "a", existence);
+    need.tenant = STR("other");
+    assert_int_equal(hydration_memory_look(memory, &need, now).known, HYDRATION_KNOWN_NOT);
+    need = need_of("ann", "A", existence);
+    assert_int_equal(hydration_memory_look(memory, &need, now).known, HYDRATION_KNOWN_NOT);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, open_memory, close_memory)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(test_a_copy_serves_what_it_covers),
+        TEST(test_what_nobody_said_the_extent_of_serves_by_what_is_in_it),
+        TEST(test_a_wider_copy_stays_while_the_version_is_the_same),
+        TEST(test_h4_what_is_older_is_not_believed),
+        TEST(test_h4_a_version_is_remembered_of_what_nobody_asked_for),
+        TEST(test_h4_nothing_is_handed_out_longer_than_its_time),
+        TEST(test_h4_what_is_ones_own_is_nobody_elses),
+        TEST(test_h4_inaccessible_to_one_stays_everybody_elses),
+        TEST(test_h4_somebodys_nobody_said_whose_is_for_nobody),
+        TEST(test_without_versions_the_later_holds_once_the_copy_is_old),
+        TEST(test_the_oldest_go_when_there_are_too_many),
+        TEST(test_the_oldest_go_when_they_are_too_large),
+        TEST(test_tenants_types_and_ids_are_kept_apart),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
