@@ -10,7 +10,7 @@ import pytest
 from lib.chat import CHAT, FAST, Session, effects, fresh, states
 from lib.config import merge
 from lib.freshet import run
-from lib.wait import eventually, free_port
+from lib.wait import PATIENCE, eventually, free_port
 
 FAILURES = {
     "status": lambda handler: handler.answer(500, b"{}"),
@@ -21,7 +21,7 @@ FAILURES = {
     "nul": lambda handler: handler.answer(200, b'{"reply":"a\\u0000b"}'),
     "too long": lambda handler: handler.answer(200, json.dumps({"reply": "x" * 32769}).encode()),
     "endless": lambda handler: handler.answer(200, b"x" * 1_000_000),
-    "slow": lambda handler: time.sleep(1.5),
+    "slow": lambda handler: time.sleep(1.5),  # asked as the hasty one, which has less
     "cut": lambda handler: None,
     "redirect": lambda handler: handler.answer(302, b"", ("Location", "/elsewhere")),
 }
@@ -35,11 +35,13 @@ class Agent(BaseHTTPRequestHandler):
         self.server.asked.append(asked)
         if "hang" in asked["content"]:
             self.server.released.wait(20)
-        name = asked["content"].removeprefix("remote: ")
+        name = asked["content"].partition(": ")[2]
         if name in FAILURES:
             with contextlib.suppress(OSError):
                 FAILURES[name](self)
         else:
+            if name == "when told":
+                self.server.told.wait(PATIENCE)
             self.answer(200, json.dumps({"reply": f"{name} {asked['user_id']}", "more": [1]}).encode())
 
     def answer(self, status, body, *headers):
@@ -57,7 +59,7 @@ class Agent(BaseHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def remote():
     server = ThreadingHTTPServer(("127.0.0.1", 0), Agent)
-    server.asked, server.released = [], threading.Event()
+    server.asked, server.released, server.told = [], threading.Event(), threading.Event()
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server
     server.released.set()
@@ -67,9 +69,11 @@ def remote():
 
 @pytest.fixture(scope="module")
 def server(module_serve, module_database, remote):
+    url = f"http://127.0.0.1:{remote.server_port}/answer"
     agents = [
         {"name": "billing", "keywords": ["invoice", "refund"], "reply": "Billing: {content}"},
-        {"name": "remote", "keywords": ["remote"], "url": f"http://127.0.0.1:{remote.server_port}/answer", "timeout": "1s"},
+        {"name": "remote", "keywords": ["remote"], "url": url, "timeout": "20s"},
+        {"name": "hasty", "keywords": ["hasty"], "url": url, "timeout": "500ms"},
         {"name": "away", "keywords": ["away"], "url": f"http://127.0.0.1:{free_port()}/", "timeout": "1s"},
     ]
     return module_serve(module_database, merge(FAST, {"chat": {"agents": agents, "default-agent": "billing"}}), args=CHAT)
@@ -120,7 +124,8 @@ def test_m2_an_agent_behind_a_url(chat, remote, module_database):
     assert (said["agent"], said["reply"]) == ("remote", f"hello {user}")
 
 
-@pytest.mark.parametrize("name", [f"remote: {name}" for name in FAILURES] + ["away"])
+@pytest.mark.parametrize("name", [f"{'hasty' if name == 'slow' else 'remote'}: {name}" for name in FAILURES]
+                         + ["away"])
 def test_m2_an_agent_that_fails_loses_no_message(server, chat, module_database, name):
     said = chat.say(name)
     agent = name.split(":")[0]
@@ -135,14 +140,16 @@ def test_m2_an_agent_that_fails_loses_no_message(server, chat, module_database, 
     assert name.encode() not in server.log_path.read_bytes() or name == "away"  # C9: what is said is not logged
 
 
-def test_m2_a_slow_agent_holds_no_lock(chat, server, token):
+def test_m2_a_slow_agent_holds_no_lock(chat, server, remote, token):
     """It is asked before the transaction: others write in the session meanwhile."""
     done = []
     slow = threading.Thread(target=lambda: done.append(Session(server, token("demo"), chat.project, chat.session)
-                                                       .say("remote: slow")["sequence"]))
+                                                       .say("remote: when told")["sequence"]))
     chat.say("first")
     slow.start()
+    eventually(lambda: any(asked["content"] == "remote: when told" for asked in remote.asked))
     quick = [chat.say("refund")["sequence"] for _ in range(3)]
+    remote.told.set()
     slow.join()
     assert quick == [3, 5, 7] and done == [9]
 
