@@ -5,6 +5,7 @@ import time
 
 from failpoints import reached
 from lib.refdata import CACHE, TENANT, pod
+from lib.wait import PATIENCE
 from workload import CODES, DICTIONARIES, TABLES
 
 # Two ways to share the roles out: everything twice, or writing and applying apart.
@@ -106,6 +107,6 @@ class Killer:
         for server in self.cluster.servers:
             self.cluster.kill(server)
             self.cluster.restart(server, f"{name}=kill#1")
-        self.wait(lambda: should_stop() or name in self.cluster.reached(), 30)
+        self.wait(lambda: should_stop() or name in self.cluster.reached(), PATIENCE)
         self.wait(lambda: any(server.process.poll() is not None for server in self.cluster.servers), 1)
         assert should_stop() or name in self.cluster.reached(), f"nobody came to {name}"

@@ -5,7 +5,7 @@ import time
 from cluster import TOGETHER, Cluster
 from lib.refdata import item_path, own_refdata_db, path  # noqa: F401
 from lib.wait import eventually
-from lib.writers import Threads, delta, status_path, updates_path
+from lib.writers import Threads, commit, delta, status_path, updates_path
 from workload import CODES, Workload, audit
 
 KEY = "kept"
@@ -36,7 +36,7 @@ def start_cluster(serve, database, token):
     cluster = Cluster(serve, database, TOGETHER).start()
     for server in cluster.servers:
         with server.client(token) as client:
-            answer = client.post(updates_path("WAIT_COMMIT"), delta("PLAIN", {KEY: {"is": "here"}}))
+            answer = commit(client, delta("PLAIN", {KEY: {"is": "here"}}))
             assert answer.status == 200, answer.body
             for code in CODES:
                 assert client.get(path(code, "/version")).status == 200

@@ -11,14 +11,15 @@ from urllib.parse import quote
 
 import pytest
 
-from .config import base_config
-from .config import to_yaml
+from .config import base_config, merge, to_yaml
 from .freshet import run
 
 TENANT = "demo"
 
-# Pods of tests look every 50 ms, so that nobody waits; nothing is ever decided by these numbers.
-CACHE = {"sweepInterval": "50ms", "jitter": "0ms", "retryMin": "20ms", "retryMax": "200ms"}
+# Pods of tests look every 50 ms, so that nobody waits, and have time for a first read on a machine that has none; nothing is
+# ever decided by these numbers.
+CACHE = {"sweepInterval": "50ms", "jitter": "0ms", "retryMin": "20ms", "retryMax": "200ms", "firstReadTimeout": "20s"}
+HTTP = {"limits": {"requestTimeout": "30s"}}
 
 
 def pod(*dictionaries, cache=None, **more):
@@ -29,6 +30,7 @@ def pod(*dictionaries, cache=None, **more):
             "dictionaries": [{"code": d} if isinstance(d, str) else d for d in dictionaries],
         },
         **more,
+        "http": merge(HTTP, more.get("http", {})),
     }
 
 
