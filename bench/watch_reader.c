@@ -3,10 +3,14 @@
  *
  * Prints {"ready":N} when all have their first upToDate (or up_to_date), so that the writer may begin, and the figures at the end. A
  * change is known by its sentUs: writers give each its own, and its own key, since what is loaded together is told with
- * its last value only. */
+ * its last value only.
+ *
+ * With --pace it is the readers that nobody wants: once up to date, each takes so many bytes a second, or none, through the
+ * smallest window there is, and measures nothing. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <getopt.h>
+#include <limits.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdbool.h>
@@ -27,6 +31,7 @@ enum {
     READ_BYTES = 256 * 1024,
     READY_SECONDS_MAX = 120,
     NUMBER_BYTES = 12,
+    SLOW_RECEIVE_BYTES = 4096,
 };
 
 enum reading { IN_HEAD, IN_SIZE, IN_CHUNK, IN_CHUNK_END, AT_END };
@@ -51,6 +56,8 @@ struct reader {
     char *request;
     size_t request_len;
     char *number; /* in the request: each connection's own goes here; NULL = all ask for the same */
+    unsigned first_number, numbers;
+    long pace; /* bytes a second of each; -1 = as they come */
     struct connection *connections;
     unsigned count, started, ready, closed;
     struct bench_histogram latencies;
@@ -192,6 +199,9 @@ static void start_connection(struct reader *reader, struct connection *connectio
 {
     struct epoll_event event = {.events = EPOLLOUT, .data.ptr = connection};
     connection->fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+    if (reader->pace >= 0) {
+        setsockopt(connection->fd, SOL_SOCKET, SO_RCVBUF, &(int){SLOW_RECEIVE_BYTES}, sizeof(int));
+    }
     if (connection->fd < 0 ||
         (connect(connection->fd, (struct sockaddr *)&reader->address, sizeof reader->address) != 0 &&
          errno != EINPROGRESS)) {
@@ -206,7 +216,8 @@ static void send_request(struct reader *reader, struct connection *connection)
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = connection};
     if (reader->number) {
         char digits[16];
-        snprintf(digits, sizeof digits, "%012u", (unsigned)(connection - reader->connections));
+        snprintf(digits, sizeof digits, "%012u",
+                 reader->first_number + (unsigned)(connection - reader->connections) % reader->numbers);
         memcpy(reader->number, digits, NUMBER_BYTES);
     }
     if (send(connection->fd, reader->request, reader->request_len, MSG_NOSIGNAL) !=
@@ -272,6 +283,20 @@ static void connect_all(struct reader *reader)
     fflush(stdout);
 }
 
+/* A moment of those who dawdle. */
+static void dawdle(struct reader *reader)
+{
+    static char bytes[READ_BYTES];
+    sleep(1);
+    for (unsigned i = 0; i < reader->count; i++) {
+        struct connection *connection = &reader->connections[i];
+        size_t want = (size_t)reader->pace < sizeof bytes ? (size_t)reader->pace : sizeof bytes;
+        if (connection->fd >= 0 && want > 0 && recv(connection->fd, bytes, want, MSG_DONTWAIT) == 0) {
+            end_connection(reader, connection);
+        }
+    }
+}
+
 static void print_figures(const struct reader *reader, double seconds)
 {
     uint64_t least = UINT64_MAX, most = 0, missed = 0;
@@ -293,7 +318,8 @@ static void print_figures(const struct reader *reader, double seconds)
 /* ---- the command line ---- */
 
 struct options {
-    unsigned port, connections;
+    unsigned port, connections, first_number, numbers;
+    long pace;
     double seconds;
     const char *path;
     char headers[16384];
@@ -316,7 +342,8 @@ static void usage(void)
         "Opens N streams of GET PATH on 127.0.0.1:P, prints {\"ready\":N} when all are up to date, reads for S\n"
         "seconds more, and prints one line of JSON: changes (distinct \"sentUs\" seen), perConnectionMin/Max,\n"
         "missed (summed over connections), closed, and p50Ms, p99Ms, maxMs from sentUs to having read the line.\n"
-        "Twelve # in PATH stand for the connection's number. --header may be given several times. Exit status 0 whatever the figures; 1 when it could not measure.\n");
+        "Twelve # in PATH stand for the connection's number: from --first N (0) on, and again after --numbers N. --pace B takes B bytes\n"
+        "a second of each once it is up to date, 0 none at all. --header may be given several times. Exit status 0 whatever the figures; 1 when it could not measure.\n");
 }
 
 static void read_options(struct options *options, int argc, char **argv)
@@ -324,7 +351,8 @@ static void read_options(struct options *options, int argc, char **argv)
     static const struct option known[] = {{"port", 1, NULL, 'p'},    {"path", 1, NULL, 'a'},
                                           {"header", 1, NULL, 'H'},  {"connections", 1, NULL, 'c'},
                                           {"seconds", 1, NULL, 's'}, {"help", 0, NULL, 'h'},
-                                          {NULL, 0, NULL, 0}};
+                                          {"numbers", 1, NULL, 'n'}, {"pace", 1, NULL, 'e'},
+                                          {"first", 1, NULL, 'f'},   {NULL, 0, NULL, 0}};
     for (int option; (option = getopt_long(argc, argv, "", known, NULL)) != -1;) {
         switch (option) {
         case 'p': options->port = (unsigned)strtoul(optarg, NULL, 10); break;
@@ -332,18 +360,22 @@ static void read_options(struct options *options, int argc, char **argv)
         case 'H': add_header(options, optarg); break;
         case 'c': options->connections = (unsigned)strtoul(optarg, NULL, 10); break;
         case 's': options->seconds = strtod(optarg, NULL); break;
+        case 'f': options->first_number = (unsigned)strtoul(optarg, NULL, 10); break;
+        case 'n': options->numbers = (unsigned)strtoul(optarg, NULL, 10); break;
+        case 'e': options->pace = strtol(optarg, NULL, 10); break;
         case 'h': usage(); exit(0);
         default: exit(2);
         }
     }
-    if (!options->port || !options->path || !options->connections || options->seconds <= 0) {
+    if (!options->port || !options->path || !options->numbers || !options->connections ||
+        options->seconds <= 0) {
         fail("needed", "--port, --path, --connections, --seconds (see --help)");
     }
 }
 
 int main(int argc, char **argv)
 {
-    static struct options options;
+    static struct options options = {.numbers = UINT_MAX, .pace = -1};
     static struct reader reader;
     struct rlimit files;
     read_options(&options, argc, argv);
@@ -355,6 +387,9 @@ int main(int argc, char **argv)
                                           .sin_port = htons((uint16_t)options.port),
                                           .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     reader.count = options.connections;
+    reader.first_number = options.first_number;
+    reader.numbers = options.numbers;
+    reader.pace = options.pace;
     reader.connections = calloc(reader.count, sizeof *reader.connections);
     int len = asprintf(&reader.request, "GET %s HTTP/1.1\r\nHost: localhost\r\n%s\r\n", options.path,
                        options.headers);
@@ -363,7 +398,11 @@ int main(int argc, char **argv)
     connect_all(&reader);
     int64_t began_us = unix_us(), until_us = began_us + (int64_t)(options.seconds * 1e6);
     while (unix_us() < until_us) {
-        turn(&reader);
+        if (reader.pace < 0) {
+            turn(&reader);
+        } else {
+            dawdle(&reader);
+        }
     }
     print_figures(&reader, (double)(unix_us() - began_us) / 1e6);
     return 0;

@@ -1,8 +1,11 @@
-"""`stream`: chats live. A message to its line at the client; what an idle stream costs; one message to 10,000 readers.
+"""`stream`: chats live. A message to its line at the client, without and with 500 readers beside it that do not read; what an idle
+stream costs; one message to 10,000 readers.
 
 Times are from just before the POST to the line at the reader, so the commit is part of them.
 """
+import itertools
 import json
+import statistics
 import subprocess
 import threading
 import time
@@ -21,6 +24,12 @@ WRITERS = 8
 IDLE = 10_000
 FAN_OUT = 10  # messages, one at a time
 SETTLE_SECONDS = 3
+SLOW = 500  # half of them take a byte a second, half nothing
+SLOW_SESSIONS = 10  # few, so that a slow one soon has more before it than is kept
+SLOW_ROUNDS = 3
+SLOW_SECONDS = 8
+SLOW_KIB = 256  # what is kept of a session, and what a reader is in the middle of
+PADDING = "x" * 4000
 SETTINGS = {"chat": {"agents": [{"name": "quiet", "reply": "ok"}], "default-agent": "quiet"},
             "http": {"limits": {"connections": 20_000}}}
 
@@ -45,6 +54,7 @@ def run(bench, report):
             latency(bench, report, running)
             idle(bench, report, running)
             fan_out(bench, report, running)
+            slow(bench, report, running)
         finally:
             bench.processes.close()
 
@@ -52,10 +62,10 @@ def run(bench, report):
 class Reader:
     """A process of many streams; `ready` once all are up to date."""
 
-    def __init__(self, bench, running, target, count, seconds):
+    def __init__(self, bench, running, target, count, seconds, *options):
         self.process = subprocess.Popen(
             [bench.binary("watch_reader"), "--port", str(running.port), "--path", target, "--header",
-             f"Authorization: Bearer {running.freshet.token}", "--connections", str(count), "--seconds", str(seconds)],
+             f"Authorization: Bearer {running.freshet.token}", "--connections", str(count), "--seconds", str(seconds), *options],
             stdout=subprocess.PIPE, text=True)
         self.ready = json.loads(self.process.stdout.readline())["ready"]
         progress(f"{self.ready:,} streams are up to date")
@@ -69,15 +79,15 @@ class Reader:
             self.process.wait()
 
 
-def say(running, name):
-    body = {"content": f"sentUs {time.time_ns() // 1000}"}
+def say(running, name, padding=""):
+    body = {"content": f"sentUs {time.time_ns() // 1000} {padding}"}
     answer = program.ask(running.port, program.post(path(name, "message"), running.freshet.token, body))
     if answer.status != 200:
         raise RuntimeError(f"{answer.status} {answer.body.decode(errors='replace')}")
 
 
-def say_many(running, seconds):
-    """RATE messages a second over all sessions; how many there were."""
+def say_many(running, seconds, sessions=range(SESSIONS), padding=""):
+    """RATE messages a second over these sessions; how many there were."""
     started, numbers, lock = time.monotonic(), iter(range(RATE * seconds)), threading.Lock()
 
     def write():
@@ -87,7 +97,7 @@ def say_many(running, seconds):
             if number is None:
                 return
             time.sleep(max(0.0, started + number / RATE - time.monotonic()))
-            say(running, session(number % SESSIONS))
+            say(running, session(sessions[number % len(sessions)]), padding)
     writers = [threading.Thread(target=write) for _ in range(WRITERS)]
     for writer in writers:
         writer.start()
@@ -110,6 +120,45 @@ def latency(bench, report, running):
           [[sent, figures["changes"], *(f"{figures[name]:.1f}" for name in ("p50Ms", "p99Ms", "maxMs")), figures["closed"]]])
     report.verdict("messages that did not come", sent - figures["changes"], 0)
     report.verdict("a message to its line, p99 ms", figures["p99Ms"], 30)
+
+
+def among(bench, running, seconds, paces, first):
+    """Figures of SESSIONS readers of new sessions, beside SLOW ones at these paces, and the KiB that one of those cost."""
+    target, which = path("00000000-0000-4000-8000-############", "stream"), ("--first", str(first), "--numbers", str(SLOW_SESSIONS))
+    before, readers = machine.status_kib(running.pid, "RssAnon"), []
+    try:
+        for pace in paces:
+            readers.append(Reader(bench, running, target, SLOW // len(paces), 600, *which, "--pace", str(pace)))
+        readers.append(Reader(bench, running, target, SESSIONS, seconds + SETTLE_SECONDS, *which))
+        sent = say_many(running, seconds, range(first, first + SLOW_SESSIONS), PADDING)
+        each = (machine.status_kib(running.pid, "RssAnon") - before) / SLOW
+        figures = readers[-1].figures()
+        return {**figures, "lost": sent - figures["changes"], "kibEach": each}
+    finally:
+        for reader in readers:
+            reader.close()
+
+
+def slow(bench, report, running):
+    """Readers who read, in turn without and with SLOW beside them who do not."""
+    seconds = 4 if bench.quick else SLOW_SECONDS
+    rounds, sessions = [], itertools.count(SESSIONS, SLOW_SESSIONS)
+    for number in range(1 if bench.quick else SLOW_ROUNDS):
+        order = [(), (1, 0)] if number % 2 == 0 else [(1, 0), ()]
+        rounds.append({bool(paces): among(bench, running, seconds, paces, next(sessions)) for paces in order})
+    cuts = running.metrics().get('chat_stream_cuts_total{format="ndjson"}', 0)
+    report.add("slow", {"rounds": [{"without": one[False], "with": one[True]} for one in rounds], "cuts": cuts})
+    table(f"{SESSIONS} streams, {RATE} messages of 4 KB a second, {SLOW} who do not read beside them",
+          ["round", "p50 ms", "with", "p99 ms", "with", "KiB each"],
+          [[number, *(f"{one[which][name]:.1f}" for name in ("p50Ms", "p99Ms") for which in (False, True)),
+            f"{one[True]['kibEach']:.0f}"] for number, one in enumerate(rounds, 1)])
+    alone = statistics.median(one[False]["p99Ms"] for one in rounds)
+    report.verdict("messages beside them that did not come", sum(one[which]["lost"] for one in rounds for which in one), 0)
+    report.verdict("readers beside them that were cut off", sum(one[True]["closed"] for one in rounds), 0)
+    report.verdict(f"p99 ms beside {SLOW} who do not read ({alone:.1f} without)",
+                   statistics.median(one[True]["p99Ms"] for one in rounds), round(2 * alone + 5, 1))
+    report.verdict("one who does not read, KiB", max(one[True]["kibEach"] for one in rounds), SLOW_KIB)
+    report.verdict_at_least("of them cut off", cuts, SLOW if not bench.quick else 0)
 
 
 def idle(bench, report, running):

@@ -1,6 +1,8 @@
 /* Streamed answers: the source is asked for more only while the socket takes what it gave, so that a stream
  * of any length holds one buffer of about HTTP_STREAM_ROOM_BYTES, and one that waits holds none. */
 #include <assert.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 
 #include "http/http_inside.h"
@@ -8,6 +10,14 @@
 /* A chunk's size is written behind its content: eight digits are always enough, and leading zeros are
  * allowed. */
 #define CHUNK_HEAD_BYTES 10 /* "0000ffff\r\n" */
+
+/* What a reader does not take waits here, not in the kernel, which would keep megabytes of it for each and hide for as long
+ * that it is slow. */
+static void limit_unsent(const struct http_connection *connection)
+{
+    int bytes = HTTP_STREAM_ROOM_BYTES;
+    (void)setsockopt(connection->io.fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &bytes, sizeof bytes);
+}
 
 static void on_never(void *owner)
 {
@@ -65,6 +75,8 @@ void http_send_stream(struct http_request *request, const struct http_response *
         http_send_error(request, &(struct error){.status = STATUS_OVERLOADED});
         return;
     }
+    if (request->route->kind == HTTP_STREAM)
+        limit_unsent(exchange->connection);
     choose_framing(exchange, source->content_length);
     http_answer_put_head(exchange, response, source->content_length);
     exchange->source = *source;
