@@ -1,8 +1,8 @@
 /* The ledger: what all processes together know, in PostgreSQL (schema hydration): copies, absences, and who is being asked.
  *
- *   hydration.copies    (tenant, type, id, subject '' = everybody's): version, cover, data, heard_at
- *   hydration.absences  (tenant, type, id, subject): version, reason, until        negative cache
- *   hydration.flights   (tenant, type, id, subject): window_until, asked, cover, correlation ids, version heard, ttl     collapse
+ *   hydration.copies    (tenant, type, id, subject '' = everybody's): version, cover, data, until
+ *   hydration.absences  (tenant, type, id, subject): version, reason, until                               negative cache
+ *   hydration.flights   (tenant, type, id, subject): window, asked, covers, correlation ids, versions heard     collapse
  *
  * One call looks and claims; one call, of the shared group's transaction, writes down what was heard. Nothing here needs to
  * survive a crash of PostgreSQL: commits do not wait for the disk, and flights and absences are unlogged. */
@@ -22,7 +22,9 @@ enum hydration_ledger_verdict {
 struct hydration_claim { /* texts are the arena's */
     enum hydration_ledger_verdict verdict;
     struct str subject; /* COPY, ABSENT: '' = everybody's */
-    struct str data, source_module;
+    struct str
+        data; /* COPY; of ASK and JOIN: a copy too old or too narrow for the need, with its version; else empty */
+    struct str source_module;
     struct hydration_cover cover; /* of the copy, or to be asked for */
     enum hydration_reason reason;
     int64_t version;

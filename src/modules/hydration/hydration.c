@@ -65,6 +65,7 @@ const struct module hydration_module = {
     .name = "hydration",
     .roles = (const char *const[]){"hydration", NULL},
     .section = &hydration_section,
+    .migrations = hydration_migrations,
     .start = start,
     .destroy = destroy,
     .health = health,

@@ -1,0 +1,317 @@
+/* The ledger's statements: functions of sql/hydration do the work, one round trip each; here are their parameters and rows. */
+#include "hydration/ledger.h"
+
+#include <stdio.h>
+
+#include "base/failpoint.h"
+
+enum {
+    HELD_PAGE = 1000,
+    KEYS_MAX =
+        256, /* names of members that a change makes known, where its owner did not say how much it is */
+};
+
+/* Between names of fields, in results: none has a control character. */
+#define SEPARATOR '\n'
+
+static struct str text_of(struct str text)
+{
+    return text.ptr ? text : STR("");
+}
+
+static struct str number_of(int64_t number, char text[24])
+{
+    return str_of(text, (size_t)snprintf(text, 24, "%lld", (long long)number));
+}
+
+static void put_fields(struct buf *out, const struct str *fields, unsigned count)
+{
+    db_array_begin(out);
+    for (unsigned i = 0; i < count; i++)
+        db_array_put(out, fields[i]);
+    db_array_end(out);
+}
+
+static void put_cover(struct buf *out, const struct hydration_cover *cover)
+{
+    put_fields(out, cover->fields, cover->mode == HYDRATION_PARTIAL ? cover->field_count : 0);
+}
+
+/* One statement, in a transaction of its own. */
+static enum status run(struct db_pool *pool, const struct db_statement *statement,
+                       const struct db_param *params, int64_t deadline_ns, struct db_result **rows,
+                       struct error *error)
+{
+    struct db_conn *conn = NULL;
+    enum status status = db_acquire(pool, deadline_ns, &conn, error);
+    if (status == STATUS_OK)
+        status = db_query(conn, statement, params, deadline_ns, rows, error);
+    db_release(conn);
+    return status;
+}
+
+/* ---- asking ---- */
+
+/* Every lookup is by primary key; of those that claim at once each waits only for the row of the flight. */
+static const char claim_sql[] =
+    "select verdict, subject, data, source_module, mode, array_to_string(fields, E'\\n'), reason, version, ttl_ms"
+    " from hydration.claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
+enum { VERDICT, SUBJECT, DATA, SOURCE_MODULE, MODE, FIELDS, REASON, VERSION, TTL_MS };
+
+static const enum db_type claim_types[] = {DB_TEXT, DB_TEXT,   DB_TEXT, DB_TEXT,   DB_INT,   DB_TEXT_ARRAY,
+                                           DB_TEXT, DB_BIGINT, DB_INT,  DB_BIGINT, DB_BIGINT};
+enum { CLAIM_PARAMS = sizeof claim_types / sizeof *claim_types };
+
+static struct hydration_cover read_cover(const struct db_result *rows, struct arena *arena)
+{
+    struct str rest = db_result_str(rows, 0, FIELDS), field;
+    struct hydration_cover cover = {.mode = (enum hydration_mode)db_result_i64(rows, 0, MODE)};
+    unsigned count = rest.len > 0;
+    for (size_t i = 0; i < rest.len; i++)
+        count += rest.ptr[i] == SEPARATOR;
+    struct str *fields = arena_alloc(arena, (count + 1) * sizeof *fields);
+    while (cover.field_count < count && str_split(&rest, SEPARATOR, &field))
+        fields[cover.field_count++] = arena_str(arena, field);
+    cover.fields = fields;
+    return cover;
+}
+
+static enum hydration_ledger_verdict verdict_of(struct str name)
+{
+    return str_eq(name, STR("copy"))     ? HYDRATION_LEDGER_COPY
+           : str_eq(name, STR("absent")) ? HYDRATION_LEDGER_ABSENT
+           : str_eq(name, STR("ask"))    ? HYDRATION_LEDGER_ASK
+                                         : HYDRATION_LEDGER_JOIN;
+}
+
+static void read_claim(const struct db_result *rows, struct arena *arena, struct hydration_claim *claim)
+{
+    int64_t ttl_ms = db_result_i64(rows, 0, TTL_MS);
+    *claim = (struct hydration_claim){
+        .verdict = verdict_of(db_result_str(rows, 0, VERDICT)),
+        .subject = arena_str(arena, db_result_str(rows, 0, SUBJECT)),
+        .data = arena_str(arena, db_result_str(rows, 0, DATA)),
+        .source_module = arena_str(arena, db_result_str(rows, 0, SOURCE_MODULE)),
+        .cover = read_cover(rows, arena),
+        .reason = (enum hydration_reason)db_result_i64(rows, 0, REASON),
+        .version = db_result_i64(rows, 0, VERSION),
+        .ttl_ms = ttl_ms > 0 ? ttl_ms : 0,
+    };
+}
+
+enum status hydration_ledger_claim(struct db_pool *pool, const struct hydration_need *need,
+                                   const struct hydration_policy *policy, struct str correlation_id,
+                                   int64_t copy_ttl_ms, int64_t deadline_ns, struct arena *arena,
+                                   struct hydration_claim *claim, struct error *error)
+{
+    char mode[24], window[24], retries[24], negative_ttl[24], copy_ttl[24];
+    struct db_statement statement;
+    struct db_result *rows = NULL;
+    struct buf fields = {0};
+    put_cover(&fields, &need->cover);
+    const struct db_param params[CLAIM_PARAMS] = {
+        {need->tenant},
+        {need->entity_type},
+        {need->entity_id},
+        {text_of(need->subject)},
+        {number_of((int64_t)need->cover.mode, mode)},
+        {buf_str(&fields)},
+        {text_of(correlation_id)},
+        {number_of(policy->in_flight_window_ms, window)},
+        {number_of(policy->max_retries, retries)},
+        {number_of(policy->negative_cache_ttl_ms, negative_ttl)},
+        {number_of(copy_ttl_ms, copy_ttl)},
+    };
+    db_statement_init(&statement, claim_sql, CLAIM_PARAMS, claim_types);
+    FAILPOINT("hydration.before_claim");
+    enum status status = run(pool, &statement, params, deadline_ns, &rows, error);
+    FAILPOINT("hydration.after_claim");
+    if (status == STATUS_OK)
+        read_claim(rows, arena, claim);
+    db_result_free(rows);
+    buf_deinit(&fields);
+    return status;
+}
+
+static const char retry_sql[] = "select hydration.retry($1, $2, $3, $4, $5, $6)::integer";
+static const enum db_type retry_types[] = {DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT, DB_INT};
+enum { RETRY_PARAMS = sizeof retry_types / sizeof *retry_types };
+
+enum status hydration_ledger_retry(struct db_pool *pool, const struct hydration_need *need,
+                                   const struct hydration_policy *policy, struct str correlation_id,
+                                   int64_t deadline_ns, bool *granted, struct error *error)
+{
+    char retries[24];
+    struct db_statement statement;
+    struct db_result *rows = NULL;
+    const struct db_param params[RETRY_PARAMS] = {
+        {need->tenant},           {need->entity_type}, {need->entity_id},
+        {text_of(need->subject)}, {correlation_id},    {number_of(policy->max_retries, retries)},
+    };
+    db_statement_init(&statement, retry_sql, RETRY_PARAMS, retry_types);
+    enum status status = run(pool, &statement, params, deadline_ns, &rows, error);
+    *granted = status == STATUS_OK && db_result_i64(rows, 0, 0) == 1;
+    db_result_free(rows);
+    return status;
+}
+
+/* ---- hearing: an array for each column ---- */
+
+static const char write_sql[] =
+    "select hydration.write($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)";
+enum {
+    HEARD_TENANT,
+    HEARD_TYPE,
+    HEARD_ID,
+    HEARD_SUBJECT,
+    HEARD_KIND,
+    HEARD_PRIVATE,
+    HEARD_VERSION,
+    HEARD_MODE,
+    HEARD_FIELDS,
+    HEARD_KEYS,
+    HEARD_CORRELATION,
+    HEARD_SOURCE,
+    HEARD_DATA,
+    HEARD_COLUMNS
+};
+
+/* The members' names, sorted: what a change makes known whose cover nobody said. */
+static void put_keys(struct buf *out, struct str object)
+{
+    const struct json_value whole = {JSON_OBJECT, object};
+    struct str names[KEYS_MAX], raw;
+    struct json_value member;
+    struct json_iter it;
+    struct arena arena;
+    unsigned count = 0;
+    arena_init(&arena, 1024);
+    json_iter_init(&it, &whole);
+    while (count < KEYS_MAX && json_iter_next(&it, &raw, &member)) {
+        struct str name = json_str_decode(raw, &arena);
+        if (hydration_is_text(name, HYDRATION_FIELD_BYTES_MAX))
+            names[count++] = name;
+    }
+    put_fields(out, names, hydration_fields_sort(names, count));
+    arena_deinit(&arena);
+}
+
+/* An array inside an array of texts. */
+static void put_nested(struct buf *column, struct buf *array)
+{
+    db_array_put(column, buf_str(array));
+    buf_deinit(array);
+    *array = (struct buf){0};
+}
+
+static void put_known(struct buf columns[HEARD_COLUMNS], const struct hydration_event *event)
+{
+    char number[24];
+    struct buf array = {0};
+    bool is_updated = event->kind == HYDRATION_EVENT_UPDATED;
+    if (event->has_cover)
+        db_array_put(&columns[HEARD_MODE], number_of((int64_t)event->cover.mode, number));
+    else
+        db_array_put_null(&columns[HEARD_MODE]);
+    put_cover(&array, &event->cover);
+    put_nested(&columns[HEARD_FIELDS], &array);
+    put_keys(&array, is_updated && !event->has_cover ? event->data : STR("{}"));
+    put_nested(&columns[HEARD_KEYS], &array);
+    db_array_put(&columns[HEARD_DATA], is_updated ? event->data : STR("{}"));
+}
+
+static void put_event(struct buf columns[HEARD_COLUMNS], const struct hydration_event *event)
+{
+    char version[24];
+    bool is_updated = event->kind == HYDRATION_EVENT_UPDATED;
+    bool is_hidden = !is_updated && event->reason == HYDRATION_INACCESSIBLE;
+    bool is_private = event->is_private || is_hidden;
+    db_array_put(&columns[HEARD_TENANT], event->tenant);
+    db_array_put(&columns[HEARD_TYPE], event->entity_type);
+    db_array_put(&columns[HEARD_ID], event->entity_id);
+    db_array_put(&columns[HEARD_SUBJECT], is_private ? text_of(event->subject) : STR(""));
+    db_array_put(&columns[HEARD_KIND], is_updated  ? STR("updated")
+                                       : is_hidden ? STR("inaccessible")
+                                                   : STR("absent"));
+    db_array_put(&columns[HEARD_PRIVATE], is_private ? STR("t") : STR("f"));
+    db_array_put(&columns[HEARD_VERSION], number_of(event->version, version));
+    db_array_put(&columns[HEARD_CORRELATION], text_of(event->correlation_id));
+    db_array_put(&columns[HEARD_SOURCE], event->module);
+    put_known(columns, event);
+}
+
+enum status hydration_ledger_write(struct db_conn *conn, const struct hydration_event *events, size_t count,
+                                   int64_t deadline_ns, struct error *error)
+{
+    struct buf columns[HEARD_COLUMNS] = {{0}};
+    struct db_param params[HEARD_COLUMNS];
+    enum db_type types[HEARD_COLUMNS];
+    struct db_statement statement;
+    for (size_t i = 0; i < HEARD_COLUMNS; i++)
+        db_array_begin(&columns[i]);
+    for (size_t i = 0; i < count; i++)
+        if (events[i].kind != HYDRATION_EVENT_UNKNOWN)
+            put_event(columns, &events[i]);
+    for (size_t i = 0; i < HEARD_COLUMNS; i++) {
+        db_array_end(&columns[i]);
+        types[i] = DB_TEXT_ARRAY;
+        params[i] = (struct db_param){buf_str(&columns[i])};
+    }
+    db_statement_init(&statement, write_sql, HEARD_COLUMNS, types);
+    FAILPOINT("hydration.before_settle");
+    enum status status = db_exec(conn, &statement, params, deadline_ns, NULL, error);
+    for (size_t i = 0; i < HEARD_COLUMNS; i++)
+        buf_deinit(&columns[i]);
+    return status;
+}
+
+/* ---- who is held ---- */
+
+/* By the primary keys, a page behind the last id; past the prefix nothing begins with it any more. */
+#define HELD_IN(table)                                                                     \
+    "(select entity_id from hydration." table " where tenant_id = $1 and entity_type = $2" \
+    " and entity_id > $4 and entity_id >= $3 and entity_id < $3 || U&'\\+10FFFF'"          \
+    " group by entity_id order by entity_id limit $5)"
+static const char held_sql[] = "select entity_id from (" HELD_IN("copies") " union " HELD_IN(
+    "absences") " union " HELD_IN("flights") ") held order by entity_id limit $5";
+static const enum db_type held_types[] = {DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT, DB_INT};
+enum { HELD_PARAMS = sizeof held_types / sizeof *held_types };
+
+enum status hydration_ledger_held(struct db_pool *pool, struct str entity_type, struct str tenant,
+                                  struct str id_prefix, int64_t deadline_ns,
+                                  void (*fn)(struct str entity_id, void *arg), void *arg, struct error *error)
+{
+    char page[24];
+    struct db_statement statement;
+    struct db_result *rows = NULL;
+    struct str last = STR("");
+    enum status status = STATUS_OK;
+    db_statement_init(&statement, held_sql, HELD_PARAMS, held_types);
+    do {
+        struct db_result *before = rows; /* `last` is a text of it */
+        rows = NULL;
+        const struct db_param params[HELD_PARAMS] = {
+            {tenant}, {entity_type}, {text_of(id_prefix)}, {last}, {number_of(HELD_PAGE, page)}};
+        status = run(pool, &statement, params, deadline_ns, &rows, error);
+        db_result_free(before);
+        for (size_t i = 0; status == STATUS_OK && i < db_result_rows(rows); i++)
+            fn(last = db_result_str(rows, i, 0), arg);
+    } while (status == STATUS_OK && db_result_rows(rows) == HELD_PAGE);
+    db_result_free(rows);
+    return status;
+}
+
+/* ---- what goes: by its time, and what is too many. A row takes more than 64 bytes: most tables need not be counted. ---- */
+
+#define CLEANUP(table, until, keep)                                                                  \
+    "delete from hydration." table " where ctid = any(array("                                        \
+    "    select t.ctid from hydration." table " t"                                                   \
+    "    where t." until " <= greatest(clock_timestamp() - interval '" keep "', ("                   \
+    "        select o." until " from hydration." table " o where pg_relation_size('hydration." table \
+    "') > $1 * 64"                                                                                   \
+    "        order by o." until " desc offset $1 limit 1))"                                          \
+    "    order by t." until " limit $2 for update skip locked))"
+
+const char hydration_absences_cleanup_sql[] = CLEANUP("absences", "kept_until", "0 s");
+const char hydration_copies_cleanup_sql[] = CLEANUP("copies", "until", "1 h");
+const char hydration_flights_cleanup_sql[] = CLEANUP("flights", "window_until", "60 s");
