@@ -3,8 +3,6 @@
 
 #include <stdio.h>
 
-#include "base/failpoint.h"
-
 enum {
     HELD_PAGE = 1000,
     KEYS_MAX =
@@ -123,9 +121,7 @@ enum status hydration_ledger_claim(struct db_pool *pool, const struct hydration_
         {number_of(copy_ttl_ms, copy_ttl)},
     };
     db_statement_init(&statement, claim_sql, CLAIM_PARAMS, claim_types);
-    FAILPOINT("hydration.before_claim");
     enum status status = run(pool, &statement, params, deadline_ns, &rows, error);
-    FAILPOINT("hydration.after_claim");
     if (status == STATUS_OK)
         read_claim(rows, arena, claim);
     db_result_free(rows);
@@ -258,7 +254,6 @@ enum status hydration_ledger_write(struct db_conn *conn, const struct hydration_
         params[i] = (struct db_param){buf_str(&columns[i])};
     }
     db_statement_init(&statement, write_sql, HEARD_COLUMNS, types);
-    FAILPOINT("hydration.before_settle");
     enum status status = db_exec(conn, &statement, params, deadline_ns, NULL, error);
     for (size_t i = 0; i < HEARD_COLUMNS; i++)
         buf_deinit(&columns[i]);

@@ -207,6 +207,8 @@ enum status kernel_events_open(struct kernel_store *store, struct error *error)
                                                              : open_postgres(store, &all, &bus, error);
     if (status == STATUS_OK)
         status = subscribe(store->kernel, bus, error);
+    if (status == STATUS_OK) /* the last: what it opens has no way back */
+        status = kernel_hydration_open(store, bus, error);
     if (status != STATUS_OK) {
         bus_destroy(bus);
         return error_context(error, "bus of events");

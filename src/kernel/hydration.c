@@ -2,11 +2,13 @@
  * what they ask for; before the loops run, whoever reads the log is told of a type that nobody can answer for. */
 #include "hydration/hydration.h"
 
-#include <string.h>
-
 #include "base/log.h"
+#include "hydration/ledger.h"
 #include "kernel/kernel_inside.h"
+#include "kernel/retention.h"
 #include "kernel/store_inside.h"
+
+enum { CLEANUP_MS = 5000 };
 
 struct hydration *kernel_hydration(struct kernel *kernel)
 {
@@ -16,6 +18,51 @@ struct hydration *kernel_hydration(struct kernel *kernel)
 static const struct hydration_settings *settings_of(const struct kernel_store *store)
 {
     return config_section(store->kernel->first, "hydration");
+}
+
+/* ---- life ---- */
+
+void kernel_hydration_create(struct kernel_store *store)
+{
+    if (!settings_of(store)) /* a program without that module */
+        return;
+    store->hydration = hydration_create(&(struct hydration_config){
+        .loops = store->kernel->loops,
+        .workers = store->workers,
+        .pool = store->pool,
+        .settings = settings_of(store),
+        .is_plain = kernel_bus(store->kernel)->events == KERNEL_NATS,
+    });
+}
+
+enum status kernel_hydration_open(struct kernel_store *store, struct bus *events, struct error *error)
+{
+    if (!store->hydration)
+        return STATUS_OK;
+    enum status status = hydration_open(store->hydration, events, store->consumes, error);
+    return status == STATUS_OK ? status : error_context(error, "hydration");
+}
+
+/* Every few seconds something is over: no news. */
+static void say_nothing(void *context, int64_t count)
+{
+    (void)context;
+    (void)count;
+}
+
+void kernel_hydration_start(struct kernel_store *store)
+{
+    const struct hydration_settings *settings = settings_of(store);
+    const struct retention_rule rules[] = {
+        {"hydration.absences", hydration_absences_cleanup_sql, settings ? settings->negative_rows_max : 0,
+         CLEANUP_MS, say_nothing, NULL, NULL},
+        {"hydration.copies", hydration_copies_cleanup_sql, settings ? settings->copy_rows_max : 0, CLEANUP_MS,
+         say_nothing, NULL, NULL},
+        {"hydration.flights", hydration_flights_cleanup_sql, settings ? settings->flight_rows_max : 0,
+         CLEANUP_MS, say_nothing, NULL, NULL},
+    };
+    for (size_t i = 0; store->consumes && store->hydration && i < sizeof rules / sizeof *rules; i++)
+        kernel_retention_add(store->kernel, &rules[i]);
 }
 
 /* ---- who asks for what ---- */

@@ -105,6 +105,7 @@ static void tell(struct kernel_store *store)
 static void tell_modules(struct kernel_store *store)
 {
     struct kernel *kernel = store->kernel;
+    kernel_hydration_start(store);
     for (size_t i = 0; i < kernel->module_count; i++)
         if (kernel->modules[i].started && kernel->modules[i].module->on_store)
             kernel->modules[i].module->on_store(kernel->modules[i].state);

@@ -2,7 +2,7 @@
  *
  * The end, in this order, each step while what it needs still works:
  *   1. no look and no retention from now on, and the clock of the grace runs: when it is over, whatever waits for PostgreSQL
- *      or NATS is given up;
+ *      or NATS is given up; who waits for an entity is told that none comes, so that no thread of a module's waits for one;
  *   2. modules stop: their outbox engines finish what they claimed, for which the bus must still publish;
  *   3. the bus stops: handlers of events run till here, so what they touch lives until a module's destroy();
  *   4. the pool is interrupted, the workers end. */
@@ -15,6 +15,7 @@
 
 #include "base/clock.h"
 #include "base/memory.h"
+#include "hydration/hydration.h"
 #include "kernel/kernel_inside.h"
 #include "kernel/store_inside.h"
 
@@ -186,7 +187,10 @@ enum status kernel_store_create(struct kernel *kernel, struct error *error)
     store->home = loop_group_loop(kernel->loops, 0);
     store->workers = worker_pool_create("store", kernel_events_handlers(kernel) + OWN_THREADS, SIZE_MAX);
     store->looker = worker_pool_create("store-look", 1, 1);
-    return create_pools(store, error);
+    enum status status = create_pools(store, error);
+    if (status == STATUS_OK)
+        kernel_hydration_create(store);
+    return status;
 }
 
 void kernel_store_start(struct kernel *kernel)
@@ -269,6 +273,8 @@ void kernel_store_begin_stop(struct kernel *kernel)
     int64_t deadline_ns = kernel->stop_deadline_ns < longest_ns ? kernel->stop_deadline_ns : longest_ns;
     kernel->store->stop_deadline_ns = deadline_ns > least_ns ? deadline_ns : least_ns;
     call_home(kernel->store, begin_stop);
+    if (kernel->store->hydration)
+        hydration_stop(kernel->store->hydration);
 }
 
 void kernel_store_finish_stop(struct kernel *kernel)
@@ -290,6 +296,7 @@ void kernel_store_destroy(struct kernel *kernel)
     struct kernel_store *store = kernel->store;
     if (!store)
         return;
+    hydration_destroy(store->hydration);
     bus_destroy(kernel_events(kernel));
     kernel_retention_destroy(store);
     worker_pool_destroy(store->workers);

@@ -60,7 +60,12 @@ unsigned kernel_events_handlers(const struct kernel *kernel); /* threads that it
 void kernel_retention_stop(struct kernel_store *store);    /* home loop: no new runs */
 void kernel_retention_destroy(struct kernel_store *store); /* no job is under way */
 
-/* ---- hydration.c ---- */
+/* ---- hydration.c: no-ops where the program has no such module ---- */
+void kernel_hydration_create(struct kernel_store *store); /* before modules start */
+enum status kernel_hydration_open(struct kernel_store *store,
+                                  struct bus *events, /* home loop, all have subscribed */
+                                  struct error *error) MUST_CHECK;
+void kernel_hydration_start(struct kernel_store *store); /* home loop: the schema stands */
 void kernel_hydration_warn(
     const struct kernel_store *store); /* modules have started: who asks for what nobody has? */
 

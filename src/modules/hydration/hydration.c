@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
+#include "hydration/event.h"
 #include "kernel/store.h"
 
 /* Who asks waits a second or so: what is older interests nobody, handled or not. */
@@ -18,19 +19,19 @@ const struct config_section hydration_section = {.name = "hydration",
 static void each_topic(const void *section, void (*fn)(const struct kernel_topic *topic, void *arg),
                        void *arg)
 {
+    static const char *const streams[HYDRATION_KINDS] = {
+        [HYDRATION_EVENT_UPDATED] = "entity_updated", [HYDRATION_EVENT_NOT_FOUND] = "entity_not-found"};
     (void)section;
-    static const struct kernel_topic topics[] = {
-        {.topic = {.name = "entity.unknown"}, .is_plain_in_nats = true},
-        {.topic = {.name = "entity.updated"}, .stream = "entity_updated", .subject = "entity.updated"},
-        {.topic = {.name = "entity.not-found"}, .stream = "entity_not-found", .subject = "entity.not-found"},
-    };
-    for (size_t i = 0; i < sizeof topics / sizeof *topics; i++) {
-        struct kernel_topic topic = topics[i];
-        topic.topic.partitions = PARTITIONS;
-        topic.topic.keep_ms = topic.topic.keep_ms_hard = KEEP_MS;
-        topic.topic.relaxed = true; /* what a crash takes is asked for again */
-        fn(&topic, arg);
-    }
+    for (size_t i = 0; i < HYDRATION_KINDS; i++)
+        fn(&(struct kernel_topic){.topic = {.name = hydration_topics[i],
+                                            .partitions = PARTITIONS,
+                                            .keep_ms = KEEP_MS,
+                                            .keep_ms_hard = KEEP_MS,
+                                            .relaxed = true}, /* what a crash takes is asked for again */
+                                  .stream = streams[i],
+                                  .subject = hydration_topics[i],
+                                  .is_plain_in_nats = !streams[i]},
+           arg);
 }
 
 /* ---- life ---- */
