@@ -149,7 +149,8 @@ static void claim(struct hydration_asking *asking)
     visit->status = hydration_ledger_claim(config->pool, &visit->need, &asking->policy,
                                            str_from(visit->correlation_id), config->settings->copy_ttl_ms,
                                            visit->deadline_ns, &visit->arena, &visit->claim, &visit->error);
-    if (visit->status != STATUS_OK || visit->claim.verdict != HYDRATION_LEDGER_ASK)
+    visit->has_claimed = visit->status == STATUS_OK;
+    if (!visit->has_claimed || visit->claim.verdict != HYDRATION_LEDGER_ASK)
         return;
     FAILPOINT("hydration.after_claim");
     publish(asking, &visit->claim.cover);
@@ -270,13 +271,6 @@ static void log_failure(const struct hydration_asking *asking)
              LOG_CSTR("correlation_id", asking->visit.correlation_id), LOG_ERROR_FIELDS(error));
 }
 
-/* A claim that was made holds, whether its question could be published or not. */
-static bool has_claimed(const struct hydration_visit *visit)
-{
-    return visit->kind == HYDRATION_VISIT_CLAIM &&
-           (visit->status == STATUS_OK || visit->claim.verdict == HYDRATION_LEDGER_ASK);
-}
-
 static void take(struct hydration_asking *asking)
 {
     struct hydration_visit *visit = &asking->visit;
@@ -287,7 +281,7 @@ static void take(struct hydration_asking *asking)
         log_failure(asking);
     if (asking->desk->stopping)
         return;
-    if (has_claimed(visit))
+    if (visit->kind == HYDRATION_VISIT_CLAIM && visit->has_claimed)
         take_claim(asking);
     else if (visit->kind == HYDRATION_VISIT_CLAIM)
         fail(asking);
@@ -345,7 +339,7 @@ static void prepare(struct hydration_asking *asking)
     visit->need.subject = arena_str(&visit->arena, subject_of(asking));
     choose_correlation_id(asking);
     visit->claim = (struct hydration_claim){.verdict = HYDRATION_LEDGER_JOIN};
-    visit->granted = false;
+    visit->has_claimed = visit->granted = false;
     visit->status = STATUS_OK;
     visit->error = (struct error){0};
     asking->visited_ns = loop_now_ns(asking->desk->loop);

@@ -199,7 +199,9 @@ static void conclude(struct hydration_waiter *waiter, struct hydration_outcome *
     outcome->way = waiter->way;
     if (!waiter->is_background) {
         hydration_count_outcome(waiter->policy, outcome, waiter->begun_ns, loop_now_ns(waiter->desk->loop));
-        log_outcome(&asking->need, waiter->policy, asking->question.correlation_id, outcome);
+        log_outcome(&asking->need, waiter->policy,
+                    asking->question.subject ? asking->question.correlation_id : asking->visit.correlation_id,
+                    outcome);
     }
     detach(waiter);
 }

@@ -33,6 +33,7 @@ struct hydration_visit {
     struct hydration_need need; /* for one caller; of the asking and of the arena */
     int64_t deadline_ns;
     struct hydration_claim claim;
+    bool has_claimed; /* holds, whether its question could be published or not */
     bool granted;
     enum status status;
     struct error error;

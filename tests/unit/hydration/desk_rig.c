@@ -1,0 +1,324 @@
+/* The ledger and the wire of the test: a script, a gate and counters, under one lock. */
+#include "desk_rig.h"
+
+#include <pthread.h>
+#include <stdio.h>
+
+#include "base/clock.h"
+
+struct hydration rig;
+struct loop *rig_loop;
+struct hydration_desk *rig_desk;
+struct hydration_policy rig_policy;
+struct rig_script script;
+
+static struct hydration_settings settings;
+static const struct str title = {"title", 5};
+const struct hydration_cover rig_existence = {.mode = HYDRATION_EXISTENCE},
+                             rig_title = {HYDRATION_PARTIAL, &title, 1}, rig_full = {.mode = HYDRATION_FULL};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t moved = PTHREAD_COND_INITIALIZER;
+static bool is_held;
+static unsigned held, claims, looks, retries, questions;
+static struct rig_question question;
+
+/* ---- instead of ledger.c and wire.c ---- */
+
+static void pass_gate(unsigned *count)
+{
+    pthread_mutex_lock(&lock);
+    ++*count;
+    held++;
+    while (is_held)
+        pthread_cond_wait(&moved, &lock);
+    held--;
+    pthread_mutex_unlock(&lock);
+}
+
+static enum status verdict(struct error *error)
+{
+    return script.fails ? error_set(error, STATUS_DB_DOWN, "no database") : STATUS_OK;
+}
+
+enum status hydration_ledger_claim(struct db_pool *pool, const struct hydration_need *need,
+                                   const struct hydration_policy *policy, struct str correlation_id,
+                                   int64_t copy_ttl_ms, int64_t deadline_ns, struct arena *arena,
+                                   struct hydration_claim *claim, struct error *error)
+{
+    static const struct hydration_claim nothing = {.verdict = HYDRATION_LEDGER_JOIN, .ttl_ms = 5000};
+    bool looks_only = correlation_id.len == 0;
+    (void)pool, (void)policy, (void)copy_ttl_ms, (void)deadline_ns, (void)arena;
+    pass_gate(looks_only ? &looks : &claims);
+    *claim = !looks_only ? script.claim : script.look_is_set ? script.look : nothing;
+    if (claim->verdict == HYDRATION_LEDGER_ASK)
+        claim->cover = need->cover;
+    return verdict(error);
+}
+
+enum status hydration_ledger_retry(struct db_pool *pool, const struct hydration_need *need,
+                                   const struct hydration_policy *policy, struct str correlation_id,
+                                   int64_t deadline_ns, bool *granted, struct error *error)
+{
+    (void)pool, (void)need, (void)policy, (void)correlation_id, (void)deadline_ns;
+    pass_gate(&retries);
+    *granted = script.grants;
+    return verdict(error);
+}
+
+enum status hydration_wire_ask(struct hydration_wire *wire, const struct hydration_event *event,
+                               int64_t deadline_ns, struct error *error)
+{
+    (void)wire, (void)deadline_ns;
+    if (script.publish_fails)
+        return error_set(error, STATUS_IO, "no bus");
+    pthread_mutex_lock(&lock);
+    questions++;
+    snprintf(question.correlation_id, sizeof question.correlation_id, "%.*s", STR_ARG(event->correlation_id));
+    snprintf(question.subject, sizeof question.subject, "%.*s", STR_ARG(event->subject));
+    question.mode = event->cover.mode;
+    pthread_mutex_unlock(&lock);
+    return STATUS_OK;
+}
+
+/* ---- looking at it ---- */
+
+void rig_hold(void)
+{
+    pthread_mutex_lock(&lock);
+    is_held = true;
+    pthread_mutex_unlock(&lock);
+}
+
+void rig_let_go(void)
+{
+    pthread_mutex_lock(&lock);
+    is_held = false;
+    pthread_cond_broadcast(&moved);
+    pthread_mutex_unlock(&lock);
+}
+
+static unsigned read_count(const unsigned *count)
+{
+    pthread_mutex_lock(&lock);
+    unsigned value = *count;
+    pthread_mutex_unlock(&lock);
+    return value;
+}
+
+unsigned rig_claims(void)
+{
+    return read_count(&claims);
+}
+
+unsigned rig_looks(void)
+{
+    return read_count(&looks);
+}
+
+unsigned rig_retries(void)
+{
+    return read_count(&retries);
+}
+
+unsigned rig_questions(void)
+{
+    return read_count(&questions);
+}
+
+unsigned rig_held(void)
+{
+    return read_count(&held);
+}
+
+struct rig_question rig_question(void)
+{
+    pthread_mutex_lock(&lock);
+    struct rig_question copy = question;
+    pthread_mutex_unlock(&lock);
+    return copy;
+}
+
+/* ---- who waits ---- */
+
+static void on_done(struct hydration_waiter *waiter, const struct hydration_outcome *outcome)
+{
+    struct person *person = (struct person *)waiter;
+    person->times++;
+    person->result = outcome->result;
+    person->way = outcome->way;
+    person->reason = outcome->reason;
+    person->is_negative_hit = outcome->is_negative_hit;
+    snprintf(person->data, sizeof person->data, "%.*s", STR_ARG(outcome->data));
+    snprintf(person->source_module, sizeof person->source_module, "%.*s", STR_ARG(outcome->source_module));
+    if (person->cancels)
+        hydration_waiter_cancel(&person->cancels->waiter);
+    if (person->asks)
+        ask(person->asks, "ann", rig_title);
+}
+
+struct hydration_need rig_need(const char *subject, struct hydration_cover cover)
+{
+    return (struct hydration_need){.tenant = STR("acme"),
+                                   .subject = str_from(subject),
+                                   .entity_type = STR("item"),
+                                   .entity_id = STR("a"),
+                                   .cover = cover};
+}
+
+void ask_need(struct person *person, struct hydration_need need, bool defers)
+{
+    struct person *cancels = person->cancels, *asks = person->asks;
+    *person = (struct person){.cancels = cancels, .asks = asks};
+    hydration_ask(&rig, &rig_policy, &need, defers, rig_loop, &person->waiter, on_done);
+}
+
+void ask(struct person *person, const char *subject, struct hydration_cover cover)
+{
+    ask_need(person, rig_need(subject, cover), false);
+}
+
+/* ---- what is heard ---- */
+
+struct hydration_event answer_of(enum hydration_kind kind, int64_t version)
+{
+    static struct rig_question asked;
+    asked = rig_question();
+    return (struct hydration_event){.kind = kind,
+                                    .tenant = STR("acme"),
+                                    .entity_type = STR("item"),
+                                    .entity_id = STR("a"),
+                                    .correlation_id = str_from(asked.correlation_id),
+                                    .module = STR("intake"),
+                                    .has_cover = true,
+                                    .cover = rig_full,
+                                    .data = kind == HYDRATION_EVENT_UPDATED ? STR(DATA) : STR_NONE,
+                                    .version = version};
+}
+
+void hear(struct hydration_event event)
+{
+    hydration_desk_hear(rig_desk, &event);
+}
+
+void hear_updated(int64_t version)
+{
+    hear(answer_of(HYDRATION_EVENT_UPDATED, version));
+}
+
+void hear_not_found(int64_t version)
+{
+    hear(answer_of(HYDRATION_EVENT_NOT_FOUND, version));
+}
+
+/* ---- time ---- */
+
+bool turn_until(bool (*is)(void *arg), void *arg)
+{
+    int64_t deadline_ns = clock_deadline_ms(PATIENCE_MS);
+    while (!is(arg)) {
+        if (clock_mono_ns() > deadline_ns)
+            return false;
+        loop_run_once(rig_loop, 1);
+    }
+    return true;
+}
+
+static bool is_done(void *arg)
+{
+    return ((struct person *)arg)->times > 0;
+}
+
+bool turn_until_done(struct person *person)
+{
+    return turn_until(is_done, person);
+}
+
+struct counting {
+    unsigned (*count)(void);
+    unsigned wanted;
+};
+
+static bool is_counted(void *arg)
+{
+    const struct counting *counting = arg;
+    return counting->count() >= counting->wanted;
+}
+
+/* And once more, so that what came of it is back. */
+bool turn_until_count(unsigned (*count)(void), unsigned wanted)
+{
+    return turn_until(is_counted, &(struct counting){count, wanted});
+}
+
+void turn_for_ms(int64_t ms)
+{
+    int64_t until_ns = clock_deadline_ms(ms);
+    while (clock_mono_ns() < until_ns)
+        loop_run_once(rig_loop, 1);
+}
+
+static bool is_empty(void *arg)
+{
+    (void)arg;
+    return hydration_desk_waiters(rig_desk) == 0 && hydration_desk_askings(rig_desk) == 0;
+}
+
+bool turn_until_empty(void)
+{
+    return turn_until(is_empty, NULL);
+}
+
+uint64_t ignored(const char *reason)
+{
+    const struct str label = str_from(reason);
+    struct metric_family *family = NULL;
+    for (struct metric_family *const *at = hydration_metrics; *at; at++)
+        if (strcmp((*at)->name, "freshet_hydration_ignored_total") == 0)
+            family = *at;
+    return metric_value(metric_series_get(family, &label));
+}
+
+/* ---- life ---- */
+
+int rig_open(void **state)
+{
+    (void)state;
+    static struct hydration_desk *desks[1];
+    settings = (struct hydration_settings){.policy = hydration_policy_default,
+                                           .copy_ttl_ms = 300000,
+                                           .memory_entries = 1024,
+                                           .memory_bytes = 1024 * 1024};
+    rig_policy = hydration_policy_default;
+    rig_policy.module = "test";
+    rig_policy.wait_timeout_ms = PATIENCE_MS; /* tests of time say otherwise */
+    rig_policy.retry_backoff_ms = PATIENCE_MS;
+    script = (struct rig_script){.claim = {.verdict = HYDRATION_LEDGER_ASK, .ttl_ms = 60000}};
+    claims = looks = retries = questions = 0;
+    question = (struct rig_question){0};
+    struct loop_group *loops = loop_group_create(1, 0);
+    rig_loop = loop_group_loop(loops, 0);
+    rig = (struct hydration){.config = {.loops = loops,
+                                        .workers = worker_pool_create("test", HYDRATION_VISITS_MAX, 64),
+                                        .settings = &settings},
+                             .desks = desks};
+    atomic_store(&rig.wire, (struct hydration_wire *)&rig); /* never looked into */
+    desks[0] = rig_desk = hydration_desk_create(&rig, rig_loop);
+    loop_run_once(rig_loop, 0);
+    return 0;
+}
+
+int rig_close(void **state)
+{
+    (void)state;
+    rig_let_go();
+    hydration_desk_stop(rig_desk);
+    worker_pool_stop(rig.config.workers);
+    while (loop_settle(rig_loop))
+        ;
+    bool is_left = !is_empty(NULL);
+    hydration_desk_destroy(rig_desk);
+    worker_pool_destroy(rig.config.workers);
+    loop_group_destroy(rig.config.loops);
+    return is_left; /* nothing is left of any test */
+}
