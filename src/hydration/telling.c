@@ -3,6 +3,8 @@
  *
  * Callbacks may ask, cancel and free what they like: waiters have left their asking and it is settled before the first of
  * them is called, and an asking that was opened meanwhile has had its own look at the memory. */
+#include <stdlib.h>
+
 #include "base/hash.h"
 #include "hydration/desk_inside.h"
 
@@ -139,17 +141,32 @@ bool hydration_desk_learn(struct hydration_desk *desk, const struct hydration_ev
 
 /* ---- hearing ---- */
 
+/* The asking whose question it answers; NULL: none of this desk. */
+static const struct hydration_asking *own_asking(struct hydration_desk *desk, uint64_t hash,
+                                                 const struct hydration_event *event)
+{
+    const struct hydration_asking *asking = hydration_desk_bucket(desk, hash);
+    while (asking &&
+           !(is_about(asking, hash, event) && hydration_asking_is_own(asking, event->correlation_id)))
+        asking = asking->next_in_bucket;
+    return asking;
+}
+
 /* How much of the entity it is: as it says, else as we asked. NULL: nobody knows. */
 static const struct hydration_cover *cover_of(struct hydration_desk *desk, uint64_t hash,
                                               const struct hydration_event *event)
 {
-    if (event->has_cover)
-        return &event->cover;
-    for (struct hydration_asking *asking = hydration_desk_bucket(desk, hash); asking;
-         asking = asking->next_in_bucket)
-        if (is_about(asking, hash, event) && hydration_asking_is_own(asking, event->correlation_id))
-            return &asking->need.cover;
-    return NULL;
+    const struct hydration_asking *asking = event->has_cover ? NULL : own_asking(desk, hash, event);
+    return event->has_cover ? &event->cover : asking ? &asking->need.cover : NULL;
+}
+
+/* A source outside that does not name the caller it answers for means the one it was asked for. */
+static char *subject_of(const struct hydration_asking *asking)
+{
+    if (!asking)
+        return NULL;
+    return str_dup(asking->question.subject ? str_from(asking->question.subject)
+                                            : asking->visit.need.subject);
 }
 
 static int64_t ttl_ms(const struct hydration_desk *desk, const struct hydration_asking *asking,
@@ -172,6 +189,21 @@ static void count_answer(struct hydration_recent *question, bool is_awaited)
 }
 
 /* An answer to anybody's question is kept, a change only of what is known here. */
+static void take_in(struct hydration_desk *desk, uint64_t hash, const struct hydration_event *event,
+                    struct hydration_recent *question)
+{
+    desk->turn++;
+    const struct hydration_asking *asking = next_about(desk, hash, event);
+    const struct hydration_cover *cover = cover_of(desk, hash, event);
+    if (!hydration_memory_hear(desk->memory, event, cover, asking || event->correlation_id.len > 0,
+                               ttl_ms(desk, asking, event), loop_now_ns(desk->loop))) {
+        hydration_count_ignored("stale");
+        return;
+    }
+    count_answer(question, asking != NULL);
+    tell_all(desk, hash, event, cover, false);
+}
+
 void hydration_desk_hear(struct hydration_desk *desk, const struct hydration_event *event)
 {
     uint64_t hash = hydration_entity_hash(event->tenant, event->entity_type, event->entity_id);
@@ -183,14 +215,11 @@ void hydration_desk_hear(struct hydration_desk *desk, const struct hydration_eve
         hydration_count_ignored("mismatch"); /* of another type, id or tenant than was asked for */
         return;
     }
-    desk->turn++;
-    const struct hydration_asking *asking = next_about(desk, hash, event);
-    const struct hydration_cover *cover = cover_of(desk, hash, event);
-    if (!hydration_memory_hear(desk->memory, event, cover, asking || event->correlation_id.len > 0,
-                               ttl_ms(desk, asking, event), loop_now_ns(desk->loop))) {
-        hydration_count_ignored("stale");
-        return;
-    }
-    count_answer(question, asking != NULL);
-    tell_all(desk, hash, event, cover, false);
+    struct hydration_event named = *event;
+    char *subject =
+        event->is_private && !event->subject.len ? subject_of(own_asking(desk, hash, event)) : NULL;
+    if (subject)
+        named.subject = str_from(subject);
+    take_in(desk, hash, &named, question);
+    free(subject);
 }

@@ -386,6 +386,25 @@ static void test_h4_what_is_anothers_reaches_nobody(void **state)
     assert_true(turn_until_empty());
 }
 
+static void test_an_answer_that_does_not_name_its_caller_is_for_who_asked(void **state)
+{
+    (void)state;
+    struct person ann = {0}, bob = {0};
+    ask(&ann, "ann", rig_full);
+    ask(&bob, "bob", rig_full);
+    assert_true(turn_until_count(rig_questions, 1));
+    turn_for_ms(1);
+    struct hydration_event hidden = answer_of(HYDRATION_EVENT_NOT_FOUND, 0);
+    hidden.reason = HYDRATION_INACCESSIBLE;
+    hidden.is_private = true;
+    hear(hidden);
+    assert_int_equal(ann.result, HYDRATION_NOT_FOUND);
+    assert_int_equal(bob.times, 0);
+    assert_true(turn_until_count(rig_questions, 2));
+    assert_string_equal(rig_question().subject, "bob");
+    hydration_waiter_cancel(&bob.waiter);
+}
+
 /* ---- time ---- */
 
 static void test_h3_time_is_up(void **state)
@@ -686,6 +705,7 @@ int main(void)
         TEST(test_answers_nobody_waits_for_are_counted),
         TEST(test_h4_each_caller_asks_alone_once_it_is_a_matter_of_callers),
         TEST(test_h4_what_is_anothers_reaches_nobody),
+        TEST(test_an_answer_that_does_not_name_its_caller_is_for_who_asked),
         TEST(test_h3_time_is_up),
         TEST(test_h2_the_last_look_finds_an_answer_that_was_not_heard),
         TEST(test_h5_what_is_known_all_the_same_comes_with_the_timeout),
