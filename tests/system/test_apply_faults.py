@@ -27,7 +27,8 @@ HOT_SQL = "create table hot (tenant_id text default 'demo', k text primary key, 
 
 
 class Reaper:
-    """Ends a random connection of the program, again and again, with a pause of at most so many seconds."""
+    """Ends a random connection of the program, again and again, with a pause of at most so many seconds; ever longer ones, so that
+    a machine that needs more for a transaction than a quick one has its commits too."""
 
     def __init__(self, database, seed=1, pause=0.03):
         self.database, self.random, self.pause, self.reaped = database, random.Random(seed), pause, 0
@@ -36,7 +37,7 @@ class Reaper:
 
     def _run(self):
         with contextlib.closing(self.database.connect()) as connection, connection.cursor() as cursor:
-            while not self._stop.wait(self.random.random() * self.pause):
+            while not self._stop.wait(self.random.random() * min(1, self.pause * 1.01 ** self.reaped)):
                 cursor.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database()"
                                " and pid <> pg_backend_pid() and state <> 'idle' and application_name like 'freshet%%'"
                                " order by random() limit 1")
