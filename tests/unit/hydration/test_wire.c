@@ -1,0 +1,298 @@
+/* The wire and the sources behind it, on a real bus: the embedded one or, with the argument "nats", NATS (H1, H6). */
+#include "wire_rig.h"
+
+#include <stdio.h>
+
+#include "base/clock.h"
+
+static struct rig_pod pods[2];
+
+static bool read_own(void *context, const void *bus_message, struct arena *arena,
+                     struct hydration_subject *subject)
+{
+    const struct bus_message *message = bus_message;
+    (void)context, (void)arena;
+    *subject = (struct hydration_subject){STR("acme"), message->payload};
+    return !str_eq(message->payload, STR("of-no-entity"));
+}
+
+/* Both answer for items, the second for chats too; the first follows the items' own events. */
+static int open_pods(void **state)
+{
+    static const char *const types[2][3] = {{"item"}, {"item", "chat_session"}};
+    struct error error = {0};
+    (void)state;
+    for (unsigned i = 0; i < 2; i++)
+        rig_pod_open(&pods[i], i, types[i]);
+    assert_int_equal(
+        hydration_follow(&pods[0].engine, pods[0].bus, RIG_OWN_TOPIC, "item", read_own, NULL, &error),
+        STATUS_OK);
+    for (unsigned i = 0; i < 2; i++)
+        rig_pod_start(&pods[i]);
+    rig_await_ready(pods, 2, "item");
+    return 0;
+}
+
+static int close_pods(void **state)
+{
+    (void)state;
+    rig_gate_open(); /* whatever a test that failed left behind */
+    rig_pod_close(&pods[0]);
+    rig_pod_close(&pods[1]);
+    return 0;
+}
+
+static void a_question_goes_to_one_source_and_its_answer_to_every_process(void **state)
+{
+    (void)state;
+    char id[32];
+    for (int i = 0; i < 20; i++) {
+        snprintf(id, sizeof id, "%s-%d", i % 2 ? "there" : "absent", i);
+        rig_ask(&pods[i % 2], "item", id, "bob", NULL);
+    }
+    for (int i = 0; i < 20; i++) {
+        snprintf(id, sizeof id, "%s-%d", i % 2 ? "there" : "absent", i);
+        rig_await(RIG_HEARD, id, 2);
+        rig_await(RIG_SETTLED, id, 1);
+        assert_int_equal(rig_count(RIG_LOOKED, id), 1);
+        assert_int_equal(rig_count_of(0, RIG_HEARD, id), 1);
+        assert_int_equal(rig_count_of(1, RIG_HEARD, id), 1);
+        assert_int_equal(rig_count(RIG_SETTLED, id), 1);
+    }
+}
+
+static void check_answer(const char *id, const char *subject, struct rig_note expected)
+{
+    rig_ask(&pods[0], "item", id, subject, NULL);
+    rig_await(RIG_HEARD, id, 2);
+    struct rig_note heard = rig_note_of(RIG_HEARD, id);
+    char correlation_id[80];
+    snprintf(correlation_id, sizeof correlation_id, "c-%s", id);
+    assert_string_equal(rig_note_of(RIG_LOOKED, id).subject, subject);
+    assert_string_equal(heard.correlation_id, correlation_id);
+    assert_int_equal(heard.kind, expected.kind);
+    assert_int_equal(heard.reason, expected.reason);
+    assert_int_equal(heard.is_private, expected.is_private);
+    assert_string_equal(heard.subject, expected.subject);
+    assert_string_equal(heard.data, expected.data);
+    assert_int_equal(heard.version, 7);
+}
+
+static void an_answer_says_whose_it_is(void **state)
+{
+    (void)state;
+    check_answer("there-a", "bob",
+                 (struct rig_note){.kind = HYDRATION_EVENT_UPDATED,
+                                   .data = "{\"id\":\"there-a\",\"title\":\"t\",\"price\":1}"});
+    check_answer("private-a", "alice",
+                 (struct rig_note){.kind = HYDRATION_EVENT_UPDATED,
+                                   .is_private = true,
+                                   .subject = "alice",
+                                   .data = "{\"id\":\"private-a\",\"title\":\"t\",\"price\":1}"});
+    check_answer("absent-a", "bob", (struct rig_note){.kind = HYDRATION_EVENT_NOT_FOUND});
+    check_answer("hidden-a", "bob",
+                 (struct rig_note){.kind = HYDRATION_EVENT_NOT_FOUND,
+                                   .reason = HYDRATION_INACCESSIBLE,
+                                   .is_private = true,
+                                   .subject = "bob"});
+}
+
+static void who_asks_for_nobody_is_told_nothing_private(void **state)
+{
+    (void)state;
+    check_answer("there-b", "",
+                 (struct rig_note){.kind = HYDRATION_EVENT_UPDATED,
+                                   .data = "{\"id\":\"there-b\",\"title\":\"t\",\"price\":1}"});
+    check_answer("private-b", "",
+                 (struct rig_note){.kind = HYDRATION_EVENT_NOT_FOUND,
+                                   .reason = HYDRATION_INACCESSIBLE,
+                                   .is_private = true});
+}
+
+static void an_answer_is_cut_to_what_was_asked_for(void **state)
+{
+    (void)state;
+    static const struct str title[] = {{"title", 5}};
+    rig_ask(&pods[0], "item", "there-c", "bob", &(struct hydration_cover){HYDRATION_PARTIAL, title, 1});
+    rig_ask(&pods[0], "item", "there-d", "bob", &(struct hydration_cover){HYDRATION_EXISTENCE, NULL, 0});
+    rig_await(RIG_HEARD, "there-c", 2);
+    rig_await(RIG_HEARD, "there-d", 2);
+    assert_string_equal(rig_note_of(RIG_HEARD, "there-c").data, "{\"title\":\"t\"}");
+    assert_string_equal(rig_note_of(RIG_HEARD, "there-d").data, "{}");
+}
+
+static void questions_of_another_type_are_left_to_their_source(void **state)
+{
+    (void)state;
+    char id[32];
+    rig_ask(&pods[0], "customer", "there-g", "bob", NULL);
+    for (int i = 0; i < 8; i++) { /* by chance both would be asked */
+        snprintf(id, sizeof id, "there-e-%d", i);
+        rig_ask(&pods[0], "chat_session", id, "bob", NULL);
+    }
+    for (int i = 0; i < 8; i++) {
+        snprintf(id, sizeof id, "there-e-%d", i);
+        rig_await(RIG_HEARD, id, 2);
+        assert_int_equal(rig_count_of(0, RIG_LOOKED, id), 0);
+        assert_int_equal(rig_count_of(1, RIG_LOOKED, id), 1);
+    }
+    assert_int_equal(rig_count(RIG_LOOKED, "there-g"), 0);
+}
+
+static void what_is_no_event_is_counted_and_buried(void **state)
+{
+    (void)state;
+    char reason[BUS_REASON_BYTES];
+    size_t before = rig_ignored("malformed");
+    assert_int_equal(rig_send_raw(&pods[0], HYDRATION_EVENT_UNKNOWN, "{\"entity_type\":\"item\"}"),
+                     STATUS_OK);
+    rig_await_ignored("malformed", before + 1);
+    assert_int_equal(rig_send_raw(&pods[0], HYDRATION_EVENT_UPDATED, "\xff"), STATUS_OK);
+    assert_int_equal(rig_send_raw(&pods[0], HYDRATION_EVENT_NOT_FOUND, "[]"), STATUS_OK);
+    rig_await_letters(HYDRATION_EVENT_UPDATED, 1, reason);
+    assert_non_null(strstr(reason, "no event: the payload is no JSON"));
+    rig_await_letters(HYDRATION_EVENT_NOT_FOUND, 1, reason);
+    assert_non_null(strstr(reason, "no event: the payload is no JSON object"));
+    assert_int_equal(rig_ignored("malformed"), before + 3);
+    if (!rig_is_nats()) {
+        rig_await_letters(HYDRATION_EVENT_UNKNOWN, 1, reason);
+        assert_non_null(strstr(reason, "entity_id: is missing"));
+    }
+    rig_ask(&pods[1], "item", "there-h", "bob", NULL); /* and it all goes on */
+    rig_await(RIG_HEARD, "there-h", 2);
+    rig_await(RIG_SETTLED, "there-h", 1);
+}
+
+static void a_source_that_fails_says_nothing_and_is_asked_again(void **state)
+{
+    (void)state;
+    rig_ask(&pods[1], "item", "fails-a", "bob", NULL);
+    rig_await(RIG_LOOKED, "fails-a", 1);
+    rig_ask(&pods[1], "item", "fails-a", "bob", NULL);
+    rig_await(RIG_HEARD, "fails-a", 2);
+    assert_int_equal(rig_count(RIG_LOOKED, "fails-a"), 2);
+    assert_int_equal(rig_count(RIG_HEARD, "fails-a"), 2);
+}
+
+static void what_could_not_be_settled_comes_again(void **state)
+{
+    (void)state;
+    rig_settle_next(STATUS_DB_ERROR);
+    rig_ask(&pods[0], "item", "there-i", "bob", NULL);
+    rig_await(RIG_SETTLED, "there-i", 1);
+}
+
+static enum status tell(const char *entity_type, const char *id, struct error *error)
+{
+    return hydration_tell(&pods[0].engine, entity_type, STR("acme"), str_from(id),
+                          clock_deadline_ms(RIG_PATIENCE_MS), error);
+}
+
+static void a_change_is_told_to_all_without_a_question(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *id, *subject, *data;
+        enum hydration_kind kind;
+        bool is_private;
+    } cases[] = {
+        {"there-j", "", "{\"id\":\"there-j\",\"title\":\"t\",\"price\":1}", HYDRATION_EVENT_UPDATED, false},
+        {"private-j", "alice", "{\"id\":\"private-j\",\"title\":\"t\",\"price\":1}", HYDRATION_EVENT_UPDATED,
+         true},
+        {"nobodys-j", "", "{}", HYDRATION_EVENT_UPDATED, true},
+        {"absent-j", "", "", HYDRATION_EVENT_NOT_FOUND, false},
+    };
+    struct error error = {0};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        assert_int_equal(tell("item", cases[i].id, &error), STATUS_OK);
+        rig_await(RIG_HEARD, cases[i].id, 2);
+        rig_await(RIG_SETTLED, cases[i].id, 1);
+        struct rig_note heard = rig_note_of(RIG_HEARD, cases[i].id);
+        assert_int_equal(heard.kind, cases[i].kind);
+        assert_int_equal(heard.is_private, cases[i].is_private);
+        assert_string_equal(heard.subject, cases[i].subject);
+        assert_string_equal(heard.data, cases[i].data);
+        assert_string_equal(heard.correlation_id, "");
+        assert_int_equal(heard.version, 7);
+    }
+    assert_int_equal(tell("customer", "there-k", &error), STATUS_CONFIG);
+}
+
+static void a_change_of_many_is_told_of_each_that_somebody_holds(void **state)
+{
+    (void)state;
+    struct error error = {0};
+    assert_int_equal(hydration_tell_held(&pods[0].engine, "item", STR("acme"), STR("held-"),
+                                         clock_deadline_ms(RIG_PATIENCE_MS), &error),
+                     STATUS_OK);
+    rig_await(RIG_HEARD, "held-0", 2);
+    rig_await(RIG_HEARD, "held-1", 2);
+    rig_await(RIG_HEARD, "held-2", 2);
+}
+
+/* ---- following ---- */
+
+static void events_of_a_sources_own_are_told_once_it_can_look(void **state)
+{
+    (void)state;
+    struct error error = {0};
+    struct bus_message messages[] = {
+        {.topic = STR(RIG_OWN_TOPIC), .key = STR("k"), .payload = STR("of-no-entity")},
+        {.topic = STR(RIG_OWN_TOPIC), .key = STR("k"), .payload = STR("there-l")},
+        {.topic = STR(RIG_OWN_TOPIC), .key = STR("k"), .payload = STR("absent-l")},
+    };
+    int64_t deadline_ns = clock_deadline_ms(RIG_PATIENCE_MS);
+    while (rig_count(RIG_SETTLED, "absent-l") == 0 && clock_mono_ns() < deadline_ns) {
+        struct timespec pause = {.tv_nsec = 50 * CLOCK_NS_PER_MS};
+        assert_int_equal(bus_publish(pods[1].bus, messages, 3, deadline_ns, &error), STATUS_OK);
+        nanosleep(&pause, NULL); /* the group begins when it is there: what was before is not followed */
+    }
+    rig_await(RIG_HEARD, "there-l", 2);
+    rig_await(RIG_HEARD, "absent-l", 2);
+    assert_int_equal(rig_count(RIG_LOOKED, "of-no-entity"), 0);
+    struct bus_message fails = {.topic = STR(RIG_OWN_TOPIC), .key = STR("k"), .payload = STR("fails-l")};
+    assert_int_equal(bus_publish(pods[1].bus, &fails, 1, deadline_ns, &error), STATUS_OK);
+    rig_await(RIG_HEARD, "fails-l", 2);
+    assert_int_equal(rig_count(RIG_LOOKED, "fails-l"), 2);
+}
+
+/* ---- too much at once ---- */
+
+static void questions_that_pile_up_behind_a_source_that_hangs_are_dropped(void **state)
+{
+    (void)state;
+    char id[32];
+    if (!rig_is_nats())
+        skip();
+    size_t before = rig_ignored("overload");
+    rig_gate_close();
+    for (int i = 0; i < 1100; i++) {
+        snprintf(id, sizeof id, "there-m-%d", i);
+        rig_ask(&pods[0], "chat_session", id, "bob", NULL);
+    }
+    rig_await_ignored("overload", before + 50); /* 1,024 wait, two are being looked up */
+    rig_gate_open();
+    rig_await(RIG_HEARD, "there-m-0", 2);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_question_goes_to_one_source_and_its_answer_to_every_process),
+        cmocka_unit_test(an_answer_says_whose_it_is),
+        cmocka_unit_test(who_asks_for_nobody_is_told_nothing_private),
+        cmocka_unit_test(an_answer_is_cut_to_what_was_asked_for),
+        cmocka_unit_test(questions_of_another_type_are_left_to_their_source),
+        cmocka_unit_test(what_is_no_event_is_counted_and_buried),
+        cmocka_unit_test(a_source_that_fails_says_nothing_and_is_asked_again),
+        cmocka_unit_test(what_could_not_be_settled_comes_again),
+        cmocka_unit_test(a_change_is_told_to_all_without_a_question),
+        cmocka_unit_test(a_change_of_many_is_told_of_each_that_somebody_holds),
+        cmocka_unit_test(events_of_a_sources_own_are_told_once_it_can_look),
+        cmocka_unit_test(questions_that_pile_up_behind_a_source_that_hangs_are_dropped),
+    };
+    rig_start(argc > 1 && strcmp(argv[1], "nats") == 0);
+    int failed = cmocka_run_group_tests(tests, open_pods, close_pods);
+    rig_stop();
+    return failed;
+}

@@ -1,0 +1,481 @@
+/* Several processes in one: buses, wires and sources with threads of their own. */
+#include "wire_rig.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "../bus/nats_fixture.h"
+#include "../db/pg_fixture.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "bus/bus_nats.h"
+#include "bus/bus_postgres.h"
+#include "hydration/wire_inside.h"
+
+#define NOTES_MAX 8192
+
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    struct rig_note notes[NOTES_MAX];
+    size_t count;
+    size_t malformed, overload, letters[HYDRATION_KINDS];
+    char reasons[HYDRATION_KINDS][BUS_REASON_BYTES];
+    enum status settle_next;
+    bool is_gate_closed;
+} seen = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+
+static bool is_nats;
+
+/* ---- what is seen ---- */
+
+static void put_text(char *out, size_t size, struct str text)
+{
+    snprintf(out, size, "%.*s", STR_ARG(text));
+}
+
+static void note(struct rig_note *note)
+{
+    pthread_mutex_lock(&seen.lock);
+    if (seen.count < NOTES_MAX)
+        seen.notes[seen.count++] = *note;
+    pthread_cond_broadcast(&seen.changed);
+    pthread_mutex_unlock(&seen.lock);
+}
+
+static void note_event(const struct rig_pod *pod, enum rig_what what, const struct hydration_event *event)
+{
+    struct rig_note own = {.what = what,
+                           .pod = pod->number,
+                           .kind = event->kind,
+                           .reason = event->reason,
+                           .is_private = event->is_private,
+                           .version = event->version};
+    put_text(own.id, sizeof own.id, event->entity_id);
+    put_text(own.subject, sizeof own.subject, event->subject);
+    put_text(own.data, sizeof own.data, event->data);
+    put_text(own.correlation_id, sizeof own.correlation_id, event->correlation_id);
+    note(&own);
+}
+
+static size_t count_locked(int pod, enum rig_what what, const char *id)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < seen.count; i++)
+        count += seen.notes[i].what == what && strcmp(seen.notes[i].id, id) == 0 &&
+                 (pod < 0 || seen.notes[i].pod == (unsigned)pod);
+    return count;
+}
+
+size_t rig_count(enum rig_what what, const char *id)
+{
+    pthread_mutex_lock(&seen.lock);
+    size_t count = count_locked(-1, what, id);
+    pthread_mutex_unlock(&seen.lock);
+    return count;
+}
+
+size_t rig_count_of(unsigned pod, enum rig_what what, const char *id)
+{
+    pthread_mutex_lock(&seen.lock);
+    size_t count = count_locked((int)pod, what, id);
+    pthread_mutex_unlock(&seen.lock);
+    return count;
+}
+
+/* Under the lock: till something changes, at most a little. */
+static void wait_a_little(void)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += 20 * CLOCK_NS_PER_MS;
+    until.tv_sec += until.tv_nsec / CLOCK_NS_PER_S;
+    until.tv_nsec %= CLOCK_NS_PER_S;
+    pthread_cond_timedwait(&seen.changed, &seen.lock, &until);
+}
+
+void rig_await(enum rig_what what, const char *id, size_t count)
+{
+    int64_t deadline_ns = clock_deadline_ms(RIG_PATIENCE_MS);
+    pthread_mutex_lock(&seen.lock);
+    while (count_locked(-1, what, id) < count && clock_mono_ns() < deadline_ns)
+        wait_a_little();
+    size_t found = count_locked(-1, what, id);
+    pthread_mutex_unlock(&seen.lock);
+    if (found < count)
+        fail_msg("%s: %zu of %zu", id, found, count);
+}
+
+struct rig_note rig_note_of(enum rig_what what, const char *id)
+{
+    struct rig_note found = {0};
+    pthread_mutex_lock(&seen.lock);
+    for (size_t i = seen.count; i-- > 0;)
+        if (seen.notes[i].what == what && strcmp(seen.notes[i].id, id) == 0)
+            found = seen.notes[i];
+    pthread_mutex_unlock(&seen.lock);
+    return found;
+}
+
+/* Instead of the engine's own. */
+void hydration_count_ignored(const char *why)
+{
+    pthread_mutex_lock(&seen.lock);
+    seen.malformed += strcmp(why, "malformed") == 0;
+    seen.overload += strcmp(why, "overload") == 0;
+    pthread_cond_broadcast(&seen.changed);
+    pthread_mutex_unlock(&seen.lock);
+}
+
+size_t rig_ignored(const char *why)
+{
+    pthread_mutex_lock(&seen.lock);
+    size_t count = strcmp(why, "malformed") == 0 ? seen.malformed : seen.overload;
+    pthread_mutex_unlock(&seen.lock);
+    return count;
+}
+
+void rig_await_ignored(const char *why, size_t count)
+{
+    int64_t deadline_ns = clock_deadline_ms(RIG_PATIENCE_MS);
+    while (rig_ignored(why) < count && clock_mono_ns() < deadline_ns) {
+        pthread_mutex_lock(&seen.lock);
+        wait_a_little();
+        pthread_mutex_unlock(&seen.lock);
+    }
+    assert_true(rig_ignored(why) >= count);
+}
+
+void rig_await_letters(enum hydration_kind kind, size_t count, char reason[BUS_REASON_BYTES])
+{
+    int64_t deadline_ns = clock_deadline_ms(RIG_PATIENCE_MS);
+    pthread_mutex_lock(&seen.lock);
+    while (seen.letters[kind] < count && clock_mono_ns() < deadline_ns)
+        wait_a_little();
+    size_t found = seen.letters[kind];
+    memcpy(reason, seen.reasons[kind], BUS_REASON_BYTES);
+    pthread_mutex_unlock(&seen.lock);
+    assert_true(found >= count);
+}
+
+/* ---- a source ---- */
+
+void rig_gate_close(void)
+{
+    pthread_mutex_lock(&seen.lock);
+    seen.is_gate_closed = true;
+    pthread_mutex_unlock(&seen.lock);
+}
+
+void rig_gate_open(void)
+{
+    pthread_mutex_lock(&seen.lock);
+    seen.is_gate_closed = false;
+    pthread_cond_broadcast(&seen.changed);
+    pthread_mutex_unlock(&seen.lock);
+}
+
+static bool must_fail(struct str id)
+{
+    pthread_mutex_lock(&seen.lock);
+    while (seen.is_gate_closed)
+        wait_a_little();
+    char text[64];
+    put_text(text, sizeof text, id);
+    bool fails = str_starts_with(id, STR("fails")) && count_locked(-1, RIG_LOOKED, text) == 1;
+    pthread_mutex_unlock(&seen.lock);
+    return fails;
+}
+
+static enum status look(void *context, const struct hydration_question *question, int64_t deadline_ns,
+                        struct hydration_entity *entity, struct error *error)
+{
+    struct rig_note own = {.what = RIG_LOOKED, .pod = ((struct rig_pod *)context)->number};
+    struct str id = question->entity_id;
+    (void)deadline_ns;
+    put_text(own.id, sizeof own.id, id);
+    put_text(own.subject, sizeof own.subject, question->subject);
+    note(&own);
+    if (must_fail(id))
+        return error_set(error, STATUS_UNAVAILABLE, "not now");
+    entity->found = str_starts_with(id, STR("absent"))   ? HYDRATION_IS_NOT
+                    : str_starts_with(id, STR("hidden")) ? HYDRATION_IS_HIDDEN
+                                                         : HYDRATION_IS;
+    entity->version = 7;
+    entity->is_private = str_starts_with(id, STR("private")) || str_starts_with(id, STR("nobodys"));
+    entity->owner = str_starts_with(id, STR("private")) ? STR("alice") : STR_NONE;
+    if (entity->found == HYDRATION_IS)
+        buf_printf(entity->data, "{\"id\":\"%.*s\",\"title\":\"t\",\"price\":1}", STR_ARG(id));
+    return STATUS_OK;
+}
+
+/* ---- what the ledger would do ---- */
+
+void rig_settle_next(enum status status)
+{
+    pthread_mutex_lock(&seen.lock);
+    seen.settle_next = status;
+    pthread_mutex_unlock(&seen.lock);
+}
+
+static enum status on_settle(void *context, const struct hydration_event *events, size_t count,
+                             struct db_conn *conn, int64_t deadline_ns, struct error *error)
+{
+    (void)deadline_ns;
+    pthread_mutex_lock(&seen.lock);
+    enum status status = seen.settle_next;
+    seen.settle_next = STATUS_OK;
+    pthread_mutex_unlock(&seen.lock);
+    if (!conn)
+        return error_set(error, STATUS_INTERNAL, "there is no transaction");
+    if (status != STATUS_OK)
+        return error_set(error, status, "as the test wants it");
+    for (size_t i = 0; i < count; i++)
+        note_event(context, RIG_SETTLED, &events[i]);
+    return STATUS_OK;
+}
+
+enum status hydration_ledger_held(struct db_pool *pool, struct str entity_type, struct str tenant,
+                                  struct str id_prefix, int64_t deadline_ns,
+                                  void (*fn)(struct str entity_id, void *arg), void *arg, struct error *error)
+{
+    (void)pool, (void)entity_type, (void)tenant, (void)deadline_ns, (void)error;
+    char text[64];
+    for (int i = 0; i < 3; i++) {
+        snprintf(text, sizeof text, "%.*s%d", STR_ARG(id_prefix), i);
+        fn(str_from(text), arg);
+    }
+    return STATUS_OK;
+}
+
+/* ---- processes ---- */
+
+static void on_heard(void *context, const struct hydration_event *event)
+{
+    note_event(context, RIG_HEARD, event);
+}
+
+static void on_question(void *context, const struct hydration_event *question, int64_t deadline_ns,
+                        struct hydration_reply *reply)
+{
+    hydration_source_answer(&((struct rig_pod *)context)->engine, question, deadline_ns, reply);
+}
+
+static void on_letters(void *context, struct bus_batch *batch)
+{
+    enum hydration_kind kind = (enum hydration_kind)(uintptr_t)context;
+    pthread_mutex_lock(&seen.lock);
+    seen.letters[kind] += batch->count;
+    put_text(seen.reasons[kind], BUS_REASON_BYTES,
+             bus_message_header(&batch->messages[batch->count - 1], STR(BUS_HEADER_DEAD_REASON)));
+    pthread_cond_broadcast(&seen.changed);
+    pthread_mutex_unlock(&seen.lock);
+}
+
+static struct bus *create_bus(struct rig_pod *pod)
+{
+    static const struct bus_topic topics[] = {
+        {.name = "entity.updated", .partitions = 1, .relaxed = true},
+        {.name = "entity.not-found", .partitions = 1, .relaxed = true},
+        {.name = RIG_OWN_TOPIC, .partitions = 1},
+        {.name = "entity.unknown", .partitions = 4, .relaxed = true}, /* no stream of NATS */
+    };
+    static const struct bus_nats_names names[] = {
+        {.topic = "entity.updated", .stream = "entity_updated", .subject = "entity.updated"},
+        {.topic = "entity.not-found", .stream = "entity_not-found", .subject = "entity.not-found"},
+    };
+    struct db_target where = pg_fixture_target();
+    struct error error = {0};
+    struct bus *bus = NULL;
+    where.connections_max = 6;
+    enum status status = is_nats ? bus_nats_create(&(struct bus_nats_config){.loop = pod->loop,
+                                                                             .workers = pod->workers,
+                                                                             .servers = nats_fixture_url(),
+                                                                             .client_name = "freshet-test",
+                                                                             .target = &where,
+                                                                             .topics = topics,
+                                                                             .topic_count = 3,
+                                                                             .names = names,
+                                                                             .name_count = 2,
+                                                                             .ack_wait_ms = 1000},
+                                                   &bus, &error)
+                                 : bus_postgres_create(&(struct bus_postgres_config){.loop = pod->loop,
+                                                                                     .workers = pod->workers,
+                                                                                     .target = &where,
+                                                                                     .topics = topics,
+                                                                                     .topic_count = 4,
+                                                                                     .poll_ms = 200},
+                                                       &bus, &error);
+    if (status != STATUS_OK)
+        fail_msg("%s", error.message);
+    return bus;
+}
+
+static void open_wire(struct rig_pod *pod, const char *const *entity_types)
+{
+    struct hydration_wire *wire = NULL;
+    struct error error = {0};
+    enum status status =
+        hydration_wire_open(&(struct hydration_wire_config){.bus = pod->bus,
+                                                            .is_plain = is_nats,
+                                                            .workers = pod->workers,
+                                                            .context = pod,
+                                                            .entity_types = entity_types,
+                                                            .type_count = pod->engine.source_count,
+                                                            .on_question = on_question,
+                                                            .on_heard = on_heard,
+                                                            .on_settle = on_settle},
+                            &wire, &error);
+    if (status != STATUS_OK)
+        fail_msg("%s", error.message);
+    atomic_store(&pod->engine.wire, wire);
+}
+
+void rig_pod_open(struct rig_pod *pod, unsigned number, const char *const *entity_types)
+{
+    *pod = (struct rig_pod){.number = number};
+    pod->loop = loop_create(&(struct loop_options){0});
+    pod->workers = worker_pool_create("pod", 6, 1000);
+    pod->bus = create_bus(pod);
+    for (size_t i = 0; entity_types[i]; i++)
+        pod->engine.sources[pod->engine.source_count++] =
+            (struct hydration_source){entity_types[i], "owner", look, pod};
+    open_wire(pod, entity_types);
+    for (int kind = is_nats ? HYDRATION_EVENT_UPDATED : 0; kind < HYDRATION_KINDS && number == 0; kind++) {
+        char topic[64];
+        snprintf(topic, sizeof topic, "%s" BUS_DEAD_SUFFIX, hydration_topics[kind]);
+        assert_int_equal(bus_subscribe(pod->bus,
+                                       &(struct bus_subscription){.topic = topic,
+                                                                  .group = "letters",
+                                                                  .from = BUS_FROM_NOW,
+                                                                  .context = (void *)(uintptr_t)kind,
+                                                                  .handler = on_letters},
+                                       NULL),
+                         STATUS_OK);
+    }
+}
+
+static void *run_loop(void *loop)
+{
+    loop_run(loop);
+    return NULL;
+}
+
+void rig_pod_start(struct rig_pod *pod)
+{
+    bus_start(pod->bus);
+    assert_int_equal(pthread_create(&pod->thread, NULL, run_loop, pod->loop), 0);
+}
+
+void rig_pod_close(struct rig_pod *pod)
+{
+    bus_stop(pod->bus, 5000);
+    loop_stop(pod->loop);
+    pthread_join(pod->thread, NULL);
+    hydration_wire_destroy(atomic_load(&pod->engine.wire));
+    bus_destroy(pod->bus);
+    worker_pool_stop(pod->workers);
+    worker_pool_destroy(pod->workers);
+    loop_destroy(pod->loop);
+    for (size_t i = 0; i < pod->engine.follower_count; i++)
+        free(pod->engine.followers[i]);
+    free(pod->engine.followers);
+}
+
+/* ---- questions ---- */
+
+void rig_ask(struct rig_pod *pod, const char *entity_type, const char *id, const char *subject,
+             const struct hydration_cover *cover)
+{
+    char correlation_id[80];
+    struct hydration_event question = {.kind = HYDRATION_EVENT_UNKNOWN,
+                                       .tenant = STR("acme"),
+                                       .subject = str_from(subject),
+                                       .entity_type = str_from(entity_type),
+                                       .entity_id = str_from(id),
+                                       .module = STR("test"),
+                                       .cover =
+                                           cover ? *cover : (struct hydration_cover){HYDRATION_FULL, 0, 0}};
+    struct error error = {0};
+    enum status status = STATUS_UNAVAILABLE;
+    int64_t deadline_ns = clock_deadline_ms(RIG_PATIENCE_MS);
+    snprintf(correlation_id, sizeof correlation_id, "c-%s", id);
+    question.correlation_id = str_from(correlation_id);
+    while (status == STATUS_UNAVAILABLE && clock_mono_ns() < deadline_ns) /* NATS is being connected to */
+        status = hydration_wire_ask(atomic_load(&pod->engine.wire), &question, deadline_ns, &error);
+    if (status != STATUS_OK)
+        fail_msg("%s", error.message);
+}
+
+enum status rig_send_raw(struct rig_pod *pod, enum hydration_kind kind, const char *payload)
+{
+    struct bus_header tenant = {STR("tenant_id"), STR("acme")};
+    struct bus_message message = {.topic = str_from(hydration_topics[kind]),
+                                  .key = STR("k"),
+                                  .payload = str_from(payload),
+                                  .headers = &tenant,
+                                  .header_count = 1};
+    return is_nats ? hydration_wire_nats_send(atomic_load(&pod->engine.wire), &message, NULL)
+                   : bus_publish(pod->bus, &message, 1, clock_deadline_ms(RIG_PATIENCE_MS), NULL);
+}
+
+/* Asks until every pod heard an answer of each kind: all that is said from then on is heard. */
+void rig_await_ready(struct rig_pod *pods, size_t count, const char *entity_type)
+{
+    static unsigned round;
+    int64_t deadline_ns = clock_deadline_ms(RIG_PATIENCE_MS);
+    bool ready = false;
+    for (; !ready && clock_mono_ns() < deadline_ns; round++) {
+        char there[32], absent[32];
+        snprintf(there, sizeof there, "ready-%u", round);
+        snprintf(absent, sizeof absent, "absent-ready-%u", round);
+        rig_ask(&pods[0], entity_type, there, "", NULL);
+        rig_ask(&pods[0], entity_type, absent, "", NULL);
+        for (int i = 0; i < 25 && !ready; i++) {
+            pthread_mutex_lock(&seen.lock);
+            wait_a_little();
+            pthread_mutex_unlock(&seen.lock);
+            ready = rig_count(RIG_SETTLED, there) && rig_count(RIG_SETTLED, absent);
+            for (unsigned pod = 0; pod < count; pod++)
+                ready &= rig_count_of(pods[pod].number, RIG_HEARD, there) &&
+                         rig_count_of(pods[pod].number, RIG_HEARD, absent);
+        }
+    }
+    assert_true(ready);
+}
+
+/* ---- servers ---- */
+
+bool rig_is_nats(void)
+{
+    return is_nats;
+}
+
+void rig_start(bool nats)
+{
+    struct db_target where;
+    struct db_pool *pool;
+    struct error error = {0};
+    unsigned applied;
+    is_nats = nats;
+    log_set_level(LOG_LEVEL_ERROR);
+    pg_fixture_start();
+    if (nats)
+        nats_fixture_start("");
+    where = pg_fixture_target();
+    if (db_pool_create(&where, &pool, &error) != STATUS_OK ||
+        db_migrate(pool, "platform", platform_migrations, clock_deadline_ms(RIG_PATIENCE_MS), &applied,
+                   &error) != STATUS_OK) {
+        fprintf(stderr, "%s\n", error.message);
+        exit(1);
+    }
+    db_pool_destroy(pool);
+}
+
+void rig_stop(void)
+{
+    if (is_nats)
+        nats_fixture_stop();
+    pg_fixture_stop();
+}
