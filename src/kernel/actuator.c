@@ -4,9 +4,13 @@
 
 static void gather(struct kernel *kernel, struct health *health)
 {
-    for (size_t i = 0; i < kernel->module_count; i++)
-        if (kernel->modules[i].started && kernel->modules[i].module->health)
-            kernel->modules[i].module->health(kernel->modules[i].state, health);
+    for (size_t i = 0; i < kernel->module_count; i++) {
+        const struct kernel_module *entry = &kernel->modules[i];
+        if (entry->started && entry->module->health)
+            entry->module->health(entry->state, health);
+        else if (entry->started && entry->module->keeps_store)
+            kernel_store_role_health(kernel, entry->module, health);
+    }
     kernel_store_health(kernel, health);
     bool keys = auth_is_ready(kernel->auth);
     health_component(health, "auth", STR("keys"), keys,

@@ -50,8 +50,10 @@ struct module {
     enum status (*start)(struct kernel *kernel, const void *section, void **state, struct error *error);
     /* A new configuration took the place of the old one, which stays readable until the call returns. */
     void (*reload)(void *state, struct config *config, const void *section);
-    void (*stop)(void *state);    /* loops still run: end activity, cancel timers, wait for own threads */
+    /* Loops still run: end activity, cancel timers, wait for own threads. NULL: there is nothing of the kind. */
+    void (*stop)(void *state);
     void (*destroy)(void *state); /* loops have ended: free */
+    /* NULL: its roles are as well as the store that it keeps, whether or not its events can be published just now. */
     void (*health)(void *state, struct health *health);
 
     /* ---- modules whose tables are in the store (store.h) ---- */
@@ -64,9 +66,10 @@ struct module {
     /* Topics of events that it publishes; asked of every module, also of those that do not run here. */
     void (*each_topic)(const void *section, void (*fn)(const struct kernel_topic *topic, void *arg),
                        void *arg);
-    /* Home loop, once: the bus of events is open and has not started. */
+    /* Home loop, once: the bus of events is open and has not started. Handlers are called until every module has stopped
+     * (outboxes need the bus to the end), so what they touch stays until destroy(). */
     enum status (*subscribe)(void *state, struct bus *events, struct error *error);
-    /* Home loop, once, after all have subscribed: the schema stands and the bus runs. Start publishing, retention … */
+    /* Home loop, once, after all have subscribed: the schema stands and the bus runs. Start retention … */
     void (*on_store)(void *state);
     /* For `freshet outbox`: in the store, or in each of each_database(). NULL-terminated; NULL = none. */
     const struct outbox_table *const *outboxes;

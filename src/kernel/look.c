@@ -109,6 +109,7 @@ static void tell_modules(struct kernel_store *store)
     for (size_t i = 0; i < kernel->module_count; i++)
         if (kernel->modules[i].started && kernel->modules[i].module->on_store)
             kernel->modules[i].module->on_store(kernel->modules[i].state);
+    kernel_outboxes_start(store);
     atomic_store(&store->ready, true);
     log_info("store_ready", LOG_CSTR("address", db_pool_address(store->pool)));
 }

@@ -3,7 +3,7 @@
  * The end, in this order, each step while what it needs still works:
  *   1. no look and no retention from now on, and the clock of the grace runs: when it is over, whatever waits for PostgreSQL
  *      or NATS is given up; who waits for an entity is told that none comes, so that no thread of a module's waits for one;
- *   2. modules stop: their outbox engines finish what they claimed, for which the bus must still publish;
+ *   2. outbox engines finish what they claimed, for which the bus must still publish; modules stop;
  *   3. the bus stops: handlers of events run till here, so what they touch lives until a module's destroy();
  *   4. the pool is interrupted, the workers end. */
 #include <pthread.h>
@@ -78,11 +78,6 @@ struct loop *kernel_store_loop(struct kernel *kernel)
 struct db_pool *kernel_store_pool(struct kernel *kernel)
 {
     return kernel->store->pool;
-}
-
-const struct db_target *kernel_store_target(struct kernel *kernel)
-{
-    return &kernel->store->target;
 }
 
 struct worker_pool *kernel_store_workers(struct kernel *kernel)
@@ -275,6 +270,7 @@ void kernel_store_begin_stop(struct kernel *kernel)
     call_home(kernel->store, begin_stop);
     if (kernel->store->hydration)
         hydration_stop(kernel->store->hydration);
+    kernel_outboxes_stop(kernel->store);
 }
 
 void kernel_store_finish_stop(struct kernel *kernel)
@@ -298,6 +294,7 @@ void kernel_store_destroy(struct kernel *kernel)
         return;
     hydration_destroy(store->hydration);
     bus_destroy(kernel_events(kernel));
+    kernel_outboxes_destroy(store);
     kernel_retention_destroy(store);
     worker_pool_destroy(store->workers);
     worker_pool_destroy(store->looker);
@@ -325,4 +322,12 @@ void kernel_store_health(const struct kernel *kernel, struct health *health)
                          ready ? STR_NONE : STR("waiting for PostgreSQL"));
     if (!atomic_load(&store->looked)) /* the first look is under way: in a moment it is known */
         health_starting(health);
+}
+
+void kernel_store_role_health(const struct kernel *kernel, const struct module *module, struct health *health)
+{
+    bool up = kernel_store_is_up(kernel);
+    for (const char *const *role = module->roles; *role; role++)
+        if (kernel_has_role(kernel, *role))
+            health_role(health, *role, up, up ? STR_NONE : STR("waiting for PostgreSQL"));
 }

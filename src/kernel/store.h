@@ -13,11 +13,12 @@
 #include "bus/bus.h"
 #include "kernel/kernel.h"
 
+struct outbox;
+struct outbox_config;
+
 /* ---- for modules: valid from start() to destroy() of a module whose row says keeps_store ---- */
 struct loop *kernel_store_loop(struct kernel *kernel); /* the home loop: timers, notices, on_store() */
 struct db_pool *kernel_store_pool(struct kernel *kernel);
-const struct db_target *kernel_store_target(
-    struct kernel *kernel); /* for engines with connections of their own */
 /* For what the modules do in the background: publishing, delivering, retention, handlers of events. Not for requests. */
 struct worker_pool *kernel_store_workers(struct kernel *kernel);
 bool kernel_store_is_ready(const struct kernel *kernel); /* any thread: the schema stands */
@@ -26,10 +27,10 @@ struct bus *kernel_events(struct kernel *kernel);        /* NULL before subscrib
 /* The stream of NATS that has this topic; NULL where PostgreSQL carries events, or the bus chose the name. */
 const char *kernel_events_stream(const struct kernel *kernel, const char *topic);
 bool kernel_events_are_up(const struct kernel *kernel); /* does NATS answer? Always true on PostgreSQL */
-const char *kernel_host_name(void);                     /* HOSTNAME, or the machine's (locked_by) */
-/* In a module's stop(), for outbox_stop() and the like: what is left of the time that all of them share. Events are handled
- * until every module has stopped (an outbox needs the bus to the end), so what handlers touch stays until destroy(). */
-int64_t kernel_stop_grace_ms(const struct kernel *kernel);
+/* In start(): an outbox engine over a table in the store, whose loop, workers and target need not be said. It starts behind
+ * on_store(), finishes what it claimed before modules stop, and is destroyed behind them: a module only wakes it. */
+enum status kernel_outbox_create(struct kernel *kernel, const struct outbox_config *config,
+                                 struct outbox **outbox, struct error *error) MUST_CHECK;
 
 /* ---- hydration (hydration/hydration.h), from start() to destroy() ---- */
 struct hydration;

@@ -1,4 +1,5 @@
-/* The store's own layout, for store.c, look.c, events.c, hydration.c and retention.c only. Everything but the atomics belongs to the home loop. */
+/* The store's own layout, for store.c, look.c, events.c, hydration.c, outboxes.c and retention.c only. Everything but the atomics
+ * belongs to the home loop. */
 #ifndef FRESHET_KERNEL_STORE_INSIDE_H
 #define FRESHET_KERNEL_STORE_INSIDE_H
 
@@ -7,6 +8,7 @@
 #include "kernel/store.h"
 
 struct retention;
+struct kernel_outbox;
 
 enum { KERNEL_CONSUMED_MAX = 16 };
 
@@ -17,7 +19,8 @@ struct kernel_store {
     struct db_pool *pool;
     struct worker_pool *workers;
     struct loop *home;
-    struct retention *rules; /* retention.c */
+    struct retention *rules;        /* retention.c */
+    struct kernel_outbox *outboxes; /* outboxes.c */
     _Atomic(struct bus *) events;
 
     /* hydration.c: types of entities that modules here ask for, complete before the loops run */
@@ -69,6 +72,15 @@ void kernel_hydration_start(struct kernel_store *store); /* home loop: the schem
 void kernel_hydration_warn(
     const struct kernel_store *store); /* modules have started: who asks for what nobody has? */
 
+/* ---- outboxes.c ---- */
+void kernel_outboxes_start(struct kernel_store *store);   /* home loop */
+void kernel_outboxes_stop(struct kernel_store *store);    /* main thread; the bus still publishes */
+void kernel_outboxes_destroy(struct kernel_store *store); /* no job is under way */
+/* What is left of the time that all who stop share. */
+int64_t kernel_stop_grace_ms(const struct kernel *kernel);
+
+const char *kernel_host_name(void); /* HOSTNAME, or the machine's */
+
 /* What the file alone can tell of `postgres:`. */
 enum status kernel_store_check(const struct config *config, struct error *error) MUST_CHECK;
 
@@ -76,9 +88,12 @@ enum status kernel_store_check(const struct config *config, struct error *error)
 /* Before the modules start, if one of them keeps something there. Opens no connection. */
 enum status kernel_store_create(struct kernel *kernel, struct error *error) MUST_CHECK;
 void kernel_store_start(struct kernel *kernel);       /* before the loops run */
-void kernel_store_begin_stop(struct kernel *kernel);  /* before modules stop */
+void kernel_store_begin_stop(struct kernel *kernel);  /* before modules stop: outboxes do */
 void kernel_store_finish_stop(struct kernel *kernel); /* after modules have; loops still run */
 void kernel_store_destroy(struct kernel *kernel);     /* after modules are gone, before the loops are */
 void kernel_store_health(const struct kernel *kernel, struct health *health);
+/* Of a module that has nothing to say itself. */
+void kernel_store_role_health(const struct kernel *kernel, const struct module *module,
+                              struct health *health);
 
 #endif

@@ -85,7 +85,6 @@ static void on_store(void *state)
                                                   .sql = log_cleanup_sql,
                                                   .keep_ms = chat->settings->retention.keep_ms,
                                                   .interval_ms = chat->settings->retention.interval_ms});
-    outbox_start(chat->publisher);
 }
 
 static void stop(void *state)
@@ -93,7 +92,6 @@ static void stop(void *state)
     struct chat *chat = state;
     if (chat->askers)
         worker_pool_stop(chat->askers);
-    outbox_stop(chat->publisher, kernel_stop_grace_ms(chat->kernel));
 }
 
 static void destroy(void *state)
@@ -101,16 +99,8 @@ static void destroy(void *state)
     struct chat *chat = state;
     if (chat->askers)
         worker_pool_destroy(chat->askers);
-    outbox_destroy(chat->publisher);
     chat_rooms_destroy(chat->rooms);
     free(chat);
-}
-
-static void health(void *state, struct health *health)
-{
-    const struct chat *chat = state;
-    bool up = kernel_store_is_up(chat->kernel);
-    health_role(health, "chat", up, up ? STR_NONE : STR("waiting for PostgreSQL"));
 }
 
 static struct metric_family *const metrics[] = {&chat_messages_family, &chat_streams_family,
@@ -127,7 +117,6 @@ const struct module chat_module = {
     .start = start,
     .stop = stop,
     .destroy = destroy,
-    .health = health,
     .keeps_store = true,
     .provides = (const char *const[]){"chat_session", NULL},
     .each_topic = each_topic,

@@ -151,15 +151,13 @@ static void on_settled(void *context, size_t count)
 enum status chat_publisher_create(struct chat *chat, struct error *error)
 {
     db_statement_init(&chat->log, log_sql, 1, (const enum db_type[]){DB_TEXT_ARRAY});
-    return outbox_create(&(struct outbox_config){.table = &chat_outbox_table,
-                                                 .settings = &chat->settings->outbox,
-                                                 .loop = kernel_store_loop(chat->kernel),
-                                                 .workers = kernel_store_workers(chat->kernel),
-                                                 .target = kernel_store_target(chat->kernel),
-                                                 .context = chat,
-                                                 .publish = publish,
-                                                 .on_settled = on_settled},
-                         &chat->publisher, error);
+    return kernel_outbox_create(chat->kernel,
+                                &(struct outbox_config){.table = &chat_outbox_table,
+                                                        .settings = &chat->settings->outbox,
+                                                        .context = chat,
+                                                        .publish = publish,
+                                                        .on_settled = on_settled},
+                                &chat->publisher, error);
 }
 
 /* ---- what other processes published ---- */

@@ -57,7 +57,6 @@ static enum status start(struct kernel *kernel, const void *section, void **stat
 static void on_store(void *state)
 {
     struct entitlement *entitlement = state;
-    outbox_start(entitlement->outbox);
     entitlement_audit_start(entitlement);
     kernel_retention_add_keys(entitlement->kernel, &entitlement->keys,
                               entitlement->settings->idempotency.cleanup_ms);
@@ -67,23 +66,13 @@ static void stop(void *state)
 {
     struct entitlement *entitlement = state;
     atomic_store(&entitlement->stopping, true);
-    outbox_stop(entitlement->outbox, kernel_stop_grace_ms(entitlement->kernel));
 }
 
 static void destroy(void *state)
 {
     struct entitlement *entitlement = state;
     entitlement_audit_end(entitlement);
-    outbox_destroy(entitlement->outbox);
     free(entitlement);
-}
-
-/* What is published later does not keep it from granting now. */
-static void health(void *state, struct health *health)
-{
-    const struct entitlement *entitlement = state;
-    bool up = kernel_store_is_up(entitlement->kernel);
-    health_role(health, "entitlement", up, up ? STR_NONE : STR("waiting for PostgreSQL"));
 }
 
 const struct module entitlement_module = {
@@ -97,7 +86,6 @@ const struct module entitlement_module = {
     .start = start,
     .stop = stop,
     .destroy = destroy,
-    .health = health,
     .keeps_store = true,
     .provides = (const char *const[]){"entitlement", NULL},
     .each_topic = each_topic,

@@ -61,14 +61,11 @@ static void on_settled(void *context, size_t count)
 
 enum status entitlement_publisher_create(struct entitlement *entitlement, struct error *error)
 {
-    struct kernel *kernel = entitlement->kernel;
-    return outbox_create(&(struct outbox_config){.table = &entitlement_outbox_table,
-                                                 .settings = &entitlement->settings->outbox,
-                                                 .loop = kernel_store_loop(kernel),
-                                                 .workers = kernel_store_workers(kernel),
-                                                 .target = kernel_store_target(kernel),
-                                                 .context = entitlement,
-                                                 .publish = publish,
-                                                 .on_settled = on_settled},
-                         &entitlement->outbox, error);
+    return kernel_outbox_create(entitlement->kernel,
+                                &(struct outbox_config){.table = &entitlement_outbox_table,
+                                                        .settings = &entitlement->settings->outbox,
+                                                        .context = entitlement,
+                                                        .publish = publish,
+                                                        .on_settled = on_settled},
+                                &entitlement->outbox, error);
 }

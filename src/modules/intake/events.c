@@ -97,13 +97,11 @@ static void on_settled(void *context, size_t count)
 
 enum status intake_publisher_create(struct intake *intake, struct error *error)
 {
-    return outbox_create(&(struct outbox_config){.table = &intake_outbox_table,
-                                                 .settings = &intake->settings->outbox,
-                                                 .loop = kernel_store_loop(intake->kernel),
-                                                 .workers = kernel_store_workers(intake->kernel),
-                                                 .target = kernel_store_target(intake->kernel),
-                                                 .context = intake,
-                                                 .publish = publish,
-                                                 .on_settled = on_settled},
-                         &intake->publisher, error);
+    return kernel_outbox_create(intake->kernel,
+                                &(struct outbox_config){.table = &intake_outbox_table,
+                                                        .settings = &intake->settings->outbox,
+                                                        .context = intake,
+                                                        .publish = publish,
+                                                        .on_settled = on_settled},
+                                &intake->publisher, error);
 }

@@ -66,27 +66,6 @@ static void on_store(void *state)
 {
     struct intake *intake = state;
     kernel_retention_add_keys(intake->kernel, &intake->keys, intake->settings->idempotency.cleanup_ms);
-    outbox_start(intake->publisher);
-}
-
-static void stop(void *state)
-{
-    struct intake *intake = state;
-    outbox_stop(intake->publisher, kernel_stop_grace_ms(intake->kernel));
-}
-
-static void destroy(void *state)
-{
-    struct intake *intake = state;
-    outbox_destroy(intake->publisher);
-    free(intake);
-}
-
-static void health(void *state, struct health *health)
-{
-    const struct intake *intake = state;
-    bool up = kernel_store_is_up(intake->kernel);
-    health_role(health, "intake", up, up ? STR_NONE : STR("waiting for PostgreSQL"));
 }
 
 static struct metric_family *const metrics[] = {&intake_items_family, NULL};
@@ -99,9 +78,7 @@ const struct module intake_module = {
     .metrics = metrics,
     .migrations = intake_migrations,
     .start = start,
-    .stop = stop,
-    .destroy = destroy,
-    .health = health,
+    .destroy = free,
     .keeps_store = true,
     .provides = (const char *const[]){"item", NULL},
     .each_topic = each_topic,

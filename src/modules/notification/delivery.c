@@ -62,13 +62,11 @@ static void on_settled(void *context, size_t settled)
 
 enum status notification_delivery_create(struct notification *notification, struct error *error)
 {
-    return outbox_create(&(struct outbox_config){.table = &notification_delivery_table,
-                                                 .settings = &notification->settings->delivery.engine,
-                                                 .loop = kernel_store_loop(notification->kernel),
-                                                 .workers = kernel_store_workers(notification->kernel),
-                                                 .target = kernel_store_target(notification->kernel),
-                                                 .context = notification,
-                                                 .publish = publish,
-                                                 .on_settled = on_settled},
-                         &notification->delivery, error);
+    return kernel_outbox_create(notification->kernel,
+                                &(struct outbox_config){.table = &notification_delivery_table,
+                                                        .settings = &notification->settings->delivery.engine,
+                                                        .context = notification,
+                                                        .publish = publish,
+                                                        .on_settled = on_settled},
+                                &notification->delivery, error);
 }

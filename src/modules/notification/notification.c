@@ -35,13 +35,12 @@ static enum status start(struct kernel *kernel, const void *section, void **stat
     enum status status = notification_delivery_create(notification, error);
     if (status == STATUS_OK)
         status = notification_requeue_create(notification, error);
-    if (status == STATUS_OK) {
-        *state = notification;
-        return STATUS_OK;
+    if (status != STATUS_OK) {
+        free(notification);
+        return status;
     }
-    outbox_destroy(notification->delivery);
-    free(notification);
-    return status;
+    *state = notification;
+    return STATUS_OK;
 }
 
 static enum status subscribe(void *state, struct bus *events, struct error *error)
@@ -53,8 +52,6 @@ static enum status subscribe(void *state, struct bus *events, struct error *erro
 static void on_store(void *state)
 {
     struct notification *notification = state;
-    outbox_start(notification->delivery);
-    outbox_start(notification->requeue);
     notification_retention_start(notification);
     notification->gauges = notification_gauges_start(notification);
 }
@@ -62,16 +59,12 @@ static void on_store(void *state)
 static void stop(void *state)
 {
     struct notification *notification = state;
-    outbox_stop(notification->delivery, kernel_stop_grace_ms(notification->kernel));
-    outbox_stop(notification->requeue, kernel_stop_grace_ms(notification->kernel));
     notification_gauges_stop(notification->gauges);
 }
 
 static void destroy(void *state)
 {
     struct notification *notification = state;
-    outbox_destroy(notification->delivery);
-    outbox_destroy(notification->requeue);
     notification_gauges_destroy(notification->gauges);
     free(notification);
 }

@@ -107,12 +107,10 @@ static void publish(void *context, struct outbox_batch *batch)
 
 enum status notification_requeue_create(struct notification *notification, struct error *error)
 {
-    return outbox_create(&(struct outbox_config){.table = &notification_requeue_table,
-                                                 .settings = &settings,
-                                                 .loop = kernel_store_loop(notification->kernel),
-                                                 .workers = kernel_store_workers(notification->kernel),
-                                                 .target = kernel_store_target(notification->kernel),
-                                                 .context = notification,
-                                                 .publish = publish},
-                         &notification->requeue, error);
+    return kernel_outbox_create(notification->kernel,
+                                &(struct outbox_config){.table = &notification_requeue_table,
+                                                        .settings = &settings,
+                                                        .context = notification,
+                                                        .publish = publish},
+                                &notification->requeue, error);
 }
