@@ -16,6 +16,12 @@ const char *app_config_path(const char *given)
     return from_environment && *from_environment ? from_environment : "config/freshet.yaml";
 }
 
+struct config *app_config_load(const char *given)
+{
+    return kernel_config_load_or_say(
+        &(struct kernel_options){.config_path = app_config_path(given), .modules = app_modules});
+}
+
 int app_serve(int argc, char **argv)
 {
     const char *config = NULL, *roles = NULL, *listen = NULL;
@@ -78,8 +84,7 @@ int app_config(int argc, char **argv)
     if (outcome != OPTIONS_RUN)
         return outcome == OPTIONS_HELPED ? 0 : 2;
     if (!describe && !markdown) {
-        struct config *checked = kernel_config_load_or_say(
-            &(struct kernel_options){.config_path = app_config_path(config), .modules = app_modules});
+        struct config *checked = app_config_load(config);
         if (!checked)
             return 1;
         printf("%s: ok\n", app_config_path(config));

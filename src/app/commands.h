@@ -3,6 +3,8 @@
 #ifndef FRESHET_APP_COMMANDS_H
 #define FRESHET_APP_COMMANDS_H
 
+struct config;
+
 int app_serve(int argc, char **argv);
 int app_migrate(int argc, char **argv);
 int app_token(int argc, char **argv);
@@ -20,6 +22,8 @@ int app_verify(int argc, char **argv);
 
 /* What --config says, else $FRESHET_CONFIG, else the default. */
 const char *app_config_path(const char *given);
+/* That file, loaded and checked; NULL: what is wrong has been said. */
+struct config *app_config_load(const char *given);
 #define APP_CONFIG_ROW(config)                                                                       \
     {                                                                                                \
         "--config", "FILE", "the configuration (default $FRESHET_CONFIG, else config/freshet.yaml)", \

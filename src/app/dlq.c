@@ -7,35 +7,32 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "app/by_hand.h"
 #include "app/commands.h"
 #include "app/modules.h"
-#include "app/options.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/uuid.h"
 #include "kernel/store.h"
 #include "modules/notification/dlq.h"
 
-enum { TIMEOUT_MS = 60000, LIST_MAX = 100, CHANGE_MAX = 100000, ROWS_LIMIT = 10000000 };
-
 struct dlq_command;
 typedef enum status action_fn(struct db_conn *conn, const struct dlq_command *command, struct error *error);
 static action_fn list, show, change;
 
-static const struct action {
-    const char *name;
-    action_fn *run;
-    enum notification_dlq_action change;
-    const char *done;
-} actions[] = {
-    {"list", list, 0, NULL},
-    {"show", show, 0, NULL},
-    {"requeue", change, NOTIFICATION_DLQ_REQUEUE, "sent again"},
-    {"discard", change, NOTIFICATION_DLQ_DISCARD, "given up for good"},
+enum { LIST, SHOW, REQUEUE, DISCARD, ACTIONS };
+static const struct by_hand_action actions[] = {
+    [LIST] = {"list", NULL},
+    [SHOW] = {"show", NULL},
+    [REQUEUE] = {"requeue", "sent again"},
+    [DISCARD] = {"discard", "given up for good"},
+    [ACTIONS] = {.name = NULL},
 };
+static action_fn *const runs[ACTIONS] = {
+    [LIST] = list, [SHOW] = show, [REQUEUE] = change, [DISCARD] = change};
 
 struct dlq_command {
-    const struct action *action;
+    size_t action;
     const char *config, *status, *kind, *reason, *tenant, *note, *limit;
     bool all;
     struct option_words ids;
@@ -54,7 +51,7 @@ static enum status list(struct db_conn *conn, const struct dlq_command *command,
 {
     struct db_result *rows = NULL;
     enum status status =
-        notification_dlq_list(conn, &command->selection, clock_deadline_ms(TIMEOUT_MS), &rows, error);
+        notification_dlq_list(conn, &command->selection, clock_deadline_ms(BY_HAND_MS), &rows, error);
     size_t count = status == STATUS_OK ? db_result_rows(rows) : 0;
     for (size_t i = 0; i < count; i++)
         printf("id=%s kind=%s status=%s tenant=%s event=%s type=%s deliveries=%s age=%ss reason=%s\n",
@@ -71,7 +68,7 @@ static enum status show(struct db_conn *conn, const struct dlq_command *command,
 {
     struct db_result *rows = NULL;
     enum status status = notification_dlq_show(conn, str_from(command->ids.items[0]),
-                                               clock_deadline_ms(TIMEOUT_MS), &rows, error);
+                                               clock_deadline_ms(BY_HAND_MS), &rows, error);
     size_t count = status == STATUS_OK ? db_result_rows(rows) : 0;
     for (size_t i = 0; i < count; i++)
         printf("%s: %s\n", text_of(rows, i, 0), text_of(rows, i, 1));
@@ -98,16 +95,16 @@ static enum status change(struct db_conn *conn, const struct dlq_command *comman
     char actor[512];
     int64_t messages = 0, deliveries = 0;
     name_actor(actor, sizeof actor);
-    enum status status =
-        notification_dlq_change(conn, command->action->change, &command->selection, str_from(actor),
-                                str_from(command->note ? command->note : ""), clock_deadline_ms(TIMEOUT_MS),
-                                &messages, &deliveries, error);
+    enum status status = notification_dlq_change(
+        conn, command->action == REQUEUE ? NOTIFICATION_DLQ_REQUEUE : NOTIFICATION_DLQ_DISCARD,
+        &command->selection, str_from(actor), str_from(command->note ? command->note : ""),
+        clock_deadline_ms(BY_HAND_MS), &messages, &deliveries, error);
     if (status != STATUS_OK)
         return status;
-    log_info("dlq_changed_by_hand", LOG_CSTR("action", command->action->name), LOG_INT("messages", messages),
-             LOG_INT("deliveries", deliveries), LOG_CSTR("user", actor));
+    log_info("dlq_changed_by_hand", LOG_CSTR("action", actions[command->action].name),
+             LOG_INT("messages", messages), LOG_INT("deliveries", deliveries), LOG_CSTR("user", actor));
     printf("%lld messages and %lld deliveries: %s\n", (long long)messages, (long long)deliveries,
-           command->action->done);
+           actions[command->action].done);
     if (command->ids.count > 0 && messages + deliveries < (int64_t)command->ids.count)
         return error_set(error, STATUS_NOT_FOUND,
                          "%lld of those named are not dead letters, or decided already",
@@ -123,9 +120,9 @@ static enum status run_on_store(const struct dlq_command *command, const struct 
     enum status status = db_pool_create(target, &pool, error);
     if (status != STATUS_OK)
         return status;
-    status = db_acquire(pool, clock_deadline_ms(TIMEOUT_MS), &conn, error);
+    status = db_acquire(pool, clock_deadline_ms(BY_HAND_MS), &conn, error);
     if (status == STATUS_OK)
-        status = command->action->run(conn, command, error);
+        status = runs[command->action](conn, command, error);
     if (status == STATUS_DB_ERROR && strcmp(db_sqlstate(conn), "42P01") == 0)
         status = error_set(error, STATUS_CONFIG, "there are no dead letters' tables: run `freshet migrate`");
     db_release(conn);
@@ -137,8 +134,7 @@ static int run(const struct dlq_command *command)
 {
     struct db_target target;
     struct error error = {0};
-    struct config *config = kernel_config_load_or_say(
-        &(struct kernel_options){.config_path = app_config_path(command->config), .modules = app_modules});
+    struct config *config = app_config_load(command->config);
     if (!config)
         return 1;
     if (kernel_store_find(config, app_modules, &target))
@@ -147,14 +143,10 @@ static int run(const struct dlq_command *command)
         error_set(&error, STATUS_CONFIG, "the configuration names no PostgreSQL");
     config_free(config);
     if (error.status != STATUS_OK) {
-        fprintf(stderr, "freshet dlq %s: %s\n", command->action->name, error.message);
+        fprintf(stderr, "freshet dlq %s: %s\n", actions[command->action].name, error.message);
         return 1;
     }
-    if (fflush(stdout) != 0 || ferror(stdout)) {
-        perror("freshet dlq: standard output");
-        return 1;
-    }
-    return 0;
+    return by_hand_end("dlq", 0);
 }
 
 /* ---- its arguments ---- */
@@ -207,7 +199,7 @@ static bool take_kind(struct dlq_command *command)
 static const char *find_mistake(struct dlq_command *command)
 {
     struct notification_dlq_selection *selection = &command->selection;
-    bool changes = command->action->run == change, shows = command->action->run == show;
+    bool changes = actions[command->action].done != NULL, shows = command->action == SHOW;
     bool narrowed = command->ids.count > 0 || command->kind || command->reason || command->tenant;
     if (!take_status(command))
         return "--status is dead, requeue, publishing, requeued, discarded or any";
@@ -215,10 +207,8 @@ static const char *find_mistake(struct dlq_command *command)
         return "--kind is terminated, max_deliver or delivery";
     if (!take_ids(command))
         return "an ID is a number or a UUID: `freshet dlq list` shows them";
-    selection->rows_max = changes ? CHANGE_MAX : LIST_MAX;
-    if (command->limit && (!str_to_i64(str_from(command->limit), &selection->rows_max) ||
-                           selection->rows_max < 1 || selection->rows_max > ROWS_LIMIT))
-        return "--limit is 1 to 10000000";
+    if (!by_hand_limit(command->limit, changes, &selection->rows_max))
+        return BY_HAND_LIMIT_MISTAKE;
     selection->reason = str_from(command->reason);
     selection->tenant = str_from(command->tenant);
     if (shows && command->ids.count != 1)
@@ -227,14 +217,6 @@ static const char *find_mistake(struct dlq_command *command)
         return "name IDs, or --reason, --kind or --tenant, or --all";
     if (narrowed && command->all)
         return "either --all, or what to choose";
-    return NULL;
-}
-
-static const struct action *find_action(const char *name)
-{
-    for (size_t i = 0; name && i < sizeof actions / sizeof *actions; i++)
-        if (strcmp(actions[i].name, name) == 0)
-            return &actions[i];
     return NULL;
 }
 
@@ -250,31 +232,23 @@ int app_dlq(int argc, char **argv)
         {"--reason", "TEXT", "only those whose reason has this in it", .into = &command.reason},
         {"--tenant", "NAME", "only this tenant's", .into = &command.tenant},
         {"--note", "TEXT", "why, for the audit", .into = &command.note},
-        {"--limit", "N", "at most so many, oldest first (default 100, changes 100000)",
-         .into = &command.limit},
+        BY_HAND_LIMIT_ROW(command.limit),
         {"--all", NULL, "change all dead ones", .flag = &command.all},
         {.name = NULL},
     };
-    struct option_words words;
-    enum options_outcome outcome = options_read_words(
-        argc, argv, "list|show|requeue|discard [ID…]",
+    enum options_outcome outcome = by_hand_read(
+        argc, argv, actions,
         "Dead letters of notification: messages of the bus that could not be handled (their ID is a number), and\n"
         "notifications that could not be delivered (a UUID). `requeue` sends them again from the start: a message goes\n"
         "back to its topic, a notification is PENDING; `discard` gives them up. Both are written to\n"
         "notification.dlq_audit.",
-        rows, &words);
+        rows, &command.action, &command.ids);
     if (outcome != OPTIONS_RUN)
         return outcome == OPTIONS_HELPED ? 0 : 2;
-    command.action = find_action(words.count ? words.items[0] : NULL);
-    if (!command.action) {
-        fprintf(stderr, "freshet dlq: list, show, requeue or discard? --help says more\n");
-        return 2;
-    }
-    command.ids = (struct option_words){words.count - 1, words.items + 1};
     buf_init(&command.messages), buf_init(&command.deliveries);
     const char *mistake = find_mistake(&command);
     if (mistake)
-        fprintf(stderr, "freshet dlq %s: %s\n", command.action->name, mistake);
+        fprintf(stderr, "freshet dlq %s: %s\n", actions[command.action].name, mistake);
     int exit_status = mistake ? 2 : run(&command);
     buf_deinit(&command.messages), buf_deinit(&command.deliveries);
     return exit_status;

@@ -6,34 +6,37 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "app/by_hand.h"
 #include "app/commands.h"
 #include "app/modules.h"
-#include "app/options.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/uuid.h"
 #include "kernel/store.h"
 #include "outbox/outbox.h"
 
-enum { TIMEOUT_MS = 60000, LIST_MAX = 100, CHANGE_MAX = 100000, ROWS_LIMIT = 10000000 };
 #define SINCE_MAX_MS (INT64_C(3650) * 24 * 3600 * 1000)
 
 typedef enum status change_fn(struct db_conn *conn, const struct outbox_table *table,
                               const struct outbox_selection *selection, int64_t deadline_ns, int64_t *count,
                               struct error *error);
 
-static const struct action {
-    const char *name, *done;
-    change_fn *change; /* NULL = list */
-} actions[] = {
-    {"list", NULL, NULL},
-    {"retry", "will be tried again", outbox_retry},
-    {"discard", "given up for good", outbox_discard},
-    {"republish", "will be published again", outbox_republish},
-    {"unlock", "freed from their lease", outbox_unlock},
+enum { LIST, RETRY, DISCARD, REPUBLISH, UNLOCK, ACTIONS };
+static const struct by_hand_action actions[] = {
+    [LIST] = {"list", NULL},
+    [RETRY] = {"retry", "will be tried again"},
+    [DISCARD] = {"discard", "given up for good"},
+    [REPUBLISH] = {"republish", "will be published again"},
+    [UNLOCK] = {"unlock", "freed from their lease"},
+    [ACTIONS] = {.name = NULL},
 };
+static change_fn *const changes[ACTIONS] = {[RETRY] = outbox_retry,
+                                            [DISCARD] = outbox_discard,
+                                            [REPUBLISH] = outbox_republish,
+                                            [UNLOCK] = outbox_unlock};
 
 struct outbox_command {
-    const struct action *action;
+    size_t action;
     const char *config, *state, *database, *table_name, *of, *since, *from, *to, *limit;
     bool all;
     struct option_words ids;
@@ -83,12 +86,8 @@ static bool is_number(struct str text)
 
 static bool is_uuid(struct str text)
 {
-    for (size_t i = 0; i < text.len; i++) {
-        bool is_dash = i == 8 || i == 13 || i == 18 || i == 23;
-        if (is_dash ? text.ptr[i] != '-' : !strchr("0123456789abcdefABCDEF", text.ptr[i]))
-            return false;
-    }
-    return text.len == 36;
+    struct uuid uuid;
+    return uuid_parse(text, &uuid);
 }
 
 /* Whether the IDs given can be of that table. */
@@ -126,7 +125,7 @@ static enum status list(struct db_conn *conn, const char *database, const struct
 {
     struct db_result *rows = NULL;
     enum status status = outbox_list(conn, table, command->state_wanted, &command->selection,
-                                     clock_deadline_ms(TIMEOUT_MS), &rows, error);
+                                     clock_deadline_ms(BY_HAND_MS), &rows, error);
     if (status == STATUS_OK) {
         print_rows(database, table, command, rows);
         if ((int64_t)db_result_rows(rows) == command->selection.rows_max)
@@ -161,15 +160,16 @@ static enum status change(struct db_conn *conn, const char *database, const stru
                           struct error *error)
 {
     int64_t count = 0;
-    enum status status = command->action->change(conn, command->table, &command->selection,
-                                                 clock_deadline_ms(TIMEOUT_MS), &count, error);
+    enum status status = changes[command->action](conn, command->table, &command->selection,
+                                                  clock_deadline_ms(BY_HAND_MS), &count, error);
     if (status != STATUS_OK)
         return status;
     const char *user = getenv("USER");
-    log_info("outbox_changed_by_hand", LOG_CSTR("action", command->action->name),
+    log_info("outbox_changed_by_hand", LOG_CSTR("action", actions[command->action].name),
              LOG_CSTR("database", database), LOG_CSTR("table", command->table->name),
              LOG_INT("events", count), LOG_CSTR("user", user ? user : ""), LOG_INT("uid", getuid()));
-    printf("%s %s: %lld %s\n", database, command->table->name, (long long)count, command->action->done);
+    printf("%s %s: %lld %s\n", database, command->table->name, (long long)count,
+           actions[command->action].done);
     if (count < (int64_t)command->ids.count)
         return error_set(error, STATUS_NOT_FOUND,
                          "%lld of the events named are not there, or in another state",
@@ -198,13 +198,13 @@ static void run_database(const struct db_target *target, void *arg)
     run->found = true;
     enum status status = db_pool_create(target, &pool, &error);
     if (status == STATUS_OK)
-        status = db_acquire(pool, clock_deadline_ms(TIMEOUT_MS), &conn, &error);
+        status = db_acquire(pool, clock_deadline_ms(BY_HAND_MS), &conn, &error);
     if (status == STATUS_OK)
-        status = command->action->change ? change(conn, target->name, command, &error)
+        status = command->action != LIST ? change(conn, target->name, command, &error)
                                          : list_tables(conn, target->name, run->module, command, &error);
     if (status != STATUS_OK)
-        fprintf(stderr, "freshet outbox %s: database %s%s%s: %s\n", command->action->name, target->name,
-                pool ? " at " : "", pool ? db_pool_address(pool) : "", error.message);
+        fprintf(stderr, "freshet outbox %s: database %s%s%s: %s\n", actions[command->action].name,
+                target->name, pool ? " at " : "", pool ? db_pool_address(pool) : "", error.message);
     run->failed |= status != STATUS_OK;
     if (conn)
         db_release(conn);
@@ -245,32 +245,27 @@ static int run_modules(struct config *config, const struct outbox_command *comma
         if (!is_about(command, *at))
             continue;
         each_database(config, &run, count_database);
-        if (command->action->change && run.database_count > 1 && !command->database) {
+        if (command->action != LIST && run.database_count > 1 && !command->database) {
             fprintf(stderr, "freshet outbox %s: there are several databases; say which by --database\n",
-                    command->action->name);
+                    actions[command->action].name);
             return 2;
         }
         each_database(config, &run, run_database);
     }
     if (!run.found)
-        fprintf(stderr, "freshet outbox %s: there is no database \"%s\"\n", command->action->name,
+        fprintf(stderr, "freshet outbox %s: there is no database \"%s\"\n", actions[command->action].name,
                 command->database ? command->database : "");
     return !run.found ? 2 : run.failed ? 1 : 0;
 }
 
 static int run(const struct outbox_command *command)
 {
-    struct config *config = kernel_config_load_or_say(
-        &(struct kernel_options){.config_path = app_config_path(command->config), .modules = app_modules});
+    struct config *config = app_config_load(command->config);
     if (!config)
         return 1;
     int exit_status = run_modules(config, command);
     config_free(config);
-    if (exit_status == 0 && (fflush(stdout) != 0 || ferror(stdout))) {
-        perror("freshet outbox: standard output");
-        exit_status = 1;
-    }
-    return exit_status;
+    return by_hand_end("outbox", exit_status);
 }
 
 /* ---- its arguments ---- */
@@ -297,7 +292,7 @@ static bool take_table(struct outbox_command *command)
 {
     if (command->table_name)
         command->table = find_table(is_called, command->table_name);
-    else if (command->action->change)
+    else if (command->action != LIST)
         command->table = find_table(is_any, NULL);
     return !command->table_name || command->table;
 }
@@ -336,7 +331,6 @@ static const char *find_mistake(struct outbox_command *command)
 {
     struct outbox_selection *selection = &command->selection;
     bool narrowed = command->ids.count > 0 || command->from || command->to || command->of;
-    struct str limit;
     if (!take_state(command))
         return "--state is failed, pending, in_flight or published";
     if (!take_table(command))
@@ -349,25 +343,13 @@ static const char *find_mistake(struct outbox_command *command)
         return "--since takes a moment, 2026-01-31T12:00:00Z, or how long ago: 90s, 15m, 1h, 7d";
     if (!take_number(command->from, &selection->first) || !take_number(command->to, &selection->last))
         return "--from and --to take numbers: seq of `freshet outbox list`";
-    if (!take_number(command->limit, &limit))
-        return "--limit takes a number";
-    selection->rows_max = command->action->change ? CHANGE_MAX : LIST_MAX;
-    if (command->limit && (!str_to_i64(limit, &selection->rows_max) || selection->rows_max < 1 ||
-                           selection->rows_max > ROWS_LIMIT))
-        return "--limit is 1 to 10000000";
+    if (!by_hand_limit(command->limit, command->action != LIST, &selection->rows_max))
+        return BY_HAND_LIMIT_MISTAKE;
     selection->aggregate = str_from(command->of);
-    if (command->action->change && !narrowed && !command->since && !command->all)
+    if (command->action != LIST && !narrowed && !command->since && !command->all)
         return "name IDs, or --from and --to, or --of, or --since, or --all";
     if (narrowed && command->all)
         return "either --all, or what to choose";
-    return NULL;
-}
-
-static const struct action *find_action(const char *name)
-{
-    for (size_t i = 0; name && i < sizeof actions / sizeof *actions; i++)
-        if (strcmp(actions[i].name, name) == 0)
-            return &actions[i];
     return NULL;
 }
 
@@ -390,30 +372,22 @@ int app_outbox(int argc, char **argv)
          .into = &command.since},
         {"--from", "SEQ", "only from this one on", .into = &command.from},
         {"--to", "SEQ", "only up to this one", .into = &command.to},
-        {"--limit", "N", "at most so many, oldest first (default 100, changes 100000)",
-         .into = &command.limit},
+        BY_HAND_LIMIT_ROW(command.limit),
         {"--all", NULL, "change all in that state", .flag = &command.all},
         {.name = NULL},
     };
-    struct option_words words;
-    enum options_outcome outcome = options_read_words(
-        argc, argv, "list|retry|discard|republish|unlock [ID…]",
+    enum options_outcome outcome = by_hand_read(
+        argc, argv, actions,
         "Events that were committed and have to be published. `retry` and `discard` take failed ones: the first\n"
         "tries them again from the start, the second gives them up. `republish` takes published ones once more.\n"
         "`unlock` frees those a dead worker holds before their lease ends.",
-        rows, &words);
+        rows, &command.action, &command.ids);
     if (outcome != OPTIONS_RUN)
         return outcome == OPTIONS_HELPED ? 0 : 2;
-    command.action = find_action(words.count ? words.items[0] : NULL);
-    if (!command.action) {
-        fprintf(stderr, "freshet outbox: list, retry, discard, republish or unlock? --help says more\n");
-        return 2;
-    }
-    command.ids = (struct option_words){words.count - 1, words.items + 1};
     buf_init(&command.ids_text);
     const char *mistake = find_mistake(&command);
     if (mistake) {
-        fprintf(stderr, "freshet outbox %s: %s", command.action->name, mistake);
+        fprintf(stderr, "freshet outbox %s: %s", actions[command.action].name, mistake);
         if (command.table_name && !command.table)
             find_table(say_name, NULL);
         fputs("\n", stderr);

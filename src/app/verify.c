@@ -112,8 +112,7 @@ static int run(struct verify *verify, const char *config_path_given, const struc
     struct error error = {0};
     int exit_status = 2;
     log_set_level(LOG_LEVEL_ERROR); /* what goes wrong is said in lines of our own */
-    verify->config = kernel_config_load_or_say(
-        &(struct kernel_options){.config_path = app_config_path(config_path_given), .modules = app_modules});
+    verify->config = app_config_load(config_path_given);
     if (!verify->config)
         return 1;
     verify->settings = config_section(verify->config, refdata_section.name);
