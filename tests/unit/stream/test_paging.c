@@ -1,59 +1,12 @@
 /* Readers who are led up to the chain page by page, those ahead of it, and the last word to those who do not keep up. */
-#include "base/clock.h"
-#include "harness.h"
-#include "stream/stream.h"
+#include "rig.h"
 
-static struct harness harness;
-static struct stream_topic *topic;
-static struct loop_park_ref parked;
-static int idle;
 static struct stream_subscriber *asking; /* whom a page was asked for; NULL = nobody */
 static int64_t asked_after;
-
-static struct metric_family gauge_family = {.name = "s", .help = "s", .type = METRIC_GAUGE};
-static struct metric_family lines_family = {.name = "l", .help = "l", .type = METRIC_COUNTER};
-static struct metric_family cuts_family = {.name = "c", .help = "c", .type = METRIC_COUNTER};
-
-static void on_timeout(struct http_request *request, void *context)
-{
-    (void)context;
-    http_send(request, &(struct http_response){.status = 500});
-}
-
-static void follow(struct http_request *request)
-{
-    (void)http_request_park(request, CLOCK_NEVER, on_timeout, NULL, &parked);
-}
-
-static const struct http_route routes[] = {
-    {.method = HTTP_GET, .path = "/follow", .handler = follow, .kind = HTTP_STREAM},
-    {0},
-};
-
-static void put_greeting(struct buf *out, int64_t position)
-{
-    buf_printf(out, "at %lld\n", (long long)position);
-}
-
-static void put_heartbeat(struct buf *out, int64_t position)
-{
-    buf_printf(out, "still %lld\n", (long long)position);
-}
 
 static void put_goodbye(struct buf *out, int64_t position)
 {
     buf_printf(out, "cut at %lld\n", (long long)position);
-}
-
-static void on_admitted(struct http_request *request, struct stream_subscriber *subscriber, int64_t position)
-{
-    (void)position;
-    stream_send(subscriber, request, &(struct http_response){.status = 200}, INT64_MAX);
-}
-
-static void on_idle(void *context)
-{
-    ++*(int *)context;
 }
 
 static void read_page(void *context, struct stream_subscriber *subscriber, int64_t after)
@@ -66,32 +19,13 @@ static void read_page(void *context, struct stream_subscriber *subscriber, int64
 
 static int start(int64_t heartbeat_ms)
 {
-    harness_init(&harness, routes);
-    harness.config.limits.write_timeout_ms = 600000; /* nobody is cut off for a slow machine */
-    harness_start(&harness);
-    metrics_register(&gauge_family);
-    metrics_register(&lines_family);
-    metrics_register(&cuts_family);
-    idle = 0;
     asking = NULL;
-    topic = stream_topic_create(
-        &(struct stream_config){
-            .loops = harness.group,
-            .owner = harness.loop,
-            .limits = {.positions_max = 3, .bytes_max = 2000000, .heartbeat_ms = heartbeat_ms},
-            .put_greeting = put_greeting,
-            .put_heartbeat = put_heartbeat,
-            .put_goodbye = put_goodbye,
-            .greets_all = true,
-            .read_page = read_page,
-            .on_admitted = on_admitted,
-            .on_idle = on_idle,
-            .context = &idle,
-            .subscribers = metric_series_get(&gauge_family, NULL),
-            .lines = metric_series_get(&lines_family, NULL),
-            .cuts = metric_series_get(&cuts_family, NULL),
-        },
-        10);
+    rig_start((struct stream_config){
+        .limits = {.positions_max = 3, .bytes_max = 2000000, .heartbeat_ms = heartbeat_ms},
+        .put_goodbye = put_goodbye,
+        .greets_all = true,
+        .read_page = read_page,
+    });
     return 0;
 }
 
@@ -107,61 +41,18 @@ static int setup_beating(void **state)
     return start(1);
 }
 
-static int teardown(void **state)
-{
-    (void)state;
-    if (topic)
-        stream_topic_close(topic);
-    harness_deinit(&harness);
-    return 0;
-}
-
-static struct stream_segment *segment(int64_t from, int64_t to, const char *text)
-{
-    return stream_segment_create(
-        &(struct stream_step){.from = from, .to = to, .lines = 1, .bytes = str_from(text)});
-}
-
 static void publish(int64_t to, const char *text)
 {
-    stream_topic_publish(topic, segment(stream_topic_position(topic), to, text));
+    stream_topic_publish(rig.topic, rig_segment(stream_topic_position(rig.topic), to, text, false));
 }
 
 static void join(struct client *client, int64_t after, const char *opening)
 {
-    struct stream_segment *page = opening ? segment(0, after, opening) : NULL;
-    client_connect(&harness, client);
-    client_send(client, STR("GET /follow HTTP/1.1\r\nHost: a\r\n\r\n"));
-    harness_turn(&harness, 2);
-    stream_topic_admit(
-        topic, &(struct stream_entry){.ref = parked, .after = after, .opening = page, .is_paged = true});
+    struct stream_segment *page = opening ? rig_segment(0, after, opening, false) : NULL;
+    rig_request(client);
+    stream_topic_admit(rig.topic, &(struct stream_entry){
+                                      .ref = rig.parked, .after = after, .opening = page, .is_paged = true});
     stream_segment_unref(page);
-}
-
-/* What has come since, chunks taken apart; ends in "." when the stream is over as it should be. */
-static const char *received(struct client *client)
-{
-    static char text[4 << 20];
-    size_t len = 0;
-    client_receive(client);
-    struct str in = buf_str(&client->in);
-    const char *head_end = in.len ? memmem(in.ptr, in.len, "\r\n\r\n", 4) : NULL;
-    const char *at = in.len && in.ptr[0] == 'H' ? head_end + 4 : in.ptr;
-    const char *end = in.ptr + in.len;
-    while (at < end) {
-        char *data;
-        size_t size = strtoul(at, &data, 16);
-        data += 2;
-        assert_true(len + size < sizeof text);
-        memcpy(text + len, data, size);
-        len += size;
-        if (size == 0)
-            text[len++] = '.';
-        at = data + size + 2;
-    }
-    text[len] = '\0';
-    buf_clear(&client->in);
-    return text;
 }
 
 static void give(int64_t to, const char *text)
@@ -169,7 +60,7 @@ static void give(int64_t to, const char *text)
     struct stream_subscriber *subscriber = asking;
     assert_non_null(subscriber);
     asking = NULL;
-    stream_page_give(subscriber, text ? segment(asked_after, to, text) : NULL);
+    stream_page_give(subscriber, text ? rig_segment(asked_after, to, text, false) : NULL);
 }
 
 /* ---- the tests ---- */
@@ -180,17 +71,17 @@ static void test_pages_lead_up_to_the_chain(void **state)
     struct client client;
     publish(11, "k\n");
     join(&client, 3, "a\nb\nc\n");
-    assert_string_equal(received(&client), "a\nb\nc\n");
+    assert_string_equal(rig_received(&client), "a\nb\nc\n");
     assert_int_equal(asked_after, 3);
     give(7, "d\n");
-    assert_string_equal(received(&client), "d\n");
+    assert_string_equal(rig_received(&client), "d\n");
     assert_int_equal(asked_after, 7);
     publish(12, "l\n");
     give(10, "e\n");
-    assert_string_equal(received(&client), "e\nk\nl\nat 12\n"); /* from 10 on it is the chain's */
+    assert_string_equal(rig_received(&client), "e\nk\nl\nat 12\n"); /* from 10 on it is the chain's */
     assert_null(asking);
     publish(13, "m\n");
-    assert_string_equal(received(&client), "m\n");
+    assert_string_equal(rig_received(&client), "m\n");
     client_close(&client);
 }
 
@@ -201,15 +92,15 @@ static void test_a_page_is_asked_for_when_the_one_before_it_is_given(void **stat
     struct client client;
     memset(text, 'x', 1000000), strcpy(text + 1000000, "\n");
     join(&client, 3, text);
-    harness_turn(&harness, 5);
+    harness_turn(&rig.harness, 5);
     assert_null(asking); /* its socket is full */
-    size_t got = strlen(received(&client));
+    size_t got = strlen(rig_received(&client));
     while (got < 1000001)
-        got += strlen(received(&client));
-    harness_turn(&harness, 3);
+        got += strlen(rig_received(&client));
+    harness_turn(&rig.harness, 3);
     assert_int_equal(asked_after, 3);
     give(10, "a\n");
-    assert_string_equal(received(&client), "a\nat 10\n");
+    assert_string_equal(rig_received(&client), "a\nat 10\n");
     client_close(&client);
 }
 
@@ -219,7 +110,7 @@ static void test_who_is_kept_needs_no_page(void **state)
     struct client client;
     publish(11, "a\n");
     join(&client, 10, NULL);
-    assert_string_equal(received(&client), "a\nat 11\n");
+    assert_string_equal(rig_received(&client), "a\nat 11\n");
     assert_null(asking);
     client_close(&client);
 }
@@ -230,16 +121,16 @@ static void test_who_is_ahead_waits(void **state)
     struct client client, gone;
     join(&client, 12, NULL);
     join(&gone, 12, NULL);
-    assert_string_equal(received(&client), "");
+    assert_string_equal(rig_received(&client), "");
     publish(11, "a\n");
-    assert_string_equal(received(&client), "");
+    assert_string_equal(rig_received(&client), "");
     client_close(&gone);
-    harness_turn(&harness, 3);
-    assert_int_equal(stream_topic_count(topic), 1);
+    harness_turn(&rig.harness, 3);
+    assert_int_equal(stream_topic_count(rig.topic), 1);
     publish(12, "b\n");
-    assert_string_equal(received(&client), "at 12\n");
+    assert_string_equal(rig_received(&client), "at 12\n");
     publish(13, "c\n");
-    assert_string_equal(received(&client), "c\n");
+    assert_string_equal(rig_received(&client), "c\n");
     client_close(&client);
 }
 
@@ -250,10 +141,10 @@ static void test_between_two_positions_a_page_is_read(void **state)
     struct client client;
     publish(14, "b\n");
     join(&client, 12, NULL);
-    assert_string_equal(received(&client), "");
+    assert_string_equal(rig_received(&client), "");
     assert_int_equal(asked_after, 12);
     give(14, "rest\n");
-    assert_string_equal(received(&client), "rest\nat 14\n");
+    assert_string_equal(rig_received(&client), "rest\nat 14\n");
     client_close(&client);
 }
 
@@ -263,7 +154,7 @@ static void test_what_cannot_be_read_cuts_the_stream(void **state)
     struct client client;
     for (int i = 0; i < 2; i++) {
         join(&client, 3, "a\n");
-        assert_string_equal(received(&client), "a\n");
+        assert_string_equal(rig_received(&client), "a\n");
         if (i == 0) {
             give(0, NULL);
         } else {
@@ -274,9 +165,9 @@ static void test_what_cannot_be_read_cuts_the_stream(void **state)
         assert_true(client.at_end && buf_len(&client.in) == 0); /* no end of chunks */
         client_close(&client);
     }
-    harness_turn(&harness, 3);
-    assert_int_equal(stream_topic_count(topic), 0);
-    assert_true(idle >= 1);
+    harness_turn(&rig.harness, 3);
+    assert_int_equal(stream_topic_count(rig.topic), 0);
+    assert_true(rig.idle >= 1);
 }
 
 /* Whoever goes while its page is being read stays counted until the page has come. */
@@ -285,14 +176,14 @@ static void test_who_goes_while_a_page_is_read(void **state)
     (void)state;
     struct client client;
     join(&client, 3, "a\n");
-    assert_string_equal(received(&client), "a\n");
+    assert_string_equal(rig_received(&client), "a\n");
     client_close(&client);
-    harness_turn(&harness, 3);
-    assert_int_equal(stream_topic_count(topic), 1);
+    harness_turn(&rig.harness, 3);
+    assert_int_equal(stream_topic_count(rig.topic), 1);
     give(10, "b\n");
-    harness_turn(&harness, 3);
-    assert_int_equal(stream_topic_count(topic), 0);
-    assert_int_equal(idle, 1);
+    harness_turn(&rig.harness, 3);
+    assert_int_equal(stream_topic_count(rig.topic), 0);
+    assert_int_equal(rig.idle, 1);
 }
 
 static void test_a_closed_topic_ends_those_who_are_led(void **state)
@@ -300,15 +191,15 @@ static void test_a_closed_topic_ends_those_who_are_led(void **state)
     (void)state;
     struct client reads, ahead;
     join(&reads, 3, "a\n");
-    assert_string_equal(received(&reads), "a\n");
+    assert_string_equal(rig_received(&reads), "a\n");
     join(&ahead, 12, NULL);
-    assert_string_equal(received(&ahead), "");
-    stream_topic_close(topic);
-    topic = NULL;
-    assert_string_equal(received(&reads), ".");
-    assert_string_equal(received(&ahead), ".");
+    assert_string_equal(rig_received(&ahead), "");
+    stream_topic_close(rig.topic);
+    rig.topic = NULL;
+    assert_string_equal(rig_received(&reads), ".");
+    assert_string_equal(rig_received(&ahead), ".");
     give(10, "b\n"); /* the page comes all the same */
-    harness_turn(&harness, 3);
+    harness_turn(&rig.harness, 3);
     client_close(&reads);
     client_close(&ahead);
 }
@@ -318,26 +209,26 @@ static void test_one_who_does_not_read_is_told_where_it_was(void **state)
     (void)state;
     static char text[60002];
     struct client slow, quick;
-    uint64_t before = metric_value(metric_series_get(&cuts_family, NULL));
+    uint64_t before = metric_value(rig.cuts);
     memset(text, 'x', 60000), strcpy(text + 60000, "\n");
     join(&slow, 10, NULL);
     join(&quick, 10, NULL);
-    assert_string_equal(received(&quick), "at 10\n");
-    for (int64_t to = 11; metric_value(metric_series_get(&cuts_family, NULL)) == before; to++) {
+    assert_string_equal(rig_received(&quick), "at 10\n");
+    for (int64_t to = 11; metric_value(rig.cuts) == before; to++) {
         assert_true(to < 1000);
         publish(to, text);
-        assert_int_equal(strlen(received(&quick)), 60001);
+        assert_int_equal(strlen(rig_received(&quick)), 60001);
     }
     size_t len = 0;
     char last[32] = "";
-    for (const char *more = received(&slow); *more; more = received(&slow)) {
+    for (const char *more = rig_received(&slow); *more; more = rig_received(&slow)) {
         len += strlen(more);
         snprintf(last, sizeof last, "%s", strlen(more) > 20 ? more + strlen(more) - 20 : more);
     }
     const char *cut = strstr(last, "cut at ");
     assert_non_null(cut);
     int64_t position = strtoll(cut + 7, NULL, 10);
-    assert_true(position > 10 && position < stream_topic_position(topic));
+    assert_true(position > 10 && position < stream_topic_position(rig.topic));
     assert_int_equal(last[strlen(last) - 1], '.');
     assert_int_equal(len - strlen("at 10\n") - strlen(cut), (size_t)(position - 10) * 60001);
     client_close(&slow);
@@ -349,16 +240,16 @@ static void test_one_who_keeps_up_is_not_cut_off(void **state)
 {
     (void)state;
     struct client client;
-    uint64_t before = metric_value(metric_series_get(&cuts_family, NULL));
+    uint64_t before = metric_value(rig.cuts);
     join(&client, 10, NULL);
-    assert_string_equal(received(&client), "at 10\n");
+    assert_string_equal(rig_received(&client), "at 10\n");
     for (int64_t to = 11; to <= 16; to++)
         publish(to, "x\n");
-    assert_string_equal(received(&client), "");
+    assert_string_equal(rig_received(&client), "");
     assert_int_equal(asked_after, 10);
     give(13, "y\n");
-    assert_string_equal(received(&client), "y\nx\nx\nx\n");
-    assert_int_equal(metric_value(metric_series_get(&cuts_family, NULL)), before);
+    assert_string_equal(rig_received(&client), "y\nx\nx\nx\n");
+    assert_int_equal(metric_value(rig.cuts), before);
     client_close(&client);
 }
 
@@ -370,21 +261,21 @@ static void test_when_it_is_quiet_nothing_is_kept(void **state)
     struct client slow, late;
     memset(text, 'x', 1000000), strcpy(text + 1000000, "\n");
     join(&slow, 10, NULL);
-    harness_turn(&harness, 3);
+    harness_turn(&rig.harness, 3);
     publish(11, text);
     publish(12, "b\n");
-    assert_true(stream_topic_reaches(topic, 10));
-    while (stream_topic_reaches(topic, 10) || stream_topic_reaches(topic, 11))
-        loop_run_once(harness.loop, 1);
-    assert_true(stream_topic_reaches(topic, 12));
+    assert_true(stream_topic_reaches(rig.topic, 10));
+    while (stream_topic_reaches(rig.topic, 10) || stream_topic_reaches(rig.topic, 11))
+        loop_run_once(rig.harness.loop, 1);
+    assert_true(stream_topic_reaches(rig.topic, 12));
     join(&late, 11, NULL);
     while (!asking)
-        loop_run_once(harness.loop, 1);
+        loop_run_once(rig.harness.loop, 1);
     assert_int_equal(asked_after, 11);
     give(12, "b\n");
     size_t xs = 0, bs = 0;
     while (xs < 1000000 || bs == 0)
-        for (const char *at = received(&slow); *at; at++) {
+        for (const char *at = rig_received(&slow); *at; at++) {
             xs += *at == 'x';
             bs += *at == 'b';
         }
@@ -395,7 +286,7 @@ static void test_when_it_is_quiet_nothing_is_kept(void **state)
 
 int main(void)
 {
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, rig_teardown)
     const struct CMUnitTest tests[] = {
         TEST(test_pages_lead_up_to_the_chain),
         TEST(test_a_page_is_asked_for_when_the_one_before_it_is_given),
@@ -407,7 +298,7 @@ int main(void)
         TEST(test_a_closed_topic_ends_those_who_are_led),
         TEST(test_one_who_does_not_read_is_told_where_it_was),
         TEST(test_one_who_keeps_up_is_not_cut_off),
-        cmocka_unit_test_setup_teardown(test_when_it_is_quiet_nothing_is_kept, setup_beating, teardown),
+        cmocka_unit_test_setup_teardown(test_when_it_is_quiet_nothing_is_kept, setup_beating, rig_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
