@@ -176,13 +176,15 @@ static void test_a_quiet_stream_says_so(void **state)
     (void)state;
     struct client client;
     join(&client, 10);
-    assert_string_equal(rig_received(&client), "at 10\n");
+    const char *at = rig_received(&client);
+    assert_memory_equal(at, "at 10\n", strlen("at 10\n")); /* the first beat may be right behind it */
+    at += strlen("at 10\n");
     size_t beats = 0;
     while (beats < 2) { /* however long that takes */
-        usleep(1000);
-        const char *text = rig_received(&client);
-        for (const char *at = text; *at; at += strlen("still 10\n"), beats++)
+        for (; *at; at += strlen("still 10\n"), beats++)
             assert_memory_equal(at, "still 10\n", strlen("still 10\n"));
+        usleep(1000);
+        at = rig_received(&client);
     }
     client_close(&client);
 }
