@@ -19,8 +19,8 @@ static const char *const schema_sql[] = {
     /* The server's clock, unless a test set it. */
     "CREATE SCHEMA clock",
     "CREATE TABLE clock.now (at timestamptz)",
-    "CREATE FUNCTION clock.statement_timestamp() RETURNS timestamptz LANGUAGE sql STABLE AS"
-    " 'SELECT coalesce((SELECT at FROM clock.now), pg_catalog.statement_timestamp())'",
+    ("CREATE FUNCTION clock.statement_timestamp() RETURNS timestamptz LANGUAGE sql STABLE AS"
+     " 'SELECT coalesce((SELECT at FROM clock.now), pg_catalog.statement_timestamp())'"),
 };
 
 static struct db_pool *make_pool(struct str schema)

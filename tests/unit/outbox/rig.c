@@ -96,8 +96,8 @@ static const char *const ddl[] = {
     " attempt_count int NOT NULL DEFAULT 0, claim_count int NOT NULL DEFAULT 0, claim_id uuid, locked_by text,"
     " locked_at timestamptz, lease_until timestamptz, next_retry_at timestamptz, last_error text,"
     " created_at timestamptz NOT NULL DEFAULT clock_timestamp(), sent_at timestamptz)",
-    "CREATE INDEX ON public.delivery ((coalesce(greatest(next_retry_at, lease_until), created_at)))"
-    " WHERE status IN ('PENDING', 'PROCESSING')",
+    ("CREATE INDEX ON public.delivery ((coalesce(greatest(next_retry_at, lease_until), created_at)))"
+     " WHERE status IN ('PENDING', 'PROCESSING')"),
 };
 
 static struct db_pool *pool;
