@@ -5,7 +5,7 @@ import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tests", "system"))
 
-from lib.engines import Engines, RedisNode  # noqa: E402 pylint: disable=wrong-import-position,import-error
+from lib.engines import Engines, Nats as NatsServer, RedisNode  # noqa: E402 pylint: disable=wrong-import-position,import-error
 
 from . import machine  # noqa: E402 pylint: disable=wrong-import-position
 
@@ -82,3 +82,22 @@ class Redis:
 
     def cpu_seconds(self):
         return machine.cpu_seconds(self.node.process.pid)
+
+
+class Nats:
+    """NATS alone, with JetStream, for the modules' events."""
+
+    def __enter__(self):
+        self.folder = tempfile.TemporaryDirectory(prefix="freshet-bench-nats-", ignore_cleanup_errors=True)
+        self.server = NatsServer(self.folder.name)
+        self.server.start()
+        return self
+
+    def __exit__(self, *_):
+        self.server.kill()
+        self.folder.cleanup()
+
+    def settings(self):
+        return {"bus": {"events": "nats"}, "nats": {"servers": [f"nats://{self.server.address}"]},
+                "entitlement": {"nats": {"subject": "bench.entitlement", "stream": "bench_entitlement"}},
+                "notification": {"nats": {"stream": "bench_entitlement"}}}

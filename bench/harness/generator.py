@@ -15,6 +15,7 @@ class Target:
     pids: list
     requests: str
     protocol: str = "http"
+    accept: str = "200"
 
 
 def write_requests(path, requests):
@@ -29,7 +30,7 @@ def measure(binary, target, depth, seconds, on_cpus=None, spin=False):
     """One run. A failed answer fails the benchmark: a fast error is no speed."""
     pin = (lambda: os.sched_setaffinity(0, on_cpus)) if on_cpus else None
     command = [binary, "--connect", f"127.0.0.1:{target.port}", "--requests", target.requests,
-               "--protocol", target.protocol, "--pipeline", str(depth), "--seconds", str(seconds),
+               "--protocol", target.protocol, "--accept", target.accept, "--pipeline", str(depth), "--seconds", str(seconds),
                "--server-pid", ",".join(map(str, target.pids))]
     if spin:  # on a processor of its own it need never sleep, and no server pays for waking it
         command.append("--spin")
