@@ -504,8 +504,8 @@ begin
     for e in
         select u.tenant_id, u.entity_type, u.entity_id, u.subject, u.kind, u.is_private::boolean, u.version::bigint,
                u.mode::integer, u.fields::text[], u.keys::text[], u.correlation_id, u.source_module, u.data
-          from pg_catalog.unnest(p_tenant_ids, p_entity_types, p_entity_ids, p_subjects, p_kinds, p_private, p_versions, p_modes,
-                                 p_fields, p_keys, p_correlation_ids, p_source_modules, p_datas) with ordinality
+          from unnest(p_tenant_ids, p_entity_types, p_entity_ids, p_subjects, p_kinds, p_private, p_versions, p_modes, p_fields,
+                      p_keys, p_correlation_ids, p_source_modules, p_datas) with ordinality
                as u (tenant_id, entity_type, entity_id, subject, kind, is_private, version, mode, fields, keys, correlation_id,
                      source_module, data, place)
          order by u.tenant_id collate "C", u.entity_type collate "C", u.entity_id collate "C", u.place

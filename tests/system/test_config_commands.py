@@ -144,7 +144,8 @@ def test_eight_migrations_side_by_side_are_one(database, migrate):
     told = [process.communicate() for process in running]
     assert {process.returncode for process in running} == {0}, told
     lines = [line for out, _ in told for line in out.splitlines() if " 0 applied" not in line]
-    assert sorted(line.split()[0] for line in lines) == ["chat", "entitlement", "intake", "notification", "platform", "refdata"]
+    assert sorted(line.split()[0] for line in lines) == ["chat", "entitlement", "hydration", "intake",
+                                                              "notification", "platform", "refdata"]
     assert len(applied(database)) == len(set(applied(database)))
 
 

@@ -14,7 +14,7 @@ from lib.refdata import own_refdata_db, refdata_db  # noqa: F401
 from lib.wait import eventually
 
 ALONE = ["--roles", "entitlement"]
-KEEPERS = ("intake", "chat", "entitlement", "notification")
+KEEPERS = ("intake", "chat", "entitlement", "notification", "hydration")
 
 
 def schemas(database):
