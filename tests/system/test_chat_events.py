@@ -78,6 +78,18 @@ def test_m4_pages(chat):
         assert events == whole
 
 
+def test_m4_a_page_is_bounded_in_bytes(server, token, module_database):
+    with Session(server, token("demo", subject="long")) as chat:
+        for number in range(20):
+            chat.say(f"{number:02}" + "x" * 32000)
+        eventually(lambda: states(module_database, chat.session) == ["published"] * 40)
+        page = ask(chat)
+        assert 32 <= len(page["events"]) < 36 and page["counts"] == {"message_created": 40}
+        rest = ask(chat, f"?cursor={page['next_cursor']}")
+        assert [event["sequence"] for event in page["events"] + rest["events"]] == list(range(1, 41))
+        assert rest["next_cursor"] is None
+
+
 def test_m4_only_the_callers_sessions(chat, server, token):
     for tenant, subject in (("demo", "bob"), ("other", "alice")):
         with Session(server, token(tenant, subject=subject), chat.project) as other:

@@ -4,38 +4,31 @@
 #include "base/json.h"
 #include "modules/chat/chat.h"
 
-enum { READ_MS = 10000, LIMIT_DEFAULT = 100, LIMIT_MAX = 1000 };
+enum { READ_MS = 10000, LIMIT_DEFAULT = 100, LIMIT_MAX = 1000, PAGE_BYTES = 1024 * 1024 };
 #define LAST_MICROSECOND INT64_C(253402300799999999) /* of the year 9999 */
 
-/* $1 … $3 whose, $4 the type, $5 from and $6 to, in microseconds since 1970; NULL = any. By event_log_user. */
-#define OF_CALLER                                                                                     \
-    " from chat.event_log g where g.tenant_id = $1 and g.project_id = $2 and g.user_id = $3"          \
-    " and ($4::text is null or g.event_type = $4)"                                                    \
-    " and g.created_at >= coalesce(timestamptz 'epoch' + $5 * interval '1 microsecond', '-infinity')" \
-    " and g.created_at < coalesce(timestamptz 'epoch' + $6 * interval '1 microsecond', 'infinity')"
-#define MICROSECONDS "(extract(epoch from x.created_at) * 1000000)::bigint"
-
-/* $7 and $8 behind this time and id, $9 rows at most, and one more to see whether there is one. */
+/* $1 … $3 whose, $4 the type, $5 from and $6 to, in microseconds since 1970, NULL = any; $7 and $8 behind this time and id,
+ * $9 rows at most, $10 bytes. A last row without a line: more follows. */
 static const char page_sql[] =
-    "select chat.event_json(x.event_id, x.event_type, x.sequence, x.session_id, x.created_at, x.payload)," MICROSECONDS
-    ", x.event_id, x.fetched"
-    " from (select w.*, count(*) over () as fetched,"
-    "              sum(octet_length(w.payload::text)) over (order by w.created_at, w.event_id)"
-    "              - octet_length(w.payload::text) as before"
-    "       from (select *" OF_CALLER
-    "                 and (g.created_at, g.event_id) > (timestamptz 'epoch' + $7 * interval '1 microsecond', $8)"
-    "             order by g.created_at, g.event_id limit $9) w) x"
-    " where x.before < 1048576 order by x.created_at, x.event_id";
-enum page_column { LINE, AT, ID, FETCHED };
+    "select x.line, (extract(epoch from x.created_at) * 1000000)::bigint, x.event_id"
+    " from chat.events_of($1, $2, $3, $4, timestamptz 'epoch' + $5 * interval '1 microsecond',"
+    "                     timestamptz 'epoch' + $6 * interval '1 microsecond',"
+    "                     timestamptz 'epoch' + $7 * interval '1 microsecond', $8, $9, $10) x";
+enum page_column { LINE, AT, ID };
 
+/* $1 … $6 the same. By event_log_user. */
 static const char count_sql[] =
-    "select to_char(g.created_at at time zone 'UTC', 'YYYY-MM-DD'), g.event_type, count(*)" OF_CALLER
+    "select to_char(g.created_at at time zone 'UTC', 'YYYY-MM-DD'), g.event_type, count(*)"
+    " from chat.event_log g where g.tenant_id = $1 and g.project_id = $2 and g.user_id = $3"
+    " and ($4::text is null or g.event_type = $4)"
+    " and g.created_at >= coalesce(timestamptz 'epoch' + $5 * interval '1 microsecond', '-infinity')"
+    " and g.created_at < coalesce(timestamptz 'epoch' + $6 * interval '1 microsecond', 'infinity')"
     " group by 1, 2 order by 1, 2";
 enum count_column { DAY, TYPE, COUNT };
 
-enum { COUNT_PARAMS = 6, PAGE_PARAMS = 9 };
-static const enum db_type types[PAGE_PARAMS] = {DB_TEXT,   DB_UUID,   DB_UUID, DB_TEXT,  DB_BIGINT,
-                                                DB_BIGINT, DB_BIGINT, DB_UUID, DB_BIGINT};
+enum { COUNT_PARAMS = 6, PAGE_PARAMS = 10 };
+static const enum db_type types[PAGE_PARAMS] = {DB_TEXT,   DB_UUID,   DB_UUID, DB_TEXT,   DB_BIGINT,
+                                                DB_BIGINT, DB_BIGINT, DB_UUID, DB_BIGINT, DB_BIGINT};
 
 void chat_events_init(struct chat *chat)
 {
@@ -135,10 +128,11 @@ static enum status take_question(const struct http_request *request, struct ques
 
 /* ---- the answer ---- */
 
-static void put_events(struct buf *body, const struct question *question, const struct db_result *rows)
+static void put_events(struct buf *body, const struct db_result *rows)
 {
-    size_t count = db_result_rows(rows), limit = (size_t)question->limit,
-           shown = count < limit ? count : limit;
+    size_t count = db_result_rows(rows), shown = count;
+    if (count && db_result_is_null(rows, count - 1, LINE))
+        shown--;
     json_put_key(body, STR("events"));
     buf_put_char(body, '[');
     for (size_t i = 0; i < shown; i++) {
@@ -148,7 +142,7 @@ static void put_events(struct buf *body, const struct question *question, const 
     }
     buf_put_char(body, ']');
     json_put_key(body, STR("next_cursor"));
-    if (shown && db_result_i64(rows, 0, FETCHED) > (int64_t)shown)
+    if (shown && shown < count)
         buf_printf(body, "\"%.*s.%.*s\"", STR_ARG(db_result_str(rows, shown - 1, AT)),
                    STR_ARG(db_result_str(rows, shown - 1, ID)));
     else
@@ -209,7 +203,8 @@ static enum status read_events(struct http_request *request, const struct questi
         {question->to},
         {question->after},
         {question->after_id},
-        {arena_printf(request->arena, "%lld", (long long)question->limit + 1)},
+        {arena_printf(request->arena, "%lld", (long long)question->limit)},
+        {arena_printf(request->arena, "%d", PAGE_BYTES)},
     };
     enum status status = chat_store_check(chat, error);
     if (status == STATUS_OK)
@@ -235,7 +230,7 @@ void chat_get_events(struct http_request *request)
         struct buf body;
         buf_init(&body);
         buf_put_char(&body, '{');
-        put_events(&body, &question, page);
+        put_events(&body, page);
         if (counts)
             put_counts(&body, counts);
         buf_put_char(&body, '}');

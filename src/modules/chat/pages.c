@@ -13,14 +13,8 @@ static const char page_sql[] =
     " from chat.chat_sessions s"
     " cross join lateral (select max(n.sequence) as logged from chat.event_log n"
     "                     where n.tenant_id = s.tenant_id and n.session_id = s.session_id) l"
-    " left join lateral ("
-    "    select x.sequence,"
-    "           chat.event_json(x.event_id, x.event_type, x.sequence, x.session_id, x.created_at, x.payload) as line"
-    "    from (select w.*, sum(octet_length(w.payload::text)) over (order by w.sequence)"
-    "                      - octet_length(w.payload::text) as before"
-    "          from (select * from chat.event_log g where g.tenant_id = s.tenant_id and g.session_id = s.session_id"
-    "                    and g.sequence > greatest($5, s.forgotten_sequence) order by g.sequence limit $6) w) x"
-    "    where x.before < $7) e on true"
+    " left join lateral chat.events_after(s.tenant_id, s.session_id, greatest($5, s.forgotten_sequence), $6, $7) e"
+    "   on true"
     " where s.tenant_id = $1 and s.session_id = $3 and s.project_id = $2 and s.user_id = $4"
     " order by e.sequence";
 enum column { LAST, FORGOTTEN, LOGGED, SEQUENCE, LINE };
