@@ -262,9 +262,14 @@ static void fail(struct hydration_asking *asking)
                  loop_now_ns(asking->desk->loop) + asking->policy.in_flight_window_ms * CLOCK_NS_PER_MS);
 }
 
+/* Once a second: an outage fails everything that is asked. */
 static void log_failure(const struct hydration_asking *asking)
 {
     const struct error *error = &asking->visit.error;
+    int64_t now_ns = loop_now_ns(asking->desk->loop);
+    if (now_ns - asking->desk->complained_ns < CLOCK_NS_PER_S)
+        return;
+    asking->desk->complained_ns = now_ns;
     log_warn("hydration_failed", LOG_STR("entity_type", asking->need.entity_type),
              LOG_STR("entity_id", asking->need.entity_id),
              LOG_CSTR("requester_module", asking->policy.module),
@@ -291,12 +296,15 @@ static void take(struct hydration_asking *asking)
         take_look(asking);
 }
 
-/* It still counts as running while its outcome is told, so nobody ends it meanwhile. */
+/* It still counts as running while its outcome is told, so nobody ends it meanwhile. Who joined just then, behind those who were
+ * told, is not left without a visit to come. */
 static void finish(struct hydration_asking *asking)
 {
     asking->desk->visits--;
     take(asking);
     asking->visit.is_running = false;
+    if (asking->waiters && asking->claim_at_ns == CLOCK_NEVER)
+        hydration_asking_again(asking);
     set_timer(asking);
     hydration_desk_settle(asking);
 }

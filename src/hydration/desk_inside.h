@@ -90,6 +90,7 @@ struct hydration_desk {
     unsigned visits;
     struct hydration_recent recent[HYDRATION_RECENT_MAX];
     uint64_t turn;
+    int64_t complained_ns;
     struct buf cut;
     bool cut_in_use, stopping;
 };

@@ -217,6 +217,24 @@ static void test_h2_a_callback_may_cancel_others_and_ask_again(void **state)
     assert_true(turn_until_empty());
 }
 
+static void test_h2_who_asks_again_for_what_is_not_kept_is_not_forgotten(void **state)
+{
+    (void)state;
+    struct person ann = {0}, next = {0};
+    static char data[300 * 1024]; /* more than this memory cares for */
+    snprintf(data, sizeof data, "{\"title\":\"%0290000d\"}", 0);
+    script.claim = in_ledger;
+    script.claim.data = str_from(data);
+    ann.asks = &next;
+    ask(&ann, "ann", rig_title);
+    assert_true(turn_until_done(&ann));
+    assert_int_equal(next.times, 0);
+    assert_true(turn_until_done(&next));
+    assert_int_equal(next.result, HYDRATION_UPDATED);
+    assert_true(turn_until_empty());
+    assert_int_equal(rig_claims(), 2);
+}
+
 static void test_h4_a_late_not_found_does_not_hide_a_fresh_entity(void **state)
 {
     (void)state;
@@ -430,17 +448,26 @@ static void test_h2_the_last_look_finds_an_answer_that_was_not_heard(void **stat
 {
     (void)state;
     struct person ann = {0}, bob = {0};
+    struct hydration_need need = rig_need("ann", rig_full);
+    char id[16];
     rig_policy.wait_timeout_ms = 500;
     script.claim = join_others;
     script.look = in_ledger;
     script.look_is_set = true;
-    ask(&ann, "ann", rig_full);
-    ask(&bob, "bob", rig_full);
-    assert_true(turn_until_done(&ann));
+    unsigned tries = 0;
+    do { /* a machine so slow that the look comes back too late has another try */
+        snprintf(id, sizeof id, "%u", tries);
+        need.entity_id = str_from(id);
+        ask_need(&ann, need, false);
+        ask_need(&bob, need, false);
+        assert_true(turn_until_done(&ann));
+        assert_true(turn_until_done(&bob));
+        assert_true(turn_until_empty());
+        assert_true(rig_looks() <= ++tries); /* one for both */
+    } while (bob.result == HYDRATION_TIMEOUT && tries < 20);
     assert_int_equal(ann.result, HYDRATION_UPDATED);
     assert_int_equal(bob.result, HYDRATION_UPDATED);
-    assert_int_equal(rig_looks(), 1);
-    assert_true(turn_until_empty());
+    assert_int_equal(bob.way, HYDRATION_BY_LEDGER);
 }
 
 static void test_h5_what_is_known_all_the_same_comes_with_the_timeout(void **state)
@@ -698,6 +725,7 @@ int main(void)
         TEST(test_h2_an_answer_may_come_before_the_claim_is_back),
         TEST(test_h2_who_cancels_is_never_called),
         TEST(test_h2_a_callback_may_cancel_others_and_ask_again),
+        TEST(test_h2_who_asks_again_for_what_is_not_kept_is_not_forgotten),
         TEST(test_h4_a_late_not_found_does_not_hide_a_fresh_entity),
         TEST(test_h4_a_ledger_that_is_behind_is_asked_again),
         TEST(test_h2_a_partial_answer_never_stands_for_a_wider_request),
