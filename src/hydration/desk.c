@@ -167,13 +167,6 @@ void hydration_waiter_cancel(struct hydration_waiter *waiter)
 
 /* ---- outcomes ---- */
 
-static const char *mode_name(enum hydration_mode mode)
-{
-    static const char *const names[] = {
-        [HYDRATION_EXISTENCE] = "existence", [HYDRATION_PARTIAL] = "partial", [HYDRATION_FULL] = "full"};
-    return names[mode];
-}
-
 /* One line for each question (seed 001 §12); those that cost nobody anything are for who looks closely. */
 static void log_outcome(const struct hydration_need *need, const struct hydration_policy *policy,
                         const char *correlation_id, const struct hydration_outcome *outcome)
@@ -181,15 +174,16 @@ static void log_outcome(const struct hydration_need *need, const struct hydratio
     enum log_level level = outcome->way == HYDRATION_BY_ASKING ? LOG_LEVEL_INFO : LOG_LEVEL_DEBUG;
     if (!log_enabled(level))
         return;
-    log_write(
-        level, "hydration",
-        LOG_FIELDS(
-            LOG_STR("tenant", need->tenant), LOG_STR("entity_type", need->entity_type),
-            LOG_STR("entity_id", need->entity_id), LOG_CSTR("hydration_mode", mode_name(need->cover.mode)),
-            LOG_CSTR("requester_module", policy->module), LOG_STR("source_module", outcome->source_module),
-            LOG_CSTR("correlation_id", correlation_id), LOG_INT("wait_timeout_ms", policy->wait_timeout_ms),
-            LOG_BOOL("negative_cache_hit", outcome->is_negative_hit),
-            LOG_CSTR("result", hydration_result_name(outcome->result))));
+    log_write(level, "hydration",
+              LOG_FIELDS(LOG_STR("tenant_id", need->tenant), LOG_STR("entity_type", need->entity_type),
+                         LOG_STR("entity_id", need->entity_id),
+                         LOG_CSTR("hydration_mode", hydration_mode_names[need->cover.mode]),
+                         LOG_CSTR("requester_module", policy->module),
+                         LOG_STR("source_module", outcome->source_module),
+                         LOG_CSTR("correlation_id", correlation_id),
+                         LOG_INT("wait_timeout_ms", policy->wait_timeout_ms),
+                         LOG_BOOL("negative_cache_hit", outcome->is_negative_hit),
+                         LOG_CSTR("result", hydration_result_name(outcome->result))));
 }
 
 /* Counts it, logs it, and takes the waiter out of its asking; only the callback is left. */

@@ -3,10 +3,10 @@
  *
  * Callbacks may ask, cancel and free what they like: waiters have left their asking and it is settled before the first of
  * them is called, and an asking that was opened meanwhile has had its own look at the memory. */
-#include <stdlib.h>
-
 #include "base/hash.h"
 #include "hydration/desk_inside.h"
+
+enum { ARENA_BYTES = 512 };
 
 /* ---- questions that were asked ---- */
 
@@ -83,9 +83,9 @@ static void tell(struct hydration_asking *asking, const struct hydration_event *
     struct buf part;
 
     buf_init(&part);
-    if (is_updated)
-        outcome.data = hydration_desk_cut(&asking->need.cover, event->data, &part);
     bool is_enough = !is_updated || hydration_data_includes(cover, event->data, &asking->need.cover);
+    if (is_updated && is_enough)
+        outcome.data = hydration_desk_cut(&asking->need.cover, event->data, &part);
     for (struct hydration_waiter *waiter = asking->waiters, *next; is_enough && waiter; waiter = next) {
         next = waiter->next;
         if (!is_for(event, waiter->subject))
@@ -152,21 +152,29 @@ static const struct hydration_asking *own_asking(struct hydration_desk *desk, ui
     return asking;
 }
 
-/* How much of the entity it is: as it says, else as we asked. NULL: nobody knows. */
-static const struct hydration_cover *cover_of(struct hydration_desk *desk, uint64_t hash,
-                                              const struct hydration_event *event)
+/* Whom a question was asked for. */
+static struct str asked_for(const struct hydration_asking *asking, struct str correlation_id)
 {
-    const struct hydration_asking *asking = event->has_cover ? NULL : own_asking(desk, hash, event);
-    return event->has_cover ? &event->cover : asking ? &asking->need.cover : NULL;
+    if (str_eq(correlation_id, str_from(asking->question.correlation_id)))
+        return str_from(asking->question.subject);
+    return asking->visit.need.subject;
 }
 
-/* A source outside that does not name the caller it answers for means the one it was asked for. */
-static char *subject_of(const struct hydration_asking *asking)
+/* What an answer of a source outside does not say, the question did: how much of the entity it is, whom it is for. The texts are
+ * the arena's, since the asking may end while others are told. */
+static void complete(struct hydration_desk *desk, uint64_t hash, struct hydration_event *event,
+                     struct arena *arena)
 {
+    const struct hydration_asking *asking = own_asking(desk, hash, event);
     if (!asking)
-        return NULL;
-    return str_dup(asking->question.subject ? str_from(asking->question.subject)
-                                            : asking->visit.need.subject);
+        return;
+    if (event->is_private && !event->subject.len)
+        event->subject = arena_str(arena, asked_for(asking, event->correlation_id));
+    if (event->has_cover)
+        return;
+    char *at = arena_alloc(arena, hydration_cover_bytes(&asking->need.cover));
+    event->cover = hydration_cover_keep(&asking->need.cover, &at);
+    event->has_cover = true;
 }
 
 static int64_t ttl_ms(const struct hydration_desk *desk, const struct hydration_asking *asking,
@@ -192,9 +200,9 @@ static void count_answer(struct hydration_recent *question, bool is_awaited)
 static void take_in(struct hydration_desk *desk, uint64_t hash, const struct hydration_event *event,
                     struct hydration_recent *question)
 {
+    const struct hydration_cover *cover = event->has_cover ? &event->cover : NULL;
     desk->turn++;
     const struct hydration_asking *asking = next_about(desk, hash, event);
-    const struct hydration_cover *cover = cover_of(desk, hash, event);
     if (!hydration_memory_hear(desk->memory, event, cover, asking || event->correlation_id.len > 0,
                                ttl_ms(desk, asking, event), loop_now_ns(desk->loop))) {
         hydration_count_ignored("stale");
@@ -208,6 +216,8 @@ void hydration_desk_hear(struct hydration_desk *desk, const struct hydration_eve
 {
     uint64_t hash = hydration_entity_hash(event->tenant, event->entity_type, event->entity_id);
     struct hydration_recent *question = question_of(desk, event->correlation_id);
+    struct hydration_event whole = *event;
+    struct arena arena;
 
     if (desk->stopping || event->kind == HYDRATION_EVENT_UNKNOWN)
         return;
@@ -215,11 +225,8 @@ void hydration_desk_hear(struct hydration_desk *desk, const struct hydration_eve
         hydration_count_ignored("mismatch"); /* of another type, id or tenant than was asked for */
         return;
     }
-    struct hydration_event named = *event;
-    char *subject =
-        event->is_private && !event->subject.len ? subject_of(own_asking(desk, hash, event)) : NULL;
-    if (subject)
-        named.subject = str_from(subject);
-    take_in(desk, hash, &named, question);
-    free(subject);
+    arena_init(&arena, ARENA_BYTES);
+    complete(desk, hash, &whole, &arena);
+    take_in(desk, hash, &whole, question);
+    arena_deinit(&arena);
 }

@@ -312,6 +312,27 @@ static void test_an_answer_that_says_nothing_of_its_extent_is_what_was_asked_for
     assert_true(turn_until_empty());
 }
 
+static void test_what_an_answer_leaves_unsaid_outlives_the_question(void **state)
+{
+    (void)state;
+    struct person some = {0}, whole = {0}, none = {0};
+    rig_policy.max_retries = 0;
+    ask(&none, "ann", rig_existence);
+    ask(&whole, "ann", rig_full);
+    assert_true(turn_until_count(rig_questions, 2));
+    ask(&some, "ann", rig_title);
+    assert_true(turn_until_count(rig_questions, 3));
+    turn_for_ms(1);
+    struct hydration_event plain = answer_of(HYDRATION_EVENT_UPDATED, 1);
+    plain.has_cover = false;
+    hear(plain); /* the last one's asking ends before the others are told */
+    assert_string_equal(some.data, "{\"title\":\"T\"}");
+    assert_string_equal(none.data, "{}");
+    assert_int_equal(whole.times, 0);
+    hydration_waiter_cancel(&whole.waiter);
+    assert_true(turn_until_empty());
+}
+
 static void test_answers_nobody_waits_for_are_counted(void **state)
 {
     (void)state;
@@ -730,6 +751,7 @@ int main(void)
         TEST(test_h4_a_ledger_that_is_behind_is_asked_again),
         TEST(test_h2_a_partial_answer_never_stands_for_a_wider_request),
         TEST(test_an_answer_that_says_nothing_of_its_extent_is_what_was_asked_for),
+        TEST(test_what_an_answer_leaves_unsaid_outlives_the_question),
         TEST(test_answers_nobody_waits_for_are_counted),
         TEST(test_h4_each_caller_asks_alone_once_it_is_a_matter_of_callers),
         TEST(test_h4_what_is_anothers_reaches_nobody),
