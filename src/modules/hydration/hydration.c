@@ -42,6 +42,8 @@ static enum status start(struct kernel *kernel, const void *section, void **stat
     struct hydration_module *module = memory_zalloc(sizeof *module);
     module->kernel = kernel;
     module->settings = section;
+    module->policy = module->settings->policy;
+    module->policy.module = "hydration";
     kernel_hydration_consumes(kernel, NULL);
     *state = module;
     return STATUS_OK;
@@ -67,6 +69,7 @@ const struct module hydration_module = {
     .roles = (const char *const[]){"hydration", NULL},
     .section = &hydration_section,
     .migrations = hydration_migrations,
+    .routes = (const struct module_routes[]){{"hydration", hydration_routes}, {.role = NULL}},
     .start = start,
     .destroy = destroy,
     .health = health,

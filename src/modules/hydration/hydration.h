@@ -9,6 +9,7 @@
 struct hydration_module {
     struct kernel *kernel;
     const struct hydration_settings *settings;
+    struct hydration_policy policy; /* the route's */
 };
 
 extern const struct module hydration_module;
