@@ -356,7 +356,9 @@ bool idempotency_answer(struct db_pool *pool, const struct idempotency_table *ta
         return false;
     http_send(request, &(struct http_response){
                            .status = outcome.status,
-                           .headers = outcome.replayed ? STR("Idempotency-Replayed: true\r\n") : STR_NONE,
+                           .headers = outcome.replayed        ? STR("Idempotency-Replayed: true\r\n")
+                                      : outcome.status == 503 ? STR("Retry-After: 1\r\n")
+                                                              : STR_NONE,
                            .body = outcome.body,
                        });
     db_result_free(outcome.rows);

@@ -11,7 +11,7 @@ enum { PARTITIONS = 4, BODY_BYTES_MAX = 64 * 1024 };
 static const struct http_route routes[] = {
     {HTTP_POST, "/v1/entitlements/grants", entitlement_post_grant, HTTP_WORKER, .scope = "entitlement:write",
      .idempotency = HTTP_KEY_SERIALIZE, .key_required = true, .key_stores_failures = true,
-     .body_bytes_max = BODY_BYTES_MAX},
+     .body_bytes_max = BODY_BYTES_MAX, .prepare = entitlement_sku_prepare},
     {HTTP_POST, "/v1/entitlements/revokes", entitlement_post_revoke, HTTP_WORKER,
      .scope = "entitlement:write", .idempotency = HTTP_KEY_SERIALIZE, .key_required = true,
      .key_stores_failures = true, .body_bytes_max = BODY_BYTES_MAX},
@@ -48,6 +48,7 @@ static enum status start(struct kernel *kernel, const void *section, void **stat
         return status;
     }
     entitlement_change_init(entitlement);
+    entitlement_sku_init(entitlement);
     entitlement_list_init(entitlement);
     entitlement_audit_init(entitlement);
     *state = entitlement;

@@ -1,6 +1,7 @@
 /* entitlement's own layout: what the files of this module share.
  *
- *   POST ─ change.c: body, one call of entitlement.change() by way of the idempotency engine ─ COMMIT ─ publisher.c is woken
+ *   POST ─ sku.c, where it is switched on: is there such an item?
+ *        ─ change.c: body, one call of entitlement.change() by way of the idempotency engine ─ COMMIT ─ publisher.c is woken
  *        ─ outbox engine ─ event.c: JSON to protobuf ─ bus, topic entitlement.events
  *
  * Everything is written by that one function, in one transaction with the answer that its key stands for. Handlers run on the
@@ -10,6 +11,7 @@
 
 #include <stdatomic.h>
 
+#include "hydration/hydration.h"
 #include "kernel/kernel.h"
 #include "kernel/store.h"
 #include "modules/entitlement/settings.h"
@@ -20,7 +22,8 @@ struct entitlement {
     struct kernel *kernel;
     const struct entitlement_settings *settings; /* as they were at the start */
     struct idempotency_table keys;
-    struct db_statement change, list, audit_make, audit_drop;
+    struct hydration_policy hydration; /* of the settings, under this module's name */
+    struct db_statement change, refuse, list, audit_make, audit_drop;
     struct metric_series *granted, *revoked;
     struct outbox *outbox;
     struct loop_timer audit_timer; /* home loop */
@@ -30,11 +33,23 @@ struct entitlement {
 };
 
 /* ---- change.c, list.c ---- */
+enum { ENTITLEMENT_USER_ID, ENTITLEMENT_SKU, ENTITLEMENT_REASON, ENTITLEMENT_PURCHASE_ID, ENTITLEMENT_TEXTS };
+/* What a body asks for. Read once: by sku.c, whose handler_data it is then, or by the handler. */
+struct entitlement_order {
+    struct str texts[ENTITLEMENT_TEXTS];
+    enum hydration_result item; /* HYDRATION_UPDATED: there is such an item, or nobody wants to know */
+};
+enum status entitlement_order_read(const struct http_request *request, struct entitlement_order *order,
+                                   struct error *error) MUST_CHECK;
 void entitlement_change_init(struct entitlement *entitlement);
 void entitlement_list_init(struct entitlement *entitlement);
 void entitlement_post_grant(struct http_request *request);
 void entitlement_post_revoke(struct http_request *request);
 void entitlement_get_of_user(struct http_request *request);
+
+/* ---- sku.c: the row's prepare of grants ---- */
+void entitlement_sku_init(struct entitlement *entitlement);
+enum http_gate entitlement_sku_prepare(struct http_request *request);
 
 /* ---- publisher.c ---- */
 extern const struct outbox_table entitlement_outbox_table;

@@ -46,6 +46,9 @@ static const struct setting_row rows[] = {
      .rows = idempotency_rows, .fallback = ""},
     {"audit", SETTING_OBJECT, .help = "The history of changes, partitioned by month.", .rows = audit_rows,
      .fallback = ""},
+    {"hydration", SETTING_OBJECT, ROW(hydration),
+     "Whether a grant asks for the item of its stock_keeping_unit first: one that is not there is refused.",
+     "", .rows = hydration_use_rows_off},
     {"outbox", SETTING_OBJECT, ROW(outbox), "How events are published.", "", .rows = outbox_setting_rows},
     {.name = NULL},
 };

@@ -3,6 +3,7 @@
 #define FRESHET_ENTITLEMENT_SETTINGS_H
 
 #include "base/setting.h"
+#include "hydration/hydration.h"
 #include "idempotency/idempotency.h"
 #include "kernel/config.h"
 #include "outbox/outbox.h"
@@ -20,6 +21,7 @@ struct entitlement_settings {
         int64_t months_ahead, keep_months;
     } audit;
     struct outbox_settings outbox;
+    struct hydration_use hydration;
 };
 
 extern const struct config_section entitlement_section;
