@@ -12,6 +12,8 @@
 enum {
     TOPICS_MAX = 16,
     OWN_CONNECTIONS = 2, /* of the embedded bus: publishing and upkeep */
+    ANSWERERS =
+        2, /* handlers more where handlers ask one another: who waits must not keep who answers from it */
 };
 
 /* What was not handled yet outlives everything but this. */
@@ -120,7 +122,8 @@ static enum status open_postgres(struct kernel_store *store, const struct topics
                                  struct error *error)
 {
     struct db_target target = store->target;
-    target.connections_max = kernel_events_handlers(store->kernel) + OWN_CONNECTIONS;
+    target.connections_max =
+        kernel_events_handlers(store->kernel) + OWN_CONNECTIONS + (store->consumes ? ANSWERERS : 0);
     return bus_postgres_create(
         &(struct bus_postgres_config){
             .loop = store->home,

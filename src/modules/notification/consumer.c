@@ -108,10 +108,10 @@ static enum status write_events(struct memo *memo, struct bus_batch *batch, stru
 
 static void handle(void *context, struct bus_batch *batch)
 {
-    (void)context;
     struct error error = {0};
     struct memo *memo = read_messages(batch);
     batch->memo = memo;
+    notification_titles_take(context, memo->events, memo->count, &memo->arena);
     FAILPOINT("notification.before_write");
     enum status status = memo->count ? write_events(memo, batch, &error) : STATUS_OK;
     FAILPOINT("notification.before_commit");
@@ -186,6 +186,7 @@ enum status notification_consumer_subscribe(struct notification *notification, s
         .mode = BUS_SHARED,
         .from = BUS_FROM_START,
         .batch_max = BATCH_MAX,
+        .parallel = (unsigned)kernel_bus(notification->kernel)->handlers, /* who answers has others */
         .attempts_max = (unsigned)notification->settings->nats.max_deliver,
         .context = notification,
         .handler = handle,

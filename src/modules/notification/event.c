@@ -124,5 +124,7 @@ void notification_event_put(const struct notification_event *event, struct buf *
     json_put_member_str(out, "source", event->source);
     json_put_member_str(out, "source_id", event->source_id);
     json_put_member_i64(out, "version", event->version);
+    if (event->item_title.len)
+        json_put_member_str(out, "item_title", event->item_title);
     buf_put_char(out, '}');
 }

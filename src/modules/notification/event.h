@@ -11,6 +11,7 @@
 struct notification_event {
     char event_id[UUID_TEXT_BYTES], notification_id[UUID_TEXT_BYTES];
     struct str event_type, user_id, sku, source, source_id, tenant;
+    struct str item_title; /* not the event's: the item's, where somebody knew it */
     int64_t occurred_us, version;
     struct str traceparent; /* empty = none, or none that is one */
 };

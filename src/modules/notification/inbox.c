@@ -12,10 +12,12 @@ enum { READ_MS = 5000, LIMIT_DEFAULT = 100, LIMIT_MAX = 1000 };
 /* $1 tenant, $2 user, $3 before this sequence (NULL = from the newest on), $4 rows at most. By notifications_inbox. */
 static const char page_sql[] =
     "SELECT notification_id, event_id, event_type, stock_keeping_unit, status, " MICROSECONDS(
-        "created_at") ", " MICROSECONDS("sent_at") ", sequence"
-                                                   " FROM notification.notifications"
-                                                   " WHERE tenant_id = $1 AND user_id = $2 AND sequence < coalesce($3, 9223372036854775807)"
-                                                   " ORDER BY sequence DESC LIMIT $4";
+        "created_at") ","
+                      " " MICROSECONDS(
+                          "sent_at") ", sequence, payload_json ->> 'item_title'"
+                                     " FROM notification.notifications"
+                                     " WHERE tenant_id = $1 AND user_id = $2 AND sequence < coalesce($3, 9223372036854775807)"
+                                     " ORDER BY sequence DESC LIMIT $4";
 
 struct page {
     struct str user, cursor; /* cursor.ptr NULL = the first page */
@@ -86,6 +88,8 @@ static void put_row(struct buf *body, const struct db_result *rows, size_t row)
     json_put_member_str(body, "event_id", db_result_str(rows, row, 1));
     json_put_member_str(body, "event_type", db_result_str(rows, row, 2));
     json_put_member_str(body, "stock_keeping_unit", db_result_str(rows, row, 3));
+    if (!db_result_is_null(rows, row, 8))
+        json_put_member_str(body, "item_title", db_result_str(rows, row, 8));
     json_put_member_str(body, "status", db_result_str(rows, row, 4));
     put_time(body, "created_at", rows, row, 5);
     put_time(body, "sent_at", rows, row, 6);

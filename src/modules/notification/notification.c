@@ -32,6 +32,7 @@ static enum status start(struct kernel *kernel, const void *section, void **stat
     struct notification *notification = memory_zalloc(sizeof *notification);
     notification->kernel = kernel;
     notification->settings = section;
+    notification_titles_init(notification);
     enum status status = notification_delivery_create(notification, error);
     if (status == STATUS_OK)
         status = notification_requeue_create(notification, error);

@@ -9,6 +9,7 @@
  *   notifications ── claimed by the outbox engine (delivery.c) ──▶ log, or webhook.c ──▶ SENT, again later, or FAILED:
  *   a trigger then writes notification_dlq
  *
+ *   titles.c     what the item is called, asked of its owner before a notification is written
  *   inbox.c      GET /v1/users/{user_id}/notifications and the debug inbox
  *   retention.c  what goes when it is old
  *   gauges.c     how many dead letters wait, for alerts
@@ -19,7 +20,10 @@
 #ifndef FRESHET_MODULES_NOTIFICATION_NOTIFICATION_H
 #define FRESHET_MODULES_NOTIFICATION_NOTIFICATION_H
 
+#include <stdatomic.h>
+
 #include "bus/bus.h"
+#include "hydration/hydration.h"
 #include "kernel/kernel.h"
 #include "kernel/store.h"
 #include "modules/notification/settings.h"
@@ -34,6 +38,8 @@ struct notification {
     const struct notification_settings *settings; /* as at the start; stay till destroy() */
     struct outbox *delivery, *requeue;
     struct notification_gauges *gauges;
+    struct hydration_policy titles, titles_at_hand; /* the second hardly waits */
+    _Atomic int64_t at_hand_until_ns;               /* the owner of items was silent */
 };
 
 extern const struct module notification_module;
@@ -44,6 +50,13 @@ enum status notification_consumer_subscribe(struct notification *notification, s
                                             struct error *error) MUST_CHECK;
 enum status notification_dead_letters_subscribe(struct notification *notification, struct bus *bus,
                                                 struct error *error) MUST_CHECK;
+
+/* ---- titles.c ---- */
+struct notification_event;
+void notification_titles_init(struct notification *notification);
+/* On a worker: one wait for all of them. Texts are the arena's; an event stays without where nobody knows in time. */
+void notification_titles_take(struct notification *notification, struct notification_event *events,
+                              size_t count, struct arena *arena);
 
 /* ---- delivery.c, requeue.c: engines ---- */
 extern const struct outbox_table notification_delivery_table, notification_requeue_table;

@@ -103,6 +103,9 @@ static const struct setting_row rows[] = {
     {"delivery", SETTING_OBJECT, .help = "How notifications are delivered.", .rows = delivery_rows,
      .fallback = ""},
     {"retention", SETTING_OBJECT, .help = "What is old goes.", .rows = retention_rows, .fallback = ""},
+    {"hydration", SETTING_OBJECT, ROW(hydration),
+     "Whether the owner of items is asked for the title that a notification has with it.", "",
+     .rows = hydration_use_rows_on},
     {.name = NULL},
 };
 

@@ -2,6 +2,7 @@
 #ifndef FRESHET_MODULES_NOTIFICATION_SETTINGS_H
 #define FRESHET_MODULES_NOTIFICATION_SETTINGS_H
 
+#include "hydration/hydration.h"
 #include "kernel/config.h"
 #include "outbox/outbox.h"
 
@@ -30,6 +31,7 @@ struct notification_settings {
         bool enabled;
         int64_t days, interval_ms;
     } retention;
+    struct hydration_use hydration;
 };
 
 extern const struct config_section notification_section;
