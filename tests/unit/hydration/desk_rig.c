@@ -81,6 +81,40 @@ enum status hydration_wire_ask(struct hydration_wire *wire, const struct hydrati
     return STATUS_OK;
 }
 
+/* ---- what is allocated: the linker leads our own calls here ---- */
+
+static _Thread_local unsigned allocations;
+
+void *__real_malloc(size_t size);
+void *__real_calloc(size_t count, size_t size);
+void *__real_realloc(void *old, size_t size);
+void *__wrap_malloc(size_t size);
+void *__wrap_calloc(size_t count, size_t size);
+void *__wrap_realloc(void *old, size_t size);
+
+void *__wrap_malloc(size_t size)
+{
+    allocations++;
+    return __real_malloc(size);
+}
+
+void *__wrap_calloc(size_t count, size_t size)
+{
+    allocations++;
+    return __real_calloc(count, size);
+}
+
+void *__wrap_realloc(void *old, size_t size)
+{
+    allocations++;
+    return __real_realloc(old, size);
+}
+
+unsigned rig_allocations(void)
+{
+    return allocations;
+}
+
 /* ---- looking at it ---- */
 
 void rig_hold(void)

@@ -30,7 +30,8 @@ extern struct rig_script script;
 void rig_hold(void); /* visits stop before the ledger … */
 void rig_let_go(void);
 unsigned rig_claims(void), rig_looks(void), rig_retries(void), rig_questions(void), rig_held(void);
-struct rig_question { /* the last one published */
+unsigned rig_allocations(void); /* of this thread */
+struct rig_question {           /* the last one published */
     char correlation_id[UUID_TEXT_BYTES], subject[64];
     enum hydration_mode mode;
 };

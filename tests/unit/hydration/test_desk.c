@@ -57,6 +57,34 @@ static void test_h4_unknown_then_not_found_then_negative_hit(void **state)
     assert_int_equal(rig_claims(), 1);
 }
 
+static void check_hit(struct hydration_cover cover, enum hydration_result result)
+{
+    struct person ann = {0};
+    ask(&ann, "ann", cover); /* series and buffers are there from now on */
+    unsigned before = rig_allocations();
+    ask(&ann, "ann", cover);
+    assert_int_equal(rig_allocations(), before);
+    assert_int_equal(ann.result, result);
+    assert_int_equal(ann.way, HYDRATION_BY_MEMORY);
+}
+
+static void test_h4_a_hit_allocates_nothing_and_asks_nobody(void **state)
+{
+    (void)state;
+    struct person ann = {0};
+    ask(&ann, "ann", rig_full);
+    assert_true(turn_until_count(rig_questions, 1));
+    assert_true(rig_allocations() > 0);
+    hear_not_found(0);
+    check_hit(rig_full, HYDRATION_NOT_FOUND);
+    hear_updated(1);
+    check_hit(rig_full, HYDRATION_UPDATED);
+    check_hit(rig_title, HYDRATION_UPDATED);
+    check_hit(rig_existence, HYDRATION_UPDATED);
+    assert_true(turn_until_empty());
+    assert_int_equal(rig_claims(), 1);
+}
+
 static void test_h2_what_the_ledger_knows_is_asked_of_nobody(void **state)
 {
     (void)state;
@@ -738,6 +766,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(test_h2_unknown_then_updated),
         TEST(test_h4_unknown_then_not_found_then_negative_hit),
+        TEST(test_h4_a_hit_allocates_nothing_and_asks_nobody),
         TEST(test_h2_what_the_ledger_knows_is_asked_of_nobody),
         TEST(test_h4_the_ledgers_absence_is_a_negative_hit),
         TEST(test_h2_ten_thousand_of_one_caller_are_one_claim),
