@@ -181,6 +181,9 @@ struct bus_subscription {
      * The question then is in the pipeline of batch->conn, and a pipeline is what the handler has to begin with. Drivers that
      * have no such thing ignore it. */
     bool previews;
+    /* BUS_SHARED: a crash of the engine's server may take back the last commits, effect and position together, and the messages
+     * come again: none of them waits for the disk. Drivers without that choice ignore it. */
+    bool relaxed;
     unsigned parallel;     /* partitions handled at once here; 0 = all. BUS_EVERY: always 1 */
     unsigned attempts_max; /* then BUS_RETRY becomes BUS_TERM; 0 = never */
     int64_t backoff_min_ms, backoff_max_ms; /* of BUS_RETRY: min·2^(attempt-1)·(0.5+rand); 0 = 100 ms, 30 s */

@@ -87,6 +87,7 @@ enum status hydration_follow(struct hydration *hydration, struct bus *events, co
                              .mode = BUS_SHARED,
                              .from = BUS_FROM_NOW,
                              .batch_max = BATCH_MAX,
+                             .relaxed = true, /* what was told stands before the position in the log */
                              .parallel = 1,
                              .context = follower,
                              .handler = on_events,

@@ -76,6 +76,7 @@ enum status hydration_wire_bus_questions(struct wire_source *source, struct erro
                              .mode = BUS_SHARED,
                              .from = BUS_FROM_NOW, /* who asked before there was a source has given up */
                              .batch_max = QUESTIONS_AT_ONCE,
+                             .relaxed = true, /* as the question is: both are lost, or neither */
                              .parallel = WIRE_PARALLEL,
                              .context = source,
                              .handler = on_questions,
@@ -181,6 +182,7 @@ enum status hydration_wire_bus_settled(struct hydration_wire *wire, enum hydrati
             .mode = BUS_SHARED,
             .from = BUS_FROM_START,
             .batch_max = SETTLED_AT_ONCE,
+            .relaxed = true,
             .parallel = WIRE_PARALLEL,
             .attempts_max = SETTLE_ATTEMPTS,
             .context = wire,

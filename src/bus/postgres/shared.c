@@ -21,10 +21,13 @@ static const char create_sql[] =
     " FROM platform.bus_partition p WHERE topic = $2 ON CONFLICT DO NOTHING";
 
 /* $4 the new position, $5 attempts of what stands there, $6 ms till it comes again (NULL: now) and $7 why. */
-static const char advance_sql[] =
-    "UPDATE platform.bus_cursor SET position = $4, attempts = $5,"
-    "       retry_at = clock_timestamp() + $6 * interval '1 ms', last_error = $7"
-    " WHERE group_name = $1 AND topic = $2 AND partition = $3";
+#define ADVANCE                                                                   \
+    "UPDATE platform.bus_cursor SET position = $4, attempts = $5,"                \
+    "       retry_at = clock_timestamp() + $6 * interval '1 ms', last_error = $7" \
+    " WHERE group_name = $1 AND topic = $2 AND partition = $3"
+static const char advance_sql[] = ADVANCE;
+static const char advance_relaxed_sql[] =
+    "WITH advanced AS (" ADVANCE ") SELECT set_config('synchronous_commit', 'off', true)";
 
 /* After a rollback, unless somebody else has moved it by now: $4 where it stands, $5 up to where one by
  * one. */
@@ -88,7 +91,7 @@ static enum status send_commit(struct claim *claim, unsigned attempts, struct db
                                 wait,
                                 reason};
 
-    db_statement_init(&advance, advance_sql, 7, types);
+    db_statement_init(&advance, consumer->spec.relaxed ? advance_relaxed_sql : advance_sql, 7, types);
     db_statement_init(&commit, commit_sql, 0, NULL);
     enum status status = db_pipeline_begin(claim->conn, error);
     if (status == STATUS_OK)

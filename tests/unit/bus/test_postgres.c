@@ -426,6 +426,44 @@ static void test_a_bus_never_started_can_be_destroyed(void **state)
     recorder_deinit(&recorder);
 }
 
+/* ---- commits that need not reach the disk ---- */
+
+/* What a commit waits for is asked at the very end of its transaction. */
+static void test_a_relaxed_group_waits_for_no_disk(void **state)
+{
+    (void)state;
+    static const struct bus_topic topics[] = {{.name = "relaxed", .partitions = 1},
+                                              {.name = "strict", .partitions = 1}};
+    struct process process;
+    struct recorder relaxed, strict;
+    sql("CREATE TABLE public.waited (number int, setting text)");
+    sql("CREATE FUNCTION public.note() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$BEGIN INSERT INTO public.waited VALUES (new.number, current_setting('synchronous_commit'));"
+        " RETURN NULL; END$$");
+    sql("CREATE CONSTRAINT TRIGGER note AFTER INSERT ON public.effect DEFERRABLE INITIALLY DEFERRED"
+        " FOR EACH ROW EXECUTE FUNCTION public.note()");
+    recorder_init(&relaxed);
+    recorder_init(&strict);
+    relaxed.effects = strict.effects = true;
+    open_with(&process, topics, 2);
+    subscribe(&process, &relaxed, (struct bus_subscription){.topic = "relaxed", .relaxed = true});
+    subscribe(&process, &strict, (struct bus_subscription){.topic = "strict"});
+    process_start(&process);
+    await_ready(&relaxed);
+    await_ready(&strict);
+    publish(&process, "relaxed", "k", 72001);
+    publish(&process, "strict", "k", 72002);
+    bool came = recorder_await_committed(&relaxed, 1) && recorder_await_committed(&strict, 1);
+    process_close(&process);
+    sql("DROP TRIGGER note ON public.effect");
+    assert_true(came);
+    assert_int_equal(sql("SELECT count(*) FROM public.waited WHERE number = 72001 AND setting = 'off'"), 1);
+    assert_int_equal(sql("SELECT count(*) FROM public.waited WHERE number = 72002 AND setting = 'on'"), 1);
+    assert_int_equal(sql("SELECT position FROM platform.bus_cursor WHERE topic = 'relaxed'"), 1);
+    recorder_deinit(&relaxed);
+    recorder_deinit(&strict);
+}
+
 /* ---- a message that somebody waits for ---- */
 
 #define LONELY 300
@@ -733,6 +771,7 @@ static void test_a_vanished_partition_refuses_the_commit(void **state)
 static int run_own(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_relaxed_group_waits_for_no_disk),
         cmocka_unit_test(test_a_preview_has_no_effect_of_its_own),
         cmocka_unit_test(test_a_preview_is_used_once_or_never),
         cmocka_unit_test(test_a_preview_that_nobody_asked_about_is_claimed_in_earnest),
