@@ -106,7 +106,7 @@ void http_exchange_next(struct http_exchange *exchange)
     exchange->is_late = exchange->gate_passed = exchange->is_inside = false;
     exchange->answered = exchange->framing_lost = exchange->closes = false;
     exchange->on_worker = exchange->abandoned = exchange->recorded.is_there = false;
-    exchange->has_source = exchange->source_waits = exchange->is_chunked = false;
+    exchange->has_source = exchange->source_waits = exchange->is_chunked = exchange->ends_early = false;
     exchange->stage = HTTP_STAGE_DOOR;
     exchange->deadline_ns = 0;
     exchange->discarded = 0;

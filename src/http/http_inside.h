@@ -105,6 +105,7 @@ struct http_exchange {
 
     struct http_source source;
     bool has_source, source_waits, is_chunked;
+    bool ends_early;      /* when its source waits next */
     uint64_t source_left; /* of a content_length */
 };
 

@@ -194,6 +194,8 @@ bool http_stream_pump(struct http_connection *connection)
     enum http_source_state state = produce(exchange, connection->out);
     if (state == HTTP_SOURCE_FAIL || broke_promise(exchange, left_before, state == HTTP_SOURCE_END))
         return cut(connection);
+    if (state == HTTP_SOURCE_WAIT && exchange->ends_early)
+        return end(connection);
     if (state == HTTP_SOURCE_WAIT && exchange->source_waits) {
         if (exchange->request.route->kind == HTTP_STREAM)
             http_exchange_slim(exchange);
@@ -205,6 +207,8 @@ bool http_stream_pump(struct http_connection *connection)
     return state == HTTP_SOURCE_END ? end(connection) : true;
 }
 
+/* One in the middle of something is let to finish it, since a half of it that ends in order is taken for whole; the drain's
+ * deadline cuts who does not take it. */
 void http_stream_end_early(struct http_connection *connection)
 {
     struct http_exchange *exchange = connection->exchange;
@@ -212,6 +216,10 @@ void http_stream_end_early(struct http_connection *connection)
     exchange->closes = true;
     if (exchange->source.content_length >= 0)
         return;
+    if (!exchange->source_waits) {
+        exchange->ends_early = true;
+        return;
+    }
     (void)end(connection);
     http_connection_resume(connection);
 }

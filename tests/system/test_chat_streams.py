@@ -2,6 +2,7 @@
 import contextlib
 import random
 import re
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -348,6 +349,26 @@ def test_m3_streams_go_with_their_readers_and_end_with_the_process(serve, databa
             while (event := stream.event()) is not None:
                 assert event == {"event_type": "heartbeat"}
             stream.close()
+
+
+def test_m3_a_reader_behind_gets_its_last_line_whole_when_the_process_stops(serve, database, token):
+    """An end that looks like one is one: whoever is in the middle of a line gets the rest of it."""
+    server = serve(database, FAST, args=CHAT)
+    with Session(server, token("demo")) as chat:
+        for _ in range(10):
+            chat.say("x" * 30000)
+        settled(database, chat)
+        with chat.stream(0, receive_buffer=4096) as behind, chat.stream(20, receive_buffer=4096) as live:
+            live.caught_up()
+            for _ in range(10):
+                chat.say("y" * 30000)
+            settled(database, chat)
+            server.process.send_signal(signal.SIGTERM)
+            for stream, first in ((live, 21), (behind, 1)):
+                while stream.event() is not None:
+                    pass
+                assert stream.seen == list(range(first, first + len(stream.seen)))
+        assert server.process.wait(30) == 0
 
 
 def test_c7_streams_while_the_database_is_away(serve, own_postgres, token):
