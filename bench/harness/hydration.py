@@ -21,7 +21,9 @@ MISSES = 1_000  # of one round
 ROUNDS_MAX = 40
 DICTIONARY = Dictionary("ITEMS", "hydration_items", 10_000)
 IDS = 10  # asked for over and over
-FLUSH_SECONDS = 1.2  # until PostgreSQL's processes have told what they counted; a process believes itself for 5
+MEMORY_SECONDS = 5  # how long a process believes itself
+FLUSH_SECONDS = 1.2  # until PostgreSQL's processes have told what they counted
+TRIES = 5
 
 FILL = """
 insert into intake.items (id, tenant_id, sku, title, attributes, created_by, created_at)
@@ -115,11 +117,17 @@ def _hits(bench, report, database, freshet):
 
 
 def _statements(bench, report, database, target, client_cpus):
-    """What a second of negative hits costs PostgreSQL, asked shortly behind the last that had to look there."""
-    measure(bench.load_binary, target, 1, 0.2, client_cpus)
-    time.sleep(FLUSH_SECONDS)
-    before = claims(database)
-    hits = measure(bench.load_binary, target, 1, 1, client_cpus)["requests"]
+    """What a second of negative hits costs PostgreSQL, behind the first of each, which may look there. A machine that takes longer
+    for both than a process believes itself has another try."""
+    for _ in range(TRIES):
+        time.sleep(MEMORY_SECONDS)
+        started = time.monotonic()
+        measure(bench.load_binary, target, 1, 0.1, client_cpus)
+        time.sleep(FLUSH_SECONDS)
+        before = claims(database)
+        hits = measure(bench.load_binary, target, 1, 1, client_cpus)["requests"]
+        if time.monotonic() - started < MEMORY_SECONDS:
+            break
     time.sleep(FLUSH_SECONDS)
     statements = claims(database) - before
     report.add("statements", {"hits": hits, "statements": statements})
