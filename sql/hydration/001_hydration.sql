@@ -204,8 +204,9 @@ begin
                                  p_negative_ttl_ms, p_copy_ttl_ms);
 end $$;
 
--- The same where there is a flight, locked, and nothing known: a new window; or once more within this one, since more is needed
--- than was asked for, or the answer did not last; or nothing, since that has been done too often.
+-- The same where there is a flight, locked, and nothing known: a new window; or once more within this one, since something else
+-- is needed than was asked for (then all of it, so that whoever comes next can join), or the answer did not last; or nothing,
+-- since that has been done too often.
 create function hydration.claim_again(p_flight hydration.flights, p_known hydration.claimed, p_subject text, p_mode integer,
                                       p_fields text[], p_correlation_id text, p_window_ms bigint, p_max_retries integer,
                                       p_negative_ttl_ms bigint, p_copy_ttl_ms bigint) returns hydration.claimed
@@ -214,6 +215,7 @@ as $$
 declare
     v_now   timestamptz := pg_catalog.clock_timestamp();
     v_wide  boolean := p_flight.full_from is not null or hydration.includes(p_flight.mode, p_flight.fields, p_mode, p_fields);
+    v_same  boolean := p_flight.full_from is null and p_flight.mode = p_mode and p_flight.fields = p_fields;
     v_last  hydration.claimed;
 begin
     p_known.verdict := 'join';
@@ -237,12 +239,13 @@ begin
     elsif p_flight.asked <= p_max_retries then
         update hydration.flights f
            set asked = f.asked + 1, answered = false, correlation_ids = f.correlation_ids || p_correlation_id,
-               full_from = case when v_wide then f.full_from else pg_catalog.cardinality(f.correlation_ids) + 1 end
+               full_from = case when not v_same
+                                then coalesce(f.full_from, pg_catalog.cardinality(f.correlation_ids) + 1) end
          where f.tenant_id = p_flight.tenant_id and f.entity_type = p_flight.entity_type
            and f.entity_id = p_flight.entity_id and f.subject = p_flight.subject;
         p_known.verdict := 'ask';
-        p_known.mode := case when v_wide and p_flight.full_from is null then p_flight.mode else 2 end;
-        p_known.fields := case when v_wide and p_flight.full_from is null then p_flight.fields else '{}' end;
+        p_known.mode := case when v_same then p_mode else 2 end;
+        p_known.fields := case when v_same then p_fields else '{}' end;
     elsif p_flight.answered then
         v_last := hydration.look(p_flight.tenant_id, p_flight.entity_type, p_flight.entity_id, p_subject, p_mode, p_fields,
                                  p_flight.begun_at);
