@@ -1,0 +1,40 @@
+"""H4, C7, C8: a process that hydrates: what it warns of at its start, its health, and what it cleans up."""
+import pytest
+
+from lib.wait import eventually
+
+ALONE = ["--roles", "hydration"]
+SETTINGS = {"hydration": {"required": ["item", "ghost", "elsewhere", "dictionary_item"], "outside": ["elsewhere"],
+                          "negative_rows_max": 20, "copy_rows_max": 30, "flight_rows_max": 40}}
+
+
+@pytest.fixture(scope="module")
+def server(module_serve, module_database):
+    return module_serve(module_database, SETTINGS, args=ALONE)
+
+
+def test_a_required_type_that_nobody_provides_is_warned_about_with_what_to_do(server):
+    """Issue 6: a log line for each, none for what freshet itself has; the process starts all the same."""
+    told = {line["entity_type"]: line for line in server.logs(event="hydration_type_without_source")}
+    assert told.keys() == {"ghost", "elsewhere"} and {line["level"] for line in told.values()} == {"warn"}
+    assert "hydration.outside" in told["ghost"]["advice"] and "bus.events" in told["elsewhere"]["advice"]
+    assert server.client().get("/actuator/health").json()["roles"] == {"hydration": {"status": "UP"}}
+
+
+def test_what_is_over_or_too_many_goes(server, module_database):
+    """H4: the negative cache is bounded in PostgreSQL too, and so are copies and questions under way."""
+    module_database.query("""
+        insert into hydration.absences select 't', 'item', 'over' || i, '', 0, 0, 'm', now(), now(), now()
+          from generate_series(1, 50) i;
+        insert into hydration.absences select 't', 'item', i::text, '', 0, 0, 'm', now(), now() + i * interval '1 min',
+               now() + i * interval '1 min' from generate_series(1, 50) i;
+        insert into hydration.copies select 't', 'item', i::text, '', 1, 2, '{}', 'm', '{}', now(), now() + i * interval '1 min'
+          from generate_series(1, 50) i;
+        insert into hydration.flights (tenant_id, entity_type, entity_id, subject, begun_at, window_until, asked, mode, fields,
+               correlation_ids, negative_ttl_ms, copy_ttl_ms)
+        select 't', 'item', i::text, '', now(), now() + i * interval '1 min', 1, 0, '{}', '{}', 1, 1 from generate_series(1, 50) i
+        """)
+    for table, kept in (("absences", 20), ("copies", 30), ("flights", 40)):
+        left = f"select min(entity_id::int), count(*) from hydration.{table} where entity_id !~ 'over'"
+        eventually(lambda: module_database.query(left) == [(51 - kept, kept)])
+    assert module_database.query("select count(*) from hydration.absences where entity_id ~ 'over'") == [(0,)]
