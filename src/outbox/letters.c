@@ -29,7 +29,7 @@ void outbox_letter_write(const struct outbox_letter *letter, const struct outbox
 {
     const struct bus_header common[COMMON_HEADERS] = {
         {STR(BUS_HEADER_EVENT_ID), event->id},       {STR(OUTBOX_HEADER_EVENT_TYPE), event->event_type},
-        {STR("aggregate_key"), letter->key},         {STR("occurred_at"), letter->occurred_at},
+        {STR(OUTBOX_HEADER_AGGREGATE), letter->key}, {STR("occurred_at"), letter->occurred_at},
         {STR(OUTBOX_HEADER_TENANT), letter->tenant},
     };
     unsigned count = COMMON_HEADERS + letter->more_count;

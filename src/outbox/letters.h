@@ -19,6 +19,7 @@ typedef bool outbox_letter_fn(void *context, const struct outbox_event *event, s
  * partition keeps its order, and the headers are event-id, event_type, aggregate_key, occurred_at and tenant_id, those that
  * only this module has, and, where what happened was traced, trace_id and traceparent. */
 #define OUTBOX_HEADER_EVENT_TYPE "event_type"
+#define OUTBOX_HEADER_AGGREGATE "aggregate_key"
 #define OUTBOX_HEADER_TENANT "tenant_id"
 
 struct outbox_letter {
