@@ -67,13 +67,15 @@ static enum status start(struct kernel *kernel, const void *section, void **stat
     if (has_agents_elsewhere(chat->settings))
         chat->askers = worker_pool_create("agents", (unsigned)chat->settings->agent_calls,
                                           (size_t)chat->settings->agent_calls);
+    chat_source_provide(chat);
     *state = chat;
     return STATUS_OK;
 }
 
 static enum status subscribe(void *state, struct bus *events, struct error *error)
 {
-    return chat_events_subscribe(state, events, error);
+    enum status status = chat_events_subscribe(state, events, error);
+    return status == STATUS_OK ? chat_source_follow(state, events, error) : status;
 }
 
 static void on_store(void *state)

@@ -19,6 +19,8 @@
 #include "modules/chat/settings.h"
 
 #define CHAT_TOPIC "chat.events"
+#define CHAT_HEADER_SESSION "session_id" /* of its messages, beside those that every module's have */
+#define CHAT_HEADER_SEQUENCE "sequence"
 
 struct chat_rooms;
 
@@ -26,7 +28,7 @@ struct chat {
     struct kernel *kernel;
     const struct chat_settings *settings; /* as they were at the start */
     struct idempotency_table keys;
-    struct db_statement post, history, page, log, event_page, event_count;
+    struct db_statement post, history, look, page, log, event_page, event_count;
     struct outbox *publisher;
     struct worker_pool *askers; /* who waits for agents elsewhere; NULL = there are none */
     struct chat_rooms *rooms;
@@ -54,6 +56,11 @@ extern struct metric_family chat_messages_family;
 extern const struct outbox_table chat_outbox_table;
 enum status chat_publisher_create(struct chat *chat, struct error *error) MUST_CHECK;
 enum status chat_events_subscribe(struct chat *chat, struct bus *events, struct error *error) MUST_CHECK;
+
+/* ---- source.c: sessions for whoever lacks one (H6) ---- */
+void chat_source_provide(struct chat *chat);
+enum status chat_source_follow(struct chat *chat, struct bus *events, struct error *error) MUST_CHECK;
+bool chat_source_is_id(struct str id); /* a UUID as chat writes it */
 
 extern const struct db_migration chat_migrations[]; /* sql/chat */
 extern const struct module chat_module;

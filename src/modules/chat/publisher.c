@@ -12,9 +12,7 @@ enum { EXTRA_TENANT, EXTRA_PROJECT, EXTRA_USER, EXTRA_SEQUENCE, EXTRA_OCCURRED_A
 enum { OF_TENANT, OF_SESSION };
 
 #define HEADER_PROJECT "project_id"
-#define HEADER_SESSION "session_id"
 #define HEADER_USER "user_id"
-#define HEADER_SEQUENCE "sequence"
 
 const struct outbox_table chat_outbox_table = {
     .module = "chat",
@@ -108,9 +106,9 @@ static bool write_letter(void *context, const struct outbox_event *event, struct
         return false;
     const struct bus_header own[] = {
         {STR(HEADER_PROJECT), event->extra[EXTRA_PROJECT]},
-        {STR(HEADER_SESSION), event->aggregate[OF_SESSION]},
+        {STR(CHAT_HEADER_SESSION), event->aggregate[OF_SESSION]},
         {STR(HEADER_USER), event->extra[EXTRA_USER]},
-        {STR(HEADER_SEQUENCE), event->extra[EXTRA_SEQUENCE]},
+        {STR(CHAT_HEADER_SEQUENCE), event->extra[EXTRA_SEQUENCE]},
     };
     const struct outbox_letter letter = {
         .topic = STR(CHAT_TOPIC),
@@ -172,10 +170,10 @@ static void on_events(void *context, struct bus_batch *batch)
         const struct bus_message *message = &batch->messages[i];
         const struct chat_key key = {bus_message_header(message, STR(OUTBOX_HEADER_TENANT)),
                                      bus_message_header(message, STR(HEADER_PROJECT)),
-                                     bus_message_header(message, STR(HEADER_SESSION)),
+                                     bus_message_header(message, STR(CHAT_HEADER_SESSION)),
                                      bus_message_header(message, STR(HEADER_USER))};
         int64_t sequence;
-        if (str_to_i64(bus_message_header(message, STR(HEADER_SEQUENCE)), &sequence))
+        if (str_to_i64(bus_message_header(message, STR(CHAT_HEADER_SEQUENCE)), &sequence))
             chat_news_add(news, &key, sequence, message->payload);
     }
     chat_news_tell(news);

@@ -51,8 +51,14 @@ static enum status start(struct kernel *kernel, const void *section, void **stat
     entitlement_sku_init(entitlement);
     entitlement_list_init(entitlement);
     entitlement_audit_init(entitlement);
+    entitlement_source_provide(entitlement);
     *state = entitlement;
     return STATUS_OK;
+}
+
+static enum status subscribe(void *state, struct bus *events, struct error *error)
+{
+    return entitlement_source_follow(state, events, error);
 }
 
 static void on_store(void *state)
@@ -90,6 +96,7 @@ const struct module entitlement_module = {
     .keeps_store = true,
     .provides = (const char *const[]){"entitlement", NULL},
     .each_topic = each_topic,
+    .subscribe = subscribe,
     .on_store = on_store,
     .outboxes = (const struct outbox_table *const[]){&entitlement_outbox_table, NULL},
 };

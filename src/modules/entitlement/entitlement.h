@@ -23,7 +23,7 @@ struct entitlement {
     const struct entitlement_settings *settings; /* as they were at the start */
     struct idempotency_table keys;
     struct hydration_policy hydration; /* of the settings, under this module's name */
-    struct db_statement change, refuse, list, audit_make, audit_drop;
+    struct db_statement change, refuse, list, look, audit_make, audit_drop;
     struct metric_series *granted, *revoked;
     struct outbox *outbox;
     struct loop_timer audit_timer; /* home loop */
@@ -46,6 +46,15 @@ void entitlement_list_init(struct entitlement *entitlement);
 void entitlement_post_grant(struct http_request *request);
 void entitlement_post_revoke(struct http_request *request);
 void entitlement_get_of_user(struct http_request *request);
+
+/* One row of these columns, of entitlements as `e`, as everybody sees it: a JSON object. */
+#define ENTITLEMENT_COLUMNS "e.stock_keeping_unit, e.status, e.version, platform.rfc3339(e.updated_at)"
+void entitlement_put(struct buf *out, const struct db_result *rows, size_t row);
+
+/* ---- source.c: entitlements for whoever lacks one (H6) ---- */
+void entitlement_source_provide(struct entitlement *entitlement);
+enum status entitlement_source_follow(struct entitlement *entitlement, struct bus *events,
+                                      struct error *error) MUST_CHECK;
 
 /* ---- sku.c: the row's prepare of grants ---- */
 void entitlement_sku_init(struct entitlement *entitlement);

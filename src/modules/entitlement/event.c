@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/uuid.h"
+#include "http/http.h"
 
 enum { PAYLOAD_DEPTH_MAX = 2 };
 
@@ -144,4 +145,21 @@ struct str entitlement_aggregate_key(struct str tenant, struct str user, struct 
     *end++ = '/';
     end = put_part(end, sku);
     return str_of(key, (size_t)(end - key));
+}
+
+static bool read_part(struct str part, struct arena *arena, struct str *text)
+{
+    struct error error;
+    return part.len && http_percent_decode(part, false, arena, "id", text, &error) == STATUS_OK;
+}
+
+/* Written again it must be the same: one entitlement has one id, by which whoever holds a copy of it hears of its changes. */
+bool entitlement_id_read(struct str id, struct arena *arena, struct str *user, struct str *sku)
+{
+    static const struct str tenant = {"t", 1};
+    struct str rest = id, part;
+    if (!str_split(&rest, '/', &part) || !read_part(part, arena, user) || !read_part(rest, arena, sku))
+        return false;
+    struct str key = entitlement_aggregate_key(tenant, *user, *sku, arena);
+    return str_eq(str_of(key.ptr + tenant.len + 1, key.len - tenant.len - 1), id);
 }

@@ -24,5 +24,8 @@ bool entitlement_event_encode(struct str payload, const struct entitlement_event
 /* "tenant/user/sku", each percent-encoded so that the slashes between are the only ones and no part has a control character:
  * the aggregate's name in the outbox, and the key on the bus. */
 struct str entitlement_aggregate_key(struct str tenant, struct str user, struct str sku, struct arena *arena);
+/* What stands behind the tenant in a key, "user/sku", taken apart: in the arena. False where it is not exactly as the function
+ * above writes it. */
+bool entitlement_id_read(struct str id, struct arena *arena, struct str *user, struct str *sku);
 
 #endif

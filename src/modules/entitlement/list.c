@@ -6,13 +6,22 @@
 enum { READ_MS = 5000 };
 
 static const char list_sql[] =
-    "SELECT e.stock_keeping_unit, e.status, e.version, platform.rfc3339(e.updated_at)"
-    " FROM entitlement.entitlements e WHERE e.tenant_id = $1 AND e.user_id = $2"
+    "SELECT " ENTITLEMENT_COLUMNS " FROM entitlement.entitlements e WHERE e.tenant_id = $1 AND e.user_id = $2"
     " ORDER BY e.stock_keeping_unit";
 
 void entitlement_list_init(struct entitlement *entitlement)
 {
     db_statement_init(&entitlement->list, list_sql, 2, (const enum db_type[]){DB_TEXT, DB_TEXT});
+}
+
+void entitlement_put(struct buf *out, const struct db_result *rows, size_t row)
+{
+    buf_put_char(out, '{');
+    json_put_member_str(out, "stock_keeping_unit", db_result_str(rows, row, 0));
+    json_put_member_str(out, "status", db_result_str(rows, row, 1));
+    json_put_member_raw(out, "version", db_result_str(rows, row, 2));
+    json_put_member_str(out, "updated_at", db_result_str(rows, row, 3));
+    buf_put_char(out, '}');
 }
 
 static void write_answer(struct str user, const struct db_result *rows, struct buf *out)
@@ -22,12 +31,9 @@ static void write_answer(struct str user, const struct db_result *rows, struct b
     json_put_key(out, STR("entitlements"));
     buf_put_char(out, '[');
     for (size_t i = 0; i < db_result_rows(rows); i++) {
-        buf_put_str(out, i ? STR(",{") : STR("{"));
-        json_put_member_str(out, "stock_keeping_unit", db_result_str(rows, i, 0));
-        json_put_member_str(out, "status", db_result_str(rows, i, 1));
-        json_put_member_raw(out, "version", db_result_str(rows, i, 2));
-        json_put_member_str(out, "updated_at", db_result_str(rows, i, 3));
-        buf_put_char(out, '}');
+        if (i)
+            buf_put_char(out, ',');
+        entitlement_put(out, rows, i);
     }
     buf_put_str(out, STR("]}"));
 }

@@ -58,8 +58,14 @@ static enum status start(struct kernel *kernel, const void *section, void **stat
         free(intake);
         return status;
     }
+    intake_source_provide(intake);
     *state = intake;
     return STATUS_OK;
+}
+
+static enum status subscribe(void *state, struct bus *events, struct error *error)
+{
+    return intake_source_follow(state, events, error);
 }
 
 static void on_store(void *state)
@@ -82,6 +88,7 @@ const struct module intake_module = {
     .keeps_store = true,
     .provides = (const char *const[]){"item", NULL},
     .each_topic = each_topic,
+    .subscribe = subscribe,
     .on_store = on_store,
     .outboxes = (const struct outbox_table *const[]){&intake_outbox_table, NULL},
 };

@@ -33,6 +33,15 @@ extern const struct db_migration intake_migrations[]; /* sql/intake */
 /* ---- items.c ---- */
 extern const struct http_route intake_routes[];
 extern struct metric_family intake_items_family;
+/* On a thread that may block: one row, one column, the item as everybody sees it; no row: there is none. */
+enum status intake_item_find(const struct intake *intake, struct str tenant, struct str sku,
+                             int64_t deadline_ns, struct db_result **rows, struct error *error) MUST_CHECK;
+
+/* ---- source.c: items for whoever lacks one (H6) ---- */
+void intake_source_provide(struct intake *intake);
+enum status intake_source_follow(struct intake *intake, struct bus *events, struct error *error) MUST_CHECK;
+/* The sku of an event's aggregate_key, in the arena; false: it is none of ours. */
+bool intake_source_read_key(struct str key, struct arena *arena, struct str *sku);
 
 /* ---- events.c ---- */
 extern const struct outbox_table intake_outbox_table;

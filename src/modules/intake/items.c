@@ -172,14 +172,12 @@ static void post_item(struct http_request *request)
 static const char find_sql[] = "select intake.item_json(id, sku, title, created_at, attributes)"
                                " from intake.items where tenant_id = $1 and sku = $2";
 
-static enum status find(struct http_request *request, struct str sku, struct db_result **rows,
-                        struct error *error)
+enum status intake_item_find(const struct intake *intake, struct str tenant, struct str sku,
+                             int64_t deadline_ns, struct db_result **rows, struct error *error)
 {
-    const struct intake *intake = request->context;
-    int64_t deadline_ns = clock_deadline_ms(DATABASE_MS);
     struct db_statement statement;
     struct db_conn *conn = NULL;
-    const struct db_param params[] = {{kernel_identity(request)->tenant}, {sku}};
+    const struct db_param params[] = {{tenant}, {sku}};
     db_statement_init(&statement, find_sql, 2, text_types);
     enum status status = check_store(intake, error);
     if (status == STATUS_OK)
@@ -201,7 +199,8 @@ static void get_item(struct http_request *request)
     if (status == STATUS_OK)
         status = http_request_param(request, "sku", &sku, &error);
     if (status == STATUS_OK)
-        status = find(request, sku, &rows, &error);
+        status = intake_item_find(request->context, kernel_identity(request)->tenant, sku,
+                                  clock_deadline_ms(DATABASE_MS), &rows, &error);
     if (status == STATUS_OK && db_result_rows(rows) == 0)
         status = error_set_field(&error, STATUS_ITEM_NOT_FOUND, "sku", "no item with this sku");
     if (status == STATUS_OK)

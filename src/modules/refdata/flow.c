@@ -12,7 +12,7 @@
 #include "modules/refdata/commands.h"
 
 enum {
-    OWN_THREADS = 6, /* the committer, commands, the relay, invalidations, publishing, upkeep */
+    OWN_THREADS = 7, /* the committer, changes, commands, the relay, invalidations, publishing, upkeep */
     STOP_GRACE_MS = 5000,
 };
 
@@ -41,8 +41,10 @@ static void make_parts(struct refdata_flow *flow)
         flow->invalidations = refdata_invalidations_create(flow);
     if (takes_commands(flow) && kernel_bus(refdata->kernel)->commands == KERNEL_KAFKA)
         flow->commands = refdata_commands_create(flow);
-    if (refdata_has_role(refdata, "command"))
+    if (refdata_has_role(refdata, "command")) {
         flow->committer = refdata_committer_create(flow);
+        flow->changes = refdata_changes_create(flow);
+    }
     if (refdata_has_role(refdata, "adapter"))
         flow->adapter = refdata_adapter_create(flow);
 }
@@ -192,6 +194,8 @@ static void destroy_flow(struct refdata_flow *flow)
             refdata_adapter_destroy(flow->adapter);
         if (flow->committer)
             refdata_committer_destroy(flow->committer);
+        if (flow->changes)
+            refdata_changes_destroy(flow->changes);
         if (flow->commands)
             refdata_commands_destroy(flow->commands);
         if (flow->invalidations)

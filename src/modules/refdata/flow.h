@@ -31,6 +31,7 @@ struct refdata_flow {
     struct refdata_commands
         *commands; /* commands.h: NULL where PostgreSQL carries them, or none is accepted */
     struct refdata_committer *committer; /* command/: makes commits of POSTs */
+    struct refdata_changes *changes;     /* command/: tells holders of copies what changed */
     struct refdata_news *news;       /* command/: who waits for a decision, and notices between processes */
     struct refdata_apply *apply;     /* apply/ */
     struct refdata_relay *relay;     /* relay/ */
@@ -68,6 +69,9 @@ void refdata_news_decided(struct refdata_news *news, const struct refdata_outcom
 void refdata_news_put_committed(struct buf *out, struct str tenant, struct str event_id, int64_t version);
 void refdata_news_stop(struct refdata_news *news);
 void refdata_news_destroy(struct refdata_news *news);
+
+struct refdata_changes *refdata_changes_create(struct refdata_flow *flow); /* subscribes to invalidations */
+void refdata_changes_destroy(struct refdata_changes *changes);
 
 struct refdata_committer *refdata_committer_create(struct refdata_flow *flow);
 void refdata_committer_stop(struct refdata_committer *committer); /* what waits is committed, or 503 */

@@ -12,6 +12,7 @@
 #include "base/memory.h"
 #include "modules/refdata/adapter/source.h"
 #include "modules/refdata/command/command.h"
+#include "modules/refdata/command/source.h"
 #include "modules/refdata/commands.h"
 #include "modules/refdata/flow.h"
 #include "modules/refdata/query/query.h"
@@ -61,6 +62,13 @@ static void each_database(struct config *config, const void *section,
             kernel_postgres_target((const struct kernel_postgres *)settings->postgres.items + i);
         fn(&target, arg);
     }
+}
+
+/* Where items are answered for, and what changed is told. */
+static bool uses_store(const struct kernel *kernel, const void *section)
+{
+    (void)section;
+    return kernel_has_role(kernel, "command");
 }
 
 /* The settings outlive the configuration they came from: their strings are copied. */
@@ -187,6 +195,8 @@ static enum status start(struct kernel *kernel, const void *section, void **stat
     /* The loops do not run yet, so this thread may stand in for the home loop. */
     if (refdata_has_role(refdata, "query"))
         refdata_keeper_preload(refdata);
+    if (refdata_has_role(refdata, "command"))
+        refdata_source_provide(refdata);
     refdata_flows_open(refdata, catalog);
     refdata_sweeps_start(refdata);
     *state = refdata;
@@ -405,6 +415,7 @@ const struct module refdata_module = {
     .stop = stop,
     .destroy = destroy,
     .health = health,
-    .provides = (const char *const[]){"dictionary_item", NULL},
+    .uses_store = uses_store,
+    .provides = (const char *const[]){REFDATA_ENTITY_TYPE, NULL},
     .outboxes = (const struct outbox_table *const[]){&refdata_outbox_table, &refdata_command_table, NULL},
 };

@@ -7,6 +7,51 @@
 #include "base/memory.h"
 #include "modules/refdata/provider.h"
 
+static enum status read_keys(const struct refdata_dictionary *dictionary, struct str tenant, struct str keys,
+                             struct db_conn *conn, int64_t deadline_ns, struct refdata_primary_answer *answer)
+{
+    struct cache_builder *builder = cache_builder_create(NULL, 0);
+    enum status status =
+        dictionary->provider->load_keys(dictionary, tenant, keys, conn, deadline_ns, builder, &answer->error);
+    if (status == STATUS_OK)
+        answer->snapshot = cache_builder_finish(builder, answer->version);
+    else
+        cache_builder_abandon(builder);
+    return status;
+}
+
+static enum status read_in_transaction(const struct refdata_dictionary *dictionary, struct str tenant,
+                                       struct str keys, struct db_conn *conn, int64_t deadline_ns,
+                                       struct refdata_primary_answer *answer)
+{
+    int64_t committed_at_us;
+    enum status status = db_begin(conn, DB_REPEATABLE_READ_ONLY, deadline_ns, &answer->error);
+    if (status == STATUS_OK)
+        status = refdata_loader_version(conn, tenant, dictionary->code, deadline_ns, &answer->version,
+                                        &committed_at_us, &answer->error);
+    if (status == STATUS_OK)
+        status = read_keys(dictionary, tenant, keys, conn, deadline_ns, answer);
+    db_rollback(conn); /* read only: nothing to commit */
+    return status;
+}
+
+void refdata_primary_read(const struct refdata_dictionary *dictionary, struct str tenant, struct str keys,
+                          int64_t deadline_ns, struct refdata_primary_answer *answer)
+{
+    int64_t committed_at_us;
+    struct db_conn *conn = NULL;
+    answer->status = db_acquire(dictionary->database->pool, deadline_ns, &conn, &answer->error);
+    if (answer->status == STATUS_OK && keys.len)
+        answer->status = read_in_transaction(dictionary, tenant, keys, conn, deadline_ns, answer);
+    else if (answer->status == STATUS_OK)
+        answer->status = refdata_loader_version(conn, tenant, dictionary->code, deadline_ns, &answer->version,
+                                                &committed_at_us, &answer->error);
+    if (conn)
+        db_release(conn);
+}
+
+/* ---- on behalf of readers ---- */
+
 struct question {
     struct worker_job job;
     struct refdata_dictionary *dictionary; /* referenced */
@@ -18,48 +63,11 @@ struct question {
     void *context;
 };
 
-static enum status read_keys(struct question *question, struct db_conn *conn, int64_t deadline_ns)
-{
-    const struct refdata_dictionary *dictionary = question->dictionary;
-    struct cache_builder *builder = cache_builder_create(NULL, 0);
-    enum status status = dictionary->provider->load_keys(dictionary, question->tenant, question->keys, conn,
-                                                         deadline_ns, builder, &question->answer.error);
-    if (status == STATUS_OK)
-        question->answer.snapshot = cache_builder_finish(builder, question->answer.version);
-    else
-        cache_builder_abandon(builder);
-    return status;
-}
-
-static enum status read_in_transaction(struct question *question, struct db_conn *conn, int64_t deadline_ns)
-{
-    struct refdata_primary_answer *answer = &question->answer;
-    int64_t committed_at_us;
-    enum status status = db_begin(conn, DB_REPEATABLE_READ_ONLY, deadline_ns, &answer->error);
-    if (status == STATUS_OK)
-        status = refdata_loader_version(conn, question->tenant, question->dictionary->code, deadline_ns,
-                                        &answer->version, &committed_at_us, &answer->error);
-    if (status == STATUS_OK)
-        status = read_keys(question, conn, deadline_ns);
-    db_rollback(conn); /* read only: nothing to commit */
-    return status;
-}
-
 static void run_question(struct worker_job *job)
 {
     struct question *question = (struct question *)job;
-    struct refdata_primary_answer *answer = &question->answer;
-    int64_t deadline_ns = clock_deadline_ms(question->timeout_ms), committed_at_us;
-    struct db_conn *conn = NULL;
-    answer->status = db_acquire(question->dictionary->database->pool, deadline_ns, &conn, &answer->error);
-    if (answer->status == STATUS_OK && question->keys.len)
-        answer->status = read_in_transaction(question, conn, deadline_ns);
-    else if (answer->status == STATUS_OK)
-        answer->status =
-            refdata_loader_version(conn, question->tenant, question->dictionary->code, deadline_ns,
-                                   &answer->version, &committed_at_us, &answer->error);
-    if (conn)
-        db_release(conn);
+    refdata_primary_read(question->dictionary, question->tenant, question->keys,
+                         clock_deadline_ms(question->timeout_ms), &question->answer);
 }
 
 static void question_done(struct worker_job *job)

@@ -13,6 +13,11 @@ struct refdata_primary_answer {
         *snapshot; /* of the keys asked for, under that version; the callee's. NULL = none asked for */
 };
 
+/* On a worker: the version, and unless `keys` (a text[]) is empty what they hold under it, by one transaction. The answer
+ * is zeroed to begin with. */
+void refdata_primary_read(const struct refdata_dictionary *dictionary, struct str tenant, struct str keys,
+                          int64_t deadline_ns, struct refdata_primary_answer *answer);
+
 /* On the home loop. Calls on_answer(context, answer) there, once. `keys` (a text[], copied) empty = the version alone.
  * False when too much waits: nothing will be called. */
 bool refdata_primary_ask(struct refdata *refdata, struct refdata_dictionary *dictionary, struct str tenant,

@@ -116,6 +116,47 @@ static void keys_of_different_entitlements_differ(void **state)
     arena_deinit(&arena);
 }
 
+/* H6: what a key has behind its tenant is the id that others know the entitlement by. */
+static void an_id_is_taken_apart_as_it_was_written(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *user, *sku, *id;
+    } rows[] = {
+        {"u_123", "item1", "u_123/item1"},
+        {"a/b", "c", "a%2Fb/c"},
+        {"a", "b/c", "a/b%2Fc"},
+        {"100%", "50%25", "100%25/50%2525"},
+        {"auth0|x", "a b+c", "auth0|x/a b+c"},
+        {"ключ", "/", "ключ/%2F"},
+    };
+    struct arena arena;
+    arena_init(&arena, 1024);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct str user, sku;
+        assert_true(entitlement_id_read(str_from(rows[i].id), &arena, &user, &sku));
+        assert_true(str_eq(user, str_from(rows[i].user)));
+        assert_true(str_eq(sku, str_from(rows[i].sku)));
+    }
+    arena_deinit(&arena);
+}
+
+static void an_id_has_one_spelling(void **state)
+{
+    (void)state;
+    static const char *const ids[] = {
+        "",      "/",     "u",     "u/",  "/s",   "a/b/c", "u//s",  "u/s/",  "100%/s",
+        "u/%2f", "u/%73", "%75/s", "u/%", "u/%2", "u/%00", "u/%ff", "u/%0a", "u/\n",
+    };
+    struct arena arena;
+    struct str user, sku;
+    arena_init(&arena, 1024);
+    assert_false(entitlement_id_read(STR_NONE, &arena, &user, &sku));
+    for (size_t i = 0; i < sizeof ids / sizeof *ids; i++)
+        assert_false(entitlement_id_read(str_from(ids[i]), &arena, &user, &sku));
+    arena_deinit(&arena);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -123,6 +164,8 @@ int main(void)
         cmocka_unit_test(what_is_no_event_is_told_why),
         cmocka_unit_test(it_must_be_the_rows_own_and_one_of_ours),
         cmocka_unit_test(keys_of_different_entitlements_differ),
+        cmocka_unit_test(an_id_is_taken_apart_as_it_was_written),
+        cmocka_unit_test(an_id_has_one_spelling),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
