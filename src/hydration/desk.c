@@ -306,17 +306,36 @@ static void keep_asking(struct hydration_asking *asking, const struct hydration_
     start_waiting(&background->waiter, caller->subject);
 }
 
-/* What is known all the same is for who would rather have that than nothing. */
+/* What is known all the same, for who would rather have that than nothing: the last look at the ledger may have found a copy
+ * that is too old or too narrow. Texts are the arena's: the asking may end before they are told. */
+static struct hydration_known_entity known_all_the_same(const struct hydration_waiter *waiter,
+                                                        const struct hydration_need *need,
+                                                        struct arena *arena)
+{
+    const struct hydration_visit *visit = &waiter->asking->visit;
+    const struct hydration_claim *claim = &visit->claim;
+    struct hydration_known_entity known =
+        hydration_memory_look(waiter->desk->memory, need, loop_now_ns(waiter->desk->loop));
+
+    if (!known.data.len && !visit->is_running && visit->has_claimed &&
+        (!claim->subject.len || str_eq(claim->subject, waiter->subject)))
+        known = (struct hydration_known_entity){.data = arena_str(arena, claim->data),
+                                                .source_module = arena_str(arena, claim->source_module),
+                                                .version = claim->version};
+    return known;
+}
+
 static void time_out(struct hydration_waiter *waiter)
 {
     struct hydration_asking *asking = waiter->asking;
     struct hydration_need need = asking->need;
     struct hydration_leaving leaving = {.last = &leaving.first};
+    struct arena arena;
     struct buf part;
 
     need.subject = waiter->subject;
-    struct hydration_known_entity known =
-        hydration_memory_look(waiter->desk->memory, &need, loop_now_ns(waiter->desk->loop));
+    arena_init(&arena, 1024);
+    struct hydration_known_entity known = known_all_the_same(waiter, &need, &arena);
     buf_init(&part);
     struct hydration_outcome outcome = {.result = HYDRATION_TIMEOUT,
                                         .source_module = known.source_module,
@@ -330,6 +349,7 @@ static void time_out(struct hydration_waiter *waiter)
     hydration_desk_settle(asking);
     hydration_waiters_call(&leaving, &outcome);
     buf_deinit(&part);
+    arena_deinit(&arena);
 }
 
 static void on_time(struct loop_timer *timer)

@@ -38,3 +38,16 @@ def test_what_is_over_or_too_many_goes(server, module_database):
         left = f"select min(entity_id::int), count(*) from hydration.{table} where entity_id !~ 'over'"
         eventually(lambda: module_database.query(left) == [(51 - kept, kept)])
     assert module_database.query("select count(*) from hydration.absences where entity_id ~ 'over'") == [(0,)]
+
+
+@pytest.mark.parametrize("subject, data", [("", {"a": 1.5}), ("u_1", {"a": 1.5}), ("u_2", {})])
+def test_a_copy_that_is_too_old_is_better_than_nothing_to_who_says_so(server, module_database, token, subject, data):
+    """H5: degrade hands out what is known, to whom it is known; nobody answers for this type."""
+    module_database.query("""
+        insert into hydration.copies values ('demo', 'ghost', %s, %s, 3, 2, '{}', 'm', '{"a":1.5,"b":2}', now() - interval '9 min',
+                                             now() - interval '1 min')""", ("of-" + subject, subject))
+    with server.client(token("demo", subject="u_1")) as client:
+        path = f"/v1/hydration/ghost/of-{subject}?mode=partial&fields=a"
+        assert client.get(path).status == 503
+        answer = client.get(path + "&failure_mode=degrade")
+    assert (answer.status, answer.json()["data"], answer.json()["degraded"]) == (200, data, True)
