@@ -350,11 +350,13 @@ end $$;
 create function hydration.merged(p_old text, p_new text) returns text
 language sql immutable
 as $$
-    select '{' || pg_catalog.string_agg(pg_catalog.to_json(m.key)::text || ':' || m.value::text, ',') || '}'
-      from (select n.key, n.value from pg_catalog.json_each(p_new::json) n
-            union all
-            select o.key, o.value from pg_catalog.json_each(p_old::json) o
-             where not exists (select from pg_catalog.json_object_keys(p_new::json) k where k = o.key)) m
+    select '{' || pg_catalog.string_agg(pg_catalog.to_json(m.key)::text || ':' || m.value::text, ',' order by m.key collate "C")
+               || '}'
+      from (select distinct on (b.key) b.key, b.value
+              from (select n.key, n.value, 0 as place from pg_catalog.json_each(p_new::json) n
+                    union all
+                    select o.key, o.value, 1 from pg_catalog.json_each(p_old::json) o) b
+             order by b.key, b.place) m
 $$;
 
 -- A copy, laid over the one there is: the same version's together know what both did; another version's takes its place.
@@ -384,9 +386,13 @@ begin
             begin
                 v_data := hydration.merged(v_old.data, e.data);
                 v_fields := array(select f from pg_catalog.unnest(v_old.fields || p_fields) f group by f order by f collate "C");
-            exception when data_exception then -- a member's name that PostgreSQL cannot hold: the later one alone
-                v_data := e.data;
+            exception when data_exception then -- a member's name that PostgreSQL cannot hold
+                v_data := null;
             end;
+            if v_data is null or pg_catalog.octet_length(v_data) > 1048576 or pg_catalog.cardinality(v_fields) > 256 then
+                v_data := e.data; -- the later one alone: no copy is larger than an event
+                v_fields := p_fields;
+            end if;
         end if;
     end if;
     insert into hydration.copies as c (tenant_id, entity_type, entity_id, subject, version, mode, fields, source_module, data,

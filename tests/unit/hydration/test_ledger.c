@@ -393,9 +393,9 @@ static void test_the_same_version_adds_up_and_a_newer_one_replaces(void **state)
     expect_of("u", EXISTENCE, "", "c1", "ask existence");
     hear(covering(updated(5, "{\"a\":1.50,\"m\":1}", ""), HYDRATION_PARTIAL, a, 2));
     hear(covering(updated(5, "{\"b\":2,\"m\":1}", ""), HYDRATION_PARTIAL, b, 2));
-    expect_known("u", PARTIAL, "a,b,m", "copy {\"b\":2,\"m\":1,\"a\":1.50}");
+    expect_known("u", PARTIAL, "a,b,m", "copy {\"a\":1.50,\"b\":2,\"m\":1}");
     hear(covering(updated(5, "{}", ""), HYDRATION_EXISTENCE, NULL, 0));
-    expect_known("u", PARTIAL, "a,b,m", "copy {\"b\":2,\"m\":1,\"a\":1.50}");
+    expect_known("u", PARTIAL, "a,b,m", "copy {\"a\":1.50,\"b\":2,\"m\":1}");
     hear(covering(updated(5, "{\"all\":1}", ""), HYDRATION_FULL, NULL, 0));
     hear(covering(updated(5, "{\"a\":1.50,\"m\":1}", ""), HYDRATION_PARTIAL, a, 2));
     expect_known("u", FULL, "", "copy {\"all\":1}");
@@ -417,6 +417,25 @@ static void test_names_that_postgresql_cannot_hold_are_no_trouble(void **state)
     expect_known("u", PARTIAL, "b", "copy {\"b\":2}");
     hear(covering(updated(5, "{\"a\":\"{,\\\"'\\\\\"}", ""), HYDRATION_PARTIAL, a, 1));
     expect_known("u", PARTIAL, "a,b", "copy {\"a\":\"{,\\\"'\\\\\",\"b\":2}");
+}
+
+static void test_copies_of_one_version_add_up_to_no_more_than_an_event(void **state)
+{
+    (void)state;
+    const struct str a[] = {STR("a")}, b[] = {STR("b")};
+    const size_t bytes = 600 * 1024;
+    char *of_a = malloc(bytes + 16), *of_b = malloc(bytes + 16);
+    memset(of_a, 'x', bytes + 16);
+    memcpy(of_a, "{\"a\":\"", 6);
+    memcpy(of_a + bytes, "\"}", 3);
+    memcpy(of_b, of_a, bytes + 16);
+    of_b[2] = 'b';
+    expect_of("u", EXISTENCE, "", "c1", "ask existence");
+    hear(covering(updated(5, of_a, ""), HYDRATION_PARTIAL, a, 1));
+    hear(covering(updated(5, of_b, ""), HYDRATION_PARTIAL, b, 1));
+    assert_string_equal(sql("select octet_length(data) || fields::text from hydration.copies"), "614402{b}");
+    free(of_a);
+    free(of_b);
 }
 
 static void test_nothing_is_copied_that_nobody_asked_for(void **state)
@@ -911,6 +930,7 @@ int main(void)
         TEST(test_a_change_whose_cover_nobody_said_has_the_members_it_has),
         TEST(test_the_same_version_adds_up_and_a_newer_one_replaces),
         TEST(test_names_that_postgresql_cannot_hold_are_no_trouble),
+        TEST(test_copies_of_one_version_add_up_to_no_more_than_an_event),
         TEST(test_nothing_is_copied_that_nobody_asked_for),
         TEST(test_an_old_copy_is_asked_for_anew_and_handed_out_with_that),
         TEST(test_absent_is_everybodys_until_its_time_is_over),
