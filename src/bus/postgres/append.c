@@ -258,11 +258,12 @@ enum status bus_postgres_publish_and_commit(struct bus *bus, struct db_conn *con
     struct postgres *postgres = (struct postgres *)bus;
     struct append append = {0};
 
+    message->offset = -1; /* unless it becomes known */
     bus_postgres_append_add(&append, bus, message, 1);
     bus_postgres_append_seal(&append);
     enum status status = end_with_notice(postgres, &append, conn, deadline_ns, error);
     if (status == STATUS_OK)
-        bus_postgres_wake_topic(postgres, message->topic, (int)message->partition, STR_NONE);
+        bus_postgres_wake_topic(postgres, message->topic, (int)message->partition, STR_NONE, message);
     else
         look_for_vanished(&append, conn);
     bus_postgres_append_deinit(&append);

@@ -260,18 +260,62 @@ static enum status handle_all(struct reader *reader, const struct db_result *res
     return status;
 }
 
-enum bus_postgres_step bus_postgres_every_step(struct reader *reader, struct error *error)
+static bool is_drained(const struct reader *reader, const struct db_result *result)
+{
+    for (size_t row = 0; row < db_result_rows(result); row++)
+        if (reader->positions[db_result_i64(result, row, PARTITION)] <
+            db_result_i64(result, row, NEXT_OFFSET))
+            return false;
+    return true;
+}
+
+/* ---- one step ---- */
+
+static enum bus_postgres_step read_step(struct reader *reader, struct error *error)
 {
     struct db_result *result;
 
-    if (!atomic_load(&reader->ready) && make_ready(reader, error) != STATUS_OK)
-        return STEP_FAILED;
     if (read_new(reader, &result, error) != STATUS_OK)
         return STEP_FAILED;
     enum bus_postgres_step step = db_result_rows(result) > 0 ? STEP_FOUND : STEP_NOTHING;
     if (handle_all(reader, result, error) != STATUS_OK)
         step = STEP_FAILED;
+    else if (step == STEP_FOUND && is_drained(reader, result))
+        step = STEP_DRAINED;
     show_lag(reader, result);
     db_result_free(result);
     return step;
+}
+
+/* STEP_NOTHING: it is not the next one there. */
+static enum bus_postgres_step handed_step(struct reader *reader, struct postgres_preview *handed,
+                                          struct error *error)
+{
+    unsigned partition = (unsigned)handed->partition;
+    enum bus_postgres_step step = STEP_DRAINED;
+    struct arena arena;
+
+    if (handed->message.offset != reader->positions[partition] ||
+        reader->retry_ns[partition] > clock_mono_ns() || !bus_postgres_handling_begin(reader->postgres))
+        return STEP_NOTHING;
+    arena_init(&arena, ARENA_BYTES);
+    handed->message.topic = reader->consumer.topic->name;
+    if (handle_batch(reader, partition, &handed->message, 1, &arena, error) != STATUS_OK)
+        step = STEP_FAILED;
+    bus_postgres_handling_end(reader->postgres);
+    arena_deinit(&arena);
+    return step;
+}
+
+enum bus_postgres_step bus_postgres_every_step(struct reader *reader, int place, struct error *error)
+{
+    enum bus_postgres_step step = STEP_NOTHING;
+
+    if (!atomic_load(&reader->ready) && make_ready(reader, error) != STATUS_OK)
+        return STEP_FAILED;
+    struct postgres_preview *handed = bus_postgres_reader_handed(reader, place);
+    if (handed)
+        step = handed_step(reader, handed, error);
+    bus_postgres_preview_free(handed);
+    return step == STEP_NOTHING ? read_step(reader, error) : step;
 }

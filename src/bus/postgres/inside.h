@@ -108,7 +108,11 @@ struct postgres {
 #define POSTGRES_NOTICE_BYTES 128
 #define POSTGRES_ANYWHERE (-1)
 /* In this process. `partition`: where something was published, if that is known. */
-void bus_postgres_wake_topic(struct postgres *postgres, struct str topic, int partition, struct str preview);
+void bus_postgres_wake_topic(struct postgres *postgres, struct str topic, int partition, struct str preview,
+                             const struct bus_message *message);
+/* Here at once; elsewhere by a notice. `message`: the only one, committed, with its offset; NULL: there are several. */
+void bus_postgres_wake(struct postgres *postgres, const struct bus_topic_state *topic,
+                       const struct bus_message *message);
 /* What other processes are told: "instance:topic", or "instance:topic:partition". */
 struct str bus_postgres_notice(const struct postgres *postgres, const struct bus_topic_state *topic,
                                int partition, char text[POSTGRES_NOTICE_BYTES]);
@@ -118,6 +122,8 @@ void bus_postgres_jobs_init(struct reader_job *job, struct reader *reader);
 void bus_postgres_jobs_init_upkeep(struct postgres *postgres);
 void bus_postgres_jobs_wake(struct reader *reader, int partition); /* under postgres->lock */
 void bus_postgres_jobs_preview(struct reader *reader, int partition, struct str preview); /* the same */
+/* The same, of a reader of everything, before it is woken: what it is woken for is at hand, or NULL. */
+void bus_postgres_jobs_hand(struct reader *reader, int partition, const struct bus_message *message);
 void bus_postgres_jobs_upkeep(struct postgres *postgres); /* under postgres->lock */
 void bus_postgres_reader_wake(struct reader *reader);
 void bus_postgres_reader_due(struct reader *reader,
@@ -131,7 +137,7 @@ void bus_postgres_handling_end(struct postgres *postgres);
 /* STEP_DRAINED: found some, and that was all there was when it looked. */
 enum bus_postgres_step { STEP_NOTHING, STEP_FOUND, STEP_DRAINED, STEP_FAILED };
 enum bus_postgres_step bus_postgres_shared_step(struct reader *reader, int place, struct error *error);
-enum bus_postgres_step bus_postgres_every_step(struct reader *reader, struct error *error);
+enum bus_postgres_step bus_postgres_every_step(struct reader *reader, int place, struct error *error);
 
 /* ---- claim.c ---- */
 enum postgres_claim_column {
@@ -227,10 +233,14 @@ void bus_postgres_upkeep_run(struct postgres *postgres);
 /* Behind the text of a notice; nothing where the message does not fit into one. */
 void bus_postgres_preview_put(struct buf *notice, const struct bus_message *message);
 struct postgres_preview *bus_postgres_preview_take(struct str text, int partition); /* NULL: it is none */
+struct postgres_preview *bus_postgres_preview_copy(
+    const struct bus_message *message); /* NULL: it is too large, or not text */
 void bus_postgres_preview_free(struct postgres_preview *preview);
 bool bus_postgres_preview_is(const struct postgres_preview *preview, const struct bus_message *message);
 /* The reader's, if it has one for `place` and is likely to be the one to handle it. To be freed. */
 struct postgres_preview *bus_postgres_reader_preview(struct reader *reader, int place);
+/* Of a reader of everything: what it was handed for `place`. To be freed. */
+struct postgres_preview *bus_postgres_reader_handed(struct reader *reader, int place);
 
 /* ---- rows.c ---- */
 void bus_postgres_array_put_i64(struct buf *out, int64_t value);

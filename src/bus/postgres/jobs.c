@@ -84,7 +84,8 @@ static void leave_place(struct reader *reader, int place, enum bus_postgres_step
 {
     if (place != POSTGRES_ANYWHERE)
         reader->taken[place / 64] &= ~(UINT64_C(1) << (place % 64));
-    if (step == STEP_FOUND || (step == STEP_DRAINED && place == POSTGRES_ANYWHERE))
+    bool one_of_many = place == POSTGRES_ANYWHERE && reader->consumer.spec.mode == BUS_SHARED;
+    if (step == STEP_FOUND || (step == STEP_DRAINED && one_of_many))
         mark(reader, POSTGRES_ANYWHERE); /* there were more of them: many at once, then */
 }
 
@@ -106,6 +107,32 @@ void bus_postgres_jobs_preview(struct reader *reader, int partition, struct str 
 {
     bus_postgres_preview_free(reader->preview);
     reader->preview = bus_postgres_preview_take(preview, partition);
+}
+
+static bool is_marked(const struct reader *reader, int partition)
+{
+    return reader->anywhere || partition == POSTGRES_ANYWHERE ||
+           (reader->marked[partition / 64] >> (partition % 64) & 1);
+}
+
+/* Only what it is woken for by nothing else: whoever takes a message that was handed over does not look for others there. */
+void bus_postgres_jobs_hand(struct reader *reader, int partition, const struct bus_message *message)
+{
+    bus_postgres_preview_free(reader->preview);
+    reader->preview = message && !is_marked(reader, partition) ? bus_postgres_preview_copy(message) : NULL;
+}
+
+struct postgres_preview *bus_postgres_reader_handed(struct reader *reader, int place)
+{
+    struct postgres_preview *handed = NULL;
+
+    pthread_mutex_lock(&reader->postgres->lock);
+    if (reader->preview && reader->preview->partition == place) {
+        handed = reader->preview;
+        reader->preview = NULL;
+    }
+    pthread_mutex_unlock(&reader->postgres->lock);
+    return handed;
 }
 
 struct postgres_preview *bus_postgres_reader_preview(struct reader *reader, int place)
@@ -192,7 +219,7 @@ static void run_job(struct worker_job *work)
         return;
     enum bus_postgres_step step = reader->consumer.spec.mode == BUS_SHARED
                                       ? bus_postgres_shared_step(reader, place, &error)
-                                      : bus_postgres_every_step(reader, &error);
+                                      : bus_postgres_every_step(reader, place, &error);
     if (step == STEP_FAILED)
         on_failed(reader, &error);
     pthread_mutex_lock(&reader->postgres->lock);

@@ -53,6 +53,6 @@ enum status bus_postgres_own_commit(struct bus *bus, struct db_conn *conn, struc
     if (status == STATUS_OK)
         status = db_pipeline_end(conn, deadline_ns, NULL, 0, NULL, error);
     if (atomic_load(&topic->wakes) != mark)
-        bus_postgres_wake_topic(postgres, topic->name, POSTGRES_ANYWHERE, STR_NONE);
+        bus_postgres_wake_topic(postgres, topic->name, POSTGRES_ANYWHERE, STR_NONE, NULL);
     return status;
 }

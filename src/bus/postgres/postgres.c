@@ -18,7 +18,8 @@
 
 /* ---- wakes ---- */
 
-void bus_postgres_wake_topic(struct postgres *postgres, struct str topic, int partition, struct str preview)
+void bus_postgres_wake_topic(struct postgres *postgres, struct str topic, int partition, struct str preview,
+                             const struct bus_message *message)
 {
     struct bus_topic_state *state = bus_topic_find(&postgres->bus, topic);
 
@@ -29,7 +30,9 @@ void bus_postgres_wake_topic(struct postgres *postgres, struct str topic, int pa
         struct reader *reader = postgres->readers[i];
         if (!str_eq(reader->consumer.topic->name, topic))
             continue;
-        if (preview.len && reader->consumer.spec.previews)
+        if (reader->consumer.spec.mode == BUS_EVERY)
+            bus_postgres_jobs_hand(reader, partition, message);
+        else if (preview.len && reader->consumer.spec.previews)
             bus_postgres_jobs_preview(reader, partition, preview);
         bus_postgres_jobs_wake(reader, partition);
     }
@@ -56,16 +59,21 @@ struct str bus_postgres_notice(const struct postgres *postgres, const struct bus
     return str_of(text, (size_t)len);
 }
 
-/* Here at once; elsewhere by a notice. */
-static void postgres_wake(struct bus *bus, struct bus_topic_state *topic)
+void bus_postgres_wake(struct postgres *postgres, const struct bus_topic_state *topic,
+                       const struct bus_message *message)
 {
-    struct postgres *postgres = (struct postgres *)bus;
+    int partition = message ? (int)message->partition : POSTGRES_ANYWHERE;
     char text[POSTGRES_NOTICE_BYTES];
 
-    bus_postgres_wake_topic(postgres, topic->name, POSTGRES_ANYWHERE, STR_NONE);
+    bus_postgres_wake_topic(postgres, topic->name, partition, STR_NONE, message);
     if (postgres->notifier)
         db_notify(postgres->notifier, STR(POSTGRES_CHANNEL),
-                  bus_postgres_notice(postgres, topic, POSTGRES_ANYWHERE, text));
+                  bus_postgres_notice(postgres, topic, partition, text));
+}
+
+static void postgres_wake(struct bus *bus, struct bus_topic_state *topic)
+{
+    bus_postgres_wake((struct postgres *)bus, topic, NULL);
 }
 
 static int partition_of(struct str text)
@@ -87,7 +95,8 @@ static void on_notice(void *context, struct str channel, struct str payload)
     else if (!str_eq(instance, str_from(postgres->instance))) {
         (void)str_split(&payload, ':', &partition);
         int place = partition_of(partition);
-        bus_postgres_wake_topic(postgres, topic, place, place == POSTGRES_ANYWHERE ? STR_NONE : payload);
+        bus_postgres_wake_topic(postgres, topic, place, place == POSTGRES_ANYWHERE ? STR_NONE : payload,
+                                NULL);
     }
 }
 

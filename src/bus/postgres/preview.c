@@ -1,9 +1,12 @@
 /* A message that travels with the notice of it. Whoever was the last to handle its partition can begin with it while the
  * right to it is still being asked for (shared.c): one round trip less for a message that somebody waits for.
  *
+ * A reader of everything in the process that published it needs no right: it takes the message itself, if it has all before it.
+ *
  * In a notice: netstrings ("5:bytes,"), first the key, then the payload, then the headers' names and values in turn. */
 #include <stdlib.h>
 
+#include "base/clock.h"
 #include "base/memory.h"
 #include "bus/postgres/inside.h"
 
@@ -79,6 +82,25 @@ struct postgres_preview *bus_postgres_preview_take(struct str text, int partitio
         return preview;
     bus_postgres_preview_free(preview);
     return NULL;
+}
+
+struct postgres_preview *bus_postgres_preview_copy(const struct bus_message *message)
+{
+    struct postgres_preview *preview = NULL;
+    struct buf text;
+
+    buf_init(&text);
+    bus_postgres_preview_put(&text, message);
+    if (buf_len(&text) > 0) { /* behind the colon that it puts first */
+        buf_consume(&text, 1);
+        preview = bus_postgres_preview_take(buf_str(&text), (int)message->partition);
+    }
+    if (preview) {
+        preview->message.offset = message->offset;
+        preview->message.created_us = clock_unix_us();
+    }
+    buf_deinit(&text);
+    return preview;
 }
 
 void bus_postgres_preview_free(struct postgres_preview *preview)

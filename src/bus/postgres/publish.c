@@ -84,11 +84,16 @@ static enum status append_commit(struct postgres *postgres, struct append *appen
     return status;
 }
 
-static void wake_topics(struct bus *bus, const struct append *append)
+/* A message that comes alone is looked for where it is, and nowhere else; several are looked for in one go. */
+static void wake_topics(struct postgres *postgres, const struct append *append)
 {
-    for (size_t i = 0; i < append->count; i++)
-        if (i == 0 || append->placed[i].topic != append->placed[i - 1].topic)
-            bus->driver->wake(bus, append->placed[i].topic);
+    const struct placed *placed = append->placed;
+
+    for (size_t i = 0, end; i < append->count; i = end) {
+        for (end = i + 1; end < append->count && placed[end].topic == placed[i].topic;)
+            end++;
+        bus_postgres_wake(postgres, placed[i].topic, end - i == 1 ? placed[i].message : NULL);
+    }
 }
 
 static enum status commit_requests(struct postgres *postgres, struct publish_request *first,
@@ -107,7 +112,7 @@ static enum status commit_requests(struct postgres *postgres, struct publish_req
     bus_postgres_append_seal(&append);
     enum status status = append_commit(postgres, &append, deadline_ns, error);
     if (status == STATUS_OK)
-        wake_topics(&postgres->bus, &append);
+        wake_topics(postgres, &append);
     bus_postgres_append_deinit(&append);
     return status;
 }

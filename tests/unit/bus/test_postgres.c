@@ -426,6 +426,87 @@ static void test_a_bus_never_started_can_be_destroyed(void **state)
     recorder_deinit(&recorder);
 }
 
+/* ---- messages that come alone ---- */
+
+enum { ALONE = 300 };
+
+struct singles {
+    struct process *process;
+    const char *keys[2]; /* of either partition */
+    int first;
+    bool ok;
+    pthread_t thread;
+};
+
+static void *publish_singles(void *arg)
+{
+    struct singles *singles = arg;
+    singles->ok = true;
+    for (int i = 0; i < ALONE && singles->ok; i++)
+        singles->ok =
+            try_publish(singles->process, "alone", singles->keys[i % 2], singles->first + i) == STATUS_OK;
+    return NULL;
+}
+
+static void check_singles(struct recorder *recorder)
+{
+    int64_t next[2] = {0, 0};
+    assert_int_equal(recorder->count, 2 * ALONE);
+    for (size_t i = 0; i < recorder->count; i++)
+        assert_int_equal(recorder->seen[i].offset, next[recorder->seen[i].partition]++);
+    for (int i = 0; i < 2 * ALONE; i++)
+        assert_int_equal(recorder_times(recorder, 73000 + i), 1);
+}
+
+/* Two processes publish at the same time, message by message, and nobody looks by himself: whatever the readers of everything
+ * are handed and whatever they read, each has all of it, once, in its order. */
+static void test_what_is_handed_over_and_what_is_read_is_everything(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "alone", .partitions = 2};
+    struct process processes[2];
+    struct recorder every[2], shared;
+    struct singles singles[2];
+    char keys[2][16];
+    for (unsigned i = 0; i < 2; i++)
+        snprintf(keys[i], sizeof keys[i], "%s", key_of_partition(i, 2));
+    recorder_init(&shared);
+    poll_ms = 3600000;
+    for (int i = 0; i < 2; i++) {
+        recorder_init(&every[i]);
+        open_with(&processes[i], &topic, 1);
+        subscribe(&processes[i], &every[i], (struct bus_subscription){.topic = "alone", .mode = BUS_EVERY});
+    }
+    subscribe(&processes[0], &shared, (struct bus_subscription){.topic = "alone"});
+    for (int i = 0; i < 2; i++) {
+        process_start(&processes[i]);
+        await_ready(&every[i]);
+    }
+    await_ready(&shared);
+    poll_ms = 200;
+    for (int i = 0; i < 2; i++) {
+        singles[i] = (struct singles){
+            .process = &processes[i], .keys = {keys[0], keys[1]}, .first = 73000 + i * ALONE};
+        assert_int_equal(pthread_create(&singles[i].thread, NULL, publish_singles, &singles[i]), 0);
+    }
+    bool came = true;
+    for (int i = 0; i < 2; i++)
+        pthread_join(singles[i].thread, NULL);
+    for (int i = 0; i < 2; i++)
+        came &= singles[i].ok && recorder_await(&every[i], 2 * ALONE);
+    came &= recorder_await(&shared, 2 * ALONE);
+    process_close(&processes[0]);
+    process_close(&processes[1]);
+    assert_true(came);
+    check_singles(&every[0]);
+    check_singles(&every[1]);
+    for (int i = 0; i < 2 * ALONE; i++)
+        assert_int_equal(recorder_times(&shared, 73000 + i), 1);
+    recorder_deinit(&every[0]);
+    recorder_deinit(&every[1]);
+    recorder_deinit(&shared);
+}
+
 /* ---- commits that need not reach the disk ---- */
 
 /* What a commit waits for is asked at the very end of its transaction. */
@@ -771,6 +852,7 @@ static void test_a_vanished_partition_refuses_the_commit(void **state)
 static int run_own(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_what_is_handed_over_and_what_is_read_is_everything),
         cmocka_unit_test(test_a_relaxed_group_waits_for_no_disk),
         cmocka_unit_test(test_a_preview_has_no_effect_of_its_own),
         cmocka_unit_test(test_a_preview_is_used_once_or_never),
