@@ -126,19 +126,27 @@ begin
     return v_found;
 end $$;
 
--- Whose flight: everybody's, unless something showed that each caller is answered differently.
+-- Whose flight: everybody's, unless something showed that each caller is answered differently. plpgsql, as everything that is
+-- called often: its plans are kept, those of a function in SQL are made anew for every call from outside.
 create function hydration.flight_of(p_tenant_id text, p_entity_type text, p_entity_id text, p_subject text) returns text
-language sql
+language plpgsql
 as $$
-    select case when
-        exists (select from hydration.flights f where f.tenant_id = p_tenant_id and f.entity_type = p_entity_type
-                   and f.entity_id = p_entity_id and f.subject = '' and f.by_caller)
-        or exists (select from hydration.copies c where c.tenant_id = p_tenant_id and c.entity_type = p_entity_type
-                      and c.entity_id = p_entity_id and c.subject > '')
-        or exists (select from hydration.absences a where a.tenant_id = p_tenant_id and a.entity_type = p_entity_type
-                      and a.entity_id = p_entity_id and a.subject > '')
-        then p_subject else '' end
-$$;
+begin
+    perform from hydration.flights f
+      where f.tenant_id = p_tenant_id and f.entity_type = p_entity_type and f.entity_id = p_entity_id and f.subject = ''
+        and f.by_caller;
+    if found then
+        return p_subject;
+    end if;
+    perform from hydration.copies c
+      where c.tenant_id = p_tenant_id and c.entity_type = p_entity_type and c.entity_id = p_entity_id and c.subject > '' limit 1;
+    if found then
+        return p_subject;
+    end if;
+    perform from hydration.absences a
+      where a.tenant_id = p_tenant_id and a.entity_type = p_entity_type and a.entity_id = p_entity_id and a.subject > '' limit 1;
+    return case when found then p_subject else '' end;
+end $$;
 
 -- Looks, and if nothing is known decides who asks the owner: of any number at once one. Without a correlation id it only looks.
 create function hydration.claim(p_tenant_id text, p_entity_type text, p_entity_id text, p_subject text, p_mode integer,
