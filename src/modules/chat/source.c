@@ -43,11 +43,12 @@ static void take_row(const struct hydration_question *question, const struct db_
 {
     entity->is_private = true;
     entity->found = HYDRATION_IS_HIDDEN;
+    entity->version =
+        db_result_i64(rows, 0, SEQUENCE); /* hidden or not: what is older than known counts for nothing */
     if (!is_visible(question, db_result_str(rows, 0, USER)))
         return;
     entity->found = HYDRATION_IS;
     entity->owner = arena_str(entity->arena, question->subject);
-    entity->version = db_result_i64(rows, 0, SEQUENCE);
     put_session(entity->data, rows);
 }
 

@@ -41,19 +41,17 @@ static enum status look(void *context, const struct hydration_question *question
     entity->found = HYDRATION_IS_NOT;
     if (!entitlement_id_read(question->entity_id, entity->arena, &user, &sku))
         return STATUS_OK;
-    entity->is_private = true;
-    entity->owner = user;
-    if (question->subject.len && !str_eq(question->subject, user)) {
-        entity->found = HYDRATION_IS_HIDDEN;
-        return STATUS_OK;
-    }
     const struct db_param params[] = {{question->tenant}, {user}, {sku}};
     enum status status = read_row(context, params, deadline_ns, &rows, error);
-    if (status == STATUS_OK && db_result_rows(rows)) {
-        entity->found = HYDRATION_IS;
+    bool is_own = !question->subject.len || str_eq(question->subject, user);
+    bool is_there = status == STATUS_OK && db_result_rows(rows);
+    entity->is_private = true;
+    entity->owner = user;
+    entity->found = !is_own ? HYDRATION_IS_HIDDEN : is_there ? HYDRATION_IS : HYDRATION_IS_NOT;
+    if (is_there) /* what is hidden has its version too: an answer that is older than what is known counts for nothing */
         entity->version = db_result_i64(rows, 0, VERSION_COLUMN);
+    if (is_there && is_own)
         entitlement_put(entity->data, rows, 0);
-    }
     db_result_free(rows);
     return status;
 }
