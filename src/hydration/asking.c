@@ -109,6 +109,7 @@ void hydration_asking_again(struct hydration_asking *asking)
 {
     int64_t now_ns = loop_now_ns(asking->desk->loop),
             spaced_ns = asking->visited_ns + HYDRATION_LOOK_MS * CLOCK_NS_PER_MS;
+    asking->behind_ms = HYDRATION_LOOK_MS;
     claim_at(asking, spaced_ns > now_ns ? spaced_ns : now_ns);
     set_timer(asking);
 }
@@ -211,6 +212,16 @@ static int64_t window_ms(const struct hydration_claim *claim)
     return claim->ttl_ms < HYDRATION_LOOK_MS ? HYDRATION_LOOK_MS : claim->ttl_ms + 1;
 }
 
+/* Asked by another, and we heard an answer that it alone knows the worth of: the ledger will in a moment. Each time twice as
+ * long, since it may have been no answer to that. */
+static void take_join(struct hydration_asking *asking)
+{
+    if (asking->behind_ms == 0)
+        return;
+    claim_at(asking, loop_now_ns(asking->desk->loop) + asking->behind_ms * CLOCK_NS_PER_MS);
+    asking->behind_ms *= 2;
+}
+
 /* A question that could not be published is one that was lost: the retry is for both. */
 static void take_question(struct hydration_asking *asking)
 {
@@ -221,6 +232,7 @@ static void take_question(struct hydration_asking *asking)
     asking->question.subject = str_dup(visit->need.subject);
     asking->question.is_full = visit->claim.cover.mode == HYDRATION_FULL;
     asking->question.retries = 0;
+    asking->behind_ms = 0;
     if (!asking->is_answered && asking->policy.max_retries > 0)
         asking->retry_at_ns =
             loop_now_ns(asking->desk->loop) + asking->policy.retry_backoff_ms * CLOCK_NS_PER_MS;
@@ -236,6 +248,8 @@ static void take_claim(struct hydration_asking *asking)
     }
     if (claim->verdict == HYDRATION_LEDGER_ASK)
         take_question(asking);
+    else
+        take_join(asking);
     claim_at(asking, loop_now_ns(asking->desk->loop) + window_ms(claim) * CLOCK_NS_PER_MS);
 }
 

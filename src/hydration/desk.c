@@ -451,8 +451,11 @@ void hydration_ask(struct hydration *hydration, const struct hydration_policy *p
         return;
     }
     start_waiting(waiter, need->subject);
-    if (hydration_waiter_join(waiter, need, known.is_private ? need->subject : STR_NONE))
+    if (hydration_waiter_join(waiter, need, known.is_private ? need->subject : STR_NONE)) {
+        if (known.is_private || known.data.len)
+            waiter->asking->behind_ms = HYDRATION_LOOK_MS;
         return;
+    }
     stop_waiting(waiter);
     refuse(waiter, need);
 }

@@ -50,6 +50,8 @@ struct hydration_asking {
     struct loop_timer timer;          /* the sooner of the next two */
     int64_t retry_at_ns, claim_at_ns; /* CLOCK_NEVER: not */
     int64_t visited_ns;
+    int64_t
+        behind_ms; /* the ledger may not have written down yet what was heard: so long to the next look at it; 0: it has */
     uint64_t heard; /* the turn of telling that it had its part in */
     bool is_answered;
     struct { /* our question, if it was ours to ask */

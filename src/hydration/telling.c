@@ -53,7 +53,9 @@ static void split(struct hydration_asking *asking, struct hydration_leaving *ref
         if (!waiter->subject.len)
             continue;
         waiter->way = HYDRATION_BY_JOINING;
-        if (!hydration_waiter_join(waiter, &asking->need, waiter->subject))
+        if (hydration_waiter_join(waiter, &asking->need, waiter->subject))
+            waiter->asking->behind_ms = HYDRATION_LOOK_MS;
+        else
             hydration_waiter_leave(refused, waiter, &none);
     }
 }
