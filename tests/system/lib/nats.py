@@ -46,6 +46,11 @@ class Nats:
         return self._message()[0]
 
     def _message(self):
+        words, _, payload = self._read()
+        return words[3] if len(words) == (6 if words[0] == "HMSG" else 5) else None, payload
+
+    def _read(self):
+        """(words of its line, bytes of its headers, payload) of the next message on whatever we listen to."""
         while True:
             words = self.lines.readline().decode().split()
             if not words:
@@ -53,10 +58,20 @@ class Nats:
             if words[0] == "PING":
                 self._send(b"PONG\r\n")
             elif words[0] in ("MSG", "HMSG"):
-                whole = int(words[-1])
+                whole, headers = int(words[-1]), int(words[-2]) if words[0] == "HMSG" else 0
                 data = self.lines.read(whole + 2)[:whole]
-                reply = words[3] if len(words) == (6 if words[0] == "HMSG" else 5) else None
-                return reply, data[int(words[-2]):] if words[0] == "HMSG" else data
+                return words, data[:headers], data[headers:]
+
+    def subscribe(self, subject, queue=""):
+        """To plain messages, from now on: the server has it when this returns."""
+        self._send(f"SUB {subject} {queue} 2\r\nPING\r\n".encode())
+        assert self.lines.readline() == b"PONG\r\n"
+
+    def read(self):
+        """(subject, headers, payload) of the next one."""
+        words, head, payload = self._read()
+        lines = head.decode().split("\r\n")[1:]
+        return words[1], dict(line.split(": ", 1) for line in lines if line), payload
 
     def send(self, subject, payload=b"", headers=None, reply=""):
         head = b""

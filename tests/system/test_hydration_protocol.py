@@ -1,0 +1,515 @@
+"""Seed 001, H1–H8: the protocol as a module outside of the program sees it, which owns the entities and answers as each test
+says. Every scenario runs on the embedded bus, and once more on NATS (tests/engines/test_hydration.py)."""
+import json
+import resource
+import signal
+import uuid
+from types import SimpleNamespace
+
+import pytest
+
+from lib.hydration import (BRIEF, HASTY, KEEN, OWNER, PATIENT, ROLE, Asking, Event, Outside, count, fresh, ignored, is_empty,
+                           not_found, path, rows, updated, waiters)
+from lib.wait import eventually
+from lib.wire import RawConnection
+
+TYPE = "widget"
+LAMP = {"title": "Lamp", "price": 1.5, "sizes": {"height": 3}}
+MANY = 10000
+
+
+@pytest.fixture(scope="module")
+def rig(module_serve, module_database, token):
+    """Six processes on one database, two of each kind where two matter, and the owner outside."""
+    kinds = {"patient": PATIENT, "other": PATIENT, "hasty": HASTY, "brief": BRIEF, "keen": KEEN, "keen_too": KEEN}
+    servers = {name: module_serve.make(module_database, {"hydration": {**policy, "required": [TYPE, "riddle"],
+                                                                      "outside": [TYPE]}}, args=ROLE)
+               for name, policy in kinds.items()}
+    servers["patient"].start()
+    for server in list(servers.values())[1:]:
+        server.spawn()
+    for server in servers.values():
+        eventually(server.is_ready)
+    outside = Outside(module_database)
+    yield SimpleNamespace(**servers, all=list(servers.values()), outside=outside, database=module_database,
+                          bearer=token("demo", subject="ann", ttl=3600), token=token)
+    outside.close()
+
+
+@pytest.fixture(autouse=True)
+def nobody_waits(rig):
+    """Whatever a test did: no waiter is left in any process (H2)."""
+    yield
+    is_empty(*rig.all)
+
+
+@pytest.fixture
+def client(rig):
+    with rig.patient.client(rig.bearer) as one:
+        yield one
+
+
+@pytest.fixture
+def other(rig):
+    with rig.other.client(rig.bearer) as one:
+        yield one
+
+
+@pytest.fixture
+def hasty(rig):
+    with rig.hasty.client(rig.bearer) as one:
+        yield one
+
+
+def asking(rig, entity_id, server=None, subject="ann", tenant="demo", **query):
+    """A request under way."""
+    bearer = rig.bearer if (subject, tenant) == ("ann", "demo") else rig.token(tenant, subject=subject, ttl=3600)
+    return Asking(server or rig.patient, bearer, path(TYPE, entity_id, **query))
+
+
+def data_of(answer):
+    assert answer.status == 200, (answer.status, answer.body)
+    return answer.json()["data"]
+
+
+def is_absent(answer):
+    return (answer.status, answer.code) == (404, "ENTITY_NOT_FOUND")
+
+
+# ---- the five scenarios of the seed (H8) ----
+
+def test_h8_1_unknown_then_updated(rig, client, other):
+    entity = fresh()
+    rig.outside.owns(entity, lambda question: [updated(question, LAMP)])
+    whole = {"entity_type": TYPE, "entity_id": entity, "source_module": OWNER, "data": LAMP}
+    for one in (client, other, client):
+        answer = one.get(path(TYPE, entity))
+        assert (answer.status, answer.json()) == (200, whole)
+    question, = rig.outside.asked(entity)
+    assert question.json() == {"entity_type": TYPE, "entity_id": entity, "requester_module": "hydration",
+                               "hydration_mode": "full"}
+    assert (question.headers["tenant_id"], question.headers["sub"]) == ("demo", "ann")
+    assert uuid.UUID(question.correlation_id)
+
+
+def test_h8_2_not_found_is_remembered_by_all_processes(rig, client, other):
+    entity = fresh()
+    rig.outside.owns(entity, lambda question: [not_found(question)])
+    before = count("negative_hits_total", rig.patient, rig.other)
+    first = client.get(path(TYPE, entity))
+    assert is_absent(first) and set(first.json()) == {"code", "message"}
+    eventually(lambda: rows(rig.database, "absences", entity) == 1)
+    for one in (client, other, other):
+        assert one.get(path(TYPE, entity)).body == first.body
+    assert count("negative_hits_total", rig.patient, rig.other) == before + 3
+    assert len(rig.outside.asked(entity)) == 1
+
+
+def test_h8_3_timeout_fails_fast(rig, hasty):
+    entity = fresh()
+    before = count("timeouts_total", rig.hasty)
+    answer = hasty.get(path(TYPE, entity))
+    assert (answer.status, answer.code) == (503, "HYDRATION_TIMEOUT") and int(answer.headers["retry-after"]) > 0
+    assert count("timeouts_total", rig.hasty) == before + 1
+    assert len(rig.outside.asked(entity)) <= 1  # what is published is heard a moment later, perhaps
+    rig.outside.question(entity)
+
+
+def test_h8_4_a_storm_is_one_question(rig):
+    entity = fresh()
+    storm = [asking(rig, entity, server) for server in (rig.patient, rig.other) for _ in range(30)]
+    eventually(lambda: waiters(rig.patient, rig.other) == 60)
+    before = count("collapsed_total", rig.patient, rig.other)
+    rig.outside.send(updated(rig.outside.question(entity), LAMP, hydration_mode="full"))
+    assert all(data_of(one.answer()) == LAMP for one in storm)
+    assert len(rig.outside.asked(entity)) == 1
+    assert count("collapsed_total", rig.patient, rig.other) == before + 59
+
+
+def test_h8_5_asked_again_when_the_negative_entry_is_over(rig):
+    entity = fresh()
+    rig.outside.owns(entity, lambda question: [not_found(question)])
+    with rig.brief.client(rig.bearer) as one:
+        assert is_absent(one.get(path(TYPE, entity)))
+        eventually(lambda: is_absent(one.get(path(TYPE, entity))) and len(rig.outside.asked(entity)) > 1)
+        rig.outside.owns(entity, lambda question: [updated(question, LAMP)])
+        eventually(lambda: one.get(path(TYPE, entity)).status == 200)
+
+
+# ---- how much of it (H2) ----
+
+def test_h2_modes_are_asked_for_and_cut(rig, client):
+    entity, only = fresh(), fresh()
+    rig.outside.owns(entity, lambda question: [updated(question, LAMP)])
+    rig.outside.owns(only, lambda question: [updated(question, {})])
+    answer = client.get(path(TYPE, entity, mode="partial", fields="title,price"))
+    assert data_of(answer) == {"title": "Lamp", "price": 1.5}
+    assert rig.outside.asked(entity)[0].json()["fields"] == ["price", "title"]
+    assert data_of(client.get(path(TYPE, entity, mode="partial", fields="price"))) == {"price": 1.5}
+    assert data_of(client.get(path(TYPE, entity, mode="existence"))) == {}
+    assert data_of(client.get(path(TYPE, only, mode="existence"))) == {}
+    assert rig.outside.asked(only)[0].json()["hydration_mode"] == "existence"
+    assert (len(rig.outside.asked(entity)), len(rig.outside.asked(only))) == (1, 1)
+
+
+def test_h2_a_partial_answer_never_stands_in_for_full(rig, client):
+    entity = fresh()
+    partial = asking(rig, entity, mode="partial", fields="title")
+    first = rig.outside.question(entity)
+    full = asking(rig, entity, rig.other)
+    second = rig.outside.question(entity, 2)
+    assert second.json()["hydration_mode"] == "full" and second.correlation_id != first.correlation_id
+    rig.outside.send(updated(first, {"title": "Lamp"}))
+    assert data_of(partial.answer()) == {"title": "Lamp"}
+    eventually(lambda: rows(rig.database, "copies", entity, mode=1) == 1)
+    assert waiters(rig.other) == 1
+    rig.outside.send(updated(second, LAMP))
+    assert data_of(full.answer()) == LAMP
+    assert data_of(client.get(path(TYPE, entity, mode="partial", fields="sizes"))) == {"sizes": {"height": 3}}
+    assert len(rig.outside.asked(entity)) == 2
+
+
+def test_h2_who_needs_less_joins_who_asked_for_all(rig):
+    entity = fresh()
+    full = asking(rig, entity)
+    question = rig.outside.question(entity)
+    less = [asking(rig, entity, server, **query) for server in (rig.patient, rig.other)
+            for query in ({"mode": "existence"}, {"mode": "partial", "fields": "price,none"})]
+    eventually(lambda: waiters(rig.patient, rig.other) == 5)
+    rig.outside.send(updated(question, LAMP))
+    assert [data_of(one.answer()) for one in [full, *less]] == [LAMP, {}, {"price": 1.5}, {}, {"price": 1.5}]
+    assert len(rig.outside.asked(entity)) == 1
+
+
+# ---- answers that have no effect (H2, H4) ----
+
+def test_h2_what_does_not_answer_the_question_completes_nobody(rig):
+    entity = fresh()
+    waiting = asking(rig, entity)
+    question = rig.outside.question(entity)
+    wrong = updated(question, {"wrong": 1})
+
+    def but(event=wrong, **members):
+        return Event(event.kind, json.dumps({**event.json(), **members}).encode(), event.headers)
+
+    before = ignored(rig.patient, reason="mismatch")
+    rig.outside.send(but(entity_type="gadget"), but(entity_id=fresh()), updated(question, {"wrong": 1}, tenant_id="elsewhere"),
+                     but(not_found(question), entity_type="gadget"), not_found(question, tenant_id="elsewhere"))
+    eventually(lambda: ignored(rig.patient, reason="mismatch") == before + 5)
+    nobodys = fresh()
+    rig.outside.change("updated", TYPE, nobodys, data={})
+    assert waiters(rig.patient) == 1
+    rig.outside.send(updated(question, LAMP))
+    assert data_of(waiting.answer()) == LAMP
+    eventually(lambda: rows(rig.database, "copies", entity, tenant_id="demo") == 1)
+    assert rows(rig.database, "copies", nobodys) == 0
+    assert rows(rig.database, "copies", entity, tenant_id="elsewhere") == 0
+
+
+def test_h1_what_is_no_event_is_counted_and_buried(rig):
+    entity = fresh()
+    waiting = asking(rig, entity)
+    question = rig.outside.question(entity)
+    right, gone = updated(question, LAMP), not_found(question)
+    bad = [Event("updated", payload, right.headers) for payload in (
+        b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"entity_id":"%s"}' % entity.encode(),
+        json.dumps({**right.json(), "data": [1]}).encode(), json.dumps({**right.json(), "data": None}).encode(),
+        json.dumps({**right.json(), "entity_id": 7}).encode(), json.dumps({**right.json(), "entity_type": "no such"}).encode(),
+        right.payload[:-1] + b',"data":{}}')]
+    bad += [updated(question, {}, **headers) for headers in (
+        {"tenant_id": None}, {"tenant_id": "a/b"}, {"version": "-1"}, {"version": "x"}, {"visibility": "everybody"},
+        {"hydration_mode": "most"}, {"hydration_mode": "partial", "fields": "title"})]
+    bad += [Event("not-found", json.dumps({**gone.json(), "reason": "because"}).encode(), gone.headers)]
+    letters, before = len(rig.outside.letters()), ignored(*rig.all, reason="malformed")
+    rig.outside.send(*bad)
+    eventually(lambda: len(rig.outside.letters()) == letters + len(bad))
+    assert ignored(*rig.all, reason="malformed") >= before + len(bad)
+    assert waiters(rig.patient) == 1
+    rig.outside.send(right)
+    assert data_of(waiting.answer()) == LAMP
+
+
+def test_h2_the_second_answer_changes_nothing(rig, client):
+    entity = fresh()
+    before = count("requests_total", rig.patient, result="updated"), ignored(rig.patient, reason="duplicate")
+    waiting = asking(rig, entity)
+    right = updated(rig.outside.question(entity), LAMP)
+    rig.outside.send(right, right)
+    assert data_of(waiting.answer()) == LAMP
+    eventually(lambda: ignored(rig.patient, reason="duplicate") == before[1] + 1)
+    assert count("requests_total", rig.patient, result="updated") == before[0] + 1
+    assert data_of(client.get(path(TYPE, entity))) == LAMP
+    assert rows(rig.database, "copies", entity) == 1
+
+
+def test_h2_a_late_answer_reaches_nobody(rig, hasty):
+    entity = fresh()
+    assert hasty.get(path(TYPE, entity)).status == 503
+    before = ignored(rig.hasty, reason="late")
+    rig.outside.send(not_found(rig.outside.question(entity)))
+    eventually(lambda: ignored(rig.hasty, reason="late") == before + 1)
+
+
+def test_h4_older_answers_are_ignored(rig, client, other):
+    entity, marker = fresh(), fresh()
+    for one in (entity, marker):
+        rig.outside.owns(one, lambda question: [updated(question, LAMP, version=5)])
+        assert data_of(client.get(path(TYPE, one))) == LAMP
+    question, = rig.outside.asked(entity)
+    before = [ignored(server, reason="stale") for server in (rig.patient, rig.other)]
+    rig.outside.send(updated(question, {"title": "old"}, version=4), not_found(question, version=4), not_found(question),
+                     not_found(question, version=5))  # of the same version something is more than nothing
+    rig.outside.change("updated", TYPE, marker, headers={"version": "6", "hydration_mode": "full"}, data={"title": "new"})
+    for server, count_before in zip((rig.patient, rig.other), before):
+        eventually(lambda: ignored(server, reason="stale") >= count_before + 4)  # pylint: disable=cell-var-from-loop
+    eventually(lambda: rows(rig.database, "copies", marker, version=6) == 1)
+    for one in (client, other):
+        assert data_of(one.get(path(TYPE, entity))) == LAMP
+        assert data_of(one.get(path(TYPE, marker))) == {"title": "new"}
+    assert rows(rig.database, "copies", entity, version=5) == 1 and rows(rig.database, "absences", entity) == 0
+    assert len(rig.outside.asked(entity)) == 1
+
+
+def test_h4_a_late_not_found_never_hides_a_fresh_entity(rig, client, other):
+    """It was not there when the owner looked, and was made before the answer came."""
+    entity = fresh()
+    waiting = asking(rig, entity)
+    question = rig.outside.question(entity)
+    rig.outside.change("updated", TYPE, entity, headers={"version": "1", "hydration_mode": "full"}, data=LAMP)
+    assert data_of(waiting.answer()) == LAMP
+    before = ignored(rig.patient, reason="stale")
+    rig.outside.send(not_found(question))
+    eventually(lambda: ignored(rig.patient, reason="stale") > before)
+    for one in (client, other):
+        assert data_of(one.get(path(TYPE, entity))) == LAMP
+    assert rows(rig.database, "absences", entity) == 0
+
+
+def test_h4_a_change_clears_the_negative_entry_and_an_end_the_copy(rig, client, other):
+    entity = fresh()
+    rig.outside.owns(entity, lambda question: [not_found(question)])
+    assert is_absent(client.get(path(TYPE, entity)))
+    rig.outside.change("updated", TYPE, entity, headers={"version": "1", "hydration_mode": "full"}, data=LAMP)
+    for one in (client, other):
+        eventually(lambda: one.get(path(TYPE, entity)).status == 200)  # pylint: disable=cell-var-from-loop
+    rig.outside.change("not-found", TYPE, entity, headers={"version": "2"}, reason="deleted_or_never_existed")
+    for one in (client, other):
+        eventually(lambda: is_absent(one.get(path(TYPE, entity))))  # pylint: disable=cell-var-from-loop
+    assert len(rig.outside.asked(entity)) == 1
+
+
+# ---- whose it is (H4, H6) ----
+
+def test_h4_inaccessible_is_for_one_caller(rig):
+    """The owner knows who may see it. Everybody asks once, nobody for somebody else, and hidden looks like absent."""
+    entity, absent = fresh(), fresh()
+
+    def way(question):
+        if question.headers["sub"] == "ann":
+            return [updated(question, LAMP, visibility="caller", sub="ann")]
+        return [not_found(question, "inaccessible", version=1, sub=question.headers["sub"])]
+
+    rig.outside.owns(entity, way)
+    rig.outside.owns(absent, lambda question: [not_found(question)])
+    for server in (rig.patient, rig.other, rig.patient):
+        hidden, whole, again = (asking(rig, entity, server, subject=subject).answer() for subject in ("eve", "ann", "eve"))
+        assert is_absent(hidden) and is_absent(again) and data_of(whole) == LAMP
+        assert asking(rig, absent, server).answer().body == hidden.body
+    assert sorted(question.headers["sub"] for question in rig.outside.asked(entity)) == ["ann", "eve"]
+
+
+def test_h4_callers_that_share_a_question_do_not_share_its_answer(rig):
+    entity = fresh()
+    eve = asking(rig, entity, subject="eve")
+    first = rig.outside.question(entity)
+    ann = [asking(rig, entity, server) for server in (rig.patient, rig.other)]
+    eventually(lambda: waiters(rig.patient, rig.other) == 3)
+    rig.outside.send(not_found(first, "inaccessible", version=1))  # does not say whom it is for: the one it was asked for
+    assert is_absent(eve.answer())
+    second = rig.outside.question(entity, 2)
+    assert second.headers["sub"] == "ann" and waiters(rig.patient, rig.other) == 2
+    rig.outside.send(updated(second, LAMP, visibility="caller", sub="ann"))
+    assert all(data_of(one.answer()) == LAMP for one in ann)
+
+
+def test_h6_tenants_know_nothing_of_each_other(rig, client):
+    """Neither of an entity, nor of its absence, whatever an answer's headers say."""
+    there, gone = fresh(), fresh()
+    rig.outside.owns(there, lambda question: [updated(question, LAMP)])
+    rig.outside.owns(gone, lambda question: [not_found(question)])
+    assert data_of(client.get(path(TYPE, there))) == LAMP and is_absent(client.get(path(TYPE, gone)))
+    for entity in (there, gone):
+        rig.outside.owns(entity, lambda question: [])
+        waiting = [asking(rig, entity, server, tenant="rival") for server in (rig.patient, rig.other)]
+        question = rig.outside.question(entity, 2)
+        assert question.headers["tenant_id"] == "rival"
+        eventually(lambda: waiters(rig.patient, rig.other) == 2)
+        before = ignored(*rig.all, reason="mismatch")
+        rig.outside.send(updated(question, {"forged": 1}, tenant_id="demo"), not_found(question, tenant_id="demo"))
+        eventually(lambda: ignored(*rig.all, reason="mismatch") == before + 2)  # pylint: disable=cell-var-from-loop
+        assert waiters(rig.patient, rig.other) == 2
+        # under a false correlation id it is still the rival's: it answers them and nobody else
+        rig.outside.send(updated(question, {"rival": 1}, correlation_id=rig.outside.asked(entity)[0].correlation_id,
+                                 hydration_mode="full"))
+        rig.outside.send(updated(question, {"rival": 1}))
+        assert all(data_of(one.answer()) == {"rival": 1} for one in waiting)
+        eventually(lambda: rows(rig.database, "copies", entity, tenant_id="rival") == 1)  # pylint: disable=cell-var-from-loop
+
+
+# ---- owners that are down, slow or flap (H3) ----
+
+def test_h3_at_most_so_many_questions_in_a_window_over_all_processes(rig):
+    """1 + max_retries; the retries are the first caller's, and more callers are no reason for more."""
+    entity = fresh()
+    silent = [asking(rig, entity, server) for server in (rig.keen, rig.keen_too) for _ in range(5)]
+    eventually(lambda: waiters(rig.keen, rig.keen_too) == 10)
+    third = rig.outside.question(entity, 3)
+    silent += [asking(rig, entity, server) for server in (rig.keen, rig.keen_too) for _ in range(5)]
+    eventually(lambda: waiters(rig.keen, rig.keen_too) == 20)
+    marker = asking(rig, fresh(), rig.keen)  # asked and retried behind all of this
+    rig.outside.question(entity_id(marker), 3)
+    assert len(rig.outside.asked(entity)) == 3
+    assert len({question.correlation_id for question in rig.outside.asked(entity)}) == 1
+    marker.leave()
+    rig.outside.send(not_found(third))
+    assert all(is_absent(one.answer()) for one in silent)
+    assert len(rig.outside.asked(entity)) == 3
+
+
+def entity_id(request):
+    return request.target.rsplit("/", 1)[1]
+
+
+def test_h3_an_owner_that_answers_every_second_time(rig):
+    flapping = {fresh(): 0 for _ in range(6)}
+
+    def way(question):
+        name = question.json()["entity_id"]
+        flapping[name] += 1
+        return [] if flapping[name] % 2 else [updated(question, LAMP)]
+
+    for entity in flapping:
+        rig.outside.owns(entity, way)
+    requests = [asking(rig, entity, rig.keen) for entity in flapping]
+    assert all(data_of(one.answer()) == LAMP for one in requests)
+    assert all(len(rig.outside.asked(entity)) >= 2 for entity in flapping)
+
+
+def test_h3_an_owner_that_was_down_is_asked_again_behind_the_window(rig, hasty):
+    entity = fresh()
+    assert hasty.get(path(TYPE, entity)).status == 503
+    rig.outside.question(entity)
+    rig.outside.owns(entity, lambda question: [updated(question, LAMP)])
+    eventually(lambda: hasty.get(path(TYPE, entity)).status == 200)
+    assert len(rig.outside.asked(entity)) >= 2
+
+
+# ---- when time is up (H5) ----
+
+def test_h5_defer_goes_on_in_the_background(rig, hasty):
+    entity = fresh()
+    answer = hasty.get(path(TYPE, entity, failure_mode="defer"))
+    assert (answer.status, answer.json()) == (202, {"status": "PENDING"})
+    assert waiters(rig.hasty) == 1
+    rig.outside.owns(entity, lambda question: [updated(question, LAMP)])  # it is asked for once more, by nobody's request
+    is_empty(rig.hasty)
+    eventually(lambda: rows(rig.database, "copies", entity) == 1)
+    asked = len(rig.outside.asked(entity))
+    assert asked >= 2
+    assert data_of(hasty.get(path(TYPE, entity, failure_mode="defer"))) == LAMP
+    assert len(rig.outside.asked(entity)) == asked
+
+
+def test_h5_degrade_tells_what_is_known(rig, hasty):
+    entity, nothing = fresh(), fresh()
+    answer = hasty.get(path(TYPE, nothing, failure_mode="degrade"))
+    assert (answer.status, answer.json()) == (200, {"entity_type": TYPE, "entity_id": nothing, "source_module": None,
+                                                    "data": {}, "degraded": True})
+    rig.outside.owns(entity, lambda question: [updated(question, {"title": "Lamp"})]
+                     if question.json()["hydration_mode"] == "partial" else [])
+    eventually(lambda: hasty.get(path(TYPE, entity, mode="partial", fields="title")).status == 200)
+    eventually(lambda: rows(rig.database, "copies", entity) == 1)
+    answer = hasty.get(path(TYPE, entity, failure_mode="degrade"))
+    assert (answer.status, answer.json()) == (200, {"entity_type": TYPE, "entity_id": entity, "source_module": OWNER,
+                                                    "data": {"title": "Lamp"}, "degraded": True})
+
+
+def test_h5_what_was_found_out_is_not_degraded(rig, client):
+    there, gone = fresh(), fresh()
+    rig.outside.owns(there, lambda question: [updated(question, LAMP)])
+    rig.outside.owns(gone, lambda question: [not_found(question)])
+    for mode in ("degrade", "defer"):
+        answer = client.get(path(TYPE, there, failure_mode=mode))
+        assert data_of(answer) == LAMP and "degraded" not in answer.json()
+        assert is_absent(client.get(path(TYPE, gone, failure_mode=mode)))
+
+
+# ---- who waits (H2) ----
+
+def test_h2_who_goes_away_leaves_nothing_behind(rig):
+    entity = fresh()
+    leaving, staying = asking(rig, entity), asking(rig, entity)
+    question = rig.outside.question(entity)
+    eventually(lambda: waiters(rig.patient) == 2)
+    leaving.leave()
+    eventually(lambda: waiters(rig.patient) == 1)
+    rig.outside.send(updated(question, LAMP))
+    assert data_of(staying.answer()) == LAMP
+
+
+def test_h2_ten_thousand_wait_for_one_answer(rig):
+    """From two processes, for one id that is not there: one entity/unknown, everybody is answered, nobody is left."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    entity = fresh()
+    request = (f"GET {path(TYPE, entity)} HTTP/1.1\r\nHost: freshet\r\nAuthorization: Bearer {rig.bearer}\r\n\r\n").encode()
+    crowd = []
+    try:
+        for number in range(MANY):
+            crowd.append(RawConnection((rig.patient, rig.other)[number % 2].port, timeout=90))
+            crowd[-1].send(request)
+        eventually(lambda: waiters(rig.patient, rig.other) == MANY, interval=0.2)
+        question = rig.outside.question(entity)
+        rig.outside.send(not_found(question))
+        answers = {(one.read_response().status) for one in crowd}
+    finally:
+        for one in crowd:
+            one.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert answers == {404}
+    assert len(rig.outside.asked(entity)) == 1
+    is_empty(rig.patient, rig.other)
+
+
+def test_h2_who_waits_when_the_process_ends_is_answered(rig, serve, module_database):
+    entity = fresh()
+    server = serve(module_database, {"hydration": PATIENT}, args=ROLE)
+    waiting = asking(rig, entity, server)
+    question = rig.outside.question(entity)
+    server.process.send_signal(signal.SIGTERM)
+    eventually(lambda: not server.is_ready())
+    rig.outside.send(updated(question, LAMP))
+    assert data_of(waiting.answer()) == LAMP
+    server.stop()
+
+
+# ---- what is said about it (H7) ----
+
+def test_h7_a_line_for_each_question(rig):
+    entity = fresh()
+    rig.outside.owns(entity, lambda question: [not_found(question)])
+    assert is_absent(asking(rig, entity).answer())
+    line, = eventually(lambda: rig.patient.logs(event="hydration", entity_id=entity))
+    assert {name: line[name] for name in ("entity_type", "hydration_mode", "requester_module", "source_module",
+                                          "wait_timeout_ms", "negative_cache_hit", "result", "correlation_id")} == {
+        "entity_type": TYPE, "hydration_mode": "full", "requester_module": "hydration", "source_module": OWNER,
+        "wait_timeout_ms": 60000, "negative_cache_hit": False, "result": "not-found",
+        "correlation_id": rig.outside.asked(entity)[0].correlation_id}
+    for name in ("requests_total", "hits_total", "negative_hits_total", "collapsed_total", "timeouts_total",
+                 "seconds_count", "unknowns_total"):
+        assert count(name, rig.patient) >= 0
+
+
+def test_a_required_type_that_nobody_provides_is_warned_of(rig):
+    warned = [line["entity_type"] for line in rig.patient.logs(event="hydration_type_without_source")]
+    assert "riddle" in warned
