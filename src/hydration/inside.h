@@ -19,6 +19,7 @@ struct hydration {
     size_t source_count;
     struct hydration_follower **followers; /* follow.c's */
     size_t follower_count;
+    atomic_llong complain_at_ns; /* source.c's: its next line about an answer that could not be given */
     atomic_bool stopping;
 };
 

@@ -100,11 +100,17 @@ static void log_answer(const struct hydration_event *question, const struct hydr
              LOG_CSTR("result", answer->kind == HYDRATION_EVENT_UPDATED ? "updated" : "not-found"));
 }
 
-static void log_failure(const struct hydration_event *question, const struct error *error)
+/* In an outage every question has one: a line a second is enough. */
+static void log_failure(struct hydration *hydration, const struct hydration_event *question,
+                        const struct error *error)
 {
+    long long now_ns = clock_mono_ns(), due_ns = atomic_load(&hydration->complain_at_ns);
+    if (now_ns < due_ns ||
+        !atomic_compare_exchange_strong(&hydration->complain_at_ns, &due_ns, now_ns + CLOCK_NS_PER_S))
+        return;
     log_warn("hydration_unanswered", LOG_STR("entity_type", question->entity_type),
-             LOG_STR("entity_id", question->entity_id), LOG_STR("correlation_id", question->correlation_id),
-             LOG_ERROR_FIELDS(error));
+             LOG_STR("entity_id", question->entity_id), LOG_STR("requester_module", question->module),
+             LOG_STR("correlation_id", question->correlation_id), LOG_ERROR_FIELDS(error));
 }
 
 void hydration_source_answer(void *context, const struct hydration_event *question, int64_t deadline_ns,
@@ -126,7 +132,7 @@ void hydration_source_answer(void *context, const struct hydration_event *questi
     if (status == STATUS_OK)
         log_answer(question, &look.event);
     else
-        log_failure(question, &error);
+        log_failure(context, question, &error);
     look_close(&look);
 }
 
