@@ -57,7 +57,8 @@ def servers(module_serve, module_refdata_db, token):
     group = SimpleNamespace(
         database=module_refdata_db,
         working=module_serve(module_refdata_db, working),
-        impatient=module_serve(module_refdata_db, {**working, "http": {"limits": {"headerTimeout": "200ms"}}}),
+        impatient=module_serve(module_refdata_db, {**working, "http": {"limits": {"headerTimeout": "200ms"}},
+                                                   "entitlement": {"hydration": {"enabled": True}}}),
         full=module_serve(module_refdata_db, {**working, "http": {"limits": {"connections": CONNECTIONS}}}),
         cut_off=module_serve.make(module_refdata_db, cut_off).start(ready=False),
         token=token(TENANT, scope="entitlement:write entitlement:read notification:read"), strange_token=token("other"),
@@ -331,6 +332,10 @@ def change_answers(servers, name):
         yield client.post(target, bad, Idempotency_Key="bad")
     yield client.post(target, body, Idempotency_Key="plain", Content_Type="text/plain")
     yield Asking(servers.cut_off, servers.token).post(target, body, Idempotency_Key="one")
+    if name == "grantEntitlement":
+        checking = Asking(servers.impatient, servers.token)
+        for _ in range(2):
+            yield checking.post(target, {**body, "stock_keeping_unit": "none"}, Idempotency_Key="none")
 
 
 def entitlements_answers(servers):
@@ -415,6 +420,26 @@ def events_answers(servers):
     yield Asking(servers.cut_off, servers.token).get(target)
 
 
+# ---- hydration ----
+
+def entity_answers(servers, name, **absent):
+    """H5, H6: there, absent, of a type that nobody has; all three ways to fail; questions that are none."""
+    client, operation = Asking(servers.working, servers.token), OPERATIONS[name]
+    Asking(servers.working, servers.token).ask(OPERATIONS["createItem"])
+    target = target_of(operation)
+    yield eventually(lambda: (answer := client.get(target)).status == 200 and answer)
+    for query in ("mode=existence", "mode=partial&fields=title,none"):
+        yield client.get(f"{target}?{query}")
+    yield client.get(target_of(operation, **absent))
+    for mode in ("fail-fast", "defer", "degrade"):
+        yield client.get(target_of(operation, entity_type="nobody_has") + f"?failure_mode={mode}")
+    for query in ("mode=partial", "mode=some", "fields=a", "failure_mode=x", "stray=1", "mode=partial&fields="):
+        yield client.get(f"{target}?{query}")
+    yield client.get(target_of(operation, entity_type="Item"))
+    yield Asking(servers.working, servers.homeless_token).get(target)
+    yield Asking(servers.cut_off, servers.token).get(target)
+
+
 def openapi_answers(servers):
     with servers.working.client() as client:
         yield client.get("/openapi.yaml", If_None_Match="*")
@@ -443,6 +468,8 @@ OWN = {
     "getMessages": messages_answers,
     "getStream": stream_answers,
     "getEvents": events_answers,
+    "getEntity": lambda servers: entity_answers(servers, "getEntity", entity_id="none"),
+    "getEntityOfTwo": lambda servers: entity_answers(servers, "getEntityOfTwo", second="none"),
     "getOpenapi": openapi_answers,
     "getHealth": lambda servers: health_answers(servers, OPERATIONS["getHealth"]),
     "getReadiness": lambda servers: health_answers(servers, OPERATIONS["getReadiness"]),
@@ -476,7 +503,7 @@ def test_every_answer_is_as_described_and_every_described_one_comes(servers, nam
 @pytest.mark.parametrize("name", [name for name in OPERATIONS if OPERATIONS[name].method == "GET"])
 def test_head_answers_as_described_without_the_body(servers, name):
     operation = OPERATIONS[name]
-    for made in ("postUpdate", "postMessage"):  # what is asked for below
+    for made in ("postUpdate", "postMessage", "createItem"):  # what is asked for below
         Asking(servers.working, servers.token).ask(OPERATIONS[made])
     for bearer in (servers.token, None):
         auth = {"Authorization": f"Bearer {bearer}"} if bearer else {}
