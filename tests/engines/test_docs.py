@@ -16,7 +16,7 @@ DEV = """#!/bin/sh
 command=$1
 shift
 case "$command $1" in
-"stack status") printf 'redis %s\\nkafka %s\\n' "$TEST_REDIS" "$FRESHET_KAFKA" ;;
+"stack status") printf 'redis %s\\nnats %s\\nkafka %s\\n' "$TEST_REDIS" "$FRESHET_NATS" "$FRESHET_KAFKA" ;;
 freshet*) exec "$FRESHET_BIN" "$@" ;;
 *) echo "an example calls ./dev $command" >&2; exit 2 ;;
 esac
