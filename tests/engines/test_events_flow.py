@@ -71,7 +71,7 @@ def test_n2_what_was_terminated_here_is_one_letter_whatever_the_advisories_say(e
 
         def heard():
             watch, = [each for kept in advisory_streams(nats) for each in nats.api(f"CONSUMER.LIST.{kept}")["consumers"]
-                      if events.stream in each["name"] and each["name"].endswith("MSG_TERMINATED")]
+                      if events.stream in each["name"] and DURABLE in each["name"] and each["name"].endswith("MSG_TERMINATED")]
             return watch["ack_floor"]["consumer_seq"] >= 600 and watch["num_pending"] == 0
 
         eventually(heard)
