@@ -125,6 +125,10 @@ enum status hydration_need_check(struct hydration_need *need, struct str *fields
         return error_set_field(error, STATUS_BAD_REQUEST, "entity_id",
                                "entity_id: 1 to %d bytes of text without control characters",
                                HYDRATION_ID_BYTES_MAX);
+    if (need->subject.len && !hydration_is_text(need->subject, HYDRATION_SUBJECT_BYTES_MAX))
+        return error_set_field(error, STATUS_BAD_REQUEST, "sub",
+                               "sub: at most %d bytes of text without control characters",
+                               HYDRATION_SUBJECT_BYTES_MAX);
     bool is_partial = need->cover.mode == HYDRATION_PARTIAL;
     enum status status = is_partial ? check_fields(fields, *field_count, error) : STATUS_OK;
     if (status != STATUS_OK)

@@ -32,7 +32,7 @@ struct bus;
 struct hydration;
 
 #define HYDRATION_TYPE_BYTES_MAX 64 /* [a-z][a-z0-9_]* */
-#define HYDRATION_ID_BYTES_MAX 512  /* UTF-8 without NUL and control characters */
+#define HYDRATION_ID_BYTES_MAX 1100 /* UTF-8 without control characters; a dictionary's key fits */
 #define HYDRATION_FIELDS_MAX 32
 #define HYDRATION_FIELD_BYTES_MAX 128
 
@@ -55,7 +55,7 @@ struct hydration_need {
     struct hydration_cover cover;
     struct trace trace;
 };
-/* BAD_REQUEST naming the field (entity_type, entity_id, fields). Sorts the fields in place. */
+/* BAD_REQUEST naming the field (entity_type, entity_id, fields, sub). Sorts the fields in place. */
 enum status hydration_need_check(struct hydration_need *need, struct str *fields, unsigned *field_count,
                                  struct error *error) MUST_CHECK;
 

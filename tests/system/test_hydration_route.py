@@ -1,5 +1,6 @@
 """H5, H6, C4-C8: GET /v1/hydration/…, an entity of any module as its owner has it."""
 import json
+import secrets
 import socket
 import struct
 import time
@@ -133,7 +134,7 @@ def test_an_id_with_a_slash_may_be_two_segments(client):
     ("/0item/x", "entity_type"),
     ("/i-tem/x", "entity_type"),
     ("/" + "i" * 65 + "/x", "entity_type"),
-    ("/item/" + "x" * 513, "entity_id"),
+    ("/item/" + "x" * 1101, "entity_id"),
     ("/item/a%0Ab", "entity_id"),
     ("/item/%00", "entity_id"),
     ("/item/%ff", "entity_id"),
@@ -158,6 +159,14 @@ def test_c6_it_is_only_read(client):
 
 
 # ---- when nobody answers ----
+
+def test_c6_the_longest_id_of_the_longest_name_is_one_as_any_other(alone, token):
+    """H4: the ledger's keys take it; it is asked for, and nobody answers."""
+    with alone.client(token("demo", subject=secrets.token_hex(127))) as client:
+        answer = client.get(f"{ROUTE}/{'n' * 64}/{secrets.token_hex(550)}")
+        assert (answer.status, answer.code) == (503, "HYDRATION_TIMEOUT")
+
+
 
 @pytest.mark.tsan
 def test_h5_three_ways_to_fail(alone, token):
