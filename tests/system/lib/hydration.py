@@ -1,6 +1,7 @@
 """Hydration as a module outside of the program sees it: its three events on whichever bus carries them, an owner of entities that
 does as a test says, and the questions that were asked."""
 import json
+import select
 import socket
 import struct
 import threading
@@ -231,6 +232,10 @@ class Asking:
     def answer(self):
         with closing(self.raw):
             return self.raw.read_response()
+
+    def is_answered(self):
+        """Or cut off."""
+        return bool(select.select([self.raw.socket], [], [], 0)[0])
 
     def leave(self):
         """The client goes away without its answer: it resets the connection, since an end of it might only be of its half."""
