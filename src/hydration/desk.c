@@ -452,7 +452,7 @@ void hydration_ask(struct hydration *hydration, const struct hydration_policy *p
     }
     start_waiting(waiter, need->subject);
     if (hydration_waiter_join(waiter, need, known.is_private ? need->subject : STR_NONE)) {
-        if (known.is_private || known.data.len)
+        if (known.is_private || known.was_heard || known.data.len)
             waiter->asking->behind_ms = HYDRATION_LOOK_MS;
         return;
     }

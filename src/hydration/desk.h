@@ -34,6 +34,8 @@ struct hydration_known_entity { /* borrowed until the memory is next written */
     enum hydration_reason reason;
     int64_t version;
     bool is_private; /* was the matter of single callers when last heard of */
+    bool
+        was_heard; /* an event told of it that nobody here needed: the ledger may have it, or will in a moment */
 };
 struct hydration_memory *hydration_memory_create(size_t entries_max, size_t bytes_max);
 void hydration_memory_destroy(struct hydration_memory *memory);

@@ -124,6 +124,7 @@ struct hydration_known_entity hydration_memory_look(struct hydration_memory *mem
         if (!is_of(entry, hash, need->tenant, need->entity_type, need->entity_id))
             continue;
         result.is_private |= entry->is_private;
+        result.was_heard |= entry->known == HYDRATION_KNOWN_NOT;
         if (str_eq(entry->subject, entry->is_private ? need->subject : STR_NONE) &&
             entry->known != HYDRATION_KNOWN_NOT)
             found = better(found, entry);

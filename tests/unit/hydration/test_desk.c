@@ -340,6 +340,24 @@ static void test_an_answer_that_says_nothing_of_its_extent_is_what_was_asked_for
     assert_true(turn_until_empty());
 }
 
+/* It was heard before anybody here asked: nobody will say it again. */
+static void test_h2_what_was_heard_too_early_is_looked_for_in_the_ledger(void **state)
+{
+    (void)state;
+    struct person ann = {0};
+    script.claim = join_others;
+    hear(answer_of(HYDRATION_EVENT_UPDATED, 1));
+    ask(&ann, "ann", rig_full);
+    assert_true(turn_until_count(rig_claims, 2)); /* it is not written down yet */
+    rig_hold();
+    assert_true(turn_until_count(rig_claims, 3));
+    script.claim = in_ledger;
+    rig_let_go();
+    assert_true(turn_until_done(&ann));
+    assert_string_equal(ann.data, DATA);
+    assert_true(turn_until_empty());
+}
+
 /* Asked by another process, which alone knows how much it asked for: the ledger does as soon as it has written it down. */
 static void test_h2_the_answer_to_anothers_question_is_looked_for_in_the_ledger(void **state)
 {
@@ -804,6 +822,7 @@ int main(void)
         TEST(test_h4_a_ledger_that_is_behind_is_asked_again),
         TEST(test_h2_a_partial_answer_never_stands_for_a_wider_request),
         TEST(test_an_answer_that_says_nothing_of_its_extent_is_what_was_asked_for),
+        TEST(test_h2_what_was_heard_too_early_is_looked_for_in_the_ledger),
         TEST(test_h2_the_answer_to_anothers_question_is_looked_for_in_the_ledger),
         TEST(test_what_an_answer_leaves_unsaid_outlives_the_question),
         TEST(test_answers_nobody_waits_for_are_counted),
