@@ -184,6 +184,10 @@ struct bus_subscription {
     /* BUS_SHARED: a crash of the engine's server may take back the last commits, effect and position together, and the messages
      * come again: none of them waits for the disk. Drivers without that choice ignore it. */
     bool relaxed;
+    /* BUS_SHARED: is this message, just published by this process, worth waking for? NULL: every one is. Those that are not are
+     * handled all the same, with the next that is or by the poll: a handler has nothing to do with them but pass them over.
+     * Under a lock: short. Drivers whose engine hands out messages by itself ignore it. */
+    bool (*wakes)(void *context, const struct bus_message *message);
     unsigned parallel;     /* partitions handled at once here; 0 = all. BUS_EVERY: always 1 */
     unsigned attempts_max; /* then BUS_RETRY becomes BUS_TERM; 0 = never */
     int64_t backoff_min_ms, backoff_max_ms; /* of BUS_RETRY: min·2^(attempt-1)·(0.5+rand); 0 = 100 ms, 30 s */

@@ -67,6 +67,15 @@ static void on_questions(void *context, struct bus_batch *batch)
     arena_deinit(&arena);
 }
 
+/* By the key, TENANT/TYPE/ID: of all the sources here one alone goes to look. */
+static bool is_for(void *context, const struct bus_message *message)
+{
+    const struct wire_source *source = context;
+    struct str rest = message->key, tenant, type;
+    return str_split(&rest, '/', &tenant) && str_split(&rest, '/', &type) &&
+           str_eq(type, str_from(source->entity_type));
+}
+
 enum status hydration_wire_bus_questions(struct wire_source *source, struct error *error)
 {
     return bus_subscribe(source->wire->config.bus,
@@ -76,6 +85,7 @@ enum status hydration_wire_bus_questions(struct wire_source *source, struct erro
                              .mode = BUS_SHARED,
                              .from = BUS_FROM_NOW, /* who asked before there was a source has given up */
                              .batch_max = QUESTIONS_AT_ONCE,
+                             .wakes = is_for,
                              .relaxed = true, /* as the question is: both are lost, or neither */
                              .parallel = WIRE_PARALLEL,
                              .context = source,

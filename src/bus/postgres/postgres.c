@@ -18,6 +18,13 @@
 
 /* ---- wakes ---- */
 
+static bool concerns(const struct reader *reader, struct str topic, const struct bus_message *message)
+{
+    const struct bus_subscription *spec = &reader->consumer.spec;
+    return str_eq(reader->consumer.topic->name, topic) &&
+           (!message || !spec->wakes || spec->mode == BUS_EVERY || spec->wakes(spec->context, message));
+}
+
 void bus_postgres_wake_topic(struct postgres *postgres, struct str topic, int partition, struct str preview,
                              const struct bus_message *message)
 {
@@ -28,7 +35,7 @@ void bus_postgres_wake_topic(struct postgres *postgres, struct str topic, int pa
     pthread_mutex_lock(&postgres->lock);
     for (size_t i = 0; i < postgres->reader_count; i++) {
         struct reader *reader = postgres->readers[i];
-        if (!str_eq(reader->consumer.topic->name, topic))
+        if (!concerns(reader, topic, message))
             continue;
         if (reader->consumer.spec.mode == BUS_EVERY)
             bus_postgres_jobs_hand(reader, partition, message);

@@ -507,6 +507,50 @@ static void test_what_is_handed_over_and_what_is_read_is_everything(void **state
     recorder_deinit(&shared);
 }
 
+static bool never(void *context, const struct bus_message *message)
+{
+    (void)context;
+    return message->key.len == 0;
+}
+
+/* Nobody looks by himself, but for the first look of a group, which may still run: who is not concerned has not handled all when
+ * the other has, and has everything once woken. */
+static void test_who_is_not_concerned_sleeps_on_and_misses_nothing(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "concerns", .partitions = 2};
+    struct process process;
+    struct recorder one, other;
+    recorder_init(&one);
+    recorder_init(&other);
+    poll_ms = 3600000;
+    open_with(&process, &topic, 1);
+    subscribe(&process, &one, (struct bus_subscription){.topic = "concerns", .group = "one"});
+    subscribe(&process, &other,
+              (struct bus_subscription){.topic = "concerns", .group = "other", .wakes = never});
+    process_start(&process);
+    await_ready(&one);
+    await_ready(&other);
+    poll_ms = 200;
+    bool came = true;
+    for (int i = 0; i < 20; i++)
+        came &=
+            try_publish(&process, "concerns", key_of_partition((unsigned)i % 2, 2), 75000 + i) == STATUS_OK;
+    came &= recorder_await(&one, 20);
+    pthread_mutex_lock(&other.lock);
+    size_t early = other.count;
+    pthread_mutex_unlock(&other.lock);
+    bus_wake(process.bus, STR("concerns"));
+    came &= recorder_await(&other, 20);
+    process_close(&process);
+    assert_true(came);
+    assert_true(early < 20);
+    for (int i = 0; i < 20; i++)
+        assert_int_equal(recorder_times(&other, 75000 + i), 1);
+    recorder_deinit(&one);
+    recorder_deinit(&other);
+}
+
 /* ---- commits that need not reach the disk ---- */
 
 /* What a commit waits for is asked at the very end of its transaction. */
@@ -853,6 +897,7 @@ static int run_own(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_what_is_handed_over_and_what_is_read_is_everything),
+        cmocka_unit_test(test_who_is_not_concerned_sleeps_on_and_misses_nothing),
         cmocka_unit_test(test_a_relaxed_group_waits_for_no_disk),
         cmocka_unit_test(test_a_preview_has_no_effect_of_its_own),
         cmocka_unit_test(test_a_preview_is_used_once_or_never),
