@@ -172,7 +172,7 @@ def test_a_stream_and_its_groups_that_somebody_deletes(make_fleet, redis):
         redis.ask("del", fleet.stream)
         fleet.reach(fleet.write({"a": 1}))
     fleet.is_told()
-    assert len(on_engines.redis().xinfo_groups(fleet.stream)) == len(fleet.pods)
+    assert len(on_engines.pod_groups(fleet.stream)) == len(fleet.pods)
 
 
 @pytest.mark.whole

@@ -244,9 +244,14 @@ def tell(name, payloads):
         redis().publish(channel(name), payload)
 
 
+def pod_groups(stream_key):
+    """Those of pods: each has one. Beside them is that of the role command, which tells of changed items."""
+    return [group for group in redis().xinfo_groups(stream_key) if not group["name"].startswith(b"entity-")]
+
+
 def listens(name):
     """Does some pod?"""
-    return redis().exists(stream(name)) and bool(redis().xinfo_groups(stream(name)))
+    return redis().exists(stream(name)) and bool(pod_groups(stream(name)))
 
 
 def told(name):
