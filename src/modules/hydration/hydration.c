@@ -7,7 +7,6 @@
 #include "hydration/event.h"
 #include "kernel/store.h"
 
-/* Who asks waits a second or so: what is older interests nobody, handled or not. */
 enum { PARTITIONS = 4, KEEP_MS = 60 * 1000 };
 
 const struct config_section hydration_section = {.name = "hydration",
@@ -16,17 +15,26 @@ const struct config_section hydration_section = {.name = "hydration",
                                                  .rows = hydration_setting_rows,
                                                  .struct_bytes = sizeof(struct hydration_settings)};
 
+/* A question is of no interest a moment later, handled or not. What sources tell waits for whoever writes it down for as long as
+ * something it would take back may be believed. */
+static int64_t keep_unhandled_ms(const struct hydration_settings *settings, enum hydration_kind kind)
+{
+    int64_t believed_ms = settings->copy_ttl_ms > settings->policy.negative_cache_ttl_ms
+                              ? settings->copy_ttl_ms
+                              : settings->policy.negative_cache_ttl_ms;
+    return kind == HYDRATION_EVENT_UNKNOWN || believed_ms < KEEP_MS ? KEEP_MS : believed_ms;
+}
+
 static void each_topic(const void *section, void (*fn)(const struct kernel_topic *topic, void *arg),
                        void *arg)
 {
     static const char *const streams[HYDRATION_KINDS] = {
         [HYDRATION_EVENT_UPDATED] = "entity_updated", [HYDRATION_EVENT_NOT_FOUND] = "entity_not-found"};
-    (void)section;
     for (size_t i = 0; i < HYDRATION_KINDS; i++)
         fn(&(struct kernel_topic){.topic = {.name = hydration_topics[i],
                                             .partitions = PARTITIONS,
                                             .keep_ms = KEEP_MS,
-                                            .keep_ms_hard = KEEP_MS,
+                                            .keep_ms_hard = keep_unhandled_ms(section, i),
                                             .relaxed = true}, /* what a crash takes is asked for again */
                                   .stream = streams[i],
                                   .subject = hydration_topics[i],
