@@ -65,9 +65,7 @@ struct hydration_policy {
     int64_t wait_timeout_ms, negative_cache_ttl_ms, in_flight_window_ms, max_retries, retry_backoff_ms;
 };
 extern const struct hydration_policy hydration_policy_default; /* 500, 300000, 5000, 1, 200 */
-/* Rows for a consumer's own section, offsets within struct hydration_policy: the seed's names. */
-extern const struct setting_row hydration_policy_rows[];
-/* The same with `enabled`, for a consumer that can do without: its block `hydration`. */
+/* For a consumer that can do without: its block `hydration`, the seed's names and `enabled`. */
 struct hydration_use {
     struct hydration_policy policy;
     bool enabled;

@@ -54,8 +54,6 @@ _Static_assert(offsetof(struct hydration_settings, policy) == 0, "the rows below
             "200", 1, 60000                                                                                  \
     }
 
-const struct setting_row hydration_policy_rows[] = {POLICY_ROWS, {.name = NULL}};
-
 _Static_assert(offsetof(struct hydration_use, policy) == 0, "the rows below count on it");
 
 #define ENABLED_ROW(on)                                                             \
