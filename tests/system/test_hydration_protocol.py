@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from lib import items
 from lib.hydration import (BRIEF, HASTY, KEEN, OWNER, PATIENT, ROLE, Asking, Event, Outside, count, fresh, ignored, is_empty,
                            not_found, path, rows, updated, waiters)
 from lib.wait import eventually
@@ -22,9 +23,8 @@ MANY = 10000
 def rig(module_serve, module_database, token):
     """Six processes on one database, two of each kind where two matter, and the owner outside."""
     kinds = {"patient": PATIENT, "other": PATIENT, "hasty": HASTY, "brief": BRIEF, "keen": KEEN, "keen_too": KEEN}
-    servers = {name: module_serve.make(module_database, {"hydration": {**policy, "required": [TYPE, "riddle"],
-                                                                      "outside": [TYPE]}}, args=ROLE)
-               for name, policy in kinds.items()}
+    servers = {name: module_serve.make(module_database, {"hydration": policy}, args=ROLE) for name, policy in kinds.items()}
+    servers["keen_too"].args = ["--roles", "hydration,intake"]  # an owner inside
     servers["patient"].start()
     for server in list(servers.values())[1:]:
         server.spawn()
@@ -134,6 +134,75 @@ def test_h8_5_asked_again_when_the_negative_entry_is_over(rig):
         eventually(lambda: is_absent(one.get(path(TYPE, entity))) and len(rig.outside.asked(entity)) > 1)
         rig.outside.owns(entity, lambda question: [updated(question, LAMP)])
         eventually(lambda: one.get(path(TYPE, entity)).status == 200)
+
+
+# ---- what travels (H1) ----
+
+ODD_IDS = ["a/b", "a%2Fb", "100%", "Bücher & Söhne?", "\U0001f600", '"\\', "'; drop table copies --", "entity.*", "*", ">", " ", ".."]
+ODD_DATA = ['{}', '{"n":1.50,"big":12345678901234567890,"e":1E400}', '{"":{"":[]}}', '{"a\\u0062":"\\ud83d\\ude00"}',
+            '{"deep":' + "[" * 20 + "]" * 20 + "}", '{"long":"' + "x" * 200000 + '"}', '{ "spaced" :\t[ ] }']
+
+
+@pytest.mark.parametrize("entity", ODD_IDS)
+def test_h1_any_text_is_an_id(rig, client, entity):
+    rig.outside.owns(entity, lambda question: [updated(question, LAMP)])
+    assert data_of(client.get(path(TYPE, entity))) == LAMP
+    assert client.get(path(TYPE, entity)).json()["entity_id"] == entity
+
+
+def test_h1_data_is_the_owners_to_the_byte(rig, client, other):
+    for text in ODD_DATA:
+        entity = fresh()
+
+        def way(question, text=text):
+            right = updated(question, {}, hydration_mode="full")
+            return [Event("updated", right.payload.replace(b'"data": {}', b'"data": ' + text.encode()), right.headers)]
+
+        rig.outside.owns(entity, way)
+        for one in (client, other):
+            assert one.get(path(TYPE, entity)).body.endswith(b',"data":' + text.encode() + b"}"), text
+        eventually(lambda: rig.database.query("select data from hydration.copies where entity_id = %s",
+                                              (entity,)) == [(text,)])  # pylint: disable=cell-var-from-loop
+
+
+def test_h6_a_consumer_outside_is_answered_each_time_the_same(rig):
+    """With nothing but the bus: items of intake, that are there or not; what is no question is nobody's."""
+    sku, absent = fresh("SKU"), fresh("SKU")
+    with rig.keen_too.client(rig.bearer) as client:
+        assert items.post(client, items.item(sku, title="Lamp")).status == 201
+
+    def ask(entity, correlation_id, **payload):
+        body = {"entity_type": "item", "entity_id": entity, "requester_module": "outside", "hydration_mode": "full", **payload}
+        rig.outside.send(Event("unknown", json.dumps(body).encode(), {"correlation_id": correlation_id, "tenant_id": "demo",
+                                                                      "sub": "ann"}))
+
+    def answers(correlation_id, number=1):
+        return eventually(lambda: (found := [event for event in list(rig.outside.events) if event.kind != "unknown"
+                                             and event.correlation_id == correlation_id]) and len(found) >= number and found)
+
+    for name in ("one", "one", "two"):
+        ask(sku, name)
+    first, second, third = *answers("one", 2), answers("two")[0]
+    assert first.kind == "updated" and first.json()["data"]["sku"] == sku
+    assert first.json() == second.json() == third.json()
+    assert first.headers == second.headers and int(first.headers["version"]) >= 1
+    assert set(first.json()) == {"entity_type", "entity_id", "source_module", "data"}
+    ask(sku, "some", hydration_mode="partial", fields=["title", "none"])
+    assert answers("some")[0].json()["data"] == {"title": "Lamp"}
+    ask(sku, "there", hydration_mode="existence")
+    assert answers("there")[0].json()["data"] == {}
+    ask(absent, "gone")
+    gone = answers("gone")[0]
+    assert (gone.kind, gone.json()) == ("not-found", {"entity_type": "item", "entity_id": absent, "source_module": "intake",
+                                                      "reason": "deleted_or_never_existed"})
+    before = ignored(rig.keen_too, reason="malformed")
+    ask(sku, "bad", hydration_mode="some")
+    ask(sku, "bad", fields="title")
+    ask(7, "bad")
+    eventually(lambda: ignored(rig.keen_too, reason="malformed") == before + 3)
+    ask(sku, "last")
+    assert answers("last")
+    assert not [event for event in rig.outside.events if event.kind != "unknown" and event.correlation_id == "bad"]
 
 
 # ---- how much of it (H2) ----
@@ -509,7 +578,3 @@ def test_h7_a_line_for_each_question(rig):
                  "seconds_count", "unknowns_total"):
         assert count(name, rig.patient) >= 0
 
-
-def test_a_required_type_that_nobody_provides_is_warned_of(rig):
-    warned = [line["entity_type"] for line in rig.patient.logs(event="hydration_type_without_source")]
-    assert "riddle" in warned
