@@ -22,7 +22,7 @@ ROUNDS_MAX = 40
 DICTIONARY = Dictionary("ITEMS", "hydration_items", 10_000)
 IDS = 10  # asked for over and over
 MEMORY_SECONDS = 5  # how long a process believes itself
-FLUSH_SECONDS = 1.2  # until PostgreSQL's processes have told what they counted
+FLUSH_SECONDS = 1.5  # until PostgreSQL's processes have told what they counted
 TRIES = 5
 
 FILL = """
