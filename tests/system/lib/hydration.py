@@ -23,7 +23,7 @@ OWNER = "warehouse"  # source_module of the owner outside
 # Nothing here is decided by time: an owner has a minute, and the retry is later than that.
 PATIENT = {"wait_timeout_ms": 60000, "in_flight_window_ms": 600000, "retry_backoff_ms": 60000}
 # What ends by itself ends soon.
-HASTY = {"wait_timeout_ms": 150, "in_flight_window_ms": 400, "max_retries": 0}
+HASTY = {"wait_timeout_ms": 250, "in_flight_window_ms": 600, "max_retries": 0}
 BRIEF = {"wait_timeout_ms": 60000, "in_flight_window_ms": 200, "max_retries": 0, "negative_cache_ttl_ms": 200, "copy_ttl_ms": 200}
 KEEN = {"wait_timeout_ms": 60000, "in_flight_window_ms": 600000, "max_retries": 2, "retry_backoff_ms": 20}
 
