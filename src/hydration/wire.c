@@ -153,7 +153,8 @@ void hydration_wire_destroy(struct hydration_wire *wire)
 {
     if (!wire)
         return;
-    hydration_wire_nats_destroy(wire->lanes);
+    for (size_t i = 0; wire->sources && i < wire->config.type_count; i++)
+        hydration_wire_nats_destroy(wire->sources[i].lanes);
     free(wire->sources);
     free(wire);
 }

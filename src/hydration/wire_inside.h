@@ -2,7 +2,7 @@
  *
  *   wire.c       life; questions, answers and changes on their way out
  *   wire_bus.c   topics of the bus: questions and answers in the embedded one, what is settled in either
- *   wire_nats.c  plain subjects of NATS; questions are handed to the workers by a bounded queue */
+ *   wire_nats.c  plain subjects of NATS; each type's questions are handed to the workers by a bounded queue */
 #ifndef FRESHET_HYDRATION_WIRE_INSIDE_H
 #define FRESHET_HYDRATION_WIRE_INSIDE_H
 
@@ -13,7 +13,7 @@
 
 enum {
     WIRE_ARENA_BYTES = 4096,
-    /* How many questions are looked up at once: a source that hangs must leave workers to others. */
+    /* How many questions of a type are looked up at once: a source that hangs must leave workers to others. */
     WIRE_PARALLEL = 2,
     /* How long a source has; who asked has given up by then, or asks again. */
     WIRE_LOOK_MS = 5000,
@@ -25,13 +25,13 @@ struct wire_lanes;
 struct wire_source {
     struct hydration_wire *wire;
     const char *entity_type;
+    struct wire_lanes *lanes; /* wire_nats.c's; NULL where there are no plain subjects */
     char group[sizeof "entity-" + HYDRATION_TYPE_BYTES_MAX];
 };
 
 struct hydration_wire {
     struct hydration_wire_config config;
     struct wire_source *sources; /* config.type_count of them */
-    struct wire_lanes *lanes;    /* wire_nats.c's; NULL where there are no plain subjects */
     atomic_llong complain_at_ns; /* the next line about what is no event */
     atomic_uint untold;          /* of those that had none since */
 };

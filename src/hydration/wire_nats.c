@@ -1,6 +1,6 @@
 /* Hydration's events as plain messages of NATS. The client's thread reads what came and never waits: answers go on at once,
- * questions into a bounded queue that a few lanes of the workers take from. What does not fit, or was not taken in time, is
- * dropped and counted: whoever asked asks again. */
+ * questions into a bounded queue that a few lanes of the workers take from. Each type has its own: one whose owner hangs holds
+ * up no other. What does not fit, or was not taken in time, is dropped and counted: whoever asked asks again. */
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -172,7 +172,7 @@ static void on_question(void *context, const struct bus_nats_plain *plain)
         hydration_event_copy(&question, &waiting->arena, &waiting->question);
         waiting->source = source;
         waiting->deadline_ns = clock_deadline_ms(WIRE_LOOK_MS);
-        queue(source->wire->lanes, waiting);
+        queue(source->lanes, waiting);
         return;
     }
     if (status != STATUS_OK && hydration_wire_is_blamed(source, plain->payload))
@@ -183,8 +183,7 @@ static void on_question(void *context, const struct bus_nats_plain *plain)
 enum status hydration_wire_nats_questions(struct wire_source *source, struct error *error)
 {
     struct hydration_wire *wire = source->wire;
-    if (!wire->lanes)
-        wire->lanes = create_lanes(wire->config.workers);
+    source->lanes = create_lanes(wire->config.workers);
     return bus_nats_listen(wire->config.bus, hydration_topics[HYDRATION_EVENT_UNKNOWN], source->entity_type,
                            on_question, source, error);
 }

@@ -2,6 +2,7 @@
 route shows, to those it shows it to; whoever was told "not found" is told when it is made; copies follow what happens."""
 import json
 import uuid
+from contextlib import closing
 from urllib.parse import quote
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from lib import entitlement, items, on_engines
 from lib.chat import Session
 from lib.config import merge
+from lib.hydration import Asking, path
 from lib.refdata import TENANT, item_path, make_table, module_refdata_db, pod, sql_dictionary  # noqa: F401
 from lib.wait import eventually
 from lib.writers import commit, delta, snapshot
@@ -284,3 +286,17 @@ def test_h4_a_key_that_is_no_id_holds_up_no_other(owners, ask, token):
     assert ask("dictionary_item", f"countries/{key}") is None
     update(owners, token, delta("countries", {"x" * 600: 1, "tab\there": 1, key: 1}))
     assert eventually(lambda: ask("dictionary_item", f"countries/{key}"))["payload"] == 1
+
+
+def test_h6_an_owner_that_hangs_holds_up_no_other(owners, asker, ask, token):
+    """Its table is locked: whoever looks into it waits, on either bus."""
+    def hanging():
+        return asker.database.query("select pid from pg_locks where relation = 'towns'::regclass and not granted order by pid")
+    with closing(asker.database.connect()) as locking, locking.cursor() as cursor:
+        cursor.execute("begin; lock table towns in access exclusive mode")
+        held_up = [Asking(asker, token(TENANT), path("dictionary_item", f"cities/{items.fresh()}")) for _ in range(8)]
+        them = eventually(lambda: hanging() if len(hanging()) > 1 else None)
+        assert ask("item", items.fresh()) is None and ask("chat_session", str(uuid.uuid4())) is None
+        assert hanging() == them, "they were not waited for"
+        cursor.execute("rollback")
+    assert [one.answer().status for one in held_up] == [404] * 8
