@@ -30,7 +30,7 @@ static void each_topic(const void *section, void (*fn)(const struct kernel_topic
 {
     static const char *const streams[HYDRATION_KINDS] = {
         [HYDRATION_EVENT_UPDATED] = "entity_updated", [HYDRATION_EVENT_NOT_FOUND] = "entity_not-found"};
-    for (size_t i = 0; i < HYDRATION_KINDS; i++)
+    for (enum hydration_kind i = 0; i < HYDRATION_KINDS; i++)
         fn(&(struct kernel_topic){.topic = {.name = hydration_topics[i],
                                             .partitions = PARTITIONS,
                                             .keep_ms = KEEP_MS,
