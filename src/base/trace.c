@@ -20,6 +20,11 @@ static bool is_zero(const uint8_t *bytes, size_t count)
     return seen == 0;
 }
 
+bool trace_is_none(const struct trace *trace)
+{
+    return is_zero(trace->trace_id, sizeof(trace->trace_id));
+}
+
 static bool has_upper_hex(struct str s)
 {
     for (size_t i = 0; i < s.len; i++)

@@ -15,6 +15,7 @@ struct trace {
 
 #define TRACE_PARENT_BYTES 56
 
+bool trace_is_none(const struct trace *trace);                 /* all zeroes: nothing to pass on */
 bool trace_parse(struct str traceparent, struct trace *trace); /* strict; false means: start a new one */
 void trace_start(struct trace *trace);                         /* new random ids, not sampled */
 void trace_child(struct trace *trace);                         /* same trace, new span */

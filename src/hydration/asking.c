@@ -132,7 +132,7 @@ static void publish(struct hydration_asking *asking, const struct hydration_cove
         .module = str_from(asking->policy.module),
         .has_cover = true,
         .cover = *cover,
-        .traceparent = str_from(traceparent),
+        .traceparent = trace_is_none(&need->trace) ? STR_NONE : str_from(traceparent),
     };
 
     visit->status = hydration_wire_ask(atomic_load(&asking->desk->hydration->wire), &question,

@@ -102,6 +102,16 @@ def test_h8_1_unknown_then_updated(rig, client, other):
     assert uuid.UUID(question.correlation_id)
 
 
+@pytest.mark.parametrize("trace", [None, "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"])
+def test_c9_the_callers_trace_goes_along_or_none_does(rig, client, trace):
+    """A traceparent of zeroes is none that a tracer takes."""
+    entity = fresh()
+    rig.outside.owns(entity, lambda question: [updated(question, LAMP)])
+    assert client.get(path(TYPE, entity), **({"traceparent": trace} if trace else {})).status == 200
+    question, = rig.outside.asked(entity)
+    assert (question.headers.get("traceparent") or "")[:35] == (trace or "")[:35]
+
+
 def test_h8_2_not_found_is_remembered_by_all_processes(rig, client, other):
     entity = fresh()
     rig.outside.owns(entity, lambda question: [not_found(question)])
