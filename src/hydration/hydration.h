@@ -179,6 +179,7 @@ struct hydration_settings { /* section `hydration`: the route's own policy, and 
     int64_t negative_rows_max, copy_rows_max, flight_rows_max; /* of the tables */
     struct setting_strings required;                           /* entity types that must have a source */
     struct setting_strings outside;                            /* entity types that modules outside provide */
+    struct setting_place required_place, outside_place;
 };
 extern const struct setting_row hydration_setting_rows[];
 extern struct metric_family *const hydration_metrics[];  /* NULL-terminated */

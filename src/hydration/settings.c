@@ -5,6 +5,7 @@
 
 #define DAY_MS (INT64_C(24) * 3600 * 1000)
 #define ROW(member) .offset = offsetof(struct hydration_settings, member)
+#define PLACE(member) .place_offset = 1 + offsetof(struct hydration_settings, member)
 
 const struct hydration_policy hydration_policy_default = {
     .module = "hydration",
@@ -83,8 +84,8 @@ const struct setting_row hydration_setting_rows[] = {
      "Questions under way kept in PostgreSQL; beyond that the oldest go.", "100000", 1, 100000000},
     {"required", SETTING_STRING_LIST, ROW(required),
      "Entity types that clients of GET /v1/hydration need. One that nobody provides is warned about at the start.",
-     ""},
+     "", PLACE(required_place)},
     {"outside", SETTING_STRING_LIST, ROW(outside),
-     "Entity types that modules outside of freshet provide, over NATS.", ""},
+     "Entity types that modules outside of freshet provide, over NATS.", "", PLACE(outside_place)},
     {.name = NULL},
 };

@@ -1,6 +1,9 @@
 """H4, C7, C8: a process that hydrates: what it warns of at its start, its health, and what it cleans up."""
+import re
+
 import pytest
 
+from lib.freshet import run
 from lib.wait import eventually
 
 ALONE = ["--roles", "hydration"]
@@ -19,6 +22,13 @@ def test_a_required_type_that_nobody_provides_is_warned_about_with_what_to_do(se
     assert told.keys() == {"ghost", "elsewhere"} and {line["level"] for line in told.values()} == {"warn"}
     assert "hydration.outside" in told["ghost"]["advice"] and "bus.events" in told["elsewhere"]["advice"]
     assert server.client().get("/actuator/health").json()["roles"] == {"hydration": {"status": "UP"}}
+
+
+@pytest.mark.parametrize("setting, name", [("required", "Item"), ("outside", "my-item"), ("outside", "a" * 65), ("required", "1st")])
+def test_names_that_no_type_can_have_are_refused_with_their_line(serve, database, setting, name):
+    made = serve.make(database, {"hydration": {setting: ["item", name]}})
+    told = run("config", "--config", made.config_path, env=made.env)
+    assert told.returncode == 1 and re.search(rf":\d+:\d+: hydration\.{setting}: .*'{name}'", told.stderr), told.stderr
 
 
 def test_what_is_over_or_too_many_goes(server, module_database):

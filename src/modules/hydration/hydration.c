@@ -44,6 +44,29 @@ static void each_topic(const void *section, void (*fn)(const struct kernel_topic
 
 /* ---- life ---- */
 
+static enum status check_types(const struct config *config, const struct setting_strings *types,
+                               struct setting_place place, const char *field, struct error *error)
+{
+    for (size_t i = 0; i < types->count; i++)
+        if (!hydration_is_type(types->items[i]))
+            return config_error_at(
+                config, place, field, error,
+                "an entity type is 1 to %d of a-z, 0-9 and _, the first a letter, not '%.*s'",
+                HYDRATION_TYPE_BYTES_MAX, STR_ARG(str_utf8_cut(types->items[i], 80)));
+    return STATUS_OK;
+}
+
+/* A slip in a name would otherwise show much later, as a type that nobody provides. */
+static enum status check(const struct config *config, const void *section, struct error *error)
+{
+    const struct hydration_settings *settings = section;
+    enum status status =
+        check_types(config, &settings->required, settings->required_place, "hydration.required", error);
+    if (status == STATUS_OK)
+        status = check_types(config, &settings->outside, settings->outside_place, "hydration.outside", error);
+    return status;
+}
+
 static enum status start(struct kernel *kernel, const void *section, void **state, struct error *error)
 {
     (void)error;
@@ -78,6 +101,7 @@ const struct module hydration_module = {
     .section = &hydration_section,
     .migrations = hydration_migrations,
     .routes = (const struct module_routes[]){{"hydration", hydration_routes}, {.role = NULL}},
+    .check = check,
     .start = start,
     .destroy = destroy,
     .health = health,
