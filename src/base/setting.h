@@ -1,5 +1,5 @@
 /* Setting rows: the only schema of the configuration. A module lists its rows; the kernel walks the YAML by
- * them, prints `freshet config --help` and writes docs/CONFIG.md from the same rows, so that they cannot
+ * them, prints `freshet config --describe` and writes docs/CONFIG.md from the same rows, so that they cannot
  * disagree.
  * A table is constant; a mistake in it (a default that its own bounds refuse) ends the program at start. */
 #ifndef FRESHET_BASE_SETTING_H

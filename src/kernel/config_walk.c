@@ -103,7 +103,7 @@ static void report_unknown(struct config_walk *walk, const struct setting_row *r
     if (count <= NAMES_SHOWN_MAX)
         put_names(names, &hint);
     else if (!near)
-        buf_put_str(&hint, STR("; `freshet config --help` lists the known ones"));
+        buf_put_str(&hint, STR("; `freshet config --describe` lists the known ones"));
     config_walk_report(walk, key, "unknown key%.*s", STR_ARG(buf_str(&hint)));
     buf_deinit(&hint);
 }

@@ -140,6 +140,11 @@ def test_c6_what_is_no_message(chat, module_database, body, field):
     assert effects(module_database, chat.session) == (0, 0, 0, 0)
 
 
+@pytest.mark.parametrize("content", ["", "x" * (32 * 1024 + 1)])
+def test_c6_how_long_a_message_may_be_is_told_in_one_way(chat, content):
+    assert chat.post({"content": content}).json()["message"] == "must be 1 to 32768 bytes"
+
+
 def test_c6_the_longest_message(chat):
     assert chat.say("x" * 32 * 1024)["reply"] == "x" * 32 * 1024
 
@@ -190,6 +195,7 @@ def test_m4_bad_pages(chat, query, field):
     chat.say()
     answer = chat.page(query)
     assert (answer.status, answer.json()["field"]) == (400, field)
+    assert "9223372036854775807" not in answer.json()["message"]
 
 
 def test_m4_an_unknown_session_is_404(chat):

@@ -56,7 +56,9 @@ static enum status take_page(const struct http_request *request, struct page *pa
         status = chat_caller_read(request, &page->caller, error);
     if (status == STATUS_OK)
         status = take_number(request, "limit", 1, LIMIT_MAX, &page->limit, error);
-    return status == STATUS_OK ? take_number(request, "cursor", 1, INT64_MAX, &page->after, error) : status;
+    if (status == STATUS_OK && take_number(request, "cursor", 1, INT64_MAX, &page->after, error) != STATUS_OK)
+        return error_set_field(error, STATUS_BAD_REQUEST, "cursor", "must be the next_cursor of an answer");
+    return status;
 }
 
 /* ---- the answer ---- */

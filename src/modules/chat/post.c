@@ -39,7 +39,7 @@ void chat_post_init(struct chat *chat)
 
 enum { CONTENT, TEXTS };
 static const struct json_text members[] = {
-    [CONTENT] = {"content", 1, UINT32_MAX, .is_optional = false},
+    [CONTENT] = {"content", 0, UINT32_MAX, .is_optional = false}, /* its bytes are counted below */
     {.name = NULL},
 };
 
@@ -51,9 +51,9 @@ static enum status read_content(const struct http_request *request, struct str *
     buf_init(&others);
     enum status status = json_texts_read(request->body, members, texts, &others, request->arena, error);
     buf_deinit(&others);
-    if (status == STATUS_OK && texts[CONTENT].len > (size_t)chat->settings->content_bytes_max)
-        return error_set_field(error, STATUS_BAD_REQUEST, "content", "must be 1 to %lld bytes",
-                               (long long)chat->settings->content_bytes_max);
+    size_t bytes_max = (size_t)chat->settings->content_bytes_max;
+    if (status == STATUS_OK && (texts[CONTENT].len == 0 || texts[CONTENT].len > bytes_max))
+        return error_set_field(error, STATUS_BAD_REQUEST, "content", "must be 1 to %zu bytes", bytes_max);
     if (status == STATUS_OK)
         *content = texts[CONTENT];
     return status;

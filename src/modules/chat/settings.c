@@ -15,9 +15,9 @@ static const struct setting_row agent_rows[] = {
     {"keywords", SETTING_STRING_LIST, AGENT(keywords),
      "The more of them a message holds, the higher is this agent's score. A word of Latin letters counts as a whole word "
      "only; case does not matter.",
-     "", 0, KEYWORDS_MAX},
+     "", 0, KEYWORDS_MAX, AGENT_PLACE(keywords_place)},
     {"reply", SETTING_STRING, AGENT(reply), "What it answers; {content} stands for the message.", "", 0,
-     REPLY_BYTES_MAX, AGENT_PLACE(reply_place)},
+     REPLY_BYTES_MAX},
     {"url", SETTING_STRING, AGENT(url), "Or where it is asked for an answer, by POST; http or https.", "", 0,
      URL_BYTES_MAX, AGENT_PLACE(url_place)},
     {"timeout", SETTING_DURATION_MS, AGENT(timeout_ms), "Longest wait for that.", "5s", 10, 20000},
@@ -72,7 +72,7 @@ static const struct setting_row rows[] = {
 
 const struct config_section chat_section = {
     .name = "chat",
-    .help = "Chats: messages, who answers them, and live streams of what happens (seed 003).",
+    .help = "Chats: messages, who answers them, and live streams of what happens.",
     .rows = rows,
     .struct_bytes = sizeof(struct chat_settings),
 };
@@ -106,7 +106,7 @@ static enum status check_agent(const struct config *config, const struct chat_ag
         return config_error_at(config, agent->url_place, "chat.agents.url", error, "an http or https URL");
     for (size_t i = 0; i < agent->keywords.count; i++)
         if (!agent->keywords.items[i].len)
-            return config_error_at(config, agent->name_place, "chat.agents.keywords", error,
+            return config_error_at(config, agent->keywords_place, "chat.agents.keywords", error,
                                    "an empty keyword would be in every message");
     return STATUS_OK;
 }

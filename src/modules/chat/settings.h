@@ -11,7 +11,7 @@ struct chat_agent { /* one of chat.agents */
     struct str reply; /* a template; or */
     struct str url;   /* where it is asked for one */
     int64_t timeout_ms;
-    struct setting_place name_place, reply_place, url_place;
+    struct setting_place name_place, keywords_place, url_place;
 };
 
 struct chat_settings {
