@@ -5,6 +5,7 @@
  * there. */
 #include "base/clock.h"
 #include "base/json.h"
+#include "hydration/event.h"
 #include "kernel/store.h"
 #include "modules/hydration/hydration.h"
 
@@ -14,8 +15,6 @@ enum {
 
 enum failure_mode { FAIL_FAST, DEFER, DEGRADE };
 
-static const char *const modes[] = {
-    [HYDRATION_EXISTENCE] = "existence", [HYDRATION_PARTIAL] = "partial", [HYDRATION_FULL] = "full", NULL};
 static const char *const failure_modes[] = {
     [FAIL_FAST] = "fail-fast", [DEFER] = "defer", [DEGRADE] = "degrade", NULL};
 
@@ -194,7 +193,7 @@ static enum status read_query(const struct http_request *request, struct hydrati
     struct str *fields = arena_alloc(request->arena, HYDRATION_FIELDS_MAX * sizeof *fields);
     enum status status = http_request_query_only(request, names, error);
     if (status == STATUS_OK)
-        status = read_choice(request, "mode", modes, &mode, error);
+        status = read_choice(request, "mode", hydration_mode_names, &mode, error);
     if (status == STATUS_OK)
         status = read_choice(request, "failure_mode", failure_modes, &failure_mode, error);
     need->cover = (struct hydration_cover){.mode = (enum hydration_mode)mode, .fields = fields};
