@@ -175,7 +175,7 @@ static int follow_chat(struct tail *tail, const struct watch_call *call)
 int app_tail(int argc, char **argv)
 {
     struct option_words words;
-    struct watch_call call = {0};
+    struct watch_call call = {.command = "tail"};
     struct tail tail = {.after = -1, .count_left = UINT64_MAX};
     const struct option_row rows[] = {
         {"--after", "N", "events behind sequence N (default: from the oldest), or changes behind version N",

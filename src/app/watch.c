@@ -10,6 +10,7 @@
 #include "base/json.h"
 
 struct watch {
+    const char *command;
     struct str tenant, code;
     int64_t after;          /* all up to this version has been printed; -1 = as the pod likes */
     struct watch_seen seen; /* what was printed since */
@@ -90,15 +91,16 @@ static void explain_too_old(void *context)
     const struct watch *watch = context;
     fprintf(
         stderr,
-        "freshet watch: read it anew (`freshet get %.*s %.*s --all`), then watch from the version that was read\n",
-        STR_ARG(watch->tenant), STR_ARG(watch->code));
+        "freshet %s: read it anew (`freshet get %.*s %.*s --all`), then watch from the version that was read\n",
+        watch->command, STR_ARG(watch->tenant), STR_ARG(watch->code));
 }
 
 /* ---- the call ---- */
 
 int watch_run(const struct watch_call *call)
 {
-    struct watch watch = {.tenant = str_from(call->tenant),
+    struct watch watch = {.command = call->command,
+                          .tenant = str_from(call->tenant),
                           .code = str_from(call->code),
                           .after = -1,
                           .said_up_to_date = -1,
@@ -111,11 +113,12 @@ int watch_run(const struct watch_call *call)
     else if (call->count && (!str_to_u64(str_from(call->count), &watch.count_left) || watch.count_left == 0))
         mistake = "--count takes a number from 1";
     if (mistake) {
-        fprintf(stderr, "freshet watch: %s; `freshet watch --help` says more\n", mistake);
+        fprintf(stderr, "freshet %s: %s; `freshet %s --help` says more\n", call->command, mistake,
+                call->command);
         return 2;
     }
     arena_init(&watch.arena, 2048);
-    int exit_status = follow_run(&(struct follow){.command = "watch",
+    int exit_status = follow_run(&(struct follow){.command = call->command,
                                                   .url = call->url,
                                                   .token = call->token,
                                                   .tenant = watch.tenant,
@@ -140,7 +143,7 @@ static const char summary[] =
 int app_watch(int argc, char **argv)
 {
     struct option_words words;
-    struct watch_call call = {0};
+    struct watch_call call = {.command = "watch"};
     const struct option_row rows[] = {
         {"--after", "N", "changes behind version N (default: from now on)", .into = &call.after},
         {"--count", "N", "end after N changes", .into = &call.count},

@@ -75,10 +75,11 @@ def test_what_is_no_stream_of_ours(fake):
 
 
 @pytest.mark.parametrize("words", [(), ("demo",), ("demo", "x", "y"), ("a b", PROJECT, SESSION), ("demo", PROJECT, SESSION, "z"),
-                                   ("demo", PROJECT, SESSION, "--after", "x"), ("demo", PROJECT, SESSION, "--count", "0")])
+                                   ("demo", PROJECT, SESSION, "--after", "x"), ("demo", PROJECT, SESSION, "--count", "0"),
+                                   ("demo", "COUNTRY", "--after", "x"), ("demo", "C D")])
 def test_wrong_calls(words):
     done = run("tail", *words)
-    assert done.returncode == 2 and "freshet tail" in done.stderr
+    assert done.returncode == 2 and "freshet tail" in done.stderr and "freshet watch" not in done.stderr
 
 
 def test_r22_a_dictionary_is_watched(fake):
@@ -86,6 +87,9 @@ def test_r22_a_dictionary_is_watched(fake):
     done = run("tail", "demo", "COUNTRY", "--after", "4", "--count", "1", "--url", fake.url, "--token", "x")
     assert (done.returncode, json.loads(done.stdout)["version"]) == (0, 5)
     assert fake.requests[0][1] == "/v1/tenants/demo/dictionaries/COUNTRY/watch?after=4"
+    fake.troubles = [(404, {"code": "UNKNOWN_DICTIONARY", "message": "none"})]
+    done = run("tail", "demo", "NONE", "--url", fake.url, "--token", "x")
+    assert done.returncode == 1 and done.stderr == "freshet tail: 404 UNKNOWN_DICTIONARY: none\n"
 
 
 def test_m3_over_the_death_of_its_pod(serve, database, token):
