@@ -187,6 +187,15 @@ def test_h6_a_session_is_shown_to_its_user_alone(owners, ask, token, subject):
             assert ask("chat_session", other, subject=subject) is None
 
 
+def test_h6_a_token_without_a_user_is_refused_like_any_other(owners, ask, token):
+    """And at once: that it took until the end of its time would tell that there is such a session."""
+    with Session(owners, token(subject="alice")) as chat:
+        chat.say("an invoice")
+        assert ask("chat_session", chat.session, subject=None) is None
+        assert ask("chat_session", chat.session, subject="alice")["session_id"] == chat.session
+        assert ask("chat_session", chat.session, subject=None) is None
+
+
 def test_h4_a_session_is_found_once_it_begins_and_its_agent_is_followed(owners, asker, ask, token):
     with Session(owners, token(subject="alice")) as chat:
         assert ask("chat_session", chat.session) is None and ask("chat_session", chat.session, subject="mallory") is None

@@ -220,6 +220,9 @@ static enum status read_id(const struct http_request *request, bool has_two, str
     return status;
 }
 
+/* A token without `sub`: owners refuse it what is somebody's, and an answer must say to whom it was refused. */
+#define NOBODY "urn:freshet:nobody"
+
 static enum status read_request(const struct http_request *request, bool has_two, struct hydration_need *need,
                                 struct visit *visit, struct error *error)
 {
@@ -231,7 +234,7 @@ static enum status read_request(const struct http_request *request, bool has_two
     if (status != STATUS_OK)
         return status;
     need->tenant = who->tenant;
-    need->subject = who->subject;
+    need->subject = who->subject.len ? who->subject : STR(NOBODY);
     need->trace = request->trace;
     visit->entity_type = need->entity_type;
     visit->entity_id = need->entity_id;
