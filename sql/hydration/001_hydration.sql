@@ -229,11 +229,12 @@ begin
     p_known.verdict := 'join';
     p_known.ttl_ms := hydration.milliseconds(p_flight.window_until - v_now);
     if p_flight.window_until <= v_now then
-        -- What was heard of outlives the window, but not longer than an event can be late: versions may begin anew.
+        -- What was heard of outlives the window, but not longer than an event can be late: versions may begin anew. Without a
+        -- version it does not: this question comes behind it, and whatever answers that is newer.
         update hydration.flights f
            set begun_at = v_now, window_until = v_now + p_window_ms * interval '1 ms', asked = 1, mode = p_mode,
                fields = p_fields, full_from = null, correlation_ids = array[p_correlation_id], answered = false,
-               heard_updated = case when f.heard_at > v_now - interval '60 s' then f.heard_updated end,
+               heard_updated = case when f.heard_at > v_now - interval '60 s' then nullif(f.heard_updated, 0) end,
                heard_gone = case when f.heard_at > v_now - interval '60 s' then f.heard_gone end,
                negative_ttl_ms = p_negative_ttl_ms, copy_ttl_ms = p_copy_ttl_ms
          where f.tenant_id = p_flight.tenant_id and f.entity_type = p_flight.entity_type

@@ -373,6 +373,16 @@ def test_h4_a_late_not_found_never_hides_a_fresh_entity(rig, client, other):
     assert rows(rig.database, "absences", entity) == 0
 
 
+def test_h4_an_end_without_versions_is_remembered_once_the_copy_has_aged(rig):
+    entity = fresh()
+    rig.outside.owns(entity, lambda question: [updated(question, LAMP, version=None)])
+    with rig.brief.client(rig.bearer) as one:
+        assert data_of(one.get(path(TYPE, entity))) == LAMP
+        eventually(lambda: rows(rig.database, "copies", entity) == 1)
+        rig.outside.owns(entity, lambda question: [not_found(question, version=None)])
+        eventually(lambda: is_absent(one.get(path(TYPE, entity))) and rows(rig.database, "absences", entity) == 1)
+
+
 def test_h4_a_change_clears_the_negative_entry_and_an_end_the_copy(rig, client, other):
     entity = fresh()
     rig.outside.owns(entity, lambda question: [not_found(question)])
