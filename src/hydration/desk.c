@@ -231,19 +231,35 @@ struct str hydration_desk_cut(const struct hydration_cover *cover, struct str da
     return buf_str(out);
 }
 
+/* Memory may have a copy all the same. It is the asking's, so of everybody who waits here; its text is kept, since whoever is
+ * told may do anything. */
 void hydration_desk_fail(struct hydration_asking *asking)
 {
     struct hydration_leaving leaving = {.last = &leaving.first};
-    struct hydration_outcome outcome = {.result = HYDRATION_UNAVAILABLE};
+    const struct hydration_desk *desk = asking->desk;
+    struct hydration_known_entity known =
+        hydration_memory_look(desk->memory, &asking->need, loop_now_ns(desk->loop));
+    struct arena arena;
+    struct buf part;
+
+    arena_init(&arena, 256);
+    buf_init(&part);
+    struct hydration_outcome outcome = {
+        .result = HYDRATION_UNAVAILABLE,
+        .source_module = arena_str(&arena, known.source_module),
+        .version = known.version,
+        .data = arena_str(&arena, hydration_desk_cut(&asking->need.cover, known.data, &part))};
     for (struct hydration_waiter *waiter = asking->waiters, *next; waiter; waiter = next) {
         next = waiter->next;
-        if (waiter->is_background && !asking->desk->stopping)
+        if (waiter->is_background && !desk->stopping)
             continue;
         waiter->way = HYDRATION_BY_JOINING;
         hydration_waiter_leave(&leaving, waiter, &outcome);
     }
     hydration_desk_settle(asking);
     hydration_waiters_call(&leaving, &outcome);
+    buf_deinit(&part);
+    arena_deinit(&arena);
 }
 
 /* ---- time ---- */

@@ -90,8 +90,8 @@ struct hydration_outcome {
     enum hydration_way way;
     bool is_negative_hit; /* NOT_FOUND, and nobody was asked */
     struct str source_module;
-    struct str
-        data; /* a JSON object, cut to what was needed; of TIMEOUT: what is known all the same, or empty */
+    /* A JSON object, cut to what was needed; of TIMEOUT and UNAVAILABLE what is known all the same, or empty. */
+    struct str data;
     int64_t version;
 };
 

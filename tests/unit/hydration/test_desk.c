@@ -561,15 +561,20 @@ static void test_h2_the_last_look_finds_an_answer_that_was_not_heard(void **stat
     assert_int_equal(bob.way, HYDRATION_BY_LEDGER);
 }
 
-static void test_h5_what_is_known_all_the_same_comes_with_the_timeout(void **state)
+static void hear_title(void)
 {
-    (void)state;
-    struct person ann = {0};
     struct hydration_event narrow = answer_of(HYDRATION_EVENT_UPDATED, 1);
     narrow.cover = rig_title;
     narrow.data = STR("{\"title\":\"T\"}");
     narrow.correlation_id = STR("another's");
     hear(narrow);
+}
+
+static void test_h5_what_is_known_all_the_same_comes_with_the_timeout(void **state)
+{
+    (void)state;
+    struct person ann = {0};
+    hear_title();
     rig_policy.wait_timeout_ms = 20;
     rig_policy.max_retries = 0;
     ask(&ann, "ann", rig_full);
@@ -659,6 +664,23 @@ static void test_nothing_is_known_while_postgresql_is_down(void **state)
     assert_true(turn_until_done(&ann));
     assert_int_equal(ann.result, HYDRATION_UNAVAILABLE);
     assert_int_equal(bob.result, HYDRATION_UNAVAILABLE);
+    assert_true(turn_until_empty());
+}
+
+static void test_h5_what_is_known_all_the_same_is_known_without_postgresql_too(void **state)
+{
+    (void)state;
+    struct person ann = {0}, bob = {0};
+    hear_title();
+    script.fails = true;
+    rig_hold();
+    ask(&ann, "ann", rig_full);
+    ask(&bob, "bob", rig_full);
+    rig_let_go();
+    assert_true(turn_until_done(&ann));
+    assert_int_equal(ann.result, HYDRATION_UNAVAILABLE);
+    assert_string_equal(ann.data, "{\"title\":\"T\"}");
+    assert_string_equal(bob.data, ann.data);
     assert_true(turn_until_empty());
 }
 
@@ -837,6 +859,7 @@ int main(void)
         TEST(test_h3_a_question_that_could_not_be_published_is_tried_again),
         TEST(test_the_window_over_it_is_claimed_again),
         TEST(test_nothing_is_known_while_postgresql_is_down),
+        TEST(test_h5_what_is_known_all_the_same_is_known_without_postgresql_too),
         TEST(test_h5_asking_goes_on_behind_a_caller_who_defers),
         TEST(test_the_end_tells_everybody),
         TEST(test_a_pool_that_has_ended_is_as_good_as_none),
