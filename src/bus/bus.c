@@ -172,6 +172,13 @@ enum status bus_publish_in_tx(struct bus *bus, struct db_conn *conn, struct bus_
     return bus->driver->publish_in_tx(bus, conn, messages, count, deadline_ns, error);
 }
 
+bool bus_is_relaxed(const struct bus *bus, struct str topic)
+{
+    const struct bus_topic_state *found = bus_topic_find(bus, topic);
+
+    return found && bus->driver->can_relax && found->spec.relaxed;
+}
+
 bool bus_publish_and_commit_is_possible(const struct bus *bus, struct str topic)
 {
     const struct bus_topic_state *found = bus_topic_find(bus, topic);

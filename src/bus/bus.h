@@ -91,6 +91,9 @@ size_t bus_message_bytes_max(const struct bus *bus); /* key, headers and payload
  * good. Calls of several threads share a commit. Messages of one call keep their order within a partition. */
 enum status bus_publish(struct bus *bus, struct bus_message *messages, size_t count, int64_t deadline_ns,
                         struct error *error) MUST_CHECK;
+/* May a crash of PostgreSQL take back what bus_publish() says is published? (bus_topic.relaxed, where the driver has that
+ * choice.) Whoever writes down elsewhere that it is does so by a connection that was open before: then there was no crash. */
+bool bus_is_relaxed(const struct bus *bus, struct str topic);
 /* The same inside the caller's transaction: published if and when that commits. The partitions' rows stay
  * locked till then, so do it late. Call bus_wake() after the commit, or they are found by polling only.
  * NOT_IMPLEMENTED where the driver has no transactions to share. */

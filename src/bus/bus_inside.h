@@ -24,6 +24,7 @@ struct bus_consumer;
 struct bus_driver {
     /* It can read topics of other programs: those of 0 partitions, which it neither makes nor checks. */
     bool foreign_topics;
+    bool can_relax; /* bus_topic.relaxed means something */
     /* Messages are checked and have their partitions. */
     enum status (*publish)(struct bus *bus, struct bus_message *messages, size_t count, int64_t deadline_ns,
                            struct error *error);

@@ -145,6 +145,7 @@ enum status db_conn_open(struct db_pool *pool, const struct db_parsed *parsed, i
     if (status != STATUS_OK)
         return status;
     *conn = memory_zalloc(sizeof **conn);
+    (*conn)->opened_ns = clock_mono_ns();
     (*conn)->pg = pg;
     (*conn)->pool = pool;
     buf_init(&(*conn)->bound.scratch);

@@ -59,6 +59,8 @@ enum status db_acquire(struct db_pool *pool, int64_t deadline_ns, struct db_conn
 /* Back to the pool; one that is broken or still inside a transaction is rolled back or closed, never reused
  * dirty. */
 void db_release(struct db_conn *conn);
+/* When it was opened (clock_mono_ns()): since then its server has not crashed, or it would be gone. */
+int64_t db_conn_opened_ns(const struct db_conn *conn);
 
 /* ---- statements ---- */
 enum db_type {

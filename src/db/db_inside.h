@@ -110,7 +110,7 @@ struct db_conn {
     PGconn *pg; /* NULL: lost or given up; every call then answers DB_DOWN */
     struct db_pool *pool;
     struct db_conn *next; /* among the pool's idle ones */
-    int64_t idle_since_ns;
+    int64_t opened_ns, idle_since_ns;
     struct db_prepared prepared;
     struct db_bound bound;
     struct db_queued *queue;

@@ -383,6 +383,11 @@ enum status db_acquire(struct db_pool *pool, int64_t deadline_ns, struct db_conn
     return status;
 }
 
+int64_t db_conn_opened_ns(const struct db_conn *conn)
+{
+    return conn->opened_ns;
+}
+
 void db_release(struct db_conn *conn)
 {
     if (!conn)

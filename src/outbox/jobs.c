@@ -115,6 +115,8 @@ static bool exchange(struct outbox *outbox, bool claim)
     struct error error = {0};
     struct db_conn *conn = NULL;
     enum status status = db_acquire(outbox->pool, deadline_ns, &conn, &error);
+    if (status == STATUS_OK && claims->is_relaxed && db_conn_opened_ns(conn) > claims->published_ns)
+        outbox_verdicts_doubt(claims);
     if (status == STATUS_OK)
         status = outbox_claims_exchange(claims, conn, claim, deadline_ns, &error);
     db_release(conn);
@@ -178,9 +180,11 @@ static void publish(struct outbox *outbox)
                             (long long)(claims->events[0].claims - claims->events[0].attempts - 1));
     } else {
         arm_renewal(outbox);
+        claims->published_ns = clock_mono_ns();
         outbox->config.publish(outbox->config.context, &batch);
         disarm_renewal(outbox);
     }
+    claims->is_relaxed = batch.is_relaxed;
     outbox_verdicts_conclude(claims);
 }
 

@@ -109,6 +109,8 @@ void outbox_letters_publish(struct bus *bus, struct outbox_batch *batch, outbox_
     struct letters letters = write_all(batch, write, context, &arena);
     int64_t soon_ns = clock_deadline_ms(OUTBOX_LETTERS_MS);
     int64_t deadline_ns = soon_ns < batch->deadline_ns ? soon_ns : batch->deadline_ns;
+    for (size_t i = 0; i < letters.count && !batch->is_relaxed; i++)
+        batch->is_relaxed = bus_is_relaxed(bus, letters.messages[i].topic);
     if (letters.count)
         error.status = bus_publish(bus, letters.messages, letters.count, deadline_ns, &error);
     if (error.status != STATUS_OK && !is_outage(error.status))

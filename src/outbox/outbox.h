@@ -32,7 +32,9 @@
  * that it drags no other with it, and after max-attempt of them it is FAILED.
  *
  * Claims and verdicts commit with synchronous_commit off. If the server loses its last moments, an event is
- * published again, which at-least-once allows. It can't be lost: its writer committed the row in full.
+ * published again, which at-least-once allows. It can't be lost: its writer committed the row in full. What was published
+ * there (a relaxed topic) may be lost in the same moments, so a verdict on it counts only by a connection that was open
+ * before; with any other the events are given back and published again.
  *
  * Ownership: a descriptor and what it points to must outlive the engine; the target and settings are copied.
  *
@@ -140,6 +142,8 @@ struct outbox_batch {
     size_t count;
     struct outbox_verdict *verdicts; /* all OUTBOX_DONE to begin with */
     int64_t deadline_ns;             /* one lease after the claim: wait no longer */
+    /* Set by publish(): it went to the table's own server, which need not have it on its disk yet. */
+    bool is_relaxed;
 };
 
 void outbox_batch_retry(struct outbox_batch *batch, size_t at, const char *format, ...) PRINTF_LIKE(3, 4);

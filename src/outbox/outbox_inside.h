@@ -62,6 +62,8 @@ struct outbox_claims { /* one worker at a time */
     char id[UUID_TEXT_BYTES]; /* of the claim */
     struct buf ids;           /* text[] of the events' */
     int64_t claimed_ns;       /* just before the claim went out: the lease can't end before this + lease */
+    int64_t published_ns;     /* just before it was published; is_relaxed: as outbox_batch has it */
+    bool is_relaxed;
     /* A claim whose answer never came: perhaps it stands. "" = none. */
     char doubtful[UUID_TEXT_BYTES];
     /* where the walk goes on: behind this aggregate; cursor[0].ptr NULL = at the beginning */
@@ -82,6 +84,8 @@ enum status outbox_claims_exchange(struct outbox_claims *claims, struct db_conn 
 /* What is written in the end: the first RETRY of a run leaves those behind it, and the last allowed one is
  * FAILED. */
 void outbox_verdicts_conclude(struct outbox_claims *claims);
+/* What was published may have been lost again: it is not done, and comes with the next claim. */
+void outbox_verdicts_doubt(struct outbox_claims *claims);
 const char *outbox_verdict_word(enum outbox_verdict_kind kind); /* as the settle statement has them */
 /* Tells metrics and log what was settled; `rows` as the statement returns them. */
 void outbox_verdicts_report(const struct outbox_table *table, const struct db_result *rows);

@@ -73,6 +73,14 @@ void outbox_verdicts_conclude(struct outbox_claims *claims)
     }
 }
 
+void outbox_verdicts_doubt(struct outbox_claims *claims)
+{
+    for (size_t i = 0; i < claims->count; i++)
+        if (claims->verdicts[i].kind == OUTBOX_DONE)
+            claims->verdicts[i].kind = OUTBOX_LEFT;
+    claims->is_relaxed = false;
+}
+
 const char *outbox_verdict_word(enum outbox_verdict_kind kind)
 {
     static const char *const words[] = {

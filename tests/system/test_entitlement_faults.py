@@ -54,6 +54,23 @@ def test_c7_without_postgres_503_and_nothing_half_done(serve, own_postgres, toke
     assert agree(database) == 2
 
 
+def test_o1_a_crash_that_takes_what_was_published_takes_its_mark_too(serve, own_postgres, token):
+    """The claim is on the disk, the message is not: the verdict must not be written by a server that never heard of it."""
+    database = own_postgres.create_database()
+    own_postgres.execute("alter system set wal_writer_delay = '10s'")
+    own_postgres.execute("select pg_reload_conf()")
+    failpoints = "entitlement.after_claim=sleep-2000#1,entitlement.after_publish=sleep-4000#1"
+    server = serve(database, {"entitlement": {"outbox": {"lease": "60s"}}}, args=ROLE, env={"FRESHET_FAILPOINTS": failpoints})
+    assert grant(server.client(token("demo", subject="shop", scope=SCOPES))).status == 200
+    eventually(lambda: '"failpoint":"entitlement.after_claim"' in server.log())
+    own_postgres.execute("create table flushed ()")
+    eventually(lambda: '"failpoint":"entitlement.after_publish"' in server.log())
+    own_postgres.stop("immediate")
+    own_postgres.start()
+    eventually(lambda: live(database) == 0)
+    assert agree(database) == 1
+
+
 def test_c10_it_starts_before_its_postgres_and_comes_up_by_itself(serve, own_postgres, token):
     database = own_postgres.create_database()
     own_postgres.stop()

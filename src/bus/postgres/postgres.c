@@ -300,6 +300,7 @@ static void postgres_destroy(struct bus *bus)
 }
 
 static const struct bus_driver driver = {
+    .can_relax = true,
     .publish = bus_postgres_publish,
     .publish_in_tx = bus_postgres_publish_in_tx,
     .publish_and_commit = bus_postgres_publish_and_commit,
