@@ -13,7 +13,7 @@
 #include "base/memory.h"
 #include "outbox/outbox_inside.h"
 
-enum { CONNECTIONS = 2, UPKEEP_INTERVAL_MS = 5000, PACE_MS = 4 };
+enum { UPKEEP_INTERVAL_MS = 5000, PACE_MS = 4 };
 
 /* ---- wakes ---- */
 
@@ -109,7 +109,9 @@ static void name_worker(char *out, size_t size)
         snprintf(out, size, "unknown");
 }
 
-static enum status create_pool(struct outbox *outbox, const struct db_target *target, struct error *error)
+/* Steps and renewals take turns at one connection, so that what a step published is settled by the one it was claimed by,
+ * unless that was lost. Upkeep, which may take long, has another. */
+static enum status create_pools(struct outbox *outbox, const struct db_target *target, struct error *error)
 {
     struct arena *arena = &outbox->arena;
     outbox->target = *target;
@@ -118,8 +120,9 @@ static enum status create_pool(struct outbox *outbox, const struct db_target *ta
     outbox->target.username = arena_str(arena, target->username);
     outbox->target.password = arena_str(arena, target->password);
     outbox->target.schema = arena_str(arena, target->schema);
-    outbox->target.connections_max = CONNECTIONS;
-    return db_pool_create(&outbox->target, &outbox->pool, error);
+    outbox->target.connections_max = 1;
+    enum status status = db_pool_create(&outbox->target, &outbox->pool, error);
+    return status == STATUS_OK ? db_pool_create(&outbox->target, &outbox->upkeep_pool, error) : status;
 }
 
 static void init_sync(struct outbox *outbox)
@@ -154,7 +157,7 @@ enum status outbox_create(const struct outbox_config *config, struct outbox **ou
     outbox->claims.sql = &outbox->sql;
     outbox->claims.worker = str_from(outbox->worker);
     outbox_claims_init(&outbox->claims);
-    enum status status = create_pool(outbox, config->target, error);
+    enum status status = create_pools(outbox, config->target, error);
     if (status == STATUS_OK)
         *out = outbox;
     else
@@ -201,7 +204,7 @@ void outbox_stop(struct outbox *outbox, int64_t grace_ms)
         outbox->step_busy = worker_pool_submit(outbox->config.workers, &outbox->step);
     bool idle = wait_idle(outbox, clock_deadline_ms(grace_ms));
     pthread_mutex_unlock(&outbox->lock);
-    db_pool_interrupt(outbox->pool);
+    outbox_interrupt(outbox);
     if (idle)
         return;
     pthread_mutex_lock(&outbox->lock);
@@ -212,6 +215,7 @@ void outbox_stop(struct outbox *outbox, int64_t grace_ms)
 void outbox_interrupt(struct outbox *outbox)
 {
     db_pool_interrupt(outbox->pool);
+    db_pool_interrupt(outbox->upkeep_pool);
 }
 
 static void free_outbox(void *memory)
@@ -223,6 +227,8 @@ static void free_outbox(void *memory)
     outbox_claims_deinit(&outbox->claims);
     if (outbox->pool)
         db_pool_destroy(outbox->pool);
+    if (outbox->upkeep_pool)
+        db_pool_destroy(outbox->upkeep_pool);
     arena_deinit(&outbox->arena);
     pthread_cond_destroy(&outbox->idle);
     pthread_mutex_destroy(&outbox->lock);

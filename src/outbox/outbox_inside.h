@@ -98,7 +98,7 @@ struct outbox {
     struct arena arena;
     struct outbox_sql sql;
     char worker[256];
-    struct db_pool *pool;
+    struct db_pool *pool, *upkeep_pool; /* of one connection each */
     struct db_listener *listener;
     struct outbox_claims claims; /* the step's */
     struct str *gauged;          /* upkeep's: event types a gauge was set for; heap */

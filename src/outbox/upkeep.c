@@ -89,7 +89,7 @@ void outbox_upkeep_run(struct outbox *outbox, bool cleanup)
 {
     struct error error = {0};
     struct db_conn *conn = NULL;
-    enum status status = db_acquire(outbox->pool, clock_deadline_ms(UPKEEP_MS), &conn, &error);
+    enum status status = db_acquire(outbox->upkeep_pool, clock_deadline_ms(UPKEEP_MS), &conn, &error);
     if (status == STATUS_OK)
         status = measure(outbox, conn, &error);
     if (status == STATUS_OK && cleanup)
