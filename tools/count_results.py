@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Prints "PASSED FAILED" of a results file: Meson's testlog.json or a JUnit XML. Of the latter, with --passed or --failed in
-front of it, the names of tests as pytest takes them.
+"""Prints "PASSED FAILED" of a results file: Meson's testlog.json or a JUnit XML. With --passed or --failed in front of it, the
+names of the latter's tests as pytest takes them; with --failed also of Meson's programs.
 
 A cmocka program counts as its test functions; one that fails beyond them (a crash, a sanitizer's report at
 exit, a timeout) adds a failure of its own. Skipped tests count as neither. A missing file counts nothing. --failed names a
@@ -17,6 +17,8 @@ PASSED = re.compile(r"^\[  PASSED  \] (\d+) test\(s\)\.$", re.M)
 FAILED = re.compile(r"^\[  FAILED  \] (\d+) test\(s\)", re.M)
 NO_SECOND_TRY = re.compile(r"Sanitizer|runtime error:|ended with -\d|exit status -\d")
 NOTHING = "<testsuites/>"
+# What a failed assertion leaves behind, since it leaves its function at once.
+LEAKED = re.compile(r"ERROR: LeakSanitizer: detected memory leaks|SUMMARY: AddressSanitizer: \d+ byte\(s\) leaked")
 MESON_GOOD = {"OK", "EXPECTEDFAIL"}
 
 
@@ -34,6 +36,15 @@ def count_meson(text):
             passed += sum(map(int, PASSED.findall(output)))
             failed += bad or 1
     return passed, failed
+
+
+def meson_names(text):
+    """Of programs that may be tried again, for each of their functions that failed."""
+    for line in text.splitlines():
+        run = json.loads(line)
+        output = (run.get("stdout") or "") + "\n" + (run.get("stderr") or "")
+        if run["result"] == "FAIL" and run["returncode"] > 0 and not NO_SECOND_TRY.search(LEAKED.sub("", output)):
+            yield from [run["name"].split(" / ")[-1]] * sum(map(int, FAILED.findall(output)))
 
 
 def junit_cases(text):
@@ -60,7 +71,9 @@ def main():
     *options, path = sys.argv[1:]
     path = Path(path)
     text = path.read_text() if path.exists() else ""
-    if options:
+    if options == ["--failed"] and path.suffix == ".json":
+        sys.stdout.writelines(f"{name}\n" for name in meson_names(text))
+    elif options:
         sys.stdout.writelines(f"{name}\n" for name in names(text or NOTHING, options == ["--passed"]))
     elif path.suffix == ".xml":
         print(*count_junit(text or NOTHING))

@@ -191,3 +191,13 @@ def test_only_what_no_sanitizer_and_no_crash_spoke_of_is_tried_again(root):
     tool = load_tool(root, "count_results")
     assert tool.names(f"<testsuite>{junit}{twice}</testsuite>", passed=True) == ["test_x.py::fine"]
     assert tool.names(f"<testsuite>{junit}{twice}</testsuite>", passed=False) == ["test_x.py::late[a::b.c]"] * 2
+
+
+def test_programs_are_tried_again_unless_they_crashed(root):
+    failed = "[  FAILED  ] 2 test(s), listed below:"
+    runs = [("fine", "OK", 0, ""), ("late", "FAIL", 1, failed), ("race", "FAIL", 1, "WARNING: ThreadSanitizer: data race"),
+            ("crash", "FAIL", -11, failed), ("slow", "TIMEOUT", 1, failed), ("leak", "FAIL", 1, "ERROR: LeakSanitizer: detected memory leaks"),
+            ("late leak", "FAIL", 23, failed + "ERROR: LeakSanitizer: detected memory leaks")]
+    log = "\n".join(json.dumps({"name": f"freshet:x / {name}", "result": result, "returncode": code, "stdout": said})
+                    for name, result, code, said in runs)
+    assert list(load_tool(root, "count_results").meson_names(log)) == ["late"] * 2 + ["late leak"] * 2

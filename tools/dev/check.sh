@@ -2,7 +2,7 @@
 # `test`: builds what a suite needs, runs it, and adds its results up into one closing line.
 # A suite that ran nothing counts as a failure: silence must not look like success.
 # Among all tests, stages go in two lanes side by side: most of them wait more than they compute.
-# Tests of pytest that failed, if they are few, are run once more when everything else is done. What passes then is not held
+# Tests that failed, if they are few, are run once more when everything else is done. What passes then is not held
 # against the run, but it is named at its end: a test that fails for want of a quiet machine is a bug of its own. What a
 # sanitizer or a crash said has no second try.
 
@@ -60,8 +60,11 @@ test_sanitizer_env() {
 
 test_meson() { # STAGE FLAVOUR ARGS…
     local stage=$1 flavour=$2 dir status=0 runner=
+    if [ "$TEST_AGAIN" = 1 ]; then
+        test_meson_again "$stage" "$flavour"
+        return
+    fi
     shift 2
-    [ "$TEST_AGAIN" = 0 ] || return 0
     test_build "$flavour" || return 0
     dir=$(build_dir "$flavour")
     [ "$flavour" = tsan ] && runner=$(tsan_runner)
@@ -70,6 +73,25 @@ test_meson() { # STAGE FLAVOUR ARGS…
     # shellcheck disable=SC2086 # the runner is words
     test_run $runner meson test -C "$dir" --no-rebuild --print-errorlogs -t 4 "$@" || status=$?
     test_add_file "$stage, $flavour" "$dir/meson-logs/testlog.json" "$status"
+    if [ "$status" -ne 0 ]; then
+        "$PYTHON" "$ROOT/tools/count_results.py" --failed "$dir/meson-logs/testlog.json" >"$VAR/test/$stage-$flavour.failed"
+    fi
+}
+
+# Programs that failed in the first pass, alone and one after another; their failures are taken back if none fails again.
+test_meson_again() { # STAGE FLAVOUR
+    local results=$VAR/test/$1-$2.failed before programs runner=
+    [ -s "$results" ] || return 0
+    before=$(wc -l <"$results")
+    mapfile -t programs < <(sort -u "$results")
+    [ "$2" = tsan ] && runner=$(tsan_runner)
+    say "$1, $2: once more, alone: ${programs[*]}"
+    # shellcheck disable=SC2086 # the runner is words
+    if test_run $runner meson test -C "$(build_dir "$2")" --no-rebuild --print-errorlogs -t 4 --num-processes 1 "${programs[@]}"; then
+        printf '%s %s\n' "$before" "-$before" >>"$VAR/test/counts"
+        printf "$1-$2 %s\n" "${programs[@]}" >>"$VAR/test/unsteady"
+    fi
+    rm -f "$results"
 }
 
 # The bus's conformance suite on the engines is a Meson suite of its own: it belongs to test_engines.
@@ -243,7 +265,7 @@ test_again() { # SUITE…
     fi
     TEST_AGAIN=1
     for suite in "$@"; do
-        case $suite in system | engines | fault) "test_$suite" ;; esac
+        case $suite in unit | system | engines | fault) "test_$suite" ;; esac
     done
     TEST_AGAIN=0
 }
@@ -289,7 +311,7 @@ test_command() {
     if [ $# -eq 0 ]; then
         TEST_ALL=1
         test_lanes
-        set -- fault system engines
+        set -- unit fault system engines
     else
         for suite in "$@"; do
             "test_$suite"
