@@ -130,6 +130,8 @@ enum status hydration_headers_read(const struct bus_header *headers, unsigned co
     if (trace_parse(values[TRACEPARENT], &trace))
         event->traceparent = values[TRACEPARENT];
     status = read_version(values[VERSION], event, error);
+    if (event->kind == HYDRATION_EVENT_UNKNOWN)
+        event->version = 0; /* a question is of no version, whoever says so */
     if (status == STATUS_OK)
         status = read_cover(values[MODE], values[FIELDS], arena, event, error);
     return status;

@@ -16,9 +16,12 @@ USERS = 5  # of a writer
 
 
 def settings(receiver):
-    """Leases that a test can outlive; an event is never given up for having been in the hands of many that died."""
+    """Leases that a test can outlive; an event is never given up for having been in the hands of many that died. Nobody here
+    owns items: who waits for a title in vain stands in the handler for longer than these processes live, and what five of them
+    died with is a dead letter."""
     lease = {"lease": "1s", "max-attempt": 1000}
     changes = webhook(receiver, **lease, webhook={"timeout": "500ms"})
+    changes["notification"]["hydration"] = {"enabled": False}
     return {**changes, "entitlement": {"outbox": {"poll-interval": "50ms", "backoff-base": "10ms", **lease}}}
 
 
