@@ -7,8 +7,17 @@
 
 enum phase {
     PHASE_SIZED,
-    PHASE_SIZE,      /* chunk-size digits */
-    PHASE_EXTENSION, /* behind the ';' */
+    PHASE_SIZE, /* chunk-size digits */
+    /* chunk-ext of RFC 9112: *( BWS ";" BWS name [ BWS "=" BWS ( token / quoted-string ) ] ) */
+    PHASE_EXT_NAME_BEGIN, /* after ';' */
+    PHASE_EXT_NAME,
+    PHASE_EXT_NAME_GAP,    /* white space after a name */
+    PHASE_EXT_VALUE_BEGIN, /* after '=' */
+    PHASE_EXT_TOKEN,
+    PHASE_EXT_QUOTED,
+    PHASE_EXT_ESCAPED,  /* after a backslash */
+    PHASE_EXT_UNQUOTED, /* after the closing quote */
+    PHASE_EXT_GAP,      /* white space before ';' */
     PHASE_SIZE_LF,
     PHASE_CHUNK,
     PHASE_CHUNK_CR,
@@ -64,6 +73,11 @@ static enum http_body_step take_run(struct http_body *body, struct str *raw, str
     return HTTP_BODY_DATA;
 }
 
+static bool is_blank(char c)
+{
+    return c == ' ' || c == '\t';
+}
+
 static enum http_body_step take_size(struct http_body *body, char c)
 {
     int value = hex_digit(c);
@@ -77,7 +91,9 @@ static enum http_body_step take_size(struct http_body *body, char c)
     if (body->digits == 0)
         return fail(body, "a chunk size has no hexadecimal digits");
     if (c == ';')
-        return enter(body, PHASE_EXTENSION);
+        return enter(body, PHASE_EXT_NAME_BEGIN);
+    if (is_blank(c))
+        return enter(body, PHASE_EXT_GAP);
     if (c == '\r')
         return enter(body, PHASE_SIZE_LF);
     return fail(body, "a chunk size is followed by something that is neither an extension nor CRLF");
@@ -88,13 +104,55 @@ static bool over_allowance(struct http_body *body)
     return ++body->overhead_bytes > OVERHEAD_BYTES_MAX;
 }
 
+/* Where a byte that ends a name or a value leads; FAILED when it cannot stand there. */
+static enum phase after_extension_part(char c, enum phase gap)
+{
+    if (c == ';')
+        return PHASE_EXT_NAME_BEGIN;
+    if (c == '\r' && gap != PHASE_FAILED)
+        return PHASE_SIZE_LF;
+    return is_blank(c) && gap != PHASE_FAILED ? gap : PHASE_FAILED;
+}
+
+static enum phase next_in_extension(enum phase phase, char c)
+{
+    bool is_token = http_byte_is(c, HTTP_BYTE_TOKEN);
+
+    switch (phase) {
+    case PHASE_EXT_NAME_BEGIN: return is_blank(c) ? phase : is_token ? PHASE_EXT_NAME : PHASE_FAILED;
+    case PHASE_EXT_NAME:
+        if (is_token)
+            return phase;
+        return c == '=' ? PHASE_EXT_VALUE_BEGIN : after_extension_part(c, PHASE_EXT_NAME_GAP);
+    case PHASE_EXT_NAME_GAP:
+        if (is_blank(c))
+            return phase;
+        return c == '=' ? PHASE_EXT_VALUE_BEGIN : after_extension_part(c, PHASE_FAILED);
+    case PHASE_EXT_VALUE_BEGIN:
+        if (is_blank(c))
+            return phase;
+        return c == '"' ? PHASE_EXT_QUOTED : is_token ? PHASE_EXT_TOKEN : PHASE_FAILED;
+    case PHASE_EXT_TOKEN: return is_token ? phase : after_extension_part(c, PHASE_EXT_GAP);
+    case PHASE_EXT_QUOTED:
+        if (c == '"')
+            return PHASE_EXT_UNQUOTED;
+        if (c == '\\')
+            return PHASE_EXT_ESCAPED;
+        return http_byte_is(c, HTTP_BYTE_VALUE) ? phase : PHASE_FAILED;
+    case PHASE_EXT_ESCAPED: return http_byte_is(c, HTTP_BYTE_VALUE) ? PHASE_EXT_QUOTED : PHASE_FAILED;
+    case PHASE_EXT_UNQUOTED: return after_extension_part(c, PHASE_EXT_GAP);
+    case PHASE_EXT_GAP: return is_blank(c) ? phase : after_extension_part(c, PHASE_FAILED);
+    default: return PHASE_FAILED;
+    }
+}
+
 static enum http_body_step take_extension(struct http_body *body, char c)
 {
-    if (c == '\r')
-        return enter(body, PHASE_SIZE_LF);
-    if (!http_byte_is(c, HTTP_BYTE_VALUE))
-        return fail(body, "a chunk extension holds a control byte");
-    return over_allowance(body) ? fail(body, "chunk extensions are too long") : HTTP_BODY_MORE;
+    enum phase next = next_in_extension((enum phase)body->phase, c);
+
+    if (next == PHASE_FAILED)
+        return fail(body, "a chunk extension is not valid");
+    return over_allowance(body) ? fail(body, "chunk extensions are too long") : enter(body, next);
 }
 
 static enum http_body_step take_size_lf(struct http_body *body, char c)
@@ -145,7 +203,15 @@ static enum http_body_step take_byte(struct http_body *body, char c)
 {
     switch ((enum phase)body->phase) {
     case PHASE_SIZE: return take_size(body, c);
-    case PHASE_EXTENSION: return take_extension(body, c);
+    case PHASE_EXT_NAME_BEGIN:
+    case PHASE_EXT_NAME:
+    case PHASE_EXT_NAME_GAP:
+    case PHASE_EXT_VALUE_BEGIN:
+    case PHASE_EXT_TOKEN:
+    case PHASE_EXT_QUOTED:
+    case PHASE_EXT_ESCAPED:
+    case PHASE_EXT_UNQUOTED:
+    case PHASE_EXT_GAP: return take_extension(body, c);
     case PHASE_SIZE_LF: return take_size_lf(body, c);
     case PHASE_CHUNK_CR:
     case PHASE_CHUNK_LF: return take_chunk_end(body, c);

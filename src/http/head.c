@@ -54,6 +54,20 @@ static bool is_repeated(const struct http_parser *parser, enum http_field field)
     return (parser->repeated & 1u << field) != 0;
 }
 
+/* ---- method ---- */
+
+/* A method that nobody here knows is answered by its path: 405 or 404. CONNECT is the exception: what follows
+ * its head need not be a request. */
+static enum status read_method(struct str token, struct http_head *head, struct error *error)
+{
+    if (http_method_of(token, &head->method))
+        return STATUS_OK;
+    head->method = HTTP_METHOD_OTHER;
+    if (str_eq(token, STR("CONNECT")))
+        return error_set(error, STATUS_NOT_IMPLEMENTED, "this method is not supported");
+    return STATUS_OK;
+}
+
 /* ---- target ---- */
 
 static void split_target(struct http_head *head, struct str origin_form)
@@ -143,6 +157,14 @@ static enum status read_host(const struct http_parser *parser, const char *data,
     if (parser->first[HTTP_FIELD_HOST] == 0)
         return parser->minor_version == 0 ? STATUS_OK : refuse(error, "Host", "Host is required in HTTP/1.1");
     return is_authority(host) ? STATUS_OK : refuse(error, "Host", "Host is not a valid host and port");
+}
+
+/* Two readers may each take another one of them. */
+static enum status read_content_type(const struct http_parser *parser, struct error *error)
+{
+    return is_repeated(parser, HTTP_FIELD_CONTENT_TYPE)
+               ? refuse(error, "Content-Type", "there is more than one Content-Type")
+               : STATUS_OK;
 }
 
 /* ---- framing ---- */
@@ -237,10 +259,11 @@ enum status http_head_read(const struct http_parser *parser, const char *data, s
     head->body_kind = HTTP_BODY_NONE;
     head->content_length = 0;
     head->expects_continue = head->is_server_wide = false;
-    if (!http_method_of(str_of(data + parser->method_at, parser->method_len), &head->method))
-        return error_set(error, STATUS_NOT_IMPLEMENTED, "this method is not supported");
-    if ((status = read_target(head, error)) != STATUS_OK ||
+    if ((status = read_method(str_of(data + parser->method_at, parser->method_len), head, error)) !=
+            STATUS_OK ||
+        (status = read_target(head, error)) != STATUS_OK ||
         (status = read_host(parser, data, error)) != STATUS_OK ||
+        (status = read_content_type(parser, error)) != STATUS_OK ||
         (status = read_framing(parser, data, head, error)) != STATUS_OK ||
         (status = read_expect(parser, data, head, error)) != STATUS_OK)
         return status;

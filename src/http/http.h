@@ -33,7 +33,8 @@ enum http_method {
     HTTP_PATCH,
     HTTP_DELETE,
     HTTP_OPTIONS,
-    HTTP_METHODS
+    HTTP_METHODS,
+    HTTP_METHOD_OTHER = HTTP_METHODS, /* a token that is none of them; no row takes it */
 };
 
 /* ---- route rows ---- */

@@ -183,8 +183,10 @@ static enum step read_version(struct http_parser *parser, const char *data, size
     }
     parser->major_version = (unsigned)(data[parser->mark + 5] - '0');
     parser->minor_version = (unsigned)(data[parser->mark + 7] - '0');
-    if (parser->major_version != 1 || parser->minor_version > 1)
+    if (parser->major_version != 1)
         return fail(parser, STATUS_HTTP_VERSION, "", status_message(STATUS_HTTP_VERSION));
+    if (parser->minor_version > 1) /* a later 1.x is processed as the highest that we know (RFC 9110 2.5) */
+        parser->minor_version = 1;
     parser->fields_at = (uint32_t)at;
     return enter(parser, PHASE_LINE, at);
 }

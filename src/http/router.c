@@ -15,8 +15,8 @@ struct node {
     struct node **literals;
     size_t literal_count;
     struct node *param;
-    struct http_entry *entries[HTTP_METHODS];
-    unsigned allowed; /* bits of methods */
+    struct http_entry *entries[HTTP_METHODS + 1]; /* the last one is NULL: HTTP_METHOD_OTHER */
+    unsigned allowed;                             /* bits of methods */
 };
 
 struct http_router {

@@ -39,7 +39,10 @@ REFUSED = {
     "no host": (b"GET / HTTP/1.1\r\n\r\n", 400),
     "two hosts": (GET + HOST + b"\r\n", 400),
     "lines of LF": (b"GET / HTTP/1.1\nHost: a\n\n", 400),
-    "unknown method": (b"BREW / HTTP/1.1\r\n" + HOST + b"\r\n", 501),
+    "CONNECT": (b"CONNECT a:80 HTTP/1.1\r\n" + HOST + b"\r\n", 501),
+    "empty chunk extension": (GET + b"Transfer-Encoding: chunked\r\n\r\n5;\r\nhello\r\n0\r\n\r\n", 400),
+    "chunk extension with an open quote": (GET + b"Transfer-Encoding: chunked\r\n\r\n5;a=\"b\r\nhello\r\n0\r\n\r\n", 400),
+    "two content types": (GET + b"Content-Type: application/json\r\nContent-Type: text/plain\r\n\r\n", 400),
     "HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
     "TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
     "other expectation": (GET + b"Expect: a-miracle\r\n\r\n", 417),
@@ -74,6 +77,7 @@ def test_c6_byte_by_byte_it_is_refused_alike(server, name):
 
 @pytest.mark.parametrize("target, method, status", [
     ("/nothing/here", "GET", 404), (HEALTH + "/", "GET", 404), (HEALTH, "POST", 405), (path("COUNTRY", "/items"), "PUT", 405),
+    (HEALTH, "BREW", 405), (HEALTH, "get", 405), ("/nothing/here", "BREW", 404),
 ])
 def test_c6_unknown_paths_and_methods_keep_the_connection(server, target, method, status):
     with server.raw() as connection:
@@ -81,6 +85,20 @@ def test_c6_unknown_paths_and_methods_keep_the_connection(server, target, method
         assert_error(answer, status)
         if status == 405:
             assert {"GET", "HEAD", "OPTIONS"} <= set(answer.headers["allow"].split(", "))
+        assert connection.exchange(request_bytes(method, target, body=b"GET /smuggled HTTP/1.1\r\n\r\n")).status == status
+        assert connection.exchange(GET + b"\r\n").status == 200
+
+
+def test_http_1_2_is_answered_like_http_1_1(server):
+    with server.raw() as connection:
+        for _ in range(2):
+            assert connection.exchange((GET + b"\r\n").replace(b"HTTP/1.1", b"HTTP/1.2")).status == 200
+
+
+def test_white_space_around_the_parts_of_a_chunk_extension_is_read_past(server):
+    with server.raw() as connection:
+        chunks = b'Transfer-Encoding: chunked\r\n\r\n5 ;\ta = "b c"\t; d\r\nhello\r\n0\r\n\r\n'
+        assert connection.exchange(GET + chunks).status == 200
         assert connection.exchange(GET + b"\r\n").status == 200
 
 

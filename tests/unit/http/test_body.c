@@ -43,6 +43,25 @@ static const struct row rows[] = {
     ROW("5\r\nhello\r\n0\r\n\r\nGET", DONE, "hello", 3),
     ROW("1\r\na\r\nA\r\n0123456789\r\n000\r\n\r\n", DONE, "a0123456789", 0),
     ROW("3;name=value;x=\"q\"\r\nabc\r\n0;last\r\n\r\n", DONE, "abc", 0),
+    /* chunk-ext of RFC 9112 7.1.1: white space stands before ';' and around '=', and nowhere else */
+    ROW("3 ; a = b\t;c\t=\t\"d e\\\"f\" ; g\r\nabc\r\n0\t;z\r\n\r\n", DONE, "abc", 0),
+    ROW("1;a=\"\"\r\nx\r\n0\r\n\r\n", DONE, "x", 0),
+    ROW("1;a=\";\"\r\nx\r\n0\r\n\r\n", DONE, "x", 0),
+    ROW("5;\r\nhello\r\n", FAILED, "", 0),
+    ROW("5;;a\r\nhello\r\n", FAILED, "", 0),
+    ROW("5;=b\r\nhello\r\n", FAILED, "", 0),
+    ROW("5;a=\r\nhello\r\n", FAILED, "", 0),
+    ROW("5;a=b=c\r\nhello\r\n", FAILED, "", 0),
+    ROW("5;a b\r\nhello\r\n", FAILED, "", 0),
+    ROW("5;a=b c\r\nhello\r\n", FAILED, "", 0),
+    ROW("5;a=\"b\r\nhello\r\n", FAILED, "", 0),
+    ROW("5;a=\"b\\\r\nhello\r\n", FAILED, "", 0),
+    ROW("5;a=\"b\"c\r\nhello\r\n", FAILED, "", 0),
+    ROW("5;a=b\"c\"\r\nhello\r\n", FAILED, "", 0),
+    ROW("5;a \r\nhello\r\n", FAILED, "", 0),
+    ROW("5;a=b \r\nhello\r\n", FAILED, "", 0),
+    ROW("5 a\r\nhello\r\n", FAILED, "", 0),
+    ROW("5;a=(b)\r\nhello\r\n", FAILED, "", 0),
     ROW("0\r\nA: b\r\nC:\r\n\r\n", DONE, "", 0),
     ROW("5\r\nhel", MORE, "hel", 0),
     ROW("5\r\nhello\r\n0\r\n", MORE, "hello", 0),
@@ -91,13 +110,15 @@ static void test_c6_chunks_are_read_alike_at_every_step(void **state)
 static void test_c6_extensions_and_trailers_are_bounded(void **state)
 {
     (void)state;
-    for (int trailer = 0; trailer < 2; trailer++) {
+    static const struct str starts[] = {{"0\r\nA: ", 6}, {"1;", 2}, {"1;a=\"", 5}, {"1", 1}};
+
+    for (size_t i = 0; i < sizeof starts / sizeof starts[0]; i++) {
         struct http_body body;
         struct buf raw = {0}, out = {0};
         size_t left;
-        buf_put_str(&raw, trailer ? STR("0\r\nA: ") : STR("1;"));
-        for (int i = 0; i < 20000; i++)
-            buf_put_char(&raw, 'x');
+        buf_put_str(&raw, starts[i]);
+        for (int at = 0; at < 20000; at++)
+            buf_put_char(&raw, i == 3 ? ' ' : 'x');
         http_body_init(&body, HTTP_BODY_CHUNKED, 0);
         assert_int_equal(decode(&body, buf_str(&raw), 1000, &out, &left), HTTP_BODY_FAILED);
         buf_deinit(&raw);

@@ -140,7 +140,6 @@ static const struct bad bad_heads[] = {
     BAD("fragment in the target", "GET /a#b HTTP/1.1\r\n", BAD_REQUEST),
     BAD("backslash in the target", "GET /a\\b HTTP/1.1\r\n", BAD_REQUEST),
     BAD("HTTP/2 preface", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", HTTP_VERSION),
-    BAD("HTTP/1.2", "GET / HTTP/1.2\r\n", HTTP_VERSION),
     BAD("HTTP/0.9", "GET / HTTP/0.9\r\n", HTTP_VERSION),
     BAD("too many blank lines", "\r\n\r\n\r\nGET / HTTP/1.1\r\n", BAD_REQUEST),
     BAD("blank line of LF", "\nGET / HTTP/1.1\r\n", BAD_REQUEST),
