@@ -124,17 +124,15 @@ static enum status check_message(struct bus *bus, struct bus_message *message, s
     if (!topic)
         return error_set(error, STATUS_BAD_REQUEST, "there is no topic %.*s",
                          STR_ARG(str_utf8_cut(message->topic, 64)));
-    if (topic->spec.partitions == 0)
-        return error_set(error, STATUS_BAD_REQUEST, "topic %s is somebody else's, it is only read",
-                         topic->spec.name);
     enum status status = check_headers(message, &bytes, error);
     if (status != STATUS_OK)
         return status;
     if (bytes > bus->message_bytes_max)
         return error_set(error, STATUS_PAYLOAD_TOO_LARGE, "a message of %zu bytes is over the limit of %zu",
                          bytes, bus->message_bytes_max);
-    message->partition = message->key.ptr ? bus_partition_of(message->key, topic->spec.partitions)
-                                          : atomic_fetch_add(&bus->turn, 1) % topic->spec.partitions;
+    unsigned partitions = topic->spec.partitions ? topic->spec.partitions : BUS_PARTITIONS_UNKNOWN;
+    message->partition = message->key.ptr ? bus_partition_of(message->key, partitions)
+                                          : atomic_fetch_add(&bus->turn, 1) % partitions;
     message->offset = -1;
     message->created_us = 0;
     return STATUS_OK;

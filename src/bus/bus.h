@@ -41,7 +41,7 @@ struct db_result;
 
 struct bus_topic {
     const char *name;    /* [A-Za-z0-9._-], at most 60 characters */
-    unsigned partitions; /* 0: somebody else's topic, only read; where the driver can (Kafka) */
+    unsigned partitions; /* 0: created by others, has as many as it has; where the driver can (Kafka) */
     /* What is kept: until it is this old and this many newer ones are there, but what a shared group has not
      * handled yet stays up to the hard limits. 0 = without that limit. */
     int64_t keep_ms, keep_messages;

@@ -19,10 +19,14 @@ struct bus_topic_state {
     struct metric_series *published;
 };
 
+/* Of a topic with 0 partitions: a message's partition is a number below this, and the driver takes the remainder by as many as the
+ * topic has. That is what Kafka's own clients do with a key's hash. */
+#define BUS_PARTITIONS_UNKNOWN (1u << 31)
+
 /* ---- a driver: rows of functions; the first member of its own struct is the struct bus ---- */
 struct bus_consumer;
 struct bus_driver {
-    /* It can read topics of other programs: those of 0 partitions, which it neither makes nor checks. */
+    /* It can use topics of other programs: those of 0 partitions, which it neither makes nor checks. */
     bool foreign_topics;
     bool can_relax; /* bus_topic.relaxed means something */
     /* Messages are checked and have their partitions. */

@@ -19,7 +19,8 @@ DEAF = "1h"
 class Fleet:
     """sizes: how many processes of each role. sweep: how often pods compare versions with the database."""
 
-    def __init__(self, serve, database, token, sizes=None, sweep="1s", dictionaries=None, adapter=None, **changes):
+    def __init__(self, serve, database, token, sizes=None, sweep="1s", dictionaries=None, adapter=None, kafka=None,
+                 **changes):
         if dictionaries is None:
             database.query(TABLES)
         self.serve, self.database, self.token = serve, database, token(TENANT)
@@ -29,6 +30,8 @@ class Fleet:
         self.settings["refdata"].setdefault("outbox", {})["lease"] = "2s"  # of a process that died
         if adapter:
             self.settings["refdata"]["adapter"] = adapter
+        if kafka:
+            self.settings["refdata"]["kafka"] = kafka
         self.servers = {}
         self.names = itertools.count(1)
         for role, count in (sizes or WHOLE).items():

@@ -106,6 +106,27 @@ def test_a_wait_for_the_commit_goes_all_the_way(make_fleet, kafka):  # pylint: d
         assert (answer.status, answer.code) == (409, "STALE_SOURCE_REVISION")
 
 
+@pytest.mark.parametrize("partitions", [1, 5])
+def test_commands_go_through_a_topic_that_was_created_by_others(make_fleet, kafka, partitions):
+    """R11, `refdata.kafka.partitions: 0`: the topic may appear after the first update was accepted, and has as many partitions
+    as it has. A key goes where Kafka's own clients put it."""
+    fleet = make_fleet(sizes=SMALL, dictionaries=["D", "E", "F"], kafka={"partitions": 0})
+    with fleet.of("command")[0].client(fleet.token) as client:
+        bodies = [update(code, {"a": n}) for n in range(3) for code in "DEF"]
+        assert {client.post(updates_path(), body).status for body in bodies} == {202}
+        on_engines.create_topic(fleet.topic, partitions)
+        for body in bodies:
+            eventually(lambda b=body: client.get(status_path(b["eventId"])).json()["status"] == "COMMITTED")
+    assert [items_of(fleet.database, code) for code in "DEF"] == [{"a": 2}] * 3
+    assert fleet.database.value("select count(*) from refdata.command_outbox where failed_at is not null") == 0
+    send(kafka, fleet.topic, *(delta(code, {"k": "v"}) for code in "DEF"))
+    places = {}
+    for partition, _, key, _, _ in eventually(lambda: (found := on_engines.consume(fleet.topic)) and len(found) == 12 and found):
+        places.setdefault(key, set()).add(partition)
+    assert [len(found) for found in places.values()] == [1, 1, 1], places
+    fleet.settled()
+
+
 def test_a_large_update_is_carried(fleet):
     """C2: as large as a body may be by default."""
     large = {str(i): "x" * 1_000_000 for i in range(8)}

@@ -94,6 +94,7 @@ struct kafka_producer {
 struct kafka_topic {
     char fault[256];        /* why it cannot be used; "" = nothing wrong. Under kafka->lock */
     atomic_uint partitions; /* as many as it has, once it is known */
+    atomic_bool wanted;     /* created by others, and messages are published to it */
     bool gone;              /* a broker said it has none; under kafka->lock */
     bool there;             /* a broker has it; upkeep's */
     bool again;             /* it was there before; upkeep's */
@@ -155,13 +156,13 @@ void bus_kafka_producer_release(struct kafka *kafka, struct kafka_producer *prod
 /* ---- upkeep.c ---- */
 void *bus_kafka_upkeep_run(void *kafka); /* its thread, until `closing` */
 void bus_kafka_probe(struct kafka *kafka);
-/* A broker does not know it. Any thread, not under the lock; those of others stay as they are. */
+/* A broker does not know it. Any thread, not under the lock. */
 void bus_kafka_topic_gone(struct kafka *kafka, const char *name);
-/* Under the lock: CONFIG when the topic cannot be used. */
-/* Where a message for `partition` goes: a dead-letter topic may have fewer than ours. */
+/* Where a message for `partition` goes: a dead-letter topic may have fewer than ours, one created by others as many as it has. */
 unsigned bus_kafka_topic_partition(struct kafka *kafka, const struct bus_topic_state *topic,
                                    unsigned partition);
-enum status bus_kafka_topic_check(struct kafka *kafka, const struct bus_topic_state *topic,
+/* Under the lock: CONFIG when the topic cannot be used; whether it is there. One created by others is looked for from now on. */
+enum status bus_kafka_topic_check(struct kafka *kafka, const struct bus_topic_state *topic, bool *known,
                                   struct error *error) MUST_CHECK;
 
 /* ---- reader.c ---- */

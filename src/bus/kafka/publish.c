@@ -28,6 +28,7 @@ struct request {
     rd_kafka_resp_err_t failure;
     struct slot {
         struct request *request;
+        unsigned partition;
         int64_t offset;
     } slots[];
 };
@@ -205,13 +206,20 @@ static enum status check_topics(struct kafka *kafka, const struct bus_message *m
 {
     *known = true;
     for (size_t i = 0; i < count; i++) {
-        const struct bus_topic_state *topic = bus_topic_find(&kafka->bus, messages[i].topic);
-        enum status status = bus_kafka_topic_check(kafka, topic, error);
+        bool is_there;
+        enum status status =
+            bus_kafka_topic_check(kafka, bus_topic_find(&kafka->bus, messages[i].topic), &is_there, error);
         if (status != STATUS_OK)
             return status;
-        *known &= atomic_load(&topic->known);
+        *known &= is_there;
     }
     return STATUS_OK;
+}
+
+static enum status no_engine(const struct kafka *kafka, struct error *error)
+{
+    return atomic_load(&kafka->up) ? error_set(error, STATUS_TIMEOUT, "the topic is not there")
+                                   : error_set(error, STATUS_TIMEOUT, "no Kafka broker answers");
 }
 
 /* Until the topics are there and a broker answers. What fails here was not published. */
@@ -228,7 +236,7 @@ static enum status await_engine(struct kafka *kafka, const struct bus_message *m
         if (is_over(kafka))
             status = error_set(error, STATUS_CANCELLED, "the bus is stopping");
         else if (left_ms == 0)
-            status = error_set(error, STATUS_TIMEOUT, "no Kafka broker answers");
+            status = no_engine(kafka, error);
         if (status != STATUS_OK)
             break;
         bus_kafka_wait_ms(&kafka->changed, &kafka->lock, left_ms < LOOK_MS ? left_ms : LOOK_MS);
@@ -245,7 +253,7 @@ static rd_kafka_resp_err_t send_one(struct kafka *kafka, rd_kafka_t *rk, const s
     struct bus_message placed = *message;
     rd_kafka_resp_err_t failure;
 
-    placed.partition = bus_kafka_topic_partition(kafka, topic, message->partition);
+    placed.partition = slot->partition = bus_kafka_topic_partition(kafka, topic, message->partition);
     while ((failure = bus_kafka_message_send(rk, topic->spec.name, &placed, slot)) ==
                RD_KAFKA_RESP_ERR__QUEUE_FULL &&
            clock_ms_left(deadline_ns) > 0 && !is_over(kafka)) {
@@ -312,6 +320,7 @@ static void take_offsets(struct kafka *kafka, const struct request *request, str
 {
     for (size_t i = 0; i < count; i++) {
         messages[i].offset = request->slots[i].offset;
+        messages[i].partition = request->slots[i].partition;
         metric_add(bus_topic_find(&kafka->bus, messages[i].topic)->published, 1);
     }
 }

@@ -33,15 +33,28 @@ unsigned bus_kafka_topic_partition(struct kafka *kafka, const struct bus_topic_s
 {
     unsigned there = atomic_load(&topic_of(kafka, topic)->partitions);
 
-    return topic->dead || there == 0 ? partition : partition % there;
+    bool is_ours = topic->dead && topic->spec.partitions > 0;
+
+    return is_ours || there == 0 ? partition : partition % there;
 }
 
-enum status bus_kafka_topic_check(struct kafka *kafka, const struct bus_topic_state *topic,
+enum status bus_kafka_topic_check(struct kafka *kafka, const struct bus_topic_state *topic, bool *known,
                                   struct error *error)
 {
-    const char *fault = topic_of(kafka, topic)->fault;
+    struct kafka_topic *there = topic_of(kafka, topic);
 
-    return fault[0] ? error_set(error, STATUS_CONFIG, "%s", fault) : STATUS_OK;
+    *known = atomic_load(&topic->known);
+    if (topic->spec.partitions == 0 && !atomic_exchange(&there->wanted, true)) {
+        kafka->probe = true;
+        pthread_cond_broadcast(&kafka->changed);
+    }
+    return there->fault[0] ? error_set(error, STATUS_CONFIG, "%s", there->fault) : STATUS_OK;
+}
+
+/* Those created by others matter only once something is published to them. */
+static bool is_ours_to_watch(struct kafka *kafka, const struct bus_topic_state *topic)
+{
+    return topic->spec.partitions > 0 || atomic_load(&topic_of(kafka, topic)->wanted);
 }
 
 /* ---- topics that are gone ---- */
@@ -50,7 +63,7 @@ void bus_kafka_topic_gone(struct kafka *kafka, const char *name)
 {
     struct bus_topic_state *topic = bus_topic_find(&kafka->bus, str_from(name));
 
-    if (!topic || topic->spec.partitions == 0)
+    if (!topic || !is_ours_to_watch(kafka, topic))
         return;
     pthread_mutex_lock(&kafka->lock);
     topic_of(kafka, topic)->gone = true;
@@ -60,7 +73,7 @@ void bus_kafka_topic_gone(struct kafka *kafka, const char *name)
 }
 
 /* A broker said that it does not have them: it may have lost them, or come back without its data. They are looked for again,
- * and made again. */
+ * and made again where they are ours. */
 static void doubt_gone(struct kafka *kafka)
 {
     pthread_mutex_lock(&kafka->lock);
@@ -76,15 +89,15 @@ static void doubt_gone(struct kafka *kafka)
 
 /* ---- making topics ---- */
 
-static bool is_unknown(const struct bus_topic_state *topic)
+static bool is_unknown(struct kafka *kafka, const struct bus_topic_state *topic)
 {
-    return topic->spec.partitions > 0 && !atomic_load(&topic->known);
+    return is_ours_to_watch(kafka, topic) && !atomic_load(&topic->known);
 }
 
-static bool any_unknown(const struct kafka *kafka)
+static bool any_unknown(struct kafka *kafka)
 {
     for (size_t i = 0; i < kafka->bus.topic_count; i++)
-        if (is_unknown(&kafka->bus.topics[i]))
+        if (is_unknown(kafka, &kafka->bus.topics[i]))
             return true;
     return false;
 }
@@ -154,8 +167,8 @@ static void make_topics(struct kafka *kafka, rd_kafka_t *rk)
     size_t count = 0;
 
     for (size_t i = 0; i < kafka->bus.topic_count; i++)
-        if (is_unknown(&kafka->bus.topics[i]) && !kafka->topics[i].there &&
-            (topics[count] = new_topic(kafka, &kafka->bus.topics[i])) != NULL)
+        if (kafka->bus.topics[i].spec.partitions > 0 && is_unknown(kafka, &kafka->bus.topics[i]) &&
+            !kafka->topics[i].there && (topics[count] = new_topic(kafka, &kafka->bus.topics[i])) != NULL)
             count++;
     rd_kafka_AdminOptions_set_request_timeout(options, 5 * KAFKA_ASK_MS, why, sizeof why);
     if (count > 0) {
@@ -181,7 +194,7 @@ static void set_fault(struct kafka *kafka, struct bus_topic_state *topic, int pa
     char *fault = topic_of(kafka, topic)->fault;
     /* a broker may have made it again by itself, as it likes: as long as ours are among them it goes on. Dead letters have no
      * order to keep, and whoever reads them may have made their topic first */
-    bool matches = partitions == (int)topic->spec.partitions || !topic->dead ||
+    bool matches = partitions == (int)topic->spec.partitions || topic->spec.partitions == 0 || !topic->dead ||
                    (topic_of(kafka, topic)->again && partitions > (int)topic->spec.partitions);
 
     pthread_mutex_lock(&kafka->lock);
@@ -211,7 +224,10 @@ static bool look(struct kafka *kafka, rd_kafka_t *rk)
         struct bus_topic_state *topic = bus_topic_find(&kafka->bus, str_from(found->topic));
         if (found->err == RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART)
             bus_kafka_topic_gone(kafka, found->topic);
-        if (!topic || !is_unknown(topic) || found->err || found->partition_cnt == 0)
+        if (!topic || !is_ours_to_watch(kafka, topic) || found->err || found->partition_cnt == 0)
+            continue;
+        if (atomic_load(&topic->known) &&
+            topic->spec.partitions > 0) /* others may add partitions to theirs */
             continue;
         topic_of(kafka, topic)->there = true;
         set_fault(kafka, topic, found->partition_cnt);
