@@ -6,7 +6,8 @@
  *
  * A desk makes few visits at once, the others are in line: who asks for thousands of entities takes no worker from those who
  * publish and answer. The worker reads the asking's name and its visit; the asking stays as long as the visit runs, whoever
- * has gone meanwhile. */
+ * has gone meanwhile. Visits start at the end of a tick only, when no function is in the middle of an asking: whatever puts
+ * one in line finds it, and all others, as they were. */
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -46,12 +47,20 @@ struct hydration_asking *hydration_asking_create(struct hydration_desk *desk, ui
     return asking;
 }
 
-void hydration_asking_free(struct hydration_asking *asking)
+static void free_asking(void *memory)
 {
-    loop_timer_stop(asking->desk->loop, &asking->timer);
+    struct hydration_asking *asking = memory;
     arena_deinit(&asking->visit.arena);
     free(asking->question.subject);
+    free(asking->stale.block);
     free(asking);
+}
+
+void hydration_asking_end(struct hydration_asking *asking)
+{
+    asking->has_ended = true;
+    loop_timer_stop(asking->desk->loop, &asking->timer);
+    loop_free_later(asking->desk->loop, asking, free_asking);
 }
 
 /* The one who published owes the others its retry, even when its own callers have gone. */
@@ -207,6 +216,22 @@ static void take_known(struct hydration_asking *asking, const struct hydration_c
         hydration_asking_again(asking); /* it will have written down what we heard in a moment */
 }
 
+/* A copy that is too old or too narrow, apart from the visit that found it: the next one may still be under way when a caller's
+ * time is up. */
+static void keep_stale(struct hydration_asking *asking, const struct hydration_claim *claim)
+{
+    free(asking->stale.block);
+    asking->stale.block = NULL;
+    if (!claim->data.len)
+        return;
+    char *at = memory_alloc(claim->data.len + claim->source_module.len + claim->subject.len);
+    asking->stale.block = at;
+    asking->stale.data = hydration_text_keep(claim->data, &at);
+    asking->stale.source_module = hydration_text_keep(claim->source_module, &at);
+    asking->stale.subject = hydration_text_keep(claim->subject, &at);
+    asking->stale.version = claim->version;
+}
+
 static int64_t window_ms(const struct hydration_claim *claim)
 {
     return claim->ttl_ms < HYDRATION_LOOK_MS ? HYDRATION_LOOK_MS : claim->ttl_ms + 1;
@@ -246,6 +271,7 @@ static void take_claim(struct hydration_asking *asking)
         take_known(asking, claim);
         return;
     }
+    keep_stale(asking, claim);
     if (claim->verdict == HYDRATION_LEDGER_ASK)
         take_question(asking);
     else
@@ -258,6 +284,8 @@ static void take_look(struct hydration_asking *asking)
     const struct hydration_claim *claim = &asking->visit.claim;
     if (claim->verdict == HYDRATION_LEDGER_COPY || claim->verdict == HYDRATION_LEDGER_ABSENT)
         take_known(asking, claim);
+    else
+        keep_stale(asking, claim);
 }
 
 static void take_retry(struct hydration_asking *asking)
@@ -393,8 +421,10 @@ static void start(struct hydration_asking *asking)
     loop_post(job->loop, &job->message);
 }
 
-static void start_next(struct hydration_desk *desk)
+static void start_visits(struct loop_tick *tick)
 {
+    struct hydration_desk *desk =
+        (struct hydration_desk *)((char *)tick - offsetof(struct hydration_desk, tick));
     while (desk->queue && desk->visits < HYDRATION_VISITS_MAX) {
         struct hydration_asking *asking = desk->queue;
         desk->queue = asking->next_in_queue;
@@ -412,13 +442,14 @@ static void done(struct worker_job *job)
 {
     struct hydration_desk *desk = asking_of(job)->desk;
     finish(asking_of(job));
-    start_next(desk);
+    if (desk->queue)
+        loop_at_tick_end(desk->loop, &desk->tick, start_visits);
 }
 
 void hydration_asking_visit(struct hydration_asking *asking, enum hydration_visit_kind kind)
 {
     struct hydration_desk *desk = asking->desk;
-    if (asking->visit.is_queued || asking->visit.is_running)
+    if (asking->visit.is_queued || asking->visit.is_running || desk->stopping)
         return;
     asking->visit.kind = kind;
     asking->visit.is_queued = true;
@@ -426,5 +457,5 @@ void hydration_asking_visit(struct hydration_asking *asking, enum hydration_visi
     *desk->queue_last = asking;
     desk->queue_last = &asking->next_in_queue;
     set_timer(asking);
-    start_next(desk);
+    loop_at_tick_end(desk->loop, &desk->tick, start_visits);
 }

@@ -102,12 +102,12 @@ static void end_asking(struct hydration_asking *asking)
         place = &(*place)->next_in_bucket;
     *place = asking->next_in_bucket;
     asking->desk->asking_count--;
-    hydration_asking_free(asking);
+    hydration_asking_end(asking);
 }
 
 void hydration_desk_settle(struct hydration_asking *asking)
 {
-    if (!hydration_asking_is_needed(asking))
+    if (!asking->has_ended && !hydration_asking_is_needed(asking))
         end_asking(asking);
 }
 
@@ -322,22 +322,20 @@ static void keep_asking(struct hydration_asking *asking, const struct hydration_
     start_waiting(&background->waiter, caller->subject);
 }
 
-/* What is known all the same, for who would rather have that than nothing: the last look at the ledger may have found a copy
- * that is too old or too narrow. Texts are the arena's: the asking may end before they are told. */
-static struct hydration_known_entity known_all_the_same(const struct hydration_waiter *waiter,
-                                                        const struct hydration_need *need,
-                                                        struct arena *arena)
+/* A stale copy, returned on timeout: the memory's, else the ledger's. The latter's texts are the asking's, which outlives the
+ * tick it ends in. */
+static struct hydration_known_entity stale_copy(const struct hydration_waiter *waiter,
+                                                const struct hydration_need *need)
 {
-    const struct hydration_visit *visit = &waiter->asking->visit;
-    const struct hydration_claim *claim = &visit->claim;
+    const struct hydration_asking *asking = waiter->asking;
     struct hydration_known_entity known =
         hydration_memory_look(waiter->desk->memory, need, loop_now_ns(waiter->desk->loop));
 
-    if (!known.data.len && !visit->is_running && visit->has_claimed &&
-        (!claim->subject.len || str_eq(claim->subject, waiter->subject)))
-        known = (struct hydration_known_entity){.data = arena_str(arena, claim->data),
-                                                .source_module = arena_str(arena, claim->source_module),
-                                                .version = claim->version};
+    if (!known.data.len && asking->stale.block &&
+        (!asking->stale.subject.len || str_eq(asking->stale.subject, waiter->subject)))
+        known = (struct hydration_known_entity){.data = asking->stale.data,
+                                                .source_module = asking->stale.source_module,
+                                                .version = asking->stale.version};
     return known;
 }
 
@@ -346,12 +344,10 @@ static void time_out(struct hydration_waiter *waiter)
     struct hydration_asking *asking = waiter->asking;
     struct hydration_need need = asking->need;
     struct hydration_leaving leaving = {.last = &leaving.first};
-    struct arena arena;
     struct buf part;
 
     need.subject = waiter->subject;
-    arena_init(&arena, 1024);
-    struct hydration_known_entity known = known_all_the_same(waiter, &need, &arena);
+    struct hydration_known_entity known = stale_copy(waiter, &need);
     buf_init(&part);
     struct hydration_outcome outcome = {.result = HYDRATION_TIMEOUT,
                                         .source_module = known.source_module,
@@ -365,7 +361,6 @@ static void time_out(struct hydration_waiter *waiter)
     hydration_desk_settle(asking);
     hydration_waiters_call(&leaving, &outcome);
     buf_deinit(&part);
-    arena_deinit(&arena);
 }
 
 static void on_time(struct loop_timer *timer)
@@ -490,6 +485,7 @@ void hydration_desk_stop(struct hydration_desk *desk)
 {
     struct hydration_asking *asking;
     desk->stopping = true;
+    loop_tick_cancel(desk->loop, &desk->tick);
     for (asking = desk->queue; asking; asking = asking->next_in_queue)
         asking->visit.is_queued = false;
     desk->queue = NULL;

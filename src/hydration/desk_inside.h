@@ -53,13 +53,19 @@ struct hydration_asking {
     int64_t
         behind_ms; /* the ledger may not have written down yet what was heard: so long to the next look at it; 0: it has */
     uint64_t heard; /* the turn of telling that it had its part in */
-    bool is_answered;
+    bool is_answered, has_ended;
     struct { /* our question, if it was ours to ask */
         char correlation_id[UUID_TEXT_BYTES];
         char *subject; /* NULL: it was not */
         bool is_full;  /* more than was needed here */
         int64_t retries;
     } question;
+    struct
+    { /* a copy in the ledger that is too old or too narrow, as the last visit that came back found it */
+        struct str data, source_module, subject; /* subject empty: everybody's */
+        int64_t version;
+        char *block; /* holds the texts; NULL: there is none */
+    } stale;
     struct hydration_visit visit;
     struct str block[]; /* fields, then texts */
 };
@@ -73,7 +79,8 @@ void hydration_asking_again(struct hydration_asking *asking);
 bool hydration_asking_is_own(const struct hydration_asking *asking,
                              struct str correlation_id); /* ours, or about to be */
 bool hydration_asking_is_needed(const struct hydration_asking *asking);
-void hydration_asking_free(struct hydration_asking *asking); /* of no table, no queue and no worker */
+/* Of no table, no queue and no worker. Its memory is there until the tick is over: who is in the middle of it may go on. */
+void hydration_asking_end(struct hydration_asking *asking);
 
 /* ---- desk.c ---- */
 
@@ -89,6 +96,7 @@ struct hydration_desk {
     struct hydration_asking *buckets[HYDRATION_ASKINGS_MAX];
     size_t asking_count, waiter_count, background_count;
     struct hydration_asking *queue, **queue_last; /* of those that wait for a visit */
+    struct loop_tick tick;                        /* starts visits */
     unsigned visits;
     struct hydration_recent recent[HYDRATION_RECENT_MAX];
     uint64_t turn;
@@ -98,8 +106,9 @@ struct hydration_desk {
 };
 
 struct hydration_asking *hydration_desk_bucket(struct hydration_desk *desk, uint64_t hash); /* a chain */
-void hydration_desk_settle(struct hydration_asking *asking); /* ends it, if nobody needs it any more */
-void hydration_desk_fail(struct hydration_asking *asking);   /* nothing can be found out: all are told so */
+void hydration_desk_settle(
+    struct hydration_asking *asking); /* ends it, if nobody needs it any more; once or more is the same */
+void hydration_desk_fail(struct hydration_asking *asking); /* nothing can be found out: all are told so */
 /* What was needed of `data`: a slice of it, a literal, or cut into `out`. */
 struct str hydration_desk_cut(const struct hydration_cover *cover, struct str data, struct buf *out);
 /* To the asking of this need, for this caller or for everybody; from another one, or new. False: there are too many. */

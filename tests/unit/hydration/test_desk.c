@@ -211,8 +211,14 @@ static void test_h2_who_cancels_is_never_called(void **state)
     struct person ann = {0}, bob = {0};
     script.claim = join_others;
     ask(&ann, "ann", rig_full);
-    hydration_waiter_cancel(&ann.waiter); /* while the claim runs */
+    hydration_waiter_cancel(&ann.waiter); /* before its claim */
     hydration_waiter_cancel(&ann.waiter);
+    assert_true(turn_until_empty());
+    rig_hold();
+    ask(&ann, "ann", rig_full);
+    assert_true(turn_until_count(rig_held, 1));
+    hydration_waiter_cancel(&ann.waiter); /* while the claim runs */
+    rig_let_go();
     assert_true(turn_until_empty());
     ask(&ann, "ann", rig_full);
     ask(&bob, "bob", rig_full);
@@ -475,6 +481,37 @@ static void test_h4_each_caller_asks_alone_once_it_is_a_matter_of_callers(void *
     assert_int_equal(rig_claims(), 2);
 }
 
+/* Issue 11.1: all lookups of an entity hear an answer in turn. The first visit that comes back gives its place free, and its
+ * answer leaves the lookup that is in line for that place without waiters. */
+static void test_h4_an_answer_that_parts_callers_may_end_a_lookup_that_is_in_line(void **state)
+{
+    (void)state;
+    static const struct str names[] = {{"a", 1}, {"b", 1}, {"c", 1}};
+    struct person people[HYDRATION_VISITS_MAX], last = {0};
+    memset(people, 0, sizeof people);
+    script.claim = in_ledger; /* a private copy, enough for existence alone */
+    script.claim.subject = STR("ann");
+    script.claim.cover = rig_existence;
+    script.claim.data = STR("{}");
+    rig_hold();
+    ask(&people[0], "ann", rig_existence);
+    for (int i = 1; i < HYDRATION_VISITS_MAX; i++)
+        ask(&people[i], "ann", (struct hydration_cover){HYDRATION_PARTIAL, &names[i - 1], 1});
+    assert_true(turn_until_count(rig_held, HYDRATION_VISITS_MAX));
+    ask(&last, "ann", rig_full);
+    turn_for_ms(1);
+    rig_let_go();
+    assert_true(turn_until_done(&people[0]));
+    assert_int_equal(people[0].result, HYDRATION_UPDATED);
+    assert_true(
+        turn_until_count(rig_claims, HYDRATION_VISITS_MAX + 1)); /* they ask again, each for themselves */
+    assert_int_equal(last.times, 0);
+    hydration_waiter_cancel(&last.waiter);
+    for (int i = 1; i < HYDRATION_VISITS_MAX; i++)
+        hydration_waiter_cancel(&people[i].waiter);
+    assert_true(turn_until_empty());
+}
+
 static void test_h4_what_is_anothers_reaches_nobody(void **state)
 {
     (void)state;
@@ -581,6 +618,30 @@ static void test_h5_what_is_known_all_the_same_comes_with_the_timeout(void **sta
     assert_true(turn_until_done(&ann));
     assert_int_equal(ann.result, HYDRATION_TIMEOUT);
     assert_string_equal(ann.data, "{\"title\":\"T\"}");
+    assert_true(turn_until_empty());
+}
+
+static void test_h5_a_stale_copy_is_returned_while_the_last_look_is_under_way(void **state)
+{
+    (void)state;
+    struct person ann = {0}, bob = {0};
+    rig_policy.wait_timeout_ms = 300;
+    script.claim = join_others;
+    script.claim.data = STR(DATA);
+    script.claim.source_module = STR("intake");
+    script.claim.subject = STR("ann");
+    ask(&ann, "ann", rig_title);
+    ask(&bob, "bob", rig_title);
+    assert_true(turn_until_count(rig_claims, 1));
+    turn_for_ms(1);
+    rig_hold(); /* the last look does not come back */
+    assert_true(turn_until_done(&ann));
+    assert_true(turn_until_done(&bob));
+    assert_int_equal(ann.result, HYDRATION_TIMEOUT);
+    assert_string_equal(ann.data, "{\"title\":\"T\"}");
+    assert_string_equal(ann.source_module, "intake");
+    assert_string_equal(bob.data, ""); /* it is hers alone */
+    rig_let_go();
     assert_true(turn_until_empty());
 }
 
@@ -849,11 +910,13 @@ int main(void)
         TEST(test_what_an_answer_leaves_unsaid_outlives_the_question),
         TEST(test_answers_nobody_waits_for_are_counted),
         TEST(test_h4_each_caller_asks_alone_once_it_is_a_matter_of_callers),
+        TEST(test_h4_an_answer_that_parts_callers_may_end_a_lookup_that_is_in_line),
         TEST(test_h4_what_is_anothers_reaches_nobody),
         TEST(test_an_answer_that_does_not_name_its_caller_is_for_who_asked),
         TEST(test_h3_time_is_up),
         TEST(test_h2_the_last_look_finds_an_answer_that_was_not_heard),
         TEST(test_h5_what_is_known_all_the_same_comes_with_the_timeout),
+        TEST(test_h5_a_stale_copy_is_returned_while_the_last_look_is_under_way),
         TEST(test_h3_who_published_asks_again_even_if_its_caller_has_gone),
         TEST(test_h3_a_retry_that_is_not_granted_is_none),
         TEST(test_h3_a_question_that_could_not_be_published_is_tried_again),
