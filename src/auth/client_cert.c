@@ -44,13 +44,15 @@ static bool take_pair(struct str *rest, struct cert_pair *pair, char *end)
     return *end == '\0' || rest->len > 0; /* nothing may end in a separator */
 }
 
-/* Does the value, its escapes undone, read `text`? */
+/* Is the value `text`, as the sidecar wrote it? A '\' belongs to the distinguished name (RFC 4514: "\," is a
+ * comma inside an attribute, not the end of it) and is compared like every other byte. The one escape of the
+ * header itself is '\"': an identity may be written with the backslash or without. */
 static bool value_is(struct str raw, struct str text)
 {
     size_t at = 0, i = 0;
 
     for (; at < raw.len && i < text.len; at++, i++) {
-        if (raw.ptr[at] == '\\' && at + 1 < raw.len)
+        if (raw.ptr[at] == '\\' && at + 1 < raw.len && raw.ptr[at + 1] == '"' && text.ptr[i] == '"')
             at++;
         if (raw.ptr[at] != text.ptr[i])
             return false;

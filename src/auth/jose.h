@@ -81,8 +81,9 @@ bool auth_signature_verify(const struct auth_key *key, struct str message, struc
 
 struct auth_keyset;
 struct auth_keyset *auth_keyset_create(void);
-/* Adds the usable keys of a JWKS; each other one is skipped with a log line naming `origin`. Fails, adding
- * nothing, when the document is no JWKS or holds no usable key. Only before the set is shared. */
+/* Adds the usable keys of a JWKS, as long as there is room; each other one is skipped with a log line naming
+ * `origin`. BAD_REQUEST: the document is not a JWKS, or lists no key at all. NOT_FOUND: it lists keys, but none
+ * was added. Only before the set is shared. */
 enum status auth_keyset_add_jwks(struct auth_keyset *set, struct str document, const char *origin,
                                  struct error *error) MUST_CHECK;
 enum status auth_keyset_add_secret(struct auth_keyset *set, struct str secret,

@@ -101,6 +101,26 @@ static BIGNUM *number(struct str bytes)
     return BN_bin2bn((const unsigned char *)bytes.ptr, (int)bytes.len, NULL);
 }
 
+/* ROCA (CVE-2017-15361): Infineon's library made primes of which every remainder by a small prime is a power
+ * of 65537, so the modulus has the same mark. A sound modulus has it for all of these by chance only, about
+ * once in 2^27. */
+static bool is_roca(const BIGNUM *n)
+{
+    static const unsigned char PRIMES[] = {3,   5,   7,   11,  13,  17,  19,  23,  29,  31,  37,  41,  43,
+                                           47,  53,  59,  61,  67,  71,  73,  79,  83,  89,  97,  101, 103,
+                                           107, 109, 113, 127, 131, 137, 139, 149, 151, 157, 163, 167};
+
+    for (size_t i = 0; i < sizeof(PRIMES); i++) {
+        unsigned prime = PRIMES[i], remainder = (unsigned)BN_mod_word(n, prime), power = 1;
+        do
+            power = power * (65537 % prime) % prime;
+        while (power != remainder && power != 1);
+        if (power != remainder)
+            return false;
+    }
+    return true;
+}
+
 static enum status check_rsa_numbers(const BIGNUM *n, const BIGNUM *e, struct error *error)
 {
     if (BN_num_bits(n) < RSA_BITS_MIN || BN_num_bits(n) > RSA_BITS_MAX)
@@ -108,6 +128,9 @@ static enum status check_rsa_numbers(const BIGNUM *n, const BIGNUM *e, struct er
                          RSA_BITS_MIN, RSA_BITS_MAX, BN_num_bits(n));
     if (!BN_is_odd(n) || !BN_is_odd(e) || BN_num_bits(e) <= 16 || BN_num_bits(e) > 64)
         return error_set(error, STATUS_BAD_REQUEST, "the RSA modulus or exponent is weak");
+    if (is_roca(n))
+        return error_set(error, STATUS_BAD_REQUEST,
+                         "the RSA key was made by a faulty generator (ROCA, CVE-2017-15361)");
     return STATUS_OK;
 }
 

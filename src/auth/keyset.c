@@ -57,25 +57,29 @@ static void log_skipped(const struct json_value *jwk, const char *origin, const 
              LOG_CSTR("error", error->message));
 }
 
-static void add_keys(struct auth_keyset *set, const struct json_value *keys, const char *origin,
-                     struct arena *scratch)
+/* Returns how many keys the document lists, usable or not. */
+static size_t add_keys(struct auth_keyset *set, const struct json_value *keys, const char *origin,
+                       struct arena *scratch)
 {
     struct json_iter it;
     struct str name;
     struct json_value jwk;
     struct error error;
+    size_t listed = 0;
 
     json_iter_init(&it, keys);
     while (json_iter_next(&it, &name, &jwk)) {
+        listed++;
         if (set->count == AUTH_KEYS_MAX) {
             log_warn("jwks_truncated", LOG_CSTR("source", origin), LOG_INT("keys", AUTH_KEYS_MAX));
-            return;
+            break;
         }
         if (auth_key_parse(&jwk, scratch, &set->keys[set->count], &error) == STATUS_OK)
             set->count++;
         else
             log_skipped(&jwk, origin, &error, scratch);
     }
+    return listed;
 }
 
 enum status auth_keyset_add_jwks(struct auth_keyset *set, struct str document, const char *origin,
@@ -93,9 +97,11 @@ enum status auth_keyset_add_jwks(struct auth_keyset *set, struct str document, c
         !json_get(&root, STR("keys"), &keys) || keys.type != JSON_ARRAY) {
         status = error_set(error, STATUS_BAD_REQUEST, "%s is not an object with an array \"keys\"", origin);
     } else {
-        add_keys(set, &keys, origin, &scratch);
-        if (set->count == before)
-            status = error_set(error, STATUS_BAD_REQUEST, "%s holds no usable key", origin);
+        size_t listed = add_keys(set, &keys, origin, &scratch);
+        if (listed == 0)
+            status = error_set(error, STATUS_BAD_REQUEST, "%s lists no key", origin);
+        else if (set->count == before)
+            status = error_set(error, STATUS_NOT_FOUND, "%s holds no usable key", origin);
     }
     arena_deinit(&scratch);
     return status;

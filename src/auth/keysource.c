@@ -1,7 +1,9 @@
 /* Where keys come from: a file, a URL, a secret of the environment, together one set. A reading happens on
  * a worker, one at a time: when the file changed, when the URL's interval is over (sooner, with backoff,
  * after a failure), or when a token names a key we do not have, that at most once per refresh_min. A
- * reading that fails changes nothing: the last good keys stay. */
+ * reading that fails changes nothing: the last good keys stay. A key set that was read counts: a key that it
+ * no longer lists is not trusted any more, even when no other key of it can be used. An empty set counts as a
+ * failure, since no issuer means it. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -19,7 +21,7 @@
 #define BACKOFF_FIRST_MS 1000
 
 struct document {
-    struct buf text;   /* the last good one; replaced under the mutex */
+    struct buf text;   /* the last key set that was read; replaced under the mutex */
     unsigned failures; /* in a row */
 };
 
@@ -119,7 +121,8 @@ static enum status read_url(const struct auth_keysource *source, struct buf *tex
     return status;
 }
 
-/* Makes `text` the document, if it holds keys. *changed tells whether it says something new. */
+/* Makes `text` the document, if it is a key set. *changed: it differs from the last one. NOT_FOUND: it is the
+ * document now, but holds no usable key. */
 static enum status take_document(struct auth_keysource *source, struct document *document, struct buf *text,
                                  const char *origin, bool *changed, struct error *error)
 {
@@ -128,7 +131,7 @@ static enum status take_document(struct auth_keysource *source, struct document 
     struct auth_keyset *trial = auth_keyset_create();
     enum status status = auth_keyset_add_jwks(trial, buf_str(text), origin, error);
     auth_keyset_unref(trial);
-    if (status != STATUS_OK)
+    if (status != STATUS_OK && status != STATUS_NOT_FOUND)
         return status;
     pthread_mutex_lock(&source->mutex);
     struct buf old = document->text;
@@ -136,7 +139,7 @@ static enum status take_document(struct auth_keysource *source, struct document 
     pthread_mutex_unlock(&source->mutex);
     *text = old;
     *changed = true;
-    return STATUS_OK;
+    return status;
 }
 
 static void report(struct document *document, enum status status, const char *origin, bool changed,
@@ -186,10 +189,11 @@ static enum status refresh_url(struct auth_keysource *source, bool *changed, str
     buf_init(&text);
     enum status status = read_url(source, &text, error);
     if (status == STATUS_OK)
-        status = take_document(source, &source->url, &text, source->rules->jwks_url.ptr, &is_new, error);
+        status =
+            take_document(source, &source->url, &text, source->rules->jwks_url_shown.ptr, &is_new, error);
     else
-        error_context(error, "%s", source->rules->jwks_url.ptr);
-    report(&source->url, status, source->rules->jwks_url.ptr, is_new, error);
+        error_context(error, "%s", source->rules->jwks_url_shown.ptr);
+    report(&source->url, status, source->rules->jwks_url_shown.ptr, is_new, error);
     buf_deinit(&text);
     *changed |= is_new;
     return status;
@@ -211,21 +215,30 @@ static int64_t url_pause_ns(const struct auth_keysource *source)
 
 /* ---- one set out of all sources ---- */
 
+static void add_document(struct auth_keyset *set, const struct document *document, const char *origin)
+{
+    struct error error;
+
+    if (buf_len(&document->text) == 0)
+        return;
+    if (auth_keyset_add_jwks(set, buf_str(&document->text), origin, &error) != STATUS_OK)
+        log_error("auth_keys_unusable", LOG_CSTR("source", origin), LOG_ERROR_FIELDS(&error));
+}
+
+/* The secret comes first, then the file: what stands last has no place once there are AUTH_KEYS_MAX keys. */
 static enum status build_keys(struct auth_keysource *source, struct auth_keyset **out, struct error *error)
 {
     struct auth_keyset *set = auth_keyset_create();
     enum status status = STATUS_OK;
 
-    if (buf_len(&source->file.text) > 0)
-        status = auth_keyset_add_jwks(set, buf_str(&source->file.text), source->rules->jwks_file.ptr, error);
-    if (status == STATUS_OK && buf_len(&source->url.text) > 0)
-        status = auth_keyset_add_jwks(set, buf_str(&source->url.text), source->rules->jwks_url.ptr, error);
-    if (status == STATUS_OK && source->rules->secret.len > 0)
+    if (source->rules->secret.len > 0)
         status = auth_keyset_add_secret(set, source->rules->secret, error);
     if (status != STATUS_OK) {
         auth_keyset_unref(set);
         return status;
     }
+    add_document(set, &source->file, source->rules->jwks_file.ptr);
+    add_document(set, &source->url, source->rules->jwks_url_shown.ptr);
     *out = set;
     return STATUS_OK;
 }
@@ -235,7 +248,7 @@ static void swap_keys(struct auth_keysource *source)
     struct auth_keyset *fresh, *old;
     struct error error;
 
-    if (build_keys(source, &fresh, &error) != STATUS_OK) {
+    if (build_keys(source, &fresh, &error) != STATUS_OK) { /* the secret was taken before */
         log_error("auth_keys_unusable", LOG_ERROR_FIELDS(&error));
         source->changed = false;
         return;

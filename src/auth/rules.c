@@ -76,6 +76,30 @@ static enum status read_secret(struct auth_rules *rules, struct str variable, st
     return STATUS_OK;
 }
 
+/* The URL without user, password and query, which may all be secrets. Everything up to the last '@' goes: a
+ * password whose '/' or '?' was not escaped must not be shown either. */
+static struct str url_shown(struct str url, struct arena *arena)
+{
+    struct buf shown;
+    size_t scheme = 0, host, end;
+
+    while (scheme < url.len && !str_starts_with(str_of(url.ptr + scheme, url.len - scheme), STR("://")))
+        scheme++;
+    scheme = scheme < url.len ? scheme + 3 : 0;
+    host = scheme;
+    for (size_t i = scheme; i < url.len; i++)
+        if (url.ptr[i] == '@')
+            host = i + 1;
+    for (end = host; end < url.len && url.ptr[end] != '?' && url.ptr[end] != '#';)
+        end++;
+    buf_init(&shown);
+    buf_put_str(&shown, str_of(url.ptr, scheme));
+    buf_put_str(&shown, str_of(url.ptr + host, end - host));
+    struct str copy = arena_str(arena, buf_str(&shown));
+    buf_deinit(&shown);
+    return copy;
+}
+
 static void copy_plain(struct auth_rules *rules, const struct auth_settings *settings)
 {
     struct arena *arena = &rules->arena;
@@ -91,6 +115,7 @@ static void copy_plain(struct auth_rules *rules, const struct auth_settings *set
     rules->jwks_file =
         arena_str(arena, settings->enabled ? settings->jwks_file : STR("")); /* off: no key is read */
     rules->jwks_url = arena_str(arena, settings->enabled ? settings->jwks_url : STR(""));
+    rules->jwks_url_shown = url_shown(rules->jwks_url, arena);
     rules->refresh_ms = settings->jwks_refresh_ms;
     rules->refresh_min_ms = settings->jwks_refresh_min_ms;
     rules->timeout_ms = settings->jwks_timeout_ms;

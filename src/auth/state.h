@@ -39,6 +39,7 @@ struct auth_rules {
     struct auth_client *clients;
     size_t client_count;
     struct str jwks_file, jwks_url, secret; /* NUL-terminated behind their length */
+    struct str jwks_url_shown;              /* jwks_url without credentials, for logs and errors */
     int64_t refresh_ms, refresh_min_ms, timeout_ms;
 };
 enum status auth_rules_create(const struct auth_settings *settings, struct auth_rules **rules,

@@ -1,4 +1,5 @@
 """C5: keys from a file and from a URL: rotation, outage, one refresh per interval; and `freshet token`."""
+import base64
 import http.server
 import json
 import stat
@@ -25,6 +26,7 @@ class KeyServer:
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self):
                 outer.requests += 1
+                outer.authorization = self.headers.get("Authorization")
                 self.send_response(outer.status)
                 self.send_header("Content-Length", str(len(outer.body)))
                 self.end_headers()
@@ -127,7 +129,76 @@ def test_a_weak_rsa_key_is_skipped_and_the_others_work(serve, refdata_db, old, t
     assert server.logs(event="jwks_key_skipped", kid="weak")
 
 
+# Two primes as the faulty generator of CVE-2017-15361 made them: k * M + 65537^a mod M, M the product of the first 126 primes.
+ROCA_P = int("fcf2bc967bea78b71b50ebee5263687e2a971020e7cd3a11e86b1bd0e7d601f9a35e95bbc0e021508a1f6f62295176f710cfe9a3f0e5b902"
+             "961e09dbbd8760864781aba9c7b4123ce4a7c4199d7c539efa6607adaf33b37d34623a2e58d8ef2037c85e29bea7327a0a750e082d227a24"
+             "57824874054e15d0eefe206d0afb96fd", 16)
+ROCA_Q = int("d1ed64a44c5037c3bb1f3d6a29bfa9911ef728544905aab02a6016771bd9a9118fe07f7da4eb800a166a8e48b8366c29797a3e8f2cae40c4"
+             "b6443462b352390eea98b208e9138f0bac5b7d830a43491241ae5d4e987c696d296d54173d5e192c1957a0b82531e98dc50b12c11d5c4db5"
+             "21764b30834a1c7a6d6fb0c2e9581883", 16)
+
+
+def test_a_roca_key_is_skipped_and_the_others_work(serve, refdata_db, old, tmp_path):
+    """C5: whoever has the public half of such a key can compute the private one."""
+    weak = Key("RS256", kid="roca")
+    weak.use_primes(ROCA_P, ROCA_Q)
+    jwks = write_jwks(tmp_path / "roca.json", [weak, old])
+    server = serve(refdata_db, pod("D", auth={"jwksFile": str(jwks)}))
+    assert status(server, mint(old)) == 200
+    assert status(server, mint(weak)) == 401
+    assert "ROCA" in server.logs(event="jwks_key_skipped", kid="roca")[0]["error"]
+
+
+def test_a_key_set_with_too_many_keys_still_withdraws_the_removed_ones(serve, refdata_db, old, tmp_path):
+    """C5: at most 100 keys count, the secret and the first of the file; a key that is not listed is not trusted."""
+    secret = Key("HS256")
+    secret.private = b"thirty-two bytes of plain letters!"
+    many = [Key("EdDSA", kid=f"key-{number}") for number in range(100)]
+    jwks = write_jwks(tmp_path / "many.json", [old])
+    server = serve(refdata_db, pod("D", auth={"jwksFile": str(jwks), "hs256SecretFromEnv": "TEST_HS256"}),
+                   env={"TEST_HS256": secret.private.decode()})
+    assert status(server, mint(old)) == 200
+    write_jwks(jwks, many)
+    eventually(lambda: status(server, mint(many[0])) == 200)
+    assert status(server, mint(old)) == 401
+    assert status(server, mint(secret)) == 200
+    assert status(server, mint(many[98])) == 200
+    assert status(server, mint(many[99])) == 401
+    assert server.logs(event="jwks_truncated")
+
+
 # ---- URL ----
+
+def test_a_key_set_without_usable_keys_withdraws_the_removed_ones(serve, refdata_db, key_server, old):
+    """C5: what the issuer lists counts, also when no key of it can be used; the next good set is taken."""
+    server = serve(refdata_db, with_url(key_server.url, jwksRefresh="1s", jwksRefreshMin="100ms"))
+    assert status(server, mint(old)) == 200
+    key_server.serve([Key("RS256", kid="weak", bits=1024)])
+    eventually(lambda: status(server, mint(old)) == 401)
+    with server.client() as client:
+        assert client.get("/actuator/health").json()["components"]["auth:keys"]["status"] == "DOWN"
+    key_server.serve([old])
+    eventually(lambda: status(server, mint(old)) == 200)
+
+
+def test_credentials_in_the_url_are_used_and_never_shown(serve, refdata_db, key_server, old):
+    """C9: no secret in a log line or an error; neither user, password nor query."""
+    url = key_server.url.replace("://", "://issuer-user:pass-w0rd@") + "?apikey=query-s3cret"
+    server = serve(refdata_db, with_url(url, jwksRefresh="1s", jwksRefreshMin="100ms"))
+    assert status(server, mint(old)) == 200
+    assert key_server.authorization == "Basic " + base64.b64encode(b"issuer-user:pass-w0rd").decode()
+    key_server.serve([Key("RS256", kid="weak", bits=1024), old])
+    eventually(lambda: server.logs(event="jwks_key_skipped"))
+    key_server.status = 503
+    eventually(lambda: server.logs(event="jwks_read_failed"))
+    server.write_config(server.config_path.read_text().replace("/jwks.json", "/other.json"))
+    server.sighup()
+    eventually(lambda: "jwksUrl" in server.log())
+    shown = server.log()
+    assert key_server.url in shown
+    for secret in ["issuer-user", "pass-w0rd", "query-s3cret"]:
+        assert secret not in shown
+
 
 @pytest.mark.tsan
 def test_the_first_token_of_a_new_key_is_accepted_at_once(serve, refdata_db, key_server, old, new):

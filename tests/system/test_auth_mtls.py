@@ -8,6 +8,8 @@ CLIENTS = [
     {"identity": TRUSTED, "trusted": True},
     {"identity": PLAIN, "tenant": "demo"},
     {"identity": "CN=legacy,O=A", "tenant": "demo"},
+    {"identity": r"CN=Acme\, Inc.,O=B", "tenant": "demo"},
+    {"identity": 'CN=quoted,O="C, D"', "tenant": "demo"},
 ]
 
 
@@ -60,6 +62,23 @@ def ask(server, cert=None, tenant=None, token=None, of="demo"):
 ])
 def test_a_client_is_the_last_element_and_its_uri_before_its_subject(server, cert, status):
     assert ask(server, cert) == status
+
+
+@pytest.mark.parametrize("subject, status", [
+    (r"CN=legacy\,O=A", 401),       # one attribute, whose value is "legacy,O=A"
+    (r"CN=legacy\2CO=A", 401),
+    (r"CN=legacy\\,O=A", 401),      # CN ends in a backslash
+    (r"CN\=legacy,O=A", 401),
+    (r"CN=le\gacy,O=A", 401),
+    (r"CN=Acme\, Inc.,O=B", 200),
+    ("CN=Acme, Inc.,O=B", 401),
+    (r"CN=Acme\\, Inc.,O=B", 401),
+    (r'CN=quoted,O=\"C, D\"', 200),
+    (r'CN=quoted,O=\\\"C, D\\\"', 401),
+])
+def test_an_escaped_separator_inside_an_attribute_does_not_separate(server, subject, status):
+    """C5: the subject is compared as the sidecar wrote it, escapes of the distinguished name included."""
+    assert ask(server, f'Hash=1;Subject="{subject}"') == status
 
 
 def test_a_trusted_client_names_the_tenant(server, token):

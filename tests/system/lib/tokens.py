@@ -52,6 +52,14 @@ class Key:
         public = private.public_key().public_numbers()
         return private, {"kty": "RSA", "n": b64url_int(public.n), "e": b64url_int(public.e)}
 
+    def use_primes(self, p, q, e=65537):
+        """Makes it the RSA key of these primes."""
+        d = pow(e, -1, (p - 1) * (q - 1))
+        public = rsa.RSAPublicNumbers(e, p * q)
+        self.private = rsa.RSAPrivateNumbers(p, q, d, rsa.rsa_crt_dmp1(d, p), rsa.rsa_crt_dmq1(d, q),
+                                             rsa.rsa_crt_iqmp(p, q), public).private_key()
+        self.jwk.update(n=b64url_int(public.n), e=b64url_int(public.e))
+
     @staticmethod
     def _p256():
         private = ec.generate_private_key(ec.SECP256R1())
