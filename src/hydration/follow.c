@@ -45,19 +45,25 @@ static bool tell(struct hydration_follower *follower, struct bus_batch *batch, s
     return true;
 }
 
+/* Most changes are of entities that nobody holds: one question for the whole batch finds those that somebody does. */
 static void on_events(void *context, struct bus_batch *batch)
 {
     struct hydration_follower *follower = context;
     struct hydration_subject *subjects;
     struct arena arena;
-    bool goes_on = true;
+    struct error error = {0};
     arena_init(&arena, ARENA_BYTES);
     subjects = arena_zalloc(&arena, batch->count * sizeof subjects[0]);
+    bool *held = arena_zalloc(&arena, batch->count * sizeof held[0]);
     for (size_t i = 0; i < batch->count; i++)
         if (!follower->read(follower->context, &batch->messages[i], &arena, &subjects[i]))
-            subjects[i] = (struct hydration_subject){STR_NONE, STR_NONE};
+            subjects[i] = (struct hydration_subject){STR(""), STR("")};
+    bool goes_on = hydration_find_held(follower->hydration, follower->entity_type, subjects, batch->count,
+                                       batch->deadline_ns, held, &error) == STATUS_OK;
+    if (!goes_on)
+        bus_batch_retry(batch, 0, "%s", error.message);
     for (size_t i = 0; i < batch->count && goes_on; i++)
-        if (subjects[i].entity_id.len && !comes_again(subjects, i, batch->count))
+        if (held[i] && subjects[i].entity_id.len && !comes_again(subjects, i, batch->count))
             goes_on = tell(follower, batch, i, &subjects[i]);
     arena_deinit(&arena);
 }

@@ -156,15 +156,23 @@ void hydration_provide(struct hydration *hydration, const struct hydration_sourc
  * entity/not-found where it is gone. When it returns OK the bus has it for good. */
 enum status hydration_tell(struct hydration *hydration, const char *entity_type, struct str tenant,
                            struct str entity_id, int64_t deadline_ns, struct error *error) MUST_CHECK;
-/* The same for every entity of that type and tenant whose id begins so, and that some consumer has a copy of, or has asked
- * for, or takes for absent: where a source knows only that much changed. */
+struct hydration_subject {
+    struct str tenant, entity_id;
+};
+/* The same for those of these entities that some consumer holds: has a copy of, has asked for, or takes for absent. Over NATS
+ * for all of them: what consumers outside of freshet hold is not known. Adds to *held how many that were. */
+enum status hydration_tell_changed(struct hydration *hydration, const char *entity_type,
+                                   const struct hydration_subject *subjects, size_t count,
+                                   int64_t deadline_ns, size_t *held, struct error *error) MUST_CHECK;
+/* The same for every entity of that type and tenant that is held and whose id has this prefix: where a source does not know
+ * which entities changed. */
 enum status hydration_tell_held(struct hydration *hydration, const char *entity_type, struct str tenant,
-                                struct str id_prefix, int64_t deadline_ns, struct error *error) MUST_CHECK;
+                                struct str id_prefix, int64_t deadline_ns, size_t *held,
+                                struct error *error) MUST_CHECK;
+/* The longest time that an entity is held after the last question for it or the last change that was published. */
+int64_t hydration_held_ms(const struct hydration *hydration);
 /* Follows a topic of the source's own events on the bus of events, by a shared group "entity-TYPE": `read` says what a
  * message is about. In a module's subscribe(). */
-struct hydration_subject {
-    struct str tenant, entity_id; /* of the message or of the arena */
-};
 typedef bool hydration_read_fn(void *context, const void *bus_message, struct arena *arena,
                                struct hydration_subject *subject); /* false: about no entity of ours */
 enum status hydration_follow(struct hydration *hydration, struct bus *events, const char *topic,

@@ -296,6 +296,44 @@ enum status hydration_ledger_held(struct db_pool *pool, struct str entity_type, 
     return status;
 }
 
+/* By the primary keys. */
+#define IS_IN(table)                                                            \
+    "exists (select from hydration." table " h where h.tenant_id = u.tenant_id" \
+    " and h.entity_type = $1 and h.entity_id = u.entity_id)"
+static const char held_of_sql[] =
+    "select u.at from unnest($2, $3) with ordinality as u (tenant_id, entity_id, at)"
+    " where " IS_IN("copies") " or " IS_IN("absences") " or " IS_IN("flights");
+
+enum status hydration_ledger_held_of(struct db_pool *pool, struct str entity_type,
+                                     const struct hydration_subject *subjects, size_t count,
+                                     int64_t deadline_ns, bool *held, struct error *error)
+{
+    static const enum db_type types[] = {DB_TEXT, DB_TEXT_ARRAY, DB_TEXT_ARRAY};
+    struct buf tenants, ids;
+    struct db_statement statement;
+    struct db_result *rows = NULL;
+    buf_init(&tenants);
+    buf_init(&ids);
+    db_array_begin(&tenants);
+    db_array_begin(&ids);
+    for (size_t i = 0; i < count; i++) {
+        held[i] = false;
+        db_array_put(&tenants, subjects[i].tenant);
+        db_array_put(&ids, subjects[i].entity_id);
+    }
+    db_array_end(&tenants);
+    db_array_end(&ids);
+    const struct db_param params[] = {{entity_type}, {buf_str(&tenants)}, {buf_str(&ids)}};
+    db_statement_init(&statement, held_of_sql, 3, types);
+    enum status status = run(pool, &statement, params, deadline_ns, &rows, error);
+    for (size_t i = 0; status == STATUS_OK && i < db_result_rows(rows); i++)
+        held[db_result_i64(rows, i, 0) - 1] = true;
+    db_result_free(rows);
+    buf_deinit(&tenants);
+    buf_deinit(&ids);
+    return status;
+}
+
 /* ---- what goes: by its time, and what is too many. A row takes more than 64 bytes: most tables need not be counted. ---- */
 
 #define CLEANUP(table, until, keep)                                                                  \

@@ -45,12 +45,18 @@ enum status hydration_ledger_retry(struct db_pool *pool, const struct hydration_
 /* Answers and changes heard, in order, by the caller's transaction. */
 enum status hydration_ledger_write(struct db_conn *conn, const struct hydration_event *events, size_t count,
                                    int64_t deadline_ns, struct error *error) MUST_CHECK;
+/* held[i]: is subjects[i] held or asked for? One round trip for all of them. */
+enum status hydration_ledger_held_of(struct db_pool *pool, struct str entity_type,
+                                     const struct hydration_subject *subjects, size_t count,
+                                     int64_t deadline_ns, bool *held, struct error *error) MUST_CHECK;
 /* Calls fn for every id of that type and tenant that begins so and is held or asked for. */
 enum status hydration_ledger_held(struct db_pool *pool, struct str entity_type, struct str tenant,
                                   struct str id_prefix, int64_t deadline_ns,
                                   void (*fn)(struct str entity_id, void *arg), void *arg,
                                   struct error *error) MUST_CHECK;
 
+/* Copies stay so long after they have expired: a change of theirs makes them good again. */
+#define HYDRATION_EXPIRED_COPY_MS (INT64_C(3600) * 1000)
 /* For the kernel's retention (kernel/retention.h): $1 = how many rows may stay (bigint), $2 = how many go at once (int). */
 extern const char hydration_absences_cleanup_sql[], hydration_copies_cleanup_sql[],
     hydration_flights_cleanup_sql[];

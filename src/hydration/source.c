@@ -4,9 +4,12 @@
  * Whose: what only some may see is answered to the caller who asked, by name, and told to its owner where the source can name
  * one; else only that something changed is told, and consumers forget what they had. A question without a caller is answered
  * as if by somebody who may see nothing private. */
+#include <stdlib.h>
+
 #include "base/clock.h"
 #include "base/failpoint.h"
 #include "base/log.h"
+#include "base/memory.h"
 #include "hydration/inside.h"
 
 #define ARENA_BYTES 4096
@@ -195,7 +198,38 @@ enum status hydration_tell(struct hydration *hydration, const char *entity_type,
     return status;
 }
 
-/* ---- changes of whatever somebody holds ---- */
+/* ---- changes of entities that consumers hold ---- */
+
+enum status hydration_find_held(struct hydration *hydration, const char *entity_type,
+                                const struct hydration_subject *subjects, size_t count, int64_t deadline_ns,
+                                bool *held, struct error *error)
+{
+    if (!hydration->config.is_plain)
+        return hydration_ledger_held_of(hydration->config.pool, str_from(entity_type), subjects, count,
+                                        deadline_ns, held, error);
+    memset(held, true, count * sizeof *held);
+    return STATUS_OK;
+}
+
+enum status hydration_tell_changed(struct hydration *hydration, const char *entity_type,
+                                   const struct hydration_subject *subjects, size_t count,
+                                   int64_t deadline_ns, size_t *held_count, struct error *error)
+{
+    const struct hydration_source *source;
+    struct hydration_wire *wire;
+    bool *held = memory_alloc((count + 1) * sizeof *held);
+    enum status status = find_teller(hydration, entity_type, &source, &wire, error);
+    if (status == STATUS_OK)
+        status = hydration_find_held(hydration, entity_type, subjects, count, deadline_ns, held, error);
+    for (size_t i = 0; i < count && status == STATUS_OK; i++) {
+        if (!held[i])
+            continue;
+        *held_count += 1;
+        status = tell(wire, source, subjects[i].tenant, subjects[i].entity_id, deadline_ns, error);
+    }
+    free(held);
+    return status;
+}
 
 struct held {
     struct arena arena;
@@ -203,6 +237,7 @@ struct held {
         struct held_id *next;
         struct str id;
     } * first;
+    size_t count;
 };
 
 static void keep_id(struct str entity_id, void *arg)
@@ -211,10 +246,12 @@ static void keep_id(struct str entity_id, void *arg)
     struct held_id *own = arena_alloc(&held->arena, sizeof *own);
     *own = (struct held_id){held->first, arena_str(&held->arena, entity_id)};
     held->first = own;
+    held->count++;
 }
 
 enum status hydration_tell_held(struct hydration *hydration, const char *entity_type, struct str tenant,
-                                struct str id_prefix, int64_t deadline_ns, struct error *error)
+                                struct str id_prefix, int64_t deadline_ns, size_t *held_count,
+                                struct error *error)
 {
     const struct hydration_source *source;
     struct hydration_wire *wire;
@@ -225,8 +262,16 @@ enum status hydration_tell_held(struct hydration *hydration, const char *entity_
     arena_init(&held.arena, ARENA_BYTES);
     status = hydration_ledger_held(hydration->config.pool, str_from(entity_type), tenant, id_prefix,
                                    deadline_ns, keep_id, &held, error);
+    *held_count += held.count;
     for (struct held_id *at = held.first; at && status == STATUS_OK; at = at->next)
         status = tell(wire, source, tenant, at->id, deadline_ns, error);
     arena_deinit(&held.arena);
     return status;
+}
+
+int64_t hydration_held_ms(const struct hydration *hydration)
+{
+    const struct hydration_settings *settings = hydration->config.settings;
+    int64_t negative_ms = settings->policy.negative_cache_ttl_ms, copy_ms = settings->copy_ttl_ms;
+    return (copy_ms > negative_ms ? copy_ms : negative_ms) + HYDRATION_EXPIRED_COPY_MS;
 }

@@ -56,13 +56,13 @@ def ask(asker, token):
     return of
 
 
-def on_the_bus(database, kind, entity_type, entity_id):
+def on_the_bus(database, kind, entity_type, entity_id=None):
     """[(headers, payload)] of the embedded bus, in the order of their partition."""
     rows = database.query("select headers, payload from platform.bus_message where topic = %s"
                           " order by partition, message_offset", (f"entity.{kind}",))
     found = [(dict(zip(headers[::2], headers[1::2])), json.loads(bytes(payload))) for headers, payload in rows]
     return [(headers, payload) for headers, payload in found
-            if (payload["entity_type"], payload["entity_id"]) == (entity_type, entity_id)]
+            if payload["entity_type"] == entity_type and entity_id in (None, payload["entity_id"])]
 
 
 def changes(database, entity_type, entity_id):
@@ -277,7 +277,35 @@ def test_h4_a_snapshot_is_told_to_who_holds_its_items(owners, asker, ask, token)
     eventually(lambda: [payload(key) for key in ("stays", "goes", "comes")] == [2, None, 2])
     if not on_engines.IS_ON:
         told = on_the_bus(asker.database, "updated", "dictionary_item", "countries/quiet")
-        assert [body["data"]["payload"] for headers, body in told if headers["tenant_id"] == tenant] == [1]
+        assert [body["data"]["payload"] for headers, body in told if headers["tenant_id"] == tenant] == []
+
+
+def test_h4_an_update_that_no_consumer_hydrates_costs_nothing_for_hydration(owners, asker, ask, token):
+    """Issue 11.26: no row and no message before the first question; after it one message, and only for the item asked for."""
+    tenant, database = items.fresh("t"), asker.database
+
+    def marked():
+        return database.query("select count(*) from refdata.dictionary_meta where tenant_id = %s"
+                              " and hydrated_until is not null", (tenant,)) == [(1,)]
+
+    def written():
+        return database.query("select last_value, is_called from refdata.item_change_id_seq")
+
+    def published():
+        told = on_the_bus(database, "updated", "dictionary_item")
+        return [body["entity_id"] for headers, body in told if headers["tenant_id"] == tenant]
+    before = written()
+    update(owners, token, delta("countries", {"asked": 1, "other": 1}), tenant)
+    assert not marked() and written() == before
+    if on_engines.IS_ON:
+        return
+    assert published() == []
+    assert ask("dictionary_item", "countries/asked", tenant=tenant)["payload"] == 1
+    assert marked() and published() == ["countries/asked"]
+    update(owners, token, delta("countries", {"asked": 2, "other": 2}), tenant)
+    eventually(lambda: ask("dictionary_item", "countries/asked", tenant=tenant)["payload"] == 2)
+    eventually(lambda: database.query("select count(*) from refdata.item_change") == [(0,)])
+    assert published() == ["countries/asked", "countries/asked"]
 
 
 def test_h4_more_changes_than_are_told_one_by_one_reach_who_holds_them(owners, asker, ask, token):

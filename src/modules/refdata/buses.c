@@ -11,7 +11,7 @@
 #include "modules/refdata/kafka.h"
 
 enum {
-    OWN_CONNECTIONS = 4, /* of the embedded bus: publishing, upkeep, invalidations, changes */
+    OWN_CONNECTIONS = 3, /* of the embedded bus: publishing, upkeep, invalidations */
     INVALIDATION_PARTITIONS = 4,
 };
 
@@ -150,8 +150,6 @@ static void name_groups(struct refdata_flow *flow)
     alone = is_first || bus->invalidations == KERNEL_POSTGRES;
     snprintf(buses->pods_group, sizeof buses->pods_group, "%.*s%s%s", STR_ARG(settings->redis.group),
              alone ? "" : ".", alone ? "" : name);
-    snprintf(buses->changes_group, sizeof buses->changes_group, "%s%s%s", REFDATA_CHANGES_GROUP,
-             alone ? "" : ".", alone ? "" : name);
 }
 
 /* A process has nothing to do with an engine whose bus no role of its own uses: a thousand pods that only read are no load to
@@ -161,8 +159,7 @@ static bool is_needed(const struct refdata *refdata, enum refdata_need bus)
     if (bus == REFDATA_NEEDS_COMMANDS)
         return refdata_has_role(refdata, "command") || refdata_has_role(refdata, "adapter") ||
                refdata_has_role(refdata, "apply");
-    return refdata_has_role(refdata, "relay") || refdata_has_role(refdata, "query") ||
-           (refdata_has_role(refdata, "command") && kernel_hydration(refdata->kernel));
+    return refdata_has_role(refdata, "relay") || refdata_has_role(refdata, "query");
 }
 
 static enum status open_commands(struct refdata_flow *flow, struct error *error)

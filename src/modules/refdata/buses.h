@@ -18,7 +18,6 @@ struct refdata_flow;
 #define REFDATA_INVALIDATIONS "refdata.invalidations"
 #define REFDATA_APPLY_GROUP "refdata-apply"
 #define REFDATA_PODS_GROUP "refdata-query-pods"
-#define REFDATA_CHANGES_GROUP "entity-dictionary_item"
 #define REFDATA_GROUP_BYTES 65 /* with the NUL */
 
 struct refdata_buses {
@@ -27,8 +26,7 @@ struct refdata_buses {
     unsigned parallel; /* bus_subscription's, of apply */
     bool shared;       /* with the flows of other databases: commands_topic may have what is theirs */
     bool buries;       /* commands that are nobody's: one flow does */
-    char apply_group[REFDATA_GROUP_BYTES], pods_group[REFDATA_GROUP_BYTES],
-        changes_group[REFDATA_GROUP_BYTES];
+    char apply_group[REFDATA_GROUP_BYTES], pods_group[REFDATA_GROUP_BYTES];
 };
 
 /* On the home loop. CONFIG when an engine's settings cannot be understood: then none is open. */

@@ -28,6 +28,7 @@ enum status refdata_database_create(const struct kernel_postgres *settings, bool
                                     struct refdata_database **out, struct error *error)
 {
     struct refdata_database *database = memory_zalloc(sizeof *database);
+    pthread_mutex_init(&database->marks.lock, NULL);
     atomic_init(&database->refs, 1);
     arena_init(&database->arena, 1024);
     database->fingerprint = refdata_database_fingerprint(settings);
@@ -63,6 +64,7 @@ void refdata_database_unref(struct refdata_database *database)
     if (database->pool)
         db_pool_destroy(database->pool);
     arena_deinit(&database->arena);
+    pthread_mutex_destroy(&database->marks.lock);
     free(database);
 }
 

@@ -3,14 +3,27 @@
 #ifndef FRESHET_REFDATA_DATABASE_H
 #define FRESHET_REFDATA_DATABASE_H
 
+#include <pthread.h>
 #include <stdatomic.h>
 
+#include "base/hash.h"
 #include "db/db.h"
 #include "kernel/kernel.h"
 
 extern const struct db_migration refdata_migrations[];
 
 struct refdata_flow;
+
+/* Pairs that this process has marked as hydrated a moment ago (command/source.c). One that loses its place to another is
+ * marked again. */
+enum { REFDATA_MARKS = 256 };
+struct refdata_marks {
+    pthread_mutex_t lock;
+    struct refdata_mark {
+        struct hash128 pair;
+        int64_t until_ns;
+    } at[REFDATA_MARKS];
+};
 
 struct refdata_database {
     atomic_uint refs;
@@ -25,6 +38,7 @@ struct refdata_database {
     atomic_bool unreachable;  /* as the last sweep found it */
     bool drift_checking;      /* the home loop's: one drift job at a time */
     bool auditing;            /* and one audit */
+    struct refdata_marks marks;
 };
 
 enum status refdata_database_create(const struct kernel_postgres *settings, bool migrates,

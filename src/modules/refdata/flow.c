@@ -77,6 +77,8 @@ static void start(struct refdata_flow *flow)
         refdata_relay_start(flow->relay);
     if (flow->adapter)
         refdata_adapter_start(flow->adapter);
+    if (flow->changes)
+        refdata_changes_start(flow->changes);
     atomic_store(&flow->database->flow, flow);
 }
 
@@ -138,18 +140,21 @@ struct refdata_flow *refdata_flow_of(const struct refdata_database *database)
 void refdata_flow_decided(struct refdata_flow *flow, const struct refdata_outcome *outcomes,
                           const bool *waited, size_t count)
 {
-    bool committed = false;
+    bool committed = false, is_hydrated = false;
     refdata_news_decided(flow->news, outcomes, waited, count);
     for (size_t i = 0; i < count; i++) {
         if (outcomes[i].decision != REFDATA_COMMITTED)
             continue;
         committed = true;
+        is_hydrated |= outcomes[i].is_hydrated;
         if (flow->invalidations)
             refdata_invalidations_hint(flow->invalidations, outcomes[i].tenant, outcomes[i].dict_code,
                                        outcomes[i].version);
     }
     if (committed && flow->relay)
         refdata_relay_wake(flow->relay);
+    if (is_hydrated)
+        refdata_news_changed(flow->news);
 }
 
 /* ---- the end ---- */
@@ -180,6 +185,8 @@ static void stop_flow(struct refdata_flow *flow)
         refdata_commands_stop(flow->commands);
     if (flow->relay)
         refdata_relay_stop(flow->relay);
+    if (flow->changes)
+        refdata_changes_stop(flow->changes);
     refdata_buses_stop(&flow->buses, STOP_GRACE_MS);
     if (flow->apply)
         refdata_apply_stop(flow->apply);

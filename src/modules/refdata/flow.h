@@ -31,7 +31,7 @@ struct refdata_flow {
     struct refdata_commands
         *commands; /* commands.h: NULL where PostgreSQL carries them, or none is accepted */
     struct refdata_committer *committer; /* command/: makes commits of POSTs */
-    struct refdata_changes *changes;     /* command/: tells holders of copies what changed */
+    struct refdata_changes *changes;     /* command/: publishes changed items for hydration */
     struct refdata_news *news;       /* command/: who waits for a decision, and notices between processes */
     struct refdata_apply *apply;     /* apply/ */
     struct refdata_relay *relay;     /* relay/ */
@@ -67,10 +67,15 @@ void refdata_news_decided(struct refdata_news *news, const struct refdata_outcom
 /* What other processes are told of a commit, for whoever sends it himself. */
 #define REFDATA_NEWS_CHANNEL "freshet_refdata_decided"
 void refdata_news_put_committed(struct buf *out, struct str tenant, struct str event_id, int64_t version);
+/* Any thread, after the commit: an item of a hydrated dictionary changed. Wakes whichever process publishes it. */
+void refdata_news_changed(struct refdata_news *news);
 void refdata_news_stop(struct refdata_news *news);
 void refdata_news_destroy(struct refdata_news *news);
 
-struct refdata_changes *refdata_changes_create(struct refdata_flow *flow); /* subscribes to invalidations */
+struct refdata_changes *refdata_changes_create(struct refdata_flow *flow); /* NULL: hydration has no store */
+void refdata_changes_start(struct refdata_changes *changes);               /* home loop */
+void refdata_changes_wake(struct refdata_changes *changes); /* any thread: refdata.item_change has rows */
+void refdata_changes_stop(struct refdata_changes *changes);
 void refdata_changes_destroy(struct refdata_changes *changes);
 
 struct refdata_committer *refdata_committer_create(struct refdata_flow *flow);

@@ -222,9 +222,11 @@ static void a_change_of_many_is_told_of_each_that_somebody_holds(void **state)
 {
     (void)state;
     struct error error = {0};
+    size_t held = 0;
     assert_int_equal(hydration_tell_held(&pods[0].engine, "item", STR("acme"), STR("held-"),
-                                         clock_deadline_ms(RIG_PATIENCE_MS), &error),
+                                         clock_deadline_ms(RIG_PATIENCE_MS), &held, &error),
                      STATUS_OK);
+    assert_int_equal(held, 3);
     rig_await(RIG_HEARD, "held-0", 2);
     rig_await(RIG_HEARD, "held-1", 2);
     rig_await(RIG_HEARD, "held-2", 2);

@@ -24,6 +24,7 @@ int64_t refdata_batch_next_version(struct batch *batch, struct entry *entry)
     command->decided = true;
     command->outcome.decision = REFDATA_COMMITTED;
     command->outcome.version = entry->version;
+    command->outcome.is_hydrated = entry->pair->is_hydrated;
     return entry->version;
 }
 

@@ -18,7 +18,8 @@ static const struct refdata_rows_sql ensure_sql = {ENSURE("unnest($1, $2) with o
                                                    ENSURE("(values ($1, $2, 1))")};
 /* Sorted before they are locked: the order of $1 and $2. */
 #define LOCK(rows)                                                                                         \
-    "select m.tenant_id, m.dict_code, m.version, m.last_source_revision"                                   \
+    "select m.tenant_id, m.dict_code, m.version, m.last_source_revision,"                                  \
+    "       coalesce(m.hydrated_until > clock_timestamp(), false)::text"                                   \
     " from refdata.dictionary_meta m join " rows " as u (t, d) on m.tenant_id = u.t and m.dict_code = u.d" \
     " order by m.tenant_id collate \"C\", m.dict_code collate \"C\" for update of m"
 static const struct refdata_rows_sql lock_sql = {LOCK("unnest($1, $2)"), LOCK("(values ($1, $2))")};
@@ -222,6 +223,7 @@ static enum status take_locks(struct batch *batch, const struct db_result *rows,
         pair->version = pair->locked_version = db_result_i64(rows, i, 2);
         pair->revision = (struct revision){!db_result_is_null(rows, i, 3), db_result_i64(rows, i, 3)};
         pair->locked_revision = pair->revision;
+        pair->is_hydrated = str_eq(db_result_str(rows, i, 4), STR("true"));
     }
     return STATUS_OK;
 }

@@ -22,7 +22,8 @@ struct pair {
     const struct refdata_dictionary *dictionary; /* the catalog's */
     int64_t version, locked_version;             /* as the commands so far leave it; as it was found */
     struct revision revision, locked_revision;
-    bool assembling; /* a snapshot of it is: deltas are recorded */
+    bool assembling;  /* a snapshot of it is: deltas are recorded */
+    bool is_hydrated; /* some consumer asked for an item of it: changes are published for hydration */
 };
 
 /* A snapshot that comes in chunks. */

@@ -26,6 +26,13 @@ static const struct refdata_rows_sql versions_sql = {VERSIONS("unnest($1, $2, $3
     "   next_attempt_at = null, last_error = null"
 static const struct refdata_rows_sql outbox_sql = {OUTBOX("unnest($1, $2, $3, $4, $5, $6) with ordinality"),
                                                    OUTBOX("(values ($1, $2, $3, $4, $5, $6, 1))")};
+/* For hydration, where some consumer asked for an item of the dictionary (H4). */
+enum { CHANGE_KEYS_MAX = 1000 }; /* with more, what consumers hold is looked up instead */
+#define CHANGES(rows)                                              \
+    "insert into refdata.item_change (tenant_id, dict_code, keys)" \
+    " select t, d, keys::text[] from " rows " as u (t, d, keys)"
+static const struct refdata_rows_sql changes_sql = {CHANGES("unnest($1, $2, $3)"),
+                                                    CHANGES("(values ($1, $2, $3))")};
 #define STATUSES(rows)                                                                              \
     "update refdata.update_request r set status = u.status, committed_version = u.version::bigint," \
     "  error_code = u.code, error_message = u.message, updated_at = clock_timestamp()"              \
@@ -99,6 +106,26 @@ static enum status write_outbox(struct batch *batch, struct error *error)
     return refdata_columns_write(&columns, &outbox_sql, &batch->writer, error);
 }
 
+static enum status write_changes(struct batch *batch, struct error *error)
+{
+    struct refdata_columns columns;
+    refdata_columns_begin(&columns, 3);
+    for (size_t i = 0; i < batch->count; i++) {
+        const struct refdata_update *update = &batch->commands[i].update;
+        const struct entry *entry = &batch->entries[i];
+        if (!entry->published || !entry->pair->is_hydrated)
+            continue;
+        refdata_columns_put(&columns, 0, update->tenant);
+        refdata_columns_put(&columns, 1, update->dict_code);
+        if (update->type == REFDATA_DELTA && entry->item_count <= CHANGE_KEYS_MAX)
+            put_keys(&columns, 2, entry);
+        else
+            refdata_columns_put_null(&columns, 2);
+        columns.rows++;
+    }
+    return refdata_columns_write(&columns, &changes_sql, &batch->writer, error);
+}
+
 /* ---- statuses ---- */
 
 static void put_status(struct refdata_columns *columns, const struct refdata_outcome *outcome)
@@ -153,6 +180,8 @@ enum status refdata_batch_record(struct batch *batch, struct error *error)
     FAILPOINT("apply.before_version");
     if (status == STATUS_OK)
         status = write_outbox(batch, error);
+    if (status == STATUS_OK)
+        status = write_changes(batch, error);
     if (status == STATUS_OK)
         status = write_versions(batch, error);
     if (status != STATUS_OK)

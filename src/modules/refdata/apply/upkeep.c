@@ -14,6 +14,7 @@
 #define ROUNDS_MAX 50
 #define KEYS_KEEP_MS (3600 * 1000)
 #define TOMBSTONES_KEEP_MS (24 * 3600 * 1000)
+#define CHANGES_KEEP_MS (24 * 3600 * 1000)
 
 /* Its row's lock is what apply takes, too, before it adds a chunk. */
 static const char expired_sql[] =
@@ -34,6 +35,8 @@ static const char *const forget_sql[] = {
     FORGET("refdata.chunk_request", "created_at"),
     FORGET("refdata.update_key", "created_at"),
     FORGET("refdata.dictionary_item", "deleted and updated_at"),
+    FORGET("refdata.item_change",
+           "created_at"), /* no process publishes them: what consumers held has expired */
 };
 enum { KEPT_AS_SET = 4 }; /* the first ones: refdata.updates.keep */
 
@@ -119,7 +122,7 @@ static enum status forget(struct db_conn *conn, const char *sql, int64_t age_ms,
 
 static enum status forget_all(struct refdata_upkeep *upkeep, struct db_conn *conn, struct error *error)
 {
-    static const int64_t ages[] = {0, 0, 0, 0, KEYS_KEEP_MS, TOMBSTONES_KEEP_MS};
+    static const int64_t ages[] = {0, 0, 0, 0, KEYS_KEEP_MS, TOMBSTONES_KEEP_MS, CHANGES_KEEP_MS};
     enum status status = STATUS_OK;
     for (size_t i = 0; i < sizeof forget_sql / sizeof *forget_sql && status == STATUS_OK; i++)
         status = forget(conn, forget_sql[i], i < KEPT_AS_SET ? upkeep->keep_ms : ages[i], error);

@@ -17,6 +17,8 @@
 #include "modules/refdata/command/states.h"
 #include "modules/refdata/command/waiters.h"
 
+#define CHANGES_CHANNEL "freshet_refdata_item_change"
+
 enum {
     NOTIFY_WINDOW_US = 200, /* a lone decision leaves at once, a stream of them is gathered */
     REREAD_MS = 2000,
@@ -116,6 +118,14 @@ void refdata_news_decided(struct refdata_news *news, const struct refdata_outcom
     }
 }
 
+void refdata_news_changed(struct refdata_news *news)
+{
+    if (news->flow->changes)
+        refdata_changes_wake(news->flow->changes);
+    else if (news->notifier)
+        db_notify(news->notifier, STR(CHANGES_CHANNEL), STR(""));
+}
+
 /* ---- decided elsewhere ---- */
 
 static bool parse_notice(struct str payload, struct str *tenant, struct refdata_state *state)
@@ -137,10 +147,14 @@ static void reread(struct refdata_news *news);
 
 static void on_notice(void *context, struct str channel, struct str payload)
 {
-    (void)channel;
     struct refdata_news *news = context;
     struct refdata_state state = {0};
     struct str tenant;
+    if (str_eq(channel, STR(CHANGES_CHANNEL))) {
+        if (news->flow->changes)
+            refdata_changes_wake(news->flow->changes);
+        return;
+    }
     if (parse_notice(payload, &tenant, &state))
         release(news, tenant, &state);
     else
@@ -255,7 +269,7 @@ static void reread(struct refdata_news *news)
 
 struct refdata_news *refdata_news_create(struct refdata_flow *flow)
 {
-    static const char *const channels[] = {REFDATA_NEWS_CHANNEL, NULL};
+    static const char *const channels[] = {REFDATA_NEWS_CHANNEL, CHANGES_CHANNEL, NULL};
     struct refdata_news *news = memory_zalloc(sizeof *news);
     news->flow = flow;
     pthread_mutex_init(&news->lock, NULL);

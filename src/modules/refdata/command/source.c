@@ -1,11 +1,15 @@
-/* Answers by the truth: the dictionary's provider reads the one key, and the version with it, in one snapshot of its database.
+/* Answers by the truth: the dictionary is marked as hydrated first, so that later updates are published; then its provider reads
+ * the one key, and the version with it, in one snapshot of its database.
  * The version is the dictionary's, for an item that is there and for one that is not: so a late "not found" is seen to be
  * older than the update that made the item. The rules are the routes': the tenant's own, without a scope. */
 #include "modules/refdata/command/source.h"
 
+#include "base/clock.h"
+#include "base/hash.h"
 #include "hydration/hydration.h"
 #include "kernel/store.h"
 #include "modules/refdata/query/primary.h"
+#include "modules/refdata/writer.h"
 
 bool refdata_source_read_id(struct str id, struct str *code, struct str *key)
 {
@@ -15,6 +19,63 @@ bool refdata_source_read_id(struct str id, struct str *code, struct str *key)
     *key = rest;
     return true;
 }
+
+/* ---- marks ---- */
+
+/* Waits for the row's lock: an update that is being applied is committed first, and then read. The row is made for a pair
+ * that was never written: its first update must be published too. $3: how long an item may be held. */
+static const char mark_sql[] =
+    "insert into refdata.dictionary_meta as m (tenant_id, dict_code, version, hydrated_until)"
+    " values ($1, $2, 0, clock_timestamp() + 2 * $3 * interval '1 ms')"
+    " on conflict (tenant_id, dict_code) do update set hydrated_until = excluded.hydrated_until"
+    " where m.hydrated_until is null or m.hydrated_until < clock_timestamp() + 1.5 * $3 * interval '1 ms'";
+
+enum { MARK_MS = 60 * 1000 };
+
+static struct refdata_mark *find_mark(struct refdata_marks *marks, struct hash128 pair)
+{
+    return &marks->at[pair.low % REFDATA_MARKS];
+}
+
+static bool is_marked(struct refdata_marks *marks, struct hash128 pair)
+{
+    pthread_mutex_lock(&marks->lock);
+    const struct refdata_mark *mark = find_mark(marks, pair);
+    bool is_marked =
+        mark->pair.low == pair.low && mark->pair.high == pair.high && mark->until_ns > clock_mono_ns();
+    pthread_mutex_unlock(&marks->lock);
+    return is_marked;
+}
+
+static void note_mark(struct refdata_marks *marks, struct hash128 pair)
+{
+    pthread_mutex_lock(&marks->lock);
+    *find_mark(marks, pair) = (struct refdata_mark){pair, clock_deadline_ms(MARK_MS)};
+    pthread_mutex_unlock(&marks->lock);
+}
+
+enum status refdata_source_mark(struct refdata_database *database, const struct hydration *hydration,
+                                struct str tenant, struct str code, int64_t deadline_ns, struct error *error)
+{
+    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_BIGINT};
+    struct hash128 pair = hash_item(tenant, code);
+    char held[REFDATA_NUMBER_BYTES];
+    struct db_statement statement;
+    struct db_conn *conn = NULL;
+    if (is_marked(&database->marks, pair))
+        return STATUS_OK;
+    const struct db_param params[] = {{tenant}, {code}, {refdata_number(held, hydration_held_ms(hydration))}};
+    db_statement_init(&statement, mark_sql, 3, types);
+    enum status status = db_acquire(database->pool, deadline_ns, &conn, error);
+    if (status == STATUS_OK)
+        status = db_exec(conn, &statement, params, deadline_ns, NULL, error);
+    db_release(conn);
+    if (status == STATUS_OK)
+        note_mark(&database->marks, pair);
+    return status;
+}
+
+/* ---- answers ---- */
 
 /* What the route shows of an item. */
 static void take_answer(const struct refdata_primary_answer *answer, struct str key,
@@ -58,9 +119,13 @@ static enum status look(void *context, const struct hydration_question *question
     entity->found = HYDRATION_IS_NOT;
     if (!refdata_source_read_id(question->entity_id, &code, &key))
         return STATUS_OK;
-    struct refdata_catalog *catalog = refdata_catalog_hold(context);
+    struct refdata *refdata = context;
+    struct refdata_catalog *catalog = refdata_catalog_hold(refdata);
     const struct refdata_dictionary *dictionary = refdata_catalog_find(catalog, code);
     if (dictionary)
+        status = refdata_source_mark(dictionary->database, kernel_hydration(refdata->kernel),
+                                     question->tenant, code, deadline_ns, error);
+    if (dictionary && status == STATUS_OK)
         status = read_item(dictionary, question->tenant, key, deadline_ns, entity, error);
     refdata_catalog_unref(catalog);
     return status;
