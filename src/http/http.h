@@ -218,12 +218,13 @@ typedef enum http_gate http_gate_fn(struct http_request *request, void *context)
 struct http_limits { /* C6; every one configurable */
     size_t body_bytes_max, target_bytes_max, header_bytes_max;
     unsigned header_count_max;
-    unsigned connections_max;  /* of the whole server; one more is answered 503 and closed */
-    int64_t header_timeout_ms; /* first byte to end of headers, total */
-    int64_t body_timeout_ms;   /* without progress; plus a total by a minimum rate */
-    int64_t idle_timeout_ms;   /* keep-alive between requests */
-    int64_t write_timeout_ms;  /* a reader that takes nothing for this long is cut off */
-    int64_t deadline_ms;       /* default of routes' deadline_ms */
+    unsigned connections_max;   /* of the whole server; one more is answered 503 and closed */
+    unsigned connections_extra; /* past that, being answered so; one more is closed at once */
+    int64_t header_timeout_ms;  /* first byte to end of headers, total */
+    int64_t body_timeout_ms;    /* without progress; plus a total by a minimum rate */
+    int64_t idle_timeout_ms;    /* keep-alive between requests */
+    int64_t write_timeout_ms;   /* a reader that takes nothing for this long is cut off */
+    int64_t deadline_ms;        /* default of routes' deadline_ms */
 };
 extern const struct http_limits http_limits_default;
 

@@ -19,7 +19,6 @@
 #define BACKLOG 4096
 #define ACCEPTS_PER_TURN 64
 #define PAUSE_MS 100
-#define EXTRA_CONNECTIONS 256 /* over the cap, being told so */
 
 struct http_listener {
     struct loop_io io; /* first */
@@ -57,7 +56,7 @@ static void welcome(struct http_home *home, int fd, const struct sockaddr_storag
     unsigned max = server->config.limits.connections_max;
     unsigned before = atomic_fetch_add_explicit(&server->connection_count, 1, memory_order_relaxed);
 
-    if (before >= max + EXTRA_CONNECTIONS) {
+    if (before >= max + server->config.limits.connections_extra) {
         atomic_fetch_sub_explicit(&server->connection_count, 1, memory_order_relaxed);
         close(fd);
         return;

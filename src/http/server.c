@@ -11,6 +11,7 @@ const struct http_limits http_limits_default = {
     .header_bytes_max = (size_t)32 * 1024,
     .header_count_max = 100,
     .connections_max = 20000,
+    .connections_extra = 256,
     .header_timeout_ms = 10000,
     .body_timeout_ms = 15000,
     .idle_timeout_ms = 75000,

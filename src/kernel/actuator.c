@@ -59,24 +59,11 @@ static void get_liveness(struct http_request *request)
                        });
 }
 
-static void get_prometheus(struct http_request *request)
-{
-    struct buf body;
-    buf_init(&body);
-    metrics_print(&body);
-    http_send(request, &(struct http_response){
-                           .status = 200,
-                           .content_type = STR("text/plain; version=0.0.4; charset=utf-8"),
-                           .body = buf_str(&body),
-                       });
-    buf_deinit(&body);
-}
-
 const struct http_route kernel_actuator_routes[] = {
     {HTTP_GET, "/actuator/health", get_health, .access = HTTP_PUBLIC},
     {HTTP_GET, "/actuator/health/readiness", get_readiness, .access = HTTP_PUBLIC},
     {HTTP_GET, "/actuator/health/liveness", get_liveness, .access = HTTP_PUBLIC},
-    {HTTP_GET, "/actuator/prometheus", get_prometheus, .kind = HTTP_WORKER, .access = HTTP_PUBLIC},
+    {HTTP_GET, "/actuator/prometheus", kernel_get_prometheus, .access = HTTP_PUBLIC},
     {HTTP_GET, "/openapi.yaml", kernel_get_openapi, .access = HTTP_PUBLIC},
     {.handler = NULL},
 };

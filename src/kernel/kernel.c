@@ -5,7 +5,6 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -209,16 +208,6 @@ bool kernel_wants_module(const struct kernel *kernel, const struct module *modul
     return false;
 }
 
-/* Every connection is a descriptor: take as many as the system lets us have. */
-static void raise_descriptor_limit(void)
-{
-    struct rlimit limit;
-    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
-        limit.rlim_cur = limit.rlim_max;
-        setrlimit(RLIMIT_NOFILE, &limit);
-    }
-}
-
 /* Before any thread is made: they inherit the mask, and only kernel_watch() takes signals. */
 static void block_signals(void)
 {
@@ -261,22 +250,6 @@ static enum status start_modules(struct kernel *kernel, struct error *error)
     return http_router_add(kernel->router, kernel_actuator_routes, kernel, error);
 }
 
-static struct http_limits limits_of(const struct kernel_http_settings *http)
-{
-    return (struct http_limits){
-        .body_bytes_max = (size_t)http->body_bytes_max,
-        .target_bytes_max = (size_t)http->target_bytes_max,
-        .header_bytes_max = (size_t)http->header_bytes_max,
-        .header_count_max = (unsigned)http->header_count_max,
-        .connections_max = (unsigned)http->connections_max,
-        .header_timeout_ms = http->header_timeout_ms,
-        .body_timeout_ms = http->body_timeout_ms,
-        .idle_timeout_ms = http->idle_timeout_ms,
-        .write_timeout_ms = http->write_timeout_ms,
-        .deadline_ms = http->request_timeout_ms,
-    };
-}
-
 static enum status start_server(struct kernel *kernel, struct error *error)
 {
     const struct kernel_http_settings *http = config_section(kernel->config, "http");
@@ -285,7 +258,7 @@ static enum status start_server(struct kernel *kernel, struct error *error)
             .group = kernel->loops,
             .workers = kernel->workers,
             .router = kernel->router,
-            .limits = limits_of(http),
+            .limits = kernel_http_limits(http),
             .gate = kernel_gate,
             .gate_context = kernel,
             .door = kernel_door,
@@ -307,6 +280,7 @@ static enum status start(struct kernel *kernel, struct error *error)
     unsigned loops = http->loops ? (unsigned)http->loops : (unsigned)(cores > 0 ? cores : 1);
     kernel->loops = loop_group_create(loops, (unsigned)http->parked_max);
     kernel->workers = worker_pool_create("worker", (unsigned)http->workers, (size_t)http->worker_queue);
+    kernel->scrape = kernel_scrape_create();
     kernel->router = http_router_create();
     kernel->idempotency = idempotency_create(IDEMPOTENCY_WAIT_MS);
     struct auth_settings auth = kernel_auth_settings(kernel->config, kernel->options.modules);
@@ -354,6 +328,8 @@ static void stop(struct kernel *kernel)
         worker_pool_stop(kernel->workers);
     if (kernel->verifiers)
         worker_pool_stop(kernel->verifiers);
+    if (kernel->scrape)
+        kernel_scrape_stop(kernel->scrape);
     if (kernel->loops)
         loop_group_stop(kernel->loops);
 }
@@ -376,6 +352,8 @@ static void destroy(struct kernel *kernel)
         worker_pool_destroy(kernel->workers);
     if (kernel->verifiers)
         worker_pool_destroy(kernel->verifiers);
+    if (kernel->scrape)
+        kernel_scrape_destroy(kernel->scrape);
     if (kernel->router)
         http_router_destroy(kernel->router);
     if (kernel->first != kernel->config)
@@ -396,7 +374,7 @@ int kernel_serve(const struct kernel_options *options)
         (enum log_level)((const struct kernel_log_settings *)config_section(kernel.config, "log"))->level);
     kernel.first = kernel.config;
     log_never_wait();
-    raise_descriptor_limit();
+    kernel_descriptors_raise();
     block_signals();
     fetch_init();
     if (start(&kernel, &error) != STATUS_OK) {

@@ -13,6 +13,7 @@ struct kernel_http_settings {
     struct setting_place listen_place;
     int64_t loops, workers, worker_queue, parked_max;
     int64_t body_bytes_max, target_bytes_max, header_bytes_max, header_count_max, connections_max;
+    int64_t reserved_descriptors;
     int64_t header_timeout_ms, body_timeout_ms, idle_timeout_ms, write_timeout_ms, request_timeout_ms;
     int64_t stop_timeout_ms;
 };
@@ -34,6 +35,7 @@ struct kernel_module {
 };
 
 struct kernel_store;
+struct kernel_scrape;
 
 struct kernel {
     struct kernel_options options;
@@ -46,6 +48,7 @@ struct kernel {
     struct loop_group *loops;
     struct worker_pool *workers;
     struct worker_pool *verifiers; /* of signatures alone: a dead PostgreSQL may block every worker */
+    struct kernel_scrape *scrape;  /* scrape.c: renders the metrics */
     struct auth *auth;
     struct kernel_store *store; /* store_inside.h; NULL where no role keeps anything there */
     struct http_router *router;
@@ -59,7 +62,14 @@ bool kernel_wants_module(const struct kernel *kernel, const struct module *modul
 http_gate_fn kernel_gate, kernel_door; /* context: struct kernel */
 void kernel_leave(struct http_request *request, void *context);
 extern const struct http_route kernel_actuator_routes[]; /* open to everyone; context: struct kernel */
-http_handler_fn kernel_get_openapi;
+http_handler_fn kernel_get_openapi, kernel_get_prometheus;
+struct kernel_scrape *kernel_scrape_create(void);
+void kernel_scrape_stop(struct kernel_scrape *scrape); /* while the loops still run messages */
+void kernel_scrape_destroy(struct kernel_scrape *scrape);
+
+/* Every connection is a descriptor: takes as many as the system lets us have. Before kernel_http_limits(). */
+void kernel_descriptors_raise(void);
+struct http_limits kernel_http_limits(const struct kernel_http_settings *http);
 
 /* Waits for signals and a changed file; returns when it is time to stop. */
 void kernel_watch(struct kernel *kernel);

@@ -44,6 +44,7 @@ class Freshet:
         self.log_path = self.folder / "freshet.log"
         self.env = {**os.environ, "FRESHET_VAR": str(self.folder), **(env or {})}
         self.args = list(args)
+        self.wrapper = []  # a command that runs the program: ["prlimit", "--nofile=256"]
         self.port = None
         self.process = None
         self.clients = []
@@ -70,7 +71,7 @@ class Freshet:
         self.port = free_port()
         with open(self.log_path, "ab") as log:
             self.process = subprocess.Popen(
-                [binary(), "serve", "--config", str(self.config_path), "--listen", f"127.0.0.1:{self.port}",
+                [*self.wrapper, binary(), "serve", "--config", str(self.config_path), "--listen", f"127.0.0.1:{self.port}",
                  *self.args],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.env, start_new_session=True)
 

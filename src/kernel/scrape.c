@@ -1,0 +1,229 @@
+/* GET /actuator/prometheus: needs no token, so it has a thread of its own and one rendering at a time.
+ *
+ * A request waits, parked, for the next rendering that begins; all that wait by then share its text, so each reads values
+ * that are not older than its question. Between two renderings the thread pauses, past WAITERS_MAX a request is answered
+ * 503: however many ask, the other routes lose one thread's part-time work. The text is counted and copied piece by piece
+ * as a client's socket takes it. */
+#include <pthread.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "base/failpoint.h"
+#include "base/memory.h"
+#include "kernel/kernel_inside.h"
+
+enum {
+    WAITERS_MAX = 32,
+    PAUSE_MS = 50, /* between two renderings */
+};
+
+struct scrape_text {
+    atomic_uint refs;
+    struct buf bytes;
+};
+
+/* A parked request until its message runs on its loop, from then on the source of its answer. */
+struct scrape_waiter {
+    struct loop_message message; /* first */
+    struct scrape_waiter *next;
+    struct loop_park_ref ref;
+    struct scrape_text *text; /* NULL: there is none, the process stops */
+    size_t sent;
+};
+
+struct kernel_scrape {
+    struct worker_pool *lane; /* one thread */
+    struct worker_job job;    /* the lane's while is_busy */
+    int64_t ended_ns;         /* of the last rendering; the lane's */
+    pthread_mutex_t mutex;
+    struct scrape_waiter *waiters;
+    unsigned waiter_count;
+    bool is_busy;
+};
+
+/* ---- a text and its readers ---- */
+
+static void unref_text(struct scrape_text *text)
+{
+    if (!text || atomic_fetch_sub(&text->refs, 1) > 1)
+        return;
+    buf_deinit(&text->bytes);
+    free(text);
+}
+
+static enum http_source_state produce_text(void *context, struct buf *out, size_t room)
+{
+    struct scrape_waiter *waiter = context;
+    struct str rest = buf_str(&waiter->text->bytes);
+    rest = str_of(rest.ptr + waiter->sent, rest.len - waiter->sent);
+    size_t len = rest.len < room ? rest.len : room;
+    buf_put(out, rest.ptr, len);
+    waiter->sent += len;
+    return len == rest.len ? HTTP_SOURCE_END : HTTP_SOURCE_MORE;
+}
+
+static void release_waiter(void *context)
+{
+    struct scrape_waiter *waiter = context;
+    unref_text(waiter->text);
+    free(waiter);
+}
+
+/* On the request's loop. */
+static void on_rendered(struct loop *loop, struct loop_message *message)
+{
+    struct scrape_waiter *waiter = (struct scrape_waiter *)message;
+    struct http_request *request = http_request_unpark(waiter->ref);
+    (void)loop;
+    if (!request || !waiter->text) {
+        if (request)
+            http_send_error(request, &(struct error){.status = STATUS_UNAVAILABLE});
+        release_waiter(waiter);
+        return;
+    }
+    http_send_stream(request,
+                     &(struct http_response){
+                         .status = 200,
+                         .content_type = STR("text/plain; version=0.0.4; charset=utf-8"),
+                     },
+                     &(struct http_source){
+                         .produce = produce_text,
+                         .release = release_waiter,
+                         .context = waiter,
+                         .content_length = (int64_t)buf_len(&waiter->text->bytes),
+                     });
+}
+
+/* ---- the lane ---- */
+
+static void pause_since(int64_t ended_ns)
+{
+    int64_t left_ns = ended_ns + PAUSE_MS * CLOCK_NS_PER_MS - clock_mono_ns();
+    if (ended_ns != 0 && left_ns > 0)
+        nanosleep(&(struct timespec){.tv_nsec = left_ns}, NULL);
+}
+
+static struct scrape_waiter *take_waiters(struct kernel_scrape *scrape)
+{
+    pthread_mutex_lock(&scrape->mutex);
+    struct scrape_waiter *waiters = scrape->waiters;
+    scrape->waiters = NULL;
+    scrape->waiter_count = 0;
+    pthread_mutex_unlock(&scrape->mutex);
+    return waiters;
+}
+
+static void deliver(struct scrape_waiter *waiters, struct scrape_text *text)
+{
+    for (struct scrape_waiter *next; waiters; waiters = next) {
+        next = waiters->next;
+        if (text)
+            atomic_fetch_add(&text->refs, 1);
+        waiters->text = text;
+        waiters->message.on_message = on_rendered;
+        loop_post(waiters->ref.loop, &waiters->message); /* the loop's from here on */
+    }
+}
+
+static struct kernel_scrape *scrape_of(struct worker_job *job)
+{
+    return (struct kernel_scrape *)((char *)job - offsetof(struct kernel_scrape, job));
+}
+
+static void render(struct worker_job *job)
+{
+    struct kernel_scrape *scrape = scrape_of(job);
+    pause_since(scrape->ended_ns);
+    struct scrape_waiter *waiters = take_waiters(scrape);
+    struct scrape_text *text = memory_zalloc(sizeof *text);
+    atomic_init(&text->refs, 1);
+    FAILPOINT("actuator.before_print");
+    metrics_print(&text->bytes);
+    deliver(waiters, text);
+    unref_text(text);
+    scrape->ended_ns = clock_mono_ns();
+}
+
+static void on_render_done(struct worker_job *job);
+
+/* The caller holds the mutex, and the job is not in use. */
+static bool start_rendering(struct kernel_scrape *scrape)
+{
+    scrape->job = (struct worker_job){.run = render, .done = on_render_done};
+    return scrape->is_busy = worker_pool_submit(scrape->lane, &scrape->job);
+}
+
+/* On the lane, the last touch of the job: with waiters left it is submitted again. */
+static void on_render_done(struct worker_job *job)
+{
+    struct kernel_scrape *scrape = scrape_of(job);
+    bool is_cancelled = job->cancelled;
+    pthread_mutex_lock(&scrape->mutex);
+    scrape->is_busy = false;
+    bool is_over = scrape->waiters && (is_cancelled || !start_rendering(scrape));
+    pthread_mutex_unlock(&scrape->mutex);
+    if (is_over)
+        deliver(take_waiters(scrape), NULL);
+}
+
+/* ---- asking ---- */
+
+/* Joins those that wait. False when there are too many, or the lane takes no more. */
+static bool join(struct kernel_scrape *scrape, struct scrape_waiter *waiter)
+{
+    pthread_mutex_lock(&scrape->mutex);
+    bool joined = scrape->waiter_count < WAITERS_MAX && (scrape->is_busy || start_rendering(scrape));
+    if (joined) {
+        waiter->next = scrape->waiters;
+        scrape->waiters = waiter;
+        scrape->waiter_count++;
+    }
+    pthread_mutex_unlock(&scrape->mutex);
+    return joined;
+}
+
+static void on_late(struct http_request *request, void *context)
+{
+    (void)context;
+    http_send_error(request, &(struct error){.status = STATUS_TIMEOUT});
+}
+
+void kernel_get_prometheus(struct http_request *request)
+{
+    struct kernel *kernel = request->context;
+    const struct kernel_http_settings *http = config_section(kernel->first, "http");
+    struct scrape_waiter *waiter = memory_zalloc(sizeof *waiter);
+    if (!http_request_park(request, clock_deadline_ms(http->request_timeout_ms), on_late, NULL,
+                           &waiter->ref)) {
+        free(waiter);
+        return;
+    }
+    if (join(kernel->scrape, waiter))
+        return;
+    (void)http_request_unpark(waiter->ref);
+    free(waiter);
+    http_send_error(request, &(struct error){.status = STATUS_OVERLOADED});
+}
+
+/* ---- life ---- */
+
+struct kernel_scrape *kernel_scrape_create(void)
+{
+    struct kernel_scrape *scrape = memory_zalloc(sizeof *scrape);
+    pthread_mutex_init(&scrape->mutex, NULL);
+    scrape->lane = worker_pool_create("scrape", 1, 1);
+    return scrape;
+}
+
+void kernel_scrape_stop(struct kernel_scrape *scrape)
+{
+    worker_pool_stop(scrape->lane);
+}
+
+void kernel_scrape_destroy(struct kernel_scrape *scrape)
+{
+    worker_pool_destroy(scrape->lane);
+    pthread_mutex_destroy(&scrape->mutex);
+    free(scrape);
+}
