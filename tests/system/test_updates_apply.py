@@ -1,6 +1,7 @@
 """Updates applied: in the transaction that accepts them where one process does both, by the bus where it is two; the answers
 are the same (R1, R10). And the order: what was answered before the next one was sent is applied first."""
 import itertools
+import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -48,6 +49,24 @@ def test_versions_count_up_and_every_way_out_is_told(server, token):
             answer = client.post(updates_path(mode), body)
             assert (answer.status, answer.json()["committedVersion"]) == (200, version)
     assert items(server.database) == {"c": 3}
+
+
+@pytest.mark.parametrize("make", [delta, snapshot])
+def test_a_number_with_another_scale_is_written(server, token, make):
+    """R1, R3: COMMITTED means that what was sent is what is stored, digit for digit; what is the same is not written."""
+    client = server.client(token(TENANT))
+
+    def stored(text):
+        body = make("B", {"a": {"n": "number"}, "b": 1})
+        answer = client.request("POST", updates_path(), json.dumps(body).replace('"number"', text),
+                                {"Content-Type": "application/json"})
+        assert answer.status == 202 and decided(client, body["eventId"])["status"] == "COMMITTED"
+        return server.database.query("select payload::text, xmin::text from refdata.dictionary_item order by item_key")
+
+    (first, _), same = stored("1.0")
+    (second, written), again = stored("1.00")
+    assert (first, second) == ('{"n": 1.0}', '{"n": 1.00}') and again == same
+    assert stored("1.00") == [(second, written), same]
 
 
 def test_async_is_202_however_quick_it_was(server, token):

@@ -53,13 +53,14 @@ static bool takes_builtin(const struct refdata_dictionary *dictionary, const str
     return true;
 }
 
-/* Rows that would stay what they are are not written. The pair's dictionary_meta lock keeps others away. */
+/* Rows that would stay what they are are not written. Payloads are compared by their bytes (*<>), as they are printed: for =
+ * of jsonb 1.0 and 1.00 are one number. The pair's dictionary_meta lock keeps other writers away. */
 #define UPSERT(rows)                                                                     \
     "insert into refdata.dictionary_item as i (tenant_id, dict_code, item_key, payload)" \
     " select t, d, k, p::jsonb from " rows " as u (t, d, k, p)"                          \
     " on conflict (tenant_id, dict_code, item_key)"                                      \
     " do update set payload = excluded.payload, deleted = false, updated_at = now()"     \
-    "  where i.deleted or i.payload is distinct from excluded.payload"
+    "  where i.deleted or row(i.payload)::record *<> row(excluded.payload)::record"
 static const struct refdata_rows_sql upsert_sql = {UPSERT("unnest($1, $2, $3, $4)"),
                                                    UPSERT("(values ($1, $2, $3, $4))")};
 #define DELETE(rows)                                                          \
