@@ -101,7 +101,7 @@ static enum status print_items(struct str body, size_t *missing_count, struct er
 {
     struct json_value answer, items, missing, one;
     struct json_iter it;
-    enum status status = json_parse(body, JSON_DEPTH_LIMIT, &answer, error);
+    enum status status = json_parse_stored(body, JSON_DEPTH_LIMIT, &answer, error);
     if (status != STATUS_OK)
         return status;
     if (!json_get(&answer, STR("items"), &items) || !json_get(&answer, STR("missing"), &missing))

@@ -75,7 +75,7 @@ static enum status refused(int http_status, struct str body, struct error *error
 {
     enum status status = http_status == 503 ? STATUS_UNAVAILABLE : STATUS_BAD_REQUEST;
     struct json_value answer, code, message, field;
-    if (json_parse(body, JSON_DEPTH_MAX, &answer, NULL) != STATUS_OK ||
+    if (json_parse_stored(body, JSON_DEPTH_MAX, &answer, NULL) != STATUS_OK ||
         !json_get(&answer, STR("code"), &code) || !json_get(&answer, STR("message"), &message))
         return error_set(error, status, "the answer is %d, and not one of freshet's", http_status);
     struct arena arena;

@@ -98,7 +98,7 @@ static enum follow_step take_line(void *context, struct str line)
 {
     struct tail *tail = context;
     struct json_value object;
-    if (json_parse(line, JSON_DEPTH_LIMIT, &object, NULL) != STATUS_OK)
+    if (json_parse_stored(line, JSON_DEPTH_LIMIT, &object, NULL) != STATUS_OK)
         return FOLLOW_STRANGE;
     enum follow_step step = take_object(tail, line, &object);
     arena_reset(&tail->arena);

@@ -27,7 +27,7 @@ static enum status read_state(struct str body, struct update_state *state, struc
     static const char *const names[] = {"PENDING", "COMMITTED", "FAILED"};
     struct json_value answer, status, version;
     *state = (struct update_state){0};
-    if (json_parse(body, JSON_DEPTH_MAX, &answer, NULL) != STATUS_OK ||
+    if (json_parse_stored(body, JSON_DEPTH_MAX, &answer, NULL) != STATUS_OK ||
         !json_get(&answer, STR("status"), &status) || status.type != JSON_STRING)
         return error_set(error, STATUS_BAD_REQUEST, "the answer is not one of freshet's");
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)

@@ -40,8 +40,8 @@ static bool take_line(struct walk *walk, struct str line)
         walk->record = cache_cursor_next(&walk->cursor);
         return true;
     }
-    if (json_parse(line, JSON_DEPTH_LIMIT, &item, NULL) != STATUS_OK || !json_get(&item, STR("key"), &key) ||
-        key.type != JSON_STRING) {
+    if (json_parse_stored(line, JSON_DEPTH_LIMIT, &item, NULL) != STATUS_OK ||
+        !json_get(&item, STR("key"), &key) || key.type != JSON_STRING) {
         walk->is_strange = true;
         return false;
     }

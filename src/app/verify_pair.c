@@ -56,7 +56,7 @@ static enum status load(const struct verify *verify, struct verify_pair *pair, s
 static enum status read_version(struct str body, struct side *side, struct error *error)
 {
     struct json_value answer, version, item_count, digest;
-    bool fits = json_parse(body, JSON_DEPTH_MAX, &answer, NULL) == STATUS_OK &&
+    bool fits = json_parse_stored(body, JSON_DEPTH_MAX, &answer, NULL) == STATUS_OK &&
                 json_get(&answer, STR("version"), &version) && json_to_i64(&version, &side->version) &&
                 json_get(&answer, STR("itemCount"), &item_count) &&
                 json_to_i64(&item_count, &side->item_count) && json_get(&answer, STR("digest"), &digest) &&

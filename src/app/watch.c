@@ -61,7 +61,7 @@ static enum follow_step take_line(void *context, struct str line)
 {
     struct watch *watch = context;
     struct json_value object;
-    if (json_parse(line, JSON_DEPTH_LIMIT, &object, NULL) != STATUS_OK)
+    if (json_parse_stored(line, JSON_DEPTH_LIMIT, &object, NULL) != STATUS_OK)
         return FOLLOW_STRANGE;
     enum follow_step step = take_object(watch, line, &object);
     arena_reset(&watch->arena);

@@ -4,6 +4,8 @@
  * stack. Reading the values afterwards is json_value.c, which trusts what was checked here. */
 #include "base/json.h"
 
+#include <stdio.h>
+
 #include "base/hex.h"
 #include "base/json_plain.h"
 
@@ -12,6 +14,9 @@ struct scan {
     unsigned depth, depth_max;
     uint64_t is_object[JSON_DEPTH_LIMIT / 64]; /* a bit a level */
     const char *problem;                       /* set by whoever returns false; p is where */
+    size_t growth, growth_max;                 /* bytes that numbers take more, printed without an exponent */
+    size_t digits_max;                         /* of one number */
+    bool is_too_long;                          /* the problem is a number that becomes too long */
 };
 
 static bool fail(struct scan *s, const char *at, const char *problem)
@@ -133,10 +138,52 @@ static bool scan_digits(struct scan *s)
     return true;
 }
 
+static bool fail_too_long(struct scan *s, const char *at, const char *problem)
+{
+    s->is_too_long = true;
+    return fail(s, at, problem);
+}
+
+static bool check_digits(struct scan *s, const char *start, size_t digits)
+{
+    return digits <= s->digits_max ||
+           fail_too_long(s, start, "a number would be printed with more than 1000 digits");
+}
+
+#define EXPONENT_MAX 100000000 /* more makes no difference, and sums of it do not overflow */
+
+/* At the exponent of the number that begins at `start` and has so many digits before and after the point. */
+static bool scan_exponent(struct scan *s, const char *start, size_t whole, size_t fraction)
+{
+    size_t exponent = 0;
+
+    s->p++;
+    bool is_negative = peek(s) == '-';
+    if (peek(s) == '+' || peek(s) == '-')
+        s->p++;
+    const char *first = s->p;
+    if (!scan_digits(s))
+        return false;
+    for (const char *p = first; p < s->p; p++)
+        exponent = exponent > EXPONENT_MAX ? exponent : exponent * 10 + (size_t)(*p - '0');
+    /* The point moves by the exponent. Where it leaves the digits, zeros fill the gap. */
+    size_t moved = is_negative ? whole : fraction, gained = exponent > moved ? exponent - moved : 0;
+    size_t digits = whole + fraction + gained + (is_negative && gained), len = (size_t)(s->p - start);
+    if (!check_digits(s, start, digits))
+        return false;
+    s->growth += digits > len ? digits - len : 0;
+    return s->growth <= s->growth_max ||
+           fail_too_long(s, start, "the numbers would be printed with too many digits");
+}
+
 static bool scan_number(struct scan *s)
 {
+    const char *start = s->p;
+    size_t fraction = 0;
+
     if (peek(s) == '-')
         s->p++;
+    const char *first = s->p;
     if (peek(s) == '0') {
         s->p++;
         if (is_digit(peek(s)))
@@ -144,18 +191,16 @@ static bool scan_number(struct scan *s)
     } else if (!scan_digits(s)) {
         return false;
     }
+    size_t whole = (size_t)(s->p - first);
     if (peek(s) == '.') {
-        s->p++;
+        first = ++s->p;
         if (!scan_digits(s))
             return false;
+        fraction = (size_t)(s->p - first);
     }
-    if (peek(s) == 'e' || peek(s) == 'E') {
-        s->p++;
-        if (peek(s) == '+' || peek(s) == '-')
-            s->p++;
-        return scan_digits(s);
-    }
-    return true;
+    if (peek(s) == 'e' || peek(s) == 'E')
+        return scan_exponent(s, start, whole, fraction);
+    return check_digits(s, start, whole + fraction);
 }
 
 static bool scan_word(struct scan *s, struct str word)
@@ -294,18 +339,86 @@ static bool scan_document(struct scan *s, struct json_value *value)
     return s->p == s->end || fail(s, s->p, "there is more behind the value");
 }
 
+static void scan_begin(struct scan *s, struct str text, unsigned depth_max)
+{
+    if (text.len == 0)
+        text = STR("");
+    s->start = s->p = text.ptr;
+    s->end = text.ptr + text.len;
+    s->depth = 0;
+    s->depth_max = depth_max < JSON_DEPTH_LIMIT ? depth_max : JSON_DEPTH_LIMIT;
+    s->growth = 0;
+    s->growth_max = s->digits_max = SIZE_MAX;
+    s->is_too_long = false;
+}
+
+/* In which member the number at s->p stands: the first levels of the way to it. Each level is one look at the text. */
+#define PATH_LEVELS 3
+#define PATH_NAME_BYTES 18
+
+static void name_place(const struct scan *s, char *out, size_t size)
+{
+    struct scan from_start = *s;
+    size_t len = 0;
+
+    from_start.p = s->start;
+    skip_space(&from_start);
+    struct json_value value = json_value_of(str_of(from_start.p, (size_t)(s->end - from_start.p))), member;
+    out[0] = '\0';
+    for (unsigned level = 0; level < PATH_LEVELS; level++) {
+        struct json_iter it;
+        struct str name;
+        size_t index = 0;
+        bool found = false;
+        json_iter_init(&it, &value);
+        while (!found && json_iter_next(&it, &name, &member)) {
+            found = s->p < member.raw.ptr + member.raw.len;
+            index += !found;
+        }
+        if (!found)
+            return;
+        struct str text = str_utf8_cut(str_of(name.ptr + 1, name.len ? name.len - 2 : 0), PATH_NAME_BYTES);
+        len += (size_t)(name.len ? snprintf(out + len, size - len, "%s%.*s", len ? "." : "", STR_ARG(text))
+                                 : snprintf(out + len, size - len, "[%zu]", index));
+        value = member;
+    }
+}
+
+static enum status refuse(const struct scan *s, struct error *error)
+{
+    char place[sizeof error->field] = "";
+
+    if (!s->is_too_long)
+        return error_set(error, STATUS_BAD_REQUEST, "not valid JSON: %s (at byte %zu)", s->problem,
+                         (size_t)(s->p - s->start));
+    name_place(s, place, sizeof place);
+    return error_set_field(error, STATUS_BAD_REQUEST, place, "%s%s%s", place, *place ? ": " : "", s->problem);
+}
+
 enum status json_parse(struct str text, unsigned depth_max, struct json_value *value, struct error *error)
 {
     struct scan s;
 
-    if (text.len == 0)
-        text = STR("");
-    s.start = s.p = text.ptr;
-    s.end = text.ptr + text.len;
-    s.depth = 0;
-    s.depth_max = depth_max < JSON_DEPTH_LIMIT ? depth_max : JSON_DEPTH_LIMIT;
-    if (scan_document(&s, value))
-        return STATUS_OK;
-    return error_set(error, STATUS_BAD_REQUEST, "not valid JSON: %s (at byte %zu)", s.problem,
-                     (size_t)(s.p - s.start));
+    scan_begin(&s, text, depth_max);
+    s.digits_max = JSON_NUMBER_DIGITS_MAX;
+    s.growth_max = text.len > JSON_GROWTH_BYTES_MAX ? text.len : JSON_GROWTH_BYTES_MAX;
+    return scan_document(&s, value) ? STATUS_OK : refuse(&s, error);
+}
+
+enum status json_parse_stored(struct str text, unsigned depth_max, struct json_value *value,
+                              struct error *error)
+{
+    struct scan s;
+
+    scan_begin(&s, text, depth_max);
+    return scan_document(&s, value) ? STATUS_OK : refuse(&s, error);
+}
+
+size_t json_printed_size(struct str raw)
+{
+    struct scan s;
+
+    scan_begin(&s, raw, JSON_DEPTH_LIMIT);
+    (void)scan_value(&s); /* it was validated */
+    return raw.len + s.growth;
 }

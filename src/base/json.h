@@ -2,7 +2,11 @@
  *
  * The scanner checks RFC 8259, UTF-8, depth and lone surrogates, and builds no tree: a value stays the
  * bytes it was, so that 0.1 stays 0.1 and an integer past 2^63 is not refused. It holds no memory; slices
- * point into the input. */
+ * point into the input.
+ *
+ * Limits also hold for what a value becomes (C6). PostgreSQL's jsonb prints numbers without an exponent: the 8
+ * bytes of 1e131071 become 131072 digits. json_parse() therefore bounds the digits of each number and of all
+ * numbers together. */
 #ifndef FRESHET_BASE_JSON_H
 #define FRESHET_BASE_JSON_H
 
@@ -14,6 +18,10 @@
 #define JSON_DEPTH_MAX 64     /* default of C6 */
 #define JSON_DEPTH_LIMIT 1024 /* the deepest that can be configured; a scalar is 0 deep, [] is 1 */
 
+#define JSON_NUMBER_DIGITS_MAX 1000 /* of one number, printed without an exponent: every double has fewer */
+#define JSON_GROWTH_BYTES_MAX \
+    (8u << 20) /* of a text by all its numbers; or its own length, if that is more */
+
 enum json_type { JSON_NULL, JSON_BOOL, JSON_NUMBER, JSON_STRING, JSON_ARRAY, JSON_OBJECT };
 
 /* One validated value: `raw` is its bytes without surrounding white space (a string keeps its quotes). */
@@ -23,9 +31,19 @@ struct json_value {
 };
 
 /* Validates the whole of `text` as one JSON value, at most `depth_max` deep. On failure *error says what
- * and at which byte offset. `text` may have white space around. */
+ * and at which byte offset; of a number that is too long, in which member (error->field, "items[3].payload").
+ * `text` may have white space around. */
 enum status json_parse(struct str text, unsigned depth_max, struct json_value *value,
                        struct error *error) MUST_CHECK;
+/* The same without the limits on digits: for texts that are stored already, or whose numbers are not stored. */
+enum status json_parse_stored(struct str text, unsigned depth_max, struct json_value *value,
+                              struct error *error) MUST_CHECK;
+
+/* At least as many bytes as a validated value takes with every number printed without an exponent; white space
+ * stays what it is. */
+size_t json_printed_size(struct str raw);
+/* No value that json_parse() accepts grows by more than this factor. */
+#define JSON_GROWTH_FACTOR_MAX 256
 
 /* The value whose validated bytes are `raw`, not empty: for bytes kept since they were parsed. */
 struct json_value json_value_of(struct str raw);

@@ -121,7 +121,7 @@ static enum status read_names(const struct json_value *payload, struct arena *ar
 static enum status open_payload(struct str text, struct arena *arena, struct json_value *payload,
                                 struct error *error)
 {
-    if (json_parse(text, JSON_DEPTH_LIMIT, payload, error) != STATUS_OK)
+    if (json_parse_stored(text, JSON_DEPTH_LIMIT, payload, error) != STATUS_OK)
         return error_set(error, STATUS_BAD_REQUEST, "the payload is no JSON");
     if (payload->type != JSON_OBJECT)
         return error_set(error, STATUS_BAD_REQUEST, "the payload is no JSON object");

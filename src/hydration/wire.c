@@ -84,7 +84,7 @@ void hydration_wire_answer(struct wire_source *source, const struct hydration_ev
 bool hydration_wire_is_blamed(const struct wire_source *source, struct str payload)
 {
     struct json_value body, type;
-    bool says = json_parse(payload, JSON_DEPTH_LIMIT, &body, NULL) == STATUS_OK &&
+    bool says = json_parse_stored(payload, JSON_DEPTH_LIMIT, &body, NULL) == STATUS_OK &&
                 json_get(&body, STR("entity_type"), &type) && type.type == JSON_STRING;
     return !says || json_str_eq(type.raw, str_from(source->entity_type));
 }

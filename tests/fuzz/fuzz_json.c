@@ -30,6 +30,20 @@ static void check_string(struct str raw, struct arena *arena)
     buf_deinit(&out);
 }
 
+/* A number that was accepted is short, whatever its exponent makes of it. */
+static void check_number(struct str raw)
+{
+    const char *e = memchr(raw.ptr, 'e', raw.len), *end = raw.ptr + raw.len;
+    size_t exponent = 0;
+
+    e = e ? e : memchr(raw.ptr, 'E', raw.len);
+    for (const char *p = e ? e + 1 : end; p < end && exponent < SIZE_MAX / 20; p++)
+        exponent = *p >= '0' && *p <= '9' ? exponent * 10 + (size_t)(*p - '0') : exponent;
+    check(e || raw.len <= JSON_NUMBER_DIGITS_MAX + 2);
+    check(exponent <= JSON_NUMBER_DIGITS_MAX + raw.len);
+    check(json_printed_size(raw) <= JSON_GROWTH_FACTOR_MAX * raw.len);
+}
+
 static void check_scalar(const struct json_value *value, struct arena *arena)
 {
     int64_t integer;
@@ -38,6 +52,8 @@ static void check_scalar(const struct json_value *value, struct arena *arena)
 
     if (value->type == JSON_STRING)
         check_string(value->raw, arena);
+    if (value->type == JSON_NUMBER)
+        check_number(value->raw);
     check(json_to_bool(value, &truth) == (value->type == JSON_BOOL));
     if (json_to_i64(value, &integer))
         check(json_to_double(value, &real));
@@ -52,6 +68,8 @@ static void check_value(const struct json_value *value, struct arena *arena)
 
     check(json_parse(value->raw, JSON_DEPTH_MAX, &again, NULL) == STATUS_OK);
     check(again.type == value->type && str_eq(again.raw, value->raw));
+    check(json_parse_stored(value->raw, JSON_DEPTH_MAX, &again, NULL) == STATUS_OK);
+    check(json_printed_size(value->raw) >= value->raw.len);
     check_scalar(value, arena);
     json_iter_init(&it, value);
     while (json_iter_next(&it, &name, &member)) {

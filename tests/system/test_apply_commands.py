@@ -1,9 +1,9 @@
 """R10: every command has its own effect, version and failure, however many share a transaction."""
 import pytest
 
-from lib.apply import (COUNTRY, COUNTRY_SQL, CURRENCY, CURRENCY_SQL, NO_NUMBER, applier, chunks, command, countries,
+from lib.apply import (COUNTRY, COUNTRY_SQL, CURRENCY, CURRENCY_SQL, REFUSED, TOO_LONG, applier, chunks, command, countries,
                        currencies, dead_letters, decided, delta, empty, event_id, forget_dead_letters, handled, items_of,
-                       outbox_of, publish, ready, snapshot, statuses, version_of)
+                       outbox_of, publish, ready, refuse_payloads, snapshot, statuses, version_of)
 from lib.refdata import make_table, module_refdata_db, refdata_db  # noqa: F401
 from lib.wait import eventually
 
@@ -20,6 +20,7 @@ def applied(module_serve, module_refdata_db):
     """A database with a process that applies what is put on its bus."""
     make_table(module_refdata_db, "fixed")
     module_refdata_db.query(COUNTRY_SQL + CURRENCY_SQL)
+    refuse_payloads(module_refdata_db)
     module_serve(module_refdata_db, applier("D", "E", COUNTRY, CURRENCY, *OTHERS), args=ROLES)
     ready(module_refdata_db)
     return module_refdata_db
@@ -145,7 +146,7 @@ def test_two_differently_shaped_tables_by_templates(database):
 @pytest.mark.parametrize("kind", ["sql", "builtin"])
 def test_a_command_that_postgresql_refuses_fails_alone(database, kind):
     """R10: its reason is recorded, nothing of it stands, nothing behind or before it is held up."""
-    code, poison = ("COUNTRY", {"name": None}) if kind == "sql" else ("D", NO_NUMBER)
+    code, poison = ("COUNTRY", {"name": None}) if kind == "sql" else ("D", REFUSED)
     sent = [delta(code, {f"k{i}": {"name": f"n{i}"}}) for i in range(20)]
     sent[7] = delta(code, {"poison": {"name": "half"}, "k7": poison})
     publish(database, sent)
@@ -180,6 +181,19 @@ def test_what_is_no_command_goes_to_the_dead_letters(database):
     dead = dead_letters(database)
     assert len(dead) == 3 and any("occurredAt" in headers["dlq-reason"] for headers in dead)
     assert items_of(database, "D") == {"a": 2}
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_number_that_becomes_too_long_is_a_dead_letter_and_a_failure(database, chunked):
+    """C6, R10: as in a POST, also where nobody checked it before it was published."""
+    poison = chunks("D", [{"fine": 1, "long": TOO_LONG}, {}])[0] if chunked else delta("D", {"fine": 1, "long": TOO_LONG})
+    fine = delta("D", {"a": 2})
+    publish(database, [poison, fine])
+    assert decided(database, [poison, fine]) == [("FAILED", "BAD_REQUEST"), ("COMMITTED", 1)]
+    why = "items[1].payload: a number would be printed with more than 1000 digits"
+    assert database.value("select error_message from refdata.update_request where status = 'FAILED'") == why
+    handled(database)
+    assert reasons(database) == [f"not a command: {why}"] and items_of(database, "D") == {"a": 2}
 
 
 def reasons(database):

@@ -1,12 +1,14 @@
 """R8: a snapshot in chunks, in any order, twice, never complete, with deltas in between."""
+import contextlib
 import random
 
 import pytest
 
-from lib.apply import (COUNTRY, COUNTRY_SQL, CURRENCY, CURRENCY_SQL, NO_NUMBER, applier, chunks, countries, currencies,
-                       decided, delta, empty, event_id, handled, items_of, outbox_of, publish, ready, snapshot, statuses,
+from lib.apply import (COUNTRY, COUNTRY_SQL, CURRENCY, CURRENCY_SQL, REFUSED, applier, chunks, countries, currencies,
+                       decided, delta, empty, event_id, handled, items_of, outbox_of, publish, ready, refuse_payloads, snapshot, statuses,
                        version_of)
 from lib.refdata import module_refdata_db, refdata_db  # noqa: F401
+from lib.wait import eventually
 
 ROLES = ("--roles", "apply")
 
@@ -14,6 +16,7 @@ ROLES = ("--roles", "apply")
 @pytest.fixture(scope="module")
 def applied(module_serve, module_refdata_db):
     module_refdata_db.query(COUNTRY_SQL + CURRENCY_SQL)
+    refuse_payloads(module_refdata_db)
     module_serve(module_refdata_db, applier("D", COUNTRY, CURRENCY), args=ROLES)
     ready(module_refdata_db)
     return module_refdata_db
@@ -110,7 +113,7 @@ def test_snapshots_by_templates(database):
     assert currencies(database) == {"JPY": (0, 3), "USD": (3, 3)}
 
 
-@pytest.mark.parametrize("code, poison", [("D", NO_NUMBER), ("COUNTRY", {"name": None})])
+@pytest.mark.parametrize("code, poison", [("D", REFUSED), ("COUNTRY", {"name": None})])
 def test_a_snapshot_that_cannot_be_written_fails_whole(database, code, poison):
     """R10: all its events fail, its staging goes, nothing changed, what is behind it goes on."""
     good = {"a": {"name": "a"}}
@@ -121,6 +124,25 @@ def test_a_snapshot_that_cannot_be_written_fails_whole(database, code, poison):
     assert found == [("COMMITTED", 1), *[("FAILED", "UPDATE_REFUSED")] * 3, ("COMMITTED", 2)]
     keys = set(items_of(database, code) if code == "D" else countries(database))
     assert keys == {"a", "z"} and staged_rows(database) == 0
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_key_that_returns_while_its_deleted_row_is_removed_is_kept(database, chunked):
+    """R8: upkeep removes rows of keys deleted a day ago; a snapshot that has such a key again has it afterwards."""
+    for sent in (delta("D", {"stays": 1, "returns": 1}), delta("D", deletes=["returns"])):
+        publish(database, [sent])
+        handled(database)
+    full = {"stays": 1, "returns": 2, "new": 3}
+    sent = chunks("D", [full, {}]) if chunked else [snapshot("D", full)]
+    with contextlib.closing(database.connect()) as upkeep, upkeep.cursor() as cursor:
+        cursor.execute("begin; delete from refdata.dictionary_item where deleted")
+        assert cursor.rowcount == 1
+        publish(database, sent)
+        eventually(lambda: database.value("select count(*) from pg_locks where not granted and pid <> pg_backend_pid()"
+                                          " and locktype in ('transactionid', 'tuple')") > 0)
+        cursor.execute("commit")
+    assert decided(database, sent) == [("COMMITTED", 3)] * len(sent)
+    assert items_of(database, "D") == full
 
 
 def test_an_incomplete_snapshot_expires(serve, refdata_db):

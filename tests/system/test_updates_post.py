@@ -109,6 +109,12 @@ def test_a_large_body_is_taken_as_a_small_one_is(serve, refdata_db, token):  # n
 
 # ---- refused ----
 
+def post_text(client, number, body):
+    """The string "number" in it is sent as this text: Python would write it in its own way."""
+    text = json.dumps(body).replace('"number"', number)
+    return client.request("POST", updates_path(), text, {"Content-Type": "application/json"})
+
+
 @pytest.mark.parametrize("change, field", [
     ({"priority": 1}, "priority"),
     ({"eventId": "x"}, "eventId"),
@@ -130,6 +136,25 @@ def test_a_bad_member_is_400_by_name_and_nothing_is_written(client, change, fiel
     assert (answer.status, answer.code, answer.json()["field"]) == (400, "BAD_REQUEST", field)
     assert (requests(client.database), messages(client.database)) == before
     assert client.post(updates_path(), delta("B", {"a": 1})).status == 202  # and the connection goes on
+
+
+@pytest.mark.parametrize("number", ["1e131071", "-1E+1000", "2e-16383", "1" * 1001, "0." + "1" * 1000,
+                                    "0.5e99999999999999999999"], ids=lambda number: number[:12])
+def test_a_number_that_would_be_printed_with_thousands_of_digits_is_400(client, number):
+    """C6: a limit holds for what a value becomes."""
+    before = requests(client.database), messages(client.database)
+    sent = post_text(client, number, delta("B", {"a": 1, "b": {"n": ["number"]}}))
+    assert (sent.status, sent.code, sent.json()["field"]) == (400, "BAD_REQUEST", "items[1].payload")
+    assert "1000 digits" in sent.json()["message"] and len(sent.body) < 300
+    assert (requests(client.database), messages(client.database)) == before
+    assert client.post(updates_path(), delta("B", {"a": 1})).status == 202
+
+
+def test_a_payload_is_limited_by_what_its_numbers_become(client):
+    """C6: 64 bytes here, however they are spelled."""
+    assert post_text(client, "1e61", delta("B", {"a": "number"})).status == 202
+    answer = post_text(client, "[1e40,1e40]", delta("B", {"b": 1, "a": "number"}))
+    assert (answer.status, answer.json()["field"]) == (413, "items[1].payload")
 
 
 @pytest.mark.parametrize("query, field", [

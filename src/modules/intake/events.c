@@ -32,9 +32,9 @@ const struct outbox_table intake_outbox_table = {
 static bool is_event(struct str payload)
 {
     struct json_value body, member;
-    return json_parse(payload, JSON_DEPTH_LIMIT, &body, NULL) == STATUS_OK && body.type == JSON_OBJECT &&
-           json_get(&body, STR("event_id"), &member) && member.type == JSON_STRING &&
-           json_get(&body, STR("item"), &member) && member.type == JSON_OBJECT;
+    return json_parse_stored(payload, JSON_DEPTH_LIMIT, &body, NULL) == STATUS_OK &&
+           body.type == JSON_OBJECT && json_get(&body, STR("event_id"), &member) &&
+           member.type == JSON_STRING && json_get(&body, STR("item"), &member) && member.type == JSON_OBJECT;
 }
 
 /* A part of an aggregate's key, in which '/' stands between parts. */

@@ -60,7 +60,7 @@ static bool take_headers(const struct outbox_event *event, struct bus_message *m
     struct json_value object, member;
     struct json_iter it;
     struct str name, id = STR_NONE;
-    if (json_parse(event->extra[EXTRA_HEADERS], JSON_DEPTH_MAX, &object, NULL) != STATUS_OK)
+    if (json_parse_stored(event->extra[EXTRA_HEADERS], JSON_DEPTH_MAX, &object, NULL) != STATUS_OK)
         return false;
     unsigned count = 1;
     for (json_iter_init(&it, &object); json_iter_next(&it, &name, &member) && count < BUS_HEADERS_MAX;) {

@@ -60,7 +60,7 @@ static bool name_unreadable(struct str text, struct arena *arena, struct refdata
     struct str event_id;
     struct uuid uuid;
     *update = (struct refdata_update){.chunk_index = 1, .chunks_total = 1};
-    if (json_parse(text, JSON_DEPTH_LIMIT, &body, NULL) != STATUS_OK || body.type != JSON_OBJECT ||
+    if (json_parse_stored(text, JSON_DEPTH_LIMIT, &body, NULL) != STATUS_OK || body.type != JSON_OBJECT ||
         !read_member(&body, STR("tenantId"), arena, &update->tenant) || !str_is_name(update->tenant) ||
         !read_member(&body, STR("eventId"), arena, &event_id) || !uuid_parse(event_id, &uuid))
         return false;

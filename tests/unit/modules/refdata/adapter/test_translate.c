@@ -213,12 +213,12 @@ static void a_captured_change_becomes_one_item(void **state)
     takes(
         f,
         "{\"id\":\"" EVENT "\",\"op\":\"u\",\"ts_ms\":1772193600123,\"before\":{\"code\":\"DE\"},"
-        "\"source\":{\"table\":\"C\",\"lsn\":\"77\",\"db\":\"x\"},\"after\":{\"code\":\"DE\", \"n\":1E400}}");
+        "\"source\":{\"table\":\"C\",\"lsn\":\"77\",\"db\":\"x\"},\"after\":{\"code\":\"DE\", \"n\":1E40}}");
     written_as(f,
                "{\"eventId\":\"" EVENT "\",\"tenantId\":\"acme\",\"source\":\"KAFKA\",\"dictCode\":\"C\","
                "\"eventType\":\"DELTA\",\"sourceRevision\":77,\"chunkIndex\":1,\"chunksTotal\":1,"
                "\"occurredAt\":\"2026-02-27T12:00:00.123000Z\",\"items\":[{\"key\":\"DE\",\"op\":\"UPSERT\","
-               "\"payload\":{\"code\":\"DE\", \"n\":1E400}}]}");
+               "\"payload\":{\"code\":\"DE\", \"n\":1E40}}]}");
     takes(f, "{\"op\":\"d\",\"source\":{\"table\":\"C\"},\"after\":{\"code\":840}}");
     written_as(
         f,
@@ -399,6 +399,9 @@ static void the_limits_are_those_of_a_post(void **state)
             "\"................................................................\"}]}",
             "items[0].payload: is too large");
     assert_int_equal(f->error.status, STATUS_PAYLOAD_TOO_LARGE);
+    refuses(f,
+            "{\"eventType\":\"DELTA\",\"items\":[{\"key\":\"a\",\"op\":\"UPSERT\",\"payload\":[1e131071]}]}",
+            "items[0].payload: a number would be printed with more than 1000 digits");
     use(f, CAPTURE); /* as deep as it may be, but not where it goes */
     header(f, "x-tenant", "acme");
     takes(f, "{\"op\":\"u\",\"source\":{\"table\":\"C\"},\"after\":{\"code\":\"a\",\"d\":[[[[]]]]}}");
