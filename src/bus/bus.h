@@ -82,6 +82,8 @@ struct bus_message {
     unsigned partition; /* these three are set by the bus: when it delivers, and when it has published */
     int64_t offset;
     int64_t created_us; /* since 1970; 0 after publishing */
+    /* Set by a driver that could not read all of it: a dead message with this reason, never given to a handler. */
+    const char *poison;
 };
 
 struct str bus_message_header(const struct bus_message *message, struct str name); /* STR_NONE: not there */

@@ -71,6 +71,7 @@ struct bus_nats_plain {
     struct str subject, payload;
     const struct bus_header *headers;
     unsigned header_count;
+    const char *poison; /* as in struct bus_message; the listener's to refuse */
 };
 enum status bus_nats_send(struct bus *bus, const struct bus_nats_plain *message,
                           struct error *error) MUST_CHECK;

@@ -32,9 +32,9 @@ static size_t batch_size(const struct bus_delivery *delivery, const struct bus_m
     const struct bus_subscription *spec = &delivery->consumer->spec;
     size_t bytes = messages[0].payload.len, size = 1;
 
-    if (messages[0].offset < delivery->alone_until || delivery->attempts > 0)
+    if (messages[0].offset < delivery->alone_until || delivery->attempts > 0 || messages[0].poison)
         return 1;
-    while (size < count && size < spec->batch_max && bytes < spec->batch_bytes_max)
+    while (size < count && size < spec->batch_max && bytes < spec->batch_bytes_max && !messages[size].poison)
         bytes += messages[size++].payload.len;
     return size;
 }
@@ -56,9 +56,12 @@ static void handle(struct attempt *attempt)
 {
     const struct bus_delivery *delivery = attempt->delivery;
     unsigned attempts_max = delivery->consumer->spec.attempts_max;
+    const char *poison = attempt->batch.messages[0].poison;
 
     attempt->batch.attempt = delivery->attempts;
-    if (attempts_max > 0 && delivery->attempts >= attempts_max)
+    if (poison)
+        bus_batch_give_up(delivery->consumer, &attempt->batch, poison, &attempt->arena, &attempt->outcome);
+    else if (attempts_max > 0 && delivery->attempts >= attempts_max)
         bus_batch_give_up(delivery->consumer, &attempt->batch, delivery->last_error, &attempt->arena,
                           &attempt->outcome);
     else

@@ -140,6 +140,17 @@ void hydration_wire_nats_destroy(struct wire_lanes *lanes)
     free(lanes);
 }
 
+/* ---- reading ---- */
+
+static enum status read_plain(enum hydration_kind kind, const struct bus_nats_plain *plain,
+                              struct arena *arena, struct hydration_event *event, struct error *error)
+{
+    if (plain->poison)
+        return error_set(error, STATUS_BAD_REQUEST, "%s", plain->poison);
+    return hydration_event_read(kind, plain->payload, plain->headers, plain->header_count, arena, event,
+                                error);
+}
+
 /* ---- questions, on the client's thread ---- */
 
 static void queue(struct wire_lanes *lanes, struct waiting *waiting)
@@ -166,8 +177,7 @@ static void on_question(void *context, const struct bus_nats_plain *plain)
     struct error error = {0};
     struct waiting *waiting = memory_zalloc(sizeof *waiting);
     arena_init(&waiting->arena, WIRE_ARENA_BYTES);
-    enum status status = hydration_event_read(HYDRATION_EVENT_UNKNOWN, plain->payload, plain->headers,
-                                              plain->header_count, &waiting->arena, &question, &error);
+    enum status status = read_plain(HYDRATION_EVENT_UNKNOWN, plain, &waiting->arena, &question, &error);
     if (status == STATUS_OK && str_eq(question.entity_type, str_from(source->entity_type))) {
         hydration_event_copy(&question, &waiting->arena, &waiting->question);
         waiting->source = source;
@@ -196,8 +206,7 @@ static void hear(struct hydration_wire *wire, enum hydration_kind kind, const st
     struct error error;
     struct arena arena;
     arena_init(&arena, WIRE_ARENA_BYTES);
-    if (hydration_event_read(kind, plain->payload, plain->headers, plain->header_count, &arena, &event,
-                             &error) == STATUS_OK)
+    if (read_plain(kind, plain, &arena, &event, &error) == STATUS_OK)
         wire->config.on_heard(wire->config.context, &event);
     arena_deinit(&arena);
 }

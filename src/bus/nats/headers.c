@@ -7,7 +7,8 @@
  *   Freshet-Order  the names in their order, joined by commas; where it stands, names and values are escaped
  *   Nats-Msg-Id    the event id; one that we made up begins with "freshet:"
  *
- * Messages of others need none of these: a Nats-Msg-Id is their event id then. */
+ * Messages of others need none of these: a Nats-Msg-Id is their event id then. A header that is not text, or one too many, makes
+ * the message poison: without it the message might mean something else (`visibility`). */
 #include <stdlib.h>
 
 #include "base/arena.h"
@@ -17,6 +18,7 @@
 #define ORDER_HEADER "Freshet-Order"
 #define ID_HEADER "Nats-Msg-Id"
 #define MADE_UP_ID "freshet:"
+#define TOO_MANY "more headers than a message may have"
 
 /* ---- escaping ---- */
 
@@ -171,10 +173,19 @@ natsStatus bus_nats_encode(const struct bus_message *message, const char *subjec
 
 /* ---- in ---- */
 
+static bool is_text(struct str s)
+{
+    return str_is_utf8(s) && (s.len == 0 || !memchr(s.ptr, '\0', s.len));
+}
+
 static void put_header(struct bus_message *message, struct bus_header *headers, struct str name,
                        struct str value)
 {
-    if (message->header_count < BUS_HEADERS_MAX && name.len > 0 && str_is_utf8(name) && str_is_utf8(value))
+    if (name.len == 0 || !is_text(name) || !is_text(value))
+        message->poison = "a header is not UTF-8 text";
+    else if (message->header_count == BUS_HEADERS_MAX)
+        message->poison = TOO_MANY;
+    else
         headers[message->header_count++] = (struct bus_header){name, value};
 }
 
@@ -202,6 +213,8 @@ static void decode_ours(natsMsg *from, const char *order, struct arena *arena, s
         free((void *)values);
         places++;
     }
+    if (rest.len > 0)
+        message->poison = TOO_MANY;
 }
 
 static bool is_meant_for_the_server(const char *name)
@@ -237,6 +250,7 @@ void bus_nats_decode_headers(natsMsg *from, struct arena *arena, struct bus_mess
 
     message->headers = headers;
     message->header_count = 0;
+    message->poison = NULL;
     message->key = STR_NONE;
     if (natsMsgHeader_Get(from, KEY_HEADER, &text) == NATS_OK)
         message->key = unescape(arena, text);

@@ -219,7 +219,8 @@ void bus_nats_kick(struct nats *nats);                   /* under the lock: the 
 /* headers.c: a message there and here */
 natsStatus bus_nats_encode(const struct bus_message *message, const char *subject, const char *id,
                            natsMsg **out, size_t *bytes);
-void bus_nats_decode_headers(natsMsg *from, struct arena *arena, struct bus_message *message);
+void bus_nats_decode_headers(natsMsg *from, struct arena *arena,
+                             struct bus_message *message); /* and the key, and whether it is poison */
 
 /* publish.c */
 enum status bus_nats_publish(struct bus *bus, struct bus_message *messages, size_t count, int64_t deadline_ns,

@@ -49,7 +49,8 @@ static void on_plain(natsConnection *connection, natsSubscription *subscription,
                                                    .payload = str_of(natsMsg_GetData(message),
                                                                      (size_t)natsMsg_GetDataLength(message)),
                                                    .headers = carried.headers,
-                                                   .header_count = carried.header_count});
+                                                   .header_count = carried.header_count,
+                                                   .poison = carried.poison});
     arena_deinit(&arena);
     natsMsg_Destroy(message);
 }

@@ -70,13 +70,14 @@ class Nats:
     def read(self):
         """(subject, headers, payload) of the next one."""
         words, head, payload = self._read()
-        lines = head.decode().split("\r\n")[1:]
+        lines = head.decode(errors="surrogateescape").split("\r\n")[1:]
         return words[1], dict(line.split(": ", 1) for line in lines if line), payload
 
     def send(self, subject, payload=b"", headers=None, reply=""):
         head = b""
         if headers:
-            head = b"NATS/1.0\r\n" + b"".join(f"{name}: {value}\r\n".encode() for name, value in headers.items()) + b"\r\n"
+            head = b"NATS/1.0\r\n" + b"".join(
+                f"{name}: {value}\r\n".encode(errors="surrogateescape") for name, value in headers.items()) + b"\r\n"
         sizes = f"{len(head)} {len(head) + len(payload)}" if head else str(len(payload))
         verb = "HPUB" if head else "PUB"
         self._send(f"{verb} {subject} {reply} {sizes}\r\n".encode() + head + payload + b"\r\n")
