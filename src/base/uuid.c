@@ -18,6 +18,11 @@ struct uuid uuid_random(void)
     return uuid;
 }
 
+bool uuid_eq(const struct uuid *a, const struct uuid *b)
+{
+    return memcmp(a->bytes, b->bytes, sizeof a->bytes) == 0;
+}
+
 bool uuid_parse(struct str text, struct uuid *uuid)
 {
     struct uuid parsed;

@@ -15,6 +15,7 @@ struct uuid {
 
 struct uuid uuid_random(void);
 struct uuid uuid_named(const struct uuid *space, struct str name); /* the same name, the same UUID */
+bool uuid_eq(const struct uuid *a, const struct uuid *b);
 bool uuid_parse(struct str text, struct uuid *uuid); /* 8-4-4-4-12 hex digits in either case, nothing else */
 void uuid_format(const struct uuid *uuid, char out[UUID_TEXT_BYTES]); /* lower case, NUL-terminated */
 

@@ -321,6 +321,11 @@ struct cache_snapshot *cache_builder_finish(struct cache_builder *builder, int64
     return next;
 }
 
+void cache_snapshot_mark(struct cache_snapshot *snapshot, const struct uuid *event)
+{
+    snapshot->info.event = *event;
+}
+
 void cache_builder_abandon(struct cache_builder *builder)
 {
     unstage_all(builder);

@@ -21,6 +21,7 @@
 #include "base/hash.h"
 #include "base/status.h"
 #include "base/str.h"
+#include "base/uuid.h"
 #include "loop/group.h"
 
 struct cache_record;   /* opaque, immutable */
@@ -48,6 +49,7 @@ const struct cache_record *cache_cursor_next(struct cache_cursor *cursor); /* NU
 
 struct cache_info {
     int64_t version;
+    struct uuid event; /* which event made the version; zeroes unless cache_snapshot_mark() was called */
     uint64_t item_count;
     uint64_t body_bytes;   /* sum of all bodies' lengths */
     uint64_t memory_bytes; /* what it holds, chunks and indexes; shared parts counted in full */
@@ -81,6 +83,8 @@ size_t cache_builder_replaced(struct cache_builder *builder);
 /* Ends the builder and gives a snapshot with one reference. Never fails. */
 struct cache_snapshot *cache_builder_finish(struct cache_builder *builder, int64_t version);
 void cache_builder_abandon(struct cache_builder *builder);
+/* Sets info.event. Before the snapshot is shared with another thread. */
+void cache_snapshot_mark(struct cache_snapshot *snapshot, const struct uuid *event);
 
 /* ---- publishing ---- */
 struct cache_slot {

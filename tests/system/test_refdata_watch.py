@@ -3,7 +3,6 @@ import contextlib
 import json
 import random
 import signal
-import socket
 import threading
 import time
 import uuid
@@ -11,14 +10,10 @@ import uuid
 import pytest
 
 from lib.config import base_config, merge
-from lib.refdata import make_table, module_refdata_db, path, pod, set_version, sql_dictionary  # noqa: F401
+from lib.refdata import make_table, module_refdata_db, path, pod, raise_version, set_version, sql_dictionary  # noqa: F401
 from lib.wait import eventually
-from lib.wire import RawConnection, request_bytes
-
-META = ("insert into refdata.dictionary_meta (tenant_id, dict_code, version, updated_at) values (%s, %s, 1, now())"
-        " on conflict (tenant_id, dict_code) do update set version = dictionary_meta.version + 1, updated_at = now()"
-        " returning version")
-
+from lib.watcher import Watcher
+from lib.wire import request_bytes
 
 class Writer:
     """Somebody else's program that does as apply does: items, version and outbox row in one transaction. Remembers the
@@ -34,8 +29,8 @@ class Writer:
         """keys=None leaves the row's keys null, as a snapshot's are."""
         upserts = dict(upserts)
         with self.connection.cursor() as cursor:
-            cursor.execute(META, (self.tenant, self.code))
-            self.version = cursor.fetchone()[0]
+            event = str(uuid.uuid4())
+            self.version, previous = raise_version(cursor, self.code, event, self.tenant)
             for key, payload in upserts.items():
                 cursor.execute("insert into refdata.dictionary_item (tenant_id, dict_code, item_key, payload)"
                                " values (%s, %s, %s, %s) on conflict (tenant_id, dict_code, item_key)"
@@ -45,9 +40,8 @@ class Writer:
                 cursor.execute("delete from refdata.dictionary_item where tenant_id = %s and dict_code = %s"
                                " and item_key = %s", (self.tenant, self.code, key))
             cursor.execute("insert into refdata.outbox_event (tenant_id, event_id, dict_code, version, payload, keys,"
-                           " published, published_at) values (%s, %s, %s, %s, '{}', %s, true, now())",
-                           (self.tenant, str(uuid.uuid4()), self.code, self.version,
-                            [*upserts, *deletes] if keys else None))
+                           " published, published_at, previous_event_id) values (%s, %s, %s, %s, '{}', %s, true, now(), %s)",
+                           (self.tenant, event, self.code, self.version, [*upserts, *deletes] if keys else None, previous))
         self.content = {**self.content, **upserts}
         for key in deletes:
             self.content.pop(key, None)
@@ -60,50 +54,6 @@ class Writer:
 
     def close(self):
         self.connection.close()
-
-
-class Watcher:
-    """A raw reader of one stream."""
-
-    def __init__(self, server, bearer, tenant, code="B", after=None, method="GET", receive_buffer=None):
-        query = "" if after is None else f"?after={after}"
-        self.raw = RawConnection.__new__(RawConnection)
-        self.raw.socket = socket.socket()
-        if receive_buffer:
-            self.raw.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        self.raw.socket.settimeout(30)
-        self.raw.socket.connect(("127.0.0.1", server.port))
-        self.raw.buffer = b""
-        self.raw.send(request_bytes(method, path(code, "/watch" + query, tenant),
-                                    {"Authorization": f"Bearer {bearer}"}))
-        self.head = self.raw.read_head()
-        self.text = b""
-        self.ended = False
-
-    def line(self):
-        """The next line, or None at the stream's proper end. EOFError when it was cut."""
-        assert self.head.status == 200, self.head
-        while b"\n" not in self.text:
-            chunk = self.raw.read_chunk()
-            if not chunk:
-                assert self.text == b"", "the last line is not whole"
-                self.ended = True
-                return None
-            self.text += chunk
-        line, self.text = self.text.split(b"\n", 1)
-        return json.loads(line)
-
-    def lines_to(self, version):
-        """Everything up to upToDate of that version or a later one."""
-        lines = []
-        while True:
-            lines.append(self.line())
-            assert lines[-1] is not None, lines
-            if lines[-1].get("upToDate", -1) >= version:
-                return lines
-
-    def close(self):
-        self.raw.close()
 
 
 class Follower:

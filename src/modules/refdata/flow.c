@@ -147,9 +147,11 @@ void refdata_flow_decided(struct refdata_flow *flow, const struct refdata_outcom
             continue;
         committed = true;
         is_hydrated |= outcomes[i].is_hydrated;
+        struct uuid event;
+        bool is_known = outcomes[i].makes_version && uuid_parse(outcomes[i].event_id, &event);
         if (flow->invalidations)
             refdata_invalidations_hint(flow->invalidations, outcomes[i].tenant, outcomes[i].dict_code,
-                                       outcomes[i].version);
+                                       outcomes[i].version, is_known ? &event : NULL);
     }
     if (committed && flow->relay)
         refdata_relay_wake(flow->relay);

@@ -104,8 +104,8 @@ void refdata_relay_destroy(struct refdata_relay *relay);
 
 struct refdata_invalidations *refdata_invalidations_create(struct refdata_flow *flow); /* subscribes */
 void refdata_invalidations_hint(struct refdata_invalidations *invalidations, struct str tenant,
-                                struct str code,
-                                int64_t version); /* any thread: committed by this very process */
+                                struct str code, int64_t version,
+                                const struct uuid *event); /* any thread: committed; event NULL = not known */
 void refdata_invalidations_destroy(struct refdata_invalidations *invalidations);
 
 #endif

@@ -29,9 +29,9 @@ struct refdata_sweep {
 
 struct held_pair {
     struct str tenant, code;
-    int64_t version;                 /* as found; 0 without a row */
-    int64_t local_version;           /* -1 = nothing loaded */
-    struct refdata_holding *holding; /* found again on the home loop */
+    struct refdata_committed committed; /* as found */
+    const struct cache_snapshot *local; /* as held then, not referenced: to be compared, not read */
+    struct refdata_holding *holding;    /* found again on the home loop */
 };
 
 struct sweep_job {
@@ -53,7 +53,7 @@ struct sweep_job {
 
 /* One row per pair asked for, in that order; by the primary key. */
 static const char versions_sql[] =
-    "select coalesce(m.version, 0)"
+    "select coalesce(m.version, 0), m.last_event_id"
     "  from unnest($1::text[], $2::text[]) with ordinality as held(tenant_id, dict_code, place)"
     "  left join refdata.dictionary_meta m using (tenant_id, dict_code)"
     " order by held.place";
@@ -98,8 +98,10 @@ static enum status read_versions(struct sweep_job *job, struct db_conn *conn)
     const struct db_param params[] = {{buf_str(&tenants)}, {buf_str(&codes)}};
     enum status status =
         db_query(conn, &statement, params, clock_deadline_ms(SWEEP_TIMEOUT_MS), &result, &job->error);
-    for (size_t i = 0; status == STATUS_OK && i < job->pair_count && i < db_result_rows(result); i++)
-        job->pairs[i].version = db_result_i64(result, i, 0);
+    for (size_t i = 0; status == STATUS_OK && i < job->pair_count && i < db_result_rows(result); i++) {
+        job->pairs[i].committed.version = db_result_i64(result, i, 0);
+        job->pairs[i].committed.event = refdata_loader_event(result, i, 1);
+    }
     db_result_free(result);
     buf_deinit(&tenants), buf_deinit(&codes);
     return status;
@@ -161,24 +163,23 @@ static void run_sweep(struct worker_job *worker_job)
 static bool is_behind(const struct refdata_holding *holding, const struct held_pair *pair)
 {
     const struct cache_snapshot *snapshot = cache_slot_read(&holding->slot);
-    int64_t local = snapshot ? cache_snapshot_info(snapshot)->version : -1;
     /* not when it was not loaded yet, or loaded anew since the sweep set out */
-    return snapshot && local == pair->local_version && local != pair->version;
+    return snapshot && snapshot == pair->local && !refdata_is_committed(snapshot, &pair->committed);
 }
 
 static void apply_version(struct refdata_holding *holding, const struct held_pair *pair, int64_t jitter_ms)
 {
     const struct cache_snapshot *snapshot = cache_slot_read(&holding->slot);
     int64_t local = snapshot ? cache_snapshot_info(snapshot)->version : -1;
-    holding->committed_version = pair->version;
+    holding->committed_version = pair->committed.version;
     refdata_metrics_lag(holding, local);
     if (!is_behind(holding, pair))
         return;
     int64_t delay_ms = jitter_ms ? (int64_t)(random_u64() % (uint64_t)jitter_ms) : 0;
-    if (pair->version > local)
-        refdata_schedule_behind(holding, pair->version, delay_ms);
+    if (pair->committed.version > local)
+        refdata_schedule_behind(holding, pair->committed.version, delay_ms);
     else
-        refdata_schedule_want(holding, delay_ms); /* it went back */
+        refdata_schedule_want(holding, delay_ms); /* it went back, or was made by another event */
 }
 
 static void apply_found(struct refdata *refdata, const struct held_pair *found)
@@ -294,10 +295,9 @@ static void take_pairs(struct sweep_job *job, const struct refdata_table *table)
         if (!holding || holding->dictionary->database != job->sweep->database)
             continue;
         struct held_pair *pair = &job->pairs[job->pair_count++];
-        const struct cache_snapshot *snapshot = cache_slot_read(&holding->slot);
         pair->tenant = arena_str(&job->arena, holding->tenant);
         pair->code = arena_str(&job->arena, holding->code);
-        pair->local_version = snapshot ? cache_snapshot_info(snapshot)->version : -1;
+        pair->local = cache_slot_read(&holding->slot);
     }
 }
 

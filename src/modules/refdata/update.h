@@ -82,9 +82,10 @@ const char *refdata_decision_name(enum refdata_decision decision); /* as update_
 struct refdata_outcome {
     struct str tenant, dict_code, event_id;
     enum refdata_decision decision;
-    int64_t version;                   /* of COMMITTED */
-    bool is_hydrated;                  /* of COMMITTED by this process: refdata.item_change has a row of it */
-    enum status failure;               /* of FAILED: its code is errorCode */
+    int64_t version;     /* of COMMITTED */
+    bool is_hydrated;    /* of COMMITTED by this process: refdata.item_change has a row of it */
+    bool makes_version;  /* by this event now; not where another one did, or an earlier commit */
+    enum status failure; /* of FAILED: its code is errorCode */
     char reason[REFDATA_REASON_BYTES]; /* of FAILED: errorMessage; UTF-8, no SQL text */
 };
 

@@ -6,7 +6,7 @@ import json
 import uuid
 
 from . import on_engines
-from .refdata import TENANT
+from .refdata import TENANT, raise_version
 from .wait import eventually
 
 ALL = object()  # "perhaps all keys changed": what a snapshot leaves in the outbox
@@ -21,6 +21,7 @@ class Changes:
         self.connection.autocommit = False
         self.teller = None  # tells by a connection of its own, which commits at once
         self.open = False
+        self.events = {}  # by version
 
     @contextlib.contextmanager
     def together(self):
@@ -48,23 +49,18 @@ class Changes:
         """items maps keys to payloads, None deletes; keys is what the outbox says changed (default: exactly that)."""
         items = dict(items)
         with self.together(), self.connection.cursor() as cursor:
-            version = self._raise_version(cursor)
+            event = str(uuid.uuid4())
+            version, previous = raise_version(cursor, self.code, event, self.tenant)
+            self.events[version] = event
             for key, payload in items.items():
                 self._put(cursor, key, payload)
             if sql:
                 cursor.execute(sql)
             if outbox:
-                self._leave(cursor, version, list(items) if keys is None else keys)
+                self._leave(cursor, version, previous, list(items) if keys is None else keys)
         if tell:
             self.tell(version)
         return version
-
-    def _raise_version(self, cursor):
-        cursor.execute("insert into refdata.dictionary_meta as m (tenant_id, dict_code, version, updated_at)"
-                       " values (%s, %s, 1, clock_timestamp()) on conflict (tenant_id, dict_code)"
-                       " do update set version = m.version + 1, updated_at = clock_timestamp() returning version",
-                       (self.tenant, self.code))
-        return cursor.fetchone()[0]
 
     def _put(self, cursor, key, payload):
         if payload is None:
@@ -76,15 +72,15 @@ class Changes:
                        " do update set payload = excluded.payload, deleted = false",
                        (self.tenant, self.code, key, json.dumps(payload)))
 
-    def _leave(self, cursor, version, keys):
-        cursor.execute("insert into refdata.outbox_event (tenant_id, event_id, dict_code, version, payload, keys, published)"
-                       " values (%s, %s, %s, %s, %s, %s::text[], true)",
-                       (self.tenant, str(uuid.uuid4()), self.code, version, json.dumps(self.message(version)),
-                        None if keys is ALL else keys))
+    def _leave(self, cursor, version, previous, keys):
+        cursor.execute("insert into refdata.outbox_event (tenant_id, event_id, dict_code, version, payload, keys, published,"
+                       " previous_event_id) values (%s, %s, %s, %s, %s, %s::text[], true, %s)",
+                       (self.tenant, self.events[version], self.code, version, json.dumps(self.message(version)),
+                        None if keys is ALL else keys, previous))
 
     def message(self, version, **other):
         """Seed §8.2."""
-        return {"eventId": str(uuid.uuid4()), "tenantId": self.tenant, "dictCode": self.code, "version": version,
+        return {"eventId": self.events.get(version) or str(uuid.uuid4()), "tenantId": self.tenant, "dictCode": self.code, "version": version,
                 "committedAt": "2026-02-27T12:00:01Z", **other}
 
     def tell(self, version, **other):

@@ -93,6 +93,21 @@ def own_refdata_db(own_postgres, jwks_path, tmp_path):
     return migrated(own_postgres, jwks_path, tmp_path)
 
 
+NO_EVENT = "00000000-0000-0000-0000-000000000000"  # of version 0
+
+
+def raise_version(cursor, code, event, tenant=TENANT):
+    """As apply does: the version, and the event that made it. Returns the version, and the event of the one before it."""
+    cursor.execute("select last_event_id::text from refdata.dictionary_meta where tenant_id = %s and dict_code = %s for update",
+                   (tenant, code))
+    (previous,) = cursor.fetchone() or (NO_EVENT,)
+    cursor.execute("insert into refdata.dictionary_meta as m (tenant_id, dict_code, version, updated_at, last_event_id)"
+                   " values (%s, %s, 1, clock_timestamp(), %s) on conflict (tenant_id, dict_code) do update"
+                   " set version = m.version + 1, updated_at = excluded.updated_at, last_event_id = excluded.last_event_id"
+                   " returning version", (tenant, code, event))
+    return cursor.fetchone()[0], previous
+
+
 def set_version(database, code, version, tenant=TENANT):
     database.query("insert into refdata.dictionary_meta (tenant_id, dict_code, version, updated_at)"
                    " values (%s, %s, %s, now()) on conflict (tenant_id, dict_code)"

@@ -21,10 +21,13 @@ int64_t refdata_batch_next_version(struct batch *batch, struct entry *entry)
     struct refdata_command *command = &batch->commands[entry - batch->entries];
     entry->published = true;
     entry->version = ++entry->pair->version;
+    entry->previous_event = entry->pair->event;
+    entry->pair->event = str_from(command->update.event_id);
     command->decided = true;
     command->outcome.decision = REFDATA_COMMITTED;
     command->outcome.version = entry->version;
     command->outcome.is_hydrated = entry->pair->is_hydrated;
+    command->outcome.makes_version = true;
     return entry->version;
 }
 
@@ -185,6 +188,7 @@ static enum status go_back(struct batch *batch, const struct before *before, str
         *before->entry.assembly = before->assembly;
     if (before->entry.pair) {
         command->outcome.decision = REFDATA_PENDING;
+        command->outcome.makes_version = false;
         command->decided = false;
     }
     batch->writer = (struct refdata_writer){

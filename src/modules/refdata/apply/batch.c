@@ -19,7 +19,7 @@ static const struct refdata_rows_sql ensure_sql = {ENSURE("unnest($1, $2) with o
 /* Sorted before they are locked: the order of $1 and $2. */
 #define LOCK(rows)                                                                                         \
     "select m.tenant_id, m.dict_code, m.version, m.last_source_revision,"                                  \
-    "       coalesce(m.hydrated_until > clock_timestamp(), false)::text"                                   \
+    "       coalesce(m.hydrated_until > clock_timestamp(), false)::text, m.last_event_id"                  \
     " from refdata.dictionary_meta m join " rows " as u (t, d) on m.tenant_id = u.t and m.dict_code = u.d" \
     " order by m.tenant_id collate \"C\", m.dict_code collate \"C\" for update of m"
 static const struct refdata_rows_sql lock_sql = {LOCK("unnest($1, $2)"), LOCK("(values ($1, $2))")};
@@ -135,6 +135,7 @@ static void name_outcome(struct refdata_command *command)
     outcome->dict_code = command->update.dict_code;
     outcome->event_id = str_from(command->update.event_id);
     outcome->decision = refused ? REFDATA_FAILED : REFDATA_PENDING;
+    outcome->makes_version = false;
     command->decided = refused;
     command->others = NULL;
     command->other_count = 0;
@@ -224,6 +225,7 @@ static enum status take_locks(struct batch *batch, const struct db_result *rows,
         pair->revision = (struct revision){!db_result_is_null(rows, i, 3), db_result_i64(rows, i, 3)};
         pair->locked_revision = pair->revision;
         pair->is_hydrated = str_eq(db_result_str(rows, i, 4), STR("true"));
+        pair->event = arena_str(batch->arena, db_result_str(rows, i, 5));
     }
     return STATUS_OK;
 }

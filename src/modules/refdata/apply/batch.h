@@ -21,6 +21,7 @@ struct pair {
     struct str tenant, code;
     const struct refdata_dictionary *dictionary; /* the catalog's */
     int64_t version, locked_version;             /* as the commands so far leave it; as it was found */
+    struct str event;                            /* which event made that version */
     struct revision revision, locked_revision;
     bool assembling;  /* a snapshot of it is: deltas are recorded */
     bool is_hydrated; /* some consumer asked for an item of it: changes are published for hydration */
@@ -51,6 +52,7 @@ struct entry {
     bool staged;               /* a chunk of its assembly since this batch */
     bool published;            /* has a version of its own: a row for the outbox */
     int64_t version;
+    struct str previous_event;  /* which event made the version before */
     struct refdata_item *items; /* each key once */
     size_t item_count;
 };

@@ -4,28 +4,33 @@
 #include "base/failpoint.h"
 
 /* The time of the change, from which freshness is measured: as late as can be. */
-#define VERSIONS(rows)                                                            \
-    "update refdata.dictionary_meta m set version = u.version::bigint,"           \
-    "  last_source_revision = u.revision::bigint, updated_at = clock_timestamp()" \
-    " from " rows " as u (t, d, version, revision)"                               \
+#define VERSIONS(rows)                                                             \
+    "update refdata.dictionary_meta m set version = u.version::bigint,"            \
+    "  last_source_revision = u.revision::bigint, updated_at = clock_timestamp()," \
+    "  last_event_id = u.e::uuid"                                                  \
+    " from " rows " as u (t, d, version, revision, e)"                             \
     " where m.tenant_id = u.t and m.dict_code = u.d"
-static const struct refdata_rows_sql versions_sql = {VERSIONS("unnest($1, $2, $3, $4)"),
-                                                     VERSIONS("(values ($1, $2, $3, $4))")};
+static const struct refdata_rows_sql versions_sql = {VERSIONS("unnest($1, $2, $3, $4, $5)"),
+                                                     VERSIONS("(values ($1, $2, $3, $4, $5))")};
 /* Ids ascend in the order of the rows, hence within a pair with its versions. */
-#define OUTBOX(rows)                                                                                              \
-    "insert into refdata.outbox_event (tenant_id, event_id, dict_code, version, payload, keys, traceparent)"      \
-    " select t, e::uuid, d, v::bigint, jsonb_build_object('eventId', e, 'tenantId', t, 'dictCode', d,"            \
-    "   'version', v::bigint, 'committedAt',"                                                                     \
-    "   to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')), keys::text[], trace" \
-    " from " rows                                                                                                 \
-    " as u (t, e, d, v, keys, trace, at) order by at" /* a version that was set back is told anew */              \
-    " on conflict (tenant_id, dict_code, version) do update set id = excluded.id, event_id = excluded.event_id,"  \
-    "   payload = excluded.payload, keys = excluded.keys, traceparent = excluded.traceparent,"                    \
-    "   created_at = excluded.created_at, published = false, published_at = null, failed_at = null,"              \
-    "   attempt_count = 0, claim_count = 0, claim_id = null, locked_by = null, locked_until = null,"              \
+#define OUTBOX(rows)                                                                                               \
+    "insert into refdata.outbox_event (tenant_id, event_id, dict_code, version, payload, keys, traceparent,"       \
+    "  previous_event_id)"                                                                                         \
+    " select t, e::uuid, d, v::bigint, jsonb_build_object('eventId', e, 'tenantId', t, 'dictCode', d,"             \
+    "   'version', v::bigint, 'committedAt',"                                                                      \
+    "   to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')), keys::text[], trace," \
+    "   previous::uuid"                                                                                            \
+    " from " rows                                                                                                  \
+    " as u (t, e, d, v, keys, trace, previous, at) order by at" /* a version that was set back is told anew */     \
+    " on conflict (tenant_id, dict_code, version) do update set id = excluded.id, event_id = excluded.event_id,"   \
+    "   payload = excluded.payload, keys = excluded.keys, traceparent = excluded.traceparent,"                     \
+    "   previous_event_id = excluded.previous_event_id,"                                                           \
+    "   created_at = excluded.created_at, published = false, published_at = null, failed_at = null,"               \
+    "   attempt_count = 0, claim_count = 0, claim_id = null, locked_by = null, locked_until = null,"               \
     "   next_attempt_at = null, last_error = null"
-static const struct refdata_rows_sql outbox_sql = {OUTBOX("unnest($1, $2, $3, $4, $5, $6) with ordinality"),
-                                                   OUTBOX("(values ($1, $2, $3, $4, $5, $6, 1))")};
+static const struct refdata_rows_sql outbox_sql = {
+    OUTBOX("unnest($1, $2, $3, $4, $5, $6, $7) with ordinality"),
+    OUTBOX("(values ($1, $2, $3, $4, $5, $6, $7, 1))")};
 /* For hydration, where some consumer asked for an item of the dictionary (H4). */
 enum { CHANGE_KEYS_MAX = 1000 }; /* with more, what consumers hold is looked up instead */
 #define CHANGES(rows)                                              \
@@ -53,7 +58,7 @@ static const struct refdata_rows_sql insert_sql = {INSERT("unnest($1, $2, $3, $4
 static enum status write_versions(struct batch *batch, struct error *error)
 {
     struct refdata_columns columns;
-    refdata_columns_begin(&columns, 4);
+    refdata_columns_begin(&columns, 5);
     for (size_t i = 0; i < batch->pair_count; i++) {
         const struct pair *pair = batch->pairs[i];
         if (pair->version == pair->locked_version)
@@ -65,6 +70,7 @@ static enum status write_versions(struct batch *batch, struct error *error)
             refdata_columns_put_i64(&columns, 3, pair->revision.value);
         else
             refdata_columns_put_null(&columns, 3);
+        refdata_columns_put(&columns, 4, pair->event);
         columns.rows++;
     }
     return refdata_columns_write(&columns, &versions_sql, &batch->writer, error);
@@ -86,7 +92,7 @@ static void put_keys(struct refdata_columns *columns, unsigned column, const str
 static enum status write_outbox(struct batch *batch, struct error *error)
 {
     struct refdata_columns columns;
-    refdata_columns_begin(&columns, 6);
+    refdata_columns_begin(&columns, 7);
     for (size_t i = 0; i < batch->count; i++) {
         const struct refdata_update *update = &batch->commands[i].update;
         const struct entry *entry = &batch->entries[i];
@@ -101,6 +107,7 @@ static enum status write_outbox(struct batch *batch, struct error *error)
         else
             refdata_columns_put_null(&columns, 4);
         refdata_columns_put(&columns, 5, batch->commands[i].traceparent);
+        refdata_columns_put(&columns, 6, entry->previous_event);
         columns.rows++;
     }
     return refdata_columns_write(&columns, &outbox_sql, &batch->writer, error);

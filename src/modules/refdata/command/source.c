@@ -82,7 +82,7 @@ static void take_answer(const struct refdata_primary_answer *answer, struct str 
                         struct hydration_entity *entity)
 {
     const struct cache_record *record = cache_find(answer->snapshot, key);
-    entity->version = answer->version;
+    entity->version = answer->committed.version;
     if (!record)
         return;
     entity->found = HYDRATION_IS;

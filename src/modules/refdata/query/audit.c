@@ -90,9 +90,9 @@ static void audit(struct refdata_holding *holding)
         .timeout_ms = refdata->settings.load_timeout_ms,
         .memory_max = (uint64_t)refdata->settings.memory_bytes_max,
         .base = cache_slot_acquire(&holding->slot),
-        .base_origin = holding->origin,
         .arena = &job->arena,
     };
+    refdata_loader_compare_with(&job->load, holding);
     holding->audit_at_ns = next_audit_ns(refdata);
     holding->dictionary->database->auditing = worker_pool_submit(refdata->loaders, &job->job);
     if (!holding->dictionary->database->auditing)

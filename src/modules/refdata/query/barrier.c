@@ -170,7 +170,7 @@ static void on_keys(void *context, struct refdata_primary_answer *answer)
     struct keys_question question = *(struct keys_question *)context;
     bool in_force = is_in_force(question.refdata, question.dictionary);
     free(context);
-    if (answer->status != STATUS_OK || answer->version < question.version || !in_force) {
+    if (answer->status != STATUS_OK || answer->committed.version < question.version || !in_force) {
         if (answer->snapshot)
             cache_snapshot_unref(answer->snapshot);
         if (in_force)
@@ -209,11 +209,19 @@ static void post_not_committed(const struct refdata_deciding *deciding, int64_t 
     loop_post(deciding->ref.loop, &verdict->message);
 }
 
+/* Was what is held lost: is its number committed by another event, or not at all? */
+static bool is_lost(const struct refdata_holding *holding, const struct refdata_committed *committed)
+{
+    const struct cache_snapshot *held = cache_slot_read(&holding->slot);
+    return held && cache_snapshot_info(held)->version >= committed->version &&
+           !refdata_is_committed(held, committed);
+}
+
 static void decide(struct refdata_holding *holding, const struct refdata_deciding *deciding,
-                   int64_t committed)
+                   int64_t committed, bool lost)
 {
     struct refdata *refdata = holding->refdata;
-    if (local_version(holding) >= deciding->version)
+    if (local_version(holding) >= deciding->version && !lost)
         post_start_over(deciding->ref, false);
     else if (committed < deciding->version)
         post_not_committed(deciding, committed);
@@ -229,17 +237,18 @@ static void decide(struct refdata_holding *holding, const struct refdata_decidin
             clock_mono_ns());
 }
 
-static void decide_all(struct refdata_holding *holding, struct refdata_deciding *aboard, int64_t committed)
+static void decide_all(struct refdata_holding *holding, struct refdata_deciding *aboard,
+                       const struct refdata_committed *committed)
 {
-    int64_t local = local_version(holding);
-    holding->committed_version = committed;
-    if (committed > local)
-        refdata_schedule_urge(holding, committed); /* somebody waits: neither jitter nor debounce */
-    else if (committed < local)
+    bool lost = is_lost(holding, committed);
+    holding->committed_version = committed->version;
+    if (lost)
         refdata_schedule_want(holding, 0);
+    else if (committed->version > local_version(holding))
+        refdata_schedule_urge(holding, committed->version); /* somebody waits: neither jitter nor debounce */
     while (aboard) {
         struct refdata_deciding *next = aboard->next;
-        decide(holding, aboard, committed);
+        decide(holding, aboard, committed->version, lost);
         free(aboard);
         aboard = next;
     }
@@ -276,7 +285,7 @@ static void on_version(void *context, struct refdata_primary_answer *answer)
     else if (answer->status != STATUS_OK)
         refuse_all(aboard, STATUS_UNAVAILABLE, "the primary cannot be read");
     else
-        decide_all(holding, aboard, answer->version);
+        decide_all(holding, aboard, &answer->committed);
     if (barrier->boarding)
         ask(holding);
 }

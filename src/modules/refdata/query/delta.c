@@ -10,16 +10,15 @@
 /* Past these a full load is due: it may cost less, and a pod that slept for days asks for no list of all it missed. */
 enum { VERSIONS_MAX = 10000, KEYS_MIN = 1000, KEYS_MAX = 50000, FULL_SHARE = 4 };
 
-/* The base's own version first, for its origin, then those behind it. By the index (tenant_id, dict_code, version). The
- * limits stop it early; the order, which the join keeps, is checked by whoever reads the rows. */
+/* The versions after the base's. By the index (tenant_id, dict_code, version). The limits stop it early; the order, which
+ * the join keeps, is checked by the reader of the rows. */
 static const char changes_sql[] =
-    "select o.version, o.keys is not null, k.key, o.event_id"
-    "  from (select version, event_id, case when version > $3 then keys else '{}' end as keys"
-    "          from refdata.outbox_event"
-    "         where tenant_id = $1 and dict_code = $2 and version >= $3 order by version limit $4) o"
+    "select o.version, o.keys is not null, k.key"
+    "  from (select version, keys from refdata.outbox_event"
+    "         where tenant_id = $1 and dict_code = $2 and version > $3 order by version limit $4) o"
     "  left join lateral unnest(o.keys) as k(key) on true"
     " limit $5";
-enum { VERSION, LISTED, KEY, EVENT_ID };
+enum { VERSION, LISTED, KEY };
 
 /* ---- gathering ---- */
 
@@ -88,30 +87,21 @@ enum status refdata_delta_ask(const struct refdata_load *load, struct db_conn *c
     char after[24], versions[24], rows[24];
     db_statement_init(&statement, changes_sql, 5, types);
     snprintf(after, sizeof after, "%lld", (long long)cache_snapshot_info(load->base)->version);
-    snprintf(versions, sizeof versions, "%d", VERSIONS_MAX + 2);
-    snprintf(rows, sizeof rows, "%zu", keys_max(load) + 2);
+    snprintf(versions, sizeof versions, "%d", VERSIONS_MAX + 1);
+    snprintf(rows, sizeof rows, "%zu", keys_max(load) + 1);
     const struct db_param params[] = {
         {load->tenant}, {load->dictionary->code}, {str_from(after)}, {str_from(versions)}, {str_from(rows)}};
     return db_pipeline_add(conn, &statement, params, error);
-}
-
-/* Is the base's version still the one that the base was loaded as? A row that is gone, trimmed by age, says nothing. */
-static bool is_same_history(const struct refdata_load *load, struct str event_id)
-{
-    return str_eq(event_id, str_from(load->base_origin.event_id));
 }
 
 bool refdata_delta_read(const struct refdata_load *load, const struct db_result *answer, int64_t committed,
                         struct refdata_delta *delta)
 {
     size_t rows = db_result_rows(answer);
-    int64_t from = cache_snapshot_info(load->base)->version;
-    size_t first = rows && db_result_i64(answer, 0, VERSION) == from;
-    refdata_delta_begin(delta, load->arena, from, rows);
-    if (rows - first > keys_max(load) ||
-        (first && !is_same_history(load, db_result_str(answer, 0, EVENT_ID))))
+    refdata_delta_begin(delta, load->arena, cache_snapshot_info(load->base)->version, rows);
+    if (rows > keys_max(load))
         return false;
-    for (size_t i = first; i < rows && !delta->broken; i++)
+    for (size_t i = 0; i < rows && !delta->broken; i++)
         refdata_delta_take(delta, db_result_i64(answer, i, VERSION),
                            str_eq(db_result_str(answer, i, LISTED), STR("t")),
                            db_result_is_null(answer, i, KEY) ? STR_NONE : db_result_str(answer, i, KEY));

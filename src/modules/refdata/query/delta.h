@@ -28,7 +28,7 @@ size_t refdata_delta_keys(const struct refdata_delta *delta, struct str **keys);
 /* Adds the question to a pipeline. */
 enum status refdata_delta_ask(const struct refdata_load *load, struct db_conn *conn,
                               struct error *error) MUST_CHECK;
-/* Its answer: false when a full load is due. */
+/* Its answer: false when a full load is due. The base must belong to the history of what is committed. */
 bool refdata_delta_read(const struct refdata_load *load, const struct db_result *answer, int64_t committed,
                         struct refdata_delta *delta);
 /* Loads the keys and builds on load->base. *snapshot NULL with STATUS_OK: a full load is due after all. */

@@ -53,15 +53,16 @@ static enum status read_value(struct db_conn *conn, struct drift_check *check, i
 static enum status check_one(struct refdata_database *database, struct drift_check *check,
                              struct error *error)
 {
-    int64_t deadline_ns = clock_deadline_ms(CHECK_TIMEOUT_MS), committed_at_us;
+    int64_t deadline_ns = clock_deadline_ms(CHECK_TIMEOUT_MS);
+    struct refdata_committed committed = {0};
     struct db_conn *conn = NULL;
     enum status status = db_acquire(database->pool, deadline_ns, &conn, error);
     if (status == STATUS_OK)
         status = db_begin(conn, DB_REPEATABLE_READ_ONLY, deadline_ns, error);
     if (status == STATUS_OK)
-        status =
-            refdata_loader_version(conn, str_of(check->tenant, check->tenant_len), check->dictionary->code,
-                                   deadline_ns, &check->version, &committed_at_us, error);
+        status = refdata_loader_version(conn, str_of(check->tenant, check->tenant_len),
+                                        check->dictionary->code, deadline_ns, &committed, error);
+    check->version = committed.version;
     if (status == STATUS_OK)
         status = read_value(conn, check, deadline_ns, error);
     if (conn) {

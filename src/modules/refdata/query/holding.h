@@ -8,7 +8,6 @@
 
 #include <stdatomic.h>
 
-#include "base/uuid.h"
 #include "cache/cache.h"
 #include "modules/refdata/dictionary.h"
 
@@ -44,12 +43,6 @@ struct refdata_barrier { /* of one holding */
     unsigned asked_this_second;
 };
 
-/* Which event made a version; empty = none is known. The same number with another origin is another history: a database
- * that was restored and went on. */
-struct refdata_origin_id {
-    char event_id[UUID_TEXT_BYTES];
-};
-
 /* Loads waiting for their turn. Those of changed keys alone have a queue and places of their own, so that no long load
  * holds them up. */
 struct refdata_queue {
@@ -81,14 +74,14 @@ struct refdata_holding {
     size_t waiter_count, waiter_capacity;
     struct refdata_queue *queue, *running_in; /* NULL = neither */
     struct refdata_holding *queue_next;
-    struct refdata_origin_id origin; /* of the version held */
-    int64_t wanted_version;          /* committed since the last load began, as others said; 0 = none */
-    int64_t began_ns;                /* the last load */
-    int64_t audit_at_ns;             /* 0 = not decided yet */
+    int64_t wanted_version; /* committed since the last load began, as others said; 0 = none */
+    int64_t began_ns;       /* the last load */
+    int64_t audit_at_ns;    /* 0 = not decided yet */
     struct refdata_barrier barrier;
     struct refdata_watch *watch; /* NULL = nobody follows */
     uint64_t memory_bytes;
     int64_t committed_version; /* as the sweep last saw it */
+    int64_t lost_version; /* up to here a number may also mean a version that was lost (R14); 0 = none was */
     int64_t drift_checked_at_ns, drift_value, drift_version;
     bool drift_known;
     struct metric_series *lag, *version_gauge, *items, *memory_gauge, *drift;

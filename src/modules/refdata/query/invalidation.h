@@ -4,10 +4,12 @@
 
 #include "base/arena.h"
 #include "base/str.h"
+#include "base/uuid.h"
 
 struct refdata_invalidation {
     struct str tenant, code;
     int64_t version;
+    struct uuid event; /* which event made it */
 };
 
 /* Strictly: all five members, each once and of its type; others are left alone. The texts point into `text` or `arena`. */

@@ -21,6 +21,8 @@ struct pair {
     uint64_t hash;
     struct str tenant, code;
     int64_t version;
+    struct uuid event;   /* which made it: */
+    bool is_event_known; /* otherwise it is not compared */
 };
 
 struct gathered {
@@ -47,8 +49,12 @@ static void take(struct refdata *refdata, const struct refdata_database *databas
     if (!holding || holding->dictionary->database != database)
         return;
     const struct cache_snapshot *snapshot = cache_slot_read(&holding->slot);
-    if (snapshot ? cache_snapshot_info(snapshot)->version < pair->version : holding->loading)
+    const struct cache_info *info = snapshot ? cache_snapshot_info(snapshot) : NULL;
+    if (info ? info->version < pair->version : holding->loading)
         refdata_schedule_behind(holding, pair->version, 0);
+    else if (info && info->version == pair->version && pair->is_event_known &&
+             !uuid_eq(&info->event, &pair->event))
+        refdata_schedule_compare(holding); /* also a late message of a lost history: the load decides */
 }
 
 static void on_gathered(struct loop *loop, struct loop_message *message)
@@ -85,13 +91,18 @@ static struct gathered *pending_of(struct refdata_invalidations *invalidations)
     return invalidations->pending;
 }
 
-static void gather(struct gathered *gathered, struct str tenant, struct str code, int64_t version)
+static void gather(struct gathered *gathered, struct str tenant, struct str code, int64_t version,
+                   const struct uuid *event)
 {
     uint64_t hash = refdata_pair_hash(tenant, code);
     for (size_t i = gathered->count; i-- > 0;) { /* the same pair again is most often the last one */
         struct pair *pair = &gathered->pairs[i];
         if (pair->hash == hash && str_eq(pair->code, code) && str_eq(pair->tenant, tenant)) {
-            pair->version = version > pair->version ? version : pair->version;
+            if (version >= pair->version) {
+                pair->version = version;
+                pair->is_event_known = event;
+                pair->event = event ? *event : pair->event;
+            }
             return;
         }
     }
@@ -103,15 +114,21 @@ static void gather(struct gathered *gathered, struct str tenant, struct str code
         gathered->capacity = gathered->capacity ? 2 * gathered->capacity : 8;
         gathered->pairs = memory_realloc_array(gathered->pairs, gathered->capacity, sizeof *gathered->pairs);
     }
-    gathered->pairs[gathered->count++] =
-        (struct pair){hash, arena_str(&gathered->arena, tenant), arena_str(&gathered->arena, code), version};
+    gathered->pairs[gathered->count++] = (struct pair){
+        .hash = hash,
+        .tenant = arena_str(&gathered->arena, tenant),
+        .code = arena_str(&gathered->arena, code),
+        .version = version,
+        .event = event ? *event : (struct uuid){{0}},
+        .is_event_known = event,
+    };
 }
 
 void refdata_invalidations_hint(struct refdata_invalidations *invalidations, struct str tenant,
-                                struct str code, int64_t version)
+                                struct str code, int64_t version, const struct uuid *event)
 {
     pthread_mutex_lock(&invalidations->lock);
-    gather(pending_of(invalidations), tenant, code, version);
+    gather(pending_of(invalidations), tenant, code, version, event);
     pthread_mutex_unlock(&invalidations->lock);
 }
 
@@ -138,12 +155,11 @@ bool refdata_invalidation_read(struct str text, struct arena *arena, struct refd
 {
     struct json_value body, value;
     int64_t committed_at_us;
-    struct uuid event_id;
     if (json_parse(text, JSON_DEPTH_MAX, &body, NULL) != STATUS_OK || body.type != JSON_OBJECT ||
         json_has_duplicates(&body, arena))
         return false;
     if (!json_get(&body, STR("eventId"), &value) || value.type != JSON_STRING ||
-        !uuid_parse(json_str_decode(value.raw, arena), &event_id))
+        !uuid_parse(json_str_decode(value.raw, arena), &out->event))
         return false;
     if (!json_get(&body, STR("committedAt"), &value) || value.type != JSON_STRING ||
         !clock_rfc3339_parse(json_str_decode(value.raw, arena), &committed_at_us))
@@ -164,7 +180,7 @@ static void on_batch(void *context, struct bus_batch *batch)
         struct refdata_invalidation read;
         arena_reset(&arena);
         if (refdata_invalidation_read(message->payload, &arena, &read)) {
-            refdata_invalidations_hint(invalidations, read.tenant, read.code, read.version);
+            refdata_invalidations_hint(invalidations, read.tenant, read.code, read.version, &read.event);
             continue;
         }
         if (message->offset < 0)

@@ -278,7 +278,8 @@ static void redefine(struct refdata_holding *holding, struct refdata_dictionary 
     holding->retry_at_ns = 0;
     holding->drift_known = false;
     holding->redefined = true;
-    holding->wanted_version = holding->committed_version = 0; /* versions of another database, perhaps */
+    /* versions of another database, perhaps */
+    holding->wanted_version = holding->committed_version = holding->lost_version = 0;
     holding->audit_at_ns = 0;
     refdata_schedule_want(holding, 0); /* the old data is served until the new definition's is there */
 }

@@ -16,27 +16,39 @@ enum { ATTEMPTS = 2 }; /* DB_RETRY: a prepared statement was dropped, and the ne
 
 static const char begin_sql[] = "begin isolation level repeatable read read only";
 /* By the primary key. */
-static const char version_sql[] = "select version, (extract(epoch from updated_at) * 1000000)::bigint"
-                                  "  from refdata.dictionary_meta where tenant_id = $1 and dict_code = $2";
+static const char version_sql[] =
+    "select version, (extract(epoch from updated_at) * 1000000)::bigint, last_event_id"
+    "  from refdata.dictionary_meta where tenant_id = $1 and dict_code = $2";
 
-/* The same with the version's origin, by the index (tenant_id, dict_code, version): as a join, a table without
- * statistics would have every version of the pair read. */
+/* The same with the event that the version after the one held was made upon, by the index (tenant_id, dict_code,
+ * version): as a join, a table without statistics would have every version of the pair read. */
 static const char meta_sql[] =
-    "select m.version, (extract(epoch from m.updated_at) * 1000000)::bigint,"
-    "       (select o.event_id from refdata.outbox_event o where o.tenant_id = m.tenant_id"
-    "           and o.dict_code = m.dict_code and o.version = m.version)"
+    "select m.version, (extract(epoch from m.updated_at) * 1000000)::bigint, m.last_event_id,"
+    "       (select o.previous_event_id from refdata.outbox_event o where o.tenant_id = m.tenant_id"
+    "           and o.dict_code = m.dict_code and o.version = $3)"
     "  from refdata.dictionary_meta m where m.tenant_id = $1 and m.dict_code = $2";
-enum { ORIGIN = 2 };
+enum { VERSION, COMMITTED_AT, EVENT, HELD_EVENT };
 
-static void take_version(const struct db_result *result, int64_t *version, int64_t *committed_at_us)
+struct uuid refdata_loader_event(const struct db_result *result, size_t row, unsigned column)
 {
-    bool found = result && db_result_rows(result) == 1;
-    *version = found ? db_result_i64(result, 0, 0) : 0;
-    *committed_at_us = found ? db_result_i64(result, 0, 1) : 0;
+    struct uuid event = {{0}};
+    if (!db_result_is_null(result, row, column) && !uuid_parse(db_result_str(result, row, column), &event))
+        event = (struct uuid){{0}};
+    return event;
+}
+
+static void take_version(const struct db_result *result, struct refdata_committed *committed)
+{
+    *committed = (struct refdata_committed){0};
+    if (!result || db_result_rows(result) != 1)
+        return;
+    committed->version = db_result_i64(result, 0, VERSION);
+    committed->at_us = db_result_i64(result, 0, COMMITTED_AT);
+    committed->event = refdata_loader_event(result, 0, EVENT);
 }
 
 enum status refdata_loader_version(struct db_conn *conn, struct str tenant, struct str code,
-                                   int64_t deadline_ns, int64_t *version, int64_t *committed_at_us,
+                                   int64_t deadline_ns, struct refdata_committed *committed,
                                    struct error *error)
 {
     struct db_statement statement;
@@ -44,7 +56,7 @@ enum status refdata_loader_version(struct db_conn *conn, struct str tenant, stru
     db_statement_init(&statement, version_sql, 2, (const enum db_type[]){DB_TEXT, DB_TEXT});
     const struct db_param params[] = {{tenant}, {code}};
     enum status status = db_query(conn, &statement, params, deadline_ns, &result, error);
-    take_version(status == STATUS_OK ? result : NULL, version, committed_at_us);
+    take_version(status == STATUS_OK ? result : NULL, committed);
     db_result_free(result);
     return status;
 }
@@ -52,28 +64,43 @@ enum status refdata_loader_version(struct db_conn *conn, struct str tenant, stru
 /* ---- the transaction ---- */
 
 struct opened {
-    int64_t version, committed_at_us;
-    struct refdata_origin_id origin;
+    struct refdata_committed committed;
+    bool is_fork;     /* what is held does not belong to this history */
     bool delta_known; /* what changed since the base is: */
     struct refdata_delta delta;
 };
 
 enum { BEGUN, META, CHANGES, QUESTIONS };
 
-static void take_origin(const struct db_result *meta, struct refdata_origin_id *origin)
+enum history { SAME, ANOTHER, UNKNOWN };
+
+/* Does what is held belong to the history of what is committed? Unknown where the version after it has no row: trimmed by
+ * age, or made by plain SQL. */
+static enum history compare_history(const struct refdata_load *load,
+                                    const struct refdata_committed *committed, const struct db_result *meta)
 {
-    struct str id = db_result_rows(meta) == 1 ? db_result_str(meta, 0, ORIGIN) : STR_NONE;
-    size_t len = id.len < sizeof origin->event_id ? id.len : 0;
-    memcpy(origin->event_id, len ? id.ptr : "", len);
-    origin->event_id[len] = '\0';
+    struct uuid event = committed->event;
+    if (!load->has_held)
+        return UNKNOWN;
+    if (committed->version < load->held_version)
+        return ANOTHER;
+    if (committed->version > load->held_version) {
+        if (db_result_is_null(meta, 0, HELD_EVENT))
+            return UNKNOWN;
+        event = refdata_loader_event(meta, 0, HELD_EVENT);
+    }
+    return uuid_eq(&event, &load->held_event) ? SAME : ANOTHER;
 }
 
 static enum status ask(const struct refdata_load *load, struct db_conn *conn, struct error *error)
 {
     struct db_statement begin, meta;
-    const struct db_param params[] = {{load->tenant}, {load->dictionary->code}};
+    char next[REFDATA_NUMBER_BYTES];
+    const struct db_param params[] = {{load->tenant},
+                                      {load->dictionary->code},
+                                      {refdata_number(next, load->has_held ? load->held_version + 1 : -1)}};
     db_statement_init(&begin, begin_sql, 0, NULL);
-    db_statement_init(&meta, meta_sql, 2, (const enum db_type[]){DB_TEXT, DB_TEXT});
+    db_statement_init(&meta, meta_sql, 3, (const enum db_type[]){DB_TEXT, DB_TEXT, DB_BIGINT});
     enum status status = db_pipeline_begin(conn, error);
     if (status == STATUS_OK)
         status = db_pipeline_add(conn, &begin, NULL, error);
@@ -92,10 +119,12 @@ static enum status open_once(const struct refdata_load *load, struct db_conn *co
     if (status == STATUS_OK)
         status = db_pipeline_end(conn, deadline_ns, results, load->base ? QUESTIONS : CHANGES, NULL, error);
     if (status == STATUS_OK) {
-        take_version(results[META], &opened->version, &opened->committed_at_us);
-        take_origin(results[META], &opened->origin);
+        take_version(results[META], &opened->committed);
+        enum history history = compare_history(load, &opened->committed, results[META]);
+        opened->is_fork = history == ANOTHER;
         opened->delta_known =
-            load->base && refdata_delta_read(load, results[CHANGES], opened->version, &opened->delta);
+            load->base && history == SAME &&
+            refdata_delta_read(load, results[CHANGES], opened->committed.version, &opened->delta);
     }
     for (size_t i = 0; i < QUESTIONS; i++)
         db_result_free(results[i]);
@@ -127,8 +156,9 @@ static void close_transaction(struct db_conn *conn)
 
 /* ---- what is loaded in it ---- */
 
-static enum status load_all(const struct refdata_load *load, struct db_conn *conn, int64_t version,
-                            int64_t deadline_ns, struct refdata_loaded *loaded)
+static enum status load_all(const struct refdata_load *load, struct db_conn *conn,
+                            const struct refdata_committed *committed, int64_t deadline_ns,
+                            struct refdata_loaded *loaded)
 {
     const struct refdata_dictionary *dictionary = load->dictionary;
     /* The pool's own limit is for small statements. */
@@ -143,17 +173,21 @@ static enum status load_all(const struct refdata_load *load, struct db_conn *con
         return status;
     }
     loaded->replaced = cache_builder_replaced(builder);
-    loaded->snapshot = cache_builder_finish(builder, version);
+    loaded->snapshot = cache_builder_finish(builder, committed->version);
+    cache_snapshot_mark(loaded->snapshot, &committed->event);
     return STATUS_OK;
 }
 
 static enum status load_changes(const struct refdata_load *load, struct db_conn *conn,
-                                const struct refdata_delta *delta, int64_t deadline_ns,
+                                const struct opened *opened, int64_t deadline_ns,
                                 struct refdata_loaded *loaded)
 {
+    const struct refdata_delta *delta = &opened->delta;
     enum status status = STATUS_OK;
     if (delta->change.version_count) {
         status = refdata_delta_build(load, delta, conn, deadline_ns, &loaded->snapshot, &loaded->error);
+        if (loaded->snapshot)
+            cache_snapshot_mark(loaded->snapshot, &opened->committed.event);
     } else {
         loaded->snapshot = load->base;
         cache_snapshot_ref(load->base);
@@ -168,13 +202,13 @@ static enum status load_in_transaction(const struct refdata_load *load, struct d
                                        struct refdata_loaded *loaded)
 {
     enum status status = STATUS_OK;
-    loaded->committed_at_us = opened->committed_at_us;
-    loaded->origin = opened->origin;
-    loaded->change.to = opened->version;
+    loaded->committed_at_us = opened->committed.at_us;
+    loaded->change.to = opened->committed.version;
+    loaded->change.is_fork = opened->is_fork;
     if (opened->delta_known)
-        status = load_changes(load, conn, &opened->delta, deadline_ns, loaded);
+        status = load_changes(load, conn, opened, deadline_ns, loaded);
     if (status == STATUS_OK && !loaded->snapshot)
-        status = load_all(load, conn, opened->version, deadline_ns, loaded);
+        status = load_all(load, conn, &opened->committed, deadline_ns, loaded);
     return status;
 }
 
@@ -215,9 +249,9 @@ enum refdata_audit_verdict refdata_loader_audit(const struct refdata_load *load,
     enum refdata_audit_verdict verdict = REFDATA_AUDIT_UNKNOWN;
     enum status status = open_transaction(load, deadline_ns, &conn, &opened, error);
     if (status == STATUS_OK && opened.delta_known)
-        status = load_changes(load, conn, &opened.delta, deadline_ns, &by_changes);
+        status = load_changes(load, conn, &opened, deadline_ns, &by_changes);
     if (status == STATUS_OK && by_changes.snapshot)
-        status = load_all(load, conn, opened.version, deadline_ns, &whole);
+        status = load_all(load, conn, &opened.committed, deadline_ns, &whole);
     close_transaction(conn);
     if (by_changes.snapshot && whole.snapshot)
         verdict = is_same(by_changes.snapshot, whole.snapshot) ? REFDATA_AUDIT_AGREES : REFDATA_AUDIT_DIFFERS;
@@ -225,7 +259,7 @@ enum refdata_audit_verdict refdata_loader_audit(const struct refdata_load *load,
         cache_snapshot_unref(by_changes.snapshot);
     if (whole.snapshot)
         cache_snapshot_unref(whole.snapshot);
-    *version = opened.version;
+    *version = opened.committed.version;
     return verdict;
 }
 
@@ -295,6 +329,16 @@ static void job_done(struct worker_job *worker_job)
     free_job(job);
 }
 
+void refdata_loader_compare_with(struct refdata_load *load, const struct refdata_holding *holding)
+{
+    const struct cache_snapshot *held = cache_slot_read(&holding->slot);
+    load->has_held = held && !holding->redefined;
+    if (!load->has_held)
+        return;
+    load->held_version = cache_snapshot_info(held)->version;
+    load->held_event = cache_snapshot_info(held)->event;
+}
+
 bool refdata_loader_start(struct refdata_holding *holding, struct cache_snapshot *base)
 {
     struct refdata *refdata = holding->refdata;
@@ -313,9 +357,9 @@ bool refdata_loader_start(struct refdata_holding *holding, struct cache_snapshot
         .timeout_ms = refdata->settings.load_timeout_ms,
         .memory_max = (uint64_t)refdata->settings.memory_bytes_max,
         .base = base,
-        .base_origin = holding->origin,
         .arena = &brought->arena,
     };
+    refdata_loader_compare_with(&brought->load, holding);
     if (base)
         cache_snapshot_ref(base);
     if (worker_pool_submit(refdata->loaders, &job->job))

@@ -62,7 +62,8 @@ static struct metric_family fallback_reads = {
 };
 static struct metric_family regressions = {
     .name = "dict_version_regressions_total",
-    .help = "Times a committed version was found lower than the one served.",
+    .help =
+        "Times the version served was found to be lost: a lower one is committed, or another event made it.",
     .type = METRIC_COUNTER,
     .labels = {"dict_code", NULL},
 };

@@ -14,7 +14,7 @@ static enum status read_keys(const struct refdata_dictionary *dictionary, struct
     enum status status =
         dictionary->provider->load_keys(dictionary, tenant, keys, conn, deadline_ns, builder, &answer->error);
     if (status == STATUS_OK)
-        answer->snapshot = cache_builder_finish(builder, answer->version);
+        answer->snapshot = cache_builder_finish(builder, answer->committed.version);
     else
         cache_builder_abandon(builder);
     return status;
@@ -24,11 +24,10 @@ static enum status read_in_transaction(const struct refdata_dictionary *dictiona
                                        struct str keys, struct db_conn *conn, int64_t deadline_ns,
                                        struct refdata_primary_answer *answer)
 {
-    int64_t committed_at_us;
     enum status status = db_begin(conn, DB_REPEATABLE_READ_ONLY, deadline_ns, &answer->error);
     if (status == STATUS_OK)
-        status = refdata_loader_version(conn, tenant, dictionary->code, deadline_ns, &answer->version,
-                                        &committed_at_us, &answer->error);
+        status = refdata_loader_version(conn, tenant, dictionary->code, deadline_ns, &answer->committed,
+                                        &answer->error);
     if (status == STATUS_OK)
         status = read_keys(dictionary, tenant, keys, conn, deadline_ns, answer);
     db_rollback(conn); /* read only: nothing to commit */
@@ -38,14 +37,13 @@ static enum status read_in_transaction(const struct refdata_dictionary *dictiona
 void refdata_primary_read(const struct refdata_dictionary *dictionary, struct str tenant, struct str keys,
                           int64_t deadline_ns, struct refdata_primary_answer *answer)
 {
-    int64_t committed_at_us;
     struct db_conn *conn = NULL;
     answer->status = db_acquire(dictionary->database->pool, deadline_ns, &conn, &answer->error);
     if (answer->status == STATUS_OK && keys.len)
         answer->status = read_in_transaction(dictionary, tenant, keys, conn, deadline_ns, answer);
     else if (answer->status == STATUS_OK)
-        answer->status = refdata_loader_version(conn, tenant, dictionary->code, deadline_ns, &answer->version,
-                                                &committed_at_us, &answer->error);
+        answer->status = refdata_loader_version(conn, tenant, dictionary->code, deadline_ns,
+                                                &answer->committed, &answer->error);
     if (conn)
         db_release(conn);
 }

@@ -8,7 +8,7 @@
 struct refdata_primary_answer {
     enum status status;
     struct error error;
-    int64_t version; /* committed */
+    struct refdata_committed committed;
     struct cache_snapshot
         *snapshot; /* of the keys asked for, under that version; the callee's. NULL = none asked for */
 };

@@ -36,11 +36,29 @@ struct refdata_version_keys {
  * or, where that is not known, everything. */
 struct refdata_change {
     int64_t from, to; /* versions; `from` is -1 where there was nothing */
+    bool is_fork;     /* `from` is not part of the history that leads to `to`: its content was lost */
     size_t version_count;
     const struct refdata_version_keys *versions; /* from + 1 … to; NULL = a full load: perhaps all keys */
 };
 
 /* ---- loader.c: one load ---- */
+/* The pair's row of dictionary_meta. A number alone does not name a content: after a failover or a restore that lost the
+ * last versions it is reached again with another one. So versions are compared by number and event. */
+struct refdata_committed {
+    int64_t version;   /* 0 where the tenant never wrote (R3) */
+    struct uuid event; /* which event made it; zeroes with version 0 */
+    int64_t at_us;     /* updated_at; 0 = no row */
+};
+struct uuid refdata_loader_event(const struct db_result *result, size_t row,
+                                 unsigned column); /* null = zeroes */
+/* Is this snapshot exactly what is committed? */
+static inline bool refdata_is_committed(const struct cache_snapshot *snapshot,
+                                        const struct refdata_committed *committed)
+{
+    const struct cache_info *info = cache_snapshot_info(snapshot);
+    return info->version == committed->version && uuid_eq(&info->event, &committed->event);
+}
+
 struct refdata_load {                      /* what to load */
     struct refdata_dictionary *dictionary; /* must live until it is done */
     struct str tenant;
@@ -48,8 +66,11 @@ struct refdata_load {                      /* what to load */
     uint64_t memory_max; /* 0 = no bound */
     /* By the same definition: only what changed since is loaded, where that is known (R16). NULL = everything. */
     struct cache_snapshot *base;
-    struct refdata_origin_id base_origin;
     struct arena *arena; /* of loaded.change; needed with a base */
+    /* What is held, by the same definition: does it belong to the history of what is loaded? */
+    bool has_held;
+    int64_t held_version;
+    struct uuid held_event;
 };
 struct refdata_loaded {                          /* how it ended */
     const struct refdata_dictionary *dictionary; /* the definition it loaded by */
@@ -58,7 +79,6 @@ struct refdata_loaded {                          /* how it ended */
     struct cache_snapshot *snapshot;   /* load.base itself, referenced once more, when nothing changed */
     const struct cache_snapshot *base; /* load.base */
     struct refdata_change change;      /* from what is held */
-    struct refdata_origin_id origin;   /* of the snapshot */
     int64_t committed_at_us;           /* dictionary_meta.updated_at, 0 = no row */
     double seconds;
     size_t replaced; /* keys that came twice */
@@ -73,12 +93,14 @@ void refdata_loader_load(const struct refdata_load *load, struct refdata_loaded 
 enum refdata_audit_verdict { REFDATA_AUDIT_UNKNOWN, REFDATA_AUDIT_AGREES, REFDATA_AUDIT_DIFFERS };
 enum refdata_audit_verdict refdata_loader_audit(const struct refdata_load *load, int64_t *version,
                                                 struct error *error);
+/* On the home loop: the load finds out whether what is held belongs to the history of what it loads. */
+void refdata_loader_compare_with(struct refdata_load *load, const struct refdata_holding *holding);
 /* refdata_schedule_loaded() follows; false = no thread. `base`: see struct refdata_load. */
 bool refdata_loader_start(struct refdata_holding *holding, struct cache_snapshot *base);
 
-/* On a worker: dictionary_meta's row as this transaction sees it; 0 and 0 where the tenant never wrote (R3). */
+/* On a worker: dictionary_meta's row as this transaction sees it. */
 enum status refdata_loader_version(struct db_conn *conn, struct str tenant, struct str code,
-                                   int64_t deadline_ns, int64_t *version, int64_t *committed_at_us,
+                                   int64_t deadline_ns, struct refdata_committed *committed,
                                    struct error *error) MUST_CHECK;
 
 /* ---- schedule.c: when to load ---- */
@@ -87,7 +109,9 @@ void refdata_schedule_want(struct refdata_holding *holding, int64_t delay_ms);
 /* The pair is known to be committed in this version: a load, unless one under way brings it. Not before the debounce
  * window of full loads and the backoff of failed ones are over. */
 void refdata_schedule_behind(struct refdata_holding *holding, int64_t version, int64_t delay_ms);
-/* The same where somebody waits for it: now. */
+/* The version held may have been made by another event than the one that is committed: a load, as above. */
+void refdata_schedule_compare(struct refdata_holding *holding);
+/* The same as refdata_schedule_behind() where somebody waits for it: now. */
 void refdata_schedule_urge(struct refdata_holding *holding, int64_t version);
 void refdata_schedule_cancel(struct refdata_holding *holding);
 void refdata_schedule_run(struct refdata *refdata); /* starts what waits, as far as there is room */

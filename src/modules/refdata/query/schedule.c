@@ -117,6 +117,11 @@ void refdata_schedule_behind(struct refdata_holding *holding, int64_t version, i
     refdata_schedule_want(holding, pause > delay_ms ? pause : delay_ms);
 }
 
+void refdata_schedule_compare(struct refdata_holding *holding)
+{
+    refdata_schedule_want(holding, pause_ms(holding));
+}
+
 void refdata_schedule_urge(struct refdata_holding *holding, int64_t version)
 {
     note_wanted(holding, version);
@@ -199,11 +204,20 @@ static void load_failed(struct refdata_holding *holding, const struct refdata_lo
         refdata_schedule_want(holding, delay_ms);
 }
 
-static void note_regression(struct refdata_holding *holding, int64_t before, int64_t now)
+/* R14: what was held is not in the database any more. */
+static void note_regression(struct refdata_holding *holding, const struct cache_info *before,
+                            const struct cache_info *now)
 {
+    char lost[UUID_TEXT_BYTES], event[UUID_TEXT_BYTES];
+    uuid_format(&before->event, lost);
+    uuid_format(&now->event, event);
     refdata_metrics_regression(holding);
-    log_error("dictionary_version_went_back", LOG_STR("tenantId", holding->tenant),
-              LOG_STR("dictCode", holding->code), LOG_INT("localVersion", before), LOG_INT("version", now));
+    log_error(now->version < before->version ? "dictionary_version_went_back" : "dictionary_history_replaced",
+              LOG_STR("tenantId", holding->tenant), LOG_STR("dictCode", holding->code),
+              LOG_INT("localVersion", before->version), LOG_INT("version", now->version),
+              LOG_CSTR("localEventId", lost), LOG_CSTR("eventId", event));
+    if (holding->lost_version < before->version)
+        holding->lost_version = before->version;
 }
 
 static void tell(const struct refdata_holding *holding, const struct refdata_loaded *loaded)
@@ -230,8 +244,8 @@ static void swap(struct refdata_holding *holding, struct refdata_loaded *loaded)
     const struct cache_snapshot *before = cache_slot_read(&holding->slot);
     const struct cache_info *info = cache_snapshot_info(loaded->snapshot);
     int64_t local = before && !holding->redefined ? cache_snapshot_info(before)->version : -1;
-    if (local > info->version)
-        note_regression(holding, local, info->version);
+    if (local >= 0 && loaded->change.is_fork)
+        note_regression(holding, cache_snapshot_info(before), info);
     refdata->memory_bytes += info->memory_bytes - holding->memory_bytes;
     holding->memory_bytes = info->memory_bytes;
     loaded->change.from = local;
@@ -248,7 +262,6 @@ static void load_succeeded(struct refdata_holding *holding, struct refdata_loade
     holding->failures = 0;
     holding->refused = false;
     holding->retry_at_ns = 0;
-    holding->origin = loaded->origin;
     if (holding->committed_version < version)
         holding->committed_version = version;
     if (loaded->snapshot == cache_slot_read(&holding->slot))

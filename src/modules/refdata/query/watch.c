@@ -207,6 +207,9 @@ void refdata_watch_place(struct refdata_watch *watch, struct refdata_follower *f
     int64_t local = local_version(watch->holding);
     if (follower->after > local) { /* the version went back: the barrier has its say */
         refdata_watch_start_over(follower);
+    } else if (follower->after > 0 && follower->after < local &&
+               follower->after <= watch->holding->lost_version) {
+        refdata_watch_refuse(follower, STATUS_VERSION_TOO_OLD, local); /* perhaps a version that was lost */
     } else if (follower->after > stream_topic_position(watch->topic)) {
         follower->next = watch->waiting;
         watch->waiting = follower;
@@ -335,7 +338,8 @@ void refdata_watch_published(struct refdata_holding *holding, const struct cache
     struct refdata_watch *watch = holding->watch;
     if (!watch)
         return;
-    if (!before || cache_snapshot_info(after)->version < cache_snapshot_info(before)->version) {
+    if (!before || change->is_fork ||
+        cache_snapshot_info(after)->version < cache_snapshot_info(before)->version) {
         refdata_watch_dissolve(holding);
         return;
     }
