@@ -69,6 +69,21 @@ def test_a_number_with_another_scale_is_written(server, token, make):
     assert stored("1.00") == [(second, written), same]
 
 
+def test_c7_a_small_snapshot_whose_sql_is_slow_holds_up_no_other_post(serve, refdata_db, token):  # noqa: F811
+    """Issue 11.13: it was applied in the transaction that accepted it, and every other POST of the process waited behind it."""
+    make_table(refdata_db, "t")
+    slow = {**CHECKED, "code": "SLOW", "apply": {"snapshotReplaceSql": "select :snapshotJson, pg_sleep(5)"}}
+    client = serve(refdata_db, pod("B", slow), args=("--roles", "command,apply,relay"))
+    body = snapshot("SLOW", {"a": 1})
+    mine = client.client(token(TENANT))
+    assert mine.post(updates_path(), body).status == 202
+    for number in range(40):  # some of these tenants share its partition
+        other = f"other-{number}"
+        if client.client(token(other)).post(updates_path("WAIT_COMMIT", other), delta("B", {"a": 1})).status == 200:
+            break
+    assert mine.get(status_path(body["eventId"])).json()["status"] == "PENDING"
+
+
 def test_async_is_202_however_quick_it_was(server, token):
     client = server.client(token(TENANT))
     for i in range(5):

@@ -59,6 +59,7 @@ PACKAGES_BENCH='
 cmd:nginx                    | nginx-light           | measured beside freshet
 cmd:redis-server             | redis-server          | measured beside freshet
 cmd:redis-cli                | redis-tools           | measured beside freshet
+cmd:nats-server              | nats-server           | hydration over NATS
 '
 
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin

@@ -25,7 +25,8 @@ struct refdata {
     pthread_mutex_t catalog_lock; /* swapping it, and holding it: refdata_catalog_hold() */
     _Atomic(struct refdata_table *) table;
     atomic_llong first_read_timeout_ms, barrier_wait_ms, barrier_timeout_ms;
-    atomic_bool query_up; /* for health */
+    atomic_bool query_up;    /* for health */
+    atomic_llong post_bytes; /* bodies of updates that wait for their commit */
 
     /* the home loop's alone */
     struct refdata_cache_settings settings; /* strings in settings_arena */

@@ -38,11 +38,11 @@ struct refdata_cache_settings {
 
 struct refdata_update_settings { /* of the command and apply roles */
     int64_t items_max, key_bytes_max, payload_bytes_max, depth_max;
-    int64_t queue_max, commit_timeout_ms; /* of updates waiting for their commit */
-    int64_t batch_max;                    /* commands in one transaction of apply */
-    int64_t attempts_max;                 /* of one that does not end in time */
-    int64_t snapshot_expire_ms;           /* an incomplete one */
-    int64_t keep_ms;                      /* update_request and processed_event, once decided */
+    int64_t queue_max, queue_bytes_max, commit_timeout_ms; /* of updates waiting for their commit */
+    int64_t batch_max;                                     /* commands in one transaction of apply */
+    int64_t attempts_max;                                  /* of one that does not end in time */
+    int64_t snapshot_expire_ms;                            /* an incomplete one */
+    int64_t keep_ms; /* update_request and processed_event, once decided */
 };
 
 struct refdata_watch_settings {

@@ -26,6 +26,9 @@ struct refdata_post {
     bool listed;              /* the news has it, or its message is on its way */
     bool decided;             /* that message came, with a decision */
     int64_t wait_until_ns;    /* of WAIT_COMMIT */
+    struct loop_timer reread; /* of an event that was known before: its row is read from time to time */
+    int64_t reread_ms;
+    bool charged; /* to refdata->post_bytes */
 
     /* whose turn it is */
     struct worker_job parsing;

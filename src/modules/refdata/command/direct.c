@@ -1,4 +1,4 @@
-/* The short way: where this process applies too, nothing is queued before them, and they are small, updates are applied
+/* The short way: where this process applies too, nothing is queued before them, and they are small deltas, updates are applied
  * in the very transaction that accepts them. One commit instead of two, and nobody has to be woken in between.
  *
  * The order holds: whoever was answered before is either applied, or queued and then this way is not taken. */
@@ -19,7 +19,8 @@ static bool is_small(struct refdata_post *const *posts, size_t count)
     size_t bytes = 0;
     for (size_t i = 0; i < count; i++) {
         bytes += posts[i]->bytes;
-        if (refdata_update_is_chunk(&posts[i]->update) || bytes > BYTES_MAX)
+        /* What a snapshot replaces may be large, however small it is itself: its SQL must not hold up other posts. */
+        if (posts[i]->update.type != REFDATA_DELTA || bytes > BYTES_MAX)
             return false;
     }
     return true;

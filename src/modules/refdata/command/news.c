@@ -143,8 +143,6 @@ static bool parse_notice(struct str payload, struct str *tenant, struct refdata_
     return true;
 }
 
-static void reread(struct refdata_news *news);
-
 static void on_notice(void *context, struct str channel, struct str payload)
 {
     struct refdata_news *news = context;
@@ -158,12 +156,12 @@ static void on_notice(void *context, struct str channel, struct str payload)
     if (parse_notice(payload, &tenant, &state))
         release(news, tenant, &state);
     else
-        reread(news); /* too many at once: it says only that there are some */
+        refdata_news_reread(news); /* too many at once: it says only that there are some */
 }
 
 static void on_listening(void *context)
 {
-    reread(context);
+    refdata_news_reread(context);
 }
 
 /* ---- what notices may have missed ---- */
@@ -248,10 +246,10 @@ static void reread_done(struct worker_job *job)
     news->rereading = news->reread_again = false;
     pthread_mutex_unlock(&news->lock);
     if (again)
-        reread(news);
+        refdata_news_reread(news);
 }
 
-static void reread(struct refdata_news *news)
+void refdata_news_reread(struct refdata_news *news)
 {
     pthread_mutex_lock(&news->lock);
     bool wanted = news->waiters.count > 0 && !news->stopped;

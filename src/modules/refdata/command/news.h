@@ -29,4 +29,7 @@ void refdata_news_add(struct refdata_news *news, struct refdata_waiter *waiter);
 /* Any thread. False: it was posted already, or is about to be. */
 bool refdata_news_remove(struct refdata_news *news, struct refdata_waiter *waiter);
 
+/* Any thread: reads the rows of all who wait, soon and once for all of them; for one that no notice may reach. */
+void refdata_news_reread(struct refdata_news *news);
+
 #endif

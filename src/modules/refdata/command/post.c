@@ -4,6 +4,9 @@
  *     parsing ─▶ at the committer ─▶ answered
  *                                 └▶ waiting (parked again, listed in the news) ─▶ answered
  *
+ * A post of an event that was known before also reads that event's row from time to time while it waits: the process that
+ * decides it may not know that a client waits, and then sends no notice.
+ *
  * The client may go away at any time: then `ref` is gone, and the post is freed when nobody has it any more. */
 #include <stdlib.h>
 
@@ -18,6 +21,8 @@ enum {
     PARSE_HERE_BYTES_MAX = 64 << 10, /* a larger one would keep the loop's other connections waiting */
     WAIT_MS_MIN = 50,
     WAIT_MS_MAX = 1000,
+    REREAD_MIN_MS = 10, /* between two reads of the row of an event that was known before */
+    REREAD_MAX_MS = 40,
 };
 
 const struct http_route refdata_command_routes[] = {
@@ -122,8 +127,25 @@ static struct refdata_post *create(struct http_request *request, const struct qu
     return post;
 }
 
+/* The body's share of what all updates that wait for their commit may take (refdata.updates.queueBytes). One alone may be larger. */
+static bool charge(struct refdata_post *post, int64_t bytes_max)
+{
+    long long before = atomic_fetch_add(&post->refdata->post_bytes, (long long)post->bytes);
+    post->charged = true;
+    return before == 0 || before + (long long)post->bytes <= bytes_max;
+}
+
+static void discharge(struct refdata_post *post)
+{
+    if (post->charged)
+        atomic_fetch_sub(&post->refdata->post_bytes, (long long)post->bytes);
+    post->charged = false;
+}
+
 static void destroy(struct refdata_post *post)
 {
+    discharge(post);
+    loop_timer_stop(post->loop, &post->reread);
     if (post->dictionary)
         refdata_dictionary_unref(post->dictionary);
     arena_deinit(&post->arena);
@@ -278,6 +300,9 @@ void refdata_post_update(struct http_request *request)
     if (here && refdata_post_check(post, atomic_load(&refdata->catalog)) != STATUS_OK) {
         refdata_answer_error(request, &post->error);
         destroy(post);
+    } else if (!charge(post, atomic_load(&refdata->catalog)->updates.queue_bytes_max)) {
+        refdata_answer_error(request, &(struct error){.status = STATUS_OVERLOADED});
+        destroy(post);
     } else if (!park(request, post, post->deadline_ns, on_commit_overdue)) {
         refdata_command_metrics_count(REFDATA_UPDATE_UNAVAILABLE);
         destroy(post);
@@ -340,6 +365,17 @@ static bool has_to_wait(const struct refdata_post *post)
            post->state.decision == REFDATA_PENDING && post->wait_until_ns > loop_now_ns(post->loop);
 }
 
+static void on_reread(struct loop_timer *timer)
+{
+    struct refdata_post *post =
+        (struct refdata_post *)((char *)timer - offsetof(struct refdata_post, reread));
+    if (!post->listed || !post->ref.generation)
+        return;
+    refdata_news_reread(post->flow->news);
+    post->reread_ms = post->reread_ms * 2 < REREAD_MAX_MS ? post->reread_ms * 2 : REREAD_MAX_MS;
+    loop_timer_start(post->loop, timer, clock_deadline_ms(post->reread_ms), on_reread);
+}
+
 static void on_committed(struct loop *loop, struct loop_message *message)
 {
     (void)loop;
@@ -347,11 +383,16 @@ static void on_committed(struct loop *loop, struct loop_message *message)
         (struct refdata_post *)((char *)message - offsetof(struct refdata_post, committed));
     struct http_request *request = unpark(post);
     post->busy = false;
+    discharge(post);
     arena_deinit(&post->arena); /* ten thousand may wait: without their bodies */
     arena_init(&post->arena, 64);
     if (request && has_to_wait(post)) { /* the place it just left is free: parking does not fail */
-        if (!park(request, post, post->wait_until_ns, on_wait_over))
+        if (!park(request, post, post->wait_until_ns, on_wait_over)) {
             let_go(post);
+        } else if (post->result == REFDATA_POST_REPLAYED) {
+            post->reread_ms = REREAD_MIN_MS;
+            loop_timer_start(post->loop, &post->reread, clock_deadline_ms(post->reread_ms), on_reread);
+        }
         return;
     }
     if (request)
