@@ -90,7 +90,7 @@ struct str bus_message_header(const struct bus_message *message, struct str name
 size_t bus_message_bytes_max(const struct bus *bus); /* key, headers and payload together; any thread */
 
 /* Publishes all of them or, but for what is said under Failures, none; returns when the engine has them for
- * good. Calls of several threads share a commit. Messages of one call keep their order within a partition. */
+ * good. Calls of several threads share a commit. Messages of one call that have the same key keep their order. */
 enum status bus_publish(struct bus *bus, struct bus_message *messages, size_t count, int64_t deadline_ns,
                         struct error *error) MUST_CHECK;
 /* May a crash of PostgreSQL take back what bus_publish() says is published? (bus_topic.relaxed, where the driver has that

@@ -53,6 +53,37 @@ def test_n2_garbage_is_terminated_and_kept_and_an_event_of_another_program_count
     assert len(events.letters()) == 1
 
 
+def test_o3_an_event_that_nats_refuses_is_not_overtaken_by_a_later_one_of_its_aggregate(serve, refdata_db, token,  # noqa: F811
+                                                                                         engines):  # pylint: disable=unused-argument
+    """The stream has room for the second event of a batch, but not for the first: whatever is refused, and for whatever reason,
+    those behind it wait until it is stored."""
+    events = Events(serve, refdata_db, token)
+    server = events.entitlements[0]
+    server.start()
+    with events.client() as client, events.nats as nats, events.nats as wire:
+        assert grant(client, purchase="p" * 200).status == 200
+        eventually(lambda: len(events.published()) == 1)
+        large = nats.stream(events.stream)["state"]["bytes"]
+        assert revoke(client, purchase="p").status == 200
+        eventually(lambda: len(events.published()) == 2)
+        small = nats.stream(events.stream)["state"]["bytes"] - large
+        assert small + 100 < large
+        server.stop()
+        nats.api(f"STREAM.DELETE.{events.stream}")
+        full = {"name": events.stream, "subjects": [events.subject], "discard": "new", "max_bytes": small + 30}
+        nats.api(f"STREAM.CREATE.{events.stream}", **full)
+        wire.subscribe(events.subject)
+        events.database.query("update entitlement.outbox_events set status = 'PENDING', published_at = null")
+        server.start()
+        sent = []
+        while sent.count("EntitlementGranted") < 3:
+            sent.append(wire.read()[1]["event_type"])
+        nats.api(f"STREAM.UPDATE.{events.stream}", **{**full, "max_bytes": -1, "duplicate_window": int(1e9 * 3600)})
+        eventually(lambda: not events.database.value(
+            "select count(*) from entitlement.outbox_events where status <> 'PUBLISHED'"))
+    assert [told["event_type"] for _, _, told in events.published()] == ["EntitlementGranted", "EntitlementRevoked"]
+
+
 def advisory_streams(nats):
     """Those of this file's settings, unless somebody before it made the one for all."""
     return [name for name in nats.api("STREAM.NAMES")["streams"] if "advisories" in name]

@@ -129,18 +129,21 @@ struct nats_reader {
     bool answer; /* somebody new is to hear of us */
 };
 
-/* ---- publishing ---- */
+/* ---- publishing: at most one message of a key is on its way ---- */
 struct nats_entry {
     natsMsg *message; /* on its way; only compared */
     char id[BUS_REASON_BYTES];
     bool settled;
     int64_t offset;
+    struct nats_entry *before, *after; /* of the same topic and key; NULL = none */
+    struct nats_entry *next_ready;
 };
 struct nats_publication {
     struct nats_publication *next;
     struct nats_entry *entries;
     size_t count, flying, next_expected;
-    enum status status; /* the server's refusal, for good */
+    struct nats_entry *ready, **ready_end; /* may be sent: what was before them is settled */
+    enum status status;                    /* the server's refusal, for good */
     char refusal[128];
 };
 

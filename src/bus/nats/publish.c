@@ -1,4 +1,6 @@
-/* Publishing: all messages of a call fly at once, and the call returns when each is acknowledged.
+/* Publishing: the first message of each key flies at once, the next one when it is acknowledged, and the call returns when all
+ * are. So a message that the server refuses (its stream has no leader for a moment, or no room) is not overtaken by a later one
+ * of its key (O3), and keys do not wait for each other.
  *
  * What is not acknowledged when the connection comes back is sent again, in its order and with the same Nats-Msg-Id: the
  * server drops it if it had it already. The id is the event id, so that the same holds for a caller who tries again;
@@ -67,6 +69,58 @@ static void make_id(struct nats *nats, const struct bus_message *messages, size_
         snprintf(out + len, BUS_REASON_BYTES - (size_t)len, "#%u", before + 1);
 }
 
+/* ---- who waits for whom ---- */
+
+static void make_ready(struct nats_publication *publication, struct nats_entry *entry)
+{
+    entry->next_ready = NULL;
+    *publication->ready_end = entry;
+    publication->ready_end = &entry->next_ready;
+}
+
+static struct nats_entry *take_ready(struct nats_publication *publication)
+{
+    struct nats_entry *entry = publication->ready;
+
+    if (entry && !(publication->ready = entry->next_ready))
+        publication->ready_end = &publication->ready;
+    return entry;
+}
+
+static void clear_ready(struct nats_publication *publication)
+{
+    publication->ready = NULL;
+    publication->ready_end = &publication->ready;
+}
+
+static bool is_same_key(const struct bus_message *a, const struct bus_message *b)
+{
+    return str_eq(a->key, b->key) && str_eq(a->topic, b->topic);
+}
+
+/* Links the messages of each key in their order. Those without a key wait for none. */
+static void link_keys(struct nats_publication *publication, const struct bus_message *messages)
+{
+    size_t slots = 2;
+
+    while (slots < 2 * publication->count)
+        slots *= 2;
+    size_t *last = memory_zalloc(slots * sizeof last[0]); /* of a key: its place + 1; 0 = free */
+    for (size_t i = 0; i < publication->count; i++) {
+        if (!messages[i].key.ptr)
+            continue;
+        size_t slot = hash_seeded(messages[i].key) & (slots - 1);
+        while (last[slot] && !is_same_key(&messages[last[slot] - 1], &messages[i]))
+            slot = (slot + 1) & (slots - 1);
+        if (last[slot]) {
+            publication->entries[i].before = &publication->entries[last[slot] - 1];
+            publication->entries[i].before->after = &publication->entries[i];
+        }
+        last[slot] = i + 1;
+    }
+    free(last);
+}
+
 /* ---- acknowledgements, on a thread of the client's ---- */
 
 static struct nats_entry *find_entry(struct nats *nats, const natsMsg *message,
@@ -100,7 +154,8 @@ static enum status judge_refusal(const jsPubAckErr *refusal)
 
 static void take_refusal(struct nats *nats, struct nats_publication *publication, const jsPubAckErr *refusal)
 {
-    publication->status = judge_refusal(refusal);
+    if (publication->status == STATUS_OK)
+        publication->status = judge_refusal(refusal);
     snprintf(publication->refusal, sizeof publication->refusal, "%s",
              refusal->ErrText ? refusal->ErrText : natsStatus_GetText(refusal->Err));
     if (refusal->Err == NATS_NO_RESPONDERS) { /* the stream is not there, or has no leader */
@@ -121,11 +176,14 @@ void bus_nats_on_ack(jsCtx *js, natsMsg *message, jsPubAck *ack, jsPubAckErr *re
         entry->message = NULL;
         publication->flying--;
         entry->settled = ack != NULL;
-        if (ack)
+        if (ack) {
             entry->offset = (int64_t)ack->Sequence;
-        else if (refusal)
+            if (entry->after)
+                make_ready(publication, entry->after);
+        } else if (refusal) {
             take_refusal(nats, publication, refusal);
-        if (publication->flying == 0)
+        }
+        if (publication->flying == 0 || publication->ready)
             pthread_cond_broadcast(&nats->changed);
     }
     pthread_mutex_unlock(&nats->lock);
@@ -174,17 +232,24 @@ static enum status send_one(struct call *call, size_t at, struct error *error)
                : STATUS_UNAVAILABLE;
 }
 
-static enum status send_unsettled(struct call *call, struct error *error)
+/* Under the lock, which is open while it sends. */
+static enum status send_ready(struct call *call, struct error *error)
 {
-    for (size_t i = 0; i < call->publication.count; i++) {
-        if (call->publication.entries[i].settled)
-            continue;
-        enum status status = send_one(call, i, error);
-        if (status == STATUS_PAYLOAD_TOO_LARGE)
-            return status;
-        if (status != STATUS_OK) /* the connection is gone; those behind it wait for it too */
-            break;
+    struct nats_publication *publication = &call->publication;
+    struct nats_entry *entry;
+    enum status status = STATUS_OK;
+
+    while (status == STATUS_OK && (entry = take_ready(publication)) != NULL) {
+        pthread_mutex_unlock(&call->nats->lock);
+        status = send_one(call, (size_t)(entry - publication->entries), error);
+        pthread_mutex_lock(&call->nats->lock);
     }
+    pthread_mutex_unlock(&call->nats->lock);
+    FAILPOINT("nats.publish_sent");
+    pthread_mutex_lock(&call->nats->lock);
+    if (status == STATUS_OK || status == STATUS_PAYLOAD_TOO_LARGE)
+        return status;
+    clear_ready(publication); /* the connection is gone: all wait for it */
     return STATUS_OK;
 }
 
@@ -239,6 +304,8 @@ static enum status is_over(const struct call *call, bool flew, struct error *err
         return error_set(error, STATUS_CANCELLED, "stopping");
     if (clock_mono_ns() < call->deadline_ns)
         return STATUS_OK;
+    if (call->publication.refusal[0])
+        return error_set(error, STATUS_TIMEOUT, "NATS: %s", call->publication.refusal);
     return flew ? error_set(error, STATUS_TIMEOUT, "NATS has not acknowledged in time")
                 : error_set(error, STATUS_UNAVAILABLE, "NATS cannot be reached");
 }
@@ -260,21 +327,21 @@ static enum status await_engine(struct call *call, bool flew, struct error *erro
     }
 }
 
+/* Until all are acknowledged or refused, or others may be sent. */
 static enum status await_acks(struct call *call, struct error *error)
 {
     struct nats *nats = call->nats;
+    struct nats_publication *publication = &call->publication;
     enum status status = STATUS_OK;
 
-    while (call->publication.flying > 0 && nats->epoch == call->epoch && status == STATUS_OK) {
+    while (publication->flying > 0 && !publication->ready && nats->epoch == call->epoch &&
+           status == STATUS_OK) {
         status = is_over(call, true, error);
         if (status == STATUS_OK)
             bus_nats_wait(nats, call->deadline_ns);
     }
-    if (status == STATUS_OK && call->publication.status != STATUS_OK)
-        status = error_set(error, call->publication.status, "NATS: %s", call->publication.refusal);
-    for (size_t i = 0; i < call->publication.count; i++)
-        call->publication.entries[i].message = NULL; /* what still flies is for nobody */
-    call->publication.flying = 0;
+    if (status == STATUS_OK && publication->status != STATUS_OK)
+        status = error_set(error, publication->status, "NATS: %s", publication->refusal);
     return status;
 }
 
@@ -284,6 +351,36 @@ static bool all_settled(const struct nats_publication *publication)
         if (!publication->entries[i].settled)
             return false;
     return true;
+}
+
+static void begin_round(struct nats_publication *publication)
+{
+    clear_ready(publication);
+    publication->refusal[0] = '\0';
+    for (size_t i = 0; i < publication->count; i++) {
+        struct nats_entry *entry = &publication->entries[i];
+        if (!entry->settled && (!entry->before || entry->before->settled))
+            make_ready(publication, entry);
+    }
+}
+
+/* Under the lock, which is open while it sends. Sends what may be sent until nothing is on its way; what was refused, and all after it of its key, is for the next round. */
+static enum status run_round(struct call *call, struct error *error)
+{
+    struct nats *nats = call->nats;
+    struct nats_publication *publication = &call->publication;
+    enum status status;
+
+    begin_round(publication);
+    do {
+        status = send_ready(call, error);
+        enum status answer = await_acks(call, status == STATUS_OK ? error : NULL);
+        status = status == STATUS_OK ? answer : status;
+    } while (status == STATUS_OK && publication->ready && nats->epoch == call->epoch);
+    for (size_t i = 0; i < publication->count; i++)
+        publication->entries[i].message = NULL; /* what still flies is for nobody */
+    publication->flying = 0;
+    return status;
 }
 
 /* Under the lock, which is open while it sends. */
@@ -297,18 +394,16 @@ static enum status fly(struct call *call, struct error *error)
         if (status != STATUS_OK)
             return status;
         call->epoch = nats->epoch;
-        pthread_mutex_unlock(&nats->lock);
-        status = flew ? STATUS_OK : check_sizes(call, error);
+        if (!flew) {
+            pthread_mutex_unlock(&nats->lock);
+            status = check_sizes(call, error);
+            pthread_mutex_lock(&nats->lock);
+        }
         if (status == STATUS_OK)
-            status = send_unsettled(call, error);
-        FAILPOINT("nats.publish_sent");
-        pthread_mutex_lock(&nats->lock);
+            status = run_round(call, error);
         flew = true;
-        enum status answer = await_acks(call, status == STATUS_OK ? error : NULL);
-        if (status != STATUS_OK || answer != STATUS_OK)
-            return status != STATUS_OK ? status : answer;
-        if (all_settled(&call->publication))
-            return STATUS_OK;
+        if (status != STATUS_OK || all_settled(&call->publication))
+            return status;
         status = is_over(call, true, error);
         if (status != STATUS_OK)
             return status;
@@ -337,6 +432,8 @@ static enum status publish_some(struct nats *nats, struct bus_message *messages,
     call.publication.entries = memory_zalloc(count * sizeof call.publication.entries[0]);
     for (size_t i = 0; i < count; i++)
         make_id(nats, messages, i, call.publication.entries[i].id);
+    clear_ready(&call.publication);
+    link_keys(&call.publication, messages);
     pthread_mutex_lock(&nats->lock);
     call.publication.next = nats->publications;
     nats->publications = &call.publication;
