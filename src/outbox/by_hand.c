@@ -15,7 +15,7 @@
 #define CHANGE(set, where)                                  \
     "UPDATE @table e SET " set " WHERE e.@id = ANY (ARRAY(" \
     "    SELECT e.@id FROM @table e WHERE " where SELECTED "    ORDER BY @order LIMIT $6 FOR UPDATE))"
-#define AS_NEW "@set_alive @attempts = 0, @claims = 0, @next_attempt_at = NULL, @unlock"
+#define AS_NEW "@set_alive @attempts = 0, @claims = 0, @no_outages @next_attempt_at = NULL, @unlock"
 #define LIST(where)                                                                                         \
     "SELECT e.@id::text, @about, @number, (@event_type)::text,"                                             \
     "       e.@attempts, e.@claims, greatest(0, extract(epoch FROM now() - e.@created_at))::bigint, @error" \

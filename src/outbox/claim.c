@@ -64,6 +64,8 @@ static void put_verdicts(struct outbox_claims *claims, struct settle_arrays *arr
             if (!claims->backoff_ms || pause_ms < claims->backoff_ms)
                 claims->backoff_ms = pause_ms;
         }
+        if (verdict->kind == OUTBOX_AWAY)
+            pause_ms = claims->away_ms;
         db_array_put(&arrays->verdicts, str_from(outbox_verdict_word(verdict->kind)));
         db_array_put(&arrays->pauses, number_param(&number, pause_ms).value);
         db_array_put(&arrays->reasons, str_from(verdict->reason));

@@ -13,6 +13,7 @@ enum {
     FAILURE_WAIT_MIN_MS = 50,
     FAILURE_WAIT_MAX_MS = 2000,
     LEFT_WAIT_MS = 100,
+    AWAY_WAIT_MIN_MS = 100,
 };
 
 #define OUTBOX_OF(job, member) ((struct outbox *)((char *)(job)-offsetof(struct outbox, member)))
@@ -196,6 +197,53 @@ static bool all_left(const struct outbox_claims *claims)
     return true;
 }
 
+/* ---- the engine is away ---- */
+
+static const struct outbox_verdict *find_away(const struct outbox_claims *claims)
+{
+    for (size_t i = 0; i < claims->count; i++)
+        if (claims->verdicts[i].kind == OUTBOX_AWAY)
+            return &claims->verdicts[i];
+    return NULL;
+}
+
+/* Doubled each time up to a bound, so that a million waiting rows are neither all tried nor kept waiting when it is back. */
+static int64_t away_wait_ms(const struct outbox *outbox)
+{
+    int64_t wait_ms = AWAY_WAIT_MIN_MS;
+    int64_t max_ms = outbox->settings.backoff_max_ms < OUTBOX_AWAY_MS_MAX ? outbox->settings.backoff_max_ms
+                                                                          : OUTBOX_AWAY_MS_MAX;
+    for (unsigned i = 1; i < outbox->outages && 2 * wait_ms <= max_ms; i++)
+        wait_ms *= 2;
+    return wait_ms / 2 + (int64_t)(random_u64() % (uint64_t)(wait_ms / 2 + 1));
+}
+
+/* Rows show it at once. The next step tries again; what is committed meanwhile wakes none before. */
+static void on_away(struct outbox *outbox, const struct outbox_verdict *verdict)
+{
+    if (outbox->outages++ == 0) {
+        outbox->away_since_ns = clock_mono_ns();
+        log_warn("outbox_engine_away", LOG_CSTR("module", outbox->config.table->module),
+                 LOG_CSTR("table", outbox->config.table->name), LOG_CSTR("error", verdict->reason));
+    }
+    outbox->claims.away_ms = away_wait_ms(outbox);
+    (void)exchange(outbox, false);
+    pthread_mutex_lock(&outbox->lock);
+    outbox->again = true;
+    pace(outbox, clock_deadline_ms(outbox->claims.away_ms));
+    pthread_mutex_unlock(&outbox->lock);
+}
+
+static void on_back(struct outbox *outbox)
+{
+    if (outbox->outages == 0)
+        return;
+    outbox->outages = 0;
+    log_info("outbox_engine_back", LOG_CSTR("module", outbox->config.table->module),
+             LOG_CSTR("table", outbox->config.table->name),
+             LOG_INT("seconds", (clock_mono_ns() - outbox->away_since_ns) / CLOCK_NS_PER_S));
+}
+
 /* The verdicts are settled when the next step comes: at once, or a little later if nothing could be done, so as
  * not to turn in circles. */
 static void run_step(struct worker_job *job)
@@ -209,7 +257,12 @@ static void run_step(struct worker_job *job)
     if (claims->count == 0)
         return;
     publish(outbox);
-    if (all_left(claims) && !outbox_is_stopping(outbox)) {
+    const struct outbox_verdict *away = find_away(claims);
+    if (away) {
+        on_away(outbox, away);
+    } else if (!all_left(claims)) {
+        on_back(outbox);
+    } else if (!outbox_is_stopping(outbox)) {
         pthread_mutex_lock(&outbox->lock);
         outbox->again = false;
         look_again(outbox, LEFT_WAIT_MS);
@@ -230,7 +283,9 @@ static void step_done(struct worker_job *job)
         bool paced = !outbox->stopping && outbox->claims.count > 0 &&
                      outbox->claims.count < (size_t)outbox->settings.batch;
         outbox->woken = false;
-        if (paced)
+        if (outbox->outages > 0 && !outbox->stopping)
+            pace(outbox, outbox->pace_ns);
+        else if (paced)
             pace(outbox, clock_deadline_ms(outbox->config.pace_ms));
         else
             submit(outbox, job, &outbox->step_busy);

@@ -62,8 +62,10 @@ static void judge(struct outbox_batch *batch, size_t at, const struct error *err
 {
     if (error->status == STATUS_OK)
         return;
-    if (is_outage(error->status))
+    if (error->status == STATUS_CANCELLED) /* not tried: the bus stops */
         outbox_batch_leave(batch, at);
+    else if (is_outage(error->status))
+        outbox_batch_away(batch, at, "%s", error->message);
     else if (error->status == STATUS_BAD_REQUEST || error->status == STATUS_PAYLOAD_TOO_LARGE)
         outbox_batch_poison(batch, at, "%s", error->message); /* it will always be refused */
     else

@@ -34,7 +34,7 @@ void outbox_letter_write(const struct outbox_letter *letter, const struct outbox
                          struct bus_message *message, struct arena *arena);
 
 /* On a worker, from an outbox's publish(): a message for each event, all at once; every event gets its verdict. An outage
- * is no event's fault, so it counts as no attempt of one: however long the engine is gone, none ends FAILED for it. */
+ * is no event's fault: rows show it, but however long the engine is gone, none becomes FAILED by it. */
 void outbox_letters_publish(struct bus *bus, struct outbox_batch *batch, outbox_letter_fn *write,
                             void *context);
 

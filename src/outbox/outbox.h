@@ -18,7 +18,7 @@
  * An event's life (tables with flags instead of words: published, failed_at, locked_until):
  *
  *   PENDING ── claim ──▶ IN_FLIGHT ── done ─────────────────────▶ PUBLISHED ── retention ──▶ gone
- *      ▲                     │ retry: attempt + 1, backoff
+ *      ▲                     │ retry, or the engine is away: attempt + 1, backoff
  *      ├─────────────────────┤ lease ran out: the next claim takes it
  *      │                     └ poison, the 10th failure, or 10 claims nobody came back from ──▶ FAILED
  *      └── `freshet outbox retry` ──────────────────────────────────────────────────────────────┘
@@ -86,9 +86,11 @@ struct outbox_table {
     const char *extra[OUTBOX_EXTRA_MAX + 1]; /* whatever else the publisher needs, the same; NULL ends it */
     struct outbox_logged logged[OUTBOX_LOGGED_MAX + 1]; /* what tells an event in logs; NULL ends it */
     struct outbox_words words;
-    const char *published, *failed_at;        /* of flags: boolean, timestamptz */
-    const char *published_at, *created_at;    /* timestamptz */
-    const char *attempts, *claims;            /* int: failures; claims */
+    const char *published, *failed_at;     /* of flags: boolean, timestamptz */
+    const char *published_at, *created_at; /* timestamptz */
+    const char *attempts, *claims;         /* int: failures; claims */
+    const char *outages; /* int, NULL = 0: attempts that failed only because the engine was away.
+                                               * NULL = the table has none, and counts no such attempt */
     const char *claim_id, *locked_until;      /* uuid, timestamptz */
     const char *locked_by;                    /* text: HOSTNAME, or the machine's name */
     const char *locked_at;                    /* timestamptz; NULL = the table has none */
@@ -117,8 +119,8 @@ struct outbox_event { /* texts as PostgreSQL writes them; ptr NULL = NULL */
     struct str id, event_type, payload;
     struct str aggregate[OUTBOX_AGGREGATE_MAX];
     struct str extra[OUTBOX_EXTRA_MAX];
-    int64_t attempts; /* failures so far */
-    int64_t claims;   /* this one included */
+    int64_t attempts; /* failures so far, those by an outage excepted */
+    int64_t claims;   /* this one included, those that ended by an outage excepted */
     size_t run;       /* events of one aggregate in a batch have the same; they stand together, in order */
 };
 
@@ -126,15 +128,19 @@ enum outbox_verdict_kind {
     OUTBOX_DONE,
     OUTBOX_RETRY,  /* again after a backoff, and with it all behind it of its aggregate */
     OUTBOX_POISON, /* can't ever be published: FAILED at once */
-    /* Not tried, or by no fault of its own (the engine behind the publisher is down): as if it had not been
-     * claimed, and with it all behind it of its aggregate. A batch left as a whole waits a moment. */
+    /* Not tried: as if it had not been claimed, and with it all behind it of its aggregate. A batch left as a whole waits a
+     * moment. */
     OUTBOX_LEFT,
+    /* The engine behind the publisher is away. The row shows attempt, error and next try; it never becomes FAILED by it. Nothing
+     * is claimed for a moment, at most OUTBOX_AWAY_MS_MAX. */
+    OUTBOX_AWAY,
 };
+enum { OUTBOX_AWAY_MS_MAX = 2000 };
 
 #define OUTBOX_REASON_BYTES 256
 struct outbox_verdict {
     enum outbox_verdict_kind kind;
-    char reason[OUTBOX_REASON_BYTES]; /* of RETRY and POISON; UTF-8, no payload */
+    char reason[OUTBOX_REASON_BYTES]; /* of RETRY, POISON and AWAY; UTF-8, no payload */
 };
 
 struct outbox_batch {
@@ -148,6 +154,7 @@ struct outbox_batch {
 
 void outbox_batch_retry(struct outbox_batch *batch, size_t at, const char *format, ...) PRINTF_LIKE(3, 4);
 void outbox_batch_poison(struct outbox_batch *batch, size_t at, const char *format, ...) PRINTF_LIKE(3, 4);
+void outbox_batch_away(struct outbox_batch *batch, size_t at, const char *format, ...) PRINTF_LIKE(3, 4);
 void outbox_batch_leave(struct outbox_batch *batch, size_t at);
 /* An earlier event of its aggregate comes again, so this one must not be published before it. Whoever
  * publishes one by one asks; the verdict on such a one counts for nothing. */

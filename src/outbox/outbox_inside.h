@@ -72,6 +72,7 @@ struct outbox_claims { /* one worker at a time */
     bool more;          /* the last walk did not reach the end, or did not begin at the beginning */
     size_t settled;     /* by the last exchange: verdicts that still counted */
     int64_t backoff_ms; /* the shortest pause it gave; 0 = none */
+    int64_t away_ms;    /* the pause of those whose engine is away */
 };
 void outbox_claims_init(struct outbox_claims *claims);
 void outbox_claims_deinit(struct outbox_claims *claims);
@@ -100,8 +101,10 @@ struct outbox {
     char worker[256];
     struct db_pool *pool, *upkeep_pool; /* of one connection each */
     struct db_listener *listener;
-    struct outbox_claims claims; /* the step's */
-    struct str *gauged;          /* upkeep's: event types a gauge was set for; heap */
+    struct outbox_claims claims; /* the step's, as the following */
+    unsigned outages;            /* batches in a row that found the engine away */
+    int64_t away_since_ns;
+    struct str *gauged; /* upkeep's: event types a gauge was set for; heap */
     size_t gauged_count;
     int64_t measure_ns; /* upkeep's: no gauges before that */
 
@@ -117,7 +120,7 @@ struct outbox {
     bool started, stopping, destroyed;
     unsigned failures;
     int64_t due_ns;   /* look again then: a backoff, or after a failure */
-    int64_t pace_ns;  /* no step before that … */
+    int64_t pace_ns;  /* no step before that, unless it stops … */
     bool paced;       /* … and one then */
     int64_t renew_ns; /* the lease of what is being published; CLOCK_NEVER = nothing is */
     char renew_id[UUID_TEXT_BYTES];

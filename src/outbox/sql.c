@@ -6,8 +6,9 @@
 #define SET_CLAIMED                                             \
     "@set_claimed @locked_now @claim_id = $3, @locked_by = $4," \
     " @locked_until = now() + $5 * interval '1 ms', @claims = e.@claims + 1"
-#define CLAIMED                                                                                    \
-    "e.@id::text AS id, @aggregate_text e.@attempts::text AS attempts, e.@claims::text AS claims," \
+#define CLAIMED                                                                        \
+    "e.@id::text AS id, @aggregate_text (e.@attempts@less_outages)::text AS attempts," \
+    " (e.@claims@less_outages)::text AS claims,"                                       \
     " (@event_type)::text AS event_type, @payload AS payload@extra"
 
 /* $1 rows to look at, $2 events at most, $3 claim id, $4 worker, $5 lease in ms, $6 rows of a stride; $7 … the aggregate
@@ -93,10 +94,11 @@ static const char delivery_template[] =
 /* $1 claim id; $2 … $5 arrays: id, verdict, pause in ms, reason. */
 static const char settle_template[] =
     "UPDATE @table e SET @set_settled"
-    "    @attempts = e.@attempts + (v.verdict IN ('retry', 'dead'))::int,"
-    "    @claims = e.@claims - (v.verdict = 'left')::int,"
-    "    @next_attempt_at = CASE v.verdict WHEN 'retry' THEN now() + v.pause::bigint * interval '1 ms' END,"
-    "    @set_error @unlock"
+    "    @attempts = e.@attempts + (v.verdict IN (@failures))::int,"
+    "    @claims = e.@claims - (v.verdict IN (@not_claimed))::int,"
+    "    @next_attempt_at ="
+    "        CASE WHEN v.verdict IN ('retry', 'away') THEN now() + v.pause::bigint * interval '1 ms' END,"
+    "    @set_outages @set_error @unlock"
     " FROM unnest($2, $3, $4, $5) AS v (id, verdict, pause, reason)"
     " WHERE e.@id = v.id::@id_type AND e.@claim_id = $1"
     " RETURNING v.verdict, (@event_type)::text,"
@@ -124,7 +126,7 @@ static const char cleanup_template[] =
 
 /* ---- pieces ---- */
 
-#define PIECES_MAX 48
+#define PIECES_MAX 56
 struct pieces {
     struct arena *arena;
     size_t count;
@@ -281,6 +283,22 @@ static void define_locks(struct pieces *pieces, const struct outbox_table *table
     define(pieces, "error", table->last_error ? arena_printf(arena, "e.%s", table->last_error) : STR("NULL"));
 }
 
+/* A table without the column shows an outage only by its error and the next try. */
+static void define_outages(struct pieces *pieces, const struct outbox_table *table)
+{
+    struct arena *arena = pieces->arena;
+    const char *outages = table->outages;
+    define(pieces, "failures", outages ? STR("'retry', 'dead', 'away'") : STR("'retry', 'dead'"));
+    define(pieces, "not_claimed", outages ? STR("'left'") : STR("'left', 'away'"));
+    define(pieces, "less_outages", outages ? arena_printf(arena, " - coalesce(e.%s, 0)", outages) : STR(""));
+    define(pieces, "no_outages", outages ? arena_printf(arena, "%s = NULL,", outages) : STR(""));
+    define(pieces, "set_outages",
+           outages ? arena_printf(arena,
+                                  "%s = CASE v.verdict WHEN 'away' THEN coalesce(e.%s, 0) + 1 ELSE e.%s END,",
+                                  outages, outages, outages)
+                   : STR(""));
+}
+
 static void define_all(struct pieces *pieces, const struct outbox_table *table)
 {
     define(pieces, "table", str_from(table->name));
@@ -302,6 +320,7 @@ static void define_all(struct pieces *pieces, const struct outbox_table *table)
     define_aggregate(pieces, table);
     define_order(pieces, table);
     define_locks(pieces, table);
+    define_outages(pieces, table);
     if (table->words.column)
         define_words(pieces, table);
     else

@@ -41,15 +41,29 @@ void outbox_batch_poison(struct outbox_batch *batch, size_t at, const char *form
     va_end(args);
 }
 
+void outbox_batch_away(struct outbox_batch *batch, size_t at, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    judge(batch, at, OUTBOX_AWAY, format, args);
+    va_end(args);
+}
+
 void outbox_batch_leave(struct outbox_batch *batch, size_t at)
 {
     batch->verdicts[at].kind = OUTBOX_LEFT;
 }
 
+/* It comes again, so those behind it of its aggregate wait. */
+static bool holds(const struct outbox_verdict *verdict)
+{
+    return verdict->kind == OUTBOX_RETRY || verdict->kind == OUTBOX_LEFT || verdict->kind == OUTBOX_AWAY;
+}
+
 bool outbox_batch_is_held(const struct outbox_batch *batch, size_t at)
 {
     for (size_t i = at; i > 0 && batch->events[i - 1].run == batch->events[at].run; i--)
-        if (batch->verdicts[i - 1].kind == OUTBOX_RETRY || batch->verdicts[i - 1].kind == OUTBOX_LEFT)
+        if (holds(&batch->verdicts[i - 1]))
             return true;
     return false;
 }
@@ -63,9 +77,9 @@ void outbox_verdicts_conclude(struct outbox_claims *claims)
         struct outbox_verdict *verdict = &claims->verdicts[i];
         if (i > 0 && claims->events[i].run != claims->events[i - 1].run)
             held = false;
-        if (held)
+        if (held && verdict->kind != OUTBOX_AWAY)
             verdict->kind = OUTBOX_LEFT;
-        held |= verdict->kind == OUTBOX_RETRY || verdict->kind == OUTBOX_LEFT;
+        held |= holds(verdict);
         /* Those behind it were held back by the publisher: nothing blocks them now, but they are for the next
          * claim. */
         if (verdict->kind == OUTBOX_RETRY && claims->events[i].attempts + 1 >= claims->settings->attempts_max)
@@ -83,8 +97,11 @@ void outbox_verdicts_doubt(struct outbox_claims *claims)
 
 const char *outbox_verdict_word(enum outbox_verdict_kind kind)
 {
-    static const char *const words[] = {
-        [OUTBOX_DONE] = "done", [OUTBOX_RETRY] = "retry", [OUTBOX_POISON] = "dead", [OUTBOX_LEFT] = "left"};
+    static const char *const words[] = {[OUTBOX_DONE] = "done",
+                                        [OUTBOX_RETRY] = "retry",
+                                        [OUTBOX_POISON] = "dead",
+                                        [OUTBOX_LEFT] = "left",
+                                        [OUTBOX_AWAY] = "away"};
     return words[kind];
 }
 
@@ -139,6 +156,8 @@ static void report_row(const struct outbox_table *table, const struct db_result 
         metric_observe(counters->latency, (double)db_result_i64(rows, row, 2));
         if (log_enabled(LOG_LEVEL_DEBUG))
             report(table, rows, row, LOG_LEVEL_DEBUG, "outbox_publish_succeeded");
+    } else if (str_eq(verdict, STR("away"))) { /* the log has one line for the whole outage */
+        metric_add(counters->failed, 1);
     } else if (!str_eq(verdict, STR("left"))) {
         bool dead = str_eq(verdict, STR("dead"));
         metric_add(counters->failed, 1);

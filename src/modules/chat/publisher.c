@@ -35,6 +35,7 @@ const struct outbox_table chat_outbox_table = {
     .words = {"status", "pending", "in_flight", "published", "failed"},
     .published_at = "published_at",
     .attempts = "retry_count",
+    .outages = "outage_count",
     OUTBOX_LEASE_COLUMNS,
 };
 

@@ -21,6 +21,7 @@ const struct outbox_table entitlement_outbox_table = {
     .words = {"status", "PENDING", "IN_FLIGHT", "PUBLISHED", "FAILED"},
     .published_at = "published_at",
     .attempts = "attempt_count",
+    .outages = "outage_count",
     OUTBOX_LEASE_COLUMNS,
 };
 

@@ -28,6 +28,7 @@ const struct outbox_table notification_requeue_table = {
     .words = {"status", "REQUEUE", "PUBLISHING", "REQUEUED", "DEAD"},
     .published_at = "requeued_at",
     .attempts = "attempt_count",
+    .outages = "outage_count",
     OUTBOX_LEASE_COLUMNS,
 };
 

@@ -44,6 +44,7 @@ const struct outbox_table refdata_command_table = {
     .created_at = "created_at",
     .attempts = "attempt_count",
     .claims = "claim_count",
+    .outages = "outage_count",
     .claim_id = "claim_id",
     .locked_by = "locked_by",
     .locked_until = "locked_until",

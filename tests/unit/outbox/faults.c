@@ -87,7 +87,7 @@ static enum outbox_verdict_kind leave_at_first(struct journal *own, const struct
     return down ? OUTBOX_LEFT : OUTBOX_DONE;
 }
 
-static void test_o2_an_outage_behind_the_publisher_is_no_events_failure(void **state)
+static void test_o2_what_was_left_was_not_claimed(void **state)
 {
     (void)state;
     struct station station;
@@ -98,6 +98,38 @@ static void test_o2_an_outage_behind_the_publisher_is_no_events_failure(void **s
     station_close(&station);
     assert_int_equal(journal_times(&journal, 1, 1, OUTBOX_LEFT), 3);
     assert_int_equal(rig_count(form, "@published AND @attempts = 0 AND claim_count = 1"), 3);
+}
+
+/* Three times away, then a failure of its own, then done. */
+static enum outbox_verdict_kind away_then_fail(struct journal *own, const struct outbox_event *event,
+                                               int aggregate, int number)
+{
+    (void)aggregate, (void)number;
+    pthread_mutex_lock(&own->lock);
+    int step = own->step++;
+    pthread_mutex_unlock(&own->lock);
+    if (step < 3)
+        return OUTBOX_AWAY;
+    return event->attempts == 0 ? OUTBOX_RETRY : OUTBOX_DONE;
+}
+
+/* The second failure would be the last: those of the outage do not count towards it. */
+static void test_o1_an_outage_is_shown_and_fails_no_event(void **state)
+{
+    (void)state;
+    struct station station;
+    bool counts = form->table->outages != NULL;
+    journal.judge = away_then_fail;
+    settings.attempts_max = 2;
+    rig_insert(form->table, 1, 1, 1);
+    station_open(&station, &journal, form->table, &settings);
+    assert_true(rig_await_live(form, 0));
+    station_close(&station);
+    assert_int_equal(journal_times(&journal, 1, 1, OUTBOX_AWAY), 3);
+    assert_int_equal(journal_times(&journal, 1, 1, OUTBOX_RETRY), 1);
+    assert_int_equal(rig_count(form, counts ? "@published AND @attempts = 4 AND claim_count = 5"
+                                            : "@published AND @attempts = 1 AND claim_count = 2"),
+                     1);
 }
 
 /* A worker that dies with its batch leaves claims behind. Two lost ones make a suspect, which goes alone. */
@@ -204,7 +236,8 @@ int run_fault_tests(void)
     };
     const struct CMUnitTest ordered[] = {
         TEST(test_o1_a_living_lease_keeps_others_away_from_the_aggregate),
-        TEST(test_o2_an_outage_behind_the_publisher_is_no_events_failure),
+        TEST(test_o2_what_was_left_was_not_claimed),
+        TEST(test_o1_an_outage_is_shown_and_fails_no_event),
     };
     const struct CMUnitTest once[] = {TEST(test_o1_a_long_batch_renews_its_lease)}; /* takes its time */
     int failed = 0;

@@ -23,6 +23,7 @@ const struct outbox_table rig_flags = {
     .published_at = "published_at",
     .created_at = "created_at",
     .attempts = "attempt_count",
+    .outages = "outage_count",
     .claims = "claim_count",
     .claim_id = "claim_id",
     .locked_by = "locked_by",
@@ -44,6 +45,7 @@ const struct outbox_table rig_words = {
     .published_at = "published_at",
     .created_at = "created_at",
     .attempts = "retry_count",
+    .outages = "outage_count",
     .claims = "claim_count",
     .claim_id = "claim_id",
     .locked_by = "locked_by",
@@ -80,14 +82,14 @@ static const char *const ddl[] = {
     "CREATE TABLE public.flag_outbox (id bigserial PRIMARY KEY, tenant_id text NOT NULL, dict_code text NOT NULL,"
     " payload jsonb NOT NULL, traceparent text, created_at timestamptz NOT NULL DEFAULT clock_timestamp(),"
     " published boolean NOT NULL DEFAULT false, published_at timestamptz, failed_at timestamptz,"
-    " attempt_count int NOT NULL DEFAULT 0, claim_count int NOT NULL DEFAULT 0, claim_id uuid, locked_by text,"
-    " locked_until timestamptz, next_attempt_at timestamptz, last_error text) WITH (fillfactor = 70)",
+    " attempt_count int NOT NULL DEFAULT 0, outage_count int, claim_count int NOT NULL DEFAULT 0, claim_id uuid,"
+    " locked_by text, locked_until timestamptz, next_attempt_at timestamptz, last_error text) WITH (fillfactor = 70)",
     "CREATE INDEX ON public.flag_outbox (tenant_id, dict_code, id) WHERE NOT published AND failed_at IS NULL",
     "CREATE INDEX ON public.flag_outbox (published_at) WHERE published",
     "CREATE TABLE public.word_outbox (event_id uuid PRIMARY KEY DEFAULT gen_random_uuid(),"
     " sequence bigserial NOT NULL, session_id uuid NOT NULL, event_type varchar(100) NOT NULL,"
     " payload jsonb NOT NULL, status varchar(20) NOT NULL DEFAULT 'PENDING', retry_count int NOT NULL DEFAULT 0,"
-    " claim_count int NOT NULL DEFAULT 0, claim_id uuid, locked_by text, locked_at timestamptz,"
+    " outage_count int, claim_count int NOT NULL DEFAULT 0, claim_id uuid, locked_by text, locked_at timestamptz,"
     " lease_until timestamptz, next_retry_at timestamptz,"
     " created_at timestamptz NOT NULL DEFAULT clock_timestamp(), published_at timestamptz)",
     "CREATE INDEX ON public.word_outbox (session_id, sequence) WHERE status IN ('PENDING', 'IN_FLIGHT')",
@@ -358,6 +360,8 @@ static void publish(void *context, struct outbox_batch *batch)
             outbox_batch_retry(batch, i, "attempt %lld of %d", (long long)event->attempts + 1, item.number);
         else if (item.kind == OUTBOX_LEFT)
             outbox_batch_leave(batch, i);
+        else if (item.kind == OUTBOX_AWAY)
+            outbox_batch_away(batch, i, "the engine does not answer");
         else if (item.kind == OUTBOX_POISON)
             outbox_batch_poison(batch, i, "nothing of ours");
         add(journal, item);

@@ -35,6 +35,7 @@ const struct outbox_table refdata_outbox_table = {
     .created_at = "created_at",
     .attempts = "attempt_count",
     .claims = "claim_count",
+    .outages = "outage_count",
     .claim_id = "claim_id",
     .locked_by = "locked_by",
     .locked_until = "locked_until",

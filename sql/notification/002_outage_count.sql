@@ -1,0 +1,3 @@
+-- Attempts that failed only because the engine was away (O1): they count in the attempts that a row shows, and never towards
+-- FAILED. NULL = none, which takes no space.
+alter table notification.notification_nats_dlq add column outage_count integer;

@@ -1,0 +1,4 @@
+-- Attempts that failed only because the engine was away (O1): they count in the attempts that a row shows, and never towards
+-- FAILED. NULL = none, which takes no space.
+alter table refdata.outbox_event add column outage_count integer;
+alter table refdata.command_outbox add column outage_count integer;
