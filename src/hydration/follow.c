@@ -68,6 +68,14 @@ static void on_events(void *context, struct bus_batch *batch)
     arena_deinit(&arena);
 }
 
+/* While no consumer asks for entities of this type, their changes wait for the bus's poll and are read many at a time. */
+static bool wakes(void *context, const struct bus_message *message)
+{
+    const struct hydration_follower *follower = context;
+    (void)message;
+    return hydration_is_asked_for(follower->hydration, follower->entity_type);
+}
+
 static struct hydration_follower *add_follower(struct hydration *hydration)
 {
     hydration->followers = memory_realloc_array(hydration->followers, hydration->follower_count + 1,
@@ -94,6 +102,7 @@ enum status hydration_follow(struct hydration *hydration, struct bus *events, co
                              .from = BUS_FROM_NOW,
                              .batch_max = BATCH_MAX,
                              .relaxed = true, /* what was told stands before the position in the log */
+                             .wakes = wakes,
                              .parallel = 1,
                              .context = follower,
                              .handler = on_events,

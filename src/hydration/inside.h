@@ -17,6 +17,8 @@ struct hydration {
     _Atomic(struct hydration_wire *) wire;                  /* NULL before hydration_open() */
     struct hydration_source sources[HYDRATION_SOURCES_MAX]; /* complete before the bus starts */
     size_t source_count;
+    /* By source: until then an entity that was asked for here may be held. */
+    atomic_llong asked_until_ns[HYDRATION_SOURCES_MAX];
     struct hydration_follower **followers; /* follow.c's */
     size_t follower_count;
     atomic_llong complain_at_ns; /* source.c's: its next line about an answer that could not be given */
@@ -24,6 +26,8 @@ struct hydration {
 };
 
 /* ---- source.c ---- */
+/* Any thread: may consumers hold entities of this type, as far as this process knows? */
+bool hydration_is_asked_for(const struct hydration *hydration, const char *entity_type);
 /* held[i]: does some consumer hold it? Over NATS: all, since that is not known. */
 enum status hydration_find_held(struct hydration *hydration, const char *entity_type,
                                 const struct hydration_subject *subjects, size_t count, int64_t deadline_ns,

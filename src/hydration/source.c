@@ -116,6 +116,20 @@ static void log_failure(struct hydration *hydration, const struct hydration_even
              LOG_STR("correlation_id", question->correlation_id), LOG_ERROR_FIELDS(error));
 }
 
+static void note_asked(struct hydration *hydration, const struct hydration_source *source)
+{
+    long long until_ns = clock_deadline_ms(hydration_held_ms(hydration));
+    atomic_store_explicit(&hydration->asked_until_ns[source - hydration->sources], until_ns,
+                          memory_order_relaxed);
+}
+
+bool hydration_is_asked_for(const struct hydration *hydration, const char *entity_type)
+{
+    const struct hydration_source *source = find_source(hydration, str_from(entity_type));
+    return source && atomic_load_explicit(&hydration->asked_until_ns[source - hydration->sources],
+                                          memory_order_relaxed) > clock_mono_ns();
+}
+
 void hydration_source_answer(void *context, const struct hydration_event *question, int64_t deadline_ns,
                              struct hydration_reply *reply)
 {
@@ -125,6 +139,7 @@ void hydration_source_answer(void *context, const struct hydration_event *questi
     struct error error = {0};
     if (!source)
         return;
+    note_asked(context, source); /* before the look: a change that it does not see wakes its follower */
     enum status status = look_open(&look, source, deadline_ns, &error);
     FAILPOINT("hydration.before_answer");
     if (status == STATUS_OK) {
@@ -204,11 +219,16 @@ enum status hydration_find_held(struct hydration *hydration, const char *entity_
                                 const struct hydration_subject *subjects, size_t count, int64_t deadline_ns,
                                 bool *held, struct error *error)
 {
-    if (!hydration->config.is_plain)
-        return hydration_ledger_held_of(hydration->config.pool, str_from(entity_type), subjects, count,
-                                        deadline_ns, held, error);
-    memset(held, true, count * sizeof *held);
-    return STATUS_OK;
+    const struct hydration_source *source = find_source(hydration, str_from(entity_type));
+    enum status status = STATUS_OK;
+    if (hydration->config.is_plain)
+        memset(held, true, count * sizeof *held);
+    else
+        status = hydration_ledger_held_of(hydration->config.pool, str_from(entity_type), subjects, count,
+                                          deadline_ns, held, error);
+    if (status == STATUS_OK && source && memchr(held, true, count * sizeof *held))
+        note_asked(hydration, source);
+    return status;
 }
 
 enum status hydration_tell_changed(struct hydration *hydration, const char *entity_type,

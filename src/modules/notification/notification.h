@@ -40,6 +40,7 @@ struct notification {
     struct notification_gauges *gauges;
     struct hydration_policy titles, titles_at_hand; /* the second hardly waits */
     _Atomic int64_t at_hand_until_ns;               /* the owner of items was silent */
+    atomic_uint title_silences;                     /* in a row */
 };
 
 extern const struct module notification_module;

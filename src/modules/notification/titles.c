@@ -1,13 +1,13 @@
 /* Titles of items (H6): a notification says what its item is called, where the item's owner tells in time, and goes without
  * where not. One wait for a batch, at most a policy's wait_timeout_ms; behind one in which a question was not answered, batches
  * take what is at hand till the window of that question has passed: an owner that is away, or one item that it is silent about,
- * must not hold the inbox up. */
+ * must not hold the inbox up. Each further silence doubles that window, until the owner answers. */
 #include "base/clock.h"
 #include "base/json.h"
 #include "modules/notification/event.h"
 #include "modules/notification/notification.h"
 
-enum { AT_HAND_MS = 1 };
+enum { AT_HAND_MS = 1, DOUBLINGS_MAX = 6 };
 
 void notification_titles_init(struct notification *notification)
 {
@@ -47,16 +47,28 @@ static struct str title_of(const struct hydration_outcome *outcome, struct arena
     return str_utf8_cut(json_str_decode(title.raw, arena), NOTIFICATION_TEXT_BYTES_MAX);
 }
 
-/* Was somebody silent? */
-static bool hand_out(struct notification_event **events, const struct hydration_outcome *outcomes,
-                     size_t count, struct arena *arena)
+/* How many of the questions have an answer. */
+static size_t hand_out(struct notification_event **events, const struct hydration_outcome *outcomes,
+                       size_t count, struct arena *arena)
 {
-    bool was_silent = false;
+    size_t answered = 0;
     for (size_t i = 0; i < count; i++) {
         events[i]->item_title = title_of(&outcomes[i], arena);
-        was_silent |= outcomes[i].result == HYDRATION_TIMEOUT || outcomes[i].result == HYDRATION_UNAVAILABLE;
+        answered += outcomes[i].result == HYDRATION_UPDATED || outcomes[i].result == HYDRATION_NOT_FOUND;
     }
-    return was_silent;
+    return answered;
+}
+
+static void note_answers(struct notification *notification, size_t answered, size_t asked, bool waited)
+{
+    if (answered)
+        atomic_store(&notification->title_silences, 0);
+    if (answered == asked || !waited)
+        return;
+    unsigned silences = answered ? 0 : atomic_fetch_add(&notification->title_silences, 1);
+    int64_t window_ms = notification->titles.in_flight_window_ms
+                        << (silences < DOUBLINGS_MAX ? silences : DOUBLINGS_MAX);
+    atomic_store(&notification->at_hand_until_ns, clock_deadline_ms(window_ms));
 }
 
 void notification_titles_take(struct notification *notification, struct notification_event *events,
@@ -77,7 +89,5 @@ void notification_titles_take(struct notification *notification, struct notifica
     bool waits = now_ns >= atomic_load(&notification->at_hand_until_ns);
     const struct hydration_policy *policy = waits ? &notification->titles : &notification->titles_at_hand;
     hydration_ask_and_wait(hydration, policy, needs, asked, arena, outcomes);
-    if (hand_out(askers, outcomes, asked, arena) && waits)
-        atomic_store(&notification->at_hand_until_ns,
-                     clock_mono_ns() + policy->in_flight_window_ms * CLOCK_NS_PER_MS);
+    note_answers(notification, hand_out(askers, outcomes, asked, arena), asked, waits);
 }

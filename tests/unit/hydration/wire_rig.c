@@ -338,6 +338,8 @@ static void open_wire(struct rig_pod *pod, const char *const *entity_types)
                             &wire, &error);
     if (status != STATUS_OK)
         fail_msg("%s", error.message);
+    static const struct hydration_settings settings = {.copy_ttl_ms = 300000};
+    pod->engine.config.settings = &settings;
     atomic_store(&pod->engine.wire, wire);
 }
 
