@@ -4,7 +4,7 @@
  *           ─▶ ours to ask: publish ─ retry_backoff ─▶ retry … ─ end of the window ─▶ claim again
  *           ─▶ asked already: wait                            ─ end of the window ─▶ claim again
  *
- * A desk makes few visits at once, the others are in line: who asks for thousands of entities takes no worker from those who
+ * A desk makes few visits at once, the others are in line, tenant by tenant in turn (turns.c): who asks for thousands of entities takes no worker from those who
  * publish and answer. The worker reads the asking's name and its visit; the asking stays as long as the visit runs, whoever
  * has gone meanwhile. Visits start at the end of a tick only, when no function is in the middle of an asking: whatever puts
  * one in line finds it, and all others, as they were. */
@@ -141,6 +141,7 @@ static void publish(struct hydration_asking *asking, const struct hydration_cove
         .module = str_from(asking->policy.module),
         .has_cover = true,
         .cover = *cover,
+        .wait_ms = asking->policy.wait_timeout_ms,
         .traceparent = trace_is_none(&need->trace) ? STR_NONE : str_from(traceparent),
     };
 
@@ -425,11 +426,8 @@ static void start_visits(struct loop_tick *tick)
 {
     struct hydration_desk *desk =
         (struct hydration_desk *)((char *)tick - offsetof(struct hydration_desk, tick));
-    while (desk->queue && desk->visits < HYDRATION_VISITS_MAX) {
-        struct hydration_asking *asking = desk->queue;
-        desk->queue = asking->next_in_queue;
-        if (!desk->queue)
-            desk->queue_last = &desk->queue;
+    struct hydration_asking *asking;
+    while (desk->visits < HYDRATION_VISITS_MAX && (asking = hydration_turns_next(desk)) != NULL) {
         asking->visit.is_queued = false;
         if (asking->waiters || asking->visit.kind == HYDRATION_VISIT_RETRY)
             start(asking);
@@ -442,7 +440,7 @@ static void done(struct worker_job *job)
 {
     struct hydration_desk *desk = asking_of(job)->desk;
     finish(asking_of(job));
-    if (desk->queue)
+    if (desk->turns.first)
         loop_at_tick_end(desk->loop, &desk->tick, start_visits);
 }
 
@@ -453,9 +451,7 @@ void hydration_asking_visit(struct hydration_asking *asking, enum hydration_visi
         return;
     asking->visit.kind = kind;
     asking->visit.is_queued = true;
-    asking->next_in_queue = NULL;
-    *desk->queue_last = asking;
-    desk->queue_last = &asking->next_in_queue;
+    hydration_turns_queue(asking);
     set_timer(asking);
     loop_at_tick_end(desk->loop, &desk->tick, start_visits);
 }

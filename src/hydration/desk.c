@@ -28,7 +28,7 @@ struct hydration_desk *hydration_desk_create(struct hydration *hydration, struct
     desk->loop = loop;
     desk->memory = hydration_memory_create((size_t)settings->memory_entries / loops,
                                            (size_t)settings->memory_bytes / loops);
-    desk->queue_last = &desk->queue;
+    hydration_turns_init(&desk->turns);
     buf_init(&desk->cut);
     hydration_metrics_register();
     return desk;
@@ -37,6 +37,7 @@ struct hydration_desk *hydration_desk_create(struct hydration *hydration, struct
 void hydration_desk_destroy(struct hydration_desk *desk)
 {
     hydration_memory_destroy(desk->memory);
+    hydration_turns_deinit(&desk->turns);
     buf_deinit(&desk->cut);
     free(desk);
 }
@@ -86,9 +87,12 @@ static struct hydration_asking *open_asking(struct hydration_desk *desk, uint64_
                                             const struct hydration_need *need, struct str subject,
                                             const struct hydration_policy *policy)
 {
-    if (desk->asking_count == HYDRATION_ASKINGS_MAX)
+    struct hydration_share *share =
+        desk->asking_count < HYDRATION_ASKINGS_MAX ? hydration_share_enter(desk, need) : NULL;
+    if (!share)
         return NULL;
     struct hydration_asking *asking = hydration_asking_create(desk, hash, need, subject, policy);
+    asking->share = share;
     asking->next_in_bucket = *bucket_of(desk, hash);
     *bucket_of(desk, hash) = asking;
     desk->asking_count++;
@@ -102,6 +106,7 @@ static void end_asking(struct hydration_asking *asking)
         place = &(*place)->next_in_bucket;
     *place = asking->next_in_bucket;
     asking->desk->asking_count--;
+    hydration_share_leave(asking->desk, asking->share);
     hydration_asking_end(asking);
 }
 
@@ -486,10 +491,8 @@ void hydration_desk_stop(struct hydration_desk *desk)
     struct hydration_asking *asking;
     desk->stopping = true;
     loop_tick_cancel(desk->loop, &desk->tick);
-    for (asking = desk->queue; asking; asking = asking->next_in_queue)
+    while ((asking = hydration_turns_next(desk)) != NULL)
         asking->visit.is_queued = false;
-    desk->queue = NULL;
-    desk->queue_last = &desk->queue;
     for (size_t bucket = 0; bucket < HYDRATION_ASKINGS_MAX; bucket++)
         while ((asking = any_open(desk, bucket)) != NULL) {
             asking->is_answered = true; /* no retry is owed any more */

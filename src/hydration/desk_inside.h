@@ -7,7 +7,9 @@
 #include "hydration/inside.h"
 
 enum {
-    HYDRATION_ASKINGS_MAX = 4096,   /* of a desk */
+    HYDRATION_ASKINGS_MAX = 4096, /* of a desk */
+    HYDRATION_SHARE_MAX = 1024,   /* of these, for one tenant and entity type */
+    HYDRATION_SHARE_BUCKETS = 256,
     HYDRATION_VISITS_MAX = 4,       /* at once: the workers are everybody's */
     HYDRATION_BACKGROUND_MAX = 256, /* waiters that nobody waits for */
     HYDRATION_RECENT_MAX = 1024,    /* questions a late answer is known by */
@@ -43,6 +45,7 @@ struct hydration_visit {
 struct hydration_asking {
     struct hydration_asking *next_in_bucket, *next_in_queue;
     struct hydration_desk *desk;
+    struct hydration_share *share;  /* its tenant's */
     uint64_t hash;                  /* of the entity */
     struct hydration_need need;     /* subject empty: everybody's */
     struct hydration_policy policy; /* of who opened it */
@@ -82,6 +85,22 @@ bool hydration_asking_is_needed(const struct hydration_asking *asking);
 /* Of no table, no queue and no worker. Its memory is there until the tick is over: who is in the middle of it may go on. */
 void hydration_asking_end(struct hydration_asking *asking);
 
+/* ---- turns.c ---- */
+
+struct hydration_turns {
+    struct hydration_share *buckets[HYDRATION_SHARE_BUCKETS];
+    struct hydration_share *first, **last; /* those that have askings in line */
+    struct hydration_share *spare;
+    size_t spare_count;
+};
+void hydration_turns_init(struct hydration_turns *turns);
+void hydration_turns_deinit(struct hydration_turns *turns); /* no asking is left */
+/* NULL: this tenant has as many askings of this type as it may have. Leave it when the asking ends, not in line. */
+struct hydration_share *hydration_share_enter(struct hydration_desk *desk, const struct hydration_need *need);
+void hydration_share_leave(struct hydration_desk *desk, struct hydration_share *share);
+void hydration_turns_queue(struct hydration_asking *asking);                /* in line for a visit */
+struct hydration_asking *hydration_turns_next(struct hydration_desk *desk); /* NULL: none is in line */
+
 /* ---- desk.c ---- */
 
 struct hydration_recent { /* a question of this desk, by a hash of its correlation id */
@@ -95,8 +114,8 @@ struct hydration_desk {
     struct hydration_memory *memory;
     struct hydration_asking *buckets[HYDRATION_ASKINGS_MAX];
     size_t asking_count, waiter_count, background_count;
-    struct hydration_asking *queue, **queue_last; /* of those that wait for a visit */
-    struct loop_tick tick;                        /* starts visits */
+    struct hydration_turns turns;
+    struct loop_tick tick; /* starts visits */
     unsigned visits;
     struct hydration_recent recent[HYDRATION_RECENT_MAX];
     uint64_t turn;

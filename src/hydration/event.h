@@ -6,7 +6,8 @@
  *
  * Beside these, all optional: on answers `hydration_mode` and `fields` (how much of the entity `data` is; without them the
  * one who asked goes by what was asked under that correlation id; `fields` as in the payload, ["a","b"]), `visibility: caller`
- * with `sub` (whom it is for); everywhere `traceparent`. An answer without correlation_id tells of a change. A question without
+ * with `sub` (whom it is for); on questions `wait_timeout_ms` (nobody waits for an answer that comes later); everywhere
+ * `traceparent`. An answer without correlation_id tells of a change. A question without
  * `sub` is nobody's: it is told what everybody may know. Both sides validate (H1): JSON Schemas in
  * api/schemas/entity-*.schema.json say the same. Members of a payload that are not named here are a later version's. */
 #ifndef FRESHET_HYDRATION_EVENT_H
@@ -30,8 +31,9 @@ extern const char
 #define HYDRATION_CORRELATION_BYTES_MAX 128
 #define HYDRATION_SUBJECT_BYTES_MAX 1024
 #define HYDRATION_MODULE_BYTES_MAX 128
+#define HYDRATION_WAIT_MS_MAX 60000
 #define HYDRATION_DATA_BYTES_MAX (1024 * 1024)
-#define HYDRATION_EVENT_HEADERS_MAX 8
+#define HYDRATION_EVENT_HEADERS_MAX 9
 
 struct hydration_event {
     enum hydration_kind kind;
@@ -43,6 +45,7 @@ struct hydration_event {
     struct str data; /* raw JSON object */
     enum hydration_reason reason;
     int64_t version; /* 0 = none */
+    int64_t wait_ms; /* of questions: how long its asker waits for the answer; 0 = not said */
     bool is_private; /* visibility: caller; every `inaccessible` is */
     struct str traceparent;
 };

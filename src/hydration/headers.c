@@ -3,7 +3,7 @@
 #include "base/json.h"
 #include "hydration/event.h"
 
-enum header { CORRELATION_ID, TENANT_ID, SUB, VERSION, MODE, FIELDS, VISIBILITY, TRACEPARENT, HEADERS };
+enum header { CORRELATION_ID, TENANT_ID, SUB, VERSION, MODE, FIELDS, VISIBILITY, TRACEPARENT, WAIT, HEADERS };
 
 static const char *const names[HEADERS] = {
     [CORRELATION_ID] = "correlation_id",
@@ -14,6 +14,7 @@ static const char *const names[HEADERS] = {
     [FIELDS] = "fields",
     [VISIBILITY] = "visibility",
     [TRACEPARENT] = "traceparent",
+    [WAIT] = "wait_timeout_ms",
 };
 _Static_assert(HEADERS == HYDRATION_EVENT_HEADERS_MAX, "room for each once");
 
@@ -106,6 +107,17 @@ static enum status read_version(struct str text, struct hydration_event *event, 
     return STATUS_OK;
 }
 
+static enum status read_wait(struct str text, struct hydration_event *event, struct error *error)
+{
+    int64_t wait_ms = 0;
+    if (event->kind != HYDRATION_EVENT_UNKNOWN || text.len == 0)
+        return STATUS_OK;
+    if (!str_to_i64(text, &wait_ms) || wait_ms < 1)
+        return refuse(error, "wait_timeout_ms", "is not a number of 1 or more");
+    event->wait_ms = wait_ms < HYDRATION_WAIT_MS_MAX ? wait_ms : HYDRATION_WAIT_MS_MAX;
+    return STATUS_OK;
+}
+
 enum status hydration_headers_read(const struct bus_header *headers, unsigned count, struct arena *arena,
                                    struct hydration_event *event, struct error *error)
 {
@@ -132,6 +144,8 @@ enum status hydration_headers_read(const struct bus_header *headers, unsigned co
     status = read_version(values[VERSION], event, error);
     if (event->kind == HYDRATION_EVENT_UNKNOWN)
         event->version = 0; /* a question is of no version, whoever says so */
+    if (status == STATUS_OK)
+        status = read_wait(values[WAIT], event, error);
     if (status == STATUS_OK)
         status = read_cover(values[MODE], values[FIELDS], arena, event, error);
     return status;
@@ -177,5 +191,7 @@ unsigned hydration_headers_put(const struct hydration_event *event, struct arena
     if (event->is_private)
         put(&to, VISIBILITY, STR("caller"));
     put(&to, TRACEPARENT, event->traceparent);
+    if (!is_answer && event->wait_ms > 0)
+        put(&to, WAIT, arena_printf(arena, "%lld", (long long)event->wait_ms));
     return to.count;
 }

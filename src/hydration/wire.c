@@ -66,9 +66,7 @@ enum status hydration_reply_send(struct hydration_reply *reply, const struct hyd
                                  struct error *error)
 {
     struct hydration_wire *wire = reply->wire;
-    enum status status = send(wire, answer, wire->config.is_plain, reply->deadline_ns, error);
-    reply->is_lost = status != STATUS_OK && status_retryable(status);
-    return status;
+    return send(wire, answer, wire->config.is_plain, reply->deadline_ns, error);
 }
 
 void hydration_wire_answer(struct wire_source *source, const struct hydration_event *question,
@@ -113,6 +111,7 @@ static enum status open_sources(struct hydration_wire *wire, struct error *error
         struct wire_source *source = &wire->sources[i];
         source->wire = wire;
         source->entity_type = wire->config.entity_types[i];
+        source->lanes = hydration_lanes_create(wire->config.workers);
         snprintf(source->group, sizeof source->group, "entity-%s", source->entity_type);
         status = wire->config.is_plain ? hydration_wire_nats_questions(source, error)
                                        : hydration_wire_bus_questions(source, error);
@@ -154,7 +153,7 @@ void hydration_wire_destroy(struct hydration_wire *wire)
     if (!wire)
         return;
     for (size_t i = 0; wire->sources && i < wire->config.type_count; i++)
-        hydration_wire_nats_destroy(wire->sources[i].lanes);
+        hydration_lanes_destroy(wire->sources[i].lanes);
     free(wire->sources);
     free(wire);
 }

@@ -1,5 +1,6 @@
-/* Hydration's events as topics of the bus. Questions are answered before their position commits: a process that dies in
- * between answers twice, which is the same as once. Who only listens buries nothing: the shared groups do, so that what is no
+/* Hydration's events as topics of the bus. Questions are read as fast as they come and wait in the queue of their type
+ * (lanes.c), not on the bus, where one tenant's would stand before all others'; those that a process had in its queue when it died
+ * are asked again. Who only listens buries nothing: the shared groups do, so that what is no
  * event has one letter, not one for each process. */
 #include "base/clock.h"
 #include "base/failpoint.h"
@@ -7,7 +8,7 @@
 #include "hydration/wire_inside.h"
 
 enum {
-    QUESTIONS_AT_ONCE = 16,
+    QUESTIONS_AT_ONCE = 100,
     SETTLED_AT_ONCE = 200,
     SETTLE_ATTEMPTS = 5, /* what PostgreSQL refuses every time is a letter then */
 };
@@ -30,38 +31,19 @@ static void refuse_question(struct wire_source *source, struct bus_batch *batch,
     bus_batch_term(batch, at, "no event: %s", error->message);
 }
 
-/* False: an answer is not out, or there is no time for more. This one and those behind it come again. */
-static bool answer(struct wire_source *source, struct bus_batch *batch, size_t at, struct arena *arena)
-{
-    struct hydration_event question;
-    struct hydration_reply reply;
-    struct error error = {0};
-    int64_t deadline_ns = clock_deadline_ms(WIRE_LOOK_MS);
-
-    if (read_message(HYDRATION_EVENT_UNKNOWN, &batch->messages[at], arena, &question, &error) != STATUS_OK) {
-        refuse_question(source, batch, at, &error);
-        return true;
-    }
-    if (!str_eq(question.entity_type, str_from(source->entity_type)))
-        return true;
-    if (at > 0 && deadline_ns > batch->deadline_ns) {
-        bus_batch_retry(batch, at, "those before it took too long");
-        return false;
-    }
-    hydration_wire_answer(source, &question, deadline_ns, &reply);
-    if (reply.is_lost)
-        bus_batch_retry(batch, at, "its answer could not be published");
-    return !reply.is_lost;
-}
-
 static void on_questions(void *context, struct bus_batch *batch)
 {
     struct wire_source *source = context;
+    struct hydration_event question;
+    struct error error = {0};
     struct arena arena;
-    bool goes_on = true;
     arena_init(&arena, WIRE_ARENA_BYTES);
-    for (size_t i = 0; i < batch->count && goes_on; i++) {
-        goes_on = answer(source, batch, i, &arena);
+    for (size_t i = 0; i < batch->count; i++) {
+        if (read_message(HYDRATION_EVENT_UNKNOWN, &batch->messages[i], &arena, &question, &error) !=
+            STATUS_OK)
+            refuse_question(source, batch, i, &error);
+        else if (str_eq(question.entity_type, str_from(source->entity_type)))
+            hydration_lanes_put(source, &question);
         arena_reset(&arena);
     }
     arena_deinit(&arena);

@@ -2,7 +2,8 @@
  *
  *   wire.c       life; questions, answers and changes on their way out
  *   wire_bus.c   topics of the bus: questions and answers in the embedded one, what is settled in either
- *   wire_nats.c  plain subjects of NATS; each type's questions are handed to the workers by a bounded queue */
+ *   wire_nats.c  plain subjects of NATS
+ *   lanes.c      each type's questions are handed to the workers by a bounded queue, tenant by tenant in turn */
 #ifndef FRESHET_HYDRATION_WIRE_INSIDE_H
 #define FRESHET_HYDRATION_WIRE_INSIDE_H
 
@@ -25,7 +26,7 @@ struct wire_lanes;
 struct wire_source {
     struct hydration_wire *wire;
     const char *entity_type;
-    struct wire_lanes *lanes; /* wire_nats.c's; NULL where there are no plain subjects */
+    struct wire_lanes *lanes;
     char group[sizeof "entity-" + HYDRATION_TYPE_BYTES_MAX];
 };
 
@@ -39,7 +40,6 @@ struct hydration_wire {
 struct hydration_reply {
     struct hydration_wire *wire;
     int64_t deadline_ns;
-    bool is_lost; /* the bus did not take it: the question should come again */
 };
 
 /* ---- wire.c ---- */
@@ -62,6 +62,11 @@ enum status hydration_wire_nats_answers(struct hydration_wire *wire, enum hydrat
                                         struct error *error) MUST_CHECK;
 enum status hydration_wire_nats_send(struct hydration_wire *wire, const struct bus_message *message,
                                      struct error *error) MUST_CHECK;
-void hydration_wire_nats_destroy(struct wire_lanes *lanes); /* waits for what runs; NULL is fine */
+
+/* ---- lanes.c ---- */
+struct wire_lanes *hydration_lanes_create(struct worker_pool *workers);
+void hydration_lanes_destroy(struct wire_lanes *lanes); /* waits for what runs; NULL is fine */
+/* Any thread, never blocks. The question is borrowed. It is answered, or dropped and counted: then its asker asks again. */
+void hydration_lanes_put(struct wire_source *source, const struct hydration_event *question);
 
 #endif

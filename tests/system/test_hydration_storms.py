@@ -2,7 +2,8 @@
 the process nor keeps the other tenants from being answered."""
 import pytest
 
-from lib.hydration import PATIENT, ROLE, Asking, fresh, is_empty, path
+from lib.hydration import PATIENT, ROLE, Asking, count, fresh, ignored, is_empty, path
+from lib.wait import eventually
 
 
 @pytest.fixture(scope="module")
@@ -23,3 +24,42 @@ def test_h2_private_copies_asked_for_in_two_modes_at_once_are_answered_and_the_p
         assert not one.is_answered()  # nobody owns a ghost
         one.leave()
     is_empty(server)
+
+
+# ---- a greedy tenant (issue 11.13) ----
+
+GREEDY = 200
+
+
+@pytest.fixture(scope="module")
+def owner(module_serve, module_database):
+    """Of items, and slow: two answers in 200 ms."""
+    made = module_serve.make(module_database, args=("--roles", "intake"))
+    made.env["FRESHET_FAILPOINTS"] = "hydration.before_answer=sleep-200"
+    return made.start()
+
+
+def test_h2_questions_that_nobody_waits_for_any_more_are_dropped_by_the_source(owner, module_database):
+    """The owner would be busy for seconds with answers to callers who have gone."""
+    before = ignored(owner, reason="overload")
+    module_database.query("""
+        select platform.bus_publish(array['entity.unknown'], array[i % 4], array[1], array['outside'::bytea],
+                   array[array['tenant_id', 'past', 'correlation_id', 'c' || i, 'wait_timeout_ms', '100']::text],
+                   array[convert_to('{"entity_type":"item","entity_id":"' || i || '","requester_module":"outside",'
+                                    '"hydration_mode":"full"}', 'UTF8')])
+          from generate_series(1, 100) i""")
+    eventually(lambda: ignored(owner, reason="overload") > before + 80)
+
+
+def test_h2_a_tenant_is_answered_while_another_one_has_hundreds_of_questions_waiting(owner, server, token):  # pylint: disable=unused-argument
+    """Tenants take turns at the source: the one question is not behind the hundreds that came before it."""
+    before, bearer = count("unknowns_total", server), token("greedy", subject="eve")
+    greedy = [Asking(server, bearer, path("item", fresh())) for _ in range(GREEDY)]
+    eventually(lambda: count("unknowns_total", server) >= before + GREEDY)
+    done = sum(one.is_answered() for one in greedy)
+    answer = Asking(server, token("modest", subject="ann"), path("item", fresh())).answer()
+    done = sum(one.is_answered() for one in greedy) - done
+    for one in greedy:
+        one.leave()
+    assert (answer.status, answer.code) == (404, "ENTITY_NOT_FOUND")
+    assert done < 16

@@ -160,12 +160,14 @@ static void test_h2_ten_thousand_callers_are_one_claim(void **state)
 static void test_too_many_entities_at_once_are_refused(void **state)
 {
     (void)state;
+    static const char *const tenants[] = {"acme", "beta", "gamma", "delta", "omega"};
     struct person *people = calloc(HYDRATION_ASKINGS_MAX + 1, sizeof *people);
     script.claim = join_others;
     rig_hold();
     for (int i = 0; i <= HYDRATION_ASKINGS_MAX; i++) {
         char id[16];
         struct hydration_need need = rig_need("ann", rig_full);
+        need.tenant = str_from(tenants[i / HYDRATION_SHARE_MAX]);
         snprintf(id, sizeof id, "%d", i);
         need.entity_id = str_from(id);
         ask_need(&people[i], need, false);
@@ -186,6 +188,37 @@ static void test_too_many_entities_at_once_are_refused(void **state)
 }
 
 /* ---- orders ---- */
+
+/* Issue 11.13: one tenant has a part of the askings, and its line does not stand before another tenant's asking. */
+static void test_a_greedy_tenant_leaves_places_and_turns_to_others(void **state)
+{
+    (void)state;
+    struct person *people = calloc(HYDRATION_SHARE_MAX + 1, sizeof *people), bob = {0};
+    struct hydration_need need = rig_need("ann", rig_full);
+    char id[16];
+    script.claim = not_in_ledger;
+    rig_hold();
+    for (int i = 0; i <= HYDRATION_SHARE_MAX; i++) {
+        snprintf(id, sizeof id, "%d", i);
+        need.entity_id = str_from(id);
+        ask_need(&people[i], need, false);
+    }
+    assert_int_equal(people[HYDRATION_SHARE_MAX].result, HYDRATION_UNAVAILABLE);
+    assert_int_equal(people[HYDRATION_SHARE_MAX].times, 1);
+    assert_true(turn_until_count(rig_held, HYDRATION_VISITS_MAX));
+    need.tenant = STR("modest");
+    ask_need(&bob, need, false);
+    turn_for_ms(1);
+    rig_let_go();
+    assert_true(turn_until_done(&bob));
+    assert_int_equal(bob.result, HYDRATION_NOT_FOUND);
+    unsigned answered = 0;
+    for (int i = 0; i < HYDRATION_SHARE_MAX; i++)
+        answered += people[i].times;
+    assert_true(answered < HYDRATION_SHARE_MAX / 2);
+    assert_true(turn_until_empty());
+    free(people);
+}
 
 static void test_h2_an_answer_may_come_before_the_claim_is_back(void **state)
 {
@@ -897,6 +930,7 @@ int main(void)
         TEST(test_h2_ten_thousand_of_one_caller_are_one_claim),
         TEST(test_h2_ten_thousand_callers_are_one_claim),
         TEST(test_too_many_entities_at_once_are_refused),
+        TEST(test_a_greedy_tenant_leaves_places_and_turns_to_others),
         TEST(test_h2_an_answer_may_come_before_the_claim_is_back),
         TEST(test_h2_who_cancels_is_never_called),
         TEST(test_h2_a_callback_may_cancel_others_and_ask_again),
