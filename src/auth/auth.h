@@ -79,6 +79,7 @@ struct auth_question {
     const struct sockaddr_storage *peer;
     struct str path_tenant; /* decoded; ptr NULL = the route names none */
     const char *scope;      /* NULL = none needed */
+    bool needs_user;        /* an identity without a subject is refused */
 };
 
 enum auth_answer {

@@ -90,6 +90,8 @@ enum auth_answer auth_decide(struct auth_loop *state, const struct auth_question
         error_set(error, STATUS_INSUFFICIENT_SCOPE, "this needs the scope %s", question->scope);
         return AUTH_DENIED;
     }
+    if (question->needs_user && who->subject.len == 0) /* all of these would be one user */
+        return forbid(error, STATUS_INSUFFICIENT_SCOPE, "this needs a user: the token has no sub");
     *identity = who;
     return AUTH_ALLOWED;
 }

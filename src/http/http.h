@@ -67,6 +67,7 @@ struct http_route {
     enum http_access access;
     const char *tenant_param; /* the path parameter that must equal the token's tenant; NULL = none */
     const char *scope;        /* needed scope; NULL = none */
+    bool needs_user;          /* a token without `sub` is refused */
     enum http_idempotency idempotency; /* of a POST row; HTTP_WORKER, or whoever leaves by itself */
     bool key_required;                 /* 400 BAD_REQUEST without Idempotency-Key */
     bool key_stores_failures;          /* business failures are stored and replayed too (I4) */

@@ -257,6 +257,10 @@ enum http_gate idempotency_enter(struct idempotency *idempotency, struct http_re
     }
     if (!key.ptr)
         return HTTP_GATE_PASS;
+    if (subject.len == 0 && request->route->access != HTTP_PUBLIC) { /* all of these would share their keys */
+        error_set(&error, STATUS_INSUFFICIENT_SCOPE, "Idempotency-Key needs a user: the token has no sub");
+        return refuse_key(request, &error, STR_NONE);
+    }
     request->idempotency_key = key;
     if (request->route->idempotency == HTTP_KEY_REJECT)
         return HTTP_GATE_PASS;

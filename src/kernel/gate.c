@@ -37,6 +37,7 @@ static enum auth_answer ask(struct kernel *kernel, struct http_request *request,
         .authorization_count = request->authorization_count,
         .peer = request->peer,
         .scope = request->route->scope,
+        .needs_user = request->route->needs_user,
     };
     if (request->forwarded_client_cert.len) {
         question.forwarded_client_cert = request->forwarded_client_cert;

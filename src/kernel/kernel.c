@@ -122,6 +122,15 @@ static enum status check_auth(const struct kernel_options *options, const struct
     return config_error_at(config, place, own.field, error, "%s", own.message);
 }
 
+static void complete_modules(const struct kernel_options *options, struct config *config)
+{
+    for (size_t i = 0; options->modules[i]; i++) {
+        const struct module *module = options->modules[i];
+        if (module->complete)
+            module->complete(config, (void *)(uintptr_t)config_section(config, module->section->name));
+    }
+}
+
 static enum status check_modules(const struct kernel_options *options, const struct config *config,
                                  struct error *error)
 {
@@ -142,8 +151,10 @@ struct config *kernel_config_load(const struct kernel_options *options, struct b
     arena_init(&arena, 4096);
     const struct config_section *sections = kernel_sections(options->modules, &arena);
     enum status status = config_load(options->config_path, sections, &config, problems, &error);
-    if (status == STATUS_OK)
+    if (status == STATUS_OK) {
+        complete_modules(options, config);
         status = check_listen(options, config, &error);
+    }
     if (status == STATUS_OK)
         status = kernel_engines_check(config, &error);
     if (status == STATUS_OK)

@@ -39,6 +39,8 @@ struct module {
     const struct module_routes *routes;   /* NULL = none; added with the module's state as context */
     struct metric_family *const *metrics; /* NULL-terminated; registered at start */
     const struct db_migration *migrations;
+    /* Before all checks: fills in from other sections what this one leaves out. NULL: nothing. */
+    void (*complete)(struct config *config, void *section);
     /* Checks that need no server: templates, references between settings. Errors carry file, line, column, field. */
     enum status (*check)(const struct config *config, const void *section, struct error *error);
     /* What the module's section says about authentication (the seed keeps the tenant claim under refdata). */

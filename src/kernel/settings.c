@@ -159,7 +159,8 @@ const struct config_section kernel_own_sections[] = {
     {"auth", "Who may ask: tokens, keys, mTLS clients.", auth_setting_rows, sizeof(struct auth_settings)},
     {"bus", "What carries commands, invalidations and events.", bus_rows, sizeof(struct kernel_bus_settings)},
     {"postgres",
-     "The PostgreSQL that modules other than refdata keep their tables in. Without it: the first of refdata.postgres.",
+     "The PostgreSQL that all modules keep their tables in, unless refdata.postgres names others for reference data. "
+     "Without this block: the first of refdata.postgres.",
      store_rows, sizeof(struct kernel_postgres)},
     {"debug", "What helps to look inside while developing.", debug_rows,
      sizeof(struct kernel_debug_settings)},

@@ -90,6 +90,21 @@ def test_a_trusted_client_names_the_tenant(server, token):
     assert ask(server, f"URI={TRUSTED}", "other", token("demo"), of="other") == 200
 
 
+def test_a_client_is_a_user_and_a_token_without_sub_is_none(server, token):
+    """C5: who is known by a certificate has a name; keys of updates need one."""
+    target, update = "/v1/tenants/demo/updates", {"dictCode": "D", "type": "DELTA", "items": []}
+    chat = "/my/projects/0a4f5a3e-52a4-4a0e-8d3c-2f0c1d8f7a01/chat/6f1b7c1e-8f0a-4f57-9a51-7d3f3f0b9b10/messages"
+    cert = {"X-Forwarded-Client-Cert": f"URI={PLAIN}"}
+    with server.client() as client:
+        assert client.request("POST", target, update, {"Idempotency-Key": "k1", **cert}).status == 400  # the body's fault
+        assert client.request("GET", chat, headers=cert).code == "SESSION_NOT_FOUND"
+    with server.client(token("demo", subject=None)) as client:
+        answer = client.request("POST", target, update, {"Idempotency-Key": "k1"})
+        assert (answer.status, answer.code) == (403, "INSUFFICIENT_SCOPE") and "sub" in answer.json()["message"]
+        assert client.request("POST", target, update).status == 400
+        assert client.request("GET", chat).code == "INSUFFICIENT_SCOPE"
+
+
 def test_a_plain_client_and_a_token_alone_do_not(server, token):
     assert ask(server, f"URI={PLAIN}", "other", of="other") == 403
     assert ask(server, None, "other", token("demo"), of="other") == 403

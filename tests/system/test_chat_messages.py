@@ -27,6 +27,16 @@ def chat(server, token):
 
 # ---- M1 ----
 
+def test_a_token_without_sub_is_no_user_and_has_no_chats(server, token):
+    """C5: two of them would read each other's sessions."""
+    with Session(server, token("demo", subject=None)) as nobody:
+        answers = [nobody.post(), nobody.page(), nobody.client.get(path(nobody.project, nobody.session, "/stream")),
+                   nobody.client.get(f"/my/projects/{nobody.project}/events")]
+    for answer in answers:
+        assert (answer.status, answer.code) == (403, "INSUFFICIENT_SCOPE")
+        assert "sub" in answer.json()["message"]
+
+
 @pytest.mark.tsan
 def test_m1_a_message_is_answered_and_kept(chat, module_database):
     said = chat.say("Привет, \"мир\" \n 🌍")

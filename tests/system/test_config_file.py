@@ -83,6 +83,18 @@ MISTAKES = {
                              "refdata.dictionaries[0].loadSql", "tenant"),
     "a parameter that has no value there": ("tenant_id = :tenantId", "tenant_id = :key", 13, 27,
                                             "refdata.dictionaries[0].loadSql", "key"),
+    "rows of every tenant": ("tenant_id = :tenantId", "true", 11, None,
+                             "refdata.dictionaries[0].loadSql", "shared: true"),
+    "a tenant in a comment": ("tenant_id = :tenantId", "true -- :tenantId", 11, None,
+                              "refdata.dictionaries[0].loadSql", "shared: true"),
+    "a tenant in a string": ("tenant_id = :tenantId", "k <> ':tenantId'", 11, None,
+                             "refdata.dictionaries[0].loadSql", "shared: true"),
+    "keys of every tenant": ("    - code: B", "      loadKeysSql: select k, v from t where k = any(:keys)\n    - code: B",
+                             14, 20, "refdata.dictionaries[0].loadKeysSql", "shared: true"),
+    "a built-in table for all": ("    - code: B", "    - code: B\n      shared: true", 15, 15,
+                                 "refdata.dictionaries[1].shared", "built-in"),
+    "no database at all": ("  postgres:\n    jdbcUrl: jdbc:postgresql://127.0.0.1:1/none\n", "", None, None,
+                           "refdata.postgres", "is missing"),
     "two statements": ("        from t\n", "        from t; drop table t\n", 12, None,
                        "refdata.dictionaries[0].loadSql", ""),
     "an open quote": ("        from t\n", "        from 't\n", 12, 14, "refdata.dictionaries[0].loadSql", ""),
@@ -169,8 +181,8 @@ def test_settings_of_authentication_that_mean_nothing_stop_the_start(config, set
 
 def test_several_mistakes_are_told_at_once(config):
     """Issue 2: a list to work through, not one round per mistake."""
-    done = run("config", "--config", config("htpp: 1\nlog: {level: loud}\nhttp: {loops: -1}\n"))
-    for field in ["htpp", "log.level", "http.loops", "refdata"]:
+    done = run("config", "--config", config("htpp: 1\nlog: {level: loud}\nhttp: {loops: -1}\nrefdata: {cahce: 1}\n"))
+    for field in ["htpp", "log.level", "http.loops", "refdata.cahce"]:
         assert field in done.stderr
     assert done.returncode == 1
 

@@ -26,6 +26,16 @@ def is_replay(first, again):
             and again.headers.get("idempotency-replayed") == "true")
 
 
+def test_a_key_needs_a_user(server, token):
+    """C5, I2: tokens without sub would share their keys, and read each other's answers."""
+    body = item()
+    with Client(server.port, token("demo", subject=None)) as nobody:
+        refused = post(nobody, body, fresh("key"))
+        assert (refused.status, refused.json()["error_code"]) == (403, "INSUFFICIENT_SCOPE")
+        assert "sub" in refused.json()["detail"]
+        assert post(nobody, body).status == 201  # nothing was written before; without a key no user is needed
+
+
 # ---- forms (I1) ----
 
 @pytest.mark.parametrize("text", ["client-request-123", "user-456-session-789", "2024-01-15-10-30-00-abc123", "a", "-", "_", "0",

@@ -44,7 +44,7 @@ def servers(module_serve, module_refdata_db, token):
     """One that works, one with little patience, one that is full, and one whose PostgreSQL is not there."""
     write_builtin(module_refdata_db, "COUNTRY", {"DE": {"name": "Germany"}, "JP": ["Japan"], "ключ, / 🔑": None},
                   version=1, tenant=TENANT)
-    broken = {"code": "BROKEN", "loadSql": "select 1 as nothing"}
+    broken = {"code": "BROKEN", "loadSql": "select 1 as nothing", "shared": True}
     strict = {"code": "STRICT", "loadSql": "select k, v from strict where tenant_id = :tenantId",
               "apply": {"upsertSql": "insert into strict select :tenantId, :key, to_jsonb((:payload #>> '{}')::int)"}}
     make_table(module_refdata_db, "strict")

@@ -269,7 +269,8 @@ def test_names_and_keys_are_never_part_of_the_sql(serve, refdata_db, token):
 
 def test_a_dictionary_switched_off_is_unknown(serve, refdata_db, token):
     """R15: enabled: false is as if it were not there, broken SQL or not."""
-    server = serve(refdata_db, pod({"code": "OFF", "enabled": False, "loadSql": "select k, v from nowhere"}, "ON"))
+    server = serve(refdata_db, pod({"code": "OFF", "enabled": False, "loadSql": "select k, v from nowhere",
+                                    "shared": True}, "ON"))
     client = server.client(token())
     assert client.get(path("OFF", "/version")).code == "UNKNOWN_DICTIONARY"
     assert client.get(path("ON", "/version")).status == 200
@@ -291,7 +292,7 @@ def test_a_load_statement_cannot_write(serve, refdata_db, token):
     """R13: a load is read only, whatever its SQL calls."""
     refdata_db.query("create table log (x int); create function peek() returns int language sql as"
                      " 'insert into log values (1) returning x'")
-    server = serve(refdata_db, pod({"code": "T", "loadSql": "select 'a' as k, to_jsonb(peek()) as v"}))
+    server = serve(refdata_db, pod({"code": "T", "loadSql": "select 'a' as k, to_jsonb(peek()) as v", "shared": True}))
     answer = server.client(token()).get(item_path("T", "a"))
     assert (answer.status, answer.code) == (503, "DICTIONARY_UNAVAILABLE")
     assert refdata_db.value("select count(*) from log") == 0
@@ -300,7 +301,7 @@ def test_a_load_statement_cannot_write(serve, refdata_db, token):
 def test_a_slow_dictionary_does_not_hold_up_the_others(serve, refdata_db, token):
     """R13: loads run beside each other and beside reads."""
     write_builtin(refdata_db, "FAST", {"a": 1}, version=1)
-    slow = {"code": "SLOW", "loadSql": "select 'a' as k, '1'::jsonb as v from pg_sleep(600)"}
+    slow = {"code": "SLOW", "loadSql": "select 'a' as k, '1'::jsonb as v from pg_sleep(600)", "shared": True}
     server = serve(refdata_db, pod(slow, "FAST", cache={"firstReadTimeout": "1h"}, http={"stopTimeout": "0s"}))
     waiting = server.raw()
     waiting.send(f"GET {item_path('SLOW', 'a')} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token()}\r\n\r\n".encode())

@@ -77,7 +77,7 @@ def test_a_changed_dictionary_is_served_throughout(serve, refdata_db, token, rec
     assert server.client(token()).get(item_path("T", "a")).status == 200
     with asking(server, token(), item_path("T", "a")) as seen:
         for _ in range(3):
-            slow = {"code": "T", "loadSql": "select 'a' as k, '2'::jsonb as v from pg_sleep(0.2)"}
+            slow = {"code": "T", "loadSql": "select 'a' as k, '2'::jsonb as v from pg_sleep(0.2)", "shared": True}
             reconfigure(server, refdata_db, pod(slow))
             reconfigure(server, refdata_db, pod(sql_dictionary("T", "one")))
     assert seen == {200}

@@ -17,7 +17,8 @@ def server(module_serve, module_refdata_db):
         module_refdata_db.query("insert into t values (%s, 'a', %s)", (tenant, f'"secret of {tenant}"'))
         set_version(module_refdata_db, "T", 1, tenant)
         write_builtin(module_refdata_db, "B", {"a": f"secret of {tenant}"}, version=1, tenant=tenant)
-    return module_serve(module_refdata_db, pod(sql_dictionary("T"), "B"))
+    shared = {"code": "SHARED", "shared": True, "loadSql": "select 'metre' as k, to_jsonb('m'::text) as v"}
+    return module_serve(module_refdata_db, pod(sql_dictionary("T"), "B", shared))
 
 
 @pytest.mark.parametrize("code", ["T", "B"])
@@ -28,6 +29,12 @@ def test_each_tenant_sees_its_own(server, token, code):
         assert client.get(item_path(code, "a", tenant)).json()["payload"] == f"secret of {tenant}"
         everything = client.get(path(code, "/all", tenant)).json()["items"]
         assert [item["payload"] for item in everything] == [f"secret of {tenant}"]
+
+
+def test_a_shared_dictionary_is_read_by_every_tenant(server, token):
+    """R15: loadSql without :tenantId, where the dictionary says shared: true."""
+    for tenant in TENANTS[:2]:
+        assert server.client(token(tenant)).get(item_path("SHARED", "metre", tenant)).json()["payload"] == "m"
 
 
 @pytest.mark.parametrize("rest", ROUTES)

@@ -38,6 +38,17 @@ def migrate(database, jwks_path, folder, changes=None):
 
 # ---- the start ----
 
+@pytest.mark.parametrize("roles", [["--roles", "intake"], []])
+def test_a_postgres_block_alone_is_a_whole_configuration(serve, database, token, roles):
+    """C2: with nothing configured but PostgreSQL it works, reference data included."""
+    server = serve(database, {"refdata": None, "postgres": at(database)}, args=roles)
+    client = server.client(token())
+    assert client.post("/api/v1/items", {"sku": "s1", "title": "t"}).status == 201
+    if not roles:
+        assert client.get("/v1/tenants/demo/dictionaries/D/version").code == "UNKNOWN_DICTIONARY"
+        assert client.post("/v1/tenants/demo/updates", {"dictCode": "D"}).status != 503
+
+
 def test_postgresql_that_is_down_at_the_start_is_waited_for(serve, own_postgres, token):
     """C10, C8: 503 with Retry-After till then, said once; then the schema is made and everything works, by itself."""
     database = own_postgres.create_database()

@@ -42,6 +42,9 @@ static enum status check_databases(const struct config *config, const struct ref
                                    struct error *error)
 {
     const struct kernel_postgres *blocks = settings->postgres.items;
+    if (settings->postgres.count == 0)
+        return config_error_at(config, (struct setting_place){1, 1}, "refdata.postgres", error,
+                               "is missing, and so is postgres.jdbcUrl: no database is named");
     for (size_t i = 0; i < settings->postgres.count; i++) {
         struct refdata_database *database = NULL;
         for (size_t j = 0; j < i; j++)

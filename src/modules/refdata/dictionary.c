@@ -104,6 +104,25 @@ static enum status check_allowed(const struct refdata_sql *sql, unsigned allowed
     return error_set(error, STATUS_CONFIG, "the parameter :%s has no value here", all_names[stranger].name);
 }
 
+static bool uses(const struct refdata_sql *sql, enum refdata_parameter parameter)
+{
+    for (unsigned i = 0; i < sql->statement.param_count; i++)
+        if (sql->statement.names[i] == parameter)
+            return true;
+    return false;
+}
+
+/* Rows that are not selected by tenant would be served to every tenant. */
+static enum status check_tenant(const struct refdata_sql *sql, size_t field, bool shared, struct error *error)
+{
+    bool reads = field == REFDATA_LOAD || field == REFDATA_LOAD_KEYS;
+    if (!reads || shared || uses(sql, REFDATA_TENANT_ID))
+        return STATUS_OK;
+    return error_set(error, STATUS_CONFIG,
+                     "does not use :tenantId, so that every tenant would read all rows; if that is meant, set "
+                     "shared: true");
+}
+
 /* A statement that reaches beyond itself: into the transaction it is run in, or to whoever uses the connection next.
  * What is no SQL at all is PostgreSQL's to refuse. */
 static bool reaches_beyond(struct str sql)
@@ -151,6 +170,10 @@ static enum status compile(const struct config *config, const struct refdata_dic
             "a template reads or writes data; it may not end transactions, change settings or take locks");
     if (status == STATUS_OK)
         status = check_allowed(sql, fields[field].allowed, &dictionary->arena, &offset, error);
+    if (status == STATUS_OK) {
+        offset = 0;
+        status = check_tenant(sql, field, settings->shared, error);
+    }
     return status == STATUS_OK ? status : fail_at(config, template, index, fields[field].name, offset, error);
 }
 
@@ -179,6 +202,12 @@ static enum status check_together(const struct config *config,
                       "without loadSql the dictionary lives in the built-in table and takes no templates");
             return fail_at(config, template_of(settings, field), index, fields[field].name, 0, error);
         }
+    if (settings->shared && builtin) {
+        error_set(error, STATUS_CONFIG,
+                  "without loadSql the dictionary lives in the built-in table, which keeps tenants apart");
+        return fail_at(config, &(struct refdata_template){.place = settings->shared_place}, index, "shared", 0,
+                       error);
+    }
     if (settings->reload == REFDATA_RELOAD_DELTA && !builtin && !sql[REFDATA_LOAD_KEYS].given) {
         error_set(error, STATUS_CONFIG, "reloadOnEvent: DELTA needs loadKeysSql");
         return fail_at(config, &(struct refdata_template){.place = settings->code_place}, index,

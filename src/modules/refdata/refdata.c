@@ -37,6 +37,23 @@ const struct http_route refdata_query_routes[] = {
 
 /* ---- configuration ---- */
 
+/* Without refdata.postgres the dictionaries live where the other modules keep their tables. */
+static void complete(struct config *config, void *section)
+{
+    struct refdata_settings *settings = section;
+    const struct kernel_postgres *store = config_section(config, "postgres");
+    if (settings->postgres.count > 0 || store->url.len == 0)
+        return;
+    struct kernel_postgres *block = arena_alloc(config_arena(config), sizeof *block);
+    struct setting_place *place = arena_alloc(config_arena(config), sizeof *place);
+    *block = *store;
+    block->name = STR("main");
+    *place = store->place;
+    settings->postgres.items = block;
+    settings->postgres.places = place;
+    settings->postgres.count = 1;
+}
+
 static enum status check(const struct config *config, const void *section, struct error *error)
 {
     enum status status = refdata_settings_check_engines(config, section, error);
@@ -407,6 +424,7 @@ const struct module refdata_module = {
                                              {.role = NULL}},
     .metrics = refdata_metrics,
     .migrations = refdata_migrations,
+    .complete = complete,
     .check = check,
     .adjust_auth = adjust_auth,
     .each_database = each_database,

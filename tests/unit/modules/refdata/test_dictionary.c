@@ -123,9 +123,9 @@ static void where_items_come_from_and_how_they_reload_follows_from_what_is_given
         {ONE(""), &refdata_provider_builtin, true},
         {ONE("      reloadOnEvent: FULL\n"), &refdata_provider_builtin, false},
         {WITH_LOAD(""), &refdata_provider_sql, false},
-        {WITH_LOAD("      loadKeysSql: select :keys\n"), &refdata_provider_sql, true},
-        {WITH_LOAD("      loadKeysSql: select :keys\n      reloadOnEvent: FULL\n"), &refdata_provider_sql,
-         false},
+        {WITH_LOAD("      loadKeysSql: select :keys, :tenantId\n"), &refdata_provider_sql, true},
+        {WITH_LOAD("      loadKeysSql: select :keys, :tenantId\n      reloadOnEvent: FULL\n"),
+         &refdata_provider_sql, false},
     };
 
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
