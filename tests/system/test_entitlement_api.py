@@ -159,6 +159,34 @@ def test_c6_the_wrong_method_and_stray_parameters(client):
     assert client.get("/v1/users/%ff/entitlements").status == 400
 
 
+# ---- pages ----
+
+def test_a_list_has_pages_and_every_page_a_bound(server, module_refdata_db, token):
+    """E1, C6: 1,000 entitlements at most, whatever a user has; cursors go on where a page ended, in bytewise order."""
+    skus = sorted([f"s{number:04}" for number in range(1000)] + ["\u00e9", "a,b&c", "\U0001f600"], key=str.encode)
+    module_refdata_db.query("insert into entitlement.entitlements select 'demo', 'u_many', sku, 'ACTIVE', 1, now(), now()"
+                            " from unnest(%s) as sku", (skus,))
+    with server.client(token("demo", subject="u_many")) as client:
+        first = listed(client, "u_many").json()
+        assert list(first) == ["user_id", "entitlements", "next_cursor"] and len(first["entitlements"]) == 1000
+        rest = client.get(f"/v1/users/u_many/entitlements?cursor={first['next_cursor']}").json()
+        assert list(rest) == ["user_id", "entitlements"]
+        assert [one["stock_keeping_unit"] for page in (first, rest) for one in page["entitlements"]] == skus
+        page = client.get("/v1/users/u_many/entitlements?limit=1003").json()
+        assert page["field"] == "limit"
+        exact = client.get(f"/v1/users/u_many/entitlements?limit=3&cursor={first['next_cursor']}").json()
+        assert exact == rest and len(rest["entitlements"]) == 3
+        two = client.get(f"/v1/users/u_many/entitlements?limit=2&cursor={first['next_cursor']}").json()
+        assert two["entitlements"] == rest["entitlements"][:2] and "next_cursor" in two
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=1001", "limit=x", "cursor=", "cursor=abc", "cursor=zz", "cursor=ff", "cursor=6100",
+                                   "cursor=61&cursor=62"])
+def test_a_page_that_cannot_be_is_400_and_names_the_parameter(client, query):
+    answer = client.get(f"/v1/users/u/entitlements?{query}")
+    assert (answer.status, answer.json()["field"]) == (400, query.split("=")[0])
+
+
 # ---- who may ----
 
 def test_c5_changes_need_a_scope_and_so_do_others_lists(server, token, user):

@@ -16,8 +16,7 @@ static const struct http_route routes[] = {
     {HTTP_POST, SESSION_PATH "/message", chat_post_message, HTTP_WORKER, .needs_user = true,
      .idempotency = HTTP_KEY_REJECT, .body_bytes_max = BODY_BYTES_MAX, .deadline_ms = POST_MS},
     {HTTP_GET, SESSION_PATH "/messages", chat_get_messages, .kind = HTTP_WORKER, .needs_user = true},
-    {HTTP_GET, "/my/projects/{project_id}/events", chat_get_events, .kind = HTTP_WORKER,
-     .needs_user = true},
+    {HTTP_GET, "/my/projects/{project_id}/events", chat_get_events, .kind = HTTP_WORKER, .needs_user = true},
     {HTTP_GET, SESSION_PATH "/stream", chat_get_stream, .kind = HTTP_STREAM, .needs_user = true},
     {.handler = NULL},
 };

@@ -1,17 +1,25 @@
-/* A user's entitlements, by sku. One's own need no scope. */
+/* A user's entitlements, by sku, a page at a time. One's own need no scope. */
 #include "base/clock.h"
+#include "base/hex.h"
 #include "base/json.h"
 #include "modules/entitlement/entitlement.h"
 
-enum { READ_MS = 5000 };
+enum { READ_MS = 5000, LIMIT_MAX = 1000, CURSOR_BYTES_MAX = 4096 };
 
+/* $1 tenant, $2 user, $3 after this sku ('' = from the first on; a sku is never empty), $4 rows at most. By the primary key. */
 static const char list_sql[] =
     "SELECT " ENTITLEMENT_COLUMNS " FROM entitlement.entitlements e WHERE e.tenant_id = $1 AND e.user_id = $2"
-    " ORDER BY e.stock_keeping_unit";
+    " AND e.stock_keeping_unit > $3 ORDER BY e.stock_keeping_unit LIMIT $4";
+
+struct page {
+    struct str user, after; /* after: the last sku of the page before */
+    int64_t limit;
+};
 
 void entitlement_list_init(struct entitlement *entitlement)
 {
-    db_statement_init(&entitlement->list, list_sql, 2, (const enum db_type[]){DB_TEXT, DB_TEXT});
+    db_statement_init(&entitlement->list, list_sql, 4,
+                      (const enum db_type[]){DB_TEXT, DB_TEXT, DB_TEXT, DB_BIGINT});
 }
 
 void entitlement_put(struct buf *out, const struct db_result *rows, size_t row)
@@ -24,30 +32,80 @@ void entitlement_put(struct buf *out, const struct db_result *rows, size_t row)
     buf_put_char(out, '}');
 }
 
-static void write_answer(struct str user, const struct db_result *rows, struct buf *out)
+/* One row more than the page was asked for: there is a next one. */
+static void write_answer(const struct page *page, const struct db_result *rows, struct arena *arena,
+                         struct buf *out)
 {
+    size_t count = db_result_rows(rows), limit = (size_t)page->limit, shown = count < limit ? count : limit;
     buf_put_char(out, '{');
-    json_put_member_str(out, "user_id", user);
+    json_put_member_str(out, "user_id", page->user);
     json_put_key(out, STR("entitlements"));
     buf_put_char(out, '[');
-    for (size_t i = 0; i < db_result_rows(rows); i++) {
+    for (size_t i = 0; i < shown; i++) {
         if (i)
             buf_put_char(out, ',');
         entitlement_put(out, rows, i);
     }
-    buf_put_str(out, STR("]}"));
+    buf_put_char(out, ']');
+    if (count > limit) {
+        struct str last = db_result_str(rows, limit - 1, 0);
+        char *cursor = arena_alloc(arena, 2 * last.len);
+        hex_put(cursor, (const uint8_t *)last.ptr, last.len);
+        json_put_member_str(out, "next_cursor", str_of(cursor, 2 * last.len));
+    }
+    buf_put_char(out, '}');
 }
 
-static enum status check(struct http_request *request, struct str *user, struct error *error)
+static enum status take_limit(const struct http_request *request, struct page *page, struct error *error)
+{
+    bool found;
+    struct str text;
+    enum status status = http_request_query(request, STR("limit"), &found, &text, error);
+    page->limit = LIMIT_MAX;
+    if (status == STATUS_OK && found &&
+        (!str_to_i64(text, &page->limit) || page->limit < 1 || page->limit > LIMIT_MAX))
+        return error_set_field(error, STATUS_BAD_REQUEST, "limit", "limit must be 1 to %d", LIMIT_MAX);
+    return status;
+}
+
+/* A cursor is the last sku of the page before, in hex. */
+static enum status take_cursor(struct http_request *request, struct page *page, struct error *error)
+{
+    bool found;
+    struct str text;
+    enum status status = http_request_query(request, STR("cursor"), &found, &text, error);
+    page->after = STR("");
+    if (status != STATUS_OK || !found)
+        return status;
+    bool fits = text.len > 0 && text.len % 2 == 0 && text.len / 2 <= CURSOR_BYTES_MAX;
+    char *sku = arena_alloc(request->arena, text.len / 2 + 1);
+    fits = fits && hex_get(text.ptr, (uint8_t *)sku, text.len / 2);
+    page->after = str_of(sku, text.len / 2);
+    if (!fits || !str_is_utf8(page->after) || memchr(sku, '\0', page->after.len))
+        return error_set_field(error, STATUS_BAD_REQUEST, "cursor",
+                               "cursor must be the next_cursor of an answer");
+    return STATUS_OK;
+}
+
+static enum status take_page(struct http_request *request, struct page *page, struct error *error)
+{
+    static const char *const names[] = {"limit", "cursor", NULL};
+    enum status status = http_request_query_only(request, names, error);
+    if (status == STATUS_OK)
+        status = http_request_param(request, "user_id", &page->user, error);
+    if (status == STATUS_OK)
+        status = take_limit(request, page, error);
+    return status == STATUS_OK ? take_cursor(request, page, error) : status;
+}
+
+static enum status check(struct http_request *request, struct page *page, struct error *error)
 {
     const struct entitlement *entitlement = request->context;
     const struct auth_identity *who = kernel_identity(request);
-    enum status status = http_request_query_only(request, (const char *const[]){NULL}, error);
-    if (status == STATUS_OK)
-        status = http_request_param(request, "user_id", user, error);
+    enum status status = take_page(request, page, error);
     if (status != STATUS_OK)
         return status;
-    if (!str_eq(*user, who->subject) && !auth_has_scope(who, STR("entitlement:read")))
+    if (!str_eq(page->user, who->subject) && !auth_has_scope(who, STR("entitlement:read")))
         return error_set(error, STATUS_INSUFFICIENT_SCOPE,
                          "another user's entitlements need the scope entitlement:read");
     if (!kernel_store_is_ready(entitlement->kernel))
@@ -55,11 +113,13 @@ static enum status check(struct http_request *request, struct str *user, struct 
     return STATUS_OK;
 }
 
-static enum status read_rows(struct http_request *request, struct str user, struct db_result **rows,
+static enum status read_rows(struct http_request *request, const struct page *page, struct db_result **rows,
                              struct error *error)
 {
     const struct entitlement *entitlement = request->context;
-    const struct db_param params[] = {{kernel_identity(request)->tenant}, {user}};
+    struct str limit = arena_printf(request->arena, "%lld", (long long)page->limit + 1);
+    const struct db_param params[] = {
+        {kernel_identity(request)->tenant}, {page->user}, {page->after}, {limit}};
     int64_t deadline_ns = clock_deadline_ms(READ_MS);
     struct db_conn *conn = NULL;
     enum status status = db_acquire(kernel_store_pool(entitlement->kernel), deadline_ns, &conn, error);
@@ -71,16 +131,16 @@ static enum status read_rows(struct http_request *request, struct str user, stru
 
 void entitlement_get_of_user(struct http_request *request)
 {
-    struct str user = STR_NONE;
+    struct page page;
     struct error error = {0};
     struct db_result *rows = NULL;
-    enum status status = check(request, &user, &error);
+    enum status status = check(request, &page, &error);
     if (status == STATUS_OK)
-        status = read_rows(request, user, &rows, &error);
+        status = read_rows(request, &page, &rows, &error);
     if (status == STATUS_OK) {
         struct buf body;
         buf_init(&body);
-        write_answer(user, rows, &body);
+        write_answer(&page, rows, request->arena, &body);
         http_send(request, &(struct http_response){.status = 200, .body = buf_str(&body)});
         buf_deinit(&body);
     } else {

@@ -118,9 +118,10 @@ static enum status check_tenant(const struct refdata_sql *sql, size_t field, boo
     bool reads = field == REFDATA_LOAD || field == REFDATA_LOAD_KEYS;
     if (!reads || shared || uses(sql, REFDATA_TENANT_ID))
         return STATUS_OK;
-    return error_set(error, STATUS_CONFIG,
-                     "does not use :tenantId, so that every tenant would read all rows; if that is meant, set "
-                     "shared: true");
+    return error_set(
+        error, STATUS_CONFIG,
+        "does not use :tenantId, so that every tenant would read all rows; if that is meant, set "
+        "shared: true");
 }
 
 /* A statement that reaches beyond itself: into the transaction it is run in, or to whoever uses the connection next.
@@ -205,8 +206,8 @@ static enum status check_together(const struct config *config,
     if (settings->shared && builtin) {
         error_set(error, STATUS_CONFIG,
                   "without loadSql the dictionary lives in the built-in table, which keeps tenants apart");
-        return fail_at(config, &(struct refdata_template){.place = settings->shared_place}, index, "shared", 0,
-                       error);
+        return fail_at(config, &(struct refdata_template){.place = settings->shared_place}, index, "shared",
+                       0, error);
     }
     if (settings->reload == REFDATA_RELOAD_DELTA && !builtin && !sql[REFDATA_LOAD_KEYS].given) {
         error_set(error, STATUS_CONFIG, "reloadOnEvent: DELTA needs loadKeysSql");

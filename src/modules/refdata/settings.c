@@ -67,8 +67,8 @@ static const struct setting_row dictionary_rows[] = {
      "AUTO = DELTA where it can.",
      "AUTO", .choices = reload_modes, .reloadable = true},
     {"shared", SETTING_BOOL, DICT_ROW(shared),
-     "true: loadSql and loadKeysSql need not use :tenantId, and every tenant may read what they load.", "false",
-     DICT_PLACE(shared_place), .reloadable = true},
+     "true: loadSql and loadKeysSql need not use :tenantId, and every tenant may read what they load.",
+     "false", DICT_PLACE(shared_place), .reloadable = true},
     {.name = NULL},
 };
 
@@ -236,8 +236,7 @@ static const struct setting_row rows[] = {
     {"postgres", SETTING_OBJECT_LIST, ROW(postgres),
      "The database the dictionaries live in; a list of named blocks where there are several. Without it: the one of "
      "postgres, above.",
-     "", .min = 1,
-     .max = 64, .rows = kernel_postgres_rows, .element_bytes = sizeof(struct kernel_postgres),
+     "", .min = 1, .max = 64, .rows = kernel_postgres_rows, .element_bytes = sizeof(struct kernel_postgres),
      .reloadable = true},
     {"consistency", SETTING_OBJECT, .help = "Waiting for commits.", .rows = consistency_rows, .fallback = ""},
     {"security", SETTING_OBJECT, .help = "Tenants.", .rows = security_rows, .fallback = ""},

@@ -24,7 +24,7 @@ struct refdata_dictionary_settings {
     struct refdata_template load, load_keys, drift_check;
     struct refdata_template upsert, delete, snapshot_replace, snapshot_stage, snapshot_finalize;
     int apply_mode, snapshot_strategy;
-    int reload; /* enum refdata_reload_mode */
+    int reload;  /* enum refdata_reload_mode */
     bool shared; /* its SQL need not name :tenantId: all tenants read the same rows */
     struct setting_place shared_place;
 };
