@@ -246,6 +246,37 @@ def test_a_process_has_to_do_with_no_engine_that_its_roles_do_not_use(make_fleet
     assert sorted(found) == [["kafka:main"], ["kafka:main", "redis:main"], ["redis:main"], ["redis:main"]]
 
 
+def test_an_update_of_a_dictionary_that_moves_to_another_database_is_decided_there(serve, postgres, refdata_db, kafka,  # noqa: F811
+                                                                                   token):  # pylint: disable=unused-argument
+    """It was accepted by the old database, and is in Kafka while the dictionary moves: its status is what the new one decides."""
+    other = postgres.create_database()
+    databases = [{"name": name, "jdbcUrl": database.jdbc_url, "username": database.user,
+                  "passwordFromEnv": "FRESHET_TEST_PG_PASSWORD"} for name, database in (("main", refdata_db), ("shop", other))]
+
+    def start(home, *roles):
+        settings = pod({"code": "D", "postgres": home}, {"code": "E", "postgres": "shop"})
+        settings["refdata"]["postgres"] = databases
+        return serve(refdata_db, settings, args=roles)
+
+    try:
+        server = start("main")
+        for suffix in ("", ".shop"):
+            on_engines.eventually_reads(on_engines.group(refdata_db.name) + suffix, on_engines.topic(refdata_db.name))
+        server.stop()
+        server, body = start("main", "--roles", "command"), update("D", {"a": 1})
+        with server.client(token("demo")) as client:
+            assert client.post(updates_path(), body).status == 202
+            eventually(lambda: refdata_db.query("select published from refdata.command_outbox") == [(True,)])
+        server.stop()
+        server = start("shop")
+        with server.client(token("demo")) as client:
+            eventually(lambda: client.get(status_path(body["eventId"])).json()["status"] == "COMMITTED")
+        assert (items_of(refdata_db, "D"), items_of(other, "D")) == ({}, {"a": 1})
+    finally:
+        server.stop()
+        other.drop()
+
+
 def test_two_databases_share_a_topic_and_a_stream(serve, postgres, refdata_db, kafka, token):  # noqa: F811
     """R15: each takes what is its own by a group of its own; what is nobody's is buried once."""
     other = postgres.create_database()

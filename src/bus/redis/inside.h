@@ -35,6 +35,9 @@ struct redis_reader;
 struct redis_names {
     char *stream, *channel;
     unsigned slot;
+    /* The server's clock, by the ids it gave, less our monotonic one: what is old is old by the clock that made the ids. 0 = it
+     * gave none yet. */
+    atomic_llong ahead_ms;
 };
 struct redis_topic {
     struct bus_topic_state *state;

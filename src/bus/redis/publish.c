@@ -18,6 +18,7 @@ struct part {
     struct loop_message message; /* first: the way to the loop */
     struct redis_request request;
     struct publication *publication;
+    struct redis_names *names;
     size_t *at; /* of the caller's messages */
     size_t count;
 };
@@ -72,19 +73,23 @@ static void put_xadd(struct buf *out, const struct redis_names *names, const str
     redis_command_put(out, arguments, count);
 }
 
-static size_t put_trim(struct buf *out, const struct redis_names *names, const struct bus_topic *topic)
+/* A process's first publication trims nothing: the server's clock is not known yet. */
+static size_t put_trim(struct buf *out, struct redis_names *names, const struct bus_topic *topic)
 {
     struct redis_number oldest;
+    int64_t ahead_ms = atomic_load(&names->ahead_ms);
+    int64_t oldest_ms = clock_mono_ns() / CLOCK_NS_PER_MS + ahead_ms - topic->keep_ms;
 
-    if (topic->keep_ms <= 0)
+    if (topic->keep_ms <= 0 || ahead_ms == 0 || oldest_ms <= 0)
         return 0;
     REDIS_COMMAND(out, STR("XTRIM"), str_from(names->stream), STR("MINID"), STR("~"),
-                  redis_number_str(&oldest, clock_unix_us() / 1000 - topic->keep_ms));
+                  redis_number_str(&oldest, oldest_ms));
     return 1;
 }
 
-static void put_commands(struct part *part, const struct redis_topic *topic, const struct redis_names *names)
+static void put_commands(struct part *part, const struct redis_topic *topic)
 {
+    struct redis_names *names = part->names;
     const struct bus_message *messages = part->publication->messages;
     struct buf *out = &part->request.commands;
 
@@ -124,6 +129,8 @@ static enum status take_ids(struct part *part, struct bus_message *messages, str
         if (messages)
             messages[part->at[i]].offset = redis_id_offset(id);
     }
+    if (part->count > 0)
+        atomic_store(&part->names->ahead_ms, (int64_t)id.ms - clock_mono_ns() / CLOCK_NS_PER_MS);
     return STATUS_OK;
 }
 
@@ -174,7 +181,7 @@ static struct part *add_part(struct publication *publication)
 static struct publication *publication_create(struct redis *redis, struct bus_message *messages, size_t count)
 {
     struct publication *publication = memory_zalloc(sizeof *publication);
-    const struct redis_names **places = memory_alloc(count * sizeof places[0]);
+    struct redis_names **places = memory_alloc(count * sizeof places[0]);
 
     publication->redis = redis;
     publication->messages = messages;
@@ -189,15 +196,16 @@ static struct publication *publication_create(struct redis *redis, struct bus_me
             continue; /* it went with an earlier one */
         const struct redis_topic *topic =
             redis_topic_of(redis, bus_topic_find(&redis->bus, messages[i].topic));
-        const struct redis_names *names = places[i];
+        struct redis_names *names = places[i];
         struct part *part = add_part(publication);
+        part->names = names;
         part->at = memory_alloc((count - i) * sizeof part->at[0]);
         for (size_t j = i; j < count; j++)
             if (places[j] == names) {
                 part->at[part->count++] = j;
                 places[j] = NULL;
             }
-        put_commands(part, topic, names);
+        put_commands(part, topic);
     }
     free(places);
     publication->left = publication->part_count;

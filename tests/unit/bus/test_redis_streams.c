@@ -244,6 +244,47 @@ static void test_a_stream_is_kept_as_long_as_configured(void **state)
     process_close(&process);
 }
 
+/* This process's clock is wrong by so much; see tests/unit/bus/meson.build. */
+static int64_t skew_ms;
+int64_t __real_clock_unix_us(void);
+int64_t __wrap_clock_unix_us(void);
+int64_t __wrap_clock_unix_us(void)
+{
+    return __real_clock_unix_us() + skew_ms * 1000;
+}
+
+/* A publisher whose clock is hours ahead, or behind, removes what is old by the server's clock, as any other. */
+static void test_a_publishers_clock_decides_nothing_about_what_is_kept(void **state)
+{
+    (void)state;
+    static const struct bus_topic hour = {.name = "keep-hour", .partitions = 1, .keep_ms = 3600 * 1000},
+                                  time = {.name = "keep-short", .partitions = 1, .keep_ms = 50};
+    struct process process;
+    struct bus_message messages[500];
+    skew_ms = 7200 * 1000;
+    redis_open_with(&process, &hour);
+    process_start(&process);
+    for (int i = 0; i < 500; i++)
+        messages[i] = (struct bus_message){.topic = STR("keep-hour"), .key = STR("k"), .payload = STR("1")};
+    assert_int_equal(bus_publish(process.bus, messages, 500, clock_deadline_ms(PATIENCE_MS), NULL),
+                     STATUS_OK);
+    publish(&process, "keep-hour", "k", 1);
+    assert_int_equal(redis_fixture_ask(where("keep-hour:stream"), "XLEN keep-hour:stream"), 501);
+    process_close(&process);
+    skew_ms = -7200 * 1000;
+    redis_open_with(&process, &time);
+    process_start(&process);
+    for (int i = 0; i < 500; i++)
+        messages[i].topic = STR("keep-short");
+    assert_int_equal(bus_publish(process.bus, messages, 500, clock_deadline_ms(PATIENCE_MS), NULL),
+                     STATUS_OK);
+    nanosleep(&(const struct timespec){.tv_nsec = 100000000}, NULL);
+    publish(&process, "keep-short", "k", 1);
+    assert_in_range(redis_fixture_ask(where("keep-short:stream"), "XLEN keep-short:stream"), 1, 200);
+    process_close(&process);
+    skew_ms = 0;
+}
+
 /* ---- pods ---- */
 
 static long long group_count(const char *stream)
@@ -354,6 +395,7 @@ int redis_run_streams(void)
         cmocka_unit_test(test_everything_flushed_is_a_gap_and_it_goes_on),
         cmocka_unit_test(test_a_redis_that_comes_back_empty_is_a_gap_and_it_goes_on),
         cmocka_unit_test(test_trimmed_past_our_place_is_a_gap),
+        cmocka_unit_test(test_a_publishers_clock_decides_nothing_about_what_is_kept),
         cmocka_unit_test(test_a_stream_is_kept_as_long_as_configured),
         cmocka_unit_test(test_a_dead_pods_group_is_removed_and_ours_when_we_go),
         cmocka_unit_test(test_what_a_dead_member_had_comes_first_when_its_lease_is_over),

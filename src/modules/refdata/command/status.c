@@ -35,13 +35,10 @@ static void send_row(struct http_request *request, const struct refdata_states_r
     buf_deinit(&body);
 }
 
-/* *sent: it was there. */
-static enum status look_up(struct http_request *request, struct refdata_database *database, struct str tenant,
-                           struct str event_id, int64_t deadline_ns, bool *sent, struct error *error)
+static enum status look_up(struct refdata_database *database, struct str tenant, struct str event_id,
+                           int64_t deadline_ns, struct db_result **result, struct error *error)
 {
     struct buf tenants = {0}, event_ids = {0};
-    struct refdata_states_row row;
-    struct db_result *result = NULL;
     struct db_conn *conn = NULL;
     if (!atomic_load(&database->schema_ready))
         return error_set(error, STATUS_UNAVAILABLE, "the schema is not in place");
@@ -54,18 +51,33 @@ static enum status look_up(struct http_request *request, struct refdata_database
     enum status status = db_acquire(database->pool, deadline_ns, &conn, error);
     if (status == STATUS_OK)
         status =
-            refdata_states_query(conn, buf_str(&tenants), buf_str(&event_ids), deadline_ns, &result, error);
+            refdata_states_query(conn, buf_str(&tenants), buf_str(&event_ids), deadline_ns, result, error);
     if (conn)
         db_release(conn);
-    *sent = status == STATUS_OK && db_result_rows(result) > 0;
-    if (*sent) {
-        refdata_states_row(result, 0, &row);
-        send_row(request, &row);
-    }
-    db_result_free(result);
     buf_deinit(&tenants);
     buf_deinit(&event_ids);
     return status;
+}
+
+/* A dictionary that moves to another database while Kafka has its commands leaves its PENDING rows behind, and they are decided
+ * where it is now: so a decision counts, wherever it is, and PENDING only if there is none. */
+struct found {
+    struct db_result *result; /* NULL: not there */
+    struct refdata_states_row row;
+};
+
+static void take_row(struct found *found, struct db_result *result)
+{
+    struct refdata_states_row row;
+    bool is_there = db_result_rows(result) > 0;
+    if (is_there)
+        refdata_states_row(result, 0, &row);
+    if (!is_there || (found->result && row.state.decision == REFDATA_PENDING)) {
+        db_result_free(result);
+        return;
+    }
+    db_result_free(found->result);
+    *found = (struct found){result, row};
 }
 
 static enum status find(struct http_request *request, struct str event_id, struct error *error)
@@ -74,16 +86,25 @@ static enum status find(struct http_request *request, struct str event_id, struc
     int64_t deadline_ns = clock_deadline_ms(READ_MS);
     enum status failure = STATUS_UNKNOWN_UPDATE;
     struct error own = {0};
-    bool sent = false;
+    struct found found = {NULL};
     error_set(error, STATUS_UNKNOWN_UPDATE, "there is no update %.*s", STR_ARG(event_id));
-    for (size_t i = 0; i < catalog->database_count && !sent; i++) {
-        enum status status = look_up(request, catalog->databases[i], kernel_identity(request)->tenant,
-                                     event_id, deadline_ns, &sent, &own);
-        if (status != STATUS_OK) { /* it may be there */
+    for (size_t i = 0; i < catalog->database_count; i++) {
+        struct db_result *result = NULL;
+        if (found.result && found.row.state.decision != REFDATA_PENDING)
+            break;
+        enum status status = look_up(catalog->databases[i], kernel_identity(request)->tenant, event_id,
+                                     deadline_ns, &result, &own);
+        if (status == STATUS_OK) {
+            take_row(&found, result);
+        } else { /* it may be there */
             failure = status;
             *error = own;
         }
     }
+    if (found.result)
+        send_row(request, &found.row);
+    bool sent = found.result != NULL;
+    db_result_free(found.result);
     refdata_catalog_unref(catalog);
     return sent ? STATUS_OK : failure;
 }
