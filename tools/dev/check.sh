@@ -224,6 +224,14 @@ test_fuzz() {
     test_add fuzz "$passed" "$failed"
 }
 
+# Counts, not times: the program as it is released, each way of counting beside the other. Figures are kept for `bench costs`.
+test_cost() {
+    test_build release -Dcost=true || return 0
+    export FRESHET_COSTS=$VAR/test/costs
+    [ "$TEST_AGAIN" = 1 ] || rm -rf "$FRESHET_COSTS"
+    test_pytest cost release cost -n 2 --dist loadfile
+}
+
 # Nothing stays behind when the run is broken off. A lane is a shell of its own and has to say so itself.
 test_traps() {
     trap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT
@@ -236,7 +244,7 @@ test_traps() {
 # runs its Meson tests, whose results have one place.
 test_lanes() {
     local flavour lane
-    test_build release -Dwerror=true -Dbench=true || true
+    test_build release -Dwerror=true -Dbench=true -Dcost=true || true
     for flavour in debug tsan; do
         test_build "$flavour" || return 0
     done
@@ -251,6 +259,7 @@ test_lanes() {
     test_unit
     test_system_tsan
     test_engines
+    test_cost
     wait "$lane" || test_add "the second lane" 0 1
     cat "$VAR/test/lane" >&2
 }
@@ -265,7 +274,7 @@ test_again() { # SUITE…
     fi
     TEST_AGAIN=1
     for suite in "$@"; do
-        case $suite in unit | system | engines | fault) "test_$suite" ;; esac
+        case $suite in unit | system | engines | fault | cost) "test_$suite" ;; esac
     done
     TEST_AGAIN=0
 }
@@ -290,12 +299,12 @@ test_command() {
     local suite
     for suite in "$@"; do
         case $suite in
-        unit | system | engines | fault | fuzz) ;;
+        unit | system | engines | fault | fuzz | cost) ;;
         failover | browser) misuse "there are no $suite tests yet" ;;
-        *) misuse "no suite '$suite'; there are: unit system engines fault fuzz" ;;
+        *) misuse "no suite '$suite'; there are: unit system engines fault fuzz cost" ;;
         esac
     done
-    packages_ensure run test engines clients
+    packages_ensure run test engines clients cost
     # Fetched once for all that follows; without it what needs Kafka says so, or runs on librdkafka's own stand-in.
     case " ${*:-all} " in *" all "* | *" engines "* | *" system "*) kafka_fetch || true ;; esac
     export FRESHET_KAFKA_JARS=$KAFKA_JARS
@@ -311,7 +320,7 @@ test_command() {
     if [ $# -eq 0 ]; then
         TEST_ALL=1
         test_lanes
-        set -- unit fault system engines
+        set -- unit fault system engines cost
     else
         for suite in "$@"; do
             "test_$suite"

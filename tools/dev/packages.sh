@@ -51,6 +51,10 @@ cmd:kcat                     | kcat                  | a Kafka client to test ag
 py:kafka                     | python3-kafka         | a Kafka client to test against
 py:redis                     | python3-redis         | a Redis client to test against
 '
+PACKAGES_COST='
+cmd:strace                   | strace                | counts system calls
+cmd:valgrind                 | valgrind              | counts instructions
+'
 PACKAGES_LINT='
 cmd:clang-format             | clang-format          | formatting
 cmd:shellcheck               | shellcheck            | shell scripts
