@@ -108,7 +108,9 @@ static enum status set_server_type(struct db_parsed *parsed, struct str value, s
         db_keyword_set(parsed, "target_session_attrs", STR("read-write"));
     else if (str_eq(value, STR("secondary")) || str_eq(value, STR("slave")))
         db_keyword_set(parsed, "target_session_attrs", STR("standby"));
-    else if (!str_eq(value, STR("any")))
+    else if (str_eq(value, STR("any")))
+        db_keyword_set(parsed, "target_session_attrs", value);
+    else
         return refuse_value(error, "targetServerType", "any, primary or secondary");
     return STATUS_OK;
 }

@@ -20,8 +20,10 @@
 #include "base/memory.h"
 #include "db/db_inside.h"
 
-/* A connect that its caller gave less time than this says nothing about the database. */
+/* A connect that its caller gave less time than this says nothing about the database. One that had more, but not half of the
+ * connect timeout, says little: several in a row count, without one that succeeded among them. */
 #define TELLING_CONNECT_MS 100
+#define GIVEN_UP_MAX 3
 
 enum grant { GRANT_NONE, GRANT_CONN, GRANT_SLOT, GRANT_REFUSED };
 
@@ -43,7 +45,8 @@ struct db_pool {
     unsigned slots_used; /* connections that exist or are being opened */
     struct waiter *first_waiter, **last_waiter;
     enum breaker breaker;
-    uint64_t outages; /* times it opened */
+    uint64_t outages;  /* times it opened */
+    unsigned given_up; /* connects whose callers had no time left, in a row */
     struct db_backoff backoff;
     int64_t retry_at_ns;
     char reason[256]; /* why the breaker opened */
@@ -207,6 +210,7 @@ static void breaker_close(struct db_pool *pool)
     if (pool->breaker != BREAKER_CLOSED || !db_pool_is_up(pool))
         log_info("db_up", LOG_CSTR("database", pool->parsed.name), LOG_CSTR("address", pool->parsed.address));
     pool->breaker = BREAKER_CLOSED;
+    pool->given_up = 0;
     db_backoff_reset(&pool->backoff);
     atomic_store_explicit(&pool->up, true, memory_order_relaxed);
     metric_set(pool->metrics.breaker_open, 0);
@@ -306,19 +310,26 @@ static enum grant take_locked(struct db_pool *pool, int64_t deadline_ns, struct 
     return granted;
 }
 
+/* Does a connect that took all of `given_ms` tell that the database is down? */
+static bool is_telling(struct db_pool *pool, int64_t given_ms)
+{
+    if (pool->breaker == BREAKER_PROBING || 2 * given_ms >= pool->parsed.connect_timeout_ms)
+        return true;
+    return given_ms >= TELLING_CONNECT_MS && ++pool->given_up >= GIVEN_UP_MAX;
+}
+
 /* With a slot in hand: connects, and tells the breaker. */
 static enum status open_conn(struct db_pool *pool, int64_t deadline_ns, struct db_conn **conn,
                              struct error *error)
 {
     struct error own = {0};
-    bool patient = clock_ms_left(deadline_ns) >= TELLING_CONNECT_MS;
+    int64_t given_ms = clock_ms_left(deadline_ns);
     enum status status = db_conn_open(pool, &pool->parsed, deadline_ns, conn, &own);
 
     pthread_mutex_lock(&pool->lock);
     if (status == STATUS_OK)
         breaker_close(pool);
-    else if (status == STATUS_DB_DOWN ||
-             (status == STATUS_TIMEOUT && (patient || pool->breaker == BREAKER_PROBING)))
+    else if (status == STATUS_DB_DOWN || (status == STATUS_TIMEOUT && is_telling(pool, given_ms)))
         breaker_open(pool, own.message);
     if (status != STATUS_OK)
         give_slot_back(pool);

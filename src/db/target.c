@@ -265,6 +265,8 @@ static void set_default(struct db_parsed *parsed, const char *keyword, const cha
 
 static void set_defaults(struct db_parsed *parsed)
 {
+    if (parsed->host_count > 1) /* one of them may be a standby, which lags and takes no writes */
+        set_default(parsed, "target_session_attrs", "primary");
     db_keyword_set(parsed, "client_encoding", STR("UTF8"));
     set_default(parsed, "application_name", "freshet");
     set_default(parsed, "gssencmode", "disable"); /* its negotiation blocks and is wanted by few */
