@@ -9,49 +9,123 @@
 #include "app/modules.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/memory.h"
 
 enum { LIST_TIMEOUT_MS = 30000 };
 #define PATIENCE_MAX_MS (INT64_C(24) * 3600 * 1000)
 
-/* The whole of a small table. */
-static const char pairs_sql[] =
-    "select tenant_id, dict_code from refdata.dictionary_meta order by tenant_id, dict_code";
+/* Those with a version, and those with items in the built-in table, found by stepping through its primary key. */
+static const char tenants_sql[] =
+    "with recursive t (tenant_id) as ("
+    " (select tenant_id from refdata.dictionary_item order by tenant_id limit 1) union all"
+    " select (select i.tenant_id from refdata.dictionary_item i where i.tenant_id > t.tenant_id"
+    "          order by i.tenant_id limit 1)"
+    "   from t where t.tenant_id is not null)"
+    " select tenant_id from t where tenant_id is not null union select tenant_id from refdata.dictionary_meta";
 
 /* ---- which pairs ---- */
 
-static enum status list_pairs(const struct refdata_database *database, struct db_result **pairs,
-                              struct error *error)
+struct tenants { /* known, sorted, each once */
+    struct arena arena;
+    struct str *names;
+    size_t count, capacity;
+};
+
+static int by_name(const void *a, const void *b)
+{
+    return str_compare(*(const struct str *)a, *(const struct str *)b);
+}
+
+static int by_code(const void *a, const void *b)
+{
+    return str_compare((*(struct refdata_dictionary *const *)a)->code,
+                       (*(struct refdata_dictionary *const *)b)->code);
+}
+
+static void add_tenant(struct tenants *tenants, struct str name)
+{
+    if (!str_is_name(name))
+        return;
+    if (tenants->count == tenants->capacity) {
+        tenants->capacity = tenants->capacity ? 2 * tenants->capacity : 64;
+        tenants->names = memory_realloc_array(tenants->names, tenants->capacity, sizeof *tenants->names);
+    }
+    tenants->names[tenants->count++] = arena_str(&tenants->arena, name);
+}
+
+static void sort_tenants(struct tenants *tenants)
+{
+    size_t kept = 0;
+    if (tenants->count)
+        qsort(tenants->names, tenants->count, sizeof *tenants->names, by_name);
+    for (size_t i = 0; i < tenants->count; i++)
+        if (kept == 0 || !str_eq(tenants->names[kept - 1], tenants->names[i]))
+            tenants->names[kept++] = tenants->names[i];
+    tenants->count = kept;
+}
+
+static enum status list_tenants(const struct refdata_database *database, struct db_result **found,
+                                struct error *error)
 {
     struct db_statement statement;
     struct db_conn *conn = NULL;
     int64_t deadline_ns = clock_deadline_ms(LIST_TIMEOUT_MS);
-    db_statement_init(&statement, pairs_sql, 0, NULL);
+    db_statement_init(&statement, tenants_sql, 0, NULL);
     enum status status = db_acquire(database->pool, deadline_ns, &conn, error);
     if (status == STATUS_OK)
-        status = db_query(conn, &statement, NULL, deadline_ns, pairs, error);
+        status = db_query(conn, &statement, NULL, deadline_ns, found, error);
     if (conn)
         db_release(conn);
     return status;
 }
 
-/* Every pair of the database whose dictionary is configured to live there. */
-static void run_database(struct verify *verify, const struct refdata_database *database)
+/* False when the database cannot be asked, which is printed. */
+static bool add_tenants_of(struct verify *verify, const struct refdata_database *database,
+                           struct tenants *tenants)
 {
-    struct db_result *pairs = NULL;
+    struct db_result *found = NULL;
     struct error error = {0};
-    if (list_pairs(database, &pairs, &error) != STATUS_OK) {
+    bool listed = list_tenants(database, &found, &error) == STATUS_OK;
+    for (size_t i = 0; listed && i < db_result_rows(found); i++)
+        add_tenant(tenants, db_result_str(found, i, 0));
+    if (!listed) {
         printf("FAILED database %.*s at %s: %s\n", STR_ARG(database->name), db_pool_address(database->pool),
                error.message);
         verify->other_count++;
-        return;
     }
-    for (size_t i = 0; i < db_result_rows(pairs); i++) {
-        struct refdata_dictionary *dictionary =
-            refdata_catalog_find(verify->catalog, db_result_str(pairs, i, 1));
-        if (dictionary && dictionary->database == database)
-            verify_pair_run(verify, db_result_str(pairs, i, 0), dictionary);
+    db_result_free(found);
+    return listed;
+}
+
+/* Every configured dictionary for every tenant that is known: a change by SQL that raised no version has no row of
+ * dictionary_meta to be found by. Pairs that were never written are left out. */
+static void run_all(struct verify *verify)
+{
+    const struct refdata_catalog *catalog = verify->catalog;
+    const struct setting_strings *preload = &verify->settings->cache.preload;
+    struct tenants tenants = {.names = NULL};
+    bool *listed = memory_zalloc((catalog->database_count + 1) * sizeof *listed);
+    struct refdata_dictionary **sorted = memory_alloc((catalog->dictionary_count + 1) * sizeof(void *));
+    arena_init(&tenants.arena, 4096);
+    for (size_t i = 0; i < catalog->database_count; i++)
+        listed[i] = add_tenants_of(verify, catalog->databases[i], &tenants);
+    for (size_t i = 0; i < preload->count; i++) {
+        struct str code = preload->items[i], tenant;
+        str_split(&code, '/', &tenant);
+        add_tenant(&tenants, tenant); /* a star is not a name */
     }
-    db_result_free(pairs);
+    sort_tenants(&tenants);
+    memcpy(sorted, catalog->dictionaries, catalog->dictionary_count * sizeof(void *));
+    qsort(sorted, catalog->dictionary_count, sizeof(void *), by_code);
+    for (size_t d = 0; d < catalog->database_count; d++)
+        for (size_t i = 0; listed[d] && i < tenants.count; i++)
+            for (size_t j = 0; j < catalog->dictionary_count; j++)
+                if (sorted[j]->database == catalog->databases[d])
+                    verify_pair_run(verify, tenants.names[i], sorted[j], false);
+    free(sorted);
+    free(listed);
+    free(tenants.names);
+    arena_deinit(&tenants.arena);
 }
 
 static bool split_pair(const char *word, struct str *tenant, struct str *code)
@@ -88,10 +162,10 @@ static void run_pairs(struct verify *verify, const struct option_words *words)
     for (size_t i = 0; i < words->count; i++) {
         struct str tenant, code;
         if (split_pair(words->items[i], &tenant, &code))
-            verify_pair_run(verify, tenant, refdata_catalog_find(verify->catalog, code));
+            verify_pair_run(verify, tenant, refdata_catalog_find(verify->catalog, code), true);
     }
-    for (size_t i = 0; words->count == 0 && i < verify->catalog->database_count; i++)
-        run_database(verify, verify->catalog->databases[i]);
+    if (words->count == 0)
+        run_all(verify);
 }
 
 /* ---- the command ---- */
@@ -161,8 +235,8 @@ int app_verify(int argc, char **argv)
     enum options_outcome outcome = options_read_words(
         argc, argv, "[TENANT/DICT…]",
         "Compares what pods hold with what the database holds: version, number of items and digest of the\n"
-        "dictionaries named, or of all that any tenant has written. Exit status 0 when all are equal,\n"
-        "1 when not.",
+        "dictionaries named, or of every configured dictionary and known tenant. Exit status 0 when all are\n"
+        "equal, 1 when not.",
         rows, &words);
     if (outcome != OPTIONS_RUN)
         return outcome == OPTIONS_HELPED ? 0 : 2;

@@ -33,8 +33,9 @@ struct verify_pair {
     struct refdata_loaded loaded;
 };
 
-/* Compares one pair with every pod, and prints a line for each. */
-void verify_pair_run(struct verify *verify, struct str tenant, struct refdata_dictionary *dictionary);
+/* Compares one pair with every pod, and prints a line for each; nothing where the pair was never written and is not named. */
+void verify_pair_run(struct verify *verify, struct str tenant, struct refdata_dictionary *dictionary,
+                     bool is_named);
 /* Prints which keys of the pod's differ from those of the pair's snapshot, the first of them by name. */
 enum status verify_keys_print(const struct verify_pair *pair, const struct pod_call *call,
                               struct error *error) MUST_CHECK;

@@ -194,7 +194,8 @@ static enum status make_token(const struct verify *verify, struct str tenant, st
     return pod_token(verify->token, &request, token, error);
 }
 
-void verify_pair_run(struct verify *verify, struct str tenant, struct refdata_dictionary *dictionary)
+void verify_pair_run(struct verify *verify, struct str tenant, struct refdata_dictionary *dictionary,
+                     bool is_named)
 {
     struct verify_pair pair = {.tenant = tenant, .dictionary = dictionary};
     struct error error = {0};
@@ -206,7 +207,9 @@ void verify_pair_run(struct verify *verify, struct str tenant, struct refdata_di
         status = load(verify, &pair, &error);
     if (status != STATUS_OK)
         print_failed(verify, &pair, STR_NONE, &error);
-    for (size_t i = 0; status == STATUS_OK && i < verify->pod_count; i++)
+    bool is_written = status == STATUS_OK && (cache_snapshot_info(pair.loaded.snapshot)->version != 0 ||
+                                              cache_snapshot_info(pair.loaded.snapshot)->item_count != 0);
+    for (size_t i = 0; status == STATUS_OK && (is_named || is_written) && i < verify->pod_count; i++)
         run_pod(verify, &pair, &verify->pods[i]);
     if (pair.loaded.snapshot)
         cache_snapshot_unref(pair.loaded.snapshot);

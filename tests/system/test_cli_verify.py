@@ -75,6 +75,21 @@ def follows_no_more(server, database, token, version, items):
 
 # ---- equal ----
 
+def test_every_configured_dictionary_of_a_known_tenant_is_compared(pods, verify, refdata_db, dev_token):  # noqa: F811
+    """R6, R15: also one that has no version: changed by SQL without refdata.touch, no pod can see it."""
+    make_table(refdata_db, "own", {"a": "1"})
+    write_builtin(refdata_db, "D", ITEMS, 12)
+    server = pods("D", "EMPTY", sql_dictionary("OWN", "own"))
+    assert hold(server, "OWN", dev_token) == 0
+    assert verify([server]) == (0, ["ok demo/D version 12, 40 items", "ok demo/OWN version 0, 1 item"])
+    refdata_db.query("update own set v = '2'")
+    status, lines = verify([server])
+    assert status == 1 and lines[1].startswith("DIFFERS demo/OWN")
+    refdata_db.value("select refdata.touch('demo', 'OWN')")
+    assert verify([server]) == (0, ["ok demo/D version 12, 40 items", "ok demo/OWN version 1, 1 item"])
+
+
+
 def test_everything_written_is_compared_and_equal(pods, verify, refdata_db):  # noqa: F811
     """Every tenant's pairs whose dictionary is configured, each with a token of its own."""
     write_builtin(refdata_db, "D", ITEMS, 12)
