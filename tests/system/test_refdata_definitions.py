@@ -195,7 +195,6 @@ def test_templates_that_postgresql_refuses_disable_their_dictionary_alone(serve,
     make_table(refdata_db, "t", {"a": "1"})
     bad = [{"code": name, "loadSql": sql} for name, (sql, _, _) in BAD_TEMPLATES.items()]
     bad.append(sql_dictionary("upsert", "t", apply={"upsertSql": "insert into nowhere values (:key, :payload)"}))
-    bad.append(sql_dictionary("drift", "t", driftCheckSql="select 1, 2"))
     server = serve(refdata_db, pod(*bad, sql_dictionary("GOOD", "t")))
     client = server.client(token())
     assert client.get(item_path("GOOD", "a")).status == 200
@@ -211,7 +210,6 @@ def test_templates_that_postgresql_refuses_disable_their_dictionary_alone(serve,
         assert position in line["error"], line["error"]
         assert metrics[f'dict_unavailable{{dict_code="{name}"}}'] == 1
     assert "apply.upsertSql" in server.logs(event="dictionary_disabled", dictCode="upsert")[0]["error"]
-    assert "driftCheckSql" in server.logs(event="dictionary_disabled", dictCode="drift")[0]["error"]
     health = client.get("/actuator/health")
     assert (health.status, health.json()["status"]) == (200, "UP")
     assert health.json()["components"]["dictionary:syntax"]["status"] == "DOWN"
@@ -219,13 +217,34 @@ def test_templates_that_postgresql_refuses_disable_their_dictionary_alone(serve,
     assert refdata_db.value("select count(*) from t") == 1
 
 
+def test_a_drift_check_that_postgresql_refuses_leaves_its_dictionary_alone(serve, refdata_db, token):
+    """R18, R15: it only diagnoses. The log, health and metrics say so."""
+    make_table(refdata_db, "t", {"a": "1"})
+    checks = {"D": "select n from nowhere where :tenantId <> ''", "TWO": "select 1, 2"}
+    server = serve(refdata_db, pod(*(sql_dictionary(code, "t", driftCheckSql=sql) for code, sql in checks.items())))
+    client = server.client(token())
+    for code in checks:
+        assert client.get(item_path(code, "a")).status == 200
+        (line,) = server.logs(event="drift_check_refused", dictCode=code)
+        assert line["level"] == "error" and "driftCheckSql" in line["error"]
+        metrics = server.metrics()
+        assert metrics[f'dict_drift_check_refused{{dict_code="{code}"}}'] == 1
+        assert metrics[f'dict_unavailable{{dict_code="{code}"}}'] == 0
+        health = client.get("/actuator/health").json()["components"][f"dictionary:{code}"]
+        assert health["status"] == "UP" and "driftCheckSql" in str(health)
+
+
 def test_a_disabled_dictionary_comes_back_by_itself_once_its_table_is_there(serve, refdata_db, token):
     """R15: nobody has to restart anything after a late migration."""
-    server = serve(refdata_db, pod(sql_dictionary("LATE"), cache={"preload": ["demo/LATE"]}))
+    drifting = {"code": "DRIFTING", "driftCheckSql": "select count(*) from late where tenant_id = :tenantId",
+                "loadSql": "select 'k' as k, to_jsonb(:tenantId) as v"}
+    server = serve(refdata_db, pod(sql_dictionary("LATE"), drifting, cache={"preload": ["demo/LATE", "demo/DRIFTING"]}))
     client = server.client(token())
     assert client.get(item_path("LATE", "a")).code == "DICTIONARY_UNAVAILABLE"
     make_table(refdata_db, "late", {"a": "1"})
     eventually(lambda: client.get(item_path("LATE", "a")).status == 200)
+    eventually(lambda: server.metrics()['dict_drift_check_refused{dict_code="DRIFTING"}'] == 0)
+    eventually(lambda: server.metrics().get('dict_drift_value{tenant="demo",dict_code="DRIFTING"}') == 1)
     assert server.logs(event="dictionary_enabled", dictCode="LATE")
     assert server.metrics()['dict_unavailable{dict_code="LATE"}'] == 0
     assert client.get("/actuator/health").json()["components"]["dictionary:LATE"]["status"] == "UP"

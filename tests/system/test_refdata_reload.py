@@ -155,6 +155,29 @@ def test_a_definition_postgresql_refuses_is_not_served_from_what_an_earlier_one_
     eventually(lambda: client.get(item_path("T", "k")).status == 200)
 
 
+def test_a_definition_postgresql_refuses_leaves_what_is_served_as_it_is(serve, refdata_db, token, reconfigure):
+    """R15: in memory it is still there. Health and metrics say so, and a repaired definition is loaded by itself."""
+    make_table(refdata_db, "one", {"a": "1"})
+    set_version(refdata_db, "T", 1)
+    server = serve(refdata_db, pod(sql_dictionary("T", "one")))
+    client = server.client(token())
+    assert client.get(item_path("T", "a")).json()["payload"] == 1
+    reconfigure(server, refdata_db, pod(sql_dictionary("T", "two")))
+    eventually(lambda: server.logs(event="dictionary_disabled"))
+    assert server.metrics()['dict_unavailable{dict_code="T"}'] == 1
+    health = client.get("/actuator/health").json()["components"]["dictionary:T"]
+    assert health["status"] == "DOWN" and "served" in str(health)
+    answer = client.get(item_path("T", "a"), X_Min_Version="1")
+    assert (answer.status, answer.json()["payload"], answer.headers["x-dict-version"]) == (200, 1, "1")
+    assert client.get(item_path("T", "a"), X_Min_Version="2").code == "DICTIONARY_UNAVAILABLE"  # it has no more
+    assert client.get(path("T", "/all")).status == 200
+    make_table(refdata_db, "two", {"a": "2"})
+    reconfigure(server, refdata_db, pod({**sql_dictionary("T", "two"), "loadSql": "select k, v from two where tenant_id = :tenantId "}))
+    eventually(lambda: client.get(item_path("T", "a")).json()["payload"] == 2)
+    assert server.metrics()['dict_unavailable{dict_code="T"}'] == 0
+    assert client.get("/actuator/health").json()["components"]["dictionary:T"]["status"] == "UP"
+
+
 def test_a_pod_stays_ready_while_a_new_preload_is_loading(serve, refdata_db, token, reconfigure):
     """C8: a query pod with loaded caches is ready, whatever else it is about to hold."""
     write_builtin(refdata_db, "A", {"a": 1}, version=1)

@@ -48,10 +48,11 @@ struct refdata_dictionary {
     const struct refdata_provider *provider;
     struct refdata_sql sql[REFDATA_FIELDS];
     struct db_statement
-        lookup;            /* some keys out of loadSql: loadKeysSql, or loadSql with a condition around it */
-    bool can_lookup;       /* PostgreSQL takes that; set by the check, before state becomes READY */
-    bool delta;            /* reloadOnEvent */
-    int64_t checked_at_ns; /* the sweep's */
+        lookup;      /* some keys out of loadSql: loadKeysSql, or loadSql with a condition around it */
+    bool can_lookup; /* PostgreSQL takes that; set by the check, before state becomes READY */
+    bool delta;      /* reloadOnEvent */
+    atomic_bool drift_refused; /* PostgreSQL does not take driftCheckSql */
+    int64_t checked_at_ns;     /* the sweep's */
 };
 
 /* The named parameters of templates, in the order struct db_statement.names refers to. */

@@ -55,6 +55,9 @@ enum status refdata_provider_plan_freely(struct db_conn *conn, int64_t deadline_
 
 extern const struct refdata_provider refdata_provider_sql, refdata_provider_builtin;
 
+/* Does PostgreSQL agree with driftCheckSql, where there is one? As check(). */
+enum status refdata_provider_check_drift(struct refdata_dictionary *dictionary, struct db_conn *conn,
+                                         int64_t deadline_ns, struct error *error) MUST_CHECK;
 enum status refdata_provider_check_value(uint32_t type_oid, struct error *error) MUST_CHECK; /* of column v */
 /* Rows with columns k and v straight into a builder: what both providers' loads come down to. */
 enum status refdata_provider_load(const struct db_statement *statement, const struct db_param *params,

@@ -74,9 +74,17 @@ static enum status check_templates(struct refdata_dictionary *dictionary, struct
 {
     enum status status = STATUS_OK;
     for (unsigned field = 0; field < REFDATA_FIELDS && status == STATUS_OK; field++)
-        if (dictionary->sql[field].given)
+        if (dictionary->sql[field].given && field != REFDATA_DRIFT_CHECK)
             status = check_field(dictionary, field, conn, deadline_ns, error);
     return status == STATUS_OK ? check_lookup(dictionary, conn, deadline_ns, error) : status;
+}
+
+enum status refdata_provider_check_drift(struct refdata_dictionary *dictionary, struct db_conn *conn,
+                                         int64_t deadline_ns, struct error *error)
+{
+    return dictionary->sql[REFDATA_DRIFT_CHECK].given
+               ? check_field(dictionary, REFDATA_DRIFT_CHECK, conn, deadline_ns, error)
+               : STATUS_OK;
 }
 
 static enum status load_by_template(const struct refdata_dictionary *dictionary, struct str tenant,

@@ -408,10 +408,16 @@ static void health(void *state, struct health *health)
         refdata_buses_health(refdata, database, health);
     }
     for (size_t i = 0; i < catalog->dictionary_count; i++) {
-        bool disabled = atomic_load(&catalog->dictionaries[i]->state) == REFDATA_DISABLED;
-        health_component(health, "dictionary", catalog->dictionaries[i]->code, !disabled,
-                         disabled ? STR("PostgreSQL refuses its SQL: see the log for dictionary_disabled")
-                                  : STR_NONE);
+        const struct refdata_dictionary *dictionary = catalog->dictionaries[i];
+        bool disabled = atomic_load(&dictionary->state) == REFDATA_DISABLED;
+        struct str detail = STR_NONE;
+        if (disabled)
+            detail =
+                STR("PostgreSQL refuses its SQL: see the log for dictionary_disabled. What was loaded before "
+                    "is served");
+        else if (atomic_load(&dictionary->drift_refused))
+            detail = STR("PostgreSQL refuses its driftCheckSql: see the log for drift_check_refused");
+        health_component(health, "dictionary", dictionary->code, !disabled, detail);
     }
 }
 

@@ -121,7 +121,7 @@ static const struct setting_row cache_rows[] = {
     {"retryMax", SETTING_DURATION_MS, CACHE_ROW(retry_max_ms), "Longest pause after failed loads.", "5s", 10,
      HOUR_MS, .reloadable = true},
     {"jitter", SETTING_DURATION_MS, CACHE_ROW(jitter_ms),
-     "Loads found by the sweep start at a random moment within this, so that pods do not load in step.",
+     "Preloads of a start, and several loads found by the sweep, begin at a random moment within this.",
      "50ms", 0, 10000, .reloadable = true},
     {"debounce", SETTING_DURATION_MS, CACHE_ROW(debounce_ms),
      "Full reloads of one pair start at least this far apart: the first change loads at once, those within the window "

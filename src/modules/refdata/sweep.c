@@ -60,12 +60,31 @@ static const char versions_sql[] =
 static const char tenants_sql[] =
     "select tenant_id, dict_code from refdata.dictionary_meta where dict_code = any($1)";
 
+/* driftCheckSql only diagnoses (R18): refused, it is not run until it is accepted, and nothing else changes. */
+static enum status check_drift(struct refdata_dictionary *dictionary, struct db_conn *conn,
+                               struct error *error)
+{
+    enum status status =
+        refdata_provider_check_drift(dictionary, conn, clock_deadline_ms(SWEEP_TIMEOUT_MS), error);
+    if (status != STATUS_OK && status != STATUS_DB_ERROR)
+        return status;
+    bool refused = status == STATUS_DB_ERROR, before = atomic_exchange(&dictionary->drift_refused, refused);
+    if (refused && !before)
+        log_error("drift_check_refused", LOG_STR("dictCode", dictionary->code),
+                  LOG_STR("database", dictionary->database->name), LOG_ERROR_FIELDS(error));
+    if (!refused && before)
+        log_info("drift_check_accepted", LOG_STR("dictCode", dictionary->code));
+    return STATUS_OK;
+}
+
 static void check_one(struct sweep_job *job, struct db_conn *conn, struct refdata_dictionary *dictionary)
 {
     struct error error = {0};
     enum refdata_dictionary_state before = atomic_load(&dictionary->state);
     enum status status =
         dictionary->provider->check(dictionary, conn, clock_deadline_ms(SWEEP_TIMEOUT_MS), &error);
+    if (status == STATUS_OK)
+        status = check_drift(dictionary, conn, &error);
     dictionary->checked_at_ns = clock_mono_ns();
     if (status == STATUS_OK) {
         atomic_store(&dictionary->state, REFDATA_READY);
@@ -167,7 +186,7 @@ static bool is_behind(const struct refdata_holding *holding, const struct held_p
     return snapshot && snapshot == pair->local && !refdata_is_committed(snapshot, &pair->committed);
 }
 
-static void apply_version(struct refdata_holding *holding, const struct held_pair *pair, int64_t jitter_ms)
+static void apply_version(struct refdata_holding *holding, const struct held_pair *pair, bool is_bulk)
 {
     const struct cache_snapshot *snapshot = cache_slot_read(&holding->slot);
     int64_t local = snapshot ? cache_snapshot_info(snapshot)->version : -1;
@@ -175,7 +194,7 @@ static void apply_version(struct refdata_holding *holding, const struct held_pai
     refdata_metrics_lag(holding, local);
     if (!is_behind(holding, pair))
         return;
-    int64_t delay_ms = jitter_ms ? (int64_t)(random_u64() % (uint64_t)jitter_ms) : 0;
+    int64_t delay_ms = is_bulk ? refdata_schedule_jitter_ms(holding->refdata) : 0;
     if (pair->committed.version > local)
         refdata_schedule_behind(holding, pair->committed.version, delay_ms);
     else
@@ -192,7 +211,7 @@ static void apply_found(struct refdata *refdata, const struct held_pair *found)
         return;
     holding->preload = true;
     if (!cache_slot_read(&holding->slot))
-        refdata_schedule_want(holding, 0);
+        refdata_schedule_want(holding, refdata_schedule_jitter_ms(refdata));
 }
 
 /* Jitter is for many pods that load much in step (R13): a single change is loaded at once. */
@@ -207,8 +226,7 @@ static void apply_versions(struct sweep_job *job)
     }
     for (size_t i = 0; i < job->pair_count; i++)
         if (job->pairs[i].holding)
-            apply_version(job->pairs[i].holding, &job->pairs[i],
-                          behind > 1 ? refdata->settings.jitter_ms : 0);
+            apply_version(job->pairs[i].holding, &job->pairs[i], behind > 1);
 }
 
 static void apply(struct sweep_job *job)
@@ -280,9 +298,9 @@ static void take_unchecked(struct sweep_job *job, const struct refdata_catalog *
     for (size_t i = 0; i < catalog->dictionary_count; i++) {
         struct refdata_dictionary *dictionary = catalog->dictionaries[i];
         enum refdata_dictionary_state state = atomic_load(&dictionary->state);
+        bool refused = state == REFDATA_DISABLED || atomic_load(&dictionary->drift_refused);
         if (dictionary->database == job->sweep->database &&
-            (state == REFDATA_UNCHECKED ||
-             (state == REFDATA_DISABLED && dictionary->checked_at_ns < recheck_before_ns)))
+            (state == REFDATA_UNCHECKED || (refused && dictionary->checked_at_ns < recheck_before_ns)))
             job->unchecked[job->unchecked_count++] = refdata_dictionary_ref(dictionary);
     }
 }

@@ -115,6 +115,8 @@ static void post_error(struct loop_park_ref ref, enum status status, const char 
     loop_post(ref.loop, &verdict->message);
 }
 
+static const char refused_text[] = "the dictionary's configuration was refused by PostgreSQL";
+
 /* ---- home: those who wait for a reload ---- */
 
 static int64_t local_version(const struct refdata_holding *holding)
@@ -280,7 +282,9 @@ static void on_version(void *context, struct refdata_primary_answer *answer)
             refdata_keeper_bury(holding);
         return;
     }
-    if (outdated)
+    if (atomic_load(&holding->dictionary->state) == REFDATA_DISABLED) /* what it has is served, no more */
+        refuse_all(aboard, STATUS_DICTIONARY_UNAVAILABLE, refused_text);
+    else if (outdated)
         send_back(aboard);
     else if (answer->status != STATUS_OK)
         refuse_all(aboard, STATUS_UNAVAILABLE, "the primary cannot be read");
@@ -320,6 +324,16 @@ static void ask(struct refdata_holding *holding)
         refuse_all(aboard, STATUS_OVERLOADED, "too many reads from the primary at once");
 }
 
+void refdata_barrier_refuse(struct refdata_holding *holding)
+{
+    struct refdata_barrier *barrier = &holding->barrier;
+    for (size_t i = 0; i < barrier->waiting_count; i++)
+        post_error(barrier->waiting[i].ref, STATUS_DICTIONARY_UNAVAILABLE, refused_text);
+    barrier->waiting_count = 0;
+    refuse_all(barrier->boarding, STATUS_DICTIONARY_UNAVAILABLE, refused_text);
+    barrier->boarding = NULL;
+}
+
 void refdata_barrier_dissolve(struct refdata_holding *holding)
 {
     struct refdata_barrier *barrier = &holding->barrier;
@@ -339,6 +353,8 @@ static void on_wait(struct loop *loop, struct loop_message *loop_message)
     struct refdata_holding *holding = find_demanded(message);
     if (!holding || local_version(holding) >= message->version) {
         post_start_over(message->ref, false);
+    } else if (atomic_load(&holding->dictionary->state) == REFDATA_DISABLED) {
+        post_error(message->ref, STATUS_DICTIONARY_UNAVAILABLE, refused_text);
     } else {
         refdata_waiting_add(&holding->barrier,
                             (struct refdata_waiting){.ref = message->ref,

@@ -39,6 +39,8 @@ bool refdata_barrier_reach(struct http_request *request, const struct refdata_re
 
 /* A version has been swapped in: those it satisfies start over. */
 void refdata_barrier_loaded(struct refdata_holding *holding, int64_t version);
+/* PostgreSQL refuses the definition: nobody waits for a later version. */
+void refdata_barrier_refuse(struct refdata_holding *holding);
 /* The holding goes: everybody starts over and finds out. */
 void refdata_barrier_dissolve(struct refdata_holding *holding);
 

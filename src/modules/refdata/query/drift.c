@@ -135,6 +135,7 @@ static bool is_due(const struct refdata_holding *holding, const struct refdata_d
     int64_t interval_ns = holding->refdata->settings.drift_check_interval_ms * CLOCK_NS_PER_MS;
     return holding->dictionary->database == database && holding->dictionary->sql[REFDATA_DRIFT_CHECK].given &&
            atomic_load(&holding->dictionary->state) == REFDATA_READY &&
+           !atomic_load(&holding->dictionary->drift_refused) &&
            now_ns - holding->drift_checked_at_ns >= interval_ns;
 }
 

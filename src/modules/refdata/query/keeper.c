@@ -262,7 +262,7 @@ void refdata_keeper_preload(struct refdata *refdata)
             continue;
         holding->preload = true;
         if (!cache_slot_read(&holding->slot))
-            refdata_schedule_want(holding, 0);
+            refdata_schedule_want(holding, refdata_schedule_jitter_ms(refdata));
     }
     refdata_keeper_update_health(refdata);
 }

@@ -32,6 +32,12 @@ static struct metric_family drift_value = {
     .type = METRIC_GAUGE,
     .labels = PAIR_LABELS,
 };
+static struct metric_family drift_refused = {
+    .name = "dict_drift_check_refused",
+    .help = "1 while PostgreSQL refuses the dictionary's driftCheckSql.",
+    .type = METRIC_GAUGE,
+    .labels = {"dict_code", NULL},
+};
 static struct metric_family unavailable = {
     .name = "dict_unavailable",
     .help = "1 while PostgreSQL refuses the dictionary's templates, else 0.",
@@ -87,6 +93,7 @@ struct metric_family *const refdata_metrics[] = {
     &memory,
     &drift_value,
     &unavailable,
+    &drift_refused,
     &reload_duration,
     &reload_errors,
     &freshness,
@@ -192,6 +199,8 @@ void refdata_metrics_dictionary(const struct refdata_dictionary *dictionary)
     metric_add(metric_series_get(&mismatches, &dictionary->code), 0);
     metric_add(metric_series_get(&unreadable, &dictionary->database->name), 0);
     metric_add(metric_series_get(&fallback_reads, &dictionary->code), 0);
+    metric_set(metric_series_get(&drift_refused, &dictionary->code),
+               atomic_load(&dictionary->drift_refused) ? 1 : 0);
     metric_set(metric_series_get(&unavailable, &dictionary->code),
                atomic_load(&dictionary->state) == REFDATA_DISABLED ? 1 : 0);
 }

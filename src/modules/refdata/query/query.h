@@ -113,6 +113,7 @@ void refdata_schedule_behind(struct refdata_holding *holding, int64_t version, i
 void refdata_schedule_compare(struct refdata_holding *holding);
 /* The same as refdata_schedule_behind() where somebody waits for it: now. */
 void refdata_schedule_urge(struct refdata_holding *holding, int64_t version);
+int64_t refdata_schedule_jitter_ms(const struct refdata *refdata); /* of a bulk load: a start, a comparison */
 void refdata_schedule_cancel(struct refdata_holding *holding);
 void refdata_schedule_run(struct refdata *refdata); /* starts what waits, as far as there is room */
 void refdata_schedule_loaded(struct refdata_holding *holding, struct refdata_loaded *loaded);

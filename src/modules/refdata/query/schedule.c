@@ -129,6 +129,12 @@ void refdata_schedule_urge(struct refdata_holding *holding, int64_t version)
         refdata_schedule_want(holding, 0);
 }
 
+int64_t refdata_schedule_jitter_ms(const struct refdata *refdata)
+{
+    int64_t jitter_ms = refdata->settings.jitter_ms;
+    return jitter_ms ? (int64_t)(random_u64() % (uint64_t)jitter_ms) : 0;
+}
+
 static bool start_load(struct refdata_holding *holding, struct refdata_queue *queue)
 {
     struct cache_snapshot *base = may_be_delta(holding) ? cache_slot_acquire(&holding->slot) : NULL;
@@ -320,17 +326,13 @@ void refdata_schedule_loaded(struct refdata_holding *holding, struct refdata_loa
     refdata_keeper_update_health(refdata);
 }
 
-/* R15: a definition that PostgreSQL refuses is not served, not even from what an earlier one loaded. */
+/* R15: a definition that PostgreSQL refuses loads nothing. What an earlier one loaded is served meanwhile. */
 static void give_up(struct refdata_holding *holding, const struct error *why)
 {
-    struct refdata *refdata = holding->refdata;
-    cache_slot_publish(&holding->slot, NULL, refdata->loops);
-    refdata->memory_bytes -= holding->memory_bytes;
-    holding->memory_bytes = 0;
     holding->wanted = true; /* loaded as soon as the definition is accepted */
-    refdata_keeper_wake(holding, why);
-    refdata_barrier_dissolve(holding); /* they start over, and hear the same */
-    refdata_watch_dissolve(holding);
+    refdata_barrier_refuse(holding);
+    if (!cache_slot_read(&holding->slot))
+        refdata_keeper_wake(holding, why);
 }
 
 void refdata_schedule_checked(struct refdata *refdata, struct refdata_dictionary *dictionary)
@@ -344,8 +346,8 @@ void refdata_schedule_checked(struct refdata *refdata, struct refdata_dictionary
         struct refdata_holding *holding = refdata->own->slots[i];
         if (!holding || holding->dictionary != dictionary)
             continue;
-        if (ready && holding->wanted)
-            refdata_schedule_want(holding, 0);
+        if (ready && holding->wanted) /* at a start: of many pods at once, perhaps */
+            refdata_schedule_want(holding, somebody_waits(holding) ? 0 : refdata_schedule_jitter_ms(refdata));
         if (!ready)
             give_up(holding, &error);
     }
