@@ -114,25 +114,62 @@ static bool ensure_durable(struct nats_slot *slot)
     return true;
 }
 
+/* Only what was sent before the answer was made counts: a message that came after it does not stand for an earlier one that is
+ * still on its way, perhaps by another member that gives it back. While such a one is here, the answer is too old. */
+bool bus_nats_slot_is_whole(struct nats_slot *slot, int64_t pending, uint64_t delivered, uint64_t floor)
+{
+    bool is_old = slot->turn > delivered;
+    int64_t here = 0;
+
+    for (size_t i = 0; i < slot->count; i++) {
+        is_old |= slot->items[i].turn > delivered;
+        here += slot->items[i].turn <= delivered && slot->items[i].sequence > (int64_t)floor;
+    }
+    slot->owed = pending > here ? pending - here : 0;
+    return slot->owed == 0 && !is_old;
+}
+
+static uint64_t newest_turn(const struct nats_slot *slot)
+{
+    uint64_t newest = slot->turn;
+
+    for (size_t i = 0; i < slot->count; i++)
+        newest = slot->items[i].turn > newest ? slot->items[i].turn : newest;
+    return newest;
+}
+
+void bus_nats_slot_forget_turns(struct nats_slot *slot)
+{
+    slot->turn = 0;
+    for (size_t i = 0; i < slot->count; i++)
+        slot->items[i].turn = 0;
+}
+
 /* Everything that the server counts as sent and not acknowledged is in our hands: then nothing that comes next can be
  * earlier than what is here. */
 void bus_nats_slot_sync(struct nats_slot *slot)
 {
     struct nats *nats = slot->reader->nats;
     jsConsumerInfo *info = NULL;
+
+    pthread_mutex_lock(&nats->lock);
+    uint64_t newest = newest_turn(slot);
+    pthread_mutex_unlock(&nats->lock);
     natsStatus status =
         js_GetConsumerInfo(&info, nats->js, slot->reader->topic->stream, slot->consumer, NULL, NULL);
-
     pthread_mutex_lock(&nats->lock);
     if (status == NATS_NOT_FOUND)
         slot->reader->doubt = true;
-    else if (status == NATS_OK && slot->state == SLOT_SYNCING)
-        slot->owed = info->NumAckPending - (int64_t)slot->count;
-    if (status == NATS_OK && slot->state == SLOT_SYNCING && slot->owed <= 0) {
-        if (slot->turn < info->Delivered.Consumer) /* those were acknowledged, by whoever got them */
-            slot->turn = info->Delivered.Consumer;
-        slot->state = SLOT_RUNNING;
-        bus_nats_reader_wake(slot->reader);
+    if (status == NATS_OK && slot->state == SLOT_SYNCING) {
+        if (info->Delivered.Consumer < newest) /* the consumer was made anew, and counts anew */
+            bus_nats_slot_forget_turns(slot);
+        if (bus_nats_slot_is_whole(slot, info->NumAckPending, info->Delivered.Consumer,
+                                   info->AckFloor.Stream)) {
+            if (slot->turn < info->Delivered.Consumer) /* those were acknowledged, by whoever got them */
+                slot->turn = info->Delivered.Consumer;
+            slot->state = SLOT_RUNNING;
+            bus_nats_reader_wake(slot->reader);
+        }
     }
     pthread_mutex_unlock(&nats->lock);
     jsConsumerInfo_Destroy(info);

@@ -39,6 +39,7 @@ struct nats_item {
     int64_t sequence, created_us;
     uint64_t
         delivered; /* how often. More than once: perhaps to a process that died of it, so it is handled alone */
+    uint64_t turn;    /* the consumer's count when it was sent, the last time; 0 = by an earlier connection */
     bool given_up;    /* the server will not send it again, but here it is */
     natsMsg *message; /* NULL: the server has it back (-NAK) and sends it again */
 };
@@ -236,6 +237,10 @@ bool bus_nats_streams_ensure(struct nats *nats);
 /* consumer.c, on the keeper */
 bool bus_nats_consumers_ensure(struct nats_reader *reader);
 void bus_nats_slot_sync(struct nats_slot *slot);
+/* Under the lock, as the next. Counts what the server has sent and is not in our hands, by its answer about the consumer: `pending` sent and
+ * not acknowledged, `delivered` its count of what it has sent, `floor` acknowledged up to here. True: it is all here. */
+bool bus_nats_slot_is_whole(struct nats_slot *slot, int64_t pending, uint64_t delivered, uint64_t floor);
+void bus_nats_slot_forget_turns(struct nats_slot *slot);
 void bus_nats_reader_look(struct nats_reader *reader); /* lag, gaps */
 
 /* advisory.c, on the keeper */

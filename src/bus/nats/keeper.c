@@ -55,7 +55,7 @@ static void begin_epoch(struct keeper *keeper)
                 reader->slots[at].watches[kind].asked = 0;
             if (reader->consumer.spec.mode == BUS_SHARED && reader->slots[at].state != SLOT_AWAY) {
                 reader->slots[at].state = SLOT_SYNCING;
-                reader->slots[at].turn = 0; /* a server that crashed may count anew */
+                bus_nats_slot_forget_turns(&reader->slots[at]); /* a server that crashed may count anew */
             }
         }
     }

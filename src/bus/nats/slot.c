@@ -66,6 +66,7 @@ static bool insert(struct nats_slot *slot, natsMsg *message, const struct nats_o
 
     if (at < slot->count && slot->items[at].sequence == sequence) {
         slot->items[at].delivered = origin->delivered;
+        slot->items[at].turn = origin->turn;
         if (slot->items[at].message)
             return false;
         slot->items[at].message = message; /* it was NAKed, and its time has come */
@@ -79,6 +80,7 @@ static bool insert(struct nats_slot *slot, natsMsg *message, const struct nats_o
     slot->items[at] = (struct nats_item){.sequence = sequence,
                                          .created_us = (int64_t)(origin->time_ns / 1000),
                                          .delivered = origin->delivered,
+                                         .turn = origin->turn,
                                          .message = message};
     slot->count++;
     return true;
