@@ -142,11 +142,15 @@ void bus_batch_handle(const struct bus_consumer *consumer, struct bus_batch *bat
 }
 
 void bus_batch_give_up(const struct bus_consumer *consumer, struct bus_batch *batch, const char *reason,
-                       struct arena *arena, struct bus_outcome *outcome)
+                       bool is_told, struct arena *arena, struct bus_outcome *outcome)
 {
     *outcome = (struct bus_outcome){.settled = 1, .letters = arena_alloc(arena, sizeof(struct bus_message))};
     bus_batch_term(batch, 0, "%s", reason);
     bury(consumer, &batch->messages[0], batch->verdicts[0].reason, arena, outcome);
+    if (is_told && consumer->spec.on_given_up)
+        consumer->spec.on_given_up(consumer->spec.context, batch);
+    if (batch->rolled_back)
+        *outcome = (struct bus_outcome){.retry = true};
 }
 
 void bus_batch_committed(const struct bus_consumer *consumer, const struct bus_batch *batch,

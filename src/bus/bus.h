@@ -203,6 +203,9 @@ struct bus_subscription {
     void *context;
 
     void (*handler)(void *context, struct bus_batch *batch);
+    /* messages[0] is given up, in a batch of one, and becomes a dead letter: every attempt failed, or every process that
+     * handled it ended. For what the module has to record of that, in the batch's transaction; may set memo, may roll back. */
+    void (*on_given_up)(void *context, struct bus_batch *batch);
     /* messages[0 .. settled) are done with for good. Here, and only here, others may be told. */
     void (*on_committed)(void *context, const struct bus_batch *batch, size_t settled);
     /* The commit failed, or its outcome is unknown: the batch comes again, or the commit had reached the

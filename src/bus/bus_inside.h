@@ -84,9 +84,10 @@ struct bus_outcome {
  * TERM. */
 void bus_batch_handle(const struct bus_consumer *consumer, struct bus_batch *batch, struct arena *arena,
                       struct bus_outcome *outcome);
-/* The same without asking the handler: the first message has failed `attempts_max` times. */
+/* The same without asking the handler: the first message has failed `attempts_max` times. `is_told`: on_given_up is
+ * called. */
 void bus_batch_give_up(const struct bus_consumer *consumer, struct bus_batch *batch, const char *reason,
-                       struct arena *arena, struct bus_outcome *outcome);
+                       bool is_told, struct arena *arena, struct bus_outcome *outcome);
 /* After the commit: counts, and tells on_committed. */
 void bus_batch_committed(const struct bus_consumer *consumer, const struct bus_batch *batch,
                          const struct bus_outcome *outcome);

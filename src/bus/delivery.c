@@ -60,9 +60,10 @@ static void handle(struct attempt *attempt)
 
     attempt->batch.attempt = delivery->attempts;
     if (poison)
-        bus_batch_give_up(delivery->consumer, &attempt->batch, poison, &attempt->arena, &attempt->outcome);
+        bus_batch_give_up(delivery->consumer, &attempt->batch, poison, true, &attempt->arena,
+                          &attempt->outcome);
     else if (attempts_max > 0 && delivery->attempts >= attempts_max)
-        bus_batch_give_up(delivery->consumer, &attempt->batch, delivery->last_error, &attempt->arena,
+        bus_batch_give_up(delivery->consumer, &attempt->batch, delivery->last_error, true, &attempt->arena,
                           &attempt->outcome);
     else
         bus_batch_handle(delivery->consumer, &attempt->batch, &attempt->arena, &attempt->outcome);

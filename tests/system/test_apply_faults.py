@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from lib.apply import TOPIC, applier, chunks, decided, delta, handled, items_of, outbox_of, publish, ready, version_of
+from lib.apply import TOPIC, applier, chunks, dead_letters, decided, delta, handled, items_of, outbox_of, publish, ready, version_of
 from lib.refdata import refdata_db  # noqa: F401
 from lib.wait import eventually
 
@@ -120,6 +120,27 @@ def test_a_statement_that_takes_too_long_is_tried_again_and_given_up_at_last(ser
 
 
 @pytest.mark.tsan
+def test_an_update_whose_command_ends_every_process_has_failed(serve, refdata_db):
+    """R10: the command becomes a dead letter, its update is decided with the reason, and the next one is applied."""
+    first = serve(refdata_db, applier("D"), args=ROLES)
+    ready(refdata_db)
+    first.stop()
+    killer, after = delta("D", {"a": 1}), delta("D", {"b": 1})
+    publish(refdata_db, [killer, after])
+    refdata_db.query(  # as the processes left it that ended while they applied it
+        "insert into platform.bus_suspect (group_name, topic, partition, position, starts, deaths)"
+        " select group_name, topic, partition, position, 5, 5 from platform.bus_cursor"
+        " join platform.bus_partition p using (topic, partition) where topic = %s and position < p.next_offset", (TOPIC,))
+    server = serve(refdata_db, applier("D"), args=ROLES)
+    assert decided(refdata_db, [killer, after]) == [("FAILED", "UPDATE_REFUSED"), ("COMMITTED", 1)]
+    reason = "every process that handled it died"
+    assert refdata_db.value("select error_message from refdata.update_request where status = 'FAILED'") == \
+        f"given up: {reason}"
+    assert [letter["dlq-reason"] for letter in dead_letters(refdata_db)] == [reason]
+    assert items_of(refdata_db, "D") == {"b": 1}
+    assert [line["eventId"] for line in eventually(lambda: server.logs(event="update_failed"))] == [killer["eventId"]]
+
+
 def test_a_snapshot_in_chunks_survives_its_connections(serve, refdata_db):
     """R8: whatever dies between chunks and in their end, it is there once and whole."""
     for _ in range(2):

@@ -176,9 +176,14 @@ void bus_postgres_claim_look_for_gap(struct claim *claim);
 enum status bus_postgres_suspects_note(struct reader *reader, struct db_conn *conn, int64_t deadline_ns,
                                        struct error *error) MUST_CHECK;
 bool bus_postgres_is_suspect(const struct reader *reader, unsigned partition, int64_t position);
-/* Before and after its handler. *is_killer: too many did not come back, do not call it. */
+/* Before and after its handler. */
+enum suspicion {
+    SUSPECT_HANDLE,
+    SUSPECT_GIVE_UP, /* too many processes ended while they handled it: do not call the handler */
+    SUSPECT_DROP,    /* and while they gave it up: do not tell the subscriber either */
+};
 enum status bus_postgres_suspect_mark(struct reader *reader, unsigned partition, int64_t position,
-                                      bool *is_killer, struct error *error) MUST_CHECK;
+                                      enum suspicion *suspicion, struct error *error) MUST_CHECK;
 void bus_postgres_suspect_unmark(struct reader *reader, unsigned partition);
 
 /* ---- append.c ---- */

@@ -179,23 +179,25 @@ static bool is_own_failure(const struct claim *claim, enum status status)
 
 /* ---- handle ---- */
 
-static void give_up(struct claim *claim, const char *reason)
+/* `is_told`: the subscriber is asked to record it. */
+static void give_up(struct claim *claim, const char *reason, bool is_told)
 {
     claim->batch.count = 1;
-    bus_batch_give_up(&claim->reader->consumer, &claim->batch, reason, &claim->arena, &claim->outcome);
+    bus_batch_give_up(&claim->reader->consumer, &claim->batch, reason, is_told, &claim->arena,
+                      &claim->outcome);
 }
 
 /* One that may have killed those who handled it before: alone, and marked while it is handled. */
 static enum status handle_suspect(struct claim *claim, struct error *error)
 {
-    bool is_killer;
+    enum suspicion suspicion;
     enum status status =
-        bus_postgres_suspect_mark(claim->reader, claim->partition, claim->position, &is_killer, error);
+        bus_postgres_suspect_mark(claim->reader, claim->partition, claim->position, &suspicion, error);
 
     if (status != STATUS_OK)
         return status;
-    if (is_killer) {
-        give_up(claim, "every process that handled it died");
+    if (suspicion != SUSPECT_HANDLE) {
+        give_up(claim, "every process that handled it died", suspicion == SUSPECT_GIVE_UP);
         return STATUS_OK;
     }
     claim->batch.count = 1;
@@ -215,7 +217,7 @@ static enum status handle(struct claim *claim, struct error *error)
     if (attempts_max > 0 && claim->batch.attempt >= attempts_max) {
         struct str last = str_utf8_cut(db_result_str(claim->rows, 0, CLAIM_LAST_ERROR), BUS_REASON_BYTES - 1);
         snprintf(reason, sizeof reason, "%.*s", STR_ARG(last));
-        give_up(claim, reason);
+        give_up(claim, reason, true);
         return STATUS_OK;
     }
     if (bus_postgres_is_suspect(claim->reader, claim->partition, claim->position))

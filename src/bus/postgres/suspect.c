@@ -84,7 +84,7 @@ static enum status run(struct reader *reader, const char *sql, unsigned param_co
 }
 
 enum status bus_postgres_suspect_mark(struct reader *reader, unsigned partition, int64_t position,
-                                      bool *is_killer, struct error *error)
+                                      enum suspicion *suspicion, struct error *error)
 {
     struct postgres_number numbers[3];
     struct db_param params[] = {{str_from(reader->consumer.spec.group)},
@@ -95,7 +95,10 @@ enum status bus_postgres_suspect_mark(struct reader *reader, unsigned partition,
     struct db_result *result;
     enum status status = run(reader, mark_sql, 5, params, &result, error);
 
-    *is_killer = status == STATUS_OK && db_result_i64(result, 0, 0) >= DEATHS_MAX;
+    int64_t deaths = status == STATUS_OK ? db_result_i64(result, 0, 0) : 0;
+    *suspicion = deaths < DEATHS_MAX       ? SUSPECT_HANDLE
+                 : deaths < 2 * DEATHS_MAX ? SUSPECT_GIVE_UP
+                                           : SUSPECT_DROP;
     db_result_free(result);
     return status;
 }

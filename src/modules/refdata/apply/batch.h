@@ -155,6 +155,7 @@ void refdata_upkeep_destroy(struct refdata_upkeep *upkeep);
 
 /* ---- handler.c ---- */
 void refdata_handler_run(void *context, struct bus_batch *batch);
+void refdata_handler_given_up(void *context, struct bus_batch *batch);
 void refdata_handler_committed(void *context, const struct bus_batch *batch, size_t settled);
 void refdata_handler_uncommitted(void *context, const struct bus_batch *batch);
 

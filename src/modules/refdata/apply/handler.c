@@ -144,13 +144,19 @@ static void read_message(struct memo *memo, struct bus_batch *batch, size_t at)
         note_failure(memo, status == STATUS_UNKNOWN_DICTIONARY ? status : STATUS_BAD_REQUEST, error.message);
 }
 
-static struct memo *read_messages(struct refdata_flow *flow, struct bus_batch *batch)
+static struct memo *create_memo(struct refdata_flow *flow, const struct bus_batch *batch)
 {
     struct memo *memo = memory_zalloc(sizeof *memo);
     arena_init(&memo->arena, ARENA_BYTES);
     memo->flow = flow;
     memo->catalog = refdata_flow_catalog(flow);
     memo->commands = arena_zalloc(&memo->arena, batch->count * sizeof *memo->commands);
+    return memo;
+}
+
+static struct memo *read_messages(struct refdata_flow *flow, struct bus_batch *batch)
+{
+    struct memo *memo = create_memo(flow, batch);
     for (size_t i = 0; i < batch->count; i++)
         read_message(memo, batch, i);
     return memo;
@@ -223,6 +229,25 @@ void refdata_handler_run(void *context, struct bus_batch *batch)
         bus_batch_rollback(batch, "%s", error.message);
 }
 
+/* An update whose command is given up is decided: it failed. No more of the message is read than whose it was. */
+void refdata_handler_given_up(void *context, struct bus_batch *batch)
+{
+    struct refdata_apply *apply = context;
+    struct error error = {0};
+    struct memo *memo = create_memo(apply->flow, batch);
+    struct refdata_command *command = &memo->commands[0];
+    batch->memo = memo;
+    if (!name_unreadable(batch->messages[0].payload, &memo->arena, &command->update) ||
+        owner_of(memo->flow, memo->catalog, command->update.dict_code) == ANOTHERS)
+        return;
+    note_failure(memo, STATUS_UPDATE_REFUSED,
+                 arena_printf(&memo->arena, "given up: %s", batch->verdicts[0].reason).ptr);
+    enum status status = refdata_apply_run(apply->flow, batch->conn, memo->commands, memo->count,
+                                           flags_of(memo, batch), batch->deadline_ns, &memo->arena, &error);
+    if (status != STATUS_OK && status != STATUS_DB_DOWN && status != STATUS_CANCELLED)
+        bus_batch_rollback(batch, "%s", error.message);
+}
+
 static void log_failures(const struct memo *memo)
 {
     for (size_t i = 0; i < memo->count; i++) {
@@ -279,6 +304,7 @@ struct refdata_apply *refdata_apply_create(struct refdata_flow *flow)
                                                   .parallel = flow->buses.parallel,
                                                   .context = apply,
                                                   .handler = refdata_handler_run,
+                                                  .on_given_up = refdata_handler_given_up,
                                                   .on_committed = refdata_handler_committed,
                                                   .on_uncommitted = refdata_handler_uncommitted};
     if (bus_subscribe(flow->buses.commands, &subscription, &error) !=
