@@ -144,17 +144,21 @@ static enum status classify(const PGresult *result, const char *sqlstate)
     return STATUS_DB_ERROR;
 }
 
+#define VALUE_LEFT_OUT "(value left out)"
+
 /* The server's message without values: those of class 22 quote what was sent ("invalid input …: "abc""). */
 static void copy_message(const char *message, bool may_quote_values, char *out, size_t size)
 {
     bool quoted = false;
     size_t len = 0;
 
-    for (; *message && len + 1 < size; message++) {
+    for (; *message && len + sizeof VALUE_LEFT_OUT < size; message++) {
         if (may_quote_values && (unsigned char)*message >= 0x80)
             break; /* a translation, with quotes of its own */
         if (!quoted || *message == '"')
             out[len++] = *message;
+        else if (out[len - 1] == '"')
+            len += (size_t)snprintf(out + len, size - len, VALUE_LEFT_OUT);
         if (may_quote_values && *message == '"')
             quoted = !quoted;
     }

@@ -88,11 +88,11 @@ bool idempotency_answer(struct db_pool *pool, const struct idempotency_table *ta
                         struct http_request *request, struct str tenant, struct str subject,
                         const struct idempotency_effect *effect, int64_t deadline_ns);
 
-/* The statement of a retention rule for such a table (I6), keep_ms 0: expired rows only, never one whose key is being
- * processed. Into `out`, NUL-terminated. */
+/* The statement of a grouped retention rule for such a table (I6), keep_ms 0: expired rows only, never one whose key is
+ * being processed; answers (route, count). Into `out`, NUL-terminated. */
 void idempotency_cleanup_sql(const struct idempotency_table *table, struct buf *out);
-void idempotency_count_cleaned(struct str table,
-                               int64_t count); /* idempotency_cleanup_count_total, and the log */
+void idempotency_count_cleaned(struct str route, int64_t count); /* idempotency_cleanup_count_total */
+void idempotency_log_cleaned(struct str table, int64_t count);
 
 /* ---- metrics (I7): registered by create(), counted by enter() and run(); by hand for keys kept in a way of their own ---- */
 enum idempotency_event {

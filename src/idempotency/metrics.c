@@ -16,7 +16,7 @@ FAMILY(idempotency_conflict_family, "idempotency_conflict_total",
 FAMILY(idempotency_collision_family, "idempotency_processing_collision_total",
        "Requests refused since one with their Idempotency-Key was being processed.", "route");
 FAMILY(idempotency_cleanup_family, "idempotency_cleanup_count_total",
-       "Expired idempotency keys that were deleted.", "table");
+       "Expired idempotency keys that were deleted.", "route");
 
 static struct metric_family *const families[IDEMPOTENCY_EVENTS] = {
     [IDEMPOTENCY_HIT] = &idempotency_hit_family,
@@ -53,9 +53,13 @@ void idempotency_count(const struct http_route *route, enum idempotency_event ev
     metric_add(series[event], 1);
 }
 
-void idempotency_count_cleaned(struct str table, int64_t count)
+void idempotency_count_cleaned(struct str route, int64_t count)
 {
     idempotency_metrics_register();
-    metric_add(metric_series_get(&idempotency_cleanup_family, &table), (uint64_t)count);
+    metric_add(metric_series_get(&idempotency_cleanup_family, &route), (uint64_t)count);
+}
+
+void idempotency_log_cleaned(struct str table, int64_t count)
+{
     log_info("idempotency_keys_cleaned", LOG_STR("table", table), LOG_INT("count", count));
 }

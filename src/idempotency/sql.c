@@ -58,10 +58,11 @@ void idempotency_store_sql(const struct idempotency_table *table, const struct d
 void idempotency_cleanup_sql(const struct idempotency_table *table, struct buf *out)
 {
     buf_printf(out,
-               "DELETE FROM %s WHERE ctid = ANY (ARRAY(SELECT ctid FROM %s"
+               "WITH cleaned AS (DELETE FROM %s WHERE ctid = ANY (ARRAY(SELECT ctid FROM %s"
                " WHERE expires_at %s statement_timestamp() - $1 * interval '1 millisecond'"
                " ORDER BY expires_at LIMIT $2 FOR UPDATE SKIP LOCKED))"
-               " AND expires_at %s statement_timestamp() - $1 * interval '1 millisecond'",
+               " AND expires_at %s statement_timestamp() - $1 * interval '1 millisecond' RETURNING route)"
+               " SELECT route, count(*) FROM cleaned GROUP BY route",
                table->name, table->name, before(table), before(table));
     buf_put_char(out, '\0');
 }

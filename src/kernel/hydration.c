@@ -55,11 +55,11 @@ void kernel_hydration_start(struct kernel_store *store)
     const struct hydration_settings *settings = settings_of(store);
     const struct retention_rule rules[] = {
         {"hydration.absences", hydration_absences_cleanup_sql, settings ? settings->negative_rows_max : 0,
-         CLEANUP_MS, say_nothing, NULL, NULL},
+         CLEANUP_MS, say_nothing, NULL, NULL, NULL},
         {"hydration.copies", hydration_copies_cleanup_sql, settings ? settings->copy_rows_max : 0, CLEANUP_MS,
-         say_nothing, NULL, NULL},
+         say_nothing, NULL, NULL, NULL},
         {"hydration.flights", hydration_flights_cleanup_sql, settings ? settings->flight_rows_max : 0,
-         CLEANUP_MS, say_nothing, NULL, NULL},
+         CLEANUP_MS, say_nothing, NULL, NULL, NULL},
     };
     for (size_t i = 0; store->consumes && store->hydration && i < sizeof rules / sizeof *rules; i++)
         kernel_retention_add(store->kernel, &rules[i]);

@@ -46,7 +46,17 @@ static enum status delete_batch(struct retention *retention, struct db_conn *con
     snprintf(keep, sizeof keep, "%lld", (long long)retention->rule.keep_ms);
     snprintf(batch, sizeof batch, "%d", BATCH);
     const struct db_param params[] = {{str_from(keep)}, {str_from(batch)}};
-    return db_exec(conn, &retention->statement, params, deadline_ns, &retention->deleted, error);
+    if (!retention->rule.on_group)
+        return db_exec(conn, &retention->statement, params, deadline_ns, &retention->deleted, error);
+    struct db_result *groups = NULL;
+    enum status status = db_query(conn, &retention->statement, params, deadline_ns, &groups, error);
+    for (size_t row = 0; status == STATUS_OK && row < db_result_rows(groups); row++) {
+        int64_t count = db_result_i64(groups, row, 1);
+        retention->deleted += count;
+        retention->rule.on_group(retention->rule.context, db_result_str(groups, row, 0), count);
+    }
+    db_result_free(groups);
+    return status;
 }
 
 static void tell_deleted(const struct retention *retention)
@@ -140,10 +150,16 @@ void kernel_retention_add(struct kernel *kernel, const struct retention_rule *ru
                      clock_deadline_ms((int64_t)(random_u64() % (uint64_t)(first_ms + 1))), on_due);
 }
 
-static void count_cleaned(void *context, int64_t count)
+static void count_cleaned(void *context, struct str route, int64_t count)
+{
+    (void)context;
+    idempotency_count_cleaned(route, count);
+}
+
+static void log_cleaned(void *context, int64_t count)
 {
     const struct idempotency_table *table = context;
-    idempotency_count_cleaned(str_from(table->name), count);
+    idempotency_log_cleaned(str_from(table->name), count);
 }
 
 void kernel_retention_add_keys(struct kernel *kernel, const struct idempotency_table *table,
@@ -156,7 +172,8 @@ void kernel_retention_add_keys(struct kernel *kernel, const struct idempotency_t
                                      .name = table->name,
                                      .sql = arena_str(&kernel->store->arena, buf_str(&sql)).ptr,
                                      .interval_ms = interval_ms,
-                                     .on_deleted = count_cleaned,
+                                     .on_group = count_cleaned,
+                                     .on_deleted = log_cleaned,
                                      .context = (void *)(uintptr_t)table, /* only read */
                                  });
     buf_deinit(&sql);

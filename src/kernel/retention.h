@@ -20,6 +20,9 @@ struct retention_rule {
     /* A look at what should not be there, once an interval, before deleting; NULL = none. On a worker. */
     void (*inspect)(void *context, struct db_conn *conn, int64_t deadline_ns);
     void *context;
+    /* Grouped: the statement answers rows (text, count) of what it deleted, and this is called for each; on a worker. NULL = not
+     * grouped. */
+    void (*on_group)(void *context, struct str group, int64_t count);
 };
 
 /* In on_store(), home loop. The rule is copied; its texts and context stay until the module's destroy(). First run within a

@@ -159,6 +159,15 @@ def test_a_command_that_postgresql_refuses_fails_alone(database, kind):
     assert "SQLSTATE" in reason and "insert into" not in reason.lower()
 
 
+def test_a_refusal_names_the_item_and_says_that_its_value_is_left_out(database):
+    """R2, C9: whoever has to find the item can; its value is shown to nobody."""
+    sent = delta("CURRENCY", {"USD": {"digits": 2}, "EUR": {"digits": "secret"}, "JPY": {"digits": 0}})
+    publish(database, [sent])
+    assert decided(database, [sent]) == [("FAILED", "UPDATE_REFUSED")]
+    assert database.value("select error_message from refdata.update_request") == \
+        'item "EUR": invalid input syntax for type integer: "(value left out)" (SQLSTATE 22P02)'
+
+
 def test_dictionaries_that_take_no_such_update(database):
     """R10: unknown, or without SQL for it."""
     sent = [delta("FIXED", {"a": 1}), delta("GONE", {"a": 1}), delta("UPSERTS", {}, ["a"]), snapshot("UPSERTS", {}),
@@ -245,7 +254,7 @@ def test_a_dead_letter_can_be_sent_again_once_it_is_put_right(database):
 def test_what_is_old_is_forgotten(serve, refdata_db):
     """Retention: decided updates and their events, deleted items; never what is pending."""
     database = refdata_db
-    serve(database, applier("D", updates={"keep": "1s", "snapshotExpiry": "200ms"}), args=ROLES)
+    server = serve(database, applier("D", updates={"keep": "1s", "snapshotExpiry": "200ms", "keyKeep": "2h"}), args=ROLES)
     database.query("insert into refdata.update_request (tenant_id, event_id, dict_code, status, content_hash, updated_at)"
                    " select 'demo', gen_random_uuid(), 'D', case i when 0 then 'PENDING' else 'COMMITTED' end, '',"
                    " now() - interval '1 hour' from generate_series(0, 2500) i")
@@ -254,8 +263,11 @@ def test_what_is_old_is_forgotten(serve, refdata_db):
     database.query("insert into refdata.dictionary_item select 'demo', 'D', i::text, 'null', i > 1,"
                    " now() - interval '1 day 1 h' from generate_series(1, 3) i")
     database.query("insert into refdata.update_key select 'demo', 's', i::text, '', gen_random_uuid(),"
-                   " now() - i * interval '50 min' from generate_series(1, 2) i")
+                   " now() - i * interval '50 min' from generate_series(1, 4) i")
     eventually(lambda: database.value("select count(*) from refdata.update_request") == 1)
     eventually(lambda: database.value("select count(*) from refdata.processed_event") == 0)
     eventually(lambda: database.value("select count(*) from refdata.dictionary_item") == 1)
-    eventually(lambda: database.value("select count(*) from refdata.update_key") == 1)
+    eventually(lambda: database.value("select count(*) from refdata.update_key") == 2)
+    (line,) = eventually(lambda: server.logs(event="idempotency_keys_cleaned"))  # I6, I7
+    assert (line["table"], line["count"]) == ("refdata.update_key", 2)
+    assert server.metrics()['idempotency_cleanup_count_total{route="/v1/tenants/{tenantId}/updates"}'] == 2

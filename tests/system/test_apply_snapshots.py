@@ -156,10 +156,30 @@ def test_an_incomplete_snapshot_expires(serve, refdata_db):
     assert decided(refdata_db, [parts[0], parts[2]]) == [("FAILED", "SNAPSHOT_INCOMPLETE")] * 2
     assert refdata_db.value("select error_message from refdata.update_request where status = 'FAILED' limit 1") == \
         "only 2 of 3 chunks came in time"
-    assert staged_rows(refdata_db) == 0
+    eventually(lambda: refdata_db.value("select (select count(*) from refdata.snapshot_chunk)"
+                                        " + (select count(*) from refdata.snapshot_delta)") == 0)
     publish(refdata_db, [parts[1]])
     assert decided(refdata_db, [parts[1], between]) == [("FAILED", "SNAPSHOT_INCOMPLETE"), ("COMMITTED", 1)]
     assert items_of(refdata_db, "D") == {"x": 1} and version_of(refdata_db, "D") == 1
+
+
+def test_a_snapshot_whose_chunks_were_accepted_in_time_does_not_expire(serve, refdata_db):
+    """R8: a chunk may wait in a long queue; the time counts from the last one that was accepted, not only applied. When it is
+    over, what was kept of the chunks goes."""
+    serve(refdata_db, applier("D", "E", updates={"snapshotExpiry": "200ms"}), args=ROLES)
+    ready(refdata_db)
+    kept, lost = chunks("D", [{"a": 1}, {"b": 1}]), chunks("E", [{"a": 1}, {"b": 1}])
+    refdata_db.query("insert into refdata.chunk_request select 'demo', 'D', %s, i, '', %s, now() + interval '1 hour'"
+                     " from generate_series(1, 2) i", (kept[0]["snapshotId"], kept[0]["eventId"]))
+    publish(refdata_db, [kept[0]])
+    handled(refdata_db)
+    publish(refdata_db, [lost[0]])
+    assert decided(refdata_db, [lost[0]]) == [("FAILED", "SNAPSHOT_INCOMPLETE")]
+    assert statuses(refdata_db, [kept[0]]) == [("PENDING", None)]
+    refdata_db.query("update refdata.chunk_request set created_at = now() - interval '1 hour'")
+    assert decided(refdata_db, [kept[0]]) == [("FAILED", "SNAPSHOT_INCOMPLETE")]
+    eventually(lambda: refdata_db.value("select (select count(*) from refdata.snapshot_chunk)"
+                                        " + (select count(*) from refdata.chunk_request)") == 0)
 
 
 class Model:

@@ -241,7 +241,7 @@ def test_cleaning_up_takes_what_expired_and_nothing_alive(serve, database, token
     eventually(lambda: left(database, keys) == {"edge", "young"})
     lines = eventually(lambda: len(lines := tidy.logs(event="idempotency_keys_cleaned")) == 2 and lines)
     assert [(line["table"], line["count"]) for line in lines] == [("intake.idempotency_keys", 2), ("intake.idempotency_keys", 1)]
-    assert tidy.metrics()['idempotency_cleanup_count_total{table="intake.idempotency_keys"}'] == 3
+    assert tidy.metrics()['idempotency_cleanup_count_total{route="/api/v1/items"}'] == 3
 
 
 # ---- metrics and logs (I7, C9) ----

@@ -1,6 +1,7 @@
 /* What has to be known of a dictionary before an update of it is accepted. Touches nothing but a catalog that stays. */
 #include "modules/refdata/acceptance.h"
 
+#include "idempotency/idempotency.h"
 #include "modules/refdata/provider.h"
 
 enum status refdata_acceptance_find(const struct refdata_catalog *catalog, struct str code,
@@ -59,4 +60,10 @@ struct refdata_limits refdata_acceptance_limits(const struct refdata_catalog *ca
     const struct refdata_update_settings *settings = &catalog->updates;
     return (struct refdata_limits){(size_t)settings->items_max, (size_t)settings->key_bytes_max,
                                    (size_t)settings->payload_bytes_max, (unsigned)settings->depth_max};
+}
+
+void refdata_acceptance_keys_expired(int64_t count)
+{
+    idempotency_count_cleaned(STR(REFDATA_UPDATES_ROUTE), count);
+    idempotency_log_cleaned(STR("refdata.update_key"), count);
 }

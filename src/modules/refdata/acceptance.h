@@ -16,4 +16,8 @@ struct str refdata_acceptance_hash(const struct refdata_update *update, struct a
 /* As the catalog has them now. */
 struct refdata_limits refdata_acceptance_limits(const struct refdata_catalog *catalog);
 
+/* The route of updates, and idempotency_cleanup_count_total of its keys (I7). */
+#define REFDATA_UPDATES_ROUTE "/v1/tenants/{tenantId}/updates"
+void refdata_acceptance_keys_expired(int64_t count);
+
 #endif

@@ -167,6 +167,7 @@ static enum status write_deltas_by_template(const struct refdata_write *changes,
     enum status status = refdata_writer_plan_freely(writer, error);
     for (size_t at = 0; at < count && status == STATUS_OK; at++) {
         set_values(&values, &changes[at]);
+        refdata_writer_name_items(writer, changes[at].items, changes[at].item_count);
         for (size_t i = 0; i < changes[at].item_count && status == STATUS_OK; i++)
             status = write_item(changes[at].dictionary, &changes[at].items[i], &values, writer, error);
     }

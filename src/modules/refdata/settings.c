@@ -157,11 +157,14 @@ static const struct setting_row update_rows[] = {
      "and a half or so.",
      "13", 1, 100, .reloadable = true},
     {"snapshotExpiry", SETTING_DURATION_MS, UPDATE_ROW(snapshot_expire_ms),
-     "A chunked snapshot that is not complete this long after its last chunk fails with SNAPSHOT_INCOMPLETE.",
+     "A chunked snapshot that is not complete this long after its last chunk was accepted or applied fails with SNAPSHOT_INCOMPLETE.",
      "1h", 100, 30 * 24 * (int64_t)HOUR_MS, .reloadable = true},
     {"keep", SETTING_DURATION_MS, UPDATE_ROW(keep_ms),
      "How long a decided update's status is kept, and its eventId known.", "30d", 1000,
      3650 * 24 * (int64_t)HOUR_MS, .reloadable = true},
+    {"keyKeep", SETTING_DURATION_MS, UPDATE_ROW(key_keep_ms),
+     "How long an Idempotency-Key of POST /updates stands for its event after its first use.", "1h", 1000,
+     30 * 24 * (int64_t)HOUR_MS, .reloadable = true},
     {.name = NULL},
 };
 

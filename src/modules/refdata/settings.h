@@ -44,7 +44,8 @@ struct refdata_update_settings { /* of the command and apply roles */
     int64_t batch_max;                                     /* commands in one transaction of apply */
     int64_t attempts_max;                                  /* of one that does not end in time */
     int64_t snapshot_expire_ms;                            /* an incomplete one */
-    int64_t keep_ms; /* update_request and processed_event, once decided */
+    int64_t keep_ms;     /* update_request and processed_event, once decided */
+    int64_t key_keep_ms; /* update_key */
 };
 
 struct refdata_watch_settings {

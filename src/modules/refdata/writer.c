@@ -4,19 +4,41 @@
 #include <stdio.h>
 
 #include "base/clock.h"
+#include "modules/refdata/update.h"
 
 #define PENDING_MAX 2000
 #define BYTES_MAX (16u << 20)
+#define KEY_BYTES_SHOWN 100
 
 static const char allow_sql[] = "select set_config('statement_timeout', $1, true)";
 
+void refdata_writer_name_items(struct refdata_writer *writer, const struct refdata_item *items, size_t count)
+{
+    writer->items = items;
+    writer->item_count = count;
+    writer->items_from = writer->added;
+}
+
+/* PostgreSQL refused the statement with this number: which item was it about? */
+static void name_item(const struct refdata_writer *writer, size_t number, struct error *error)
+{
+    if (number < writer->items_from || number - writer->items_from >= writer->item_count)
+        return;
+    struct str key = str_utf8_cut(writer->items[number - writer->items_from].key, KEY_BYTES_SHOWN);
+    error_context(error, "item \"%.*s\"", STR_ARG(key));
+}
+
 enum status refdata_writer_wait(struct refdata_writer *writer, struct error *error)
 {
+    size_t failed_at = 0;
     if (!writer->open)
         return STATUS_OK;
     writer->open = false;
     writer->pending = writer->bytes = 0;
-    return db_pipeline_end(writer->conn, writer->deadline_ns, NULL, 0, NULL, error);
+    enum status status = db_pipeline_end(writer->conn, writer->deadline_ns, NULL, 0, &failed_at, error);
+    if (status == STATUS_DB_ERROR)
+        name_item(writer, writer->begun + failed_at, error);
+    return status;
 }
 
 void refdata_writer_leave(struct refdata_writer *writer)
@@ -42,11 +64,13 @@ enum status refdata_writer_add(struct refdata_writer *writer, const struct db_st
     if (status == STATUS_OK && !writer->open) {
         status = db_pipeline_begin(writer->conn, error);
         writer->open = status == STATUS_OK;
+        writer->begun = writer->added;
     }
     if (status != STATUS_OK)
         return status;
     status = db_pipeline_add(writer->conn, statement, params, error);
     writer->pending++;
+    writer->added++;
     for (unsigned i = 0; i < statement->param_count; i++)
         writer->bytes += params[i].value.len;
     return status == STATUS_OK ? status : give_up(writer, status);

@@ -12,7 +12,15 @@ struct refdata_writer {
     size_t pending, bytes; /* added since the last wait */
     bool open;             /* a pipeline is */
     bool plans_freely;
+    size_t added, begun; /* all statements so far; those before the open pipeline */
+    /* Which of them write one item each, in this order: a failure names the item. */
+    const struct refdata_item *items;
+    size_t item_count, items_from;
 };
+
+struct refdata_item;
+/* The next `count` statements write these items, one each. The array lives as long as the writer. */
+void refdata_writer_name_items(struct refdata_writer *writer, const struct refdata_item *items, size_t count);
 
 /* Values are copied. After a failure here or of a wait nothing more may be added but by a new writer. */
 enum status refdata_writer_add(struct refdata_writer *writer, const struct db_statement *statement,

@@ -225,13 +225,17 @@ static int64_t clean(struct db_conn *conn, const char *limit, bool inclusive)
     struct db_statement statement;
     struct buf sql = {0};
     struct error error = {0};
-    int64_t count = -1;
+    struct db_result *groups;
+    int64_t count = 0;
 
     idempotency_cleanup_sql(&table, &sql);
     db_statement_init(&statement, sql.data, 2, types);
-    if (db_exec(conn, &statement, (struct db_param[]){{STR("0")}, {str_from(limit)}},
-                clock_deadline_ms(PATIENCE_MS), &count, &error) != STATUS_OK)
+    if (db_query(conn, &statement, (struct db_param[]){{STR("0")}, {str_from(limit)}},
+                 clock_deadline_ms(PATIENCE_MS), &groups, &error) != STATUS_OK)
         fail_msg("%s", error.message);
+    for (size_t row = 0; row < db_result_rows(groups); row++)
+        count += db_result_i64(groups, row, 1);
+    db_result_free(groups);
     buf_deinit(&sql);
     return count;
 }

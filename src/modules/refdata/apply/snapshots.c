@@ -358,8 +358,10 @@ enum status refdata_assembly_end(const struct ending *ending, struct refdata_wri
                                  struct refdata_outcome **outcomes, size_t *count, struct error *error)
 {
     static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_UUID, DB_TEXT, DB_BIGINT, DB_TEXT, DB_TEXT};
-    static const char *const sql[] = {end_sql, drop_data_sql, drop_deltas_sql};
-    static const unsigned param_counts[] = {7, 3, 2};
+    static const char *const sql[] = {end_sql, drop_deltas_sql, drop_data_sql};
+    static const unsigned param_counts[] = {7, 2, 3};
+    /* The chunks of one that was not completed in time are deleted afterwards, a few at a time (upkeep.c). */
+    size_t statement_count = ending->failure == STATUS_SNAPSHOT_INCOMPLETE ? 2 : 3;
     char version[REFDATA_NUMBER_BYTES];
     bool failed = ending->decision == REFDATA_FAILED;
     const struct db_param params[] = {{ending->tenant},
@@ -372,7 +374,7 @@ enum status refdata_assembly_end(const struct ending *ending, struct refdata_wri
     struct db_statement statement;
     struct db_result *rows = NULL;
     enum status status = STATUS_OK;
-    for (size_t i = 0; i < 3 && status == STATUS_OK; i++) {
+    for (size_t i = 0; i < statement_count && status == STATUS_OK; i++) {
         db_statement_init(&statement, sql[i], param_counts[i], types);
         status = refdata_writer_add(writer, &statement, params, error);
     }

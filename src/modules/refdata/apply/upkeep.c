@@ -6,47 +6,64 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "loop/worker.h"
+#include "modules/refdata/acceptance.h"
 #include "modules/refdata/apply/batch.h"
 
 #define JOB_MS 10000
 #define INTERVAL_MIN_MS 50
 #define INTERVAL_MAX_MS 60000
 #define ROUNDS_MAX 50
-#define KEYS_KEEP_MS (3600 * 1000)
-#define TOMBSTONES_KEEP_MS (24 * 3600 * 1000)
-#define CHANGES_KEEP_MS (24 * 3600 * 1000)
+#define DAY_MS (24 * 3600 * 1000)
 
-/* Its row's lock is what apply takes, too, before it adds a chunk. */
+/* Its row's lock is what apply takes, too, before it adds a chunk. The time counts from the last chunk that was applied or
+ * accepted, whichever is later: a chunk that waits in a long queue came in time. */
 static const char expired_sql[] =
-    "select tenant_id, dict_code, snapshot_id, received, chunks_total from refdata.snapshot"
+    "select tenant_id, dict_code, snapshot_id, received, chunks_total from refdata.snapshot s"
     " where status = 'PENDING' and updated_at < clock_timestamp() - $1 * interval '1 ms'"
+    "  and not exists (select from refdata.chunk_request c where c.tenant_id = s.tenant_id"
+    "       and c.dict_code = s.dict_code and c.snapshot_id = s.snapshot_id"
+    "       and c.created_at >= clock_timestamp() - $1 * interval '1 ms')"
     " order by updated_at limit 1 for update skip locked";
 
 /* A thousand rows at a time, found by the index on their age. */
 #define FORGET(table, condition)                                                               \
     "delete from " table " where ctid = any(array(select ctid from " table " where " condition \
     " < clock_timestamp() - $1 * interval '1 ms' limit 1000 for update skip locked))"
+/* Chunks of snapshots that were not completed in time, by the index on those and the primary key. The snapshot's own row
+ * stays: a chunk that comes late gets its status. */
+#define FORGET_CHUNKS(table)                                                                      \
+    "delete from " table " where ctid = any(array(select c.ctid from refdata.snapshot s, lateral" \
+    " (select ctid from " table " where tenant_id = s.tenant_id and dict_code = s.dict_code"      \
+    "   and snapshot_id = s.snapshot_id limit 1000) c where s.error_code = 'SNAPSHOT_INCOMPLETE'" \
+    "   and s.updated_at < clock_timestamp() - $1 * interval '1 ms' limit 1000))"
 enum { BATCH_ROWS = 1000 };
 
-static const char *const forget_sql[] = {
-    FORGET("refdata.update_request", "status <> 'PENDING' and created_at"),
-    FORGET("refdata.processed_event", "processed_at"),
-    FORGET("refdata.snapshot", "status <> 'PENDING' and updated_at"),
-    FORGET("refdata.chunk_request", "created_at"),
-    FORGET("refdata.update_key", "created_at"),
-    FORGET("refdata.dictionary_item", "deleted and updated_at"),
-    FORGET("refdata.item_change",
-           "created_at"), /* no process publishes them: what consumers held has expired */
+enum kept { NOT_KEPT, KEPT_AS_SET, KEPT_AS_KEYS, KEPT_A_DAY, KEPT_KINDS };
+
+static const struct {
+    const char *sql;
+    enum kept kept;
+} forgotten[] = {
+    {FORGET("refdata.update_request", "status <> 'PENDING' and created_at"), KEPT_AS_SET},
+    {FORGET("refdata.processed_event", "processed_at"), KEPT_AS_SET},
+    {FORGET_CHUNKS("refdata.snapshot_chunk"), NOT_KEPT},
+    {FORGET_CHUNKS("refdata.chunk_request"), NOT_KEPT},
+    {FORGET("refdata.snapshot", "status <> 'PENDING' and updated_at"), KEPT_AS_SET},
+    {FORGET("refdata.chunk_request", "created_at"), KEPT_AS_SET},
+    {FORGET("refdata.update_key", "created_at"), KEPT_AS_KEYS},
+    {FORGET("refdata.dictionary_item", "deleted and updated_at"), KEPT_A_DAY},
+    /* no process publishes them: what consumers held has expired */
+    {FORGET("refdata.item_change", "created_at"), KEPT_A_DAY},
 };
-enum { KEPT_AS_SET = 4 }; /* the first ones: refdata.updates.keep */
 
 struct refdata_upkeep {
     struct worker_job job;
     struct refdata_flow *flow;
     struct loop_timer timer;
     bool running, stopped; /* the home loop's */
-    int64_t expire_ms, keep_ms;
-    enum status status; /* of the last round: a failure is told once */
+    int64_t expire_ms;
+    int64_t keep_ms[KEPT_KINDS]; /* by enum kept */
+    enum status status;          /* of the last round: a failure is told once */
     struct error error;
 };
 
@@ -107,25 +124,32 @@ static enum status expire(struct refdata_upkeep *upkeep, struct db_conn *conn, s
     return status;
 }
 
-static enum status forget(struct db_conn *conn, const char *sql, int64_t age_ms, struct error *error)
+static enum status forget(struct db_conn *conn, const char *sql, int64_t age_ms, int64_t *count,
+                          struct error *error)
 {
     char age[REFDATA_NUMBER_BYTES];
     struct db_statement statement;
     int64_t gone = BATCH_ROWS;
     enum status status = STATUS_OK;
+    *count = 0;
     db_statement_init(&statement, sql, 1, (const enum db_type[]){DB_BIGINT});
-    for (unsigned round = 0; round < ROUNDS_MAX && status == STATUS_OK && gone == BATCH_ROWS; round++)
+    for (unsigned round = 0; round < ROUNDS_MAX && status == STATUS_OK && gone == BATCH_ROWS; round++) {
         status = db_exec(conn, &statement, &(struct db_param){refdata_number(age, age_ms)},
                          clock_deadline_ms(JOB_MS), &gone, error);
+        *count += status == STATUS_OK ? gone : 0;
+    }
     return status;
 }
 
 static enum status forget_all(struct refdata_upkeep *upkeep, struct db_conn *conn, struct error *error)
 {
-    static const int64_t ages[] = {0, 0, 0, 0, KEYS_KEEP_MS, TOMBSTONES_KEEP_MS, CHANGES_KEEP_MS};
     enum status status = STATUS_OK;
-    for (size_t i = 0; i < sizeof forget_sql / sizeof *forget_sql && status == STATUS_OK; i++)
-        status = forget(conn, forget_sql[i], i < KEPT_AS_SET ? upkeep->keep_ms : ages[i], error);
+    int64_t count;
+    for (size_t i = 0; i < sizeof forgotten / sizeof *forgotten && status == STATUS_OK; i++) {
+        status = forget(conn, forgotten[i].sql, upkeep->keep_ms[forgotten[i].kept], &count, error);
+        if (forgotten[i].kept == KEPT_AS_KEYS && count)
+            refdata_acceptance_keys_expired(count);
+    }
     return status;
 }
 
@@ -163,7 +187,9 @@ static void on_timer(struct loop_timer *timer)
         (struct refdata_upkeep *)((char *)timer - offsetof(struct refdata_upkeep, timer));
     const struct refdata_catalog *catalog = atomic_load(&upkeep->flow->refdata->catalog);
     upkeep->expire_ms = catalog->updates.snapshot_expire_ms;
-    upkeep->keep_ms = catalog->updates.keep_ms;
+    upkeep->keep_ms[KEPT_AS_SET] = catalog->updates.keep_ms;
+    upkeep->keep_ms[KEPT_AS_KEYS] = catalog->updates.key_keep_ms;
+    upkeep->keep_ms[KEPT_A_DAY] = DAY_MS;
     upkeep->running = worker_pool_submit(upkeep->flow->workers, &upkeep->job);
 }
 

@@ -4,23 +4,22 @@
 #include <stdlib.h>
 
 #include "auth/digest.h"
-#include "idempotency/idempotency.h"
 #include "modules/refdata/command/direct.h"
 #include "modules/refdata/command/states.h"
 
 enum { REQUEST_COLUMNS = 5 };
 
-/* An hour after it was first used a key is free again; replays do not extend it (I6). Whoever does not get the key's lock is
+/* `keyKeep` after it was first used a key is free again; replays do not extend it (I6). Whoever does not get the key's lock is
  * not made to wait for who has it (I3). Twins in one transaction share the lock: the later one finds the earlier one's row. */
 static const char key_insert_sql[] =
     "INSERT INTO refdata.update_key AS k (tenant_id, subject, idempotency_key, body_hash, event_id)"
     " SELECT $1, $2, $3, $4, $5 WHERE pg_try_advisory_xact_lock($6)"
     " ON CONFLICT (tenant_id, subject, idempotency_key) DO UPDATE"
     " SET body_hash = excluded.body_hash, event_id = excluded.event_id, created_at = clock_timestamp()"
-    " WHERE k.created_at < clock_timestamp() - interval '1 hour'";
+    " WHERE k.created_at < clock_timestamp() - $7 * interval '1 ms'";
 static const char key_select_sql[] = "SELECT body_hash, event_id FROM refdata.update_key"
                                      " WHERE tenant_id = $1 AND subject = $2 AND idempotency_key = $3"
-                                     " AND NOT created_at < clock_timestamp() - interval '1 hour'";
+                                     " AND NOT created_at < clock_timestamp() - $4 * interval '1 ms'";
 
 static const char chunk_insert_sql[] =
     "INSERT INTO refdata.chunk_request (tenant_id, dict_code, snapshot_id, chunk_index, content_hash, event_id)"
@@ -45,17 +44,6 @@ static const char request_one_sql[] =
 
 static const enum db_type request_types[REQUEST_COLUMNS] = {DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY,
                                                             DB_TEXT_ARRAY, DB_TEXT_ARRAY};
-
-static const char expire_sql[] =
-    "WITH old_key AS (DELETE FROM refdata.update_key WHERE ctid = ANY (ARRAY("
-    "         SELECT ctid FROM refdata.update_key WHERE created_at < clock_timestamp() - interval '1 hour'"
-    "         LIMIT 10000 FOR UPDATE SKIP LOCKED)) RETURNING 1),"
-    " old_chunk AS (DELETE FROM refdata.chunk_request WHERE ctid = ANY (ARRAY("
-    "         SELECT ctid FROM refdata.chunk_request c WHERE created_at < clock_timestamp() - interval '1 day'"
-    "            AND NOT EXISTS (SELECT FROM refdata.update_request r WHERE r.tenant_id = c.tenant_id"
-    "                             AND r.event_id = c.event_id AND r.status = 'PENDING')"
-    "         LIMIT 10000 FOR UPDATE SKIP LOCKED)))"
-    " SELECT count(*) FROM old_key";
 
 static enum status add_opening(struct db_conn *conn, struct refdata_owning *owning, size_t *added,
                                struct error *error)
@@ -98,18 +86,22 @@ static struct str body_hash(struct refdata_post *post, struct arena *arena)
 static enum status add_key(struct db_conn *conn, struct refdata_post *post, struct arena *arena,
                            struct error *error)
 {
-    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT, DB_UUID, DB_BIGINT};
+    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT, DB_UUID, DB_BIGINT, DB_BIGINT};
+    static const enum db_type select_types[] = {DB_TEXT, DB_TEXT, DB_TEXT, DB_BIGINT};
     struct db_statement insert, select;
+    struct str keep = arena_printf(arena, "%lld", (long long)post->key_keep_ms);
     struct db_param params[] = {{str_from(post->tenant)},
                                 {post->subject.ptr ? post->subject : STR("")},
                                 {post->key},
                                 {body_hash(post, arena)},
                                 {str_from(post->update.event_id)},
-                                {arena_printf(arena, "%lld", (long long)post->key_lock)}};
-    db_statement_init(&insert, key_insert_sql, 6, types);
-    db_statement_init(&select, key_select_sql, 3, types);
+                                {arena_printf(arena, "%lld", (long long)post->key_lock)},
+                                {keep}};
+    const struct db_param select_params[] = {params[0], params[1], params[2], {keep}};
+    db_statement_init(&insert, key_insert_sql, 7, types);
+    db_statement_init(&select, key_select_sql, 4, select_types);
     enum status status = db_pipeline_add(conn, &insert, params, error);
-    return status == STATUS_OK ? db_pipeline_add(conn, &select, params, error) : status;
+    return status == STATUS_OK ? db_pipeline_add(conn, &select, select_params, error) : status;
 }
 
 static enum status add_chunk(struct db_conn *conn, struct refdata_post *post, struct arena *arena,
@@ -479,16 +471,4 @@ bool refdata_claims_hold(struct refdata_guess *guess, struct db_conn *conn, stru
     for (size_t i = 0; i < OPENING_MAX; i++)
         db_result_free(guess->results[i]);
     return owning->granted;
-}
-
-enum status refdata_claims_expire(struct db_conn *conn, int64_t deadline_ns, struct error *error)
-{
-    struct db_statement statement;
-    struct db_result *result = NULL;
-    db_statement_init(&statement, expire_sql, 0, NULL);
-    enum status status = db_query(conn, &statement, NULL, deadline_ns, &result, error);
-    if (status == STATUS_OK && db_result_i64(result, 0, 0) > 0)
-        idempotency_count_cleaned(STR("refdata.update_key"), db_result_i64(result, 0, 0));
-    db_result_free(result);
-    return status;
 }

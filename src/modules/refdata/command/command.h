@@ -43,6 +43,7 @@ struct refdata_post {
     struct arena arena; /* of what follows; empty once it is committed */
     struct str body, subject, key /* Idempotency-Key; ptr NULL = none */;
     int64_t key_lock; /* of (scope, key), for those of other processes */
+    int64_t key_keep_ms;
     struct str traceparent;
     struct refdata_update update;
 
@@ -120,7 +121,6 @@ enum status refdata_claims_guess_one(struct db_conn *conn, struct refdata_post *
 enum status refdata_claims_write(struct db_conn *conn, struct refdata_post **posts, size_t count,
                                  struct refdata_owning *owning, int64_t deadline_ns, struct arena *arena,
                                  struct error *error) MUST_CHECK;
-enum status refdata_claims_expire(struct db_conn *conn, int64_t deadline_ns, struct error *error) MUST_CHECK;
 
 /* ---- metrics.c ---- */
 enum refdata_update_result {

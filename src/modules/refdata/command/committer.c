@@ -9,7 +9,9 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "modules/refdata/acceptance.h"
 #include "modules/refdata/command/command.h"
+#include "modules/refdata/writer.h"
 
 enum {
     GROUP_MAX = 500,
@@ -116,6 +118,33 @@ static void commit_group(struct refdata_committer *committer, struct refdata_pos
         refdata_post_return(group[i]);
 }
 
+/* Keys past their time, and chunks that no pending update needs. */
+static const char expire_sql[] =
+    "WITH old_key AS (DELETE FROM refdata.update_key WHERE ctid = ANY (ARRAY("
+    "         SELECT ctid FROM refdata.update_key WHERE created_at < clock_timestamp() - $1 * interval '1 ms'"
+    "         LIMIT 10000 FOR UPDATE SKIP LOCKED)) RETURNING 1),"
+    " old_chunk AS (DELETE FROM refdata.chunk_request WHERE ctid = ANY (ARRAY("
+    "         SELECT ctid FROM refdata.chunk_request c WHERE created_at < clock_timestamp() - interval '1 day'"
+    "            AND NOT EXISTS (SELECT FROM refdata.update_request r WHERE r.tenant_id = c.tenant_id"
+    "                             AND r.event_id = c.event_id AND r.status = 'PENDING')"
+    "         LIMIT 10000 FOR UPDATE SKIP LOCKED)))"
+    " SELECT count(*) FROM old_key";
+
+static enum status delete_expired(struct db_conn *conn, int64_t key_keep_ms, int64_t deadline_ns,
+                                  struct error *error)
+{
+    char keep[REFDATA_NUMBER_BYTES];
+    struct db_statement statement;
+    struct db_result *result = NULL;
+    db_statement_init(&statement, expire_sql, 1, (const enum db_type[]){DB_BIGINT});
+    enum status status = db_query(conn, &statement, &(struct db_param){refdata_number(keep, key_keep_ms)},
+                                  deadline_ns, &result, error);
+    if (status == STATUS_OK && db_result_i64(result, 0, 0) > 0)
+        refdata_acceptance_keys_expired(db_result_i64(result, 0, 0));
+    db_result_free(result);
+    return status;
+}
+
 static void expire(struct refdata_committer *committer)
 {
     struct error error = {0};
@@ -124,9 +153,12 @@ static void expire(struct refdata_committer *committer)
     if (clock_mono_ns() < committer->expire_ns)
         return;
     committer->expire_ns = clock_deadline_ms(EXPIRE_MS);
+    struct refdata_catalog *catalog = refdata_flow_catalog(committer->flow);
+    int64_t key_keep_ms = catalog->updates.key_keep_ms;
+    refdata_catalog_unref(catalog);
     enum status status = db_acquire(committer->flow->database->pool, deadline_ns, &conn, &error);
     if (status == STATUS_OK)
-        status = refdata_claims_expire(conn, deadline_ns, &error);
+        status = delete_expired(conn, key_keep_ms, deadline_ns, &error);
     if (status != STATUS_OK)
         log_warn("update_keys_not_expired", LOG_STR("database", committer->flow->database->name),
                  LOG_ERROR_FIELDS(&error));

@@ -26,7 +26,7 @@ enum {
 };
 
 const struct http_route refdata_command_routes[] = {
-    {HTTP_POST, "/v1/tenants/{tenantId}/updates", refdata_post_update, .tenant_param = "tenantId",
+    {HTTP_POST, REFDATA_UPDATES_ROUTE, refdata_post_update, .tenant_param = "tenantId",
      .idempotency = HTTP_KEY_REJECT},
     {HTTP_GET, "/v1/tenants/{tenantId}/updates/{eventId}", refdata_get_update, .kind = HTTP_WORKER,
      .tenant_param = "tenantId"},
@@ -121,6 +121,7 @@ static struct refdata_post *create(struct http_request *request, const struct qu
     post->subject = arena_str(&post->arena, identity->subject);
     if (request->idempotency_key.ptr) {
         post->key = arena_str(&post->arena, request->idempotency_key);
+        post->key_keep_ms = catalog->updates.key_keep_ms;
         post->key_lock = idempotency_lock_key(request, identity->tenant, identity->subject, post->key);
     }
     post->traceparent = traceparent_of(request, &post->arena);
