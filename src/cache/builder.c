@@ -14,6 +14,7 @@
 
 #define KEY_LEN_MAX 1024
 #define PAYLOAD_LEN_MAX ((size_t)1 << 30)
+#define KEY_BYTES_SHOWN 100
 #define STAGED_FIRST 256
 #define INDEX_BYTES_PER_ITEM 19 /* what a staged item will take in the indexes, for memory_max */
 
@@ -24,6 +25,7 @@ struct cache_builder {
     struct chunk *base_tail;     /* the base's chunk this build goes on in, if it could claim it */
     uint32_t base_tail_used;     /* where to cut it off again when the build is abandoned */
     uint64_t memory_max;
+    size_t payload_bytes_max;
     size_t changes, replaced;
 
     bool staging;   /* from nothing, and not settled yet */
@@ -46,6 +48,7 @@ struct cache_builder *cache_builder_create(struct cache_snapshot *base, uint64_t
 
     builder->build.birth = next_birth();
     builder->memory_max = memory_max;
+    builder->payload_bytes_max = PAYLOAD_LEN_MAX;
     builder->base = base;
     if (base)
         cache_snapshot_ref(base);
@@ -55,6 +58,12 @@ struct cache_builder *cache_builder_create(struct cache_snapshot *base, uint64_t
         builder->base_tail_used = builder->base_tail->used;
     builder->staging = builder->ascending = !base;
     return builder;
+}
+
+void cache_builder_limit_payloads(struct cache_builder *builder, size_t payload_bytes_max)
+{
+    if (payload_bytes_max < PAYLOAD_LEN_MAX)
+        builder->payload_bytes_max = payload_bytes_max;
 }
 
 /* ---- what the snapshot's numbers say ---- */
@@ -180,16 +189,21 @@ static void settle(struct cache_builder *builder)
 }
 
 /* ---- changes ---- */
-static enum status check_item(struct str key, struct str payload, struct error *error)
+static enum status check_item(const struct cache_builder *builder, struct str key, struct str payload,
+                              struct error *error)
 {
     if (key.len == 0 || key.len > KEY_LEN_MAX)
         return error_set_field(error, STATUS_BAD_REQUEST, "key", "a key has 1 to %d bytes, not %zu",
                                KEY_LEN_MAX, key.len);
     if (!str_is_utf8(key))
         return error_set_field(error, STATUS_BAD_REQUEST, "key", "a key must be UTF-8");
-    if (payload.len == 0 || payload.len > PAYLOAD_LEN_MAX)
-        return error_set_field(error, STATUS_BAD_REQUEST, "payload", "a payload has 1 to %zu bytes, not %zu",
-                               PAYLOAD_LEN_MAX, payload.len);
+    if (payload.len == 0)
+        return error_set_field(error, STATUS_BAD_REQUEST, "payload", "a payload must not be empty");
+    if (payload.len > builder->payload_bytes_max)
+        return error_set_field(error, STATUS_PAYLOAD_TOO_LARGE, "payload",
+                               "the payload of key \"%.*s\" has %zu bytes, at most %zu are taken",
+                               STR_ARG(str_utf8_cut(key, KEY_BYTES_SHOWN)), payload.len,
+                               builder->payload_bytes_max);
     return STATUS_OK;
 }
 
@@ -232,7 +246,7 @@ static void index_record(struct cache_builder *builder, uint64_t hash, const str
 enum status cache_builder_put(struct cache_builder *builder, struct str key, struct str payload,
                               struct error *error)
 {
-    enum status status = check_item(key, payload, error);
+    enum status status = check_item(builder, key, payload, error);
     const struct cache_record *old = NULL;
     struct cache_record *record;
     struct record_shape shape;

@@ -70,10 +70,12 @@ struct cache_builder;
  * grow with what changes. `memory_max` bounds what the snapshot may hold, in the terms of info.memory_bytes
  * (0 = no bound); a load from nothing takes about 50 bytes an item more while it finishes. */
 struct cache_builder *cache_builder_create(struct cache_snapshot *base, uint64_t memory_max);
+/* A payload may have at most so many bytes; 1 GiB without this. */
+void cache_builder_limit_payloads(struct cache_builder *builder, size_t payload_bytes_max);
 /* `payload` must be one valid JSON value. Its line breaks, which can only stand between tokens, become
  * spaces, so that a body is always one NDJSON line; nothing else in it is looked at. The same key again
- * replaces (the last wins). BAD_REQUEST: key empty, over 1,024 bytes or not UTF-8, payload empty or over 1
- * GiB; NO_MEMORY: over memory_max. What failed has changed nothing, and the builder goes on. */
+ * replaces (the last wins). BAD_REQUEST: key empty, over 1,024 bytes or not UTF-8, payload empty;
+ * PAYLOAD_TOO_LARGE: over its limit, naming the key; NO_MEMORY: over memory_max. What failed has changed nothing, and the builder goes on. */
 enum status cache_builder_put(struct cache_builder *builder, struct str key, struct str payload,
                               struct error *error) MUST_CHECK;
 bool cache_builder_delete(struct cache_builder *builder, struct str key); /* was it there? */

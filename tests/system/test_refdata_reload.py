@@ -219,3 +219,21 @@ def test_a_smaller_memory_budget_takes_effect_at_once(serve, refdata_db, token, 
     reconfigure(server, refdata_db, pod(*dictionaries, cache={"memory": "6MiB"}))
     eventually(lambda: server.logs(event="dictionary_evicted"))
     assert client.get(item_path("ONE", "1")).status == 200
+
+
+def test_a_row_that_is_too_large_is_named_and_not_tried_again_before_it_changes(serve, refdata_db, token):
+    """C6, R13: what a dictionary's own SQL brings is bounded too; what is in memory is served meanwhile."""
+    make_table(refdata_db, "big", {"a": "1", "huge": "1"})
+    set_version(refdata_db, "BIG", 1)
+    server = serve(refdata_db, pod(sql_dictionary("BIG")), args=("--roles", "query"))
+    client = server.client(token("demo"))
+    assert client.get(item_path("BIG", "huge")).json()["payload"] == 1
+    refdata_db.query("update big set v = ('[' || repeat('1e131071,', 200) || '1]')::jsonb where k = 'huge'")
+    set_version(refdata_db, "BIG", 2)
+    (line,) = eventually(lambda: server.logs(event="dictionary_load_failed"))
+    assert 'the payload of key "huge" has' in line["error"] and line["retryMs"] >= 60_000
+    assert client.get(item_path("BIG", "huge")).json()["payload"] == 1
+    refdata_db.query("update big set v = '2' where k = 'huge'")
+    set_version(refdata_db, "BIG", 3)
+    eventually(lambda: client.get(item_path("BIG", "huge")).json()["payload"] == 2)
+    assert len(server.logs(event="dictionary_load_failed")) == 1

@@ -1,6 +1,8 @@
 /* What both providers' loads come down to: rows with columns k and v, straight into a builder. */
 #include "modules/refdata/provider.h"
 
+#define TOO_LARGE_SQLSTATE "54000" /* a text of more than 1 GB */
+
 /* ---- rows into a builder ---- */
 
 enum status refdata_provider_check_value(uint32_t type_oid, struct error *error)
@@ -61,6 +63,10 @@ enum status refdata_provider_load(const struct db_statement *statement, const st
     enum status status = db_stream(conn, statement, params, deadline_ns, on_row, &sink, &stream_error);
     if (sink.status != STATUS_OK)
         return error_context(error, "row %llu", (unsigned long long)sink.row);
+    if (status == STATUS_DB_ERROR && strcmp(db_sqlstate(conn), TOO_LARGE_SQLSTATE) == 0)
+        status = error_set(&stream_error, STATUS_PAYLOAD_TOO_LARGE,
+                           "row %llu: its value is too large for PostgreSQL to print",
+                           (unsigned long long)sink.row + 1);
     if (status != STATUS_OK && error)
         *error = stream_error;
     return status;

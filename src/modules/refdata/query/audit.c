@@ -89,6 +89,7 @@ static void audit(struct refdata_holding *holding)
         .tenant = arena_str(&job->arena, holding->tenant),
         .timeout_ms = refdata->settings.load_timeout_ms,
         .memory_max = (uint64_t)refdata->settings.memory_bytes_max,
+        .payload_bytes_max = refdata_loader_payload_max(refdata),
         .base = cache_slot_acquire(&holding->slot),
         .arena = &job->arena,
     };

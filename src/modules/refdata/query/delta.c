@@ -117,6 +117,7 @@ static enum status find_keys(const struct refdata_load *load, const struct str *
 {
     const struct refdata_dictionary *dictionary = load->dictionary;
     struct cache_builder *builder = cache_builder_create(NULL, load->memory_max);
+    cache_builder_limit_payloads(builder, load->payload_bytes_max);
     struct buf array;
     buf_init(&array);
     db_array_begin(&array);
@@ -163,6 +164,7 @@ enum status refdata_delta_build(const struct refdata_load *load, const struct re
     if (status != STATUS_OK)
         return status;
     struct cache_builder *builder = cache_builder_create(load->base, load->memory_max);
+    cache_builder_limit_payloads(builder, load->payload_bytes_max);
     if (put_found(builder, keys, count, found))
         *snapshot = cache_builder_finish(builder, delta->change.to);
     else

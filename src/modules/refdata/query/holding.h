@@ -69,6 +69,8 @@ struct refdata_holding {
     bool refused;   /* its last load failed for a reason that trying again does not mend */
     unsigned failures;
     int64_t retry_at_ns; /* after a failure: not before */
+    bool too_large;      /* the last load met a row that is, at this version: */
+    int64_t too_large_version;
     struct loop_timer timer;
     struct loop_park_ref *waiters;
     size_t waiter_count, waiter_capacity;

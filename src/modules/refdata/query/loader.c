@@ -12,6 +12,7 @@
 #include "modules/refdata/provider.h"
 #include "modules/refdata/query/delta.h"
 
+#define ROW_BYTES_MAX (16u << 20)
 enum { ATTEMPTS = 2 }; /* DB_RETRY: a prepared statement was dropped, and the next attempt prepares it anew */
 
 static const char begin_sql[] = "begin isolation level repeatable read read only";
@@ -166,6 +167,7 @@ static enum status load_all(const struct refdata_load *load, struct db_conn *con
     if (status != STATUS_OK)
         return status;
     struct cache_builder *builder = cache_builder_create(NULL, load->memory_max);
+    cache_builder_limit_payloads(builder, load->payload_bytes_max);
     status =
         dictionary->provider->load_all(dictionary, load->tenant, conn, deadline_ns, builder, &loaded->error);
     if (status != STATUS_OK) {
@@ -339,6 +341,14 @@ void refdata_loader_compare_with(struct refdata_load *load, const struct refdata
     load->held_event = cache_snapshot_info(held)->event;
 }
 
+/* What a POST may bring is stored with white space and its numbers in full. A dictionary's own SQL may have more, but
+ * not without bound: every pod holds it. */
+size_t refdata_loader_payload_max(const struct refdata *refdata)
+{
+    size_t by_post = 4 * (size_t)atomic_load(&refdata->catalog)->updates.payload_bytes_max;
+    return by_post > ROW_BYTES_MAX ? by_post : ROW_BYTES_MAX;
+}
+
 bool refdata_loader_start(struct refdata_holding *holding, struct cache_snapshot *base)
 {
     struct refdata *refdata = holding->refdata;
@@ -356,6 +366,7 @@ bool refdata_loader_start(struct refdata_holding *holding, struct cache_snapshot
         .tenant = arena_str(&brought->arena, holding->tenant),
         .timeout_ms = refdata->settings.load_timeout_ms,
         .memory_max = (uint64_t)refdata->settings.memory_bytes_max,
+        .payload_bytes_max = refdata_loader_payload_max(refdata),
         .base = base,
         .arena = &brought->arena,
     };

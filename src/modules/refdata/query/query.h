@@ -63,7 +63,8 @@ struct refdata_load {                      /* what to load */
     struct refdata_dictionary *dictionary; /* must live until it is done */
     struct str tenant;
     int64_t timeout_ms;
-    uint64_t memory_max; /* 0 = no bound */
+    uint64_t memory_max;      /* 0 = no bound */
+    size_t payload_bytes_max; /* of one row */
     /* By the same definition: only what changed since is loaded, where that is known (R16). NULL = everything. */
     struct cache_snapshot *base;
     struct arena *arena; /* of loaded.change; needed with a base */
@@ -96,6 +97,7 @@ enum refdata_audit_verdict refdata_loader_audit(const struct refdata_load *load,
 /* On the home loop: the load finds out whether what is held belongs to the history of what it loads. */
 void refdata_loader_compare_with(struct refdata_load *load, const struct refdata_holding *holding);
 /* refdata_schedule_loaded() follows; false = no thread. `base`: see struct refdata_load. */
+size_t refdata_loader_payload_max(const struct refdata *refdata); /* home loop */
 bool refdata_loader_start(struct refdata_holding *holding, struct cache_snapshot *base);
 
 /* On a worker: dictionary_meta's row as this transaction sees it. */

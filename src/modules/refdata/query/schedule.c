@@ -108,9 +108,22 @@ static void note_wanted(struct refdata_holding *holding, int64_t version)
         holding->wanted_version = version;
 }
 
+/* A row that is too large costs PostgreSQL up to 1 GB a try: it is not tried again soon, unless something was changed. */
+#define TOO_LARGE_RETRY_MS (5 * 60 * 1000)
+
+static void note_changed(struct refdata_holding *holding, int64_t version)
+{
+    if (!holding->too_large || version <= holding->too_large_version)
+        return;
+    holding->too_large = false;
+    holding->retry_at_ns = 0;
+    loop_timer_stop(holding->refdata->home, &holding->timer);
+}
+
 void refdata_schedule_behind(struct refdata_holding *holding, int64_t version, int64_t delay_ms)
 {
     note_wanted(holding, version);
+    note_changed(holding, version);
     if (holding->loading)
         return; /* known when it is back */
     int64_t pause = pause_ms(holding);
@@ -195,6 +208,10 @@ static void load_failed(struct refdata_holding *holding, const struct refdata_lo
     bool has_data = cache_slot_read(&holding->slot) != NULL;
     holding->failures++;
     int64_t delay_ms = retry_delay_ms(holding);
+    holding->too_large = loaded->status == STATUS_PAYLOAD_TOO_LARGE;
+    holding->too_large_version = loaded->change.to;
+    if (holding->too_large && delay_ms < TOO_LARGE_RETRY_MS)
+        delay_ms = TOO_LARGE_RETRY_MS;
     refdata_metrics_load_failed(holding);
     log_warn("dictionary_load_failed", LOG_STR("tenantId", holding->tenant),
              LOG_STR("dictCode", holding->code), LOG_INT("failures", holding->failures),
