@@ -40,11 +40,11 @@ def handled(server, database):
 
 def test_preloads_of_a_start_begin_at_random_moments(serve, refdata_db, token):
     """R13: many pods that start at once do not load in step."""
-    codes = [f"D{number}" for number in range(12)]
-    server = serve(refdata_db, pod(*codes, cache={"preload": [f"demo/{code}" for code in codes], "jitter": "2s"}))
+    codes = [f"D{number}" for number in range(10)]
+    server = serve(refdata_db, pod(*codes, cache={"preload": [f"demo/{code}" for code in codes], "jitter": "4s"}))
     client = server.client(token())
     loaded = [datetime.fromisoformat(client.get(path(code, "/version")).json()["loadedAt"].rstrip("Z")) for code in codes]
-    assert (max(loaded) - min(loaded)).total_seconds() > 0.5  # by chance: less than once in 300,000 starts
+    assert (max(loaded) - min(loaded)).total_seconds() > 0.8  # by chance less: once in 200,000 starts
 
 
 def test_changes_within_the_window_share_one_load(serve, refdata_db, token, changes):
