@@ -198,7 +198,7 @@ static void apply_version(struct refdata_holding *holding, const struct held_pai
     if (pair->committed.version > local)
         refdata_schedule_behind(holding, pair->committed.version, delay_ms);
     else
-        refdata_schedule_want(holding, delay_ms); /* it went back, or was made by another event */
+        refdata_schedule_compare(holding, delay_ms); /* it went back, or was made by another event */
 }
 
 static void apply_found(struct refdata *refdata, const struct held_pair *found)

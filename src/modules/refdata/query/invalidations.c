@@ -54,7 +54,7 @@ static void take(struct refdata *refdata, const struct refdata_database *databas
         refdata_schedule_behind(holding, pair->version, 0);
     else if (info && info->version == pair->version && pair->is_event_known &&
              !uuid_eq(&info->event, &pair->event))
-        refdata_schedule_compare(holding); /* also a late message of a lost history: the load decides */
+        refdata_schedule_compare(holding, 0); /* also a late message of a lost history: the load decides */
 }
 
 static void on_gathered(struct loop *loop, struct loop_message *message)

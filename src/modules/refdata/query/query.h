@@ -111,8 +111,8 @@ void refdata_schedule_want(struct refdata_holding *holding, int64_t delay_ms);
 /* The pair is known to be committed in this version: a load, unless one under way brings it. Not before the debounce
  * window of full loads and the backoff of failed ones are over. */
 void refdata_schedule_behind(struct refdata_holding *holding, int64_t version, int64_t delay_ms);
-/* The version held may have been made by another event than the one that is committed: a load, as above. */
-void refdata_schedule_compare(struct refdata_holding *holding);
+/* The version held may be lost, or made by another event than the committed one: a load, as above. */
+void refdata_schedule_compare(struct refdata_holding *holding, int64_t delay_ms);
 /* The same as refdata_schedule_behind() where somebody waits for it: now. */
 void refdata_schedule_urge(struct refdata_holding *holding, int64_t version);
 int64_t refdata_schedule_jitter_ms(const struct refdata *refdata); /* of a bulk load: a start, a comparison */

@@ -130,9 +130,10 @@ void refdata_schedule_behind(struct refdata_holding *holding, int64_t version, i
     refdata_schedule_want(holding, pause > delay_ms ? pause : delay_ms);
 }
 
-void refdata_schedule_compare(struct refdata_holding *holding)
+void refdata_schedule_compare(struct refdata_holding *holding, int64_t delay_ms)
 {
-    refdata_schedule_want(holding, pause_ms(holding));
+    int64_t pause = pause_ms(holding);
+    refdata_schedule_want(holding, pause > delay_ms ? pause : delay_ms);
 }
 
 void refdata_schedule_urge(struct refdata_holding *holding, int64_t version)
