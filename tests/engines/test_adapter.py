@@ -64,8 +64,10 @@ def test_an_external_message_becomes_an_update(adapted, external):
     fleet, event = adapted(), str(uuid.uuid4())
     external.send(update({"a": 1}, eventId=event), update({"b": 2}))
     fleet.reach(2)
-    rows = fleet.database.query("select event_id::text, status from refdata.update_request order by committed_version")
-    assert rows[0] == (event, "COMMITTED") and rows[1][1] == "COMMITTED" and len(rows) == 2
+    rows = fleet.database.query("select event_id::text, status, requested_by from refdata.update_request"
+                                " order by committed_version")
+    assert rows[0][:2] == (event, "COMMITTED") and rows[1][1] == "COMMITTED" and len(rows) == 2
+    assert rows[0][2] == rows[1][2] and rows[0][2].startswith("kafka:")
     uuid.UUID(rows[1][0])
 
 

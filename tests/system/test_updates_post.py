@@ -62,7 +62,7 @@ def test_an_update_is_accepted_and_its_status_can_be_asked(client):
     row = client.get(answer.headers["location"])
     assert row.status == 200
     got = row.json()
-    assert set(got) == {"eventId", "dictCode", "status", "createdAt", "updatedAt"}
+    assert set(got) == {"eventId", "dictCode", "status", "requestedBy", "createdAt", "updatedAt"}
     assert (got["eventId"], got["dictCode"], got["status"]) == (body["eventId"], "B", "PENDING")
     assert got["createdAt"].endswith("Z") and got["updatedAt"] >= got["createdAt"]
 
@@ -70,6 +70,7 @@ def test_an_update_is_accepted_and_its_status_can_be_asked(client):
 def test_the_command_and_the_row_are_there_together(client):
     body = delta("B", {"a": {"x": 0.10}}, sourceRevision=7)
     assert client.post(updates_path("WAIT_COMMIT"), body, traceparent="00-" + "ab" * 16 + "-" + "cd" * 8 + "-01").status == 202
+    assert client.get(status_path(body["eventId"])).json()["requestedBy"] == "alice"
     (key, named, payload), = eventually(lambda: [
         each for each in commands_on_the_bus(client.database) if each[1]["event-id"] == body["eventId"]])
     command = json.loads(payload)

@@ -149,10 +149,11 @@ static enum status add_dictionary(struct refdata_catalog *catalog, const struct 
     struct refdata_dictionary *same = before ? refdata_catalog_find(before, own->code) : NULL;
     enum status status = STATUS_OK;
     if (same && same->fingerprint == refdata_dictionary_fingerprint(own, database->fingerprint))
-        *slot = refdata_dictionary_ref(same);
+        refdata_dictionary_set_scopes(*slot = refdata_dictionary_ref(same), own);
     else
         status = refdata_dictionary_create(NULL, own, index, database, slot, error);
     catalog->dictionary_count += status == STATUS_OK;
+    catalog->has_write_scopes |= own->write_scope.len > 0;
     return status;
 }
 

@@ -16,6 +16,7 @@ struct refdata_catalog {
     size_t database_count;
     struct refdata_dictionary **dictionaries;
     size_t dictionary_count;
+    bool has_write_scopes; /* some dictionary has one */
 };
 
 /* Checks what needs no server: templates, unique codes and block names, references. */

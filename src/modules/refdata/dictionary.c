@@ -3,6 +3,7 @@
 #include "modules/refdata/dictionary.h"
 
 #include <ctype.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -240,6 +241,62 @@ static void compile_lookup(struct refdata_dictionary *dictionary)
         db_sql_compile(text, all_names, &dictionary->arena, &dictionary->lookup, &offset, NULL) == STATUS_OK;
 }
 
+/* ---- scopes ---- */
+
+/* Every scope that was ever configured: loops read them without a lock, so they stay. */
+static const char *keep_scope(struct str scope)
+{
+    static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+    static struct kept_scope {
+        struct kept_scope *next;
+        char text[];
+    } * kept;
+
+    if (scope.len == 0)
+        return NULL;
+    pthread_mutex_lock(&mutex);
+    struct kept_scope *at = kept;
+    while (at && !str_eq(str_from(at->text), scope))
+        at = at->next;
+    if (!at) {
+        at = memory_zalloc(sizeof *at + scope.len + 1);
+        memcpy(at->text, scope.ptr, scope.len);
+        at->next = kept;
+        kept = at;
+    }
+    pthread_mutex_unlock(&mutex);
+    return at->text;
+}
+
+void refdata_dictionary_set_scopes(struct refdata_dictionary *dictionary,
+                                   const struct refdata_dictionary_settings *settings)
+{
+    atomic_store(&dictionary->read_scope, keep_scope(settings->read_scope));
+    atomic_store(&dictionary->write_scope, keep_scope(settings->write_scope));
+}
+
+/* RFC 6749 §3.3: visible ASCII without '"' and '\\'. A space would make two of it, which no token can have as one. */
+static bool is_scope(struct str text)
+{
+    for (size_t i = 0; i < text.len; i++)
+        if (text.ptr[i] <= ' ' || text.ptr[i] >= 127 || text.ptr[i] == '"' || text.ptr[i] == '\\')
+            return false;
+    return true;
+}
+
+static enum status check_scopes(const struct config *config,
+                                const struct refdata_dictionary_settings *settings, size_t index,
+                                struct error *error)
+{
+    bool reads = is_scope(settings->read_scope);
+    if (reads && is_scope(settings->write_scope))
+        return STATUS_OK;
+    struct setting_place place = reads ? settings->write_scope_place : settings->read_scope_place;
+    error_set(error, STATUS_CONFIG, "is not one scope: visible ASCII without spaces, quotes and backslashes");
+    return fail_at(config, &(struct refdata_template){.place = place.line ? place : settings->code_place},
+                   index, reads ? "writeScope" : "readScope", 0, error);
+}
+
 static enum status build(const struct config *config, const struct refdata_dictionary_settings *settings,
                          size_t index, struct refdata_dictionary *dictionary, struct error *error)
 {
@@ -260,7 +317,9 @@ static enum status build(const struct config *config, const struct refdata_dicti
     dictionary->delta =
         settings->reload == REFDATA_RELOAD_DELTA ||
         (settings->reload == REFDATA_RELOAD_AUTO && (builtin || dictionary->sql[REFDATA_LOAD_KEYS].given));
-    return check_together(config, settings, index, dictionary, error);
+    refdata_dictionary_set_scopes(dictionary, settings);
+    enum status status = check_scopes(config, settings, index, error);
+    return status == STATUS_OK ? check_together(config, settings, index, dictionary, error) : status;
 }
 
 enum status refdata_dictionary_create(const struct config *config,

@@ -41,6 +41,7 @@ struct refdata_provider;
 struct refdata_dictionary {
     atomic_uint refs;
     _Atomic(enum refdata_dictionary_state) state;
+    _Atomic(const char *) read_scope, write_scope; /* NULL = none; kept until the process ends */
     struct arena arena;
     struct str code;
     uint64_t fingerprint; /* of the definition and its database */
@@ -79,6 +80,9 @@ enum status refdata_dictionary_create(const struct config *config,
                                       struct refdata_dictionary **dictionary, struct error *error) MUST_CHECK;
 uint64_t refdata_dictionary_fingerprint(const struct refdata_dictionary_settings *settings,
                                         uint64_t database);
+/* A reload may change the scopes of a dictionary that stays what it is: nothing is loaded again for it. */
+void refdata_dictionary_set_scopes(struct refdata_dictionary *dictionary,
+                                   const struct refdata_dictionary_settings *settings);
 struct refdata_dictionary *refdata_dictionary_ref(struct refdata_dictionary *dictionary);
 void refdata_dictionary_unref(struct refdata_dictionary *dictionary);
 

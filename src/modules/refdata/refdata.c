@@ -37,10 +37,23 @@ const struct http_route refdata_query_routes[] = {
 
 /* ---- configuration ---- */
 
+/* Dictionaries that name no scope have those for all. */
+static void complete_scopes(const struct refdata_settings *settings)
+{
+    struct refdata_dictionary_settings *all = settings->dictionaries.items;
+    for (size_t i = 0; i < settings->dictionaries.count; i++) {
+        if (all[i].read_scope_place.line == 0)
+            all[i].read_scope = settings->read_scope;
+        if (all[i].write_scope_place.line == 0)
+            all[i].write_scope = settings->write_scope;
+    }
+}
+
 /* Without refdata.postgres the dictionaries live where the other modules keep their tables. */
 static void complete(struct config *config, void *section)
 {
     struct refdata_settings *settings = section;
+    complete_scopes(settings);
     const struct kernel_postgres *store = config_section(config, "postgres");
     if (settings->postgres.count > 0 || store->url.len == 0)
         return;

@@ -69,6 +69,12 @@ static const struct setting_row dictionary_rows[] = {
     {"shared", SETTING_BOOL, DICT_ROW(shared),
      "true: loadSql and loadKeysSql need not use :tenantId, and every tenant may read what they load.",
      "false", DICT_PLACE(shared_place), .reloadable = true},
+    {"readScope", SETTING_STRING, DICT_ROW(read_scope),
+     "Scope that reading this dictionary needs, instead of refdata.security.readScope; \"\" = none.", "", 0,
+     255, DICT_PLACE(read_scope_place), .reloadable = true},
+    {"writeScope", SETTING_STRING, DICT_ROW(write_scope),
+     "Scope that updating this dictionary needs, instead of refdata.security.writeScope; \"\" = none.", "", 0,
+     255, DICT_PLACE(write_scope_place), .reloadable = true},
     {.name = NULL},
 };
 
@@ -85,6 +91,13 @@ static const struct setting_row tenant_rows[] = {
 
 static const struct setting_row security_rows[] = {
     {"tenant", SETTING_OBJECT, .help = "The tenant of a request.", .rows = tenant_rows, .fallback = ""},
+    {"readScope", SETTING_STRING, ROW(read_scope),
+     "Scope that a token needs to read a dictionary; empty = none. A dictionary may name another one.", "", 0,
+     255, PLACE(read_scope_place), .reloadable = true},
+    {"writeScope", SETTING_STRING, ROW(write_scope),
+     "Scope that a token needs to update a dictionary, and to see what became of its updates; empty = none. A "
+     "dictionary may name another one.",
+     "", 0, 255, PLACE(write_scope_place), .reloadable = true},
     {.name = NULL},
 };
 

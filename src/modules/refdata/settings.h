@@ -27,6 +27,9 @@ struct refdata_dictionary_settings {
     int reload;  /* enum refdata_reload_mode */
     bool shared; /* its SQL need not name :tenantId: all tenants read the same rows */
     struct setting_place shared_place;
+    struct str read_scope,
+        write_scope; /* empty = none; where the file has none: those for all dictionaries */
+    struct setting_place read_scope_place, write_scope_place;
 };
 
 struct refdata_cache_settings {
@@ -80,6 +83,8 @@ struct refdata_settings {
     struct str tenant_claim;
     int tenant_source;
     bool allow_tenant_header;
+    struct str read_scope, write_scope; /* for dictionaries that name none; empty = none */
+    struct setting_place read_scope_place, write_scope_place;
     struct refdata_cache_settings cache;
     struct refdata_barrier_settings barrier;
     struct refdata_update_settings updates;

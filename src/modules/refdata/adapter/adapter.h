@@ -34,8 +34,9 @@ enum refdata_intake_result {
 struct refdata_intake {
     size_t at; /* which of the batch's messages */
     struct refdata_update update;
-    struct str hash;        /* update_request.content_hash */
-    struct str traceparent; /* empty = none */
+    struct str hash;         /* update_request.content_hash */
+    struct str requested_by; /* update_request.requested_by */
+    struct str traceparent;  /* empty = none */
     enum refdata_intake_result result;
     bool is_new, is_chunk_new; /* its event's row, its chunk's row is this one's: then it is published */
     struct error error;

@@ -87,6 +87,7 @@ static bool read_message(const struct refdata_reader *reader, const struct refda
     }
     intake->at = at;
     intake->hash = refdata_acceptance_hash(&intake->update, &memo->arena);
+    intake->requested_by = arena_printf(&memo->arena, "kafka:%.*s", STR_ARG(reader->source->topic));
     intake->traceparent = traceparent_of(message);
     memo->count++;
     return true;

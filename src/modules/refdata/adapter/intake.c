@@ -7,7 +7,7 @@
 #include "modules/refdata/command/states.h"
 #include "modules/refdata/writer.h"
 
-enum { CHUNK_COLUMNS = 6, CHUNK_KEY = 4, REQUEST_COLUMNS = 5, REQUEST_KEY = 2, KEY_MAX = 4 };
+enum { CHUNK_COLUMNS = 6, CHUNK_KEY = 4, REQUEST_COLUMNS = 6, REQUEST_KEY = 2, KEY_MAX = 4 };
 
 /* Rows come back in the order of the arrays, those that were there already left out. */
 static const char chunk_insert_sql[] =
@@ -26,9 +26,11 @@ static const char chunk_delete_sql[] =
     " WHERE tenant_id = $1 AND dict_code = $2 AND snapshot_id = $3 AND chunk_index = $4";
 
 static const char request_sql[] =
-    "INSERT INTO refdata.update_request (tenant_id, event_id, dict_code, status, source, content_hash, snapshot_id)"
-    " SELECT tenant_id, event_id::uuid, dict_code, 'PENDING', 'KAFKA', content_hash, snapshot_id::uuid"
-    " FROM unnest($1, $2, $3, $4, $5) AS asked (tenant_id, event_id, dict_code, content_hash, snapshot_id)"
+    "INSERT INTO refdata.update_request (tenant_id, event_id, dict_code, status, source, content_hash, snapshot_id,"
+    "  requested_by)"
+    " SELECT tenant_id, event_id::uuid, dict_code, 'PENDING', 'KAFKA', content_hash, snapshot_id::uuid, requested_by"
+    " FROM unnest($1, $2, $3, $4, $5, $6)"
+    "      AS asked (tenant_id, event_id, dict_code, content_hash, snapshot_id, requested_by)"
     " ON CONFLICT DO NOTHING RETURNING tenant_id, event_id";
 
 static const enum db_type text_arrays[CHUNK_COLUMNS] = {DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY,
@@ -93,6 +95,7 @@ static void request_row(const struct refdata_intake *intake, struct arena *arena
     row[2] = update->dict_code;
     row[3] = intake->hash;
     row[4] = refdata_update_is_chunk(update) ? str_from(update->snapshot_id) : STR_NONE;
+    row[5] = intake->requested_by;
 }
 
 static int compare_requests(const void *left, const void *right)

@@ -10,6 +10,7 @@
 
 struct refdata_command {
     struct refdata_update update; /* its slices live as long as the call */
+    struct str requested_by;      /* whose POST it is; ptr NULL = not known */
     struct str traceparent;       /* goes on with what others are told; ptr NULL = none */
     bool waited;                  /* in another process perhaps */
     /* With the decision FAILED: it is a dead letter, and recorded only where somebody was told that it was accepted. */

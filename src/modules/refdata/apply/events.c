@@ -7,7 +7,7 @@
 #include "modules/refdata/acceptance.h"
 #include "modules/refdata/apply/batch.h"
 
-enum { EVENT_COLUMNS = 3, STRANGER_COLUMNS = 6 };
+enum { EVENT_COLUMNS = 3, STRANGER_COLUMNS = 7 };
 
 /* Sorted too: whoever has the same eventId waits instead of deadlocking. */
 #define PROCESS(rows)                                                                              \
@@ -20,8 +20,8 @@ static const struct refdata_rows_sql process_sql = {PROCESS("unnest($1, $2, $3)"
  * when whatever was wrong is put right; unless somebody was told that it was accepted. */
 #define PROCESS_STRANGERS(rows)                                                             \
     "with asked as ("                                                                       \
-    "   select t, e::uuid as e, s, d, hash, snapshot::uuid as snapshot, at"                 \
-    "   from " rows " as u (t, e, s, d, hash, snapshot, at)),"                              \
+    "   select t, e::uuid as e, s, d, hash, snapshot::uuid as snapshot, who, at"            \
+    "   from " rows " as u (t, e, s, d, hash, snapshot, who, at)),"                         \
     " fresh as ("                                                                           \
     "   insert into refdata.processed_event (tenant_id, event_id, source)"                  \
     "   select t, e, s from asked where d is not null or exists ("                          \
@@ -29,14 +29,15 @@ static const struct refdata_rows_sql process_sql = {PROCESS("unnest($1, $2, $3)"
     "   order by t collate \"C\", e on conflict do nothing returning tenant_id, event_id)," \
     " made as ("                                                                            \
     "   insert into refdata.update_request"                                                 \
-    "    (tenant_id, event_id, dict_code, status, source, content_hash, snapshot_id)"       \
-    "   select t, e, d, 'PENDING', s, hash, snapshot"                                       \
+    "    (tenant_id, event_id, dict_code, status, source, content_hash, snapshot_id,"       \
+    "     requested_by)"                                                                    \
+    "   select t, e, d, 'PENDING', s, hash, snapshot, who"                                  \
     "   from asked join fresh on tenant_id = t and event_id = e where d is not null"        \
     "   order by at on conflict do nothing)"                                                \
     " select tenant_id, event_id from fresh"
 static const struct refdata_rows_sql process_strangers_sql = {
-    PROCESS_STRANGERS("unnest($1, $2, $3, $4, $5, $6) with ordinality"),
-    PROCESS_STRANGERS("(values ($1, $2, $3, $4, $5, $6, 1))")};
+    PROCESS_STRANGERS("unnest($1, $2, $3, $4, $5, $6, $7) with ordinality"),
+    PROCESS_STRANGERS("(values ($1, $2, $3, $4, $5, $6, $7, 1))")};
 static const char outcomes_sql[] =
     "select u.at, r.status, r.committed_version, r.error_code, r.error_message, r.snapshot_id, r.content_hash"
     " from unnest($1, $2) with ordinality as u (t, e, at)"
@@ -52,6 +53,8 @@ static void put_stranger(const struct batch *batch, size_t at, struct refdata_co
     refdata_columns_put(columns, 3, batch->entries[at].buried ? STR_NONE : update->dict_code);
     refdata_columns_put(columns, 4, refdata_acceptance_hash(update, batch->arena));
     refdata_columns_put(columns, 5, chunked ? str_from(update->snapshot_id) : STR_NONE);
+    refdata_columns_put(columns, 6,
+                        arena_printf(batch->arena, "kafka:%s", batch->flow->buses.commands_topic));
 }
 
 enum status refdata_events_add(struct batch *batch, struct error *error)

@@ -49,11 +49,12 @@ static const struct refdata_rows_sql statuses_sql = {STATUSES("unnest($1, $2, $3
 /* Fails where such an event is there already. */
 #define INSERT(rows)                                                                                  \
     "insert into refdata.update_request (tenant_id, event_id, status, committed_version, error_code," \
-    "  error_message, dict_code, source, content_hash)"                                               \
-    " select t, e::uuid, status, version::bigint, code, message, d, source, hash"                     \
-    " from " rows "  as u (t, e, status, version, code, message, d, source, hash)"
-static const struct refdata_rows_sql insert_sql = {INSERT("unnest($1, $2, $3, $4, $5, $6, $7, $8, $9)"),
-                                                   INSERT("(values ($1, $2, $3, $4, $5, $6, $7, $8, $9))")};
+    "  error_message, dict_code, source, content_hash, requested_by)"                                 \
+    " select t, e::uuid, status, version::bigint, code, message, d, source, hash, who"                \
+    " from " rows "  as u (t, e, status, version, code, message, d, source, hash, who)"
+static const struct refdata_rows_sql insert_sql = {
+    INSERT("unnest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"),
+    INSERT("(values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10))")};
 
 static enum status write_versions(struct batch *batch, struct error *error)
 {
@@ -163,7 +164,7 @@ static enum status update_statuses(struct batch *batch, struct error *error)
 static enum status insert_statuses(struct batch *batch, struct error *error)
 {
     struct refdata_columns columns;
-    refdata_columns_begin(&columns, 9);
+    refdata_columns_begin(&columns, 10);
     for (size_t i = 0; i < batch->count; i++) {
         const struct refdata_update *update = &batch->commands[i].update;
         char hash[HASH128_HEX_BYTES];
@@ -174,6 +175,7 @@ static enum status insert_statuses(struct batch *batch, struct error *error)
         refdata_columns_put(&columns, 6, update->dict_code);
         refdata_columns_put(&columns, 7, update->source == REFDATA_KAFKA ? STR("KAFKA") : STR("REST"));
         refdata_columns_put(&columns, 8, str_from(hash));
+        refdata_columns_put(&columns, 9, batch->commands[i].requested_by);
     }
     return refdata_columns_write(&columns, &insert_sql, &batch->writer, error);
 }

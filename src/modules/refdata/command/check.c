@@ -13,6 +13,20 @@ static enum status find_dictionary(struct refdata_post *post, const struct refda
     return status;
 }
 
+/* Before the rest of the body: a caller that may not write learns nothing of it. */
+static enum status check_scope(struct refdata_post *post)
+{
+    const char *scope = atomic_load(&post->dictionary->write_scope);
+    if (!scope)
+        return STATUS_OK;
+    if (!post->identity) /* a reload came between */
+        return error_set(&post->error, STATUS_UNAVAILABLE, "the configuration has just changed, try again");
+    if (auth_has_scope(post->identity, str_from(scope)))
+        return STATUS_OK;
+    return error_set(&post->error, STATUS_INSUFFICIENT_SCOPE, "updating this dictionary needs the scope %s",
+                     scope);
+}
+
 enum status refdata_post_check(struct refdata_post *post, const struct refdata_catalog *catalog)
 {
     struct json_value body;
@@ -21,6 +35,8 @@ enum status refdata_post_check(struct refdata_post *post, const struct refdata_c
         refdata_update_open(post->body, &post->limits, &body, &code, &post->arena, &post->error);
     if (status == STATUS_OK)
         status = find_dictionary(post, catalog, code);
+    if (status == STATUS_OK)
+        status = check_scope(post);
     if (status == STATUS_OK)
         status = refdata_update_read(&body, REFDATA_FROM_CLIENT, str_from(post->tenant), &post->limits,
                                      &post->arena, &post->update, &post->error);

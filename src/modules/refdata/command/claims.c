@@ -7,7 +7,7 @@
 #include "modules/refdata/command/direct.h"
 #include "modules/refdata/command/states.h"
 
-enum { REQUEST_COLUMNS = 5 };
+enum { REQUEST_COLUMNS = 6 };
 
 /* `keyKeep` after it was first used a key is free again; replays do not extend it (I6). Whoever does not get the key's lock is
  * not made to wait for who has it (I3). Twins in one transaction share the lock: the later one finds the earlier one's row. */
@@ -31,19 +31,20 @@ static const char chunk_select_sql[] =
 /* In the order of the arrays, which are sorted: everybody locks in that order, so nobody deadlocks. The rows come back
  * in the same order, those that were there already left out. */
 static const char request_sql[] =
-    "INSERT INTO refdata.update_request (tenant_id, event_id, dict_code, status, content_hash, snapshot_id)"
-    " SELECT tenant_id, event_id::uuid, dict_code, 'PENDING', content_hash, nullif(snapshot_id, '')::uuid"
-    " FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[])"
-    "      AS asked (tenant_id, event_id, dict_code, content_hash, snapshot_id)"
+    "INSERT INTO refdata.update_request (tenant_id, event_id, dict_code, status, content_hash, snapshot_id, requested_by)"
+    " SELECT tenant_id, event_id::uuid, dict_code, 'PENDING', content_hash, nullif(snapshot_id, '')::uuid,"
+    "        nullif(requested_by, '')"
+    " FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[])"
+    "      AS asked (tenant_id, event_id, dict_code, content_hash, snapshot_id, requested_by)"
     " ON CONFLICT DO NOTHING RETURNING tenant_id, event_id";
 
 /* One that is taken to be new: where it is not, the whole transaction is refused. */
 static const char request_one_sql[] =
-    "INSERT INTO refdata.update_request (tenant_id, event_id, dict_code, status, content_hash)"
-    " VALUES ($1, $2, $3, 'PENDING', $4)";
+    "INSERT INTO refdata.update_request (tenant_id, event_id, dict_code, status, content_hash, requested_by)"
+    " VALUES ($1, $2, $3, 'PENDING', $4, nullif($5, ''))";
 
 static const enum db_type request_types[REQUEST_COLUMNS] = {DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY,
-                                                            DB_TEXT_ARRAY, DB_TEXT_ARRAY};
+                                                            DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY};
 
 static enum status add_opening(struct db_conn *conn, struct refdata_owning *owning, size_t *added,
                                struct error *error)
@@ -307,6 +308,7 @@ static void put_requests(struct request_columns *columns, struct refdata_post *c
         db_array_put(&columns->at[2], update->dict_code);
         db_array_put(&columns->at[3], sorted[i]->hash);
         db_array_put(&columns->at[4], chunk ? str_from(update->snapshot_id) : STR(""));
+        db_array_put(&columns->at[5], sorted[i]->subject.len ? sorted[i]->subject : STR(""));
     }
     for (size_t c = 0; c < REQUEST_COLUMNS; c++) {
         db_array_end(&columns->at[c]);
@@ -445,14 +447,17 @@ enum status refdata_claims_guess(struct refdata_guess *guess, struct db_conn *co
 
 enum status refdata_claims_guess_one(struct db_conn *conn, struct refdata_post *post, struct error *error)
 {
-    static const enum db_type types[] = {DB_TEXT, DB_UUID, DB_TEXT, DB_TEXT};
+    static const enum db_type types[] = {DB_TEXT, DB_UUID, DB_TEXT, DB_TEXT, DB_TEXT};
     struct db_statement begin, insert;
     start_anew(post);
     post->is_new = true;
-    struct db_param params[] = {
-        {str_from(post->tenant)}, {str_from(post->update.event_id)}, {post->update.dict_code}, {post->hash}};
+    struct db_param params[] = {{str_from(post->tenant)},
+                                {str_from(post->update.event_id)},
+                                {post->update.dict_code},
+                                {post->hash},
+                                {post->subject.len ? post->subject : STR("")}};
     db_statement_init(&begin, "BEGIN", 0, NULL);
-    db_statement_init(&insert, request_one_sql, 4, types);
+    db_statement_init(&insert, request_one_sql, 5, types);
     enum status status = db_pipeline_begin(conn, error);
     if (status == STATUS_OK)
         status = db_pipeline_add(conn, &begin, NULL, error);

@@ -40,7 +40,8 @@ struct refdata_post {
     int64_t deadline_ns;                   /* for its commit */
     char tenant[65];
     struct refdata_limits limits;
-    struct arena arena; /* of what follows; empty once it is committed */
+    struct arena arena;                   /* of what follows; empty once it is committed */
+    const struct auth_identity *identity; /* NULL = no dictionary needed a scope when it came */
     struct str body, subject, key /* Idempotency-Key; ptr NULL = none */;
     int64_t key_lock; /* of (scope, key), for those of other processes */
     int64_t key_keep_ms;

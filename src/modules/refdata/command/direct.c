@@ -82,6 +82,7 @@ static size_t list_commands(struct refdata_post *const *posts, size_t count, str
         owners[taken] = posts[i];
         commands[taken++] = (struct refdata_command){
             .update = posts[i]->update,
+            .requested_by = posts[i]->subject.len ? posts[i]->subject : STR_NONE,
             .traceparent =
                 posts[i]->traceparent, /* nobody waits elsewhere: until this commit it was not there */
         };

@@ -119,6 +119,8 @@ static struct refdata_post *create(struct http_request *request, const struct qu
     post->body = arena_str(&post->arena, request->body);
     post->bytes = request->body.len;
     post->subject = arena_str(&post->arena, identity->subject);
+    if (catalog->has_write_scopes)
+        post->identity = auth_identity_copy(identity, &post->arena);
     if (request->idempotency_key.ptr) {
         post->key = arena_str(&post->arena, request->idempotency_key);
         post->key_keep_ms = catalog->updates.key_keep_ms;

@@ -1,7 +1,8 @@
 /* Answers by the truth: the dictionary is marked as hydrated first, so that later updates are published; then its provider reads
  * the one key, and the version with it, in one snapshot of its database.
  * The version is the dictionary's, for an item that is there and for one that is not: so a late "not found" is seen to be
- * older than the update that made the item. The rules are the routes': the tenant's own, without a scope. */
+ * older than the update that made the item. The rules are the routes': the tenant's own. A question brings no scopes, so
+ * a dictionary whose reading needs one is not answered for. */
 #include "modules/refdata/command/source.h"
 
 #include "base/clock.h"
@@ -122,6 +123,8 @@ static enum status look(void *context, const struct hydration_question *question
     struct refdata *refdata = context;
     struct refdata_catalog *catalog = refdata_catalog_hold(refdata);
     const struct refdata_dictionary *dictionary = refdata_catalog_find(catalog, code);
+    if (dictionary && atomic_load(&dictionary->read_scope))
+        dictionary = NULL;
     if (dictionary)
         status = refdata_source_mark(dictionary->database, kernel_hydration(refdata->kernel),
                                      question->tenant, code, deadline_ns, error);

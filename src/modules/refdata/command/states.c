@@ -7,10 +7,22 @@
 static const char states_sql[] =
     "SELECT asked.at - 1, r.event_id, r.dict_code, r.content_hash, r.status, r.committed_version,"
     "       r.error_code, r.error_message, (extract(epoch from r.created_at) * 1000000)::bigint,"
-    "       (extract(epoch from r.updated_at) * 1000000)::bigint"
+    "       (extract(epoch from r.updated_at) * 1000000)::bigint, r.requested_by"
     " FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS asked (tenant_id, event_id, at)"
     " JOIN refdata.update_request r ON r.tenant_id = asked.tenant_id AND r.event_id = asked.event_id::uuid";
-enum { AT, EVENT_ID, DICT_CODE, CONTENT_HASH, STATUS, VERSION, CODE, MESSAGE, CREATED, UPDATED };
+enum {
+    AT,
+    EVENT_ID,
+    DICT_CODE,
+    CONTENT_HASH,
+    STATUS,
+    VERSION,
+    CODE,
+    MESSAGE,
+    CREATED,
+    UPDATED,
+    REQUESTED_BY
+};
 
 enum status refdata_states_query(struct db_conn *conn, struct str tenants, struct str event_ids,
                                  int64_t deadline_ns, struct db_result **result, struct error *error)
@@ -44,6 +56,8 @@ void refdata_states_row(const struct db_result *result, size_t row, struct refda
         .created_us = db_result_i64(result, row, CREATED),
         .updated_us = db_result_i64(result, row, UPDATED),
     };
+    if (!db_result_is_null(result, row, REQUESTED_BY))
+        out->requested_by = db_result_str(result, row, REQUESTED_BY);
     state->decision = decision_of(db_result_str(result, row, STATUS));
     state->version = db_result_i64(result, row, VERSION);
     copy(state->event_id, sizeof state->event_id, db_result_str(result, row, EVENT_ID));

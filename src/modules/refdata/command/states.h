@@ -7,7 +7,8 @@
 struct refdata_states_row {
     size_t asked; /* which of those asked for */
     struct refdata_state state;
-    struct str dict_code, content_hash; /* of the result's memory */
+    struct str dict_code, content_hash,
+        requested_by; /* of the result's memory; requested_by.ptr NULL = not known */
     int64_t created_us, updated_us;
 };
 

@@ -28,11 +28,26 @@ static void send_row(struct http_request *request, const struct refdata_states_r
         json_put_member_str(&body, "errorCode", str_from(state->code));
         json_put_member_str(&body, "errorMessage", str_from(state->reason));
     }
+    if (row->requested_by.ptr)
+        json_put_member_str(&body, "requestedBy", row->requested_by);
+    else
+        json_put_member_raw(&body, "requestedBy", STR("null"));
     put_time(&body, "createdAt", row->created_us);
     put_time(&body, "updatedAt", row->updated_us);
     buf_put_char(&body, '}');
     http_send(request, &(struct http_response){.status = 200, .body = buf_str(&body)});
     buf_deinit(&body);
+}
+
+/* What may be written may be followed. An update of a dictionary that is gone needs no scope. */
+static enum status check_scope(const struct http_request *request, const struct refdata_catalog *catalog,
+                               struct str code, struct error *error)
+{
+    const struct refdata_dictionary *dictionary = refdata_catalog_find(catalog, code);
+    const char *scope = dictionary ? atomic_load(&dictionary->write_scope) : NULL;
+    if (!scope || auth_has_scope(kernel_identity(request), str_from(scope)))
+        return STATUS_OK;
+    return error_set(error, STATUS_INSUFFICIENT_SCOPE, "updates of this dictionary need the scope %s", scope);
 }
 
 static enum status look_up(struct refdata_database *database, struct str tenant, struct str event_id,
@@ -102,11 +117,12 @@ static enum status find(struct http_request *request, struct str event_id, struc
         }
     }
     if (found.result)
+        failure = check_scope(request, catalog, found.row.dict_code, error);
+    if (found.result && failure == STATUS_OK)
         send_row(request, &found.row);
-    bool sent = found.result != NULL;
     db_result_free(found.result);
     refdata_catalog_unref(catalog);
-    return sent ? STATUS_OK : failure;
+    return failure;
 }
 
 void refdata_get_update(struct http_request *request)

@@ -73,6 +73,7 @@ struct refdata_holding *refdata_holding_create(struct refdata *refdata, struct s
     holding->code = str_of(str_dup(dictionary->code), dictionary->code.len);
     holding->hash = refdata_pair_hash(tenant, dictionary->code);
     holding->dictionary = refdata_dictionary_ref(dictionary);
+    atomic_store(&holding->read_scope, atomic_load(&dictionary->read_scope));
     return holding;
 }
 

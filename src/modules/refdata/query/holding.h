@@ -54,7 +54,8 @@ struct refdata_holding {
     /* read on every loop */
     struct str tenant, code;
     uint64_t hash;
-    struct cache_slot slot; /* empty = not loaded yet */
+    struct cache_slot slot;           /* empty = not loaded yet */
+    _Atomic(const char *) read_scope; /* the dictionary's; NULL = none */
 
     /* the home loop's alone */
     struct refdata *refdata;

@@ -269,6 +269,7 @@ void refdata_keeper_preload(struct refdata *refdata)
 
 static void redefine(struct refdata_holding *holding, struct refdata_dictionary *dictionary)
 {
+    atomic_store(&holding->read_scope, atomic_load(&dictionary->read_scope));
     if (holding->dictionary == dictionary)
         return;
     refdata_dictionary_unref(holding->dictionary);

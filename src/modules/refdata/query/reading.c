@@ -69,6 +69,14 @@ static void park_for(struct refdata *refdata, struct http_request *request, stru
         refdata_keeper_ask(refdata, tenant, code, ref);
 }
 
+static bool may_read(const struct http_request *request, const char *scope, struct error *error)
+{
+    if (!scope || auth_has_scope(kernel_identity(request), str_from(scope)))
+        return true;
+    error_set(error, STATUS_INSUFFICIENT_SCOPE, "reading this dictionary needs the scope %s", scope);
+    return false;
+}
+
 /* Unknown names are answered from the catalog: a storm of them never reaches PostgreSQL (R17). */
 static void miss(struct refdata *refdata, struct http_request *request, struct str tenant, struct str code)
 {
@@ -80,7 +88,8 @@ static void miss(struct refdata *refdata, struct http_request *request, struct s
                         "a dictionary's name is 1 to 64 of A-Z a-z 0-9 . _ -");
     else if (!dictionary)
         error_set(&error, STATUS_UNKNOWN_DICTIONARY, "there is no dictionary called %.*s", STR_ARG(code));
-    else if (atomic_load(&dictionary->state) == REFDATA_DISABLED)
+    else if (may_read(request, atomic_load(&dictionary->read_scope), &error) &&
+             atomic_load(&dictionary->state) == REFDATA_DISABLED)
         error_set(&error, STATUS_DICTIONARY_UNAVAILABLE, "the dictionary is not available");
     if (error.status != STATUS_OK)
         http_send_error(request, &error);
@@ -118,6 +127,11 @@ bool refdata_reading_begin(struct http_request *request, struct refdata_reading 
     }
     const struct refdata_table *table = atomic_load_explicit(&refdata->table, memory_order_acquire);
     struct refdata_holding *holding = refdata_table_find(table, tenant, code);
+    const char *scope = holding ? atomic_load_explicit(&holding->read_scope, memory_order_relaxed) : NULL;
+    if (scope && !may_read(request, scope, &error)) {
+        http_send_error(request, &error);
+        return false;
+    }
     reading->snapshot = holding ? cache_slot_read(&holding->slot) : NULL;
     if (holding && answer)
         reading->snapshot = answer;
