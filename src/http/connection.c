@@ -2,7 +2,7 @@
  *
  * A turn is everything one event leads to: read once, take requests as far as bytes and room allow, write
  * once. In the common case that is read and write and no other system call: readiness is level-triggered and
- * left as it is until it gets in the way, and one lazy timer stands for every deadline (C6, C7). */
+ * left as it is until it gets in the way, and one lazy timer stands for every deadline (C6, C7; deadline.c). */
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/socket.h>
@@ -14,11 +14,6 @@
 
 static void on_event(struct loop_io *io, unsigned events);
 static void take_turn(struct http_connection *connection);
-
-static const struct http_limits *limits_of(const struct http_connection *connection)
-{
-    return &connection->home->server->config.limits;
-}
 
 static int64_t now_ns(const struct http_connection *connection)
 {
@@ -107,12 +102,19 @@ void http_connection_drop(struct http_connection *connection)
     loop_timer_stop(home->loop, &connection->timer);
     loop_tick_cancel(home->loop, &connection->tick);
     close(connection->io.fd);
-    buf_deinit(&connection->own_out);
+    http_budget_free_unsent(connection);
     link_out(connection);
     atomic_fetch_sub_explicit(&home->server->connection_count, 1, memory_order_relaxed);
     metric_change(home->server->connections_gauge, -1);
     http_connection_unref(connection);
     http_drain_check(home);
+}
+
+void http_connection_cut(struct http_connection *connection)
+{
+    (void)setsockopt(connection->io.fd, SOL_SOCKET, SO_LINGER, &(struct linger){.l_onoff = 1},
+                     sizeof(struct linger));
+    http_connection_drop(connection);
 }
 
 void http_connection_finish(struct http_connection *connection, bool may_be_unread)
@@ -160,80 +162,6 @@ void http_connection_resume(struct http_connection *connection)
         loop_at_tick_end(connection->home->loop, &connection->tick, on_tick_end);
 }
 
-/* ---- deadlines ---- */
-
-static int64_t after_ms(int64_t since_ns, int64_t ms)
-{
-    return since_ns + ms * CLOCK_NS_PER_MS;
-}
-
-/* Without progress for so long, or slower in total than the least rate. */
-static int64_t body_deadline(const struct http_connection *connection)
-{
-    int64_t timeout_ms = limits_of(connection)->body_timeout_ms;
-    int64_t earned_ms = (int64_t)(connection->exchange->body.received * 1000 / HTTP_BODY_RATE_MIN);
-    int64_t stalled_ns = after_ms(connection->progress_ns, timeout_ms);
-    int64_t total_ns = after_ms(connection->state_since_ns, timeout_ms + earned_ms);
-
-    return stalled_ns < total_ns ? stalled_ns : total_ns;
-}
-
-static int64_t deadline_of(const struct http_connection *connection)
-{
-    const struct http_limits *limits = limits_of(connection);
-
-    if (buf_len(&connection->own_out) > 0)
-        return after_ms(connection->written_ns, limits->write_timeout_ms);
-    switch (connection->state) {
-    case HTTP_STATE_HEAD:
-        return connection->exchange ? after_ms(connection->state_since_ns, limits->header_timeout_ms)
-                                    : after_ms(connection->progress_ns, limits->idle_timeout_ms);
-    case HTTP_STATE_BODY:
-    case HTTP_STATE_DISCARD: return body_deadline(connection);
-    case HTTP_STATE_LINGER: return after_ms(connection->state_since_ns, HTTP_LINGER_MS);
-    case HTTP_STATE_GATE:
-    case HTTP_STATE_HANDLER:
-    case HTTP_STATE_STREAM:
-    case HTTP_STATE_FLUSH:
-    case HTTP_STATE_DEAD: break;
-    }
-    return CLOCK_NEVER;
-}
-
-static void expire(struct http_connection *connection)
-{
-    bool is_reading = connection->state == HTTP_STATE_BODY ||
-                      (connection->state == HTTP_STATE_HEAD && connection->exchange &&
-                       http_parser_has_begun(&connection->exchange->parser));
-
-    if (is_reading && buf_len(&connection->own_out) == 0)
-        http_connection_fail(connection, STATUS_REQUEST_TIMEOUT);
-    else
-        http_connection_drop(connection);
-}
-
-static void on_timer(struct loop_timer *timer)
-{
-    struct http_connection *connection =
-        (struct http_connection *)((char *)timer - offsetof(struct http_connection, timer));
-
-    if (connection->deadline_ns <= now_ns(connection))
-        expire(connection);
-    else if (connection->deadline_ns != CLOCK_NEVER)
-        loop_timer_start(connection->home->loop, timer, connection->deadline_ns, on_timer);
-}
-
-/* Touches the timer only when it would be too late; a deadline that moved away is looked at when the timer
- * fires. */
-static void set_deadline(struct http_connection *connection)
-{
-    connection->deadline_ns = deadline_of(connection);
-    if (connection->deadline_ns == CLOCK_NEVER)
-        return;
-    if (connection->timer.heap_at == 0 || connection->deadline_ns < connection->timer.deadline_ns)
-        loop_timer_start(connection->home->loop, &connection->timer, connection->deadline_ns, on_timer);
-}
-
 /* ---- output ---- */
 
 /* False when the client is gone. A short write means that the socket is full: its readiness will tell. */
@@ -248,11 +176,32 @@ static bool write_out(struct http_connection *connection)
         if (sent < 0)
             return errno == EAGAIN || errno == EWOULDBLOCK;
         buf_consume(connection->out, (size_t)sent);
-        connection->written_ns = now_ns(connection);
+        connection->sent_bytes += (uint64_t)sent;
         if ((size_t)sent < len)
             return true;
     }
     return true;
+}
+
+/* While nothing of its own is left, a connection that runs gathers its output in its loop's buffer. */
+static void use_shared_out(struct http_connection *connection)
+{
+    if (connection->out != &connection->own_out || buf_len(&connection->own_out) > 0)
+        return;
+    if (connection->own_out.data)
+        buf_deinit(&connection->own_out);
+    connection->out = &connection->home->out;
+}
+
+/* A client is behind while something waits for it to read: unsent bytes, or a turn that its full socket does not let us
+ * have. From when it falls behind until it has caught up it must keep the least rate. */
+static void note_reader(struct http_connection *connection)
+{
+    bool is_behind = buf_len(&connection->own_out) > 0 || connection->wants_turn;
+
+    if (is_behind && !connection->is_behind)
+        http_deadline_begin_reading(connection);
+    connection->is_behind = is_behind;
 }
 
 /* What the socket did not take moves from the loop's buffer to the connection's own. */
@@ -260,25 +209,34 @@ static void keep_unsent(struct http_connection *connection)
 {
     struct buf *shared = &connection->home->out;
 
-    if (connection->out == shared) {
+    if (connection->out == shared && buf_len(shared) > 0)
         buf_put_str(&connection->own_out, buf_str(shared));
-        buf_clear(shared);
-        if (shared->capacity > 4 * HTTP_OUT_BYTES_MAX)
-            buf_deinit(shared);
-        connection->out = &connection->own_out;
-    } else if (buf_len(&connection->own_out) == 0) {
-        buf_deinit(&connection->own_out);
+    buf_clear(shared);
+    if (shared->capacity > HTTP_SHARED_OUT_BYTES_MAX)
+        buf_deinit(shared);
+    connection->out = &connection->own_out;
+    note_reader(connection);
+    if (buf_len(&connection->own_out) > 0) {
+        http_budget_keep_unsent(connection, connection->sent_bytes != connection->seen_sent_bytes);
+        connection->seen_sent_bytes = connection->sent_bytes;
+    } else if (connection->is_unsent || connection->own_out.data) {
+        http_budget_free_unsent(connection);
     }
 }
 
 /* ---- turns ---- */
 
+/* Is there an earlier answer that the client has not taken? No further request is parsed then. */
+static bool waits_for_reader(const struct http_connection *connection)
+{
+    return connection->state == HTTP_STATE_HEAD && connection->is_unsent && buf_len(&connection->own_out) > 0;
+}
+
 /* Takes steps; true when it stopped only because enough is waiting to be written. */
 static bool advance(struct http_connection *connection)
 {
     for (unsigned requests = 0; connection->state != HTTP_STATE_DEAD;) {
-        size_t room = connection->state == HTTP_STATE_STREAM ? HTTP_STREAM_ROOM_BYTES : HTTP_OUT_BYTES_MAX;
-        if (buf_len(connection->out) >= room)
+        if (buf_len(connection->out) >= HTTP_OUT_BYTES_MAX || waits_for_reader(connection))
             return true;
         if (connection->state == HTTP_STATE_HEAD && ++requests > HTTP_REQUESTS_PER_TURN) {
             connection->wants_turn = true;
@@ -306,8 +264,7 @@ static bool may_read(const struct http_connection *connection)
     case HTTP_STATE_HEAD:
     case HTTP_STATE_BODY:
     case HTTP_STATE_DISCARD:
-        return !connection->saw_end && !connection->wants_turn &&
-               buf_len(&connection->own_out) < HTTP_OUT_BYTES_MAX;
+        return !connection->saw_end && !connection->wants_turn && !waits_for_reader(connection);
     case HTTP_STATE_LINGER: return true;
     case HTTP_STATE_GATE:
     case HTTP_STATE_HANDLER:
@@ -343,7 +300,7 @@ static void settle(struct http_connection *connection)
     if (has_unsent || connection->wants_turn)
         interest |= LOOP_WRITE;
     loop_io_change(connection->home->loop, &connection->io, interest);
-    set_deadline(connection);
+    http_deadline_set(connection);
 }
 
 static void take_turn(struct http_connection *connection)
@@ -352,12 +309,9 @@ static void take_turn(struct http_connection *connection)
         return;
     connection->running = true;
     connection->wants_turn = false;
-    if (buf_len(&connection->own_out) == 0) {
-        connection->out = &connection->home->out;
-        connection->written_ns = now_ns(connection);
-    }
     bool is_alive = true;
     for (unsigned round = 0; is_alive; round++) {
+        use_shared_out(connection);
         bool has_more = advance(connection);
         is_alive = connection->state != HTTP_STATE_DEAD && write_out(connection);
         if (!has_more || !is_alive || buf_len(connection->out) > 0)
@@ -368,14 +322,15 @@ static void take_turn(struct http_connection *connection)
         }
     }
     connection->running = false;
-    if (!is_alive)
-        buf_clear(&connection->home->out);
-    keep_unsent(connection);
     http_tally_flush(connection->home);
-    if (is_alive)
-        settle(connection);
-    else
+    if (!is_alive) {
+        buf_clear(&connection->home->out);
+        connection->out = &connection->own_out;
         http_connection_drop(connection);
+        return;
+    }
+    keep_unsent(connection);
+    settle(connection);
 }
 
 /* ---- input ---- */
@@ -467,5 +422,5 @@ void http_connection_open(struct http_home *home, int fd, const struct sockaddr_
     if (is_extra || home->draining)
         http_connection_fail(connection, is_extra ? STATUS_OVERLOADED : STATUS_UNAVAILABLE);
     else
-        set_deadline(connection);
+        http_deadline_set(connection);
 }

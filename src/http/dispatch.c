@@ -188,6 +188,9 @@ static enum status check_body(const struct http_exchange *exchange, struct error
     if (exchange->head.content_length > max)
         return error_set_field(error, STATUS_PAYLOAD_TOO_LARGE, "Content-Length",
                                "the body is over the limit of %zu bytes", max);
+    if (takes_body(exchange->request.method) &&
+        !http_budget_has_room(exchange, exchange->head.content_length))
+        return error_set(error, STATUS_OVERLOADED, "the memory for bodies is used up");
     return STATUS_OK;
 }
 
@@ -215,15 +218,17 @@ static void after_gate(struct http_exchange *exchange)
     }
 }
 
-/* A sized body that came in one piece is used where it lies. */
-static void keep_piece(struct http_exchange *exchange, struct str piece)
+/* A sized body that came in one piece is used where it lies. False when there is no memory for it. */
+static bool keep_piece(struct http_exchange *exchange, struct str piece)
 {
     if (!takes_body(exchange->request.method))
-        return;
-    if (exchange->head.body_kind == HTTP_BODY_SIZED && piece.len == exchange->head.content_length)
+        return true;
+    if (exchange->head.body_kind == HTTP_BODY_SIZED && piece.len == exchange->head.content_length) {
         exchange->request.body = piece;
-    else
-        buf_put_str(&exchange->body_bytes, piece);
+        return true;
+    }
+    buf_put_str(&exchange->body_bytes, piece);
+    return http_budget_charge_body(exchange);
 }
 
 static bool refuse_body(struct http_exchange *exchange, enum status status, const char *message)
@@ -247,7 +252,8 @@ static bool read_body(struct http_exchange *exchange)
         case HTTP_BODY_DATA:
             if (exchange->body.received > max)
                 return refuse_body(exchange, STATUS_PAYLOAD_TOO_LARGE, "the body is over the limit");
-            keep_piece(exchange, piece);
+            if (!keep_piece(exchange, piece))
+                return refuse_body(exchange, STATUS_OVERLOADED, "the memory for bodies is used up");
             break;
         case HTTP_BODY_MORE:
             if (exchange->connection->saw_end)

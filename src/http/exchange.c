@@ -44,7 +44,7 @@ void http_exchange_slim(struct http_exchange *exchange)
     exchange->request.header_count = 0;
     exchange->request.identity = NULL;
     arena_deinit(&exchange->arena);
-    buf_deinit(&exchange->body_bytes);
+    http_budget_free_body(exchange);
 }
 
 struct http_exchange *http_exchange_acquire(struct http_connection *connection)
@@ -69,7 +69,8 @@ struct http_exchange *http_exchange_acquire(struct http_connection *connection)
 void http_exchange_destroy(struct http_exchange *exchange)
 {
     arena_deinit(&exchange->arena);
-    buf_deinit(&exchange->body_bytes);
+    http_budget_free_body(exchange);
+    http_budget_freed(exchange->home, exchange->block_bytes);
     free(exchange->block);
     free(exchange->spans);
     free(exchange->headers);
@@ -96,7 +97,7 @@ void http_exchange_release(struct http_exchange *exchange)
 void http_exchange_next(struct http_exchange *exchange)
 {
     if (exchange->body_bytes.data)
-        buf_deinit(&exchange->body_bytes);
+        http_budget_free_body(exchange);
     if (exchange->arena.first)
         arena_reset(&exchange->arena);
     if (!exchange->block)
@@ -110,6 +111,7 @@ void http_exchange_next(struct http_exchange *exchange)
     exchange->stage = HTTP_STAGE_DOOR;
     exchange->deadline_ns = 0;
     exchange->discarded = 0;
+    exchange->body_since_ns = 0;
     exchange->park = (struct loop_park_ref){0};
 }
 

@@ -222,10 +222,14 @@ struct http_limits { /* C6; every one configurable */
     unsigned connections_max;   /* of the whole server; one more is answered 503 and closed */
     unsigned connections_extra; /* past that, being answered so; one more is closed at once */
     int64_t header_timeout_ms;  /* first byte to end of headers, total */
-    int64_t body_timeout_ms;    /* without progress; plus a total by a minimum rate */
+    int64_t body_timeout_ms;    /* without progress, or below body_rate_min */
     int64_t idle_timeout_ms;    /* keep-alive between requests */
-    int64_t write_timeout_ms;   /* a reader that takes nothing for this long is cut off */
+    int64_t write_timeout_ms;   /* a reader that takes less than write_rate_min for this long is cut off */
     int64_t deadline_ms;        /* default of routes' deadline_ms */
+    size_t body_rate_min;       /* bytes a second, on average over body_timeout_ms */
+    size_t write_rate_min;      /* the same for readers, over write_timeout_ms */
+    size_t bodies_bytes_max;    /* of all bodies together; at least four times body_bytes_max */
+    size_t unsent_bytes_max;    /* of all answers that were not taken yet */
 };
 extern const struct http_limits http_limits_default;
 
@@ -243,6 +247,9 @@ struct http_server_config {
     http_gate_fn *door;
     void (*on_leave)(struct http_request *request, void *context);
     void *door_context;
+    /* Tells apart who may take at most half of bodies_bytes_max each, by a hash (tenants); NULL = nobody. On the loop, once
+     * the gate has passed. */
+    uint64_t (*share_of)(const struct http_request *request);
     void (*on_connection_end)(void *connection_memo,
                               void *gate_context); /* frees a non-NULL memo; may be NULL */
 };

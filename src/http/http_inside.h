@@ -20,18 +20,19 @@
 #include "http/router.h"
 
 enum {
-    HTTP_BLOCK_BYTES = 16 * 1024,       /* read at once, and so the bound of one connection's turn */
-    HTTP_BODY_ROOM_MIN = 4 * 1024,      /* behind a head, when its body is still to come */
-    HTTP_OUT_BYTES_MAX = 256 * 1024,    /* unsent answers past which no further request is parsed */
-    HTTP_DISCARD_BYTES_MAX = 64 * 1024, /* of an unread body that is dropped to keep the connection */
-    HTTP_STREAM_ROOM_BYTES = 64 * 1024, /* asked of a stream's source at once */
-    HTTP_ROUNDS_PER_TURN = 16,          /* writes of one connection before others have their turn */
-    HTTP_REQUESTS_PER_TURN = 128,       /* the same for pipelined requests */
-    HTTP_SPARE_EXCHANGES_MAX = 64,      /* kept per loop */
-    HTTP_ARENA_BYTES = 4 * 1024,        /* of a request, without another malloc */
-    HTTP_LINGER_MS = 2000,              /* after the last answer, for the client to read it */
+    HTTP_BLOCK_BYTES = 16 * 1024,            /* read at once, and so the bound of one connection's turn */
+    HTTP_BODY_ROOM_MIN = 4 * 1024,           /* behind a head, when its body is still to come */
+    HTTP_OUT_BYTES_MAX = 64 * 1024,          /* gathered answers past which they are written first */
+    HTTP_SHARED_OUT_BYTES_MAX = 1024 * 1024, /* kept by a loop of the buffer it gathers them in */
+    HTTP_DISCARD_BYTES_MAX = 64 * 1024,      /* of an unread body that is dropped to keep the connection */
+    HTTP_STREAM_ROOM_BYTES = 64 * 1024,      /* asked of a stream's source at once */
+    HTTP_ROUNDS_PER_TURN = 16,               /* writes of one connection before others have their turn */
+    HTTP_REQUESTS_PER_TURN = 128,            /* the same for pipelined requests */
+    HTTP_SPARE_EXCHANGES_MAX = 64,           /* kept per loop */
+    HTTP_ARENA_BYTES = 4 * 1024,             /* of a request, without another malloc */
+    HTTP_LINGER_MS = 2000,                   /* after the last answer, for the client to read it */
     HTTP_LINGER_BYTES_MAX = 4 * 1024 * 1024,
-    HTTP_BODY_RATE_MIN = 1024, /* bytes a second that a body has to keep up in total */
+    HTTP_BODY_SHARES = 64, /* of the memory of bodies: tenants, by a hash */
 };
 
 enum http_state {
@@ -77,7 +78,12 @@ struct http_exchange {
     struct http_header *headers;
     struct http_head head;
     struct http_body body;
-    struct buf body_bytes; /* a body that did not come whole with its head */
+    struct buf body_bytes; /* a body that did not come whole with its head; budget.c frees it */
+    size_t body_charged;
+    unsigned body_share;
+    int64_t
+        body_since_ns; /* the window in which the least rate is looked for, and where the body stood then */
+    uint64_t body_before;
     struct arena arena;
 
     struct http_entry *entry; /* the router's, or the server's for requests without a route */
@@ -123,9 +129,17 @@ struct http_connection {
     struct loop_tick tick;
     struct loop_timer timer; /* lazy: fires at or before deadline_ns, then looks again */
     int64_t deadline_ns;
-    int64_t state_since_ns, progress_ns, written_ns;
+    int64_t state_since_ns, progress_ns;
     uint64_t lingered_bytes;
     struct buf own_out, *out; /* out: own_out, or the home's while running with nothing left over */
+    /* of what the socket did not take */
+    bool is_behind; /* its client is to read before it goes on, since the end of an earlier turn */
+    bool is_unsent; /* own_out was not empty then: in the home's list */
+    struct http_connection *unsent_previous, *unsent_next;
+    size_t unsent_charged;
+    uint64_t sent_bytes, seen_sent_bytes; /* to the socket; when its place in the list was last looked at */
+    int64_t reading_since_ns;             /* the window in which the least rate is looked for */
+    uint64_t reading_before;              /* what the client had read then */
     void *memo;
     struct sockaddr_storage peer;
 };
@@ -139,6 +153,16 @@ struct http_tally {
 
 struct http_listener;
 
+/* Memory of bodies and unsent answers, in sum. Any loop. */
+struct http_budget {
+    atomic_size_t bodies_bytes, unsent_bytes;
+    atomic_size_t share_bytes[HTTP_BODY_SHARES];
+    atomic_size_t freed_bytes; /* since memory was last given back to the system */
+    struct metric_series *bodies_gauge, *unsent_gauge, *slow_cuts, *full_cuts, *trims;
+    struct worker_job trim_job; /* in use while is_trimming */
+    atomic_bool is_trimming;
+};
+
 struct http_home {
     struct http_server *server;
     struct loop *loop;
@@ -151,6 +175,9 @@ struct http_home {
     char date_line[CLOCK_HTTP_DATE_BYTES + 8]; /* "Date: …\r\n" */
     size_t date_line_len;
     int64_t date_until_ns;
+    struct http_connection *unsent_first, *unsent_last;
+    size_t unsent_bytes;
+    struct loop_timer trim_timer;
     struct http_listener *listeners;
     bool draining, drained;
     struct loop_timer drain_timer;
@@ -169,6 +196,7 @@ struct http_server {
     unsigned port;
     struct http_entry *unmatched; /* counts what has no route */
     struct metric_series *connections_gauge, *parse_errors;
+    struct http_budget budget;
     atomic_uint homes_left; /* to drain */
     int64_t drain_deadline_ns;
     void (*on_drained)(void *arg);
@@ -200,12 +228,19 @@ void http_connection_move(struct http_connection *connection, enum http_state st
 void http_connection_resume(
     struct http_connection *connection); /* a turn at the end of this tick, unless in one */
 void http_connection_drop(struct http_connection *connection); /* closes now; whatever it held is let go */
+/* The same by a reset: what was sent must not look complete, and the system need not keep what the client does not read. */
+void http_connection_cut(struct http_connection *connection);
 void http_connection_unref(struct http_connection *connection);
 /* Answers without a request (408, 503, a worker that is too late), then closes. */
 void http_connection_fail(struct http_connection *connection, enum status status);
 /* No further request: what is to be sent is sent, then it ends. The exchange is let go. */
 void http_connection_finish(struct http_connection *connection, bool may_be_unread);
 void http_connection_let_go(struct http_connection *connection); /* of its exchange */
+
+/* deadline.c */
+void http_deadline_set(struct http_connection *connection); /* after a turn: the one of its state */
+/* What it sends is not taken at once: from now on its client must read at the least rate. */
+void http_deadline_begin_reading(struct http_connection *connection);
 
 /* dispatch.c: one step of a request's way; true when there may be another with what is there */
 bool http_dispatch_step(struct http_connection *connection);
@@ -228,6 +263,17 @@ bool http_stream_pump(
 void http_stream_release(struct http_exchange *exchange);
 void http_stream_end_early(
     struct http_connection *connection); /* a stream without end, when the server stops */
+
+/* budget.c */
+void http_budget_register(struct http_budget *budget);
+void http_budget_freed(struct http_home *home, size_t bytes); /* memory that a burst may have taken */
+/* Would a body of this length have room now? Nothing is reserved. */
+bool http_budget_has_room(const struct http_exchange *exchange, uint64_t content_length);
+bool http_budget_charge_body(struct http_exchange *exchange); /* after it grew; false: no room, answer 503 */
+void http_budget_free_body(struct http_exchange *exchange);
+/* At the end of a turn: own_out is not empty. May cut other connections. */
+void http_budget_keep_unsent(struct http_connection *connection, bool has_progress);
+void http_budget_free_unsent(struct http_connection *connection); /* own_out, whatever is in it */
 
 /* tally.c */
 void http_tally_count(struct http_exchange *exchange, int status);

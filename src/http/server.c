@@ -16,6 +16,10 @@ const struct http_limits http_limits_default = {
     .body_timeout_ms = 15000,
     .idle_timeout_ms = 75000,
     .write_timeout_ms = 30000,
+    .body_rate_min = (size_t)16 * 1024,
+    .write_rate_min = (size_t)16 * 1024,
+    .bodies_bytes_max = (size_t)256 * 1024 * 1024,
+    .unsent_bytes_max = (size_t)128 * 1024 * 1024,
     .deadline_ms = 30000,
 };
 
@@ -72,7 +76,10 @@ enum status http_server_create(const struct http_server_config *config, struct h
         .header_bytes_max = config->limits.header_bytes_max,
         .header_count_max = config->limits.header_count_max,
     };
+    if (made->config.limits.bodies_bytes_max / 4 < config->limits.body_bytes_max)
+        made->config.limits.bodies_bytes_max = 4 * config->limits.body_bytes_max;
     http_tally_register(made);
+    http_budget_register(&made->budget);
     made->home_count = loop_group_count(config->group);
     made->homes = memory_alloc(made->home_count * sizeof(struct http_home *));
     for (unsigned i = 0; i < made->home_count; i++)
@@ -130,6 +137,7 @@ void http_server_destroy(struct http_server *server)
         struct http_home *home = server->homes[i];
         home->drained = true; /* nobody waits to hear it */
         loop_timer_stop(home->loop, &home->drain_timer);
+        loop_timer_stop(home->loop, &home->trim_timer);
         http_listener_close_all(home);
         while (home->connections)
             http_connection_drop(home->connections);

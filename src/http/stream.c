@@ -151,9 +151,9 @@ static bool cut(struct http_connection *connection)
     const struct http_exchange *exchange = connection->exchange;
 
     if (!exchange->is_chunked && exchange->source.content_length < 0)
-        (void)setsockopt(connection->io.fd, SOL_SOCKET, SO_LINGER, &(struct linger){.l_onoff = 1},
-                         sizeof(struct linger));
-    http_connection_drop(connection);
+        http_connection_cut(connection);
+    else
+        http_connection_drop(connection);
     return false;
 }
 

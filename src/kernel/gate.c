@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "base/clock.h"
+#include "base/hash.h"
 #include "base/memory.h"
 #include "kernel/kernel_inside.h"
 
@@ -130,4 +131,10 @@ enum http_gate kernel_gate(struct http_request *request, void *context)
     case AUTH_DENIED: break;
     }
     return refuse(request, &error);
+}
+
+uint64_t kernel_share_of(const struct http_request *request)
+{
+    const struct auth_identity *identity = kernel_identity(request);
+    return identity ? hash_seeded(identity->tenant) : 0;
 }

@@ -274,6 +274,7 @@ static enum status start_server(struct kernel *kernel, struct error *error)
             .gate_context = kernel,
             .door = kernel_door,
             .on_leave = kernel_leave,
+            .share_of = kernel_share_of,
             .door_context = kernel,
         },
         &kernel->server, error);

@@ -14,6 +14,7 @@ struct kernel_http_settings {
     int64_t loops, workers, worker_queue, parked_max;
     int64_t body_bytes_max, target_bytes_max, header_bytes_max, header_count_max, connections_max;
     int64_t reserved_descriptors;
+    int64_t bodies_bytes_max, unsent_bytes_max, body_rate_min, write_rate_min;
     int64_t header_timeout_ms, body_timeout_ms, idle_timeout_ms, write_timeout_ms, request_timeout_ms;
     int64_t stop_timeout_ms;
 };
@@ -61,7 +62,8 @@ struct kernel {
 bool kernel_wants_module(const struct kernel *kernel, const struct module *module); /* by its roles */
 http_gate_fn kernel_gate, kernel_door; /* context: struct kernel */
 void kernel_leave(struct http_request *request, void *context);
-extern const struct http_route kernel_actuator_routes[]; /* open to everyone; context: struct kernel */
+uint64_t kernel_share_of(const struct http_request *request); /* its tenant's, of the memory for bodies */
+extern const struct http_route kernel_actuator_routes[];      /* open to everyone; context: struct kernel */
 http_handler_fn kernel_get_openapi, kernel_get_prometheus;
 struct kernel_scrape *kernel_scrape_create(void);
 void kernel_scrape_stop(struct kernel_scrape *scrape); /* while the loops still run messages */

@@ -56,6 +56,10 @@ struct http_limits kernel_http_limits(const struct kernel_http_settings *http)
         .body_timeout_ms = http->body_timeout_ms,
         .idle_timeout_ms = http->idle_timeout_ms,
         .write_timeout_ms = http->write_timeout_ms,
+        .body_rate_min = (size_t)http->body_rate_min,
+        .write_rate_min = (size_t)http->write_rate_min,
+        .bodies_bytes_max = (size_t)http->bodies_bytes_max,
+        .unsent_bytes_max = (size_t)http->unsent_bytes_max,
         .deadline_ms = http->request_timeout_ms,
     };
     bound_connections(&limits, (uint64_t)http->reserved_descriptors);

@@ -1,7 +1,9 @@
 """One client does not starve or exhaust the others: scrapes, bodies, answers nobody reads, descriptors (issue 11.12, 11.13)."""
 import select
+import socket
+import time
 
-from lib.refdata import TENANT, module_refdata_db, pod, refdata_db  # noqa: F401
+from lib.refdata import TENANT, module_refdata_db, path, pod, refdata_db  # noqa: F401
 from lib.wait import eventually
 from lib.wire import request_bytes
 
@@ -72,3 +74,130 @@ def test_clients_leave_descriptors_to_the_database(serve, refdata_db, token):
     for connection in crowd:
         connection.close()
     eventually(lambda: server.metrics()["http_connections"] < 10)
+
+
+# ---- bodies ----
+
+def begin_post(server, tenant, bearer, length, sent):
+    """A POST of `length` bytes of which `sent` are sent."""
+    connection = server.raw()
+    head = {"Authorization": f"Bearer {bearer}", "Content-Type": "application/json", "Content-Length": length}
+    connection.send(request_bytes("POST", f"/v1/tenants/{tenant}/updates", head) + b" " * sent)
+    return connection
+
+
+def test_a_body_with_a_fast_beginning_and_a_slow_rest_is_408(serve, module_refdata_db, token):
+    limits = {"bodyTimeout": "500ms", "bodyRate": "64KiB"}
+    server = serve(module_refdata_db, pod("COUNTRY", http={"limits": limits}), args=["--roles", "command"])
+    connection = begin_post(server, TENANT, token(), 1024 * 1024, 512 * 1024)
+    for _ in range(200):
+        if select.select([connection.socket], [], [], 0.05)[0]:
+            break
+        connection.send(b" ")
+    else:
+        raise AssertionError("a body may dribble on after a fast beginning")
+    answer = connection.read_response()
+    assert answer.status == 408 and answer.code == "REQUEST_TIMEOUT"
+    assert server.metrics()["http_body_bytes"] == 0
+
+
+def test_bodies_are_bounded_in_sum_and_a_tenant_takes_at_most_half(serve, module_refdata_db, token):
+    limits = {"body": "256KiB", "bodies": "1MiB"}
+    server = serve(module_refdata_db, pod("COUNTRY", http={"limits": limits}), args=["--roles", "command"])
+    bearers = {tenant: token(tenant) for tenant in ("demo", "other", "third")}
+
+    def hold(tenant, total):
+        connection = begin_post(server, tenant, bearers[tenant], 250_000, 200_000)
+        eventually(lambda: server.metrics()["http_body_bytes"] == total)
+        return connection
+
+    def refused(tenant):
+        answer = begin_post(server, tenant, bearers[tenant], 250_000, 200_000).read_response()
+        return answer.status == 503 and answer.headers["retry-after"] and answer.code == "OVERLOADED"
+
+    held = [hold("demo", 256 * 1024), hold("demo", 512 * 1024)]
+    assert refused("demo")
+    held += [hold("other", 768 * 1024), hold("other", 1024 * 1024)]
+    assert refused("third")
+    # A body that fits its head's block needs none of it.
+    small = server.client(bearers["third"]).post("/v1/tenants/third/updates", {})
+    assert small.status == 400
+    held[0].send(b" " * 50_000)
+    assert held[0].read_response().status == 400
+    eventually(lambda: server.metrics()["http_body_bytes"] == 768 * 1024)
+    held += [hold("third", 1024 * 1024)]
+    for connection in held:
+        connection.close()
+    eventually(lambda: server.metrics()["http_body_bytes"] == 0)
+
+
+# ---- answers nobody reads ----
+
+def reader(server):
+    """A client as far away as most are: on loopback the systems between us would hold megabytes otherwise."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)
+    client.connect(("127.0.0.1", server.port))
+    client.settimeout(30)
+    return client
+
+
+def test_answers_that_nobody_reads_are_bounded_in_sum(serve, module_refdata_db):
+    server = serve(module_refdata_db, pod("COUNTRY", http={"loops": 1, "limits": {"unsent": "1MiB"}}))
+    clients = [reader(server) for _ in range(30)]
+    requests = request_bytes("GET", "/openapi.yaml") * 100
+    try:
+        for client in clients:
+            client.sendall(requests)
+        eventually(lambda: server.metrics()['http_cut_total{reason="full"}'] > 0)
+        with server.raw() as other:
+            for _ in range(50):
+                assert other.exchange(request_bytes("GET", "/openapi.yaml")).status == 200
+        samples = server.metrics()
+        assert samples["http_unsent_bytes"] <= 1024 * 1024
+    finally:
+        for client in clients:
+            client.close()
+    eventually(lambda: server.metrics()["http_unsent_bytes"] == 0)
+
+
+MANY = {"code": "MANY", "loadSql": "select 'k' || i as k, to_jsonb(repeat('x', 2000)) as v"
+                                   " from generate_series(1, 8000) i where :tenantId <> ''"}
+
+
+def read_all_slowly(server, token, piece, seconds):
+    """Reads /all in pieces, one every 20 ms, for at most that many seconds; True when the server cut it off."""
+    with reader(server) as client:
+        headers = {"Authorization": f"Bearer {token}", "Accept": "application/x-ndjson"}
+        client.sendall(request_bytes("GET", path("MANY", "/all"), headers))
+        until = time.monotonic() + seconds
+        try:
+            while time.monotonic() < until:
+                if not client.recv(piece):
+                    return True
+                time.sleep(0.02)
+        except ConnectionResetError:
+            return True
+    return False
+
+
+def test_a_slow_reader_of_a_whole_dictionary_is_cut_off(serve, module_refdata_db, token):
+    server = serve(module_refdata_db, pod(MANY, http={"limits": {"writeTimeout": "2s", "writeRate": "64MiB"}}))
+    assert read_all_slowly(server, token(), 16384, 30)
+    assert server.metrics()['http_cut_total{reason="slow"}'] == 1
+
+
+def test_a_reader_that_keeps_the_least_rate_is_not_cut_off(serve, module_refdata_db, token):
+    server = serve(module_refdata_db, pod(MANY, http={"limits": {"writeTimeout": "2s", "writeRate": "1KiB"}}))
+    assert not read_all_slowly(server, token(), 4096, 3)
+    assert server.metrics()['http_cut_total{reason="slow"}'] == 0
+
+
+def test_memory_is_given_back_after_a_burst(serve, module_refdata_db, token):
+    server = serve(module_refdata_db, pod("COUNTRY"), args=["--roles", "command"])
+    held = [begin_post(server, tenant, token(tenant), 8_000_000, 7_000_000) for tenant in ("a", "b", "c", "d", "e")]
+    eventually(lambda: server.metrics()["http_body_bytes"] == 5 * 8 * 1024 * 1024)
+    for connection in held:
+        connection.close()
+    eventually(lambda: server.metrics()["http_memory_trims_total"] >= 1)
