@@ -44,6 +44,7 @@ static struct bus_topic_state *add_topic(struct bus *bus, const struct bus_topic
 
     *topic = (struct bus_topic_state){.spec = *spec, .name = str_from(name)};
     topic->spec.name = name;
+    topic->spec.group = spec->group ? str_dup(str_from(spec->group)) : NULL;
     topic->published = bus_metrics_published(topic->name);
     return topic;
 }
@@ -88,8 +89,10 @@ enum status bus_init(struct bus *bus, const struct bus_driver *driver, const str
 
 void bus_deinit(struct bus *bus)
 {
-    for (size_t i = 0; i < bus->topic_count; i++)
+    for (size_t i = 0; i < bus->topic_count; i++) {
         free((char *)bus->topics[i].name.ptr);
+        free((char *)bus->topics[i].spec.group);
+    }
     free(bus->topics);
     bus->topics = NULL;
     bus->topic_count = 0;

@@ -46,6 +46,9 @@ struct bus_topic {
      * handled yet stays up to the hard limits. 0 = without that limit. */
     int64_t keep_ms, keep_messages;
     int64_t keep_ms_hard, keep_messages_hard;
+    /* The shared group that must handle all of it, NULL: none. Its position is created with the topic, by whichever process comes
+     * first, so that messages published before the group's own first start are kept for it too. Only the embedded driver. */
+    const char *group;
     /* bus_publish() need not wait until a crash of the engine's server could not take them back: whoever publishes them has
      * them in an outbox that goes back with them. Drivers without that choice ignore it. */
     bool relaxed;

@@ -16,6 +16,7 @@ struct bus_topic_state {
     struct bus_topic_state *dead; /* where its dead letters go; NULL: it is such a topic itself */
     atomic_ulong wakes;           /* the driver's: how often somebody said that something was published */
     atomic_bool known;            /* the driver's: the engine has it, with as many partitions */
+    atomic_bool is_held; /* the driver's: messages older than keep_ms wait for a group, and that is logged */
     struct metric_series *published;
 };
 

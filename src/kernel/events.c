@@ -16,9 +16,6 @@ enum {
         2, /* handlers more where handlers ask one another: who waits must not keep who answers from it */
 };
 
-/* What was not handled yet outlives everything but this. */
-#define KEEP_HARD_MS (INT64_C(7) * 24 * 3600 * 1000)
-
 struct topics {
     const struct kernel_bus_settings *settings;
     struct bus_topic topics[TOPICS_MAX];
@@ -38,11 +35,23 @@ static void take_whole(struct topics *all, const struct kernel_topic *wanted)
         all->ack_wait_ms = wanted->ack_wait_ms;
 }
 
+/* A reader's: its owner has named the topic before. */
+static void take_group(struct topics *all, const struct bus_topic *wanted)
+{
+    for (size_t i = 0; i < all->count; i++)
+        if (strcmp(all->topics[i].name, wanted->name) == 0)
+            all->topics[i].group = wanted->group;
+}
+
 static void add_topic(const struct kernel_topic *wanted, void *arg)
 {
     struct topics *all = arg;
     take_whole(all, wanted);
-    if (all->count == TOPICS_MAX || wanted->topic.partitions == 0) /* a reader's: its owner has named it */
+    if (wanted->topic.partitions == 0) {
+        take_group(all, &wanted->topic);
+        return;
+    }
+    if (all->count == TOPICS_MAX)
         return;
     if (wanted->is_plain_in_nats && all->settings->events == KERNEL_NATS)
         return;
@@ -51,7 +60,8 @@ static void add_topic(const struct kernel_topic *wanted, void *arg)
     if (!topic->keep_ms)
         topic->keep_ms = all->settings->keep_ms;
     if (!topic->keep_ms_hard)
-        topic->keep_ms_hard = KEEP_HARD_MS > topic->keep_ms ? KEEP_HARD_MS : topic->keep_ms;
+        topic->keep_ms_hard =
+            all->settings->keep_unread_ms > topic->keep_ms ? all->settings->keep_unread_ms : topic->keep_ms;
     if (all->settings->events == KERNEL_NATS)
         topic->partitions = 1; /* one subject, one stream, so that others read it by the names they know */
     all->names[all->count++] = (struct bus_nats_names){

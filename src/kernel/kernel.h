@@ -88,7 +88,7 @@ struct kernel_bus_settings {
     int commands, invalidations, events; /* KERNEL_POSTGRES, or the one engine that can do it instead */
     struct setting_place commands_place, invalidations_place, events_place;
     int migrate; /* auto, always, never */
-    int64_t partitions, handlers, poll_ms, keep_ms, keep_dead_ms;
+    int64_t partitions, handlers, poll_ms, keep_ms, keep_unread_ms, keep_dead_ms;
 };
 const struct kernel_bus_settings *kernel_bus(const struct kernel *kernel); /* as it was at the start */
 bool kernel_debug_is_enabled(

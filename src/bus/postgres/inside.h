@@ -232,6 +232,10 @@ enum status bus_postgres_topic_ensure(struct db_conn *conn, struct bus_topic_sta
                                       int64_t deadline_ns, struct error *error) MUST_CHECK;
 enum status bus_postgres_topics_ensure(struct postgres *postgres, const struct bus_message *messages,
                                        size_t count, int64_t deadline_ns, struct error *error) MUST_CHECK;
+/* A group's positions, where it has none yet: at the oldest message that is there, or at the next one. */
+enum status bus_postgres_cursors_create(struct db_conn *conn, const struct bus_topic_state *topic,
+                                        const char *group, bool from_start, int64_t deadline_ns,
+                                        struct error *error) MUST_CHECK;
 void bus_postgres_upkeep_run(struct postgres *postgres);
 
 /* ---- preview.c ---- */

@@ -12,14 +12,6 @@
 
 static const char commit_sql[] = "COMMIT";
 
-/* A group begins at the offset that comes next ($4 false) or at the oldest that is there. */
-static const char create_sql[] =
-    "INSERT INTO platform.bus_cursor (group_name, topic, partition, position)"
-    " SELECT $1, topic, partition, CASE WHEN $3 THEN coalesce("
-    "     (SELECT min(m.message_offset) FROM platform.bus_message m"
-    "      WHERE m.topic = p.topic AND m.partition = p.partition), next_offset) ELSE next_offset END"
-    " FROM platform.bus_partition p WHERE topic = $2 ON CONFLICT DO NOTHING";
-
 /* $4 the new position, $5 attempts of what stands there, $6 ms till it comes again (NULL: now) and $7 why. */
 #define ADVANCE                                                                   \
     "UPDATE platform.bus_cursor SET position = $4, attempts = $5,"                \
@@ -41,18 +33,14 @@ static enum status make_ready(struct reader *reader, struct error *error)
 {
     const struct bus_subscription *spec = &reader->consumer.spec;
     int64_t deadline_ns = clock_deadline_ms(SETUP_MS);
-    struct db_statement statement;
-    struct db_param params[] = {{str_from(spec->group)},
-                                {reader->consumer.topic->name},
-                                {spec->from == BUS_FROM_START ? STR("true") : STR("false")}};
     struct db_conn *conn;
     enum status status = db_acquire(reader->postgres->pool, deadline_ns, &conn, error);
 
     if (status == STATUS_OK)
         status = bus_postgres_topic_ensure(conn, reader->consumer.topic, deadline_ns, error);
-    db_statement_init(&statement, create_sql, 3, (enum db_type[]){DB_TEXT, DB_TEXT, DB_BOOL});
     if (status == STATUS_OK)
-        status = db_exec(conn, &statement, params, deadline_ns, NULL, error);
+        status = bus_postgres_cursors_create(conn, reader->consumer.topic, spec->group,
+                                             spec->from == BUS_FROM_START, deadline_ns, error);
     if (status == STATUS_OK)
         status = bus_postgres_suspects_note(reader, conn, deadline_ns, error);
     db_release(conn);

@@ -1,4 +1,4 @@
-/* Upkeep: partitions made where there are none, the lag of groups, and retention in small batches.
+/* Upkeep: partitions and positions of groups made where there are none, the lag of groups, and retention in small batches.
  *
  * Any process may do any of it at any time; an advisory lock keeps two from deleting the same rows. Retention
  * never passes the slowest shared cursor unless a hard limit says so. */
@@ -19,6 +19,14 @@ static const char make_sql[] = "INSERT INTO platform.bus_partition (topic, parti
 
 static const char count_sql[] = "SELECT count(*) FROM platform.bus_partition WHERE topic = $1";
 
+/* $3: at the oldest message that is there, not at the next one. */
+static const char cursors_sql[] =
+    "INSERT INTO platform.bus_cursor (group_name, topic, partition, position)"
+    " SELECT $1, topic, partition, CASE WHEN $3 THEN coalesce("
+    "     (SELECT min(m.message_offset) FROM platform.bus_message m"
+    "      WHERE m.topic = p.topic AND m.partition = p.partition), next_offset) ELSE next_offset END"
+    " FROM platform.bus_partition p WHERE topic = $2 ON CONFLICT DO NOTHING";
+
 static const char lag_sql[] =
     "SELECT coalesce(sum(p.next_offset - c.position), 0)::bigint"
     " FROM platform.bus_cursor c JOIN platform.bus_partition p USING (topic, partition)"
@@ -28,10 +36,12 @@ static const char lag_sql[] =
  * the cursors say; 0 = without. What goes is a prefix of the offsets, so readers see every gap. Age and offset
  * ascend together unless the clock was set back; therefore a row is as old as the oldest behind it, and the
  * newest row of all keeps a clock that was ahead from holding this up. Without a limit by number, nothing goes
- * by number; with both, both must allow it. */
+ * by number; with both, both must allow it. $8 the topic's group, NULL: none. Returns the rows deleted, those of them that the
+ * group had not handled, and whether older rows than $4 are kept for it. */
 static const char delete_sql[] =
     "WITH bound AS ("
     "    SELECT p.next_offset, coalesce(min(c.position), p.next_offset) AS handled,"
+    "           min(c.position) FILTER (WHERE c.group_name = $8) AS group_position,"
     "           (SELECT n.created_at FROM platform.bus_message n WHERE n.topic = $1 AND n.partition = $2"
     "            ORDER BY n.message_offset DESC LIMIT 1) AS newest"
     "    FROM platform.bus_partition p LEFT JOIN platform.bus_cursor c USING (topic, partition)"
@@ -40,15 +50,20 @@ static const char delete_sql[] =
     " oldest AS ("
     "    SELECT message_offset, least(b.newest, min(created_at) OVER (ORDER BY message_offset DESC)) AS since"
     "    FROM bound b, (SELECT message_offset, created_at FROM platform.bus_message"
-    "                   WHERE topic = $1 AND partition = $2 ORDER BY message_offset LIMIT $3) w)"
-    " DELETE FROM platform.bus_message m"
+    "                   WHERE topic = $1 AND partition = $2 ORDER BY message_offset LIMIT $3) w),"
+    " deleted AS (DELETE FROM platform.bus_message m"
     " WHERE m.topic = $1 AND m.partition = $2 AND m.message_offset <= ("
     "    SELECT max(o.message_offset) FROM oldest o, bound b"
     "    WHERE (o.message_offset < b.handled AND ($4 > 0 OR $5 > 0)"
     "           AND ($4 = 0 OR o.since < now() - $4 * interval '1 ms')"
     "           AND ($5 = 0 OR o.message_offset < b.next_offset - $5))"
     "       OR ($6 > 0 AND o.since < now() - $6 * interval '1 ms')"
-    "       OR ($7 > 0 AND o.message_offset < b.next_offset - $7))";
+    "       OR ($7 > 0 AND o.message_offset < b.next_offset - $7)) RETURNING m.message_offset)"
+    " SELECT count(d.message_offset), count(d.message_offset) FILTER (WHERE d.message_offset >= b.group_position),"
+    "        EXISTS (SELECT FROM oldest o WHERE $4 > 0 AND o.message_offset >= b.group_position"
+    "                AND o.since < now() - $4 * interval '1 ms')::int"
+    " FROM bound b LEFT JOIN deleted d ON true GROUP BY b.group_position";
+enum delete_column { DELETED, DELETED_UNREAD, IS_HELD };
 
 /* ---- topics ---- */
 
@@ -64,6 +79,17 @@ static enum status count_partitions(struct db_conn *conn, struct str topic, int6
     *count = status == STATUS_OK ? db_result_i64(result, 0, 0) : 0;
     db_result_free(result);
     return status;
+}
+
+enum status bus_postgres_cursors_create(struct db_conn *conn, const struct bus_topic_state *topic,
+                                        const char *group, bool from_start, int64_t deadline_ns,
+                                        struct error *error)
+{
+    struct db_statement statement;
+    struct db_param params[] = {{str_from(group)}, {topic->name}, {from_start ? STR("true") : STR("false")}};
+
+    db_statement_init(&statement, cursors_sql, 3, (enum db_type[]){DB_TEXT, DB_TEXT, DB_BOOL});
+    return db_exec(conn, &statement, params, deadline_ns, NULL, error);
 }
 
 enum status bus_postgres_topic_ensure(struct db_conn *conn, struct bus_topic_state *topic,
@@ -84,6 +110,8 @@ enum status bus_postgres_topic_ensure(struct db_conn *conn, struct bus_topic_sta
         status = error_set(error, STATUS_CONFIG,
                            "topic %s has %lld partitions in the database, %u in the configuration",
                            topic->spec.name, (long long)count, topic->spec.partitions);
+    if (status == STATUS_OK && topic->spec.group)
+        status = bus_postgres_cursors_create(conn, topic, topic->spec.group, true, deadline_ns, error);
     if (status == STATUS_OK)
         atomic_store(&topic->known, true);
     return status;
@@ -151,12 +179,41 @@ static enum status look_who_listens(struct postgres *postgres, struct db_conn *c
 
 /* ---- retention ---- */
 
-static enum status delete_some(struct postgres *postgres, const struct bus_topic_state *topic,
-                               unsigned partition, struct db_conn *conn, int64_t deadline_ns,
-                               int64_t *deleted, struct error *error)
+struct trimmed {
+    int64_t deleted;
+    bool is_held; /* unread messages older than keep_ms are kept for a group */
+};
+
+static void log_unread(const struct bus_topic_state *topic, unsigned partition,
+                       const struct db_result *result)
+{
+    log_error("bus_unread_deleted", LOG_STR("topic", topic->name), LOG_INT("partition", partition),
+              LOG_CSTR("group", topic->spec.group),
+              LOG_INT("count", db_result_i64(result, 0, DELETED_UNREAD)));
+}
+
+/* No row: another process is at it, or the partition is gone. */
+static void read_trimmed(struct bus_topic_state *topic, unsigned partition, const struct db_result *result,
+                         struct trimmed *trimmed)
+{
+    *trimmed = (struct trimmed){0};
+    if (db_result_rows(result) == 0)
+        return;
+    trimmed->deleted = db_result_i64(result, 0, DELETED);
+    trimmed->is_held = db_result_i64(result, 0, IS_HELD) == 1;
+    if (db_result_i64(result, 0, DELETED_UNREAD) > 0)
+        log_unread(topic, partition, result);
+    if (trimmed->is_held && !atomic_exchange(&topic->is_held, true))
+        log_warn("bus_unread_kept", LOG_STR("topic", topic->name), LOG_CSTR("group", topic->spec.group),
+                 LOG_INT("kept_for_ms", topic->spec.keep_ms_hard));
+}
+
+static enum status delete_some(struct postgres *postgres, struct bus_topic_state *topic, unsigned partition,
+                               struct db_conn *conn, int64_t deadline_ns, struct trimmed *trimmed,
+                               struct error *error)
 {
     static const enum db_type types[] = {DB_TEXT,   DB_INT,    DB_BIGINT, DB_BIGINT,
-                                         DB_BIGINT, DB_BIGINT, DB_BIGINT};
+                                         DB_BIGINT, DB_BIGINT, DB_BIGINT, DB_TEXT};
     const struct bus_topic *spec = &topic->spec;
     struct postgres_number numbers[6];
     struct db_statement statement;
@@ -168,30 +225,40 @@ static enum status delete_some(struct postgres *postgres, const struct bus_topic
         bus_postgres_param(&numbers[3], spec->keep_messages),
         bus_postgres_param(&numbers[4], spec->keep_ms_hard),
         bus_postgres_param(&numbers[5], spec->keep_messages_hard),
+        {spec->group ? str_from(spec->group) : STR_NONE},
     };
 
-    db_statement_init(&statement, delete_sql, 7, types);
-    return db_exec(conn, &statement, params, deadline_ns, deleted, error);
+    struct db_result *result = NULL;
+    db_statement_init(&statement, delete_sql, 8, types);
+    enum status status = db_query(conn, &statement, params, deadline_ns, &result, error);
+    if (status == STATUS_OK)
+        read_trimmed(topic, partition, result, trimmed);
+    db_result_free(result);
+    return status;
 }
 
-static enum status trim_topic(struct postgres *postgres, const struct bus_topic_state *topic,
-                              struct db_conn *conn, int64_t deadline_ns, struct error *error)
+static enum status trim_topic(struct postgres *postgres, struct bus_topic_state *topic, struct db_conn *conn,
+                              int64_t deadline_ns, struct error *error)
 {
     const struct bus_topic *spec = &topic->spec;
     enum status status = STATUS_OK;
+    bool is_held = false;
 
     if (!spec->keep_ms && !spec->keep_messages && !spec->keep_ms_hard && !spec->keep_messages_hard)
         return STATUS_OK;
     for (unsigned partition = 0; partition < spec->partitions; partition++) {
-        int64_t deleted = postgres->config.retention_batch;
-        for (int i = 0; i < BATCHES_MAX && deleted == postgres->config.retention_batch; i++) {
+        struct trimmed trimmed = {.deleted = postgres->config.retention_batch};
+        for (int i = 0; i < BATCHES_MAX && trimmed.deleted == postgres->config.retention_batch; i++) {
             if (bus_postgres_is_stopping(postgres))
                 return STATUS_OK;
-            status = delete_some(postgres, topic, partition, conn, deadline_ns, &deleted, error);
+            status = delete_some(postgres, topic, partition, conn, deadline_ns, &trimmed, error);
             if (status != STATUS_OK)
                 return status;
         }
+        is_held |= trimmed.is_held;
     }
+    if (!is_held)
+        atomic_store(&topic->is_held, false);
     return status;
 }
 

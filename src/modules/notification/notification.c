@@ -16,7 +16,7 @@ static void each_topic(const void *section, void (*fn)(const struct kernel_topic
 {
     const struct notification_settings *settings = section;
     const struct kernel_topic topic = {
-        .topic = {.name = NOTIFICATION_TOPIC},
+        .topic = {.name = NOTIFICATION_TOPIC, .group = settings->nats.durable.ptr},
         .stream = text_or_none(settings->nats.stream),
         .stream_field = "notification.nats.stream",
         .stream_place = settings->nats.stream_place,

@@ -15,9 +15,6 @@ enum {
     INVALIDATION_PARTITIONS = 4,
 };
 
-/* What was not handled yet outlives everything but this. */
-#define KEEP_HARD_MS (INT64_C(7) * 24 * 3600 * 1000)
-
 /* ---- PostgreSQL ---- */
 
 /* The topics it carries: those that no engine does. */
@@ -28,7 +25,10 @@ static size_t list_topics(const struct kernel_bus_settings *settings, struct bus
         topics[count++] = (struct bus_topic){.name = REFDATA_COMMANDS,
                                              .partitions = (unsigned)settings->partitions,
                                              .keep_ms = settings->keep_ms,
-                                             .keep_ms_hard = KEEP_HARD_MS};
+                                             .keep_ms_hard = settings->keep_unread_ms > settings->keep_ms
+                                                                 ? settings->keep_unread_ms
+                                                                 : settings->keep_ms,
+                                             .group = REFDATA_APPLY_GROUP};
     if (settings->invalidations == KERNEL_POSTGRES)
         topics[count++] = (struct bus_topic){.name = REFDATA_INVALIDATIONS,
                                              .partitions = INVALIDATION_PARTITIONS,
