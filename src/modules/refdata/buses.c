@@ -192,7 +192,8 @@ enum status refdata_buses_open(struct refdata_flow *flow, struct error *error)
     struct refdata_buses *buses = &flow->buses;
     bool by_kafka = kernel_bus(flow->refdata->kernel)->commands == KERNEL_KAFKA;
     buses->commands_topic = by_kafka ? kafka->commands_topic.ptr : REFDATA_COMMANDS;
-    buses->parallel = by_kafka ? (unsigned)kafka->handlers : 0;
+    /* No more than there are connections for: a handler that waits for one keeps a thread from those who accept updates. */
+    buses->parallel = (unsigned)(by_kafka ? kafka->handlers : kernel_bus(flow->refdata->kernel)->handlers);
     name_groups(flow);
     enum status status = open_commands(flow, error);
     if (status == STATUS_OK)

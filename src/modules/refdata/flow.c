@@ -12,7 +12,9 @@
 #include "modules/refdata/commands.h"
 
 enum {
-    OWN_THREADS = 7, /* the committer, changes, commands, the relay, invalidations, publishing, upkeep */
+    /* Beside handlers of commands, all at once: the committer, changes, two of the commands' outbox and two of the relay's,
+     * invalidations, rereading decisions, upkeep of the bus and of apply. */
+    OWN_THREADS = 10,
     STOP_GRACE_MS = 5000,
 };
 
