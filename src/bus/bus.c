@@ -324,6 +324,11 @@ int64_t bus_backoff_ms(const struct bus_consumer *consumer, unsigned attempt)
     return wait_ms / 2 + (int64_t)(random_u64() % (uint64_t)(wait_ms + 1));
 }
 
+bool bus_is_private(const struct bus *bus)
+{
+    return bus && bus->driver->is_private && bus->driver->is_private(bus);
+}
+
 /* ---- life ---- */
 
 void bus_start(struct bus *bus)

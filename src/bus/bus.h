@@ -84,7 +84,7 @@ struct bus_message {
     unsigned header_count;
     unsigned partition; /* these three are set by the bus: when it delivers, and when it has published */
     int64_t offset;
-    int64_t created_us; /* since 1970; 0 after publishing */
+    int64_t created_us; /* since 1970; 0 after publishing where the driver does not know it */
     /* Set by a driver that could not read all of it: a dead message with this reason, never given to a handler. */
     const char *poison;
 };
@@ -219,6 +219,10 @@ struct bus_subscription {
     void (*on_gap)(void *context, unsigned partition, int64_t offset, int64_t next);
     void (*on_ready)(void *context); /* once: positions stand, all that is committed from now on comes */
 };
+
+/* Can no other role but superusers log in to the database of the bus? Then what came by a notice of PostgreSQL's was sent by one of
+ * our own processes. False where that is not known. Any thread. */
+bool bus_is_private(const struct bus *bus);
 
 /* ---- life ---- */
 enum status bus_subscribe(struct bus *bus, const struct bus_subscription *subscription,

@@ -42,6 +42,7 @@ struct bus_driver {
                            struct error *error); /* NULL: cannot */
     enum status (*own_commit)(struct bus *bus, struct db_conn *conn, struct bus_topic_state *topic,
                               uint64_t mark, int64_t deadline_ns, struct error *error);
+    bool (*is_private)(const struct bus *bus); /* NULL: not known */
     void (*wake)(struct bus *bus, struct bus_topic_state *topic);
     void (*subscribe)(struct bus *bus,
                       const struct bus_consumer *consumer); /* copies it; the texts are its own then */

@@ -20,7 +20,8 @@ static const char append_relaxed_sql[] = APPEND(RELAXED);
     "WITH slot AS (UPDATE platform.bus_partition SET next_offset = next_offset + 1"                  \
     "              WHERE topic = $1 AND partition = $2 RETURNING next_offset - 1 AS message_offset)" \
     " INSERT INTO platform.bus_message (topic, partition, message_offset, key, headers, payload)"    \
-    " VALUES ($1, $2, (SELECT message_offset FROM slot), $3, $4, $5) RETURNING message_offset"
+    " VALUES ($1, $2, (SELECT message_offset FROM slot), $3, $4, $5)"                                \
+    " RETURNING message_offset, " POSTGRES_CREATED_US("bus_message")
 static const char append_one_sql[] = APPEND_ONE;
 static const char append_one_relaxed_sql[] = APPEND_ONE RELAXED;
 
@@ -108,10 +109,21 @@ void bus_postgres_append_seal(struct append *append)
     write_arrays(append);
 }
 
+/* Raises it: no connection that is younger has published. */
+static void note_connection(struct postgres *postgres, const struct db_conn *conn)
+{
+    long long opened_ns = db_conn_opened_ns(conn), known = atomic_load(&postgres->published_by_ns);
+
+    while (known < opened_ns && !atomic_compare_exchange_weak(&postgres->published_by_ns, &known, opened_ns))
+        ;
+}
+
 static void take_offsets(struct append *append, const struct db_result *result)
 {
     size_t slot = 0;
 
+    if (append->count == 1)
+        append->placed[0].message->created_us = db_result_i64(result, 0, 1);
     for (size_t begin = 0, end; begin < append->count; begin = end, slot++) {
         end = slot_end(append, begin);
         int64_t base = db_result_i64(result, slot, 0);
@@ -172,8 +184,8 @@ static void look_for_vanished(struct append *append, struct db_conn *conn)
         forget_topics(append);
 }
 
-enum status bus_postgres_append_send(struct append *append, struct db_conn *conn, int64_t deadline_ns,
-                                     struct error *error)
+enum status bus_postgres_append_send(struct postgres *postgres, struct append *append, struct db_conn *conn,
+                                     int64_t deadline_ns, struct error *error)
 {
     struct db_result *result = NULL;
     struct call call;
@@ -183,6 +195,7 @@ enum status bus_postgres_append_send(struct append *append, struct db_conn *conn
     else
         make_call_of_many(append, &call);
     enum status status = db_query(conn, &call.statement, call.params, deadline_ns, &result, error);
+    note_connection(postgres, conn);
     if (status == STATUS_OK)
         take_offsets(append, result);
     else
@@ -203,7 +216,7 @@ enum status bus_postgres_publish_in_tx(struct bus *bus, struct db_conn *conn, st
         return status;
     bus_postgres_append_add(&append, bus, messages, count);
     bus_postgres_append_seal(&append);
-    status = bus_postgres_append_send(&append, conn, deadline_ns, error);
+    status = bus_postgres_append_send(postgres, &append, conn, deadline_ns, error);
     bus_postgres_append_deinit(&append);
     return status;
 }
@@ -239,6 +252,7 @@ static enum status end_with_notice(struct postgres *postgres, struct append *app
     buf_deinit(&notice);
     if (status == STATUS_OK)
         status = db_pipeline_end(conn, deadline_ns, results, 3, &failed_at, error);
+    note_connection(postgres, conn);
     if (failed_at == NOTICE_AT) { /* others are told as of any publication */
         bus_wake(&postgres->bus, message->topic);
         return STATUS_OK;

@@ -1,6 +1,10 @@
 /* One round of a reader of everything: what is new in any partition, handed over partition by partition.
  * Positions are in memory, so no transaction is open and no connection held while the handler runs, and a
- * lost connection loses nothing: the next round asks from the same offsets. */
+ * lost connection loses nothing: the next round asks from the same offsets.
+ *
+ * A server that crashed may have lost the last messages, and gives their offsets to others. A connection does not outlive a crash: so
+ * by a connection that was opened after the last round the positions are compared first, each by the time of the message before it,
+ * and one that does not match goes back to the first message that is newer. */
 #include <stdlib.h>
 
 #include "base/clock.h"
@@ -11,12 +15,37 @@
 #define QUERY_MS 10000
 #define ARENA_BYTES 16384
 
+/* The time of the message before an offset, which tells it from another one with the same offset; 0: it is not there. */
+#define CREATED_BEFORE(offset)                                 \
+    "coalesce((SELECT " POSTGRES_CREATED_US(                   \
+        "b") " FROM platform.bus_message b WHERE b.topic = $1" \
+             "          AND b.partition = at.partition AND b.message_offset = " offset " - 1), 0)"
+
 /* $2: from the oldest that is there */
-static const char begin_sql[] =
-    "SELECT partition, CASE WHEN $2 THEN coalesce("
-    "    (SELECT min(m.message_offset) FROM platform.bus_message m"
-    "     WHERE m.topic = p.topic AND m.partition = p.partition), next_offset) ELSE next_offset END"
-    " FROM platform.bus_partition p WHERE topic = $1";
+static const char begin_sql[] = "SELECT at.partition, at.position, " CREATED_BEFORE(
+    "at.position") " FROM ("
+                   "    SELECT partition, CASE WHEN $2 THEN coalesce("
+                   "        (SELECT min(m.message_offset) FROM platform.bus_message m"
+                   "         WHERE m.topic = p.topic AND m.partition = p.partition), next_offset) ELSE next_offset END AS position"
+                   "    FROM platform.bus_partition p WHERE topic = $1) at";
+
+/* $2 to $4 the partitions, their positions, and the times of the messages before these (CREATED_UNKNOWN: not compared). Returns
+ * those that do not match, and where they go on. Offsets and times ascend together; another server's clock may be behind, so some
+ * messages that were handled may come again. */
+static const char recheck_sql[] = "SELECT at.partition, back.position, " CREATED_BEFORE(
+    "back.position") " FROM unnest($2::text::int[], $3::text::bigint[], $4::text::bigint[]) AS at (partition, position, created_us)"
+                     " JOIN platform.bus_partition p ON p.topic = $1 AND p.partition = at.partition"
+                     " LEFT JOIN platform.bus_message last ON last.topic = $1 AND last.partition = at.partition"
+                     "      AND last.message_offset = at.position - 1"
+                     " CROSS JOIN LATERAL ("
+                     "    SELECT coalesce(min(m.message_offset), least(p.next_offset, at.position)) AS position"
+                     "    FROM platform.bus_message m WHERE m.topic = $1 AND m.partition = at.partition AND at.created_us >= 0"
+                     "      AND m.message_offset < at.position"
+                     "      AND m.created_at > to_timestamp(at.created_us / 1e6) - interval '10 s') back"
+                     " WHERE p.next_offset < at.position"
+                     "    OR (at.created_us >= 0 AND " POSTGRES_CREATED_US("last") " <> at.created_us)";
+
+#define CREATED_UNKNOWN (-1)
 
 /* $2 and $3 the partitions and their positions, $4 messages and $5 bytes at most of each. A partition whose
  * position is not its next offset has at least one row, without a message when retention took all or the tail
@@ -48,6 +77,7 @@ static void alloc_positions(struct reader *reader)
     reader->positions = memory_zalloc(count * sizeof reader->positions[0]);
     reader->retry_ns = memory_zalloc(count * sizeof reader->retry_ns[0]);
     reader->attempts = memory_zalloc(count * sizeof reader->attempts[0]);
+    reader->created_us = memory_zalloc(count * sizeof reader->created_us[0]);
 }
 
 static void take_positions(struct reader *reader, const struct db_result *result)
@@ -57,8 +87,10 @@ static void take_positions(struct reader *reader, const struct db_result *result
     alloc_positions(reader);
     for (size_t row = 0; row < db_result_rows(result); row++) {
         size_t partition = (size_t)db_result_i64(result, row, 0);
+        bool is_given = spec->from == BUS_FROM_OFFSETS;
         reader->positions[partition] =
-            spec->from == BUS_FROM_OFFSETS ? spec->from_offsets[partition] : db_result_i64(result, row, 1);
+            is_given ? spec->from_offsets[partition] : db_result_i64(result, row, 1);
+        reader->created_us[partition] = is_given ? CREATED_UNKNOWN : db_result_i64(result, row, 2);
     }
 }
 
@@ -72,6 +104,7 @@ static enum status make_ready(struct reader *reader, struct error *error)
     struct db_result *result = NULL;
     struct db_conn *conn;
     enum status status = db_acquire(reader->postgres->pool, deadline_ns, &conn, error);
+    int64_t asked_ns = clock_mono_ns();
 
     if (status == STATUS_OK)
         status = bus_postgres_topic_ensure(conn, reader->consumer.topic, deadline_ns, error);
@@ -81,11 +114,61 @@ static enum status make_ready(struct reader *reader, struct error *error)
     db_release(conn);
     if (status == STATUS_OK) {
         take_positions(reader, result);
+        reader->checked_ns = asked_ns;
         atomic_store(&reader->ready, true);
         if (spec->on_ready)
             spec->on_ready(spec->context);
     }
     db_result_free(result);
+    return status;
+}
+
+/* ---- after a crash of the server ---- */
+
+static void go_back(struct reader *reader, const struct db_result *result, size_t row)
+{
+    const struct bus_subscription *spec = &reader->consumer.spec;
+    unsigned partition = (unsigned)db_result_i64(result, row, 0);
+    int64_t position = db_result_i64(result, row, 1);
+
+    log_warn("bus_tail_lost", LOG_CSTR("topic", spec->topic), LOG_CSTR("group", spec->group),
+             LOG_INT("partition", partition), LOG_INT("offset", reader->positions[partition]),
+             LOG_INT("next", position));
+    reader->positions[partition] = position;
+    reader->created_us[partition] = db_result_i64(result, row, 2);
+    reader->attempts[partition] = 0;
+    if (spec->on_gap)
+        spec->on_gap(spec->context, partition, position, position);
+}
+
+static enum status recheck(struct reader *reader, struct db_conn *conn, int64_t deadline_ns,
+                           struct error *error)
+{
+    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT};
+    struct buf lists[3];
+    struct db_statement statement;
+    struct db_result *result = NULL;
+
+    for (size_t i = 0; i < 3; i++) {
+        buf_init(&lists[i]);
+        db_array_begin(&lists[i]);
+    }
+    for (unsigned i = 0; i < reader->consumer.topic->spec.partitions; i++) {
+        bus_postgres_array_put_i64(&lists[0], i);
+        bus_postgres_array_put_i64(&lists[1], reader->positions[i]);
+        bus_postgres_array_put_i64(&lists[2], reader->created_us[i]);
+    }
+    for (size_t i = 0; i < 3; i++)
+        db_array_end(&lists[i]);
+    struct db_param params[] = {
+        {reader->consumer.topic->name}, {buf_str(&lists[0])}, {buf_str(&lists[1])}, {buf_str(&lists[2])}};
+    db_statement_init(&statement, recheck_sql, 4, types);
+    enum status status = db_query(conn, &statement, params, deadline_ns, &result, error);
+    for (size_t row = 0; status == STATUS_OK && row < db_result_rows(result); row++)
+        go_back(reader, result, row);
+    db_result_free(result);
+    for (size_t i = 0; i < 3; i++)
+        buf_deinit(&lists[i]);
     return status;
 }
 
@@ -118,9 +201,15 @@ static enum status read_new(struct reader *reader, struct db_result **result, st
     struct db_conn *conn;
     enum status status = db_acquire(reader->postgres->pool, deadline_ns, &conn, error);
 
+    int64_t asked_ns = clock_mono_ns();
+
     *result = NULL;
-    if (status != STATUS_OK)
+    if (status == STATUS_OK && db_conn_opened_ns(conn) > reader->checked_ns)
+        status = recheck(reader, conn, deadline_ns, error);
+    if (status != STATUS_OK) {
+        db_release(conn);
         return status;
+    }
     buf_init(&partitions);
     buf_init(&positions);
     list_positions(reader, &partitions, &positions);
@@ -133,6 +222,8 @@ static enum status read_new(struct reader *reader, struct db_result **result, st
     statement.binary_results = true;
     status = db_query(conn, &statement, params, deadline_ns, result, error);
     db_release(conn);
+    if (status == STATUS_OK)
+        reader->checked_ns = asked_ns;
     buf_deinit(&partitions);
     buf_deinit(&positions);
     return status;
@@ -153,6 +244,8 @@ static void look_for_gap(struct reader *reader, unsigned partition, int64_t firs
              LOG_INT("partition", partition), LOG_INT("offset", position), LOG_INT("next", next));
     if (spec->on_gap)
         spec->on_gap(spec->context, partition, position, next);
+    if (next > position)
+        reader->created_us[partition] = 0; /* retention took the one before it too */
     reader->positions[partition] = next;
     reader->attempts[partition] = 0;
 }
@@ -169,8 +262,10 @@ static enum status publish_letters(struct reader *reader, const struct bus_outco
 static void advance(struct reader *reader, unsigned partition, const struct bus_batch *batch,
                     const struct bus_outcome *outcome)
 {
-    if (outcome->settled > 0)
+    if (outcome->settled > 0) {
         reader->positions[partition] = batch->messages[outcome->settled - 1].offset + 1;
+        reader->created_us[partition] = batch->messages[outcome->settled - 1].created_us;
+    }
     if (!outcome->retry) {
         reader->attempts[partition] = 0;
         return;
@@ -287,7 +382,7 @@ static enum bus_postgres_step read_step(struct reader *reader, struct error *err
     return step;
 }
 
-/* STEP_NOTHING: it is not the next one there. */
+/* STEP_NOTHING: it is not the next one there, or its server may have crashed since the last round. */
 static enum bus_postgres_step handed_step(struct reader *reader, struct postgres_preview *handed,
                                           struct error *error)
 {
@@ -296,6 +391,7 @@ static enum bus_postgres_step handed_step(struct reader *reader, struct postgres
     struct arena arena;
 
     if (handed->message.offset != reader->positions[partition] ||
+        atomic_load(&reader->postgres->published_by_ns) > reader->checked_ns ||
         reader->retry_ns[partition] > clock_mono_ns() || !bus_postgres_handling_begin(reader->postgres))
         return STEP_NOTHING;
     arena_init(&arena, ARENA_BYTES);

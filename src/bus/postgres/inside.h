@@ -64,7 +64,11 @@ struct reader {
     atomic_uint turn;              /* which partition is looked at first */
     int64_t *positions, *retry_ns; /* BUS_EVERY: one of each per partition; only ever one job */
     unsigned *attempts;
-    int64_t *suspect_until;                   /* BUS_SHARED: per partition, set before it is ready */
+    int64_t *created_us;    /* BUS_EVERY: of the message before the position */
+    int64_t checked_ns;     /* BUS_EVERY: at this time the positions were those of the server */
+    int64_t *suspect_until; /* BUS_SHARED: per partition, set before it is ready */
+    int64_t *
+        marked_until; /* BUS_SHARED: per partition, behind the message that this process has marked; 0: none */
     atomic_bool was_last[BUS_PARTITIONS_MAX]; /* to handle something there: likely to be the next one too */
 };
 
@@ -86,7 +90,8 @@ struct postgres {
     struct db_listener *listener;
     char instance[17]; /* marks our own notices, which we need not follow */
     struct publisher publisher;
-    atomic_bool is_private; /* nobody else can hear our notices: they may carry messages */
+    atomic_llong published_by_ns; /* when the youngest connection that has published was opened */
+    atomic_bool is_private;       /* nobody else can hear our notices: they may carry messages */
     struct reader **readers;
     size_t reader_count;
 
@@ -202,8 +207,8 @@ struct append {
 void bus_postgres_append_add(struct append *append, struct bus *bus, struct bus_message *messages,
                              size_t count);
 void bus_postgres_append_seal(struct append *append);
-enum status bus_postgres_append_send(struct append *append, struct db_conn *conn, int64_t deadline_ns,
-                                     struct error *error) MUST_CHECK;
+enum status bus_postgres_append_send(struct postgres *postgres, struct append *append, struct db_conn *conn,
+                                     int64_t deadline_ns, struct error *error) MUST_CHECK;
 void bus_postgres_append_deinit(struct append *append);
 enum status bus_postgres_publish_in_tx(struct bus *bus, struct db_conn *conn, struct bus_message *messages,
                                        size_t count, int64_t deadline_ns, struct error *error);
@@ -262,9 +267,9 @@ void bus_postgres_array_put_headers(struct buf *out, const struct bus_message *m
 void bus_postgres_row_message(const struct db_result *result, size_t row, unsigned column,
                               struct arena *arena, struct bus_message *message);
 
-#define POSTGRES_MESSAGE_COLUMNS                                  \
-    "m.message_offset::text, m.key, m.headers::text, m.payload, " \
-    "(extract(epoch from m.created_at) * 1000000)::bigint::text"
+#define POSTGRES_CREATED_US(row) "(extract(epoch from " row ".created_at) * 1000000)::bigint"
+#define POSTGRES_MESSAGE_COLUMNS \
+    "m.message_offset::text, m.key, m.headers::text, m.payload, " POSTGRES_CREATED_US("m") "::text"
 
 /* A number as a parameter. */
 struct postgres_number {

@@ -256,7 +256,9 @@ static void free_reader(struct reader *reader)
     free(reader->positions);
     free(reader->retry_ns);
     free(reader->attempts);
+    free(reader->created_us);
     free(reader->suspect_until);
+    free(reader->marked_until);
     bus_postgres_preview_free(reader->preview);
     free(reader);
 }
@@ -299,8 +301,14 @@ static void postgres_destroy(struct bus *bus)
         loop_free_later(postgres->config.loop, postgres, free_postgres);
 }
 
+static bool postgres_is_private(const struct bus *bus)
+{
+    return atomic_load(&((const struct postgres *)bus)->is_private);
+}
+
 static const struct bus_driver driver = {
     .can_relax = true,
+    .is_private = postgres_is_private,
     .publish = bus_postgres_publish,
     .publish_in_tx = bus_postgres_publish_in_tx,
     .publish_and_commit = bus_postgres_publish_and_commit,

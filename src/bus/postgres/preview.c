@@ -6,7 +6,6 @@
  * In a notice: netstrings ("5:bytes,"), first the key, then the payload, then the headers' names and values in turn. */
 #include <stdlib.h>
 
-#include "base/clock.h"
 #include "base/memory.h"
 #include "bus/postgres/inside.h"
 
@@ -97,7 +96,7 @@ struct postgres_preview *bus_postgres_preview_copy(const struct bus_message *mes
     }
     if (preview) {
         preview->message.offset = message->offset;
-        preview->message.created_us = clock_unix_us();
+        preview->message.created_us = message->created_us;
     }
     buf_deinit(&text);
     return preview;

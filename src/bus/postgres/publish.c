@@ -78,7 +78,7 @@ static enum status append_commit(struct postgres *postgres, struct append *appen
         struct db_conn *conn;
         status = db_acquire(postgres->publish_pool, deadline_ns, &conn, error);
         if (status == STATUS_OK)
-            status = bus_postgres_append_send(append, conn, deadline_ns, error);
+            status = bus_postgres_append_send(postgres, append, conn, deadline_ns, error);
         db_release(conn);
     }
     return status;

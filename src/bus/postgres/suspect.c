@@ -21,12 +21,13 @@ static const char note_sql[] =
     "     deaths = CASE WHEN s.position = excluded.position THEN s.deaths ELSE 0 END"
     " RETURNING partition, position, starts";
 
+/* $6: this process has marked it before and could not remove the mark. It lives: that mark is no death. */
 static const char mark_sql[] =
     "INSERT INTO platform.bus_suspect AS s (group_name, topic, partition, position, starts, deaths)"
     " VALUES ($1, $2, $3, $4, $5, 1)"
     " ON CONFLICT (group_name, topic, partition) DO UPDATE SET position = $4,"
     "     starts = CASE WHEN s.position = $4 THEN s.starts ELSE $5 END,"
-    "     deaths = CASE WHEN s.position = $4 THEN s.deaths + 1 ELSE 1 END"
+    "     deaths = CASE WHEN s.position <> $4 THEN 1 WHEN $6 THEN greatest(s.deaths, 1) ELSE s.deaths + 1 END"
     " RETURNING deaths - 1";
 
 static const char unmark_sql[] = "UPDATE platform.bus_suspect SET deaths = 0"
@@ -47,6 +48,9 @@ enum status bus_postgres_suspects_note(struct reader *reader, struct db_conn *co
     if (!reader->suspect_until)
         reader->suspect_until =
             memory_zalloc(consumer->topic->spec.partitions * sizeof reader->suspect_until[0]);
+    if (!reader->marked_until)
+        reader->marked_until =
+            memory_zalloc(consumer->topic->spec.partitions * sizeof reader->marked_until[0]);
     for (size_t row = 0; row < db_result_rows(result); row++) {
         int64_t partition = db_result_i64(result, row, 0), position = db_result_i64(result, row, 1);
         if (db_result_i64(result, row, 2) < STARTS_MAX)
@@ -69,7 +73,7 @@ bool bus_postgres_is_suspect(const struct reader *reader, unsigned partition, in
 static enum status run(struct reader *reader, const char *sql, unsigned param_count,
                        const struct db_param *params, struct db_result **result, struct error *error)
 {
-    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_INT, DB_BIGINT, DB_INT};
+    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_INT, DB_BIGINT, DB_INT, DB_BOOL};
     int64_t deadline_ns = clock_deadline_ms(MARK_MS);
     struct db_statement statement;
     struct db_conn *conn;
@@ -87,13 +91,17 @@ enum status bus_postgres_suspect_mark(struct reader *reader, unsigned partition,
                                       enum suspicion *suspicion, struct error *error)
 {
     struct postgres_number numbers[3];
-    struct db_param params[] = {{str_from(reader->consumer.spec.group)},
-                                {reader->consumer.topic->name},
-                                bus_postgres_param(&numbers[0], partition),
-                                bus_postgres_param(&numbers[1], position),
-                                bus_postgres_param(&numbers[2], STARTS_MAX)};
+    struct db_param params[] = {
+        {str_from(reader->consumer.spec.group)},
+        {reader->consumer.topic->name},
+        bus_postgres_param(&numbers[0], partition),
+        bus_postgres_param(&numbers[1], position),
+        bus_postgres_param(&numbers[2], STARTS_MAX),
+        {reader->marked_until[partition] == position + 1 ? STR("true") : STR("false")}};
     struct db_result *result;
-    enum status status = run(reader, mark_sql, 5, params, &result, error);
+
+    reader->marked_until[partition] = position + 1; /* also when the answer is lost */
+    enum status status = run(reader, mark_sql, 6, params, &result, error);
 
     int64_t deaths = status == STATUS_OK ? db_result_i64(result, 0, 0) : 0;
     *suspicion = deaths < DEATHS_MAX       ? SUSPECT_HANDLE
@@ -112,7 +120,9 @@ void bus_postgres_suspect_unmark(struct reader *reader, unsigned partition)
     struct db_result *result;
     struct error error = {0};
 
-    if (run(reader, unmark_sql, 3, params, &result, &error) != STATUS_OK) /* then it counts for a death */
+    if (run(reader, unmark_sql, 3, params, &result, &error) == STATUS_OK)
+        reader->marked_until[partition] = 0;
+    else /* it counts for a death where another process handles the message next */
         log_warn("bus_suspect_not_unmarked", LOG_ERROR_FIELDS(&error));
     db_result_free(result);
 }

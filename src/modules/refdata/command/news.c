@@ -4,7 +4,10 @@
  *     tenant/event/FAILED/0/UPDATE_REFUSED/why
  *
  * A notice that was lost (the listener's connection broke, too many at once) is made up for by reading the rows of all
- * who still wait, once, as soon as there is a connection again. */
+ * who still wait, once, as soon as there is a connection again.
+ *
+ * Every role that may connect can send a notice. Where another role than superusers can log in, a notice only says that an update
+ * is decided: the decision is read from its row. */
 #include "modules/refdata/command/news.h"
 
 #include <pthread.h>
@@ -143,6 +146,20 @@ static bool parse_notice(struct str payload, struct str *tenant, struct refdata_
     return true;
 }
 
+static bool is_trusted(const struct refdata_news *news)
+{
+    const struct refdata_buses *buses = &news->flow->buses;
+    return bus_is_private(buses->commands) || bus_is_private(buses->invalidations);
+}
+
+static bool is_waited_for(struct refdata_news *news, struct str tenant, struct str event_id)
+{
+    pthread_mutex_lock(&news->lock);
+    bool is_waited = refdata_waiters_has(&news->waiters, tenant, event_id);
+    pthread_mutex_unlock(&news->lock);
+    return is_waited;
+}
+
 static void on_notice(void *context, struct str channel, struct str payload)
 {
     struct refdata_news *news = context;
@@ -153,10 +170,12 @@ static void on_notice(void *context, struct str channel, struct str payload)
             refdata_changes_wake(news->flow->changes);
         return;
     }
-    if (parse_notice(payload, &tenant, &state))
-        release(news, tenant, &state);
-    else
+    if (!parse_notice(payload, &tenant, &state))
         refdata_news_reread(news); /* too many at once: it says only that there are some */
+    else if (is_trusted(news))
+        release(news, tenant, &state);
+    else if (is_waited_for(news, tenant, str_from(state.event_id)))
+        refdata_news_reread(news);
 }
 
 static void on_listening(void *context)

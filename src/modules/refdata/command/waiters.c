@@ -66,6 +66,14 @@ bool refdata_waiters_remove(struct refdata_waiters *waiters, struct refdata_wait
     return true;
 }
 
+bool refdata_waiters_has(const struct refdata_waiters *waiters, struct str tenant, struct str event_id)
+{
+    const struct refdata_waiter *at = *bucket_of(waiters, tenant, event_id);
+    while (at && (!str_eq(at->event_id, event_id) || !str_eq(at->tenant, tenant)))
+        at = at->next;
+    return at != NULL;
+}
+
 struct refdata_waiter *refdata_waiters_take(struct refdata_waiters *waiters, struct str tenant,
                                             struct str event_id)
 {

@@ -13,6 +13,7 @@ void refdata_waiters_init(struct refdata_waiters *waiters);
 void refdata_waiters_deinit(struct refdata_waiters *waiters);
 void refdata_waiters_add(struct refdata_waiters *waiters, struct refdata_waiter *waiter);
 bool refdata_waiters_remove(struct refdata_waiters *waiters, struct refdata_waiter *waiter);
+bool refdata_waiters_has(const struct refdata_waiters *waiters, struct str tenant, struct str event_id);
 /* Takes all who wait for this event out, as a chain. */
 struct refdata_waiter *refdata_waiters_take(struct refdata_waiters *waiters, struct str tenant,
                                             struct str event_id);
