@@ -159,15 +159,16 @@ enum status hydration_tell(struct hydration *hydration, const char *entity_type,
 struct hydration_subject {
     struct str tenant, entity_id;
 };
-/* The same for those of these entities that some consumer holds: has a copy of, has asked for, or takes for absent. Over NATS
- * for all of them: what consumers outside of freshet hold is not known. Adds to *held how many that were. */
-enum status hydration_tell_changed(struct hydration *hydration, const char *entity_type,
-                                   const struct hydration_subject *subjects, size_t count,
-                                   int64_t deadline_ns, size_t *held, struct error *error) MUST_CHECK;
-/* The same for every entity of that type and tenant that is held and whose id has this prefix: where a source does not know
+/* held[i]: does some consumer hold it: has a copy of it, has asked for it, or takes it for absent? Over NATS all are: what
+ * consumers outside of freshet hold is not known. */
+enum status hydration_find_held(struct hydration *hydration, const char *entity_type,
+                                const struct hydration_subject *subjects, size_t count, int64_t deadline_ns,
+                                bool *held, struct error *error) MUST_CHECK;
+/* Every entity of that type and tenant that is held and whose id has this prefix, in the arena: where a source does not know
  * which entities changed. */
-enum status hydration_tell_held(struct hydration *hydration, const char *entity_type, struct str tenant,
-                                struct str id_prefix, int64_t deadline_ns, size_t *held,
+enum status hydration_list_held(struct hydration *hydration, const char *entity_type, struct str tenant,
+                                struct str id_prefix, int64_t deadline_ns, struct arena *arena,
+                                struct hydration_subject **subjects, size_t *count,
                                 struct error *error) MUST_CHECK;
 /* The longest time that an entity is held after the last question for it or the last change that was published. */
 int64_t hydration_held_ms(const struct hydration *hydration);

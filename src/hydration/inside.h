@@ -28,10 +28,6 @@ struct hydration {
 /* ---- source.c ---- */
 /* Any thread: may consumers hold entities of this type, as far as this process knows? */
 bool hydration_is_asked_for(const struct hydration *hydration, const char *entity_type);
-/* held[i]: does some consumer hold it? Over NATS: all, since that is not known. */
-enum status hydration_find_held(struct hydration *hydration, const char *entity_type,
-                                const struct hydration_subject *subjects, size_t count, int64_t deadline_ns,
-                                bool *held, struct error *error) MUST_CHECK;
 void hydration_source_answer(void *context, const struct hydration_event *question, int64_t deadline_ns,
                              struct hydration_reply *reply);
 

@@ -231,61 +231,35 @@ enum status hydration_find_held(struct hydration *hydration, const char *entity_
     return status;
 }
 
-enum status hydration_tell_changed(struct hydration *hydration, const char *entity_type,
-                                   const struct hydration_subject *subjects, size_t count,
-                                   int64_t deadline_ns, size_t *held_count, struct error *error)
-{
-    const struct hydration_source *source;
-    struct hydration_wire *wire;
-    bool *held = memory_alloc((count + 1) * sizeof *held);
-    enum status status = find_teller(hydration, entity_type, &source, &wire, error);
-    if (status == STATUS_OK)
-        status = hydration_find_held(hydration, entity_type, subjects, count, deadline_ns, held, error);
-    for (size_t i = 0; i < count && status == STATUS_OK; i++) {
-        if (!held[i])
-            continue;
-        *held_count += 1;
-        status = tell(wire, source, subjects[i].tenant, subjects[i].entity_id, deadline_ns, error);
-    }
-    free(held);
-    return status;
-}
-
 struct held {
-    struct arena arena;
+    struct arena *arena;
     struct held_id {
         struct held_id *next;
         struct str id;
-    } * first;
+    } * last;
     size_t count;
 };
 
 static void keep_id(struct str entity_id, void *arg)
 {
     struct held *held = arg;
-    struct held_id *own = arena_alloc(&held->arena, sizeof *own);
-    *own = (struct held_id){held->first, arena_str(&held->arena, entity_id)};
-    held->first = own;
+    struct held_id *own = arena_alloc(held->arena, sizeof *own);
+    *own = (struct held_id){held->last, arena_str(held->arena, entity_id)};
+    held->last = own;
     held->count++;
 }
 
-enum status hydration_tell_held(struct hydration *hydration, const char *entity_type, struct str tenant,
-                                struct str id_prefix, int64_t deadline_ns, size_t *held_count,
-                                struct error *error)
+enum status hydration_list_held(struct hydration *hydration, const char *entity_type, struct str tenant,
+                                struct str id_prefix, int64_t deadline_ns, struct arena *arena,
+                                struct hydration_subject **subjects, size_t *count, struct error *error)
 {
-    const struct hydration_source *source;
-    struct hydration_wire *wire;
-    struct held held = {.first = NULL};
-    enum status status = find_teller(hydration, entity_type, &source, &wire, error);
-    if (status != STATUS_OK)
-        return status;
-    arena_init(&held.arena, ARENA_BYTES);
-    status = hydration_ledger_held(hydration->config.pool, str_from(entity_type), tenant, id_prefix,
-                                   deadline_ns, keep_id, &held, error);
-    *held_count += held.count;
-    for (struct held_id *at = held.first; at && status == STATUS_OK; at = at->next)
-        status = tell(wire, source, tenant, at->id, deadline_ns, error);
-    arena_deinit(&held.arena);
+    struct held held = {.arena = arena};
+    enum status status = hydration_ledger_held(hydration->config.pool, str_from(entity_type), tenant,
+                                               id_prefix, deadline_ns, keep_id, &held, error);
+    *count = held.count;
+    *subjects = arena_alloc(arena, (held.count + 1) * sizeof **subjects);
+    for (size_t i = held.count; i--; held.last = held.last->next)
+        (*subjects)[i] = (struct hydration_subject){tenant, held.last->id};
     return status;
 }
 

@@ -2,7 +2,7 @@
 route shows, to those it shows it to; whoever was told "not found" is told when it is made; copies follow what happens."""
 import json
 import uuid
-from contextlib import closing
+from contextlib import closing, contextmanager
 from urllib.parse import quote
 
 import pytest
@@ -11,7 +11,7 @@ from lib import entitlement, items, on_engines
 from lib.chat import Session
 from lib.config import merge
 from lib.hydration import Asking, path
-from lib.refdata import TENANT, item_path, make_table, module_refdata_db, pod, sql_dictionary  # noqa: F401
+from lib.refdata import TENANT, item_path, make_table, module_refdata_db, pod, refdata_db, sql_dictionary  # noqa: F401
 from lib.wait import eventually
 from lib.writers import commit, delta, snapshot
 
@@ -25,6 +25,7 @@ AGENTS = {"agents": [{"name": "billing", "keywords": ["invoice"], "reply": "Bill
 # Nothing here is about running out of time: a slow machine decides nothing, and what was cached stays till it is told of.
 PATIENT = {"hydration": {"wait_timeout_ms": 20000, "negative_cache_ttl_ms": 3600000, "copy_ttl_ms": 3600000}}
 
+embedded = pytest.mark.skipif(on_engines.IS_ON, reason="looks into the embedded bus, which the same tests run without engines use")
 
 @pytest.fixture(scope="module")
 def owners(module_serve, module_refdata_db):  # noqa: F811
@@ -337,3 +338,62 @@ def test_h6_an_owner_that_hangs_holds_up_no_other(owners, asker, ask, token):
         assert hanging() == them, "they were not waited for"
         cursor.execute("rollback")
     assert [one.answer().status for one in held_up] == [404] * 8
+
+
+@contextmanager
+def refusing(database, condition, errcode):
+    """PostgreSQL refuses messages of the embedded bus."""
+    database.query("create sequence refusing")
+    database.query(f"create function refusing() returns trigger language plpgsql as $$ begin if {condition} then"
+                   f" raise exception 'not now' using errcode = '{errcode}'; end if; return new; end $$")
+    database.query("create trigger refusing before insert on platform.bus_message for each row"
+                   " when (new.topic = 'entity.updated') execute function refusing()")
+    try:
+        yield
+    finally:
+        database.query("drop trigger refusing on platform.bus_message; drop function refusing; drop sequence refusing")
+
+
+@embedded
+def test_h4_changes_that_are_published_are_not_published_again_because_a_later_one_failed(owners, asker, ask, token):
+    """Else more changes than can be published without a failure, or in the time of one run, are never all published."""
+    tenant, keys = items.fresh("t"), [f"k{number:02}" for number in range(24)]
+
+    def payloads():
+        return [ask("dictionary_item", f"countries/{key}", tenant=tenant)["payload"] for key in keys]
+    update(owners, token, delta("countries", dict.fromkeys(keys, 1)), tenant)
+    assert payloads() == [1] * len(keys)
+    with refusing(asker.database, "nextval('refusing') % 9 = 0", "57014"):
+        update(owners, token, delta("countries", dict.fromkeys(keys, 2)), tenant)
+        eventually(lambda: payloads() == [2] * len(keys))
+        update(owners, token, snapshot("countries", dict.fromkeys(keys, 3)), tenant)
+        eventually(lambda: payloads() == [3] * len(keys))
+
+
+@embedded
+def test_h4_an_item_that_can_never_be_published_holds_up_no_other(owners, asker, ask, token):
+    tenant, keys = items.fresh("t"), ["a", "never", "z"]
+
+    def payload(key):
+        return ask("dictionary_item", f"countries/{key}", tenant=tenant)["payload"]
+    update(owners, token, delta("countries", dict.fromkeys(keys, 1)), tenant)
+    assert [payload(key) for key in keys] == [1, 1, 1]
+    with refusing(asker.database, """position('"countries/never"' in convert_from(new.payload, 'UTF8')) > 0""", "53100"):
+        update(owners, token, delta("countries", dict.fromkeys(keys, 2)), tenant)
+        eventually(lambda: payload("a") == payload("z") == 2)
+        update(owners, token, snapshot("countries", dict.fromkeys(keys, 3)), tenant)
+        eventually(lambda: payload("a") == payload("z") == 3)
+
+
+def test_h4_a_change_waits_for_a_process_that_knows_its_dictionary(serve, refdata_db):  # noqa: F811
+    """As while a new configuration is rolled out: a process with the old one does not take the change for its own."""
+    def waiting():
+        return [code for code, in refdata_db.query("select dict_code from refdata.item_change order by 1")]
+    make_table(refdata_db, "towns")
+    serve(refdata_db, pod(CITIES), args=OWNERS)
+    refdata_db.query("insert into refdata.item_change (tenant_id, dict_code, keys) values ('t', 'countries', '{k}'),"
+                     " ('t', 'cities', '{k}')")
+    eventually(lambda: "cities" not in waiting())
+    assert waiting() == ["countries"]
+    serve(refdata_db, pod("countries", CITIES), args=OWNERS)
+    eventually(lambda: not waiting())

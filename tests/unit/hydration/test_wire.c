@@ -222,11 +222,19 @@ static void a_change_of_many_is_told_of_each_that_somebody_holds(void **state)
 {
     (void)state;
     struct error error = {0};
-    size_t held = 0;
-    assert_int_equal(hydration_tell_held(&pods[0].engine, "item", STR("acme"), STR("held-"),
-                                         clock_deadline_ms(RIG_PATIENCE_MS), &held, &error),
+    struct hydration_subject *held;
+    struct arena arena;
+    size_t count = 0;
+    arena_init(&arena, 1024);
+    assert_int_equal(hydration_list_held(&pods[0].engine, "item", STR("acme"), STR("held-"),
+                                         clock_deadline_ms(RIG_PATIENCE_MS), &arena, &held, &count, &error),
                      STATUS_OK);
-    assert_int_equal(held, 3);
+    assert_int_equal(count, 3);
+    for (size_t i = 0; i < count; i++)
+        assert_int_equal(hydration_tell(&pods[0].engine, "item", held[i].tenant, held[i].entity_id,
+                                        clock_deadline_ms(RIG_PATIENCE_MS), &error),
+                         STATUS_OK);
+    arena_deinit(&arena);
     rig_await(RIG_HEARD, "held-0", 2);
     rig_await(RIG_HEARD, "held-1", 2);
     rig_await(RIG_HEARD, "held-2", 2);

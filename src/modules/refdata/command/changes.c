@@ -2,9 +2,10 @@
  * some consumer hydrates; here those rows are claimed, and what consumers hold of their items is published: once for each
  * item, with its content at that moment, so that several updates of an item cost one message.
  *
- * Rows are claimed for a while by one process of all and deleted when the bus of events has the messages. A change that can
- * never be published is logged and left out: copies of it expire. Runs when it is woken and, since a notice can be lost,
- * every few seconds. */
+ * Rows are claimed for a while by one process of all that know the dictionary, and deleted when the bus of events has the
+ * messages. Where that fails, what is left of a pair goes to the end of the queue: what was published is not published again,
+ * and a pair that hangs holds up no other. An item that can never be published is logged and left out: copies of it
+ * expire. Runs when it is woken and, since a notice can be lost, every few seconds. */
 #include <stdlib.h>
 
 #include "base/clock.h"
@@ -25,22 +26,26 @@ enum {
     RUN_MS = 10000,   /* less than a claim lasts */
 };
 
-/* A claim that was not finished ends after that interval. The table is as small as what waits. Sorted: of a pair, rows that
- * mean all of its items come first, then each key. */
+/* A claim that was not finished ends after that interval. The table is as small as what waits. Rows of dictionaries that this
+ * process cannot read are left to others, and to the time when it can. Sorted: of a pair, rows that mean all of its items
+ * come first, then each key. */
 static const char claim_sql[] =
     "with claimed as ("
     "    update refdata.item_change c set claimed_until = clock_timestamp() + interval '15 s'"
     "    from (select id from refdata.item_change"
-    "          where claimed_until is null or claimed_until < clock_timestamp()"
-    "          order by id limit $1 for update skip locked) due"
+    "          where (claimed_until is null or claimed_until < clock_timestamp())"
+    "            and dict_code = any($2) order by id limit $1 for update skip locked) due"
     "    where c.id = due.id returning c.*)"
     " select c.id, c.tenant_id, c.dict_code, k.key, c.keys is null"
     " from claimed c left join lateral unnest(c.keys) as k (key) on true"
     " order by c.tenant_id, c.dict_code, c.keys is null desc, k.key";
 enum { ID, TENANT, CODE, KEY, IS_ALL };
 static const char finish_sql[] = "delete from refdata.item_change where id = any($1::bigint[])";
-static const char release_sql[] =
-    "update refdata.item_change set claimed_until = null where id = any($1::bigint[])";
+/* At the end of the queue, as old as they were: upkeep deletes what waits too long. $4: the keys that are left. */
+static const char put_back_sql[] =
+    "with gone as (delete from refdata.item_change where id = any($1::bigint[]) returning created_at)"
+    " insert into refdata.item_change (tenant_id, dict_code, keys, created_at)"
+    " select $2, $3, $4::text[], min(created_at) from gone having count(*) > 0";
 
 struct refdata_changes {
     struct worker_job job;
@@ -61,85 +66,13 @@ struct claim {
     int64_t deadline_ns;
 };
 
-/* ---- publishing ---- */
-
-/* Of a dictionary that lives in this flow's database and can be read. */
-static bool is_ours(const struct claim *claim, struct str code)
-{
-    const struct refdata_flow *flow = claim->changes->flow;
-    struct refdata_catalog *catalog = refdata_flow_catalog(flow);
-    const struct refdata_dictionary *dictionary = refdata_catalog_find(catalog, code);
-    bool is_ours = dictionary && dictionary->database == flow->database &&
-                   atomic_load(&dictionary->state) != REFDATA_DISABLED;
-    refdata_catalog_unref(catalog);
-    return is_ours;
-}
-
-static bool is_same_pair(const struct db_result *rows, size_t a, size_t b)
-{
-    return str_eq(db_result_str(rows, a, TENANT), db_result_str(rows, b, TENANT)) &&
-           str_eq(db_result_str(rows, a, CODE), db_result_str(rows, b, CODE));
-}
-
-/* The items of rows [first, end), each once. */
-static size_t list_items(struct claim *claim, size_t first, size_t end, struct hydration_subject *items)
-{
-    struct str last = STR_NONE;
-    size_t count = 0;
-    for (size_t i = first; i < end; i++) {
-        struct str key = db_result_str(claim->rows, i, KEY);
-        if (db_result_is_null(claim->rows, i, KEY) || (last.ptr && str_eq(last, key)))
-            continue;
-        last = key;
-        struct str id = arena_printf(&claim->arena, "%.*s/%.*s", STR_ARG(db_result_str(claim->rows, i, CODE)),
-                                     STR_ARG(key));
-        if (hydration_is_text(id, HYDRATION_ID_BYTES_MAX)) /* else no consumer can ask for it */
-            items[count++] = (struct hydration_subject){db_result_str(claim->rows, i, TENANT), id};
-    }
-    return count;
-}
-
-/* The changes of one pair. An item is held for a while after its change, so the dictionary stays hydrated. */
-static enum status publish_pair(struct claim *claim, size_t first, size_t end, struct error *error)
-{
-    struct hydration *hydration = claim->changes->hydration;
-    struct str tenant = db_result_str(claim->rows, first, TENANT);
-    struct str code = db_result_str(claim->rows, first, CODE);
-    size_t held = 0;
-    enum status status;
-    if (!is_ours(claim, code))
-        return STATUS_OK;
-    if (str_eq(db_result_str(claim->rows, first, IS_ALL), STR("t"))) {
-        struct str prefix = arena_printf(&claim->arena, "%.*s/", STR_ARG(code));
-        status = hydration_tell_held(hydration, REFDATA_ENTITY_TYPE, tenant, prefix, claim->deadline_ns,
-                                     &held, error);
-    } else {
-        struct hydration_subject *items = arena_alloc(&claim->arena, (end - first) * sizeof *items);
-        size_t count = list_items(claim, first, end, items);
-        status = hydration_tell_changed(hydration, REFDATA_ENTITY_TYPE, items, count, claim->deadline_ns,
-                                        &held, error);
-    }
-    if (status == STATUS_OK && held)
-        status = refdata_source_mark(claim->changes->flow->database, hydration, tenant, code,
-                                     claim->deadline_ns, error);
-    if (status == STATUS_OK || status_retryable(status))
-        return status;
-    log_warn("hydration_change_not_published", LOG_STR("tenantId", tenant), LOG_STR("dictCode", code),
-             LOG_ERROR_FIELDS(error));
-    return STATUS_OK; /* it would fail for ever */
-}
-
-static enum status publish_rows(struct claim *claim, struct error *error)
-{
-    enum status status = STATUS_OK;
-    size_t count = db_result_rows(claim->rows), end;
-    for (size_t first = 0; first < count && status == STATUS_OK; first = end) {
-        for (end = first + 1; end < count && is_same_pair(claim->rows, first, end);)
-            end++;
-        status = publish_pair(claim, first, end, error);
-    }
-    return status;
-}
+/* Of one pair: rows [first, end), and the items that are still to be published. */
+struct pair {
+    size_t first, end;
+    struct hydration_subject *items;
+    size_t count;
+    bool is_listed; /* the items are known */
+};
 
 /* ---- the table ---- */
 
@@ -148,37 +81,193 @@ static struct db_pool *pool_of(const struct claim *claim)
     return claim->changes->flow->database->pool;
 }
 
+/* Of dictionaries that live in this flow's database and can be read. */
+static void put_codes(const struct claim *claim, struct buf *codes)
+{
+    const struct refdata_flow *flow = claim->changes->flow;
+    struct refdata_catalog *catalog = refdata_flow_catalog(flow);
+    db_array_begin(codes);
+    for (size_t i = 0; i < catalog->dictionary_count; i++) {
+        const struct refdata_dictionary *dictionary = catalog->dictionaries[i];
+        if (dictionary->database == flow->database && atomic_load(&dictionary->state) != REFDATA_DISABLED)
+            db_array_put(codes, dictionary->code);
+    }
+    db_array_end(codes);
+    refdata_catalog_unref(catalog);
+}
+
 static enum status take_rows(struct claim *claim, struct error *error)
 {
     struct db_statement statement;
     struct db_conn *conn = NULL;
-    struct str limit = arena_printf(&claim->arena, "%d", ROWS_MAX);
-    db_statement_init(&statement, claim_sql, 1, (const enum db_type[]){DB_BIGINT});
+    struct buf codes;
+    buf_init(&codes);
+    put_codes(claim, &codes);
+    const struct db_param params[] = {{arena_printf(&claim->arena, "%d", ROWS_MAX)}, {buf_str(&codes)}};
+    db_statement_init(&statement, claim_sql, 2, (const enum db_type[]){DB_BIGINT, DB_TEXT_ARRAY});
     enum status status = db_acquire(pool_of(claim), claim->deadline_ns, &conn, error);
     if (status == STATUS_OK)
-        status =
-            db_query(conn, &statement, &(struct db_param){limit}, claim->deadline_ns, &claim->rows, error);
+        status = db_query(conn, &statement, params, claim->deadline_ns, &claim->rows, error);
+    db_release(conn);
+    buf_deinit(&codes);
+    return status;
+}
+
+static void put_ids(const struct claim *claim, const struct pair *pair, struct buf *ids)
+{
+    for (size_t i = pair->first; i < pair->end; i++)
+        db_array_put(ids, db_result_str(claim->rows, i, ID));
+}
+
+static enum status execute(const struct claim *claim, const char *sql, unsigned count,
+                           const struct db_param *params, struct error *error)
+{
+    static const enum db_type types[] = {DB_TEXT_ARRAY, DB_TEXT, DB_TEXT, DB_TEXT_ARRAY};
+    int64_t deadline_ns = clock_deadline_ms(RUN_MS);
+    struct db_statement statement;
+    struct db_conn *conn = NULL;
+    db_statement_init(&statement, sql, count, types);
+    enum status status = db_acquire(pool_of(claim), deadline_ns, &conn, error);
+    if (status == STATUS_OK)
+        status = db_exec(conn, &statement, params, deadline_ns, NULL, error);
     db_release(conn);
     return status;
 }
 
-/* Deletes the claimed rows, or gives them back. */
-static enum status settle_rows(struct claim *claim, const char *sql, int64_t deadline_ns, struct error *error)
+static void put_back(const struct claim *claim, const struct pair *pair)
 {
-    struct db_statement statement;
-    struct db_conn *conn = NULL;
+    struct str tenant = db_result_str(claim->rows, pair->first, TENANT);
+    struct str code = db_result_str(claim->rows, pair->first, CODE);
+    struct error error = {0};
+    struct buf ids, keys;
+    buf_init(&ids), buf_init(&keys);
+    db_array_begin(&ids), db_array_begin(&keys);
+    put_ids(claim, pair, &ids);
+    for (size_t i = 0; i < pair->count; i++) {
+        struct str id = pair->items[i].entity_id;
+        db_array_put(&keys, (struct str){id.ptr + code.len + 1, id.len - code.len - 1});
+    }
+    db_array_end(&ids), db_array_end(&keys);
+    const struct db_param params[] = {
+        {buf_str(&ids)}, {tenant}, {code}, {pair->is_listed ? buf_str(&keys) : STR_NONE}};
+    if (execute(claim, put_back_sql, 4, params, &error) != STATUS_OK)
+        log_debug("hydration_changes_stay_claimed",
+                  LOG_ERROR_FIELDS(&error)); /* their claim ends by itself */
+    buf_deinit(&ids), buf_deinit(&keys);
+}
+
+/* ---- publishing ---- */
+
+static bool is_same_pair(const struct db_result *rows, size_t a, size_t b)
+{
+    return str_eq(db_result_str(rows, a, TENANT), db_result_str(rows, b, TENANT)) &&
+           str_eq(db_result_str(rows, a, CODE), db_result_str(rows, b, CODE));
+}
+
+/* The items of the pair's rows, each once. */
+static void list_items(struct claim *claim, struct pair *pair)
+{
+    struct str last = STR_NONE;
+    pair->items = arena_alloc(&claim->arena, (pair->end - pair->first) * sizeof *pair->items);
+    for (size_t i = pair->first; i < pair->end; i++) {
+        struct str key = db_result_str(claim->rows, i, KEY);
+        if (db_result_is_null(claim->rows, i, KEY) || (last.ptr && str_eq(last, key)))
+            continue;
+        last = key;
+        struct str id = arena_printf(&claim->arena, "%.*s/%.*s", STR_ARG(db_result_str(claim->rows, i, CODE)),
+                                     STR_ARG(key));
+        if (hydration_is_text(id, HYDRATION_ID_BYTES_MAX)) /* else no consumer can ask for it */
+            pair->items[pair->count++] =
+                (struct hydration_subject){db_result_str(claim->rows, i, TENANT), id};
+    }
+}
+
+/* Those of its items that consumers hold. */
+static enum status list_held(struct claim *claim, struct pair *pair, int64_t deadline_ns, struct error *error)
+{
+    struct hydration *hydration = claim->changes->hydration;
+    size_t kept = 0;
+    if (str_eq(db_result_str(claim->rows, pair->first, IS_ALL), STR("t"))) {
+        struct str code = db_result_str(claim->rows, pair->first, CODE);
+        struct str prefix = arena_printf(&claim->arena, "%.*s/", STR_ARG(code));
+        return hydration_list_held(hydration, REFDATA_ENTITY_TYPE,
+                                   db_result_str(claim->rows, pair->first, TENANT), prefix, deadline_ns,
+                                   &claim->arena, &pair->items, &pair->count, error);
+    }
+    list_items(claim, pair);
+    pair->is_listed = true;
+    bool *held = arena_alloc(&claim->arena, (pair->count + 1) * sizeof *held);
+    enum status status = hydration_find_held(hydration, REFDATA_ENTITY_TYPE, pair->items, pair->count,
+                                             deadline_ns, held, error);
+    if (status != STATUS_OK)
+        return status;
+    for (size_t i = 0; i < pair->count; i++)
+        if (held[i])
+            pair->items[kept++] = pair->items[i];
+    pair->count = kept;
+    return STATUS_OK;
+}
+
+/* What would fail for ever is left out. */
+static enum status settle(const struct claim *claim, const struct pair *pair, struct str id,
+                          enum status status, const struct error *error)
+{
+    if (status == STATUS_OK || status_retryable(status))
+        return status;
+    log_warn("hydration_change_not_published",
+             LOG_STR("tenantId", db_result_str(claim->rows, pair->first, TENANT)), LOG_STR("entityId", id),
+             LOG_ERROR_FIELDS(error));
+    return STATUS_OK;
+}
+
+/* Takes at most half of the time that is left: there may be other pairs. */
+static enum status publish_pair(struct claim *claim, struct pair *pair, struct error *error)
+{
+    int64_t now_ns = clock_mono_ns(), deadline_ns = now_ns + (claim->deadline_ns - now_ns) / 2;
+    enum status status = list_held(claim, pair, deadline_ns, error);
+    if (status == STATUS_OK)
+        pair->is_listed = true;
+    else
+        return settle(claim, pair, db_result_str(claim->rows, pair->first, CODE), status, error);
+    while (pair->count && status == STATUS_OK) {
+        struct hydration_subject item = *pair->items;
+        status = hydration_tell(claim->changes->hydration, REFDATA_ENTITY_TYPE, item.tenant, item.entity_id,
+                                deadline_ns, error);
+        status = settle(claim, pair, item.entity_id, status, error);
+        if (status == STATUS_OK)
+            pair->items++, pair->count--;
+    }
+    return status;
+}
+
+/* The first failure; all others go on. */
+static enum status publish_rows(struct claim *claim, struct error *error)
+{
+    enum status first_status = STATUS_OK;
+    size_t count = db_result_rows(claim->rows);
     struct buf ids;
     buf_init(&ids);
     db_array_begin(&ids);
-    for (size_t i = 0; i < db_result_rows(claim->rows); i++)
-        db_array_put(&ids, db_result_str(claim->rows, i, ID));
+    for (struct pair pair = {0}; pair.first < count; pair = (struct pair){.first = pair.end}) {
+        struct error later = {0};
+        for (pair.end = pair.first + 1; pair.end < count && is_same_pair(claim->rows, pair.first, pair.end);)
+            pair.end++;
+        enum status status = publish_pair(claim, &pair, &later);
+        if (status == STATUS_OK) {
+            put_ids(claim, &pair, &ids);
+            continue;
+        }
+        put_back(claim, &pair);
+        if (first_status == STATUS_OK)
+            first_status = status, *error = later;
+    }
     db_array_end(&ids);
-    db_statement_init(&statement, sql, 1, (const enum db_type[]){DB_TEXT_ARRAY});
-    enum status status = db_acquire(pool_of(claim), deadline_ns, &conn, error);
-    if (status == STATUS_OK)
-        status = db_exec(conn, &statement, &(struct db_param){buf_str(&ids)}, deadline_ns, NULL, error);
-    db_release(conn);
+    struct error later = {0};
+    enum status status = execute(claim, finish_sql, 1, &(struct db_param){buf_str(&ids)}, &later);
     buf_deinit(&ids);
+    if (first_status != STATUS_OK)
+        return first_status;
+    *error = later;
     return status;
 }
 
@@ -186,19 +275,12 @@ static enum status settle_rows(struct claim *claim, const char *sql, int64_t dea
 static enum status run_once(struct refdata_changes *changes, bool *found, struct error *error)
 {
     struct claim claim = {.changes = changes, .deadline_ns = clock_deadline_ms(RUN_MS)};
-    struct error later = {0};
     arena_init(&claim.arena, 4096);
     enum status status = take_rows(&claim, error);
     *found = status == STATUS_OK && db_result_rows(claim.rows) > 0;
     FAILPOINT("command.before_publish_changes");
-    if (*found) {
+    if (*found)
         status = publish_rows(&claim, error);
-        if (status == STATUS_OK)
-            status = settle_rows(&claim, finish_sql, clock_deadline_ms(RUN_MS), error);
-        else if (settle_rows(&claim, release_sql, clock_deadline_ms(RUN_MS), &later) != STATUS_OK)
-            log_debug("hydration_changes_stay_claimed",
-                      LOG_ERROR_FIELDS(&later)); /* their claim ends by itself */
-    }
     db_result_free(claim.rows);
     arena_deinit(&claim.arena);
     return status;
