@@ -120,15 +120,17 @@ static void note_connection(struct postgres *postgres, const struct db_conn *con
 
 static void take_offsets(struct append *append, const struct db_result *result)
 {
+    /* bus_publish() returns offsets only: the time is known of a message that was appended alone. */
+    int64_t created_us = append->count == 1 ? db_result_i64(result, 0, 1) : 0;
     size_t slot = 0;
 
-    if (append->count == 1)
-        append->placed[0].message->created_us = db_result_i64(result, 0, 1);
     for (size_t begin = 0, end; begin < append->count; begin = end, slot++) {
         end = slot_end(append, begin);
         int64_t base = db_result_i64(result, slot, 0);
-        for (size_t i = begin; i < end; i++)
+        for (size_t i = begin; i < end; i++) {
             append->placed[i].message->offset = base + (int64_t)(i - begin);
+            append->placed[i].message->created_us = created_us;
+        }
         metric_add(append->placed[begin].topic->published, end - begin);
     }
 }

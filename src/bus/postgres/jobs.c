@@ -115,11 +115,14 @@ static bool is_marked(const struct reader *reader, int partition)
            (reader->marked[partition / 64] >> (partition % 64) & 1);
 }
 
-/* Only what it is woken for by nothing else: whoever takes a message that was handed over does not look for others there. */
+/* Only what it is woken for by nothing else: whoever takes a message that was handed over does not look for others there. And only
+ * with its time, which every.c compares after a crash of the server: without it the message is read. */
 void bus_postgres_jobs_hand(struct reader *reader, int partition, const struct bus_message *message)
 {
+    bool is_handed = message && message->created_us > 0 && !is_marked(reader, partition);
+
     bus_postgres_preview_free(reader->preview);
-    reader->preview = message && !is_marked(reader, partition) ? bus_postgres_preview_copy(message) : NULL;
+    reader->preview = is_handed ? bus_postgres_preview_copy(message) : NULL;
 }
 
 struct postgres_preview *bus_postgres_reader_handed(struct reader *reader, int place)

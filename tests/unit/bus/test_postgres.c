@@ -296,6 +296,89 @@ static void test_a_lost_tail_is_a_gap(void **state)
     recorder_deinit(&every);
 }
 
+/* As after a crash: three messages are lost, their offsets belong to others, and no connection is left but the one that listens, so
+ * that nothing wakes the reader but the next publication of its own process. That one has exactly the offset the reader waits for. */
+static void test_a_message_handed_over_after_a_crash_does_not_hide_those_at_reused_offsets(void **state)
+{
+    (void)state;
+    static const struct bus_topic topic = {.name = "reused", .partitions = 1};
+    struct process process;
+    struct recorder every;
+    recorder_init(&every);
+    poll_ms = 3600000;
+    open_with(&process, &topic, 1);
+    poll_ms = 200;
+    subscribe(&process, &every, (struct bus_subscription){.topic = "reused", .mode = BUS_EVERY});
+    process_start(&process);
+    await_ready(&every);
+    for (int i = 0; i < 5; i++)
+        publish(&process, "reused", "k", i);
+    bool came = recorder_await_committed(&every, 5);
+    sql("WITH gone AS (DELETE FROM platform.bus_message WHERE topic = 'reused' AND message_offset >= 2)"
+        " UPDATE platform.bus_partition SET next_offset = 2 WHERE topic = 'reused'");
+    sql("SELECT platform.bus_publish('{reused}', '{0}', '{3}', '{k,k,k}', '{\"{}\",\"{}\",\"{}\"}', '{12,13,14}')");
+    sql("SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+        " AND backend_type = 'client backend' AND query NOT ILIKE 'listen%'");
+    publish_until_accepted(&process, "reused", "k", 15);
+    const struct timespec pause = {.tv_nsec = 10000000};
+    int64_t limit_ns = clock_deadline_ms(PATIENCE_MS); /* some messages come again: the last one counts */
+    while (recorder_times(&every, 15) == 0 && clock_mono_ns() < limit_ns)
+        nanosleep(&pause, NULL);
+    process_close(&process);
+    assert_true(came);
+    for (int i = 12; i < 16; i++)
+        assert_int_equal(recorder_times(&every, i), 1);
+    recorder_deinit(&every);
+}
+
+static void publish_pair(struct process *process, int number)
+{
+    char text[16];
+
+    snprintf(text, sizeof text, "%d", number);
+    struct bus_message pair[] = {
+        {.topic = STR("left"), .key = STR("k"), .payload = str_from(text)},
+        {.topic = STR("right"), .key = STR("k"), .payload = str_from(text)},
+    };
+    assert_int_equal(bus_publish(process->bus, pair, 2, clock_deadline_ms(PATIENCE_MS), NULL), STATUS_OK);
+}
+
+/* Another connection is no sign of a crash by itself: after messages that were published alone, and after messages that shared
+ * their commit with those of another topic, nothing is delivered again by it. */
+static void test_a_new_connection_repeats_nothing(void **state)
+{
+    (void)state;
+    static const struct bus_topic topics[] = {{.name = "left", .partitions = 1},
+                                              {.name = "right", .partitions = 1}};
+    enum { PAIRS = 5 };
+    struct process process;
+    struct recorder every;
+    recorder_init(&every);
+    poll_ms = 3600000;
+    open_with(&process, topics, 2);
+    poll_ms = 200;
+    subscribe(&process, &every, (struct bus_subscription){.topic = "left", .mode = BUS_EVERY});
+    process_start(&process);
+    await_ready(&every);
+    bool came = true;
+    for (int i = 0; i < PAIRS; i++) { /* one by one: the reader is idle, and takes what is handed over */
+        publish_pair(&process, i);
+        came &= recorder_await_committed(&every, (size_t)i + 1);
+    }
+    cut();
+    publish_until_accepted(&process, "left", "k", PAIRS);
+    came &= recorder_await_committed(&every, PAIRS + 1);
+    cut();
+    publish_until_accepted(&process, "left", "k", PAIRS + 1);
+    came &= recorder_await_committed(&every, PAIRS + 2);
+    process_close(&process);
+    assert_true(came);
+    assert_int_equal(every.gaps, 0);
+    for (int i = 0; i < PAIRS + 2; i++)
+        assert_int_equal(recorder_times(&every, i), 1);
+    recorder_deinit(&every);
+}
+
 static void test_another_number_of_partitions_is_refused(void **state)
 {
     (void)state;
@@ -921,6 +1004,8 @@ static int run_own(void)
         cmocka_unit_test(test_retention_waits_for_the_slowest_group),
         cmocka_unit_test(test_a_hard_limit_makes_a_gap_that_is_told),
         cmocka_unit_test(test_a_lost_tail_is_a_gap),
+        cmocka_unit_test(test_a_new_connection_repeats_nothing),
+        cmocka_unit_test(test_a_message_handed_over_after_a_crash_does_not_hide_those_at_reused_offsets),
         cmocka_unit_test(test_another_number_of_partitions_is_refused),
         cmocka_unit_test(test_topics_that_make_no_sense_are_refused),
         cmocka_unit_test(test_a_frozen_consumer_loses_its_partition),
