@@ -47,6 +47,14 @@ static int64_t body_deadline(const struct http_connection *connection)
     return after_ms(since_ns, limits->body_timeout_ms);
 }
 
+/* It waits for its next request since it was answered, if its last one took long. */
+static int64_t idle_deadline(const struct http_connection *connection)
+{
+    int64_t since_ns = connection->progress_ns > connection->state_since_ns ? connection->progress_ns
+                                                                            : connection->state_since_ns;
+    return after_ms(since_ns, limits_of(connection)->idle_timeout_ms);
+}
+
 static int64_t deadline_of(const struct http_connection *connection)
 {
     const struct http_limits *limits = limits_of(connection);
@@ -56,7 +64,7 @@ static int64_t deadline_of(const struct http_connection *connection)
     switch (connection->state) {
     case HTTP_STATE_HEAD:
         return connection->exchange ? after_ms(connection->state_since_ns, limits->header_timeout_ms)
-                                    : after_ms(connection->progress_ns, limits->idle_timeout_ms);
+                                    : idle_deadline(connection);
     case HTTP_STATE_BODY:
     case HTTP_STATE_DISCARD: return body_deadline(connection);
     case HTTP_STATE_LINGER: return after_ms(connection->state_since_ns, HTTP_LINGER_MS);

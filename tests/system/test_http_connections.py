@@ -2,7 +2,7 @@
 import signal
 import socket
 
-from lib.refdata import module_refdata_db, pod  # noqa: F401
+from lib.refdata import item_path, module_refdata_db, pod, slow_dictionary  # noqa: F401
 from lib.wait import eventually
 from lib.wire import RawConnection, request_bytes
 
@@ -41,6 +41,18 @@ def test_idle_connections_are_closed(serve, module_refdata_db):
         assert used.exchange(HEALTH).status == 200
         assert used.is_closed()
         assert fresh.is_closed()
+
+
+def test_a_connection_is_idle_only_after_its_answer(serve, module_refdata_db, token):
+    """A request that takes longer than idleTimeout leaves the connection that long for the next one."""
+    server = serve(module_refdata_db, pod(slow_dictionary("SLOW", 2.5), http={"limits": {"idleTimeout": "2s"}}),
+                   args=["--roles", "query"])
+    with server.raw() as connection:
+        request = request_bytes("GET", item_path("SLOW", "k"), {"Authorization": f"Bearer {token()}"})
+        assert connection.exchange(request).status == 200
+        with server.raw() as later:  # the loops go on in between
+            assert later.exchange(HEALTH).status == 200
+        assert connection.exchange(request).status == 200
 
 
 def test_c7_sigterm_answers_what_is_in_flight_and_takes_nothing_new(serve, module_refdata_db):
