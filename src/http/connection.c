@@ -201,6 +201,8 @@ static void note_reader(struct http_connection *connection)
 
     if (is_behind && !connection->is_behind)
         http_deadline_begin_reading(connection);
+    else if (!is_behind && connection->is_behind && connection->state == HTTP_STATE_HEAD)
+        connection->state_since_ns = now_ns(connection); /* until now its next head was not read */
     connection->is_behind = is_behind;
 }
 

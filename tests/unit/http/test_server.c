@@ -26,7 +26,14 @@ static void now(struct http_request *request)
     http_send(request, &(struct http_response){.status = 200, .body = STR("now")});
 }
 
+static void large(struct http_request *request)
+{
+    static char text[30000];
+    http_send(request, &(struct http_response){.status = 200, .body = str_of(text, sizeof text)});
+}
+
 static const struct http_route routes[] = {
+    {.method = HTTP_GET, .path = "/large", .handler = large},
     {.method = HTTP_GET, .path = "/now", .handler = now},
     {.method = HTTP_POST, .path = "/now", .handler = now, .consumes = HTTP_ANY},
     {.method = HTTP_GET, .path = "/park", .handler = park},
@@ -127,6 +134,28 @@ static void test_a_parked_request_outlives_the_idle_timeout(void **state)
     client_receive(&client);
     assert_int_equal(client_take(&client).status, 200);
     client_close(&client);
+}
+
+/* Nothing of the next request is read before the client has taken its answer: that time is not the head's. */
+static void test_c6_a_head_behind_an_unread_answer_has_its_whole_time(void **state)
+{
+    (void)state;
+    for (int answers = 4; answers < 12; answers++) { /* the socket takes all but the last of some number */
+        struct client client;
+        client_connect(&harness, &client);
+        for (int i = 0; i < answers; i++)
+            client_send(&client, STR("GET /large HTTP/1.1\r\nHost: a\r\n\r\n"));
+        client_send(&client, STR("GET /now HT"));
+        harness_turn(&harness, 3);
+        client_send(&client, STR("TP/1.1\r\nHost: a\r\n\r\n"));
+        int64_t until = clock_mono_ns() + 60 * CLOCK_NS_PER_MS;
+        while (clock_mono_ns() < until)
+            loop_run_once(harness.loop, 10);
+        client_receive(&client);
+        for (int i = 0; i <= answers; i++)
+            assert_int_equal(client_take(&client).status, 200);
+        client_close(&client);
+    }
 }
 
 /* ---- cap ---- */
@@ -318,6 +347,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_c6_a_body_that_dribbles_is_408, setup, teardown),
         cmocka_unit_test_setup_teardown(test_an_idle_connection_is_closed_without_a_word, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_parked_request_outlives_the_idle_timeout, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_c6_a_head_behind_an_unread_answer_has_its_whole_time, setup,
+                                        teardown),
         cmocka_unit_test_setup_teardown(test_c7_one_connection_too_many_is_503, setup, teardown),
         cmocka_unit_test_setup_teardown(test_c7_drain_answers_what_is_in_flight, setup, teardown),
         cmocka_unit_test_setup_teardown(test_c7_past_the_deadline_the_rest_is_told_and_cut, setup, teardown),
