@@ -182,12 +182,14 @@ static void run_pod(struct verify *verify, struct verify_pair *pair, struct veri
 }
 
 /* What the pods' configuration asks of a token, a development token has. */
-static enum status make_token(const struct verify *verify, struct str tenant, struct buf *token,
+static enum status make_token(const struct verify *verify, const struct verify_pair *pair, struct buf *token,
                               struct error *error)
 {
+    const char *scope = atomic_load(&pair->dictionary->read_scope);
     const struct auth_settings *auth = config_section(verify->config, "auth");
     const struct auth_token_request request = {
-        .tenant = tenant,
+        .tenant = pair->tenant,
+        .scopes = scope ? str_from(scope) : STR_NONE,
         .issuer = auth->issuer,
         .audience = auth->audiences.count ? auth->audiences.items[0] : STR_NONE,
         .tenant_claim = verify->settings->tenant_claim,
@@ -202,7 +204,7 @@ void verify_pair_run(struct verify *verify, struct str tenant, struct refdata_di
     struct error error = {0};
     struct buf token;
     buf_init(&token);
-    enum status status = make_token(verify, tenant, &token, &error);
+    enum status status = make_token(verify, &pair, &token, &error);
     pair.token = buf_str(&token);
     if (status == STATUS_OK)
         status = load(verify, &pair, &error);

@@ -271,6 +271,12 @@ def test_a_pod_that_is_down_fails_and_the_others_are_compared(pods, verify, refd
         assert equal == f"ok demo/{code} at {url(server)}: version 1, 40 items"
 
 
+def test_the_development_token_has_the_scope_that_reading_needs(pods, verify, refdata_db):  # noqa: F811
+    write_builtin(refdata_db, "A", ITEMS, 1)
+    server = pods({"code": "A", "readScope": "a:read"})
+    assert verify([server]) == (0, ["ok demo/A version 1, 40 items"])
+
+
 def test_a_wrong_token_fails(pods, verify, refdata_db, dev_token):  # noqa: F811
     write_builtin(refdata_db, "D", ITEMS, 1)
     server = pods("D")
