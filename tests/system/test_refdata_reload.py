@@ -237,3 +237,20 @@ def test_a_row_that_is_too_large_is_named_and_not_tried_again_before_it_changes(
     set_version(refdata_db, "BIG", 3)
     eventually(lambda: client.get(item_path("BIG", "huge")).json()["payload"] == 2)
     assert len(server.logs(event="dictionary_load_failed")) == 1
+
+
+def test_a_corrected_definition_is_loaded_at_once_after_a_row_that_was_too_large(serve, refdata_db, token, reconfigure):
+    """R17: the pause after such a row is the old definition's."""
+    make_table(refdata_db, "big", {"a": "1"})
+    refdata_db.query("""insert into big values ('demo', 'huge', ('[' || repeat('1e131071,', 200) || '1]')::jsonb)""")
+    set_version(refdata_db, "BIG", 1)
+    large = sql_dictionary("BIG")
+    jitter = {"jitter": "100ms"}
+    cut = {**large, "loadSql": f"select k, case k when 'huge' then '2' else v end as v from ({large['loadSql']}) b"}
+    server = serve(refdata_db, pod(cut, cache=jitter), args=("--roles", "query"))
+    client = server.client(token("demo"))
+    assert client.get(item_path("BIG", "a")).json()["payload"] == 1
+    reconfigure(server, refdata_db, pod(large, cache=jitter))
+    eventually(lambda: server.logs(event="dictionary_load_failed"))
+    reconfigure(server, refdata_db, pod({**cut, "loadSql": cut["loadSql"].replace("'2'", "'3'")}, cache=jitter))
+    eventually(lambda: client.get(item_path("BIG", "huge")).json()["payload"] == 3)

@@ -276,7 +276,10 @@ static void redefine(struct refdata_holding *holding, struct refdata_dictionary 
     holding->dictionary = refdata_dictionary_ref(dictionary);
     holding->failures = 0;
     holding->refused = false;
+    holding->too_large = false;
     holding->retry_at_ns = 0;
+    loop_timer_stop(holding->refdata->home,
+                    &holding->timer); /* a try of the old definition, up to 5 minutes later */
     holding->drift_known = false;
     holding->redefined = true;
     /* versions of another database, perhaps */
