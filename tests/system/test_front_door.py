@@ -1,12 +1,15 @@
 """./dev and the tools behind it, as far as they can be tried without building anything."""
+import ast
 import contextlib
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import psycopg2
@@ -201,3 +204,18 @@ def test_programs_are_tried_again_unless_they_crashed(root):
     log = "\n".join(json.dumps({"name": f"freshet:x / {name}", "result": result, "returncode": code, "stdout": said})
                     for name, result, code, said in runs)
     assert list(load_tool(root, "count_results").meson_names(log)) == ["late"] * 2 + ["late leak"] * 2
+
+
+def test_bench_installs_every_python_module_that_it_imports(root):
+    packages = (root / "tools/dev/packages.sh").read_text()
+    sets = [re.search(f"PACKAGES_{name}='(.*?)'", packages, re.DOTALL).group(1) for name in ("RUN", "BENCH")]
+    imported = set()
+    for file in [root / "bench/run", *(root / "bench/harness").glob("*.py")]:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                imported.add(node.module.split(".")[0])
+    others = imported - set(sys.stdlib_module_names) - {"harness", "lib"}
+    assert "jwt" in others
+    assert others <= set(re.findall(r"^py:(\w+)", "\n".join(sets), re.MULTILINE))

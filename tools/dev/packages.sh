@@ -64,6 +64,8 @@ cmd:nginx                    | nginx-light           | measured beside freshet
 cmd:redis-server             | redis-server          | measured beside freshet
 cmd:redis-cli                | redis-tools           | measured beside freshet
 cmd:nats-server              | nats-server           | hydration over NATS
+py:jwt                       | python3-jwt           | tokens of the clients
+py:cryptography              | python3-cryptography  | keys for these tokens
 '
 
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
