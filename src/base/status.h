@@ -57,7 +57,7 @@
     X(OVERLOADED, "OVERLOADED", "too much at once, try again", 503, true)                                    \
     X(DICTIONARY_UNAVAILABLE, "DICTIONARY_UNAVAILABLE", "this dictionary cannot be served now", 503, true)   \
     X(HYDRATION_TIMEOUT, "HYDRATION_TIMEOUT", "its owner did not answer in time, try again", 503, true)      \
-    X(HTTP_VERSION, "HTTP_VERSION_NOT_SUPPORTED", "only HTTP/1.1 and HTTP/1.0 are spoken", 505, false)       \
+    X(HTTP_VERSION, "HTTP_VERSION_NOT_SUPPORTED", "only HTTP/1.x is supported", 505, false)                  \
     /* inside the program only; an API answers INTERNAL or UNAVAILABLE for them */                           \
     X(TIMEOUT, "UNAVAILABLE", "the deadline passed", 503, true)                                              \
     X(CANCELLED, "UNAVAILABLE", "stopped before it finished", 503, true)                                     \

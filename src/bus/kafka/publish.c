@@ -218,7 +218,7 @@ static enum status check_topics(struct kafka *kafka, const struct bus_message *m
 
 static enum status no_engine(const struct kafka *kafka, struct error *error)
 {
-    return atomic_load(&kafka->up) ? error_set(error, STATUS_TIMEOUT, "the topic is not there")
+    return atomic_load(&kafka->up) ? error_set(error, STATUS_TIMEOUT, "the topic does not exist")
                                    : error_set(error, STATUS_TIMEOUT, "no Kafka broker answers");
 }
 
