@@ -8,7 +8,8 @@
 
 enum {
     HYDRATION_ASKINGS_MAX = 4096, /* of a desk */
-    HYDRATION_SHARE_MAX = 1024,   /* of these, for one tenant and entity type */
+    HYDRATION_TENANT_MAX = 2048,  /* of these, for one tenant */
+    HYDRATION_SHARE_MAX = 1024,   /* of these, of one entity type */
     HYDRATION_SHARE_BUCKETS = 256,
     HYDRATION_VISITS_MAX = 4,       /* at once: the workers are everybody's */
     HYDRATION_BACKGROUND_MAX = 256, /* waiters that nobody waits for */
@@ -45,7 +46,7 @@ struct hydration_visit {
 struct hydration_asking {
     struct hydration_asking *next_in_bucket, *next_in_queue;
     struct hydration_desk *desk;
-    struct hydration_share *share;  /* its tenant's */
+    struct hydration_share *share;  /* its tenant's and type's */
     uint64_t hash;                  /* of the entity */
     struct hydration_need need;     /* subject empty: everybody's */
     struct hydration_policy policy; /* of who opened it */
@@ -95,7 +96,7 @@ struct hydration_turns {
 };
 void hydration_turns_init(struct hydration_turns *turns);
 void hydration_turns_deinit(struct hydration_turns *turns); /* no asking is left */
-/* NULL: this tenant has as many askings of this type as it may have. Leave it when the asking ends, not in line. */
+/* NULL: this tenant has as many askings, or as many of this type, as it may have. Leave it when the asking ends, not in line. */
 struct hydration_share *hydration_share_enter(struct hydration_desk *desk, const struct hydration_need *need);
 void hydration_share_leave(struct hydration_desk *desk, struct hydration_share *share);
 void hydration_turns_queue(struct hydration_asking *asking);                /* in line for a visit */

@@ -1,7 +1,8 @@
 /* Tenants take turns: of those whose askings are in line for a visit each has one visited, then the next tenant has one. A share is
- * what one tenant asks for of one entity type; it may have a part of a desk's askings, so that no tenant has all of them.
+ * what one tenant asks for; it may have a part of a desk's askings, so that no tenant has all of them. Of that, what it asks for of one
+ * entity type is a share too, with a part of its own, so that a type whose owner hangs leaves places to the tenant's other types.
  *
- *     shares ─▶ (greedy, item): asking ─▶ asking ─▶ … ─▶ (modest, item): asking
+ *     line ─▶ greedy: asking ─▶ asking ─▶ … ─▶ modest: asking
  *
  * A share is known by a hash of its names: should two be alike, they share. */
 #include <stdlib.h>
@@ -15,9 +16,10 @@ enum { SPARE_MAX = 64 };
 struct hydration_share {
     struct hydration_share *next_in_bucket; /* or the next spare one */
     struct hydration_share *next_in_line;
+    struct hydration_share *tenant; /* of a type's: the tenant's, which is the one in line */
     uint64_t hash;
     size_t askings;
-    struct hydration_asking *queue, **queue_last; /* in line for a visit; in `shares` while there is one */
+    struct hydration_asking *queue, **queue_last; /* in line for a visit */
 };
 
 static struct hydration_share **share_bucket(struct hydration_desk *desk, uint64_t hash)
@@ -56,25 +58,46 @@ static void end_share(struct hydration_desk *desk, struct hydration_share *share
     turns->spare_count++;
 }
 
-struct hydration_share *hydration_share_enter(struct hydration_desk *desk, const struct hydration_need *need)
+/* NULL: it has as many askings as it may have. */
+static struct hydration_share *enter(struct hydration_desk *desk, uint64_t hash, size_t askings_max)
 {
-    uint64_t type = hash_seeded(need->entity_type),
-             hash = hash_seeded(need->tenant) ^ (type << 21 | type >> 43);
     struct hydration_share *share = *share_bucket(desk, hash);
     while (share && share->hash != hash)
         share = share->next_in_bucket;
     if (!share)
         share = make_share(desk, hash);
-    if (share->askings == HYDRATION_SHARE_MAX)
+    if (share->askings == askings_max)
         return NULL;
     share->askings++;
     return share;
 }
 
-void hydration_share_leave(struct hydration_desk *desk, struct hydration_share *share)
+static void leave(struct hydration_desk *desk, struct hydration_share *share)
 {
     if (--share->askings == 0)
         end_share(desk, share);
+}
+
+struct hydration_share *hydration_share_enter(struct hydration_desk *desk, const struct hydration_need *need)
+{
+    uint64_t type_hash = hash_seeded(need->entity_type), tenant_hash = hash_seeded(need->tenant);
+    struct hydration_share *tenant = enter(desk, tenant_hash, HYDRATION_TENANT_MAX);
+    if (!tenant)
+        return NULL;
+    struct hydration_share *share =
+        enter(desk, tenant_hash ^ (type_hash << 21 | type_hash >> 43), HYDRATION_SHARE_MAX);
+    if (share)
+        share->tenant = tenant;
+    else
+        leave(desk, tenant);
+    return share;
+}
+
+void hydration_share_leave(struct hydration_desk *desk, struct hydration_share *share)
+{
+    struct hydration_share *tenant = share->tenant;
+    leave(desk, share);
+    leave(desk, tenant);
 }
 
 /* ---- the line ---- */
@@ -93,7 +116,7 @@ static void append_share(struct hydration_turns *turns, struct hydration_share *
 
 void hydration_turns_queue(struct hydration_asking *asking)
 {
-    struct hydration_share *share = asking->share;
+    struct hydration_share *share = asking->share->tenant;
     if (!share->queue)
         append_share(&asking->desk->turns, share);
     asking->next_in_queue = NULL;

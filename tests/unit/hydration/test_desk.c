@@ -220,6 +220,36 @@ static void test_a_greedy_tenant_leaves_places_and_turns_to_others(void **state)
     free(people);
 }
 
+/* The same where it asks for as many types as it likes, which need not exist. */
+static void test_a_greedy_tenant_of_many_types_leaves_places_and_turns_to_others(void **state)
+{
+    (void)state;
+    struct person *people = calloc(HYDRATION_ASKINGS_MAX, sizeof *people), bob = {0};
+    struct hydration_need need = rig_need("ann", rig_full);
+    char type[16];
+    script.claim = not_in_ledger;
+    rig_hold();
+    for (int i = 0; i < HYDRATION_ASKINGS_MAX; i++) {
+        snprintf(type, sizeof type, "type-%d", i);
+        need.entity_type = str_from(type);
+        ask_need(&people[i], need, false);
+    }
+    assert_true(turn_until_count(rig_held, HYDRATION_VISITS_MAX));
+    need.tenant = STR("modest");
+    ask_need(&bob, need, false);
+    turn_for_ms(1);
+    assert_int_equal(bob.times, 0);
+    rig_let_go();
+    assert_true(turn_until_done(&bob));
+    assert_int_equal(bob.result, HYDRATION_NOT_FOUND);
+    unsigned found = 0;
+    for (int i = 0; i < HYDRATION_ASKINGS_MAX; i++)
+        found += people[i].times && people[i].result == HYDRATION_NOT_FOUND;
+    assert_true(found < HYDRATION_SHARE_MAX / 2);
+    assert_true(turn_until_empty());
+    free(people);
+}
+
 static void test_h2_an_answer_may_come_before_the_claim_is_back(void **state)
 {
     (void)state;
@@ -931,6 +961,7 @@ int main(void)
         TEST(test_h2_ten_thousand_callers_are_one_claim),
         TEST(test_too_many_entities_at_once_are_refused),
         TEST(test_a_greedy_tenant_leaves_places_and_turns_to_others),
+        TEST(test_a_greedy_tenant_of_many_types_leaves_places_and_turns_to_others),
         TEST(test_h2_an_answer_may_come_before_the_claim_is_back),
         TEST(test_h2_who_cancels_is_never_called),
         TEST(test_h2_a_callback_may_cancel_others_and_ask_again),
