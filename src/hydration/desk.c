@@ -10,7 +10,6 @@
 #include <stdlib.h>
 
 #include "base/clock.h"
-#include "base/hash.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "hydration/desk_inside.h"

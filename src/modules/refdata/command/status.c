@@ -101,7 +101,7 @@ static enum status find(struct http_request *request, struct str event_id, struc
     int64_t deadline_ns = clock_deadline_ms(READ_MS);
     enum status failure = STATUS_UNKNOWN_UPDATE;
     struct error own = {0};
-    struct found found = {NULL};
+    struct found found = {0};
     error_set(error, STATUS_UNKNOWN_UPDATE, "there is no update %.*s", STR_ARG(event_id));
     for (size_t i = 0; i < catalog->database_count; i++) {
         struct db_result *result = NULL;
