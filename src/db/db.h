@@ -56,6 +56,10 @@ const char *db_pool_address(const struct db_pool *pool);
 struct db_conn;
 enum status db_acquire(struct db_pool *pool, int64_t deadline_ns, struct db_conn **conn,
                        struct error *error) MUST_CHECK;
+/* The same for work that may take long, such as SQL of users: it never has all connections. Two are left to db_acquire(), or one
+ * where there are two or three. */
+enum status db_acquire_long(struct db_pool *pool, int64_t deadline_ns, struct db_conn **conn,
+                            struct error *error) MUST_CHECK;
 /* Back to the pool; one that is broken or still inside a transaction is rolled back or closed, never reused
  * dirty. */
 void db_release(struct db_conn *conn);

@@ -121,6 +121,7 @@ struct db_conn {
     bool in_pipeline, pipeline_left;
     bool doomed;      /* the server said goodbye while nothing was running */
     bool answered;    /* the server has, since the pool lent it */
+    bool is_long;     /* lent for long work: db_acquire_long() */
     uint64_t outages; /* the pool's count when it was lent */
     char sqlstate[6];
 };

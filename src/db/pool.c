@@ -1,7 +1,7 @@
 /* The pool: at most connections_max connections, opened on demand, handed to whoever waited longest.
  *
  * A slot is the right to have one connection. Whoever gives up a connection or a slot hands it to the first
- * waiter, so nobody can be overtaken. Under the lock nothing blocks: connecting, rolling back and closing
+ * waiter, so nobody can be overtaken, except that long work (db_acquire_long) never has all of them. Under the lock nothing blocks: connecting, rolling back and closing
  * happen outside it.
  *
  *     breaker:  CLOSED ── a connect fails ──▶ OPEN until `retry_at_ns` ── first caller after that ──▶ PROBING
@@ -31,6 +31,7 @@ struct waiter {
     struct waiter *next;
     pthread_cond_t granted;
     enum grant grant;
+    bool is_long;
     struct db_conn *conn;
 };
 
@@ -43,6 +44,7 @@ struct db_pool {
     struct db_conn *idle; /* most recently used first */
     unsigned idle_count;
     unsigned slots_used; /* connections that exist or are being opened */
+    unsigned long_used;  /* of them, those that have long work */
     struct waiter *first_waiter, **last_waiter;
     enum breaker breaker;
     uint64_t outages;  /* times it opened */
@@ -121,29 +123,59 @@ static void show_counts(struct db_pool *pool)
     metric_set(pool->metrics.used, pool->slots_used - pool->idle_count);
 }
 
-static struct db_conn *lend(const struct db_pool *pool, struct db_conn *conn)
+static bool has_long_room(const struct db_pool *pool)
+{
+    unsigned max = pool->parsed.connections_max;
+    unsigned reserved = max > 3 ? 2 : max > 1 ? 1 : 0;
+
+    return pool->long_used < max - reserved;
+}
+
+static void lend(struct db_pool *pool, struct db_conn *conn, bool is_long)
 {
     conn->answered = false;
     conn->outages = pool->outages;
-    return conn;
+    conn->is_long = is_long;
 }
 
-static void grant(struct db_pool *pool, enum grant what, struct db_conn *conn)
+/* Who is next: points to NULL if only long work waits that may not have another connection now. */
+static struct waiter **next_waiter(struct db_pool *pool)
 {
-    struct waiter *waiter = pool->first_waiter;
+    struct waiter **at = &pool->first_waiter;
 
-    pool->first_waiter = waiter->next;
-    if (!pool->first_waiter)
-        pool->last_waiter = &pool->first_waiter;
+    while (*at && (*at)->is_long && !has_long_room(pool))
+        at = &(*at)->next;
+    return at;
+}
+
+static struct waiter *remove_waiter(struct db_pool *pool, struct waiter **at)
+{
+    struct waiter *waiter = *at;
+
+    *at = waiter->next;
+    if (pool->last_waiter == &waiter->next)
+        pool->last_waiter = at;
+    return waiter;
+}
+
+static void grant(struct db_pool *pool, struct waiter **at, enum grant what, struct db_conn *conn)
+{
+    struct waiter *waiter = remove_waiter(pool, at);
+
     waiter->grant = what;
-    waiter->conn = conn ? lend(pool, conn) : NULL;
+    waiter->conn = conn;
+    pool->long_used += waiter->is_long && what != GRANT_REFUSED;
+    if (conn)
+        lend(pool, conn, waiter->is_long);
     pthread_cond_signal(&waiter->granted);
 }
 
-static void give_slot_back(struct db_pool *pool)
+static void give_slot_back(struct db_pool *pool, bool was_long)
 {
-    if (pool->first_waiter && pool->breaker == BREAKER_CLOSED)
-        grant(pool, GRANT_SLOT, NULL);
+    pool->long_used -= was_long;
+    struct waiter **next = next_waiter(pool);
+    if (*next && pool->breaker == BREAKER_CLOSED)
+        grant(pool, next, GRANT_SLOT, NULL);
     else
         pool->slots_used--;
     show_counts(pool);
@@ -152,7 +184,7 @@ static void give_slot_back(struct db_pool *pool)
 static void refuse_waiters(struct db_pool *pool)
 {
     while (pool->first_waiter)
-        grant(pool, GRANT_REFUSED, NULL);
+        grant(pool, &pool->first_waiter, GRANT_REFUSED, NULL);
 }
 
 static struct db_conn *pop_idle(struct db_pool *pool)
@@ -162,7 +194,6 @@ static struct db_conn *pop_idle(struct db_pool *pool)
     if (conn) {
         pool->idle = conn->next;
         pool->idle_count--;
-        lend(pool, conn);
     }
     return conn;
 }
@@ -235,9 +266,10 @@ static void breaker_open(struct db_pool *pool, const char *reason)
     refuse_waiters(pool);
 }
 
-static enum grant wait_for_grant(struct db_pool *pool, int64_t deadline_ns, struct db_conn **conn)
+static enum grant wait_for_grant(struct db_pool *pool, bool is_long, int64_t deadline_ns,
+                                 struct db_conn **conn)
 {
-    struct waiter waiter = {.grant = GRANT_NONE};
+    struct waiter waiter = {.grant = GRANT_NONE, .is_long = is_long};
     struct timespec until = {.tv_sec = deadline_ns / CLOCK_NS_PER_S, .tv_nsec = deadline_ns % CLOCK_NS_PER_S};
     pthread_condattr_t attributes;
     int rc = 0;
@@ -254,9 +286,7 @@ static enum grant wait_for_grant(struct db_pool *pool, int64_t deadline_ns, stru
         struct waiter **at = &pool->first_waiter;
         while (*at != &waiter)
             at = &(*at)->next;
-        *at = waiter.next;
-        if (pool->last_waiter == &waiter.next)
-            pool->last_waiter = at;
+        remove_waiter(pool, at);
     }
     pthread_cond_destroy(&waiter.granted);
     *conn = waiter.conn;
@@ -272,19 +302,24 @@ void db_pool_interrupt(struct db_pool *pool)
 }
 
 /* An idle connection, the right to open one, or neither. */
-static enum grant take(struct db_pool *pool, int64_t deadline_ns, struct db_conn **conn)
+static enum grant take(struct db_pool *pool, bool is_long, int64_t deadline_ns, struct db_conn **conn)
 {
     if (db_pool_is_interrupted(pool))
         return GRANT_REFUSED;
-    *conn = pop_idle(pool);
-    if (*conn)
+    bool may_have = !is_long || has_long_room(pool);
+    *conn = may_have ? pop_idle(pool) : NULL;
+    if (*conn) {
+        pool->long_used += is_long;
+        lend(pool, *conn, is_long);
         return GRANT_CONN;
-    bool room = pool->slots_used < pool->parsed.connections_max;
+    }
+    bool room = may_have && pool->slots_used < pool->parsed.connections_max;
     if (!room && pool->breaker == BREAKER_CLOSED)
-        return wait_for_grant(pool, deadline_ns, conn);
+        return wait_for_grant(pool, is_long, deadline_ns, conn);
     if (!room || !breaker_lets_through(pool))
         return GRANT_REFUSED;
     pool->slots_used++;
+    pool->long_used += is_long;
     return GRANT_SLOT;
 }
 
@@ -299,11 +334,11 @@ static void destroy_all(struct db_conn *conn)
     }
 }
 
-static enum grant take_locked(struct db_pool *pool, int64_t deadline_ns, struct db_conn **conn)
+static enum grant take_locked(struct db_pool *pool, bool is_long, int64_t deadline_ns, struct db_conn **conn)
 {
     pthread_mutex_lock(&pool->lock);
     struct db_conn *expired = take_expired(pool);
-    enum grant granted = take(pool, deadline_ns, conn);
+    enum grant granted = take(pool, is_long, deadline_ns, conn);
     show_counts(pool);
     pthread_mutex_unlock(&pool->lock);
     destroy_all(expired);
@@ -319,7 +354,7 @@ static bool is_telling(struct db_pool *pool, int64_t given_ms)
 }
 
 /* With a slot in hand: connects, and tells the breaker. */
-static enum status open_conn(struct db_pool *pool, int64_t deadline_ns, struct db_conn **conn,
+static enum status open_conn(struct db_pool *pool, bool is_long, int64_t deadline_ns, struct db_conn **conn,
                              struct error *error)
 {
     struct error own = {0};
@@ -332,19 +367,23 @@ static enum status open_conn(struct db_pool *pool, int64_t deadline_ns, struct d
     else if (status == STATUS_DB_DOWN || (status == STATUS_TIMEOUT && is_telling(pool, given_ms)))
         breaker_open(pool, own.message);
     if (status != STATUS_OK)
-        give_slot_back(pool);
+        give_slot_back(pool, is_long);
     pthread_mutex_unlock(&pool->lock);
-    if (status == STATUS_OK)
+    if (status == STATUS_OK) {
+        (*conn)->is_long = is_long;
         return status;
+    }
     db_metrics_error(&pool->metrics, status);
     return error_set(error, status, "%s: %s", pool->parsed.address, own.message);
 }
 
 static void discard(struct db_pool *pool, struct db_conn *conn)
 {
+    bool was_long = conn->is_long;
+
     db_conn_destroy(conn);
     pthread_mutex_lock(&pool->lock);
-    give_slot_back(pool);
+    give_slot_back(pool, was_long);
     pthread_mutex_unlock(&pool->lock);
 }
 
@@ -359,18 +398,18 @@ static enum status refused(struct db_pool *pool, struct error *error)
     return STATUS_DB_DOWN;
 }
 
-static enum status acquire(struct db_pool *pool, int64_t deadline_ns, struct db_conn **conn,
+static enum status acquire(struct db_pool *pool, bool is_long, int64_t deadline_ns, struct db_conn **conn,
                            struct error *error)
 {
     for (;;) {
-        switch (take_locked(pool, deadline_ns, conn)) {
+        switch (take_locked(pool, is_long, deadline_ns, conn)) {
         case GRANT_CONN:
             if (db_conn_is_alive(*conn))
                 return STATUS_OK;
             discard(pool, *conn); /* it died while it was idle: take the next */
             *conn = NULL;
             break;
-        case GRANT_SLOT: return open_conn(pool, deadline_ns, conn, error);
+        case GRANT_SLOT: return open_conn(pool, is_long, deadline_ns, conn, error);
         case GRANT_REFUSED: return refused(pool, error);
         case GRANT_NONE:
             db_metrics_error(&pool->metrics, STATUS_TIMEOUT);
@@ -380,18 +419,30 @@ static enum status acquire(struct db_pool *pool, int64_t deadline_ns, struct db_
     }
 }
 
-enum status db_acquire(struct db_pool *pool, int64_t deadline_ns, struct db_conn **conn, struct error *error)
+static enum status acquire_measured(struct db_pool *pool, bool is_long, int64_t deadline_ns,
+                                    struct db_conn **conn, struct error *error)
 {
     int64_t begun_ns = clock_mono_ns();
 
     *conn = NULL;
-    enum status status = acquire(pool, deadline_ns, conn, error);
+    enum status status = acquire(pool, is_long, deadline_ns, conn, error);
     metric_observe(pool->metrics.acquire_wait, (double)(clock_mono_ns() - begun_ns) / 1e9);
     if (status == STATUS_OK)
         (*conn)->sqlstate[0] = '\0';
     else
         *conn = NULL;
     return status;
+}
+
+enum status db_acquire(struct db_pool *pool, int64_t deadline_ns, struct db_conn **conn, struct error *error)
+{
+    return acquire_measured(pool, false, deadline_ns, conn, error);
+}
+
+enum status db_acquire_long(struct db_pool *pool, int64_t deadline_ns, struct db_conn **conn,
+                            struct error *error)
+{
+    return acquire_measured(pool, true, deadline_ns, conn, error);
 }
 
 int64_t db_conn_opened_ns(const struct db_conn *conn)
@@ -413,8 +464,10 @@ void db_release(struct db_conn *conn)
     /* A server that hung answers on its old connections again: as good as a new one. */
     if (pool->breaker == BREAKER_OPEN && conn->answered && conn->outages == pool->outages)
         breaker_close(pool);
-    if (pool->first_waiter)
-        grant(pool, GRANT_CONN, conn);
+    pool->long_used -= conn->is_long;
+    struct waiter **next = next_waiter(pool);
+    if (*next)
+        grant(pool, next, GRANT_CONN, conn);
     else
         push_idle(pool, conn);
     show_counts(pool);

@@ -20,6 +20,8 @@ ABOUT_POSTGRES = {
                                                           " same database",
     "test_the_same_name_in_another_database_is_another_dictionary": "each database has a bus of its own there; on an engine"
                                                                     " they share a stream",
+    "test_partitions_take_turns_so_a_backlog_of_one_dictionary_delays_anothers_update_by_one_batch_for_each": "the order of the"
+                                                                    " bus's cursors; Kafka hands messages out as it fetches them",
     "test_whoever_waits_beside_apply_is_not_the_only_one": "holds the bus's cursor row",
     "test_an_update_whose_command_ends_every_process_has_failed": "sets how many processes ended, which the bus's tables keep",
     "test_a_statement_that_takes_too_long_is_tried_again_and_given_up_at_last": "counts and changes attempts in the bus's cursor row",

@@ -57,26 +57,101 @@ static void test_the_bound_holds_and_waiting_ends_at_the_deadline(void **state)
     db_pool_destroy(pool);
 }
 
+static void test_long_work_leaves_connections_to_all_else(void **state)
+{
+    (void)state;
+    struct db_pool *pool = test_pool(4);
+    struct db_conn *longs[2], *third, *quick[2];
+    for (int i = 0; i < 2; i++)
+        assert_ok(db_acquire_long(pool, clock_deadline_ms(PATIENCE_MS), &longs[i], NULL));
+    assert_int_equal(db_acquire_long(pool, clock_deadline_ms(50), &third, NULL), STATUS_TIMEOUT);
+    quick[0] = test_acquire(pool);
+    quick[1] = test_acquire(pool);
+    db_release(quick[0]); /* idle now, and still not for long work */
+    assert_int_equal(db_acquire_long(pool, clock_deadline_ms(50), &third, NULL), STATUS_TIMEOUT);
+    (void)test_try(longs[0], "SELECT pg_terminate_backend(pg_backend_pid())", PATIENCE_MS, NULL);
+    db_release(longs[0]); /* closed: its place is free all the same */
+    assert_ok(db_acquire_long(pool, clock_deadline_ms(PATIENCE_MS), &third, NULL));
+    db_release(third);
+    db_release(longs[1]);
+    db_release(quick[1]);
+    db_pool_destroy(pool);
+}
+
+static void test_a_pool_of_one_connection_lends_it_for_long_work(void **state)
+{
+    (void)state;
+    struct db_pool *pool = test_pool(1);
+    struct db_conn *conn;
+    assert_ok(db_acquire_long(pool, clock_deadline_ms(PATIENCE_MS), &conn, NULL));
+    db_release(conn);
+    db_release(test_acquire(pool));
+    db_pool_destroy(pool);
+}
+
 struct crowd {
     struct db_pool *pool;
-    atomic_int inside, most;
+    atomic_int inside, most, most_long, longs;
 };
+
+static void raise_to(atomic_int *most, int now)
+{
+    int known = atomic_load(most);
+    while (now > known && !atomic_compare_exchange_weak(most, &known, now))
+        continue;
+}
+
+static const char *visit_once(struct crowd *crowd, bool is_long, const char *sql)
+{
+    struct db_conn *conn;
+    enum status (*acquire)(struct db_pool *, int64_t, struct db_conn **, struct error *) =
+        is_long ? db_acquire_long : db_acquire;
+    if (acquire(crowd->pool, clock_deadline_ms(PATIENCE_MS), &conn, NULL) != STATUS_OK)
+        return "acquire failed";
+    raise_to(&crowd->most, atomic_fetch_add(&crowd->inside, 1) + 1);
+    raise_to(&crowd->most_long, atomic_fetch_add(&crowd->longs, is_long) + is_long);
+    enum status status = test_try(conn, sql, PATIENCE_MS, NULL);
+    atomic_fetch_sub(&crowd->inside, 1);
+    atomic_fetch_sub(&crowd->longs, is_long);
+    db_release(conn);
+    return status == STATUS_DB_DOWN ? "connection lost" : NULL;
+}
+
+static void *visit_long_and_short(void *arg)
+{
+    const char *complaint = NULL;
+    for (int i = 0; i < 20 && !complaint; i++) {
+        (void)visit_once(arg, i % 2, "SELECT pg_terminate_backend(pg_backend_pid())");
+        complaint = visit_once(arg, i % 3 != 0, "SELECT 1");
+    }
+    return (void *)complaint;
+}
+
+static void test_long_and_short_work_share_a_pool(void **state)
+{
+    (void)state;
+    struct crowd crowd = {.pool = test_pool(3)};
+    pthread_t threads[8];
+    for (int i = 0; i < 8; i++)
+        pthread_create(&threads[i], NULL, visit_long_and_short, &crowd);
+    for (int i = 0; i < 8; i++) {
+        void *complaint;
+        pthread_join(threads[i], &complaint);
+        if (complaint)
+            fail_msg("%s", (char *)complaint);
+    }
+    assert_in_range(atomic_load(&crowd.most), 1, 3);
+    assert_in_range(atomic_load(&crowd.most_long), 1, 2);
+    db_pool_destroy(crowd.pool);
+}
 
 static void *visit(void *arg)
 {
     struct crowd *crowd = arg;
     for (int i = 0; i < 20; i++) {
-        struct db_conn *conn;
-        if (db_acquire(crowd->pool, clock_deadline_ms(PATIENCE_MS), &conn, NULL) != STATUS_OK)
-            return "acquire failed";
-        int now = atomic_fetch_add(&crowd->inside, 1) + 1;
-        int most = atomic_load(&crowd->most);
-        while (now > most && !atomic_compare_exchange_weak(&crowd->most, &most, now))
-            continue;
-        if (test_try(conn, i % 7 == 0 ? "SELECT 1/0" : "SELECT 1", PATIENCE_MS, NULL) == STATUS_DB_DOWN)
-            return "connection lost";
-        atomic_fetch_sub(&crowd->inside, 1);
-        db_release(conn);
+        const char *complaint = visit_once(crowd, false, i % 7 == 0 ? "SELECT 1/0" : "SELECT 1");
+        if (complaint)
+            return (void *)complaint;
     }
     return NULL;
 }
@@ -310,6 +385,9 @@ int run_pool_tests(void)
         cmocka_unit_test(test_one_connection_is_used_again),
         cmocka_unit_test(test_sessions_begin_as_we_need_them),
         cmocka_unit_test(test_the_bound_holds_and_waiting_ends_at_the_deadline),
+        cmocka_unit_test(test_long_work_leaves_connections_to_all_else),
+        cmocka_unit_test(test_a_pool_of_one_connection_lends_it_for_long_work),
+        cmocka_unit_test(test_long_and_short_work_share_a_pool),
         cmocka_unit_test(test_twelve_threads_share_three_connections),
         cmocka_unit_test(test_an_open_transaction_is_rolled_back_on_release),
         cmocka_unit_test(test_an_unfinished_pipeline_is_not_reused),

@@ -132,7 +132,8 @@ static void run_history(struct worker_job *job)
     struct refdata_history *history = (struct refdata_history *)job;
     int64_t deadline_ns = clock_deadline_ms(history->timeout_ms);
     struct db_conn *conn = NULL;
-    history->status = db_acquire(history->dictionary->database->pool, deadline_ns, &conn, &history->error);
+    history->status =
+        db_acquire_long(history->dictionary->database->pool, deadline_ns, &conn, &history->error);
     if (history->status == STATUS_OK)
         history->status = read_outbox(history, conn, deadline_ns);
     if (conn)
