@@ -30,4 +30,8 @@ struct bus_postgres_config {
 enum status bus_postgres_create(const struct bus_postgres_config *config, struct bus **bus,
                                 struct error *error) MUST_CHECK;
 
+/* What bus_is_private() knows, asked on any connection. */
+enum status bus_postgres_look_private(struct db_conn *conn, int64_t deadline_ns, bool *is_private,
+                                      struct error *error) MUST_CHECK;
+
 #endif

@@ -164,16 +164,26 @@ static const char private_sql[] =
     "    AND r.rolname <> current_user"
     "    AND has_database_privilege(r.oid, current_database(), 'CONNECT')))::int";
 
-static enum status look_who_listens(struct postgres *postgres, struct db_conn *conn, int64_t deadline_ns,
-                                    struct error *error)
+enum status bus_postgres_look_private(struct db_conn *conn, int64_t deadline_ns, bool *is_private,
+                                      struct error *error)
 {
     struct db_statement statement;
     struct db_result *result = NULL;
 
     db_statement_init(&statement, private_sql, 0, NULL);
     enum status status = db_query(conn, &statement, NULL, deadline_ns, &result, error);
-    atomic_store(&postgres->is_private, status == STATUS_OK && db_result_i64(result, 0, 0) == 1);
+    *is_private = status == STATUS_OK && db_result_i64(result, 0, 0) == 1;
     db_result_free(result);
+    return status;
+}
+
+static enum status look_who_listens(struct postgres *postgres, struct db_conn *conn, int64_t deadline_ns,
+                                    struct error *error)
+{
+    bool is_private;
+    enum status status = bus_postgres_look_private(conn, deadline_ns, &is_private, error);
+
+    atomic_store(&postgres->is_private, is_private);
     return status;
 }
 

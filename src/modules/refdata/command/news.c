@@ -7,7 +7,8 @@
  * who still wait, once, as soon as there is a connection again.
  *
  * Every role that may connect can send a notice. Where another role than superusers can log in, a notice only says that an update
- * is decided: the decision is read from its row. */
+ * is decided: the decision is read from its row. A bus in PostgreSQL looks for such roles. Without one, the process looks when
+ * it reads rows, and trusts notices for a few seconds after that. */
 #include "modules/refdata/command/news.h"
 
 #include <pthread.h>
@@ -17,6 +18,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "bus/bus_postgres.h"
 #include "modules/refdata/command/states.h"
 #include "modules/refdata/command/waiters.h"
 
@@ -25,13 +27,17 @@
 enum {
     NOTIFY_WINDOW_US = 200, /* a lone decision leaves at once, a stream of them is gathered */
     REREAD_MS = 2000,
+    PRIVATE_MS = 5000, /* between two looks for other roles, as of the bus */
 };
 
 struct refdata_news {
     struct refdata_flow *flow;
     struct db_notifier *notifier; /* where updates are decided */
     struct db_listener *listener; /* where somebody may wait for others' decisions */
-    pthread_mutex_t lock;         /* for what follows */
+    atomic_llong
+        private_until_ns; /* without a bus in PostgreSQL: no other role can log in, as of the last look */
+    int64_t look_ns;      /* the next look; the reread's own */
+    pthread_mutex_t lock; /* for what follows */
     struct refdata_waiters waiters;
     bool stopped, rereading, reread_again;
     struct worker_job reread;
@@ -149,7 +155,8 @@ static bool parse_notice(struct str payload, struct str *tenant, struct refdata_
 static bool is_trusted(const struct refdata_news *news)
 {
     const struct refdata_buses *buses = &news->flow->buses;
-    return bus_is_private(buses->commands) || bus_is_private(buses->invalidations);
+    return bus_is_private(buses->commands) || bus_is_private(buses->invalidations) ||
+           clock_mono_ns() < atomic_load(&news->private_until_ns);
 }
 
 static bool is_waited_for(struct refdata_news *news, struct str tenant, struct str event_id)
@@ -207,6 +214,26 @@ static size_t list_waiting(struct refdata_news *news, struct buf *tenants, struc
     return count;
 }
 
+static bool is_look_due(const struct refdata_news *news)
+{
+    const struct kernel_bus_settings *bus = kernel_bus(news->flow->refdata->kernel);
+    return bus->commands != KERNEL_POSTGRES && bus->invalidations != KERNEL_POSTGRES &&
+           clock_mono_ns() >= news->look_ns;
+}
+
+static enum status look_for_roles(struct refdata_news *news, struct db_conn *conn, int64_t deadline_ns,
+                                  struct error *error)
+{
+    bool is_private;
+    int64_t until_ns = clock_deadline_ms(PRIVATE_MS);
+    enum status status = bus_postgres_look_private(conn, deadline_ns, &is_private, error);
+    if (status == STATUS_OK) {
+        news->look_ns = until_ns;
+        atomic_store(&news->private_until_ns, is_private ? until_ns : 0);
+    }
+    return status;
+}
+
 static enum status read_rows(struct refdata_news *news, const struct buf *tenants,
                              const struct buf *event_ids, const struct str *names, struct error *error)
 {
@@ -224,6 +251,8 @@ static enum status read_rows(struct refdata_news *news, const struct buf *tenant
             release(news, names[found.asked], &found.state);
     }
     db_result_free(result);
+    if (status == STATUS_OK && is_look_due(news))
+        status = look_for_roles(news, conn, deadline_ns, error);
     if (conn)
         db_release(conn);
     return status;
