@@ -1,6 +1,7 @@
 """C5, R2: scopes of dictionaries, for all and one by one, and who asked for an update."""
 import pytest
 
+from lib import on_engines
 from lib.apply import command, publish
 from lib.config import merge
 from lib.refdata import TENANT, item_path, module_refdata_db, path, pod, write_builtin  # noqa: F401
@@ -104,6 +105,7 @@ def test_an_update_says_who_asked_for_it(server, token, mode, headers):
 def test_a_command_that_nobody_posted_says_how_it_came(server, module_refdata_db, token):  # noqa: F811
     sent = command("OPEN", [{"key": "a", "op": "UPSERT", "payload": 1}])
     publish(module_refdata_db, [sent], requests=False)
+    topic = on_engines.topic(module_refdata_db.name) if on_engines.carries_commands() else "refdata.commands"
     with server.client(token()) as client:
         eventually(lambda: client.get(status_path(sent["eventId"])).status == 200)
-        assert asked_by(client, sent["eventId"]) == "kafka:refdata.commands"
+        assert asked_by(client, sent["eventId"]) == f"kafka:{topic}"
