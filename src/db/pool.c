@@ -1,8 +1,8 @@
 /* The pool: at most connections_max connections, opened on demand, handed to whoever waited longest.
  *
  * A slot is the right to have one connection. Whoever gives up a connection or a slot hands it to the first
- * waiter, so nobody can be overtaken, except that long work (db_acquire_long) never has all of them. Under the lock nothing blocks: connecting, rolling back and closing
- * happen outside it.
+ * waiter, so nobody can be overtaken, except that long work (db_acquire_long) never has all of them. Under the
+ * lock nothing blocks: connecting, rolling back and closing happen outside it.
  *
  *     breaker:  CLOSED ── a connect fails ──▶ OPEN until `retry_at_ns` ── first caller after that ──▶ PROBING
  *                 ▲                            ▲                                                       │

@@ -234,8 +234,7 @@ def test_engines_that_are_not_there_keep_nobody_from_starting_reading_or_stoppin
 
 
 def test_a_process_has_to_do_with_no_engine_that_its_roles_do_not_use(make_fleet):
-    """C1, C8: a pod that only reads opens no Kafka, one that only applies no Redis; one that takes commands hears of changes, to
-    tell of items (H4)."""
+    """C1, C8: a pod that only reads opens no Kafka, one that only accepts or applies commands no Redis."""
     fleet = make_fleet(sizes={"command": 1, "apply": 1, "relay": 1, "query": 1}, dictionaries=["D"])
     fleet.reach(fleet.write({"a": 1}, "D"), "D")
     found = []
@@ -243,7 +242,7 @@ def test_a_process_has_to_do_with_no_engine_that_its_roles_do_not_use(make_fleet
         with server.client(fleet.token) as client:
             names = client.get("/actuator/health").json()["components"]
         found.append(sorted(name for name in names if name.startswith(("kafka:", "redis:"))))
-    assert sorted(found) == [["kafka:main"], ["kafka:main", "redis:main"], ["redis:main"], ["redis:main"]]
+    assert sorted(found) == [["kafka:main"], ["kafka:main"], ["redis:main"], ["redis:main"]]
 
 
 def test_an_update_of_a_dictionary_that_moves_to_another_database_is_decided_there(serve, postgres, refdata_db, kafka,  # noqa: F811
