@@ -40,6 +40,7 @@ struct notification {
     struct notification_gauges *gauges;
     struct hydration_policy titles, titles_at_hand; /* the second hardly waits */
     _Atomic int64_t at_hand_until_ns;               /* the owner of items was silent */
+    _Atomic int64_t at_hand_ns;                     /* then the next question, while nothing is answered */
     atomic_uint title_silences;                     /* in a row */
 };
 

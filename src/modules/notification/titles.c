@@ -7,7 +7,12 @@
 #include "modules/notification/event.h"
 #include "modules/notification/notification.h"
 
-enum { AT_HAND_MS = 1, DOUBLINGS_MAX = 6 };
+enum {
+    AT_HAND_MS = 1,
+    AT_HAND_PAUSE_MS =
+        250, /* between two questions while nothing is answered: each one looks into PostgreSQL */
+    DOUBLINGS_MAX = 6,
+};
 
 void notification_titles_init(struct notification *notification)
 {
@@ -87,6 +92,10 @@ void notification_titles_take(struct notification *notification, struct notifica
             askers[asked++] = &events[i];
     int64_t now_ns = clock_mono_ns();
     bool waits = now_ns >= atomic_load(&notification->at_hand_until_ns);
+    if (!waits && atomic_load(&notification->title_silences) &&
+        now_ns < atomic_load(&notification->at_hand_ns))
+        return;
+    atomic_store(&notification->at_hand_ns, now_ns + AT_HAND_PAUSE_MS * CLOCK_NS_PER_MS);
     const struct hydration_policy *policy = waits ? &notification->titles : &notification->titles_at_hand;
     hydration_ask_and_wait(hydration, policy, needs, asked, arena, outcomes);
     note_answers(notification, hand_out(askers, outcomes, asked, arena), asked, waits);
