@@ -6,6 +6,7 @@
  * definitions before libc's. What it does not call is not here. */
 #include <errno.h>
 #include <pthread.h>
+#include <sanitizer/tsan_interface.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <threads.h>
@@ -82,6 +83,7 @@ void call_once(once_flag *flag, void (*run)(void))
 
 /* ---- mutexes ---- */
 
+/* A mutex is made before it is handed on, by a lock inside the library that is not seen either. */
 int mtx_init(mtx_t *mutex, int type)
 {
     pthread_mutexattr_t kind;
@@ -91,11 +93,13 @@ int mtx_init(mtx_t *mutex, int type)
         pthread_mutexattr_settype(&kind, PTHREAD_MUTEX_RECURSIVE);
     int error = pthread_mutex_init((pthread_mutex_t *)mutex, &kind);
     pthread_mutexattr_destroy(&kind);
+    __tsan_release(mutex);
     return as_thrd(error);
 }
 
 int mtx_lock(mtx_t *mutex)
 {
+    __tsan_acquire(mutex);
     return as_thrd(pthread_mutex_lock((pthread_mutex_t *)mutex));
 }
 
