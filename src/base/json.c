@@ -377,9 +377,12 @@ static void name_place(const struct scan *s, char *out, size_t size)
         }
         if (!found)
             return;
-        struct str text = str_utf8_cut(str_of(name.ptr + 1, name.len ? name.len - 2 : 0), PATH_NAME_BYTES);
-        len += (size_t)(name.len ? snprintf(out + len, size - len, "%s%.*s", len ? "." : "", STR_ARG(text))
-                                 : snprintf(out + len, size - len, "[%zu]", index));
+        if (name.len) { /* with its quotes */
+            struct str text = str_utf8_cut(str_of(name.ptr + 1, name.len - 2), PATH_NAME_BYTES);
+            len += (size_t)snprintf(out + len, size - len, "%s%.*s", len ? "." : "", STR_ARG(text));
+        } else {
+            len += (size_t)snprintf(out + len, size - len, "[%zu]", index);
+        }
         value = member;
     }
 }
