@@ -72,7 +72,7 @@ struct idempotency_outcome {
     int status;
     struct str body; /* as it was stored, to the byte; of `rows`, or of the request's arena */
     bool replayed;
-    bool is_news;           /* this very call had an effect, or may have had: tell others */
+    bool has_effect;        /* this very call had an effect, or may have had: tell others */
     struct db_result *rows; /* of the effect, NULL when replayed: db_result_free() */
 };
 

@@ -168,7 +168,7 @@ static enum status take_effect(struct db_result *rows, struct idempotency_outcom
         .body = db_result_str(rows, 0, 1),
         .rows = rows,
     };
-    outcome->is_news = outcome->status < 400;
+    outcome->has_effect = outcome->status < 400;
     return STATUS_OK;
 }
 
@@ -333,7 +333,7 @@ enum status idempotency_run(struct db_pool *pool, const struct idempotency_table
     while (status != STATUS_OK && goes_on(&run, status, connected, ++tries));
     FAILPOINT("idempotency.after_commit");
     if (status == STATUS_OK && run.unknown) /* what is replayed may be this call's own */
-        outcome->is_news = outcome->status < 400;
+        outcome->has_effect = outcome->status < 400;
     if (has_key)
         count(&run, status, outcome);
     return status;
@@ -362,5 +362,5 @@ bool idempotency_answer(struct db_pool *pool, const struct idempotency_table *ta
                            .body = outcome.body,
                        });
     db_result_free(outcome.rows);
-    return outcome.is_news;
+    return outcome.has_effect;
 }

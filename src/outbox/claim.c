@@ -64,7 +64,7 @@ static void put_verdicts(struct outbox_claims *claims, struct settle_arrays *arr
             if (!claims->backoff_ms || pause_ms < claims->backoff_ms)
                 claims->backoff_ms = pause_ms;
         }
-        if (verdict->kind == OUTBOX_AWAY)
+        if (verdict->kind == OUTBOX_OUTAGE)
             pause_ms = claims->away_ms;
         db_array_put(&arrays->verdicts, str_from(outbox_verdict_word(verdict->kind)));
         db_array_put(&arrays->pauses, number_param(&number, pause_ms).value);

@@ -175,7 +175,7 @@ static void publish(struct outbox *outbox)
     };
     if (outbox_is_stopping(outbox)) {
         for (size_t i = 0; i < batch.count; i++)
-            outbox_batch_leave(&batch, i);
+            outbox_batch_release(&batch, i);
     } else if (is_worn_out(outbox)) {
         outbox_batch_poison(&batch, 0, "claimed %lld times and nobody came back",
                             (long long)(claims->events[0].claims - claims->events[0].attempts - 1));
@@ -192,7 +192,7 @@ static void publish(struct outbox *outbox)
 static bool all_left(const struct outbox_claims *claims)
 {
     for (size_t i = 0; i < claims->count; i++)
-        if (claims->verdicts[i].kind != OUTBOX_LEFT)
+        if (claims->verdicts[i].kind != OUTBOX_RELEASE)
             return false;
     return true;
 }
@@ -202,7 +202,7 @@ static bool all_left(const struct outbox_claims *claims)
 static const struct outbox_verdict *find_away(const struct outbox_claims *claims)
 {
     for (size_t i = 0; i < claims->count; i++)
-        if (claims->verdicts[i].kind == OUTBOX_AWAY)
+        if (claims->verdicts[i].kind == OUTBOX_OUTAGE)
             return &claims->verdicts[i];
     return NULL;
 }
@@ -211,8 +211,9 @@ static const struct outbox_verdict *find_away(const struct outbox_claims *claims
 static int64_t away_wait_ms(const struct outbox *outbox)
 {
     int64_t wait_ms = AWAY_WAIT_MIN_MS;
-    int64_t max_ms = outbox->settings.backoff_max_ms < OUTBOX_AWAY_MS_MAX ? outbox->settings.backoff_max_ms
-                                                                          : OUTBOX_AWAY_MS_MAX;
+    int64_t max_ms = outbox->settings.backoff_max_ms < OUTBOX_OUTAGE_PAUSE_MS_MAX
+                         ? outbox->settings.backoff_max_ms
+                         : OUTBOX_OUTAGE_PAUSE_MS_MAX;
     for (unsigned i = 1; i < outbox->outages && 2 * wait_ms <= max_ms; i++)
         wait_ms *= 2;
     return wait_ms / 2 + (int64_t)(random_u64() % (uint64_t)(wait_ms / 2 + 1));

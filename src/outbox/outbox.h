@@ -1,7 +1,7 @@
 /* The outbox: what was committed together with a change is published, in order, at least once (SPEC O1–O6).
  * One engine, a descriptor per table; any number of engines may work on one table, in one or many processes.
  *
- *   writer's transaction ── INSERT event ── COMMIT ── outbox_wake(), or outbox_bell_ring() to another process
+ *   writer's transaction ── INSERT event ── COMMIT ── outbox_wake(), or outbox_notify() to another process
  *                                                        │
  *      ┌── wake · notice · poll timer · backoff is over ◀┘
  *      ▼
@@ -38,7 +38,7 @@
  *
  * Ownership: a descriptor and what it points to must outlive the engine; the target and settings are copied.
  *
- * Threads: outbox_wake() and outbox_bell_ring() are for any; create, start and destroy are for the loop's (or
+ * Threads: outbox_wake() and outbox_notify() are for any; create, start and destroy are for the loop's (or
  * before it runs, or after it ended); publish and on_settled run on a worker. No thread is held while there
  * is nothing to do. */
 #ifndef FRESHET_OUTBOX_OUTBOX_H
@@ -130,12 +130,12 @@ enum outbox_verdict_kind {
     OUTBOX_POISON, /* can't ever be published: FAILED at once */
     /* Not tried: as if it had not been claimed, and with it all behind it of its aggregate. A batch left as a whole waits a
      * moment. */
-    OUTBOX_LEFT,
+    OUTBOX_RELEASE,
     /* The engine behind the publisher is away. The row shows attempt, error and next try; it never becomes FAILED by it. Nothing
-     * is claimed for a moment, at most OUTBOX_AWAY_MS_MAX. */
-    OUTBOX_AWAY,
+     * is claimed for a moment, at most OUTBOX_OUTAGE_PAUSE_MS_MAX. */
+    OUTBOX_OUTAGE,
 };
-enum { OUTBOX_AWAY_MS_MAX = 2000 };
+enum { OUTBOX_OUTAGE_PAUSE_MS_MAX = 2000 };
 
 #define OUTBOX_REASON_BYTES 256
 struct outbox_verdict {
@@ -154,8 +154,8 @@ struct outbox_batch {
 
 void outbox_batch_retry(struct outbox_batch *batch, size_t at, const char *format, ...) PRINTF_LIKE(3, 4);
 void outbox_batch_poison(struct outbox_batch *batch, size_t at, const char *format, ...) PRINTF_LIKE(3, 4);
-void outbox_batch_away(struct outbox_batch *batch, size_t at, const char *format, ...) PRINTF_LIKE(3, 4);
-void outbox_batch_leave(struct outbox_batch *batch, size_t at);
+void outbox_batch_outage(struct outbox_batch *batch, size_t at, const char *format, ...) PRINTF_LIKE(3, 4);
+void outbox_batch_release(struct outbox_batch *batch, size_t at);
 /* An earlier event of its aggregate comes again, so this one must not be published before it. Whoever
  * publishes one by one asks; the verdict on such a one counts for nothing. */
 bool outbox_batch_is_held(const struct outbox_batch *batch, size_t at);
@@ -192,11 +192,12 @@ void outbox_destroy(struct outbox *outbox); /* after outbox_stop(); NULL is fine
 void outbox_log_enqueued(const struct outbox_table *table, struct str event_type, struct str id);
 
 /* ---- the bell: for a process that writes and has no engine ---- */
-struct outbox_bell;
-struct outbox_bell *outbox_bell_create(const struct outbox_table *table, struct loop *loop,
-                                       const struct db_target *target); /* NULL: the target is no target */
-void outbox_bell_ring(struct outbox_bell *bell); /* any thread, after the commit; coalesced */
-void outbox_bell_destroy(struct outbox_bell *bell);
+struct outbox_notifier;
+struct outbox_notifier *outbox_notifier_create(
+    const struct outbox_table *table, struct loop *loop,
+    const struct db_target *target);              /* NULL: the target is no target */
+void outbox_notify(struct outbox_notifier *bell); /* any thread, after the commit; coalesced */
+void outbox_notifier_destroy(struct outbox_notifier *bell);
 
 /* ---- by hand: `freshet outbox` (O4). Blocking; the caller's thread and connection. ---- */
 enum outbox_state { OUTBOX_PENDING, OUTBOX_IN_FLIGHT, OUTBOX_PUBLISHED, OUTBOX_FAILED };

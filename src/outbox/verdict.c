@@ -41,23 +41,23 @@ void outbox_batch_poison(struct outbox_batch *batch, size_t at, const char *form
     va_end(args);
 }
 
-void outbox_batch_away(struct outbox_batch *batch, size_t at, const char *format, ...)
+void outbox_batch_outage(struct outbox_batch *batch, size_t at, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
-    judge(batch, at, OUTBOX_AWAY, format, args);
+    judge(batch, at, OUTBOX_OUTAGE, format, args);
     va_end(args);
 }
 
-void outbox_batch_leave(struct outbox_batch *batch, size_t at)
+void outbox_batch_release(struct outbox_batch *batch, size_t at)
 {
-    batch->verdicts[at].kind = OUTBOX_LEFT;
+    batch->verdicts[at].kind = OUTBOX_RELEASE;
 }
 
 /* It comes again, so those behind it of its aggregate wait. */
 static bool holds(const struct outbox_verdict *verdict)
 {
-    return verdict->kind == OUTBOX_RETRY || verdict->kind == OUTBOX_LEFT || verdict->kind == OUTBOX_AWAY;
+    return verdict->kind == OUTBOX_RETRY || verdict->kind == OUTBOX_RELEASE || verdict->kind == OUTBOX_OUTAGE;
 }
 
 bool outbox_batch_is_held(const struct outbox_batch *batch, size_t at)
@@ -77,8 +77,8 @@ void outbox_verdicts_conclude(struct outbox_claims *claims)
         struct outbox_verdict *verdict = &claims->verdicts[i];
         if (i > 0 && claims->events[i].run != claims->events[i - 1].run)
             held = false;
-        if (held && verdict->kind != OUTBOX_AWAY)
-            verdict->kind = OUTBOX_LEFT;
+        if (held && verdict->kind != OUTBOX_OUTAGE)
+            verdict->kind = OUTBOX_RELEASE;
         held |= holds(verdict);
         /* Those behind it were held back by the publisher: nothing blocks them now, but they are for the next
          * claim. */
@@ -91,7 +91,7 @@ void outbox_verdicts_doubt(struct outbox_claims *claims)
 {
     for (size_t i = 0; i < claims->count; i++)
         if (claims->verdicts[i].kind == OUTBOX_DONE)
-            claims->verdicts[i].kind = OUTBOX_LEFT;
+            claims->verdicts[i].kind = OUTBOX_RELEASE;
     claims->is_relaxed = false;
 }
 
@@ -100,8 +100,8 @@ const char *outbox_verdict_word(enum outbox_verdict_kind kind)
     static const char *const words[] = {[OUTBOX_DONE] = "done",
                                         [OUTBOX_RETRY] = "retry",
                                         [OUTBOX_POISON] = "dead",
-                                        [OUTBOX_LEFT] = "left",
-                                        [OUTBOX_AWAY] = "away"};
+                                        [OUTBOX_RELEASE] = "left",
+                                        [OUTBOX_OUTAGE] = "away"};
     return words[kind];
 }
 

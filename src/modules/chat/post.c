@@ -176,7 +176,7 @@ static void post(struct http_request *request, const struct posting *posting)
                         &(struct idempotency_effect){.statement = &chat->post, .params = params},
                         clock_deadline_ms(DATABASE_MS), &outcome, &error);
     FAILPOINT("chat.after_commit");
-    if (outcome.is_news) {
+    if (outcome.has_effect) {
         log_debug("outbox_event_enqueued", LOG_CSTR("module", chat_outbox_table.module),
                   LOG_STR("tenantId", caller->tenant), LOG_CSTR("sessionId", caller->session));
         outbox_wake(chat->publisher);

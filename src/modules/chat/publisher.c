@@ -5,7 +5,7 @@
 #include "base/failpoint.h"
 #include "modules/chat/chat.h"
 #include "modules/chat/rooms.h"
-#include "outbox/letters.h"
+#include "outbox/messages.h"
 
 enum { LOG_MS = 5000, EVERY_BATCH = 500 };
 enum { EXTRA_TENANT, EXTRA_PROJECT, EXTRA_USER, EXTRA_SEQUENCE, EXTRA_OCCURRED_AT, EXTRA_TRACEPARENT };
@@ -75,7 +75,7 @@ static void give_back(struct outbox_batch *batch, const struct error *error)
         if (error->status == STATUS_DB_ERROR)
             outbox_batch_retry(batch, i, "%s", error->message);
         else
-            outbox_batch_leave(batch, i);
+            outbox_batch_release(batch, i);
 }
 
 /* ---- this process's rooms ---- */
@@ -111,7 +111,7 @@ static bool write_letter(void *context, const struct outbox_event *event, struct
         {STR(HEADER_USER), event->extra[EXTRA_USER]},
         {STR(CHAT_HEADER_SEQUENCE), event->extra[EXTRA_SEQUENCE]},
     };
-    const struct outbox_letter letter = {
+    const struct outbox_message letter = {
         .topic = STR(CHAT_TOPIC),
         .key = event->aggregate[OF_SESSION],
         .payload = event->payload,
@@ -121,7 +121,7 @@ static bool write_letter(void *context, const struct outbox_event *event, struct
         .more = own,
         .more_count = sizeof own / sizeof *own,
     };
-    outbox_letter_write(&letter, event, message, arena);
+    outbox_message_write(&letter, event, message, arena);
     return true;
 }
 
@@ -137,7 +137,7 @@ static void publish(void *context, struct outbox_batch *batch)
     }
     FAILPOINT("chat.after_log");
     tell_rooms(chat, batch);
-    outbox_letters_publish(kernel_events(chat->kernel), batch, write_letter, NULL);
+    outbox_messages_publish(kernel_events(chat->kernel), batch, write_letter, NULL);
     FAILPOINT("chat.after_publish");
 }
 

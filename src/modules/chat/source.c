@@ -7,7 +7,7 @@
 #include "bus/bus.h"
 #include "hydration/hydration.h"
 #include "modules/chat/chat.h"
-#include "outbox/letters.h"
+#include "outbox/messages.h"
 
 #define ENTITY_TYPE "chat_session"
 

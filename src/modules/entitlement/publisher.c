@@ -2,7 +2,7 @@
 #include "base/failpoint.h"
 #include "modules/entitlement/entitlement.h"
 #include "modules/entitlement/event.h"
-#include "outbox/letters.h"
+#include "outbox/messages.h"
 
 enum { EXTRA_TENANT, EXTRA_TRACEPARENT };
 
@@ -33,7 +33,7 @@ static bool write_letter(void *context, const struct outbox_event *event, struct
     const struct entitlement_event_row row = {event->id, event->event_type, event->extra[EXTRA_TENANT]};
     if (!entitlement_event_encode(event->payload, &row, arena, &encoded, reason))
         return false;
-    const struct outbox_letter letter = {
+    const struct outbox_message letter = {
         .topic = STR(ENTITLEMENT_TOPIC),
         .key = event->aggregate[0],
         .payload = encoded.message,
@@ -41,7 +41,7 @@ static bool write_letter(void *context, const struct outbox_event *event, struct
         .occurred_at = encoded.occurred_at,
         .traceparent = event->extra[EXTRA_TRACEPARENT],
     };
-    outbox_letter_write(&letter, event, message, arena);
+    outbox_message_write(&letter, event, message, arena);
     return true;
 }
 
@@ -49,7 +49,7 @@ static void publish(void *context, struct outbox_batch *batch)
 {
     struct entitlement *entitlement = context;
     FAILPOINT("entitlement.after_claim");
-    outbox_letters_publish(kernel_events(entitlement->kernel), batch, write_letter, NULL);
+    outbox_messages_publish(kernel_events(entitlement->kernel), batch, write_letter, NULL);
     FAILPOINT("entitlement.after_publish");
 }
 

@@ -10,7 +10,7 @@
 #include "hydration/hydration.h"
 #include "modules/entitlement/entitlement.h"
 #include "modules/entitlement/event.h"
-#include "outbox/letters.h"
+#include "outbox/messages.h"
 
 #define ENTITY_TYPE "entitlement"
 

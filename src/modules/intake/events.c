@@ -4,7 +4,7 @@
 #include "bus/bus.h"
 #include "kernel/store.h"
 #include "modules/intake/intake.h"
-#include "outbox/letters.h"
+#include "outbox/messages.h"
 
 enum { EXTRA_TENANT, EXTRA_SKU, EXTRA_OCCURRED_AT, EXTRA_TRACEPARENT };
 
@@ -69,7 +69,7 @@ static bool write_letter(void *context, const struct outbox_event *event, struct
     *reason = "the payload is no event";
     if (!is_event(event->payload))
         return false;
-    const struct outbox_letter letter = {
+    const struct outbox_message letter = {
         .topic = STR(INTAKE_EVENTS),
         .key = aggregate_key(event, arena),
         .payload = event->payload,
@@ -77,7 +77,7 @@ static bool write_letter(void *context, const struct outbox_event *event, struct
         .occurred_at = event->extra[EXTRA_OCCURRED_AT],
         .traceparent = event->extra[EXTRA_TRACEPARENT],
     };
-    outbox_letter_write(&letter, event, message, arena);
+    outbox_message_write(&letter, event, message, arena);
     return true;
 }
 
@@ -85,7 +85,7 @@ static void publish(void *context, struct outbox_batch *batch)
 {
     struct intake *intake = context;
     FAILPOINT("intake.after_claim");
-    outbox_letters_publish(kernel_events(intake->kernel), batch, write_letter, NULL);
+    outbox_messages_publish(kernel_events(intake->kernel), batch, write_letter, NULL);
     FAILPOINT("intake.after_publish");
 }
 

@@ -135,7 +135,7 @@ static void create(struct http_request *request, const struct str *texts, struct
         &(struct idempotency_effect){.statement = &statement, .params = params},
         clock_deadline_ms(DATABASE_MS), &outcome, &error);
     FAILPOINT("intake.after_commit");
-    if (outcome.is_news)
+    if (outcome.has_effect)
         tell(intake, &outcome);
     if (status != STATUS_OK)
         send_failure(request, &error);

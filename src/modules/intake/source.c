@@ -4,7 +4,7 @@
 #include "hydration/hydration.h"
 #include "kernel/store.h"
 #include "modules/intake/intake.h"
-#include "outbox/letters.h"
+#include "outbox/messages.h"
 
 #define ENTITY_TYPE "item"
 

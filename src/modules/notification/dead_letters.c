@@ -9,7 +9,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "modules/notification/notification.h"
-#include "outbox/letters.h"
+#include "outbox/messages.h"
 
 enum { BATCH_MAX = 50 };
 

@@ -35,8 +35,8 @@ static void count(enum notification_channel channel, const struct outbox_batch *
     static const enum notification_delivery_result results[] = {[OUTBOX_DONE] = NOTIFICATION_SENT,
                                                                 [OUTBOX_RETRY] = NOTIFICATION_RETRIED,
                                                                 [OUTBOX_POISON] = NOTIFICATION_REFUSED,
-                                                                [OUTBOX_LEFT] = NOTIFICATION_LEFT,
-                                                                [OUTBOX_AWAY] = NOTIFICATION_LEFT};
+                                                                [OUTBOX_RELEASE] = NOTIFICATION_LEFT,
+                                                                [OUTBOX_OUTAGE] = NOTIFICATION_LEFT};
     for (size_t i = 0; i < batch->count; i++)
         notification_count_delivery(channel, results[batch->verdicts[i].kind]);
 }

@@ -6,7 +6,7 @@
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/trace.h"
-#include "outbox/letters.h"
+#include "outbox/messages.h"
 
 /* The space of notification ids: a notification's name is its tenant and event. Never changes. */
 static const struct uuid space = {

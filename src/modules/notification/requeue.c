@@ -6,7 +6,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "modules/notification/notification.h"
-#include "outbox/letters.h"
+#include "outbox/messages.h"
 
 enum { EXTRA_TOPIC, EXTRA_KEY, EXTRA_HEADERS, EXTRA_REQUEUE_ID, EXTRA_PLACE };
 
@@ -99,7 +99,7 @@ static void publish(void *context, struct outbox_batch *batch)
 {
     struct notification *notification = context;
     FAILPOINT("requeue.after_claim");
-    outbox_letters_publish(kernel_events(notification->kernel), batch, write_letter, NULL);
+    outbox_messages_publish(kernel_events(notification->kernel), batch, write_letter, NULL);
     FAILPOINT("requeue.after_publish");
     for (size_t i = 0; i < batch->count; i++)
         if (batch->verdicts[i].kind == OUTBOX_DONE)

@@ -93,7 +93,7 @@ static void judge(struct outbox_batch *batch, size_t at, const struct calls *cal
 {
     int status = calls->answers[at].status;
     if (calls->statuses[at] == STATUS_CANCELLED)
-        outbox_batch_leave(batch, at);
+        outbox_batch_release(batch, at);
     else if (is_refusal(status))
         outbox_batch_poison(batch, at, "the receiver refuses it: HTTP %d", status);
     else if (calls->statuses[at] != STATUS_OK)
@@ -139,7 +139,7 @@ void notification_webhook_send(const struct notification_webhook_settings *webho
         buf_deinit(&calls.answers[i].body);
     }
     for (size_t i = calls.count; i < batch->count; i++)
-        outbox_batch_leave(batch, i);
+        outbox_batch_release(batch, i);
     notification_observe_delivery(NOTIFICATION_WEBHOOK, (double)(clock_mono_ns() - begun_ns) / 1e9);
     arena_deinit(&calls.arena);
 }

@@ -9,7 +9,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "modules/refdata/writer.h"
-#include "outbox/letters.h"
+#include "outbox/messages.h"
 
 enum {
     PACE_MS = 1, /* somebody may wait for the commit */
@@ -147,7 +147,7 @@ static void publish(void *context, struct outbox_batch *batch)
 {
     struct refdata_commands *commands = context;
     FAILPOINT("commands.after_claim");
-    outbox_letters_publish(commands->flow->buses.commands, batch, write_letter, commands);
+    outbox_messages_publish(commands->flow->buses.commands, batch, write_letter, commands);
     FAILPOINT("commands.after_publish");
 }
 
@@ -190,7 +190,7 @@ void refdata_commands_start(struct refdata_commands *commands)
 void refdata_commands_stop(struct refdata_commands *commands)
 {
     if (commands->engine)
-        outbox_stop(commands->engine, OUTBOX_LETTERS_STOP_MS);
+        outbox_stop(commands->engine, OUTBOX_STOP_MS);
 }
 
 void refdata_commands_interrupt(struct refdata_commands *commands)

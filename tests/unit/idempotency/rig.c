@@ -139,7 +139,7 @@ void rig_run(struct call *call)
                                    clock_deadline_ms(call->timeout_ms), &outcome, &call->error);
     call->answered = outcome.status;
     call->replayed = outcome.replayed;
-    call->is_news = outcome.is_news;
+    call->has_effect = outcome.has_effect;
     snprintf(call->text, sizeof call->text, "%.*s", STR_ARG(outcome.body));
     db_result_free(outcome.rows);
     arena_deinit(&arena);

@@ -42,7 +42,7 @@ struct call {
     struct error error;
     int answered;
     char text[256];
-    bool replayed, is_news;
+    bool replayed, has_effect;
 };
 struct call rig_call(const char *key); /* tenant t, subject u, POST /things, body {}, 201, an hour */
 void rig_run(struct call *call);

@@ -21,7 +21,7 @@ static void expect_replay(const struct call *first)
     struct call again = rig_again(first);
     assert_int_equal(again.status, STATUS_OK);
     assert_true(again.replayed);
-    assert_false(again.is_news);
+    assert_false(again.has_effect);
     assert_int_equal(again.answered, first->answered);
     assert_string_equal(again.text, first->text);
 }
@@ -35,7 +35,7 @@ static void test_i2_the_same_again_is_the_same_answer_to_the_byte(void **state)
     unsigned misses = rig_counted(&idempotency_miss_family, "/things");
     struct call call = rig_call("first");
     expect_new(&call, "1");
-    assert_true(call.is_news);
+    assert_true(call.has_effect);
     assert_int_equal(call.answered, 201);
     assert_string_equal(call.text, "{\"id\": 1,  \"é\":1.50}");
     for (int i = 0; i < 3; i++)
@@ -101,7 +101,7 @@ static void test_i4_a_failure_frees_its_key(void **state)
     rig_run(&call);
     assert_int_equal(call.status, STATUS_OK);
     assert_int_equal(call.answered, 409);
-    assert_false(call.is_news);
+    assert_false(call.has_effect);
     rig_expect("SELECT count(*) FROM shop.idempotency_keys", "0");
     call.wanted = 201;
     call.body = STR("{\"other\":1}");

@@ -161,7 +161,7 @@ static void test_o2_a_wake_finds_what_was_committed_here(void **state)
 }
 
 /* A second process writes and rings; the polls of the first are an hour apart. */
-static void test_o2_a_bell_in_another_process_wakes_the_engine(void **state)
+static void test_o2_a_notice_of_another_process_wakes_the_engine(void **state)
 {
     (void)state;
     struct station station, other;
@@ -173,7 +173,7 @@ static void test_o2_a_bell_in_another_process_wakes_the_engine(void **state)
     station_open(&other, &unused, &rig_words, &settings);
     for (int i = 1; i <= 5; i++) {
         rig_insert(&rig_flags, 1, i, i);
-        outbox_bell_ring(other.bell);
+        outbox_notify(other.notifier);
         assert_true(journal_await(&journal, (size_t)i + 1));
     }
     station_close(&station);
@@ -263,7 +263,7 @@ int run_engine_tests(void)
     };
     const struct CMUnitTest once[] = {
         TEST(test_o3_while_an_event_waits_none_behind_it_goes),
-        TEST(test_o2_a_bell_in_another_process_wakes_the_engine),
+        TEST(test_o2_a_notice_of_another_process_wakes_the_engine),
         TEST(test_o2_polling_finds_what_nobody_told_of),
         TEST(test_o6_retention_takes_old_published_ones_only),
         TEST(test_o6_retention_can_be_somebody_elses),

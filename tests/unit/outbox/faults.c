@@ -84,7 +84,7 @@ static enum outbox_verdict_kind leave_at_first(struct journal *own, const struct
     pthread_mutex_lock(&own->lock);
     bool down = own->step++ < 3;
     pthread_mutex_unlock(&own->lock);
-    return down ? OUTBOX_LEFT : OUTBOX_DONE;
+    return down ? OUTBOX_RELEASE : OUTBOX_DONE;
 }
 
 static void test_o2_what_was_left_was_not_claimed(void **state)
@@ -96,7 +96,7 @@ static void test_o2_what_was_left_was_not_claimed(void **state)
     station_open(&station, &journal, form->table, &settings);
     assert_true(rig_await_live(form, 0));
     station_close(&station);
-    assert_int_equal(journal_times(&journal, 1, 1, OUTBOX_LEFT), 3);
+    assert_int_equal(journal_times(&journal, 1, 1, OUTBOX_RELEASE), 3);
     assert_int_equal(rig_count(form, "@published AND @attempts = 0 AND claim_count = 1"), 3);
 }
 
@@ -109,7 +109,7 @@ static enum outbox_verdict_kind away_then_fail(struct journal *own, const struct
     int step = own->step++;
     pthread_mutex_unlock(&own->lock);
     if (step < 3)
-        return OUTBOX_AWAY;
+        return OUTBOX_OUTAGE;
     return event->attempts == 0 ? OUTBOX_RETRY : OUTBOX_DONE;
 }
 
@@ -125,7 +125,7 @@ static void test_o1_an_outage_is_shown_and_fails_no_event(void **state)
     station_open(&station, &journal, form->table, &settings);
     assert_true(rig_await_live(form, 0));
     station_close(&station);
-    assert_int_equal(journal_times(&journal, 1, 1, OUTBOX_AWAY), 3);
+    assert_int_equal(journal_times(&journal, 1, 1, OUTBOX_OUTAGE), 3);
     assert_int_equal(journal_times(&journal, 1, 1, OUTBOX_RETRY), 1);
     assert_int_equal(rig_count(form, counts ? "@published AND @attempts = 4 AND claim_count = 5"
                                             : "@published AND @attempts = 1 AND claim_count = 2"),

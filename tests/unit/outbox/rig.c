@@ -358,10 +358,10 @@ static void publish(void *context, struct outbox_batch *batch)
             item.kind = journal->judge(journal, event, item.aggregate, item.number);
         if (item.kind == OUTBOX_RETRY)
             outbox_batch_retry(batch, i, "attempt %lld of %d", (long long)event->attempts + 1, item.number);
-        else if (item.kind == OUTBOX_LEFT)
-            outbox_batch_leave(batch, i);
-        else if (item.kind == OUTBOX_AWAY)
-            outbox_batch_away(batch, i, "the engine does not answer");
+        else if (item.kind == OUTBOX_RELEASE)
+            outbox_batch_release(batch, i);
+        else if (item.kind == OUTBOX_OUTAGE)
+            outbox_batch_outage(batch, i, "the engine does not answer");
         else if (item.kind == OUTBOX_POISON)
             outbox_batch_poison(batch, i, "nothing of ours");
         add(journal, item);
@@ -392,7 +392,7 @@ void station_open(struct station *station, struct journal *journal, const struct
                                               .publish = publish},
                       &station->engine, &error) != STATUS_OK)
         fail_msg("create: %s", error.message);
-    station->bell = outbox_bell_create(&rig_flags, station->loop, &target);
+    station->notifier = outbox_notifier_create(&rig_flags, station->loop, &target);
     outbox_start(station->engine);
     pthread_create(&station->thread, NULL, run_loop, station->loop);
 }
@@ -404,7 +404,7 @@ void station_close(struct station *station)
     loop_stop(station->loop);
     pthread_join(station->thread, NULL);
     outbox_destroy(station->engine);
-    outbox_bell_destroy(station->bell);
+    outbox_notifier_destroy(station->notifier);
     worker_pool_destroy(station->workers);
     loop_destroy(station->loop);
 }

@@ -50,7 +50,7 @@ struct station {
     struct loop *loop;
     struct worker_pool *workers;
     struct outbox *engine;
-    struct outbox_bell *bell; /* of rig_flags, whatever the engine's table */
+    struct outbox_notifier *notifier; /* of rig_flags, whatever the engine's table */
     pthread_t thread;
 };
 
@@ -83,7 +83,7 @@ void station_close(struct station *station);
 /* ---- for the suite's files ---- */
 int run_engine_tests(void);
 int run_fault_tests(void);
-int run_by_hand_tests(void);
+int run_operator_tests(void);
 int run_model_tests(void);
 
 #endif

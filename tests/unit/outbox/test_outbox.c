@@ -6,7 +6,7 @@ int main(void)
 {
     log_set_level(LOG_LEVEL_ERROR + 1); /* dead letters are what some of them are about */
     rig_start();
-    int failed = run_engine_tests() + run_fault_tests() + run_by_hand_tests() + run_model_tests();
+    int failed = run_engine_tests() + run_fault_tests() + run_operator_tests() + run_model_tests();
     rig_stop();
     return failed ? 1 : 0;
 }

@@ -46,7 +46,7 @@ static void what_stands_behind_a_retry_is_left(void **state)
     conclude(events, verdicts, 5);
     assert_int_equal(verdicts[0].kind, OUTBOX_DONE);
     assert_int_equal(verdicts[1].kind, OUTBOX_RETRY);
-    assert_int_equal(verdicts[2].kind, OUTBOX_LEFT);
+    assert_int_equal(verdicts[2].kind, OUTBOX_RELEASE);
     assert_int_equal(verdicts[3].kind, OUTBOX_POISON);
     assert_int_equal(verdicts[4].kind, OUTBOX_DONE); /* FAILED blocks nothing */
 }
@@ -60,7 +60,7 @@ static void the_tenth_failure_is_the_last(void **state)
     assert_int_equal(verdicts[0].kind, OUTBOX_RETRY);
     assert_int_equal(verdicts[1].kind, OUTBOX_POISON);
     assert_int_equal(verdicts[2].kind,
-                     OUTBOX_LEFT); /* the publisher held it back, whatever its verdict says */
+                     OUTBOX_RELEASE); /* the publisher held it back, whatever its verdict says */
 }
 
 static void reasons_are_cut_between_characters(void **state)

@@ -1,5 +1,5 @@
 /* The relay (R12): tells everybody, by the invalidations topic, what apply has committed. An outbox engine
- * over refdata.outbox_event where this process has the role; else the bell that wakes one elsewhere. Any
+ * over refdata.outbox_event where this process has the role; else a notifier that wakes one elsewhere. Any
  * number of relays may run side by side. */
 #include "modules/refdata/relay/relay.h"
 
@@ -10,7 +10,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "modules/refdata/flow.h"
-#include "outbox/letters.h"
+#include "outbox/messages.h"
 
 enum { HEADERS = 2, PAYLOAD_DEPTH_MAX = 4 };
 
@@ -46,7 +46,7 @@ const struct outbox_table refdata_outbox_table = {
 struct refdata_relay {
     struct refdata_flow *flow;
     struct outbox *engine; /* one of the two */
-    struct outbox_bell *bell;
+    struct outbox_notifier *notifier;
 };
 
 /* ---- publishing, on a worker ---- */
@@ -89,7 +89,7 @@ static void publish(void *context, struct outbox_batch *batch)
 {
     struct refdata_relay *relay = context;
     FAILPOINT("relay.after_claim");
-    outbox_letters_publish(relay->flow->buses.invalidations, batch, write_letter, NULL);
+    outbox_messages_publish(relay->flow->buses.invalidations, batch, write_letter, NULL);
     FAILPOINT("relay.after_publish");
 }
 
@@ -129,7 +129,8 @@ struct refdata_relay *refdata_relay_create(struct refdata_flow *flow)
     if (refdata_has_role(flow->refdata, "relay"))
         relay->engine = make_engine(relay);
     else
-        relay->bell = outbox_bell_create(&refdata_outbox_table, flow->refdata->home, &flow->database->target);
+        relay->notifier =
+            outbox_notifier_create(&refdata_outbox_table, flow->refdata->home, &flow->database->target);
     return relay;
 }
 
@@ -144,14 +145,14 @@ void refdata_relay_wake(struct refdata_relay *relay)
     log_debug("outbox_event_enqueued", LOG_CSTR("module", refdata_outbox_table.module));
     if (relay->engine)
         outbox_wake(relay->engine);
-    else if (relay->bell)
-        outbox_bell_ring(relay->bell);
+    else if (relay->notifier)
+        outbox_notify(relay->notifier);
 }
 
 void refdata_relay_stop(struct refdata_relay *relay)
 {
     if (relay->engine)
-        outbox_stop(relay->engine, OUTBOX_LETTERS_STOP_MS);
+        outbox_stop(relay->engine, OUTBOX_STOP_MS);
 }
 
 void refdata_relay_interrupt(struct refdata_relay *relay)
@@ -163,6 +164,6 @@ void refdata_relay_interrupt(struct refdata_relay *relay)
 void refdata_relay_destroy(struct refdata_relay *relay)
 {
     outbox_destroy(relay->engine);
-    outbox_bell_destroy(relay->bell);
+    outbox_notifier_destroy(relay->notifier);
     free(relay);
 }

@@ -165,7 +165,7 @@ static void test_o4_deliveries_are_chosen_by_whom_they_are_about(void **state)
     assert_int_equal(must(outbox_retry, &rig_deliveries, &own), 4);
 }
 
-int run_by_hand_tests(void)
+int run_operator_tests(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_o4_every_action_moves_what_it_says),

@@ -6,7 +6,7 @@
 
 #include <cmocka.h>
 
-#include "outbox/letters.h"
+#include "outbox/messages.h"
 
 #define TRACE_ID "0af7651916cd43dd8448eb211c80319c"
 #define TRACEPARENT "00-" TRACE_ID "-b7ad6b7169203331-01"
@@ -32,15 +32,15 @@ static const struct outbox_event event = {.id = {"e-1", 3}, .event_type = {"made
 static struct bus_message letter(const char *traceparent, const struct bus_header *more, unsigned more_count)
 {
     struct bus_message message;
-    outbox_letter_write(&(struct outbox_letter){.topic = STR("things"),
-                                                .key = STR("t/1"),
-                                                .payload = STR("{}"),
-                                                .tenant = STR("t"),
-                                                .occurred_at = STR("2026-01-08T07:10:00.000000Z"),
-                                                .traceparent = str_from(traceparent),
-                                                .more = more,
-                                                .more_count = more_count},
-                        &event, &message, &arena);
+    outbox_message_write(&(struct outbox_message){.topic = STR("things"),
+                                                  .key = STR("t/1"),
+                                                  .payload = STR("{}"),
+                                                  .tenant = STR("t"),
+                                                  .occurred_at = STR("2026-01-08T07:10:00.000000Z"),
+                                                  .traceparent = str_from(traceparent),
+                                                  .more = more,
+                                                  .more_count = more_count},
+                         &event, &message, &arena);
     return message;
 }
 

@@ -1,6 +1,6 @@
 /* All letters of a batch go out by one call; only where the engine refuses one of them, each goes by itself, so that its
  * failure is its own. */
-#include "outbox/letters.h"
+#include "outbox/messages.h"
 
 #include "base/clock.h"
 #include "base/trace.h"
@@ -24,8 +24,8 @@ static unsigned put_trace(struct bus_header *headers, struct str traceparent)
     return TRACE_HEADERS;
 }
 
-void outbox_letter_write(const struct outbox_letter *letter, const struct outbox_event *event,
-                         struct bus_message *message, struct arena *arena)
+void outbox_message_write(const struct outbox_message *letter, const struct outbox_event *event,
+                          struct bus_message *message, struct arena *arena)
 {
     const struct bus_header common[COMMON_HEADERS] = {
         {STR(BUS_HEADER_EVENT_ID), event->id},       {STR(OUTBOX_HEADER_EVENT_TYPE), event->event_type},
@@ -63,16 +63,16 @@ static void judge(struct outbox_batch *batch, size_t at, const struct error *err
     if (error->status == STATUS_OK)
         return;
     if (error->status == STATUS_CANCELLED) /* not tried: the bus stops */
-        outbox_batch_leave(batch, at);
+        outbox_batch_release(batch, at);
     else if (is_outage(error->status))
-        outbox_batch_away(batch, at, "%s", error->message);
+        outbox_batch_outage(batch, at, "%s", error->message);
     else if (error->status == STATUS_BAD_REQUEST || error->status == STATUS_PAYLOAD_TOO_LARGE)
         outbox_batch_poison(batch, at, "%s", error->message); /* it will always be refused */
     else
         outbox_batch_retry(batch, at, "%s", error->message);
 }
 
-static struct letters write_all(struct outbox_batch *batch, outbox_letter_fn *write, void *context,
+static struct letters write_all(struct outbox_batch *batch, outbox_message_fn *write, void *context,
                                 struct arena *arena)
 {
     struct letters letters = {
@@ -97,19 +97,19 @@ static void publish_each(struct bus *bus, struct outbox_batch *batch, const stru
         if (outbox_batch_is_held(batch, at))
             continue;
         error.status =
-            bus_publish(bus, &letters->messages[i], 1, clock_deadline_ms(OUTBOX_LETTERS_MS), &error);
+            bus_publish(bus, &letters->messages[i], 1, clock_deadline_ms(OUTBOX_PUBLISH_MS), &error);
         judge(batch, at, &error);
     }
 }
 
-void outbox_letters_publish(struct bus *bus, struct outbox_batch *batch, outbox_letter_fn *write,
-                            void *context)
+void outbox_messages_publish(struct bus *bus, struct outbox_batch *batch, outbox_message_fn *write,
+                             void *context)
 {
     struct arena arena;
     struct error error = {0};
     arena_init(&arena, 16384);
     struct letters letters = write_all(batch, write, context, &arena);
-    int64_t soon_ns = clock_deadline_ms(OUTBOX_LETTERS_MS);
+    int64_t soon_ns = clock_deadline_ms(OUTBOX_PUBLISH_MS);
     int64_t deadline_ns = soon_ns < batch->deadline_ns ? soon_ns : batch->deadline_ns;
     for (size_t i = 0; i < letters.count && !batch->is_relaxed; i++)
         batch->is_relaxed = bus_is_relaxed(bus, letters.messages[i].topic);
