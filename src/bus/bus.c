@@ -257,10 +257,6 @@ static enum status check_subscription(const struct bus_subscription *subscriptio
         return error_set(error, STATUS_CONFIG, "a subscription needs a handler");
     if (!str_is_name(str_from(subscription->group)))
         return error_set(error, STATUS_CONFIG, "a group's name is 1 to 64 of [A-Za-z0-9._-]");
-    if (subscription->from == BUS_FROM_OFFSETS &&
-        (subscription->mode != BUS_EVERY || !subscription->from_offsets))
-        return error_set(error, STATUS_CONFIG,
-                         "only a reader of everything can begin at offsets, and must give them");
     return STATUS_OK;
 }
 
@@ -276,14 +272,6 @@ static void fill_defaults(struct bus_subscription *spec, unsigned partitions)
         spec->parallel = partitions;
 }
 
-static int64_t *copy_offsets(const int64_t *offsets, unsigned count)
-{
-    int64_t *copy = memory_alloc(count * sizeof copy[0]);
-
-    memcpy(copy, offsets, count * sizeof copy[0]);
-    return copy;
-}
-
 enum status bus_subscribe(struct bus *bus, const struct bus_subscription *subscription, struct error *error)
 {
     enum status status = check_subscription(subscription, error);
@@ -293,15 +281,10 @@ enum status bus_subscribe(struct bus *bus, const struct bus_subscription *subscr
         return status;
     if (!topic)
         return error_set(error, STATUS_CONFIG, "there is no topic %s", subscription->topic);
-    if (topic->spec.partitions == 0 && subscription->from_offsets)
-        return error_set(error, STATUS_CONFIG, "topic %s is somebody else's: nobody knows how many offsets",
-                         subscription->topic);
     struct bus_consumer consumer = {.spec = *subscription, .topic = topic};
     fill_defaults(&consumer.spec, topic->spec.partitions ? topic->spec.partitions : BUS_PARTITIONS_MAX);
     consumer.spec.topic = topic->spec.name;
     consumer.spec.group = str_dup(str_from(subscription->group));
-    if (subscription->from_offsets)
-        consumer.spec.from_offsets = copy_offsets(subscription->from_offsets, topic->spec.partitions);
     bus_metrics_attach(&consumer);
     bus->driver->subscribe(bus, &consumer);
     return STATUS_OK;
@@ -310,7 +293,6 @@ enum status bus_subscribe(struct bus *bus, const struct bus_subscription *subscr
 void bus_consumer_deinit(struct bus_consumer *consumer)
 {
     free((char *)consumer->spec.group);
-    free((int64_t *)consumer->spec.from_offsets);
 }
 
 int64_t bus_backoff_ms(const struct bus_consumer *consumer, unsigned attempt)

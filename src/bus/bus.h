@@ -173,16 +173,14 @@ enum bus_mode {
 };
 
 enum bus_from {
-    BUS_FROM_NOW,     /* what is committed after on_ready; a shared group: since its creation */
-    BUS_FROM_START,   /* the oldest that is kept */
-    BUS_FROM_OFFSETS, /* BUS_EVERY only: from_offsets[partition] is the first wanted */
+    BUS_FROM_NOW,   /* what is committed after on_ready; a shared group: since its creation */
+    BUS_FROM_START, /* the oldest message that is kept */
 };
 
 struct bus_subscription {
     const char *topic, *group; /* group: as a topic's name; for BUS_EVERY it only names the metrics */
     enum bus_mode mode;
     enum bus_from from;
-    const int64_t *from_offsets;
     unsigned batch_max;     /* 0 = 100 */
     size_t batch_bytes_max; /* of payloads, exceeded by at most one message; 0 = 8 MiB */
     /* BUS_SHARED: a message that came with the news of it may be handed over while the right to it is still being asked for.

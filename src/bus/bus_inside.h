@@ -68,7 +68,7 @@ struct bus_topic_state *bus_topic_find(const struct bus *bus, struct str name); 
 
 /* ---- consumers ---- */
 struct bus_consumer {
-    struct bus_subscription spec; /* texts and from_offsets on the heap, defaults filled in */
+    struct bus_subscription spec; /* its texts are on the heap, defaults are filled in */
     struct bus_topic_state *topic;
     struct metric_series *consumed[BUS_TERM + 1], *lag, *batch_seconds, *dead_letters;
 };

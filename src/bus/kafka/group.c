@@ -237,10 +237,7 @@ static bool position_every(struct kafka_reader *reader)
         if (!ask_ends(reader, (int32_t)i, &low, &high))
             return false;
         bool from_start = spec->from == BUS_FROM_START || reader->ready;
-        int64_t offset = spec->from == BUS_FROM_OFFSETS && !reader->ready ? spec->from_offsets[i]
-                         : from_start                                     ? low
-                                                                          : high;
-        place(reader, i, offset, false);
+        place(reader, i, from_start ? low : high, false);
         pthread_mutex_lock(&reader->lock);
         reader->lanes[i]->owned = true;
         pthread_mutex_unlock(&reader->lock);

@@ -189,8 +189,6 @@ static int64_t first_wanted(const struct nats_slot *slot, const jsStreamState *s
 
     if (slot->reader->ready)
         return next_wanted(slot);
-    if (spec->from == BUS_FROM_OFFSETS)
-        return spec->from_offsets[slot->partition] > 1 ? spec->from_offsets[slot->partition] : 1;
     return spec->from == BUS_FROM_START && state->FirstSeq > 0 ? (int64_t)state->FirstSeq
                                                                : (int64_t)state->LastSeq + 1;
 }

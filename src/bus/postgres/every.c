@@ -29,7 +29,7 @@ static const char begin_sql[] = "SELECT at.partition, at.position, " CREATED_BEF
                    "         WHERE m.topic = p.topic AND m.partition = p.partition), next_offset) ELSE next_offset END AS position"
                    "    FROM platform.bus_partition p WHERE topic = $1) at";
 
-/* $2 to $4 the partitions, their positions, and the times of the messages before these (CREATED_UNKNOWN: not compared). Returns
+/* $2 to $4 the partitions, their positions, and the times of the messages before these (below 0: not compared). Returns
  * those that do not match, and where they go on. Offsets and times ascend together; another server's clock may be behind, so some
  * messages that were handled may come again. */
 static const char recheck_sql[] = "SELECT at.partition, back.position, " CREATED_BEFORE(
@@ -44,8 +44,6 @@ static const char recheck_sql[] = "SELECT at.partition, back.position, " CREATED
                      "      AND m.created_at > to_timestamp(at.created_us / 1e6) - interval '10 s') back"
                      " WHERE p.next_offset < at.position"
                      "    OR (at.created_us >= 0 AND " POSTGRES_CREATED_US("last") " <> at.created_us)";
-
-#define CREATED_UNKNOWN (-1)
 
 /* $2 and $3 the partitions and their positions, $4 messages and $5 bytes at most of each. A partition whose
  * position is not its next offset has at least one row, without a message when retention took all or the tail
@@ -82,15 +80,11 @@ static void alloc_positions(struct reader *reader)
 
 static void take_positions(struct reader *reader, const struct db_result *result)
 {
-    const struct bus_subscription *spec = &reader->consumer.spec;
-
     alloc_positions(reader);
     for (size_t row = 0; row < db_result_rows(result); row++) {
         size_t partition = (size_t)db_result_i64(result, row, 0);
-        bool is_given = spec->from == BUS_FROM_OFFSETS;
-        reader->positions[partition] =
-            is_given ? spec->from_offsets[partition] : db_result_i64(result, row, 1);
-        reader->created_us[partition] = is_given ? CREATED_UNKNOWN : db_result_i64(result, row, 2);
+        reader->positions[partition] = db_result_i64(result, row, 1);
+        reader->created_us[partition] = db_result_i64(result, row, 2);
     }
 }
 

@@ -47,7 +47,7 @@ static int64_t first_read_count(const struct redis_stream *stream, int64_t added
 {
     enum bus_from from = stream->reader->consumer.spec.from;
 
-    if (stream->regroup || added < 0 || from == BUS_FROM_OFFSETS)
+    if (stream->regroup || added < 0)
         return -1;
     return from == BUS_FROM_START ? added - length : added;
 }

@@ -112,8 +112,6 @@ static struct str first_id(const struct redis_stream *stream, char text[REDIS_ID
         return redis_id_put(stream->done, text);
     if (spec->from == BUS_FROM_START)
         return STR("0");
-    if (spec->from == BUS_FROM_OFFSETS)
-        return redis_id_put(redis_id_before(spec->from_offsets[stream->partition]), text);
     return STR("$");
 }
 

@@ -246,58 +246,39 @@ static void test_everything_reaches_every_process(void **state)
     }
 }
 
-static int64_t publish_for_offset(struct process *process, const char *topic, const char *key, int number)
-{
-    char text[16];
-
-    snprintf(text, sizeof text, "%d", number);
-    struct bus_message message = {.topic = str_from(topic), .key = str_from(key), .payload = str_from(text)};
-    enum status status = bus_publish(process->bus, &message, 1, clock_deadline_ms(PATIENCE_MS), NULL);
-    return status == STATUS_OK ? message.offset : -1;
-}
-
-/* A group is told of all from its creation on, or of all there is; a reader may begin where it was. */
+/* A reader begins at its creation, or at the oldest message that is kept. */
 static void test_readers_begin_where_they_ask(void **state)
 {
     (void)state;
     struct process process;
-    struct recorder now, start, offsets, again;
-    int64_t from[2] = {0, 0};
+    struct recorder now, start, again;
     process_open(&process);
     process_start(&process);
-    for (int number = 0; number < 5; number++) {
-        int64_t offset = publish_for_offset(&process, "start", key_of_partition(0, 2), number);
-        if (number == 3)
-            from[0] = offset;
-    }
+    for (int number = 0; number < 5; number++)
+        publish(&process, "start", key_of_partition(0, 2), number);
     process_close(&process);
-    assert_true(from[0] >= 0);
 
-    struct recorder *all[] = {&now, &start, &offsets, &again};
-    for (int i = 0; i < 4; i++)
+    struct recorder *all[] = {&now, &start, &again};
+    for (int i = 0; i < 3; i++)
         recorder_init(all[i]);
     process_open(&process);
     subscribe(&process, &now, (struct bus_subscription){.topic = "start", .group = "now"});
     subscribe(&process, &start,
               (struct bus_subscription){.topic = "start", .group = "start", .from = BUS_FROM_START});
-    subscribe(&process, &offsets,
-              (struct bus_subscription){
-                  .topic = "start", .mode = BUS_EVERY, .from = BUS_FROM_OFFSETS, .from_offsets = from});
     subscribe(&process, &again,
               (struct bus_subscription){.topic = "start", .mode = BUS_EVERY, .from = BUS_FROM_START});
     process_start(&process);
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 3; i++)
         await_ready(all[i]);
     publish(&process, "start", key_of_partition(0, 2), 5);
     bool came = recorder_await_committed(&now, 1) && recorder_await_committed(&start, 6) &&
-                recorder_await_committed(&offsets, 3) && recorder_await_committed(&again, 6);
+                recorder_await_committed(&again, 6);
     process_close(&process);
     assert_true(came);
     assert_int_equal(now.seen[0].number, 5);
     assert_int_equal(start.seen[0].number, 0);
-    assert_int_equal(offsets.seen[0].number, 3);
     assert_int_equal(again.seen[0].number, 0);
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 3; i++)
         recorder_deinit(all[i]);
 }
 
