@@ -12,4 +12,8 @@ void *memory_realloc(void *old, size_t size) __attribute__((returns_nonnull, all
 void *memory_realloc_array(void *old, size_t count, size_t size) __attribute__((returns_nonnull));
 void *memory_aligned(size_t alignment, size_t size) __attribute__((returns_nonnull)); /* free() frees it */
 
+/* The struct that holds `member`, given a pointer to that member. */
+#define CONTAINER_OF(pointer, type, member) \
+    ((type *)(void *)((char *)(1 ? (pointer) : &((type *)0)->member) - offsetof(type, member)))
+
 #endif
