@@ -18,7 +18,8 @@
  *     task_destroy(gauges->task);
  *
  * What must happen on the loop's thread goes into `prepare` (before each run) and `finish` (after each run); a message that is
- * left when the loop ends calls them on the thread that ends it. Without them a wake goes straight to the workers. A full worker queue loses no wake: the task tries again every few milliseconds.
+ * left when the loop ends calls them on the thread that ends it. Without them a wake goes straight to the workers. A full worker
+ * queue loses no wake: the task tries again every few milliseconds.
  *
  * States:
  *
