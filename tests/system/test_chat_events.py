@@ -126,7 +126,7 @@ def test_o4_a_payload_that_is_no_event_fails_at_once_and_holds_up_nobody(server,
                                (event_id, payload or f'{{"event_id":"{event_id}"}}', sequence, chat.session))
         eventually(lambda: states(module_database, chat.session) == ["failed", "failed", "published"])
         assert module_database.query("select distinct retry_count, last_error from chat.event_outbox where status = 'failed'"
-                                     " and aggregate_id = %s", (chat.session,)) == [(1, "the payload is no event")]
+                                     " and aggregate_id = %s", (chat.session,)) == [(1, "the payload is not an event")]
         eventually(lambda: len(server.logs(event="outbox_event_dead_lettered", module="chat", sessionId=chat.session)) == 2)
         assert server.metrics()["outbox_dead_lettered_total" + LABELS] >= 2
         chat.say("goes on")

@@ -1,13 +1,22 @@
-/* Routing: a message's keywords choose its agent. Letters are compared without case, in the scripts where that is a matter
- * of one distance between code points; a keyword that begins or ends with a Latin letter or a digit does so at a word's
- * edge, others may stand anywhere, as languages with endings or without spaces need it. */
-#include "modules/chat/agents.h"
-
+/* Agents: which one answers a message, and its reply.
+ *
+ * The keywords in a message choose its agent. Letters are compared without case in the scripts where upper and lower case
+ * differ by a constant. A keyword that begins or ends with a Latin letter or a digit must do so at a word's edge; others
+ * match anywhere, as languages with endings or without spaces need it.
+ *
+ * An agent with a URL is called before any transaction, with one POST and a deadline. When that fails, the user's message is
+ * kept: a system message in the chat and a log line with the reason report it. */
 #include "base/buf.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "fetch/fetch.h"
+#include "modules/chat/chat.h"
+
+enum { CONNECT_MS = 2000, ENVELOPE_BYTES = 4096, ESCAPED_BYTES = 6 };
 
 static const struct chat_agent repeater = {.name = {"assistant", 9}, .reply = {"{content}", 9}};
 
-/* ---- letters ---- */
+/* ---- keywords ---- */
 
 static uint32_t decode(const char *bytes, size_t len)
 {
@@ -28,7 +37,7 @@ static uint32_t fold(uint32_t point)
     return point;
 }
 
-/* Two bytes stay two, so the text keeps its length. */
+/* Case folding never changes the number of bytes of a character. */
 static struct str fold_text(struct str text, struct arena *arena)
 {
     char *out = arena_alloc(arena, text.len + 1);
@@ -55,14 +64,14 @@ static bool is_word(char c)
     return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_';
 }
 
-/* Both folded. */
-static bool holds(struct str text, struct str keyword)
+/* Both texts are folded. */
+static bool contains_keyword(struct str text, struct str keyword)
 {
     const char *at = text.ptr, *end = text.ptr + text.len;
     while ((at = memmem(at, (size_t)(end - at), keyword.ptr, keyword.len))) {
-        const char *behind = at + keyword.len;
+        const char *after = at + keyword.len;
         bool begins = at == text.ptr || !is_word(at[-1]) || !is_word(keyword.ptr[0]);
-        bool ends = behind == end || !is_word(*behind) || !is_word(keyword.ptr[keyword.len - 1]);
+        bool ends = after == end || !is_word(*after) || !is_word(keyword.ptr[keyword.len - 1]);
         if (begins && ends)
             return true;
         at++;
@@ -70,23 +79,12 @@ static bool holds(struct str text, struct str keyword)
     return false;
 }
 
-/* ---- choosing ---- */
-
-static int64_t score(const struct chat_agent *agent, struct str folded, struct arena *arena)
+static int64_t agent_score(const struct chat_agent *agent, struct str folded, struct arena *arena)
 {
     size_t hits = 0;
     for (size_t i = 0; i < agent->keywords.count; i++)
-        hits += holds(folded, fold_text(agent->keywords.items[i], arena));
+        hits += contains_keyword(folded, fold_text(agent->keywords.items[i], arena));
     return agent->keywords.count ? (int64_t)(hits * 1000 / agent->keywords.count) : 0;
-}
-
-static const struct chat_agent *default_of(const struct chat_settings *settings)
-{
-    const struct chat_agent *agents = settings->agents.items;
-    for (size_t i = 0; i < settings->agents.count; i++)
-        if (str_eq(agents[i].name, settings->default_agent))
-            return &agents[i];
-    return &repeater;
 }
 
 struct chat_choice chat_agent_choose(const struct chat_settings *settings, struct str content,
@@ -94,14 +92,17 @@ struct chat_choice chat_agent_choose(const struct chat_settings *settings, struc
 {
     const struct chat_agent *agents = settings->agents.items;
     struct str folded = settings->agents.count ? fold_text(content, arena) : content;
+    const struct chat_agent *fallback = &repeater;
     struct chat_choice best = {.agent = NULL};
     for (size_t i = 0; i < settings->agents.count; i++) {
-        int64_t own = score(&agents[i], folded, arena);
-        if (own > best.score)
-            best = (struct chat_choice){&agents[i], own};
+        int64_t score = agent_score(&agents[i], folded, arena);
+        if (score > best.score)
+            best = (struct chat_choice){&agents[i], score};
+        if (fallback == &repeater && str_eq(agents[i].name, settings->default_agent))
+            fallback = &agents[i];
     }
     if (!best.agent)
-        best.agent = default_of(settings);
+        best.agent = fallback;
     return best;
 }
 
@@ -122,4 +123,71 @@ struct str chat_agent_fill(struct str reply, struct str content, size_t bytes_ma
     struct str filled = arena_str(arena, str_utf8_cut(buf_str(&text), bytes_max));
     buf_deinit(&text);
     return filled;
+}
+
+/* ---- calling an agent ---- */
+
+static void put_call(struct buf *body, const struct chat_agent *agent, const struct chat_caller *caller,
+                     struct str content)
+{
+    buf_put_char(body, '{');
+    json_put_member_str(body, "agent", agent->name);
+    json_put_member_str(body, "tenant_id", caller->tenant);
+    json_put_member_str(body, "project_id", str_from(caller->project));
+    json_put_member_str(body, "session_id", str_from(caller->session));
+    json_put_member_str(body, "user_id", str_from(caller->user));
+    json_put_member_str(body, "content", content);
+    buf_put_char(body, '}');
+}
+
+/* {"reply": "…"}, a text that can be stored. */
+static enum status read_reply(const struct fetch_answer *answer, size_t bytes_max, struct arena *arena,
+                              struct str *reply, struct error *error)
+{
+    struct json_value body, member;
+    if (answer->status < 200 || answer->status > 299)
+        return error_set(error, STATUS_UNAVAILABLE, "the agent returned HTTP %d", answer->status);
+    enum status status = json_parse(buf_str(&answer->body), JSON_DEPTH_MAX, &body, error);
+    if (status != STATUS_OK)
+        return status;
+    if (!json_get(&body, STR("reply"), &member) || member.type != JSON_STRING)
+        return error_set(error, STATUS_BAD_REQUEST, "the agent returned no reply");
+    if (json_has_nul_escape(member.raw))
+        return error_set(error, STATUS_BAD_REQUEST, "the reply contains U+0000");
+    *reply = arena_str(arena, json_str_decode(member.raw, arena));
+    if (reply->len == 0 || reply->len > bytes_max)
+        return error_set(error, STATUS_BAD_REQUEST, "the reply has %zu bytes, not 1 to %zu", reply->len,
+                         bytes_max);
+    return STATUS_OK;
+}
+
+enum status chat_agent_call(const struct chat_agent *agent, const struct chat_caller *caller,
+                            struct str content, size_t bytes_max, struct arena *arena, struct str *reply,
+                            struct error *error)
+{
+    static const char *const headers[] = {"Content-Type: application/json", "Accept: application/json", NULL};
+    struct fetch_answer answer = {0};
+    struct buf body;
+    buf_init(&body);
+    buf_init(&answer.body);
+    put_call(&body, agent, caller, content);
+    enum status status = fetch_run(
+        &(struct fetch_request){
+            .method = "POST",
+            .url = agent->url,
+            .headers = headers,
+            .body = buf_str(&body),
+            .connect_timeout_ms = agent->timeout_ms < CONNECT_MS ? agent->timeout_ms : CONNECT_MS,
+            .timeout_ms = agent->timeout_ms,
+            .answer_bytes_max = bytes_max * ESCAPED_BYTES + ENVELOPE_BYTES,
+        },
+        &answer, error);
+    if (status == STATUS_OK)
+        status = read_reply(&answer, bytes_max, arena, reply, error);
+    if (status != STATUS_OK)
+        log_warn("chat_agent_failed", LOG_STR("agent", agent->name), LOG_STR("tenantId", caller->tenant),
+                 LOG_CSTR("sessionId", caller->session), LOG_ERROR_FIELDS(error));
+    buf_deinit(&answer.body);
+    buf_deinit(&body);
+    return status;
 }

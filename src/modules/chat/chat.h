@@ -1,68 +1,121 @@
-/* chat's own layout: what the files of this module share.
+/* The files of the chat module:
  *
- *   POST ─ agents.c: who answers, and what ─ post.c: one call of chat.post_message() by way of the idempotency engine
- *        ─ COMMIT ─ publisher.c is woken ─ outbox engine ─ chat.event_log ─ bus, topic chat.events ─ every process:
- *   rooms.c, the home loop: a room for each session that somebody follows here ─ src/stream ─ followers on all loops
+ *   POST …/message ─ agents.c: which agent answers, and what ─ post.c: one call of chat.post_message() with its
+ *        Idempotency-Key ─ COMMIT ─ publisher.c is woken ─ outbox engine ─ chat.event_log ─ bus, topic chat.events
+ *        ─ in every process: rooms.c, on the home loop: a room for each session that is followed ─ src/stream
  *
- *   GET …/stream ─ follow.c parks the request ─ room ─ pages.c: is it the caller's, and what was missed ─ admitted
+ *   GET …/stream ─ streams.c parks the request ─ pages.c: does the session belong to the caller, and which events did it
+ *        miss ─ rooms.c admits it
+ *   GET …/messages, …/events ─ reads.c
  *
- * event_log is the truth of streams, and the order of a session's sequence is the order of its rows appearing there. The bus
- * only says that there is more: what it repeats is known by its sequence, what it leaves out is read from the log. */
+ * chat.event_log is what streams show: events appear in it in the order of their session's sequence. The bus only announces
+ * events: a repeated one is recognised by its sequence, a missing one is read from the log. */
 #ifndef FRESHET_CHAT_CHAT_H
 #define FRESHET_CHAT_CHAT_H
 
 #include "base/uuid.h"
 #include "bus/bus.h"
 #include "idempotency/idempotency.h"
+#include "kernel/config.h"
 #include "kernel/kernel.h"
 #include "kernel/store.h"
-#include "modules/chat/settings.h"
+#include "outbox/outbox.h"
 
 #define CHAT_TOPIC "chat.events"
-#define CHAT_HEADER_SESSION "session_id" /* of its messages, beside those that every module's have */
+#define CHAT_HEADER_SESSION "session_id" /* of its messages, in addition to the headers of every module */
 #define CHAT_HEADER_SEQUENCE "sequence"
 
+/* ---- settings.c: `chat:` of the file, read once, at the start ---- */
+struct chat_agent { /* one of chat.agents: it has a reply or a URL */
+    struct str name;
+    struct setting_strings keywords;
+    struct str reply; /* a template */
+    struct str url;   /* which returns the reply */
+    int64_t timeout_ms;
+    struct setting_place name_place, keywords_place, url_place;
+};
+
+struct chat_settings {
+    struct setting_objects agents; /* struct chat_agent */
+    struct str default_agent;      /* empty = one that repeats the message */
+    struct setting_place default_place;
+    int64_t agent_calls;
+    int64_t content_bytes_max;
+    struct {
+        int64_t heartbeat_ms, buffer_events, buffer_bytes;
+    } stream;
+    struct {
+        int64_t keep_ms, interval_ms;
+    } retention; /* of event_log */
+    struct {
+        int64_t ttl_ms, cleanup_ms;
+    } idempotency;
+    struct outbox_settings outbox;
+};
+
+extern const struct config_section chat_section;
+enum status chat_settings_check(const struct config *config, const void *section,
+                                struct error *error) MUST_CHECK;
+
+/* ---- chat.c ---- */
 struct chat_rooms;
 
 struct chat {
     struct kernel *kernel;
-    const struct chat_settings *settings; /* as they were at the start */
+    const struct chat_settings *settings;
     struct idempotency_table keys;
-    struct db_statement post, history, look, page, log, event_page, event_count;
+    struct db_statement post, history, session, page, log, event_page, event_count;
     struct outbox *publisher;
-    struct worker_pool *askers; /* who waits for agents elsewhere; NULL = there are none */
+    struct worker_pool *agent_callers; /* threads that wait for agents' URLs; NULL = no agent has one */
     struct chat_rooms *rooms;
 };
 
-/* ---- caller.c: whose session it is ---- */
 struct chat_caller {
-    struct str tenant; /* the identity's */
+    struct str tenant; /* of the identity */
     char project[UUID_TEXT_BYTES], session[UUID_TEXT_BYTES], user[UUID_TEXT_BYTES];
 };
-/* Of the token and the path; BAD_REQUEST where an id is no UUID. A path without a session leaves it empty. */
+/* From the token and the path; BAD_REQUEST where an id is not a UUID. `session` is empty when the path has none. */
 enum status chat_caller_read(const struct http_request *request, struct chat_caller *caller,
                              struct error *error) MUST_CHECK;
 void chat_user_id(struct str tenant, struct str subject, char out[UUID_TEXT_BYTES]);
-enum status chat_store_check(const struct chat *chat, struct error *error) MUST_CHECK; /* is it there? */
+/* On a worker: a connection to the store; UNAVAILABLE until the store is ready. */
+enum status chat_acquire(const struct chat *chat, int64_t deadline_ns, struct db_conn **conn,
+                         struct error *error) MUST_CHECK;
+enum status chat_store_check(const struct chat *chat, struct error *error) MUST_CHECK;
 
-/* ---- post.c, history.c, events.c, follow.c: routes ---- */
+extern const struct db_migration chat_migrations[]; /* sql/chat */
+extern const struct module chat_module;
+
+/* ---- agents.c: which agent answers a message, and what (M2) ---- */
+struct chat_choice {
+    const struct chat_agent *agent;
+    int64_t score; /* thousandths: the share of its keywords that the message contains */
+};
+/* The agent with the highest score, the first in the file among equals; without any match the default agent with 0. A pure
+ * function of settings and message. */
+struct chat_choice chat_agent_choose(const struct chat_settings *settings, struct str content,
+                                     struct arena *arena);
+/* The template with {content} filled in, at most `bytes_max`, no character split. */
+struct str chat_agent_fill(struct str reply, struct str content, size_t bytes_max, struct arena *arena);
+/* On a worker, blocking: the reply of the agent's URL, in the arena, 1 to `bytes_max` bytes. A failure has been logged. */
+enum status chat_agent_call(const struct chat_agent *agent, const struct chat_caller *caller,
+                            struct str content, size_t bytes_max, struct arena *arena, struct str *reply,
+                            struct error *error) MUST_CHECK;
+
+/* ---- post.c, reads.c, streams.c: routes ---- */
 void chat_post_init(struct chat *chat);
-void chat_history_init(struct chat *chat);
-void chat_events_init(struct chat *chat);
+void chat_reads_init(struct chat *chat);
 http_handler_fn chat_post_message, chat_get_messages, chat_get_events, chat_get_stream;
 extern struct metric_family chat_messages_family;
 
 /* ---- publisher.c ---- */
 extern const struct outbox_table chat_outbox_table;
 enum status chat_publisher_create(struct chat *chat, struct error *error) MUST_CHECK;
-enum status chat_events_subscribe(struct chat *chat, struct bus *events, struct error *error) MUST_CHECK;
+enum status chat_publisher_subscribe(struct chat *chat, struct bus *events, struct error *error) MUST_CHECK;
 
-/* ---- source.c: sessions for whoever lacks one (H6) ---- */
-void chat_source_provide(struct chat *chat);
-enum status chat_source_follow(struct chat *chat, struct bus *events, struct error *error) MUST_CHECK;
-bool chat_source_is_id(struct str id); /* a UUID as chat writes it */
-
-extern const struct db_migration chat_migrations[]; /* sql/chat */
-extern const struct module chat_module;
+/* ---- owner.c: sessions for hydration (H6) ---- */
+void chat_owner_provide(struct chat *chat);
+enum status chat_owner_follow(struct chat *chat, struct bus *events, struct error *error) MUST_CHECK;
+bool chat_owner_is_id(struct str id); /* a UUID as chat writes it */
 
 #endif

@@ -1,13 +1,14 @@
-/* Reading the log: session and page in one statement, so that both are of one moment. */
-#include "modules/chat/pages.h"
-
+/* Pages of chat.event_log, and events as lines of a stream (M3): NDJSON, or server-sent events with the same objects as data
+ * and the sequence as the id that a browser sends when it reconnects. */
 #include "base/clock.h"
+#include "modules/chat/rooms.h"
 
 enum { READ_MS = 5000 };
 
 static const struct str page_events = {"200", 3}, page_bytes = {"32768", 5};
 
-/* $1 … $4 whose session, $5 behind this sequence, $6 rows at most, $7 bytes (exceeded by at most one event). */
+/* $1 … $4 the session, $5 after this sequence, $6 rows at most, $7 bytes (exceeded by at most one event). One statement, so
+ * that session and page are of one moment. */
 static const char page_sql[] =
     "select s.last_sequence, s.forgotten_sequence, greatest(l.logged, s.forgotten_sequence), e.sequence, e.line"
     " from chat.chat_sessions s"
@@ -37,11 +38,10 @@ enum status chat_page_read(struct chat *chat, const struct chat_key *key, int64_
     buf_printf(&number, "%lld", (long long)after);
     const struct db_param params[] = {{key->tenant},      {key->project}, {key->session}, {key->user},
                                       {buf_str(&number)}, {page_events},  {page_bytes}};
-    enum status status = db_acquire(kernel_store_pool(chat->kernel), deadline_ns, &conn, error);
+    enum status status = chat_acquire(chat, deadline_ns, &conn, error);
     if (status == STATUS_OK)
         status = db_query(conn, &chat->page, params, deadline_ns, &page->rows, error);
-    if (conn)
-        db_release(conn);
+    db_release(conn);
     buf_deinit(&number);
     if (status != STATUS_OK || db_result_rows(page->rows) == 0)
         return status;
@@ -85,3 +85,55 @@ struct stream_segment *chat_page_segment(const struct chat_page *page, int64_t a
     buf_deinit(&bytes);
     return segment;
 }
+
+/* ---- lines ---- */
+
+void chat_line_put(struct buf *out, enum chat_format format, int64_t sequence, struct str line)
+{
+    if (format == CHAT_SSE)
+        buf_printf(out, "id: %lld\ndata: ", (long long)sequence);
+    buf_put_str(out, line);
+    buf_put_str(out, format == CHAT_SSE ? STR("\n\n") : STR("\n"));
+}
+
+static void put_up_to_date(struct buf *out, int64_t sequence)
+{
+    buf_printf(out, "{\"event_type\":\"up_to_date\",\"sequence\":%lld}\n", (long long)sequence);
+}
+
+static void put_heartbeat(struct buf *out, int64_t sequence)
+{
+    (void)sequence;
+    buf_put_str(out, STR("{\"event_type\":\"heartbeat\"}\n"));
+}
+
+static void put_cut_off(struct buf *out, int64_t sequence)
+{
+    buf_printf(out, "{\"event_type\":\"cut_off\",\"sequence\":%lld}\n", (long long)sequence);
+}
+
+static void put_sse_up_to_date(struct buf *out, int64_t sequence)
+{
+    buf_printf(out, "id: %lld\ndata: ", (long long)sequence);
+    put_up_to_date(out, sequence);
+    buf_put_char(out, '\n');
+}
+
+static void put_sse_heartbeat(struct buf *out, int64_t sequence)
+{
+    buf_put_str(out, STR("data: "));
+    put_heartbeat(out, sequence);
+    buf_put_char(out, '\n');
+}
+
+static void put_sse_cut_off(struct buf *out, int64_t sequence)
+{
+    buf_printf(out, "id: %lld\ndata: ", (long long)sequence);
+    put_cut_off(out, sequence);
+    buf_put_char(out, '\n');
+}
+
+const struct chat_lines chat_lines[CHAT_FORMATS] = {
+    [CHAT_NDJSON] = {{"application/x-ndjson", 20}, put_up_to_date, put_heartbeat, put_cut_off},
+    [CHAT_SSE] = {{"text/event-stream", 17}, put_sse_up_to_date, put_sse_heartbeat, put_sse_cut_off},
+};

@@ -1,11 +1,9 @@
-/* POST …/message: who answers is decided, and asked, before the transaction; everything that is written is one call of
- * chat.post_message() (sql/chat), whose answer the idempotency engine stores beside it. */
+/* POST …/message. The agent is chosen, and called, before the transaction; everything that is written is one call of
+ * chat.post_message() (sql/chat), whose answer is stored under the Idempotency-Key in the same commit. */
 #include "base/clock.h"
 #include "base/failpoint.h"
 #include "base/json_texts.h"
 #include "base/log.h"
-#include "modules/chat/agent_call.h"
-#include "modules/chat/agents.h"
 #include "modules/chat/chat.h"
 
 enum { DATABASE_MS = 5000 };
@@ -13,13 +11,13 @@ enum { DATABASE_MS = 5000 };
 struct metric_family chat_messages_family = {
     .name = "chat_messages_total",
     .help =
-        "POSTed messages: answered, agent_failed (kept, with a system message), not_found, rejected (other 4xx), "
+        "Messages received by POST: answered, agent_failed (kept, with a system message), not_found, rejected (other 4xx), "
         "unavailable (5xx). Replays are not counted.",
     .type = METRIC_COUNTER,
     .labels = {"result", NULL},
 };
 
-static void count(const char *result)
+static void count_message(const char *result)
 {
     metric_add(metric_series_get(&chat_messages_family, (struct str[]){str_from(result)}), 1);
 }
@@ -39,7 +37,7 @@ void chat_post_init(struct chat *chat)
 
 enum { CONTENT, TEXTS };
 static const struct json_text members[] = {
-    [CONTENT] = {"content", 0, UINT32_MAX, .is_optional = false}, /* its bytes are counted below */
+    [CONTENT] = {"content", 0, UINT32_MAX, .is_optional = false}, /* its bytes are checked below */
     {.name = NULL},
 };
 
@@ -59,8 +57,8 @@ static enum status read_content(const struct http_request *request, struct str *
     return status;
 }
 
-static enum status check(struct http_request *request, struct chat_caller *caller, struct str *content,
-                         struct error *error)
+static enum status read_post(struct http_request *request, struct chat_caller *caller, struct str *content,
+                             struct error *error)
 {
     static const char *const no_parameters[] = {NULL};
     enum status status = http_request_query_only(request, no_parameters, error);
@@ -71,34 +69,18 @@ static enum status check(struct http_request *request, struct chat_caller *calle
     return status == STATUS_OK ? chat_store_check(request->context, error) : status;
 }
 
-/* ---- the answer ---- */
-
 struct answer {
     struct chat_choice choice;
     struct str role, reply;
 };
 
-/* What is known of a request; it goes with it from thread to thread. */
 struct posting {
     struct chat_caller caller;
     struct str content;
     struct answer answer;
 };
 
-static void ask(struct http_request *request, struct posting *posting)
-{
-    const struct chat *chat = request->context;
-    const struct chat_agent *agent = posting->answer.choice.agent;
-    struct error error = {0};
-    if (chat_agent_ask(agent, &posting->caller, posting->content, (size_t)chat->settings->content_bytes_max,
-                       request->arena, &posting->answer.reply, &error) == STATUS_OK)
-        return;
-    posting->answer.role = STR("system");
-    posting->answer.reply =
-        arena_printf(request->arena, "The agent %.*s did not answer.", STR_ARG(agent->name));
-}
-
-/* ---- the effect ---- */
+/* ---- the transaction ---- */
 
 /* 500 is "0.5". */
 static struct str score_text(int64_t thousandths, struct arena *arena)
@@ -122,34 +104,30 @@ static struct str traceparent_of(struct http_request *request)
     return arena_str(request->arena, str_from(text));
 }
 
-static void send_failure(struct http_request *request, const struct error *error)
+static void send_outcome(struct http_request *request, const struct answer *answer, const struct error *error,
+                         const struct idempotency_outcome *outcome)
 {
-    if (error->status == STATUS_IDEMPOTENCY_KEY_CONFLICT ||
-        error->status == STATUS_IDEMPOTENCY_KEY_PROCESSING)
-        idempotency_send_error(request, error, request->idempotency_key);
-    else
-        http_send_error(request, error);
-}
-
-static void finish(struct http_request *request, const struct answer *answer, enum status status,
-                   const struct idempotency_outcome *outcome, const struct error *error)
-{
-    if (status != STATUS_OK) {
-        count("unavailable");
-        send_failure(request, error);
+    if (error->status != STATUS_OK) {
+        bool is_of_key = error->status == STATUS_IDEMPOTENCY_KEY_CONFLICT ||
+                         error->status == STATUS_IDEMPOTENCY_KEY_PROCESSING;
+        count_message("unavailable");
+        if (is_of_key)
+            idempotency_send_error(request, error, request->idempotency_key);
+        else
+            http_send_error(request, error);
         return;
     }
     if (!outcome->replayed)
-        count(outcome->status == 404                ? "not_found"
-              : str_eq(answer->role, STR("system")) ? "agent_failed"
-                                                    : "answered");
+        count_message(outcome->status == 404                ? "not_found"
+                      : str_eq(answer->role, STR("system")) ? "agent_failed"
+                                                            : "answered");
     http_send(request, &(struct http_response){
                            .status = outcome->status,
                            .headers = outcome->replayed ? STR("Idempotency-Replayed: true\r\n") : STR_NONE,
                            .body = outcome->body});
 }
 
-static void post(struct http_request *request, const struct posting *posting)
+static void commit_message(struct http_request *request, const struct posting *posting)
 {
     struct chat *chat = request->context;
     const struct chat_caller *caller = &posting->caller;
@@ -168,10 +146,10 @@ static void post(struct http_request *request, const struct posting *posting)
         {answer->reply},
         {traceparent_of(request)},
     };
-    /* A key is the user's and the session's: the route's pattern alone is every session's. */
+    /* The key's scope includes the session: the route's pattern is the same for all sessions. */
     struct str owner = arena_printf(request->arena, "%s/%s", caller->user, caller->session);
     FAILPOINT("chat.before_commit");
-    enum status status =
+    error.status =
         idempotency_run(kernel_store_pool(chat->kernel), &chat->keys, request, caller->tenant, owner,
                         &(struct idempotency_effect){.statement = &chat->post, .params = params},
                         clock_deadline_ms(DATABASE_MS), &outcome, &error);
@@ -181,16 +159,24 @@ static void post(struct http_request *request, const struct posting *posting)
                   LOG_STR("tenantId", caller->tenant), LOG_CSTR("sessionId", caller->session));
         outbox_wake(chat->publisher);
     }
-    finish(request, answer, status, &outcome, &error);
+    send_outcome(request, answer, &error, &outcome);
     db_result_free(outcome.rows);
 }
 
-/* On a thread of its own kind: an agent that hangs holds up nobody but who asks agents elsewhere. */
-static void ask_and_post(struct http_request *request)
+/* On a thread of `agent_callers`, so that an agent that hangs delays only messages to such agents. */
+static void call_agent_and_commit(struct http_request *request)
 {
+    const struct chat *chat = request->context;
     struct posting *posting = request->handler_data;
-    ask(request, posting);
-    post(request, posting);
+    struct answer *answer = &posting->answer;
+    const struct chat_agent *agent = answer->choice.agent;
+    struct error error = {0};
+    if (chat_agent_call(agent, &posting->caller, posting->content, (size_t)chat->settings->content_bytes_max,
+                        request->arena, &answer->reply, &error) != STATUS_OK) {
+        answer->role = STR("system");
+        answer->reply = arena_printf(request->arena, "The agent %.*s did not answer.", STR_ARG(agent->name));
+    }
+    commit_message(request, posting);
 }
 
 void chat_post_message(struct http_request *request)
@@ -198,9 +184,9 @@ void chat_post_message(struct http_request *request)
     struct chat *chat = request->context;
     struct posting *posting = arena_zalloc(request->arena, sizeof *posting);
     struct error error = {0};
-    enum status status = check(request, &posting->caller, &posting->content, &error);
+    enum status status = read_post(request, &posting->caller, &posting->content, &error);
     if (status != STATUS_OK) {
-        count(status == STATUS_UNAVAILABLE ? "unavailable" : "rejected");
+        count_message(status == STATUS_UNAVAILABLE ? "unavailable" : "rejected");
         http_send_error(request, &error);
         return;
     }
@@ -210,10 +196,10 @@ void chat_post_message(struct http_request *request)
     const struct chat_agent *agent = posting->answer.choice.agent;
     if (agent->url.len) {
         request->handler_data = posting;
-        http_request_hand_on(request, chat->askers, ask_and_post);
+        http_request_hand_on(request, chat->agent_callers, call_agent_and_commit);
         return;
     }
     posting->answer.reply = chat_agent_fill(agent->reply, posting->content,
                                             (size_t)chat->settings->content_bytes_max, request->arena);
-    post(request, posting);
+    commit_message(request, posting);
 }

@@ -1,6 +1,6 @@
-/* Events on their way out: an outbox engine over chat.event_outbox in every process of the role. What it claimed is written
- * to chat.event_log first; then the rooms of this process are told, and by the bus those of all others. So nobody hears of an
- * event that the log does not have. */
+/* Publishing events: an outbox engine over chat.event_outbox in every process with the role. It writes claimed events to
+ * chat.event_log first, then delivers them to the rooms of this process, then publishes them on the bus for the rooms of other
+ * processes. So every event that a room receives is in the log. */
 #include "base/clock.h"
 #include "base/failpoint.h"
 #include "modules/chat/chat.h"
@@ -45,7 +45,7 @@ static const char log_sql[] = "select chat.log_events($1::text[]::uuid[])";
 
 static bool is_event(const struct outbox_event *event)
 {
-    return event->payload.len > 0; /* chat.event_json() makes nothing of what is none */
+    return event->payload.len > 0; /* chat.event_json() returns NULL for an invalid one */
 }
 
 static enum status write_log(struct chat *chat, const struct outbox_batch *batch, struct error *error)
@@ -59,17 +59,16 @@ static enum status write_log(struct chat *chat, const struct outbox_batch *batch
         if (is_event(&batch->events[i]))
             db_array_put(&ids, batch->events[i].id);
     db_array_end(&ids);
-    enum status status = db_acquire(kernel_store_pool(chat->kernel), deadline_ns, &conn, error);
+    enum status status = chat_acquire(chat, deadline_ns, &conn, error);
     if (status == STATUS_OK)
         status = db_exec(conn, &chat->log, &(struct db_param){buf_str(&ids)}, deadline_ns, NULL, error);
-    if (conn)
-        db_release(conn);
+    db_release(conn);
     buf_deinit(&ids);
     return status;
 }
 
-/* An outage is no event's fault. */
-static void give_back(struct outbox_batch *batch, const struct error *error)
+/* Only an error of the statement itself counts as an attempt of the events. */
+static void log_failed(struct outbox_batch *batch, const struct error *error)
 {
     for (size_t i = 0; i < batch->count; i++)
         if (error->status == STATUS_DB_ERROR)
@@ -78,66 +77,66 @@ static void give_back(struct outbox_batch *batch, const struct error *error)
             outbox_batch_release(batch, i);
 }
 
-/* ---- this process's rooms ---- */
+/* ---- rooms of this process ---- */
 
-static void tell_rooms(struct chat *chat, const struct outbox_batch *batch)
+static void deliver_to_rooms(struct chat *chat, const struct outbox_batch *batch)
 {
     if (chat_rooms_are_empty(chat->rooms))
         return;
-    struct chat_news *news = chat_news_create(chat->rooms);
+    struct chat_delivery *delivery = chat_delivery_create(chat->rooms);
     for (size_t i = 0; i < batch->count; i++) {
         const struct outbox_event *event = &batch->events[i];
         const struct chat_key key = {event->extra[EXTRA_TENANT], event->extra[EXTRA_PROJECT],
                                      event->aggregate[OF_SESSION], event->extra[EXTRA_USER]};
         int64_t sequence;
         if (is_event(event) && str_to_i64(event->extra[EXTRA_SEQUENCE], &sequence))
-            chat_news_add(news, &key, sequence, event->payload);
+            chat_delivery_add(delivery, &key, sequence, event->payload);
     }
-    chat_news_tell(news);
+    chat_delivery_send(delivery);
 }
 
 /* ---- the bus ---- */
 
-static bool write_letter(void *context, const struct outbox_event *event, struct bus_message *message,
-                         struct arena *arena, const char **reason)
+static bool write_message(void *context, const struct outbox_event *event, struct bus_message *message,
+                          struct arena *arena, const char **reason)
 {
     (void)context;
-    *reason = "the payload is no event";
+    *reason = "the payload is not an event";
     if (!is_event(event))
         return false;
-    const struct bus_header own[] = {
+    const struct bus_header headers[] = {
         {STR(HEADER_PROJECT), event->extra[EXTRA_PROJECT]},
         {STR(CHAT_HEADER_SESSION), event->aggregate[OF_SESSION]},
         {STR(HEADER_USER), event->extra[EXTRA_USER]},
         {STR(CHAT_HEADER_SEQUENCE), event->extra[EXTRA_SEQUENCE]},
     };
-    const struct outbox_message letter = {
+    const struct outbox_message outgoing = {
         .topic = STR(CHAT_TOPIC),
         .key = event->aggregate[OF_SESSION],
         .payload = event->payload,
         .tenant = event->extra[EXTRA_TENANT],
         .occurred_at = event->extra[EXTRA_OCCURRED_AT],
         .traceparent = event->extra[EXTRA_TRACEPARENT],
-        .more = own,
-        .more_count = sizeof own / sizeof *own,
+        .more = headers,
+        .more_count = sizeof headers / sizeof *headers,
     };
-    outbox_message_write(&letter, event, message, arena);
+    outbox_message_write(&outgoing, event, message, arena);
     return true;
 }
 
-static void publish(void *context, struct outbox_batch *batch)
+static void publish_events(void *context, struct outbox_batch *batch)
 {
     struct chat *chat = context;
     struct error error = {0};
     FAILPOINT("chat.after_claim");
-    batch->is_relaxed = true; /* the log is of this server, whatever carries the events */
+    batch->is_relaxed = true; /* the log is on the outbox's own server, whatever bus carries the events */
     if (write_log(chat, batch, &error) != STATUS_OK) {
-        give_back(batch, &error);
+        log_failed(batch, &error);
         return;
     }
     FAILPOINT("chat.after_log");
-    tell_rooms(chat, batch);
-    outbox_messages_publish(kernel_events(chat->kernel), batch, write_letter, NULL);
+    deliver_to_rooms(chat, batch);
+    outbox_messages_publish(kernel_events(chat->kernel), batch, write_message, NULL);
     FAILPOINT("chat.after_publish");
 }
 
@@ -155,19 +154,19 @@ enum status chat_publisher_create(struct chat *chat, struct error *error)
                                 &(struct outbox_config){.table = &chat_outbox_table,
                                                         .settings = &chat->settings->outbox,
                                                         .context = chat,
-                                                        .publish = publish,
+                                                        .publish = publish_events,
                                                         .on_settled = on_settled},
                                 &chat->publisher, error);
 }
 
-/* ---- what other processes published ---- */
+/* ---- events published by other processes ---- */
 
 static void on_events(void *context, struct bus_batch *batch)
 {
     struct chat *chat = context;
     if (chat_rooms_are_empty(chat->rooms))
         return;
-    struct chat_news *news = chat_news_create(chat->rooms);
+    struct chat_delivery *delivery = chat_delivery_create(chat->rooms);
     for (size_t i = 0; i < batch->count; i++) {
         const struct bus_message *message = &batch->messages[i];
         const struct chat_key key = {bus_message_header(message, STR(OUTBOX_HEADER_TENANT)),
@@ -176,9 +175,9 @@ static void on_events(void *context, struct bus_batch *batch)
                                      bus_message_header(message, STR(HEADER_USER))};
         int64_t sequence;
         if (str_to_i64(bus_message_header(message, STR(CHAT_HEADER_SEQUENCE)), &sequence))
-            chat_news_add(news, &key, sequence, message->payload);
+            chat_delivery_add(delivery, &key, sequence, message->payload);
     }
-    chat_news_tell(news);
+    chat_delivery_send(delivery);
 }
 
 static void on_gap(void *context, unsigned partition, int64_t offset, int64_t next)
@@ -187,17 +186,17 @@ static void on_gap(void *context, unsigned partition, int64_t offset, int64_t ne
     (void)offset;
     (void)next;
     const struct chat *chat = context;
-    chat_rooms_look(chat->rooms);
+    chat_rooms_reread(chat->rooms);
 }
 
-/* Rooms may be older than our place in the topic. */
+/* A room may be older than the subscription's position. */
 static void on_ready(void *context)
 {
     const struct chat *chat = context;
-    chat_rooms_look(chat->rooms);
+    chat_rooms_reread(chat->rooms);
 }
 
-enum status chat_events_subscribe(struct chat *chat, struct bus *events, struct error *error)
+enum status chat_publisher_subscribe(struct chat *chat, struct bus *events, struct error *error)
 {
     return bus_subscribe(events,
                          &(struct bus_subscription){.topic = CHAT_TOPIC,

@@ -1,25 +1,36 @@
-/* The table of rooms, and who follows in them. */
+/* Rooms: the sessions that are followed in this process, each with a stream per format.
+ *
+ *   OPENING ── first follower ──▶ LIVE ── an event is missing ──▶ READING
+ *                                  ▲                                │ page delivered
+ *                                  └────────────────────────────────┘
+ *   any state ── no follower left, or the log cannot be read ──▶ CLOSED
+ *
+ * A closed room is off the table; it is freed with its last reference. A follower that comes back begins with a page of the
+ * log, so a closed room loses nothing. */
+#include "modules/chat/rooms.h"
+
+#include <stdatomic.h>
 #include <stdlib.h>
 
 #include "base/hash.h"
+#include "base/log.h"
 #include "base/memory.h"
-#include "modules/chat/rooms_inside.h"
 
 struct metric_family chat_streams_family = {
     .name = "chat_streams",
-    .help = "Streams of sessions that are open.",
+    .help = "Open streams of sessions.",
     .type = METRIC_GAUGE,
     .labels = {"format", NULL},
 };
 struct metric_family chat_stream_lines_family = {
     .name = "chat_stream_lines_total",
-    .help = "Events given to streams, each counted for each of them.",
+    .help = "Events sent to streams, counted once for each stream.",
     .type = METRIC_COUNTER,
     .labels = {"format", NULL},
 };
 struct metric_family chat_stream_cuts_family = {
     .name = "chat_stream_cuts_total",
-    .help = "Streams cut off because their reader fell too far behind.",
+    .help = "Streams that were disconnected because their reader was too slow.",
     .type = METRIC_COUNTER,
     .labels = {"format", NULL},
 };
@@ -28,35 +39,66 @@ static const struct str format_names[CHAT_FORMATS] = {{"ndjson", 6}, {"sse", 3}}
 
 enum { BUCKETS_MIN = 64 };
 
+struct channel { /* a room's stream of one format */
+    struct chat_room *room;
+    enum chat_format format;
+    struct stream_topic *topic; /* NULL = without a follower */
+};
+
+enum room_state { ROOM_OPENING, ROOM_LIVE, ROOM_READING, ROOM_CLOSED };
+
+struct chat_room {
+    struct chat_rooms *rooms;
+    struct chat_room *next;
+    enum room_state state;
+    unsigned refs;  /* of the table, of jobs, of holders */
+    unsigned holds; /* requests that are about to follow */
+    uint64_t hash;
+    int64_t position;  /* delivered up to this sequence; -1 while OPENING */
+    int64_t announced; /* the newest sequence announced since the log was last read */
+    /* READING: */
+    int64_t read_after, wanted; /* the position when it began, the sequence that the log is read for */
+    struct worker_job job;
+    struct chat_page page;
+    struct error error;
+
+    struct channel channels[CHAT_FORMATS];
+    struct chat_key key;
+    char texts[];
+};
+
+struct chat_rooms {
+    struct chat *chat;
+    struct loop *home;
+    struct chat_room **buckets;
+    size_t bucket_count; /* a power of two */
+    atomic_size_t count;
+};
+
 /* ---- the table ---- */
 
-static uint64_t hash_of(const struct chat_key *key)
+static uint64_t room_hash(const struct chat_key *key)
 {
     return hash_seeded(key->session) ^ hash_seeded(key->tenant) * 3;
 }
 
-static bool is_key(const struct chat_key *a, const struct chat_key *b)
+static struct chat_room *room_find(const struct chat_rooms *rooms, const struct chat_key *key)
 {
-    return str_eq(a->session, b->session) && str_eq(a->tenant, b->tenant) && str_eq(a->user, b->user) &&
-           str_eq(a->project, b->project);
-}
-
-struct chat_room *chat_rooms_find(const struct chat_rooms *rooms, const struct chat_key *key)
-{
-    struct chat_room *room = rooms->buckets[hash_of(key) & (rooms->bucket_count - 1)];
-    while (room && !is_key(&room->key, key))
+    struct chat_room *room = rooms->buckets[room_hash(key) & (rooms->bucket_count - 1)];
+    while (room && !(str_eq(room->key.session, key->session) && str_eq(room->key.tenant, key->tenant) &&
+                     str_eq(room->key.user, key->user) && str_eq(room->key.project, key->project)))
         room = room->next;
     return room;
 }
 
-static void link_room(struct chat_rooms *rooms, struct chat_room *room)
+static void room_link(struct chat_rooms *rooms, struct chat_room *room)
 {
     struct chat_room **bucket = &rooms->buckets[room->hash & (rooms->bucket_count - 1)];
     room->next = *bucket;
     *bucket = room;
 }
 
-static void grow(struct chat_rooms *rooms)
+static void rooms_grow(struct chat_rooms *rooms)
 {
     struct chat_room **old = rooms->buckets;
     size_t old_count = rooms->bucket_count;
@@ -66,12 +108,12 @@ static void grow(struct chat_rooms *rooms)
         while (old[i]) {
             struct chat_room *room = old[i];
             old[i] = room->next;
-            link_room(rooms, room);
+            room_link(rooms, room);
         }
     free(old);
 }
 
-static struct str copy(char **at, struct str text)
+static struct str copy_text(char **at, struct str text)
 {
     struct str result = str_of(*at, text.len);
     memcpy(*at, text.ptr, text.len);
@@ -80,76 +122,209 @@ static struct str copy(char **at, struct str text)
     return result;
 }
 
-static struct chat_room *make(struct chat_rooms *rooms, const struct chat_key *key)
+static struct chat_room *room_create(struct chat_rooms *rooms, const struct chat_key *key)
 {
     size_t bytes = key->tenant.len + key->project.len + key->session.len + key->user.len + 4;
     struct chat_room *room = memory_zalloc(sizeof *room + bytes);
     char *at = room->texts;
     room->rooms = rooms;
     room->refs = 1;
-    room->is_listed = true;
-    room->position = room->heard = -1;
-    room->key = (struct chat_key){copy(&at, key->tenant), copy(&at, key->project), copy(&at, key->session),
-                                  copy(&at, key->user)};
-    room->hash = hash_of(key);
+    room->position = room->announced = -1;
+    room->key = (struct chat_key){copy_text(&at, key->tenant), copy_text(&at, key->project),
+                                  copy_text(&at, key->session), copy_text(&at, key->user)};
+    room->hash = room_hash(key);
     for (int i = 0; i < CHAT_FORMATS; i++)
-        room->channels[i] = (struct chat_channel){.room = room, .format = (enum chat_format)i};
+        room->channels[i] = (struct channel){.room = room, .format = (enum chat_format)i};
     if (atomic_fetch_add(&rooms->count, 1) >= rooms->bucket_count)
-        grow(rooms);
-    link_room(rooms, room);
+        rooms_grow(rooms);
+    room_link(rooms, room);
     return room;
 }
 
-static void drop(struct chat_room *room, unsigned refs)
+static void room_unref(struct chat_room *room)
 {
-    room->refs -= refs;
-    if (room->refs == 0)
+    if (--room->refs == 0)
         free(room);
 }
 
-void chat_room_unref(struct chat_room *room)
+/* The streams end in order, and the table's reference goes. */
+static void room_close(struct chat_room *room)
 {
-    drop(room, 1);
-}
-
-/* The references that the table had of it. */
-static unsigned unlist(struct chat_room *room)
-{
-    if (!room->is_listed)
-        return 0;
-
     struct chat_rooms *rooms = room->rooms;
-    struct chat_room **link = &rooms->buckets[room->hash & (rooms->bucket_count - 1)];
-    while (*link != room)
-        link = &(*link)->next;
-    *link = room->next;
-    room->is_listed = false;
-    atomic_fetch_sub(&rooms->count, 1);
-    return 1;
-}
-
-void chat_room_dissolve(struct chat_room *room)
-{
+    if (room->state == ROOM_CLOSED)
+        return;
+    room->state = ROOM_CLOSED;
     for (int i = 0; i < CHAT_FORMATS; i++) {
         if (room->channels[i].topic)
             stream_topic_close(room->channels[i].topic);
         room->channels[i].topic = NULL;
     }
-    drop(room, unlist(room));
+    struct chat_room **link = &rooms->buckets[room->hash & (rooms->bucket_count - 1)];
+    while (*link != room)
+        link = &(*link)->next;
+    *link = room->next;
+    atomic_fetch_sub(&rooms->count, 1);
+    room_unref(room);
 }
 
-/* Nobody is left: it goes off the table, whose references are to be dropped. */
-static unsigned settle(struct chat_room *room)
+static void room_close_unused(struct chat_room *room)
 {
     bool is_used = room->holds;
     for (int i = 0; i < CHAT_FORMATS; i++)
         is_used |= room->channels[i].topic != NULL;
-    return is_used ? 0 : unlist(room);
+    if (!is_used)
+        room_close(room);
 }
 
-/* ---- who follows ---- */
+/* ---- delivering events ---- */
 
-static void on_admitted(struct http_request *request, struct stream_subscriber *subscriber,
+static void room_publish(struct chat_room *room, int64_t sequence, struct str line)
+{
+    for (int i = 0; i < CHAT_FORMATS; i++) {
+        struct channel *channel = &room->channels[i];
+        struct buf bytes;
+        if (!channel->topic)
+            continue;
+        buf_init(&bytes);
+        chat_line_put(&bytes, channel->format, sequence, line);
+        stream_topic_publish(
+            channel->topic,
+            stream_segment_create(&(struct stream_step){
+                .from = room->position, .to = sequence, .lines = 1, .bytes = buf_str(&bytes)}));
+        buf_deinit(&bytes);
+    }
+    room->position = sequence;
+}
+
+static void on_room_read(struct worker_job *job);
+
+static void run_room_read(struct worker_job *job)
+{
+    struct chat_room *room = (struct chat_room *)((char *)job - offsetof(struct chat_room, job));
+    room->error = (struct error){0};
+    room->error.status =
+        chat_page_read(room->rooms->chat, &room->key, room->read_after, &room->page, &room->error);
+}
+
+/* A live room reads the log when a later sequence than its position was announced. */
+static void room_catch_up(struct chat_room *room)
+{
+    if (room->state != ROOM_LIVE || room->announced <= room->position)
+        return;
+    room->read_after = room->position;
+    room->wanted = room->announced;
+    room->announced = -1;
+    room->job = (struct worker_job){.loop = room->rooms->home, .run = run_room_read, .done = on_room_read};
+    room->refs++;
+    room->state = ROOM_READING;
+    if (worker_pool_submit(kernel_store_workers(room->rooms->chat->kernel), &room->job))
+        return;
+    room_close(room); /* the process is stopping */
+    room_unref(room);
+}
+
+static void on_room_read(struct worker_job *job)
+{
+    struct chat_room *room = (struct chat_room *)((char *)job - offsetof(struct chat_room, job));
+    bool is_read = !job->cancelled && room->error.status == STATUS_OK && room->page.is_found;
+    if (!is_read) {
+        log_warn("chat_room_closed", LOG_STR("sessionId", room->key.session), LOG_ERROR_FIELDS(&room->error));
+        room_close(room);
+    } else if (room->state == ROOM_READING) {
+        for (size_t i = 0; i < room->page.count; i++)
+            if (chat_page_sequence(&room->page, i) > room->position)
+                room_publish(room, chat_page_sequence(&room->page, i), chat_page_line(&room->page, i));
+        /* After an empty page the wanted event was delivered meanwhile, or retention deleted it. */
+        if (room->page.count && room->wanted > room->announced)
+            room->announced = room->wanted;
+        room->state = ROOM_LIVE;
+    }
+    chat_page_deinit(&room->page);
+    room_catch_up(room);
+    room_unref(room);
+}
+
+struct delivered {
+    struct delivered *next;
+    struct chat_key key;
+    int64_t sequence;
+    struct str line;
+};
+
+struct chat_delivery {
+    struct loop_message message;
+    struct chat_rooms *rooms;
+    struct arena arena;
+    struct delivered *first, **last;
+    bool is_gap; /* events may be missing in any room */
+};
+
+struct chat_delivery *chat_delivery_create(struct chat_rooms *rooms)
+{
+    struct chat_delivery *delivery = memory_zalloc(sizeof *delivery);
+    delivery->rooms = rooms;
+    delivery->last = &delivery->first;
+    arena_init(&delivery->arena, 4096);
+    return delivery;
+}
+
+void chat_delivery_add(struct chat_delivery *delivery, const struct chat_key *key, int64_t sequence,
+                       struct str line)
+{
+    struct arena *arena = &delivery->arena;
+    struct delivered *event = arena_zalloc(arena, sizeof *event);
+    event->key = (struct chat_key){arena_str(arena, key->tenant), arena_str(arena, key->project),
+                                   arena_str(arena, key->session), arena_str(arena, key->user)};
+    event->sequence = sequence;
+    event->line = arena_str(arena, line);
+    *delivery->last = event;
+    delivery->last = &event->next;
+}
+
+static void room_announce(struct chat_room *room, int64_t sequence)
+{
+    if (sequence > room->announced)
+        room->announced = sequence;
+    room_catch_up(room);
+}
+
+static void on_delivery(struct loop *loop, struct loop_message *message)
+{
+    (void)loop;
+    struct chat_delivery *delivery = (struct chat_delivery *)message;
+    struct chat_rooms *rooms = delivery->rooms;
+    for (const struct delivered *event = delivery->first; event; event = event->next) {
+        struct chat_room *room = room_find(rooms, &event->key);
+        if (room && room->state != ROOM_OPENING && event->sequence == room->position + 1)
+            room_publish(room, event->sequence, event->line);
+        else if (room)
+            room_announce(room, event->sequence);
+    }
+    for (size_t i = 0; i < rooms->bucket_count && delivery->is_gap; i++)
+        for (struct chat_room *room = rooms->buckets[i], *next; room; room = next) {
+            next = room->next;
+            room_announce(room, INT64_MAX);
+        }
+    arena_deinit(&delivery->arena);
+    free(delivery);
+}
+
+void chat_delivery_send(struct chat_delivery *delivery)
+{
+    delivery->message.on_message = on_delivery;
+    loop_post(delivery->rooms->home, &delivery->message);
+}
+
+void chat_rooms_reread(struct chat_rooms *rooms)
+{
+    struct chat_delivery *delivery = chat_delivery_create(rooms);
+    delivery->is_gap = true;
+    chat_delivery_send(delivery);
+}
+
+/* ---- followers ---- */
+
+static void send_stream(struct http_request *request, struct stream_subscriber *subscriber,
                         enum chat_format format)
 {
     stream_send(
@@ -164,75 +339,76 @@ static void on_ndjson_admitted(struct http_request *request, struct stream_subsc
                                int64_t position)
 {
     (void)position;
-    on_admitted(request, subscriber, CHAT_NDJSON);
+    send_stream(request, subscriber, CHAT_NDJSON);
 }
 
 static void on_sse_admitted(struct http_request *request, struct stream_subscriber *subscriber,
                             int64_t position)
 {
     (void)position;
-    on_admitted(request, subscriber, CHAT_SSE);
+    send_stream(request, subscriber, CHAT_SSE);
 }
 
-static void on_idle(void *context)
+static void on_channel_idle(void *context)
 {
-    struct chat_channel *channel = context;
+    struct channel *channel = context;
     stream_topic_close(channel->topic);
     channel->topic = NULL;
-    drop(channel->room, settle(channel->room));
+    room_close_unused(channel->room);
 }
 
-/* What somebody who is led on has not read yet. */
+/* The next page of a follower that is further behind than its stream keeps events. */
 struct page_job {
     struct worker_job job;
     struct chat_room *room; /* referenced */
     struct stream_subscriber *subscriber;
     enum chat_format format;
     int64_t after;
-    enum status status;
     struct stream_segment *segment;
 };
 
-static void run_page(struct worker_job *job)
+static void run_page_read(struct worker_job *job)
 {
     struct page_job *page_job = (struct page_job *)job;
     struct chat_page page;
     struct error error = {0};
-    page_job->status =
+    enum status status =
         chat_page_read(page_job->room->rooms->chat, &page_job->room->key, page_job->after, &page, &error);
-    bool is_whole = page.is_found && page.forgotten <= page_job->after; /* nothing went that was to come */
-    if (page_job->status == STATUS_OK && is_whole)
+    bool is_whole = page.is_found && page.forgotten <= page_job->after; /* retention deleted none of it */
+    if (status == STATUS_OK && is_whole)
         page_job->segment = chat_page_segment(&page, page_job->after, page_job->format);
     chat_page_deinit(&page);
 }
 
-static void page_done(struct worker_job *job)
+static void on_page_read(struct worker_job *job)
 {
     struct page_job *page_job = (struct page_job *)job;
-    stream_page_give(page_job->subscriber, page_job->segment); /* nothing read: the stream is cut */
-    chat_room_unref(page_job->room);
+    stream_page_give(page_job->subscriber, page_job->segment); /* NULL ends the stream */
+    room_unref(page_job->room);
     free(page_job);
 }
 
-static void read_page(void *context, struct stream_subscriber *subscriber, int64_t after)
+static void read_next_page(void *context, struct stream_subscriber *subscriber, int64_t after)
 {
-    struct chat_channel *channel = context;
+    struct channel *channel = context;
     struct chat_rooms *rooms = channel->room->rooms;
     struct page_job *page_job = memory_zalloc(sizeof *page_job);
-    page_job->job = (struct worker_job){.loop = rooms->home, .run = run_page, .done = page_done};
-    page_job->room = channel->room;
-    page_job->subscriber = subscriber;
-    page_job->format = channel->format;
-    page_job->after = after;
+    *page_job = (struct page_job){
+        .job = {.loop = rooms->home, .run = run_page_read, .done = on_page_read},
+        .room = channel->room,
+        .subscriber = subscriber,
+        .format = channel->format,
+        .after = after,
+    };
     channel->room->refs++;
     if (worker_pool_submit(kernel_workers(rooms->chat->kernel), &page_job->job))
         return;
     stream_page_refuse(subscriber);
-    chat_room_unref(channel->room);
+    room_unref(channel->room);
     free(page_job);
 }
 
-static void open_channel(struct chat_channel *channel)
+static void channel_open(struct channel *channel)
 {
     struct chat_rooms *rooms = channel->room->rooms;
     const struct chat_settings *settings = rooms->chat->settings;
@@ -249,9 +425,9 @@ static void open_channel(struct chat_channel *channel)
             .put_heartbeat = lines->put_heartbeat,
             .put_goodbye = lines->put_cut_off,
             .greets_all = true,
-            .read_page = read_page,
+            .read_page = read_next_page,
             .on_admitted = channel->format == CHAT_SSE ? on_sse_admitted : on_ndjson_admitted,
-            .on_idle = on_idle,
+            .on_idle = on_channel_idle,
             .context = channel,
             .subscribers = metric_series_get(&chat_streams_family, name),
             .lines = metric_series_get(&chat_stream_lines_family, name),
@@ -262,9 +438,9 @@ static void open_channel(struct chat_channel *channel)
 
 struct chat_room *chat_room_hold(struct chat_rooms *rooms, const struct chat_key *key)
 {
-    struct chat_room *room = chat_rooms_find(rooms, key);
+    struct chat_room *room = room_find(rooms, key);
     if (!room)
-        room = make(rooms, key);
+        room = room_create(rooms, key);
     room->holds++;
     room->refs++;
     return room;
@@ -278,24 +454,25 @@ const struct chat_key *chat_room_key(const struct chat_room *room)
 void chat_room_release(struct chat_room *room)
 {
     room->holds--;
-    drop(room, 1 + settle(room));
+    room_close_unused(room);
+    room_unref(room);
 }
 
 bool chat_room_admit(struct chat_room *room, const struct chat_page *page, enum chat_format format,
                      struct loop_park_ref ref, int64_t after, struct stream_segment *opening)
 {
-    struct chat_channel *channel = &room->channels[format];
-    if (!room->is_listed)
+    struct channel *channel = &room->channels[format];
+    if (room->state == ROOM_CLOSED)
         return false;
-    if (room->position < 0)
+    if (room->state == ROOM_OPENING) {
         room->position = page->logged;
-    if (page->logged > room->heard)
-        room->heard = page->logged;
+        room->state = ROOM_LIVE;
+    }
     if (!channel->topic)
-        open_channel(channel);
+        channel_open(channel);
     stream_topic_admit(channel->topic, &(struct stream_entry){
                                            .ref = ref, .after = after, .opening = opening, .is_paged = true});
-    chat_room_read_on(room);
+    room_announce(room, page->logged);
     return true;
 }
 
@@ -320,7 +497,7 @@ void chat_rooms_destroy(struct chat_rooms *rooms)
 {
     for (size_t i = 0; i < rooms->bucket_count; i++)
         while (rooms->buckets[i])
-            chat_room_dissolve(rooms->buckets[i]);
+            room_close(rooms->buckets[i]);
     free(rooms->buckets);
     free(rooms);
 }

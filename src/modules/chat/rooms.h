@@ -1,36 +1,76 @@
-/* Rooms: one for each session that somebody follows in this process. The home loop's alone, but for what is said.
+/* Rooms: one for each session that is followed in this process, and the pages of chat.event_log that its streams begin with.
+ * A room belongs to the home loop; functions for other threads are marked.
  *
- *   news (publisher here, bus) ── sequence = position + 1: to the streams · known: dropped · beyond: the log is read
+ *   event (published here, or received from the bus) ── sequence = position + 1: goes to the streams
+ *                                                    ── sequence <= position:    a repetition, dropped
+ *                                                    ── beyond:                  the room reads the log
  *
- * A room knows up to where its streams have been told. It is made before the first question to the log is asked, so that
- * what is published meanwhile is either in the answer or heard of. */
+ * A room is created before a follower reads the log, so that an event published meanwhile is on the follower's page or
+ * reaches the room. */
 #ifndef FRESHET_CHAT_ROOMS_H
 #define FRESHET_CHAT_ROOMS_H
 
-#include "modules/chat/pages.h"
+#include "modules/chat/chat.h"
+#include "stream/stream.h"
 
-struct chat_rooms;
+enum chat_format { CHAT_NDJSON, CHAT_SSE, CHAT_FORMATS };
+
+/* The session with its owner: identifies a room. Texts are NUL-terminated and belong to the holder. */
+struct chat_key {
+    struct str tenant, project, session, user;
+};
+
+/* ---- pages.c: a page of the log, and events as lines of a stream ---- */
+struct chat_page {
+    struct db_result *rows; /* chat_page_deinit() */
+    bool is_found;          /* the session exists and belongs to the caller */
+    int64_t last;           /* the newest sequence committed in the session */
+    int64_t forgotten;      /* retention deleted the log up to this sequence */
+    int64_t logged;         /* the newest sequence in the log */
+    size_t count;           /* events on this page */
+};
+
+void chat_pages_init(struct chat *chat);
+/* On a worker: the events after `after` (-1 = from the oldest), bounded in number and bytes. */
+enum status chat_page_read(struct chat *chat, const struct chat_key *key, int64_t after,
+                           struct chat_page *page, struct error *error) MUST_CHECK;
+void chat_page_deinit(struct chat_page *page);
+int64_t chat_page_sequence(const struct chat_page *page, size_t at);
+struct str chat_page_line(const struct chat_page *page, size_t at);
+/* The whole page, which leads on from `after`; NULL when it is empty. */
+struct stream_segment *chat_page_segment(const struct chat_page *page, int64_t after,
+                                         enum chat_format format);
+
+void chat_line_put(struct buf *out, enum chat_format format, int64_t sequence, struct str line);
+extern const struct chat_lines {
+    struct str content_type;
+    void (*put_up_to_date)(struct buf *out, int64_t sequence);
+    void (*put_heartbeat)(struct buf *out, int64_t sequence);
+    void (*put_cut_off)(struct buf *out, int64_t sequence);
+} chat_lines[CHAT_FORMATS];
+
+/* ---- rooms.c ---- */
 struct chat_room;
 
 struct chat_rooms *chat_rooms_create(struct chat *chat);
-void chat_rooms_destroy(struct chat_rooms *rooms); /* the loops have ended */
+void chat_rooms_destroy(struct chat_rooms *rooms);         /* after the loops have ended */
+bool chat_rooms_are_empty(const struct chat_rooms *rooms); /* any thread: then no event need be delivered */
 
-/* ---- news: any thread ---- */
-struct chat_news;
-bool chat_rooms_are_empty(const struct chat_rooms *rooms); /* then nobody need be told */
-struct chat_news *chat_news_create(struct chat_rooms *rooms);
-/* An event that is in the log. All is copied. */
-void chat_news_add(struct chat_news *news, const struct chat_key *key, int64_t sequence, struct str line);
-void chat_news_tell(struct chat_news *news);
-void chat_rooms_look(struct chat_rooms *rooms); /* something may have been missed: all read the log */
+/* Events on their way to the rooms, each of which is in the log. Any thread; everything is copied. */
+struct chat_delivery;
+struct chat_delivery *chat_delivery_create(struct chat_rooms *rooms);
+void chat_delivery_add(struct chat_delivery *delivery, const struct chat_key *key, int64_t sequence,
+                       struct str line);
+void chat_delivery_send(struct chat_delivery *delivery);
+void chat_rooms_reread(
+    struct chat_rooms *rooms); /* any thread: events may be missing, every room reads the log */
 
-/* ---- followers: home loop ---- */
-/* The room of this session, made where there is none, and held: it is there until chat_room_release(). */
+/* The session's room, created when it is missing, and held until chat_room_release(). */
 struct chat_room *chat_room_hold(struct chat_rooms *rooms, const struct chat_key *key);
 const struct chat_key *chat_room_key(const struct chat_room *room); /* any thread while held */
 void chat_room_release(struct chat_room *room);
-/* A parked request that has read `page`, which brings it to `after`, becomes a follower. The opening is referenced anew.
- * False: the room was given up meanwhile, since the log could not be read. */
+/* A parked request that has read `page`, which brings it to `after`, becomes a follower. Takes a reference of its own to
+ * `opening`. False: the room was closed meanwhile, since the log could not be read. */
 bool chat_room_admit(struct chat_room *room, const struct chat_page *page, enum chat_format format,
                      struct loop_park_ref ref, int64_t after, struct stream_segment *opening);
 

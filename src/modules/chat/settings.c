@@ -1,5 +1,5 @@
-/* The rows of `chat:`, and what agents must be together. */
-#include "modules/chat/settings.h"
+/* The rows of `chat:`, and the checks that concern several of them. */
+#include "modules/chat/chat.h"
 
 #define ROW(member) .offset = offsetof(struct chat_settings, member)
 #define AGENT(member) .offset = offsetof(struct chat_agent, member)
@@ -10,25 +10,26 @@
 enum { AGENTS_MAX = 100, KEYWORDS_MAX = 1000, URL_BYTES_MAX = 2048, REPLY_BYTES_MAX = 4096 };
 
 static const struct setting_row agent_rows[] = {
-    {"name", SETTING_STRING, AGENT(name), "What answers and events call it.", NULL, 1, 64,
+    {"name", SETTING_STRING, AGENT(name), "Its name in answers and events.", NULL, 1, 64,
      AGENT_PLACE(name_place)},
     {"keywords", SETTING_STRING_LIST, AGENT(keywords),
-     "The more of them a message holds, the higher is this agent's score. A word of Latin letters counts as a whole word "
+     "The more of them a message contains, the higher is this agent's score. A keyword of Latin letters matches whole words "
      "only; case does not matter.",
      "", 0, KEYWORDS_MAX, AGENT_PLACE(keywords_place)},
-    {"reply", SETTING_STRING, AGENT(reply), "What it answers; {content} stands for the message.", "", 0,
+    {"reply", SETTING_STRING, AGENT(reply), "Its answer; {content} stands for the message.", "", 0,
      REPLY_BYTES_MAX},
-    {"url", SETTING_STRING, AGENT(url), "Or where it is asked for an answer, by POST; http or https.", "", 0,
+    {"url", SETTING_STRING, AGENT(url), "Or the http or https URL that returns its answer to a POST.", "", 0,
      URL_BYTES_MAX, AGENT_PLACE(url_place)},
-    {"timeout", SETTING_DURATION_MS, AGENT(timeout_ms), "Longest wait for that.", "5s", 10, 20000},
+    {"timeout", SETTING_DURATION_MS, AGENT(timeout_ms), "Longest wait for the URL.", "5s", 10, 20000},
     {.name = NULL},
 };
 
 static const struct setting_row stream_rows[] = {
     {"heartbeat", SETTING_DURATION_MS, ROW(stream.heartbeat_ms),
-     "A stream that has been quiet for so long says that it lives.", "15s", 10, HOUR_MS},
+     "A heartbeat is sent after this time without an event.", "15s", 10, HOUR_MS},
     {"buffer-events", SETTING_INT, ROW(stream.buffer_events),
-     "A reader further behind than this many events of its session is cut off.", "1000", 1, 1000000},
+     "A reader that is more than this many events of its session behind is disconnected.", "1000", 1,
+     1000000},
     {"buffer-bytes", SETTING_SIZE, ROW(stream.buffer_bytes), "The same in bytes.", "256KiB", 1024,
      INT64_C(1) << 30},
     {.name = NULL},
@@ -36,8 +37,8 @@ static const struct setting_row stream_rows[] = {
 
 static const struct setting_row retention_rows[] = {
     {"event-log", SETTING_DURATION_MS, ROW(retention.keep_ms),
-     "How long event_log keeps events, which is how long a reader of a stream may stay away.", "30d", 1000,
-     100 * YEAR_MS},
+     "How long event_log keeps events, and so how long a reader of a stream may be disconnected without missing any.",
+     "30d", 1000, 100 * YEAR_MS},
     {"cleanup-interval", SETTING_DURATION_MS, ROW(retention.interval_ms), "How often older ones are deleted.",
      "1h", 10, 24 * HOUR_MS},
     {.name = NULL},
@@ -52,18 +53,19 @@ static const struct setting_row idempotency_rows[] = {
 };
 
 static const struct setting_row rows[] = {
-    {"agents", SETTING_OBJECT_LIST, ROW(agents), "Who answers messages.", "", 0, AGENTS_MAX,
+    {"agents", SETTING_OBJECT_LIST, ROW(agents), "Agents that answer messages.", "", 0, AGENTS_MAX,
      .rows = agent_rows, .element_bytes = sizeof(struct chat_agent)},
     {"default-agent", SETTING_STRING, ROW(default_agent),
-     "The agent for messages without a keyword; empty = one called assistant, which repeats them.", "", 0, 64,
-     .place_offset = 1 + offsetof(struct chat_settings, default_place)},
+     "The agent for messages without a keyword; empty = an agent called assistant that repeats them.", "", 0,
+     64, .place_offset = 1 + offsetof(struct chat_settings, default_place)},
     {"agent-calls", SETTING_INT, ROW(agent_calls),
-     "Agents behind a url that may be asked at once, a thread each; as many more wait, past which 503.", "64",
-     1, 1000},
+     "Calls of agents with a URL at once, a thread each; as many more wait, further ones are answered 503.",
+     "64", 1, 1000},
     {"content-max", SETTING_SIZE, ROW(content_bytes_max), "Longest message, and longest answer.", "32KiB", 1,
      128 * 1024},
     {"stream", SETTING_OBJECT, .help = "Live streams of sessions.", .rows = stream_rows, .fallback = ""},
-    {"retention", SETTING_OBJECT, .help = "What is old goes.", .rows = retention_rows, .fallback = ""},
+    {"retention", SETTING_OBJECT, .help = "How long events are kept.", .rows = retention_rows,
+     .fallback = ""},
     {"idempotency", SETTING_OBJECT, .help = "Idempotency-Key of messages.", .rows = idempotency_rows,
      .fallback = ""},
     {"outbox", SETTING_OBJECT, ROW(outbox), "How events are published.", "", .rows = outbox_setting_rows},
@@ -72,7 +74,7 @@ static const struct setting_row rows[] = {
 
 const struct config_section chat_section = {
     .name = "chat",
-    .help = "Chats: messages, who answers them, and live streams of what happens.",
+    .help = "Chats: messages, agents that answer them, and live streams of events.",
     .rows = rows,
     .struct_bytes = sizeof(struct chat_settings),
 };
@@ -101,13 +103,14 @@ static enum status check_agent(const struct config *config, const struct chat_ag
 {
     if (!agent->reply.len == !agent->url.len)
         return config_error_at(config, agent->name_place, "chat.agents.reply", error,
-                               "an agent has either a reply or the url of who gives it");
+                               "an agent needs either a reply or a url");
     if (agent->url.len && !is_http_url(agent->url))
-        return config_error_at(config, agent->url_place, "chat.agents.url", error, "an http or https URL");
+        return config_error_at(config, agent->url_place, "chat.agents.url", error,
+                               "must be an http or https URL");
     for (size_t i = 0; i < agent->keywords.count; i++)
         if (!agent->keywords.items[i].len)
             return config_error_at(config, agent->keywords_place, "chat.agents.keywords", error,
-                                   "an empty keyword would be in every message");
+                                   "a keyword must not be empty");
     return STATUS_OK;
 }
 
@@ -120,11 +123,11 @@ enum status chat_settings_check(const struct config *config, const void *section
         status = check_agent(config, &agents[i], error);
         if (status == STATUS_OK && has_agent(agents, i, agents[i].name))
             status = config_error_at(config, agents[i].name_place, "chat.agents.name", error,
-                                     "there is an agent of this name already");
+                                     "another agent has this name");
     }
     if (status == STATUS_OK && settings->default_agent.len &&
         !has_agent(agents, settings->agents.count, settings->default_agent))
         status = config_error_at(config, settings->default_place, "chat.default-agent", error,
-                                 "is none of chat.agents");
+                                 "must be the name of one of chat.agents");
     return status;
 }

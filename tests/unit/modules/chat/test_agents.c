@@ -6,7 +6,7 @@
 /* cmocka wants those four before it */
 #include <cmocka.h>
 
-#include "modules/chat/agents.h"
+#include "modules/chat/chat.h"
 
 static struct arena arena;
 

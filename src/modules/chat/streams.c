@@ -1,4 +1,4 @@
-/* GET …/stream on the request's loop: parked until the home loop has a room for it and a worker has read what it missed. */
+/* GET …/stream: the request is parked until the home loop holds a room for it and a worker has read the events that it missed. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -9,7 +9,8 @@
 
 enum { OPEN_MS = 10000 };
 
-/* Travels from the request's loop home, to a worker, home, and back when it is refused. */
+/* A request on its way to its room: from its loop to the home loop, to a worker, to the home loop, and back when it is
+ * refused. */
 struct follower {
     union {
         struct loop_message message;
@@ -28,18 +29,9 @@ struct follower {
     char tenant[];
 };
 
-/* ---- refused, on the request's loop ---- */
+/* ---- on the request's loop: refused ---- */
 
-static void send_refusal(struct http_request *request, const struct follower *follower)
-{
-    char members[96] = "";
-    if (follower->error.status == STATUS_SEQUENCE_TOO_OLD)
-        snprintf(members, sizeof members, ",\"requested_sequence\":%lld,\"oldest_sequence\":%lld",
-                 (long long)follower->after, (long long)follower->page.forgotten + 1);
-    http_send_error_with(request, &follower->error, STR_NONE, str_from(members));
-}
-
-static void destroy(struct follower *follower)
+static void follower_destroy(struct follower *follower)
 {
     chat_page_deinit(&follower->page);
     stream_segment_unref(follower->opening);
@@ -51,12 +43,16 @@ static void on_refused(struct loop *loop, struct loop_message *message)
     (void)loop;
     struct follower *follower = (struct follower *)message;
     struct http_request *request = http_request_unpark(follower->ref);
+    char members[96] = "";
+    if (follower->error.status == STATUS_SEQUENCE_TOO_OLD)
+        snprintf(members, sizeof members, ",\"requested_sequence\":%lld,\"oldest_sequence\":%lld",
+                 (long long)follower->after, (long long)follower->page.forgotten + 1);
     if (request)
-        send_refusal(request, follower);
-    destroy(follower);
+        http_send_error_with(request, &follower->error, STR_NONE, str_from(members));
+    follower_destroy(follower);
 }
 
-static void refuse(struct follower *follower)
+static void follower_refuse(struct follower *follower)
 {
     follower->message.on_message = on_refused;
     loop_post(follower->ref.loop, &follower->message);
@@ -64,8 +60,8 @@ static void refuse(struct follower *follower)
 
 /* ---- on a worker ---- */
 
-/* May it follow from there? -1 becomes the oldest that is kept. */
-static enum status judge(struct follower *follower)
+/* Is `after` within the log? -1 becomes the oldest event that is kept. */
+static enum status check_position(struct follower *follower)
 {
     const struct chat_page *page = &follower->page;
     if (!page->is_found)
@@ -77,17 +73,17 @@ static enum status judge(struct follower *follower)
                                "events since sequence %lld are no longer kept", (long long)follower->after);
     if (follower->after > page->last)
         return error_set_field(&follower->error, STATUS_BAD_REQUEST, "after",
-                               "the session has not come to sequence %lld", (long long)follower->after);
+                               "sequence %lld is not in the session yet", (long long)follower->after);
     return STATUS_OK;
 }
 
-static void run_open(struct worker_job *job)
+static void run_follower_read(struct worker_job *job)
 {
     struct follower *follower = (struct follower *)job;
     enum status status = chat_page_read(follower->chat, chat_room_key(follower->room), follower->after,
                                         &follower->page, &follower->error);
     if (status == STATUS_OK)
-        status = judge(follower);
+        status = check_position(follower);
     if (status == STATUS_OK)
         follower->opening = chat_page_segment(&follower->page, follower->after, follower->format);
     FAILPOINT("chat.stream_read");
@@ -95,25 +91,25 @@ static void run_open(struct worker_job *job)
 
 /* ---- on the home loop ---- */
 
-static bool admit(struct follower *follower)
+static bool follower_admit(struct follower *follower)
 {
     const struct chat_page *page = &follower->page;
     int64_t to = page->count ? chat_page_sequence(page, page->count - 1) : follower->after;
     return chat_room_admit(follower->room, page, follower->format, follower->ref, to, follower->opening);
 }
 
-static void open_done(struct worker_job *job)
+static void on_follower_read(struct worker_job *job)
 {
     struct follower *follower = (struct follower *)job;
     struct chat_room *room = follower->room;
     if (job->cancelled)
         error_set(&follower->error, STATUS_UNAVAILABLE, "the process is stopping");
-    else if (follower->error.status == STATUS_OK && !admit(follower))
-        error_set(&follower->error, STATUS_UNAVAILABLE, "what is new could not be read");
+    else if (follower->error.status == STATUS_OK && !follower_admit(follower))
+        error_set(&follower->error, STATUS_UNAVAILABLE, "the session's events could not be read");
     if (follower->error.status == STATUS_OK)
-        destroy(follower);
+        follower_destroy(follower);
     else
-        refuse(follower);
+        follower_refuse(follower);
     chat_room_release(room);
 }
 
@@ -122,34 +118,35 @@ static void on_follow(struct loop *loop, struct loop_message *message)
     struct follower *follower = (struct follower *)message;
     struct chat *chat = follower->chat;
     follower->room = chat_room_hold(chat->rooms, &follower->key);
-    follower->job = (struct worker_job){.loop = loop, .run = run_open, .done = open_done};
+    follower->job = (struct worker_job){.loop = loop, .run = run_follower_read, .done = on_follower_read};
     if (worker_pool_submit(kernel_workers(chat->kernel), &follower->job))
         return;
     chat_room_release(follower->room);
     error_set(&follower->error, STATUS_OVERLOADED, "too many streams are being opened");
-    refuse(follower);
+    follower_refuse(follower);
 }
 
 /* ---- the request ---- */
 
-static void on_late(struct http_request *request, void *context)
+static void on_open_timeout(struct http_request *request, void *context)
 {
     (void)context;
     struct error error;
-    error_set(&error, STATUS_UNAVAILABLE, "what was missed could not be read in time");
+    error_set(&error, STATUS_UNAVAILABLE, "the session's events could not be read in time");
     http_send_error(request, &error);
 }
 
-static enum status to_sequence(struct str text, const char *field, int64_t *after, struct error *error)
+static enum status parse_sequence(struct str text, const char *field, int64_t *after, struct error *error)
 {
     uint64_t number;
     if (!str_to_u64(text, &number) || number > INT64_MAX)
-        return error_set_field(error, STATUS_BAD_REQUEST, field, "a sequence: a whole number, not negative");
+        return error_set_field(error, STATUS_BAD_REQUEST, field,
+                               "must be a sequence: a whole number, not negative");
     *after = (int64_t)number;
     return STATUS_OK;
 }
 
-/* A reader that comes back by itself repeats its URL and says in Last-Event-ID what it has got since. */
+/* A browser that reconnects repeats its URL and sends in Last-Event-ID the last sequence it received. */
 static enum status read_after(const struct http_request *request, int64_t *after, struct error *error)
 {
     static const char *const known[] = {"after", NULL};
@@ -160,13 +157,14 @@ static enum status read_after(const struct http_request *request, int64_t *after
     if (status == STATUS_OK)
         status = http_request_query(request, STR("after"), &found, &text, error);
     if (status == STATUS_OK && found)
-        status = to_sequence(text, "after", after, error);
+        status = parse_sequence(text, "after", after, error);
     if (status == STATUS_OK && last.len)
-        status = to_sequence(last, "Last-Event-ID", after, error);
+        status = parse_sequence(last, "Last-Event-ID", after, error);
     return status;
 }
 
-static struct follower *make(struct http_request *request, const struct chat_caller *caller, int64_t after)
+static struct follower *follower_create(struct http_request *request, const struct chat_caller *caller,
+                                        int64_t after)
 {
     struct str tenant = caller->tenant;
     struct follower *follower = memory_zalloc(sizeof *follower + tenant.len + 1);
@@ -200,10 +198,10 @@ void chat_get_stream(struct http_request *request)
         return;
     }
     kernel_identity_keep(request);
-    struct follower *follower = make(request, &caller, after);
+    struct follower *follower = follower_create(request, &caller, after);
     int64_t deadline_ns = loop_now_ns(request->loop) + OPEN_MS * CLOCK_NS_PER_MS;
-    if (http_request_park(request, deadline_ns, on_late, NULL, &follower->ref))
+    if (http_request_park(request, deadline_ns, on_open_timeout, NULL, &follower->ref))
         loop_post(kernel_store_loop(chat->kernel), &follower->message);
     else
-        destroy(follower);
+        follower_destroy(follower);
 }

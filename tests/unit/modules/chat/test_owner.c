@@ -20,10 +20,10 @@ static void an_id_is_a_uuid_as_chat_writes_it(void **state)
         "3f0c8f0e-6c52-4f9f-9d0c-0d5b2a3c1e77 ",
         "3f0c8f0e-6c52-4f9f-9d0c-0d5b2a3c1e7g",
     };
-    assert_true(chat_source_is_id(STR("3f0c8f0e-6c52-4f9f-9d0c-0d5b2a3c1e77")));
-    assert_false(chat_source_is_id(STR_NONE));
+    assert_true(chat_owner_is_id(STR("3f0c8f0e-6c52-4f9f-9d0c-0d5b2a3c1e77")));
+    assert_false(chat_owner_is_id(STR_NONE));
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
-        assert_false(chat_source_is_id(str_from(others[i])));
+        assert_false(chat_owner_is_id(str_from(others[i])));
 }
 
 int main(void)

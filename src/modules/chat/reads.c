@@ -1,0 +1,339 @@
+/* GET …/messages: the history of a session in the order of its sequence; GET …/events: the events of the caller's sessions of a
+ * project in the order of their times, out of chat.event_log, and on the first page how many there are of each type and on each
+ * day (M4). Both answer a page at a time, bounded in rows and bytes. */
+#include "base/clock.h"
+#include "base/json.h"
+#include "modules/chat/chat.h"
+
+enum { HISTORY_MS = 5000, EVENTS_MS = 10000, LIMIT_DEFAULT = 100, LIMIT_MAX = 1000 };
+static const struct str page_bytes = {"1048576", 7};
+
+static const char bad_cursor[] = "must be the next_cursor of an answer";
+
+static enum status read_number(const struct http_request *request, const char *name, int64_t min, int64_t max,
+                               int64_t *value, struct error *error)
+{
+    bool found;
+    struct str text;
+    enum status status = http_request_query(request, str_from(name), &found, &text, error);
+    if (status == STATUS_OK && found && (!str_to_i64(text, value) || *value < min || *value > max))
+        return error_set_field(error, STATUS_BAD_REQUEST, name, "must be a number from %lld to %lld",
+                               (long long)min, (long long)max);
+    return status;
+}
+
+/* ---- history ---- */
+
+/* $1 … $4 the session, $5 after this sequence, $6 rows at most, $7 bytes (exceeded by at most one message). No row: there is
+ * no such session. A row without a message: the page is empty. */
+static const char history_sql[] =
+    "select s.last_message_sequence, m.message_id, m.sequence, m.role, m.content, m.agent, m.routing_score,"
+    "       platform.rfc3339(m.created_at)"
+    " from chat.chat_sessions s left join lateral ("
+    "    select * from ("
+    "        select w.*, sum(octet_length(w.content)) over (order by w.sequence) - octet_length(w.content) as before"
+    "        from (select * from chat.messages h where h.tenant_id = s.tenant_id and h.session_id = s.session_id"
+    "                  and h.sequence > $5 order by h.sequence limit $6) w) x"
+    "    where x.before < $7) m on true"
+    " where s.tenant_id = $1 and s.session_id = $3 and s.project_id = $2 and s.user_id = $4"
+    " order by m.sequence";
+enum history_column { LAST, MESSAGE_ID, SEQUENCE, ROLE, CONTENT, AGENT, ROUTING_SCORE, CREATED_AT };
+
+static void put_message(struct buf *body, const struct db_result *rows, size_t row)
+{
+    buf_put_str(body, row ? STR(",{") : STR("{"));
+    json_put_member_str(body, "message_id", db_result_str(rows, row, MESSAGE_ID));
+    json_put_member_raw(body, "sequence", db_result_str(rows, row, SEQUENCE));
+    json_put_member_str(body, "role", db_result_str(rows, row, ROLE));
+    json_put_member_str(body, "content", db_result_str(rows, row, CONTENT));
+    if (db_result_is_null(rows, row, AGENT))
+        json_put_member_raw(body, "agent", STR("null"));
+    else
+        json_put_member_str(body, "agent", db_result_str(rows, row, AGENT));
+    json_put_member_raw(
+        body, "routing_score",
+        db_result_is_null(rows, row, ROUTING_SCORE) ? STR("null") : db_result_str(rows, row, ROUTING_SCORE));
+    json_put_member_str(body, "created_at", db_result_str(rows, row, CREATED_AT));
+    buf_put_char(body, '}');
+}
+
+static void put_history(struct buf *body, const struct db_result *rows)
+{
+    size_t count = db_result_rows(rows);
+    bool is_empty = db_result_is_null(rows, 0, MESSAGE_ID);
+    buf_put_char(body, '{');
+    json_put_key(body, STR("messages"));
+    buf_put_char(body, '[');
+    for (size_t i = 0; i < count && !is_empty; i++)
+        put_message(body, rows, i);
+    buf_put_char(body, ']');
+    if (!is_empty && db_result_i64(rows, 0, LAST) > db_result_i64(rows, count - 1, SEQUENCE))
+        json_put_member_str(body, "next_cursor", db_result_str(rows, count - 1, SEQUENCE));
+    else
+        json_put_member_raw(body, "next_cursor", STR("null"));
+    buf_put_char(body, '}');
+}
+
+static enum status read_history(struct http_request *request, struct db_result **rows, struct error *error)
+{
+    static const char *const names[] = {"limit", "cursor", NULL};
+    struct chat *chat = request->context;
+    struct chat_caller caller;
+    struct db_conn *conn = NULL;
+    int64_t limit = LIMIT_DEFAULT, after = 0, deadline_ns = clock_deadline_ms(HISTORY_MS);
+    enum status status = http_request_query_only(request, names, error);
+    if (status == STATUS_OK)
+        status = chat_caller_read(request, &caller, error);
+    if (status == STATUS_OK)
+        status = read_number(request, "limit", 1, LIMIT_MAX, &limit, error);
+    if (status == STATUS_OK && read_number(request, "cursor", 1, INT64_MAX, &after, error) != STATUS_OK)
+        status = error_set_field(error, STATUS_BAD_REQUEST, "cursor", "%s", bad_cursor);
+    if (status == STATUS_OK)
+        status = chat_acquire(chat, deadline_ns, &conn, error);
+    if (status != STATUS_OK)
+        return status;
+    const struct db_param params[] = {
+        {caller.tenant},
+        {str_from(caller.project)},
+        {str_from(caller.session)},
+        {str_from(caller.user)},
+        {arena_printf(request->arena, "%lld", (long long)after)},
+        {arena_printf(request->arena, "%lld", (long long)limit)},
+        {page_bytes},
+    };
+    status = db_query(conn, &chat->history, params, deadline_ns, rows, error);
+    db_release(conn);
+    if (status == STATUS_OK && db_result_rows(*rows) == 0)
+        status = error_set(error, STATUS_SESSION_NOT_FOUND, "no such session");
+    return status;
+}
+
+static void send_body(struct http_request *request, struct buf *body)
+{
+    http_send(request, &(struct http_response){.status = 200, .body = buf_str(body)});
+    buf_deinit(body);
+}
+
+void chat_get_messages(struct http_request *request)
+{
+    struct db_result *rows = NULL;
+    struct error error = {0};
+    if (read_history(request, &rows, &error) == STATUS_OK) {
+        struct buf body;
+        buf_init(&body);
+        put_history(&body, rows);
+        send_body(request, &body);
+    } else {
+        http_send_error(request, &error);
+    }
+    db_result_free(rows);
+}
+
+/* ---- events ---- */
+
+#define LAST_MICROSECOND INT64_C(253402300799999999) /* of the year 9999 */
+
+/* $1 … $3 tenant, project and user, $4 the type, $5 from and $6 to, in microseconds since 1970, NULL = any; $7 and $8 after this
+ * time and id, $9 rows at most, $10 bytes. A last row without a line: more events follow. */
+static const char event_page_sql[] =
+    "select x.line, (extract(epoch from x.created_at) * 1000000)::bigint, x.event_id"
+    " from chat.events_of($1, $2, $3, $4, timestamptz 'epoch' + $5 * interval '1 microsecond',"
+    "                     timestamptz 'epoch' + $6 * interval '1 microsecond',"
+    "                     timestamptz 'epoch' + $7 * interval '1 microsecond', $8, $9, $10) x";
+enum event_column { EVENT_LINE, EVENT_AT, EVENT_ID };
+
+/* $1 … $6 the same. By event_log_user. */
+static const char event_count_sql[] =
+    "select to_char(g.created_at at time zone 'UTC', 'YYYY-MM-DD'), g.event_type, count(*)"
+    " from chat.event_log g where g.tenant_id = $1 and g.project_id = $2 and g.user_id = $3"
+    " and ($4::text is null or g.event_type = $4)"
+    " and g.created_at >= coalesce(timestamptz 'epoch' + $5 * interval '1 microsecond', '-infinity')"
+    " and g.created_at < coalesce(timestamptz 'epoch' + $6 * interval '1 microsecond', 'infinity')"
+    " group by 1, 2 order by 1, 2";
+enum count_column { DAY, TYPE, COUNT };
+
+enum { COUNT_PARAMS = 6, EVENT_PARAMS = 10 };
+
+struct event_query {
+    struct chat_caller caller;
+    struct str type, from, to; /* ptr NULL = any */
+    struct str after, after_id;
+    int64_t limit;
+    bool is_first; /* page: the counts are on it */
+};
+
+static enum status read_time(const struct http_request *request, const char *name, struct str *micros,
+                             struct error *error)
+{
+    bool found;
+    struct str text;
+    int64_t unix_us;
+    *micros = STR_NONE;
+    enum status status = http_request_query(request, str_from(name), &found, &text, error);
+    if (status != STATUS_OK || !found)
+        return status;
+    if (!clock_rfc3339_parse(text, &unix_us))
+        return error_set_field(error, STATUS_BAD_REQUEST, name, "must be a time in RFC 3339 format");
+    *micros = arena_printf(request->arena, "%lld", (long long)unix_us);
+    return STATUS_OK;
+}
+
+/* "MICROSECONDS.EVENT_ID" of the last event of the previous page. */
+static enum status read_event_cursor(const struct http_request *request, struct event_query *query,
+                                     struct error *error)
+{
+    bool found;
+    struct str text;
+    struct uuid id;
+    int64_t number;
+    enum status status = http_request_query(request, STR("cursor"), &found, &text, error);
+    query->is_first = status == STATUS_OK && !found;
+    query->after = STR("-62135596800000000");
+    query->after_id = STR("00000000-0000-0000-0000-000000000000");
+    if (status != STATUS_OK || !found)
+        return status;
+    (void)str_split(&text, '.', &query->after);
+    query->after_id = text;
+    if (!str_to_i64(query->after, &number) || number < 0 || number > LAST_MICROSECOND ||
+        !uuid_parse(query->after_id, &id))
+        return error_set_field(error, STATUS_BAD_REQUEST, "cursor", "%s", bad_cursor);
+    return STATUS_OK;
+}
+
+static enum status read_event_query(const struct http_request *request, struct event_query *query,
+                                    struct error *error)
+{
+    static const char *const names[] = {"event_type", "from", "to", "limit", "cursor", NULL};
+    bool has_type;
+    query->limit = LIMIT_DEFAULT;
+    enum status status = http_request_query_only(request, names, error);
+    if (status == STATUS_OK)
+        status = chat_caller_read(request, &query->caller, error);
+    if (status == STATUS_OK)
+        status = http_request_query(request, STR("event_type"), &has_type, &query->type, error);
+    if (status == STATUS_OK && !has_type)
+        query->type = STR_NONE;
+    if (status == STATUS_OK)
+        status = read_time(request, "from", &query->from, error);
+    if (status == STATUS_OK)
+        status = read_time(request, "to", &query->to, error);
+    if (status == STATUS_OK)
+        status = read_number(request, "limit", 1, LIMIT_MAX, &query->limit, error);
+    return status == STATUS_OK ? read_event_cursor(request, query, error) : status;
+}
+
+static void put_events(struct buf *body, const struct db_result *rows)
+{
+    size_t count = db_result_rows(rows), shown = count;
+    if (count && db_result_is_null(rows, count - 1, EVENT_LINE))
+        shown--;
+    json_put_key(body, STR("events"));
+    buf_put_char(body, '[');
+    for (size_t i = 0; i < shown; i++) {
+        if (i)
+            buf_put_char(body, ',');
+        buf_put_str(body, db_result_str(rows, i, EVENT_LINE));
+    }
+    buf_put_char(body, ']');
+    json_put_key(body, STR("next_cursor"));
+    if (shown && shown < count)
+        buf_printf(body, "\"%.*s.%.*s\"", STR_ARG(db_result_str(rows, shown - 1, EVENT_AT)),
+                   STR_ARG(db_result_str(rows, shown - 1, EVENT_ID)));
+    else
+        buf_put_str(body, STR("null"));
+}
+
+/* Rows are counts by day and type: the sum of each type stands with its first row. */
+static void put_counts(struct buf *body, const struct db_result *rows)
+{
+    size_t count = db_result_rows(rows);
+    json_put_key(body, STR("counts"));
+    buf_put_char(body, '{');
+    for (size_t i = 0; i < count; i++) {
+        struct str type = db_result_str(rows, i, TYPE);
+        int64_t sum = 0;
+        size_t first = i;
+        for (size_t j = 0; j < count; j++)
+            if (str_eq(db_result_str(rows, j, TYPE), type)) {
+                sum += db_result_i64(rows, j, COUNT);
+                first = j < first ? j : first;
+            }
+        if (first == i) {
+            json_put_key(body, type);
+            json_put_i64(body, sum);
+        }
+    }
+    buf_put_char(body, '}');
+    json_put_key(body, STR("days"));
+    buf_put_char(body, '[');
+    for (size_t i = 0; i < count; i++) {
+        buf_put_str(body, i ? STR(",{") : STR("{"));
+        json_put_member_str(body, "day", db_result_str(rows, i, DAY));
+        json_put_member_str(body, "event_type", db_result_str(rows, i, TYPE));
+        json_put_member_raw(body, "count", db_result_str(rows, i, COUNT));
+        buf_put_char(body, '}');
+    }
+    buf_put_char(body, ']');
+}
+
+static enum status read_events(struct http_request *request, const struct event_query *query,
+                               struct db_result **page, struct db_result **counts, struct error *error)
+{
+    struct chat *chat = request->context;
+    int64_t deadline_ns = clock_deadline_ms(EVENTS_MS);
+    struct db_conn *conn = NULL;
+    const struct db_param params[EVENT_PARAMS] = {
+        {query->caller.tenant},
+        {str_from(query->caller.project)},
+        {str_from(query->caller.user)},
+        {query->type},
+        {query->from},
+        {query->to},
+        {query->after},
+        {query->after_id},
+        {arena_printf(request->arena, "%lld", (long long)query->limit)},
+        {page_bytes},
+    };
+    enum status status = chat_acquire(chat, deadline_ns, &conn, error);
+    if (status == STATUS_OK)
+        status = db_query(conn, &chat->event_page, params, deadline_ns, page, error);
+    if (status == STATUS_OK && query->is_first)
+        status = db_query(conn, &chat->event_count, params, deadline_ns, counts, error);
+    db_release(conn);
+    return status;
+}
+
+void chat_get_events(struct http_request *request)
+{
+    struct event_query query;
+    struct db_result *page = NULL, *counts = NULL;
+    struct error error = {0};
+    enum status status = read_event_query(request, &query, &error);
+    if (status == STATUS_OK)
+        status = read_events(request, &query, &page, &counts, &error);
+    if (status == STATUS_OK) {
+        struct buf body;
+        buf_init(&body);
+        buf_put_char(&body, '{');
+        put_events(&body, page);
+        if (counts)
+            put_counts(&body, counts);
+        buf_put_char(&body, '}');
+        send_body(request, &body);
+    } else {
+        http_send_error(request, &error);
+    }
+    db_result_free(page);
+    db_result_free(counts);
+}
+
+void chat_reads_init(struct chat *chat)
+{
+    static const enum db_type event_types[EVENT_PARAMS] = {
+        DB_TEXT, DB_UUID, DB_UUID, DB_TEXT, DB_BIGINT, DB_BIGINT, DB_BIGINT, DB_UUID, DB_BIGINT, DB_BIGINT};
+    db_statement_init(
+        &chat->history, history_sql, 7,
+        (const enum db_type[]){DB_TEXT, DB_UUID, DB_UUID, DB_UUID, DB_BIGINT, DB_BIGINT, DB_BIGINT});
+    db_statement_init(&chat->event_page, event_page_sql, EVENT_PARAMS, event_types);
+    db_statement_init(&chat->event_count, event_count_sql, COUNT_PARAMS, event_types);
+}
