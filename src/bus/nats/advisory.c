@@ -79,19 +79,24 @@ static void want_subjects(const struct nats *nats, enum nats_fate_kind kind, con
     }
 }
 
+static bool is_covered(const char *subject, const char *const *by, int count)
+{
+    for (int i = 0; i < count; i++)
+        if (covers(by[i], subject))
+            return true;
+    return false;
+}
+
 static bool are_covered(const struct subjects *subjects, const jsStreamConfig *there)
 {
-    for (int i = 0; i < subjects->wanted; i++) {
-        bool covered = false;
-        for (int at = 0; at < there->SubjectsLen && !covered; at++)
-            covered = covers(there->Subjects[at], subjects->texts[i]);
-        if (!covered)
+    for (int i = 0; i < subjects->wanted; i++)
+        if (!is_covered(subjects->texts[i], there->Subjects, there->SubjectsLen))
             return false;
-    }
     return true;
 }
 
-/* Those that are there and say nothing more than ours would be in the way of ours. */
+/* The stream's own subjects that ours do not replace, then those of ours that the list does not have yet. A stream has no two
+ * subjects that overlap. */
 static void join_subjects(struct subjects *subjects, const jsStreamConfig *there)
 {
     int had = there ? there->SubjectsLen : 0;
@@ -99,19 +104,15 @@ static void join_subjects(struct subjects *subjects, const jsStreamConfig *there
     subjects->list = memory_alloc((size_t)(subjects->wanted + had) * sizeof subjects->list[0]);
     subjects->count = 0;
     for (int at = 0; at < had; at++) {
-        bool covered = false;
-        for (int i = 0; i < subjects->wanted && !covered; i++)
-            covered = covers(subjects->texts[i], there->Subjects[at]);
-        if (!covered)
+        bool replaced = false;
+        for (int i = 0; i < subjects->wanted && !replaced; i++)
+            replaced = covers(subjects->texts[i], there->Subjects[at]);
+        if (!replaced)
             subjects->list[subjects->count++] = there->Subjects[at];
     }
-    for (int i = 0; i < subjects->wanted; i++) {
-        bool covered = false;
-        for (int at = 0; at < had && !covered; at++)
-            covered = covers(there->Subjects[at], subjects->texts[i]);
-        if (!covered)
+    for (int i = 0; i < subjects->wanted; i++)
+        if (!is_covered(subjects->texts[i], subjects->list, subjects->count))
             subjects->list[subjects->count++] = subjects->texts[i];
-    }
 }
 
 static natsStatus add_stream(struct nats *nats, const char *stream, struct subjects *subjects,
@@ -177,6 +178,8 @@ static void keep_kind(struct nats *nats, enum nats_fate_kind kind)
         return;
     }
     nats->unkept[kind] = false;
+    if (strcmp(nats->kept_in[kind], stream) == 0)
+        return;
     if (named && strcmp(named, stream) != 0)
         log_warn("nats_advisories_elsewhere", LOG_CSTR("stream", stream), LOG_CSTR("not", named));
     snprintf(nats->kept_in[kind], sizeof nats->kept_in[kind], "%s", stream);
@@ -186,6 +189,8 @@ static void keep_kind(struct nats *nats, enum nats_fate_kind kind)
     pthread_mutex_unlock(&nats->lock);
 }
 
+/* Two processes that add their subjects to a named stream at the same time both write the whole list: the subjects of the first
+ * are lost and added again here. The default stream has one subject for all. */
 void bus_nats_advisories_keep(struct nats *nats)
 {
     bool wanted = false;
@@ -193,7 +198,7 @@ void bus_nats_advisories_keep(struct nats *nats)
     for (size_t i = 0; i < nats->reader_count; i++)
         wanted |= is_watched(nats->readers[i]);
     for (enum nats_fate_kind kind = 0; kind < FATE_KINDS && wanted; kind++)
-        if (!nats->kept_in[kind][0])
+        if (!nats->kept_in[kind][0] || strcmp(nats->kept_in[kind], DEFAULT_STREAM) != 0)
             keep_kind(nats, kind);
 }
 

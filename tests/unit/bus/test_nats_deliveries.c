@@ -332,6 +332,65 @@ static void test_advisories_are_kept_where_it_is_said(void **state)
     assert_true(again);
 }
 
+/* In any order. */
+static bool await_subjects(const char *name, const char *first, const char *second)
+{
+    bool found = false;
+
+    for (int i = 0; i < 500 && !found; i++) {
+        jsStreamInfo *info = NULL;
+        found = js_GetStreamInfo(&info, other.js, name, NULL, NULL) == NATS_OK &&
+                info->Config->SubjectsLen == 2 &&
+                (strcmp(info->Config->Subjects[0], first) == 0 ||
+                 strcmp(info->Config->Subjects[1], first) == 0) &&
+                (strcmp(info->Config->Subjects[0], second) == 0 ||
+                 strcmp(info->Config->Subjects[1], second) == 0);
+        jsStreamInfo_Destroy(info);
+        pause_a_little();
+    }
+    return found;
+}
+
+/* A stream of advisories that has one of a process's two subjects gets the other beside it, and gets back what another
+ * program's update has removed. */
+static void test_a_stream_of_advisories_has_the_subjects_of_all_its_readers(void **state)
+{
+    (void)state;
+    const struct bus_topic topics[] = {orders, {.name = "returns.events", .partitions = 1}};
+    struct process process;
+    struct recorder recorders[2];
+    char first[128], second[] = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.returns_events.*";
+    const char *subjects[] = {first};
+    jsStreamConfig config;
+    snprintf(first, sizeof first, "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.%s.*", stream);
+    jsStreamConfig_Init(&config);
+    config.Name = "joined_max";
+    config.Subjects = subjects;
+    config.SubjectsLen = 1;
+    js_DeleteStream(other.js, "freshet_advisories", NULL, NULL);
+    natsStatus made = js_AddStream(NULL, other.js, &config, NULL, NULL);
+    nats_next.advisory_stream = "joined_max";
+    nats_next.terminated_stream = "joined_term";
+    nats_open_with(&process, topics, 2);
+    for (int i = 0; i < 2; i++) {
+        recorder_init(&recorders[i]);
+        subscribe(&process, &recorders[i],
+                  (struct bus_subscription){.topic = topics[i].name, .group = "mailer", .attempts_max = 1});
+    }
+    process_start(&process);
+    bool joined = await_subjects("joined_max", first, second);
+    natsStatus removed = js_UpdateStream(NULL, other.js, &config, NULL, NULL);
+    bool again = await_subjects("joined_max", first, second);
+    process_close(&process);
+    for (int i = 0; i < 2; i++)
+        recorder_deinit(&recorders[i]);
+    js_DeleteStream(other.js, "joined_max", NULL, NULL);
+    js_DeleteStream(other.js, "joined_term", NULL, NULL);
+    assert_int_equal(made, NATS_OK);
+    assert_int_equal(removed, NATS_OK);
+    assert_true(joined && again);
+}
+
 /* After that one: the server is as new, but for what it keeps. */
 static void test_a_letter_is_sent_on_a_server_that_is_new(void **state)
 {
@@ -464,6 +523,7 @@ int nats_run_deliveries(void)
         TEST(test_what_another_client_terminated_is_a_letter),
         TEST(test_what_a_handler_refuses_to_the_end_is_one_letter),
         TEST(test_nothing_waits_for_ever_for_what_was_ended),
+        TEST(test_a_stream_of_advisories_has_the_subjects_of_all_its_readers),
         TEST(test_advisories_are_kept_where_it_is_said),
         TEST(test_nothing_waits_for_ever_for_what_was_ended_silently),
         TEST(test_a_letter_is_sent_on_a_server_that_is_new),
