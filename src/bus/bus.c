@@ -251,8 +251,16 @@ size_t bus_message_bytes_max(const struct bus *bus)
 
 /* ---- subscriptions ---- */
 
-static enum status check_subscription(const struct bus_subscription *subscription, struct error *error)
+static enum status check_subscription(const struct bus_driver *driver,
+                                      const struct bus_subscription *subscription, struct error *error)
 {
+    bool is_shared = subscription->mode == BUS_SHARED;
+
+    if (is_shared ? driver->lacks_shared : driver->lacks_every)
+        return error_set(error, STATUS_CONFIG, "%s cannot carry topic %s: it has %s", driver->name,
+                         subscription->topic,
+                         is_shared ? "no groups that share messages"
+                                   : "groups that share messages, and no readers of everything");
     if (!subscription->handler)
         return error_set(error, STATUS_CONFIG, "a subscription needs a handler");
     if (!str_is_name(str_from(subscription->group)))
@@ -274,7 +282,7 @@ static void fill_defaults(struct bus_subscription *spec, unsigned partitions)
 
 enum status bus_subscribe(struct bus *bus, const struct bus_subscription *subscription, struct error *error)
 {
-    enum status status = check_subscription(subscription, error);
+    enum status status = check_subscription(bus->driver, subscription, error);
     struct bus_topic_state *topic = bus_topic_find(bus, str_from(subscription->topic));
 
     if (status != STATUS_OK)

@@ -27,6 +27,8 @@ struct bus_topic_state {
 /* ---- a driver: rows of functions; the first member of its own struct is the struct bus ---- */
 struct bus_consumer;
 struct bus_driver {
+    const char *name;               /* for errors */
+    bool lacks_shared, lacks_every; /* subscriptions of this mode are STATUS_CONFIG */
     /* It can use topics of other programs: those of 0 partitions, which it neither makes nor checks. */
     bool foreign_topics;
     bool can_relax; /* bus_topic.relaxed means something */

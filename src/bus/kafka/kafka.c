@@ -137,6 +137,7 @@ static void kafka_destroy(struct bus *bus)
 }
 
 static const struct bus_driver driver = {
+    .name = "Kafka",
     .foreign_topics = true,
     .publish = bus_kafka_publish,
     .wake = kafka_wake,

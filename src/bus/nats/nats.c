@@ -172,6 +172,7 @@ bool bus_nats_is_up(const struct bus *bus)
 }
 
 static const struct bus_driver driver = {
+    .name = "NATS",
     .publish = bus_nats_publish,
     .wake = nats_wake,
     .subscribe = nats_subscribe,

@@ -307,6 +307,7 @@ static bool postgres_is_private(const struct bus *bus)
 }
 
 static const struct bus_driver driver = {
+    .name = "PostgreSQL",
     .can_relax = true,
     .is_private = postgres_is_private,
     .publish = bus_postgres_publish,

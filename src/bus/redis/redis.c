@@ -177,6 +177,7 @@ static void redis_destroy(struct bus *bus)
 }
 
 static const struct bus_driver driver = {
+    .name = "Redis",
     .publish = bus_redis_publish,
     .wake = redis_wake,
     .subscribe = redis_subscribe,

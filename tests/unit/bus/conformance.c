@@ -25,6 +25,22 @@ static const struct bus_topic topics[] = {
     {.name = "backlog", .partitions = 1},
 };
 
+unsigned partitions_of(const char *topic)
+{
+    unsigned partitions = 1;
+
+    for (size_t i = 0; i < sizeof topics / sizeof topics[0]; i++)
+        if (strcmp(topics[i].name, topic) == 0)
+            partitions = topics[i].partitions;
+    return driver->partitions_max && partitions > driver->partitions_max ? driver->partitions_max
+                                                                         : partitions;
+}
+
+enum bus_mode either_mode(void)
+{
+    return driver->lacks_shared ? BUS_EVERY : BUS_SHARED;
+}
+
 /* ---- processes ---- */
 
 static void *run_loop(void *loop)
@@ -35,9 +51,14 @@ static void *run_loop(void *loop)
 
 void process_open(struct process *process)
 {
+    struct bus_topic own[sizeof topics / sizeof topics[0]];
+
+    memcpy(own, topics, sizeof own);
+    for (size_t i = 0; i < sizeof own / sizeof own[0]; i++)
+        own[i].partitions = partitions_of(own[i].name);
     process->loop = loop_create(&(struct loop_options){0});
     process->workers = worker_pool_create("bus", 6, 1000);
-    process->bus = driver->create(process->loop, process->workers, topics, sizeof topics / sizeof topics[0]);
+    process->bus = driver->create(process->loop, process->workers, own, sizeof own / sizeof own[0]);
     assert_non_null(process->bus);
 }
 
@@ -146,6 +167,8 @@ static bool await_at_least(struct recorder *recorder, const size_t *value, size_
 {
     struct timespec until = patience();
 
+    if (recorder->absent)
+        return true;
     pthread_mutex_lock(&recorder->lock);
     while (*value < wanted && wait_change(recorder, &until))
         continue;
@@ -236,8 +259,10 @@ void subscribe(struct process *process, struct recorder *recorder, struct bus_su
     subscription.on_committed = on_committed;
     subscription.on_gap = on_gap;
     subscription.on_ready = on_ready;
-    if (bus_subscribe(process->bus, &subscription, &error) != STATUS_OK)
-        fail_msg("subscribe: %s", error.message);
+    recorder->absent = subscription.mode == BUS_SHARED ? driver->lacks_shared : driver->lacks_every;
+    enum status status = bus_subscribe(process->bus, &subscription, &error);
+    if (status != (recorder->absent ? STATUS_CONFIG : STATUS_OK))
+        fail_msg("subscribe: %s %s", status_name(status), error.message);
 }
 
 void await_ready(struct recorder *recorder)
@@ -245,9 +270,9 @@ void await_ready(struct recorder *recorder)
     struct timespec until = patience();
 
     pthread_mutex_lock(&recorder->lock);
-    while (!recorder->ready && wait_change(recorder, &until))
+    while (!recorder->ready && !recorder->absent && wait_change(recorder, &until))
         continue;
-    bool ready = recorder->ready;
+    bool ready = recorder->ready || recorder->absent;
     pthread_mutex_unlock(&recorder->lock);
     assert_true(ready);
 }

@@ -26,6 +26,8 @@ struct conformance_driver {
     void (*cut)(void);    /* ends every connection, in whatever state it is; the engine stays up */
     void (*halt)(void);   /* the engine dies … */
     void (*resume)(void); /* … and comes back with what it had promised to keep; NULL: cannot be */
+    bool lacks_shared, lacks_every; /* subscriptions of this mode are refused; its tests are skipped */
+    unsigned partitions_max;        /* of a topic; 0 = any number */
     int restarts;         /* how often, under load; 0 = 4. For an engine that takes its time to come back */
     void (*freeze)(void); /* the engine stops answering, its connections stay open … */
     void (*thaw)(void);   /* … and it goes on; NULL: cannot be */
@@ -74,6 +76,7 @@ struct recorder {
     struct seen *seen;
     size_t count, capacity, committed, gaps;
     bool ready;
+    bool absent; /* the driver lacks the mode: nothing comes, nothing is waited for or checked */
     /* What the handler does; NULL = acknowledges all. Called without the lock. */
     void (*behave)(struct recorder *recorder, struct bus_batch *batch);
     int step;     /* for `behave` and the test, under the lock */
@@ -88,9 +91,11 @@ bool recorder_await(struct recorder *recorder, size_t count);  /* seen; false: t
 bool recorder_await_committed(struct recorder *recorder, size_t count);
 size_t recorder_times(struct recorder *recorder, int number); /* how often was it seen? */
 
-/* Subscribes the recorder's handler. `change` may alter the subscription. */
+/* Subscribes the recorder's handler. Where the driver lacks the mode: checks that it is refused, and the recorder is absent. */
 void subscribe(struct process *process, struct recorder *recorder, struct bus_subscription subscription);
 void await_ready(struct recorder *recorder);
+enum bus_mode either_mode(void);           /* shared where the driver has it */
+unsigned partitions_of(const char *topic); /* of the suite's topics */
 
 /* `number` as text to (topic, key). */
 enum status try_publish(struct process *process, const char *topic, const char *key, int number);

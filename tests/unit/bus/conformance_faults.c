@@ -40,7 +40,7 @@ static void test_what_a_dead_consumer_had_comes_again(void **state)
     recorder_init(&recorder);
     recorder.behave = die_once;
     process_open(&process);
-    subscribe(&process, &recorder, (struct bus_subscription){.topic = "die"});
+    subscribe(&process, &recorder, (struct bus_subscription){.topic = "die", .mode = either_mode()});
     process_start(&process);
     await_ready(&recorder);
     for (int i = 0; i < 10; i++) {
@@ -93,7 +93,7 @@ static void *publish_load(void *arg)
  * older. */
 static void assert_order(struct recorder *recorder, int first)
 {
-    int newest[5] = {-1, -1, -1, -1, -1};
+    int newest[5] = {-1, -1, -1, -1, -1}; /* nothing is seen by an absent recorder */
 
     for (size_t i = 0; i < recorder->count; i++) {
         int number = recorder->seen[i].number - first, key = number % 5;
@@ -124,9 +124,9 @@ static bool await_all_there(struct recorder *recorder, int first)
 {
     int64_t limit_ns = clock_deadline_ms(PATIENCE_MS);
 
-    while (!all_there(recorder, first) && clock_mono_ns() < limit_ns)
+    while (!recorder->absent && !all_there(recorder, first) && clock_mono_ns() < limit_ns)
         pause_ms(20);
-    return all_there(recorder, first);
+    return recorder->absent || all_there(recorder, first);
 }
 
 static void fault_under_load(const char *topic, int first, void (*fault)(void), int faults)
@@ -172,7 +172,7 @@ static void fault_under_load(const char *topic, int first, void (*fault)(void), 
     assert_order(&every, first);
     assert_int_equal(every.gaps, 0);
     for (int i = 0; i < MESSAGES; i++) /* positions in memory outlive connections: no repeats */
-        if (load.sure[i])
+        if (load.sure[i] && !every.absent)
             assert_int_equal(recorder_times(&every, first + i), 1);
     recorder_deinit(&shared);
     recorder_deinit(&every);
@@ -204,6 +204,8 @@ static void test_the_engine_killed_and_restarted_under_load(void **state)
 static void test_a_reader_resumes_without_gap_or_repeat(void **state)
 {
     (void)state;
+    if (driver->lacks_every)
+        skip();
     struct process processes[2];
     struct recorder recorder;
     recorder_init(&recorder);
@@ -243,6 +245,11 @@ static enum status publish_shortly(struct process *process, const char *topic, i
     return bus_publish(process->bus, &message, 1, clock_deadline_ms(SHORT_MS), NULL);
 }
 
+static bool has_come(struct recorder *recorder, int number)
+{
+    return recorder->absent || recorder_times(recorder, number) > 0;
+}
+
 /* Refused or timed out within its deadline, never accepted and lost; and accepted again after. */
 static void publish_into_silence(const char *topic, void (*silence)(void), void (*end)(void))
 {
@@ -257,7 +264,8 @@ static void publish_into_silence(const char *topic, void (*silence)(void), void 
     await_ready(&shared);
     await_ready(&every);
     publish(&process, topic, "k", 1);
-    bool settled = recorder_await_committed(&shared, 1); /* or it may come again */
+    bool settled = recorder_await_committed(&shared, 1) &&
+                   recorder_await_committed(&every, 1); /* or it may come again */
     silence();
     int64_t begun_ns = clock_mono_ns();
     enum status during = publish_shortly(&process, topic, 2);
@@ -265,17 +273,15 @@ static void publish_into_silence(const char *topic, void (*silence)(void), void 
     end();
     publish_until_accepted(&process, topic, "k", 3);
     int64_t limit_ns = clock_deadline_ms(PATIENCE_MS);
-    while ((recorder_times(&shared, 3) == 0 || recorder_times(&every, 3) == 0) && clock_mono_ns() < limit_ns)
+    while (!(has_come(&shared, 3) && has_come(&every, 3)) && clock_mono_ns() < limit_ns)
         pause_ms(5);
     process_close(&process);
     assert_true(settled);
     assert_int_not_equal(during, STATUS_OK);
     assert_in_range(took_ms, 0, PATIENCE_MS / 4); /* its deadline, on a machine that does other things too */
-    for (int number = 1; number <= 3; number += 2) {
-        assert_true(is_once(recorder_times(&shared, number)) || number == 3);
-        assert_true(recorder_times(&shared, number) >= 1);
-        assert_true(recorder_times(&every, number) >= 1);
-    }
+    assert_true(shared.absent || is_once(recorder_times(&shared, 1)));
+    assert_true(has_come(&every, 1));
+    assert_true(has_come(&shared, 3) && has_come(&every, 3));
     recorder_deinit(&shared);
     recorder_deinit(&every);
 }
@@ -306,7 +312,8 @@ static void test_a_stop_does_not_wait_for_an_engine_that_is_frozen(void **state)
     struct recorder recorder;
     recorder_init(&recorder);
     process_open(&process);
-    subscribe(&process, &recorder, (struct bus_subscription){.topic = "half-open", .group = "stopped"});
+    subscribe(&process, &recorder,
+              (struct bus_subscription){.topic = "half-open", .group = "stopped", .mode = either_mode()});
     process_start(&process);
     await_ready(&recorder);
     publish(&process, "half-open", "k", 1);
@@ -362,8 +369,8 @@ static void test_a_slow_consumer_catches_up_in_order(void **state)
     assert_int_equal(status, STATUS_OK);
     assert_true(came);
     for (int i = 0; i < 2; i++) {
-        assert_int_equal(slow[i].count, BACKLOG);
-        for (int number = 0; number < BACKLOG; number++)
+        assert_int_equal(slow[i].count, slow[i].absent ? 0 : BACKLOG);
+        for (size_t number = 0; number < slow[i].count; number++)
             assert_int_equal(slow[i].seen[number].number, number);
         recorder_deinit(&slow[i]);
     }

@@ -29,7 +29,7 @@ static void *publish_series(void *arg)
 /* Per key ascending and nothing missing. Only for what came without a fault: then nothing comes twice. */
 static void assert_series(struct recorder *recorder)
 {
-    assert_int_equal(recorder->count, PUBLISHERS * EACH);
+    assert_int_equal(recorder->count, recorder->absent ? 0 : PUBLISHERS * EACH);
     for (size_t i = 0; i < recorder->count; i++)
         for (size_t j = i + 1; j < recorder->count; j++)
             if (strcmp(recorder->seen[i].key, recorder->seen[j].key) == 0)
@@ -181,6 +181,8 @@ static void meet(struct recorder *recorder, struct bus_batch *batch)
 static void test_a_group_shares_partitions_and_goes_on_with_who_is_left(void **state)
 {
     (void)state;
+    if (driver->lacks_shared)
+        skip();
     struct process processes[2];
     struct recorder recorders[2], both;
     recorder_init(&both);
@@ -219,6 +221,8 @@ static void test_a_group_shares_partitions_and_goes_on_with_who_is_left(void **s
 static void test_everything_reaches_every_process(void **state)
 {
     (void)state;
+    if (driver->lacks_every)
+        skip();
     struct process processes[3];
     struct recorder recorders[3];
     for (int i = 0; i < 3; i++) {
@@ -262,9 +266,11 @@ static void test_readers_begin_where_they_ask(void **state)
     for (int i = 0; i < 3; i++)
         recorder_init(all[i]);
     process_open(&process);
-    subscribe(&process, &now, (struct bus_subscription){.topic = "start", .group = "now"});
+    subscribe(&process, &now,
+              (struct bus_subscription){.topic = "start", .group = "now", .mode = either_mode()});
     subscribe(&process, &start,
-              (struct bus_subscription){.topic = "start", .group = "start", .from = BUS_FROM_START});
+              (struct bus_subscription){
+                  .topic = "start", .group = "start", .mode = either_mode(), .from = BUS_FROM_START});
     subscribe(&process, &again,
               (struct bus_subscription){.topic = "start", .mode = BUS_EVERY, .from = BUS_FROM_START});
     process_start(&process);
@@ -277,7 +283,7 @@ static void test_readers_begin_where_they_ask(void **state)
     assert_true(came);
     assert_int_equal(now.seen[0].number, 5);
     assert_int_equal(start.seen[0].number, 0);
-    assert_int_equal(again.seen[0].number, 0);
+    assert_true(again.absent || again.seen[0].number == 0);
     for (int i = 0; i < 3; i++)
         recorder_deinit(all[i]);
 }
@@ -315,7 +321,7 @@ static void test_a_mebibyte_is_carried_or_refused_and_more_than_the_limit_refuse
     content.bytes = bytes;
     content.len = MIB;
     process_open(&process);
-    subscribe(&process, &recorder, (struct bus_subscription){.topic = "large"});
+    subscribe(&process, &recorder, (struct bus_subscription){.topic = "large", .mode = either_mode()});
     process_start(&process);
     await_ready(&recorder);
     struct bus_message message = {.topic = STR("large"), .key = STR("k"), .payload = str_of(bytes, MIB)};
@@ -375,7 +381,8 @@ static void test_headers_and_keys_arrive_as_they_were(void **state)
     recorder_init(&recorder);
     recorder.behave = compare_headers;
     process_open(&process);
-    subscribe(&process, &recorder, (struct bus_subscription){.topic = "text", .parallel = 1});
+    subscribe(&process, &recorder,
+              (struct bus_subscription){.topic = "text", .mode = either_mode(), .parallel = 1});
     process_start(&process);
     await_ready(&recorder);
     struct bus_message messages[4] = {{.topic = STR("text"),
@@ -398,7 +405,7 @@ static void test_headers_and_keys_arrive_as_they_were(void **state)
     assert_int_equal(good, STATUS_OK);
     assert_true(came);
     assert_true(headers_intact);
-    assert_int_equal(used, 7);
+    assert_int_equal(used, (1u << partitions_of("text")) - 1);
     assert_int_equal(refused, STATUS_BAD_REQUEST);
     assert_int_equal(unknown, STATUS_BAD_REQUEST);
     recorder_deinit(&recorder);
@@ -425,7 +432,8 @@ static void test_a_batch_is_bounded_by_its_bytes(void **state)
             .topic = STR("bytes"), .key = STR("k"), .payload = str_of(bytes, sizeof bytes)};
     process_open(&process);
     subscribe(&process, &recorder,
-              (struct bus_subscription){.topic = "bytes", .batch_bytes_max = 2 * sizeof bytes + 1});
+              (struct bus_subscription){
+                  .topic = "bytes", .mode = either_mode(), .batch_bytes_max = 2 * sizeof bytes + 1});
     process_start(&process);
     await_ready(&recorder);
     enum status status = bus_publish(process.bus, messages, 20, clock_deadline_ms(PATIENCE_MS), NULL);

@@ -65,12 +65,16 @@ static void retry_in_mode(enum bus_mode mode)
 static void test_a_retry_keeps_the_order(void **state)
 {
     (void)state;
+    if (driver->lacks_shared)
+        skip();
     retry_in_mode(BUS_SHARED);
 }
 
 static void test_a_retry_keeps_the_order_for_readers_of_everything(void **state)
 {
     (void)state;
+    if (driver->lacks_every)
+        skip();
     retry_in_mode(BUS_EVERY);
 }
 
@@ -117,8 +121,9 @@ static void test_a_termed_message_is_a_dead_letter_with_its_reason(void **state)
     recorder.behave = kill_odd;
     dead.behave = read_letters;
     process_open(&process);
-    subscribe(&process, &recorder, (struct bus_subscription){.topic = "term"});
-    subscribe(&process, &dead, (struct bus_subscription){.topic = "term.dlq", .group = "dead"});
+    subscribe(&process, &recorder, (struct bus_subscription){.topic = "term", .mode = either_mode()});
+    subscribe(&process, &dead,
+              (struct bus_subscription){.topic = "term.dlq", .group = "dead", .mode = either_mode()});
     process_start(&process);
     await_ready(&recorder);
     await_ready(&dead);
@@ -172,8 +177,9 @@ static void test_a_retry_too_many_is_a_dead_letter(void **state)
     recorder.behave = refuse_three;
     process_open(&process);
     subscribe(&process, &recorder,
-              (struct bus_subscription){.topic = "give-up", .attempts_max = 3, .backoff_min_ms = 10});
-    subscribe(&process, &dead, (struct bus_subscription){.topic = "give-up.dlq", .mode = BUS_EVERY});
+              (struct bus_subscription){
+                  .topic = "give-up", .mode = either_mode(), .attempts_max = 3, .backoff_min_ms = 10});
+    subscribe(&process, &dead, (struct bus_subscription){.topic = "give-up.dlq", .mode = either_mode()});
     process_start(&process);
     await_ready(&recorder);
     await_ready(&dead);
@@ -290,8 +296,10 @@ static void test_a_slow_consumer_holds_up_nobody_else(void **state)
     recorder_init(&every);
     slow.behave = block_on_zero;
     process_open(&process);
-    subscribe(&process, &slow, (struct bus_subscription){.topic = "slow", .group = "slow"});
-    subscribe(&process, &fast, (struct bus_subscription){.topic = "slow", .group = "fast"});
+    subscribe(&process, &slow,
+              (struct bus_subscription){.topic = "slow", .group = "slow", .mode = either_mode()});
+    subscribe(&process, &fast,
+              (struct bus_subscription){.topic = "slow", .group = "fast", .mode = either_mode()});
     subscribe(&process, &every, (struct bus_subscription){.topic = "slow", .mode = BUS_EVERY});
     process_start(&process);
     await_ready(&slow);
@@ -301,7 +309,7 @@ static void test_a_slow_consumer_holds_up_nobody_else(void **state)
         publish(&process, "slow", key_of_partition((unsigned)i % 2, 2), i);
     /* the other group, the reader of everything, and the slow group's own other partition */
     bool others = recorder_await_committed(&fast, 20) && recorder_await_committed(&every, 20) &&
-                  recorder_await_committed(&slow, 10);
+                  recorder_await_committed(&slow, partitions_of("slow") > 1 ? 10 : 0);
     recorder_step(&slow, 1);
     bool all = recorder_await_committed(&slow, 20);
     process_close(&process);
@@ -332,6 +340,8 @@ static bool await_each(struct recorder *recorder, int first, int count)
 static void test_what_a_stop_interrupts_comes_again(void **state)
 {
     (void)state;
+    if (driver->lacks_shared)
+        skip();
     struct recorder recorder;
     size_t committed = 0;
     recorder_init(&recorder);
