@@ -160,34 +160,7 @@ void http_budget_free_body(struct http_exchange *exchange)
     http_budget_freed(exchange->home, charged);
 }
 
-/* ---- unsent answers: a list per loop, its first the one that has waited for its client longest ---- */
-
-static void unlink_unsent(struct http_connection *connection)
-{
-    struct http_home *home = connection->home;
-
-    if (connection->unsent_previous)
-        connection->unsent_previous->unsent_next = connection->unsent_next;
-    else
-        home->unsent_first = connection->unsent_next;
-    if (connection->unsent_next)
-        connection->unsent_next->unsent_previous = connection->unsent_previous;
-    else
-        home->unsent_last = connection->unsent_previous;
-    connection->unsent_previous = connection->unsent_next = NULL;
-}
-
-static void link_unsent(struct http_connection *connection)
-{
-    struct http_home *home = connection->home;
-
-    connection->unsent_previous = home->unsent_last;
-    if (home->unsent_last)
-        home->unsent_last->unsent_next = connection;
-    else
-        home->unsent_first = connection;
-    home->unsent_last = connection;
-}
+/* ---- unsent answers ---- */
 
 static void charge_unsent(struct http_connection *connection, size_t capacity)
 {
@@ -217,17 +190,15 @@ void http_budget_keep_unsent(struct http_connection *connection, bool has_progre
 {
     struct http_home *home = connection->home;
 
-    if (!connection->is_unsent)
-        link_unsent(connection);
-    else if (has_progress && home->unsent_last != connection) {
-        unlink_unsent(connection);
-        link_unsent(connection);
-    }
+    if (connection->is_unsent && has_progress)
+        TAILQ_REMOVE(&home->unsent, connection, unsent);
+    if (!connection->is_unsent || has_progress)
+        TAILQ_INSERT_TAIL(&home->unsent, connection, unsent);
     connection->is_unsent = true;
     charge_unsent(connection, connection->own_out.capacity);
     while (is_over_unsent(home)) {
-        struct http_connection *longest = home->unsent_first;
-        if (longest == connection && !(longest = connection->unsent_next))
+        struct http_connection *longest = TAILQ_FIRST(&home->unsent);
+        if (longest == connection && !(longest = TAILQ_NEXT(connection, unsent)))
             break;
         metric_add(home->server->budget.full_cuts, 1);
         http_connection_cut(longest);
@@ -240,6 +211,6 @@ void http_budget_free_unsent(struct http_connection *connection)
     if (!connection->is_unsent)
         return;
     connection->is_unsent = false;
-    unlink_unsent(connection);
+    TAILQ_REMOVE(&connection->home->unsent, connection, unsent);
     charge_unsent(connection, 0);
 }

@@ -2,7 +2,7 @@
  *
  * A turn is everything one event leads to: read once, take requests as far as bytes and room allow, write
  * once. In the common case that is read and write and no other system call: readiness is level-triggered and
- * left as it is until it gets in the way, and one lazy timer stands for every deadline (C6, C7; deadline.c). */
+ * changed only when it gets in the way, and one lazy timer serves every deadline (C6, C7; deadline.c). */
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/socket.h>
@@ -28,65 +28,26 @@ void http_connection_move(struct http_connection *connection, enum http_state st
     connection->state_since_ns = now_ns(connection);
 }
 
-static void link_in(struct http_connection *connection)
-{
-    struct http_home *home = connection->home;
-
-    connection->next = home->connections;
-    if (home->connections)
-        home->connections->previous = connection;
-    home->connections = connection;
-    home->connection_count++;
-}
-
-static void link_out(struct http_connection *connection)
-{
-    struct http_home *home = connection->home;
-
-    if (connection->previous)
-        connection->previous->next = connection->next;
-    else
-        home->connections = connection->next;
-    if (connection->next)
-        connection->next->previous = connection->previous;
-    home->connection_count--;
-}
-
-static void free_connection(void *memory)
-{
-    free(memory);
-}
-
 void http_connection_unref(struct http_connection *connection)
 {
-    const struct http_server_config *config = &connection->home->server->config;
-
-    if (--connection->refs > 0)
-        return;
-    if (connection->memo && config->on_connection_end)
-        config->on_connection_end(connection->memo, config->gate_context);
-    loop_free_later(connection->home->loop, connection, free_connection);
+    if (--connection->refs == 0)
+        loop_free_later(connection->home->loop, connection, free);
 }
 
-void http_connection_let_go(struct http_connection *connection)
+static void drop_request(struct http_connection *connection)
 {
     struct http_exchange *exchange = connection->exchange;
 
     if (!exchange)
         return;
     connection->exchange = NULL;
-    if (exchange->on_worker) {
-        exchange->abandoned = true; /* the worker's until it is done */
-        http_exchange_unpark(exchange);
-        return;
-    }
-    bool was_parked = exchange->park.generation != 0 && !exchange->has_source;
     http_exchange_unpark(exchange);
-    if (was_parked && exchange->on_drop)
+    if (exchange->progress == HTTP_ON_WORKER)
+        return; /* freed when its worker returns */
+    if (exchange->progress == HTTP_PARKED && exchange->on_drop)
         exchange->on_drop(&exchange->request, exchange->park_context);
-    http_exchange_leave(exchange);
+    http_dispatch_end_key(exchange);
     http_stream_release(exchange);
-    connection->memo = exchange->request.connection_memo;
     http_exchange_release(exchange);
 }
 
@@ -97,13 +58,14 @@ void http_connection_drop(struct http_connection *connection)
     if (connection->state == HTTP_STATE_DEAD)
         return;
     http_connection_move(connection, HTTP_STATE_DEAD);
-    http_connection_let_go(connection);
+    drop_request(connection);
     loop_io_stop(home->loop, &connection->io);
     loop_timer_stop(home->loop, &connection->timer);
     loop_tick_cancel(home->loop, &connection->tick);
     close(connection->io.fd);
     http_budget_free_unsent(connection);
-    link_out(connection);
+    LIST_REMOVE(connection, entry);
+    home->connection_count--;
     atomic_fetch_sub_explicit(&home->server->connection_count, 1, memory_order_relaxed);
     metric_change(home->server->connections_gauge, -1);
     http_connection_unref(connection);
@@ -119,7 +81,7 @@ void http_connection_cut(struct http_connection *connection)
 
 void http_connection_finish(struct http_connection *connection, bool may_be_unread)
 {
-    http_connection_let_go(connection);
+    drop_request(connection);
     connection->may_be_unread = may_be_unread;
     http_connection_move(connection, HTTP_STATE_FLUSH);
 }
@@ -164,7 +126,7 @@ void http_connection_resume(struct http_connection *connection)
 
 /* ---- output ---- */
 
-/* False when the client is gone. A short write means that the socket is full: its readiness will tell. */
+/* False when the client is gone. After a short write the socket is full: LOOP_WRITE follows. */
 static bool write_out(struct http_connection *connection)
 {
     while (buf_len(connection->out) > 0) {
@@ -183,7 +145,7 @@ static bool write_out(struct http_connection *connection)
     return true;
 }
 
-/* While nothing of its own is left, a connection that runs gathers its output in its loop's buffer. */
+/* A connection that runs with no unsent output gathers its output in its loop's buffer. */
 static void use_shared_out(struct http_connection *connection)
 {
     if (connection->out != &connection->own_out || buf_len(&connection->own_out) > 0)
@@ -193,8 +155,8 @@ static void use_shared_out(struct http_connection *connection)
     connection->out = &connection->home->out;
 }
 
-/* A client is behind while something waits for it to read: unsent bytes, or a turn that its full socket does not let us
- * have. From when it falls behind until it has caught up it must keep the least rate. */
+/* A client is behind while unsent bytes, or a turn that its full socket delays, wait for it to read. While it is behind it
+ * must keep the least rate. */
 static void note_reader(struct http_connection *connection)
 {
     bool is_behind = buf_len(&connection->own_out) > 0 || connection->wants_turn;
@@ -202,11 +164,11 @@ static void note_reader(struct http_connection *connection)
     if (is_behind && !connection->is_behind)
         http_deadline_begin_reading(connection);
     else if (!is_behind && connection->is_behind && connection->state == HTTP_STATE_HEAD)
-        connection->state_since_ns = now_ns(connection); /* until now its next head was not read */
+        connection->state_since_ns = now_ns(connection); /* its next head was not read until now */
     connection->is_behind = is_behind;
 }
 
-/* What the socket did not take moves from the loop's buffer to the connection's own. */
+/* Moves what the socket did not take from the loop's buffer to the connection's own. */
 static void keep_unsent(struct http_connection *connection)
 {
     struct buf *shared = &connection->home->out;
@@ -228,13 +190,13 @@ static void keep_unsent(struct http_connection *connection)
 
 /* ---- turns ---- */
 
-/* Is there an earlier answer that the client has not taken? No further request is parsed then. */
+/* Is an earlier answer not yet read by the client? No further request is parsed then. */
 static bool waits_for_reader(const struct http_connection *connection)
 {
     return connection->state == HTTP_STATE_HEAD && connection->is_unsent && buf_len(&connection->own_out) > 0;
 }
 
-/* Takes steps; true when it stopped only because enough is waiting to be written. */
+/* True when it stopped only because enough output is waiting to be written. */
 static bool advance(struct http_connection *connection)
 {
     for (unsigned requests = 0; connection->state != HTTP_STATE_DEAD;) {
@@ -250,8 +212,7 @@ static bool advance(struct http_connection *connection)
     return false;
 }
 
-/* The client's way out of a wait may be that its answer is complete: shut our side, so that it reads it and
- * closes. */
+/* Shuts our side, so that a client which waits for the end of the answer reads it and closes. */
 static void end_output(struct http_connection *connection)
 {
     if (!connection->may_be_unread || connection->saw_end || shutdown(connection->io.fd, SHUT_WR) != 0)
@@ -268,18 +229,15 @@ static bool may_read(const struct http_connection *connection)
     case HTTP_STATE_DISCARD:
         return !connection->saw_end && !connection->wants_turn && !waits_for_reader(connection);
     case HTTP_STATE_LINGER: return true;
-    case HTTP_STATE_GATE:
-    case HTTP_STATE_HANDLER:
-    case HTTP_STATE_STREAM:
+    case HTTP_STATE_BUSY:
     case HTTP_STATE_FLUSH:
     case HTTP_STATE_DEAD: break;
     }
     return false;
 }
 
-/* After a turn: let go of what an idle connection need not hold, end what is over, wait for the right
- * events. */
-static void settle(struct http_connection *connection)
+/* After a turn: releases what an idle connection need not hold, ends what is over, waits for the right events. */
+static void end_turn(struct http_connection *connection)
 {
     bool has_unsent = buf_len(&connection->own_out) > 0;
     struct http_exchange *exchange = connection->exchange;
@@ -295,7 +253,7 @@ static void settle(struct http_connection *connection)
         http_connection_drop(connection);
     if (connection->state == HTTP_STATE_DEAD)
         return;
-    /* Reading is left on while nobody reads: should an event come all the same, it is turned off then. */
+    /* Interest in reading is left on while nothing is read; the next such event turns it off. */
     unsigned interest = connection->io.interest & LOOP_READ;
     if (may_read(connection))
         interest = LOOP_READ;
@@ -332,7 +290,7 @@ static void take_turn(struct http_connection *connection)
         return;
     }
     keep_unsent(connection);
-    settle(connection);
+    end_turn(connection);
 }
 
 /* ---- input ---- */
@@ -350,7 +308,7 @@ static bool read_lingering(struct http_connection *connection)
     return false;
 }
 
-/* One read. False when there is nothing to do about it. */
+/* One read. False when no turn is needed. */
 static bool read_some(struct http_connection *connection)
 {
     if (connection->state == HTTP_STATE_LINGER)
@@ -378,17 +336,11 @@ static bool read_some(struct http_connection *connection)
     return true;
 }
 
-static bool is_off_the_loop(const struct http_connection *connection)
-{
-    return connection->state == HTTP_STATE_GATE || connection->state == HTTP_STATE_HANDLER ||
-           connection->state == HTTP_STATE_STREAM;
-}
-
 static void on_event(struct loop_io *io, unsigned events)
 {
     struct http_connection *connection = (struct http_connection *)io;
 
-    if (events & LOOP_HANGUP && (!(events & LOOP_READ) || is_off_the_loop(connection))) {
+    if (events & LOOP_HANGUP && (!(events & LOOP_READ) || connection->state == HTTP_STATE_BUSY)) {
         http_connection_drop(connection);
         return;
     }
@@ -417,7 +369,8 @@ void http_connection_open(struct http_home *home, int fd, const struct sockaddr_
         atomic_fetch_sub_explicit(&home->server->connection_count, 1, memory_order_relaxed);
         return;
     }
-    link_in(connection);
+    LIST_INSERT_HEAD(&home->connections, connection, entry);
+    home->connection_count++;
     metric_change(home->server->connections_gauge, 1);
     connection->progress_ns = now_ns(connection);
     http_connection_move(connection, HTTP_STATE_HEAD);

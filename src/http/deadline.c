@@ -1,7 +1,7 @@
 /* Deadlines of a connection: one lazy timer for all of them, and the least rates of bodies and readers (C6).
  *
- * A rate is looked for in windows as long as its timeout: a body or a reader that moves less than a window's bytes is ended
- * with the window, however steadily it dribbles. */
+ * A rate is measured in windows as long as its timeout: a body or a reader that moves less than the window's bytes is ended
+ * with the window. */
 #include <linux/sockios.h>
 #include <sys/ioctl.h>
 
@@ -22,15 +22,15 @@ static int64_t after_ms(int64_t since_ns, int64_t ms)
     return since_ns + ms * CLOCK_NS_PER_MS;
 }
 
-/* Of a window of that length, at that many bytes a second. */
+/* Of a window of that length, at that rate in bytes a second. */
 static uint64_t least_bytes(size_t rate, int64_t window_ms)
 {
     uint64_t bytes = (uint64_t)rate * (uint64_t)window_ms / 1000;
     return bytes > 0 ? bytes : 1;
 }
 
-/* Without progress for so long, or below the least rate for so long. The rate counts anew from each time that a whole
- * window's bytes have come, so that a fast beginning does not pay for a slow rest. */
+/* After body_timeout_ms without progress, or below the least rate. A new window begins when the bytes of a whole window have
+ * arrived, so that a fast beginning does not make up for a slow rest. */
 static int64_t body_deadline(const struct http_connection *connection)
 {
     const struct http_limits *limits = limits_of(connection);
@@ -47,7 +47,7 @@ static int64_t body_deadline(const struct http_connection *connection)
     return after_ms(since_ns, limits->body_timeout_ms);
 }
 
-/* It waits for its next request since it was answered, if its last one took long. */
+/* From the last byte or, where the last request took long, from its answer. */
 static int64_t idle_deadline(const struct http_connection *connection)
 {
     int64_t since_ns = connection->progress_ns > connection->state_since_ns ? connection->progress_ns
@@ -68,16 +68,14 @@ static int64_t deadline_of(const struct http_connection *connection)
     case HTTP_STATE_BODY:
     case HTTP_STATE_DISCARD: return body_deadline(connection);
     case HTTP_STATE_LINGER: return after_ms(connection->state_since_ns, HTTP_LINGER_MS);
-    case HTTP_STATE_GATE:
-    case HTTP_STATE_HANDLER:
-    case HTTP_STATE_STREAM:
+    case HTTP_STATE_BUSY:
     case HTTP_STATE_FLUSH:
     case HTTP_STATE_DEAD: break;
     }
     return CLOCK_NEVER;
 }
 
-/* What the client has read, as far as its system has acknowledged it: the socket's buffer may hold megabytes more. */
+/* What the client's system has acknowledged: the socket's buffer may hold megabytes more. */
 static uint64_t read_bytes(const struct http_connection *connection)
 {
     int waiting = 0;
@@ -130,7 +128,7 @@ static void on_timer(struct loop_timer *timer)
         loop_timer_start(connection->home->loop, timer, connection->deadline_ns, on_timer);
 }
 
-/* Touches the timer only when it would be too late; a deadline that moved away is looked at when the timer
+/* Touches the timer only when it would be too late; a deadline that moved away is checked when the timer
  * fires. */
 void http_deadline_set(struct http_connection *connection)
 {

@@ -1,8 +1,8 @@
-/* One request's way: head → route → gate → body → door → prepare → handler → answer → next.
+/* A request's way: head → route → steps → answer → next request.
  *
- * Each function here is one step. A step that ends in an answer leaves the request in HTTP_STATE_HANDLER,
- * from where finish() takes the connection on, so that an answer is followed up in one place whoever gave it
- * and when. */
+ * The steps are one array. A request is at one of them (exchange->step) and goes on to the next when it passes:
+ * at once or, where the step parked it, after http_request_resume(). An answer, whichever step gives it and
+ * when, is followed up in one place: finish(). */
 #include "base/log.h"
 #include "http/http_inside.h"
 
@@ -17,12 +17,7 @@ static bool finish(struct http_connection *connection)
 {
     struct http_exchange *exchange = connection->exchange;
 
-    if (exchange->has_source) {
-        http_connection_move(connection, HTTP_STATE_STREAM);
-        return true;
-    }
     http_exchange_unpark(exchange);
-    connection->memo = exchange->request.connection_memo;
     if (exchange->closes) {
         bool client_asked = !exchange->framing_lost && !exchange->head.keep_alive;
         http_connection_finish(connection, !client_asked || !http_body_is_done(&exchange->body));
@@ -35,108 +30,23 @@ static bool finish(struct http_connection *connection)
     return true;
 }
 
-static void refuse(struct http_exchange *exchange, const struct error *error)
+/* Where the next request begins is not known: the connection ends with this answer. */
+static void refuse_framing(struct http_exchange *exchange, const struct error *error)
 {
-    http_connection_move(exchange->connection, HTTP_STATE_HANDLER);
+    http_connection_move(exchange->connection, HTTP_STATE_BUSY);
     exchange->framing_lost = true;
     http_send_error(&exchange->request, error);
 }
 
-/* A head that is no valid one: nothing in it can be relied on. */
-static void refuse_head(struct http_exchange *exchange, const struct error *error)
-{
-    metric_add(exchange->home->server->parse_errors, 1);
-    exchange->entry = exchange->home->server->unmatched;
-    http_exchange_blank_request(exchange);
-    refuse(exchange, error);
-}
+/* ---- the gate ---- */
 
-/* ---- handler ---- */
-
-static void call_handler(struct http_exchange *exchange)
-{
-    struct http_request *request = &exchange->request;
-
-    http_connection_move(exchange->connection, HTTP_STATE_HANDLER);
-    exchange->stage = HTTP_STAGE_HANDLER;
-    if (request->route->kind == HTTP_WORKER) {
-        http_work_submit(exchange);
-        return;
-    }
-    request->route->handler(request);
-    if (!exchange->answered && exchange->park.generation == 0) {
-        log_error("handler_without_answer", LOG_CSTR("route", request->route->path));
-        http_send_error(request, &(struct error){.status = STATUS_INTERNAL});
-    }
-}
-
-/* ---- prepare ---- */
-
-/* Past the door: what the row wants to be there before its handler, else the handler. */
-static void prepare(struct http_exchange *exchange)
-{
-    struct http_request *request = &exchange->request;
-
-    if (!request->route->prepare) {
-        call_handler(exchange);
-        return;
-    }
-    http_connection_move(exchange->connection, HTTP_STATE_HANDLER);
-    exchange->stage = HTTP_STAGE_PREPARE;
-    http_work_set_deadline(exchange);
-    enum http_gate verdict = request->route->prepare(request);
-    if (verdict == HTTP_GATE_PASS) {
-        call_handler(exchange);
-    } else if (verdict == HTTP_GATE_ANSWERED && !exchange->answered) {
-        log_error("prepare_without_answer", LOG_CSTR("route", request->route->path));
-        http_send_error(request, &(struct error){.status = STATUS_INTERNAL});
-    }
-}
-
-static void go_on(struct http_exchange *exchange)
-{
-    if (exchange->stage == HTTP_STAGE_DOOR)
-        prepare(exchange);
-    else
-        call_handler(exchange);
-}
-
-/* ---- door ---- */
-
-void http_exchange_leave(struct http_exchange *exchange)
+static enum http_step step_gate(struct http_exchange *exchange)
 {
     const struct http_server_config *config = &exchange->home->server->config;
-
-    if (!exchange->is_inside)
-        return;
-    exchange->is_inside = false;
-    if (config->on_leave)
-        config->on_leave(&exchange->request, config->door_context);
+    return config->gate ? config->gate(&exchange->request, config->gate_context) : HTTP_STEP_PASS;
 }
 
-/* Only rows with a policy have one. While the door keeps a request waiting, its state is the handler's: nothing more is read,
- * and whoever comes back by http_gate_resume() goes on behind it. */
-static void ask_door(struct http_exchange *exchange)
-{
-    const struct http_server_config *config = &exchange->home->server->config;
-    struct http_request *request = &exchange->request;
-
-    if (request->route->idempotency == HTTP_KEY_NONE || !config->door) {
-        prepare(exchange);
-        return;
-    }
-    http_connection_move(exchange->connection, HTTP_STATE_HANDLER);
-    enum http_gate verdict = config->door(request, config->door_context);
-    if (verdict == HTTP_GATE_PASS) {
-        exchange->is_inside = true;
-        prepare(exchange);
-    } else if (verdict == HTTP_GATE_ANSWERED && !exchange->answered) {
-        log_error("door_without_answer", LOG_CSTR("route", request->route->path));
-        http_send_error(request, &(struct error){.status = STATUS_INTERNAL});
-    }
-}
-
-/* ---- body ---- */
+/* ---- the body ---- */
 
 static bool takes_body(enum http_method method)
 {
@@ -166,56 +76,27 @@ static bool is_json(struct str content_type)
     return true;
 }
 
-static struct str field_value(const struct http_exchange *exchange, enum http_field field)
-{
-    unsigned index = exchange->parser.first[field];
-    return index == 0 ? STR_NONE : exchange->headers[index - 1].value;
-}
-
+/* Before any of it is read. */
 static enum status check_body(const struct http_exchange *exchange, struct error *error)
 {
+    const struct http_request *request = &exchange->request;
     size_t max = body_bytes_max(exchange);
 
-    if (takes_body(exchange->request.method)) {
+    if (takes_body(request->method)) {
         if (exchange->parser.first[HTTP_FIELD_CONTENT_ENCODING] != 0)
             return error_set_field(error, STATUS_UNSUPPORTED_MEDIA_TYPE, "Content-Encoding",
                                    "Content-Encoding: the body must not be encoded");
-        if (exchange->request.route->consumes == HTTP_JSON && exchange->request.method != HTTP_DELETE &&
-            !is_json(field_value(exchange, HTTP_FIELD_CONTENT_TYPE)))
+        if (request->route->consumes == HTTP_JSON && request->method != HTTP_DELETE &&
+            !is_json(http_exchange_field(exchange, HTTP_FIELD_CONTENT_TYPE)))
             return error_set_field(error, STATUS_UNSUPPORTED_MEDIA_TYPE, "Content-Type",
                                    "Content-Type: the body must be application/json");
     }
     if (exchange->head.content_length > max)
         return error_set_field(error, STATUS_PAYLOAD_TOO_LARGE, "Content-Length",
                                "the body is over the limit of %zu bytes", max);
-    if (takes_body(exchange->request.method) &&
-        !http_budget_has_room(exchange, exchange->head.content_length))
+    if (takes_body(request->method) && !http_budget_has_room(exchange, exchange->head.content_length))
         return error_set(error, STATUS_OVERLOADED, "the memory for bodies is used up");
     return STATUS_OK;
-}
-
-/* The client may have sent the body without waiting; then it needs no invitation. */
-static void invite_body(struct http_exchange *exchange)
-{
-    if (exchange->head.expects_continue && exchange->start == exchange->end)
-        buf_put_str(exchange->connection->out, STR("HTTP/1.1 100 Continue\r\n\r\n"));
-    exchange->head.expects_continue = false;
-}
-
-static void after_gate(struct http_exchange *exchange)
-{
-    struct error error;
-
-    exchange->connection->memo = exchange->request.connection_memo;
-    if (exchange->head.body_kind == HTTP_BODY_NONE) {
-        ask_door(exchange);
-    } else if (check_body(exchange, &error) != STATUS_OK) {
-        http_connection_move(exchange->connection, HTTP_STATE_HANDLER);
-        http_send_error(&exchange->request, &error);
-    } else {
-        invite_body(exchange);
-        http_connection_move(exchange->connection, HTTP_STATE_BODY);
-    }
 }
 
 /* A sized body that came in one piece is used where it lies. False when there is no memory for it. */
@@ -231,26 +112,26 @@ static bool keep_piece(struct http_exchange *exchange, struct str piece)
     return http_budget_charge_body(exchange);
 }
 
-static bool refuse_body(struct http_exchange *exchange, enum status status, const char *message)
+static enum http_step refuse_body(struct http_exchange *exchange, enum status status, const char *message)
 {
     struct error error;
 
     (void)error_set_field(&error, status, "body", "%s", message);
-    refuse(exchange, &error);
-    return true;
+    refuse_framing(exchange, &error);
+    return HTTP_STEP_ANSWERED;
 }
 
-static bool read_body(struct http_exchange *exchange)
+/* PARKED: with the next bytes it is called again. */
+static enum http_step read_body(struct http_exchange *exchange)
 {
     struct str raw = str_of(exchange->block + exchange->start, exchange->end - exchange->start), piece;
-    size_t max = body_bytes_max(exchange);
 
     for (;;) {
         enum http_body_step step = http_body_next(&exchange->body, &raw, &piece);
         exchange->start = exchange->end - raw.len;
         switch (step) {
         case HTTP_BODY_DATA:
-            if (exchange->body.received > max)
+            if (exchange->body.received > body_bytes_max(exchange))
                 return refuse_body(exchange, STATUS_PAYLOAD_TOO_LARGE, "the body is over the limit");
             if (!keep_piece(exchange, piece))
                 return refuse_body(exchange, STATUS_OVERLOADED, "the memory for bodies is used up");
@@ -258,17 +139,39 @@ static bool read_body(struct http_exchange *exchange)
         case HTTP_BODY_MORE:
             if (exchange->connection->saw_end)
                 return refuse_body(exchange, STATUS_BAD_REQUEST, "the body ended early");
-            return false;
+            return HTTP_STEP_PARKED;
         case HTTP_BODY_DONE:
             if (buf_len(&exchange->body_bytes) > 0)
                 exchange->request.body = buf_str(&exchange->body_bytes);
-            ask_door(exchange);
-            return true;
+            http_connection_move(exchange->connection, HTTP_STATE_BUSY);
+            return HTTP_STEP_PASS;
         case HTTP_BODY_FAILED: return refuse_body(exchange, STATUS_BAD_REQUEST, exchange->body.message);
         }
     }
 }
 
+static enum http_step step_body(struct http_exchange *exchange)
+{
+    struct http_connection *connection = exchange->connection;
+    struct error error;
+
+    if (exchange->head.body_kind == HTTP_BODY_NONE)
+        return HTTP_STEP_PASS;
+    if (connection->state != HTTP_STATE_BODY) {
+        if (check_body(exchange, &error) != STATUS_OK) {
+            http_send_error(&exchange->request, &error);
+            return HTTP_STEP_ANSWERED;
+        }
+        /* The client may have sent the body without waiting for 100. */
+        if (exchange->head.expects_continue && exchange->start == exchange->end)
+            buf_put_str(connection->out, STR("HTTP/1.1 100 Continue\r\n\r\n"));
+        exchange->head.expects_continue = false;
+        http_connection_move(connection, HTTP_STATE_BODY);
+    }
+    return read_body(exchange);
+}
+
+/* Reads and drops what is left of the body of an answered request; bounded. */
 static bool discard_body(struct http_exchange *exchange)
 {
     struct str raw = str_of(exchange->block + exchange->start, exchange->end - exchange->start), piece;
@@ -290,7 +193,99 @@ static bool discard_body(struct http_exchange *exchange)
     }
 }
 
-/* ---- route and gate ---- */
+/* ---- the idempotency key ---- */
+
+static enum http_step step_idempotency(struct http_exchange *exchange)
+{
+    const struct http_server_config *config = &exchange->home->server->config;
+
+    if (exchange->request.route->idempotency == HTTP_KEY_NONE || !config->idempotency)
+        return HTTP_STEP_PASS;
+    return config->idempotency(&exchange->request, config->idempotency_context);
+}
+
+void http_dispatch_end_key(struct http_exchange *exchange)
+{
+    const struct http_server_config *config = &exchange->home->server->config;
+
+    if (!exchange->request.idempotency_memo)
+        return;
+    config->on_idempotency_end(&exchange->request, config->idempotency_context);
+    exchange->request.idempotency_memo = NULL;
+}
+
+/* ---- the row's prepare, and its handler ---- */
+
+static enum http_step step_prepare(struct http_exchange *exchange)
+{
+    struct http_request *request = &exchange->request;
+
+    if (!request->route->prepare)
+        return HTTP_STEP_PASS;
+    http_work_set_deadline(exchange);
+    return request->route->prepare(request, request->context);
+}
+
+static enum http_step step_handler(struct http_exchange *exchange)
+{
+    struct http_request *request = &exchange->request;
+
+    if (request->route->kind == HTTP_WORKER)
+        http_work_submit(exchange);
+    else
+        request->route->handler(request);
+    return HTTP_STEP_ANSWERED; /* or parked, or on its worker */
+}
+
+/* ---- the steps ---- */
+
+enum { STEP_GATE, STEP_BODY, STEP_IDEMPOTENCY, STEP_PREPARE, STEP_HANDLER };
+
+static const struct {
+    enum http_step (*run)(struct http_exchange *exchange);
+    const char *name;
+} steps[] = {
+    [STEP_GATE] = {step_gate, "gate"},          [STEP_BODY] = {step_body, "body"},
+    [STEP_IDEMPOTENCY] = {step_idempotency, "idempotency"}, [STEP_PREPARE] = {step_prepare, "prepare"},
+    [STEP_HANDLER] = {step_handler, "handler"},
+};
+
+/* From the request's step on, until one does not pass. The handler never does. */
+static void run_steps(struct http_exchange *exchange)
+{
+    while (steps[exchange->step].run(exchange) == HTTP_STEP_PASS)
+        exchange->step++;
+    if (exchange->progress != HTTP_RUNNING || exchange->connection->state != HTTP_STATE_BUSY)
+        return;
+    log_error("request_without_answer", LOG_CSTR("route", exchange->request.route->path),
+              LOG_CSTR("step", steps[exchange->step].name));
+    http_send_error(&exchange->request, &(struct error){.status = STATUS_INTERNAL});
+}
+
+static bool go_on(struct http_connection *connection)
+{
+    struct http_exchange *exchange = connection->exchange;
+
+    switch (exchange->progress) {
+    case HTTP_ANSWERED: return finish(connection);
+    case HTTP_STREAMING:
+    case HTTP_STREAM_ENDING: return http_stream_pump(connection);
+    case HTTP_RESUMED:
+        http_exchange_move(exchange, HTTP_RUNNING);
+        exchange->step++;
+        run_steps(exchange);
+        return true;
+    case HTTP_READING:
+    case HTTP_RUNNING:
+    case HTTP_PARKED:
+    case HTTP_ON_WORKER:
+    case HTTP_STREAM_WAITS:
+    case HTTP_PROGRESSES: break;
+    }
+    return false;
+}
+
+/* ---- head and route ---- */
 
 /* "Allow: GET, HEAD\r\n" */
 static struct str allow_line(struct http_exchange *exchange, unsigned allowed)
@@ -316,7 +311,6 @@ static void answer_without_route(struct http_exchange *exchange, unsigned allowe
     struct http_request *request = &exchange->request;
 
     exchange->entry = exchange->home->server->unmatched;
-    http_connection_move(exchange->connection, HTTP_STATE_HANDLER);
     request->route = http_router_nearest(exchange->home->server->config.router, request->path);
     if (exchange->head.is_server_wide)
         allowed = (1u << HTTP_METHODS) - 1;
@@ -331,26 +325,12 @@ static void answer_without_route(struct http_exchange *exchange, unsigned allowe
         http_send_error_with(request, &(struct error){.status = STATUS_METHOD_NOT_ALLOWED}, allow, STR_NONE);
 }
 
-static void ask_gate(struct http_exchange *exchange)
-{
-    const struct http_server_config *config = &exchange->home->server->config;
-    struct http_request *request = &exchange->request;
-
-    http_connection_move(exchange->connection, HTTP_STATE_GATE);
-    enum http_gate verdict = config->gate ? config->gate(request, config->gate_context) : HTTP_GATE_PASS;
-    if (verdict == HTTP_GATE_PASS) {
-        after_gate(exchange);
-    } else if (verdict == HTTP_GATE_ANSWERED && !exchange->answered) {
-        log_error("gate_without_answer", LOG_CSTR("route", request->route->path));
-        http_send_error(request, &(struct error){.status = STATUS_INTERNAL});
-    }
-}
-
 static void find_route(struct http_exchange *exchange)
 {
     struct http_request *request = &exchange->request;
     unsigned allowed = 0;
 
+    http_connection_move(exchange->connection, HTTP_STATE_BUSY);
     if (!exchange->head.is_server_wide)
         exchange->entry = http_router_find(exchange->home->server->config.router, request->method,
                                            request->path, request->params, &allowed);
@@ -360,31 +340,17 @@ static void find_route(struct http_exchange *exchange)
     }
     request->route = exchange->entry->route;
     request->context = exchange->entry->context;
-    ask_gate(exchange);
+    run_steps(exchange);
 }
 
-/* ---- head ---- */
-
-static bool has_body_field(const struct http_parser *parser)
+/* Nothing in an invalid head can be relied on. */
+static bool refuse_head(struct http_exchange *exchange, const struct error *error)
 {
-    return parser->first[HTTP_FIELD_CONTENT_LENGTH] != 0 || parser->first[HTTP_FIELD_TRANSFER_ENCODING] != 0;
-}
-
-static void begin(struct http_exchange *exchange)
-{
-    struct error error;
-
-    exchange->started_ns = loop_now_ns(exchange->home->loop);
-    if (has_body_field(&exchange->parser))
-        http_exchange_make_body_room(exchange);
-    if (http_head_read(&exchange->parser, exchange->block + exchange->start, &exchange->head, &error) !=
-        STATUS_OK) {
-        refuse_head(exchange, &error);
-        return;
-    }
-    http_body_init(&exchange->body, exchange->head.body_kind, exchange->head.content_length);
-    http_exchange_fill_request(exchange);
-    find_route(exchange);
+    metric_add(exchange->home->server->parse_errors, 1);
+    exchange->entry = exchange->home->server->unmatched;
+    http_exchange_blank_request(exchange);
+    refuse_framing(exchange, error);
+    return true;
 }
 
 static bool refuse_parse(struct http_exchange *exchange, enum status status, const char *message)
@@ -393,7 +359,22 @@ static bool refuse_parse(struct http_exchange *exchange, enum status status, con
 
     exchange->started_ns = loop_now_ns(exchange->home->loop);
     (void)error_set(&error, status, "%s", message);
-    refuse_head(exchange, &error);
+    return refuse_head(exchange, &error);
+}
+
+static bool begin(struct http_exchange *exchange)
+{
+    const struct http_parser *parser = &exchange->parser;
+    struct error error;
+
+    exchange->started_ns = loop_now_ns(exchange->home->loop);
+    if (parser->first[HTTP_FIELD_CONTENT_LENGTH] != 0 || parser->first[HTTP_FIELD_TRANSFER_ENCODING] != 0)
+        http_exchange_make_body_room(exchange);
+    if (http_head_read(parser, exchange->block + exchange->start, &exchange->head, &error) != STATUS_OK)
+        return refuse_head(exchange, &error);
+    http_body_init(&exchange->body, exchange->head.body_kind, exchange->head.content_length);
+    http_exchange_fill_request(exchange);
+    find_route(exchange);
     return true;
 }
 
@@ -405,7 +386,7 @@ static bool read_head(struct http_connection *connection)
         return false;
     switch (http_parser_run(&exchange->parser, exchange->block + exchange->start,
                             exchange->end - exchange->start)) {
-    case HTTP_PARSE_DONE: begin(exchange); return true;
+    case HTTP_PARSE_DONE: return begin(exchange);
     case HTTP_PARSE_FAILED: return refuse_parse(exchange, exchange->parser.status, exchange->parser.message);
     case HTTP_PARSE_MORE: break;
     }
@@ -419,29 +400,11 @@ static bool read_head(struct http_connection *connection)
 
 bool http_dispatch_step(struct http_connection *connection)
 {
-    struct http_exchange *exchange = connection->exchange;
-
     switch (connection->state) {
     case HTTP_STATE_HEAD: return read_head(connection);
-    case HTTP_STATE_GATE:
-        if (exchange->answered)
-            return finish(connection);
-        if (!exchange->gate_passed)
-            return false;
-        exchange->gate_passed = false;
-        after_gate(exchange);
-        return true;
-    case HTTP_STATE_BODY: return read_body(exchange);
-    case HTTP_STATE_HANDLER:
-        if (exchange->answered)
-            return finish(connection);
-        if (!exchange->gate_passed)
-            return false;
-        exchange->gate_passed = false;
-        go_on(exchange);
-        return true;
-    case HTTP_STATE_STREAM: return http_stream_pump(connection);
-    case HTTP_STATE_DISCARD: return discard_body(exchange);
+    case HTTP_STATE_BODY: run_steps(connection->exchange); return connection->state != HTTP_STATE_BODY;
+    case HTTP_STATE_BUSY: return go_on(connection);
+    case HTTP_STATE_DISCARD: return discard_body(connection->exchange);
     case HTTP_STATE_FLUSH:
     case HTTP_STATE_LINGER:
     case HTTP_STATE_DEAD: break;

@@ -1,11 +1,25 @@
-/* Exchanges: everything one request needs, pooled per loop, so that a request costs no allocation. */
+/* Exchanges: everything that one request needs, pooled per loop, so that a request costs no allocation. */
 #include <stdlib.h>
 
 #include "base/memory.h"
 #include "http/http_inside.h"
 
-/* What it takes to read a request. */
-static void equip(struct http_exchange *exchange)
+#define TO(progress) (1u << HTTP_##progress)
+
+const uint16_t http_progress_next[HTTP_PROGRESSES] = {
+    [HTTP_READING] = TO(READING) | TO(RUNNING),
+    [HTTP_RUNNING] =
+        TO(READING) | TO(PARKED) | TO(RESUMED) | TO(ON_WORKER) | TO(ANSWERED) | TO(STREAMING),
+    [HTTP_PARKED] = TO(READING) | TO(RUNNING) | TO(ANSWERED) | TO(STREAMING),
+    [HTTP_RESUMED] = TO(READING) | TO(RUNNING),
+    [HTTP_ON_WORKER] = TO(RUNNING),
+    [HTTP_ANSWERED] = TO(READING),
+    [HTTP_STREAMING] = TO(ANSWERED) | TO(STREAM_ENDING) | TO(STREAM_WAITS),
+    [HTTP_STREAM_ENDING] = TO(ANSWERED) | TO(STREAM_WAITS),
+    [HTTP_STREAM_WAITS] = TO(ANSWERED) | TO(STREAMING) | TO(STREAM_ENDING),
+};
+
+static void alloc_for_reading(struct http_exchange *exchange)
 {
     const struct http_parser_limits *limits = &exchange->home->server->parser_limits;
 
@@ -18,19 +32,19 @@ static void equip(struct http_exchange *exchange)
     exchange->request.headers = exchange->headers;
 }
 
-static struct http_exchange *create(struct http_home *home)
+static struct http_exchange *create_exchange(struct http_home *home)
 {
     struct http_exchange *exchange = memory_zalloc(sizeof *exchange);
 
     exchange->home = home;
-    equip(exchange);
+    alloc_for_reading(exchange);
     arena_init(&exchange->arena, HTTP_ARENA_BYTES);
     exchange->request.arena = &exchange->arena;
     exchange->request.loop = home->loop;
     return exchange;
 }
 
-/* Bytes of a next request are kept: then it stays as it is. */
+/* Bytes of a next request are kept: then nothing is freed. */
 void http_exchange_slim(struct http_exchange *exchange)
 {
     if (!exchange->block || exchange->start != exchange->end)
@@ -50,18 +64,17 @@ void http_exchange_slim(struct http_exchange *exchange)
 struct http_exchange *http_exchange_acquire(struct http_connection *connection)
 {
     struct http_home *home = connection->home;
-    struct http_exchange *exchange = home->spares;
+    struct http_exchange *exchange = SLIST_FIRST(&home->spares);
 
     if (exchange) {
-        home->spares = exchange->next_spare;
+        SLIST_REMOVE_HEAD(&home->spares, spare);
         home->spare_count--;
     } else {
-        exchange = create(home);
+        exchange = create_exchange(home);
     }
     exchange->connection = connection;
     exchange->request.connection = connection;
     exchange->request.peer = &connection->peer;
-    exchange->request.connection_memo = connection->memo;
     exchange->start = exchange->end = 0;
     return exchange;
 }
@@ -77,7 +90,7 @@ void http_exchange_destroy(struct http_exchange *exchange)
     free(exchange);
 }
 
-/* What grew for one large request is not kept, nor what shrank for a long stream. */
+/* One that grew for a large request or was slimmed for a stream is not kept. */
 void http_exchange_release(struct http_exchange *exchange)
 {
     struct http_home *home = exchange->home;
@@ -89,8 +102,7 @@ void http_exchange_release(struct http_exchange *exchange)
     }
     http_exchange_next(exchange);
     exchange->connection = NULL;
-    exchange->next_spare = home->spares;
-    home->spares = exchange;
+    SLIST_INSERT_HEAD(&home->spares, exchange, spare);
     home->spare_count++;
 }
 
@@ -101,14 +113,13 @@ void http_exchange_next(struct http_exchange *exchange)
     if (exchange->arena.first)
         arena_reset(&exchange->arena);
     if (!exchange->block)
-        equip(exchange);
+        alloc_for_reading(exchange);
     http_parser_reset(&exchange->parser);
+    http_exchange_move(exchange, HTTP_READING);
+    exchange->step = 0;
     exchange->entry = NULL;
-    exchange->is_late = exchange->gate_passed = exchange->is_inside = false;
-    exchange->answered = exchange->framing_lost = exchange->closes = false;
-    exchange->on_worker = exchange->abandoned = exchange->recorded.is_there = false;
-    exchange->has_source = exchange->source_waits = exchange->is_chunked = exchange->ends_early = false;
-    exchange->stage = HTTP_STAGE_DOOR;
+    exchange->is_late = exchange->framing_lost = exchange->closes = exchange->is_chunked = false;
+    exchange->recorded.kind = HTTP_RECORDED_NOTHING;
     exchange->deadline_ns = 0;
     exchange->discarded = 0;
     exchange->body_since_ns = 0;
@@ -122,8 +133,8 @@ static void move_to_front(struct http_exchange *exchange)
     exchange->start = 0;
 }
 
-/* While a head is being read its bytes may move, since the parser keeps offsets; once the gate has seen the
- * request they may not, and body bytes are read behind the head again and again. */
+/* While a head is being read its bytes may move, since the parser keeps offsets. Once a step has seen the
+ * request they may not: each piece of the body is read to where the head ended. */
 size_t http_exchange_make_room(struct http_exchange *exchange, bool head_is_fixed)
 {
     if (exchange->start == exchange->end)
@@ -154,16 +165,16 @@ void http_exchange_make_body_room(struct http_exchange *exchange)
     exchange->block = memory_realloc(exchange->block, exchange->block_bytes);
 }
 
-static struct str value_of(const struct http_exchange *exchange, enum http_field field)
+struct str http_exchange_field(const struct http_exchange *exchange, enum http_field field)
 {
     unsigned index = exchange->parser.first[field];
     return index == 0 ? STR_NONE : exchange->headers[index - 1].value;
 }
 
-/* Of a field that must not come twice: which of them would count? */
-static struct str value_once(const struct http_exchange *exchange, enum http_field field)
+/* A field that came more than once counts as none. */
+static struct str field_once(const struct http_exchange *exchange, enum http_field field)
 {
-    return exchange->parser.repeated & 1u << field ? STR_NONE : value_of(exchange, field);
+    return exchange->parser.repeated & 1u << field ? STR_NONE : http_exchange_field(exchange, field);
 }
 
 /* Turns the parser's offsets into slices. From here on the head's bytes stay where they are. */
@@ -173,6 +184,7 @@ void http_exchange_fill_request(struct http_exchange *exchange)
     const struct http_parser *parser = &exchange->parser;
     const char *data = exchange->block + exchange->start;
 
+    http_exchange_move(exchange, HTTP_RUNNING);
     for (unsigned i = 0; i < parser->span_count; i++) {
         const struct http_span *span = &parser->spans[i];
         exchange->headers[i].name = str_of(data + span->name_at, span->name_len);
@@ -184,10 +196,10 @@ void http_exchange_fill_request(struct http_exchange *exchange)
     request->target = exchange->head.target;
     request->path = exchange->head.path;
     request->query = exchange->head.query;
-    request->authorization = value_once(exchange, HTTP_FIELD_AUTHORIZATION);
+    request->authorization = field_once(exchange, HTTP_FIELD_AUTHORIZATION);
     request->authorization_count =
         parser->repeated & 1u << HTTP_FIELD_AUTHORIZATION ? 2 : parser->first[HTTP_FIELD_AUTHORIZATION] != 0;
-    request->forwarded_client_cert = value_once(exchange, HTTP_FIELD_FORWARDED_CLIENT_CERT);
+    request->forwarded_client_cert = field_once(exchange, HTTP_FIELD_FORWARDED_CLIENT_CERT);
     request->has_body = exchange->head.body_kind != HTTP_BODY_NONE;
     request->body = STR_NONE;
     request->route = NULL;
@@ -195,9 +207,8 @@ void http_exchange_fill_request(struct http_exchange *exchange)
     request->identity = NULL;
     request->handler_data = NULL;
     request->idempotency_key = STR_NONE;
-    request->door_memo = NULL;
-    request->connection_memo = exchange->connection->memo;
-    struct str traceparent = value_of(exchange, HTTP_FIELD_TRACEPARENT);
+    request->idempotency_memo = NULL;
+    struct str traceparent = http_exchange_field(exchange, HTTP_FIELD_TRACEPARENT);
     if (traceparent.len == 0 || !trace_parse(traceparent, &request->trace))
         request->trace = (struct trace){0};
     exchange->start += parser->at;
@@ -208,6 +219,7 @@ void http_exchange_blank_request(struct http_exchange *exchange)
 {
     struct http_request *request = &exchange->request;
 
+    http_exchange_move(exchange, HTTP_RUNNING);
     request->method = HTTP_GET;
     request->minor_version = 1;
     request->target = request->path = request->query = request->body = STR_NONE;
@@ -216,7 +228,6 @@ void http_exchange_blank_request(struct http_exchange *exchange)
     request->header_count = 0;
     request->route = NULL;
     request->trace = (struct trace){0};
-    request->connection_memo = exchange->connection->memo;
     http_body_init(&exchange->body, HTTP_BODY_NONE, 0);
 }
 

@@ -1,15 +1,15 @@
-/* HTTP/1.1 server: the contract for whoever writes routes.
+/* HTTP/1.1 server: the contract for routes.
  *
- * A connection lives on one loop. Bytes are parsed strictly (RFC 9112), the request finds its route row,
- * the gate (authentication; the kernel's) is asked before any body is read, then the handler answers: at once
- * (hot), from a worker thread (worker), later (parked), or piece by piece (stream). Pipelined answers leave
- * in order, gathered into as few writes as possible. At most one request of a connection is off the loop;
- * parsing stops behind it.
+ * A connection lives on one loop. Bytes are parsed strictly (RFC 9112), the request finds its route row and
+ * goes through five steps: gate (authentication; the kernel's), body, idempotency key, the row's prepare,
+ * handler. The handler answers at once (hot), from a worker thread (worker), later (parked), or piece by piece
+ * (stream). Pipelined answers leave in order, gathered into as few writes as possible. At most one request of a
+ * connection is off the loop; the next one is parsed after its answer.
  *
  * A `struct http_request` and every slice in it is borrowed until the answer is given; it does not move.
- * All calls are made on the request's loop, except that a worker handler runs on a worker thread while its
- * connection stands still: there it may use the request and its arena and call http_send*(), whose answer
- * leaves when the handler is back; it may not park. */
+ * All calls are made on the request's loop, with one exception: a worker handler runs on a worker thread. It may
+ * use the request and its arena and call http_send*(), whose answer leaves when the handler returns; it may
+ * not park. */
 #ifndef FRESHET_HTTP_HTTP_H
 #define FRESHET_HTTP_HTTP_H
 
@@ -34,7 +34,7 @@ enum http_method {
     HTTP_DELETE,
     HTTP_OPTIONS,
     HTTP_METHODS,
-    HTTP_METHOD_OTHER = HTTP_METHODS, /* a token that is none of them; no row takes it */
+    HTTP_METHOD_OTHER = HTTP_METHODS, /* any other token; no row takes it */
 };
 
 /* ---- route rows ---- */
@@ -42,7 +42,7 @@ enum http_kind {
     HTTP_HOT,    /* handler runs on the loop and must not block */
     HTTP_WORKER, /* handler runs on a worker thread and may block */
     HTTP_STREAM, /* handler runs on the loop and answers by http_send_stream() without end; the request's slices
-                    and arena go with its source's first wait, so that thousands may wait */
+                    and arena are freed at its source's first wait, so that thousands may wait */
 };
 enum http_access { HTTP_TOKEN, HTTP_PUBLIC };
 enum http_consumes { HTTP_JSON, HTTP_ANY }; /* HTTP_JSON: a body of another Content-Type is 415 */
@@ -52,12 +52,16 @@ enum http_errors {
     HTTP_ERRORS_DETAIL, /* {"detail","error_code", …} as seed 002 */
 };
 
-/* What is asked of a request on its way to the handler, and what may come of it. */
-enum http_gate { HTTP_GATE_PASS, HTTP_GATE_ANSWERED, HTTP_GATE_PARKED /* http_gate_resume() follows */ };
+/* What a step on the way to the handler returns. */
+enum http_step {
+    HTTP_STEP_PASS,
+    HTTP_STEP_ANSWERED, /* the request is answered */
+    HTTP_STEP_PARKED,   /* http_request_resume() follows, or an answer */
+};
 
 struct http_request;
 typedef void http_handler_fn(struct http_request *request);
-typedef enum http_gate http_prepare_fn(struct http_request *request);
+typedef enum http_step http_step_fn(struct http_request *request, void *context);
 
 struct http_route {
     enum http_method method;  /* a GET row answers HEAD too; OPTIONS is answered by the server */
@@ -68,18 +72,17 @@ struct http_route {
     const char *tenant_param; /* the path parameter that must equal the token's tenant; NULL = none */
     const char *scope;        /* needed scope; NULL = none */
     bool needs_user;          /* a token without `sub` is refused */
-    enum http_idempotency idempotency; /* of a POST row; HTTP_WORKER, or whoever leaves by itself */
+    enum http_idempotency idempotency; /* of a POST row */
     bool key_required;                 /* 400 BAD_REQUEST without Idempotency-Key */
     bool key_stores_failures;          /* business failures are stored and replayed too (I4) */
     enum http_errors errors;
     enum http_consumes consumes; /* of POST, PUT and PATCH rows */
     size_t body_bytes_max;       /* 0 = the server's default; a GET's body is read, bounded and dropped */
-    int deadline_ms;             /* of a worker's run, past which 503 is answered; 0 = the server's default */
-    /* NULL = nothing. Asked on the loop, once, when the body is whole and the door has let the request in: what the handler
-     * will need and has to wait for, so that no worker thread waits. As the gate: it passes, answers, or parks and goes on
-     * by http_gate_resume(); the handler finds what came of it in handler_data. The deadline counts from here: parking
-     * past it ends at it, and a worker has what is left. */
-    http_prepare_fn *prepare;
+    int deadline_ms;             /* of prepare and a worker's run, past which 503 is answered; 0 = the server's default */
+    /* The step before the handler, on the loop; NULL = nothing. It waits, parked, for what the handler needs, so that no
+     * worker thread waits, and leaves the result in handler_data. Its context is request->context. The deadline counts
+     * from here: a longer parking ends at it, and a worker has the rest. */
+    http_step_fn *prepare;
 };
 
 #define HTTP_PARAMS_MAX 8
@@ -100,7 +103,7 @@ struct http_request {
     struct str authorization;
     unsigned authorization_count;     /* 0, 1, or 2 for more than once */
     struct str forwarded_client_cert; /* X-Forwarded-Client-Cert; empty when it came more than once */
-    bool has_body;                    /* one comes behind the head: the handler may run in a later tick */
+    bool has_body;                    /* the handler may run in a later tick, when the body is complete */
     struct str body;                  /* whole, dechunked */
     const struct http_route *route;
     void *context;       /* what the route table was added with: the module's own state */
@@ -109,10 +112,9 @@ struct http_request {
     const struct sockaddr_storage *peer;
     struct trace trace;         /* from traceparent, or zeros: trace_id all zero means none came */
     const void *identity;       /* the gate's; lives as long as the request */
-    struct str idempotency_key; /* the door's; ptr NULL = none came, or the row has no policy */
-    void *door_memo;            /* the door's own */
+    struct str idempotency_key; /* the idempotency step's; ptr NULL = none came, or the row has no policy */
+    void *idempotency_memo;     /* the idempotency step's own; see on_idempotency_end */
     void *handler_data;         /* the handler's own, NULL at first: kept while the request is parked */
-    void *connection_memo;      /* the gate's per-connection slot, see http_server_config.on_connection_end */
     struct http_connection *connection;
 };
 
@@ -123,7 +125,7 @@ size_t http_request_header_count(const struct http_request *request, struct str 
  * BAD_REQUEST naming the field on a bad escape, invalid UTF-8 or %00. */
 enum status http_request_param(const struct http_request *request, const char *name, struct str *value,
                                struct error *error) MUST_CHECK;
-/* The query parameter `name`, decoded ('+' is a space); *found says whether it was there. The same name twice
+/* The query parameter `name`, decoded ('+' is a space); *found: it is there. The same name twice
  * is BAD_REQUEST. `raw` variants keep the escapes, for lists whose commas may be encoded. */
 enum status http_request_query(const struct http_request *request, struct str name, bool *found,
                                struct str *value, struct error *error) MUST_CHECK;
@@ -132,7 +134,7 @@ enum status http_request_query_raw(const struct http_request *request, struct st
 /* Decodes %xx (and '+' when plus_is_space) of `raw` into the arena; same failures as http_request_param(). */
 enum status http_percent_decode(struct str raw, bool plus_is_space, struct arena *arena, const char *field,
                                 struct str *out, struct error *error) MUST_CHECK;
-/* Every query parameter must be among `names` (NULL-terminated), else BAD_REQUEST naming the stranger. */
+/* Every query parameter must be among `names` (NULL-terminated), else BAD_REQUEST naming the unknown one. */
 enum status http_request_query_only(const struct http_request *request, const char *const *names,
                                     struct error *error) MUST_CHECK;
 /* The weight, 0 to 1000, that Accept gives to `type` ("application/x-ndjson") by name; a star does not count. */
@@ -164,7 +166,7 @@ enum http_source_state {
     HTTP_SOURCE_MORE,
     HTTP_SOURCE_END,
     HTTP_SOURCE_WAIT, /* until http_stream_wake() */
-    HTTP_SOURCE_FAIL, /* cut the connection, so that the reader can't take it for the end */
+    HTTP_SOURCE_FAIL, /* cut the connection, so that the reader does not mistake it for the end */
 };
 struct http_source {
     /* Appends about `room` bytes to `out`, which may hold other bytes already: append only. */
@@ -176,29 +178,30 @@ struct http_source {
 void http_send_stream(struct http_request *request, const struct http_response *response,
                       const struct http_source *source);
 
-/* ---- parking: the handler returns without an answer; later, on the loop, it is found again ---- */
+/* ---- parking: a step or handler returns without an answer; later, on the loop, it unparks the request ---- */
 typedef void http_timeout_fn(struct http_request *request, void *context);
-/* False when too much is parked: the request has then been answered 503. `on_timeout` must answer. A request
- * whose client went away is dropped silently: finding it gives NULL. */
+/* False when too many are parked: the request has then been answered 503. `on_timeout` must answer. A request
+ * whose client disconnects is dropped silently: unparking it gives NULL. */
 bool http_request_park(struct http_request *request, int64_t deadline_ns, http_timeout_fn *on_timeout,
                        void *context, struct loop_park_ref *ref);
-/* After parking: on_drop(request, context) is told when the client goes away meanwhile. It must not
+/* After parking: on_drop(request, context) is called when the client disconnects meanwhile. It must not
  * answer. */
 void http_request_on_drop(struct http_request *request, http_timeout_fn *on_drop);
-/* On the ref's loop: the request, now unparked and to be answered (or parked again), or NULL. */
+/* On the ref's loop: the request, now unparked and to be answered, parked again or (a step's) resumed; or NULL. */
 struct http_request *http_request_unpark(struct loop_park_ref ref);
-/* Wakes a stream that answered HTTP_SOURCE_WAIT; on its loop. The ref is taken after http_send_stream(); it
- * is no reference (generation 0) when the answer was not a stream after all: HEAD, or 503 because too many
- * are open. */
+/* After unparking: the step that parked it passes. */
+void http_request_resume(struct http_request *request);
+/* Wakes a stream that returned HTTP_SOURCE_WAIT; on its loop. The ref is taken after http_send_stream(); its
+ * generation is 0 when the answer is not a stream: HEAD, or 503 because too many are open. */
 struct loop_park_ref http_stream_ref(const struct http_request *request);
 void http_stream_wake(struct loop_park_ref ref);
-/* The same way: has its reader's socket taken all that it was given? Not from inside produce(). */
+/* On its loop, not from inside produce(): has the socket taken all that was produced? */
 bool http_stream_is_taken(struct loop_park_ref ref);
-/* The same way: cuts its connection now, whether or not the reader takes what it was given. */
+/* On its loop: cuts the connection now, with whatever is unsent. */
 void http_stream_cut(struct loop_park_ref ref);
 
-/* On a worker, instead of an answer: `handler` goes on with it on a thread of `pool`, by the same deadline; 503 where that
- * takes no more. For what waits for somebody else, so that the server's own workers need not. */
+/* On a worker, instead of an answer: `handler` continues on a thread of `pool`, by the same deadline; 503 where its
+ * queue is full. For handlers that wait long, so that the server's own workers do not. */
 void http_request_hand_on(struct http_request *request, struct worker_pool *pool, http_handler_fn *handler);
 
 /* ---- router ---- */
@@ -214,8 +217,6 @@ void http_router_each(const struct http_router *router, void (*fn)(const struct 
                       void *arg);
 
 /* ---- server ---- */
-typedef enum http_gate http_gate_fn(struct http_request *request, void *context);
-
 struct http_limits { /* C6; every one configurable */
     size_t body_bytes_max, target_bytes_max, header_bytes_max;
     unsigned header_count_max;
@@ -224,12 +225,12 @@ struct http_limits { /* C6; every one configurable */
     int64_t header_timeout_ms;  /* first byte to end of headers, total */
     int64_t body_timeout_ms;    /* without progress, or below body_rate_min */
     int64_t idle_timeout_ms;    /* keep-alive between requests */
-    int64_t write_timeout_ms;   /* a reader that takes less than write_rate_min for this long is cut off */
+    int64_t write_timeout_ms;   /* a reader slower than write_rate_min for this long is disconnected */
     int64_t deadline_ms;        /* default of routes' deadline_ms */
     size_t body_rate_min;       /* bytes a second, on average over body_timeout_ms */
     size_t write_rate_min;      /* the same for readers, over write_timeout_ms */
     size_t bodies_bytes_max;    /* of all bodies together; at least four times body_bytes_max */
-    size_t unsent_bytes_max;    /* of all answers that were not taken yet */
+    size_t unsent_bytes_max;    /* of all answers that clients have not read yet */
 };
 extern const struct http_limits http_limits_default;
 
@@ -238,25 +239,22 @@ struct http_server_config {
     struct worker_pool *workers; /* for HTTP_WORKER rows; may be NULL when there are none */
     const struct http_router *router;
     struct http_limits limits;
-    http_gate_fn *gate; /* NULL = everything passes */
+    http_step_fn *gate; /* NULL = everything passes */
     void *gate_context;
-    /* Asked once the body is whole, for rows with an idempotency policy: as the gate, and http_gate_resume() after PARKED
-     * goes on without asking again. Who passed, or was let in later, leaves: on the loop, once, when the request
-     * is answered or given up, and no worker has it any more. on_leave must not touch the answer. NULL = everything
-     * passes. */
-    http_gate_fn *door;
-    void (*on_leave)(struct http_request *request, void *context);
-    void *door_context;
-    /* Tells apart who may take at most half of bodies_bytes_max each, by a hash (tenants); NULL = nobody. On the loop, once
-     * the gate has passed. */
+    /* The step after the body, for POST rows with an idempotency policy; NULL = every request passes. When it has set
+     * request->idempotency_memo, on_idempotency_end is called once, on the loop: when the request is answered or dropped,
+     * and no worker holds it. It must not touch the answer. */
+    http_step_fn *idempotency;
+    void (*on_idempotency_end)(struct http_request *request, void *context);
+    void *idempotency_context;
+    /* A hash of the request's tenant, which may take at most half of bodies_bytes_max; NULL = no such limit. On the loop,
+     * after the gate. */
     uint64_t (*share_of)(const struct http_request *request);
-    void (*on_connection_end)(void *connection_memo,
-                              void *gate_context); /* frees a non-NULL memo; may be NULL */
 };
 struct http_server;
 enum status http_server_create(const struct http_server_config *config, struct http_server **server,
                                struct error *error) MUST_CHECK;
-/* Could this be listened on, by its form? CONFIG if not. */
+/* Is it HOST:PORT or [IPV6]:PORT? CONFIG if not. */
 enum status http_address_check(struct str address, struct error *error) MUST_CHECK;
 /* "127.0.0.1:8080", "[::1]:8080", "localhost:8080", port 0 = any free one. One SO_REUSEPORT listener per
  * loop. May be called for several addresses. */
@@ -267,11 +265,9 @@ unsigned http_server_port(const struct http_server *server); /* of the first add
  * on_drained(arg) runs on a loop when none is left or the deadline passed (then the rest is cut). */
 void http_server_drain(struct http_server *server, int64_t deadline_ns, void (*on_drained)(void *arg),
                        void *arg);
-/* After loop_group_stop() and before loop_group_destroy(): what is still open is closed without a word. What
- * workers and messages on their way still hold is freed when they are through. */
+/* After loop_group_stop() and before loop_group_destroy(): closes what is still open. What workers and messages
+ * on their way hold is freed when they are done. */
 void http_server_destroy(struct http_server *server);
-/* After HTTP_GATE_PARKED, the gate's, the door's or the row's own: unpark, then pass by this — or answer it and call nothing. */
-void http_gate_resume(struct http_request *request);
 /* Adopts a connected, non-blocking stream socket; on this loop. Tests and the fuzzer talk through a
  * socketpair. */
 void http_server_adopt(struct http_server *server, struct loop *loop, int fd);

@@ -4,13 +4,14 @@
  *
  * An idle connection is a small struct and nothing more. While bytes of a request are there it holds an
  * exchange, taken from its home's pool: the block the bytes were read into, the parser, the request, its
- * arena. Requests that are pipelined go through the same exchange one after the other. Output is gathered in
- * the home's one buffer while the connection runs; only what the socket did not take is kept by the
- * connection. */
+ * arena. Pipelined requests use the same exchange one after the other. Output is gathered in the home's one
+ * buffer while the connection runs; the connection keeps only what the socket did not take. */
 #ifndef FRESHET_HTTP_HTTP_INSIDE_H
 #define FRESHET_HTTP_HTTP_INSIDE_H
 
+#include <assert.h>
 #include <stdatomic.h>
+#include <sys/queue.h>
 
 #include "base/clock.h"
 #include "http/body.h"
@@ -21,7 +22,7 @@
 
 enum {
     HTTP_BLOCK_BYTES = 16 * 1024,            /* read at once, and so the bound of one connection's turn */
-    HTTP_BODY_ROOM_MIN = 4 * 1024,           /* behind a head, when its body is still to come */
+    HTTP_BODY_ROOM_MIN = 4 * 1024,           /* after a head whose body is still to come */
     HTTP_OUT_BYTES_MAX = 64 * 1024,          /* gathered answers past which they are written first */
     HTTP_SHARED_OUT_BYTES_MAX = 1024 * 1024, /* kept by a loop of the buffer it gathers them in */
     HTTP_DISCARD_BYTES_MAX = 64 * 1024,      /* of an unread body that is dropped to keep the connection */
@@ -35,28 +36,46 @@ enum {
     HTTP_BODY_SHARES = 64, /* of the memory of bodies: tenants, by a hash */
 };
 
+/* What a connection does. */
 enum http_state {
-    HTTP_STATE_HEAD,    /* reading a head; idle when no byte of one is there */
-    HTTP_STATE_GATE,    /* the gate has it */
-    HTTP_STATE_BODY,    /* reading the body for the handler */
-    HTTP_STATE_HANDLER, /* the door, the row's prepare, the handler, a worker or a parking place has it */
-    HTTP_STATE_STREAM,  /* its source is asked for more as the socket takes it */
+    HTTP_STATE_HEAD,    /* reads a head; idle when no byte of one is there */
+    HTTP_STATE_BODY,    /* reads the body of its request */
+    HTTP_STATE_BUSY,    /* its request has the turn: see enum http_progress */
     HTTP_STATE_DISCARD, /* answered; the rest of the body is read and dropped */
     HTTP_STATE_FLUSH,   /* the last answer is leaving */
-    HTTP_STATE_LINGER,  /* our side is shut; what still comes is read, lest a reset eats the answer */
+    HTTP_STATE_LINGER,  /* our side is shut; input is read and dropped, since a reset would destroy the answer */
     HTTP_STATE_DEAD,    /* closed; the struct waits for the end of the tick, or for a worker */
 };
 
-/* Within HTTP_STATE_HANDLER: who has it, and so where http_gate_resume() leads. */
-enum http_stage {
-    HTTP_STAGE_DOOR,
-    HTTP_STAGE_PREPARE, /* the row's; its deadline runs */
-    HTTP_STAGE_HANDLER,
+/* How far a request is. http_exchange_move() is the only writer.
+ *
+ *     READING ─▶ RUNNING ─▶ ANSWERED ─▶ READING          within one turn, where no step waits
+ *                 │   ▲
+ *                 ├─▶ PARKED ─▶ RUNNING                   unparked, or its time is up
+ *                 ├─▶ RESUMED ─▶ RUNNING                  the step passes, at the end of the tick
+ *                 ├─▶ WORKER ─▶ RUNNING                   returned; its recorded answer is sent
+ *                 └─▶ STREAMING ⇄ STREAM_WAITS ─▶ ANSWERED
+ *
+ * A dropped request goes to READING from every state but WORKER: the worker must return first. The worker reads the
+ * state (http_send*() records there), so the loop does not change it meanwhile. */
+enum http_progress {
+    HTTP_READING, /* its head */
+    HTTP_RUNNING, /* a step has it, on the loop, or its body is being read */
+    HTTP_PARKED,
+    HTTP_RESUMED, /* its step passed after parking; its turn is at the end of the tick */
+    HTTP_ON_WORKER,
+    HTTP_ANSWERED,      /* from here on: the answer's head is written */
+    HTTP_STREAMING,     /* the source is asked as the socket takes what it gave */
+    HTTP_STREAM_ENDING, /* the same until the source waits; then the answer ends */
+    HTTP_STREAM_WAITS,  /* the source waits for http_stream_wake() */
+    HTTP_PROGRESSES,
 };
+
+enum http_recorded_kind { HTTP_RECORDED_NOTHING, HTTP_RECORDED_WHOLE, HTTP_RECORDED_STREAM };
 
 /* An answer given on a worker thread, kept in the request's arena until the loop sends it. */
 struct http_recorded {
-    bool is_there, is_stream;
+    enum http_recorded_kind kind;
     struct http_response response;
     struct http_source source;
 };
@@ -64,12 +83,12 @@ struct http_recorded {
 /*   block                    start            end              block_bytes
  *    | head being handled ... | not yet parsed | free            |
  *
- * head_end is where the head ended: bytes of its body are read to there, again and again. */
+ * head_end is where the head ended: each piece of its body is read to there. */
 struct http_exchange {
     struct http_request request; /* first: a request is its exchange */
     struct http_connection *connection;
     struct http_home *home;
-    struct http_exchange *next_spare;
+    SLIST_ENTRY(http_exchange) spare;
 
     char *block;
     size_t block_bytes, start, end, head_end;
@@ -81,18 +100,15 @@ struct http_exchange {
     struct buf body_bytes; /* a body that did not come whole with its head; budget.c frees it */
     size_t body_charged;
     unsigned body_share;
-    int64_t
-        body_since_ns; /* the window in which the least rate is looked for, and where the body stood then */
-    uint64_t body_before;
+    int64_t body_since_ns; /* the window in which the least rate is checked */
+    uint64_t body_before;  /* received at its beginning */
     struct arena arena;
 
     struct http_entry *entry; /* the router's, or the server's for requests without a route */
     int64_t started_ns;
-    bool is_late;     /* was off the loop: its time is taken when it is answered */
-    bool gate_passed; /* by http_gate_resume() */
-    bool is_inside;   /* passed the door, and has not left */
-    enum http_stage stage;
-    bool answered;      /* head written */
+    enum http_progress progress;
+    unsigned step;      /* of the array in dispatch.c */
+    bool is_late;       /* was off the loop: its duration is measured when it is answered */
     bool framing_lost;  /* where the next request begins is not known */
     bool closes;        /* the connection ends with this answer */
     uint64_t discarded; /* of the unread body */
@@ -102,16 +118,13 @@ struct http_exchange {
     void *park_context;
 
     struct worker_job job;
-    int64_t deadline_ns;           /* of preparing and of the job; 0 = it does not run yet */
-    http_handler_fn *handler;      /* what runs */
-    struct worker_pool *next_pool; /* where what runs then is to run; NULL = it ends here */
-    bool on_worker;                /* from submit to done: http_send*() records */
-    bool abandoned;                /* its connection no longer waits for it */
+    int64_t deadline_ns;           /* of prepare and the worker's run; 0 = not counted yet */
+    http_handler_fn *handler;      /* which runs */
+    struct worker_pool *next_pool; /* of the handler that http_request_hand_on() named; NULL = none */
     struct http_recorded recorded;
 
     struct http_source source;
-    bool has_source, source_waits, is_chunked;
-    bool ends_early;      /* when its source waits next */
+    bool is_chunked;
     uint64_t source_left; /* of a content_length */
 };
 
@@ -119,28 +132,27 @@ struct http_connection {
     struct loop_io io; /* first: the loop hands it back */
     struct http_home *home;
     struct http_exchange *exchange;
-    struct http_connection *previous, *next; /* in the home's list */
+    LIST_ENTRY(http_connection) entry; /* of the home's list */
     enum http_state state;
     unsigned refs;      /* itself, and each worker that still holds a request of it */
-    bool running;       /* in a turn: answers are followed up by it */
+    bool running;       /* in a turn, which follows up on answers */
     bool saw_end;       /* the client sent its last byte */
-    bool wants_turn;    /* has more to do although no event will tell */
-    bool may_be_unread; /* at the end: the client may have sent what nobody read */
+    bool wants_turn;    /* has more to do, without another event */
+    bool may_be_unread; /* at the end: the client may have sent bytes that were not read */
     struct loop_tick tick;
-    struct loop_timer timer; /* lazy: fires at or before deadline_ns, then looks again */
+    struct loop_timer timer; /* lazy: fires at or before deadline_ns, then checks again */
     int64_t deadline_ns;
     int64_t state_since_ns, progress_ns;
     uint64_t lingered_bytes;
-    struct buf own_out, *out; /* out: own_out, or the home's while running with nothing left over */
+    struct buf own_out, *out; /* out: own_out, or the home's while running with own_out empty */
     /* of what the socket did not take */
-    bool is_behind; /* its client is to read before it goes on, since the end of an earlier turn */
+    bool is_behind; /* its client has to read before it goes on, since the end of an earlier turn */
     bool is_unsent; /* own_out was not empty then: in the home's list */
-    struct http_connection *unsent_previous, *unsent_next;
+    TAILQ_ENTRY(http_connection) unsent;
     size_t unsent_charged;
-    uint64_t sent_bytes, seen_sent_bytes; /* to the socket; when its place in the list was last looked at */
-    int64_t reading_since_ns;             /* the window in which the least rate is looked for */
-    uint64_t reading_before;              /* what the client had read then */
-    void *memo;
+    uint64_t sent_bytes, seen_sent_bytes; /* to the socket; when its place in the list was last checked */
+    int64_t reading_since_ns;             /* the window in which the least rate is checked */
+    uint64_t reading_before;              /* read by the client at its beginning */
     struct sockaddr_storage peer;
 };
 
@@ -167,21 +179,21 @@ struct http_home {
     struct http_server *server;
     struct loop *loop;
     struct buf out;
-    struct http_exchange *spares;
+    SLIST_HEAD(, http_exchange) spares;
     unsigned spare_count;
-    struct http_connection *connections;
+    LIST_HEAD(, http_connection) connections;
     size_t connection_count;
     struct http_tally tally;
     char date_line[CLOCK_HTTP_DATE_BYTES + 8]; /* "Date: …\r\n" */
     size_t date_line_len;
     int64_t date_until_ns;
-    struct http_connection *unsent_first, *unsent_last;
+    TAILQ_HEAD(, http_connection) unsent; /* the first has waited for its client longest */
     size_t unsent_bytes;
     struct loop_timer trim_timer;
-    struct http_listener *listeners;
+    SLIST_HEAD(, http_listener) listeners;
     bool draining, drained;
     struct loop_timer drain_timer;
-    char scratch[HTTP_BLOCK_BYTES]; /* for bytes nobody wants */
+    char scratch[HTTP_BLOCK_BYTES]; /* for bytes that are read and dropped */
 };
 
 struct http_server {
@@ -192,9 +204,8 @@ struct http_server {
     atomic_uint refs; /* its owner, each worker that holds a request, each message on its way to a loop */
     bool is_destroyed;
     atomic_uint connection_count;
-    struct http_listener *listeners;
     unsigned port;
-    struct http_entry *unmatched; /* counts what has no route */
+    struct http_entry *unmatched; /* counts requests without a route */
     struct metric_series *connections_gauge, *parse_errors;
     struct http_budget budget;
     atomic_uint homes_left; /* to drain */
@@ -209,17 +220,26 @@ static inline struct http_exchange *http_exchange_of(struct http_request *reques
 }
 
 /* exchange.c */
+extern const uint16_t http_progress_next[HTTP_PROGRESSES]; /* bits of what may follow */
+
+static inline void http_exchange_move(struct http_exchange *exchange, enum http_progress progress)
+{
+    assert(http_progress_next[exchange->progress] & 1u << progress);
+    exchange->progress = progress;
+}
+
 struct http_exchange *http_exchange_acquire(struct http_connection *connection);
 void http_exchange_release(struct http_exchange *exchange);
 void http_exchange_destroy(struct http_exchange *exchange);
 void http_exchange_next(struct http_exchange *exchange); /* forgets the request, keeps the unparsed bytes */
-/* Gives back what only its request needed, while a stream without end waits. */
+/* Frees what only its request needed, while a stream without end waits. */
 void http_exchange_slim(struct http_exchange *exchange);
 /* Makes room to read into: moves or grows what may still move. Returns how much there is. */
 size_t http_exchange_make_room(struct http_exchange *exchange, bool head_is_fixed);
-void http_exchange_make_body_room(struct http_exchange *exchange); /* behind a head that is complete */
+void http_exchange_make_body_room(struct http_exchange *exchange); /* after a head that is complete */
 void http_exchange_fill_request(struct http_exchange *exchange);
-void http_exchange_blank_request(struct http_exchange *exchange); /* for answering a head that is not valid */
+void http_exchange_blank_request(struct http_exchange *exchange); /* for answering an invalid head */
+struct str http_exchange_field(const struct http_exchange *exchange, enum http_field field); /* the first */
 void http_exchange_unpark(struct http_exchange *exchange);
 
 /* connection.c: life, input and output */
@@ -227,36 +247,40 @@ void http_connection_open(struct http_home *home, int fd, const struct sockaddr_
 void http_connection_move(struct http_connection *connection, enum http_state state);
 void http_connection_resume(
     struct http_connection *connection); /* a turn at the end of this tick, unless in one */
-void http_connection_drop(struct http_connection *connection); /* closes now; whatever it held is let go */
-/* The same by a reset: what was sent must not look complete, and the system need not keep what the client does not read. */
+void http_connection_drop(struct http_connection *connection); /* closes now, and drops its request */
+/* The same by a reset: what was sent must not look complete, and the system drops what the client does not read. */
 void http_connection_cut(struct http_connection *connection);
 void http_connection_unref(struct http_connection *connection);
 /* Answers without a request (408, 503, a worker that is too late), then closes. */
 void http_connection_fail(struct http_connection *connection, enum status status);
-/* No further request: what is to be sent is sent, then it ends. The exchange is let go. */
+/* No further request: the output is sent, then the connection ends. Its request is dropped. */
 void http_connection_finish(struct http_connection *connection, bool may_be_unread);
-void http_connection_let_go(struct http_connection *connection); /* of its exchange */
 
 /* deadline.c */
 void http_deadline_set(struct http_connection *connection); /* after a turn: the one of its state */
-/* What it sends is not taken at once: from now on its client must read at the least rate. */
+/* The socket did not take everything: from now on the client must read at the least rate. */
 void http_deadline_begin_reading(struct http_connection *connection);
 
-/* dispatch.c: one step of a request's way; true when there may be another with what is there */
+/* dispatch.c: a request's way; true when there may be more to do with what is there */
 bool http_dispatch_step(struct http_connection *connection);
-void http_exchange_leave(struct http_exchange *exchange); /* tells the door, if it is inside */
+void http_dispatch_end_key(struct http_exchange *exchange); /* ends the idempotency step's hold, if there is one */
 
-/* answer.c */
-void http_answer_finish(struct http_exchange *exchange, int status); /* after its head was written */
-/* Puts status line, fields and the empty line, deciding whether the connection lives on. length -1 =
+/* response.c */
+void http_answer_finish(struct http_exchange *exchange, int status,
+                        enum http_progress progress); /* after its head was written */
+/* Puts status line, fields and the empty line, deciding whether the connection stays open. length -1 =
  * stream. */
 void http_answer_put_head(struct http_exchange *exchange, const struct http_response *response,
                           int64_t length);
 bool http_answer_has_body(const struct http_exchange *exchange, int status);
+/* On a worker: copies head fields into the request's arena. */
+struct http_recorded *http_answer_record(struct http_exchange *exchange, const struct http_response *response,
+                                         enum http_recorded_kind kind);
 
-/* work.c */
+/* off_loop.c */
 void http_work_set_deadline(struct http_exchange *exchange); /* the row's, from now, unless it runs already */
 void http_work_submit(struct http_exchange *exchange);
+
 /* stream.c */
 bool http_stream_pump(
     struct http_connection *connection); /* false when it waits for the socket or its source */
@@ -273,7 +297,7 @@ bool http_budget_charge_body(struct http_exchange *exchange); /* after it grew; 
 void http_budget_free_body(struct http_exchange *exchange);
 /* At the end of a turn: own_out is not empty. May cut other connections. */
 void http_budget_keep_unsent(struct http_connection *connection, bool has_progress);
-void http_budget_free_unsent(struct http_connection *connection); /* own_out, whatever is in it */
+void http_budget_free_unsent(struct http_connection *connection); /* own_out, with whatever is in it */
 
 /* tally.c */
 void http_tally_count(struct http_exchange *exchange, int status);
@@ -281,10 +305,12 @@ void http_tally_count_unmatched(struct http_home *home, int status);
 void http_tally_flush(struct http_home *home);
 void http_tally_register(struct http_server *server);
 
-/* drain.c */
-void http_drain_check(struct http_home *home); /* a connection less */
+/* listener.c */
+void http_listener_close_all(struct http_home *home); /* on its loop */
+void http_listener_free_all(struct http_home *home);
 
 /* server.c */
+void http_drain_check(struct http_home *home); /* after a connection ended */
 struct str http_home_date_line(struct http_home *home);
 void http_server_unref(struct http_server *server);
 /* Runs fn(loop, server) on every loop, and keeps the server until all have. */

@@ -1,10 +1,7 @@
 /* Listeners: one SO_REUSEPORT socket per loop and address, accepting in bounded batches.
  *
- * Over the connection cap a client is accepted, told 503 and closed; a small number of such can wait for
- * their answer to be read. Past that they are closed at once. Without descriptors accepting pauses for a
- * moment. */
-#include "http/listener.h"
-
+ * Over the connection limit a client is accepted, answered 503 and closed; a bounded number of them may take their
+ * time to read it, more are closed at once. Without free descriptors accepting pauses for PAUSE_MS. */
 #include <errno.h>
 #include <netdb.h>
 #include <netinet/tcp.h>
@@ -15,6 +12,7 @@
 
 #include "base/log.h"
 #include "base/memory.h"
+#include "http/http_inside.h"
 
 #define BACKLOG 4096
 #define ACCEPTS_PER_TURN 64
@@ -23,9 +21,8 @@
 struct http_listener {
     struct loop_io io; /* first */
     struct http_home *home;
-    struct http_listener *next;        /* of its home */
-    struct http_listener *next_of_all; /* of the server */
-    struct loop_timer timer;           /* ends a pause */
+    SLIST_ENTRY(http_listener) entry;
+    struct loop_timer timer; /* ends a pause */
     bool is_open, is_watched, is_paused;
 };
 
@@ -50,7 +47,7 @@ static void pause_accepting(struct http_listener *listener, int why)
     loop_timer_start(loop, &listener->timer, loop_now_ns(loop) + PAUSE_MS * CLOCK_NS_PER_MS, on_pause_over);
 }
 
-static void welcome(struct http_home *home, int fd, const struct sockaddr_storage *peer)
+static void open_connection(struct http_home *home, int fd, const struct sockaddr_storage *peer)
 {
     struct http_server *server = home->server;
     unsigned max = server->config.limits.connections_max;
@@ -74,7 +71,7 @@ static void accept_waiting(struct http_listener *listener, int max)
         int fd = accept4(listener->io.fd, (struct sockaddr *)&peer, &peer_len, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd >= 0) {
             listener->is_paused = false;
-            welcome(listener->home, fd, &peer);
+            open_connection(listener->home, fd, &peer);
             continue;
         }
         if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
@@ -96,7 +93,8 @@ static void start_on_loop(struct loop *loop, void *arg)
     struct http_home *home = server->homes[loop_index(loop)];
     struct error error;
 
-    for (struct http_listener *listener = home->listeners; listener; listener = listener->next) {
+    struct http_listener *listener;
+    SLIST_FOREACH (listener, &home->listeners, entry) {
         if (listener->is_watched || !listener->is_open || server->is_destroyed)
             continue;
         listener->is_watched = true;
@@ -109,7 +107,9 @@ static void start_on_loop(struct loop *loop, void *arg)
 
 void http_listener_close_all(struct http_home *home)
 {
-    for (struct http_listener *listener = home->listeners; listener; listener = listener->next) {
+    struct http_listener *listener;
+
+    SLIST_FOREACH (listener, &home->listeners, entry) {
         if (!listener->is_open)
             continue;
         listener->is_open = false;
@@ -122,10 +122,11 @@ void http_listener_close_all(struct http_home *home)
     }
 }
 
-void http_listener_destroy_all(struct http_server *server)
+void http_listener_free_all(struct http_home *home)
 {
-    for (struct http_listener *listener = server->listeners, *next; listener; listener = next) {
-        next = listener->next_of_all;
+    while (!SLIST_EMPTY(&home->listeners)) {
+        struct http_listener *listener = SLIST_FIRST(&home->listeners);
+        SLIST_REMOVE_HEAD(&home->listeners, entry);
         free(listener);
     }
 }
@@ -168,7 +169,7 @@ static int open_socket(const struct sockaddr *address, socklen_t len)
     return -1;
 }
 
-/* SO_REUSEPORT would let a second process in beside the first, each taking half of the clients. So a socket without it
+/* With SO_REUSEPORT a second process could listen on the same address and take half of the clients. So a socket without it
  * tries first. */
 static bool is_taken(const struct sockaddr *address, socklen_t len)
 {
@@ -197,13 +198,10 @@ static void add_listener(struct http_home *home, int fd)
     listener->home = home;
     listener->io.fd = fd;
     listener->is_open = true;
-    listener->next = home->listeners;
-    home->listeners = listener;
-    listener->next_of_all = home->server->listeners;
-    home->server->listeners = listener;
+    SLIST_INSERT_HEAD(&home->listeners, listener, entry);
 }
 
-/* A socket per loop; the first one settles which port "any" is. */
+/* A socket per loop; the first one decides which port "any" is. */
 static enum status open_all(struct http_server *server, struct sockaddr_storage *address, socklen_t len,
                             int *fds)
 {

@@ -1,9 +1,15 @@
-/* The server: its homes, one per loop, and what they share. */
+/* The server: its homes, one per loop, what they share, and how it stops.
+ *
+ * The graceful stop (C7): each loop closes its listeners and idle connections and lets requests in flight be answered; the
+ * last loop to be empty reports it. A request that was sent and not read yet is in flight too, even on a connection that
+ * was not accepted yet. At the deadline unanswered requests get 503; what has not left LAST_ANSWER_MS later is cut. */
 #include <stdlib.h>
+#include <sys/socket.h>
 
 #include "base/memory.h"
 #include "http/http_inside.h"
-#include "http/listener.h"
+
+enum { LAST_ANSWER_MS = 500 }; /* for the 503 to leave and the client to close */
 
 const struct http_limits http_limits_default = {
     .body_bytes_max = (size_t)8 * 1024 * 1024,
@@ -39,16 +45,7 @@ struct str http_home_date_line(struct http_home *home)
     return str_of(home->date_line, home->date_line_len);
 }
 
-static struct http_home *create_home(struct http_server *server, struct loop *loop)
-{
-    struct http_home *home = memory_zalloc(sizeof *home);
-
-    home->server = server;
-    home->loop = loop;
-    return home;
-}
-
-static enum status check(const struct http_server_config *config, struct error *error)
+static enum status check_config(const struct http_server_config *config, struct error *error)
 {
     const struct http_limits *limits = &config->limits;
 
@@ -64,7 +61,7 @@ static enum status check(const struct http_server_config *config, struct error *
 enum status http_server_create(const struct http_server_config *config, struct http_server **server,
                                struct error *error)
 {
-    enum status status = check(config, error);
+    enum status status = check_config(config, error);
 
     if (status != STATUS_OK)
         return status;
@@ -82,8 +79,12 @@ enum status http_server_create(const struct http_server_config *config, struct h
     http_budget_register(&made->budget);
     made->home_count = loop_group_count(config->group);
     made->homes = memory_alloc(made->home_count * sizeof(struct http_home *));
-    for (unsigned i = 0; i < made->home_count; i++)
-        made->homes[i] = create_home(made, loop_group_loop(config->group, i));
+    for (unsigned i = 0; i < made->home_count; i++) {
+        made->homes[i] = memory_zalloc(sizeof *made->homes[i]);
+        made->homes[i]->server = made;
+        made->homes[i]->loop = loop_group_loop(config->group, i);
+        TAILQ_INIT(&made->homes[i]->unsent);
+    }
     *server = made;
     return STATUS_OK;
 }
@@ -103,11 +104,12 @@ void http_server_adopt(struct http_server *server, struct loop *loop, int fd)
 
 static void free_home(struct http_home *home)
 {
-    while (home->spares) {
-        struct http_exchange *exchange = home->spares;
-        home->spares = exchange->next_spare;
+    while (!SLIST_EMPTY(&home->spares)) {
+        struct http_exchange *exchange = SLIST_FIRST(&home->spares);
+        SLIST_REMOVE_HEAD(&home->spares, spare);
         http_exchange_destroy(exchange);
     }
+    http_listener_free_all(home);
     buf_deinit(&home->out);
     free(home);
 }
@@ -116,7 +118,6 @@ void http_server_unref(struct http_server *server)
 {
     if (atomic_fetch_sub(&server->refs, 1) > 1)
         return;
-    http_listener_destroy_all(server);
     for (unsigned i = 0; i < server->home_count; i++)
         free_home(server->homes[i]);
     free(server->homes);
@@ -135,12 +136,128 @@ void http_server_destroy(struct http_server *server)
     server->is_destroyed = true;
     for (unsigned i = 0; i < server->home_count; i++) {
         struct http_home *home = server->homes[i];
-        home->drained = true; /* nobody waits to hear it */
+        home->drained = true; /* on_drained is not called any more */
         loop_timer_stop(home->loop, &home->drain_timer);
         loop_timer_stop(home->loop, &home->trim_timer);
         http_listener_close_all(home);
-        while (home->connections)
-            http_connection_drop(home->connections);
+        while (!LIST_EMPTY(&home->connections))
+            http_connection_drop(LIST_FIRST(&home->connections));
     }
     http_server_unref(server);
+}
+
+/* ---- the graceful stop ---- */
+
+void http_drain_check(struct http_home *home)
+{
+    struct http_server *server = home->server;
+
+    if (!home->draining || home->drained || home->connection_count > 0)
+        return;
+    home->drained = true;
+    loop_timer_stop(home->loop, &home->drain_timer);
+    if (atomic_fetch_sub(&server->homes_left, 1) == 1 && server->on_drained)
+        server->on_drained(server->drained_arg);
+}
+
+static struct http_home *home_of_timer(struct loop_timer *timer)
+{
+    return (struct http_home *)((char *)timer - offsetof(struct http_home, drain_timer));
+}
+
+static void on_last_answer_sent(struct loop_timer *timer)
+{
+    struct http_home *home = home_of_timer(timer);
+
+    while (!LIST_EMPTY(&home->connections))
+        http_connection_drop(LIST_FIRST(&home->connections));
+}
+
+/* Does it have a request whose answer has not begun? */
+static bool is_unanswered(const struct http_connection *connection)
+{
+    switch (connection->state) {
+    case HTTP_STATE_HEAD: return connection->exchange != NULL;
+    case HTTP_STATE_BODY: return true;
+    case HTTP_STATE_BUSY: return connection->exchange->progress < HTTP_ANSWERED;
+    case HTTP_STATE_DISCARD:
+    case HTTP_STATE_FLUSH:
+    case HTTP_STATE_LINGER:
+    case HTTP_STATE_DEAD: break;
+    }
+    return false;
+}
+
+static bool is_leaving(const struct http_connection *connection)
+{
+    return connection->state == HTTP_STATE_FLUSH || connection->state == HTTP_STATE_LINGER ||
+           (connection->exchange && connection->exchange->progress == HTTP_ANSWERED);
+}
+
+static void on_deadline(struct loop_timer *timer)
+{
+    struct http_home *home = home_of_timer(timer);
+
+    for (struct http_connection *connection = LIST_FIRST(&home->connections), *next; connection;
+         connection = next) {
+        next = LIST_NEXT(connection, entry);
+        if (is_unanswered(connection))
+            http_connection_fail(connection, STATUS_UNAVAILABLE);
+        else if (!is_leaving(connection))
+            http_connection_drop(connection);
+    }
+    if (!LIST_EMPTY(&home->connections))
+        loop_timer_start(home->loop, timer, loop_now_ns(home->loop) + LAST_ANSWER_MS * CLOCK_NS_PER_MS,
+                         on_last_answer_sent);
+}
+
+/* A request that has arrived, but was not read yet, is in flight. */
+static bool is_idle(const struct http_connection *connection)
+{
+    char byte;
+    return connection->state == HTTP_STATE_HEAD && !connection->exchange &&
+           buf_len(&connection->own_out) == 0 &&
+           recv(connection->io.fd, &byte, sizeof byte, MSG_PEEK | MSG_DONTWAIT) <= 0;
+}
+
+/* A stream that never ends by itself. */
+static bool is_endless(const struct http_connection *connection)
+{
+    return connection->state == HTTP_STATE_BUSY && connection->exchange->progress > HTTP_ANSWERED &&
+           connection->exchange->request.route->kind == HTTP_STREAM;
+}
+
+static void drain_on_loop(struct loop *loop, void *arg)
+{
+    struct http_server *server = arg;
+    struct http_home *home = server->homes[loop_index(loop)];
+
+    if (home->draining || server->is_destroyed) {
+        http_server_unref(server);
+        return;
+    }
+    http_listener_close_all(home);
+    for (struct http_connection *connection = LIST_FIRST(&home->connections), *next; connection;
+         connection = next) {
+        next = LIST_NEXT(connection, entry);
+        if (is_idle(connection))
+            http_connection_drop(connection);
+        else if (is_endless(connection))
+            http_stream_end_early(connection);
+    }
+    home->draining = true;
+    if (server->drain_deadline_ns != CLOCK_NEVER)
+        loop_timer_start(loop, &home->drain_timer, server->drain_deadline_ns, on_deadline);
+    http_drain_check(home);
+    http_server_unref(server);
+}
+
+void http_server_drain(struct http_server *server, int64_t deadline_ns, void (*on_drained)(void *arg),
+                       void *arg)
+{
+    server->drain_deadline_ns = deadline_ns;
+    server->on_drained = on_drained;
+    server->drained_arg = arg;
+    atomic_store(&server->homes_left, server->home_count);
+    http_server_broadcast(server, drain_on_loop);
 }

@@ -1,18 +1,15 @@
-/* Streamed answers: the source is asked for more only while the socket takes what it gave, so that a stream
- * of any length holds one buffer of about HTTP_STREAM_ROOM_BYTES, and one that waits holds none. */
-#include <assert.h>
+/* Streamed answers: the source is asked for more only while the socket takes its output, so that a stream of any
+ * length holds one buffer of about HTTP_STREAM_ROOM_BYTES, and one that waits holds none. */
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
 #include "http/http_inside.h"
 
-/* A chunk's size is written behind its content: eight digits are always enough, and leading zeros are
- * allowed. */
+/* A chunk's size is filled in after its content: eight digits are always enough, leading zeros are allowed. */
 #define CHUNK_HEAD_BYTES 10 /* "0000ffff\r\n" */
 
-/* What a reader does not take waits here, not in the kernel, which would keep megabytes of it for each and hide for as long
- * that it is slow. */
+/* Unread output waits here, not in the kernel, which would hold megabytes of it per reader and hide that it is slow. */
 static void limit_unsent(const struct http_connection *connection)
 {
     int bytes = HTTP_STREAM_ROOM_BYTES;
@@ -26,33 +23,10 @@ static void on_never(void *owner)
 
 void http_stream_release(struct http_exchange *exchange)
 {
-    if (!exchange->has_source)
+    if (exchange->progress <= HTTP_ANSWERED)
         return;
-    exchange->has_source = false;
+    http_exchange_move(exchange, HTTP_ANSWERED);
     exchange->source.release(exchange->source.context);
-}
-
-static void record(struct http_exchange *exchange, const struct http_response *response,
-                   const struct http_source *source)
-{
-    struct http_recorded *recorded = &exchange->recorded;
-
-    assert(!recorded->is_there);
-    recorded->response = *response;
-    recorded->response.content_type = arena_str(&exchange->arena, response->content_type);
-    recorded->response.headers = arena_str(&exchange->arena, response->headers);
-    recorded->source = *source;
-    recorded->is_stream = true;
-    recorded->is_there = true;
-}
-
-/* HTTP/1.0 knows no chunks: without a length the end of the connection is the end of the body. */
-static void choose_framing(struct http_exchange *exchange, int64_t content_length)
-{
-    exchange->source_left = content_length >= 0 ? (uint64_t)content_length : 0;
-    exchange->is_chunked = content_length < 0 && exchange->request.minor_version == 1;
-    if (content_length < 0 && !exchange->is_chunked)
-        exchange->closes = true;
 }
 
 void http_send_stream(struct http_request *request, const struct http_response *response,
@@ -60,11 +34,10 @@ void http_send_stream(struct http_request *request, const struct http_response *
 {
     struct http_exchange *exchange = http_exchange_of(request);
 
-    if (exchange->on_worker) {
-        record(exchange, response, source);
+    if (exchange->progress == HTTP_ON_WORKER) {
+        http_answer_record(exchange, response, HTTP_RECORDED_STREAM)->source = *source;
         return;
     }
-    assert(!exchange->answered);
     bool has_body = http_answer_has_body(exchange, response->status);
     bool is_too_late =
         exchange->home->draining && request->route->kind == HTTP_STREAM; /* it would never end */
@@ -77,29 +50,31 @@ void http_send_stream(struct http_request *request, const struct http_response *
     }
     if (request->route->kind == HTTP_STREAM)
         limit_unsent(exchange->connection);
-    choose_framing(exchange, source->content_length);
-    http_answer_put_head(exchange, response, source->content_length);
+    bool has_length = source->content_length >= 0;
     exchange->source = *source;
-    exchange->source_waits = false;
-    exchange->has_source = true;
+    exchange->source_left = has_length ? (uint64_t)source->content_length : 0;
+    exchange->is_chunked = !has_length && request->minor_version == 1;
+    if (!has_length && !exchange->is_chunked)
+        exchange->closes = true; /* HTTP/1.0: the end of the connection is the end of the body */
+    http_answer_put_head(exchange, response, source->content_length);
+    http_answer_finish(exchange, response->status, has_body ? HTTP_STREAMING : HTTP_ANSWERED);
     if (!has_body)
-        http_stream_release(exchange);
-    http_answer_finish(exchange, response->status);
+        source->release(source->context);
 }
 
 struct loop_park_ref http_stream_ref(const struct http_request *request)
 {
     const struct http_exchange *exchange = (const struct http_exchange *)request;
-    return exchange->has_source ? exchange->park : (struct loop_park_ref){0};
+    return exchange->progress > HTTP_ANSWERED ? exchange->park : (struct loop_park_ref){0};
 }
 
 void http_stream_wake(struct loop_park_ref ref)
 {
     struct http_exchange *exchange = loop_park_peek(ref);
 
-    if (!exchange || !exchange->source_waits)
+    if (!exchange || exchange->progress != HTTP_STREAM_WAITS)
         return;
-    exchange->source_waits = false;
+    http_exchange_move(exchange, HTTP_STREAMING);
     http_connection_resume(exchange->connection);
 }
 
@@ -121,7 +96,7 @@ static void put_chunk_head(char *at, size_t len)
     *at = '\n';
 }
 
-/* Asks the source once, framing what it gave. */
+/* Asks the source once and frames its output. */
 static enum http_source_state produce(struct http_exchange *exchange, struct buf *out)
 {
     size_t before = buf_len(out);
@@ -145,8 +120,8 @@ static enum http_source_state produce(struct http_exchange *exchange, struct buf
     return state;
 }
 
-/* Without a length or chunks only a reset tells the reader that this was not the end. */
-static bool cut(struct http_connection *connection)
+/* Without a length or chunks only a reset shows the reader that the answer is incomplete. */
+static bool cut_stream(struct http_connection *connection)
 {
     const struct http_exchange *exchange = connection->exchange;
 
@@ -162,21 +137,21 @@ void http_stream_cut(struct loop_park_ref ref)
     const struct http_exchange *exchange = loop_park_peek(ref);
 
     if (exchange)
-        (void)cut(exchange->connection);
+        (void)cut_stream(exchange->connection);
 }
 
-static bool end(struct http_connection *connection)
+static bool end_stream(struct http_connection *connection)
 {
     struct http_exchange *exchange = connection->exchange;
 
     if (exchange->is_chunked)
         buf_put_str(connection->out, STR("0\r\n\r\n"));
     http_stream_release(exchange);
-    http_connection_move(connection, HTTP_STATE_HANDLER); /* answered, as any other from here */
     return true;
 }
 
-static bool broke_promise(const struct http_exchange *exchange, uint64_t left_before, bool is_end)
+/* More than its content_length, or less at the end. */
+static bool broke_length(const struct http_exchange *exchange, uint64_t left_before, bool is_end)
 {
     if (exchange->source.content_length < 0)
         return false;
@@ -186,29 +161,29 @@ static bool broke_promise(const struct http_exchange *exchange, uint64_t left_be
 bool http_stream_pump(struct http_connection *connection)
 {
     struct http_exchange *exchange = connection->exchange;
+    bool ends_early = exchange->progress == HTTP_STREAM_ENDING;
     uint64_t left_before = exchange->source_left;
 
-    if (exchange->source_waits)
-        return false;
-    exchange->source_waits = true; /* a wake from inside produce() must count */
+    http_exchange_move(exchange, HTTP_STREAM_WAITS); /* before produce(): it may wake the stream */
     enum http_source_state state = produce(exchange, connection->out);
-    if (state == HTTP_SOURCE_FAIL || broke_promise(exchange, left_before, state == HTTP_SOURCE_END))
-        return cut(connection);
-    if (state == HTTP_SOURCE_WAIT && exchange->ends_early)
-        return end(connection);
-    if (state == HTTP_SOURCE_WAIT && exchange->source_waits) {
+    if (state == HTTP_SOURCE_FAIL || broke_length(exchange, left_before, state == HTTP_SOURCE_END))
+        return cut_stream(connection);
+    if (state == HTTP_SOURCE_END || (state == HTTP_SOURCE_WAIT && ends_early))
+        return end_stream(connection);
+    if (state == HTTP_SOURCE_WAIT && exchange->progress == HTTP_STREAM_WAITS) {
         if (exchange->request.route->kind == HTTP_STREAM)
             http_exchange_slim(exchange);
         return false;
     }
-    if (state == HTTP_SOURCE_WAIT)
-        return true;
-    exchange->source_waits = false;
-    return state == HTTP_SOURCE_END ? end(connection) : true;
+    if (exchange->progress == HTTP_STREAM_WAITS)
+        http_exchange_move(exchange, HTTP_STREAMING);
+    if (ends_early)
+        http_exchange_move(exchange, HTTP_STREAM_ENDING);
+    return true;
 }
 
-/* One in the middle of something is let to finish it, since a half of it that ends in order is taken for whole; the drain's
- * deadline cuts who does not take it. */
+/* A stream that is being produced ends when its source waits next, since a reader takes an orderly end for a whole answer;
+ * the drain's deadline cuts a reader that does not read until then. */
 void http_stream_end_early(struct http_connection *connection)
 {
     struct http_exchange *exchange = connection->exchange;
@@ -216,10 +191,10 @@ void http_stream_end_early(struct http_connection *connection)
     exchange->closes = true;
     if (exchange->source.content_length >= 0)
         return;
-    if (!exchange->source_waits) {
-        exchange->ends_early = true;
+    if (exchange->progress != HTTP_STREAM_WAITS) {
+        http_exchange_move(exchange, HTTP_STREAM_ENDING);
         return;
     }
-    (void)end(connection);
+    (void)end_stream(connection);
     http_connection_resume(connection);
 }

@@ -144,10 +144,7 @@ static void end(struct visit *visit)
 void idempotency_leave(struct idempotency *idempotency, struct http_request *request)
 {
     (void)idempotency;
-    if (!request->door_memo)
-        return;
-    end(request->door_memo);
-    request->door_memo = NULL;
+    end(request->idempotency_memo);
 }
 
 /* ---- waiting ---- */
@@ -163,7 +160,8 @@ static void on_turn(struct loop *loop, struct loop_message *message)
         return;
     }
     visit->state = VISIT_INSIDE;
-    http_gate_resume(request);
+    request->idempotency_memo = visit;
+    http_request_resume(request);
 }
 
 /* It no longer waits. One that was called already is left to its message. */
@@ -199,7 +197,7 @@ static void on_timeout(struct http_request *request, void *context)
 }
 
 /* Under the holder's lock, so that it cannot leave before the visit is in line with its reference. */
-static enum http_gate wait_behind(struct visit *holder, struct http_request *request,
+static enum http_step wait_behind(struct visit *holder, struct http_request *request,
                                   const struct visit *made)
 {
     struct visit *visit = memory_alloc(sizeof *visit);
@@ -212,12 +210,11 @@ static enum http_gate wait_behind(struct visit *holder, struct http_request *req
     visit->turn.on_message = on_turn;
     if (!http_request_park(request, deadline_ns, on_timeout, visit, &visit->ref)) {
         free(visit);
-        return HTTP_GATE_ANSWERED; /* with 503, by http_request_park() */
+        return HTTP_STEP_ANSWERED; /* with 503, by http_request_park() */
     }
     http_request_on_drop(request, on_drop);
-    request->door_memo = visit;
     get_in_line(holder, visit);
-    return HTTP_GATE_PARKED;
+    return HTTP_STEP_PARKED;
 }
 
 /* ---- entering ---- */
@@ -229,26 +226,26 @@ static void go_inside(struct visit **place, struct http_request *request, const 
     *visit = *made;
     visit->state = VISIT_INSIDE;
     *place = visit; /* at the end of its chain */
-    request->door_memo = visit;
+    request->idempotency_memo = visit;
 }
 
-static enum http_gate refuse_key(struct http_request *request, const struct error *error, struct str key)
+static enum http_step refuse_key(struct http_request *request, const struct error *error, struct str key)
 {
     if (key.ptr)
         idempotency_send_error(request, error, key);
     else
         http_send_error(request, error);
-    return HTTP_GATE_ANSWERED;
+    return HTTP_STEP_ANSWERED;
 }
 
-enum http_gate idempotency_enter(struct idempotency *idempotency, struct http_request *request,
+enum http_step idempotency_enter(struct idempotency *idempotency, struct http_request *request,
                                  struct str tenant, struct str subject)
 {
     struct error error = {0};
     struct str key;
 
     if (request->method != HTTP_POST)
-        return HTTP_GATE_PASS;
+        return HTTP_STEP_PASS;
     if (idempotency_key_of(request, &key, &error) != STATUS_OK)
         return refuse_key(request, &error, key);
     if (!key.ptr && request->route->key_required) {
@@ -256,19 +253,19 @@ enum http_gate idempotency_enter(struct idempotency *idempotency, struct http_re
         return refuse_key(request, &error, key);
     }
     if (!key.ptr)
-        return HTTP_GATE_PASS;
+        return HTTP_STEP_PASS;
     if (subject.len == 0 && request->route->access != HTTP_PUBLIC) { /* all of these would share their keys */
         error_set(&error, STATUS_INSUFFICIENT_SCOPE, "Idempotency-Key needs a user: the token has no sub");
         return refuse_key(request, &error, STR_NONE);
     }
     request->idempotency_key = key;
     if (request->route->idempotency == HTTP_KEY_REJECT)
-        return HTTP_GATE_PASS;
+        return HTTP_STEP_PASS;
 
     struct visit made = {.idempotency = idempotency, .id = idempotency_id_of(request, tenant, subject, key)};
     struct visit **bucket;
     struct shard *shard = shard_of(idempotency, &made.id, &bucket);
-    enum http_gate verdict = HTTP_GATE_PASS;
+    enum http_step verdict = HTTP_STEP_PASS;
     pthread_mutex_lock(&shard->mutex);
     struct visit **place = find(bucket, &made.id);
     if (!*place)

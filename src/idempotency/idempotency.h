@@ -35,9 +35,9 @@ struct idempotency *idempotency_create(int64_t wait_ms);
 void idempotency_destroy(struct idempotency *idempotency); /* after its loops */
 
 /* For requests of rows with a policy, when their body is whole. PASS: the handler may run, and leave() follows once it has
- * answered. PARKED: http_gate_resume() follows when it is its turn. The key, if there is one, is then in
+ * answered. PARKED: http_request_resume() follows when it is its turn. The key, if there is one, is then in
  * request->idempotency_key. */
-enum http_gate idempotency_enter(struct idempotency *idempotency, struct http_request *request,
+enum http_step idempotency_enter(struct idempotency *idempotency, struct http_request *request,
                                  struct str tenant, struct str subject);
 void idempotency_leave(struct idempotency *idempotency, struct http_request *request);
 

@@ -9,7 +9,7 @@ struct idempotency *kernel_idempotency(struct kernel *kernel)
 }
 
 /* A public row has keys too, shared by everybody who may ask it. */
-enum http_gate kernel_door(struct http_request *request, void *context)
+enum http_step kernel_door(struct http_request *request, void *context)
 {
     const struct kernel *kernel = context;
     const struct auth_identity *identity = kernel_identity(request);

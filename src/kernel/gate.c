@@ -55,7 +55,7 @@ static enum auth_answer ask(struct kernel *kernel, struct http_request *request,
     return answer;
 }
 
-static enum http_gate refuse(struct http_request *request, const struct error *error)
+static enum http_step refuse(struct http_request *request, const struct error *error)
 {
     char challenge[AUTH_CHALLENGE_BYTES], line[AUTH_CHALLENGE_BYTES + 32] = "";
     if (error->status == STATUS_UNAUTHENTICATED) {
@@ -63,10 +63,10 @@ static enum http_gate refuse(struct http_request *request, const struct error *e
         snprintf(line, sizeof line, "WWW-Authenticate: %s\r\n", challenge);
     }
     http_send_error_with(request, error, str_from(line), STR_NONE);
-    return HTTP_GATE_ANSWERED;
+    return HTTP_STEP_ANSWERED;
 }
 
-static enum http_gate verify(struct kernel *kernel, struct http_request *request, unsigned tries);
+static enum http_step verify(struct kernel *kernel, struct http_request *request, unsigned tries);
 
 static void on_verified(void *context)
 {
@@ -80,7 +80,7 @@ static void on_verified(void *context)
     case AUTH_ALLOWED:
         kernel_identity_keep(
             request); /* its turn comes at the end of the tick, when the table may have changed */
-        http_gate_resume(request);
+        http_request_resume(request);
         return;
     case AUTH_VERIFY: /* rare: the keys were replaced meanwhile, or more tokens came at once than are remembered */
         verify(check.kernel, request, check.tries + 1);
@@ -97,7 +97,7 @@ static void on_timeout(struct http_request *request, void *context)
     http_send_error(request, &error);
 }
 
-static enum http_gate verify(struct kernel *kernel, struct http_request *request, unsigned tries)
+static enum http_step verify(struct kernel *kernel, struct http_request *request, unsigned tries)
 {
     struct error error;
     if (tries == VERIFY_TRIES) {
@@ -109,24 +109,24 @@ static enum http_gate verify(struct kernel *kernel, struct http_request *request
     int64_t deadline_ns = loop_now_ns(request->loop) + GATE_TIMEOUT_MS * CLOCK_NS_PER_MS;
     if (!http_request_park(request, deadline_ns, on_timeout, NULL, &check->ref)) {
         free(check);
-        return HTTP_GATE_ANSWERED; /* with 503, by http_request_park() */
+        return HTTP_STEP_ANSWERED; /* with 503, by http_request_park() */
     }
     if (auth_verify(kernel->auth, request->loop, request->authorization, on_verified, check))
-        return HTTP_GATE_PARKED;
+        return HTTP_STEP_PARKED;
     http_request_unpark(check->ref);
     free(check);
     error_set(&error, STATUS_OVERLOADED, "too many new tokens at once");
     return refuse(request, &error);
 }
 
-enum http_gate kernel_gate(struct http_request *request, void *context)
+enum http_step kernel_gate(struct http_request *request, void *context)
 {
     struct kernel *kernel = context;
     if (request->route->access == HTTP_PUBLIC)
-        return HTTP_GATE_PASS;
+        return HTTP_STEP_PASS;
     struct error error = {0};
     switch (ask(kernel, request, &error)) {
-    case AUTH_ALLOWED: return HTTP_GATE_PASS;
+    case AUTH_ALLOWED: return HTTP_STEP_PASS;
     case AUTH_VERIFY: return verify(kernel, request, 0);
     case AUTH_DENIED: break;
     }

@@ -272,10 +272,10 @@ static enum status start_server(struct kernel *kernel, struct error *error)
             .limits = kernel_http_limits(http),
             .gate = kernel_gate,
             .gate_context = kernel,
-            .door = kernel_door,
-            .on_leave = kernel_leave,
+            .idempotency = kernel_door,
+            .on_idempotency_end = kernel_leave,
+            .idempotency_context = kernel,
             .share_of = kernel_share_of,
-            .door_context = kernel,
         },
         &kernel->server, error);
     if (status == STATUS_OK && kernel->options.listen.len)

@@ -58,7 +58,7 @@ enum status entitlement_source_follow(struct entitlement *entitlement, struct bu
 
 /* ---- sku.c: the row's prepare of grants ---- */
 void entitlement_sku_init(struct entitlement *entitlement);
-enum http_gate entitlement_sku_prepare(struct http_request *request);
+http_step_fn entitlement_sku_prepare;
 
 /* ---- publisher.c ---- */
 extern const struct outbox_table entitlement_outbox_table;

@@ -26,7 +26,7 @@ static void on_done(struct hydration_waiter *waiter, const struct hydration_outc
     visit->order.item = outcome->result;
     visit->is_done = true;
     if (request)
-        http_gate_resume(request);
+        http_request_resume(request);
 }
 
 static void on_drop(struct http_request *request, void *context)
@@ -44,35 +44,35 @@ static void on_timeout(struct http_request *request, void *context)
     http_send_error(request, &(struct error){.status = STATUS_HYDRATION_TIMEOUT});
 }
 
-static enum http_gate ask(struct http_request *request, const struct hydration_need *need,
+static enum http_step ask(struct http_request *request, const struct hydration_need *need,
                           struct visit *visit)
 {
     const struct entitlement *entitlement = request->context;
     hydration_ask(kernel_hydration(entitlement->kernel), &entitlement->hydration, need, false, request->loop,
                   &visit->waiter, on_done);
     if (visit->is_done)
-        return HTTP_GATE_PASS;
+        return HTTP_STEP_PASS;
     visit->is_parked = http_request_park(request, CLOCK_NEVER, on_timeout, visit, &visit->ref);
     if (visit->is_parked) {
         http_request_on_drop(request, on_drop);
-        return HTTP_GATE_PARKED;
+        return HTTP_STEP_PARKED;
     }
     hydration_waiter_cancel(&visit->waiter);
-    return HTTP_GATE_ANSWERED; /* with 503, by http_request_park() */
+    return HTTP_STEP_ANSWERED; /* with 503, by http_request_park() */
 }
 
 /* A sku that cannot be the name of an entity is no item's. */
-enum http_gate entitlement_sku_prepare(struct http_request *request)
+enum http_step entitlement_sku_prepare(struct http_request *request, void *context)
 {
-    const struct entitlement *entitlement = request->context;
+    const struct entitlement *entitlement = context;
     const struct auth_identity *who = kernel_identity(request);
     if (!entitlement->settings->hydration.enabled)
-        return HTTP_GATE_PASS;
+        return HTTP_STEP_PASS;
     struct visit *visit = arena_zalloc(request->arena, sizeof *visit);
     struct error error = {0};
     if (entitlement_order_read(request, &visit->order, &error) != STATUS_OK) {
         http_send_error(request, &error);
-        return HTTP_GATE_ANSWERED;
+        return HTTP_STEP_ANSWERED;
     }
     request->handler_data = &visit->order;
     struct hydration_need need = {
@@ -87,5 +87,5 @@ enum http_gate entitlement_sku_prepare(struct http_request *request)
     if (hydration_need_check(&need, NULL, &no_fields, &error) == STATUS_OK)
         return ask(request, &need, visit);
     visit->order.item = HYDRATION_NOT_FOUND;
-    return HTTP_GATE_PASS;
+    return HTTP_STEP_PASS;
 }

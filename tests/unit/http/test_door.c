@@ -25,32 +25,33 @@ static void on_timeout(struct http_request *request, void *context)
     http_send(request, &(struct http_response){.status = 409});
 }
 
-static enum http_gate door(struct http_request *request, void *context)
+static enum http_step door(struct http_request *request, void *context)
 {
     struct str wish = http_request_header(request, STR("X-Door"));
 
     assert_ptr_equal(context, &left);
-    assert_null(request->door_memo);
+    assert_null(request->idempotency_memo);
     assert_null(request->idempotency_key.ptr);
     asked++;
-    request->door_memo = &asked;
     request->idempotency_key = STR("k");
     if (str_eq(wish, STR("refuse")))
         http_send(request, &(struct http_response){.status = 400});
     if (str_eq(wish, STR("refuse")) || str_eq(wish, STR("forget")))
-        return HTTP_GATE_ANSWERED;
-    if (!str_eq(wish, STR("wait")))
-        return HTTP_GATE_PASS;
+        return HTTP_STEP_ANSWERED;
+    if (!str_eq(wish, STR("wait"))) {
+        request->idempotency_memo = &asked;
+        return HTTP_STEP_PASS;
+    }
     if (!http_request_park(request, CLOCK_NEVER, on_timeout, NULL, &at_door))
-        return HTTP_GATE_ANSWERED;
+        return HTTP_STEP_ANSWERED;
     http_request_on_drop(request, on_drop);
-    return HTTP_GATE_PARKED;
+    return HTTP_STEP_PARKED;
 }
 
 static void on_leave(struct http_request *request, void *context)
 {
     assert_ptr_equal(context, &left);
-    assert_ptr_equal(request->door_memo, &asked);
+    assert_ptr_equal(request->idempotency_memo, &asked);
     assert_true(str_eq(request->idempotency_key, STR("k")));
     left++;
 }
@@ -103,9 +104,9 @@ static int setup(void **state)
     harness_init(&harness, routes);
     harness.workers = worker_pool_create("test", 1, 1);
     harness.config.workers = harness.workers;
-    harness.config.door = door;
-    harness.config.on_leave = on_leave;
-    harness.config.door_context = &left;
+    harness.config.idempotency = door;
+    harness.config.on_idempotency_end = on_leave;
+    harness.config.idempotency_context = &left;
     harness_start(&harness);
     client_connect(&harness, &client);
     return 0;
@@ -223,7 +224,8 @@ static void test_who_waited_goes_to_the_handler_without_being_asked_again(void *
         expect(i + 1, i, i);
         struct http_request *request = http_request_unpark(at_door);
         assert_non_null(request);
-        http_gate_resume(request);
+        request->idempotency_memo = &asked;
+        http_request_resume(request);
         assert_int_equal(status_patiently(), 201);
         expect(i + 1, i + 1, i + 1);
         assert_string_equal(seen_body, "body");
@@ -260,7 +262,9 @@ static void test_who_goes_between_being_let_in_and_its_turn_leaves(void **state)
 {
     (void)state;
     post("/worker", "wait", "x");
-    http_gate_resume(http_request_unpark(at_door));
+    struct http_request *request = http_request_unpark(at_door);
+    request->idempotency_memo = &asked;
+    http_request_resume(request);
     client_close(&client);
     assert_int_equal(dropped, 0);
     expect(1, 0, 1);

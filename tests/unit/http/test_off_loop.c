@@ -8,7 +8,7 @@
 #include "harness.h"
 
 static struct loop_park_ref parked;
-static int dropped, timed_out, ended_memos;
+static int dropped, timed_out, ended_keys;
 static int64_t park_ms;
 static sem_t worker_began, worker_may_end;
 
@@ -73,31 +73,37 @@ static const struct http_route routes[] = {
      .kind = HTTP_WORKER,
      .consumes = HTTP_ANY,
      .deadline_ms = 30,
+     .idempotency = HTTP_KEY_REJECT,
      .errors = HTTP_ERRORS_DETAIL},
     {.method = HTTP_POST, .path = "/on", .handler = hand_on_body, .kind = HTTP_WORKER, .consumes = HTTP_ANY},
     {.method = HTTP_GET, .path = "/forget", .handler = work_and_forget, .kind = HTTP_WORKER},
     {0},
 };
 
-static enum http_gate gate(struct http_request *request, void *context)
+static enum http_step gate(struct http_request *request, void *context)
 {
     (void)context;
     if (str_eq(request->authorization, STR("deny"))) {
         http_send_error(request, &(struct error){.status = STATUS_UNAUTHENTICATED});
-        return HTTP_GATE_ANSWERED;
+        return HTTP_STEP_ANSWERED;
     }
     if (str_eq(request->authorization, STR("wait")))
-        return http_request_park(request, CLOCK_NEVER, on_timeout, &dropped, &parked) ? HTTP_GATE_PARKED
-                                                                                      : HTTP_GATE_ANSWERED;
-    if (str_eq(request->authorization, STR("memo")) && !request->connection_memo)
-        request->connection_memo = &ended_memos;
-    return HTTP_GATE_PASS;
+        return http_request_park(request, CLOCK_NEVER, on_timeout, &dropped, &parked) ? HTTP_STEP_PARKED
+                                                                                      : HTTP_STEP_ANSWERED;
+    return HTTP_STEP_PASS;
 }
 
-static void on_connection_end(void *memo, void *context)
+/* Shows when a request is over for the server too. */
+static enum http_step take_key(struct http_request *request, void *context)
 {
-    (void)context;
-    ++*(int *)memo;
+    request->idempotency_memo = context;
+    return HTTP_STEP_PASS;
+}
+
+static void on_key_end(struct http_request *request, void *context)
+{
+    assert_ptr_equal(request->idempotency_memo, context);
+    ended_keys++;
 }
 
 static struct harness harness;
@@ -105,7 +111,7 @@ static struct harness harness;
 static int setup(void **state)
 {
     (void)state;
-    dropped = timed_out = ended_memos = 0;
+    dropped = timed_out = ended_keys = 0;
     park_ms = 60000;
     sem_init(&worker_began, 0, 0);
     sem_init(&worker_may_end, 0, 0);
@@ -113,7 +119,9 @@ static int setup(void **state)
     harness.workers = worker_pool_create("test", 1, 1);
     harness.config.workers = harness.workers;
     harness.config.gate = gate;
-    harness.config.on_connection_end = on_connection_end;
+    harness.config.idempotency = take_key;
+    harness.config.on_idempotency_end = on_key_end;
+    harness.config.idempotency_context = &ended_keys;
     harness_start(&harness);
     return 0;
 }
@@ -265,27 +273,12 @@ static void test_the_gate_can_think_about_it(void **state)
     struct http_request *request = http_request_unpark(parked);
     assert_non_null(request);
     assert_true(str_eq(request->authorization, STR("wait")));
-    http_gate_resume(request);
+    http_request_resume(request);
     receive_patiently(&client);
     struct answer answer = client_take(&client);
     assert_int_equal(answer.status, 201);
     assert_memory_equal(answer.body.ptr, "hello", 5);
     client_close(&client);
-}
-
-static void test_the_gates_memo_lives_as_long_as_the_connection(void **state)
-{
-    (void)state;
-    struct client client;
-    client_connect(&harness, &client);
-    for (int i = 0; i < 3; i++) {
-        client_send(&client, STR("GET /now HTTP/1.1\r\nHost: a\r\nAuthorization: memo\r\n\r\n"));
-        client_receive(&client);
-        assert_int_equal(client_take(&client).status, 200);
-        assert_int_equal(ended_memos, 0);
-    }
-    client_close(&client);
-    assert_int_equal(ended_memos, 1);
 }
 
 /* ---- workers ---- */
@@ -321,7 +314,7 @@ static void test_a_worker_that_forgets_to_answer_is_500(void **state)
     client_close(&client);
 }
 
-#define SLOW STR("POST /slow HTTP/1.1\r\nHost: a\r\nAuthorization: memo\r\nContent-Length: 2\r\n\r\nok")
+#define SLOW STR("POST /slow HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nok")
 
 static void test_c7_a_late_worker_is_503_and_its_answer_dropped(void **state)
 {
@@ -337,11 +330,11 @@ static void test_c7_a_late_worker_is_503_and_its_answer_dropped(void **state)
     assert_true(answer_has(&answer, "Retry-After: 1\r\n"));
     assert_memory_equal(answer.body.ptr, "{\"detail\"", 9);
     client_close(&client);
-    assert_int_equal(ended_memos, 0); /* the worker may still look at it */
+    assert_int_equal(ended_keys, 0); /* the worker still has it */
     sem_post(&worker_may_end);
-    for (int i = 0; i < 1000 && ended_memos == 0; i++)
+    for (int i = 0; i < 1000 && ended_keys == 0; i++)
         loop_run_once(harness.loop, 10);
-    assert_int_equal(ended_memos, 1);
+    assert_int_equal(ended_keys, 1);
 }
 
 static void test_c7_one_that_waited_too_long_for_a_worker_is_never_begun(void **state)
@@ -362,9 +355,9 @@ static void test_c7_one_that_waited_too_long_for_a_worker_is_never_begun(void **
     }
     sem_post(&worker_may_end);
     sem_post(&worker_may_end);
-    for (int i = 0; i < 1000 && ended_memos < 2; i++)
+    for (int i = 0; i < 1000 && ended_keys < 2; i++)
         loop_run_once(harness.loop, 10);
-    assert_int_equal(ended_memos, 2);
+    assert_int_equal(ended_keys, 2);
     assert_int_not_equal(sem_trywait(&worker_began), 0);
 }
 
@@ -385,9 +378,9 @@ static void test_c7_a_full_queue_is_503_at_once(void **state)
     sem_post(&worker_may_end);
     for (int i = 0; i < 3; i++)
         client_close(&clients[i]);
-    for (int i = 0; i < 1000 && ended_memos < 2; i++)
+    for (int i = 0; i < 1000 && ended_keys < 2; i++)
         loop_run_once(harness.loop, 10);
-    assert_int_equal(ended_memos, 2);
+    assert_int_equal(ended_keys, 2);
 }
 
 #define HANDED_ON STR("POST /on HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nok")
@@ -450,7 +443,6 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_c7_too_many_parked_is_503_with_retry_after, setup, teardown),
         cmocka_unit_test_setup_teardown(test_c5_the_gate_answers_before_the_body_is_read, setup, teardown),
         cmocka_unit_test_setup_teardown(test_the_gate_can_think_about_it, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_the_gates_memo_lives_as_long_as_the_connection, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_worker_answers, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_worker_that_forgets_to_answer_is_500, setup, teardown),
         cmocka_unit_test_setup_teardown(test_c7_a_late_worker_is_503_and_its_answer_dropped, setup, teardown),

@@ -26,14 +26,15 @@ static void on_timeout(struct http_request *request, void *context)
 
 /* ---- the door, the hook and the handlers ---- */
 
-static enum http_gate door(struct http_request *request, void *context)
+static enum http_step door(struct http_request *request, void *context)
 {
     (void)context;
     entered++;
+    request->idempotency_memo = &entered;
     if (!str_eq(http_request_header(request, STR("X-Door")), STR("wait")))
-        return HTTP_GATE_PASS;
+        return HTTP_STEP_PASS;
     assert_true(http_request_park(request, CLOCK_NEVER, on_timeout, &dropped, &at_door));
-    return HTTP_GATE_PARKED;
+    return HTTP_STEP_PARKED;
 }
 
 static void on_leave(struct http_request *request, void *context)
@@ -43,8 +44,9 @@ static void on_leave(struct http_request *request, void *context)
     left++;
 }
 
-static enum http_gate prepare(struct http_request *request)
+static enum http_step prepare(struct http_request *request, void *context)
 {
+    (void)context;
     struct str wish = http_request_header(request, STR("X-Prepare"));
 
     assert_null(request->handler_data);
@@ -55,14 +57,14 @@ static enum http_gate prepare(struct http_request *request)
     if (str_eq(wish, STR("refuse")))
         http_send(request, &(struct http_response){.status = 404});
     if (str_eq(wish, STR("refuse")) || str_eq(wish, STR("forget")))
-        return HTTP_GATE_ANSWERED;
+        return HTTP_STEP_ANSWERED;
     if (str_eq(wish, STR("dawdle")))
         usleep(PAST_DEADLINE_US);
     if (!str_eq(wish, STR("wait")))
-        return HTTP_GATE_PASS;
+        return HTTP_STEP_PASS;
     assert_true(http_request_park(request, CLOCK_NEVER, on_timeout, &dropped, &at_prepare));
     http_request_on_drop(request, on_drop);
-    return HTTP_GATE_PARKED;
+    return HTTP_STEP_PARKED;
 }
 
 static void answer(struct http_request *request)
@@ -103,8 +105,8 @@ static int setup(void **state)
     harness_init(&harness, routes);
     harness.workers = worker_pool_create("test", 1, 4);
     harness.config.workers = harness.workers;
-    harness.config.door = door;
-    harness.config.on_leave = on_leave;
+    harness.config.idempotency = door;
+    harness.config.on_idempotency_end = on_leave;
     harness_start(&harness);
     client_connect(&harness, &client);
     return 0;
@@ -147,7 +149,7 @@ static void resume(struct loop_park_ref ref)
 {
     struct http_request *request = http_request_unpark(ref);
     assert_non_null(request);
-    http_gate_resume(request);
+    http_request_resume(request);
 }
 
 static void expect(int asked_times, int handled_times)

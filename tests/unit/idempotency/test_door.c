@@ -16,7 +16,7 @@ static struct loop_park_ref inside[PLACES]; /* in the order they came in */
 static int inside_count;
 
 /* Who asks is said by headers: there is no gate here. */
-static enum http_gate door(struct http_request *request, void *context)
+static enum http_step door(struct http_request *request, void *context)
 {
     return idempotency_enter(context, request, http_request_header(request, STR("X-Tenant")),
                              http_request_header(request, STR("X-Subject")));
@@ -67,9 +67,9 @@ static int setup_waiting(int64_t wait_ms)
     inside_count = 0;
     keys = idempotency_create(wait_ms);
     harness_init(&harness, routes);
-    harness.config.door = door;
-    harness.config.on_leave = on_leave;
-    harness.config.door_context = keys;
+    harness.config.idempotency = door;
+    harness.config.on_idempotency_end = on_leave;
+    harness.config.idempotency_context = keys;
     harness_start(&harness);
     return 0;
 }
@@ -445,9 +445,9 @@ static void test_i3_twins_of_four_loops_never_meet_inside(void **state)
         .workers = workers,
         .router = router,
         .limits = http_limits_default,
-        .door = door,
-        .on_leave = on_leave,
-        .door_context = keys,
+        .idempotency = door,
+        .on_idempotency_end = on_leave,
+        .idempotency_context = keys,
     };
     assert_int_equal(http_server_create(&config, &server, &error), STATUS_OK);
     assert_int_equal(http_server_listen(server, STR("127.0.0.1:0"), &error), STATUS_OK);
