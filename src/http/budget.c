@@ -1,17 +1,17 @@
 /* The memory that bodies and unsent answers take, in sum over all connections.
  *
- * Charged by the capacity of their buffers, so in a few coarse steps each: a request whose body comes whole with its head
+ * Charged by the capacity of their buffers, in a few coarse steps each: a request whose body arrives whole with its head
  * and whose answer the socket takes charges nothing.
- *   - Bodies past the bound are refused with 503. One share (a tenant's) takes at most half, so that it never takes all.
- *   - Past the bound of unsent answers a loop cuts those of its connections whose client has not read for longest, while
+ *   - Bodies past the limit are refused with 503. One share (a tenant's) takes at most half.
+ *   - Past the limit of unsent answers a loop cuts those of its connections whose client has not read for longest, while
  *     the loop holds more than its part. The one that is being written is spared.
- * After a burst, freed memory is given back to the system by a worker. */
+ * After a burst a task gives freed memory back to the system. */
 #include <malloc.h>
 
 #include "http/http_inside.h"
 
 enum {
-    FREED_BYTES_MIN = 32 * 1024 * 1024, /* of a burst, for a trim to be worth its while */
+    FREED_BYTES_MIN = 32 * 1024 * 1024, /* of a burst, to be worth a trim */
     TRIM_DELAY_MS = 1000,
 };
 
@@ -22,13 +22,12 @@ static struct metric_family body_bytes = {
 };
 static struct metric_family unsent_bytes = {
     .name = "http_unsent_bytes",
-    .help = "Memory held by answers that clients have not taken yet, in bytes.",
+    .help = "Memory held by answers that clients have not read yet, in bytes.",
     .type = METRIC_GAUGE,
 };
 static struct metric_family cuts = {
     .name = "http_cut_total",
-    .help =
-        "Connections cut because their client did not read, by reason: slow = below writeRate, full = past unsent.",
+    .help = "Connections cut because their client did not read: slow = below writeRate, full = past unsent.",
     .type = METRIC_COUNTER,
     .labels = {"reason"},
 };
@@ -38,8 +37,12 @@ static struct metric_family trims = {
     .type = METRIC_COUNTER,
 };
 
-void http_budget_register(struct http_budget *budget)
+static task_run_fn trim_step;
+
+void http_budget_init(struct http_server *server)
 {
+    struct http_budget *budget = &server->budget;
+
     metrics_register(&body_bytes);
     metrics_register(&unsent_bytes);
     metrics_register(&cuts);
@@ -49,51 +52,50 @@ void http_budget_register(struct http_budget *budget)
     budget->slow_cuts = metric_series_get(&cuts, &(struct str){"slow", 4});
     budget->full_cuts = metric_series_get(&cuts, &(struct str){"full", 4});
     budget->trims = metric_series_get(&trims, NULL);
+    if (!server->config.workers)
+        return;
+    budget->trim = task_create(&(struct task_config){.name = "http_trim",
+                                                     .loop = server->homes[0]->loop,
+                                                     .pool = server->config.workers,
+                                                     .run = trim_step,
+                                                     .context = budget});
+    task_start(budget->trim, TASK_IDLE);
+}
+
+void http_budget_deinit(struct http_budget *budget)
+{
+    if (!budget->trim)
+        return;
+    (void)task_stop(budget->trim, TASK_FOREVER);
+    task_destroy(budget->trim);
+    budget->trim = NULL;
 }
 
 /* ---- giving memory back ---- */
 
-static void run_trim(struct worker_job *job)
+/* Woken when a burst is over; trims a moment later, when the rest of it is freed too. */
+static int64_t trim_step(struct task *task, void *context)
 {
-    (void)job;
-    malloc_trim(0);
-}
+    struct http_budget *budget = context;
 
-static void on_trim_done(struct worker_job *job)
-{
-    struct http_budget *budget = (struct http_budget *)((char *)job - offsetof(struct http_budget, trim_job));
-    struct http_server *server =
-        (struct http_server *)((char *)budget - offsetof(struct http_server, budget));
-
-    metric_add(budget->trims, job->cancelled ? 0 : 1);
-    atomic_store(&budget->is_trimming, false);
-    http_server_unref(server);
-}
-
-static void on_trim_due(struct loop_timer *timer)
-{
-    struct http_home *home = (struct http_home *)((char *)timer - offsetof(struct http_home, trim_timer));
-    struct http_server *server = home->server;
-    struct http_budget *budget = &server->budget;
-
+    budget->is_trim_due = !budget->is_trim_due;
+    if (budget->is_trim_due) {
+        task_hold(task, TASK_MS(TRIM_DELAY_MS));
+        return TASK_MS(TRIM_DELAY_MS);
+    }
     atomic_store(&budget->freed_bytes, 0);
-    if (!server->config.workers || atomic_exchange(&budget->is_trimming, true))
-        return;
-    budget->trim_job = (struct worker_job){.loop = home->loop, .run = run_trim, .done = on_trim_done};
-    atomic_fetch_add(&server->refs, 1);
-    if (worker_pool_submit(server->config.workers, &budget->trim_job))
-        return;
-    atomic_fetch_sub(&server->refs, 1);
-    atomic_store(&budget->is_trimming, false);
+    malloc_trim(0);
+    metric_add(budget->trims, 1);
+    return TASK_IDLE;
 }
 
 void http_budget_freed(struct http_home *home, size_t bytes)
 {
-    size_t before = atomic_fetch_add_explicit(&home->server->budget.freed_bytes, bytes, memory_order_relaxed);
+    struct http_budget *budget = &home->server->budget;
+    size_t before = atomic_fetch_add_explicit(&budget->freed_bytes, bytes, memory_order_relaxed);
 
-    if (before + bytes >= FREED_BYTES_MIN && home->trim_timer.heap_at == 0 && !home->server->is_destroyed)
-        loop_timer_start(home->loop, &home->trim_timer,
-                         loop_now_ns(home->loop) + TRIM_DELAY_MS * CLOCK_NS_PER_MS, on_trim_due);
+    if (before < FREED_BYTES_MIN && before + bytes >= FREED_BYTES_MIN && budget->trim)
+        task_wake(budget->trim);
 }
 
 /* ---- bodies ---- */
@@ -109,7 +111,7 @@ static unsigned share_of(const struct http_exchange *exchange)
     return config->share_of ? (unsigned)(config->share_of(&exchange->request) % HTTP_BODY_SHARES) : 0;
 }
 
-/* Without a function that tells them apart all are one share, which may then take all. */
+/* Without config.share_of there is one share, which may take all. */
 static size_t share_max(const struct http_server *server)
 {
     return server->config.share_of ? bodies_max(server) / 2 : bodies_max(server);

@@ -115,7 +115,7 @@ void http_connection_fail(struct http_connection *connection, enum status status
 
 static void on_tick_end(struct loop_tick *tick)
 {
-    take_turn((struct http_connection *)((char *)tick - offsetof(struct http_connection, tick)));
+    take_turn(CONTAINER_OF(tick, struct http_connection, tick));
 }
 
 void http_connection_resume(struct http_connection *connection)

@@ -5,6 +5,7 @@
 #include <linux/sockios.h>
 #include <sys/ioctl.h>
 
+#include "base/memory.h"
 #include "http/http_inside.h"
 
 static const struct http_limits *limits_of(const struct http_connection *connection)
@@ -119,8 +120,7 @@ static void expire(struct http_connection *connection)
 
 static void on_timer(struct loop_timer *timer)
 {
-    struct http_connection *connection =
-        (struct http_connection *)((char *)timer - offsetof(struct http_connection, timer));
+    struct http_connection *connection = CONTAINER_OF(timer, struct http_connection, timer);
 
     if (connection->deadline_ns <= now_ns(connection))
         expire(connection);

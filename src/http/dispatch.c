@@ -245,8 +245,10 @@ static const struct {
     enum http_step (*run)(struct http_exchange *exchange);
     const char *name;
 } steps[] = {
-    [STEP_GATE] = {step_gate, "gate"},          [STEP_BODY] = {step_body, "body"},
-    [STEP_IDEMPOTENCY] = {step_idempotency, "idempotency"}, [STEP_PREPARE] = {step_prepare, "prepare"},
+    [STEP_GATE] = {step_gate, "gate"},
+    [STEP_BODY] = {step_body, "body"},
+    [STEP_IDEMPOTENCY] = {step_idempotency, "idempotency"},
+    [STEP_PREPARE] = {step_prepare, "prepare"},
     [STEP_HANDLER] = {step_handler, "handler"},
 };
 

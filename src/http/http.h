@@ -78,7 +78,7 @@ struct http_route {
     enum http_errors errors;
     enum http_consumes consumes; /* of POST, PUT and PATCH rows */
     size_t body_bytes_max;       /* 0 = the server's default; a GET's body is read, bounded and dropped */
-    int deadline_ms;             /* of prepare and a worker's run, past which 503 is answered; 0 = the server's default */
+    int deadline_ms; /* of prepare and a worker's run, past which 503 is answered; 0 = the server's default */
     /* The step before the handler, on the loop; NULL = nothing. It waits, parked, for what the handler needs, so that no
      * worker thread waits, and leaves the result in handler_data. Its context is request->context. The deadline counts
      * from here: a longer parking ends at it, and a worker has the rest. */

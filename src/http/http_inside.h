@@ -11,14 +11,15 @@
 
 #include <assert.h>
 #include <stdatomic.h>
-#include <sys/queue.h>
 
 #include "base/clock.h"
+#include "base/list.h"
 #include "http/body.h"
 #include "http/head.h"
 #include "http/http.h"
 #include "http/parser.h"
 #include "http/router.h"
+#include "loop/task.h"
 
 enum {
     HTTP_BLOCK_BYTES = 16 * 1024,            /* read at once, and so the bound of one connection's turn */
@@ -43,8 +44,8 @@ enum http_state {
     HTTP_STATE_BUSY,    /* its request has the turn: see enum http_progress */
     HTTP_STATE_DISCARD, /* answered; the rest of the body is read and dropped */
     HTTP_STATE_FLUSH,   /* the last answer is leaving */
-    HTTP_STATE_LINGER,  /* our side is shut; input is read and dropped, since a reset would destroy the answer */
-    HTTP_STATE_DEAD,    /* closed; the struct waits for the end of the tick, or for a worker */
+    HTTP_STATE_LINGER, /* our side is shut; input is read and dropped, since a reset would destroy the answer */
+    HTTP_STATE_DEAD,   /* closed; the struct waits for the end of the tick, or for a worker */
 };
 
 /* How far a request is. http_exchange_move() is the only writer.
@@ -171,8 +172,8 @@ struct http_budget {
     atomic_size_t share_bytes[HTTP_BODY_SHARES];
     atomic_size_t freed_bytes; /* since memory was last given back to the system */
     struct metric_series *bodies_gauge, *unsent_gauge, *slow_cuts, *full_cuts, *trims;
-    struct worker_job trim_job; /* in use while is_trimming */
-    atomic_bool is_trimming;
+    struct task *trim; /* NULL = there are no workers */
+    bool is_trim_due;  /* its own */
 };
 
 struct http_home {
@@ -189,7 +190,6 @@ struct http_home {
     int64_t date_until_ns;
     TAILQ_HEAD(, http_connection) unsent; /* the first has waited for its client longest */
     size_t unsent_bytes;
-    struct loop_timer trim_timer;
     SLIST_HEAD(, http_listener) listeners;
     bool draining, drained;
     struct loop_timer drain_timer;
@@ -263,7 +263,8 @@ void http_deadline_begin_reading(struct http_connection *connection);
 
 /* dispatch.c: a request's way; true when there may be more to do with what is there */
 bool http_dispatch_step(struct http_connection *connection);
-void http_dispatch_end_key(struct http_exchange *exchange); /* ends the idempotency step's hold, if there is one */
+void http_dispatch_end_key(
+    struct http_exchange *exchange); /* ends the idempotency step's hold, if there is one */
 
 /* response.c */
 void http_answer_finish(struct http_exchange *exchange, int status,
@@ -289,7 +290,8 @@ void http_stream_end_early(
     struct http_connection *connection); /* a stream without end, when the server stops */
 
 /* budget.c */
-void http_budget_register(struct http_budget *budget);
+void http_budget_init(struct http_server *server); /* after its homes */
+void http_budget_deinit(struct http_budget *budget);
 void http_budget_freed(struct http_home *home, size_t bytes); /* memory that a burst may have taken */
 /* Would a body of this length have room now? Nothing is reserved. */
 bool http_budget_has_room(const struct http_exchange *exchange, uint64_t content_length);

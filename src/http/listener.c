@@ -30,8 +30,7 @@ struct http_listener {
 
 static void on_pause_over(struct loop_timer *timer)
 {
-    struct http_listener *listener =
-        (struct http_listener *)((char *)timer - offsetof(struct http_listener, timer));
+    struct http_listener *listener = CONTAINER_OF(timer, struct http_listener, timer);
 
     loop_io_change(listener->home->loop, &listener->io, LOOP_READ);
 }
@@ -94,7 +93,7 @@ static void start_on_loop(struct loop *loop, void *arg)
     struct error error;
 
     struct http_listener *listener;
-    SLIST_FOREACH (listener, &home->listeners, entry) {
+    SLIST_FOREACH(listener, &home->listeners, entry) {
         if (listener->is_watched || !listener->is_open || server->is_destroyed)
             continue;
         listener->is_watched = true;
@@ -109,7 +108,7 @@ void http_listener_close_all(struct http_home *home)
 {
     struct http_listener *listener;
 
-    SLIST_FOREACH (listener, &home->listeners, entry) {
+    SLIST_FOREACH(listener, &home->listeners, entry) {
         if (!listener->is_open)
             continue;
         listener->is_open = false;

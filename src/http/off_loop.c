@@ -6,6 +6,7 @@
  * outlives the worker. A handler that hands its request on is followed by another, on a thread of another pool, by way of
  * done(). */
 #include "base/log.h"
+#include "base/memory.h"
 #include "http/http_inside.h"
 
 /* ---- parking ---- */
@@ -69,14 +70,9 @@ void http_request_resume(struct http_request *request)
 
 /* ---- workers ---- */
 
-static struct http_exchange *exchange_of_job(struct worker_job *job)
-{
-    return (struct http_exchange *)((char *)job - offsetof(struct http_exchange, job));
-}
-
 static void run_handler(struct worker_job *job)
 {
-    struct http_exchange *exchange = exchange_of_job(job);
+    struct http_exchange *exchange = CONTAINER_OF(job, struct http_exchange, job);
 
     if (clock_mono_ns() < exchange->deadline_ns)
         exchange->handler(&exchange->request);
@@ -132,7 +128,7 @@ static void send_recorded(struct http_exchange *exchange)
 
 static void on_handler_done(struct worker_job *job)
 {
-    struct http_exchange *exchange = exchange_of_job(job);
+    struct http_exchange *exchange = CONTAINER_OF(job, struct http_exchange, job);
     struct http_connection *connection = exchange->connection;
     struct http_server *server = exchange->home->server;
 

@@ -76,7 +76,6 @@ enum status http_server_create(const struct http_server_config *config, struct h
     if (made->config.limits.bodies_bytes_max / 4 < config->limits.body_bytes_max)
         made->config.limits.bodies_bytes_max = 4 * config->limits.body_bytes_max;
     http_tally_register(made);
-    http_budget_register(&made->budget);
     made->home_count = loop_group_count(config->group);
     made->homes = memory_alloc(made->home_count * sizeof(struct http_home *));
     for (unsigned i = 0; i < made->home_count; i++) {
@@ -85,6 +84,7 @@ enum status http_server_create(const struct http_server_config *config, struct h
         made->homes[i]->loop = loop_group_loop(config->group, i);
         TAILQ_INIT(&made->homes[i]->unsent);
     }
+    http_budget_init(made);
     *server = made;
     return STATUS_OK;
 }
@@ -134,11 +134,11 @@ void http_server_broadcast(struct http_server *server, void (*fn)(struct loop *l
 void http_server_destroy(struct http_server *server)
 {
     server->is_destroyed = true;
+    http_budget_deinit(&server->budget);
     for (unsigned i = 0; i < server->home_count; i++) {
         struct http_home *home = server->homes[i];
         home->drained = true; /* on_drained is not called any more */
         loop_timer_stop(home->loop, &home->drain_timer);
-        loop_timer_stop(home->loop, &home->trim_timer);
         http_listener_close_all(home);
         while (!LIST_EMPTY(&home->connections))
             http_connection_drop(LIST_FIRST(&home->connections));
@@ -160,14 +160,9 @@ void http_drain_check(struct http_home *home)
         server->on_drained(server->drained_arg);
 }
 
-static struct http_home *home_of_timer(struct loop_timer *timer)
-{
-    return (struct http_home *)((char *)timer - offsetof(struct http_home, drain_timer));
-}
-
 static void on_last_answer_sent(struct loop_timer *timer)
 {
-    struct http_home *home = home_of_timer(timer);
+    struct http_home *home = CONTAINER_OF(timer, struct http_home, drain_timer);
 
     while (!LIST_EMPTY(&home->connections))
         http_connection_drop(LIST_FIRST(&home->connections));
@@ -196,11 +191,10 @@ static bool is_leaving(const struct http_connection *connection)
 
 static void on_deadline(struct loop_timer *timer)
 {
-    struct http_home *home = home_of_timer(timer);
+    struct http_home *home = CONTAINER_OF(timer, struct http_home, drain_timer);
+    struct http_connection *connection, *next;
 
-    for (struct http_connection *connection = LIST_FIRST(&home->connections), *next; connection;
-         connection = next) {
-        next = LIST_NEXT(connection, entry);
+    LIST_FOREACH_SAFE(connection, &home->connections, entry, next) {
         if (is_unanswered(connection))
             http_connection_fail(connection, STATUS_UNAVAILABLE);
         else if (!is_leaving(connection))
@@ -231,15 +225,14 @@ static void drain_on_loop(struct loop *loop, void *arg)
 {
     struct http_server *server = arg;
     struct http_home *home = server->homes[loop_index(loop)];
+    struct http_connection *connection, *next;
 
     if (home->draining || server->is_destroyed) {
         http_server_unref(server);
         return;
     }
     http_listener_close_all(home);
-    for (struct http_connection *connection = LIST_FIRST(&home->connections), *next; connection;
-         connection = next) {
-        next = LIST_NEXT(connection, entry);
+    LIST_FOREACH_SAFE(connection, &home->connections, entry, next) {
         if (is_idle(connection))
             http_connection_drop(connection);
         else if (is_endless(connection))
