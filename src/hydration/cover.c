@@ -1,13 +1,14 @@
-/* Covers: how much of an entity something is about, and what is a name of an entity at all. Fields are kept sorted, so that
- * one walk compares two covers. */
+/* Covers: how much of an entity; and names of entities. Fields are sorted, so that one walk compares two covers. */
 #include <stdlib.h>
+#include <string.h>
 
+#include "base/hash.h"
 #include "base/json.h"
-#include "hydration/event.h"
+#include "hydration/inside.h"
 
 static unsigned fields_of(const struct hydration_cover *cover)
 {
-    return cover->mode == HYDRATION_PARTIAL ? cover->field_count : 0;
+    return cover && cover->mode == HYDRATION_PARTIAL ? cover->field_count : 0;
 }
 
 bool hydration_cover_includes(const struct hydration_cover *wide, const struct hydration_cover *narrow)
@@ -21,6 +22,31 @@ bool hydration_cover_includes(const struct hydration_cover *wide, const struct h
         if (at == wide_count || !str_eq(wide->fields[at], narrow->fields[i]))
             return false;
     }
+    return true;
+}
+
+bool hydration_cover_equal(const struct hydration_cover *a, const struct hydration_cover *b)
+{
+    if (a->mode != b->mode || fields_of(a) != fields_of(b))
+        return false;
+    for (unsigned i = 0; i < fields_of(a); i++)
+        if (!str_eq(a->fields[i], b->fields[i]))
+            return false;
+    return true;
+}
+
+bool hydration_data_includes(const struct hydration_cover *cover, struct str data,
+                             const struct hydration_cover *need)
+{
+    const struct json_value object = {JSON_OBJECT, data};
+    struct json_value member;
+    if (cover)
+        return hydration_cover_includes(cover, need);
+    if (need->mode == HYDRATION_FULL)
+        return false;
+    for (unsigned i = 0; i < fields_of(need); i++)
+        if (!json_get(&object, need->fields[i], &member))
+            return false;
     return true;
 }
 
@@ -59,7 +85,49 @@ void hydration_cover_cut(const struct hydration_cover *cover, struct str object,
     buf_put_char(out, '}');
 }
 
+/* ---- copies ---- */
+
+size_t hydration_cover_bytes(const struct hydration_cover *cover)
+{
+    size_t bytes = 0;
+    for (unsigned i = 0; i < fields_of(cover); i++)
+        bytes += sizeof cover->fields[i] + cover->fields[i].len;
+    return bytes;
+}
+
+struct str hydration_text_keep(struct str text, char **at)
+{
+    struct str kept = str_of(*at, text.len);
+    if (text.len)
+        memcpy(*at, text.ptr, text.len);
+    *at += text.len;
+    return kept;
+}
+
+struct hydration_cover hydration_cover_keep(const struct hydration_cover *cover, char **at)
+{
+    unsigned count = fields_of(cover);
+    struct str *fields = (struct str *)(void *)*at;
+    *at += count * sizeof *fields;
+    for (unsigned i = 0; i < count; i++)
+        fields[i] = hydration_text_keep(cover->fields[i], at);
+    return (struct hydration_cover){cover->mode, fields, count};
+}
+
+struct hydration_cover hydration_cover_copy(const struct hydration_cover *cover, struct arena *arena)
+{
+    char *at = arena_alloc(arena, hydration_cover_bytes(cover));
+    return hydration_cover_keep(cover, &at);
+}
+
 /* ---- names ---- */
+
+/* Each name is hashed by itself, so that moving the border between two gives another hash. */
+uint64_t hydration_entity_hash(struct str tenant, struct str entity_type, struct str entity_id)
+{
+    uint64_t type = hash_seeded(entity_type), owner = hash_seeded(tenant);
+    return hash_seeded(entity_id) ^ (type << 21 | type >> 43) ^ (owner << 42 | owner >> 22);
+}
 
 bool hydration_is_text(struct str text, size_t bytes_max)
 {

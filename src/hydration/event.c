@@ -1,8 +1,10 @@
-/* Payloads of the three events: read strictly, since what is read is kept and handed on, and written exactly as the seed
- * (§7) has them. Members that the contract does not name are let through: they are a later version's. */
+/* The three events as messages: a JSON payload exactly as in the seed (§7), and headers. Both are read strictly, since their content
+ * is stored and handed on: a wrong header makes the message invalid. Unknown members of a payload are ignored: a later version may
+ * have them. */
 #include "hydration/event.h"
 
 #include "base/json.h"
+#include "hydration/inside.h"
 
 const char *const hydration_topics[HYDRATION_KINDS] = {
     [HYDRATION_EVENT_UNKNOWN] = "entity.unknown",
@@ -23,9 +25,157 @@ const char *const hydration_reason_names[] = {
     NULL,
 };
 
-/* ---- reading ---- */
+enum header { CORRELATION_ID, TENANT_ID, SUB, VERSION, MODE, FIELDS, VISIBILITY, TRACEPARENT, WAIT, HEADERS };
 
-static enum status refuse(struct error *error, const char *field, const char *why)
+static const char *const header_names[HEADERS] = {
+    [CORRELATION_ID] = "correlation_id",
+    [TENANT_ID] = "tenant_id",
+    [SUB] = "sub",
+    [VERSION] = "version",
+    [MODE] = "hydration_mode",
+    [FIELDS] = "fields",
+    [VISIBILITY] = "visibility",
+    [TRACEPARENT] = "traceparent",
+    [WAIT] = "wait_timeout_ms",
+};
+_Static_assert(HEADERS == HYDRATION_EVENT_HEADERS_MAX, "room for each once");
+
+/* ---- fields ---- */
+
+static enum status read_fields(const struct json_value *value, struct arena *arena,
+                               struct hydration_cover *cover, struct error *error)
+{
+    struct str fields[HYDRATION_FIELDS_MAX], *kept;
+    struct json_value field;
+    struct json_iter it;
+    unsigned count = 0;
+
+    if (value->type != JSON_ARRAY)
+        return error_set_field(error, STATUS_BAD_REQUEST, "fields", "fields: is not an array");
+    json_iter_init(&it, value);
+    while (json_iter_next(&it, NULL, &field)) {
+        if (count == HYDRATION_FIELDS_MAX)
+            return error_set_field(error, STATUS_BAD_REQUEST, "fields", "fields: has too many names");
+        if (field.type == JSON_STRING)
+            fields[count] = json_str_decode(field.raw, arena);
+        if (field.type != JSON_STRING || !hydration_is_text(fields[count], HYDRATION_FIELD_BYTES_MAX))
+            return error_set_field(error, STATUS_BAD_REQUEST, "fields", "fields: one is not a name");
+        count++;
+    }
+    count = hydration_fields_sort(fields, count);
+    kept = arena_alloc(arena, sizeof fields);
+    memcpy(kept, fields, count * sizeof fields[0]);
+    cover->fields = kept;
+    cover->field_count = count;
+    return STATUS_OK;
+}
+
+static void put_fields(const struct hydration_cover *cover, struct buf *out)
+{
+    buf_put_char(out, '[');
+    for (unsigned i = 0; i < cover->field_count; i++) {
+        if (i > 0)
+            buf_put_char(out, ',');
+        json_put_string(out, cover->fields[i]);
+    }
+    buf_put_char(out, ']');
+}
+
+/* ---- reading headers ---- */
+
+static enum status refuse_header(struct error *error, const char *name, const char *why)
+{
+    return error_set_field(error, STATUS_BAD_REQUEST, name, "header %s: %s", name, why);
+}
+
+static enum status collect_headers(const struct bus_header *headers, unsigned count,
+                                   struct str values[HEADERS], struct error *error)
+{
+    for (unsigned i = 0; i < count; i++)
+        for (int at = 0; at < HEADERS; at++) {
+            if (!str_eq(headers[i].name, str_from(header_names[at])))
+                continue;
+            if (values[at].ptr)
+                return refuse_header(error, header_names[at], "is there twice");
+            values[at] = headers[i].value.ptr ? headers[i].value : STR("");
+        }
+    return STATUS_OK;
+}
+
+static enum status read_header_cover(struct str mode, struct str fields, struct arena *arena,
+                                     struct hydration_event *event, struct error *error)
+{
+    struct json_value list;
+    if (event->kind == HYDRATION_EVENT_UNKNOWN || mode.len == 0)
+        return STATUS_OK;
+    for (int at = 0; hydration_mode_names[at]; at++)
+        if (str_eq(mode, str_from(hydration_mode_names[at]))) {
+            event->cover.mode = (enum hydration_mode)at;
+            event->has_cover = true;
+        }
+    if (!event->has_cover)
+        return refuse_header(error, "hydration_mode", "is not one of its values");
+    if (event->cover.mode != HYDRATION_PARTIAL || fields.len == 0)
+        return STATUS_OK;
+    if (json_parse(fields, 1, &list, error) != STATUS_OK)
+        return refuse_header(error, "fields", "is not a JSON array");
+    return read_fields(&list, arena, &event->cover, error);
+}
+
+static enum status read_version(struct str text, struct hydration_event *event, struct error *error)
+{
+    if (text.len > 0 && (!str_to_i64(text, &event->version) || event->version < 0))
+        return refuse_header(error, "version", "is not a number of 0 or more");
+    return STATUS_OK;
+}
+
+static enum status read_wait(struct str text, struct hydration_event *event, struct error *error)
+{
+    int64_t wait_ms = 0;
+    if (event->kind != HYDRATION_EVENT_UNKNOWN || text.len == 0)
+        return STATUS_OK;
+    if (!str_to_i64(text, &wait_ms) || wait_ms < 1)
+        return refuse_header(error, "wait_timeout_ms", "is not a number of 1 or more");
+    event->wait_ms = wait_ms < HYDRATION_WAIT_MS_MAX ? wait_ms : HYDRATION_WAIT_MS_MAX;
+    return STATUS_OK;
+}
+
+static enum status read_headers(const struct bus_header *headers, unsigned count, struct arena *arena,
+                                struct hydration_event *event, struct error *error)
+{
+    struct str values[HEADERS] = {{0}};
+    struct trace trace;
+    enum status status = collect_headers(headers, count, values, error);
+    if (status != STATUS_OK)
+        return status;
+    event->tenant = values[TENANT_ID];
+    event->subject = values[SUB];
+    event->correlation_id = values[CORRELATION_ID];
+    if (!str_is_name(event->tenant))
+        return refuse_header(error, "tenant_id", "is not a tenant name");
+    if (event->subject.len && !hydration_is_text(event->subject, HYDRATION_SUBJECT_BYTES_MAX))
+        return refuse_header(error, "sub", "is too long or has control characters");
+    if (event->correlation_id.len &&
+        !hydration_is_text(event->correlation_id, HYDRATION_CORRELATION_BYTES_MAX))
+        return refuse_header(error, "correlation_id", "is too long or has control characters");
+    if (values[VISIBILITY].len && !str_eq(values[VISIBILITY], STR("caller")))
+        return refuse_header(error, "visibility", "can only be caller");
+    event->is_private = values[VISIBILITY].len > 0 && event->kind != HYDRATION_EVENT_UNKNOWN;
+    if (trace_parse(values[TRACEPARENT], &trace))
+        event->traceparent = values[TRACEPARENT];
+    status = read_version(values[VERSION], event, error);
+    if (event->kind == HYDRATION_EVENT_UNKNOWN)
+        event->version = 0; /* a question is of no version, whoever says so */
+    if (status == STATUS_OK)
+        status = read_wait(values[WAIT], event, error);
+    if (status == STATUS_OK)
+        status = read_header_cover(values[MODE], values[FIELDS], arena, event, error);
+    return status;
+}
+
+/* ---- reading payloads ---- */
+
+static enum status refuse_member(struct error *error, const char *field, const char *why)
 {
     return error_set_field(error, STATUS_BAD_REQUEST, field, "%s: %s", field, why);
 }
@@ -35,12 +185,12 @@ static enum status read_text(const struct json_value *payload, const char *name,
 {
     struct json_value value;
     if (!json_get(payload, str_from(name), &value))
-        return refuse(error, name, "is missing");
+        return refuse_member(error, name, "is missing");
     if (value.type != JSON_STRING)
-        return refuse(error, name, "is no string");
+        return refuse_member(error, name, "is not a string");
     *text = json_str_decode(value.raw, arena);
     if (!hydration_is_text(*text, bytes_max))
-        return refuse(error, name, "is empty, too long or has control characters");
+        return refuse_member(error, name, "is empty, too long or has control characters");
     return STATUS_OK;
 }
 
@@ -49,11 +199,11 @@ static enum status read_word(const struct json_value *payload, const char *name,
 {
     struct json_value value;
     if (!json_get(payload, str_from(name), &value))
-        return refuse(error, name, "is missing");
+        return refuse_member(error, name, "is missing");
     for (*at = 0; words[*at] && value.type == JSON_STRING; ++*at)
         if (json_str_eq(value.raw, str_from(words[*at])))
             return STATUS_OK;
-    return refuse(error, name, "is none of its words");
+    return refuse_member(error, name, "is not one of its values");
 }
 
 /* Fields beside another mode than partial mean nothing, but are what they should be. */
@@ -64,7 +214,7 @@ static enum status read_question(const struct json_value *payload, struct arena 
     int mode;
     enum status status = read_word(payload, "hydration_mode", hydration_mode_names, &mode, error);
     if (status == STATUS_OK && json_get(payload, STR("fields"), &fields))
-        status = hydration_fields_read(&fields, arena, &event->cover, error);
+        status = read_fields(&fields, arena, &event->cover, error);
     if (status != STATUS_OK)
         return status;
     event->cover.mode = (enum hydration_mode)mode;
@@ -80,13 +230,13 @@ static enum status read_data(const struct json_value *payload, struct arena *are
 {
     struct json_value data;
     if (!json_get(payload, STR("data"), &data))
-        return refuse(error, "data", "is missing");
+        return refuse_member(error, "data", "is missing");
     if (data.type != JSON_OBJECT)
-        return refuse(error, "data", "is no object");
+        return refuse_member(error, "data", "is not an object");
     if (data.raw.len > HYDRATION_DATA_BYTES_MAX)
-        return refuse(error, "data", "is too large");
+        return refuse_member(error, "data", "is too large");
     if (json_has_duplicates(&data, arena))
-        return refuse(error, "data", "has a member twice");
+        return refuse_member(error, "data", "has a duplicate member");
     event->data = data.raw;
     return STATUS_OK;
 }
@@ -110,7 +260,7 @@ static enum status read_names(const struct json_value *payload, struct arena *ar
     enum status status =
         read_text(payload, "entity_type", HYDRATION_TYPE_BYTES_MAX, arena, &event->entity_type, error);
     if (status == STATUS_OK && !hydration_is_type(event->entity_type))
-        status = refuse(error, "entity_type", "is not of a-z, 0-9 and _, the first a letter");
+        status = refuse_member(error, "entity_type", "is not of a-z, 0-9 and _, the first a letter");
     if (status == STATUS_OK)
         status = read_text(payload, "entity_id", HYDRATION_ID_BYTES_MAX, arena, &event->entity_id, error);
     if (status == STATUS_OK)
@@ -122,13 +272,13 @@ static enum status open_payload(struct str text, struct arena *arena, struct jso
                                 struct error *error)
 {
     if (json_parse_stored(text, JSON_DEPTH_LIMIT, payload, error) != STATUS_OK)
-        return error_set(error, STATUS_BAD_REQUEST, "the payload is no JSON");
+        return error_set(error, STATUS_BAD_REQUEST, "the payload is not JSON");
     if (payload->type != JSON_OBJECT)
-        return error_set(error, STATUS_BAD_REQUEST, "the payload is no JSON object");
+        return error_set(error, STATUS_BAD_REQUEST, "the payload is not a JSON object");
     if (json_has_duplicates(payload, arena))
-        return error_set(error, STATUS_BAD_REQUEST, "the payload has a member twice");
+        return error_set(error, STATUS_BAD_REQUEST, "the payload has a duplicate member");
     if (json_has_nul_escape(payload->raw)) /* PostgreSQL has no text that could keep it */
-        return error_set(error, STATUS_BAD_REQUEST, "the payload holds \\u0000");
+        return error_set(error, STATUS_BAD_REQUEST, "the payload contains \\u0000");
     return STATUS_OK;
 }
 
@@ -140,7 +290,7 @@ enum status hydration_event_read(enum hydration_kind kind, struct str payload,
     *event = (struct hydration_event){.kind = kind};
     enum status status = open_payload(payload, arena, &body, error);
     if (status == STATUS_OK)
-        status = hydration_headers_read(headers, header_count, arena, event, error);
+        status = read_headers(headers, header_count, arena, event, error);
     if (status == STATUS_OK)
         status = read_names(&body, arena, event, error);
     if (status != STATUS_OK)
@@ -154,6 +304,49 @@ enum status hydration_event_read(enum hydration_kind kind, struct str payload,
 
 /* ---- writing ---- */
 
+struct header_list {
+    struct bus_header *headers;
+    unsigned count;
+};
+
+static void put_header(struct header_list *to, enum header header, struct str value)
+{
+    if (value.len)
+        to->headers[to->count++] = (struct bus_header){str_from(header_names[header]), value};
+}
+
+static void put_header_cover(struct header_list *to, const struct hydration_cover *cover, struct arena *arena)
+{
+    struct buf list;
+    put_header(to, MODE, str_from(hydration_mode_names[cover->mode]));
+    if (cover->mode != HYDRATION_PARTIAL)
+        return;
+    buf_init(&list);
+    put_fields(cover, &list);
+    put_header(to, FIELDS, arena_str(arena, buf_str(&list)));
+    buf_deinit(&list);
+}
+
+static unsigned put_headers(const struct hydration_event *event, struct arena *arena,
+                            struct bus_header headers[HYDRATION_EVENT_HEADERS_MAX])
+{
+    struct header_list to = {headers, 0};
+    bool is_answer = event->kind != HYDRATION_EVENT_UNKNOWN;
+    put_header(&to, CORRELATION_ID, event->correlation_id);
+    put_header(&to, TENANT_ID, event->tenant);
+    put_header(&to, SUB, event->subject);
+    if (is_answer)
+        put_header(&to, VERSION, arena_printf(arena, "%lld", (long long)event->version));
+    if (is_answer && event->has_cover)
+        put_header_cover(&to, &event->cover, arena);
+    if (event->is_private)
+        put_header(&to, VISIBILITY, STR("caller"));
+    put_header(&to, TRACEPARENT, event->traceparent);
+    if (!is_answer && event->wait_ms > 0)
+        put_header(&to, WAIT, arena_printf(arena, "%lld", (long long)event->wait_ms));
+    return to.count;
+}
+
 unsigned hydration_event_put(const struct hydration_event *event, struct arena *arena, struct buf *out,
                              struct bus_header headers[HYDRATION_EVENT_HEADERS_MAX])
 {
@@ -166,17 +359,17 @@ unsigned hydration_event_put(const struct hydration_event *event, struct arena *
         json_put_member_str(out, "hydration_mode", str_from(hydration_mode_names[event->cover.mode]));
     if (is_question && event->cover.mode == HYDRATION_PARTIAL) {
         json_put_key(out, STR("fields"));
-        hydration_fields_put(&event->cover, out);
+        put_fields(&event->cover, out);
     }
     if (event->kind == HYDRATION_EVENT_UPDATED)
         json_put_member_raw(out, "data", event->data);
     if (event->kind == HYDRATION_EVENT_NOT_FOUND)
         json_put_member_str(out, "reason", str_from(hydration_reason_names[event->reason]));
     buf_put_char(out, '}');
-    return hydration_headers_put(event, arena, headers);
+    return put_headers(event, arena, headers);
 }
 
-/* ---- keeping ---- */
+/* ---- copying ---- */
 
 void hydration_event_copy(const struct hydration_event *from, struct arena *arena, struct hydration_event *to)
 {
@@ -185,8 +378,5 @@ void hydration_event_copy(const struct hydration_event *from, struct arena *aren
                                  &to->entity_id, &to->module,  &to->data,           &to->traceparent};
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
         *texts[i] = arena_str(arena, *texts[i]);
-    struct str *fields = arena_alloc(arena, (from->cover.field_count + 1) * sizeof fields[0]);
-    for (unsigned i = 0; i < from->cover.field_count; i++)
-        fields[i] = arena_str(arena, from->cover.fields[i]);
-    to->cover.fields = fields;
+    to->cover = hydration_cover_copy(&from->cover, arena);
 }

@@ -1,64 +1,114 @@
-/* The engine: a desk for each loop, the wire, the sources. What is heard of the bus is copied once for all loops and handed
- * to each one's desk. */
+/* Life, settings and the way of events from the bus to the shards. */
 #include "hydration/hydration.h"
 
-#include <assert.h>
 #include <stdlib.h>
 
 #include "base/memory.h"
 #include "hydration/inside.h"
 
-#define HEARD_ARENA_BYTES 2048
+/* ---- settings: the seed's names and defaults (§10.1), and limits of tables and memory ---- */
 
-/* ---- what is heard, from the bus to the desks ---- */
+#define DAY_MS (INT64_C(24) * 3600 * 1000)
+#define ROW(member) .offset = offsetof(struct hydration_settings, member)
+#define PLACE(member) .place_offset = 1 + offsetof(struct hydration_settings, member)
 
-/* One for all loops; the last of them frees it. */
-struct heard {
-    struct arena arena;
-    struct hydration_event event;
-    atomic_uint refs;
-    struct heard_message {
-        struct loop_message message;
-        struct heard *heard;
-        struct hydration_desk *desk;
-    } messages[];
+const struct hydration_policy hydration_policy_default = {
+    .module = "hydration",
+    .wait_timeout_ms = 500,
+    .negative_cache_ttl_ms = 300000,
+    .in_flight_window_ms = 5000,
+    .max_retries = 1,
+    .retry_backoff_ms = 200,
 };
 
-static void on_message(struct loop *loop, struct loop_message *message)
-{
-    struct heard_message *own = (struct heard_message *)message;
-    struct heard *heard = own->heard;
-    (void)loop;
-    hydration_desk_hear(own->desk, &heard->event);
-    if (atomic_fetch_sub(&heard->refs, 1) > 1)
-        return;
-    arena_deinit(&heard->arena);
-    free(heard);
-}
+/* The policy is the first member of every struct that has one, so that its rows fit into any table. */
+_Static_assert(offsetof(struct hydration_settings, policy) == 0, "POLICY_ROWS relies on it");
 
-static void on_heard(void *context, const struct hydration_event *event)
+#define POLICY(member) .offset = offsetof(struct hydration_policy, member)
+
+#define POLICY_ROWS                                                                                        \
+    {"wait_timeout_ms",                                                                                    \
+     SETTING_DURATION_MS,                                                                                  \
+     POLICY(wait_timeout_ms),                                                                              \
+     "How long a caller waits for the owner's answer, including the retry.",                               \
+     "500",                                                                                                \
+     1,                                                                                                    \
+     60000},                                                                                               \
+        {"negative_cache_ttl_ms",                                                                          \
+         SETTING_DURATION_MS,                                                                              \
+         POLICY(negative_cache_ttl_ms),                                                                    \
+         "How long an entity that its owner does not have is taken for absent.",                           \
+         "300000",                                                                                         \
+         1,                                                                                                \
+         DAY_MS},                                                                                          \
+        {"in_flight_window_ms",                                                                            \
+         SETTING_DURATION_MS,                                                                              \
+         POLICY(in_flight_window_ms),                                                                      \
+         "For how long the same question is not asked again by other callers.",                            \
+         "5000",                                                                                           \
+         1,                                                                                                \
+         600000},                                                                                          \
+        {"max_retries",                                                                                    \
+         SETTING_INT,                                                                                      \
+         POLICY(max_retries),                                                                              \
+         "How often a question without an answer is retried within that window.",                          \
+         "1",                                                                                              \
+         0,                                                                                                \
+         10},                                                                                              \
+    {                                                                                                      \
+        "retry_backoff_ms", SETTING_DURATION_MS, POLICY(retry_backoff_ms), "Delay before a retry.", "200", \
+            1, 60000                                                                                       \
+    }
+
+_Static_assert(offsetof(struct hydration_use, policy) == 0, "POLICY_ROWS relies on it");
+
+#define ENABLED_ROW(on)                                                                    \
+    {                                                                                      \
+        "enabled", SETTING_BOOL, .offset = offsetof(struct hydration_use, enabled),        \
+                                 .help = "Whether entities are looked up.", .fallback = on \
+    }
+
+const struct setting_row hydration_use_rows_on[] = {ENABLED_ROW("true"), POLICY_ROWS, {.name = NULL}};
+const struct setting_row hydration_use_rows_off[] = {ENABLED_ROW("false"), POLICY_ROWS, {.name = NULL}};
+
+const struct setting_row hydration_setting_rows[] = {
+    POLICY_ROWS,
+    {"copy_ttl_ms", SETTING_DURATION_MS, ROW(copy_ttl_ms),
+     "How long a copy serves after the last event about it; then the owner is asked again.", "300000", 1,
+     30 * DAY_MS},
+    {"memory_entries", SETTING_INT, ROW(memory_entries),
+     "Entities kept in the memory of a process; the oldest are removed first.", "65536", 16, 10000000},
+    {"memory_bytes", SETTING_SIZE, ROW(memory_bytes), "Memory of these entities.", "64MiB", 65536,
+     INT64_C(64) << 30},
+    {"negative_rows_max", SETTING_INT, ROW(negative_rows_max),
+     "Absent entities kept in PostgreSQL; those that expire first are removed first.", "100000", 1,
+     100000000},
+    {"copy_rows_max", SETTING_INT, ROW(copy_rows_max),
+     "Copies kept in PostgreSQL; those that expire first are removed first.", "1000000", 1, 100000000},
+    {"flight_rows_max", SETTING_INT, ROW(flight_rows_max),
+     "Questions under way kept in PostgreSQL; the oldest are removed first.", "100000", 1, 100000000},
+    {"required", SETTING_STRING_LIST, ROW(required),
+     "Entity types that clients of GET /v1/hydration need. The start logs a warning for each type without an owner.",
+     "", PLACE(required_place)},
+    {"outside", SETTING_STRING_LIST, ROW(outside),
+     "Entity types that modules outside of freshet provide over NATS.", "", PLACE(outside_place)},
+    {.name = NULL},
+};
+
+/* ---- events ---- */
+
+static void on_event(void *context, const struct hydration_event *event)
 {
     struct hydration *hydration = context;
-    struct loop_group *loops = hydration->config.loops;
-    unsigned count = loop_group_count(loops);
-    struct heard *heard;
-    if (atomic_load(&hydration->stopping))
-        return;
-    heard = memory_alloc(sizeof *heard + count * sizeof heard->messages[0]);
-    arena_init(&heard->arena, HEARD_ARENA_BYTES);
-    hydration_event_copy(event, &heard->arena, &heard->event);
-    atomic_init(&heard->refs, count);
-    for (unsigned i = 0; i < count; i++) {
-        heard->messages[i] = (struct heard_message){{.on_message = on_message}, heard, hydration->desks[i]};
-        loop_post(loop_group_loop(loops, i), &heard->messages[i].message);
-    }
+    if (!atomic_load(&hydration->stopping))
+        hydration_post(hydration->shards, loop_group_count(hydration->config.loops), event, false);
 }
 
-static enum status on_settle(void *context, const struct hydration_event *events, size_t count,
-                             struct db_conn *conn, int64_t deadline_ns, struct error *error)
+static enum status on_store(void *context, const struct hydration_event *events, size_t count,
+                            struct db_conn *conn, int64_t deadline_ns, struct error *error)
 {
     (void)context;
-    return hydration_ledger_write(conn, events, count, deadline_ns, error);
+    return hydration_ledger_store(conn, events, count, deadline_ns, error);
 }
 
 /* ---- life ---- */
@@ -68,36 +118,24 @@ struct hydration *hydration_create(const struct hydration_config *config)
     struct hydration *hydration = memory_zalloc(sizeof *hydration);
     unsigned count = loop_group_count(config->loops);
     hydration->config = *config;
-    hydration->desks = memory_zalloc(count * sizeof hydration->desks[0]);
+    hydration->shards = memory_zalloc(count * sizeof hydration->shards[0]);
     for (unsigned i = 0; i < count; i++)
-        hydration->desks[i] = hydration_desk_create(hydration, loop_group_loop(config->loops, i));
+        hydration->shards[i] = hydration_shard_create(hydration, loop_group_loop(config->loops, i));
     return hydration;
-}
-
-void hydration_provide(struct hydration *hydration, const struct hydration_source *source)
-{
-    assert(hydration->source_count < HYDRATION_SOURCES_MAX);
-    hydration->sources[hydration->source_count++] = *source;
 }
 
 enum status hydration_open(struct hydration *hydration, struct bus *events, bool consumes,
                            struct error *error)
 {
-    const char *types[HYDRATION_SOURCES_MAX];
     struct hydration_wire *wire;
-    for (size_t i = 0; i < hydration->source_count; i++)
-        types[i] = hydration->sources[i].entity_type;
     enum status status = hydration_wire_open(
         &(struct hydration_wire_config){
             .bus = events,
             .is_plain = hydration->config.is_plain,
-            .workers = hydration->config.workers,
+            .hydration = hydration,
             .context = hydration,
-            .entity_types = types,
-            .type_count = hydration->source_count,
-            .on_question = hydration_source_answer,
-            .on_heard = consumes ? on_heard : NULL,
-            .on_settle = consumes ? on_settle : NULL,
+            .on_event = consumes ? on_event : NULL,
+            .on_store = consumes ? on_store : NULL,
         },
         &wire, error);
     if (status == STATUS_OK)
@@ -105,32 +143,34 @@ enum status hydration_open(struct hydration *hydration, struct bus *events, bool
     return status;
 }
 
-static void stop_desk(struct loop *loop, void *arg)
+static void stop_shard(struct loop *loop, void *arg)
 {
     struct hydration *hydration = arg;
-    hydration_desk_stop(hydration->desks[loop_index(loop)]);
+    hydration_shard_stop(hydration->shards[loop_index(loop)]);
 }
 
 void hydration_stop(struct hydration *hydration)
 {
     atomic_store(&hydration->stopping, true);
     if (loop_group_is_running(hydration->config.loops))
-        loop_group_broadcast(hydration->config.loops, stop_desk, hydration);
+        loop_group_broadcast(hydration->config.loops, stop_shard, hydration);
     else
         for (unsigned i = 0; i < loop_group_count(hydration->config.loops); i++)
-            hydration_desk_stop(hydration->desks[i]);
+            hydration_shard_stop(hydration->shards[i]);
 }
 
 void hydration_destroy(struct hydration *hydration)
 {
     if (!hydration)
         return;
+    for (size_t i = 0; i < hydration->owner_count; i++)
+        hydration_questions_destroy(hydration->owners[i].questions);
     hydration_wire_destroy(atomic_load(&hydration->wire));
     for (unsigned i = 0; i < loop_group_count(hydration->config.loops); i++)
-        hydration_desk_destroy(hydration->desks[i]);
+        hydration_shard_destroy(hydration->shards[i]);
     for (size_t i = 0; i < hydration->follower_count; i++)
         free(hydration->followers[i]);
     free(hydration->followers);
-    free(hydration->desks);
+    free(hydration->shards);
     free(hydration);
 }

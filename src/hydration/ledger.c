@@ -1,12 +1,11 @@
-/* The ledger's statements: functions of sql/hydration do the work, one round trip each; here are their parameters and rows. */
+/* The ledger's statements, one round trip each. The functions are in sql/hydration. */
 #include "hydration/ledger.h"
 
 #include <stdio.h>
 
 enum {
     HELD_PAGE = 1000,
-    KEYS_MAX =
-        256, /* names of members that a change makes known, where its owner did not say how much it is */
+    KEYS_MAX = 256, /* names of members of a change without a cover */
 };
 
 /* Between names of fields, in results: none has a control character. */
@@ -36,9 +35,9 @@ static void put_cover(struct buf *out, const struct hydration_cover *cover)
 }
 
 /* One statement, in a transaction of its own. */
-static enum status run(struct db_pool *pool, const struct db_statement *statement,
-                       const struct db_param *params, int64_t deadline_ns, struct db_result **rows,
-                       struct error *error)
+static enum status ledger_query(struct db_pool *pool, const struct db_statement *statement,
+                                const struct db_param *params, int64_t deadline_ns, struct db_result **rows,
+                                struct error *error)
 {
     struct db_conn *conn = NULL;
     enum status status = db_acquire(pool, deadline_ns, &conn, error);
@@ -48,17 +47,17 @@ static enum status run(struct db_pool *pool, const struct db_statement *statemen
     return status;
 }
 
-/* ---- asking ---- */
+/* ---- lookups ---- */
 
-/* Every lookup is by primary key; of those that claim at once each waits only for the row of the flight. */
-static const char claim_sql[] =
+/* Reads are by primary key; concurrent calls for one entity wait for its flight row alone. */
+static const char find_sql[] =
     "select verdict, subject, data, source_module, mode, array_to_string(fields, E'\\n'), reason, version, ttl_ms"
     " from hydration.claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
 enum { VERDICT, SUBJECT, DATA, SOURCE_MODULE, MODE, FIELDS, REASON, VERSION, TTL_MS };
 
-static const enum db_type claim_types[] = {DB_TEXT, DB_TEXT,   DB_TEXT, DB_TEXT,   DB_INT,   DB_TEXT_ARRAY,
-                                           DB_TEXT, DB_BIGINT, DB_INT,  DB_BIGINT, DB_BIGINT};
-enum { CLAIM_PARAMS = sizeof claim_types / sizeof *claim_types };
+static const enum db_type find_types[] = {DB_TEXT, DB_TEXT,   DB_TEXT, DB_TEXT,   DB_INT,   DB_TEXT_ARRAY,
+                                          DB_TEXT, DB_BIGINT, DB_INT,  DB_BIGINT, DB_BIGINT};
+enum { FIND_PARAMS = sizeof find_types / sizeof *find_types };
 
 static struct hydration_cover read_cover(const struct db_result *rows, struct arena *arena)
 {
@@ -82,10 +81,10 @@ static enum hydration_ledger_verdict verdict_of(struct str name)
                                          : HYDRATION_LEDGER_JOIN;
 }
 
-static void read_claim(const struct db_result *rows, struct arena *arena, struct hydration_claim *claim)
+static void read_finding(const struct db_result *rows, struct arena *arena, struct hydration_finding *finding)
 {
     int64_t ttl_ms = db_result_i64(rows, 0, TTL_MS);
-    *claim = (struct hydration_claim){
+    *finding = (struct hydration_finding){
         .verdict = verdict_of(db_result_str(rows, 0, VERDICT)),
         .subject = arena_str(arena, db_result_str(rows, 0, SUBJECT)),
         .data = arena_str(arena, db_result_str(rows, 0, DATA)),
@@ -97,17 +96,17 @@ static void read_claim(const struct db_result *rows, struct arena *arena, struct
     };
 }
 
-enum status hydration_ledger_claim(struct db_pool *pool, const struct hydration_need *need,
-                                   const struct hydration_policy *policy, struct str correlation_id,
-                                   int64_t copy_ttl_ms, int64_t deadline_ns, struct arena *arena,
-                                   struct hydration_claim *claim, struct error *error)
+enum status hydration_ledger_find(struct db_pool *pool, const struct hydration_need *need,
+                                  const struct hydration_policy *policy, struct str correlation_id,
+                                  int64_t copy_ttl_ms, int64_t deadline_ns, struct arena *arena,
+                                  struct hydration_finding *finding, struct error *error)
 {
     char mode[24], window[24], retries[24], negative_ttl[24], copy_ttl[24];
     struct db_statement statement;
     struct db_result *rows = NULL;
     struct buf fields = {0};
     put_cover(&fields, &need->cover);
-    const struct db_param params[CLAIM_PARAMS] = {
+    const struct db_param params[FIND_PARAMS] = {
         {need->tenant},
         {need->entity_type},
         {need->entity_id},
@@ -120,10 +119,10 @@ enum status hydration_ledger_claim(struct db_pool *pool, const struct hydration_
         {number_of(policy->negative_cache_ttl_ms, negative_ttl)},
         {number_of(copy_ttl_ms, copy_ttl)},
     };
-    db_statement_init(&statement, claim_sql, CLAIM_PARAMS, claim_types);
-    enum status status = run(pool, &statement, params, deadline_ns, &rows, error);
+    db_statement_init(&statement, find_sql, FIND_PARAMS, find_types);
+    enum status status = ledger_query(pool, &statement, params, deadline_ns, &rows, error);
     if (status == STATUS_OK)
-        read_claim(rows, arena, claim);
+        read_finding(rows, arena, finding);
     db_result_free(rows);
     buf_deinit(&fields);
     return status;
@@ -145,34 +144,34 @@ enum status hydration_ledger_retry(struct db_pool *pool, const struct hydration_
         {text_of(need->subject)}, {correlation_id},    {number_of(policy->max_retries, retries)},
     };
     db_statement_init(&statement, retry_sql, RETRY_PARAMS, retry_types);
-    enum status status = run(pool, &statement, params, deadline_ns, &rows, error);
+    enum status status = ledger_query(pool, &statement, params, deadline_ns, &rows, error);
     *granted = status == STATUS_OK && db_result_i64(rows, 0, 0) == 1;
     db_result_free(rows);
     return status;
 }
 
-/* ---- hearing: an array for each column ---- */
+/* ---- events: an array for each column ---- */
 
-static const char write_sql[] =
+static const char store_sql[] =
     "select hydration.write($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)";
 enum {
-    HEARD_TENANT,
-    HEARD_TYPE,
-    HEARD_ID,
-    HEARD_SUBJECT,
-    HEARD_KIND,
-    HEARD_PRIVATE,
-    HEARD_VERSION,
-    HEARD_MODE,
-    HEARD_FIELDS,
-    HEARD_KEYS,
-    HEARD_CORRELATION,
-    HEARD_SOURCE,
-    HEARD_DATA,
-    HEARD_COLUMNS
+    EVENT_TENANT,
+    EVENT_TYPE,
+    EVENT_ID,
+    EVENT_SUBJECT,
+    EVENT_KIND,
+    EVENT_PRIVATE,
+    EVENT_VERSION,
+    EVENT_MODE,
+    EVENT_FIELDS,
+    EVENT_KEYS,
+    EVENT_CORRELATION,
+    EVENT_SOURCE,
+    EVENT_DATA,
+    EVENT_COLUMNS
 };
 
-/* The members' names, sorted: what a change makes known whose cover nobody said. */
+/* The members' names, sorted: the extent of a change without a cover. */
 static void put_keys(struct buf *out, struct str object)
 {
     const struct json_value whole = {JSON_OBJECT, object};
@@ -200,69 +199,69 @@ static void put_nested(struct buf *column, struct buf *array)
     *array = (struct buf){0};
 }
 
-static void put_known(struct buf columns[HEARD_COLUMNS], const struct hydration_event *event)
+static void put_known(struct buf columns[EVENT_COLUMNS], const struct hydration_event *event)
 {
     char number[24];
     struct buf array = {0};
     bool is_updated = event->kind == HYDRATION_EVENT_UPDATED;
     if (event->has_cover)
-        db_array_put(&columns[HEARD_MODE], number_of((int64_t)event->cover.mode, number));
+        db_array_put(&columns[EVENT_MODE], number_of((int64_t)event->cover.mode, number));
     else
-        db_array_put_null(&columns[HEARD_MODE]);
+        db_array_put_null(&columns[EVENT_MODE]);
     put_cover(&array, &event->cover);
-    put_nested(&columns[HEARD_FIELDS], &array);
+    put_nested(&columns[EVENT_FIELDS], &array);
     put_keys(&array, is_updated && !event->has_cover ? event->data : STR("{}"));
-    put_nested(&columns[HEARD_KEYS], &array);
-    db_array_put(&columns[HEARD_DATA], is_updated ? event->data : STR("{}"));
+    put_nested(&columns[EVENT_KEYS], &array);
+    db_array_put(&columns[EVENT_DATA], is_updated ? event->data : STR("{}"));
 }
 
-static void put_event(struct buf columns[HEARD_COLUMNS], const struct hydration_event *event)
+static void put_event(struct buf columns[EVENT_COLUMNS], const struct hydration_event *event)
 {
     char version[24];
     bool is_updated = event->kind == HYDRATION_EVENT_UPDATED;
     bool is_hidden = !is_updated && event->reason == HYDRATION_INACCESSIBLE;
     bool is_private = event->is_private || is_hidden;
-    db_array_put(&columns[HEARD_TENANT], event->tenant);
-    db_array_put(&columns[HEARD_TYPE], event->entity_type);
-    db_array_put(&columns[HEARD_ID], event->entity_id);
-    db_array_put(&columns[HEARD_SUBJECT], is_private ? text_of(event->subject) : STR(""));
-    db_array_put(&columns[HEARD_KIND], is_updated  ? STR("updated")
+    db_array_put(&columns[EVENT_TENANT], event->tenant);
+    db_array_put(&columns[EVENT_TYPE], event->entity_type);
+    db_array_put(&columns[EVENT_ID], event->entity_id);
+    db_array_put(&columns[EVENT_SUBJECT], is_private ? text_of(event->subject) : STR(""));
+    db_array_put(&columns[EVENT_KIND], is_updated  ? STR("updated")
                                        : is_hidden ? STR("inaccessible")
                                                    : STR("absent"));
-    db_array_put(&columns[HEARD_PRIVATE], is_private ? STR("t") : STR("f"));
-    db_array_put(&columns[HEARD_VERSION], number_of(event->version, version));
-    db_array_put(&columns[HEARD_CORRELATION], text_of(event->correlation_id));
-    db_array_put(&columns[HEARD_SOURCE], event->module);
+    db_array_put(&columns[EVENT_PRIVATE], is_private ? STR("t") : STR("f"));
+    db_array_put(&columns[EVENT_VERSION], number_of(event->version, version));
+    db_array_put(&columns[EVENT_CORRELATION], text_of(event->correlation_id));
+    db_array_put(&columns[EVENT_SOURCE], event->module);
     put_known(columns, event);
 }
 
-enum status hydration_ledger_write(struct db_conn *conn, const struct hydration_event *events, size_t count,
+enum status hydration_ledger_store(struct db_conn *conn, const struct hydration_event *events, size_t count,
                                    int64_t deadline_ns, struct error *error)
 {
-    struct buf columns[HEARD_COLUMNS] = {{0}};
-    struct db_param params[HEARD_COLUMNS];
-    enum db_type types[HEARD_COLUMNS];
+    struct buf columns[EVENT_COLUMNS] = {{0}};
+    struct db_param params[EVENT_COLUMNS];
+    enum db_type types[EVENT_COLUMNS];
     struct db_statement statement;
-    for (size_t i = 0; i < HEARD_COLUMNS; i++)
+    for (size_t i = 0; i < EVENT_COLUMNS; i++)
         db_array_begin(&columns[i]);
     for (size_t i = 0; i < count; i++)
         if (events[i].kind != HYDRATION_EVENT_UNKNOWN)
             put_event(columns, &events[i]);
-    for (size_t i = 0; i < HEARD_COLUMNS; i++) {
+    for (size_t i = 0; i < EVENT_COLUMNS; i++) {
         db_array_end(&columns[i]);
         types[i] = DB_TEXT_ARRAY;
         params[i] = (struct db_param){buf_str(&columns[i])};
     }
-    db_statement_init(&statement, write_sql, HEARD_COLUMNS, types);
+    db_statement_init(&statement, store_sql, EVENT_COLUMNS, types);
     enum status status = db_exec(conn, &statement, params, deadline_ns, NULL, error);
-    for (size_t i = 0; i < HEARD_COLUMNS; i++)
+    for (size_t i = 0; i < EVENT_COLUMNS; i++)
         buf_deinit(&columns[i]);
     return status;
 }
 
-/* ---- who is held ---- */
+/* ---- held entities ---- */
 
-/* By the primary keys, a page behind the last id; past the prefix nothing begins with it any more. */
+/* By the primary keys, page by page from the last id up to the end of the prefix. */
 #define HELD_IN(table)                                                                     \
     "(select entity_id from hydration." table " where tenant_id = $1 and entity_type = $2" \
     " and entity_id > $4 and entity_id >= $3 and entity_id < $3 || U&'\\+10FFFF'"          \
@@ -272,27 +271,34 @@ static const char held_sql[] = "select entity_id from (" HELD_IN("copies") " uni
 static const enum db_type held_types[] = {DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT, DB_INT};
 enum { HELD_PARAMS = sizeof held_types / sizeof *held_types };
 
-enum status hydration_ledger_held(struct db_pool *pool, struct str entity_type, struct str tenant,
-                                  struct str id_prefix, int64_t deadline_ns,
-                                  void (*fn)(struct str entity_id, void *arg), void *arg, struct error *error)
+enum status hydration_ledger_list_held(struct db_pool *pool, struct str entity_type, struct str tenant,
+                                       struct str id_prefix, int64_t deadline_ns, struct arena *arena,
+                                       struct hydration_ref **refs, size_t *count, struct error *error)
 {
     char page[24];
     struct db_statement statement;
-    struct db_result *rows = NULL;
     struct str last = STR("");
+    size_t rows_count = HELD_PAGE;
     enum status status = STATUS_OK;
+
+    *refs = NULL;
+    *count = 0;
     db_statement_init(&statement, held_sql, HELD_PARAMS, held_types);
-    do {
-        struct db_result *before = rows; /* `last` is a text of it */
-        rows = NULL;
+    while (status == STATUS_OK && rows_count == HELD_PAGE) {
+        struct db_result *rows = NULL;
         const struct db_param params[HELD_PARAMS] = {
             {tenant}, {entity_type}, {text_of(id_prefix)}, {last}, {number_of(HELD_PAGE, page)}};
-        status = run(pool, &statement, params, deadline_ns, &rows, error);
-        db_result_free(before);
-        for (size_t i = 0; status == STATUS_OK && i < db_result_rows(rows); i++)
-            fn(last = db_result_str(rows, i, 0), arg);
-    } while (status == STATUS_OK && db_result_rows(rows) == HELD_PAGE);
-    db_result_free(rows);
+        status = ledger_query(pool, &statement, params, deadline_ns, &rows, error);
+        rows_count = status == STATUS_OK ? db_result_rows(rows) : 0;
+        struct hydration_ref *all = arena_alloc(arena, (*count + rows_count + 1) * sizeof *all);
+        if (*count > 0)
+            memcpy(all, *refs, *count * sizeof *all);
+        for (size_t i = 0; i < rows_count; i++)
+            all[(*count)++] =
+                (struct hydration_ref){tenant, last = arena_str(arena, db_result_str(rows, i, 0))};
+        *refs = all;
+        db_result_free(rows);
+    }
     return status;
 }
 
@@ -304,9 +310,9 @@ static const char held_of_sql[] =
     "select u.at from unnest($2, $3) with ordinality as u (tenant_id, entity_id, at)"
     " where " IS_IN("copies") " or " IS_IN("absences") " or " IS_IN("flights");
 
-enum status hydration_ledger_held_of(struct db_pool *pool, struct str entity_type,
-                                     const struct hydration_subject *subjects, size_t count,
-                                     int64_t deadline_ns, bool *held, struct error *error)
+enum status hydration_ledger_find_held(struct db_pool *pool, struct str entity_type,
+                                       const struct hydration_ref *refs, size_t count, int64_t deadline_ns,
+                                       bool *held, struct error *error)
 {
     static const enum db_type types[] = {DB_TEXT, DB_TEXT_ARRAY, DB_TEXT_ARRAY};
     struct buf tenants, ids;
@@ -318,14 +324,14 @@ enum status hydration_ledger_held_of(struct db_pool *pool, struct str entity_typ
     db_array_begin(&ids);
     for (size_t i = 0; i < count; i++) {
         held[i] = false;
-        db_array_put(&tenants, subjects[i].tenant);
-        db_array_put(&ids, subjects[i].entity_id);
+        db_array_put(&tenants, refs[i].tenant);
+        db_array_put(&ids, refs[i].entity_id);
     }
     db_array_end(&tenants);
     db_array_end(&ids);
     const struct db_param params[] = {{entity_type}, {buf_str(&tenants)}, {buf_str(&ids)}};
     db_statement_init(&statement, held_of_sql, 3, types);
-    enum status status = run(pool, &statement, params, deadline_ns, &rows, error);
+    enum status status = ledger_query(pool, &statement, params, deadline_ns, &rows, error);
     for (size_t i = 0; status == STATUS_OK && i < db_result_rows(rows); i++)
         held[db_result_i64(rows, i, 0) - 1] = true;
     db_result_free(rows);
@@ -334,7 +340,7 @@ enum status hydration_ledger_held_of(struct db_pool *pool, struct str entity_typ
     return status;
 }
 
-/* ---- what goes: by its time, and what is too many. A row takes more than 64 bytes: most tables need not be counted. ---- */
+/* ---- clean-up: expired rows, and the oldest of too many. A row has more than 64 bytes: small tables are not counted. ---- */
 
 #define CLEANUP(table, until, keep)                                                                  \
     "delete from hydration." table " where ctid = any(array("                                        \

@@ -1,23 +1,25 @@
-/* What a loop remembers of entities: a hash table, and a list in the order things were heard, so that the oldest go first.
+/* What one loop remembers of entities: a hash table, and a list in the order of arrival, so that the oldest entries go first.
  *
- *     bucket ─▶ item 7 for everybody: copy, version 3 ─▶ session 9 for ann: copy, version 5 ─▶ session 9 for bob: hidden, 5
+ *     bucket ─▶ item 7 for every caller: copy, version 3 ─▶ session 9 for ann: copy, version 5 ─▶ session 9 for bob: hidden, 5
  *     oldest ─▶ … ─▶ newest
  *
- * An entry is never changed: what is heard replaces it. It is handed out until it is HYDRATION_MEMORY_MS old at most, and
- * stays for its version VERSION_MS long, the time the bus itself keeps an answer: one that comes later than that is not an
- * answer any more. All callers' entries of an entity share its versions: one of them hears of a change, all are outdated. */
+ * An entry never changes: an event replaces it. It serves for HYDRATION_MEMORY_MS at most, and stays for its version for
+ * VERSION_MS, as long as the bus keeps an answer, so that a late answer is recognized. Versions are those of the entity: an event
+ * for one caller makes the older entries of all callers obsolete. */
 #include <stdlib.h>
 
 #include "base/clock.h"
 #include "base/memory.h"
-#include "hydration/desk.h"
+#include "hydration/inside.h"
 
-#define VERSION_MS 60000
-#define LARGE_PART 4 /* what would take more than a quarter of the memory is not worth the rest of it */
+enum {
+    VERSION_MS = 60000,
+    LARGE_PART = 4, /* data of more than a quarter of the memory is not kept */
+};
 
 struct entry {
-    struct entry *next_in_bucket;
-    struct entry *newer, *older;
+    LIST_ENTRY(entry) in_bucket;
+    TAILQ_ENTRY(entry) by_age;
     uint64_t hash;
     size_t bytes;
     enum hydration_known known; /* NOT: only the version */
@@ -27,14 +29,14 @@ struct entry {
     bool has_cover;
     enum hydration_reason reason;
     bool is_private;
-    int64_t version, heard_ns, until_ns;
+    int64_t version, received_ns, until_ns;
     struct str block[]; /* fields, then texts */
 };
 
 struct hydration_memory {
-    struct entry **buckets;
+    LIST_HEAD(entries, entry) * buckets;
     size_t bucket_mask;
-    struct entry *oldest, *newest;
+    TAILQ_HEAD(, entry) by_age; /* the oldest first */
     size_t count, entries_max, bytes, bytes_max;
 };
 
@@ -46,6 +48,7 @@ struct hydration_memory *hydration_memory_create(size_t entries_max, size_t byte
         buckets *= 2;
     memory->buckets = memory_zalloc(buckets * sizeof memory->buckets[0]);
     memory->bucket_mask = buckets - 1;
+    TAILQ_INIT(&memory->by_age);
     memory->entries_max = entries_max;
     memory->bytes_max = bytes_max;
     return memory;
@@ -53,12 +56,8 @@ struct hydration_memory *hydration_memory_create(size_t entries_max, size_t byte
 
 static void forget(struct hydration_memory *memory, struct entry *entry)
 {
-    struct entry **place = &memory->buckets[entry->hash & memory->bucket_mask];
-    while (*place != entry)
-        place = &(*place)->next_in_bucket;
-    *place = entry->next_in_bucket;
-    *(entry->older ? &entry->older->newer : &memory->oldest) = entry->newer;
-    *(entry->newer ? &entry->newer->older : &memory->newest) = entry->older;
+    LIST_REMOVE(entry, in_bucket);
+    TAILQ_REMOVE(&memory->by_age, entry, by_age);
     memory->count--;
     memory->bytes -= entry->bytes;
     free(entry);
@@ -66,8 +65,8 @@ static void forget(struct hydration_memory *memory, struct entry *entry)
 
 void hydration_memory_destroy(struct hydration_memory *memory)
 {
-    while (memory->oldest)
-        forget(memory, memory->oldest);
+    while (!TAILQ_EMPTY(&memory->by_age))
+        forget(memory, TAILQ_FIRST(&memory->by_age));
     free(memory->buckets);
     free(memory);
 }
@@ -95,7 +94,7 @@ static bool is_of(const struct entry *entry, uint64_t hash, struct str tenant, s
 static struct entry *next_of(struct entry *entry, uint64_t hash, const struct hydration_event *event)
 {
     while (entry && !is_of(entry, hash, event->tenant, event->entity_type, event->entity_id))
-        entry = entry->next_in_bucket;
+        entry = LIST_NEXT(entry, in_bucket);
     return entry;
 }
 
@@ -104,7 +103,7 @@ static bool is_current(const struct entry *entry, int64_t now_ns)
     return entry->known != HYDRATION_KNOWN_NOT && entry->until_ns > now_ns;
 }
 
-/* What counts for this caller: their own word before everybody's, the newer before either. */
+/* The entry that counts for a caller: the newer one, and of the same version the caller's own. */
 static const struct entry *better(const struct entry *a, const struct entry *b)
 {
     if (!a || a->version != b->version)
@@ -112,19 +111,19 @@ static const struct entry *better(const struct entry *a, const struct entry *b)
     return a->subject.len ? a : b;
 }
 
-struct hydration_known_entity hydration_memory_look(struct hydration_memory *memory,
+struct hydration_known_entity hydration_memory_find(struct hydration_memory *memory,
                                                     const struct hydration_need *need, int64_t now_ns)
 {
     struct hydration_known_entity result = {.known = HYDRATION_KNOWN_NOT};
     uint64_t hash = hydration_entity_hash(need->tenant, need->entity_type, need->entity_id);
     const struct entry *found = NULL;
 
-    for (struct entry *entry = memory->buckets[hash & memory->bucket_mask]; entry;
-         entry = entry->next_in_bucket) {
+    struct entry *entry;
+    LIST_FOREACH(entry, &memory->buckets[hash & memory->bucket_mask], in_bucket) {
         if (!is_of(entry, hash, need->tenant, need->entity_type, need->entity_id))
             continue;
         result.is_private |= entry->is_private;
-        result.was_heard |= entry->known == HYDRATION_KNOWN_NOT;
+        result.was_received |= entry->known == HYDRATION_KNOWN_NOT;
         if (str_eq(entry->subject, entry->is_private ? need->subject : STR_NONE) &&
             entry->known != HYDRATION_KNOWN_NOT)
             found = better(found, entry);
@@ -142,10 +141,10 @@ struct hydration_known_entity hydration_memory_look(struct hydration_memory *mem
     return result;
 }
 
-/* ---- hearing ---- */
+/* ---- storing ---- */
 
-/* Versions are the entity's: whoever heard of a later one makes this one old, for all. Of the same version something is
- * more than nothing, unless it is about different callers. Without versions (0) that holds as long as the copy serves. */
+/* An older version is outdated. Of the same version a copy counts more than a not-found, unless they are for different callers;
+ * without versions (0) as long as the copy serves. */
 static bool is_outdated(const struct hydration_event *event, const struct entry *entry, int64_t now_ns)
 {
     if (event->version != entry->version)
@@ -157,7 +156,7 @@ static bool is_outdated(const struct hydration_event *event, const struct entry 
     return event->version > 0 || is_current(entry, now_ns);
 }
 
-/* Does what is heard leave this entry of the same entity as it is? Only what is of the same version and about others. */
+/* Does the entry of the same entity stay? Only if it has the same version and is for other callers. */
 static bool leaves(const struct hydration_event *event, const struct entry *entry)
 {
     return event->is_private && event->subject.len > 0 && entry->version == event->version &&
@@ -171,7 +170,7 @@ static bool is_same_view(const struct hydration_event *event, const struct entry
            str_eq(entry->subject, event->is_private ? event->subject : STR_NONE);
 }
 
-/* The same version known more widely is worth more than what is heard now. */
+/* The same version with a wider cover is kept instead of the event. */
 static bool is_wider(const struct entry *entry, const struct hydration_event *event,
                      const struct hydration_cover *cover, int64_t now_ns)
 {
@@ -186,7 +185,7 @@ static bool is_wider(const struct entry *entry, const struct hydration_event *ev
 static enum hydration_known known_by(const struct hydration_event *event)
 {
     if (event->is_private && !event->subject.len)
-        return HYDRATION_KNOWN_NOT; /* somebody's, and nobody said whose: for nobody */
+        return HYDRATION_KNOWN_NOT; /* private, and its caller is not named */
     return event->kind == HYDRATION_EVENT_UPDATED ? HYDRATION_KNOWN_COPY : HYDRATION_KNOWN_ABSENT;
 }
 
@@ -218,64 +217,55 @@ static struct entry *make_entry(const struct hydration_event *event, const struc
     return entry;
 }
 
-static void insert(struct hydration_memory *memory, struct entry *entry)
-{
-    struct entry **bucket = &memory->buckets[entry->hash & memory->bucket_mask];
-    entry->next_in_bucket = *bucket;
-    *bucket = entry;
-    entry->older = memory->newest;
-    *(memory->newest ? &memory->newest->newer : &memory->oldest) = entry;
-    memory->newest = entry;
-    memory->count++;
-    memory->bytes += entry->bytes;
-}
-
 static void make_room(struct hydration_memory *memory, int64_t now_ns)
 {
-    while (memory->oldest && (memory->count > memory->entries_max || memory->bytes > memory->bytes_max ||
-                              memory->oldest->heard_ns + VERSION_MS * CLOCK_NS_PER_MS <= now_ns))
-        forget(memory, memory->oldest);
+    struct entry *oldest;
+    while ((oldest = TAILQ_FIRST(&memory->by_age)) != NULL &&
+           (memory->count > memory->entries_max || memory->bytes > memory->bytes_max ||
+            oldest->received_ns + VERSION_MS * CLOCK_NS_PER_MS <= now_ns))
+        forget(memory, oldest);
 }
 
-static void remember(struct hydration_memory *memory, uint64_t hash, const struct hydration_event *event,
-                     const struct hydration_cover *cover, enum hydration_known known, int64_t ttl_ms,
-                     int64_t now_ns)
+static void insert(struct hydration_memory *memory, uint64_t hash, struct entry *entry, int64_t ttl_ms,
+                   int64_t now_ns)
 {
-    if (known == HYDRATION_KNOWN_COPY && event->data.len > memory->bytes_max / LARGE_PART)
-        known = HYDRATION_KNOWN_NOT;
-    struct entry *entry = make_entry(event, cover, known);
     entry->hash = hash;
-    entry->heard_ns = now_ns;
+    entry->received_ns = now_ns;
     entry->until_ns =
         now_ns + (ttl_ms < HYDRATION_MEMORY_MS ? ttl_ms : HYDRATION_MEMORY_MS) * CLOCK_NS_PER_MS;
-    insert(memory, entry);
+    LIST_INSERT_HEAD(&memory->buckets[hash & memory->bucket_mask], entry, in_bucket);
+    TAILQ_INSERT_TAIL(&memory->by_age, entry, by_age);
+    memory->count++;
+    memory->bytes += entry->bytes;
     make_room(memory, now_ns);
 }
 
-bool hydration_memory_hear(struct hydration_memory *memory, const struct hydration_event *event,
-                           const struct hydration_cover *cover, bool is_wanted, int64_t ttl_ms,
-                           int64_t now_ns)
+bool hydration_memory_store(struct hydration_memory *memory, const struct hydration_event *event,
+                            const struct hydration_cover *cover, bool is_wanted, int64_t ttl_ms,
+                            int64_t now_ns)
 {
     uint64_t hash = hydration_entity_hash(event->tenant, event->entity_type, event->entity_id);
-    struct entry **bucket = &memory->buckets[hash & memory->bucket_mask];
+    struct entries *bucket = &memory->buckets[hash & memory->bucket_mask];
     bool is_held = false;
 
     make_room(memory, now_ns);
-    for (struct entry *at = next_of(*bucket, hash, event); at;
-         at = next_of(at->next_in_bucket, hash, event)) {
+    for (struct entry *at = next_of(LIST_FIRST(bucket), hash, event); at;
+         at = next_of(LIST_NEXT(at, in_bucket), hash, event)) {
         if (is_outdated(event, at, now_ns))
             return false;
         if (is_wider(at, event, cover, now_ns))
             return true;
         is_held |= at->known == HYDRATION_KNOWN_COPY && is_same_view(event, at) && is_current(at, now_ns);
     }
-    for (struct entry *at = next_of(*bucket, hash, event), *next; at; at = next) {
-        next = next_of(at->next_in_bucket, hash, event);
+    for (struct entry *at = next_of(LIST_FIRST(bucket), hash, event), *next; at; at = next) {
+        next = next_of(LIST_NEXT(at, in_bucket), hash, event);
         if (!leaves(event, at))
             forget(memory, at);
     }
     bool is_renewed = is_held && event->kind == HYDRATION_EVENT_UPDATED;
     enum hydration_known known = is_wanted || is_renewed ? known_by(event) : HYDRATION_KNOWN_NOT;
-    remember(memory, hash, event, cover, known, ttl_ms, now_ns);
+    if (known == HYDRATION_KNOWN_COPY && event->data.len > memory->bytes_max / LARGE_PART)
+        known = HYDRATION_KNOWN_NOT;
+    insert(memory, hash, make_entry(event, cover, known), ttl_ms, now_ns);
     return true;
 }

@@ -1,4 +1,4 @@
-/* Hydration's metric families (H7). A consumer's series are looked up once by each thread that counts for it. */
+/* Hydration's metrics (H7). Each thread caches the series of the consumers that it counts for. */
 #include <pthread.h>
 
 #include "base/clock.h"
@@ -8,25 +8,26 @@
     static struct metric_family variable = {        \
         .name = text, .help = sentence, .type = kind, .labels = {__VA_ARGS__}}
 
-FAMILY(requests, METRIC_COUNTER, "freshet_hydration_requests_total",
-       "Entities asked for by consumers, by what came of it.", "consumer", "result");
+FAMILY(requests, METRIC_COUNTER, "freshet_hydration_requests_total", "Lookups by consumer and result.",
+       "consumer", "result");
 FAMILY(hits, METRIC_COUNTER, "freshet_hydration_hits_total",
-       "Entities that were known without asking anybody: in the process's memory, in PostgreSQL.", "consumer",
+       "Lookups answered without the owner: from memory or from the ledger in PostgreSQL.", "consumer",
        "way");
 FAMILY(negative_hits, METRIC_COUNTER, "freshet_hydration_negative_hits_total",
-       "Entities known to be absent without asking anybody, by where.", "consumer", "way");
+       "Lookups of entities that memory or the ledger has as absent.", "consumer", "way");
 FAMILY(collapsed, METRIC_COUNTER, "freshet_hydration_collapsed_total",
-       "Requests that joined a question somebody had asked already, in this process or another.", "consumer");
+       "Lookups that joined a question under way, in this process or another.", "consumer");
 FAMILY(timeouts, METRIC_COUNTER, "freshet_hydration_timeouts_total",
-       "Requests whose time was up before an answer came.", "consumer");
+       "Lookups that ended without an answer in time.", "consumer");
 FAMILY(unknowns, METRIC_COUNTER, "freshet_hydration_unknowns_total",
-       "entity/unknown published, the first time and as a retry.", "consumer", "try");
-FAMILY(ignored, METRIC_COUNTER, "freshet_hydration_ignored_total",
-       "Answers and changes that had no effect, by reason.", "reason");
+       "Questions to owners (entity/unknown), direct or over the bus: first ones and retries.", "consumer",
+       "try");
+FAMILY(ignored, METRIC_COUNTER, "freshet_hydration_ignored_total", "Events without effect, by reason.",
+       "reason");
 FAMILY(waiting, METRIC_GAUGE, "freshet_hydration_waiters",
-       "Requests that wait for an answer right now, asking in the background included.", NULL);
+       "Callers that wait for an answer, including deferred ones.", NULL);
 FAMILY(latency, METRIC_HISTOGRAM, "freshet_hydration_seconds",
-       "From asking to the outcome, where it was not in memory.", "consumer");
+       "Duration of lookups that were not answered from memory.", "consumer");
 
 struct metric_family *const hydration_metrics[] = {&requests, &hits,    &negative_hits, &collapsed, &timeouts,
                                                    &unknowns, &ignored, &waiting,       &latency,   NULL};
@@ -72,7 +73,7 @@ static struct metric_series *series_of(struct metric_family *family, const char 
     return metric_series_get(family, (const struct str[]){str_from(module), str_from(label)});
 }
 
-static void look_up(struct consumer *consumer, const char *module)
+static void find_series(struct consumer *consumer, const char *module)
 {
     static const char *const ways[] = {[HYDRATION_BY_MEMORY] = "memory", [HYDRATION_BY_LEDGER] = "ledger"};
 
@@ -101,7 +102,7 @@ static const struct consumer *consumer_of(const struct hydration_policy *policy)
         if (cached[i].module == policy->module)
             return &cached[i];
     struct consumer *consumer = &cached[oldest++ % CONSUMERS_CACHED];
-    look_up(consumer, policy->module);
+    find_series(consumer, policy->module);
     return consumer;
 }
 

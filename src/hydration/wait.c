@@ -1,8 +1,8 @@
-/* Asking from a thread that may block: each need goes to the desk of the loop that its entity's hash names, so that the same
- * entity is asked for and remembered in one place; the thread sleeps until the last outcome is there.
+/* Asking from a thread that may block: each need goes to the loop that its entity's hash selects, so that one entity is looked up
+ * and remembered in one place; the thread sleeps until the last outcome is there.
  *
- * A batch is held by the thread and by every loop that has needs of it, and the last of them frees it: a thread that gave up
- * waiting, since a loop hangs or has ended, leaves nothing behind that points to it. */
+ * A batch is shared by the thread, a message to each loop and its waiters; the last of them frees it. So a thread may stop waiting
+ * for a loop that hangs or has ended. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -13,8 +13,7 @@
 #include "hydration/inside.h"
 
 enum {
-    ARENA_BYTES = 4096,
-    SLACK_MS = 1000, /* a loop that is later than that by itself is not waited for */
+    SLACK_MS = 1000, /* after the timeout: then a loop hangs */
 };
 
 struct waiting {
@@ -44,7 +43,7 @@ struct batch {
     size_t left; /* under the lock */
 };
 
-static void release(struct batch *batch)
+static void batch_release(struct batch *batch)
 {
     if (atomic_fetch_sub(&batch->holders, 1) != 1)
         return;
@@ -58,21 +57,21 @@ static void release(struct batch *batch)
 
 /* ---- on the loops ---- */
 
-static void on_done(struct hydration_waiter *waiter, const struct hydration_outcome *outcome)
+static void on_waiting_done(struct hydration_waiter *waiter, const struct hydration_outcome *outcome)
 {
-    struct waiting *waiting = (struct waiting *)waiter;
+    struct waiting *waiting = CONTAINER_OF(waiter, struct waiting, waiter);
     struct batch *batch = waiting->batch;
 
     waiting->outcome = *outcome;
     buf_put_str(&waiting->text, outcome->data);
     buf_put_str(&waiting->text, outcome->source_module);
-    buf_put_char(&waiting->text, '\0'); /* so that there is a text, even if it is empty */
+    buf_put_char(&waiting->text, '\0'); /* never NULL */
     waiting->outcome.data = str_of(waiting->text.data, outcome->data.len);
     pthread_mutex_lock(&batch->lock);
     if (--batch->left == 0)
         pthread_cond_signal(&batch->all_done);
     pthread_mutex_unlock(&batch->lock);
-    release(batch);
+    batch_release(batch);
 }
 
 static void on_part(struct loop *loop, struct loop_message *message)
@@ -84,20 +83,12 @@ static void on_part(struct loop *loop, struct loop_message *message)
         struct waiting *waiting = &batch->waitings[i];
         if (waiting->loop == index)
             hydration_ask(batch->hydration, &batch->policy, &waiting->need, false, loop, &waiting->waiter,
-                          on_done);
+                          on_waiting_done);
     }
-    release(batch);
+    batch_release(batch);
 }
 
 /* ---- on the thread ---- */
-
-static struct hydration_cover copy_cover(struct arena *arena, const struct hydration_cover *cover)
-{
-    struct str *fields = arena_alloc(arena, (cover->field_count + 1) * sizeof *fields);
-    for (unsigned i = 0; i < cover->field_count; i++)
-        fields[i] = arena_str(arena, cover->fields[i]);
-    return (struct hydration_cover){cover->mode, fields, cover->field_count};
-}
 
 static void copy_need(struct arena *arena, struct hydration_need *copy, const struct hydration_need *need)
 {
@@ -106,7 +97,7 @@ static void copy_need(struct arena *arena, struct hydration_need *copy, const st
     copy->subject = arena_str(arena, need->subject);
     copy->entity_type = arena_str(arena, need->entity_type);
     copy->entity_id = arena_str(arena, need->entity_id);
-    copy->cover = copy_cover(arena, &need->cover);
+    copy->cover = hydration_cover_copy(&need->cover, arena);
 }
 
 static struct batch *make_batch(struct hydration *hydration, const struct hydration_policy *policy,
@@ -116,7 +107,7 @@ static struct batch *make_batch(struct hydration *hydration, const struct hydrat
     unsigned loops = loop_group_count(hydration->config.loops);
     pthread_condattr_t attributes;
 
-    arena_init(&batch->arena, ARENA_BYTES);
+    arena_init(&batch->arena, HYDRATION_ARENA_BYTES);
     batch->hydration = hydration;
     batch->policy = *policy;
     batch->count = batch->left = count;
@@ -140,17 +131,17 @@ static struct batch *make_batch(struct hydration *hydration, const struct hydrat
     return batch;
 }
 
-static void post(struct batch *batch)
+static void post_to_loops(struct batch *batch)
 {
     struct loop_group *loops = batch->hydration->config.loops;
-    struct part *parts = batch->parts; /* the last loop may be done with the batch before we are */
+    struct part *parts = batch->parts; /* the batch may be freed by the last loop */
     for (unsigned i = 0; i < loop_group_count(loops); i++) {
         parts[i] = (struct part){.message.on_message = on_part, .batch = batch};
         loop_post(loop_group_loop(loops, i), &parts[i].message);
     }
 }
 
-static bool await(struct batch *batch)
+static bool await_batch(struct batch *batch)
 {
     int64_t deadline_ns = clock_deadline_ms(batch->policy.wait_timeout_ms + SLACK_MS);
     struct timespec until = {.tv_sec = deadline_ns / CLOCK_NS_PER_S, .tv_nsec = deadline_ns % CLOCK_NS_PER_S};
@@ -164,7 +155,8 @@ static bool await(struct batch *batch)
     return are_all_done;
 }
 
-static void give(const struct waiting *waiting, struct arena *arena, struct hydration_outcome *outcome)
+static void copy_outcome(const struct waiting *waiting, struct arena *arena,
+                         struct hydration_outcome *outcome)
 {
     *outcome = waiting->outcome;
     outcome->data = arena_str(arena, waiting->outcome.data);
@@ -182,9 +174,9 @@ void hydration_ask_and_wait(struct hydration *hydration, const struct hydration_
     if (count == 0 || atomic_load(&hydration->stopping))
         return;
     struct batch *batch = make_batch(hydration, policy, needs, count);
-    post(batch);
-    if (await(batch))
+    post_to_loops(batch);
+    if (await_batch(batch))
         for (size_t i = 0; i < count; i++)
-            give(&batch->waitings[i], arena, &outcomes[i]);
-    release(batch);
+            copy_outcome(&batch->waitings[i], arena, &outcomes[i]);
+    batch_release(batch);
 }

@@ -87,7 +87,7 @@ def test_an_owner_that_dies_answers_when_it_is_back(trio, place):
     assert trio.is_well()
 
 
-@pytest.mark.parametrize("place", ["before_claim", "after_claim", "before_settle"])
+@pytest.mark.parametrize("place", ["before_find", "after_find", "before_store"])
 def test_an_asker_that_dies_holds_nobody_up(trio, place):
     _, others = trio.provoke(trio.asker, place, "kill")
     eventually(lambda: trio.asker.process.poll() == -signal.SIGKILL)
@@ -96,7 +96,7 @@ def test_an_asker_that_dies_holds_nobody_up(trio, place):
     assert trio.is_well()
 
 
-@pytest.mark.parametrize("place", ["after_claim", "before_settle"])
+@pytest.mark.parametrize("place", ["after_find", "before_store"])
 def test_an_asker_that_freezes_holds_nobody_up(trio, place):
     asked, others = trio.provoke(trio.asker, place, "stop")
     try:
@@ -115,7 +115,7 @@ def test_an_owner_that_freezes_answers_when_it_goes_on(trio):
     assert trio.is_well()
 
 
-@pytest.mark.parametrize("name, place", [("asker", "after_claim"), ("owner", "after_answer"), ("asker", "before_settle")])
+@pytest.mark.parametrize("name, place", [("asker", "after_find"), ("owner", "after_answer"), ("asker", "before_store")])
 def test_postgres_crashes_between_two_steps(trio, name, place):
     asked, others = trio.provoke(getattr(trio, name), place, "sleep-300")
     trio.postgres.restart("immediate")

@@ -43,7 +43,7 @@ static void take_session(const struct hydration_question *question, const struct
     entity->found = is_visible ? HYDRATION_IS : HYDRATION_IS_HIDDEN;
     if (!is_visible)
         return;
-    entity->owner = arena_str(entity->arena, question->subject);
+    entity->only_subject = arena_str(entity->arena, question->subject);
     put_session(entity->data, rows);
 }
 
@@ -80,16 +80,16 @@ static enum status look_up_session(void *context, const struct hydration_questio
 void chat_owner_provide(struct chat *chat)
 {
     db_statement_init(&chat->session, session_sql, 2, (const enum db_type[]){DB_TEXT, DB_UUID});
-    hydration_provide(kernel_hydration(chat->kernel), &(struct hydration_source){.entity_type = ENTITY_TYPE,
-                                                                                 .module = "chat",
-                                                                                 .look = look_up_session,
-                                                                                 .context = chat});
+    hydration_provide(kernel_hydration(chat->kernel), &(struct hydration_owner){.entity_type = ENTITY_TYPE,
+                                                                                .module = "chat",
+                                                                                .look = look_up_session,
+                                                                                .context = chat});
 }
 
 /* ---- changes, from the events of chat ---- */
 
 static bool read_subject(void *context, const void *bus_message, struct arena *arena,
-                         struct hydration_subject *subject)
+                         struct hydration_ref *ref)
 {
     (void)context;
     (void)arena;
@@ -97,8 +97,8 @@ static bool read_subject(void *context, const void *bus_message, struct arena *a
     struct str type = bus_message_header(bus_message, STR(OUTBOX_HEADER_EVENT_TYPE));
     if (!is_first && !str_eq(type, STR("agent_switched")))
         return false;
-    subject->tenant = bus_message_header(bus_message, STR(OUTBOX_HEADER_TENANT));
-    subject->entity_id = bus_message_header(bus_message, STR(CHAT_HEADER_SESSION));
+    ref->tenant = bus_message_header(bus_message, STR(OUTBOX_HEADER_TENANT));
+    ref->entity_id = bus_message_header(bus_message, STR(CHAT_HEADER_SESSION));
     return true;
 }
 

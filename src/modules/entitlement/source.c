@@ -46,7 +46,7 @@ static enum status look(void *context, const struct hydration_question *question
     bool is_own = !question->subject.len || str_eq(question->subject, user);
     bool is_there = status == STATUS_OK && db_result_rows(rows);
     entity->is_private = true;
-    entity->owner = user;
+    entity->only_subject = user;
     entity->found = !is_own ? HYDRATION_IS_HIDDEN : is_there ? HYDRATION_IS : HYDRATION_IS_NOT;
     if (is_there) /* what is hidden has its version too: an answer that is older than what is known counts for nothing */
         entity->version = db_result_i64(rows, 0, VERSION_COLUMN);
@@ -61,22 +61,21 @@ void entitlement_source_provide(struct entitlement *entitlement)
     db_statement_init(&entitlement->look, look_sql, 3, (const enum db_type[]){DB_TEXT, DB_TEXT, DB_TEXT});
     hydration_provide(
         kernel_hydration(entitlement->kernel),
-        &(struct hydration_source){
+        &(struct hydration_owner){
             .entity_type = ENTITY_TYPE, .module = "entitlement", .look = look, .context = entitlement});
 }
 
 /* ---- following its own events ---- */
 
-static bool read_event(void *context, const void *bus_message, struct arena *arena,
-                       struct hydration_subject *subject)
+static bool read_event(void *context, const void *bus_message, struct arena *arena, struct hydration_ref *ref)
 {
     (void)context;
     (void)arena;
     struct str id = bus_message_header(bus_message, STR(OUTBOX_HEADER_AGGREGATE)), tenant;
     if (!str_split(&id, '/', &tenant) || !id.len || id.len > HYDRATION_ID_BYTES_MAX)
         return false;
-    subject->tenant = bus_message_header(bus_message, STR(OUTBOX_HEADER_TENANT));
-    subject->entity_id = id;
+    ref->tenant = bus_message_header(bus_message, STR(OUTBOX_HEADER_TENANT));
+    ref->entity_id = id;
     return true;
 }
 

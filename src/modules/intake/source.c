@@ -30,7 +30,7 @@ static enum status look(void *context, const struct hydration_question *question
 void intake_source_provide(struct intake *intake)
 {
     hydration_provide(kernel_hydration(intake->kernel),
-                      &(struct hydration_source){
+                      &(struct hydration_owner){
                           .entity_type = ENTITY_TYPE, .module = "intake", .look = look, .context = intake});
 }
 
@@ -45,14 +45,13 @@ bool intake_source_read_key(struct str key, struct arena *arena, struct str *sku
            http_percent_decode(key, false, arena, "aggregate_key", sku, &error) == STATUS_OK && sku->len;
 }
 
-static bool read_event(void *context, const void *bus_message, struct arena *arena,
-                       struct hydration_subject *subject)
+static bool read_event(void *context, const void *bus_message, struct arena *arena, struct hydration_ref *ref)
 {
     (void)context;
     const struct bus_message *message = bus_message;
-    subject->tenant = bus_message_header(message, STR(OUTBOX_HEADER_TENANT));
+    ref->tenant = bus_message_header(message, STR(OUTBOX_HEADER_TENANT));
     return intake_source_read_key(bus_message_header(message, STR(OUTBOX_HEADER_AGGREGATE)), arena,
-                                  &subject->entity_id);
+                                  &ref->entity_id);
 }
 
 enum status intake_source_follow(struct intake *intake, struct bus *events, struct error *error)

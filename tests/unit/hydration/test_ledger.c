@@ -94,22 +94,22 @@ static struct hydration_need need_of(const char *id, const char *subject, enum h
     return need;
 }
 
-static struct hydration_claim claim_by(const struct hydration_need *need,
-                                       const struct hydration_policy *policy, const char *correlation_id,
-                                       struct arena *texts)
+static struct hydration_finding claim_by(const struct hydration_need *need,
+                                         const struct hydration_policy *policy, const char *correlation_id,
+                                         struct arena *texts)
 {
-    struct hydration_claim claim;
+    struct hydration_finding claim;
     struct error error = {0};
-    if (hydration_ledger_claim(pool, need, policy, str_from(correlation_id), COPY_TTL_MS,
-                               clock_deadline_ms(PATIENCE_MS), texts, &claim, &error) != STATUS_OK) {
+    if (hydration_ledger_find(pool, need, policy, str_from(correlation_id), COPY_TTL_MS,
+                              clock_deadline_ms(PATIENCE_MS), texts, &claim, &error) != STATUS_OK) {
         fprintf(stderr, "claim: %s\n", error.message);
         abort();
     }
     return claim;
 }
 
-static struct hydration_claim claim(const char *subject, enum hydration_mode mode, const char *fields,
-                                    const char *correlation_id)
+static struct hydration_finding claim(const char *subject, enum hydration_mode mode, const char *fields,
+                                      const char *correlation_id)
 {
     const struct hydration_need need = need_of("a", subject, mode, fields);
     const struct hydration_policy policy = policy_of();
@@ -117,7 +117,7 @@ static struct hydration_claim claim(const char *subject, enum hydration_mode mod
 }
 
 /* "ask full", "ask partial a,b", "join", "copy {…}", "absent", "inaccessible" */
-static const char *said(const struct hydration_claim *claim)
+static const char *said(const struct hydration_finding *claim)
 {
     static const char *const modes[] = {"existence", "partial", "full"};
     static char text[512];
@@ -142,7 +142,7 @@ static const char *said(const struct hydration_claim *claim)
 static void expect_of(const char *subject, enum hydration_mode mode, const char *fields,
                       const char *correlation_id, const char *wanted)
 {
-    const struct hydration_claim got = claim(subject, mode, fields, correlation_id);
+    const struct hydration_finding got = claim(subject, mode, fields, correlation_id);
     assert_string_equal(said(&got), wanted);
 }
 
@@ -216,7 +216,7 @@ static void hear_all(const struct hydration_event *events, size_t count)
     int64_t deadline_ns = clock_deadline_ms(PATIENCE_MS);
     if (db_acquire(pool, deadline_ns, &conn, &error) != STATUS_OK ||
         db_begin(conn, DB_READ_COMMITTED, deadline_ns, &error) != STATUS_OK ||
-        hydration_ledger_write(conn, events, count, deadline_ns, &error) != STATUS_OK ||
+        hydration_ledger_store(conn, events, count, deadline_ns, &error) != STATUS_OK ||
         db_commit(conn, deadline_ns, &error) != STATUS_OK) {
         fprintf(stderr, "write: %s\n", error.message);
         abort();
@@ -237,7 +237,7 @@ static void test_the_first_asks_and_all_others_join(void **state)
     expect_of("u", EXISTENCE, "", "c1", "ask existence");
     expect_of("u", EXISTENCE, "", "c2", "join");
     expect_of("v", EXISTENCE, "", "c3", "join");
-    const struct hydration_claim joined = claim("w", EXISTENCE, "", "c4");
+    const struct hydration_finding joined = claim("w", EXISTENCE, "", "c4");
     assert_in_range(joined.ttl_ms, 1, 600000);
     windows_end();
     expect_of("v", EXISTENCE, "", "c5", "ask existence");
@@ -253,7 +253,7 @@ static void test_a_tenant_knows_nothing_of_another(void **state)
     expect_of("u", EXISTENCE, "", "c1", "ask existence");
     hear(not_found(0, "c1"));
     expect_of("u", EXISTENCE, "", "c2", "absent");
-    struct hydration_claim got = claim_by(&other, &policy, "c3", &arena);
+    struct hydration_finding got = claim_by(&other, &policy, "c3", &arena);
     assert_string_equal(said(&got), "ask existence");
     other = need_of("a", "u", EXISTENCE, "");
     other.entity_type = STR("entitlement");
@@ -354,7 +354,7 @@ static void test_the_third_need_waits_and_gets_what_there_is(void **state)
     hear(updated(1, "{}", "c1"));
     expect_of("u", PARTIAL, "a", "c2", "ask full");
     hear(covering(updated(1, "{\"a\":1}", "c2"), HYDRATION_PARTIAL, (const struct str[]){STR("a")}, 1));
-    struct hydration_claim got = claim("u", FULL, "", "c3"); /* 2 were asked in this window */
+    struct hydration_finding got = claim("u", FULL, "", "c3"); /* 2 were asked in this window */
     assert_string_equal(said(&got), "join");
     assert_string_equal(got.data.ptr, "{\"a\":1}");
 }
@@ -463,7 +463,7 @@ static void test_an_old_copy_is_asked_for_anew_and_handed_out_with_that(void **s
     hear(updated(7, "{\"a\":1}", "c1"));
     windows_end();
     copies_expire();
-    const struct hydration_claim got = claim("u", FULL, "", "c2");
+    const struct hydration_finding got = claim("u", FULL, "", "c2");
     assert_string_equal(said(&got), "ask full");
     assert_string_equal(got.data.ptr, "{\"a\":1}");
     assert_int_equal(got.version, 7);
@@ -484,7 +484,7 @@ static void test_absent_is_everybodys_until_its_time_is_over(void **state)
     (void)state;
     expect_of("u", FULL, "", "c1", "ask full");
     hear(not_found(0, "c1"));
-    const struct hydration_claim got = claim("v", PARTIAL, "a", "c2");
+    const struct hydration_finding got = claim("v", PARTIAL, "a", "c2");
     assert_string_equal(said(&got), "absent");
     assert_in_range(got.ttl_ms, 1, 300000);
     assert_int_equal(got.subject.len, 0);
@@ -751,20 +751,20 @@ static void test_two_who_write_the_same_never_wait_around_a_corner(void **state)
 
 /* ---- what is held, and what goes ---- */
 
-static void count_id(struct str id, void *arg)
-{
-    assert_true(str_starts_with(id, STR("h/")));
-    (*(unsigned *)arg)++;
-}
-
 static unsigned held(const char *prefix)
 {
+    struct hydration_ref *refs;
     struct error error = {0};
-    unsigned count = 0;
-    assert_int_equal(hydration_ledger_held(pool, STR("item"), STR("t"), str_from(prefix),
-                                           clock_deadline_ms(PATIENCE_MS), count_id, &count, &error),
+    struct arena own;
+    size_t count = 0;
+    arena_init(&own, 1024);
+    assert_int_equal(hydration_ledger_list_held(pool, STR("item"), STR("t"), str_from(prefix),
+                                                clock_deadline_ms(PATIENCE_MS), &own, &refs, &count, &error),
                      STATUS_OK);
-    return count;
+    for (size_t i = 0; i < count; i++)
+        assert_true(str_starts_with(refs[i].entity_id, STR("h/")) && str_eq(refs[i].tenant, STR("t")));
+    arena_deinit(&own);
+    return (unsigned)count;
 }
 
 static void test_held_are_copies_absences_and_questions_by_prefix(void **state)
@@ -867,7 +867,7 @@ static void test_every_lookup_is_by_index(void **state)
     int64_t by_index = scans(conn, "idx_scan"), whole = scans(conn, "seq_scan");
     for (size_t i = 0; i < 4; i++) {
         assert_int_equal(db_exec(conn, &claims, NULL, deadline_ns, NULL, &error), STATUS_OK);
-        assert_int_equal(hydration_ledger_write(conn, &events[i], 1, deadline_ns, &error), STATUS_OK);
+        assert_int_equal(hydration_ledger_store(conn, &events[i], 1, deadline_ns, &error), STATUS_OK);
     }
     assert_int_equal(scans(conn, "seq_scan"), whole);
     assert_true(scans(conn, "idx_scan") > by_index + 30);

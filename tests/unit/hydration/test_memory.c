@@ -8,7 +8,7 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
-#include "hydration/desk.h"
+#include "hydration/inside.h"
 
 #define SECOND CLOCK_NS_PER_S
 #define TTL_MS 300000
@@ -49,7 +49,7 @@ static struct hydration_need need_of(const char *subject, const char *id, struct
 static struct hydration_known_entity look(const char *subject, struct hydration_cover cover)
 {
     struct hydration_need need = need_of(subject, "a", cover);
-    return hydration_memory_look(memory, &need, now);
+    return hydration_memory_find(memory, &need, now);
 }
 
 static struct hydration_event event_of(enum hydration_kind kind, int64_t version)
@@ -66,7 +66,7 @@ static struct hydration_event event_of(enum hydration_kind kind, int64_t version
 
 static bool hear_event(struct hydration_event event, const struct hydration_cover *cover)
 {
-    return hydration_memory_hear(memory, &event, cover, true, TTL_MS, now);
+    return hydration_memory_store(memory, &event, cover, true, TTL_MS, now);
 }
 
 static bool hear_updated(int64_t version)
@@ -146,16 +146,16 @@ static void test_h4_a_version_is_remembered_of_what_nobody_asked_for(void **stat
 {
     (void)state;
     struct hydration_event change = event_of(HYDRATION_EVENT_UPDATED, 5);
-    assert_true(hydration_memory_hear(memory, &change, &full, false, TTL_MS, now));
+    assert_true(hydration_memory_store(memory, &change, &full, false, TTL_MS, now));
     assert_int_equal(look("ann", existence).known, HYDRATION_KNOWN_NOT);
     now += 30 * SECOND; /* longer than anything is handed out */
     assert_false(hear_not_found(0));
     assert_true(hear_updated(5));
     change.version = 6;
-    assert_true(hydration_memory_hear(memory, &change, &full, false, TTL_MS, now));
+    assert_true(hydration_memory_store(memory, &change, &full, false, TTL_MS, now));
     assert_int_equal(look("ann", full).version, 6); /* a copy that is held is renewed */
     struct hydration_event end = event_of(HYDRATION_EVENT_NOT_FOUND, 7);
-    assert_true(hydration_memory_hear(memory, &end, NULL, false, TTL_MS, now));
+    assert_true(hydration_memory_store(memory, &end, NULL, false, TTL_MS, now));
     assert_int_equal(look("ann", existence).known, HYDRATION_KNOWN_NOT); /* and forgotten when it ends */
     now += 61 * SECOND;
     assert_true(hear_not_found(0));
@@ -165,7 +165,7 @@ static void test_h4_nothing_is_handed_out_longer_than_its_time(void **state)
 {
     (void)state;
     struct hydration_event gone = event_of(HYDRATION_EVENT_NOT_FOUND, 0);
-    assert_true(hydration_memory_hear(memory, &gone, NULL, true, 200, now));
+    assert_true(hydration_memory_store(memory, &gone, NULL, true, 200, now));
     now += 199 * CLOCK_NS_PER_MS;
     assert_int_equal(look("ann", full).known, HYDRATION_KNOWN_ABSENT);
     now += CLOCK_NS_PER_MS;
@@ -234,7 +234,7 @@ static bool is_known(int number)
     char id[16];
     snprintf(id, sizeof id, "%d", number);
     struct hydration_need need = need_of("ann", id, existence);
-    return hydration_memory_look(memory, &need, now).known != HYDRATION_KNOWN_NOT;
+    return hydration_memory_find(memory, &need, now).known != HYDRATION_KNOWN_NOT;
 }
 
 static void hear_number(int number, struct str data)
@@ -288,12 +288,12 @@ static void test_tenants_types_and_ids_are_kept_apart(void **state)
     struct hydration_need need = need_of("ann", "a", existence);
     need.tenant = STR("acm");
     need.entity_type = STR("eitem");
-    assert_int_equal(hydration_memory_look(memory, &need, now).known, HYDRATION_KNOWN_NOT);
+    assert_int_equal(hydration_memory_find(memory, &need, now).known, HYDRATION_KNOWN_NOT);
     need = need_of("ann", "a", existence);
     need.tenant = STR("other");
-    assert_int_equal(hydration_memory_look(memory, &need, now).known, HYDRATION_KNOWN_NOT);
+    assert_int_equal(hydration_memory_find(memory, &need, now).known, HYDRATION_KNOWN_NOT);
     need = need_of("ann", "A", existence);
-    assert_int_equal(hydration_memory_look(memory, &need, now).known, HYDRATION_KNOWN_NOT);
+    assert_int_equal(hydration_memory_find(memory, &need, now).known, HYDRATION_KNOWN_NOT);
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, open_memory, close_memory)

@@ -1,4 +1,4 @@
-/* The wire and the sources behind it, on a real bus: the embedded one or, with the argument "nats", NATS (H1, H6). */
+/* The wire and owners, on a real bus: the embedded one or, with the argument "nats", NATS (H1, H6). */
 #include "wire_rig.h"
 
 #include <stdio.h>
@@ -7,12 +7,11 @@
 
 static struct rig_pod pods[2];
 
-static bool read_own(void *context, const void *bus_message, struct arena *arena,
-                     struct hydration_subject *subject)
+static bool read_own(void *context, const void *bus_message, struct arena *arena, struct hydration_ref *ref)
 {
     const struct bus_message *message = bus_message;
     (void)context, (void)arena;
-    *subject = (struct hydration_subject){STR("acme"), message->payload};
+    *ref = (struct hydration_ref){STR("acme"), message->payload};
     return !str_eq(message->payload, STR("of-no-entity"));
 }
 
@@ -42,7 +41,7 @@ static int close_pods(void **state)
     return 0;
 }
 
-static void a_question_goes_to_one_source_and_its_answer_to_every_process(void **state)
+static void a_question_goes_to_one_owner_and_its_answer_to_every_process(void **state)
 {
     (void)state;
     char id[32];
@@ -52,20 +51,20 @@ static void a_question_goes_to_one_source_and_its_answer_to_every_process(void *
     }
     for (int i = 0; i < 20; i++) {
         snprintf(id, sizeof id, "%s-%d", i % 2 ? "there" : "absent", i);
-        rig_await(RIG_HEARD, id, 2);
-        rig_await(RIG_SETTLED, id, 1);
+        rig_await(RIG_RECEIVED, id, 2);
+        rig_await(RIG_STORED, id, 1);
         assert_int_equal(rig_count(RIG_LOOKED, id), 1);
-        assert_int_equal(rig_count_of(0, RIG_HEARD, id), 1);
-        assert_int_equal(rig_count_of(1, RIG_HEARD, id), 1);
-        assert_int_equal(rig_count(RIG_SETTLED, id), 1);
+        assert_int_equal(rig_count_of(0, RIG_RECEIVED, id), 1);
+        assert_int_equal(rig_count_of(1, RIG_RECEIVED, id), 1);
+        assert_int_equal(rig_count(RIG_STORED, id), 1);
     }
 }
 
 static void check_answer(const char *id, const char *subject, struct rig_note expected)
 {
     rig_ask(&pods[0], "item", id, subject, NULL);
-    rig_await(RIG_HEARD, id, 2);
-    struct rig_note heard = rig_note_of(RIG_HEARD, id);
+    rig_await(RIG_RECEIVED, id, 2);
+    struct rig_note heard = rig_note_of(RIG_RECEIVED, id);
     char correlation_id[80];
     snprintf(correlation_id, sizeof correlation_id, "c-%s", id);
     assert_string_equal(rig_note_of(RIG_LOOKED, id).subject, subject);
@@ -78,7 +77,7 @@ static void check_answer(const char *id, const char *subject, struct rig_note ex
     assert_int_equal(heard.version, 7);
 }
 
-static void an_answer_says_whose_it_is(void **state)
+static void an_answer_names_its_caller(void **state)
 {
     (void)state;
     check_answer("there-a", "bob",
@@ -97,7 +96,7 @@ static void an_answer_says_whose_it_is(void **state)
                                    .subject = "bob"});
 }
 
-static void who_asks_for_nobody_is_told_nothing_private(void **state)
+static void a_question_without_a_caller_gets_nothing_private(void **state)
 {
     (void)state;
     check_answer("there-b", "",
@@ -115,13 +114,13 @@ static void an_answer_is_cut_to_what_was_asked_for(void **state)
     static const struct str title[] = {{"title", 5}};
     rig_ask(&pods[0], "item", "there-c", "bob", &(struct hydration_cover){HYDRATION_PARTIAL, title, 1});
     rig_ask(&pods[0], "item", "there-d", "bob", &(struct hydration_cover){HYDRATION_EXISTENCE, NULL, 0});
-    rig_await(RIG_HEARD, "there-c", 2);
-    rig_await(RIG_HEARD, "there-d", 2);
-    assert_string_equal(rig_note_of(RIG_HEARD, "there-c").data, "{\"title\":\"t\"}");
-    assert_string_equal(rig_note_of(RIG_HEARD, "there-d").data, "{}");
+    rig_await(RIG_RECEIVED, "there-c", 2);
+    rig_await(RIG_RECEIVED, "there-d", 2);
+    assert_string_equal(rig_note_of(RIG_RECEIVED, "there-c").data, "{\"title\":\"t\"}");
+    assert_string_equal(rig_note_of(RIG_RECEIVED, "there-d").data, "{}");
 }
 
-static void questions_of_another_type_are_left_to_their_source(void **state)
+static void questions_of_another_type_are_left_to_their_owner(void **state)
 {
     (void)state;
     char id[32];
@@ -132,14 +131,14 @@ static void questions_of_another_type_are_left_to_their_source(void **state)
     }
     for (int i = 0; i < 8; i++) {
         snprintf(id, sizeof id, "there-e-%d", i);
-        rig_await(RIG_HEARD, id, 2);
+        rig_await(RIG_RECEIVED, id, 2);
         assert_int_equal(rig_count_of(0, RIG_LOOKED, id), 0);
         assert_int_equal(rig_count_of(1, RIG_LOOKED, id), 1);
     }
     assert_int_equal(rig_count(RIG_LOOKED, "there-g"), 0);
 }
 
-static void what_is_no_event_is_counted_and_buried(void **state)
+static void an_invalid_event_is_counted_and_dead_lettered(void **state)
 {
     (void)state;
     char reason[BUS_REASON_BYTES];
@@ -149,46 +148,46 @@ static void what_is_no_event_is_counted_and_buried(void **state)
     rig_await_ignored("malformed", before + 1);
     assert_int_equal(rig_send_raw(&pods[0], HYDRATION_EVENT_UPDATED, "\xff"), STATUS_OK);
     assert_int_equal(rig_send_raw(&pods[0], HYDRATION_EVENT_NOT_FOUND, "[]"), STATUS_OK);
-    rig_await_letters(HYDRATION_EVENT_UPDATED, 1, reason);
-    assert_non_null(strstr(reason, "no event: the payload is no JSON"));
-    rig_await_letters(HYDRATION_EVENT_NOT_FOUND, 1, reason);
-    assert_non_null(strstr(reason, "no event: the payload is no JSON object"));
+    rig_await_dead(HYDRATION_EVENT_UPDATED, 1, reason);
+    assert_non_null(strstr(reason, "invalid event: the payload is not JSON"));
+    rig_await_dead(HYDRATION_EVENT_NOT_FOUND, 1, reason);
+    assert_non_null(strstr(reason, "invalid event: the payload is not a JSON object"));
     assert_int_equal(rig_ignored("malformed"), before + 3);
     if (!rig_is_nats()) {
-        rig_await_letters(HYDRATION_EVENT_UNKNOWN, 1, reason);
+        rig_await_dead(HYDRATION_EVENT_UNKNOWN, 1, reason);
         assert_non_null(strstr(reason, "entity_id: is missing"));
     }
     rig_ask(&pods[1], "item", "there-h", "bob", NULL); /* and it all goes on */
-    rig_await(RIG_HEARD, "there-h", 2);
-    rig_await(RIG_SETTLED, "there-h", 1);
+    rig_await(RIG_RECEIVED, "there-h", 2);
+    rig_await(RIG_STORED, "there-h", 1);
 }
 
-static void a_source_that_fails_says_nothing_and_is_asked_again(void **state)
+static void an_owner_that_fails_does_not_answer_and_is_asked_again(void **state)
 {
     (void)state;
     rig_ask(&pods[1], "item", "fails-a", "bob", NULL);
     rig_await(RIG_LOOKED, "fails-a", 1);
     rig_ask(&pods[1], "item", "fails-a", "bob", NULL);
-    rig_await(RIG_HEARD, "fails-a", 2);
+    rig_await(RIG_RECEIVED, "fails-a", 2);
     assert_int_equal(rig_count(RIG_LOOKED, "fails-a"), 2);
-    assert_int_equal(rig_count(RIG_HEARD, "fails-a"), 2);
+    assert_int_equal(rig_count(RIG_RECEIVED, "fails-a"), 2);
 }
 
-static void what_could_not_be_settled_comes_again(void **state)
+static void events_that_could_not_be_stored_are_retried(void **state)
 {
     (void)state;
-    rig_settle_next(STATUS_DB_ERROR);
+    rig_store_next(STATUS_DB_ERROR);
     rig_ask(&pods[0], "item", "there-i", "bob", NULL);
-    rig_await(RIG_SETTLED, "there-i", 1);
+    rig_await(RIG_STORED, "there-i", 1);
 }
 
-static enum status tell(const char *entity_type, const char *id, struct error *error)
+static enum status publish_change(const char *entity_type, const char *id, struct error *error)
 {
-    return hydration_tell(&pods[0].engine, entity_type, STR("acme"), str_from(id),
-                          clock_deadline_ms(RIG_PATIENCE_MS), error);
+    return hydration_publish_change(&pods[0].engine, entity_type, STR("acme"), str_from(id),
+                                    clock_deadline_ms(RIG_PATIENCE_MS), error);
 }
 
-static void a_change_is_told_to_all_without_a_question(void **state)
+static void a_change_is_published_to_every_process(void **state)
 {
     (void)state;
     static const struct {
@@ -204,10 +203,10 @@ static void a_change_is_told_to_all_without_a_question(void **state)
     };
     struct error error = {0};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        assert_int_equal(tell("item", cases[i].id, &error), STATUS_OK);
-        rig_await(RIG_HEARD, cases[i].id, 2);
-        rig_await(RIG_SETTLED, cases[i].id, 1);
-        struct rig_note heard = rig_note_of(RIG_HEARD, cases[i].id);
+        assert_int_equal(publish_change("item", cases[i].id, &error), STATUS_OK);
+        rig_await(RIG_RECEIVED, cases[i].id, 2);
+        rig_await(RIG_STORED, cases[i].id, 1);
+        struct rig_note heard = rig_note_of(RIG_RECEIVED, cases[i].id);
         assert_int_equal(heard.kind, cases[i].kind);
         assert_int_equal(heard.is_private, cases[i].is_private);
         assert_string_equal(heard.subject, cases[i].subject);
@@ -215,14 +214,14 @@ static void a_change_is_told_to_all_without_a_question(void **state)
         assert_string_equal(heard.correlation_id, "");
         assert_int_equal(heard.version, 7);
     }
-    assert_int_equal(tell("customer", "there-k", &error), STATUS_CONFIG);
+    assert_int_equal(publish_change("customer", "there-k", &error), STATUS_CONFIG);
 }
 
-static void a_change_of_many_is_told_of_each_that_somebody_holds(void **state)
+static void a_change_of_many_is_published_for_each_held_entity(void **state)
 {
     (void)state;
     struct error error = {0};
-    struct hydration_subject *held;
+    struct hydration_ref *held;
     struct arena arena;
     size_t count = 0;
     arena_init(&arena, 1024);
@@ -231,18 +230,18 @@ static void a_change_of_many_is_told_of_each_that_somebody_holds(void **state)
                      STATUS_OK);
     assert_int_equal(count, 3);
     for (size_t i = 0; i < count; i++)
-        assert_int_equal(hydration_tell(&pods[0].engine, "item", held[i].tenant, held[i].entity_id,
-                                        clock_deadline_ms(RIG_PATIENCE_MS), &error),
+        assert_int_equal(hydration_publish_change(&pods[0].engine, "item", held[i].tenant, held[i].entity_id,
+                                                  clock_deadline_ms(RIG_PATIENCE_MS), &error),
                          STATUS_OK);
     arena_deinit(&arena);
-    rig_await(RIG_HEARD, "held-0", 2);
-    rig_await(RIG_HEARD, "held-1", 2);
-    rig_await(RIG_HEARD, "held-2", 2);
+    rig_await(RIG_RECEIVED, "held-0", 2);
+    rig_await(RIG_RECEIVED, "held-1", 2);
+    rig_await(RIG_RECEIVED, "held-2", 2);
 }
 
 /* ---- following ---- */
 
-static void events_of_a_sources_own_are_told_once_it_can_look(void **state)
+static void events_of_an_owner_are_followed_once_it_can_look(void **state)
 {
     (void)state;
     struct error error = {0};
@@ -252,23 +251,23 @@ static void events_of_a_sources_own_are_told_once_it_can_look(void **state)
         {.topic = STR(RIG_OWN_TOPIC), .key = STR("k"), .payload = STR("absent-l")},
     };
     int64_t deadline_ns = clock_deadline_ms(RIG_PATIENCE_MS);
-    while (rig_count(RIG_SETTLED, "absent-l") == 0 && clock_mono_ns() < deadline_ns) {
+    while (rig_count(RIG_STORED, "absent-l") == 0 && clock_mono_ns() < deadline_ns) {
         struct timespec pause = {.tv_nsec = 50 * CLOCK_NS_PER_MS};
         assert_int_equal(bus_publish(pods[1].bus, messages, 3, deadline_ns, &error), STATUS_OK);
         nanosleep(&pause, NULL); /* the group begins when it is there: what was before is not followed */
     }
-    rig_await(RIG_HEARD, "there-l", 2);
-    rig_await(RIG_HEARD, "absent-l", 2);
+    rig_await(RIG_RECEIVED, "there-l", 2);
+    rig_await(RIG_RECEIVED, "absent-l", 2);
     assert_int_equal(rig_count(RIG_LOOKED, "of-no-entity"), 0);
     struct bus_message fails = {.topic = STR(RIG_OWN_TOPIC), .key = STR("k"), .payload = STR("fails-l")};
     assert_int_equal(bus_publish(pods[1].bus, &fails, 1, deadline_ns, &error), STATUS_OK);
-    rig_await(RIG_HEARD, "fails-l", 2);
+    rig_await(RIG_RECEIVED, "fails-l", 2);
     assert_int_equal(rig_count(RIG_LOOKED, "fails-l"), 2);
 }
 
 /* ---- too much at once ---- */
 
-static void questions_that_pile_up_behind_a_source_that_hangs_are_dropped(void **state)
+static void questions_to_an_owner_that_hangs_are_dropped(void **state)
 {
     (void)state;
     char id[32];
@@ -282,24 +281,24 @@ static void questions_that_pile_up_behind_a_source_that_hangs_are_dropped(void *
     }
     rig_await_ignored("overload", before + 50); /* 1,024 wait, two are being looked up */
     rig_gate_open();
-    rig_await(RIG_HEARD, "there-m-0", 2);
+    rig_await(RIG_RECEIVED, "there-m-0", 2);
 }
 
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_question_goes_to_one_source_and_its_answer_to_every_process),
-        cmocka_unit_test(an_answer_says_whose_it_is),
-        cmocka_unit_test(who_asks_for_nobody_is_told_nothing_private),
+        cmocka_unit_test(a_question_goes_to_one_owner_and_its_answer_to_every_process),
+        cmocka_unit_test(an_answer_names_its_caller),
+        cmocka_unit_test(a_question_without_a_caller_gets_nothing_private),
         cmocka_unit_test(an_answer_is_cut_to_what_was_asked_for),
-        cmocka_unit_test(questions_of_another_type_are_left_to_their_source),
-        cmocka_unit_test(what_is_no_event_is_counted_and_buried),
-        cmocka_unit_test(a_source_that_fails_says_nothing_and_is_asked_again),
-        cmocka_unit_test(what_could_not_be_settled_comes_again),
-        cmocka_unit_test(a_change_is_told_to_all_without_a_question),
-        cmocka_unit_test(a_change_of_many_is_told_of_each_that_somebody_holds),
-        cmocka_unit_test(events_of_a_sources_own_are_told_once_it_can_look),
-        cmocka_unit_test(questions_that_pile_up_behind_a_source_that_hangs_are_dropped),
+        cmocka_unit_test(questions_of_another_type_are_left_to_their_owner),
+        cmocka_unit_test(an_invalid_event_is_counted_and_dead_lettered),
+        cmocka_unit_test(an_owner_that_fails_does_not_answer_and_is_asked_again),
+        cmocka_unit_test(events_that_could_not_be_stored_are_retried),
+        cmocka_unit_test(a_change_is_published_to_every_process),
+        cmocka_unit_test(a_change_of_many_is_published_for_each_held_entity),
+        cmocka_unit_test(events_of_an_owner_are_followed_once_it_can_look),
+        cmocka_unit_test(questions_to_an_owner_that_hangs_are_dropped),
     };
     rig_start(argc > 1 && strcmp(argv[1], "nats") == 0);
     int failed = cmocka_run_group_tests(tests, open_pods, close_pods);

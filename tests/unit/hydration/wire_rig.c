@@ -11,7 +11,6 @@
 #include "base/memory.h"
 #include "bus/bus_nats.h"
 #include "bus/bus_postgres.h"
-#include "hydration/wire_inside.h"
 
 #define NOTES_MAX 8192
 
@@ -20,9 +19,9 @@ static struct {
     pthread_cond_t changed;
     struct rig_note notes[NOTES_MAX];
     size_t count;
-    size_t malformed, overload, letters[HYDRATION_KINDS];
+    size_t malformed, overload, dead[HYDRATION_KINDS];
     char reasons[HYDRATION_KINDS][BUS_REASON_BYTES];
-    enum status settle_next;
+    enum status store_next;
     bool is_gate_closed;
 } seen = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
 
@@ -147,13 +146,13 @@ void rig_await_ignored(const char *why, size_t count)
     assert_true(rig_ignored(why) >= count);
 }
 
-void rig_await_letters(enum hydration_kind kind, size_t count, char reason[BUS_REASON_BYTES])
+void rig_await_dead(enum hydration_kind kind, size_t count, char reason[BUS_REASON_BYTES])
 {
     int64_t deadline_ns = clock_deadline_ms(RIG_PATIENCE_MS);
     pthread_mutex_lock(&seen.lock);
-    while (seen.letters[kind] < count && clock_mono_ns() < deadline_ns)
+    while (seen.dead[kind] < count && clock_mono_ns() < deadline_ns)
         wait_a_little();
-    size_t found = seen.letters[kind];
+    size_t found = seen.dead[kind];
     memcpy(reason, seen.reasons[kind], BUS_REASON_BYTES);
     pthread_mutex_unlock(&seen.lock);
     assert_true(found >= count);
@@ -204,7 +203,7 @@ static enum status look(void *context, const struct hydration_question *question
                                                          : HYDRATION_IS;
     entity->version = 7;
     entity->is_private = str_starts_with(id, STR("private")) || str_starts_with(id, STR("nobodys"));
-    entity->owner = str_starts_with(id, STR("private")) ? STR("alice") : STR_NONE;
+    entity->only_subject = str_starts_with(id, STR("private")) ? STR("alice") : STR_NONE;
     if (entity->found == HYDRATION_IS)
         buf_printf(entity->data, "{\"id\":\"%.*s\",\"title\":\"t\",\"price\":1}", STR_ARG(id));
     return STATUS_OK;
@@ -212,70 +211,70 @@ static enum status look(void *context, const struct hydration_question *question
 
 /* ---- what the ledger would do ---- */
 
-void rig_settle_next(enum status status)
+void rig_store_next(enum status status)
 {
     pthread_mutex_lock(&seen.lock);
-    seen.settle_next = status;
+    seen.store_next = status;
     pthread_mutex_unlock(&seen.lock);
 }
 
-static enum status on_settle(void *context, const struct hydration_event *events, size_t count,
-                             struct db_conn *conn, int64_t deadline_ns, struct error *error)
+static enum status on_store(void *context, const struct hydration_event *events, size_t count,
+                            struct db_conn *conn, int64_t deadline_ns, struct error *error)
 {
     (void)deadline_ns;
     pthread_mutex_lock(&seen.lock);
-    enum status status = seen.settle_next;
-    seen.settle_next = STATUS_OK;
+    enum status status = seen.store_next;
+    seen.store_next = STATUS_OK;
     pthread_mutex_unlock(&seen.lock);
     if (!conn)
         return error_set(error, STATUS_INTERNAL, "there is no transaction");
     if (status != STATUS_OK)
         return error_set(error, status, "as the test wants it");
     for (size_t i = 0; i < count; i++)
-        note_event(context, RIG_SETTLED, &events[i]);
+        note_event(context, RIG_STORED, &events[i]);
     return STATUS_OK;
 }
 
-enum status hydration_ledger_held_of(struct db_pool *pool, struct str entity_type,
-                                     const struct hydration_subject *subjects, size_t count,
-                                     int64_t deadline_ns, bool *held, struct error *error)
+enum status hydration_ledger_find_held(struct db_pool *pool, struct str entity_type,
+                                       const struct hydration_ref *refs, size_t count, int64_t deadline_ns,
+                                       bool *held, struct error *error)
 {
-    (void)pool, (void)entity_type, (void)subjects, (void)deadline_ns, (void)error;
+    (void)pool, (void)entity_type, (void)refs, (void)deadline_ns, (void)error;
     memset(held, true, count * sizeof *held);
     return STATUS_OK;
 }
 
-enum status hydration_ledger_held(struct db_pool *pool, struct str entity_type, struct str tenant,
-                                  struct str id_prefix, int64_t deadline_ns,
-                                  void (*fn)(struct str entity_id, void *arg), void *arg, struct error *error)
+enum status hydration_ledger_list_held(struct db_pool *pool, struct str entity_type, struct str tenant,
+                                       struct str id_prefix, int64_t deadline_ns, struct arena *arena,
+                                       struct hydration_ref **refs, size_t *count, struct error *error)
 {
-    (void)pool, (void)entity_type, (void)tenant, (void)deadline_ns, (void)error;
-    char text[64];
-    for (int i = 0; i < 3; i++) {
-        snprintf(text, sizeof text, "%.*s%d", STR_ARG(id_prefix), i);
-        fn(str_from(text), arg);
-    }
+    (void)pool, (void)entity_type, (void)deadline_ns, (void)error;
+    *count = 3;
+    *refs = arena_alloc(arena, 3 * sizeof **refs);
+    for (int i = 0; i < 3; i++)
+        (*refs)[i] = (struct hydration_ref){tenant, arena_printf(arena, "%.*s%d", STR_ARG(id_prefix), i)};
     return STATUS_OK;
+}
+
+void hydration_post(struct hydration_shard *const *shards, unsigned count,
+                    const struct hydration_event *event, bool is_direct)
+{
+    (void)shards, (void)count, (void)event, (void)is_direct; /* no shard asks here */
+    abort();
 }
 
 /* ---- processes ---- */
 
-static void on_heard(void *context, const struct hydration_event *event)
+static void on_event(void *context, const struct hydration_event *event)
 {
-    note_event(context, RIG_HEARD, event);
+    note_event(context, RIG_RECEIVED, event);
 }
 
-static void on_question(void *context, const struct hydration_event *question, int64_t deadline_ns,
-                        struct hydration_reply *reply)
-{
-    hydration_source_answer(&((struct rig_pod *)context)->engine, question, deadline_ns, reply);
-}
-
-static void on_letters(void *context, struct bus_batch *batch)
+static void on_dead(void *context, struct bus_batch *batch)
 {
     enum hydration_kind kind = (enum hydration_kind)(uintptr_t)context;
     pthread_mutex_lock(&seen.lock);
-    seen.letters[kind] += batch->count;
+    seen.dead[kind] += batch->count;
     put_text(seen.reasons[kind], BUS_REASON_BYTES,
              bus_message_header(&batch->messages[batch->count - 1], STR(BUS_HEADER_DEAD_REASON)));
     pthread_cond_broadcast(&seen.changed);
@@ -321,47 +320,43 @@ static struct bus *create_bus(struct rig_pod *pod)
     return bus;
 }
 
-static void open_wire(struct rig_pod *pod, const char *const *entity_types)
+static void open_wire(struct rig_pod *pod)
 {
     struct hydration_wire *wire = NULL;
     struct error error = {0};
-    enum status status =
-        hydration_wire_open(&(struct hydration_wire_config){.bus = pod->bus,
-                                                            .is_plain = is_nats,
-                                                            .workers = pod->workers,
-                                                            .context = pod,
-                                                            .entity_types = entity_types,
-                                                            .type_count = pod->engine.source_count,
-                                                            .on_question = on_question,
-                                                            .on_heard = on_heard,
-                                                            .on_settle = on_settle},
-                            &wire, &error);
+    enum status status = hydration_wire_open(&(struct hydration_wire_config){.bus = pod->bus,
+                                                                             .is_plain = is_nats,
+                                                                             .hydration = &pod->engine,
+                                                                             .context = pod,
+                                                                             .on_event = on_event,
+                                                                             .on_store = on_store},
+                                             &wire, &error);
     if (status != STATUS_OK)
         fail_msg("%s", error.message);
-    static const struct hydration_settings settings = {.copy_ttl_ms = 300000};
-    pod->engine.config.settings = &settings;
     atomic_store(&pod->engine.wire, wire);
 }
 
 void rig_pod_open(struct rig_pod *pod, unsigned number, const char *const *entity_types)
 {
+    static const struct hydration_settings settings = {.copy_ttl_ms = 300000};
     *pod = (struct rig_pod){.number = number};
     pod->loop = loop_create(&(struct loop_options){0});
     pod->workers = worker_pool_create("pod", 6, 1000);
     pod->bus = create_bus(pod);
+    pod->engine.config.workers = pod->workers;
+    pod->engine.config.settings = &settings;
     for (size_t i = 0; entity_types[i]; i++)
-        pod->engine.sources[pod->engine.source_count++] =
-            (struct hydration_source){entity_types[i], "owner", look, pod};
-    open_wire(pod, entity_types);
+        hydration_provide(&pod->engine, &(struct hydration_owner){entity_types[i], "owner", look, pod});
+    open_wire(pod);
     for (int kind = is_nats ? HYDRATION_EVENT_UPDATED : 0; kind < HYDRATION_KINDS && number == 0; kind++) {
         char topic[64];
         snprintf(topic, sizeof topic, "%s" BUS_DEAD_SUFFIX, hydration_topics[kind]);
         assert_int_equal(bus_subscribe(pod->bus,
                                        &(struct bus_subscription){.topic = topic,
-                                                                  .group = "letters",
+                                                                  .group = "dead",
                                                                   .from = BUS_FROM_NOW,
                                                                   .context = (void *)(uintptr_t)kind,
-                                                                  .handler = on_letters},
+                                                                  .handler = on_dead},
                                        NULL),
                          STATUS_OK);
     }
@@ -384,6 +379,8 @@ void rig_pod_close(struct rig_pod *pod)
     bus_stop(pod->bus, 5000);
     loop_stop(pod->loop);
     pthread_join(pod->thread, NULL);
+    for (size_t i = 0; i < pod->engine.owner_count; i++)
+        hydration_questions_destroy(pod->engine.owners[i].questions);
     hydration_wire_destroy(atomic_load(&pod->engine.wire));
     bus_destroy(pod->bus);
     worker_pool_stop(pod->workers);
@@ -414,7 +411,7 @@ void rig_ask(struct rig_pod *pod, const char *entity_type, const char *id, const
     snprintf(correlation_id, sizeof correlation_id, "c-%s", id);
     question.correlation_id = str_from(correlation_id);
     while (status == STATUS_UNAVAILABLE && clock_mono_ns() < deadline_ns) /* NATS is being connected to */
-        status = hydration_wire_ask(atomic_load(&pod->engine.wire), &question, deadline_ns, &error);
+        status = hydration_wire_send(atomic_load(&pod->engine.wire), &question, deadline_ns, &error);
     if (status != STATUS_OK)
         fail_msg("%s", error.message);
 }
@@ -427,7 +424,9 @@ enum status rig_send_raw(struct rig_pod *pod, enum hydration_kind kind, const ch
                                   .payload = str_from(payload),
                                   .headers = &tenant,
                                   .header_count = 1};
-    return is_nats ? hydration_wire_nats_send(atomic_load(&pod->engine.wire), &message, NULL)
+    const struct bus_nats_plain plain = {message.topic, message.payload, message.headers,
+                                         message.header_count, NULL};
+    return is_nats ? bus_nats_send(pod->bus, &plain, NULL)
                    : bus_publish(pod->bus, &message, 1, clock_deadline_ms(RIG_PATIENCE_MS), NULL);
 }
 
@@ -447,10 +446,10 @@ void rig_await_ready(struct rig_pod *pods, size_t count, const char *entity_type
             pthread_mutex_lock(&seen.lock);
             wait_a_little();
             pthread_mutex_unlock(&seen.lock);
-            ready = rig_count(RIG_SETTLED, there) && rig_count(RIG_SETTLED, absent);
+            ready = rig_count(RIG_STORED, there) && rig_count(RIG_STORED, absent);
             for (unsigned pod = 0; pod < count; pod++)
-                ready &= rig_count_of(pods[pod].number, RIG_HEARD, there) &&
-                         rig_count_of(pods[pod].number, RIG_HEARD, absent);
+                ready &= rig_count_of(pods[pod].number, RIG_RECEIVED, there) &&
+                         rig_count_of(pods[pod].number, RIG_RECEIVED, absent);
         }
     }
     assert_true(ready);

@@ -1,5 +1,5 @@
-/* Processes on one bus of events, embedded or NATS, each with a wire and an engine's sources: what each of them looked up,
- * heard and settled is written down, and tests wait for it. Desks and the ledger are not here. */
+/* Processes on one bus of events, embedded or NATS, each with a wire and owners: what each of them looked up, received and stored is
+ * noted, and tests wait for it. There are no shards and no ledger. */
 #ifndef FRESHET_TESTS_HYDRATION_WIRE_RIG_H
 #define FRESHET_TESTS_HYDRATION_WIRE_RIG_H
 
@@ -15,7 +15,7 @@
 #define RIG_PATIENCE_MS 60000 /* nothing waits for it to pass */
 #define RIG_OWN_TOPIC "own.events"
 
-enum rig_what { RIG_LOOKED, RIG_HEARD, RIG_SETTLED };
+enum rig_what { RIG_LOOKED, RIG_RECEIVED, RIG_STORED };
 
 struct rig_note {
     enum rig_what what;
@@ -33,7 +33,7 @@ struct rig_pod {
     pthread_t thread;
     struct worker_pool *workers;
     struct bus *bus;
-    struct hydration engine; /* its sources and its wire */
+    struct hydration engine; /* its owners and its wire */
 };
 
 void rig_start(bool is_nats); /* servers, and the two lists below */
@@ -45,11 +45,11 @@ void rig_pod_open(struct rig_pod *pod, unsigned number,
                   const char *const *entity_types); /* then subscribe … */
 void rig_pod_start(struct rig_pod *pod);
 void rig_pod_close(struct rig_pod *pod);
-void rig_settle_next(enum status status); /* what the next one to settle answers, once */
-void rig_gate_close(void);                /* looks wait … */
-void rig_gate_open(void);                 /* … no longer */
+void rig_store_next(enum status status); /* the next result of storing, once */
+void rig_gate_close(void);               /* looks wait … */
+void rig_gate_open(void);                /* … no longer */
 
-/* What a source has of an id: "absent…", "hidden…", "private…" (alice's), "nobodys…" (private, no owner), "fails…" (once);
+/* What an owner has of an id: "absent…", "hidden…", "private…" (alice's), "nobodys…" (private, no owner), "fails…" (once);
  * any other is there. Its data is {"id":ID,"title":"t","price":1}, its version 7. */
 void rig_ask(struct rig_pod *pod, const char *entity_type, const char *id, const char *subject,
              const struct hydration_cover *cover);
@@ -62,7 +62,7 @@ void rig_await(enum rig_what what, const char *id, size_t count);
 struct rig_note rig_note_of(enum rig_what what, const char *id); /* the first */
 size_t rig_ignored(const char *why);
 void rig_await_ignored(const char *why, size_t count);
-/* Letters of a topic, once there are as many: the last one's reason. */
-void rig_await_letters(enum hydration_kind kind, size_t count, char reason[BUS_REASON_BYTES]);
+/* Dead letters of a topic, once there are as many: the last one's reason. */
+void rig_await_dead(enum hydration_kind kind, size_t count, char reason[BUS_REASON_BYTES]);
 
 #endif

@@ -69,7 +69,7 @@ struct claim {
 /* Of one pair: rows [first, end), and the items that are still to be published. */
 struct pair {
     size_t first, end;
-    struct hydration_subject *items;
+    struct hydration_ref *items;
     size_t count;
     bool is_listed; /* the items are known */
 };
@@ -177,8 +177,7 @@ static void list_items(struct claim *claim, struct pair *pair)
         struct str id = arena_printf(&claim->arena, "%.*s/%.*s", STR_ARG(db_result_str(claim->rows, i, CODE)),
                                      STR_ARG(key));
         if (hydration_is_text(id, HYDRATION_ID_BYTES_MAX)) /* else no consumer can ask for it */
-            pair->items[pair->count++] =
-                (struct hydration_subject){db_result_str(claim->rows, i, TENANT), id};
+            pair->items[pair->count++] = (struct hydration_ref){db_result_str(claim->rows, i, TENANT), id};
     }
 }
 
@@ -230,9 +229,9 @@ static enum status publish_pair(struct claim *claim, struct pair *pair, struct e
     else
         return settle(claim, pair, db_result_str(claim->rows, pair->first, CODE), status, error);
     while (pair->count && status == STATUS_OK) {
-        struct hydration_subject item = *pair->items;
-        status = hydration_tell(claim->changes->hydration, REFDATA_ENTITY_TYPE, item.tenant, item.entity_id,
-                                deadline_ns, error);
+        struct hydration_ref item = *pair->items;
+        status = hydration_publish_change(claim->changes->hydration, REFDATA_ENTITY_TYPE, item.tenant,
+                                          item.entity_id, deadline_ns, error);
         status = settle(claim, pair, item.entity_id, status, error);
         if (status == STATUS_OK)
             pair->items++, pair->count--;

@@ -139,8 +139,8 @@ void refdata_source_provide(struct refdata *refdata)
     struct hydration *hydration = kernel_hydration(refdata->kernel);
     if (!hydration) /* no store: nobody can ask */
         return;
-    hydration_provide(hydration, &(struct hydration_source){.entity_type = REFDATA_ENTITY_TYPE,
-                                                            .module = "refdata",
-                                                            .look = look,
-                                                            .context = refdata});
+    hydration_provide(hydration, &(struct hydration_owner){.entity_type = REFDATA_ENTITY_TYPE,
+                                                           .module = "refdata",
+                                                           .look = look,
+                                                           .context = refdata});
 }

@@ -1,7 +1,7 @@
-/* A desk on a loop that the test turns by hand, with a ledger and a wire that do as the test says: so every order of claim,
- * answer, timeout and going away can be had, and none is left to chance. */
-#ifndef FRESHET_TESTS_HYDRATION_DESK_RIG_H
-#define FRESHET_TESTS_HYDRATION_DESK_RIG_H
+/* A shard on a loop that the test turns by hand, with a ledger and a wire that do as the test says: so every order of ledger reads,
+ * answers, timeouts and cancellations can be had, and none is left to chance. */
+#ifndef FRESHET_TESTS_HYDRATION_LOOKUP_RIG_H
+#define FRESHET_TESTS_HYDRATION_LOOKUP_RIG_H
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -9,27 +9,31 @@
 
 #include <cmocka.h>
 
-#include "hydration/desk_inside.h"
+#include "hydration/inside.h"
 
 #define PATIENCE_MS 60000 /* long enough for a loaded machine; nothing waits for it to pass */
 #define DATA "{\"title\":\"T\",\"price\":1}"
 
 extern struct hydration rig;
 extern struct loop *rig_loop;
-extern struct hydration_desk *rig_desk;
+extern struct hydration_shard *rig_shard;
 extern struct hydration_policy rig_policy;
 
 /* ---- the ledger's and the wire's part ---- */
-struct rig_script {                    /* set it while no visit runs */
-    struct hydration_claim claim;      /* for claims */
-    struct hydration_claim look;       /* for looks */
-    bool look_is_set;                  /* else looks know nothing */
-    bool fails, publish_fails, grants; /* grants: retries */
+struct rig_script {                /* set it while no job runs */
+    struct hydration_finding find; /* of FIND jobs */
+    struct hydration_finding look; /* of LAST_READ jobs */
+    bool look_is_set;              /* else they find nothing */
+    bool fails, publish_fails, owner_fails;
+    bool grants; /* retries */
 };
 extern struct rig_script script;
-void rig_hold(void); /* visits stop before the ledger … */
+extern const struct hydration_finding in_ledger, not_in_ledger, join_others;
+void rig_provide(void); /* an owner of items in this process; it has "a" */
+void rig_hold(void);    /* jobs stop before the ledger, and the owner before it looks … */
 void rig_let_go(void);
-unsigned rig_claims(void), rig_looks(void), rig_retries(void), rig_questions(void), rig_held(void);
+unsigned rig_finds(void), rig_looks(void), rig_retries(void), rig_questions(void), rig_held(void),
+    rig_answers(void) /* published */, rig_owner_looks(void);
 unsigned rig_allocations(void); /* of this thread */
 struct rig_question {           /* the last one published */
     char correlation_id[UUID_TEXT_BYTES], subject[64];
@@ -64,9 +68,10 @@ bool turn_until(bool (*is)(void *arg), void *arg);
 bool turn_until_done(struct person *person);
 bool turn_until_count(unsigned (*count)(void), unsigned wanted);
 void turn_for_ms(int64_t ms);
-bool turn_until_empty(void); /* neither waiter nor asking */
+bool turn_until_empty(void); /* neither waiter nor lookup */
 uint64_t ignored(const char *reason);
 
+#define TEST(name) cmocka_unit_test_setup_teardown(name, rig_open, rig_close)
 int rig_open(void **state);
 int rig_close(void **state);
 

@@ -1,5 +1,5 @@
 /* The ledger and the wire of the test: a script, a gate and counters, under one lock. */
-#include "desk_rig.h"
+#include "lookup_rig.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -8,9 +8,17 @@
 
 struct hydration rig;
 struct loop *rig_loop;
-struct hydration_desk *rig_desk;
+struct hydration_shard *rig_shard;
 struct hydration_policy rig_policy;
 struct rig_script script;
+const struct hydration_finding in_ledger = {.verdict = HYDRATION_LEDGER_COPY,
+                                            .data = {DATA, sizeof DATA - 1},
+                                            .source_module = {"intake", 6},
+                                            .cover = {.mode = HYDRATION_FULL},
+                                            .version = 7,
+                                            .ttl_ms = 300000},
+                               not_in_ledger = {.verdict = HYDRATION_LEDGER_ABSENT, .ttl_ms = 300000},
+                               join_others = {.verdict = HYDRATION_LEDGER_JOIN, .ttl_ms = 60000};
 
 static struct hydration_settings settings;
 static const struct str title = {"title", 5};
@@ -20,7 +28,7 @@ const struct hydration_cover rig_existence = {.mode = HYDRATION_EXISTENCE},
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t moved = PTHREAD_COND_INITIALIZER;
 static bool is_held;
-static unsigned held, claims, looks, retries, questions;
+static unsigned held, finds, looks, retries, questions, answers, owner_looks;
 static struct rig_question question;
 
 /* ---- instead of ledger.c and wire.c ---- */
@@ -41,18 +49,18 @@ static enum status verdict(struct error *error)
     return script.fails ? error_set(error, STATUS_DB_DOWN, "no database") : STATUS_OK;
 }
 
-enum status hydration_ledger_claim(struct db_pool *pool, const struct hydration_need *need,
-                                   const struct hydration_policy *policy, struct str correlation_id,
-                                   int64_t copy_ttl_ms, int64_t deadline_ns, struct arena *arena,
-                                   struct hydration_claim *claim, struct error *error)
+enum status hydration_ledger_find(struct db_pool *pool, const struct hydration_need *need,
+                                  const struct hydration_policy *policy, struct str correlation_id,
+                                  int64_t copy_ttl_ms, int64_t deadline_ns, struct arena *arena,
+                                  struct hydration_finding *finding, struct error *error)
 {
-    static const struct hydration_claim nothing = {.verdict = HYDRATION_LEDGER_JOIN, .ttl_ms = 5000};
+    static const struct hydration_finding nothing = {.verdict = HYDRATION_LEDGER_JOIN, .ttl_ms = 5000};
     bool looks_only = correlation_id.len == 0;
     (void)pool, (void)policy, (void)copy_ttl_ms, (void)deadline_ns, (void)arena;
-    pass_gate(looks_only ? &looks : &claims);
-    *claim = !looks_only ? script.claim : script.look_is_set ? script.look : nothing;
-    if (claim->verdict == HYDRATION_LEDGER_ASK)
-        claim->cover = need->cover;
+    pass_gate(looks_only ? &looks : &finds);
+    *finding = !looks_only ? script.find : script.look_is_set ? script.look : nothing;
+    if (finding->verdict == HYDRATION_LEDGER_ASK)
+        finding->cover = need->cover;
     return verdict(error);
 }
 
@@ -66,19 +74,90 @@ enum status hydration_ledger_retry(struct db_pool *pool, const struct hydration_
     return verdict(error);
 }
 
-enum status hydration_wire_ask(struct hydration_wire *wire, const struct hydration_event *event,
-                               int64_t deadline_ns, struct error *error)
+enum status hydration_wire_send(struct hydration_wire *wire, const struct hydration_event *event,
+                                int64_t deadline_ns, struct error *error)
 {
     (void)wire, (void)deadline_ns;
     if (script.publish_fails)
         return error_set(error, STATUS_IO, "no bus");
     pthread_mutex_lock(&lock);
-    questions++;
-    snprintf(question.correlation_id, sizeof question.correlation_id, "%.*s", STR_ARG(event->correlation_id));
-    snprintf(question.subject, sizeof question.subject, "%.*s", STR_ARG(event->subject));
-    question.mode = event->cover.mode;
+    if (event->kind == HYDRATION_EVENT_UNKNOWN) {
+        questions++;
+        snprintf(question.correlation_id, sizeof question.correlation_id, "%.*s",
+                 STR_ARG(event->correlation_id));
+        snprintf(question.subject, sizeof question.subject, "%.*s", STR_ARG(event->subject));
+        question.mode = event->cover.mode;
+    } else {
+        answers++;
+        snprintf(question.correlation_id, sizeof question.correlation_id, "%.*s",
+                 STR_ARG(event->correlation_id));
+    }
     pthread_mutex_unlock(&lock);
     return STATUS_OK;
+}
+
+/* Not called: no bus, no ledger. */
+enum status hydration_wire_open(const struct hydration_wire_config *config, struct hydration_wire **wire,
+                                struct error *error)
+{
+    (void)config, (void)wire;
+    return error_set(error, STATUS_INTERNAL, "not here");
+}
+
+void hydration_wire_destroy(struct hydration_wire *wire)
+{
+    (void)wire;
+}
+
+enum status hydration_wire_send_change(struct hydration_wire *wire, const struct hydration_event *event,
+                                       int64_t deadline_ns, struct error *error)
+{
+    (void)wire, (void)event, (void)deadline_ns;
+    return error_set(error, STATUS_INTERNAL, "not here");
+}
+
+enum status hydration_ledger_store(struct db_conn *conn, const struct hydration_event *events, size_t count,
+                                   int64_t deadline_ns, struct error *error)
+{
+    (void)conn, (void)events, (void)count, (void)deadline_ns;
+    return error_set(error, STATUS_INTERNAL, "not here");
+}
+
+enum status hydration_ledger_find_held(struct db_pool *pool, struct str entity_type,
+                                       const struct hydration_ref *refs, size_t count, int64_t deadline_ns,
+                                       bool *is_held_of, struct error *error)
+{
+    (void)pool, (void)entity_type, (void)refs, (void)count, (void)deadline_ns, (void)is_held_of;
+    return error_set(error, STATUS_INTERNAL, "not here");
+}
+
+enum status hydration_ledger_list_held(struct db_pool *pool, struct str entity_type, struct str tenant,
+                                       struct str id_prefix, int64_t deadline_ns, struct arena *arena,
+                                       struct hydration_ref **refs, size_t *count, struct error *error)
+{
+    (void)pool, (void)entity_type, (void)tenant, (void)id_prefix, (void)deadline_ns, (void)arena, (void)refs,
+        (void)count;
+    return error_set(error, STATUS_INTERNAL, "not here");
+}
+
+/* ---- an owner in this process ---- */
+
+static enum status look(void *context, const struct hydration_question *asked, int64_t deadline_ns,
+                        struct hydration_entity *entity, struct error *error)
+{
+    (void)context, (void)deadline_ns;
+    pass_gate(&owner_looks);
+    if (script.owner_fails)
+        return error_set(error, STATUS_UNAVAILABLE, "not now");
+    entity->found = str_eq(asked->entity_id, STR("a")) ? HYDRATION_IS : HYDRATION_IS_NOT;
+    entity->version = 3;
+    buf_put_str(entity->data, STR(DATA));
+    return STATUS_OK;
+}
+
+void rig_provide(void)
+{
+    hydration_provide(&rig, &(struct hydration_owner){"item", "intake", look, NULL});
 }
 
 /* ---- what is allocated: the linker leads our own calls here ---- */
@@ -140,9 +219,9 @@ static unsigned read_count(const unsigned *count)
     return value;
 }
 
-unsigned rig_claims(void)
+unsigned rig_finds(void)
 {
-    return read_count(&claims);
+    return read_count(&finds);
 }
 
 unsigned rig_looks(void)
@@ -158,6 +237,16 @@ unsigned rig_retries(void)
 unsigned rig_questions(void)
 {
     return read_count(&questions);
+}
+
+unsigned rig_answers(void)
+{
+    return read_count(&answers);
+}
+
+unsigned rig_owner_looks(void)
+{
+    return read_count(&owner_looks);
 }
 
 unsigned rig_held(void)
@@ -232,7 +321,7 @@ struct hydration_event answer_of(enum hydration_kind kind, int64_t version)
 
 void hear(struct hydration_event event)
 {
-    hydration_desk_hear(rig_desk, &event);
+    hydration_deliver(rig_shard, &event, false);
 }
 
 void hear_updated(int64_t version)
@@ -295,7 +384,7 @@ void turn_for_ms(int64_t ms)
 static bool is_empty(void *arg)
 {
     (void)arg;
-    return hydration_desk_waiters(rig_desk) == 0 && hydration_desk_askings(rig_desk) == 0;
+    return rig_shard->waiter_count == 0 && rig_shard->lookup_count == 0;
 }
 
 bool turn_until_empty(void)
@@ -318,7 +407,7 @@ uint64_t ignored(const char *reason)
 int rig_open(void **state)
 {
     (void)state;
-    static struct hydration_desk *desks[1];
+    static struct hydration_shard *shards[1];
     settings = (struct hydration_settings){.policy = hydration_policy_default,
                                            .copy_ttl_ms = 300000,
                                            .memory_entries = 1024,
@@ -327,17 +416,17 @@ int rig_open(void **state)
     rig_policy.module = "test";
     rig_policy.wait_timeout_ms = PATIENCE_MS; /* tests of time say otherwise */
     rig_policy.retry_backoff_ms = PATIENCE_MS;
-    script = (struct rig_script){.claim = {.verdict = HYDRATION_LEDGER_ASK, .ttl_ms = 60000}};
-    claims = looks = retries = questions = 0;
+    script = (struct rig_script){.find = {.verdict = HYDRATION_LEDGER_ASK, .ttl_ms = 60000}};
+    finds = looks = retries = questions = answers = owner_looks = 0;
     question = (struct rig_question){0};
     struct loop_group *loops = loop_group_create(1, 0);
     rig_loop = loop_group_loop(loops, 0);
     rig = (struct hydration){.config = {.loops = loops,
-                                        .workers = worker_pool_create("test", HYDRATION_VISITS_MAX, 64),
+                                        .workers = worker_pool_create("test", HYDRATION_JOBS_MAX, 64),
                                         .settings = &settings},
-                             .desks = desks};
+                             .shards = shards};
     atomic_store(&rig.wire, (struct hydration_wire *)&rig); /* never looked into */
-    desks[0] = rig_desk = hydration_desk_create(&rig, rig_loop);
+    shards[0] = rig_shard = hydration_shard_create(&rig, rig_loop);
     loop_run_once(rig_loop, 0);
     return 0;
 }
@@ -346,12 +435,14 @@ int rig_close(void **state)
 {
     (void)state;
     rig_let_go();
-    hydration_desk_stop(rig_desk);
+    hydration_shard_stop(rig_shard);
     worker_pool_stop(rig.config.workers);
+    for (size_t i = 0; i < rig.owner_count; i++)
+        hydration_questions_destroy(rig.owners[i].questions);
     while (loop_settle(rig_loop))
         ;
     bool is_left = !is_empty(NULL);
-    hydration_desk_destroy(rig_desk);
+    hydration_shard_destroy(rig_shard);
     worker_pool_destroy(rig.config.workers);
     loop_group_destroy(rig.config.loops);
     return is_left; /* nothing is left of any test */

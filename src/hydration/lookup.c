@@ -1,0 +1,476 @@
+/* A lookup: one entity that callers of this loop wait for. Its states are drawn in inside.h; what it does is one job on a worker at
+ * a time:
+ *
+ *     FIND ─▶ a copy or an absence: delivered               LAST_READ: the same, and no flight begins
+ *          ─▶ ours to ask: ask the owner ─ retry_backoff ─▶ RETRY … ─ end of the window ─▶ FIND
+ *          ─▶ asked already: wait                              ─ end of the window ─▶ FIND
+ *
+ * A shard runs few jobs at once; the other lookups are in line, and tenants take turns: a caller that looks up thousands of
+ * entities leaves workers to others. Jobs start only when the tick ends, when no function is in the middle of a lookup. */
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/failpoint.h"
+#include "base/hash.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "hydration/inside.h"
+
+static void on_lookup_due(struct loop_timer *timer);
+
+static void arm_timer(struct hydration_lookup *lookup)
+{
+    int64_t due_ns = lookup->retry_at_ns < lookup->find_at_ns ? lookup->retry_at_ns : lookup->find_at_ns;
+    if (lookup->state == LOOKUP_WAITING && due_ns != CLOCK_NEVER)
+        loop_timer_start(lookup->shard->loop, &lookup->timer, due_ns, on_lookup_due);
+    else
+        loop_timer_stop(lookup->shard->loop, &lookup->timer);
+}
+
+/* The only place that changes the state. */
+static void move_lookup(struct hydration_lookup *lookup, enum hydration_lookup_state to)
+{
+    static const unsigned allowed[] = {
+        [LOOKUP_WAITING] = 1u << LOOKUP_QUEUED | 1u << LOOKUP_ENDED,
+        [LOOKUP_QUEUED] = 1u << LOOKUP_RUNNING | 1u << LOOKUP_WAITING,
+        [LOOKUP_RUNNING] = 1u << LOOKUP_WAITING,
+        [LOOKUP_ENDED] = 0,
+    };
+    assert(allowed[lookup->state] & 1u << to);
+    lookup->state = to;
+    arm_timer(lookup);
+}
+
+/* ---- life ---- */
+
+/* Both shares of the need, or none. */
+static bool enter_shares(struct hydration_lookup *lookup, const struct hydration_need *need)
+{
+    struct hydration_turns *turns = &lookup->shard->turns;
+    uint64_t type_hash = hash_seeded(need->entity_type), tenant_hash = hash_seeded(need->tenant);
+
+    lookup->tenant_share = hydration_turns_enter(turns, tenant_hash, HYDRATION_TENANT_MAX);
+    if (!lookup->tenant_share)
+        return false;
+    lookup->type_share =
+        hydration_turns_enter(turns, tenant_hash ^ (type_hash << 21 | type_hash >> 43), HYDRATION_TYPE_MAX);
+    if (!lookup->type_share)
+        hydration_turns_leave(turns, lookup->tenant_share);
+    return lookup->type_share;
+}
+
+struct hydration_lookup *hydration_lookup_open(struct hydration_shard *shard, uint64_t hash,
+                                               const struct hydration_need *need, struct str subject,
+                                               const struct hydration_policy *policy)
+{
+    if (shard->lookup_count == HYDRATION_LOOKUPS_MAX)
+        return NULL;
+    struct hydration_lookup *lookup =
+        memory_alloc(sizeof *lookup + hydration_cover_bytes(&need->cover) + need->tenant.len + subject.len +
+                     need->entity_type.len + need->entity_id.len);
+    char *at = (char *)lookup->block;
+
+    *lookup = (struct hydration_lookup){.shard = shard,
+                                        .state = LOOKUP_WAITING,
+                                        .hash = hash,
+                                        .policy = *policy,
+                                        .retry_at_ns = CLOCK_NEVER,
+                                        .find_at_ns = CLOCK_NEVER};
+    if (!enter_shares(lookup, need)) {
+        free(lookup);
+        return NULL;
+    }
+    TAILQ_INIT(&lookup->waiters);
+    lookup->need.trace = need->trace;
+    lookup->need.cover = hydration_cover_keep(&need->cover, &at);
+    lookup->need.tenant = hydration_text_keep(need->tenant, &at);
+    lookup->need.subject = hydration_text_keep(subject, &at);
+    lookup->need.entity_type = hydration_text_keep(need->entity_type, &at);
+    lookup->need.entity_id = hydration_text_keep(need->entity_id, &at);
+    arena_init(&lookup->job.arena, HYDRATION_ARENA_BYTES);
+    LIST_INSERT_HEAD(hydration_shard_bucket(shard, hash), lookup, in_bucket);
+    shard->lookup_count++;
+    return lookup;
+}
+
+static void free_lookup(void *memory)
+{
+    struct hydration_lookup *lookup = memory;
+    arena_deinit(&lookup->job.arena);
+    free(lookup->question.subject);
+    free(lookup->stale.block);
+    free(lookup);
+}
+
+/* A lookup that asked the owner is needed for its retry, even when its own callers have gone: lookups of other processes wait for
+ * the same answer. */
+void hydration_lookup_settle(struct hydration_lookup *lookup)
+{
+    struct hydration_shard *shard = lookup->shard;
+    if (lookup->state != LOOKUP_WAITING || !TAILQ_EMPTY(&lookup->waiters) ||
+        lookup->retry_at_ns != CLOCK_NEVER)
+        return;
+    move_lookup(lookup, LOOKUP_ENDED);
+    LIST_REMOVE(lookup, in_bucket);
+    shard->lookup_count--;
+    hydration_turns_leave(&shard->turns, lookup->type_share);
+    hydration_turns_leave(&shard->turns, lookup->tenant_share);
+    loop_free_later(shard->loop, lookup, free_lookup);
+}
+
+bool hydration_lookup_is_own(const struct hydration_lookup *lookup, struct str correlation_id)
+{
+    return correlation_id.len > 0 && (str_eq(correlation_id, str_from(lookup->question.correlation_id)) ||
+                                      str_eq(correlation_id, str_from(lookup->job.correlation_id)));
+}
+
+void hydration_lookup_answered(struct hydration_lookup *lookup)
+{
+    lookup->retry_at_ns = CLOCK_NEVER;
+    lookup->job.is_answered |= lookup->state == LOOKUP_RUNNING;
+    arm_timer(lookup);
+}
+
+/* ---- when ---- */
+
+static void on_lookup_due(struct loop_timer *timer)
+{
+    struct hydration_lookup *lookup = CONTAINER_OF(timer, struct hydration_lookup, timer);
+    bool is_retry = lookup->retry_at_ns <= lookup->find_at_ns;
+
+    *(is_retry ? &lookup->retry_at_ns : &lookup->find_at_ns) = CLOCK_NEVER;
+    if (is_retry || !TAILQ_EMPTY(&lookup->waiters))
+        hydration_lookup_start(lookup, is_retry ? LOOKUP_RETRY : LOOKUP_FIND);
+    else
+        arm_timer(lookup);
+    hydration_lookup_settle(lookup);
+}
+
+static int64_t ns_from_now(const struct hydration_lookup *lookup, int64_t ms)
+{
+    return loop_now_ns(lookup->shard->loop) + ms * CLOCK_NS_PER_MS;
+}
+
+static void find_at(struct hydration_lookup *lookup, int64_t at_ns)
+{
+    if (at_ns < lookup->find_at_ns)
+        lookup->find_at_ns = at_ns;
+}
+
+void hydration_lookup_again(struct hydration_lookup *lookup)
+{
+    int64_t now_ns = loop_now_ns(lookup->shard->loop),
+            spaced_ns = lookup->job_ns + HYDRATION_REREAD_MS * CLOCK_NS_PER_MS;
+    lookup->lag_ms = HYDRATION_REREAD_MS;
+    find_at(lookup, spaced_ns > now_ns ? spaced_ns : now_ns);
+    arm_timer(lookup);
+}
+
+/* ---- the job, on a worker ---- */
+
+/* An owner in this process is asked directly. A retry goes over the bus: another process that runs the owner may answer it. */
+static void ask_owner(struct hydration_lookup *lookup, const struct hydration_cover *cover)
+{
+    struct hydration_lookup_job *job = &lookup->job;
+    struct hydration *hydration = lookup->shard->hydration;
+    const struct hydration_need *need = &job->need;
+    char traceparent[TRACE_PARENT_BYTES];
+    trace_format(&need->trace, traceparent);
+    const struct hydration_event question = {
+        .kind = HYDRATION_EVENT_UNKNOWN,
+        .tenant = need->tenant,
+        .subject = need->subject,
+        .correlation_id = str_from(job->correlation_id),
+        .entity_type = need->entity_type,
+        .entity_id = need->entity_id,
+        .module = str_from(lookup->policy.module),
+        .has_cover = true,
+        .cover = *cover,
+        .wait_ms = lookup->policy.wait_timeout_ms,
+        .traceparent = trace_is_none(&need->trace) ? STR_NONE : str_from(traceparent),
+    };
+    struct hydration_owner_slot *local =
+        job->kind == LOOKUP_FIND ? hydration_owner_find(hydration, need->entity_type) : NULL;
+
+    if (local)
+        hydration_questions_put(local->questions, &question, lookup->shard);
+    else
+        job->asked =
+            hydration_wire_send(atomic_load(&hydration->wire), &question, job->deadline_ns, &job->error);
+    if (job->asked == STATUS_OK)
+        hydration_count_asked(&lookup->policy, job->kind == LOOKUP_RETRY);
+}
+
+static void run_find(struct hydration_lookup *lookup)
+{
+    struct hydration_lookup_job *job = &lookup->job;
+    const struct hydration_config *config = &lookup->shard->hydration->config;
+
+    FAILPOINT("hydration.before_find");
+    job->status = hydration_ledger_find(config->pool, &job->need, &lookup->policy,
+                                        str_from(job->correlation_id), config->settings->copy_ttl_ms,
+                                        job->deadline_ns, &job->arena, &job->finding, &job->error);
+    if (job->status != STATUS_OK || job->finding.verdict != HYDRATION_LEDGER_ASK)
+        return;
+    FAILPOINT("hydration.after_find");
+    ask_owner(lookup, &job->finding.cover);
+}
+
+static void run_retry(struct hydration_lookup *lookup)
+{
+    static const struct hydration_cover full = {.mode = HYDRATION_FULL};
+    struct hydration_lookup_job *job = &lookup->job;
+
+    job->status =
+        hydration_ledger_retry(lookup->shard->hydration->config.pool, &job->need, &lookup->policy,
+                               str_from(job->correlation_id), job->deadline_ns, &job->granted, &job->error);
+    if (job->status == STATUS_OK && job->granted)
+        ask_owner(lookup, lookup->question.is_full ? &full : &lookup->need.cover);
+}
+
+static struct hydration_lookup *lookup_of_job(struct worker_job *worker)
+{
+    return CONTAINER_OF(worker, struct hydration_lookup, job.worker);
+}
+
+static void run_job(struct worker_job *worker)
+{
+    struct hydration_lookup *lookup = lookup_of_job(worker);
+    if (lookup->job.kind == LOOKUP_RETRY)
+        run_retry(lookup);
+    else
+        run_find(lookup);
+}
+
+/* ---- its result, on the loop ---- */
+
+static void take_known(struct hydration_lookup *lookup, const struct hydration_finding *finding)
+{
+    const struct hydration_need *need = &lookup->need;
+    const struct hydration_event known = {
+        .kind =
+            finding->verdict == HYDRATION_LEDGER_COPY ? HYDRATION_EVENT_UPDATED : HYDRATION_EVENT_NOT_FOUND,
+        .tenant = need->tenant,
+        .entity_type = need->entity_type,
+        .entity_id = need->entity_id,
+        .subject = finding->subject,
+        .is_private = finding->subject.len > 0,
+        .module = finding->source_module,
+        .has_cover = true,
+        .cover = finding->cover,
+        .data = finding->data,
+        .reason = finding->reason,
+        .version = finding->version,
+    };
+    if (!hydration_deliver_ledger(lookup->shard, &known, finding->ttl_ms))
+        hydration_lookup_again(lookup); /* the ledger is about to store what arrived here */
+}
+
+/* Apart from the job that found it: the next one may still run when a caller's time is up. */
+static void keep_stale(struct hydration_lookup *lookup, const struct hydration_finding *finding)
+{
+    free(lookup->stale.block);
+    lookup->stale.block = NULL;
+    if (!finding->data.len)
+        return;
+    char *at = memory_alloc(finding->data.len + finding->source_module.len + finding->subject.len);
+    lookup->stale.block = at;
+    lookup->stale.data = hydration_text_keep(finding->data, &at);
+    lookup->stale.source_module = hydration_text_keep(finding->source_module, &at);
+    lookup->stale.subject = hydration_text_keep(finding->subject, &at);
+    lookup->stale.version = finding->version;
+}
+
+/* A question that could not be sent is like one that was lost: the retry is for both. */
+static void take_question(struct hydration_lookup *lookup)
+{
+    const struct hydration_lookup_job *job = &lookup->job;
+
+    memcpy(lookup->question.correlation_id, job->correlation_id, sizeof job->correlation_id);
+    free(lookup->question.subject);
+    lookup->question.subject = str_dup(job->need.subject);
+    lookup->question.is_full = job->finding.cover.mode == HYDRATION_FULL;
+    lookup->question.retries = 0;
+    lookup->lag_ms = 0;
+    if (!job->is_answered && lookup->policy.max_retries > 0)
+        lookup->retry_at_ns = ns_from_now(lookup, lookup->policy.retry_backoff_ms);
+}
+
+static void take_finding(struct hydration_lookup *lookup)
+{
+    const struct hydration_finding *finding = &lookup->job.finding;
+
+    if (finding->verdict == HYDRATION_LEDGER_COPY || finding->verdict == HYDRATION_LEDGER_ABSENT) {
+        take_known(lookup, finding);
+        return;
+    }
+    keep_stale(lookup, finding);
+    if (lookup->job.kind == LOOKUP_LAST_READ)
+        return;
+    if (finding->verdict == HYDRATION_LEDGER_ASK) {
+        take_question(lookup);
+    } else if (lookup->lag_ms > 0) {
+        /* Another process asked, and an answer arrived here whose extent the ledger alone knows, once it has stored it. Twice as
+         * long each time, since it may not have been the answer to that question. */
+        find_at(lookup, ns_from_now(lookup, lookup->lag_ms));
+        lookup->lag_ms *= 2;
+    }
+    int64_t window_ms = finding->ttl_ms < HYDRATION_REREAD_MS ? HYDRATION_REREAD_MS : finding->ttl_ms + 1;
+    find_at(lookup, ns_from_now(lookup, window_ms));
+}
+
+/* At most once a second: in an outage every lookup fails. */
+static void log_job_failure(const struct hydration_lookup *lookup)
+{
+    const struct error *error = &lookup->job.error;
+    int64_t now_ns = loop_now_ns(lookup->shard->loop);
+    if (now_ns - lookup->shard->logged_ns < CLOCK_NS_PER_S)
+        return;
+    lookup->shard->logged_ns = now_ns;
+    log_warn("hydration_failed", LOG_STR("entity_type", lookup->need.entity_type),
+             LOG_STR("entity_id", lookup->need.entity_id),
+             LOG_CSTR("requester_module", lookup->policy.module),
+             LOG_CSTR("correlation_id", lookup->job.correlation_id), LOG_ERROR_FIELDS(error));
+}
+
+static void take_result(struct hydration_lookup *lookup)
+{
+    struct hydration_lookup_job *job = &lookup->job;
+
+    if (job->kind == LOOKUP_RETRY) {
+        if (job->granted && !job->is_answered && ++lookup->question.retries < lookup->policy.max_retries)
+            lookup->retry_at_ns = ns_from_now(lookup, lookup->policy.retry_backoff_ms);
+    } else if (job->status == STATUS_OK) {
+        take_finding(lookup);
+    } else if (job->kind == LOOKUP_FIND) {
+        hydration_waiters_fail(lookup);
+        if (!TAILQ_EMPTY(&lookup->waiters)) /* those in the background go on */
+            find_at(lookup, ns_from_now(lookup, lookup->policy.in_flight_window_ms));
+    }
+}
+
+static void start_jobs(struct loop_tick *tick);
+
+static void on_job_done(struct worker_job *worker)
+{
+    struct hydration_lookup *lookup = lookup_of_job(worker);
+    struct hydration_shard *shard = lookup->shard;
+    struct hydration_lookup_job *job = &lookup->job;
+
+    shard->jobs--;
+    if (worker->cancelled)
+        job->status = STATUS_CANCELLED;
+    else if (job->status != STATUS_OK || job->asked != STATUS_OK)
+        log_job_failure(lookup);
+    if (!shard->stopping)
+        take_result(lookup); /* RUNNING still, so that no callback ends it */
+    move_lookup(lookup, LOOKUP_WAITING);
+    if (!TAILQ_EMPTY(&lookup->waiters) && lookup->find_at_ns == CLOCK_NEVER)
+        hydration_lookup_again(lookup); /* for waiters that joined in a callback */
+    hydration_lookup_settle(lookup);
+    hydration_waiters_call(shard);
+    if (shard->turns.queued > 0)
+        loop_at_tick_end(shard->loop, &shard->tick, start_jobs);
+}
+
+/* ---- in line ---- */
+
+/* The caller that a job is for: the one that was asked for, the lookup's own, or, of a lookup for every caller, the first. */
+static struct str subject_of_job(const struct hydration_lookup *lookup)
+{
+    if (lookup->job.kind == LOOKUP_RETRY)
+        return str_from(lookup->question.subject);
+    return lookup->need.subject.len ? lookup->need.subject : TAILQ_FIRST(&lookup->waiters)->subject;
+}
+
+static void prepare_job(struct hydration_lookup *lookup)
+{
+    struct hydration_lookup_job *job = &lookup->job;
+    struct uuid id;
+
+    arena_reset(&job->arena);
+    job->need = lookup->need;
+    job->need.subject = arena_str(&job->arena, subject_of_job(lookup));
+    job->finding = (struct hydration_finding){.verdict = HYDRATION_LEDGER_JOIN};
+    job->granted = job->is_answered = false;
+    job->status = job->asked = STATUS_OK;
+    job->error = (struct error){0};
+    lookup->job_ns = loop_now_ns(lookup->shard->loop);
+    job->deadline_ns = ns_from_now(lookup, lookup->policy.wait_timeout_ms);
+    switch (job->kind) {
+    case LOOKUP_RETRY:
+        memcpy(job->correlation_id, lookup->question.correlation_id, sizeof job->correlation_id);
+        break;
+    case LOOKUP_LAST_READ: job->correlation_id[0] = '\0'; break;
+    case LOOKUP_FIND:
+        id = uuid_random();
+        uuid_format(&id, job->correlation_id);
+        hydration_recent_add(lookup);
+        break;
+    }
+}
+
+/* In a turn of the loop of its own, as if the worker had failed: no callback runs in the middle of hydration_ask(). */
+static void on_job_refused(struct loop *loop, struct loop_message *message)
+{
+    struct worker_job *worker = CONTAINER_OF(message, struct worker_job, message);
+    (void)loop;
+    worker->cancelled = true;
+    on_job_done(worker);
+}
+
+static void start_jobs(struct loop_tick *tick)
+{
+    struct hydration_shard *shard = CONTAINER_OF(tick, struct hydration_shard, tick);
+    struct hydration_turn_item *item;
+
+    while (shard->jobs < HYDRATION_JOBS_MAX && (item = hydration_turns_next(&shard->turns)) != NULL) {
+        struct hydration_lookup *lookup = CONTAINER_OF(item, struct hydration_lookup, turn);
+        struct worker_job *worker = &lookup->job.worker;
+        if (TAILQ_EMPTY(&lookup->waiters) && lookup->job.kind != LOOKUP_RETRY) {
+            move_lookup(lookup, LOOKUP_WAITING);
+            hydration_lookup_settle(lookup);
+            continue;
+        }
+        prepare_job(lookup);
+        *worker = (struct worker_job){.loop = shard->loop, .run = run_job, .done = on_job_done};
+        move_lookup(lookup, LOOKUP_RUNNING);
+        shard->jobs++;
+        if (worker_pool_submit(shard->hydration->config.workers, worker))
+            continue;
+        worker->message.on_message = on_job_refused;
+        loop_post(shard->loop, &worker->message);
+    }
+}
+
+void hydration_lookup_start(struct hydration_lookup *lookup, enum hydration_job_kind kind)
+{
+    struct hydration_shard *shard = lookup->shard;
+    if (lookup->state != LOOKUP_WAITING || shard->stopping)
+        return;
+    lookup->job.kind = kind;
+    move_lookup(lookup, LOOKUP_QUEUED);
+    hydration_turns_put(&shard->turns, lookup->tenant_share, &lookup->turn);
+    loop_at_tick_end(shard->loop, &shard->tick, start_jobs);
+}
+
+/* Callbacks run after the walk. A lookup that is RUNNING ends with its job. */
+void hydration_lookups_stop(struct hydration_shard *shard)
+{
+    struct hydration_turn_item *item;
+    struct hydration_lookup *lookup, *next;
+
+    loop_tick_cancel(shard->loop, &shard->tick);
+    while ((item = hydration_turns_next(&shard->turns)) != NULL)
+        move_lookup(CONTAINER_OF(item, struct hydration_lookup, turn), LOOKUP_WAITING);
+    for (size_t bucket = 0; bucket < HYDRATION_LOOKUPS_MAX; bucket++)
+        for (lookup = LIST_FIRST(&shard->lookups[bucket]); lookup; lookup = next) {
+            next = LIST_NEXT(lookup, in_bucket);
+            lookup->retry_at_ns = CLOCK_NEVER;
+            hydration_waiters_fail(lookup);
+            hydration_lookup_settle(lookup);
+        }
+    hydration_waiters_call(shard);
+}

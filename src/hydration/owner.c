@@ -1,0 +1,325 @@
+/* Owners (H6): a question is looked up by the owner of its type and answered with as much as was asked for; a change is published
+ * with the whole entity. Events are made in two functions, make_answer() and make_change(), which apply visibility:
+ *
+ * a private entity is answered to the caller that asked, by name, and its change is published for its only caller where the owner
+ * can name one; else the change has no data, and consumers drop their copies. A question without a caller sees nothing private. */
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/failpoint.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "hydration/inside.h"
+
+enum { FOLLOWED_AT_ONCE = 100 };
+
+/* A look at one entity, and the event that is made of it. */
+struct look {
+    struct hydration_question question;
+    struct arena arena;
+    struct buf whole, cut;
+    struct hydration_entity entity;
+    struct hydration_event event;
+};
+
+static enum status look_open(struct look *look, const struct hydration_owner *owner, int64_t deadline_ns,
+                             struct error *error)
+{
+    arena_init(&look->arena, HYDRATION_ARENA_BYTES);
+    buf_init(&look->whole);
+    buf_init(&look->cut);
+    look->entity = (struct hydration_entity){.data = &look->whole, .arena = &look->arena};
+    enum status status = owner->look(owner->context, &look->question, deadline_ns, &look->entity, error);
+    look->event = (struct hydration_event){
+        .tenant = look->question.tenant,
+        .entity_type = look->question.entity_type,
+        .entity_id = look->question.entity_id,
+        .module = str_from(owner->module),
+        .version = look->entity.version,
+    };
+    return status;
+}
+
+static void look_close(struct look *look)
+{
+    buf_deinit(&look->whole);
+    buf_deinit(&look->cut);
+    arena_deinit(&look->arena);
+}
+
+static void put_data(struct look *look, const struct hydration_cover *cover)
+{
+    hydration_cover_cut(cover, buf_str(&look->whole), &look->cut);
+    look->event.kind = HYDRATION_EVENT_UPDATED;
+    look->event.data = buf_str(&look->cut);
+    look->event.cover = *cover;
+    look->event.has_cover = true;
+}
+
+void hydration_provide(struct hydration *hydration, const struct hydration_owner *owner)
+{
+    assert(hydration->owner_count < HYDRATION_OWNERS_MAX);
+    struct hydration_owner_slot *slot = &hydration->owners[hydration->owner_count++];
+    slot->hydration = hydration;
+    slot->row = *owner;
+    slot->questions = hydration_questions_create(slot, hydration->config.workers);
+    snprintf(slot->group, sizeof slot->group, "entity-%s", owner->entity_type);
+}
+
+struct hydration_owner_slot *hydration_owner_find(struct hydration *hydration, struct str entity_type)
+{
+    for (size_t i = 0; i < hydration->owner_count; i++)
+        if (str_eq(str_from(hydration->owners[i].row.entity_type), entity_type))
+            return &hydration->owners[i];
+    return NULL;
+}
+
+/* ---- answers ---- */
+
+static void make_answer(struct look *look, const struct hydration_event *question)
+{
+    const struct hydration_entity *entity = &look->entity;
+    struct hydration_event *event = &look->event;
+    bool is_hidden = entity->found == HYDRATION_IS_HIDDEN ||
+                     (entity->found == HYDRATION_IS && entity->is_private && !question->subject.len);
+    bool is_there = entity->found == HYDRATION_IS && !is_hidden;
+
+    event->kind = HYDRATION_EVENT_NOT_FOUND;
+    event->correlation_id = question->correlation_id;
+    event->traceparent = question->traceparent;
+    event->is_private = is_hidden || (is_there && entity->is_private);
+    event->reason = is_hidden ? HYDRATION_INACCESSIBLE : HYDRATION_ABSENT;
+    if (event->is_private)
+        event->subject = question->subject;
+    if (is_there)
+        put_data(look, &question->cover);
+}
+
+static void log_answer(const struct hydration_event *question, const struct hydration_event *answer)
+{
+    log_info("hydration_answered", LOG_STR("entity_type", question->entity_type),
+             LOG_STR("entity_id", question->entity_id),
+             LOG_CSTR("hydration_mode", hydration_mode_names[question->cover.mode]),
+             LOG_STR("requester_module", question->module), LOG_STR("source_module", answer->module),
+             LOG_STR("correlation_id", question->correlation_id), LOG_STR("tenant_id", question->tenant),
+             LOG_CSTR("result", answer->kind == HYDRATION_EVENT_UPDATED ? "updated" : "not-found"));
+}
+
+/* At most once a second: in an outage every question fails. */
+static void log_unanswered(struct hydration *hydration, const struct hydration_event *question,
+                           const struct error *error)
+{
+    long long now_ns = clock_mono_ns(), due_ns = atomic_load(&hydration->log_at_ns);
+    if (now_ns < due_ns ||
+        !atomic_compare_exchange_strong(&hydration->log_at_ns, &due_ns, now_ns + CLOCK_NS_PER_S))
+        return;
+    log_warn("hydration_unanswered", LOG_STR("entity_type", question->entity_type),
+             LOG_STR("entity_id", question->entity_id), LOG_STR("requester_module", question->module),
+             LOG_STR("correlation_id", question->correlation_id), LOG_ERROR_FIELDS(error));
+}
+
+static void note_asked(struct hydration_owner_slot *slot)
+{
+    atomic_store_explicit(&slot->asked_until_ns, clock_deadline_ms(hydration_held_ms(slot->hydration)),
+                          memory_order_relaxed);
+}
+
+/* The bus carries the answer in every case: other processes may wait for it, and the ledger stores it. */
+void hydration_owner_answer(struct hydration_owner_slot *slot, const struct hydration_event *question,
+                            struct hydration_shard *asker, int64_t deadline_ns)
+{
+    struct hydration *hydration = slot->hydration;
+    struct look look = {.question = {question->tenant, question->subject, question->entity_type,
+                                     question->entity_id, question->cover}};
+    struct error error = {0};
+
+    note_asked(slot); /* before the look: a change that it does not see wakes the follower */
+    enum status status = look_open(&look, &slot->row, deadline_ns, &error);
+    FAILPOINT("hydration.before_answer");
+    if (status == STATUS_OK) {
+        make_answer(&look, question);
+        status = hydration_wire_send(atomic_load(&hydration->wire), &look.event, deadline_ns, &error);
+    }
+    FAILPOINT("hydration.after_answer");
+    if (status == STATUS_OK && asker && !atomic_load(&hydration->stopping))
+        hydration_post(&asker, 1, &look.event, true);
+    if (status == STATUS_OK)
+        log_answer(question, &look.event);
+    else
+        log_unanswered(hydration, question, &error);
+    look_close(&look);
+}
+
+/* ---- changes ---- */
+
+static void make_change(struct look *look)
+{
+    static const struct hydration_cover existence = {.mode = HYDRATION_EXISTENCE};
+    const struct hydration_entity *entity = &look->entity;
+
+    if (entity->found == HYDRATION_IS_NOT) { /* for every caller */
+        look->event.kind = HYDRATION_EVENT_NOT_FOUND;
+        return;
+    }
+    look->event.is_private = entity->is_private || entity->found == HYDRATION_IS_HIDDEN;
+    look->event.subject = look->event.is_private ? entity->only_subject : STR_NONE;
+    put_data(look, look->event.is_private && !entity->only_subject.len ? &existence : &look->question.cover);
+}
+
+enum status hydration_publish_change(struct hydration *hydration, const char *entity_type, struct str tenant,
+                                     struct str entity_id, int64_t deadline_ns, struct error *error)
+{
+    const struct hydration_owner_slot *slot = hydration_owner_find(hydration, str_from(entity_type));
+    struct hydration_wire *wire = atomic_load(&hydration->wire);
+    struct look look = {.question = {.tenant = tenant,
+                                     .entity_type = str_from(entity_type),
+                                     .entity_id = entity_id,
+                                     .cover.mode = HYDRATION_FULL}};
+    if (!slot)
+        return error_set(error, STATUS_CONFIG, "no module of this process provides %s", entity_type);
+    if (!wire)
+        return error_set(error, STATUS_UNAVAILABLE, "the bus of events is not open yet");
+    enum status status = look_open(&look, &slot->row, deadline_ns, error);
+    if (status == STATUS_OK) {
+        make_change(&look);
+        FAILPOINT("hydration.before_change");
+        status = hydration_wire_send_change(wire, &look.event, deadline_ns, error);
+    }
+    look_close(&look);
+    return status;
+}
+
+/* ---- entities that consumers hold ---- */
+
+enum status hydration_find_held(struct hydration *hydration, const char *entity_type,
+                                const struct hydration_ref *refs, size_t count, int64_t deadline_ns,
+                                bool *held, struct error *error)
+{
+    struct hydration_owner_slot *slot = hydration_owner_find(hydration, str_from(entity_type));
+    enum status status = STATUS_OK;
+    if (hydration->config.is_plain)
+        memset(held, true, count * sizeof *held);
+    else
+        status = hydration_ledger_find_held(hydration->config.pool, str_from(entity_type), refs, count,
+                                            deadline_ns, held, error);
+    if (status == STATUS_OK && slot && memchr(held, true, count * sizeof *held))
+        note_asked(slot);
+    return status;
+}
+
+enum status hydration_list_held(struct hydration *hydration, const char *entity_type, struct str tenant,
+                                struct str id_prefix, int64_t deadline_ns, struct arena *arena,
+                                struct hydration_ref **refs, size_t *count, struct error *error)
+{
+    return hydration_ledger_list_held(hydration->config.pool, str_from(entity_type), tenant, id_prefix,
+                                      deadline_ns, arena, refs, count, error);
+}
+
+int64_t hydration_held_ms(const struct hydration *hydration)
+{
+    const struct hydration_settings *settings = hydration->config.settings;
+    int64_t negative_ms = settings->policy.negative_cache_ttl_ms, copy_ms = settings->copy_ttl_ms;
+    return (copy_ms > negative_ms ? copy_ms : negative_ms) + HYDRATION_EXPIRED_COPY_MS;
+}
+
+/* ---- the owner's own events ---- */
+
+struct hydration_follower {
+    struct hydration *hydration;
+    const char *entity_type;
+    hydration_read_fn *read;
+    void *context;
+};
+
+/* Of several changes of one entity in a batch the last one is looked up. */
+static bool is_followed_later(const struct hydration_ref *refs, size_t at, size_t count)
+{
+    for (size_t i = at + 1; i < count; i++)
+        if (str_eq(refs[at].entity_id, refs[i].entity_id) && str_eq(refs[at].tenant, refs[i].tenant))
+            return true;
+    return false;
+}
+
+/* False: this event and the later ones of the batch are retried. */
+static bool follow_one(struct hydration_follower *follower, struct bus_batch *batch, size_t at,
+                       const struct hydration_ref *ref)
+{
+    struct error error = {0};
+    enum status status = hydration_publish_change(follower->hydration, follower->entity_type, ref->tenant,
+                                                  ref->entity_id, batch->deadline_ns, &error);
+    if (status == STATUS_OK)
+        return true;
+    if (status_retryable(status)) {
+        bus_batch_retry(batch, at, "%s", error.message);
+        return false;
+    }
+    /* A retry would fail in the same way. Copies expire. */
+    log_error("hydration_change_not_published", LOG_CSTR("entity_type", follower->entity_type),
+              LOG_STR("entity_id", ref->entity_id), LOG_STR("tenant_id", ref->tenant),
+              LOG_ERROR_FIELDS(&error));
+    return true;
+}
+
+/* Most changes are of entities that no consumer holds: one query for the whole batch finds the others. */
+static void on_followed(void *context, struct bus_batch *batch)
+{
+    struct hydration_follower *follower = context;
+    struct arena arena;
+    struct error error = {0};
+
+    arena_init(&arena, HYDRATION_ARENA_BYTES);
+    struct hydration_ref *refs = arena_zalloc(&arena, batch->count * sizeof refs[0]);
+    bool *held = arena_zalloc(&arena, batch->count * sizeof held[0]);
+    for (size_t i = 0; i < batch->count; i++)
+        if (!follower->read(follower->context, &batch->messages[i], &arena, &refs[i]))
+            refs[i] = (struct hydration_ref){STR(""), STR("")};
+    bool goes_on = hydration_find_held(follower->hydration, follower->entity_type, refs, batch->count,
+                                       batch->deadline_ns, held, &error) == STATUS_OK;
+    if (!goes_on)
+        bus_batch_retry(batch, 0, "%s", error.message);
+    for (size_t i = 0; i < batch->count && goes_on; i++)
+        if (held[i] && refs[i].entity_id.len && !is_followed_later(refs, i, batch->count))
+            goes_on = follow_one(follower, batch, i, &refs[i]);
+    arena_deinit(&arena);
+}
+
+/* While no consumer asks for entities of this type, their changes wait for the bus's poll and are read many at a time. */
+static bool wakes_follower(void *context, const struct bus_message *message)
+{
+    const struct hydration_follower *follower = context;
+    const struct hydration_owner_slot *slot =
+        hydration_owner_find(follower->hydration, str_from(follower->entity_type));
+    (void)message;
+    return slot && atomic_load_explicit(&slot->asked_until_ns, memory_order_relaxed) > clock_mono_ns();
+}
+
+/* From now on: a copy is of an entity that was looked up after this group began. */
+enum status hydration_follow(struct hydration *hydration, struct bus *events, const char *topic,
+                             const char *entity_type, hydration_read_fn *read, void *context,
+                             struct error *error)
+{
+    struct hydration_follower *follower = memory_alloc(sizeof *follower);
+    char group[sizeof "entity-" + HYDRATION_TYPE_BYTES_MAX];
+
+    *follower = (struct hydration_follower){hydration, entity_type, read, context};
+    hydration->followers = memory_realloc_array(hydration->followers, hydration->follower_count + 1,
+                                                sizeof hydration->followers[0]);
+    hydration->followers[hydration->follower_count++] = follower;
+    snprintf(group, sizeof group, "entity-%s", entity_type);
+    return bus_subscribe(events,
+                         &(struct bus_subscription){
+                             .topic = topic,
+                             .group = group,
+                             .mode = BUS_SHARED,
+                             .from = BUS_FROM_NOW,
+                             .batch_max = FOLLOWED_AT_ONCE,
+                             .relaxed = true, /* a change is in the log before the position */
+                             .wakes = wakes_follower,
+                             .parallel = 1,
+                             .context = follower,
+                             .handler = on_followed,
+                         },
+                         error);
+}

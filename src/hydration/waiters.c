@@ -1,0 +1,393 @@
+/* Waiters: every way in and out. Lookups of one entity differ by how much of it they need and, once it has shown to be private, by
+ * the caller.
+ *
+ *     bucket ─▶ lookup (item 7, full) ─▶ lookup (item 7, existence) ─▶ lookup (session 9, full, for ann)
+ *                  └ waiters: ann, bob, ann, eve
+ *
+ * A wait ends by an event (deliver.c), at its deadline, by its caller or when the shard stops; shortly before the deadline the
+ * ledger is read once more, for all waiters of a lookup together.
+ *
+ * Callbacks may ask, cancel and free: a waiter that leaves moves to the shard's list first, and callbacks run when all that leave
+ * are there and their lookups are settled. */
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "hydration/inside.h"
+
+enum {
+    BACKGROUND_MS = 60000,
+    BACKGROUND_MAX = 256, /* waiters of a shard without a caller */
+    LAST_READ_PART = 10,  /* of a short wait the last read takes this part at most */
+};
+
+static const struct hydration_outcome refused = {.result = HYDRATION_UNAVAILABLE,
+                                                 .way = HYDRATION_BY_JOINING};
+
+struct hydration_shard *hydration_shard_create(struct hydration *hydration, struct loop *loop)
+{
+    struct hydration_shard *shard = memory_zalloc(sizeof *shard);
+    const struct hydration_settings *settings = hydration->config.settings;
+    size_t loops = loop_group_count(hydration->config.loops);
+
+    shard->hydration = hydration;
+    shard->loop = loop;
+    shard->memory = hydration_memory_create((size_t)settings->memory_entries / loops,
+                                            (size_t)settings->memory_bytes / loops);
+    TAILQ_INIT(&shard->leaving);
+    hydration_turns_init(&shard->turns);
+    buf_init(&shard->cut);
+    hydration_metrics_register();
+    return shard;
+}
+
+void hydration_shard_stop(struct hydration_shard *shard)
+{
+    shard->stopping = true;
+    hydration_lookups_stop(shard);
+}
+
+void hydration_shard_destroy(struct hydration_shard *shard)
+{
+    hydration_memory_destroy(shard->memory);
+    hydration_turns_deinit(&shard->turns);
+    buf_deinit(&shard->cut);
+    free(shard);
+}
+
+/* ---- outcomes ---- */
+
+/* One line for each question (seed 001 §12); without a question at level debug. */
+static void log_outcome(const struct hydration_need *need, const struct hydration_policy *policy,
+                        const char *correlation_id, const struct hydration_outcome *outcome)
+{
+    enum log_level level = outcome->way == HYDRATION_BY_ASKING ? LOG_LEVEL_INFO : LOG_LEVEL_DEBUG;
+    if (!log_enabled(level))
+        return;
+    log_write(level, "hydration",
+              LOG_FIELDS(LOG_STR("tenant_id", need->tenant), LOG_STR("entity_type", need->entity_type),
+                         LOG_STR("entity_id", need->entity_id),
+                         LOG_CSTR("hydration_mode", hydration_mode_names[need->cover.mode]),
+                         LOG_CSTR("requester_module", policy->module),
+                         LOG_STR("source_module", outcome->source_module),
+                         LOG_CSTR("correlation_id", correlation_id),
+                         LOG_INT("wait_timeout_ms", policy->wait_timeout_ms),
+                         LOG_BOOL("negative_cache_hit", outcome->is_negative_hit),
+                         LOG_CSTR("result", hydration_result_name(outcome->result))));
+}
+
+/* `data` cut to the need: a slice of it, a literal, or in `out`. */
+static struct str cut_data(const struct hydration_cover *cover, struct str data, struct buf *out)
+{
+    if (cover->mode == HYDRATION_FULL || !data.len)
+        return data;
+    if (cover->mode == HYDRATION_EXISTENCE)
+        return STR("{}");
+    buf_clear(out);
+    hydration_cover_cut(cover, data, out);
+    return buf_str(out);
+}
+
+/* Completes it without a wait. */
+static void complete_now(struct hydration_waiter *waiter, const struct hydration_need *need,
+                         const struct hydration_outcome *outcome)
+{
+    hydration_count_outcome(waiter->policy, outcome, waiter->begun_ns, waiter->begun_ns);
+    log_outcome(need, waiter->policy, NULL, outcome);
+    waiter->on_done(waiter, outcome);
+}
+
+/* The buffer of the shard is lent to one hit at a time: a callback may ask again. */
+static void complete_from_memory(struct hydration_waiter *waiter, const struct hydration_need *need,
+                                 const struct hydration_known_entity *known)
+{
+    struct hydration_shard *shard = waiter->shard;
+    bool is_nested = shard->cut_in_use, is_copy = known->known == HYDRATION_KNOWN_COPY;
+    struct hydration_outcome outcome = {.result = is_copy ? HYDRATION_UPDATED : HYDRATION_NOT_FOUND,
+                                        .reason = known->reason,
+                                        .way = HYDRATION_BY_MEMORY,
+                                        .is_negative_hit = !is_copy,
+                                        .source_module = known->source_module,
+                                        .version = known->version};
+    struct buf own;
+
+    buf_init(&own);
+    shard->cut_in_use = true;
+    if (is_copy)
+        outcome.data = cut_data(&need->cover, known->data, is_nested ? &own : &shard->cut);
+    complete_now(waiter, need, &outcome);
+    shard->cut_in_use = is_nested;
+    buf_deinit(&own);
+}
+
+/* ---- in ---- */
+
+static void on_waiter_due(struct loop_timer *timer);
+
+static int64_t last_read_ns(const struct hydration_waiter *waiter)
+{
+    int64_t part_ns = (waiter->deadline_ns - waiter->begun_ns) / LAST_READ_PART,
+            most_ns = HYDRATION_REREAD_MS * CLOCK_NS_PER_MS;
+    return part_ns < most_ns ? part_ns : most_ns;
+}
+
+static void start_waiting(struct hydration_waiter *waiter, struct str subject)
+{
+    struct hydration_shard *shard = waiter->shard;
+    waiter->state = HYDRATION_WAITER_WAITING;
+    waiter->subject = str_of(str_dup(subject), subject.len);
+    loop_timer_start(shard->loop, &waiter->timer, waiter->deadline_ns - last_read_ns(waiter), on_waiter_due);
+    shard->waiter_count++;
+    shard->background_count += waiter->is_background;
+    hydration_count_waiters(1);
+}
+
+static void stop_waiting(struct hydration_waiter *waiter)
+{
+    waiter->state = HYDRATION_WAITER_IDLE;
+    loop_timer_stop(waiter->shard->loop, &waiter->timer);
+    free((char *)waiter->subject.ptr);
+    waiter->subject = STR_NONE;
+    waiter->shard->waiter_count--;
+    waiter->shard->background_count -= waiter->is_background;
+    hydration_count_waiters(-1);
+}
+
+static struct hydration_lookup *find_lookup(struct hydration_shard *shard, uint64_t hash,
+                                            const struct hydration_need *need, struct str subject)
+{
+    struct hydration_lookup *lookup;
+    LIST_FOREACH(lookup, hydration_shard_bucket(shard, hash), in_bucket)
+        if (lookup->hash == hash && str_eq(lookup->need.entity_id, need->entity_id) &&
+            str_eq(lookup->need.entity_type, need->entity_type) &&
+            str_eq(lookup->need.tenant, need->tenant) && str_eq(lookup->need.subject, subject) &&
+            hydration_cover_equal(&lookup->need.cover, &need->cover))
+            return lookup;
+    return NULL;
+}
+
+bool hydration_waiter_join(struct hydration_waiter *waiter, const struct hydration_need *need,
+                           struct str subject)
+{
+    struct hydration_shard *shard = waiter->shard;
+    uint64_t hash = hydration_entity_hash(need->tenant, need->entity_type, need->entity_id);
+    struct hydration_lookup *lookup = find_lookup(shard, hash, need, subject);
+
+    waiter->has_joined = lookup;
+    if (!lookup)
+        lookup = hydration_lookup_open(shard, hash, need, subject, waiter->policy);
+    if (!lookup)
+        return false;
+    if (waiter->lookup)
+        TAILQ_REMOVE(&waiter->lookup->waiters, waiter, link);
+    waiter->lookup = lookup;
+    TAILQ_INSERT_TAIL(&lookup->waiters, waiter, link);
+    if (!waiter->has_joined)
+        hydration_lookup_start(lookup, LOOKUP_FIND);
+    return true;
+}
+
+/* Memory is read and the waiter registered in one turn of the loop, and the ledger after that: an event that arrives at any moment
+ * finds one or the other. */
+void hydration_ask(struct hydration *hydration, const struct hydration_policy *policy,
+                   const struct hydration_need *need, bool defers, struct loop *loop,
+                   struct hydration_waiter *waiter, hydration_done_fn *on_done)
+{
+    struct hydration_shard *shard = hydration->shards[loop_index(loop)];
+    int64_t now_ns = loop_now_ns(loop);
+
+    *waiter = (struct hydration_waiter){.shard = shard,
+                                        .on_done = on_done,
+                                        .policy = policy,
+                                        .begun_ns = now_ns,
+                                        .deadline_ns = now_ns + policy->wait_timeout_ms * CLOCK_NS_PER_MS,
+                                        .defers = defers};
+    if (shard->stopping || !atomic_load_explicit(&hydration->wire, memory_order_acquire)) {
+        complete_now(waiter, need, &refused);
+        return;
+    }
+    struct hydration_known_entity known = hydration_memory_find(shard->memory, need, now_ns);
+    if (known.known != HYDRATION_KNOWN_NOT) {
+        complete_from_memory(waiter, need, &known);
+        return;
+    }
+    start_waiting(waiter, need->subject);
+    if (!hydration_waiter_join(waiter, need, known.is_private ? need->subject : STR_NONE)) {
+        stop_waiting(waiter);
+        complete_now(waiter, need, &refused);
+    } else if (known.is_private || known.was_received || known.data.len) {
+        waiter->lookup->lag_ms = HYDRATION_REREAD_MS;
+    }
+}
+
+/* ---- out ---- */
+
+void hydration_waiter_cancel(struct hydration_waiter *waiter)
+{
+    if (waiter->state == HYDRATION_WAITER_IDLE)
+        return;
+    if (waiter->state == HYDRATION_WAITER_LEAVING) {
+        TAILQ_REMOVE(&waiter->shard->leaving, waiter, link);
+        waiter->state = HYDRATION_WAITER_IDLE;
+        return;
+    }
+    TAILQ_REMOVE(&waiter->lookup->waiters, waiter, link);
+    stop_waiting(waiter);
+    hydration_lookup_settle(waiter->lookup);
+}
+
+void hydration_waiter_leave(struct hydration_waiter *waiter, const struct hydration_outcome *outcome,
+                            enum hydration_way way)
+{
+    const struct hydration_lookup *lookup = waiter->lookup;
+    struct hydration_outcome own = *outcome;
+
+    own.way = waiter->way = way;
+    if (!waiter->is_background) {
+        hydration_count_outcome(waiter->policy, &own, waiter->begun_ns, loop_now_ns(waiter->shard->loop));
+        log_outcome(&lookup->need, waiter->policy,
+                    lookup->question.subject ? lookup->question.correlation_id : lookup->job.correlation_id,
+                    &own);
+    }
+    TAILQ_REMOVE(&waiter->lookup->waiters, waiter, link);
+    stop_waiting(waiter);
+    waiter->state = HYDRATION_WAITER_LEAVING;
+    waiter->outcome = outcome;
+    TAILQ_INSERT_TAIL(&waiter->shard->leaving, waiter, link);
+}
+
+/* Waiters of a lookup follow one another: data is cut once for all of them. Lookups that have ended are there until the tick is
+ * over. */
+void hydration_waiters_call(struct hydration_shard *shard)
+{
+    const struct hydration_lookup *cut_for = NULL;
+    const struct hydration_outcome *cut_of = NULL;
+    struct hydration_waiter *waiter;
+    struct str data = STR_NONE;
+    struct buf part;
+
+    buf_init(&part);
+    while ((waiter = TAILQ_FIRST(&shard->leaving)) != NULL) {
+        struct hydration_outcome outcome = *waiter->outcome;
+        TAILQ_REMOVE(&shard->leaving, waiter, link);
+        waiter->state = HYDRATION_WAITER_IDLE;
+        if (waiter->lookup != cut_for || waiter->outcome != cut_of)
+            data = cut_data(&waiter->lookup->need.cover, outcome.data, &part);
+        cut_for = waiter->lookup;
+        cut_of = waiter->outcome;
+        outcome.data = data;
+        outcome.way = waiter->way;
+        waiter->on_done(waiter, &outcome);
+    }
+    buf_deinit(&part);
+}
+
+void hydration_waiters_fail(struct hydration_lookup *lookup)
+{
+    const struct hydration_shard *shard = lookup->shard;
+    struct hydration_known_entity known =
+        hydration_memory_find(shard->memory, &lookup->need, loop_now_ns(shard->loop));
+    struct hydration_waiter *waiter, *next;
+
+    lookup->outcome = (struct hydration_outcome){.result = HYDRATION_UNAVAILABLE,
+                                                 .source_module = known.source_module,
+                                                 .version = known.version,
+                                                 .data = known.data};
+    for (waiter = TAILQ_FIRST(&lookup->waiters); waiter; waiter = next) {
+        next = TAILQ_NEXT(waiter, link);
+        if (!waiter->is_background || shard->stopping)
+            hydration_waiter_leave(waiter, &lookup->outcome, HYDRATION_BY_JOINING);
+    }
+}
+
+/* ---- deadlines ---- */
+
+struct background {
+    struct hydration_waiter waiter;
+    struct hydration_policy policy;
+};
+
+static void on_background_done(struct hydration_waiter *waiter, const struct hydration_outcome *outcome)
+{
+    (void)outcome;
+    loop_free_later(waiter->shard->loop, CONTAINER_OF(waiter, struct background, waiter), free);
+}
+
+/* A waiter in place of a caller that deferred; at the front of the list, where the others of its kind are: one for each caller. */
+static void wait_in_background(struct hydration_lookup *lookup, const struct hydration_waiter *caller)
+{
+    struct hydration_shard *shard = lookup->shard;
+    int64_t now_ns = loop_now_ns(shard->loop);
+    const struct hydration_waiter *other;
+
+    TAILQ_FOREACH(other, &lookup->waiters, link) {
+        if (!other->is_background)
+            break;
+        if (str_eq(other->subject, caller->subject))
+            return;
+    }
+    if (shard->background_count == BACKGROUND_MAX)
+        return;
+    struct background *background = memory_alloc(sizeof *background);
+    *background = (struct background){.policy = *caller->policy,
+                                      .waiter = {.shard = shard,
+                                                 .lookup = lookup,
+                                                 .on_done = on_background_done,
+                                                 .begun_ns = now_ns,
+                                                 .deadline_ns = now_ns + BACKGROUND_MS * CLOCK_NS_PER_MS,
+                                                 .has_joined = true,
+                                                 .is_background = true}};
+    background->waiter.policy = &background->policy;
+    TAILQ_INSERT_HEAD(&lookup->waiters, &background->waiter, link);
+    start_waiting(&background->waiter, caller->subject);
+}
+
+/* A stale copy, returned on timeout: the memory's, else the ledger's. */
+static struct hydration_known_entity stale_copy(const struct hydration_waiter *waiter)
+{
+    const struct hydration_lookup *lookup = waiter->lookup;
+    struct hydration_need need = lookup->need;
+
+    need.subject = waiter->subject;
+    struct hydration_known_entity known =
+        hydration_memory_find(waiter->shard->memory, &need, loop_now_ns(waiter->shard->loop));
+    if (!known.data.len && lookup->stale.block &&
+        (!lookup->stale.subject.len || str_eq(lookup->stale.subject, waiter->subject)))
+        known = (struct hydration_known_entity){.data = lookup->stale.data,
+                                                .source_module = lookup->stale.source_module,
+                                                .version = lookup->stale.version};
+    return known;
+}
+
+static void time_out(struct hydration_waiter *waiter)
+{
+    struct hydration_lookup *lookup = waiter->lookup;
+    struct hydration_known_entity known = stale_copy(waiter);
+    const struct hydration_outcome outcome = {.result = HYDRATION_TIMEOUT,
+                                              .source_module = known.source_module,
+                                              .version = known.version,
+                                              .data = known.data};
+    if (waiter->defers)
+        wait_in_background(lookup, waiter);
+    hydration_waiter_leave(waiter, &outcome,
+                           lookup->question.subject && !waiter->has_joined ? HYDRATION_BY_ASKING
+                                                                           : HYDRATION_BY_JOINING);
+    hydration_lookup_settle(lookup);
+    hydration_waiters_call(waiter->shard);
+}
+
+static void on_waiter_due(struct loop_timer *timer)
+{
+    struct hydration_waiter *waiter = CONTAINER_OF(timer, struct hydration_waiter, timer);
+    struct loop *loop = waiter->shard->loop;
+
+    if (waiter->state == HYDRATION_WAITER_LAST_READ) {
+        time_out(waiter);
+        return;
+    }
+    waiter->state = HYDRATION_WAITER_LAST_READ;
+    loop_timer_start(loop, &waiter->timer, waiter->deadline_ns, on_waiter_due);
+    if (loop_now_ns(loop) - waiter->lookup->job_ns >= 2 * last_read_ns(waiter))
+        hydration_lookup_start(waiter->lookup, LOOKUP_LAST_READ);
+}
