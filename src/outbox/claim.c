@@ -1,39 +1,145 @@
-/* What a batch says to the database: its verdicts, and which events come next. Both go out in one transaction
- * and one round trip, so a busy engine waits for the database once a batch. */
+/* The claimed batch: its events, the results of publishing them, and the exchange with the database that settles it and claims
+ * the next one in one transaction and one round trip. */
+#include <stdarg.h>
 #include <stdio.h>
 
 #include "base/clock.h"
+#include "base/hash.h"
 #include "base/log.h"
-#include "base/memory.h"
 #include "outbox/outbox_inside.h"
 
-enum { WALK_MIN = 100 }; /* rows looked at by one claim, at least: most of them may be waiting */
+enum { WALK_MIN = 100 }; /* rows that one claim looks at, at least: most of them may be waiting */
 
-void outbox_claims_init(struct outbox_claims *claims)
+/* ---- settings: the rows of `<module>.outbox`, the same for every module (O2) ---- */
+
+#define ROW(member) .offset = offsetof(struct outbox_settings, member)
+#define HOUR_MS INT64_C(3600000)
+
+const struct setting_row outbox_setting_rows[] = {
+    {"poll-interval", SETTING_DURATION_MS, ROW(poll_ms),
+     "How often the table is searched for events without a notice, in case a notice was lost.", "1s", 10,
+     HOUR_MS},
+    {"batch-size", SETTING_INT, ROW(batch), "Most events claimed and published together.", "50", 1, 1000},
+    {"lease", SETTING_DURATION_MS, ROW(lease_ms),
+     "How long a claim is valid after its worker died; a batch that takes longer extends its lease.", "30s",
+     100, HOUR_MS},
+    {"max-attempt", SETTING_INT, ROW(attempts_max),
+     "After this many failures, or claims whose worker died, an event is FAILED.", "10", 1, 1000},
+    {"backoff-base", SETTING_DURATION_MS, ROW(backoff_base_ms),
+     "Pause after the first failure; doubled each time.", "1s", 1, HOUR_MS},
+    {"backoff-max", SETTING_DURATION_MS, ROW(backoff_max_ms), "Longest pause, before the jitter.", "60s", 1,
+     24 * HOUR_MS},
+    {"backoff-min", SETTING_DURATION_MS, ROW(backoff_min_ms), "Shortest pause, after the jitter.", "0", 0,
+     HOUR_MS},
+    {"backoff-jitter-min", SETTING_DECIMAL, ROW(jitter_min),
+     "A pause is multiplied by a random number from this …", "0.5", 0, 10000},
+    {"backoff-jitter-max", SETTING_DECIMAL, ROW(jitter_max), "… to this.", "1.5", 0, 10000},
+    {"retention", SETTING_DURATION_MS, ROW(keep_ms),
+     "How long published events are kept. All others are kept until they are published.", "24h", 1,
+     3650 * 24 * HOUR_MS},
+    {"cleanup-interval", SETTING_DURATION_MS, ROW(cleanup_ms), "How often older ones are deleted.", "1h", 10,
+     24 * HOUR_MS},
+    {.name = NULL},
+};
+
+int64_t outbox_backoff_ms(const struct outbox_settings *settings, int64_t attempt)
 {
-    arena_init(&claims->arena, 8192);
-    buf_init(&claims->ids);
-    buf_init(&claims->cursor_text);
+    int64_t pause_ms = settings->backoff_base_ms;
+    for (int64_t i = 1; i < attempt && pause_ms < settings->backoff_max_ms; i++)
+        pause_ms *= 2;
+    if (pause_ms > settings->backoff_max_ms)
+        pause_ms = settings->backoff_max_ms;
+    uint64_t width = settings->jitter_max > settings->jitter_min
+                         ? (uint64_t)(settings->jitter_max - settings->jitter_min) + 1
+                         : 1;
+    pause_ms = pause_ms * (settings->jitter_min + (int64_t)(random_u64() % width)) / 1000;
+    return pause_ms > settings->backoff_min_ms ? pause_ms : settings->backoff_min_ms;
 }
 
-static void clear_batch(struct outbox_claims *claims)
+/* ---- results ---- */
+
+static void set_result(struct outbox_batch *batch, size_t at, enum outbox_result_kind kind,
+                       const char *format, va_list args)
 {
-    db_result_free(claims->rows);
-    claims->rows = NULL;
-    claims->count = 0;
-    buf_clear(&claims->ids);
-    arena_reset(&claims->arena);
+    struct outbox_result *result = &batch->results[at];
+    result->kind = kind;
+    int len = vsnprintf(result->reason, sizeof result->reason, format, args);
+    struct str whole = str_from(result->reason);
+    if (len >= (int)sizeof result->reason) /* it may end inside a character */
+        whole = str_utf8_cut(whole, whole.len - 1);
+    result->reason[whole.len] = '\0';
+    /* PostgreSQL would refuse the results of the whole batch. */
+    if (!str_is_utf8(whole))
+        for (char *c = result->reason; *c; c++)
+            *c = *c & 0x80 ? '?' : *c;
 }
 
-void outbox_claims_deinit(struct outbox_claims *claims)
+void outbox_batch_retry(struct outbox_batch *batch, size_t at, const char *format, ...)
 {
-    clear_batch(claims);
-    arena_deinit(&claims->arena);
-    buf_deinit(&claims->ids);
-    buf_deinit(&claims->cursor_text);
+    va_list args;
+    va_start(args, format);
+    set_result(batch, at, OUTBOX_RETRY, format, args);
+    va_end(args);
 }
 
-/* ---- parameters ---- */
+void outbox_batch_poison(struct outbox_batch *batch, size_t at, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    set_result(batch, at, OUTBOX_POISON, format, args);
+    va_end(args);
+}
+
+void outbox_batch_outage(struct outbox_batch *batch, size_t at, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    set_result(batch, at, OUTBOX_OUTAGE, format, args);
+    va_end(args);
+}
+
+void outbox_batch_release(struct outbox_batch *batch, size_t at)
+{
+    batch->results[at].kind = OUTBOX_RELEASE;
+}
+
+/* The event is published again later, so later events of its aggregate wait. */
+static bool holds_aggregate(const struct outbox_result *result)
+{
+    return result->kind == OUTBOX_RETRY || result->kind == OUTBOX_RELEASE || result->kind == OUTBOX_OUTAGE;
+}
+
+bool outbox_batch_is_held(const struct outbox_batch *batch, size_t at)
+{
+    for (size_t i = at; i > 0 && batch->events[i - 1].run == batch->events[at].run; i--)
+        if (holds_aggregate(&batch->results[i - 1]))
+            return true;
+    return false;
+}
+
+void outbox_results_conclude(struct outbox_claim *claim)
+{
+    bool is_held = false;
+    for (size_t i = 0; i < claim->count; i++) {
+        struct outbox_result *result = &claim->results[i];
+        if (i > 0 && claim->events[i].run != claim->events[i - 1].run)
+            is_held = false;
+        if (is_held && result->kind != OUTBOX_OUTAGE)
+            result->kind = OUTBOX_RELEASE;
+        is_held |= holds_aggregate(result);
+        /* FAILED blocks nothing, but the publisher has held later events back: they go with the next claim. */
+        if (result->kind == OUTBOX_RETRY && claim->events[i].attempts + 1 >= claim->settings->attempts_max)
+            result->kind = OUTBOX_POISON;
+    }
+}
+
+void outbox_results_release(struct outbox_claim *claim)
+{
+    for (size_t i = 0; i < claim->count; i++)
+        if (claim->results[i].kind == OUTBOX_DONE)
+            claim->results[i].kind = OUTBOX_RELEASE;
+    claim->is_relaxed = false;
+}
 
 struct number {
     char text[24];
@@ -45,92 +151,92 @@ static struct db_param number_param(struct number *number, int64_t value)
     return (struct db_param){str_of(number->text, (size_t)len)};
 }
 
-struct settle_arrays {
-    struct buf verdicts, pauses, reasons;
-};
+/* ---- settle ---- */
 
-static void put_verdicts(struct outbox_claims *claims, struct settle_arrays *arrays)
+static enum status add_settle(struct outbox_claim *claim, struct db_conn *conn, struct error *error)
 {
-    db_array_begin(&arrays->verdicts);
-    db_array_begin(&arrays->pauses);
-    db_array_begin(&arrays->reasons);
-    claims->backoff_ms = 0;
-    for (size_t i = 0; i < claims->count; i++) {
-        const struct outbox_verdict *verdict = &claims->verdicts[i];
+    static const char *const words[] = {[OUTBOX_DONE] = "done",
+                                        [OUTBOX_RETRY] = "retry",
+                                        [OUTBOX_POISON] = "dead",
+                                        [OUTBOX_RELEASE] = "released",
+                                        [OUTBOX_OUTAGE] = "outage"};
+    struct buf results, pauses, reasons;
+    buf_init(&results), buf_init(&pauses), buf_init(&reasons);
+    db_array_begin(&results), db_array_begin(&pauses), db_array_begin(&reasons);
+    for (size_t i = 0; i < claim->count; i++) {
+        const struct outbox_result *result = &claim->results[i];
         struct number number;
         int64_t pause_ms = 0;
-        if (verdict->kind == OUTBOX_RETRY) {
-            pause_ms = outbox_backoff_ms(claims->settings, claims->events[i].attempts + 1);
-            if (!claims->backoff_ms || pause_ms < claims->backoff_ms)
-                claims->backoff_ms = pause_ms;
+        if (result->kind == OUTBOX_RETRY) {
+            pause_ms = outbox_backoff_ms(claim->settings, claim->events[i].attempts + 1);
+            if (!claim->backoff_ms || pause_ms < claim->backoff_ms)
+                claim->backoff_ms = pause_ms;
         }
-        if (verdict->kind == OUTBOX_OUTAGE)
-            pause_ms = claims->away_ms;
-        db_array_put(&arrays->verdicts, str_from(outbox_verdict_word(verdict->kind)));
-        db_array_put(&arrays->pauses, number_param(&number, pause_ms).value);
-        db_array_put(&arrays->reasons, str_from(verdict->reason));
+        if (result->kind == OUTBOX_OUTAGE)
+            pause_ms = claim->outage_pause_ms;
+        db_array_put(&results, str_from(words[result->kind]));
+        db_array_put(&pauses, number_param(&number, pause_ms).value);
+        db_array_put(&reasons, str_from(result->reason));
     }
-    db_array_end(&arrays->verdicts);
-    db_array_end(&arrays->pauses);
-    db_array_end(&arrays->reasons);
-}
-
-static enum status add_settle(struct outbox_claims *claims, struct db_conn *conn, struct error *error)
-{
-    struct settle_arrays arrays;
-    buf_init(&arrays.verdicts), buf_init(&arrays.pauses), buf_init(&arrays.reasons);
-    put_verdicts(claims, &arrays);
-    const struct db_param params[] = {{str_from(claims->id)},
-                                      {buf_str(&claims->ids)},
-                                      {buf_str(&arrays.verdicts)},
-                                      {buf_str(&arrays.pauses)},
-                                      {buf_str(&arrays.reasons)}};
-    enum status status = db_pipeline_add(conn, &claims->sql->settle, params, error);
-    buf_deinit(&arrays.verdicts), buf_deinit(&arrays.pauses), buf_deinit(&arrays.reasons);
+    db_array_end(&results), db_array_end(&pauses), db_array_end(&reasons);
+    const struct db_param params[] = {{str_from(claim->id)},
+                                      {buf_str(&claim->ids)},
+                                      {buf_str(&results)},
+                                      {buf_str(&pauses)},
+                                      {buf_str(&reasons)}};
+    enum status status = db_pipeline_add(conn, &claim->sql->settle, params, error);
+    buf_deinit(&results), buf_deinit(&pauses), buf_deinit(&reasons);
     return status;
 }
 
-static int64_t walk_max(const struct outbox_claims *claims)
+static void report_settled(struct outbox_claim *claim, const struct db_result *rows)
 {
-    return claims->settings->batch > WALK_MIN ? claims->settings->batch : WALK_MIN;
+    claim->settled = db_result_rows(rows);
+    outbox_report_settled(claim->table, rows);
+    if (claim->settled < claim->count)
+        log_warn("outbox_claim_lost", LOG_CSTR("module", claim->table->module),
+                 LOG_INT("events", claim->count - claim->settled));
 }
 
-/* The claim's id is ours before the database has it: if the answer is lost, the claim can still be given
- * back. */
-static enum status add_claim(struct outbox_claims *claims, struct db_conn *conn, struct error *error)
+/* ---- claim ---- */
+
+static int64_t walk_max(const struct outbox_claim *claim)
 {
-    const struct outbox_settings *settings = claims->settings;
+    return claim->settings->batch > WALK_MIN ? claim->settings->batch : WALK_MIN;
+}
+
+/* The claim's id is known here before the database has it: if the reply is lost, the claim can still be released. */
+static enum status add_claim(struct outbox_claim *claim, struct db_conn *conn, struct error *error)
+{
+    const struct outbox_settings *settings = claim->settings;
     struct uuid uuid = uuid_random();
     struct number numbers[4];
-    uuid_format(&uuid, claims->doubtful);
+    uuid_format(&uuid, claim->doubtful);
     struct db_param params[OUTBOX_CLAIM_PARAMS + OUTBOX_AGGREGATE_MAX] = {
-        number_param(&numbers[0], walk_max(claims)),
+        number_param(&numbers[0], walk_max(claim)),
         number_param(&numbers[1], settings->batch),
-        {str_from(claims->doubtful)},
-        {claims->worker},
+        {str_from(claim->doubtful)},
+        {claim->worker},
         number_param(&numbers[2], settings->lease_ms),
         number_param(&numbers[3], OUTBOX_STRIDE),
     };
     for (unsigned i = 0; i < OUTBOX_AGGREGATE_MAX; i++)
-        params[OUTBOX_CLAIM_PARAMS + i].value = claims->cursor[i];
-    return db_pipeline_add(
-        conn, claims->cursor[0].ptr ? &claims->sql->claim_after : &claims->sql->claim_first, params, error);
+        params[OUTBOX_CLAIM_PARAMS + i].value = claim->cursor[i];
+    return db_pipeline_add(conn, claim->cursor[0].ptr ? &claim->sql->claim_after : &claim->sql->claim_first,
+                           params, error);
 }
 
-/* ---- the answer ---- */
-
+/* Columns of a claimed row: rows walked, the aggregate of the last one (with a sequence), then the event: line, id, … */
 static unsigned cursor_columns(const struct outbox_table *table)
 {
     return table->sequence ? outbox_aggregate_columns(table) : 0;
 }
 
-/* Columns: how far the walk came (rows, aggregate), then the event (line, id, aggregate, …). */
 static void read_event(const struct outbox_table *table, const struct db_result *rows, size_t row,
                        struct outbox_event *event)
 {
-    unsigned aggregate = outbox_aggregate_columns(table), at = 1 + cursor_columns(table);
-    event->id = db_result_str(rows, row, ++at);
-    at++;
+    unsigned aggregate = outbox_aggregate_columns(table), at = 2 + cursor_columns(table);
+    event->id = db_result_str(rows, row, at++);
     for (unsigned i = 0; i < aggregate; i++)
         event->aggregate[i] = db_result_str(rows, row, at++);
     event->attempts = db_result_i64(rows, row, at++);
@@ -150,108 +256,92 @@ static bool is_same_run(const struct outbox_table *table, const struct outbox_ev
     return same;
 }
 
-static void take_events(struct outbox_claims *claims, struct db_result *rows)
+static void take_events(struct outbox_claim *claim, struct db_result *rows)
 {
     size_t count = db_result_rows(rows);
-    unsigned id_column = 2 + cursor_columns(claims->table);
+    unsigned id_column = 2 + cursor_columns(claim->table);
     if (count == 1 && db_result_is_null(rows, 0, id_column))
         count = 0;
-    claims->rows = rows;
-    claims->count = count;
-    claims->events = arena_zalloc(&claims->arena, (count + 1) * sizeof *claims->events);
-    claims->verdicts = arena_zalloc(&claims->arena, (count + 1) * sizeof *claims->verdicts);
-    db_array_begin(&claims->ids);
+    claim->rows = rows;
+    claim->count = count;
+    claim->events = arena_zalloc(&claim->arena, (count + 1) * sizeof *claim->events);
+    claim->results = arena_zalloc(&claim->arena, (count + 1) * sizeof *claim->results);
+    db_array_begin(&claim->ids);
     for (size_t i = 0; i < count; i++) {
-        struct outbox_event *event = &claims->events[i];
-        read_event(claims->table, rows, i, event);
+        struct outbox_event *event = &claim->events[i];
+        read_event(claim->table, rows, i, event);
         if (i > 0)
-            event->run = event[-1].run + !is_same_run(claims->table, event, &event[-1]);
-        db_array_put(&claims->ids, claims->events[i].id);
+            event->run = event[-1].run + !is_same_run(claim->table, event, &event[-1]);
+        db_array_put(&claim->ids, event->id);
     }
-    db_array_end(&claims->ids);
+    db_array_end(&claim->ids);
 }
 
-static void set_cursor(struct outbox_claims *claims, const struct str *aggregate)
+/* A claim that did not reach the end continues after the last row it looked at, so that one busy aggregate does not delay the
+ * others. Claims go round until a walk from the beginning to the end finds nothing. */
+static void move_cursor(struct outbox_claim *claim)
 {
-    unsigned columns = outbox_aggregate_columns(claims->table);
-    size_t starts[OUTBOX_AGGREGATE_MAX];
-    buf_clear(&claims->cursor_text);
-    for (unsigned i = 0; i < columns; i++) {
-        starts[i] = buf_len(&claims->cursor_text);
-        buf_put_str(&claims->cursor_text, aggregate[i]);
-    }
-    buf_put_char(&claims->cursor_text, '\0'); /* never NULL, also where all are empty */
+    unsigned columns = cursor_columns(claim->table);
+    bool from_middle = claim->cursor[0].ptr != NULL;
+    int64_t walked = db_result_rows(claim->rows) ? db_result_i64(claim->rows, 0, 0) : 0;
+    struct buf *text = &claim->cursor_text;
+    claim->more = from_middle || claim->count > 0 || walked == walk_max(claim);
+    claim->cursor[0] = STR_NONE;
+    if (walked != walk_max(claim))
+        return;
+    buf_clear(text);
     for (unsigned i = 0; i < columns; i++)
-        claims->cursor[i] =
-            str_of(claims->cursor_text.data + claims->cursor_text.start + starts[i], aggregate[i].len);
-}
-
-/* A claim that did not come to the end goes on behind the last row it looked at, so that one busy aggregate does not keep
- * the others waiting, and it goes round until a walk from the beginning to the end found nothing. */
-static void move_cursor(struct outbox_claims *claims)
-{
-    bool from_middle = claims->cursor[0].ptr != NULL;
-    int64_t walked = db_result_rows(claims->rows) ? db_result_i64(claims->rows, 0, 0) : 0;
-    struct str last[OUTBOX_AGGREGATE_MAX] = {STR_NONE};
-    claims->more = from_middle || claims->count > 0 || walked == walk_max(claims);
-    claims->cursor[0] = STR_NONE;
-    if (walked == walk_max(claims)) {
-        for (unsigned i = 0; i < cursor_columns(claims->table); i++)
-            last[i] = db_result_str(claims->rows, 0, 1 + i);
-        set_cursor(claims, last);
+        buf_put_str(text, db_result_str(claim->rows, 0, 1 + i));
+    buf_put_char(text, '\0'); /* so that its address is not NULL when all are empty */
+    const char *at = buf_str(text).ptr;
+    for (unsigned i = 0; i < columns; i++) {
+        claim->cursor[i] = str_of(at, db_result_str(claim->rows, 0, 1 + i).len);
+        at += claim->cursor[i].len;
     }
-}
-
-static void on_settled(struct outbox_claims *claims, const struct db_result *rows)
-{
-    claims->settled = db_result_rows(rows);
-    outbox_verdicts_report(claims->table, rows);
-    if (claims->settled < claims->count)
-        log_warn("outbox_claim_lost", LOG_CSTR("module", claims->table->module),
-                 LOG_INT("events", claims->count - claims->settled));
 }
 
 /* ---- the exchange ---- */
 
-static enum status release_doubtful(struct outbox_claims *claims, struct db_conn *conn, int64_t deadline_ns,
+static void clear_batch(struct outbox_claim *claim)
+{
+    db_result_free(claim->rows);
+    claim->rows = NULL;
+    claim->count = 0;
+    buf_clear(&claim->ids);
+    arena_reset(&claim->arena);
+}
+
+static enum status release_doubtful(struct outbox_claim *claim, struct db_conn *conn, int64_t deadline_ns,
                                     struct error *error)
 {
-    if (!claims->doubtful[0])
+    if (!claim->doubtful[0])
         return STATUS_OK;
-    enum status status = db_exec(conn, &claims->sql->release,
-                                 (struct db_param[]){{str_from(claims->doubtful)}}, deadline_ns, NULL, error);
+    enum status status = db_exec(conn, &claim->sql->release, (struct db_param[]){{str_from(claim->doubtful)}},
+                                 deadline_ns, NULL, error);
     if (status == STATUS_OK)
-        claims->doubtful[0] = '\0';
+        claim->doubtful[0] = '\0';
     return status;
 }
 
 enum { AT_SETTLE = 2, STATEMENTS_MAX = 5 };
 
-/* begin, local, [settle,] [claim,] commit. *count of them went out. */
-static enum status add_all(struct outbox_claims *claims, struct db_conn *conn, bool claim, size_t *count,
-                           struct error *error)
+/* BEGIN, local settings, [settle,] [claim,] COMMIT */
+static enum status run_exchange(struct outbox_claim *claim, struct db_conn *conn, bool claims,
+                                int64_t deadline_ns, struct db_result **results, struct error *error)
 {
-    const struct outbox_sql *sql = claims->sql;
-    enum status status = db_pipeline_add(conn, &sql->begin, NULL, error);
-    if (status == STATUS_OK)
-        status = db_pipeline_add(conn, &sql->local, NULL, error);
-    if (status == STATUS_OK && claims->count > 0)
-        status = add_settle(claims, conn, error);
-    if (status == STATUS_OK && claim)
-        status = add_claim(claims, conn, error);
-    if (status == STATUS_OK)
-        status = db_pipeline_add(conn, &sql->commit, NULL, error);
-    *count = 3 + (size_t)(claims->count > 0) + (size_t)claim;
-    return status;
-}
-
-static enum status run(struct outbox_claims *claims, struct db_conn *conn, bool claim, int64_t deadline_ns,
-                       struct db_result **results, struct error *error)
-{
-    size_t count = 0;
+    const struct outbox_sql *sql = claim->sql;
+    size_t count = 3 + (size_t)(claim->count > 0) + (size_t)claims;
     enum status status = db_pipeline_begin(conn, error);
     if (status == STATUS_OK)
-        status = add_all(claims, conn, claim, &count, error);
+        status = db_pipeline_add(conn, &sql->begin, NULL, error);
+    if (status == STATUS_OK)
+        status = db_pipeline_add(conn, &sql->local, NULL, error);
+    if (status == STATUS_OK && claim->count > 0)
+        status = add_settle(claim, conn, error);
+    if (status == STATUS_OK && claims)
+        status = add_claim(claim, conn, error);
+    if (status == STATUS_OK)
+        status = db_pipeline_add(conn, &sql->commit, NULL, error);
     if (status == STATUS_OK)
         status = db_pipeline_end(conn, deadline_ns, results, count, NULL, error);
     if (status != STATUS_OK)
@@ -259,33 +349,52 @@ static enum status run(struct outbox_claims *claims, struct db_conn *conn, bool 
     return status;
 }
 
-enum status outbox_claims_exchange(struct outbox_claims *claims, struct db_conn *conn, bool claim,
-                                   int64_t deadline_ns, struct error *error)
+enum status outbox_claim_exchange(struct outbox_claim *claim, struct db_conn *conn, bool claims,
+                                  int64_t deadline_ns, struct error *error)
 {
     struct db_result *results[STATEMENTS_MAX] = {NULL};
-    bool settles = claims->count > 0;
-    enum status status = release_doubtful(claims, conn, deadline_ns, error);
-    if (status != STATUS_OK || (!settles && !claim))
-        return status;
+    bool settles = claim->count > 0;
     int64_t sent_ns = clock_mono_ns();
-    status = run(claims, conn, claim, deadline_ns, results, error);
+    claim->backoff_ms = 0;
+    claim->settled = 0;
+    enum status status = release_doubtful(claim, conn, deadline_ns, error);
+    if (status != STATUS_OK || (!settles && !claims))
+        return status;
+    status = run_exchange(claim, conn, claims, deadline_ns, results, error);
     if (status != STATUS_OK)
         return status;
-    claims->settled = 0;
     if (settles)
-        on_settled(claims, results[AT_SETTLE]);
-    clear_batch(claims);
-    claims->more = false;
-    if (claim) {
+        report_settled(claim, results[AT_SETTLE]);
+    clear_batch(claim);
+    claim->more = false;
+    if (claims) {
         size_t at = AT_SETTLE + (size_t)settles;
-        memcpy(claims->id, claims->doubtful, sizeof claims->id);
-        claims->doubtful[0] = '\0';
-        claims->claimed_ns = sent_ns;
-        take_events(claims, results[at]);
+        memcpy(claim->id, claim->doubtful, sizeof claim->id);
+        claim->doubtful[0] = '\0';
+        claim->claimed_ns = sent_ns;
+        take_events(claim, results[at]);
         results[at] = NULL;
-        move_cursor(claims);
+        move_cursor(claim);
     }
     for (size_t i = 0; i < STATEMENTS_MAX; i++)
         db_result_free(results[i]);
     return STATUS_OK;
+}
+
+void outbox_claim_init(struct outbox_claim *claim, const struct outbox_table *table,
+                       const struct outbox_settings *settings, const struct outbox_sql *sql,
+                       struct str worker)
+{
+    *claim = (struct outbox_claim){.table = table, .settings = settings, .sql = sql, .worker = worker};
+    arena_init(&claim->arena, 8192);
+    buf_init(&claim->ids);
+    buf_init(&claim->cursor_text);
+}
+
+void outbox_claim_deinit(struct outbox_claim *claim)
+{
+    clear_batch(claim);
+    arena_deinit(&claim->arena);
+    buf_deinit(&claim->ids);
+    buf_deinit(&claim->cursor_text);
 }

@@ -1,27 +1,333 @@
-/* An engine's life: who wakes it, and how it ends. It is woken by a commit in this process (at once), by
- * another process's bell, by the poll timer (the net under both), and when a backoff is over. Only the timer
- * and the ear live on the loop; the work is in jobs.c. */
-#include <limits.h>
-#include <stddef.h>
+/* An engine: three tasks on the workers.
+ *
+ *   step    settles the published batch and claims the next in one round trip, publishes it, and runs again until it claims nothing
+ *   lease   extends the lease of a batch that takes long to publish
+ *   upkeep  counts pending events; deletes published ones by retention (O6)
+ *
+ * The step is woken by a commit in this process and by a notice of another one; it also runs when the poll interval is over, which
+ * covers lost notices, and when a backoff ends. */
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "base/backoff.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/metrics.h"
+#include "loop/task.h"
 #include "outbox/outbox_inside.h"
 
-enum { UPKEEP_INTERVAL_MS = 5000, PACE_MS = 4 };
+enum {
+    EXCHANGE_MS = 10000,
+    PACE_MS = 4,
+    RETRY_MIN_MS = 50, /* after a failed exchange; doubles up to RETRY_MAX_MS */
+    RETRY_MAX_MS = 2000,
+    RELEASED_WAIT_MS = 100,
+    OUTAGE_PAUSE_MS_MIN = 50,
+    UPKEEP_INTERVAL_MS = 5000,
+    UPKEEP_MS = 10000,
+    CLEANUP_ROWS = 1000,
+    CLEANUP_BATCHES_MAX = 1000,
+    MEASURE_SHARE = 20, /* counting takes at most a twentieth of the time */
+    NOTICE_WINDOW_US = 1000,
+};
 
-/* ---- wakes ---- */
+struct outbox {
+    struct outbox_config config;
+    struct outbox_settings settings;
+    struct db_target target; /* texts in `arena` */
+    struct arena arena;
+    struct outbox_sql sql;
+    char worker[256];
+    struct db_listener *listener;
+    struct task *step, *lease, *upkeep;
+    /* One connection each. Step and lease share one, so that a batch is settled by the connection that claimed it, unless
+     * that was lost. Upkeep, which may take long, has another. */
+    struct db_pool *pool, *upkeep_pool;
 
-void outbox_wake(struct outbox *outbox)
+    /* the step's */
+    struct outbox_claim claim;
+    int64_t due_ns;        /* the earliest end of a backoff */
+    struct backoff outage; /* batches in a row that the bus could not take */
+    int64_t outage_ns;     /* when the first of them failed */
+
+    /* upkeep's */
+    struct outbox_gauges gauges;
+    int64_t measure_ns, cleanup_ns; /* not before */
+
+    pthread_mutex_t lock; /* for what follows, and for id and ids of `claim` while it is published */
+    bool is_publishing;
+    int64_t leased_ns; /* when the lease of the published batch was last extended */
+};
+
+/* ---- the step ---- */
+
+/* A connection opened after the batch was published does not know whether the server crashed in between and lost relaxed
+ * messages: then the events are released, and published again. */
+static enum status outbox_exchange(struct outbox *outbox, bool claims, int64_t deadline_ns,
+                                   struct error *error)
+{
+    struct outbox_claim *claim = &outbox->claim;
+    struct db_conn *conn = NULL;
+    enum status status = db_acquire(outbox->pool, deadline_ns, &conn, error);
+    if (status == STATUS_OK && claim->is_relaxed && db_conn_opened_ns(conn) > claim->published_ns)
+        outbox_results_release(claim);
+    if (status == STATUS_OK)
+        status = outbox_claim_exchange(claim, conn, claims, deadline_ns, error);
+    db_release(conn);
+    if (status != STATUS_OK)
+        return status;
+    int64_t due_ns = claim->backoff_ms > 0 ? clock_deadline_ms(claim->backoff_ms) : CLOCK_NEVER;
+    if (due_ns < outbox->due_ns)
+        outbox->due_ns = due_ns;
+    if (claim->settled > 0 && outbox->config.on_settled)
+        outbox->config.on_settled(outbox->config.context, claim->settled);
+    return STATUS_OK;
+}
+
+static int64_t exchange_failed(struct outbox *outbox, const struct error *error)
+{
+    if (task_failures(outbox->step) == 0 && !task_is_stopping(outbox->step) &&
+        error->status != STATUS_CANCELLED)
+        log_warn("outbox_waits", LOG_CSTR("module", outbox->config.table->module), LOG_ERROR_FIELDS(error));
+    return task_retry(outbox->step);
+}
+
+static void set_publishing(struct outbox *outbox, bool is_publishing)
 {
     pthread_mutex_lock(&outbox->lock);
-    outbox_jobs_wake(outbox);
+    outbox->is_publishing = is_publishing;
+    outbox->leased_ns = outbox->claim.claimed_ns;
     pthread_mutex_unlock(&outbox->lock);
+}
+
+static void publish_batch(struct outbox *outbox)
+{
+    struct outbox_claim *claim = &outbox->claim;
+    const struct outbox_event *first = &claim->events[0];
+    int64_t lost_claims = first->claims - first->attempts - 1; /* a suspect is claimed alone */
+    struct outbox_batch batch = {
+        .events = claim->events,
+        .count = claim->count,
+        .results = claim->results,
+        .deadline_ns = claim->claimed_ns + outbox->settings.lease_ms * CLOCK_NS_PER_MS,
+    };
+    if (task_is_stopping(outbox->step)) {
+        for (size_t i = 0; i < batch.count; i++)
+            outbox_batch_release(&batch, i);
+    } else if (lost_claims >= outbox->settings.attempts_max) {
+        outbox_batch_poison(&batch, 0, "claimed %lld times by workers that died", (long long)lost_claims);
+    } else {
+        set_publishing(outbox, true);
+        claim->published_ns = clock_mono_ns();
+        outbox->config.publish(outbox->config.context, &batch);
+        set_publishing(outbox, false);
+    }
+    claim->is_relaxed = batch.is_relaxed;
+    outbox_results_conclude(claim);
+}
+
+/* The rows show the outage at once. Until the pause is over, no commit wakes the step, so that a million waiting rows are not
+ * all tried. */
+static int64_t outage_pause(struct outbox *outbox, const struct outbox_result *result)
+{
+    struct error error = {0};
+    if (outbox->outage.failures == 0) {
+        outbox->outage_ns = clock_mono_ns();
+        log_warn("outbox_engine_away", LOG_CSTR("module", outbox->config.table->module),
+                 LOG_CSTR("table", outbox->config.table->name), LOG_CSTR("error", result->reason));
+    }
+    int64_t pause_ms = outbox->claim.outage_pause_ms = backoff_next_ms(&outbox->outage);
+    error.status = outbox_exchange(outbox, false, clock_deadline_ms(EXCHANGE_MS), &error);
+    task_hold(outbox->step, TASK_MS(pause_ms));
+    return error.status == STATUS_OK ? TASK_MS(pause_ms) : exchange_failed(outbox, &error);
+}
+
+static void outage_ended(struct outbox *outbox)
+{
+    if (outbox->outage.failures == 0)
+        return;
+    backoff_reset(&outbox->outage);
+    log_info("outbox_engine_back", LOG_CSTR("module", outbox->config.table->module),
+             LOG_CSTR("table", outbox->config.table->name),
+             LOG_INT("seconds", (clock_mono_ns() - outbox->outage_ns) / CLOCK_NS_PER_S));
+}
+
+static int64_t outbox_step(struct task *task, void *context)
+{
+    struct outbox *outbox = context;
+    struct outbox_claim *claim = &outbox->claim;
+    int64_t now_ns = clock_mono_ns(), poll_ns = TASK_MS(outbox->settings.poll_ms);
+    struct error error = {0};
+    if (now_ns >= outbox->due_ns)
+        outbox->due_ns = CLOCK_NEVER;
+    error.status = outbox_exchange(outbox, !task_is_stopping(task), clock_deadline_ms(EXCHANGE_MS), &error);
+    if (error.status != STATUS_OK)
+        return exchange_failed(outbox, &error);
+    if (claim->count == 0 && claim->more)
+        return TASK_NOW;
+    if (claim->count == 0)
+        return outbox->due_ns - now_ns < poll_ns ? outbox->due_ns - now_ns : poll_ns;
+
+    publish_batch(outbox);
+    const struct outbox_result *outage = NULL;
+    bool is_any_tried = false;
+    for (size_t i = 0; i < claim->count; i++) {
+        outage = !outage && claim->results[i].kind == OUTBOX_OUTAGE ? &claim->results[i] : outage;
+        is_any_tried |= claim->results[i].kind != OUTBOX_RELEASE;
+    }
+    if (outage)
+        return outage_pause(outbox, outage);
+    if (!is_any_tried)
+        return TASK_MS(RELEASED_WAIT_MS);
+    outage_ended(outbox);
+    if (claim->count >= (size_t)outbox->settings.batch)
+        return TASK_NOW;
+    /* The results are settled together with the next claim. While events trickle in, that waits a moment, so that each does not
+     * cost transactions of its own; an event that finds the outbox idle is claimed at once. */
+    task_hold(task, TASK_MS(outbox->config.pace_ms));
+    return TASK_MS(outbox->config.pace_ms);
+}
+
+/* ---- the lease ---- */
+
+/* Three times per lease. A batch claimed less than a sixth of a lease ago is extended by the next run, in time. */
+static int64_t outbox_extend_lease(struct task *task, void *context)
+{
+    struct outbox *outbox = context;
+    int64_t lease_ns = outbox->settings.lease_ms * CLOCK_NS_PER_MS, now_ns = clock_mono_ns();
+    char id[UUID_TEXT_BYTES], lease_ms[24];
+    struct buf ids;
+    buf_init(&ids);
+    pthread_mutex_lock(&outbox->lock);
+    bool is_due = outbox->is_publishing && now_ns - outbox->leased_ns >= lease_ns / 6;
+    if (is_due) {
+        memcpy(id, outbox->claim.id, sizeof id);
+        buf_put_str(&ids, buf_str(&outbox->claim.ids));
+        outbox->leased_ns = now_ns;
+    }
+    pthread_mutex_unlock(&outbox->lock);
+    if (is_due && !task_is_stopping(task)) {
+        struct error error = {0};
+        struct db_conn *conn = NULL;
+        int64_t deadline_ns = clock_deadline_ms(EXCHANGE_MS);
+        snprintf(lease_ms, sizeof lease_ms, "%lld", (long long)outbox->settings.lease_ms);
+        enum status status = db_acquire(outbox->pool, deadline_ns, &conn, &error);
+        if (status == STATUS_OK)
+            status = db_exec(conn, &outbox->sql.renew,
+                             (struct db_param[]){{str_from(id)}, {str_from(lease_ms)}, {buf_str(&ids)}},
+                             deadline_ns, NULL, &error);
+        db_release(conn);
+        if (status != STATUS_OK)
+            log_warn("outbox_lease_not_renewed", LOG_CSTR("module", outbox->config.table->module),
+                     LOG_ERROR_FIELDS(&error));
+    }
+    buf_deinit(&ids);
+    return lease_ns / 3;
+}
+
+/* ---- upkeep: any number of processes at the same time ---- */
+
+static enum status measure_pending(struct outbox *outbox, struct db_conn *conn, struct error *error)
+{
+    struct db_result *rows = NULL;
+    int64_t began_ns = clock_mono_ns();
+    if (began_ns < outbox->measure_ns)
+        return STATUS_OK;
+    enum status status = db_query(conn, &outbox->sql.gauge, NULL, clock_deadline_ms(UPKEEP_MS), &rows, error);
+    int64_t ended_ns = clock_mono_ns();
+    outbox->measure_ns = ended_ns + MEASURE_SHARE * (ended_ns - began_ns);
+    if (status == STATUS_OK)
+        outbox_gauges_set(&outbox->gauges, outbox->config.table->module, rows);
+    db_result_free(rows);
+    return status;
+}
+
+static enum status delete_published(struct outbox *outbox, struct db_conn *conn, struct error *error)
+{
+    int64_t deleted = CLEANUP_ROWS, total = 0, now_ns = clock_mono_ns();
+    char age[24], rows[24];
+    enum status status = STATUS_OK;
+    if (outbox->settings.keep_ms == 0 || now_ns < outbox->cleanup_ns)
+        return STATUS_OK;
+    outbox->cleanup_ns = now_ns + outbox->settings.cleanup_ms * CLOCK_NS_PER_MS;
+    snprintf(age, sizeof age, "%lld", (long long)outbox->settings.keep_ms);
+    snprintf(rows, sizeof rows, "%d", CLEANUP_ROWS);
+    const struct db_param params[] = {{str_from(age)}, {str_from(rows)}};
+    for (int i = 0; i < CLEANUP_BATCHES_MAX && deleted == CLEANUP_ROWS && status == STATUS_OK; i++) {
+        if (task_is_stopping(outbox->upkeep))
+            break;
+        status = db_exec(conn, &outbox->sql.cleanup, params, clock_deadline_ms(UPKEEP_MS), &deleted, error);
+        total += status == STATUS_OK ? deleted : 0;
+    }
+    metric_add(metric_of_deleted(str_from(outbox->config.table->name)), (uint64_t)total);
+    if (total > 0)
+        log_info("outbox_cleaned_up", LOG_CSTR("module", outbox->config.table->module),
+                 LOG_INT("events", total));
+    return status;
+}
+
+static int64_t outbox_upkeep(struct task *task, void *context)
+{
+    struct outbox *outbox = context;
+    const struct outbox_settings *settings = &outbox->settings;
+    struct error error = {0};
+    struct db_conn *conn = NULL;
+    (void)task;
+    enum status status = db_acquire(outbox->upkeep_pool, clock_deadline_ms(UPKEEP_MS), &conn, &error);
+    if (status == STATUS_OK)
+        status = measure_pending(outbox, conn, &error);
+    if (status == STATUS_OK)
+        status = delete_published(outbox, conn, &error);
+    db_release(conn);
+    if (status != STATUS_OK && status != STATUS_CANCELLED &&
+        status != STATUS_DB_DOWN) /* the pool logs that */
+        log_warn("outbox_upkeep_failed", LOG_CSTR("module", outbox->config.table->module),
+                 LOG_ERROR_FIELDS(&error));
+    bool is_often = settings->keep_ms > 0 && settings->cleanup_ms < UPKEEP_INTERVAL_MS;
+    return TASK_MS(is_often ? settings->cleanup_ms : UPKEEP_INTERVAL_MS);
+}
+
+/* ---- notices: sent after the commit, never in it, where NOTIFY would serialise all commits ---- */
+
+struct outbox_notifier {
+    struct db_notifier *connection;
+    char channel[64];
+};
+
+/* "refdata.outbox_event" → "outbox_refdata_outbox_event" */
+static void write_channel(const struct outbox_table *table, char out[64])
+{
+    snprintf(out, 64, "outbox_%s", table->name);
+    for (char *c = out; *c; c++)
+        if (*c == '.')
+            *c = '_';
+}
+
+struct outbox_notifier *outbox_notifier_create(const struct outbox_table *table, struct loop *loop,
+                                               const struct db_target *target)
+{
+    struct db_notifier *connection = db_notifier_create(loop, target, NOTICE_WINDOW_US);
+    if (!connection)
+        return NULL;
+    struct outbox_notifier *notifier = memory_zalloc(sizeof *notifier);
+    notifier->connection = connection;
+    write_channel(table, notifier->channel);
+    return notifier;
+}
+
+void outbox_notify(struct outbox_notifier *notifier)
+{
+    db_notify(notifier->connection, str_from(notifier->channel), STR(""));
+}
+
+void outbox_notifier_destroy(struct outbox_notifier *notifier)
+{
+    if (!notifier)
+        return;
+    db_notifier_destroy(notifier->connection);
+    free(notifier);
 }
 
 static void on_notice(void *context, struct str channel, struct str payload)
@@ -36,81 +342,8 @@ static void on_listening(void *context)
     outbox_wake(context);
 }
 
-/* ---- the timer, on the loop ---- */
+/* ---- life ---- */
 
-static int64_t least(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
-static void on_timer(struct loop_timer *timer);
-
-static void arm(struct outbox *outbox)
-{
-    int64_t at_ns = least(outbox->poll_at_ns, outbox->upkeep_at_ns);
-    pthread_mutex_lock(&outbox->lock);
-    at_ns = least(at_ns, least(outbox->due_ns, outbox->renew_ns));
-    if (outbox->paced)
-        at_ns = least(at_ns, outbox->pace_ns);
-    outbox->armed_ns = at_ns;
-    bool stopping = outbox->stopping;
-    pthread_mutex_unlock(&outbox->lock);
-    if (!stopping)
-        loop_timer_start(outbox->config.loop, &outbox->timer, at_ns, on_timer);
-}
-
-static void on_timer(struct loop_timer *timer)
-{
-    struct outbox *outbox = (struct outbox *)((char *)timer - offsetof(struct outbox, timer));
-    int64_t now_ns = clock_mono_ns();
-    int64_t upkeep_ms = UPKEEP_INTERVAL_MS;
-    if (outbox->settings.keep_ms > 0)
-        upkeep_ms = least(upkeep_ms, outbox->settings.cleanup_ms);
-    pthread_mutex_lock(&outbox->lock);
-    bool is_time = outbox->paced && now_ns >= outbox->pace_ns;
-    outbox->paced &= !is_time;
-    if (is_time || now_ns >= outbox->poll_at_ns || now_ns >= outbox->due_ns)
-        outbox_jobs_wake(outbox);
-    if (now_ns >= outbox->renew_ns)
-        outbox_jobs_renew(outbox);
-    if (now_ns >= outbox->upkeep_at_ns)
-        outbox_jobs_upkeep(outbox);
-    pthread_mutex_unlock(&outbox->lock);
-    if (now_ns >= outbox->poll_at_ns)
-        outbox->poll_at_ns = now_ns + outbox->settings.poll_ms * CLOCK_NS_PER_MS;
-    if (now_ns >= outbox->upkeep_at_ns)
-        outbox->upkeep_at_ns = now_ns + upkeep_ms * CLOCK_NS_PER_MS;
-    arm(outbox);
-}
-
-static void free_outbox(void *memory);
-
-static void on_rearm(struct loop *loop, struct loop_message *message)
-{
-    struct outbox *outbox = (struct outbox *)((char *)message - offsetof(struct outbox, rearm));
-    pthread_mutex_lock(&outbox->lock);
-    outbox->rearm_posted = false;
-    bool destroyed = outbox->destroyed;
-    pthread_mutex_unlock(&outbox->lock);
-    if (destroyed)
-        loop_free_later(loop, outbox, free_outbox);
-    else
-        arm(outbox);
-}
-
-/* ---- creation ---- */
-
-static void name_worker(char *out, size_t size)
-{
-    const char *from_environment = getenv("HOSTNAME");
-    if (from_environment && *from_environment && str_is_utf8(str_from(from_environment)))
-        snprintf(out, size, "%s", from_environment);
-    else if (gethostname(out, size - 1) != 0)
-        snprintf(out, size, "unknown");
-}
-
-/* Steps and renewals take turns at one connection, so that what a step published is settled by the one it was claimed by,
- * unless that was lost. Upkeep, which may take long, has another. */
 static enum status create_pools(struct outbox *outbox, const struct db_target *target, struct error *error)
 {
     struct arena *arena = &outbox->arena;
@@ -125,91 +358,88 @@ static enum status create_pools(struct outbox *outbox, const struct db_target *t
     return status == STATUS_OK ? db_pool_create(&outbox->target, &outbox->upkeep_pool, error) : status;
 }
 
-static void init_sync(struct outbox *outbox)
+static struct task *create_task(struct outbox *outbox, const char *name, task_run_fn *run)
 {
-    pthread_condattr_t attributes;
-    pthread_mutex_init(&outbox->lock, NULL);
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&outbox->idle, &attributes);
-    pthread_condattr_destroy(&attributes);
-    outbox->rearm.on_message = on_rearm;
-    outbox->due_ns = outbox->renew_ns = outbox->armed_ns = CLOCK_NEVER;
+    return task_create(&(struct task_config){.name = name,
+                                             .loop = outbox->config.loop,
+                                             .pool = outbox->config.workers,
+                                             .run = run,
+                                             .context = outbox,
+                                             .retry_min_ms = RETRY_MIN_MS,
+                                             .retry_max_ms = RETRY_MAX_MS});
 }
 
 enum status outbox_create(const struct outbox_config *config, struct outbox **out, struct error *error)
 {
     struct outbox *outbox = memory_zalloc(sizeof *outbox);
+    const char *hostname = getenv("HOSTNAME");
     *out = NULL;
     arena_init(&outbox->arena, 8192);
+    pthread_mutex_init(&outbox->lock, NULL);
     outbox->config = *config;
     outbox->settings = *config->settings;
     outbox->config.pace_ms = config->pace_ms ? config->pace_ms : PACE_MS;
     outbox->config.settings = NULL;
     outbox->config.target = NULL;
-    init_sync(outbox);
-    outbox_jobs_init(outbox);
+    outbox->due_ns = CLOCK_NEVER;
+    int64_t pause_ms_max = outbox->settings.backoff_max_ms < OUTBOX_OUTAGE_PAUSE_MS_MAX
+                               ? outbox->settings.backoff_max_ms
+                               : OUTBOX_OUTAGE_PAUSE_MS_MAX;
+    outbox->outage = (struct backoff){.min_ms = OUTAGE_PAUSE_MS_MIN, .max_ms = pause_ms_max};
     outbox_metrics_init();
     outbox_sql_init(&outbox->sql, config->table, &outbox->arena);
-    name_worker(outbox->worker, sizeof outbox->worker);
-    outbox->claims.table = config->table;
-    outbox->claims.settings = &outbox->settings;
-    outbox->claims.sql = &outbox->sql;
-    outbox->claims.worker = str_from(outbox->worker);
-    outbox_claims_init(&outbox->claims);
+    if (hostname && *hostname && str_is_utf8(str_from(hostname)))
+        snprintf(outbox->worker, sizeof outbox->worker, "%s", hostname);
+    else if (gethostname(outbox->worker, sizeof outbox->worker - 1) != 0)
+        snprintf(outbox->worker, sizeof outbox->worker, "unknown");
+    outbox_claim_init(&outbox->claim, config->table, &outbox->settings, &outbox->sql,
+                      str_from(outbox->worker));
+    outbox->step = create_task(outbox, "outbox-step", outbox_step);
+    outbox->lease = create_task(outbox, "outbox-lease", outbox_extend_lease);
+    outbox->upkeep = create_task(outbox, "outbox-upkeep", outbox_upkeep);
     enum status status = create_pools(outbox, config->target, error);
     if (status == STATUS_OK)
         *out = outbox;
     else
-        free_outbox(outbox);
+        outbox_destroy(outbox);
     return status;
 }
 
 void outbox_start(struct outbox *outbox)
 {
     char channel[64];
-    outbox_channel(outbox->config.table, channel);
+    write_channel(outbox->config.table, channel);
     const char *const channels[] = {channel, NULL};
-    pthread_mutex_lock(&outbox->lock);
-    outbox->started = true;
-    outbox->cleanup_ns = clock_mono_ns();
-    pthread_mutex_unlock(&outbox->lock);
     outbox->listener = db_listener_create(&(struct db_listener_config){.loop = outbox->config.loop,
                                                                        .target = &outbox->target,
                                                                        .channels = channels,
                                                                        .on_notice = on_notice,
                                                                        .on_listening = on_listening,
                                                                        .context = outbox});
-    outbox->poll_at_ns = outbox->upkeep_at_ns = clock_mono_ns();
-    arm(outbox);
+    task_start(outbox->step, TASK_NOW);
+    task_start(outbox->lease, TASK_MS(outbox->settings.lease_ms / 3));
+    task_start(outbox->upkeep, TASK_NOW);
 }
 
-/* ---- the end ---- */
-
-static bool wait_idle(struct outbox *outbox, int64_t deadline_ns)
+void outbox_wake(struct outbox *outbox)
 {
-    struct timespec until = {.tv_sec = deadline_ns / CLOCK_NS_PER_S, .tv_nsec = deadline_ns % CLOCK_NS_PER_S};
-    int rc = 0;
-    while ((outbox->step_busy || outbox->renewal_busy || outbox->upkeep_busy) && rc == 0)
-        rc = deadline_ns == CLOCK_NEVER ? pthread_cond_wait(&outbox->idle, &outbox->lock)
-                                        : pthread_cond_timedwait(&outbox->idle, &outbox->lock, &until);
-    return rc == 0;
+    task_wake(outbox->step);
 }
 
 void outbox_stop(struct outbox *outbox, int64_t grace_ms)
 {
-    pthread_mutex_lock(&outbox->lock);
-    outbox->stopping = true;
-    if (outbox->owes && !outbox->step_busy) /* one more try */
-        outbox->step_busy = worker_pool_submit(outbox->config.workers, &outbox->step);
-    bool idle = wait_idle(outbox, clock_deadline_ms(grace_ms));
-    pthread_mutex_unlock(&outbox->lock);
+    int64_t deadline_ns = clock_deadline_ms(grace_ms);
+    bool is_ended = task_stop(outbox->step, TASK_MS(grace_ms));
+    if (is_ended && (outbox->claim.count > 0 || outbox->claim.doubtful[0])) {
+        struct error error = {0};
+        if (outbox_exchange(outbox, false, deadline_ns, &error) != STATUS_OK)
+            log_warn("outbox_not_settled", LOG_CSTR("module", outbox->config.table->module),
+                     LOG_ERROR_FIELDS(&error));
+    }
     outbox_interrupt(outbox);
-    if (idle)
-        return;
-    pthread_mutex_lock(&outbox->lock);
-    wait_idle(outbox, CLOCK_NEVER);
-    pthread_mutex_unlock(&outbox->lock);
+    task_stop(outbox->step, TASK_FOREVER);
+    task_stop(outbox->lease, TASK_FOREVER);
+    task_stop(outbox->upkeep, TASK_FOREVER);
 }
 
 void outbox_interrupt(struct outbox *outbox)
@@ -218,35 +448,22 @@ void outbox_interrupt(struct outbox *outbox)
     db_pool_interrupt(outbox->upkeep_pool);
 }
 
-static void free_outbox(void *memory)
+void outbox_destroy(struct outbox *outbox)
 {
-    struct outbox *outbox = memory;
-    for (size_t i = 0; i < outbox->gauged_count; i++)
-        free((char *)outbox->gauged[i].ptr);
-    free(outbox->gauged);
-    outbox_claims_deinit(&outbox->claims);
+    if (!outbox)
+        return;
+    task_destroy(outbox->step);
+    task_destroy(outbox->lease);
+    task_destroy(outbox->upkeep);
+    if (outbox->listener)
+        db_listener_destroy(outbox->listener);
+    outbox_gauges_deinit(&outbox->gauges);
+    outbox_claim_deinit(&outbox->claim);
     if (outbox->pool)
         db_pool_destroy(outbox->pool);
     if (outbox->upkeep_pool)
         db_pool_destroy(outbox->upkeep_pool);
     arena_deinit(&outbox->arena);
-    pthread_cond_destroy(&outbox->idle);
     pthread_mutex_destroy(&outbox->lock);
     free(outbox);
-}
-
-void outbox_destroy(struct outbox *outbox)
-{
-    if (!outbox)
-        return;
-    if (outbox->started)
-        loop_timer_stop(outbox->config.loop, &outbox->timer);
-    if (outbox->listener)
-        db_listener_destroy(outbox->listener);
-    pthread_mutex_lock(&outbox->lock);
-    outbox->destroyed = true;
-    bool posted = outbox->rearm_posted; /* then on_rearm() frees it */
-    pthread_mutex_unlock(&outbox->lock);
-    if (!posted)
-        loop_free_later(outbox->config.loop, outbox, free_outbox);
 }

@@ -1,11 +1,11 @@
-/* What operators do to events (O4). Each is one statement on the caller's connection: rows are chosen, locked
- * and changed together, so that an engine at work never sees half of it. */
+/* Operations of `freshet outbox` (O4). Each is one statement on the caller's connection, which selects, locks and changes the
+ * rows, so that a running engine sees all of the change or none. */
 #include <stdio.h>
 
 #include "outbox/outbox_inside.h"
 
 /* $1 ids, $2 and $3 sequence from and to, $4 aggregate, $5 created since, $6 rows at most. A table without a sequence has
- * nothing in any range of it. */
+ * no rows in any range of it. */
 #define SELECTED                                                        \
     " AND ($1::text[] IS NULL OR e.@id = ANY ($1::text[]::@id_type[]))" \
     " AND ($2::text IS NULL OR @number >= $2::text::bigint)"            \
@@ -28,10 +28,10 @@ static const char *const list_templates[] = {
     [OUTBOX_FAILED] = LIST("@is_failed"),
 };
 static const char retry_template[] = CHANGE(AS_NEW, "@is_failed");
-static const char discard_template[] = CHANGE("@set_given_up @unlock", "@is_failed");
-/* What was given up stands among the published ones, with its error; it comes back only by its name. */
+static const char discard_template[] = CHANGE("@set_discarded @unlock", "@is_failed");
+/* Discarded events are among the published ones, with their error; they are republished only by id. */
 static const char republish_template[] =
-    CHANGE(AS_NEW, "@is_published AND ($1::text[] IS NOT NULL OR NOT (@is_given_up))");
+    CHANGE(AS_NEW, "@is_published AND ($1::text[] IS NOT NULL OR NOT (@is_discarded))");
 static const char unlock_template[] = CHANGE("@set_pending @unlock", "@live AND @leased");
 
 const char *outbox_state_name(enum outbox_state state)
@@ -43,9 +43,9 @@ const char *outbox_state_name(enum outbox_state state)
     return names[state];
 }
 
-static enum status run(struct db_conn *conn, const struct outbox_table *table, const char *template,
-                       const struct outbox_selection *selection, int64_t deadline_ns, struct db_result **rows,
-                       struct error *error)
+static enum status run_template(struct db_conn *conn, const struct outbox_table *table, const char *template,
+                                const struct outbox_selection *selection, int64_t deadline_ns,
+                                struct db_result **rows, struct error *error)
 {
     static const enum db_type types[] = {DB_TEXT_ARRAY, DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT, DB_BIGINT};
     struct db_statement statement;
@@ -61,12 +61,12 @@ static enum status run(struct db_conn *conn, const struct outbox_table *table, c
     return status;
 }
 
-static enum status change(struct db_conn *conn, const struct outbox_table *table, const char *template,
-                          const struct outbox_selection *selection, int64_t deadline_ns, int64_t *count,
-                          struct error *error)
+static enum status change_rows(struct db_conn *conn, const struct outbox_table *table, const char *template,
+                               const struct outbox_selection *selection, int64_t deadline_ns, int64_t *count,
+                               struct error *error)
 {
     struct db_result *rows = NULL;
-    enum status status = run(conn, table, template, selection, deadline_ns, &rows, error);
+    enum status status = run_template(conn, table, template, selection, deadline_ns, &rows, error);
     *count = status == STATUS_OK ? db_result_affected(rows) : 0;
     db_result_free(rows);
     return status;
@@ -76,33 +76,33 @@ enum status outbox_list(struct db_conn *conn, const struct outbox_table *table, 
                         const struct outbox_selection *selection, int64_t deadline_ns,
                         struct db_result **rows, struct error *error)
 {
-    return run(conn, table, list_templates[state], selection, deadline_ns, rows, error);
+    return run_template(conn, table, list_templates[state], selection, deadline_ns, rows, error);
 }
 
 enum status outbox_retry(struct db_conn *conn, const struct outbox_table *table,
                          const struct outbox_selection *selection, int64_t deadline_ns, int64_t *count,
                          struct error *error)
 {
-    return change(conn, table, retry_template, selection, deadline_ns, count, error);
+    return change_rows(conn, table, retry_template, selection, deadline_ns, count, error);
 }
 
 enum status outbox_discard(struct db_conn *conn, const struct outbox_table *table,
                            const struct outbox_selection *selection, int64_t deadline_ns, int64_t *count,
                            struct error *error)
 {
-    return change(conn, table, discard_template, selection, deadline_ns, count, error);
+    return change_rows(conn, table, discard_template, selection, deadline_ns, count, error);
 }
 
 enum status outbox_republish(struct db_conn *conn, const struct outbox_table *table,
                              const struct outbox_selection *selection, int64_t deadline_ns, int64_t *count,
                              struct error *error)
 {
-    return change(conn, table, republish_template, selection, deadline_ns, count, error);
+    return change_rows(conn, table, republish_template, selection, deadline_ns, count, error);
 }
 
 enum status outbox_unlock(struct db_conn *conn, const struct outbox_table *table,
                           const struct outbox_selection *selection, int64_t deadline_ns, int64_t *count,
                           struct error *error)
 {
-    return change(conn, table, unlock_template, selection, deadline_ns, count, error);
+    return change_rows(conn, table, unlock_template, selection, deadline_ns, count, error);
 }

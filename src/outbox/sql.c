@@ -1,6 +1,6 @@
-/* A table's statements, put together from its descriptor: templates in which @name stands for a piece of SQL.
- * Every template calls the table `e`, so that a piece means the same everywhere. Values are parameters,
- * always; only the descriptor's own names, which are part of the program, are pasted. */
+/* A table's statements, made of its descriptor: templates in which @name stands for a piece of SQL. Every template calls the table
+ * `e`, so that a piece means the same everywhere. Values are always parameters; only the descriptor's names, which are part of
+ * the program, become text. */
 #include "outbox/outbox_inside.h"
 
 #define SET_CLAIMED                                             \
@@ -12,14 +12,14 @@
     " (@event_type)::text AS event_type, @payload AS payload@extra"
 
 /* $1 rows to look at, $2 events at most, $3 claim id, $4 worker, $5 lease in ms, $6 rows of a stride; $7 … the aggregate
- * to start behind.
+ * to start after.
  *
  * `walk` strides over the partial index of live rows: a few in their order, from the first of an aggregate on, then a hop
- * behind the last aggregate seen, whatever the length of its tail. `free` are those that may go: due, as all before them in
- * their aggregate are, and no suspect, whose claims were lost twice, unless it is the first. `rest` goes on with tails that a
- * stride cut off, if there is room: a long one alone fills a batch, many share it.
- * `locked` is what two engines meet at: a row that changed between snapshot and lock is looked at again by PostgreSQL and
- * dropped, and with it, in `run`, all behind it. So no two hold rows of one aggregate. A suspect goes alone.
+ * to after the last aggregate seen, whatever the length of its tail. `free` rows may be claimed: they are due, as all before them in
+ * their aggregate, and not suspect (two claims lost) unless they are the first. `rest` continues tails that a
+ * stride cut off, if the batch has room: a single long tail fills it, several share it.
+ * `locked` separates engines: PostgreSQL checks a row that changed between snapshot and lock again and drops it, and `run` drops
+ * all later rows of its aggregate. So no two engines hold rows of one aggregate. A suspect is claimed alone.
  *
  * Rows are found again by ctid, never by their key: where almost everything is published, statistics say that nothing is
  * live, and a plan made by them would look for each key through all that is. */
@@ -74,8 +74,8 @@ static const char claim_template[] =
     " SELECT last.*, c.* FROM last LEFT JOIN claimed c ON true ORDER BY c.line::bigint";
 /* clang-format on */
 
-/* Of a table without order; $1 and $6 mean nothing here. What is due is one range of the index on when it is, however many
- * wait for later; a suspect goes alone. */
+/* Of a table without order; $1 and $6 are unused. The due rows are one range of the index on the due time; a suspect is claimed
+ * alone. */
 static const char delivery_template[] =
     "WITH due AS MATERIALIZED ("
     "    SELECT e.ctid AS tid, @due_at AS at, @suspect AS suspect FROM @table e"
@@ -91,20 +91,20 @@ static const char delivery_template[] =
     "    RETURNING run.line::text AS line, " CLAIMED ")"
     " SELECT '0', c.* FROM claimed c ORDER BY c.line::bigint";
 
-/* $1 claim id; $2 … $5 arrays: id, verdict, pause in ms, reason. */
+/* $1 claim id; $2 … $5 arrays: id, result, pause in ms, reason. */
 static const char settle_template[] =
     "UPDATE @table e SET @set_settled"
-    "    @attempts = e.@attempts + (v.verdict IN (@failures))::int,"
-    "    @claims = e.@claims - (v.verdict IN (@not_claimed))::int,"
+    "    @attempts = e.@attempts + (v.result IN (@failures))::int,"
+    "    @claims = e.@claims - (v.result IN (@not_claimed))::int,"
     "    @next_attempt_at ="
-    "        CASE WHEN v.verdict IN ('retry', 'away') THEN now() + v.pause::bigint * interval '1 ms' END,"
+    "        CASE WHEN v.result IN ('retry', 'outage') THEN now() + v.pause::bigint * interval '1 ms' END,"
     "    @set_outages @set_error @unlock"
-    " FROM unnest($2, $3, $4, $5) AS v (id, verdict, pause, reason)"
+    " FROM unnest($2, $3, $4, $5) AS v (id, result, pause, reason)"
     " WHERE e.@id = v.id::@id_type AND e.@claim_id = $1"
-    " RETURNING v.verdict, (@event_type)::text,"
+    " RETURNING v.result, (@event_type)::text,"
     "     (date_part('epoch', now() - e.@created_at) * 1000)::bigint, v.id, v.reason, e.@attempts@logged";
 
-/* $1 claim id: one whose rows never reached us. By the live index: it is rare. */
+/* $1 claim id: one whose reply was lost. Rare, so it scans the live index. */
 static const char release_template[] =
     "UPDATE @table e SET @set_pending @claims = e.@claims - 1, @unlock WHERE @live AND e.@claim_id = $1";
 
@@ -118,7 +118,7 @@ static const char gauge_template[] =
     "       greatest(0, extract(epoch FROM now() - min(e.@created_at)) * 1000)::bigint"
     " FROM @table e WHERE @live GROUP BY 1";
 
-/* $1 age in ms, $2 rows at most. Skips what another process is deleting. */
+/* $1 age in ms, $2 rows at most. Skips rows that another process is deleting. */
 static const char cleanup_template[] =
     "DELETE FROM @table e WHERE e.ctid = ANY (ARRAY("
     "    SELECT e.ctid FROM @table e WHERE @is_published AND e.@published_at < now() - $1 * interval '1 ms'"
@@ -176,7 +176,7 @@ static void define_aggregate(struct pieces *pieces, const struct outbox_table *t
     define(pieces, "cursor", each_column(pieces, table, "w.a#::text AS c#"));
 }
 
-/* What stands for order and aggregate where a table may have neither. */
+/* Order and aggregate, which a table may lack. */
 static void define_order(struct pieces *pieces, const struct outbox_table *table)
 {
     struct arena *arena = pieces->arena;
@@ -195,7 +195,7 @@ static void define_order(struct pieces *pieces, const struct outbox_table *table
                         table->locked_until, table->created_at));
 }
 
-/* What a row is, and what makes it so, in the table's own words. */
+/* A row's states and the changes between them, of a table with words. */
 static void define_words(struct pieces *pieces, const struct outbox_table *table)
 {
     const struct outbox_words *words = &table->words;
@@ -205,18 +205,18 @@ static void define_words(struct pieces *pieces, const struct outbox_table *table
            arena_printf(arena, "e.%s IN ('%s', '%s')", column, words->pending, words->in_flight));
     define(pieces, "is_published", arena_printf(arena, "e.%s = '%s'", column, words->published));
     define(pieces, "is_failed", arena_printf(arena, "e.%s = '%s'", column, words->failed));
-    define(pieces, "is_given_up",
+    define(pieces, "is_discarded",
            table->last_error ? arena_printf(arena, "e.%s IS NOT NULL", table->last_error) : STR("false"));
     define(pieces, "set_claimed", arena_printf(arena, "%s = '%s',", column, words->in_flight));
     define(pieces, "set_pending", arena_printf(arena, "%s = '%s',", column, words->pending));
     define(pieces, "set_alive",
            arena_printf(arena, "%s = '%s', %s = NULL,", column, words->pending, table->published_at));
-    define(pieces, "set_given_up",
+    define(pieces, "set_discarded",
            arena_printf(arena, "%s = '%s', %s = now(),", column, words->published, table->published_at));
     define(pieces, "set_settled",
            arena_printf(arena,
-                        "%s = CASE v.verdict WHEN 'done' THEN '%s' WHEN 'dead' THEN '%s' ELSE '%s' END,"
-                        " %s = CASE v.verdict WHEN 'done' THEN now() END,",
+                        "%s = CASE v.result WHEN 'done' THEN '%s' WHEN 'dead' THEN '%s' ELSE '%s' END,"
+                        " %s = CASE v.result WHEN 'done' THEN now() END,",
                         column, words->published, words->failed, words->pending, table->published_at));
 }
 
@@ -227,16 +227,16 @@ static void define_flags(struct pieces *pieces, const struct outbox_table *table
     define(pieces, "live", arena_printf(arena, "NOT e.%s AND e.%s IS NULL", published, failed_at));
     define(pieces, "is_published", arena_printf(arena, "e.%s", published));
     define(pieces, "is_failed", arena_printf(arena, "e.%s IS NOT NULL AND NOT e.%s", failed_at, published));
-    define(pieces, "is_given_up", arena_printf(arena, "e.%s IS NOT NULL", failed_at));
+    define(pieces, "is_discarded", arena_printf(arena, "e.%s IS NOT NULL", failed_at));
     define(pieces, "set_claimed", STR(""));
     define(pieces, "set_pending", STR(""));
     define(pieces, "set_alive",
            arena_printf(arena, "%s = false, %s = NULL, %s = NULL,", published, at, failed_at));
-    define(pieces, "set_given_up", arena_printf(arena, "%s = true, %s = now(),", published, at));
+    define(pieces, "set_discarded", arena_printf(arena, "%s = true, %s = now(),", published, at));
     define(pieces, "set_settled",
            arena_printf(arena,
-                        "%s = v.verdict = 'done', %s = CASE v.verdict WHEN 'done' THEN now() END,"
-                        " %s = CASE v.verdict WHEN 'dead' THEN now() END,",
+                        "%s = v.result = 'done', %s = CASE v.result WHEN 'done' THEN now() END,"
+                        " %s = CASE v.result WHEN 'dead' THEN now() END,",
                         published, at, failed_at));
 }
 
@@ -277,7 +277,7 @@ static void define_locks(struct pieces *pieces, const struct outbox_table *table
            table->last_error
                ? arena_printf(
                      arena,
-                     "%s = CASE v.verdict WHEN 'done' THEN NULL WHEN 'left' THEN e.%s ELSE v.reason END,",
+                     "%s = CASE v.result WHEN 'done' THEN NULL WHEN 'released' THEN e.%s ELSE v.reason END,",
                      table->last_error, table->last_error)
                : STR(""));
     define(pieces, "error", table->last_error ? arena_printf(arena, "e.%s", table->last_error) : STR("NULL"));
@@ -288,14 +288,14 @@ static void define_outages(struct pieces *pieces, const struct outbox_table *tab
 {
     struct arena *arena = pieces->arena;
     const char *outages = table->outages;
-    define(pieces, "failures", outages ? STR("'retry', 'dead', 'away'") : STR("'retry', 'dead'"));
-    define(pieces, "not_claimed", outages ? STR("'left'") : STR("'left', 'away'"));
+    define(pieces, "failures", outages ? STR("'retry', 'dead', 'outage'") : STR("'retry', 'dead'"));
+    define(pieces, "not_claimed", outages ? STR("'released'") : STR("'released', 'outage'"));
     define(pieces, "less_outages", outages ? arena_printf(arena, " - coalesce(e.%s, 0)", outages) : STR(""));
     define(pieces, "no_outages", outages ? arena_printf(arena, "%s = NULL,", outages) : STR(""));
     define(pieces, "set_outages",
-           outages ? arena_printf(arena,
-                                  "%s = CASE v.verdict WHEN 'away' THEN coalesce(e.%s, 0) + 1 ELSE e.%s END,",
-                                  outages, outages, outages)
+           outages ? arena_printf(
+                         arena, "%s = CASE v.result WHEN 'outage' THEN coalesce(e.%s, 0) + 1 ELSE e.%s END,",
+                         outages, outages, outages)
                    : STR(""));
 }
 
@@ -339,7 +339,7 @@ static struct str find(const struct pieces *pieces, struct str name)
     for (size_t i = 0; i < pieces->count; i++)
         if (str_eq(pieces->items[i].name, name))
             return pieces->items[i].text;
-    return STR_NONE; /* a template of ours: the test of every statement would fail */
+    return STR_NONE; /* a mistake in a template, which the tests of every statement find */
 }
 
 static const char *expand(const struct pieces *pieces, const char *template)
@@ -408,8 +408,8 @@ void outbox_sql_init(struct outbox_sql *sql, const struct outbox_table *table, s
     init(&sql->gauge, &pieces, gauge_template, 0, NULL);
     init(&sql->cleanup, &pieces, cleanup_template, 2, (enum db_type[]){DB_BIGINT, DB_BIGINT});
     db_statement_init(&sql->begin, "BEGIN", 0, NULL);
-    /* Verdicts may be lost with the server's last moments (outbox.h); the index is the right way even while
-     * the table is small or its statistics are old, and a prepared plan outlives both. */
+    /* Results may be lost in a crash (outbox.h). The index is the right plan even while the table is small or its statistics
+     * are old, and a prepared plan outlives both. */
     db_statement_init(
         &sql->local,
         "SELECT set_config('synchronous_commit', 'off', true),"

@@ -38,7 +38,7 @@ static void count(enum notification_channel channel, const struct outbox_batch *
                                                                 [OUTBOX_RELEASE] = NOTIFICATION_LEFT,
                                                                 [OUTBOX_OUTAGE] = NOTIFICATION_LEFT};
     for (size_t i = 0; i < batch->count; i++)
-        notification_count_delivery(channel, results[batch->verdicts[i].kind]);
+        notification_count_delivery(channel, results[batch->results[i].kind]);
 }
 
 static void publish(void *context, struct outbox_batch *batch)

@@ -102,7 +102,7 @@ static void publish(void *context, struct outbox_batch *batch)
     outbox_messages_publish(kernel_events(notification->kernel), batch, write_letter, NULL);
     FAILPOINT("requeue.after_publish");
     for (size_t i = 0; i < batch->count; i++)
-        if (batch->verdicts[i].kind == OUTBOX_DONE)
+        if (batch->results[i].kind == OUTBOX_DONE)
             log_info("notification_requeued", LOG_STR("dlqId", batch->events[i].id));
 }
 

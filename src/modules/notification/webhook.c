@@ -134,7 +134,7 @@ void notification_webhook_send(const struct notification_webhook_settings *webho
                    calls.errors);
     for (size_t i = 0; i < calls.count; i++) {
         judge(batch, i, &calls);
-        if (batch->verdicts[i].kind == OUTBOX_DONE) /* the engine tells of the others */
+        if (batch->results[i].kind == OUTBOX_DONE) /* the engine tells of the others */
             notification_delivery_log_sent(&batch->events[i]);
         buf_deinit(&calls.answers[i].body);
     }

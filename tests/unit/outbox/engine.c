@@ -73,8 +73,8 @@ static void test_o1_a_long_tail_goes_in_full_batches_behind_much_that_is_publish
         assert_int_equal(journal.items[i].batch_count, settings.batch);
 }
 
-static enum outbox_verdict_kind fail_second(struct journal *own, const struct outbox_event *event,
-                                            int aggregate, int number)
+static enum outbox_result_kind fail_second(struct journal *own, const struct outbox_event *event,
+                                           int aggregate, int number)
 {
     (void)own;
     return aggregate == 1 && number == 2 && event->attempts < 3 ? OUTBOX_RETRY : OUTBOX_DONE;
@@ -106,8 +106,8 @@ static void test_o3_while_an_event_waits_none_behind_it_goes(void **state)
                      1);
 }
 
-static enum outbox_verdict_kind always_fail_first(struct journal *own, const struct outbox_event *event,
-                                                  int aggregate, int number)
+static enum outbox_result_kind always_fail_first(struct journal *own, const struct outbox_event *event,
+                                                 int aggregate, int number)
 {
     (void)own, (void)event, (void)aggregate;
     return number == 1 ? OUTBOX_RETRY : OUTBOX_DONE;

@@ -26,8 +26,8 @@ static int teardown(void **state)
 }
 
 /* The first to come tells so (step 1), waits until the test says 2, and fails. */
-static enum outbox_verdict_kind stall_then_fail(struct journal *own, const struct outbox_event *event,
-                                                int aggregate, int number)
+static enum outbox_result_kind stall_then_fail(struct journal *own, const struct outbox_event *event,
+                                               int aggregate, int number)
 {
     (void)event, (void)aggregate, (void)number;
     if (atomic_fetch_add(&stallers, 1) > 0)
@@ -50,7 +50,7 @@ static void test_o1_a_claim_whose_lease_ran_out_settles_nothing(void **state)
     station_open(&quick, &journal, form->table, &settings);
     assert_true(rig_await_live(form, 0));
     journal_step(&journal, 2);
-    station_close(&slow); /* its verdict went out */
+    station_close(&slow); /* its result went out */
     station_close(&quick);
     assert_int_equal(journal.count, 2);
     assert_int_equal(rig_count(form, "@published AND @attempts = 0 AND claim_count = 2"), 1);
@@ -77,8 +77,8 @@ static void test_o1_a_living_lease_keeps_others_away_from_the_aggregate(void **s
         assert_int_equal(journal.items[i].number, i - 4);
 }
 
-static enum outbox_verdict_kind leave_at_first(struct journal *own, const struct outbox_event *event,
-                                               int aggregate, int number)
+static enum outbox_result_kind leave_at_first(struct journal *own, const struct outbox_event *event,
+                                              int aggregate, int number)
 {
     (void)event, (void)aggregate, (void)number;
     pthread_mutex_lock(&own->lock);
@@ -101,8 +101,8 @@ static void test_o2_what_was_left_was_not_claimed(void **state)
 }
 
 /* Three times away, then a failure of its own, then done. */
-static enum outbox_verdict_kind away_then_fail(struct journal *own, const struct outbox_event *event,
-                                               int aggregate, int number)
+static enum outbox_result_kind away_then_fail(struct journal *own, const struct outbox_event *event,
+                                              int aggregate, int number)
 {
     (void)aggregate, (void)number;
     pthread_mutex_lock(&own->lock);
@@ -153,8 +153,8 @@ static void test_o1_an_event_that_kills_its_worker_ends_failed(void **state)
             assert_int_equal(journal.items[i].batch_count, 1);
 }
 
-static enum outbox_verdict_kind wait_for_renewals(struct journal *own, const struct outbox_event *event,
-                                                  int aggregate, int number)
+static enum outbox_result_kind wait_for_renewals(struct journal *own, const struct outbox_event *event,
+                                                 int aggregate, int number)
 {
     (void)own, (void)event, (void)aggregate, (void)number;
     static const char ends[] = "SELECT (extract(epoch FROM max(@leased)) * 1000)::bigint FROM @table";

@@ -1,4 +1,4 @@
-/* Order as a model (O3): several engines, random verdicts, leases taken away at random. Whatever happens, the
+/* Order as a model (O3): several engines, random results, leases taken away at random. Whatever happens, the
  * first publication of an event comes after the first publication, or the end, of every earlier one of its
  * aggregate. */
 #include <stdio.h>
@@ -18,8 +18,8 @@ static bool chance(unsigned of_thousand)
     return random_u64() % 1000 < of_thousand;
 }
 
-static enum outbox_verdict_kind judge(struct journal *own, const struct outbox_event *event, int aggregate,
-                                      int number)
+static enum outbox_result_kind judge(struct journal *own, const struct outbox_event *event, int aggregate,
+                                     int number)
 {
     (void)own, (void)event, (void)aggregate;
     if (chance(20))

@@ -320,7 +320,7 @@ void journal_step(struct journal *journal, int step)
     pthread_mutex_unlock(&journal->lock);
 }
 
-size_t journal_times(struct journal *journal, int aggregate, int number, enum outbox_verdict_kind kind)
+size_t journal_times(struct journal *journal, int aggregate, int number, enum outbox_result_kind kind)
 {
     size_t times = 0;
     pthread_mutex_lock(&journal->lock);

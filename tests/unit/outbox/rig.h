@@ -32,7 +32,7 @@ extern const struct rig_form rig_forms[RIG_FORMS];
 /* Every event handed to a publisher and not held back, in the order of all stations. */
 struct publication {
     int aggregate, number;
-    enum outbox_verdict_kind kind;
+    enum outbox_result_kind kind;
     size_t batch_count;
 };
 struct journal {
@@ -42,8 +42,8 @@ struct journal {
     size_t count, capacity;
     int step; /* for `judge` and the test, under the lock */
     /* Says what becomes of an event; NULL = done. Called without the lock. */
-    enum outbox_verdict_kind (*judge)(struct journal *journal, const struct outbox_event *event,
-                                      int aggregate, int number);
+    enum outbox_result_kind (*judge)(struct journal *journal, const struct outbox_event *event, int aggregate,
+                                     int number);
 };
 
 struct station {
@@ -74,7 +74,7 @@ void journal_deinit(struct journal *journal);
 bool journal_await(struct journal *journal, size_t count); /* publications */
 void journal_step(struct journal *journal, int step);
 bool journal_await_step(struct journal *journal, int step); /* at least */
-size_t journal_times(struct journal *journal, int aggregate, int number, enum outbox_verdict_kind kind);
+size_t journal_times(struct journal *journal, int aggregate, int number, enum outbox_result_kind kind);
 
 void station_open(struct station *station, struct journal *journal, const struct outbox_table *table,
                   const struct outbox_settings *settings);

@@ -1,4 +1,4 @@
-/* What verdicts come to, and backoff: O2, O3. */
+/* What results come to, and backoff: O2, O3. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -30,57 +30,56 @@ static void a_pause_doubles_up_to_its_cap_and_is_jittered(void **state)
     assert_true(least < 2500 && most > 5500); /* 2,000 draws that miss an eighth: not in a lifetime */
 }
 
-static void conclude(struct outbox_event *events, struct outbox_verdict *verdicts, size_t count)
+static void conclude(struct outbox_event *events, struct outbox_result *results, size_t count)
 {
-    struct outbox_claims claims = {
-        .settings = &settings, .events = events, .verdicts = verdicts, .count = count};
-    outbox_verdicts_conclude(&claims);
+    struct outbox_claim claim = {.settings = &settings, .events = events, .results = results, .count = count};
+    outbox_results_conclude(&claim);
 }
 
 static void what_stands_behind_a_retry_is_left(void **state)
 {
     (void)state;
     struct outbox_event events[] = {{.run = 1}, {.run = 1}, {.run = 1}, {.run = 2}, {.run = 2}};
-    struct outbox_verdict verdicts[] = {
+    struct outbox_result results[] = {
         {OUTBOX_DONE, ""}, {OUTBOX_RETRY, ""}, {OUTBOX_DONE, ""}, {OUTBOX_POISON, ""}, {OUTBOX_DONE, ""}};
-    conclude(events, verdicts, 5);
-    assert_int_equal(verdicts[0].kind, OUTBOX_DONE);
-    assert_int_equal(verdicts[1].kind, OUTBOX_RETRY);
-    assert_int_equal(verdicts[2].kind, OUTBOX_RELEASE);
-    assert_int_equal(verdicts[3].kind, OUTBOX_POISON);
-    assert_int_equal(verdicts[4].kind, OUTBOX_DONE); /* FAILED blocks nothing */
+    conclude(events, results, 5);
+    assert_int_equal(results[0].kind, OUTBOX_DONE);
+    assert_int_equal(results[1].kind, OUTBOX_RETRY);
+    assert_int_equal(results[2].kind, OUTBOX_RELEASE);
+    assert_int_equal(results[3].kind, OUTBOX_POISON);
+    assert_int_equal(results[4].kind, OUTBOX_DONE); /* FAILED blocks nothing */
 }
 
 static void the_tenth_failure_is_the_last(void **state)
 {
     (void)state;
     struct outbox_event events[] = {{.run = 1, .attempts = 8}, {.run = 2, .attempts = 9}, {.run = 2}};
-    struct outbox_verdict verdicts[] = {{OUTBOX_RETRY, ""}, {OUTBOX_RETRY, ""}, {OUTBOX_DONE, ""}};
-    conclude(events, verdicts, 3);
-    assert_int_equal(verdicts[0].kind, OUTBOX_RETRY);
-    assert_int_equal(verdicts[1].kind, OUTBOX_POISON);
-    assert_int_equal(verdicts[2].kind,
-                     OUTBOX_RELEASE); /* the publisher held it back, whatever its verdict says */
+    struct outbox_result results[] = {{OUTBOX_RETRY, ""}, {OUTBOX_RETRY, ""}, {OUTBOX_DONE, ""}};
+    conclude(events, results, 3);
+    assert_int_equal(results[0].kind, OUTBOX_RETRY);
+    assert_int_equal(results[1].kind, OUTBOX_POISON);
+    assert_int_equal(results[2].kind,
+                     OUTBOX_RELEASE); /* the publisher held it back, whatever its result says */
 }
 
 static void reasons_are_cut_between_characters(void **state)
 {
     (void)state;
     struct outbox_event event = {0};
-    struct outbox_verdict verdict = {0};
-    struct outbox_batch batch = {.events = &event, .count = 1, .verdicts = &verdict};
+    struct outbox_result result = {0};
+    struct outbox_batch batch = {.events = &event, .count = 1, .results = &result};
     char long_text[600];
     for (size_t i = 0; i + 2 < sizeof long_text; i += 2)
         memcpy(long_text + i, "é", 3);
     for (int shift = 0; shift < 2; shift++) {
         outbox_batch_retry(&batch, 0, "%s%s", shift ? "x" : "", long_text);
-        assert_int_equal(verdict.kind, OUTBOX_RETRY);
-        assert_true(str_is_utf8(str_from(verdict.reason)));
-        assert_true(strlen(verdict.reason) > OUTBOX_REASON_BYTES - 5);
-        assert_memory_equal(verdict.reason + shift, "éé", 4);
+        assert_int_equal(result.kind, OUTBOX_RETRY);
+        assert_true(str_is_utf8(str_from(result.reason)));
+        assert_true(strlen(result.reason) > OUTBOX_REASON_BYTES - 5);
+        assert_memory_equal(result.reason + shift, "éé", 4);
     }
     outbox_batch_poison(&batch, 0, "odd %s bytes", "\xff\xc3");
-    assert_string_equal(verdict.reason, "odd ?? bytes");
+    assert_string_equal(result.reason, "odd ?? bytes");
 }
 
 int main(void)
