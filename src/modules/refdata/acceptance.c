@@ -1,7 +1,8 @@
-/* What has to be known of a dictionary before an update of it is accepted. Touches nothing but a catalog that stays. */
 #include "modules/refdata/acceptance.h"
 
-#include "idempotency/idempotency.h"
+#include <stdio.h>
+
+#include "auth/digest.h"
 #include "modules/refdata/provider.h"
 
 enum status refdata_acceptance_find(const struct refdata_catalog *catalog, struct str code,
@@ -17,7 +18,7 @@ enum status refdata_acceptance_find(const struct refdata_catalog *catalog, struc
     return STATUS_OK;
 }
 
-static enum status needs(const struct refdata_dictionary *dictionary, enum refdata_field field,
+static enum status need_sql(const struct refdata_dictionary *dictionary, enum refdata_field field,
                          struct error *error)
 {
     if (dictionary->sql[field].given)
@@ -37,11 +38,11 @@ enum status refdata_acceptance_check(const struct refdata_dictionary *dictionary
         return STATUS_OK;
     if (update->type == REFDATA_SNAPSHOT)
         return sql[REFDATA_SNAPSHOT_STAGE].given ? STATUS_OK
-                                                 : needs(dictionary, REFDATA_SNAPSHOT_REPLACE, error);
+                                                 : need_sql(dictionary, REFDATA_SNAPSHOT_REPLACE, error);
     if (update->has_upsert || !sql[REFDATA_DELETE].given)
-        status = needs(dictionary, REFDATA_UPSERT, error);
+        status = need_sql(dictionary, REFDATA_UPSERT, error);
     if (status == STATUS_OK && update->has_delete)
-        status = needs(dictionary, REFDATA_DELETE, error);
+        status = need_sql(dictionary, REFDATA_DELETE, error);
     return status;
 }
 
@@ -62,8 +63,248 @@ struct refdata_limits refdata_acceptance_limits(const struct refdata_catalog *ca
                                    (size_t)settings->payload_bytes_max, (unsigned)settings->depth_max};
 }
 
-void refdata_acceptance_keys_expired(int64_t count)
+enum status refdata_status_of_code(struct str code)
 {
-    idempotency_count_cleaned(STR(REFDATA_UPDATES_ROUTE), count);
-    idempotency_log_cleaned(STR("refdata.update_key"), count);
+    for (unsigned status = STATUS_OK + 1; status < STATUS_COUNT; status++)
+        if (str_eq(code, str_from(status_code((enum status)status))))
+            return (enum status)status;
+    return STATUS_INTERNAL;
+}
+
+/* ---- refdata.accept_updates() ---- */
+
+static const char accept_sql[] =
+    "select place - 1, verdict, key_is_known, chunk_is_new, event, status, committed_version, error_code, error_message"
+    " from refdata.accept_updates($1, $2, $3::uuid[], $4, $5, $6, $7::uuid[], $8::integer[], $9, $10, $11, $12,"
+    " $13::bigint[], $14, $15)";
+
+enum parameter {
+    SOURCE,
+    TENANTS,
+    EVENTS,
+    CODES,
+    HASHES,
+    REQUESTERS,
+    SNAPSHOTS,
+    CHUNK_INDEXES,
+    CHUNK_HASHES,
+    SUBJECTS,
+    KEYS,
+    BODY_HASHES,
+    KEY_LOCKS,
+    KEY_KEEP,
+    ALL_NEW,
+    PARAMETERS
+};
+static const enum db_type accept_types[PARAMETERS] = {
+    [SOURCE] = DB_TEXT,           [TENANTS] = DB_TEXT_ARRAY,     [EVENTS] = DB_TEXT,
+    [CODES] = DB_TEXT_ARRAY,      [HASHES] = DB_TEXT_ARRAY,      [REQUESTERS] = DB_TEXT_ARRAY,
+    [SNAPSHOTS] = DB_TEXT,        [CHUNK_INDEXES] = DB_TEXT,     [CHUNK_HASHES] = DB_TEXT_ARRAY,
+    [SUBJECTS] = DB_TEXT_ARRAY,   [KEYS] = DB_TEXT_ARRAY,        [BODY_HASHES] = DB_TEXT_ARRAY,
+    [KEY_LOCKS] = DB_TEXT,        [KEY_KEEP] = DB_BIGINT,        [ALL_NEW] = DB_BOOL,
+};
+
+static void put_element(struct buf *array, struct str value)
+{
+    if (value.len)
+        db_array_put(array, value);
+    else
+        db_array_put_null(array);
+}
+
+static void put_number(struct buf *array, int64_t value)
+{
+    char text[24];
+    int len = snprintf(text, sizeof text, "%lld", (long long)value);
+    db_array_put(array, str_of(text, (size_t)len));
+}
+
+static void put_chunk(struct buf arrays[PARAMETERS], const struct refdata_update *update)
+{
+    char hex[HASH128_HEX_BYTES];
+    hash128_hex(update->content, hex);
+    db_array_put(&arrays[SNAPSHOTS], str_from(update->snapshot_id));
+    put_number(&arrays[CHUNK_INDEXES], update->chunk_index);
+    db_array_put(&arrays[CHUNK_HASHES], str_from(hex));
+}
+
+static void put_key(struct buf arrays[PARAMETERS], const struct refdata_acceptance *update)
+{
+    uint8_t hash[AUTH_SHA256_BYTES];
+    char hex[2 * AUTH_SHA256_BYTES];
+    auth_sha256(&update->body, 1, hash);
+    for (size_t i = 0; i < sizeof hex; i++)
+        hex[i] = "0123456789abcdef"[hash[i / 2] >> (i % 2 ? 0 : 4) & 15];
+    db_array_put(&arrays[SUBJECTS], update->subject.len ? update->subject : STR(""));
+    db_array_put(&arrays[KEYS], update->key);
+    db_array_put(&arrays[BODY_HASHES], str_of(hex, sizeof hex));
+    put_number(&arrays[KEY_LOCKS], update->key_lock);
+}
+
+static void put_nulls(struct buf arrays[PARAMETERS], enum parameter first, enum parameter last)
+{
+    for (unsigned i = first; i <= last; i++)
+        db_array_put_null(&arrays[i]);
+}
+
+static void put_updates(struct buf arrays[PARAMETERS], struct refdata_acceptance *const *updates,
+                        size_t count, bool have_chunks, bool have_keys)
+{
+    for (size_t i = 0; i < count; i++) {
+        const struct refdata_update *update = updates[i]->update;
+        db_array_put(&arrays[TENANTS], update->tenant);
+        db_array_put(&arrays[EVENTS], str_from(update->event_id));
+        db_array_put(&arrays[CODES], update->dict_code);
+        db_array_put(&arrays[HASHES], updates[i]->content_hash);
+        put_element(&arrays[REQUESTERS], updates[i]->subject);
+        if (refdata_update_is_chunk(update))
+            put_chunk(arrays, update);
+        else if (have_chunks)
+            put_nulls(arrays, SNAPSHOTS, CHUNK_HASHES);
+        if (updates[i]->key.ptr)
+            put_key(arrays, updates[i]);
+        else if (have_keys)
+            put_nulls(arrays, SUBJECTS, KEY_LOCKS);
+    }
+}
+
+enum status refdata_acceptance_add(struct db_conn *conn, struct refdata_acceptance *const *updates,
+                                   size_t count, int64_t key_keep_ms, bool all_new, struct error *error)
+{
+    struct buf arrays[PARAMETERS];
+    struct db_param params[PARAMETERS] = {{STR_NONE}};
+    struct db_statement statement;
+    char keep[24];
+    bool have_chunks = false, have_keys = false;
+    for (size_t i = 0; i < count; i++) {
+        have_chunks |= refdata_update_is_chunk(updates[i]->update);
+        have_keys |= updates[i]->key.ptr != NULL;
+    }
+    for (unsigned i = TENANTS; i <= KEY_LOCKS; i++) {
+        buf_init(&arrays[i]);
+        db_array_begin(&arrays[i]);
+    }
+    put_updates(arrays, updates, count, have_chunks, have_keys);
+    for (unsigned i = TENANTS; i <= KEY_LOCKS; i++) {
+        bool is_given = i < SNAPSHOTS || (i <= CHUNK_HASHES ? have_chunks : have_keys);
+        db_array_end(&arrays[i]);
+        params[i].value = is_given ? buf_str(&arrays[i]) : STR_NONE;
+    }
+    params[SOURCE].value = updates[0]->update->source == REFDATA_KAFKA ? STR("KAFKA") : STR("REST");
+    params[KEY_KEEP].value =
+        str_of(keep, (size_t)snprintf(keep, sizeof keep, "%lld", (long long)key_keep_ms));
+    params[ALL_NEW].value = all_new ? STR("t") : STR("f");
+    db_statement_init(&statement, accept_sql, PARAMETERS, accept_types);
+    enum status status = db_pipeline_add(conn, &statement, params, error);
+    for (unsigned i = TENANTS; i <= KEY_LOCKS; i++)
+        buf_deinit(&arrays[i]);
+    return status;
+}
+
+void refdata_acceptance_take_new(struct refdata_acceptance *update)
+{
+    update->verdict = REFDATA_NEW;
+    update->refusal = STATUS_OK;
+    update->is_key_known = update->is_keys_event = update->is_chunk_new = false;
+    update->state = (struct refdata_state){.decision = REFDATA_PENDING};
+    memcpy(update->state.event_id, update->update->event_id, UUID_TEXT_BYTES);
+}
+
+static void copy_text(char *out, size_t room, struct str text)
+{
+    snprintf(out, room, "%.*s", STR_ARG(str_utf8_cut(text, room - 1)));
+}
+
+/* Five columns from `first` on. */
+static void read_state(const struct db_result *result, size_t row, unsigned first,
+                       struct refdata_state *state)
+{
+    struct str status = db_result_str(result, row, first + 1);
+    state->decision = str_eq(status, STR("COMMITTED")) ? REFDATA_COMMITTED
+                      : str_eq(status, STR("FAILED"))  ? REFDATA_FAILED
+                                                       : REFDATA_PENDING;
+    state->version = db_result_i64(result, row, first + 2);
+    copy_text(state->event_id, sizeof state->event_id, db_result_str(result, row, first));
+    copy_text(state->code, sizeof state->code, db_result_str(result, row, first + 3));
+    copy_text(state->reason, sizeof state->reason, db_result_str(result, row, first + 4));
+}
+
+enum status refdata_acceptance_take(const struct db_result *result,
+                                    struct refdata_acceptance *const *updates, size_t count,
+                                    struct error *error)
+{
+    for (size_t i = 0; i < count; i++)
+        refdata_acceptance_take_new(updates[i]);
+    for (size_t row = 0; row < db_result_rows(result); row++) {
+        struct refdata_acceptance *update = updates[db_result_i64(result, row, 0)];
+        struct str verdict = db_result_str(result, row, 1);
+        update->is_key_known = str_eq(db_result_str(result, row, 2), STR("t"));
+        update->is_chunk_new = str_eq(db_result_str(result, row, 3), STR("t"));
+        if (str_eq(verdict, STR("RETRY")))
+            return error_set(error, STATUS_DB_RETRY, "a row expired while it was read");
+        if (str_eq(verdict, STR("NEW")))
+            continue;
+        if (str_eq(verdict, STR("KNOWN"))) {
+            update->verdict = REFDATA_KNOWN;
+            read_state(result, row, 4, &update->state);
+            update->is_keys_event = strcmp(update->state.event_id, update->update->event_id) != 0;
+        } else {
+            update->verdict = REFDATA_REFUSED;
+            update->refusal = refdata_status_of_code(verdict);
+        }
+    }
+    return STATUS_OK;
+}
+
+void refdata_acceptance_error(const struct refdata_acceptance *update, struct error *error)
+{
+    const char *why = status_message(update->refusal);
+    if (update->refusal == STATUS_CHUNK_CONFLICT)
+        why = "this chunk of the snapshot was sent before with other content";
+    else if (update->refusal == STATUS_EVENT_ID_CONFLICT)
+        why = "this eventId belongs to another update";
+    else if (update->refusal == STATUS_UNKNOWN_UPDATE)
+        why = "the update that used this Idempotency-Key is no longer kept";
+    error_set(error, update->refusal, "%s", why);
+}
+
+/* ---- what became of them ---- */
+
+void refdata_outcome_state(const struct refdata_outcome *outcome, struct refdata_state *state)
+{
+    *state = (struct refdata_state){.decision = outcome->decision, .version = outcome->version};
+    copy_text(state->event_id, sizeof state->event_id, outcome->event_id);
+    if (outcome->decision != REFDATA_FAILED)
+        return;
+    copy_text(state->code, sizeof state->code, str_from(status_code(outcome->failure)));
+    memcpy(state->reason, outcome->reason, sizeof state->reason);
+}
+
+/* By the primary key, one probe for each event asked for. */
+static const char states_sql[] =
+    "select asked.at - 1, r.event_id, r.status, r.committed_version, r.error_code, r.error_message, r.dict_code,"
+    "       (extract(epoch from r.created_at) * 1000000)::bigint,"
+    "       (extract(epoch from r.updated_at) * 1000000)::bigint, r.requested_by"
+    " from unnest($1, $2) with ordinality as asked (tenant_id, event_id, at)"
+    " join refdata.update_request r on r.tenant_id = asked.tenant_id and r.event_id = asked.event_id::uuid";
+
+enum status refdata_states_query(struct db_conn *conn, struct str tenants, struct str event_ids,
+                                 int64_t deadline_ns, struct db_result **result, struct error *error)
+{
+    static const enum db_type types[] = {DB_TEXT_ARRAY, DB_TEXT_ARRAY};
+    struct db_param params[] = {{tenants}, {event_ids}};
+    struct db_statement statement;
+    db_statement_init(&statement, states_sql, 2, types);
+    return db_query(conn, &statement, params, deadline_ns, result, error);
+}
+
+void refdata_states_row(const struct db_result *result, size_t row, struct refdata_state_row *out)
+{
+    *out = (struct refdata_state_row){.place = (size_t)db_result_i64(result, row, 0),
+                                      .dict_code = db_result_str(result, row, 6),
+                                      .created_us = db_result_i64(result, row, 7),
+                                      .updated_us = db_result_i64(result, row, 8)};
+    if (!db_result_is_null(result, row, 9))
+        out->requested_by = db_result_str(result, row, 9);
+    read_state(result, row, 1, &out->state);
 }

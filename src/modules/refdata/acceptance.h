@@ -1,9 +1,15 @@
-/* May a dictionary take this update? The same questions for a POST (R1) and for a message of an external topic (R9). */
+/* Accepting an update, the same for a POST (R1) and for a message of an external topic (R9): may its dictionary take it, is it
+ * new, known or in conflict, and what became of it. */
 #ifndef FRESHET_REFDATA_ACCEPTANCE_H
 #define FRESHET_REFDATA_ACCEPTANCE_H
 
+#include "db/db.h"
 #include "modules/refdata/catalog.h"
 #include "modules/refdata/update.h"
+
+#define REFDATA_UPDATES_ROUTE "/v1/tenants/{tenantId}/updates"
+
+/* ---- before the database: touches nothing but a catalog that stays ---- */
 
 /* UNKNOWN_DICTIONARY, or DICTIONARY_UNAVAILABLE. The dictionary stays the catalog's. */
 enum status refdata_acceptance_find(const struct refdata_catalog *catalog, struct str code,
@@ -16,8 +22,75 @@ struct str refdata_acceptance_hash(const struct refdata_update *update, struct a
 /* As the catalog has them now. */
 struct refdata_limits refdata_acceptance_limits(const struct refdata_catalog *catalog);
 
-/* The route of updates, and idempotency_cleanup_count_total of its keys (I7). */
-#define REFDATA_UPDATES_ROUTE "/v1/tenants/{tenantId}/updates"
-void refdata_acceptance_keys_expired(int64_t count);
+/* ---- in the database: refdata.accept_updates() ---- */
+
+#define REFDATA_CODE_BYTES 64
+
+/* An update's state, as update_request has it. */
+struct refdata_state {
+    char event_id[UUID_TEXT_BYTES];
+    enum refdata_decision decision;
+    int64_t version;                   /* of COMMITTED */
+    char code[REFDATA_CODE_BYTES];     /* of FAILED */
+    char reason[REFDATA_REASON_BYTES]; /* the same */
+};
+
+enum refdata_verdict { REFDATA_NEW, REFDATA_KNOWN, REFDATA_REFUSED };
+
+struct refdata_acceptance {
+    const struct refdata_update *update;
+    struct str content_hash;   /* refdata_acceptance_hash() */
+    struct str subject;        /* update_request.requested_by, and the scope of the key; empty = not known */
+    struct str key;            /* Idempotency-Key; ptr NULL = none */
+    struct str body;           /* of a key: the same key with another body is a conflict */
+    int64_t key_lock;          /* of a key: the advisory lock of (scope, key) */
+    enum refdata_verdict verdict; /* this and what follows is set by refdata_acceptance_take() */
+    enum status refusal;          /* of REFUSED */
+    bool is_key_known;            /* the key was used before, by this event or by another one */
+    bool is_keys_event;           /* `state` is that of the event that used the key before, not of the update's own */
+    bool is_chunk_new;
+    struct refdata_state state; /* PENDING where it is new */
+};
+
+/* Is there anything to apply? */
+static inline bool refdata_acceptance_is_published(const struct refdata_acceptance *acceptance)
+{
+    return acceptance->verdict != REFDATA_REFUSED &&
+           (acceptance->verdict == REFDATA_NEW || acceptance->is_chunk_new);
+}
+
+/* On a worker: adds the statement to the open pipeline of a transaction. All are of one source. `all_new`: a guess that all of
+ * them are new. Where that is wrong the statement fails, with it the transaction, and nothing needs to be taken. */
+enum status refdata_acceptance_add(struct db_conn *conn, struct refdata_acceptance *const *updates,
+                                   size_t count, int64_t key_keep_ms, bool all_new,
+                                   struct error *error) MUST_CHECK;
+/* Sets the verdicts by the statement's result. A transaction with a refused update has to be rolled back, unless it wrote no
+ * chunk and no key for it. DB_RETRY: run it again. */
+enum status refdata_acceptance_take(const struct db_result *result,
+                                    struct refdata_acceptance *const *updates, size_t count,
+                                    struct error *error) MUST_CHECK;
+/* What a new one's verdict is. */
+void refdata_acceptance_take_new(struct refdata_acceptance *update);
+void refdata_acceptance_error(const struct refdata_acceptance *update, struct error *error); /* of REFUSED */
+
+enum status refdata_status_of_code(struct str code); /* the failure with this public code */
+
+/* ---- afterwards ---- */
+
+void refdata_outcome_state(const struct refdata_outcome *outcome, struct refdata_state *state);
+
+struct refdata_state_row {
+    size_t place; /* which of those asked for */
+    struct refdata_state state;
+    struct str dict_code, requested_by; /* of the result's memory; requested_by.ptr NULL = not known */
+    int64_t created_us, updated_us;
+};
+
+/* Rows of update_request for many events in one round trip. Texts as text[] literals: tenants[i] and event_ids[i] are one
+ * event. Those that are not there are not in the result. */
+enum status refdata_states_query(struct db_conn *conn, struct str tenants, struct str event_ids,
+                                 int64_t deadline_ns, struct db_result **result,
+                                 struct error *error) MUST_CHECK;
+void refdata_states_row(const struct db_result *result, size_t row, struct refdata_state_row *out);
 
 #endif

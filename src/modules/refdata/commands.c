@@ -57,38 +57,79 @@ static const char insert_sql[] =
     " select t, d, e::uuid, p, w is not null, trace"
     " from unnest($1, $2, $3, $4, $5, $6) with ordinality as u (t, d, e, p, w, trace, at) order by at";
 
-/* ---- into the table ---- */
+/* ---- out of the transaction that accepts them ---- */
 
-static void put_row(struct refdata_columns *columns, const struct bus_message *message)
+static void make_message(struct bus_message *message, struct str topic, struct str tenant, struct str code,
+                         struct str event_id, bool waited, struct str traceparent, struct arena *arena)
 {
-    struct str code = message->key, tenant;
-    str_split(&code, ':', &tenant); /* no name has a colon in it */
-    refdata_columns_put(columns, 0, tenant);
-    refdata_columns_put(columns, 1, code);
-    refdata_columns_put(columns, 2, bus_message_header(message, STR(BUS_HEADER_EVENT_ID)));
-    refdata_columns_put(columns, 3, message->payload);
-    refdata_columns_put(columns, 4, bus_message_header(message, STR(REFDATA_HEADER_WAITED)));
-    refdata_columns_put(columns, 5, bus_message_header(message, STR(BUS_HEADER_TRACEPARENT)));
-    columns->rows++;
+    struct bus_header *headers = arena_alloc(arena, HEADERS_MAX * sizeof *headers);
+    unsigned count = 0;
+    headers[count++] = (struct bus_header){STR(BUS_HEADER_EVENT_ID), event_id};
+    if (waited)
+        headers[count++] = (struct bus_header){STR(REFDATA_HEADER_WAITED), STR("1")};
+    if (traceparent.len)
+        headers[count++] = (struct bus_header){STR(BUS_HEADER_TRACEPARENT), traceparent};
+    *message = (struct bus_message){
+        .topic = topic,
+        .key = arena_printf(arena, "%.*s:%.*s", STR_ARG(tenant), STR_ARG(code)),
+        .headers = headers,
+        .header_count = count,
+    };
 }
 
-static enum status insert(struct db_conn *conn, const struct bus_message *messages, size_t count,
-                          int64_t deadline_ns, struct error *error)
+static void make_own_message(struct bus_message *message, const struct refdata_accepted *accepted,
+                             struct buf *payload, struct arena *arena)
+{
+    const struct refdata_update *update = accepted->update;
+    make_message(message, STR(REFDATA_COMMANDS), update->tenant, update->dict_code,
+                 str_from(update->event_id), accepted->waited, accepted->traceparent, arena);
+    refdata_update_put(payload, update);
+    message->payload = buf_str(payload);
+}
+
+static enum status publish_in_tx(struct refdata_flow *flow, struct db_conn *conn,
+                                 const struct refdata_accepted *accepted, size_t count, int64_t deadline_ns,
+                                 struct arena *arena, struct error *error)
+{
+    struct bus_message *messages = arena_alloc(arena, count * sizeof *messages);
+    struct buf *payloads = arena_zalloc(arena, count * sizeof *payloads);
+    for (size_t i = 0; i < count; i++)
+        make_own_message(&messages[i], &accepted[i], &payloads[i], arena);
+    enum status status =
+        bus_publish_in_tx(flow->buses.commands, conn, messages, count, deadline_ns, error);
+    for (size_t i = 0; i < count; i++)
+        buf_deinit(&payloads[i]);
+    return status;
+}
+
+static enum status insert_into_outbox(struct db_conn *conn, const struct refdata_accepted *accepted,
+                                      size_t count, int64_t deadline_ns, struct error *error)
 {
     static const enum db_type types[COLUMNS] = {DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY,
                                                 DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY};
     struct refdata_columns columns;
     struct db_param params[REFDATA_COLUMNS_MAX];
     struct db_statement statement;
-    enum status status = STATUS_OK;
+    struct buf payload;
+    buf_init(&payload);
     refdata_columns_begin(&columns, COLUMNS);
-    for (size_t i = 0; i < count; i++)
-        put_row(&columns, &messages[i]);
+    for (size_t i = 0; i < count; i++) {
+        const struct refdata_update *update = accepted[i].update;
+        buf_clear(&payload);
+        refdata_update_put(&payload, update);
+        refdata_columns_put(&columns, 0, update->tenant);
+        refdata_columns_put(&columns, 1, update->dict_code);
+        refdata_columns_put(&columns, 2, str_from(update->event_id));
+        refdata_columns_put(&columns, 3, buf_str(&payload));
+        refdata_columns_put(&columns, 4, accepted[i].waited ? STR("1") : STR_NONE);
+        refdata_columns_put(&columns, 5, accepted[i].traceparent.len ? accepted[i].traceparent : STR_NONE);
+        columns.rows++;
+    }
     refdata_columns_end(&columns, params);
     db_statement_init(&statement, insert_sql, COLUMNS, types);
-    if (columns.rows)
-        status = db_exec(conn, &statement, params, deadline_ns, NULL, error);
+    enum status status = db_exec(conn, &statement, params, deadline_ns, NULL, error);
     refdata_columns_free(&columns);
+    buf_deinit(&payload);
     return status;
 }
 
@@ -103,12 +144,32 @@ enum status refdata_commands_check(const struct refdata_flow *flow, const struct
 }
 
 enum status refdata_commands_put(struct refdata_flow *flow, struct db_conn *conn,
-                                 struct bus_message *messages, size_t count, int64_t deadline_ns,
-                                 struct error *error)
+                                 const struct refdata_accepted *accepted, size_t count, int64_t deadline_ns,
+                                 struct arena *arena, struct error *error)
 {
-    if (!flow->commands)
-        return bus_publish_in_tx(flow->buses.commands, conn, messages, count, deadline_ns, error);
-    return insert(conn, messages, count, deadline_ns, error);
+    if (count == 0)
+        return STATUS_OK;
+    return flow->commands ? insert_into_outbox(conn, accepted, count, deadline_ns, error)
+                          : publish_in_tx(flow, conn, accepted, count, deadline_ns, arena, error);
+}
+
+bool refdata_commands_can_commit(const struct refdata_flow *flow)
+{
+    return bus_publish_and_commit_is_possible(flow->buses.commands, STR(REFDATA_COMMANDS));
+}
+
+enum status refdata_commands_put_and_commit(struct refdata_flow *flow, struct db_conn *conn,
+                                            const struct refdata_accepted *accepted, int64_t deadline_ns,
+                                            struct arena *arena, struct error *error)
+{
+    struct bus_message message;
+    struct buf payload;
+    buf_init(&payload);
+    make_own_message(&message, accepted, &payload, arena);
+    enum status status =
+        bus_publish_and_commit(flow->buses.commands, conn, &message, deadline_ns, error);
+    buf_deinit(&payload);
+    return status;
 }
 
 void refdata_commands_wake(struct refdata_flow *flow)
@@ -119,39 +180,29 @@ void refdata_commands_wake(struct refdata_flow *flow)
         outbox_wake(flow->commands->engine);
 }
 
-/* ---- out of it, on a worker ---- */
+/* ---- out of the outbox, on a worker ---- */
 
-static bool write_letter(void *context, const struct outbox_event *event, struct bus_message *message,
-                         struct arena *arena, const char **reason)
+static bool make_outbox_message(void *context, const struct outbox_event *event, struct bus_message *message,
+                                struct arena *arena, const char **reason)
 {
     const struct refdata_commands *commands = context;
-    struct bus_header *headers = arena_alloc(arena, HEADERS_MAX * sizeof *headers);
-    unsigned count = 0;
     (void)reason;
-    headers[count++] = (struct bus_header){STR(BUS_HEADER_EVENT_ID), event->extra[EXTRA_EVENT_ID]};
-    if (str_eq(event->extra[EXTRA_WAITED], STR("true")))
-        headers[count++] = (struct bus_header){STR(REFDATA_HEADER_WAITED), STR("1")};
-    if (event->extra[EXTRA_TRACEPARENT].len)
-        headers[count++] = (struct bus_header){STR(BUS_HEADER_TRACEPARENT), event->extra[EXTRA_TRACEPARENT]};
-    *message = (struct bus_message){
-        .topic = str_from(commands->flow->buses.commands_topic),
-        .key = arena_printf(arena, "%.*s:%.*s", STR_ARG(event->aggregate[0]), STR_ARG(event->aggregate[1])),
-        .payload = event->payload,
-        .headers = headers,
-        .header_count = count,
-    };
+    make_message(message, str_from(commands->flow->buses.commands_topic), event->aggregate[0],
+                 event->aggregate[1], event->extra[EXTRA_EVENT_ID],
+                 str_eq(event->extra[EXTRA_WAITED], STR("true")), event->extra[EXTRA_TRACEPARENT], arena);
+    message->payload = event->payload;
     return true;
 }
 
-static void publish(void *context, struct outbox_batch *batch)
+static void publish_from_outbox(void *context, struct outbox_batch *batch)
 {
     struct refdata_commands *commands = context;
     FAILPOINT("commands.after_claim");
-    outbox_messages_publish(commands->flow->buses.commands, batch, write_letter, commands);
+    outbox_messages_publish(commands->flow->buses.commands, batch, make_outbox_message, commands);
     FAILPOINT("commands.after_publish");
 }
 
-static void on_settled(void *context, size_t count)
+static void on_outbox_settled(void *context, size_t count)
 {
     (void)context;
     (void)count;
@@ -172,8 +223,8 @@ struct refdata_commands *refdata_commands_create(struct refdata_flow *flow)
                                                                .target = &flow->database->target,
                                                                .pace_ms = PACE_MS,
                                                                .context = commands,
-                                                               .publish = publish,
-                                                               .on_settled = on_settled},
+                                                               .publish = publish_from_outbox,
+                                                               .on_settled = on_outbox_settled},
                                        &commands->engine, &error);
     if (status != STATUS_OK) /* its target was understood before: cannot happen */
         log_error("commands_not_started", LOG_STR("database", flow->database->name),

@@ -11,12 +11,22 @@
 /* Any thread, before it is accepted: can a message carry it? PAYLOAD_TOO_LARGE where it can not. */
 enum status refdata_commands_check(const struct refdata_flow *flow, const struct refdata_update *update,
                                    struct error *error) MUST_CHECK;
-/* Any thread that may block, in the open transaction that accepts them. Messages as for bus_publish(): topic
- * REFDATA_COMMANDS, key tenant:dict, a payload of text; of their headers the event id (needed), REFDATA_HEADER_WAITED and the
- * traceparent go along. */
+/* An update that was accepted, as its message needs it. */
+struct refdata_accepted {
+    const struct refdata_update *update;
+    struct str traceparent; /* empty = none */
+    bool waited;            /* a client waits for its commit */
+};
+/* Any thread that may block, in the open transaction that accepts them, in the order they came. */
 enum status refdata_commands_put(struct refdata_flow *flow, struct db_conn *conn,
-                                 struct bus_message *messages, size_t count, int64_t deadline_ns,
-                                 struct error *error) MUST_CHECK;
+                                 const struct refdata_accepted *accepted, size_t count, int64_t deadline_ns,
+                                 struct arena *arena, struct error *error) MUST_CHECK;
+/* The same with the COMMIT and the notice to consumers, in one round trip with what was left in the pipeline: for a single
+ * update that a client waits for, where the bus can do it. Fails as a commit does. */
+bool refdata_commands_can_commit(const struct refdata_flow *flow);
+enum status refdata_commands_put_and_commit(struct refdata_flow *flow, struct db_conn *conn,
+                                            const struct refdata_accepted *accepted, int64_t deadline_ns,
+                                            struct arena *arena, struct error *error) MUST_CHECK;
 /* Any thread, after that commit. Never blocks. */
 void refdata_commands_wake(struct refdata_flow *flow);
 

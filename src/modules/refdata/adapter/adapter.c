@@ -31,9 +31,8 @@ static bool is_of(const struct refdata_flow *flow, const struct refdata_source_s
 
 static enum status add_reader(struct refdata_adapter *adapter, size_t index, struct error *error)
 {
-    static const char *const results[] = {[REFDATA_INTAKE_ACCEPTED] = "accepted",
-                                          [REFDATA_INTAKE_REPLAYED] = "replayed",
-                                          [REFDATA_INTAKE_REFUSED] = "refused"};
+    static const char *const results[] = {
+        [REFDATA_NEW] = "accepted", [REFDATA_KNOWN] = "replayed", [REFDATA_REFUSED] = "refused"};
     const struct refdata_source_settings *sources = adapter->flow->refdata->first->adapter.sources.items;
     struct refdata_adapter_source *source = arena_alloc(&adapter->arena, sizeof *source);
     struct refdata_reader *reader = &adapter->readers[adapter->count++];

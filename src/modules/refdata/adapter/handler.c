@@ -8,10 +8,9 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/trace.h"
-#include "modules/refdata/acceptance.h"
 #include "modules/refdata/adapter/adapter.h"
 
-enum { ARENA_BYTES = 65536, HEADERS_MAX = 2 };
+enum { ARENA_BYTES = 65536 };
 
 struct metric_family refdata_adapter_messages_family = {
     .name = "refdata_adapter_messages_total",
@@ -20,12 +19,20 @@ struct metric_family refdata_adapter_messages_family = {
     .labels = {"topic", "result", NULL},
 };
 
+struct intake {
+    size_t at; /* which of the batch's messages */
+    struct refdata_update update;
+    struct str traceparent; /* empty = none */
+    struct refdata_acceptance acceptance;
+    struct error error; /* of REFUSED */
+};
+
 /* From the handler to the commit. */
 struct memo {
     struct arena arena;
-    struct refdata_intake *intakes;
+    struct intake *intakes;
     size_t count;
-    bool published;
+    bool is_published; /* some of them */
 };
 
 static void free_memo(struct memo *memo)
@@ -67,7 +74,7 @@ static bool read_message(const struct refdata_reader *reader, const struct refda
 {
     const struct bus_message *message = &batch->messages[at];
     const struct refdata_limits limits = refdata_acceptance_limits(catalog);
-    struct refdata_intake *intake = &memo->intakes[memo->count];
+    struct intake *intake = &memo->intakes[memo->count];
     struct error error = {0};
     enum status status =
         refdata_translate(reader->source, message, &limits, &memo->arena, &intake->update, &error);
@@ -86,8 +93,10 @@ static bool read_message(const struct refdata_reader *reader, const struct refda
         return true;
     }
     intake->at = at;
-    intake->hash = refdata_acceptance_hash(&intake->update, &memo->arena);
-    intake->requested_by = arena_printf(&memo->arena, "kafka:%.*s", STR_ARG(reader->source->topic));
+    intake->acceptance = (struct refdata_acceptance){
+        .update = &intake->update,
+        .content_hash = refdata_acceptance_hash(&intake->update, &memo->arena),
+        .subject = arena_printf(&memo->arena, "kafka:%.*s", STR_ARG(reader->source->topic))};
     intake->traceparent = traceparent_of(message);
     memo->count++;
     return true;
@@ -105,88 +114,90 @@ static struct memo *read_messages(const struct refdata_reader *reader, struct bu
     return memo;
 }
 
-/* ---- its command ---- */
-
-static void make_command(const struct refdata_intake *intake, struct bus_message *message,
-                         struct buf *payload, struct arena *arena)
-{
-    struct bus_header *headers = arena_alloc(arena, HEADERS_MAX * sizeof *headers);
-    const struct refdata_update *update = &intake->update;
-    headers[0] = (struct bus_header){STR(BUS_HEADER_EVENT_ID), str_from(update->event_id)};
-    headers[1] = (struct bus_header){STR(BUS_HEADER_TRACEPARENT), intake->traceparent};
-    refdata_update_put(payload, update);
-    *message = (struct bus_message){
-        .topic = STR(REFDATA_COMMANDS),
-        .key = arena_printf(arena, "%.*s:%.*s", STR_ARG(update->tenant), STR_ARG(update->dict_code)),
-        .payload = buf_str(payload),
-        .headers = headers,
-        .header_count = intake->traceparent.len ? 2 : 1,
-    };
-}
-
-/* In the order they came. */
-static enum status publish(struct refdata_reader *reader, struct memo *memo, const struct bus_batch *batch,
-                           struct error *error)
-{
-    struct bus_message *messages = arena_alloc(&memo->arena, memo->count * sizeof *messages);
-    struct buf *payloads = arena_zalloc(&memo->arena, memo->count * sizeof *payloads);
-    size_t count = 0;
-    enum status status = STATUS_OK;
-    for (size_t i = 0; i < memo->count; i++)
-        if (refdata_intake_is_published(&memo->intakes[i])) {
-            make_command(&memo->intakes[i], &messages[count], &payloads[count], &memo->arena);
-            count++;
-        }
-    FAILPOINT("adapter.before_publish");
-    if (count)
-        status = refdata_commands_put(reader->flow, batch->conn, messages, count, batch->deadline_ns, error);
-    for (size_t i = 0; i < count; i++)
-        buf_deinit(&payloads[i]);
-    memo->published = count > 0;
-    return status;
-}
-
 /* ---- all of them ---- */
 
-static enum status set_savepoint(const struct bus_batch *batch, struct error *error)
+/* Where a single update turns out to be refused, what was written for it is rolled back to this place. */
+static enum status add_savepoint(const struct bus_batch *batch, struct error *error)
 {
     struct db_statement savepoint;
     db_statement_init(&savepoint, DB_SAVEPOINT_SQL, 0, NULL);
-    return db_exec(batch->conn, &savepoint, NULL, batch->deadline_ns, NULL, error);
+    return db_pipeline_add(batch->conn, &savepoint, NULL, error);
 }
 
-static enum status take_in(struct refdata_reader *reader, struct memo *memo, const struct bus_batch *batch,
-                           struct error *error)
+static enum status accept_updates(struct memo *memo, const struct bus_batch *batch, struct error *error)
 {
-    enum status status = memo->count == 1 ? set_savepoint(batch, error) : STATUS_OK;
+    struct refdata_acceptance **acceptances =
+        arena_alloc(&memo->arena, memo->count * sizeof(struct refdata_acceptance *));
+    struct db_result *results[2] = {NULL};
+    bool is_single = memo->count == 1;
+    for (size_t i = 0; i < memo->count; i++)
+        acceptances[i] = &memo->intakes[i].acceptance;
+    enum status status = db_pipeline_begin(batch->conn, error);
+    if (status == STATUS_OK && is_single)
+        status = add_savepoint(batch, error);
     if (status == STATUS_OK)
-        status = refdata_intakes_write(batch->conn, memo->intakes, memo->count, batch->deadline_ns,
-                                       &memo->arena, error);
-    FAILPOINT("adapter.after_requests");
-    return status == STATUS_OK ? publish(reader, memo, batch, error) : status;
+        status = refdata_acceptance_add(batch->conn, acceptances, memo->count, 0, false, error);
+    if (status == STATUS_OK)
+        status = db_pipeline_end(batch->conn, batch->deadline_ns, results, 1 + is_single, NULL, error);
+    if (status == STATUS_OK)
+        status = refdata_acceptance_take(results[is_single], acceptances, memo->count, error);
+    db_result_free(results[0]);
+    db_result_free(results[1]);
+    return status;
 }
 
-/* The commands' topic will never take it, so its request must not stay either. Among others it cannot be told which it
- * was: then each comes by itself. */
+/* The chunk of a refused update was never accepted: it must stay free for another update. Others of the batch may have found it
+ * known: then the bus hands over each alone. */
+static enum status free_chunks(const struct memo *memo, const struct bus_batch *batch, struct error *error)
+{
+    for (size_t i = 0; i < memo->count; i++) {
+        const struct refdata_acceptance *acceptance = &memo->intakes[i].acceptance;
+        if (acceptance->verdict == REFDATA_REFUSED && acceptance->is_chunk_new)
+            return memo->count > 1
+                       ? error_set(error, STATUS_DB_RETRY, "a chunk of a refused update")
+                       : db_rollback_to_savepoint(batch->conn, batch->deadline_ns, error);
+    }
+    return STATUS_OK;
+}
+
+static enum status publish_commands(struct refdata_reader *reader, struct memo *memo,
+                                    const struct bus_batch *batch, struct error *error)
+{
+    struct refdata_accepted *accepted = arena_alloc(&memo->arena, memo->count * sizeof *accepted);
+    size_t count = 0;
+    for (size_t i = 0; i < memo->count; i++)
+        if (refdata_acceptance_is_published(&memo->intakes[i].acceptance))
+            accepted[count++] =
+                (struct refdata_accepted){&memo->intakes[i].update, memo->intakes[i].traceparent, false};
+    memo->is_published = count > 0;
+    FAILPOINT("adapter.before_publish");
+    return refdata_commands_put(reader->flow, batch->conn, accepted, count, batch->deadline_ns, &memo->arena,
+                                error);
+}
+
+/* The commands' topic will never take it, so its request must not stay either. Which one of several it was is not known: then
+ * the bus hands over each alone. */
 static bool undo_oversized(struct memo *memo, const struct bus_batch *batch, enum status status,
                            struct error *error)
 {
+    struct intake *intake = &memo->intakes[0];
     if (memo->count != 1 || (status != STATUS_PAYLOAD_TOO_LARGE && status != STATUS_BAD_REQUEST))
         return false;
-    struct refdata_intake *intake = &memo->intakes[0];
     intake->error = *error;
-    intake->result = REFDATA_INTAKE_REFUSED;
-    memo->published = false;
+    intake->acceptance.verdict = REFDATA_REFUSED;
+    memo->is_published = false;
     return db_rollback_to_savepoint(batch->conn, batch->deadline_ns, error) == STATUS_OK;
 }
 
-static void judge(const struct memo *memo, struct bus_batch *batch)
+static void refuse_messages(struct memo *memo, struct bus_batch *batch)
 {
     for (size_t i = 0; i < memo->count; i++) {
-        const struct refdata_intake *intake = &memo->intakes[i];
-        if (intake->result == REFDATA_INTAKE_REFUSED)
-            bus_batch_term(batch, intake->at, "%s: %s", status_code(intake->error.status),
-                           intake->error.message);
+        struct intake *intake = &memo->intakes[i];
+        if (intake->acceptance.verdict != REFDATA_REFUSED)
+            continue;
+        if (intake->error.status == STATUS_OK)
+            refdata_acceptance_error(&intake->acceptance, &intake->error);
+        bus_batch_term(batch, intake->at, "%s: %s", status_code(intake->error.status), intake->error.message);
     }
 }
 
@@ -198,15 +209,20 @@ void refdata_reader_handle(void *context, struct bus_batch *batch)
     batch->memo = memo;
     if (memo->count == 0)
         return;
-    enum status status = take_in(reader, memo, batch, &error);
+    enum status status = accept_updates(memo, batch, &error);
+    FAILPOINT("adapter.after_requests");
+    if (status == STATUS_OK)
+        status = free_chunks(memo, batch, &error);
+    if (status == STATUS_OK)
+        status = publish_commands(reader, memo, batch, &error);
     FAILPOINT("adapter.before_commit");
     if (status == STATUS_OK || undo_oversized(memo, batch, status, &error))
-        judge(memo, batch);
-    else if (status != STATUS_DB_DOWN && status != STATUS_CANCELLED) /* which are the bus's to find */
+        refuse_messages(memo, batch);
+    else if (status != STATUS_DB_DOWN && status != STATUS_CANCELLED) /* the bus finds a lost connection itself */
         bus_batch_rollback(batch, "%s", error.message);
 }
 
-/* ---- after it ---- */
+/* ---- after the commit ---- */
 
 static void count_results(const struct refdata_reader *reader, const struct memo *memo,
                           const struct bus_batch *batch, size_t settled)
@@ -215,19 +231,20 @@ static void count_results(const struct refdata_reader *reader, const struct memo
     for (size_t i = 0; i < settled; i++)
         refused += batch->verdicts[i].kind == BUS_TERM;
     for (size_t i = 0; i < memo->count; i++)
-        replayed += memo->intakes[i].at < settled && memo->intakes[i].result != REFDATA_INTAKE_REFUSED &&
-                    !refdata_intake_is_published(&memo->intakes[i]);
-    metric_add(reader->outcomes[REFDATA_INTAKE_ACCEPTED], settled - refused - replayed);
-    metric_add(reader->outcomes[REFDATA_INTAKE_REPLAYED], replayed);
-    metric_add(reader->outcomes[REFDATA_INTAKE_REFUSED], refused);
+        replayed += memo->intakes[i].at < settled &&
+                    memo->intakes[i].acceptance.verdict != REFDATA_REFUSED &&
+                    !refdata_acceptance_is_published(&memo->intakes[i].acceptance);
+    metric_add(reader->outcomes[REFDATA_NEW], settled - refused - replayed);
+    metric_add(reader->outcomes[REFDATA_KNOWN], replayed);
+    metric_add(reader->outcomes[REFDATA_REFUSED], refused);
 }
 
-/* The bus has told the reason of each; here is whose update it would have been. */
+/* The bus logs the reason of each; this is whose update it would have been. */
 static void log_refused(const struct memo *memo, size_t settled)
 {
     for (size_t i = 0; i < memo->count; i++) {
-        const struct refdata_intake *intake = &memo->intakes[i];
-        if (intake->at < settled && intake->result == REFDATA_INTAKE_REFUSED)
+        const struct intake *intake = &memo->intakes[i];
+        if (intake->at < settled && intake->acceptance.verdict == REFDATA_REFUSED)
             log_warn("update_refused", LOG_CSTR("eventId", intake->update.event_id),
                      LOG_STR("tenantId", intake->update.tenant),
                      LOG_STR("dictCode", intake->update.dict_code), LOG_CSTR("source", "KAFKA"),
@@ -242,7 +259,7 @@ void refdata_reader_committed(void *context, const struct bus_batch *batch, size
     if (!memo)
         return;
     FAILPOINT("adapter.after_commit");
-    if (memo->published)
+    if (memo->is_published)
         refdata_commands_wake(reader->flow);
     count_results(reader, memo, batch, settled);
     log_refused(memo, settled);

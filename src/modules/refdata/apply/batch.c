@@ -57,14 +57,6 @@ void refdata_command_fail(struct refdata_command *command, enum status failure, 
     command->decided = true;
 }
 
-enum status refdata_status_of_code(struct str code)
-{
-    for (unsigned status = STATUS_OK + 1; status < STATUS_COUNT; status++)
-        if (str_eq(code, str_from(status_code((enum status)status))))
-            return (enum status)status;
-    return STATUS_INTERNAL;
-}
-
 bool refdata_revision_is_stale(struct revision revision, struct revision than)
 {
     return revision.given && than.given && revision.value < than.value;

@@ -9,6 +9,7 @@
 #ifndef FRESHET_REFDATA_APPLY_BATCH_H
 #define FRESHET_REFDATA_APPLY_BATCH_H
 
+#include "modules/refdata/acceptance.h"
 #include "modules/refdata/apply/apply.h"
 #include "modules/refdata/provider.h"
 
@@ -84,7 +85,6 @@ void refdata_batch_open(struct batch *batch); /* which pairs; refuses what no di
 enum status refdata_batch_read(struct batch *batch, struct error *error) MUST_CHECK;
 void refdata_command_fail(struct refdata_command *command, enum status failure, const char *format, ...)
     PRINTF_LIKE(3, 4);
-enum status refdata_status_of_code(struct str code); /* the failure with this public code */
 bool refdata_revision_is_stale(struct revision revision, struct revision than);
 void refdata_revision_raise(struct revision *revision, struct revision by);
 

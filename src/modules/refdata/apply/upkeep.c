@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "idempotency/idempotency.h"
 #include "loop/worker.h"
 #include "modules/refdata/acceptance.h"
 #include "modules/refdata/apply/batch.h"
@@ -49,6 +50,10 @@ static const struct {
     {FORGET_CHUNKS("refdata.snapshot_chunk"), NOT_KEPT},
     {FORGET_CHUNKS("refdata.chunk_request"), NOT_KEPT},
     {FORGET("refdata.snapshot", "status <> 'PENDING' and updated_at"), KEPT_AS_SET},
+    {FORGET("refdata.chunk_request c",
+            "not exists (select from refdata.update_request r where r.tenant_id = c.tenant_id"
+            "   and r.event_id = c.event_id and r.status = 'PENDING') and created_at"),
+     KEPT_A_DAY},
     {FORGET("refdata.chunk_request", "created_at"), KEPT_AS_SET},
     {FORGET("refdata.update_key", "created_at"), KEPT_AS_KEYS},
     {FORGET("refdata.dictionary_item", "deleted and updated_at"), KEPT_A_DAY},
@@ -141,6 +146,13 @@ static enum status forget(struct db_conn *conn, const char *sql, int64_t age_ms,
     return status;
 }
 
+/* idempotency_cleanup_count_total of the updates' keys (I7) */
+static void note_keys_expired(int64_t count)
+{
+    idempotency_count_cleaned(STR(REFDATA_UPDATES_ROUTE), count);
+    idempotency_log_cleaned(STR("refdata.update_key"), count);
+}
+
 static enum status forget_all(struct refdata_upkeep *upkeep, struct db_conn *conn, struct error *error)
 {
     enum status status = STATUS_OK;
@@ -148,7 +160,7 @@ static enum status forget_all(struct refdata_upkeep *upkeep, struct db_conn *con
     for (size_t i = 0; i < sizeof forgotten / sizeof *forgotten && status == STATUS_OK; i++) {
         status = forget(conn, forgotten[i].sql, upkeep->keep_ms[forgotten[i].kept], &count, error);
         if (forgotten[i].kept == KEPT_AS_KEYS && count)
-            refdata_acceptance_keys_expired(count);
+            note_keys_expired(count);
     }
     return status;
 }

@@ -61,7 +61,7 @@ void refdata_answer_state(struct http_request *request, const struct refdata_pos
     buf_init(&headers);
     refdata_command_metrics_count(post->result == REFDATA_POST_REPLAYED ? REFDATA_UPDATE_REPLAYED
                                                                         : REFDATA_UPDATE_ACCEPTED);
-    if (post->is_key_known)
+    if (post->acceptance.is_key_known)
         buf_put_str(&headers, STR("Idempotency-Replayed: true\r\n"));
     if (state->decision == REFDATA_PENDING)
         send_pending(request, post, state, &headers);

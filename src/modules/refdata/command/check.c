@@ -1,6 +1,5 @@
 /* Is it an update, of a dictionary that is there and can take it? In the order of R1: the dictionary before the rest of
  * the body. On a loop or a worker: nothing is touched but the post and a catalog that stays. */
-#include "modules/refdata/acceptance.h"
 #include "modules/refdata/command/command.h"
 
 static enum status find_dictionary(struct refdata_post *post, const struct refdata_catalog *catalog,
@@ -44,7 +43,7 @@ enum status refdata_post_check(struct refdata_post *post, const struct refdata_c
         status = refdata_acceptance_check(post->dictionary, &post->update, &post->error);
     if (status != STATUS_OK)
         return status;
-    post->hash = refdata_acceptance_hash(&post->update, &post->arena);
+    post->acceptance.content_hash = refdata_acceptance_hash(&post->update, &post->arena);
     post->event_hash =
         hash_seeded(str_from(post->tenant)) * 31 + hash_seeded(str_from(post->update.event_id));
     return STATUS_OK;

@@ -7,7 +7,10 @@
 #ifndef FRESHET_REFDATA_COMMAND_H
 #define FRESHET_REFDATA_COMMAND_H
 
+#include <sys/queue.h>
+
 #include "base/trace.h"
+#include "modules/refdata/acceptance.h"
 #include "modules/refdata/command/news.h"
 
 enum refdata_post_result {
@@ -42,23 +45,17 @@ struct refdata_post {
     struct refdata_limits limits;
     struct arena arena;                   /* of what follows; empty once it is committed */
     const struct auth_identity *identity; /* NULL = no dictionary needed a scope when it came */
-    struct str body, subject, key /* Idempotency-Key; ptr NULL = none */;
-    int64_t key_lock; /* of (scope, key), for those of other processes */
+    struct str body, traceparent;
     int64_t key_keep_ms;
-    struct str traceparent;
     struct refdata_update update;
 
     /* the committer's */
-    struct refdata_post *next;
+    TAILQ_ENTRY(refdata_post) queue;
     size_t bytes;        /* of the body */
     uint64_t event_hash; /* of (tenant, eventId) */
-    struct str hash;     /* update_request.content_hash */
-    bool is_new, is_chunk_new;
-    bool by_key;       /* stands for the event that came with its Idempotency-Key before */
-    bool is_key_known; /* the key came before, whoever chose the eventId */
+    struct refdata_acceptance acceptance;
     enum refdata_post_result result;
-    struct refdata_state state; /* of TAKEN and REPLAYED */
-    struct error error;         /* of REFUSED and UNKNOWN */
+    struct error error; /* of REFUSED and UNKNOWN */
 };
 
 /* ---- post.c ---- */
@@ -82,46 +79,15 @@ void refdata_get_update(struct http_request *request); /* the GET route */
 /* On a loop. OVERLOADED or CANCELLED: it stays the caller's. */
 enum status refdata_committer_add(struct refdata_committer *committer, struct refdata_post *post,
                                   struct error *error) MUST_CHECK;
-/* Its job's own: before this time no update is applied in its own commit. */
-int64_t *refdata_committer_direct_from(struct refdata_committer *committer);
-bool refdata_committer_may_complain(struct refdata_committer *committer); /* once a second */
 
 /* ---- commit.c ---- */
+struct refdata_commit_pace { /* of one committer */
+    int64_t direct_from_ns;  /* before this time no update is applied in its own commit */
+    int64_t warn_from_ns;    /* before this time no warning is logged */
+};
 /* On a worker: every post gets its result. No two of them name the same event, key or chunk. */
-void refdata_commit_posts(struct refdata_flow *flow, struct refdata_post **posts, size_t count);
-
-/* ---- claims.c: the statements of that transaction before anything is published ---- */
-/* Which partitions the posts go to, each once; asked for in the same round trip: bus_own_ask(). */
-struct refdata_owning {
-    struct bus *bus;
-    unsigned *partitions;
-    size_t count; /* 0 = none is asked for */
-    bool granted;
-    uint64_t mark; /* bus_own_commit()'s */
-};
-enum {
-    OPENING_MAX = 2
-}; /* a transaction's first statements: BEGIN, and perhaps the question for partitions */
-/* No claims, as a guess that the updates are all new: their rows are written once, when they are decided, and that fails
- * if one was there. Nothing is waited for, the next pipeline takes the question for the partitions along;
- * refdata_claims_hold() then says whether they were granted. If anything was otherwise, roll back and claim in earnest.
- * Not for posts with a key, and not for chunks. */
-struct refdata_guess {
-    struct db_result *results[OPENING_MAX];
-};
-bool refdata_claims_are_plain(struct refdata_post *const *posts, size_t count);
-enum status refdata_claims_guess(struct refdata_guess *guess, struct db_conn *conn,
-                                 struct refdata_post **posts, size_t count, struct refdata_owning *owning,
-                                 struct error *error) MUST_CHECK;
-bool refdata_claims_hold(struct refdata_guess *guess, struct db_conn *conn, struct refdata_owning *owning);
-/* The same for a single plain post that goes by the bus: left in the pipeline for whoever commits. DB_ERROR then means that
- * it was not new after all, or worse. */
-enum status refdata_claims_guess_one(struct db_conn *conn, struct refdata_post *post,
-                                     struct error *error) MUST_CHECK; /* frees it */
-/* Begins the transaction too, in its first round trip. */
-enum status refdata_claims_write(struct db_conn *conn, struct refdata_post **posts, size_t count,
-                                 struct refdata_owning *owning, int64_t deadline_ns, struct arena *arena,
-                                 struct error *error) MUST_CHECK;
+void refdata_commit_posts(struct refdata_flow *flow, struct refdata_commit_pace *pace,
+                          struct refdata_post **posts, size_t count);
 
 /* ---- metrics.c ---- */
 enum refdata_update_result {

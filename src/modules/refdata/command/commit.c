@@ -1,8 +1,14 @@
-/* One transaction for a group of POSTs (R1, R11): their rows and their commands commit together, or neither.
+/* One transaction for a group of POSTs (R1, R11): their rows and their commands commit together, or neither. Two ways:
  *
- * All of it may be run again at any time: an event's row is there once, so a try whose commit was not answered is found
- * by the next one as what it came to. Refused posts leave the group and the rest begins anew; where the server refuses a
- * statement, each is run by itself, so that one cannot spoil the others. */
+ *     direct   BEGIN, cursors of the partitions, accept ─ apply ─ COMMIT
+ *     queued   BEGIN, accept ─ publish ─ COMMIT; apply receives the commands from the topic
+ *
+ * Direct is for small deltas where this process applies too. It guesses that all updates are new and that nothing is queued before
+ * them, and falls back to queued, once, where it was wrong or failed before its commit. The order holds: an update that was answered
+ * before is applied, or it is queued, and then the cursors are not granted.
+ *
+ * A group may be run again at any time: a retry finds the rows of a commit whose reply was lost. Refused posts leave the group, and
+ * the others begin again. Where the server refuses a statement each post is run alone, so that one cannot make the others fail. */
 #include <stdlib.h>
 #include <time.h>
 
@@ -10,273 +16,324 @@
 #include "base/failpoint.h"
 #include "base/log.h"
 #include "base/memory.h"
-#include "modules/refdata/command/direct.h"
+#include "modules/refdata/apply/apply.h"
+#include "modules/refdata/command/command.h"
 #include "modules/refdata/commands.h"
 
 enum {
-    TRIES_MAX = 20,          /* of a transaction that the server asks to run again */
-    DIRECT_MS = 300,         /* for the short way */
-    DIRECT_PAUSE_MS = 2000,  /* without it, once it took longer */
-    CONTENDED_PAUSE_MS = 20, /* the same once others were there first */
-    PAUSE_MS = 50,           /* between tries while an outcome is unknown */
-    HEADERS_MAX = 3,
+    TRIES_MAX = 20,           /* of a transaction that the server asks to run again */
+    DIRECT_MS = 300,          /* for applying directly */
+    DIRECT_BYTES_MAX = 256 << 10,
+    SLOW_PAUSE_MS = 2000,     /* without direct, after it took longer */
+    CONTENDED_PAUSE_MS = 20,  /* the same after others held the cursors */
+    UNKNOWN_PAUSE_MS = 50,    /* between tries while the outcome of a commit is unknown */
 };
+/* A lock that another transaction holds must not keep the other updates waiting. */
+static const char lock_timeout_sql[] = "select set_config('lock_timeout', '300', true)";
+
+enum way { DIRECT, QUEUED };
 
 struct group {
     struct refdata_flow *flow;
+    struct refdata_commit_pace *pace;
     struct refdata_post **posts;
     size_t count;
     int64_t deadline_ns;
-    bool unknown;  /* some try's commit was not answered */
-    bool by_bus;   /* the short way failed: not again */
-    bool earnest;  /* a guess was wrong: not again */
-    bool is_quiet; /* nobody is to be woken: nothing was published, or they were told */
+    enum way way;
+    bool guess_failed;  /* its single update was not new: it takes a round trip more */
+    bool is_unknown;    /* the reply to some COMMIT was lost */
+    bool is_to_be_woken; /* the consumers of the topic */
     struct error error;
 };
 
-/* ---- the message ---- */
-
-static void make_message(const struct refdata_post *post, struct bus_message *message, struct buf *payload,
-                         struct arena *arena)
-{
-    struct bus_header *headers = arena_alloc(arena, HEADERS_MAX * sizeof *headers);
-    unsigned count = 0;
-    headers[count++] = (struct bus_header){STR(BUS_HEADER_EVENT_ID), str_from(post->update.event_id)};
-    if (post->waits)
-        headers[count++] = (struct bus_header){STR(REFDATA_HEADER_WAITED), STR("1")};
-    if (post->traceparent.len)
-        headers[count++] = (struct bus_header){STR(BUS_HEADER_TRACEPARENT), post->traceparent};
-    refdata_update_put(payload, &post->update);
-    *message = (struct bus_message){
-        .topic = STR(REFDATA_COMMANDS),
-        .key = arena_printf(arena, "%s:%.*s", post->tenant, STR_ARG(post->update.dict_code)),
-        .headers = headers,
-        .header_count = count,
-    };
-}
-
-static bool is_published(const struct refdata_post *post)
-{
-    return post->is_new || post->is_chunk_new;
-}
-
-/* In the order they came. */
-static enum status publish(struct group *group, struct db_conn *conn, struct arena *arena)
-{
-    struct bus_message *messages = arena_alloc(arena, group->count * sizeof *messages);
-    struct buf *payloads = arena_zalloc(arena, group->count * sizeof *payloads);
-    size_t count = 0;
-    for (size_t i = 0; i < group->count; i++) {
-        if (!is_published(group->posts[i]))
-            continue;
-        make_message(group->posts[i], &messages[count], &payloads[count], arena);
-        messages[count].payload = buf_str(&payloads[count]);
-        count++;
-    }
-    enum status status =
-        refdata_commands_put(group->flow, conn, messages, count, group->deadline_ns, &group->error);
-    for (size_t i = 0; i < count; i++)
-        buf_deinit(&payloads[i]);
-    return status;
-}
-
-/* ---- one try ---- */
-
-static bool has_refused(const struct group *group)
+static bool has_keys(const struct group *group)
 {
     for (size_t i = 0; i < group->count; i++)
-        if (group->posts[i]->result == REFDATA_POST_REFUSED)
+        if (group->posts[i]->acceptance.key.ptr)
             return true;
     return false;
 }
 
+/* The transaction's first statement, and the one that decides what is new. */
+static enum status add_begin(struct group *group, struct db_conn *conn)
+{
+    struct db_statement begin;
+    db_statement_init(&begin, "BEGIN", 0, NULL);
+    enum status status = db_pipeline_begin(conn, &group->error);
+    return status == STATUS_OK ? db_pipeline_add(conn, &begin, NULL, &group->error) : status;
+}
+
+static struct refdata_acceptance **list_acceptances(const struct group *group, struct arena *arena)
+{
+    struct refdata_acceptance **list = arena_alloc(arena, group->count * sizeof(struct refdata_acceptance *));
+    for (size_t i = 0; i < group->count; i++)
+        list[i] = &group->posts[i]->acceptance;
+    return list;
+}
+
+static enum status add_accept(struct group *group, struct db_conn *conn,
+                              struct refdata_acceptance *const *acceptances, bool all_new)
+{
+    return refdata_acceptance_add(conn, acceptances, group->count, group->posts[0]->key_keep_ms, all_new,
+                                  &group->error);
+}
+
 static enum status note_commit(struct group *group, enum status status)
 {
-    group->unknown |= status == STATUS_DB_DOWN || status == STATUS_TIMEOUT || status == STATUS_CANCELLED;
+    group->is_unknown |= status == STATUS_DB_DOWN || status == STATUS_TIMEOUT || status == STATUS_CANCELLED;
     FAILPOINT("command.after_commit");
     return status;
 }
 
-static enum status publish_and_commit(struct group *group, struct db_conn *conn, struct arena *arena)
+/* ---- direct ---- */
+
+struct direct {
+    unsigned *partitions; /* of the commands' topic that the posts belong to, each once */
+    size_t partition_count;
+    uint64_t mark;                /* bus_own_commit()'s */
+    struct db_result *results[2]; /* of BEGIN and of the question for the cursors */
+    struct refdata_command *commands;
+    bool writes_requests; /* apply inserts the rows of update_request, as decided: a key needs them before */
+};
+
+static bool may_be_direct(const struct group *group)
 {
-    group->is_quiet = false;
-    FAILPOINT("command.before_publish");
-    enum status status = publish(group, conn, arena);
-    FAILPOINT("command.before_commit");
+    struct refdata_flow *flow = group->flow;
+    size_t bytes = 0;
+    for (size_t i = 0; i < group->count; i++) {
+        bytes += group->posts[i]->bytes;
+        /* What a snapshot replaces may be large, however small it is itself: its SQL must not hold up other posts. */
+        if (group->posts[i]->update.type != REFDATA_DELTA || bytes > DIRECT_BYTES_MAX)
+            return false;
+    }
+    return flow->apply && clock_mono_ns() >= group->pace->direct_from_ns &&
+           bus_own_is_possible(flow->buses.commands, STR(REFDATA_COMMANDS));
+}
+
+static int compare_partitions(const void *a, const void *b)
+{
+    unsigned left = *(const unsigned *)a, right = *(const unsigned *)b;
+    return (left > right) - (left < right);
+}
+
+static void list_partitions(const struct group *group, struct direct *direct, struct arena *arena)
+{
+    unsigned total = (unsigned)kernel_bus(group->flow->refdata->kernel)->partitions;
+    unsigned *partitions = arena_alloc(arena, group->count * sizeof *partitions);
+    for (size_t i = 0; i < group->count; i++) {
+        const struct refdata_update *update = &group->posts[i]->update;
+        struct str key = arena_printf(arena, "%.*s:%.*s", STR_ARG(update->tenant), STR_ARG(update->dict_code));
+        partitions[i] = bus_partition_of(key, total);
+    }
+    qsort(partitions, group->count, sizeof *partitions, compare_partitions);
+    direct->partitions = partitions;
+    for (size_t i = 0; i < group->count; i++)
+        if (i == 0 || partitions[direct->partition_count - 1] != partitions[i])
+            partitions[direct->partition_count++] = partitions[i];
+}
+
+/* All of it goes out with apply's first round trip. */
+static enum status add_direct_opening(struct group *group, struct db_conn *conn, struct direct *direct,
+                                      struct arena *arena)
+{
+    struct db_statement lock_timeout;
+    db_statement_init(&lock_timeout, lock_timeout_sql, 0, NULL);
+    enum status status = add_begin(group, conn);
     if (status == STATUS_OK)
-        status = note_commit(group, db_commit(conn, group->deadline_ns, &group->error));
+        status = bus_own_ask(group->flow->buses.commands, conn, STR(REFDATA_COMMANDS), REFDATA_APPLY_GROUP,
+                             direct->partitions, direct->partition_count, &direct->mark, &group->error);
+    if (status == STATUS_OK)
+        status = db_pipeline_add(conn, &lock_timeout, NULL, &group->error);
+    if (status == STATUS_OK && !direct->writes_requests)
+        status = add_accept(group, conn, list_acceptances(group, arena), true);
+    db_pipeline_leave(conn, direct->results, 2);
     return status;
 }
 
-/* DB_RETRY stands for whatever went wrong before its commit: the next try takes the ordinary way. SQL that takes its time
- * must not keep others from being accepted: after a timeout nobody tries it for a while. */
-static enum status apply(struct group *group, struct db_conn *conn, struct refdata_direct *direct,
-                         unsigned flags, struct arena *arena)
+static enum status apply_directly(struct group *group, struct db_conn *conn, struct direct *direct,
+                                  struct arena *arena)
 {
     int64_t soon_ns = clock_deadline_ms(DIRECT_MS);
-    enum status status = refdata_direct_apply(direct, group->flow, conn, group->posts, group->count, flags,
-                                              soon_ns < group->deadline_ns ? soon_ns : group->deadline_ns,
-                                              arena, &group->error);
-    if (status == STATUS_TIMEOUT)
-        *refdata_committer_direct_from(group->flow->committer) = clock_deadline_ms(DIRECT_PAUSE_MS);
-    if (status == STATUS_OK || status == STATUS_CANCELLED)
-        return status;
-    group->by_bus = true;
-    return STATUS_DB_RETRY;
+    direct->commands = arena_zalloc(arena, group->count * sizeof *direct->commands);
+    for (size_t i = 0; i < group->count; i++) {
+        const struct refdata_post *post = group->posts[i];
+        direct->commands[i] = (struct refdata_command){
+            .update = post->update,
+            .requested_by = post->acceptance.subject.len ? post->acceptance.subject : STR_NONE,
+            .traceparent = post->traceparent, /* no other process waits for it: before this commit it was not there */
+        };
+    }
+    return refdata_apply_run(group->flow, conn, direct->commands, group->count,
+                             REFDATA_APPLY_OPEN | (direct->writes_requests ? REFDATA_APPLY_INSERTS : 0),
+                             soon_ns < group->deadline_ns ? soon_ns : group->deadline_ns, arena,
+                             &group->error);
 }
 
-static enum status commit_applied(struct group *group, struct db_conn *conn,
-                                  const struct refdata_direct *direct, uint64_t mark)
+static bool all_decided(const struct group *group, const struct direct *direct)
 {
-    FAILPOINT("command.before_direct_commit");
-    enum status status = note_commit(
-        group, refdata_direct_commit(direct, group->flow, conn, mark, group->deadline_ns, &group->error));
-    group->is_quiet = status == STATUS_OK;
-    group->by_bus = !group->is_quiet;
-    if (status == STATUS_DB_RETRY) /* somebody holds a lock */
-        *refdata_committer_direct_from(group->flow->committer) = clock_deadline_ms(DIRECT_PAUSE_MS);
-    return status == STATUS_DB_ERROR ? STATUS_DB_RETRY : status;
-}
-
-static enum status apply_and_commit(struct group *group, struct db_conn *conn, uint64_t mark,
-                                    struct arena *arena)
-{
-    struct refdata_direct direct;
-    enum status status = db_pipeline_begin(conn, &group->error);
-    if (status == STATUS_OK)
-        status = refdata_direct_add_limit(conn, &group->error);
-    db_pipeline_leave(conn, NULL, 0); /* with apply's first round trip */
-    if (status == STATUS_OK)
-        status = apply(group, conn, &direct, REFDATA_APPLY_OPEN, arena);
-    return status == STATUS_OK ? commit_applied(group, conn, &direct, mark) : status;
-}
-
-static bool all_decided(const struct refdata_direct *direct)
-{
-    for (size_t i = 0; i < direct->count; i++)
+    for (size_t i = 0; i < group->count; i++)
         if (!direct->commands[i].decided)
             return false;
     return true;
 }
 
-/* Most updates are new, and nothing is queued before them: then their rows need not be there before they are decided, and
- * what has to be known of the partitions is asked together with apply's own questions. */
-static enum status guess_and_commit(struct group *group, struct db_conn *conn, struct refdata_owning *owning,
-                                    struct arena *arena)
+static void take_outcomes(struct group *group, const struct direct *direct)
 {
-    struct refdata_guess guess;
-    struct refdata_direct direct = {0};
-    enum status status =
-        refdata_claims_guess(&guess, conn, group->posts, group->count, owning, &group->error);
-    if (status == STATUS_OK)
-        status = apply(group, conn, &direct, REFDATA_APPLY_OPEN | REFDATA_APPLY_INSERTS, arena);
-    bool granted = refdata_claims_hold(&guess, conn, owning);
-    group->earnest = true; /* the next time */
-    if (status == STATUS_OK && granted && all_decided(&direct))
-        return commit_applied(group, conn, &direct, owning->mark);
-    if (status == STATUS_OK && !granted)
-        *refdata_committer_direct_from(group->flow->committer) = clock_deadline_ms(CONTENDED_PAUSE_MS);
-    return status == STATUS_OK ? STATUS_DB_RETRY : status;
+    for (size_t i = 0; i < group->count; i++) {
+        const struct refdata_outcome *outcome = &direct->commands[i].outcome;
+        struct refdata_acceptance *acceptance = &group->posts[i]->acceptance;
+        refdata_acceptance_take_new(acceptance);
+        refdata_outcome_state(outcome, &acceptance->state);
+    }
 }
 
-/* One that somebody waits for, on its way to another process, is most often new: then its row, its command, the commit and
- * the news of it are one round trip. */
-static bool is_lone(const struct group *group)
+static enum status commit_applied(struct group *group, struct db_conn *conn, const struct direct *direct)
 {
-    return group->count == 1 && group->posts[0]->waits && !group->earnest &&
-           refdata_claims_are_plain(group->posts, 1) &&
-           bus_publish_and_commit_is_possible(group->flow->buses.commands, STR(REFDATA_COMMANDS));
-}
-
-static enum status guess_and_publish(struct group *group, struct db_conn *conn, struct arena *arena)
-{
-    struct bus_message message;
-    struct buf payload;
-    buf_init(&payload);
-    make_message(group->posts[0], &message, &payload, arena);
-    message.payload = buf_str(&payload);
-    group->earnest = true; /* the next time */
-    enum status status = refdata_claims_guess_one(conn, group->posts[0], &group->error);
-    FAILPOINT("command.before_lone_commit");
-    if (status == STATUS_OK)
-        status = note_commit(group, bus_publish_and_commit(group->flow->buses.commands, conn, &message,
-                                                           group->deadline_ns, &group->error));
-    group->is_quiet = status == STATUS_OK; /* all are told */
-    buf_deinit(&payload);
+    FAILPOINT("command.before_direct_commit");
+    enum status status = bus_own_commit(group->flow->buses.commands, conn, STR(REFDATA_COMMANDS),
+                                        direct->mark, group->deadline_ns, &group->error);
+    FAILPOINT("command.after_direct_commit");
+    if (status == STATUS_OK) {
+        take_outcomes(group, direct);
+        refdata_apply_report(group->flow, direct->commands, group->count);
+    }
+    if (status == STATUS_DB_RETRY) /* another transaction holds a lock */
+        group->pace->direct_from_ns = clock_deadline_ms(SLOW_PAUSE_MS);
+    status = note_commit(group, status);
     return status == STATUS_DB_ERROR ? STATUS_DB_RETRY : status;
 }
 
-/* *refused: some of them leave the group, and nothing was committed. */
-static enum status write_and_commit(struct group *group, struct db_conn *conn, struct arena *arena,
-                                    bool *refused)
+/* SQL that takes long must not keep others from being accepted: after a timeout direct is not tried for a while. */
+static enum status commit_direct(struct group *group, struct db_conn *conn, struct arena *arena)
 {
-    struct refdata_owning owning = {0};
-    if (!group->by_bus && clock_mono_ns() >= *refdata_committer_direct_from(group->flow->committer))
-        refdata_direct_consider(&owning, group->flow, group->posts, group->count, arena);
-    if (owning.count && !group->earnest && refdata_claims_are_plain(group->posts, group->count))
-        return guess_and_commit(group, conn, &owning, arena);
-    if (!owning.count && is_lone(group))
-        return guess_and_publish(group, conn, arena);
-    enum status status = refdata_claims_write(conn, group->posts, group->count, &owning, group->deadline_ns,
-                                              arena, &group->error);
-    if (status != STATUS_OK)
-        return status;
-    *refused = has_refused(group);
-    if (*refused)
-        return STATUS_OK;
-    if (owning.granted)
-        return apply_and_commit(group, conn, owning.mark, arena);
-    return publish_and_commit(group, conn, arena);
+    struct direct direct = {.writes_requests = !has_keys(group)};
+    group->way = QUEUED; /* the next time */
+    list_partitions(group, &direct, arena);
+    enum status status = add_direct_opening(group, conn, &direct, arena);
+    if (status == STATUS_OK)
+        status = apply_directly(group, conn, &direct, arena);
+    db_pipeline_leave(conn, NULL, 0); /* the results have come, or they are not needed any more */
+    bool is_granted = direct.results[1] && bus_own_is_granted(direct.results[1], direct.partition_count);
+    db_result_free(direct.results[0]);
+    db_result_free(direct.results[1]);
+    if (status == STATUS_OK && is_granted && all_decided(group, &direct))
+        return commit_applied(group, conn, &direct);
+    if (status == STATUS_TIMEOUT)
+        group->pace->direct_from_ns = clock_deadline_ms(SLOW_PAUSE_MS);
+    else if (status == STATUS_OK && !is_granted)
+        group->pace->direct_from_ns = clock_deadline_ms(CONTENDED_PAUSE_MS);
+    return status == STATUS_CANCELLED ? status : STATUS_DB_RETRY;
 }
 
-static enum status try_once(struct group *group, bool *connected, bool *refused)
+/* ---- queued ---- */
+
+/* A single update that a client waits for is most often new: then its rows, its command, the commit and the notice to the
+ * consumers are one round trip. */
+static bool may_guess(const struct group *group)
+{
+    return group->count == 1 && group->posts[0]->waits && !group->guess_failed &&
+           refdata_commands_can_commit(group->flow);
+}
+
+static struct refdata_accepted accepted_of(const struct refdata_post *post)
+{
+    return (struct refdata_accepted){&post->update, post->traceparent, post->waits};
+}
+
+static enum status commit_single(struct group *group, struct db_conn *conn, struct arena *arena)
+{
+    const struct refdata_accepted accepted = accepted_of(group->posts[0]);
+    db_pipeline_leave(conn, NULL, 0); /* with the commit */
+    group->guess_failed = true;       /* the next time */
+    FAILPOINT("command.before_single_commit");
+    enum status status =
+        note_commit(group, refdata_commands_put_and_commit(group->flow, conn, &accepted, group->deadline_ns,
+                                                           arena, &group->error));
+    if (status == STATUS_OK)
+        refdata_acceptance_take_new(&group->posts[0]->acceptance);
+    return status == STATUS_DB_ERROR ? STATUS_DB_RETRY : status;
+}
+
+static enum status publish_and_commit(struct group *group, struct db_conn *conn, struct arena *arena)
+{
+    struct refdata_accepted *accepted = arena_alloc(arena, group->count * sizeof *accepted);
+    size_t count = 0;
+    for (size_t i = 0; i < group->count; i++)
+        if (refdata_acceptance_is_published(&group->posts[i]->acceptance))
+            accepted[count++] = accepted_of(group->posts[i]);
+    FAILPOINT("command.before_publish");
+    enum status status =
+        refdata_commands_put(group->flow, conn, accepted, count, group->deadline_ns, arena, &group->error);
+    FAILPOINT("command.before_commit");
+    if (status == STATUS_OK)
+        status = note_commit(group, db_commit(conn, group->deadline_ns, &group->error));
+    group->is_to_be_woken |= count > 0; /* also by an earlier try whose reply was lost */
+    return status;
+}
+
+static bool has_refused(const struct group *group)
+{
+    for (size_t i = 0; i < group->count; i++)
+        if (group->posts[i]->acceptance.verdict == REFDATA_REFUSED)
+            return true;
+    return false;
+}
+
+/* OK with some of them refused: nothing was committed. */
+static enum status commit_queued(struct group *group, struct db_conn *conn, struct arena *arena)
+{
+    struct refdata_acceptance **acceptances = list_acceptances(group, arena);
+    struct db_result *results[2] = {NULL};
+    bool is_guess = may_guess(group);
+    enum status status = add_begin(group, conn);
+    if (status == STATUS_OK)
+        status = add_accept(group, conn, acceptances, is_guess);
+    if (status == STATUS_OK && is_guess)
+        return commit_single(group, conn, arena);
+    if (status == STATUS_OK)
+        status = db_pipeline_end(conn, group->deadline_ns, results, 2, NULL, &group->error);
+    if (status == STATUS_OK)
+        status = refdata_acceptance_take(results[1], acceptances, group->count, &group->error);
+    db_result_free(results[0]);
+    db_result_free(results[1]);
+    return status == STATUS_OK && !has_refused(group) ? publish_and_commit(group, conn, arena) : status;
+}
+
+/* ---- until it is known ---- */
+
+static enum status try_once(struct group *group, bool *is_connected)
 {
     struct db_conn *conn = NULL;
     struct arena arena;
     enum status status = db_acquire(group->flow->database->pool, group->deadline_ns, &conn, &group->error);
-    *connected = status == STATUS_OK;
+    *is_connected = status == STATUS_OK;
     if (status != STATUS_OK)
         return status;
     arena_init(&arena, 4096);
-    status = write_and_commit(group, conn, &arena, refused);
+    status = group->way == DIRECT ? commit_direct(group, conn, &arena) : commit_queued(group, conn, &arena);
     arena_deinit(&arena);
     db_release(conn); /* rolls back what was not committed */
     return status;
 }
 
-/* ---- until it is known ---- */
-
-static void fail_all(struct group *group)
-{
-    for (size_t i = 0; i < group->count; i++) {
-        struct refdata_post *post = group->posts[i];
-        post->result = group->unknown ? REFDATA_POST_UNKNOWN : REFDATA_POST_REFUSED;
-        post->error = group->error;
-        post->error.status = STATUS_UNAVAILABLE;
-    }
-    if (refdata_committer_may_complain(group->flow->committer))
-        log_warn("updates_not_committed", LOG_STR("database", group->flow->database->name),
-                 LOG_INT("updates", (long long)group->count), LOG_BOOL("unknown", group->unknown),
-                 LOG_ERROR_FIELDS(&group->error));
-}
-
-static void keep_accepted(struct group *group)
+static void drop_refused(struct group *group)
 {
     size_t kept = 0;
-    for (size_t i = 0; i < group->count; i++)
-        if (group->posts[i]->result != REFDATA_POST_REFUSED)
-            group->posts[kept++] = group->posts[i];
+    for (size_t i = 0; i < group->count; i++) {
+        struct refdata_post *post = group->posts[i];
+        if (post->acceptance.verdict != REFDATA_REFUSED) {
+            group->posts[kept++] = post;
+            continue;
+        }
+        post->result = REFDATA_POST_REFUSED;
+        refdata_acceptance_error(&post->acceptance, &post->error);
+    }
     group->count = kept;
 }
 
-static void pause_a_little(void)
-{
-    nanosleep(&(struct timespec){.tv_nsec = PAUSE_MS * CLOCK_NS_PER_MS}, NULL);
-}
-
-/* Is another try worth it? A connection that broke may have been an old one; without any, only those whose outcome is
+/* Is another try worth it? A connection that broke may have been an old one; without any, only updates whose outcome is
  * unknown go on. */
-static bool goes_on(const struct group *group, enum status status, bool connected, int tries)
+static bool may_try_again(const struct group *group, enum status status, bool is_connected, int tries)
 {
     if (status == STATUS_CANCELLED || clock_mono_ns() >= group->deadline_ns)
         return false;
@@ -284,45 +341,74 @@ static bool goes_on(const struct group *group, enum status status, bool connecte
         return tries < TRIES_MAX;
     if (status != STATUS_DB_DOWN && status != STATUS_TIMEOUT)
         return false;
-    if (group->unknown)
-        pause_a_little();
-    return group->unknown || (connected && tries < 3);
+    if (group->is_unknown)
+        nanosleep(&(struct timespec){.tv_nsec = UNKNOWN_PAUSE_MS * CLOCK_NS_PER_MS}, NULL);
+    return group->is_unknown || (is_connected && tries < 3);
 }
 
-static enum status commit(struct group *group)
+static enum status commit_group(struct group *group)
 {
     enum status status = STATUS_OK;
     for (int tries = 1; group->count > 0; tries++) {
-        bool connected = false, refused = false;
-        status = try_once(group, &connected, &refused);
-        if (refused)
-            keep_accepted(group);
-        else if (status == STATUS_OK || !goes_on(group, status, connected, tries))
+        bool is_connected = false;
+        status = try_once(group, &is_connected);
+        if (status == STATUS_OK && has_refused(group))
+            drop_refused(group);
+        else if (status == STATUS_OK || !may_try_again(group, status, is_connected, tries))
             break;
     }
     return group->count > 0 ? status : STATUS_OK;
 }
 
-static void commit_all(struct refdata_flow *flow, struct refdata_post **posts, size_t count, bool unknown)
+static void finish_group(struct group *group)
 {
-    struct refdata_post **own = memory_alloc(count * sizeof *own); /* the caller's array stays whole */
-    struct group group = {.flow = flow, .posts = own, .count = count, .unknown = unknown};
-    memcpy(own, posts, count * sizeof *own);
-    for (size_t i = 0; i < count; i++)
-        group.deadline_ns =
-            posts[i]->deadline_ns > group.deadline_ns ? posts[i]->deadline_ns : group.deadline_ns;
-    enum status status = commit(&group);
-    if (status == STATUS_DB_ERROR && group.count > 1)
-        for (size_t i = 0; i < group.count; i++)
-            commit_all(flow, &own[i], 1, group.unknown);
-    else if (status != STATUS_OK)
-        fail_all(&group);
-    else if (!group.is_quiet)
-        refdata_commands_wake(flow);
-    free(own);
+    for (size_t i = 0; i < group->count; i++)
+        group->posts[i]->result = group->posts[i]->acceptance.verdict == REFDATA_NEW ? REFDATA_POST_TAKEN
+                                                                                     : REFDATA_POST_REPLAYED;
+    if (group->is_to_be_woken)
+        refdata_commands_wake(group->flow);
 }
 
-void refdata_commit_posts(struct refdata_flow *flow, struct refdata_post **posts, size_t count)
+static void fail_group(struct group *group)
 {
-    commit_all(flow, posts, count, false);
+    for (size_t i = 0; i < group->count; i++) {
+        struct refdata_post *post = group->posts[i];
+        post->result = group->is_unknown ? REFDATA_POST_UNKNOWN : REFDATA_POST_REFUSED;
+        post->error = group->error;
+        post->error.status = STATUS_UNAVAILABLE;
+    }
+    if (clock_mono_ns() < group->pace->warn_from_ns)
+        return;
+    group->pace->warn_from_ns = clock_deadline_ms(1000);
+    log_warn("updates_not_committed", LOG_STR("database", group->flow->database->name),
+             LOG_INT("updates", (long long)group->count), LOG_BOOL("unknown", group->is_unknown),
+             LOG_ERROR_FIELDS(&group->error));
+}
+
+static void commit_posts(struct refdata_flow *flow, struct refdata_commit_pace *pace,
+                         struct refdata_post **posts, size_t count, bool is_unknown)
+{
+    struct refdata_post **kept = memory_alloc(count * sizeof *kept); /* the caller's array stays whole */
+    struct group group = {
+        .flow = flow, .pace = pace, .posts = kept, .count = count, .is_unknown = is_unknown};
+    memcpy(kept, posts, count * sizeof *kept);
+    for (size_t i = 0; i < count; i++)
+        if (posts[i]->deadline_ns > group.deadline_ns)
+            group.deadline_ns = posts[i]->deadline_ns;
+    group.way = may_be_direct(&group) ? DIRECT : QUEUED;
+    enum status status = commit_group(&group);
+    if (status == STATUS_OK)
+        finish_group(&group);
+    else if (status == STATUS_DB_ERROR && group.count > 1)
+        for (size_t i = 0; i < group.count; i++)
+            commit_posts(flow, pace, &kept[i], 1, group.is_unknown);
+    else
+        fail_group(&group);
+    free(kept);
+}
+
+void refdata_commit_posts(struct refdata_flow *flow, struct refdata_commit_pace *pace,
+                          struct refdata_post **posts, size_t count)
+{
+    commit_posts(flow, pace, posts, count, false);
 }

@@ -19,7 +19,6 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "bus/bus_postgres.h"
-#include "modules/refdata/command/states.h"
 #include "modules/refdata/command/waiters.h"
 
 #define CHANGES_CHANNEL "freshet_refdata_item_change"
@@ -80,17 +79,6 @@ static void release(struct refdata_news *news, struct str tenant, const struct r
 
 /* ---- decided here ---- */
 
-static struct refdata_state state_of(const struct refdata_outcome *outcome)
-{
-    struct refdata_state state = {.decision = outcome->decision, .version = outcome->version};
-    snprintf(state.event_id, sizeof state.event_id, "%.*s", STR_ARG(outcome->event_id));
-    if (outcome->decision == REFDATA_FAILED) {
-        snprintf(state.code, sizeof state.code, "%s", status_code(outcome->failure));
-        memcpy(state.reason, outcome->reason, sizeof state.reason);
-    }
-    return state;
-}
-
 static void put_decision(struct buf *out, struct str tenant, struct str event_id,
                          enum refdata_decision decision, int64_t version)
 {
@@ -120,7 +108,8 @@ void refdata_news_decided(struct refdata_news *news, const struct refdata_outcom
                           const bool *waited, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
-        struct refdata_state state = state_of(&outcomes[i]);
+        struct refdata_state state;
+        refdata_outcome_state(&outcomes[i], &state);
         release(news, outcomes[i].tenant, &state);
         if (waited && waited[i]) /* also where somebody waited here: it may have been sent to several */
             notify(news, outcomes[i].tenant, &state);
@@ -245,10 +234,10 @@ static enum status read_rows(struct refdata_news *news, const struct buf *tenant
         status =
             refdata_states_query(conn, buf_str(tenants), buf_str(event_ids), deadline_ns, &result, error);
     for (size_t row = 0; status == STATUS_OK && row < db_result_rows(result); row++) {
-        struct refdata_states_row found;
+        struct refdata_state_row found;
         refdata_states_row(result, row, &found);
         if (found.state.decision != REFDATA_PENDING)
-            release(news, names[found.asked], &found.state);
+            release(news, names[found.place], &found.state);
     }
     db_result_free(result);
     if (status == STATUS_OK && is_look_due(news))

@@ -3,18 +3,8 @@
 #ifndef FRESHET_REFDATA_NEWS_H
 #define FRESHET_REFDATA_NEWS_H
 
+#include "modules/refdata/acceptance.h"
 #include "modules/refdata/flow.h"
-
-#define REFDATA_CODE_BYTES 64
-
-/* An update's state, as update_request has it. */
-struct refdata_state {
-    char event_id[UUID_TEXT_BYTES];
-    enum refdata_decision decision;
-    int64_t version;                   /* of COMMITTED */
-    char code[REFDATA_CODE_BYTES];     /* of FAILED */
-    char reason[REFDATA_REASON_BYTES]; /* the same */
-};
 
 /* One who waits; embedded in its owner. `message` is posted to `loop` once, unless refdata_news_remove() was in time. */
 struct refdata_waiter {

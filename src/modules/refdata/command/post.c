@@ -13,7 +13,6 @@
 #include "base/clock.h"
 #include "base/memory.h"
 #include "idempotency/idempotency.h"
-#include "modules/refdata/acceptance.h"
 #include "modules/refdata/command/command.h"
 #include "modules/refdata/commands.h"
 
@@ -118,13 +117,15 @@ static struct refdata_post *create(struct http_request *request, const struct qu
     memcpy(post->tenant, identity->tenant.ptr, identity->tenant.len);
     post->body = arena_str(&post->arena, request->body);
     post->bytes = request->body.len;
-    post->subject = arena_str(&post->arena, identity->subject);
+    post->key_keep_ms = settings->key_keep_ms;
+    post->acceptance = (struct refdata_acceptance){
+        .update = &post->update, .subject = arena_str(&post->arena, identity->subject), .body = post->body};
     if (catalog->has_write_scopes)
         post->identity = auth_identity_copy(identity, &post->arena);
     if (request->idempotency_key.ptr) {
-        post->key = arena_str(&post->arena, request->idempotency_key);
-        post->key_keep_ms = catalog->updates.key_keep_ms;
-        post->key_lock = idempotency_lock_key(request, identity->tenant, identity->subject, post->key);
+        post->acceptance.key = arena_str(&post->arena, request->idempotency_key);
+        post->acceptance.key_lock =
+            idempotency_lock_key(request, identity->tenant, identity->subject, post->acceptance.key);
     }
     post->traceparent = traceparent_of(request, &post->arena);
     return post;
@@ -327,7 +328,7 @@ static void count_key(const struct http_request *request, const struct refdata_p
 {
     if (!request->idempotency_key.ptr)
         return;
-    if (post->is_key_known)
+    if (post->acceptance.is_key_known)
         idempotency_count(request->route, IDEMPOTENCY_HIT);
     else if (post->result == REFDATA_POST_TAKEN || post->result == REFDATA_POST_REPLAYED)
         idempotency_count(request->route, IDEMPOTENCY_MISS);
@@ -339,8 +340,8 @@ static void count_key(const struct http_request *request, const struct refdata_p
 
 static void answer(struct http_request *request, const struct refdata_post *post)
 {
-    const struct refdata_state *state = post->decided ? &post->waiter.decision : &post->state;
-    struct refdata_state pending = post->state;
+    const struct refdata_state *state = post->decided ? &post->waiter.decision : &post->acceptance.state;
+    struct refdata_state pending = post->acceptance.state;
     pending.decision = REFDATA_PENDING;
     count_key(request, post);
     if (post->result == REFDATA_POST_REFUSED)
@@ -364,8 +365,8 @@ static void on_wait_over(struct http_request *request, void *context)
 static bool has_to_wait(const struct refdata_post *post)
 {
     bool accepted = post->result == REFDATA_POST_TAKEN || post->result == REFDATA_POST_REPLAYED;
-    return accepted && post->listed && !post->decided && !post->by_key &&
-           post->state.decision == REFDATA_PENDING && post->wait_until_ns > loop_now_ns(post->loop);
+    return accepted && post->listed && !post->decided && !post->acceptance.is_keys_event &&
+           post->acceptance.state.decision == REFDATA_PENDING && post->wait_until_ns > loop_now_ns(post->loop);
 }
 
 static void on_reread(struct loop_timer *timer)

@@ -2,7 +2,6 @@
 #include "base/clock.h"
 #include "base/json.h"
 #include "modules/refdata/command/command.h"
-#include "modules/refdata/command/states.h"
 
 enum { READ_MS = 5000 };
 
@@ -13,7 +12,7 @@ static void put_time(struct buf *body, const char *name, int64_t unix_us)
     json_put_member_str(body, name, str_from(text));
 }
 
-static void send_row(struct http_request *request, const struct refdata_states_row *row)
+static void send_row(struct http_request *request, const struct refdata_state_row *row)
 {
     const struct refdata_state *state = &row->state;
     struct buf body;
@@ -78,12 +77,12 @@ static enum status look_up(struct refdata_database *database, struct str tenant,
  * where it is now: so a decision counts, wherever it is, and PENDING only if there is none. */
 struct found {
     struct db_result *result; /* NULL: not there */
-    struct refdata_states_row row;
+    struct refdata_state_row row;
 };
 
 static void take_row(struct found *found, struct db_result *result)
 {
-    struct refdata_states_row row;
+    struct refdata_state_row row;
     bool is_there = db_result_rows(result) > 0;
     if (is_there)
         refdata_states_row(result, 0, &row);

@@ -217,7 +217,7 @@ static void dead(struct rig *rig, size_t at, const char *reason)
 static void a_message_is_accepted_with_its_command(void **state)
 {
     struct rig *rig = *state;
-    uint64_t before = metric_value(rig->reader.outcomes[REFDATA_INTAKE_ACCEPTED]);
+    uint64_t before = metric_value(rig->reader.outcomes[REFDATA_NEW]);
     struct bus_header trace = {STR("traceparent"),
                                STR("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")};
     add(rig, DELTA(EVENT_B, "b"));
@@ -234,13 +234,13 @@ static void a_message_is_accepted_with_its_command(void **state)
         "{\"eventId\":\"" EVENT_B "\",\"tenantId\":\"acme\",\"source\":\"KAFKA\",\"dictCode\":\"C\","
         "\"eventType\":\"DELTA\",\"chunkIndex\":1,\"chunksTotal\":1,\"occurredAt\":\"2026-02-27T12:00:00.123456Z\","
         "\"items\":[{\"key\":\"b\",\"op\":\"UPSERT\",\"payload\":{\"n\" : 1.10}}]}\n");
-    assert_int_equal(metric_value(rig->reader.outcomes[REFDATA_INTAKE_ACCEPTED]) - before, 2);
+    assert_int_equal(metric_value(rig->reader.outcomes[REFDATA_NEW]) - before, 2);
 }
 
 static void the_same_message_twice_has_one_effect(void **state)
 {
     struct rig *rig = *state;
-    uint64_t before = metric_value(rig->reader.outcomes[REFDATA_INTAKE_REPLAYED]);
+    uint64_t before = metric_value(rig->reader.outcomes[REFDATA_KNOWN]);
     add(rig, DELTA(EVENT_A, "a"));
     add(rig, " " DELTA(EVENT_A, "a")); /* a sender's second try, in the same batch */
     add(rig, "{\"dictCode\":\"C\",\"eventType\":\"DELTA\",\"items\":[]}");
@@ -254,7 +254,7 @@ static void the_same_message_twice_has_one_effect(void **state)
         assert_int_equal(rig->verdicts[i].kind, BUS_ACK);
     table_is(rig, "select count(*)::text from refdata.update_request", "2\n");
     table_is(rig, "select count(*)::text from refdata.command_outbox", "2\n");
-    assert_int_equal(metric_value(rig->reader.outcomes[REFDATA_INTAKE_REPLAYED]) - before, 4);
+    assert_int_equal(metric_value(rig->reader.outcomes[REFDATA_KNOWN]) - before, 4);
 }
 
 static void another_content_under_a_known_event_is_a_dead_letter(void **state)
@@ -275,7 +275,7 @@ static void another_content_under_a_known_event_is_a_dead_letter(void **state)
 static void what_is_no_update_is_a_dead_letter_and_the_rest_goes_on(void **state)
 {
     struct rig *rig = *state;
-    uint64_t before = metric_value(rig->reader.outcomes[REFDATA_INTAKE_REFUSED]);
+    uint64_t before = metric_value(rig->reader.outcomes[REFDATA_REFUSED]);
     add(rig, "garbage");
     add(rig, DELTA(EVENT_A, "a"));
     add(rig, "{\"dictCode\":\"NONE\",\"eventType\":\"DELTA\",\"items\":[]}");
@@ -297,7 +297,7 @@ static void what_is_no_update_is_a_dead_letter_and_the_rest_goes_on(void **state
     dead(rig, 5, "BAD_REQUEST: the message has no value");
     dead(rig, 6, "PAYLOAD_TOO_LARGE: items: at most 3072 bytes are taken");
     table_is(rig, COMMANDS, EVENT_A " a\n" EVENT_B " b\n");
-    assert_int_equal(metric_value(rig->reader.outcomes[REFDATA_INTAKE_REFUSED]) - before, 6);
+    assert_int_equal(metric_value(rig->reader.outcomes[REFDATA_REFUSED]) - before, 6);
 }
 
 static void a_dictionary_that_is_out_of_order_holds_up_its_partition(void **state)
@@ -322,7 +322,7 @@ static void chunks_are_known_by_snapshot_and_index(void **state)
     add(rig, CHUNK(EVENT_B, 1, "one"));   /* again, under another */
     add(rig, CHUNK(EVENT_A, 2, "other")); /* not the same */
     assert_int_equal(deliver(rig), 4);
-    dead(rig, 3, "CHUNK_CONFLICT: this chunk of the snapshot came before with other content");
+    dead(rig, 3, "CHUNK_CONFLICT: this chunk of the snapshot was sent before with other content");
     table_is(rig, COMMANDS, EVENT_A " one\n" EVENT_A " two\n" EVENT_B " one\n");
     table_is(rig, REQUESTS, EVENT_A " acme C PENDING KAFKA\n" EVENT_B " acme C PENDING KAFKA\n");
     table_is(rig, "select chunk_index || ' ' || event_id from refdata.chunk_request order by 1",
