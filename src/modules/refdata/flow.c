@@ -34,7 +34,7 @@ static bool takes_commands(const struct refdata_flow *flow)
 static void make_parts(struct refdata_flow *flow)
 {
     const struct refdata *refdata = flow->refdata;
-    flow->news = refdata_news_create(flow);
+    flow->decisions = refdata_decisions_create(flow);
     if (refdata_has_role(refdata, "apply"))
         flow->apply = refdata_apply_create(flow);
     if (refdata_has_role(refdata, "relay") || flow->apply) /* apply has one to wake, here or elsewhere */
@@ -143,7 +143,7 @@ void refdata_flow_decided(struct refdata_flow *flow, const struct refdata_outcom
                           const bool *waited, size_t count)
 {
     bool committed = false, is_hydrated = false;
-    refdata_news_decided(flow->news, outcomes, waited, count);
+    refdata_decisions_made(flow->decisions, outcomes, waited, count);
     for (size_t i = 0; i < count; i++) {
         if (outcomes[i].decision != REFDATA_COMMITTED)
             continue;
@@ -158,7 +158,7 @@ void refdata_flow_decided(struct refdata_flow *flow, const struct refdata_outcom
     if (committed && flow->relay)
         refdata_relay_wake(flow->relay);
     if (is_hydrated)
-        refdata_news_changed(flow->news);
+        refdata_decisions_changed_items(flow->decisions);
 }
 
 /* ---- the end ---- */
@@ -194,13 +194,13 @@ static void stop_flow(struct refdata_flow *flow)
     refdata_buses_stop(&flow->buses, STOP_GRACE_MS);
     if (flow->apply)
         refdata_apply_stop(flow->apply);
-    refdata_news_stop(flow->news);
+    refdata_decisions_stop(flow->decisions);
     worker_pool_stop(flow->workers);
 }
 
 static void destroy_flow(struct refdata_flow *flow)
 {
-    if (flow->news) { /* it was started */
+    if (flow->decisions) { /* it was started */
         if (flow->adapter)
             refdata_adapter_destroy(flow->adapter);
         if (flow->committer)
@@ -215,7 +215,7 @@ static void destroy_flow(struct refdata_flow *flow)
             refdata_relay_destroy(flow->relay);
         if (flow->apply)
             refdata_apply_destroy(flow->apply);
-        refdata_news_destroy(flow->news);
+        refdata_decisions_destroy(flow->decisions);
         refdata_buses_close(&flow->buses);
         worker_pool_destroy(flow->workers);
     }
@@ -236,7 +236,7 @@ static void on_grace_over(struct loop_timer *timer)
     struct closing *closing = (struct closing *)((char *)timer - offsetof(struct closing, grace));
     for (struct refdata_flow *flow = closing->flows; flow; flow = flow->next) {
         db_pool_interrupt(flow->database->pool);
-        if (flow->news)
+        if (flow->decisions)
             refdata_buses_interrupt(&flow->buses);
         if (flow->adapter)
             refdata_adapter_interrupt(flow->adapter);
@@ -289,7 +289,7 @@ void refdata_flows_close(struct refdata *refdata, const struct refdata_catalog *
     if (closing.flows) {
         wait_for_loops(refdata); /* no handler holds a flow any more */
         for (struct refdata_flow *flow = closing.flows; flow; flow = flow->next)
-            if (flow->news)
+            if (flow->decisions)
                 stop_flow(flow);
         wait_for_loops(refdata); /* what they posted has been handled */
     }

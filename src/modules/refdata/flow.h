@@ -32,7 +32,7 @@ struct refdata_flow {
         *commands; /* commands.h: NULL where PostgreSQL carries them, or none is accepted */
     struct refdata_committer *committer; /* command/: makes commits of POSTs */
     struct refdata_changes *changes;     /* command/: publishes changed items for hydration */
-    struct refdata_news *news;       /* command/: who waits for a decision, and notices between processes */
+    struct refdata_decisions *decisions;       /* command/: clients that wait for them, and notices between processes */
     struct refdata_apply *apply;     /* apply/ */
     struct refdata_relay *relay;     /* relay/ */
     struct refdata_adapter *adapter; /* adapter/ */
@@ -61,16 +61,16 @@ void refdata_flow_decided(struct refdata_flow *flow, const struct refdata_outcom
 
 /* ---- each role's part: created before the bus starts (to subscribe), stopped when it has stopped ----
  * *_create: home loop. *_stop: main thread while loops run; may wait. *_destroy: no thread uses it any more. */
-struct refdata_news *refdata_news_create(struct refdata_flow *flow);
-void refdata_news_decided(struct refdata_news *news, const struct refdata_outcome *outcomes,
+struct refdata_decisions *refdata_decisions_create(struct refdata_flow *flow);
+void refdata_decisions_made(struct refdata_decisions *decisions, const struct refdata_outcome *outcomes,
                           const bool *waited, size_t count); /* any thread */
-/* What other processes are told of a commit, for whoever sends it himself. */
-#define REFDATA_NEWS_CHANNEL "freshet_refdata_decided"
-void refdata_news_put_committed(struct buf *out, struct str tenant, struct str event_id, int64_t version);
+/* The notice of a commit to other processes, for a caller that sends it itself. */
+#define REFDATA_DECISIONS_CHANNEL "freshet_refdata_decided"
+void refdata_decisions_put_committed(struct buf *out, struct str tenant, struct str event_id, int64_t version);
 /* Any thread, after the commit: an item of a hydrated dictionary changed. Wakes whichever process publishes it. */
-void refdata_news_changed(struct refdata_news *news);
-void refdata_news_stop(struct refdata_news *news);
-void refdata_news_destroy(struct refdata_news *news);
+void refdata_decisions_changed_items(struct refdata_decisions *decisions);
+void refdata_decisions_stop(struct refdata_decisions *decisions);
+void refdata_decisions_destroy(struct refdata_decisions *decisions);
 
 struct refdata_changes *refdata_changes_create(struct refdata_flow *flow); /* NULL: hydration has no store */
 void refdata_changes_start(struct refdata_changes *changes);               /* home loop */

@@ -203,8 +203,8 @@ static void tell_with_commit(struct memo *memo, struct bus_batch *batch)
         outcome->decision != REFDATA_COMMITTED)
         return;
     buf_init(&text);
-    refdata_news_put_committed(&text, outcome->tenant, outcome->event_id, outcome->version);
-    batch->tell_channel = STR(REFDATA_NEWS_CHANNEL);
+    refdata_decisions_put_committed(&text, outcome->tenant, outcome->event_id, outcome->version);
+    batch->tell_channel = STR(REFDATA_DECISIONS_CHANNEL);
     batch->tell_payload = arena_str(&memo->arena, buf_str(&text));
     buf_deinit(&text);
 }

@@ -1,7 +1,25 @@
-/* Answers of POST /updates (R1). */
+/* Answers of POST /updates (R1), and what is counted of them. */
 #include "base/json.h"
 #include "idempotency/idempotency.h"
 #include "modules/refdata/command/command.h"
+
+struct metric_family refdata_updates_family = {
+    .name = "refdata_updates_total",
+    .help = "POSTed updates: accepted, replayed (known before), rejected (4xx), unavailable (503).",
+    .type = METRIC_COUNTER,
+    .labels = {"result", NULL},
+};
+
+void refdata_command_metrics_count(enum refdata_update_result result)
+{
+    static const char *const names[REFDATA_UPDATE_RESULTS] = {
+        [REFDATA_UPDATE_ACCEPTED] = "accepted",
+        [REFDATA_UPDATE_REPLAYED] = "replayed",
+        [REFDATA_UPDATE_REJECTED] = "rejected",
+        [REFDATA_UPDATE_UNAVAILABLE] = "unavailable",
+    };
+    metric_add(metric_series_get(&refdata_updates_family, (struct str[]){str_from(names[result])}), 1);
+}
 
 static void send_json(struct http_request *request, int status, struct str headers, const struct buf *body)
 {

@@ -1,9 +1,9 @@
 /* The command role (R1, R2, R11): POST /updates and what became of it.
  *
- *     loop ─ post.c: check, park ─ committer.c: queue ─ worker ─ commit.c: one transaction for all that queued
- *          ─ loop ─ post.c: answered, or it waits for its decision ─ news.c
+ *     loop ─ post.c: check, park ─ committer.c: queue ─ worker ─ commit.c: one transaction for all that are queued
+ *          ─ loop ─ post.c: answered, or it waits for its decision ─ decisions.c
  *
- * A post is the loop's; while `busy` it is lent to a worker, which touches nothing above that line in the struct. */
+ * A post is the loop's; in the steps PARSING and COMMITTING it is lent to a worker, which touches nothing of the loop's. */
 #ifndef FRESHET_REFDATA_COMMAND_H
 #define FRESHET_REFDATA_COMMAND_H
 
@@ -11,29 +11,36 @@
 
 #include "base/trace.h"
 #include "modules/refdata/acceptance.h"
-#include "modules/refdata/command/news.h"
+#include "modules/refdata/command/decisions.h"
+
+enum refdata_post_step {
+    REFDATA_POST_NEW,
+    REFDATA_POST_PARSING,    /* a worker checks its large body */
+    REFDATA_POST_COMMITTING, /* the committer has it */
+    REFDATA_POST_WAITING,    /* for its decision */
+    REFDATA_POST_ANSWERED,   /* or not asked for any more; the message of its decision is on its way */
+};
 
 enum refdata_post_result {
-    REFDATA_POST_REFUSED,  /* `error` says why; nothing was accepted */
+    REFDATA_POST_REFUSED,  /* `error` tells why; nothing was accepted */
     REFDATA_POST_TAKEN,    /* committed by this very request */
     REFDATA_POST_REPLAYED, /* was there before, with the same content */
-    REFDATA_POST_UNKNOWN,  /* nobody can tell whether it was committed */
+    REFDATA_POST_UNKNOWN,  /* whether it was committed is not known */
 };
 
 struct refdata_post {
     /* the loop's */
     struct refdata *refdata;
     struct loop *loop;
+    enum refdata_post_step step;
     struct loop_park_ref ref; /* of its request; generation 0 = answered, or the client went away */
-    bool busy;                /* a worker has it */
-    bool listed;              /* the news has it, or its message is on its way */
-    bool decided;             /* that message came, with a decision */
+    bool is_listed;           /* among the waiters, or the message of its decision is on its way */
+    bool is_charged;          /* to refdata->post_bytes */
     int64_t wait_until_ns;    /* of WAIT_COMMIT */
     struct loop_timer reread; /* of an event that was known before: its row is read from time to time */
     int64_t reread_ms;
-    bool charged; /* to refdata->post_bytes */
 
-    /* whose turn it is */
+    /* of whichever has it */
     struct worker_job parsing;
     struct loop_message committed; /* the way back from the committer */
     struct refdata_waiter waiter;
@@ -63,9 +70,6 @@ void refdata_post_update(struct http_request *request); /* the POST route */
 /* On a worker: the post has its result. It is no longer the caller's. */
 void refdata_post_return(struct refdata_post *post);
 
-/* ---- check.c: is it an update that its dictionary can take? ---- */
-enum status refdata_post_check(struct refdata_post *post, const struct refdata_catalog *catalog) MUST_CHECK;
-
 /* ---- answer.c ---- */
 void refdata_answer_state(struct http_request *request, const struct refdata_post *post,
                           const struct refdata_state *state);
@@ -89,7 +93,7 @@ struct refdata_commit_pace { /* of one committer */
 void refdata_commit_posts(struct refdata_flow *flow, struct refdata_commit_pace *pace,
                           struct refdata_post **posts, size_t count);
 
-/* ---- metrics.c ---- */
+/* ---- metrics ---- */
 enum refdata_update_result {
     REFDATA_UPDATE_ACCEPTED,
     REFDATA_UPDATE_REPLAYED,
@@ -98,7 +102,6 @@ enum refdata_update_result {
     REFDATA_UPDATE_RESULTS
 };
 void refdata_command_metrics_count(enum refdata_update_result result);
-void refdata_command_metrics_commit(size_t posts, double seconds);
 extern struct metric_family refdata_updates_family, refdata_commit_size_family, refdata_commit_seconds_family;
 
 extern const struct http_route refdata_command_routes[];

@@ -1,4 +1,4 @@
-/* The table of those who wait for a decision (R1). */
+/* The waiters for decisions of updates (R1). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "modules/refdata/command/waiters.h"
+#include "modules/refdata/command/decisions.h"
 
 enum { MANY = 10000 };
 
@@ -24,10 +24,9 @@ static size_t chain_length(const struct refdata_waiter *chain)
 static void an_event_is_a_tenants_own(void **state)
 {
     (void)state;
-    struct refdata_waiters waiters;
+    struct map waiters = {0};
     struct refdata_waiter a = {.tenant = STR("a"), .event_id = STR("e")};
     struct refdata_waiter b = {.tenant = STR("b"), .event_id = STR("e")};
-    refdata_waiters_init(&waiters);
     refdata_waiters_add(&waiters, &a);
     refdata_waiters_add(&waiters, &b);
     assert_ptr_equal(refdata_waiters_take(&waiters, STR("a"), STR("e")), &a);
@@ -36,15 +35,14 @@ static void an_event_is_a_tenants_own(void **state)
     assert_true(refdata_waiters_remove(&waiters, &b));
     assert_false(refdata_waiters_remove(&waiters, &b));
     assert_int_equal(waiters.count, 0);
-    refdata_waiters_deinit(&waiters);
+    map_deinit(&waiters);
 }
 
 static void all_who_wait_for_an_event_are_taken_at_once(void **state)
 {
     (void)state;
-    struct refdata_waiters waiters;
+    struct map waiters = {0};
     struct refdata_waiter same[3], other = {.tenant = STR("t"), .event_id = STR("f")};
-    refdata_waiters_init(&waiters);
     refdata_waiters_add(&waiters, &other);
     for (size_t i = 0; i < 3; i++) {
         same[i] = (struct refdata_waiter){.tenant = STR("t"), .event_id = STR("e")};
@@ -54,16 +52,15 @@ static void all_who_wait_for_an_event_are_taken_at_once(void **state)
     assert_int_equal(chain_length(refdata_waiters_take(&waiters, STR("t"), STR("e"))), 2);
     assert_int_equal(chain_length(refdata_waiters_take_all(&waiters)), 1);
     assert_null(refdata_waiters_take_all(&waiters));
-    refdata_waiters_deinit(&waiters);
+    map_deinit(&waiters);
 }
 
 static void nobody_is_lost_while_it_grows(void **state)
 {
     (void)state;
-    struct refdata_waiters waiters;
+    struct map waiters = {0};
     struct refdata_waiter *each = calloc(MANY, sizeof *each);
     char(*names)[16] = calloc(MANY, sizeof *names);
-    refdata_waiters_init(&waiters);
     for (int i = 0; i < MANY; i++) {
         snprintf(names[i], sizeof names[i], "%d", i);
         each[i] = (struct refdata_waiter){.tenant = STR("t"), .event_id = str_from(names[i])};
@@ -75,7 +72,7 @@ static void nobody_is_lost_while_it_grows(void **state)
     for (int i = 1; i < MANY; i += 4)
         assert_true(refdata_waiters_remove(&waiters, &each[i]));
     assert_int_equal(chain_length(refdata_waiters_take_all(&waiters)), MANY / 4);
-    refdata_waiters_deinit(&waiters);
+    map_deinit(&waiters);
     free(names);
     free(each);
 }

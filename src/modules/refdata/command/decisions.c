@@ -1,0 +1,382 @@
+/* Decisions of updates, on their way to the clients that wait. Between processes they travel as notices, coalesced and sent after
+ * the commit:
+ *
+ *     tenant/event/COMMITTED/17
+ *     tenant/event/FAILED/0/UPDATE_REFUSED/why
+ *
+ * After a notice may have been lost (the listener's connection broke, too many at once) the rows of all waiters are read, once, as
+ * soon as there is a connection again.
+ *
+ * Every role that may connect can send a notice. Where another role than superusers can log in, a notice only says that an update
+ * is decided: the decision is read from its row. A bus in PostgreSQL looks for such roles. Without one, the process looks when it
+ * reads rows, and trusts notices for a few seconds after that. */
+#include "modules/refdata/command/decisions.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "bus/bus_postgres.h"
+#include "loop/task.h"
+
+#define CHANGES_CHANNEL "freshet_refdata_item_change"
+
+enum {
+    NOTIFY_WINDOW_US = 200, /* a single decision is sent at once, a stream of them is gathered */
+    READ_MS = 2000,
+    PRIVATE_MS = 5000, /* between two looks for other roles, as of the bus */
+};
+
+struct refdata_decisions {
+    struct refdata_flow *flow;
+    struct db_notifier *notifier; /* where updates are decided */
+    struct db_listener *listener; /* where clients may wait for decisions of other processes */
+    struct task *reading;
+    int64_t look_ns;               /* the next look for other roles; the task's */
+    atomic_llong private_until_ns; /* without a bus in PostgreSQL: no other role can log in, as of the last look */
+    pthread_mutex_t lock;          /* for what follows */
+    struct map waiters;
+    bool is_stopped;
+};
+
+/* ---- waiters ---- */
+
+void refdata_waiters_add(struct map *waiters, struct refdata_waiter *waiter)
+{
+    waiter->is_waiting = true;
+    map_add(waiters, &waiter->node, map_hash_pair(waiter->tenant, waiter->event_id));
+}
+
+bool refdata_waiters_remove(struct map *waiters, struct refdata_waiter *waiter)
+{
+    if (!waiter->is_waiting)
+        return false;
+    waiter->is_waiting = false;
+    map_remove(waiters, &waiter->node);
+    return true;
+}
+
+static bool waits_for(const struct refdata_waiter *waiter, struct str tenant, struct str event_id)
+{
+    return str_eq(waiter->event_id, event_id) && str_eq(waiter->tenant, tenant);
+}
+
+bool refdata_waiters_has(const struct map *waiters, struct str tenant, struct str event_id)
+{
+    struct map_node *node;
+    MAP_MATCH(node, waiters, map_hash_pair(tenant, event_id))
+    if (waits_for(CONTAINER_OF(node, struct refdata_waiter, node), tenant, event_id))
+        return true;
+    return false;
+}
+
+static void take_waiter(struct map *waiters, struct map_node *node, struct refdata_waiter **chain)
+{
+    struct refdata_waiter *waiter = CONTAINER_OF(node, struct refdata_waiter, node);
+    (void)refdata_waiters_remove(waiters, waiter);
+    waiter->next = *chain;
+    *chain = waiter;
+}
+
+struct refdata_waiter *refdata_waiters_take(struct map *waiters, struct str tenant, struct str event_id)
+{
+    uint64_t hash = map_hash_pair(tenant, event_id);
+    struct refdata_waiter *chain = NULL;
+    for (struct map_node *node = map_first(waiters, hash), *next; node; node = next) {
+        next = map_match(node->next, hash);
+        if (waits_for(CONTAINER_OF(node, struct refdata_waiter, node), tenant, event_id))
+            take_waiter(waiters, node, &chain);
+    }
+    return chain;
+}
+
+struct refdata_waiter *refdata_waiters_take_all(struct map *waiters)
+{
+    struct refdata_waiter *chain = NULL;
+    struct map_node *node;
+    MAP_EACH(node, waiters)
+    take_waiter(waiters, node, &chain);
+    return chain;
+}
+
+void refdata_decisions_add(struct refdata_decisions *decisions, struct refdata_waiter *waiter)
+{
+    pthread_mutex_lock(&decisions->lock);
+    refdata_waiters_add(&decisions->waiters, waiter);
+    pthread_mutex_unlock(&decisions->lock);
+}
+
+bool refdata_decisions_remove(struct refdata_decisions *decisions, struct refdata_waiter *waiter)
+{
+    pthread_mutex_lock(&decisions->lock);
+    bool is_removed = refdata_waiters_remove(&decisions->waiters, waiter);
+    pthread_mutex_unlock(&decisions->lock);
+    return is_removed;
+}
+
+static void post_waiters(struct refdata_waiter *chain, const struct refdata_state *decision)
+{
+    while (chain) {
+        struct refdata_waiter *waiter = chain;
+        chain = waiter->next; /* its owner may be gone as soon as it is posted */
+        waiter->decision = *decision;
+        loop_post(waiter->loop, &waiter->message);
+    }
+}
+
+static void release_waiters(struct refdata_decisions *decisions, struct str tenant,
+                            const struct refdata_state *state)
+{
+    pthread_mutex_lock(&decisions->lock);
+    struct refdata_waiter *chain =
+        refdata_waiters_take(&decisions->waiters, tenant, str_from(state->event_id));
+    pthread_mutex_unlock(&decisions->lock);
+    post_waiters(chain, state);
+}
+
+/* ---- decided here ---- */
+
+void refdata_decisions_put_committed(struct buf *out, struct str tenant, struct str event_id, int64_t version)
+{
+    buf_printf(out, "%.*s/%.*s/COMMITTED/%lld", STR_ARG(tenant), STR_ARG(event_id), (long long)version);
+}
+
+static void notify_others(struct refdata_decisions *decisions, struct str tenant,
+                          const struct refdata_state *state)
+{
+    struct buf payload;
+    if (!decisions->notifier)
+        return;
+    buf_init(&payload);
+    if (state->decision == REFDATA_COMMITTED)
+        refdata_decisions_put_committed(&payload, tenant, str_from(state->event_id), state->version);
+    else
+        buf_printf(&payload, "%.*s/%s/%s/%lld/%s/%s", STR_ARG(tenant), state->event_id,
+                   refdata_decision_name(state->decision), (long long)state->version, state->code,
+                   state->reason);
+    db_notify(decisions->notifier, STR(REFDATA_DECISIONS_CHANNEL), buf_str(&payload));
+    buf_deinit(&payload);
+}
+
+void refdata_decisions_made(struct refdata_decisions *decisions, const struct refdata_outcome *outcomes,
+                            const bool *waited, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        struct refdata_state state;
+        refdata_outcome_state(&outcomes[i], &state);
+        release_waiters(decisions, outcomes[i].tenant, &state);
+        if (waited && waited[i]) /* also where a client waited here: it may have been sent to several processes */
+            notify_others(decisions, outcomes[i].tenant, &state);
+    }
+}
+
+void refdata_decisions_changed_items(struct refdata_decisions *decisions)
+{
+    if (decisions->flow->changes)
+        refdata_changes_wake(decisions->flow->changes);
+    else if (decisions->notifier)
+        db_notify(decisions->notifier, STR(CHANGES_CHANNEL), STR(""));
+}
+
+/* ---- decided by another process ---- */
+
+static bool parse_notice(struct str payload, struct str *tenant, struct refdata_state *state)
+{
+    struct str event_id, decision, version, code = STR_NONE;
+    if (!str_split(&payload, '/', tenant) || !str_split(&payload, '/', &event_id) ||
+        !str_split(&payload, '/', &decision) || !str_split(&payload, '/', &version) ||
+        event_id.len != UUID_TEXT_BYTES - 1 || !str_to_i64(version, &state->version))
+        return false;
+    state->decision = str_eq(decision, STR("COMMITTED")) ? REFDATA_COMMITTED : REFDATA_FAILED;
+    (void)str_split(&payload, '/', &code);
+    snprintf(state->event_id, sizeof state->event_id, "%.*s", STR_ARG(event_id));
+    snprintf(state->code, sizeof state->code, "%.*s", STR_ARG(code));
+    snprintf(state->reason, sizeof state->reason, "%.*s", STR_ARG(payload));
+    return true;
+}
+
+static bool notices_are_trusted(const struct refdata_decisions *decisions)
+{
+    const struct refdata_buses *buses = &decisions->flow->buses;
+    return bus_is_private(buses->commands) || bus_is_private(buses->invalidations) ||
+           clock_mono_ns() < atomic_load(&decisions->private_until_ns);
+}
+
+static bool has_waiter(struct refdata_decisions *decisions, struct str tenant, struct str event_id)
+{
+    pthread_mutex_lock(&decisions->lock);
+    bool has = refdata_waiters_has(&decisions->waiters, tenant, event_id);
+    pthread_mutex_unlock(&decisions->lock);
+    return has;
+}
+
+static void on_decision_notice(void *context, struct str channel, struct str payload)
+{
+    struct refdata_decisions *decisions = context;
+    struct refdata_state state = {0};
+    struct str tenant;
+    if (str_eq(channel, STR(CHANGES_CHANNEL))) {
+        if (decisions->flow->changes)
+            refdata_changes_wake(decisions->flow->changes);
+    } else if (!parse_notice(payload, &tenant, &state)) {
+        refdata_decisions_read(decisions); /* too many at once: it says only that there are some */
+    } else if (notices_are_trusted(decisions)) {
+        release_waiters(decisions, tenant, &state);
+    } else if (has_waiter(decisions, tenant, str_from(state.event_id))) {
+        refdata_decisions_read(decisions);
+    }
+}
+
+static void on_listening(void *context)
+{
+    refdata_decisions_read(context);
+}
+
+/* ---- reading the rows of all waiters, on a worker ---- */
+
+struct waiting {
+    struct arena arena;
+    struct str *tenants; /* copies: a waiter may be gone by the time its row is read */
+    struct buf tenant_array, event_array;
+    size_t count;
+};
+
+static void list_waiting(struct refdata_decisions *decisions, struct waiting *waiting)
+{
+    struct map_node *node;
+    arena_init(&waiting->arena, 4096);
+    db_array_begin(&waiting->tenant_array);
+    db_array_begin(&waiting->event_array);
+    pthread_mutex_lock(&decisions->lock);
+    waiting->tenants =
+        arena_alloc(&waiting->arena, (decisions->waiters.count + 1) * sizeof *waiting->tenants);
+    MAP_EACH(node, &decisions->waiters)
+    {
+        const struct refdata_waiter *waiter = CONTAINER_OF(node, struct refdata_waiter, node);
+        waiting->tenants[waiting->count++] = arena_str(&waiting->arena, waiter->tenant);
+        db_array_put(&waiting->tenant_array, waiter->tenant);
+        db_array_put(&waiting->event_array, waiter->event_id);
+    }
+    pthread_mutex_unlock(&decisions->lock);
+    db_array_end(&waiting->tenant_array);
+    db_array_end(&waiting->event_array);
+}
+
+static enum status look_for_roles(struct refdata_decisions *decisions, struct db_conn *conn,
+                                  int64_t deadline_ns, struct error *error)
+{
+    const struct kernel_bus_settings *bus = kernel_bus(decisions->flow->refdata->kernel);
+    int64_t until_ns = clock_deadline_ms(PRIVATE_MS);
+    bool is_private;
+    if (bus->commands == KERNEL_POSTGRES || bus->invalidations == KERNEL_POSTGRES ||
+        clock_mono_ns() < decisions->look_ns)
+        return STATUS_OK;
+    enum status status = bus_postgres_look_private(conn, deadline_ns, &is_private, error);
+    if (status == STATUS_OK) {
+        decisions->look_ns = until_ns;
+        atomic_store(&decisions->private_until_ns, is_private ? until_ns : 0);
+    }
+    return status;
+}
+
+static enum status read_rows(struct refdata_decisions *decisions, const struct waiting *waiting,
+                             struct error *error)
+{
+    int64_t deadline_ns = clock_deadline_ms(READ_MS);
+    struct db_result *result = NULL;
+    struct db_conn *conn = NULL;
+    enum status status = db_acquire(decisions->flow->database->pool, deadline_ns, &conn, error);
+    if (status == STATUS_OK)
+        status = refdata_states_query(conn, buf_str(&waiting->tenant_array), buf_str(&waiting->event_array),
+                                      deadline_ns, &result, error);
+    for (size_t row = 0; status == STATUS_OK && row < db_result_rows(result); row++) {
+        struct refdata_state_row found;
+        refdata_states_row(result, row, &found);
+        if (found.state.decision != REFDATA_PENDING)
+            release_waiters(decisions, waiting->tenants[found.place], &found.state);
+    }
+    db_result_free(result);
+    if (status == STATUS_OK)
+        status = look_for_roles(decisions, conn, deadline_ns, error);
+    db_release(conn);
+    return status;
+}
+
+static int64_t decisions_step(struct task *task, void *context)
+{
+    struct refdata_decisions *decisions = context;
+    struct waiting waiting = {0};
+    struct error error = {0};
+    (void)task;
+    list_waiting(decisions, &waiting);
+    if (waiting.count > 0 && read_rows(decisions, &waiting, &error) != STATUS_OK)
+        log_warn("decisions_not_read", LOG_STR("database", decisions->flow->database->name),
+                 LOG_ERROR_FIELDS(&error));
+    arena_deinit(&waiting.arena);
+    buf_deinit(&waiting.tenant_array);
+    buf_deinit(&waiting.event_array);
+    return TASK_IDLE;
+}
+
+void refdata_decisions_read(struct refdata_decisions *decisions)
+{
+    pthread_mutex_lock(&decisions->lock);
+    bool is_wanted = decisions->waiters.count > 0 && !decisions->is_stopped;
+    pthread_mutex_unlock(&decisions->lock);
+    if (is_wanted)
+        task_wake(decisions->reading);
+}
+
+/* ---- life ---- */
+
+struct refdata_decisions *refdata_decisions_create(struct refdata_flow *flow)
+{
+    static const char *const channels[] = {REFDATA_DECISIONS_CHANNEL, CHANGES_CHANNEL, NULL};
+    struct refdata_decisions *decisions = memory_zalloc(sizeof *decisions);
+    decisions->flow = flow;
+    pthread_mutex_init(&decisions->lock, NULL);
+    decisions->reading = task_create(&(struct task_config){.name = "decisions",
+                                                           .loop = flow->refdata->home,
+                                                           .pool = flow->workers,
+                                                           .run = decisions_step,
+                                                           .context = decisions});
+    task_start(decisions->reading, TASK_IDLE);
+    if (refdata_has_role(flow->refdata, "apply"))
+        decisions->notifier =
+            db_notifier_create(flow->refdata->home, &flow->database->target, NOTIFY_WINDOW_US);
+    if (refdata_has_role(flow->refdata, "command"))
+        decisions->listener = db_listener_create(&(struct db_listener_config){
+            .loop = flow->refdata->home,
+            .target = &flow->database->target,
+            .channels = channels,
+            .on_notice = on_decision_notice,
+            .on_listening = on_listening,
+            .context = decisions,
+        });
+    return decisions;
+}
+
+void refdata_decisions_stop(struct refdata_decisions *decisions)
+{
+    pthread_mutex_lock(&decisions->lock);
+    decisions->is_stopped = true;
+    struct refdata_waiter *chain = refdata_waiters_take_all(&decisions->waiters);
+    pthread_mutex_unlock(&decisions->lock);
+    post_waiters(chain, &(struct refdata_state){.decision = REFDATA_PENDING});
+    task_stop(decisions->reading, TASK_FOREVER);
+}
+
+void refdata_decisions_destroy(struct refdata_decisions *decisions)
+{
+    if (decisions->listener)
+        db_listener_destroy(decisions->listener);
+    if (decisions->notifier)
+        db_notifier_destroy(decisions->notifier);
+    task_destroy(decisions->reading);
+    map_deinit(&decisions->waiters);
+    pthread_mutex_destroy(&decisions->lock);
+    free(decisions);
+}
