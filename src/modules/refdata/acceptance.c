@@ -19,7 +19,7 @@ enum status refdata_acceptance_find(const struct refdata_catalog *catalog, struc
 }
 
 static enum status need_sql(const struct refdata_dictionary *dictionary, enum refdata_field field,
-                         struct error *error)
+                            struct error *error)
 {
     if (dictionary->sql[field].given)
         return STATUS_OK;
@@ -78,6 +78,7 @@ static const char accept_sql[] =
     " from refdata.accept_updates($1, $2, $3::uuid[], $4, $5, $6, $7::uuid[], $8::integer[], $9, $10, $11, $12,"
     " $13::bigint[], $14, $15)";
 
+enum { NUMBER_BYTES = 24, ELEMENT_BYTES = 2 * AUTH_SHA256_BYTES + 1 };
 enum parameter {
     SOURCE,
     TENANTS,
@@ -97,107 +98,96 @@ enum parameter {
     PARAMETERS
 };
 static const enum db_type accept_types[PARAMETERS] = {
-    [SOURCE] = DB_TEXT,           [TENANTS] = DB_TEXT_ARRAY,     [EVENTS] = DB_TEXT,
-    [CODES] = DB_TEXT_ARRAY,      [HASHES] = DB_TEXT_ARRAY,      [REQUESTERS] = DB_TEXT_ARRAY,
-    [SNAPSHOTS] = DB_TEXT,        [CHUNK_INDEXES] = DB_TEXT,     [CHUNK_HASHES] = DB_TEXT_ARRAY,
-    [SUBJECTS] = DB_TEXT_ARRAY,   [KEYS] = DB_TEXT_ARRAY,        [BODY_HASHES] = DB_TEXT_ARRAY,
-    [KEY_LOCKS] = DB_TEXT,        [KEY_KEEP] = DB_BIGINT,        [ALL_NEW] = DB_BOOL,
+    [SOURCE] = DB_TEXT,         [TENANTS] = DB_TEXT_ARRAY, [EVENTS] = DB_TEXT,
+    [CODES] = DB_TEXT_ARRAY,    [HASHES] = DB_TEXT_ARRAY,  [REQUESTERS] = DB_TEXT_ARRAY,
+    [SNAPSHOTS] = DB_TEXT,      [CHUNK_INDEXES] = DB_TEXT, [CHUNK_HASHES] = DB_TEXT_ARRAY,
+    [SUBJECTS] = DB_TEXT_ARRAY, [KEYS] = DB_TEXT_ARRAY,    [BODY_HASHES] = DB_TEXT_ARRAY,
+    [KEY_LOCKS] = DB_TEXT,      [KEY_KEEP] = DB_BIGINT,    [ALL_NEW] = DB_BOOL,
 };
 
-static void put_element(struct buf *array, struct str value)
+static struct str format_number(int64_t value, char out[NUMBER_BYTES])
 {
-    if (value.len)
-        db_array_put(array, value);
-    else
-        db_array_put_null(array);
+    return str_of(out, (size_t)snprintf(out, NUMBER_BYTES, "%lld", (long long)value));
 }
 
-static void put_number(struct buf *array, int64_t value)
-{
-    char text[24];
-    int len = snprintf(text, sizeof text, "%lld", (long long)value);
-    db_array_put(array, str_of(text, (size_t)len));
-}
-
-static void put_chunk(struct buf arrays[PARAMETERS], const struct refdata_update *update)
-{
-    char hex[HASH128_HEX_BYTES];
-    hash128_hex(update->content, hex);
-    db_array_put(&arrays[SNAPSHOTS], str_from(update->snapshot_id));
-    put_number(&arrays[CHUNK_INDEXES], update->chunk_index);
-    db_array_put(&arrays[CHUNK_HASHES], str_from(hex));
-}
-
-static void put_key(struct buf arrays[PARAMETERS], const struct refdata_acceptance *update)
+static struct str format_body_hash(struct str body, char out[2 * AUTH_SHA256_BYTES])
 {
     uint8_t hash[AUTH_SHA256_BYTES];
-    char hex[2 * AUTH_SHA256_BYTES];
-    auth_sha256(&update->body, 1, hash);
-    for (size_t i = 0; i < sizeof hex; i++)
-        hex[i] = "0123456789abcdef"[hash[i / 2] >> (i % 2 ? 0 : 4) & 15];
-    db_array_put(&arrays[SUBJECTS], update->subject.len ? update->subject : STR(""));
-    db_array_put(&arrays[KEYS], update->key);
-    db_array_put(&arrays[BODY_HASHES], str_of(hex, sizeof hex));
-    put_number(&arrays[KEY_LOCKS], update->key_lock);
+    auth_sha256(&body, 1, hash);
+    for (size_t i = 0; i < 2 * sizeof hash; i++)
+        out[i] = "0123456789abcdef"[hash[i / 2] >> (i % 2 ? 0 : 4) & 15];
+    return str_of(out, 2 * sizeof hash);
 }
 
-static void put_nulls(struct buf arrays[PARAMETERS], enum parameter first, enum parameter last)
+/* An update's element of one array, written to `out` where it is not there as text; no ptr = NULL. */
+static struct str element_of(enum parameter parameter, const struct refdata_acceptance *acceptance,
+                             char out[ELEMENT_BYTES])
 {
-    for (unsigned i = first; i <= last; i++)
-        db_array_put_null(&arrays[i]);
-}
-
-static void put_updates(struct buf arrays[PARAMETERS], struct refdata_acceptance *const *updates,
-                        size_t count, bool have_chunks, bool have_keys)
-{
-    for (size_t i = 0; i < count; i++) {
-        const struct refdata_update *update = updates[i]->update;
-        db_array_put(&arrays[TENANTS], update->tenant);
-        db_array_put(&arrays[EVENTS], str_from(update->event_id));
-        db_array_put(&arrays[CODES], update->dict_code);
-        db_array_put(&arrays[HASHES], updates[i]->content_hash);
-        put_element(&arrays[REQUESTERS], updates[i]->subject);
-        if (refdata_update_is_chunk(update))
-            put_chunk(arrays, update);
-        else if (have_chunks)
-            put_nulls(arrays, SNAPSHOTS, CHUNK_HASHES);
-        if (updates[i]->key.ptr)
-            put_key(arrays, updates[i]);
-        else if (have_keys)
-            put_nulls(arrays, SUBJECTS, KEY_LOCKS);
+    const struct refdata_update *update = acceptance->update;
+    bool is_of_key = parameter >= SUBJECTS && parameter <= KEY_LOCKS;
+    bool is_of_chunk = parameter >= SNAPSHOTS && parameter <= CHUNK_HASHES;
+    if ((is_of_key && !acceptance->key.ptr) || (is_of_chunk && !refdata_update_is_chunk(update)))
+        return STR_NONE;
+    switch (parameter) {
+    case TENANTS: return update->tenant;
+    case EVENTS: return str_from(update->event_id);
+    case CODES: return update->dict_code;
+    case HASHES: return acceptance->content_hash;
+    case REQUESTERS: return acceptance->subject.len ? acceptance->subject : STR_NONE;
+    case SNAPSHOTS: return str_from(update->snapshot_id);
+    case CHUNK_INDEXES: return format_number(update->chunk_index, out);
+    case CHUNK_HASHES: hash128_hex(update->content, out); return str_from(out);
+    case SUBJECTS: return acceptance->subject.len ? acceptance->subject : STR("");
+    case KEYS: return acceptance->key;
+    case BODY_HASHES: return format_body_hash(acceptance->body, out);
+    case KEY_LOCKS: return format_number(acceptance->key_lock, out);
+    default: return STR_NONE;
     }
+}
+
+static void put_array(struct buf *out, enum parameter parameter, struct refdata_acceptance *const *updates,
+                      size_t count)
+{
+    char text[ELEMENT_BYTES];
+    db_array_begin(out);
+    for (size_t i = 0; i < count; i++) {
+        struct str element = element_of(parameter, updates[i], text);
+        if (element.ptr)
+            db_array_put(out, element);
+        else
+            db_array_put_null(out);
+    }
+    db_array_end(out);
 }
 
 enum status refdata_acceptance_add(struct db_conn *conn, struct refdata_acceptance *const *updates,
                                    size_t count, int64_t key_keep_ms, bool all_new, struct error *error)
 {
-    struct buf arrays[PARAMETERS];
     struct db_param params[PARAMETERS] = {{STR_NONE}};
+    size_t ends[PARAMETERS] = {0};
     struct db_statement statement;
-    char keep[24];
-    bool have_chunks = false, have_keys = false;
+    struct buf arrays;
+    char keep[NUMBER_BYTES];
+    bool has_chunks = false, has_keys = false;
     for (size_t i = 0; i < count; i++) {
-        have_chunks |= refdata_update_is_chunk(updates[i]->update);
-        have_keys |= updates[i]->key.ptr != NULL;
+        has_chunks |= refdata_update_is_chunk(updates[i]->update);
+        has_keys |= updates[i]->key.ptr != NULL;
     }
+    buf_init(&arrays);
     for (unsigned i = TENANTS; i <= KEY_LOCKS; i++) {
-        buf_init(&arrays[i]);
-        db_array_begin(&arrays[i]);
+        if (i < SNAPSHOTS || (i <= CHUNK_HASHES ? has_chunks : has_keys))
+            put_array(&arrays, (enum parameter)i, updates, count);
+        ends[i] = arrays.end;
     }
-    put_updates(arrays, updates, count, have_chunks, have_keys);
-    for (unsigned i = TENANTS; i <= KEY_LOCKS; i++) {
-        bool is_given = i < SNAPSHOTS || (i <= CHUNK_HASHES ? have_chunks : have_keys);
-        db_array_end(&arrays[i]);
-        params[i].value = is_given ? buf_str(&arrays[i]) : STR_NONE;
-    }
+    for (unsigned i = TENANTS; i <= KEY_LOCKS; i++) /* now that they stay where they are */
+        if (ends[i] > ends[i - 1])
+            params[i].value = str_of(arrays.data + ends[i - 1], ends[i] - ends[i - 1]);
     params[SOURCE].value = updates[0]->update->source == REFDATA_KAFKA ? STR("KAFKA") : STR("REST");
-    params[KEY_KEEP].value =
-        str_of(keep, (size_t)snprintf(keep, sizeof keep, "%lld", (long long)key_keep_ms));
+    params[KEY_KEEP].value = format_number(key_keep_ms, keep);
     params[ALL_NEW].value = all_new ? STR("t") : STR("f");
     db_statement_init(&statement, accept_sql, PARAMETERS, accept_types);
     enum status status = db_pipeline_add(conn, &statement, params, error);
-    for (unsigned i = TENANTS; i <= KEY_LOCKS; i++)
-        buf_deinit(&arrays[i]);
+    buf_deinit(&arrays);
     return status;
 }
 
@@ -229,9 +219,8 @@ static void read_state(const struct db_result *result, size_t row, unsigned firs
     copy_text(state->reason, sizeof state->reason, db_result_str(result, row, first + 4));
 }
 
-enum status refdata_acceptance_take(const struct db_result *result,
-                                    struct refdata_acceptance *const *updates, size_t count,
-                                    struct error *error)
+enum status refdata_acceptance_take(const struct db_result *result, struct refdata_acceptance *const *updates,
+                                    size_t count, struct error *error)
 {
     for (size_t i = 0; i < count; i++)
         refdata_acceptance_take_new(updates[i]);

@@ -39,15 +39,15 @@ enum refdata_verdict { REFDATA_NEW, REFDATA_KNOWN, REFDATA_REFUSED };
 
 struct refdata_acceptance {
     const struct refdata_update *update;
-    struct str content_hash;   /* refdata_acceptance_hash() */
-    struct str subject;        /* update_request.requested_by, and the scope of the key; empty = not known */
-    struct str key;            /* Idempotency-Key; ptr NULL = none */
-    struct str body;           /* of a key: the same key with another body is a conflict */
-    int64_t key_lock;          /* of a key: the advisory lock of (scope, key) */
+    struct str content_hash; /* refdata_acceptance_hash() */
+    struct str subject;      /* update_request.requested_by, and the scope of the key; empty = not known */
+    struct str key;          /* Idempotency-Key; ptr NULL = none */
+    struct str body;         /* of a key: the same key with another body is a conflict */
+    int64_t key_lock;        /* of a key: the advisory lock of (scope, key) */
     enum refdata_verdict verdict; /* this and what follows is set by refdata_acceptance_take() */
     enum status refusal;          /* of REFUSED */
     bool is_key_known;            /* the key was used before, by this event or by another one */
-    bool is_keys_event;           /* `state` is that of the event that used the key before, not of the update's own */
+    bool is_keys_event; /* `state` is that of the event that used the key before, not of the update's own */
     bool is_chunk_new;
     struct refdata_state state; /* PENDING where it is new */
 };
@@ -66,9 +66,8 @@ enum status refdata_acceptance_add(struct db_conn *conn, struct refdata_acceptan
                                    struct error *error) MUST_CHECK;
 /* Sets the verdicts by the statement's result. A transaction with a refused update has to be rolled back, unless it wrote no
  * chunk and no key for it. DB_RETRY: run it again. */
-enum status refdata_acceptance_take(const struct db_result *result,
-                                    struct refdata_acceptance *const *updates, size_t count,
-                                    struct error *error) MUST_CHECK;
+enum status refdata_acceptance_take(const struct db_result *result, struct refdata_acceptance *const *updates,
+                                    size_t count, struct error *error) MUST_CHECK;
 /* What a new one's verdict is. */
 void refdata_acceptance_take_new(struct refdata_acceptance *update);
 void refdata_acceptance_error(const struct refdata_acceptance *update, struct error *error); /* of REFUSED */

@@ -95,8 +95,7 @@ static enum status publish_in_tx(struct refdata_flow *flow, struct db_conn *conn
     struct buf *payloads = arena_zalloc(arena, count * sizeof *payloads);
     for (size_t i = 0; i < count; i++)
         make_own_message(&messages[i], &accepted[i], &payloads[i], arena);
-    enum status status =
-        bus_publish_in_tx(flow->buses.commands, conn, messages, count, deadline_ns, error);
+    enum status status = bus_publish_in_tx(flow->buses.commands, conn, messages, count, deadline_ns, error);
     for (size_t i = 0; i < count; i++)
         buf_deinit(&payloads[i]);
     return status;
@@ -166,8 +165,7 @@ enum status refdata_commands_put_and_commit(struct refdata_flow *flow, struct db
     struct buf payload;
     buf_init(&payload);
     make_own_message(&message, accepted, &payload, arena);
-    enum status status =
-        bus_publish_and_commit(flow->buses.commands, conn, &message, deadline_ns, error);
+    enum status status = bus_publish_and_commit(flow->buses.commands, conn, &message, deadline_ns, error);
     buf_deinit(&payload);
     return status;
 }

@@ -32,7 +32,8 @@ struct refdata_flow {
         *commands; /* commands.h: NULL where PostgreSQL carries them, or none is accepted */
     struct refdata_committer *committer; /* command/: makes commits of POSTs */
     struct refdata_changes *changes;     /* command/: publishes changed items for hydration */
-    struct refdata_decisions *decisions;       /* command/: clients that wait for them, and notices between processes */
+    struct refdata_decisions
+        *decisions;                  /* command/: clients that wait for them, and notices between processes */
     struct refdata_apply *apply;     /* apply/ */
     struct refdata_relay *relay;     /* relay/ */
     struct refdata_adapter *adapter; /* adapter/ */
@@ -63,10 +64,11 @@ void refdata_flow_decided(struct refdata_flow *flow, const struct refdata_outcom
  * *_create: home loop. *_stop: main thread while loops run; may wait. *_destroy: no thread uses it any more. */
 struct refdata_decisions *refdata_decisions_create(struct refdata_flow *flow);
 void refdata_decisions_made(struct refdata_decisions *decisions, const struct refdata_outcome *outcomes,
-                          const bool *waited, size_t count); /* any thread */
+                            const bool *waited, size_t count); /* any thread */
 /* The notice of a commit to other processes, for a caller that sends it itself. */
 #define REFDATA_DECISIONS_CHANNEL "freshet_refdata_decided"
-void refdata_decisions_put_committed(struct buf *out, struct str tenant, struct str event_id, int64_t version);
+void refdata_decisions_put_committed(struct buf *out, struct str tenant, struct str event_id,
+                                     int64_t version);
 /* Any thread, after the commit: an item of a hydrated dictionary changed. Wakes whichever process publishes it. */
 void refdata_decisions_changed_items(struct refdata_decisions *decisions);
 void refdata_decisions_stop(struct refdata_decisions *decisions);

@@ -153,9 +153,8 @@ static enum status free_chunks(const struct memo *memo, const struct bus_batch *
     for (size_t i = 0; i < memo->count; i++) {
         const struct refdata_acceptance *acceptance = &memo->intakes[i].acceptance;
         if (acceptance->verdict == REFDATA_REFUSED && acceptance->is_chunk_new)
-            return memo->count > 1
-                       ? error_set(error, STATUS_DB_RETRY, "a chunk of a refused update")
-                       : db_rollback_to_savepoint(batch->conn, batch->deadline_ns, error);
+            return memo->count > 1 ? error_set(error, STATUS_DB_RETRY, "a chunk of a refused update")
+                                   : db_rollback_to_savepoint(batch->conn, batch->deadline_ns, error);
     }
     return STATUS_OK;
 }
@@ -218,7 +217,8 @@ void refdata_reader_handle(void *context, struct bus_batch *batch)
     FAILPOINT("adapter.before_commit");
     if (status == STATUS_OK || undo_oversized(memo, batch, status, &error))
         refuse_messages(memo, batch);
-    else if (status != STATUS_DB_DOWN && status != STATUS_CANCELLED) /* the bus finds a lost connection itself */
+    else if (status != STATUS_DB_DOWN &&
+             status != STATUS_CANCELLED) /* the bus finds a lost connection itself */
         bus_batch_rollback(batch, "%s", error.message);
 }
 
@@ -231,8 +231,7 @@ static void count_results(const struct refdata_reader *reader, const struct memo
     for (size_t i = 0; i < settled; i++)
         refused += batch->verdicts[i].kind == BUS_TERM;
     for (size_t i = 0; i < memo->count; i++)
-        replayed += memo->intakes[i].at < settled &&
-                    memo->intakes[i].acceptance.verdict != REFDATA_REFUSED &&
+        replayed += memo->intakes[i].at < settled && memo->intakes[i].acceptance.verdict != REFDATA_REFUSED &&
                     !refdata_acceptance_is_published(&memo->intakes[i].acceptance);
     metric_add(reader->outcomes[REFDATA_NEW], settled - refused - replayed);
     metric_add(reader->outcomes[REFDATA_KNOWN], replayed);

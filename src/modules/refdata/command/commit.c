@@ -21,12 +21,12 @@
 #include "modules/refdata/commands.h"
 
 enum {
-    TRIES_MAX = 20,           /* of a transaction that the server asks to run again */
-    DIRECT_MS = 300,          /* for applying directly */
+    TRIES_MAX = 20,  /* of a transaction that the server asks to run again */
+    DIRECT_MS = 300, /* for applying directly */
     DIRECT_BYTES_MAX = 256 << 10,
-    SLOW_PAUSE_MS = 2000,     /* without direct, after it took longer */
-    CONTENDED_PAUSE_MS = 20,  /* the same after others held the cursors */
-    UNKNOWN_PAUSE_MS = 50,    /* between tries while the outcome of a commit is unknown */
+    SLOW_PAUSE_MS = 2000,    /* without direct, after it took longer */
+    CONTENDED_PAUSE_MS = 20, /* the same after others held the cursors */
+    UNKNOWN_PAUSE_MS = 50,   /* between tries while the outcome of a commit is unknown */
 };
 /* A lock that another transaction holds must not keep the other updates waiting. */
 static const char lock_timeout_sql[] = "select set_config('lock_timeout', '300', true)";
@@ -40,8 +40,8 @@ struct group {
     size_t count;
     int64_t deadline_ns;
     enum way way;
-    bool guess_failed;  /* its single update was not new: it takes a round trip more */
-    bool is_unknown;    /* the reply to some COMMIT was lost */
+    bool guess_failed;   /* its single update was not new: it takes a round trip more */
+    bool is_unknown;     /* the reply to some COMMIT was lost */
     bool is_to_be_woken; /* the consumers of the topic */
     struct error error;
 };
@@ -122,7 +122,8 @@ static void list_partitions(const struct group *group, struct direct *direct, st
     unsigned *partitions = arena_alloc(arena, group->count * sizeof *partitions);
     for (size_t i = 0; i < group->count; i++) {
         const struct refdata_update *update = &group->posts[i]->update;
-        struct str key = arena_printf(arena, "%.*s:%.*s", STR_ARG(update->tenant), STR_ARG(update->dict_code));
+        struct str key =
+            arena_printf(arena, "%.*s:%.*s", STR_ARG(update->tenant), STR_ARG(update->dict_code));
         partitions[i] = bus_partition_of(key, total);
     }
     qsort(partitions, group->count, sizeof *partitions, compare_partitions);
@@ -160,7 +161,8 @@ static enum status apply_directly(struct group *group, struct db_conn *conn, str
         direct->commands[i] = (struct refdata_command){
             .update = post->update,
             .requested_by = post->acceptance.subject.len ? post->acceptance.subject : STR_NONE,
-            .traceparent = post->traceparent, /* no other process waits for it: before this commit it was not there */
+            .traceparent =
+                post->traceparent, /* no other process waits for it: before this commit it was not there */
         };
     }
     return refdata_apply_run(group->flow, conn, direct->commands, group->count,
@@ -363,8 +365,8 @@ static enum status commit_group(struct group *group)
 static void finish_group(struct group *group)
 {
     for (size_t i = 0; i < group->count; i++)
-        group->posts[i]->result = group->posts[i]->acceptance.verdict == REFDATA_NEW ? REFDATA_POST_TAKEN
-                                                                                     : REFDATA_POST_REPLAYED;
+        group->posts[i]->result =
+            group->posts[i]->acceptance.verdict == REFDATA_NEW ? REFDATA_POST_TAKEN : REFDATA_POST_REPLAYED;
     if (group->is_to_be_woken)
         refdata_commands_wake(group->flow);
 }

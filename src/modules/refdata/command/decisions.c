@@ -35,9 +35,10 @@ struct refdata_decisions {
     struct db_notifier *notifier; /* where updates are decided */
     struct db_listener *listener; /* where clients may wait for decisions of other processes */
     struct task *reading;
-    int64_t look_ns;               /* the next look for other roles; the task's */
-    atomic_llong private_until_ns; /* without a bus in PostgreSQL: no other role can log in, as of the last look */
-    pthread_mutex_t lock;          /* for what follows */
+    int64_t look_ns; /* the next look for other roles; the task's */
+    atomic_llong
+        private_until_ns; /* without a bus in PostgreSQL: no other role can log in, as of the last look */
+    pthread_mutex_t lock; /* for what follows */
     struct map waiters;
     bool is_stopped;
 };
@@ -68,8 +69,8 @@ bool refdata_waiters_has(const struct map *waiters, struct str tenant, struct st
 {
     struct map_node *node;
     MAP_MATCH(node, waiters, map_hash_pair(tenant, event_id))
-    if (waits_for(CONTAINER_OF(node, struct refdata_waiter, node), tenant, event_id))
-        return true;
+        if (waits_for(CONTAINER_OF(node, struct refdata_waiter, node), tenant, event_id))
+            return true;
     return false;
 }
 
@@ -98,7 +99,7 @@ struct refdata_waiter *refdata_waiters_take_all(struct map *waiters)
     struct refdata_waiter *chain = NULL;
     struct map_node *node;
     MAP_EACH(node, waiters)
-    take_waiter(waiters, node, &chain);
+        take_waiter(waiters, node, &chain);
     return chain;
 }
 
@@ -168,7 +169,8 @@ void refdata_decisions_made(struct refdata_decisions *decisions, const struct re
         struct refdata_state state;
         refdata_outcome_state(&outcomes[i], &state);
         release_waiters(decisions, outcomes[i].tenant, &state);
-        if (waited && waited[i]) /* also where a client waited here: it may have been sent to several processes */
+        if (waited &&
+            waited[i]) /* also where a client waited here: it may have been sent to several processes */
             notify_others(decisions, outcomes[i].tenant, &state);
     }
 }
@@ -253,8 +255,7 @@ static void list_waiting(struct refdata_decisions *decisions, struct waiting *wa
     pthread_mutex_lock(&decisions->lock);
     waiting->tenants =
         arena_alloc(&waiting->arena, (decisions->waiters.count + 1) * sizeof *waiting->tenants);
-    MAP_EACH(node, &decisions->waiters)
-    {
+    MAP_EACH(node, &decisions->waiters) {
         const struct refdata_waiter *waiter = CONTAINER_OF(node, struct refdata_waiter, node);
         waiting->tenants[waiting->count++] = arena_str(&waiting->arena, waiter->tenant);
         db_array_put(&waiting->tenant_array, waiter->tenant);

@@ -18,7 +18,8 @@ struct refdata_waiter {
     struct refdata_waiter *next; /* of those taken out together */
 };
 
-void refdata_decisions_add(struct refdata_decisions *decisions, struct refdata_waiter *waiter); /* any thread */
+void refdata_decisions_add(struct refdata_decisions *decisions,
+                           struct refdata_waiter *waiter); /* any thread */
 /* Any thread. False: it was posted already, or is about to be. */
 bool refdata_decisions_remove(struct refdata_decisions *decisions, struct refdata_waiter *waiter);
 /* Any thread: reads the rows of all waiters, soon and once for all of them; for one that no notice may reach. */

@@ -68,7 +68,7 @@ static enum status read_timeout(const struct http_request *request, int64_t *wai
 }
 
 static enum status read_query(const struct http_request *request, struct post_query *query,
-                                 struct error *error)
+                              struct error *error)
 {
     static const char *const names[] = {"consistencyMode", "timeoutMs", NULL};
     enum status status = http_request_query_only(request, names, error);
