@@ -13,6 +13,7 @@ struct worker_pool {
     pthread_cond_t work_or_stop;
     struct worker_job *first, **last_next;
     size_t queued, queue_max;
+    unsigned busy; /* threads that run a job */
     bool stopping;
     unsigned thread_count;
     pthread_t *threads;
@@ -36,9 +37,10 @@ static void finish(struct worker_job *job)
     loop_post(job->loop, &job->message);
 }
 
-static struct worker_job *take(struct worker_pool *pool)
+static struct worker_job *take(struct worker_pool *pool, bool was_busy)
 {
     pthread_mutex_lock(&pool->mutex);
+    pool->busy -= was_busy;
     while (!pool->first && !pool->stopping)
         pthread_cond_wait(&pool->work_or_stop, &pool->mutex);
     struct worker_job *job = pool->first;
@@ -47,6 +49,7 @@ static struct worker_job *take(struct worker_pool *pool)
         if (!pool->first)
             pool->last_next = &pool->first;
         pool->queued--;
+        pool->busy++;
         job->cancelled = pool->stopping;
     }
     pthread_mutex_unlock(&pool->mutex);
@@ -57,8 +60,8 @@ static void *run_thread(void *arg)
 {
     struct worker_pool *pool = arg;
     pthread_setname_np(pthread_self(), pool->name);
-    struct worker_job *job;
-    while ((job = take(pool)) != NULL) {
+    struct worker_job *job = NULL;
+    while ((job = take(pool, job != NULL)) != NULL) {
         if (!job->cancelled)
             job->run(job);
         finish(job);
@@ -87,7 +90,9 @@ bool worker_pool_submit(struct worker_pool *pool, struct worker_job *job)
     job->next = NULL;
     job->cancelled = false;
     pthread_mutex_lock(&pool->mutex);
-    bool accepted = !pool->stopping && pool->queued < pool->queue_max;
+    /* A job that an idle thread is about to take does not count as waiting. */
+    size_t idle = pool->thread_count - pool->busy;
+    bool accepted = !pool->stopping && (pool->queued < idle || pool->queued - idle < pool->queue_max);
     if (accepted) {
         *pool->last_next = job;
         pool->last_next = &job->next;

@@ -19,6 +19,7 @@ struct worker_job {
     bool cancelled;
 };
 
+/* Runs `threads` jobs at a time; `queue_max` more wait. */
 struct worker_pool *worker_pool_create(const char *name, unsigned threads, size_t queue_max);
 void worker_pool_stop(struct worker_pool *pool); /* finishes running jobs, cancels queued ones, joins */
 void worker_pool_destroy(struct worker_pool *pool);
