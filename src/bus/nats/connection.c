@@ -1,10 +1,10 @@
-/* The connection: how it is made, what is heard of it, how it ends. nats.c reconnects by itself, for ever; each time it
- * has, the epoch moves on and everybody who waits looks again at what may be lost. Nothing is buffered while there is no
- * connection: a publication then fails at once instead of going out when its caller has long given up. */
+/* The connection: options, connect, reconnect, subscriptions, close. nats.c reconnects by itself, for ever; after each reconnect
+ * the epoch is another one, and all that wait check what may be lost. Nothing is buffered while there is no connection: a
+ * publication then fails at once and is not sent later, when its caller has given up. */
 #include <stdio.h>
 
+#include "base/backoff.h"
 #include "base/clock.h"
-#include "base/hash.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "bus/nats/inside.h"
@@ -12,17 +12,18 @@
 enum {
     CONNECT_MS = 2000,
     PING_MS = 2000,
-    PINGS_OUT_MAX = 2, /* so a peer that is silent is given up after 6 s */
+    PINGS_OUT_MAX = 2, /* so a server that does not answer is given up after 6 s */
     WRITE_MS = 2000,
     RECONNECT_MIN_MS = 50,
     RECONNECT_MAX_MS = 2000,
     CLOSE_MS = 5000,
 };
 
-void bus_nats_kick(struct nats *nats)
+void bus_nats_wake(struct nats *nats)
 {
-    nats->kicked = true;
     pthread_cond_broadcast(&nats->changed);
+    if (nats->upkeep)
+        task_wake(nats->upkeep);
 }
 
 void bus_nats_wait(struct nats *nats, int64_t until_ns)
@@ -34,31 +35,30 @@ void bus_nats_wait(struct nats *nats, int64_t until_ns)
     pthread_cond_timedwait(&nats->changed, &nats->lock, &until);
 }
 
-/* An address may have a password in it. */
-static const char *shown(const struct nats *nats)
+/* An address may contain a password. */
+static const char *shown_servers(const struct nats *nats)
 {
     return strchr(nats->config.servers, '@') ? "" : nats->config.servers;
 }
 
-/* ---- what the client tells, on a thread of its own ---- */
+/* ---- callbacks, on a thread of the client ---- */
 
-static void set_up(struct nats *nats, bool up)
+static void set_up(struct nats *nats, bool is_up)
 {
     pthread_mutex_lock(&nats->lock);
-    bool quiet = nats->stopping || atomic_load(&nats->up) == up;
-    atomic_store(&nats->up, up);
-    if (up) {
+    bool is_logged = !nats->is_stopping && atomic_load(&nats->is_up) != is_up;
+    atomic_store(&nats->is_up, is_up);
+    if (is_up) {
         nats->epoch++;
-        nats->doubt = true;
+        nats->needs_check = true;
+        atomic_store(&nats->is_failure_logged, false);
     }
-    bus_nats_kick(nats);
+    bus_nats_wake(nats);
     pthread_mutex_unlock(&nats->lock);
-    if (up)
-        atomic_store(&nats->complained, false);
-    if (!quiet && up)
-        log_info("nats_connected", LOG_CSTR("servers", shown(nats)));
-    else if (!quiet)
-        log_warn("nats_disconnected", LOG_CSTR("servers", shown(nats)));
+    if (is_logged && is_up)
+        log_info("nats_connected", LOG_CSTR("servers", shown_servers(nats)));
+    else if (is_logged)
+        log_warn("nats_disconnected", LOG_CSTR("servers", shown_servers(nats)));
 }
 
 static void on_connected(natsConnection *connection, void *closure)
@@ -88,13 +88,13 @@ static void on_closed(natsConnection *connection, void *closure)
 
     (void)connection;
     pthread_mutex_lock(&nats->lock);
-    nats->closed = true;
-    atomic_store(&nats->up, false);
-    bus_nats_kick(nats);
+    nats->is_closed = true;
+    atomic_store(&nats->is_up, false);
+    bus_nats_wake(nats);
     pthread_mutex_unlock(&nats->lock);
 }
 
-/* The library would print errors to standard error; what matters is seen where it matters. */
+/* Without it the library prints to standard error. */
 static void on_error(natsConnection *connection, natsSubscription *subscription, natsStatus status,
                      void *closure)
 {
@@ -106,13 +106,13 @@ static void on_error(natsConnection *connection, natsSubscription *subscription,
 
 static int64_t reconnect_delay(natsConnection *connection, int attempts, void *closure)
 {
-    int64_t wait_ms = RECONNECT_MIN_MS;
+    struct backoff backoff = {.min_ms = RECONNECT_MIN_MS,
+                              .max_ms = RECONNECT_MAX_MS,
+                              .failures = attempts > 1 ? (unsigned)attempts - 1 : 0};
 
     (void)connection;
     (void)closure;
-    for (int i = 1; i < attempts && wait_ms < RECONNECT_MAX_MS; i++)
-        wait_ms *= 2;
-    return wait_ms / 2 + (int64_t)(random_u64() % (uint64_t)(wait_ms / 2 + 1));
+    return backoff_next_ms(&backoff);
 }
 
 /* ---- options ---- */
@@ -135,40 +135,41 @@ static natsStatus set_servers(natsOptions *options, const char *servers)
     return count ? natsOptions_SetServers(options, list, count) : NATS_INVALID_ARG;
 }
 
-/* nats.c pastes them into JSON as they are. */
+/* nats.c puts the text into JSON without escapes. */
 static bool can_be_sent(const char *text)
 {
     return !text || !strpbrk(text, "\"\\\r\n");
 }
+
+#define ALSO(call) status = status == NATS_OK ? (call) : status
 
 static natsStatus set_security(natsOptions *options, const struct bus_nats_security *security)
 {
     natsStatus status = NATS_OK;
 
     if (security->tls)
-        status = natsOptions_SetSecure(options, true);
-    if (status == NATS_OK && security->ca_file)
-        status = natsOptions_LoadCATrustedCertificates(options, security->ca_file);
-    if (status == NATS_OK && security->certificate_file)
-        status = natsOptions_LoadCertificatesChain(options, security->certificate_file, security->key_file);
-    if (status == NATS_OK && security->username)
-        status = natsOptions_SetUserInfo(options, security->username,
-                                         security->password ? security->password : "");
-    if (status == NATS_OK && security->credentials_file)
-        status = natsOptions_SetUserCredentialsFromFiles(options, security->credentials_file, NULL);
+        ALSO(natsOptions_SetSecure(options, true));
+    if (security->ca_file)
+        ALSO(natsOptions_LoadCATrustedCertificates(options, security->ca_file));
+    if (security->certificate_file)
+        ALSO(natsOptions_LoadCertificatesChain(options, security->certificate_file, security->key_file));
+    if (security->username)
+        ALSO(natsOptions_SetUserInfo(options, security->username,
+                                     security->password ? security->password : ""));
+    if (security->credentials_file)
+        ALSO(natsOptions_SetUserCredentialsFromFiles(options, security->credentials_file, NULL));
     return status;
 }
 
-static natsStatus set_manners(struct nats *nats)
+static natsStatus set_behaviour(struct nats *nats)
 {
     natsOptions *options = nats->options;
     natsStatus status = natsOptions_SetTimeout(options, CONNECT_MS);
 
-#define ALSO(call) status = status == NATS_OK ? (call) : status
     ALSO(natsOptions_SetPingInterval(options, PING_MS));
     ALSO(natsOptions_SetMaxPingsOut(options, PINGS_OUT_MAX));
     ALSO(natsOptions_SetWriteDeadline(options, WRITE_MS));
-    ALSO(natsOptions_SetSendAsap(options, true)); /* or everything waits a millisecond for company */
+    ALSO(natsOptions_SetSendAsap(options, true)); /* otherwise each message waits up to a millisecond */
     ALSO(natsOptions_SetMaxReconnect(options, -1));
     ALSO(natsOptions_SetReconnectBufSize(options, 1));
     ALSO(natsOptions_SetFailRequestsOnDisconnect(options, true));
@@ -181,139 +182,33 @@ static natsStatus set_manners(struct nats *nats)
     ALSO(natsOptions_UseGlobalMessageDelivery(options, true)); /* no thread for each subscription */
     if (nats->config.client_name)
         ALSO(natsOptions_SetName(options, nats->config.client_name));
-#undef ALSO
     return status;
 }
 
-enum status bus_nats_options(struct nats *nats, struct error *error)
+#undef ALSO
+
+enum status bus_nats_options_create(struct nats *nats, struct error *error)
 {
+    const struct bus_nats_security *security = &nats->config.security;
     natsStatus status = natsOptions_Create(&nats->options);
 
     if (status == NATS_OK && set_servers(nats->options, nats->config.servers) != NATS_OK)
         return error_set(error, STATUS_CONFIG, "nats.servers: 1 to 16 of nats://HOST:PORT");
-    if (!can_be_sent(nats->config.security.username) || !can_be_sent(nats->config.security.password) ||
+    if (!can_be_sent(security->username) || !can_be_sent(security->password) ||
         !can_be_sent(nats->config.client_name))
-        return error_set(error, STATUS_CONFIG,
-                         "nats: a user, a password and a client's name have neither quotes nor backslashes");
+        return error_set(
+            error, STATUS_CONFIG,
+            "nats: quotes and backslashes are not allowed in username, password and client name");
     if (status == NATS_OK)
-        status = set_security(nats->options, &nats->config.security);
+        status = set_security(nats->options, security);
     if (status != NATS_OK)
-        return error_set(error, STATUS_CONFIG, "nats: its security settings: %s", nats_GetLastError(NULL));
-    if (set_manners(nats) != NATS_OK)
+        return error_set(error, STATUS_CONFIG, "nats: security settings: %s", nats_GetLastError(NULL));
+    if (set_behaviour(nats) != NATS_OK)
         return error_set(error, STATUS_INTERNAL, "nats: %s", nats_GetLastError(NULL));
     return STATUS_OK;
 }
 
-/* ---- life ---- */
-
-static void ignore(natsConnection *connection, natsSubscription *subscription, natsMsg *message,
-                   void *closure)
-{
-    (void)connection;
-    (void)subscription;
-    (void)closure;
-    natsMsg_Destroy(message);
-}
-
-/* Acknowledgements come by a subscription of the library's own, whose end it does not tell. This one ends behind it, on
- * the same thread. */
-static natsStatus open_guard(struct nats *nats)
-{
-    natsInbox *inbox = NULL;
-    natsStatus status = natsInbox_Create(&inbox);
-
-    if (status == NATS_OK)
-        status = bus_nats_listen_to(nats, &nats->guard, inbox, NULL, ignore, nats);
-    natsInbox_Destroy(inbox);
-    return status;
-}
-
-static natsStatus open_jetstream(struct nats *nats, natsConnection *connection, jsCtx **js)
-{
-    jsOptions options;
-
-    jsOptions_Init(&options);
-    options.Wait = NATS_API_MS;
-    options.PublishAsync.AckHandler = bus_nats_on_ack;
-    options.PublishAsync.AckHandlerClosure = nats;
-    return natsConnection_JetStream(js, connection, &options);
-}
-
-void bus_nats_inbox_close(natsSubscription **inbox)
-{
-    natsSubscription_Destroy(*inbox);
-    *inbox = NULL;
-}
-
-/* Others may still hold the old connection for a call that fails: it is freed with the bus. */
-static void replace(struct nats *nats, natsConnection *connection, jsCtx *js)
-{
-    struct nats_grave *grave = memory_zalloc(sizeof *grave);
-
-    *grave = (struct nats_grave){nats->graves, nats->connection, nats->js};
-    nats->graves = grave;
-    bus_nats_inbox_close(&nats->guard);
-    for (struct nats_listening *at = nats->listenings; at; at = at->next)
-        bus_nats_inbox_close(&at->subscription);
-    for (size_t i = 0; i < nats->reader_count; i++) {
-        struct nats_reader *reader = nats->readers[i];
-        bus_nats_inbox_close(&reader->members_inbox);
-        for (unsigned at = 0; at < reader->consumer.topic->spec.partitions; at++) {
-            bus_nats_inbox_close(&reader->slots[at].inbox);
-            for (int kind = 0; kind < FATE_KINDS; kind++)
-                bus_nats_inbox_close(&reader->slots[at].watches[kind].inbox);
-        }
-    }
-    nats->connection = connection;
-    nats->js = js;
-}
-
-/* Once for each time it fails, not for each try. */
-static bool complain(struct nats *nats, const char *error)
-{
-    if (!atomic_exchange(&nats->complained, true))
-        log_warn("nats_unreachable", LOG_CSTR("servers", shown(nats)), LOG_CSTR("error", error));
-    return false;
-}
-
-static bool open_connection(struct nats *nats)
-{
-    natsConnection *connection = NULL;
-    jsCtx *js = NULL;
-    natsStatus status, opened;
-
-    pthread_mutex_lock(&nats->lock);
-    nats->closed = false;
-    pthread_mutex_unlock(&nats->lock);
-    opened = natsConnection_Connect(&connection, nats->options);
-    if (opened != NATS_OK && opened != NATS_NOT_YET_CONNECTED)
-        return complain(nats, natsStatus_GetText(opened));
-    status = open_jetstream(nats, connection, &js);
-    replace(nats, connection, js);
-    if (status == NATS_OK)
-        status = open_guard(nats);
-    if (status == NATS_OK)
-        status = bus_nats_plain_listen(nats);
-    if (status != NATS_OK)
-        return complain(nats, natsStatus_GetText(status));
-    if (opened != NATS_OK)
-        return complain(nats, "it is tried again");
-    set_up(nats, true);
-    return true;
-}
-
-/* The client gives up only when it is refused (a password that is not taken twice): then there is another connection, as
- * the refusal may end some day. */
-bool bus_nats_connect(struct nats *nats)
-{
-    pthread_mutex_lock(&nats->lock);
-    bool needed = !nats->connection || nats->closed;
-    pthread_mutex_unlock(&nats->lock);
-    if (needed && clock_mono_ns() < nats->connect_ns)
-        return false;
-    nats->connect_ns = needed ? clock_deadline_ms(RECONNECT_MAX_MS) : nats->connect_ns;
-    return needed ? open_connection(nats) : atomic_load(&nats->up);
-}
+/* ---- subscriptions ---- */
 
 static void on_complete(void *closure)
 {
@@ -325,7 +220,7 @@ static void on_complete(void *closure)
     pthread_mutex_unlock(&nats->lock);
 }
 
-natsStatus bus_nats_listen_to(struct nats *nats, natsSubscription **subscription, const char *subject,
+natsStatus bus_nats_subscribe(struct nats *nats, natsSubscription **subscription, const char *subject,
                               const char *queue, natsMsgHandler handler, void *closure)
 {
     natsStatus status =
@@ -342,23 +237,121 @@ natsStatus bus_nats_listen_to(struct nats *nats, natsSubscription **subscription
     return natsSubscription_SetOnCompleteCB(*subscription, on_complete, nats);
 }
 
-natsStatus bus_nats_inbox_open(struct nats *nats, natsSubscription **inbox, char subject[NATS_NAME_BYTES],
-                               natsMsgHandler handler, void *closure)
+/* The server knows it before all that is sent next. */
+void bus_nats_unsubscribe(natsSubscription **subscription)
 {
-    natsInbox *name = NULL;
-    natsStatus status;
-
-    if (*inbox)
-        return NATS_OK;
-    status = natsInbox_Create(&name);
-    if (status != NATS_OK)
-        return status;
-    snprintf(subject, NATS_NAME_BYTES, "%s", name);
-    natsInbox_Destroy(name);
-    return bus_nats_listen_to(nats, inbox, subject, NULL, handler, closure);
+    natsSubscription_Destroy(*subscription);
+    *subscription = NULL;
 }
 
-/* Nothing of the client's calls us any more when this returns. */
+static void ignore_message(natsConnection *connection, natsSubscription *subscription, natsMsg *message,
+                           void *closure)
+{
+    (void)connection;
+    (void)subscription;
+    (void)closure;
+    natsMsg_Destroy(message);
+}
+
+/* Acknowledgements arrive by a subscription of the library, which does not report its end. This one ends after it, on the same
+ * thread. */
+static natsStatus open_last_subscription(struct nats *nats)
+{
+    natsInbox *inbox = NULL;
+    natsStatus status = natsInbox_Create(&inbox);
+
+    if (status == NATS_OK)
+        status = bus_nats_subscribe(nats, &nats->last_subscription, inbox, NULL, ignore_message, nats);
+    natsInbox_Destroy(inbox);
+    return status;
+}
+
+/* ---- connect and close ---- */
+
+static natsStatus open_jetstream(struct nats *nats, natsConnection *connection, jsCtx **js)
+{
+    jsOptions options;
+
+    jsOptions_Init(&options);
+    options.Wait = NATS_API_MS;
+    options.PublishAsync.AckHandler = bus_nats_on_ack;
+    options.PublishAsync.AckHandlerClosure = nats;
+    return natsConnection_JetStream(js, connection, &options);
+}
+
+static void replace_connection(struct nats *nats, natsConnection *connection, jsCtx *js)
+{
+    struct nats_old_connection *old = memory_zalloc(sizeof *old);
+    struct nats_listener *listener;
+
+    old->connection = nats->connection;
+    old->js = nats->js;
+    SLIST_INSERT_HEAD(&nats->old_connections, old, link);
+    bus_nats_unsubscribe(&nats->last_subscription);
+    LIST_FOREACH(listener, &nats->listeners, link)
+        bus_nats_unsubscribe(&listener->subscription);
+    for (size_t i = 0; i < nats->reader_count; i++) {
+        struct nats_reader *reader = nats->readers[i];
+        bus_nats_unsubscribe(&reader->members_inbox);
+        for (unsigned at = 0; at < reader->partition_count; at++) {
+            bus_nats_unsubscribe(&reader->partitions[at].pull.inbox);
+            for (int kind = 0; kind < ADVISORY_KINDS; kind++)
+                bus_nats_unsubscribe(&reader->partitions[at].watches[kind].pull.inbox);
+        }
+    }
+    nats->connection = connection;
+    nats->js = js;
+}
+
+/* Logged once for each outage. */
+static bool connect_failed(struct nats *nats, const char *error)
+{
+    if (!atomic_exchange(&nats->is_failure_logged, true))
+        log_warn("nats_unreachable", LOG_CSTR("servers", shown_servers(nats)), LOG_CSTR("error", error));
+    return false;
+}
+
+static bool open_connection(struct nats *nats)
+{
+    natsConnection *connection = NULL;
+    jsCtx *js = NULL;
+
+    pthread_mutex_lock(&nats->lock);
+    nats->is_closed = false;
+    pthread_mutex_unlock(&nats->lock);
+    natsStatus opened = natsConnection_Connect(&connection, nats->options);
+    if (opened != NATS_OK && opened != NATS_NOT_YET_CONNECTED)
+        return connect_failed(nats, natsStatus_GetText(opened));
+    natsStatus status = open_jetstream(nats, connection, &js);
+    replace_connection(nats, connection, js);
+    if (status == NATS_OK)
+        status = open_last_subscription(nats);
+    if (status == NATS_OK)
+        status = bus_nats_listeners_subscribe(nats);
+    if (status != NATS_OK)
+        return connect_failed(nats, natsStatus_GetText(status));
+    if (opened != NATS_OK)
+        return connect_failed(nats, "it is tried again");
+    set_up(nats, true);
+    return true;
+}
+
+/* The client stops reconnecting only when it is refused (wrong password, twice). Then there is a new connection, since the
+ * refusal may end. */
+bool bus_nats_connect(struct nats *nats)
+{
+    pthread_mutex_lock(&nats->lock);
+    bool is_needed = !nats->connection || nats->is_closed;
+    pthread_mutex_unlock(&nats->lock);
+    if (!is_needed)
+        return atomic_load(&nats->is_up);
+    if (clock_mono_ns() < nats->connect_ns)
+        return false;
+    nats->connect_ns = clock_deadline_ms(RECONNECT_MAX_MS);
+    return open_connection(nats);
+}
+
+/* The client calls nothing of ours after this. */
 void bus_nats_disconnect(struct nats *nats)
 {
     int64_t limit_ns = clock_deadline_ms(CLOSE_MS);
@@ -367,8 +360,8 @@ void bus_nats_disconnect(struct nats *nats)
         return;
     natsConnection_Close(nats->connection);
     pthread_mutex_lock(&nats->lock);
-    while ((!nats->closed || nats->subscriptions > 0) && clock_mono_ns() < limit_ns)
+    while ((!nats->is_closed || nats->subscriptions > 0) && clock_mono_ns() < limit_ns)
         bus_nats_wait(nats, limit_ns);
-    atomic_store(&nats->up, false);
+    atomic_store(&nats->is_up, false);
     pthread_mutex_unlock(&nats->lock);
 }

@@ -1,7 +1,6 @@
-/* Consumers on the server, one for each slot: a durable one where a group shares, which keeps the group's place; an
- * ephemeral one for a reader of everything, which is made anew from the place in our memory whenever there is doubt. */
+/* Consumers on the server, one for each partition of a reader: durable for a shared group, whose place it keeps; ephemeral for a
+ * reader of everything, created again from the place in our memory whenever something may be lost. */
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "base/clock.h"
 #include "base/hash.h"
@@ -11,10 +10,10 @@
 #define ACK_PENDING_MAX 10000
 #define EPHEMERAL_NS (INT64_C(300) * 1000000000)
 
-/* ---- shared ---- */
+/* ---- shared groups ---- */
 
-/* The server counts deliveries for us, also those that a process died of. A dead letter's are not counted there: it has
- * nowhere to go. */
+/* The server counts deliveries, also those to a process that crashed. Those of dead letters have no limit: they have no
+ * dead-letter topic of their own. */
 static int64_t deliveries_max(const struct nats_reader *reader)
 {
     unsigned attempts_max = reader->consumer.spec.attempts_max;
@@ -22,193 +21,164 @@ static int64_t deliveries_max(const struct nats_reader *reader)
     return attempts_max > 0 && reader->consumer.topic->dead ? (int64_t)attempts_max : -1;
 }
 
-static natsStatus add_durable(struct nats_slot *slot, const char *name, const char *subject,
-                              jsConsumerInfo **info)
+static natsStatus create_durable(struct nats_partition *partition, const char *name, const char *subject,
+                                 jsConsumerInfo **info)
 {
-    const struct bus_subscription *spec = &slot->reader->consumer.spec;
-    struct nats *nats = slot->reader->nats;
+    struct nats_reader *reader = partition->reader;
     jsConsumerConfig config;
 
     jsConsumerConfig_Init(&config);
     config.Durable = name;
-    config.Description = spec->group;
+    config.Description = reader->consumer.spec.group;
     config.FilterSubject = subject;
     config.AckPolicy = js_AckExplicit;
-    config.AckWait = nats->config.ack_wait_ms * 1000000;
-    config.MaxDeliver = deliveries_max(slot->reader);
+    config.AckWait = reader->nats->config.ack_wait_ms * 1000000;
+    config.MaxDeliver = deliveries_max(reader);
     config.MaxAckPending = ACK_PENDING_MAX;
-    config.DeliverPolicy = spec->from == BUS_FROM_START ? js_DeliverAll : js_DeliverNew;
-    if (slot->reader->ready) /* it was there, and is lost: rather once more than not at all … */
-        config.DeliverPolicy = js_DeliverAll;
-    if (slot->settled > 0) { /* … but for what we know of */
+    /* one that existed and is lost begins at the oldest message that is not known to be settled */
+    config.DeliverPolicy = reader->state != READER_STARTING || reader->consumer.spec.from == BUS_FROM_START
+                               ? js_DeliverAll
+                               : js_DeliverNew;
+    if (partition->settled > 0) {
         config.DeliverPolicy = js_DeliverByStartSequence;
-        config.OptStartSeq = (uint64_t)slot->settled + 1;
+        config.OptStartSeq = (uint64_t)partition->settled + 1;
     }
-    return js_AddConsumer(info, nats->js, slot->reader->topic->stream, &config, NULL, NULL);
+    return js_AddConsumer(info, reader->nats->js, reader->topic->stream, &config, NULL, NULL);
 }
 
-/* Somebody else may have made it: then it must be of the kind that we can read. NULL = it is. */
-static const char *find_problem(const struct nats_reader *reader, const jsConsumerConfig *there,
-                                const char *subject)
+/* Another program may have created it. NULL = it can be used. */
+static const char *find_durable_problem(const struct nats_reader *reader, const jsConsumerConfig *found,
+                                        const char *subject)
 {
-    bool ours = there->Description && strcmp(there->Description, reader->consumer.spec.group) == 0;
+    bool is_ours = found->Description && strcmp(found->Description, reader->consumer.spec.group) == 0;
 
-    if (!ours && !(reader->topic->exact && reader->consumer.topic->spec.partitions == 1))
+    if (!is_ours && !(reader->topic->exact && reader->partition_count == 1))
         return "it is another group's";
-    if (there->AckPolicy != js_AckExplicit)
+    if (found->AckPolicy != js_AckExplicit)
         return "it has no explicit acknowledgements";
-    if (there->DeliverSubject && there->DeliverSubject[0])
+    if (found->DeliverSubject && found->DeliverSubject[0])
         return "it pushes";
-    if (there->FilterSubject && there->FilterSubject[0] && strcmp(there->FilterSubject, subject) != 0)
+    if (found->FilterSubject && found->FilterSubject[0] && strcmp(found->FilterSubject, subject) != 0)
         return "it reads another subject";
     return NULL;
 }
 
-/* It works as it is, too, so a refusal is only told. */
-static void update_durable(struct nats_slot *slot, const char *name, const jsConsumerConfig *there)
+/* A refusal is only logged: the consumer works with its old limits too. */
+static void update_durable(struct nats_reader *reader, const char *name, const jsConsumerConfig *found)
 {
-    struct nats *nats = slot->reader->nats;
-    jsConsumerConfig config = *there;
+    jsConsumerConfig config = *found;
 
     config.Durable = name;
-    config.AckWait = nats->config.ack_wait_ms * 1000000;
-    config.MaxDeliver = deliveries_max(slot->reader);
-    if (config.AckWait == there->AckWait && config.MaxDeliver == there->MaxDeliver)
+    config.AckWait = reader->nats->config.ack_wait_ms * 1000000;
+    config.MaxDeliver = deliveries_max(reader);
+    if (config.AckWait == found->AckWait && config.MaxDeliver == found->MaxDeliver)
         return;
-    if (js_UpdateConsumer(NULL, nats->js, slot->reader->topic->stream, &config, NULL, NULL) == NATS_OK)
+    if (js_UpdateConsumer(NULL, reader->nats->js, reader->topic->stream, &config, NULL, NULL) == NATS_OK)
         log_info("nats_consumer_updated", LOG_CSTR("consumer", name),
-                 LOG_INT("ackWaitMs", nats->config.ack_wait_ms), LOG_INT("maxDeliver", config.MaxDeliver));
+                 LOG_INT("ackWaitMs", reader->nats->config.ack_wait_ms),
+                 LOG_INT("maxDeliver", config.MaxDeliver));
     else
         log_warn("nats_consumer_not_updated", LOG_CSTR("consumer", name),
                  LOG_CSTR("error", nats_GetLastError(NULL)));
 }
 
-static bool ensure_durable(struct nats_slot *slot)
+static bool ensure_durable(struct nats_partition *partition)
 {
-    struct nats_reader *reader = slot->reader;
+    struct nats_reader *reader = partition->reader;
     struct nats *nats = reader->nats;
     char name[NATS_NAME_BYTES], subject[NATS_NAME_BYTES];
     jsConsumerInfo *info = NULL;
 
-    if (slot->is_unsure)
+    if (partition->is_stream_replaced)
         return true;
-    bus_nats_durable(name, reader, slot->partition);
-    bus_nats_subject(subject, nats, reader->consumer.topic, slot->partition);
+    bus_nats_durable(name, reader, partition->number);
+    bus_nats_subject(subject, nats, reader->consumer.topic, partition->number);
     natsStatus status = js_GetConsumerInfo(&info, nats->js, reader->topic->stream, name, NULL, NULL);
-    if (status == NATS_NOT_FOUND && reader->ready && slot->state == SLOT_AWAY)
-        return true; /* it is lost, and who has the partition knows best where it stood */
+    if (status == NATS_NOT_FOUND && reader->state != READER_STARTING && partition->state == PARTITION_AWAY)
+        return true; /* it is lost; the holder of the partition knows what is settled, and creates it */
     if (status == NATS_NOT_FOUND)
-        status = add_durable(slot, name, subject, &info);
-    const char *problem = status == NATS_OK ? find_problem(reader, info->Config, subject) : NULL;
-    bool good = status == NATS_OK && !problem;
+        status = create_durable(partition, name, subject, &info);
+    const char *problem = status == NATS_OK ? find_durable_problem(reader, info->Config, subject) : NULL;
+    bool is_usable = status == NATS_OK && !problem;
     if (problem)
         log_error("nats_consumer_refused", LOG_CSTR("consumer", name), LOG_CSTR("error", problem));
-    if (good)
-        update_durable(slot, name, info->Config);
+    if (is_usable)
+        update_durable(reader, name, info->Config);
     jsConsumerInfo_Destroy(info);
-    if (!good)
+    if (!is_usable)
         return false;
     pthread_mutex_lock(&nats->lock);
-    snprintf(slot->consumer, sizeof slot->consumer, "%s", name);
+    memcpy(partition->consumer, name, sizeof name);
     pthread_mutex_unlock(&nats->lock);
     return true;
 }
 
-/* Only what was sent before the answer was made counts: a message that came after it does not stand for an earlier one that is
- * still on its way, perhaps by another member that gives it back. While such a one is here, the answer is too old. */
-bool bus_nats_slot_is_whole(struct nats_slot *slot, int64_t pending, uint64_t delivered, uint64_t floor)
+/* SYNCING to RUNNING, when nothing is missing. */
+void bus_nats_partition_sync(struct nats_partition *partition)
 {
-    bool is_old = slot->turn > delivered;
-    int64_t here = 0;
-
-    for (size_t i = 0; i < slot->count; i++) {
-        is_old |= slot->items[i].turn > delivered;
-        here += slot->items[i].turn <= delivered && slot->items[i].sequence > (int64_t)floor;
-    }
-    slot->owed = pending > here ? pending - here : 0;
-    return slot->owed == 0 && !is_old;
-}
-
-static uint64_t newest_turn(const struct nats_slot *slot)
-{
-    uint64_t newest = slot->turn;
-
-    for (size_t i = 0; i < slot->count; i++)
-        newest = slot->items[i].turn > newest ? slot->items[i].turn : newest;
-    return newest;
-}
-
-void bus_nats_slot_forget_turns(struct nats_slot *slot)
-{
-    slot->turn = 0;
-    for (size_t i = 0; i < slot->count; i++)
-        slot->items[i].turn = 0;
-}
-
-/* Everything that the server counts as sent and not acknowledged is in our hands: then nothing that comes next can be
- * earlier than what is here. */
-void bus_nats_slot_sync(struct nats_slot *slot)
-{
-    struct nats *nats = slot->reader->nats;
+    struct nats_reader *reader = partition->reader;
+    struct nats *nats = reader->nats;
     jsConsumerInfo *info = NULL;
 
     pthread_mutex_lock(&nats->lock);
-    uint64_t newest = newest_turn(slot);
+    uint64_t newest = partition->consumer_sequence;
+    for (size_t i = 0; i < partition->count; i++)
+        if (partition->items[i].consumer_sequence > newest)
+            newest = partition->items[i].consumer_sequence;
     pthread_mutex_unlock(&nats->lock);
     natsStatus status =
-        js_GetConsumerInfo(&info, nats->js, slot->reader->topic->stream, slot->consumer, NULL, NULL);
+        js_GetConsumerInfo(&info, nats->js, reader->topic->stream, partition->consumer, NULL, NULL);
     pthread_mutex_lock(&nats->lock);
     if (status == NATS_NOT_FOUND)
-        slot->reader->doubt = true;
-    if (status == NATS_OK && slot->state == SLOT_SYNCING) {
-        if (info->Delivered.Consumer < newest) /* the consumer was made anew, and counts anew */
-            bus_nats_slot_forget_turns(slot);
-        if (bus_nats_slot_is_whole(slot, info->NumAckPending, info->Delivered.Consumer,
-                                   info->AckFloor.Stream)) {
-            if (slot->turn < info->Delivered.Consumer) /* those were acknowledged, by whoever got them */
-                slot->turn = info->Delivered.Consumer;
-            slot->state = SLOT_RUNNING;
-            bus_nats_reader_wake(slot->reader);
+        reader->needs_check = true;
+    if (status == NATS_OK && partition->state == PARTITION_SYNCING) {
+        if (info->Delivered.Consumer < newest) /* the consumer was created again, and counts from 1 */
+            bus_nats_partition_reset_sequences(partition);
+        if (bus_nats_partition_is_complete(partition, info->NumAckPending, info->Delivered.Consumer,
+                                           info->AckFloor.Stream)) {
+            if (partition->consumer_sequence < info->Delivered.Consumer) /* those are acknowledged */
+                partition->consumer_sequence = info->Delivered.Consumer;
+            bus_nats_partition_move(partition, PARTITION_RUNNING);
+            bus_nats_reader_dispatch(reader);
         }
     }
     pthread_mutex_unlock(&nats->lock);
     jsConsumerInfo_Destroy(info);
-    bus_nats_slot_pull(slot);
+    bus_nats_partition_request(partition);
 }
 
-/* ---- everything ---- */
+/* ---- readers of everything ---- */
 
-static int64_t next_wanted(const struct nats_slot *slot)
+static int64_t next_sequence(const struct nats_partition *partition)
 {
-    return slot->count > 0 ? slot->items[slot->count - 1].sequence + 1 : slot->settled + 1;
+    return partition->count > 0 ? partition->items[partition->count - 1].sequence + 1
+                                : partition->settled + 1;
 }
 
-static int64_t first_wanted(const struct nats_slot *slot, const jsStreamState *state)
+static int64_t first_sequence(const struct nats_partition *partition, const jsStreamState *state)
 {
-    const struct bus_subscription *spec = &slot->reader->consumer.spec;
-
-    if (slot->reader->ready)
-        return next_wanted(slot);
-    return spec->from == BUS_FROM_START && state->FirstSeq > 0 ? (int64_t)state->FirstSeq
-                                                               : (int64_t)state->LastSeq + 1;
+    if (partition->reader->state != READER_STARTING)
+        return next_sequence(partition);
+    return partition->reader->consumer.spec.from == BUS_FROM_START && state->FirstSeq > 0
+               ? (int64_t)state->FirstSeq
+               : (int64_t)state->LastSeq + 1;
 }
 
-static bool make_ephemeral(struct nats_slot *slot, const jsStreamInfo *stream)
+static bool replace_ephemeral(struct nats_partition *partition, const jsStreamInfo *stream)
 {
-    struct nats_reader *reader = slot->reader;
+    struct nats_reader *reader = partition->reader;
     struct nats *nats = reader->nats;
     char subject[NATS_NAME_BYTES], name[NATS_NAME_BYTES], old[NATS_NAME_BYTES];
     jsConsumerConfig config;
-    jsConsumerInfo *info = NULL;
 
     pthread_mutex_lock(&nats->lock);
-    int64_t from = first_wanted(slot, &stream->State);
-    snprintf(old, sizeof old, "%s", slot->consumer);
+    int64_t from = first_sequence(partition, &stream->State);
+    memcpy(old, partition->consumer, sizeof old);
     pthread_mutex_unlock(&nats->lock);
     if (old[0])
         js_DeleteConsumer(nats->js, reader->topic->stream, old, NULL, NULL);
-    bus_nats_subject(subject, nats, reader->consumer.topic, slot->partition);
-    snprintf(name, sizeof name, "every_%u_%016llx", slot->partition, (unsigned long long)random_u64());
+    bus_nats_subject(subject, nats, reader->consumer.topic, partition->number);
+    snprintf(name, sizeof name, "every_%u_%016llx", partition->number, (unsigned long long)random_u64());
     jsConsumerConfig_Init(&config);
     config.Name = name;
     config.Description = reader->consumer.spec.group;
@@ -219,157 +189,130 @@ static bool make_ephemeral(struct nats_slot *slot, const jsStreamInfo *stream)
     config.InactiveThreshold = EPHEMERAL_NS;
     config.MemoryStorage = true;
     config.Replicas = 1;
-    natsStatus status = js_AddConsumer(&info, nats->js, reader->topic->stream, &config, NULL, NULL);
-    jsConsumerInfo_Destroy(info);
-    if (status != NATS_OK) {
+    if (js_AddConsumer(NULL, nats->js, reader->topic->stream, &config, NULL, NULL) != NATS_OK) {
         log_debug("nats_consumer_waits", LOG_CSTR("error", nats_GetLastError(NULL)));
         return false;
     }
     pthread_mutex_lock(&nats->lock);
-    if (!reader->ready)
-        slot->settled = from - 1;
-    snprintf(slot->consumer, sizeof slot->consumer, "%s", name);
-    slot->state = SLOT_RUNNING;
-    slot->turn = 0;
-    slot->asked = 0;
+    if (reader->state == READER_STARTING)
+        partition->settled = from - 1;
+    memcpy(partition->consumer, name, sizeof name);
+    bus_nats_partition_move(partition, PARTITION_RUNNING);
+    partition->consumer_sequence = 0;
+    partition->pull.requested = 0;
     pthread_mutex_unlock(&nats->lock);
     return true;
 }
 
 /* ---- gaps ---- */
 
-/* What comes while the stream is asked about is newer than the answer. */
-static natsStatus ask_about_stream(struct nats_reader *reader, jsStreamInfo **stream)
+/* What arrives during the request is newer than the answer. */
+static natsStatus get_stream(struct nats_reader *reader, jsStreamInfo **stream)
 {
     struct nats *nats = reader->nats;
 
     pthread_mutex_lock(&nats->lock);
-    for (unsigned i = 0; i < reader->consumer.topic->spec.partitions; i++)
-        reader->slots[i].next_before = next_wanted(&reader->slots[i]);
+    for (unsigned i = 0; i < reader->partition_count; i++)
+        reader->partitions[i].next_before = next_sequence(&reader->partitions[i]);
     pthread_mutex_unlock(&nats->lock);
     return js_GetStreamInfo(stream, nats->js, reader->topic->stream, NULL, NULL);
 }
 
-static bool is_made_anew(const struct nats_slot *slot, const jsStreamInfo *stream)
+/* Under the lock. Retention deleted messages before they were handled, or the stream lost its tail or was created again. The
+ * place of a group is known here only while the partition is ours and something of it was settled. While a job runs the
+ * partition is looked at again after it; what a group has settled means nothing in a stream that counts from 1 again, so until
+ * then nothing is read. */
+static void check_gap(struct nats_partition *partition, const jsStreamInfo *stream)
 {
-    return slot->created_ns && slot->created_ns != stream->Created;
-}
-
-static bool has_lost_tail(const struct nats_slot *slot, const jsStreamInfo *stream)
-{
-    return slot->next_before > (int64_t)stream->State.LastSeq + 1;
-}
-
-/* Under the lock. Retention was faster than we were, or the stream is not what it was. Where a group stands is known here
- * only while the partition is ours and something of it was settled. */
-static void look_for_gap(struct nats_slot *slot, const jsStreamInfo *stream)
-{
-    bool anew = is_made_anew(slot, stream), lost_tail = has_lost_tail(slot, stream);
+    bool is_shared = nats_reader_is_shared(partition->reader);
     int64_t first = (int64_t)stream->State.FirstSeq, end = (int64_t)stream->State.LastSeq + 1;
-    bool trimmed = next_wanted(slot) < first;
-    bool known = slot->state != SLOT_AWAY &&
-                 (slot->settled > 0 || slot->count > 0 || slot->reader->consumer.spec.mode == BUS_EVERY);
+    bool is_new = partition->stream_created_ns && partition->stream_created_ns != stream->Created;
+    bool has_lost_tail = partition->next_before > end, is_trimmed = next_sequence(partition) < first;
+    bool is_known =
+        partition->state != PARTITION_AWAY && (partition->settled > 0 || partition->count > 0 || !is_shared);
 
-    slot->created_ns = stream->Created;
-    if (!anew && !(known && (lost_tail || trimmed)))
-        return;
-    for (size_t i = 0; i < slot->count; i++)
-        bus_nats_item_free(&slot->items[i]);
-    if (anew)
-        bus_nats_fates_drop(slot);
-    slot->is_out = false;
-    slot->gap = known;
-    slot->gap_from = next_wanted(slot);
-    slot->gap_next = anew ? 1 : lost_tail ? end : first;
-    slot->settled = slot->gap_next - 1;
-    slot->count = 0;
-    slot->reader->doubt = true;
-}
-
-/* Under the lock. A slot whose handler runs is looked at again when it is done. What a group has settled means nothing in a
- * stream that counts anew, so it reads nothing there until then: it would take the new messages for old ones. */
-static void look_at_busy(struct nats_slot *slot, const jsStreamInfo *stream)
-{
-    slot->is_unsure = slot->reader->consumer.spec.mode == BUS_SHARED &&
-                      (is_made_anew(slot, stream) || has_lost_tail(slot, stream));
-    if (!slot->is_unsure)
-        return;
-    slot->consumer[0] = '\0';
-    slot->reader->doubt = true;
-}
-
-static void look_for_gaps(struct nats_reader *reader, const jsStreamInfo *stream)
-{
-    struct nats *nats = reader->nats;
-
-    pthread_mutex_lock(&nats->lock);
-    for (unsigned i = 0; i < reader->consumer.topic->spec.partitions; i++) {
-        struct nats_slot *slot = &reader->slots[i];
-        slot->is_unsure = false;
-        if (slot->busy)
-            look_at_busy(slot, stream);
-        else
-            look_for_gap(slot, stream);
+    partition->is_stream_replaced = partition->is_busy && is_shared && (is_new || has_lost_tail);
+    if (partition->is_stream_replaced) {
+        partition->consumer[0] = '\0';
+        partition->reader->needs_check = true;
     }
-    bus_nats_reader_wake(reader);
-    pthread_mutex_unlock(&nats->lock);
+    if (partition->is_busy)
+        return;
+    partition->stream_created_ns = stream->Created;
+    if (!is_new && !(is_known && (has_lost_tail || is_trimmed)))
+        return;
+    partition->gap_from = next_sequence(partition);
+    bus_nats_partition_clear(partition);
+    if (is_new)
+        bus_nats_advisories_drop(partition);
+    partition->has_gap = is_known;
+    partition->gap_next = is_new ? 1 : has_lost_tail ? end : first;
+    partition->settled = partition->gap_next - 1;
+    partition->reader->needs_check = true;
+}
+
+static void check_gaps(struct nats_reader *reader, const jsStreamInfo *stream)
+{
+    pthread_mutex_lock(&reader->nats->lock);
+    for (unsigned i = 0; i < reader->partition_count; i++)
+        check_gap(&reader->partitions[i], stream);
+    bus_nats_reader_dispatch(reader);
+    pthread_mutex_unlock(&reader->nats->lock);
 }
 
 /* ---- a reader ---- */
 
-static void mark_ready(struct nats_reader *reader)
-{
-    pthread_mutex_lock(&reader->nats->lock);
-    reader->ready = true;
-    bus_nats_reader_wake(reader);
-    pthread_mutex_unlock(&reader->nats->lock);
-}
-
 bool bus_nats_consumers_ensure(struct nats_reader *reader)
 {
-    bool shared = reader->consumer.spec.mode == BUS_SHARED, good = true;
+    bool is_shared = nats_reader_is_shared(reader), is_good = true;
     jsStreamInfo *stream = NULL;
 
-    if (!atomic_load(&reader->consumer.topic->known) || ask_about_stream(reader, &stream) != NATS_OK)
+    if (!atomic_load(&reader->consumer.topic->known) || get_stream(reader, &stream) != NATS_OK)
         return false;
-    look_for_gaps(reader, stream);
-    for (unsigned i = 0; i < reader->consumer.topic->spec.partitions && good; i++) {
-        struct nats_slot *slot = &reader->slots[i];
-        good =
-            bus_nats_inbox_open(reader->nats, &slot->inbox, slot->inbox_subject, bus_nats_on_message, slot) ==
-                NATS_OK &&
-            (shared ? ensure_durable(slot) && bus_nats_watches_ensure(slot) : make_ephemeral(slot, stream));
+    check_gaps(reader, stream);
+    for (unsigned i = 0; i < reader->partition_count && is_good; i++) {
+        struct nats_partition *partition = &reader->partitions[i];
+        is_good = bus_nats_partition_open(partition) == NATS_OK &&
+                  (is_shared ? ensure_durable(partition) && bus_nats_watches_ensure(partition)
+                             : replace_ephemeral(partition, stream));
     }
-    if (good && shared)
-        good = bus_nats_members_listen(reader) == NATS_OK;
+    if (is_good && is_shared)
+        is_good = bus_nats_members_subscribe(reader) == NATS_OK;
     jsStreamInfo_Destroy(stream);
-    if (good)
-        mark_ready(reader);
-    for (unsigned i = 0; i < reader->consumer.topic->spec.partitions && good; i++)
-        bus_nats_slot_pull(&reader->slots[i]);
-    return good;
+    if (!is_good)
+        return false;
+    pthread_mutex_lock(&reader->nats->lock);
+    if (reader->state == READER_STARTING)
+        reader->state = READER_READY;
+    bus_nats_reader_dispatch(reader);
+    pthread_mutex_unlock(&reader->nats->lock);
+    for (unsigned i = 0; i < reader->partition_count; i++)
+        bus_nats_partition_request(&reader->partitions[i]);
+    return true;
 }
 
-/* A place where nothing of ours was, while others of the stream came: it moves on with the stream. */
-static void look_at_slot(struct nats_slot *slot, const jsStreamInfo *stream)
+/* The place of a partition without new messages moves on with the stream. */
+static void look_at_partition(struct nats_partition *partition, const jsStreamInfo *stream)
 {
-    struct nats *nats = slot->reader->nats;
+    struct nats_reader *reader = partition->reader;
+    struct nats *nats = reader->nats;
+    int64_t last = (int64_t)stream->State.LastSeq;
     jsConsumerInfo *info = NULL;
+    bool is_found = partition->consumer[0] && js_GetConsumerInfo(&info, nats->js, reader->topic->stream,
+                                                                 partition->consumer, NULL, NULL) == NATS_OK;
 
-    if (!slot->consumer[0] || js_GetConsumerInfo(&info, nats->js, slot->reader->topic->stream, slot->consumer,
-                                                 NULL, NULL) != NATS_OK) {
-        pthread_mutex_lock(&nats->lock);
-        slot->reader->doubt |= slot->consumer[0] != '\0' && atomic_load(&nats->up);
-        pthread_mutex_unlock(&nats->lock);
-        return;
-    }
     pthread_mutex_lock(&nats->lock);
-    bool every = slot->reader->consumer.spec.mode == BUS_EVERY;
-    slot->pending = info->NumPending + (every ? slot->count : (uint64_t)info->NumAckPending);
-    if (slot->pending == 0 && slot->count == 0 && slot->state == SLOT_RUNNING &&
-        info->Delivered.Stream <= stream->State.LastSeq && slot->settled < (int64_t)stream->State.LastSeq &&
-        slot->settled > 0 && !slot->busy && (int64_t)info->Delivered.Stream <= slot->settled)
-        slot->settled = (int64_t)stream->State.LastSeq;
+    if (!is_found) {
+        reader->needs_check |= partition->consumer[0] && atomic_load(&nats->is_up);
+    } else {
+        int64_t delivered = (int64_t)info->Delivered.Stream;
+        partition->pending = info->NumPending + (nats_reader_is_shared(reader) ? (uint64_t)info->NumAckPending
+                                                                               : partition->count);
+        if (partition->pending == 0 && partition->count == 0 && partition->state == PARTITION_RUNNING &&
+            !partition->is_busy && partition->settled > 0 && delivered <= partition->settled &&
+            partition->settled < last)
+            partition->settled = last;
+    }
     pthread_mutex_unlock(&nats->lock);
     jsConsumerInfo_Destroy(info);
 }
@@ -379,13 +322,13 @@ void bus_nats_reader_look(struct nats_reader *reader)
     jsStreamInfo *stream = NULL;
     uint64_t lag = 0;
 
-    if (ask_about_stream(reader, &stream) != NATS_OK)
+    if (get_stream(reader, &stream) != NATS_OK)
         return;
-    for (unsigned i = 0; i < reader->consumer.topic->spec.partitions; i++) {
-        look_at_slot(&reader->slots[i], stream);
-        lag += reader->slots[i].pending;
+    for (unsigned i = 0; i < reader->partition_count; i++) {
+        look_at_partition(&reader->partitions[i], stream);
+        lag += reader->partitions[i].pending;
     }
-    look_for_gaps(reader, stream);
+    check_gaps(reader, stream);
     metric_set(reader->consumer.lag, (double)lag);
     jsStreamInfo_Destroy(stream);
 }

@@ -1,27 +1,35 @@
-/* The NATS driver's inside: one connection, a keeper thread, and a slot for each partition of each subscription.
+/* Inside the NATS driver: one connection, one upkeep task, and a struct nats_partition for each partition of each reader.
  *
- *   client's threads ──message──▶ slot (queue by sequence) ──job──▶ worker: bus_deliver() ──▶ +ACK, -NAK, +TERM
- *                                   ▲                                 keeper: streams, consumers, leases, WPI, lag
- *                                   └── pull requests, as there is room
- *   advisories ──▶ slot's watches ──▶ the same job: the letter that nobody sent
+ *   client's threads ──message──▶ partition (queue by sequence) ──job──▶ worker: bus_deliver() ──▶ +ACK, -NAK, +TERM
+ *                                   ▲                                upkeep: streams, consumers, leases, +WPI, lag
+ *                                   └── pull requests
+ *   advisories ──▶ partition ──▶ the same job: dead letters of messages that the server has given up
  *
- * One lock, `lock`, for everything below it; nothing is sent or asked while it is held. */
+ *   driver.c      create, start, stop, destroy; readers      partition.c   states and queue of a partition
+ *   connection.c  connect, reconnect, subscriptions          delivery.c    its job: batches and acknowledgements
+ *   stream.c      names; streams of topics; lease bucket     consumer.c    its consumer; gaps, lag
+ *   message.c     encode and decode                          lease.c       members of a group; leases of partitions
+ *   publish.c     bus_publish(), plain subjects              advisories.c  messages that the server has given up
+ *   pull.c        pull requests, replies to messages         advisory_stream.c  the streams that keep advisories
+ *   upkeep.c      the task
+ *
+ * nats->lock protects all of it; no request is sent while it is held. */
 #ifndef FRESHET_BUS_NATS_INSIDE_H
 #define FRESHET_BUS_NATS_INSIDE_H
 
 #include <nats/nats.h>
 #include <pthread.h>
 
-#include "base/buf.h"
+#include "base/list.h"
 #include "bus/bus_inside.h"
 #include "bus/bus_nats.h"
 #include "bus/delivery.h"
+#include "loop/task.h"
 
 #define NATS_NAME_BYTES 256
-#define NATS_API_MS 2000 /* for one answer of the server's */
-#define NATS_WINDOW_MS_MAX (INT64_C(366) * 24 * 3600 * 1000)
-#define NATS_BURIED_KEPT 4096 /* several batches: their advisories come one by one, behind them */
-#define NATS_OVERDUE_WAITS 3  /* for acknowledgements: then what was NAKed should have come again */
+#define NATS_LONG_NAME_BYTES (3 * NATS_NAME_BYTES) /* of several names */
+#define NATS_API_MS 2000                           /* for one reply of the server */
+#define NATS_DEAD_KEPT 4096 /* several batches: their advisories arrive one by one, after them */
 
 struct nats;
 struct nats_reader;
@@ -29,135 +37,136 @@ struct nats_reader;
 /* ---- topics ---- */
 struct nats_topic {
     char stream[NATS_NAME_BYTES - 32], subject[NATS_NAME_BYTES - 32]; /* there is room for a partition */
-    bool exact;        /* its owner named it so: with one partition nothing is added */
-    int64_t window_ns; /* a repeated id is dropped within this; 0 = nobody said */
+    bool exact;        /* named by configuration: with one partition nothing is added */
+    int64_t window_ns; /* the server drops a repeated id within this; 0 = the default */
     char problem[256]; /* why it cannot be used; "" = it can */
+};
+
+/* ---- pull requests to one consumer: its messages arrive at the inbox ---- */
+struct nats_pull {
+    natsSubscription *inbox;
+    char inbox_subject[NATS_NAME_BYTES];
+    int64_t requested, until_ns; /* messages that the open request may still bring */
+};
+
+/* Where a message comes from, by its reply subject. */
+struct nats_origin {
+    struct str consumer;
+    uint64_t delivered, sequence, time_ns;
+    uint64_t consumer_sequence; /* the consumer's count of what it has sent */
 };
 
 /* ---- messages that are here and not settled ---- */
 struct nats_item {
     int64_t sequence, created_us;
     uint64_t
-        delivered; /* how often. More than once: perhaps to a process that died of it, so it is handled alone */
-    uint64_t turn;    /* the consumer's count when it was sent, the last time; 0 = by an earlier connection */
-    bool given_up;    /* the server will not send it again, but here it is */
-    natsMsg *message; /* NULL: the server has it back (-NAK) and sends it again */
+        delivered; /* how often. More than once: perhaps to a process that crashed by it, so it is handled alone */
+    uint64_t consumer_sequence; /* when it was last sent; 0 = on an earlier connection */
+    bool given_up;              /* the server does not send it again */
+    natsMsg *message;           /* NULL: returned to the server (-NAK), which sends it again */
 };
 
-/* ---- what the server is done with, though nobody acknowledged it ---- */
-enum nats_fate_kind { FATE_USED_UP, FATE_TERMINATED, FATE_KINDS };
+/* ---- advisories: the server has given up a message that was not acknowledged ---- */
+enum nats_advisory_kind { ADVISORY_MAX_DELIVERIES, ADVISORY_TERMINATED, ADVISORY_KINDS };
 
-struct nats_fate {
-    enum nats_fate_kind kind;
-    int64_t sequence, deliveries, told_us;
-    natsMsg *advisory; /* acknowledged when the letter is out */
+struct nats_advisory {
+    enum nats_advisory_kind kind;
+    int64_t sequence, deliveries, sent_us;
+    natsMsg *message; /* acknowledged after the dead letter is stored */
 };
 
-/* A consumer of the advisories of one kind about a slot's consumer. */
+/* A durable consumer of the advisories of one kind about the consumer of one partition. */
 struct nats_watch {
-    struct nats_slot *slot;
-    enum nats_fate_kind kind;
-    natsSubscription *inbox;
-    char inbox_subject[NATS_NAME_BYTES];
-    char stream[NATS_NAME_BYTES]; /* "" = nobody keeps them */
-    int64_t asked, asked_until_ns;
+    struct nats_partition *partition;
+    enum nats_advisory_kind kind;
+    struct nats_pull pull;
+    char stream[NATS_NAME_BYTES]; /* "" = there is none */
 };
 
-/* A partition that this process reads.
- *   AWAY    somebody else's, or nobody's yet
- *   SYNCING ours; the server has sent messages that are not in our hands, and they come first
- *   RUNNING ours; what comes is the next in order */
-enum nats_slot_state { SLOT_AWAY, SLOT_SYNCING, SLOT_RUNNING };
+/* ---- a partition of a reader ----
+ *
+ *            lease                 all here
+ *   AWAY ──────────▶ SYNCING ───────────────▶ RUNNING      SYNCING, RUNNING ──▶ LEAVING ──▶ AWAY
+ *                       ▲  new connection, message missing  │
+ *                       └───────────────────────────────────┘        BUS_EVERY: AWAY ──▶ RUNNING, no lease */
+enum nats_partition_state {
+    PARTITION_AWAY,    /* of another member, or of none */
+    PARTITION_SYNCING, /* ours; messages that the server has sent are missing here, and must be handled first */
+    PARTITION_RUNNING, /* ours; the message that arrives next is the next in order */
+    PARTITION_LEAVING, /* its last job runs */
+};
 
-struct nats_slot {
+struct nats_partition {
     struct worker_job work; /* first */
     struct nats_reader *reader;
-    unsigned partition;
-    enum nats_slot_state state;
-    bool busy;
+    unsigned number;
+    enum nats_partition_state state;
+    bool is_busy; /* its job is queued or runs */
     int64_t busy_since_ns;
     struct bus_delivery delivery; /* the job's */
-    bool *dead;                   /* the job's: which of a batch were TERMed */
+    bool *dead;                   /* the job's: messages of its batch that are dead letters */
 
-    struct nats_item *items; /* by sequence */
-    size_t count, capacity;
-    int64_t settled;               /* every message up to here is done with */
-    int64_t due_ns;                /* no sooner */
-    uint64_t turn;                 /* the consumer's count of what it has sent, of the last that came */
-    int64_t owed;                  /* while SYNCING: sent by the server, and not here */
-    int64_t asked, asked_until_ns; /* messages that the open pull request may still bring */
-    int64_t created_ns;            /* the stream's birth; another one: it was made anew, its sequence too */
-    int64_t next_before;           /* what it wanted when the stream was last asked about */
-    bool is_unsure;                /* the stream is another one, and a handler of the old one runs */
-    bool gap;                      /* on_gap is to be told: */
-    int64_t gap_from, gap_next;
-    bool is_out;        /* the database does not answer: nothing more is asked for */
-    int64_t overdue_ns; /* what was NAKed should have come again by then */
-
-    struct nats_watch watches[FATE_KINDS];
-    struct nats_fate *fates;
-    size_t fate_count;
-    int64_t buried[NATS_BURIED_KEPT]; /* of the last: an advisory of these tells nothing new */
-    unsigned buried_next;
-
-    natsSubscription *inbox;
-    char inbox_subject[NATS_NAME_BYTES];
+    struct nats_pull pull;
     char consumer[NATS_NAME_BYTES]; /* "" = there is none yet */
+    struct nats_item *items;        /* by sequence */
+    size_t count, capacity;
+    int64_t settled;            /* all messages up to this sequence are done */
+    int64_t due_ns;             /* no batch before */
+    int64_t overdue_ns;         /* a message returned to the server should have been sent again by then */
+    uint64_t consumer_sequence; /* of the message that arrived last */
+    int64_t missing;            /* SYNCING: sent by the server, and not here */
+    bool is_database_down;      /* no further messages are requested */
+    uint64_t pending;           /* lag at the last look */
+
+    int64_t stream_created_ns; /* another value: the stream was created again, and counts from 1 */
+    int64_t next_before;       /* the sequence that was next when the stream was last asked for */
+    bool is_stream_replaced;   /* nothing is read: the stream is another one, and a job of the old one runs */
+    bool has_gap;              /* on_gap is to be called with: */
+    int64_t gap_from, gap_next;
+
+    struct nats_watch watches[ADVISORY_KINDS];
+    struct nats_advisory *advisories;
+    size_t advisory_count;
+    int64_t dead_sequences[NATS_DEAD_KEPT]; /* the last dead letters: their advisories need no other one */
+    unsigned dead_next;
+
     uint64_t lease_revision;
     int64_t lease_until_ns;
-    bool give_up;     /* the lease goes to another member when the job is done */
-    uint64_t pending; /* of the last look */
 };
 
-/* Who else reads with this group, by what they say of themselves. */
+/* Another process of the group, by its announcements. */
 struct nats_member {
     char id[17];
-    int64_t heard_ns;
+    int64_t seen_ns;
+};
+
+enum nats_reader_state {
+    READER_STARTING,
+    READER_READY,     /* its consumers exist */
+    READER_ANNOUNCED, /* on_ready was called */
 };
 
 struct nats_reader {
     struct bus_consumer consumer;
     struct nats *nats;
     const struct nats_topic *topic;
-    struct nats_slot *slots; /* one for each partition */
-    unsigned busy, turn;
-    bool ready, ready_told, doubt; /* doubt: consumers are to be looked at */
+    struct nats_partition *partitions;
+    unsigned partition_count, busy, turn;
+    enum nats_reader_state state;
+    bool needs_check; /* of its consumers */
     struct nats_member *members;
     size_t member_count;
     natsSubscription *members_inbox;
-    char members_subject[3 * NATS_NAME_BYTES];
-    int64_t say_ns;
-    bool answer; /* somebody new is to hear of us */
+    char members_subject[NATS_LONG_NAME_BYTES];
+    int64_t announce_ns;
+    bool is_announcement_due; /* a new member does not know of this one */
 };
 
-/* ---- publishing: at most one message of a key is on its way ---- */
-struct nats_entry {
-    natsMsg *message; /* on its way; only compared */
-    char id[BUS_REASON_BYTES];
-    bool settled;
-    int64_t offset;
-    struct nats_entry *before, *after; /* of the same topic and key; NULL = none */
-    struct nats_entry *next_ready;
-};
-struct nats_publication {
-    struct nats_publication *next;
-    struct nats_entry *entries;
-    size_t count, flying, next_expected;
-    struct nats_entry *ready, **ready_end; /* may be sent: what was before them is settled */
-    enum status status;                    /* the server's refusal, for good */
-    char refusal[128];
-};
+struct nats_publication; /* publish.c */
 
-/* A connection that the client has given up. */
-struct nats_grave {
-    struct nats_grave *next;
-    natsConnection *connection;
-    jsCtx *js;
-};
-
-/* ---- plain subjects ---- */
-struct nats_listening {
-    struct nats_listening *next;
+/* ---- a plain subject ---- */
+struct nats_listener {
+    LIST_ENTRY(nats_listener) link;
     struct nats *nats;
     char *subject, *queue;
     void (*on_message)(void *context, const struct bus_nats_plain *message);
@@ -165,125 +174,144 @@ struct nats_listening {
     natsSubscription *subscription;
 };
 
+/* A connection that the client has closed: calls that still use it fail. Freed with the bus. */
+struct nats_old_connection {
+    SLIST_ENTRY(nats_old_connection) link;
+    natsConnection *connection;
+    jsCtx *js;
+};
+
 struct nats {
     struct bus bus; /* first */
     struct bus_nats_config config;
     struct db_pool *pool; /* NULL: handlers get no transaction */
     struct nats_topic *topics;
-    char kept_in[FATE_KINDS][NATS_NAME_BYTES]; /* the keeper's: streams of advisories; "" = not yet */
-    bool unkept[FATE_KINDS];                   /* the keeper's: the log says so */
-    char id[17];                               /* this member */
+    char id[17]; /* of this member */
     natsOptions *options;
-    _Atomic(natsConnection *) connection; /* NULL till the keeper's first try */
+    _Atomic(natsConnection *) connection; /* NULL until the first attempt */
     _Atomic(jsCtx *) js;
-    natsSubscription *guard;
-    struct nats_grave *graves;
-    int64_t connect_ns; /* no sooner is there another */
-    kvStore *leases;
-    int64_t lease_ns;
+    natsSubscription *last_subscription; /* ends after all others */
+    SLIST_HEAD(, nats_old_connection) old_connections;
     struct metric_series *reconnects;
 
+    /* the upkeep's */
+    struct worker_pool *upkeep_thread; /* its own: handlers may wait for what it does */
+    struct task *upkeep;
+    unsigned upkeep_epoch;
+    bool upkeep_failed;
+    int64_t look_ns, extend_ns, connect_ns;
+    kvStore *leases;
+    int64_t lease_ns;
+    char advisory_streams[ADVISORY_KINDS][NATS_NAME_BYTES]; /* "" = none yet */
+    bool advisory_stream_failed[ADVISORY_KINDS];            /* and that is logged */
+
     pthread_mutex_t lock;
-    pthread_cond_t changed; /* for everybody who waits: few do */
+    pthread_cond_t changed; /* for all that wait */
     struct nats_reader **readers;
     size_t reader_count;
-    struct nats_publication *publications;
-    struct nats_listening *listenings;
-    pthread_t keeper;
-    bool started, stopping, cancelled, kicked, doubt; /* doubt: streams are to be looked at */
-    atomic_bool up, complained;
-    unsigned epoch;         /* how often it was connected */
-    unsigned busy;          /* slots at work */
-    unsigned subscriptions; /* the client may still call us for these */
-    bool closed;
+    LIST_HEAD(, nats_publication) publications;
+    LIST_HEAD(, nats_listener) listeners;
+    bool is_stopping, is_cancelled, needs_check; /* needs_check: of streams */
+    atomic_bool is_up, is_failure_logged;
+    unsigned epoch;         /* counts connections */
+    unsigned busy;          /* partitions whose job runs */
+    unsigned subscriptions; /* for which the client may still call us */
+    bool is_closed;
 };
 
-/* names.c */
+static inline bool nats_reader_is_shared(const struct nats_reader *reader)
+{
+    return reader->consumer.spec.mode == BUS_SHARED;
+}
+
+/* connection.c */
+enum status bus_nats_options_create(struct nats *nats, struct error *error) MUST_CHECK;
+bool bus_nats_connect(struct nats *nats); /* the upkeep's; false = not connected */
+void bus_nats_disconnect(struct nats *nats);
+/* Calls `handler` on the client's threads until bus_nats_disconnect(). */
+natsStatus bus_nats_subscribe(struct nats *nats, natsSubscription **subscription, const char *subject,
+                              const char *queue, natsMsgHandler handler, void *closure);
+void bus_nats_unsubscribe(natsSubscription **subscription);
+void bus_nats_wait(struct nats *nats, int64_t until_ns); /* under the lock: until something changes */
+void bus_nats_wake(struct nats *nats);                   /* under the lock: the upkeep, and all that wait */
+
+/* stream.c */
 enum status bus_nats_names_init(struct nats *nats, const struct bus_nats_config *config,
                                 struct error *error) MUST_CHECK;
-bool bus_nats_is_stream_name(const char *name);
 void bus_nats_subject(char out[NATS_NAME_BYTES], const struct nats *nats, const struct bus_topic_state *topic,
                       unsigned partition);
 void bus_nats_durable(char out[NATS_NAME_BYTES], const struct nats_reader *reader, unsigned partition);
 struct nats_topic *bus_nats_topic(const struct nats *nats, const struct bus_topic_state *topic);
+bool bus_nats_streams_ensure(struct nats *nats);
 
-/* connection.c */
-enum status bus_nats_options(struct nats *nats, struct error *error) MUST_CHECK;
-bool bus_nats_connect(struct nats *nats); /* the keeper's: false = not yet */
-void bus_nats_disconnect(struct nats *nats);
-/* Calls `handler` on the client's threads until bus_nats_disconnect(). */
-natsStatus bus_nats_listen_to(struct nats *nats, natsSubscription **subscription, const char *subject,
-                              const char *queue, natsMsgHandler handler, void *closure);
-natsStatus bus_nats_inbox_open(struct nats *nats, natsSubscription **inbox, char subject[NATS_NAME_BYTES],
-                               natsMsgHandler handler, void *closure); /* once; it has a name of its own */
-void bus_nats_inbox_close(natsSubscription **inbox); /* the server hears of it before all that is told next */
-void bus_nats_wait(struct nats *nats, int64_t until_ns); /* under the lock: until something changes */
-void bus_nats_kick(struct nats *nats);                   /* under the lock: the keeper has something to do */
-
-/* headers.c: a message there and here */
+/* message.c */
 natsStatus bus_nats_encode(const struct bus_message *message, const char *subject, const char *id,
                            natsMsg **out, size_t *bytes);
-void bus_nats_decode_headers(natsMsg *from, struct arena *arena,
-                             struct bus_message *message); /* and the key, and whether it is poison */
+void bus_nats_decode(natsMsg *from, struct arena *arena, struct bus_message *message); /* all but its place */
 
 /* publish.c */
 enum status bus_nats_publish(struct bus *bus, struct bus_message *messages, size_t count, int64_t deadline_ns,
                              struct error *error);
 void bus_nats_on_ack(jsCtx *js, natsMsg *message, jsPubAck *ack, jsPubAckErr *refusal, void *closure);
+natsStatus bus_nats_listeners_subscribe(struct nats *nats);
+void bus_nats_listeners_free(struct nats *nats);
 
-/* stream.c, on the keeper */
-bool bus_nats_streams_ensure(struct nats *nats);
+/* pull.c */
+bool bus_nats_origin_parse(natsMsg *message, struct nats_origin *origin);
+void bus_nats_reply(struct nats *nats, natsMsg *message, const char *text);
+void bus_nats_nak(struct nats *nats, natsMsg *message, int64_t delay_ms);
+natsStatus bus_nats_pull_open(struct nats *nats, struct nats_pull *pull, natsMsgHandler handler,
+                              void *closure);
+bool bus_nats_pull_is_open(const struct nats_pull *pull); /* under the lock: is a request open? */
+void bus_nats_pull_begin(struct nats *nats, struct nats_pull *pull,
+                         int64_t count); /* under the lock; then: */
+void bus_nats_pull_send(struct nats *nats, struct nats_pull *pull, const char *stream, const char *consumer,
+                        int64_t count, int64_t bytes_max);
+/* Not under the lock: the message is the server's end of the request. True: the consumer does not exist. */
+bool bus_nats_pull_end(struct nats *nats, struct nats_pull *pull, natsMsg *message);
 
-/* consumer.c, on the keeper */
+/* partition.c; under the lock, but for _request(), _extend(), _drop() */
+void bus_nats_partition_move(struct nats_partition *partition, enum nats_partition_state to);
+struct nats_item *bus_nats_partition_find(struct nats_partition *partition, int64_t sequence);
+bool bus_nats_partition_is_complete(struct nats_partition *partition, int64_t pending, uint64_t delivered,
+                                    uint64_t floor);
+void bus_nats_partition_reset_sequences(struct nats_partition *partition);
+void bus_nats_partition_clear(struct nats_partition *partition);
+natsStatus bus_nats_partition_open(struct nats_partition *partition); /* its inbox */
+void bus_nats_partition_request(struct nats_partition *partition);    /* messages, as there is room */
+void bus_nats_partition_extend(struct nats_partition *partition);
+void bus_nats_partition_drop(struct nats_partition *partition, bool give_back);
+
+/* delivery.c; under the lock */
+void bus_nats_partition_init(struct nats_partition *partition, struct nats_reader *reader, unsigned number);
+void bus_nats_reader_dispatch(struct nats_reader *reader);
+
+/* consumer.c, on the upkeep */
 bool bus_nats_consumers_ensure(struct nats_reader *reader);
-void bus_nats_slot_sync(struct nats_slot *slot);
-/* Under the lock, as the next. Counts what the server has sent and is not in our hands, by its answer about the consumer: `pending` sent and
- * not acknowledged, `delivered` its count of what it has sent, `floor` acknowledged up to here. True: it is all here. */
-bool bus_nats_slot_is_whole(struct nats_slot *slot, int64_t pending, uint64_t delivered, uint64_t floor);
-void bus_nats_slot_forget_turns(struct nats_slot *slot);
+void bus_nats_partition_sync(struct nats_partition *partition);
 void bus_nats_reader_look(struct nats_reader *reader); /* lag, gaps */
 
-/* advisory.c, on the keeper */
-void bus_nats_advisories_keep(struct nats *nats);
-bool bus_nats_watches_ensure(struct nats_slot *slot);
-void bus_nats_watches_pull(struct nats_slot *slot);
+/* advisory_stream.c, on the upkeep */
+#define NATS_ADVISORY_PREFIX "$JS.EVENT.ADVISORY.CONSUMER."
+extern const char *const bus_nats_advisory_names[ADVISORY_KINDS];
+bool bus_nats_is_watched(const struct nats_reader *reader); /* are its advisories read? */
+void bus_nats_advisory_streams_ensure(struct nats *nats);
 
-/* given_up.c */
-bool bus_nats_fates_are_due(const struct nats_slot *slot, int64_t now_ns); /* under the lock */
-void bus_nats_fates_settle(struct nats_slot *slot);                        /* the job's */
-void bus_nats_fates_drop(struct nats_slot *slot);                          /* under the lock */
-void bus_nats_bury_note(struct nats_slot *slot, int64_t sequence);         /* under the lock */
+/* advisories.c; the first two on the upkeep, _settle() on the job, the others under the lock */
+bool bus_nats_watches_ensure(struct nats_partition *partition);
+void bus_nats_watches_request(struct nats_partition *partition);
+void bus_nats_advisories_settle(struct nats_partition *partition);
+bool bus_nats_advisories_are_due(const struct nats_partition *partition, int64_t now_ns);
+void bus_nats_advisories_drop(struct nats_partition *partition);
+void bus_nats_dead_note(struct nats_partition *partition, int64_t sequence);
+int64_t bus_nats_overdue_ns(const struct nats *nats, int64_t wait_ms);
 
-/* slot.c */
-struct nats_origin {
-    struct str consumer;
-    uint64_t delivered, sequence, turn, time_ns; /* turn: the consumer's own count of what it has sent */
-};
-bool bus_nats_origin_parse(const char *reply, struct nats_origin *origin);
-void bus_nats_on_message(natsConnection *connection, natsSubscription *subscription, natsMsg *message,
-                         void *slot);
-bool bus_nats_slot_pull(struct nats_slot *slot); /* asks if there is room; not under the lock */
-void bus_nats_slot_extend(struct nats_slot *slot);
-void bus_nats_slot_drop(struct nats_slot *slot, bool give_back); /* what no job has in hand */
-bool bus_nats_tell(struct nats *nats, natsMsg *message, const char *what);
-void bus_nats_refuse(struct nats *nats, natsMsg *message); /* when our requests are over, let it come again */
-void bus_nats_item_free(struct nats_item *item);
-
-/* jobs.c; under the lock */
-void bus_nats_job_init(struct nats_slot *slot);
-void bus_nats_reader_wake(struct nats_reader *reader);
-
-/* lease.c, on the keeper */
+/* lease.c, on the upkeep */
 void bus_nats_leases_keep(struct nats_reader *reader);
 void bus_nats_leases_release(struct nats_reader *reader, int64_t deadline_ns);
-natsStatus bus_nats_members_listen(struct nats_reader *reader);
-void bus_nats_members_say(struct nats_reader *reader, const char *what);
+natsStatus bus_nats_members_subscribe(struct nats_reader *reader);
 
-/* keeper.c */
-void *bus_nats_keeper_run(void *nats);
-
-/* plain.c */
-natsStatus bus_nats_plain_listen(struct nats *nats);
-void bus_nats_plain_free(struct nats *nats);
+/* upkeep.c */
+task_run_fn bus_nats_upkeep_step;
 
 #endif

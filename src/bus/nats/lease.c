@@ -1,13 +1,13 @@
-/* Who of a group handles which partition: a lease for each, in a JetStream bucket whose entries end by themselves, taken
- * and renewed by compare-and-set. Whose it should be follows from who is there: the members, in the order of their ids, take
- * turns. They know of each other by a word now and then; should they not agree for a moment, the lease still has one holder.
+/* Which member of a group handles which partition: a lease for each partition, an entry of a JetStream bucket that expires by
+ * itself, taken and renewed by compare-and-set. The member that should have a partition follows from the members that are there:
+ * in the order of their ids they take turns. Members announce themselves; while they disagree for a moment, a lease still has
+ * one holder.
  *
- * A holder that was frozen finds its lease over by its own clock, which went on, before it begins another batch. What it had
- * begun it finishes and acknowledges: its effect is in the database, once more than the new holder's, and must know its
- * event id (delivery.h). A lease ends twice as late as the wait for acknowledgements, so by then the server gives the new
- * holder what the old one had, and in order. */
+ * A holder that was frozen finds its lease over, by its own clock, before it begins another batch. The batch under way is
+ * finished and acknowledged: its effect is in the database, and handlers know an event that was handled by its id (delivery.h).
+ * A lease is twice as long as the wait for acknowledgements, so the server sends the new holder what the old one had, in order.
+ * ADR 0014 compares this with advisory locks of PostgreSQL. */
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "base/clock.h"
 #include "base/failpoint.h"
@@ -20,25 +20,17 @@
 
 /* ---- members ---- */
 
-/* Under the lock. */
-static struct nats_member *find_member(struct nats_reader *reader, const char *id)
-{
-    for (size_t i = 0; i < reader->member_count; i++)
-        if (strcmp(reader->members[i].id, id) == 0)
-            return &reader->members[i];
-    return NULL;
-}
-
-static void remove_member(struct nats_reader *reader, struct nats_member *member)
-{
-    *member = reader->members[--reader->member_count];
-}
-
-static struct nats_member *add_member(struct nats_reader *reader, const char *id)
+/* Under the lock; adds it. NULL: there are more members than partitions can be, this one would get none. */
+static struct nats_member *get_member(struct nats_reader *reader, const char *id, bool *is_new)
 {
     struct nats_member *member;
 
-    if (reader->member_count == BUS_PARTITIONS_MAX) /* the others would have nothing to do anyway */
+    *is_new = false;
+    for (size_t i = 0; i < reader->member_count; i++)
+        if (strcmp(reader->members[i].id, id) == 0)
+            return &reader->members[i];
+    *is_new = true;
+    if (reader->member_count == BUS_PARTITIONS_MAX)
         return NULL;
     reader->members =
         memory_realloc_array(reader->members, reader->member_count + 1, sizeof reader->members[0]);
@@ -47,36 +39,42 @@ static struct nats_member *add_member(struct nats_reader *reader, const char *id
     return member;
 }
 
-/* "ID here", "ID free" (a lease is), "ID gone" */
-static void on_word(natsConnection *connection, natsSubscription *subscription, natsMsg *message,
-                    void *closure)
+static void remove_member(struct nats_reader *reader, struct nats_member *member)
+{
+    *member = reader->members[--reader->member_count];
+}
+
+/* "ID here", "ID free" (of a lease), "ID gone" */
+static void on_announcement(natsConnection *connection, natsSubscription *subscription, natsMsg *message,
+                            void *closure)
 {
     struct nats_reader *reader = closure;
     struct nats *nats = reader->nats;
     struct str text = str_of(natsMsg_GetData(message), (size_t)natsMsg_GetDataLength(message)), id_text;
     char id[sizeof nats->id];
+    bool is_new;
 
     (void)connection;
     (void)subscription;
-    if (text.len > 0 && str_split(&text, ' ', &id_text) && id_text.len == sizeof id - 1) {
+    if (text.len > 0 && str_split(&text, ' ', &id_text) && id_text.len == sizeof id - 1 &&
+        !str_eq(id_text, str_from(nats->id))) {
         snprintf(id, sizeof id, "%.*s", STR_ARG(id_text));
+        bool is_gone = str_eq(text, STR("gone")), is_free = str_eq(text, STR("free"));
         pthread_mutex_lock(&nats->lock);
-        struct nats_member *member = strcmp(id, nats->id) == 0 ? NULL : find_member(reader, id);
-        bool other = strcmp(id, nats->id) != 0, gone = str_eq(text, STR("gone"));
-        bool news = other && (gone || !member || str_eq(text, STR("free")));
-        if (gone && member)
+        struct nats_member *member = get_member(reader, id, &is_new);
+        if (member && is_gone)
             remove_member(reader, member);
-        else if (other && !gone && (member || (member = add_member(reader, id))))
-            member->heard_ns = clock_mono_ns();
-        reader->answer |= other && !gone && news;
-        if (news)
-            bus_nats_kick(nats);
+        else if (member)
+            member->seen_ns = clock_mono_ns();
+        reader->is_announcement_due |= !is_gone && (is_new || is_free);
+        if (is_gone || is_new || is_free)
+            bus_nats_wake(nats);
         pthread_mutex_unlock(&nats->lock);
     }
     natsMsg_Destroy(message);
 }
 
-natsStatus bus_nats_members_listen(struct nats_reader *reader)
+natsStatus bus_nats_members_subscribe(struct nats_reader *reader)
 {
     char group[NATS_NAME_BYTES];
 
@@ -85,11 +83,11 @@ natsStatus bus_nats_members_listen(struct nats_reader *reader)
     bus_nats_durable(group, reader, 0);
     snprintf(reader->members_subject, sizeof reader->members_subject, "_FRESHET.members.%s.%s",
              reader->topic->stream, group);
-    return bus_nats_listen_to(reader->nats, &reader->members_inbox, reader->members_subject, NULL, on_word,
-                              reader);
+    return bus_nats_subscribe(reader->nats, &reader->members_inbox, reader->members_subject, NULL,
+                              on_announcement, reader);
 }
 
-void bus_nats_members_say(struct nats_reader *reader, const char *what)
+static void announce(struct nats_reader *reader, const char *what)
 {
     char text[64];
 
@@ -97,163 +95,155 @@ void bus_nats_members_say(struct nats_reader *reader, const char *what)
     natsConnection_PublishString(reader->nats->connection, reader->members_subject, text);
 }
 
-/* Under the lock: is this partition ours, by the members that were heard of? */
-static bool is_ours(struct nats_reader *reader, unsigned partition)
+/* Under the lock: by the members that announced themselves lately. */
+static bool should_hold(struct nats_reader *reader, unsigned partition)
 {
     int64_t oldest_ns = clock_mono_ns() - reader->nats->config.ack_wait_ms * CLOCK_NS_PER_MS;
-    size_t rank = 0, count = 1;
+    size_t rank = 0;
 
-    for (size_t i = 0; i < reader->member_count;) {
+    for (size_t i = reader->member_count; i-- > 0;) {
         struct nats_member *member = &reader->members[i];
-        if (member->heard_ns < oldest_ns) {
+        rank += member->seen_ns >= oldest_ns && strcmp(member->id, reader->nats->id) < 0;
+        if (member->seen_ns < oldest_ns)
             remove_member(reader, member);
-            continue;
-        }
-        count++;
-        rank += strcmp(member->id, reader->nats->id) < 0;
-        i++;
     }
-    return partition % count == rank;
+    return partition % (reader->member_count + 1) == rank;
 }
 
 /* ---- leases ---- */
 
-static void lease_key(const struct nats_slot *slot, char out[2 * NATS_NAME_BYTES])
+static void lease_key(const struct nats_partition *partition, char out[2 * NATS_NAME_BYTES])
 {
     char durable[NATS_NAME_BYTES];
 
-    bus_nats_durable(durable, slot->reader, slot->partition);
-    snprintf(out, 2 * NATS_NAME_BYTES, "%s.%s", slot->reader->topic->stream, durable);
+    bus_nats_durable(durable, partition->reader, partition->number);
+    snprintf(out, 2 * NATS_NAME_BYTES, "%s.%s", partition->reader->topic->stream, durable);
 }
 
-static natsStatus take(struct nats_slot *slot, uint64_t *revision)
+static natsStatus write_lease(struct nats_partition *partition, const char *holder, uint64_t *revision)
 {
-    struct nats *nats = slot->reader->nats;
+    char key[2 * NATS_NAME_BYTES];
+
+    lease_key(partition, key);
+    return kvStore_UpdateString(revision, partition->reader->nats->leases, key, holder,
+                                partition->lease_revision);
+}
+
+static bool take_lease(struct nats_partition *partition, uint64_t *revision)
+{
+    struct nats *nats = partition->reader->nats;
     char key[2 * NATS_NAME_BYTES];
     kvEntry *entry = NULL;
 
-    lease_key(slot, key);
+    lease_key(partition, key);
     natsStatus status = kvStore_Get(&entry, nats->leases, key);
     if (status == NATS_NOT_FOUND)
-        return kvStore_CreateString(revision, nats->leases, key, nats->id);
-    if (status == NATS_OK) {
-        const char *holder = kvEntry_ValueString(entry);
-        bool free_now = holder && (strcmp(holder, FREE) == 0 || strcmp(holder, nats->id) == 0);
-        status = free_now
-                     ? kvStore_UpdateString(revision, nats->leases, key, nats->id, kvEntry_Revision(entry))
-                     : NATS_NOT_PERMITTED;
-    }
+        return kvStore_CreateString(revision, nats->leases, key, nats->id) == NATS_OK;
+    if (status != NATS_OK)
+        return false;
+    const char *holder = kvEntry_ValueString(entry);
+    bool is_taken =
+        holder && (strcmp(holder, FREE) == 0 || strcmp(holder, nats->id) == 0) &&
+        kvStore_UpdateString(revision, nats->leases, key, nats->id, kvEntry_Revision(entry)) == NATS_OK;
     kvEntry_Destroy(entry);
-    return status;
+    return is_taken;
 }
 
-static natsStatus put(struct nats_slot *slot, const char *value, uint64_t *revision)
+/* Under the lock. Shorter than the server's, since clocks differ and requests take time. */
+static void set_lease(struct nats_partition *partition, uint64_t revision, int64_t asked_ns)
 {
-    char key[2 * NATS_NAME_BYTES];
-
-    lease_key(slot, key);
-    return kvStore_UpdateString(revision, slot->reader->nats->leases, key, value, slot->lease_revision);
+    partition->lease_revision = revision;
+    partition->lease_until_ns = asked_ns + partition->reader->nats->lease_ns * 4 / 5;
 }
 
-static int64_t lease_end(const struct nats *nats, int64_t asked_ns)
+static void begin_partition(struct nats_partition *partition, uint64_t revision, int64_t asked_ns)
 {
-    return asked_ns + nats->lease_ns * 4 / 5;
-}
-
-static void begin(struct nats_slot *slot, uint64_t revision, int64_t asked_ns)
-{
-    struct nats *nats = slot->reader->nats;
+    struct nats *nats = partition->reader->nats;
 
     pthread_mutex_lock(&nats->lock);
-    slot->lease_revision = revision;
-    slot->lease_until_ns = lease_end(nats, asked_ns);
-    slot->state = SLOT_SYNCING;
-    slot->turn = 0;
-    slot->give_up = false;
-    slot->asked = 0;
-    slot->is_out = false;
+    set_lease(partition, revision, asked_ns);
+    bus_nats_partition_move(partition, PARTITION_SYNCING);
+    partition->consumer_sequence = 0;
+    partition->pull.requested = 0;
+    partition->is_database_down = false;
     pthread_mutex_unlock(&nats->lock);
     FAILPOINT("nats.lease_taken");
-    log_debug("nats_partition_taken", LOG_CSTR("topic", slot->reader->consumer.spec.topic),
-              LOG_CSTR("group", slot->reader->consumer.spec.group), LOG_INT("partition", slot->partition));
+    log_debug("nats_partition_taken", LOG_CSTR("topic", partition->reader->consumer.spec.topic),
+              LOG_CSTR("group", partition->reader->consumer.spec.group),
+              LOG_INT("partition", partition->number));
 }
 
-/* Not ours any more: nothing of it is begun, and what a job has in hand is its last. The request that is open ends with the
- * inbox, before anything is given back: or the server would send us the same again at once, until its deliveries are used
- * up. */
-static bool end(struct nats_slot *slot, bool give_back)
+/* No further batch begins. The inbox, and with it the open request, ends before messages are returned: or the server would send
+ * them here again at once, until their deliveries are used up. False: a job runs. */
+static bool end_partition(struct nats_partition *partition, bool give_back)
 {
-    struct nats *nats = slot->reader->nats;
+    struct nats *nats = partition->reader->nats;
 
     pthread_mutex_lock(&nats->lock);
-    slot->give_up = true;
-    bool busy = slot->busy;
-    if (!busy)
-        slot->state = SLOT_AWAY;
+    bool is_busy = partition->is_busy;
+    bus_nats_partition_move(partition, is_busy ? PARTITION_LEAVING : PARTITION_AWAY);
     pthread_mutex_unlock(&nats->lock);
-    if (!busy && give_back)
-        bus_nats_inbox_close(&slot->inbox);
-    if (!busy)
-        bus_nats_slot_drop(slot, give_back);
-    return !busy;
+    if (is_busy)
+        return false;
+    if (give_back)
+        bus_nats_unsubscribe(&partition->pull.inbox);
+    bus_nats_partition_drop(partition, give_back);
+    return true;
 }
 
-static void release(struct nats_slot *slot)
+static void release_partition(struct nats_partition *partition)
 {
     uint64_t revision;
 
-    if (!end(slot, true))
+    if (!end_partition(partition, true))
         return;
-    natsConnection_FlushTimeout(slot->reader->nats->connection,
-                                NATS_API_MS / 4); /* what was told is there first */
+    /* the replies reach the server before the lease is free */
+    natsConnection_FlushTimeout(partition->reader->nats->connection, NATS_API_MS / 4);
     FAILPOINT("nats.before_release");
-    if (put(slot, FREE, &revision) == NATS_OK)
-        bus_nats_members_say(slot->reader, "free");
+    if (write_lease(partition, FREE, &revision) == NATS_OK)
+        announce(partition->reader, "free");
 }
 
-static bool open_inbox(struct nats_slot *slot)
+static void renew_lease(struct nats_partition *partition, int64_t asked_ns)
 {
-    return bus_nats_inbox_open(slot->reader->nats, &slot->inbox, slot->inbox_subject, bus_nats_on_message,
-                               slot) == NATS_OK;
+    struct nats *nats = partition->reader->nats;
+    uint64_t revision;
+
+    if (write_lease(partition, nats->id, &revision) != NATS_OK)
+        return; /* the server does not answer, or another member has it: it expires */
+    bus_nats_partition_extend(partition);
+    pthread_mutex_lock(&nats->lock);
+    set_lease(partition, revision, asked_ns);
+    pthread_mutex_unlock(&nats->lock);
 }
 
-/* A handler that does not come back must not keep its partition for ever. */
-static bool is_stuck(const struct nats_slot *slot)
+static void keep_lease(struct nats_partition *partition)
 {
-    const struct nats *nats = slot->reader->nats;
-
-    return slot->busy && clock_mono_ns() > slot->busy_since_ns +
-                                               (nats->config.handler_ms + STUCK_SLACK_MS) * CLOCK_NS_PER_MS;
-}
-
-static void keep(struct nats_slot *slot)
-{
-    struct nats *nats = slot->reader->nats;
+    struct nats *nats = partition->reader->nats;
     int64_t asked_ns = clock_mono_ns();
     uint64_t revision;
 
     pthread_mutex_lock(&nats->lock);
-    bool held = slot->state != SLOT_AWAY, over = asked_ns >= slot->lease_until_ns;
-    /* While the database is away nobody could do better, and each message that changes hands loses a delivery. */
-    bool ours = is_ours(slot->reader, slot->partition) || (held && slot->is_out), stuck = is_stuck(slot);
-    bool due = asked_ns > slot->lease_until_ns - nats->lease_ns / 2, give_up = slot->give_up;
+    bool is_held = partition->state != PARTITION_AWAY, is_leaving = partition->state == PARTITION_LEAVING;
+    /* a handler that does not return must not keep its partition for ever */
+    bool is_stuck =
+        partition->is_busy &&
+        asked_ns > partition->busy_since_ns + (nats->config.handler_ms + STUCK_SLACK_MS) * CLOCK_NS_PER_MS;
+    /* while the database is down it is down for all, and each message that changes hands uses up a delivery */
+    bool should =
+        should_hold(partition->reader, partition->number) || (is_held && partition->is_database_down);
+    bool is_over = asked_ns >= partition->lease_until_ns;
+    bool is_due = asked_ns > partition->lease_until_ns - nats->lease_ns / 2;
     pthread_mutex_unlock(&nats->lock);
-    if (!held) {
-        if (ours && take(slot, &revision) == NATS_OK && open_inbox(slot))
-            begin(slot, revision, asked_ns);
-    } else if (over || stuck) {
-        end(slot, false);
-    } else if (!ours || give_up) {
-        release(slot);
-    } else if (due) {
-        if (put(slot, nats->id, &revision) != NATS_OK)
-            return; /* the server is away, or somebody has it: it ends by itself */
-        bus_nats_slot_extend(slot);
-        pthread_mutex_lock(&nats->lock);
-        slot->lease_revision = revision;
-        slot->lease_until_ns = lease_end(nats, asked_ns);
-        pthread_mutex_unlock(&nats->lock);
-    }
+    if (!is_held && should && take_lease(partition, &revision) &&
+        bus_nats_partition_open(partition) == NATS_OK)
+        begin_partition(partition, revision, asked_ns);
+    else if (is_held && (is_over || is_stuck))
+        end_partition(partition, false);
+    else if (is_held && (!should || is_leaving))
+        release_partition(partition);
+    else if (is_held && is_due)
+        renew_lease(partition, asked_ns);
 }
 
 void bus_nats_leases_keep(struct nats_reader *reader)
@@ -261,29 +251,26 @@ void bus_nats_leases_keep(struct nats_reader *reader)
     int64_t now_ns = clock_mono_ns();
 
     pthread_mutex_lock(&reader->nats->lock);
-    bool speak = now_ns >= reader->say_ns || reader->answer;
-    reader->answer = false;
+    bool is_due = now_ns >= reader->announce_ns || reader->is_announcement_due;
+    reader->is_announcement_due = false;
     pthread_mutex_unlock(&reader->nats->lock);
-    if (speak) {
-        bus_nats_members_say(reader, "here");
-        reader->say_ns = now_ns + reader->nats->config.ack_wait_ms * CLOCK_NS_PER_MS / 5;
+    if (is_due) {
+        announce(reader, "here");
+        reader->announce_ns = now_ns + reader->nats->config.ack_wait_ms * CLOCK_NS_PER_MS / 5;
     }
-    for (unsigned i = 0; i < reader->consumer.topic->spec.partitions; i++)
-        keep(&reader->slots[i]);
+    for (unsigned i = 0; i < reader->partition_count; i++)
+        keep_lease(&reader->partitions[i]);
 }
 
+/* At the end; no job runs. */
 void bus_nats_leases_release(struct nats_reader *reader, int64_t deadline_ns)
 {
     struct nats *nats = reader->nats;
 
-    for (unsigned i = 0; i < reader->consumer.topic->spec.partitions; i++) {
-        struct nats_slot *slot = &reader->slots[i];
-        pthread_mutex_lock(&nats->lock);
-        bool held = slot->state != SLOT_AWAY;
-        pthread_mutex_unlock(&nats->lock);
-        if (held && clock_mono_ns() < deadline_ns && atomic_load(&nats->up))
-            release(slot);
-    }
+    for (unsigned i = 0; i < reader->partition_count; i++)
+        if (reader->partitions[i].state != PARTITION_AWAY && clock_mono_ns() < deadline_ns &&
+            atomic_load(&nats->is_up))
+            release_partition(&reader->partitions[i]);
     if (reader->members_inbox)
-        bus_nats_members_say(reader, "gone");
+        announce(reader, "gone");
 }

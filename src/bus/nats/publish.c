@@ -1,44 +1,48 @@
-/* Publishing: the first message of each key flies at once, the next one when it is acknowledged, and the call returns when all
- * are. So a message that the server refuses (its stream has no leader for a moment, or no room) is not overtaken by a later one
- * of its key (O3), and keys do not wait for each other.
+/* Publishing: the first message of each key is sent at once, the next one after its acknowledgement, and the call returns when
+ * all are acknowledged. So a message that the server refuses (its stream has no leader for a moment, or no room) is not stored
+ * after a later one of its key (O3), and keys do not wait for each other.
  *
- * What is not acknowledged when the connection comes back is sent again, in its order and with the same Nats-Msg-Id: the
- * server drops it if it had it already. The id is the event id, so that the same holds for a caller who tries again;
- * the second of the same event id in one call is meant, and gets one of its own. A dead letter's is made of the group and
- * the place, since several groups may bury the same event, and one group's members the same message; a letter that goes back
- * to its topic carries these still, and is no repetition of what it was. */
+ * Messages that are not acknowledged when the connection is back are sent again, in order and with the same Nats-Msg-Id: the
+ * server drops those that it has. The id is the event id, so a retry of the caller is dropped too; a second message of the same
+ * event id in one call is intended, and gets an id of its own. The id of a dead letter is made of the group and the place, since
+ * several groups may give up the same event, and two members of a group the same message; a letter that is sent back to its
+ * topic still has these headers, and is not a repetition of the first message. */
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "base/clock.h"
 #include "base/failpoint.h"
 #include "base/hash.h"
+#include "base/map.h"
 #include "base/memory.h"
 #include "bus/nats/inside.h"
 
-enum { AGAIN_MS = 50 /* after the server had nobody to answer */, IN_FLIGHT_MAX = 4000 };
+enum { AGAIN_MS = 50 /* after a refusal */, IN_FLIGHT_MAX = 4000 };
+
+struct entry {
+    struct bus_message *message;
+    natsMsg *sent; /* on its way; only compared */
+    char id[BUS_REASON_BYTES];
+    bool is_acked;
+    struct entry *before, *after; /* of the same topic and key; NULL = none */
+    struct map_node by_key;       /* the last one of its key, while they are linked */
+    STAILQ_ENTRY(entry) ready;
+};
+
+/* One call. Under nats->lock, which is open while messages are sent. */
+struct nats_publication {
+    LIST_ENTRY(nats_publication) link;
+    struct nats *nats;
+    int64_t deadline_ns;
+    unsigned epoch; /* of the connection that its messages are on */
+    struct entry *entries;
+    size_t count, in_flight, next_expected;
+    STAILQ_HEAD(, entry) ready; /* may be sent: the one before is acknowledged */
+    enum status status;         /* of a refusal for which a retry is useless */
+    char refusal[128];
+};
 
 /* ---- ids ---- */
-
-static unsigned occurrences_before(const struct bus_message *messages, size_t at, struct str id)
-{
-    unsigned count = 0;
-
-    for (size_t i = 0; i < at; i++)
-        count += str_eq(bus_message_header(&messages[i], STR(BUS_HEADER_EVENT_ID)), id) &&
-                 str_eq(messages[i].topic, messages[at].topic);
-    return count;
-}
-
-/* The content tells places of a stream that was made anew from those of the old one. */
-static void make_letter_id(const struct bus_message *letter, char out[BUS_REASON_BYTES])
-{
-    struct str group = bus_message_header(letter, STR(BUS_HEADER_DEAD_GROUP));
-    struct str offset = bus_message_header(letter, STR(BUS_HEADER_DEAD_OFFSET));
-
-    snprintf(out, BUS_REASON_BYTES, "freshet:dlq-%.*s-%u-%.*s-%016llx", STR_ARG(group), letter->partition,
-             STR_ARG(offset), (unsigned long long)hash_content(letter->payload));
-}
 
 static void make_id(struct nats *nats, const struct bus_message *messages, size_t at,
                     char out[BUS_REASON_BYTES])
@@ -47,20 +51,25 @@ static void make_id(struct nats *nats, const struct bus_message *messages, size_
     struct str id = bus_message_header(message, STR(BUS_HEADER_EVENT_ID));
     struct str group = bus_message_header(message, STR(BUS_HEADER_DEAD_GROUP));
     struct str offset = bus_message_header(message, STR(BUS_HEADER_DEAD_OFFSET));
-    bool carries = id.len > 0 && id.len <= 100;
+    bool is_usable = id.len > 0 && id.len <= 100;
+    unsigned before = 0;
 
-    for (size_t i = 0; i < id.len && carries; i++)
-        carries = id.ptr[i] > ' ' && id.ptr[i] < 0x7f;
+    for (size_t i = 0; i < id.len && is_usable; i++)
+        is_usable = id.ptr[i] > ' ' && id.ptr[i] < 0x7f;
     if (group.ptr && offset.ptr && !bus_topic_find(&nats->bus, message->topic)->dead) {
-        make_letter_id(message, out);
+        /* a letter; a stream that was created again has other content at the same place */
+        snprintf(out, BUS_REASON_BYTES, "freshet:dlq-%.*s-%u-%.*s-%016llx", STR_ARG(group),
+                 message->partition, STR_ARG(offset), (unsigned long long)hash_content(message->payload));
         return;
     }
-    if (!carries) {
+    if (!is_usable) {
         snprintf(out, BUS_REASON_BYTES, "freshet:%016llx%016llx", (unsigned long long)random_u64(),
                  (unsigned long long)random_u64());
         return;
     }
-    unsigned before = occurrences_before(messages, at, id);
+    for (size_t i = 0; i < at; i++)
+        before += str_eq(bus_message_header(&messages[i], STR(BUS_HEADER_EVENT_ID)), id) &&
+                  str_eq(messages[i].topic, message->topic);
     int len = snprintf(out, BUS_REASON_BYTES, "%.*s", STR_ARG(id));
     if (group.ptr)
         len += snprintf(out + len, BUS_REASON_BYTES - (size_t)len, "@%.*s@%u@%.*s", STR_ARG(group),
@@ -69,77 +78,55 @@ static void make_id(struct nats *nats, const struct bus_message *messages, size_
         snprintf(out + len, BUS_REASON_BYTES - (size_t)len, "#%u", before + 1);
 }
 
-/* ---- who waits for whom ---- */
-
-static void make_ready(struct nats_publication *publication, struct nats_entry *entry)
-{
-    entry->next_ready = NULL;
-    *publication->ready_end = entry;
-    publication->ready_end = &entry->next_ready;
-}
-
-static struct nats_entry *take_ready(struct nats_publication *publication)
-{
-    struct nats_entry *entry = publication->ready;
-
-    if (entry && !(publication->ready = entry->next_ready))
-        publication->ready_end = &publication->ready;
-    return entry;
-}
-
-static void clear_ready(struct nats_publication *publication)
-{
-    publication->ready = NULL;
-    publication->ready_end = &publication->ready;
-}
-
-static bool is_same_key(const struct bus_message *a, const struct bus_message *b)
-{
-    return str_eq(a->key, b->key) && str_eq(a->topic, b->topic);
-}
-
 /* Links the messages of each key in their order. Those without a key wait for none. */
-static void link_keys(struct nats_publication *publication, const struct bus_message *messages)
+static void link_keys(struct nats_publication *publication)
 {
-    size_t slots = 2;
+    struct map last_of_key = {0};
 
-    while (slots < 2 * publication->count)
-        slots *= 2;
-    size_t *last = memory_zalloc(slots * sizeof last[0]); /* of a key: its place + 1; 0 = free */
     for (size_t i = 0; i < publication->count; i++) {
-        if (!messages[i].key.ptr)
+        struct entry *entry = &publication->entries[i];
+        struct map_node *node;
+        if (!entry->message->key.ptr)
             continue;
-        size_t slot = hash_seeded(messages[i].key) & (slots - 1);
-        while (last[slot] && !is_same_key(&messages[last[slot] - 1], &messages[i]))
-            slot = (slot + 1) & (slots - 1);
-        if (last[slot]) {
-            publication->entries[i].before = &publication->entries[last[slot] - 1];
-            publication->entries[i].before->after = &publication->entries[i];
+        uint64_t hash = map_hash_pair(entry->message->key, entry->message->topic);
+        MAP_MATCH(node, &last_of_key, hash) {
+            struct entry *last = CONTAINER_OF(node, struct entry, by_key);
+            if (str_eq(last->message->key, entry->message->key) &&
+                str_eq(last->message->topic, entry->message->topic)) {
+                entry->before = last;
+                last->after = entry;
+                break;
+            }
         }
-        last[slot] = i + 1;
+        if (node)
+            map_remove(&last_of_key, node);
+        map_add(&last_of_key, &entry->by_key, hash);
     }
-    free(last);
+    map_deinit(&last_of_key);
 }
 
-/* ---- acknowledgements, on a thread of the client's ---- */
+/* ---- acknowledgements, on a thread of the client ---- */
 
-static struct nats_entry *find_entry(struct nats *nats, const natsMsg *message,
-                                     struct nats_publication **publication)
+static struct entry *find_entry(struct nats *nats, const natsMsg *message,
+                                struct nats_publication **publication)
 {
-    for (struct nats_publication *at = nats->publications; at; at = at->next)
+    struct nats_publication *at;
+
+    LIST_FOREACH(at, &nats->publications, link) {
         for (size_t i = 0; i < at->count; i++) {
-            size_t index = (at->next_expected + i) % at->count; /* they come in order, mostly */
-            if (at->entries[index].message != message)
+            size_t index = (at->next_expected + i) % at->count; /* mostly they arrive in order */
+            if (at->entries[index].sent != message)
                 continue;
             at->next_expected = index + 1;
             *publication = at;
             return &at->entries[index];
         }
+    }
     return NULL;
 }
 
-/* Is there no use in sending it again? */
-static enum status judge_refusal(const jsPubAckErr *refusal)
+/* OK: a retry may succeed. */
+static enum status classify_refusal(const jsPubAckErr *refusal)
 {
     switch (refusal->ErrCode) {
     case JSStreamMessageExceedsMaximumErr: return STATUS_PAYLOAD_TOO_LARGE;
@@ -152,18 +139,6 @@ static enum status judge_refusal(const jsPubAckErr *refusal)
     }
 }
 
-static void take_refusal(struct nats *nats, struct nats_publication *publication, const jsPubAckErr *refusal)
-{
-    if (publication->status == STATUS_OK)
-        publication->status = judge_refusal(refusal);
-    snprintf(publication->refusal, sizeof publication->refusal, "%s",
-             refusal->ErrText ? refusal->ErrText : natsStatus_GetText(refusal->Err));
-    if (refusal->Err == NATS_NO_RESPONDERS) { /* the stream is not there, or has no leader */
-        nats->doubt = true;
-        bus_nats_kick(nats);
-    }
-}
-
 void bus_nats_on_ack(jsCtx *js, natsMsg *message, jsPubAck *ack, jsPubAckErr *refusal, void *closure)
 {
     struct nats *nats = closure;
@@ -171,19 +146,26 @@ void bus_nats_on_ack(jsCtx *js, natsMsg *message, jsPubAck *ack, jsPubAckErr *re
 
     (void)js;
     pthread_mutex_lock(&nats->lock);
-    struct nats_entry *entry = find_entry(nats, message, &publication);
+    struct entry *entry = find_entry(nats, message, &publication);
     if (entry) {
-        entry->message = NULL;
-        publication->flying--;
-        entry->settled = ack != NULL;
+        entry->sent = NULL;
+        entry->is_acked = ack != NULL;
+        publication->in_flight--;
         if (ack) {
-            entry->offset = (int64_t)ack->Sequence;
+            entry->message->offset = (int64_t)ack->Sequence;
             if (entry->after)
-                make_ready(publication, entry->after);
+                STAILQ_INSERT_TAIL(&publication->ready, entry->after, ready);
         } else if (refusal) {
-            take_refusal(nats, publication, refusal);
+            if (publication->status == STATUS_OK)
+                publication->status = classify_refusal(refusal);
+            snprintf(publication->refusal, sizeof publication->refusal, "%s",
+                     refusal->ErrText ? refusal->ErrText : natsStatus_GetText(refusal->Err));
+            if (refusal->Err == NATS_NO_RESPONDERS) { /* the stream does not exist, or has no leader */
+                nats->needs_check = true;
+                bus_nats_wake(nats);
+            }
         }
-        if (publication->flying == 0 || publication->ready)
+        if (publication->in_flight == 0 || !STAILQ_EMPTY(&publication->ready))
             pthread_cond_broadcast(&nats->changed);
     }
     pthread_mutex_unlock(&nats->lock);
@@ -192,19 +174,10 @@ void bus_nats_on_ack(jsCtx *js, natsMsg *message, jsPubAck *ack, jsPubAckErr *re
 
 /* ---- a call ---- */
 
-struct call {
-    struct nats *nats;
-    struct bus_message *messages;
-    struct nats_publication publication;
-    int64_t deadline_ns;
-    unsigned epoch; /* when it was sent */
-};
-
-static enum status send_one(struct call *call, size_t at, struct error *error)
+static enum status send_entry(struct nats_publication *publication, struct entry *entry, struct error *error)
 {
-    struct nats *nats = call->nats;
-    struct bus_message *message = &call->messages[at];
-    struct nats_entry *entry = &call->publication.entries[at];
+    struct nats *nats = publication->nats;
+    const struct bus_message *message = entry->message;
     char subject[NATS_NAME_BYTES];
     natsMsg *out = NULL;
     jsPubOptions options;
@@ -213,18 +186,18 @@ static enum status send_one(struct call *call, size_t at, struct error *error)
     bus_nats_subject(subject, nats, bus_topic_find(&nats->bus, message->topic), message->partition);
     natsStatus status = bus_nats_encode(message, subject, entry->id, &out, &bytes);
     jsPubOptions_Init(&options);
-    options.MaxWait = clock_ms_left(call->deadline_ns) + 1;
+    options.MaxWait = clock_ms_left(publication->deadline_ns) + 1;
     pthread_mutex_lock(&nats->lock);
-    entry->message = out;
-    call->publication.flying++;
+    entry->sent = out;
+    publication->in_flight++;
     pthread_mutex_unlock(&nats->lock);
     if (status == NATS_OK)
         status = js_PublishMsgAsync(nats->js, &out, &options);
     if (status == NATS_OK)
         return STATUS_OK;
     pthread_mutex_lock(&nats->lock);
-    entry->message = NULL;
-    call->publication.flying--;
+    entry->sent = NULL;
+    publication->in_flight--;
     pthread_mutex_unlock(&nats->lock);
     natsMsg_Destroy(out);
     return status == NATS_MAX_PAYLOAD
@@ -232,219 +205,187 @@ static enum status send_one(struct call *call, size_t at, struct error *error)
                : STATUS_UNAVAILABLE;
 }
 
-/* Under the lock, which is open while it sends. */
-static enum status send_ready(struct call *call, struct error *error)
+static enum status send_ready(struct nats_publication *publication, struct error *error)
 {
-    struct nats_publication *publication = &call->publication;
-    struct nats_entry *entry;
+    struct nats *nats = publication->nats;
     enum status status = STATUS_OK;
 
-    while (status == STATUS_OK && (entry = take_ready(publication)) != NULL) {
-        pthread_mutex_unlock(&call->nats->lock);
-        status = send_one(call, (size_t)(entry - publication->entries), error);
-        pthread_mutex_lock(&call->nats->lock);
+    while (status == STATUS_OK && !STAILQ_EMPTY(&publication->ready)) {
+        struct entry *entry = STAILQ_FIRST(&publication->ready);
+        STAILQ_REMOVE_HEAD(&publication->ready, ready);
+        pthread_mutex_unlock(&nats->lock);
+        status = send_entry(publication, entry, error);
+        pthread_mutex_lock(&nats->lock);
     }
-    pthread_mutex_unlock(&call->nats->lock);
+    pthread_mutex_unlock(&nats->lock);
     FAILPOINT("nats.publish_sent");
-    pthread_mutex_lock(&call->nats->lock);
+    pthread_mutex_lock(&nats->lock);
     if (status == STATUS_OK || status == STATUS_PAYLOAD_TOO_LARGE)
         return status;
-    clear_ready(publication); /* the connection is gone: all wait for it */
+    STAILQ_INIT(&publication->ready); /* the connection is lost: all wait for the next one */
     return STATUS_OK;
 }
 
-static size_t raw_bytes(const struct bus_message *message)
+/* Nothing of a call is sent when one message is too large. Escaping makes three bytes of one, and names are there twice: smaller
+ * messages need no check. */
+static enum status check_sizes(const struct nats_publication *publication, struct error *error)
 {
-    size_t bytes = message->key.len + message->payload.len;
+    int64_t limit = natsConnection_GetMaxPayload(publication->nats->connection);
 
-    for (unsigned i = 0; i < message->header_count; i++)
-        bytes += message->headers[i].name.len + message->headers[i].value.len;
-    return bytes;
-}
-
-/* Nothing of a call goes out when one of it is too large. */
-static enum status check_sizes(struct call *call, struct error *error)
-{
-    int64_t limit = natsConnection_GetMaxPayload(call->nats->connection);
-    enum status status = STATUS_OK;
-
-    for (size_t i = 0; i < call->publication.count && status == STATUS_OK; i++) {
-        natsMsg *message = NULL;
-        size_t bytes = 0;
-        if (raw_bytes(&call->messages[i]) <
-            (size_t)limit / 8) /* escaping makes three of one, names are there twice */
+    for (size_t i = 0; i < publication->count; i++) {
+        const struct bus_message *message = publication->entries[i].message;
+        size_t bytes = message->key.len + message->payload.len;
+        natsMsg *encoded = NULL;
+        for (unsigned at = 0; at < message->header_count; at++)
+            bytes += message->headers[at].name.len + message->headers[at].value.len;
+        if (bytes < (size_t)limit / 8)
             continue;
-        if (bus_nats_encode(&call->messages[i], "x", call->publication.entries[i].id, &message, &bytes) !=
-                NATS_OK ||
-            (int64_t)bytes > limit)
-            status = error_set(error, STATUS_PAYLOAD_TOO_LARGE,
-                               "a message of %zu bytes is over the server's limit of %lld", bytes,
-                               (long long)limit);
-        natsMsg_Destroy(message);
-    }
-    return status;
-}
-
-static enum status check_topics(const struct call *call, bool *known, struct error *error)
-{
-    *known = true;
-    for (size_t i = 0; i < call->publication.count; i++) {
-        const struct bus_topic_state *topic = bus_topic_find(&call->nats->bus, call->messages[i].topic);
-        const struct nats_topic *there = bus_nats_topic(call->nats, topic);
-        if (there->problem[0])
-            return error_set(error, STATUS_CONFIG, "%s", there->problem);
-        *known &= atomic_load(&topic->known);
+        natsStatus status = bus_nats_encode(message, "x", publication->entries[i].id, &encoded, &bytes);
+        natsMsg_Destroy(encoded);
+        if (status != NATS_OK || (int64_t)bytes > limit)
+            return error_set(error, STATUS_PAYLOAD_TOO_LARGE,
+                             "a message of %zu bytes is over the server's limit of %lld", bytes,
+                             (long long)limit);
     }
     return STATUS_OK;
 }
 
-static enum status is_over(const struct call *call, bool flew, struct error *error)
+static enum status check_time(const struct nats_publication *publication, bool was_sent, struct error *error)
 {
-    if (call->nats->cancelled)
+    if (publication->nats->is_cancelled)
         return error_set(error, STATUS_CANCELLED, "stopping");
-    if (clock_mono_ns() < call->deadline_ns)
+    if (clock_mono_ns() < publication->deadline_ns)
         return STATUS_OK;
-    if (call->publication.refusal[0])
-        return error_set(error, STATUS_TIMEOUT, "NATS: %s", call->publication.refusal);
-    return flew ? error_set(error, STATUS_TIMEOUT, "NATS has not acknowledged in time")
-                : error_set(error, STATUS_UNAVAILABLE, "NATS cannot be reached");
+    if (publication->refusal[0])
+        return error_set(error, STATUS_TIMEOUT, "NATS: %s", publication->refusal);
+    return was_sent ? error_set(error, STATUS_TIMEOUT, "NATS has not acknowledged in time")
+                    : error_set(error, STATUS_UNAVAILABLE, "NATS cannot be reached");
 }
 
-/* Under the lock: until there is a connection and the streams are there. */
-static enum status await_engine(struct call *call, bool flew, struct error *error)
+/* Until there is a connection and the streams exist. */
+static enum status await_server(const struct nats_publication *publication, bool was_sent,
+                                struct error *error)
 {
-    enum status status;
-    bool known;
+    struct nats *nats = publication->nats;
 
     for (;;) {
-        status = check_topics(call, &known, error);
-        if (status != STATUS_OK || (known && atomic_load(&call->nats->up)))
+        bool is_ready = atomic_load(&nats->is_up);
+        for (size_t i = 0; i < publication->count; i++) {
+            const struct bus_topic_state *topic =
+                bus_topic_find(&nats->bus, publication->entries[i].message->topic);
+            const char *problem = bus_nats_topic(nats, topic)->problem;
+            if (problem[0])
+                return error_set(error, STATUS_CONFIG, "%s", problem);
+            is_ready &= atomic_load(&topic->known);
+        }
+        enum status status = is_ready ? STATUS_OK : check_time(publication, was_sent, error);
+        if (is_ready || status != STATUS_OK)
             return status;
-        status = is_over(call, flew, error);
-        if (status != STATUS_OK)
-            return status;
-        bus_nats_wait(call->nats, call->deadline_ns);
+        bus_nats_wait(nats, publication->deadline_ns);
     }
 }
 
 /* Until all are acknowledged or refused, or others may be sent. */
-static enum status await_acks(struct call *call, struct error *error)
+static enum status await_acks(struct nats_publication *publication, struct error *error)
 {
-    struct nats *nats = call->nats;
-    struct nats_publication *publication = &call->publication;
+    struct nats *nats = publication->nats;
     enum status status = STATUS_OK;
 
-    while (publication->flying > 0 && !publication->ready && nats->epoch == call->epoch &&
-           status == STATUS_OK) {
-        status = is_over(call, true, error);
+    while (publication->in_flight > 0 && STAILQ_EMPTY(&publication->ready) &&
+           nats->epoch == publication->epoch && status == STATUS_OK) {
+        status = check_time(publication, true, error);
         if (status == STATUS_OK)
-            bus_nats_wait(nats, call->deadline_ns);
+            bus_nats_wait(nats, publication->deadline_ns);
     }
     if (status == STATUS_OK && publication->status != STATUS_OK)
         status = error_set(error, publication->status, "NATS: %s", publication->refusal);
     return status;
 }
 
-static bool all_settled(const struct nats_publication *publication)
+/* Sends all that may be sent, until nothing is in flight. A refused message, and those after it of its key, are left for the next
+ * round. */
+static enum status send_round(struct nats_publication *publication, struct error *error)
+{
+    enum status status;
+
+    STAILQ_INIT(&publication->ready);
+    publication->refusal[0] = '\0';
+    for (size_t i = 0; i < publication->count; i++) {
+        struct entry *entry = &publication->entries[i];
+        if (!entry->is_acked && (!entry->before || entry->before->is_acked))
+            STAILQ_INSERT_TAIL(&publication->ready, entry, ready);
+    }
+    do {
+        status = send_ready(publication, error);
+        enum status acked = await_acks(publication, status == STATUS_OK ? error : NULL);
+        status = status == STATUS_OK ? acked : status;
+    } while (status == STATUS_OK && !STAILQ_EMPTY(&publication->ready) &&
+             publication->nats->epoch == publication->epoch);
+    for (size_t i = 0; i < publication->count; i++)
+        publication->entries[i].sent = NULL; /* later acknowledgements are ignored */
+    publication->in_flight = 0;
+    return status;
+}
+
+static bool are_all_acked(const struct nats_publication *publication)
 {
     for (size_t i = 0; i < publication->count; i++)
-        if (!publication->entries[i].settled)
+        if (!publication->entries[i].is_acked)
             return false;
     return true;
 }
 
-static void begin_round(struct nats_publication *publication)
+static enum status send_all(struct nats_publication *publication, struct error *error)
 {
-    clear_ready(publication);
-    publication->refusal[0] = '\0';
-    for (size_t i = 0; i < publication->count; i++) {
-        struct nats_entry *entry = &publication->entries[i];
-        if (!entry->settled && (!entry->before || entry->before->settled))
-            make_ready(publication, entry);
-    }
-}
+    struct nats *nats = publication->nats;
 
-/* Under the lock, which is open while it sends. Sends what may be sent until nothing is on its way; what was refused, and all after it of its key, is for the next round. */
-static enum status run_round(struct call *call, struct error *error)
-{
-    struct nats *nats = call->nats;
-    struct nats_publication *publication = &call->publication;
-    enum status status;
-
-    begin_round(publication);
-    do {
-        status = send_ready(call, error);
-        enum status answer = await_acks(call, status == STATUS_OK ? error : NULL);
-        status = status == STATUS_OK ? answer : status;
-    } while (status == STATUS_OK && publication->ready && nats->epoch == call->epoch);
-    for (size_t i = 0; i < publication->count; i++)
-        publication->entries[i].message = NULL; /* what still flies is for nobody */
-    publication->flying = 0;
-    return status;
-}
-
-/* Under the lock, which is open while it sends. */
-static enum status fly(struct call *call, struct error *error)
-{
-    struct nats *nats = call->nats;
-    bool flew = false;
-
-    for (;;) {
-        enum status status = await_engine(call, flew, error);
+    for (bool was_sent = false;; was_sent = true) {
+        enum status status = await_server(publication, was_sent, error);
         if (status != STATUS_OK)
             return status;
-        call->epoch = nats->epoch;
-        if (!flew) {
+        publication->epoch = nats->epoch;
+        if (!was_sent) {
             pthread_mutex_unlock(&nats->lock);
-            status = check_sizes(call, error);
+            status = check_sizes(publication, error);
             pthread_mutex_lock(&nats->lock);
         }
         if (status == STATUS_OK)
-            status = run_round(call, error);
-        flew = true;
-        if (status != STATUS_OK || all_settled(&call->publication))
+            status = send_round(publication, error);
+        if (status != STATUS_OK || are_all_acked(publication))
             return status;
-        status = is_over(call, true, error);
+        status = check_time(publication, true, error);
         if (status != STATUS_OK)
             return status;
-        if (nats->epoch == call->epoch)
+        if (nats->epoch == publication->epoch)
             bus_nats_wait(nats, clock_deadline_ms(AGAIN_MS));
     }
-}
-
-static void leave(struct nats *nats, struct nats_publication *publication)
-{
-    struct nats_publication **at = &nats->publications;
-
-    while (*at != publication)
-        at = &(*at)->next;
-    *at = publication->next;
-    pthread_cond_broadcast(&nats->changed);
 }
 
 static enum status publish_some(struct nats *nats, struct bus_message *messages, size_t count,
                                 int64_t deadline_ns, struct error *error)
 {
-    struct call call = {.nats = nats, .messages = messages, .deadline_ns = deadline_ns};
-    enum status status;
+    struct nats_publication publication = {.nats = nats, .deadline_ns = deadline_ns, .count = count};
+    enum status status = STATUS_CANCELLED;
 
-    call.publication.count = count;
-    call.publication.entries = memory_zalloc(count * sizeof call.publication.entries[0]);
-    for (size_t i = 0; i < count; i++)
-        make_id(nats, messages, i, call.publication.entries[i].id);
-    clear_ready(&call.publication);
-    link_keys(&call.publication, messages);
-    pthread_mutex_lock(&nats->lock);
-    call.publication.next = nats->publications;
-    nats->publications = &call.publication;
-    status = nats->stopping ? error_set(error, STATUS_CANCELLED, "stopping") : fly(&call, error);
-    leave(nats, &call.publication);
-    pthread_mutex_unlock(&nats->lock);
-    for (size_t i = 0; i < count && status == STATUS_OK; i++) {
-        messages[i].offset = call.publication.entries[i].offset;
-        metric_add(bus_topic_find(&nats->bus, messages[i].topic)->published, 1);
+    publication.entries = memory_zalloc(count * sizeof publication.entries[0]);
+    for (size_t i = 0; i < count; i++) {
+        publication.entries[i].message = &messages[i];
+        make_id(nats, messages, i, publication.entries[i].id);
     }
-    free(call.publication.entries);
+    STAILQ_INIT(&publication.ready);
+    link_keys(&publication);
+    pthread_mutex_lock(&nats->lock);
+    LIST_INSERT_HEAD(&nats->publications, &publication, link);
+    if (nats->is_stopping)
+        error_set(error, status, "stopping");
+    else
+        status = send_all(&publication, error);
+    LIST_REMOVE(&publication, link);
+    pthread_cond_broadcast(&nats->changed);
+    pthread_mutex_unlock(&nats->lock);
+    for (size_t i = 0; i < count && status == STATUS_OK; i++)
+        metric_add(bus_topic_find(&nats->bus, messages[i].topic)->published, 1);
+    free(publication.entries);
     return status;
 }
 

@@ -162,28 +162,29 @@ static void test_what_kills_two_members_is_a_dead_letter(void **state)
 
 /* A partition changes hands: 2 and 3 were with the member before, which gives them back. 3 and a new one come first, the new one
  * while the server's answer is on its way: it must not be taken for 2, or 2 would be acknowledged unread when it comes. */
-static void test_a_new_message_does_not_stand_for_one_that_is_still_owed(void **state)
+static void test_a_new_message_does_not_stand_for_one_that_is_missing(void **state)
 {
     (void)state;
-    struct nats_item items[] = {
-        {.sequence = 3, .turn = 4}, {.sequence = 6, .turn = 5}, {.sequence = 2, .turn = 6}};
-    struct nats_slot *slot = calloc(1, sizeof *slot);
-    slot->items = items;
-    slot->count = 2;
-    slot->turn = 5;
-    bool by_old_answer = bus_nats_slot_is_whole(slot, 2, 4, 1);
-    int64_t owed_by_old_answer = slot->owed;
-    bool by_new_answer = bus_nats_slot_is_whole(slot, 3, 5, 1);
-    int64_t owed_by_new_answer = slot->owed;
-    slot->count = 3; /* 2 has come */
-    slot->turn = 6;
-    bool before_it_is_counted = bus_nats_slot_is_whole(slot, 2, 5, 1);
-    bool at_last = bus_nats_slot_is_whole(slot, 3, 6, 1);
-    free(slot);
+    struct nats_item items[] = {{.sequence = 3, .consumer_sequence = 4},
+                                {.sequence = 6, .consumer_sequence = 5},
+                                {.sequence = 2, .consumer_sequence = 6}};
+    struct nats_partition *partition = calloc(1, sizeof *partition);
+    partition->items = items;
+    partition->count = 2;
+    partition->consumer_sequence = 5;
+    bool by_old_answer = bus_nats_partition_is_complete(partition, 2, 4, 1);
+    int64_t missing_by_old_answer = partition->missing;
+    bool by_new_answer = bus_nats_partition_is_complete(partition, 3, 5, 1);
+    int64_t missing_by_new_answer = partition->missing;
+    partition->count = 3; /* 2 has come */
+    partition->consumer_sequence = 6;
+    bool before_it_is_counted = bus_nats_partition_is_complete(partition, 2, 5, 1);
+    bool at_last = bus_nats_partition_is_complete(partition, 3, 6, 1);
+    free(partition);
     assert_false(by_old_answer);
-    assert_int_equal(owed_by_old_answer, 1);
+    assert_int_equal(missing_by_old_answer, 1);
     assert_false(by_new_answer);
-    assert_int_equal(owed_by_new_answer, 1);
+    assert_int_equal(missing_by_new_answer, 1);
     assert_false(before_it_is_counted);
     assert_true(at_last);
 }
@@ -194,7 +195,7 @@ int nats_run_members(void)
         cmocka_unit_test(test_what_a_killed_member_had_comes_to_another_in_order),
         cmocka_unit_test(test_what_a_frozen_member_had_comes_to_another_in_order),
         cmocka_unit_test(test_what_kills_two_members_is_a_dead_letter),
-        cmocka_unit_test(test_a_new_message_does_not_stand_for_one_that_is_still_owed),
+        cmocka_unit_test(test_a_new_message_does_not_stand_for_one_that_is_missing),
     };
     return cmocka_run_group_tests_name("nats members", tests, NULL, NULL);
 }

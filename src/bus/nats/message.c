@@ -1,17 +1,18 @@
-/* A message as NATS carries it. Its headers are NATS's own headers, by their names, so that other clients see them as they
- * are. What NATS cannot carry is escaped as in URLs (%0A): control characters, '%', spaces at a value's ends, and in names
- * everything that is no token of HTTP's; names that begin with "Nats-" or "Freshet-" too, since they mean something there.
- * An empty value is "%", since readers of headers take the next line for it.
+/* A message as NATS carries it. Its headers are headers of NATS, with their names, so that other clients can read them. What NATS
+ * cannot carry is escaped as in URLs (%0A): control characters, '%', spaces at the ends of a value, and in names everything that
+ * is not a token of HTTP; names that begin with "Nats-" or "Freshet-" too, since those have a meaning. An empty value is "%",
+ * since readers of headers take the next line for it.
  *
- *   Freshet-Key    the key, escaped; not there: no key
- *   Freshet-Order  the names in their order, joined by commas; where it stands, names and values are escaped
- *   Nats-Msg-Id    the event id; one that we made up begins with "freshet:"
+ *   Freshet-Key    the key, escaped; absent: no key
+ *   Freshet-Order  the names in their order, joined by commas; where it is present, names and values are escaped
+ *   Nats-Msg-Id    the event id; one that was made up here begins with "freshet:"
  *
- * Messages of others need none of these: a Nats-Msg-Id is their event id then. A header that is not text, or one too many, makes
- * the message poison: without it the message might mean something else (`visibility`). */
+ * Messages of other programs need none of these: their Nats-Msg-Id is the event id. A header that is not text, or one too many,
+ * makes the message poison: without it the message might mean something else (`visibility`). */
 #include <stdlib.h>
 
 #include "base/arena.h"
+#include "base/buf.h"
 #include "bus/nats/inside.h"
 
 #define KEY_HEADER "Freshet-Key"
@@ -22,54 +23,37 @@
 
 /* ---- escaping ---- */
 
-static void put_escaped(struct buf *out, unsigned char c)
-{
-    static const char digits[] = "0123456789ABCDEF";
-
-    buf_put_char(out, '%');
-    buf_put_char(out, digits[c >> 4]);
-    buf_put_char(out, digits[c & 15]);
-}
-
 static bool is_token(unsigned char c)
 {
     return c > ' ' && c < 0x7f && !strchr("%()<>@,;:\\\"/[]?={}", c);
 }
 
-static void escape_name(struct buf *out, struct str name)
+static bool is_reserved(struct str name)
 {
-    bool meant = str_eq_nocase(str_of(name.ptr, name.len < 5 ? name.len : 5), STR("Nats-")) ||
-                 str_eq_nocase(str_of(name.ptr, name.len < 8 ? name.len : 8), STR("Freshet-"));
-
-    for (size_t i = 0; i < name.len; i++) {
-        unsigned char c = (unsigned char)name.ptr[i];
-        if (!is_token(c) || (i == 0 && meant))
-            put_escaped(out, c);
-        else
-            buf_put_char(out, (char)c);
-    }
+    return (name.len >= 5 && str_eq_nocase(str_of(name.ptr, 5), STR("Nats-"))) ||
+           (name.len >= 8 && str_eq_nocase(str_of(name.ptr, 8), STR("Freshet-")));
 }
 
-static void escape_value(struct buf *out, struct str value)
-{
-    for (size_t i = 0; i < value.len; i++) {
-        unsigned char c = (unsigned char)value.ptr[i];
-        bool end = i == 0 || i == value.len - 1;
-        if (c < ' ' || c == 0x7f || c == '%' || (c == ' ' && end))
-            put_escaped(out, c);
-        else
-            buf_put_char(out, (char)c);
-    }
-}
+enum escape { ESCAPE_NAME, ESCAPE_VALUE, ESCAPE_BYTES };
 
-static void escape_bytes(struct buf *out, struct str bytes)
+static void put_escaped(struct buf *out, struct str text, enum escape kind)
 {
-    for (size_t i = 0; i < bytes.len; i++) {
-        unsigned char c = (unsigned char)bytes.ptr[i];
-        if (c <= ' ' || c >= 0x7f || c == '%')
-            put_escaped(out, c);
-        else
+    static const char digits[] = "0123456789ABCDEF";
+    bool is_first_escaped = kind == ESCAPE_NAME && is_reserved(text);
+
+    for (size_t i = 0; i < text.len; i++) {
+        unsigned char c = (unsigned char)text.ptr[i];
+        bool is_end = i == 0 || i == text.len - 1;
+        bool is_plain = kind == ESCAPE_NAME    ? is_token(c) && !(i == 0 && is_first_escaped)
+                        : kind == ESCAPE_VALUE ? c >= ' ' && c != 0x7f && c != '%' && !(c == ' ' && is_end)
+                                               : c > ' ' && c < 0x7f && c != '%';
+        if (is_plain) {
             buf_put_char(out, (char)c);
+            continue;
+        }
+        buf_put_char(out, '%');
+        buf_put_char(out, digits[c >> 4]);
+        buf_put_char(out, digits[c & 15]);
     }
 }
 
@@ -98,9 +82,9 @@ static struct str unescape(struct arena *arena, const char *text)
     return str_of(out, to);
 }
 
-/* ---- out ---- */
+/* ---- encode ---- */
 
-static natsStatus add(natsMsg *message, struct buf *name, struct buf *value, size_t *bytes)
+static natsStatus add_header(natsMsg *message, struct buf *name, struct buf *value, size_t *bytes)
 {
     if (buf_len(value) == 0)
         buf_put_char(value, '%');
@@ -110,7 +94,7 @@ static natsStatus add(natsMsg *message, struct buf *name, struct buf *value, siz
     return natsMsgHeader_Add(message, buf_str(name).ptr, buf_str(value).ptr);
 }
 
-static natsStatus add_headers(natsMsg *message, const struct bus_message *from, size_t *bytes)
+static natsStatus add_headers(natsMsg *out, const struct bus_message *message, size_t *bytes)
 {
     struct buf name, value, order;
     natsStatus status = NATS_OK;
@@ -118,39 +102,28 @@ static natsStatus add_headers(natsMsg *message, const struct bus_message *from, 
     buf_init(&name);
     buf_init(&value);
     buf_init(&order);
-    for (unsigned i = 0; i < from->header_count && status == NATS_OK; i++) {
+    if (message->key.ptr) {
+        buf_put_str(&name, STR(KEY_HEADER));
+        put_escaped(&value, message->key, ESCAPE_BYTES);
+        status = add_header(out, &name, &value, bytes);
+    }
+    for (unsigned i = 0; i < message->header_count && status == NATS_OK; i++) {
         buf_clear(&name);
         buf_clear(&value);
-        escape_name(&name, from->headers[i].name);
-        escape_value(&value, from->headers[i].value);
+        put_escaped(&name, message->headers[i].name, ESCAPE_NAME);
+        put_escaped(&value, message->headers[i].value, ESCAPE_VALUE);
         if (i > 0)
             buf_put_char(&order, ',');
         buf_put_str(&order, buf_str(&name));
-        status = add(message, &name, &value, bytes);
+        status = add_header(out, &name, &value, bytes);
     }
     buf_clear(&name);
     buf_put_str(&name, STR(ORDER_HEADER));
-    if (status == NATS_OK && from->header_count > 0)
-        status = add(message, &name, &order, bytes);
+    if (status == NATS_OK && message->header_count > 0)
+        status = add_header(out, &name, &order, bytes);
     buf_deinit(&name);
     buf_deinit(&value);
     buf_deinit(&order);
-    return status;
-}
-
-static natsStatus add_key(natsMsg *message, struct str key, size_t *bytes)
-{
-    struct buf name, value;
-    natsStatus status = NATS_OK;
-
-    buf_init(&name);
-    buf_init(&value);
-    buf_put_str(&name, STR(KEY_HEADER));
-    escape_bytes(&value, key);
-    if (key.ptr)
-        status = add(message, &name, &value, bytes);
-    buf_deinit(&name);
-    buf_deinit(&value);
     return status;
 }
 
@@ -164,14 +137,10 @@ natsStatus bus_nats_encode(const struct bus_message *message, const char *subjec
         *bytes += sizeof ID_HEADER + strlen(id) + 4;
         status = natsMsgHeader_Set(*out, ID_HEADER, id);
     }
-    if (status == NATS_OK)
-        status = add_key(*out, message->key, bytes);
-    if (status == NATS_OK)
-        status = add_headers(*out, message, bytes);
-    return status;
+    return status == NATS_OK ? add_headers(*out, message, bytes) : status;
 }
 
-/* ---- in ---- */
+/* ---- decode ---- */
 
 static bool is_text(struct str s)
 {
@@ -189,14 +158,9 @@ static void put_header(struct bus_message *message, struct bus_header *headers, 
         headers[message->header_count++] = (struct bus_header){name, value};
 }
 
-static struct str copy(struct arena *arena, const char *text)
-{
-    return arena_str(arena, str_from(text));
-}
-
 /* The nth value of each name is that of its nth place in the order. */
-static void decode_ours(natsMsg *from, const char *order, struct arena *arena, struct bus_header *headers,
-                        struct bus_message *message)
+static void decode_ordered(natsMsg *from, const char *order, struct arena *arena, struct bus_header *headers,
+                           struct bus_message *message)
 {
     struct str rest = str_from(order), part;
     struct str names[BUS_HEADERS_MAX];
@@ -217,11 +181,6 @@ static void decode_ours(natsMsg *from, const char *order, struct arena *arena, s
         message->poison = TOO_MANY;
 }
 
-static bool is_meant_for_the_server(const char *name)
-{
-    return strncmp(name, "Nats-", 5) == 0 || strncmp(name, "Freshet-", 8) == 0;
-}
-
 static void decode_foreign(natsMsg *from, struct arena *arena, struct bus_header *headers,
                            struct bus_message *message)
 {
@@ -233,17 +192,18 @@ static void decode_foreign(natsMsg *from, struct arena *arena, struct bus_header
     for (int i = 0; i < name_count; i++) {
         const char **values = NULL;
         int count = 0;
-        if (is_meant_for_the_server(names[i]) ||
+        if (strncmp(names[i], "Nats-", 5) == 0 || strncmp(names[i], "Freshet-", 8) == 0 ||
             natsMsgHeader_Values(from, names[i], &values, &count) != NATS_OK)
             continue;
         for (int at = 0; at < count; at++)
-            put_header(message, headers, copy(arena, names[i]), copy(arena, values[at]));
+            put_header(message, headers, arena_str(arena, str_from(names[i])),
+                       arena_str(arena, str_from(values[at])));
         free((void *)values);
     }
     free((void *)names);
 }
 
-void bus_nats_decode_headers(natsMsg *from, struct arena *arena, struct bus_message *message)
+void bus_nats_decode(natsMsg *from, struct arena *arena, struct bus_message *message)
 {
     struct bus_header *headers = arena_alloc(arena, BUS_HEADERS_MAX * sizeof headers[0]);
     const char *text = NULL;
@@ -252,14 +212,15 @@ void bus_nats_decode_headers(natsMsg *from, struct arena *arena, struct bus_mess
     message->header_count = 0;
     message->poison = NULL;
     message->key = STR_NONE;
+    message->payload = str_of(natsMsg_GetData(from), (size_t)natsMsg_GetDataLength(from));
     if (natsMsgHeader_Get(from, KEY_HEADER, &text) == NATS_OK)
         message->key = unescape(arena, text);
     if (natsMsgHeader_Get(from, ORDER_HEADER, &text) == NATS_OK)
-        decode_ours(from, text, arena, headers, message);
+        decode_ordered(from, text, arena, headers, message);
     else
         decode_foreign(from, arena, headers, message);
     if (natsMsgHeader_Get(from, ID_HEADER, &text) == NATS_OK &&
         !str_starts_with(str_from(text), STR(MADE_UP_ID)) &&
         !bus_message_header(message, STR(BUS_HEADER_EVENT_ID)).ptr)
-        put_header(message, headers, STR(BUS_HEADER_EVENT_ID), copy(arena, text));
+        put_header(message, headers, STR(BUS_HEADER_EVENT_ID), arena_str(arena, str_from(text)));
 }

@@ -1,0 +1,272 @@
+/* A partition: its states, and the queue of messages that the server has sent and that are not settled, by sequence.
+ *
+ * Order: the server sends in order, but what was sent to an earlier connection or an earlier holder comes again later. So a
+ * partition whose history is not known is SYNCING until everything that the server counts as sent and not acknowledged is
+ * here; then no message that arrives next can be earlier than those in the queue. */
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "bus/nats/inside.h"
+
+#define FROM(state) (1u << (state))
+
+void bus_nats_partition_move(struct nats_partition *partition, enum nats_partition_state to)
+{
+    static const unsigned allowed[] = {
+        [PARTITION_AWAY] = FROM(PARTITION_AWAY) | FROM(PARTITION_SYNCING) | FROM(PARTITION_RUNNING) |
+                           FROM(PARTITION_LEAVING),
+        [PARTITION_SYNCING] = FROM(PARTITION_AWAY) | FROM(PARTITION_SYNCING) | FROM(PARTITION_RUNNING),
+        [PARTITION_RUNNING] = FROM(PARTITION_AWAY) | FROM(PARTITION_SYNCING) | FROM(PARTITION_RUNNING),
+        [PARTITION_LEAVING] = FROM(PARTITION_SYNCING) | FROM(PARTITION_RUNNING) | FROM(PARTITION_LEAVING),
+    };
+
+    if (!(allowed[to] & FROM(partition->state))) {
+        log_error("nats_partition_state_wrong", LOG_INT("from", partition->state), LOG_INT("to", to));
+        abort();
+    }
+    partition->state = to;
+}
+
+/* ---- the queue ---- */
+
+static size_t place_of(const struct nats_partition *partition, int64_t sequence)
+{
+    size_t at = partition->count;
+
+    while (at > 0 && partition->items[at - 1].sequence >= sequence)
+        at--;
+    return at;
+}
+
+struct nats_item *bus_nats_partition_find(struct nats_partition *partition, int64_t sequence)
+{
+    size_t at = place_of(partition, sequence);
+
+    return at < partition->count && partition->items[at].sequence == sequence ? &partition->items[at] : NULL;
+}
+
+/* True: the queue owns the message now. */
+static bool insert_message(struct nats_partition *partition, natsMsg *message,
+                           const struct nats_origin *origin)
+{
+    int64_t sequence = (int64_t)origin->sequence;
+    struct nats_item *item = bus_nats_partition_find(partition, sequence);
+
+    if (item) {
+        item->delivered = origin->delivered;
+        item->consumer_sequence = origin->consumer_sequence;
+        if (item->message)
+            return false;
+        item->message = message; /* it was returned, and its delay is over */
+        return true;
+    }
+    if (partition->count == partition->capacity) {
+        partition->capacity = partition->capacity ? 2 * partition->capacity : 32;
+        partition->items =
+            memory_realloc_array(partition->items, partition->capacity, sizeof partition->items[0]);
+    }
+    size_t at = place_of(partition, sequence);
+    memmove(&partition->items[at + 1], &partition->items[at],
+            (partition->count++ - at) * sizeof partition->items[0]);
+    partition->items[at] = (struct nats_item){.sequence = sequence,
+                                              .created_us = (int64_t)(origin->time_ns / 1000),
+                                              .delivered = origin->delivered,
+                                              .consumer_sequence = origin->consumer_sequence,
+                                              .message = message};
+    return true;
+}
+
+void bus_nats_partition_clear(struct nats_partition *partition)
+{
+    for (size_t i = 0; i < partition->count; i++)
+        natsMsg_Destroy(partition->items[i].message);
+    partition->count = 0;
+    partition->is_database_down = false;
+}
+
+/* ---- is anything missing? ---- */
+
+/* By the server's answer about the consumer: `pending` messages are sent and not acknowledged, `delivered` is its count of all
+ * that it has sent, the stream is acknowledged up to `floor`. Only what was sent before the answer counts: a message that
+ * arrived after it does not stand for an earlier one that is still on its way, perhaps by another member that returns it. While
+ * such a message is here, the answer is too old. */
+bool bus_nats_partition_is_complete(struct nats_partition *partition, int64_t pending, uint64_t delivered,
+                                    uint64_t floor)
+{
+    bool is_old = partition->consumer_sequence > delivered;
+    int64_t here = 0;
+
+    for (size_t i = 0; i < partition->count; i++) {
+        const struct nats_item *item = &partition->items[i];
+        is_old |= item->consumer_sequence > delivered;
+        here += item->consumer_sequence <= delivered && item->sequence > (int64_t)floor;
+    }
+    partition->missing = pending > here ? pending - here : 0;
+    return partition->missing == 0 && !is_old;
+}
+
+/* The consumer may count from 1 again. */
+void bus_nats_partition_reset_sequences(struct nats_partition *partition)
+{
+    partition->consumer_sequence = 0;
+    for (size_t i = 0; i < partition->count; i++)
+        partition->items[i].consumer_sequence = 0;
+}
+
+/* ---- messages that arrive ---- */
+
+/* A message that was sent on a broken connection never arrives: the consumer's count shows it, also before the client reports
+ * the break. False: the message is not kept; the consumer of a reader of everything is created again. */
+static bool check_sequence(struct nats_partition *partition, const struct nats_origin *origin)
+{
+    bool is_next = origin->consumer_sequence == partition->consumer_sequence + 1;
+
+    if (is_next || partition->state != PARTITION_RUNNING) {
+        partition->consumer_sequence = origin->consumer_sequence;
+        return true;
+    }
+    bus_nats_wake(partition->reader->nats);
+    if (!nats_reader_is_shared(partition->reader)) {
+        partition->reader->needs_check = true;
+        return false;
+    }
+    bus_nats_partition_move(partition, PARTITION_SYNCING);
+    return true;
+}
+
+static void on_message(natsConnection *connection, natsSubscription *subscription, natsMsg *message,
+                       void *closure)
+{
+    struct nats_partition *partition = closure;
+    struct nats_reader *reader = partition->reader;
+    struct nats *nats = reader->nats;
+    struct nats_origin origin;
+    bool is_taken = false, is_settled = false;
+
+    (void)connection;
+    (void)subscription;
+    if (!bus_nats_origin_parse(message, &origin)) {
+        if (bus_nats_pull_end(nats, &partition->pull, message)) {
+            pthread_mutex_lock(&nats->lock);
+            reader->needs_check = true;
+            bus_nats_wake(nats);
+            pthread_mutex_unlock(&nats->lock);
+        }
+        natsMsg_Destroy(message);
+        return;
+    }
+    pthread_mutex_lock(&nats->lock);
+    bool is_away = partition->state == PARTITION_AWAY;
+    bool is_ours = str_eq(origin.consumer, str_from(partition->consumer));
+    if (!is_away && is_ours) {
+        partition->pull.requested -= partition->pull.requested > 0;
+        is_settled = (int64_t)origin.sequence <= partition->settled;
+        is_taken =
+            check_sequence(partition, &origin) && !is_settled && insert_message(partition, message, &origin);
+        bus_nats_reader_dispatch(reader);
+    }
+    pthread_mutex_unlock(&nats->lock);
+    if (is_settled && nats_reader_is_shared(reader)) /* its acknowledgement got lost */
+        bus_nats_reply(nats, message, "+ACK");
+    else if (is_away && is_ours && nats_reader_is_shared(reader)) /* requested while the partition was ours */
+        bus_nats_nak(nats, message, nats->config.ack_wait_ms);
+    if (!is_taken)
+        natsMsg_Destroy(message);
+}
+
+natsStatus bus_nats_partition_open(struct nats_partition *partition)
+{
+    return bus_nats_pull_open(partition->reader->nats, &partition->pull, on_message, partition);
+}
+
+/* ---- requests ---- */
+
+static int64_t count_room(const struct nats_partition *partition)
+{
+    size_t size = partition->reader->consumer.spec.batch_max, here = 0;
+
+    if (partition->state == PARTITION_SYNCING)
+        return partition->missing;
+    if (partition->state != PARTITION_RUNNING || partition->is_database_down)
+        return 0;
+    for (size_t i = 0; i < partition->count; i++)
+        here += partition->items[i].message != NULL;
+    if (here >= size)
+        return here < partition->count ? 1
+                                       : 0; /* one for a message that was returned, and is handled first */
+    return (int64_t)(size - here);
+}
+
+void bus_nats_partition_request(struct nats_partition *partition)
+{
+    struct nats *nats = partition->reader->nats;
+    char consumer[NATS_NAME_BYTES];
+    int64_t count = 0;
+
+    pthread_mutex_lock(&nats->lock);
+    if (!bus_nats_pull_is_open(&partition->pull) && partition->consumer[0] && !nats->is_stopping)
+        count = count_room(partition);
+    if (count > 0)
+        bus_nats_pull_begin(nats, &partition->pull, count);
+    memcpy(consumer, partition->consumer, sizeof consumer);
+    pthread_mutex_unlock(&nats->lock);
+    if (count > 0)
+        bus_nats_pull_send(nats, &partition->pull, partition->reader->topic->stream, consumer, count,
+                           (int64_t)partition->reader->consumer.spec.batch_bytes_max +
+                               2 * natsConnection_GetMaxPayload(nats->connection));
+}
+
+/* ---- all messages that are here ---- */
+
+/* Their reply subjects: replies are sent without the lock. */
+static char **list_replies(struct nats_partition *partition, size_t *count)
+{
+    char **replies = memory_zalloc((partition->count + 1) * sizeof replies[0]);
+
+    *count = 0;
+    for (size_t i = 0; i < partition->count; i++)
+        if (partition->items[i].message)
+            replies[(*count)++] = str_dup(str_from(natsMsg_GetReply(partition->items[i].message)));
+    return replies;
+}
+
+static void reply_to_all(struct nats *nats, char **replies, size_t count, const char *text)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (text)
+            natsConnection_PublishString(nats->connection, replies[i], text);
+        free(replies[i]);
+    }
+    free(replies);
+}
+
+/* The server does not send them to another member while they wait or are handled here. */
+void bus_nats_partition_extend(struct nats_partition *partition)
+{
+    struct nats *nats = partition->reader->nats;
+    size_t count;
+
+    pthread_mutex_lock(&nats->lock);
+    char **replies = list_replies(partition, &count);
+    pthread_mutex_unlock(&nats->lock);
+    reply_to_all(nats, replies, count, "+WPI");
+}
+
+/* No job runs. */
+void bus_nats_partition_drop(struct nats_partition *partition, bool give_back)
+{
+    struct nats *nats = partition->reader->nats;
+    size_t count;
+
+    pthread_mutex_lock(&nats->lock);
+    char **replies = list_replies(partition, &count);
+    bus_nats_partition_clear(partition);
+    partition->pull.requested = 0;
+    partition->due_ns = 0;
+    bus_delivery_forget(&partition->delivery);
+    bus_nats_advisories_drop(partition);
+    pthread_mutex_unlock(&nats->lock);
+    reply_to_all(nats, replies, count, give_back ? "-NAK" : NULL);
+}
