@@ -66,8 +66,17 @@ void db_release(struct db_conn *conn);
 /* When it was opened (clock_mono_ns()): since then its server has not crashed, or it would be gone. */
 int64_t db_conn_opened_ns(const struct db_conn *conn);
 
-/* ---- statements ---- */
+/* ---- statements ----
+ * SQL of our own is a static statement without types; each parameter brings its type:
+ *
+ *     static const struct db_statement find_sql = DB_STATEMENT("SELECT title FROM intake.item"
+ *                                                              " WHERE tenant = $1 AND id = $2");
+ *     status = db_query(conn, &find_sql, DB_PARAMS(db_text(tenant), db_i64(id)), deadline_ns, &rows, error);
+ *
+ * A statement is prepared on a connection at its first use there and kept (a bounded number per connection); it is found
+ * again by its address and its parameters' types, without reading its text. */
 enum db_type {
+    DB_NO_TYPE, /* ends a list of parameters */
     DB_TEXT,
     DB_JSONB,
     DB_BIGINT,
@@ -80,26 +89,61 @@ enum db_type {
     DB_BYTEA_ARRAY
 };
 
-/* A value as text; ptr NULL = SQL NULL. DB_TEXT_ARRAY values are written by db_array_put(). Bytes are sent as
- * they are: DB_BYTEA is the value itself, DB_BYTEA_ARRAY what db_bytes_array_put() wrote. */
+/* A value as text, with its type; ptr NULL = SQL NULL. Numbers become text when they are sent. The text is borrowed until the
+ * statement has been sent: until db_query() or db_pipeline_add() returns. */
 struct db_param {
     struct str value;
+    enum db_type type;
+    bool is_number;
+    int64_t number;
 };
 
+#define DB_VALUE(text, of_type) ((struct db_param){.value = (text), .type = (of_type)})
+#define DB_NUMBER(n, of_type) ((struct db_param){.type = (of_type), .is_number = true, .number = (n)})
+#define db_text(s) DB_VALUE(s, DB_TEXT)
+#define db_cstr(z) DB_VALUE(str_from(z), DB_TEXT)
+#define db_jsonb(s) DB_VALUE(s, DB_JSONB)
+#define db_i64(n) DB_NUMBER(n, DB_BIGINT)
+#define db_int(n) DB_NUMBER(n, DB_INT)
+#define db_bigint(s) DB_VALUE(s, DB_BIGINT) /* already text */
+#define db_bool(b) DB_VALUE((b) ? STR("true") : STR("false"), DB_BOOL)
+#define db_uuid(s) DB_VALUE(s, DB_UUID)
+#define db_timestamptz(s) DB_VALUE(s, DB_TIMESTAMPTZ)
+#define db_bytea(s) DB_VALUE(s, DB_BYTEA)             /* the bytes themselves */
+#define db_text_array(s) DB_VALUE(s, DB_TEXT_ARRAY)   /* as db_array_put() wrote it */
+#define db_bytea_array(s) DB_VALUE(s, DB_BYTEA_ARRAY) /* as db_bytes_array_put() wrote it */
+#define db_null(of_type) DB_VALUE(STR_NONE, of_type)
+
+/* A list of parameters always ends in DB_END. */
+#define DB_END ((struct db_param){.type = DB_NO_TYPE})
+#define DB_PARAMS(...) ((const struct db_param[]){__VA_ARGS__, DB_END})
+#define DB_NO_PARAMS NULL
 #define DB_PARAMS_MAX 32
 
-/* A statement ready to be prepared: $n text and its parameter types. Compiled at start, immutable then.
- * Prepared on a connection at its first use there and kept (a bounded number per connection). */
 struct db_statement {
     struct str text; /* NUL-terminated */
-    unsigned param_count;
-    enum db_type types[DB_PARAMS_MAX];
-    unsigned names[DB_PARAMS_MAX]; /* which row of the name table $n is: db_sql_compile() */
-    uint64_t id;                   /* hash of text and types, never 0: the prepared statement's name */
+    uint64_t id;     /* hash of the text; 0 = the text is static, and found by its address */
     /* Results in PostgreSQL's binary form, for those who select bytea: it is the bytes themselves then, and text is
      * text; everything else must be cast to text. */
     bool binary_results;
+    /* Of templates (and of db_statement_init()): the types stand here, not in the parameters. */
+    bool has_types;
+    unsigned param_count;
+    enum db_type types[DB_PARAMS_MAX];
+    unsigned names[DB_PARAMS_MAX]; /* which row of the name table $n is: db_sql_compile() */
 };
+
+#define DB_STATEMENT(sql)                \
+    {                                    \
+        .text = { sql, sizeof(sql) - 1 } \
+    }
+#define DB_STATEMENT_BINARY(sql)                               \
+    {                                                          \
+        .text = {sql, sizeof(sql) - 1}, .binary_results = true \
+    }
+/* For SQL that is put together at run time: hashes the text, which the caller keeps as long as the statement. */
+struct db_statement db_statement_of(struct str sql);
+unsigned db_param_count(const struct db_statement *statement, const struct db_param *params);
 
 /* The parameters a template may name. */
 struct db_name {
@@ -118,7 +162,7 @@ enum status db_sql_compile(struct str sql, const struct db_name *names, struct a
 /* The byte offset in the template `sql` of PostgreSQL's error position (1-based, in characters, of the
  * compiled text; see db_describe()). */
 size_t db_statement_offset(const struct db_statement *statement, struct str sql, size_t position);
-/* A statement of our own, with $1, $2 … already in it. */
+/* The old form, until its last caller uses DB_STATEMENT(). */
 void db_statement_init(struct db_statement *statement, const char *sql, unsigned param_count,
                        const enum db_type *types);
 
@@ -143,6 +187,13 @@ enum status db_query(struct db_conn *conn, const struct db_statement *statement,
 /* The same where no rows matter. *affected may be NULL. */
 enum status db_exec(struct db_conn *conn, const struct db_statement *statement, const struct db_param *params,
                     int64_t deadline_ns, int64_t *affected, struct error *error) MUST_CHECK;
+/* The same for a single statement: a connection of the pool for this call only. */
+enum status db_pool_query(struct db_pool *pool, const struct db_statement *statement,
+                          const struct db_param *params, int64_t deadline_ns, struct db_result **result,
+                          struct error *error) MUST_CHECK;
+enum status db_pool_exec(struct db_pool *pool, const struct db_statement *statement,
+                         const struct db_param *params, int64_t deadline_ns, int64_t *affected,
+                         struct error *error) MUST_CHECK;
 void db_result_free(struct db_result *result); /* NULL is fine */
 size_t db_result_rows(const struct db_result *result);
 int64_t db_result_affected(const struct db_result *result); /* rows written (or read, for a SELECT) */
@@ -203,13 +254,22 @@ enum status db_rollback_to_savepoint(struct db_conn *conn, int64_t deadline_ns,
  * Everything between begin and end goes out together; the first failure makes the server skip the rest. BEGIN
  * and COMMIT may be among them; a BEGIN whose COMMIT was skipped needs a db_rollback().
  *
+ *     db_pipeline_begin(conn);
+ *     db_pipeline_add(conn, &begin_sql, DB_NO_PARAMS);
+ *     db_pipeline_add(conn, &insert_sql, DB_PARAMS(db_text(name)));
+ *     db_pipeline_add(conn, &commit_sql, DB_NO_PARAMS);
+ *     status = db_pipeline_end(conn, deadline_ns, results, 3, &failed_at, error);
+ *
+ * The first failure sticks and is reported by the end, also that of a begin or an add; a parameter that cannot be sent counts
+ * as a statement that the server refused.
+ *
  * db_pipeline_end() waits for all. `results` (NULL = not wanted) has room for `count` of them, in order; on
  * failure none is handed out, *failed_at is the first that failed (`count` when it was the connection) and
  * the status is its. DB_RETRY also stands for a prepared statement the server dropped or no longer accepts:
  * run the whole again. */
-enum status db_pipeline_begin(struct db_conn *conn, struct error *error) MUST_CHECK;
-enum status db_pipeline_add(struct db_conn *conn, const struct db_statement *statement,
-                            const struct db_param *params, struct error *error) MUST_CHECK;
+void db_pipeline_begin(struct db_conn *conn);
+void db_pipeline_add(struct db_conn *conn, const struct db_statement *statement,
+                     const struct db_param *params);
 enum status db_pipeline_end(struct db_conn *conn, int64_t deadline_ns, struct db_result **results,
                             size_t count, size_t *failed_at, struct error *error) MUST_CHECK;
 /* Instead of an end: what was added goes out with the connection's next pipeline, in that one's round trip. Its failure
@@ -220,8 +280,14 @@ void db_pipeline_leave(struct db_conn *conn, struct db_result **results, size_t 
 /* A notice as the last statement of a pipeline, behind its COMMIT: in a transaction of its own that waits for no disk, so
  * that the lock all notices queue for is not held meanwhile. For a lone writer in a hurry; a stream of notices is a
  * notifier's. The payload is UTF-8 of less than 8,000 bytes. */
-enum status db_pipeline_add_notice(struct db_conn *conn, struct str channel, struct str payload,
-                                   struct error *error) MUST_CHECK;
+void db_pipeline_add_notice(struct db_conn *conn, struct str channel, struct str payload);
+
+/* The old forms, until their last caller has gone: the same, and each reports its own failure. */
+enum status db_pipeline_begin_checked(struct db_conn *conn, struct error *error) MUST_CHECK;
+enum status db_pipeline_add_checked(struct db_conn *conn, const struct db_statement *statement,
+                                    const struct db_param *params, struct error *error) MUST_CHECK;
+enum status db_pipeline_add_notice_checked(struct db_conn *conn, struct str channel, struct str payload,
+                                           struct error *error) MUST_CHECK;
 
 /* ---- notices ----
  * Listener: one connection on a loop that LISTENs; survives a dead server (backoff), and tells when it is

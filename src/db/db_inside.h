@@ -74,36 +74,49 @@ int64_t db_backoff_next_ms(struct db_backoff *backoff); /* another failure: how 
 void db_backoff_reset(struct db_backoff *backoff);
 
 /* ---- connection ---- */
-#define DB_PREPARED_MAX 256 /* per connection; past it all are dropped, which real use does not reach */
+#define DB_PREPARED_MAX \
+    512 /* keys and names per connection; past it all are dropped, which real use does not reach */
 
-struct db_prepared { /* the ids prepared on one connection: a hash set with open addressing */
-    uint64_t slots[2 * DB_PREPARED_MAX];
+/* The statements prepared on one connection: a hash table with open addressing. A key is a statement's address, or its id, and
+ * its parameters' types; a name is a hash of its text and types, so that it means the same in every process. */
+struct db_prepared_slot {
+    uint64_t key, name; /* key 0 = free; a name is a key too */
+};
+struct db_prepared {
+    struct db_prepared_slot slots[2 * DB_PREPARED_MAX];
     unsigned count;
     bool stale; /* the server's and our idea differ: drop all before the next use */
 };
-bool db_prepared_has(const struct db_prepared *prepared, uint64_t id);
-void db_prepared_add(struct db_prepared *prepared, uint64_t id);
-void db_prepared_remove(struct db_prepared *prepared, uint64_t id);
+uint64_t db_prepared_find(const struct db_prepared *prepared, uint64_t key); /* its name, 0 = none */
+void db_prepared_add(struct db_prepared *prepared, uint64_t key, uint64_t name);
+void db_prepared_remove(struct db_prepared *prepared, uint64_t name); /* and all keys of it */
 void db_prepared_clear(struct db_prepared *prepared);
-#define DB_PREPARED_NAME_BYTES 20
-void db_prepared_name(uint64_t id, char out[DB_PREPARED_NAME_BYTES]);
 
-/* Parameters as libpq wants them. Text is sent from where it stands (binary text is the same bytes, with a
- * length); the rest is copied to `scratch`, since libpq needs a NUL behind what it takes as text. */
+/* A statement and its parameters as libpq wants them. Text is sent from where it stands (binary text is the same bytes, with a
+ * length); the rest is copied to `scratch`, since libpq needs a NUL after what it takes as text. */
+#define DB_PREPARED_NAME_BYTES 20
 struct db_bound {
+    uint64_t key; /* in db_prepared */
+    unsigned count;
+    enum db_type types[DB_PARAMS_MAX];
     const char *values[DB_PARAMS_MAX];
     int lengths[DB_PARAMS_MAX], formats[DB_PARAMS_MAX];
     struct buf scratch;
 };
 enum status db_bound_set(struct db_bound *bound, const struct db_statement *statement,
                          const struct db_param *params, struct error *error) MUST_CHECK;
-void db_statement_oids(const struct db_statement *statement, Oid oids[DB_PARAMS_MAX]);
+/* Is it prepared? `name` is set either way, and *hash, for db_prepared_add(). */
+bool db_bound_is_prepared(const struct db_bound *bound, struct db_prepared *prepared,
+                          const struct db_statement *statement, uint64_t *hash,
+                          char name[DB_PREPARED_NAME_BYTES]);
+void db_type_oids(const enum db_type *types, unsigned count, Oid oids[DB_PARAMS_MAX]);
 void db_statement_seal(struct db_statement *statement); /* sets the id, once text and types stand */
 
 /* One statement waiting in a pipeline: what was sent before it, and so has a result of its own. */
 struct db_queued {
     bool drops, prepares;
-    uint64_t id; /* of what it prepares */
+    bool is_refused; /* its parameters could not be sent: stands for it, and fails */
+    uint64_t name;   /* of what it prepares */
 };
 
 struct db_conn {
@@ -119,10 +132,11 @@ struct db_conn {
     struct db_result **left_results;
     size_t left_count;
     bool in_pipeline, pipeline_left;
-    bool doomed;      /* the server said goodbye while nothing was running */
-    bool answered;    /* the server has, since the pool lent it */
-    bool is_long;     /* lent for long work: db_acquire_long() */
-    uint64_t outages; /* the pool's count when it was lent */
+    struct error pipeline_error; /* the first failure before the end */
+    bool doomed;                 /* the server said goodbye while nothing was running */
+    bool answered;               /* the server has, since the pool lent it */
+    bool is_long;                /* lent for long work: db_acquire_long() */
+    uint64_t outages;            /* the pool's count when it was lent */
     char sqlstate[6];
 };
 

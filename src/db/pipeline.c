@@ -8,23 +8,34 @@
 #include "base/memory.h"
 #include "db/db_inside.h"
 
-enum status db_pipeline_begin(struct db_conn *conn, struct error *error)
+/* The first failure before the end, kept for it. A pipeline that cannot go on must not end well: its connection is closed. */
+static void stick(struct db_conn *conn, const struct error *error)
 {
-    enum status status = db_conn_check(conn, error);
+    if (conn->pipeline_error.status == STATUS_OK)
+        conn->pipeline_error = *error;
+    db_conn_abandon(conn);
+}
 
-    if (status != STATUS_OK)
-        return status;
+void db_pipeline_begin(struct db_conn *conn)
+{
+    struct error error;
+
     if (conn->in_pipeline && conn->pipeline_left) {
         conn->pipeline_left = false;
         conn->queue_first = conn->queued;
-        return STATUS_OK;
+        return;
     }
-    if (conn->in_pipeline || !PQenterPipelineMode(conn->pg))
-        return error_set(error, STATUS_INTERNAL, "a pipeline cannot begin here");
-    conn->in_pipeline = true;
-    conn->pipeline_left = false;
+    conn->pipeline_error.status = STATUS_OK;
     conn->queued = conn->queue_first = conn->left_count = 0;
-    return STATUS_OK;
+    conn->pipeline_left = false;
+    if (db_conn_check(conn, &error) != STATUS_OK) {
+        stick(conn, &error);
+    } else if (conn->in_pipeline || !PQenterPipelineMode(conn->pg)) {
+        error_set(&error, STATUS_INTERNAL, "a pipeline cannot begin here");
+        stick(conn, &error);
+    } else {
+        conn->in_pipeline = true;
+    }
 }
 
 void db_pipeline_leave(struct db_conn *conn, struct db_result **results, size_t count)
@@ -46,10 +57,14 @@ static struct db_queued *queue_push(struct db_conn *conn)
     return &conn->queue[conn->queued++];
 }
 
-static bool send_prepare(struct db_conn *conn, const struct db_statement *statement, const char *name,
-                         struct db_queued *queued)
+/* Prepares it first where that is needed. */
+static bool send_bound(struct db_conn *conn, const struct db_statement *statement)
 {
+    struct db_bound *bound = &conn->bound;
+    struct db_queued *queued = queue_push(conn);
+    char name[DB_PREPARED_NAME_BYTES];
     Oid oids[DB_PARAMS_MAX];
+    uint64_t hash;
 
     if (conn->prepared.stale) {
         if (!PQsendQueryParams(conn->pg, "DEALLOCATE ALL", 0, NULL, NULL, NULL, NULL, 0))
@@ -57,48 +72,98 @@ static bool send_prepare(struct db_conn *conn, const struct db_statement *statem
         queued->drops = true;
         db_prepared_clear(&conn->prepared);
     }
-    if (db_prepared_has(&conn->prepared, statement->id))
-        return true;
-    db_statement_oids(statement, oids);
-    if (!PQsendPrepare(conn->pg, name, statement->text.ptr, (int)statement->param_count, oids))
-        return false;
-    queued->prepares = true;
-    queued->id = statement->id;
-    db_prepared_add(&conn->prepared, statement->id);
-    return true;
+    if (!db_bound_is_prepared(bound, &conn->prepared, statement, &hash, name)) {
+        db_type_oids(bound->types, bound->count, oids);
+        if (!PQsendPrepare(conn->pg, name, statement->text.ptr, (int)bound->count, oids))
+            return false;
+        queued->prepares = true;
+        queued->name = hash;
+        db_prepared_add(&conn->prepared, bound->key, hash);
+    }
+    return PQsendQueryPrepared(conn->pg, name, (int)bound->count, bound->values, bound->lengths,
+                               bound->formats, statement->binary_results);
 }
 
-enum status db_pipeline_add(struct db_conn *conn, const struct db_statement *statement,
-                            const struct db_param *params, struct error *error)
+static enum status check_open(struct db_conn *conn, struct error *error)
 {
-    char name[DB_PREPARED_NAME_BYTES];
     enum status status = db_conn_check(conn, error);
 
     if (status == STATUS_OK && !conn->in_pipeline)
         status = error_set(error, STATUS_INTERNAL, "no pipeline was begun");
+    return status;
+}
+
+/* In place of a statement whose parameters cannot be sent: fails at the server, so that what was added before is not
+ * committed by itself, and what follows is skipped. */
+static bool send_refused(struct db_conn *conn, const struct error *why)
+{
+    if (conn->pipeline_error.status == STATUS_OK)
+        conn->pipeline_error = *why;
+    queue_push(conn)->is_refused = true;
+    return PQsendQueryParams(conn->pg, "SELECT 'a parameter could not be sent'::int", 0, NULL, NULL, NULL,
+                             NULL, 0);
+}
+
+void db_pipeline_add(struct db_conn *conn, const struct db_statement *statement,
+                     const struct db_param *params)
+{
+    struct error error;
+
+    if (check_open(conn, &error) != STATUS_OK) {
+        stick(conn, &error);
+        return;
+    }
+    bool sent = db_bound_set(&conn->bound, statement, params, &error) == STATUS_OK
+                    ? send_bound(conn, statement)
+                    : send_refused(conn, &error);
+    if (!sent) {
+        (void)db_conn_unsendable(conn, &error);
+        stick(conn, &error);
+    }
+}
+
+static const struct db_statement notice_sql =
+    DB_STATEMENT("SELECT set_config('synchronous_commit', 'off', true), pg_notify($1, $2)");
+
+void db_pipeline_add_notice(struct db_conn *conn, struct str channel, struct str payload)
+{
+    db_pipeline_add(conn, &notice_sql, DB_PARAMS(db_text(channel), db_text(payload)));
+}
+
+/* ---- the old forms ---- */
+
+static enum status pipeline_status(struct db_conn *conn, struct error *error)
+{
+    if (conn->pipeline_error.status != STATUS_OK && error)
+        *error = conn->pipeline_error;
+    return conn->pipeline_error.status;
+}
+
+enum status db_pipeline_begin_checked(struct db_conn *conn, struct error *error)
+{
+    db_pipeline_begin(conn);
+    return pipeline_status(conn, error);
+}
+
+enum status db_pipeline_add_checked(struct db_conn *conn, const struct db_statement *statement,
+                                    const struct db_param *params, struct error *error)
+{
+    enum status status = check_open(conn, error);
+
     if (status == STATUS_OK)
         status = db_bound_set(&conn->bound, statement, params, error);
-    if (status != STATUS_OK)
-        return status;
-    db_prepared_name(statement->id, name);
-    if (!send_prepare(conn, statement, name, queue_push(conn)) ||
-        !PQsendQueryPrepared(conn->pg, name, (int)statement->param_count, conn->bound.values,
-                             conn->bound.lengths, conn->bound.formats, statement->binary_results))
-        return db_conn_unsendable(conn, error);
-    return STATUS_OK;
+    if (status == STATUS_OK && !send_bound(conn, statement))
+        status = db_conn_unsendable(conn, error);
+    return status;
 }
 
-enum status db_pipeline_add_notice(struct db_conn *conn, struct str channel, struct str payload,
-                                   struct error *error)
+enum status db_pipeline_add_notice_checked(struct db_conn *conn, struct str channel, struct str payload,
+                                           struct error *error)
 {
-    static const enum db_type types[] = {DB_TEXT, DB_TEXT};
-    struct db_statement statement;
-    struct db_param params[] = {{channel}, {payload}};
-
-    db_statement_init(&statement, "SELECT set_config('synchronous_commit', 'off', true), pg_notify($1, $2)",
-                      2, types);
-    return db_pipeline_add(conn, &statement, params, error);
+    return db_pipeline_add_checked(conn, &notice_sql, DB_PARAMS(db_text(channel), db_text(payload)), error);
 }
+
+/* ---- the end ---- */
 
 /* The result of one thing sent, and the NULL that ends it. */
 static enum status fetch_one(struct db_conn *conn, int64_t deadline_ns, PGresult **result,
@@ -127,7 +192,7 @@ static void note_undone(struct db_conn *conn, const struct db_queued *queued, in
     if (queued->drops && at == 0)
         conn->prepared.stale = true;
     else if (queued->prepares && at == queued->drops)
-        db_prepared_remove(&conn->prepared, queued->id);
+        db_prepared_remove(&conn->prepared, queued->name);
 }
 
 /* A queued statement's results: those of what went before it are only checked. */
@@ -175,6 +240,8 @@ static enum status fetch_all(struct db_conn *conn, int64_t deadline_ns, struct d
             fetch_queued(conn, &conn->queue[i], deadline_ns, &result, first == STATUS_OK ? error : NULL);
         size_t at = i < conn->queue_first ? 0 : i - conn->queue_first;
         if (status != STATUS_OK && first == STATUS_OK) {
+            if (conn->queue[i].is_refused && conn->pg)
+                status = pipeline_status(conn, error);
             first = status;
             *failed_at = conn->pg ? at : count;
         }
@@ -196,13 +263,15 @@ static enum status fetch_all(struct db_conn *conn, int64_t deadline_ns, struct d
 enum status db_pipeline_end(struct db_conn *conn, int64_t deadline_ns, struct db_result **results,
                             size_t count, size_t *failed_at, struct error *error)
 {
-    enum status status = db_conn_check(conn, error);
+    enum status status = pipeline_status(conn, error);
     size_t unused;
 
     failed_at = failed_at ? failed_at : &unused;
     *failed_at = count;
     for (size_t i = 0; results && i < count; i++)
         results[i] = NULL;
+    if (status == STATUS_OK || conn->pg) /* what was refused is reported in its turn */
+        status = db_conn_check(conn, error);
     if (status != STATUS_OK)
         return status;
     if (!conn->in_pipeline || !PQpipelineSync(conn->pg))

@@ -46,8 +46,8 @@ static enum status prepare(struct db_conn *conn, const struct db_statement *stat
 {
     Oid oids[DB_PARAMS_MAX];
 
-    db_statement_oids(statement, oids);
-    if (!PQsendPrepare(conn->pg, name, statement->text.ptr, (int)statement->param_count, oids))
+    db_type_oids(conn->bound.types, conn->bound.count, oids);
+    if (!PQsendPrepare(conn->pg, name, statement->text.ptr, (int)conn->bound.count, oids))
         return db_conn_unsendable(conn, error);
     enum status status = db_conn_flush(conn, deadline_ns, error);
     return status == STATUS_OK ? db_conn_drain(conn, deadline_ns, error) : status;
@@ -56,21 +56,23 @@ static enum status prepare(struct db_conn *conn, const struct db_statement *stat
 static enum status send_bound(struct db_conn *conn, const struct db_statement *statement,
                               const struct db_param *params, int64_t deadline_ns, struct error *error)
 {
+    struct db_bound *bound = &conn->bound;
     char name[DB_PREPARED_NAME_BYTES];
+    uint64_t hash;
     enum status status = drop_stale(conn, deadline_ns, error);
 
-    db_prepared_name(statement->id, name);
-    if (status == STATUS_OK && !db_prepared_has(&conn->prepared, statement->id)) {
-        status = prepare(conn, statement, name, deadline_ns, error);
-        if (status == STATUS_OK)
-            db_prepared_add(&conn->prepared, statement->id);
-    }
     if (status == STATUS_OK)
-        status = db_bound_set(&conn->bound, statement, params, error);
+        status = db_bound_set(bound, statement, params, error);
     if (status != STATUS_OK)
         return status;
-    if (!PQsendQueryPrepared(conn->pg, name, (int)statement->param_count, conn->bound.values,
-                             conn->bound.lengths, conn->bound.formats, statement->binary_results))
+    if (!db_bound_is_prepared(bound, &conn->prepared, statement, &hash, name)) {
+        status = prepare(conn, statement, name, deadline_ns, error);
+        if (status != STATUS_OK)
+            return status;
+        db_prepared_add(&conn->prepared, bound->key, hash);
+    }
+    if (!PQsendQueryPrepared(conn->pg, name, (int)bound->count, bound->values, bound->lengths, bound->formats,
+                             statement->binary_results))
         return db_conn_unsendable(conn, error);
     return STATUS_OK;
 }
@@ -140,6 +142,34 @@ enum status db_exec(struct db_conn *conn, const struct db_statement *statement, 
     return status;
 }
 
+enum status db_pool_query(struct db_pool *pool, const struct db_statement *statement,
+                          const struct db_param *params, int64_t deadline_ns, struct db_result **result,
+                          struct error *error)
+{
+    struct db_conn *conn;
+    enum status status = db_acquire(pool, deadline_ns, &conn, error);
+
+    *result = NULL;
+    if (status != STATUS_OK)
+        return status;
+    status = db_query(conn, statement, params, deadline_ns, result, error);
+    db_release(conn);
+    return status;
+}
+
+enum status db_pool_exec(struct db_pool *pool, const struct db_statement *statement,
+                         const struct db_param *params, int64_t deadline_ns, int64_t *affected,
+                         struct error *error)
+{
+    struct db_result *result;
+    enum status status = db_pool_query(pool, statement, params, deadline_ns, &result, error);
+
+    if (status == STATUS_OK && affected)
+        *affected = db_result_affected(result);
+    db_result_free(result);
+    return status;
+}
+
 /* ---- describe ---- */
 
 static void copy_columns(const PGresult *description, struct db_column *columns, unsigned *count)
@@ -195,7 +225,7 @@ enum status db_describe(struct db_conn *conn, const struct db_statement *stateme
     *column_count = 0;
     if (status != STATUS_OK)
         return status;
-    db_statement_oids(statement, oids);
+    db_type_oids(statement->types, statement->param_count, oids);
     if (!PQsendPrepare(conn->pg, "", statement->text.ptr, (int)statement->param_count, oids))
         return db_conn_unsendable(conn, error);
     status = take_answer(conn, deadline_ns, &result, position, error);

@@ -18,14 +18,25 @@ static const Oid type_oids[] = {
     [DB_BYTEA_ARRAY] = 1001,
 };
 
+static uint64_t never_zero(uint64_t hash)
+{
+    return hash ? hash : 1;
+}
+
+static uint64_t hash_with_types(uint64_t text_hash, const enum db_type *types, unsigned count)
+{
+    return never_zero(text_hash ^ hash_content(str_of((const char *)types, count * sizeof *types)) * 31);
+}
+
 void db_statement_seal(struct db_statement *statement)
 {
-    struct str types =
-        str_of((const char *)statement->types, statement->param_count * sizeof statement->types[0]);
+    statement->has_types = true;
+    statement->id = hash_with_types(hash_content(statement->text), statement->types, statement->param_count);
+}
 
-    statement->id = hash_content(statement->text) ^ (hash_content(types) * 31);
-    if (statement->id == 0)
-        statement->id = 1;
+struct db_statement db_statement_of(struct str sql)
+{
+    return (struct db_statement){.text = sql, .id = never_zero(hash_content(sql))};
 }
 
 void db_statement_init(struct db_statement *statement, const char *sql, unsigned param_count,
@@ -39,10 +50,10 @@ void db_statement_init(struct db_statement *statement, const char *sql, unsigned
     db_statement_seal(statement);
 }
 
-void db_statement_oids(const struct db_statement *statement, Oid oids[DB_PARAMS_MAX])
+void db_type_oids(const enum db_type *types, unsigned count, Oid oids[DB_PARAMS_MAX])
 {
-    for (unsigned i = 0; i < statement->param_count; i++)
-        oids[i] = type_oids[statement->types[i]];
+    for (unsigned i = 0; i < count; i++)
+        oids[i] = type_oids[types[i]];
 }
 
 /* ---- parameters ---- */
@@ -58,6 +69,29 @@ static bool is_sent_in_place(enum db_type type)
     return type == DB_TEXT || is_bytes(type);
 }
 
+unsigned db_param_count(const struct db_statement *statement, const struct db_param *params)
+{
+    unsigned count = 0;
+
+    if (statement->has_types)
+        return statement->param_count;
+    while (params && params[count].type != DB_NO_TYPE)
+        count++;
+    return count;
+}
+
+/* What the connection knows it by. The types belong to it: the same text with others is another statement. */
+static uint64_t key_of(const struct db_statement *statement, const struct db_bound *bound)
+{
+    uint64_t key = statement->id ? statement->id : (uint64_t)(uintptr_t)statement->text.ptr;
+
+    if (statement->has_types)
+        return key;
+    for (unsigned i = 0; i < bound->count; i++)
+        key = (key ^ bound->types[i]) * UINT64_C(0x9e3779b97f4a7c15);
+    return never_zero(key ^ key >> 32);
+}
+
 static enum status check_param(enum db_type type, struct str value, unsigned at, struct error *error)
 {
     if (value.len > INT32_MAX)
@@ -67,36 +101,75 @@ static enum status check_param(enum db_type type, struct str value, unsigned at,
     return STATUS_OK;
 }
 
+/* To the scratch, with its NUL. */
+static void put_value(struct buf *scratch, const struct db_param *param)
+{
+    if (!param->is_number) {
+        buf_put_str(scratch, param->value);
+    } else {
+        if (param->number < 0)
+            buf_put_char(scratch, '-');
+        buf_put_u64(scratch, param->number < 0 ? -(uint64_t)param->number : (uint64_t)param->number);
+    }
+    buf_put_char(scratch, '\0');
+}
+
 enum status db_bound_set(struct db_bound *bound, const struct db_statement *statement,
                          const struct db_param *params, struct error *error)
 {
-    unsigned count = statement->param_count;
+    bool in_scratch[DB_PARAMS_MAX];
 
+    bound->count = db_param_count(statement, params);
+    if (bound->count > DB_PARAMS_MAX)
+        return error_set(error, STATUS_INTERNAL, "a statement has more than %d parameters", DB_PARAMS_MAX);
     if (bound->scratch.capacity > SCRATCH_KEEP_BYTES)
         buf_deinit(&bound->scratch);
     buf_clear(&bound->scratch);
-    for (unsigned i = 0; i < count; i++) {
-        struct str value = params[i].value;
-        enum status status = check_param(statement->types[i], value, i, error);
+    for (unsigned i = 0; i < bound->count; i++) {
+        const struct db_param *param = &params[i];
+        enum db_type type = statement->has_types ? statement->types[i] : param->type;
+        enum status status = check_param(type, param->value, i, error);
         if (status != STATUS_OK)
             return status;
-        bound->values[i] = value.ptr;
-        bound->lengths[i] = (int)value.len;
-        bound->formats[i] = is_sent_in_place(statement->types[i]);
-        if (!value.ptr || is_sent_in_place(statement->types[i]))
-            continue;
-        buf_put_str(&bound->scratch, value);
-        buf_put_char(&bound->scratch, '\0');
+        size_t before = buf_len(&bound->scratch);
+        bound->types[i] = type;
+        bound->formats[i] = is_sent_in_place(type);
+        in_scratch[i] = param->is_number || (param->value.ptr && !is_sent_in_place(type));
+        if (in_scratch[i])
+            put_value(&bound->scratch, param);
+        bound->values[i] = param->value.ptr;
+        bound->lengths[i] =
+            in_scratch[i] ? (int)(buf_len(&bound->scratch) - before - 1) : (int)param->value.len;
     }
     /* The scratch has stopped moving: point into it. */
     const char *at = bound->scratch.data;
-    for (unsigned i = 0; i < count; i++) {
-        if (!params[i].value.ptr || is_sent_in_place(statement->types[i]))
+    for (unsigned i = 0; i < bound->count; i++) {
+        if (!in_scratch[i])
             continue;
         bound->values[i] = at;
-        at += params[i].value.len + 1;
+        at += bound->lengths[i] + 1;
     }
+    bound->key = key_of(statement, bound);
     return STATUS_OK;
+}
+
+bool db_bound_is_prepared(const struct db_bound *bound, struct db_prepared *prepared,
+                          const struct db_statement *statement, uint64_t *hash,
+                          char name[DB_PREPARED_NAME_BYTES])
+{
+    *hash = db_prepared_find(prepared, bound->key);
+    bool is_prepared = *hash != 0;
+    if (!is_prepared) {
+        *hash = statement->has_types
+                    ? statement->id
+                    : hash_with_types(statement->id ? statement->id : hash_content(statement->text),
+                                      bound->types, bound->count);
+        is_prepared = db_prepared_find(prepared, *hash) != 0; /* the same text stands elsewhere too */
+        if (is_prepared)
+            db_prepared_add(prepared, bound->key, *hash);
+    }
+    snprintf(name, DB_PREPARED_NAME_BYTES, "f%016llx", (unsigned long long)*hash);
+    return is_prepared;
 }
 
 /* ---- text[] literals ---- */
@@ -170,57 +243,47 @@ void db_bytes_array_put(struct buf *out, struct str element)
 
 /* ---- what a connection has prepared ---- */
 
-static unsigned slot_of(const struct db_prepared *prepared, uint64_t id)
+static unsigned slot_of(const struct db_prepared *prepared, uint64_t key)
 {
-    unsigned slot = (unsigned)(id % (2 * DB_PREPARED_MAX));
+    unsigned slot = (unsigned)(key % (2 * DB_PREPARED_MAX));
 
-    while (prepared->slots[slot] != 0 && prepared->slots[slot] != id)
+    while (prepared->slots[slot].key != 0 && prepared->slots[slot].key != key)
         slot = (slot + 1) % (2 * DB_PREPARED_MAX);
     return slot;
 }
 
-bool db_prepared_has(const struct db_prepared *prepared, uint64_t id)
+uint64_t db_prepared_find(const struct db_prepared *prepared, uint64_t key)
 {
-    return prepared->slots[slot_of(prepared, id)] == id;
+    return prepared->slots[slot_of(prepared, key)].name;
 }
 
-void db_prepared_add(struct db_prepared *prepared, uint64_t id)
+static void put_slot(struct db_prepared *prepared, uint64_t key, uint64_t name)
 {
-    unsigned slot = slot_of(prepared, id);
+    unsigned slot = slot_of(prepared, key);
 
-    if (prepared->slots[slot] == 0) {
-        prepared->slots[slot] = id;
-        prepared->count++;
-    }
-    if (prepared->count >= DB_PREPARED_MAX)
+    prepared->count += prepared->slots[slot].key == 0;
+    prepared->slots[slot] = (struct db_prepared_slot){key, name};
+}
+
+void db_prepared_add(struct db_prepared *prepared, uint64_t key, uint64_t name)
+{
+    put_slot(prepared, name, name);
+    put_slot(prepared, key, name);
+    if (prepared->count >= DB_PREPARED_MAX - 1)
         prepared->stale = true;
 }
 
-/* What was put further on because this place was taken moves up: a search ends at the first free place. */
-void db_prepared_remove(struct db_prepared *prepared, uint64_t id)
+void db_prepared_remove(struct db_prepared *prepared, uint64_t name)
 {
-    const unsigned slots = 2 * DB_PREPARED_MAX;
-    unsigned hole = slot_of(prepared, id);
+    struct db_prepared old = *prepared;
 
-    if (prepared->slots[hole] == 0)
-        return;
-    prepared->count--;
-    for (unsigned at = (hole + 1) % slots; prepared->slots[at] != 0; at = (at + 1) % slots) {
-        unsigned home = (unsigned)(prepared->slots[at] % slots);
-        if ((at + slots - home) % slots < (at + slots - hole) % slots)
-            continue; /* its home is behind the hole */
-        prepared->slots[hole] = prepared->slots[at];
-        hole = at;
-    }
-    prepared->slots[hole] = 0;
+    *prepared = (struct db_prepared){.stale = old.stale};
+    for (unsigned i = 0; i < 2 * DB_PREPARED_MAX; i++)
+        if (old.slots[i].key != 0 && old.slots[i].name != name)
+            put_slot(prepared, old.slots[i].key, old.slots[i].name);
 }
 
 void db_prepared_clear(struct db_prepared *prepared)
 {
     *prepared = (struct db_prepared){0};
-}
-
-void db_prepared_name(uint64_t id, char out[DB_PREPARED_NAME_BYTES])
-{
-    snprintf(out, DB_PREPARED_NAME_BYTES, "f%016llx", (unsigned long long)id);
 }

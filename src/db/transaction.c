@@ -39,13 +39,11 @@ enum status db_transaction_timeout(struct db_conn *conn, int64_t timeout_ms, int
 /* Behind what was left: if any of it fails, the server skips the COMMIT. */
 static enum status commit_left(struct db_conn *conn, int64_t deadline_ns, struct error *error)
 {
-    struct db_statement commit;
+    static const struct db_statement commit_sql = DB_STATEMENT("COMMIT");
 
-    db_statement_init(&commit, "COMMIT", 0, NULL);
-    enum status status = db_pipeline_begin(conn, error);
-    if (status == STATUS_OK)
-        status = db_pipeline_add(conn, &commit, NULL, error);
-    return status == STATUS_OK ? db_pipeline_end(conn, deadline_ns, NULL, 0, NULL, error) : status;
+    db_pipeline_begin(conn);
+    db_pipeline_add(conn, &commit_sql, DB_NO_PARAMS);
+    return db_pipeline_end(conn, deadline_ns, NULL, 0, NULL, error);
 }
 
 enum status db_commit(struct db_conn *conn, int64_t deadline_ns, struct error *error)

@@ -49,13 +49,13 @@ struct pipe {
 static void pipe_begin(struct pipe *pipe)
 {
     if (pipe->status == STATUS_OK)
-        pipe->status = db_pipeline_begin(pipe->conn, pipe->error);
+        pipe->status = db_pipeline_begin_checked(pipe->conn, pipe->error);
 }
 
 static void pipe_add(struct pipe *pipe, const struct db_statement *statement, const struct db_param *params)
 {
     if (pipe->status == STATUS_OK)
-        pipe->status = db_pipeline_add(pipe->conn, statement, params, pipe->error);
+        pipe->status = db_pipeline_add_checked(pipe->conn, statement, params, pipe->error);
     pipe->added++;
 }
 

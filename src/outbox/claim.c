@@ -184,7 +184,7 @@ static enum status add_settle(struct outbox_claim *claim, struct db_conn *conn, 
                                       {buf_str(&results)},
                                       {buf_str(&pauses)},
                                       {buf_str(&reasons)}};
-    enum status status = db_pipeline_add(conn, &claim->sql->settle, params, error);
+    enum status status = db_pipeline_add_checked(conn, &claim->sql->settle, params, error);
     buf_deinit(&results), buf_deinit(&pauses), buf_deinit(&reasons);
     return status;
 }
@@ -222,7 +222,7 @@ static enum status add_claim(struct outbox_claim *claim, struct db_conn *conn, s
     };
     for (unsigned i = 0; i < OUTBOX_AGGREGATE_MAX; i++)
         params[OUTBOX_CLAIM_PARAMS + i].value = claim->cursor[i];
-    return db_pipeline_add(conn, claim->cursor[0].ptr ? &claim->sql->claim_after : &claim->sql->claim_first,
+    return db_pipeline_add_checked(conn, claim->cursor[0].ptr ? &claim->sql->claim_after : &claim->sql->claim_first,
                            params, error);
 }
 
@@ -331,17 +331,17 @@ static enum status run_exchange(struct outbox_claim *claim, struct db_conn *conn
 {
     const struct outbox_sql *sql = claim->sql;
     size_t count = 3 + (size_t)(claim->count > 0) + (size_t)claims;
-    enum status status = db_pipeline_begin(conn, error);
+    enum status status = db_pipeline_begin_checked(conn, error);
     if (status == STATUS_OK)
-        status = db_pipeline_add(conn, &sql->begin, NULL, error);
+        status = db_pipeline_add_checked(conn, &sql->begin, NULL, error);
     if (status == STATUS_OK)
-        status = db_pipeline_add(conn, &sql->local, NULL, error);
+        status = db_pipeline_add_checked(conn, &sql->local, NULL, error);
     if (status == STATUS_OK && claim->count > 0)
         status = add_settle(claim, conn, error);
     if (status == STATUS_OK && claims)
         status = add_claim(claim, conn, error);
     if (status == STATUS_OK)
-        status = db_pipeline_add(conn, &sql->commit, NULL, error);
+        status = db_pipeline_add_checked(conn, &sql->commit, NULL, error);
     if (status == STATUS_OK)
         status = db_pipeline_end(conn, deadline_ns, results, count, NULL, error);
     if (status != STATUS_OK)

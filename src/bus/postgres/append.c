@@ -244,13 +244,13 @@ static enum status end_with_notice(struct postgres *postgres, struct append *app
                 bus_postgres_notice(postgres, append->placed[0].topic, (int)message->partition, where));
     if (atomic_load(&postgres->is_private))
         bus_postgres_preview_put(&notice, message);
-    enum status status = db_pipeline_begin(conn, error);
+    enum status status = db_pipeline_begin_checked(conn, error);
     if (status == STATUS_OK)
-        status = db_pipeline_add(conn, &call.statement, call.params, error);
+        status = db_pipeline_add_checked(conn, &call.statement, call.params, error);
     if (status == STATUS_OK)
-        status = db_pipeline_add(conn, &commit, NULL, error);
+        status = db_pipeline_add_checked(conn, &commit, NULL, error);
     if (status == STATUS_OK)
-        status = db_pipeline_add_notice(conn, STR(POSTGRES_CHANNEL), buf_str(&notice), error);
+        status = db_pipeline_add_notice_checked(conn, STR(POSTGRES_CHANNEL), buf_str(&notice), error);
     buf_deinit(&notice);
     if (status == STATUS_OK)
         status = db_pipeline_end(conn, deadline_ns, results, 3, &failed_at, error);

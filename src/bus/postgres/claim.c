@@ -68,7 +68,7 @@ static enum status add_claim(struct claim *claim, int place, struct error *error
 
     db_statement_init(&statement, anywhere ? claim_sql : claim_there_sql, 7, types);
     statement.binary_results = true;
-    return db_pipeline_add(claim->conn, &statement, params, error);
+    return db_pipeline_add_checked(claim->conn, &statement, params, error);
 }
 
 enum status bus_postgres_claim_open(struct claim *claim, int place, struct error *error)
@@ -76,9 +76,9 @@ enum status bus_postgres_claim_open(struct claim *claim, int place, struct error
     struct db_statement begin;
 
     db_statement_init(&begin, begin_sql, 0, NULL);
-    enum status status = db_pipeline_begin(claim->conn, error);
+    enum status status = db_pipeline_begin_checked(claim->conn, error);
     if (status == STATUS_OK)
-        status = db_pipeline_add(claim->conn, &begin, NULL, error);
+        status = db_pipeline_add_checked(claim->conn, &begin, NULL, error);
     return status == STATUS_OK ? add_claim(claim, place, error) : status;
 }
 

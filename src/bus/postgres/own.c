@@ -30,7 +30,7 @@ enum status bus_postgres_own_ask(struct bus *bus, struct db_conn *conn, const st
     db_array_end(&list);
     db_statement_init(&statement, own_sql, 3, types);
     struct db_param params[] = {{str_from(group)}, {topic->name}, {buf_str(&list)}};
-    enum status status = db_pipeline_add(conn, &statement, params, error);
+    enum status status = db_pipeline_add_checked(conn, &statement, params, error);
     buf_deinit(&list);
     return status;
 }
@@ -47,9 +47,9 @@ enum status bus_postgres_own_commit(struct bus *bus, struct db_conn *conn, struc
     struct db_statement commit;
 
     db_statement_init(&commit, commit_sql, 0, NULL);
-    enum status status = db_pipeline_begin(conn, error);
+    enum status status = db_pipeline_begin_checked(conn, error);
     if (status == STATUS_OK)
-        status = db_pipeline_add(conn, &commit, NULL, error);
+        status = db_pipeline_add_checked(conn, &commit, NULL, error);
     if (status == STATUS_OK)
         status = db_pipeline_end(conn, deadline_ns, NULL, 0, NULL, error);
     if (atomic_load(&topic->wakes) != mark)

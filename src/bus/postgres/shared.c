@@ -81,14 +81,14 @@ static enum status send_commit(struct claim *claim, unsigned attempts, struct db
 
     db_statement_init(&advance, consumer->spec.relaxed ? advance_relaxed_sql : advance_sql, 7, types);
     db_statement_init(&commit, commit_sql, 0, NULL);
-    enum status status = db_pipeline_begin(claim->conn, error);
+    enum status status = db_pipeline_begin_checked(claim->conn, error);
     if (status == STATUS_OK)
-        status = db_pipeline_add(claim->conn, &advance, params, error);
+        status = db_pipeline_add_checked(claim->conn, &advance, params, error);
     if (status == STATUS_OK)
-        status = db_pipeline_add(claim->conn, &commit, NULL, error);
+        status = db_pipeline_add_checked(claim->conn, &commit, NULL, error);
     if (status == STATUS_OK && claim->batch.tell_channel.ptr)
-        status =
-            db_pipeline_add_notice(claim->conn, claim->batch.tell_channel, claim->batch.tell_payload, error);
+        status = db_pipeline_add_notice_checked(claim->conn, claim->batch.tell_channel,
+                                                claim->batch.tell_payload, error);
     if (status == STATUS_OK)
         status = db_pipeline_end(claim->conn, clock_deadline_ms(COMMIT_MS), NULL, 0, &failed_at, error);
     claim->batch.is_told = status == STATUS_OK && claim->batch.tell_channel.ptr;

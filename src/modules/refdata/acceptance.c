@@ -186,7 +186,7 @@ enum status refdata_acceptance_add(struct db_conn *conn, struct refdata_acceptan
     params[KEY_KEEP].value = format_number(key_keep_ms, keep);
     params[ALL_NEW].value = all_new ? STR("t") : STR("f");
     db_statement_init(&statement, accept_sql, PARAMETERS, accept_types);
-    enum status status = db_pipeline_add(conn, &statement, params, error);
+    enum status status = db_pipeline_add_checked(conn, &statement, params, error);
     buf_deinit(&arrays);
     return status;
 }

@@ -62,16 +62,16 @@ enum status refdata_writer_add(struct refdata_writer *writer, const struct db_st
     if (writer->pending >= PENDING_MAX || writer->bytes >= BYTES_MAX)
         status = refdata_writer_wait(writer, error);
     if (status == STATUS_OK && !writer->open) {
-        status = db_pipeline_begin(writer->conn, error);
+        status = db_pipeline_begin_checked(writer->conn, error);
         writer->open = status == STATUS_OK;
         writer->begun = writer->added;
     }
     if (status != STATUS_OK)
         return status;
-    status = db_pipeline_add(writer->conn, statement, params, error);
+    status = db_pipeline_add_checked(writer->conn, statement, params, error);
     writer->pending++;
     writer->added++;
-    for (unsigned i = 0; i < statement->param_count; i++)
+    for (unsigned i = 0; i < db_param_count(statement, params); i++)
         writer->bytes += params[i].value.len;
     return status == STATUS_OK ? status : give_up(writer, status);
 }

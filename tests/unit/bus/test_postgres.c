@@ -692,11 +692,11 @@ static void write_effects_by_pipeline(struct recorder *recorder, struct bus_batc
     struct db_statement insert;
 
     db_statement_init(&insert, "INSERT INTO public.effect VALUES ($1)", 1, (enum db_type[]){DB_INT});
-    if (db_pipeline_begin(batch->conn, NULL) != STATUS_OK)
+    if (db_pipeline_begin_checked(batch->conn, NULL) != STATUS_OK)
         return;
     for (size_t i = 0; i < batch->count; i++) {
         struct db_param params[] = {{batch->messages[i].payload}};
-        if (db_pipeline_add(batch->conn, &insert, params, NULL) != STATUS_OK)
+        if (db_pipeline_add_checked(batch->conn, &insert, params, NULL) != STATUS_OK)
             return;
     }
     if (db_pipeline_end(batch->conn, batch->deadline_ns, NULL, 0, NULL, NULL) == STATUS_OK)
@@ -717,9 +717,9 @@ static enum status publish_lonely(struct process *process, const char *topic, co
     db_statement_init(&begin, "BEGIN", 0, NULL);
     enum status status = db_acquire(pool, clock_deadline_ms(PATIENCE_MS), &conn, NULL);
     if (status == STATUS_OK)
-        status = db_pipeline_begin(conn, NULL);
+        status = db_pipeline_begin_checked(conn, NULL);
     if (status == STATUS_OK)
-        status = db_pipeline_add(conn, &begin, NULL, NULL);
+        status = db_pipeline_add_checked(conn, &begin, NULL, NULL);
     if (status == STATUS_OK) {
         db_pipeline_leave(conn, NULL, 0);
         status = bus_publish_and_commit(process->bus, conn, &message, clock_deadline_ms(PATIENCE_MS), NULL);

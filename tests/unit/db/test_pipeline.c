@@ -31,18 +31,14 @@ static int64_t soon(void)
 
 static void add(const char *sql)
 {
-    struct db_statement statement;
-    db_statement_init(&statement, sql, 0, NULL);
-    assert_ok(db_pipeline_add(conn, &statement, NULL, NULL));
+    struct db_statement statement = db_statement_of(str_from(sql));
+    db_pipeline_add(conn, &statement, DB_NO_PARAMS);
 }
 
 static void add_number(const char *sql, int number)
 {
-    struct db_statement statement;
-    char text[16];
-    snprintf(text, sizeof text, "%d", number);
-    db_statement_init(&statement, sql, 1, (enum db_type[]){DB_INT});
-    assert_ok(db_pipeline_add(conn, &statement, (struct db_param[]){{str_from(text)}}, NULL));
+    struct db_statement statement = db_statement_of(str_from(sql));
+    db_pipeline_add(conn, &statement, DB_PARAMS(db_int(number)));
 }
 
 static void test_results_come_in_order(void **state)
@@ -51,7 +47,7 @@ static void test_results_come_in_order(void **state)
     struct db_result *results[20];
     size_t failed_at;
     for (int round = 0; round < 2; round++) { /* cold, then prepared */
-        assert_ok(db_pipeline_begin(conn, NULL));
+        db_pipeline_begin(conn);
         for (int i = 0; i < 20; i++)
             add_number("SELECT $1 * 2", i);
         assert_ok(db_pipeline_end(conn, soon(), results, 20, &failed_at, NULL));
@@ -63,11 +59,54 @@ static void test_results_come_in_order(void **state)
     assert_string_equal(test_sql(conn, "SELECT 1"), "1");
 }
 
+/* As if the server had refused it: nothing of the pipeline is committed, and the connection is as good as before. */
+static void test_a_parameter_that_cannot_be_sent_fails_in_its_place(void **state)
+{
+    (void)state;
+    static const struct db_statement insert_sql = DB_STATEMENT("INSERT INTO t SELECT length($1)");
+    struct db_result *results[4];
+    for (int in_transaction = 0; in_transaction < 2; in_transaction++) {
+        struct error error = {0};
+        size_t failed_at;
+        db_pipeline_begin(conn);
+        add(in_transaction ? "BEGIN" : "SELECT 1");
+        db_pipeline_add(conn, &insert_sql, DB_PARAMS(db_text(STR("one"))));
+        db_pipeline_add(conn, &insert_sql, DB_PARAMS(db_text(str_of("a\0b", 3))));
+        add(in_transaction ? "COMMIT" : "SELECT 2");
+        assert_int_equal(db_pipeline_end(conn, soon(), results, 4, &failed_at, &error), STATUS_DB_ERROR);
+        assert_int_equal(failed_at, 2);
+        assert_non_null(strstr(error.message, "$1 holds a NUL"));
+        assert_null(results[0]);
+        db_rollback(conn);
+        assert_string_equal(test_sql(conn, "SELECT count(*) FROM t"), "0");
+    }
+    db_pipeline_begin(conn);
+    db_pipeline_add(conn, &insert_sql, DB_PARAMS(db_text(STR("one"))));
+    assert_ok(db_pipeline_end(conn, soon(), NULL, 1, NULL, NULL));
+    assert_string_equal(test_sql(conn, "SELECT n FROM t"), "3");
+}
+
+static void test_what_went_wrong_before_the_end_is_reported_by_it(void **state)
+{
+    (void)state;
+    struct error error = {0};
+    size_t failed_at;
+    db_pipeline_begin(conn);
+    db_pipeline_begin(conn); /* a mistake */
+    add("SELECT 1");
+    assert_int_equal(db_pipeline_end(conn, soon(), NULL, 1, &failed_at, &error), STATUS_INTERNAL);
+    assert_int_equal(failed_at, 1);
+    assert_non_null(strstr(error.message, "cannot begin"));
+    db_pipeline_begin(conn); /* it was closed */
+    add("SELECT 1");
+    assert_int_equal(db_pipeline_end(conn, soon(), NULL, 1, NULL, &error), STATUS_DB_DOWN);
+}
+
 static void test_begin_and_commit_may_be_inside(void **state)
 {
     (void)state;
     struct db_result *results[4];
-    assert_ok(db_pipeline_begin(conn, NULL));
+    db_pipeline_begin(conn);
     add("BEGIN");
     add_number("INSERT INTO t VALUES ($1)", 1);
     add_number("INSERT INTO t VALUES ($1)", 2);
@@ -85,7 +124,7 @@ static void test_the_first_failure_skips_the_rest(void **state)
     struct db_result *results[5];
     struct error error = {0};
     size_t failed_at;
-    assert_ok(db_pipeline_begin(conn, NULL));
+    db_pipeline_begin(conn);
     add("BEGIN");
     add_number("INSERT INTO t VALUES ($1)", 1);
     add_number("INSERT INTO t VALUES ($1)", 1);
@@ -108,7 +147,7 @@ static void test_a_failure_costs_no_prepared_statement(void **state)
 {
     (void)state;
     for (int round = 0; round < 3; round++) {
-        assert_ok(db_pipeline_begin(conn, NULL));
+        db_pipeline_begin(conn);
         add("BEGIN");
         add("SELECT 'before'");
         add("SELECT 1 / 0");
@@ -134,12 +173,12 @@ static void test_what_was_skipped_is_forgotten(void **state)
     for (int i = 0; i < 200; i++)
         snprintf(sql[i], sizeof sql[i], "SELECT %d + 5000", i);
     for (int fails_at = 150; fails_at >= 0; fails_at -= 50) {
-        assert_ok(db_pipeline_begin(conn, NULL));
+        db_pipeline_begin(conn);
         for (int i = 0; i < 200; i++)
             add(i == fails_at ? "SELECT nope" : sql[i]);
         assert_int_equal(db_pipeline_end(conn, soon(), NULL, 200, NULL, NULL), STATUS_DB_ERROR);
     }
-    assert_ok(db_pipeline_begin(conn, NULL));
+    db_pipeline_begin(conn);
     for (int i = 0; i < 200; i++)
         add(sql[i]);
     assert_ok(db_pipeline_end(conn, soon(), NULL, 200, NULL, NULL));
@@ -149,14 +188,14 @@ static void test_a_statement_that_does_not_prepare_fails_in_its_place(void **sta
 {
     (void)state;
     size_t failed_at;
-    assert_ok(db_pipeline_begin(conn, NULL));
+    db_pipeline_begin(conn);
     add("SELECT 1");
     add("SELECT nope");
     add("SELECT 2");
     assert_int_equal(db_pipeline_end(conn, soon(), NULL, 3, &failed_at, NULL), STATUS_DB_ERROR);
     assert_int_equal(failed_at, 1);
     assert_string_equal(db_sqlstate(conn), "42703");
-    assert_ok(db_pipeline_begin(conn, NULL));
+    db_pipeline_begin(conn);
     add("SELECT 1");
     add("SELECT 2");
     assert_ok(db_pipeline_end(conn, soon(), NULL, 2, &failed_at, NULL));
@@ -166,7 +205,7 @@ static void test_a_stale_statement_is_DB_RETRY_and_works_the_next_time(void **st
 {
     (void)state;
     for (int round = 0; round < 3; round++) {
-        assert_ok(db_pipeline_begin(conn, NULL));
+        db_pipeline_begin(conn);
         add("SELECT * FROM t");
         enum status status = db_pipeline_end(conn, soon(), NULL, 1, NULL, NULL);
         assert_int_equal(status, round == 1 ? STATUS_DB_RETRY : STATUS_OK);
@@ -179,7 +218,7 @@ static void test_more_statements_than_are_kept_prepared(void **state)
 {
     (void)state;
     struct db_result *results[600];
-    assert_ok(db_pipeline_begin(conn, NULL));
+    db_pipeline_begin(conn);
     for (int i = 0; i < 600; i++) {
         static char sql[600][32];
         snprintf(sql[i], sizeof sql[i], "SELECT %d + 1000", i);
@@ -203,9 +242,9 @@ static void test_both_sides_full_do_not_deadlock(void **state)
     struct db_result *results[24];
     memset(big, 'x', len);
     db_statement_init(&statement, "SELECT $1", 1, (enum db_type[]){DB_TEXT});
-    assert_ok(db_pipeline_begin(conn, NULL));
+    db_pipeline_begin(conn);
     for (int i = 0; i < 24; i++)
-        assert_ok(db_pipeline_add(conn, &statement, (struct db_param[]){{str_of(big, len)}}, NULL));
+        db_pipeline_add(conn, &statement, (struct db_param[]){{str_of(big, len)}});
     assert_ok(db_pipeline_end(conn, soon(), results, 24, NULL, NULL));
     for (int i = 0; i < 24; i++) {
         assert_int_equal(db_result_str(results[i], 0, 0).len, len);
@@ -219,20 +258,21 @@ static void test_a_pipeline_past_its_deadline_is_TIMEOUT(void **state)
     (void)state;
     struct db_result *results[2];
     size_t failed_at;
-    assert_ok(db_pipeline_begin(conn, NULL));
+    db_pipeline_begin(conn);
     add("SELECT 1");
     add("SELECT pg_sleep(600)");
     assert_int_equal(db_pipeline_end(conn, clock_deadline_ms(200), results, 2, &failed_at, NULL),
                      STATUS_TIMEOUT);
     assert_int_equal(failed_at, 2);
     assert_null(results[0]);
-    assert_int_equal(db_pipeline_begin(conn, NULL), STATUS_DB_DOWN);
+    db_pipeline_begin(conn);
+    assert_int_equal(db_pipeline_end(conn, soon(), NULL, 0, NULL, NULL), STATUS_DB_DOWN);
 }
 
 static void test_an_empty_pipeline(void **state)
 {
     (void)state;
-    assert_ok(db_pipeline_begin(conn, NULL));
+    db_pipeline_begin(conn);
     assert_ok(db_pipeline_end(conn, soon(), NULL, 0, NULL, NULL));
     assert_string_equal(test_sql(conn, "SELECT 1"), "1");
 }
@@ -242,11 +282,11 @@ static void test_what_is_left_goes_with_the_next(void **state)
 {
     (void)state;
     struct db_result *results[2], *left[2];
-    assert_ok(db_pipeline_begin(conn, NULL));
+    db_pipeline_begin(conn);
     add("BEGIN");
     add_number("INSERT INTO t VALUES ($1) RETURNING n + 1", 7);
     db_pipeline_leave(conn, left, 2);
-    assert_ok(db_pipeline_begin(conn, NULL));
+    db_pipeline_begin(conn);
     add("SELECT n FROM t");
     add("COMMIT");
     assert_ok(db_pipeline_end(conn, soon(), results, 2, NULL, NULL));
@@ -265,11 +305,11 @@ static void test_the_failure_of_what_is_left_is_the_next_ones(void **state)
     struct error error;
     struct db_result *left[2];
     size_t failed_at = 9;
-    assert_ok(db_pipeline_begin(conn, NULL));
+    db_pipeline_begin(conn);
     add("BEGIN");
     add("SELECT 1 / 0");
     db_pipeline_leave(conn, left, 2);
-    assert_ok(db_pipeline_begin(conn, NULL));
+    db_pipeline_begin(conn);
     add("COMMIT");
     assert_int_equal(db_pipeline_end(conn, soon(), NULL, 1, &failed_at, &error), STATUS_DB_ERROR);
     assert_int_equal(failed_at, 0);
@@ -281,7 +321,7 @@ static void test_the_failure_of_what_is_left_is_the_next_ones(void **state)
 static void test_what_is_left_can_be_rolled_back(void **state)
 {
     (void)state;
-    assert_ok(db_pipeline_begin(conn, NULL));
+    db_pipeline_begin(conn);
     add("BEGIN");
     add_number("INSERT INTO t VALUES ($1)", 7);
     db_pipeline_leave(conn, NULL, 0);
@@ -295,13 +335,13 @@ static void test_what_is_left_can_be_committed(void **state)
     (void)state;
     struct error error;
     assert_ok(db_begin(conn, DB_READ_COMMITTED, soon(), NULL));
-    assert_ok(db_pipeline_begin(conn, NULL));
+    db_pipeline_begin(conn);
     add_number("INSERT INTO t VALUES ($1)", 7);
     db_pipeline_leave(conn, NULL, 0);
     assert_ok(db_commit(conn, soon(), NULL));
     assert_string_equal(test_sql(conn, "SELECT count(*) FROM t"), "1");
     assert_ok(db_begin(conn, DB_READ_COMMITTED, soon(), NULL));
-    assert_ok(db_pipeline_begin(conn, NULL));
+    db_pipeline_begin(conn);
     add_number("INSERT INTO t VALUES ($1)", 8);
     add("SELECT 1 / 0");
     db_pipeline_leave(conn, NULL, 0);
@@ -316,6 +356,8 @@ int run_pipeline_tests(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(test_results_come_in_order),
+        TEST(test_a_parameter_that_cannot_be_sent_fails_in_its_place),
+        TEST(test_what_went_wrong_before_the_end_is_reported_by_it),
         TEST(test_begin_and_commit_may_be_inside),
         TEST(test_the_first_failure_skips_the_rest),
         TEST(test_a_failure_costs_no_prepared_statement),

@@ -74,6 +74,60 @@ static void test_every_type_is_bound(void **state)
     buf_deinit(&array);
 }
 
+static void test_parameters_bring_their_types(void **state)
+{
+    (void)state;
+    static const struct db_statement types_sql =
+        DB_STATEMENT("SELECT $1, $2 + 1, $3 * 2, $4 ->> 'a', $5[2], NOT $6, $7, $8 IS NULL,"
+                     " $9 AT TIME ZONE 'UTC', encode($10, 'hex'), cardinality($11), $12 - 1");
+    struct buf array = {0}, bytes = {0};
+    struct db_result *result;
+    db_array_begin(&array), db_array_put(&array, STR("x")), db_array_put(&array, STR("y\"")),
+        db_array_end(&array);
+    db_bytes_array_begin(&bytes, 1), db_bytes_array_put(&bytes, STR("\0"));
+    for (int round = 0; round < 2; round++) { /* prepared, then found */
+        assert_ok(db_pool_query(pool, &types_sql,
+                                DB_PARAMS(db_text(STR("it's")), db_i64(INT64_MIN), db_int(-21),
+                                          db_jsonb(STR("{\"a\": 1}")), db_text_array(buf_str(&array)),
+                                          db_bool(true), db_uuid(STR("0a0b0c0d-0000-4000-8000-000000000001")),
+                                          db_null(DB_BIGINT), db_timestamptz(STR("2026-02-27T12:00:00Z")),
+                                          db_bytea(STR("\0\xff")), db_bytea_array(buf_str(&bytes)),
+                                          db_bigint(STR("43"))),
+                                soon(), &result, NULL));
+        static const char *const wanted[] = {
+            "it's", "-9223372036854775807", "-42",  "1", "y\"", "f", "0a0b0c0d-0000-4000-8000-000000000001",
+            "t",    "2026-02-27 12:00:00",  "00ff", "1", "42"};
+        for (unsigned i = 0; i < 12; i++)
+            assert_string_equal(db_result_str(result, 0, i).ptr, wanted[i]);
+        db_result_free(result);
+    }
+    buf_deinit(&array), buf_deinit(&bytes);
+}
+
+/* The same text with other types is another statement; the same types again are not. */
+static void test_a_statement_is_prepared_once_for_its_types(void **state)
+{
+    (void)state;
+    static const struct db_statement sql = DB_STATEMENT("SELECT pg_typeof($1)");
+    struct db_result *result;
+    const struct db_param params[] = {db_i64(1), db_text(STR("1")), db_null(DB_BIGINT), db_i64(-1)};
+    static const char *const wanted[] = {"bigint", "text", "bigint", "bigint"};
+    for (unsigned i = 0; i < 4; i++) {
+        assert_ok(db_query(conn, &sql, DB_PARAMS(params[i]), soon(), &result, NULL));
+        assert_string_equal(db_result_str(result, 0, 0).ptr, wanted[i]);
+        db_result_free(result);
+    }
+    char text[] = "SELECT pg_typeof($1)"; /* elsewhere, and known under the same name */
+    struct db_statement copy = db_statement_of(str_from(text)), old;
+    assert_ok(db_exec(conn, &copy, DB_PARAMS(db_i64(1)), soon(), NULL, NULL));
+    db_statement_init(&old, text, 1, (enum db_type[]){DB_BIGINT});
+    assert_ok(db_exec(conn, &old, (struct db_param[]){{STR("1")}}, soon(), NULL, NULL));
+    assert_string_equal(test_sql(conn,
+                                 "SELECT count(*) FROM pg_prepared_statements WHERE statement LIKE '%typeof%'"
+                                 " AND statement NOT LIKE '%count%'"),
+                        "2");
+}
+
 /* Any bytes, both ways, in a statement and in a pipeline. */
 static void test_bytes_travel_as_they_are(void **state)
 {
@@ -94,8 +148,8 @@ static void test_bytes_travel_as_they_are(void **state)
     statement.binary_results = true;
     for (int piped = 0; piped < 2; piped++) {
         if (piped) {
-            assert_ok(db_pipeline_begin(conn, NULL));
-            assert_ok(db_pipeline_add(conn, &statement, params, NULL));
+            db_pipeline_begin(conn);
+            db_pipeline_add(conn, &statement, params);
             assert_ok(db_pipeline_end(conn, soon(), &result, 1, NULL, NULL));
         } else {
             assert_ok(db_query(conn, &statement, params, soon(), &result, NULL));
@@ -479,6 +533,8 @@ int run_query_tests(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(test_every_type_is_bound),
+        TEST(test_parameters_bring_their_types),
+        TEST(test_a_statement_is_prepared_once_for_its_types),
         TEST(test_bytes_travel_as_they_are),
         TEST(test_a_NUL_in_a_parameter_is_refused),
         TEST(test_big_parameters_and_results_pass),

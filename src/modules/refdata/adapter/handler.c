@@ -121,7 +121,7 @@ static enum status add_savepoint(const struct bus_batch *batch, struct error *er
 {
     struct db_statement savepoint;
     db_statement_init(&savepoint, DB_SAVEPOINT_SQL, 0, NULL);
-    return db_pipeline_add(batch->conn, &savepoint, NULL, error);
+    return db_pipeline_add_checked(batch->conn, &savepoint, NULL, error);
 }
 
 static enum status accept_updates(struct memo *memo, const struct bus_batch *batch, struct error *error)
@@ -132,7 +132,7 @@ static enum status accept_updates(struct memo *memo, const struct bus_batch *bat
     bool is_single = memo->count == 1;
     for (size_t i = 0; i < memo->count; i++)
         acceptances[i] = &memo->intakes[i].acceptance;
-    enum status status = db_pipeline_begin(batch->conn, error);
+    enum status status = db_pipeline_begin_checked(batch->conn, error);
     if (status == STATUS_OK && is_single)
         status = add_savepoint(batch, error);
     if (status == STATUS_OK)

@@ -174,7 +174,7 @@ static enum status add_pairs(struct batch *batch, const struct refdata_rows_sql 
     for (size_t i = 0; i < count && status == STATUS_OK; i++) {
         struct db_statement statement;
         refdata_columns_state(&columns, sql[i], &statement, params);
-        status = db_pipeline_add(batch->conn, &statement, params, error);
+        status = db_pipeline_add_checked(batch->conn, &statement, params, error);
     }
     refdata_columns_free(&columns);
     return status;
@@ -202,7 +202,7 @@ static enum status add_chunks(struct batch *batch, size_t *places, size_t *count
     refdata_columns_end(&columns, params);
     db_statement_init(&statement, chunks_sql, 4, text_arrays);
     if (columns.rows)
-        status = db_pipeline_add(batch->conn, &statement, params, error);
+        status = db_pipeline_add_checked(batch->conn, &statement, params, error);
     refdata_columns_free(&columns);
     return status;
 }
@@ -241,7 +241,7 @@ static enum status ask(struct batch *batch, size_t *chunk_places, struct db_resu
     struct db_result *got[QUESTIONS] = {NULL};
     static const struct refdata_rows_sql *const of_pairs[] = {&lock_sql, &assembling_sql};
     size_t chunk_count = 0, first = batch->pair_count ? LOCK : PROCESS;
-    enum status status = db_pipeline_begin(batch->conn, error);
+    enum status status = db_pipeline_begin_checked(batch->conn, error);
     if (status != STATUS_OK)
         return status;
     if (batch->pair_count)
@@ -265,7 +265,7 @@ static enum status ask_anew(struct batch *batch, struct db_result *results[QUEST
     static const struct refdata_rows_sql *const of_pairs[] = {&ensure_sql, &lock_sql, &assembling_sql};
     struct db_result *got[3] = {NULL};
     struct error later = {0};
-    enum status status = db_pipeline_begin(batch->conn, error);
+    enum status status = db_pipeline_begin_checked(batch->conn, error);
     if (status != STATUS_OK)
         return status;
     status = add_pairs(batch, of_pairs, 3, error);

@@ -74,7 +74,7 @@ enum status refdata_events_add(struct batch *batch, struct error *error)
         columns.rows++;
     }
     refdata_columns_state(&columns, strangers ? &process_strangers_sql : &process_sql, &statement, params);
-    enum status status = db_pipeline_add(batch->conn, &statement, params, error);
+    enum status status = db_pipeline_add_checked(batch->conn, &statement, params, error);
     refdata_columns_free(&columns);
     return status;
 }

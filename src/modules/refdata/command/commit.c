@@ -59,8 +59,8 @@ static enum status add_begin(struct group *group, struct db_conn *conn)
 {
     struct db_statement begin;
     db_statement_init(&begin, "BEGIN", 0, NULL);
-    enum status status = db_pipeline_begin(conn, &group->error);
-    return status == STATUS_OK ? db_pipeline_add(conn, &begin, NULL, &group->error) : status;
+    enum status status = db_pipeline_begin_checked(conn, &group->error);
+    return status == STATUS_OK ? db_pipeline_add_checked(conn, &begin, NULL, &group->error) : status;
 }
 
 static struct refdata_acceptance **list_acceptances(const struct group *group, struct arena *arena)
@@ -144,7 +144,7 @@ static enum status add_direct_opening(struct group *group, struct db_conn *conn,
         status = bus_own_ask(group->flow->buses.commands, conn, STR(REFDATA_COMMANDS), REFDATA_APPLY_GROUP,
                              direct->partitions, direct->partition_count, &direct->mark, &group->error);
     if (status == STATUS_OK)
-        status = db_pipeline_add(conn, &lock_timeout, NULL, &group->error);
+        status = db_pipeline_add_checked(conn, &lock_timeout, NULL, &group->error);
     if (status == STATUS_OK && !direct->writes_requests)
         status = add_accept(group, conn, list_acceptances(group, arena), true);
     db_pipeline_leave(conn, direct->results, 2);

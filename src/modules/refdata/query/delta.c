@@ -91,7 +91,7 @@ enum status refdata_delta_ask(const struct refdata_load *load, struct db_conn *c
     snprintf(rows, sizeof rows, "%zu", keys_max(load) + 1);
     const struct db_param params[] = {
         {load->tenant}, {load->dictionary->code}, {str_from(after)}, {str_from(versions)}, {str_from(rows)}};
-    return db_pipeline_add(conn, &statement, params, error);
+    return db_pipeline_add_checked(conn, &statement, params, error);
 }
 
 bool refdata_delta_read(const struct refdata_load *load, const struct db_result *answer, int64_t committed,

@@ -102,11 +102,11 @@ static enum status ask(const struct refdata_load *load, struct db_conn *conn, st
                                       {refdata_number(next, load->has_held ? load->held_version + 1 : -1)}};
     db_statement_init(&begin, begin_sql, 0, NULL);
     db_statement_init(&meta, meta_sql, 3, (const enum db_type[]){DB_TEXT, DB_TEXT, DB_BIGINT});
-    enum status status = db_pipeline_begin(conn, error);
+    enum status status = db_pipeline_begin_checked(conn, error);
     if (status == STATUS_OK)
-        status = db_pipeline_add(conn, &begin, NULL, error);
+        status = db_pipeline_add_checked(conn, &begin, NULL, error);
     if (status == STATUS_OK)
-        status = db_pipeline_add(conn, &meta, params, error);
+        status = db_pipeline_add_checked(conn, &meta, params, error);
     if (status == STATUS_OK && load->base)
         status = refdata_delta_ask(load, conn, error);
     return status;
