@@ -126,7 +126,7 @@ struct db_statement {
     /* Results in PostgreSQL's binary form, for those who select bytea: it is the bytes themselves then, and text is
      * text; everything else must be cast to text. */
     bool binary_results;
-    /* Of templates (and of db_statement_init()): the types stand here, not in the parameters. */
+    /* Of templates (and of db_statement_init()): the types stand here; of the parameters only their values are read. */
     bool has_types;
     unsigned param_count;
     enum db_type types[DB_PARAMS_MAX];

@@ -102,9 +102,9 @@ static enum status check_param(enum db_type type, struct str value, unsigned at,
 }
 
 /* To the scratch, with its NUL. */
-static void put_value(struct buf *scratch, const struct db_param *param)
+static void put_value(struct buf *scratch, const struct db_param *param, bool is_number)
 {
-    if (!param->is_number) {
+    if (!is_number) {
         buf_put_str(scratch, param->value);
     } else {
         if (param->number < 0)
@@ -128,15 +128,16 @@ enum status db_bound_set(struct db_bound *bound, const struct db_statement *stat
     for (unsigned i = 0; i < bound->count; i++) {
         const struct db_param *param = &params[i];
         enum db_type type = statement->has_types ? statement->types[i] : param->type;
+        bool is_number = !statement->has_types && param->is_number;
         enum status status = check_param(type, param->value, i, error);
         if (status != STATUS_OK)
             return status;
         size_t before = buf_len(&bound->scratch);
         bound->types[i] = type;
         bound->formats[i] = is_sent_in_place(type);
-        in_scratch[i] = param->is_number || (param->value.ptr && !is_sent_in_place(type));
+        in_scratch[i] = is_number || (param->value.ptr && !is_sent_in_place(type));
         if (in_scratch[i])
-            put_value(&bound->scratch, param);
+            put_value(&bound->scratch, param, is_number);
         bound->values[i] = param->value.ptr;
         bound->lengths[i] =
             in_scratch[i] ? (int)(buf_len(&bound->scratch) - before - 1) : (int)param->value.len;
