@@ -1,11 +1,15 @@
-/* Grants and revokes: the body is checked here, everything else is one call of entitlement.change() (sql/entitlement), whose
- * answer the idempotency engine stores in the same transaction. A grant of an item that is not there is an answer too: it comes
- * behind the look for a stored one, so that a replay is one whatever became of the item. */
+/* Grants and revokes: the body is checked here, the rest is one call of entitlement.change() (sql/entitlement), whose answer the
+ * idempotency engine stores in the same transaction.
+ *
+ * Where entitlement.hydration.enabled is set, a grant looks its item up first (H6), on the request's loop: no thread waits. The handler
+ * sends the result after the check for a stored answer, so that a replay is the same whatever became of the item. Revokes do not look:
+ * a right to an item that is gone can be revoked. */
 #include <string.h>
 
 #include "base/clock.h"
 #include "base/failpoint.h"
 #include "base/json_texts.h"
+#include "base/memory.h"
 #include "base/uuid.h"
 #include "modules/entitlement/entitlement.h"
 #include "modules/entitlement/event.h"
@@ -25,16 +29,23 @@ static const enum db_type change_types[] = {DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT, 
                                             DB_TEXT, DB_TEXT, DB_UUID, DB_TEXT, DB_TEXT};
 enum { CHANGE_PARAMS = sizeof change_types / sizeof *change_types };
 
-/* An effect that has none: its answer. */
+/* An answer without an effect. */
 static const char refuse_sql[] = "SELECT $1::integer, $2::text";
 static const enum db_type refuse_types[] = {DB_INT, DB_TEXT};
 
-/* The seed's four, all of them required. Others are not looked at. */
+enum { USER_ID, SKU, REASON, PURCHASE_ID, TEXTS };
+/* A body, read once: by entitlement_sku_prepare(), or by the handler. */
+struct order {
+    struct str texts[TEXTS];
+    enum hydration_result item; /* UPDATED: the item exists, or the check is off */
+};
+
+/* The seed's four, all required. Others are ignored. */
 static const struct json_text body_rows[] = {
-    [ENTITLEMENT_USER_ID] = {"user_id", 1, 255, .is_plain = true},
-    [ENTITLEMENT_SKU] = {"stock_keeping_unit", 1, 255, .is_plain = true},
-    [ENTITLEMENT_REASON] = {"reason", 1, 255, .is_plain = true},
-    [ENTITLEMENT_PURCHASE_ID] = {"purchase_id", 1, 255, .is_plain = true},
+    [USER_ID] = {"user_id", 1, 255, .is_plain = true},
+    [SKU] = {"stock_keeping_unit", 1, 255, .is_plain = true},
+    [REASON] = {"reason", 1, 255, .is_plain = true},
+    [PURCHASE_ID] = {"purchase_id", 1, 255, .is_plain = true},
     {.name = NULL},
 };
 
@@ -48,11 +59,15 @@ void entitlement_change_init(struct entitlement *entitlement)
 {
     db_statement_init(&entitlement->change, change_sql, CHANGE_PARAMS, change_types);
     db_statement_init(&entitlement->refuse, refuse_sql, 2, refuse_types);
+    entitlement->hydration = entitlement->settings->hydration.policy;
+    entitlement->hydration.module = "entitlement";
+    if (entitlement->settings->hydration.enabled)
+        kernel_hydration_consumes(entitlement->kernel, "item");
     entitlement->granted = metric_series_get(&entitlement_changes_family, &STR("grant"));
     entitlement->revoked = metric_series_get(&entitlement_changes_family, &STR("revoke"));
 }
 
-/* Events have a trace of their own where the request brought none, so that trace_id tells them apart in every case. */
+/* Events have a trace of their own where the request has none. */
 static struct str traceparent_of(const struct http_request *request)
 {
     static const uint8_t none[sizeof request->trace.trace_id];
@@ -64,12 +79,11 @@ static struct str traceparent_of(const struct http_request *request)
     return arena_str(request->arena, str_from(text));
 }
 
-enum status entitlement_order_read(const struct http_request *request, struct entitlement_order *order,
-                                   struct error *error)
+static enum status read_order(const struct http_request *request, struct order *order, struct error *error)
 {
     const struct entitlement *entitlement = request->context;
     struct buf others;
-    *order = (struct entitlement_order){.item = HYDRATION_UPDATED};
+    *order = (struct order){.item = HYDRATION_UPDATED};
     if (!str_is_name(kernel_identity(request)->tenant))
         return error_set_field(error, STATUS_BAD_REQUEST, "tenant_id",
                                "a tenant's name is 1 to 64 of A-Z a-z 0-9 . _ -");
@@ -78,12 +92,94 @@ enum status entitlement_order_read(const struct http_request *request, struct en
         json_texts_read(request->body, body_rows, order->texts, &others, request->arena, error);
     buf_deinit(&others);
     if (status == STATUS_OK && !kernel_store_is_ready(entitlement->kernel))
-        return error_set(error, STATUS_UNAVAILABLE, "the schema is not there yet");
+        return error_set(error, STATUS_UNAVAILABLE, "the schema is not ready yet");
     return status;
 }
 
-static bool answer(struct http_request *request, const struct auth_identity *who,
-                   const struct db_statement *statement, const struct db_param *params)
+/* ---- does the item exist? ---- */
+
+struct sku_check {
+    struct hydration_waiter waiter;
+    struct order order;
+    struct loop_park_ref ref;
+    bool is_parked, is_done;
+};
+
+static void on_sku_done(struct hydration_waiter *waiter, const struct hydration_outcome *outcome)
+{
+    struct sku_check *check = CONTAINER_OF(waiter, struct sku_check, waiter);
+    struct http_request *request = check->is_parked ? http_request_unpark(check->ref) : NULL;
+    check->order.item = outcome->result;
+    check->is_done = true;
+    if (request)
+        http_request_resume(request);
+}
+
+static void on_sku_drop(struct http_request *request, void *context)
+{
+    struct sku_check *check = context;
+    (void)request;
+    hydration_waiter_cancel(&check->waiter);
+}
+
+/* The row's deadline is up. */
+static void on_sku_timeout(struct http_request *request, void *context)
+{
+    struct sku_check *check = context;
+    hydration_waiter_cancel(&check->waiter);
+    http_send_error(request, &(struct error){.status = STATUS_HYDRATION_TIMEOUT});
+}
+
+static enum http_step ask_for_item(struct http_request *request, const struct hydration_need *need,
+                                   struct sku_check *check)
+{
+    const struct entitlement *entitlement = request->context;
+    hydration_ask(kernel_hydration(entitlement->kernel), &entitlement->hydration, need, false, request->loop,
+                  &check->waiter, on_sku_done);
+    if (check->is_done)
+        return HTTP_STEP_PASS;
+    check->is_parked = http_request_park(request, CLOCK_NEVER, on_sku_timeout, check, &check->ref);
+    if (check->is_parked) {
+        http_request_on_drop(request, on_sku_drop);
+        return HTTP_STEP_PARKED;
+    }
+    hydration_waiter_cancel(&check->waiter);
+    return HTTP_STEP_ANSWERED; /* with 503, by http_request_park() */
+}
+
+/* A sku that cannot be an entity's id is not found. */
+enum http_step entitlement_sku_prepare(struct http_request *request, void *context)
+{
+    const struct entitlement *entitlement = context;
+    const struct auth_identity *who = kernel_identity(request);
+    if (!entitlement->settings->hydration.enabled)
+        return HTTP_STEP_PASS;
+    struct sku_check *check = arena_zalloc(request->arena, sizeof *check);
+    struct error error = {0};
+    if (read_order(request, &check->order, &error) != STATUS_OK) {
+        http_send_error(request, &error);
+        return HTTP_STEP_ANSWERED;
+    }
+    request->handler_data = &check->order;
+    struct hydration_need need = {
+        .tenant = who->tenant,
+        .subject = who->subject,
+        .entity_type = STR("item"),
+        .entity_id = check->order.texts[SKU],
+        .cover.mode = HYDRATION_EXISTENCE,
+        .trace = request->trace,
+    };
+    unsigned no_fields = 0;
+    if (hydration_need_check(&need, NULL, &no_fields, &error) == STATUS_OK)
+        return ask_for_item(request, &need, check);
+    check->order.item = HYDRATION_NOT_FOUND;
+    return HTTP_STEP_PASS;
+}
+
+/* ---- the change ---- */
+
+static bool answer_once(struct http_request *request, const struct auth_identity *who,
+                        const struct db_statement *statement, const struct db_param *params)
 {
     struct entitlement *entitlement = request->context;
     const struct idempotency_effect effect = {statement, params};
@@ -91,8 +187,9 @@ static bool answer(struct http_request *request, const struct auth_identity *who
                               who->tenant, who->subject, &effect, clock_deadline_ms(CHANGE_MS));
 }
 
-/* Not found is stored under the key as every failure of the business is; that nobody knows is not. */
-static void refuse(struct http_request *request, const struct auth_identity *who, enum hydration_result item)
+/* Not found is stored under the key, as every failure of the business is; timeouts and outages are not. */
+static void refuse_grant(struct http_request *request, const struct auth_identity *who,
+                         enum hydration_result item)
 {
     struct entitlement *entitlement = request->context;
     enum status why = item == HYDRATION_NOT_FOUND ? STATUS_ENTITY_NOT_FOUND
@@ -106,60 +203,60 @@ static void refuse(struct http_request *request, const struct auth_identity *who
                                          status_code(why))
                           : arena_printf(request->arena, "{\"code\":\"%s\",\"message\":\"%s\"}",
                                          status_code(why), status_message(why));
-    (void)answer(request, who, &entitlement->refuse, (struct db_param[]){{status}, {body}});
+    (void)answer_once(request, who, &entitlement->refuse, (struct db_param[]){{status}, {body}});
 }
 
-static bool change(struct http_request *request, const struct auth_identity *who,
-                   const struct entitlement_order *order, const struct kind *kind, struct str event_id)
+static bool change_entitlement(struct http_request *request, const struct auth_identity *who,
+                               const struct order *order, const struct kind *kind, struct str event_id)
 {
     struct entitlement *entitlement = request->context;
     const struct str *texts = order->texts;
-    struct str user = texts[ENTITLEMENT_USER_ID], sku = texts[ENTITLEMENT_SKU];
+    struct str user = texts[USER_ID], sku = texts[SKU];
     const struct db_param params[CHANGE_PARAMS] = {
         {who->tenant},
         {user},
         {sku},
         {kind->status},
-        {texts[ENTITLEMENT_REASON]},
-        {texts[ENTITLEMENT_PURCHASE_ID]},
+        {texts[REASON]},
+        {texts[PURCHASE_ID]},
         {who->subject},
         {event_id},
         {entitlement_aggregate_key(who->tenant, user, sku, request->arena)},
         {traceparent_of(request)},
     };
-    return answer(request, who, &entitlement->change, params);
+    return answer_once(request, who, &entitlement->change, params);
 }
 
-/* As it was prepared, else as the body says; NULL: it says nothing, and that was answered. */
-static const struct entitlement_order *order_of(struct http_request *request)
+/* NULL: the body is invalid, and the answer is sent. */
+static const struct order *order_of(struct http_request *request)
 {
-    struct entitlement_order *order = request->handler_data;
+    struct order *order = request->handler_data;
     struct error error = {0};
     if (order)
         return order;
     order = arena_alloc(request->arena, sizeof *order);
-    if (entitlement_order_read(request, order, &error) == STATUS_OK)
+    if (read_order(request, order, &error) == STATUS_OK)
         return order;
     http_send_error(request, &error);
     return NULL;
 }
 
-static void post(struct http_request *request, const struct kind *kind)
+static void post_change(struct http_request *request, const struct kind *kind)
 {
     struct entitlement *entitlement = request->context;
     const struct auth_identity *who = kernel_identity(request);
-    const struct entitlement_order *order = order_of(request);
+    const struct order *order = order_of(request);
     struct uuid uuid = uuid_random();
     char event_id[UUID_TEXT_BYTES];
     uuid_format(&uuid, event_id);
     if (!order)
         return;
     if (order->item != HYDRATION_UPDATED) {
-        refuse(request, who, order->item);
+        refuse_grant(request, who, order->item);
         return;
     }
     FAILPOINT("entitlement.before_change");
-    if (!change(request, who, order, kind, str_from(event_id)))
+    if (!change_entitlement(request, who, order, kind, str_from(event_id)))
         return;
     FAILPOINT("entitlement.after_commit");
     metric_add(kind == &grant ? entitlement->granted : entitlement->revoked, 1);
@@ -169,10 +266,10 @@ static void post(struct http_request *request, const struct kind *kind)
 
 void entitlement_post_grant(struct http_request *request)
 {
-    post(request, &grant);
+    post_change(request, &grant);
 }
 
 void entitlement_post_revoke(struct http_request *request)
 {
-    post(request, &revoke);
+    post_change(request, &revoke);
 }

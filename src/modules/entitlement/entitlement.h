@@ -1,22 +1,45 @@
-/* entitlement's own layout: what the files of this module share.
+/* Entitlements: rights of users, granted and revoked by keyed POSTs, with an event for each change.
  *
- *   POST ─ sku.c, where it is switched on: is there such an item?
- *        ─ change.c: body, one call of entitlement.change() by way of the idempotency engine ─ COMMIT ─ publisher.c is woken
+ *   POST ─ change.c, where it is switched on: does the item exist (hydration)?
+ *        ─ change.c: body, one call of entitlement.change() through the idempotency engine ─ COMMIT ─ the outbox is woken
  *        ─ outbox engine ─ event.c: JSON to protobuf ─ bus, topic entitlement.events
+ *   GET  ─ read.c, which is the owner of the entity type `entitlement` too
  *
- * Everything is written by that one function, in one transaction with the answer that its key stands for. Handlers run on the
- * server's workers; the outbox and the audit's upkeep on the store's. */
+ * All rows are written by that one function, in one transaction with the stored answer of the key. Handlers run on the server's
+ * workers; the outbox and the audit's upkeep on the store's. */
 #ifndef FRESHET_ENTITLEMENT_ENTITLEMENT_H
 #define FRESHET_ENTITLEMENT_ENTITLEMENT_H
 
-#include <stdatomic.h>
-
 #include "hydration/hydration.h"
+#include "idempotency/idempotency.h"
+#include "kernel/config.h"
 #include "kernel/kernel.h"
 #include "kernel/store.h"
-#include "modules/entitlement/settings.h"
+#include "outbox/outbox.h"
 
 #define ENTITLEMENT_TOPIC "entitlement.events"
+
+struct entitlement_settings {
+    struct {
+        struct str subject, stream; /* empty = not given: fine unless bus.events is nats */
+        int64_t duplicate_window_ms;
+        struct setting_place subject_place, stream_place, window_place;
+    } nats;
+    struct {
+        int64_t ttl_ms, cleanup_ms;
+    } idempotency;
+    struct {
+        int64_t months_ahead, keep_months;
+    } audit;
+    struct outbox_settings outbox;
+    struct hydration_use hydration;
+};
+
+/* How long after the first try an event may be published once more: the longest pauses, and a lease for each claim
+ * that was not settled. */
+int64_t entitlement_retry_horizon_ms(const struct outbox_settings *outbox);
+/* The one configured, or one that is longer than that. */
+int64_t entitlement_duplicate_window_ms(const struct entitlement_settings *settings);
 
 struct entitlement {
     struct kernel *kernel;
@@ -26,50 +49,27 @@ struct entitlement {
     struct db_statement change, refuse, list, look, audit_make, audit_drop;
     struct metric_series *granted, *revoked;
     struct outbox *outbox;
-    struct loop_timer audit_timer; /* home loop */
-    struct worker_job audit_job;
-    bool audit_failed; /* the job's, then the home loop's */
-    atomic_bool stopping;
+    struct task *audit;
 };
 
-/* ---- change.c, list.c ---- */
-enum { ENTITLEMENT_USER_ID, ENTITLEMENT_SKU, ENTITLEMENT_REASON, ENTITLEMENT_PURCHASE_ID, ENTITLEMENT_TEXTS };
-/* What a body asks for. Read once: by sku.c, whose handler_data it is then, or by the handler. */
-struct entitlement_order {
-    struct str texts[ENTITLEMENT_TEXTS];
-    enum hydration_result item; /* HYDRATION_UPDATED: there is such an item, or nobody wants to know */
-};
-enum status entitlement_order_read(const struct http_request *request, struct entitlement_order *order,
-                                   struct error *error) MUST_CHECK;
+/* ---- change.c, read.c ---- */
 void entitlement_change_init(struct entitlement *entitlement);
-void entitlement_list_init(struct entitlement *entitlement);
+void entitlement_read_init(struct entitlement *entitlement);
 void entitlement_post_grant(struct http_request *request);
 void entitlement_post_revoke(struct http_request *request);
 void entitlement_get_of_user(struct http_request *request);
+http_step_fn entitlement_sku_prepare; /* of the route of grants */
 
-/* One row of these columns, of entitlements as `e`, as everybody sees it: a JSON object. */
-#define ENTITLEMENT_COLUMNS "e.stock_keeping_unit, e.status, e.version, platform.rfc3339(e.updated_at)"
-void entitlement_put(struct buf *out, const struct db_result *rows, size_t row);
+/* ---- as an entity (H6) ---- */
+void entitlement_owner_provide(struct entitlement *entitlement);
+enum status entitlement_owner_follow(struct entitlement *entitlement, struct bus *events,
+                                     struct error *error) MUST_CHECK;
 
-/* ---- source.c: entitlements for whoever lacks one (H6) ---- */
-void entitlement_source_provide(struct entitlement *entitlement);
-enum status entitlement_source_follow(struct entitlement *entitlement, struct bus *events,
-                                      struct error *error) MUST_CHECK;
-
-/* ---- sku.c: the row's prepare of grants ---- */
-void entitlement_sku_init(struct entitlement *entitlement);
-http_step_fn entitlement_sku_prepare;
-
-/* ---- publisher.c ---- */
+/* ---- event.c ---- */
 extern const struct outbox_table entitlement_outbox_table;
 enum status entitlement_publisher_create(struct entitlement *entitlement, struct error *error) MUST_CHECK;
 
-/* ---- audit.c: partitions made ahead, and dropped ---- */
-void entitlement_audit_init(struct entitlement *entitlement);
-void entitlement_audit_start(struct entitlement *entitlement); /* home loop */
-void entitlement_audit_end(struct entitlement *entitlement);   /* the loops have ended */
-
-extern struct metric_family entitlement_changes_family, entitlement_audit_family;
+extern struct metric_family entitlement_changes_family;
 extern const struct db_migration entitlement_migrations[]; /* sql/entitlement */
 extern const struct module entitlement_module;
 

@@ -1,12 +1,15 @@
-/* A payload is checked for its meaning, not only its form: whoever reads the bus should never wonder what an event is about. */
+/* Events: from the outbox (JSON) to the bus (protobuf). A payload must agree with its row, or it is not published. */
 #include "modules/entitlement/event.h"
 
 #include <entitlement.pb-c.h>
 
 #include "base/clock.h"
+#include "base/failpoint.h"
 #include "base/json.h"
 #include "base/uuid.h"
 #include "http/http.h"
+#include "modules/entitlement/entitlement.h"
+#include "outbox/messages.h"
 
 enum { PAYLOAD_DEPTH_MAX = 2 };
 
@@ -27,7 +30,7 @@ static const struct text {
     [TENANT_ID] = {{"tenant_id", 9}, "the payload has no tenant_id"},
 };
 
-static bool fail(const char **reason, const char *sentence)
+static bool refuse_event(const char **reason, const char *sentence)
 {
     *reason = sentence;
     return false;
@@ -41,10 +44,10 @@ static bool read_texts(const struct json_value *body, struct arena *arena, struc
     for (int i = 0; i < TEXTS; i++) {
         if (!json_get(body, texts[i].name, &member) || member.type != JSON_STRING ||
             json_has_nul_escape(member.raw))
-            return fail(reason, texts[i].reason);
+            return refuse_event(reason, texts[i].reason);
         values[i] = arena_str(arena, json_str_decode(member.raw, arena));
         if (!values[i].len)
-            return fail(reason, texts[i].reason);
+            return refuse_event(reason, texts[i].reason);
     }
     return true;
 }
@@ -55,17 +58,17 @@ static bool makes_sense(const struct str values[TEXTS], int64_t version,
     struct uuid uuid;
     int64_t at_us;
     if (!uuid_parse(values[EVENT_ID], &uuid) || !str_eq(values[EVENT_ID], row->event_id))
-        return fail(reason, "the payload's event_id is not the row's");
+        return refuse_event(reason, "the payload's event_id is not the row's");
     if (!str_eq(values[TENANT_ID], row->tenant_id))
-        return fail(reason, "the payload's tenant_id is not the row's");
+        return refuse_event(reason, "the payload's tenant_id is not the row's");
     if (!str_eq(values[EVENT_TYPE], row->event_type) ||
         (!str_eq(row->event_type, STR("EntitlementGranted")) &&
          !str_eq(row->event_type, STR("EntitlementRevoked"))))
-        return fail(reason, "the payload's event_type is not the row's, or none of ours");
+        return refuse_event(reason, "the payload's event_type is not the row's, or not known");
     if (!clock_rfc3339_parse(values[OCCURRED_AT], &at_us))
-        return fail(reason, "the payload's occurred_at is no time");
+        return refuse_event(reason, "the payload's occurred_at is not a time");
     if (version < 1)
-        return fail(reason, "the payload's version is not 1 or more");
+        return refuse_event(reason, "the payload's version is not 1 or more");
     return true;
 }
 
@@ -100,13 +103,13 @@ bool entitlement_event_encode(struct str payload, const struct entitlement_event
     struct error error;
     int64_t version = 0;
     if (json_parse(payload, PAYLOAD_DEPTH_MAX, &body, &error) != STATUS_OK || body.type != JSON_OBJECT)
-        return fail(reason, "the payload is no JSON object");
+        return refuse_event(reason, "the payload is not a JSON object");
     if (json_has_duplicates(&body, arena))
-        return fail(reason, "the payload says something twice");
+        return refuse_event(reason, "the payload has a duplicate member");
     if (!read_texts(&body, arena, values, reason))
         return false;
     if (!json_get(&body, STR("version"), &member) || !json_to_i64(&member, &version))
-        return fail(reason, "the payload has no version");
+        return refuse_event(reason, "the payload has no version");
     if (!makes_sense(values, version, row, reason))
         return false;
     event->message = pack(values, version, arena);
@@ -153,7 +156,7 @@ static bool read_part(struct str part, struct arena *arena, struct str *text)
     return part.len && http_percent_decode(part, false, arena, "id", text, &error) == STATUS_OK;
 }
 
-/* Written again it must be the same: one entitlement has one id, by which whoever holds a copy of it hears of its changes. */
+/* One entitlement has one id, so that changes reach every copy: the parts must encode to the same id. */
 bool entitlement_id_read(struct str id, struct arena *arena, struct str *user, struct str *sku)
 {
     static const struct str tenant = {"t", 1};
@@ -162,4 +165,73 @@ bool entitlement_id_read(struct str id, struct arena *arena, struct str *user, s
         return false;
     struct str key = entitlement_aggregate_key(tenant, *user, *sku, arena);
     return str_eq(str_of(key.ptr + tenant.len + 1, key.len - tenant.len - 1), id);
+}
+
+/* ---- the outbox (E4) ---- */
+
+enum { EXTRA_TENANT, EXTRA_TRACEPARENT };
+
+const struct outbox_table entitlement_outbox_table = {
+    .module = "entitlement",
+    .name = "entitlement.outbox_events",
+    .id = {"event_id", "uuid"},
+    .aggregate = {{"aggregate_key", "text"}},
+    .sequence = "sequence",
+    .event_type = "e.event_type",
+    .payload = "e.payload",
+    .extra = {[EXTRA_TENANT] = "e.tenant_id", [EXTRA_TRACEPARENT] = "e.traceparent"},
+    .logged = {{"eventId", "e.event_id", false},
+               {"tenantId", "e.tenant_id", false},
+               {"version", "e.sequence", .is_number = true}},
+    .words = {"status", "PENDING", "IN_FLIGHT", "PUBLISHED", "FAILED"},
+    .published_at = "published_at",
+    .attempts = "attempt_count",
+    .outages = "outage_count",
+    OUTBOX_LEASE_COLUMNS,
+};
+
+static bool write_event(void *context, const struct outbox_event *event, struct bus_message *message,
+                        struct arena *arena, const char **reason)
+{
+    (void)context;
+    struct entitlement_event encoded;
+    const struct entitlement_event_row row = {event->id, event->event_type, event->extra[EXTRA_TENANT]};
+    if (!entitlement_event_encode(event->payload, &row, arena, &encoded, reason))
+        return false;
+    const struct outbox_message fields = {
+        .topic = STR(ENTITLEMENT_TOPIC),
+        .key = event->aggregate[0],
+        .payload = encoded.message,
+        .tenant = row.tenant_id,
+        .occurred_at = encoded.occurred_at,
+        .traceparent = event->extra[EXTRA_TRACEPARENT],
+    };
+    outbox_message_write(&fields, event, message, arena);
+    return true;
+}
+
+static void publish_events(void *context, struct outbox_batch *batch)
+{
+    struct entitlement *entitlement = context;
+    FAILPOINT("entitlement.after_claim");
+    outbox_messages_publish(kernel_events(entitlement->kernel), batch, write_event, NULL);
+    FAILPOINT("entitlement.after_publish");
+}
+
+static void on_events_published(void *context, size_t count)
+{
+    (void)context;
+    (void)count;
+    FAILPOINT("entitlement.after_finalize");
+}
+
+enum status entitlement_publisher_create(struct entitlement *entitlement, struct error *error)
+{
+    return kernel_outbox_create(entitlement->kernel,
+                                &(struct outbox_config){.table = &entitlement_outbox_table,
+                                                        .settings = &entitlement->settings->outbox,
+                                                        .context = entitlement,
+                                                        .publish = publish_events,
+                                                        .on_settled = on_events_published},
+                                &entitlement->outbox, error);
 }

@@ -1,32 +1,314 @@
-/* The module: settings, topics, retention and health of hydration. */
+/* The module hydration: settings, tables and topics of src/hydration, and its route (H5, H6):
+ *
+ * GET /v1/hydration/{entity_type}/{entity_id}: an entity as its owner has it. A hit in memory is answered at once. Otherwise the request
+ * is parked with its waiter in its own arena, until the outcome, the end of the connection or the limit. An entity that the caller may
+ * not see looks like one that does not exist. */
 #include "modules/hydration/hydration.h"
 
 #include <stdlib.h>
 
+#include "base/clock.h"
+#include "base/json.h"
 #include "base/memory.h"
 #include "hydration/event.h"
+#include "hydration/hydration.h"
 #include "kernel/store.h"
 
-enum { PARTITIONS = 4, KEEP_MS = 60 * 1000 };
+enum {
+    PARTITIONS = 4,
+    KEEP_MS = 60 * 1000,
+    GRACE_MS = 1000 /* after the wait: then the request ends without an outcome */
+};
 
-const struct config_section hydration_section = {.name = "hydration",
-                                                 .help =
-                                                     "Entities that modules lack and ask their owners for.",
-                                                 .rows = hydration_setting_rows,
-                                                 .struct_bytes = sizeof(struct hydration_settings)};
+struct hydration_route {
+    struct kernel *kernel;
+    const struct hydration_settings *settings;
+    struct hydration_policy policy;
+};
 
-/* A question is of no interest a moment later, handled or not. What sources tell waits for whoever writes it down for as long as
- * something it would take back may be believed. */
-static int64_t keep_unhandled_ms(const struct hydration_settings *settings, enum hydration_kind kind)
+enum failure_mode { FAIL_FAST, DEFER, DEGRADE };
+
+static const char *const failure_modes[] = {
+    [FAIL_FAST] = "fail-fast", [DEFER] = "defer", [DEGRADE] = "degrade", NULL};
+
+struct entity_request {
+    struct hydration_waiter waiter;
+    struct http_request *request;
+    struct str entity_type, entity_id;
+    enum failure_mode failure_mode;
+    bool is_parked, is_done;
+    struct loop_park_ref ref;
+};
+
+/* ---- answers ---- */
+
+static struct str quoted(struct arena *arena, struct str text)
 {
-    int64_t believed_ms = settings->copy_ttl_ms > settings->policy.negative_cache_ttl_ms
-                              ? settings->copy_ttl_ms
-                              : settings->policy.negative_cache_ttl_ms;
-    return kind == HYDRATION_EVENT_UNKNOWN || believed_ms < KEEP_MS ? KEEP_MS : believed_ms;
+    size_t bytes = json_string_size(text);
+    struct buf fixed = {.data = arena_alloc(arena, bytes), .capacity = bytes};
+    json_put_string(&fixed, text);
+    return buf_str(&fixed);
 }
 
-static void each_topic(const void *section, void (*fn)(const struct kernel_topic *topic, void *arg),
-                       void *arg)
+static void send_entity(struct http_request *request, const struct entity_request *entity,
+                        const struct hydration_outcome *outcome, bool is_degraded)
+{
+    struct str source = outcome->source_module, data = outcome->data;
+    const struct str parts[] = {
+        STR("{\"entity_type\":\""),
+        entity->entity_type,
+        STR("\",\"entity_id\":"),
+        quoted(request->arena, entity->entity_id),
+        STR(",\"source_module\":"),
+        source.len ? quoted(request->arena, source) : STR("null"),
+        STR(",\"data\":"),
+        data.len ? data : STR("{}"),
+        is_degraded ? STR(",\"degraded\":true}") : STR("}"),
+    };
+    http_send_parts(request, &(struct http_response){.status = 200}, parts, sizeof parts / sizeof *parts);
+}
+
+/* The same bytes whether it is absent or hidden. */
+static void send_not_found(struct http_request *request)
+{
+    const struct str parts[] = {
+        STR("{\"code\":\""),
+        str_from(status_code(STATUS_ENTITY_NOT_FOUND)),
+        STR("\",\"message\":\""),
+        str_from(status_message(STATUS_ENTITY_NOT_FOUND)),
+        STR("\"}"),
+    };
+    http_send_parts(request, &(struct http_response){.status = status_http(STATUS_ENTITY_NOT_FOUND)}, parts,
+                    sizeof parts / sizeof *parts);
+}
+
+static void send_failure_mode(struct http_request *request, const struct entity_request *entity,
+                              const struct hydration_outcome *outcome)
+{
+    bool timed_out = outcome->result == HYDRATION_TIMEOUT;
+    if (entity->failure_mode == DEGRADE)
+        send_entity(request, entity, outcome, true);
+    else if (entity->failure_mode == DEFER && timed_out)
+        http_send(request, &(struct http_response){.status = 202, .body = STR("{\"status\":\"PENDING\"}")});
+    else
+        http_send_error(request,
+                        &(struct error){.status = timed_out ? STATUS_HYDRATION_TIMEOUT : STATUS_UNAVAILABLE});
+}
+
+static void send_outcome(struct http_request *request, const struct entity_request *entity,
+                         const struct hydration_outcome *outcome)
+{
+    switch (outcome->result) {
+    case HYDRATION_UPDATED: send_entity(request, entity, outcome, false); return;
+    case HYDRATION_NOT_FOUND: send_not_found(request); return;
+    case HYDRATION_TIMEOUT:
+    case HYDRATION_UNAVAILABLE: send_failure_mode(request, entity, outcome); return;
+    }
+}
+
+/* ---- waiting ---- */
+
+static void on_entity_done(struct hydration_waiter *waiter, const struct hydration_outcome *outcome)
+{
+    struct entity_request *entity = CONTAINER_OF(waiter, struct entity_request, waiter);
+    struct http_request *request = entity->is_parked ? http_request_unpark(entity->ref) : entity->request;
+    entity->is_done = true;
+    if (request)
+        send_outcome(request, entity, outcome);
+}
+
+static void on_entity_drop(struct http_request *request, void *context)
+{
+    struct entity_request *entity = context;
+    (void)request;
+    hydration_waiter_cancel(&entity->waiter);
+}
+
+static void on_entity_timeout(struct http_request *request, void *context)
+{
+    struct entity_request *entity = context;
+    hydration_waiter_cancel(&entity->waiter);
+    send_outcome(request, entity, &(struct hydration_outcome){.result = HYDRATION_TIMEOUT});
+}
+
+static void ask_and_park(struct http_request *request, const struct hydration_need *need,
+                         struct entity_request *entity)
+{
+    const struct hydration_route *module = request->context;
+    hydration_ask(kernel_hydration(module->kernel), &module->policy, need, entity->failure_mode == DEFER,
+                  request->loop, &entity->waiter, on_entity_done);
+    if (entity->is_done)
+        return;
+    int64_t limit_ms = module->policy.wait_timeout_ms + GRACE_MS;
+    kernel_identity_keep(request);
+    entity->is_parked = http_request_park(request, loop_now_ns(request->loop) + limit_ms * CLOCK_NS_PER_MS,
+                                          on_entity_timeout, entity, &entity->ref);
+    if (entity->is_parked)
+        http_request_on_drop(request, on_entity_drop);
+    else
+        hydration_waiter_cancel(&entity->waiter);
+}
+
+/* ---- reading the request ---- */
+
+static enum status read_choice(const struct http_request *request, const char *name,
+                               const char *const *choices, int *choice, struct error *error)
+{
+    struct str value;
+    bool found;
+    enum status status = http_request_query(request, str_from(name), &found, &value, error);
+    if (status != STATUS_OK || !found)
+        return status;
+    for (int i = 0; choices[i]; i++)
+        if (str_eq(value, str_from(choices[i]))) {
+            *choice = i;
+            return STATUS_OK;
+        }
+    return error_set_field(error, STATUS_BAD_REQUEST, name, "%s: %s, %s or %s", name, choices[0], choices[1],
+                           choices[2]);
+}
+
+/* A comma inside a name is %2C. */
+static enum status split_fields(const struct http_request *request, struct str list, struct str *fields,
+                                unsigned *count, struct error *error)
+{
+    struct str raw;
+    while (str_split(&list, ',', &raw)) {
+        if (*count == HYDRATION_FIELDS_MAX)
+            return error_set_field(error, STATUS_BAD_REQUEST, "fields", "fields: at most %d",
+                                   HYDRATION_FIELDS_MAX);
+        enum status status = http_percent_decode(raw, true, request->arena, "fields", &fields[*count], error);
+        if (status != STATUS_OK)
+            return status;
+        ++*count;
+    }
+    return STATUS_OK;
+}
+
+static enum status read_fields_parameter(const struct http_request *request, enum hydration_mode mode,
+                                         struct str *fields, unsigned *count, struct error *error)
+{
+    struct str list;
+    bool found;
+    enum status status = http_request_query_raw(request, STR("fields"), &found, &list, error);
+    if (status != STATUS_OK)
+        return status;
+    if (found != (mode == HYDRATION_PARTIAL))
+        return error_set_field(error, STATUS_BAD_REQUEST, "fields",
+                               found ? "fields: only with mode=partial" : "fields: needed with mode=partial");
+    return found ? split_fields(request, list, fields, count, error) : STATUS_OK;
+}
+
+static enum status read_query(const struct http_request *request, struct hydration_need *need,
+                              struct entity_request *entity, struct error *error)
+{
+    static const char *const names[] = {"mode", "fields", "failure_mode", NULL};
+    int mode = HYDRATION_FULL, failure_mode = FAIL_FAST;
+    struct str *fields = arena_alloc(request->arena, HYDRATION_FIELDS_MAX * sizeof *fields);
+    enum status status = http_request_query_only(request, names, error);
+    if (status == STATUS_OK)
+        status = read_choice(request, "mode", hydration_mode_names, &mode, error);
+    if (status == STATUS_OK)
+        status = read_choice(request, "failure_mode", failure_modes, &failure_mode, error);
+    need->cover = (struct hydration_cover){.mode = (enum hydration_mode)mode, .fields = fields};
+    entity->failure_mode = (enum failure_mode)failure_mode;
+    if (status == STATUS_OK)
+        status = read_fields_parameter(request, need->cover.mode, fields, &need->cover.field_count, error);
+    if (status == STATUS_OK)
+        status = hydration_need_check(need, fields, &need->cover.field_count, error);
+    return status;
+}
+
+/* The id of two segments is "first/second": a user's sku, a dictionary's key. */
+static enum status read_id(const struct http_request *request, bool has_two, struct str *id,
+                           struct error *error)
+{
+    struct str first, second;
+    enum status status = http_request_param(request, has_two ? "first" : "entity_id", &first, error);
+    *id = first;
+    if (status != STATUS_OK || !has_two)
+        return status;
+    status = http_request_param(request, "second", &second, error);
+    if (status == STATUS_OK)
+        *id = arena_printf(request->arena, "%.*s/%.*s", STR_ARG(first), STR_ARG(second));
+    return status;
+}
+
+/* The caller of a token without `sub`: an answer names the caller that it refuses. */
+#define NOBODY "urn:freshet:nobody"
+
+static enum status read_request(const struct http_request *request, bool has_two, struct hydration_need *need,
+                                struct entity_request *entity, struct error *error)
+{
+    const struct hydration_route *module = request->context;
+    const struct auth_identity *who = kernel_identity(request);
+    enum status status = http_request_param(request, "entity_type", &need->entity_type, error);
+    if (status == STATUS_OK)
+        status = read_id(request, has_two, &need->entity_id, error);
+    if (status != STATUS_OK)
+        return status;
+    need->tenant = who->tenant;
+    need->subject = who->subject.len ? who->subject : STR(NOBODY);
+    need->trace = request->trace;
+    entity->entity_type = need->entity_type;
+    entity->entity_id = need->entity_id;
+    if (!str_is_name(who->tenant))
+        return error_set_field(error, STATUS_BAD_REQUEST, "tenant_id",
+                               "a tenant's name is 1 to 64 of A-Z a-z 0-9 . _ -");
+    status = read_query(request, need, entity, error);
+    if (status == STATUS_OK && !kernel_store_is_ready(module->kernel))
+        return error_set(error, STATUS_UNAVAILABLE, "the schema is not ready yet");
+    return status;
+}
+
+static void get_by_id(struct http_request *request, bool has_two)
+{
+    struct entity_request *entity = arena_zalloc(request->arena, sizeof *entity);
+    struct hydration_need need = {0};
+    struct error error = {0};
+    entity->request = request;
+    if (read_request(request, has_two, &need, entity, &error) == STATUS_OK)
+        ask_and_park(request, &need, entity);
+    else
+        http_send_error(request, &error);
+}
+
+static void get_entity(struct http_request *request)
+{
+    get_by_id(request, false);
+}
+
+static void get_entity_of_two(struct http_request *request)
+{
+    get_by_id(request, true);
+}
+
+static const struct http_route hydration_routes[] = {
+    {HTTP_GET, "/v1/hydration/{entity_type}/{entity_id}", get_entity, .kind = HTTP_HOT},
+    {HTTP_GET, "/v1/hydration/{entity_type}/{first}/{second}", get_entity_of_two, .kind = HTTP_HOT},
+    {.handler = NULL},
+};
+
+/* ---- settings and topics ---- */
+
+static const struct config_section hydration_section = {.name = "hydration",
+                                                        .help =
+                                                            "Entities that modules look up at their owners.",
+                                                        .rows = hydration_setting_rows,
+                                                        .struct_bytes = sizeof(struct hydration_settings)};
+
+/* Questions are useless after a minute. Answers and changes are kept for the process that stores them for as long as an older copy or
+ * absence may serve. */
+static int64_t keep_unhandled_ms(const struct hydration_settings *settings, enum hydration_kind kind)
+{
+    int64_t serves_ms = settings->copy_ttl_ms > settings->policy.negative_cache_ttl_ms
+                            ? settings->copy_ttl_ms
+                            : settings->policy.negative_cache_ttl_ms;
+    return kind == HYDRATION_EVENT_UNKNOWN || serves_ms < KEEP_MS ? KEEP_MS : serves_ms;
+}
+
+static void each_hydration_topic(const void *section, void (*fn)(const struct kernel_topic *topic, void *arg),
+                                 void *arg)
 {
     static const char *const streams[HYDRATION_KINDS] = {
         [HYDRATION_EVENT_UPDATED] = "entity_updated", [HYDRATION_EVENT_NOT_FOUND] = "entity_not-found"};
@@ -35,7 +317,7 @@ static void each_topic(const void *section, void (*fn)(const struct kernel_topic
                                             .partitions = PARTITIONS,
                                             .keep_ms = KEEP_MS,
                                             .keep_ms_hard = keep_unhandled_ms(section, i),
-                                            .relaxed = true}, /* what a crash takes is asked for again */
+                                            .relaxed = true}, /* a question lost in a crash is asked again */
                                   .stream = streams[i],
                                   .subject = hydration_topics[i],
                                   .is_plain_in_nats = !streams[i]},
@@ -56,8 +338,8 @@ static enum status check_types(const struct config *config, const struct setting
     return STATUS_OK;
 }
 
-/* A slip in a name would otherwise show much later, as a type that nobody provides. */
-static enum status check(const struct config *config, const void *section, struct error *error)
+/* A misspelt type would show much later, as a type without an owner. */
+static enum status check_hydration(const struct config *config, const void *section, struct error *error)
 {
     const struct hydration_settings *settings = section;
     enum status status =
@@ -67,10 +349,11 @@ static enum status check(const struct config *config, const void *section, struc
     return status;
 }
 
-static enum status start(struct kernel *kernel, const void *section, void **state, struct error *error)
+static enum status start_hydration(struct kernel *kernel, const void *section, void **state,
+                                   struct error *error)
 {
     (void)error;
-    struct hydration_module *module = memory_zalloc(sizeof *module);
+    struct hydration_route *module = memory_zalloc(sizeof *module);
     module->kernel = kernel;
     module->settings = section;
     module->policy = module->settings->policy;
@@ -80,17 +363,17 @@ static enum status start(struct kernel *kernel, const void *section, void **stat
     return STATUS_OK;
 }
 
-static void destroy(void *state)
+static void destroy_hydration(void *state)
 {
     free(state);
 }
 
-static void health(void *state, struct health *health)
+static void hydration_health(void *state, struct health *health)
 {
-    const struct hydration_module *module = state;
-    bool is_up = kernel_store_is_up(module->kernel), hears = kernel_events_are_up(module->kernel);
-    health_role(health, "hydration", is_up && hears,
-                is_up && hears ? STR_NONE
+    const struct hydration_route *module = state;
+    bool is_up = kernel_store_is_up(module->kernel), reads = kernel_events_are_up(module->kernel);
+    health_role(health, "hydration", is_up && reads,
+                is_up && reads ? STR_NONE
                 : is_up        ? STR("waiting for NATS")
                                : STR("waiting for PostgreSQL"));
 }
@@ -101,10 +384,10 @@ const struct module hydration_module = {
     .section = &hydration_section,
     .migrations = hydration_migrations,
     .routes = (const struct module_routes[]){{"hydration", hydration_routes}, {.role = NULL}},
-    .check = check,
-    .start = start,
-    .destroy = destroy,
-    .health = health,
+    .check = check_hydration,
+    .start = start_hydration,
+    .destroy = destroy_hydration,
+    .health = hydration_health,
     .keeps_store = true,
-    .each_topic = each_topic,
+    .each_topic = each_hydration_topic,
 };

@@ -1,11 +1,15 @@
-/* The module: settings, life and health of intake. */
+/* The module: settings, the outbox of events, life. An outbox engine over intake.event_outbox runs in every process of the role. */
 #include "modules/intake/intake.h"
 
 #include <stdlib.h>
 
+#include "base/failpoint.h"
+#include "base/json.h"
 #include "base/memory.h"
+#include "bus/bus.h"
 #include "kernel/retention.h"
 #include "kernel/store.h"
+#include "outbox/messages.h"
 
 enum { PARTITIONS = 4 };
 
@@ -15,9 +19,9 @@ enum { PARTITIONS = 4 };
 
 static const struct setting_row idempotency_rows[] = {
     {"ttl", SETTING_DURATION_MS, ROW(idempotency.ttl_ms),
-     "How long the answer to an Idempotency-Key is kept; replays do not prolong it.", "1h", 1, 365 * DAY_MS},
+     "How long the answer to an Idempotency-Key is kept; replays do not extend it.", "1h", 1, 365 * DAY_MS},
     {"cleanup-interval", SETTING_DURATION_MS, ROW(idempotency.cleanup_ms),
-     "How often older ones are deleted.", "10m", 10, DAY_MS},
+     "How often expired answers are deleted.", "10m", 10, DAY_MS},
     {.name = NULL},
 };
 
@@ -29,23 +33,124 @@ static const struct setting_row section_rows[] = {
     {.name = NULL},
 };
 
-const struct config_section intake_section = {.name = "intake",
-                                              .help = "Items that come in by POST.",
-                                              .rows = section_rows,
-                                              .struct_bytes = sizeof(struct intake_settings)};
+static const struct config_section intake_section = {.name = "intake",
+                                                     .help = "Items created by POST.",
+                                                     .rows = section_rows,
+                                                     .struct_bytes = sizeof(struct intake_settings)};
 
-static void each_topic(const void *section, void (*fn)(const struct kernel_topic *topic, void *arg),
-                       void *arg)
+static void each_intake_topic(const void *section, void (*fn)(const struct kernel_topic *topic, void *arg),
+                              void *arg)
 {
     (void)section;
-    /* What its server loses in a crash, the outbox loses the mark of: it is published again. */
+    /* Relaxed: PostgreSQL loses a message in a crash together with the outbox's mark, and it is published again. */
     fn(&(struct kernel_topic){.topic = {.name = INTAKE_EVENTS, .partitions = PARTITIONS, .relaxed = true}},
        arg);
 }
 
+/* ---- events ---- */
+
+enum { EXTRA_TENANT, EXTRA_SKU, EXTRA_OCCURRED_AT, EXTRA_TRACEPARENT };
+
+const struct outbox_table intake_outbox_table = {
+    .module = "intake",
+    .name = "intake.event_outbox",
+    .id = {"event_id", "uuid"},
+    .aggregate = {{"tenant_id", "text"}, {"sku", "text"}},
+    .sequence = "sequence",
+    .event_type = "e.event_type",
+    .payload = "e.payload",
+    .extra = {[EXTRA_TENANT] = "e.tenant_id",
+              [EXTRA_SKU] = "e.sku",
+              [EXTRA_OCCURRED_AT] = "platform.rfc3339(e.created_at)",
+              [EXTRA_TRACEPARENT] = "e.traceparent"},
+    .logged = {{"eventId", "e.event_id", false}, {"tenantId", "e.tenant_id", false}},
+    .words = {"status", "PENDING", "IN_FLIGHT", "PUBLISHED", "FAILED"},
+    .published_at = "published_at",
+    .attempts = "attempt_count",
+    .outages = "outage_count",
+    OUTBOX_LEASE_COLUMNS,
+};
+
+static bool is_event(struct str payload)
+{
+    struct json_value body, member;
+    return json_parse_stored(payload, JSON_DEPTH_LIMIT, &body, NULL) == STATUS_OK &&
+           body.type == JSON_OBJECT && json_get(&body, STR("event_id"), &member) &&
+           member.type == JSON_STRING && json_get(&body, STR("item"), &member) && member.type == JSON_OBJECT;
+}
+
+/* A part of an aggregate key, in which '/' separates parts. */
+static void put_part(struct buf *key, struct str part)
+{
+    for (size_t i = 0; i < part.len; i++) {
+        if (part.ptr[i] == '/')
+            buf_put_str(key, STR("%2F"));
+        else if (part.ptr[i] == '%')
+            buf_put_str(key, STR("%25"));
+        else
+            buf_put_char(key, part.ptr[i]);
+    }
+}
+
+static struct str aggregate_key(const struct outbox_event *event, struct arena *arena)
+{
+    struct buf key = {0};
+    put_part(&key, event->extra[EXTRA_TENANT]);
+    buf_put_char(&key, '/');
+    put_part(&key, event->extra[EXTRA_SKU]);
+    struct str copy = arena_str(arena, buf_str(&key));
+    buf_deinit(&key);
+    return copy;
+}
+
+static bool write_event(void *context, const struct outbox_event *event, struct bus_message *message,
+                        struct arena *arena, const char **reason)
+{
+    (void)context;
+    *reason = "the payload is no event";
+    if (!is_event(event->payload))
+        return false;
+    const struct outbox_message fields = {
+        .topic = STR(INTAKE_EVENTS),
+        .key = aggregate_key(event, arena),
+        .payload = event->payload,
+        .tenant = event->extra[EXTRA_TENANT],
+        .occurred_at = event->extra[EXTRA_OCCURRED_AT],
+        .traceparent = event->extra[EXTRA_TRACEPARENT],
+    };
+    outbox_message_write(&fields, event, message, arena);
+    return true;
+}
+
+static void publish_events(void *context, struct outbox_batch *batch)
+{
+    struct intake *intake = context;
+    FAILPOINT("intake.after_claim");
+    outbox_messages_publish(kernel_events(intake->kernel), batch, write_event, NULL);
+    FAILPOINT("intake.after_publish");
+}
+
+static void on_events_published(void *context, size_t count)
+{
+    (void)context;
+    (void)count;
+    FAILPOINT("intake.after_finalize");
+}
+
+static enum status create_publisher(struct intake *intake, struct error *error)
+{
+    return kernel_outbox_create(intake->kernel,
+                                &(struct outbox_config){.table = &intake_outbox_table,
+                                                        .settings = &intake->settings->outbox,
+                                                        .context = intake,
+                                                        .publish = publish_events,
+                                                        .on_settled = on_events_published},
+                                &intake->publisher, error);
+}
+
 /* ---- life ---- */
 
-static enum status start(struct kernel *kernel, const void *section, void **state, struct error *error)
+static enum status start_intake(struct kernel *kernel, const void *section, void **state, struct error *error)
 {
     struct intake *intake = memory_zalloc(sizeof *intake);
     intake->kernel = kernel;
@@ -53,22 +158,22 @@ static enum status start(struct kernel *kernel, const void *section, void **stat
     intake->keys = (struct idempotency_table){.name = "intake.idempotency_keys",
                                               .ttl_ms = intake->settings->idempotency.ttl_ms,
                                               .expires_inclusive = false};
-    enum status status = intake_publisher_create(intake, error);
+    enum status status = create_publisher(intake, error);
     if (status != STATUS_OK) {
         free(intake);
         return status;
     }
-    intake_source_provide(intake);
+    intake_owner_provide(intake);
     *state = intake;
     return STATUS_OK;
 }
 
-static enum status subscribe(void *state, struct bus *events, struct error *error)
+static enum status subscribe_intake(void *state, struct bus *events, struct error *error)
 {
-    return intake_source_follow(state, events, error);
+    return intake_owner_follow(state, events, error);
 }
 
-static void on_store(void *state)
+static void on_intake_store(void *state)
 {
     struct intake *intake = state;
     kernel_retention_add_keys(intake->kernel, &intake->keys, intake->settings->idempotency.cleanup_ms);
@@ -83,12 +188,12 @@ const struct module intake_module = {
     .routes = (const struct module_routes[]){{"intake", intake_routes}, {.role = NULL}},
     .metrics = metrics,
     .migrations = intake_migrations,
-    .start = start,
+    .start = start_intake,
     .destroy = free,
     .keeps_store = true,
     .provides = (const char *const[]){"item", NULL},
-    .each_topic = each_topic,
-    .subscribe = subscribe,
-    .on_store = on_store,
+    .each_topic = each_intake_topic,
+    .subscribe = subscribe_intake,
+    .on_store = on_intake_store,
     .outboxes = (const struct outbox_table *const[]){&intake_outbox_table, NULL},
 };

@@ -1,10 +1,13 @@
-/* POST and GET of items. The body is checked here, so that PostgreSQL is asked only for what it can hold; what is done with
- * it is one statement, and the answer's bytes are made there. */
+/* Items: POST, GET, and as the owner of the entity type `item` (H6). The body is checked here; the rest of a POST is one statement,
+ * which makes the bytes of the answer too. */
 #include "base/clock.h"
 #include "base/failpoint.h"
 #include "base/json_texts.h"
+#include "bus/bus.h"
+#include "hydration/hydration.h"
 #include "kernel/store.h"
 #include "modules/intake/intake.h"
+#include "outbox/messages.h"
 
 enum {
     DATABASE_MS = 5000,
@@ -16,13 +19,12 @@ enum {
 
 struct metric_family intake_items_family = {
     .name = "intake_items_total",
-    .help =
-        "POSTed items: created, taken (409 SKU_TAKEN), rejected (other 4xx of the body), unavailable (5xx).",
+    .help = "POSTed items: created, taken (409 SKU_TAKEN), rejected (other 4xx), unavailable (5xx).",
     .type = METRIC_COUNTER,
     .labels = {"result", NULL},
 };
 
-static void count(const char *result)
+static void count_item(const char *result)
 {
     metric_add(metric_series_get(&intake_items_family, (struct str[]){str_from(result)}), 1);
 }
@@ -53,7 +55,7 @@ static enum status check_store(const struct intake *intake, struct error *error)
 {
     return kernel_store_is_ready(intake->kernel)
                ? STATUS_OK
-               : error_set(error, STATUS_UNAVAILABLE, "the database is not there yet");
+               : error_set(error, STATUS_UNAVAILABLE, "the database is not ready yet");
 }
 
 /* ---- POST /api/v1/items ---- */
@@ -63,7 +65,7 @@ static const char create_sql[] =
 static const enum db_type text_types[] = {DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT};
 enum { CREATE_PARAMS = 6, CREATE_EVENT_ID = 2 };
 
-/* Where the item can be read: a function of the request, so it need not be stored with the answer. */
+/* Made of the request, so that it is not stored with the answer. */
 static void put_location(struct buf *lines, struct str sku)
 {
     static const char digits[] = "0123456789ABCDEF";
@@ -80,8 +82,7 @@ static void put_location(struct buf *lines, struct str sku)
     buf_put_str(lines, STR("\r\n"));
 }
 
-static void send_outcome(struct http_request *request, const struct idempotency_outcome *outcome,
-                         struct str sku)
+static void send_item(struct http_request *request, const struct idempotency_outcome *outcome, struct str sku)
 {
     struct buf lines = {0};
     if (outcome->status < 400)
@@ -93,21 +94,20 @@ static void send_outcome(struct http_request *request, const struct idempotency_
     buf_deinit(&lines);
 }
 
-static bool is_of_key(enum status status)
+static bool is_key_failure(enum status status)
 {
     return status == STATUS_IDEMPOTENCY_KEY_CONFLICT || status == STATUS_IDEMPOTENCY_KEY_PROCESSING;
 }
 
-static void send_failure(struct http_request *request, const struct error *error)
+static void send_item_failure(struct http_request *request, const struct error *error)
 {
-    if (is_of_key(error->status))
+    if (is_key_failure(error->status))
         idempotency_send_error(request, error, request->idempotency_key);
     else
         http_send_error(request, error);
 }
 
-/* After a commit, or what may have been one: whoever publishes looks. */
-static void tell(struct intake *intake, const struct idempotency_outcome *outcome)
+static void wake_publisher(struct intake *intake, const struct idempotency_outcome *outcome)
 {
     if (outcome->rows && outcome->status < 400)
         outbox_log_enqueued(&intake_outbox_table, STR("item_created"),
@@ -115,7 +115,7 @@ static void tell(struct intake *intake, const struct idempotency_outcome *outcom
     outbox_wake(intake->publisher);
 }
 
-static void create(struct http_request *request, const struct str *texts, struct str attributes)
+static void create_item(struct http_request *request, const struct str *texts, struct str attributes)
 {
     struct intake *intake = request->context;
     const struct auth_identity *identity = kernel_identity(request);
@@ -136,13 +136,13 @@ static void create(struct http_request *request, const struct str *texts, struct
         clock_deadline_ms(DATABASE_MS), &outcome, &error);
     FAILPOINT("intake.after_commit");
     if (outcome.has_effect)
-        tell(intake, &outcome);
+        wake_publisher(intake, &outcome);
     if (status != STATUS_OK)
-        send_failure(request, &error);
+        send_item_failure(request, &error);
     else
-        send_outcome(request, &outcome, texts[SKU]);
-    if (!outcome.replayed && !is_of_key(status))
-        count(status != STATUS_OK ? "unavailable" : outcome.status < 400 ? "created" : "taken");
+        send_item(request, &outcome, texts[SKU]);
+    if (!outcome.replayed && !is_key_failure(status))
+        count_item(status != STATUS_OK ? "unavailable" : outcome.status < 400 ? "created" : "taken");
     db_result_free(outcome.rows);
 }
 
@@ -158,9 +158,9 @@ static void post_item(struct http_request *request)
     if (status == STATUS_OK)
         status = check_store(request->context, &error);
     if (status == STATUS_OK) {
-        create(request, texts, buf_str(&attributes));
+        create_item(request, texts, buf_str(&attributes));
     } else {
-        count(status == STATUS_UNAVAILABLE ? "unavailable" : "rejected");
+        count_item(status == STATUS_UNAVAILABLE ? "unavailable" : "rejected");
         http_send_error(request, &error);
     }
     buf_deinit(&attributes);
@@ -172,7 +172,7 @@ static void post_item(struct http_request *request)
 static const char find_sql[] = "select intake.item_json(id, sku, title, created_at, attributes)"
                                " from intake.items where tenant_id = $1 and sku = $2";
 
-enum status intake_item_find(const struct intake *intake, struct str tenant, struct str sku,
+static enum status find_item(const struct intake *intake, struct str tenant, struct str sku,
                              int64_t deadline_ns, struct db_result **rows, struct error *error)
 {
     struct db_statement statement;
@@ -199,8 +199,8 @@ static void get_item(struct http_request *request)
     if (status == STATUS_OK)
         status = http_request_param(request, "sku", &sku, &error);
     if (status == STATUS_OK)
-        status = intake_item_find(request->context, kernel_identity(request)->tenant, sku,
-                                  clock_deadline_ms(DATABASE_MS), &rows, &error);
+        status = find_item(request->context, kernel_identity(request)->tenant, sku,
+                           clock_deadline_ms(DATABASE_MS), &rows, &error);
     if (status == STATUS_OK && db_result_rows(rows) == 0)
         status = error_set_field(&error, STATUS_ITEM_NOT_FOUND, "sku", "no item with this sku");
     if (status == STATUS_OK)
@@ -208,6 +208,59 @@ static void get_item(struct http_request *request)
     else
         http_send_error(request, &error);
     db_result_free(rows);
+}
+
+/* ---- as an entity: id = the sku; every caller of the tenant may see it, as by the route ---- */
+
+#define ENTITY_TYPE "item"
+
+static enum status look_up_item(void *context, const struct hydration_question *question, int64_t deadline_ns,
+                                struct hydration_entity *entity, struct error *error)
+{
+    struct db_result *rows = NULL;
+    enum status status = find_item(context, question->tenant, question->entity_id, deadline_ns, &rows, error);
+    if (status == STATUS_OK && db_result_rows(rows)) {
+        entity->found = HYDRATION_IS;
+        entity->version = 1; /* an item never changes */
+        buf_put_str(entity->data, db_result_str(rows, 0, 0));
+    } else {
+        entity->found = HYDRATION_IS_NOT;
+    }
+    db_result_free(rows);
+    return status;
+}
+
+void intake_owner_provide(struct intake *intake)
+{
+    hydration_provide(kernel_hydration(intake->kernel), &(struct hydration_owner){.entity_type = ENTITY_TYPE,
+                                                                                  .module = "intake",
+                                                                                  .look = look_up_item,
+                                                                                  .context = intake});
+}
+
+/* "tenant/sku", each percent-encoded: see aggregate_key() of intake.c. */
+bool intake_sku_of_key(struct str key, struct arena *arena, struct str *sku)
+{
+    struct str tenant;
+    struct error error;
+    return str_split(&key, '/', &tenant) &&
+           http_percent_decode(key, false, arena, "aggregate_key", sku, &error) == STATUS_OK && sku->len;
+}
+
+static bool read_item_event(void *context, const void *bus_message, struct arena *arena,
+                            struct hydration_ref *ref)
+{
+    (void)context;
+    const struct bus_message *message = bus_message;
+    ref->tenant = bus_message_header(message, STR(OUTBOX_HEADER_TENANT));
+    return intake_sku_of_key(bus_message_header(message, STR(OUTBOX_HEADER_AGGREGATE)), arena,
+                             &ref->entity_id);
+}
+
+enum status intake_owner_follow(struct intake *intake, struct bus *events, struct error *error)
+{
+    return hydration_follow(kernel_hydration(intake->kernel), events, INTAKE_EVENTS, ENTITY_TYPE,
+                            read_item_event, intake, error);
 }
 
 const struct http_route intake_routes[] = {

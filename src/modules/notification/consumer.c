@@ -1,9 +1,11 @@
-/* The consumer (N1): a batch of events in one statement of the bus's own transaction. An event that was handled before is
- * found in processed_events and makes nothing; one that makes no sense goes to the dead letters, the rest of its batch does
- * not wait for it.
+/* The consumer (N1): a batch of events in one statement of the bus's own transaction. An event that was handled before is found in
+ * processed_events and has no effect; an invalid one is dead-lettered, and the rest of its batch does not wait for it. Events that
+ * the database refuses are retried one by one until their deliveries are used up; an outage of the database does not count.
  *
- * What the database refuses comes again, one by one, until its deliveries are used up; while the database is away nothing
- * is counted: that is the bus's doing. */
+ * Titles of items (H6): a notification has the title of its item where the item's owner answers in time. A batch waits once, at most
+ * the policy's wait_timeout_ms. After a wait with an unanswered question, batches do not wait until the window of that question has
+ * passed, so that an owner that is down, or silent about one item, does not hold up the inbox. Each further wait without any answer
+ * doubles that window. */
 #include <stdlib.h>
 
 #include "base/clock.h"
@@ -11,14 +13,31 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/memory.h"
-#include "modules/notification/dead_letters.h"
 #include "modules/notification/event.h"
 #include "modules/notification/notification.h"
 
-enum { ARENA_BYTES = 16384, BATCH_MAX = 200 };
+enum {
+    ARENA_BYTES = 16384,
+    EVENTS_AT_ONCE = 200,
+    NO_WAIT_MS = 1,
+    NO_WAIT_PAUSE_MS = 250, /* between lookups while the owner is silent: each reads PostgreSQL */
+    DOUBLINGS_MAX = 6,
+};
 
-/* $1: [{"traceparent": …, "event": {…}}, …]. Ordered by key, so that two processes with the same events (a redelivery)
- * wait for one another instead of locking each other up. */
+struct metric_family notification_events_family = {
+    .name = "freshet_notifications_events_total",
+    .help = "Events of entitlements: created (a notification), duplicate, terminated (invalid).",
+    .type = METRIC_COUNTER,
+    .labels = {"result", NULL},
+};
+struct metric_family notification_lag_family = {
+    .name = "freshet_notifications_lag_seconds",
+    .help = "Time from an event to the commit of its notification, in seconds.",
+    .type = METRIC_HISTOGRAM,
+};
+
+/* $1: [{"traceparent": …, "event": {…}}, …]. Ordered by key, so that two processes with the same events (a redelivery) do not
+ * deadlock. */
 static const char accept_sql[] =
     "WITH arrived AS ("
     "    SELECT DISTINCT ON (m.tenant_id, m.event_id) m.*"
@@ -54,27 +73,113 @@ static void free_memo(struct memo *memo)
     free(memo);
 }
 
-/* ---- the handler, on a worker ---- */
+/* ---- titles of items, on a worker ---- */
 
-static void read_message(struct memo *memo, struct bus_batch *batch, size_t at)
+void notification_titles_init(struct notification *notification)
 {
-    struct error error = {0};
-    struct notification_event *event = &memo->events[memo->count];
-    if (notification_event_read(&batch->messages[at], &memo->arena, event, &error) == STATUS_OK) {
-        memo->count++;
-        return;
-    }
-    bus_batch_term(batch, at, NOTIFICATION_NO_EVENT "%s", error.message);
-    memo->terminated++;
+    notification->titles = notification->settings->hydration.policy;
+    notification->titles.module = "notification";
+    notification->titles_no_wait = notification->titles;
+    notification->titles_no_wait.wait_timeout_ms = NO_WAIT_MS;
+    if (notification->settings->hydration.enabled)
+        kernel_hydration_consumes(notification->kernel, "item");
 }
 
-static struct memo *read_messages(struct bus_batch *batch)
+/* The lookup is for the event's user. False: the sku cannot be an item's id. */
+static bool make_need(const struct notification_event *event, struct str *field, struct hydration_need *need)
+{
+    struct error error;
+    unsigned count = 1;
+    *need = (struct hydration_need){
+        .tenant = event->tenant,
+        .subject = event->user_id,
+        .entity_type = STR("item"),
+        .entity_id = event->sku,
+        .cover = {.mode = HYDRATION_PARTIAL},
+    };
+    if (!trace_parse(event->traceparent, &need->trace))
+        need->trace = (struct trace){0};
+    return hydration_need_check(need, field, &count, &error) == STATUS_OK;
+}
+
+/* Another module's text: one that a notification cannot hold is ignored. */
+static struct str title_of(const struct hydration_outcome *outcome, struct arena *arena)
+{
+    struct json_value title;
+    if (outcome->result != HYDRATION_UPDATED ||
+        !json_get(&(struct json_value){JSON_OBJECT, outcome->data}, STR("title"), &title) ||
+        title.type != JSON_STRING || json_has_nul_escape(title.raw))
+        return STR_NONE;
+    return str_utf8_cut(json_str_decode(title.raw, arena), NOTIFICATION_TEXT_BYTES_MAX);
+}
+
+/* How many of them have an answer. */
+static size_t set_titles(struct notification_event **events, const struct hydration_outcome *outcomes,
+                         size_t count, struct arena *arena)
+{
+    size_t answered = 0;
+    for (size_t i = 0; i < count; i++) {
+        events[i]->item_title = title_of(&outcomes[i], arena);
+        answered += outcomes[i].result == HYDRATION_UPDATED || outcomes[i].result == HYDRATION_NOT_FOUND;
+    }
+    return answered;
+}
+
+static void note_answers(struct notification *notification, size_t answered, size_t asked, bool waited)
+{
+    if (answered)
+        atomic_store(&notification->titles_silent, 0);
+    if (answered == asked || !waited)
+        return;
+    unsigned silences = answered ? 0 : atomic_fetch_add(&notification->titles_silent, 1);
+    int64_t window_ms = notification->titles.in_flight_window_ms
+                        << (silences < DOUBLINGS_MAX ? silences : DOUBLINGS_MAX);
+    atomic_store(&notification->no_wait_until_ns, clock_deadline_ms(window_ms));
+}
+
+static void take_titles(struct notification *notification, struct notification_event *events, size_t count,
+                        struct arena *arena)
+{
+    struct hydration *hydration = kernel_hydration(notification->kernel);
+    struct str field = STR("title");
+    size_t asked = 0;
+    if (!notification->settings->hydration.enabled || !hydration || !count)
+        return;
+    struct hydration_need *needs = arena_alloc(arena, count * sizeof *needs);
+    struct hydration_outcome *outcomes = arena_zalloc(arena, count * sizeof *outcomes);
+    struct notification_event **titled = arena_alloc(arena, count * sizeof(struct notification_event *));
+    for (size_t i = 0; i < count; i++)
+        if (make_need(&events[i], &field, &needs[asked]))
+            titled[asked++] = &events[i];
+    int64_t now_ns = clock_mono_ns();
+    bool waits = now_ns >= atomic_load(&notification->no_wait_until_ns);
+    if (!waits && atomic_load(&notification->titles_silent) &&
+        now_ns < atomic_load(&notification->no_wait_next_ns))
+        return;
+    atomic_store(&notification->no_wait_next_ns, now_ns + NO_WAIT_PAUSE_MS * CLOCK_NS_PER_MS);
+    const struct hydration_policy *policy = waits ? &notification->titles : &notification->titles_no_wait;
+    hydration_ask_and_wait(hydration, policy, needs, asked, arena, outcomes);
+    note_answers(notification, set_titles(titled, outcomes, asked, arena), asked, waits);
+}
+
+/* ---- the handler, on a worker ---- */
+
+static struct memo *read_events(struct bus_batch *batch)
 {
     struct memo *memo = memory_zalloc(sizeof *memo);
+    struct error error = {0};
+
     arena_init(&memo->arena, ARENA_BYTES);
     memo->events = arena_zalloc(&memo->arena, batch->count * sizeof *memo->events);
-    for (size_t i = 0; i < batch->count; i++)
-        read_message(memo, batch, i);
+    for (size_t i = 0; i < batch->count; i++) {
+        if (notification_event_read(&batch->messages[i], &memo->arena, &memo->events[memo->count], &error) ==
+            STATUS_OK) {
+            memo->count++;
+            continue;
+        }
+        bus_batch_term(batch, i, NOTIFICATION_INVALID_EVENT "%s", error.message);
+        memo->terminated++;
+    }
     return memo;
 }
 
@@ -106,21 +211,27 @@ static enum status write_events(struct memo *memo, struct bus_batch *batch, stru
     return status;
 }
 
-static void handle(void *context, struct bus_batch *batch)
+static void handle_events(void *context, struct bus_batch *batch)
 {
     struct error error = {0};
-    struct memo *memo = read_messages(batch);
+    struct memo *memo = read_events(batch);
     batch->memo = memo;
-    notification_titles_take(context, memo->events, memo->count, &memo->arena);
+    take_titles(context, memo->events, memo->count, &memo->arena);
     FAILPOINT("notification.before_write");
     enum status status = memo->count ? write_events(memo, batch, &error) : STATUS_OK;
     FAILPOINT("notification.before_commit");
-    /* A lost connection is the bus's to find: it takes the batch up again as it was. */
+    /* The bus finds a lost connection itself, and reads the batch again as it was. */
     if (status != STATUS_OK && status != STATUS_DB_DOWN && status != STATUS_CANCELLED)
         bus_batch_rollback(batch, "%s", error.message);
 }
 
 /* ---- after the commit ---- */
+
+static void count_events(const char *result, uint64_t count)
+{
+    if (count > 0)
+        metric_add(metric_series_get(&notification_events_family, (struct str[]){str_from(result)}), count);
+}
 
 static void log_terminated(const struct bus_batch *batch, size_t settled)
 {
@@ -138,39 +249,40 @@ static void log_handled(const struct memo *memo)
     int64_t now_us = clock_unix_us();
     for (size_t i = 0; i < memo->count; i++) {
         const struct notification_event *event = &memo->events[i];
-        if (memo->created == (int64_t)memo->count) /* what comes again would say how old it is */
-            notification_observe_lag((double)(now_us - event->occurred_us) / 1e6);
+        double lag_s = (double)(now_us - event->occurred_us) / 1e6;
+        if (memo->created == (int64_t)memo->count) /* no redelivery */
+            metric_observe(metric_series_get(&notification_lag_family, NULL), lag_s > 0 ? lag_s : 0);
         log_debug("notification_event_handled", LOG_CSTR("eventId", event->event_id),
                   LOG_CSTR("notificationId", event->notification_id), LOG_STR("tenantId", event->tenant),
                   LOG_INT("version", event->version));
     }
 }
 
-static void on_committed(void *context, const struct bus_batch *batch, size_t settled)
+static void on_events_committed(void *context, const struct bus_batch *batch, size_t settled)
 {
     struct notification *notification = context;
     struct memo *memo = batch->memo;
     FAILPOINT("notification.after_commit");
-    if (!memo) /* given up without being asked: dead_letters.c counts those */
+    if (!memo) /* dead-lettered by the bus: dead_letters.c counts them */
         return;
     if (memo->created > 0)
         outbox_wake(notification->delivery);
-    notification_count_events(NOTIFICATION_CREATED, (uint64_t)memo->created);
-    notification_count_events(NOTIFICATION_DUPLICATE, memo->count - (uint64_t)memo->created);
-    notification_count_events(NOTIFICATION_TERMINATED, memo->terminated);
+    count_events("created", (uint64_t)memo->created);
+    count_events("duplicate", memo->count - (uint64_t)memo->created);
+    count_events("terminated", memo->terminated);
     if (memo->terminated)
         log_terminated(batch, settled);
     log_handled(memo);
     free_memo(memo);
 }
 
-static void on_uncommitted(void *context, const struct bus_batch *batch)
+static void on_events_uncommitted(void *context, const struct bus_batch *batch)
 {
     (void)context;
     free_memo(batch->memo);
 }
 
-static void on_gap(void *context, unsigned partition, int64_t offset, int64_t next)
+static void on_events_lost(void *context, unsigned partition, int64_t offset, int64_t next)
 {
     (void)context;
     log_error("notification_events_lost", LOG_INT("partition", partition), LOG_INT("offset", offset),
@@ -185,14 +297,14 @@ enum status notification_consumer_subscribe(struct notification *notification, s
         .group = notification->settings->nats.durable.ptr,
         .mode = BUS_SHARED,
         .from = BUS_FROM_START,
-        .batch_max = BATCH_MAX,
-        .parallel = (unsigned)kernel_bus(notification->kernel)->handlers, /* who answers has others */
+        .batch_max = EVENTS_AT_ONCE,
+        .parallel = (unsigned)kernel_bus(notification->kernel)->handlers,
         .attempts_max = (unsigned)notification->settings->nats.max_deliver,
         .context = notification,
-        .handler = handle,
-        .on_committed = on_committed,
-        .on_uncommitted = on_uncommitted,
-        .on_gap = on_gap,
+        .handler = handle_events,
+        .on_committed = on_events_committed,
+        .on_uncommitted = on_events_uncommitted,
+        .on_gap = on_events_lost,
     };
     return bus_subscribe(bus, &subscription, error);
 }

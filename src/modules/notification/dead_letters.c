@@ -1,19 +1,43 @@
-/* Dead letters of the bus (N2) into notification_nats_dlq, where people find them: the message as it was, why it died, and
- * where it stood. A letter may come twice; its place in the stream tells. */
-#include "modules/notification/dead_letters.h"
-
+/* Dead letters of the bus (N2). They are stored in notification_nats_dlq, where an operator finds them: the message as it was, the
+ * reason, and its position. A dead letter that arrives twice is recognized by its position in the stream.
+ *
+ * `freshet dlq requeue` (dlq.c) marks rows; an outbox engine publishes them again. The payload is the same; the header event-id is a
+ * new one each time, since engines drop ids that they have seen. The event inside is still the same, so that one that was handled
+ * meanwhile has no effect.
+ *
+ * A task counts the rows that wait for a decision every few seconds, for alerts. Every process counts the same rows: take the maximum
+ * over processes, not the sum. */
 #include <stdlib.h>
 
+#include "base/clock.h"
 #include "base/failpoint.h"
+#include "base/hex.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "loop/task.h"
 #include "modules/notification/notification.h"
 #include "outbox/messages.h"
 
-enum { BATCH_MAX = 50 };
+enum { DEAD_AT_ONCE = 50, MEASURE_INTERVAL_MS = 2000, MEASURE_QUERY_MS = 3000 };
 
 #define DEAD_PREFIX "dlq-" /* headers that are the bus's own */
+
+struct metric_family notification_dead_letters_family = {
+    .name = "freshet_notifications_dead_letters_total",
+    .help = "Dead letters of the bus, stored in notification_nats_dlq: terminated, max_deliver.",
+    .type = METRIC_COUNTER,
+    .labels = {"kind", NULL},
+};
+struct metric_family notification_dead_family = {
+    .name = "freshet_notifications_dlq",
+    .help =
+        "Dead letters that wait for a decision: terminated, max_deliver (of the bus), delivery. Anything above 0 alerts.",
+    .type = METRIC_GAUGE,
+    .labels = {"kind", NULL},
+};
+
+/* ---- storing ---- */
 
 /* $1: [{"topic": …}, …], $2 their keys, $3 their payloads. */
 static const char store_sql[] =
@@ -27,36 +51,34 @@ static const char store_sql[] =
     " ON CONFLICT DO NOTHING"
     " RETURNING dlq_id, kind, event_id, reason";
 
-/* ---- one letter as JSON ---- */
-
-/* Text that jsonb takes, whoever wrote it: up to the first NUL. */
+/* Text that jsonb takes: up to the first NUL. */
 static struct str plain(struct str text)
 {
     const char *nul = text.len ? memchr(text.ptr, '\0', text.len) : NULL;
     return nul ? str_of(text.ptr, (size_t)(nul - text.ptr)) : text;
 }
 
-static void put_if_there(struct buf *json, const char *name, const struct bus_message *letter,
+static void put_if_there(struct buf *json, const char *name, const struct bus_message *dead,
                          const char *header)
 {
-    struct str value = bus_message_header(letter, str_from(header));
+    struct str value = bus_message_header(dead, str_from(header));
     if (value.ptr)
         json_put_member_str(json, name, plain(value));
 }
 
-static int64_t number_of(const struct bus_message *letter, const char *header, int64_t min, int64_t otherwise)
+static int64_t number_of(const struct bus_message *dead, const char *header, int64_t min, int64_t otherwise)
 {
     int64_t number;
-    return str_to_i64(bus_message_header(letter, str_from(header)), &number) && number >= min ? number
-                                                                                              : otherwise;
+    return str_to_i64(bus_message_header(dead, str_from(header)), &number) && number >= min ? number
+                                                                                            : otherwise;
 }
 
-static void put_headers(struct buf *json, const struct bus_message *letter)
+static void put_headers(struct buf *json, const struct bus_message *dead)
 {
     json_put_key(json, STR("headers"));
     buf_put_char(json, '{');
-    for (unsigned i = 0; i < letter->header_count; i++) {
-        const struct bus_header *header = &letter->headers[i];
+    for (unsigned i = 0; i < dead->header_count; i++) {
+        const struct bus_header *header = &dead->headers[i];
         if (str_starts_with(header->name, STR(DEAD_PREFIX)))
             continue;
         if (buf_str(json).ptr[buf_len(json) - 1] != '{')
@@ -68,38 +90,35 @@ static void put_headers(struct buf *json, const struct bus_message *letter)
     buf_put_char(json, '}');
 }
 
-static void put_letter(const struct notification *notification, const struct bus_message *letter,
-                       struct buf *json)
+static void put_dead(const struct notification *notification, const struct bus_message *dead,
+                     struct buf *json)
 {
-    struct str reason = plain(bus_message_header(letter, STR(BUS_HEADER_DEAD_REASON)));
-    struct str group = plain(bus_message_header(letter, STR(BUS_HEADER_DEAD_GROUP)));
+    struct str reason = plain(bus_message_header(dead, STR(BUS_HEADER_DEAD_REASON)));
+    struct str group = plain(bus_message_header(dead, STR(BUS_HEADER_DEAD_GROUP)));
     const char *stream = kernel_events_stream(notification->kernel, NOTIFICATION_TOPIC);
-    bool is_terminated =
-        str_starts_with(reason, STR(NOTIFICATION_NO_EVENT)) || str_starts_with(reason, STR("terminated"));
+    bool is_terminated = str_starts_with(reason, STR(NOTIFICATION_INVALID_EVENT)) ||
+                         str_starts_with(reason, STR("terminated"));
     buf_put_char(json, '{');
     json_put_member_str(json, "stream", stream ? str_from(stream) : STR(NOTIFICATION_TOPIC));
     json_put_member_str(json, "topic", STR(NOTIFICATION_TOPIC));
     json_put_member_i64(json, "partition",
-                        number_of(letter, BUS_HEADER_DEAD_PARTITION, 0, letter->partition) %
-                            BUS_PARTITIONS_MAX);
-    json_put_member_i64(json, "stream_seq", number_of(letter, BUS_HEADER_DEAD_OFFSET, 0, letter->offset));
+                        number_of(dead, BUS_HEADER_DEAD_PARTITION, 0, dead->partition) % BUS_PARTITIONS_MAX);
+    json_put_member_i64(json, "stream_seq", number_of(dead, BUS_HEADER_DEAD_OFFSET, 0, dead->offset));
     json_put_member_str(json, "group", group);
     json_put_member_str(json, "kind", is_terminated ? STR("terminated") : STR("max_deliver"));
     int64_t deliveries = is_terminated ? 1 : notification->settings->nats.max_deliver;
     json_put_member_i64(json, "deliveries",
-                        number_of(letter, BUS_HEADER_DEAD_DELIVERIES, 1, deliveries) % INT32_MAX);
-    json_put_member_str(json, "reason", reason.len ? reason : STR("nobody said why"));
-    put_if_there(json, "tenant_id", letter, OUTBOX_HEADER_TENANT);
-    put_if_there(json, "event_id", letter, BUS_HEADER_EVENT_ID);
-    put_if_there(json, "event_type", letter, OUTBOX_HEADER_EVENT_TYPE);
-    put_headers(json, letter);
+                        number_of(dead, BUS_HEADER_DEAD_DELIVERIES, 1, deliveries) % INT32_MAX);
+    json_put_member_str(json, "reason", reason.len ? reason : STR("no reason given"));
+    put_if_there(json, "tenant_id", dead, OUTBOX_HEADER_TENANT);
+    put_if_there(json, "event_id", dead, BUS_HEADER_EVENT_ID);
+    put_if_there(json, "event_type", dead, OUTBOX_HEADER_EVENT_TYPE);
+    put_headers(json, dead);
     buf_put_char(json, '}');
 }
 
-/* ---- a batch of them ---- */
-
-static enum status store(const struct notification *notification, struct bus_batch *batch,
-                         struct db_result **rows, struct error *error)
+static enum status store_dead(const struct notification *notification, struct bus_batch *batch,
+                              struct db_result **rows, struct error *error)
 {
     struct db_statement statement;
     struct buf json, keys, payloads;
@@ -108,12 +127,12 @@ static enum status store(const struct notification *notification, struct bus_bat
     db_bytes_array_begin(&keys, batch->count);
     db_bytes_array_begin(&payloads, batch->count);
     for (size_t i = 0; i < batch->count; i++) {
-        const struct bus_message *letter = &batch->messages[i];
+        const struct bus_message *dead = &batch->messages[i];
         if (i)
             buf_put_char(&json, ',');
-        put_letter(notification, letter, &json);
-        db_bytes_array_put(&keys, letter->key);
-        db_bytes_array_put(&payloads, letter->payload.ptr ? letter->payload : STR(""));
+        put_dead(notification, dead, &json);
+        db_bytes_array_put(&keys, dead->key);
+        db_bytes_array_put(&payloads, dead->payload.ptr ? dead->payload : STR(""));
     }
     buf_put_char(&json, ']');
     db_statement_init(&statement, store_sql, 3, (enum db_type[]){DB_JSONB, DB_BYTEA_ARRAY, DB_BYTEA_ARRAY});
@@ -125,23 +144,25 @@ static enum status store(const struct notification *notification, struct bus_bat
     return status;
 }
 
-static void handle(void *context, struct bus_batch *batch)
+static void handle_dead(void *context, struct bus_batch *batch)
 {
     struct db_result *rows = NULL;
     struct error error = {0};
-    enum status status = store(context, batch, &rows, &error);
+    enum status status = store_dead(context, batch, &rows, &error);
     batch->memo = rows;
-    FAILPOINT("notification.letters_before_commit");
+    FAILPOINT("notification.dead_before_commit");
     if (status != STATUS_OK && status != STATUS_DB_DOWN && status != STATUS_CANCELLED)
         bus_batch_rollback(batch, "%s", error.message);
 }
 
-static void on_committed(void *context, const struct bus_batch *batch, size_t settled)
+static void on_dead_committed(void *context, const struct bus_batch *batch, size_t settled)
 {
     (void)context, (void)settled;
     struct db_result *rows = batch->memo;
     for (size_t i = 0; rows && i < db_result_rows(rows); i++) {
-        notification_count_letters(db_result_str(rows, i, 1).ptr, 1);
+        metric_add(
+            metric_series_get(&notification_dead_letters_family, (struct str[]){db_result_str(rows, i, 1)}),
+            1);
         log_error("notification_dead_letter", LOG_INT("dlqId", db_result_i64(rows, i, 0)),
                   LOG_STR("kind", db_result_str(rows, i, 1)),
                   LOG_STR("eventId", db_result_is_null(rows, i, 2) ? STR("") : db_result_str(rows, i, 2)),
@@ -150,13 +171,13 @@ static void on_committed(void *context, const struct bus_batch *batch, size_t se
     db_result_free(rows);
 }
 
-static void on_uncommitted(void *context, const struct bus_batch *batch)
+static void on_dead_uncommitted(void *context, const struct bus_batch *batch)
 {
     (void)context;
     db_result_free(batch->memo);
 }
 
-/* Tried for ever: what dies here has nowhere to go. */
+/* Retried without limit: there is no dead letter of a dead letter. */
 enum status notification_dead_letters_subscribe(struct notification *notification, struct bus *bus,
                                                 struct error *error)
 {
@@ -165,11 +186,162 @@ enum status notification_dead_letters_subscribe(struct notification *notificatio
         .group = notification->settings->nats.durable.ptr,
         .mode = BUS_SHARED,
         .from = BUS_FROM_START,
-        .batch_max = BATCH_MAX,
+        .batch_max = DEAD_AT_ONCE,
         .context = notification,
-        .handler = handle,
-        .on_committed = on_committed,
-        .on_uncommitted = on_uncommitted,
+        .handler = handle_dead,
+        .on_committed = on_dead_committed,
+        .on_uncommitted = on_dead_uncommitted,
     };
     return bus_subscribe(bus, &subscription, error);
+}
+
+/* ---- publishing again ---- */
+
+enum { EXTRA_TOPIC, EXTRA_KEY, EXTRA_HEADERS, EXTRA_REQUEUE_ID, EXTRA_PLACE };
+
+#define REQUEUE_MARK "-requeue-"
+
+static const struct outbox_table requeue_table = {
+    .module = "notification",
+    .name = "notification.notification_nats_dlq",
+    .id = {"dlq_id", "bigint"},
+    .event_type = "'requeue'",
+    .payload = "e.payload",
+    .payload_is_bytes = true,
+    .extra = {[EXTRA_TOPIC] = "e.topic",
+              [EXTRA_KEY] = "encode(e.message_key, 'hex')",
+              [EXTRA_HEADERS] = "e.headers",
+              [EXTRA_REQUEUE_ID] = "e.requeue_id",
+              [EXTRA_PLACE] = "concat_ws(':', e.stream, e.partition, e.stream_seq)"},
+    .logged = {{"eventId", "coalesce(e.event_id, '')", false}, {"dlqId", "e.dlq_id", .is_number = true}},
+    .words = {"status", "REQUEUE", "PUBLISHING", "REQUEUED", "DEAD"},
+    .published_at = "requeued_at",
+    .attempts = "attempt_count",
+    .outages = "outage_count",
+    OUTBOX_LEASE_COLUMNS,
+};
+
+static const struct outbox_settings requeue_settings = {
+    .poll_ms = 1000,
+    .batch = 50,
+    .lease_ms = 30000,
+    .attempts_max = 10,
+    .backoff_base_ms = 1000,
+    .backoff_max_ms = 60000,
+    .jitter_min = 500,
+    .jitter_max = 1500,
+};
+
+/* The event's id, or the position of a message without one, followed by the number of this requeue. */
+static struct str new_id(struct str id, const struct outbox_event *event, struct arena *arena)
+{
+    const char *mark = id.len ? memmem(id.ptr, id.len, REQUEUE_MARK, sizeof REQUEUE_MARK - 1) : NULL;
+    struct str base = !id.len ? event->extra[EXTRA_PLACE]
+                      : mark  ? str_of(id.ptr, (size_t)(mark - id.ptr))
+                              : id;
+    return arena_printf(arena, "%.*s" REQUEUE_MARK "%.*s", STR_ARG(base),
+                        STR_ARG(event->extra[EXTRA_REQUEUE_ID]));
+}
+
+static bool take_headers(const struct outbox_event *event, struct bus_message *message, struct arena *arena)
+{
+    struct bus_header *headers = arena_alloc(arena, (BUS_HEADERS_MAX + 1) * sizeof *headers);
+    struct json_value object, member;
+    struct json_iter it;
+    struct str name, id = STR_NONE;
+    if (json_parse_stored(event->extra[EXTRA_HEADERS], JSON_DEPTH_MAX, &object, NULL) != STATUS_OK)
+        return false;
+    unsigned count = 1;
+    for (json_iter_init(&it, &object); json_iter_next(&it, &name, &member) && count < BUS_HEADERS_MAX;) {
+        struct bus_header header = {json_str_decode(name, arena), json_str_decode(member.raw, arena)};
+        if (str_eq(header.name, STR(BUS_HEADER_EVENT_ID)))
+            id = header.value;
+        else if (header.name.len)
+            headers[count++] = header;
+    }
+    headers[0] = (struct bus_header){STR(BUS_HEADER_EVENT_ID), new_id(id, event, arena)};
+    message->headers = headers;
+    message->header_count = count;
+    return true;
+}
+
+static bool take_key(struct str hex, struct bus_message *message, struct arena *arena)
+{
+    if (!hex.ptr)
+        return true;
+    uint8_t *key = arena_alloc(arena, hex.len / 2 + 1);
+    message->key = str_of((const char *)key, hex.len / 2);
+    return hex_get(hex.ptr, key, hex.len / 2);
+}
+
+static bool write_requeued(void *context, const struct outbox_event *event, struct bus_message *message,
+                           struct arena *arena, const char **reason)
+{
+    (void)context;
+    *message = (struct bus_message){.topic = event->extra[EXTRA_TOPIC], .payload = event->payload};
+    *reason = "its headers or its key cannot be read";
+    return take_headers(event, message, arena) && take_key(event->extra[EXTRA_KEY], message, arena);
+}
+
+static void publish_requeued(void *context, struct outbox_batch *batch)
+{
+    struct notification *notification = context;
+    FAILPOINT("requeue.after_claim");
+    outbox_messages_publish(kernel_events(notification->kernel), batch, write_requeued, NULL);
+    FAILPOINT("requeue.after_publish");
+    for (size_t i = 0; i < batch->count; i++)
+        if (batch->results[i].kind == OUTBOX_DONE)
+            log_info("notification_requeued", LOG_STR("dlqId", batch->events[i].id));
+}
+
+enum status notification_requeue_create(struct notification *notification, struct error *error)
+{
+    return kernel_outbox_create(notification->kernel,
+                                &(struct outbox_config){.table = &requeue_table,
+                                                        .settings = &requeue_settings,
+                                                        .context = notification,
+                                                        .publish = publish_requeued},
+                                &notification->requeue, error);
+}
+
+/* ---- counting ---- */
+
+/* By the partial indexes of dead ones. */
+static const char dead_sql[] =
+    "SELECT count(*) FILTER (WHERE kind = 'terminated'), count(*) FILTER (WHERE kind = 'max_deliver'),"
+    "       (SELECT count(*) FROM notification.notification_dlq WHERE status = 'DEAD')"
+    " FROM notification.notification_nats_dlq WHERE status = 'DEAD'";
+
+static int64_t measure_dead_step(struct task *task, void *context)
+{
+    struct notification *notification = context;
+    int64_t deadline_ns = clock_deadline_ms(MEASURE_QUERY_MS);
+    struct db_statement statement;
+    struct db_result *rows = NULL;
+    struct db_conn *conn = NULL;
+    struct error error = {0};
+
+    (void)task;
+    db_statement_init(&statement, dead_sql, 0, NULL);
+    enum status status = db_acquire(kernel_store_pool(notification->kernel), deadline_ns, &conn, &error);
+    if (status == STATUS_OK)
+        status = db_query(conn, &statement, NULL, deadline_ns, &rows, &error);
+    db_release(conn);
+    static const struct str kinds[] = {{"terminated", 10}, {"max_deliver", 11}, {"delivery", 8}};
+    for (unsigned i = 0; i < 3 && status == STATUS_OK; i++)
+        metric_set(metric_series_get(&notification_dead_family, &kinds[i]),
+                   (double)db_result_i64(rows, 0, i));
+    db_result_free(rows);
+    return TASK_MS(MEASURE_INTERVAL_MS);
+}
+
+void notification_dead_measure(struct notification *notification)
+{
+    notification->measure_dead =
+        task_create(&(struct task_config){.name = "notification dead letters",
+                                          .loop = kernel_store_loop(notification->kernel),
+                                          .pool = kernel_store_workers(notification->kernel),
+                                          .run = measure_dead_step,
+                                          .context = notification});
+    task_start(notification->measure_dead, TASK_NOW);
 }

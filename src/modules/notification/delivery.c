@@ -1,19 +1,39 @@
-/* Delivery (N3): the outbox engine over notification.notifications. Claim, lease, fence, backoff and FAILED are the
- * engine's; here is what a row is, and the channel. Order is not kept: every notification stands for itself. */
+/* Delivery (N3): the outbox engine over notification.notifications. Claims, leases, retries and FAILED are the engine's; here are the
+ * table and the two channels, log and webhook. There is no order between notifications.
+ *
+ * Channel webhook: a POST for each notification, several at once on one thread. The Idempotency-Key is the notification's id; the body
+ * is the same each time.
+ *
+ *   2xx                         sent
+ *   408, 425, 429, 3xx, 5xx     retried after the backoff; so are timeouts and connections that are refused or lost
+ *   any other 4xx               FAILED at once: the receiver refuses it
+ *
+ * X-Freshet-Signature: t=UNIX_SECONDS,v1=HEX, the HMAC-SHA256 of "UNIX_SECONDS.BODY". */
+#include <stdio.h>
+#include <time.h>
+
+#include "auth/digest.h"
+#include "base/clock.h"
 #include "base/failpoint.h"
+#include "base/hex.h"
 #include "base/log.h"
+#include "base/trace.h"
+#include "fetch/fetch.h"
 #include "modules/notification/notification.h"
 
-const struct outbox_table notification_delivery_table = {
+/* What the table gives beside payload and type. */
+enum { EXTRA_EVENT_ID, EXTRA_TENANT, EXTRA_TRACEPARENT };
+
+static const struct outbox_table delivery_table = {
     .module = "notification",
     .name = "notification.notifications",
     .id = {"notification_id", "uuid"},
     .aggregate = {{"tenant_id", "text"}, {"user_id", "text"}},
     .event_type = "e.event_type",
     .payload = "e.payload_json",
-    .extra = {[NOTIFICATION_EXTRA_EVENT_ID] = "e.event_id",
-              [NOTIFICATION_EXTRA_TENANT] = "e.tenant_id",
-              [NOTIFICATION_EXTRA_TRACEPARENT] = "e.traceparent"},
+    .extra = {[EXTRA_EVENT_ID] = "e.event_id",
+              [EXTRA_TENANT] = "e.tenant_id",
+              [EXTRA_TRACEPARENT] = "e.traceparent"},
     .logged = {{"eventId", "e.event_id", false}, {"tenantId", "e.tenant_id", false}},
     .words = {"status", "PENDING", "PROCESSING", "SENT", "FAILED"},
     .published_at = "sent_at",
@@ -21,41 +41,182 @@ const struct outbox_table notification_delivery_table = {
     OUTBOX_LEASE_COLUMNS,
 };
 
-/* Ids only: who was told what is in the table. */
-void notification_delivery_log_sent(const struct outbox_event *event)
+struct metric_family notification_deliveries_family = {
+    .name = "freshet_notifications_deliveries_total",
+    .help =
+        "Attempts to deliver: sent, retried, refused (FAILED at once), left (the process stops or the receiver is not reached).",
+    .type = METRIC_COUNTER,
+    .labels = {"channel", "result", NULL},
+};
+struct metric_family notification_delivery_seconds_family = {
+    .name = "freshet_notifications_delivery_seconds",
+    .help = "Time of one batch of deliveries, in seconds.",
+    .type = METRIC_HISTOGRAM,
+    .labels = {"channel", NULL},
+};
+static const char *const channel_names[] = {[NOTIFICATION_LOG] = "log", [NOTIFICATION_WEBHOOK] = "webhook"};
+
+static void log_sent(const struct outbox_event *event)
 {
     log_info("notification_sent", LOG_STR("notificationId", event->id),
-             LOG_STR("eventId", event->extra[NOTIFICATION_EXTRA_EVENT_ID]),
-             LOG_STR("eventType", event->event_type),
-             LOG_STR("tenantId", event->extra[NOTIFICATION_EXTRA_TENANT]));
+             LOG_STR("eventId", event->extra[EXTRA_EVENT_ID]), LOG_STR("eventType", event->event_type),
+             LOG_STR("tenantId", event->extra[EXTRA_TENANT]));
 }
 
-static void count(enum notification_channel channel, const struct outbox_batch *batch)
+enum { HEADERS = 5, ANSWER_BYTES_MAX = 65536, ARENA_BYTES = 65536 };
+
+struct calls {
+    struct arena arena;
+    struct fetch_request *requests;
+    struct fetch_answer *answers;
+    enum status *statuses;
+    struct error *errors;
+    size_t count;
+};
+
+/* ---- webhook: requests ---- */
+
+static const char *signature(struct str secret, struct str body, struct arena *arena)
 {
-    static const enum notification_delivery_result results[] = {[OUTBOX_DONE] = NOTIFICATION_SENT,
-                                                                [OUTBOX_RETRY] = NOTIFICATION_RETRIED,
-                                                                [OUTBOX_POISON] = NOTIFICATION_REFUSED,
-                                                                [OUTBOX_RELEASE] = NOTIFICATION_LEFT,
-                                                                [OUTBOX_OUTAGE] = NOTIFICATION_LEFT};
-    for (size_t i = 0; i < batch->count; i++)
-        notification_count_delivery(channel, results[batch->results[i].kind]);
+    uint8_t digest[AUTH_SHA256_BYTES];
+    char hex[2 * AUTH_SHA256_BYTES + 1];
+    struct str at = arena_printf(arena, "%lld", (long long)time(NULL));
+    auth_hmac_sha256(secret, (struct str[]){at, STR("."), body}, 3, digest);
+    *hex_put(hex, digest, sizeof digest) = '\0';
+    return arena_printf(arena, "X-Freshet-Signature: t=%.*s,v1=%s", STR_ARG(at), hex).ptr;
 }
 
-static void publish(void *context, struct outbox_batch *batch)
+static const char *trace_header(struct str traceparent, struct arena *arena)
 {
+    struct trace trace;
+    char text[TRACE_PARENT_BYTES];
+    if (!trace_parse(traceparent, &trace))
+        return NULL;
+    trace_child(&trace);
+    trace_format(&trace, text);
+    return arena_printf(arena, "traceparent: %s", text).ptr;
+}
+
+/* Answers are not read. */
+static bool drop_body(void *context, struct str bytes)
+{
+    (void)context, (void)bytes;
+    return true;
+}
+
+static void write_call(const struct notification_webhook_settings *webhook, const struct outbox_event *event,
+                       struct fetch_request *request, struct arena *arena)
+{
+    struct str secret = notification_webhook_secret(webhook);
+    const char **headers = arena_zalloc(arena, (HEADERS + 1) * sizeof *headers);
+    size_t count = 0;
+    headers[count++] = "Content-Type: application/json";
+    headers[count++] = "Expect:"; /* no pause before the body */
+    headers[count++] = arena_printf(arena, "Idempotency-Key: %.*s", STR_ARG(event->id)).ptr;
+    if (secret.len)
+        headers[count++] = signature(secret, event->payload, arena);
+    const char *trace = trace_header(event->extra[EXTRA_TRACEPARENT], arena);
+    if (trace)
+        headers[count++] = trace;
+    *request = (struct fetch_request){.method = "POST",
+                                      .url = webhook->url,
+                                      .headers = headers,
+                                      .body = event->payload,
+                                      .connect_timeout_ms = webhook->connect_timeout_ms,
+                                      .timeout_ms = webhook->timeout_ms,
+                                      .answer_bytes_max = ANSWER_BYTES_MAX,
+                                      .on_body = drop_body};
+}
+
+/* ---- webhook: answers ---- */
+
+static bool is_refusal(int status)
+{
+    return status >= 400 && status < 500 && status != 408 && status != 425 && status != 429;
+}
+
+static void judge_call(struct outbox_batch *batch, size_t at, const struct calls *calls)
+{
+    int status = calls->answers[at].status;
+    if (calls->statuses[at] == STATUS_CANCELLED)
+        outbox_batch_release(batch, at);
+    else if (is_refusal(status))
+        outbox_batch_poison(batch, at, "the receiver refuses it: HTTP %d", status);
+    else if (calls->statuses[at] != STATUS_OK)
+        outbox_batch_retry(batch, at, "%s", calls->errors[at].message);
+    else if (status < 200 || status > 299)
+        outbox_batch_retry(batch, at, "the receiver answered HTTP %d", status);
+}
+
+/* As many as end before the claim does if each takes its whole timeout; at least as many as run at once. */
+static size_t calls_that_fit(const struct notification_webhook_settings *webhook,
+                             const struct outbox_batch *batch)
+{
+    int64_t rounds = clock_ms_left(batch->deadline_ns) / webhook->timeout_ms;
+    size_t fit = (size_t)((rounds > 0 ? rounds : 1) * webhook->parallel);
+    return fit < batch->count ? fit : batch->count;
+}
+
+static void prepare_calls(const struct notification_webhook_settings *webhook,
+                          const struct outbox_batch *batch, struct calls *calls)
+{
+    struct arena *arena = &calls->arena;
+    arena_init(arena, ARENA_BYTES);
+    calls->count = calls_that_fit(webhook, batch);
+    calls->requests = arena_zalloc(arena, calls->count * sizeof *calls->requests);
+    calls->answers = arena_zalloc(arena, calls->count * sizeof *calls->answers);
+    calls->statuses = arena_zalloc(arena, calls->count * sizeof *calls->statuses);
+    calls->errors = arena_zalloc(arena, calls->count * sizeof *calls->errors);
+    for (size_t i = 0; i < calls->count; i++)
+        write_call(webhook, &batch->events[i], &calls->requests[i], arena);
+}
+
+static void send_webhooks(const struct notification_webhook_settings *webhook, struct outbox_batch *batch)
+{
+    struct calls calls = {0};
+    int64_t begun_ns = clock_mono_ns();
+    prepare_calls(webhook, batch, &calls);
+    fetch_run_many(calls.requests, calls.count, (size_t)webhook->parallel, calls.answers, calls.statuses,
+                   calls.errors);
+    for (size_t i = 0; i < calls.count; i++) {
+        judge_call(batch, i, &calls);
+        if (batch->results[i].kind == OUTBOX_DONE) /* the engine logs the others */
+            log_sent(&batch->events[i]);
+        buf_deinit(&calls.answers[i].body);
+    }
+    for (size_t i = calls.count; i < batch->count; i++)
+        outbox_batch_release(batch, i);
+    metric_observe(metric_series_get(&notification_delivery_seconds_family, &STR("webhook")),
+                   (double)(clock_mono_ns() - begun_ns) / 1e9);
+    arena_deinit(&calls.arena);
+}
+
+/* ---- the engine ---- */
+
+static void deliver(void *context, struct outbox_batch *batch)
+{
+    static const char *const result_names[] = {[OUTBOX_DONE] = "sent",
+                                               [OUTBOX_RETRY] = "retried",
+                                               [OUTBOX_POISON] = "refused",
+                                               [OUTBOX_RELEASE] = "left",
+                                               [OUTBOX_OUTAGE] = "left"};
     const struct notification *notification = context;
     enum notification_channel channel = (enum notification_channel)notification->settings->delivery.channel;
     FAILPOINT("delivery.after_claim");
     if (channel == NOTIFICATION_WEBHOOK)
-        notification_webhook_send(&notification->settings->delivery.webhook, batch);
+        send_webhooks(&notification->settings->delivery.webhook, batch);
     else
         for (size_t i = 0; i < batch->count; i++)
-            notification_delivery_log_sent(&batch->events[i]);
+            log_sent(&batch->events[i]);
     FAILPOINT("delivery.after_send");
-    count(channel, batch);
+    for (size_t i = 0; i < batch->count; i++)
+        metric_add(metric_series_get(&notification_deliveries_family,
+                                     (struct str[]){str_from(channel_names[channel]),
+                                                    str_from(result_names[batch->results[i].kind])}),
+                   1);
 }
 
-static void on_settled(void *context, size_t settled)
+static void on_delivered(void *context, size_t settled)
 {
     (void)context, (void)settled;
     FAILPOINT("delivery.after_settle");
@@ -64,10 +225,10 @@ static void on_settled(void *context, size_t settled)
 enum status notification_delivery_create(struct notification *notification, struct error *error)
 {
     return kernel_outbox_create(notification->kernel,
-                                &(struct outbox_config){.table = &notification_delivery_table,
+                                &(struct outbox_config){.table = &delivery_table,
                                                         .settings = &notification->settings->delivery.engine,
                                                         .context = notification,
-                                                        .publish = publish,
-                                                        .on_settled = on_settled},
+                                                        .publish = deliver,
+                                                        .on_settled = on_delivered},
                                 &notification->delivery, error);
 }

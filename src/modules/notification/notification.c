@@ -1,18 +1,271 @@
-/* The module: life and health. */
+/* The module: settings, retention, life and health. */
 #include "modules/notification/notification.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
+#include "base/log.h"
 #include "base/memory.h"
+#include "kernel/retention.h"
+#include "loop/task.h"
+
+/* ---- settings: the seed's names ---- */
+
+#define ROW(member) .offset = offsetof(struct notification_settings, member)
+#define PLACE(member) .place_offset = 1 + offsetof(struct notification_settings, member)
+#define HOUR_MS INT64_C(3600000)
+
+enum { NAME_BYTES_MAX = 60, URL_BYTES_MAX = 2048 };
+
+static const char *const channels[] = {
+    [NOTIFICATION_LOG] = "log", [NOTIFICATION_WEBHOOK] = "webhook", [NOTIFICATION_WEBHOOK + 1] = NULL};
+
+static const struct setting_row advisory_rows[] = {
+    {"stream", SETTING_STRING, ROW(nats.advisory_stream),
+     "The stream that keeps what JetStream says of messages that ran out of deliveries; empty = freshet_advisories.",
+     "", 0, NAME_BYTES_MAX, PLACE(nats.advisory_place)},
+    {.name = NULL},
+};
+
+static const struct setting_row terminated_rows[] = {
+    {"stream", SETTING_STRING, ROW(nats.terminated_stream),
+     "The same for messages that were terminated; empty = freshet_advisories.", "", 0, NAME_BYTES_MAX,
+     PLACE(nats.terminated_place)},
+    {.name = NULL},
+};
+
+static const struct setting_row nats_rows[] = {
+    {"stream", SETTING_STRING, ROW(nats.stream),
+     "The stream that is read: the same as entitlement.nats.stream, which it is when this is empty.", "", 0,
+     NAME_BYTES_MAX, PLACE(nats.stream_place)},
+    {"durable", SETTING_STRING, ROW(nats.durable),
+     "The durable consumer, and on PostgreSQL the group: all processes with this name share the events.",
+     "notification", 1, NAME_BYTES_MAX, PLACE(nats.durable_place)},
+    {"ack-wait", SETTING_DURATION_MS, ROW(nats.ack_wait_ms),
+     "After this long without a word from the process that has it, a message goes to another.", "5s", 100,
+     HOUR_MS},
+    {"max-deliver", SETTING_INT, ROW(nats.max_deliver),
+     "So many failed deliveries make a dead letter. An outage of the database is none.", "10", 1, 1000},
+    {"advisory", SETTING_OBJECT, .help = "MaxDeliver advisories.", .rows = advisory_rows, .fallback = ""},
+    {"terminated-advisory", SETTING_OBJECT, .help = "Terminated advisories.", .rows = terminated_rows,
+     .fallback = ""},
+    {.name = NULL},
+};
+
+static const struct setting_row webhook_rows[] = {
+    {"url", SETTING_STRING, ROW(delivery.webhook.url), "Where notifications are POSTed; http or https.", "",
+     0, URL_BYTES_MAX, PLACE(delivery.webhook.url_place)},
+    {"timeout", SETTING_DURATION_MS, ROW(delivery.webhook.timeout_ms), "Longest wait for the whole answer.",
+     "10s", 10, HOUR_MS},
+    {"connect-timeout", SETTING_DURATION_MS, ROW(delivery.webhook.connect_timeout_ms),
+     "Longest wait for the connection.", "3s", 10, HOUR_MS},
+    {"secret-from-env", SETTING_STRING, ROW(delivery.webhook.secret_env),
+     "The environment variable that holds the secret of X-Freshet-Signature; empty = not signed.", "", 0, 255,
+     PLACE(delivery.webhook.secret_place)},
+    {"parallel", SETTING_INT, ROW(delivery.webhook.parallel),
+     "Most calls under way at once, in each process.", "16", 1, 256},
+    {.name = NULL},
+};
+
+/* The engine's keys stand beside the channel's, not in a block of their own. */
+#define ENGINE(member) ROW(delivery.engine.member)
+static const struct setting_row delivery_rows[] = {
+    {"channel", SETTING_ENUM, ROW(delivery.channel), "log: one line each; webhook: a POST each.", "log",
+     .choices = channels, PLACE(delivery.channel_place)},
+    {"webhook", SETTING_OBJECT, .help = "The receiver of channel webhook.", .rows = webhook_rows,
+     .fallback = ""},
+    {"poll-interval", SETTING_DURATION_MS, ENGINE(poll_ms),
+     "How often the table is looked at although nobody told of a notification.", "1s", 10, HOUR_MS},
+    {"batch-size", SETTING_INT, ENGINE(batch), "Most notifications claimed together.", "50", 1, 1000},
+    {"lease", SETTING_DURATION_MS, ENGINE(lease_ms),
+     "How long a claim stands without a word from its worker; a batch that takes longer renews it.", "30s",
+     100, HOUR_MS},
+    {"max-attempt", SETTING_INT, ENGINE(attempts_max),
+     "The failure with this number is a notification's last: then it is FAILED and in notification_dlq.",
+     "10", 1, 1000},
+    {"backoff-base", SETTING_DURATION_MS, ENGINE(backoff_base_ms),
+     "Pause after the first failure; doubled each time.", "1s", 1, HOUR_MS},
+    {"backoff-max", SETTING_DURATION_MS, ENGINE(backoff_max_ms), "Longest pause, before the jitter.", "60s",
+     1, 24 * HOUR_MS},
+    {"backoff-min", SETTING_DURATION_MS, ENGINE(backoff_min_ms), "Shortest pause, after the jitter.", "0", 0,
+     HOUR_MS},
+    {"backoff-jitter-min", SETTING_DECIMAL, ENGINE(jitter_min),
+     "A pause is multiplied by a random number from this …", "0.5", 0, 10000},
+    {"backoff-jitter-max", SETTING_DECIMAL, ENGINE(jitter_max), "… to this.", "1.5", 0, 10000},
+    {.name = NULL},
+};
+
+static const struct setting_row retention_rows[] = {
+    {"enabled", SETTING_BOOL, ROW(retention.enabled), "false: nothing is deleted.", "true"},
+    {"retention-days", SETTING_INT, ROW(retention.days),
+     "Processed events, and notifications that were sent or failed, are deleted when they are older.", "30",
+     1, 36500},
+    {"cleanup-interval", SETTING_DURATION_MS, ROW(retention.interval_ms), "How often.", "1h", 10,
+     24 * HOUR_MS},
+    {.name = NULL},
+};
+
+static const struct setting_row notification_rows[] = {
+    {"nats", SETTING_OBJECT, .help = "How events of entitlements are consumed.", .rows = nats_rows,
+     .fallback = ""},
+    {"delivery", SETTING_OBJECT, .help = "How notifications are delivered.", .rows = delivery_rows,
+     .fallback = ""},
+    {"retention", SETTING_OBJECT, .help = "What is old goes.", .rows = retention_rows, .fallback = ""},
+    {"hydration", SETTING_OBJECT, ROW(hydration),
+     "Whether the owner of items is asked for the title that a notification has with it.", "",
+     .rows = hydration_use_rows_on},
+    {.name = NULL},
+};
+
+static const struct config_section notification_section = {
+    .name = "notification",
+    .help = "Events of entitlements become notifications, which are delivered (seed 004).",
+    .rows = notification_rows,
+    .struct_bytes = sizeof(struct notification_settings),
+};
+
+/* ---- checks ---- */
+
+struct str notification_webhook_secret(const struct notification_webhook_settings *webhook)
+{
+    return webhook->secret_env.len ? str_from(getenv(webhook->secret_env.ptr)) : STR_NONE;
+}
+
+static bool is_http_url(struct str url)
+{
+    for (size_t i = 0; i < url.len; i++)
+        if ((unsigned char)url.ptr[i] <= ' ' || url.ptr[i] == 0x7f)
+            return false;
+    return (str_starts_with(url, STR("http://")) && url.len > 7) ||
+           (str_starts_with(url, STR("https://")) && url.len > 8);
+}
+
+static enum status check_webhook(const struct config *config,
+                                 const struct notification_webhook_settings *webhook,
+                                 struct setting_place channel_place, struct error *error)
+{
+    if (!is_http_url(webhook->url))
+        return config_error_at(config, webhook->url.len ? webhook->url_place : channel_place,
+                               "notification.delivery.webhook.url", error,
+                               "channel webhook needs the http or https URL of its receiver");
+    if (webhook->secret_env.len && !notification_webhook_secret(webhook).len)
+        return config_error_at(config, webhook->secret_place, "notification.delivery.webhook.secret-from-env",
+                               error, "there is no environment variable %s, or it is empty",
+                               webhook->secret_env.ptr);
+    return STATUS_OK;
+}
+
+/* Of a stream or a durable consumer: a dot would end it. */
+static bool is_nats_name(struct str name)
+{
+    return str_is_name(name) && !memchr(name.ptr, '.', name.len);
+}
+
+static enum status check_settings(const struct config *config, const void *section, struct error *error)
+{
+    const struct notification_settings *settings = section;
+    struct str advisory = settings->nats.advisory_stream, terminated = settings->nats.terminated_stream;
+    if (!is_nats_name(settings->nats.durable))
+        return config_error_at(config, settings->nats.durable_place, "notification.nats.durable", error,
+                               "a durable consumer's name is made of A-Z a-z 0-9 _ -");
+    if (advisory.len && !is_nats_name(advisory))
+        return config_error_at(config, settings->nats.advisory_place, "notification.nats.advisory.stream",
+                               error, "a stream's name is made of A-Z a-z 0-9 _ -");
+    if (terminated.len && !is_nats_name(terminated))
+        return config_error_at(config, settings->nats.terminated_place,
+                               "notification.nats.terminated-advisory.stream", error,
+                               "a stream's name is made of A-Z a-z 0-9 _ -");
+    return settings->delivery.channel == NOTIFICATION_WEBHOOK
+               ? check_webhook(config, &settings->delivery.webhook, settings->delivery.channel_place, error)
+               : STATUS_OK;
+}
+
+/* ---- retention (N4): rows that are older than so many days. An older notification that is neither sent nor failed stays, and is
+ * logged as an error ---- */
+
+static struct metric_family overdue_family = {
+    .name = "freshet_notifications_overdue",
+    .help = "Notifications older than the retention that are neither sent nor failed.",
+    .type = METRIC_GAUGE,
+};
+
+#define DAY_MS (INT64_C(24) * 3600 * 1000)
+#define OLDER(column) column " < now() - $1 * interval '1 ms'"
+#define DELETE(table, condition, column)                                                               \
+    "DELETE FROM " table " WHERE ctid = ANY (ARRAY(SELECT ctid FROM " table " WHERE " condition OLDER( \
+        column) " ORDER BY " column " LIMIT $2 FOR UPDATE SKIP LOCKED))"
+/* Dead letters are kept until an operator decides; the decision stays in dlq_audit. */
+#define DECIDED "status IN ('REQUEUED', 'DISCARDED') AND "
+
+/* $1 milliseconds. */
+static const char overdue_sql[] =
+    "SELECT count(*), min(notification_id::text), min(event_id::text),"
+    "       coalesce((extract(epoch FROM now() - min(created_at)) * 1000)::bigint, 0)"
+    " FROM (SELECT * FROM notification.notifications"
+    "       WHERE status IN ('PENDING', 'PROCESSING') AND " OLDER(
+        "created_at") " ORDER BY created_at LIMIT 1000) o";
+
+static int64_t keep_ms(const struct notification *notification)
+{
+    return notification->settings->retention.days * DAY_MS;
+}
+
+static void inspect_overdue(void *context, struct db_conn *conn, int64_t deadline_ns)
+{
+    const struct notification *notification = context;
+    struct db_statement statement;
+    struct db_result *rows = NULL;
+    struct error error = {0};
+    char age[24];
+    snprintf(age, sizeof age, "%lld", (long long)keep_ms(notification));
+    db_statement_init(&statement, overdue_sql, 1, (enum db_type[]){DB_BIGINT});
+    if (db_query(conn, &statement, (struct db_param[]){{str_from(age)}}, deadline_ns, &rows, &error) ==
+        STATUS_OK) {
+        int64_t count = db_result_i64(rows, 0, 0);
+        metric_set(metric_series_get(&overdue_family, NULL), (double)count);
+        if (count > 0)
+            log_error("notifications_overdue", LOG_INT("count", count),
+                      LOG_STR("notificationId", db_result_str(rows, 0, 1)),
+                      LOG_STR("eventId", db_result_str(rows, 0, 2)),
+                      LOG_INT("oldestAgeMs", db_result_i64(rows, 0, 3)));
+    }
+    db_result_free(rows);
+}
+
+static void add_retention(struct notification *notification)
+{
+    const struct retention_rule rules[] = {
+        {.name = "notification.processed_events",
+         .sql = DELETE("notification.processed_events", "", "processed_at")},
+        {.name = "notification.notifications",
+         .sql = DELETE("notification.notifications", "status IN ('SENT', 'FAILED') AND ", "created_at"),
+         .inspect = inspect_overdue},
+        {.name = "notification.notification_dlq",
+         .sql = DELETE("notification.notification_dlq", DECIDED, "decided_at")},
+        {.name = "notification.notification_nats_dlq",
+         .sql = DELETE("notification.notification_nats_dlq", DECIDED, "decided_at")},
+    };
+    if (!notification->settings->retention.enabled)
+        return;
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
+        struct retention_rule rule = rules[i];
+        rule.keep_ms = keep_ms(notification);
+        rule.interval_ms = notification->settings->retention.interval_ms;
+        rule.context = notification;
+        kernel_retention_add(notification->kernel, &rule);
+    }
+}
+
+/* ---- life ---- */
 
 static const char *text_or_none(struct str text)
 {
     return text.len ? text.ptr : NULL;
 }
 
-/* As a reader: the owner is entitlement. */
-static void each_topic(const void *section, void (*fn)(const struct kernel_topic *topic, void *arg),
-                       void *arg)
+/* As a reader: entitlement owns the topic. */
+static void each_notification_topic(const void *section,
+                                    void (*fn)(const struct kernel_topic *topic, void *arg), void *arg)
 {
     const struct notification_settings *settings = section;
     const struct kernel_topic topic = {
@@ -27,7 +280,8 @@ static void each_topic(const void *section, void (*fn)(const struct kernel_topic
     fn(&topic, arg);
 }
 
-static enum status start(struct kernel *kernel, const void *section, void **state, struct error *error)
+static enum status start_notification(struct kernel *kernel, const void *section, void **state,
+                                      struct error *error)
 {
     struct notification *notification = memory_zalloc(sizeof *notification);
     notification->kernel = kernel;
@@ -44,56 +298,68 @@ static enum status start(struct kernel *kernel, const void *section, void **stat
     return STATUS_OK;
 }
 
-static enum status subscribe(void *state, struct bus *events, struct error *error)
+static enum status subscribe_notification(void *state, struct bus *events, struct error *error)
 {
     enum status status = notification_consumer_subscribe(state, events, error);
     return status == STATUS_OK ? notification_dead_letters_subscribe(state, events, error) : status;
 }
 
-static void on_store(void *state)
+static void on_notification_store(void *state)
 {
     struct notification *notification = state;
-    notification_retention_start(notification);
-    notification->gauges = notification_gauges_start(notification);
+    add_retention(notification);
+    notification_dead_measure(notification);
 }
 
-static void stop(void *state)
+static void stop_notification(void *state)
 {
     struct notification *notification = state;
-    notification_gauges_stop(notification->gauges);
+    if (notification->measure_dead)
+        (void)task_stop(notification->measure_dead, TASK_FOREVER);
 }
 
-static void destroy(void *state)
+static void destroy_notification(void *state)
 {
     struct notification *notification = state;
-    notification_gauges_destroy(notification->gauges);
+    task_destroy(notification->measure_dead);
     free(notification);
 }
 
-static void health(void *state, struct health *health)
+static void notification_health(void *state, struct health *health)
 {
     const struct notification *notification = state;
-    bool is_up = kernel_store_is_up(notification->kernel), hears = kernel_events_are_up(notification->kernel);
-    health_role(health, "notification", is_up && hears,
-                is_up && hears ? STR_NONE
+    bool is_up = kernel_store_is_up(notification->kernel), reads = kernel_events_are_up(notification->kernel);
+    health_role(health, "notification", is_up && reads,
+                is_up && reads ? STR_NONE
                 : is_up        ? STR("waiting for NATS")
                                : STR("waiting for PostgreSQL"));
 }
+
+static struct metric_family *const metrics[] = {
+    &notification_events_family,
+    &notification_lag_family,
+    &notification_deliveries_family,
+    &notification_delivery_seconds_family,
+    &notification_dead_letters_family,
+    &notification_dead_family,
+    &overdue_family,
+    NULL,
+};
 
 const struct module notification_module = {
     .name = "notification",
     .roles = (const char *const[]){"notification", NULL},
     .section = &notification_section,
     .routes = (const struct module_routes[]){{"notification", notification_routes}, {.role = NULL}},
-    .metrics = notification_metrics,
+    .metrics = metrics,
     .migrations = notification_migrations,
-    .check = notification_settings_check,
-    .start = start,
-    .stop = stop,
-    .destroy = destroy,
-    .health = health,
+    .check = check_settings,
+    .start = start_notification,
+    .stop = stop_notification,
+    .destroy = destroy_notification,
+    .health = notification_health,
     .keeps_store = true,
-    .each_topic = each_topic,
-    .subscribe = subscribe,
-    .on_store = on_store,
+    .each_topic = each_notification_topic,
+    .subscribe = subscribe_notification,
+    .on_store = on_notification_store,
 };

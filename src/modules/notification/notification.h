@@ -1,22 +1,20 @@
 /* Notifications (SPEC N1–N5): events of entitlements become rows that are delivered.
  *
- *   bus "entitlement.events" ──▶ consumer.c ── one transaction ──▶ processed_events, notifications ──▶ its position
- *        ▲            │ makes no sense, or fails again and again
+ *   bus "entitlement.events" ──▶ consumer.c ── one transaction ──▶ processed_events, notifications, the consumer's position
+ *        ▲            │ invalid, or failed too often
  *        │            ▼
  *        │      "entitlement.events.dlq" ──▶ dead_letters.c ──▶ notification_nats_dlq
- *        └──────────────── requeue.c ◀── `freshet dlq requeue` ──┘
+ *        └───────────── dead_letters.c ◀── `freshet dlq requeue` (dlq.c) ──┘
  *
- *   notifications ── claimed by the outbox engine (delivery.c) ──▶ log, or webhook.c ──▶ SENT, again later, or FAILED:
+ *   notifications ── claimed by the outbox engine (delivery.c) ──▶ log or webhook ──▶ SENT, retried, or FAILED:
  *   a trigger then writes notification_dlq
  *
- *   titles.c     what the item is called, asked of its owner before a notification is written
- *   inbox.c      GET /v1/users/{user_id}/notifications and the debug inbox
- *   retention.c  what goes when it is old
- *   gauges.c     how many dead letters wait, for alerts
- *   dlq.c        dead letters by hand, for the command line
+ *   event.c         an event of entitlements as it is read from the bus
+ *   inbox.c         GET /v1/users/{user_id}/notifications and the debug inbox
+ *   notification.c  settings, retention, life, health
  *
- * Threads: subscribe() and on_store() run on the store's loop, handlers and deliveries on its workers, requests on the
- * kernel's. What they share is constant after start() but for the engines, which are made before the loops run. */
+ * Threads: subscribe() and on_store() run on the store's loop, handlers and deliveries on its workers, requests on the kernel's.
+ * What they share is constant after start() but for the engines, which are made before the loops run. */
 #ifndef FRESHET_MODULES_NOTIFICATION_NOTIFICATION_H
 #define FRESHET_MODULES_NOTIFICATION_NOTIFICATION_H
 
@@ -24,78 +22,79 @@
 
 #include "bus/bus.h"
 #include "hydration/hydration.h"
+#include "kernel/config.h"
 #include "kernel/kernel.h"
 #include "kernel/store.h"
-#include "modules/notification/settings.h"
 #include "outbox/outbox.h"
 
 #define NOTIFICATION_TOPIC "entitlement.events"
+/* Begins the reason of a dead letter that the consumer refused. */
+#define NOTIFICATION_INVALID_EVENT "not an event of entitlements: "
 
-struct notification_gauges;
+/* ---- `notification:` of the file; read once, at the start ---- */
+enum notification_channel { NOTIFICATION_LOG, NOTIFICATION_WEBHOOK };
+
+struct notification_webhook_settings {
+    struct str url, secret_env;
+    int64_t timeout_ms, connect_timeout_ms, parallel;
+    struct setting_place url_place, secret_place;
+};
+
+struct notification_settings {
+    struct {
+        struct str stream, durable;
+        int64_t ack_wait_ms, max_deliver;
+        struct str advisory_stream, terminated_stream;
+        struct setting_place stream_place, durable_place, advisory_place, terminated_place;
+    } nats;
+    struct {
+        int channel; /* enum notification_channel */
+        struct setting_place channel_place;
+        struct notification_webhook_settings webhook;
+        struct outbox_settings engine;
+    } delivery;
+    struct {
+        bool enabled;
+        int64_t days, interval_ms;
+    } retention;
+    struct hydration_use hydration;
+};
+
+/* Signs webhooks; empty = they are not signed. The environment's, to the process's end. */
+struct str notification_webhook_secret(const struct notification_webhook_settings *webhook);
 
 struct notification {
     struct kernel *kernel;
     const struct notification_settings *settings; /* as at the start; stay till destroy() */
     struct outbox *delivery, *requeue;
-    struct notification_gauges *gauges;
-    struct hydration_policy titles, titles_at_hand; /* the second hardly waits */
-    _Atomic int64_t at_hand_until_ns;               /* the owner of items was silent */
-    _Atomic int64_t at_hand_ns;                     /* then the next question, while nothing is answered */
-    atomic_uint title_silences;                     /* in a row */
+    struct task *measure_dead;
+    struct hydration_policy titles, titles_no_wait;
+    _Atomic int64_t no_wait_until_ns; /* the owner of items did not answer */
+    _Atomic int64_t no_wait_next_ns;  /* until then: the next lookup */
+    atomic_uint titles_silent;        /* waits without any answer, in a row */
 };
 
 extern const struct module notification_module;
 extern const struct db_migration notification_migrations[]; /* sql/notification */
 
-/* ---- consumer.c, dead_letters.c: what is read of the bus ---- */
+/* ---- consumer.c ---- */
+extern struct metric_family notification_events_family, notification_lag_family;
+void notification_titles_init(struct notification *notification);
 enum status notification_consumer_subscribe(struct notification *notification, struct bus *bus,
                                             struct error *error) MUST_CHECK;
+
+/* ---- delivery.c ---- */
+extern struct metric_family notification_deliveries_family, notification_delivery_seconds_family;
+enum status notification_delivery_create(struct notification *notification, struct error *error) MUST_CHECK;
+
+/* ---- dead_letters.c ---- */
+extern struct metric_family notification_dead_letters_family, notification_dead_family;
 enum status notification_dead_letters_subscribe(struct notification *notification, struct bus *bus,
                                                 struct error *error) MUST_CHECK;
-
-/* ---- titles.c ---- */
-struct notification_event;
-void notification_titles_init(struct notification *notification);
-/* On a worker: one wait for all of them. Texts are the arena's; an event stays without where nobody knows in time. */
-void notification_titles_take(struct notification *notification, struct notification_event *events,
-                              size_t count, struct arena *arena);
-
-/* ---- delivery.c, requeue.c: engines ---- */
-extern const struct outbox_table notification_delivery_table, notification_requeue_table;
-enum status notification_delivery_create(struct notification *notification, struct error *error) MUST_CHECK;
-void notification_delivery_log_sent(const struct outbox_event *event);
 enum status notification_requeue_create(struct notification *notification, struct error *error) MUST_CHECK;
-
-/* ---- webhook.c: a worker's; gives a verdict for each event ---- */
-void notification_webhook_send(const struct notification_webhook_settings *webhook,
-                               struct outbox_batch *batch);
-/* What the table of deliveries hands over beside payload and type. */
-enum { NOTIFICATION_EXTRA_EVENT_ID, NOTIFICATION_EXTRA_TENANT, NOTIFICATION_EXTRA_TRACEPARENT };
+void notification_dead_measure(struct notification *notification); /* on the store's loop, in on_store() */
 
 /* ---- inbox.c ---- */
 extern const struct http_route notification_routes[];
-
-/* ---- retention.c, gauges.c: on the store's loop, in on_store() ---- */
-void notification_retention_start(struct notification *notification);
-struct notification_gauges *notification_gauges_start(struct notification *notification);
-void notification_gauges_stop(struct notification_gauges *gauges); /* not on a loop; NULL is fine */
-void notification_gauges_destroy(struct notification_gauges *gauges);
-
-/* ---- metrics.c ---- */
-extern struct metric_family *const notification_metrics[];
-enum notification_event_result { NOTIFICATION_CREATED, NOTIFICATION_DUPLICATE, NOTIFICATION_TERMINATED };
-void notification_count_events(enum notification_event_result result, uint64_t count);
-void notification_observe_lag(double seconds);
-enum notification_delivery_result {
-    NOTIFICATION_SENT,
-    NOTIFICATION_RETRIED,
-    NOTIFICATION_REFUSED,
-    NOTIFICATION_LEFT
-};
-void notification_count_delivery(enum notification_channel channel, enum notification_delivery_result result);
-void notification_observe_delivery(enum notification_channel channel, double seconds);
-void notification_count_letters(const char *kind, uint64_t count);
-void notification_set_dead(const char *kind, int64_t count);
-void notification_set_overdue(int64_t count);
 
 #endif

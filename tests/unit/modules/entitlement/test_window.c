@@ -1,5 +1,5 @@
 /* E4: the duplicate window covers every retry that an event's outbox may make. */
-#include "modules/entitlement/settings.h"
+#include "modules/entitlement/entitlement.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

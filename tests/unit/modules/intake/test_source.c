@@ -20,7 +20,7 @@ static void the_sku_of_a_key_is_what_was_posted(void **state)
         struct arena arena;
         struct str sku;
         arena_init(&arena, 256);
-        assert_true(intake_source_read_key(str_from(rows[i].key), &arena, &sku));
+        assert_true(intake_sku_of_key(str_from(rows[i].key), &arena, &sku));
         assert_true(str_eq(sku, str_from(rows[i].sku)));
         arena_deinit(&arena);
     }
@@ -33,9 +33,9 @@ static void what_is_no_key_is_about_no_item(void **state)
     struct arena arena;
     struct str sku;
     arena_init(&arena, 256);
-    assert_false(intake_source_read_key(STR_NONE, &arena, &sku));
+    assert_false(intake_sku_of_key(STR_NONE, &arena, &sku));
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
-        assert_false(intake_source_read_key(str_from(keys[i]), &arena, &sku));
+        assert_false(intake_sku_of_key(str_from(keys[i]), &arena, &sku));
     arena_deinit(&arena);
 }
 

@@ -1,14 +1,21 @@
-/* A user's entitlements, by sku, a page at a time. One's own need no scope. */
+/* Entitlements, read: a user's, by sku, a page at a time; and as the owner of the entity type `entitlement` (H6). A user's own need no
+ * scope. */
 #include "base/clock.h"
 #include "base/hex.h"
 #include "base/json.h"
+#include "bus/bus.h"
 #include "modules/entitlement/entitlement.h"
+#include "modules/entitlement/event.h"
+#include "outbox/messages.h"
 
 enum { READ_MS = 5000, LIMIT_MAX = 1000, CURSOR_BYTES_MAX = 4096 };
 
+/* A row as clients see it. */
+#define COLUMNS "e.stock_keeping_unit, e.status, e.version, platform.rfc3339(e.updated_at)"
+
 /* $1 tenant, $2 user, $3 after this sku ('' = from the first on; a sku is never empty), $4 rows at most. By the primary key. */
 static const char list_sql[] =
-    "SELECT " ENTITLEMENT_COLUMNS " FROM entitlement.entitlements e WHERE e.tenant_id = $1 AND e.user_id = $2"
+    "SELECT " COLUMNS " FROM entitlement.entitlements e WHERE e.tenant_id = $1 AND e.user_id = $2"
     " AND e.stock_keeping_unit > $3 ORDER BY e.stock_keeping_unit LIMIT $4";
 
 struct page {
@@ -16,13 +23,13 @@ struct page {
     int64_t limit;
 };
 
-void entitlement_list_init(struct entitlement *entitlement)
+void entitlement_read_init(struct entitlement *entitlement)
 {
     db_statement_init(&entitlement->list, list_sql, 4,
                       (const enum db_type[]){DB_TEXT, DB_TEXT, DB_TEXT, DB_BIGINT});
 }
 
-void entitlement_put(struct buf *out, const struct db_result *rows, size_t row)
+static void put_entitlement(struct buf *out, const struct db_result *rows, size_t row)
 {
     buf_put_char(out, '{');
     json_put_member_str(out, "stock_keeping_unit", db_result_str(rows, row, 0));
@@ -32,9 +39,9 @@ void entitlement_put(struct buf *out, const struct db_result *rows, size_t row)
     buf_put_char(out, '}');
 }
 
-/* One row more than the page was asked for: there is a next one. */
-static void write_answer(const struct page *page, const struct db_result *rows, struct arena *arena,
-                         struct buf *out)
+/* A row more than the limit means that there is a next page. */
+static void write_page(const struct page *page, const struct db_result *rows, struct arena *arena,
+                       struct buf *out)
 {
     size_t count = db_result_rows(rows), limit = (size_t)page->limit, shown = count < limit ? count : limit;
     buf_put_char(out, '{');
@@ -44,7 +51,7 @@ static void write_answer(const struct page *page, const struct db_result *rows, 
     for (size_t i = 0; i < shown; i++) {
         if (i)
             buf_put_char(out, ',');
-        entitlement_put(out, rows, i);
+        put_entitlement(out, rows, i);
     }
     buf_put_char(out, ']');
     if (count > limit) {
@@ -98,7 +105,7 @@ static enum status take_page(struct http_request *request, struct page *page, st
     return status == STATUS_OK ? take_cursor(request, page, error) : status;
 }
 
-static enum status check(struct http_request *request, struct page *page, struct error *error)
+static enum status check_page(struct http_request *request, struct page *page, struct error *error)
 {
     const struct entitlement *entitlement = request->context;
     const struct auth_identity *who = kernel_identity(request);
@@ -109,7 +116,7 @@ static enum status check(struct http_request *request, struct page *page, struct
         return error_set(error, STATUS_INSUFFICIENT_SCOPE,
                          "another user's entitlements need the scope entitlement:read");
     if (!kernel_store_is_ready(entitlement->kernel))
-        return error_set(error, STATUS_UNAVAILABLE, "the schema is not there yet");
+        return error_set(error, STATUS_UNAVAILABLE, "the schema is not ready yet");
     return STATUS_OK;
 }
 
@@ -134,17 +141,99 @@ void entitlement_get_of_user(struct http_request *request)
     struct page page;
     struct error error = {0};
     struct db_result *rows = NULL;
-    enum status status = check(request, &page, &error);
+    enum status status = check_page(request, &page, &error);
     if (status == STATUS_OK)
         status = read_rows(request, &page, &rows, &error);
     if (status == STATUS_OK) {
         struct buf body;
         buf_init(&body);
-        write_answer(&page, rows, request->arena, &body);
+        write_page(&page, rows, request->arena, &body);
         http_send(request, &(struct http_response){.status = 200, .body = buf_str(&body)});
         buf_deinit(&body);
     } else {
         http_send_error(request, &error);
     }
     db_result_free(rows);
+}
+
+/* ---- as an entity, id = user_id/sku ----
+ *
+ * In each of the two '/' is %2F, '%' is %25 and control characters are encoded too, as in an event's aggregate_key. An id has one
+ * spelling; any other is not found, since a copy under another id would miss changes.
+ *
+ * The route's rules: a user sees its own. Those of others need a scope, and scopes do not travel, so they are hidden, whether they
+ * exist or not. A revoked one exists and has that status; entitlements are never deleted. */
+
+#define ENTITY_TYPE "entitlement"
+
+/* By the primary key. */
+static const char look_sql[] = "SELECT " COLUMNS " FROM entitlement.entitlements e"
+                               " WHERE e.tenant_id = $1 AND e.user_id = $2 AND e.stock_keeping_unit = $3";
+enum { VERSION_COLUMN = 2 };
+
+static enum status read_row(struct entitlement *entitlement, const struct db_param params[3],
+                            int64_t deadline_ns, struct db_result **rows, struct error *error)
+{
+    struct db_conn *conn = NULL;
+    if (!kernel_store_is_ready(entitlement->kernel))
+        return error_set(error, STATUS_UNAVAILABLE, "the schema is not ready yet");
+    enum status status = db_acquire(kernel_store_pool(entitlement->kernel), deadline_ns, &conn, error);
+    if (status == STATUS_OK)
+        status = db_query(conn, &entitlement->look, params, deadline_ns, rows, error);
+    if (conn)
+        db_release(conn);
+    return status;
+}
+
+static enum status look_up_entitlement(void *context, const struct hydration_question *question,
+                                       int64_t deadline_ns, struct hydration_entity *entity,
+                                       struct error *error)
+{
+    struct str user, sku;
+    struct db_result *rows = NULL;
+    entity->found = HYDRATION_IS_NOT;
+    if (!entitlement_id_read(question->entity_id, entity->arena, &user, &sku))
+        return STATUS_OK;
+    const struct db_param params[] = {{question->tenant}, {user}, {sku}};
+    enum status status = read_row(context, params, deadline_ns, &rows, error);
+    bool is_own = !question->subject.len || str_eq(question->subject, user);
+    bool is_there = status == STATUS_OK && db_result_rows(rows);
+    entity->is_private = true;
+    entity->only_subject = user;
+    entity->found = !is_own ? HYDRATION_IS_HIDDEN : is_there ? HYDRATION_IS : HYDRATION_IS_NOT;
+    if (is_there) /* also when it is hidden: an older answer is ignored */
+        entity->version = db_result_i64(rows, 0, VERSION_COLUMN);
+    if (is_there && is_own)
+        put_entitlement(entity->data, rows, 0);
+    db_result_free(rows);
+    return status;
+}
+
+void entitlement_owner_provide(struct entitlement *entitlement)
+{
+    db_statement_init(&entitlement->look, look_sql, 3, (const enum db_type[]){DB_TEXT, DB_TEXT, DB_TEXT});
+    hydration_provide(kernel_hydration(entitlement->kernel),
+                      &(struct hydration_owner){.entity_type = ENTITY_TYPE,
+                                                .module = "entitlement",
+                                                .look = look_up_entitlement,
+                                                .context = entitlement});
+}
+
+static bool read_entitlement_event(void *context, const void *bus_message, struct arena *arena,
+                                   struct hydration_ref *ref)
+{
+    (void)context;
+    (void)arena;
+    struct str id = bus_message_header(bus_message, STR(OUTBOX_HEADER_AGGREGATE)), tenant;
+    if (!str_split(&id, '/', &tenant) || !id.len || id.len > HYDRATION_ID_BYTES_MAX)
+        return false;
+    ref->tenant = bus_message_header(bus_message, STR(OUTBOX_HEADER_TENANT));
+    ref->entity_id = id;
+    return true;
+}
+
+enum status entitlement_owner_follow(struct entitlement *entitlement, struct bus *events, struct error *error)
+{
+    return hydration_follow(kernel_hydration(entitlement->kernel), events, ENTITLEMENT_TOPIC, ENTITY_TYPE,
+                            read_entitlement_event, entitlement, error);
 }
