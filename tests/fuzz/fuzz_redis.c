@@ -1,5 +1,5 @@
 /* Any bytes as what a Redis server sends: replies are whole or refused, however the bytes are cut, within the limit; and
- * whatever a reply is, taking it for a map of slots, a redirect or entries does no harm. */
+ * whatever a reply is, reading it as a node's address, a redirect or entries does no harm. */
 #include <stdlib.h>
 
 #include "bus/redis/inside.h"
@@ -20,7 +20,7 @@ static void check_entries(const struct redis_reply *reply, struct arena *arena)
 
     if (redis_entries_parse(reply, arena, &entries, NULL) != STATUS_OK)
         return;
-    check(entries.count + entries.gone_count == (reply->kind == REDIS_ARRAY ? reply->count : 0));
+    check(entries.count + entries.deleted_count == (reply->kind == REDIS_ARRAY ? reply->count : 0));
     for (size_t i = 0; i < entries.count; i++) {
         char text[REDIS_ID_BYTES];
         struct redis_id again;
@@ -33,16 +33,13 @@ static void check_entries(const struct redis_reply *reply, struct arena *arena)
 static void check_reply(const struct redis_reply *reply, struct arena *arena)
 {
     static const struct redis_address asked = {"host", 1};
-    static struct redis_topology topology;
+    struct redis_address address;
     struct redis_redirect redirect;
 
-    if (redis_topology_parse(reply, &asked, &topology, NULL) == STATUS_OK) {
-        for (size_t slot = 0; slot < REDIS_SLOTS; slot++)
-            check(topology.owner[slot] <= topology.count);
-        redis_topology_deinit(&topology);
-    }
+    if (redis_address_of_node(reply, &asked, &address))
+        check(address.port > 0 && address.host[0]);
     if (reply->kind == REDIS_ERROR && redis_redirect_parse(reply->text, &redirect))
-        check(redirect.slot < REDIS_SLOTS && redirect.to.port > 0);
+        check(redirect.to.port > 0);
     check(redis_reply_at(reply, reply->count)->kind == REDIS_NIL);
     check_entries(reply, arena);
     for (size_t i = 0; reply->kind == REDIS_ARRAY && i < reply->count; i++)

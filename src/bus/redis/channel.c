@@ -1,160 +1,135 @@
-/* The process's one subscription: a message on a channel says that its stream has something. It is a connection of its own,
- * to any node, since a cluster tells all of them. What is told while it is down is lost, so once it stands again every
- * stream is read. A silent one is asked from time to time whether it still lives. */
+/* The Pub/Sub subscription of the process: a message on a topic's channel means that its stream has a new entry. It has a
+ * connection of its own, to any node, since a cluster forwards messages to all of them. Messages that are published while it
+ * is down are lost, so every stream is read once it is up again. A PING finds out whether a silent connection is alive. */
 #include "bus/redis/inside.h"
 
 #include "base/clock.h"
-#include "base/hash.h"
 #include "base/log.h"
+#include "base/memory.h"
 
 enum {
     RETRY_MIN_MS = 50,
     RETRY_MAX_MS = 2000,
     PING_MS = 5000,
+    FAILURES_LOGGED = 3,
 };
 
-static void on_timer(struct loop_timer *timer);
+static void on_channel_timer(struct loop_timer *timer);
 
-static void in_ms(struct redis *redis, int64_t ms)
+static void channel_timer_in(struct redis_channel *channel, int64_t ms)
 {
-    loop_timer_start(redis->loop, &redis->channel.timer, clock_deadline_ms(ms), on_timer);
+    loop_timer_start(channel->redis->loop, &channel->timer, clock_deadline_ms(ms), on_channel_timer);
 }
 
-static void lost(struct redis *redis, const struct error *error)
+static void on_channel_closed(struct redis_link *link, const struct error *error)
 {
-    struct redis_channel *channel = &redis->channel;
-    int64_t wait_ms = RETRY_MIN_MS;
+    struct redis_channel *channel = (struct redis_channel *)link;
+    int64_t wait_ms = backoff_next_ms(&channel->backoff);
 
-    channel->subscribed = false;
-    for (unsigned i = 0; i < channel->failures && wait_ms < RETRY_MAX_MS; i++)
-        wait_ms *= 2;
-    channel->failures++;
-    channel->turn++;
-    if (channel->failures == 3 && !channel->complained) {
-        channel->complained = true;
+    if (channel->backoff.failures == FAILURES_LOGGED && !channel->is_down) {
+        channel->is_down = true;
         log_warn("redis_channel_down", LOG_ERROR_FIELDS(error));
     }
-    if (!redis->quiet)
-        in_ms(redis, wait_ms / 2 + (int64_t)(random_u64() % (uint64_t)wait_ms));
+    channel_timer_in(channel, wait_ms);
 }
 
-static void on_closed(struct redis_link *link, const struct error *error)
+static void channel_fail(struct redis_channel *channel, const struct error *error)
 {
-    lost(((struct redis_channel *)link)->redis, error);
+    redis_link_close(&channel->link);
+    on_channel_closed(&channel->link, error);
 }
 
-/* ---- what comes ---- */
+/* ---- replies ---- */
 
-/* `payload` is nothing where the channel itself is the news. */
-static void on_message(struct redis *redis, struct str name, struct str payload)
+static void reader_hint(struct redis_reader *reader, struct str payload)
+{
+    struct redis_hints *hints = reader->hints;
+    size_t room = sizeof hints->messages / sizeof hints->messages[0];
+
+    if (!reader->consumer.spec.hints || !reader->is_ready || hints->count == room ||
+        hints->bytes > reader->consumer.spec.batch_bytes_max)
+        return; /* the stream has it */
+    hints->bytes += payload.len;
+    hints->messages[hints->count++] = (struct bus_message){
+        .topic = reader->consumer.topic->name, .payload = arena_str(&hints->arena, payload), .offset = -1};
+    task_wake(reader->task);
+}
+
+static void channel_deliver(struct redis *redis, struct str name, struct str payload)
 {
     for (size_t i = 0; i < redis->reader_count; i++) {
         struct redis_reader *reader = redis->readers[i];
-        for (unsigned p = 0; p < reader->topic->state->spec.partitions; p++) {
-            if (!str_eq(str_from(reader->topic->partitions[p].channel), name))
-                continue;
-            if (payload.ptr)
-                redis_hint_add(reader, p, payload);
-            redis_stream_wake(&reader->streams[p]);
-        }
+        if (!str_eq(str_from(reader->topic->channel), name))
+            continue;
+        if (payload.ptr)
+            reader_hint(reader, payload);
+        redis_reader_wake(reader);
     }
 }
 
-static void refused(struct redis_channel *channel, const struct redis_reply *reply)
-{
-    struct error error;
-
-    error_set(&error, STATUS_DB_DOWN, "SUBSCRIBE is refused: %.*s", STR_ARG(str_utf8_cut(reply->text, 160)));
-    redis_link_close(&channel->link);
-    lost(channel->redis, &error);
-}
-
-static void come_up(struct redis_channel *channel)
-{
-    if (channel->subscribed)
-        return;
-    if (channel->complained)
-        log_info("redis_channel_up");
-    channel->subscribed = true;
-    channel->complained = false;
-    channel->failures = 0;
-    in_ms(channel->redis, PING_MS);
-}
-
-static void on_reply(struct redis_link *link, const struct redis_reply *reply)
+static void on_channel_reply(struct redis_link *link, const struct redis_reply *reply)
 {
     struct redis_channel *channel = (struct redis_channel *)link;
-    struct str kind = redis_reply_at(reply, 0)->text;
+    struct str kind = redis_reply_at(reply, 0)->text, name = redis_reply_at(reply, 1)->text;
+    struct error error;
 
-    channel->ping_sent = false;
+    channel->awaits_reply = false;
     if (reply->kind == REDIS_ERROR) {
-        refused(channel, reply);
+        error_set(&error, STATUS_DB_DOWN, "SUBSCRIBE is refused: %.*s",
+                  STR_ARG(str_utf8_cut(reply->text, 160)));
+        channel_fail(channel, &error);
         return;
     }
-    if (str_eq(kind, STR("message")))
-        on_message(channel->redis, redis_reply_at(reply, 1)->text, redis_reply_at(reply, 2)->text);
-    else if (str_eq(kind, STR("subscribe"))) {
-        come_up(channel);
-        on_message(channel->redis, redis_reply_at(reply, 1)->text,
-                   STR_NONE); /* read what came before it stood */
+    if (str_eq(kind, STR("message"))) {
+        channel_deliver(channel->redis, name, redis_reply_at(reply, 2)->text);
+    } else if (str_eq(kind, STR("subscribe"))) {
+        if (channel->is_down)
+            log_info("redis_channel_up");
+        channel->is_down = false;
+        backoff_reset(&channel->backoff);
+        channel_timer_in(channel, PING_MS);
+        channel_deliver(channel->redis, name, STR_NONE); /* reads what was published before */
     }
-    if (link->state != REDIS_LINK_CLOSED)
-        arena_reset(&channel->arena);
+    arena_reset(&channel->arena);
 }
 
-/* ---- its life ---- */
+/* ---- connection ---- */
 
-static void put_subscribe(struct redis *redis, struct buf *out)
+static void channel_subscribe(struct redis_channel *channel)
 {
-    for (size_t i = 0; i < redis->reader_count; i++) {
-        const struct redis_reader *reader = redis->readers[i];
-        for (unsigned p = 0; p < reader->topic->state->spec.partitions; p++)
-            REDIS_COMMAND(out, STR("SUBSCRIBE"), str_from(reader->topic->partitions[p].channel));
-    }
-}
-
-static void subscribe(struct redis *redis)
-{
-    struct redis_channel *channel = &redis->channel;
-    const struct redis_address *address = redis_cluster_any(&redis->cluster, channel->turn);
+    struct redis *redis = channel->redis;
     struct error error;
     struct buf commands;
 
-    if (redis_link_open(&channel->link, address, &error) != STATUS_OK) {
-        lost(redis, &error);
+    if (redis_link_open(&channel->link, redis_cluster_any(&redis->cluster), &error) != STATUS_OK) {
+        on_channel_closed(&channel->link, &error);
         return;
     }
-    channel->ping_sent = true; /* an answer is due */
+    channel->awaits_reply = true;
     buf_init(&commands);
-    put_subscribe(redis, &commands);
+    for (size_t i = 0; i < redis->reader_count; i++)
+        redis_command_put(&commands,
+                          (struct str[]){STR("SUBSCRIBE"), str_from(redis->readers[i]->topic->channel)}, 2);
     redis_link_send(&channel->link, buf_str(&commands));
     buf_deinit(&commands);
-    in_ms(redis, redis->config.connect_ms);
+    channel_timer_in(channel, redis->config.connect_ms);
 }
 
-static void on_timer(struct loop_timer *timer)
+static void on_channel_timer(struct loop_timer *timer)
 {
-    struct redis_channel *channel =
-        (struct redis_channel *)((char *)timer - offsetof(struct redis_channel, timer));
+    struct redis_channel *channel = CONTAINER_OF(timer, struct redis_channel, timer);
     struct error error;
 
     if (channel->link.state == REDIS_LINK_CLOSED) {
-        subscribe(channel->redis);
-        return;
+        channel_subscribe(channel);
+    } else if (channel->awaits_reply) {
+        error_set(&error, STATUS_TIMEOUT, "the subscription does not answer");
+        channel_fail(channel, &error);
+    } else {
+        redis_link_send(&channel->link, STR("*1\r\n$4\r\nPING\r\n"));
+        channel->awaits_reply = true;
+        channel_timer_in(channel, channel->redis->config.answer_ms);
     }
-    if (channel->ping_sent) {
-        error_set(&error, STATUS_TIMEOUT, "the subscription is silent");
-        redis_link_close(&channel->link);
-        lost(channel->redis, &error);
-        return;
-    }
-    struct buf ping;
-    buf_init(&ping);
-    REDIS_COMMAND(&ping, STR("PING"));
-    redis_link_send(&channel->link, buf_str(&ping));
-    buf_deinit(&ping);
-    channel->ping_sent = true;
-    in_ms(channel->redis, channel->redis->config.answer_ms);
 }
 
 void redis_channel_init(struct redis *redis)
@@ -164,15 +139,16 @@ void redis_channel_init(struct redis *redis)
     redis_link_init(&channel->link, redis->loop, &redis->access);
     arena_init(&channel->arena, 4096);
     channel->redis = redis;
+    channel->backoff = (struct backoff){.min_ms = RETRY_MIN_MS, .max_ms = RETRY_MAX_MS};
     channel->link.arena = &channel->arena;
-    channel->link.on_reply = on_reply;
-    channel->link.on_closed = on_closed;
+    channel->link.on_reply = on_channel_reply;
+    channel->link.on_closed = on_channel_closed;
 }
 
 void redis_channel_start(struct redis *redis)
 {
     if (redis->reader_count > 0)
-        subscribe(redis);
+        channel_subscribe(&redis->channel);
 }
 
 void redis_channel_close(struct redis *redis)

@@ -1,4 +1,4 @@
-/* Requests between callers and nodes: routing, redirects, time limits. The map of slots is in map.c. */
+/* Requests and nodes: choice of the node, redirects, time limits, and the probe. */
 #include "bus/redis/cluster.h"
 
 #include <stdio.h>
@@ -6,16 +6,23 @@
 
 #include "base/clock.h"
 #include "base/failpoint.h"
-#include "base/hash.h"
 #include "base/log.h"
 #include "base/memory.h"
-#include "bus/redis/map.h"
 
 enum {
-    REDIRECTS_MAX = 8,
-    SHUN_MIN_MS = 20,
-    SHUN_MAX_MS = 2000,
+    SENDS_MAX = 16, /* of one request: redirects, and nodes that cannot be reached */
+    AVOID_MIN_MS = 20,
+    AVOID_MAX_MS = 2000,
+    NODES_MAX = 1024,
+    PROBE_MS = 5000,
+    PROBE_RETRY_MS = 250,
+    PROBE_FAILURES_LOGGED = 3, /* a failover is over before */
 };
+
+static void request_send_to(struct redis_node *node, struct redis_request *request);
+static void on_node_open(struct redis_link *link);
+static void on_node_reply(struct redis_link *link, const struct redis_reply *reply);
+static void on_node_closed(struct redis_link *link, const struct error *error);
 
 /* ---- requests ---- */
 
@@ -32,227 +39,239 @@ void redis_request_deinit(struct redis_request *request)
     arena_deinit(&request->arena);
 }
 
-void redis_request_begin(struct redis_request *request, unsigned slot, size_t reply_count)
+void redis_request_begin(struct redis_request *request, struct redis_route *route)
 {
     buf_clear(&request->commands);
-    arena_reset(&request->arena);
-    request->slot = slot;
-    request->reply_count = reply_count;
-    request->last_count = reply_count < REDIS_REPLIES_MAX ? reply_count : REDIS_REPLIES_MAX;
-    request->node = NULL;
-    request->got = 0;
-    request->redirects = 0;
-    request->asking = false;
+    request->route = route;
+    request->reply_count = 0;
 }
 
-static void finish(struct redis_request *request, enum status status, const struct error *error)
+void redis_request_add(struct redis_request *request, const struct str *arguments, size_t count)
 {
-    request->busy = false;
-    request->on_done(request, status, error);
+    redis_command_put(&request->commands, arguments, count);
+    request->reply_count++;
 }
 
-static void finish_failed(struct redis_request *request, enum status status, const char *text)
+static void request_finish(struct redis_cluster *cluster, struct redis_request *request,
+                           const struct error *error)
+{
+    request->is_busy = false;
+    if (error || request->reply->kind != REDIS_ERROR)
+        atomic_store(&cluster->is_up, !error);
+    request->on_done(request, error ? error->status : STATUS_OK, error);
+}
+
+static void request_fail(struct redis_cluster *cluster, struct redis_request *request, enum status status,
+                         const char *text)
 {
     struct error error;
 
     error_set(&error, status, "%s", text);
-    finish(request, status, &error);
+    request_finish(cluster, request, &error);
 }
 
-/* ---- a node's time limits ---- */
+/* ---- known nodes ---- */
+
+/* The node of the address; NULL: there are too many. */
+static struct redis_node *cluster_node(struct redis_cluster *cluster, const struct redis_address *address)
+{
+    struct redis_node *node = NULL;
+
+    for (size_t i = 0; i < cluster->node_count; i++) {
+        struct redis_node *at = cluster->nodes[i];
+        if (at->is_used && redis_address_eq(&at->address, address))
+            return at;
+        if (!at->is_used)
+            node = at;
+    }
+    if (!node && cluster->node_count == NODES_MAX)
+        return NULL;
+    if (!node) {
+        node = memory_zalloc(sizeof *node);
+        redis_link_init(&node->link, cluster->loop, cluster->access);
+        node->link.on_open = on_node_open;
+        node->link.on_reply = on_node_reply;
+        node->link.on_closed = on_node_closed;
+        node->cluster = cluster;
+        STAILQ_INIT(&node->requests);
+        cluster->nodes =
+            memory_realloc_array(cluster->nodes, cluster->node_count + 1, sizeof cluster->nodes[0]);
+        cluster->nodes[cluster->node_count++] = node;
+    }
+    node->is_used = true;
+    node->address = *address;
+    node->backoff = (struct backoff){.min_ms = AVOID_MIN_MS, .max_ms = AVOID_MAX_MS};
+    node->avoided_until_ns = 0;
+    node->is_down = false;
+    return node;
+}
+
+/* The next one that is not avoided, else any. */
+static struct redis_node *cluster_next(struct redis_cluster *cluster)
+{
+    struct redis_node *any = NULL;
+    int64_t now_ns = clock_mono_ns();
+
+    for (size_t i = 0; i < cluster->node_count; i++) {
+        struct redis_node *node = cluster->nodes[cluster->turn++ % cluster->node_count];
+        if (node->is_used && node->avoided_until_ns <= now_ns)
+            return node;
+        any = node->is_used ? node : any;
+    }
+    return any;
+}
+
+const struct redis_address *redis_cluster_any(struct redis_cluster *cluster)
+{
+    return &cluster_next(cluster)->address;
+}
+
+/* Of CLUSTER SLOTS: [[first, last, [host, port, …] …] …], masters and replicas. Nodes that it no longer lists, that are not
+ * configured and have nothing to answer are forgotten. */
+static void cluster_learn(struct redis_cluster *cluster, const struct redis_reply *slots,
+                          const struct redis_address *asked)
+{
+    struct redis_address address;
+
+    for (size_t i = 0; i < cluster->node_count; i++)
+        cluster->nodes[i]->is_listed = false;
+    for (size_t i = 0; i < cluster->seed_count; i++) {
+        struct redis_node *seed = cluster_node(cluster, &cluster->seeds[i]);
+        if (seed)
+            seed->is_listed = true;
+    }
+    for (size_t i = 0; i < slots->count; i++)
+        for (size_t at = 2; at < slots->items[i].count; at++) {
+            bool is_node = redis_address_of_node(redis_reply_at(&slots->items[i], at), asked, &address);
+            struct redis_node *node = is_node ? cluster_node(cluster, &address) : NULL;
+            if (node)
+                node->is_listed = true;
+        }
+    for (size_t i = 0; i < cluster->node_count; i++) {
+        struct redis_node *node = cluster->nodes[i];
+        if (node->is_used && !node->is_listed && STAILQ_EMPTY(&node->requests)) {
+            redis_link_close(&node->link);
+            loop_timer_stop(cluster->loop, &node->timer);
+            node->is_used = false;
+        }
+    }
+}
+
+/* ---- a node's connection ---- */
 
 static void on_overdue(struct loop_timer *timer);
 
-static void arm(struct redis_node *node)
-{
-    struct redis_cluster *cluster = node->cluster;
-
-    if (node->link.state == REDIS_LINK_OPEN && node->first)
-        loop_timer_start(cluster->loop, &node->timer, node->first->answer_by_ns, on_overdue);
-    else if (node->link.state == REDIS_LINK_OPEN)
-        loop_timer_stop(cluster->loop, &node->timer);
-}
-
 /* The next reply belongs to the first request. */
-static void expect(struct redis_node *node)
+static void node_expect(struct redis_node *node)
 {
-    node->link.arena = node->first ? &node->first->arena : NULL;
-    arm(node);
+    struct redis_request *first = STAILQ_FIRST(&node->requests);
+
+    node->link.arena = first ? &first->arena : NULL;
+    if (!redis_link_is_open(&node->link))
+        return; /* the timer is the connection's */
+    if (first)
+        loop_timer_start(node->cluster->loop, &node->timer, first->answer_by_ns, on_overdue);
+    else
+        loop_timer_stop(node->cluster->loop, &node->timer);
 }
 
-static int64_t shun_ms(const struct redis_node *node)
-{
-    int64_t wait_ms = SHUN_MIN_MS;
-
-    for (unsigned i = 1; i < node->failures && wait_ms < SHUN_MAX_MS; i++)
-        wait_ms *= 2;
-    return wait_ms / 2 + (int64_t)(random_u64() % (uint64_t)wait_ms);
-}
-
-static void log_down(struct redis_node *node, const struct error *error)
-{
-    if (node->is_down)
-        return;
-    node->is_down = true;
-    log_warn("redis_node_down", LOG_CSTR("host", node->address.host), LOG_INT("port", node->address.port),
-             LOG_ERROR_FIELDS(error));
-}
-
-/* The connection is closed already. An idle one that ended is opened again when it is needed, and nobody's failure. */
-static void lose(struct redis_node *node, enum status status, const struct error *error)
+/* The connection is closed. `was_open`: requests may have been executed; else they are sent to other nodes. An idle
+ * connection that ended is not a failure: the next request opens it. */
+static void node_lost(struct redis_node *node, bool was_open, const struct error *error)
 {
     struct redis_cluster *cluster = node->cluster;
-    struct redis_request *lost = node->first;
+    struct redis_requests lost = STAILQ_HEAD_INITIALIZER(lost);
+    struct redis_request *request;
 
     loop_timer_stop(cluster->loop, &node->timer);
-    node->first = NULL;
-    node->last = &node->first;
+    STAILQ_CONCAT(&lost, &node->requests);
     node->link.arena = NULL;
-    if (!lost)
+    if (STAILQ_EMPTY(&lost))
         return;
-    node->failures++;
     struct str reason = str_utf8_cut(str_from(error->message), sizeof node->reason - 1);
     snprintf(node->reason, sizeof node->reason, "%.*s", STR_ARG(reason));
-    node->shunned_until_ns = clock_deadline_ms(shun_ms(node));
-    if (!cluster->closing && node->failures > 1)
-        log_down(node, error);
-    redis_map_want(cluster);
-    redis_map_judge(cluster);
-    while (lost) {
-        struct redis_request *request = lost;
-        lost = request->next;
-        finish(request, status, error);
+    node->avoided_until_ns = clock_deadline_ms(backoff_next_ms(&node->backoff));
+    if (!cluster->is_closing && node->backoff.failures > 1 && !node->is_down) {
+        node->is_down = true;
+        log_warn("redis_node_down", LOG_CSTR("host", node->address.host), LOG_INT("port", node->address.port),
+                 LOG_ERROR_FIELDS(error));
+    }
+    while ((request = STAILQ_FIRST(&lost))) {
+        STAILQ_REMOVE_HEAD(&lost, link);
+        if (request->route->node == node)
+            request->route->node = NULL;
+        struct redis_node *next = was_open || cluster->is_closing ? NULL : cluster_next(cluster);
+        if (next && next->avoided_until_ns <= clock_mono_ns() && ++request->sends < SENDS_MAX)
+            request_send_to(next, request);
+        else
+            request_finish(cluster, request, error);
     }
 }
 
 static void on_overdue(struct loop_timer *timer)
 {
-    struct redis_node *node = (struct redis_node *)((char *)timer - offsetof(struct redis_node, timer));
+    struct redis_node *node = CONTAINER_OF(timer, struct redis_node, timer);
     struct error error;
 
     error_set(&error, STATUS_TIMEOUT, "%s:%u does not answer", node->address.host,
               (unsigned)node->address.port);
     redis_link_close(&node->link);
-    node->failures = node->failures ? node->failures : 1; /* silence is worse than a cut */
-    lose(node, STATUS_TIMEOUT, &error);
+    node->backoff.failures += node->backoff.failures == 0; /* silence is logged the first time */
+    node_lost(node, node->link.was_open, &error);
 }
 
-static void on_closed(struct redis_link *link, const struct error *error)
+static void on_node_closed(struct redis_link *link, const struct error *error)
 {
-    lose((struct redis_node *)link, error->status == STATUS_IO ? STATUS_IO : STATUS_DB_DOWN, error);
+    struct redis_node *node = (struct redis_node *)link;
+    struct error copy = *error;
+
+    if (copy.status != STATUS_IO)
+        copy.status = STATUS_DB_DOWN;
+    node_lost(node, link->was_open, &copy);
 }
 
-static void on_open(struct redis_link *link)
+static void on_node_open(struct redis_link *link)
 {
     struct redis_node *node = (struct redis_node *)link;
     int64_t answer_by_ns = clock_deadline_ms(node->cluster->answer_ms);
+    struct redis_request *request;
 
-    metric_add(node->cluster->reconnects, 1);
-    for (struct redis_request *request = node->first; request; request = request->next)
+    metric_add(node->cluster->connections, 1);
+    STAILQ_FOREACH(request, &node->requests, link)
         request->answer_by_ns = answer_by_ns;
-    expect(node);
-}
-
-/* ---- sending ---- */
-
-static bool open_link(struct redis_node *node, struct error *error)
-{
-    struct redis_cluster *cluster = node->cluster;
-
-    if (node->link.state != REDIS_LINK_CLOSED)
-        return true;
-    if (redis_link_open(&node->link, &node->address, error) != STATUS_OK)
-        return false;
-    loop_timer_start(cluster->loop, &node->timer, clock_deadline_ms(cluster->connect_ms), on_overdue);
-    return true;
-}
-
-static void send_to(struct redis_node *node, struct redis_request *request)
-{
-    static const char asking[] = "*1\r\n$6\r\nASKING\r\n";
-    struct error error;
-
-    if (node->shunned_until_ns > clock_mono_ns()) {
-        error_set(&error, STATUS_DB_DOWN, "%s:%u was away a moment ago: %s", node->address.host,
-                  (unsigned)node->address.port, node->reason);
-        finish(request, STATUS_DB_DOWN, &error);
-        return;
-    }
-    request->next = NULL;
-    *node->last = request;
-    node->last = &request->next;
-    if (!open_link(node, &error)) {
-        lose(node, STATUS_DB_DOWN, &error);
-        return;
-    }
-    request->answer_by_ns = clock_deadline_ms(node->cluster->answer_ms);
-    if (request->asking)
-        redis_link_send(&node->link, STR(asking));
-    redis_link_send(&node->link, buf_str(&request->commands));
-    expect(node);
-}
-
-void redis_cluster_ask(struct redis_cluster *cluster, struct redis_request *request)
-{
-    struct redis_node *node = request->node ? request->node : cluster->owner[request->slot];
-
-    request->busy = true;
-    request->next = NULL;
-    if (cluster->closing)
-        finish_failed(request, STATUS_CANCELLED, "the bus is stopping");
-    else if (node)
-        send_to(node, request);
-    else if (!cluster->known)
-        redis_map_wait(cluster, request);
-    else {
-        redis_map_want(cluster);
-        finish_failed(request, STATUS_DB_DOWN, "no node has this key's slot");
-    }
+    node_expect(node);
 }
 
 /* ---- replies ---- */
 
-static struct redis_request *pop(struct redis_node *node)
-{
-    struct redis_request *request = node->first;
-
-    node->first = request->next;
-    if (!node->first)
-        node->last = &node->first;
-    expect(node);
-    return request;
-}
-
-/* Nothing of it was done where it was asked, so it may be asked elsewhere. */
-static void lead_on(struct redis_node *node, struct redis_request *request,
-                    const struct redis_redirect *redirect)
+/* No command was executed where it was sent, so it may be sent elsewhere. */
+static void request_redirect(struct redis_node *node, struct redis_request *request,
+                             struct redis_redirect *redirect)
 {
     struct redis_cluster *cluster = node->cluster;
-    struct redis_address to = redirect->to;
 
     metric_add(cluster->redirects, 1);
-    if (cluster->single || ++request->redirects > REDIRECTS_MAX) {
-        finish_failed(request, STATUS_DB_DOWN,
-                      cluster->single ? "a node of a cluster is configured as a single Redis"
-                                      : "redirected too often");
+    if (cluster->is_single) {
+        request_fail(cluster, request, STATUS_DB_DOWN,
+                     "redis.mode is single, but the node is part of a cluster: set it to cluster");
         return;
     }
-    if (!to.host[0])
-        memcpy(to.host, node->address.host, sizeof to.host);
-    struct redis_node *next = redis_map_node(cluster, &to);
-    request->got = 0;
-    request->asking = redirect->ask;
-    arena_reset(&request->arena);
-    if (!redirect->ask) {
-        cluster->owner[redirect->slot] = next;
-        redis_map_want(cluster);
+    if (!redirect->to.host[0])
+        memcpy(redirect->to.host, node->address.host, sizeof redirect->to.host);
+    struct redis_node *next = cluster_node(cluster, &redirect->to);
+    if (!next || ++request->sends >= SENDS_MAX) {
+        request_fail(cluster, request, STATUS_DB_DOWN, "redirected too often");
+        return;
     }
+    if (!redirect->is_ask)
+        request->route->node = next;
+    request->is_asking = redirect->is_ask;
     FAILPOINT("redis.before_redirected");
-    send_to(next, request);
+    request_send_to(next, request);
 }
 
-/* The request as a whole is refused because of where it was asked. */
-static bool is_refusal(const struct redis_reply *reply)
+/* Errors of the node's state, not of the commands. */
+static bool is_node_error(const struct redis_reply *reply)
 {
     static const char *const prefixes[] = {"CLUSTERDOWN", "TRYAGAIN",   "LOADING",
                                            "READONLY",    "MASTERDOWN", "NOREPLICAS"};
@@ -263,102 +282,202 @@ static bool is_refusal(const struct redis_reply *reply)
     return false;
 }
 
-static void answered(struct redis_node *node, struct redis_request *request)
+static void request_answered(struct redis_node *node, struct redis_request *request)
 {
-    const struct redis_reply *refused = NULL;
+    const struct redis_reply *reply = request->reply;
     struct redis_redirect redirect;
     struct error error;
 
-    for (size_t i = 0; i < request->last_count; i++) {
-        const struct redis_reply *reply = request->replies[i];
-        if (reply->kind == REDIS_ERROR && redis_redirect_parse(reply->text, &redirect)) {
-            lead_on(node, request, &redirect);
-            return;
-        }
-        if (is_refusal(reply))
-            refused = reply;
+    if (reply->kind == REDIS_ERROR && redis_redirect_parse(reply->text, &redirect)) {
+        request_redirect(node, request, &redirect);
+    } else if (is_node_error(reply)) {
+        request->route->node = NULL;
+        error_set(&error, STATUS_DB_DOWN, "%.*s", STR_ARG(str_utf8_cut(reply->text, 200)));
+        request_finish(node->cluster, request, &error);
+    } else {
+        if (!request->route->node)
+            request->route->node = node;
+        request_finish(node->cluster, request, NULL);
     }
-    if (!refused) {
-        finish(request, STATUS_OK, NULL);
-        return;
-    }
-    redis_map_want(node->cluster);
-    error_set(&error, STATUS_DB_DOWN, "%.*s", STR_ARG(str_utf8_cut(refused->text, 200)));
-    finish(request, STATUS_DB_DOWN, &error);
 }
 
-static void come_up(struct redis_node *node)
+static void on_node_reply(struct redis_link *link, const struct redis_reply *reply)
 {
+    struct redis_node *node = (struct redis_node *)link;
+    struct redis_request *request = STAILQ_FIRST(&node->requests);
+
     if (node->is_down)
         log_info("redis_node_up", LOG_CSTR("host", node->address.host), LOG_INT("port", node->address.port));
     node->is_down = false;
-    node->failures = 0;
-    redis_map_judge(node->cluster);
-}
-
-/* Of a long row of replies the last are kept, and the first error of those before them takes the place of the first: there
- * it says why the others are as they are. */
-static void keep(struct redis_request *request, const struct redis_reply *reply)
-{
-    size_t first_kept = request->reply_count - request->last_count;
-    size_t at = request->got >= first_kept ? request->got - first_kept : 0;
-    bool early = request->got <= first_kept && at == 0;
-
-    if (!early || request->got == 0 || request->replies[0]->kind != REDIS_ERROR)
-        request->replies[at] = reply;
-    request->got++;
-}
-
-static void on_reply(struct redis_link *link, const struct redis_reply *reply)
-{
-    struct redis_node *node = (struct redis_node *)link;
-    struct redis_request *request = node->first;
-
-    if (node->failures || node->is_down)
-        come_up(node);
-    if (request->asking && request->got == 0) { /* ASKING's own +OK */
-        request->asking = false;
+    backoff_reset(&node->backoff);
+    if (request->is_asking) { /* ASKING's own reply */
+        request->is_asking = false;
         return;
     }
-    keep(request, reply);
-    if (request->got == request->reply_count)
-        answered(node, pop(node));
+    if (!request->reply || request->reply->kind != REDIS_ERROR)
+        request->reply = reply;
+    if (++request->replies_seen < request->reply_count)
+        return;
+    STAILQ_REMOVE_HEAD(&node->requests, link);
+    node_expect(node);
+    request_answered(node, request);
+}
+
+/* ---- sending ---- */
+
+static void request_send_to(struct redis_node *node, struct redis_request *request)
+{
+    struct redis_cluster *cluster = node->cluster;
+    struct error error;
+
+    request->reply = NULL;
+    request->replies_seen = 0;
+    arena_reset(&request->arena);
+    if (node->avoided_until_ns > clock_mono_ns()) {
+        if (request->route->node == node)
+            request->route->node = NULL;
+        error_set(&error, STATUS_DB_DOWN, "%s:%u failed a moment ago: %s", node->address.host,
+                  (unsigned)node->address.port, node->reason);
+        request_finish(cluster, request, &error);
+        return;
+    }
+    STAILQ_INSERT_TAIL(&node->requests, request, link);
+    if (node->link.state == REDIS_LINK_CLOSED) {
+        if (redis_link_open(&node->link, &node->address, &error) != STATUS_OK) {
+            node_lost(node, false, &error);
+            return;
+        }
+        loop_timer_start(cluster->loop, &node->timer, clock_deadline_ms(cluster->connect_ms), on_overdue);
+    }
+    request->answer_by_ns = clock_deadline_ms(cluster->answer_ms);
+    if (request->is_asking)
+        redis_link_send(&node->link, STR("*1\r\n$6\r\nASKING\r\n"));
+    redis_link_send(&node->link, buf_str(&request->commands));
+    node_expect(node);
+}
+
+void redis_cluster_send(struct redis_cluster *cluster, struct redis_request *request)
+{
+    struct redis_node *node = request->route->node;
+
+    request->is_busy = true;
+    request->is_asking = false;
+    request->sends = 0;
+    if (cluster->is_closing)
+        request_fail(cluster, request, STATUS_CANCELLED, "the bus is stopping");
+    else if (!cluster->is_known && request != &cluster->probe)
+        STAILQ_INSERT_TAIL(&cluster->waiting, request, link);
+    else
+        request_send_to(node && node->is_used ? node : cluster_next(cluster), request);
+}
+
+/* Sends the requests that wait for the first probe, or fails them. */
+static void cluster_release(struct redis_cluster *cluster, const struct error *error)
+{
+    struct redis_requests waiting = STAILQ_HEAD_INITIALIZER(waiting);
+    struct redis_request *request;
+
+    STAILQ_CONCAT(&waiting, &cluster->waiting);
+    while ((request = STAILQ_FIRST(&waiting))) {
+        STAILQ_REMOVE_HEAD(&waiting, link);
+        if (error)
+            request_finish(cluster, request, error);
+        else
+            redis_cluster_send(cluster, request);
+    }
+}
+
+/* ---- the probe ---- */
+
+static void on_probe_due(struct loop_timer *timer);
+
+static void probe_in(struct redis_cluster *cluster, int64_t ms)
+{
+    if (!cluster->is_closing)
+        loop_timer_start(cluster->loop, &cluster->probe_timer, clock_deadline_ms(ms), on_probe_due);
+}
+
+static void on_probed(struct redis_request *request, enum status status, const struct error *error)
+{
+    struct redis_cluster *cluster = CONTAINER_OF(request, struct redis_cluster, probe);
+    const struct redis_reply *reply = request->reply, *slots = NULL;
+    struct error refused;
+
+    if (status == STATUS_OK && !cluster->is_single) {
+        slots = redis_reply_at(reply, 0);
+        reply = reply->kind == REDIS_ERROR ? reply : slots;
+    }
+    if (status == STATUS_OK && reply->kind == REDIS_ERROR) {
+        status = error_set(&refused, STATUS_DB_DOWN, "%.*s", STR_ARG(str_utf8_cut(reply->text, 200)));
+        error = &refused;
+        atomic_store(&cluster->is_up, false);
+    }
+    if (status != STATUS_OK) {
+        cluster_release(cluster, error);
+        if (++cluster->probe_failures == PROBE_FAILURES_LOGGED && !cluster->is_closing)
+            log_error("redis_unreachable", LOG_ERROR_FIELDS(error));
+        probe_in(cluster, PROBE_RETRY_MS);
+        return;
+    }
+    if (cluster->probe_failures >= PROBE_FAILURES_LOGGED)
+        log_info("redis_reachable");
+    cluster->probe_failures = 0;
+    if (slots && request->route->node)
+        cluster_learn(cluster, slots, &request->route->node->address);
+    cluster->is_known = true;
+    cluster_release(cluster, NULL);
+    probe_in(cluster, PROBE_MS);
+}
+
+static void on_probe_due(struct loop_timer *timer)
+{
+    struct redis_cluster *cluster = CONTAINER_OF(timer, struct redis_cluster, probe_timer);
+    struct redis_request *request = &cluster->probe;
+    struct str key = str_from(cluster->probe_key);
+
+    redis_request_begin(request, cluster->probe_route);
+    if (cluster->is_single) {
+        REDIS_ADD(request, STR("XLEN"), key);
+    } else {
+        REDIS_ADD(request, STR("MULTI"));
+        REDIS_ADD(request, STR("CLUSTER"), STR("SLOTS"));
+        REDIS_ADD(request, STR("XLEN"), key);
+        REDIS_ADD(request, STR("EXEC"));
+    }
+    redis_cluster_send(cluster, request);
 }
 
 /* ---- life ---- */
-
-void redis_node_init(struct redis_node *node, struct redis_cluster *cluster)
-{
-    redis_link_init(&node->link, cluster->loop, cluster->access);
-    node->link.on_open = on_open;
-    node->link.on_reply = on_reply;
-    node->link.on_closed = on_closed;
-    node->cluster = cluster;
-    node->last = &node->first;
-}
 
 void redis_cluster_init(struct redis_cluster *cluster, struct loop *loop, const struct redis_access *access)
 {
     cluster->loop = loop;
     cluster->access = access;
-    redis_map_init(cluster);
+    cluster->is_known = cluster->is_single;
+    STAILQ_INIT(&cluster->waiting);
+    redis_request_init(&cluster->probe, on_probed);
+    for (size_t i = 0; i < cluster->seed_count; i++)
+        cluster_node(cluster, &cluster->seeds[i]);
 }
 
-void redis_cluster_start(struct redis_cluster *cluster)
+void redis_cluster_start(struct redis_cluster *cluster, struct redis_route *route, const char *key)
 {
-    redis_map_want(cluster);
+    cluster->probe_route = route;
+    cluster->probe_key = key;
+    probe_in(cluster, 0);
 }
 
 void redis_cluster_close(struct redis_cluster *cluster)
 {
     struct error error;
 
-    cluster->closing = true;
+    cluster->is_closing = true;
+    loop_timer_stop(cluster->loop, &cluster->probe_timer);
     error_set(&error, STATUS_CANCELLED, "the bus is stopping");
-    redis_map_close(cluster, &error);
+    cluster_release(cluster, &error);
     for (size_t i = 0; i < cluster->node_count; i++) {
         redis_link_close(&cluster->nodes[i]->link);
-        lose(cluster->nodes[i], STATUS_CANCELLED, &error);
+        node_lost(cluster->nodes[i], true, &error);
     }
 }
 
@@ -369,5 +488,5 @@ void redis_cluster_deinit(struct redis_cluster *cluster)
         free(cluster->nodes[i]);
     }
     free(cluster->nodes);
-    redis_request_deinit(&cluster->refresh);
+    redis_request_deinit(&cluster->probe);
 }

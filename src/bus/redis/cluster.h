@@ -1,92 +1,100 @@
-/* The nodes of a Redis Cluster, or the one of a single Redis: requests go to the node that has their key, are led on when
- * it has moved, and always end in one call of on_done. All of it on one loop's thread.
+/* The nodes of a Redis Cluster, or the one node of a single Redis. A request goes to the node that answered last for its
+ * stream, else to any known node; MOVED and ASK lead it to the right one. Every request ends in one call of on_done. All of
+ * it on one loop's thread.
  *
- * A request is one or more commands that belong to one key and are answered together. It is sent again only where no node
- * can have done it: after MOVED and ASK. When a connection ends or a node is silent for too long, what had been asked fails
- * (DB_DOWN, TIMEOUT: it may have been done), the connection is closed and the map of slots is asked for again. A node that
- * cannot be reached is let be for a while, and what is for it fails at once. */
+ * A request is one or more commands for one stream. It is sent again only when no node can have executed it: after MOVED and
+ * ASK, and when the connection could not be opened. When a connection ends or a node does not answer in time, its requests
+ * fail (DB_DOWN, TIMEOUT: they may have been executed), and their streams are looked up again from the known nodes. A node
+ * that failed is avoided for a moment, and requests that only it can answer fail at once. */
 #ifndef FRESHET_BUS_REDIS_CLUSTER_H
 #define FRESHET_BUS_REDIS_CLUSTER_H
 
 #include <stdatomic.h>
 
+#include "base/backoff.h"
+#include "base/list.h"
 #include "base/metrics.h"
 #include "bus/redis/link.h"
 
-struct redis_node;
+/* Where a stream is: the node that answered last; NULL: not known. One for each stream, it outlives its requests. */
+struct redis_route {
+    struct redis_node *node;
+};
 
-/* ---- requests: embedded in their owner; one at a time ---- */
+/* ---- requests: embedded in their owner, one use at a time ---- */
 struct redis_request;
 typedef void redis_done_fn(struct redis_request *request, enum status status, const struct error *error);
-#define REDIS_REPLIES_MAX 4
 
 struct redis_request {
-    struct redis_request *next;
-    bool busy;
+    STAILQ_ENTRY(redis_request) link;
+    bool is_busy;
     struct buf commands;
-    unsigned slot;
-    size_t reply_count;      /* how many the commands bring … */
-    size_t last_count;       /* … of which the last so many, at most REDIS_REPLIES_MAX, are kept */
-    struct redis_node *node; /* NULL: the one that has the slot */
-    redis_done_fn *on_done;  /* status OK: there are replies, none of which is a redirect */
-    /* what came of it */
-    struct arena arena;
-    const struct redis_reply *replies[REDIS_REPLIES_MAX];
-    size_t got;
-    unsigned redirects;
-    bool asking;
+    size_t reply_count; /* how many replies the commands have */
+    struct redis_route *route;
+    redis_done_fn *on_done;          /* status OK: there is a reply, and it is not a redirect */
+    const struct redis_reply *reply; /* the first error, else the last reply */
+    struct arena arena;              /* of the replies; reset by the next send */
+    size_t replies_seen;
+    unsigned sends;
+    bool is_asking; /* after ASK: the first reply is ASKING's */
     int64_t answer_by_ns;
 };
+STAILQ_HEAD(redis_requests, redis_request);
+
 void redis_request_init(struct redis_request *request, redis_done_fn *on_done);
 void redis_request_deinit(struct redis_request *request);
-/* Empties it for new commands. */
-void redis_request_begin(struct redis_request *request, unsigned slot, size_t reply_count);
+void redis_request_begin(struct redis_request *request, struct redis_route *route); /* no commands yet */
+void redis_request_add(struct redis_request *request, const struct str *arguments, size_t count);
+#define REDIS_ADD(request, ...)                                   \
+    redis_request_add(request, (const struct str[]){__VA_ARGS__}, \
+                      sizeof((const struct str[]){__VA_ARGS__}) / sizeof(struct str))
 
 /* ---- nodes ---- */
-struct redis_cluster;
 struct redis_node {
     struct redis_link link; /* first: the two share their address */
     struct redis_cluster *cluster;
     struct redis_address address;
-    bool used;
-    struct redis_request *first, **last; /* asked, not answered */
-    struct loop_timer timer;             /* the first one's answer, or the connection, is overdue */
-    int64_t shunned_until_ns;
-    unsigned failures; /* in a row */
-    bool is_down;      /* and the log has said so */
-    char reason[200];  /* of the last one */
+    bool is_used;                   /* otherwise free for another address */
+    bool is_listed;                 /* by the last CLUSTER SLOTS, or configured */
+    struct redis_requests requests; /* sent, not answered */
+    struct loop_timer timer;        /* of the connection, or of the first request's answer */
+    struct backoff backoff;
+    int64_t avoided_until_ns;
+    bool is_down; /* and logged */
+    char reason[200];
 };
 
 struct redis_cluster {
     struct loop *loop;
     const struct redis_access *access;
-    bool single;
+    bool is_single;
     int64_t connect_ms, answer_ms;
-    struct redis_address *seeds; /* whoever gave them frees them */
+    struct redis_address *seeds; /* the configured nodes */
     size_t seed_count;
-    struct redis_node **nodes; /* never freed before the end: an unused one gets another address */
+    struct redis_node **nodes; /* freed at the end only */
     size_t node_count;
-    struct redis_node *owner[REDIS_SLOTS];
-    bool known; /* the map was answered at least once */
-    struct redis_request refresh;
-    struct redis_request *waiting, **waiting_last; /* for the first map */
-    unsigned refresh_turn, refresh_tries;
-    struct loop_timer refresh_timer;
-    int64_t refreshed_ns;
-    atomic_bool is_up;
-    bool closing, complained;
-    struct metric_series *reconnects, *redirects;
+    unsigned turn;
+    bool is_closing;
+    atomic_bool is_up;             /* the last request was answered */
+    bool is_known;                 /* a node has answered the probe: it is a cluster, or a single Redis */
+    struct redis_requests waiting; /* for the first such answer */
+    struct redis_request probe;
+    struct redis_route *probe_route;
+    const char *probe_key;
+    struct loop_timer probe_timer;
+    unsigned probe_failures; /* in a row */
+    struct metric_series *connections, *redirects;
 };
 
 void redis_cluster_init(struct redis_cluster *cluster, struct loop *loop, const struct redis_access *access);
-void redis_cluster_start(struct redis_cluster *cluster);
-/* Everything under way ends as CANCELLED, and so does whatever is asked from now on. */
+/* Probes the stream `key` every few seconds: health is known without traffic, and the cluster's other nodes are learned. */
+void redis_cluster_start(struct redis_cluster *cluster, struct redis_route *route, const char *key);
+/* Every request that is under way, and every later one, ends as CANCELLED. */
 void redis_cluster_close(struct redis_cluster *cluster);
 void redis_cluster_deinit(struct redis_cluster *cluster);
 
-/* on_done may be called before this returns. */
-void redis_cluster_ask(struct redis_cluster *cluster, struct redis_request *request);
-/* Somebody to listen to: another one each time, one that is not known to be down if there is any. */
-const struct redis_address *redis_cluster_any(struct redis_cluster *cluster, unsigned turn);
+void redis_cluster_send(struct redis_cluster *cluster, struct redis_request *request); /* may call on_done */
+/* A node to subscribe to: the next one that is not avoided, another one on each call. */
+const struct redis_address *redis_cluster_any(struct redis_cluster *cluster);
 
 #endif

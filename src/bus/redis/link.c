@@ -1,4 +1,4 @@
-/* A link's life: connecting → (TLS) → open → closed. What arrives goes through hiredis's reader, whatever it is. */
+/* A connection: connecting → TLS → authenticating → open → closed. */
 #include "bus/redis/link.h"
 
 #include <arpa/inet.h>
@@ -13,16 +13,17 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/memory.h"
 #include "bus/bus_redis.h"
 
 enum {
     READ_BYTES = 65536,
-    READS_PER_EVENT = 16, /* then the loop's others have their turn */
+    READS_PER_EVENT = 16, /* so that one connection does not hold up the loop */
 };
 
 /* ---- what all links share ---- */
 
-static enum status tls_failed(struct error *error, const char *what, const char *file)
+static enum status tls_config_error(struct error *error, const char *what, const char *file)
 {
     char reason[160] = "";
 
@@ -36,33 +37,29 @@ static enum status load_files(SSL_CTX *tls, const struct bus_redis_security *sec
                                     : SSL_CTX_set_default_verify_paths(tls);
 
     if (trusted != 1)
-        return tls_failed(error, "the authorities in", security->ca_file ? security->ca_file : "the system");
+        return tls_config_error(error, "the authorities in",
+                                security->ca_file ? security->ca_file : "the system");
     if (!security->certificate_file)
         return STATUS_OK;
     if (SSL_CTX_use_certificate_chain_file(tls, security->certificate_file) != 1)
-        return tls_failed(error, "the certificate in", security->certificate_file);
+        return tls_config_error(error, "the certificate in", security->certificate_file);
     const char *key_file = security->key_file ? security->key_file : security->certificate_file;
     if (SSL_CTX_use_PrivateKey_file(tls, key_file, SSL_FILETYPE_PEM) != 1)
-        return tls_failed(error, "the key in", key_file);
+        return tls_config_error(error, "the key in", key_file);
     return STATUS_OK;
-}
-
-static char *copy(const char *text)
-{
-    return text ? str_dup(str_from(text)) : NULL;
 }
 
 enum status redis_access_init(struct redis_access *access, const struct bus_redis_security *security,
                               size_t reply_bytes_max, struct error *error)
 {
-    *access = (struct redis_access){.username = copy(security->username),
-                                    .password = copy(security->password),
-                                    .reply_bytes_max = reply_bytes_max};
+    *access = (struct redis_access){.reply_bytes_max = reply_bytes_max};
+    access->username = security->username ? str_dup(str_from(security->username)) : NULL;
+    access->password = security->password ? str_dup(str_from(security->password)) : NULL;
     if (!security->tls)
         return STATUS_OK;
     access->tls = SSL_CTX_new(TLS_client_method());
     if (!access->tls)
-        return tls_failed(error, "TLS", "is not available");
+        return tls_config_error(error, "TLS", "is not available");
     SSL_CTX_set_min_proto_version(access->tls, TLS1_2_VERSION);
     SSL_CTX_set_verify(access->tls, SSL_VERIFY_PEER, NULL);
     SSL_CTX_set_mode(access->tls, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
@@ -97,24 +94,24 @@ void redis_link_close(struct redis_link *link)
     redis_parser_deinit(&link->parser);
 }
 
-static void fail(struct redis_link *link, const struct error *error)
+static void link_fail(struct redis_link *link, const struct error *error)
 {
     redis_link_close(link);
     link->on_closed(link, error);
 }
 
-static void fail_errno(struct redis_link *link, const char *what, int code)
+static void link_fail_errno(struct redis_link *link, const char *what, int code)
 {
     struct error error;
 
     error_set(&error, STATUS_DB_DOWN, "%s: %s", what, strerror(code));
-    fail(link, &error);
+    link_fail(link, &error);
 }
 
-static void fail_tls(struct redis_link *link, const char *what)
+static void link_fail_tls(struct redis_link *link, const char *what)
 {
     long verdict = SSL_get_verify_result(link->ssl);
-    char reason[160] = "the peer ended it";
+    char reason[160] = "the server closed the connection";
     unsigned long code = ERR_get_error();
     struct error error;
 
@@ -122,10 +119,10 @@ static void fail_tls(struct redis_link *link, const char *what)
         ERR_error_string_n(code, reason, sizeof reason);
     error_set(&error, STATUS_DB_DOWN, "%s: %s", what,
               verdict != X509_V_OK ? X509_verify_cert_error_string(verdict) : reason);
-    fail(link, &error);
+    link_fail(link, &error);
 }
 
-static void watch(struct redis_link *link)
+static void link_watch(struct redis_link *link)
 {
     bool writes = buf_len(&link->out) > 0 || (link->ssl && SSL_want_write(link->ssl));
 
@@ -145,7 +142,7 @@ static ssize_t write_some(struct redis_link *link, struct str bytes)
         int why = SSL_get_error(link->ssl, n);
         if (why == SSL_ERROR_WANT_READ || why == SSL_ERROR_WANT_WRITE)
             return 0;
-        fail_tls(link, "writing");
+        link_fail_tls(link, "writing");
         return -1;
     }
     ssize_t n = send(link->io.fd, bytes.ptr, bytes.len, MSG_NOSIGNAL);
@@ -153,11 +150,11 @@ static ssize_t write_some(struct redis_link *link, struct str bytes)
         return n;
     if (errno == EAGAIN || errno == EINTR)
         return 0;
-    fail_errno(link, "writing", errno);
+    link_fail_errno(link, "writing", errno);
     return -1;
 }
 
-static void flush(struct redis_link *link)
+static void link_flush(struct redis_link *link)
 {
     ssize_t n = 1;
 
@@ -167,58 +164,50 @@ static void flush(struct redis_link *link)
             buf_consume(&link->out, (size_t)n);
     }
     if (n >= 0)
-        watch(link);
+        link_watch(link);
 }
 
 static void on_tick_end(struct loop_tick *tick)
 {
-    struct redis_link *link = (struct redis_link *)((char *)tick - offsetof(struct redis_link, tick));
+    struct redis_link *link = CONTAINER_OF(tick, struct redis_link, tick);
 
-    if (link->state == REDIS_LINK_OPEN)
-        flush(link);
+    if (redis_link_is_open(link))
+        link_flush(link);
 }
 
 void redis_link_send(struct redis_link *link, struct str commands)
 {
     buf_put_str(&link->out, commands);
-    if (link->state == REDIS_LINK_OPEN)
+    if (redis_link_is_open(link))
         loop_at_tick_end(link->loop, &link->tick, on_tick_end);
 }
 
 /* ---- reading ---- */
 
-/* The first reply is AUTH's, if there was one. */
-static void take_auth(struct redis_link *link, const struct redis_reply *reply)
-{
-    struct error error;
-
-    link->authenticating = false;
-    if (reply->kind != REDIS_ERROR)
-        return;
-    error_set(&error, STATUS_DB_DOWN, "AUTH is refused: %.*s", STR_ARG(str_utf8_cut(reply->text, 160)));
-    fail(link, &error);
-}
-
-static void take_replies(struct redis_link *link)
+static void link_take_replies(struct redis_link *link)
 {
     const struct redis_reply *reply;
     struct error error;
 
-    while (link->state == REDIS_LINK_OPEN) {
-        bool own = link->authenticating || !link->arena;
-        if (redis_parser_next(&link->parser, own ? &link->own_arena : link->arena, &reply, &error) !=
-            STATUS_OK) {
-            fail(link, &error);
+    while (redis_link_is_open(link)) {
+        bool is_auth = link->state == REDIS_LINK_AUTHENTICATING;
+        struct arena *arena = is_auth || !link->arena ? &link->auth_arena : link->arena;
+        if (redis_parser_next(&link->parser, arena, &reply, &error) != STATUS_OK) {
+            link_fail(link, &error);
             return;
         }
         if (!reply)
             return;
-        if (link->authenticating) {
-            take_auth(link, reply);
-            arena_reset(&link->own_arena);
+        if (is_auth && reply->kind == REDIS_ERROR) {
+            error_set(&error, STATUS_DB_DOWN, "AUTH is refused: %.*s",
+                      STR_ARG(str_utf8_cut(reply->text, 160)));
+            link_fail(link, &error);
+        } else if (is_auth) {
+            link->state = REDIS_LINK_OPEN;
+            arena_reset(&link->auth_arena);
         } else if (!link->arena) {
-            error_set(&error, STATUS_IO, "an answer to no question");
-            fail(link, &error);
+            error_set(&error, STATUS_IO, "a reply that was not asked for");
+            link_fail(link, &error);
         } else {
             link->on_reply(link, reply);
         }
@@ -236,7 +225,7 @@ static ssize_t read_some(struct redis_link *link, char *bytes, size_t size)
         int why = SSL_get_error(link->ssl, n);
         if (why == SSL_ERROR_WANT_READ || why == SSL_ERROR_WANT_WRITE)
             return 0;
-        fail_tls(link, "reading");
+        link_fail_tls(link, "reading");
         return -1;
     }
     ssize_t n = recv(link->io.fd, bytes, size, 0);
@@ -244,55 +233,56 @@ static ssize_t read_some(struct redis_link *link, char *bytes, size_t size)
         return n;
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return 0;
-    fail_errno(link, "reading", n == 0 ? ECONNRESET : errno);
+    link_fail_errno(link, "reading", n == 0 ? ECONNRESET : errno);
     return -1;
 }
 
-/* What TLS has decrypted already makes no descriptor readable, so it is read to the end whatever the turn says. */
-static void read_all(struct redis_link *link)
+/* Bytes that TLS has already decrypted do not make the descriptor readable, so they are always read to the end. */
+static void link_read(struct redis_link *link)
 {
     static _Thread_local char bytes[READ_BYTES];
     ssize_t n = 1;
 
-    for (int i = 0; n > 0 && link->state == REDIS_LINK_OPEN; i++) {
+    for (int i = 0; n > 0 && redis_link_is_open(link); i++) {
         if (i >= READS_PER_EVENT && !(link->ssl && SSL_pending(link->ssl)))
             return;
         n = read_some(link, bytes, sizeof bytes);
         if (n <= 0)
             return;
         redis_parser_feed(&link->parser, str_of(bytes, (size_t)n));
-        take_replies(link);
+        link_take_replies(link);
     }
 }
 
 /* ---- opening ---- */
 
-static void established(struct redis_link *link)
+static void link_established(struct redis_link *link)
 {
     const struct redis_access *access = link->access;
     struct buf first;
 
-    link->state = REDIS_LINK_OPEN;
-    link->authenticating = access->password != NULL;
+    link->state = access->password ? REDIS_LINK_AUTHENTICATING : REDIS_LINK_OPEN;
+    link->was_open = true;
     buf_init(&first);
     if (access->password && access->username)
-        REDIS_COMMAND(&first, STR("AUTH"), str_from(access->username), str_from(access->password));
+        redis_command_put(
+            &first, (struct str[]){STR("AUTH"), str_from(access->username), str_from(access->password)}, 3);
     else if (access->password)
-        REDIS_COMMAND(&first, STR("AUTH"), str_from(access->password));
-    buf_put_str(&first, buf_str(&link->out)); /* what was asked for meanwhile goes behind it */
+        redis_command_put(&first, (struct str[]){STR("AUTH"), str_from(access->password)}, 2);
+    buf_put_str(&first, buf_str(&link->out)); /* commands that were buffered meanwhile */
     buf_deinit(&link->out);
     link->out = first;
-    flush(link);
-    if (link->state == REDIS_LINK_OPEN && link->on_open)
+    link_flush(link);
+    if (redis_link_is_open(link) && link->on_open)
         link->on_open(link);
 }
 
-static void shake_hands(struct redis_link *link)
+static void link_handshake(struct redis_link *link)
 {
     ERR_clear_error();
     int done = SSL_connect(link->ssl);
     if (done == 1) {
-        established(link);
+        link_established(link);
         return;
     }
     int why = SSL_get_error(link->ssl, done);
@@ -300,22 +290,22 @@ static void shake_hands(struct redis_link *link)
         loop_io_change(link->loop, &link->io,
                        why == SSL_ERROR_WANT_WRITE ? (unsigned)LOOP_WRITE : (unsigned)LOOP_READ);
     else
-        fail_tls(link, "TLS");
+        link_fail_tls(link, "TLS");
 }
 
-static void connected(struct redis_link *link)
+static void link_connected(struct redis_link *link)
 {
     int code = 0;
     socklen_t len = sizeof code;
 
     getsockopt(link->io.fd, SOL_SOCKET, SO_ERROR, &code, &len);
     if (code) {
-        fail_errno(link, "connecting", code);
+        link_fail_errno(link, "connecting", code);
     } else if (link->ssl) {
-        link->state = REDIS_LINK_SHAKING_HANDS;
-        shake_hands(link);
+        link->state = REDIS_LINK_HANDSHAKE;
+        link_handshake(link);
     } else {
-        established(link);
+        link_established(link);
     }
 }
 
@@ -325,22 +315,22 @@ static void on_event(struct loop_io *io, unsigned events)
 
     if (link->state == REDIS_LINK_CONNECTING) {
         if (events & (LOOP_WRITE | LOOP_HANGUP))
-            connected(link);
+            link_connected(link);
         return;
     }
-    if (link->state == REDIS_LINK_SHAKING_HANDS) {
-        shake_hands(link);
+    if (link->state == REDIS_LINK_HANDSHAKE) {
+        link_handshake(link);
         return;
     }
     if (events & LOOP_WRITE)
-        flush(link);
-    if (link->state == REDIS_LINK_OPEN && (events & (LOOP_READ | LOOP_HANGUP)))
-        read_all(link);
-    if (link->state == REDIS_LINK_OPEN)
-        watch(link);
+        link_flush(link);
+    if (redis_link_is_open(link) && (events & (LOOP_READ | LOOP_HANGUP)))
+        link_read(link);
+    if (redis_link_is_open(link))
+        link_watch(link);
 }
 
-/* Whoever answers must have a certificate for the name or the address we asked for. */
+/* The server's certificate must be for the configured name or address. */
 static enum status prepare_tls(struct redis_link *link, const char *host, struct error *error)
 {
     unsigned char address[16];
@@ -409,7 +399,7 @@ enum status redis_link_open(struct redis_link *link, const struct redis_address 
     }
     redis_parser_init(&link->parser, link->access->reply_bytes_max);
     link->state = REDIS_LINK_CONNECTING;
-    link->authenticating = false;
+    link->was_open = false;
     if (link->access->tls)
         status = prepare_tls(link, address->host, error);
     if (status != STATUS_OK)
@@ -421,12 +411,12 @@ void redis_link_init(struct redis_link *link, struct loop *loop, const struct re
 {
     *link = (struct redis_link){.io.fd = -1, .loop = loop, .access = access};
     buf_init(&link->out);
-    arena_init(&link->own_arena, 1024);
+    arena_init(&link->auth_arena, 1024);
 }
 
 void redis_link_deinit(struct redis_link *link)
 {
     redis_link_close(link);
     buf_deinit(&link->out);
-    arena_deinit(&link->own_arena);
+    arena_deinit(&link->auth_arena);
 }

@@ -1,12 +1,12 @@
-/* One connection to a Redis server, on a loop: a socket that never blocks, TLS where asked for, AUTH, and hiredis's reader.
+/* One connection to a Redis server, on a loop: a non-blocking socket, TLS and AUTH where configured, and hiredis's reader.
  *
- * Commands are appended and go out together at the end of the tick; replies come one by one, in order, to on_reply. When it
- * ends by itself on_closed says why, once; after redis_link_close() nothing is called. All of it on the loop's thread. A
- * host's name is resolved where it is opened, which blocks for as long as the resolver takes: addresses cost nothing. */
+ * Commands are buffered and sent together at the end of the tick; replies arrive one by one, in order, in on_reply. When the
+ * server or an error ends the connection, on_closed is called once with the reason; redis_link_close() calls nothing. All of
+ * it on the loop's thread. Resolving a host's name blocks the thread; addresses cost nothing. */
 #ifndef FRESHET_BUS_REDIS_LINK_H
 #define FRESHET_BUS_REDIS_LINK_H
 
-#include "bus/redis/slots.h"
+#include "bus/redis/reply.h"
 #include "loop/loop.h"
 
 struct ssl_ctx_st;
@@ -23,7 +23,13 @@ enum status redis_access_init(struct redis_access *access, const struct bus_redi
                               size_t reply_bytes_max, struct error *error) MUST_CHECK;
 void redis_access_deinit(struct redis_access *access);
 
-enum redis_link_state { REDIS_LINK_CLOSED, REDIS_LINK_CONNECTING, REDIS_LINK_SHAKING_HANDS, REDIS_LINK_OPEN };
+enum redis_link_state {
+    REDIS_LINK_CLOSED,
+    REDIS_LINK_CONNECTING,
+    REDIS_LINK_HANDSHAKE,      /* of TLS */
+    REDIS_LINK_AUTHENTICATING, /* as OPEN, and the next reply is AUTH's */
+    REDIS_LINK_OPEN,
+};
 
 struct redis_link {
     struct loop_io io; /* first: the two share their address */
@@ -31,14 +37,14 @@ struct redis_link {
     struct loop *loop;
     const struct redis_access *access;
     enum redis_link_state state;
-    bool authenticating; /* the first reply is AUTH's */
+    bool was_open; /* since the last redis_link_open(): commands may have been sent */
     struct ssl_st *ssl;
     unsigned address_turn; /* which of a name's addresses is next */
     struct buf out;
     struct redis_parser parser;
-    struct arena own_arena; /* of replies that are the link's own business */
-    struct arena *arena;    /* the owner's: where the next reply goes; NULL: none is expected */
-    void (*on_open)(struct redis_link *link); /* may be NULL */
+    struct arena auth_arena;
+    struct arena *arena;                      /* the owner's, for the next reply; NULL: none is expected */
+    void (*on_open)(struct redis_link *link); /* optional; buffered commands are sent from here on */
     void (*on_reply)(struct redis_link *link, const struct redis_reply *reply);
     void (*on_closed)(struct redis_link *link, const struct error *error);
 };
@@ -49,5 +55,10 @@ enum status redis_link_open(struct redis_link *link, const struct redis_address 
                             struct error *error) MUST_CHECK;
 void redis_link_send(struct redis_link *link, struct str commands); /* not to a closed one */
 void redis_link_close(struct redis_link *link);
+
+static inline bool redis_link_is_open(const struct redis_link *link)
+{
+    return link->state >= REDIS_LINK_AUTHENTICATING;
+}
 
 #endif

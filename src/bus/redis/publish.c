@@ -1,7 +1,6 @@
-/* Publishing: the messages of a call that go to one stream are one transaction of Redis (MULTI … EXEC), so that they are
- * there all or not at all and in their order, whatever redirects come. Calls of several threads share a write.
- *
- * A caller that runs out of time leaves; what it had asked for is answered to nobody. */
+/* Publishing: the messages of a call for one stream are one transaction of Redis (MULTI … EXEC), so that all of them are added
+ * or none, in their order. Calls of several threads share a write. A caller whose time is over returns; the last reply frees
+ * its publication. */
 #include "bus/redis/inside.h"
 
 #include <stdlib.h>
@@ -11,29 +10,29 @@
 #include "base/failpoint.h"
 #include "base/memory.h"
 
-#define FIELDS_MAX (10 + 2 * (BUS_HEADERS_MAX + 2))
+#define ARGUMENTS_MAX (10 + 2 * (BUS_HEADERS_MAX + 2))
 
-/* What goes to one stream. */
+/* The messages for one stream. */
 struct part {
     struct loop_message message; /* first: the way to the loop */
     struct redis_request request;
     struct publication *publication;
-    struct redis_names *names;
+    struct redis_topic *topic;
     size_t *at; /* of the caller's messages */
     size_t count;
 };
 
 struct publication {
     struct redis *redis;
-    struct bus_message *messages; /* NULL: the caller has left */
+    struct bus_message *messages; /* NULL: the caller has returned */
     struct part *parts;
     size_t part_count;
-    size_t left; /* parts not answered; under redis->lock, as the following */
+    size_t left; /* parts without an answer; under redis->lock, as the following */
     enum status status;
     struct error error;
 };
 
-static void free_publication(struct publication *publication)
+static void publication_free(struct publication *publication)
 {
     for (size_t i = 0; i < publication->part_count; i++) {
         redis_request_deinit(&publication->parts[i].request);
@@ -45,19 +44,19 @@ static void free_publication(struct publication *publication)
 
 /* ---- commands ---- */
 
-static void put_xadd(struct buf *out, const struct redis_names *names, const struct bus_topic *topic,
+static void add_xadd(struct redis_request *request, const struct redis_topic *topic,
                      const struct bus_message *message)
 {
-    struct str arguments[FIELDS_MAX];
+    struct str arguments[ARGUMENTS_MAX];
     struct redis_number limit;
     size_t count = 0;
 
     arguments[count++] = STR("XADD");
-    arguments[count++] = str_from(names->stream);
-    if (topic->keep_messages_hard > 0) {
+    arguments[count++] = str_from(topic->stream);
+    if (topic->state->spec.keep_messages_hard > 0) {
         arguments[count++] = STR("MAXLEN");
         arguments[count++] = STR("~");
-        arguments[count++] = redis_number_str(&limit, topic->keep_messages_hard);
+        arguments[count++] = redis_number_str(&limit, topic->state->spec.keep_messages_hard);
     }
     arguments[count++] = STR("*");
     arguments[count++] = STR("event");
@@ -70,73 +69,60 @@ static void put_xadd(struct buf *out, const struct redis_names *names, const str
         arguments[count++] = message->headers[i].name;
         arguments[count++] = message->headers[i].value;
     }
-    redis_command_put(out, arguments, count);
+    redis_request_add(request, arguments, count);
 }
 
-/* A process's first publication trims nothing: the server's clock is not known yet. */
-static size_t put_trim(struct buf *out, struct redis_names *names, const struct bus_topic *topic)
+/* The first publication of a process trims nothing: the server's clock is not known yet. */
+static void add_trim(struct redis_request *request, const struct redis_topic *topic)
 {
     struct redis_number oldest;
-    int64_t ahead_ms = atomic_load(&names->ahead_ms);
-    int64_t oldest_ms = clock_mono_ns() / CLOCK_NS_PER_MS + ahead_ms - topic->keep_ms;
+    int64_t ahead_ms = atomic_load(&topic->clock_ahead_ms), keep_ms = topic->state->spec.keep_ms;
+    int64_t oldest_ms = clock_mono_ns() / CLOCK_NS_PER_MS + ahead_ms - keep_ms;
 
-    if (topic->keep_ms <= 0 || ahead_ms == 0 || oldest_ms <= 0)
-        return 0;
-    REDIS_COMMAND(out, STR("XTRIM"), str_from(names->stream), STR("MINID"), STR("~"),
+    if (keep_ms > 0 && ahead_ms != 0 && oldest_ms > 0)
+        REDIS_ADD(request, STR("XTRIM"), str_from(topic->stream), STR("MINID"), STR("~"),
                   redis_number_str(&oldest, oldest_ms));
-    return 1;
 }
 
-static void put_commands(struct part *part, const struct redis_topic *topic)
+static void part_add_commands(struct part *part)
 {
-    struct redis_names *names = part->names;
     const struct bus_message *messages = part->publication->messages;
-    struct buf *out = &part->request.commands;
+    struct redis_request *request = &part->request;
 
-    redis_request_begin(&part->request, names->slot, 0);
-    REDIS_COMMAND(out, STR("MULTI"));
+    redis_request_begin(request, &part->topic->route);
+    REDIS_ADD(request, STR("MULTI"));
     for (size_t i = 0; i < part->count; i++)
-        put_xadd(out, names, &topic->state->spec, &messages[part->at[i]]);
-    size_t trims = put_trim(out, names, &topic->state->spec);
+        add_xadd(request, part->topic, &messages[part->at[i]]);
+    add_trim(request, part->topic);
     for (size_t i = 0; i < part->count; i++)
-        REDIS_COMMAND(out, STR("PUBLISH"), str_from(names->channel), messages[part->at[i]].payload);
-    REDIS_COMMAND(out, STR("EXEC"));
-    part->request.reply_count = 2 + 2 * part->count + trims;
-    part->request.last_count = 2; /* why it was refused, and what EXEC says */
+        REDIS_ADD(request, STR("PUBLISH"), str_from(part->topic->channel), messages[part->at[i]].payload);
+    REDIS_ADD(request, STR("EXEC"));
 }
 
-/* ---- answers, on the loop ---- */
+/* ---- replies, on the loop ---- */
 
-static enum status refused(const struct redis_reply *reply, struct error *error)
+/* The first items of EXEC's reply are the ids. */
+static enum status part_take_ids(struct part *part, struct bus_message *messages, struct error *error)
 {
-    return error_set(
-        error, STATUS_DB_ERROR, "%.*s",
-        STR_ARG(str_utf8_cut(reply->text.ptr ? reply->text : STR("not what EXEC answers"), 200)));
-}
-
-/* The ids are EXEC's first answers. */
-static enum status take_ids(struct part *part, struct bus_message *messages, struct error *error)
-{
-    const struct redis_reply *why = part->request.replies[0], *exec = part->request.replies[1];
+    const struct redis_reply *reply = part->request.reply;
     struct redis_id id;
 
-    if (exec->kind != REDIS_ARRAY)
-        return refused(why->kind == REDIS_ERROR ? why : exec, error);
     for (size_t i = 0; i < part->count; i++) {
-        const struct redis_reply *reply = redis_reply_at(exec, i);
-        if (reply->kind != REDIS_TEXT || !redis_id_parse(reply->text, &id))
-            return refused(reply, error);
+        const struct redis_reply *item = reply->kind == REDIS_ERROR ? reply : redis_reply_at(reply, i);
+        if (item->kind != REDIS_TEXT || !redis_id_parse(item->text, &id)) {
+            struct str text = item->text.ptr ? item->text : STR("the reply to EXEC has no id");
+            return error_set(error, STATUS_DB_ERROR, "%.*s", STR_ARG(str_utf8_cut(text, 200)));
+        }
         if (messages)
             messages[part->at[i]].offset = redis_id_offset(id);
     }
-    if (part->count > 0)
-        atomic_store(&part->names->ahead_ms, (int64_t)id.ms - clock_mono_ns() / CLOCK_NS_PER_MS);
+    atomic_store(&part->topic->clock_ahead_ms, (int64_t)id.ms - clock_mono_ns() / CLOCK_NS_PER_MS);
     return STATUS_OK;
 }
 
 static void on_published(struct redis_request *request, enum status status, const struct error *error)
 {
-    struct part *part = (struct part *)((char *)request - offsetof(struct part, request));
+    struct part *part = CONTAINER_OF(request, struct part, request);
     struct publication *publication = part->publication;
     struct redis *redis = publication->redis;
     struct error own;
@@ -144,7 +130,7 @@ static void on_published(struct redis_request *request, enum status status, cons
     FAILPOINT("redis.after_publish");
     pthread_mutex_lock(&redis->lock);
     if (status == STATUS_OK) {
-        status = take_ids(part, publication->messages, &own);
+        status = part_take_ids(part, publication->messages, &own);
         error = &own;
     }
     if (status != STATUS_OK && publication->status == STATUS_OK) {
@@ -152,28 +138,33 @@ static void on_published(struct redis_request *request, enum status status, cons
         publication->error = *error;
         publication->error.status = publication->status;
     }
-    bool last = --publication->left == 0, left = !publication->messages;
+    bool is_last = --publication->left == 0, is_abandoned = !publication->messages;
     pthread_cond_broadcast(&redis->changed);
     pthread_mutex_unlock(&redis->lock);
-    if (last && left)
-        free_publication(publication);
+    if (is_last && is_abandoned)
+        publication_free(publication);
 }
 
-static void on_posted(struct loop *loop, struct loop_message *message)
+static void on_part_posted(struct loop *loop, struct loop_message *message)
 {
     struct part *part = (struct part *)message;
 
     (void)loop;
-    redis_cluster_ask(&part->publication->redis->cluster, &part->request);
+    redis_cluster_send(&part->publication->redis->cluster, &part->request);
 }
 
-/* ---- the caller's side ---- */
+/* ---- the caller ---- */
 
-static struct part *add_part(struct publication *publication)
+static struct part *part_of(struct publication *publication, struct redis_topic *topic, size_t count)
 {
+    for (size_t i = 0; i < publication->part_count; i++)
+        if (publication->parts[i].topic == topic)
+            return &publication->parts[i];
     struct part *part = &publication->parts[publication->part_count++];
     part->publication = publication;
-    part->message.on_message = on_posted;
+    part->topic = topic;
+    part->message.on_message = on_part_posted;
+    part->at = memory_alloc(count * sizeof part->at[0]);
     redis_request_init(&part->request, on_published);
     return part;
 }
@@ -181,92 +172,58 @@ static struct part *add_part(struct publication *publication)
 static struct publication *publication_create(struct redis *redis, struct bus_message *messages, size_t count)
 {
     struct publication *publication = memory_zalloc(sizeof *publication);
-    struct redis_names **places = memory_alloc(count * sizeof places[0]);
 
     publication->redis = redis;
     publication->messages = messages;
-    publication->parts = memory_zalloc(count * sizeof publication->parts[0]);
+    publication->parts = memory_zalloc((count < redis->bus.topic_count ? count : redis->bus.topic_count) *
+                                       sizeof publication->parts[0]);
     for (size_t i = 0; i < count; i++) {
-        const struct redis_topic *topic =
-            redis_topic_of(redis, bus_topic_find(&redis->bus, messages[i].topic));
-        places[i] = &topic->partitions[messages[i].partition];
+        struct bus_topic_state *state = bus_topic_find(&redis->bus, messages[i].topic);
+        struct part *part = part_of(publication, redis_topic_of(redis, state), count);
+        part->at[part->count++] = i;
     }
-    for (size_t i = 0; i < count; i++) {
-        if (!places[i])
-            continue; /* it went with an earlier one */
-        const struct redis_topic *topic =
-            redis_topic_of(redis, bus_topic_find(&redis->bus, messages[i].topic));
-        struct redis_names *names = places[i];
-        struct part *part = add_part(publication);
-        part->names = names;
-        part->at = memory_alloc((count - i) * sizeof part->at[0]);
-        for (size_t j = i; j < count; j++)
-            if (places[j] == names) {
-                part->at[part->count++] = j;
-                places[j] = NULL;
-            }
-        put_commands(part, topic);
-    }
-    free(places);
+    for (size_t i = 0; i < publication->part_count; i++)
+        part_add_commands(&publication->parts[i]);
     publication->left = publication->part_count;
     return publication;
-}
-
-/* Waits till all is answered, it is too late, or the bus stops. Under the lock. */
-static void wait_answers(struct redis *redis, struct publication *publication, int64_t deadline_ns)
-{
-    struct timespec until = {.tv_sec = deadline_ns / CLOCK_NS_PER_S, .tv_nsec = deadline_ns % CLOCK_NS_PER_S};
-    int rc = 0;
-
-    while (publication->left > 0 && !redis->interrupted && rc == 0)
-        rc = pthread_cond_timedwait(&redis->changed, &redis->lock, &until);
-}
-
-static enum status leave(struct redis *redis, struct publication *publication, struct error *error)
-{
-    bool answered = publication->left == 0;
-    enum status status = publication->status;
-
-    if (answered) {
-        if (status != STATUS_OK && error)
-            *error = publication->error;
-    } else {
-        publication->messages = NULL; /* whoever answers last frees it */
-        status = redis->interrupted ? error_set(error, STATUS_CANCELLED, "the bus is stopping")
-                                    : error_set(error, STATUS_TIMEOUT, "Redis did not answer in time");
-    }
-    redis->publishers--;
-    pthread_cond_broadcast(&redis->changed);
-    pthread_mutex_unlock(&redis->lock);
-    if (answered)
-        free_publication(publication);
-    return status;
-}
-
-static bool enter(struct redis *redis)
-{
-    pthread_mutex_lock(&redis->lock);
-    bool open = !redis->stopping;
-    redis->publishers += open;
-    pthread_mutex_unlock(&redis->lock);
-    return open;
 }
 
 enum status bus_redis_publish(struct bus *bus, struct bus_message *messages, size_t count,
                               int64_t deadline_ns, struct error *error)
 {
     struct redis *redis = (struct redis *)bus;
+    const struct timespec until = {.tv_sec = deadline_ns / CLOCK_NS_PER_S,
+                                   .tv_nsec = deadline_ns % CLOCK_NS_PER_S};
+    int rc = 0;
 
-    if (!enter(redis))
+    pthread_mutex_lock(&redis->lock);
+    bool is_open = !redis->is_stopping;
+    redis->publishers += is_open;
+    pthread_mutex_unlock(&redis->lock);
+    if (!is_open)
         return error_set(error, STATUS_CANCELLED, "the bus is stopping");
     struct publication *publication = publication_create(redis, messages, count);
-    size_t parts = publication->part_count;
     FAILPOINT("redis.before_publish");
-    for (size_t i = 0; i < parts; i++)
+    for (size_t i = 0; i < publication->part_count; i++)
         loop_post(redis->loop, &publication->parts[i].message);
+
     pthread_mutex_lock(&redis->lock);
-    wait_answers(redis, publication, deadline_ns);
-    enum status status = leave(redis, publication, error);
+    while (publication->left > 0 && !redis->is_interrupted && rc == 0)
+        rc = pthread_cond_timedwait(&redis->changed, &redis->lock, &until);
+    bool is_answered = publication->left == 0;
+    enum status status = publication->status;
+    if (is_answered && status != STATUS_OK && error)
+        *error = publication->error;
+    if (!is_answered) {
+        publication->messages = NULL;
+        status = redis->is_interrupted ? error_set(error, STATUS_CANCELLED, "the bus is stopping")
+                                       : error_set(error, STATUS_TIMEOUT, "Redis did not answer in time");
+    }
+    redis->publishers--;
+    pthread_cond_broadcast(&redis->changed);
+    pthread_mutex_unlock(&redis->lock);
+    if (is_answered)
+        publication_free(publication);
     for (size_t i = 0; i < count && status == STATUS_OK; i++)
         metric_add(bus_topic_find(bus, messages[i].topic)->published, 1);
     return status;

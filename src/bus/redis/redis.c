@@ -1,5 +1,5 @@
 /* The Redis driver's life. It has a loop and a thread of its own, on which everything happens but the handlers and the
- * waiting of those who publish: nobody else's loop is held up by it, and a stop never waits for a server. */
+ * waiting of publishers: no other loop is held up by it, and a stop never waits for a server. */
 #include "bus/redis/inside.h"
 
 #include <stdio.h>
@@ -7,157 +7,197 @@
 
 #include "base/clock.h"
 #include "base/hash.h"
-#include "base/log.h"
 #include "base/memory.h"
 
+enum { LEAVE_MS = 500 }; /* for the removal of our groups */
 #define REPLY_BYTES_MIN (64u << 20)
 
-/* ---- jobs ---- */
-
-bool redis_job_submit(struct redis *redis, struct worker_job *job)
-{
-    pthread_mutex_lock(&redis->lock);
-    redis->handling++;
-    pthread_mutex_unlock(&redis->lock);
-    if (worker_pool_submit(redis->config.workers, job))
-        return true;
-    redis_job_ended(redis);
-    return false;
-}
-
-void redis_job_ended(struct redis *redis)
-{
-    pthread_mutex_lock(&redis->lock);
-    redis->handling--;
-    pthread_cond_broadcast(&redis->changed);
-    pthread_mutex_unlock(&redis->lock);
-}
-
-/* ---- subscriptions ---- */
+static struct metric_family connections_family = {
+    .name = "redis_connections_total",
+    .help = "Connections to Redis nodes that were opened.",
+    .type = METRIC_COUNTER,
+};
+static struct metric_family redirects_family = {
+    .name = "redis_redirects_total",
+    .help = "Requests that a node of the cluster redirected to another one.",
+    .type = METRIC_COUNTER,
+};
 
 struct redis_topic *redis_topic_of(struct redis *redis, const struct bus_topic_state *state)
 {
     return &redis->topics[state - redis->bus.topics];
 }
 
+/* ---- messages to the loop ---- */
+
+struct loop_call {
+    struct loop_message message; /* first */
+    struct redis *redis;
+    void (*fn)(struct redis *redis);
+};
+
+static void on_loop_call(struct loop *loop, struct loop_message *message)
+{
+    struct loop_call *call = (struct loop_call *)message;
+
+    loop_free_later(loop, call, free);
+    call->fn(call->redis);
+}
+
+static void call_on_loop(struct redis *redis, void (*fn)(struct redis *redis))
+{
+    struct loop_call *call = memory_zalloc(sizeof *call);
+
+    *call = (struct loop_call){.message.on_message = on_loop_call, .redis = redis, .fn = fn};
+    loop_post(redis->loop, &call->message);
+}
+
+/* ---- subscriptions and wakes ---- */
+
+/* Two subscriptions of one process may have the same group: each has a consumer group of its own. */
 static void redis_subscribe(struct bus *bus, const struct bus_consumer *consumer)
 {
     struct redis *redis = (struct redis *)bus;
-    struct redis_reader *reader = memory_zalloc(sizeof *reader);
-    unsigned partitions = consumer->topic->spec.partitions;
+    const struct redis_topic *topic = redis_topic_of(redis, consumer->topic);
+    unsigned twins = 0;
+    struct buf group, alive_key;
 
-    reader->consumer = *consumer;
-    reader->redis = redis;
-    reader->topic = redis_topic_of(redis, consumer->topic);
-    reader->last_waiting = &reader->first_waiting;
-    reader->streams = memory_zalloc(partitions * sizeof reader->streams[0]);
-    for (unsigned i = 0; i < partitions; i++)
-        redis_stream_init(&reader->streams[i], reader, i);
-    redis->readers = memory_realloc_array(redis->readers, redis->reader_count + 1, sizeof redis->readers[0]);
-    redis->readers[redis->reader_count++] = reader;
+    for (size_t i = 0; i < redis->reader_count; i++)
+        twins += redis->readers[i]->topic == topic &&
+                 strcmp(redis->readers[i]->consumer.spec.group, consumer->spec.group) == 0;
+    buf_init(&group);
+    buf_printf(&group, "%s:%s", consumer->spec.group, redis->pod);
+    if (twins > 0)
+        buf_printf(&group, ":%u", twins + 1);
+    /* In the stream's slot: with its hash tag, or all of its name as one. */
+    buf_init(&alive_key);
+    buf_printf(&alive_key, strchr(topic->stream, '{') ? "%s:alive:%.*s" : "{%s}:alive:%.*s", topic->stream,
+               STR_ARG(buf_str(&group)));
+    redis_reader_create(redis, consumer, str_dup(buf_str(&group)), str_dup(buf_str(&alive_key)));
+    buf_deinit(&group);
+    buf_deinit(&alive_key);
 }
 
-void redis_each_stream(struct redis *redis, void (*fn)(struct redis_stream *stream))
+static void wake_readers(struct redis *redis)
 {
     for (size_t i = 0; i < redis->reader_count; i++)
-        for (unsigned p = 0; p < redis->readers[i]->topic->state->spec.partitions; p++)
-            fn(&redis->readers[i]->streams[p]);
-}
-
-/* ---- wakes ---- */
-
-static void on_wake(struct loop *loop, struct loop_message *message)
-{
-    struct redis_errand *errand = (struct redis_errand *)message;
-    struct redis *redis = errand->redis;
-
-    for (size_t i = 0; i < redis->reader_count; i++) {
-        struct redis_reader *reader = redis->readers[i];
-        if (atomic_load(&reader->topic->state->wakes) == 0)
-            continue;
-        for (unsigned p = 0; p < reader->topic->state->spec.partitions; p++)
-            redis_stream_wake(&reader->streams[p]);
-    }
+        if (atomic_load(&redis->readers[i]->topic->state->wakes) > 0)
+            redis_reader_wake(redis->readers[i]);
     for (size_t i = 0; i < redis->bus.topic_count; i++)
         atomic_store(&redis->bus.topics[i].wakes, 0);
-    loop_free_later(loop, errand, free);
 }
 
-void redis_run_on_loop(struct redis *redis, loop_message_fn *fn)
-{
-    struct redis_errand *errand = memory_zalloc(sizeof *errand);
-
-    errand->message.on_message = fn;
-    errand->redis = redis;
-    loop_post(redis->loop, &errand->message);
-}
-
-/* Elsewhere they were told by the channel. */
+/* The channel wakes the readers of other processes. */
 static void redis_wake(struct bus *bus, struct bus_topic_state *topic)
 {
     if (atomic_exchange(&topic->wakes, 1) == 0)
-        redis_run_on_loop((struct redis *)bus, on_wake);
+        call_on_loop((struct redis *)bus, wake_readers);
 }
 
-/* ---- start ---- */
+/* ---- start and stop ---- */
 
-static void on_start(struct loop *loop, struct loop_message *message)
+static void start_on_loop(struct redis *redis)
 {
-    struct redis_errand *errand = (struct redis_errand *)message;
-    struct redis *redis = errand->redis;
-
-    redis_cluster_start(&redis->cluster);
+    redis_cluster_start(&redis->cluster, &redis->topics[0].route, redis->topics[0].stream);
     redis_channel_start(redis);
-    redis_upkeep_start(redis);
-    redis_each_stream(redis, redis_stream_step);
-    loop_free_later(loop, errand, free);
+    redis_pods_start(redis);
+    for (size_t i = 0; i < redis->reader_count; i++)
+        redis_reader_step(redis->readers[i]);
 }
 
 static void redis_start(struct bus *bus)
 {
     struct redis *redis = (struct redis *)bus;
 
+    for (size_t i = 0; i < redis->reader_count; i++)
+        task_start(redis->readers[i]->task, TASK_IDLE);
+    call_on_loop(redis, start_on_loop);
+}
+
+static void on_leave_due(struct loop_timer *timer)
+{
+    struct redis *redis = CONTAINER_OF(timer, struct redis, leave_timer);
+
+    loop_timer_stop(redis->loop, &redis->pods_timer);
+    redis_channel_close(redis);
+    redis_cluster_close(&redis->cluster);
     pthread_mutex_lock(&redis->lock);
-    redis->started = true;
+    redis->has_left = true;
+    pthread_cond_broadcast(&redis->changed);
     pthread_mutex_unlock(&redis->lock);
-    redis_run_on_loop(redis, on_start);
 }
 
-/* ---- the end ---- */
-
-static void free_reader(struct redis_reader *reader)
+void redis_left(struct redis *redis)
 {
-    for (unsigned i = 0; i < reader->topic->state->spec.partitions; i++)
-        redis_stream_deinit(&reader->streams[i]);
-    for (size_t i = 0; i < reader->hint_count; i++)
-        free(reader->hints[i].payload);
-    bus_consumer_deinit(&reader->consumer);
-    free(reader->streams);
-    free(reader);
+    if (--redis->leaving == 0)
+        loop_timer_start(redis->loop, &redis->leave_timer, 0, on_leave_due);
 }
 
-static void free_topics(struct redis *redis)
+static void leave_on_loop(struct redis *redis)
 {
-    for (size_t i = 0; redis->topics && i < redis->bus.topic_count; i++) {
-        struct redis_topic *topic = &redis->topics[i];
-        for (unsigned p = 0; topic->partitions && p < topic->state->spec.partitions; p++) {
-            free(topic->partitions[p].stream);
-            free(topic->partitions[p].channel);
-        }
-        free(topic->partitions);
+    pthread_mutex_lock(&redis->lock);
+    bool is_interrupted = redis->is_interrupted;
+    pthread_mutex_unlock(&redis->lock);
+    loop_timer_start(redis->loop, &redis->leave_timer, clock_deadline_ms(LEAVE_MS), on_leave_due);
+    redis->leaving = 1; /* until all requests are sent */
+    for (size_t i = 0; i < redis->reader_count; i++) {
+        redis->leaving++;
+        redis_reader_leave(redis->readers[i], !is_interrupted);
     }
-    free(redis->topics);
+    redis_left(redis);
+}
+
+static void redis_interrupt(struct bus *bus)
+{
+    struct redis *redis = (struct redis *)bus;
+
+    pthread_mutex_lock(&redis->lock);
+    redis->is_interrupted = true;
+    redis->is_stopping = true;
+    pthread_cond_broadcast(&redis->changed);
+    pthread_mutex_unlock(&redis->lock);
+}
+
+static void redis_stop(struct bus *bus, int64_t grace_ms)
+{
+    struct redis *redis = (struct redis *)bus;
+    int64_t deadline_ns = clock_deadline_ms(grace_ms);
+
+    if (!redis->has_thread)
+        return;
+    pthread_mutex_lock(&redis->lock);
+    redis->is_stopping = true;
+    pthread_mutex_unlock(&redis->lock);
+    for (size_t i = 0; i < redis->reader_count; i++) {
+        int64_t left_ns = deadline_ns - clock_mono_ns();
+        if (!task_stop(redis->readers[i]->task, left_ns > 0 ? left_ns : 0))
+            redis_interrupt(bus); /* what the handler publishes is cancelled */
+    }
+    for (size_t i = 0; i < redis->reader_count; i++)
+        if (!task_stop(redis->readers[i]->task, TASK_FOREVER))
+            abort();
+    pthread_mutex_lock(&redis->lock);
+    while (redis->publishers > 0)
+        pthread_cond_wait(&redis->changed, &redis->lock);
+    pthread_mutex_unlock(&redis->lock);
+    call_on_loop(redis, leave_on_loop);
+    pthread_mutex_lock(&redis->lock);
+    while (!redis->has_left)
+        pthread_cond_wait(&redis->changed, &redis->lock);
+    pthread_mutex_unlock(&redis->lock);
+    loop_stop(redis->loop);
+    pthread_join(redis->thread, NULL);
+    redis->has_thread = false;
 }
 
 static void redis_destroy(struct bus *bus)
 {
     struct redis *redis = (struct redis *)bus;
 
-    if (redis->has_thread)
-        bus_redis_stop(bus, 0);
+    redis_stop(bus, 0);
     for (size_t i = 0; i < redis->reader_count; i++)
-        free_reader(redis->readers[i]);
-    redis->reader_count = 0; /* late wakes are run with the loop's end */
+        redis_reader_destroy(redis->readers[i]);
+    redis->reader_count = 0; /* late wakes run with the loop's end */
     free(redis->readers);
     if (redis->loop) {
         redis_link_deinit(&redis->channel.link);
@@ -167,8 +207,11 @@ static void redis_destroy(struct bus *bus)
     }
     free(redis->cluster.seeds);
     redis_access_deinit(&redis->access);
-    free_topics(redis);
-    db_pool_destroy(redis->pool);
+    for (size_t i = 0; redis->topics && i < redis->bus.topic_count; i++) {
+        free(redis->topics[i].stream);
+        free(redis->topics[i].channel);
+    }
+    free(redis->topics);
     free(redis->pod);
     pthread_cond_destroy(&redis->changed);
     pthread_mutex_destroy(&redis->lock);
@@ -176,112 +219,95 @@ static void redis_destroy(struct bus *bus)
     free(redis);
 }
 
-static const struct bus_driver driver = {
+static const struct bus_driver redis_driver = {
     .name = "Redis",
+    .lacks_shared = true,
     .publish = bus_redis_publish,
     .wake = redis_wake,
     .subscribe = redis_subscribe,
     .start = redis_start,
-    .stop = bus_redis_stop,
-    .interrupt = bus_redis_interrupt,
+    .stop = redis_stop,
+    .interrupt = redis_interrupt,
     .destroy = redis_destroy,
 };
 
 /* ---- creation ---- */
 
-static int64_t or_default(int64_t value, int64_t fallback)
-{
-    return value ? value : fallback;
-}
-
-static void take_config(struct redis *redis, const struct bus_redis_config *config)
+static void redis_take_config(struct redis *redis, const struct bus_redis_config *config)
 {
     struct bus_redis_config *own = &redis->config;
+    char random_name[17];
 
-    *own = *config;
-    own->connect_ms = or_default(config->connect_ms, 2000);
-    own->answer_ms = or_default(config->answer_ms, 2000);
-    own->poll_ms = or_default(config->poll_ms, 1000);
-    own->pod_dead_ms = or_default(config->pod_dead_ms, 600000);
-    own->lease_ms = or_default(config->lease_ms, 8000);
-    own->handler_ms = or_default(config->handler_ms, 30000);
-    own->keep_dead_ms = or_default(config->keep_dead_ms, INT64_C(30) * 24 * 3600 * 1000);
+    *own = (struct bus_redis_config){
+        .workers = config->workers,
+        .connect_ms = config->connect_ms ? config->connect_ms : 2000,
+        .answer_ms = config->answer_ms ? config->answer_ms : 2000,
+        .poll_ms = config->poll_ms ? config->poll_ms : 1000,
+        .pod_dead_ms = config->pod_dead_ms ? config->pod_dead_ms : 600000,
+        .handler_ms = config->handler_ms ? config->handler_ms : 30000,
+        .keep_dead_ms = config->keep_dead_ms ? config->keep_dead_ms : INT64_C(30) * 24 * 3600 * 1000,
+    };
     redis->bus.message_bytes_max = config->message_bytes_max ? config->message_bytes_max : 4u << 20;
-    redis->pod = str_dup(str_from(config->pod ? config->pod : redis->instance));
-    own->security = (struct bus_redis_security){0}; /* these are the caller's */
-    own->nodes = NULL;
-    own->topics = NULL;
-    own->names = NULL;
-    own->target = NULL;
-    own->pod = NULL;
+    snprintf(random_name, sizeof random_name, "%016llx", (unsigned long long)random_u64());
+    redis->pod = str_dup(str_from(config->pod ? config->pod : random_name));
 }
 
-static enum status take_nodes(struct redis *redis, const struct bus_redis_config *config, struct error *error)
+static enum status redis_take_nodes(struct redis *redis, const struct bus_redis_config *config,
+                                    struct error *error)
 {
     struct redis_cluster *cluster = &redis->cluster;
 
     if (config->node_count == 0)
-        return error_set(error, STATUS_CONFIG, "Redis needs a node");
+        return error_set(error, STATUS_CONFIG, "Redis has no nodes: set redis.nodes");
     cluster->seed_count = config->cluster ? config->node_count : 1;
     cluster->seeds = memory_zalloc(cluster->seed_count * sizeof cluster->seeds[0]);
     for (size_t i = 0; i < cluster->seed_count; i++)
         if (!redis_address_parse(str_from(config->nodes[i]), &cluster->seeds[i]))
             return error_set(error, STATUS_CONFIG, "a Redis node is HOST:PORT, not \"%.*s\"",
                              STR_ARG(str_utf8_cut(str_from(config->nodes[i]), 100)));
-    cluster->single = !config->cluster;
+    cluster->is_single = !config->cluster;
     cluster->connect_ms = redis->config.connect_ms;
     cluster->answer_ms = redis->config.answer_ms;
     return STATUS_OK;
 }
 
-static char *name_of(const char *given, const char *topic, const char *suffix, unsigned partition,
-                     unsigned partitions)
+static char *name_or_default(const char *given, const char *topic, const char *suffix)
 {
-    struct buf name;
+    char name[256];
 
-    buf_init(&name);
-    if (given)
-        buf_put_str(&name, str_from(given));
-    else
-        buf_printf(&name, "%s:%s", topic, suffix);
-    if (partitions > 1)
-        buf_printf(&name, ":%u", partition);
-    char *text = str_dup(buf_str(&name));
-    buf_deinit(&name);
-    return text;
+    snprintf(name, sizeof name, "%s:%s", topic, suffix);
+    return str_dup(str_from(given ? given : name));
 }
 
-/* A brace that begins no hash tag would leave no way to put a key beside the stream. */
-static bool has_odd_braces(const char *name)
+/* A brace that begins no hash tag: then no other key can be placed in the stream's slot. */
+static bool has_unusable_braces(const char *name)
 {
     const char *open = strchr(name, '{'), *close = open ? strchr(open, '}') : strchr(name, '}');
 
     return open ? !close || close == open + 1 : close != NULL;
 }
 
-static enum status take_names(struct redis *redis, const struct bus_redis_config *config, struct error *error)
+static enum status redis_take_topics(struct redis *redis, const struct bus_redis_config *config,
+                                     struct error *error)
 {
     redis->topics = memory_zalloc(redis->bus.topic_count * sizeof redis->topics[0]);
     for (size_t i = 0; i < redis->bus.topic_count; i++) {
+        struct redis_topic *topic = &redis->topics[i];
         struct bus_topic_state *state = &redis->bus.topics[i];
         const struct bus_redis_names *given = &(struct bus_redis_names){0};
-        unsigned partitions = state->spec.partitions;
         for (size_t n = 0; n < config->name_count; n++)
             if (str_eq(str_from(config->names[n].topic), state->name))
                 given = &config->names[n];
-        struct redis_topic *topic = &redis->topics[i];
         topic->state = state;
+        topic->stream = name_or_default(given->stream, state->spec.name, "stream");
+        topic->channel = name_or_default(given->channel, state->spec.name, "pub");
         atomic_store(&state->known, true);
-        topic->partitions = memory_zalloc(partitions * sizeof topic->partitions[0]);
-        for (unsigned p = 0; p < partitions; p++) {
-            struct redis_names *names = &topic->partitions[p];
-            names->stream = name_of(given->stream, state->spec.name, "stream", p, partitions);
-            names->channel = name_of(given->channel, state->spec.name, "pub", p, partitions);
-            names->slot = redis_slot_of(str_from(names->stream));
-            if (has_odd_braces(names->stream))
-                return error_set(error, STATUS_CONFIG, "a stream called \"%s\" has a brace but no hash tag",
-                                 names->stream);
-        }
+        if (state->spec.partitions != 1)
+            return error_set(error, STATUS_CONFIG, "topic %s has %u partitions: on Redis a topic has one",
+                             state->spec.name, state->spec.partitions);
+        if (has_unusable_braces(topic->stream))
+            return error_set(error, STATUS_CONFIG, "a stream called \"%s\" has a brace but no hash tag",
+                             topic->stream);
     }
     return STATUS_OK;
 }
@@ -293,7 +319,7 @@ static void *run_loop(void *loop)
     return NULL;
 }
 
-static enum status start_thread(struct redis *redis, struct error *error)
+static enum status redis_start_thread(struct redis *redis, struct error *error)
 {
     redis->loop = loop_create(&(struct loop_options){0});
     redis_cluster_init(&redis->cluster, redis->loop, &redis->access);
@@ -302,40 +328,33 @@ static enum status start_thread(struct redis *redis, struct error *error)
     return redis->has_thread ? STATUS_OK : error_set(error, STATUS_NO_MEMORY, "no thread for Redis");
 }
 
-static void init_sync(struct redis *redis)
+enum status bus_redis_create(const struct bus_redis_config *config, struct bus **bus, struct error *error)
 {
+    struct redis *redis = memory_zalloc(sizeof *redis);
     pthread_condattr_t attributes;
 
+    *bus = NULL;
     pthread_mutex_init(&redis->lock, NULL);
     pthread_condattr_init(&attributes);
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     pthread_cond_init(&redis->changed, &attributes);
     pthread_condattr_destroy(&attributes);
-    snprintf(redis->instance, sizeof redis->instance, "%016llx", (unsigned long long)random_u64());
-}
-
-enum status bus_redis_create(const struct bus_redis_config *config, struct bus **bus, struct error *error)
-{
-    struct redis *redis = memory_zalloc(sizeof *redis);
-    size_t reply_bytes;
-
-    *bus = NULL;
-    init_sync(redis);
-    take_config(redis, config);
-    reply_bytes = REPLY_BYTES_MIN + 4 * redis->bus.message_bytes_max;
-    redis_upkeep_attach(redis);
-    enum status status = bus_init(&redis->bus, &driver, config->topics, config->topic_count,
+    metrics_register(&connections_family);
+    metrics_register(&redirects_family);
+    redis->cluster.connections = metric_series_get(&connections_family, NULL);
+    redis->cluster.redirects = metric_series_get(&redirects_family, NULL);
+    redis_take_config(redis, config);
+    enum status status = bus_init(&redis->bus, &redis_driver, config->topics, config->topic_count,
                                   redis->config.keep_dead_ms, error);
     if (status == STATUS_OK)
-        status = take_nodes(redis, config, error);
+        status = redis_take_nodes(redis, config, error);
     if (status == STATUS_OK)
-        status = take_names(redis, config, error);
+        status = redis_take_topics(redis, config, error);
     if (status == STATUS_OK)
-        status = redis_access_init(&redis->access, &config->security, reply_bytes, error);
-    if (status == STATUS_OK && config->target)
-        status = db_pool_create(config->target, &redis->pool, error);
+        status = redis_access_init(&redis->access, &config->security,
+                                   REPLY_BYTES_MIN + 4 * redis->bus.message_bytes_max, error);
     if (status == STATUS_OK)
-        status = start_thread(redis, error);
+        status = redis_start_thread(redis, error);
     if (status == STATUS_OK)
         *bus = &redis->bus;
     else

@@ -1,9 +1,10 @@
-/* Replies are built into the caller's arena by functions given to hiredis's reader, so that a reply needs no free and an
- * array's length is checked before anything is allocated for it. */
+/* Replies are built in the caller's arena by functions given to hiredis's reader, so that a reply needs no free and an array's
+ * length is checked before anything is allocated for it. */
 #include "bus/redis/reply.h"
 
 #include <hiredis/hiredis.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "base/memory.h"
 
@@ -11,7 +12,7 @@ enum { OFFSET_SEQ_BITS = 20 };
 #define OFFSET_MS_MAX ((UINT64_C(1) << (63 - OFFSET_SEQ_BITS)) - 1)
 #define OFFSET_SEQ_MAX ((UINT64_C(1) << OFFSET_SEQ_BITS) - 1)
 
-/* ---- looking at replies ---- */
+/* ---- replies ---- */
 
 static const struct redis_reply nil = {.kind = REDIS_NIL};
 
@@ -33,9 +34,9 @@ const struct redis_reply *redis_reply_field(const struct redis_reply *reply, str
     return &nil;
 }
 
-/* ---- building them ---- */
+/* ---- hiredis's callbacks ---- */
 
-/* NULL: it is too much, which the reader takes for a lack of memory. */
+/* NULL: over the limit. The reader reports it as out of memory. */
 static void *place(const redisReadTask *task, size_t more_bytes)
 {
     struct redis_parser *parser = task->privdata;
@@ -110,14 +111,14 @@ static redisReplyObjectFunctions functions = {
     .freeObject = free_nothing,
 };
 
-/* ---- the reader ---- */
+/* ---- the parser ---- */
 
 void redis_parser_init(struct redis_parser *parser, size_t reply_bytes_max)
 {
     *parser = (struct redis_parser){.bytes_max = reply_bytes_max};
     parser->reader = redisReaderCreateWithFunctions(&functions);
     if (!parser->reader)
-        memory_alloc(SIZE_MAX / 2); /* ends the process as any other lack of memory does */
+        memory_alloc(SIZE_MAX / 2); /* ends the process, as every failed allocation */
     parser->reader->privdata = parser;
 }
 
@@ -130,7 +131,7 @@ void redis_parser_deinit(struct redis_parser *parser)
 
 void redis_parser_feed(struct redis_parser *parser, struct str bytes)
 {
-    redisReaderFeed(parser->reader, bytes.ptr, bytes.len); /* its failure is told by the next reply */
+    redisReaderFeed(parser->reader, bytes.ptr, bytes.len); /* redis_parser_next() reports its failure */
 }
 
 enum status redis_parser_next(struct redis_parser *parser, struct arena *arena,
@@ -142,10 +143,10 @@ enum status redis_parser_next(struct redis_parser *parser, struct arena *arena,
     *reply = NULL;
     parser->arena = arena;
     if (redisReaderGetReply(reader, &found) != REDIS_OK)
-        return error_set(error, STATUS_IO, "what it answers makes no sense: %s",
-                         reader->err == REDIS_ERR_OOM ? "it is too much" : reader->errstr);
+        return error_set(error, STATUS_IO, "the reply is not valid Redis protocol: %s",
+                         reader->err == REDIS_ERR_OOM ? "over the size limit" : reader->errstr);
     if (!found && reader->len - reader->pos > parser->bytes_max)
-        return error_set(error, STATUS_IO, "an answer is over the limit of %zu bytes", parser->bytes_max);
+        return error_set(error, STATUS_IO, "a reply is over the limit of %zu bytes", parser->bytes_max);
     if (found)
         parser->bytes = 0;
     *reply = found;
@@ -180,7 +181,7 @@ struct str redis_number_str(struct redis_number *number, int64_t value)
     return str_of(number->text, (size_t)len);
 }
 
-/* ---- ids ---- */
+/* ---- streams ---- */
 
 bool redis_id_parse(struct str text, struct redis_id *id)
 {
@@ -212,9 +213,123 @@ int64_t redis_id_offset(struct redis_id id)
     return (int64_t)(ms << OFFSET_SEQ_BITS | seq);
 }
 
-struct redis_id redis_id_before(int64_t offset)
+bool redis_stream_info_parse(const struct redis_reply *reply, struct redis_stream_info *info)
 {
-    uint64_t last = offset > 0 ? (uint64_t)offset - 1 : 0;
+    const struct redis_reply *added = redis_reply_field(reply, STR("entries-added"));
 
-    return (struct redis_id){.ms = last >> OFFSET_SEQ_BITS, .seq = last & OFFSET_SEQ_MAX};
+    info->added = added->kind == REDIS_INTEGER ? added->integer : -1;
+    info->length = redis_reply_field(reply, STR("length"))->integer;
+    return redis_id_parse(redis_reply_field(reply, STR("last-generated-id"))->text, &info->last);
+}
+
+static void read_fields(const struct redis_reply *fields, struct arena *arena, struct bus_message *message)
+{
+    struct bus_header *headers = arena_alloc(arena, (fields->count / 2 + 1) * sizeof headers[0]);
+    bool has_payload = false;
+
+    message->payload = STR("");
+    for (size_t i = 0; i + 1 < fields->count; i += 2) {
+        const struct redis_reply *name = &fields->items[i], *value = &fields->items[i + 1];
+        if (name->kind != REDIS_TEXT || value->kind != REDIS_TEXT)
+            continue;
+        if (!has_payload && str_eq(name->text, STR("event"))) {
+            has_payload = true;
+            message->payload = value->text;
+        } else if (!message->key.ptr && str_eq(name->text, STR("key"))) {
+            message->key = value->text;
+        } else if (message->header_count < BUS_HEADERS_MAX) {
+            headers[message->header_count++] = (struct bus_header){name->text, value->text};
+        }
+    }
+    message->headers = headers;
+}
+
+enum status redis_entries_parse(const struct redis_reply *reply, struct arena *arena,
+                                struct redis_entries *entries, struct error *error)
+{
+    size_t count = reply->kind == REDIS_ARRAY ? reply->count : 0;
+
+    if (reply->kind != REDIS_ARRAY && reply->kind != REDIS_NIL)
+        return error_set(error, STATUS_IO, "the reply is not a list of entries");
+    *entries = (struct redis_entries){
+        .messages = arena_zalloc(arena, (count + 1) * sizeof(struct bus_message)),
+        .ids = arena_alloc(arena, (count + 1) * sizeof(struct redis_id)),
+        .deleted = arena_alloc(arena, (count + 1) * sizeof(struct redis_id)),
+    };
+    for (size_t i = 0; i < count; i++) {
+        const struct redis_reply *id = redis_reply_at(&reply->items[i], 0),
+                                 *fields = redis_reply_at(&reply->items[i], 1);
+        struct redis_id parsed;
+        if (id->kind != REDIS_TEXT || !redis_id_parse(id->text, &parsed))
+            return error_set(error, STATUS_IO, "an entry has no id");
+        if (fields->kind != REDIS_ARRAY) {
+            entries->deleted[entries->deleted_count++] = parsed;
+            continue;
+        }
+        struct bus_message *message = &entries->messages[entries->count];
+        read_fields(fields, arena, message);
+        message->offset = redis_id_offset(parsed);
+        message->created_us = (message->offset >> 20) * 1000;
+        entries->ids[entries->count++] = parsed;
+    }
+    return STATUS_OK;
+}
+
+/* ---- nodes ---- */
+
+static bool address_set(struct redis_address *address, struct str host, uint64_t port)
+{
+    if (host.len > 2 && host.ptr[0] == '[' && host.ptr[host.len - 1] == ']')
+        host = str_of(host.ptr + 1, host.len - 2);
+    if (host.len >= sizeof address->host || port == 0 || port > UINT16_MAX ||
+        (host.len && memchr(host.ptr, '\0', host.len)))
+        return false;
+    snprintf(address->host, sizeof address->host, "%.*s", STR_ARG(host));
+    address->port = (uint16_t)port;
+    return true;
+}
+
+static bool address_split(struct str text, struct redis_address *address)
+{
+    size_t colon = text.len;
+    uint64_t port;
+
+    while (colon > 0 && text.ptr[colon - 1] != ':')
+        colon--;
+    return colon > 0 && str_to_u64(str_of(text.ptr + colon, text.len - colon), &port) &&
+           address_set(address, str_of(text.ptr, colon - 1), port);
+}
+
+bool redis_address_parse(struct str text, struct redis_address *address)
+{
+    return address_split(text, address) && address->host[0];
+}
+
+bool redis_address_eq(const struct redis_address *a, const struct redis_address *b)
+{
+    return a->port == b->port && strcmp(a->host, b->host) == 0;
+}
+
+bool redis_address_of_node(const struct redis_reply *node, const struct redis_address *asked,
+                           struct redis_address *address)
+{
+    const struct redis_reply *host = redis_reply_at(node, 0), *port = redis_reply_at(node, 1);
+    bool unnamed = host->text.len == 0 || str_eq(host->text, STR("?"));
+
+    return port->kind == REDIS_INTEGER && port->integer > 0 &&
+           (host->kind == REDIS_TEXT || host->kind == REDIS_NIL) &&
+           address_set(address, unnamed ? str_from(asked->host) : host->text, (uint64_t)port->integer);
+}
+
+/* "MOVED 3999 127.0.0.1:6381", "ASK …" */
+bool redis_redirect_parse(struct str error, struct redis_redirect *redirect)
+{
+    struct str word, slot;
+    uint64_t number;
+
+    if (!str_split(&error, ' ', &word) || !str_split(&error, ' ', &slot) || !error.ptr)
+        return false;
+    redirect->is_ask = str_eq(word, STR("ASK"));
+    return (redirect->is_ask || str_eq(word, STR("MOVED"))) && str_to_u64(slot, &number) && number < 16384 &&
+           address_split(error, &redirect->to);
 }

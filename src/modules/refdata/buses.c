@@ -112,7 +112,6 @@ static enum status open_redis(struct refdata_flow *flow, struct bus **bus, struc
         addresses[i] = nodes->items[i].ptr;
     enum status status = bus_redis_create(
         &(struct bus_redis_config){
-            .loop = refdata->home,
             .workers = flow->workers,
             .nodes = addresses,
             .node_count = nodes->count,

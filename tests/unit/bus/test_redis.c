@@ -21,7 +21,7 @@ struct bus *redis_bus_create(struct loop *loop, struct worker_pool *workers, con
     char pod[16];
 
     snprintf(pod, sizeof pod, "pod-%u", pods++);
-    config.loop = loop;
+    (void)loop; /* the driver has its own */
     config.workers = workers;
     config.nodes = config.nodes ? config.nodes : redis_fixture_addresses();
     config.node_count = config.node_count ? config.node_count : redis_fixture_count();
@@ -93,6 +93,8 @@ static struct conformance_driver redis = {
     .freeze = freeze,
     .thaw = thaw,
     .repeats = true,
+    .lacks_shared = true,
+    .partitions_max = 1,
 };
 
 static int run_single(void)

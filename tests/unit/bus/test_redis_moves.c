@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "bus/redis/slots.h"
 #include "test_redis.h"
 
 static const char *id_of(unsigned node, char out[64])
@@ -13,9 +12,14 @@ static const char *id_of(unsigned node, char out[64])
     return out;
 }
 
+static unsigned slot_of(const char *stream)
+{
+    return (unsigned)redis_fixture_ask(0, "CLUSTER KEYSLOT %s", stream);
+}
+
 struct move {
     struct process process;
-    struct recorder shared, every;
+    struct recorder every;
     unsigned from, to, slot;
     char from_id[64], to_id[64];
     const char *topic, *stream;
@@ -24,19 +28,16 @@ struct move {
 
 static void move_begin(struct move *move, const struct bus_topic *topic, const char *stream)
 {
-    recorder_init(&move->shared);
     recorder_init(&move->every);
     move->topic = topic->name;
     move->stream = stream;
     move->published = 0;
     redis_open_with(&move->process, topic);
-    subscribe(&move->process, &move->shared, (struct bus_subscription){.topic = topic->name});
     subscribe(&move->process, &move->every,
               (struct bus_subscription){.topic = topic->name, .mode = BUS_EVERY});
     process_start(&move->process);
-    await_ready(&move->shared);
     await_ready(&move->every);
-    move->slot = redis_slot_of(str_from(stream));
+    move->slot = slot_of(stream);
     move->from = redis_fixture_owner(stream);
     move->to = (move->from + 1) % 3;
     id_of(move->from, move->from_id);
@@ -55,7 +56,7 @@ static void start_migrating(struct move *move)
     redis_fixture_ask(move->from, "CLUSTER SETSLOT %u MIGRATING %s", move->slot, move->to_id);
 }
 
-/* All keys of the slot: the stream, marks, leases. */
+/* All keys of the slot: the stream and the marks. */
 static void migrate_keys(struct move *move)
 {
     char key[128];
@@ -75,20 +76,13 @@ static void end_migrating(struct move *move)
 
 static void move_end(struct move *move)
 {
-    bool came = recorder_await_committed(&move->shared, (size_t)move->published) &&
-                recorder_await_committed(&move->every, (size_t)move->published);
+    bool came = recorder_await_committed(&move->every, (size_t)move->published);
     process_close(&move->process);
     assert_true(came);
     assert_int_equal(move->every.gaps, 0);
     assert_int_equal(move->every.count, move->published);
     for (int i = 0; i < move->published; i++)
         assert_int_equal(move->every.seen[i].number, i);
-    int newest = -1; /* a shared group may repeat, but not go ahead of itself */
-    for (size_t i = 0; i < move->shared.count; i++) {
-        assert_true(move->shared.seen[i].number <= newest + 1);
-        newest = move->shared.seen[i].number > newest ? move->shared.seen[i].number : newest;
-    }
-    recorder_deinit(&move->shared);
     recorder_deinit(&move->every);
 }
 
@@ -128,8 +122,8 @@ static void test_a_key_on_its_way_is_asked_for_where_it_is(void **state)
 
 /* ---- failover ---- */
 
-/* A topic whose stream is node 0's, which has the replica. */
-static const char *topic_of_first(void)
+/* A topic whose stream is on node 0, which has the replica, or on another one. */
+static const char *topic_on_first(bool on_first)
 {
     static char name[16];
 
@@ -137,7 +131,7 @@ static const char *topic_of_first(void)
         char stream[32];
         snprintf(name, sizeof name, "over-%d", i);
         snprintf(stream, sizeof stream, "%s:stream", name);
-        if (redis_slot_of(str_from(stream)) < 16384 / 3)
+        if ((slot_of(stream) < 16384 / 3) == on_first)
             return name;
     }
     return NULL;
@@ -155,16 +149,13 @@ static size_t distinct(struct recorder *recorder, int count)
 static void test_a_replica_takes_over(void **state)
 {
     (void)state;
-    const struct bus_topic topic = {.name = topic_of_first(), .partitions = 1};
+    const struct bus_topic topic = {.name = topic_on_first(true), .partitions = 1};
     struct process process;
-    struct recorder shared, every;
-    recorder_init(&shared);
+    struct recorder every;
     recorder_init(&every);
     redis_open_with(&process, &topic);
-    subscribe(&process, &shared, (struct bus_subscription){.topic = topic.name});
     subscribe(&process, &every, (struct bus_subscription){.topic = topic.name, .mode = BUS_EVERY});
     process_start(&process);
-    await_ready(&shared);
     await_ready(&every);
     for (int i = 0; i < 10; i++)
         publish(&process, topic.name, "k", i);
@@ -174,18 +165,17 @@ static void test_a_replica_takes_over(void **state)
     redis_fixture_kill(0);
     for (int i = 10; i < 20; i++)
         publish_until_accepted(&process, topic.name, "k", i);
-    REDIS_AWAIT(distinct(&every, 20) == 20 && distinct(&shared, 20) == 20);
+    REDIS_AWAIT(distinct(&every, 20) == 20);
     REDIS_AWAIT(bus_redis_is_up(process.bus));
     redis_fixture_run(0);
     process_close(&process);
-    recorder_deinit(&shared);
     recorder_deinit(&every);
 }
 
 static void test_a_whole_cluster_restarted(void **state)
 {
     (void)state;
-    static const struct bus_topic topic = {.name = "again", .partitions = 4};
+    static const struct bus_topic topic = {.name = "again", .partitions = 1};
     struct process process;
     struct recorder every;
     recorder_init(&every);
@@ -194,36 +184,60 @@ static void test_a_whole_cluster_restarted(void **state)
     process_start(&process);
     await_ready(&every);
     for (unsigned i = 0; i < 8; i++)
-        publish(&process, "again", key_of_partition(i % 4, 4), (int)i);
+        publish(&process, "again", "k", (int)i);
     redis_fixture_halt();
     assert_int_not_equal(try_publish(&process, "again", "k", 100), STATUS_OK);
     REDIS_AWAIT(!bus_redis_is_up(process.bus));
     redis_fixture_resume();
     for (unsigned i = 8; i < 16; i++)
-        publish_until_accepted(&process, "again", key_of_partition(i % 4, 4), (int)i);
+        publish_until_accepted(&process, "again", "k", (int)i);
     REDIS_AWAIT(distinct(&every, 16) == 16);
     process_close(&process);
     assert_int_equal(every.gaps, 0);
     recorder_deinit(&every);
 }
 
-/* A node of it is no single Redis, and says so. */
-static void test_a_cluster_configured_as_single_is_told(void **state)
+/* Only one node is configured: the others are learned, and the stream is found again when that node is dead. */
+static void test_other_nodes_are_learned_from_the_configured_one(void **state)
 {
     (void)state;
-    static const struct bus_topic topic = {.name = "alone", .partitions = 4};
+    const struct bus_topic topic = {.name = topic_on_first(false), .partitions = 1};
+    struct process process;
+    struct recorder every;
+    recorder_init(&every);
+    redis_next.node_count = 1;
+    redis_open_with(&process, &topic);
+    redis_next.node_count = 0;
+    subscribe(&process, &every, (struct bus_subscription){.topic = topic.name, .mode = BUS_EVERY});
+    process_start(&process);
+    await_ready(&every);
+    publish(&process, topic.name, "k", 0);
+    REDIS_AWAIT(bus_redis_is_up(process.bus));
+    redis_fixture_kill(0);
+    for (int i = 1; i < 10; i++) {
+        redis_fixture_ask_all("CLIENT KILL TYPE normal"); /* each time the stream is looked up again */
+        publish_until_accepted(&process, topic.name, "k", i);
+    }
+    REDIS_AWAIT(distinct(&every, 10) == 10);
+    redis_fixture_run(0);
+    process_close(&process);
+    assert_int_equal(every.gaps, 0);
+    recorder_deinit(&every);
+}
+
+/* The error says what to change. */
+static void test_a_cluster_configured_as_single_is_an_error(void **state)
+{
+    (void)state;
+    const struct bus_topic topic = {.name = topic_on_first(false), .partitions = 1};
     struct process process;
     struct error error = {0};
     redis_next.cluster = false;
     redis_open_with(&process, &topic);
     redis_next.cluster = true;
     process_start(&process);
-    enum status status = STATUS_OK;
-    for (unsigned i = 0; i < 4 && status == STATUS_OK; i++) {
-        struct bus_message message = {
-            .topic = STR("alone"), .key = str_from(key_of_partition(i, 4)), .payload = STR("1")};
-        status = bus_publish(process.bus, &message, 1, clock_deadline_ms(PATIENCE_MS), &error);
-    }
+    struct bus_message message = {.topic = str_from(topic.name), .key = STR("k"), .payload = STR("1")};
+    enum status status = bus_publish(process.bus, &message, 1, clock_deadline_ms(PATIENCE_MS), &error);
     process_close(&process);
     assert_int_not_equal(status, STATUS_OK);
     assert_non_null(strstr(error.message, "single"));
@@ -234,9 +248,10 @@ int redis_run_cluster(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_slot_that_moved_is_followed),
         cmocka_unit_test(test_a_key_on_its_way_is_asked_for_where_it_is),
-        cmocka_unit_test(test_a_cluster_configured_as_single_is_told),
+        cmocka_unit_test(test_a_cluster_configured_as_single_is_an_error),
         cmocka_unit_test(test_a_replica_takes_over),
         cmocka_unit_test(test_a_whole_cluster_restarted),
+        cmocka_unit_test(test_other_nodes_are_learned_from_the_configured_one),
     };
     return cmocka_run_group_tests_name("redis cluster", tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-/* Streams and groups: what others do to them (foreign entries, groups and data removed, trimming, dead pods, leases), on any
+/* Streams and groups: what others do to them (foreign entries, groups and data removed, trimming, dead pods), on any
  * Redis (R14). */
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,29 +24,25 @@ static bool has_metric(const char *line)
     return there;
 }
 
-struct pair {
+struct one_reader {
     struct process process;
-    struct recorder shared, every;
+    struct recorder every;
 };
 
-static void pair_open(struct pair *pair, const struct bus_topic *topic)
+static void one_reader_open(struct one_reader *reader, const struct bus_topic *topic)
 {
-    recorder_init(&pair->shared);
-    recorder_init(&pair->every);
-    redis_open_with(&pair->process, topic);
-    subscribe(&pair->process, &pair->shared, (struct bus_subscription){.topic = topic->name});
-    subscribe(&pair->process, &pair->every,
+    recorder_init(&reader->every);
+    redis_open_with(&reader->process, topic);
+    subscribe(&reader->process, &reader->every,
               (struct bus_subscription){.topic = topic->name, .mode = BUS_EVERY});
-    process_start(&pair->process);
-    await_ready(&pair->shared);
-    await_ready(&pair->every);
+    process_start(&reader->process);
+    await_ready(&reader->every);
 }
 
-static void pair_close(struct pair *pair)
+static void one_reader_close(struct one_reader *reader)
 {
-    process_close(&pair->process);
-    recorder_deinit(&pair->shared);
-    recorder_deinit(&pair->every);
+    process_close(&reader->process);
+    recorder_deinit(&reader->every);
 }
 
 /* By redis-cli: one field is enough, no channel is told, and what is no event is a message all the same. */
@@ -54,18 +50,18 @@ static void test_a_foreign_entry_is_a_message(void **state)
 {
     (void)state;
     static const struct bus_topic topic = {.name = "foreign", .partitions = 1};
-    struct pair pair;
-    pair_open(&pair, &topic);
+    struct one_reader reader;
+    one_reader_open(&reader, &topic);
     redis_fixture_ask(where("foreign:stream"), "XADD foreign:stream * event 7");
     redis_fixture_ask(where("foreign:stream"), "XADD foreign:stream * x y event 8 key k");
     redis_fixture_ask(where("foreign:stream"), "XADD foreign:stream * nothing 9");
-    bool came = recorder_await_committed(&pair.shared, 3) && recorder_await_committed(&pair.every, 3);
+    bool came = recorder_await_committed(&reader.every, 3);
     assert_true(came);
-    assert_int_equal(pair.every.seen[0].number, 7);
-    assert_int_equal(pair.every.seen[1].number, 8);
-    assert_string_equal(pair.every.seen[1].key, "k");
+    assert_int_equal(reader.every.seen[0].number, 7);
+    assert_int_equal(reader.every.seen[1].number, 8);
+    assert_string_equal(reader.every.seen[1].key, "k");
     REDIS_AWAIT(has_metric("redis_stream_lag{topic=\"foreign\",group=\"group\"} 0\n"));
-    pair_close(&pair);
+    one_reader_close(&reader);
 }
 
 /* What our publisher writes is what the contract says: XADD … event, key, headers; then PUBLISH. */
@@ -131,41 +127,39 @@ static void test_a_group_that_is_gone_is_made_anew(void **state)
 {
     (void)state;
     static const struct bus_topic topic = {.name = "nogroup", .partitions = 1};
-    struct pair pair;
+    struct one_reader reader;
     redis_next.pod = "p";
-    pair_open(&pair, &topic);
+    one_reader_open(&reader, &topic);
     redis_next.pod = NULL;
-    publish(&pair.process, "nogroup", "k", 1);
-    assert_true(recorder_await_committed(&pair.every, 1) && recorder_await_committed(&pair.shared, 1));
+    publish(&reader.process, "nogroup", "k", 1);
+    assert_true(recorder_await_committed(&reader.every, 1));
     unsigned node = where("nogroup:stream");
     assert_int_equal(redis_fixture_ask(node, "XGROUP DESTROY nogroup:stream group:p"), 1);
-    assert_int_equal(redis_fixture_ask(node, "XGROUP DESTROY nogroup:stream group"), 1);
-    publish(&pair.process, "nogroup", "k", 2);
-    REDIS_AWAIT(redis_gaps(&pair.every) >= 1);
-    assert_true(recorder_await_committed(&pair.every, 2) && recorder_await_committed(&pair.shared, 2));
-    assert_int_equal(recorder_times(&pair.every, 1), 1);
-    assert_int_equal(recorder_times(&pair.shared, 1), 1);
-    assert_int_equal(pair.every.gaps, 1);
-    pair_close(&pair);
+    publish(&reader.process, "nogroup", "k", 2);
+    REDIS_AWAIT(redis_gaps(&reader.every) >= 1);
+    assert_true(recorder_await_committed(&reader.every, 2));
+    assert_int_equal(recorder_times(&reader.every, 1), 1);
+    assert_int_equal(reader.every.gaps, 1);
+    one_reader_close(&reader);
 }
 
 static void test_everything_flushed_is_a_gap_and_it_goes_on(void **state)
 {
     (void)state;
-    static const struct bus_topic topic = {.name = "flush", .partitions = 2};
-    struct pair pair;
-    pair_open(&pair, &topic);
-    publish(&pair.process, "flush", key_of_partition(0, 2), 1);
-    publish(&pair.process, "flush", key_of_partition(1, 2), 2);
-    assert_true(recorder_await_committed(&pair.every, 2) && recorder_await_committed(&pair.shared, 2));
+    static const struct bus_topic topic = {.name = "flush", .partitions = 1};
+    struct one_reader reader;
+    one_reader_open(&reader, &topic);
+    publish(&reader.process, "flush", "k", 1);
+    publish(&reader.process, "flush", "k", 2);
+    assert_true(recorder_await_committed(&reader.every, 2));
     redis_fixture_ask_all("FLUSHALL");
-    publish_until_accepted(&pair.process, "flush", key_of_partition(0, 2), 3);
-    publish_until_accepted(&pair.process, "flush", key_of_partition(1, 2), 4);
-    assert_true(recorder_await_committed(&pair.every, 4) && recorder_await_committed(&pair.shared, 4));
-    REDIS_AWAIT(redis_gaps(&pair.every) == 2);
-    assert_int_equal(recorder_times(&pair.every, 3), 1);
-    assert_int_equal(recorder_times(&pair.every, 4), 1);
-    pair_close(&pair);
+    publish_until_accepted(&reader.process, "flush", "k", 3);
+    publish_until_accepted(&reader.process, "flush", "k", 4);
+    assert_true(recorder_await_committed(&reader.every, 4));
+    REDIS_AWAIT(redis_gaps(&reader.every) == 1);
+    assert_int_equal(recorder_times(&reader.every, 3), 1);
+    assert_int_equal(recorder_times(&reader.every, 4), 1);
+    one_reader_close(&reader);
 }
 
 /* Killed, and back without its data: as after a failover to a copy that had nothing. */
@@ -173,18 +167,18 @@ static void test_a_redis_that_comes_back_empty_is_a_gap_and_it_goes_on(void **st
 {
     (void)state;
     static const struct bus_topic topic = {.name = "empty", .partitions = 1};
-    struct pair pair;
-    pair_open(&pair, &topic);
-    publish(&pair.process, "empty", "k", 1);
-    assert_true(recorder_await_committed(&pair.every, 1) && recorder_await_committed(&pair.shared, 1));
+    struct one_reader reader;
+    one_reader_open(&reader, &topic);
+    publish(&reader.process, "empty", "k", 1);
+    assert_true(recorder_await_committed(&reader.every, 1));
     redis_fixture_kill(0);
     redis_fixture_wipe(0);
     redis_fixture_run(0);
-    publish_until_accepted(&pair.process, "empty", "k", 2);
-    REDIS_AWAIT(recorder_times(&pair.every, 2) > 0 && recorder_times(&pair.shared, 2) > 0);
-    REDIS_AWAIT(redis_gaps(&pair.every) == 1);
-    assert_int_equal(recorder_times(&pair.every, 1), 1);
-    pair_close(&pair);
+    publish_until_accepted(&reader.process, "empty", "k", 2);
+    REDIS_AWAIT(recorder_times(&reader.every, 2) > 0);
+    REDIS_AWAIT(redis_gaps(&reader.every) == 1);
+    assert_int_equal(recorder_times(&reader.every, 1), 1);
+    one_reader_close(&reader);
 }
 
 /* It is busy while the stream is cut down to what it has not seen the beginning of. */
@@ -321,68 +315,60 @@ static void test_a_dead_pods_group_is_removed_and_ours_when_we_go(void **state)
     recorder_deinit(&every);
 }
 
-/* ---- leases ---- */
+/* ---- what Redis does not offer ---- */
 
-/* A member that died left entries pending and a lease that is still running. */
-static void test_what_a_dead_member_had_comes_first_when_its_lease_is_over(void **state)
+static void test_shared_groups_and_partitions_are_refused(void **state)
 {
     (void)state;
-    static const struct bus_topic topic = {.name = "lease", .partitions = 1};
+    static const struct bus_topic one = {.name = "hints-only", .partitions = 1},
+                                  two = {.name = "hints-only", .partitions = 2};
+    struct bus_redis_config config = {.nodes = redis_fixture_addresses(),
+                                      .node_count = redis_fixture_count(),
+                                      .cluster = redis_next.cluster,
+                                      .topics = &two,
+                                      .topic_count = 1};
+    struct error error = {0};
+    struct bus *bus;
+    assert_int_equal(bus_redis_create(&config, &bus, &error), STATUS_CONFIG);
+    assert_non_null(strstr(error.message, "2 partitions"));
     struct process process;
     struct recorder recorder;
-    unsigned node = where("lease:stream");
     recorder_init(&recorder);
-    redis_fixture_ask(node, "XGROUP CREATE lease:stream group $ MKSTREAM");
-    for (int i = 0; i < 4; i++)
-        redis_fixture_ask(node, "XADD lease:stream * event %d", i);
-    redis_fixture_ask(node, "XREADGROUP GROUP group shared COUNT 2 STREAMS lease:stream >");
-    redis_fixture_ask(node, "SET {lease:stream}:lease:group dead PX 600");
-    redis_open_with(&process, &topic);
-    subscribe(&process, &recorder, (struct bus_subscription){.topic = "lease"});
-    process_start(&process);
-    await_ready(&recorder);
-    nanosleep(&(const struct timespec){.tv_nsec = 200000000}, NULL);
-    pthread_mutex_lock(&recorder.lock);
-    size_t early = recorder.count;
-    pthread_mutex_unlock(&recorder.lock);
-    assert_true(recorder_await_committed(&recorder, 4));
-    process_close(&process);
-    assert_int_equal(early, 0);
-    for (int i = 0; i < 4; i++)
-        assert_int_equal(recorder.seen[i].number, i);
-    assert_int_equal(redis_fixture_ask(node, "EXISTS {lease:stream}:lease:group"), 0);
+    redis_open_with(&process, &one);
+    subscribe(&process, &recorder, (struct bus_subscription){.topic = "hints-only"}); /* checks the status */
+    assert_true(recorder.absent);
+    redis_close_unstarted(&process);
     recorder_deinit(&recorder);
 }
 
-/* As long as its handler runs the lease is renewed; taken away, what it has not handled is not its own any more. */
-static void test_a_lease_is_renewed_and_its_loss_ends_the_batch(void **state)
+/* ---- replies that are lost ---- */
+
+/* The server has delivered entries, and their reply is lost: they are pending, and read from there. */
+static void test_entries_whose_reply_was_lost_are_read_again(void **state)
 {
     (void)state;
-    static const struct bus_topic topic = {.name = "renew", .partitions = 1};
-    struct process process;
-    struct recorder recorder;
-    recorder_init(&recorder);
-    recorder.behave = recorder_hold;
-    redis_next.lease_ms = 300;
-    redis_open_with(&process, &topic);
-    redis_next.lease_ms = 0;
-    subscribe(&process, &recorder, (struct bus_subscription){.topic = "renew", .batch_max = 1});
-    process_start(&process);
-    await_ready(&recorder);
-    publish(&process, "renew", "k", 1);
-    assert_true(recorder_await(&recorder, 1));
-    unsigned node = where("renew:stream");
-    nanosleep(&(const struct timespec){.tv_nsec = 700000000}, NULL); /* two leases long */
-    assert_int_equal(redis_fixture_ask(node, "EXISTS {renew:stream}:lease:group"), 1);
-    redis_fixture_ask(node, "SET {renew:stream}:lease:group other PX 1000");
-    publish(&process, "renew", "k", 2);
-    nanosleep(&(const struct timespec){.tv_nsec = 300000000}, NULL);
-    recorder_step(&recorder, 1);
-    assert_true(recorder_await_committed(&recorder, 2)); /* the second one when the other's lease is over */
-    process_close(&process);
-    assert_int_equal(recorder_times(&recorder, 1), 1); /* it was settled, and acknowledged as such */
-    assert_int_equal(recorder_times(&recorder, 2), 1);
-    recorder_deinit(&recorder);
+    static const struct bus_topic topic = {.name = "lost-reply", .partitions = 1};
+    struct one_reader reader;
+    redis_next.pod = "p";
+    one_reader_open(&reader, &topic);
+    redis_next.pod = NULL;
+    unsigned node = where("lost-reply:stream");
+    for (int i = 0; i < 40; i++) { /* in the name of the reader, so that it never sees this reply */
+        redis_fixture_ask(node,
+                          "EVAL redis.call('XADD',KEYS[1],'*','event',ARGV[1])redis.call('XREADGROUP','GROUP'"
+                          ",'group:p','p','STREAMS',KEYS[1],'>') 1 lost-reply:stream %d",
+                          i);
+    }
+    redis_fixture_freeze(node); /* the reply to the next read is lost */
+    REDIS_AWAIT(!bus_redis_is_up(reader.process.bus));
+    redis_fixture_thaw(node);
+    publish_until_accepted(&reader.process, "lost-reply", "k", 40);
+    bool came = recorder_await_committed(&reader.every, 41);
+    assert_true(came);
+    for (int i = 0; i <= 40; i++)
+        assert_int_equal(reader.every.seen[i].number, i);
+    REDIS_AWAIT(redis_fixture_ask(node, "XPENDING lost-reply:stream group:p - + 100") == 0);
+    one_reader_close(&reader);
 }
 
 int redis_run_streams(void)
@@ -398,8 +384,8 @@ int redis_run_streams(void)
         cmocka_unit_test(test_a_publishers_clock_decides_nothing_about_what_is_kept),
         cmocka_unit_test(test_a_stream_is_kept_as_long_as_configured),
         cmocka_unit_test(test_a_dead_pods_group_is_removed_and_ours_when_we_go),
-        cmocka_unit_test(test_what_a_dead_member_had_comes_first_when_its_lease_is_over),
-        cmocka_unit_test(test_a_lease_is_renewed_and_its_loss_ends_the_batch),
+        cmocka_unit_test(test_shared_groups_and_partitions_are_refused),
+        cmocka_unit_test(test_entries_whose_reply_was_lost_are_read_again),
     };
     return cmocka_run_group_tests_name("redis streams", tests, NULL, NULL);
 }

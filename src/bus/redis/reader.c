@@ -1,0 +1,515 @@
+/* A subscription: reads its stream through a consumer group of its own (GROUP:POD), hands entries to the handler, and
+ * acknowledges them with the next read. redis_reader_step() looks at the state and does the next thing.
+ *
+ * Entries that were missed are noticed by the stream's own counters (XINFO): more were removed than we had read, or the last
+ * id went back. Then on_gap is called, before the entries that follow. */
+#include "bus/redis/inside.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/failpoint.h"
+#include "base/log.h"
+#include "base/memory.h"
+
+enum {
+    RETRY_MIN_MS = 20,
+    RETRY_MAX_MS = 2000,
+    FAILURES_LOGGED = 3, /* a cut or a failover is over before */
+    FIRST_COUNT = 16,    /* entries to ask for before their size is known */
+};
+
+static struct metric_family lag_family = {
+    .name = "redis_stream_lag",
+    .help = "Entries of the stream that the group has not handled yet.",
+    .type = METRIC_GAUGE,
+    .labels = {"topic", "group"},
+};
+
+static void reader_show_lag(struct redis_reader *reader)
+{
+    int64_t lag = reader->lag + (int64_t)(reader->entries.count - reader->entry_at);
+
+    metric_set(reader->stream_lag, (double)lag);
+    metric_set(reader->consumer.lag, (double)lag);
+}
+
+/* ---- states ---- */
+
+static void reader_move(struct redis_reader *reader, enum redis_reader_state to)
+{
+    static const unsigned allowed[] = {
+        [READER_JOINING] = 1u << READER_JOINING | 1u << READER_IDLE | 1u << READER_HOLDING,
+        [READER_IDLE] = 1u << READER_READING,
+        [READER_READING] = 1u << READER_JOINING | 1u << READER_IDLE | 1u << READER_HOLDING,
+        [READER_HOLDING] = 1u << READER_HANDLING,
+        [READER_HANDLING] = 1u << READER_IDLE | 1u << READER_JOINING | 1u << READER_HOLDING,
+    };
+
+    if (reader->state == READER_LEFT)
+        return;
+    if (to != READER_LEFT && !(allowed[reader->state] >> to & 1))
+        log_error("redis_reader_state", LOG_INT("from", reader->state), LOG_INT("to", to));
+    reader->state = to;
+}
+
+static void on_reader_timer(struct loop_timer *timer)
+{
+    redis_reader_step(CONTAINER_OF(timer, struct redis_reader, timer));
+}
+
+static void reader_rest_until(struct redis_reader *reader, int64_t at_ns)
+{
+    loop_timer_start(reader->redis->loop, &reader->timer, at_ns, on_reader_timer);
+}
+
+/* A request failed: the reader joins or reads again after a pause. */
+static void reader_failed(struct redis_reader *reader, const struct error *error)
+{
+    if (reader->state == READER_READING)
+        reader_move(reader, READER_IDLE);
+    if (error->status == STATUS_CANCELLED)
+        return;
+    int64_t wait_ms = backoff_next_ms(&reader->backoff);
+    if (reader->backoff.failures == FAILURES_LOGGED)
+        log_warn("bus_reader_waits", LOG_CSTR("topic", reader->consumer.spec.topic),
+                 LOG_CSTR("group", reader->group), LOG_ERROR_FIELDS(error));
+    reader->is_woken = true;
+    reader->is_unsure =
+        reader->is_ready;  /* the server may have delivered entries, and their reply was lost */
+    reader->ack_count = 0; /* they are pending, and found there */
+    reader->wait_until_ns = clock_deadline_ms(wait_ms);
+    reader_rest_until(reader, reader->wait_until_ns);
+}
+
+static void reader_refused(struct redis_reader *reader, struct str text)
+{
+    struct error error;
+
+    error_set(&error, STATUS_DB_ERROR, "%.*s", STR_ARG(str_utf8_cut(text, 200)));
+    reader_failed(reader, &error);
+}
+
+static void reader_note_gap(struct redis_reader *reader)
+{
+    if (!reader->has_gap)
+        reader->gap_from = redis_id_offset(reader->done) + 1;
+    reader->has_gap = true;
+    reader->gap_next = redis_id_offset(reader->done) + 1;
+    log_warn("bus_gap", LOG_CSTR("topic", reader->consumer.spec.topic), LOG_CSTR("group", reader->group),
+             LOG_INT("partition", 0), LOG_INT("offset", reader->gap_from), LOG_INT("next", reader->gap_next));
+}
+
+/* ---- joining ---- */
+
+/* An old group of this name is of no use: this process does not know what it had handled. */
+static void reader_join(struct redis_reader *reader)
+{
+    struct redis_request *request = &reader->request;
+    struct str stream = str_from(reader->topic->stream), group = str_from(reader->group);
+    struct redis_number alive_ms;
+    char id[REDIS_ID_BYTES];
+    struct str from = reader->consumer.spec.from == BUS_FROM_START ? STR("0") : STR("$");
+
+    if (reader->is_ready)
+        from = redis_id_put(reader->done, id);
+    redis_request_begin(request, &reader->topic->route);
+    REDIS_ADD(request, STR("MULTI"));
+    REDIS_ADD(request, STR("XGROUP"), STR("DESTROY"), stream, group); /* fails without a stream */
+    REDIS_ADD(request, STR("XGROUP"), STR("CREATE"), stream, group, from, STR("MKSTREAM"));
+    REDIS_ADD(request, STR("SET"), str_from(reader->alive_key), STR("1"), STR("PX"),
+              redis_number_str(&alive_ms, reader->redis->config.pod_dead_ms));
+    REDIS_ADD(request, STR("XINFO"), STR("STREAM"), stream);
+    REDIS_ADD(request, STR("EXEC"));
+    redis_cluster_send(&reader->redis->cluster, request);
+}
+
+static void reader_joined(struct redis_reader *reader)
+{
+    const struct redis_reply *created = redis_reply_at(reader->request.reply, 1);
+    struct redis_stream_info info;
+
+    if (created->kind != REDIS_TEXT ||
+        !redis_stream_info_parse(redis_reply_at(reader->request.reply, 3), &info)) {
+        reader_refused(reader, created->kind == REDIS_ERROR ? created->text : STR("invalid reply to XGROUP"));
+        return;
+    }
+    backoff_reset(&reader->backoff);
+    if (reader->is_ready && redis_id_compare(info.last, reader->done) < 0) {
+        reader_note_gap(reader);
+        reader->done = (struct redis_id){0}; /* another stream: all of it is new, so the group begins at 0 */
+        reader_join(reader);
+        return;
+    }
+    reader->read_count = -1;
+    if (reader->is_ready) {
+        if (!reader->has_gap)
+            reader_note_gap(reader);
+        reader->gap_next = redis_id_offset(reader->done) + 1;
+    } else if (reader->consumer.spec.from == BUS_FROM_START) {
+        reader->read_count = info.added < 0 ? -1 : info.added - info.length;
+    } else {
+        reader->read_count = info.added;
+        reader->done = info.last;
+    }
+    reader->is_ready_due = !reader->is_ready;
+    reader->is_ready = true;
+    reader->is_woken = true;
+    reader_move(reader, reader->has_gap ? READER_HOLDING : READER_IDLE);
+    task_wake(reader->task);
+}
+
+/* The group was there and is gone: Redis lost its data, or another pod took this one for dead. */
+static void reader_lost_group(struct redis_reader *reader)
+{
+    log_warn("redis_group_lost", LOG_CSTR("topic", reader->consumer.spec.topic),
+             LOG_CSTR("group", reader->group));
+    reader->ack_count = 0;
+    reader_move(reader, READER_JOINING);
+}
+
+/* ---- reading ---- */
+
+static void reader_read(struct redis_reader *reader, int64_t now_ns)
+{
+    struct redis_request *request = &reader->request;
+    struct str stream = str_from(reader->topic->stream), group = str_from(reader->group);
+    struct redis_number count;
+    bool is_polling = reader->poll_at_ns <= now_ns;
+
+    reader->read = reader->is_unsure ? READ_PENDING : is_polling ? READ_NEW_AND_INFO : READ_NEW;
+    reader->is_woken = false;
+    reader->poll_at_ns = now_ns + reader->redis->config.poll_ms * CLOCK_NS_PER_MS;
+    redis_request_begin(request, &reader->topic->route);
+    if (reader->ack_count > 0) {
+        struct str *arguments = memory_alloc((3 + reader->ack_count) * sizeof arguments[0]);
+        char(*ids)[REDIS_ID_BYTES] = memory_alloc(reader->ack_count * sizeof ids[0]);
+        arguments[0] = STR("XACK");
+        arguments[1] = stream;
+        arguments[2] = group;
+        for (size_t i = 0; i < reader->ack_count; i++)
+            arguments[3 + i] = redis_id_put(reader->acks[i], ids[i]);
+        redis_request_add(request, arguments, 3 + reader->ack_count);
+        free(ids);
+        free(arguments);
+        reader->ack_count = 0;
+    }
+    if (reader->read != READ_NEW)
+        REDIS_ADD(request, STR("MULTI"));
+    REDIS_ADD(request, STR("XREADGROUP"), STR("GROUP"), group, str_from(reader->redis->pod), STR("COUNT"),
+              redis_number_str(&count, reader->count_max), STR("STREAMS"), stream,
+              reader->read == READ_PENDING ? STR("0") : STR(">"));
+    if (reader->read != READ_NEW) {
+        REDIS_ADD(request, STR("XINFO"), STR("STREAM"), stream);
+        REDIS_ADD(request, STR("EXEC"));
+    }
+    reader_move(reader, READER_READING);
+    redis_cluster_send(&reader->redis->cluster, request);
+}
+
+/* Streams count how many entries were ever added and how many are there. More were removed than we have read: some were
+ * missed. Ids go back only when data was lost. */
+static void reader_look_for_gap(struct redis_reader *reader, const struct redis_stream_info *info)
+{
+    bool went_back = redis_id_compare(info->last, reader->done) < 0;
+    int64_t removed = info->added - info->length;
+    bool was_trimmed = reader->read_count >= 0 && info->added >= 0 && removed > reader->read_count;
+
+    if (went_back)
+        reader->done = (struct redis_id){0};
+    if (went_back || was_trimmed) {
+        reader_note_gap(reader);
+        reader->read_count = went_back ? -1 : removed;
+    }
+}
+
+/* Entries that are settled and pending only because their acknowledgement was lost are not handled again. */
+static void reader_take_entries(struct redis_reader *reader, struct redis_entries *entries)
+{
+    struct redis_id *acks =
+        arena_alloc(&reader->request.arena, (entries->count + entries->deleted_count + 1) * sizeof acks[0]);
+    size_t kept = 0, bytes = 1, ack_count = 0;
+    bool is_deleted_unread = false;
+
+    for (size_t i = 0; i < entries->deleted_count; i++) {
+        is_deleted_unread |= redis_id_compare(entries->deleted[i], reader->done) > 0;
+        acks[ack_count++] = entries->deleted[i];
+    }
+    for (size_t i = 0; i < entries->count; i++) {
+        acks[ack_count++] = entries->ids[i];
+        bytes += entries->messages[i].payload.len;
+        if (redis_id_compare(entries->ids[i], reader->done) <= 0)
+            continue;
+        entries->ids[kept] = entries->ids[i];
+        entries->messages[kept] = entries->messages[i];
+        entries->messages[kept++].topic = reader->consumer.topic->name;
+    }
+    entries->count = kept;
+    reader->entries = *entries;
+    reader->entry_at = 0;
+    reader->acks = acks;
+    reader->ack_count = ack_count;
+    if (is_deleted_unread) {
+        reader_note_gap(reader);
+        reader->gap_next = kept ? entries->messages[0].offset
+                                : redis_id_offset(entries->deleted[entries->deleted_count - 1]) + 1;
+    }
+    /* As many entries as have about as many bytes as a batch may have. */
+    const struct bus_subscription *spec = &reader->consumer.spec;
+    if (bytes >= spec->batch_bytes_max && reader->count_max > 1)
+        reader->count_max /= 2;
+    else if (bytes < spec->batch_bytes_max / 4 && ack_count == reader->count_max)
+        reader->count_max *= 2;
+    if (reader->count_max > spec->batch_max)
+        reader->count_max = spec->batch_max;
+}
+
+static void reader_have_read(struct redis_reader *reader)
+{
+    const struct redis_reply *reply = reader->request.reply;
+    const struct redis_reply *read = reader->read == READ_NEW ? reply : redis_reply_at(reply, 0);
+    struct redis_stream_info info = {.added = -1};
+    unsigned asked = reader->count_max;
+    struct redis_entries entries;
+    struct error error = {0};
+
+    if (redis_reply_is_error(reply, "NOGROUP") || redis_reply_is_error(read, "NOGROUP")) {
+        reader_lost_group(reader);
+        return;
+    }
+    if (reply->kind == REDIS_ERROR || read->kind == REDIS_ERROR) {
+        reader_refused(reader, reply->kind == REDIS_ERROR ? reply->text : read->text);
+        return;
+    }
+    if (reader->read != READ_NEW && !redis_stream_info_parse(redis_reply_at(reply, 1), &info))
+        error_set(&error, STATUS_IO, "invalid reply to XINFO");
+    else
+        error.status = redis_entries_parse(redis_reply_at(redis_reply_at(read, 0), 1), &reader->request.arena,
+                                           &entries, &error);
+    if (error.status != STATUS_OK) {
+        reader_failed(reader, &error);
+        return;
+    }
+    backoff_reset(&reader->backoff);
+    if (reader->read != READ_NEW)
+        reader_look_for_gap(reader, &info);
+    reader_take_entries(reader, &entries);
+    if (reader->read == READ_NEW_AND_INFO && reader->ack_count == 0)
+        reader->read_count = info.added;
+    else if (reader->read_count >= 0)
+        reader->read_count += (int64_t)entries.count;
+    reader->lag = reader->read_count >= 0 && info.added >= 0 ? info.added - reader->read_count : 0;
+    if (reader->read == READ_PENDING && reader->ack_count == 0)
+        reader->is_unsure = false;
+    reader->is_woken |= reader->read == READ_PENDING || reader->ack_count >= asked; /* there may be more */
+    reader_show_lag(reader);
+    reader_move(reader, reader->has_gap || reader->entries.count > 0 ? READER_HOLDING : READER_IDLE);
+}
+
+static void on_answered(struct redis_request *request, enum status status, const struct error *error)
+{
+    struct redis_reader *reader = CONTAINER_OF(request, struct redis_reader, request);
+
+    if (reader->state == READER_LEFT)
+        return;
+    if (status == STATUS_IO && reader->count_max > 1)
+        reader->count_max /= 2; /* the reply may have been too large */
+    if (status != STATUS_OK)
+        reader_failed(reader, error);
+    else if (reader->state == READER_READING)
+        reader_have_read(reader);
+    else if (request->reply->kind == REDIS_ERROR)
+        reader_refused(reader, request->reply->text);
+    else
+        reader_joined(reader);
+    redis_reader_step(reader);
+}
+
+/* ---- the next thing ---- */
+
+void redis_reader_step(struct redis_reader *reader)
+{
+    int64_t now_ns = clock_mono_ns();
+
+    if (reader->state == READER_READING || reader->state == READER_HANDLING || reader->state == READER_LEFT)
+        return;
+    if (reader->wait_until_ns > now_ns) {
+        reader_rest_until(reader, reader->wait_until_ns);
+        return;
+    }
+    if (reader->state == READER_HOLDING) {
+        task_wake(reader->task);
+    } else if (reader->state == READER_JOINING) {
+        if (!reader->request.is_busy)
+            reader_join(reader);
+    } else if (reader->is_woken || reader->poll_at_ns <= now_ns) {
+        reader_read(reader, now_ns);
+    } else {
+        reader_rest_until(reader, reader->poll_at_ns);
+    }
+}
+
+void redis_reader_wake(struct redis_reader *reader)
+{
+    reader->is_woken = true;
+    redis_reader_step(reader);
+}
+
+/* ---- the task: prepare and finish on the loop, run on a worker ---- */
+
+static void reader_prepare(void *context)
+{
+    struct redis_reader *reader = context;
+    struct redis_hints *hints = reader->hints;
+
+    reader->hints = reader->hints_handed;
+    reader->hints_handed = hints;
+    reader->hands_ready = reader->is_ready_due;
+    reader->is_ready_due = false;
+    reader->hands_entries = reader->state == READER_HOLDING && reader->wait_until_ns <= clock_mono_ns();
+    reader->settled = 0;
+    reader->wait_ms = 0;
+    if (reader->hands_entries)
+        reader_move(reader, READER_HANDLING);
+}
+
+/* Hints have no verdicts: they come again from the stream. */
+static void reader_hand_hints(struct redis_reader *reader)
+{
+    const struct bus_subscription *spec = &reader->consumer.spec;
+    struct redis_hints *hints = reader->hints_handed;
+
+    struct bus_batch batch = {.messages = hints->messages,
+                              .count = hints->count,
+                              .verdicts =
+                                  arena_zalloc(&hints->arena, hints->count * sizeof(struct bus_verdict)),
+                              .deadline_ns = clock_deadline_ms(reader->redis->config.handler_ms)};
+    spec->handler(spec->context, &batch);
+    if (spec->on_committed)
+        spec->on_committed(spec->context, &batch, 0);
+}
+
+static int64_t reader_run(struct task *task, void *context)
+{
+    struct redis_reader *reader = context;
+    const struct bus_subscription *spec = &reader->consumer.spec;
+
+    (void)task;
+    if (reader->hands_ready && spec->on_ready)
+        spec->on_ready(spec->context);
+    if (reader->hints_handed->count > 0)
+        reader_hand_hints(reader);
+    if (!reader->hands_entries)
+        return TASK_IDLE;
+    if (reader->has_gap && spec->on_gap)
+        spec->on_gap(spec->context, 0, reader->gap_from, reader->gap_next);
+    reader->has_gap = false;
+    size_t left = reader->entries.count - reader->entry_at;
+    if (left > 0)
+        reader->settled = bus_deliver(&reader->delivery, reader->entries.messages + reader->entry_at, left,
+                                      &reader->wait_ms);
+    return TASK_IDLE;
+}
+
+static void reader_finish(void *context)
+{
+    struct redis_reader *reader = context;
+
+    reader->hints_handed->count = reader->hints_handed->bytes = 0;
+    arena_reset(&reader->hints_handed->arena);
+    if (!reader->hands_entries)
+        return;
+    if (reader->settled > 0)
+        reader->done = reader->entries.ids[reader->entry_at + reader->settled - 1];
+    reader->entry_at += reader->settled;
+    FAILPOINT("redis.before_ack");
+    if (reader->wait_ms > 0)
+        reader->wait_until_ns = clock_deadline_ms(reader->wait_ms);
+    reader_show_lag(reader);
+    reader_move(reader, reader->entry_at < reader->entries.count ? READER_HOLDING : READER_IDLE);
+    redis_reader_step(reader);
+}
+
+/* ---- life ---- */
+
+static void on_group_removed(struct redis_request *request, enum status status, const struct error *error)
+{
+    (void)status;
+    (void)error;
+    redis_left(CONTAINER_OF(request, struct redis_reader, leave)->redis);
+}
+
+/* Sent after a read that is under way: Redis executes them in this order. */
+void redis_reader_leave(struct redis_reader *reader, bool removes_group)
+{
+    struct redis_request *request = &reader->leave;
+
+    loop_timer_stop(reader->redis->loop, &reader->timer);
+    reader_move(reader, READER_LEFT);
+    if (!reader->is_ready || !removes_group) {
+        redis_left(reader->redis);
+        return;
+    }
+    redis_request_begin(request, &reader->topic->route);
+    REDIS_ADD(request, STR("XGROUP"), STR("DESTROY"), str_from(reader->topic->stream),
+              str_from(reader->group));
+    REDIS_ADD(request, STR("DEL"), str_from(reader->alive_key));
+    redis_cluster_send(&reader->redis->cluster, request);
+}
+
+void redis_reader_create(struct redis *redis, const struct bus_consumer *consumer, char *group,
+                         char *alive_key)
+{
+    struct redis_reader *reader = memory_zalloc(sizeof *reader);
+    const struct bus_subscription *spec = &consumer->spec;
+    const struct str labels[] = {consumer->topic->name, str_from(spec->group)};
+
+    reader->consumer = *consumer;
+    reader->redis = redis;
+    reader->topic = redis_topic_of(redis, consumer->topic);
+    reader->group = group;
+    reader->alive_key = alive_key;
+    reader->backoff = (struct backoff){.min_ms = RETRY_MIN_MS, .max_ms = RETRY_MAX_MS};
+    reader->read_count = -1;
+    reader->count_max = spec->batch_max < FIRST_COUNT ? spec->batch_max : FIRST_COUNT;
+    redis_request_init(&reader->request, on_answered);
+    redis_request_init(&reader->leave, on_group_removed);
+    redis_pods_init(reader);
+    metrics_register(&lag_family);
+    reader->stream_lag = metric_series_get(&lag_family, labels);
+    reader->delivery = (struct bus_delivery){
+        .bus = &redis->bus, .consumer = &reader->consumer, .handler_ms = redis->config.handler_ms};
+    struct redis_hints **hints[] = {&reader->hints, &reader->hints_handed};
+    for (size_t i = 0; i < 2; i++) {
+        *hints[i] = memory_zalloc(sizeof **hints[i]);
+        arena_init(&(*hints[i])->arena, 4096);
+    }
+    reader->task = task_create(&(struct task_config){.name = "redis_reader",
+                                                     .loop = redis->loop,
+                                                     .pool = redis->config.workers,
+                                                     .run = reader_run,
+                                                     .prepare = reader_prepare,
+                                                     .finish = reader_finish,
+                                                     .context = reader});
+    redis->readers = memory_realloc_array(redis->readers, redis->reader_count + 1, sizeof redis->readers[0]);
+    redis->readers[redis->reader_count++] = reader;
+}
+
+void redis_reader_destroy(struct redis_reader *reader)
+{
+    struct redis_hints *hints[] = {reader->hints, reader->hints_handed};
+
+    task_destroy(reader->task);
+    for (size_t i = 0; i < 2; i++) {
+        arena_deinit(&hints[i]->arena);
+        free(hints[i]);
+    }
+    redis_request_deinit(&reader->request);
+    redis_request_deinit(&reader->leave);
+    redis_pods_deinit(reader);
+    bus_consumer_deinit(&reader->consumer);
+    free(reader->group);
+    free(reader->alive_key);
+    free(reader);
+}
