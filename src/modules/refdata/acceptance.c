@@ -73,12 +73,12 @@ enum status refdata_status_of_code(struct str code)
 
 /* ---- refdata.accept_updates() ---- */
 
-static const char accept_sql[] =
+static const struct db_statement accept_sql = DB_STATEMENT(
     "select place - 1, verdict, key_is_known, chunk_is_new, event, status, committed_version, error_code, error_message"
     " from refdata.accept_updates($1, $2, $3::uuid[], $4, $5, $6, $7::uuid[], $8::integer[], $9, $10, $11, $12,"
-    " $13::bigint[], $14, $15)";
+    " $13::bigint[], $14, $15)");
 
-enum { NUMBER_BYTES = 24, ELEMENT_BYTES = 2 * AUTH_SHA256_BYTES + 1 };
+/* Its parameters. Arrays that are not of text are cast from their text. */
 enum parameter {
     SOURCE,
     TENANTS,
@@ -97,13 +97,7 @@ enum parameter {
     ALL_NEW,
     PARAMETERS
 };
-static const enum db_type accept_types[PARAMETERS] = {
-    [SOURCE] = DB_TEXT,         [TENANTS] = DB_TEXT_ARRAY, [EVENTS] = DB_TEXT,
-    [CODES] = DB_TEXT_ARRAY,    [HASHES] = DB_TEXT_ARRAY,  [REQUESTERS] = DB_TEXT_ARRAY,
-    [SNAPSHOTS] = DB_TEXT,      [CHUNK_INDEXES] = DB_TEXT, [CHUNK_HASHES] = DB_TEXT_ARRAY,
-    [SUBJECTS] = DB_TEXT_ARRAY, [KEYS] = DB_TEXT_ARRAY,    [BODY_HASHES] = DB_TEXT_ARRAY,
-    [KEY_LOCKS] = DB_TEXT,      [KEY_KEEP] = DB_BIGINT,    [ALL_NEW] = DB_BOOL,
-};
+enum { NUMBER_BYTES = 24, ELEMENT_BYTES = 2 * AUTH_SHA256_BYTES + 1 };
 
 static struct str format_number(int64_t value, char out[NUMBER_BYTES])
 {
@@ -160,14 +154,17 @@ static void put_array(struct buf *out, enum parameter parameter, struct refdata_
     db_array_end(out);
 }
 
-enum status refdata_acceptance_add(struct db_conn *conn, struct refdata_acceptance *const *updates,
-                                   size_t count, int64_t key_keep_ms, bool all_new, struct error *error)
+void refdata_acceptance_add(struct db_conn *conn, struct refdata_acceptance *const *updates, size_t count,
+                            int64_t key_keep_ms, bool all_new)
 {
-    struct db_param params[PARAMETERS] = {{STR_NONE}};
+    struct db_param params[PARAMETERS + 1] = {
+        [SOURCE] = db_text(updates[0]->update->source == REFDATA_KAFKA ? STR("KAFKA") : STR("REST")),
+        [KEY_KEEP] = db_i64(key_keep_ms),
+        [ALL_NEW] = db_bool(all_new),
+        [PARAMETERS] = DB_END,
+    };
     size_t ends[PARAMETERS] = {0};
-    struct db_statement statement;
     struct buf arrays;
-    char keep[NUMBER_BYTES];
     bool has_chunks = false, has_keys = false;
     for (size_t i = 0; i < count; i++) {
         has_chunks |= refdata_update_is_chunk(updates[i]->update);
@@ -179,16 +176,14 @@ enum status refdata_acceptance_add(struct db_conn *conn, struct refdata_acceptan
             put_array(&arrays, (enum parameter)i, updates, count);
         ends[i] = arrays.end;
     }
-    for (unsigned i = TENANTS; i <= KEY_LOCKS; i++) /* now that they stay where they are */
-        if (ends[i] > ends[i - 1])
-            params[i].value = str_of(arrays.data + ends[i - 1], ends[i] - ends[i - 1]);
-    params[SOURCE].value = updates[0]->update->source == REFDATA_KAFKA ? STR("KAFKA") : STR("REST");
-    params[KEY_KEEP].value = format_number(key_keep_ms, keep);
-    params[ALL_NEW].value = all_new ? STR("t") : STR("f");
-    db_statement_init(&statement, accept_sql, PARAMETERS, accept_types);
-    enum status status = db_pipeline_add_checked(conn, &statement, params, error);
+    for (unsigned i = TENANTS; i <= KEY_LOCKS; i++) { /* now that they stay where they are */
+        bool is_cast = i == EVENTS || i == SNAPSHOTS || i == CHUNK_INDEXES || i == KEY_LOCKS;
+        struct str array = ends[i] > ends[i - 1] ? str_of(arrays.data + ends[i - 1], ends[i] - ends[i - 1])
+                                                 : STR_NONE;
+        params[i] = is_cast ? db_text(array) : db_text_array(array);
+    }
+    db_pipeline_add(conn, &accept_sql, params);
     buf_deinit(&arrays);
-    return status;
 }
 
 void refdata_acceptance_take_new(struct refdata_acceptance *update)
@@ -270,21 +265,18 @@ void refdata_outcome_state(const struct refdata_outcome *outcome, struct refdata
 }
 
 /* By the primary key, one probe for each event asked for. */
-static const char states_sql[] =
+static const struct db_statement states_sql = DB_STATEMENT(
     "select asked.at - 1, r.event_id, r.status, r.committed_version, r.error_code, r.error_message, r.dict_code,"
     "       (extract(epoch from r.created_at) * 1000000)::bigint,"
     "       (extract(epoch from r.updated_at) * 1000000)::bigint, r.requested_by"
     " from unnest($1, $2) with ordinality as asked (tenant_id, event_id, at)"
-    " join refdata.update_request r on r.tenant_id = asked.tenant_id and r.event_id = asked.event_id::uuid";
+    " join refdata.update_request r on r.tenant_id = asked.tenant_id and r.event_id = asked.event_id::uuid");
 
 enum status refdata_states_query(struct db_conn *conn, struct str tenants, struct str event_ids,
                                  int64_t deadline_ns, struct db_result **result, struct error *error)
 {
-    static const enum db_type types[] = {DB_TEXT_ARRAY, DB_TEXT_ARRAY};
-    struct db_param params[] = {{tenants}, {event_ids}};
-    struct db_statement statement;
-    db_statement_init(&statement, states_sql, 2, types);
-    return db_query(conn, &statement, params, deadline_ns, result, error);
+    return db_query(conn, &states_sql, DB_PARAMS(db_text_array(tenants), db_text_array(event_ids)),
+                    deadline_ns, result, error);
 }
 
 void refdata_states_row(const struct db_result *result, size_t row, struct refdata_state_row *out)

@@ -36,16 +36,13 @@ struct refdata_provider {
 
     /* Is there SQL for what this update asks? */
     bool (*takes)(const struct refdata_dictionary *dictionary, const struct refdata_update *update);
-    /* Deltas of dictionaries of this provider, in the order they are to be applied. DB_ERROR = refused; it may come
-     * with a later call of the writer. The same holds for snapshots: */
-    enum status (*write_deltas)(const struct refdata_write *changes, size_t count,
-                                struct refdata_writer *writer, struct error *error);
+    /* Deltas of dictionaries of this provider, in the order they are to be applied. What is refused is the writer's failure:
+     * DB_ERROR. The same holds for snapshots: */
+    void (*write_deltas)(const struct refdata_write *changes, size_t count, struct refdata_writer *writer);
     /* Exactly these items. */
-    enum status (*write_snapshot)(const struct refdata_write *change, struct refdata_writer *writer,
-                                  struct error *error);
+    void (*write_snapshot)(const struct refdata_write *change, struct refdata_writer *writer);
     /* Exactly what refdata.snapshot_chunk has, and refdata.snapshot_delta on top of it. */
-    enum status (*write_staged)(const struct refdata_write *change, struct refdata_writer *writer,
-                                struct error *error);
+    void (*write_staged)(const struct refdata_write *change, struct refdata_writer *writer);
 };
 
 /* Inside a transaction: what follows is planned as the server sees fit (db.h: fixed_plans). For whole dictionaries, and

@@ -82,8 +82,8 @@ static void put_row(struct refdata_columns *columns, const struct refdata_merged
 
 /* Several deltas are one: of each key only what the last of them says is written. Where the same pair has several, they
  * are merged first. */
-static enum status write_builtin_deltas(const struct refdata_write *changes, size_t count,
-                                        struct refdata_writer *writer, struct error *error)
+static void write_builtin_deltas(const struct refdata_write *changes, size_t count,
+                                 struct refdata_writer *writer)
 {
     struct refdata_merge merge;
     struct refdata_columns upserts, deletes;
@@ -95,45 +95,35 @@ static enum status write_builtin_deltas(const struct refdata_write *changes, siz
     refdata_columns_begin(&deletes, 3);
     for (size_t i = 0; i < merge.count; i++)
         put_row(merge.at[i].item->is_delete ? &deletes : &upserts, &merge.at[i]);
-    enum status status = refdata_columns_write(&upserts, &upsert_sql, writer, error);
-    if (status == STATUS_OK)
-        return refdata_columns_write(&deletes, &delete_sql, writer, error);
-    refdata_columns_free(&deletes);
-    return status;
+    refdata_columns_write(&upserts, &upsert_sql, writer);
+    refdata_columns_write(&deletes, &delete_sql, writer);
 }
 
 static const char replace_sql[] = "select refdata.replace_items($1, $2, $3, $4, $5, $6)";
 static const enum db_type replace_types[] = {DB_TEXT,       DB_TEXT, DB_TEXT_ARRAY,
                                              DB_TEXT_ARRAY, DB_UUID, DB_BIGINT};
 
-static enum status write_builtin_snapshot(const struct refdata_write *change, struct refdata_writer *writer,
-                                          struct error *error)
+static void write_builtin_snapshot(const struct refdata_write *change, struct refdata_writer *writer)
 {
     struct refdata_columns columns;
     struct db_param params[2 + REFDATA_COLUMNS_MAX] = {{change->tenant}, {change->dictionary->code}};
-    struct db_statement statement;
     refdata_columns_begin(&columns, 2);
     for (size_t i = 0; i < change->item_count; i++) {
         refdata_columns_put(&columns, 0, change->items[i].key);
         refdata_columns_put(&columns, 1, change->items[i].payload);
     }
     refdata_columns_end(&columns, params + 2);
-    db_statement_init(&statement, replace_sql, 6, replace_types);
-    enum status status = refdata_writer_add(writer, &statement, params, error);
+    refdata_writer_add_sql(writer, replace_sql, 6, replace_types, params);
     refdata_columns_free(&columns);
-    return status;
 }
 
-static enum status write_builtin_staged(const struct refdata_write *change, struct refdata_writer *writer,
-                                        struct error *error)
+static void write_builtin_staged(const struct refdata_write *change, struct refdata_writer *writer)
 {
     char begun[REFDATA_NUMBER_BYTES];
     const struct db_param params[] = {
         {change->tenant}, {change->dictionary->code}, {STR_NONE},
         {STR_NONE},       {change->snapshot_id},      {refdata_number(begun, change->begun_version)}};
-    struct db_statement statement;
-    db_statement_init(&statement, replace_sql, 6, replace_types);
-    return refdata_writer_add(writer, &statement, params, error);
+    refdata_writer_add_sql(writer, replace_sql, 6, replace_types, params);
 }
 
 const struct refdata_provider refdata_provider_builtin = {

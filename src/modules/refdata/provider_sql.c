@@ -141,58 +141,51 @@ static void set_values(struct change_values *out, const struct refdata_write *ch
     out->values[REFDATA_EVENT_EPOCH] = refdata_number(out->epoch, change->epoch_ms);
 }
 
-static enum status add_template(const struct refdata_dictionary *dictionary, enum refdata_field field,
-                                const struct change_values *values, struct refdata_writer *writer,
-                                struct error *error)
+static void add_template(const struct refdata_dictionary *dictionary, enum refdata_field field,
+                         const struct change_values *values, struct refdata_writer *writer)
 {
     const struct db_statement *statement = &dictionary->sql[field].statement;
     struct db_param params[DB_PARAMS_MAX];
     refdata_dictionary_bind(statement, values->values, params);
-    return refdata_writer_add(writer, statement, params, error);
+    refdata_writer_add(writer, statement, params);
 }
 
-static enum status write_item(const struct refdata_dictionary *dictionary, const struct refdata_item *item,
-                              struct change_values *values, struct refdata_writer *writer,
-                              struct error *error)
+static void write_item(const struct refdata_dictionary *dictionary, const struct refdata_item *item,
+                       struct change_values *values, struct refdata_writer *writer)
 {
     values->values[REFDATA_KEY] = item->key;
     values->values[REFDATA_PAYLOAD] = item->payload;
-    return add_template(dictionary, item->is_delete ? REFDATA_DELETE : REFDATA_UPSERT, values, writer, error);
+    add_template(dictionary, item->is_delete ? REFDATA_DELETE : REFDATA_UPSERT, values, writer);
 }
 
-static enum status write_deltas_by_template(const struct refdata_write *changes, size_t count,
-                                            struct refdata_writer *writer, struct error *error)
+static void write_deltas_by_template(const struct refdata_write *changes, size_t count,
+                                     struct refdata_writer *writer)
 {
     struct change_values values;
-    enum status status = refdata_writer_plan_freely(writer, error);
-    for (size_t at = 0; at < count && status == STATUS_OK; at++) {
+    refdata_writer_plan_freely(writer);
+    for (size_t at = 0; at < count; at++) {
         set_values(&values, &changes[at]);
         refdata_writer_name_items(writer, changes[at].items, changes[at].item_count);
-        for (size_t i = 0; i < changes[at].item_count && status == STATUS_OK; i++)
-            status = write_item(changes[at].dictionary, &changes[at].items[i], &values, writer, error);
+        for (size_t i = 0; i < changes[at].item_count; i++)
+            write_item(changes[at].dictionary, &changes[at].items[i], &values, writer);
     }
-    return status;
 }
 
 /* [{"key","payload"}…] by the style the dictionary has. */
-static enum status write_json(const struct refdata_write *change, struct str json,
-                              struct refdata_writer *writer, struct error *error)
+static void write_json(const struct refdata_write *change, struct str json, struct refdata_writer *writer)
 {
     struct change_values values;
     bool stages = change->dictionary->sql[REFDATA_SNAPSHOT_STAGE].given;
     set_values(&values, change);
     values.values[REFDATA_SNAPSHOT_JSON] = json;
     values.values[REFDATA_CHUNK_INDEX] = STR("1");
-    enum status status =
-        add_template(change->dictionary, stages ? REFDATA_SNAPSHOT_STAGE : REFDATA_SNAPSHOT_REPLACE, &values,
-                     writer, error);
-    if (stages && status == STATUS_OK)
-        status = add_template(change->dictionary, REFDATA_SNAPSHOT_FINALIZE, &values, writer, error);
-    return status;
+    add_template(change->dictionary, stages ? REFDATA_SNAPSHOT_STAGE : REFDATA_SNAPSHOT_REPLACE, &values,
+                 writer);
+    if (stages)
+        add_template(change->dictionary, REFDATA_SNAPSHOT_FINALIZE, &values, writer);
 }
 
-static enum status write_snapshot_by_template(const struct refdata_write *change,
-                                              struct refdata_writer *writer, struct error *error)
+static void write_snapshot_by_template(const struct refdata_write *change, struct refdata_writer *writer)
 {
     struct buf json;
     buf_init(&json);
@@ -204,9 +197,8 @@ static enum status write_snapshot_by_template(const struct refdata_write *change
         buf_put_char(&json, '}');
     }
     buf_put_char(&json, ']');
-    enum status status = write_json(change, buf_str(&json), writer, error);
+    write_json(change, buf_str(&json), writer);
     buf_deinit(&json);
-    return status;
 }
 
 /* ---- writing what was staged ---- */
@@ -231,84 +223,68 @@ static const char staged_deltas_sql[] =
     "  unnest(d.keys, d.payloads) with ordinality as u (k, p, at)"
     " where d.tenant_id = $1 and d.dict_code = $2 and d.version > $3 order by d.version, u.at";
 
-static enum status write_staged_whole(const struct refdata_write *change, struct refdata_writer *writer,
-                                      struct error *error)
+static void write_staged_whole(const struct refdata_write *change, struct refdata_writer *writer)
 {
     static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_UUID};
     const struct db_param params[] = {{change->tenant}, {change->dictionary->code}, {change->snapshot_id}};
-    struct db_statement statement;
-    struct db_result *result = NULL;
-    db_statement_init(&statement, staged_whole_sql, 3, types);
-    enum status status = refdata_writer_query(writer, &statement, params, &result, error);
-    if (status == STATUS_OK)
-        status = write_json(change, db_result_str(result, 0, 0), writer, error);
+    struct db_result *result = refdata_writer_query(writer, staged_whole_sql, 3, types, params);
+    if (result)
+        write_json(change, db_result_str(result, 0, 0), writer);
     db_result_free(result);
-    return status;
 }
 
 /* One chunk after another, so that the memory of one is enough. */
-static enum status write_staged_chunks(const struct refdata_write *change, struct refdata_writer *writer,
-                                       struct error *error)
+static void write_staged_chunks(const struct refdata_write *change, struct refdata_writer *writer)
 {
     static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_UUID, DB_INT};
     struct change_values values;
-    struct db_statement statement;
     char index[REFDATA_NUMBER_BYTES] = "0";
-    enum status status = STATUS_OK;
     bool found = true;
     set_values(&values, change);
-    db_statement_init(&statement, staged_chunk_sql, 4, types);
-    while (status == STATUS_OK && found) {
+    while (found) {
         const struct db_param params[] = {
             {change->tenant}, {change->dictionary->code}, {change->snapshot_id}, {str_from(index)}};
-        struct db_result *result = NULL;
-        status = refdata_writer_query(writer, &statement, params, &result, error);
-        found = status == STATUS_OK && db_result_rows(result) == 1;
+        struct db_result *result = refdata_writer_query(writer, staged_chunk_sql, 4, types, params);
+        found = result && db_result_rows(result) == 1;
         if (found) {
             values.values[REFDATA_CHUNK_INDEX] = refdata_number(index, db_result_i64(result, 0, 0));
             values.values[REFDATA_SNAPSHOT_JSON] = db_result_str(result, 0, 1);
-            status = add_template(change->dictionary, REFDATA_SNAPSHOT_STAGE, &values, writer, error);
+            add_template(change->dictionary, REFDATA_SNAPSHOT_STAGE, &values, writer);
         }
         db_result_free(result);
     }
-    if (status == STATUS_OK)
-        status = add_template(change->dictionary, REFDATA_SNAPSHOT_FINALIZE, &values, writer, error);
-    return status;
+    values.values[REFDATA_SNAPSHOT_JSON] = STR_NONE; /* the result's */
+    add_template(change->dictionary, REFDATA_SNAPSHOT_FINALIZE, &values, writer);
 }
 
 /* The deltas that came meanwhile, each with its own time and the snapshot's version. */
-static enum status write_staged_deltas(const struct refdata_write *change, struct refdata_writer *writer,
-                                       struct error *error)
+static void write_staged_deltas(const struct refdata_write *change, struct refdata_writer *writer)
 {
     static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_BIGINT};
     char begun[REFDATA_NUMBER_BYTES];
     const struct db_param params[] = {
         {change->tenant}, {change->dictionary->code}, {refdata_number(begun, change->begun_version)}};
     struct change_values values;
-    struct db_statement statement;
-    struct db_result *result = NULL;
-    db_statement_init(&statement, staged_deltas_sql, 3, types);
-    enum status status = refdata_writer_query(writer, &statement, params, &result, error);
+    struct db_result *result = refdata_writer_query(writer, staged_deltas_sql, 3, types, params);
     set_values(&values, change);
-    for (size_t row = 0; status == STATUS_OK && row < db_result_rows(result); row++) {
+    for (size_t row = 0; result && row < db_result_rows(result); row++) {
         struct refdata_item item = {.key = db_result_str(result, row, 1),
                                     .is_delete = db_result_is_null(result, row, 2)};
         if (!item.is_delete)
             item.payload = db_result_str(result, row, 2);
         values.values[REFDATA_EVENT_EPOCH] = db_result_str(result, row, 0);
-        status = write_item(change->dictionary, &item, &values, writer, error);
+        write_item(change->dictionary, &item, &values, writer);
     }
     db_result_free(result);
-    return status;
 }
 
-static enum status write_staged_by_template(const struct refdata_write *change, struct refdata_writer *writer,
-                                            struct error *error)
+static void write_staged_by_template(const struct refdata_write *change, struct refdata_writer *writer)
 {
-    enum status status = change->dictionary->sql[REFDATA_SNAPSHOT_STAGE].given
-                             ? write_staged_chunks(change, writer, error)
-                             : write_staged_whole(change, writer, error);
-    return status == STATUS_OK ? write_staged_deltas(change, writer, error) : status;
+    if (change->dictionary->sql[REFDATA_SNAPSHOT_STAGE].given)
+        write_staged_chunks(change, writer);
+    else
+        write_staged_whole(change, writer);
+    write_staged_deltas(change, writer);
 }
 
 const struct refdata_provider refdata_provider_sql = {

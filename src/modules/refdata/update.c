@@ -1,10 +1,52 @@
-/* An update's own members: read strictly, put together again for the bus. Its items are update_items.c. */
+/* An update's own members: read strictly, written again for the bus. Its items are in update_items.c. */
 #include "modules/refdata/update.h"
 
+#include <stdio.h>
+
 #include "base/clock.h"
-#include "modules/refdata/content.h"
-#include "modules/refdata/members.h"
 #include "modules/refdata/update_inside.h"
+
+/* ---- members of an object ---- */
+
+static enum status refuse_unknown(struct error *error, const char *path, struct str name, const char *why)
+{
+    char field[sizeof error->field];
+    size_t room = sizeof field - 1 - strlen(path);
+    name = str_utf8_cut(name, room);
+    snprintf(field, sizeof field, "%s%.*s", path, STR_ARG(name));
+    return error_set_field(error, STATUS_BAD_REQUEST, field, "%s: %s", field, why);
+}
+
+static size_t find_name(const struct str *names, size_t count, struct str raw)
+{
+    size_t at = 0;
+    while (at < count && !json_str_eq(raw, names[at]))
+        at++;
+    return at;
+}
+
+enum status refdata_members_read(const struct json_value *object, const char *path, const struct str *names,
+                                 size_t count, struct json_value *values, struct arena *arena,
+                                 struct error *error)
+{
+    struct json_value value;
+    struct json_iter it;
+    struct str raw;
+
+    memset(values, 0, count * sizeof *values);
+    json_iter_init(&it, object);
+    while (json_iter_next(&it, &raw, &value)) {
+        size_t at = find_name(names, count, raw);
+        if (at == count)
+            return refuse_unknown(error, path, json_str_decode(raw, arena), "there is no such member");
+        if (refdata_member_given(&values[at]))
+            return refuse_unknown(error, path, names[at], "comes more than once");
+        values[at] = value;
+    }
+    return STATUS_OK;
+}
+
+/* ---- the update's own ---- */
 
 enum {
     EVENT_ID,
@@ -25,7 +67,7 @@ enum {
     {                          \
         text, sizeof(text) - 1 \
     }
-static const struct str names[MEMBERS] = {
+static const struct str member_names[MEMBERS] = {
     [EVENT_ID] = NAME("eventId"),
     [TENANT_ID] = NAME("tenantId"),
     [SOURCE] = NAME("source"),
@@ -49,9 +91,10 @@ struct reading {
     struct error *error;
 };
 
-static enum status refuse(struct error *error, unsigned member, const char *why)
+static enum status refuse_member(struct error *error, unsigned member, const char *why)
 {
-    return error_set_field(error, STATUS_BAD_REQUEST, names[member].ptr, "%s %s", names[member].ptr, why);
+    return error_set_field(error, STATUS_BAD_REQUEST, member_names[member].ptr, "%s %s",
+                           member_names[member].ptr, why);
 }
 
 static bool is_given(const struct reading *reading, unsigned member)
@@ -65,11 +108,12 @@ static enum status read_name(const struct json_value *value, unsigned member, st
                              struct str *name, struct error *error)
 {
     if (!refdata_member_given(value))
-        return refuse(error, member, "is missing");
+        return refuse_member(error, member, "is missing");
     if (value->type != JSON_STRING)
-        return refuse(error, member, "must be a string");
+        return refuse_member(error, member, "must be a string");
     *name = json_str_decode(value->raw, arena);
-    return str_is_name(*name) ? STATUS_OK : refuse(error, member, "must be 1 to 64 of A-Z a-z 0-9 . _ -");
+    return str_is_name(*name) ? STATUS_OK
+                              : refuse_member(error, member, "must be 1 to 64 of A-Z a-z 0-9 . _ -");
 }
 
 static enum status read_uuid(const struct reading *reading, unsigned member, char out[UUID_TEXT_BYTES])
@@ -77,7 +121,7 @@ static enum status read_uuid(const struct reading *reading, unsigned member, cha
     const struct json_value *value = &reading->values[member];
     struct uuid uuid;
     if (value->type != JSON_STRING || !uuid_parse(json_str_decode(value->raw, reading->arena), &uuid))
-        return refuse(reading->error, member, "must be a UUID");
+        return refuse_member(reading->error, member, "must be a UUID");
     uuid_format(&uuid, out);
     return STATUS_OK;
 }
@@ -87,12 +131,12 @@ static enum status read_choice(const struct reading *reading, unsigned member, c
 {
     const struct json_value *value = &reading->values[member];
     if (!refdata_member_given(value))
-        return refuse(reading->error, member, "is missing");
+        return refuse_member(reading->error, member, "is missing");
     for (*choice = 0; *choice < 2; ++*choice)
         if (value->type == JSON_STRING && json_str_eq(value->raw, str_from(choices[*choice])))
             return STATUS_OK;
-    return error_set_field(reading->error, STATUS_BAD_REQUEST, names[member].ptr, "%s must be %s or %s",
-                           names[member].ptr, choices[0], choices[1]);
+    return error_set_field(reading->error, STATUS_BAD_REQUEST, member_names[member].ptr,
+                           "%s must be %s or %s", member_names[member].ptr, choices[0], choices[1]);
 }
 
 static enum status read_count(const struct reading *reading, unsigned member, int32_t *count)
@@ -100,7 +144,7 @@ static enum status read_count(const struct reading *reading, unsigned member, in
     int64_t number = 1;
     if (is_given(reading, member) &&
         (!json_to_i64(&reading->values[member], &number) || number < 1 || number > INT32_MAX))
-        return refuse(reading->error, member, "must be a whole number from 1 to 2147483647");
+        return refuse_member(reading->error, member, "must be a whole number from 1 to 2147483647");
     *count = (int32_t)number;
     return STATUS_OK;
 }
@@ -112,7 +156,7 @@ static enum status read_event_id(const struct reading *reading)
     if (is_given(reading, EVENT_ID))
         return read_uuid(reading, EVENT_ID, reading->update->event_id);
     if (reading->origin == REFDATA_FROM_BUS)
-        return refuse(reading->error, EVENT_ID, "is missing");
+        return refuse_member(reading->error, EVENT_ID, "is missing");
     struct uuid uuid = uuid_random();
     uuid_format(&uuid, reading->update->event_id);
     return STATUS_OK;
@@ -130,7 +174,7 @@ static enum status read_tenant(const struct reading *reading, struct str tenant)
     if (status != STATUS_OK)
         return status;
     if (tenant.ptr && !str_eq(tenant, named))
-        return refuse(reading->error, TENANT_ID, "is not the path's");
+        return refuse_member(reading->error, TENANT_ID, "is not the path's");
     update->tenant = named;
     return STATUS_OK;
 }
@@ -142,7 +186,7 @@ static enum status read_source(const struct reading *reading)
     if (reading->origin == REFDATA_FROM_BUS)
         status = read_choice(reading, SOURCE, source_names, &source);
     else if (json_has_nul_escape(reading->values[SOURCE].raw))
-        status = refuse(reading->error, SOURCE, "must not hold \\u0000");
+        status = refuse_member(reading->error, SOURCE, "must not hold \\u0000");
     reading->update->source = source;
     return status;
 }
@@ -160,7 +204,7 @@ static enum status read_revision(const struct reading *reading)
     struct refdata_update *update = reading->update;
     update->has_revision = is_given(reading, SOURCE_REVISION);
     if (update->has_revision && !json_to_i64(&reading->values[SOURCE_REVISION], &update->source_revision))
-        return refuse(reading->error, SOURCE_REVISION, "must be a whole number of 64 bits");
+        return refuse_member(reading->error, SOURCE_REVISION, "must be a whole number of 64 bits");
     return STATUS_OK;
 }
 
@@ -179,16 +223,16 @@ static enum status check_chunk(const struct reading *reading)
     if (!chunked)
         return STATUS_OK;
     if (update->type == REFDATA_DELTA)
-        return refuse(reading->error, update->chunks_total > 1 ? CHUNKS_TOTAL : CHUNK_INDEX,
-                      "must be 1: only a SNAPSHOT comes in chunks");
+        return refuse_member(reading->error, update->chunks_total > 1 ? CHUNKS_TOTAL : CHUNK_INDEX,
+                             "must be 1: only a SNAPSHOT comes in chunks");
     if (!is_given(reading, CHUNKS_TOTAL))
-        return refuse(reading->error, CHUNKS_TOTAL, "is missing: this is a chunk");
+        return refuse_member(reading->error, CHUNKS_TOTAL, "is missing: this is a chunk");
     if (!is_given(reading, CHUNK_INDEX))
-        return refuse(reading->error, CHUNK_INDEX, "is missing: this is a chunk");
+        return refuse_member(reading->error, CHUNK_INDEX, "is missing: this is a chunk");
     if (!update->snapshot_id[0])
-        return refuse(reading->error, SNAPSHOT_ID, "is missing: this is a chunk");
+        return refuse_member(reading->error, SNAPSHOT_ID, "is missing: this is a chunk");
     if (update->chunk_index > update->chunks_total)
-        return refuse(reading->error, CHUNK_INDEX, "must be at most chunksTotal");
+        return refuse_member(reading->error, CHUNK_INDEX, "must be at most chunksTotal");
     return STATUS_OK;
 }
 
@@ -216,12 +260,13 @@ static enum status read_occurred_at(const struct reading *reading)
     const struct json_value *value = &reading->values[OCCURRED_AT];
     if (!refdata_member_given(value)) {
         reading->update->occurred_at_us = clock_unix_us();
-        return reading->origin == REFDATA_FROM_CLIENT ? STATUS_OK
-                                                      : refuse(reading->error, OCCURRED_AT, "is missing");
+        return reading->origin == REFDATA_FROM_CLIENT
+                   ? STATUS_OK
+                   : refuse_member(reading->error, OCCURRED_AT, "is missing");
     }
     struct str text = value->type == JSON_STRING ? json_str_decode(value->raw, reading->arena) : STR_NONE;
     if (!clock_rfc3339_parse(text, &reading->update->occurred_at_us) || !is_utc(text))
-        return refuse(reading->error, OCCURRED_AT, "must be a time in UTC: 2026-02-27T12:00:00Z");
+        return refuse_member(reading->error, OCCURRED_AT, "must be a time in UTC: 2026-02-27T12:00:00Z");
     return STATUS_OK;
 }
 
@@ -245,10 +290,10 @@ static enum status read_items(const struct reading *reading, const struct refdat
     char bytes[REFDATA_HASH_BYTES];
 
     if (!is_given(reading, ITEMS))
-        return refuse(reading->error, ITEMS, "is missing");
+        return refuse_member(reading->error, ITEMS, "is missing");
     update->items = reading->values[ITEMS];
     if (update->items.type != JSON_ARRAY)
-        return refuse(reading->error, ITEMS, "must be an array");
+        return refuse_member(reading->error, ITEMS, "must be an array");
     enum status status = refdata_items_check(update, limits, reading->arena, &items, reading->error);
     if (status == STATUS_OK)
         update->content = hash_item(describe(reading), refdata_hash_bytes(items, bytes));
@@ -264,7 +309,7 @@ enum status refdata_update_open(struct str text, const struct refdata_limits *li
         return status;
     if (body->type != JSON_OBJECT)
         return error_set(error, STATUS_BAD_REQUEST, "an update must be a JSON object");
-    (void)json_get(body, names[DICT_CODE], &code);
+    (void)json_get(body, member_names[DICT_CODE], &code);
     return read_name(&code, DICT_CODE, arena, dict_code, error);
 }
 
@@ -279,7 +324,7 @@ enum status refdata_update_read(const struct json_value *body, enum refdata_orig
         read_event_id, read_source, read_type, read_revision, read_chunk, read_occurred_at};
 
     *update = (struct refdata_update){0};
-    enum status status = refdata_members_read(body, "", names, MEMBERS, values, arena, error);
+    enum status status = refdata_members_read(body, "", member_names, MEMBERS, values, arena, error);
     if (status == STATUS_OK)
         status = read_tenant(&reading, tenant);
     if (status == STATUS_OK)

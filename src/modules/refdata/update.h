@@ -74,6 +74,17 @@ void refdata_items_begin(struct refdata_items *items, const struct refdata_updat
                          struct arena *arena);
 bool refdata_items_next(struct refdata_items *items, struct refdata_item *item);
 
+/* Reads a JSON object whose members are all known: an unknown one, or one that comes twice, is refused by name. values[i] is the member names[i], or has no bytes where it is missing. `path` is what stands before a member's name in
+ * errors ("items[3]."), "" for the outermost object. */
+enum status refdata_members_read(const struct json_value *object, const char *path, const struct str *names,
+                                 size_t count, struct json_value *values, struct arena *arena,
+                                 struct error *error) MUST_CHECK;
+
+static inline bool refdata_member_given(const struct json_value *value)
+{
+    return value->raw.len > 0;
+}
+
 /* ---- what became of it ---- */
 enum refdata_decision { REFDATA_PENDING, REFDATA_COMMITTED, REFDATA_FAILED };
 const char *refdata_decision_name(enum refdata_decision decision); /* as update_request.status */

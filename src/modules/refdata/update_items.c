@@ -1,13 +1,131 @@
-/* The items of an update: each checked once, when it is read (R8), then walked without further questions. */
+/* The items of an update: each checked once, when it is read (R8), then walked without further checks; and the hash of their
+ * content. */
 #include <stdio.h>
 
-#include "modules/refdata/content.h"
-#include "modules/refdata/members.h"
 #include "modules/refdata/update_inside.h"
+
+/* ---- the content of a JSON value ----
+ * The same hash for any white space and any order of an object's members. Texts and numbers count as they were written: 1.0 is not 1.
+ * One pass over the bytes, with what is open on a stack: a nested value costs no more than a flat one.
+ *
+ *     object = H('{', sum of H(name, value))      the sum knows no order
+ *     array  = H('[', H(… H(H(0, first), second) …))
+ *     scalar = H('"' or 'v', its bytes) */
+
+/* One open container. */
+struct content_level {
+    struct hash128 sum;
+    struct str name; /* of the member whose value comes next; ptr NULL = none was read */
+    bool is_object;
+};
+
+struct walk {
+    const char *p, *end;
+    struct content_level *levels;
+    size_t depth;
+    struct hash128 value; /* the last one that was finished */
+};
+
+struct str refdata_hash_bytes(struct hash128 hash, char out[REFDATA_HASH_BYTES])
+{
+    for (unsigned i = 0; i < 8; i++) {
+        out[i] = (char)(hash.low >> (8 * i));
+        out[8 + i] = (char)(hash.high >> (8 * i));
+    }
+    return str_of(out, REFDATA_HASH_BYTES);
+}
+
+static void add(struct walk *walk, struct hash128 value)
+{
+    char value_bytes[REFDATA_HASH_BYTES], sum_bytes[REFDATA_HASH_BYTES];
+    walk->value = value;
+    if (walk->depth == 0)
+        return;
+    struct content_level *level = &walk->levels[walk->depth - 1];
+    struct str value_text = refdata_hash_bytes(value, value_bytes);
+    if (level->is_object) {
+        hash128_add(&level->sum, hash_item(level->name, value_text));
+        level->name = STR_NONE;
+    } else {
+        level->sum = hash_item(refdata_hash_bytes(level->sum, sum_bytes), value_text);
+    }
+}
+
+static void open_container(struct walk *walk, bool is_object)
+{
+    walk->levels[walk->depth++] = (struct content_level){.is_object = is_object};
+}
+
+static void close_container(struct walk *walk)
+{
+    char bytes[REFDATA_HASH_BYTES];
+    const struct content_level *level = &walk->levels[--walk->depth];
+    struct str kind = level->is_object ? STR("{") : STR("[");
+    add(walk, hash_item(kind, refdata_hash_bytes(level->sum, bytes)));
+}
+
+/* From the opening quote on; what is between the quotes. */
+static struct str take_string(struct walk *walk)
+{
+    const char *start = ++walk->p;
+    while (walk->p < walk->end && *walk->p != '"')
+        walk->p += *walk->p == '\\' ? 2 : 1;
+    struct str inside = str_of(start, (size_t)(walk->p - start));
+    walk->p++;
+    return inside;
+}
+
+static bool is_delimiter(char c)
+{
+    return c == ',' || c == ':' || c == '}' || c == ']' || c == ' ' || c == '\n' || c == '\r' || c == '\t';
+}
+
+static struct str take_word(struct walk *walk)
+{
+    const char *start = walk->p;
+    while (walk->p < walk->end && !is_delimiter(*walk->p))
+        walk->p++;
+    return str_of(start, (size_t)(walk->p - start));
+}
+
+static void take_text(struct walk *walk)
+{
+    struct content_level *level = walk->depth ? &walk->levels[walk->depth - 1] : NULL;
+    struct str text = take_string(walk);
+    if (level && level->is_object && !level->name.ptr)
+        level->name = text;
+    else
+        add(walk, hash_item(STR("\""), text));
+}
+
+/* `raw` is validated and at most as deep as `levels` has room. */
+static struct hash128 hash_json(struct str raw, struct content_level *levels)
+{
+    struct walk walk = {.p = raw.ptr, .end = raw.ptr + raw.len, .levels = levels};
+    while (walk.p < walk.end) {
+        char c = *walk.p;
+        if (c == '{' || c == '[') {
+            open_container(&walk, c == '{');
+            walk.p++;
+        } else if (c == '}' || c == ']') {
+            close_container(&walk);
+            walk.p++;
+        } else if (c == '"') {
+            take_text(&walk);
+        } else if (is_delimiter(c)) {
+            walk.p++;
+        } else {
+            add(&walk, hash_item(STR("v"), take_word(&walk)));
+        }
+    }
+    return walk.value;
+}
+
+/* ---- the items ---- */
 
 enum { KEY, OP, PAYLOAD, MEMBERS };
 
-static const struct str names[MEMBERS] = {
+static const struct str item_names[MEMBERS] = {
     [KEY] = {"key", 3},
     [OP] = {"op", 2},
     [PAYLOAD] = {"payload", 7},
@@ -17,13 +135,14 @@ struct check {
     const struct refdata_limits *limits;
     struct refdata_update *update;
     struct arena *arena;
-    struct refdata_content_level *levels;
+    struct content_level *levels;
     size_t at;
     struct hash128 content;
     struct error *error;
 };
 
-static enum status refuse(const struct check *check, enum status status, const char *member, const char *why)
+static enum status refuse_item(const struct check *check, enum status status, const char *member,
+                               const char *why)
 {
     char field[sizeof check->error->field];
     snprintf(field, sizeof field, "items[%zu]%s%s", check->at, *member ? "." : "", member);
@@ -33,16 +152,16 @@ static enum status refuse(const struct check *check, enum status status, const c
 static enum status check_key(const struct check *check, const struct json_value *value, struct str *key)
 {
     if (!refdata_member_given(value))
-        return refuse(check, STATUS_BAD_REQUEST, "key", "is missing");
+        return refuse_item(check, STATUS_BAD_REQUEST, "key", "is missing");
     if (value->type != JSON_STRING)
-        return refuse(check, STATUS_BAD_REQUEST, "key", "must be a string");
+        return refuse_item(check, STATUS_BAD_REQUEST, "key", "must be a string");
     if (json_has_nul_escape(value->raw))
-        return refuse(check, STATUS_BAD_REQUEST, "key", "must not hold \\u0000");
+        return refuse_item(check, STATUS_BAD_REQUEST, "key", "must not hold \\u0000");
     *key = json_str_decode(value->raw, check->arena);
     if (key->len == 0)
-        return refuse(check, STATUS_BAD_REQUEST, "key", "must not be empty");
+        return refuse_item(check, STATUS_BAD_REQUEST, "key", "must not be empty");
     if (key->len > check->limits->key_bytes_max)
-        return refuse(check, STATUS_BAD_REQUEST, "key", "is too long");
+        return refuse_item(check, STATUS_BAD_REQUEST, "key", "is too long");
     return STATUS_OK;
 }
 
@@ -51,14 +170,15 @@ static enum status check_op(const struct check *check, const struct json_value *
     bool snapshot = check->update->type == REFDATA_SNAPSHOT;
     *is_delete = false;
     if (!refdata_member_given(value))
-        return snapshot ? STATUS_OK : refuse(check, STATUS_BAD_REQUEST, "op", "is missing: UPSERT or DELETE");
+        return snapshot ? STATUS_OK
+                        : refuse_item(check, STATUS_BAD_REQUEST, "op", "is missing: UPSERT or DELETE");
     if (value->type == JSON_STRING && json_str_eq(value->raw, STR("UPSERT")))
         return STATUS_OK;
     *is_delete = value->type == JSON_STRING && json_str_eq(value->raw, STR("DELETE"));
     if (*is_delete && snapshot)
-        return refuse(check, STATUS_BAD_REQUEST, "op",
-                      "nothing is deleted by name in a SNAPSHOT: what it lacks is deleted");
-    return *is_delete ? STATUS_OK : refuse(check, STATUS_BAD_REQUEST, "op", "must be UPSERT or DELETE");
+        return refuse_item(check, STATUS_BAD_REQUEST, "op",
+                           "nothing is deleted by name in a SNAPSHOT: what it lacks is deleted");
+    return *is_delete ? STATUS_OK : refuse_item(check, STATUS_BAD_REQUEST, "op", "must be UPSERT or DELETE");
 }
 
 /* By what jsonb makes of it. Few payloads are long enough to be worth the look. */
@@ -71,11 +191,11 @@ static bool is_too_large(const struct json_value *payload, size_t bytes_max)
 static enum status check_payload(const struct check *check, const struct json_value *value, bool is_delete)
 {
     if (!refdata_member_given(value))
-        return is_delete ? STATUS_OK : refuse(check, STATUS_BAD_REQUEST, "payload", "is missing");
+        return is_delete ? STATUS_OK : refuse_item(check, STATUS_BAD_REQUEST, "payload", "is missing");
     if (is_too_large(value, check->limits->payload_bytes_max))
-        return refuse(check, STATUS_PAYLOAD_TOO_LARGE, "payload", "is too large");
+        return refuse_item(check, STATUS_PAYLOAD_TOO_LARGE, "payload", "is too large");
     if (json_has_nul_escape(value->raw))
-        return refuse(check, STATUS_BAD_REQUEST, "payload", "must not hold \\u0000");
+        return refuse_item(check, STATUS_BAD_REQUEST, "payload", "must not hold \\u0000");
     return STATUS_OK;
 }
 
@@ -85,7 +205,7 @@ static void add_content(struct check *check, struct str key, bool is_delete, con
     char bytes[REFDATA_HASH_BYTES + 1], sum[REFDATA_HASH_BYTES];
     struct hash128 value = {0, 0};
     if (refdata_member_given(payload))
-        value = refdata_content_hash(payload->raw, check->levels);
+        value = hash_json(payload->raw, check->levels);
     refdata_hash_bytes(value, bytes);
     bytes[REFDATA_HASH_BYTES] = is_delete ? 'D' : 'U';
     struct hash128 item = hash_item(key, str_of(bytes, sizeof bytes));
@@ -100,9 +220,10 @@ static enum status check_item(struct check *check, const struct json_value *item
     bool is_delete = false;
 
     if (item->type != JSON_OBJECT)
-        return refuse(check, STATUS_BAD_REQUEST, "", "must be an object");
+        return refuse_item(check, STATUS_BAD_REQUEST, "", "must be an object");
     snprintf(path, sizeof path, "items[%zu].", check->at);
-    enum status status = refdata_members_read(item, path, names, MEMBERS, values, check->arena, check->error);
+    enum status status =
+        refdata_members_read(item, path, item_names, MEMBERS, values, check->arena, check->error);
     if (status == STATUS_OK)
         status = check_key(check, &values[KEY], &key);
     if (status == STATUS_OK)
@@ -157,9 +278,9 @@ bool refdata_items_next(struct refdata_items *items, struct refdata_item *item)
     *item = (struct refdata_item){0};
     json_iter_init(&it, &element);
     while (json_iter_next(&it, &name, &value)) {
-        if (json_str_eq(name, names[KEY]))
+        if (json_str_eq(name, item_names[KEY]))
             item->key = json_str_decode(value.raw, items->arena);
-        else if (json_str_eq(name, names[OP]))
+        else if (json_str_eq(name, item_names[OP]))
             item->is_delete = json_str_eq(value.raw, STR("DELETE"));
         else
             item->payload = value.raw;

@@ -1,4 +1,4 @@
-/* Statements in pipelines that end by themselves before they grow too long. */
+/* Statements in pipelines that end before they grow too long. */
 #include "modules/refdata/writer.h"
 
 #include <stdio.h>
@@ -28,86 +28,109 @@ static void name_item(const struct refdata_writer *writer, size_t number, struct
     error_context(error, "item \"%.*s\"", STR_ARG(key));
 }
 
-enum status refdata_writer_wait(struct refdata_writer *writer, struct error *error)
+static void fail(struct refdata_writer *writer, enum status status, const struct error *error)
 {
-    size_t failed_at = 0;
-    if (!writer->open)
-        return STATUS_OK;
-    writer->open = false;
-    writer->pending = writer->bytes = 0;
-    enum status status = db_pipeline_end(writer->conn, writer->deadline_ns, NULL, 0, &failed_at, error);
-    if (status == STATUS_DB_ERROR)
-        name_item(writer, writer->begun + failed_at, error);
-    return status;
+    if (writer->status != STATUS_OK)
+        return;
+    writer->status = status;
+    writer->error = *error;
 }
 
-void refdata_writer_leave(struct refdata_writer *writer)
+/* A pipeline has to end also after something could not be sent. */
+static void end_pipeline(struct refdata_writer *writer)
 {
+    struct error error = {0};
+    size_t failed_at = 0;
+    if (!writer->open)
+        return;
+    writer->open = false;
+    writer->pending = writer->bytes = 0;
+    enum status status = db_pipeline_end(writer->conn, writer->deadline_ns, NULL, 0, &failed_at, &error);
+    if (status == STATUS_DB_ERROR)
+        name_item(writer, writer->begun + failed_at, &error);
+    if (status == STATUS_CANCELLED)
+        writer->status = STATUS_OK; /* this failure counts */
+    if (status != STATUS_OK)
+        fail(writer, status, &error);
+}
+
+enum status refdata_writer_wait(struct refdata_writer *writer, struct error *error)
+{
+    end_pipeline(writer);
+    if (writer->status != STATUS_OK && error)
+        *error = writer->error;
+    return writer->status;
+}
+
+enum status refdata_writer_leave(struct refdata_writer *writer, struct error *error)
+{
+    if (writer->status != STATUS_OK)
+        return refdata_writer_wait(writer, error);
     if (writer->open)
         db_pipeline_leave(writer->conn, NULL, 0);
     writer->open = false;
+    return STATUS_OK;
 }
 
-/* What could not be sent leaves a pipeline that has to end all the same. */
-static enum status give_up(struct refdata_writer *writer, enum status status)
+void refdata_writer_add(struct refdata_writer *writer, const struct db_statement *statement,
+                        const struct db_param *params)
 {
-    struct error later = {0};
-    return refdata_writer_wait(writer, &later) == STATUS_CANCELLED ? STATUS_CANCELLED : status;
-}
-
-enum status refdata_writer_add(struct refdata_writer *writer, const struct db_statement *statement,
-                               const struct db_param *params, struct error *error)
-{
-    enum status status = STATUS_OK;
     if (writer->pending >= PENDING_MAX || writer->bytes >= BYTES_MAX)
-        status = refdata_writer_wait(writer, error);
-    if (status == STATUS_OK && !writer->open) {
-        status = db_pipeline_begin_checked(writer->conn, error);
-        writer->open = status == STATUS_OK;
+        end_pipeline(writer);
+    if (writer->status != STATUS_OK)
+        return;
+    if (!writer->open) {
+        db_pipeline_begin(writer->conn);
+        writer->open = true;
         writer->begun = writer->added;
     }
-    if (status != STATUS_OK)
-        return status;
-    status = db_pipeline_add_checked(writer->conn, statement, params, error);
+    db_pipeline_add(writer->conn, statement, params);
     writer->pending++;
     writer->added++;
     for (unsigned i = 0; i < db_param_count(statement, params); i++)
         writer->bytes += params[i].value.len;
-    return status == STATUS_OK ? status : give_up(writer, status);
 }
 
-enum status refdata_writer_query(struct refdata_writer *writer, const struct db_statement *statement,
-                                 const struct db_param *params, struct db_result **result,
-                                 struct error *error)
-{
-    enum status status = refdata_writer_wait(writer, error);
-    return status == STATUS_OK ? db_query(writer->conn, statement, params, writer->deadline_ns, result, error)
-                               : status;
-}
-
-enum status refdata_writer_plan_freely(struct refdata_writer *writer, struct error *error)
+void refdata_writer_add_sql(struct refdata_writer *writer, const char *sql, unsigned count,
+                            const enum db_type *types, const struct db_param *params)
 {
     struct db_statement statement;
-    if (writer->plans_freely)
-        return STATUS_OK;
-    writer->plans_freely = true;
-    db_statement_init(&statement, DB_PLAN_FREELY_SQL, 0, NULL);
-    return refdata_writer_add(writer, &statement, NULL, error);
+    db_statement_init(&statement, sql, count, types);
+    refdata_writer_add(writer, &statement, params);
 }
 
-enum status refdata_writer_allow(struct refdata_writer *writer, int64_t timeout_ms, struct error *error)
+struct db_result *refdata_writer_query(struct refdata_writer *writer, const char *sql, unsigned count,
+                                       const enum db_type *types, const struct db_param *params)
+{
+    struct db_statement statement;
+    struct db_result *result = NULL;
+    struct error error = {0};
+    end_pipeline(writer);
+    if (writer->status != STATUS_OK)
+        return NULL;
+    db_statement_init(&statement, sql, count, types);
+    enum status status = db_query(writer->conn, &statement, params, writer->deadline_ns, &result, &error);
+    if (status != STATUS_OK)
+        fail(writer, status, &error);
+    return result;
+}
+
+void refdata_writer_plan_freely(struct refdata_writer *writer)
+{
+    if (!writer->plans_freely)
+        refdata_writer_add_sql(writer, DB_PLAN_FREELY_SQL, 0, NULL, NULL);
+    writer->plans_freely = true;
+}
+
+void refdata_writer_allow(struct refdata_writer *writer, int64_t timeout_ms)
 {
     char text[REFDATA_NUMBER_BYTES];
-    struct db_statement statement;
     int64_t deadline_ns = clock_deadline_ms(timeout_ms);
-    db_statement_init(&statement, allow_sql, 1, (const enum db_type[]){DB_TEXT});
     if (deadline_ns > writer->deadline_ns)
         writer->deadline_ns = deadline_ns;
-    enum status status = refdata_writer_plan_freely(writer, error);
-    if (status != STATUS_OK)
-        return status;
-    return refdata_writer_add(writer, &statement, &(struct db_param){refdata_number(text, timeout_ms)},
-                              error);
+    refdata_writer_plan_freely(writer);
+    refdata_writer_add_sql(writer, allow_sql, 1, (const enum db_type[]){DB_TEXT},
+                           &(struct db_param){refdata_number(text, timeout_ms)});
 }
 
 struct str refdata_number(char out[REFDATA_NUMBER_BYTES], int64_t value)
@@ -202,15 +225,13 @@ void refdata_columns_state(struct refdata_columns *columns, const struct refdata
     db_statement_init(statement, one ? sql->one : sql->many, columns->count, one ? texts : arrays);
 }
 
-enum status refdata_columns_write(struct refdata_columns *columns, const struct refdata_rows_sql *sql,
-                                  struct refdata_writer *writer, struct error *error)
+void refdata_columns_write(struct refdata_columns *columns, const struct refdata_rows_sql *sql,
+                           struct refdata_writer *writer)
 {
     struct db_param params[REFDATA_COLUMNS_MAX];
     struct db_statement statement;
-    enum status status = STATUS_OK;
     refdata_columns_state(columns, sql, &statement, params);
     if (columns->rows)
-        status = refdata_writer_add(writer, &statement, params, error);
+        refdata_writer_add(writer, &statement, params);
     refdata_columns_free(columns);
-    return status;
 }

@@ -1,5 +1,5 @@
-/* A writer: statements on their way to PostgreSQL, many to a round trip. They are sent as they are added and waited for
- * when the caller wants to know, or when so many are under way that their answers would fill memory. */
+/* A writer: statements on their way to PostgreSQL, many to a round trip. They are sent as they are added; the first failure is kept,
+ * what is added after it does nothing, and refdata_writer_wait() returns it. */
 #ifndef FRESHET_REFDATA_WRITER_H
 #define FRESHET_REFDATA_WRITER_H
 
@@ -16,29 +16,31 @@ struct refdata_writer {
     /* Which of them write one item each, in this order: a failure names the item. */
     const struct refdata_item *items;
     size_t item_count, items_from;
+    enum status status; /* the first failure */
+    struct error error;
 };
 
 struct refdata_item;
 /* The next `count` statements write these items, one each. The array lives as long as the writer. */
 void refdata_writer_name_items(struct refdata_writer *writer, const struct refdata_item *items, size_t count);
 
-/* Values are copied. After a failure here or of a wait nothing more may be added but by a new writer. */
-enum status refdata_writer_add(struct refdata_writer *writer, const struct db_statement *statement,
-                               const struct db_param *params, struct error *error) MUST_CHECK;
-/* Instead of a wait, at the end: what was added goes out with the caller's commit. */
-void refdata_writer_leave(struct refdata_writer *writer);
+/* Values are copied. After a failure nothing more is sent: a new writer is needed. */
+void refdata_writer_add(struct refdata_writer *writer, const struct db_statement *statement,
+                        const struct db_param *params);
+void refdata_writer_add_sql(struct refdata_writer *writer, const char *sql, unsigned count,
+                            const enum db_type *types, const struct db_param *params);
+/* Waits for what was added, then asks. NULL after a failure. */
+struct db_result *refdata_writer_query(struct refdata_writer *writer, const char *sql, unsigned count,
+                                       const enum db_type *types, const struct db_param *params);
+/* The first failure, or OK: all of it was done. */
 enum status refdata_writer_wait(struct refdata_writer *writer, struct error *error) MUST_CHECK;
-/* Waits for what was added, then asks. */
-enum status refdata_writer_query(struct refdata_writer *writer, const struct db_statement *statement,
-                                 const struct db_param *params, struct db_result **result,
-                                 struct error *error) MUST_CHECK;
+/* Instead of a wait, at the end: what was added goes out with the caller's commit. */
+enum status refdata_writer_leave(struct refdata_writer *writer, struct error *error) MUST_CHECK;
 /* What follows in this transaction is known to be long (a whole snapshot): statements may take this long, and are planned
  * freely. */
-enum status refdata_writer_allow(struct refdata_writer *writer, int64_t timeout_ms,
-                                 struct error *error) MUST_CHECK;
-
+void refdata_writer_allow(struct refdata_writer *writer, int64_t timeout_ms);
 /* What follows in this transaction is not our SQL, or large: db.h's DB_PLAN_FREELY_SQL. */
-enum status refdata_writer_plan_freely(struct refdata_writer *writer, struct error *error) MUST_CHECK;
+void refdata_writer_plan_freely(struct refdata_writer *writer);
 
 /* ---- values as text ---- */
 #define REFDATA_NUMBER_BYTES 24
@@ -66,9 +68,9 @@ void refdata_columns_put(struct refdata_columns *columns, unsigned column,
 void refdata_columns_put_i64(struct refdata_columns *columns, unsigned column, int64_t value);
 void refdata_columns_put_null(struct refdata_columns *columns, unsigned column);
 /* Adds the statement, whose parameters are the columns, unless there are no rows; frees them. */
-enum status refdata_columns_write(struct refdata_columns *columns, const struct refdata_rows_sql *sql,
-                                  struct refdata_writer *writer, struct error *error) MUST_CHECK;
-/* The same for whoever adds it himself; the parameters live until the columns are freed. */
+void refdata_columns_write(struct refdata_columns *columns, const struct refdata_rows_sql *sql,
+                           struct refdata_writer *writer);
+/* The same for a caller that adds it itself; the parameters live until the columns are freed. */
 void refdata_columns_state(struct refdata_columns *columns, const struct refdata_rows_sql *sql,
                            struct db_statement *statement, struct db_param params[REFDATA_COLUMNS_MAX]);
 /* Ends the arrays and gives them as parameters, which live until they are freed. */

@@ -1,10 +1,10 @@
-/* The adapter (R9): messages of external topics are translated and accepted, each in the transaction that its position
- * commits behind.
+/* The adapter (R9): messages of external topics are translated and accepted, each in the transaction before the commit of
+ * its position.
  *
- *     topic ─ translate.c ─ handler.c: dictionary, accept ─ commands.h ─ commit ─ Kafka's offset
+ *     topic ─ translate.c ─ adapter.c: dictionary, accept ─ commands.h ─ commit ─ Kafka's offset
  *           └ what cannot be an update ─ topic.dlq, with the reason
  *
- * A message that comes again finds its event's row and has no second effect. */
+ * A redelivered message finds its event's row and has no second effect. */
 #ifndef FRESHET_REFDATA_ADAPTER_H
 #define FRESHET_REFDATA_ADAPTER_H
 
@@ -19,7 +19,7 @@ struct refdata_reader {
     struct metric_series *outcomes[3]; /* enum refdata_verdict */
 };
 
-/* ---- handler.c: the bus's callbacks; their context is a struct refdata_reader ---- */
+/* The bus's callbacks; their context is a struct refdata_reader. */
 void refdata_reader_handle(void *context, struct bus_batch *batch);
 void refdata_reader_committed(void *context, const struct bus_batch *batch, size_t settled);
 void refdata_reader_uncommitted(void *context, const struct bus_batch *batch);

@@ -3,11 +3,13 @@
  * and a command that PostgreSQL refuses. */
 #include "modules/refdata/apply/apply.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/metrics.h"
 #include "modules/refdata/apply/batch.h"
 #include "modules/refdata/merge.h"
 
@@ -65,67 +67,65 @@ static struct refdata_write change_of(const struct batch *batch, const struct en
 }
 
 /* Deltas wait for each other, so that those of one provider can be written as one. */
-enum status refdata_batch_write_deltas(struct batch *batch, struct error *error)
+void refdata_batch_write_deltas(struct batch *batch)
 {
     static const struct refdata_provider *const providers[] = {&refdata_provider_builtin,
                                                                &refdata_provider_sql};
     struct refdata_write *own = arena_alloc(batch->arena, (batch->delta_count + 1) * sizeof *own);
-    enum status status = STATUS_OK;
-    for (size_t p = 0; p < 2 && status == STATUS_OK; p++) {
+    for (size_t p = 0; p < 2; p++) {
         size_t count = 0;
         for (size_t i = 0; i < batch->delta_count; i++)
             if (batch->deltas[i].dictionary->provider == providers[p])
                 own[count++] = batch->deltas[i];
         if (count)
-            status = providers[p]->write_deltas(own, count, &batch->writer, error);
+            providers[p]->write_deltas(own, count, &batch->writer);
     }
     batch->delta_count = 0;
-    return status;
 }
 
-static enum status decide_delta(struct batch *batch, struct entry *entry, struct error *error)
+static void decide_delta(struct batch *batch, struct entry *entry)
 {
     struct refdata_write *delta = &batch->deltas[batch->delta_count++];
     refdata_batch_next_version(batch, entry);
     *delta = change_of(batch, entry);
-    return entry->pair->assembling ? refdata_assembly_record_delta(batch, delta, error) : STATUS_OK;
+    if (entry->pair->assembling)
+        refdata_assembly_record_delta(batch, delta);
 }
 
-static enum status decide_snapshot(struct batch *batch, struct entry *entry, struct revision revision,
-                                   struct error *error)
+static void decide_snapshot(struct batch *batch, struct entry *entry, struct revision revision)
 {
-    enum status status = refdata_batch_write_deltas(batch, error);
-    if (status == STATUS_OK)
-        status = refdata_writer_allow(&batch->writer, SNAPSHOT_TIMEOUT_MS, error);
+    refdata_batch_write_deltas(batch);
+    refdata_writer_allow(&batch->writer, SNAPSHOT_TIMEOUT_MS);
     refdata_batch_next_version(batch, entry);
     const struct refdata_write change = change_of(batch, entry);
-    if (status == STATUS_OK)
-        status = entry->pair->dictionary->provider->write_snapshot(&change, &batch->writer, error);
-    return status == STATUS_OK ? refdata_assembly_raise_floors(batch, entry->pair, revision, error) : status;
+    entry->pair->dictionary->provider->write_snapshot(&change, &batch->writer);
+    refdata_assembly_raise_floors(batch, entry->pair, revision);
 }
 
-static enum status decide(struct batch *batch, size_t at, struct error *error)
+static void decide(struct batch *batch, size_t at)
 {
     struct refdata_command *command = &batch->commands[at];
     struct entry *entry = &batch->entries[at];
     const struct refdata_update *update = &command->update;
     const struct revision revision = {update->has_revision, update->source_revision};
     if (command->decided || entry->duplicate)
-        return STATUS_OK;
+        return;
     take_items(batch, update, entry);
-    if (refdata_update_is_chunk(update))
-        return refdata_assembly_decide(batch, at, error);
-    if (refdata_revision_is_stale(revision, entry->pair->revision)) {
+    if (refdata_update_is_chunk(update)) {
+        refdata_assembly_decide(batch, at);
+    } else if (refdata_revision_is_stale(revision, entry->pair->revision)) {
         refdata_command_fail(command, STATUS_STALE_SOURCE_REVISION, "%s",
                              status_message(STATUS_STALE_SOURCE_REVISION));
-        return STATUS_OK;
+    } else {
+        refdata_revision_raise(&entry->pair->revision, revision);
+        if (update->type == REFDATA_DELTA)
+            decide_delta(batch, entry);
+        else
+            decide_snapshot(batch, entry, revision);
     }
-    refdata_revision_raise(&entry->pair->revision, revision);
-    return update->type == REFDATA_DELTA ? decide_delta(batch, entry, error)
-                                         : decide_snapshot(batch, entry, revision, error);
 }
 
-/* A duplicate within the batch shares the first one's fate. */
+/* A duplicate within the batch has the first one's outcome. */
 static void copy_outcomes(struct batch *batch)
 {
     for (size_t i = 0; i < batch->count; i++)
@@ -135,25 +135,20 @@ static void copy_outcomes(struct batch *batch)
         }
 }
 
-static enum status write(struct batch *batch, struct error *error)
+static enum status write_batch(struct batch *batch, struct error *error)
 {
-    enum status status = STATUS_OK;
-    if (batch->flags & REFDATA_APPLY_ALONE) {
-        struct db_statement savepoint;
-        db_statement_init(&savepoint, DB_SAVEPOINT_SQL, 0, NULL);
-        status = refdata_writer_add(&batch->writer, &savepoint, NULL, error);
-    }
-    for (size_t i = 0; i < batch->count && status == STATUS_OK; i++)
-        status = decide(batch, i, error);
-    if (status == STATUS_OK)
-        status = refdata_batch_write_deltas(batch, error);
+    if (batch->flags & REFDATA_APPLY_ALONE)
+        refdata_writer_add_sql(&batch->writer, DB_SAVEPOINT_SQL, 0, NULL, NULL);
+    for (size_t i = 0; i < batch->count; i++)
+        decide(batch, i);
+    refdata_batch_write_deltas(batch);
     copy_outcomes(batch);
-    return status == STATUS_OK ? refdata_batch_record(batch, error) : status;
+    return refdata_batch_record(batch, error);
 }
 
 /* ---- one that PostgreSQL refuses ---- */
 
-static bool is_refused(const struct batch *batch, enum status status)
+static bool is_refusal(const struct batch *batch, enum status status)
 {
     return status == STATUS_DB_ERROR || ((batch->flags & REFDATA_APPLY_LAST) && status == STATUS_TIMEOUT);
 }
@@ -191,8 +186,9 @@ static enum status go_back(struct batch *batch, const struct before *before, str
         command->outcome.makes_version = false;
         command->decided = false;
     }
-    batch->writer = (struct refdata_writer){
-        .conn = batch->conn, .deadline_ns = batch->deadline_ns, .arena = batch->arena};
+    batch->writer = (struct refdata_writer){.conn = batch->conn,
+                                            .deadline_ns = batch->deadline_ns,
+                                            .arena = batch->arena}; /* without the failure */
     return db_rollback_to_savepoint(batch->conn, batch->deadline_ns, error);
 }
 
@@ -216,19 +212,19 @@ static enum status record_refusal(struct batch *batch, const struct before *befo
     return refdata_batch_record(batch, error);
 }
 
-/* A deadlock or the like is no fault of the command: it is tried again here, its locks given back. */
+/* A deadlock is not the command's fault: it is tried again here, its locks given back. */
 static enum status write_alone(struct batch *batch, struct error *error)
 {
     struct before before;
     struct error why = {0};
     remember(batch, &before);
-    enum status status = write(batch, &why);
+    enum status status = write_batch(batch, &why);
     for (unsigned again = 0; status == STATUS_DB_RETRY && again < RETRIES_MAX; again++) {
         status = go_back(batch, &before, &why);
         if (status == STATUS_OK)
-            status = write(batch, &why);
+            status = write_batch(batch, &why);
     }
-    if (is_refused(batch, status))
+    if (is_refusal(batch, status))
         return record_refusal(batch, &before, &why, error);
     if (status != STATUS_OK && error)
         *error = why;
@@ -237,7 +233,7 @@ static enum status write_alone(struct batch *batch, struct error *error)
 
 /* ---- the whole ---- */
 
-/* Only small deltas of the built-in table are sure enough of themselves to be left to the commit. */
+/* Only small deltas of the built-in table hardly ever fail: they may be left to the commit. */
 static bool may_stay_open(const struct batch *batch)
 {
     size_t bytes = 0;
@@ -252,7 +248,7 @@ static bool may_stay_open(const struct batch *batch)
     return true;
 }
 
-static enum status run(struct batch *batch, struct error *error)
+static enum status run_batch(struct batch *batch, struct error *error)
 {
     refdata_batch_open(batch);
     if (batch->flags & REFDATA_APPLY_OPEN)
@@ -260,16 +256,16 @@ static enum status run(struct batch *batch, struct error *error)
     enum status status = refdata_batch_read(batch, error);
     if (status != STATUS_OK)
         return status;
-    return batch->flags & REFDATA_APPLY_ALONE ? write_alone(batch, error) : write(batch, error);
+    return batch->flags & REFDATA_APPLY_ALONE ? write_alone(batch, error) : write_batch(batch, error);
 }
 
-static void count_results(const struct batch *batch)
+static void count_batch(const struct batch *batch)
 {
     size_t counts[APPLY_RESULTS] = {0};
     for (size_t i = 0; i < batch->count; i++) {
         const struct refdata_command *command = &batch->commands[i];
         if (batch->entries[i].duplicate)
-            counts[APPLY_DUPLICATE] += !command->buried;
+            counts[APPLY_DUPLICATE] += !command->is_dead_letter;
         else if (!command->decided)
             counts[APPLY_STAGED]++;
         else
@@ -296,9 +292,9 @@ enum status refdata_apply_run(struct refdata_flow *flow, struct db_conn *conn,
         .deadline_ns = deadline_ns,
         .writer = {.conn = conn, .deadline_ns = deadline_ns, .arena = arena},
     };
-    enum status status = run(&batch, error);
+    enum status status = run_batch(&batch, error);
     if (status == STATUS_OK) {
-        count_results(&batch);
+        count_batch(&batch);
         refdata_apply_metrics_run(count, begun_ns);
     }
     refdata_catalog_unref(batch.catalog);
@@ -331,7 +327,7 @@ void refdata_apply_report(struct refdata_flow *flow, const struct refdata_comman
             outcomes[told++] = commands[i].outcome;
         }
         for (size_t j = 0; j < commands[i].other_count; j++) {
-            waited[told] = true; /* nobody remembers */
+            waited[told] = true; /* whether a client waits is not stored */
             outcomes[told++] = commands[i].others[j];
         }
     }
@@ -339,4 +335,58 @@ void refdata_apply_report(struct refdata_flow *flow, const struct refdata_comman
         refdata_flow_decided(flow, outcomes, waited, told);
     free(outcomes);
     free(waited);
+}
+
+/* ---- metrics ---- */
+
+static const double batch_buckets[] = {1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 10000, 0};
+
+static struct metric_family total_family = {
+    .name = "refdata_apply_total",
+    .help = "Commands by what became of them: committed, failed, staged (a chunk), duplicate, unreadable.",
+    .type = METRIC_COUNTER,
+    .labels = {"result", NULL},
+};
+static struct metric_family size_family = {.name = "refdata_apply_batch_size",
+                                           .help = "Commands in one transaction.",
+                                           .type = METRIC_HISTOGRAM,
+                                           .buckets = batch_buckets};
+static struct metric_family seconds_family = {
+    .name = "refdata_apply_seconds",
+    .help = "Time from a batch's first statement to its commit being asked for, in seconds.",
+    .type = METRIC_HISTOGRAM};
+
+static struct metric_series *totals[APPLY_RESULTS], *sizes, *seconds;
+
+static void get_metric_series(void)
+{
+    static const char *const names[APPLY_RESULTS] = {[APPLY_COMMITTED] = "committed",
+                                                     [APPLY_FAILED] = "failed",
+                                                     [APPLY_STAGED] = "staged",
+                                                     [APPLY_DUPLICATE] = "duplicate",
+                                                     [APPLY_UNREADABLE] = "unreadable"};
+    metrics_register(&total_family);
+    metrics_register(&size_family);
+    metrics_register(&seconds_family);
+    for (size_t i = 0; i < APPLY_RESULTS; i++)
+        totals[i] = metric_series_get(&total_family, &(struct str){names[i], strlen(names[i])});
+    sizes = metric_series_get(&size_family, NULL);
+    seconds = metric_series_get(&seconds_family, NULL);
+}
+
+void refdata_apply_metrics_register(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, get_metric_series);
+}
+
+void refdata_apply_metrics_count(enum apply_result result, size_t count)
+{
+    metric_add(totals[result], count);
+}
+
+void refdata_apply_metrics_run(size_t commands, int64_t begun_ns)
+{
+    metric_observe(sizes, (double)commands);
+    metric_observe(seconds, (double)(clock_mono_ns() - begun_ns) / 1e9);
 }

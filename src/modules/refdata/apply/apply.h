@@ -14,7 +14,7 @@ struct refdata_command {
     struct str traceparent;       /* goes on with what others are told; ptr NULL = none */
     bool waited;                  /* in another process perhaps */
     /* With the decision FAILED: it is a dead letter, and recorded only where somebody was told that it was accepted. */
-    bool buried;
+    bool is_dead_letter;
     /* Set by refdata_apply_run(). A command that comes with the decision FAILED was refused by the caller: that is
      * recorded, no more. */
     bool decided; /* false: a chunk that waits for the others, or an event that was decided before */

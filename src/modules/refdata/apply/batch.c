@@ -144,7 +144,7 @@ void refdata_batch_open(struct batch *batch)
     for (size_t i = 0; i < batch->count; i++) {
         struct refdata_command *command = &batch->commands[i];
         name_outcome(command);
-        batch->entries[i].buried = command->buried;
+        batch->entries[i].is_dead_letter = command->is_dead_letter;
         const struct refdata_dictionary *dictionary =
             command->decided ? NULL : find_dictionary(batch, command);
         if (dictionary)

@@ -47,7 +47,7 @@ struct entry {
     struct pair *pair;         /* NULL = refused before anything was looked at */
     struct assembly *assembly; /* of a chunk */
     struct str chunk_hash;     /* of the chunk that was there before; no ptr = none */
-    bool buried;               /* the command's own */
+    bool is_dead_letter;       /* the command's own */
     bool duplicate;            /* the event was processed before, or stands earlier in this batch */
     size_t first;              /* there; itself otherwise */
     bool staged;               /* a chunk of its assembly since this batch */
@@ -102,20 +102,17 @@ void refdata_events_mark(struct batch *batch, const struct db_result *fresh);
 enum status refdata_events_read(struct batch *batch, struct error *error) MUST_CHECK;
 
 /* ---- apply.c ---- */
-enum status refdata_batch_write_deltas(struct batch *batch,
-                                       struct error *error) MUST_CHECK; /* those decided so far */
+void refdata_batch_write_deltas(struct batch *batch); /* those decided so far */
 int64_t refdata_batch_next_version(struct batch *batch, struct entry *entry);
 
 /* ---- snapshots.c ---- */
 /* One row of the question for assemblies: what is known of the snapshot a chunk belongs to. */
 void refdata_assembly_found(struct batch *batch, size_t at, const struct db_result *rows, size_t row);
-enum status refdata_assembly_decide(struct batch *batch, size_t at, struct error *error) MUST_CHECK;
+void refdata_assembly_decide(struct batch *batch, size_t at);
 /* A snapshot with this revision was committed: those in assembly may not undo it. */
-enum status refdata_assembly_raise_floors(struct batch *batch, const struct pair *pair,
-                                          struct revision revision, struct error *error) MUST_CHECK;
-enum status refdata_assembly_record_delta(struct batch *batch, const struct refdata_write *change,
-                                          struct error *error) MUST_CHECK;
-enum status refdata_assembly_write(struct batch *batch, struct error *error) MUST_CHECK;
+void refdata_assembly_raise_floors(struct batch *batch, const struct pair *pair, struct revision revision);
+void refdata_assembly_record_delta(struct batch *batch, const struct refdata_write *change);
+void refdata_assembly_write(struct batch *batch);
 
 /* The end of a snapshot, whichever: its data goes, its updates have its status. */
 struct ending {
@@ -126,14 +123,14 @@ struct ending {
     struct str reason;
 };
 /* `outcomes` (in the writer's arena): the updates this decided. */
-enum status refdata_assembly_end(const struct ending *ending, struct refdata_writer *writer,
-                                 struct refdata_outcome **outcomes, size_t *count,
-                                 struct error *error) MUST_CHECK;
+void refdata_assembly_end(const struct ending *ending, struct refdata_writer *writer,
+                          struct refdata_outcome **outcomes, size_t *count);
 
 /* ---- record.c ---- */
+/* Adds what is left to be written, and waits for all of it, or leaves it to the commit. */
 enum status refdata_batch_record(struct batch *batch, struct error *error) MUST_CHECK;
 
-/* ---- metrics.c ---- */
+/* ---- metrics, in apply.c ---- */
 enum apply_result {
     APPLY_COMMITTED,
     APPLY_FAILED,

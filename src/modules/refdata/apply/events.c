@@ -50,7 +50,7 @@ static void put_stranger(const struct batch *batch, size_t at, struct refdata_co
 {
     const struct refdata_update *update = &batch->commands[at].update;
     bool chunked = refdata_update_is_chunk(update);
-    refdata_columns_put(columns, 3, batch->entries[at].buried ? STR_NONE : update->dict_code);
+    refdata_columns_put(columns, 3, batch->entries[at].is_dead_letter ? STR_NONE : update->dict_code);
     refdata_columns_put(columns, 4, refdata_acceptance_hash(update, batch->arena));
     refdata_columns_put(columns, 5, chunked ? str_from(update->snapshot_id) : STR_NONE);
     refdata_columns_put(columns, 6,

@@ -85,7 +85,7 @@ static enum status read_update(struct str text, struct arena *arena, struct refd
 static void note_failure(struct memo *memo, enum status failure, const char *why)
 {
     struct refdata_command *command = &memo->commands[memo->count++];
-    command->buried = true;
+    command->is_dead_letter = true;
     refdata_command_fail(command, failure, "%s", why);
 }
 

@@ -56,7 +56,7 @@ static const struct refdata_rows_sql insert_sql = {
     INSERT("unnest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"),
     INSERT("(values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10))")};
 
-static enum status write_versions(struct batch *batch, struct error *error)
+static void write_versions(struct batch *batch)
 {
     struct refdata_columns columns;
     refdata_columns_begin(&columns, 5);
@@ -74,7 +74,7 @@ static enum status write_versions(struct batch *batch, struct error *error)
         refdata_columns_put(&columns, 4, pair->event);
         columns.rows++;
     }
-    return refdata_columns_write(&columns, &versions_sql, &batch->writer, error);
+    refdata_columns_write(&columns, &versions_sql, &batch->writer);
 }
 
 /* A text[] as an element: arrays of arrays of different lengths are not to be had. */
@@ -90,7 +90,7 @@ static void put_keys(struct refdata_columns *columns, unsigned column, const str
     buf_deinit(&keys);
 }
 
-static enum status write_outbox(struct batch *batch, struct error *error)
+static void write_outbox(struct batch *batch)
 {
     struct refdata_columns columns;
     refdata_columns_begin(&columns, 7);
@@ -111,10 +111,10 @@ static enum status write_outbox(struct batch *batch, struct error *error)
         refdata_columns_put(&columns, 6, entry->previous_event);
         columns.rows++;
     }
-    return refdata_columns_write(&columns, &outbox_sql, &batch->writer, error);
+    refdata_columns_write(&columns, &outbox_sql, &batch->writer);
 }
 
-static enum status write_changes(struct batch *batch, struct error *error)
+static void write_changes(struct batch *batch)
 {
     struct refdata_columns columns;
     refdata_columns_begin(&columns, 3);
@@ -131,7 +131,7 @@ static enum status write_changes(struct batch *batch, struct error *error)
             refdata_columns_put_null(&columns, 2);
         columns.rows++;
     }
-    return refdata_columns_write(&columns, &changes_sql, &batch->writer, error);
+    refdata_columns_write(&columns, &changes_sql, &batch->writer);
 }
 
 /* ---- statuses ---- */
@@ -151,17 +151,17 @@ static void put_status(struct refdata_columns *columns, const struct refdata_out
     columns->rows++;
 }
 
-static enum status update_statuses(struct batch *batch, struct error *error)
+static void update_statuses(struct batch *batch)
 {
     struct refdata_columns columns;
     refdata_columns_begin(&columns, 6);
     for (size_t i = 0; i < batch->count; i++)
         if (batch->commands[i].decided)
             put_status(&columns, &batch->commands[i].outcome);
-    return refdata_columns_write(&columns, &statuses_sql, &batch->writer, error);
+    refdata_columns_write(&columns, &statuses_sql, &batch->writer);
 }
 
-static enum status insert_statuses(struct batch *batch, struct error *error)
+static void insert_statuses(struct batch *batch)
 {
     struct refdata_columns columns;
     refdata_columns_begin(&columns, 10);
@@ -177,27 +177,22 @@ static enum status insert_statuses(struct batch *batch, struct error *error)
         refdata_columns_put(&columns, 8, str_from(hash));
         refdata_columns_put(&columns, 9, batch->commands[i].requested_by);
     }
-    return refdata_columns_write(&columns, &insert_sql, &batch->writer, error);
+    refdata_columns_write(&columns, &insert_sql, &batch->writer);
 }
 
 enum status refdata_batch_record(struct batch *batch, struct error *error)
 {
-    enum status status = refdata_assembly_write(batch, error);
-    if (status == STATUS_OK)
-        status = batch->flags & REFDATA_APPLY_INSERTS ? insert_statuses(batch, error)
-                                                      : update_statuses(batch, error);
+    refdata_assembly_write(batch);
+    if (batch->flags & REFDATA_APPLY_INSERTS)
+        insert_statuses(batch);
+    else
+        update_statuses(batch);
     FAILPOINT("apply.before_version");
-    if (status == STATUS_OK)
-        status = write_outbox(batch, error);
-    if (status == STATUS_OK)
-        status = write_changes(batch, error);
-    if (status == STATUS_OK)
-        status = write_versions(batch, error);
-    if (status != STATUS_OK)
-        return status;
+    write_outbox(batch);
+    write_changes(batch);
+    write_versions(batch);
     /* What was allowed to take long has its own deadline. */
-    if (!(batch->flags & REFDATA_APPLY_OPEN) || batch->writer.deadline_ns != batch->deadline_ns)
-        return refdata_writer_wait(&batch->writer, error);
-    refdata_writer_leave(&batch->writer);
-    return STATUS_OK;
+    bool may_be_left = batch->flags & REFDATA_APPLY_OPEN && batch->writer.deadline_ns == batch->deadline_ns;
+    return may_be_left ? refdata_writer_leave(&batch->writer, error)
+                       : refdata_writer_wait(&batch->writer, error);
 }

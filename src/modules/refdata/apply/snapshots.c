@@ -99,7 +99,7 @@ void refdata_assembly_found(struct batch *batch, size_t at, const struct db_resu
 
 /* ---- statements ---- */
 
-static enum status begin_assembly(struct batch *batch, const struct assembly *assembly, struct error *error)
+static void insert_assembly(struct batch *batch, const struct assembly *assembly)
 {
     static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_UUID, DB_INT, DB_BIGINT, DB_BIGINT, DB_BIGINT};
     char total[REFDATA_NUMBER_BYTES], floor[REFDATA_NUMBER_BYTES], version[REFDATA_NUMBER_BYTES],
@@ -112,9 +112,7 @@ static enum status begin_assembly(struct batch *batch, const struct assembly *as
         {assembly->floor.given ? refdata_number(floor, assembly->floor.value) : STR_NONE},
         {refdata_number(version, assembly->begun_version)},
         {refdata_number(occurred, assembly->occurred_ms)}};
-    struct db_statement statement;
-    db_statement_init(&statement, begin_sql, 7, types);
-    return refdata_writer_add(&batch->writer, &statement, params, error);
+    refdata_writer_add_sql(&batch->writer, begin_sql, 7, types, params);
 }
 
 /* Keys and payloads of items as two arrays; a deletion has no payload. */
@@ -127,7 +125,7 @@ static void put_items(struct refdata_columns *columns, const struct refdata_item
     }
 }
 
-static enum status stage(struct batch *batch, size_t at, struct error *error)
+static void stage_chunk(struct batch *batch, size_t at)
 {
     static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_UUID,       DB_INT,
                                          DB_UUID, DB_TEXT, DB_TEXT_ARRAY, DB_TEXT_ARRAY};
@@ -142,17 +140,13 @@ static enum status stage(struct batch *batch, size_t at, struct error *error)
                                                        {str_from(update->event_id)},
                                                        {str_from(hash)}};
     struct refdata_columns columns;
-    struct db_statement statement;
     put_items(&columns, entry->items, entry->item_count);
     refdata_columns_end(&columns, params + 6);
-    db_statement_init(&statement, stage_sql, 8, types);
-    enum status status = refdata_writer_add(&batch->writer, &statement, params, error);
+    refdata_writer_add_sql(&batch->writer, stage_sql, 8, types, params);
     refdata_columns_free(&columns);
-    return status;
 }
 
-enum status refdata_assembly_record_delta(struct batch *batch, const struct refdata_write *change,
-                                          struct error *error)
+void refdata_assembly_record_delta(struct batch *batch, const struct refdata_write *change)
 {
     static const enum db_type types[] = {DB_TEXT,   DB_TEXT,       DB_BIGINT,
                                          DB_BIGINT, DB_TEXT_ARRAY, DB_TEXT_ARRAY};
@@ -162,29 +156,23 @@ enum status refdata_assembly_record_delta(struct batch *batch, const struct refd
                                                        {refdata_number(version, change->version)},
                                                        {refdata_number(occurred, change->epoch_ms)}};
     struct refdata_columns columns;
-    struct db_statement statement;
     put_items(&columns, change->items, change->item_count);
     refdata_columns_end(&columns, params + 4);
-    db_statement_init(&statement, delta_sql, 6, types);
-    enum status status = refdata_writer_add(&batch->writer, &statement, params, error);
+    refdata_writer_add_sql(&batch->writer, delta_sql, 6, types, params);
     refdata_columns_free(&columns);
-    return status;
 }
 
-enum status refdata_assembly_raise_floors(struct batch *batch, const struct pair *pair,
-                                          struct revision revision, struct error *error)
+void refdata_assembly_raise_floors(struct batch *batch, const struct pair *pair, struct revision revision)
 {
     static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_BIGINT};
     char text[REFDATA_NUMBER_BYTES];
-    struct db_statement statement;
     if (!pair->assembling || !revision.given)
-        return STATUS_OK;
+        return;
     for (size_t i = 0; i < batch->assembly_count; i++)
         if (batch->assemblies[i]->pair == pair)
             refdata_revision_raise(&batch->assemblies[i]->floor, revision);
     const struct db_param params[] = {{pair->tenant}, {pair->code}, {refdata_number(text, revision.value)}};
-    db_statement_init(&statement, floors_sql, 3, types);
-    return refdata_writer_add(&batch->writer, &statement, params, error);
+    refdata_writer_add_sql(&batch->writer, floors_sql, 3, types, params);
 }
 
 /* ---- deciding ---- */
@@ -212,21 +200,17 @@ static bool is_same(struct str hash, const struct refdata_update *update)
 }
 
 /* An event that brought good chunks of this very snapshot shows the snapshot's status, not this chunk's. */
-static enum status refuse_chunk(struct batch *batch, size_t at, const char *why, struct error *error)
+static void refuse_chunk(struct batch *batch, size_t at, const char *why)
 {
     static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_UUID, DB_UUID};
     struct refdata_command *command = &batch->commands[at];
     const struct refdata_update *update = &command->update;
     const struct db_param params[] = {
         {update->tenant}, {update->dict_code}, {str_from(update->snapshot_id)}, {str_from(update->event_id)}};
-    struct db_statement statement;
-    struct db_result *rows = NULL;
-    db_statement_init(&statement, is_part_sql, 4, types);
-    enum status status = refdata_writer_query(&batch->writer, &statement, params, &rows, error);
-    if (status == STATUS_OK && db_result_rows(rows) == 0)
+    struct db_result *rows = refdata_writer_query(&batch->writer, is_part_sql, 4, types, params);
+    if (rows && db_result_rows(rows) == 0)
         refdata_command_fail(command, STATUS_CHUNK_CONFLICT, "%s", why);
     db_result_free(rows);
-    return status;
 }
 
 static void end_assembly(struct assembly *assembly, struct refdata_command *command,
@@ -248,16 +232,13 @@ static void show_decision(const struct assembly *assembly, struct refdata_comman
 }
 
 /* All chunks are there. */
-static enum status complete(struct batch *batch, size_t at, struct error *error)
+static void complete_snapshot(struct batch *batch, size_t at)
 {
     struct entry *entry = &batch->entries[at];
     struct assembly *assembly = entry->assembly;
     struct pair *pair = entry->pair;
-    enum status status = refdata_batch_write_deltas(batch, error);
-    if (status == STATUS_OK)
-        status = refdata_writer_allow(&batch->writer, SNAPSHOT_TIMEOUT_MS, error);
-    if (status != STATUS_OK)
-        return status;
+    refdata_batch_write_deltas(batch);
+    refdata_writer_allow(&batch->writer, SNAPSHOT_TIMEOUT_MS);
     FAILPOINT("apply.before_finalize");
     assembly->version = refdata_batch_next_version(batch, entry);
     const struct refdata_write change = {.dictionary = pair->dictionary,
@@ -268,12 +249,11 @@ static enum status complete(struct batch *batch, size_t at, struct error *error)
                                          .begun_version = assembly->begun_version};
     end_assembly(assembly, &batch->commands[at], REFDATA_COMMITTED);
     refdata_revision_raise(&pair->revision, assembly->revision);
-    status = pair->dictionary->provider->write_staged(&change, &batch->writer, error);
-    return status == STATUS_OK ? refdata_assembly_raise_floors(batch, pair, assembly->revision, error)
-                               : status;
+    pair->dictionary->provider->write_staged(&change, &batch->writer);
+    refdata_assembly_raise_floors(batch, pair, assembly->revision);
 }
 
-static enum status take_chunk(struct batch *batch, size_t at, struct error *error)
+static void take_chunk(struct batch *batch, size_t at)
 {
     const struct refdata_update *update = &batch->commands[at].update;
     struct assembly *assembly = batch->entries[at].assembly;
@@ -283,62 +263,63 @@ static enum status take_chunk(struct batch *batch, size_t at, struct error *erro
         assembly->failure = STATUS_STALE_SOURCE_REVISION;
         assembly->reason = str_from(status_message(STATUS_STALE_SOURCE_REVISION));
         end_assembly(assembly, &batch->commands[at], REFDATA_FAILED);
-        return STATUS_OK;
+        return;
     }
     refdata_revision_raise(&assembly->revision, revision);
     if (occurred_ms > assembly->occurred_ms)
         assembly->occurred_ms = occurred_ms;
     assembly->received++;
     batch->entries[at].staged = true;
-    enum status status = stage(batch, at, error);
-    if (status == STATUS_OK && assembly->received == assembly->chunks_total)
-        status = complete(batch, at, error);
-    return status;
+    stage_chunk(batch, at);
+    if (assembly->received == assembly->chunks_total)
+        complete_snapshot(batch, at);
 }
 
-static enum status begin(struct batch *batch, size_t at, struct error *error)
+static struct assembly *find_or_begin(struct batch *batch, size_t at)
 {
     const struct refdata_update *update = &batch->commands[at].update;
-    struct entry *entry = &batch->entries[at];
+    struct pair *pair = batch->entries[at].pair;
     struct str id = str_from(update->snapshot_id);
-    entry->assembly = find_assembly(batch, entry->pair, id);
-    if (entry->assembly)
-        return STATUS_OK;
-    entry->assembly = add_assembly(batch, entry->pair, id);
-    entry->assembly->chunks_total = update->chunks_total;
-    entry->assembly->floor = entry->pair->revision;
-    entry->assembly->begun_version = entry->pair->version;
-    entry->assembly->occurred_ms = update->occurred_at_us / 1000;
-    entry->pair->assembling = true;
-    return begin_assembly(batch, entry->assembly, error);
+    struct assembly *assembly = find_assembly(batch, pair, id);
+    if (assembly)
+        return assembly;
+    assembly = add_assembly(batch, pair, id);
+    assembly->chunks_total = update->chunks_total;
+    assembly->floor = pair->revision;
+    assembly->begun_version = pair->version;
+    assembly->occurred_ms = update->occurred_at_us / 1000;
+    pair->assembling = true;
+    insert_assembly(batch, assembly);
+    return assembly;
 }
 
-enum status refdata_assembly_decide(struct batch *batch, size_t at, struct error *error)
+void refdata_assembly_decide(struct batch *batch, size_t at)
 {
     struct refdata_command *command = &batch->commands[at];
     struct entry *entry = &batch->entries[at];
-    enum status status = entry->assembly ? STATUS_OK : begin(batch, at, error);
-    if (status != STATUS_OK)
-        return status;
+    if (!entry->assembly)
+        entry->assembly = find_or_begin(batch, at);
     struct assembly *assembly = entry->assembly;
     struct str before = hash_before(batch, at);
-    if (command->update.chunks_total != assembly->chunks_total)
-        return refuse_chunk(batch, at, "chunksTotal is not that of the snapshot's other chunks", error);
-    if (before.ptr && !is_same(before, &command->update))
-        return refuse_chunk(batch, at, status_message(STATUS_CHUNK_CONFLICT), error);
+    if (command->update.chunks_total != assembly->chunks_total) {
+        refuse_chunk(batch, at, "chunksTotal is not that of the snapshot's other chunks");
+        return;
+    }
+    if (before.ptr && !is_same(before, &command->update)) {
+        refuse_chunk(batch, at, status_message(STATUS_CHUNK_CONFLICT));
+        return;
+    }
     if (assembly->decision == REFDATA_PENDING) {
         assembly->touched = true;
         if (!before.ptr)
-            status = take_chunk(batch, at, error);
+            take_chunk(batch, at);
     }
-    if (status == STATUS_OK)
-        show_decision(assembly, command);
-    return status;
+    show_decision(assembly, command);
 }
 
 /* ---- writing ---- */
 
-static enum status touch(struct batch *batch, const struct assembly *assembly, struct error *error)
+static void touch_snapshot(struct batch *batch, const struct assembly *assembly)
 {
     static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_UUID, DB_INT, DB_BIGINT, DB_BIGINT};
     char received[REFDATA_NUMBER_BYTES], revision[REFDATA_NUMBER_BYTES], occurred[REFDATA_NUMBER_BYTES];
@@ -349,13 +330,11 @@ static enum status touch(struct batch *batch, const struct assembly *assembly, s
         {refdata_number(received, assembly->received)},
         {assembly->revision.given ? refdata_number(revision, assembly->revision.value) : STR_NONE},
         {refdata_number(occurred, assembly->occurred_ms)}};
-    struct db_statement statement;
-    db_statement_init(&statement, touch_sql, 6, types);
-    return refdata_writer_add(&batch->writer, &statement, params, error);
+    refdata_writer_add_sql(&batch->writer, touch_sql, 6, types, params);
 }
 
-enum status refdata_assembly_end(const struct ending *ending, struct refdata_writer *writer,
-                                 struct refdata_outcome **outcomes, size_t *count, struct error *error)
+void refdata_assembly_end(const struct ending *ending, struct refdata_writer *writer,
+                          struct refdata_outcome **outcomes, size_t *count)
 {
     static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_UUID, DB_TEXT, DB_BIGINT, DB_TEXT, DB_TEXT};
     static const char *const sql[] = {end_sql, drop_deltas_sql, drop_data_sql};
@@ -371,19 +350,10 @@ enum status refdata_assembly_end(const struct ending *ending, struct refdata_wri
                                       {failed ? STR_NONE : refdata_number(version, ending->version)},
                                       {failed ? str_from(status_code(ending->failure)) : STR_NONE},
                                       {failed ? ending->reason : STR_NONE}};
-    struct db_statement statement;
-    struct db_result *rows = NULL;
-    enum status status = STATUS_OK;
-    for (size_t i = 0; i < statement_count && status == STATUS_OK; i++) {
-        db_statement_init(&statement, sql[i], param_counts[i], types);
-        status = refdata_writer_add(writer, &statement, params, error);
-    }
-    db_statement_init(&statement, end_updates_sql, 7, types);
-    if (status == STATUS_OK)
-        status = refdata_writer_query(writer, &statement, params, &rows, error);
-    if (status != STATUS_OK)
-        return status;
-    *count = db_result_rows(rows);
+    for (size_t i = 0; i < statement_count; i++)
+        refdata_writer_add_sql(writer, sql[i], param_counts[i], types, params);
+    struct db_result *rows = refdata_writer_query(writer, end_updates_sql, 7, types, params);
+    *count = rows ? db_result_rows(rows) : 0;
     *outcomes = arena_zalloc(writer->arena, (*count + 1) * sizeof **outcomes);
     for (size_t i = 0; i < *count; i++) {
         struct refdata_outcome *outcome = &(*outcomes)[i];
@@ -398,18 +368,16 @@ enum status refdata_assembly_end(const struct ending *ending, struct refdata_wri
             memcpy(outcome->reason, reason.ptr, reason.len);
     }
     db_result_free(rows);
-    return STATUS_OK;
 }
 
-enum status refdata_assembly_write(struct batch *batch, struct error *error)
+void refdata_assembly_write(struct batch *batch)
 {
-    enum status status = STATUS_OK;
-    for (size_t i = 0; i < batch->assembly_count && status == STATUS_OK; i++) {
+    for (size_t i = 0; i < batch->assembly_count; i++) {
         const struct assembly *assembly = batch->assemblies[i];
         struct refdata_command *command = assembly->ending;
         if (assembly->touched)
-            status = touch(batch, assembly, error);
-        if (status != STATUS_OK || !command)
+            touch_snapshot(batch, assembly);
+        if (!command)
             continue;
         const struct ending ending = {.tenant = assembly->pair->tenant,
                                       .code = assembly->pair->code,
@@ -418,8 +386,6 @@ enum status refdata_assembly_write(struct batch *batch, struct error *error)
                                       .version = assembly->version,
                                       .failure = assembly->failure,
                                       .reason = assembly->reason};
-        status =
-            refdata_assembly_end(&ending, &batch->writer, &command->others, &command->other_count, error);
+        refdata_assembly_end(&ending, &batch->writer, &command->others, &command->other_count);
     }
-    return status;
 }

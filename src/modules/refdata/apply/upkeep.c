@@ -1,13 +1,12 @@
-/* Upkeep: snapshots that will not be completed end, and what is old is forgotten. In small transactions, by any number of
- * processes side by side: rows that another one is at are skipped. */
+/* Upkeep: snapshots that were not completed in time fail, and what is old is deleted. In small transactions, by any number of
+ * processes side by side: rows that another one has locked are skipped. */
 #include <stdlib.h>
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "idempotency/idempotency.h"
-#include "loop/worker.h"
-#include "modules/refdata/acceptance.h"
+#include "loop/task.h"
 #include "modules/refdata/apply/batch.h"
 
 #define JOB_MS 10000
@@ -27,12 +26,12 @@ static const char expired_sql[] =
     " order by updated_at limit 1 for update skip locked";
 
 /* A thousand rows at a time, found by the index on their age. */
-#define FORGET(table, condition)                                                               \
+#define DELETE_OLD(table, condition)                                                           \
     "delete from " table " where ctid = any(array(select ctid from " table " where " condition \
     " < clock_timestamp() - $1 * interval '1 ms' limit 1000 for update skip locked))"
 /* Chunks of snapshots that were not completed in time, by the index on those and the primary key. The snapshot's own row
  * stays: a chunk that comes late gets its status. */
-#define FORGET_CHUNKS(table)                                                                      \
+#define DELETE_CHUNKS(table)                                                                      \
     "delete from " table " where ctid = any(array(select c.ctid from refdata.snapshot s, lateral" \
     " (select ctid from " table " where tenant_id = s.tenant_id and dict_code = s.dict_code"      \
     "   and snapshot_id = s.snapshot_id limit 1000) c where s.error_code = 'SNAPSHOT_INCOMPLETE'" \
@@ -44,35 +43,30 @@ enum kept { NOT_KEPT, KEPT_AS_SET, KEPT_AS_KEYS, KEPT_A_DAY, KEPT_KINDS };
 static const struct {
     const char *sql;
     enum kept kept;
-} forgotten[] = {
-    {FORGET("refdata.update_request", "status <> 'PENDING' and created_at"), KEPT_AS_SET},
-    {FORGET("refdata.processed_event", "processed_at"), KEPT_AS_SET},
-    {FORGET_CHUNKS("refdata.snapshot_chunk"), NOT_KEPT},
-    {FORGET_CHUNKS("refdata.chunk_request"), NOT_KEPT},
-    {FORGET("refdata.snapshot", "status <> 'PENDING' and updated_at"), KEPT_AS_SET},
-    {FORGET("refdata.chunk_request c",
-            "not exists (select from refdata.update_request r where r.tenant_id = c.tenant_id"
-            "   and r.event_id = c.event_id and r.status = 'PENDING') and created_at"),
+} old_rows[] = {
+    {DELETE_OLD("refdata.update_request", "status <> 'PENDING' and created_at"), KEPT_AS_SET},
+    {DELETE_OLD("refdata.processed_event", "processed_at"), KEPT_AS_SET},
+    {DELETE_CHUNKS("refdata.snapshot_chunk"), NOT_KEPT},
+    {DELETE_CHUNKS("refdata.chunk_request"), NOT_KEPT},
+    {DELETE_OLD("refdata.snapshot", "status <> 'PENDING' and updated_at"), KEPT_AS_SET},
+    {DELETE_OLD("refdata.chunk_request c",
+                "not exists (select from refdata.update_request r where r.tenant_id = c.tenant_id"
+                "   and r.event_id = c.event_id and r.status = 'PENDING') and created_at"),
      KEPT_A_DAY},
-    {FORGET("refdata.chunk_request", "created_at"), KEPT_AS_SET},
-    {FORGET("refdata.update_key", "created_at"), KEPT_AS_KEYS},
-    {FORGET("refdata.dictionary_item", "deleted and updated_at"), KEPT_A_DAY},
+    {DELETE_OLD("refdata.chunk_request", "created_at"), KEPT_AS_SET},
+    {DELETE_OLD("refdata.update_key", "created_at"), KEPT_AS_KEYS},
+    {DELETE_OLD("refdata.dictionary_item", "deleted and updated_at"), KEPT_A_DAY},
     /* no process publishes them: what consumers held has expired */
-    {FORGET("refdata.item_change", "created_at"), KEPT_A_DAY},
+    {DELETE_OLD("refdata.item_change", "created_at"), KEPT_A_DAY},
 };
 
 struct refdata_upkeep {
-    struct worker_job job;
     struct refdata_flow *flow;
-    struct loop_timer timer;
-    bool running, stopped; /* the home loop's */
-    int64_t expire_ms;
+    struct task *task;
+    int64_t expire_ms;           /* this and what follows is the task's */
     int64_t keep_ms[KEPT_KINDS]; /* by enum kept */
-    enum status status;          /* of the last round: a failure is told once */
-    struct error error;
+    bool is_failing;             /* logged once */
 };
-
-/* ---- on a worker ---- */
 
 static enum status expire_one(struct refdata_upkeep *upkeep, struct db_conn *conn, struct arena *arena,
                               struct refdata_outcome **outcomes, size_t *count, bool *found,
@@ -80,13 +74,9 @@ static enum status expire_one(struct refdata_upkeep *upkeep, struct db_conn *con
 {
     char age[REFDATA_NUMBER_BYTES];
     struct refdata_writer writer = {.conn = conn, .deadline_ns = clock_deadline_ms(JOB_MS), .arena = arena};
-    struct db_statement statement;
-    struct db_result *rows = NULL;
-    db_statement_init(&statement, expired_sql, 1, (const enum db_type[]){DB_BIGINT});
-    enum status status =
-        db_query(conn, &statement, &(struct db_param){refdata_number(age, upkeep->expire_ms)},
-                 writer.deadline_ns, &rows, error);
-    *found = status == STATUS_OK && db_result_rows(rows) == 1;
+    struct db_result *rows = refdata_writer_query(&writer, expired_sql, 1, (const enum db_type[]){DB_BIGINT},
+                                                  &(struct db_param){refdata_number(age, upkeep->expire_ms)});
+    *found = rows && db_result_rows(rows) == 1;
     if (*found) {
         const struct ending ending = {
             .tenant = arena_str(arena, db_result_str(rows, 0, 0)),
@@ -100,14 +90,14 @@ static enum status expire_one(struct refdata_upkeep *upkeep, struct db_conn *con
         };
         log_warn("snapshot_incomplete", LOG_STR("tenantId", ending.tenant), LOG_STR("dictCode", ending.code),
                  LOG_STR("snapshotId", ending.id));
-        status = refdata_assembly_end(&ending, &writer, outcomes, count, error);
+        refdata_assembly_end(&ending, &writer, outcomes, count);
     }
     db_result_free(rows);
-    return status;
+    return refdata_writer_wait(&writer, error);
 }
 
 /* Each in a transaction of its own. */
-static enum status expire(struct refdata_upkeep *upkeep, struct db_conn *conn, struct error *error)
+static enum status expire_snapshots(struct refdata_upkeep *upkeep, struct db_conn *conn, struct error *error)
 {
     enum status status = STATUS_OK;
     bool found = true;
@@ -129,8 +119,8 @@ static enum status expire(struct refdata_upkeep *upkeep, struct db_conn *conn, s
     return status;
 }
 
-static enum status forget(struct db_conn *conn, const char *sql, int64_t age_ms, int64_t *count,
-                          struct error *error)
+static enum status delete_old(struct db_conn *conn, const char *sql, int64_t age_ms, int64_t *count,
+                              struct error *error)
 {
     char age[REFDATA_NUMBER_BYTES];
     struct db_statement statement;
@@ -153,99 +143,78 @@ static void note_keys_expired(int64_t count)
     idempotency_log_cleaned(STR("refdata.update_key"), count);
 }
 
-static enum status forget_all(struct refdata_upkeep *upkeep, struct db_conn *conn, struct error *error)
+static enum status delete_all_old(struct refdata_upkeep *upkeep, struct db_conn *conn, struct error *error)
 {
     enum status status = STATUS_OK;
     int64_t count;
-    for (size_t i = 0; i < sizeof forgotten / sizeof *forgotten && status == STATUS_OK; i++) {
-        status = forget(conn, forgotten[i].sql, upkeep->keep_ms[forgotten[i].kept], &count, error);
-        if (forgotten[i].kept == KEPT_AS_KEYS && count)
+    for (size_t i = 0; i < sizeof old_rows / sizeof *old_rows && status == STATUS_OK; i++) {
+        status = delete_old(conn, old_rows[i].sql, upkeep->keep_ms[old_rows[i].kept], &count, error);
+        if (old_rows[i].kept == KEPT_AS_KEYS && count)
             note_keys_expired(count);
     }
     return status;
 }
 
-static void run(struct worker_job *job)
+/* Returns the time to the next run. */
+static int64_t read_settings(struct refdata_upkeep *upkeep)
 {
-    struct refdata_upkeep *upkeep = (struct refdata_upkeep *)job;
-    struct db_conn *conn = NULL;
-    enum status before = upkeep->status;
-    upkeep->error = (struct error){0};
-    upkeep->status =
-        db_acquire(upkeep->flow->database->pool, clock_deadline_ms(JOB_MS), &conn, &upkeep->error);
-    if (upkeep->status == STATUS_OK)
-        upkeep->status = expire(upkeep, conn, &upkeep->error);
-    if (upkeep->status == STATUS_OK)
-        upkeep->status = forget_all(upkeep, conn, &upkeep->error);
-    db_release(conn);
-    if (upkeep->status != STATUS_OK && upkeep->status != STATUS_CANCELLED && before == STATUS_OK)
-        log_warn("apply_upkeep_failed", LOG_STR("database", upkeep->flow->database->name),
-                 LOG_ERROR_FIELDS(&upkeep->error));
-}
-
-/* ---- on the home loop ---- */
-
-static int64_t interval_ms(const struct refdata_catalog *catalog)
-{
-    int64_t interval = catalog->updates.snapshot_expire_ms / 4;
-    return interval < INTERVAL_MIN_MS   ? INTERVAL_MIN_MS
-           : interval > INTERVAL_MAX_MS ? INTERVAL_MAX_MS
-                                        : interval;
-}
-
-static void on_timer(struct loop_timer *timer)
-{
-    struct refdata_upkeep *upkeep =
-        (struct refdata_upkeep *)((char *)timer - offsetof(struct refdata_upkeep, timer));
-    const struct refdata_catalog *catalog = atomic_load(&upkeep->flow->refdata->catalog);
+    struct refdata_catalog *catalog = refdata_flow_catalog(upkeep->flow);
     upkeep->expire_ms = catalog->updates.snapshot_expire_ms;
     upkeep->keep_ms[KEPT_AS_SET] = catalog->updates.keep_ms;
     upkeep->keep_ms[KEPT_AS_KEYS] = catalog->updates.key_keep_ms;
     upkeep->keep_ms[KEPT_A_DAY] = DAY_MS;
-    upkeep->running = worker_pool_submit(upkeep->flow->workers, &upkeep->job);
+    refdata_catalog_unref(catalog);
+    int64_t interval_ms = upkeep->expire_ms / 4;
+    return TASK_MS(interval_ms < INTERVAL_MIN_MS   ? INTERVAL_MIN_MS
+                   : interval_ms > INTERVAL_MAX_MS ? INTERVAL_MAX_MS
+                                                   : interval_ms);
 }
 
-static void arm(struct refdata_upkeep *upkeep)
+static int64_t upkeep_step(struct task *task, void *context)
 {
-    struct refdata *refdata = upkeep->flow->refdata;
-    loop_timer_start(refdata->home, &upkeep->timer,
-                     clock_deadline_ms(interval_ms(atomic_load(&refdata->catalog))), on_timer);
-}
-
-static void done(struct worker_job *job)
-{
-    struct refdata_upkeep *upkeep = (struct refdata_upkeep *)job;
-    upkeep->running = false;
-    if (!upkeep->stopped && !job->cancelled)
-        arm(upkeep);
+    struct refdata_upkeep *upkeep = context;
+    struct error error = {0};
+    struct db_conn *conn = NULL;
+    int64_t interval_ns = read_settings(upkeep);
+    (void)task;
+    enum status status = db_acquire(upkeep->flow->database->pool, clock_deadline_ms(JOB_MS), &conn, &error);
+    if (status == STATUS_OK)
+        status = expire_snapshots(upkeep, conn, &error);
+    if (status == STATUS_OK)
+        status = delete_all_old(upkeep, conn, &error);
+    db_release(conn);
+    bool is_failing = status != STATUS_OK && status != STATUS_CANCELLED;
+    if (is_failing && !upkeep->is_failing)
+        log_warn("apply_upkeep_failed", LOG_STR("database", upkeep->flow->database->name),
+                 LOG_ERROR_FIELDS(&error));
+    upkeep->is_failing = is_failing;
+    return interval_ns;
 }
 
 struct refdata_upkeep *refdata_upkeep_create(struct refdata_flow *flow)
 {
     struct refdata_upkeep *upkeep = memory_zalloc(sizeof *upkeep);
     upkeep->flow = flow;
-    upkeep->job = (struct worker_job){.loop = flow->refdata->home, .run = run, .done = done};
+    upkeep->task = task_create(&(struct task_config){.name = "apply_upkeep",
+                                                     .loop = flow->refdata->home,
+                                                     .pool = flow->workers,
+                                                     .run = upkeep_step,
+                                                     .context = upkeep});
     return upkeep;
 }
 
 void refdata_upkeep_start(struct refdata_upkeep *upkeep)
 {
-    arm(upkeep);
-}
-
-static void stop_on_home(struct refdata *refdata, void *arg)
-{
-    struct refdata_upkeep *upkeep = arg;
-    upkeep->stopped = true;
-    loop_timer_stop(refdata->home, &upkeep->timer);
+    task_start(upkeep->task, read_settings(upkeep));
 }
 
 void refdata_upkeep_stop(struct refdata_upkeep *upkeep)
 {
-    refdata_home_call(upkeep->flow->refdata, stop_on_home, upkeep);
+    task_stop(upkeep->task, TASK_FOREVER);
 }
 
 void refdata_upkeep_destroy(struct refdata_upkeep *upkeep)
 {
+    task_destroy(upkeep->task);
     free(upkeep);
 }

@@ -15,12 +15,13 @@
 #include "hydration/event.h"
 #include "hydration/hydration.h"
 #include "kernel/store.h"
+#include "loop/task.h"
 #include "modules/refdata/command/source.h"
 
 enum {
     ROWS_MAX = 20,
-    ROUNDS_MAX = 50,  /* of one run of the job */
-    PACE_MS = 5,      /* after a wake: the writer is answered first, and changes gather */
+    ROUNDS_MAX = 50,  /* of one run */
+    PACE_MS = 5,      /* between two runs: changes gather */
     POLL_MS = 5000,   /* in case a notice was lost */
     BACKOFF_MS = 500, /* after a failure */
     RUN_MS = 10000,   /* less than a claim lasts */
@@ -48,14 +49,10 @@ static const char put_back_sql[] =
     " select $2, $3, $4::text[], min(created_at) from gone having count(*) > 0";
 
 struct refdata_changes {
-    struct worker_job job;
-    struct loop_message wake;
-    atomic_bool is_posted; /* the message is on its way */
     struct refdata_flow *flow;
     struct hydration *hydration;
-    struct loop_timer timer;
-    bool running, woken, stopped; /* the home loop's */
-    bool is_failing;              /* the last run: logged once */
+    struct task *task;
+    bool is_failing; /* the last run: logged once */
 };
 
 /* Rows that this process has claimed, on a worker. */
@@ -208,8 +205,8 @@ static enum status list_held(struct claim *claim, struct pair *pair, int64_t dea
 }
 
 /* What would fail for ever is left out. */
-static enum status settle(const struct claim *claim, const struct pair *pair, struct str id,
-                          enum status status, const struct error *error)
+static enum status skip_unpublishable(const struct claim *claim, const struct pair *pair, struct str id,
+                                      enum status status, const struct error *error)
 {
     if (status == STATUS_OK || status_retryable(status))
         return status;
@@ -227,12 +224,12 @@ static enum status publish_pair(struct claim *claim, struct pair *pair, struct e
     if (status == STATUS_OK)
         pair->is_listed = true;
     else
-        return settle(claim, pair, db_result_str(claim->rows, pair->first, CODE), status, error);
+        return skip_unpublishable(claim, pair, db_result_str(claim->rows, pair->first, CODE), status, error);
     while (pair->count && status == STATUS_OK) {
         struct hydration_ref item = *pair->items;
         status = hydration_publish_change(claim->changes->hydration, REFDATA_ENTITY_TYPE, item.tenant,
                                           item.entity_id, deadline_ns, error);
-        status = settle(claim, pair, item.entity_id, status, error);
+        status = skip_unpublishable(claim, pair, item.entity_id, status, error);
         if (status == STATUS_OK)
             pair->items++, pair->count--;
     }
@@ -271,7 +268,7 @@ static enum status publish_rows(struct claim *claim, struct error *error)
 }
 
 /* False in *found: no row waits. */
-static enum status run_once(struct refdata_changes *changes, bool *found, struct error *error)
+static enum status publish_once(struct refdata_changes *changes, bool *found, struct error *error)
 {
     struct claim claim = {.changes = changes, .deadline_ns = clock_deadline_ms(RUN_MS)};
     arena_init(&claim.arena, 4096);
@@ -285,64 +282,29 @@ static enum status run_once(struct refdata_changes *changes, bool *found, struct
     return status;
 }
 
-/* ---- the job ---- */
+/* ---- the task ---- */
 
-static void run_changes(struct worker_job *job)
+static int64_t changes_step(struct task *task, void *context)
 {
-    struct refdata_changes *changes = (struct refdata_changes *)job;
+    struct refdata_changes *changes = context;
     struct error error = {0};
     enum status status = STATUS_OK;
     bool found = true;
     for (unsigned round = 0; round < ROUNDS_MAX && found && status == STATUS_OK; round++)
-        status = run_once(changes, &found, &error);
+        status = publish_once(changes, &found, &error);
     bool is_failing = status != STATUS_OK && status != STATUS_CANCELLED;
     if (is_failing && !changes->is_failing)
         log_warn("hydration_changes_wait", LOG_STR("database", changes->flow->database->name),
                  LOG_ERROR_FIELDS(&error));
     changes->is_failing = is_failing;
-}
-
-static void on_timer(struct loop_timer *timer)
-{
-    struct refdata_changes *changes =
-        (struct refdata_changes *)((char *)timer - offsetof(struct refdata_changes, timer));
-    changes->woken = false;
-    changes->running = worker_pool_submit(changes->flow->workers, &changes->job);
-}
-
-static void arm(struct refdata_changes *changes, int64_t delay_ms)
-{
-    loop_timer_start(changes->flow->refdata->home, &changes->timer, clock_deadline_ms(delay_ms), on_timer);
-}
-
-static void changes_done(struct worker_job *job)
-{
-    struct refdata_changes *changes = (struct refdata_changes *)job;
-    changes->running = false;
-    if (!changes->stopped && !job->cancelled)
-        arm(changes, changes->is_failing ? BACKOFF_MS : changes->woken ? PACE_MS : POLL_MS);
-}
-
-static void on_wake(struct loop *loop, struct loop_message *message)
-{
-    struct refdata_changes *changes =
-        (struct refdata_changes *)((char *)message - offsetof(struct refdata_changes, wake));
-    (void)loop;
-    atomic_store(&changes->is_posted, false);
-    if (changes->stopped || changes->woken)
-        return;
-    changes->woken = true;
-    if (!changes->running && !changes->is_failing)
-        arm(changes, PACE_MS);
+    task_hold(task, TASK_MS(is_failing ? BACKOFF_MS : PACE_MS));
+    return TASK_MS(is_failing ? BACKOFF_MS : found ? PACE_MS : POLL_MS);
 }
 
 void refdata_changes_wake(struct refdata_changes *changes)
 {
-    if (!atomic_exchange(&changes->is_posted, true))
-        loop_post(changes->flow->refdata->home, &changes->wake);
+    task_wake(changes->task);
 }
-
-/* ---- life ---- */
 
 struct refdata_changes *refdata_changes_create(struct refdata_flow *flow)
 {
@@ -352,29 +314,26 @@ struct refdata_changes *refdata_changes_create(struct refdata_flow *flow)
     struct refdata_changes *changes = memory_zalloc(sizeof *changes);
     changes->flow = flow;
     changes->hydration = hydration;
-    changes->job = (struct worker_job){.loop = flow->refdata->home, .run = run_changes, .done = changes_done};
-    changes->wake.on_message = on_wake;
+    changes->task = task_create(&(struct task_config){.name = "hydration_changes",
+                                                      .loop = flow->refdata->home,
+                                                      .pool = flow->workers,
+                                                      .run = changes_step,
+                                                      .context = changes});
     return changes;
 }
 
 void refdata_changes_start(struct refdata_changes *changes)
 {
-    arm(changes, PACE_MS); /* rows of an earlier process */
-}
-
-static void stop_on_home(struct refdata *refdata, void *arg)
-{
-    struct refdata_changes *changes = arg;
-    changes->stopped = true;
-    loop_timer_stop(refdata->home, &changes->timer);
+    task_start(changes->task, TASK_MS(PACE_MS)); /* rows of an earlier process */
 }
 
 void refdata_changes_stop(struct refdata_changes *changes)
 {
-    refdata_home_call(changes->flow->refdata, stop_on_home, changes);
+    task_stop(changes->task, TASK_FOREVER);
 }
 
 void refdata_changes_destroy(struct refdata_changes *changes)
 {
+    task_destroy(changes->task);
     free(changes);
 }

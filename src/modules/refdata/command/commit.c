@@ -29,7 +29,9 @@ enum {
     UNKNOWN_PAUSE_MS = 50,   /* between tries while the outcome of a commit is unknown */
 };
 /* A lock that another transaction holds must not keep the other updates waiting. */
-static const char lock_timeout_sql[] = "select set_config('lock_timeout', '300', true)";
+static const struct db_statement lock_timeout_sql =
+    DB_STATEMENT("select set_config('lock_timeout', '300', true)");
+static const struct db_statement begin_sql = DB_STATEMENT("BEGIN");
 
 enum way { DIRECT, QUEUED };
 
@@ -54,28 +56,12 @@ static bool has_keys(const struct group *group)
     return false;
 }
 
-/* The transaction's first statement, and the one that decides what is new. */
-static enum status add_begin(struct group *group, struct db_conn *conn)
-{
-    struct db_statement begin;
-    db_statement_init(&begin, "BEGIN", 0, NULL);
-    enum status status = db_pipeline_begin_checked(conn, &group->error);
-    return status == STATUS_OK ? db_pipeline_add_checked(conn, &begin, NULL, &group->error) : status;
-}
-
 static struct refdata_acceptance **list_acceptances(const struct group *group, struct arena *arena)
 {
     struct refdata_acceptance **list = arena_alloc(arena, group->count * sizeof(struct refdata_acceptance *));
     for (size_t i = 0; i < group->count; i++)
         list[i] = &group->posts[i]->acceptance;
     return list;
-}
-
-static enum status add_accept(struct group *group, struct db_conn *conn,
-                              struct refdata_acceptance *const *acceptances, bool all_new)
-{
-    return refdata_acceptance_add(conn, acceptances, group->count, group->posts[0]->key_keep_ms, all_new,
-                                  &group->error);
 }
 
 static enum status note_commit(struct group *group, enum status status)
@@ -137,16 +123,15 @@ static void list_partitions(const struct group *group, struct direct *direct, st
 static enum status add_direct_opening(struct group *group, struct db_conn *conn, struct direct *direct,
                                       struct arena *arena)
 {
-    struct db_statement lock_timeout;
-    db_statement_init(&lock_timeout, lock_timeout_sql, 0, NULL);
-    enum status status = add_begin(group, conn);
-    if (status == STATUS_OK)
-        status = bus_own_ask(group->flow->buses.commands, conn, STR(REFDATA_COMMANDS), REFDATA_APPLY_GROUP,
-                             direct->partitions, direct->partition_count, &direct->mark, &group->error);
-    if (status == STATUS_OK)
-        status = db_pipeline_add_checked(conn, &lock_timeout, NULL, &group->error);
-    if (status == STATUS_OK && !direct->writes_requests)
-        status = add_accept(group, conn, list_acceptances(group, arena), true);
+    db_pipeline_begin(conn);
+    db_pipeline_add(conn, &begin_sql, DB_NO_PARAMS);
+    enum status status =
+        bus_own_ask(group->flow->buses.commands, conn, STR(REFDATA_COMMANDS), REFDATA_APPLY_GROUP,
+                    direct->partitions, direct->partition_count, &direct->mark, &group->error);
+    db_pipeline_add(conn, &lock_timeout_sql, DB_NO_PARAMS);
+    if (!direct->writes_requests)
+        refdata_acceptance_add(conn, list_acceptances(group, arena), group->count,
+                               group->posts[0]->key_keep_ms, true);
     db_pipeline_leave(conn, direct->results, 2);
     return status;
 }
@@ -287,13 +272,12 @@ static enum status commit_queued(struct group *group, struct db_conn *conn, stru
     struct refdata_acceptance **acceptances = list_acceptances(group, arena);
     struct db_result *results[2] = {NULL};
     bool is_guess = may_guess(group);
-    enum status status = add_begin(group, conn);
-    if (status == STATUS_OK)
-        status = add_accept(group, conn, acceptances, is_guess);
-    if (status == STATUS_OK && is_guess)
+    db_pipeline_begin(conn);
+    db_pipeline_add(conn, &begin_sql, DB_NO_PARAMS);
+    refdata_acceptance_add(conn, acceptances, group->count, group->posts[0]->key_keep_ms, is_guess);
+    if (is_guess)
         return commit_single(group, conn, arena);
-    if (status == STATUS_OK)
-        status = db_pipeline_end(conn, group->deadline_ns, results, 2, NULL, &group->error);
+    enum status status = db_pipeline_end(conn, group->deadline_ns, results, 2, NULL, &group->error);
     if (status == STATUS_OK)
         status = refdata_acceptance_take(results[1], acceptances, group->count, &group->error);
     db_result_free(results[0]);
