@@ -65,14 +65,6 @@ PGconn *db_connect_start(const struct db_parsed *parsed,
 /* One line out of libpq's message for a connection that failed. */
 enum status db_connect_failed(const PGconn *pg, struct error *error);
 
-/* ---- backoff: exponential with jitter ---- */
-struct db_backoff {
-    int64_t min_ms, max_ms;
-    unsigned failures;
-};
-int64_t db_backoff_next_ms(struct db_backoff *backoff); /* another failure: how long to wait */
-void db_backoff_reset(struct db_backoff *backoff);
-
 /* ---- connection ---- */
 #define DB_PREPARED_MAX \
     512 /* keys and names per connection; past it all are dropped, which real use does not reach */
@@ -177,10 +169,7 @@ enum status db_conn_start(struct db_conn *conn, const struct db_statement *state
                           const struct db_param *params, bool row_by_row, int64_t deadline_ns,
                           PGresult **first, struct error *error) MUST_CHECK;
 
-bool db_thread_start(void *(*run)(void *arg), void *arg); /* detached */
-
-/* ---- cancel: asks the server to stop a statement, on a thread of its own since libpq's call blocks ---- */
-void db_cancel_later(PGconn *pg);
+bool db_thread_start(void *(*run)(void *arg), void *arg); /* detached; signals are for others */
 
 /* ---- metrics ---- */
 struct db_metrics {

@@ -13,17 +13,18 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/memory.h"
 
 static void connect_next(struct db_link *link);
 
 static struct db_link *link_of_io(struct loop_io *io)
 {
-    return (struct db_link *)((char *)io - offsetof(struct db_link, io));
+    return CONTAINER_OF(io, struct db_link, io);
 }
 
 static struct db_link *link_of_timer(struct loop_timer *timer)
 {
-    return (struct db_link *)((char *)timer - offsetof(struct db_link, timer));
+    return CONTAINER_OF(timer, struct db_link, timer);
 }
 
 static void unwatch(struct db_link *link)
@@ -73,8 +74,7 @@ static void fail(struct db_link *link, const char *reason)
     link->reported = true;
     close_all(link);
     link->state = DB_LINK_WAITING;
-    loop_timer_start(link->loop, &link->timer, clock_deadline_ms(db_backoff_next_ms(&link->backoff)),
-                     on_retry);
+    loop_timer_start(link->loop, &link->timer, clock_deadline_ms(backoff_next_ms(&link->backoff)), on_retry);
     if (was_ready)
         link->events->on_down(link);
 }
@@ -146,7 +146,7 @@ static void become_ready(struct db_link *link)
                  LOG_CSTR("address", link->parsed.address));
     link->reported = false;
     link->state = DB_LINK_READY;
-    db_backoff_reset(&link->backoff);
+    backoff_reset(&link->backoff);
     link->events->on_ready(link);
 }
 
@@ -250,7 +250,7 @@ enum status db_link_init(struct db_link *link, struct loop *loop, const struct d
     enum status status = db_parsed_init(&link->parsed, target, error);
     if (status == STATUS_OK)
         link->backoff =
-            (struct db_backoff){.min_ms = link->parsed.backoff_min_ms, .max_ms = link->parsed.backoff_max_ms};
+            (struct backoff){.min_ms = link->parsed.backoff_min_ms, .max_ms = link->parsed.backoff_max_ms};
     return status;
 }
 

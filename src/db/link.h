@@ -4,6 +4,7 @@
 #ifndef FRESHET_DB_LINK_H
 #define FRESHET_DB_LINK_H
 
+#include "base/backoff.h"
 #include "db/db_inside.h"
 
 enum db_link_state { DB_LINK_WAITING, DB_LINK_LOOKING_UP, DB_LINK_CONNECTING, DB_LINK_READY };
@@ -20,7 +21,7 @@ struct db_link {
     struct loop *loop;
     const struct db_link_events *events;
     struct db_parsed parsed;
-    struct db_backoff backoff;
+    struct backoff backoff;
     enum db_link_state state;
     bool reported; /* this outage stands in the log already */
     PGconn *pg;

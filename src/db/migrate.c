@@ -1,4 +1,4 @@
-/* Migrations: numbered SQL files per module, applied once each, by whichever process comes first.
+/* Migrations: numbered SQL files per module, applied once each, by the first process that starts.
  *
  * One session-level advisory lock serialises every process that migrates this database. A migration and its
  * row in platform.schema_migration commit together, so a crash leaves it done or not begun. The search path
@@ -22,7 +22,12 @@
 static const char session_sql[] =
     "SET statement_timeout = 0; SET search_path = pg_catalog; SET lock_timeout = 0";
 
-static const char exists_sql[] = "SELECT pg_catalog.to_regclass('platform.schema_migration') IS NOT NULL";
+static const struct db_statement exists_sql =
+    DB_STATEMENT("SELECT pg_catalog.to_regclass('platform.schema_migration') IS NOT NULL");
+static const struct db_statement applied_sql =
+    DB_STATEMENT("SELECT number, checksum FROM platform.schema_migration WHERE module = $1 ORDER BY number");
+static const struct db_statement record_sql = DB_STATEMENT(
+    "INSERT INTO platform.schema_migration (module, number, name, checksum) VALUES ($1, $2, $3, $4)");
 
 static const char create_sql[] = "CREATE SCHEMA IF NOT EXISTS platform;"
                                  "CREATE TABLE platform.schema_migration ("
@@ -33,38 +38,27 @@ static const char create_sql[] = "CREATE SCHEMA IF NOT EXISTS platform;"
                                  "    applied_at timestamptz NOT NULL DEFAULT now(),"
                                  "    PRIMARY KEY (module, number))";
 
-static const char applied_sql[] =
-    "SELECT number, checksum FROM platform.schema_migration WHERE module = $1 ORDER BY number";
-
-static const char record_sql[] =
-    "INSERT INTO platform.schema_migration (module, number, name, checksum) VALUES ($1, $2, $3, $4)";
-
-struct run {
+struct migration_run {
     struct db_conn *conn;
     const char *module;
     int64_t deadline_ns;
     struct db_result *applied; /* (number, checksum), NULL when the table does not exist */
 };
 
-static enum status table_exists(struct run *run, bool *exists, struct error *error)
+static enum status table_exists(struct migration_run *run, bool *exists, struct error *error)
 {
-    struct db_statement statement;
     struct db_result *result;
+    enum status status = db_query(run->conn, &exists_sql, DB_NO_PARAMS, run->deadline_ns, &result, error);
 
-    db_statement_init(&statement, exists_sql, 0, NULL);
-    enum status status = db_query(run->conn, &statement, NULL, run->deadline_ns, &result, error);
     *exists = status == STATUS_OK && str_eq(db_result_str(result, 0, 0), STR("t"));
     db_result_free(result);
     return status;
 }
 
-static enum status read_applied(struct run *run, struct error *error)
+static enum status read_applied(struct migration_run *run, struct error *error)
 {
-    struct db_statement statement;
-    struct db_param params[] = {{str_from(run->module)}};
-
-    db_statement_init(&statement, applied_sql, 1, (enum db_type[]){DB_TEXT});
-    return db_query(run->conn, &statement, params, run->deadline_ns, &run->applied, error);
+    return db_query(run->conn, &applied_sql, DB_PARAMS(db_cstr(run->module)), run->deadline_ns, &run->applied,
+                    error);
 }
 
 static void checksum(const struct db_migration *migration, char out[HASH128_HEX_BYTES])
@@ -73,8 +67,8 @@ static void checksum(const struct db_migration *migration, char out[HASH128_HEX_
 }
 
 /* Is it applied, and still the same text? */
-static enum status is_applied(const struct run *run, const struct db_migration *migration, bool *applied,
-                              struct error *error)
+static enum status is_applied(const struct migration_run *run, const struct db_migration *migration,
+                              bool *applied, struct error *error)
 {
     char sum[HASH128_HEX_BYTES];
 
@@ -91,29 +85,21 @@ static enum status is_applied(const struct run *run, const struct db_migration *
     return STATUS_OK;
 }
 
-static enum status record(struct run *run, const struct db_migration *migration, struct error *error)
+static enum status apply(struct migration_run *run, const struct db_migration *migration, struct error *error)
 {
-    struct db_statement statement;
-    char sum[HASH128_HEX_BYTES], number[16];
-
-    checksum(migration, sum);
-    snprintf(number, sizeof number, "%u", migration->number);
-    struct db_param params[] = {
-        {str_from(run->module)}, {str_from(number)}, {str_from(migration->name)}, {str_from(sum)}};
-    db_statement_init(&statement, record_sql, 4, (enum db_type[]){DB_TEXT, DB_INT, DB_TEXT, DB_TEXT});
-    return db_exec(run->conn, &statement, params, run->deadline_ns, NULL, error);
-}
-
-static enum status apply(struct run *run, const struct db_migration *migration, struct error *error)
-{
+    char sum[HASH128_HEX_BYTES];
     enum status status = db_begin(run->conn, DB_READ_COMMITTED, run->deadline_ns, error);
 
+    checksum(migration, sum);
     if (status == STATUS_OK)
         status = db_conn_command(run->conn, migration->sql, run->deadline_ns, error);
     if (status == STATUS_OK && PQtransactionStatus(run->conn->pg) != PQTRANS_INTRANS)
         status = error_set(error, STATUS_CONFIG, "it ends its transaction by itself");
     if (status == STATUS_OK)
-        status = record(run, migration, error);
+        status = db_exec(run->conn, &record_sql,
+                         DB_PARAMS(db_cstr(run->module), db_int(migration->number), db_cstr(migration->name),
+                                   db_cstr(sum)),
+                         run->deadline_ns, NULL, error);
     if (status == STATUS_OK)
         status = db_commit(run->conn, run->deadline_ns, error);
     if (status == STATUS_OK) {
@@ -128,8 +114,8 @@ static enum status apply(struct run *run, const struct db_migration *migration, 
 }
 
 /* With the lock held. */
-static enum status apply_missing(struct run *run, const struct db_migration *migrations, unsigned *count,
-                                 struct error *error)
+static enum status apply_missing(struct migration_run *run, const struct db_migration *migrations,
+                                 unsigned *count, struct error *error)
 {
     bool exists, applied;
     enum status status = table_exists(run, &exists, error);
@@ -152,7 +138,7 @@ static enum status apply_missing(struct run *run, const struct db_migration *mig
 enum status db_migrate(struct db_pool *pool, const char *module, const struct db_migration *migrations,
                        int64_t deadline_ns, unsigned *applied, struct error *error)
 {
-    struct run run = {.module = module, .deadline_ns = deadline_ns};
+    struct migration_run run = {.module = module, .deadline_ns = deadline_ns};
     unsigned unused = 0;
 
     applied = applied ? applied : &unused;
@@ -178,7 +164,7 @@ enum status db_migrate(struct db_pool *pool, const char *module, const struct db
 enum status db_migrate_check(struct db_pool *pool, const char *module, const struct db_migration *migrations,
                              int64_t deadline_ns, unsigned *missing, struct error *error)
 {
-    struct run run = {.module = module, .deadline_ns = deadline_ns};
+    struct migration_run run = {.module = module, .deadline_ns = deadline_ns};
     bool exists, applied = true;
 
     *missing = 0;

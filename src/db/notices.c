@@ -1,52 +1,156 @@
-/* The notifier's waiting set: a vector for the order, a hash for "is it there already". */
-#include "db/notices.h"
-
-#include <stdlib.h>
-
-#include "base/hash.h"
-#include "base/memory.h"
+/* Notices: the listener and the notifier, each a connection on a loop (link.c).
+ *
+ * The listener LISTENs and passes notices on. What is sent while it is not connected is lost, as always with NOTIFY;
+ * on_listening reports when to look for it.
+ *
+ * The notifier sends what waits, all of it in one statement, at most once per window. NOTIFY in a writing transaction takes a
+ * lock that all notifying commits of the cluster queue for; sent from here it costs the writers nothing. Any thread adds to a
+ * set under a short lock and wakes the loop only when no round is due already. A round that failed for lack of a connection is
+ * put back; one the server refused is dropped, since notices are hints that polling makes up for. */
 #include "db/db.h"
 
-#define SLOTS 32768 /* a power of two, over twice the most that can be in it */
+#include <pthread.h>
+#include <stddef.h>
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/list.h"
+#include "base/log.h"
+#include "base/map.h"
+#include "base/memory.h"
+#include "db/link.h"
+
+/* ---- the listener ---- */
+
+struct db_listener {
+    struct db_link link; /* first: the two share their address */
+    struct db_listener_config config;
+    char *listen_sql;
+    bool listening, destroyed;
+};
+
+static struct db_listener *listener_of(struct db_link *link)
+{
+    return (struct db_listener *)link;
+}
+
+static void listener_on_ready(struct db_link *link)
+{
+    db_link_sent(link, PQsendQuery(link->pg, listener_of(link)->listen_sql));
+}
+
+static void listener_on_down(struct db_link *link)
+{
+    listener_of(link)->listening = false;
+}
+
+/* The answers to our LISTENs. A refusal ends the connection: trying again later is all that is left. */
+static bool take_results(struct db_listener *listener)
+{
+    struct db_link *link = &listener->link;
+    bool refused = false, ended = false;
+
+    while (!ended && !PQisBusy(link->pg)) {
+        PGresult *result = PQgetResult(link->pg);
+        refused |= result && db_result_is_failure(result);
+        ended = !result;
+        PQclear(result);
+    }
+    if (refused)
+        db_link_sent(link, 0);
+    else if (ended && !listener->listening) {
+        listener->listening = true;
+        db_link_answered(link);
+        if (listener->config.on_listening)
+            listener->config.on_listening(listener->config.context);
+    }
+    return link->state == DB_LINK_READY;
+}
+
+static void listener_on_input(struct db_link *link)
+{
+    struct db_listener *listener = listener_of(link);
+    PGnotify *notice;
+
+    if (!take_results(listener))
+        return;
+    while (!listener->destroyed && (notice = PQnotifies(link->pg))) {
+        listener->config.on_notice(listener->config.context, str_from(notice->relname),
+                                   str_from(notice->extra));
+        PQfreemem(notice);
+    }
+}
+
+static const struct db_link_events listener_events = {.role = "listener",
+                                                      .on_ready = listener_on_ready,
+                                                      .on_input = listener_on_input,
+                                                      .on_down = listener_on_down};
+
+static char *make_listen_sql(const char *const *channels)
+{
+    struct buf sql;
+
+    buf_init(&sql);
+    for (; *channels; channels++)
+        buf_printf(&sql, "LISTEN \"%s\";", *channels);
+    char *text = str_dup(buf_str(&sql));
+    buf_deinit(&sql);
+    return text;
+}
+
+struct db_listener *db_listener_create(const struct db_listener_config *config)
+{
+    struct db_listener *listener = memory_zalloc(sizeof *listener);
+
+    if (db_link_init(&listener->link, config->loop, config->target, &listener_events, NULL) != STATUS_OK) {
+        free(listener);
+        return NULL;
+    }
+    listener->config = *config;
+    listener->config.target = NULL; /* borrowed for this call only */
+    listener->config.channels = NULL;
+    listener->listen_sql = make_listen_sql(config->channels);
+    db_link_start(&listener->link);
+    return listener;
+}
+
+static void free_listener(void *memory)
+{
+    struct db_listener *listener = memory;
+
+    free(listener->listen_sql);
+    free(listener);
+}
+
+/* May be called by its own callbacks: what they return to is freed when the tick is over. */
+void db_listener_destroy(struct db_listener *listener)
+{
+    if (!listener)
+        return;
+    listener->destroyed = true;
+    listener->link.state = DB_LINK_WAITING;
+    db_link_deinit(&listener->link);
+    loop_free_later(listener->link.loop, listener, free_listener);
+}
+
+/* ---- the notifier's sets: notices in order, the same one once; bounded ---- */
+
+#define NOTICES_MAX 10000
+#define NOTICES_SPARE 100 /* room for channels with their payload dropped, once the set is full */
 #define PAYLOAD_BYTES_MAX 7999
 #define CHANNEL_BYTES_MAX 63
 
-void db_notices_init(struct db_notices *notices)
-{
-    *notices = (struct db_notices){.slots = memory_zalloc(SLOTS * sizeof(uint16_t))};
-}
+struct notice {
+    struct map_node node;
+    STAILQ_ENTRY(notice) link;
+    struct str channel, payload; /* in `text` */
+    char text[];
+};
 
-void db_notices_deinit(struct db_notices *notices)
-{
-    for (size_t i = 0; i < notices->count; i++)
-        free(notices->at[i].text);
-    free(notices->at);
-    free(notices->slots);
-    *notices = (struct db_notices){0};
-}
-
-static struct str text_of(const struct db_notice *notice)
-{
-    return str_of(notice->text, notice->channel_len + 1 + notice->payload_len);
-}
-
-/* Where `text` is, or the free slot where it belongs. */
-static size_t slot_of(const struct db_notices *notices, struct str text)
-{
-    size_t slot = hash_seeded(text) % SLOTS;
-
-    while (notices->slots[slot] && !str_eq(text_of(&notices->at[notices->slots[slot] - 1]), text))
-        slot = (slot + 1) % SLOTS;
-    return slot;
-}
-
-void db_notices_clear(struct db_notices *notices)
-{
-    memset(notices->slots, 0, SLOTS * sizeof(uint16_t));
-    for (size_t i = 0; i < notices->count; i++)
-        free(notices->at[i].text);
-    notices->count = 0;
-}
+struct notice_set {
+    struct map map;
+    STAILQ_HEAD(, notice) order;
+};
 
 static bool is_sendable(struct str payload)
 {
@@ -54,38 +158,257 @@ static bool is_sendable(struct str payload)
            (payload.len == 0 || !memchr(payload.ptr, '\0', payload.len));
 }
 
-void db_notices_add(struct db_notices *notices, struct str channel, struct str payload)
+/* A payload PostgreSQL would refuse (8,000 bytes, NUL, not UTF-8) or that finds the set full becomes "". */
+static void notices_add(struct notice_set *set, struct str channel, struct str payload)
 {
-    char text[CHANNEL_BYTES_MAX + 1 + PAYLOAD_BYTES_MAX + 1];
+    struct map_node *node;
 
     if (channel.len == 0 || channel.len > CHANNEL_BYTES_MAX)
         return;
-    if (notices->count >= DB_NOTICES_MAX || !is_sendable(payload))
+    if (set->map.count >= NOTICES_MAX || !is_sendable(payload))
         payload = STR("");
-    memcpy(text, channel.ptr, channel.len);
-    text[channel.len] = '\0';
-    memcpy(text + channel.len + 1, payload.ptr, payload.len);
-    struct str whole = str_of(text, channel.len + 1 + payload.len);
-    size_t slot = slot_of(notices, whole);
-    if (notices->slots[slot] || notices->count >= DB_NOTICES_MAX + DB_NOTICES_SPARE)
-        return;
-    if (notices->count == notices->capacity) {
-        notices->capacity = notices->capacity ? 2 * notices->capacity : 64;
-        notices->at = memory_realloc_array(notices->at, notices->capacity, sizeof notices->at[0]);
+    uint64_t hash = map_hash_pair(channel, payload);
+    MAP_MATCH(node, &set->map, hash) {
+        const struct notice *notice = CONTAINER_OF(node, struct notice, node);
+        if (str_eq(notice->channel, channel) && str_eq(notice->payload, payload))
+            return;
     }
-    notices->at[notices->count++] = (struct db_notice){str_dup(whole), channel.len, payload.len};
-    notices->slots[slot] = (uint16_t)notices->count;
+    if (set->map.count >= NOTICES_MAX + NOTICES_SPARE)
+        return;
+    struct notice *notice = memory_alloc(sizeof *notice + channel.len + payload.len);
+    memcpy(notice->text, channel.ptr, channel.len);
+    if (payload.len > 0)
+        memcpy(notice->text + channel.len, payload.ptr, payload.len);
+    notice->channel = str_of(notice->text, channel.len);
+    notice->payload = str_of(notice->text + channel.len, payload.len);
+    map_add(&set->map, &notice->node, hash);
+    STAILQ_INSERT_TAIL(&set->order, notice, link);
 }
 
-void db_notices_print(const struct db_notices *notices, struct buf *channels, struct buf *payloads)
+static void notices_clear(struct notice_set *set)
 {
-    db_array_begin(channels);
-    db_array_begin(payloads);
-    for (size_t i = 0; i < notices->count; i++) {
-        const struct db_notice *notice = &notices->at[i];
-        db_array_put(channels, str_of(notice->text, notice->channel_len));
-        db_array_put(payloads, str_of(notice->text + notice->channel_len + 1, notice->payload_len));
+    struct notice *notice;
+
+    while ((notice = STAILQ_FIRST(&set->order)) != NULL) {
+        STAILQ_REMOVE_HEAD(&set->order, link);
+        map_remove(&set->map, &notice->node);
+        free(notice);
     }
-    db_array_end(channels);
-    db_array_end(payloads);
+}
+
+/* ---- the notifier ---- */
+
+/* Nothing here needs to survive a crash, so its commits need not wait for the disk. */
+static const char setup_sql[] =
+    "SET synchronous_commit = off;"
+    "PREPARE freshet_notify (text[], text[]) AS"
+    "    SELECT count(pg_notify(channel, payload)) FROM unnest($1, $2) AS waiting (channel, payload)";
+
+struct db_notifier {
+    struct db_link link; /* first: the two share their address */
+    struct loop_timer window;
+    int64_t window_ns, next_round_ns;
+    bool busy, refused;               /* a round (or the setup) is out; the server refused the last one */
+    struct notice_set sets[2], *sent; /* that round's */
+
+    pthread_mutex_t lock; /* for what follows */
+    struct notice_set *waiting;
+    bool posted, due, destroyed; /* `message` is in the inbox; a round is to come; only the memory is left */
+    struct loop_message message;
+};
+
+static struct db_notifier *notifier_of(struct db_link *link)
+{
+    return (struct db_notifier *)link;
+}
+
+/* Takes what waits into notifier->sent; false when there is nothing. */
+static bool take_waiting(struct db_notifier *notifier)
+{
+    struct notice_set *empty = notifier->sent;
+
+    pthread_mutex_lock(&notifier->lock);
+    notifier->sent = notifier->waiting;
+    notifier->waiting = empty;
+    notifier->due = false;
+    pthread_mutex_unlock(&notifier->lock);
+    return notifier->sent->map.count > 0;
+}
+
+static void send_round(struct db_notifier *notifier)
+{
+    struct db_link *link = &notifier->link;
+    struct buf channels, payloads;
+    const struct notice *notice;
+
+    buf_init(&channels);
+    buf_init(&payloads);
+    db_array_begin(&channels);
+    db_array_begin(&payloads);
+    STAILQ_FOREACH(notice, &notifier->sent->order, link) {
+        db_array_put(&channels, notice->channel);
+        db_array_put(&payloads, notice->payload);
+    }
+    db_array_end(&channels);
+    db_array_end(&payloads);
+    buf_put_char(&channels, '\0');
+    buf_put_char(&payloads, '\0');
+    const char *values[] = {buf_str(&channels).ptr, buf_str(&payloads).ptr};
+    notifier->busy = true;
+    notifier->next_round_ns = clock_mono_ns() + notifier->window_ns;
+    db_link_sent(link, PQsendQueryPrepared(link->pg, "freshet_notify", 2, values, NULL, NULL, 0));
+    buf_deinit(&channels);
+    buf_deinit(&payloads);
+}
+
+static void on_window(struct loop_timer *timer);
+
+/* Sends now, or as soon as the window allows; when the link is down or busy, its next event comes back
+ * here. */
+static void send_when_due(struct db_notifier *notifier)
+{
+    pthread_mutex_lock(&notifier->lock);
+    bool due = notifier->due;
+    pthread_mutex_unlock(&notifier->lock);
+    if (!due || notifier->busy || notifier->link.state != DB_LINK_READY)
+        return;
+    if (clock_mono_ns() < notifier->next_round_ns)
+        loop_timer_start(notifier->link.loop, &notifier->window, notifier->next_round_ns, on_window);
+    else if (take_waiting(notifier))
+        send_round(notifier);
+}
+
+static void on_window(struct loop_timer *timer)
+{
+    send_when_due(CONTAINER_OF(timer, struct db_notifier, window));
+}
+
+/* ---- the link's events ---- */
+
+static void notifier_on_ready(struct db_link *link)
+{
+    notifier_of(link)->busy = true;
+    db_link_sent(link, PQsendQuery(link->pg, setup_sql));
+}
+
+static void report(struct db_notifier *notifier, const PGresult *failure)
+{
+    if (failure && !notifier->refused)
+        log_warn("db_notify_refused", LOG_CSTR("database", notifier->link.parsed.name),
+                 LOG_CSTR("error", PQresultErrorField(failure, PG_DIAG_MESSAGE_PRIMARY)));
+    notifier->refused = failure != NULL;
+}
+
+static void notifier_on_input(struct db_link *link)
+{
+    struct db_notifier *notifier = notifier_of(link);
+
+    while (notifier->busy && !PQisBusy(link->pg)) {
+        PGresult *result = PQgetResult(link->pg);
+        if (result)
+            report(notifier, db_result_is_failure(result) ? result : NULL);
+        else
+            notifier->busy = false;
+        PQclear(result);
+    }
+    if (notifier->busy)
+        return;
+    notices_clear(notifier->sent);
+    db_link_answered(link);
+    send_when_due(notifier);
+}
+
+/* Whether the last round arrived is unknown: a notice twice does no harm. */
+static void notifier_on_down(struct db_link *link)
+{
+    struct db_notifier *notifier = notifier_of(link);
+    const struct notice *notice;
+
+    notifier->busy = false;
+    pthread_mutex_lock(&notifier->lock);
+    STAILQ_FOREACH(notice, &notifier->sent->order, link)
+        notices_add(notifier->waiting, notice->channel, notice->payload);
+    notifier->due |= notifier->sent->map.count > 0;
+    pthread_mutex_unlock(&notifier->lock);
+    notices_clear(notifier->sent);
+}
+
+static const struct db_link_events notifier_events = {.role = "notifier",
+                                                      .on_ready = notifier_on_ready,
+                                                      .on_input = notifier_on_input,
+                                                      .on_down = notifier_on_down};
+
+/* ---- from outside ---- */
+
+static void free_notifier(void *memory)
+{
+    struct db_notifier *notifier = memory;
+
+    for (int i = 0; i < 2; i++) {
+        notices_clear(&notifier->sets[i]);
+        map_deinit(&notifier->sets[i].map);
+    }
+    pthread_mutex_destroy(&notifier->lock);
+    free(notifier);
+}
+
+static void on_message(struct loop *loop, struct loop_message *message)
+{
+    struct db_notifier *notifier = CONTAINER_OF(message, struct db_notifier, message);
+
+    pthread_mutex_lock(&notifier->lock);
+    notifier->posted = false;
+    bool destroyed = notifier->destroyed;
+    pthread_mutex_unlock(&notifier->lock);
+    if (destroyed)
+        loop_free_later(loop, notifier, free_notifier);
+    else
+        send_when_due(notifier);
+}
+
+void db_notify(struct db_notifier *notifier, struct str channel, struct str payload)
+{
+    pthread_mutex_lock(&notifier->lock);
+    notices_add(notifier->waiting, channel, payload);
+    bool post = !notifier->due && !notifier->posted;
+    notifier->due = true;
+    notifier->posted |= post;
+    pthread_mutex_unlock(&notifier->lock);
+    if (post)
+        loop_post(notifier->link.loop, &notifier->message);
+}
+
+struct db_notifier *db_notifier_create(struct loop *loop, const struct db_target *target, int64_t window_us)
+{
+    struct db_notifier *notifier = memory_zalloc(sizeof *notifier);
+
+    if (db_link_init(&notifier->link, loop, target, &notifier_events, NULL) != STATUS_OK) {
+        free(notifier);
+        return NULL;
+    }
+    notifier->window_ns = window_us * 1000;
+    notifier->message.on_message = on_message;
+    pthread_mutex_init(&notifier->lock, NULL);
+    notifier->sent = &notifier->sets[0];
+    notifier->waiting = &notifier->sets[1];
+    for (int i = 0; i < 2; i++)
+        STAILQ_INIT(&notifier->sets[i].order);
+    db_link_start(&notifier->link);
+    return notifier;
+}
+
+void db_notifier_destroy(struct db_notifier *notifier)
+{
+    if (!notifier)
+        return;
+    struct loop *loop = notifier->link.loop;
+    notifier->link.state = DB_LINK_WAITING;
+    db_link_deinit(&notifier->link);
+    loop_timer_stop(loop, &notifier->window);
+    pthread_mutex_lock(&notifier->lock);
+    notifier->destroyed = true;
+    bool posted = notifier->posted; /* then the message's turn frees it */
+    pthread_mutex_unlock(&notifier->lock);
+    if (!posted)
+        loop_free_later(loop, notifier, free_notifier);
 }

@@ -15,7 +15,9 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
+#include "base/backoff.h"
 #include "base/clock.h"
+#include "base/list.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "db/db_inside.h"
@@ -28,7 +30,7 @@
 enum grant { GRANT_NONE, GRANT_CONN, GRANT_SLOT, GRANT_REFUSED };
 
 struct waiter {
-    struct waiter *next;
+    TAILQ_ENTRY(waiter) link;
     pthread_cond_t granted;
     enum grant grant;
     bool is_long;
@@ -43,13 +45,13 @@ struct db_pool {
     pthread_mutex_t lock;
     struct db_conn *idle; /* most recently used first */
     unsigned idle_count;
-    unsigned slots_used; /* connections that exist or are being opened */
-    unsigned long_used;  /* of them, those that have long work */
-    struct waiter *first_waiter, **last_waiter;
+    unsigned slots_used;          /* connections that exist or are being opened */
+    unsigned long_used;           /* of them, those that have long work */
+    TAILQ_HEAD(, waiter) waiters; /* who waited longest first */
     enum breaker breaker;
     uint64_t outages;  /* times it opened */
     unsigned given_up; /* connects whose callers had no time left, in a row */
-    struct db_backoff backoff;
+    struct backoff backoff;
     int64_t retry_at_ns;
     char reason[256]; /* why the breaker opened */
     atomic_bool up, interrupted;
@@ -67,22 +69,27 @@ enum status db_pool_create(const struct db_target *target, struct db_pool **out,
     }
     db_metrics_init(&pool->metrics, pool->parsed.name);
     pthread_mutex_init(&pool->lock, NULL);
-    pool->last_waiter = &pool->first_waiter;
+    TAILQ_INIT(&pool->waiters);
     pool->backoff =
-        (struct db_backoff){.min_ms = pool->parsed.backoff_min_ms, .max_ms = pool->parsed.backoff_max_ms};
+        (struct backoff){.min_ms = pool->parsed.backoff_min_ms, .max_ms = pool->parsed.backoff_max_ms};
     *out = pool;
     return STATUS_OK;
+}
+
+static void destroy_all(struct db_conn *conn)
+{
+    while (conn) {
+        struct db_conn *next = conn->next;
+        db_conn_destroy(conn);
+        conn = next;
+    }
 }
 
 void db_pool_destroy(struct db_pool *pool)
 {
     if (!pool)
         return;
-    while (pool->idle) {
-        struct db_conn *conn = pool->idle;
-        pool->idle = conn->next;
-        db_conn_destroy(conn);
-    }
+    destroy_all(pool->idle);
     metric_set(pool->metrics.idle, 0);
     metric_set(pool->metrics.used, 0);
     pthread_mutex_destroy(&pool->lock);
@@ -138,30 +145,19 @@ static void lend(struct db_pool *pool, struct db_conn *conn, bool is_long)
     conn->is_long = is_long;
 }
 
-/* Who is next: points to NULL if only long work waits that may not have another connection now. */
-static struct waiter **next_waiter(struct db_pool *pool)
+/* Who is next; NULL also if only long work waits that may not have another connection now. */
+static struct waiter *next_waiter(struct db_pool *pool)
 {
-    struct waiter **at = &pool->first_waiter;
+    struct waiter *waiter = TAILQ_FIRST(&pool->waiters);
 
-    while (*at && (*at)->is_long && !has_long_room(pool))
-        at = &(*at)->next;
-    return at;
-}
-
-static struct waiter *remove_waiter(struct db_pool *pool, struct waiter **at)
-{
-    struct waiter *waiter = *at;
-
-    *at = waiter->next;
-    if (pool->last_waiter == &waiter->next)
-        pool->last_waiter = at;
+    while (waiter && waiter->is_long && !has_long_room(pool))
+        waiter = TAILQ_NEXT(waiter, link);
     return waiter;
 }
 
-static void grant(struct db_pool *pool, struct waiter **at, enum grant what, struct db_conn *conn)
+static void grant(struct db_pool *pool, struct waiter *waiter, enum grant what, struct db_conn *conn)
 {
-    struct waiter *waiter = remove_waiter(pool, at);
-
+    TAILQ_REMOVE(&pool->waiters, waiter, link);
     waiter->grant = what;
     waiter->conn = conn;
     pool->long_used += waiter->is_long && what != GRANT_REFUSED;
@@ -173,8 +169,8 @@ static void grant(struct db_pool *pool, struct waiter **at, enum grant what, str
 static void give_slot_back(struct db_pool *pool, bool was_long)
 {
     pool->long_used -= was_long;
-    struct waiter **next = next_waiter(pool);
-    if (*next && pool->breaker == BREAKER_CLOSED)
+    struct waiter *next = next_waiter(pool);
+    if (next && pool->breaker == BREAKER_CLOSED)
         grant(pool, next, GRANT_SLOT, NULL);
     else
         pool->slots_used--;
@@ -183,8 +179,8 @@ static void give_slot_back(struct db_pool *pool, bool was_long)
 
 static void refuse_waiters(struct db_pool *pool)
 {
-    while (pool->first_waiter)
-        grant(pool, &pool->first_waiter, GRANT_REFUSED, NULL);
+    while (!TAILQ_EMPTY(&pool->waiters))
+        grant(pool, TAILQ_FIRST(&pool->waiters), GRANT_REFUSED, NULL);
 }
 
 static struct db_conn *pop_idle(struct db_pool *pool)
@@ -242,7 +238,7 @@ static void breaker_close(struct db_pool *pool)
         log_info("db_up", LOG_CSTR("database", pool->parsed.name), LOG_CSTR("address", pool->parsed.address));
     pool->breaker = BREAKER_CLOSED;
     pool->given_up = 0;
-    db_backoff_reset(&pool->backoff);
+    backoff_reset(&pool->backoff);
     atomic_store_explicit(&pool->up, true, memory_order_relaxed);
     metric_set(pool->metrics.breaker_open, 0);
 }
@@ -251,7 +247,7 @@ static void breaker_open(struct db_pool *pool, const char *reason)
 {
     if (pool->breaker == BREAKER_OPEN)
         return; /* several were connecting when it went down: that is one failure, not several */
-    int64_t wait_ms = db_backoff_next_ms(&pool->backoff);
+    int64_t wait_ms = backoff_next_ms(&pool->backoff);
     if (pool->breaker == BREAKER_CLOSED)
         log_warn("db_down", LOG_CSTR("database", pool->parsed.name),
                  LOG_CSTR("address", pool->parsed.address), LOG_CSTR("error", reason));
@@ -278,16 +274,11 @@ static enum grant wait_for_grant(struct db_pool *pool, bool is_long, int64_t dea
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     pthread_cond_init(&waiter.granted, &attributes);
     pthread_condattr_destroy(&attributes);
-    *pool->last_waiter = &waiter;
-    pool->last_waiter = &waiter.next;
+    TAILQ_INSERT_TAIL(&pool->waiters, &waiter, link);
     while (waiter.grant == GRANT_NONE && rc == 0)
         rc = pthread_cond_timedwait(&waiter.granted, &pool->lock, &until);
-    if (waiter.grant == GRANT_NONE) { /* gave up: leave the queue */
-        struct waiter **at = &pool->first_waiter;
-        while (*at != &waiter)
-            at = &(*at)->next;
-        remove_waiter(pool, at);
-    }
+    if (waiter.grant == GRANT_NONE)
+        TAILQ_REMOVE(&pool->waiters, &waiter, link);
     pthread_cond_destroy(&waiter.granted);
     *conn = waiter.conn;
     return waiter.grant;
@@ -324,15 +315,6 @@ static enum grant take(struct db_pool *pool, bool is_long, int64_t deadline_ns, 
 }
 
 /* ---- outside the lock ---- */
-
-static void destroy_all(struct db_conn *conn)
-{
-    while (conn) {
-        struct db_conn *next = conn->next;
-        db_conn_destroy(conn);
-        conn = next;
-    }
-}
 
 static enum grant take_locked(struct db_pool *pool, bool is_long, int64_t deadline_ns, struct db_conn **conn)
 {
@@ -465,8 +447,8 @@ void db_release(struct db_conn *conn)
     if (pool->breaker == BREAKER_OPEN && conn->answered && conn->outages == pool->outages)
         breaker_close(pool);
     pool->long_used -= conn->is_long;
-    struct waiter **next = next_waiter(pool);
-    if (*next)
+    struct waiter *next = next_waiter(pool);
+    if (next)
         grant(pool, next, GRANT_CONN, conn);
     else
         push_idle(pool, conn);

@@ -222,8 +222,8 @@ static enum status add_claim(struct outbox_claim *claim, struct db_conn *conn, s
     };
     for (unsigned i = 0; i < OUTBOX_AGGREGATE_MAX; i++)
         params[OUTBOX_CLAIM_PARAMS + i].value = claim->cursor[i];
-    return db_pipeline_add_checked(conn, claim->cursor[0].ptr ? &claim->sql->claim_after : &claim->sql->claim_first,
-                           params, error);
+    return db_pipeline_add_checked(
+        conn, claim->cursor[0].ptr ? &claim->sql->claim_after : &claim->sql->claim_first, params, error);
 }
 
 /* Columns of a claimed row: rows walked, the aggregate of the last one (with a sequence), then the event: line, id, … */

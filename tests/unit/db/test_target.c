@@ -165,22 +165,6 @@ static void test_connect_timeout_of_the_url(void **state)
 
 /* ---- backoff ---- */
 
-static void test_backoff_grows_within_its_bounds(void **state)
-{
-    (void)state;
-    struct db_backoff backoff = {.min_ms = 100, .max_ms = 2000};
-    int64_t last = 0;
-    for (int i = 0; i < 50; i++) {
-        last = db_backoff_next_ms(&backoff);
-        assert_true(last >= 100 && last <= 2000);
-        if (i == 0)
-            assert_true(last <= 200);
-    }
-    assert_true(last >= 1000); /* half of the ceiling at least, once there */
-    db_backoff_reset(&backoff);
-    assert_true(db_backoff_next_ms(&backoff) <= 200);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -189,7 +173,6 @@ int main(void)
         cmocka_unit_test(test_user_and_password_of_the_target_win),
         cmocka_unit_test(test_schema_becomes_a_quoted_search_path),
         cmocka_unit_test(test_connect_timeout_of_the_url),
-        cmocka_unit_test(test_backoff_grows_within_its_bounds),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
