@@ -1,15 +1,15 @@
-/* The commands behind main()'s table. Each takes its own arguments, argv[0] being its name, and returns the process's
- * exit status: 0 done, 1 failed, 2 called wrongly, 3 something of its own, which its --help names. */
+/* The commands of main()'s table. Each takes its own arguments, argv[0] being its name, and returns the exit status of the
+ * process: 0 done, 1 failed, 2 called wrongly, 3 a result of its own, which its --help explains. main() flushes standard
+ * output and fails where that fails. */
 #ifndef FRESHET_APP_COMMANDS_H
 #define FRESHET_APP_COMMANDS_H
 
+#include "auth/auth.h"
+#include "base/buf.h"
+
 struct config;
 
-int app_serve(int argc, char **argv);
-int app_migrate(int argc, char **argv);
 int app_token(int argc, char **argv);
-int app_config(int argc, char **argv);
-int app_routes(int argc, char **argv);
 int app_get(int argc, char **argv);
 int app_put(int argc, char **argv);
 int app_load(int argc, char **argv);
@@ -20,14 +20,19 @@ int app_outbox(int argc, char **argv);
 int app_dlq(int argc, char **argv);
 int app_verify(int argc, char **argv);
 
-/* What --config says, else $FRESHET_CONFIG, else the default. */
+/* --config, else $FRESHET_CONFIG, else the default. */
 const char *app_config_path(const char *given);
-/* That file, loaded and checked; NULL: what is wrong has been said. */
+/* That file, loaded and checked; NULL: its mistakes are printed. */
 struct config *app_config_load(const char *given);
-#define APP_CONFIG_ROW(config)                                                                       \
-    {                                                                                                \
-        "--config", "FILE", "the configuration (default $FRESHET_CONFIG, else config/freshet.yaml)", \
-            .into = &(config)                                                                        \
+#define APP_CONFIG_ROW(config)                                                                            \
+    {                                                                                                     \
+        "--config", "FILE", "the configuration file (default $FRESHET_CONFIG, else config/freshet.yaml)", \
+            .into = &(config)                                                                             \
     }
+
+/* A development token, signed with the key in `key`, whose public half goes to `jwks`; NULL = those in
+ * $FRESHET_VAR/keys, which are made when missing. */
+enum status app_token_issue(const char *key, const char *jwks, const struct auth_token_request *request,
+                            struct buf *token, struct error *error) MUST_CHECK;
 
 #endif

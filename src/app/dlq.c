@@ -1,84 +1,71 @@
-/* `freshet dlq`: what notification could not handle or deliver, and what an operator does about it (N2). Works on the
- * tables of the store, whether or not anything serves; what is requeued is taken up by whoever runs the role notification.
- * Every change has its row in notification.dlq_audit. */
+/* `freshet dlq`: dead letters of notification, messages that could not be handled and notifications that could not be delivered,
+ * and what an operator does about them (N2). A process with the role notification sends again what is requeued. Every change
+ * has its row in notification.dlq_audit. */
 #include <pwd.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "app/by_hand.h"
-#include "app/commands.h"
+#include "app/admin.h"
 #include "app/modules.h"
-#include "base/clock.h"
 #include "base/log.h"
+#include "base/memory.h"
 #include "base/uuid.h"
 #include "kernel/store.h"
 #include "modules/notification/dlq.h"
 
-struct dlq_command;
-typedef enum status action_fn(struct db_conn *conn, const struct dlq_command *command, struct error *error);
-static action_fn list, show, change;
-
-enum { LIST, SHOW, REQUEUE, DISCARD, ACTIONS };
-static const struct by_hand_action actions[] = {
-    [LIST] = {"list", NULL},
-    [SHOW] = {"show", NULL},
-    [REQUEUE] = {"requeue", "sent again"},
-    [DISCARD] = {"discard", "given up for good"},
-    [ACTIONS] = {.name = NULL},
-};
-static action_fn *const runs[ACTIONS] = {
-    [LIST] = list, [SHOW] = show, [REQUEUE] = change, [DISCARD] = change};
-
 struct dlq_command {
-    size_t action;
-    const char *config, *status, *kind, *reason, *tenant, *note, *limit;
-    bool all;
-    struct option_words ids;
+    struct admin admin;
+    const char *status, *kind, *reason, *tenant, *note;
     struct notification_dlq_selection selection;
     struct buf messages, deliveries;
 };
 
-/* ---- what is done ---- */
-
-static const char *text_of(const struct db_result *rows, size_t row, unsigned column)
+static struct dlq_command *command_of(struct admin *admin)
 {
-    return db_result_is_null(rows, row, column) ? "-" : db_result_str(rows, row, column).ptr;
+    return CONTAINER_OF(admin, struct dlq_command, admin);
 }
 
-static enum status list(struct db_conn *conn, const struct dlq_command *command, struct error *error)
+static enum status explain(struct db_conn *conn, enum status status, struct error *error)
+{
+    if (status == STATUS_DB_ERROR && strcmp(db_sqlstate(conn), "42P01") == 0)
+        return error_set(error, STATUS_CONFIG,
+                         "the tables of dead letters are missing: run `freshet migrate`");
+    return status;
+}
+
+static enum status list_letters(struct admin *admin, struct db_conn *conn, struct error *error)
 {
     struct db_result *rows = NULL;
     enum status status =
-        notification_dlq_list(conn, &command->selection, clock_deadline_ms(BY_HAND_MS), &rows, error);
+        notification_dlq_list(conn, &command_of(admin)->selection, admin->deadline_ns, &rows, error);
     size_t count = status == STATUS_OK ? db_result_rows(rows) : 0;
     for (size_t i = 0; i < count; i++)
         printf("id=%s kind=%s status=%s tenant=%s event=%s type=%s deliveries=%s age=%ss reason=%s\n",
-               text_of(rows, i, 0), text_of(rows, i, 1), text_of(rows, i, 2), text_of(rows, i, 3),
-               text_of(rows, i, 4), text_of(rows, i, 5), text_of(rows, i, 6), text_of(rows, i, 7),
-               text_of(rows, i, 8));
-    if (status == STATUS_OK && (int64_t)count == command->selection.rows_max)
-        fprintf(stderr, "freshet dlq list: these are the first %zu; --limit shows more\n", count);
+               admin_text(rows, i, 0, "-"), admin_text(rows, i, 1, "-"), admin_text(rows, i, 2, "-"),
+               admin_text(rows, i, 3, "-"), admin_text(rows, i, 4, "-"), admin_text(rows, i, 5, "-"),
+               admin_text(rows, i, 6, "-"), admin_text(rows, i, 7, "-"), admin_text(rows, i, 8, "-"));
+    if (status == STATUS_OK)
+        admin_note_limit(admin, count);
     db_result_free(rows);
-    return status;
+    return explain(conn, status, error);
 }
 
-static enum status show(struct db_conn *conn, const struct dlq_command *command, struct error *error)
+static enum status show_letter(struct admin *admin, struct db_conn *conn, struct error *error)
 {
     struct db_result *rows = NULL;
-    enum status status = notification_dlq_show(conn, str_from(command->ids.items[0]),
-                                               clock_deadline_ms(BY_HAND_MS), &rows, error);
+    const char *id = admin->ids.items[0];
+    enum status status = notification_dlq_show(conn, str_from(id), admin->deadline_ns, &rows, error);
     size_t count = status == STATUS_OK ? db_result_rows(rows) : 0;
     for (size_t i = 0; i < count; i++)
-        printf("%s: %s\n", text_of(rows, i, 0), text_of(rows, i, 1));
+        printf("%s: %s\n", admin_text(rows, i, 0, "-"), admin_text(rows, i, 1, "-"));
     db_result_free(rows);
     if (status == STATUS_OK && count == 0)
-        status = error_set(error, STATUS_NOT_FOUND, "there is no dead letter %s", command->ids.items[0]);
-    return status;
+        return error_set(error, STATUS_NOT_FOUND, "there is no dead letter %s", id);
+    return explain(conn, status, error);
 }
 
-/* Who is at the keyboard, as the system knows them; USER may be anything. */
+/* The user as the system knows it; $USER may be anything. */
 static void name_actor(char *out, size_t size)
 {
     char memory[4096], host[128] = "";
@@ -90,89 +77,53 @@ static void name_actor(char *out, size_t size)
         snprintf(out, size, "uid %u@%s", (unsigned)getuid(), host);
 }
 
-static enum status change(struct db_conn *conn, const struct dlq_command *command, struct error *error)
+static enum status change_letters(struct admin *admin, struct db_conn *conn, struct error *error)
 {
+    const struct dlq_command *command = command_of(admin);
+    bool is_requeue = strcmp(admin->action->name, "requeue") == 0;
     char actor[512];
     int64_t messages = 0, deliveries = 0;
     name_actor(actor, sizeof actor);
     enum status status = notification_dlq_change(
-        conn, command->action == REQUEUE ? NOTIFICATION_DLQ_REQUEUE : NOTIFICATION_DLQ_DISCARD,
-        &command->selection, str_from(actor), str_from(command->note ? command->note : ""),
-        clock_deadline_ms(BY_HAND_MS), &messages, &deliveries, error);
+        conn, is_requeue ? NOTIFICATION_DLQ_REQUEUE : NOTIFICATION_DLQ_DISCARD, &command->selection,
+        str_from(actor), str_from(command->note ? command->note : ""), admin->deadline_ns, &messages,
+        &deliveries, error);
     if (status != STATUS_OK)
-        return status;
-    log_info("dlq_changed_by_hand", LOG_CSTR("action", actions[command->action].name),
-             LOG_INT("messages", messages), LOG_INT("deliveries", deliveries), LOG_CSTR("user", actor));
+        return explain(conn, status, error);
+    log_info("dlq_changed_by_hand", LOG_CSTR("action", admin->action->name), LOG_INT("messages", messages),
+             LOG_INT("deliveries", deliveries), LOG_CSTR("user", actor));
     printf("%lld messages and %lld deliveries: %s\n", (long long)messages, (long long)deliveries,
-           actions[command->action].done);
-    if (command->ids.count > 0 && messages + deliveries < (int64_t)command->ids.count)
+           admin->action->done);
+    if (messages + deliveries < (int64_t)admin->ids.count)
         return error_set(error, STATUS_NOT_FOUND,
-                         "%lld of those named are not dead letters, or decided already",
-                         (long long)command->ids.count - (long long)(messages + deliveries));
+                         "%lld of those named are not dead letters, or were requeued or discarded before",
+                         (long long)admin->ids.count - (long long)(messages + deliveries));
     return STATUS_OK;
 }
 
-static enum status run_on_store(const struct dlq_command *command, const struct db_target *target,
-                                struct error *error)
+static void each_dlq_database(struct admin *admin, struct config *config, admin_target_fn *fn)
 {
-    struct db_pool *pool = NULL;
-    struct db_conn *conn = NULL;
-    enum status status = db_pool_create(target, &pool, error);
-    if (status != STATUS_OK)
-        return status;
-    status = db_acquire(pool, clock_deadline_ms(BY_HAND_MS), &conn, error);
-    if (status == STATUS_OK)
-        status = runs[command->action](conn, command, error);
-    if (status == STATUS_DB_ERROR && strcmp(db_sqlstate(conn), "42P01") == 0)
-        status = error_set(error, STATUS_CONFIG, "there are no dead letters' tables: run `freshet migrate`");
-    db_release(conn);
-    db_pool_destroy(pool);
-    return status;
+    struct db_target store;
+    if (kernel_store_find(config, app_modules, &store))
+        fn(admin, &store);
 }
 
-static int run(const struct dlq_command *command)
+/* ---- the call ---- */
+
+static bool is_one_of(const char *text, const char *const *names)
 {
-    struct db_target target;
-    struct error error = {0};
-    struct config *config = app_config_load(command->config);
-    if (!config)
-        return 1;
-    if (kernel_store_find(config, app_modules, &target))
-        error.status = run_on_store(command, &target, &error);
-    else
-        error_set(&error, STATUS_CONFIG, "the configuration names no PostgreSQL");
-    config_free(config);
-    if (error.status != STATUS_OK) {
-        fprintf(stderr, "freshet dlq %s: %s\n", actions[command->action].name, error.message);
-        return 1;
-    }
-    return by_hand_end("dlq", 0);
+    while (*names && strcmp(text, *names) != 0)
+        names++;
+    return *names != NULL;
 }
 
-/* ---- its arguments ---- */
-
-static bool take_status(struct dlq_command *command)
-{
-    static const char *const names[][2] = {{"dead", "DEAD"},
-                                           {"requeue", "REQUEUE"},
-                                           {"publishing", "PUBLISHING"},
-                                           {"requeued", "REQUEUED"},
-                                           {"discarded", "DISCARDED"}};
-    if (strcmp(command->status, "any") == 0)
-        return true;
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (strcmp(command->status, names[i][0]) == 0)
-            command->selection.status = str_from(names[i][1]);
-    return command->selection.status.ptr != NULL;
-}
-
-/* Numbers are messages, UUIDs deliveries; where some are named, all others are not meant. */
+/* Numbers are messages, UUIDs deliveries. */
 static bool take_ids(struct dlq_command *command)
 {
     db_array_begin(&command->messages);
     db_array_begin(&command->deliveries);
-    for (size_t i = 0; i < command->ids.count; i++) {
-        struct str id = str_from(command->ids.items[i]);
+    for (size_t i = 0; i < command->admin.ids.count; i++) {
+        struct str id = str_from(command->admin.ids.items[i]);
         struct uuid uuid;
         int64_t number;
         bool is_delivery = uuid_parse(id, &uuid);
@@ -182,74 +133,74 @@ static bool take_ids(struct dlq_command *command)
     }
     db_array_end(&command->messages);
     db_array_end(&command->deliveries);
-    if (command->ids.count > 0) {
+    if (command->admin.ids.count > 0) {
         command->selection.messages = buf_str(&command->messages);
         command->selection.deliveries = buf_str(&command->deliveries);
     }
     return true;
 }
 
-static bool take_kind(struct dlq_command *command)
+static const char *check_dlq(struct admin *admin)
 {
-    command->selection.kind = str_from(command->kind);
-    return !command->kind || strcmp(command->kind, "terminated") == 0 ||
-           strcmp(command->kind, "max_deliver") == 0 || strcmp(command->kind, "delivery") == 0;
-}
-
-static const char *find_mistake(struct dlq_command *command)
-{
+    static const char *const statuses[] = {"DEAD", "REQUEUE", "PUBLISHING", "REQUEUED", "DISCARDED", NULL};
+    static const char *const kinds[] = {"terminated", "max_deliver", "delivery", NULL};
+    struct dlq_command *command = command_of(admin);
     struct notification_dlq_selection *selection = &command->selection;
-    bool changes = actions[command->action].done != NULL, shows = command->action == SHOW;
-    bool narrowed = command->ids.count > 0 || command->kind || command->reason || command->tenant;
-    if (!take_status(command))
-        return "--status is dead, requeue, publishing, requeued, discarded or any";
-    if (!take_kind(command))
-        return "--kind is terminated, max_deliver or delivery";
+    for (const char *const *name = statuses; *name; name++)
+        if (strcasecmp(command->status, *name) == 0)
+            selection->status = str_from(*name);
+    if (!selection->status.ptr && strcmp(command->status, "any") != 0)
+        return "--status must be dead, requeue, publishing, requeued, discarded or any";
+    if (command->kind && !is_one_of(command->kind, kinds))
+        return "--kind must be terminated, max_deliver or delivery";
     if (!take_ids(command))
         return "an ID is a number or a UUID: `freshet dlq list` shows them";
-    if (!by_hand_limit(command->limit, changes, &selection->rows_max))
-        return BY_HAND_LIMIT_MISTAKE;
+    if (strcmp(admin->action->name, "show") == 0 && admin->ids.count != 1)
+        return "give one ID";
+    selection->rows_max = admin->rows_max;
+    selection->kind = str_from(command->kind);
     selection->reason = str_from(command->reason);
     selection->tenant = str_from(command->tenant);
-    if (shows && command->ids.count != 1)
-        return "name one ID";
-    if (changes && !narrowed && !command->all)
-        return "name IDs, or --reason, --kind or --tenant, or --all";
-    if (narrowed && command->all)
-        return "either --all, or what to choose";
+    admin->is_narrowed = admin->ids.count > 0 || command->kind || command->reason || command->tenant;
     return NULL;
 }
 
 int app_dlq(int argc, char **argv)
 {
     struct dlq_command command = {.status = "dead"};
-    const struct option_row rows[] = {
-        APP_CONFIG_ROW(command.config),
-        {"--status", "STATUS", "list: dead (default), requeue, publishing, requeued, discarded or any",
-         .into = &command.status},
-        {"--kind", "KIND", "only these: terminated and max_deliver are the bus's, delivery a webhook's",
-         .into = &command.kind},
-        {"--reason", "TEXT", "only those whose reason has this in it", .into = &command.reason},
-        {"--tenant", "NAME", "only this tenant's", .into = &command.tenant},
-        {"--note", "TEXT", "why, for the audit", .into = &command.note},
-        BY_HAND_LIMIT_ROW(command.limit),
-        {"--all", NULL, "change all dead ones", .flag = &command.all},
+    static const struct admin_action actions[] = {
+        {"list", NULL, list_letters},
+        {"show", NULL, show_letter},
+        {"requeue", "sent again", change_letters},
+        {"discard", "given up for good", change_letters},
         {.name = NULL},
     };
-    enum options_outcome outcome = by_hand_read(
-        argc, argv, actions,
-        "Dead letters of notification: messages of the bus that could not be handled (their ID is a number), and\n"
-        "notifications that could not be delivered (a UUID). `requeue` sends them again from the start: a message goes\n"
-        "back to its topic, a notification is PENDING; `discard` gives them up. Both are written to\n"
-        "notification.dlq_audit.",
-        rows, &command.action, &command.ids);
-    if (outcome != OPTIONS_RUN)
-        return outcome == OPTIONS_HELPED ? 0 : 2;
-    buf_init(&command.messages), buf_init(&command.deliveries);
-    const char *mistake = find_mistake(&command);
-    if (mistake)
-        fprintf(stderr, "freshet dlq %s: %s\n", actions[command.action].name, mistake);
-    int exit_status = mistake ? 2 : run(&command);
-    buf_deinit(&command.messages), buf_deinit(&command.deliveries);
+    const struct option_row rows[] = {
+        {"--status", "STATUS", "list: dead (default), requeue, publishing, requeued, discarded or any",
+         .into = &command.status},
+        {"--kind", "KIND", "only these: terminated and max_deliver are messages, delivery is a webhook call",
+         .into = &command.kind},
+        {"--reason", "TEXT", "only those whose reason contains this text", .into = &command.reason},
+        {"--tenant", "NAME", "only those of this tenant", .into = &command.tenant},
+        {"--note", "TEXT", "a reason for the change, for the audit", .into = &command.note},
+        ADMIN_ROWS(command.admin),
+    };
+    int exit_status = admin_main(
+        argc, argv, &command.admin,
+        &(struct admin_command){
+            .name = "dlq",
+            .summary =
+                "Dead letters of notification: messages of the bus that could not be handled (their ID is a number), and\n"
+                "notifications that could not be delivered (a UUID). `requeue` sends them again from the start: a message\n"
+                "returns to its topic, a notification becomes PENDING. `discard` drops them. Both are written to\n"
+                "notification.dlq_audit.",
+            .actions = actions,
+            .rows = rows,
+            .choose = "IDs, --reason, --kind, --tenant, or --all",
+            .check = check_dlq,
+            .each_target = each_dlq_database,
+        });
+    buf_deinit(&command.messages);
+    buf_deinit(&command.deliveries);
     return exit_status;
 }

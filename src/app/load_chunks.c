@@ -1,6 +1,5 @@
-/* Items to chunks, and the names of chunks. Snapshot and events are named after what they hold: so the same
- * command, run again after it was cut off, means the same chunks, and those that are there have no second
- * effect. */
+/* Items to chunks, and the ids of chunks. Snapshot and events have ids made of their content: the same command, run again
+ * after an interruption, sends the same chunks, and those that have arrived have no second effect. */
 #include <stdlib.h>
 
 #include "app/load.h"
@@ -10,10 +9,10 @@
 /* ---- cutting ---- */
 
 /* Chunks in order; the same file is always cut at the same places. An empty file is one empty chunk. */
-static enum status cut(const struct load_plan *plan, struct load_file *file,
-                       enum status (*take)(void *context, const struct load_chunk *chunk,
-                                           struct error *error),
-                       void *context, struct error *error)
+static enum status cut_chunks(const struct load_plan *plan, struct load_file *file,
+                              enum status (*take)(void *context, const struct load_chunk *chunk,
+                                                  struct error *error),
+                              void *context, struct error *error)
 {
     struct buf items;
     struct load_chunk chunk = {0};
@@ -25,7 +24,8 @@ static enum status cut(const struct load_plan *plan, struct load_file *file,
             buf_put_char(&items, ',');
         status = load_file_next(file, &items, &has_item, error);
         chunk.item_count += has_item;
-        bool is_full = chunk.item_count >= plan->chunk_items || buf_len(&items) >= plan->chunk_bytes;
+        bool is_full =
+            (int64_t)chunk.item_count >= plan->chunk_items || (int64_t)buf_len(&items) >= plan->chunk_bytes;
         bool is_rest = !has_item && (chunk.item_count || chunk.index == 0);
         if (status != STATUS_OK || !(is_rest || (has_item && is_full)))
             continue;
@@ -60,13 +60,13 @@ static enum status note_chunk(void *context, const struct load_chunk *chunk, str
     plan->item_count += chunk->item_count;
     plan->byte_count += chunk->items.len;
     hash128_hex(plan->content, before);
-    plan->content = hash_item(str_from(before), chunk->items); /* each one hangs on those before it */
+    plan->content = hash_item(str_from(before), chunk->items); /* with all before it */
     return STATUS_OK;
 }
 
 enum status load_plan_make(struct load_plan *plan, struct load_file *file, struct error *error)
 {
-    return cut(plan, file, note_chunk, plan, error);
+    return cut_chunks(plan, file, note_chunk, plan, error);
 }
 
 void load_plan_deinit(struct load_plan *plan)
@@ -74,9 +74,9 @@ void load_plan_deinit(struct load_plan *plan)
     free(plan->hashes);
 }
 
-/* ---- names ---- */
+/* ---- ids ---- */
 
-/* Version 8 of RFC 9562: made of whatever its maker likes. */
+/* Version 8 of RFC 9562: custom. */
 static void format_id(struct hash128 hash, char out[UUID_TEXT_BYTES])
 {
     struct uuid uuid;
@@ -91,12 +91,13 @@ static void format_id(struct hash128 hash, char out[UUID_TEXT_BYTES])
 
 void load_plan_identify(struct load_plan *plan, uint64_t generation)
 {
-    char content[HASH128_HEX_BYTES];
-    struct buf text;
-    buf_init(&text);
+    char content[HASH128_HEX_BYTES], revision[24] = "-";
+    struct buf text = {0};
     hash128_hex(plan->content, content);
-    buf_printf(&text, "%.*s %.*s %s %zu %llu", STR_ARG(plan->tenant), STR_ARG(plan->code),
-               plan->revision ? plan->revision : "-", plan->chunk_count, (unsigned long long)generation);
+    if (plan->revision != INT64_MIN)
+        snprintf(revision, sizeof revision, "%lld", (long long)plan->revision);
+    buf_printf(&text, "%.*s %.*s %s %zu %llu", STR_ARG(plan->tenant), STR_ARG(plan->code), revision,
+               plan->chunk_count, (unsigned long long)generation);
     format_id(hash_item(str_from(content), buf_str(&text)), plan->snapshot_id);
     buf_deinit(&text);
 }
@@ -119,8 +120,8 @@ void load_chunk_put(struct buf *out, const struct load_plan *plan, const struct 
     json_put_member_str(out, "snapshotId", str_from(plan->snapshot_id));
     json_put_member_i64(out, "chunkIndex", (int64_t)chunk->index + 1);
     json_put_member_i64(out, "chunksTotal", (int64_t)plan->chunk_count);
-    if (plan->revision)
-        json_put_member_raw(out, "sourceRevision", str_from(plan->revision));
+    if (plan->revision != INT64_MIN)
+        json_put_member_i64(out, "sourceRevision", plan->revision);
     json_put_key(out, STR("items"));
     buf_put_char(out, '[');
     buf_put_str(out, chunk->items);
@@ -129,34 +130,34 @@ void load_chunk_put(struct buf *out, const struct load_plan *plan, const struct 
 
 /* ---- the second pass ---- */
 
-struct walk {
+struct second_pass {
     const struct load_plan *plan;
     bool (*on_chunk)(void *context, const struct load_chunk *chunk);
     void *context;
     size_t count;
 };
 
-static enum status changed(struct error *error)
+static enum status changed_error(struct error *error)
 {
-    return error_set(error, STATUS_BAD_REQUEST, "the file changed while it was read");
+    return error_set(error, STATUS_BAD_REQUEST, "the file changed while it was read: run the command again");
 }
 
-static enum status pass_chunk(void *context, const struct load_chunk *chunk, struct error *error)
+static enum status check_chunk(void *context, const struct load_chunk *chunk, struct error *error)
 {
-    struct walk *walk = context;
+    struct second_pass *pass = context;
     struct hash128 hash = hash_chunk(chunk);
-    if (walk->count == walk->plan->chunk_count || hash.low != walk->plan->hashes[walk->count].low ||
-        hash.high != walk->plan->hashes[walk->count].high)
-        return changed(error);
-    walk->count++;
-    return walk->on_chunk(walk->context, chunk) ? STATUS_OK : STATUS_CANCELLED;
+    if (pass->count == pass->plan->chunk_count || hash.low != pass->plan->hashes[pass->count].low ||
+        hash.high != pass->plan->hashes[pass->count].high)
+        return changed_error(error);
+    pass->count++;
+    return pass->on_chunk(pass->context, chunk) ? STATUS_OK : STATUS_CANCELLED;
 }
 
 enum status load_plan_walk(const struct load_plan *plan, struct load_file *file,
                            bool (*on_chunk)(void *context, const struct load_chunk *chunk), void *context,
                            struct error *error)
 {
-    struct walk walk = {plan, on_chunk, context, 0};
-    enum status status = cut(plan, file, pass_chunk, &walk, error);
-    return status == STATUS_OK && walk.count != plan->chunk_count ? changed(error) : status;
+    struct second_pass pass = {plan, on_chunk, context, 0};
+    enum status status = cut_chunks(plan, file, check_chunk, &pass, error);
+    return status == STATUS_OK && pass.count != plan->chunk_count ? changed_error(error) : status;
 }

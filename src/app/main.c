@@ -1,4 +1,5 @@
-/* The command line: one table of commands, each with its own --help. */
+/* The command line: one table of commands, each with its own --help. Those that only call the kernel are here. */
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -6,6 +7,106 @@
 #include <unistd.h>
 
 #include "app/commands.h"
+#include "app/modules.h"
+#include "app/options.h"
+
+const char *app_config_path(const char *given)
+{
+    const char *from_environment = getenv("FRESHET_CONFIG");
+    if (given)
+        return given;
+    return from_environment && *from_environment ? from_environment : "config/freshet.yaml";
+}
+
+struct config *app_config_load(const char *given)
+{
+    return kernel_config_load_or_say(
+        &(struct kernel_options){.config_path = app_config_path(given), .modules = app_modules});
+}
+
+static int app_serve(int argc, char **argv)
+{
+    const char *config = NULL, *roles = NULL, *listen = NULL;
+    const struct option_row rows[] = {
+        APP_CONFIG_ROW(config),
+        {"--roles", "A,B", "run only these roles (default: all)", .into = &roles},
+        {"--listen", "HOST:PORT", "listen here instead of at http.listen", .into = &listen},
+        {.name = NULL},
+    };
+    int outcome =
+        options_read(argc, argv, "Runs all roles, or those named, in this process until SIGTERM.", rows);
+    if (outcome != OPTIONS_RUN)
+        return outcome;
+    return kernel_serve(&(struct kernel_options){.config_path = app_config_path(config),
+                                                 .modules = app_modules,
+                                                 .roles = str_from(roles),
+                                                 .listen = str_from(listen)});
+}
+
+/* The commands whose only option is --config. */
+static int run_with_config(int argc, char **argv, const char *summary,
+                           int (*run)(const struct kernel_options *options))
+{
+    const char *config = NULL;
+    const struct option_row rows[] = {APP_CONFIG_ROW(config), {.name = NULL}};
+    int outcome = options_read(argc, argv, summary, rows);
+    if (outcome != OPTIONS_RUN)
+        return outcome;
+    return run(&(struct kernel_options){.config_path = app_config_path(config), .modules = app_modules});
+}
+
+static int app_migrate(int argc, char **argv)
+{
+    return run_with_config(argc, argv,
+                           "Creates and migrates the schemas of every database in the configuration.\n"
+                           "It may run several times, also at the same time.",
+                           kernel_migrate);
+}
+
+static int app_routes(int argc, char **argv)
+{
+    return run_with_config(
+        argc, argv,
+        "Lists every HTTP route with its method, its path and what it needs: `public` (no token), `token` (any valid\n"
+        "token), `user` (a token with `sub`) or a scope of the token. Scopes of dictionaries are in the configuration.",
+        kernel_print_routes);
+}
+
+static int app_config(int argc, char **argv)
+{
+    const char *config = NULL;
+    bool describe = false, markdown = false;
+    const struct option_row rows[] = {
+        APP_CONFIG_ROW(config),
+        {"--describe", NULL, "print every setting with its type, default and meaning", .flag = &describe},
+        {"--markdown", NULL, "the same as a page: docs/CONFIG.md", .flag = &markdown},
+        {.name = NULL},
+    };
+    int outcome = options_read(
+        argc, argv, "Checks the configuration and prints its mistakes, or describes all settings.", rows);
+    if (outcome != OPTIONS_RUN)
+        return outcome;
+    if (!describe && !markdown) {
+        struct config *checked = app_config_load(config);
+        if (!checked)
+            return 1;
+        printf("%s: ok\n", app_config_path(config));
+        config_free(checked);
+        return 0;
+    }
+    struct arena arena;
+    struct buf text = {0};
+    arena_init(&arena, 4096);
+    const struct config_section *sections = kernel_sections(app_modules, &arena);
+    if (markdown)
+        config_print_markdown(sections, &text);
+    else
+        config_print_help(sections, &text);
+    fwrite(text.data + text.start, 1, buf_len(&text), stdout);
+    buf_deinit(&text);
+    arena_deinit(&arena);
+    return 0;
+}
 
 static const struct command {
     const char *name, *summary;
@@ -15,16 +116,16 @@ static const struct command {
     {"migrate", "create and migrate the database schemas", app_migrate},
     {"token", "print a development token", app_token},
     {"config", "check the configuration, or describe every setting", app_config},
-    {"routes", "list the HTTP routes", app_routes},
-    {"get", "print items of a dictionary, or all of it, from a pod", app_get},
+    {"routes", "list the HTTP routes and the scopes they need", app_routes},
+    {"get", "print items of a dictionary, or all of it", app_get},
     {"put", "write or delete one item of a dictionary", app_put},
-    {"load", "make a file the whole content of a dictionary", app_load},
+    {"load", "replace the content of a dictionary by a file", app_load},
     {"watch", "print the changes of a dictionary as they are committed", app_watch},
     {"tail", "follow a chat, or a dictionary, in the terminal", app_tail},
-    {"status", "print what became of an update", app_status},
-    {"outbox", "list events that failed, and try, drop or publish them again", app_outbox},
-    {"dlq", "list what could not be handled or delivered, and send it again or give it up", app_dlq},
-    {"verify", "compare what pods hold with what the database holds", app_verify},
+    {"status", "print the status of an update", app_status},
+    {"outbox", "list events that could not be published, and retry, drop or publish them again", app_outbox},
+    {"dlq", "list notifications that could not be handled or delivered, and retry or drop them", app_dlq},
+    {"verify", "compare the content of pods with the database", app_verify},
 };
 
 static void print_help(FILE *out)
@@ -34,13 +135,11 @@ static void print_help(FILE *out)
             FRESHET_VERSION);
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
         fprintf(out, "  %-9s %s\n", commands[i].name, commands[i].summary);
-    fprintf(
-        out,
-        "\n`freshet COMMAND --help` says more. The configuration is --config FILE, else $FRESHET_CONFIG, else\n"
-        "config/freshet.yaml.\n");
+    fprintf(out, "\n`freshet COMMAND --help` explains a command. The configuration is --config FILE, else "
+                 "$FRESHET_CONFIG,\nelse config/freshet.yaml.\n");
 }
 
-/* Started without stderr, the next descriptor opened would be 2, and the log would go down that socket. */
+/* A process started without stderr would open its first socket as descriptor 2, and write its log there. */
 static void fill_standard_descriptors(void)
 {
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
@@ -63,9 +162,14 @@ int main(int argc, char **argv)
         printf("freshet %s\n", FRESHET_VERSION);
         return 0;
     }
-    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
-        if (strcmp(argv[1], commands[i].name) == 0)
-            return commands[i].run(argc - 1, argv + 1);
-    fprintf(stderr, "freshet: there is no command \"%s\"; `freshet --help` lists them\n", argv[1]);
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
+        if (strcmp(argv[1], commands[i].name) != 0)
+            continue;
+        int exit_status = commands[i].run(argc - 1, argv + 1);
+        if (exit_status == 0 && (fflush(stdout) != 0 || ferror(stdout)))
+            return app_fail(argv[1], "standard output cannot be written: %s", strerror(errno));
+        return exit_status;
+    }
+    fprintf(stderr, "freshet: unknown command \"%s\"; `freshet --help` lists the commands\n", argv[1]);
     return 2;
 }

@@ -1,18 +1,37 @@
 /* A small option reader: rows in, values out, help from the same rows. */
 #include "app/options.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/str.h"
 
-struct reading {
-    const char *command;
-    const struct option_row *rows;
-    char **argv;
-    int argc, at;
-    struct option_words *words; /* NULL = the command takes none */
-};
+static void print_message(const char *command, const char *format, va_list arguments)
+{
+    fprintf(stderr, "freshet %s: ", command);
+    vfprintf(stderr, format, arguments);
+}
+
+int app_fail(const char *command, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    print_message(command, format, arguments);
+    va_end(arguments);
+    fputc('\n', stderr);
+    return 1;
+}
+
+int app_misuse(const char *command, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    print_message(command, format, arguments);
+    va_end(arguments);
+    fprintf(stderr, "; see `freshet %.*s --help`\n", (int)strcspn(command, " "), command);
+    return OPTIONS_WRONG;
+}
 
 static void print_help(const char *command, const char *usage, const char *summary,
                        const struct option_row *rows)
@@ -25,97 +44,7 @@ static void print_help(const char *command, const char *usage, const char *summa
                  rows->value ? rows->value : "");
         printf("  %-24s %s\n", left, rows->help);
     }
-    printf("  %-24s %s\n", "--help", "this text");
-}
-
-static const struct option_row *find(const struct option_row *rows, const char *argument,
-                                     const char **attached)
-{
-    const char *equals = strchr(argument, '=');
-    size_t len = equals ? (size_t)(equals - argument) : strlen(argument);
-    *attached = equals ? equals + 1 : NULL;
-    for (; rows->name; rows++)
-        if (strlen(rows->name) == len && strncmp(rows->name, argument, len) == 0)
-            return rows;
-    return NULL;
-}
-
-static enum options_outcome wrong(const char *command, const char *what, const char *argument)
-{
-    fprintf(stderr, "freshet %s: %s %s; `freshet %s --help` lists the options\n", command, what, argument,
-            command);
-    return OPTIONS_WRONG;
-}
-
-static enum options_outcome take_value(struct reading *reading, const struct option_row *row,
-                                       const char *value)
-{
-    if (!row->list)
-        *row->into = value;
-    else if (row->list->count == OPTION_LIST_MAX)
-        return wrong(reading->command, "too often:", row->name);
-    else
-        row->list->items[row->list->count++] = value;
-    return OPTIONS_RUN;
-}
-
-static enum options_outcome take_option(struct reading *reading)
-{
-    const char *argument = reading->argv[reading->at], *attached;
-    const struct option_row *row = find(reading->rows, argument, &attached);
-    if (!row)
-        return wrong(reading->command, "there is no option", argument);
-    if (!row->value) {
-        if (attached)
-            return wrong(reading->command, "no value is taken by", row->name);
-        *row->flag = true;
-        return OPTIONS_RUN;
-    }
-    if (attached)
-        return take_value(reading, row, attached);
-    if (reading->at + 1 == reading->argc)
-        return wrong(reading->command, "a value is missing behind", argument);
-    return take_value(reading, row, reading->argv[++reading->at]);
-}
-
-/* Words never outrun the place they are read from. */
-static void take_word(struct reading *reading)
-{
-    reading->words->items[reading->words->count++] = reading->argv[reading->at];
-}
-
-static bool is_word(const struct reading *reading, const char *argument)
-{
-    return reading->words && (argument[0] != '-' || argument[1] == '\0');
-}
-
-enum options_outcome options_read_words(int argc, char **argv, const char *usage, const char *summary,
-                                        const struct option_row *rows, struct option_words *words)
-{
-    struct reading reading = {.command = argv[0], .rows = rows, .argv = argv, .argc = argc, .words = words};
-    enum options_outcome outcome = OPTIONS_RUN;
-    bool only_words = false;
-    if (words)
-        *words = (struct option_words){.items = argv + 1};
-    for (reading.at = 1; reading.at < argc && outcome == OPTIONS_RUN; reading.at++) {
-        const char *argument = argv[reading.at];
-        if (only_words || is_word(&reading, argument)) {
-            take_word(&reading);
-        } else if (words && strcmp(argument, "--") == 0) {
-            only_words = true;
-        } else if (strcmp(argument, "--help") == 0 || strcmp(argument, "-h") == 0) {
-            print_help(argv[0], usage, summary, rows);
-            outcome = OPTIONS_HELPED;
-        } else {
-            outcome = take_option(&reading);
-        }
-    }
-    return outcome;
-}
-
-enum options_outcome options_read(int argc, char **argv, const char *summary, const struct option_row *rows)
-{
-    return options_read_words(argc, argv, NULL, summary, rows, NULL);
+    printf("  %-24s %s\n", "--help", "print this text");
 }
 
 bool options_duration(const char *text, int64_t max_ms, int64_t *ms)
@@ -137,4 +66,85 @@ bool options_duration(const char *text, int64_t max_ms, int64_t *ms)
         return false;
     *ms = (int64_t)count * factor;
     return true;
+}
+
+static int take_number(const char *command, const struct option_row *row, const char *value)
+{
+    if (str_to_i64(str_from(value), row->number) && *row->number >= row->min &&
+        (!row->max || *row->number <= row->max))
+        return OPTIONS_RUN;
+    if (row->max)
+        return app_misuse(command, "%s needs a whole number from %lld to %lld", row->name,
+                          (long long)row->min, (long long)row->max);
+    if (row->min == INT64_MIN)
+        return app_misuse(command, "%s needs a whole number", row->name);
+    return app_misuse(command, "%s needs a whole number from %lld", row->name, (long long)row->min);
+}
+
+static int take_value(const char *command, const struct option_row *row, const char *value)
+{
+    if (row->number)
+        return take_number(command, row, value);
+    if (row->duration_ms)
+        return options_duration(value, row->max ? row->max : OPTION_DAY_MS, row->duration_ms)
+                   ? OPTIONS_RUN
+                   : app_misuse(command, "%s needs a duration, such as 500ms, 3s, 15m or 1h", row->name);
+    if (!row->list) {
+        *row->into = value;
+        return OPTIONS_RUN;
+    }
+    if (row->list->count == OPTION_LIST_MAX)
+        return app_misuse(command, "%s is given more than %d times", row->name, OPTION_LIST_MAX);
+    row->list->items[row->list->count++] = value;
+    return OPTIONS_RUN;
+}
+
+/* The option at argv[*at], with its value. */
+static int take_option(int argc, char **argv, const struct option_row *rows, int *at)
+{
+    const char *argument = argv[*at], *equals = strchr(argument, '=');
+    size_t len = equals ? (size_t)(equals - argument) : strlen(argument);
+    while (rows->name && (strlen(rows->name) != len || strncmp(rows->name, argument, len) != 0))
+        rows++;
+    if (!rows->name)
+        return app_misuse(argv[0], "unknown option %s", argument);
+    if (!rows->value) {
+        if (equals)
+            return app_misuse(argv[0], "%s takes no value", rows->name);
+        *rows->flag = true;
+        return OPTIONS_RUN;
+    }
+    if (equals)
+        return take_value(argv[0], rows, equals + 1);
+    if (*at + 1 == argc)
+        return app_misuse(argv[0], "%s needs a value", argument);
+    return take_value(argv[0], rows, argv[++*at]);
+}
+
+enum options_outcome options_read_words(int argc, char **argv, const char *usage, const char *summary,
+                                        const struct option_row *rows, struct option_words *words)
+{
+    int outcome = OPTIONS_RUN;
+    bool only_words = false;
+    if (words)
+        *words = (struct option_words){.items = argv + 1};
+    for (int at = 1; at < argc && outcome == OPTIONS_RUN; at++) {
+        const char *argument = argv[at];
+        if (words && (only_words || argument[0] != '-' || argument[1] == '\0')) {
+            words->items[words->count++] = argv[at]; /* at or before where it was read */
+        } else if (words && strcmp(argument, "--") == 0) {
+            only_words = true;
+        } else if (strcmp(argument, "--help") == 0 || strcmp(argument, "-h") == 0) {
+            print_help(argv[0], usage, summary, rows);
+            outcome = OPTIONS_HELPED;
+        } else {
+            outcome = take_option(argc, argv, rows, &at);
+        }
+    }
+    return (enum options_outcome)outcome;
+}
+
+enum options_outcome options_read(int argc, char **argv, const char *summary, const struct option_row *rows)
+{
+    return options_read_words(argc, argv, NULL, summary, rows, NULL);
 }

@@ -1,41 +1,32 @@
-/* `freshet put`: one item written or deleted. The eventId is made here, before anything is sent, so that a pod
- * that does not answer is asked again without a second effect. */
+/* `freshet put`: writes or deletes one item. The eventId is chosen before anything is sent, so that a call without an answer
+ * is made again without a second effect. */
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "app/commands.h"
-#include "app/options.h"
 #include "app/updates.h"
 #include "base/json.h"
+#include "base/memory.h"
 
-#define PATIENCE_MAX_MS (INT64_C(24) * 3600 * 1000)
-#define PAYLOAD_BYTES_MAX ((size_t)256 << 20) /* as far as refdata.updates.payloadBytes goes */
-enum { EXIT_PENDING = 3 };
+#define PAYLOAD_BYTES_MAX ((size_t)256 << 20) /* the largest refdata.updates.payloadBytes */
 
 struct put {
-    struct str tenant, code, key, payload;
+    struct client client;
+    struct str key, payload;
+    struct buf stdin_text;
     bool is_delete, is_async, waits;
-    const char *revision; /* a number; NULL = none */
+    int64_t revision; /* INT64_MIN = none */
+    const char *event_id_given;
     char event_id[UUID_TEXT_BYTES];
-    int64_t patience_ms;
 };
-
-static int failed(const char *message)
-{
-    fprintf(stderr, "freshet put: %s\n", message);
-    return 1;
-}
-
-/* ---- what is sent ---- */
 
 static void put_body(struct buf *out, const struct put *put)
 {
     buf_put_char(out, '{');
     json_put_member_str(out, "eventId", str_from(put->event_id));
-    json_put_member_str(out, "dictCode", put->code);
+    json_put_member_str(out, "dictCode", put->client.code);
     json_put_member_str(out, "eventType", STR("DELTA"));
-    if (put->revision)
-        json_put_member_raw(out, "sourceRevision", str_from(put->revision));
+    if (put->revision != INT64_MIN)
+        json_put_member_i64(out, "sourceRevision", put->revision);
     json_put_key(out, STR("items"));
     buf_put_str(out, STR("[{"));
     json_put_member_str(out, "key", put->key);
@@ -45,46 +36,21 @@ static void put_body(struct buf *out, const struct put *put)
     buf_put_str(out, STR("}]}"));
 }
 
-/* ---- what came of it ---- */
-
-static int conclude(const struct put *put, const struct update_state *state)
+static int print_result(const struct put *put, const struct update_state *state)
 {
     if (state->status == UPDATE_COMMITTED) {
         printf("%lld\n", (long long)state->version);
-        return fflush(stdout) == 0 ? 0 : failed("standard output cannot be written");
+        return 0;
     }
-    if (state->status == UPDATE_FAILED) {
-        fprintf(stderr, "freshet put: %s: %s\n", state->code, state->message);
-        return 1;
-    }
+    if (state->status == UPDATE_FAILED)
+        return app_fail("put", "%s: %s", state->code, state->message);
     printf("%s\n", state->event_id[0] ? state->event_id : put->event_id);
-    fprintf(stderr, "freshet put: accepted%s; `freshet status %.*s %s --wait 10s` tells what becomes of it\n",
-            put->is_async ? "" : ", not committed yet", STR_ARG(put->tenant), put->event_id);
-    return put->is_async ? 0 : EXIT_PENDING;
+    (void)app_fail("put", "accepted%s; `freshet status %.*s %s --wait 10s` prints the result",
+                   put->is_async ? "" : ", not committed yet", STR_ARG(put->client.tenant), put->event_id);
+    return put->is_async ? 0 : UPDATE_EXIT_PENDING;
 }
 
-static int run(const struct pod_call *call, const struct put *put)
-{
-    struct update_state state;
-    struct error error = {0};
-    struct buf json;
-    buf_init(&json);
-    put_body(&json, put);
-    const char *query = put->is_async ? "" : "?consistencyMode=WAIT_COMMIT&timeoutMs=1000";
-    enum status status = updates_post(call, query, buf_str(&json), put->patience_ms, &state, &error);
-    buf_deinit(&json);
-    if (status == STATUS_OK)
-        return conclude(put, &state);
-    failed(error.message);
-    if (status != STATUS_BAD_REQUEST) /* nobody knows whether it arrived */
-        fprintf(stderr, "freshet put: the same again with --event-id %s has no second effect\n",
-                put->event_id);
-    return 1;
-}
-
-/* ---- the call ---- */
-
-/* False when standard input has more than fits. */
+/* False when it cannot be read, or has more than fits. */
 static bool read_stdin(struct buf *text)
 {
     size_t len;
@@ -95,104 +61,103 @@ static bool read_stdin(struct buf *text)
     return !ferror(stdin) && buf_len(text) <= PAYLOAD_BYTES_MAX;
 }
 
-/* The exit status of a payload that is none; 0 = it is one. */
-static int read_payload(struct put *put, const char *word, struct buf *text)
+/* 0, or the exit status. */
+static int read_payload(struct put *put, const char *word)
 {
     struct json_value value;
     struct error error = {0};
     put->payload = str_from(word);
     if (strcmp(word, "-") == 0) {
-        if (!read_stdin(text))
-            return failed("standard input cannot be read, or is too long");
-        put->payload = buf_str(text);
+        if (!read_stdin(&put->stdin_text))
+            return app_fail("put", "standard input cannot be read, or has more than %zu bytes",
+                            PAYLOAD_BYTES_MAX);
+        put->payload = buf_str(&put->stdin_text);
     }
-    if (json_parse(put->payload, JSON_DEPTH_LIMIT, &value, &error) == STATUS_OK) {
-        put->payload = value.raw;
-        return 0;
-    }
-    fprintf(stderr, "freshet put: PAYLOAD is not JSON: %s. A text needs quotes of its own: '\"text\"'\n",
-            error.message);
-    return 2;
+    if (json_parse(put->payload, JSON_DEPTH_LIMIT, &value, &error) != STATUS_OK)
+        return app_misuse("put", "PAYLOAD is not JSON: %s. A text needs quotes of its own: '\"text\"'",
+                          error.message);
+    put->payload = value.raw;
+    return 0;
 }
 
-/* The first thing that is wrong with the call; NULL = nothing. */
-static const char *find_mistake(struct put *put, const struct option_words *words, const char *event_id,
-                                const char *patience)
+static int send_put(const struct put *put)
 {
+    struct update_state state;
+    struct error error = {0};
+    struct buf json = {0};
+    put_body(&json, put);
+    const char *query = put->is_async ? "" : "?consistencyMode=WAIT_COMMIT&timeoutMs=1000";
+    enum status status = updates_post(&put->client.call, query, buf_str(&json), &state, &error);
+    buf_deinit(&json);
+    if (status == STATUS_OK)
+        return print_result(put, &state);
+    (void)app_fail("put", "%s", error.message);
+    if (status != STATUS_BAD_REQUEST) /* it may have arrived */
+        (void)app_fail("put", "run the same command with --event-id %s: it has no second effect",
+                       put->event_id);
+    return 1;
+}
+
+static int run_put(struct client *client)
+{
+    struct put *put = CONTAINER_OF(client, struct put, client);
+    int exit_status = put->is_delete ? 0 : read_payload(put, client->words.items[3]);
+    if (exit_status == 0)
+        exit_status = send_put(put);
+    buf_deinit(&put->stdin_text);
+    return exit_status;
+}
+
+static const char *check_put(struct client *client)
+{
+    struct put *put = CONTAINER_OF(client, struct put, client);
     struct uuid id = uuid_random();
-    int64_t revision;
-    if (words->count != (put->is_delete ? 3u : 4u))
-        return put->is_delete ? "TENANT, DICT and KEY are needed with --delete, nothing else"
-                              : "TENANT, DICT, KEY and PAYLOAD are needed";
-    if (!str_is_name(put->tenant) || !str_is_name(put->code))
-        return "TENANT and DICT are 1 to 64 of A-Z a-z 0-9 . _ -";
+    put->key = str_from(client->words.items[2]);
+    if (client->words.count != (put->is_delete ? 3u : 4u))
+        return put->is_delete ? "--delete takes no PAYLOAD"
+                              : "PAYLOAD is missing: JSON, or - for standard input";
+    if (!str_is_name(client->tenant) || !str_is_name(client->code))
+        return CLIENT_NAME_MISTAKE;
     if (!put->key.len || !str_is_utf8(put->key))
-        return "KEY is UTF-8, and not empty";
+        return "KEY is empty or not UTF-8";
     if (put->is_async && put->waits)
-        return "either --wait or --async";
-    if (put->revision && !str_to_i64(str_from(put->revision), &revision))
-        return "--revision takes a whole number";
-    if (event_id && !uuid_parse(str_from(event_id), &id))
-        return "--event-id takes a UUID";
-    if (!options_duration(patience, PATIENCE_MAX_MS, &put->patience_ms))
-        return "--patience takes a duration like 500ms, 3s or 1m";
+        return "--wait and --async exclude each other";
+    if (put->event_id_given && !uuid_parse(str_from(put->event_id_given), &id))
+        return "--event-id needs a UUID";
     uuid_format(&id, put->event_id);
     return NULL;
 }
 
-static int run_with(struct put *put, const struct option_words *words, const char *url, const char *token)
-{
-    struct pod_session session;
-    struct buf text;
-    buf_init(&text);
-    int exit_status = put->is_delete ? 0 : read_payload(put, words->items[3], &text);
-    if (exit_status == 0) {
-        exit_status = pod_session_open(&session, "put", url, token, put->tenant);
-        if (exit_status == 0)
-            exit_status = run(&session.call, put);
-        pod_session_close(&session);
-    }
-    buf_deinit(&text);
-    return exit_status;
-}
-
-static const char summary[] =
-    "Writes one item (PAYLOAD is JSON, - reads it from standard input) or deletes it, waits for the commit\n"
-    "and prints the version it made. A pod that does not answer is asked again, under the same eventId.\n"
-    "Exit status 0 when it is committed (--async: accepted), 1 when it was refused or nobody answered,\n"
-    "3 when the commit is still to come: then the eventId is printed instead.\n\n"
-    "  freshet put demo FEATURE dark-mode '{\"enabled\": true}'\n"
-    "  freshet put demo FEATURE dark-mode --delete\n"
-    "  freshet put demo FEATURE dark-mode - < payload.json";
-
 int app_put(int argc, char **argv)
 {
-    const char *url = NULL, *token = NULL, *event_id = NULL, *patience = "10s";
-    struct option_words words;
-    struct put put = {0};
+    struct put put = {.client.call.patience_ms = 10000, .revision = INT64_MIN};
     const struct option_row rows[] = {
         {"--delete", NULL, "delete the item; without PAYLOAD", .flag = &put.is_delete},
         {"--wait", NULL, "wait for the commit, up to a second (the default)", .flag = &put.waits},
-        {"--async", NULL, "do not wait: print the eventId once it is accepted", .flag = &put.is_async},
-        {"--revision", "N", "the source's revision; one lower than the last is refused",
-         .into = &put.revision},
-        {"--event-id", "UUID", "under this eventId (default: a new one)", .into = &event_id},
-        {"--patience", "10s", "how long to ask a pod that does not answer (default 10s)", .into = &patience},
-        {"--url", "URL", POD_URL_HELP, .into = &url},
-        {"--token", "TOKEN", POD_TOKEN_HELP, .into = &token},
-        {.name = NULL},
+        {"--async", NULL, "do not wait: print the eventId when it is accepted", .flag = &put.is_async},
+        {"--revision", "N", "the revision in the source system; one lower than the last is refused",
+         .number = &put.revision, .min = INT64_MIN},
+        {"--event-id", "UUID", "use this eventId (default: a new one)", .into = &put.event_id_given},
+        {"--patience", "10s", "how long to retry while the pod does not answer (default 10s)",
+         .duration_ms = &put.client.call.patience_ms},
+        CLIENT_ROWS(put.client),
     };
-    enum options_outcome outcome =
-        options_read_words(argc, argv, "TENANT DICT KEY PAYLOAD", summary, rows, &words);
-    if (outcome != OPTIONS_RUN)
-        return outcome == OPTIONS_HELPED ? 0 : 2;
-    put.tenant = str_from(words.count > 0 ? words.items[0] : NULL);
-    put.code = str_from(words.count > 1 ? words.items[1] : NULL);
-    put.key = str_from(words.count > 2 ? words.items[2] : NULL);
-    const char *mistake = find_mistake(&put, &words, event_id, patience);
-    if (mistake) {
-        fprintf(stderr, "freshet put: %s; `freshet put --help` says more\n", mistake);
-        return 2;
-    }
-    return run_with(&put, &words, url, token);
+    return client_main(
+        argc, argv, &put.client,
+        &(struct client_command){
+            .usage = "TENANT DICT KEY PAYLOAD",
+            .words_min = 3,
+            .words_max = 4,
+            .summary =
+                "Writes one item (PAYLOAD is JSON, - reads it from standard input) or deletes it, waits for the commit\n"
+                "and prints the new version of the dictionary. A call without an answer is made again, with the same\n"
+                "eventId. Exit status 0 when it is committed (--async: accepted), 1 when it is refused or the pod does\n"
+                "not answer, 3 when it is not committed yet: then the eventId is printed instead.\n\n"
+                "  freshet put demo FEATURE dark-mode '{\"enabled\": true}'\n"
+                "  freshet put demo FEATURE dark-mode --delete\n"
+                "  freshet put demo FEATURE dark-mode - < payload.json",
+            .rows = rows,
+            .check = check_put,
+            .run = run_put,
+        });
 }

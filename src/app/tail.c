@@ -1,25 +1,23 @@
-/* `freshet tail`: a chat as it happens, a line a message; or a dictionary, as `freshet watch` prints it. A connection that is
- * lost is made again and goes on behind the last event that was printed. */
+/* `freshet tail`: a chat as it happens, a line a message; or a dictionary, as `freshet watch` prints it. A lost connection is made
+ * again and continues after the last event that was printed. */
 #include <stdio.h>
 
 #include "app/commands.h"
-#include "app/follow.h"
-#include "app/options.h"
 #include "app/watch.h"
 #include "base/json.h"
+#include "base/memory.h"
 #include "base/uuid.h"
 
 struct tail {
+    struct follow follow;
     const char *project, *session;
-    int64_t after; /* printed up to here; -1 = nothing yet */
-    uint64_t count_left;
     bool as_json;
-    struct arena arena;
+    struct arena arena; /* of the line at hand */
 };
 
 /* ---- lines for a person ---- */
 
-/* What a message holds is somebody else's: nothing of it may move the cursor of this terminal. */
+/* The text of a message is untrusted: it must not move the cursor of this terminal. */
 static void put_safely(struct buf *out, struct str text)
 {
     while (text.len) {
@@ -52,8 +50,7 @@ static void print_event(struct tail *tail, const struct json_value *event, int64
 {
     struct str at = text_of(tail, event, STR("created_at"));
     struct json_value payload = {0};
-    struct buf line;
-    buf_init(&line);
+    struct buf line = {0};
     (void)json_get(event, STR("payload"), &payload);
     put_safely(&line, at.len >= 19 ? str_of(at.ptr + 11, 8) : at);
     buf_printf(&line, " #%lld ", (long long)sequence);
@@ -67,13 +64,13 @@ static void print_event(struct tail *tail, const struct json_value *event, int64
         buf_put_str(&line, STR(": "));
         put_safely(&line, text_of(tail, &payload, STR("content")));
     }
-    (void)follow_print(buf_str(&line));
+    follow_print(buf_str(&line));
     buf_deinit(&line);
 }
 
 /* ---- the stream ---- */
 
-static enum follow_step take_object(struct tail *tail, struct str line, const struct json_value *object)
+static enum follow_step take_event(struct tail *tail, struct str line, const struct json_value *object)
 {
     struct json_value member;
     int64_t sequence;
@@ -81,125 +78,105 @@ static enum follow_step take_object(struct tail *tail, struct str line, const st
     if (!type.len)
         return FOLLOW_STRANGE;
     if (!json_get(object, STR("event_id"), &member))
-        return FOLLOW_ON; /* up to date, alive, or about to be cut off: what follows is known */
+        return FOLLOW_ON; /* up to date, a heartbeat, or a warning before the end */
     if (!json_get(object, STR("sequence"), &member) || !json_to_i64(&member, &sequence))
         return FOLLOW_STRANGE;
-    if (sequence <= tail->after)
+    if (sequence <= tail->follow.after)
         return FOLLOW_ON;
     if (tail->as_json)
-        (void)follow_print(line);
+        follow_print(line);
     else
         print_event(tail, object, sequence);
-    tail->after = sequence;
-    return --tail->count_left == 0 ? FOLLOW_DONE : FOLLOW_ON;
+    tail->follow.after = sequence;
+    return follow_count(&tail->follow);
 }
 
-static enum follow_step take_line(void *context, struct str line)
+static enum follow_step take_tail_line(void *context, struct str line)
 {
     struct tail *tail = context;
     struct json_value object;
     if (json_parse_stored(line, JSON_DEPTH_LIMIT, &object, NULL) != STATUS_OK)
         return FOLLOW_STRANGE;
-    enum follow_step step = take_object(tail, line, &object);
+    enum follow_step step = take_event(tail, line, &object);
     arena_reset(&tail->arena);
     return step;
 }
 
-static void set_call(void *context, struct pod_call *call, struct buf *text)
+static void set_tail_call(void *context, struct pod_call *call, struct buf *text)
 {
     const struct tail *tail = context;
     buf_printf(text, "/my/projects/%s/chat/%s/stream", tail->project, tail->session);
-    if (tail->after >= 0)
-        buf_printf(text, "?after=%lld", (long long)tail->after);
+    if (tail->follow.after >= 0)
+        buf_printf(text, "?after=%lld", (long long)tail->follow.after);
     call->path = buf_str(text);
 }
 
-static void put_place(void *context, struct buf *out)
-{
-    const struct tail *tail = context;
-    buf_printf(out, "sequence %lld", (long long)(tail->after < 0 ? 0 : tail->after));
-}
-
-static void explain_too_old(void *context)
+static void explain_sequence_too_old(void *context)
 {
     (void)context;
-    fprintf(stderr,
-            "freshet tail: read its history, then follow without --after, from the oldest that is kept\n");
+    (void)app_fail("tail",
+                   "read its history, then follow without --after, from the oldest event that is kept");
 }
 
-/* ---- the call ---- */
+/* ---- the command ---- */
 
-static const char summary[] =
-    "Follows a chat in the terminal, a line a message, for as long as messages come; with TENANT and DICT alone, the changes\n"
-    "of a dictionary, as `freshet watch` does. A connection that is lost is made again, and goes on where it was. Exit\n"
-    "status 0 behind --count events, 1 when the pod refuses or was never there, 3 when events since --after are no longer\n"
-    "kept. The chat must be the token's user's; a development token's is `developer`.\n\n"
-    "  freshet tail demo 0a4f5a3e-52a4-4a0e-8d3c-2f0c1d8f7a01 6f1b7c1e-8f0a-4f57-9a51-7d3f3f0b9b10\n"
-    "  freshet tail demo COUNTRY";
-
-static const char *find_mistake(struct tail *tail, const struct watch_call *call)
+static const char *check_tail(struct client *client)
 {
+    struct tail *tail = CONTAINER_OF(client, struct tail, follow.client);
     struct uuid id;
-    if (!str_is_name(str_from(call->tenant)))
-        return "TENANT is 1 to 64 of A-Z a-z 0-9 . _ -";
-    if (!uuid_parse(str_from(tail->project), &id) || !uuid_parse(str_from(tail->session), &id))
-        return "PROJECT and SESSION are UUIDs";
-    if (call->after && (!str_to_i64(str_from(call->after), &tail->after) || tail->after < 0))
-        return "--after takes a sequence";
-    if (call->count && (!str_to_u64(str_from(call->count), &tail->count_left) || tail->count_left == 0))
-        return "--count takes a number from 1";
-    return NULL;
+    if (!str_is_name(client->tenant) || (client->words.count == 2 && !str_is_name(client->code)))
+        return CLIENT_NAME_MISTAKE;
+    if (client->words.count == 2)
+        return NULL;
+    tail->project = client->words.items[1];
+    tail->session = client->words.items[2];
+    return uuid_parse(str_from(tail->project), &id) && uuid_parse(str_from(tail->session), &id)
+               ? NULL
+               : "PROJECT and SESSION must be UUIDs";
 }
 
-static int follow_chat(struct tail *tail, const struct watch_call *call)
+static int run_tail(struct client *client)
 {
-    const char *mistake = find_mistake(tail, call);
-    if (mistake) {
-        fprintf(stderr, "freshet tail: %s; `freshet tail --help` says more\n", mistake);
-        return 2;
-    }
+    struct tail *tail = CONTAINER_OF(client, struct tail, follow.client);
+    if (!tail->project)
+        return watch_run(&tail->follow);
     arena_init(&tail->arena, 2048);
-    int exit_status = follow_run(&(struct follow){.command = "tail",
-                                                  .url = call->url,
-                                                  .token = call->token,
-                                                  .tenant = str_from(call->tenant),
-                                                  .context = tail,
-                                                  .set_call = set_call,
-                                                  .take_line = take_line,
-                                                  .put_place = put_place,
-                                                  .explain_too_old = explain_too_old});
+    tail->follow.context = tail;
+    tail->follow.unit = "sequence";
+    tail->follow.set_call = set_tail_call;
+    tail->follow.take_line = take_tail_line;
+    tail->follow.explain_too_old = explain_sequence_too_old;
+    int exit_status = follow_run(&tail->follow);
     arena_deinit(&tail->arena);
     return exit_status;
 }
 
 int app_tail(int argc, char **argv)
 {
-    struct option_words words;
-    struct watch_call call = {.command = "tail"};
-    struct tail tail = {.after = -1, .count_left = UINT64_MAX};
+    struct tail tail = {.follow.after = -1};
     const struct option_row rows[] = {
-        {"--after", "N", "events behind sequence N (default: from the oldest), or changes behind version N",
-         .into = &call.after},
-        {"--count", "N", "end after N events", .into = &call.count},
-        {"--json", NULL, "lines as the pod sends them; a dictionary's always are", .flag = &tail.as_json},
-        {"--url", "URL", POD_URL_HELP, .into = &call.url},
-        {"--token", "TOKEN", POD_TOKEN_HELP, .into = &call.token},
-        {.name = NULL},
+        {"--after", "N", "events after sequence N (default: from the oldest), or changes after version N",
+         .number = &tail.follow.after},
+        {"--count", "N", "end after N events", .number = &tail.follow.count, .min = 1},
+        {"--json", NULL, "lines as the pod sends them; those of a dictionary always are",
+         .flag = &tail.as_json},
+        CLIENT_ROWS(tail.follow.client),
     };
-    enum options_outcome outcome =
-        options_read_words(argc, argv, "TENANT PROJECT SESSION|TENANT DICT", summary, rows, &words);
-    if (outcome != OPTIONS_RUN)
-        return outcome == OPTIONS_HELPED ? 0 : 2;
-    if (words.count < 2 || words.count > 3) {
-        fprintf(stderr, "freshet tail: TENANT, PROJECT and SESSION are needed, or TENANT and DICT; "
-                        "`freshet tail --help` says more\n");
-        return 2;
-    }
-    call.tenant = words.items[0];
-    call.code = words.items[1];
-    if (words.count == 2)
-        return watch_run(&call);
-    tail.project = words.items[1];
-    tail.session = words.items[2];
-    return follow_chat(&tail, &call);
+    return client_main(
+        argc, argv, &tail.follow.client,
+        &(struct client_command){
+            .usage = "TENANT PROJECT SESSION|TENANT DICT",
+            .words_min = 2,
+            .words_max = 3,
+            .summary =
+                "Follows a chat in the terminal, a line a message; with TENANT and DICT, the changes of a dictionary, as\n"
+                "`freshet watch` does. A lost connection is made again and continues where it ended. Exit status 0 after\n"
+                "--count events, 1 when the pod refuses or never answered, 3 when events after --after are no longer\n"
+                "kept. The chat must belong to the token's user; that of a development token is `developer`.\n\n"
+                "  freshet tail demo 0a4f5a3e-52a4-4a0e-8d3c-2f0c1d8f7a01 6f1b7c1e-8f0a-4f57-9a51-7d3f3f0b9b10\n"
+                "  freshet tail demo COUNTRY",
+            .rows = rows,
+            .check = check_tail,
+            .run = run_tail,
+        });
 }

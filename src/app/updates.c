@@ -1,16 +1,14 @@
-/* The two routes of updates, with patience for pods that are away for a moment. */
+/* The two routes of updates, and `freshet status`. */
 #include "app/updates.h"
 
 #include <stdio.h>
-#include <time.h>
 
+#include "app/commands.h"
 #include "base/clock.h"
-#include "base/hash.h"
 #include "base/json.h"
+#include "base/memory.h"
 
-enum { PAUSE_MIN_MS = 100, PAUSE_MAX_MS = 2000, ASK_MIN_MS = 10, ASK_MAX_MS = 500 };
-
-/* ---- an answer's content ---- */
+enum { ASK_MIN_MS = 10, ASK_MAX_MS = 500 };
 
 static void copy_text(const struct json_value *answer, struct str name, char *out, size_t out_bytes)
 {
@@ -29,85 +27,30 @@ static enum status read_state(struct str body, struct update_state *state, struc
     *state = (struct update_state){0};
     if (json_parse_stored(body, JSON_DEPTH_MAX, &answer, NULL) != STATUS_OK ||
         !json_get(&answer, STR("status"), &status) || status.type != JSON_STRING)
-        return error_set(error, STATUS_BAD_REQUEST, "the answer is not one of freshet's");
+        return error_set(error, STATUS_BAD_REQUEST, CLIENT_STRANGE_ANSWER);
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (json_str_eq(status.raw, str_from(names[i])))
             state->status = (enum update_status)i;
     if (json_get(&answer, STR("committedVersion"), &version) && !json_to_i64(&version, &state->version))
-        return error_set(error, STATUS_BAD_REQUEST, "the answer has a committedVersion that is none");
+        return error_set(error, STATUS_BAD_REQUEST, "the committedVersion of the answer is not a number");
     copy_text(&answer, STR("eventId"), state->event_id, sizeof state->event_id);
     copy_text(&answer, STR("errorCode"), state->code, sizeof state->code);
     copy_text(&answer, STR("errorMessage"), state->message, sizeof state->message);
     return STATUS_OK;
 }
 
-/* ---- patience ---- */
-
-static void pause_ms(int64_t ms)
+/* …/updates and `rest`, posted where there is something to post. Frees `rest`. */
+static enum status call_updates(const struct pod_call *call, struct buf *rest, struct str json,
+                                struct update_state *state, struct buf *body, struct error *error)
 {
-    struct timespec time = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * CLOCK_NS_PER_MS};
-    nanosleep(&time, NULL);
-}
-
-/* Half to one and a half times the pause, doubled for the next one. */
-static void back_off(int64_t *pause)
-{
-    pause_ms(*pause / 2 + (int64_t)(random_u64() % (uint64_t)*pause));
-    *pause = *pause * 2 < PAUSE_MAX_MS ? *pause * 2 : PAUSE_MAX_MS;
-}
-
-static bool is_passing(enum status status)
-{
-    return status == STATUS_UNAVAILABLE || status == STATUS_IO || status == STATUS_TIMEOUT;
-}
-
-static enum status ask_patiently(const struct pod_call *call, struct str json, int64_t patience_ms,
-                                 struct buf *body, struct error *error)
-{
-    int64_t deadline_ns = clock_deadline_ms(patience_ms), pause = PAUSE_MIN_MS;
-    for (unsigned tries = 1;; tries++) {
-        enum status status = json.len ? pod_post(call, json, body, error) : pod_get(call, body, error);
-        if (!is_passing(status))
-            return status;
-        if (clock_mono_ns() >= deadline_ns)
-            return tries > 1 ? error_context(error, "given up after %u tries", tries) : status;
-        buf_deinit(body);
-        back_off(&pause);
-    }
-}
-
-/* ---- the routes ---- */
-
-enum status updates_post(const struct pod_call *call, const char *query, struct str json, int64_t patience_ms,
-                         struct update_state *state, struct error *error)
-{
-    struct pod_call post = *call;
-    struct buf rest, body;
-    buf_init(&rest);
-    buf_printf(&rest, "/updates%s", query);
-    post.code = STR_NONE;
-    post.rest = buf_str(&rest);
-    enum status status = ask_patiently(&post, json, patience_ms, &body, error);
-    if (status == STATUS_OK)
-        status = read_state(buf_str(&body), state, error);
-    buf_deinit(&rest), buf_deinit(&body);
-    return status;
-}
-
-enum status updates_ask(const struct pod_call *call, const char *event_id, int64_t patience_ms,
-                        struct update_state *state, struct buf *body, struct error *error)
-{
-    struct pod_call get = *call;
-    struct buf rest, answer;
-    buf_init(&rest);
-    buf_put_str(&rest, STR("/updates/"));
-    pod_put_encoded(&rest, str_from(event_id));
-    get.code = STR_NONE;
-    get.rest = buf_str(&rest);
-    enum status status = ask_patiently(&get, STR_NONE, patience_ms, &answer, error);
+    struct pod_call updates = *call;
+    struct buf answer;
+    updates.code = STR_NONE;
+    updates.rest = buf_str(rest);
+    enum status status = pod_post(&updates, json, &answer, error);
     if (status == STATUS_OK)
         status = read_state(buf_str(&answer), state, error);
-    buf_deinit(&rest);
+    buf_deinit(rest);
     if (body)
         *body = answer;
     else
@@ -115,18 +58,107 @@ enum status updates_ask(const struct pod_call *call, const char *event_id, int64
     return status;
 }
 
-enum status updates_await(const struct pod_call *call, const char *event_id, int64_t patience_ms,
+enum status updates_post(const struct pod_call *call, const char *query, struct str json,
+                         struct update_state *state, struct error *error)
+{
+    struct buf rest = {0};
+    buf_printf(&rest, "/updates%s", query);
+    return call_updates(call, &rest, json, state, NULL, error);
+}
+
+enum status updates_ask(const struct pod_call *call, const char *event_id, struct update_state *state,
+                        struct buf *body, struct error *error)
+{
+    struct buf rest = {0};
+    buf_put_str(&rest, STR("/updates/"));
+    pod_put_encoded(&rest, str_from(event_id));
+    return call_updates(call, &rest, STR_NONE, state, body, error);
+}
+
+enum status updates_await(const struct pod_call *call, const char *event_id, int64_t wait_ms,
                           struct update_state *state, struct buf *body, struct error *error)
 {
-    int64_t deadline_ns = clock_deadline_ms(patience_ms), pause = ASK_MIN_MS;
+    int64_t deadline_ns = clock_deadline_ms(wait_ms), pause_ms = ASK_MIN_MS;
     for (;;) {
-        int64_t left_ms = clock_ms_left(deadline_ns);
-        enum status status = updates_ask(call, event_id, left_ms, state, body, error);
-        if (status != STATUS_OK || state->status != UPDATE_PENDING || left_ms == 0)
+        struct pod_call ask = *call;
+        ask.patience_ms = clock_ms_left(deadline_ns);
+        enum status status = updates_ask(&ask, event_id, state, body, error);
+        if (status != STATUS_OK || state->status != UPDATE_PENDING || ask.patience_ms == 0)
             return status;
         if (body)
             buf_deinit(body);
-        pause_ms(pause < left_ms ? pause : left_ms);
-        pause = pause * 2 < ASK_MAX_MS ? pause * 2 : ASK_MAX_MS;
+        pod_pause(pause_ms < ask.patience_ms ? pause_ms : ask.patience_ms);
+        pause_ms = pause_ms * 2 < ASK_MAX_MS ? pause_ms * 2 : ASK_MAX_MS;
     }
+}
+
+/* ---- freshet status ---- */
+
+struct status_command {
+    struct client client;
+    char event_id[UUID_TEXT_BYTES];
+    int64_t wait_ms;
+};
+
+/* TENANT EVENT, or the statusUrl of an answer: /v1/tenants/TENANT/updates/EVENT. */
+static const char *check_status(struct client *client)
+{
+    struct status_command *command = CONTAINER_OF(client, struct status_command, client);
+    struct str event = client->code, rest = client->tenant, part;
+    struct uuid id;
+    if (client->words.count == 1) {
+        bool is_url = str_starts_with(rest, STR("/v1/tenants/"));
+        if (is_url)
+            rest = str_of(rest.ptr + strlen("/v1/tenants/"), rest.len - strlen("/v1/tenants/"));
+        if (!is_url || !str_split(&rest, '/', &client->tenant) || !str_split(&rest, '/', &part) ||
+            !str_eq(part, STR("updates")) || !str_split(&rest, '/', &event))
+            return "give TENANT and EVENT, or a statusUrl: /v1/tenants/TENANT/updates/EVENT";
+    }
+    if (!str_is_name(client->tenant))
+        return CLIENT_NAME_MISTAKE;
+    if (!uuid_parse(event, &id))
+        return "EVENT is not a UUID";
+    uuid_format(&id, command->event_id);
+    return NULL;
+}
+
+static int run_status(struct client *client)
+{
+    const struct status_command *command = CONTAINER_OF(client, struct status_command, client);
+    struct update_state state;
+    struct error error = {0};
+    struct buf body;
+    enum status status =
+        updates_await(&client->call, command->event_id, command->wait_ms, &state, &body, &error);
+    if (status == STATUS_OK)
+        printf("%.*s\n", STR_ARG(buf_str(&body)));
+    buf_deinit(&body);
+    if (status != STATUS_OK)
+        return app_fail("status", "%s", error.message);
+    return state.status == UPDATE_COMMITTED ? 0 : state.status == UPDATE_FAILED ? 1 : UPDATE_EXIT_PENDING;
+}
+
+int app_status(int argc, char **argv)
+{
+    struct status_command command = {0};
+    const struct option_row rows[] = {
+        {"--wait", "10s", "how long to wait until it is decided (default: not at all)",
+         .duration_ms = &command.wait_ms},
+        CLIENT_ROWS(command.client),
+    };
+    return client_main(
+        argc, argv, &command.client,
+        &(struct client_command){
+            .usage = "TENANT EVENT",
+            .words_min = 1,
+            .words_max = 2,
+            .summary =
+                "Prints the status of an update, by its eventId or by the statusUrl of an answer.\n"
+                "Exit status 0 when it is COMMITTED, 1 when it FAILED or the pod refuses, 3 while it is PENDING.\n\n"
+                "  freshet status demo 3f0c8f0e-6c52-4f9f-9d0c-0d5b2a3c1e77 --wait 10s\n"
+                "  freshet status /v1/tenants/demo/updates/3f0c8f0e-6c52-4f9f-9d0c-0d5b2a3c1e77",
+            .rows = rows,
+            .check = check_status,
+            .run = run_status,
+        });
 }

@@ -1,11 +1,12 @@
-/* Updates as the commands that write see them: posted until somebody has them, asked about until they are
- * decided. Every one goes out under an eventId of the sender's, so that sending it again has no second effect. */
+/* Updates as the commands that write use them: posted, then asked about until they are decided. The sender chooses the eventId,
+ * so that sending an update again has no second effect. */
 #ifndef FRESHET_APP_UPDATES_H
 #define FRESHET_APP_UPDATES_H
 
-#include "app/pod.h"
+#include "app/client.h"
 #include "base/uuid.h"
 
+enum { UPDATE_EXIT_PENDING = 3 };
 enum update_status { UPDATE_PENDING, UPDATE_COMMITTED, UPDATE_FAILED };
 
 struct update_state {
@@ -15,17 +16,14 @@ struct update_state {
     char event_id[UUID_TEXT_BYTES]; /* as the pod has it */
 };
 
-/* POST …/updates, `query` behind it ("?consistencyMode=…", or ""). No answer and 503 are tried again for
- * `patience_ms`, with the same bytes and hence the same eventId. A refusal is as pod_post() says. */
-enum status updates_post(const struct pod_call *call, const char *query, struct str json, int64_t patience_ms,
+/* POST …/updates, with `query` ("?consistencyMode=…", or ""). Fails as pod_post(). */
+enum status updates_post(const struct pod_call *call, const char *query, struct str json,
                          struct update_state *state, struct error *error) MUST_CHECK;
-/* GET …/updates/{eventId}, with the same patience. `body` (may be NULL) gets the answer. */
-enum status updates_ask(const struct pod_call *call, const char *event_id, int64_t patience_ms,
-                        struct update_state *state, struct buf *body, struct error *error) MUST_CHECK;
-
-/* Asks again and again, ever more slowly, until it is decided or `patience_ms` have passed: then it is still
- * PENDING and OK. */
-enum status updates_await(const struct pod_call *call, const char *event_id, int64_t patience_ms,
+/* GET …/updates/{eventId}. `body` (may be NULL) gets the answer. */
+enum status updates_ask(const struct pod_call *call, const char *event_id, struct update_state *state,
+                        struct buf *body, struct error *error) MUST_CHECK;
+/* Asks until it is decided, at growing intervals; after `wait_ms` it is still PENDING and OK. */
+enum status updates_await(const struct pod_call *call, const char *event_id, int64_t wait_ms,
                           struct update_state *state, struct buf *body, struct error *error) MUST_CHECK;
 
 #endif

@@ -1,5 +1,5 @@
-/* `freshet verify`: is what the pods hold what the database holds? Each dictionary is loaded as a pod loads
- * it, by the same configuration and the same code, one pair at a time. */
+/* `freshet verify`: do the pods hold the content of the database? Each dictionary is loaded as a pod loads it, with the same
+ * configuration and code, one pair of tenant and dictionary at a time. */
 #include "app/verify.h"
 
 #include <stdio.h>
@@ -12,7 +12,6 @@
 #include "base/memory.h"
 
 enum { LIST_TIMEOUT_MS = 30000 };
-#define PATIENCE_MAX_MS (INT64_C(24) * 3600 * 1000)
 
 /* Those with a version, and those with items in the built-in table, found by stepping through its primary key. */
 static const char tenants_sql[] =
@@ -97,8 +96,8 @@ static bool add_tenants_of(struct verify *verify, const struct refdata_database 
     return listed;
 }
 
-/* Every configured dictionary for every tenant that is known: a change by SQL that raised no version has no row of
- * dictionary_meta to be found by. Pairs that were never written are left out. */
+/* Every configured dictionary for every known tenant, since a change by SQL that raised no version has no row in
+ * dictionary_meta. Pairs that were never written are left out. */
 static void run_all(struct verify *verify)
 {
     const struct refdata_catalog *catalog = verify->catalog;
@@ -139,7 +138,7 @@ static bool words_are_pairs(const struct option_words *words)
     struct str tenant, code;
     for (size_t i = 0; i < words->count; i++)
         if (!split_pair(words->items[i], &tenant, &code)) {
-            fprintf(stderr, "freshet verify: \"%s\" is not TENANT/DICT\n", words->items[i]);
+            (void)app_misuse("verify", "\"%s\" is not TENANT/DICT", words->items[i]);
             return false;
         }
     return true;
@@ -150,8 +149,8 @@ static bool words_are_known(const struct verify *verify, const struct option_wor
     struct str tenant, code;
     for (size_t i = 0; i < words->count; i++)
         if (split_pair(words->items[i], &tenant, &code) && !refdata_catalog_find(verify->catalog, code)) {
-            fprintf(stderr, "freshet verify: there is no dictionary \"%.*s\" in %s\n", STR_ARG(code),
-                    config_path(verify->config));
+            (void)app_misuse("verify", "there is no dictionary \"%.*s\" in %s", STR_ARG(code),
+                             config_path(verify->config));
             return false;
         }
     return true;
@@ -170,35 +169,34 @@ static void run_pairs(struct verify *verify, const struct option_words *words)
 
 /* ---- the command ---- */
 
-static int conclude(const struct verify *verify)
+static int print_summary(const struct verify *verify)
 {
     uint64_t count = verify->equal_count + verify->other_count;
     if (count == 0)
-        fprintf(stderr, "freshet verify: nothing to compare: no tenant has written anything yet\n");
+        (void)app_fail("verify", "nothing to compare: no tenant has written anything yet");
     else if (verify->other_count)
-        fprintf(stderr, "freshet verify: %llu of %llu are not equal\n",
-                (unsigned long long)verify->other_count, (unsigned long long)count);
+        (void)app_fail("verify", "%llu of %llu are not equal", (unsigned long long)verify->other_count,
+                       (unsigned long long)count);
     return verify->other_count ? 1 : 0;
 }
 
-static int run(struct verify *verify, const char *config_path_given, const struct option_words *words)
+static int run_verify(struct verify *verify, const char *config_path_given, const struct option_words *words)
 {
     struct error error = {0};
     int exit_status = 2;
-    log_set_level(LOG_LEVEL_ERROR); /* what goes wrong is said in lines of our own */
+    log_set_level(LOG_LEVEL_ERROR); /* failures are printed as lines of the result */
     verify->config = app_config_load(config_path_given);
     if (!verify->config)
         return 1;
     verify->settings = config_section(verify->config, refdata_section.name);
     if (refdata_catalog_create(verify->settings, false, NULL, &verify->catalog, &error) != STATUS_OK) {
-        fprintf(stderr, "freshet verify: %s\n", error.message);
         config_free(verify->config);
-        return 1;
+        return app_fail("verify", "%s", error.message);
     }
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (words_are_known(verify, words)) {
         run_pairs(verify, words);
-        exit_status = conclude(verify);
+        exit_status = print_summary(verify);
     }
     refdata_catalog_unref(verify->catalog);
     config_free(verify->config);
@@ -206,12 +204,12 @@ static int run(struct verify *verify, const char *config_path_given, const struc
     return exit_status;
 }
 
-/* False when a URL is none, which has been said. */
+/* False when a URL is wrong, which is printed. */
 static bool add_pods(struct verify *verify, const struct option_list *urls, struct buf *buffer)
 {
     verify->pod_count = urls->count ? urls->count : 1;
     for (size_t i = 0; i < verify->pod_count; i++) {
-        verify->pods[i].url = pod_url("verify", urls->count ? urls->items[i] : NULL, buffer);
+        verify->pods[i].url = client_url("verify", urls->count ? urls->items[i] : NULL, buffer);
         if (!verify->pods[i].url.len)
             return false;
     }
@@ -220,35 +218,32 @@ static bool add_pods(struct verify *verify, const struct option_list *urls, stru
 
 int app_verify(int argc, char **argv)
 {
-    const char *config = NULL, *patience = "3s";
+    const char *config = NULL;
     struct option_list urls = {0};
     struct option_words words;
-    struct verify verify = {0};
+    struct verify verify = {.patience_ms = 3000};
     const struct option_row rows[] = {
         APP_CONFIG_ROW(config),
-        {"--url", "URL", POD_URL_HELP "; may be given several times", .list = &urls},
-        {"--token", "TOKEN", POD_TOKEN_HELP, .into = &verify.token},
-        {"--patience", "3s", "how long a pod may be behind (default 3s)", .into = &patience},
+        {"--url", "URL", CLIENT_URL_HELP "; may be given several times", .list = &urls},
+        {"--token", "TOKEN", CLIENT_TOKEN_HELP, .into = &verify.token},
+        {"--patience", "3s", "how long to wait for a pod with an older version (default 3s)",
+         .duration_ms = &verify.patience_ms},
         {"--show-keys", NULL, "list keys that differ, up to 20 a pair", .flag = &verify.show_keys},
         {.name = NULL},
     };
-    enum options_outcome outcome = options_read_words(
+    int outcome = options_read_words(
         argc, argv, "[TENANT/DICT…]",
-        "Compares what pods hold with what the database holds: version, number of items and digest of the\n"
-        "dictionaries named, or of every configured dictionary and known tenant. Exit status 0 when all are\n"
-        "equal, 1 when not.",
+        "Compares the content of pods with the database: version, number of items and digest of the dictionaries\n"
+        "named, or of every configured dictionary and known tenant. Exit status 0 when all are equal, 1 when not.\n\n"
+        "  freshet verify demo/COUNTRY --show-keys\n"
+        "  freshet verify --url http://pod-1:8080 --url http://pod-2:8080",
         rows, &words);
     if (outcome != OPTIONS_RUN)
-        return outcome == OPTIONS_HELPED ? 0 : 2;
-    if (!options_duration(patience, PATIENCE_MAX_MS, &verify.patience_ms)) {
-        fprintf(stderr, "freshet verify: --patience takes a duration like 500ms, 3s or 1m\n");
-        return 2;
-    }
+        return outcome;
     if (!words_are_pairs(&words))
         return 2;
-    struct buf url_buffer;
-    buf_init(&url_buffer);
-    int exit_status = add_pods(&verify, &urls, &url_buffer) ? run(&verify, config, &words) : 2;
+    struct buf url_buffer = {0};
+    int exit_status = add_pods(&verify, &urls, &url_buffer) ? run_verify(&verify, config, &words) : 2;
     buf_deinit(&url_buffer);
     return exit_status;
 }

@@ -1,19 +1,26 @@
-/* One pair, one pod: version, number of items and digest of both (R6), asked again while the pod may only be
- * behind.
+/* One pair, one pod: version, number of items and digest of both (R6), asked again while they may become equal.
  *
  *     pod = database          ok, or differs: the same version has one content
- *     pod < database          behind: wait a little, ask the pod again
- *     pod > database          ours is old by now: load again, at once, so that little can happen in between
- */
+ *     pod < database          the pod is late: wait a little, ask it again
+ *     pod > database          our snapshot is old: load it again
+ *
+ * The keys that differ: the pod's stream beside the database's snapshot. Both are in bytewise key order, so they are walked in
+ * step and only the current line of the stream is kept. */
 #include <stdio.h>
-#include <time.h>
 
 #include "app/verify.h"
 #include "base/clock.h"
 #include "base/json.h"
 #include "kernel/kernel.h"
 
-enum { ASK_AGAIN_MS = 100 };
+enum { ASK_AGAIN_MS = 100, KEYS_SHOWN_MAX = 20 };
+
+struct verify_pair {
+    struct str tenant;
+    struct refdata_dictionary *dictionary;
+    struct str token;
+    struct refdata_loaded loaded; /* the database's side */
+};
 
 struct side {
     int64_t version, item_count;
@@ -33,7 +40,7 @@ static struct side database_side(const struct verify_pair *pair)
     return side;
 }
 
-static enum status load(const struct verify *verify, struct verify_pair *pair, struct error *error)
+static enum status load_pair(const struct verify *verify, struct verify_pair *pair, struct error *error)
 {
     struct refdata_loaded loaded;
     const struct refdata_load wanted = {
@@ -63,14 +70,14 @@ static enum status read_version(struct str body, struct side *side, struct error
                 json_to_i64(&item_count, &side->item_count) && json_get(&answer, STR("digest"), &digest) &&
                 digest.type == JSON_STRING && digest.raw.len == sizeof side->digest + 1;
     if (!fits)
-        return error_set(error, STATUS_BAD_REQUEST, "the answer is not one of freshet's");
+        return error_set(error, STATUS_BAD_REQUEST, CLIENT_STRANGE_ANSWER);
     memcpy(side->digest, digest.raw.ptr + 1, sizeof side->digest - 1);
     side->digest[sizeof side->digest - 1] = '\0';
     return STATUS_OK;
 }
 
-static enum status ask(struct verify_pod *pod, const struct pod_call *call, struct side *side,
-                       struct error *error)
+static enum status ask_version(struct verify_pod *pod, const struct pod_call *call, struct side *side,
+                               struct error *error)
 {
     struct buf body;
     enum status status = pod_get(call, &body, error);
@@ -82,24 +89,24 @@ static enum status ask(struct verify_pod *pod, const struct pod_call *call, stru
     return status;
 }
 
-/* OK = both sides are known, of one version if there was any hope of that. */
+/* OK = both sides are known, of the same version where that could be waited for. */
 static enum status compare(const struct verify *verify, struct verify_pair *pair, struct verify_pod *pod,
                            const struct pod_call *call, struct side *side, struct error *error)
 {
     int64_t deadline_ns = clock_deadline_ms(verify->patience_ms);
     for (;;) {
-        enum status status = ask(pod, call, side, error);
+        enum status status = ask_version(pod, call, side, error);
         if (status == STATUS_OK && side->version > database_side(pair).version) {
-            status = load(verify, pair, error);
+            status = load_pair(verify, pair, error);
             if (status != STATUS_OK)
                 return status;
         }
-        /* A pod that says 503 is loading, perhaps. */
+        /* A pod that answers 503 may be loading. */
         bool may_change =
             status == STATUS_OK ? side->version != database_side(pair).version : status == STATUS_UNAVAILABLE;
         if (!may_change || clock_mono_ns() >= deadline_ns)
             return status;
-        nanosleep(&(struct timespec){.tv_nsec = ASK_AGAIN_MS * CLOCK_NS_PER_MS}, NULL);
+        pod_pause(ASK_AGAIN_MS);
     }
 }
 
@@ -153,9 +160,96 @@ static void print_differing(struct verify *verify, const struct verify_pair *pai
     verify->other_count++;
 }
 
+/* ---- keys ---- */
+
+struct key_walk {
+    struct cache_cursor cursor;
+    const struct cache_record *record; /* the database's next; NULL = no more */
+    struct arena arena;
+    uint64_t differing_count;
+    bool is_strange; /* a line was not an item */
+};
+
+static void report_key(struct key_walk *walk, struct str key, const char *what)
+{
+    if (walk->differing_count++ >= KEYS_SHOWN_MAX)
+        return;
+    struct buf text = {0};
+    json_put_string(&text, key);
+    printf("    %.*s %s\n", STR_ARG(buf_str(&text)), what);
+    buf_deinit(&text);
+}
+
+static void report_only_in_database(struct key_walk *walk)
+{
+    report_key(walk, cache_record_key(walk->record), "is only in the database");
+    walk->record = cache_cursor_next(&walk->cursor);
+}
+
+static bool compare_line(void *context, struct str line)
+{
+    struct key_walk *walk = context;
+    struct json_value item, key;
+    if (walk->record && str_eq(line, cache_record_body(walk->record))) {
+        walk->record = cache_cursor_next(&walk->cursor);
+        return true;
+    }
+    if (json_parse_stored(line, JSON_DEPTH_LIMIT, &item, NULL) != STATUS_OK ||
+        !json_get(&item, STR("key"), &key) || key.type != JSON_STRING) {
+        walk->is_strange = true;
+        return false;
+    }
+    struct str name = json_str_decode(key.raw, &walk->arena);
+    while (walk->record && str_compare(cache_record_key(walk->record), name) < 0)
+        report_only_in_database(walk);
+    if (walk->record && str_eq(cache_record_key(walk->record), name)) {
+        report_key(walk, name, "has another payload");
+        walk->record = cache_cursor_next(&walk->cursor);
+    } else {
+        report_key(walk, name, "is only in the pod");
+    }
+    arena_reset(&walk->arena);
+    return true;
+}
+
+static void print_rest(struct key_walk *walk)
+{
+    while (walk->record)
+        report_only_in_database(walk);
+    if (walk->differing_count > KEYS_SHOWN_MAX)
+        printf("    and %llu more\n", (unsigned long long)walk->differing_count - KEYS_SHOWN_MAX);
+    else if (walk->differing_count == 0)
+        printf("    no key differs any more\n");
+}
+
+static enum status print_keys(const struct verify_pair *pair, const struct pod_call *call,
+                              struct error *error)
+{
+    struct key_walk walk = {0};
+    struct pod_lines lines = {.take_line = compare_line, .context = &walk};
+    struct buf body;
+    struct pod_call all = *call;
+    cache_cursor_init(&walk.cursor, pair->loaded.snapshot, STR_NONE);
+    walk.record = cache_cursor_next(&walk.cursor);
+    arena_init(&walk.arena, 2048);
+    all.rest = STR("/all");
+    all.accept = "application/x-ndjson";
+    all.on_body = pod_take_lines;
+    all.context = &lines;
+    enum status status = pod_get(&all, &body, error);
+    if (walk.is_strange)
+        error_set(error, STATUS_BAD_REQUEST, CLIENT_STRANGE_ANSWER);
+    if (status == STATUS_OK)
+        print_rest(&walk);
+    buf_deinit(&body);
+    buf_deinit(&lines.line);
+    arena_deinit(&walk.arena);
+    return status;
+}
+
 /* ---- one pair ---- */
 
-static void run_pod(struct verify *verify, struct verify_pair *pair, struct verify_pod *pod)
+static void verify_pod_run(struct verify *verify, struct verify_pair *pair, struct verify_pod *pod)
 {
     struct pod_call call = {
         .url = pod->url,
@@ -177,11 +271,11 @@ static void run_pod(struct verify *verify, struct verify_pair *pair, struct veri
     }
     print_differing(verify, pair, pod->url, &side, &database);
     if (verify->show_keys && strcmp(side.digest, database.digest) != 0 &&
-        verify_keys_print(pair, &call, &error) != STATUS_OK)
+        print_keys(pair, &call, &error) != STATUS_OK)
         printf("    the keys could not be listed: %s\n", error.message);
 }
 
-/* What the pods' configuration asks of a token, a development token has. */
+/* A development token has what the configuration requires. */
 static enum status make_token(const struct verify *verify, const struct verify_pair *pair, struct buf *token,
                               struct error *error)
 {
@@ -194,7 +288,7 @@ static enum status make_token(const struct verify *verify, const struct verify_p
         .audience = auth->audiences.count ? auth->audiences.items[0] : STR_NONE,
         .tenant_claim = verify->settings->tenant_claim,
     };
-    return pod_token(verify->token, &request, token, error);
+    return client_token(verify->token, &request, token, error);
 }
 
 void verify_pair_run(struct verify *verify, struct str tenant, struct refdata_dictionary *dictionary,
@@ -202,18 +296,17 @@ void verify_pair_run(struct verify *verify, struct str tenant, struct refdata_di
 {
     struct verify_pair pair = {.tenant = tenant, .dictionary = dictionary};
     struct error error = {0};
-    struct buf token;
-    buf_init(&token);
+    struct buf token = {0};
     enum status status = make_token(verify, &pair, &token, &error);
     pair.token = buf_str(&token);
     if (status == STATUS_OK)
-        status = load(verify, &pair, &error);
+        status = load_pair(verify, &pair, &error);
     if (status != STATUS_OK)
         print_failed(verify, &pair, STR_NONE, &error);
     bool is_written = status == STATUS_OK && (cache_snapshot_info(pair.loaded.snapshot)->version != 0 ||
                                               cache_snapshot_info(pair.loaded.snapshot)->item_count != 0);
     for (size_t i = 0; status == STATUS_OK && (is_named || is_written) && i < verify->pod_count; i++)
-        run_pod(verify, &pair, &verify->pods[i]);
+        verify_pod_run(verify, &pair, &verify->pods[i]);
     if (pair.loaded.snapshot)
         cache_snapshot_unref(pair.loaded.snapshot);
     buf_deinit(&token);

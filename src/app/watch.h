@@ -1,12 +1,39 @@
-/* A dictionary's changes on standard output: `freshet watch`, and `freshet tail` of a dictionary. */
+/* Following a stream of lines from a pod, over as many connections as it takes: `freshet watch` and `freshet tail`. Each command
+ * knows what its lines mean and where to continue. */
 #ifndef FRESHET_APP_WATCH_H
 #define FRESHET_APP_WATCH_H
 
-struct watch_call {
-    const char *command; /* which of the two, for what is said on standard error */
-    /* As given; NULL = not. */
-    const char *tenant, *code, *after, *count, *url, *token;
+#include "app/client.h"
+
+enum { FOLLOW_EXIT_TOO_OLD = 3 };
+
+enum follow_step {
+    FOLLOW_ON,
+    FOLLOW_DONE,    /* --count is reached */
+    FOLLOW_STRANGE, /* not a line of such a stream */
 };
-int watch_run(const struct watch_call *call); /* the exit status */
+
+struct follow {
+    struct client client;
+    int64_t after; /* printed up to this version or sequence; -1 = from where the pod begins */
+    int64_t count; /* lines still wanted; 0 = no limit */
+    void *context;
+    void (*set_call)(void *context, struct pod_call *call, struct buf *text); /* `text` holds the path */
+    enum follow_step (*take_line)(void *context, struct str line);
+    const char *unit;                       /* of `after`: "version" */
+    void (*explain_too_old)(void *context); /* after a 410: what to do, on standard error */
+
+    /* its own; zero at first */
+    struct pod_lines lines;
+    enum follow_step step;
+    bool has_begun;
+    int64_t pause_ms;
+};
+
+/* The command's exit status: 0 done, 1 refused or never there, 3 for a 410. A pod that answered once is waited for. */
+int follow_run(struct follow *follow);
+void follow_print(struct str line);                   /* with a newline */
+enum follow_step follow_count(struct follow *follow); /* one more of --count */
+int watch_run(struct follow *follow); /* the changes of a dictionary: follow_run() with all that it needs */
 
 #endif

@@ -89,8 +89,10 @@ static void print_routes(const struct http_route *route)
 {
     static const char *const methods[HTTP_METHODS] = {"GET",   "HEAD",   "POST",   "PUT",
                                                       "PATCH", "DELETE", "OPTIONS"};
-    for (; route->handler; route++)
-        printf("%-7s %s\n", methods[route->method], route->path);
+    for (; route->handler; route++) {
+        const char *needs = route->access == HTTP_PUBLIC ? "public" : route->needs_user ? "user" : "token";
+        printf("%-7s %-70s %s\n", methods[route->method], route->path, route->scope ? route->scope : needs);
+    }
 }
 
 int kernel_print_routes(const struct kernel_options *options)

@@ -53,7 +53,7 @@ def test_m3_after_a_break_nothing_is_lost_and_nothing_comes_twice(fake):
     assert [json.loads(line) for line in done.stdout.splitlines()] == lines
     assert [path.rsplit("/", 1)[1] for _, path, _ in fake.requests] == [
         "stream", "stream?after=2", "stream?after=2", "stream?after=2", "stream?after=2", "stream?after=4"]
-    assert done.stderr.count("going on from sequence 2") == 4
+    assert done.stderr.count("continuing from sequence 2") == 4
 
 
 @pytest.mark.parametrize("answer, status, words", [

@@ -72,7 +72,7 @@ def test_n2_a_message_is_requeued_to_its_topic_and_handled_once(server, db, dlq)
     assert after["requeued_at"] and after["requeue_id"] == entry["audit_id"]
     # it is decided: not once more
     status, _, said = dlq("requeue", str(letter["dlq_id"]))
-    assert status == 1 and "decided already" in said
+    assert status == 1 and "requeued or discarded before" in said
     assert len(rows(db, "back")) == 1
 
 

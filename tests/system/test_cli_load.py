@@ -117,7 +117,7 @@ def test_a_bad_line_is_named_and_nothing_is_sent(fake, load, text, line, what):
     ("a,b\n1,2,3\n", 2, "more"),
     ("a,b\n,2\n", 2, "empty"),
     ('a,b\n"1\n2",x\n3,"open\n\n', 4, "not closed"),
-    ('a,b\n1,"x"y\n', 2, "behind a closing quote"),
+    ('a,b\n1,"x"y\n', 2, "after a closing quote"),
     ('a,b\n1,x"y"\n', 2, "not quoted"),
     (b"a,b\n1,\xff\n", 2, "UTF-8"),
     (b"a,b\n1,\x00\n", 2, "NUL"),
@@ -178,7 +178,7 @@ def test_the_same_command_goes_on_where_it_was_cut_off(fake, load):
     fake.requests.clear()
     done = load(lines(50), "--chunk-items", "10")
     assert done.returncode == 0 and done.stdout.startswith("version 2: 50 items")
-    assert done.stderr == "freshet load: 2 of 5 chunks were there from an earlier run\n"
+    assert done.stderr == "freshet load: 2 of 5 chunks were sent by an earlier run\n"
     assert sorted(fake.posts(), key=lambda post: post["chunkIndex"]) == posts[2:]
 
 

@@ -173,7 +173,7 @@ def test_what_changes_while_pods_are_compared_is_read_anew(pods, verify, refdata
         thread.start()
         status, lines = verify([f"http://127.0.0.1:{meddler.server_port}", server], patience="0")
         thread.join()
-    assert status == 1 and "404, and not one of freshet's" in lines[0]
+    assert status == 1 and "404, and the answer is not one of freshet's" in lines[0]
     assert lines[1] == f"ok demo/D at {url(server)}: version 2, 1 item"
 
 

@@ -49,7 +49,7 @@ def test_r22_after_a_break_nothing_is_lost_and_nothing_comes_twice(fake):
                              change(10, "a")]
     paths = [path.rsplit("/", 1)[1] for _, path, _ in fake.requests]
     assert paths == ["watch", "watch?after=4", "watch?after=4", "watch?after=4", "watch?after=6"]
-    assert done.stderr.count("going on from version") == 4
+    assert done.stderr.count("continuing from version") == 4
 
 
 def test_a_line_may_come_in_pieces(fake):

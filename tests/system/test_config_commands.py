@@ -97,14 +97,27 @@ def test_routes_are_listed_and_no_other_answers(database, tmp_path, jwks_path, s
     config.write_text(to_yaml(base_config(database, jwks_path)))
     done = run("routes", "--config", config)
     routes = [line.split() for line in done.stdout.splitlines()]
-    assert ["GET", "/v1/tenants/{tenantId}/dictionaries/{dictCode}/items/{key}"] in routes
-    assert ["GET", "/actuator/prometheus"] in routes
+    assert ["GET", "/v1/tenants/{tenantId}/dictionaries/{dictCode}/items/{key}", "token"] in routes
+    assert ["GET", "/actuator/prometheus", "public"] in routes
     server = serve(database)
     with server.client() as client:
-        for method, path in routes:
+        for method, path, needs in routes:
             status = client.request(method, re.sub(r"\{\w+\}", "x", path)).status
-            assert status == (200 if path.startswith(("/actuator", "/openapi")) else 401), (method, path)
+            assert status == (200 if needs == "public" else 401), (method, path)
         assert client.get("/v1/tenants/x/dictionaries/x/nothing").code == "NOT_FOUND"
+
+
+def test_routes_are_listed_with_the_scope_or_user_that_they_need(serve, database, token):
+    """AUTH.md: what a route needs is shown, and a token without it is 403 INSUFFICIENT_SCOPE."""
+    routes = [line.split() for line in run("routes").stdout.splitlines()]
+    assert ["POST", "/v1/entitlements/grants", "entitlement:write"] in routes
+    assert ["GET", "/my/projects/{project_id}/events", "user"] in routes
+    server = serve(database)
+    plain = token("demo", subject=None)
+    with server.client() as client:
+        for method, path in [(method, path) for method, path, needs in routes if needs not in ("public", "token")]:
+            answer = client.request(method, re.sub(r"\{\w+\}", "x", path), headers={"Authorization": f"Bearer {plain}"})
+            assert answer.status == 403 and b"INSUFFICIENT_SCOPE" in answer.body, (method, path, answer.body)
 
 
 # ---- migrations (C10) ----

@@ -212,6 +212,12 @@ def test_every_route_of_the_program_is_in_a_page():
     assert [route for route in routes if route not in named and f"…{route.removeprefix(prefix)}" not in named] == []
 
 
+def test_the_table_of_routes_is_that_of_the_program():
+    """HTTP.md: method, path, and what each route needs."""
+    rows = re.findall(r"^\| `(\w+) (/\S+)` \| \w+ \| `?([\w:]+)`? \|", Page(ROOT, ROOT / "docs/HTTP.md").prose, re.M)
+    assert sorted(rows) == sorted(tuple(line.split()) for line in run("routes").stdout.splitlines())
+
+
 # ---- the walk through the code ----
 
 def body_of(source, signature):

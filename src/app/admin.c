@@ -1,0 +1,132 @@
+/* The frame of an operator's commands: action, rows, databases, messages, exit status. */
+#include "app/admin.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/clock.h"
+
+enum { LIST_MAX = 100, CHANGE_MAX = 100000, STATEMENT_MS = 60000 };
+
+const char *admin_text(const struct db_result *rows, size_t row, unsigned column, const char *missing)
+{
+    return db_result_is_null(rows, row, column) ? missing : db_result_str(rows, row, column).ptr;
+}
+
+/* "outbox retry", for messages. */
+static const char *name_of(const struct admin *admin, char out[64])
+{
+    snprintf(out, 64, "%s %s", admin->command->name, admin->action->name);
+    return out;
+}
+
+void admin_note_limit(const struct admin *admin, size_t count)
+{
+    char name[64];
+    if ((int64_t)count == admin->rows_max)
+        (void)app_fail(name_of(admin, name), "these are the first %zu; --limit shows more", count);
+}
+
+/* "list|retry|discard", with what separates the last two. */
+static void put_names(struct buf *out, const struct admin_action *actions, const char *between,
+                      const char *before_last)
+{
+    for (const struct admin_action *at = actions; at->name; at++)
+        buf_printf(out, "%s%s", at == actions ? "" : at[1].name ? between : before_last, at->name);
+}
+
+static int read_call(int argc, char **argv, struct admin *admin)
+{
+    const struct admin_command *command = admin->command;
+    struct option_words words;
+    struct buf text = {0};
+    put_names(&text, command->actions, "|", "|");
+    buf_put_str(&text, STR(" [ID…]"));
+    buf_put_char(&text, '\0');
+    int outcome = options_read_words(argc, argv, buf_str(&text).ptr, command->summary, command->rows, &words);
+    buf_clear(&text);
+    admin->action = command->actions;
+    while (words.count && admin->action->name && strcmp(admin->action->name, words.items[0]) != 0)
+        admin->action++;
+    if (outcome == OPTIONS_RUN && (!words.count || !admin->action->name)) {
+        put_names(&text, command->actions, ", ", " or ");
+        outcome = app_misuse(command->name, "the first word must be %.*s", STR_ARG(buf_str(&text)));
+    }
+    buf_deinit(&text);
+    if (outcome == OPTIONS_RUN)
+        admin->ids = (struct option_words){words.count - 1, words.items + 1};
+    return outcome;
+}
+
+static int check_call(struct admin *admin)
+{
+    bool changes = admin->action->done != NULL;
+    char name[64];
+    if (!admin->rows_max)
+        admin->rows_max = changes ? CHANGE_MAX : LIST_MAX;
+    const char *mistake = admin->command->check(admin);
+    if (mistake)
+        return app_misuse(name_of(admin, name), "%s", mistake);
+    if (changes && !admin->is_narrowed && !admin->all)
+        return app_misuse(name_of(admin, name), "choose rows by %s", admin->command->choose);
+    if (admin->is_narrowed && admin->all)
+        return app_misuse(name_of(admin, name), "--all and a choice of rows exclude each other");
+    return OPTIONS_RUN;
+}
+
+static void count_target(struct admin *admin, const struct db_target *target)
+{
+    (void)target;
+    admin->target_count++;
+}
+
+static void run_target(struct admin *admin, const struct db_target *target)
+{
+    struct error error = {0};
+    struct db_pool *pool = NULL;
+    struct db_conn *conn = NULL;
+    char name[64];
+    admin->database = target->name;
+    admin->deadline_ns = clock_deadline_ms(STATEMENT_MS);
+    enum status status = db_pool_create(target, &pool, &error);
+    if (status == STATUS_OK)
+        status = db_acquire(pool, admin->deadline_ns, &conn, &error);
+    if (status == STATUS_OK)
+        status = admin->action->run(admin, conn, &error);
+    if (status != STATUS_OK)
+        (void)app_fail(name_of(admin, name), "database %s%s%s: %s", target->name, pool ? " at " : "",
+                       pool ? db_pool_address(pool) : "", error.message);
+    admin->has_failed |= status != STATUS_OK;
+    if (conn)
+        db_release(conn);
+    if (pool)
+        db_pool_destroy(pool);
+}
+
+int admin_main(int argc, char **argv, struct admin *admin, const struct admin_command *command)
+{
+    char name[64];
+    admin->command = command;
+    int exit_status = read_call(argc, argv, admin);
+    if (exit_status == OPTIONS_RUN)
+        exit_status = check_call(admin);
+    if (exit_status != OPTIONS_RUN)
+        return exit_status;
+    struct config *config = app_config_load(admin->config_path);
+    if (!config)
+        return 1;
+    command->each_target(admin, config, count_target);
+    if (admin->target_count == 0) {
+        exit_status = app_misuse(name_of(admin, name), "there is no database \"%s\" with these rows in %s",
+                                 admin->only_database ? admin->only_database : "store",
+                                 app_config_path(admin->config_path));
+    } else if (admin->target_count > 1 && admin->action->done) {
+        exit_status =
+            app_misuse(name_of(admin, name), "the table is in several databases: name one by --database");
+    } else {
+        command->each_target(admin, config, run_target);
+        exit_status = admin->has_failed ? 1 : 0;
+    }
+    config_free(config);
+    return exit_status;
+}

@@ -1,0 +1,70 @@
+/* Commands of an operator that list rows of a database and change them (`freshet outbox`, `freshet dlq`), whether or not anything
+ * serves. The first word names the action, the others name rows. A command is a struct admin_command. */
+#ifndef FRESHET_APP_ADMIN_H
+#define FRESHET_APP_ADMIN_H
+
+#include "app/commands.h"
+#include "app/options.h"
+#include "db/db.h"
+#include "kernel/kernel.h"
+
+struct admin;
+typedef enum status admin_action_fn(struct admin *admin, struct db_conn *conn, struct error *error);
+typedef void admin_target_fn(struct admin *admin, const struct db_target *target);
+
+struct admin_action {
+    const char *name;     /* NULL ends a table */
+    const char *done;     /* what happened to the rows, for the result; NULL = they are only shown */
+    admin_action_fn *run; /* one database */
+};
+
+struct admin_command {
+    const char *name, *summary;
+    const struct admin_action *actions;
+    const struct option_row *rows;
+    const char *choose; /* the ways to choose rows, for a change that names none: "IDs, or --all" */
+    /* The first mistake in the call, NULL = none; sets is_narrowed. */
+    const char *(*check)(struct admin *admin);
+    /* Calls fn for each database that the call is about. */
+    void (*each_target)(struct admin *admin, struct config *config, admin_target_fn *fn);
+};
+
+struct admin {
+    const char *config_path;
+    const char *only_database; /* NULL = any */
+    bool all;
+    int64_t rows_max; /* of --limit, or the default */
+
+    const struct admin_command *command;
+    const struct admin_action *action;
+    struct option_words ids;
+    bool is_narrowed;     /* some rows are chosen, so that --all is a mistake */
+    const char *database; /* the one at hand */
+    int64_t deadline_ns;  /* of the statement at hand */
+
+    /* its own */
+    size_t target_count;
+    bool has_failed;
+};
+
+int admin_main(int argc, char **argv, struct admin *admin, const struct admin_command *command);
+/* After a list of `count` rows: where --limit cut it, this is printed. */
+void admin_note_limit(const struct admin *admin, size_t count);
+/* A column as text, `missing` where it is null. */
+const char *admin_text(const struct db_result *rows, size_t row, unsigned column, const char *missing);
+
+/* The rows that all such commands share; they end the table. */
+#define ADMIN_ROWS(admin)                                                       \
+    APP_CONFIG_ROW((admin).config_path),                                        \
+        {"--limit",                                                             \
+         "N",                                                                   \
+         "at most N rows, oldest first (default 100; for changes 100000)",      \
+         .number = &(admin).rows_max,                                           \
+         .min = 1,                                                              \
+         .max = 10000000},                                                      \
+        {"--all", NULL, "change all rows in that state", .flag = &(admin).all}, \
+    {                                                                           \
+        .name = NULL                                                            \
+    }
+
+#endif

@@ -1,0 +1,320 @@
+/* Calling a pod: URL, headers, patience, refusals as one line for a person; and the frame of the commands that do. */
+#include "app/client.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "app/commands.h"
+#include "base/clock.h"
+#include "base/hash.h"
+#include "base/json.h"
+
+enum {
+    CONNECT_TIMEOUT_MS = 5000,
+    TIMEOUT_MS = 60000, /* of an answer that is kept; a first read waits for its load */
+    STALL_TIMEOUT_MS = 60000,
+    TOKEN_TTL_S = 3600,
+    HEADERS_MAX = 5,
+    PAUSE_MIN_MS = 100,
+    PAUSE_MAX_MS = 2000,
+    BAR_WIDTH = 30,
+};
+#define ANSWER_BYTES_MAX ((size_t)1 << 30)
+#define DRAW_EVERY_NS (200 * CLOCK_NS_PER_MS)
+
+/* ---- one call ---- */
+
+void pod_put_encoded(struct buf *out, struct str text)
+{
+    static const char plain[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~";
+    for (size_t i = 0; i < text.len; i++) {
+        if (text.ptr[i] && strchr(plain, text.ptr[i]))
+            buf_put_char(out, text.ptr[i]);
+        else
+            buf_printf(out, "%%%02X", (unsigned char)text.ptr[i]);
+    }
+}
+
+/* {"code","message"} of C4, or at least the number. */
+static enum status refusal_error(int http_status, struct str body, struct error *error)
+{
+    enum status status = http_status == 503 ? STATUS_UNAVAILABLE : STATUS_BAD_REQUEST;
+    struct json_value answer, code, message, field;
+    if (json_parse_stored(body, JSON_DEPTH_MAX, &answer, NULL) != STATUS_OK ||
+        !json_get(&answer, STR("code"), &code) || !json_get(&answer, STR("message"), &message))
+        return error_set(error, status, "%d, and " CLIENT_STRANGE_ANSWER, http_status);
+    struct arena arena;
+    arena_init(&arena, 512);
+    struct str code_text = json_str_decode(code.raw, &arena);
+    struct str message_text = json_str_decode(message.raw, &arena);
+    struct str at = json_get(&answer, STR("field"), &field) ? json_str_decode(field.raw, &arena) : STR_NONE;
+    error_set_field(error, status, arena_str(&arena, code_text).ptr, "%d %.*s: %.*s%.*s%.*s", http_status,
+                    STR_ARG(code_text), STR_ARG(at), STR_ARG(at.len ? STR(": ") : STR_NONE),
+                    STR_ARG(message_text));
+    arena_deinit(&arena);
+    return status;
+}
+
+static struct str call_url(const struct pod_call *call, struct buf *out)
+{
+    buf_put_str(out, call->url);
+    if (call->path.len) {
+        buf_put_str(out, call->path);
+        return buf_str(out);
+    }
+    buf_put_str(out, STR("/v1/tenants/"));
+    pod_put_encoded(out, call->tenant);
+    if (call->code.len) {
+        buf_put_str(out, STR("/dictionaries/"));
+        pod_put_encoded(out, call->code);
+    }
+    buf_put_str(out, call->rest);
+    return buf_str(out);
+}
+
+/* Texts live in the arena. */
+static void put_headers(const struct pod_call *call, bool has_body, struct arena *arena,
+                        const char *headers[HEADERS_MAX + 1])
+{
+    size_t count = 0;
+    headers[count++] = arena_printf(arena, "Authorization: Bearer %.*s", STR_ARG(call->token)).ptr;
+    headers[count++] = arena_printf(arena, "Accept: %s", call->accept ? call->accept : "*/*").ptr;
+    if (call->min_version.len)
+        headers[count++] = arena_printf(arena, "X-Min-Version: %.*s", STR_ARG(call->min_version)).ptr;
+    if (has_body) {
+        headers[count++] = "Content-Type: application/json";
+        headers[count++] = "Expect:"; /* a large body is sent at once: a refusal arrives in any case */
+    }
+    headers[count] = NULL;
+}
+
+static enum status call_once(const struct pod_call *call, struct str json, struct buf *body,
+                             struct error *error)
+{
+    struct fetch_answer answer;
+    struct arena arena;
+    struct buf url = {0};
+    const char *headers[HEADERS_MAX + 1];
+    arena_init(&arena, 2048);
+    put_headers(call, json.len > 0, &arena, headers);
+    enum status status = fetch_run(&(struct fetch_request){.url = call_url(call, &url),
+                                                           .headers = headers,
+                                                           .body = json,
+                                                           .connect_timeout_ms = CONNECT_TIMEOUT_MS,
+                                                           .timeout_ms = call->on_body ? 0 : TIMEOUT_MS,
+                                                           .stall_timeout_ms = STALL_TIMEOUT_MS,
+                                                           .answer_bytes_max = ANSWER_BYTES_MAX,
+                                                           .on_body = call->on_body,
+                                                           .context = call->context,
+                                                           .session = call->session},
+                                   &answer, error);
+    arena_deinit(&arena);
+    buf_deinit(&url);
+    if (call->http_status)
+        *call->http_status = status == STATUS_OK ? answer.status : 0;
+    if (status == STATUS_OK && answer.status / 100 != 2)
+        status = refusal_error(answer.status, buf_str(&answer.body), error);
+    *body = answer.body;
+    return status;
+}
+
+bool pod_is_away(enum status status)
+{
+    return status == STATUS_UNAVAILABLE || status == STATUS_IO || status == STATUS_TIMEOUT;
+}
+
+void pod_pause(int64_t ms)
+{
+    struct timespec time = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * CLOCK_NS_PER_MS};
+    nanosleep(&time, NULL);
+}
+
+enum status pod_post(const struct pod_call *call, struct str json, struct buf *body, struct error *error)
+{
+    int64_t deadline_ns = clock_deadline_ms(call->patience_ms), pause_ms = PAUSE_MIN_MS;
+    for (unsigned tries = 1;; tries++) {
+        enum status status = call_once(call, json, body, error);
+        if (!pod_is_away(status))
+            return status;
+        if (clock_mono_ns() >= deadline_ns)
+            return tries > 1 ? error_context(error, "no success after %u attempts", tries) : status;
+        buf_deinit(body);
+        pod_pause(pause_ms / 2 + (int64_t)(random_u64() % (uint64_t)pause_ms));
+        pause_ms = pause_ms * 2 < PAUSE_MAX_MS ? pause_ms * 2 : PAUSE_MAX_MS;
+    }
+}
+
+enum status pod_get(const struct pod_call *call, struct buf *body, struct error *error)
+{
+    return pod_post(call, STR_NONE, body, error);
+}
+
+bool pod_take_lines(void *context, struct str bytes)
+{
+    struct pod_lines *lines = context;
+    while (bytes.len) {
+        const char *end = memchr(bytes.ptr, '\n', bytes.len);
+        size_t len = end ? (size_t)(end - bytes.ptr) : bytes.len;
+        buf_put(&lines->line, bytes.ptr, len);
+        if (!end)
+            break;
+        bool goes_on = lines->take_line(lines->context, buf_str(&lines->line));
+        buf_clear(&lines->line);
+        if (!goes_on)
+            return false;
+        bytes = str_of(end + 1, bytes.len - len - 1);
+    }
+    return true;
+}
+
+/* ---- one command ---- */
+
+struct str client_url(const char *command, const char *given, struct buf *buffer)
+{
+    const char *named = given ? given : getenv("FRESHET_URL"), *port = getenv("FRESHET_PORT");
+    struct str url = str_from(named);
+    if (!given && !url.len) {
+        buf_printf(buffer, "http://127.0.0.1:%s", port && *port ? port : "8080");
+        return buf_str(buffer);
+    }
+    while (str_ends_with(url, STR("/")))
+        url.len--;
+    if (str_starts_with(url, STR("http://")) || str_starts_with(url, STR("https://")))
+        return url;
+    (void)app_misuse(command, "%s \"%s\" is not a URL, such as http://127.0.0.1:8080",
+                     given ? "--url" : "$FRESHET_URL", named);
+    return STR_NONE;
+}
+
+/* Visible ASCII: anything else (a line break, for example) would end its header field. */
+static bool is_token(struct str token)
+{
+    for (size_t i = 0; i < token.len; i++)
+        if (token.ptr[i] <= ' ' || token.ptr[i] > '~')
+            return false;
+    return token.len > 0;
+}
+
+enum status client_token(const char *given, const struct auth_token_request *request, struct buf *token,
+                         struct error *error)
+{
+    const char *from_environment = getenv("FRESHET_TOKEN");
+    struct str ready = str_from(given ? given : from_environment);
+    if (!given && !ready.len) {
+        struct auth_token_request development = *request;
+        development.subject = STR("developer");
+        development.ttl_s = TOKEN_TTL_S;
+        return app_token_issue(NULL, NULL, &development, token, error);
+    }
+    if (!is_token(ready))
+        return error_set(error, STATUS_BAD_REQUEST,
+                         "%s is not a token: it is empty or contains white space or control characters",
+                         given ? "the value of --token" : "$FRESHET_TOKEN");
+    buf_put_str(token, ready);
+    return STATUS_OK;
+}
+
+bool client_connect(struct client *client)
+{
+    struct error error = {0};
+    buf_clear(&client->token_text);
+    if (client_token(client->token, &(struct auth_token_request){.tenant = client->tenant},
+                     &client->token_text, &error) != STATUS_OK) {
+        (void)app_fail(client->command, "%s", error.message);
+        return false;
+    }
+    client->call.token = buf_str(&client->token_text);
+    fetch_session_close(client->call.session);
+    client->call.session = fetch_session_open();
+    return true;
+}
+
+static int check_words(struct client *client, const struct client_command *command)
+{
+    const struct option_words *words = &client->words;
+    if (words->count < command->words_min || (command->words_max && words->count > command->words_max))
+        return app_misuse(client->command, "%s is needed, given: %s%s", command->usage,
+                          words->count ? words->items[0] : "nothing", words->count > 1 ? " …" : "");
+    const char *mistake = command->check ? command->check(client) : NULL;
+    return mistake ? app_misuse(client->command, "%s", mistake) : OPTIONS_RUN;
+}
+
+int client_main(int argc, char **argv, struct client *client, const struct client_command *command)
+{
+    client->command = argv[0];
+    int exit_status =
+        options_read_words(argc, argv, command->usage, command->summary, command->rows, &client->words);
+    if (exit_status != OPTIONS_RUN)
+        return exit_status;
+    client->tenant = str_from(client->words.count > 0 ? client->words.items[0] : NULL);
+    client->code = str_from(client->words.count > 1 ? client->words.items[1] : NULL);
+    exit_status = check_words(client, command);
+    if (exit_status != OPTIONS_RUN)
+        return exit_status;
+    client->call.tenant = client->tenant;
+    client->call.url = client_url(client->command, client->url, &client->url_text);
+    if (!client->call.url.len)
+        exit_status = 2;
+    else
+        exit_status = client_connect(client) ? command->run(client) : 1;
+    fetch_session_close(client->call.session);
+    buf_deinit(&client->url_text);
+    buf_deinit(&client->token_text);
+    return exit_status;
+}
+
+/* ---- progress ---- */
+
+void progress_start_of(struct progress *progress, uint64_t items_total)
+{
+    int64_t now_ns = clock_mono_ns();
+    *progress = (struct progress){.shown = items_total && isatty(STDERR_FILENO),
+                                  .items_total = items_total,
+                                  .began_ns = now_ns,
+                                  .drawn_ns = now_ns};
+}
+
+void progress_start(struct progress *progress, bool wanted)
+{
+    progress_start_of(progress, 0);
+    progress->shown = wanted && isatty(STDERR_FILENO) && !isatty(STDOUT_FILENO);
+}
+
+/* One line, drawn again a few times a second; the last one stays. */
+static void draw_progress(const struct progress *progress, int64_t now_ns)
+{
+    double seconds = (double)(now_ns - progress->began_ns) / (double)CLOCK_NS_PER_S;
+    double megabytes = (double)progress->bytes / 1e6;
+    fputc('\r', stderr);
+    if (progress->items_total) {
+        double part = (double)progress->items / (double)progress->items_total;
+        int filled = (int)(part * BAR_WIDTH);
+        fprintf(stderr, "[%.*s%*s] %3.0f %% ", filled, "##############################", BAR_WIDTH - filled,
+                "", part * 100);
+    }
+    fprintf(stderr, "%llu items, %.1f MB, %.1f MB/s ", (unsigned long long)progress->items, megabytes,
+            megabytes / (seconds > 0.001 ? seconds : 0.001));
+}
+
+void progress_count(struct progress *progress, uint64_t items, uint64_t bytes)
+{
+    if (!progress->shown)
+        return;
+    progress->items += items;
+    progress->bytes += bytes;
+    int64_t now_ns = clock_mono_ns();
+    if (now_ns - progress->drawn_ns < DRAW_EVERY_NS)
+        return;
+    progress->drawn_ns = now_ns;
+    draw_progress(progress, now_ns);
+}
+
+void progress_end(struct progress *progress)
+{
+    if (!progress->shown)
+        return;
+    draw_progress(progress, clock_mono_ns());
+    fputc('\n', stderr);
+}
