@@ -1,11 +1,11 @@
-/* Appending: messages become rows of their partitions (platform.bus_publish, sql/platform/001_bus.sql), by any connection,
- * in or out of a transaction. */
+/* Appending: messages become rows of their partitions (platform.bus_publish, sql/platform/001_bus.sql), on any connection, in or
+ * out of a transaction. */
 #include <stdlib.h>
 
 #include "base/memory.h"
 #include "bus/postgres/inside.h"
 
-/* A commit that waits for no disk: the setting ends with the statement's own transaction. */
+/* The commit does not wait for the disk: the setting ends with the statement's own transaction. */
 #define RELAXED ", set_config('synchronous_commit', 'off', true)"
 
 #define APPEND(more)                                                                                     \
@@ -14,8 +14,8 @@
 static const char append_sql[] = APPEND("");
 static const char append_relaxed_sql[] = APPEND(RELAXED);
 
-/* The same for a single message, which is what most calls have: no function, no arrays. A partition that is not there
- * refuses it, since no offset is NULL. */
+/* The same for a single message, as in most calls: no function, no arrays. A missing partition is an error, since an offset is
+ * never NULL. */
 #define APPEND_ONE                                                                                   \
     "WITH slot AS (UPDATE platform.bus_partition SET next_offset = next_offset + 1"                  \
     "              WHERE topic = $1 AND partition = $2 RETURNING next_offset - 1 AS message_offset)" \
@@ -45,16 +45,14 @@ void bus_postgres_append_deinit(struct append *append)
         buf_deinit(bufs[i]);
 }
 
-static bool is_same_slot(const struct placed *a, const struct placed *b)
-{
-    return a->topic == b->topic && a->message->partition == b->message->partition;
-}
-
+/* The end of the messages of placed[begin]'s partition. */
 static size_t slot_end(const struct append *append, size_t begin)
 {
+    const struct placed *placed = append->placed;
     size_t end = begin + 1;
 
-    while (end < append->count && is_same_slot(&append->placed[begin], &append->placed[end]))
+    while (end < append->count && placed[end].topic == placed[begin].topic &&
+           placed[end].message->partition == placed[begin].message->partition)
         end++;
     return end;
 }
@@ -82,7 +80,11 @@ static void write_arrays(struct append *append)
     for (size_t i = 0; i < append->count; i++) {
         const struct bus_message *message = append->placed[i].message;
         db_bytes_array_put(&append->keys, message->key);
-        bus_postgres_array_put_headers(&append->headers, message);
+        struct buf headers;
+        buf_init(&headers);
+        bus_postgres_put_headers(&headers, message);
+        db_array_put(&append->headers, buf_str(&headers));
+        buf_deinit(&headers);
         db_bytes_array_put(&append->payloads, payload_of(message));
     }
     for (size_t i = 0; i < sizeof bufs / sizeof bufs[0]; i++)
@@ -109,7 +111,7 @@ void bus_postgres_append_seal(struct append *append)
     write_arrays(append);
 }
 
-/* Raises it: no connection that is younger has published. */
+/* After this, no connection that is younger than published_by_ns has published. */
 static void note_connection(struct postgres *postgres, const struct db_conn *conn)
 {
     long long opened_ns = db_conn_opened_ns(conn), known = atomic_load(&postgres->published_by_ns);
@@ -120,7 +122,7 @@ static void note_connection(struct postgres *postgres, const struct db_conn *con
 
 static void take_offsets(struct append *append, const struct db_result *result)
 {
-    /* bus_publish() returns offsets only: the time is known of a message that was appended alone. */
+    /* The time is known of a message that was appended alone: bus_publish() returns offsets only. */
     int64_t created_us = append->count == 1 ? db_result_i64(result, 0, 1) : 0;
     size_t slot = 0;
 
@@ -135,12 +137,6 @@ static void take_offsets(struct append *append, const struct db_result *result)
     }
 }
 
-static void forget_topics(struct append *append)
-{
-    for (size_t i = 0; i < append->count; i++)
-        atomic_store(&append->placed[i].topic->known, false);
-}
-
 #define CALL_PARAMS 6
 
 /* The statement that appends, with its parameters. */
@@ -150,7 +146,7 @@ struct call {
     struct postgres_number partition;
 };
 
-static void make_call_of_one(struct append *append, struct call *call)
+static void init_single_call(struct append *append, struct call *call)
 {
     static const enum db_type types[] = {DB_TEXT, DB_INT, DB_BYTEA, DB_TEXT_ARRAY, DB_BYTEA};
     const struct bus_message *message = append->placed[0].message;
@@ -164,7 +160,7 @@ static void make_call_of_one(struct append *append, struct call *call)
     db_statement_init(&call->statement, append->relaxed ? append_one_relaxed_sql : append_one_sql, 5, types);
 }
 
-static void make_call_of_many(struct append *append, struct call *call)
+static void init_array_call(struct append *append, struct call *call)
 {
     static const enum db_type types[] = {DB_TEXT_ARRAY,  DB_TEXT, DB_TEXT,
                                          DB_BYTEA_ARRAY, DB_TEXT, DB_BYTEA_ARRAY};
@@ -177,13 +173,15 @@ static void make_call_of_many(struct append *append, struct call *call)
                       types);
 }
 
-/* Were the tables emptied under us? Then the topics are made again before the next one. */
-static void look_for_vanished(struct append *append, struct db_conn *conn)
+/* If the tables were emptied, the topics are created again before the next message. */
+static void check_vanished(struct append *append, struct db_conn *conn)
 {
     const char *state = db_sqlstate(conn);
 
-    if (strcmp(state, "FB001") == 0 || strcmp(state, "23502") == 0)
-        forget_topics(append);
+    if (strcmp(state, "FB001") != 0 && strcmp(state, "23502") != 0)
+        return;
+    for (size_t i = 0; i < append->count; i++)
+        atomic_store(&append->placed[i].topic->known, false);
 }
 
 enum status bus_postgres_append_send(struct postgres *postgres, struct append *append, struct db_conn *conn,
@@ -193,15 +191,15 @@ enum status bus_postgres_append_send(struct postgres *postgres, struct append *a
     struct call call;
 
     if (append->count == 1)
-        make_call_of_one(append, &call);
+        init_single_call(append, &call);
     else
-        make_call_of_many(append, &call);
+        init_array_call(append, &call);
     enum status status = db_query(conn, &call.statement, call.params, deadline_ns, &result, error);
     note_connection(postgres, conn);
     if (status == STATUS_OK)
         take_offsets(append, result);
     else
-        look_for_vanished(append, conn);
+        check_vanished(append, conn);
     db_result_free(result);
     return status;
 }
@@ -211,7 +209,7 @@ enum status bus_postgres_publish_in_tx(struct bus *bus, struct db_conn *conn, st
 {
     struct postgres *postgres = (struct postgres *)bus;
     struct append append = {0};
-    /* By a connection of our own: the caller's transaction must not hold what every publisher needs. */
+    /* On another connection: the caller's transaction must not lock what every publisher needs. */
     enum status status = bus_postgres_topics_ensure(postgres, messages, count, deadline_ns, error);
 
     if (status != STATUS_OK)
@@ -223,12 +221,11 @@ enum status bus_postgres_publish_in_tx(struct bus *bus, struct db_conn *conn, st
     return status;
 }
 
-/* In end_with_notice()'s pipeline: what fails there fails behind the commit. */
-#define NOTICE_AT 2
-
-static enum status end_with_notice(struct postgres *postgres, struct append *append, struct db_conn *conn,
-                                   int64_t deadline_ns, struct error *error)
+/* Appends, commits and notifies in one round trip with what the caller left in its pipeline. */
+static enum status commit_with_notice(struct postgres *postgres, struct append *append, struct db_conn *conn,
+                                      int64_t deadline_ns, struct error *error)
 {
+    enum { NOTICE_AT = 2 };
     const struct bus_message *message = append->placed[0].message;
     struct db_result *results[3];
     struct db_statement commit;
@@ -237,13 +234,13 @@ static enum status end_with_notice(struct postgres *postgres, struct append *app
     size_t failed_at = 0;
     char where[POSTGRES_NOTICE_BYTES];
 
-    make_call_of_one(append, &call);
+    init_single_call(append, &call);
     db_statement_init(&commit, "COMMIT", 0, NULL);
     buf_init(&notice);
     buf_put_str(&notice,
                 bus_postgres_notice(postgres, append->placed[0].topic, (int)message->partition, where));
     if (atomic_load(&postgres->is_private))
-        bus_postgres_preview_put(&notice, message);
+        bus_postgres_attach(&notice, message);
     enum status status = db_pipeline_begin_checked(conn, error);
     if (status == STATUS_OK)
         status = db_pipeline_add_checked(conn, &call.statement, call.params, error);
@@ -255,7 +252,7 @@ static enum status end_with_notice(struct postgres *postgres, struct append *app
     if (status == STATUS_OK)
         status = db_pipeline_end(conn, deadline_ns, results, 3, &failed_at, error);
     note_connection(postgres, conn);
-    if (failed_at == NOTICE_AT) { /* others are told as of any publication */
+    if (failed_at == NOTICE_AT) { /* committed, but not the notice */
         bus_wake(&postgres->bus, message->topic);
         return STATUS_OK;
     }
@@ -274,14 +271,14 @@ enum status bus_postgres_publish_and_commit(struct bus *bus, struct db_conn *con
     struct postgres *postgres = (struct postgres *)bus;
     struct append append = {0};
 
-    message->offset = -1; /* unless it becomes known */
+    message->offset = -1; /* while it is not known */
     bus_postgres_append_add(&append, bus, message, 1);
     bus_postgres_append_seal(&append);
-    enum status status = end_with_notice(postgres, &append, conn, deadline_ns, error);
+    enum status status = commit_with_notice(postgres, &append, conn, deadline_ns, error);
     if (status == STATUS_OK)
         bus_postgres_wake_topic(postgres, message->topic, (int)message->partition, STR_NONE, message);
     else
-        look_for_vanished(&append, conn);
+        check_vanished(&append, conn);
     bus_postgres_append_deinit(&append);
     return status;
 }

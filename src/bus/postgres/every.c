@@ -1,21 +1,18 @@
-/* One round of a reader of everything: what is new in any partition, handed over partition by partition.
- * Positions are in memory, so no transaction is open and no connection held while the handler runs, and a
- * lost connection loses nothing: the next round asks from the same offsets.
+/* One round of a reader of everything: new messages of all partitions, delivered partition by partition. Positions are in memory,
+ * so no transaction is open and no connection held while the handler runs, and a lost connection loses nothing: the next round
+ * reads from the same offsets.
  *
- * A server that crashed may have lost the last messages, and gives their offsets to others. A connection does not outlive a crash: so
- * by a connection that was opened after the last round the positions are compared first, each by the time of the message before it,
- * and one that does not match goes back to the first message that is newer. */
-#include <stdlib.h>
-
+ * A server that crashed may have lost the last messages, and gives their offsets to others. A connection does not outlive a crash.
+ * So a connection that was opened after the last round compares the positions first, each by the time of the message before it; a
+ * position that does not match goes back to the first message that is newer. */
 #include "base/clock.h"
 #include "base/log.h"
-#include "base/memory.h"
 #include "bus/postgres/inside.h"
 
 #define QUERY_MS 10000
 #define ARENA_BYTES 16384
 
-/* The time of the message before an offset, which tells it from another one with the same offset; 0: it is not there. */
+/* The time of the message before an offset, which distinguishes it from another one with that offset; 0: it is missing. */
 #define CREATED_BEFORE(offset)                                 \
     "coalesce((SELECT " POSTGRES_CREATED_US(                   \
         "b") " FROM platform.bus_message b WHERE b.topic = $1" \
@@ -66,21 +63,8 @@ enum read_column { PARTITION, NEXT_OFFSET, MESSAGE };
 
 /* ---- where it begins ---- */
 
-static void alloc_positions(struct reader *reader)
-{
-    unsigned count = reader->consumer.topic->spec.partitions;
-
-    if (reader->positions)
-        return;
-    reader->positions = memory_zalloc(count * sizeof reader->positions[0]);
-    reader->retry_ns = memory_zalloc(count * sizeof reader->retry_ns[0]);
-    reader->attempts = memory_zalloc(count * sizeof reader->attempts[0]);
-    reader->created_us = memory_zalloc(count * sizeof reader->created_us[0]);
-}
-
 static void take_positions(struct reader *reader, const struct db_result *result)
 {
-    alloc_positions(reader);
     for (size_t row = 0; row < db_result_rows(result); row++) {
         size_t partition = (size_t)db_result_i64(result, row, 0);
         reader->positions[partition] = db_result_i64(result, row, 1);
@@ -109,7 +93,7 @@ static enum status make_ready(struct reader *reader, struct error *error)
     if (status == STATUS_OK) {
         take_positions(reader, result);
         reader->checked_ns = asked_ns;
-        atomic_store(&reader->ready, true);
+        atomic_store(&reader->is_ready, true);
         if (spec->on_ready)
             spec->on_ready(spec->context);
     }
@@ -267,7 +251,7 @@ static void advance(struct reader *reader, unsigned partition, const struct bus_
     reader->attempts[partition] = outcome->settled ? 1 : reader->attempts[partition] + 1;
     int64_t wait_ms = bus_backoff_ms(&reader->consumer, reader->attempts[partition]);
     reader->retry_ns[partition] = clock_deadline_ms(wait_ms);
-    bus_postgres_reader_due(reader, wait_ms + 1);
+    bus_postgres_worker_due(&reader->workers[0], wait_ms + 1);
 }
 
 static enum status handle_batch(struct reader *reader, unsigned partition, struct bus_message *messages,
@@ -377,35 +361,36 @@ static enum bus_postgres_step read_step(struct reader *reader, struct error *err
 }
 
 /* STEP_NOTHING: it is not the next one there, or its server may have crashed since the last round. */
-static enum bus_postgres_step handed_step(struct reader *reader, struct postgres_preview *handed,
-                                          struct error *error)
+static enum bus_postgres_step attached_step(struct reader *reader, struct attached_message *attached,
+                                            struct error *error)
 {
-    unsigned partition = (unsigned)handed->partition;
+    unsigned partition = (unsigned)attached->partition;
     enum bus_postgres_step step = STEP_DRAINED;
     struct arena arena;
 
-    if (handed->message.offset != reader->positions[partition] ||
+    if (attached->message.offset != reader->positions[partition] ||
         atomic_load(&reader->postgres->published_by_ns) > reader->checked_ns ||
         reader->retry_ns[partition] > clock_mono_ns() || !bus_postgres_handling_begin(reader->postgres))
         return STEP_NOTHING;
     arena_init(&arena, ARENA_BYTES);
-    handed->message.topic = reader->consumer.topic->name;
-    if (handle_batch(reader, partition, &handed->message, 1, &arena, error) != STATUS_OK)
+    attached->message.topic = reader->consumer.topic->name;
+    if (handle_batch(reader, partition, &attached->message, 1, &arena, error) != STATUS_OK)
         step = STEP_FAILED;
     bus_postgres_handling_end(reader->postgres);
     arena_deinit(&arena);
     return step;
 }
 
-enum bus_postgres_step bus_postgres_every_step(struct reader *reader, int place, struct error *error)
+enum bus_postgres_step bus_postgres_every_step(struct reader_worker *worker, int place, struct error *error)
 {
+    struct reader *reader = worker->reader;
     enum bus_postgres_step step = STEP_NOTHING;
 
-    if (!atomic_load(&reader->ready) && make_ready(reader, error) != STATUS_OK)
+    if (!atomic_load(&reader->is_ready) && make_ready(reader, error) != STATUS_OK)
         return STEP_FAILED;
-    struct postgres_preview *handed = bus_postgres_reader_handed(reader, place);
-    if (handed)
-        step = handed_step(reader, handed, error);
-    bus_postgres_preview_free(handed);
+    struct attached_message *attached = bus_postgres_reader_take_attached(reader, place);
+    if (attached)
+        step = attached_step(reader, attached, error);
+    bus_postgres_attached_free(attached);
     return step == STEP_NOTHING ? read_step(reader, error) : step;
 }

@@ -1,34 +1,37 @@
-/* Publishing, for whoever brings no transaction of his own: group commit.
+/* Publishing without a transaction of the caller: group commit.
  *
- * Whoever comes while a commit is under way queues; the first of the queue then leads, and commits all that has queued by
- * then in one go. So one caller alone waits for its own commit only, and many share one. */
-#include <stdlib.h>
+ * A caller that comes while a commit is under way queues; then the first of the queue leads, and commits everything that has queued
+ * by then in one transaction. So a single caller waits for its own commit only, and many share one.
+ *
+ *   QUEUED ── first of the queue, without a leader ──▶ LEADS ──┐
+ *      ├── a leader takes it ──▶ TAKEN ────────────────────────┴──▶ DONE
+ *      └── its deadline is over ──────────────────────────────────▶ DONE */
 #include <time.h>
 
 #include "base/clock.h"
-#include "base/memory.h"
 #include "bus/postgres/inside.h"
 
 #define GROUP_MESSAGES_MAX 2000
 #define GROUP_BYTES_MAX (16u << 20)
 #define ATTEMPTS_MAX 5
 
+enum request_state { REQUEST_QUEUED, REQUEST_LEADS, REQUEST_TAKEN, REQUEST_DONE };
+
 struct publish_request {
-    struct publish_request *next;
+    STAILQ_ENTRY(publish_request) link;
+    enum request_state state;
     struct bus_message *messages;
     size_t count, bytes;
     int64_t deadline_ns;
     pthread_cond_t changed;
-    bool taken, leads, done;
-    enum status status;
-    struct error error;
+    struct error error; /* with the status when it is done */
 };
 
 void bus_postgres_publisher_init(struct publisher *publisher)
 {
     pthread_mutex_init(&publisher->lock, NULL);
     pthread_cond_init(&publisher->left, NULL);
-    publisher->last_next = &publisher->first;
+    STAILQ_INIT(&publisher->queue);
 }
 
 void bus_postgres_publisher_deinit(struct publisher *publisher)
@@ -40,7 +43,7 @@ void bus_postgres_publisher_deinit(struct publisher *publisher)
 void bus_postgres_publisher_stop(struct publisher *publisher)
 {
     pthread_mutex_lock(&publisher->lock);
-    publisher->stopped = true;
+    publisher->is_stopped = true;
     pthread_mutex_unlock(&publisher->lock);
 }
 
@@ -52,25 +55,10 @@ void bus_postgres_publisher_wait_empty(struct publisher *publisher)
     pthread_mutex_unlock(&publisher->lock);
 }
 
-static enum status enter(struct publisher *publisher, struct error *error)
-{
-    pthread_mutex_lock(&publisher->lock);
-    bool stopped = publisher->stopped;
-    publisher->inside += !stopped;
-    pthread_mutex_unlock(&publisher->lock);
-    return stopped ? error_set(error, STATUS_CANCELLED, "the bus is stopping") : STATUS_OK;
-}
+/* ---- committing ---- */
 
-static void leave(struct publisher *publisher)
-{
-    pthread_mutex_lock(&publisher->lock);
-    if (--publisher->inside == 0)
-        pthread_cond_broadcast(&publisher->left);
-    pthread_mutex_unlock(&publisher->lock);
-}
-
-static enum status append_commit(struct postgres *postgres, struct append *append, int64_t deadline_ns,
-                                 struct error *error)
+static enum status append_and_commit(struct postgres *postgres, struct append *append, int64_t deadline_ns,
+                                     struct error *error)
 {
     enum status status = STATUS_DB_RETRY;
 
@@ -84,126 +72,110 @@ static enum status append_commit(struct postgres *postgres, struct append *appen
     return status;
 }
 
-/* A message that comes alone is looked for where it is, and nowhere else; several are looked for in one go. */
-static void wake_topics(struct postgres *postgres, const struct append *append)
+/* Commits the requests from `first` on, or only that one. */
+static enum status commit_requests(struct postgres *postgres, struct publish_request *first, bool is_single,
+                                   struct error *error)
 {
-    const struct placed *placed = append->placed;
-
-    for (size_t i = 0, end; i < append->count; i = end) {
-        for (end = i + 1; end < append->count && placed[end].topic == placed[i].topic;)
-            end++;
-        bus_postgres_wake(postgres, placed[i].topic, end - i == 1 ? placed[i].message : NULL);
-    }
-}
-
-static enum status commit_requests(struct postgres *postgres, struct publish_request *first,
-                                   const struct publish_request *end, struct error *error)
-{
-    struct append append = {0};
+    struct append append = {.relaxed = true};
     int64_t deadline_ns = 0;
 
-    for (struct publish_request *request = first; request != end; request = request->next) {
+    for (struct publish_request *request = first; request;
+         request = is_single ? NULL : STAILQ_NEXT(request, link)) {
         bus_postgres_append_add(&append, &postgres->bus, request->messages, request->count);
         deadline_ns = request->deadline_ns > deadline_ns ? request->deadline_ns : deadline_ns;
     }
-    append.relaxed = true;
     for (size_t i = 0; i < append.count; i++)
         append.relaxed &= append.placed[i].topic->spec.relaxed;
     bus_postgres_append_seal(&append);
-    enum status status = append_commit(postgres, &append, deadline_ns, error);
-    if (status == STATUS_OK)
-        wake_topics(postgres, &append);
+    enum status status = append_and_commit(postgres, &append, deadline_ns, error);
+    /* Readers of a single message of a topic look for it in its partition, others look anywhere. */
+    const struct placed *placed = append.placed;
+    for (size_t i = 0, end; i < append.count && status == STATUS_OK; i = end) {
+        for (end = i + 1; end < append.count && placed[end].topic == placed[i].topic;)
+            end++;
+        bus_postgres_wake(postgres, placed[i].topic, end - i == 1 ? placed[i].message : NULL);
+    }
     bus_postgres_append_deinit(&append);
     return status;
 }
 
-/* Commits a chain of requests: together or, when the server refuses that, each for itself. */
-static void commit_group(struct postgres *postgres, struct publish_request *first)
+/* Together or, when the server refuses that, one by one. */
+static void commit_group(struct postgres *postgres, struct publish_requests *group)
 {
+    struct publish_request *first = STAILQ_FIRST(group), *request;
     struct error error = {0};
-    enum status status = commit_requests(postgres, first, NULL, &error);
-    bool apart = status == STATUS_DB_ERROR && first->next;
+    error.status = commit_requests(postgres, first, false, &error);
+    bool is_apart = error.status == STATUS_DB_ERROR && STAILQ_NEXT(first, link);
 
-    for (struct publish_request *request = first; request; request = request->next) {
-        request->status = status;
+    STAILQ_FOREACH(request, group, link) {
         request->error = error;
-        if (apart)
-            request->status = commit_requests(postgres, request, request->next, &request->error);
+        if (is_apart)
+            request->error.status = commit_requests(postgres, request, true, &request->error);
     }
 }
 
-/* Takes the queue's head, up to a transaction's worth, off it. Under the lock. */
-static struct publish_request *take_group(struct publisher *publisher)
+/* ---- the queue: all of this under the lock ---- */
+
+/* Takes requests off the queue, up to the size of a transaction. The leader is the first. */
+static void take_group(struct publisher *publisher, struct publish_requests *group)
 {
-    struct publish_request *first = publisher->first, *last = first;
-    size_t count = first->count, bytes = first->bytes;
+    struct publish_request *request;
+    size_t count = 0, bytes = 0;
 
-    first->taken = true;
-    while (last->next && count + last->next->count <= GROUP_MESSAGES_MAX &&
-           bytes + last->next->bytes <= GROUP_BYTES_MAX) {
-        last = last->next;
-        last->taken = true;
-        count += last->count;
-        bytes += last->bytes;
+    while ((request = STAILQ_FIRST(&publisher->queue)) &&
+           (STAILQ_EMPTY(group) ||
+            (count + request->count <= GROUP_MESSAGES_MAX && bytes + request->bytes <= GROUP_BYTES_MAX))) {
+        STAILQ_REMOVE_HEAD(&publisher->queue, link);
+        STAILQ_INSERT_TAIL(group, request, link);
+        request->state = REQUEST_TAKEN;
+        count += request->count;
+        bytes += request->bytes;
     }
-    publisher->first = last->next;
-    if (!publisher->first)
-        publisher->last_next = &publisher->first;
-    last->next = NULL;
-    return first;
 }
 
-/* Called and left with the lock held; runs without it. */
-static void lead(struct postgres *postgres)
+/* Commits without the lock. */
+static void lead_group(struct postgres *postgres)
 {
     struct publisher *publisher = &postgres->publisher;
-    struct publish_request *group = take_group(publisher), *next;
+    struct publish_requests group = STAILQ_HEAD_INITIALIZER(group);
+    struct publish_request *request, *next;
 
+    take_group(publisher, &group);
     pthread_mutex_unlock(&publisher->lock);
-    commit_group(postgres, group);
+    commit_group(postgres, &group);
     pthread_mutex_lock(&publisher->lock);
-    for (; group; group = next) {
-        next = group->next; /* its owner may be gone as soon as it is done */
-        group->done = true;
-        pthread_cond_signal(&group->changed);
+    STAILQ_FOREACH_SAFE(request, &group, link, next) { /* a request may be gone as soon as it is done */
+        request->state = REQUEST_DONE;
+        pthread_cond_signal(&request->changed);
     }
-    publisher->leading = publisher->first != NULL;
-    if (publisher->first) {
-        publisher->first->leads = true;
-        pthread_cond_signal(&publisher->first->changed);
+    request = STAILQ_FIRST(&publisher->queue);
+    publisher->has_leader = request != NULL;
+    if (request) {
+        request->state = REQUEST_LEADS;
+        pthread_cond_signal(&request->changed);
     }
 }
 
-static void leave_queue(struct publisher *publisher, struct publish_request *request)
-{
-    struct publish_request **at = &publisher->first;
-
-    while (*at != request)
-        at = &(*at)->next;
-    *at = request->next;
-    if (publisher->last_next == &request->next)
-        publisher->last_next = at;
-    request->status = error_set(&request->error, STATUS_TIMEOUT, "others were publishing all the time");
-    request->done = true;
-}
-
-/* Under the lock: until its turn to lead, or somebody else has committed it. */
 static void wait_turn(struct publisher *publisher, struct publish_request *request)
 {
     struct timespec until = {.tv_sec = request->deadline_ns / CLOCK_NS_PER_S,
                              .tv_nsec = request->deadline_ns % CLOCK_NS_PER_S};
 
-    while (!request->done && !request->leads) {
-        if (request->taken)
+    while (request->state == REQUEST_QUEUED || request->state == REQUEST_TAKEN) {
+        if (request->state == REQUEST_TAKEN) {
             pthread_cond_wait(&request->changed, &publisher->lock);
-        else if (pthread_cond_timedwait(&request->changed, &publisher->lock, &until) != 0 &&
-                 !request->taken && !request->leads)
-            leave_queue(publisher, request);
+        } else if (pthread_cond_timedwait(&request->changed, &publisher->lock, &until) != 0 &&
+                   request->state == REQUEST_QUEUED) {
+            STAILQ_REMOVE(&publisher->queue, request, publish_request, link);
+            error_set(&request->error, STATUS_TIMEOUT, "other publishers were first until the deadline");
+            request->state = REQUEST_DONE;
+        }
     }
 }
 
-static void request_init(struct publish_request *request)
+static void queue_and_wait(struct postgres *postgres, struct publish_request *request)
 {
+    struct publisher *publisher = &postgres->publisher;
     pthread_condattr_t attributes;
 
     pthread_condattr_init(&attributes);
@@ -212,38 +184,42 @@ static void request_init(struct publish_request *request)
     pthread_condattr_destroy(&attributes);
     for (size_t i = 0; i < request->count; i++)
         request->bytes += request->messages[i].payload.len;
-}
-
-static enum status queue_and_wait(struct postgres *postgres, struct publish_request *request)
-{
-    struct publisher *publisher = &postgres->publisher;
-
-    request_init(request);
     pthread_mutex_lock(&publisher->lock);
-    *publisher->last_next = request;
-    publisher->last_next = &request->next;
-    if (!publisher->leading)
-        publisher->leading = request->leads = true;
+    STAILQ_INSERT_TAIL(&publisher->queue, request, link);
+    if (!publisher->has_leader) {
+        publisher->has_leader = true;
+        request->state = REQUEST_LEADS;
+    }
     wait_turn(publisher, request);
-    if (!request->done)
-        lead(postgres);
+    if (request->state == REQUEST_LEADS)
+        lead_group(postgres);
     pthread_mutex_unlock(&publisher->lock);
     pthread_cond_destroy(&request->changed);
-    return request->status;
 }
 
 enum status bus_postgres_publish(struct bus *bus, struct bus_message *messages, size_t count,
                                  int64_t deadline_ns, struct error *error)
 {
     struct postgres *postgres = (struct postgres *)bus;
+    struct publisher *publisher = &postgres->publisher;
     struct publish_request request = {.messages = messages, .count = count, .deadline_ns = deadline_ns};
-    enum status status = enter(&postgres->publisher, error);
 
-    if (status != STATUS_OK)
-        return status;
-    status = bus_postgres_topics_ensure(postgres, messages, count, deadline_ns, error);
-    if (status == STATUS_OK && (status = queue_and_wait(postgres, &request)) != STATUS_OK && error)
-        *error = request.error;
-    leave(&postgres->publisher);
+    pthread_mutex_lock(&publisher->lock);
+    bool is_stopped = publisher->is_stopped;
+    publisher->inside += !is_stopped;
+    pthread_mutex_unlock(&publisher->lock);
+    if (is_stopped)
+        return error_set(error, STATUS_CANCELLED, "the bus is stopping");
+    enum status status = bus_postgres_topics_ensure(postgres, messages, count, deadline_ns, error);
+    if (status == STATUS_OK) {
+        queue_and_wait(postgres, &request);
+        status = request.error.status;
+        if (status != STATUS_OK && error)
+            *error = request.error;
+    }
+    pthread_mutex_lock(&publisher->lock);
+    if (--publisher->inside == 0)
+        pthread_cond_broadcast(&publisher->left);
+    pthread_mutex_unlock(&publisher->lock);
     return status;
 }

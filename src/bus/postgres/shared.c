@@ -1,5 +1,9 @@
-/* One batch of a shared group: lock a cursor that has something to handle, hand it over, move the cursor,
- * commit. Two round trips beside what the handler does. */
+/* One batch of a shared group: lock a cursor that has messages, call the handler, move the cursor, commit. Two round trips beside
+ * those of the handler.
+ *
+ * A message that came attached to its notice is given to the handler before the cursor lock is confirmed: the statement that
+ * locks is in the handler's first round trip. If the answer is not exactly this message, everything is rolled back, and the
+ * message is handled the usual way. */
 #include <stdio.h>
 
 #include "base/clock.h"
@@ -10,9 +14,65 @@
 #define COMMIT_MS 10000
 #define ARENA_BYTES 16384
 
-static const char commit_sql[] = "COMMIT";
+/* A batch with the lock of its cursor. */
+struct locked_batch {
+    struct reader_worker *worker;
+    struct reader *reader;
+    struct db_conn *conn;
+    struct db_result *rows;
+    struct arena arena;
+    unsigned partition;
+    int64_t position, next_offset;
+    struct bus_batch batch;
+    struct bus_outcome outcome;
+};
 
-/* $4 the new position, $5 attempts of what stands there, $6 ms till it comes again (NULL: now) and $7 why. */
+/* $1 group, $2 topic, $3 messages and $4 bytes at most, $5 the partition to look at first, $6 the longest
+ * backoff: one that would end later was written before the clock was set back. $7: a process that hangs or is frozen in
+ * a handler for so long loses its connection, and so its partition.
+ *
+ * Cursors that others have locked are skipped. The messages are read by the same snapshot: it sees a prefix of the offsets,
+ * since these are assigned in the order of commits. `others`: another partition waits too, for another worker. A row without a
+ * message: retention deleted them. */
+#define DUE                                                  \
+    "(c.retry_at IS NULL OR c.retry_at <= clock_timestamp()" \
+    " OR c.retry_at > clock_timestamp() + $6 * interval '1 ms')"
+/* `place`: which partitions; `others`: whether more of them wait; `messages`: the m of POSTGRES_MESSAGE_COLUMNS. */
+#define LOCK_AND_READ(place, others, messages)                                                      \
+    "WITH due AS MATERIALIZED ("                                                                    \
+    "    SELECT c.partition, c.position, c.careful_until, c.attempts, c.last_error, p.next_offset," \
+    "           set_config('idle_in_transaction_session_timeout', $7, true)"                        \
+    "    FROM platform.bus_cursor c JOIN platform.bus_partition p USING (topic, partition)"         \
+    "    WHERE c.group_name = $1 AND c.topic = $2 AND c.position < p.next_offset"                   \
+    "      AND " DUE place "    LIMIT 1 FOR UPDATE OF c SKIP LOCKED)"                               \
+    " SELECT due.partition::text, due.position::text, due.attempts::text, due.last_error,"          \
+    "        due.next_offset::text, " others ", " POSTGRES_MESSAGE_COLUMNS                          \
+    " FROM due LEFT JOIN LATERAL (" messages ") m ON true"
+
+static const char lock_anywhere_sql[] = LOCK_AND_READ(
+    "    ORDER BY (c.partition - $5 + 65536) % 256",
+    "EXISTS (SELECT FROM platform.bus_cursor c JOIN platform.bus_partition p USING (topic, partition)"
+    "                WHERE c.group_name = $1 AND c.topic = $2 AND c.position < p.next_offset"
+    "                  AND c.partition <> due.partition"
+    "                  AND " DUE ")::text",
+    "    SELECT * FROM ("
+    "        SELECT w.*, sum(octet_length(w.payload)) OVER (ORDER BY w.message_offset)"
+    "                    - octet_length(w.payload) AS before"
+    "        FROM (SELECT * FROM platform.bus_message"
+    "              WHERE topic = $2 AND partition = due.partition AND message_offset >= due.position"
+    "              ORDER BY message_offset"
+    "              LIMIT CASE WHEN due.position < due.careful_until THEN 1 ELSE $3 END) w) x"
+    "    WHERE x.before < $4") " ORDER BY m.message_offset";
+/* $5 the only partition: it was woken for a single message. If there are more, the caller looks again, anywhere. */
+static const char lock_partition_sql[] =
+    LOCK_AND_READ(" AND c.partition = $5", "'false'",
+                  "    SELECT * FROM platform.bus_message"
+                  "    WHERE topic = $2 AND partition = $5 AND message_offset >= due.position"
+                  "    ORDER BY message_offset LIMIT 1");
+
+enum column { PARTITION, POSITION, ATTEMPTS, LAST_ERROR, NEXT_OFFSET, OTHERS, MESSAGE };
+
+/* $4 the new position, $5 attempts of the message there, $6 ms until it is delivered again (NULL: now) and $7 why. */
 #define ADVANCE                                                                   \
     "UPDATE platform.bus_cursor SET position = $4, attempts = $5,"                \
     "       retry_at = clock_timestamp() + $6 * interval '1 ms', last_error = $7" \
@@ -21,7 +81,7 @@ static const char advance_sql[] = ADVANCE;
 static const char advance_relaxed_sql[] =
     "WITH advanced AS (" ADVANCE ") SELECT set_config('synchronous_commit', 'off', true)";
 
-/* After a rollback, unless somebody else has moved it by now: $4 where it stands, $5 up to where one by
+/* After a rollback, unless another process has moved the cursor: $4 its position, $5 messages before this are delivered one by
  * one. */
 static const char failed_sql[] = "UPDATE platform.bus_cursor SET careful_until = $5, attempts = $6,"
                                  "       retry_at = clock_timestamp() + $7 * interval '1 ms', last_error = $8"
@@ -44,335 +104,376 @@ static enum status make_ready(struct reader *reader, struct error *error)
     if (status == STATUS_OK)
         status = bus_postgres_suspects_note(reader, conn, deadline_ns, error);
     db_release(conn);
-    if (status == STATUS_OK && !atomic_exchange(&reader->ready, true) && spec->on_ready)
+    if (status == STATUS_OK && !atomic_exchange(&reader->is_ready, true) && spec->on_ready)
         spec->on_ready(spec->context);
     return status;
 }
 
-/* ---- settle ---- */
+/* ---- lock and read ---- */
 
-/* Where the partition goes on: behind the last settled message. */
-static int64_t new_position(const struct claim *claim)
+/* BEGIN and the statement that locks, in a pipeline that is still open. */
+static enum status open_lock(struct locked_batch *locked, int place, struct error *error)
 {
-    if (claim->batch.count == 0)
-        return claim->next_offset;
-    size_t settled = claim->outcome.settled;
-    return settled ? claim->batch.messages[settled - 1].offset + 1 : claim->batch.messages[0].offset;
-}
-
-/* In send_commit()'s pipeline. */
-#define NOTICE_AT 2
-
-static enum status send_commit(struct claim *claim, unsigned attempts, struct db_param wait,
-                               struct db_param reason, struct error *error)
-{
-    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_INT, DB_BIGINT, DB_INT, DB_BIGINT, DB_TEXT};
-    const struct bus_consumer *consumer = &claim->reader->consumer;
-    struct postgres_number numbers[3];
-    struct db_statement advance, commit;
-    size_t failed_at = 0;
+    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_BIGINT, DB_BIGINT, DB_INT, DB_BIGINT, DB_TEXT};
+    const struct bus_consumer *consumer = &locked->reader->consumer;
+    bool anywhere = place == POSTGRES_ANYWHERE;
+    unsigned first = anywhere ? atomic_fetch_add(&locked->reader->turn, 1) % consumer->topic->spec.partitions
+                              : (unsigned)place;
+    struct postgres_number numbers[5];
+    struct db_statement begin, lock;
     struct db_param params[] = {{str_from(consumer->spec.group)},
                                 {consumer->topic->name},
-                                bus_postgres_param(&numbers[0], claim->partition),
-                                bus_postgres_param(&numbers[1], new_position(claim)),
-                                bus_postgres_param(&numbers[2], attempts),
-                                wait,
-                                reason};
+                                bus_postgres_param(&numbers[0], consumer->spec.batch_max),
+                                bus_postgres_param(&numbers[1], (int64_t)consumer->spec.batch_bytes_max),
+                                bus_postgres_param(&numbers[2], first),
+                                bus_postgres_param(&numbers[3], 2 * consumer->spec.backoff_max_ms),
+                                bus_postgres_param(&numbers[4], locked->reader->postgres->config.handler_ms)};
 
-    db_statement_init(&advance, consumer->spec.relaxed ? advance_relaxed_sql : advance_sql, 7, types);
-    db_statement_init(&commit, commit_sql, 0, NULL);
-    enum status status = db_pipeline_begin_checked(claim->conn, error);
+    db_statement_init(&begin, "BEGIN", 0, NULL);
+    db_statement_init(&lock, anywhere ? lock_anywhere_sql : lock_partition_sql, 7, types);
+    lock.binary_results = true;
+    enum status status = db_pipeline_begin_checked(locked->conn, error);
     if (status == STATUS_OK)
-        status = db_pipeline_add_checked(claim->conn, &advance, params, error);
-    if (status == STATUS_OK)
-        status = db_pipeline_add_checked(claim->conn, &commit, NULL, error);
-    if (status == STATUS_OK && claim->batch.tell_channel.ptr)
-        status = db_pipeline_add_notice_checked(claim->conn, claim->batch.tell_channel,
-                                                claim->batch.tell_payload, error);
-    if (status == STATUS_OK)
-        status = db_pipeline_end(claim->conn, clock_deadline_ms(COMMIT_MS), NULL, 0, &failed_at, error);
-    claim->batch.is_told = status == STATUS_OK && claim->batch.tell_channel.ptr;
-    return failed_at == NOTICE_AT ? STATUS_OK : status; /* committed, whoever was told */
+        status = db_pipeline_add_checked(locked->conn, &begin, NULL, error);
+    return status == STATUS_OK ? db_pipeline_add_checked(locked->conn, &lock, params, error) : status;
 }
 
-static enum status commit(struct claim *claim, struct error *error)
+static void read_batch(struct locked_batch *locked)
 {
-    struct reader *reader = claim->reader;
-    const struct bus_outcome *outcome = &claim->outcome;
-    struct postgres_number number;
-    unsigned attempts = outcome->retry ? (outcome->settled ? 0 : claim->batch.attempt) + 1 : 0;
+    size_t count = db_result_rows(locked->rows);
+    struct bus_message *messages = arena_zalloc(&locked->arena, count * sizeof messages[0]);
+
+    locked->partition = (unsigned)db_result_i64(locked->rows, 0, PARTITION);
+    locked->position = db_result_i64(locked->rows, 0, POSITION);
+    locked->next_offset = db_result_i64(locked->rows, 0, NEXT_OFFSET);
+    if (db_result_is_null(locked->rows, 0, MESSAGE))
+        count = 0;
+    for (size_t i = 0; i < count; i++) {
+        messages[i].topic = locked->reader->consumer.topic->name;
+        messages[i].partition = locked->partition;
+        bus_postgres_row_message(locked->rows, i, MESSAGE, &locked->arena, &messages[i]);
+    }
+    locked->batch = (struct bus_batch){
+        .messages = messages,
+        .count = count,
+        .verdicts = arena_zalloc(&locked->arena, (count + 1) * sizeof(struct bus_verdict)),
+        .conn = locked->conn,
+        .deadline_ns = clock_deadline_ms(locked->reader->postgres->config.handler_ms),
+        .attempt = (unsigned)db_result_i64(locked->rows, 0, ATTEMPTS),
+    };
+}
+
+/* Retention may have deleted messages that this group had not handled: delivery continues after them. */
+static void report_gap(struct locked_batch *locked)
+{
+    const struct bus_subscription *spec = &locked->reader->consumer.spec;
+    int64_t first = locked->batch.count ? locked->batch.messages[0].offset : locked->next_offset;
+
+    if (first == locked->position)
+        return;
+    log_warn("bus_gap", LOG_CSTR("topic", spec->topic), LOG_CSTR("group", spec->group),
+             LOG_INT("partition", locked->partition), LOG_INT("offset", locked->position),
+             LOG_INT("next", first));
+    if (spec->on_gap)
+        spec->on_gap(spec->context, locked->partition, locked->position, first);
+    locked->batch.attempt = 0;
+}
+
+/* ---- settle ---- */
+
+/* The position after the last settled message. */
+static int64_t new_position(const struct locked_batch *locked)
+{
+    if (locked->batch.count == 0)
+        return locked->next_offset;
+    size_t settled = locked->outcome.settled;
+    return settled ? locked->batch.messages[settled - 1].offset + 1 : locked->batch.messages[0].offset;
+}
+
+/* Moves the cursor, commits, and sends the handler's notice, in one round trip. */
+static enum status commit_position(struct locked_batch *locked, unsigned attempts, int64_t wait_ms,
+                                   struct error *error)
+{
+    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_INT, DB_BIGINT, DB_INT, DB_BIGINT, DB_TEXT};
+    enum { NOTICE_AT = 2 };
+    const struct bus_consumer *consumer = &locked->reader->consumer;
+    const struct bus_outcome *outcome = &locked->outcome;
+    struct bus_batch *batch = &locked->batch;
+    struct postgres_number numbers[4];
+    struct db_statement advance, commit;
+    size_t failed_at = 0;
+    struct db_param params[] = {
+        {str_from(consumer->spec.group)},
+        {consumer->topic->name},
+        bus_postgres_param(&numbers[0], locked->partition),
+        bus_postgres_param(&numbers[1], new_position(locked)),
+        bus_postgres_param(&numbers[2], attempts),
+        outcome->retry ? bus_postgres_param(&numbers[3], wait_ms) : (struct db_param){STR_NONE},
+        {outcome->retry ? str_from(batch->verdicts[outcome->settled].reason) : STR_NONE}};
+
+    db_statement_init(&advance, consumer->spec.relaxed ? advance_relaxed_sql : advance_sql, 7, types);
+    db_statement_init(&commit, "COMMIT", 0, NULL);
+    enum status status = db_pipeline_begin_checked(locked->conn, error);
+    if (status == STATUS_OK)
+        status = db_pipeline_add_checked(locked->conn, &advance, params, error);
+    if (status == STATUS_OK)
+        status = db_pipeline_add_checked(locked->conn, &commit, NULL, error);
+    if (status == STATUS_OK && batch->tell_channel.ptr)
+        status = db_pipeline_add_notice_checked(locked->conn, batch->tell_channel, batch->tell_payload, error);
+    if (status == STATUS_OK)
+        status = db_pipeline_end(locked->conn, clock_deadline_ms(COMMIT_MS), NULL, 0, &failed_at, error);
+    batch->is_told = status == STATUS_OK && batch->tell_channel.ptr;
+    return failed_at == NOTICE_AT ? STATUS_OK : status; /* committed, though without the notice */
+}
+
+static enum status commit_batch(struct locked_batch *locked, struct error *error)
+{
+    struct reader *reader = locked->reader;
+    const struct bus_outcome *outcome = &locked->outcome;
+    unsigned attempts = outcome->retry ? (outcome->settled ? 0 : locked->batch.attempt) + 1 : 0;
     int64_t wait_ms = outcome->retry ? bus_backoff_ms(&reader->consumer, attempts) : 0;
-    struct db_param wait = {STR_NONE}, reason = {STR_NONE};
     enum status status = STATUS_OK;
 
-    if (outcome->retry) {
-        wait = bus_postgres_param(&number, wait_ms);
-        reason.value = str_from(claim->batch.verdicts[outcome->settled].reason);
-    }
+    if (locked->batch.rolled_back)
+        return error_set(error, STATUS_DB_ERROR, "%s", locked->batch.verdicts[0].reason);
     if (outcome->letter_count > 0)
-        status = bus_postgres_publish_in_tx(&reader->postgres->bus, claim->conn, outcome->letters,
+        status = bus_postgres_publish_in_tx(&reader->postgres->bus, locked->conn, outcome->letters,
                                             outcome->letter_count, clock_deadline_ms(COMMIT_MS), error);
     if (status == STATUS_OK)
-        status = send_commit(claim, attempts, wait, reason, error);
+        status = commit_position(locked, attempts, wait_ms, error);
     if (status == STATUS_OK && outcome->letter_count > 0)
         bus_wake(&reader->postgres->bus, reader->consumer.topic->dead->name);
     if (status == STATUS_OK && outcome->retry)
-        bus_postgres_reader_due(reader, wait_ms + 1);
+        bus_postgres_worker_due(locked->worker, wait_ms + 1);
     return status;
 }
 
-/* The transaction came to nothing. A batch of several comes again at once, one by one; a single one after a
- * backoff. */
-static enum status record_failure(struct claim *claim, const char *reason, struct error *error)
+/* After a rollback. A batch of several is delivered again at once, one by one; a single message after a backoff. By another
+ * connection: a statement that takes too long closes the batch's. */
+static enum status record_failure(struct locked_batch *locked, const char *reason, struct error *error)
 {
     static const enum db_type types[] = {DB_TEXT,   DB_TEXT, DB_INT,    DB_BIGINT,
                                          DB_BIGINT, DB_INT,  DB_BIGINT, DB_TEXT};
-    const struct bus_consumer *consumer = &claim->reader->consumer;
-    size_t count = claim->batch.count;
-    bool alone = count == 1;
-    unsigned attempts = alone ? claim->batch.attempt + 1 : claim->batch.attempt;
-    int64_t wait_ms = alone ? bus_backoff_ms(consumer, attempts) : 0;
+    const struct bus_consumer *consumer = &locked->reader->consumer;
+    size_t count = locked->batch.count;
+    unsigned attempts = locked->batch.attempt + (count == 1);
+    int64_t wait_ms = count == 1 ? bus_backoff_ms(consumer, attempts) : 0;
     struct postgres_number numbers[5];
     struct db_statement statement;
     struct db_param params[] = {
         {str_from(consumer->spec.group)},
         {consumer->topic->name},
-        bus_postgres_param(&numbers[0], claim->partition),
-        bus_postgres_param(&numbers[1], claim->position),
-        bus_postgres_param(&numbers[2], claim->batch.messages[count - 1].offset + 1),
+        bus_postgres_param(&numbers[0], locked->partition),
+        bus_postgres_param(&numbers[1], locked->position),
+        bus_postgres_param(&numbers[2], locked->batch.messages[count - 1].offset + 1),
         bus_postgres_param(&numbers[3], attempts),
         bus_postgres_param(&numbers[4], wait_ms),
         {str_from(reason)},
     };
+    struct db_conn *conn;
 
     db_statement_init(&statement, failed_sql, 8, types);
-    struct db_conn *conn; /* the batch's own may be gone: a statement that takes for ever ends it */
     enum status status =
-        db_acquire(claim->reader->postgres->pool, clock_deadline_ms(COMMIT_MS), &conn, error);
+        db_acquire(locked->reader->postgres->pool, clock_deadline_ms(COMMIT_MS), &conn, error);
     if (status == STATUS_OK)
         status = db_exec(conn, &statement, params, clock_deadline_ms(COMMIT_MS), NULL, error);
     db_release(conn);
     if (status == STATUS_OK)
-        bus_postgres_reader_due(claim->reader, wait_ms + 1);
+        bus_postgres_worker_due(locked->worker, wait_ms + 1);
     return status;
 }
 
-/* Is it the handler's doing, so that the same batch would fail again? Past its time, a connection that is gone
- * was taken away for that. */
-static bool is_own_failure(const struct claim *claim, enum status status)
+/* The connection is released before subscribers are called. */
+static enum bus_postgres_step settle_batch(struct locked_batch *locked, struct error *error)
 {
-    return status == STATUS_DB_ERROR || status == STATUS_TIMEOUT ||
-           (status == STATUS_DB_DOWN && clock_mono_ns() >= claim->batch.deadline_ns);
+    const struct bus_subscription *spec = &locked->reader->consumer.spec;
+    struct bus_batch *batch = &locked->batch;
+    struct error later = {0};
+    enum status status = commit_batch(locked, error);
+
+    db_release(locked->conn); /* rolls back what was not committed */
+    locked->conn = batch->conn = NULL;
+    if (status != STATUS_OK && status != STATUS_CANCELLED)
+        log_warn("bus_batch_failed", LOG_CSTR("topic", spec->topic), LOG_CSTR("group", spec->group),
+                 LOG_INT("partition", locked->partition), LOG_INT("offset", locked->position),
+                 LOG_ERROR_FIELDS(error));
+    if (batch->count == 0) /* the handler was not called: only a gap was passed */
+        return status == STATUS_OK ? STEP_FOUND : STEP_FAILED;
+    if (status == STATUS_OK) {
+        atomic_store(&locked->reader->was_last[locked->partition], true);
+        bus_batch_committed(&locked->reader->consumer, batch, &locked->outcome);
+        bool is_drained = !locked->outcome.retry && new_position(locked) == locked->next_offset;
+        return is_drained ? STEP_DRAINED : STEP_FOUND;
+    }
+    /* The handler's doing, so that the same batch would fail again? A connection that is gone after the handler's deadline was
+     * closed by the server for that. */
+    bool is_of_handler = status == STATUS_DB_ERROR || status == STATUS_TIMEOUT ||
+                         (status == STATUS_DB_DOWN && clock_mono_ns() >= batch->deadline_ns);
+    bool is_recorded = is_of_handler && record_failure(locked, error->message, &later) == STATUS_OK;
+    bus_batch_uncommitted(&locked->reader->consumer, batch);
+    return is_recorded ? STEP_FOUND : STEP_FAILED;
 }
 
 /* ---- handle ---- */
 
-/* `is_told`: the subscriber is asked to record it. */
-static void give_up(struct claim *claim, const char *reason, bool is_told)
+static enum status handle_batch(struct locked_batch *locked, struct error *error)
 {
-    claim->batch.count = 1;
-    bus_batch_give_up(&claim->reader->consumer, &claim->batch, reason, is_told, &claim->arena,
-                      &claim->outcome);
-}
-
-/* One that may have killed those who handled it before: alone, and marked while it is handled. */
-static enum status handle_suspect(struct claim *claim, struct error *error)
-{
-    enum suspicion suspicion;
-    enum status status =
-        bus_postgres_suspect_mark(claim->reader, claim->partition, claim->position, &suspicion, error);
-
-    if (status != STATUS_OK)
-        return status;
-    if (suspicion != SUSPECT_HANDLE) {
-        give_up(claim, "every process that handled it died", suspicion == SUSPECT_GIVE_UP);
-        return STATUS_OK;
-    }
-    claim->batch.count = 1;
-    bus_batch_handle(&claim->reader->consumer, &claim->batch, &claim->arena, &claim->outcome);
-    bus_postgres_suspect_unmark(claim->reader, claim->partition);
-    return STATUS_OK;
-}
-
-static enum status handle(struct claim *claim, struct error *error)
-{
-    const struct bus_consumer *consumer = &claim->reader->consumer;
+    const struct bus_consumer *consumer = &locked->reader->consumer;
     unsigned attempts_max = consumer->spec.attempts_max;
-    char reason[2 * BUS_REASON_BYTES];
+    enum suspicion suspicion = SUSPECT_HANDLE;
+    char reason[2 * BUS_REASON_BYTES] = "every process that handled it died";
 
-    if (claim->batch.count == 0)
+    if (locked->batch.count == 0)
         return STATUS_OK;
-    if (attempts_max > 0 && claim->batch.attempt >= attempts_max) {
-        struct str last = str_utf8_cut(db_result_str(claim->rows, 0, CLAIM_LAST_ERROR), BUS_REASON_BYTES - 1);
+    bool is_exhausted = attempts_max > 0 && locked->batch.attempt >= attempts_max;
+    bool is_suspect =
+        !is_exhausted && bus_postgres_is_suspect(locked->reader, locked->partition, locked->position);
+    if (is_suspect) { /* it may have killed the processes that handled it: alone, and marked meanwhile */
+        enum status status =
+            bus_postgres_suspect_mark(locked->reader, locked->partition, locked->position, &suspicion, error);
+        if (status != STATUS_OK)
+            return status;
+    }
+    if (is_exhausted) {
+        struct str last = str_utf8_cut(db_result_str(locked->rows, 0, LAST_ERROR), BUS_REASON_BYTES - 1);
         snprintf(reason, sizeof reason, "%.*s", STR_ARG(last));
-        give_up(claim, reason, true);
+    }
+    if (is_exhausted || is_suspect)
+        locked->batch.count = 1;
+    if (is_exhausted || suspicion != SUSPECT_HANDLE) {
+        bus_batch_give_up(consumer, &locked->batch, reason, suspicion != SUSPECT_DROP, &locked->arena,
+                          &locked->outcome);
         return STATUS_OK;
     }
-    if (bus_postgres_is_suspect(claim->reader, claim->partition, claim->position))
-        return handle_suspect(claim, error);
-    bus_batch_handle(consumer, &claim->batch, &claim->arena, &claim->outcome);
+    bus_batch_handle(consumer, &locked->batch, &locked->arena, &locked->outcome);
+    if (is_suspect)
+        bus_postgres_suspect_unmark(locked->reader, locked->partition);
     return STATUS_OK;
 }
 
-/* Nobody waits for a connection because others are being told. */
-static void let_go(struct claim *claim)
+/* Locks, handles and settles. */
+static enum bus_postgres_step run_batch(struct locked_batch *locked, int place, struct error *error)
 {
-    db_release(claim->conn); /* rolls back what was not committed */
-    claim->conn = claim->batch.conn = NULL;
-}
-
-static void log_failure(const struct claim *claim, const struct error *error)
-{
-    const struct bus_subscription *spec = &claim->reader->consumer.spec;
-
-    log_warn("bus_batch_failed", LOG_CSTR("topic", spec->topic), LOG_CSTR("group", spec->group),
-             LOG_INT("partition", claim->partition), LOG_INT("offset", claim->position),
-             LOG_ERROR_FIELDS(error));
-}
-
-static enum bus_postgres_step settle(struct claim *claim, struct error *error)
-{
-    const struct bus_consumer *consumer = &claim->reader->consumer;
-    struct error later = {0};
-    enum status status = claim->batch.rolled_back
-                             ? error_set(error, STATUS_DB_ERROR, "%s", claim->batch.verdicts[0].reason)
-                             : commit(claim, error);
-
-    let_go(claim);
-    if (status != STATUS_OK && status != STATUS_CANCELLED)
-        log_failure(claim, error);
-    if (claim->batch.count == 0) /* the handler was not asked: a gap was passed, or not */
-        return status == STATUS_OK ? STEP_FOUND : STEP_FAILED;
-    if (status == STATUS_OK) {
-        atomic_store(&claim->reader->was_last[claim->partition], true);
-        bus_batch_committed(consumer, &claim->batch, &claim->outcome);
-        return !claim->outcome.retry && new_position(claim) == claim->next_offset ? STEP_DRAINED : STEP_FOUND;
-    }
-    bool recorded =
-        is_own_failure(claim, status) && record_failure(claim, error->message, &later) == STATUS_OK;
-    bus_batch_uncommitted(consumer, &claim->batch);
-    return recorded ? STEP_FOUND : STEP_FAILED;
-}
-
-/* ---- a message that is at hand before it is claimed ---- */
-
-/* What the claim answered: exactly this message, for the first time? A dead letter is made of what was claimed. */
-static bool holds(struct claim *claim, const struct postgres_preview *preview)
-{
-    const struct bus_batch handed = claim->batch;
-
-    if (!claim->rows || db_result_rows(claim->rows) != 1)
-        return false;
-    bus_postgres_claim_read(claim);
-    bool holds = claim->batch.count == 1 && claim->batch.attempt == 0 &&
-                 claim->batch.messages[0].offset == claim->position &&
-                 bus_postgres_preview_is(preview, &claim->batch.messages[0]) &&
-                 claim->outcome.letter_count == 0 &&
-                 !bus_postgres_is_suspect(claim->reader, claim->partition, claim->position);
-    const struct bus_message *claimed = claim->batch.messages;
-    claim->batch = handed; /* with the handler's memo and verdicts */
-    claim->batch.messages = claimed;
-    return holds;
-}
-
-static enum status open_preview(struct claim *claim, const struct postgres_preview *preview,
-                                struct db_result *results[2], struct error *error)
-{
-    struct bus_message *message = arena_alloc(&claim->arena, sizeof *message);
-    enum status status = bus_postgres_claim_open(claim, preview->partition, error);
+    struct postgres *postgres = locked->reader->postgres;
+    struct db_result *results[2];
+    enum status status = open_lock(locked, place, error);
 
     if (status == STATUS_OK)
-        db_pipeline_leave(claim->conn, results, 2);
-    *message = preview->message;
-    message->topic = claim->reader->consumer.topic->name;
-    claim->batch = (struct bus_batch){
-        .messages = message,
-        .count = 1,
-        .verdicts = arena_zalloc(&claim->arena, sizeof(struct bus_verdict)),
-        .conn = claim->conn,
-        .deadline_ns = clock_deadline_ms(claim->reader->postgres->config.handler_ms),
-    };
-    return status;
+        status = db_pipeline_end(locked->conn, clock_deadline_ms(COMMIT_MS), results, 2, NULL, error);
+    if (status != STATUS_OK)
+        return STEP_FAILED;
+    db_result_free(results[0]);
+    locked->rows = results[1];
+    if (db_result_rows(locked->rows) == 0)
+        return STEP_NOTHING;
+    if (str_eq(db_result_str(locked->rows, 0, OTHERS), STR("true"))) {
+        pthread_mutex_lock(&postgres->lock);
+        bus_postgres_reader_wake(locked->reader, POSTGRES_ANYWHERE);
+        pthread_mutex_unlock(&postgres->lock);
+    }
+    if (!bus_postgres_handling_begin(postgres))
+        return STEP_NOTHING;
+    read_batch(locked);
+    report_gap(locked);
+    enum bus_postgres_step step =
+        handle_batch(locked, error) == STATUS_OK ? settle_batch(locked, error) : STEP_FAILED;
+    bus_postgres_handling_end(postgres);
+    return step;
 }
 
-/* The handler's first round trip takes the claim along. Where that is not answered as expected, nothing of it stands, and
- * the message is claimed in earnest. */
-static bool handle_preview(struct claim *claim, const struct postgres_preview *preview, struct error *error)
+/* ---- a message attached to its notice ---- */
+
+/* Is the locked batch exactly this message, for the first time? A dead letter is made of a row, never of a notice. */
+static bool is_confirmed(struct locked_batch *locked, const struct attached_message *attached)
 {
+    const struct bus_batch handled = locked->batch;
+
+    if (!locked->rows || db_result_rows(locked->rows) != 1)
+        return false;
+    read_batch(locked);
+    const struct bus_message *read = locked->batch.messages;
+    bool is_same = locked->batch.count == 1 && locked->batch.attempt == 0 &&
+                   read[0].offset == locked->position && bus_postgres_attached_equals(attached, &read[0]) &&
+                   locked->outcome.letter_count == 0 &&
+                   !bus_postgres_is_suspect(locked->reader, locked->partition, locked->position);
+    locked->batch = handled; /* with the handler's memo and verdicts */
+    locked->batch.messages = read;
+    return is_same;
+}
+
+static bool handle_attached(struct locked_batch *locked, const struct attached_message *attached,
+                            struct error *error)
+{
+    struct reader *reader = locked->reader;
+    struct bus_message *message = arena_alloc(&locked->arena, sizeof *message);
     struct db_result *results[2] = {NULL, NULL};
 
-    if (open_preview(claim, preview, results, error) != STATUS_OK)
+    *message = attached->message;
+    message->topic = reader->consumer.topic->name;
+    if (open_lock(locked, attached->partition, error) != STATUS_OK)
         return false;
-    bus_batch_handle(&claim->reader->consumer, &claim->batch, &claim->arena, &claim->outcome);
-    db_pipeline_leave(claim->conn, NULL, 0); /* a handler that asked nothing has left the claim unanswered */
+    db_pipeline_leave(locked->conn, results, 2);
+    locked->batch = (struct bus_batch){
+        .messages = message,
+        .count = 1,
+        .verdicts = arena_zalloc(&locked->arena, sizeof(struct bus_verdict)),
+        .conn = locked->conn,
+        .deadline_ns = clock_deadline_ms(reader->postgres->config.handler_ms),
+    };
+    bus_batch_handle(&reader->consumer, &locked->batch, &locked->arena, &locked->outcome);
+    db_pipeline_leave(locked->conn, NULL, 0); /* a handler without statements has not sent the lock */
     db_result_free(results[0]);
-    claim->rows = results[1];
-    if (holds(claim, preview))
+    locked->rows = results[1];
+    if (is_confirmed(locked, attached))
         return true;
-    atomic_store(&claim->reader->was_last[preview->partition], false);
-    bus_batch_uncommitted(&claim->reader->consumer, &claim->batch);
+    atomic_store(&reader->was_last[attached->partition], false);
+    bus_batch_uncommitted(&reader->consumer, &locked->batch);
     return false;
 }
 
-/* STEP_NOTHING: not this way. */
-static enum bus_postgres_step step_with(struct claim *claim, const struct postgres_preview *preview,
-                                        struct error *error)
+/* STEP_NOTHING: the message must be handled the usual way. */
+static enum bus_postgres_step run_attached(struct locked_batch *locked,
+                                           const struct attached_message *attached, struct error *error)
 {
-    enum bus_postgres_step result = STEP_NOTHING;
+    enum bus_postgres_step step = STEP_NOTHING;
 
-    if (!bus_postgres_handling_begin(claim->reader->postgres))
+    if (!bus_postgres_handling_begin(locked->reader->postgres))
         return STEP_NOTHING;
-    if (handle_preview(claim, preview, error))
-        result = settle(claim, error);
-    bus_postgres_handling_end(claim->reader->postgres);
-    return result;
+    if (handle_attached(locked, attached, error))
+        step = settle_batch(locked, error);
+    bus_postgres_handling_end(locked->reader->postgres);
+    return step;
 }
 
 /* ---- one step ---- */
 
-static enum bus_postgres_step step(struct claim *claim, int place, struct error *error)
+static enum bus_postgres_step run_locked(struct reader_worker *worker, int place,
+                                         const struct attached_message *attached, struct error *error)
 {
-    enum status status = bus_postgres_claim_send(claim, place, clock_deadline_ms(COMMIT_MS), error);
+    struct locked_batch locked = {.worker = worker, .reader = worker->reader};
+    struct db_pool *pool = worker->reader->postgres->pool;
 
-    if (status != STATUS_OK)
+    if (db_acquire(pool, clock_deadline_ms(COMMIT_MS), &locked.conn, error) != STATUS_OK)
         return STEP_FAILED;
-    if (db_result_rows(claim->rows) == 0)
-        return STEP_NOTHING;
-    if (str_eq(db_result_str(claim->rows, 0, CLAIM_OTHERS), STR("true")))
-        bus_postgres_reader_wake(claim->reader);
-    if (!bus_postgres_handling_begin(claim->reader->postgres))
-        return STEP_NOTHING;
-    bus_postgres_claim_read(claim);
-    bus_postgres_claim_look_for_gap(claim);
-    enum bus_postgres_step result = handle(claim, error) == STATUS_OK ? settle(claim, error) : STEP_FAILED;
-    bus_postgres_handling_end(claim->reader->postgres);
-    return result;
+    arena_init(&locked.arena, ARENA_BYTES);
+    enum bus_postgres_step step =
+        attached ? run_attached(&locked, attached, error) : run_batch(&locked, place, error);
+    db_result_free(locked.rows);
+    db_release(locked.conn);
+    arena_deinit(&locked.arena);
+    return step;
 }
 
-static enum bus_postgres_step run_step(struct reader *reader, int place,
-                                       const struct postgres_preview *preview, struct error *error)
+enum bus_postgres_step bus_postgres_shared_step(struct reader_worker *worker, int place, struct error *error)
 {
-    struct claim claim = {.reader = reader};
+    struct reader *reader = worker->reader;
+    enum bus_postgres_step step = STEP_NOTHING;
 
-    if (db_acquire(reader->postgres->pool, clock_deadline_ms(COMMIT_MS), &claim.conn, error) != STATUS_OK)
+    if (!atomic_load(&reader->is_ready) && make_ready(reader, error) != STATUS_OK)
         return STEP_FAILED;
-    arena_init(&claim.arena, ARENA_BYTES);
-    enum bus_postgres_step result = preview ? step_with(&claim, preview, error) : step(&claim, place, error);
-    db_result_free(claim.rows);
-    db_release(claim.conn);
-    arena_deinit(&claim.arena);
-    return result;
-}
-
-enum bus_postgres_step bus_postgres_shared_step(struct reader *reader, int place, struct error *error)
-{
-    enum bus_postgres_step result = STEP_NOTHING;
-
-    if (!atomic_load(&reader->ready) && make_ready(reader, error) != STATUS_OK)
-        return STEP_FAILED;
-    struct postgres_preview *preview = bus_postgres_reader_preview(reader, place);
-    if (preview)
-        result = run_step(reader, place, preview, error);
-    bus_postgres_preview_free(preview);
-    return result == STEP_NOTHING ? run_step(reader, place, NULL, error) : result;
+    struct attached_message *attached = bus_postgres_reader_take_attached(reader, place);
+    if (attached)
+        step = run_locked(worker, place, attached, error);
+    bus_postgres_attached_free(attached);
+    return step == STEP_NOTHING ? run_locked(worker, place, NULL, error) : step;
 }

@@ -1,31 +1,23 @@
-/* Upkeep: partitions and positions of groups made where there are none, the lag of groups, and retention in small batches.
+/* Upkeep: topics created where they are missing, the lag of groups, and retention in small batches.
  *
- * Any process may do any of it at any time; an advisory lock keeps two from deleting the same rows. Retention
- * never passes the slowest shared cursor unless a hard limit says so. */
+ * Every process may do it at any time; an advisory lock keeps two from deleting the same rows. Retention never deletes a message
+ * that a shared cursor has not passed, unless a hard limit is set. */
 #include "base/clock.h"
 #include "base/log.h"
 #include "bus/postgres/inside.h"
 
 #define UPKEEP_MS 10000
-#define BATCHES_MAX 20 /* of a partition and round: the rest is for the next round */
+#define BATCHES_MAX 20 /* of a partition in one round */
 
-/* "freshet bus" folded into a number: any constant does, as long as every process uses the same. */
+/* Any constant, the same in every process. */
 #define RETENTION_LOCK "6021837744811208"
 
-static const char make_sql[] = "INSERT INTO platform.bus_partition (topic, partition)"
-                               " SELECT $1, n FROM generate_series(0, $2 - 1) AS n"
-                               " WHERE NOT EXISTS (SELECT FROM platform.bus_partition WHERE topic = $1)"
-                               " ON CONFLICT DO NOTHING";
+static const char create_sql[] = "INSERT INTO platform.bus_partition (topic, partition)"
+                                 " SELECT $1, n FROM generate_series(0, $2 - 1) AS n"
+                                 " WHERE NOT EXISTS (SELECT FROM platform.bus_partition WHERE topic = $1)"
+                                 " ON CONFLICT DO NOTHING";
 
 static const char count_sql[] = "SELECT count(*) FROM platform.bus_partition WHERE topic = $1";
-
-/* $3: at the oldest message that is there, not at the next one. */
-static const char cursors_sql[] =
-    "INSERT INTO platform.bus_cursor (group_name, topic, partition, position)"
-    " SELECT $1, topic, partition, CASE WHEN $3 THEN coalesce("
-    "     (SELECT min(m.message_offset) FROM platform.bus_message m"
-    "      WHERE m.topic = p.topic AND m.partition = p.partition), next_offset) ELSE next_offset END"
-    " FROM platform.bus_partition p WHERE topic = $2 ON CONFLICT DO NOTHING";
 
 static const char lag_sql[] =
     "SELECT coalesce(sum(p.next_offset - c.position), 0)::bigint"
@@ -33,10 +25,10 @@ static const char lag_sql[] =
     " WHERE c.group_name = $1 AND c.topic = $2";
 
 /* $1 topic, $2 partition, $3 rows at most, $4 and $5 keep by age (ms) and number, $6 and $7 the same whatever
- * the cursors say; 0 = without. What goes is a prefix of the offsets, so readers see every gap. Age and offset
- * ascend together unless the clock was set back; therefore a row is as old as the oldest behind it, and the
- * newest row of all keeps a clock that was ahead from holding this up. Without a limit by number, nothing goes
- * by number; with both, both must allow it. $8 the topic's group, NULL: none. Returns the rows deleted, those of them that the
+ * the cursors are; 0 = without. A prefix of the offsets is deleted, so readers see every gap. Age and offset
+ * ascend together unless the clock was set back; therefore a row counts as old as the oldest row after it, and
+ * no row is younger than the newest one, in case the clock was ahead. Without a limit by number, none is deleted
+ * by number; with both limits, both must be reached. $8 the topic's group, NULL: none. Returns the rows deleted, those of them that the
  * group had not handled, and whether older rows than $4 are kept for it. */
 static const char delete_sql[] =
     "WITH bound AS ("
@@ -67,45 +59,25 @@ enum delete_column { DELETED, DELETED_UNREAD, IS_HELD };
 
 /* ---- topics ---- */
 
-static enum status count_partitions(struct db_conn *conn, struct str topic, int64_t *count,
-                                    int64_t deadline_ns, struct error *error)
-{
-    struct db_statement statement;
-    struct db_result *result;
-
-    db_statement_init(&statement, count_sql, 1, (enum db_type[]){DB_TEXT});
-    enum status status =
-        db_query(conn, &statement, (struct db_param[]){{topic}}, deadline_ns, &result, error);
-    *count = status == STATUS_OK ? db_result_i64(result, 0, 0) : 0;
-    db_result_free(result);
-    return status;
-}
-
-enum status bus_postgres_cursors_create(struct db_conn *conn, const struct bus_topic_state *topic,
-                                        const char *group, bool from_start, int64_t deadline_ns,
-                                        struct error *error)
-{
-    struct db_statement statement;
-    struct db_param params[] = {{str_from(group)}, {topic->name}, {from_start ? STR("true") : STR("false")}};
-
-    db_statement_init(&statement, cursors_sql, 3, (enum db_type[]){DB_TEXT, DB_TEXT, DB_BOOL});
-    return db_exec(conn, &statement, params, deadline_ns, NULL, error);
-}
-
 enum status bus_postgres_topic_ensure(struct db_conn *conn, struct bus_topic_state *topic,
                                       int64_t deadline_ns, struct error *error)
 {
     struct db_statement statement;
     struct postgres_number number;
-    int64_t count;
+    struct db_result *result = NULL;
+    int64_t count = 0;
 
     if (atomic_load(&topic->known))
         return STATUS_OK;
-    db_statement_init(&statement, make_sql, 2, (enum db_type[]){DB_TEXT, DB_INT});
+    db_statement_init(&statement, create_sql, 2, (enum db_type[]){DB_TEXT, DB_INT});
     struct db_param params[] = {{topic->name}, bus_postgres_param(&number, topic->spec.partitions)};
     enum status status = db_exec(conn, &statement, params, deadline_ns, NULL, error);
+    db_statement_init(&statement, count_sql, 1, (enum db_type[]){DB_TEXT});
     if (status == STATUS_OK)
-        status = count_partitions(conn, topic->name, &count, deadline_ns, error);
+        status = db_query(conn, &statement, (struct db_param[]){{topic->name}}, deadline_ns, &result, error);
+    if (status == STATUS_OK)
+        count = db_result_i64(result, 0, 0);
+    db_result_free(result);
     if (status == STATUS_OK && count != topic->spec.partitions)
         status = error_set(error, STATUS_CONFIG,
                            "topic %s has %lld partitions in the database, %u in the configuration",
@@ -147,7 +119,7 @@ static enum status measure_lag(struct reader *reader, struct db_conn *conn, int6
     struct db_result *result;
 
     if (consumer->spec.mode != BUS_SHARED)
-        return STATUS_OK; /* its own rounds know */
+        return STATUS_OK; /* its rounds measure it */
     db_statement_init(&statement, lag_sql, 2, (enum db_type[]){DB_TEXT, DB_TEXT});
     enum status status = db_query(conn, &statement, params, deadline_ns, &result, error);
     if (status == STATUS_OK)
@@ -156,9 +128,9 @@ static enum status measure_lag(struct reader *reader, struct db_conn *conn, int6
     return status;
 }
 
-/* ---- who else is there ---- */
+/* ---- privacy of notices ---- */
 
-/* Whoever may connect can listen to our channel, whatever he may read. Superusers can read everything anyway. */
+/* A role that may connect can listen to our channel, whatever tables it may read. Superusers can read everything anyway. */
 static const char private_sql[] =
     "SELECT (NOT EXISTS (SELECT FROM pg_catalog.pg_roles r WHERE r.rolcanlogin AND NOT r.rolsuper"
     "    AND r.rolname <> current_user"
@@ -177,50 +149,12 @@ enum status bus_postgres_look_private(struct db_conn *conn, int64_t deadline_ns,
     return status;
 }
 
-static enum status look_who_listens(struct postgres *postgres, struct db_conn *conn, int64_t deadline_ns,
-                                    struct error *error)
-{
-    bool is_private;
-    enum status status = bus_postgres_look_private(conn, deadline_ns, &is_private, error);
-
-    atomic_store(&postgres->is_private, is_private);
-    return status;
-}
-
 /* ---- retention ---- */
 
-struct trimmed {
-    int64_t deleted;
-    bool is_held; /* unread messages older than keep_ms are kept for a group */
-};
-
-static void log_unread(const struct bus_topic_state *topic, unsigned partition,
-                       const struct db_result *result)
-{
-    log_error("bus_unread_deleted", LOG_STR("topic", topic->name), LOG_INT("partition", partition),
-              LOG_CSTR("group", topic->spec.group),
-              LOG_INT("count", db_result_i64(result, 0, DELETED_UNREAD)));
-}
-
-/* No row: another process is at it, or the partition is gone. */
-static void read_trimmed(struct bus_topic_state *topic, unsigned partition, const struct db_result *result,
-                         struct trimmed *trimmed)
-{
-    *trimmed = (struct trimmed){0};
-    if (db_result_rows(result) == 0)
-        return;
-    trimmed->deleted = db_result_i64(result, 0, DELETED);
-    trimmed->is_held = db_result_i64(result, 0, IS_HELD) == 1;
-    if (db_result_i64(result, 0, DELETED_UNREAD) > 0)
-        log_unread(topic, partition, result);
-    if (trimmed->is_held && !atomic_exchange(&topic->is_held, true))
-        log_warn("bus_unread_kept", LOG_STR("topic", topic->name), LOG_CSTR("group", topic->spec.group),
-                 LOG_INT("kept_for_ms", topic->spec.keep_ms_hard));
-}
-
-static enum status delete_some(struct postgres *postgres, struct bus_topic_state *topic, unsigned partition,
-                               struct db_conn *conn, int64_t deadline_ns, struct trimmed *trimmed,
-                               struct error *error)
+/* Deletes one batch of a partition. *is_held: unread messages older than keep_ms are kept for the topic's group. */
+static enum status trim_partition(struct postgres *postgres, struct bus_topic_state *topic,
+                                  unsigned partition, struct db_conn *conn, int64_t deadline_ns,
+                                  int64_t *deleted, bool *is_held, struct error *error)
 {
     static const enum db_type types[] = {DB_TEXT,   DB_INT,    DB_BIGINT, DB_BIGINT,
                                          DB_BIGINT, DB_BIGINT, DB_BIGINT, DB_TEXT};
@@ -237,12 +171,23 @@ static enum status delete_some(struct postgres *postgres, struct bus_topic_state
         bus_postgres_param(&numbers[5], spec->keep_messages_hard),
         {spec->group ? str_from(spec->group) : STR_NONE},
     };
-
     struct db_result *result = NULL;
+
+    *deleted = 0;
     db_statement_init(&statement, delete_sql, 8, types);
     enum status status = db_query(conn, &statement, params, deadline_ns, &result, error);
-    if (status == STATUS_OK)
-        read_trimmed(topic, partition, result, trimmed);
+    /* No row: another process holds the lock, or the partition is missing. */
+    if (status == STATUS_OK && db_result_rows(result) > 0) {
+        *deleted = db_result_i64(result, 0, DELETED);
+        *is_held |= db_result_i64(result, 0, IS_HELD) == 1;
+        if (db_result_i64(result, 0, DELETED_UNREAD) > 0)
+            log_error("bus_unread_deleted", LOG_STR("topic", topic->name), LOG_INT("partition", partition),
+                      LOG_CSTR("group", spec->group),
+                      LOG_INT("count", db_result_i64(result, 0, DELETED_UNREAD)));
+        if (db_result_i64(result, 0, IS_HELD) == 1 && !atomic_exchange(&topic->is_held, true))
+            log_warn("bus_unread_kept", LOG_STR("topic", topic->name), LOG_CSTR("group", spec->group),
+                     LOG_INT("kept_for_ms", spec->keep_ms_hard));
+    }
     db_result_free(result);
     return status;
 }
@@ -257,49 +202,41 @@ static enum status trim_topic(struct postgres *postgres, struct bus_topic_state 
     if (!spec->keep_ms && !spec->keep_messages && !spec->keep_ms_hard && !spec->keep_messages_hard)
         return STATUS_OK;
     for (unsigned partition = 0; partition < spec->partitions; partition++) {
-        struct trimmed trimmed = {.deleted = postgres->config.retention_batch};
-        for (int i = 0; i < BATCHES_MAX && trimmed.deleted == postgres->config.retention_batch; i++) {
+        int64_t deleted = postgres->config.retention_batch;
+        for (int i = 0; i < BATCHES_MAX && deleted == postgres->config.retention_batch; i++) {
             if (bus_postgres_is_stopping(postgres))
                 return STATUS_OK;
-            status = delete_some(postgres, topic, partition, conn, deadline_ns, &trimmed, error);
+            status = trim_partition(postgres, topic, partition, conn, deadline_ns, &deleted, &is_held, error);
             if (status != STATUS_OK)
                 return status;
         }
-        is_held |= trimmed.is_held;
     }
     if (!is_held)
         atomic_store(&topic->is_held, false);
     return status;
 }
 
-static enum status run_all(struct postgres *postgres, struct db_conn *conn, int64_t deadline_ns,
-                           struct error *error)
-{
-    struct bus *bus = &postgres->bus;
-    enum status status = STATUS_OK;
-
-    for (size_t i = 0; i < bus->topic_count && status == STATUS_OK; i++)
-        status = bus_postgres_topic_ensure(conn, &bus->topics[i], deadline_ns, error);
-    if (status == STATUS_OK)
-        status = look_who_listens(postgres, conn, deadline_ns, error);
-    for (size_t i = 0; i < postgres->reader_count && status == STATUS_OK; i++)
-        status = measure_lag(postgres->readers[i], conn, deadline_ns, error);
-    for (size_t i = 0; i < bus->topic_count && status == STATUS_OK; i++)
-        status = trim_topic(postgres, &bus->topics[i], conn, deadline_ns, error);
-    return status;
-}
-
-void bus_postgres_upkeep_run(struct postgres *postgres)
+void bus_postgres_upkeep(struct postgres *postgres)
 {
     int64_t deadline_ns = clock_deadline_ms(UPKEEP_MS);
+    struct bus *bus = &postgres->bus;
+    bool is_private = false;
     struct error error = {0};
     struct db_conn *conn;
     enum status status = db_acquire(postgres->publish_pool, deadline_ns, &conn, &error);
 
-    if (status == STATUS_OK)
-        status = run_all(postgres, conn, deadline_ns, &error);
+    for (size_t i = 0; i < bus->topic_count && status == STATUS_OK; i++)
+        status = bus_postgres_topic_ensure(conn, &bus->topics[i], deadline_ns, &error);
+    if (status == STATUS_OK) {
+        status = bus_postgres_look_private(conn, deadline_ns, &is_private, &error);
+        atomic_store(&postgres->is_private, is_private);
+    }
+    for (size_t i = 0; i < postgres->reader_count && status == STATUS_OK; i++)
+        status = measure_lag(postgres->readers[i], conn, deadline_ns, &error);
+    for (size_t i = 0; i < bus->topic_count && status == STATUS_OK; i++)
+        status = trim_topic(postgres, &bus->topics[i], conn, deadline_ns, &error);
     db_release(conn);
     if (status != STATUS_OK && status != STATUS_CANCELLED &&
-        status != STATUS_DB_DOWN) /* the pool tells of that */
+        status != STATUS_DB_DOWN) /* the pool logs that */
         log_warn("bus_upkeep_failed", LOG_ERROR_FIELDS(&error));
 }

@@ -1,0 +1,190 @@
+/* Messages as PostgreSQL has them: array literals when they are written, rows when they are read, and attached to a notice, so that
+ * a reader can begin before it has read the row. Keys and payloads are sent as they are, and used where the result has them. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "bus/postgres/inside.h"
+
+#define NOTICE_BYTES_MAX 7900 /* PostgreSQL takes less than 8,000 */
+
+struct db_param bus_postgres_param(struct postgres_number *number, int64_t value)
+{
+    int len = snprintf(number->text, sizeof number->text, "%lld", (long long)value);
+
+    return (struct db_param){str_of(number->text, (size_t)len)};
+}
+
+/* ---- array elements ---- */
+
+void bus_postgres_array_put_i64(struct buf *out, int64_t value)
+{
+    if (out->data[out->end - 1] != '{')
+        buf_put_char(out, ',');
+    buf_printf(out, "%lld", (long long)value);
+}
+
+void bus_postgres_put_headers(struct buf *out, const struct bus_message *message)
+{
+    db_array_begin(out);
+    for (unsigned i = 0; i < message->header_count; i++) {
+        db_array_put(out, message->headers[i].name);
+        db_array_put(out, message->headers[i].value);
+    }
+    db_array_end(out);
+}
+
+/* ---- rows ---- */
+
+/* Takes one element of a text[] literal off *rest, which begins after '{' or ','. */
+static struct str take_element(struct str *rest, struct arena *arena)
+{
+    char *out = arena_alloc(arena, rest->len + 1);
+    size_t len = 0, at = 0;
+    bool quoted = rest->len > 0 && rest->ptr[0] == '"';
+
+    for (at = quoted; at < rest->len; at++) {
+        char c = rest->ptr[at];
+        if (quoted ? c == '"' : c == ',' || c == '}')
+            break;
+        if (c == '\\' && at + 1 < rest->len)
+            c = rest->ptr[++at];
+        out[len++] = c;
+    }
+    at += quoted;
+    *rest = at + 1 < rest->len ? str_of(rest->ptr + at + 1, rest->len - at - 1) : STR_NONE;
+    out[len] = '\0';
+    return str_of(out, len);
+}
+
+static void decode_headers(struct str text, struct arena *arena, struct bus_message *message)
+{
+    if (text.len <= 2) /* {} */
+        return;
+    struct bus_header *headers = arena_alloc(arena, BUS_HEADERS_MAX * sizeof headers[0]);
+    struct str rest = str_of(text.ptr + 1, text.len - 1);
+    while (rest.len > 0 && message->header_count < BUS_HEADERS_MAX) {
+        struct bus_header *header = &headers[message->header_count++];
+        header->name = take_element(&rest, arena);
+        header->value = take_element(&rest, arena);
+    }
+    message->headers = headers;
+}
+
+void bus_postgres_row_message(const struct db_result *result, size_t row, unsigned column,
+                              struct arena *arena, struct bus_message *message)
+{
+    message->offset = db_result_i64(result, row, column);
+    message->key =
+        db_result_is_null(result, row, column + 1) ? STR_NONE : db_result_str(result, row, column + 1);
+    decode_headers(db_result_str(result, row, column + 2), arena, message);
+    message->payload = db_result_str(result, row, column + 3);
+    message->created_us = db_result_i64(result, row, column + 4);
+}
+
+/* ---- attached to a notice: netstrings ("5:bytes,"): key, payload, then names and values of the headers in turn ---- */
+
+static void put_part(struct buf *out, struct str part)
+{
+    buf_printf(out, "%zu:", part.len);
+    buf_put_str(out, part);
+    buf_put_char(out, ',');
+}
+
+void bus_postgres_attach(struct buf *notice, const struct bus_message *message)
+{
+    struct buf parts;
+
+    if (!message->key.ptr || message->payload.len > NOTICE_BYTES_MAX)
+        return;
+    buf_init(&parts);
+    put_part(&parts, message->key);
+    put_part(&parts, message->payload);
+    for (unsigned i = 0; i < message->header_count; i++) {
+        put_part(&parts, message->headers[i].name);
+        put_part(&parts, message->headers[i].value);
+    }
+    struct str text = buf_str(&parts);
+    if (text.len + buf_str(notice).len < NOTICE_BYTES_MAX && str_is_utf8(text) &&
+        !memchr(text.ptr, '\0', text.len)) {
+        buf_put_char(notice, ':');
+        buf_put_str(notice, text);
+    }
+    buf_deinit(&parts);
+}
+
+static bool take_part(struct str *text, struct str *part)
+{
+    struct str digits;
+    int64_t len;
+
+    if (!str_split(text, ':', &digits) || !str_to_i64(digits, &len) || len < 0 || (size_t)len >= text->len ||
+        text->ptr[len] != ',')
+        return false;
+    *part = str_of(text->ptr, (size_t)len);
+    *text = str_of(text->ptr + len + 1, text->len - (size_t)len - 1);
+    return true;
+}
+
+struct attached_message *bus_postgres_attached_parse(struct str text, int partition)
+{
+    struct attached_message *attached = memory_zalloc(sizeof *attached);
+    struct bus_message *message = &attached->message;
+
+    attached->text = str_dup(text);
+    text.ptr = attached->text;
+    attached->partition = partition;
+    message->headers = attached->headers;
+    message->partition = (unsigned)partition;
+    bool is_valid = take_part(&text, &message->key) && take_part(&text, &message->payload);
+    while (is_valid && text.len > 0) {
+        struct bus_header *header = &attached->headers[message->header_count];
+        is_valid = message->header_count < BUS_HEADERS_MAX && take_part(&text, &header->name) &&
+                   take_part(&text, &header->value);
+        message->header_count++;
+    }
+    if (is_valid)
+        return attached;
+    bus_postgres_attached_free(attached);
+    return NULL;
+}
+
+struct attached_message *bus_postgres_attached_copy(const struct bus_message *message)
+{
+    struct attached_message *attached = NULL;
+    struct buf text;
+
+    buf_init(&text);
+    bus_postgres_attach(&text, message);
+    if (buf_len(&text) > 0) { /* after the colon that it puts first */
+        buf_consume(&text, 1);
+        attached = bus_postgres_attached_parse(buf_str(&text), (int)message->partition);
+    }
+    if (attached) {
+        attached->message.offset = message->offset;
+        attached->message.created_us = message->created_us;
+    }
+    buf_deinit(&text);
+    return attached;
+}
+
+void bus_postgres_attached_free(struct attached_message *attached)
+{
+    if (attached)
+        free(attached->text);
+    free(attached);
+}
+
+bool bus_postgres_attached_equals(const struct attached_message *attached, const struct bus_message *message)
+{
+    const struct bus_message *mine = &attached->message;
+
+    if (!str_eq(mine->key, message->key) || !str_eq(mine->payload, message->payload) ||
+        mine->header_count != message->header_count)
+        return false;
+    for (unsigned i = 0; i < mine->header_count; i++)
+        if (!str_eq(mine->headers[i].name, message->headers[i].name) ||
+            !str_eq(mine->headers[i].value, message->headers[i].value))
+            return false;
+    return true;
+}

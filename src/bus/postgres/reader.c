@@ -1,0 +1,265 @@
+/* Readers: subscriptions, each with its workers. A place is a partition, or POSTGRES_ANYWHERE; wakes mark places where something
+ * may be, and a worker takes one of them, handles one batch there and runs again while a place is left. No two workers are at the
+ * same partition. A mark set while a worker is at its place waits for that worker's end, so no message is forgotten between two
+ * looks. */
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "bus/postgres/inside.h"
+
+#define RETRY_MIN_MS 50
+#define RETRY_MAX_MS 2000
+#define NOWHERE (-2)
+
+/* ---- places: all of this under postgres->lock ---- */
+
+static void mark_place(struct reader *reader, int place)
+{
+    if (place == POSTGRES_ANYWHERE)
+        reader->anywhere = true;
+    else
+        reader->marked[place / 64] |= UINT64_C(1) << (place % 64);
+}
+
+static bool is_marked(const struct reader *reader, int place)
+{
+    return reader->anywhere || place == POSTGRES_ANYWHERE || (reader->marked[place / 64] >> (place % 64) & 1);
+}
+
+/* A marked place without a worker. */
+static bool has_free_place(const struct reader *reader)
+{
+    bool any = reader->anywhere;
+
+    for (size_t i = 0; i < sizeof reader->marked / sizeof reader->marked[0]; i++)
+        any |= (reader->marked[i] & ~reader->taken[i]) != 0;
+    return any;
+}
+
+/* Until the reader is ready it has one worker, which makes it so. */
+static void wake_idle_worker(struct reader *reader)
+{
+    unsigned usable = atomic_load(&reader->is_ready) ? reader->consumer.spec.parallel : 1;
+
+    for (unsigned i = 0; i < usable; i++)
+        if (!reader->workers[i].is_busy) {
+            reader->workers[i].is_busy = true;
+            task_wake(reader->workers[i].task);
+            return;
+        }
+}
+
+/* A look anywhere covers all marked partitions but those with a worker, which look once more. */
+static int take_place(struct reader *reader)
+{
+    if (reader->anywhere) {
+        reader->anywhere = false;
+        memcpy(reader->marked, reader->taken, sizeof reader->marked);
+        return POSTGRES_ANYWHERE;
+    }
+    for (int i = 0; i < BUS_PARTITIONS_MAX / 64; i++) {
+        uint64_t free = reader->marked[i] & ~reader->taken[i];
+        if (!free)
+            continue;
+        uint64_t bit = free & -free;
+        reader->marked[i] &= ~bit;
+        reader->taken[i] |= bit;
+        if (has_free_place(reader))
+            wake_idle_worker(reader);
+        return 64 * i + __builtin_ctzll(bit);
+    }
+    return NOWHERE;
+}
+
+static void leave_place(struct reader *reader, int place, enum bus_postgres_step step)
+{
+    if (place != POSTGRES_ANYWHERE)
+        reader->taken[place / 64] &= ~(UINT64_C(1) << (place % 64));
+    bool is_one_of_many = place == POSTGRES_ANYWHERE && reader->consumer.spec.mode == BUS_SHARED;
+    if (step == STEP_FOUND || (step == STEP_DRAINED && is_one_of_many))
+        mark_place(reader, POSTGRES_ANYWHERE); /* there were several messages: read many at once, then */
+}
+
+void bus_postgres_reader_wake(struct reader *reader, int partition)
+{
+    if (reader->postgres->is_stopping)
+        return;
+    mark_place(reader, partition);
+    wake_idle_worker(reader);
+}
+
+/* A reader of everything takes the message itself only when it is woken for nothing else there, since it does not look for others
+ * then; and only with its time, which is compared after a crash of the server. */
+void bus_postgres_reader_wake_with(struct reader *reader, int partition, struct str attached,
+                                   const struct bus_message *message)
+{
+    bool is_every = reader->consumer.spec.mode == BUS_EVERY;
+
+    if (is_every || (attached.len && reader->consumer.spec.previews)) {
+        bool is_usable = !is_every || (message && message->created_us > 0 && !is_marked(reader, partition));
+        bus_postgres_attached_free(reader->attached);
+        reader->attached = !is_usable ? NULL
+                           : is_every ? bus_postgres_attached_copy(message)
+                                      : bus_postgres_attached_parse(attached, partition);
+    }
+    bus_postgres_reader_wake(reader, partition);
+}
+
+/* A shared group's is dropped unless this process is likely to lock the cursor: a message that is read without it must not be
+ * tried again with it. */
+struct attached_message *bus_postgres_reader_take_attached(struct reader *reader, int place)
+{
+    bool is_shared = reader->consumer.spec.mode == BUS_SHARED;
+    struct attached_message *attached = NULL;
+
+    pthread_mutex_lock(&reader->postgres->lock);
+    if (reader->attached &&
+        (reader->attached->partition == place || (is_shared && place == POSTGRES_ANYWHERE))) {
+        attached = reader->attached;
+        reader->attached = NULL;
+    }
+    pthread_mutex_unlock(&reader->postgres->lock);
+    if (!attached || !is_shared || (place != POSTGRES_ANYWHERE && atomic_load(&reader->was_last[place])))
+        return attached;
+    bus_postgres_attached_free(attached);
+    return NULL;
+}
+
+/* ---- a worker's run ---- */
+
+void bus_postgres_worker_due(struct reader_worker *worker, int64_t wait_ms)
+{
+    int64_t due_ns = clock_deadline_ms(wait_ms);
+
+    if (due_ns < worker->due_ns)
+        worker->due_ns = due_ns;
+}
+
+static void worker_failed(struct reader_worker *worker, const struct error *error)
+{
+    struct reader *reader = worker->reader;
+
+    bus_postgres_worker_due(worker, task_retry(worker->task) / CLOCK_NS_PER_MS);
+    if (!atomic_exchange(&reader->is_failing, true) && !bus_postgres_is_stopping(reader->postgres) &&
+        error->status != STATUS_CANCELLED)
+        log_warn("bus_reader_waits", LOG_CSTR("topic", reader->consumer.spec.topic),
+                 LOG_CSTR("group", reader->consumer.spec.group), LOG_ERROR_FIELDS(error));
+}
+
+static int64_t reader_run(struct task *task, void *context)
+{
+    struct reader_worker *worker = context;
+    struct reader *reader = worker->reader;
+    struct postgres *postgres = reader->postgres;
+    enum bus_postgres_step step = STEP_NOTHING;
+    struct error error = {0};
+
+    (void)task;
+    pthread_mutex_lock(&postgres->lock);
+    worker->is_busy = true;
+    if (clock_mono_ns() >= worker->due_ns) {
+        worker->due_ns = CLOCK_NEVER;
+        mark_place(reader, POSTGRES_ANYWHERE);
+    }
+    int place = postgres->is_stopping ? NOWHERE : take_place(reader);
+    pthread_mutex_unlock(&postgres->lock);
+    if (place != NOWHERE) {
+        step = reader->consumer.spec.mode == BUS_SHARED ? bus_postgres_shared_step(worker, place, &error)
+                                                        : bus_postgres_every_step(worker, place, &error);
+        if (step == STEP_FAILED)
+            worker_failed(worker, &error);
+        else
+            atomic_store(&reader->is_failing, false);
+    }
+    pthread_mutex_lock(&postgres->lock);
+    if (place != NOWHERE)
+        leave_place(reader, place, step);
+    worker->is_busy = !postgres->is_stopping && has_free_place(reader);
+    bool goes_on = worker->is_busy;
+    pthread_mutex_unlock(&postgres->lock);
+    if (goes_on)
+        return TASK_NOW;
+    if (worker->due_ns == CLOCK_NEVER)
+        return TASK_IDLE;
+    int64_t wait_ns = worker->due_ns - clock_mono_ns();
+    return wait_ns > 0 ? wait_ns : TASK_NOW;
+}
+
+bool bus_postgres_is_stopping(struct postgres *postgres)
+{
+    pthread_mutex_lock(&postgres->lock);
+    bool is_stopping = postgres->is_stopping;
+    pthread_mutex_unlock(&postgres->lock);
+    return is_stopping;
+}
+
+bool bus_postgres_handling_begin(struct postgres *postgres)
+{
+    pthread_mutex_lock(&postgres->lock);
+    bool begins = !postgres->is_stopping;
+    postgres->handling += begins;
+    pthread_mutex_unlock(&postgres->lock);
+    return begins;
+}
+
+void bus_postgres_handling_end(struct postgres *postgres)
+{
+    pthread_mutex_lock(&postgres->lock);
+    if (--postgres->handling == 0)
+        pthread_cond_broadcast(&postgres->handled);
+    pthread_mutex_unlock(&postgres->lock);
+}
+
+/* ---- life ---- */
+
+void bus_postgres_reader_create(struct postgres *postgres, const struct bus_consumer *consumer)
+{
+    struct reader *reader = memory_zalloc(sizeof *reader);
+    unsigned partitions = consumer->topic->spec.partitions;
+
+    reader->consumer = *consumer;
+    reader->postgres = postgres;
+    reader->workers = memory_zalloc(consumer->spec.parallel * sizeof reader->workers[0]);
+    for (unsigned i = 0; i < consumer->spec.parallel; i++)
+        reader->workers[i] = (struct reader_worker){
+            .reader = reader,
+            .due_ns = CLOCK_NEVER,
+            .task = task_create(&(struct task_config){.name = "bus-reader",
+                                                      .loop = postgres->config.loop,
+                                                      .pool = postgres->config.workers,
+                                                      .run = reader_run,
+                                                      .context = &reader->workers[i],
+                                                      .retry_min_ms = RETRY_MIN_MS,
+                                                      .retry_max_ms = RETRY_MAX_MS}),
+        };
+    if (consumer->spec.mode == BUS_EVERY) {
+        reader->positions = memory_zalloc(partitions * sizeof reader->positions[0]);
+        reader->retry_ns = memory_zalloc(partitions * sizeof reader->retry_ns[0]);
+        reader->created_us = memory_zalloc(partitions * sizeof reader->created_us[0]);
+        reader->attempts = memory_zalloc(partitions * sizeof reader->attempts[0]);
+    } else {
+        reader->suspect_until = memory_zalloc(partitions * sizeof reader->suspect_until[0]);
+        reader->marked_until = memory_zalloc(partitions * sizeof reader->marked_until[0]);
+    }
+    postgres->readers =
+        memory_realloc_array(postgres->readers, postgres->reader_count + 1, sizeof postgres->readers[0]);
+    postgres->readers[postgres->reader_count++] = reader;
+}
+
+void bus_postgres_reader_free(struct reader *reader)
+{
+    for (unsigned i = 0; i < reader->consumer.spec.parallel; i++)
+        task_destroy(reader->workers[i].task);
+    bus_consumer_deinit(&reader->consumer);
+    bus_postgres_attached_free(reader->attached);
+    free(reader->workers);
+    free(reader->positions);
+    free(reader->retry_ns);
+    free(reader->created_us);
+    free(reader->attempts);
+    free(reader->suspect_until);
+    free(reader->marked_until);
+    free(reader);
+}
