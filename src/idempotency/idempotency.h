@@ -1,24 +1,23 @@
-/* Idempotency-Key for POST (SPEC I1–I7): one effect, one answer, however often it is sent.
+/* Idempotency-Key for POST (SPEC I1–I7): one effect and one answer, however often the request is sent.
  *
- *   loop    the body is whole ─ idempotency_enter(): is it a key? (400) serialize: is a twin of it in flight in this process?
- *              Then it is parked behind that one, in order
+ *   loop    the body is complete ─ idempotency_enter(): is the key valid? (400) serialize: has a twin in this process the key?
+ *              Then the request is parked until its turn, in order
  *   worker  handler ─ idempotency_run(): ONE round trip
  *              BEGIN; lock (scope and key); look for a stored answer; effect + stored answer; COMMIT
  *   loop    answered ─ idempotency_leave(): the next twin's turn
  *
- * There is no row for "being processed". The lock is a transaction's advisory lock of the first 8 bytes of SHA-256(scope
- * and key): reject tries, and is busy only where looking without the lock finds nothing, so that twins of what was answered
- * are all replayed; serialize waits, bounded. Looking is a statement of its own, that sees what was committed
- * meanwhile. Busy, replay and conflict are SQLSTATEs of their own (sql/platform/003_idempotency.sql): they end the pipeline
- * before the effect. So whoever dies in the middle leaves both effect and answer, or neither, and the lock goes with the
- * connection.
+ * There is no row for "being processed". The lock is a transaction's advisory lock on the first 8 bytes of SHA-256(scope and key):
+ * reject tries it, and is busy only where a look without the lock finds nothing, so that twins of an answered request are all
+ * replayed; serialize waits, bounded. The look is a statement of its own, which sees what was committed meanwhile. Busy, replay and
+ * conflict are SQLSTATEs of their own (sql/platform/003_idempotency.sql): they end the pipeline before the effect. So a process that
+ * dies in the middle leaves both effect and answer, or neither, and the lock goes with the connection.
  *
- * Scope: tenant, sub, method and the route's path pattern (I2): nobody reads another's answer.
+ * Scope: tenant, sub, method and the route's path pattern (I2): no caller reads another's answer.
  *
- * A module's table is in its own schema, made by its migrations: `select platform.idempotency_table_make('intake')`
+ * A module's table is in its own schema, created by its migrations: `select platform.idempotency_table_make('intake')`
  * (sql/platform/004_idempotency_table.sql).
  *
- * Threads: enter and leave on the request's loop; run on a worker; the rest as said. */
+ * Threads: enter and leave on the request's loop; run and answer on a worker; the rest on any. */
 #ifndef FRESHET_IDEMPOTENCY_IDEMPOTENCY_H
 #define FRESHET_IDEMPOTENCY_IDEMPOTENCY_H
 
@@ -26,29 +25,28 @@
 #include "http/http.h"
 
 #define IDEMPOTENCY_KEY_BYTES_MAX 255
-/* serialize: how long a twin may wait for the one before it, parked or, behind another process's, in PostgreSQL */
+/* serialize: how long a twin may wait for the one before it, parked or, for one of another process, in PostgreSQL */
 #define IDEMPOTENCY_WAIT_MS 5000
 
-/* ---- the door: keys in flight in this process ---- */
+/* ---- the idempotency step: keys in use in this process ---- */
 struct idempotency;
 struct idempotency *idempotency_create(int64_t wait_ms);
 void idempotency_destroy(struct idempotency *idempotency); /* after its loops */
 
-/* For requests of rows with a policy, when their body is whole. PASS: the handler may run, and leave() follows once it has
- * answered. PARKED: http_request_resume() follows when it is its turn. The key, if there is one, is then in
- * request->idempotency_key. */
+/* For requests of rows with a policy, when their body is complete. PASS: the handler may run, and leave() follows once it has
+ * answered. PARKED: http_request_resume() follows at its turn. The key, if there is one, is then in request->idempotency_key. */
 enum http_step idempotency_enter(struct idempotency *idempotency, struct http_request *request,
                                  struct str tenant, struct str subject);
 void idempotency_leave(struct idempotency *idempotency, struct http_request *request);
 
-/* I1, for those who keep keys in a way of their own (refdata): STR_NONE when there is none. INVALID_IDEMPOTENCY_KEY, and
- * then *key is what came. */
+/* I1, for modules that store keys themselves (refdata): STR_NONE when there is none. INVALID_IDEMPOTENCY_KEY: *key is the
+ * invalid one. */
 enum status idempotency_key_of(const struct http_request *request, struct str *key,
                                struct error *error) MUST_CHECK;
 /* The first 8 bytes of SHA-256(scope and key), as the advisory lock wants them. */
 int64_t idempotency_lock_key(const struct http_request *request, struct str tenant, struct str subject,
                              struct str key);
-/* A failure of a key by the route's error style, with the seed's words and `idempotency_key`. */
+/* A failure of a key in the route's error style, with the member `idempotency_key`. */
 void idempotency_send_error(struct http_request *request, const struct error *error, struct str key);
 
 /* ---- effect and answer together ---- */
@@ -59,10 +57,10 @@ struct idempotency_table {
     bool expires_inclusive;
 };
 
-/* One statement whose one row begins with: the answer's HTTP status (int), its body (text). What follows is the module's own.
- * It may be a call of a function that does everything; it is run once, inside the transaction. A status of 400 and more
- * means that it wrote nothing: such an answer is stored only where the row says key_stores_failures, and never a 5xx, a 400,
- * 401 or 403. Not with binary_results. */
+/* One statement whose one row begins with: the answer's HTTP status (int), its body (text). Further columns are the module's.
+ * It may be a call of a function that does everything; it runs once, inside the transaction. A status of 400 and more means that it
+ * wrote nothing: such an answer is stored only where the route has key_stores_failures, and never a 5xx, 400, 401 or 403. Not
+ * with binary_results. */
 struct idempotency_effect {
     const struct db_statement *statement;
     const struct db_param *params;
@@ -70,20 +68,19 @@ struct idempotency_effect {
 
 struct idempotency_outcome {
     int status;
-    struct str body; /* as it was stored, to the byte; of `rows`, or of the request's arena */
+    struct str body; /* as stored, to the byte; in `rows`, or in the request's arena */
     bool replayed;
-    bool has_effect;        /* this very call had an effect, or may have had: tell others */
+    bool has_effect;        /* this call had an effect, or may have had: wake its publisher */
     struct db_result *rows; /* of the effect, NULL when replayed: db_result_free() */
 };
 
-/* On a worker, for the request at hand: with its key, or without one, in which case the statement runs alone. Failures:
- * IDEMPOTENCY_KEY_CONFLICT, IDEMPOTENCY_KEY_PROCESSING, and the database's (DB_DOWN also when nobody can tell whether it
- * committed: the same key again finds out). */
+/* On a worker. Without a key the statement runs alone. Failures: IDEMPOTENCY_KEY_CONFLICT, IDEMPOTENCY_KEY_PROCESSING, and the
+ * database's (DB_DOWN also when it is unknown whether it committed: a request with the same key finds out). */
 enum status idempotency_run(struct db_pool *pool, const struct idempotency_table *table,
                             struct http_request *request, struct str tenant, struct str subject,
                             const struct idempotency_effect *effect, int64_t deadline_ns,
                             struct idempotency_outcome *outcome, struct error *error) MUST_CHECK;
-/* The same, answered: outcome or error. True where there was an effect and it was no failure: then tell others. */
+/* The same, and answers the request. True when there was an effect: wake its publisher. */
 bool idempotency_answer(struct db_pool *pool, const struct idempotency_table *table,
                         struct http_request *request, struct str tenant, struct str subject,
                         const struct idempotency_effect *effect, int64_t deadline_ns);
@@ -94,7 +91,7 @@ void idempotency_cleanup_sql(const struct idempotency_table *table, struct buf *
 void idempotency_count_cleaned(struct str route, int64_t count); /* idempotency_cleanup_count_total */
 void idempotency_log_cleaned(struct str table, int64_t count);
 
-/* ---- metrics (I7): registered by create(), counted by enter() and run(); by hand for keys kept in a way of their own ---- */
+/* ---- metrics (I7): counted by enter() and run(), and by modules that store keys themselves ---- */
 enum idempotency_event {
     IDEMPOTENCY_HIT,
     IDEMPOTENCY_MISS,

@@ -1,47 +1,105 @@
-/* Effect and answer in one transaction and one round trip (I2–I5).
+/* Effect and stored answer in one transaction and one round trip (I2–I5).
  *
  *     BEGIN ─ lock ─ look ─ effect + stored answer ─ COMMIT
  *
- * All of it may be run again at any time: a try whose commit was not answered is found by the next one as its stored
- * answer. So a deadlock, a statement gone stale and a connection that broke are tried again; only without a key is a broken
- * one told to the client. */
+ * All of it may run again at any time: a retry finds the row of a commit whose reply was lost. So a deadlock, a stale prepared
+ * statement and a lost connection are retried; only without a key a lost connection is reported to the client.
+ *
+ * The statements are written for the module's table. Their texts are the same every time, so that each is prepared once per
+ * connection; all of them find their row by the primary key. Times are the server's at the start of each statement, that is, after
+ * the wait for the lock. */
 #include <stdio.h>
 
+#include "auth/digest.h"
 #include "base/clock.h"
 #include "base/failpoint.h"
-#include "idempotency/idempotency_inside.h"
+#include "idempotency/idempotency.h"
 
 enum {
     TRIES_MAX = 5,
     STATEMENTS = 5,
     NUMBER_BYTES = 24,
+    LOOK_PARAMS = 6, /* $1 … tenant, subject, method, route, key, hash */
+    STORE_PARAMS = 7 /* and the time to live in milliseconds */
 };
+
+/* ---- statements ---- */
 
 static const char lock_sql[] = "SELECT platform.idempotency_lock($1, $2)";
 
-struct run {
+#define SCOPE_SQL "tenant_id = $1 AND subject = $2 AND method = $3 AND route = $4 AND idempotency_key = $5"
+
+static const char *expired_operator(const struct idempotency_table *table)
+{
+    return table->expires_inclusive ? "<=" : "<";
+}
+
+static void write_look(const struct idempotency_table *table, struct buf *out)
+{
+    buf_printf(out,
+               "SELECT platform.idempotency_found((SELECT request_hash = $6 FROM %s WHERE " SCOPE_SQL
+               " AND NOT expires_at %s statement_timestamp()))",
+               table->name, expired_operator(table));
+    buf_put_char(out, '\0');
+}
+
+/* The answer that was found just now, even if it has expired since. */
+static void write_fetch(const struct idempotency_table *table, struct buf *out)
+{
+    buf_printf(out, "SELECT response_status, response_body FROM %s WHERE " SCOPE_SQL " AND request_hash = $6",
+               table->name);
+    buf_put_char(out, '\0');
+}
+
+/* Effect and stored answer are one statement. */
+static void write_store(const struct idempotency_table *table, const struct db_statement *effect,
+                        bool with_failures, struct buf *out)
+{
+    unsigned at = effect->param_count;
+
+    buf_printf(out,
+               "WITH effect (status, body) AS MATERIALIZED (%.*s), stored AS ("
+               "INSERT INTO %s AS k (tenant_id, subject, method, route, idempotency_key, request_hash,"
+               " response_status, response_body, created_at, expires_at)"
+               " SELECT $%u, $%u, $%u, $%u, $%u, $%u, status, body, statement_timestamp(),"
+               " statement_timestamp() + $%u * interval '1 millisecond' FROM effect WHERE status < 400",
+               STR_ARG(effect->text), table->name, at + 1, at + 2, at + 3, at + 4, at + 5, at + 6, at + 7);
+    if (with_failures)
+        buf_put_str(out, STR(" OR (status < 500 AND status NOT IN (400, 401, 403))"));
+    buf_printf(out,
+               " ON CONFLICT (tenant_id, subject, method, route, idempotency_key) DO UPDATE SET"
+               " request_hash = excluded.request_hash, response_status = excluded.response_status,"
+               " response_body = excluded.response_body, created_at = excluded.created_at,"
+               " expires_at = excluded.expires_at"
+               " WHERE platform.idempotency_overwrite(k.expires_at %s statement_timestamp()))"
+               " SELECT * FROM effect",
+               expired_operator(table));
+    buf_put_char(out, '\0');
+}
+
+struct attempt {
     struct db_pool *pool;
     const struct idempotency_table *table;
     struct http_request *request;
     const struct idempotency_effect *effect;
     int64_t deadline_ns;
-    bool waits;   /* for the lock */
-    bool unknown; /* some try's commit was not answered */
+    bool waits;   /* for the lock: the route serializes */
+    bool unknown; /* the reply of a commit was lost */
     int64_t lock_key;
     uint8_t hash[AUTH_SHA256_BYTES];
-    struct db_param key_params[IDEMPOTENCY_STORE_PARAMS]; /* tenant … hash, time to live */
+    struct db_param key_params[STORE_PARAMS]; /* tenant … hash, time to live */
     char ttl[NUMBER_BYTES];
 };
 
 /* ---- the pipeline ---- */
 
-/* The first failure stays, and makes the rest nothing. */
+/* The first failure sticks. */
 struct pipe {
     struct db_conn *conn;
     int64_t deadline_ns;
     enum status status;
     struct db_result *results[STATEMENTS];
-    size_t added, sent; /* before `sent`, results are there */
+    size_t added, sent; /* results before `sent` are there */
     size_t failed_at;
     struct error *error;
 };
@@ -71,7 +129,7 @@ static void pipe_end(struct pipe *pipe)
     pipe->sent = pipe->added;
 }
 
-/* A process can die between two statements only if they are sent apart: where a test asks for it, they are. */
+/* A process can die between two statements only if they are sent separately: with an armed failpoint they are. */
 #define PIPE_FAILPOINT(pipe, name)           \
     do {                                     \
         if (FAILPOINT_IS_ARMED(name)) {      \
@@ -92,10 +150,10 @@ static void pipe_free(struct pipe *pipe)
 
 enum { AT_BEGIN, AT_LOCK, AT_LOOK, AT_EFFECT, AT_COMMIT };
 
-static const enum db_type key_types[IDEMPOTENCY_STORE_PARAMS] = {DB_TEXT, DB_TEXT,  DB_TEXT,  DB_TEXT,
-                                                                 DB_TEXT, DB_BYTEA, DB_BIGINT};
+static const enum db_type key_types[STORE_PARAMS] = {DB_TEXT, DB_TEXT,  DB_TEXT,  DB_TEXT,
+                                                     DB_TEXT, DB_BYTEA, DB_BIGINT};
 
-static void add_plain(struct pipe *pipe, const char *sql)
+static void add_sql(struct pipe *pipe, const char *sql)
 {
     struct db_statement statement;
 
@@ -103,7 +161,7 @@ static void add_plain(struct pipe *pipe, const char *sql)
     pipe_add(pipe, &statement, NULL);
 }
 
-static void add_lock(struct pipe *pipe, const struct run *run)
+static void add_lock(struct pipe *pipe, const struct attempt *run)
 {
     static const enum db_type types[] = {DB_BIGINT, DB_INT};
     char key[NUMBER_BYTES], wait[NUMBER_BYTES];
@@ -117,22 +175,22 @@ static void add_lock(struct pipe *pipe, const struct run *run)
     pipe_add(pipe, &statement, (struct db_param[]){{str_from(key)}, {str_from(wait)}});
 }
 
-static void add_look(struct pipe *pipe, const struct run *run)
+static void add_look(struct pipe *pipe, const struct attempt *run)
 {
     struct db_statement statement;
     struct buf sql;
 
     buf_init(&sql);
-    idempotency_look_sql(run->table, &sql);
-    db_statement_init(&statement, sql.data, IDEMPOTENCY_LOOK_PARAMS, key_types);
+    write_look(run->table, &sql);
+    db_statement_init(&statement, sql.data, LOOK_PARAMS, key_types);
     pipe_add(pipe, &statement, run->key_params);
     buf_deinit(&sql);
 }
 
-static void add_effect(struct pipe *pipe, const struct run *run)
+static void add_effect(struct pipe *pipe, const struct attempt *run)
 {
     const struct db_statement *effect = run->effect->statement;
-    unsigned own = effect->param_count, count = own + IDEMPOTENCY_STORE_PARAMS;
+    unsigned first = effect->param_count, count = first + STORE_PARAMS;
     enum db_type types[DB_PARAMS_MAX];
     struct db_param params[DB_PARAMS_MAX];
     struct db_statement statement;
@@ -142,26 +200,26 @@ static void add_effect(struct pipe *pipe, const struct run *run)
         pipe->status = error_set(pipe->error, STATUS_INTERNAL, "the effect has too many parameters");
         return;
     }
-    memcpy(types, effect->types, own * sizeof *types);
-    memcpy(types + own, key_types, sizeof key_types);
-    if (own > 0)
-        memcpy(params, run->effect->params, own * sizeof *params);
-    memcpy(params + own, run->key_params, sizeof run->key_params);
+    memcpy(types, effect->types, first * sizeof *types);
+    memcpy(types + first, key_types, sizeof key_types);
+    if (first > 0)
+        memcpy(params, run->effect->params, first * sizeof *params);
+    memcpy(params + first, run->key_params, sizeof run->key_params);
     buf_init(&sql);
-    idempotency_store_sql(run->table, effect, run->request->route->key_stores_failures, &sql);
+    write_store(run->table, effect, run->request->route->key_stores_failures, &sql);
     db_statement_init(&statement, sql.data, count, types);
     pipe_add(pipe, &statement, params);
     buf_deinit(&sql);
 }
 
-/* ---- one try ---- */
+/* ---- one attempt ---- */
 
 static enum status take_effect(struct db_result *rows, struct idempotency_outcome *outcome,
                                struct error *error)
 {
     if (db_result_rows(rows) != 1 || db_result_is_null(rows, 0, 0) || db_result_is_null(rows, 0, 1)) {
         db_result_free(rows);
-        return error_set(error, STATUS_INTERNAL, "an effect gave no answer, or several");
+        return error_set(error, STATUS_INTERNAL, "an effect must return one row");
     }
     *outcome = (struct idempotency_outcome){
         .status = (int)db_result_i64(rows, 0, 0),
@@ -172,22 +230,22 @@ static enum status take_effect(struct db_result *rows, struct idempotency_outcom
     return STATUS_OK;
 }
 
-/* The stored answer, behind the end of the transaction that found it. DB_RETRY: it is gone, so look again. */
-static enum status replay(const struct run *run, struct db_conn *conn, struct idempotency_outcome *outcome,
-                          struct error *error)
+/* The stored answer, after the end of the transaction that found it. DB_RETRY: it was deleted meanwhile. */
+static enum status read_stored(const struct attempt *run, struct db_conn *conn,
+                               struct idempotency_outcome *outcome, struct error *error)
 {
     struct db_statement statement;
     struct db_result *found = NULL;
     struct buf sql;
 
     buf_init(&sql);
-    idempotency_fetch_sql(run->table, &sql);
-    db_statement_init(&statement, sql.data, IDEMPOTENCY_LOOK_PARAMS, key_types);
+    write_fetch(run->table, &sql);
+    db_statement_init(&statement, sql.data, LOOK_PARAMS, key_types);
     db_rollback(conn);
     enum status status = db_query(conn, &statement, run->key_params, run->deadline_ns, &found, error);
     buf_deinit(&sql);
     if (status == STATUS_OK && db_result_rows(found) == 0)
-        status = error_set(error, STATUS_DB_RETRY, "the stored answer was cleaned up meanwhile");
+        status = error_set(error, STATUS_DB_RETRY, "the stored answer was deleted meanwhile");
     if (status == STATUS_OK)
         *outcome = (struct idempotency_outcome){
             .status = (int)db_result_i64(found, 0, 0),
@@ -198,56 +256,56 @@ static enum status replay(const struct run *run, struct db_conn *conn, struct id
     return status;
 }
 
-/* Why the pipeline ended early. */
-static enum status explain(struct run *run, const struct pipe *pipe, struct idempotency_outcome *outcome,
-                           struct error *error)
+/* The meaning of the failure that ended the pipeline. */
+static enum status read_failure(struct attempt *run, const struct pipe *pipe,
+                                struct idempotency_outcome *outcome, struct error *error)
 {
     char state[8];
 
     snprintf(state, sizeof state, "%s", db_sqlstate(pipe->conn));
     bool waited_long = strcmp(state, "55P03") == 0 || strcmp(state, "57014") == 0;
     if (strcmp(state, "FR002") == 0)
-        return replay(run, pipe->conn, outcome, error);
+        return read_stored(run, pipe->conn, outcome, error);
     if (strcmp(state, "FR003") == 0)
         return error_set(error, STATUS_IDEMPOTENCY_KEY_CONFLICT, "%s",
                          status_message(STATUS_IDEMPOTENCY_KEY_CONFLICT));
     if (strcmp(state, "FR001") == 0 || (waited_long && pipe->failed_at == AT_LOCK))
         return error_set(error, STATUS_IDEMPOTENCY_KEY_PROCESSING, "%s",
                          status_message(STATUS_IDEMPOTENCY_KEY_PROCESSING));
-    /* The effect waited for a lock as long as it was meant to: once more would be longer. */
+    /* The effect has waited for a lock as long as it may: a retry would double that. */
     if (pipe->status == STATUS_DB_RETRY && strcmp(state, "55P03") == 0)
         return error_set(error, STATUS_UNAVAILABLE, "the effect waited too long for a lock");
     run->unknown |= pipe->status == STATUS_DB_DOWN || pipe->status == STATUS_TIMEOUT;
     return pipe->status;
 }
 
-static enum status commit(struct run *run, struct db_conn *conn, struct idempotency_outcome *outcome,
-                          struct error *error)
+static enum status run_with_key(struct attempt *run, struct db_conn *conn,
+                                struct idempotency_outcome *outcome, struct error *error)
 {
     struct pipe pipe = {.conn = conn, .deadline_ns = run->deadline_ns, .error = error};
 
     pipe_begin(&pipe);
-    add_plain(&pipe, "BEGIN");
+    add_sql(&pipe, "BEGIN");
     add_lock(&pipe, run);
     add_look(&pipe, run);
     PIPE_FAILPOINT(&pipe, "idempotency.before_effect");
     add_effect(&pipe, run);
     PIPE_FAILPOINT(&pipe, "idempotency.before_commit");
-    add_plain(&pipe, "COMMIT");
+    add_sql(&pipe, "COMMIT");
     pipe_end(&pipe);
     enum status status = pipe.status;
     if (status == STATUS_OK) {
         status = take_effect(pipe.results[AT_EFFECT], outcome, error);
         pipe.results[AT_EFFECT] = NULL;
     } else {
-        status = explain(run, &pipe, outcome, error);
+        status = read_failure(run, &pipe, outcome, error);
     }
     pipe_free(&pipe);
     return status;
 }
 
-static enum status run_alone(struct run *run, struct db_conn *conn, struct idempotency_outcome *outcome,
-                             struct error *error)
+static enum status run_without_key(struct attempt *run, struct db_conn *conn,
+                                   struct idempotency_outcome *outcome, struct error *error)
 {
     struct db_result *rows;
     enum status status =
@@ -256,7 +314,7 @@ static enum status run_alone(struct run *run, struct db_conn *conn, struct idemp
     return status == STATUS_OK ? take_effect(rows, outcome, error) : status;
 }
 
-static enum status try_once(struct run *run, bool *connected, struct idempotency_outcome *outcome,
+static enum status run_once(struct attempt *run, bool *connected, struct idempotency_outcome *outcome,
                             struct error *error)
 {
     struct db_conn *conn = NULL;
@@ -266,14 +324,14 @@ static enum status try_once(struct run *run, bool *connected, struct idempotency
     if (status != STATUS_OK)
         return status;
     bool has_key = run->request->idempotency_key.ptr != NULL;
-    status = has_key ? commit(run, conn, outcome, error) : run_alone(run, conn, outcome, error);
+    status = has_key ? run_with_key(run, conn, outcome, error) : run_without_key(run, conn, outcome, error);
     db_release(conn); /* rolls back what was not committed */
     return status;
 }
 
-/* ---- the whole ---- */
+/* ---- the run ---- */
 
-static void begin(struct run *run, struct str tenant, struct str subject)
+static void set_key(struct attempt *run, struct str tenant, struct str subject)
 {
     struct http_request *request = run->request;
     struct str key = request->idempotency_key;
@@ -282,7 +340,7 @@ static void begin(struct run *run, struct str tenant, struct str subject)
     run->lock_key = idempotency_lock_key(request, tenant, subject, key);
     auth_sha256(&request->body, 1, run->hash);
     snprintf(run->ttl, sizeof run->ttl, "%lld", (long long)run->table->ttl_ms);
-    const struct str values[IDEMPOTENCY_STORE_PARAMS] = {
+    const struct str values[STORE_PARAMS] = {
         tenant.ptr ? tenant : STR(""),
         subject.ptr ? subject : STR(""),
         STR("POST"),
@@ -291,12 +349,12 @@ static void begin(struct run *run, struct str tenant, struct str subject)
         str_of((const char *)run->hash, sizeof run->hash),
         str_from(run->ttl),
     };
-    for (size_t i = 0; i < IDEMPOTENCY_STORE_PARAMS; i++)
+    for (size_t i = 0; i < STORE_PARAMS; i++)
         run->key_params[i].value = values[i];
 }
 
-/* A connection that broke may have been an old one; with a key, whatever came of it is found. */
-static bool goes_on(const struct run *run, enum status status, bool connected, int tries)
+/* A lost connection may have been an old one; with a key, a retry finds out whether it committed. */
+static bool may_retry(const struct attempt *run, enum status status, bool connected, int tries)
 {
     if (tries >= TRIES_MAX || clock_mono_ns() >= run->deadline_ns)
         return false;
@@ -304,7 +362,8 @@ static bool goes_on(const struct run *run, enum status status, bool connected, i
            (status == STATUS_DB_DOWN && connected && run->request->idempotency_key.ptr);
 }
 
-static void count(const struct run *run, enum status status, const struct idempotency_outcome *outcome)
+static void count_outcome(const struct attempt *run, enum status status,
+                          const struct idempotency_outcome *outcome)
 {
     if (status == STATUS_OK)
         idempotency_count(run->request->route, outcome->replayed ? IDEMPOTENCY_HIT : IDEMPOTENCY_MISS);
@@ -319,23 +378,23 @@ enum status idempotency_run(struct db_pool *pool, const struct idempotency_table
                             const struct idempotency_effect *effect, int64_t deadline_ns,
                             struct idempotency_outcome *outcome, struct error *error)
 {
-    struct run run = {
+    struct attempt run = {
         .pool = pool, .table = table, .request = request, .effect = effect, .deadline_ns = deadline_ns};
     bool has_key = request->idempotency_key.ptr != NULL, connected = false;
     enum status status;
     int tries = 0;
 
     if (has_key)
-        begin(&run, tenant, subject);
+        set_key(&run, tenant, subject);
     FAILPOINT("idempotency.before_begin");
     do
-        status = try_once(&run, &connected, outcome, error);
-    while (status != STATUS_OK && goes_on(&run, status, connected, ++tries));
+        status = run_once(&run, &connected, outcome, error);
+    while (status != STATUS_OK && may_retry(&run, status, connected, ++tries));
     FAILPOINT("idempotency.after_commit");
-    if (status == STATUS_OK && run.unknown) /* what is replayed may be this call's own */
+    if (status == STATUS_OK && run.unknown) /* the stored answer may be of this call */
         outcome->has_effect = outcome->status < 400;
     if (has_key)
-        count(&run, status, outcome);
+        count_outcome(&run, status, outcome);
     return status;
 }
 
@@ -363,4 +422,17 @@ bool idempotency_answer(struct db_pool *pool, const struct idempotency_table *ta
                        });
     db_result_free(outcome.rows);
     return outcome.has_effect;
+}
+
+/* The condition stands twice: a row that was used again between being found and being deleted stays. */
+void idempotency_cleanup_sql(const struct idempotency_table *table, struct buf *out)
+{
+    buf_printf(out,
+               "WITH cleaned AS (DELETE FROM %s WHERE ctid = ANY (ARRAY(SELECT ctid FROM %s"
+               " WHERE expires_at %s statement_timestamp() - $1 * interval '1 millisecond'"
+               " ORDER BY expires_at LIMIT $2 FOR UPDATE SKIP LOCKED))"
+               " AND expires_at %s statement_timestamp() - $1 * interval '1 millisecond' RETURNING route)"
+               " SELECT route, count(*) FROM cleaned GROUP BY route",
+               table->name, table->name, expired_operator(table), expired_operator(table));
+    buf_put_char(out, '\0');
 }

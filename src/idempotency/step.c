@@ -1,0 +1,396 @@
+/* The idempotency step of a request: its key is checked (I1), and twins, requests with the same key, wait for each other where the
+ * route serializes them (I3). With the other policy twins run side by side: only PostgreSQL knows which of them has the effect.
+ *
+ *     key ─▶ use (TAKEN) ─ waiting: use (WAITS) ─ use (WAITS)
+ *
+ *     WAITS ── the key's holder ends ──▶ CALLED ── its message arrives ──▶ TAKEN
+ *
+ * The use of a request that does not wait is in the request's arena: no allocation. One that waits has memory of its own, since the
+ * message that calls it may cross the end of its client; from CALLED on the message owns the use and finds out whether the request
+ * is still there. Loops share the maps under a lock per shard. */
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "auth/digest.h"
+#include "base/clock.h"
+#include "base/json.h"
+#include "base/list.h"
+#include "base/log.h"
+#include "base/map.h"
+#include "base/memory.h"
+#include "base/metrics.h"
+#include "idempotency/idempotency.h"
+
+enum { SHARDS = 64, SHARD_KEYS = 64, SCOPE_PARTS = 5, LENGTH_BYTES = 4 };
+
+/* ---- metrics (I7) ---- */
+
+#define FAMILY(variable, metric, text, label) \
+    struct metric_family variable = {.name = metric, .help = text, .type = METRIC_COUNTER, .labels = {label}}
+
+FAMILY(idempotency_hit_family, "idempotency_hit_total",
+       "Requests answered with the stored answer of their Idempotency-Key.", "route");
+FAMILY(idempotency_miss_family, "idempotency_miss_total", "Requests whose Idempotency-Key was new.", "route");
+FAMILY(idempotency_conflict_family, "idempotency_conflict_total",
+       "Requests refused because their Idempotency-Key was used with another body before.", "route");
+FAMILY(idempotency_collision_family, "idempotency_processing_collision_total",
+       "Requests refused because one with the same Idempotency-Key was being processed.", "route");
+FAMILY(idempotency_cleanup_family, "idempotency_cleanup_count_total",
+       "Expired idempotency keys that were deleted.", "route");
+
+static struct metric_family *const families[IDEMPOTENCY_EVENTS] = {
+    [IDEMPOTENCY_HIT] = &idempotency_hit_family,
+    [IDEMPOTENCY_MISS] = &idempotency_miss_family,
+    [IDEMPOTENCY_CONFLICT] = &idempotency_conflict_family,
+    [IDEMPOTENCY_COLLISION] = &idempotency_collision_family,
+};
+
+static void register_families(void)
+{
+    for (int event = 0; event < IDEMPOTENCY_EVENTS; event++)
+        metrics_register(families[event]);
+    metrics_register(&idempotency_cleanup_family);
+}
+
+static void register_metrics(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, register_families);
+}
+
+/* A thread mostly counts one route: it keeps the series of that one. */
+void idempotency_count(const struct http_route *route, enum idempotency_event event)
+{
+    static _Thread_local const char *last; /* paths are literals of the route tables */
+    static _Thread_local struct metric_series *series[IDEMPOTENCY_EVENTS];
+
+    if (last != route->path) {
+        struct str path = str_from(route->path);
+        register_metrics();
+        for (int each = 0; each < IDEMPOTENCY_EVENTS; each++)
+            series[each] = metric_series_get(families[each], &path);
+        last = route->path;
+    }
+    metric_add(series[event], 1);
+}
+
+void idempotency_count_cleaned(struct str route, int64_t count)
+{
+    register_metrics();
+    metric_add(metric_series_get(&idempotency_cleanup_family, &route), (uint64_t)count);
+}
+
+void idempotency_log_cleaned(struct str table, int64_t count)
+{
+    log_info("idempotency_keys_cleaned", LOG_STR("table", table), LOG_INT("count", count));
+}
+
+/* ---- keys ---- */
+
+static bool is_key_char(char c)
+{
+    return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_' || c == '-';
+}
+
+enum status idempotency_key_of(const struct http_request *request, struct str *key, struct error *error)
+{
+    struct str name = STR("Idempotency-Key");
+    size_t count = http_request_header_count(request, name);
+
+    *key = count ? http_request_header(request, name) : STR_NONE;
+    if (count == 0)
+        return STATUS_OK;
+    bool is_valid = count == 1 && key->len > 0 && key->len <= IDEMPOTENCY_KEY_BYTES_MAX;
+    for (size_t i = 0; i < key->len && is_valid; i++)
+        is_valid = is_key_char(key->ptr[i]);
+    if (is_valid)
+        return STATUS_OK;
+    if (!key->ptr)
+        *key = STR("");
+    return error_set(error, STATUS_INVALID_IDEMPOTENCY_KEY, "%s",
+                     status_message(STATUS_INVALID_IDEMPOTENCY_KEY));
+}
+
+/* Scope and key as one number that clients cannot make collide. Each part follows its length: no two scopes hash alike. */
+struct key_id {
+    uint8_t bytes[AUTH_SHA256_BYTES];
+};
+
+static struct key_id key_id_of(const struct http_request *request, struct str tenant, struct str subject,
+                               struct str key)
+{
+    static const struct str methods[HTTP_METHODS] = {[HTTP_POST] = {"POST", 4}};
+    const struct str scope[SCOPE_PARTS] = {tenant, subject, methods[request->method],
+                                           str_from(request->route->path), key};
+    uint8_t lengths[SCOPE_PARTS][LENGTH_BYTES];
+    struct str parts[2 * SCOPE_PARTS];
+    struct key_id id;
+
+    for (size_t i = 0; i < SCOPE_PARTS; i++) {
+        for (size_t byte = 0; byte < LENGTH_BYTES; byte++)
+            lengths[i][byte] = (uint8_t)(scope[i].len >> (8 * byte));
+        parts[2 * i] = str_of((const char *)lengths[i], LENGTH_BYTES);
+        parts[2 * i + 1] = scope[i];
+    }
+    auth_sha256(parts, 2 * SCOPE_PARTS, id.bytes);
+    return id;
+}
+
+int64_t idempotency_lock_key(const struct http_request *request, struct str tenant, struct str subject,
+                             struct str key)
+{
+    struct key_id id = key_id_of(request, tenant, subject, key);
+    uint64_t lock = 0;
+
+    for (size_t i = 0; i < sizeof lock; i++)
+        lock = lock << 8 | id.bytes[i];
+    return (int64_t)lock;
+}
+
+/* The key is returned as it came, so its length is bounded: a header can hold anything. */
+void idempotency_send_error(struct http_request *request, const struct error *error, struct str key)
+{
+    bool is_busy = error->status == STATUS_IDEMPOTENCY_KEY_PROCESSING;
+    struct buf members;
+
+    buf_init(&members);
+    buf_put_str(&members, STR(",\"idempotency_key\":"));
+    json_put_string(&members, str_utf8_cut(key, IDEMPOTENCY_KEY_BYTES_MAX));
+    http_send_error_with(request, error, is_busy ? STR("Retry-After: 1\r\n") : STR_NONE, buf_str(&members));
+    buf_deinit(&members);
+}
+
+/* ---- keys in use ---- */
+
+enum use_state {
+    USE_TAKEN,  /* its request has the key */
+    USE_WAITS,  /* its request is parked */
+    USE_CALLED, /* it has the key; the message to its loop is on its way */
+};
+
+struct use {
+    struct idempotency *idempotency;
+    struct key_id id;
+    enum use_state state;
+    bool is_heap;         /* not in the request's arena */
+    struct map_node node; /* TAKEN and CALLED */
+    TAILQ_HEAD(, use) waiting;
+    TAILQ_ENTRY(use) link; /* WAITS: in the holder's waiting line */
+    struct loop *loop;
+    struct loop_park_ref ref;
+    struct loop_message message;
+};
+
+struct shard {
+    pthread_mutex_t mutex;
+    struct map uses;
+};
+
+struct idempotency {
+    int64_t wait_ms;
+    struct shard shards[SHARDS];
+};
+
+struct idempotency *idempotency_create(int64_t wait_ms)
+{
+    struct idempotency *idempotency = memory_zalloc(sizeof *idempotency);
+
+    idempotency->wait_ms = wait_ms;
+    for (size_t i = 0; i < SHARDS; i++) {
+        pthread_mutex_init(&idempotency->shards[i].mutex, NULL);
+        map_reserve(&idempotency->shards[i].uses, SHARD_KEYS);
+    }
+    register_metrics();
+    return idempotency;
+}
+
+void idempotency_destroy(struct idempotency *idempotency)
+{
+    for (size_t i = 0; i < SHARDS; i++) {
+        pthread_mutex_destroy(&idempotency->shards[i].mutex);
+        map_deinit(&idempotency->shards[i].uses);
+    }
+    free(idempotency);
+}
+
+static uint64_t key_hash(const struct key_id *id)
+{
+    return hash_seeded(str_of((const char *)id->bytes, sizeof id->bytes));
+}
+
+static struct shard *shard_of(struct idempotency *idempotency, uint64_t hash)
+{
+    return &idempotency->shards[hash / SHARDS % SHARDS]; /* the map's buckets use the lowest bits */
+}
+
+/* Under the shard's lock: the use that has the key, or NULL. */
+static struct use *find_holder(const struct shard *shard, const struct key_id *id, uint64_t hash)
+{
+    struct map_node *node;
+
+    MAP_MATCH(node, &shard->uses, hash) {
+        struct use *use = CONTAINER_OF(node, struct use, node);
+        if (memcmp(use->id.bytes, id->bytes, sizeof id->bytes) == 0)
+            return use;
+    }
+    return NULL;
+}
+
+/* The first that waits gets the key and the rest of the line. */
+static void end_use(struct use *use)
+{
+    uint64_t hash = use->node.hash;
+    struct shard *shard = shard_of(use->idempotency, hash);
+
+    pthread_mutex_lock(&shard->mutex);
+    struct use *next = TAILQ_FIRST(&use->waiting);
+    map_remove(&shard->uses, &use->node);
+    if (next) {
+        TAILQ_REMOVE(&use->waiting, next, link);
+        TAILQ_CONCAT(&next->waiting, &use->waiting, link);
+        next->state = USE_CALLED;
+        map_add(&shard->uses, &next->node, hash);
+    }
+    pthread_mutex_unlock(&shard->mutex);
+    if (next)
+        loop_post(next->loop, &next->message);
+    if (use->is_heap)
+        free(use);
+}
+
+void idempotency_leave(struct idempotency *idempotency, struct http_request *request)
+{
+    (void)idempotency;
+    end_use(request->idempotency_memo);
+}
+
+/* ---- waiting ---- */
+
+static void on_called(struct loop *loop, struct loop_message *message)
+{
+    struct use *use = CONTAINER_OF(message, struct use, message);
+    struct http_request *request = http_request_unpark(use->ref);
+
+    (void)loop;
+    if (!request) { /* disconnected, or timed out */
+        end_use(use);
+        return;
+    }
+    use->state = USE_TAKEN;
+    request->idempotency_memo = use;
+    http_request_resume(request);
+}
+
+/* One that was called already belongs to its message. */
+static void stop_waiting(struct use *use)
+{
+    uint64_t hash = key_hash(&use->id);
+    struct shard *shard = shard_of(use->idempotency, hash);
+
+    pthread_mutex_lock(&shard->mutex);
+    bool was_waiting = use->state == USE_WAITS;
+    if (was_waiting)
+        TAILQ_REMOVE(&find_holder(shard, &use->id, hash)->waiting, use, link);
+    pthread_mutex_unlock(&shard->mutex);
+    if (was_waiting)
+        free(use);
+}
+
+static void on_wait_dropped(struct http_request *request, void *context)
+{
+    (void)request;
+    stop_waiting(context);
+}
+
+static void on_wait_timeout(struct http_request *request, void *context)
+{
+    struct error error;
+
+    stop_waiting(context);
+    error_set(&error, STATUS_IDEMPOTENCY_KEY_PROCESSING, "%s",
+              status_message(STATUS_IDEMPOTENCY_KEY_PROCESSING));
+    idempotency_count(request->route, IDEMPOTENCY_COLLISION);
+    idempotency_send_error(request, &error, request->idempotency_key);
+}
+
+/* Under the shard's lock, so that the holder cannot end before the use is in its line. */
+static enum http_step wait_for(struct use *holder, struct http_request *request, const struct use *made)
+{
+    struct use *use = memory_alloc(sizeof *use);
+    int64_t deadline_ns = loop_now_ns(request->loop) + made->idempotency->wait_ms * CLOCK_NS_PER_MS;
+
+    *use = *made;
+    use->state = USE_WAITS;
+    use->is_heap = true;
+    use->loop = request->loop;
+    use->message.on_message = on_called;
+    TAILQ_INIT(&use->waiting);
+    if (!http_request_park(request, deadline_ns, on_wait_timeout, use, &use->ref)) {
+        free(use);
+        return HTTP_STEP_ANSWERED; /* with 503, by http_request_park() */
+    }
+    http_request_on_drop(request, on_wait_dropped);
+    TAILQ_INSERT_TAIL(&holder->waiting, use, link);
+    return HTTP_STEP_PARKED;
+}
+
+/* ---- the step ---- */
+
+static enum http_step refuse_key(struct http_request *request, const struct error *error, struct str key)
+{
+    if (key.ptr)
+        idempotency_send_error(request, error, key);
+    else
+        http_send_error(request, error);
+    return HTTP_STEP_ANSWERED;
+}
+
+static enum http_step take_or_wait(struct idempotency *idempotency, struct http_request *request,
+                                   const struct key_id *id)
+{
+    const struct use made = {.idempotency = idempotency, .id = *id};
+    uint64_t hash = key_hash(id);
+    struct shard *shard = shard_of(idempotency, hash);
+    enum http_step step = HTTP_STEP_PASS;
+
+    pthread_mutex_lock(&shard->mutex);
+    struct use *holder = find_holder(shard, id, hash);
+    if (holder) {
+        step = wait_for(holder, request, &made);
+    } else {
+        struct use *use = arena_alloc(request->arena, sizeof *use);
+        *use = made;
+        TAILQ_INIT(&use->waiting);
+        map_add(&shard->uses, &use->node, hash);
+        request->idempotency_memo = use;
+    }
+    pthread_mutex_unlock(&shard->mutex);
+    return step;
+}
+
+enum http_step idempotency_enter(struct idempotency *idempotency, struct http_request *request,
+                                 struct str tenant, struct str subject)
+{
+    struct error error = {0};
+    struct str key;
+
+    if (request->method != HTTP_POST)
+        return HTTP_STEP_PASS;
+    if (idempotency_key_of(request, &key, &error) != STATUS_OK)
+        return refuse_key(request, &error, key);
+    if (!key.ptr && request->route->key_required) {
+        error_set_field(&error, STATUS_BAD_REQUEST, "Idempotency-Key", "Idempotency-Key is required");
+        return refuse_key(request, &error, key);
+    }
+    if (!key.ptr)
+        return HTTP_STEP_PASS;
+    if (subject.len == 0 && request->route->access != HTTP_PUBLIC) { /* all such tokens would share keys */
+        error_set(&error, STATUS_INSUFFICIENT_SCOPE, "Idempotency-Key needs a user: the token has no sub");
+        return refuse_key(request, &error, STR_NONE);
+    }
+    request->idempotency_key = key;
+    if (request->route->idempotency == HTTP_KEY_REJECT)
+        return HTTP_STEP_PASS;
+    struct key_id id = key_id_of(request, tenant, subject, key);
+    return take_or_wait(idempotency, request, &id);
+}
