@@ -394,15 +394,16 @@ enum status outbox_create(const struct outbox_config *config, struct outbox **ou
         snprintf(outbox->worker, sizeof outbox->worker, "unknown");
     outbox_claim_init(&outbox->claim, config->table, &outbox->settings, &outbox->sql,
                       str_from(outbox->worker));
+    enum status status = create_pools(outbox, config->target, error);
+    if (status != STATUS_OK) {
+        outbox_destroy(outbox);
+        return status;
+    }
     outbox->step = create_task(outbox, "outbox-step", outbox_step);
     outbox->lease = create_task(outbox, "outbox-lease", outbox_extend_lease);
     outbox->upkeep = create_task(outbox, "outbox-upkeep", outbox_upkeep);
-    enum status status = create_pools(outbox, config->target, error);
-    if (status == STATUS_OK)
-        *out = outbox;
-    else
-        outbox_destroy(outbox);
-    return status;
+    *out = outbox;
+    return STATUS_OK;
 }
 
 void outbox_start(struct outbox *outbox)

@@ -12,8 +12,8 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#include "base/hash.h"
 #include "base/log.h"
+#include "base/map.h"
 #include "base/memory.h"
 
 struct metric_family chat_streams_family = {
@@ -37,8 +37,6 @@ struct metric_family chat_stream_cuts_family = {
 
 static const struct str format_names[CHAT_FORMATS] = {{"ndjson", 6}, {"sse", 3}};
 
-enum { BUCKETS_MIN = 64 };
-
 struct channel { /* a room's stream of one format */
     struct chat_room *room;
     enum chat_format format;
@@ -49,11 +47,10 @@ enum room_state { ROOM_OPENING, ROOM_LIVE, ROOM_READING, ROOM_CLOSED };
 
 struct chat_room {
     struct chat_rooms *rooms;
-    struct chat_room *next;
+    struct map_node node;
     enum room_state state;
-    unsigned refs;  /* of the table, of jobs, of holders */
-    unsigned holds; /* requests that are about to follow */
-    uint64_t hash;
+    unsigned refs;     /* of the table, of jobs, of holders */
+    unsigned holds;    /* requests that are about to follow */
     int64_t position;  /* delivered up to this sequence; -1 while OPENING */
     int64_t announced; /* the newest sequence announced since the log was last read */
     /* READING: */
@@ -70,47 +67,22 @@ struct chat_room {
 struct chat_rooms {
     struct chat *chat;
     struct loop *home;
-    struct chat_room **buckets;
-    size_t bucket_count; /* a power of two */
-    atomic_size_t count;
+    struct map map;
+    atomic_size_t count; /* of the map, for other threads */
 };
 
 /* ---- the table ---- */
 
-static uint64_t room_hash(const struct chat_key *key)
-{
-    return hash_seeded(key->session) ^ hash_seeded(key->tenant) * 3;
-}
-
 static struct chat_room *room_find(const struct chat_rooms *rooms, const struct chat_key *key)
 {
-    struct chat_room *room = rooms->buckets[room_hash(key) & (rooms->bucket_count - 1)];
-    while (room && !(str_eq(room->key.session, key->session) && str_eq(room->key.tenant, key->tenant) &&
-                     str_eq(room->key.user, key->user) && str_eq(room->key.project, key->project)))
-        room = room->next;
-    return room;
-}
-
-static void room_link(struct chat_rooms *rooms, struct chat_room *room)
-{
-    struct chat_room **bucket = &rooms->buckets[room->hash & (rooms->bucket_count - 1)];
-    room->next = *bucket;
-    *bucket = room;
-}
-
-static void rooms_grow(struct chat_rooms *rooms)
-{
-    struct chat_room **old = rooms->buckets;
-    size_t old_count = rooms->bucket_count;
-    rooms->bucket_count *= 2;
-    rooms->buckets = memory_zalloc(rooms->bucket_count * sizeof(struct chat_room *));
-    for (size_t i = 0; i < old_count; i++)
-        while (old[i]) {
-            struct chat_room *room = old[i];
-            old[i] = room->next;
-            room_link(rooms, room);
-        }
-    free(old);
+    struct map_node *node;
+    MAP_MATCH(node, &rooms->map, map_hash_pair(key->session, key->tenant)) {
+        struct chat_room *room = CONTAINER_OF(node, struct chat_room, node);
+        if (str_eq(room->key.session, key->session) && str_eq(room->key.tenant, key->tenant) &&
+            str_eq(room->key.user, key->user) && str_eq(room->key.project, key->project))
+            return room;
+    }
+    return NULL;
 }
 
 static struct str copy_text(char **at, struct str text)
@@ -132,12 +104,10 @@ static struct chat_room *room_create(struct chat_rooms *rooms, const struct chat
     room->position = room->announced = -1;
     room->key = (struct chat_key){copy_text(&at, key->tenant), copy_text(&at, key->project),
                                   copy_text(&at, key->session), copy_text(&at, key->user)};
-    room->hash = room_hash(key);
     for (int i = 0; i < CHAT_FORMATS; i++)
         room->channels[i] = (struct channel){.room = room, .format = (enum chat_format)i};
-    if (atomic_fetch_add(&rooms->count, 1) >= rooms->bucket_count)
-        rooms_grow(rooms);
-    room_link(rooms, room);
+    map_add(&rooms->map, &room->node, map_hash_pair(key->session, key->tenant));
+    atomic_store(&rooms->count, rooms->map.count);
     return room;
 }
 
@@ -159,11 +129,8 @@ static void room_close(struct chat_room *room)
             stream_topic_close(room->channels[i].topic);
         room->channels[i].topic = NULL;
     }
-    struct chat_room **link = &rooms->buckets[room->hash & (rooms->bucket_count - 1)];
-    while (*link != room)
-        link = &(*link)->next;
-    *link = room->next;
-    atomic_fetch_sub(&rooms->count, 1);
+    map_remove(&rooms->map, &room->node);
+    atomic_store(&rooms->count, rooms->map.count);
     room_unref(room);
 }
 
@@ -200,7 +167,7 @@ static void on_room_read(struct worker_job *job);
 
 static void run_room_read(struct worker_job *job)
 {
-    struct chat_room *room = (struct chat_room *)((char *)job - offsetof(struct chat_room, job));
+    struct chat_room *room = CONTAINER_OF(job, struct chat_room, job);
     room->error = (struct error){0};
     room->error.status =
         chat_page_read(room->rooms->chat, &room->key, room->read_after, &room->page, &room->error);
@@ -225,7 +192,7 @@ static void room_catch_up(struct chat_room *room)
 
 static void on_room_read(struct worker_job *job)
 {
-    struct chat_room *room = (struct chat_room *)((char *)job - offsetof(struct chat_room, job));
+    struct chat_room *room = CONTAINER_OF(job, struct chat_room, job);
     bool is_read = !job->cancelled && room->error.status == STATUS_OK && room->page.is_found;
     if (!is_read) {
         log_warn("chat_room_closed", LOG_STR("sessionId", room->key.session), LOG_ERROR_FIELDS(&room->error));
@@ -300,11 +267,10 @@ static void on_delivery(struct loop *loop, struct loop_message *message)
         else if (room)
             room_announce(room, event->sequence);
     }
-    for (size_t i = 0; i < rooms->bucket_count && delivery->is_gap; i++)
-        for (struct chat_room *room = rooms->buckets[i], *next; room; room = next) {
-            next = room->next;
-            room_announce(room, INT64_MAX);
-        }
+    struct map_node *node;
+    if (delivery->is_gap)
+        MAP_EACH(node, &rooms->map)
+            room_announce(CONTAINER_OF(node, struct chat_room, node), INT64_MAX);
     arena_deinit(&delivery->arena);
     free(delivery);
 }
@@ -483,8 +449,6 @@ struct chat_rooms *chat_rooms_create(struct chat *chat)
     struct chat_rooms *rooms = memory_zalloc(sizeof *rooms);
     rooms->chat = chat;
     rooms->home = kernel_store_loop(chat->kernel);
-    rooms->bucket_count = BUCKETS_MIN;
-    rooms->buckets = memory_zalloc(rooms->bucket_count * sizeof(struct chat_room *));
     return rooms;
 }
 
@@ -495,9 +459,9 @@ bool chat_rooms_are_empty(const struct chat_rooms *rooms)
 
 void chat_rooms_destroy(struct chat_rooms *rooms)
 {
-    for (size_t i = 0; i < rooms->bucket_count; i++)
-        while (rooms->buckets[i])
-            room_close(rooms->buckets[i]);
-    free(rooms->buckets);
+    struct map_node *node;
+    MAP_EACH(node, &rooms->map)
+        room_close(CONTAINER_OF(node, struct chat_room, node));
+    map_deinit(&rooms->map);
     free(rooms);
 }
