@@ -219,7 +219,8 @@ static enum status commit_position(struct locked_batch *locked, unsigned attempt
     if (status == STATUS_OK)
         status = db_pipeline_add_checked(locked->conn, &commit, NULL, error);
     if (status == STATUS_OK && batch->tell_channel.ptr)
-        status = db_pipeline_add_notice_checked(locked->conn, batch->tell_channel, batch->tell_payload, error);
+        status =
+            db_pipeline_add_notice_checked(locked->conn, batch->tell_channel, batch->tell_payload, error);
     if (status == STATUS_OK)
         status = db_pipeline_end(locked->conn, clock_deadline_ms(COMMIT_MS), NULL, 0, &failed_at, error);
     batch->is_told = status == STATUS_OK && batch->tell_channel.ptr;
