@@ -1,5 +1,4 @@
-/* librdkafka's handles: our settings as its own, its log lines as ours, one now and then. It knows neither topics nor
- * messages. */
+/* Handles of librdkafka: settings, log lines, errors, the end. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <syslog.h>
@@ -11,7 +10,7 @@
 #include "bus/kafka/inside.h"
 
 #define LOG_EVERY_NS (10 * CLOCK_NS_PER_S)
-#define END_MS 3000 /* for a handle's end, which takes some milliseconds when it comes at all */
+#define END_MS 3000 /* it takes some milliseconds, or for ever */
 
 /* ---- waiting ---- */
 
@@ -64,14 +63,14 @@ static enum status set_common(rd_kafka_conf_t *conf, const struct bus_kafka_conf
         {"client.id", config->client_id ? config->client_id : "freshet"},
         {"security.protocol", protocol_of(security)},
         {"ssl.endpoint.identification.algorithm",
-         security->tls ? "https" : NULL}, /* old ones ask for no name */
+         security->tls ? "https" : NULL}, /* older versions do not check the name */
         {"ssl.ca.location", security->tls ? security->ca_file : NULL},
         {"ssl.certificate.location", security->tls ? security->certificate_file : NULL},
         {"ssl.key.location", security->tls ? security->key_file : NULL},
         {"sasl.mechanisms", sasl ? (security->mechanism ? security->mechanism : "PLAIN") : NULL},
         {"sasl.username", security->username},
         {"sasl.password", sasl ? (security->password ? security->password : "") : NULL},
-        /* a broker that is dead, frozen or half-open is found out within seconds, and looked for every second */
+        /* a broker that is dead, frozen or half-open is noticed within seconds; reconnects every second */
         {"socket.timeout.ms", "10000"},
         {"socket.connection.setup.timeout.ms", "5000"},
         {"socket.keepalive.enable", "true"},
@@ -86,7 +85,7 @@ static enum status set_common(rd_kafka_conf_t *conf, const struct bus_kafka_conf
     return set_all(conf, settings, error);
 }
 
-/* ---- what it says ---- */
+/* ---- log lines and errors ---- */
 
 /* A consumer's opaque is its reader. */
 static struct kafka *kafka_of(const rd_kafka_t *rk)
@@ -98,7 +97,7 @@ static struct kafka *kafka_of(const rd_kafka_t *rk)
     return opaque;
 }
 
-/* Which change it was is logged by who sees it (upkeep.c); this is for the details. */
+/* For details: kafka_up and kafka_down (topic.c) report the changes. */
 static void on_log(const rd_kafka_t *rk, int level, const char *facility, const char *text)
 {
     struct kafka *kafka = kafka_of(rk);
@@ -124,8 +123,8 @@ static void on_error(rd_kafka_t *rk, int error, const char *reason, void *opaque
     (void)reason;
     (void)opaque;
     if (rd_kafka_type(rk) == RD_KAFKA_PRODUCER && error == RD_KAFKA_RESP_ERR__FATAL)
-        atomic_store(&kafka->broken, true);
-    bus_kafka_probe(kafka);
+        atomic_store(&kafka->is_producer_broken, true);
+    bus_kafka_upkeep_wake(kafka);
 }
 
 /* ---- handles ---- */
@@ -144,7 +143,7 @@ static enum status try_open(rd_kafka_conf_t *conf, struct error *error)
     return STATUS_OK;
 }
 
-/* Tried out, since certificates and mechanisms are only looked at when a handle is made. */
+/* A handle is opened for a try, since librdkafka checks certificates and mechanisms only then. */
 enum status bus_kafka_conf_create(const struct bus_kafka_config *config, rd_kafka_conf_t **conf,
                                   struct error *error)
 {
@@ -187,13 +186,13 @@ rd_kafka_t *bus_kafka_client_open(struct kafka *kafka, rd_kafka_type_t type,
     return rk;
 }
 
-/* ---- their end ---- */
+/* ---- the end ---- */
 
 struct ending {
     rd_kafka_t *rk;
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    bool ended, left; /* the second one to say so frees it */
+    bool is_ended, is_left; /* the second one that sets its flag frees it */
 };
 
 static void leave_ending(struct ending *ending, bool *mine, bool others)
@@ -214,7 +213,7 @@ static void *end_handle(void *arg)
 
     rd_kafka_destroy_flags(ending->rk, RD_KAFKA_DESTROY_F_NO_CONSUMER_CLOSE);
     pthread_mutex_lock(&ending->lock);
-    leave_ending(ending, &ending->ended, ending->left);
+    leave_ending(ending, &ending->is_ended, ending->is_left);
     return NULL;
 }
 
@@ -224,7 +223,7 @@ void bus_kafka_client_close(rd_kafka_t *rk)
     int64_t limit_ns = clock_deadline_ms(END_MS);
     pthread_t thread;
 
-    rd_kafka_set_log_level(rk, 0); /* whom it would tell may not be there any more */
+    rd_kafka_set_log_level(rk, 0); /* the bus may not exist any more */
     ending->rk = rk;
     pthread_mutex_init(&ending->lock, NULL);
     bus_kafka_cond_init(&ending->changed);
@@ -233,9 +232,9 @@ void bus_kafka_client_close(rd_kafka_t *rk)
     else
         end_handle(ending);
     pthread_mutex_lock(&ending->lock);
-    while (!ending->ended && clock_ms_left(limit_ns) > 0)
+    while (!ending->is_ended && clock_ms_left(limit_ns) > 0)
         bus_kafka_wait_ms(&ending->changed, &ending->lock, clock_ms_left(limit_ns));
-    if (!ending->ended)
+    if (!ending->is_ended)
         log_warn("kafka_handle_left", LOG_CSTR("error", "librdkafka does not end it"));
-    leave_ending(ending, &ending->left, ending->ended);
+    leave_ending(ending, &ending->is_left, ending->is_ended);
 }

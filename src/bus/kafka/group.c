@@ -1,69 +1,45 @@
-/* Which partitions a reader has, where it begins in each, and what it tells the broker.
+/* A reader's membership in its group: which partitions it has, where it begins in each, and the offsets that it commits.
  *
- * A group that is new has no place anywhere. It gets one in every partition before anybody says it is ready, by a commit of
- * whoever has partition 0: there is one such member in a generation, and Kafka refuses commits of those that are over. So
- * what is published from then on reaches the group, also if everyone dies before the first message. */
+ * A new group has no position. It gets one in every partition before it reports to be ready, by a commit of the member that has
+ * partition 0: there is one such member in a generation, and Kafka refuses commits of older generations. So messages that are
+ * published from then on reach the group, also when every member crashes before the first one. */
 #include <stdlib.h>
 
 #include "base/clock.h"
 #include "base/failpoint.h"
-#include "base/log.h"
 #include "bus/kafka/inside.h"
 
 enum {
     AGAIN_MS = 50,
     COMMIT_AGAIN_MS = 200,
-    LEAVE_COMMIT_MS = 2000, /* for the last commit before a partition goes */
+    LEAVE_COMMIT_MS = 2000, /* for the last commit before a partition is given up */
 };
+
+typedef rd_kafka_topic_partition_list_t kafka_list;
 
 static const char *topic_of(const struct kafka_reader *reader)
 {
     return reader->consumer.spec.topic;
 }
 
-static struct kafka_lane *lane_at(const struct kafka_reader *reader, int32_t partition)
+static bool is_owned(const struct kafka_reader *reader, int32_t number)
 {
-    return partition >= 0 && (unsigned)partition < reader->lane_count ? reader->lanes[partition] : NULL;
+    const struct kafka_partition *partition = bus_kafka_partition_find(reader, number);
+
+    return partition && partition->is_owned;
 }
 
-static bool owns(const struct kafka_reader *reader, int32_t partition)
+static void list_add(const struct kafka_reader *reader, kafka_list *list, unsigned number, int64_t offset)
 {
-    const struct kafka_lane *lane = lane_at(reader, partition);
-
-    return lane && lane->owned;
+    rd_kafka_topic_partition_list_add(list, topic_of(reader), (int32_t)number)->offset = offset;
 }
 
-static rd_kafka_topic_partition_list_t *list_all(const struct kafka_reader *reader)
+static rd_kafka_resp_err_t list_error(const kafka_list *list)
 {
-    rd_kafka_topic_partition_list_t *list = rd_kafka_topic_partition_list_new((int)reader->partitions);
-
-    for (unsigned i = 0; i < reader->partitions; i++)
-        rd_kafka_topic_partition_list_add(list, topic_of(reader), (int32_t)i)->offset =
-            RD_KAFKA_OFFSET_INVALID;
-    return list;
-}
-
-/* ---- what the topic is like ---- */
-
-/* Somebody else's topic has as many partitions as it has. */
-static bool count_partitions(struct kafka_reader *reader)
-{
-    const struct rd_kafka_metadata *metadata;
-    bool found = false;
-
-    if (reader->consumer.topic->spec.partitions > 0)
-        return true;
-    rd_kafka_topic_t *topic = rd_kafka_topic_new(reader->rk, topic_of(reader), NULL);
-    rd_kafka_resp_err_t error = rd_kafka_metadata(reader->rk, 0, topic, &metadata, KAFKA_ASK_MS);
-    rd_kafka_topic_destroy(topic);
-    if (error)
-        return false;
-    if (metadata->topic_cnt == 1 && !metadata->topics[0].err && metadata->topics[0].partition_cnt > 0) {
-        reader->partitions = (unsigned)metadata->topics[0].partition_cnt;
-        found = true;
-    }
-    rd_kafka_metadata_destroy(metadata);
-    return found;
+    for (int i = 0; list && i < list->cnt; i++)
+        if (list->elems[i].err)
+            return list->elems[i].err;
+    return RD_KAFKA_RESP_ERR_NO_ERROR;
 }
 
 static bool ask_ends(struct kafka_reader *reader, int32_t partition, int64_t *low, int64_t *high)
@@ -74,191 +50,181 @@ static bool ask_ends(struct kafka_reader *reader, int32_t partition, int64_t *lo
 
 /* ---- commits ---- */
 
-static void take_answer(struct kafka_reader *reader, rd_kafka_event_t *event)
+static rd_kafka_resp_err_t commit_error(rd_kafka_event_t *event)
 {
-    rd_kafka_topic_partition_list_t *list = rd_kafka_event_topic_partition_list(event);
     rd_kafka_resp_err_t error = rd_kafka_event_error(event);
 
-    reader->committing = false;
-    for (int i = 0; list && i < list->cnt; i++) {
-        struct kafka_lane *lane = lane_at(reader, list->elems[i].partition);
-        if (!error)
-            error = list->elems[i].err;
-        if (lane && !error)
-            lane->committed = lane->offered;
-    }
-    if (error) /* the group has moved on, or its coordinator is away: the place is offered again, if it is ours then */
-        reader->commit_at_ns = clock_deadline_ms(COMMIT_AGAIN_MS);
-    rd_kafka_event_destroy(event);
+    return error ? error : list_error(rd_kafka_event_topic_partition_list(event));
 }
 
-static bool poll_answer(struct kafka_reader *reader, int wait_ms)
+static void poll_commit(struct kafka_reader *reader, int wait_ms)
 {
-    rd_kafka_event_t *event = reader->committing ? rd_kafka_queue_poll(reader->commits, wait_ms) : NULL;
+    rd_kafka_event_t *event = reader->is_committing ? rd_kafka_queue_poll(reader->commits, wait_ms) : NULL;
 
     if (!event)
-        return false;
-    take_answer(reader, event);
-    return true;
+        return;
+    kafka_list *list = rd_kafka_event_topic_partition_list(event);
+    reader->is_committing = false;
+    if (commit_error(
+            event)) /* another generation, or no coordinator: it is tried again if the partition is still ours */
+        reader->commit_at_ns = clock_deadline_ms(COMMIT_AGAIN_MS);
+    else
+        for (int i = 0; list && i < list->cnt; i++) {
+            struct kafka_partition *partition = bus_kafka_partition_find(reader, list->elems[i].partition);
+            if (partition)
+                partition->committed = partition->committing;
+        }
+    rd_kafka_event_destroy(event);
 }
 
 static void begin_commit(struct kafka_reader *reader)
 {
-    rd_kafka_topic_partition_list_t *list = rd_kafka_topic_partition_list_new(4);
+    kafka_list *list = rd_kafka_topic_partition_list_new(4);
 
     pthread_mutex_lock(&reader->lock);
-    for (unsigned i = 0; i < reader->lane_count; i++) {
-        struct kafka_lane *lane = reader->lanes[i];
-        if (!lane || !lane->owned || lane->position < 0 || lane->position == lane->committed)
+    for (unsigned i = 0; i < reader->partition_count; i++) {
+        struct kafka_partition *partition = reader->partitions[i];
+        if (!partition || !partition->is_owned || partition->position < 0 ||
+            partition->position == partition->committed)
             continue;
-        lane->offered = lane->position;
-        rd_kafka_topic_partition_list_add(list, topic_of(reader), (int32_t)i)->offset = lane->position;
+        partition->committing = partition->position;
+        list_add(reader, list, i, partition->position);
     }
     pthread_mutex_unlock(&reader->lock);
     FAILPOINT("kafka.before_offsets");
-    if (list->cnt > 0)
-        reader->committing = !rd_kafka_commit_queue(reader->rk, list, reader->commits, NULL, NULL);
-    if (list->cnt > 0 && !reader->committing)
-        reader->commit_at_ns = clock_deadline_ms(COMMIT_AGAIN_MS);
+    if (list->cnt > 0) {
+        reader->is_committing = !rd_kafka_commit_queue(reader->rk, list, reader->commits, NULL, NULL);
+        if (!reader->is_committing)
+            reader->commit_at_ns = clock_deadline_ms(COMMIT_AGAIN_MS);
+    }
     rd_kafka_topic_partition_list_destroy(list);
 }
 
-/* One at a time, so that none overtakes another; what is settled meanwhile goes with the next. */
+/* One at a time, so that none overtakes another. */
 void bus_kafka_group_commit(struct kafka_reader *reader)
 {
-    if (!bus_kafka_reader_is_shared(reader))
-        return;
-    poll_answer(reader, 0);
-    if (reader->positioned && !reader->committing && clock_mono_ns() >= reader->commit_at_ns)
+    poll_commit(reader, 0);
+    if (reader->state == READER_POSITIONED && !reader->is_committing &&
+        clock_mono_ns() >= reader->commit_at_ns)
         begin_commit(reader);
 }
 
-void bus_kafka_group_commit_now(struct kafka_reader *reader, int64_t deadline_ns)
+static void await_commit(struct kafka_reader *reader, int64_t deadline_ns)
 {
-    if (!bus_kafka_reader_is_shared(reader) || !atomic_load(&reader->kafka->up))
+    while (reader->is_committing && clock_ms_left(deadline_ns) > 0 &&
+           !atomic_load(&reader->kafka->is_interrupted))
+        poll_commit(reader, 20);
+}
+
+static void commit_now(struct kafka_reader *reader)
+{
+    int64_t deadline_ns = clock_deadline_ms(LEAVE_COMMIT_MS);
+
+    if (!atomic_load(&reader->kafka->is_up))
         return;
-    while (reader->committing && clock_ms_left(deadline_ns) > 0 && !atomic_load(&reader->kafka->interrupted))
-        poll_answer(reader, 20);
-    if (reader->committing)
-        return;
-    begin_commit(reader);
-    while (reader->committing && clock_ms_left(deadline_ns) > 0 && !atomic_load(&reader->kafka->interrupted))
-        poll_answer(reader, 20);
+    await_commit(reader, deadline_ns);
+    if (!reader->is_committing)
+        begin_commit(reader);
+    await_commit(reader, deadline_ns);
 }
 
-/* ---- where to begin ---- */
+/* ---- positions ---- */
 
-/* Under no lock: nothing is dispatched before a lane has its place. */
-static void place(struct kafka_reader *reader, unsigned partition, int64_t offset, bool committed)
+/* A topic of other programs has as many partitions as it has. */
+static bool count_partitions(struct kafka_reader *reader)
 {
-    pthread_mutex_lock(&reader->lock);
-    struct kafka_lane *lane = bus_kafka_lane_get(reader, partition);
-    bus_kafka_lane_place(lane, offset);
-    lane->committed = committed ? offset : -1;
-    pthread_mutex_unlock(&reader->lock);
+    const struct rd_kafka_metadata *metadata;
+    bool is_found = false;
+
+    if (reader->consumer.topic->spec.partitions > 0)
+        return true;
+    rd_kafka_topic_t *topic = rd_kafka_topic_new(reader->rk, topic_of(reader), NULL);
+    rd_kafka_resp_err_t error = rd_kafka_metadata(reader->rk, 0, topic, &metadata, KAFKA_ASK_MS);
+    rd_kafka_topic_destroy(topic);
+    if (error)
+        return false;
+    if (metadata->topic_cnt == 1 && !metadata->topics[0].err && metadata->topics[0].partition_cnt > 0) {
+        reader->topic_partitions = (unsigned)metadata->topics[0].partition_cnt;
+        is_found = true;
+    }
+    rd_kafka_metadata_destroy(metadata);
+    return is_found;
 }
 
-static unsigned count_missing(const rd_kafka_topic_partition_list_t *list)
-{
-    unsigned missing = 0;
-
-    for (int i = 0; i < list->cnt; i++)
-        missing += list->elems[i].offset < 0;
-    return missing;
-}
-
-static bool commit_places(struct kafka_reader *reader, const rd_kafka_topic_partition_list_t *list)
+static bool commit_list(struct kafka_reader *reader, const kafka_list *list)
 {
     rd_kafka_queue_t *queue = rd_kafka_queue_new(reader->rk);
     rd_kafka_event_t *event = NULL;
-    bool good = false;
+    bool is_good = false;
 
     if (!rd_kafka_commit_queue(reader->rk, list, queue, NULL, NULL))
         event = rd_kafka_queue_poll(queue, KAFKA_ASK_MS);
     if (event) {
-        rd_kafka_topic_partition_list_t *answer = rd_kafka_event_topic_partition_list(event);
-        good = !rd_kafka_event_error(event);
-        for (int i = 0; answer && i < answer->cnt; i++)
-            good &= !answer->elems[i].err;
+        is_good = !commit_error(event);
         rd_kafka_event_destroy(event);
     }
     rd_kafka_queue_destroy(queue);
-    return good;
+    return is_good;
 }
 
-/* A group that has a place in some partitions is not new: the others were added to the topic since. */
-static bool give_places(struct kafka_reader *reader, rd_kafka_topic_partition_list_t *list, unsigned missing)
+/* A group that has a position in some partitions is not new: the others were added to the topic since. */
+static bool create_positions(struct kafka_reader *reader, kafka_list *list, int missing)
 {
-    bool from_now = missing == (unsigned)list->cnt && reader->consumer.spec.from == BUS_FROM_NOW;
-    rd_kafka_topic_partition_list_t *given = rd_kafka_topic_partition_list_new((int)missing);
-    bool good = true;
+    bool is_from_now = missing == list->cnt && reader->consumer.spec.from == BUS_FROM_NOW, is_good = true;
+    kafka_list *created = rd_kafka_topic_partition_list_new(missing);
 
-    for (int i = 0; i < list->cnt && good; i++) {
+    for (int i = 0; i < list->cnt && is_good; i++) {
+        rd_kafka_topic_partition_t *place = &list->elems[i];
         int64_t low, high;
-        if (list->elems[i].offset >= 0)
+        if (place->offset >= 0)
             continue;
-        good = ask_ends(reader, list->elems[i].partition, &low, &high);
-        if (good)
-            rd_kafka_topic_partition_list_add(given, topic_of(reader), list->elems[i].partition)->offset =
-                list->elems[i].offset = from_now ? high : low;
+        is_good = ask_ends(reader, place->partition, &low, &high);
+        if (!is_good)
+            break;
+        place->offset = is_from_now ? high : low;
+        list_add(reader, created, (unsigned)place->partition, place->offset);
     }
-    good = good && commit_places(reader, given);
+    is_good = is_good && commit_list(reader, created);
     FAILPOINT("kafka.after_places");
-    rd_kafka_topic_partition_list_destroy(given);
-    return good;
+    rd_kafka_topic_partition_list_destroy(created);
+    return is_good;
 }
 
-static bool position_group(struct kafka_reader *reader)
+static bool find_positions(struct kafka_reader *reader)
 {
-    rd_kafka_topic_partition_list_t *list = list_all(reader);
-    bool good = !rd_kafka_committed(reader->rk, list, KAFKA_ASK_MS);
+    kafka_list *list = rd_kafka_topic_partition_list_new((int)reader->topic_partitions);
+    int missing = 0;
 
-    for (int i = 0; i < list->cnt && good; i++)
-        good = !list->elems[i].err;
-    unsigned missing = count_missing(list);
-    if (good && missing > 0)
-        good = owns(reader, 0) && give_places(reader, list, missing);
-    for (int i = 0; i < list->cnt && good; i++)
-        if (owns(reader, list->elems[i].partition))
-            place(reader, (unsigned)list->elems[i].partition, list->elems[i].offset, true);
+    for (unsigned i = 0; i < reader->topic_partitions; i++)
+        list_add(reader, list, i, RD_KAFKA_OFFSET_INVALID);
+    bool is_good = !rd_kafka_committed(reader->rk, list, KAFKA_ASK_MS) && !list_error(list);
+    for (int i = 0; i < list->cnt; i++)
+        missing += list->elems[i].offset < 0;
+    if (is_good && missing > 0)
+        is_good = is_owned(reader, 0) && create_positions(reader, list, missing);
+    pthread_mutex_lock(&reader->lock);
+    for (int i = 0; i < list->cnt && is_good; i++)
+        if (is_owned(reader, list->elems[i].partition))
+            bus_kafka_partition_begin(bus_kafka_partition_find(reader, list->elems[i].partition),
+                                      list->elems[i].offset);
+    pthread_mutex_unlock(&reader->lock);
     rd_kafka_topic_partition_list_destroy(list);
-    return good;
+    return is_good;
 }
 
-/* Partitions that are added later are read from their beginning. */
-static bool position_every(struct kafka_reader *reader)
+/* Reads on in every partition from the end of its queue. */
+static bool assign(struct kafka_reader *reader)
 {
-    const struct bus_subscription *spec = &reader->consumer.spec;
+    kafka_list *list = rd_kafka_topic_partition_list_new(4), *paused = rd_kafka_topic_partition_list_new(4);
 
-    for (unsigned i = 0; i < reader->partitions; i++) {
-        int64_t low, high;
-        if (owns(reader, (int32_t)i))
+    for (unsigned i = 0; i < reader->partition_count; i++) {
+        struct kafka_partition *partition = reader->partitions[i];
+        if (!partition || !partition->is_owned)
             continue;
-        if (!ask_ends(reader, (int32_t)i, &low, &high))
-            return false;
-        bool from_start = spec->from == BUS_FROM_START || reader->ready;
-        place(reader, i, from_start ? low : high, false);
-        pthread_mutex_lock(&reader->lock);
-        reader->lanes[i]->owned = true;
-        pthread_mutex_unlock(&reader->lock);
-    }
-    return true;
-}
-
-/* Reads on in every partition from where its lane ends. */
-static bool apply(struct kafka_reader *reader)
-{
-    rd_kafka_topic_partition_list_t *list = rd_kafka_topic_partition_list_new(4), *paused;
-
-    paused = rd_kafka_topic_partition_list_new(4);
-    for (unsigned i = 0; i < reader->lane_count; i++) {
-        struct kafka_lane *lane = reader->lanes[i];
-        if (!lane || !lane->owned)
-            continue;
-        if (lane->paused)
-            rd_kafka_topic_partition_list_add(paused, topic_of(reader), (int32_t)i);
-        lane->paused = false;
-        rd_kafka_topic_partition_list_add(list, topic_of(reader), (int32_t)i)->offset = lane->fetch_at;
+        if (partition->is_paused)
+            list_add(reader, paused, i, RD_KAFKA_OFFSET_INVALID);
+        partition->is_paused = false;
+        list_add(reader, list, i, partition->fetch_at);
     }
     if (paused->cnt > 0)
         rd_kafka_resume_partitions(reader->rk, paused);
@@ -275,116 +241,86 @@ void bus_kafka_group_position(struct kafka_reader *reader)
     if (clock_mono_ns() < reader->position_at_ns)
         return;
     reader->position_at_ns = clock_deadline_ms(AGAIN_MS);
-    if (!count_partitions(reader) ||
-        !(bus_kafka_reader_is_shared(reader) ? position_group(reader) : position_every(reader)) ||
-        !apply(reader))
+    if (!count_partitions(reader) || !find_positions(reader) || !assign(reader))
         return;
-    reader->positioned = true;
-    if (reader->ready)
-        return;
-    reader->ready = true;
-    if (spec->on_ready)
+    bus_kafka_reader_move(reader, READER_POSITIONED);
+    if (!reader->was_ready && spec->on_ready)
         spec->on_ready(spec->context);
+    reader->was_ready = true;
 }
 
-/* ---- a place that is gone ---- */
-
-/* Retention was faster than we were: on at the oldest. The end is before us: the broker lost its tail, or the topic was
- * made anew; a group then takes all there is rather than leave something out, while who reads everything looks at
- * the truth when it is told of a gap. */
-static int64_t go_on_at(const struct kafka_reader *reader, int64_t fetch_at, int64_t low, int64_t high)
+/* Retention was faster than the group, or the broker lost its tail, or the topic was created again: on at the oldest message, so
+ * that none is left out. */
+void bus_kafka_group_reposition(struct kafka_reader *reader)
 {
-    if (fetch_at < low || bus_kafka_reader_is_shared(reader))
-        return low;
-    return high;
-}
-
-void bus_kafka_group_lost(struct kafka_reader *reader)
-{
-    bool any = false;
+    bool is_any = false;
 
     if (clock_mono_ns() < reader->position_at_ns)
         return;
-    for (unsigned i = 0; i < reader->lane_count; i++) {
-        struct kafka_lane *lane = reader->lanes[i];
+    for (unsigned i = 0; i < reader->partition_count; i++) {
+        struct kafka_partition *partition = reader->partitions[i];
         int64_t low, high;
-        if (!lane || !lane->owned || !lane->lost)
+        if (!partition || !partition->is_owned || !partition->is_out_of_range)
             continue;
         reader->position_at_ns = clock_deadline_ms(AGAIN_MS);
         if (!ask_ends(reader, (int32_t)i, &low, &high))
-            break; /* nobody else's would be answered now */
-        lane->lost = false;
-        any = true;
+            break; /* the broker does not answer for the others either */
+        partition->is_out_of_range = false;
+        is_any = true;
         pthread_mutex_lock(&reader->lock);
-        if (lane->fetch_at < low || lane->fetch_at > high)
-            bus_kafka_lane_gap(lane, go_on_at(reader, lane->fetch_at, low, high));
+        if (partition->fetch_at < low || partition->fetch_at > high)
+            bus_kafka_partition_gap(partition, low);
         pthread_mutex_unlock(&reader->lock);
     }
-    if (any)
-        apply(reader);
+    if (is_any)
+        assign(reader);
 }
 
-/* ---- rebalances: the pump's, inside a poll ---- */
+/* ---- rebalances: on the reader's thread, inside a poll ---- */
 
-static void await_idle(struct kafka_reader *reader, int64_t wait_ms)
+void bus_kafka_group_leave(struct kafka_reader *reader)
 {
-    int64_t deadline_ns = clock_deadline_ms(wait_ms);
-
-    while (reader->running > 0 && clock_ms_left(deadline_ns) > 0)
-        bus_kafka_wait_ms(&reader->idle, &reader->lock, clock_ms_left(deadline_ns));
-}
-
-void bus_kafka_group_leave(struct kafka_reader *reader, int64_t wait_ms)
-{
-    bool lost = rd_kafka_assignment_lost(reader->rk);
+    bool is_lost = rd_kafka_assignment_lost(reader->rk); /* others have the partitions already */
+    int64_t deadline_ns = clock_deadline_ms(reader->kafka->config.handler_ms);
 
     pthread_mutex_lock(&reader->lock);
-    reader->halted = true;
-    if (!lost)
-        await_idle(reader, wait_ms);
+    reader->is_halted = true;
+    while (!is_lost && reader->running > 0 && clock_ms_left(deadline_ns) > 0)
+        bus_kafka_wait_ms(&reader->idle, &reader->lock, clock_ms_left(deadline_ns));
     pthread_mutex_unlock(&reader->lock);
     FAILPOINT("kafka.before_leave");
-    if (!lost && reader->positioned)
-        bus_kafka_group_commit_now(reader, clock_deadline_ms(LEAVE_COMMIT_MS));
+    if (!is_lost && reader->state == READER_POSITIONED)
+        commit_now(reader);
     pthread_mutex_lock(&reader->lock);
-    for (unsigned i = 0; i < reader->lane_count; i++)
-        if (reader->lanes[i] && reader->lanes[i]->owned) {
-            bus_kafka_lane_leave(reader->lanes[i]);
-            reader->lanes[i]->paused = reader->lanes[i]->lost = false;
-        }
-    reader->halted = false;
+    for (unsigned i = 0; i < reader->partition_count; i++)
+        if (reader->partitions[i] && reader->partitions[i]->is_owned)
+            bus_kafka_partition_give_up(reader->partitions[i]);
+    reader->is_halted = false;
     pthread_mutex_unlock(&reader->lock);
-    reader->assigned = reader->positioned = false;
+    bus_kafka_reader_move(reader, READER_JOINING);
 }
 
-static void join(struct kafka_reader *reader, const rd_kafka_topic_partition_list_t *partitions)
-{
-    rd_kafka_topic_partition_list_t *none = rd_kafka_topic_partition_list_new(0);
-
-    pthread_mutex_lock(&reader->lock);
-    for (int i = 0; i < partitions->cnt; i++) {
-        struct kafka_lane *lane = bus_kafka_lane_get(reader, (unsigned)partitions->elems[i].partition);
-        lane->owned = true;
-        lane->fetch_at = INT64_MAX; /* until it has its place */
-    }
-    pthread_mutex_unlock(&reader->lock);
-    reader->assigned = true;
-    reader->position_at_ns = 0;
-    rd_kafka_assign(reader->rk, none);
-    rd_kafka_topic_partition_list_destroy(none);
-}
-
-static void on_rebalance(rd_kafka_t *rk, rd_kafka_resp_err_t what,
-                         rd_kafka_topic_partition_list_t *partitions, void *opaque)
+static void on_rebalance(rd_kafka_t *rk, rd_kafka_resp_err_t what, kafka_list *partitions, void *opaque)
 {
     struct kafka_reader *reader = opaque;
+    kafka_list *none = rd_kafka_topic_partition_list_new(0);
 
     if (what == RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS) {
-        join(reader, partitions);
-        return;
+        pthread_mutex_lock(&reader->lock);
+        for (int i = 0; i < partitions->cnt; i++) {
+            struct kafka_partition *partition =
+                bus_kafka_partition_get(reader, (unsigned)partitions->elems[i].partition);
+            partition->is_owned = true;
+            partition->fetch_at = INT64_MAX; /* until it has its position */
+        }
+        pthread_mutex_unlock(&reader->lock);
+        bus_kafka_reader_move(reader, READER_ASSIGNED);
+        reader->position_at_ns = 0;
+    } else {
+        bus_kafka_group_leave(reader);
     }
-    bus_kafka_group_leave(reader, reader->kafka->config.handler_ms);
-    rd_kafka_assign(rk, NULL);
+    rd_kafka_assign(rk, what == RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS ? none : NULL);
+    rd_kafka_topic_partition_list_destroy(none);
 }
 
 void bus_kafka_group_callbacks(rd_kafka_conf_t *conf)
@@ -392,69 +328,46 @@ void bus_kafka_group_callbacks(rd_kafka_conf_t *conf)
     rd_kafka_conf_set_rebalance_cb(conf, on_rebalance);
 }
 
-/* ---- now and then ---- */
+/* ---- lag ---- */
 
-/* The broker told where the end is with the messages themselves; of partitions that are not read now it has to be asked. All
- * at once and by a question about times, which is over when its time is: the one about watermarks waits for a broker that
- * is frozen, partition by partition, and a stop with it. */
-static rd_kafka_topic_partition_list_t *ask_paused(struct kafka_reader *reader)
+/* The broker sends the end of a partition with its messages; for paused partitions it has to be asked. All in one request for
+ * times, which has a timeout: one for watermarks waits for a broker that is frozen, for each partition, and a stop waits for it. */
+static kafka_list *ask_paused_ends(struct kafka_reader *reader)
 {
-    rd_kafka_topic_partition_list_t *list = rd_kafka_topic_partition_list_new(4);
-    bool good = true;
+    kafka_list *list = rd_kafka_topic_partition_list_new(4);
 
-    for (unsigned i = 0; i < reader->lane_count; i++)
-        if (reader->lanes[i] && reader->lanes[i]->owned && reader->lanes[i]->paused)
-            rd_kafka_topic_partition_list_add(list, topic_of(reader), (int32_t)i)->offset =
-                RD_KAFKA_OFFSET_END;
-    if (list->cnt > 0)
-        good = !rd_kafka_offsets_for_times(reader->rk, list, KAFKA_ASK_MS);
-    for (int i = 0; i < list->cnt && good; i++)
-        good = !list->elems[i].err;
-    if (list->cnt > 0 && good)
+    for (unsigned i = 0; i < reader->partition_count; i++)
+        if (is_owned(reader, (int32_t)i) && reader->partitions[i]->is_paused)
+            list_add(reader, list, i, RD_KAFKA_OFFSET_END);
+    if (list->cnt > 0 && !rd_kafka_offsets_for_times(reader->rk, list, KAFKA_ASK_MS) && !list_error(list))
         return list;
     rd_kafka_topic_partition_list_destroy(list);
     return NULL;
 }
 
-static int64_t end_of(struct kafka_reader *reader, int32_t partition,
-                      const rd_kafka_topic_partition_list_t *asked)
+void bus_kafka_group_measure_lag(struct kafka_reader *reader)
 {
-    const rd_kafka_topic_partition_t *found =
-        asked ? rd_kafka_topic_partition_list_find(asked, topic_of(reader), partition) : NULL;
-    int64_t low, high;
-
-    if (found)
-        return found->offset;
-    return rd_kafka_get_watermark_offsets(reader->rk, topic_of(reader), partition, &low, &high) ? -1 : high;
-}
-
-static void show_lag(struct kafka_reader *reader)
-{
-    rd_kafka_topic_partition_list_t *asked = ask_paused(reader);
+    if (reader->state != READER_POSITIONED || !atomic_load(&reader->kafka->is_up))
+        return;
+    kafka_list *asked = ask_paused_ends(reader);
     int64_t lag = 0;
-
-    for (unsigned i = 0; i < reader->lane_count; i++) {
-        const struct kafka_lane *lane = reader->lanes[i];
-        if (!lane || !lane->owned)
+    for (unsigned i = 0; i < reader->partition_count; i++) {
+        int64_t low, end = -1;
+        if (!is_owned(reader, (int32_t)i))
             continue;
-        int64_t end = end_of(reader, (int32_t)i, asked);
+        const rd_kafka_topic_partition_t *found =
+            asked ? rd_kafka_topic_partition_list_find(asked, topic_of(reader), (int32_t)i) : NULL;
+        if (found)
+            end = found->offset;
+        else if (rd_kafka_get_watermark_offsets(reader->rk, topic_of(reader), (int32_t)i, &low, &end))
+            end = -1;
         pthread_mutex_lock(&reader->lock);
-        lag += end > lane->position && lane->position >= 0 ? end - lane->position : 0;
+        int64_t position = reader->partitions[i]->position;
         pthread_mutex_unlock(&reader->lock);
+        lag += position >= 0 && end > position ? end - position : 0;
     }
     if (asked)
         rd_kafka_topic_partition_list_destroy(asked);
     metric_set(reader->consumer.lag, (double)lag);
     metric_set(reader->kafka_lag, (double)lag);
-}
-
-void bus_kafka_group_look(struct kafka_reader *reader)
-{
-    unsigned before = reader->partitions;
-
-    if (reader->positioned && atomic_load(&reader->kafka->up))
-        show_lag(reader);
-    if (reader->positioned && !bus_kafka_reader_is_shared(reader) && count_partitions(reader) &&
-        reader->partitions > before)
-        reader->positioned = false; /* the pump gives the new ones their places */
 }

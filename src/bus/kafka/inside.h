@@ -1,19 +1,18 @@
-/* What the files of the Kafka driver share.
+/* Inside the Kafka driver.
  *
- *   kafka.c     life: configuration, start, stop
- *   client.c    librdkafka's handles: settings, its errors and logs as ours
- *   message.c   messages both ways
- *   publish.c   the producer, and who waits for it
- *   upkeep.c    topics made and checked, is a broker there
- *   reader.c    one subscription: its thread, what it polls, its end
- *   lane.c      one partition of it: what waits there, handed to the workers
- *   group.c     which partitions, from where, and commits
- *   tsan.c      what ThreadSanitizer has to be told of librdkafka; in no other build
+ *   driver.c     create, start, stop, destroy
+ *   client.c     handles of librdkafka: settings, errors, log lines, end
+ *   publish.c    the producer and bus_publish()
+ *   topic.c      the upkeep task: creates and checks topics, and whether a broker answers
+ *   reader.c     one subscription: its consumer and the thread that polls it
+ *   group.c      its membership: partitions, positions, commits, lag
+ *   partition.c  one partition of it: the queue, and the job that hands batches to the handler
+ *   tsan.c       C11 threads for ThreadSanitizer; in no other build
  *
- * Threads: one that serves the producer, one for upkeep, one for each subscription (the pump), beside librdkafka's own.
- * Handlers run on workers. The pump never waits for a handler but when a partition goes to another member:
+ * Threads: one polls the producer, one runs the upkeep, one polls each reader, beside those of librdkafka. Handlers run on
+ * workers. A reader's thread waits for a handler only when a partition goes to another member:
  *
- *   broker ─ librdkafka ─▶ pump ─▶ lane's queue ─▶ worker: handler, database ─▶ lane's position ─▶ pump ─ commit ─▶ broker
+ *   broker ─ librdkafka ─▶ reader ─▶ partition's queue ─▶ worker: handler, database ─▶ position ─▶ reader ─ commit ─▶ broker
  */
 #ifndef FRESHET_BUS_KAFKA_INSIDE_H
 #define FRESHET_BUS_KAFKA_INSIDE_H
@@ -24,9 +23,10 @@
 #include "bus/bus_inside.h"
 #include "bus/bus_kafka.h"
 #include "bus/delivery.h"
+#include "loop/task.h"
 
-#define KAFKA_ASK_MS 1000 /* a question to the broker, before it is asked again; a stop may wait so long */
-#define KAFKA_RECORD_BYTES 1024 /* what a record needs beside key, headers' texts and payload, at most */
+#define KAFKA_ASK_MS 1000       /* one request to a broker, before a retry; a stop may wait so long */
+#define KAFKA_RECORD_BYTES 1024 /* what a record needs beside key, headers and payload, at most */
 
 struct kafka;
 struct kafka_reader;
@@ -36,30 +36,37 @@ struct kafka_reader;
  *   items:  | free |  taken  |  waiting …  |
  *                head     head+taken    head+count
  *
- * Those taken are a job's; whatever happens to the partition meanwhile, the job ends them. */
-struct kafka_lane {
-    struct worker_job work;
+ * The taken ones belong to a job, which frees them even when the partition is given up meanwhile. */
+struct kafka_partition {
+    struct worker_job work; /* first */
     struct kafka_reader *reader;
-    unsigned partition;
-    struct bus_delivery delivery; /* the job's, as the following */
-    unsigned tried_in;            /* the epoch whose attempts it counts */
+    unsigned number;
+    struct bus_delivery delivery; /* the job's */
+    unsigned tried_in;            /* the job's: the generation whose attempts it counts */
     /* under reader->lock */
-    bool owned;
-    bool busy;      /* its job is queued or runs */
-    unsigned epoch; /* a job that began in another one changes nothing */
+    bool is_owned, is_busy;
+    unsigned generation; /* a job of another one changes nothing */
     rd_kafka_message_t **items;
     size_t head, count, capacity, taken, bytes;
     int64_t position; /* the first that is not settled; -1: not known yet */
     int64_t fetch_at; /* the first that is not here yet */
-    int64_t due_ns;   /* not before */
-    bool gap;         /* once `before_gap` items are settled there is one, up to gap_next */
+    int64_t due_ns;   /* no batch before */
+    bool has_gap;     /* after `before_gap` items, up to gap_next */
     size_t before_gap;
     int64_t gap_from, gap_next;
-    /* the pump's */
-    bool paused;
-    bool lost;         /* the broker does not have what is at fetch_at */
-    int64_t committed; /* the group's offset, as far as the broker said so; -1: not known */
-    int64_t offered;   /* what a commit under way offers */
+    /* the reader's thread */
+    bool is_paused;
+    bool is_out_of_range; /* the broker does not have fetch_at */
+    int64_t committed;    /* the group's offset, by the broker's last answer; -1: not known */
+    int64_t committing;   /* the offset of the commit under way */
+};
+
+/* ---- a subscription ---- */
+enum kafka_reader_state {
+    READER_CLOSED,     /* no consumer */
+    READER_JOINING,    /* without partitions */
+    READER_ASSIGNED,   /* its positions are not known yet */
+    READER_POSITIONED, /* reads */
 };
 
 struct kafka_reader {
@@ -67,130 +74,140 @@ struct kafka_reader {
     struct kafka *kafka;
     struct metric_series *kafka_lag;
     pthread_t thread;
-    bool started;
+    bool is_started;
 
     pthread_mutex_t lock;
-    pthread_cond_t idle;       /* a job ended */
-    struct kafka_lane **lanes; /* by partition; made when first owned, never freed before the end */
-    unsigned lane_count;
+    pthread_cond_t idle;                 /* a job ended */
+    struct kafka_partition **partitions; /* by number; created when first owned, freed at the end */
+    unsigned partition_count;
     unsigned running; /* jobs queued or running */
     unsigned turn;
-    bool halted; /* no new jobs: a rebalance, or the end */
+    bool is_halted; /* no new jobs: a rebalance, or the end */
 
-    /* the pump's */
+    /* its thread's */
     rd_kafka_t *rk;
     rd_kafka_queue_t *queue, *commits;
-    bool assigned, positioned, ready, committing, reopen;
-    int64_t position_at_ns, commit_at_ns, lag_at_ns, look_at_ns, said_at_ns;
-    unsigned partitions; /* as many as the topic has */
+    enum kafka_reader_state state;
+    bool was_ready;     /* on_ready was called */
+    bool is_committing; /* a commit is under way */
+    bool is_broken;     /* the consumer is opened again */
+    int64_t position_at_ns, commit_at_ns, lag_at_ns, log_at_ns;
+    unsigned topic_partitions; /* that the topic has */
 };
 
 /* ---- publishing ---- */
 struct kafka_producer {
     rd_kafka_t *rk;
-    unsigned users; /* under kafka->lock; the producer's thread ends it when nobody is in it */
+    unsigned users; /* under kafka->lock; it is closed when there is none */
 };
 
 struct kafka_topic {
-    char fault[256];        /* why it cannot be used; "" = nothing wrong. Under kafka->lock */
-    atomic_uint partitions; /* as many as it has, once it is known */
-    atomic_bool wanted;     /* created by others, and messages are published to it */
-    bool gone;              /* a broker said it has none; under kafka->lock */
-    bool there;             /* a broker has it; upkeep's */
-    bool again;             /* it was there before; upkeep's */
-    bool refused;           /* to make it, as the log says; upkeep's */
+    char fault[256];        /* why it cannot be used; "" = it can. Under kafka->lock */
+    atomic_uint partitions; /* that it has, once known */
+    atomic_bool is_wanted;  /* created by others, and messages are published to it */
+    bool is_missing;        /* a broker reported so; under kafka->lock */
+    bool exists, was_lost;  /* the upkeep's: a broker has it; it was there before */
+    bool is_refusal_logged; /* the upkeep's */
+};
+
+enum kafka_phase {
+    KAFKA_RUNNING,
+    KAFKA_STOPPING, /* no new calls and batches */
+    KAFKA_CLOSING,  /* its threads end */
 };
 
 struct kafka {
-    struct bus bus; /* first: the two share their address */
+    struct bus bus; /* first */
     struct bus_kafka_config config;
-    rd_kafka_conf_t *conf; /* what all handles have in common */
+    rd_kafka_conf_t *conf; /* common to all handles */
     struct db_pool *pool;
     struct kafka_reader **readers;
     size_t reader_count;
-    pthread_t producer_thread, upkeep_thread;
-    bool started;
-    atomic_bool up, stopping, interrupted, closing, broken;
-    atomic_llong log_at_ns; /* librdkafka's lines, one now and then */
+    pthread_t producer_thread;
+    bool is_started;
+    struct worker_pool *upkeep_thread;
+    struct task *upkeep;
+    _Atomic(enum kafka_phase) phase;
+    atomic_bool is_up, is_interrupted, is_producer_broken;
+    atomic_llong log_at_ns; /* the last line of librdkafka */
     atomic_uint log_dropped;
 
-    pthread_mutex_t lock; /* for what follows, and the topics' `known` */
+    pthread_mutex_t lock; /* for the rest, and the topics' `known` */
     pthread_cond_t changed;
-    struct kafka_producer *producer; /* NULL: none yet, or being made anew */
-    struct kafka_topic *topics;      /* by the place in bus.topics */
+    struct kafka_producer *producer; /* NULL: none yet, or replaced */
+    struct kafka_topic *topics;      /* as bus.topics */
     unsigned publishing;             /* callers that have not returned */
-    bool probe;                      /* look at once whether a broker is there */
-    bool told;                       /* that it is, or is not */
+    bool is_up_logged;
 };
+
+static inline bool kafka_is_ending(const struct kafka *kafka)
+{
+    return atomic_load(&kafka->is_interrupted) || atomic_load(&kafka->phase) == KAFKA_CLOSING;
+}
 
 /* ---- client.c ---- */
 enum status bus_kafka_conf_create(const struct bus_kafka_config *config, rd_kafka_conf_t **conf,
                                   struct error *error) MUST_CHECK;
-/* `settings` come on top of the common ones. NULL: it cannot be made, and the log says why. */
 struct kafka_setting {
     const char *name, *value; /* value NULL: leave it; name NULL ends the list */
 };
+/* `settings` are added to the common ones. NULL: it cannot be created, and the reason is logged. */
 rd_kafka_t *bus_kafka_client_open(struct kafka *kafka, rd_kafka_type_t type,
                                   const struct kafka_setting *settings, void *opaque,
                                   void (*set_callbacks)(rd_kafka_conf_t *conf));
-/* Ends it. librdkafka may wait for ever for parts of its own (a topic that was deleted under a consumer): such a handle is
- * left behind, so that whoever stops does stop. Nothing of it calls us afterwards. */
+/* librdkafka may wait for ever for parts of its own (a topic that was deleted under a consumer): such a handle is leaked, so that
+ * a stop ends. Nothing of it calls us afterwards. */
 void bus_kafka_client_close(rd_kafka_t *rk);
-/* A cond wait of at most `ms`. */
-void bus_kafka_wait_ms(pthread_cond_t *cond, pthread_mutex_t *lock, int64_t ms);
+void bus_kafka_wait_ms(pthread_cond_t *cond, pthread_mutex_t *lock, int64_t ms); /* at most */
 void bus_kafka_cond_init(pthread_cond_t *cond);
-
-/* ---- message.c ---- */
-void bus_kafka_message_read(const rd_kafka_message_t *from, struct str topic, struct arena *arena,
-                            struct bus_message *to);
-rd_kafka_resp_err_t bus_kafka_message_send(rd_kafka_t *rk, const char *topic,
-                                           const struct bus_message *message, void *opaque);
 
 /* ---- publish.c ---- */
 enum status bus_kafka_publish(struct bus *bus, struct bus_message *messages, size_t count,
                               int64_t deadline_ns, struct error *error);
-void *bus_kafka_producer_run(void *kafka);                              /* its thread, until `closing` */
+void *bus_kafka_producer_run(void *kafka);                              /* its thread, until CLOSING */
 struct kafka_producer *bus_kafka_producer_acquire(struct kafka *kafka); /* NULL: there is none now */
 void bus_kafka_producer_release(struct kafka *kafka, struct kafka_producer *producer);
 
-/* ---- upkeep.c ---- */
-void *bus_kafka_upkeep_run(void *kafka); /* its thread, until `closing` */
-void bus_kafka_probe(struct kafka *kafka);
-/* A broker does not know it. Any thread, not under the lock. */
-void bus_kafka_topic_gone(struct kafka *kafka, const char *name);
-/* Where a message for `partition` goes: a dead-letter topic may have fewer than ours, one created by others as many as it has. */
+/* ---- topic.c ---- */
+task_run_fn bus_kafka_upkeep_step;
+void bus_kafka_upkeep_wake(struct kafka *kafka); /* is a broker there? */
+void bus_kafka_topic_missing(struct kafka *kafka,
+                             const char *name); /* a broker reports so; not under the lock */
+/* The partition of a message: a dead-letter topic may have fewer than ours, one created by others as many as it has. */
 unsigned bus_kafka_topic_partition(struct kafka *kafka, const struct bus_topic_state *topic,
                                    unsigned partition);
-/* Under the lock: CONFIG when the topic cannot be used; whether it is there. One created by others is looked for from now on. */
-enum status bus_kafka_topic_check(struct kafka *kafka, const struct bus_topic_state *topic, bool *known,
+/* Under the lock: CONFIG when it cannot be used. One created by others is looked for from now on. */
+enum status bus_kafka_topic_check(struct kafka *kafka, const struct bus_topic_state *topic, bool *is_known,
                                   struct error *error) MUST_CHECK;
 
 /* ---- reader.c ---- */
 void bus_kafka_reader_create(struct kafka *kafka, const struct bus_consumer *consumer);
 void bus_kafka_reader_start(struct kafka_reader *reader);
-void bus_kafka_reader_wake(struct kafka_reader *reader);    /* any thread while it runs */
+void bus_kafka_reader_wake(struct kafka_reader *reader); /* under its lock */
+void bus_kafka_reader_move(struct kafka_reader *reader, enum kafka_reader_state to);
 void bus_kafka_reader_destroy(struct kafka_reader *reader); /* its thread has ended */
-bool bus_kafka_reader_is_shared(const struct kafka_reader *reader);
 
-/* ---- lane.c: under reader->lock, but for what is the pump's ---- */
-struct kafka_lane *bus_kafka_lane_get(struct kafka_reader *reader, unsigned partition); /* made if need be */
-void bus_kafka_lane_put(struct kafka_lane *lane, rd_kafka_message_t *message);          /* takes it over */
-bool bus_kafka_lane_is_full(const struct kafka_lane *lane);
-bool bus_kafka_lane_is_low(const struct kafka_lane *lane);
-void bus_kafka_lane_place(struct kafka_lane *lane, int64_t offset); /* what comes next is this one */
-void bus_kafka_lane_gap(struct kafka_lane *lane, int64_t next);
-void bus_kafka_lane_leave(struct kafka_lane *lane); /* it is not ours any more */
-void bus_kafka_lanes_dispatch(struct kafka_reader *reader);
-int64_t bus_kafka_lanes_due_ns(const struct kafka_reader *reader); /* when one's backoff is over */
-void bus_kafka_lane_destroy(struct kafka_lane *lane);
+/* ---- partition.c: under reader->lock ---- */
+struct kafka_partition *bus_kafka_partition_get(struct kafka_reader *reader,
+                                                unsigned number); /* creates it */
+struct kafka_partition *bus_kafka_partition_find(const struct kafka_reader *reader,
+                                                 int32_t number);                             /* NULL: none */
+void bus_kafka_partition_put(struct kafka_partition *partition, rd_kafka_message_t *message); /* owns it */
+bool bus_kafka_partition_is_full(const struct kafka_partition *partition);
+bool bus_kafka_partition_is_low(const struct kafka_partition *partition);
+void bus_kafka_partition_begin(struct kafka_partition *partition, int64_t offset); /* of the next message */
+void bus_kafka_partition_gap(struct kafka_partition *partition, int64_t next);
+void bus_kafka_partition_give_up(struct kafka_partition *partition); /* it is another member's */
+void bus_kafka_partitions_dispatch(struct kafka_reader *reader);
+int64_t bus_kafka_partitions_due_ns(const struct kafka_reader *reader); /* the end of the next backoff */
+void bus_kafka_partition_destroy(struct kafka_partition *partition);
 
-/* ---- group.c: the pump's ---- */
+/* ---- group.c: on the reader's thread ---- */
 void bus_kafka_group_callbacks(rd_kafka_conf_t *conf);
-void bus_kafka_group_position(struct kafka_reader *reader); /* once the partitions are known: from where */
-void bus_kafka_group_lost(struct kafka_reader *reader);     /* lanes whose place is gone at the broker */
-void bus_kafka_group_commit(struct kafka_reader *reader);   /* begins or ends one, never waits */
-void bus_kafka_group_commit_now(struct kafka_reader *reader, int64_t deadline_ns);
-void bus_kafka_group_leave(struct kafka_reader *reader, int64_t wait_ms); /* gives all partitions up */
-void bus_kafka_group_look(struct kafka_reader *reader); /* are there more partitions? what is the lag? */
+void bus_kafka_group_position(struct kafka_reader *reader);   /* ASSIGNED to POSITIONED */
+void bus_kafka_group_reposition(struct kafka_reader *reader); /* partitions that are out of range */
+void bus_kafka_group_commit(struct kafka_reader *reader);     /* begins or ends one, never waits */
+void bus_kafka_group_leave(struct kafka_reader *reader);      /* gives all partitions up */
+void bus_kafka_group_measure_lag(struct kafka_reader *reader);
 
 #endif

@@ -1,5 +1,5 @@
-/* One subscription: a consumer of librdkafka and the thread that polls it, the pump. The pump files messages into lanes,
- * begins commits, and keeps polling whatever handlers do, so that a slow one does not cost the membership. */
+/* One subscription: a consumer of librdkafka and the thread that polls it. The thread puts messages into the queues of their
+ * partitions, begins commits, and polls whatever handlers do, so that a slow one does not cost the membership. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -10,12 +10,12 @@
 
 enum {
     POLL_MS = 100,
-    COMMITTING_MS = 10, /* while an answer is awaited that does not end the poll by itself */
-    FILE_MAX = 500,     /* messages between two looks at everything else */
-    LOOK_MS = 3000,     /* lag, and new partitions */
+    ANSWER_MS = 10, /* while an answer is awaited that does not end the poll by itself */
+    MESSAGES = 500, /* between two looks at everything else */
+    LAG_MS = 3000,  /* between two measurements */
     REOPEN_MS = 1000,
     CLOSE_MS = 2000,
-    SAY_EVERY_MS = 30000,
+    LOG_MS = 30000, /* between two lines about errors */
 };
 
 static struct metric_family lag_family = {
@@ -25,9 +25,23 @@ static struct metric_family lag_family = {
     .labels = {"topic", "group"},
 };
 
-bool bus_kafka_reader_is_shared(const struct kafka_reader *reader)
+#define FROM(state) (1u << (state))
+
+void bus_kafka_reader_move(struct kafka_reader *reader, enum kafka_reader_state to)
 {
-    return reader->consumer.spec.mode == BUS_SHARED;
+    const unsigned is_open = FROM(READER_JOINING) | FROM(READER_ASSIGNED) | FROM(READER_POSITIONED);
+    const unsigned allowed[] = {
+        [READER_CLOSED] = is_open,
+        [READER_JOINING] = is_open | FROM(READER_CLOSED),
+        [READER_ASSIGNED] = is_open,
+        [READER_POSITIONED] = FROM(READER_ASSIGNED),
+    };
+
+    if (!(allowed[to] & FROM(reader->state))) {
+        log_error("kafka_reader_state_wrong", LOG_INT("from", reader->state), LOG_INT("to", to));
+        abort();
+    }
+    reader->state = to;
 }
 
 void bus_kafka_reader_wake(struct kafka_reader *reader)
@@ -38,6 +52,19 @@ void bus_kafka_reader_wake(struct kafka_reader *reader)
 
 /* ---- open ---- */
 
+static bool subscribe_topic(const struct kafka_reader *reader, rd_kafka_t *rk)
+{
+    rd_kafka_topic_partition_list_t *topics = rd_kafka_topic_partition_list_new(1);
+
+    rd_kafka_topic_partition_list_add(topics, reader->consumer.spec.topic, RD_KAFKA_PARTITION_UA);
+    rd_kafka_resp_err_t error = rd_kafka_subscribe(rk, topics);
+    rd_kafka_topic_partition_list_destroy(topics);
+    if (error)
+        log_error("kafka_subscribe_failed", LOG_CSTR("topic", reader->consumer.spec.topic),
+                  LOG_CSTR("error", rd_kafka_err2str(error)));
+    return !error;
+}
+
 static bool open_consumer(struct kafka_reader *reader)
 {
     const struct bus_kafka_config *config = &reader->kafka->config;
@@ -46,12 +73,12 @@ static bool open_consumer(struct kafka_reader *reader)
         {"group.id", reader->consumer.spec.group},
         {"enable.auto.commit", "false"},
         {"enable.auto.offset.store", "false"},
-        {"auto.offset.reset", "error"}, /* a place that is gone is a gap, and ours to tell */
+        {"auto.offset.reset", "error"}, /* an offset that is gone is a gap, which is reported */
         {"partition.assignment.strategy", "range"},
         {"session.timeout.ms", session},
         {"heartbeat.interval.ms", heartbeat},
         {"max.poll.interval.ms", interval},
-        {"fetch.wait.max.ms", "100"}, /* a partition that is read again waits for a question under way */
+        {"fetch.wait.max.ms", "100"}, /* a partition that is resumed waits for the request under way */
         {"fetch.error.backoff.ms", "100"},
         {"queued.max.messages.kbytes", "16384"},
         {"topic.metadata.refresh.interval.ms", session}, /* finds new partitions */
@@ -66,32 +93,24 @@ static bool open_consumer(struct kafka_reader *reader)
         bus_kafka_client_open(reader->kafka, RD_KAFKA_CONSUMER, settings, reader, bus_kafka_group_callbacks);
     if (!rk)
         return false;
+    if (!subscribe_topic(reader, rk)) {
+        bus_kafka_client_close(rk);
+        return false;
+    }
     rd_kafka_poll_set_consumer(rk);
     reader->commits = rd_kafka_queue_new(rk);
     pthread_mutex_lock(&reader->lock);
     reader->queue = rd_kafka_queue_get_consumer(rk);
     reader->rk = rk;
     pthread_mutex_unlock(&reader->lock);
+    bus_kafka_reader_move(reader, READER_JOINING);
     return true;
-}
-
-static bool subscribe(struct kafka_reader *reader)
-{
-    rd_kafka_topic_partition_list_t *topics = rd_kafka_topic_partition_list_new(1);
-
-    rd_kafka_topic_partition_list_add(topics, reader->consumer.spec.topic, RD_KAFKA_PARTITION_UA);
-    rd_kafka_resp_err_t error = rd_kafka_subscribe(reader->rk, topics);
-    rd_kafka_topic_partition_list_destroy(topics);
-    if (error)
-        log_error("kafka_subscribe_failed", LOG_CSTR("topic", reader->consumer.spec.topic),
-                  LOG_CSTR("error", rd_kafka_err2str(error)));
-    return !error;
 }
 
 /* ---- close ---- */
 
-/* Leaves the group, so that others need not wait for the session to end. What librdkafka wants of us on the way out has to
- * be given in any case: without it the handle would never end. */
+/* Leaves the group, so that others need not wait for the end of the session. The rebalance that librdkafka requests meanwhile has
+ * to be answered: without it the handle would never end. */
 static void leave_group(struct kafka_reader *reader)
 {
     struct kafka *kafka = reader->kafka;
@@ -102,8 +121,8 @@ static void leave_group(struct kafka_reader *reader)
         rd_kafka_error_destroy(error);
         return;
     }
-    while (!rd_kafka_consumer_closed(reader->rk) && clock_mono_ns() < limit_ns && atomic_load(&kafka->up) &&
-           !atomic_load(&kafka->interrupted)) {
+    while (!rd_kafka_consumer_closed(reader->rk) && clock_mono_ns() < limit_ns &&
+           atomic_load(&kafka->is_up) && !atomic_load(&kafka->is_interrupted)) {
         rd_kafka_message_t *message = rd_kafka_consumer_poll(reader->rk, 20);
         if (message)
             rd_kafka_message_destroy(message);
@@ -112,11 +131,11 @@ static void leave_group(struct kafka_reader *reader)
         rd_kafka_assign(reader->rk, NULL);
 }
 
-/* In order: the last commit, the group, the handle. Nobody waits for a broker that is gone. */
+/* The last commit, the group, the handle. A broker that does not answer is not waited for. */
 static void close_consumer(struct kafka_reader *reader)
 {
-    bus_kafka_group_leave(reader, reader->kafka->config.handler_ms);
-    if (atomic_load(&reader->kafka->up) && bus_kafka_reader_is_shared(reader))
+    bus_kafka_group_leave(reader);
+    if (atomic_load(&reader->kafka->is_up))
         leave_group(reader);
     pthread_mutex_lock(&reader->lock);
     while (reader->running > 0) /* they hold messages of this handle */
@@ -129,10 +148,11 @@ static void close_consumer(struct kafka_reader *reader)
     rd_kafka_queue_destroy(queue);
     rd_kafka_queue_destroy(reader->commits);
     bus_kafka_client_close(rk);
-    reader->assigned = reader->positioned = reader->committing = reader->reopen = false;
+    bus_kafka_reader_move(reader, READER_CLOSED);
+    reader->is_committing = reader->is_broken = false;
 }
 
-/* ---- the pump ---- */
+/* ---- poll ---- */
 
 static void note_error(struct kafka_reader *reader, const rd_kafka_message_t *message)
 {
@@ -141,28 +161,26 @@ static void note_error(struct kafka_reader *reader, const rd_kafka_message_t *me
 
     if (message->err == RD_KAFKA_RESP_ERR__AUTO_OFFSET_RESET ||
         message->err == RD_KAFKA_RESP_ERR_OFFSET_OUT_OF_RANGE) {
-        pthread_mutex_lock(&reader->lock);
-        if (message->partition >= 0 && (unsigned)message->partition < reader->lane_count &&
-            reader->lanes[message->partition])
-            reader->lanes[message->partition]->lost = true;
-        pthread_mutex_unlock(&reader->lock);
+        struct kafka_partition *partition = bus_kafka_partition_find(reader, message->partition);
+        if (partition)
+            partition->is_out_of_range = true;
         return;
     }
     if (message->err == RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART)
-        bus_kafka_topic_gone(reader->kafka, spec->topic);
+        bus_kafka_topic_missing(reader->kafka, spec->topic);
     if (message->err == RD_KAFKA_RESP_ERR__FATAL || rd_kafka_fatal_error(reader->rk, NULL, 0))
-        reader->reopen = true;
-    if (now_ns < reader->said_at_ns)
+        reader->is_broken = true;
+    if (now_ns < reader->log_at_ns)
         return;
-    reader->said_at_ns = now_ns + SAY_EVERY_MS * CLOCK_NS_PER_MS;
+    reader->log_at_ns = now_ns + LOG_MS * CLOCK_NS_PER_MS;
     log_warn("kafka_reader_waits", LOG_CSTR("topic", spec->topic), LOG_CSTR("group", spec->group),
              LOG_CSTR("error", rd_kafka_err2str(message->err)));
 }
 
-/* False: its lane has enough. */
-static bool file(struct kafka_reader *reader, rd_kafka_message_t *message)
+/* False: its partition has enough. */
+static bool take_message(struct kafka_reader *reader, rd_kafka_message_t *message)
 {
-    struct kafka_lane *lane = NULL;
+    bool has_room = true;
 
     if (message->err) {
         note_error(reader, message);
@@ -170,129 +188,111 @@ static bool file(struct kafka_reader *reader, rd_kafka_message_t *message)
         return true;
     }
     pthread_mutex_lock(&reader->lock);
-    if (message->partition >= 0 && (unsigned)message->partition < reader->lane_count)
-        lane = reader->lanes[message->partition];
-    if (lane)
-        bus_kafka_lane_put(lane, message);
-    else
+    struct kafka_partition *partition = bus_kafka_partition_find(reader, message->partition);
+    if (partition) {
+        bus_kafka_partition_put(partition, message);
+        has_room = !bus_kafka_partition_is_full(partition);
+    } else {
         rd_kafka_message_destroy(message);
-    bool room = !lane || !bus_kafka_lane_is_full(lane);
-    pthread_mutex_unlock(&reader->lock);
-    return room;
-}
-
-static void set_paused(struct kafka_reader *reader, struct kafka_lane *lane, bool paused)
-{
-    rd_kafka_topic_partition_list_t *one = rd_kafka_topic_partition_list_new(1);
-
-    rd_kafka_topic_partition_list_add(one, reader->consumer.spec.topic, (int32_t)lane->partition);
-    if (paused)
-        rd_kafka_pause_partitions(reader->rk, one);
-    else
-        rd_kafka_resume_partitions(reader->rk, one);
-    rd_kafka_topic_partition_list_destroy(one);
-    lane->paused = paused;
-}
-
-/* A lane that has enough is read no further until it needs more. */
-static void steer(struct kafka_reader *reader)
-{
-    for (unsigned i = 0; i < reader->lane_count && reader->positioned; i++) {
-        struct kafka_lane *lane = reader->lanes[i];
-        if (!lane || !lane->owned)
-            continue;
-        pthread_mutex_lock(&reader->lock);
-        bool full = bus_kafka_lane_is_full(lane), low = bus_kafka_lane_is_low(lane);
-        pthread_mutex_unlock(&reader->lock);
-        if (full && !lane->paused)
-            set_paused(reader, lane, true);
-        else if (low && lane->paused)
-            set_paused(reader, lane, false);
     }
+    pthread_mutex_unlock(&reader->lock);
+    return has_room;
 }
 
-static int wait_ms(struct kafka_reader *reader)
+static int poll_wait_ms(struct kafka_reader *reader)
 {
-    int limit_ms = reader->committing || (reader->assigned && !reader->positioned) ? COMMITTING_MS : POLL_MS;
+    int limit_ms = reader->is_committing || reader->state == READER_ASSIGNED ? ANSWER_MS : POLL_MS;
+    int due_ms = limit_ms;
 
     pthread_mutex_lock(&reader->lock);
-    int due_ms = reader->running < reader->consumer.spec.parallel
-                     ? clock_ms_left(bus_kafka_lanes_due_ns(reader))
-                     : limit_ms;
+    if (reader->running < reader->consumer.spec.parallel)
+        due_ms = clock_ms_left(bus_kafka_partitions_due_ns(reader));
     pthread_mutex_unlock(&reader->lock);
     return due_ms < limit_ms ? due_ms + 1 : limit_ms;
 }
 
-static void poll_messages(struct kafka_reader *reader)
+/* A partition that has enough is paused until it needs more. */
+static void pause_or_resume(struct kafka_reader *reader, struct kafka_partition *partition)
 {
-    rd_kafka_message_t *message = rd_kafka_consumer_poll(reader->rk, wait_ms(reader));
-
-    for (int i = 1; message && file(reader, message) && i < FILE_MAX; i++)
-        message = rd_kafka_consumer_poll(reader->rk, 0);
+    pthread_mutex_lock(&reader->lock);
+    bool is_full = bus_kafka_partition_is_full(partition), is_low = bus_kafka_partition_is_low(partition);
+    pthread_mutex_unlock(&reader->lock);
+    if (partition->is_paused ? !is_low : !is_full)
+        return;
+    rd_kafka_topic_partition_list_t *one = rd_kafka_topic_partition_list_new(1);
+    rd_kafka_topic_partition_list_add(one, reader->consumer.spec.topic, (int32_t)partition->number);
+    if (partition->is_paused)
+        rd_kafka_resume_partitions(reader->rk, one);
+    else
+        rd_kafka_pause_partitions(reader->rk, one);
+    rd_kafka_topic_partition_list_destroy(one);
+    partition->is_paused = !partition->is_paused;
 }
 
-static void pump_once(struct kafka_reader *reader)
+static void poll_once(struct kafka_reader *reader)
 {
-    poll_messages(reader);
-    if (reader->assigned && !reader->positioned)
+    rd_kafka_message_t *message = rd_kafka_consumer_poll(reader->rk, poll_wait_ms(reader));
+
+    for (int i = 1; message && take_message(reader, message) && i < MESSAGES; i++)
+        message = rd_kafka_consumer_poll(reader->rk, 0);
+    if (reader->state == READER_ASSIGNED)
         bus_kafka_group_position(reader);
-    if (reader->positioned)
-        bus_kafka_group_lost(reader);
+    if (reader->state == READER_POSITIONED)
+        bus_kafka_group_reposition(reader);
     pthread_mutex_lock(&reader->lock);
-    bus_kafka_lanes_dispatch(reader);
+    bus_kafka_partitions_dispatch(reader);
     pthread_mutex_unlock(&reader->lock);
-    steer(reader);
+    for (unsigned i = 0; i < reader->partition_count && reader->state == READER_POSITIONED; i++)
+        if (reader->partitions[i] && reader->partitions[i]->is_owned)
+            pause_or_resume(reader, reader->partitions[i]);
     bus_kafka_group_commit(reader);
-    if (clock_mono_ns() >= reader->look_at_ns) {
-        bus_kafka_group_look(reader);
-        reader->look_at_ns = clock_deadline_ms(LOOK_MS);
+    if (clock_mono_ns() >= reader->lag_at_ns) {
+        bus_kafka_group_measure_lag(reader);
+        reader->lag_at_ns = clock_deadline_ms(LAG_MS);
     }
 }
 
-/* The topic is there, as far as it is ours to make. */
-static bool is_topic_there(struct kafka_reader *reader)
+/* ---- the thread ---- */
+
+static bool is_closing(const struct kafka_reader *reader)
+{
+    return atomic_load(&reader->kafka->phase) == KAFKA_CLOSING;
+}
+
+/* A topic of ours is created before it is read. */
+static void await_topic(struct kafka_reader *reader)
 {
     struct kafka *kafka = reader->kafka;
     const struct bus_topic_state *topic = reader->consumer.topic;
 
-    return topic->spec.partitions == 0 || (atomic_load(&topic->known) && atomic_load(&kafka->up));
-}
-
-static void await_topic(struct kafka_reader *reader)
-{
-    struct kafka *kafka = reader->kafka;
-
     pthread_mutex_lock(&kafka->lock);
-    while (!is_topic_there(reader) && !atomic_load(&kafka->closing))
+    while (topic->spec.partitions > 0 && !(atomic_load(&topic->known) && atomic_load(&kafka->is_up)) &&
+           !is_closing(reader))
         bus_kafka_wait_ms(&kafka->changed, &kafka->lock, REOPEN_MS);
     pthread_mutex_unlock(&kafka->lock);
 }
 
-static void *run_pump(void *arg)
+static void *run_reader(void *arg)
 {
     struct kafka_reader *reader = arg;
     struct kafka *kafka = reader->kafka;
 
     await_topic(reader);
-    while (!atomic_load(&kafka->closing)) {
-        if (!reader->rk &&
-            (!open_consumer(reader) || (bus_kafka_reader_is_shared(reader) && !subscribe(reader)))) {
+    while (!is_closing(reader)) {
+        if (reader->state == READER_CLOSED && !open_consumer(reader)) {
             pthread_mutex_lock(&kafka->lock);
             bus_kafka_wait_ms(&kafka->changed, &kafka->lock, REOPEN_MS);
             pthread_mutex_unlock(&kafka->lock);
             continue;
         }
-        reader->assigned |= !bus_kafka_reader_is_shared(reader);
-        pump_once(reader);
-        if (reader->reopen)
+        poll_once(reader);
+        if (reader->is_broken)
             close_consumer(reader);
     }
-    if (reader->rk)
+    if (reader->state != READER_CLOSED)
         close_consumer(reader);
     return NULL;
 }
-
-/* ---- life ---- */
 
 void bus_kafka_reader_create(struct kafka *kafka, const struct bus_consumer *consumer)
 {
@@ -301,7 +301,7 @@ void bus_kafka_reader_create(struct kafka *kafka, const struct bus_consumer *con
 
     reader->consumer = *consumer;
     reader->kafka = kafka;
-    reader->partitions = consumer->topic->spec.partitions;
+    reader->topic_partitions = consumer->topic->spec.partitions;
     pthread_mutex_init(&reader->lock, NULL);
     bus_kafka_cond_init(&reader->idle);
     metrics_register(&lag_family);
@@ -312,17 +312,17 @@ void bus_kafka_reader_create(struct kafka *kafka, const struct bus_consumer *con
 
 void bus_kafka_reader_start(struct kafka_reader *reader)
 {
-    reader->started = pthread_create(&reader->thread, NULL, run_pump, reader) == 0;
-    if (!reader->started)
+    reader->is_started = pthread_create(&reader->thread, NULL, run_reader, reader) == 0;
+    if (!reader->is_started)
         log_error("kafka_reader_failed", LOG_CSTR("error", "no thread"));
 }
 
 void bus_kafka_reader_destroy(struct kafka_reader *reader)
 {
-    for (unsigned i = 0; i < reader->lane_count; i++)
-        if (reader->lanes[i])
-            bus_kafka_lane_destroy(reader->lanes[i]);
-    free(reader->lanes);
+    for (unsigned i = 0; i < reader->partition_count; i++)
+        if (reader->partitions[i])
+            bus_kafka_partition_destroy(reader->partitions[i]);
+    free(reader->partitions);
     bus_consumer_deinit(&reader->consumer);
     pthread_cond_destroy(&reader->idle);
     pthread_mutex_destroy(&reader->lock);

@@ -1,9 +1,7 @@
-/* What ThreadSanitizer has to be told of librdkafka; built with it only.
- *
- * The sanitizer watches pthread_* and nothing of C11's threads, which glibc does not route through them and which
- * librdkafka uses: a thread born behind its back dies in its first malloc(), and what a mutex put in order would be a
- * race. So what the library calls of <threads.h> is here, over POSIX's; being a shared one, it finds the program's
- * definitions before libc's. What it does not call is not here. */
+/* C11 threads over POSIX threads, for ThreadSanitizer; in no other build. The sanitizer knows pthread_* only, and librdkafka uses
+ * <threads.h>, which glibc does not implement by them: a thread that the sanitizer does not know crashes in its first malloc(),
+ * and what a mutex orders would be reported as a race. librdkafka, a shared library, finds these definitions before those of
+ * libc. Functions that it does not call are left out. */
 #include <errno.h>
 #include <pthread.h>
 #include <sanitizer/tsan_interface.h>
@@ -17,9 +15,9 @@ _Static_assert(sizeof(cnd_t) == sizeof(pthread_cond_t), "a cnd_t is a pthread_co
 _Static_assert(sizeof(once_flag) == sizeof(pthread_once_t), "a once_flag is a pthread_once_t");
 _Static_assert(sizeof(thrd_t) == sizeof(pthread_t), "a thrd_t is a pthread_t");
 
-/* The library is not compiled with the sanitizer, and hands its own memory on by atomic counters that therefore are not
- * seen: what it frees or copies itself proves nothing. Our code is still looked at, also where the library calls it.
- * The threads are those of a handle that never ends (bus_kafka_client_close()): only the library could join them. */
+/* The library is compiled without the sanitizer, which does not see its atomic counters: reports about memory that the library
+ * frees or copies itself are wrong. Our code is still checked, also where the library calls it. The threads belong to a handle
+ * that never ends (bus_kafka_client_close()): only the library could join them. */
 const char *__tsan_default_suppressions(void);
 const char *__tsan_default_suppressions(void)
 {

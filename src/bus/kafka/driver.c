@@ -1,5 +1,4 @@
-/* The Kafka driver's life: configuration, start, and an end that waits for handlers as long as it may and for brokers
- * hardly at all. */
+/* The Kafka driver: create, start, stop, destroy. A stop waits for handlers as long as it may, and hardly for brokers. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -8,12 +7,12 @@
 #include "base/memory.h"
 #include "bus/kafka/inside.h"
 
-#define HANDLER_MS 30000
-#define SESSION_MS 10000
 #define KEEP_DEAD_MS (INT64_C(30) * 24 * 3600 * 1000)
 #define MESSAGE_BYTES ((1u << 20) - KAFKA_RECORD_BYTES)
 
-/* Kafka tells consumers by itself. */
+enum { HANDLER_MS = 30000, SESSION_MS = 10000, RETRY_MIN_MS = 100, RETRY_MAX_MS = 1000 };
+
+/* Kafka wakes consumers by itself. */
 static void kafka_wake(struct bus *bus, struct bus_topic_state *topic)
 {
     (void)bus;
@@ -29,27 +28,34 @@ static void kafka_start(struct bus *bus)
 {
     struct kafka *kafka = (struct kafka *)bus;
 
-    kafka->started = pthread_create(&kafka->producer_thread, NULL, bus_kafka_producer_run, kafka) == 0;
-    if (kafka->started && pthread_create(&kafka->upkeep_thread, NULL, bus_kafka_upkeep_run, kafka) != 0) {
-        atomic_store(&kafka->closing, true);
-        pthread_join(kafka->producer_thread, NULL);
-        kafka->started = false;
-    }
-    if (!kafka->started) {
+    kafka->is_started = pthread_create(&kafka->producer_thread, NULL, bus_kafka_producer_run, kafka) == 0;
+    if (!kafka->is_started) {
         log_error("kafka_start_failed", LOG_CSTR("error", "no thread"));
         return;
     }
+    kafka->upkeep_thread = worker_pool_create("kafka", 1, 1);
+    struct task *upkeep = task_create(&(struct task_config){.name = "kafka-upkeep",
+                                                            .loop = kafka->config.loop,
+                                                            .pool = kafka->upkeep_thread,
+                                                            .run = bus_kafka_upkeep_step,
+                                                            .context = kafka,
+                                                            .retry_min_ms = RETRY_MIN_MS,
+                                                            .retry_max_ms = RETRY_MAX_MS});
+    pthread_mutex_lock(&kafka->lock);
+    kafka->upkeep = upkeep;
+    pthread_mutex_unlock(&kafka->lock);
+    task_start(upkeep, TASK_NOW);
     for (size_t i = 0; i < kafka->reader_count; i++)
         bus_kafka_reader_start(kafka->readers[i]);
 }
 
-/* ---- the end ---- */
+/* ---- stop ---- */
 
 static void kafka_interrupt(struct bus *bus)
 {
     struct kafka *kafka = (struct kafka *)bus;
 
-    atomic_store(&kafka->interrupted, true);
+    atomic_store(&kafka->is_interrupted, true);
     if (kafka->pool)
         db_pool_interrupt(kafka->pool);
     pthread_mutex_lock(&kafka->lock);
@@ -57,12 +63,23 @@ static void kafka_interrupt(struct bus *bus)
     pthread_mutex_unlock(&kafka->lock);
 }
 
-static void await_handlers(struct kafka_reader *reader, int64_t deadline_ns)
+static void set_phase(struct kafka *kafka, enum kafka_phase phase)
 {
-    pthread_mutex_lock(&reader->lock);
-    while (reader->running > 0 && clock_ms_left(deadline_ns) > 0)
-        bus_kafka_wait_ms(&reader->idle, &reader->lock, clock_ms_left(deadline_ns));
-    pthread_mutex_unlock(&reader->lock);
+    pthread_mutex_lock(&kafka->lock);
+    atomic_store(&kafka->phase, phase);
+    pthread_cond_broadcast(&kafka->changed);
+    pthread_mutex_unlock(&kafka->lock);
+}
+
+static void await_handlers(struct kafka *kafka, int64_t deadline_ns)
+{
+    for (size_t i = 0; i < kafka->reader_count; i++) {
+        struct kafka_reader *reader = kafka->readers[i];
+        pthread_mutex_lock(&reader->lock);
+        while (reader->running > 0 && clock_ms_left(deadline_ns) > 0)
+            bus_kafka_wait_ms(&reader->idle, &reader->lock, clock_ms_left(deadline_ns));
+        pthread_mutex_unlock(&reader->lock);
+    }
 }
 
 static void await_publishers(struct kafka *kafka, int64_t deadline_ns)
@@ -75,10 +92,7 @@ static void await_publishers(struct kafka *kafka, int64_t deadline_ns)
 
 static void end_threads(struct kafka *kafka)
 {
-    pthread_mutex_lock(&kafka->lock);
-    atomic_store(&kafka->closing, true);
-    pthread_cond_broadcast(&kafka->changed);
-    pthread_mutex_unlock(&kafka->lock);
+    set_phase(kafka, KAFKA_CLOSING);
     for (size_t i = 0; i < kafka->reader_count; i++) {
         struct kafka_reader *reader = kafka->readers[i];
         pthread_mutex_lock(&reader->lock);
@@ -86,36 +100,37 @@ static void end_threads(struct kafka *kafka)
         pthread_mutex_unlock(&reader->lock);
     }
     for (size_t i = 0; i < kafka->reader_count; i++)
-        if (kafka->readers[i]->started)
+        if (kafka->readers[i]->is_started)
             pthread_join(kafka->readers[i]->thread, NULL);
-    pthread_join(kafka->upkeep_thread, NULL);
+    task_stop(kafka->upkeep, TASK_FOREVER);
     pthread_join(kafka->producer_thread, NULL);
-    kafka->started = false;
+    kafka->is_started = false;
 }
 
-/* Handlers that are done commit their place by the pump's last words; publishers that wait get the same grace. */
+/* Readers commit the positions of handlers that ended; waiting publishers have the same grace. */
 static void kafka_stop(struct bus *bus, int64_t grace_ms)
 {
     struct kafka *kafka = (struct kafka *)bus;
     int64_t deadline_ns = clock_deadline_ms(grace_ms);
 
-    pthread_mutex_lock(&kafka->lock);
-    atomic_store(&kafka->stopping, true);
-    pthread_mutex_unlock(&kafka->lock);
-    for (size_t i = 0; i < kafka->reader_count; i++)
-        await_handlers(kafka->readers[i], deadline_ns);
+    set_phase(kafka, KAFKA_STOPPING);
+    await_handlers(kafka, deadline_ns);
     await_publishers(kafka, deadline_ns);
     if (kafka->pool)
         db_pool_interrupt(kafka->pool);
-    for (size_t i = 0; i < kafka->reader_count; i++)
-        await_handlers(kafka->readers[i], CLOCK_NEVER);
-    if (kafka->started)
+    await_handlers(kafka, CLOCK_NEVER);
+    if (kafka->is_started)
         end_threads(kafka);
     await_publishers(kafka, CLOCK_NEVER);
 }
 
-static void free_kafka(struct kafka *kafka)
+static void kafka_destroy(struct bus *bus)
 {
+    struct kafka *kafka = (struct kafka *)bus;
+
+    task_destroy(kafka->upkeep);
+    if (kafka->upkeep_thread)
+        worker_pool_destroy(kafka->upkeep_thread);
     for (size_t i = 0; i < kafka->reader_count; i++)
         bus_kafka_reader_destroy(kafka->readers[i]);
     free(kafka->readers);
@@ -131,14 +146,9 @@ static void free_kafka(struct kafka *kafka)
     free(kafka);
 }
 
-static void kafka_destroy(struct bus *bus)
-{
-    free_kafka((struct kafka *)bus);
-}
-
 static const struct bus_driver driver = {
-    .name = "Kafka",
     .foreign_topics = true,
+    .lacks_every = true,
     .publish = bus_kafka_publish,
     .wake = kafka_wake,
     .subscribe = kafka_subscribe,
@@ -148,15 +158,10 @@ static const struct bus_driver driver = {
     .destroy = kafka_destroy,
 };
 
-/* ---- creation ---- */
+/* ---- create ---- */
 
-static int64_t or_default(int64_t value, int64_t fallback)
-{
-    return value ? value : fallback;
-}
-
-/* Texts that are needed later are copied: librdkafka has its own of the others. */
-static void take_config(struct kafka *kafka, const struct bus_kafka_config *config)
+/* librdkafka has its own copies of the other texts. */
+static void copy_config(struct kafka *kafka, const struct bus_kafka_config *config)
 {
     kafka->config = *config;
     kafka->config.brokers = str_dup(str_from(config->brokers));
@@ -164,8 +169,8 @@ static void take_config(struct kafka *kafka, const struct bus_kafka_config *conf
     kafka->config.topics = NULL;
     kafka->config.security = (struct bus_kafka_security){0};
     kafka->config.client_id = NULL;
-    kafka->config.handler_ms = or_default(config->handler_ms, HANDLER_MS);
-    kafka->config.session_ms = or_default(config->session_ms, SESSION_MS);
+    kafka->config.handler_ms = config->handler_ms ? config->handler_ms : HANDLER_MS;
+    kafka->config.session_ms = config->session_ms ? config->session_ms : SESSION_MS;
     kafka->bus.message_bytes_max = config->message_bytes_max ? config->message_bytes_max : MESSAGE_BYTES;
 }
 
@@ -187,23 +192,23 @@ enum status bus_kafka_create(const struct bus_kafka_config *config, struct bus *
     *out = NULL;
     pthread_mutex_init(&kafka->lock, NULL);
     bus_kafka_cond_init(&kafka->changed);
-    take_config(kafka, config);
+    copy_config(kafka, config);
     enum status status = bus_init(&kafka->bus, &driver, config->topics, config->topic_count,
-                                  or_default(config->keep_dead_ms, KEEP_DEAD_MS), error);
+                                  config->keep_dead_ms ? config->keep_dead_ms : KEEP_DEAD_MS, error);
     if (status == STATUS_OK)
         status = bus_kafka_conf_create(config, &kafka->conf, error);
     if (status == STATUS_OK && config->target)
         status = create_pool(kafka, config->target, error);
-    if (status == STATUS_OK) {
-        kafka->topics = memory_zalloc(kafka->bus.topic_count * sizeof kafka->topics[0]);
-        *out = &kafka->bus;
-    } else {
-        free_kafka(kafka);
+    if (status != STATUS_OK) {
+        kafka_destroy(&kafka->bus);
+        return status;
     }
-    return status;
+    kafka->topics = memory_zalloc(kafka->bus.topic_count * sizeof kafka->topics[0]);
+    *out = &kafka->bus;
+    return STATUS_OK;
 }
 
 bool bus_kafka_is_up(const struct bus *bus)
 {
-    return atomic_load(&((const struct kafka *)bus)->up);
+    return atomic_load(&((const struct kafka *)bus)->is_up);
 }

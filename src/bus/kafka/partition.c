@@ -1,0 +1,316 @@
+/* One partition as this process has it. Messages wait here in order; one job at a time hands a batch to the handler, so two
+ * handlers never have the same partition, also when it is given up and assigned again meanwhile. */
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/failpoint.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "bus/kafka/inside.h"
+
+enum { ARENA_BYTES = 16384, BATCHES_AHEAD = 8 };
+
+/* ---- the queue ---- */
+
+struct kafka_partition *bus_kafka_partition_find(const struct kafka_reader *reader, int32_t number)
+{
+    return number >= 0 && (unsigned)number < reader->partition_count ? reader->partitions[number] : NULL;
+}
+
+struct kafka_partition *bus_kafka_partition_get(struct kafka_reader *reader, unsigned number)
+{
+    if (number >= reader->partition_count) {
+        reader->partitions =
+            memory_realloc_array(reader->partitions, number + 1, sizeof reader->partitions[0]);
+        while (reader->partition_count <= number)
+            reader->partitions[reader->partition_count++] = NULL;
+    }
+    if (!reader->partitions[number]) {
+        struct kafka_partition *partition = memory_zalloc(sizeof *partition);
+        partition->reader = reader;
+        partition->number = number;
+        partition->position = partition->committed = -1;
+        partition->delivery = (struct bus_delivery){.bus = &reader->kafka->bus,
+                                                    .consumer = &reader->consumer,
+                                                    .pool = reader->kafka->pool,
+                                                    .handler_ms = reader->kafka->config.handler_ms};
+        reader->partitions[number] = partition;
+    }
+    return reader->partitions[number];
+}
+
+void bus_kafka_partition_put(struct kafka_partition *partition, rd_kafka_message_t *message)
+{
+    if (!partition->is_owned || message->offset < partition->fetch_at) {
+        rd_kafka_message_destroy(message);
+        return;
+    }
+    if (partition->head + partition->count == partition->capacity) {
+        if (partition->head > 0 && partition->head >= partition->capacity / 2) {
+            memmove(partition->items, partition->items + partition->head,
+                    partition->count * sizeof partition->items[0]);
+            partition->head = 0;
+        } else {
+            partition->capacity = partition->capacity ? 2 * partition->capacity : 64;
+            partition->items =
+                memory_realloc_array(partition->items, partition->capacity, sizeof partition->items[0]);
+        }
+    }
+    partition->items[partition->head + partition->count++] = message;
+    partition->bytes += message->len;
+    partition->fetch_at = message->offset + 1;
+}
+
+static void drop_items(struct kafka_partition *partition, size_t from, size_t count)
+{
+    rd_kafka_message_t **first = partition->items + partition->head + from;
+
+    for (size_t i = 0; i < count; i++) {
+        partition->bytes -= first[i]->len;
+        rd_kafka_message_destroy(first[i]);
+    }
+    if (from == 0)
+        partition->head += count;
+    partition->count -= count;
+    if (partition->count == 0)
+        partition->head = 0;
+}
+
+bool bus_kafka_partition_is_full(const struct kafka_partition *partition)
+{
+    const struct bus_subscription *spec = &partition->reader->consumer.spec;
+
+    return partition->count >= BATCHES_AHEAD * (size_t)spec->batch_max ||
+           partition->bytes >= 2 * spec->batch_bytes_max;
+}
+
+bool bus_kafka_partition_is_low(const struct kafka_partition *partition)
+{
+    const struct bus_subscription *spec = &partition->reader->consumer.spec;
+
+    return partition->count <= spec->batch_max && partition->bytes < spec->batch_bytes_max;
+}
+
+void bus_kafka_partition_begin(struct kafka_partition *partition, int64_t offset)
+{
+    partition->position = partition->fetch_at = partition->committed = offset;
+    partition->due_ns = 0;
+}
+
+void bus_kafka_partition_gap(struct kafka_partition *partition, int64_t next)
+{
+    if (!partition->has_gap) {
+        partition->gap_from = partition->fetch_at;
+        partition->before_gap = partition->count;
+    }
+    partition->has_gap = true;
+    partition->gap_next = next;
+    partition->fetch_at = next;
+}
+
+void bus_kafka_partition_give_up(struct kafka_partition *partition)
+{
+    partition->is_owned = partition->has_gap = false;
+    partition->is_paused = partition->is_out_of_range = false;
+    partition->generation++;
+    partition->position = -1;
+    drop_items(partition, partition->taken, partition->count - partition->taken);
+}
+
+void bus_kafka_partition_destroy(struct kafka_partition *partition)
+{
+    drop_items(partition, 0, partition->count);
+    free(partition->items);
+    free(partition);
+}
+
+/* ---- messages: a key may be missing or any bytes, a payload may be missing, a header that is not text is left out ---- */
+
+static bool is_text(struct str s)
+{
+    return str_is_utf8(s) && (s.len == 0 || !memchr(s.ptr, '\0', s.len));
+}
+
+static void read_headers(const rd_kafka_message_t *from, struct arena *arena, struct bus_message *to)
+{
+    rd_kafka_headers_t *headers;
+
+    if (rd_kafka_message_headers(from, &headers) != RD_KAFKA_RESP_ERR_NO_ERROR)
+        return;
+    size_t count = rd_kafka_header_cnt(headers);
+    struct bus_header *out = arena_alloc(arena, (count + 1) * sizeof out[0]);
+    for (size_t i = 0; i < count; i++) {
+        const char *name;
+        const void *value;
+        size_t size;
+        if (rd_kafka_header_get_all(headers, i, &name, &value, &size) != RD_KAFKA_RESP_ERR_NO_ERROR)
+            break;
+        struct bus_header header = {str_from(name), str_of(value ? value : "", value ? size : 0)};
+        if (header.name.len > 0 && is_text(header.name) && is_text(header.value))
+            out[to->header_count++] = header;
+    }
+    to->headers = out;
+}
+
+static void read_message(const rd_kafka_message_t *from, struct str topic, struct arena *arena,
+                         struct bus_message *to)
+{
+    rd_kafka_timestamp_type_t type;
+    int64_t at_ms = rd_kafka_message_timestamp(from, &type);
+
+    *to = (struct bus_message){
+        .topic = topic,
+        .key = from->key ? str_of(from->key, from->key_len) : STR_NONE,
+        .payload = from->payload ? str_of(from->payload, from->len) : STR(""),
+        .partition = (unsigned)from->partition,
+        .offset = from->offset,
+        .created_us = at_ms > 0 ? at_ms * 1000 : 0,
+    };
+    read_headers(from, arena, to);
+}
+
+/* ---- the job: one batch ---- */
+
+static bool is_halted(const struct kafka_reader *reader)
+{
+    return reader->is_halted || atomic_load(&reader->kafka->phase) != KAFKA_RUNNING;
+}
+
+struct batch {
+    struct bus_message *messages;
+    size_t count;
+    unsigned generation;
+    bool has_gap;
+    int64_t gap_from, gap_next;
+};
+
+static void take_batch(struct kafka_partition *partition, struct arena *arena, struct batch *batch)
+{
+    struct kafka_reader *reader = partition->reader;
+    size_t count = 0;
+
+    pthread_mutex_lock(&reader->lock);
+    if (partition->tried_in != partition->generation) /* the attempts were of another assignment */
+        bus_delivery_forget(&partition->delivery);
+    batch->generation = partition->tried_in = partition->generation;
+    batch->has_gap = partition->is_owned && partition->has_gap && partition->before_gap == 0;
+    batch->gap_from = partition->gap_from;
+    batch->gap_next = partition->gap_next;
+    if (partition->is_owned && !is_halted(reader))
+        count = partition->has_gap && !batch->has_gap ? partition->before_gap : partition->count;
+    if (count > reader->consumer.spec.batch_max)
+        count = reader->consumer.spec.batch_max;
+    batch->count = partition->taken = count;
+    rd_kafka_message_t **items = arena_alloc(arena, (count + 1) * sizeof items[0]);
+    if (count > 0)
+        memcpy(items, partition->items + partition->head, count * sizeof items[0]);
+    pthread_mutex_unlock(&reader->lock);
+    batch->messages = arena_alloc(arena, (count + 1) * sizeof batch->messages[0]);
+    for (size_t i = 0; i < count; i++)
+        read_message(items[i], reader->consumer.topic->name, arena, &batch->messages[i]);
+}
+
+static void report_gap(struct kafka_partition *partition, const struct batch *batch)
+{
+    const struct bus_subscription *spec = &partition->reader->consumer.spec;
+
+    bus_delivery_forget(&partition->delivery);
+    log_warn("bus_gap", LOG_CSTR("topic", spec->topic), LOG_CSTR("group", spec->group),
+             LOG_INT("partition", partition->number), LOG_INT("offset", batch->gap_from),
+             LOG_INT("next", batch->gap_next));
+    if (spec->on_gap)
+        spec->on_gap(spec->context, partition->number, batch->gap_from, batch->gap_next);
+}
+
+/* The batch counts only in the generation that it was taken in. */
+static void settle_batch(struct kafka_partition *partition, const struct batch *batch, size_t settled,
+                         int64_t wait_ms)
+{
+    pthread_mutex_lock(&partition->reader->lock);
+    bool is_current = partition->generation == batch->generation;
+    size_t done = is_current ? settled : partition->taken;
+    partition->taken = 0;
+    if (is_current && batch->has_gap) {
+        partition->has_gap = false;
+        partition->position = batch->gap_next;
+    }
+    if (is_current && settled > 0)
+        partition->position = batch->messages[settled - 1].offset + 1;
+    if (is_current)
+        partition->due_ns = wait_ms > 0 ? clock_deadline_ms(wait_ms) : 0;
+    if (partition->has_gap)
+        partition->before_gap -= done;
+    drop_items(partition, 0, done);
+    pthread_mutex_unlock(&partition->reader->lock);
+}
+
+static void run_partition(struct worker_job *work)
+{
+    struct kafka_partition *partition = (struct kafka_partition *)work;
+    struct arena arena;
+    struct batch batch;
+    size_t settled = 0;
+    int64_t wait_ms = 0;
+
+    arena_init(&arena, ARENA_BYTES);
+    take_batch(partition, &arena, &batch);
+    if (batch.has_gap)
+        report_gap(partition, &batch);
+    if (batch.count > 0)
+        settled = bus_deliver(&partition->delivery, batch.messages, batch.count, &wait_ms);
+    FAILPOINT("kafka.after_deliver");
+    settle_batch(partition, &batch, settled, wait_ms);
+    arena_deinit(&arena);
+}
+
+static void partition_done(struct worker_job *work)
+{
+    struct kafka_partition *partition = (struct kafka_partition *)work;
+    struct kafka_reader *reader = partition->reader;
+
+    pthread_mutex_lock(&reader->lock);
+    partition->is_busy = false;
+    reader->running--;
+    bus_kafka_partitions_dispatch(reader);
+    bus_kafka_reader_wake(reader); /* to commit, to read on, or to wait for the end of a backoff */
+    pthread_cond_broadcast(&reader->idle);
+    pthread_mutex_unlock(&reader->lock);
+}
+
+/* ---- whose turn it is ---- */
+
+static bool has_work(const struct kafka_partition *partition)
+{
+    return partition && partition->is_owned && !partition->is_busy &&
+           (partition->count > 0 || (partition->has_gap && partition->before_gap == 0));
+}
+
+void bus_kafka_partitions_dispatch(struct kafka_reader *reader)
+{
+    int64_t now_ns = clock_mono_ns();
+
+    if (is_halted(reader))
+        return;
+    for (unsigned i = 0; i < reader->partition_count && reader->running < reader->consumer.spec.parallel;
+         i++) {
+        struct kafka_partition *partition = reader->partitions[(reader->turn + i) % reader->partition_count];
+        if (!has_work(partition) || partition->due_ns > now_ns)
+            continue;
+        partition->work = (struct worker_job){.run = run_partition, .done = partition_done};
+        if (!worker_pool_submit(reader->kafka->config.workers, &partition->work))
+            return; /* the queue of the workers is full: the reader tries again */
+        partition->is_busy = true;
+        reader->running++;
+        reader->turn = partition->number + 1;
+    }
+}
+
+int64_t bus_kafka_partitions_due_ns(const struct kafka_reader *reader)
+{
+    int64_t due_ns = CLOCK_NEVER;
+
+    for (unsigned i = 0; i < reader->partition_count; i++)
+        if (has_work(reader->partitions[i]) && reader->partitions[i]->due_ns < due_ns)
+            due_ns = reader->partitions[i]->due_ns;
+    return due_ns;
+}
