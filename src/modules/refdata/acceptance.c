@@ -178,8 +178,8 @@ void refdata_acceptance_add(struct db_conn *conn, struct refdata_acceptance *con
     }
     for (unsigned i = TENANTS; i <= KEY_LOCKS; i++) { /* now that they stay where they are */
         bool is_cast = i == EVENTS || i == SNAPSHOTS || i == CHUNK_INDEXES || i == KEY_LOCKS;
-        struct str array = ends[i] > ends[i - 1] ? str_of(arrays.data + ends[i - 1], ends[i] - ends[i - 1])
-                                                 : STR_NONE;
+        struct str array =
+            ends[i] > ends[i - 1] ? str_of(arrays.data + ends[i - 1], ends[i] - ends[i - 1]) : STR_NONE;
         params[i] = is_cast ? db_text(array) : db_text_array(array);
     }
     db_pipeline_add(conn, &accept_sql, params);

@@ -69,7 +69,10 @@ static void test_tls_and_password(void **state)
                                    "no",
                                    NULL};
     redis_fixture_start_single(options);
-    redis_fixture_ask(0, "ACL SETUSER freshet on >sesame ~* &* +@all");
+    redis_fixture_ask(
+        0,
+        "ACL SETUSER freshet on >sesame ~* &* +multi +exec +xadd +xtrim +xlen +publish +subscribe +ping +xreadgroup"
+        " +xack +xgroup +xinfo +set +del +exists +asking +cluster|slots");
     redis_fixture_ask(0, "ACL SETUSER default -xadd");
     snprintf(plain, sizeof plain, "127.0.0.1:%u", redis_fixture_port(0));
     snprintf(address, sizeof address, "127.0.0.1:%s", port);

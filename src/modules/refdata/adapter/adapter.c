@@ -135,7 +135,8 @@ static enum status accept_updates(struct memo *memo, const struct bus_batch *bat
     if (is_single)
         db_pipeline_add(batch->conn, &savepoint_sql, DB_NO_PARAMS);
     refdata_acceptance_add(batch->conn, acceptances, memo->count, 0, false);
-    enum status status = db_pipeline_end(batch->conn, batch->deadline_ns, results, 1 + is_single, NULL, error);
+    enum status status =
+        db_pipeline_end(batch->conn, batch->deadline_ns, results, 1 + is_single, NULL, error);
     if (status == STATUS_OK)
         status = refdata_acceptance_take(results[is_single], acceptances, memo->count, error);
     db_result_free(results[0]);
