@@ -158,7 +158,7 @@ void refdata_acceptance_add(struct db_conn *conn, struct refdata_acceptance *con
                             int64_t key_keep_ms, bool all_new)
 {
     struct db_param params[PARAMETERS + 1] = {
-        [SOURCE] = db_text(updates[0]->update->source == REFDATA_KAFKA ? STR("KAFKA") : STR("REST")),
+        [SOURCE] = db_text(refdata_source_name(updates[0]->update->source)),
         [KEY_KEEP] = db_i64(key_keep_ms),
         [ALL_NEW] = db_bool(all_new),
         [PARAMETERS] = DB_END,

@@ -52,10 +52,10 @@ const struct outbox_table refdata_command_table = {
     .last_error = "last_error",
 };
 
-static const char insert_sql[] =
+static const struct db_statement insert_sql = DB_STATEMENT(
     "insert into refdata.command_outbox (tenant_id, dict_code, event_id, payload, waited, traceparent)"
     " select t, d, e::uuid, p, w is not null, trace"
-    " from unnest($1, $2, $3, $4, $5, $6) with ordinality as u (t, d, e, p, w, trace, at) order by at";
+    " from unnest($1, $2, $3, $4, $5, $6) with ordinality as u (t, d, e, p, w, trace, at) order by at");
 
 /* ---- out of the transaction that accepts them ---- */
 
@@ -102,33 +102,29 @@ static enum status publish_in_tx(struct refdata_flow *flow, struct db_conn *conn
 }
 
 static enum status insert_into_outbox(struct db_conn *conn, const struct refdata_accepted *accepted,
-                                      size_t count, int64_t deadline_ns, struct error *error)
+                                      size_t count, int64_t deadline_ns, struct arena *arena,
+                                      struct error *error)
 {
-    static const enum db_type types[COLUMNS] = {DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY,
-                                                DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY};
     struct refdata_columns columns;
-    struct db_param params[REFDATA_COLUMNS_MAX];
-    struct db_statement statement;
-    struct buf payload;
-    buf_init(&payload);
-    refdata_columns_begin(&columns, COLUMNS);
+    struct db_param params[COLUMNS + 1] = {[COLUMNS] = DB_END};
+    struct buf *payloads = arena_zalloc(arena, count * sizeof *payloads);
+    refdata_columns_begin(&columns, COLUMNS, arena);
     for (size_t i = 0; i < count; i++) {
         const struct refdata_update *update = accepted[i].update;
-        buf_clear(&payload);
-        refdata_update_put(&payload, update);
+        refdata_update_put(&payloads[i], update);
         refdata_columns_put(&columns, 0, update->tenant);
         refdata_columns_put(&columns, 1, update->dict_code);
         refdata_columns_put(&columns, 2, str_from(update->event_id));
-        refdata_columns_put(&columns, 3, buf_str(&payload));
+        refdata_columns_put(&columns, 3, buf_str(&payloads[i]));
         refdata_columns_put(&columns, 4, accepted[i].waited ? STR("1") : STR_NONE);
         refdata_columns_put(&columns, 5, accepted[i].traceparent.len ? accepted[i].traceparent : STR_NONE);
-        columns.rows++;
+        refdata_columns_next(&columns);
     }
-    refdata_columns_end(&columns, params);
-    db_statement_init(&statement, insert_sql, COLUMNS, types);
-    enum status status = db_exec(conn, &statement, params, deadline_ns, NULL, error);
+    refdata_columns_bind_arrays(&columns, params);
+    enum status status = db_exec(conn, &insert_sql, params, deadline_ns, NULL, error);
     refdata_columns_free(&columns);
-    buf_deinit(&payload);
+    for (size_t i = 0; i < count; i++)
+        buf_deinit(&payloads[i]);
     return status;
 }
 
@@ -148,7 +144,7 @@ enum status refdata_commands_put(struct refdata_flow *flow, struct db_conn *conn
 {
     if (count == 0)
         return STATUS_OK;
-    return flow->commands ? insert_into_outbox(conn, accepted, count, deadline_ns, error)
+    return flow->commands ? insert_into_outbox(conn, accepted, count, deadline_ns, arena, error)
                           : publish_in_tx(flow, conn, accepted, count, deadline_ns, arena, error);
 }
 

@@ -4,8 +4,9 @@
 #include "modules/refdata/provider.h"
 
 /* By the primary key (tenant_id, dict_code, item_key). */
-static const char load_builtin_sql[] = "select item_key as k, payload as v from refdata.dictionary_item"
-                                       " where tenant_id = $1 and dict_code = $2 and not deleted";
+static const struct db_statement load_builtin_sql =
+    DB_STATEMENT("select item_key as k, payload as v from refdata.dictionary_item"
+                 " where tenant_id = $1 and dict_code = $2 and not deleted");
 
 static enum status check_builtin(struct refdata_dictionary *dictionary, struct db_conn *conn,
                                  int64_t deadline_ns, struct error *error)
@@ -19,30 +20,26 @@ static enum status load_builtin(const struct refdata_dictionary *dictionary, str
                                 struct db_conn *conn, int64_t deadline_ns, struct cache_builder *builder,
                                 struct error *error)
 {
-    struct db_statement statement;
-    db_statement_init(&statement, load_builtin_sql, 2, (const enum db_type[]){DB_TEXT, DB_TEXT});
-    const struct db_param params[] = {{tenant}, {dictionary->code}};
     enum status status = refdata_provider_plan_freely(conn, deadline_ns, error);
     if (status != STATUS_OK)
         return status;
-    return refdata_provider_load(&statement, params, conn, deadline_ns, builder, error);
+    return refdata_provider_load(&load_builtin_sql, DB_PARAMS(db_text(tenant), db_text(dictionary->code)),
+                                 conn, deadline_ns, builder, error);
 }
 
 /* Key by key: with `item_key = any($3)` a table without statistics has the whole dictionary read and filtered. */
-static const char load_builtin_keys_sql[] =
+static const struct db_statement load_builtin_keys_sql = DB_STATEMENT(
     "select i.item_key as k, i.payload as v from unnest($3) as wanted (key) cross join lateral"
     " (select item_key, payload from refdata.dictionary_item"
-    "   where tenant_id = $1 and dict_code = $2 and item_key = wanted.key and not deleted offset 0) i";
+    "   where tenant_id = $1 and dict_code = $2 and item_key = wanted.key and not deleted offset 0) i");
 
 static enum status load_builtin_keys(const struct refdata_dictionary *dictionary, struct str tenant,
                                      struct str keys, struct db_conn *conn, int64_t deadline_ns,
                                      struct cache_builder *builder, struct error *error)
 {
-    struct db_statement statement;
-    db_statement_init(&statement, load_builtin_keys_sql, 3,
-                      (const enum db_type[]){DB_TEXT, DB_TEXT, DB_TEXT_ARRAY});
-    const struct db_param params[] = {{tenant}, {dictionary->code}, {keys}};
-    return refdata_provider_load(&statement, params, conn, deadline_ns, builder, error);
+    return refdata_provider_load(&load_builtin_keys_sql,
+                                 DB_PARAMS(db_text(tenant), db_text(dictionary->code), db_text_array(keys)),
+                                 conn, deadline_ns, builder, error);
 }
 
 /* ---- writing ---- */
@@ -61,14 +58,14 @@ static bool takes_builtin(const struct refdata_dictionary *dictionary, const str
     " on conflict (tenant_id, dict_code, item_key)"                                      \
     " do update set payload = excluded.payload, deleted = false, updated_at = now()"     \
     "  where i.deleted or row(i.payload)::record *<> row(excluded.payload)::record"
-static const struct refdata_rows_sql upsert_sql = {UPSERT("unnest($1, $2, $3, $4)"),
-                                                   UPSERT("(values ($1, $2, $3, $4))")};
+static const struct refdata_rows_sql upsert_sql = {DB_STATEMENT(UPSERT("unnest($1, $2, $3, $4)")),
+                                                   DB_STATEMENT(UPSERT("(values ($1, $2, $3, $4))"))};
 #define DELETE(rows)                                                          \
     "update refdata.dictionary_item i set deleted = true, updated_at = now()" \
     " from " rows " as u (t, d, k)"                                           \
     " where i.tenant_id = u.t and i.dict_code = u.d and i.item_key = u.k and not i.deleted"
-static const struct refdata_rows_sql delete_sql = {DELETE("unnest($1, $2, $3)"),
-                                                   DELETE("(values ($1, $2, $3))")};
+static const struct refdata_rows_sql delete_sql = {DB_STATEMENT(DELETE("unnest($1, $2, $3)")),
+                                                   DB_STATEMENT(DELETE("(values ($1, $2, $3))"))};
 
 static void put_row(struct refdata_columns *columns, const struct refdata_merged *merged)
 {
@@ -77,7 +74,7 @@ static void put_row(struct refdata_columns *columns, const struct refdata_merged
     refdata_columns_put(columns, 2, merged->item->key);
     if (!merged->item->is_delete)
         refdata_columns_put(columns, 3, merged->item->payload);
-    columns->rows++;
+    refdata_columns_next(columns);
 }
 
 /* Several deltas are one: of each key only what the last of them says is written. Where the same pair has several, they
@@ -91,39 +88,40 @@ static void write_builtin_deltas(const struct refdata_write *changes, size_t cou
     for (size_t at = 0; at < count; at++)
         for (size_t i = 0; i < changes[at].item_count; i++)
             refdata_merge_put(&merge, &changes[at], &changes[at].items[i]);
-    refdata_columns_begin(&upserts, 4);
-    refdata_columns_begin(&deletes, 3);
+    refdata_columns_begin(&upserts, 4, writer->arena);
+    refdata_columns_begin(&deletes, 3, writer->arena);
     for (size_t i = 0; i < merge.count; i++)
         put_row(merge.at[i].item->is_delete ? &deletes : &upserts, &merge.at[i]);
     refdata_columns_write(&upserts, &upsert_sql, writer);
     refdata_columns_write(&deletes, &delete_sql, writer);
 }
 
-static const char replace_sql[] = "select refdata.replace_items($1, $2, $3, $4, $5, $6)";
-static const enum db_type replace_types[] = {DB_TEXT,       DB_TEXT, DB_TEXT_ARRAY,
-                                             DB_TEXT_ARRAY, DB_UUID, DB_BIGINT};
+static const struct db_statement replace_sql =
+    DB_STATEMENT("select refdata.replace_items($1, $2, $3, $4, $5, $6)");
 
 static void write_builtin_snapshot(const struct refdata_write *change, struct refdata_writer *writer)
 {
     struct refdata_columns columns;
-    struct db_param params[2 + REFDATA_COLUMNS_MAX] = {{change->tenant}, {change->dictionary->code}};
-    refdata_columns_begin(&columns, 2);
+    struct db_param params[7] = {db_text(change->tenant),
+                                 db_text(change->dictionary->code), [4] = db_null(DB_UUID),
+                                 db_null(DB_BIGINT), DB_END};
+    refdata_columns_begin(&columns, 2, writer->arena);
     for (size_t i = 0; i < change->item_count; i++) {
         refdata_columns_put(&columns, 0, change->items[i].key);
         refdata_columns_put(&columns, 1, change->items[i].payload);
+        refdata_columns_next(&columns);
     }
-    refdata_columns_end(&columns, params + 2);
-    refdata_writer_add_sql(writer, replace_sql, 6, replace_types, params);
+    refdata_columns_bind_arrays(&columns, params + 2);
+    refdata_writer_add(writer, &replace_sql, params);
     refdata_columns_free(&columns);
 }
 
 static void write_builtin_staged(const struct refdata_write *change, struct refdata_writer *writer)
 {
-    char begun[REFDATA_NUMBER_BYTES];
-    const struct db_param params[] = {
-        {change->tenant}, {change->dictionary->code}, {STR_NONE},
-        {STR_NONE},       {change->snapshot_id},      {refdata_number(begun, change->begun_version)}};
-    refdata_writer_add_sql(writer, replace_sql, 6, replace_types, params);
+    refdata_writer_add(writer, &replace_sql,
+                       DB_PARAMS(db_text(change->tenant), db_text(change->dictionary->code),
+                                 db_null(DB_TEXT_ARRAY), db_null(DB_TEXT_ARRAY), db_uuid(change->snapshot_id),
+                                 db_i64(change->begun_version)));
 }
 
 const struct refdata_provider refdata_provider_builtin = {

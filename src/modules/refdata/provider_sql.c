@@ -207,27 +207,27 @@ static void write_snapshot_by_template(const struct refdata_write *change, struc
     "'[' || coalesce(string_agg('{\"key\":' || to_json(k) || ',\"payload\":' || p || '}', ','), '') || ']'"
 
 /* All chunks as one array; of a key that came in several, the last one's. */
-static const char staged_whole_sql[] =
-    "select " JSON_OF_ITEMS " from ("
-    " select distinct on (k collate \"C\") k, p from refdata.snapshot_chunk c,"
-    "  unnest(c.keys, c.payloads) as u (k, p)"
-    " where c.tenant_id = $1 and c.dict_code = $2 and c.snapshot_id = $3"
-    " order by k collate \"C\", c.chunk_index desc) as items";
-static const char staged_chunk_sql[] =
+static const struct db_statement staged_whole_sql =
+    DB_STATEMENT("select " JSON_OF_ITEMS " from ("
+                 " select distinct on (k collate \"C\") k, p from refdata.snapshot_chunk c,"
+                 "  unnest(c.keys, c.payloads) as u (k, p)"
+                 " where c.tenant_id = $1 and c.dict_code = $2 and c.snapshot_id = $3"
+                 " order by k collate \"C\", c.chunk_index desc) as items");
+static const struct db_statement staged_chunk_sql = DB_STATEMENT(
     "select c.chunk_index, (select " JSON_OF_ITEMS " from unnest(c.keys, c.payloads) as u (k, p))"
     " from refdata.snapshot_chunk c"
     " where c.tenant_id = $1 and c.dict_code = $2 and c.snapshot_id = $3 and c.chunk_index > $4"
-    " order by c.chunk_index limit 1";
-static const char staged_deltas_sql[] =
-    "select d.occurred_ms, u.k, u.p from refdata.snapshot_delta d,"
-    "  unnest(d.keys, d.payloads) with ordinality as u (k, p, at)"
-    " where d.tenant_id = $1 and d.dict_code = $2 and d.version > $3 order by d.version, u.at";
+    " order by c.chunk_index limit 1");
+static const struct db_statement staged_deltas_sql =
+    DB_STATEMENT("select d.occurred_ms, u.k, u.p from refdata.snapshot_delta d,"
+                 "  unnest(d.keys, d.payloads) with ordinality as u (k, p, at)"
+                 " where d.tenant_id = $1 and d.dict_code = $2 and d.version > $3 order by d.version, u.at");
 
 static void write_staged_whole(const struct refdata_write *change, struct refdata_writer *writer)
 {
-    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_UUID};
-    const struct db_param params[] = {{change->tenant}, {change->dictionary->code}, {change->snapshot_id}};
-    struct db_result *result = refdata_writer_query(writer, staged_whole_sql, 3, types, params);
+    struct db_result *result = refdata_writer_query(
+        writer, &staged_whole_sql,
+        DB_PARAMS(db_text(change->tenant), db_text(change->dictionary->code), db_uuid(change->snapshot_id)));
     if (result)
         write_json(change, db_result_str(result, 0, 0), writer);
     db_result_free(result);
@@ -236,18 +236,20 @@ static void write_staged_whole(const struct refdata_write *change, struct refdat
 /* One chunk after another, so that the memory of one is enough. */
 static void write_staged_chunks(const struct refdata_write *change, struct refdata_writer *writer)
 {
-    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_UUID, DB_INT};
     struct change_values values;
-    char index[REFDATA_NUMBER_BYTES] = "0";
+    char index[REFDATA_NUMBER_BYTES];
+    int64_t last = 0;
     bool found = true;
     set_values(&values, change);
     while (found) {
-        const struct db_param params[] = {
-            {change->tenant}, {change->dictionary->code}, {change->snapshot_id}, {str_from(index)}};
-        struct db_result *result = refdata_writer_query(writer, staged_chunk_sql, 4, types, params);
+        struct db_result *result =
+            refdata_writer_query(writer, &staged_chunk_sql,
+                                 DB_PARAMS(db_text(change->tenant), db_text(change->dictionary->code),
+                                           db_uuid(change->snapshot_id), db_int(last)));
         found = result && db_result_rows(result) == 1;
         if (found) {
-            values.values[REFDATA_CHUNK_INDEX] = refdata_number(index, db_result_i64(result, 0, 0));
+            last = db_result_i64(result, 0, 0);
+            values.values[REFDATA_CHUNK_INDEX] = refdata_number(index, last);
             values.values[REFDATA_SNAPSHOT_JSON] = db_result_str(result, 0, 1);
             add_template(change->dictionary, REFDATA_SNAPSHOT_STAGE, &values, writer);
         }
@@ -260,12 +262,10 @@ static void write_staged_chunks(const struct refdata_write *change, struct refda
 /* The deltas that came meanwhile, each with its own time and the snapshot's version. */
 static void write_staged_deltas(const struct refdata_write *change, struct refdata_writer *writer)
 {
-    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_BIGINT};
-    char begun[REFDATA_NUMBER_BYTES];
-    const struct db_param params[] = {
-        {change->tenant}, {change->dictionary->code}, {refdata_number(begun, change->begun_version)}};
     struct change_values values;
-    struct db_result *result = refdata_writer_query(writer, staged_deltas_sql, 3, types, params);
+    struct db_result *result = refdata_writer_query(
+        writer, &staged_deltas_sql,
+        DB_PARAMS(db_text(change->tenant), db_text(change->dictionary->code), db_i64(change->begun_version)));
     set_values(&values, change);
     for (size_t row = 0; result && row < db_result_rows(result); row++) {
         struct refdata_item item = {.key = db_result_str(result, row, 1),

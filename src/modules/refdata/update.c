@@ -362,3 +362,8 @@ const char *refdata_decision_name(enum refdata_decision decision)
     static const char *const decisions[] = {"PENDING", "COMMITTED", "FAILED"};
     return decisions[decision];
 }
+
+struct str refdata_source_name(enum refdata_source source)
+{
+    return str_from(source_names[source]);
+}

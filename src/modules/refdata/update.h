@@ -88,6 +88,7 @@ static inline bool refdata_member_given(const struct json_value *value)
 /* ---- what became of it ---- */
 enum refdata_decision { REFDATA_PENDING, REFDATA_COMMITTED, REFDATA_FAILED };
 const char *refdata_decision_name(enum refdata_decision decision); /* as update_request.status */
+struct str refdata_source_name(enum refdata_source source);        /* as update_request.source */
 
 #define REFDATA_REASON_BYTES 400
 struct refdata_outcome {

@@ -10,7 +10,8 @@
 #define BYTES_MAX (16u << 20)
 #define KEY_BYTES_SHOWN 100
 
-static const char allow_sql[] = "select set_config('statement_timeout', $1, true)";
+static const struct db_statement allow_sql = DB_STATEMENT("select set_config('statement_timeout', $1, true)");
+static const struct db_statement plan_freely_sql = DB_STATEMENT(DB_PLAN_FREELY_SQL);
 
 void refdata_writer_name_items(struct refdata_writer *writer, const struct refdata_item *items, size_t count)
 {
@@ -28,7 +29,7 @@ static void name_item(const struct refdata_writer *writer, size_t number, struct
     error_context(error, "item \"%.*s\"", STR_ARG(key));
 }
 
-static void fail(struct refdata_writer *writer, enum status status, const struct error *error)
+static void keep_failure(struct refdata_writer *writer, enum status status, const struct error *error)
 {
     if (writer->status != STATUS_OK)
         return;
@@ -51,7 +52,7 @@ static void end_pipeline(struct refdata_writer *writer)
     if (status == STATUS_CANCELLED)
         writer->status = STATUS_OK; /* this failure counts */
     if (status != STATUS_OK)
-        fail(writer, status, &error);
+        keep_failure(writer, status, &error);
 }
 
 enum status refdata_writer_wait(struct refdata_writer *writer, struct error *error)
@@ -91,34 +92,24 @@ void refdata_writer_add(struct refdata_writer *writer, const struct db_statement
         writer->bytes += params[i].value.len;
 }
 
-void refdata_writer_add_sql(struct refdata_writer *writer, const char *sql, unsigned count,
-                            const enum db_type *types, const struct db_param *params)
+struct db_result *refdata_writer_query(struct refdata_writer *writer, const struct db_statement *statement,
+                                       const struct db_param *params)
 {
-    struct db_statement statement;
-    db_statement_init(&statement, sql, count, types);
-    refdata_writer_add(writer, &statement, params);
-}
-
-struct db_result *refdata_writer_query(struct refdata_writer *writer, const char *sql, unsigned count,
-                                       const enum db_type *types, const struct db_param *params)
-{
-    struct db_statement statement;
     struct db_result *result = NULL;
     struct error error = {0};
     end_pipeline(writer);
     if (writer->status != STATUS_OK)
         return NULL;
-    db_statement_init(&statement, sql, count, types);
-    enum status status = db_query(writer->conn, &statement, params, writer->deadline_ns, &result, &error);
+    enum status status = db_query(writer->conn, statement, params, writer->deadline_ns, &result, &error);
     if (status != STATUS_OK)
-        fail(writer, status, &error);
+        keep_failure(writer, status, &error);
     return result;
 }
 
 void refdata_writer_plan_freely(struct refdata_writer *writer)
 {
     if (!writer->plans_freely)
-        refdata_writer_add_sql(writer, DB_PLAN_FREELY_SQL, 0, NULL, NULL);
+        refdata_writer_add(writer, &plan_freely_sql, DB_NO_PARAMS);
     writer->plans_freely = true;
 }
 
@@ -129,8 +120,7 @@ void refdata_writer_allow(struct refdata_writer *writer, int64_t timeout_ms)
     if (deadline_ns > writer->deadline_ns)
         writer->deadline_ns = deadline_ns;
     refdata_writer_plan_freely(writer);
-    refdata_writer_add_sql(writer, allow_sql, 1, (const enum db_type[]){DB_TEXT},
-                           &(struct db_param){refdata_number(text, timeout_ms)});
+    refdata_writer_add(writer, &allow_sql, DB_PARAMS(db_text(refdata_number(text, timeout_ms))));
 }
 
 struct str refdata_number(char out[REFDATA_NUMBER_BYTES], int64_t value)
@@ -140,98 +130,86 @@ struct str refdata_number(char out[REFDATA_NUMBER_BYTES], int64_t value)
 
 /* ---- columns ---- */
 
-static const enum db_type texts[REFDATA_COLUMNS_MAX] = {DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT,
-                                                        DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT};
-static const enum db_type arrays[REFDATA_COLUMNS_MAX] = {
-    DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY,
-    DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY};
-
-void refdata_columns_begin(struct refdata_columns *columns, unsigned count)
+void refdata_columns_begin(struct refdata_columns *columns, unsigned count, struct arena *arena)
 {
-    columns->count = count;
-    columns->rows = 0;
-    columns->ended = false;
-    for (unsigned i = 0; i < count; i++) {
-        buf_init(&columns->at[i]);
-        buf_init(&columns->first[i]);
-        db_array_begin(&columns->at[i]);
-        columns->firsts[i].is_there = false;
-    }
+    *columns = (struct refdata_columns){.arena = arena, .count = count};
+    buf_init(&columns->arrays);
 }
 
-static void keep_first(struct refdata_columns *columns, unsigned column, struct str value)
+static void grow_columns(struct refdata_columns *columns)
 {
-    if (columns->firsts[column].is_there)
-        return;
-    columns->firsts[column].is_there = true;
-    columns->firsts[column].is_null = !value.ptr;
-    buf_put_str(&columns->first[column], value.ptr ? value : STR(""));
+    size_t row_bytes = columns->count * sizeof *columns->cells;
+    size_t capacity = columns->capacity ? 4 * columns->capacity : 1;
+    struct str *cells = arena_zalloc(columns->arena, capacity * row_bytes);
+    if (columns->rows)
+        memcpy(cells, columns->cells, columns->rows * row_bytes);
+    columns->cells = cells;
+    columns->capacity = capacity;
 }
 
 void refdata_columns_put(struct refdata_columns *columns, unsigned column, struct str value)
 {
-    keep_first(columns, column, value);
-    if (value.ptr)
-        db_array_put(&columns->at[column], value);
-    else
-        db_array_put_null(&columns->at[column]);
+    if (columns->rows == columns->capacity)
+        grow_columns(columns);
+    columns->cells[columns->rows * columns->count + column] = value;
 }
 
 void refdata_columns_put_i64(struct refdata_columns *columns, unsigned column, int64_t value)
 {
-    char text[REFDATA_NUMBER_BYTES];
-    refdata_columns_put(columns, column, refdata_number(text, value));
+    refdata_columns_put(columns, column, arena_printf(columns->arena, "%lld", (long long)value));
 }
 
-void refdata_columns_put_null(struct refdata_columns *columns, unsigned column)
+void refdata_columns_next(struct refdata_columns *columns)
 {
-    refdata_columns_put(columns, column, STR_NONE);
+    columns->rows++;
 }
 
-void refdata_columns_end(struct refdata_columns *columns, struct db_param params[REFDATA_COLUMNS_MAX])
+void refdata_columns_bind_arrays(struct refdata_columns *columns, struct db_param *params)
 {
-    for (unsigned i = 0; i < columns->count; i++) {
-        if (!columns->ended)
-            db_array_end(&columns->at[i]);
-        params[i].value = buf_str(&columns->at[i]);
+    size_t ends[REFDATA_COLUMNS_MAX];
+    for (unsigned column = 0; column < columns->count; column++) {
+        db_array_begin(&columns->arrays);
+        for (size_t row = 0; row < columns->rows; row++) {
+            struct str value = columns->cells[row * columns->count + column];
+            if (value.ptr)
+                db_array_put(&columns->arrays, value);
+            else
+                db_array_put_null(&columns->arrays);
+        }
+        db_array_end(&columns->arrays);
+        ends[column] = columns->arrays.end;
     }
-    columns->ended = true;
-}
-
-void refdata_columns_free(struct refdata_columns *columns)
-{
-    for (unsigned i = 0; i < columns->count; i++) {
-        buf_deinit(&columns->at[i]);
-        buf_deinit(&columns->first[i]);
-    }
-}
-
-static void give_firsts(struct refdata_columns *columns, struct db_param params[REFDATA_COLUMNS_MAX])
-{
-    for (unsigned i = 0; i < columns->count; i++) {
-        struct str value = buf_str(&columns->first[i]);
-        params[i].value = columns->firsts[i].is_null ? STR_NONE : value.ptr ? value : STR("");
+    for (unsigned column = 0; column < columns->count; column++) { /* now that they stay where they are */
+        size_t start = column ? ends[column - 1] : 0;
+        params[column] = db_text_array(str_of(columns->arrays.data + start, ends[column] - start));
     }
 }
 
-void refdata_columns_state(struct refdata_columns *columns, const struct refdata_rows_sql *sql,
-                           struct db_statement *statement, struct db_param params[REFDATA_COLUMNS_MAX])
+const struct db_statement *refdata_columns_bind(struct refdata_columns *columns,
+                                                const struct refdata_rows_sql *sql,
+                                                struct db_param params[REFDATA_COLUMNS_MAX + 1])
 {
-    bool one = columns->rows == 1;
-    if (one)
-        give_firsts(columns, params);
-    else
-        refdata_columns_end(columns, params);
-    db_statement_init(statement, one ? sql->one : sql->many, columns->count, one ? texts : arrays);
+    params[columns->count] = DB_END;
+    if (columns->rows != 1) {
+        buf_clear(&columns->arrays);
+        refdata_columns_bind_arrays(columns, params);
+        return &sql->many;
+    }
+    for (unsigned column = 0; column < columns->count; column++)
+        params[column] = db_text(columns->cells[column]);
+    return &sql->one;
 }
 
 void refdata_columns_write(struct refdata_columns *columns, const struct refdata_rows_sql *sql,
                            struct refdata_writer *writer)
 {
-    struct db_param params[REFDATA_COLUMNS_MAX];
-    struct db_statement statement;
-    refdata_columns_state(columns, sql, &statement, params);
+    struct db_param params[REFDATA_COLUMNS_MAX + 1];
     if (columns->rows)
-        refdata_writer_add(writer, &statement, params);
+        refdata_writer_add(writer, refdata_columns_bind(columns, sql, params), params);
     refdata_columns_free(columns);
+}
+
+void refdata_columns_free(struct refdata_columns *columns)
+{
+    buf_deinit(&columns->arrays);
 }

@@ -27,11 +27,9 @@ void refdata_writer_name_items(struct refdata_writer *writer, const struct refda
 /* Values are copied. After a failure nothing more is sent: a new writer is needed. */
 void refdata_writer_add(struct refdata_writer *writer, const struct db_statement *statement,
                         const struct db_param *params);
-void refdata_writer_add_sql(struct refdata_writer *writer, const char *sql, unsigned count,
-                            const enum db_type *types, const struct db_param *params);
 /* Waits for what was added, then asks. NULL after a failure. */
-struct db_result *refdata_writer_query(struct refdata_writer *writer, const char *sql, unsigned count,
-                                       const enum db_type *types, const struct db_param *params);
+struct db_result *refdata_writer_query(struct refdata_writer *writer, const struct db_statement *statement,
+                                       const struct db_param *params);
 /* The first failure, or OK: all of it was done. */
 enum status refdata_writer_wait(struct refdata_writer *writer, struct error *error) MUST_CHECK;
 /* Instead of a wait, at the end: what was added goes out with the caller's commit. */
@@ -45,36 +43,34 @@ void refdata_writer_plan_freely(struct refdata_writer *writer);
 /* ---- values as text ---- */
 #define REFDATA_NUMBER_BYTES 24
 struct str refdata_number(char out[REFDATA_NUMBER_BYTES], int64_t value);
-/* Rows to be written by one statement: arrays side by side, for unnest(). One alone, which is what most updates are, needs
- * no arrays: a statement about such rows has a twin whose parameters are the values themselves. */
+/* Rows to be written by one statement. Many go as arrays side by side, for unnest(). One alone, which is what most updates are,
+ * needs no arrays: its statement's parameters are the values themselves. */
 #define REFDATA_COLUMNS_MAX 10
 struct refdata_columns {
-    struct buf at[REFDATA_COLUMNS_MAX];
-    struct buf first[REFDATA_COLUMNS_MAX]; /* each column's first value, as it is */
-    struct {
-        bool is_there, is_null;
-    } firsts[REFDATA_COLUMNS_MAX];
+    struct arena *arena;
     unsigned count;
-    size_t rows; /* the caller's count */
-    bool ended;
+    size_t rows, capacity;
+    struct str *cells; /* row by row; no ptr = NULL */
+    struct buf arrays;
 };
 struct refdata_rows_sql {
-    const char *many; /* … from unnest($1, $2) as u (a, b) … */
-    const char *one;  /* … from (values ($1, $2)) as u (a, b) … */
+    struct db_statement many; /* … from unnest($1, $2) as u (a, b) … */
+    struct db_statement one;  /* … from (values ($1, $2)) as u (a, b) … */
 };
-void refdata_columns_begin(struct refdata_columns *columns, unsigned count);
-void refdata_columns_put(struct refdata_columns *columns, unsigned column,
-                         struct str value); /* no ptr = NULL */
+void refdata_columns_begin(struct refdata_columns *columns, unsigned count, struct arena *arena);
+/* Of the row that refdata_columns_next() will end. The text is borrowed until the statement is sent; what is not put is NULL. */
+void refdata_columns_put(struct refdata_columns *columns, unsigned column, struct str value);
 void refdata_columns_put_i64(struct refdata_columns *columns, unsigned column, int64_t value);
-void refdata_columns_put_null(struct refdata_columns *columns, unsigned column);
+void refdata_columns_next(struct refdata_columns *columns);
 /* Adds the statement, whose parameters are the columns, unless there are no rows; frees them. */
 void refdata_columns_write(struct refdata_columns *columns, const struct refdata_rows_sql *sql,
                            struct refdata_writer *writer);
-/* The same for a caller that adds it itself; the parameters live until the columns are freed. */
-void refdata_columns_state(struct refdata_columns *columns, const struct refdata_rows_sql *sql,
-                           struct db_statement *statement, struct db_param params[REFDATA_COLUMNS_MAX]);
-/* Ends the arrays and gives them as parameters, which live until they are freed. */
-void refdata_columns_end(struct refdata_columns *columns, struct db_param params[REFDATA_COLUMNS_MAX]);
+/* The same for a caller that adds it itself: the statement, and its parameters, which live until the columns are freed. */
+const struct db_statement *refdata_columns_bind(struct refdata_columns *columns,
+                                                const struct refdata_rows_sql *sql,
+                                                struct db_param params[REFDATA_COLUMNS_MAX + 1]);
+/* The arrays alone. */
+void refdata_columns_bind_arrays(struct refdata_columns *columns, struct db_param *params);
 void refdata_columns_free(struct refdata_columns *columns);
 
 #endif

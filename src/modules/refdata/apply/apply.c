@@ -13,6 +13,8 @@
 #include "modules/refdata/apply/batch.h"
 #include "modules/refdata/merge.h"
 
+static const struct db_statement savepoint_sql = DB_STATEMENT(DB_SAVEPOINT_SQL);
+
 #define RETRIES_MAX 3
 #define OPEN_BYTES_MAX (256u << 10)
 
@@ -138,7 +140,7 @@ static void copy_outcomes(struct batch *batch)
 static enum status write_batch(struct batch *batch, struct error *error)
 {
     if (batch->flags & REFDATA_APPLY_ALONE)
-        refdata_writer_add_sql(&batch->writer, DB_SAVEPOINT_SQL, 0, NULL, NULL);
+        refdata_writer_add(&batch->writer, &savepoint_sql, DB_NO_PARAMS);
     for (size_t i = 0; i < batch->count; i++)
         decide(batch, i);
     refdata_batch_write_deltas(batch);
@@ -309,7 +311,7 @@ static void log_committed(const struct refdata_command *commands, size_t count)
                       LOG_STR("tenantId", commands[i].outcome.tenant),
                       LOG_STR("dictCode", commands[i].outcome.dict_code),
                       LOG_INT("version", commands[i].outcome.version),
-                      LOG_CSTR("source", commands[i].update.source == REFDATA_KAFKA ? "KAFKA" : "REST"));
+                      LOG_STR("source", refdata_source_name(commands[i].update.source)));
 }
 
 void refdata_apply_report(struct refdata_flow *flow, const struct refdata_command *commands, size_t count)

@@ -34,7 +34,7 @@ enum refdata_apply_flags {
     /* The rows of update_request are not there yet: inserts them as decided. Not for chunks. */
     REFDATA_APPLY_INSERTS = 8,
     /* Some may have been accepted by nobody: the rows of update_request that are not there are made first. */
-    REFDATA_APPLY_STRANGERS = 16,
+    REFDATA_APPLY_UNKNOWN = 16,
     REFDATA_APPLY_LAST =
         4, /* with ALONE: a statement that takes too long is FAILED too, it had its chances */
 };

@@ -14,32 +14,32 @@
 #define ENSURE(rows)                                                      \
     "insert into refdata.dictionary_meta (tenant_id, dict_code, version)" \
     " select t, d, 0 from " rows " as u (t, d, at) order by at on conflict do nothing"
-static const struct refdata_rows_sql ensure_sql = {ENSURE("unnest($1, $2) with ordinality"),
-                                                   ENSURE("(values ($1, $2, 1))")};
+static const struct refdata_rows_sql ensure_sql = {DB_STATEMENT(ENSURE("unnest($1, $2) with ordinality")),
+                                                   DB_STATEMENT(ENSURE("(values ($1, $2, 1))"))};
 /* Sorted before they are locked: the order of $1 and $2. */
 #define LOCK(rows)                                                                                         \
     "select m.tenant_id, m.dict_code, m.version, m.last_source_revision,"                                  \
     "       coalesce(m.hydrated_until > clock_timestamp(), false)::text, m.last_event_id"                  \
     " from refdata.dictionary_meta m join " rows " as u (t, d) on m.tenant_id = u.t and m.dict_code = u.d" \
     " order by m.tenant_id collate \"C\", m.dict_code collate \"C\" for update of m"
-static const struct refdata_rows_sql lock_sql = {LOCK("unnest($1, $2)"), LOCK("(values ($1, $2))")};
+static const struct refdata_rows_sql lock_sql = {DB_STATEMENT(LOCK("unnest($1, $2)")),
+                                                 DB_STATEMENT(LOCK("(values ($1, $2))"))};
 #define ASSEMBLING(rows)                                                                            \
     "select distinct s.tenant_id, s.dict_code"                                                      \
     " from refdata.snapshot s join " rows " as u (t, d) on s.tenant_id = u.t and s.dict_code = u.d" \
     " where s.status = 'PENDING'"
-static const struct refdata_rows_sql assembling_sql = {ASSEMBLING("unnest($1, $2)"),
-                                                       ASSEMBLING("(values ($1, $2))")};
+static const struct refdata_rows_sql assembling_sql = {DB_STATEMENT(ASSEMBLING("unnest($1, $2)")),
+                                                       DB_STATEMENT(ASSEMBLING("(values ($1, $2))"))};
 /* One row for each chunk whose snapshot is known, by its place in the arrays. The end of a snapshot that took too long
  * does not take the pair's lock, hence this one. */
-static const char chunks_sql[] =
+static const struct db_statement chunks_sql = DB_STATEMENT(
     "select u.at, s.status, s.chunks_total, s.received, s.source_revision, s.floor_revision, s.begun_version,"
     "       s.occurred_ms, s.committed_version, s.error_code, s.error_message, c.content_hash"
     " from unnest($1, $2, $3, $4) with ordinality as u (t, d, id, part, at)"
     " join refdata.snapshot s on s.tenant_id = u.t and s.dict_code = u.d and s.snapshot_id = u.id::uuid"
     " left join refdata.snapshot_chunk c on c.tenant_id = s.tenant_id and c.dict_code = s.dict_code"
     "  and c.snapshot_id = s.snapshot_id and c.chunk_index = u.part::integer"
-    " order by u.at for update of s";
-static const enum db_type text_arrays[] = {DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY};
+    " order by u.at for update of s");
 
 /* ---- small things ---- */
 
@@ -159,35 +159,29 @@ void refdata_batch_open(struct batch *batch)
 enum question { LOCK, ASSEMBLING, PROCESS, CHUNKS, QUESTIONS };
 
 /* `sql` are questions about the pairs. */
-static enum status add_pairs(struct batch *batch, const struct refdata_rows_sql *const *sql, size_t count,
-                             struct error *error)
+static void add_pairs(struct batch *batch, const struct refdata_rows_sql *const *sql, size_t count)
 {
     struct refdata_columns columns;
-    struct db_param params[REFDATA_COLUMNS_MAX];
-    enum status status = STATUS_OK;
-    refdata_columns_begin(&columns, 2);
+    struct db_param params[REFDATA_COLUMNS_MAX + 1];
+    refdata_columns_begin(&columns, 2, batch->arena);
     for (size_t i = 0; i < batch->pair_count; i++) {
         refdata_columns_put(&columns, 0, batch->pairs[i]->tenant);
         refdata_columns_put(&columns, 1, batch->pairs[i]->code);
-        columns.rows++;
+        refdata_columns_next(&columns);
     }
-    for (size_t i = 0; i < count && status == STATUS_OK; i++) {
-        struct db_statement statement;
-        refdata_columns_state(&columns, sql[i], &statement, params);
-        status = db_pipeline_add_checked(batch->conn, &statement, params, error);
+    for (size_t i = 0; i < count; i++) {
+        const struct db_statement *statement = refdata_columns_bind(&columns, sql[i], params);
+        db_pipeline_add(batch->conn, statement, params);
     }
     refdata_columns_free(&columns);
-    return status;
 }
 
-/* `places`: which command a row's number means. *count 0 = there is no chunk, nothing is asked. */
-static enum status add_chunks(struct batch *batch, size_t *places, size_t *count, struct error *error)
+/* `places`: which command a row's number means. Returns how many chunks there are; without one nothing is asked. */
+static size_t add_chunks(struct batch *batch, size_t *places)
 {
     struct refdata_columns columns;
-    struct db_param params[REFDATA_COLUMNS_MAX];
-    struct db_statement statement;
-    enum status status = STATUS_OK;
-    refdata_columns_begin(&columns, 4);
+    struct db_param params[5] = {[4] = DB_END};
+    refdata_columns_begin(&columns, 4, batch->arena);
     for (size_t i = 0; i < batch->count; i++) {
         const struct refdata_update *update = &batch->commands[i].update;
         if (!refdata_batch_is_chunk(batch, i))
@@ -196,15 +190,14 @@ static enum status add_chunks(struct batch *batch, size_t *places, size_t *count
         refdata_columns_put(&columns, 1, update->dict_code);
         refdata_columns_put(&columns, 2, str_from(update->snapshot_id));
         refdata_columns_put_i64(&columns, 3, update->chunk_index);
-        places[columns.rows++] = i;
+        places[columns.rows] = i;
+        refdata_columns_next(&columns);
     }
-    *count = columns.rows;
-    refdata_columns_end(&columns, params);
-    db_statement_init(&statement, chunks_sql, 4, text_arrays);
+    refdata_columns_bind_arrays(&columns, params);
     if (columns.rows)
-        status = db_pipeline_add_checked(batch->conn, &statement, params, error);
+        db_pipeline_add(batch->conn, &chunks_sql, params);
     refdata_columns_free(&columns);
-    return status;
+    return columns.rows;
 }
 
 static enum status take_locks(struct batch *batch, const struct db_result *rows, struct error *error)
@@ -238,45 +231,35 @@ static void take_assembling(struct batch *batch, const struct db_result *rows)
 static enum status ask(struct batch *batch, size_t *chunk_places, struct db_result *results[QUESTIONS],
                        struct error *error)
 {
-    struct db_result *got[QUESTIONS] = {NULL};
     static const struct refdata_rows_sql *const of_pairs[] = {&lock_sql, &assembling_sql};
-    size_t chunk_count = 0, first = batch->pair_count ? LOCK : PROCESS;
-    enum status status = db_pipeline_begin_checked(batch->conn, error);
-    if (status != STATUS_OK)
-        return status;
+    struct db_result *got[QUESTIONS] = {NULL};
+    size_t first = batch->pair_count ? LOCK : PROCESS;
+    db_pipeline_begin(batch->conn);
     if (batch->pair_count)
-        status = add_pairs(batch, of_pairs, 2, error);
-    if (status == STATUS_OK)
-        status = refdata_events_add(batch, error);
-    if (status == STATUS_OK)
-        status = add_chunks(batch, chunk_places, &chunk_count, error);
-    struct error later = {0};
-    enum status ended =
-        db_pipeline_end(batch->conn, batch->deadline_ns, got, QUESTIONS - first - !chunk_count, NULL,
-                        status == STATUS_OK ? error : &later);
+        add_pairs(batch, of_pairs, 2);
+    refdata_events_add(batch);
+    bool has_chunks = add_chunks(batch, chunk_places) > 0;
+    enum status status =
+        db_pipeline_end(batch->conn, batch->deadline_ns, got, QUESTIONS - first - !has_chunks, NULL, error);
     for (size_t i = first; i < QUESTIONS; i++)
         results[i] = got[i - first];
-    return status == STATUS_OK ? ended : status;
+    return status;
 }
 
 /* Some pair is written for the first time: its row is made, and the questions about pairs are asked again. */
-static enum status ask_anew(struct batch *batch, struct db_result *results[QUESTIONS], struct error *error)
+static enum status ask_again(struct batch *batch, struct db_result *results[QUESTIONS], struct error *error)
 {
     static const struct refdata_rows_sql *const of_pairs[] = {&ensure_sql, &lock_sql, &assembling_sql};
     struct db_result *got[3] = {NULL};
-    struct error later = {0};
-    enum status status = db_pipeline_begin_checked(batch->conn, error);
-    if (status != STATUS_OK)
-        return status;
-    status = add_pairs(batch, of_pairs, 3, error);
-    enum status ended =
-        db_pipeline_end(batch->conn, batch->deadline_ns, got, 3, NULL, status == STATUS_OK ? error : &later);
+    db_pipeline_begin(batch->conn);
+    add_pairs(batch, of_pairs, 3);
+    enum status status = db_pipeline_end(batch->conn, batch->deadline_ns, got, 3, NULL, error);
     db_result_free(got[0]);
     for (size_t i = LOCK; i <= ASSEMBLING; i++) {
         db_result_free(results[i]);
         results[i] = got[i + 1];
     }
-    return status == STATUS_OK ? ended : status;
+    return status;
 }
 
 enum status refdata_batch_read(struct batch *batch, struct error *error)
@@ -285,7 +268,7 @@ enum status refdata_batch_read(struct batch *batch, struct error *error)
     size_t *chunk_places = arena_alloc(batch->arena, batch->count * sizeof *chunk_places);
     enum status status = ask(batch, chunk_places, results, error);
     if (status == STATUS_OK && batch->pair_count && db_result_rows(results[LOCK]) != batch->pair_count)
-        status = ask_anew(batch, results, error);
+        status = ask_again(batch, results, error);
     if (status == STATUS_OK && batch->pair_count)
         status = take_locks(batch, results[LOCK], error);
     if (status == STATUS_OK && batch->pair_count)

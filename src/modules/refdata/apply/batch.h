@@ -95,10 +95,10 @@ static inline bool refdata_batch_is_chunk(const struct batch *batch, size_t at)
 size_t refdata_slots_for(size_t count); /* of a hash table: a power of two with room for twice as many */
 
 /* ---- events.c ---- */
-enum status refdata_events_add(struct batch *batch, struct error *error) MUST_CHECK; /* to the pipeline */
+void refdata_events_add(struct batch *batch); /* to the pipeline */
 /* Which of them stand earlier in this batch, and which are not among the new ones that PostgreSQL answered. */
 void refdata_events_mark(struct batch *batch, const struct db_result *fresh);
-/* A duplicate shows what became of the first one: its sender may still wait, if the commit was lost sight of. */
+/* A duplicate gets the outcome of the first one: its sender may still wait, if the reply to the commit was lost. */
 enum status refdata_events_read(struct batch *batch, struct error *error) MUST_CHECK;
 
 /* ---- apply.c ---- */

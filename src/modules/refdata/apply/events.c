@@ -1,24 +1,22 @@
-/* Events: which of a batch's commands had their effect before, and the rows of those that nobody knows of yet.
+/* Events: which of a batch's commands had their effect before, and the rows of unknown ones.
  *
  * What a POST or the adapter accepted has its row of update_request. Others may publish commands too, by the contract alone:
- * theirs is made here, with the note that the event was processed, so that its status can be asked for (R2). */
+ * theirs is inserted here, together with the row of processed_event, so that its status can be read (R2). */
 #include "base/hash.h"
 #include "base/log.h"
 #include "modules/refdata/acceptance.h"
 #include "modules/refdata/apply/batch.h"
 
-enum { EVENT_COLUMNS = 3, STRANGER_COLUMNS = 7 };
-
-/* Sorted too: whoever has the same eventId waits instead of deadlocking. */
+/* Sorted too: another batch with the same eventId waits instead of deadlocking. */
 #define PROCESS(rows)                                                                              \
     "insert into refdata.processed_event (tenant_id, event_id, source)"                            \
     " select t, e::uuid, s from " rows " as u (t, e, s) order by t collate \"C\", e collate \"C\"" \
     " on conflict do nothing returning tenant_id, event_id"
-static const struct refdata_rows_sql process_sql = {PROCESS("unnest($1, $2, $3)"),
-                                                    PROCESS("(values ($1, $2, $3))")};
-/* The same, and the rows. A command that is buried ($4 is null) leaves no trace of its event, or it could not be sent again
- * when whatever was wrong is put right; unless somebody was told that it was accepted. */
-#define PROCESS_STRANGERS(rows)                                                             \
+static const struct refdata_rows_sql process_sql = {DB_STATEMENT(PROCESS("unnest($1, $2, $3)")),
+                                                    DB_STATEMENT(PROCESS("(values ($1, $2, $3))"))};
+/* The same, and the rows. A dead letter ($4 is null) leaves no trace of its event, so that it can be sent again when what was wrong
+ * is put right; unless it was accepted. */
+#define PROCESS_UNKNOWN(rows)                                                               \
     "with asked as ("                                                                       \
     "   select t, e::uuid as e, s, d, hash, snapshot::uuid as snapshot, who, at"            \
     "   from " rows " as u (t, e, s, d, hash, snapshot, who, at)),"                         \
@@ -35,18 +33,15 @@ static const struct refdata_rows_sql process_sql = {PROCESS("unnest($1, $2, $3)"
     "   from asked join fresh on tenant_id = t and event_id = e where d is not null"        \
     "   order by at on conflict do nothing)"                                                \
     " select tenant_id, event_id from fresh"
-static const struct refdata_rows_sql process_strangers_sql = {
-    PROCESS_STRANGERS("unnest($1, $2, $3, $4, $5, $6, $7) with ordinality"),
-    PROCESS_STRANGERS("(values ($1, $2, $3, $4, $5, $6, $7, 1))")};
-static const char outcomes_sql[] =
+static const struct refdata_rows_sql process_unknown_sql = {
+    DB_STATEMENT(PROCESS_UNKNOWN("unnest($1, $2, $3, $4, $5, $6, $7) with ordinality")),
+    DB_STATEMENT(PROCESS_UNKNOWN("(values ($1, $2, $3, $4, $5, $6, $7, 1))"))};
+static const struct db_statement outcomes_sql = DB_STATEMENT(
     "select u.at, r.status, r.committed_version, r.error_code, r.error_message, r.snapshot_id, r.content_hash"
     " from unnest($1, $2) with ordinality as u (t, e, at)"
-    " join refdata.update_request r on r.tenant_id = u.t and r.event_id = u.e::uuid";
+    " join refdata.update_request r on r.tenant_id = u.t and r.event_id = u.e::uuid");
 
-static const enum db_type text_arrays[] = {DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY,
-                                           DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY};
-
-static void put_stranger(const struct batch *batch, size_t at, struct refdata_columns *columns)
+static void put_unknown(const struct batch *batch, size_t at, struct refdata_columns *columns)
 {
     const struct refdata_update *update = &batch->commands[at].update;
     bool chunked = refdata_update_is_chunk(update);
@@ -57,26 +52,25 @@ static void put_stranger(const struct batch *batch, size_t at, struct refdata_co
                         arena_printf(batch->arena, "kafka:%s", batch->flow->buses.commands_topic));
 }
 
-enum status refdata_events_add(struct batch *batch, struct error *error)
+void refdata_events_add(struct batch *batch)
 {
-    bool strangers = batch->flags & REFDATA_APPLY_STRANGERS;
+    bool has_unknown = batch->flags & REFDATA_APPLY_UNKNOWN;
     struct refdata_columns columns;
-    struct db_param params[REFDATA_COLUMNS_MAX];
-    struct db_statement statement;
-    refdata_columns_begin(&columns, strangers ? STRANGER_COLUMNS : EVENT_COLUMNS);
+    struct db_param params[REFDATA_COLUMNS_MAX + 1];
+    refdata_columns_begin(&columns, has_unknown ? 7 : 3, batch->arena);
     for (size_t i = 0; i < batch->count; i++) {
         const struct refdata_update *update = &batch->commands[i].update;
         refdata_columns_put(&columns, 0, update->tenant);
         refdata_columns_put(&columns, 1, str_from(update->event_id));
-        refdata_columns_put(&columns, 2, update->source == REFDATA_KAFKA ? STR("KAFKA") : STR("REST"));
-        if (strangers)
-            put_stranger(batch, i, &columns);
-        columns.rows++;
+        refdata_columns_put(&columns, 2, refdata_source_name(update->source));
+        if (has_unknown)
+            put_unknown(batch, i, &columns);
+        refdata_columns_next(&columns);
     }
-    refdata_columns_state(&columns, strangers ? &process_strangers_sql : &process_sql, &statement, params);
-    enum status status = db_pipeline_add_checked(batch->conn, &statement, params, error);
+    const struct db_statement *statement =
+        refdata_columns_bind(&columns, has_unknown ? &process_unknown_sql : &process_sql, params);
+    db_pipeline_add(batch->conn, statement, params);
     refdata_columns_free(&columns);
-    return status;
 }
 
 static uint32_t *find_event(const struct batch *batch, uint32_t *slots, size_t mask, struct str tenant,
@@ -115,13 +109,6 @@ void refdata_events_mark(struct batch *batch, const struct db_result *fresh)
         batch->entries[i].duplicate &= !refdata_batch_is_chunk(batch, i);
 }
 
-/* An event that had its effect while this update waits was another update's: an eventId used twice. Nobody else would
- * ever decide it. */
-static bool is_usurped(const struct db_result *rows, size_t row)
-{
-    return db_result_is_null(rows, row, 5);
-}
-
 static void take_outcome(struct refdata_command *command, const struct db_result *rows, size_t row)
 {
     struct refdata_outcome *outcome = &command->outcome;
@@ -136,33 +123,33 @@ static void take_outcome(struct refdata_command *command, const struct db_result
         refdata_command_fail(command, refdata_status_of_code(db_result_str(rows, row, 3)), "%.*s",
                              STR_ARG(reason));
         command->decided = false;
-    } else if (is_usurped(rows, row)) {
+    } else if (db_result_is_null(rows, row, 5)) { /* no chunk */
+        /* An event that was processed while this update is pending was another update's. Nothing else would decide it. */
         refdata_command_fail(command, STATUS_EVENT_ID_CONFLICT, "another update had this eventId");
     }
 }
 
-/* Another update under an event's id has no effect. A POST is told so; whoever published it by himself finds it here. */
-static void look_for_conflict(const struct batch *batch, const struct refdata_command *command,
-                              const struct db_result *rows, size_t row)
+/* Another update under an event's id has no effect. A POST is refused; for a command of others this is logged. */
+static void log_conflict(const struct batch *batch, const struct refdata_command *command,
+                         const struct db_result *rows, size_t row)
 {
     struct str hash = db_result_str(rows, row, 6);
     if (!hash.len || str_eq(hash, refdata_acceptance_hash(&command->update, batch->arena)))
         return;
     log_warn("event_id_conflict", LOG_STR("eventId", command->outcome.event_id),
              LOG_STR("tenantId", command->outcome.tenant), LOG_STR("dictCode", command->outcome.dict_code),
-             LOG_CSTR("source", command->update.source == REFDATA_KAFKA ? "KAFKA" : "REST"));
+             LOG_STR("source", refdata_source_name(command->update.source)));
 }
 
-/* A duplicate shows what became of the first one: its sender may still wait, if the commit was lost sight of. */
+/* A duplicate gets the outcome of the first one: its sender may still wait, if the reply to the commit was lost. */
 enum status refdata_events_read(struct batch *batch, struct error *error)
 {
     struct refdata_columns columns;
-    struct db_param params[REFDATA_COLUMNS_MAX];
-    struct db_statement statement;
+    struct db_param params[3] = {[2] = DB_END};
     struct db_result *rows = NULL;
     enum status status = STATUS_OK;
     size_t *places = arena_alloc(batch->arena, batch->count * sizeof *places);
-    refdata_columns_begin(&columns, 2);
+    refdata_columns_begin(&columns, 2, batch->arena);
     for (size_t i = 0; i < batch->count; i++) {
         if (!batch->entries[i].duplicate || batch->entries[i].first != i)
             continue;
@@ -170,15 +157,15 @@ enum status refdata_events_read(struct batch *batch, struct error *error)
         batch->commands[i].decided = false;
         refdata_columns_put(&columns, 0, batch->commands[i].outcome.tenant);
         refdata_columns_put(&columns, 1, batch->commands[i].outcome.event_id);
-        places[columns.rows++] = i;
+        places[columns.rows] = i;
+        refdata_columns_next(&columns);
     }
-    refdata_columns_end(&columns, params);
-    db_statement_init(&statement, outcomes_sql, 2, text_arrays);
+    refdata_columns_bind_arrays(&columns, params);
     if (columns.rows)
-        status = db_query(batch->conn, &statement, params, batch->deadline_ns, &rows, error);
+        status = db_query(batch->conn, &outcomes_sql, params, batch->deadline_ns, &rows, error);
     for (size_t row = 0; rows && row < db_result_rows(rows); row++) {
         struct refdata_command *command = &batch->commands[places[db_result_i64(rows, row, 0) - 1]];
-        look_for_conflict(batch, command, rows, row);
+        log_conflict(batch, command, rows, row);
         take_outcome(command, rows, row);
     }
     refdata_columns_free(&columns);

@@ -174,7 +174,7 @@ static bool has_dead(const struct bus_batch *batch)
 }
 
 /* Where somebody waits for an update it was accepted, and has its row. */
-static bool has_strangers(const struct memo *memo)
+static bool has_unknown(const struct memo *memo)
 {
     for (size_t i = 0; i < memo->count; i++)
         if (!memo->commands[i].waited)
@@ -184,7 +184,7 @@ static bool has_strangers(const struct memo *memo)
 
 static unsigned flags_of(const struct memo *memo, const struct bus_batch *batch)
 {
-    unsigned flags = has_strangers(memo) ? REFDATA_APPLY_STRANGERS : 0;
+    unsigned flags = has_unknown(memo) ? REFDATA_APPLY_UNKNOWN : 0;
     if (batch->attempt == 0 && !has_dead(batch))
         flags |= REFDATA_APPLY_OPEN;
     if (memo->count != 1)
@@ -257,7 +257,7 @@ static void log_failures(const struct memo *memo)
         log_warn("update_failed", LOG_STR("eventId", command->outcome.event_id),
                  LOG_STR("tenantId", command->outcome.tenant),
                  LOG_STR("dictCode", command->outcome.dict_code),
-                 LOG_CSTR("source", command->update.source == REFDATA_KAFKA ? "KAFKA" : "REST"),
+                 LOG_STR("source", refdata_source_name(command->update.source)),
                  LOG_CSTR("code", status_code(command->outcome.failure)),
                  LOG_CSTR("reason", command->outcome.reason));
     }

@@ -10,8 +10,8 @@
     "  last_event_id = u.e::uuid"                                                  \
     " from " rows " as u (t, d, version, revision, e)"                             \
     " where m.tenant_id = u.t and m.dict_code = u.d"
-static const struct refdata_rows_sql versions_sql = {VERSIONS("unnest($1, $2, $3, $4, $5)"),
-                                                     VERSIONS("(values ($1, $2, $3, $4, $5))")};
+static const struct refdata_rows_sql versions_sql = {DB_STATEMENT(VERSIONS("unnest($1, $2, $3, $4, $5)")),
+                                                     DB_STATEMENT(VERSIONS("(values ($1, $2, $3, $4, $5))"))};
 /* Ids ascend in the order of the rows, hence within a pair with its versions. */
 #define OUTBOX(rows)                                                                                               \
     "insert into refdata.outbox_event (tenant_id, event_id, dict_code, version, payload, keys, traceparent,"       \
@@ -29,22 +29,23 @@ static const struct refdata_rows_sql versions_sql = {VERSIONS("unnest($1, $2, $3
     "   attempt_count = 0, claim_count = 0, claim_id = null, locked_by = null, locked_until = null,"               \
     "   next_attempt_at = null, last_error = null"
 static const struct refdata_rows_sql outbox_sql = {
-    OUTBOX("unnest($1, $2, $3, $4, $5, $6, $7) with ordinality"),
-    OUTBOX("(values ($1, $2, $3, $4, $5, $6, $7, 1))")};
+    DB_STATEMENT(OUTBOX("unnest($1, $2, $3, $4, $5, $6, $7) with ordinality")),
+    DB_STATEMENT(OUTBOX("(values ($1, $2, $3, $4, $5, $6, $7, 1))"))};
 /* For hydration, where some consumer asked for an item of the dictionary (H4). */
 enum { CHANGE_KEYS_MAX = 1000 }; /* with more, what consumers hold is looked up instead */
 #define CHANGES(rows)                                              \
     "insert into refdata.item_change (tenant_id, dict_code, keys)" \
     " select t, d, keys::text[] from " rows " as u (t, d, keys)"
-static const struct refdata_rows_sql changes_sql = {CHANGES("unnest($1, $2, $3)"),
-                                                    CHANGES("(values ($1, $2, $3))")};
+static const struct refdata_rows_sql changes_sql = {DB_STATEMENT(CHANGES("unnest($1, $2, $3)")),
+                                                    DB_STATEMENT(CHANGES("(values ($1, $2, $3))"))};
 #define STATUSES(rows)                                                                              \
     "update refdata.update_request r set status = u.status, committed_version = u.version::bigint," \
     "  error_code = u.code, error_message = u.message, updated_at = clock_timestamp()"              \
     " from " rows " as u (t, e, status, version, code, message)"                                    \
     " where r.tenant_id = u.t and r.event_id = u.e::uuid and r.status = 'PENDING'"
-static const struct refdata_rows_sql statuses_sql = {STATUSES("unnest($1, $2, $3, $4, $5, $6)"),
-                                                     STATUSES("(values ($1, $2, $3, $4, $5, $6))")};
+static const struct refdata_rows_sql statuses_sql = {
+    DB_STATEMENT(STATUSES("unnest($1, $2, $3, $4, $5, $6)")),
+    DB_STATEMENT(STATUSES("(values ($1, $2, $3, $4, $5, $6))"))};
 
 /* Fails where such an event is there already. */
 #define INSERT(rows)                                                                                  \
@@ -53,13 +54,13 @@ static const struct refdata_rows_sql statuses_sql = {STATUSES("unnest($1, $2, $3
     " select t, e::uuid, status, version::bigint, code, message, d, source, hash, who"                \
     " from " rows "  as u (t, e, status, version, code, message, d, source, hash, who)"
 static const struct refdata_rows_sql insert_sql = {
-    INSERT("unnest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"),
-    INSERT("(values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10))")};
+    DB_STATEMENT(INSERT("unnest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)")),
+    DB_STATEMENT(INSERT("(values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10))"))};
 
 static void write_versions(struct batch *batch)
 {
     struct refdata_columns columns;
-    refdata_columns_begin(&columns, 5);
+    refdata_columns_begin(&columns, 5, batch->arena);
     for (size_t i = 0; i < batch->pair_count; i++) {
         const struct pair *pair = batch->pairs[i];
         if (pair->version == pair->locked_version)
@@ -69,15 +70,13 @@ static void write_versions(struct batch *batch)
         refdata_columns_put_i64(&columns, 2, pair->version);
         if (pair->revision.given)
             refdata_columns_put_i64(&columns, 3, pair->revision.value);
-        else
-            refdata_columns_put_null(&columns, 3);
         refdata_columns_put(&columns, 4, pair->event);
-        columns.rows++;
+        refdata_columns_next(&columns);
     }
     refdata_columns_write(&columns, &versions_sql, &batch->writer);
 }
 
-/* A text[] as an element: arrays of arrays of different lengths are not to be had. */
+/* A text[] as an element, as text: PostgreSQL has no arrays of arrays of different lengths. */
 static void put_keys(struct refdata_columns *columns, unsigned column, const struct entry *entry)
 {
     struct buf keys;
@@ -86,14 +85,14 @@ static void put_keys(struct refdata_columns *columns, unsigned column, const str
     for (size_t i = 0; i < entry->item_count; i++)
         db_array_put(&keys, entry->items[i].key);
     db_array_end(&keys);
-    refdata_columns_put(columns, column, buf_str(&keys));
+    refdata_columns_put(columns, column, arena_str(columns->arena, buf_str(&keys)));
     buf_deinit(&keys);
 }
 
 static void write_outbox(struct batch *batch)
 {
     struct refdata_columns columns;
-    refdata_columns_begin(&columns, 7);
+    refdata_columns_begin(&columns, 7, batch->arena);
     for (size_t i = 0; i < batch->count; i++) {
         const struct refdata_update *update = &batch->commands[i].update;
         const struct entry *entry = &batch->entries[i];
@@ -105,11 +104,9 @@ static void write_outbox(struct batch *batch)
         refdata_columns_put_i64(&columns, 3, entry->version);
         if (update->type == REFDATA_DELTA)
             put_keys(&columns, 4, entry);
-        else
-            refdata_columns_put_null(&columns, 4);
         refdata_columns_put(&columns, 5, batch->commands[i].traceparent);
         refdata_columns_put(&columns, 6, entry->previous_event);
-        columns.rows++;
+        refdata_columns_next(&columns);
     }
     refdata_columns_write(&columns, &outbox_sql, &batch->writer);
 }
@@ -117,7 +114,7 @@ static void write_outbox(struct batch *batch)
 static void write_changes(struct batch *batch)
 {
     struct refdata_columns columns;
-    refdata_columns_begin(&columns, 3);
+    refdata_columns_begin(&columns, 3, batch->arena);
     for (size_t i = 0; i < batch->count; i++) {
         const struct refdata_update *update = &batch->commands[i].update;
         const struct entry *entry = &batch->entries[i];
@@ -127,66 +124,45 @@ static void write_changes(struct batch *batch)
         refdata_columns_put(&columns, 1, update->dict_code);
         if (update->type == REFDATA_DELTA && entry->item_count <= CHANGE_KEYS_MAX)
             put_keys(&columns, 2, entry);
-        else
-            refdata_columns_put_null(&columns, 2);
-        columns.rows++;
+        refdata_columns_next(&columns);
     }
     refdata_columns_write(&columns, &changes_sql, &batch->writer);
 }
 
-/* ---- statuses ---- */
-
-static void put_status(struct refdata_columns *columns, const struct refdata_outcome *outcome)
+/* Of rows that are there, or with the flag INSERTS of new ones. */
+static void write_statuses(struct batch *batch)
 {
-    bool failed = outcome->decision == REFDATA_FAILED;
-    refdata_columns_put(columns, 0, outcome->tenant);
-    refdata_columns_put(columns, 1, outcome->event_id);
-    refdata_columns_put(columns, 2, str_from(refdata_decision_name(outcome->decision)));
-    if (outcome->decision == REFDATA_COMMITTED)
-        refdata_columns_put_i64(columns, 3, outcome->version);
-    else
-        refdata_columns_put_null(columns, 3);
-    refdata_columns_put(columns, 4, failed ? str_from(status_code(outcome->failure)) : STR_NONE);
-    refdata_columns_put(columns, 5, failed ? str_from(outcome->reason) : STR_NONE);
-    columns->rows++;
-}
-
-static void update_statuses(struct batch *batch)
-{
+    bool inserts = batch->flags & REFDATA_APPLY_INSERTS;
     struct refdata_columns columns;
-    refdata_columns_begin(&columns, 6);
-    for (size_t i = 0; i < batch->count; i++)
-        if (batch->commands[i].decided)
-            put_status(&columns, &batch->commands[i].outcome);
-    refdata_columns_write(&columns, &statuses_sql, &batch->writer);
-}
-
-static void insert_statuses(struct batch *batch)
-{
-    struct refdata_columns columns;
-    refdata_columns_begin(&columns, 10);
+    refdata_columns_begin(&columns, inserts ? 10 : 6, batch->arena);
     for (size_t i = 0; i < batch->count; i++) {
         const struct refdata_update *update = &batch->commands[i].update;
-        char hash[HASH128_HEX_BYTES];
+        const struct refdata_outcome *outcome = &batch->commands[i].outcome;
+        bool is_failed = outcome->decision == REFDATA_FAILED;
         if (!batch->commands[i].decided)
             continue;
-        hash128_hex(update->content, hash);
-        put_status(&columns, &batch->commands[i].outcome);
-        refdata_columns_put(&columns, 6, update->dict_code);
-        refdata_columns_put(&columns, 7, update->source == REFDATA_KAFKA ? STR("KAFKA") : STR("REST"));
-        refdata_columns_put(&columns, 8, str_from(hash));
-        refdata_columns_put(&columns, 9, batch->commands[i].requested_by);
+        refdata_columns_put(&columns, 0, outcome->tenant);
+        refdata_columns_put(&columns, 1, outcome->event_id);
+        refdata_columns_put(&columns, 2, str_from(refdata_decision_name(outcome->decision)));
+        if (outcome->decision == REFDATA_COMMITTED)
+            refdata_columns_put_i64(&columns, 3, outcome->version);
+        refdata_columns_put(&columns, 4, is_failed ? str_from(status_code(outcome->failure)) : STR_NONE);
+        refdata_columns_put(&columns, 5, is_failed ? str_from(outcome->reason) : STR_NONE);
+        if (inserts) {
+            refdata_columns_put(&columns, 6, update->dict_code);
+            refdata_columns_put(&columns, 7, refdata_source_name(update->source));
+            refdata_columns_put(&columns, 8, refdata_acceptance_hash(update, batch->arena));
+            refdata_columns_put(&columns, 9, batch->commands[i].requested_by);
+        }
+        refdata_columns_next(&columns);
     }
-    refdata_columns_write(&columns, &insert_sql, &batch->writer);
+    refdata_columns_write(&columns, inserts ? &insert_sql : &statuses_sql, &batch->writer);
 }
 
 enum status refdata_batch_record(struct batch *batch, struct error *error)
 {
     refdata_assembly_write(batch);
-    if (batch->flags & REFDATA_APPLY_INSERTS)
-        insert_statuses(batch);
-    else
-        update_statuses(batch);
+    write_statuses(batch);
     FAILPOINT("apply.before_version");
     write_outbox(batch);
     write_changes(batch);

@@ -7,38 +7,40 @@
 
 #include "base/failpoint.h"
 
-static const char begin_sql[] =
+static const struct db_statement begin_sql = DB_STATEMENT(
     "insert into refdata.snapshot (tenant_id, dict_code, snapshot_id, status, chunks_total, received,"
-    "  floor_revision, begun_version, occurred_ms) values ($1, $2, $3, 'PENDING', $4, 0, $5, $6, $7)";
-static const char stage_sql[] =
-    "insert into refdata.snapshot_chunk"
-    " (tenant_id, dict_code, snapshot_id, chunk_index, event_id, content_hash, keys, payloads)"
-    " values ($1, $2, $3, $4, $5, $6, $7, $8)";
-static const char touch_sql[] =
+    "  floor_revision, begun_version, occurred_ms) values ($1, $2, $3, 'PENDING', $4, 0, $5, $6, $7)");
+static const struct db_statement stage_sql =
+    DB_STATEMENT("insert into refdata.snapshot_chunk"
+                 " (tenant_id, dict_code, snapshot_id, chunk_index, event_id, content_hash, keys, payloads)"
+                 " values ($1, $2, $3, $4, $5, $6, $7, $8)");
+static const struct db_statement touch_sql = DB_STATEMENT(
     "update refdata.snapshot set received = $4, source_revision = $5, occurred_ms = $6,"
-    "  updated_at = clock_timestamp() where tenant_id = $1 and dict_code = $2 and snapshot_id = $3";
-static const char floors_sql[] = "update refdata.snapshot set floor_revision = greatest(floor_revision, $3)"
-                                 " where tenant_id = $1 and dict_code = $2 and status = 'PENDING'";
-static const char delta_sql[] =
+    "  updated_at = clock_timestamp() where tenant_id = $1 and dict_code = $2 and snapshot_id = $3");
+static const struct db_statement floors_sql =
+    DB_STATEMENT("update refdata.snapshot set floor_revision = greatest(floor_revision, $3)"
+                 " where tenant_id = $1 and dict_code = $2 and status = 'PENDING'");
+static const struct db_statement delta_sql = DB_STATEMENT(
     "insert into refdata.snapshot_delta (tenant_id, dict_code, version, occurred_ms, keys, payloads)"
-    " values ($1, $2, $3, $4, $5, $6)";
-static const char is_part_sql[] =
-    "select from refdata.snapshot_chunk"
-    " where tenant_id = $1 and dict_code = $2 and snapshot_id = $3 and event_id = $4 limit 1";
+    " values ($1, $2, $3, $4, $5, $6)");
+static const struct db_statement is_part_sql =
+    DB_STATEMENT("select from refdata.snapshot_chunk"
+                 " where tenant_id = $1 and dict_code = $2 and snapshot_id = $3 and event_id = $4 limit 1");
 
-static const char end_sql[] =
+static const struct db_statement end_sql = DB_STATEMENT(
     "update refdata.snapshot set status = $4, committed_version = $5, error_code = $6, error_message = $7,"
-    "  updated_at = clock_timestamp() where tenant_id = $1 and dict_code = $2 and snapshot_id = $3";
-static const char drop_data_sql[] = "update refdata.snapshot_chunk set keys = null, payloads = null"
-                                    " where tenant_id = $1 and dict_code = $2 and snapshot_id = $3";
+    "  updated_at = clock_timestamp() where tenant_id = $1 and dict_code = $2 and snapshot_id = $3");
+static const struct db_statement drop_data_sql =
+    DB_STATEMENT("update refdata.snapshot_chunk set keys = null, payloads = null"
+                 " where tenant_id = $1 and dict_code = $2 and snapshot_id = $3");
 /* Deltas are kept while any snapshot of the pair may need them. */
-static const char drop_deltas_sql[] =
+static const struct db_statement drop_deltas_sql = DB_STATEMENT(
     "delete from refdata.snapshot_delta where tenant_id = $1 and dict_code = $2 and not exists"
-    " (select from refdata.snapshot where tenant_id = $1 and dict_code = $2 and status = 'PENDING')";
-static const char end_updates_sql[] =
+    " (select from refdata.snapshot where tenant_id = $1 and dict_code = $2 and status = 'PENDING')");
+static const struct db_statement end_updates_sql = DB_STATEMENT(
     "update refdata.update_request set status = $4, committed_version = $5, error_code = $6,"
     "  error_message = $7, updated_at = clock_timestamp()"
-    " where tenant_id = $1 and dict_code = $2 and snapshot_id = $3 and status = 'PENDING' returning event_id";
+    " where tenant_id = $1 and dict_code = $2 and snapshot_id = $3 and status = 'PENDING' returning event_id");
 
 /* ---- what is known ---- */
 
@@ -99,80 +101,71 @@ void refdata_assembly_found(struct batch *batch, size_t at, const struct db_resu
 
 /* ---- statements ---- */
 
+static struct db_param revision_param(struct revision revision)
+{
+    return revision.given ? db_i64(revision.value) : db_null(DB_BIGINT);
+}
+
 static void insert_assembly(struct batch *batch, const struct assembly *assembly)
 {
-    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_UUID, DB_INT, DB_BIGINT, DB_BIGINT, DB_BIGINT};
-    char total[REFDATA_NUMBER_BYTES], floor[REFDATA_NUMBER_BYTES], version[REFDATA_NUMBER_BYTES],
-        occurred[REFDATA_NUMBER_BYTES];
-    const struct db_param params[] = {
-        {assembly->pair->tenant},
-        {assembly->pair->code},
-        {assembly->id},
-        {refdata_number(total, assembly->chunks_total)},
-        {assembly->floor.given ? refdata_number(floor, assembly->floor.value) : STR_NONE},
-        {refdata_number(version, assembly->begun_version)},
-        {refdata_number(occurred, assembly->occurred_ms)}};
-    refdata_writer_add_sql(&batch->writer, begin_sql, 7, types, params);
+    refdata_writer_add(&batch->writer, &begin_sql,
+                       DB_PARAMS(db_text(assembly->pair->tenant), db_text(assembly->pair->code),
+                                 db_uuid(assembly->id), db_int(assembly->chunks_total),
+                                 revision_param(assembly->floor), db_i64(assembly->begun_version),
+                                 db_i64(assembly->occurred_ms)));
 }
 
 /* Keys and payloads of items as two arrays; a deletion has no payload. */
-static void put_items(struct refdata_columns *columns, const struct refdata_item *items, size_t count)
+static void bind_items(struct refdata_columns *columns, const struct refdata_item *items, size_t count,
+                       struct arena *arena, struct db_param *params)
 {
-    refdata_columns_begin(columns, 2);
+    refdata_columns_begin(columns, 2, arena);
     for (size_t i = 0; i < count; i++) {
         refdata_columns_put(columns, 0, items[i].key);
         refdata_columns_put(columns, 1, items[i].is_delete ? STR_NONE : items[i].payload);
+        refdata_columns_next(columns);
     }
+    refdata_columns_bind_arrays(columns, params);
 }
 
 static void stage_chunk(struct batch *batch, size_t at)
 {
-    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_UUID,       DB_INT,
-                                         DB_UUID, DB_TEXT, DB_TEXT_ARRAY, DB_TEXT_ARRAY};
     const struct refdata_update *update = &batch->commands[at].update;
     const struct entry *entry = &batch->entries[at];
-    char index[REFDATA_NUMBER_BYTES], hash[HASH128_HEX_BYTES];
-    hash128_hex(update->content, hash);
-    struct db_param params[6 + REFDATA_COLUMNS_MAX] = {{update->tenant},
-                                                       {update->dict_code},
-                                                       {entry->assembly->id},
-                                                       {refdata_number(index, update->chunk_index)},
-                                                       {str_from(update->event_id)},
-                                                       {str_from(hash)}};
+    char hash[HASH128_HEX_BYTES];
     struct refdata_columns columns;
-    put_items(&columns, entry->items, entry->item_count);
-    refdata_columns_end(&columns, params + 6);
-    refdata_writer_add_sql(&batch->writer, stage_sql, 8, types, params);
+    hash128_hex(update->content, hash);
+    struct db_param params[9] = {db_text(update->tenant),
+                                 db_text(update->dict_code),
+                                 db_uuid(entry->assembly->id),
+                                 db_int(update->chunk_index),
+                                 db_uuid(str_from(update->event_id)),
+                                 db_cstr(hash),
+                                 [8] = DB_END};
+    bind_items(&columns, entry->items, entry->item_count, batch->arena, params + 6);
+    refdata_writer_add(&batch->writer, &stage_sql, params);
     refdata_columns_free(&columns);
 }
 
 void refdata_assembly_record_delta(struct batch *batch, const struct refdata_write *change)
 {
-    static const enum db_type types[] = {DB_TEXT,   DB_TEXT,       DB_BIGINT,
-                                         DB_BIGINT, DB_TEXT_ARRAY, DB_TEXT_ARRAY};
-    char version[REFDATA_NUMBER_BYTES], occurred[REFDATA_NUMBER_BYTES];
-    struct db_param params[4 + REFDATA_COLUMNS_MAX] = {{change->tenant},
-                                                       {change->dictionary->code},
-                                                       {refdata_number(version, change->version)},
-                                                       {refdata_number(occurred, change->epoch_ms)}};
     struct refdata_columns columns;
-    put_items(&columns, change->items, change->item_count);
-    refdata_columns_end(&columns, params + 4);
-    refdata_writer_add_sql(&batch->writer, delta_sql, 6, types, params);
+    struct db_param params[7] = {db_text(change->tenant), db_text(change->dictionary->code),
+                                 db_i64(change->version), db_i64(change->epoch_ms), [6] = DB_END};
+    bind_items(&columns, change->items, change->item_count, batch->arena, params + 4);
+    refdata_writer_add(&batch->writer, &delta_sql, params);
     refdata_columns_free(&columns);
 }
 
 void refdata_assembly_raise_floors(struct batch *batch, const struct pair *pair, struct revision revision)
 {
-    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_BIGINT};
-    char text[REFDATA_NUMBER_BYTES];
     if (!pair->assembling || !revision.given)
         return;
     for (size_t i = 0; i < batch->assembly_count; i++)
         if (batch->assemblies[i]->pair == pair)
             refdata_revision_raise(&batch->assemblies[i]->floor, revision);
-    const struct db_param params[] = {{pair->tenant}, {pair->code}, {refdata_number(text, revision.value)}};
-    refdata_writer_add_sql(&batch->writer, floors_sql, 3, types, params);
+    refdata_writer_add(&batch->writer, &floors_sql,
+                       DB_PARAMS(db_text(pair->tenant), db_text(pair->code), db_i64(revision.value)));
 }
 
 /* ---- deciding ---- */
@@ -202,12 +195,12 @@ static bool is_same(struct str hash, const struct refdata_update *update)
 /* An event that brought good chunks of this very snapshot shows the snapshot's status, not this chunk's. */
 static void refuse_chunk(struct batch *batch, size_t at, const char *why)
 {
-    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_UUID, DB_UUID};
     struct refdata_command *command = &batch->commands[at];
     const struct refdata_update *update = &command->update;
-    const struct db_param params[] = {
-        {update->tenant}, {update->dict_code}, {str_from(update->snapshot_id)}, {str_from(update->event_id)}};
-    struct db_result *rows = refdata_writer_query(&batch->writer, is_part_sql, 4, types, params);
+    struct db_result *rows = refdata_writer_query(
+        &batch->writer, &is_part_sql,
+        DB_PARAMS(db_text(update->tenant), db_text(update->dict_code), db_uuid(str_from(update->snapshot_id)),
+                  db_uuid(str_from(update->event_id))));
     if (rows && db_result_rows(rows) == 0)
         refdata_command_fail(command, STATUS_CHUNK_CONFLICT, "%s", why);
     db_result_free(rows);
@@ -321,38 +314,32 @@ void refdata_assembly_decide(struct batch *batch, size_t at)
 
 static void touch_snapshot(struct batch *batch, const struct assembly *assembly)
 {
-    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_UUID, DB_INT, DB_BIGINT, DB_BIGINT};
-    char received[REFDATA_NUMBER_BYTES], revision[REFDATA_NUMBER_BYTES], occurred[REFDATA_NUMBER_BYTES];
-    const struct db_param params[] = {
-        {assembly->pair->tenant},
-        {assembly->pair->code},
-        {assembly->id},
-        {refdata_number(received, assembly->received)},
-        {assembly->revision.given ? refdata_number(revision, assembly->revision.value) : STR_NONE},
-        {refdata_number(occurred, assembly->occurred_ms)}};
-    refdata_writer_add_sql(&batch->writer, touch_sql, 6, types, params);
+    refdata_writer_add(&batch->writer, &touch_sql,
+                       DB_PARAMS(db_text(assembly->pair->tenant), db_text(assembly->pair->code),
+                                 db_uuid(assembly->id), db_int(assembly->received),
+                                 revision_param(assembly->revision), db_i64(assembly->occurred_ms)));
 }
 
 void refdata_assembly_end(const struct ending *ending, struct refdata_writer *writer,
                           struct refdata_outcome **outcomes, size_t *count)
 {
-    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_UUID, DB_TEXT, DB_BIGINT, DB_TEXT, DB_TEXT};
-    static const char *const sql[] = {end_sql, drop_deltas_sql, drop_data_sql};
-    static const unsigned param_counts[] = {7, 2, 3};
+    bool is_failed = ending->decision == REFDATA_FAILED;
+    const struct db_param params[] = {
+        db_text(ending->tenant),
+        db_text(ending->code),
+        db_uuid(ending->id),
+        db_cstr(refdata_decision_name(ending->decision)),
+        is_failed ? db_null(DB_BIGINT) : db_i64(ending->version),
+        is_failed ? db_cstr(status_code(ending->failure)) : db_null(DB_TEXT),
+        is_failed ? db_text(ending->reason) : db_null(DB_TEXT),
+        DB_END,
+    };
+    refdata_writer_add(writer, &end_sql, params);
+    refdata_writer_add(writer, &drop_deltas_sql, DB_PARAMS(params[0], params[1]));
     /* The chunks of one that was not completed in time are deleted afterwards, a few at a time (upkeep.c). */
-    size_t statement_count = ending->failure == STATUS_SNAPSHOT_INCOMPLETE ? 2 : 3;
-    char version[REFDATA_NUMBER_BYTES];
-    bool failed = ending->decision == REFDATA_FAILED;
-    const struct db_param params[] = {{ending->tenant},
-                                      {ending->code},
-                                      {ending->id},
-                                      {str_from(refdata_decision_name(ending->decision))},
-                                      {failed ? STR_NONE : refdata_number(version, ending->version)},
-                                      {failed ? str_from(status_code(ending->failure)) : STR_NONE},
-                                      {failed ? ending->reason : STR_NONE}};
-    for (size_t i = 0; i < statement_count; i++)
-        refdata_writer_add_sql(writer, sql[i], param_counts[i], types, params);
-    struct db_result *rows = refdata_writer_query(writer, end_updates_sql, 7, types, params);
+    if (ending->failure != STATUS_SNAPSHOT_INCOMPLETE)
+        refdata_writer_add(writer, &drop_data_sql, DB_PARAMS(params[0], params[1], params[2]));
+    struct db_result *rows = refdata_writer_query(writer, &end_updates_sql, params);
     *count = rows ? db_result_rows(rows) : 0;
     *outcomes = arena_zalloc(writer->arena, (*count + 1) * sizeof **outcomes);
     for (size_t i = 0; i < *count; i++) {

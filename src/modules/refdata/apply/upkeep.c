@@ -17,13 +17,13 @@
 
 /* Its row's lock is what apply takes, too, before it adds a chunk. The time counts from the last chunk that was applied or
  * accepted, whichever is later: a chunk that waits in a long queue came in time. */
-static const char expired_sql[] =
-    "select tenant_id, dict_code, snapshot_id, received, chunks_total from refdata.snapshot s"
-    " where status = 'PENDING' and updated_at < clock_timestamp() - $1 * interval '1 ms'"
-    "  and not exists (select from refdata.chunk_request c where c.tenant_id = s.tenant_id"
-    "       and c.dict_code = s.dict_code and c.snapshot_id = s.snapshot_id"
-    "       and c.created_at >= clock_timestamp() - $1 * interval '1 ms')"
-    " order by updated_at limit 1 for update skip locked";
+static const struct db_statement expired_sql =
+    DB_STATEMENT("select tenant_id, dict_code, snapshot_id, received, chunks_total from refdata.snapshot s"
+                 " where status = 'PENDING' and updated_at < clock_timestamp() - $1 * interval '1 ms'"
+                 "  and not exists (select from refdata.chunk_request c where c.tenant_id = s.tenant_id"
+                 "       and c.dict_code = s.dict_code and c.snapshot_id = s.snapshot_id"
+                 "       and c.created_at >= clock_timestamp() - $1 * interval '1 ms')"
+                 " order by updated_at limit 1 for update skip locked");
 
 /* A thousand rows at a time, found by the index on their age. */
 #define DELETE_OLD(table, condition)                                                           \
@@ -41,23 +41,24 @@ enum { BATCH_ROWS = 1000 };
 enum kept { NOT_KEPT, KEPT_AS_SET, KEPT_AS_KEYS, KEPT_A_DAY, KEPT_KINDS };
 
 static const struct {
-    const char *sql;
+    struct db_statement sql;
     enum kept kept;
 } old_rows[] = {
-    {DELETE_OLD("refdata.update_request", "status <> 'PENDING' and created_at"), KEPT_AS_SET},
-    {DELETE_OLD("refdata.processed_event", "processed_at"), KEPT_AS_SET},
-    {DELETE_CHUNKS("refdata.snapshot_chunk"), NOT_KEPT},
-    {DELETE_CHUNKS("refdata.chunk_request"), NOT_KEPT},
-    {DELETE_OLD("refdata.snapshot", "status <> 'PENDING' and updated_at"), KEPT_AS_SET},
-    {DELETE_OLD("refdata.chunk_request c",
-                "not exists (select from refdata.update_request r where r.tenant_id = c.tenant_id"
-                "   and r.event_id = c.event_id and r.status = 'PENDING') and created_at"),
+    {DB_STATEMENT(DELETE_OLD("refdata.update_request", "status <> 'PENDING' and created_at")), KEPT_AS_SET},
+    {DB_STATEMENT(DELETE_OLD("refdata.processed_event", "processed_at")), KEPT_AS_SET},
+    {DB_STATEMENT(DELETE_CHUNKS("refdata.snapshot_chunk")), NOT_KEPT},
+    {DB_STATEMENT(DELETE_CHUNKS("refdata.chunk_request")), NOT_KEPT},
+    {DB_STATEMENT(DELETE_OLD("refdata.snapshot", "status <> 'PENDING' and updated_at")), KEPT_AS_SET},
+    {DB_STATEMENT(
+         DELETE_OLD("refdata.chunk_request c",
+                    "not exists (select from refdata.update_request r where r.tenant_id = c.tenant_id"
+                    "   and r.event_id = c.event_id and r.status = 'PENDING') and created_at")),
      KEPT_A_DAY},
-    {DELETE_OLD("refdata.chunk_request", "created_at"), KEPT_AS_SET},
-    {DELETE_OLD("refdata.update_key", "created_at"), KEPT_AS_KEYS},
-    {DELETE_OLD("refdata.dictionary_item", "deleted and updated_at"), KEPT_A_DAY},
+    {DB_STATEMENT(DELETE_OLD("refdata.chunk_request", "created_at")), KEPT_AS_SET},
+    {DB_STATEMENT(DELETE_OLD("refdata.update_key", "created_at")), KEPT_AS_KEYS},
+    {DB_STATEMENT(DELETE_OLD("refdata.dictionary_item", "deleted and updated_at")), KEPT_A_DAY},
     /* no process publishes them: what consumers held has expired */
-    {DELETE_OLD("refdata.item_change", "created_at"), KEPT_A_DAY},
+    {DB_STATEMENT(DELETE_OLD("refdata.item_change", "created_at")), KEPT_A_DAY},
 };
 
 struct refdata_upkeep {
@@ -72,10 +73,9 @@ static enum status expire_one(struct refdata_upkeep *upkeep, struct db_conn *con
                               struct refdata_outcome **outcomes, size_t *count, bool *found,
                               struct error *error)
 {
-    char age[REFDATA_NUMBER_BYTES];
     struct refdata_writer writer = {.conn = conn, .deadline_ns = clock_deadline_ms(JOB_MS), .arena = arena};
-    struct db_result *rows = refdata_writer_query(&writer, expired_sql, 1, (const enum db_type[]){DB_BIGINT},
-                                                  &(struct db_param){refdata_number(age, upkeep->expire_ms)});
+    struct db_result *rows =
+        refdata_writer_query(&writer, &expired_sql, DB_PARAMS(db_i64(upkeep->expire_ms)));
     *found = rows && db_result_rows(rows) == 1;
     if (*found) {
         const struct ending ending = {
@@ -119,18 +119,14 @@ static enum status expire_snapshots(struct refdata_upkeep *upkeep, struct db_con
     return status;
 }
 
-static enum status delete_old(struct db_conn *conn, const char *sql, int64_t age_ms, int64_t *count,
-                              struct error *error)
+static enum status delete_old(struct db_conn *conn, const struct db_statement *sql, int64_t age_ms,
+                              int64_t *count, struct error *error)
 {
-    char age[REFDATA_NUMBER_BYTES];
-    struct db_statement statement;
     int64_t gone = BATCH_ROWS;
     enum status status = STATUS_OK;
     *count = 0;
-    db_statement_init(&statement, sql, 1, (const enum db_type[]){DB_BIGINT});
     for (unsigned round = 0; round < ROUNDS_MAX && status == STATUS_OK && gone == BATCH_ROWS; round++) {
-        status = db_exec(conn, &statement, &(struct db_param){refdata_number(age, age_ms)},
-                         clock_deadline_ms(JOB_MS), &gone, error);
+        status = db_exec(conn, sql, DB_PARAMS(db_i64(age_ms)), clock_deadline_ms(JOB_MS), &gone, error);
         *count += status == STATUS_OK ? gone : 0;
     }
     return status;
@@ -148,7 +144,7 @@ static enum status delete_all_old(struct refdata_upkeep *upkeep, struct db_conn 
     enum status status = STATUS_OK;
     int64_t count;
     for (size_t i = 0; i < sizeof old_rows / sizeof *old_rows && status == STATUS_OK; i++) {
-        status = delete_old(conn, old_rows[i].sql, upkeep->keep_ms[old_rows[i].kept], &count, error);
+        status = delete_old(conn, &old_rows[i].sql, upkeep->keep_ms[old_rows[i].kept], &count, error);
         if (old_rows[i].kept == KEPT_AS_KEYS && count)
             note_keys_expired(count);
     }

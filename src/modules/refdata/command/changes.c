@@ -30,23 +30,24 @@ enum {
 /* A claim that was not finished ends after that interval. The table is as small as what waits. Rows of dictionaries that this
  * process cannot read are left to others, and to the time when it can. Sorted: of a pair, rows that mean all of its items
  * come first, then each key. */
-static const char claim_sql[] =
-    "with claimed as ("
-    "    update refdata.item_change c set claimed_until = clock_timestamp() + interval '15 s'"
-    "    from (select id from refdata.item_change"
-    "          where (claimed_until is null or claimed_until < clock_timestamp())"
-    "            and dict_code = any($2) order by id limit $1 for update skip locked) due"
-    "    where c.id = due.id returning c.*)"
-    " select c.id, c.tenant_id, c.dict_code, k.key, c.keys is null"
-    " from claimed c left join lateral unnest(c.keys) as k (key) on true"
-    " order by c.tenant_id, c.dict_code, c.keys is null desc, k.key";
+static const struct db_statement claim_sql =
+    DB_STATEMENT("with claimed as ("
+                 "    update refdata.item_change c set claimed_until = clock_timestamp() + interval '15 s'"
+                 "    from (select id from refdata.item_change"
+                 "          where (claimed_until is null or claimed_until < clock_timestamp())"
+                 "            and dict_code = any($2) order by id limit $1 for update skip locked) due"
+                 "    where c.id = due.id returning c.*)"
+                 " select c.id, c.tenant_id, c.dict_code, k.key, c.keys is null"
+                 " from claimed c left join lateral unnest(c.keys) as k (key) on true"
+                 " order by c.tenant_id, c.dict_code, c.keys is null desc, k.key");
 enum { ID, TENANT, CODE, KEY, IS_ALL };
-static const char finish_sql[] = "delete from refdata.item_change where id = any($1::bigint[])";
+static const struct db_statement finish_sql =
+    DB_STATEMENT("delete from refdata.item_change where id = any($1::bigint[])");
 /* At the end of the queue, as old as they were: upkeep deletes what waits too long. $4: the keys that are left. */
-static const char put_back_sql[] =
+static const struct db_statement put_back_sql = DB_STATEMENT(
     "with gone as (delete from refdata.item_change where id = any($1::bigint[]) returning created_at)"
     " insert into refdata.item_change (tenant_id, dict_code, keys, created_at)"
-    " select $2, $3, $4::text[], min(created_at) from gone having count(*) > 0";
+    " select $2, $3, $4::text[], min(created_at) from gone having count(*) > 0");
 
 struct refdata_changes {
     struct refdata_flow *flow;
@@ -95,16 +96,14 @@ static void put_codes(const struct claim *claim, struct buf *codes)
 
 static enum status take_rows(struct claim *claim, struct error *error)
 {
-    struct db_statement statement;
     struct db_conn *conn = NULL;
     struct buf codes;
     buf_init(&codes);
     put_codes(claim, &codes);
-    const struct db_param params[] = {{arena_printf(&claim->arena, "%d", ROWS_MAX)}, {buf_str(&codes)}};
-    db_statement_init(&statement, claim_sql, 2, (const enum db_type[]){DB_BIGINT, DB_TEXT_ARRAY});
     enum status status = db_acquire(pool_of(claim), claim->deadline_ns, &conn, error);
     if (status == STATUS_OK)
-        status = db_query(conn, &statement, params, claim->deadline_ns, &claim->rows, error);
+        status = db_query(conn, &claim_sql, DB_PARAMS(db_i64(ROWS_MAX), db_text_array(buf_str(&codes))),
+                          claim->deadline_ns, &claim->rows, error);
     db_release(conn);
     buf_deinit(&codes);
     return status;
@@ -116,17 +115,14 @@ static void put_ids(const struct claim *claim, const struct pair *pair, struct b
         db_array_put(ids, db_result_str(claim->rows, i, ID));
 }
 
-static enum status execute(const struct claim *claim, const char *sql, unsigned count,
+static enum status execute(const struct claim *claim, const struct db_statement *statement,
                            const struct db_param *params, struct error *error)
 {
-    static const enum db_type types[] = {DB_TEXT_ARRAY, DB_TEXT, DB_TEXT, DB_TEXT_ARRAY};
     int64_t deadline_ns = clock_deadline_ms(RUN_MS);
-    struct db_statement statement;
     struct db_conn *conn = NULL;
-    db_statement_init(&statement, sql, count, types);
     enum status status = db_acquire(pool_of(claim), deadline_ns, &conn, error);
     if (status == STATUS_OK)
-        status = db_exec(conn, &statement, params, deadline_ns, NULL, error);
+        status = db_exec(conn, statement, params, deadline_ns, NULL, error);
     db_release(conn);
     return status;
 }
@@ -145,9 +141,10 @@ static void put_back(const struct claim *claim, const struct pair *pair)
         db_array_put(&keys, (struct str){id.ptr + code.len + 1, id.len - code.len - 1});
     }
     db_array_end(&ids), db_array_end(&keys);
-    const struct db_param params[] = {
-        {buf_str(&ids)}, {tenant}, {code}, {pair->is_listed ? buf_str(&keys) : STR_NONE}};
-    if (execute(claim, put_back_sql, 4, params, &error) != STATUS_OK)
+    if (execute(claim, &put_back_sql,
+                DB_PARAMS(db_text_array(buf_str(&ids)), db_text(tenant), db_text(code),
+                          db_text_array(pair->is_listed ? buf_str(&keys) : STR_NONE)),
+                &error) != STATUS_OK)
         log_debug("hydration_changes_stay_claimed",
                   LOG_ERROR_FIELDS(&error)); /* their claim ends by itself */
     buf_deinit(&ids), buf_deinit(&keys);
@@ -259,7 +256,7 @@ static enum status publish_rows(struct claim *claim, struct error *error)
     }
     db_array_end(&ids);
     struct error later = {0};
-    enum status status = execute(claim, finish_sql, 1, &(struct db_param){buf_str(&ids)}, &later);
+    enum status status = execute(claim, &finish_sql, DB_PARAMS(db_text_array(buf_str(&ids))), &later);
     buf_deinit(&ids);
     if (first_status != STATUS_OK)
         return first_status;

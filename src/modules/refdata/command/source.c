@@ -25,11 +25,11 @@ bool refdata_source_read_id(struct str id, struct str *code, struct str *key)
 
 /* Waits for the row's lock: an update that is being applied is committed first, and then read. The row is made for a pair
  * that was never written: its first update must be published too. $3: how long an item may be held. */
-static const char mark_sql[] =
+static const struct db_statement mark_sql = DB_STATEMENT(
     "insert into refdata.dictionary_meta as m (tenant_id, dict_code, version, hydrated_until)"
     " values ($1, $2, 0, clock_timestamp() + 2 * $3 * interval '1 ms')"
     " on conflict (tenant_id, dict_code) do update set hydrated_until = excluded.hydrated_until"
-    " where m.hydrated_until is null or m.hydrated_until < clock_timestamp() + 1.5 * $3 * interval '1 ms'";
+    " where m.hydrated_until is null or m.hydrated_until < clock_timestamp() + 1.5 * $3 * interval '1 ms'");
 
 enum { MARK_MS = 60 * 1000 };
 
@@ -58,18 +58,15 @@ static void note_mark(struct refdata_marks *marks, struct hash128 pair)
 enum status refdata_source_mark(struct refdata_database *database, const struct hydration *hydration,
                                 struct str tenant, struct str code, int64_t deadline_ns, struct error *error)
 {
-    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_BIGINT};
     struct hash128 pair = hash_item(tenant, code);
-    char held[REFDATA_NUMBER_BYTES];
-    struct db_statement statement;
     struct db_conn *conn = NULL;
     if (is_marked(&database->marks, pair))
         return STATUS_OK;
-    const struct db_param params[] = {{tenant}, {code}, {refdata_number(held, hydration_held_ms(hydration))}};
-    db_statement_init(&statement, mark_sql, 3, types);
     enum status status = db_acquire(database->pool, deadline_ns, &conn, error);
     if (status == STATUS_OK)
-        status = db_exec(conn, &statement, params, deadline_ns, NULL, error);
+        status = db_exec(conn, &mark_sql,
+                         DB_PARAMS(db_text(tenant), db_text(code), db_i64(hydration_held_ms(hydration))),
+                         deadline_ns, NULL, error);
     db_release(conn);
     if (status == STATUS_OK)
         note_mark(&database->marks, pair);
