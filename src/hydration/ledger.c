@@ -2,6 +2,7 @@
 #include "hydration/ledger.h"
 
 #include <stdio.h>
+#include <string.h>
 
 enum {
     HELD_PAGE = 1000,
@@ -14,11 +15,6 @@ enum {
 static struct str text_of(struct str text)
 {
     return text.ptr ? text : STR("");
-}
-
-static struct str number_of(int64_t number, char text[24])
-{
-    return str_of(text, (size_t)snprintf(text, 24, "%lld", (long long)number));
 }
 
 static void put_fields(struct buf *out, const struct str *fields, unsigned count)
@@ -50,14 +46,10 @@ static enum status ledger_query(struct db_pool *pool, const struct db_statement 
 /* ---- lookups ---- */
 
 /* Reads are by primary key; concurrent calls for one entity wait for its flight row alone. */
-static const char find_sql[] =
+static const struct db_statement find_sql = DB_STATEMENT(
     "select verdict, subject, data, source_module, mode, array_to_string(fields, E'\\n'), reason, version, ttl_ms"
-    " from hydration.claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
+    " from hydration.claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)");
 enum { VERDICT, SUBJECT, DATA, SOURCE_MODULE, MODE, FIELDS, REASON, VERSION, TTL_MS };
-
-static const enum db_type find_types[] = {DB_TEXT, DB_TEXT,   DB_TEXT, DB_TEXT,   DB_INT,   DB_TEXT_ARRAY,
-                                          DB_TEXT, DB_BIGINT, DB_INT,  DB_BIGINT, DB_BIGINT};
-enum { FIND_PARAMS = sizeof find_types / sizeof *find_types };
 
 static struct hydration_cover read_cover(const struct db_result *rows, struct arena *arena)
 {
@@ -101,26 +93,18 @@ enum status hydration_ledger_find(struct db_pool *pool, const struct hydration_n
                                   int64_t copy_ttl_ms, int64_t deadline_ns, struct arena *arena,
                                   struct hydration_finding *finding, struct error *error)
 {
-    char mode[24], window[24], retries[24], negative_ttl[24], copy_ttl[24];
-    struct db_statement statement;
     struct db_result *rows = NULL;
     struct buf fields = {0};
+
     put_cover(&fields, &need->cover);
-    const struct db_param params[FIND_PARAMS] = {
-        {need->tenant},
-        {need->entity_type},
-        {need->entity_id},
-        {text_of(need->subject)},
-        {number_of((int64_t)need->cover.mode, mode)},
-        {buf_str(&fields)},
-        {text_of(correlation_id)},
-        {number_of(policy->in_flight_window_ms, window)},
-        {number_of(policy->max_retries, retries)},
-        {number_of(policy->negative_cache_ttl_ms, negative_ttl)},
-        {number_of(copy_ttl_ms, copy_ttl)},
-    };
-    db_statement_init(&statement, find_sql, FIND_PARAMS, find_types);
-    enum status status = ledger_query(pool, &statement, params, deadline_ns, &rows, error);
+    enum status status =
+        ledger_query(pool, &find_sql,
+                     DB_PARAMS(db_text(need->tenant), db_text(need->entity_type), db_text(need->entity_id),
+                               db_text(text_of(need->subject)), db_int((int64_t)need->cover.mode),
+                               db_text_array(buf_str(&fields)), db_text(text_of(correlation_id)),
+                               db_i64(policy->in_flight_window_ms), db_int(policy->max_retries),
+                               db_i64(policy->negative_cache_ttl_ms), db_i64(copy_ttl_ms)),
+                     deadline_ns, &rows, error);
     if (status == STATUS_OK)
         read_finding(rows, arena, finding);
     db_result_free(rows);
@@ -128,23 +112,19 @@ enum status hydration_ledger_find(struct db_pool *pool, const struct hydration_n
     return status;
 }
 
-static const char retry_sql[] = "select hydration.retry($1, $2, $3, $4, $5, $6)::integer";
-static const enum db_type retry_types[] = {DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT, DB_INT};
-enum { RETRY_PARAMS = sizeof retry_types / sizeof *retry_types };
+static const struct db_statement retry_sql =
+    DB_STATEMENT("select hydration.retry($1, $2, $3, $4, $5, $6)::integer");
 
 enum status hydration_ledger_retry(struct db_pool *pool, const struct hydration_need *need,
                                    const struct hydration_policy *policy, struct str correlation_id,
                                    int64_t deadline_ns, bool *granted, struct error *error)
 {
-    char retries[24];
-    struct db_statement statement;
     struct db_result *rows = NULL;
-    const struct db_param params[RETRY_PARAMS] = {
-        {need->tenant},           {need->entity_type}, {need->entity_id},
-        {text_of(need->subject)}, {correlation_id},    {number_of(policy->max_retries, retries)},
-    };
-    db_statement_init(&statement, retry_sql, RETRY_PARAMS, retry_types);
-    enum status status = ledger_query(pool, &statement, params, deadline_ns, &rows, error);
+    enum status status = ledger_query(pool, &retry_sql,
+                                      DB_PARAMS(db_text(need->tenant), db_text(need->entity_type),
+                                                db_text(need->entity_id), db_text(text_of(need->subject)),
+                                                db_text(correlation_id), db_int(policy->max_retries)),
+                                      deadline_ns, &rows, error);
     *granted = status == STATUS_OK && db_result_i64(rows, 0, 0) == 1;
     db_result_free(rows);
     return status;
@@ -152,8 +132,8 @@ enum status hydration_ledger_retry(struct db_pool *pool, const struct hydration_
 
 /* ---- events: an array for each column ---- */
 
-static const char store_sql[] =
-    "select hydration.write($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)";
+static const struct db_statement store_sql =
+    DB_STATEMENT("select hydration.write($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)");
 enum {
     EVENT_TENANT,
     EVENT_TYPE,
@@ -199,13 +179,32 @@ static void put_nested(struct buf *column, struct buf *array)
     *array = (struct buf){0};
 }
 
-static void put_known(struct buf columns[EVENT_COLUMNS], const struct hydration_event *event)
+static void put_number(struct buf *column, int64_t number)
 {
-    char number[24];
-    struct buf array = {0};
+    char text[24];
+    db_array_put(column, str_of(text, (size_t)snprintf(text, sizeof text, "%lld", (long long)number)));
+}
+
+static void put_event(struct buf columns[EVENT_COLUMNS], const struct hydration_event *event)
+{
     bool is_updated = event->kind == HYDRATION_EVENT_UPDATED;
+    bool is_hidden = !is_updated && event->reason == HYDRATION_INACCESSIBLE;
+    bool is_private = event->is_private || is_hidden;
+    struct buf array = {0};
+
+    db_array_put(&columns[EVENT_TENANT], event->tenant);
+    db_array_put(&columns[EVENT_TYPE], event->entity_type);
+    db_array_put(&columns[EVENT_ID], event->entity_id);
+    db_array_put(&columns[EVENT_SUBJECT], is_private ? text_of(event->subject) : STR(""));
+    db_array_put(&columns[EVENT_KIND], is_updated  ? STR("updated")
+                                       : is_hidden ? STR("inaccessible")
+                                                   : STR("absent"));
+    db_array_put(&columns[EVENT_PRIVATE], is_private ? STR("t") : STR("f"));
+    put_number(&columns[EVENT_VERSION], event->version);
+    db_array_put(&columns[EVENT_CORRELATION], text_of(event->correlation_id));
+    db_array_put(&columns[EVENT_SOURCE], event->module);
     if (event->has_cover)
-        db_array_put(&columns[EVENT_MODE], number_of((int64_t)event->cover.mode, number));
+        put_number(&columns[EVENT_MODE], (int64_t)event->cover.mode);
     else
         db_array_put_null(&columns[EVENT_MODE]);
     put_cover(&array, &event->cover);
@@ -215,33 +214,11 @@ static void put_known(struct buf columns[EVENT_COLUMNS], const struct hydration_
     db_array_put(&columns[EVENT_DATA], is_updated ? event->data : STR("{}"));
 }
 
-static void put_event(struct buf columns[EVENT_COLUMNS], const struct hydration_event *event)
-{
-    char version[24];
-    bool is_updated = event->kind == HYDRATION_EVENT_UPDATED;
-    bool is_hidden = !is_updated && event->reason == HYDRATION_INACCESSIBLE;
-    bool is_private = event->is_private || is_hidden;
-    db_array_put(&columns[EVENT_TENANT], event->tenant);
-    db_array_put(&columns[EVENT_TYPE], event->entity_type);
-    db_array_put(&columns[EVENT_ID], event->entity_id);
-    db_array_put(&columns[EVENT_SUBJECT], is_private ? text_of(event->subject) : STR(""));
-    db_array_put(&columns[EVENT_KIND], is_updated  ? STR("updated")
-                                       : is_hidden ? STR("inaccessible")
-                                                   : STR("absent"));
-    db_array_put(&columns[EVENT_PRIVATE], is_private ? STR("t") : STR("f"));
-    db_array_put(&columns[EVENT_VERSION], number_of(event->version, version));
-    db_array_put(&columns[EVENT_CORRELATION], text_of(event->correlation_id));
-    db_array_put(&columns[EVENT_SOURCE], event->module);
-    put_known(columns, event);
-}
-
 enum status hydration_ledger_store(struct db_conn *conn, const struct hydration_event *events, size_t count,
                                    int64_t deadline_ns, struct error *error)
 {
     struct buf columns[EVENT_COLUMNS] = {{0}};
-    struct db_param params[EVENT_COLUMNS];
-    enum db_type types[EVENT_COLUMNS];
-    struct db_statement statement;
+    struct db_param params[EVENT_COLUMNS + 1];
     for (size_t i = 0; i < EVENT_COLUMNS; i++)
         db_array_begin(&columns[i]);
     for (size_t i = 0; i < count; i++)
@@ -249,11 +226,10 @@ enum status hydration_ledger_store(struct db_conn *conn, const struct hydration_
             put_event(columns, &events[i]);
     for (size_t i = 0; i < EVENT_COLUMNS; i++) {
         db_array_end(&columns[i]);
-        types[i] = DB_TEXT_ARRAY;
-        params[i] = (struct db_param){buf_str(&columns[i])};
+        params[i] = db_text_array(buf_str(&columns[i]));
     }
-    db_statement_init(&statement, store_sql, EVENT_COLUMNS, types);
-    enum status status = db_exec(conn, &statement, params, deadline_ns, NULL, error);
+    params[EVENT_COLUMNS] = DB_END;
+    enum status status = db_exec(conn, &store_sql, params, deadline_ns, NULL, error);
     for (size_t i = 0; i < EVENT_COLUMNS; i++)
         buf_deinit(&columns[i]);
     return status;
@@ -266,29 +242,26 @@ enum status hydration_ledger_store(struct db_conn *conn, const struct hydration_
     "(select entity_id from hydration." table " where tenant_id = $1 and entity_type = $2" \
     " and entity_id > $4 and entity_id >= $3 and entity_id < $3 || U&'\\+10FFFF'"          \
     " group by entity_id order by entity_id limit $5)"
-static const char held_sql[] = "select entity_id from (" HELD_IN("copies") " union " HELD_IN(
-    "absences") " union " HELD_IN("flights") ") held order by entity_id limit $5";
-static const enum db_type held_types[] = {DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT, DB_INT};
-enum { HELD_PARAMS = sizeof held_types / sizeof *held_types };
+static const struct db_statement list_held_sql =
+    DB_STATEMENT("select entity_id from (" HELD_IN("copies") " union " HELD_IN("absences") " union " HELD_IN(
+        "flights") ") held order by entity_id limit $5");
 
 enum status hydration_ledger_list_held(struct db_pool *pool, struct str entity_type, struct str tenant,
                                        struct str id_prefix, int64_t deadline_ns, struct arena *arena,
                                        struct hydration_ref **refs, size_t *count, struct error *error)
 {
-    char page[24];
-    struct db_statement statement;
     struct str last = STR("");
     size_t rows_count = HELD_PAGE;
     enum status status = STATUS_OK;
 
     *refs = NULL;
     *count = 0;
-    db_statement_init(&statement, held_sql, HELD_PARAMS, held_types);
     while (status == STATUS_OK && rows_count == HELD_PAGE) {
         struct db_result *rows = NULL;
-        const struct db_param params[HELD_PARAMS] = {
-            {tenant}, {entity_type}, {text_of(id_prefix)}, {last}, {number_of(HELD_PAGE, page)}};
-        status = ledger_query(pool, &statement, params, deadline_ns, &rows, error);
+        status = ledger_query(pool, &list_held_sql,
+                              DB_PARAMS(db_text(tenant), db_text(entity_type), db_text(text_of(id_prefix)),
+                                        db_text(last), db_int(HELD_PAGE)),
+                              deadline_ns, &rows, error);
         rows_count = status == STATUS_OK ? db_result_rows(rows) : 0;
         struct hydration_ref *all = arena_alloc(arena, (*count + rows_count + 1) * sizeof *all);
         if (*count > 0)
@@ -306,17 +279,15 @@ enum status hydration_ledger_list_held(struct db_pool *pool, struct str entity_t
 #define IS_IN(table)                                                            \
     "exists (select from hydration." table " h where h.tenant_id = u.tenant_id" \
     " and h.entity_type = $1 and h.entity_id = u.entity_id)"
-static const char held_of_sql[] =
-    "select u.at from unnest($2, $3) with ordinality as u (tenant_id, entity_id, at)"
-    " where " IS_IN("copies") " or " IS_IN("absences") " or " IS_IN("flights");
+static const struct db_statement find_held_sql =
+    DB_STATEMENT("select u.at from unnest($2, $3) with ordinality as u (tenant_id, entity_id, at)"
+                 " where " IS_IN("copies") " or " IS_IN("absences") " or " IS_IN("flights"));
 
 enum status hydration_ledger_find_held(struct db_pool *pool, struct str entity_type,
                                        const struct hydration_ref *refs, size_t count, int64_t deadline_ns,
                                        bool *held, struct error *error)
 {
-    static const enum db_type types[] = {DB_TEXT, DB_TEXT_ARRAY, DB_TEXT_ARRAY};
     struct buf tenants, ids;
-    struct db_statement statement;
     struct db_result *rows = NULL;
     buf_init(&tenants);
     buf_init(&ids);
@@ -329,9 +300,10 @@ enum status hydration_ledger_find_held(struct db_pool *pool, struct str entity_t
     }
     db_array_end(&tenants);
     db_array_end(&ids);
-    const struct db_param params[] = {{entity_type}, {buf_str(&tenants)}, {buf_str(&ids)}};
-    db_statement_init(&statement, held_of_sql, 3, types);
-    enum status status = ledger_query(pool, &statement, params, deadline_ns, &rows, error);
+    enum status status = ledger_query(
+        pool, &find_held_sql,
+        DB_PARAMS(db_text(entity_type), db_text_array(buf_str(&tenants)), db_text_array(buf_str(&ids))),
+        deadline_ns, &rows, error);
     for (size_t i = 0; status == STATUS_OK && i < db_result_rows(rows); i++)
         held[db_result_i64(rows, i, 0) - 1] = true;
     db_result_free(rows);

@@ -23,15 +23,13 @@ struct metric_family entitlement_changes_family = {
     .labels = {"change", NULL},
 };
 
+/* An effect of the idempotency engine, which adds statements to it, has its types in the statement. */
 static const char change_sql[] =
     "SELECT answer_status, answer_body FROM entitlement.change($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
 static const enum db_type change_types[] = {DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT,
                                             DB_TEXT, DB_TEXT, DB_UUID, DB_TEXT, DB_TEXT};
-enum { CHANGE_PARAMS = sizeof change_types / sizeof *change_types };
-
 /* An answer without an effect. */
 static const char refuse_sql[] = "SELECT $1::integer, $2::text";
-static const enum db_type refuse_types[] = {DB_INT, DB_TEXT};
 
 enum { USER_ID, SKU, REASON, PURCHASE_ID, TEXTS };
 /* A body, read once: by entitlement_sku_prepare(), or by the handler. */
@@ -57,8 +55,9 @@ static const struct kind revoke = {{"REVOKED", 7}, {"EntitlementRevoked", 18}};
 
 void entitlement_change_init(struct entitlement *entitlement)
 {
-    db_statement_init(&entitlement->change, change_sql, CHANGE_PARAMS, change_types);
-    db_statement_init(&entitlement->refuse, refuse_sql, 2, refuse_types);
+    db_statement_init(&entitlement->change, change_sql, sizeof change_types / sizeof *change_types,
+                      change_types);
+    db_statement_init(&entitlement->refuse, refuse_sql, 2, (enum db_type[]){DB_INT, DB_TEXT});
     entitlement->hydration = entitlement->settings->hydration.policy;
     entitlement->hydration.module = "entitlement";
     if (entitlement->settings->hydration.enabled)
@@ -191,7 +190,7 @@ static bool answer_once(struct http_request *request, const struct auth_identity
 static void refuse_grant(struct http_request *request, const struct auth_identity *who,
                          enum hydration_result item)
 {
-    struct entitlement *entitlement = request->context;
+    const struct entitlement *entitlement = request->context;
     enum status why = item == HYDRATION_NOT_FOUND ? STATUS_ENTITY_NOT_FOUND
                       : item == HYDRATION_TIMEOUT ? STATUS_HYDRATION_TIMEOUT
                                                   : STATUS_UNAVAILABLE;
@@ -203,28 +202,21 @@ static void refuse_grant(struct http_request *request, const struct auth_identit
                                          status_code(why))
                           : arena_printf(request->arena, "{\"code\":\"%s\",\"message\":\"%s\"}",
                                          status_code(why), status_message(why));
-    (void)answer_once(request, who, &entitlement->refuse, (struct db_param[]){{status}, {body}});
+    (void)answer_once(request, who, &entitlement->refuse, DB_PARAMS(db_text(status), db_text(body)));
 }
 
 static bool change_entitlement(struct http_request *request, const struct auth_identity *who,
                                const struct order *order, const struct kind *kind, struct str event_id)
 {
-    struct entitlement *entitlement = request->context;
+    const struct entitlement *entitlement = request->context;
     const struct str *texts = order->texts;
-    struct str user = texts[USER_ID], sku = texts[SKU];
-    const struct db_param params[CHANGE_PARAMS] = {
-        {who->tenant},
-        {user},
-        {sku},
-        {kind->status},
-        {texts[REASON]},
-        {texts[PURCHASE_ID]},
-        {who->subject},
-        {event_id},
-        {entitlement_aggregate_key(who->tenant, user, sku, request->arena)},
-        {traceparent_of(request)},
-    };
-    return answer_once(request, who, &entitlement->change, params);
+    return answer_once(
+        request, who, &entitlement->change,
+        DB_PARAMS(db_text(who->tenant), db_text(texts[USER_ID]), db_text(texts[SKU]), db_text(kind->status),
+                  db_text(texts[REASON]), db_text(texts[PURCHASE_ID]), db_text(who->subject),
+                  db_uuid(event_id),
+                  db_text(entitlement_aggregate_key(who->tenant, texts[USER_ID], texts[SKU], request->arena)),
+                  db_text(traceparent_of(request))));
 }
 
 /* NULL: the body is invalid, and the answer is sent. */

@@ -1,7 +1,6 @@
 /* The module: settings, the audit's partitions, routes and life. */
 #include "modules/entitlement/entitlement.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/clock.h"
@@ -161,21 +160,15 @@ static struct metric_family audit_family = {
     .type = METRIC_COUNTER,
 };
 
-static void audit_init(struct entitlement *entitlement)
-{
-    static const enum db_type types[] = {DB_INT};
-    db_statement_init(&entitlement->audit_make, "SELECT entitlement.audit_make($1)", 1, types);
-    db_statement_init(&entitlement->audit_drop, "SELECT entitlement.audit_drop($1)", 1, types);
-}
+static const struct db_statement audit_make_sql = DB_STATEMENT("SELECT entitlement.audit_make($1)"),
+                                 audit_drop_sql = DB_STATEMENT("SELECT entitlement.audit_drop($1)");
 
 static enum status call_audit(struct db_conn *conn, const struct db_statement *statement, int64_t months,
                               int64_t *count, struct error *error)
 {
-    char text[24];
     struct db_result *rows = NULL;
-    snprintf(text, sizeof text, "%lld", (long long)months);
-    enum status status = db_query(conn, statement, &(struct db_param){str_from(text)},
-                                  clock_deadline_ms(STATEMENT_MS), &rows, error);
+    enum status status =
+        db_query(conn, statement, DB_PARAMS(db_int(months)), clock_deadline_ms(STATEMENT_MS), &rows, error);
     *count = status == STATUS_OK ? db_result_i64(rows, 0, 0) : 0;
     db_result_free(rows);
     return status;
@@ -188,10 +181,9 @@ static enum status keep_audit(struct entitlement *entitlement, struct error *err
     enum status status =
         db_acquire(kernel_store_pool(entitlement->kernel), clock_deadline_ms(STATEMENT_MS), &conn, error);
     if (status == STATUS_OK)
-        status = call_audit(conn, &entitlement->audit_make, entitlement->settings->audit.months_ahead, &made,
-                            error);
+        status = call_audit(conn, &audit_make_sql, entitlement->settings->audit.months_ahead, &made, error);
     if (status == STATUS_OK && keep > 0)
-        status = call_audit(conn, &entitlement->audit_drop, keep, &dropped, error);
+        status = call_audit(conn, &audit_drop_sql, keep, &dropped, error);
     db_release(conn);
     if (made || dropped)
         log_info("entitlement_audit_partitions", LOG_INT("made", made), LOG_INT("dropped", dropped));
@@ -252,8 +244,6 @@ static enum status start_entitlement(struct kernel *kernel, const void *section,
         return status;
     }
     entitlement_change_init(entitlement);
-    entitlement_read_init(entitlement);
-    audit_init(entitlement);
     entitlement_owner_provide(entitlement);
     *state = entitlement;
     return STATUS_OK;

@@ -46,7 +46,7 @@ struct entitlement {
     const struct entitlement_settings *settings; /* as they were at the start */
     struct idempotency_table keys;
     struct hydration_policy hydration; /* of the settings, under this module's name */
-    struct db_statement change, refuse, list, look, audit_make, audit_drop;
+    struct db_statement change, refuse;
     struct metric_series *granted, *revoked;
     struct outbox *outbox;
     struct task *audit;
@@ -54,7 +54,6 @@ struct entitlement {
 
 /* ---- change.c, read.c ---- */
 void entitlement_change_init(struct entitlement *entitlement);
-void entitlement_read_init(struct entitlement *entitlement);
 void entitlement_post_grant(struct http_request *request);
 void entitlement_post_revoke(struct http_request *request);
 void entitlement_get_of_user(struct http_request *request);

@@ -14,20 +14,14 @@ enum { READ_MS = 5000, LIMIT_MAX = 1000, CURSOR_BYTES_MAX = 4096 };
 #define COLUMNS "e.stock_keeping_unit, e.status, e.version, platform.rfc3339(e.updated_at)"
 
 /* $1 tenant, $2 user, $3 after this sku ('' = from the first on; a sku is never empty), $4 rows at most. By the primary key. */
-static const char list_sql[] =
+static const struct db_statement list_sql = DB_STATEMENT(
     "SELECT " COLUMNS " FROM entitlement.entitlements e WHERE e.tenant_id = $1 AND e.user_id = $2"
-    " AND e.stock_keeping_unit > $3 ORDER BY e.stock_keeping_unit LIMIT $4";
+    " AND e.stock_keeping_unit > $3 ORDER BY e.stock_keeping_unit LIMIT $4");
 
 struct page {
     struct str user, after; /* after: the last sku of the page before */
     int64_t limit;
 };
-
-void entitlement_read_init(struct entitlement *entitlement)
-{
-    db_statement_init(&entitlement->list, list_sql, 4,
-                      (const enum db_type[]){DB_TEXT, DB_TEXT, DB_TEXT, DB_BIGINT});
-}
 
 static void put_entitlement(struct buf *out, const struct db_result *rows, size_t row)
 {
@@ -124,14 +118,14 @@ static enum status read_rows(struct http_request *request, const struct page *pa
                              struct error *error)
 {
     const struct entitlement *entitlement = request->context;
-    struct str limit = arena_printf(request->arena, "%lld", (long long)page->limit + 1);
-    const struct db_param params[] = {
-        {kernel_identity(request)->tenant}, {page->user}, {page->after}, {limit}};
     int64_t deadline_ns = clock_deadline_ms(READ_MS);
     struct db_conn *conn = NULL;
     enum status status = db_acquire(kernel_store_pool(entitlement->kernel), deadline_ns, &conn, error);
     if (status == STATUS_OK)
-        status = db_query(conn, &entitlement->list, params, deadline_ns, rows, error);
+        status = db_query(conn, &list_sql,
+                          DB_PARAMS(db_text(kernel_identity(request)->tenant), db_text(page->user),
+                                    db_text(page->after), db_i64(page->limit + 1)),
+                          deadline_ns, rows, error);
     db_release(conn);
     return status;
 }
@@ -167,11 +161,12 @@ void entitlement_get_of_user(struct http_request *request)
 #define ENTITY_TYPE "entitlement"
 
 /* By the primary key. */
-static const char look_sql[] = "SELECT " COLUMNS " FROM entitlement.entitlements e"
-                               " WHERE e.tenant_id = $1 AND e.user_id = $2 AND e.stock_keeping_unit = $3";
+static const struct db_statement look_sql =
+    DB_STATEMENT("SELECT " COLUMNS " FROM entitlement.entitlements e"
+                 " WHERE e.tenant_id = $1 AND e.user_id = $2 AND e.stock_keeping_unit = $3");
 enum { VERSION_COLUMN = 2 };
 
-static enum status read_row(struct entitlement *entitlement, const struct db_param params[3],
+static enum status read_row(struct entitlement *entitlement, const struct db_param *params,
                             int64_t deadline_ns, struct db_result **rows, struct error *error)
 {
     struct db_conn *conn = NULL;
@@ -179,7 +174,7 @@ static enum status read_row(struct entitlement *entitlement, const struct db_par
         return error_set(error, STATUS_UNAVAILABLE, "the schema is not ready yet");
     enum status status = db_acquire(kernel_store_pool(entitlement->kernel), deadline_ns, &conn, error);
     if (status == STATUS_OK)
-        status = db_query(conn, &entitlement->look, params, deadline_ns, rows, error);
+        status = db_query(conn, &look_sql, params, deadline_ns, rows, error);
     if (conn)
         db_release(conn);
     return status;
@@ -194,8 +189,8 @@ static enum status look_up_entitlement(void *context, const struct hydration_que
     entity->found = HYDRATION_IS_NOT;
     if (!entitlement_id_read(question->entity_id, entity->arena, &user, &sku))
         return STATUS_OK;
-    const struct db_param params[] = {{question->tenant}, {user}, {sku}};
-    enum status status = read_row(context, params, deadline_ns, &rows, error);
+    enum status status = read_row(context, DB_PARAMS(db_text(question->tenant), db_text(user), db_text(sku)),
+                                  deadline_ns, &rows, error);
     bool is_own = !question->subject.len || str_eq(question->subject, user);
     bool is_there = status == STATUS_OK && db_result_rows(rows);
     entity->is_private = true;
@@ -211,7 +206,6 @@ static enum status look_up_entitlement(void *context, const struct hydration_que
 
 void entitlement_owner_provide(struct entitlement *entitlement)
 {
-    db_statement_init(&entitlement->look, look_sql, 3, (const enum db_type[]){DB_TEXT, DB_TEXT, DB_TEXT});
     hydration_provide(kernel_hydration(entitlement->kernel),
                       &(struct hydration_owner){.entity_type = ENTITY_TYPE,
                                                 .module = "entitlement",

@@ -60,10 +60,11 @@ static enum status check_store(const struct intake *intake, struct error *error)
 
 /* ---- POST /api/v1/items ---- */
 
+/* An effect of the idempotency engine, which adds statements to it, has its types in the statement. */
 static const char create_sql[] =
     "select status, body, event_id::text from intake.create_item($1, $2, $3, $4, $5, $6)";
-static const enum db_type text_types[] = {DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT};
-enum { CREATE_PARAMS = 6, CREATE_EVENT_ID = 2 };
+static const enum db_type create_types[] = {DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT};
+enum { CREATE_EVENT_ID = 2 };
 
 /* Made of the request, so that it is not stored with the answer. */
 static void put_location(struct buf *lines, struct str sku)
@@ -122,13 +123,11 @@ static void create_item(struct http_request *request, const struct str *texts, s
     struct idempotency_outcome outcome = {0};
     struct error error = {0};
     struct db_statement statement;
-    const struct db_param params[] = {{identity->tenant},
-                                      {identity->subject.ptr ? identity->subject : STR("")},
-                                      {texts[SKU]},
-                                      {texts[TITLE]},
-                                      {attributes.ptr ? attributes : STR("")},
-                                      {traceparent_of(request)}};
-    db_statement_init(&statement, create_sql, CREATE_PARAMS, text_types);
+    const struct db_param *params =
+        DB_PARAMS(db_text(identity->tenant), db_text(identity->subject.ptr ? identity->subject : STR("")),
+                  db_text(texts[SKU]), db_text(texts[TITLE]), db_text(attributes.ptr ? attributes : STR("")),
+                  db_text(traceparent_of(request)));
+    db_statement_init(&statement, create_sql, sizeof create_types / sizeof *create_types, create_types);
     FAILPOINT("intake.before_commit");
     enum status status = idempotency_run(
         kernel_store_pool(intake->kernel), &intake->keys, request, identity->tenant, identity->subject,
@@ -169,21 +168,20 @@ static void post_item(struct http_request *request)
 /* ---- GET /api/v1/items/{sku} ---- */
 
 /* By the unique key. */
-static const char find_sql[] = "select intake.item_json(id, sku, title, created_at, attributes)"
-                               " from intake.items where tenant_id = $1 and sku = $2";
+static const struct db_statement find_sql =
+    DB_STATEMENT("select intake.item_json(id, sku, title, created_at, attributes)"
+                 " from intake.items where tenant_id = $1 and sku = $2");
 
 static enum status find_item(const struct intake *intake, struct str tenant, struct str sku,
                              int64_t deadline_ns, struct db_result **rows, struct error *error)
 {
-    struct db_statement statement;
     struct db_conn *conn = NULL;
-    const struct db_param params[] = {{tenant}, {sku}};
-    db_statement_init(&statement, find_sql, 2, text_types);
     enum status status = check_store(intake, error);
     if (status == STATUS_OK)
         status = db_acquire(kernel_store_pool(intake->kernel), deadline_ns, &conn, error);
     if (status == STATUS_OK)
-        status = db_query(conn, &statement, params, deadline_ns, rows, error);
+        status =
+            db_query(conn, &find_sql, DB_PARAMS(db_text(tenant), db_text(sku)), deadline_ns, rows, error);
     if (conn)
         db_release(conn);
     return status;

@@ -38,7 +38,7 @@ struct metric_family notification_lag_family = {
 
 /* $1: [{"traceparent": …, "event": {…}}, …]. Ordered by key, so that two processes with the same events (a redelivery) do not
  * deadlock. */
-static const char accept_sql[] =
+static const struct db_statement accept_sql = DB_STATEMENT(
     "WITH arrived AS ("
     "    SELECT DISTINCT ON (m.tenant_id, m.event_id) m.*"
     "    FROM (SELECT a.at, a.m -> 'event' AS payload, a.m ->> 'traceparent' AS traceparent,"
@@ -55,7 +55,7 @@ static const char accept_sql[] =
     " SELECT (payload ->> 'notification_id')::uuid, tenant_id, event_id, payload ->> 'event_type',"
     "        payload ->> 'user_id', payload ->> 'stock_keeping_unit', payload, traceparent"
     " FROM arrived JOIN fresh USING (tenant_id, event_id) ORDER BY at"
-    " ON CONFLICT (notification_id) DO NOTHING";
+    " ON CONFLICT (notification_id) DO NOTHING");
 
 /* From the handler to the commit. */
 struct memo {
@@ -200,12 +200,10 @@ static void put_events(const struct memo *memo, struct buf *json)
 
 static enum status write_events(struct memo *memo, struct bus_batch *batch, struct error *error)
 {
-    struct db_statement statement;
     struct buf json;
     buf_init(&json);
     put_events(memo, &json);
-    db_statement_init(&statement, accept_sql, 1, (enum db_type[]){DB_JSONB});
-    enum status status = db_exec(batch->conn, &statement, (struct db_param[]){{buf_str(&json)}},
+    enum status status = db_exec(batch->conn, &accept_sql, DB_PARAMS(db_jsonb(buf_str(&json))),
                                  batch->deadline_ns, &memo->created, error);
     buf_deinit(&json);
     return status;

@@ -40,7 +40,7 @@ struct metric_family notification_dead_family = {
 /* ---- storing ---- */
 
 /* $1: [{"topic": …}, …], $2 their keys, $3 their payloads. */
-static const char store_sql[] =
+static const struct db_statement store_sql = DB_STATEMENT(
     "INSERT INTO notification.notification_nats_dlq"
     "    (stream, topic, partition, stream_seq, group_name, kind, deliveries, reason, tenant_id, event_id, event_type,"
     "     headers, message_key, payload)"
@@ -49,7 +49,7 @@ static const char store_sql[] =
     "        l.m ->> 'event_id', l.m ->> 'event_type', l.m -> 'headers', l.message_key, l.payload"
     " FROM ROWS FROM (jsonb_array_elements($1), unnest($2), unnest($3)) AS l (m, message_key, payload)"
     " ON CONFLICT DO NOTHING"
-    " RETURNING dlq_id, kind, event_id, reason";
+    " RETURNING dlq_id, kind, event_id, reason");
 
 /* Text that jsonb takes: up to the first NUL. */
 static struct str plain(struct str text)
@@ -120,7 +120,6 @@ static void put_dead(const struct notification *notification, const struct bus_m
 static enum status store_dead(const struct notification *notification, struct bus_batch *batch,
                               struct db_result **rows, struct error *error)
 {
-    struct db_statement statement;
     struct buf json, keys, payloads;
     buf_init(&json), buf_init(&keys), buf_init(&payloads);
     buf_put_char(&json, '[');
@@ -135,11 +134,10 @@ static enum status store_dead(const struct notification *notification, struct bu
         db_bytes_array_put(&payloads, dead->payload.ptr ? dead->payload : STR(""));
     }
     buf_put_char(&json, ']');
-    db_statement_init(&statement, store_sql, 3, (enum db_type[]){DB_JSONB, DB_BYTEA_ARRAY, DB_BYTEA_ARRAY});
-    enum status status =
-        db_query(batch->conn, &statement,
-                 (struct db_param[]){{buf_str(&json)}, {buf_str(&keys)}, {buf_str(&payloads)}},
-                 batch->deadline_ns, rows, error);
+    enum status status = db_query(batch->conn, &store_sql,
+                                  DB_PARAMS(db_jsonb(buf_str(&json)), db_bytea_array(buf_str(&keys)),
+                                            db_bytea_array(buf_str(&payloads))),
+                                  batch->deadline_ns, rows, error);
     buf_deinit(&json), buf_deinit(&keys), buf_deinit(&payloads);
     return status;
 }
@@ -307,25 +305,23 @@ enum status notification_requeue_create(struct notification *notification, struc
 /* ---- counting ---- */
 
 /* By the partial indexes of dead ones. */
-static const char dead_sql[] =
+static const struct db_statement dead_sql = DB_STATEMENT(
     "SELECT count(*) FILTER (WHERE kind = 'terminated'), count(*) FILTER (WHERE kind = 'max_deliver'),"
     "       (SELECT count(*) FROM notification.notification_dlq WHERE status = 'DEAD')"
-    " FROM notification.notification_nats_dlq WHERE status = 'DEAD'";
+    " FROM notification.notification_nats_dlq WHERE status = 'DEAD'");
 
 static int64_t measure_dead_step(struct task *task, void *context)
 {
     struct notification *notification = context;
     int64_t deadline_ns = clock_deadline_ms(MEASURE_QUERY_MS);
-    struct db_statement statement;
     struct db_result *rows = NULL;
     struct db_conn *conn = NULL;
     struct error error = {0};
 
     (void)task;
-    db_statement_init(&statement, dead_sql, 0, NULL);
     enum status status = db_acquire(kernel_store_pool(notification->kernel), deadline_ns, &conn, &error);
     if (status == STATUS_OK)
-        status = db_query(conn, &statement, NULL, deadline_ns, &rows, &error);
+        status = db_query(conn, &dead_sql, DB_NO_PARAMS, deadline_ns, &rows, &error);
     db_release(conn);
     static const struct str kinds[] = {{"terminated", 10}, {"max_deliver", 11}, {"delivery", 8}};
     for (unsigned i = 0; i < 3 && status == STATUS_OK; i++)

@@ -10,14 +10,14 @@ enum { READ_MS = 5000, LIMIT_DEFAULT = 100, LIMIT_MAX = 1000 };
 #define MICROSECONDS(column) "(extract(epoch FROM " column ") * 1000000)::bigint"
 
 /* $1 tenant, $2 user, $3 before this sequence (NULL = from the newest on), $4 rows at most. By notifications_inbox. */
-static const char page_sql[] =
-    "SELECT notification_id, event_id, event_type, stock_keeping_unit, status, " MICROSECONDS(
-        "created_at") ","
-                      " " MICROSECONDS(
-                          "sent_at") ", sequence, payload_json ->> 'item_title'"
-                                     " FROM notification.notifications"
-                                     " WHERE tenant_id = $1 AND user_id = $2 AND sequence < coalesce($3, 9223372036854775807)"
-                                     " ORDER BY sequence DESC LIMIT $4";
+static const struct db_statement page_sql = DB_STATEMENT(
+    "SELECT notification_id, event_id, event_type, stock_keeping_unit, status,"
+    " " MICROSECONDS("created_at") ", " MICROSECONDS(
+        "sent_at") ", sequence,"
+                   " payload_json ->> 'item_title'"
+                   " FROM notification.notifications"
+                   " WHERE tenant_id = $1 AND user_id = $2 AND sequence < coalesce($3, 9223372036854775807)"
+                   " ORDER BY sequence DESC LIMIT $4");
 
 struct page {
     struct str user, cursor; /* cursor.ptr NULL = the first page */
@@ -121,17 +121,15 @@ static enum status read_page(struct http_request *request, const struct page *pa
 {
     struct notification *notification = request->context;
     int64_t deadline_ns = clock_deadline_ms(READ_MS);
-    struct db_statement statement;
     struct db_conn *conn = NULL;
-    struct str limit = arena_printf(request->arena, "%lld", (long long)page->limit + 1);
     if (!kernel_store_is_ready(notification->kernel))
         return error_set(error, STATUS_UNAVAILABLE, "the schema is not in place");
-    db_statement_init(&statement, page_sql, 4, (enum db_type[]){DB_TEXT, DB_TEXT, DB_BIGINT, DB_BIGINT});
-    const struct db_param params[] = {
-        {kernel_identity(request)->tenant}, {page->user}, {page->cursor}, {limit}};
     enum status status = db_acquire(kernel_store_pool(notification->kernel), deadline_ns, &conn, error);
     if (status == STATUS_OK)
-        status = db_query(conn, &statement, params, deadline_ns, rows, error);
+        status = db_query(conn, &page_sql,
+                          DB_PARAMS(db_text(kernel_identity(request)->tenant), db_text(page->user),
+                                    db_bigint(page->cursor), db_i64(page->limit + 1)),
+                          deadline_ns, rows, error);
     db_release(conn);
     return status;
 }

@@ -1,7 +1,6 @@
 /* The module: settings, retention, life and health. */
 #include "modules/notification/notification.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/log.h"
@@ -198,12 +197,12 @@ static struct metric_family overdue_family = {
 #define DECIDED "status IN ('REQUEUED', 'DISCARDED') AND "
 
 /* $1 milliseconds. */
-static const char overdue_sql[] =
-    "SELECT count(*), min(notification_id::text), min(event_id::text),"
-    "       coalesce((extract(epoch FROM now() - min(created_at)) * 1000)::bigint, 0)"
-    " FROM (SELECT * FROM notification.notifications"
-    "       WHERE status IN ('PENDING', 'PROCESSING') AND " OLDER(
-        "created_at") " ORDER BY created_at LIMIT 1000) o";
+static const struct db_statement overdue_sql =
+    DB_STATEMENT("SELECT count(*), min(notification_id::text), min(event_id::text),"
+                 "       coalesce((extract(epoch FROM now() - min(created_at)) * 1000)::bigint, 0)"
+                 " FROM (SELECT * FROM notification.notifications"
+                 "       WHERE status IN ('PENDING', 'PROCESSING') AND " OLDER(
+                     "created_at") " ORDER BY created_at LIMIT 1000) o");
 
 static int64_t keep_ms(const struct notification *notification)
 {
@@ -213,13 +212,9 @@ static int64_t keep_ms(const struct notification *notification)
 static void inspect_overdue(void *context, struct db_conn *conn, int64_t deadline_ns)
 {
     const struct notification *notification = context;
-    struct db_statement statement;
     struct db_result *rows = NULL;
     struct error error = {0};
-    char age[24];
-    snprintf(age, sizeof age, "%lld", (long long)keep_ms(notification));
-    db_statement_init(&statement, overdue_sql, 1, (enum db_type[]){DB_BIGINT});
-    if (db_query(conn, &statement, (struct db_param[]){{str_from(age)}}, deadline_ns, &rows, &error) ==
+    if (db_query(conn, &overdue_sql, DB_PARAMS(db_i64(keep_ms(notification))), deadline_ns, &rows, &error) ==
         STATUS_OK) {
         int64_t count = db_result_i64(rows, 0, 0);
         metric_set(metric_series_get(&overdue_family, NULL), (double)count);
