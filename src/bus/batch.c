@@ -1,5 +1,4 @@
-/* A batch between the handler and the commit: what the verdicts come to, and the dead letters made of
- * them. */
+/* A batch between the handler and the commit: its verdicts, their outcome, and the dead letters. */
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -19,7 +18,7 @@ static void set_reason(struct bus_verdict *verdict, const char *format, va_list 
     char text[2 * BUS_REASON_BYTES];
 
     vsnprintf(text, sizeof text, format, arguments);
-    if (!str_is_utf8(str_from(text))) /* it may quote a message; the engine would refuse it, for ever */
+    if (!str_is_utf8(str_from(text))) /* it may quote a message; the engine would refuse it every time */
         for (char *at = text; *at; at++)
             if ((unsigned char)*at >= 0x80)
                 *at = '?';
@@ -87,9 +86,9 @@ struct bus_message bus_dead_letter(const struct bus_consumer *consumer, const st
     return letter;
 }
 
-/* A dead letter that dies again has nowhere to go: it is dropped, and the log says so. */
-static void bury(const struct bus_consumer *consumer, const struct bus_message *message, const char *reason,
-                 struct arena *arena, struct bus_outcome *outcome)
+/* A message of a dead-letter topic is dropped, and logged. */
+static void add_dead_letter(const struct bus_consumer *consumer, const struct bus_message *message,
+                            const char *reason, struct arena *arena, struct bus_outcome *outcome)
 {
     log_warn("bus_dead_letter", LOG_STR("topic", message->topic), LOG_CSTR("group", consumer->spec.group),
              LOG_INT("partition", message->partition), LOG_INT("offset", message->offset),
@@ -98,29 +97,29 @@ static void bury(const struct bus_consumer *consumer, const struct bus_message *
         outcome->letters[outcome->letter_count++] = bus_dead_letter(consumer, message, reason, arena);
 }
 
-/* ---- judging ---- */
+/* ---- the outcome ---- */
 
-static bool is_retry_too_many(const struct bus_consumer *consumer, const struct bus_batch *batch, size_t at)
+static bool is_last_attempt(const struct bus_consumer *consumer, const struct bus_batch *batch, size_t at)
 {
     unsigned attempts = (at == 0 ? batch->attempt : 0) + 1;
 
     return consumer->spec.attempts_max > 0 && attempts >= consumer->spec.attempts_max;
 }
 
-static void judge(const struct bus_consumer *consumer, struct bus_batch *batch, struct arena *arena,
-                  struct bus_outcome *outcome)
+static void outcome_of_verdicts(const struct bus_consumer *consumer, struct bus_batch *batch,
+                                struct arena *arena, struct bus_outcome *outcome)
 {
     for (size_t i = 0; i < batch->count; i++) {
         struct bus_verdict *verdict = &batch->verdicts[i];
-        if (verdict->kind == BUS_RETRY && !is_retry_too_many(consumer, batch, i)) {
+        if (verdict->kind == BUS_RETRY && !is_last_attempt(consumer, batch, i)) {
             outcome->retry = true;
             return;
         }
-        bool last = verdict->kind == BUS_RETRY; /* what is behind it was perhaps not even looked at */
+        bool last = verdict->kind == BUS_RETRY; /* the handler may not have looked at the messages after it */
         if (last)
             verdict->kind = BUS_TERM;
         if (verdict->kind == BUS_TERM)
-            bury(consumer, &batch->messages[i], verdict->reason, arena, outcome);
+            add_dead_letter(consumer, &batch->messages[i], verdict->reason, arena, outcome);
         outcome->settled++;
         if (last)
             return;
@@ -136,9 +135,9 @@ void bus_batch_handle(const struct bus_consumer *consumer, struct bus_batch *bat
     consumer->spec.handler(consumer->spec.context, batch);
     metric_observe(consumer->batch_seconds, (double)(clock_mono_ns() - begun_ns) / 1e9);
     if (batch->rolled_back && batch->conn)
-        outcome->retry = true; /* the driver rolls back, and counts */
+        outcome->retry = true; /* the driver rolls back and counts the attempt */
     else
-        judge(consumer, batch, arena, outcome);
+        outcome_of_verdicts(consumer, batch, arena, outcome);
 }
 
 void bus_batch_give_up(const struct bus_consumer *consumer, struct bus_batch *batch, const char *reason,
@@ -146,7 +145,7 @@ void bus_batch_give_up(const struct bus_consumer *consumer, struct bus_batch *ba
 {
     *outcome = (struct bus_outcome){.settled = 1, .letters = arena_alloc(arena, sizeof(struct bus_message))};
     bus_batch_term(batch, 0, "%s", reason);
-    bury(consumer, &batch->messages[0], batch->verdicts[0].reason, arena, outcome);
+    add_dead_letter(consumer, &batch->messages[0], batch->verdicts[0].reason, arena, outcome);
     if (is_told && consumer->spec.on_given_up)
         consumer->spec.on_given_up(consumer->spec.context, batch);
     if (batch->rolled_back)

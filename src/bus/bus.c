@@ -1,16 +1,103 @@
-/* The interface in front of the drivers: topics, checks that are the same for all, subscriptions. It knows no
- * engine. */
+/* What is the same for all drivers: topics, partitions, checks of messages and subscriptions, metrics. */
 #include <stdlib.h>
 
-#include "base/hash.h"
+#include "base/backoff.h"
 #include "base/memory.h"
 #include "bus/bus_inside.h"
+#include "bus/bus_postgres.h"
 
-#define TOPIC_NAME_BYTES_MAX 60 /* and ".dlq" behind it is still a name of 64 */
+#define TOPIC_NAME_BYTES_MAX 60 /* 64 with ".dlq" */
 #define BATCH_DEFAULT 100
 #define BATCH_BYTES_DEFAULT (8u << 20)
 #define BACKOFF_MIN_MS 100
 #define BACKOFF_MAX_MS 30000
+
+/* ---- metrics ---- */
+
+static struct metric_family published_family = {
+    .name = "bus_published_total",
+    .help = "Messages published, dead letters included.",
+    .type = METRIC_COUNTER,
+    .labels = {"topic"},
+};
+static struct metric_family consumed_family = {
+    .name = "bus_consumed_total",
+    .help = "Messages by the verdict that was committed; a retried message counts each time.",
+    .type = METRIC_COUNTER,
+    .labels = {"topic", "group", "verdict"},
+};
+static struct metric_family lag_family = {
+    .name = "bus_lag",
+    .help =
+        "Messages published and not yet handled by the group, or by this process where every process handles all.",
+    .type = METRIC_GAUGE,
+    .labels = {"topic", "group"},
+};
+static struct metric_family batch_family = {
+    .name = "bus_batch_seconds",
+    .help = "Time of a handler for a batch.",
+    .type = METRIC_HISTOGRAM,
+    .labels = {"topic", "group"},
+};
+static struct metric_family dead_family = {
+    .name = "bus_dead_letters_total",
+    .help = "Messages moved to the dead-letter topic.",
+    .type = METRIC_COUNTER,
+    .labels = {"topic", "group"},
+};
+
+static void consumer_attach_metrics(struct bus_consumer *consumer)
+{
+    static const struct str verdicts[] = {
+        [BUS_ACK] = STR("ack"), [BUS_RETRY] = STR("retry"), [BUS_TERM] = STR("term")};
+    struct str labels[] = {consumer->topic->name, str_from(consumer->spec.group), STR_NONE};
+
+    metrics_register(&consumed_family);
+    metrics_register(&lag_family);
+    metrics_register(&batch_family);
+    metrics_register(&dead_family);
+    consumer->lag = metric_series_get(&lag_family, labels);
+    consumer->batch_seconds = metric_series_get(&batch_family, labels);
+    consumer->dead_letters = metric_series_get(&dead_family, labels);
+    for (int kind = BUS_ACK; kind <= BUS_TERM; kind++) {
+        labels[2] = verdicts[kind];
+        consumer->consumed[kind] = metric_series_get(&consumed_family, labels);
+    }
+}
+
+/* ---- partitions ---- */
+
+/* 32-bit MurmurHash2 with the seed and the dropped sign bit of Kafka's Java client, so that its producers and ours agree. */
+static uint32_t word_at(const unsigned char *at)
+{
+    return (uint32_t)at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24;
+}
+
+uint32_t bus_murmur2(struct str key)
+{
+    const uint32_t multiplier = 0x5bd1e995;
+    const unsigned char *at = (const unsigned char *)key.ptr;
+    uint32_t hash = 0x9747b28c ^ (uint32_t)key.len;
+    size_t left = key.len;
+
+    for (; left >= 4; at += 4, left -= 4) {
+        uint32_t word = word_at(at) * multiplier;
+        word ^= word >> 24;
+        hash = hash * multiplier ^ word * multiplier;
+    }
+    for (size_t i = left; i > 0; i--)
+        hash ^= (uint32_t)at[i - 1] << 8 * (i - 1);
+    if (left > 0)
+        hash *= multiplier;
+    hash ^= hash >> 13;
+    hash *= multiplier;
+    return hash ^ hash >> 15;
+}
+
+unsigned bus_partition_of(struct str key, unsigned partitions)
+{
+    return (bus_murmur2(key) & 0x7fffffff) % partitions;
+}
 
 /* ---- topics ---- */
 
@@ -28,7 +115,8 @@ static enum status check_topic(const struct bus_driver *driver, const struct bus
     struct str name = str_from(topic->name);
 
     if (!str_is_name(name) || name.len > TOPIC_NAME_BYTES_MAX)
-        return error_set(error, STATUS_CONFIG, "a topic's name is 1 to %d of [A-Za-z0-9._-], not \"%.*s\"",
+        return error_set(error, STATUS_CONFIG,
+                         "a topic's name is 1 to %d characters of [A-Za-z0-9._-], not \"%.*s\"",
                          TOPIC_NAME_BYTES_MAX, STR_ARG(str_utf8_cut(name, 80)));
     if (topic->partitions == 0 && driver->foreign_topics)
         return STATUS_OK;
@@ -45,11 +133,12 @@ static struct bus_topic_state *add_topic(struct bus *bus, const struct bus_topic
     *topic = (struct bus_topic_state){.spec = *spec, .name = str_from(name)};
     topic->spec.name = name;
     topic->spec.group = spec->group ? str_dup(str_from(spec->group)) : NULL;
-    topic->published = bus_metrics_published(topic->name);
+    metrics_register(&published_family);
+    topic->published = metric_series_get(&published_family, &topic->name);
     return topic;
 }
 
-/* Ours also where the topic is somebody else's. */
+/* Created by us also where the topic is another program's. */
 static void add_dead_topic(struct bus *bus, struct bus_topic_state *topic, int64_t keep_dead_ms)
 {
     unsigned partitions = topic->spec.partitions ? topic->spec.partitions : 1;
@@ -75,7 +164,7 @@ enum status bus_init(struct bus *bus, const struct bus_driver *driver, const str
     for (size_t i = 0; i < topic_count; i++) {
         enum status status = check_topic(driver, &topics[i], error);
         if (status == STATUS_OK && bus_topic_find(bus, str_from(topics[i].name)))
-            status = error_set(error, STATUS_CONFIG, "topic %s is there twice", topics[i].name);
+            status = error_set(error, STATUS_CONFIG, "topic %s is defined twice", topics[i].name);
         if (status != STATUS_OK) {
             bus_deinit(bus);
             return status;
@@ -100,7 +189,7 @@ void bus_deinit(struct bus *bus)
 
 /* ---- publishing ---- */
 
-static bool is_text(struct str s)
+static bool header_is_text(struct str s)
 {
     return str_is_utf8(s) && (s.len == 0 || !memchr(s.ptr, '\0', s.len));
 }
@@ -111,21 +200,21 @@ static enum status check_headers(const struct bus_message *message, size_t *byte
         return error_set(error, STATUS_BAD_REQUEST, "a message has at most %d headers", BUS_HEADERS_MAX);
     for (unsigned i = 0; i < message->header_count; i++) {
         const struct bus_header *header = &message->headers[i];
-        if (header->name.len == 0 || !is_text(header->name) || !is_text(header->value))
+        if (header->name.len == 0 || !header_is_text(header->name) || !header_is_text(header->value))
             return error_set(error, STATUS_BAD_REQUEST, "a message's headers are UTF-8 text without NUL");
         *bytes += header->name.len + header->value.len;
     }
     return STATUS_OK;
 }
 
-/* Checks one, and gives it its partition. */
+/* Sets its partition. */
 static enum status check_message(struct bus *bus, struct bus_message *message, struct error *error)
 {
     const struct bus_topic_state *topic = bus_topic_find(bus, message->topic);
     size_t bytes = message->key.len + message->payload.len;
 
     if (!topic)
-        return error_set(error, STATUS_BAD_REQUEST, "there is no topic %.*s",
+        return error_set(error, STATUS_BAD_REQUEST, "unknown topic %.*s",
                          STR_ARG(str_utf8_cut(message->topic, 64)));
     enum status status = check_headers(message, &bytes, error);
     if (status != STATUS_OK)
@@ -169,7 +258,7 @@ enum status bus_publish_in_tx(struct bus *bus, struct db_conn *conn, struct bus_
     if (status != STATUS_OK || count == 0)
         return status;
     if (!bus->driver->publish_in_tx)
-        return error_set(error, STATUS_NOT_IMPLEMENTED, "this bus has no transactions to share");
+        return error_set(error, STATUS_NOT_IMPLEMENTED, "only the bus on PostgreSQL shares transactions");
     return bus->driver->publish_in_tx(bus, conn, messages, count, deadline_ns, error);
 }
 
@@ -195,7 +284,7 @@ enum status bus_publish_and_commit(struct bus *bus, struct db_conn *conn, struct
     if (status != STATUS_OK)
         return status;
     if (!bus->driver->publish_and_commit)
-        return error_set(error, STATUS_NOT_IMPLEMENTED, "this bus has no transactions to share");
+        return error_set(error, STATUS_NOT_IMPLEMENTED, "only the bus on PostgreSQL shares transactions");
     return bus->driver->publish_and_commit(bus, conn, message, deadline_ns, error);
 }
 
@@ -212,9 +301,9 @@ enum status bus_own_ask(struct bus *bus, struct db_conn *conn, struct str topic,
     struct bus_topic_state *found = bus_topic_find(bus, topic);
 
     if (!bus->driver->own_ask)
-        return error_set(error, STATUS_NOT_IMPLEMENTED, "this bus has no transactions to share");
+        return error_set(error, STATUS_NOT_IMPLEMENTED, "only the bus on PostgreSQL shares transactions");
     if (!found)
-        return error_set(error, STATUS_BAD_REQUEST, "no such topic");
+        return error_set(error, STATUS_BAD_REQUEST, "unknown topic");
     return bus->driver->own_ask(bus, conn, found, group, partitions, count, mark, error);
 }
 
@@ -224,7 +313,7 @@ enum status bus_own_commit(struct bus *bus, struct db_conn *conn, struct str top
     struct bus_topic_state *found = bus_topic_find(bus, topic);
 
     if (!bus->driver->own_commit || !found)
-        return error_set(error, STATUS_NOT_IMPLEMENTED, "this bus has no transactions to share");
+        return error_set(error, STATUS_NOT_IMPLEMENTED, "only the bus on PostgreSQL shares transactions");
     return bus->driver->own_commit(bus, conn, found, mark, deadline_ns, error);
 }
 
@@ -264,7 +353,7 @@ static enum status check_subscription(const struct bus_driver *driver,
     if (!subscription->handler)
         return error_set(error, STATUS_CONFIG, "a subscription needs a handler");
     if (!str_is_name(str_from(subscription->group)))
-        return error_set(error, STATUS_CONFIG, "a group's name is 1 to 64 of [A-Za-z0-9._-]");
+        return error_set(error, STATUS_CONFIG, "a group's name is 1 to 64 characters of [A-Za-z0-9._-]");
     return STATUS_OK;
 }
 
@@ -288,12 +377,12 @@ enum status bus_subscribe(struct bus *bus, const struct bus_subscription *subscr
     if (status != STATUS_OK)
         return status;
     if (!topic)
-        return error_set(error, STATUS_CONFIG, "there is no topic %s", subscription->topic);
+        return error_set(error, STATUS_CONFIG, "unknown topic %s", subscription->topic);
     struct bus_consumer consumer = {.spec = *subscription, .topic = topic};
     fill_defaults(&consumer.spec, topic->spec.partitions ? topic->spec.partitions : BUS_PARTITIONS_MAX);
     consumer.spec.topic = topic->spec.name;
     consumer.spec.group = str_dup(str_from(subscription->group));
-    bus_metrics_attach(&consumer);
+    consumer_attach_metrics(&consumer);
     bus->driver->subscribe(bus, &consumer);
     return STATUS_OK;
 }
@@ -305,13 +394,11 @@ void bus_consumer_deinit(struct bus_consumer *consumer)
 
 int64_t bus_backoff_ms(const struct bus_consumer *consumer, unsigned attempt)
 {
-    int64_t wait_ms = consumer->spec.backoff_min_ms;
+    struct backoff backoff = {.min_ms = consumer->spec.backoff_min_ms,
+                              .max_ms = consumer->spec.backoff_max_ms,
+                              .failures = attempt - 1};
 
-    while (--attempt > 0 && attempt < 64 && wait_ms < consumer->spec.backoff_max_ms)
-        wait_ms *= 2;
-    if (wait_ms > consumer->spec.backoff_max_ms)
-        wait_ms = consumer->spec.backoff_max_ms;
-    return wait_ms / 2 + (int64_t)(random_u64() % (uint64_t)(wait_ms + 1));
+    return backoff_next_ms(&backoff);
 }
 
 bool bus_is_private(const struct bus *bus)

@@ -1,5 +1,4 @@
-/* What drivers are built on: the topic table, consumers with their metrics, and what a batch's verdicts come
- * to. Nothing outside src/bus includes it. */
+/* For drivers: the topic table, consumers with their metrics, and the outcome of a batch. Nothing outside src/bus includes it. */
 #ifndef FRESHET_BUS_BUS_INSIDE_H
 #define FRESHET_BUS_BUS_INSIDE_H
 
@@ -13,41 +12,41 @@
 struct bus_topic_state {
     struct bus_topic spec;
     struct str name;
-    struct bus_topic_state *dead; /* where its dead letters go; NULL: it is such a topic itself */
-    atomic_ulong wakes;           /* the driver's: how often somebody said that something was published */
-    atomic_bool known;            /* the driver's: the engine has it, with as many partitions */
-    atomic_bool is_held; /* the driver's: messages older than keep_ms wait for a group, and that is logged */
+    struct bus_topic_state *dead; /* the topic of its dead letters; NULL: it is such a topic itself */
+    atomic_ulong wakes;           /* the driver's: how often a publication was reported */
+    atomic_bool known;            /* the driver's: the engine has the topic, with as many partitions */
+    atomic_bool is_held; /* the driver's: messages older than keep_ms wait for a group, which is logged */
     struct metric_series *published;
 };
 
-/* Of a topic with 0 partitions: a message's partition is a number below this, and the driver takes the remainder by as many as the
- * topic has. That is what Kafka's own clients do with a key's hash. */
+/* The partition of a message to a topic with 0 partitions is a number below this; the driver takes the remainder by the topic's number
+ * of partitions, as Kafka's own clients do with a key's hash. */
 #define BUS_PARTITIONS_UNKNOWN (1u << 31)
 
-/* ---- a driver: rows of functions; the first member of its own struct is the struct bus ---- */
+/* ---- a driver: a table of functions; the first member of its own struct is the struct bus ---- */
 struct bus_consumer;
 struct bus_driver {
     const char *name;               /* for errors */
     bool lacks_shared, lacks_every; /* subscriptions of this mode are STATUS_CONFIG */
-    /* It can use topics of other programs: those of 0 partitions, which it neither makes nor checks. */
-    bool foreign_topics;
-    bool can_relax; /* bus_topic.relaxed means something */
-    /* Messages are checked and have their partitions. */
+    bool foreign_topics; /* topics with 0 partitions are allowed: it neither creates nor checks them */
+    bool can_relax;      /* bus_topic.relaxed is not ignored */
+    /* The messages are checked and have their partitions. */
     enum status (*publish)(struct bus *bus, struct bus_message *messages, size_t count, int64_t deadline_ns,
                            struct error *error);
     enum status (*publish_in_tx)(struct bus *bus, struct db_conn *conn, struct bus_message *messages,
-                                 size_t count, int64_t deadline_ns, struct error *error); /* NULL: cannot */
+                                 size_t count, int64_t deadline_ns,
+                                 struct error *error); /* bus_postgres.h, and the next four; NULL elsewhere */
     enum status (*publish_and_commit)(struct bus *bus, struct db_conn *conn, struct bus_message *message,
-                                      int64_t deadline_ns, struct error *error); /* NULL: cannot */
+                                      int64_t deadline_ns, struct error *error);
     enum status (*own_ask)(struct bus *bus, struct db_conn *conn, const struct bus_topic_state *topic,
                            const char *group, const unsigned *partitions, size_t count, uint64_t *mark,
-                           struct error *error); /* NULL: cannot */
+                           struct error *error);
     enum status (*own_commit)(struct bus *bus, struct db_conn *conn, struct bus_topic_state *topic,
                               uint64_t mark, int64_t deadline_ns, struct error *error);
-    bool (*is_private)(const struct bus *bus); /* NULL: not known */
+    bool (*is_private)(const struct bus *bus);
     void (*wake)(struct bus *bus, struct bus_topic_state *topic);
     void (*subscribe)(struct bus *bus,
-                      const struct bus_consumer *consumer); /* copies it; the texts are its own then */
+                      const struct bus_consumer *consumer); /* copies it, and owns its texts */
     void (*start)(struct bus *bus);
     void (*stop)(struct bus *bus, int64_t grace_ms);
     void (*interrupt)(struct bus *bus);
@@ -77,36 +76,30 @@ struct bus_consumer {
 void bus_consumer_deinit(struct bus_consumer *consumer);
 int64_t bus_backoff_ms(const struct bus_consumer *consumer, unsigned attempt); /* attempt: 1 … */
 
-/* ---- what verdicts come to ---- */
+/* ---- the outcome of a batch ---- */
 struct bus_outcome {
     size_t settled;              /* messages[0 .. settled) are acknowledged or dead */
-    bool retry;                  /* the one at `settled` comes again after a backoff */
-    struct bus_message *letters; /* the dead ones, ready to be published */
+    bool retry;                  /* the message at `settled` is delivered again after a backoff */
+    struct bus_message *letters; /* dead letters, ready to be published */
     size_t letter_count;
 };
-/* Calls the handler and judges. A verdict past the first RETRY counts for nothing; a RETRY too many is a
- * TERM. */
+/* Calls the handler and reads its verdicts. Verdicts after the first RETRY are ignored; after attempts_max a RETRY is a TERM. */
 void bus_batch_handle(const struct bus_consumer *consumer, struct bus_batch *batch, struct arena *arena,
                       struct bus_outcome *outcome);
-/* The same without asking the handler: the first message has failed `attempts_max` times. `is_told`: on_given_up is
- * called. */
+/* The same without the handler: the first message has failed `attempts_max` times. `is_told`: on_given_up is called. */
 void bus_batch_give_up(const struct bus_consumer *consumer, struct bus_batch *batch, const char *reason,
                        bool is_told, struct arena *arena, struct bus_outcome *outcome);
-/* After the commit: counts, and tells on_committed. */
+/* After the commit: counts, and calls on_committed. */
 void bus_batch_committed(const struct bus_consumer *consumer, const struct bus_batch *batch,
                          const struct bus_outcome *outcome);
 void bus_batch_uncommitted(const struct bus_consumer *consumer, const struct bus_batch *batch);
 
 /* ---- dead letters ---- */
-/* What goes to the dead-letter topic of a message of consumer->topic, which has one; of the message's memory and the arena's. */
+/* The dead letter of a message of consumer->topic, which has a dead-letter topic. It points into the message and the arena. */
 struct bus_message bus_dead_letter(const struct bus_consumer *consumer, const struct bus_message *message,
                                    const char *reason, struct arena *arena);
-/* A letter that there is no room for goes without its content, which still stands where the letter says. */
+/* A dead letter that is too large is published without its content: its headers say where the message is. */
 enum status bus_dead_letters_publish(struct bus *bus, struct bus_message *letters, size_t count,
                                      int64_t deadline_ns, struct error *error) MUST_CHECK;
-
-/* ---- metrics ---- */
-struct metric_series *bus_metrics_published(struct str topic);
-void bus_metrics_attach(struct bus_consumer *consumer);
 
 #endif

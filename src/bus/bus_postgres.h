@@ -1,5 +1,5 @@
-/* The embedded driver: topics are tables in PostgreSQL (sql/platform/001_bus.sql). No engine beside the
- * database is needed, and positions commit together with what handlers write. */
+/* The PostgreSQL driver: topics are tables (sql/platform/001_bus.sql). No engine besides the database is needed, positions commit
+ * together with what handlers write, and publishing can share the caller's transaction. */
 #ifndef FRESHET_BUS_BUS_POSTGRES_H
 #define FRESHET_BUS_BUS_POSTGRES_H
 
@@ -26,11 +26,44 @@ struct bus_postgres_config {
     unsigned retention_batch; /* rows deleted at once; 0 = 1,000 */
 };
 
-/* Opens nothing yet. CONFIG when a topic or the target cannot be understood. */
+/* Opens nothing yet. CONFIG when a topic or the target is invalid. */
 enum status bus_postgres_create(const struct bus_postgres_config *config, struct bus **bus,
                                 struct error *error) MUST_CHECK;
 
-/* What bus_is_private() knows, asked on any connection. */
+/* ---- publishing in the caller's transaction ----
+ * For any bus; on other drivers NOT_IMPLEMENTED. */
+
+/* Published if and when the transaction commits. The partitions' rows stay locked until then, so call it late. Call bus_wake() after
+ * the commit: otherwise the messages are found by polling only. */
+enum status bus_publish_in_tx(struct bus *bus, struct db_conn *conn, struct bus_message *messages,
+                              size_t count, int64_t deadline_ns, struct error *error) MUST_CHECK;
+/* Publishes, commits and wakes the consumers in one round trip, together with what the caller has left in its pipeline. For one
+ * message that a client waits for; several are better published apart from the commit. Fails as a commit does. */
+bool bus_publish_and_commit_is_possible(const struct bus *bus, struct str topic);
+enum status bus_publish_and_commit(struct bus *bus, struct db_conn *conn, struct bus_message *message,
+                                   int64_t deadline_ns, struct error *error) MUST_CHECK;
+
+/* ---- direct handling ----
+ * Instead of publishing to a shared group that this process is a member of: the caller takes the place of the group for these
+ * partitions of `topic`, each named once, until the end of its transaction. The question is one statement of the caller's open
+ * pipeline. Granted: nothing was queued there and no member was handling it, so the caller's work follows everything published
+ * before. Not granted: publish. The caller then commits by bus_own_commit() or rolls back. */
+bool bus_own_is_possible(const struct bus *bus,
+                         struct str topic); /* once the topic's partitions are checked */
+enum status bus_own_ask(struct bus *bus, struct db_conn *conn, struct str topic, const char *group,
+                        const unsigned *partitions, size_t count, uint64_t *mark,
+                        struct error *error) MUST_CHECK;
+bool bus_own_is_granted(const struct db_result *answer, size_t count);
+/* COMMIT; wakes the group if anything was published since the question (its mark). Fails as a commit does. */
+enum status bus_own_commit(struct bus *bus, struct db_conn *conn, struct str topic, uint64_t mark,
+                           int64_t deadline_ns, struct error *error) MUST_CHECK;
+
+/* ---- trust in notices ---- */
+
+/* Can no role but superusers log in to the database of the bus, so that every notice was sent by a freshet process? False where that
+ * is not known, and on other drivers. Any thread. */
+bool bus_is_private(const struct bus *bus);
+/* The same, asked on any connection. */
 enum status bus_postgres_look_private(struct db_conn *conn, int64_t deadline_ns, bool *is_private,
                                       struct error *error) MUST_CHECK;
 

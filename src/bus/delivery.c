@@ -1,5 +1,5 @@
-/* One batch between an engine and the database: transaction, handler, dead letters, commit. It does not know the engine:
- * telling it is the driver's part, afterwards. */
+/* One batch between an engine and the database: transaction, handler, dead letters, commit. The driver acknowledges to the engine
+ * afterwards. */
 #include "bus/delivery.h"
 
 #include <stdio.h>
@@ -13,9 +13,10 @@
 enum {
     ARENA_BYTES = 16384,
     COMMIT_MS = 10000,
-    OUTAGE_MS = 250, /* between tries while the database or the engine is away: nobody's fault, no attempt */
+    OUTAGE_MS =
+        250, /* between tries while the database or the engine is not reachable; no attempt is counted */
     KEY_BYTES_KEPT = 1024,
-    HEADERS_KEPT = 5, /* those that say why and from where: batch.c puts them first */
+    HEADERS_KEPT = 5, /* the reason and the place: batch.c puts them first */
 };
 
 struct attempt {
@@ -23,7 +24,7 @@ struct attempt {
     struct arena arena;
     struct bus_batch batch;
     struct bus_outcome outcome;
-    bool unburied; /* the engine did not take the dead letters */
+    bool is_dead_letter_lost; /* the engine did not accept the dead letters */
 };
 
 static size_t batch_size(const struct bus_delivery *delivery, const struct bus_message *messages,
@@ -39,7 +40,7 @@ static size_t batch_size(const struct bus_delivery *delivery, const struct bus_m
     return size;
 }
 
-static enum status begin(struct attempt *attempt, struct error *error)
+static enum status attempt_begin(struct attempt *attempt, struct error *error)
 {
     struct bus_batch *batch = &attempt->batch;
     enum status status;
@@ -52,7 +53,7 @@ static enum status begin(struct attempt *attempt, struct error *error)
     return status;
 }
 
-static void handle(struct attempt *attempt)
+static void attempt_handle(struct attempt *attempt)
 {
     const struct bus_delivery *delivery = attempt->delivery;
     unsigned attempts_max = delivery->consumer->spec.attempts_max;
@@ -69,8 +70,8 @@ static void handle(struct attempt *attempt)
         bus_batch_handle(delivery->consumer, &attempt->batch, &attempt->arena, &attempt->outcome);
 }
 
-/* What there is room for: why and from where, and that the rest is missing. */
-static struct bus_message brief_letter(const struct bus_message *letter, struct arena *arena)
+/* Without the content, and with a note of that in the reason. */
+static struct bus_message dead_letter_without_content(const struct bus_message *letter, struct arena *arena)
 {
     struct bus_message brief = *letter;
     struct bus_header *headers = arena_alloc(arena, HEADERS_KEPT * sizeof headers[0]);
@@ -84,9 +85,9 @@ static struct bus_message brief_letter(const struct bus_message *letter, struct 
     return brief;
 }
 
-/* A message of somebody else's may be so large that there is no room for it and its reason. */
-static enum status bury_briefly(struct bus *bus, const struct bus_message *letters, size_t count,
-                                int64_t deadline_ns, struct error *error)
+/* A message of another program may be so large that there is no room for it and its reason. */
+static enum status publish_one_by_one(struct bus *bus, const struct bus_message *letters, size_t count,
+                                      int64_t deadline_ns, struct error *error)
 {
     struct arena arena;
     enum status status = STATUS_OK;
@@ -97,7 +98,7 @@ static enum status bury_briefly(struct bus *bus, const struct bus_message *lette
         status = bus_publish(bus, &letter, 1, deadline_ns, error);
         if (status != STATUS_PAYLOAD_TOO_LARGE && status != STATUS_BAD_REQUEST)
             continue;
-        letter = brief_letter(&letters[i], &arena);
+        letter = dead_letter_without_content(&letters[i], &arena);
         status = bus_publish(bus, &letter, 1, deadline_ns, error);
     }
     arena_deinit(&arena);
@@ -110,12 +111,12 @@ enum status bus_dead_letters_publish(struct bus *bus, struct bus_message *letter
     enum status status = bus_publish(bus, letters, count, deadline_ns, error);
 
     if (status == STATUS_PAYLOAD_TOO_LARGE || status == STATUS_BAD_REQUEST)
-        status = bury_briefly(bus, letters, count, deadline_ns, error);
+        status = publish_one_by_one(bus, letters, count, deadline_ns, error);
     return status;
 }
 
-/* Letters first: lost ones could not be made again once the effects stand, while one too many does no harm. */
-static enum status commit(struct attempt *attempt, struct error *error)
+/* Dead letters first: after the commit a lost one could not be made again, while a repeated one does no harm. */
+static enum status attempt_commit(struct attempt *attempt, struct error *error)
 {
     struct bus_batch *batch = &attempt->batch;
     const struct bus_outcome *outcome = &attempt->outcome;
@@ -127,7 +128,7 @@ static enum status commit(struct attempt *attempt, struct error *error)
     if (outcome->letter_count > 0)
         status = bus_dead_letters_publish(attempt->delivery->bus, outcome->letters, outcome->letter_count,
                                           deadline_ns, error);
-    attempt->unburied = status != STATUS_OK;
+    attempt->is_dead_letter_lost = status != STATUS_OK;
     FAILPOINT("bus.before_commit");
     if (status == STATUS_OK && batch->conn)
         status = db_commit(batch->conn, deadline_ns, error);
@@ -135,16 +136,16 @@ static enum status commit(struct attempt *attempt, struct error *error)
     return status;
 }
 
-static void remember(struct bus_delivery *delivery, const char *reason)
+static void remember_error(struct bus_delivery *delivery, const char *reason)
 {
     struct str cut = str_utf8_cut(str_from(reason), sizeof delivery->last_error - 1);
 
     snprintf(delivery->last_error, sizeof delivery->last_error, "%.*s", STR_ARG(cut));
 }
 
-/* ---- what it came to ---- */
+/* ---- the outcome ---- */
 
-static size_t committed(struct attempt *attempt, int64_t *wait_ms)
+static size_t attempt_committed(struct attempt *attempt, int64_t *wait_ms)
 {
     struct bus_delivery *delivery = attempt->delivery;
     const struct bus_outcome *outcome = &attempt->outcome;
@@ -155,7 +156,7 @@ static size_t committed(struct attempt *attempt, int64_t *wait_ms)
         delivery->dead[i] = attempt->batch.verdicts[i].kind == BUS_TERM;
     if (outcome->retry) {
         delivery->attempts = (outcome->settled ? 0 : delivery->attempts) + 1;
-        remember(delivery, attempt->batch.verdicts[outcome->settled].reason);
+        remember_error(delivery, attempt->batch.verdicts[outcome->settled].reason);
         *wait_ms = bus_backoff_ms(delivery->consumer, delivery->attempts);
     } else {
         delivery->attempts = 0;
@@ -163,28 +164,27 @@ static size_t committed(struct attempt *attempt, int64_t *wait_ms)
     return outcome->settled;
 }
 
-/* Is it the handler's doing, so that the same batch would fail again? Past its time, a connection that is gone was taken
- * away for that. */
-static bool is_own_failure(const struct attempt *attempt, enum status status)
+/* Would the same batch fail again because of the handler? After its deadline, a lost connection is one that was closed for being late. */
+static bool is_handler_failure(const struct attempt *attempt, enum status status)
 {
-    if (attempt->unburied || (attempt->delivery->pool && !db_pool_is_up(attempt->delivery->pool)))
+    if (attempt->is_dead_letter_lost || (attempt->delivery->pool && !db_pool_is_up(attempt->delivery->pool)))
         return false;
     return status == STATUS_DB_ERROR || status == STATUS_TIMEOUT ||
            (status == STATUS_DB_DOWN && clock_mono_ns() >= attempt->batch.deadline_ns);
 }
 
-static void failed(struct attempt *attempt, const struct error *error, int64_t *wait_ms)
+static void attempt_failed(struct attempt *attempt, const struct error *error, int64_t *wait_ms)
 {
     struct bus_delivery *delivery = attempt->delivery;
     const struct bus_batch *batch = &attempt->batch;
 
     bus_batch_uncommitted(delivery->consumer, batch);
-    if (!is_own_failure(attempt, error->status)) {
+    if (!is_handler_failure(attempt, error->status)) {
         *wait_ms = OUTAGE_MS;
         return;
     }
-    remember(delivery, error->message);
-    if (batch->count > 1) { /* at once, and each one's failure its own */
+    remember_error(delivery, error->message);
+    if (batch->count > 1) { /* again at once, one by one */
         delivery->alone_until = batch->messages[batch->count - 1].offset + 1;
         return;
     }
@@ -203,7 +203,7 @@ static void log_failure(const struct attempt *attempt, const struct error *error
              LOG_ERROR_FIELDS(error));
 }
 
-/* Once, not for each try: they are many, in every partition. */
+/* Once per outage. */
 static void log_outage(struct attempt *attempt, const struct error *error)
 {
     if (!attempt->delivery->is_out)
@@ -211,27 +211,27 @@ static void log_outage(struct attempt *attempt, const struct error *error)
     attempt->delivery->is_out = true;
 }
 
-static size_t deliver(struct attempt *attempt, int64_t *wait_ms)
+static size_t attempt_deliver(struct attempt *attempt, int64_t *wait_ms)
 {
     struct error error = {0};
 
-    error.status = begin(attempt, &error);
-    if (error.status != STATUS_OK) { /* the handler was not asked */
+    error.status = attempt_begin(attempt, &error);
+    if (error.status != STATUS_OK) { /* the handler was not called */
         log_outage(attempt, &error);
         *wait_ms = OUTAGE_MS;
         return 0;
     }
-    handle(attempt);
-    error.status = commit(attempt, &error);
-    db_release(attempt->batch.conn); /* nobody waits for it because others are being told */
+    attempt_handle(attempt);
+    error.status = attempt_commit(attempt, &error);
+    db_release(attempt->batch.conn); /* before the callbacks: others may be waiting for a connection */
     attempt->batch.conn = NULL;
     if (error.status == STATUS_OK)
-        return committed(attempt, wait_ms);
-    if (is_own_failure(attempt, error.status))
+        return attempt_committed(attempt, wait_ms);
+    if (is_handler_failure(attempt, error.status))
         log_failure(attempt, &error);
     else
         log_outage(attempt, &error);
-    failed(attempt, &error, wait_ms);
+    attempt_failed(attempt, &error, wait_ms);
     return 0;
 }
 
@@ -251,7 +251,7 @@ size_t bus_deliver(struct bus_delivery *delivery, const struct bus_message *mess
     attempt.batch.verdicts =
         arena_alloc(&attempt.arena, attempt.batch.count * sizeof *attempt.batch.verdicts);
     memset(attempt.batch.verdicts, 0, attempt.batch.count * sizeof *attempt.batch.verdicts);
-    settled = deliver(&attempt, wait_ms);
+    settled = attempt_deliver(&attempt, wait_ms);
     db_release(attempt.batch.conn);
     arena_deinit(&attempt.arena);
     return settled;

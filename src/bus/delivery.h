@@ -1,12 +1,11 @@
-/* Deliveries of one partition, for drivers whose engine has no transaction to share with the database.
+/* Deliveries of one partition, for drivers whose engine cannot share a transaction with the database.
  *
- * The order of steps is what makes it safe: the handler writes in a transaction of the database, dead letters are
- * published, the transaction commits, and only then the driver tells the engine that the messages are done with. A
- * crash between any two of them brings messages again, never loses one; so a handler's effect must know its event id.
- * Attempts are counted in this process's memory: another member of the group, or this one after a restart, begins to
- * count anew.
+ * The order of steps makes it safe: the handler writes in a transaction of the database, dead letters are published, the
+ * transaction commits, and only then the driver acknowledges the messages to the engine. A crash between two steps leads to a
+ * redelivery, never to a loss; so a handler's effect is recognised by its event id. Attempts are counted in the memory of this
+ * process: another member of the group, or this process after a restart, begins at 0.
  *
- * One thread at a time uses a delivery, a worker's: it blocks. */
+ * One worker at a time uses a delivery: it blocks. */
 #ifndef FRESHET_BUS_DELIVERY_H
 #define FRESHET_BUS_DELIVERY_H
 
@@ -15,24 +14,24 @@
 struct db_pool;
 
 struct bus_delivery {
-    struct bus *bus; /* dead letters go out by it */
+    struct bus *bus; /* for dead letters */
     const struct bus_consumer *consumer;
     struct db_pool *pool; /* NULL: handlers get no transaction */
     int64_t handler_ms;   /* for one batch */
-    unsigned attempts;    /* how often the first message that is due was here before */
-    int64_t alone_until;  /* messages below this offset come one by one: their batch had failed as a whole */
+    unsigned attempts;    /* how often the first message was delivered before */
+    int64_t
+        alone_until; /* messages below this offset are delivered one by one: their batch failed as a whole */
     char last_error[BUS_REASON_BYTES];
-    bool is_out; /* the database or the engine is away, and the log says so */
-    bool
-        *dead; /* NULL, or room for a batch: those of the settled ones that are dead letters now are marked */
+    bool is_out; /* the database or the engine is not reachable, which is logged */
+    bool *dead;  /* NULL, or room for a batch: is set for settled messages that became dead letters */
 };
 
-/* Hands over messages[0 .. count), in order, one batch of at most the consumer's size; messages[0] is the first that is not
- * settled. Returns how many are settled now, with which the engine may be told so. *wait_ms > 0: the next one comes again
- * no sooner. Nothing settled and nothing to wait for: try again at once. */
+/* Hands one batch of messages[0 .. count) to the handler, in order, at most the consumer's size; messages[0] is the first that is not
+ * settled. Returns how many are settled now: the driver acknowledges them. *wait_ms > 0: the next one is not due before. Nothing
+ * settled and nothing to wait for: try again at once. */
 size_t bus_deliver(struct bus_delivery *delivery, const struct bus_message *messages, size_t count,
                    int64_t *wait_ms) MUST_CHECK;
-/* The partition goes to somebody else, or messages were skipped: what was counted is void. */
+/* The partition goes to another member, or messages were skipped: counting begins anew. */
 void bus_delivery_forget(struct bus_delivery *delivery);
 
 #endif

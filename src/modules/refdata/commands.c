@@ -8,6 +8,7 @@
 #include "base/failpoint.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "bus/bus_postgres.h"
 #include "modules/refdata/writer.h"
 #include "outbox/messages.h"
 

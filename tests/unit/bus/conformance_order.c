@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "bus/bus_postgres.h"
 #include "conformance.h"
 
 /* ---- order per key under concurrent publishers ---- */

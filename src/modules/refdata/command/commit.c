@@ -16,6 +16,7 @@
 #include "base/failpoint.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "bus/bus_postgres.h"
 #include "modules/refdata/apply/apply.h"
 #include "modules/refdata/command/command.h"
 #include "modules/refdata/commands.h"
