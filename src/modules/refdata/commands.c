@@ -13,7 +13,7 @@
 #include "outbox/messages.h"
 
 enum {
-    PACE_MS = 1, /* somebody may wait for the commit */
+    PACE_MS = 1, /* a client may wait for the commit */
     HEADERS_MAX = 3,
     COLUMNS = 6
 };

@@ -1,7 +1,7 @@
 /* Commands on their way from the transaction that accepts them to the topic refdata.commands (R11): none is lost between the
  * two. Where PostgreSQL carries the commands they are published in that transaction; where Kafka does, they are rows of
- * refdata.command_outbox in it, published at once when it has committed, and what a crash left behind is published later, by
- * whichever process runs the role command or adapter. */
+ * refdata.command_outbox in it, published at once when it has committed, and what a crash left is published later, by any
+ * process with the role command or adapter. */
 #ifndef FRESHET_REFDATA_COMMANDS_H
 #define FRESHET_REFDATA_COMMANDS_H
 

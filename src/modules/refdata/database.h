@@ -14,7 +14,7 @@ extern const struct db_migration refdata_migrations[];
 
 struct refdata_flow;
 
-/* Pairs that this process has marked as hydrated a moment ago (command/source.c). One that loses its place to another is
+/* Pairs that this process has marked as hydrated a moment ago (command/owner.c). One that loses its place to another is
  * marked again. */
 enum { REFDATA_MARKS = 256 };
 struct refdata_marks {

@@ -12,7 +12,7 @@
 #include "base/memory.h"
 #include "modules/refdata/adapter/source.h"
 #include "modules/refdata/command/command.h"
-#include "modules/refdata/command/source.h"
+#include "modules/refdata/command/owner.h"
 #include "modules/refdata/commands.h"
 #include "modules/refdata/flow.h"
 #include "modules/refdata/query/query.h"
@@ -226,7 +226,7 @@ static enum status start(struct kernel *kernel, const void *section, void **stat
     if (refdata_has_role(refdata, "query"))
         refdata_keeper_preload(refdata);
     if (refdata_has_role(refdata, "command"))
-        refdata_source_provide(refdata);
+        refdata_owner_provide(refdata);
     refdata_flows_open(refdata, catalog);
     refdata_sweeps_start(refdata);
     *state = refdata;

@@ -270,8 +270,8 @@ static enum status read_occurred_at(const struct reading *reading)
     return STATUS_OK;
 }
 
-/* What was said, but for the items: one line that says the same whatever the order and the spelling. When it happened
- * does not tell one chunk from another: each sending of it may have been stamped anew. */
+/* The content without the items, as one line that does not depend on the order of members. The time of a chunk is not part of it: a
+ * sender may stamp each retry of it. */
 static struct str describe(const struct reading *reading)
 {
     const struct refdata_update *update = reading->update;

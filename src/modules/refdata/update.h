@@ -15,7 +15,7 @@
 enum refdata_event_type { REFDATA_DELTA, REFDATA_SNAPSHOT };
 enum refdata_source { REFDATA_REST, REFDATA_KAFKA };
 enum refdata_origin {
-    REFDATA_FROM_CLIENT, /* eventId and occurredAt may lack and are given; tenantId may lack, but may not differ;
+    REFDATA_FROM_CLIENT, /* eventId and occurredAt are optional; tenantId is optional, and must not differ;
                             `source` is ignored */
     REFDATA_FROM_BUS,    /* all of them required */
 };
@@ -38,7 +38,7 @@ struct refdata_update {
     struct json_value items; /* the array as it came, validated */
     size_t item_count;
     bool has_upsert, has_delete;
-    /* Of what the sender said: the same eventId (or chunk) with another one is a conflict. White space between tokens,
+    /* Of what the sender sent: the same eventId (or chunk) with another one is a conflict. White space between tokens,
      * the order of members and what the server gave itself make no difference. */
     struct hash128 content;
 };

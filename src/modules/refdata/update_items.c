@@ -177,7 +177,7 @@ static enum status check_op(const struct check *check, const struct json_value *
     *is_delete = value->type == JSON_STRING && json_str_eq(value->raw, STR("DELETE"));
     if (*is_delete && snapshot)
         return refuse_item(check, STATUS_BAD_REQUEST, "op",
-                           "nothing is deleted by name in a SNAPSHOT: what it lacks is deleted");
+                           "a SNAPSHOT has no deletions: items that are not in it are deleted");
     return *is_delete ? STATUS_OK : refuse_item(check, STATUS_BAD_REQUEST, "op", "must be UPSERT or DELETE");
 }
 

@@ -73,7 +73,7 @@ static struct str traceparent_of(const struct bus_message *message)
     return trace_parse(text, &trace) ? text : STR_NONE;
 }
 
-/* False: no message behind it may be looked at. */
+/* False: no later message may be looked at. */
 static bool read_message(const struct refdata_reader *reader, const struct refdata_catalog *catalog,
                          struct memo *memo, struct bus_batch *batch, size_t at)
 {
@@ -236,7 +236,7 @@ static void count_results(const struct refdata_reader *reader, const struct memo
     metric_add(reader->outcomes[REFDATA_REFUSED], refused);
 }
 
-/* The bus logs the reason of each; this is whose update it would have been. */
+/* The bus logs the reason of each; this names the update. */
 static void log_refused(const struct memo *memo, size_t settled)
 {
     for (size_t i = 0; i < memo->count; i++) {

@@ -14,11 +14,11 @@ struct refdata_pointer {
     size_t count;
 };
 
-/* CONFIG where it is none; the message says why. Everything lives in the arena. */
+/* CONFIG where it is invalid, with the reason. Everything lives in the arena. */
 enum status refdata_pointer_compile(struct str text, struct arena *arena, struct refdata_pointer *pointer,
                                     struct error *error) MUST_CHECK;
 /* What it points at in `root`; without bytes where there is nothing. BAD_REQUEST, naming the pointer, where a member on
- * the way comes more than once: nobody could say which is meant. */
+ * the way comes more than once: which one is meant is not known. */
 enum status refdata_pointer_find(const struct refdata_pointer *pointer, const struct json_value *root,
                                  struct json_value *value, struct error *error) MUST_CHECK;
 

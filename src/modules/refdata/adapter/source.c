@@ -277,7 +277,7 @@ enum status refdata_sources_check(const struct config *config, const struct refd
     struct arena arena;
     if (settings->adapter.sources.count && !kafka->brokers.count)
         return config_error_at(config, settings->adapter.sources.places[0], "refdata.adapter.sources", error,
-                               "then say where Kafka is: kafka.brokers");
+                               "kafka.brokers is missing: sources are topics of Kafka");
     arena_init(&arena, 4096);
     for (size_t i = 0; i < settings->adapter.sources.count && status == STATUS_OK; i++)
         status = check_source(
@@ -326,8 +326,8 @@ static const struct setting_row mapping_rows[] = {
      "UUID: another eventId is refused. ANY: a UUID is made of any other text or number.", "UUID",
      .choices = id_forms},
     PART("eventType", REFDATA_PART_EVENT_TYPE, "DELTA or SNAPSHOT."),
-    WORDS("deltaWords", REFDATA_WORD_DELTA, "What else than DELTA means it."),
-    WORDS("snapshotWords", REFDATA_WORD_SNAPSHOT, "What else than SNAPSHOT means it."),
+    WORDS("deltaWords", REFDATA_WORD_DELTA, "Other words for DELTA."),
+    WORDS("snapshotWords", REFDATA_WORD_SNAPSHOT, "Other words for SNAPSHOT."),
     PART("sourceRevision", REFDATA_PART_SOURCE_REVISION, "A whole number, as such or as text."),
     PART("snapshotId", REFDATA_PART_SNAPSHOT_ID, "Of a chunk: its snapshot."),
     PART("chunkIndex", REFDATA_PART_CHUNK_INDEX, "Of a chunk: which it is, from 1."),
@@ -338,16 +338,16 @@ static const struct setting_row mapping_rows[] = {
     PART("items", REFDATA_PART_ITEMS, "Where the items are: an array of them, or the only one."),
     PART("key", REFDATA_PART_KEY, "An item's key: text, or a number as it is written."),
     PART("op", REFDATA_PART_OP, "UPSERT or DELETE."),
-    WORDS("upsertWords", REFDATA_WORD_UPSERT, "What else than UPSERT means it."),
-    WORDS("deleteWords", REFDATA_WORD_DELETE, "What else than DELETE means it."),
+    WORDS("upsertWords", REFDATA_WORD_UPSERT, "Other words for UPSERT."),
+    WORDS("deleteWords", REFDATA_WORD_DELETE, "Other words for DELETE."),
     PART("payload", REFDATA_PART_PAYLOAD, "An item's value: `field` only. Its bytes are kept as they came."),
     {.name = NULL},
 };
 
 static const struct setting_row source_rows[] = {
     {"topic", SETTING_STRING, ROW(topic),
-     "The topic, somebody else's: it is not created here. What cannot be understood goes to the topic with .dlq behind "
-     "its name.",
+     "The external topic; it is not created here. Messages that are not valid updates go to the topic of this name with "
+     ".dlq appended.",
      NULL, 1, 60, PLACE(topic_place)},
     {"group", SETTING_STRING, ROW(group), "The consumer group.", "refdata-adapter", 1, 60,
      PLACE(group_place)},
@@ -361,8 +361,8 @@ static const struct setting_row source_rows[] = {
      "REFUSE", .choices = tombstone_choices, PLACE(tombstones_place)},
     {"mapping", SETTING_OBJECT,
      .help =
-         "Where the parts of an update stand. Without it a message is the update of docs/REFDATA.md and a member more "
-         "is refused; with it, members that it does not name are ignored.",
+         "Where a message has the parts of an update. Without it a message is an update as in docs/REFDATA_WRITING.md, and unknown "
+         "members are refused; with it, members that it does not name are ignored.",
      .rows = mapping_rows, .fallback = "", PLACE(mapping_place)},
     {.name = NULL},
 };

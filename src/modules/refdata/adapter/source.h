@@ -28,7 +28,7 @@ struct refdata_adapter_source {
     struct setting_strings words[REFDATA_WORDS];
     enum refdata_tombstones tombstones;
     enum refdata_id_form id_form;
-    bool is_mapped;        /* only what is named counts; else a message is the contract's, to the letter */
+    bool is_mapped;        /* only what is named counts; else a message is exactly the contract's */
     bool items_are_mapped; /* each is taken apart */
 };
 
@@ -38,7 +38,7 @@ enum status refdata_source_init(struct refdata_adapter_source *source,
                                 const struct refdata_source_settings *settings, size_t index,
                                 const struct config *config, struct arena *arena,
                                 struct error *error) MUST_CHECK;
-/* All of them, what they say of each other, of dictionaries and of databases. */
+/* All of them, with what they refer to: each other, dictionaries and databases. */
 enum status refdata_sources_check(const struct config *config, const struct refdata_settings *settings,
                                   struct error *error) MUST_CHECK;
 /* Index of the postgres block whose transactions take a source's updates; -1 = it names none that is there. */

@@ -40,7 +40,8 @@ static struct json_value id_value(struct str name, struct arena *arena)
     return text_value(str_from(text), arena);
 }
 
-/* The event id of a message that brings none. The time is in it since a topic that was deleted and made anew counts its offsets from 0 again. */
+/* The event id of a message that brings none. The time is part of it
+ * since a topic that was deleted and created again counts its offsets from 0 again. */
 static void make_event_id(const struct bus_message *message, struct arena *arena, char out[UUID_TEXT_BYTES])
 {
     struct uuid uuid = uuid_named(&id_space, arena_printf(arena, "%.*s/%u/%lld/%lld", STR_ARG(message->topic),
@@ -138,7 +139,7 @@ static enum status take_text(const struct translation *translation, enum refdata
     return STATUS_OK;
 }
 
-/* To leave something out and to say null is the same to most senders; a payload may well be null. */
+/* For most senders a missing member and null are the same; a payload may be null. */
 static enum status take_field(const struct translation *translation, enum refdata_part part,
                               const struct json_value *root, struct json_value *value)
 {
@@ -183,22 +184,22 @@ static enum status refuse_part(const struct translation *translation, enum refda
 
 /* ---- gathering the parts ---- */
 
-/* What the body says of a part that is taken from elsewhere may not contradict it. */
+/* A part that is taken from elsewhere must not differ in the body. */
 static enum status take_outside(struct translation *translation, enum refdata_part part)
 {
-    const struct json_value said = translation->values[part];
+    const struct json_value in_body = translation->values[part];
     struct json_value *value = &translation->values[part];
     if (translation->source->from[part].is_default)
         return STATUS_OK;
     enum status status = take_part(translation, part, NULL, value);
-    if (status != STATUS_OK || !refdata_member_given(&said) || !refdata_member_given(value))
+    if (status != STATUS_OK || !refdata_member_given(&in_body) || !refdata_member_given(value))
         return status;
-    bool same =
-        said.type == JSON_STRING && json_str_eq(said.raw, json_str_decode(value->raw, translation->arena));
+    bool same = in_body.type == JSON_STRING &&
+                json_str_eq(in_body.raw, json_str_decode(value->raw, translation->arena));
     return same ? STATUS_OK : refuse_part(translation, part, "is not the source's");
 }
 
-/* The contract to the letter: an unknown member, or one that comes twice, is refused by name. */
+/* Exactly the contract: an unknown member, or one that comes twice, is refused by name. */
 static enum status take_members(struct translation *translation, const struct json_value *body)
 {
     struct str names[MEMBERS] = {[SOURCE] = STR("source")};
@@ -366,7 +367,7 @@ static bool names(const char *field, enum refdata_part part)
     return strcmp(field, refdata_part_name(part)) == 0;
 }
 
-/* The reason speaks of the contract: say where the sender has to look. */
+/* The reason names the contract's member: add where the sender has it. */
 static void explain(const struct translation *translation)
 {
     struct error *error = translation->error;

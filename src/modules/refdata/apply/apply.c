@@ -35,7 +35,7 @@ int64_t refdata_batch_next_version(struct batch *batch, struct entry *entry)
     return entry->version;
 }
 
-/* Each key once, with what the update says of it last. */
+/* Each key once, with its last item. */
 static void take_items(struct batch *batch, const struct refdata_update *update, struct entry *entry)
 {
     struct refdata_items reader;
@@ -316,25 +316,25 @@ static void log_committed(const struct refdata_command *commands, size_t count)
 
 void refdata_apply_report(struct refdata_flow *flow, const struct refdata_command *commands, size_t count)
 {
-    size_t told = 0;
+    size_t decided = 0;
     log_committed(commands, count);
     for (size_t i = 0; i < count; i++)
-        told += 1 + commands[i].other_count;
-    struct refdata_outcome *outcomes = memory_alloc((told + 1) * sizeof *outcomes);
-    bool *waited = memory_zalloc((told + 1) * sizeof *waited);
-    told = 0;
+        decided += 1 + commands[i].other_count;
+    struct refdata_outcome *outcomes = memory_alloc((decided + 1) * sizeof *outcomes);
+    bool *waited = memory_zalloc((decided + 1) * sizeof *waited);
+    decided = 0;
     for (size_t i = 0; i < count; i++) {
         if (commands[i].outcome.decision != REFDATA_PENDING) {
-            waited[told] = commands[i].waited;
-            outcomes[told++] = commands[i].outcome;
+            waited[decided] = commands[i].waited;
+            outcomes[decided++] = commands[i].outcome;
         }
         for (size_t j = 0; j < commands[i].other_count; j++) {
-            waited[told] = true; /* whether a client waits is not stored */
-            outcomes[told++] = commands[i].others[j];
+            waited[decided] = true; /* whether a client waits is not stored */
+            outcomes[decided++] = commands[i].others[j];
         }
     }
-    if (told)
-        refdata_flow_decided(flow, outcomes, waited, told);
+    if (decided)
+        refdata_flow_decided(flow, outcomes, waited, decided);
     free(outcomes);
     free(waited);
 }

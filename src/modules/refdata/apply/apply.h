@@ -10,10 +10,10 @@
 
 struct refdata_command {
     struct refdata_update update; /* its slices live as long as the call */
-    struct str requested_by;      /* whose POST it is; ptr NULL = not known */
-    struct str traceparent;       /* goes on with what others are told; ptr NULL = none */
+    struct str requested_by;      /* update_request.requested_by; ptr NULL = not known */
+    struct str traceparent;       /* goes on with the invalidation; ptr NULL = none */
     bool waited;                  /* in another process perhaps */
-    /* With the decision FAILED: it is a dead letter, and recorded only where somebody was told that it was accepted. */
+    /* With the decision FAILED: it is a dead letter, and recorded only where it was accepted before. */
     bool is_dead_letter;
     /* Set by refdata_apply_run(). A command that comes with the decision FAILED was refused by the caller: that is
      * recorded, no more. */
@@ -33,7 +33,7 @@ enum refdata_apply_flags {
     REFDATA_APPLY_OPEN = 2,
     /* The rows of update_request are not there yet: inserts them as decided. Not for chunks. */
     REFDATA_APPLY_INSERTS = 8,
-    /* Some may have been accepted by nobody: the rows of update_request that are not there are made first. */
+    /* Some may be unknown, published by others without being accepted: the rows of update_request that are missing are inserted. */
     REFDATA_APPLY_UNKNOWN = 16,
     REFDATA_APPLY_LAST =
         4, /* with ALONE: a statement that takes too long is FAILED too, it had its chances */
@@ -45,8 +45,8 @@ enum refdata_apply_flags {
 enum status refdata_apply_run(struct refdata_flow *flow, struct db_conn *conn,
                               struct refdata_command *commands, size_t count, unsigned flags,
                               int64_t deadline_ns, struct arena *arena, struct error *error) MUST_CHECK;
-/* After the commit: whoever waits for these updates, and whoever follows the dictionaries, is told. Updates decided
- * before are told again: an earlier commit may have been lost sight of. */
+/* After the commit: releases the clients that wait for these updates, and notifies the readers of the dictionaries. Updates decided
+ * before are reported again: the reply to an earlier commit may have been lost. */
 void refdata_apply_report(struct refdata_flow *flow, const struct refdata_command *commands, size_t count);
 
 #endif

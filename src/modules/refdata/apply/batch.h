@@ -114,7 +114,7 @@ void refdata_assembly_raise_floors(struct batch *batch, const struct pair *pair,
 void refdata_assembly_record_delta(struct batch *batch, const struct refdata_write *change);
 void refdata_assembly_write(struct batch *batch);
 
-/* The end of a snapshot, whichever: its data goes, its updates have its status. */
+/* The end of a snapshot, committed or failed: its data goes, its updates get its status. */
 struct ending {
     struct str tenant, code, id;
     enum refdata_decision decision;

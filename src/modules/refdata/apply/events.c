@@ -18,8 +18,8 @@ static const struct refdata_rows_sql process_sql = {DB_STATEMENT(PROCESS("unnest
  * is put right; unless it was accepted. */
 #define PROCESS_UNKNOWN(rows)                                                               \
     "with asked as ("                                                                       \
-    "   select t, e::uuid as e, s, d, hash, snapshot::uuid as snapshot, who, at"            \
-    "   from " rows " as u (t, e, s, d, hash, snapshot, who, at)),"                         \
+    "   select t, e::uuid as e, s, d, hash, snapshot::uuid as snapshot, requester, at"      \
+    "   from " rows " as u (t, e, s, d, hash, snapshot, requester, at)),"                   \
     " fresh as ("                                                                           \
     "   insert into refdata.processed_event (tenant_id, event_id, source)"                  \
     "   select t, e, s from asked where d is not null or exists ("                          \
@@ -29,7 +29,7 @@ static const struct refdata_rows_sql process_sql = {DB_STATEMENT(PROCESS("unnest
     "   insert into refdata.update_request"                                                 \
     "    (tenant_id, event_id, dict_code, status, source, content_hash, snapshot_id,"       \
     "     requested_by)"                                                                    \
-    "   select t, e, d, 'PENDING', s, hash, snapshot, who"                                  \
+    "   select t, e, d, 'PENDING', s, hash, snapshot, requester"                            \
     "   from asked join fresh on tenant_id = t and event_id = e where d is not null"        \
     "   order by at on conflict do nothing)"                                                \
     " select tenant_id, event_id from fresh"

@@ -1,8 +1,8 @@
 /* Apply on the bus: messages to commands, and a batch of them into the bus's own transaction.
  *
- * A batch that fails as a whole comes again one by one, and one that comes alone records its own failure. What takes too
- * long is tried as often as the settings say (updates.attempts), with the bus's backoff in between, and is refused then: a
- * statement that never ends must not hold up its partition for ever. */
+ * A batch that fails as a whole is redelivered one by one, and a single command records its own failure. A command that takes too
+ * long is tried updates.attempts times, with the bus's backoff in between, and is refused then: a statement that never ends must not
+ * block its partition for ever. */
 #include <stdlib.h>
 
 #include "base/failpoint.h"
@@ -18,7 +18,7 @@ struct refdata_apply {
     struct refdata_upkeep *upkeep;
 };
 
-/* A message was accepted by whoever published it, by limits that were its own: here hold the widest there are. */
+/* A message was accepted by the limits of its publisher: here the widest ones hold. */
 static const struct refdata_limits limits = {.items_max = 1000000,
                                              .key_bytes_max = 1024,
                                              .payload_bytes_max = 256u << 20,
@@ -81,7 +81,7 @@ static enum status read_update(struct str text, struct arena *arena, struct refd
                : status;
 }
 
-/* Somebody may have been told that it was accepted: then its status says why it is not. */
+/* It may have been accepted: then its status shows why it failed. */
 static void note_failure(struct memo *memo, enum status failure, const char *why)
 {
     struct refdata_command *command = &memo->commands[memo->count++];
@@ -97,19 +97,21 @@ static bool has_its_key(const struct bus_message *message, const struct refdata_
            str_eq(code, update->dict_code);
 }
 
-enum owner { OURS, ANOTHERS, NOBODYS };
+enum owner { OWN_DATABASE, OTHER_DATABASE, NO_DATABASE };
 
 static enum owner owner_of(const struct refdata_flow *flow, const struct refdata_catalog *catalog,
                            struct str code)
 {
     const struct refdata_dictionary *dictionary = refdata_catalog_find(catalog, code);
     if (!dictionary)
-        return NOBODYS;
-    return dictionary->database == flow->database ? OURS : flow->buses.shared ? ANOTHERS : NOBODYS;
+        return NO_DATABASE;
+    return dictionary->database == flow->database ? OWN_DATABASE
+           : flow->buses.shared                   ? OTHER_DATABASE
+                                                  : NO_DATABASE;
 }
 
-/* What is for nobody goes to the dead letters; where several databases read the topic, from one of them. */
-static void bury(struct memo *memo, struct bus_batch *batch, size_t at, const char *why)
+/* A command of no dictionary becomes a dead letter; where several databases read the topic, from one of them. */
+static void make_dead_letter(struct memo *memo, struct bus_batch *batch, size_t at, const char *why)
 {
     if (!memo->flow->buses.buries)
         return;
@@ -131,15 +133,16 @@ static void read_message(struct memo *memo, struct bus_batch *batch, size_t at)
     bool is_named = status == STATUS_OK || name_unreadable(message->payload, &memo->arena, update);
     if (status == STATUS_OK && !has_its_key(message, update))
         status = error_set(&error, STATUS_BAD_REQUEST, "its key is not {tenantId}:{dictCode}");
-    enum owner owner = status == STATUS_OK ? owner_of(memo->flow, memo->catalog, update->dict_code) : OURS;
-    if (owner == NOBODYS)
+    enum owner owner =
+        status == STATUS_OK ? owner_of(memo->flow, memo->catalog, update->dict_code) : OWN_DATABASE;
+    if (owner == NO_DATABASE)
         status =
             error_set(&error, STATUS_UNKNOWN_DICTIONARY, "%s", status_message(STATUS_UNKNOWN_DICTIONARY));
     if (status == STATUS_OK) {
-        memo->count += owner == OURS;
+        memo->count += owner == OWN_DATABASE;
         return;
     }
-    bury(memo, batch, at, error.message);
+    make_dead_letter(memo, batch, at, error.message);
     if (is_named)
         note_failure(memo, status == STATUS_UNKNOWN_DICTIONARY ? status : STATUS_BAD_REQUEST, error.message);
 }
@@ -164,7 +167,7 @@ static struct memo *read_messages(struct refdata_flow *flow, struct bus_batch *b
 
 /* ---- the bus's callbacks ---- */
 
-/* What has to be buried is published before the commit: then nothing may be left in the pipeline. */
+/* Dead letters are published before the commit: then nothing may be left in the pipeline. */
 static bool has_dead(const struct bus_batch *batch)
 {
     for (size_t i = 0; i < batch->count; i++)
@@ -173,7 +176,7 @@ static bool has_dead(const struct bus_batch *batch)
     return false;
 }
 
-/* Where somebody waits for an update it was accepted, and has its row. */
+/* An update that a client waits for was accepted, and has its row. */
 static bool has_unknown(const struct memo *memo)
 {
     for (size_t i = 0; i < memo->count; i++)
@@ -193,8 +196,8 @@ static unsigned flags_of(const struct memo *memo, const struct bus_batch *batch)
            (batch->attempt + 1 >= memo->catalog->updates.attempts_max ? REFDATA_APPLY_LAST : 0);
 }
 
-/* One alone whose sender waits elsewhere: it is told in the commit's own round trip. */
-static void tell_with_commit(struct memo *memo, struct bus_batch *batch)
+/* A single update whose client waits in another process: the notice goes out in the commit's round trip. */
+static void notify_with_commit(struct memo *memo, struct bus_batch *batch)
 {
     const struct refdata_command *command = &memo->commands[0];
     const struct refdata_outcome *outcome = &command->outcome;
@@ -224,12 +227,12 @@ void refdata_handler_run(void *context, struct bus_batch *batch)
     FAILPOINT("apply.before_commit");
     /* A lost connection is the bus's to find: it takes the batch up again as it was. */
     if (status == STATUS_OK)
-        tell_with_commit(memo, batch);
+        notify_with_commit(memo, batch);
     else if (status != STATUS_DB_DOWN && status != STATUS_CANCELLED)
         bus_batch_rollback(batch, "%s", error.message);
 }
 
-/* An update whose command is given up is decided: it failed. No more of the message is read than whose it was. */
+/* An update whose command is exhausted is decided: it failed. Of the message only its names are read. */
 void refdata_handler_given_up(void *context, struct bus_batch *batch)
 {
     struct refdata_apply *apply = context;
@@ -238,7 +241,7 @@ void refdata_handler_given_up(void *context, struct bus_batch *batch)
     struct refdata_command *command = &memo->commands[0];
     batch->memo = memo;
     if (!name_unreadable(batch->messages[0].payload, &memo->arena, &command->update) ||
-        owner_of(memo->flow, memo->catalog, command->update.dict_code) == ANOTHERS)
+        owner_of(memo->flow, memo->catalog, command->update.dict_code) == OTHER_DATABASE)
         return;
     note_failure(memo, STATUS_UPDATE_REFUSED,
                  arena_printf(&memo->arena, "given up: %s", batch->verdicts[0].reason).ptr);

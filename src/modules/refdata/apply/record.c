@@ -13,20 +13,20 @@
 static const struct refdata_rows_sql versions_sql = {DB_STATEMENT(VERSIONS("unnest($1, $2, $3, $4, $5)")),
                                                      DB_STATEMENT(VERSIONS("(values ($1, $2, $3, $4, $5))"))};
 /* Ids ascend in the order of the rows, hence within a pair with its versions. */
-#define OUTBOX(rows)                                                                                               \
-    "insert into refdata.outbox_event (tenant_id, event_id, dict_code, version, payload, keys, traceparent,"       \
-    "  previous_event_id)"                                                                                         \
-    " select t, e::uuid, d, v::bigint, jsonb_build_object('eventId', e, 'tenantId', t, 'dictCode', d,"             \
-    "   'version', v::bigint, 'committedAt',"                                                                      \
-    "   to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')), keys::text[], trace," \
-    "   previous::uuid"                                                                                            \
-    " from " rows                                                                                                  \
-    " as u (t, e, d, v, keys, trace, previous, at) order by at" /* a version that was set back is told anew */     \
-    " on conflict (tenant_id, dict_code, version) do update set id = excluded.id, event_id = excluded.event_id,"   \
-    "   payload = excluded.payload, keys = excluded.keys, traceparent = excluded.traceparent,"                     \
-    "   previous_event_id = excluded.previous_event_id,"                                                           \
-    "   created_at = excluded.created_at, published = false, published_at = null, failed_at = null,"               \
-    "   attempt_count = 0, claim_count = 0, claim_id = null, locked_by = null, locked_until = null,"               \
+#define OUTBOX(rows)                                                                                                 \
+    "insert into refdata.outbox_event (tenant_id, event_id, dict_code, version, payload, keys, traceparent,"         \
+    "  previous_event_id)"                                                                                           \
+    " select t, e::uuid, d, v::bigint, jsonb_build_object('eventId', e, 'tenantId', t, 'dictCode', d,"               \
+    "   'version', v::bigint, 'committedAt',"                                                                        \
+    "   to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')), keys::text[], trace,"   \
+    "   previous::uuid"                                                                                              \
+    " from " rows                                                                                                    \
+    " as u (t, e, d, v, keys, trace, previous, at) order by at" /* a version that was set back is published again */ \
+    " on conflict (tenant_id, dict_code, version) do update set id = excluded.id, event_id = excluded.event_id,"     \
+    "   payload = excluded.payload, keys = excluded.keys, traceparent = excluded.traceparent,"                       \
+    "   previous_event_id = excluded.previous_event_id,"                                                             \
+    "   created_at = excluded.created_at, published = false, published_at = null, failed_at = null,"                 \
+    "   attempt_count = 0, claim_count = 0, claim_id = null, locked_by = null, locked_until = null,"                 \
     "   next_attempt_at = null, last_error = null"
 static const struct refdata_rows_sql outbox_sql = {
     DB_STATEMENT(OUTBOX("unnest($1, $2, $3, $4, $5, $6, $7) with ordinality")),
@@ -51,8 +51,8 @@ static const struct refdata_rows_sql statuses_sql = {
 #define INSERT(rows)                                                                                  \
     "insert into refdata.update_request (tenant_id, event_id, status, committed_version, error_code," \
     "  error_message, dict_code, source, content_hash, requested_by)"                                 \
-    " select t, e::uuid, status, version::bigint, code, message, d, source, hash, who"                \
-    " from " rows "  as u (t, e, status, version, code, message, d, source, hash, who)"
+    " select t, e::uuid, status, version::bigint, code, message, d, source, hash, requester"          \
+    " from " rows "  as u (t, e, status, version, code, message, d, source, hash, requester)"
 static const struct refdata_rows_sql insert_sql = {
     DB_STATEMENT(INSERT("unnest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)")),
     DB_STATEMENT(INSERT("(values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10))"))};

@@ -1,8 +1,8 @@
 /* Snapshots that come in chunks (R8): staged as they come, in any order, and written when the last one is there.
  *
  * A chunk is kept as two arrays, keys and raw payloads, that no statement looks into before the end: staging costs little
- * more than storing bytes, and the payloads are parsed once. What is decided leaves its row behind, so that a chunk that
- * comes late, or again, meets its snapshot's status instead of beginning another one. */
+ * more than storing bytes, and the payloads are parsed once. The row of a decided snapshot stays, so that a chunk that
+ * comes late, or again, gets its status instead of beginning another one. */
 #include "modules/refdata/apply/batch.h"
 
 #include "base/failpoint.h"

@@ -56,7 +56,7 @@ static void send_committed(struct http_request *request, const struct refdata_st
     buf_deinit(&body);
 }
 
-/* The code is what the row has; whoever wrote it may know more of them than this build. */
+/* The code is what the row has: a newer build may have written one that this build does not know. */
 static void send_failed(struct http_request *request, const struct refdata_state *state, struct str headers)
 {
     bool stale = strcmp(state->code, status_code(STATUS_STALE_SOURCE_REVISION)) == 0;

@@ -16,7 +16,7 @@
 #include "hydration/hydration.h"
 #include "kernel/store.h"
 #include "loop/task.h"
-#include "modules/refdata/command/source.h"
+#include "modules/refdata/command/owner.h"
 
 enum {
     ROWS_MAX = 20,

@@ -22,7 +22,7 @@ enum refdata_post_step {
 };
 
 enum refdata_post_result {
-    REFDATA_POST_REFUSED,  /* `error` tells why; nothing was accepted */
+    REFDATA_POST_REFUSED,  /* for the reason in `error`; nothing was accepted */
     REFDATA_POST_TAKEN,    /* committed by this very request */
     REFDATA_POST_REPLAYED, /* was there before, with the same content */
     REFDATA_POST_UNKNOWN,  /* whether it was committed is not known */
@@ -40,7 +40,7 @@ struct refdata_post {
     struct loop_timer reread; /* of an event that was known before: its row is read from time to time */
     int64_t reread_ms;
 
-    /* of whichever has it */
+    /* of the loop, or of the worker that has it */
     struct worker_job parsing;
     struct loop_message committed; /* the way back from the committer */
     struct refdata_waiter waiter;

@@ -86,7 +86,7 @@ static size_t take_group(struct refdata_committer *committer, struct refdata_pos
 
 /* ---- committing it, on a worker ---- */
 
-/* Posts whose time is over were answered so: they must not be committed any more. */
+/* The deadline of these posts has passed, and they were answered: they must not be committed any more. */
 static size_t drop_overdue(struct refdata_post **group, size_t count)
 {
     int64_t now_ns = clock_mono_ns();

@@ -7,7 +7,7 @@
  * After a notice may have been lost (the listener's connection broke, too many at once) the rows of all waiters are read, once, as
  * soon as there is a connection again.
  *
- * Every role that may connect can send a notice. Where another role than superusers can log in, a notice only says that an update
+ * Every role that may connect can send a notice. Where another role than superusers can log in, a notice only means that an update
  * is decided: the decision is read from its row. A bus in PostgreSQL looks for such roles. Without one, the process looks when it
  * reads rows, and trusts notices for a few seconds after that. */
 #include "modules/refdata/command/decisions.h"
@@ -224,7 +224,7 @@ static void on_decision_notice(void *context, struct str channel, struct str pay
         if (decisions->flow->changes)
             refdata_changes_wake(decisions->flow->changes);
     } else if (!parse_notice(payload, &tenant, &state)) {
-        refdata_decisions_read(decisions); /* too many at once: it says only that there are some */
+        refdata_decisions_read(decisions); /* too many at once: they come without their payload */
     } else if (notices_are_trusted(decisions)) {
         release_waiters(decisions, tenant, &state);
     } else if (has_waiter(decisions, tenant, str_from(state.event_id))) {

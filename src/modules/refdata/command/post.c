@@ -37,7 +37,7 @@ const struct http_route refdata_command_routes[] = {
 
 struct post_query {
     bool waits;
-    int64_t wait_ms; /* 0 = as the settings say */
+    int64_t wait_ms; /* 0 = that of the settings */
 };
 
 static enum status read_mode(const struct http_request *request, bool *waits, struct error *error)

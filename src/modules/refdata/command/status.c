@@ -73,8 +73,8 @@ static enum status look_up(struct refdata_database *database, struct str tenant,
     return status;
 }
 
-/* A dictionary that moves to another database while Kafka has its commands leaves its PENDING rows behind, and they are decided
- * where it is now: so a decision counts, wherever it is, and PENDING only if there is none. */
+/* When a dictionary moves to another database while Kafka has its commands, its PENDING rows stay in the old one, and they are
+ * decided in the new one: so a decision counts in any database, and PENDING only if there is none. */
 struct found {
     struct db_result *result; /* NULL: not there */
     struct refdata_state_row row;

@@ -1,4 +1,4 @@
-/* The relay (R12): tells everybody, by the invalidations topic, what apply has committed. An outbox engine
+/* The relay (R12): publishes what apply has committed to the invalidations topic. An outbox engine
  * over refdata.outbox_event where this process has the role; else a notifier that wakes one elsewhere. Any
  * number of relays may run side by side. */
 #include "modules/refdata/relay/relay.h"

@@ -133,8 +133,8 @@ static void sources_need_kafka(void **state)
     struct error error = {0};
     struct config *config = load_both(HEAD "      - topic: a\n");
     assert_int_equal(refdata_sources_check(config, settings_of(config), &error), STATUS_CONFIG);
-    assert_string_equal(error.message,
-                        FIRST "9: refdata.adapter.sources: then say where Kafka is: kafka.brokers");
+    assert_string_equal(error.message, FIRST
+                        "9: refdata.adapter.sources: kafka.brokers is missing: sources are topics of Kafka");
     config_free(config);
 }
 

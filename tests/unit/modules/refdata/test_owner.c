@@ -1,5 +1,5 @@
 /* H6: which item of which dictionary an id names. */
-#include "modules/refdata/command/source.h"
+#include "modules/refdata/command/owner.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,7 +19,7 @@ static void the_key_is_all_behind_the_first_slash(void **state)
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         struct str code, key;
-        assert_true(refdata_source_read_id(str_from(rows[i].id), &code, &key));
+        assert_true(refdata_owner_read_id(str_from(rows[i].id), &code, &key));
         assert_true(str_eq(code, str_from(rows[i].code)));
         assert_true(str_eq(key, str_from(rows[i].key)));
     }
@@ -30,9 +30,9 @@ static void what_names_no_dictionary_or_no_key_is_no_id(void **state)
     (void)state;
     static const char *const ids[] = {"", "countries", "countries/", "/RU", "/", "a b/RU", "a%2Fb/RU"};
     struct str code, key;
-    assert_false(refdata_source_read_id(STR_NONE, &code, &key));
+    assert_false(refdata_owner_read_id(STR_NONE, &code, &key));
     for (size_t i = 0; i < sizeof ids / sizeof *ids; i++)
-        assert_false(refdata_source_read_id(str_from(ids[i]), &code, &key));
+        assert_false(refdata_owner_read_id(str_from(ids[i]), &code, &key));
 }
 
 int main(void)

@@ -3,7 +3,7 @@
  * The version is the dictionary's, for an item that is there and for one that is not: so a late "not found" is seen to be
  * older than the update that made the item. The rules are the routes': the tenant's own. A question brings no scopes, so
  * a dictionary whose reading needs one is not answered for. */
-#include "modules/refdata/command/source.h"
+#include "modules/refdata/command/owner.h"
 
 #include "base/clock.h"
 #include "base/hash.h"
@@ -12,7 +12,7 @@
 #include "modules/refdata/query/primary.h"
 #include "modules/refdata/writer.h"
 
-bool refdata_source_read_id(struct str id, struct str *code, struct str *key)
+bool refdata_owner_read_id(struct str id, struct str *code, struct str *key)
 {
     struct str rest = id;
     if (!str_split(&rest, '/', code) || !rest.len || !str_is_name(*code))
@@ -55,8 +55,8 @@ static void note_mark(struct refdata_marks *marks, struct hash128 pair)
     pthread_mutex_unlock(&marks->lock);
 }
 
-enum status refdata_source_mark(struct refdata_database *database, const struct hydration *hydration,
-                                struct str tenant, struct str code, int64_t deadline_ns, struct error *error)
+enum status refdata_owner_mark(struct refdata_database *database, const struct hydration *hydration,
+                               struct str tenant, struct str code, int64_t deadline_ns, struct error *error)
 {
     struct hash128 pair = hash_item(tenant, code);
     struct db_conn *conn = NULL;
@@ -93,7 +93,7 @@ static enum status read_item(const struct refdata_dictionary *dictionary, struct
     struct refdata_primary_answer answer = {0};
     struct buf keys;
     if (atomic_load(&dictionary->state) != REFDATA_READY)
-        return error_set(error, STATUS_DICTIONARY_UNAVAILABLE, "PostgreSQL has not agreed with its SQL");
+        return error_set(error, STATUS_DICTIONARY_UNAVAILABLE, "PostgreSQL has not checked its SQL yet");
     buf_init(&keys);
     db_array_begin(&keys);
     db_array_put(&keys, key);
@@ -115,7 +115,7 @@ static enum status look(void *context, const struct hydration_question *question
     struct str code, key;
     enum status status = STATUS_OK;
     entity->found = HYDRATION_IS_NOT;
-    if (!refdata_source_read_id(question->entity_id, &code, &key))
+    if (!refdata_owner_read_id(question->entity_id, &code, &key))
         return STATUS_OK;
     struct refdata *refdata = context;
     struct refdata_catalog *catalog = refdata_catalog_hold(refdata);
@@ -123,18 +123,18 @@ static enum status look(void *context, const struct hydration_question *question
     if (dictionary && atomic_load(&dictionary->read_scope))
         dictionary = NULL;
     if (dictionary)
-        status = refdata_source_mark(dictionary->database, kernel_hydration(refdata->kernel),
-                                     question->tenant, code, deadline_ns, error);
+        status = refdata_owner_mark(dictionary->database, kernel_hydration(refdata->kernel), question->tenant,
+                                    code, deadline_ns, error);
     if (dictionary && status == STATUS_OK)
         status = read_item(dictionary, question->tenant, key, deadline_ns, entity, error);
     refdata_catalog_unref(catalog);
     return status;
 }
 
-void refdata_source_provide(struct refdata *refdata)
+void refdata_owner_provide(struct refdata *refdata)
 {
     struct hydration *hydration = kernel_hydration(refdata->kernel);
-    if (!hydration) /* no store: nobody can ask */
+    if (!hydration) /* no store: no consumer either */
         return;
     hydration_provide(hydration, &(struct hydration_owner){.entity_type = REFDATA_ENTITY_TYPE,
                                                            .module = "refdata",
