@@ -9,8 +9,6 @@
 #include "base/log.h"
 #include "base/memory.h"
 
-#define TICK_MS 1000 /* how soon a changed key file is seen */
-
 struct auth *auth_ref(struct auth *auth)
 {
     atomic_fetch_add_explicit(&auth->refs, 1, memory_order_relaxed);
@@ -92,25 +90,6 @@ bool auth_demand_keys(struct auth *auth)
 
 /* ---- life ---- */
 
-static void on_tick(struct loop_timer *timer)
-{
-    struct auth *auth = (struct auth *)((char *)timer - offsetof(struct auth, timer));
-
-    pthread_mutex_lock(&auth->mutex);
-    if (auth->source)
-        auth_keysource_tick(auth->source);
-    pthread_mutex_unlock(&auth->mutex);
-    loop_timer_start(auth->loops[0].loop, timer, clock_deadline_ms(TICK_MS), on_tick);
-}
-
-static void on_start(struct loop *loop, struct loop_message *message)
-{
-    struct auth *auth = (struct auth *)((char *)message - offsetof(struct auth, start));
-
-    loop_timer_start(loop, &auth->timer, clock_deadline_ms(TICK_MS), on_tick);
-    auth_unref(auth);
-}
-
 static struct auth *create_empty(struct loop_group *group, struct worker_pool *workers)
 {
     unsigned count = loop_group_count(group);
@@ -166,9 +145,7 @@ enum status auth_create(const struct auth_settings *settings, struct loop_group 
     auth->loop_count = loop_group_count(group);
     for (unsigned i = 0; i < auth->loop_count; i++)
         loop_init(auth, i);
-    auth_ref(auth);
-    auth->start.on_message = on_start;
-    loop_post(auth->loops[0].loop, &auth->start);
+    auth_keysource_start(auth->source);
     *out = auth;
     return STATUS_OK;
 }
@@ -181,7 +158,7 @@ void auth_destroy(struct auth *auth)
     struct auth_keysource *source = auth->source;
     auth->source = NULL;
     pthread_mutex_unlock(&auth->mutex);
-    auth_keysource_close(source);
+    auth_keysource_destroy(source);
     auth_unref(auth);
 }
 
@@ -211,7 +188,8 @@ enum status auth_reload(struct auth *auth, const struct auth_settings *settings,
     auth->source = source;
     pthread_mutex_unlock(&auth->mutex);
     auth_publish(auth, true);
-    auth_keysource_close(old_source);
+    auth_keysource_start(source);
+    auth_keysource_destroy(old_source);
     auth_rules_unref(old_rules);
     return STATUS_OK;
 }

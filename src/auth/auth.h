@@ -62,7 +62,7 @@ struct auth;
  * jwks_timeout_ms. */
 enum status auth_create(const struct auth_settings *settings, struct loop_group *group,
                         struct worker_pool *workers, struct auth **auth, struct error *error) MUST_CHECK;
-/* After the worker pool stopped and the loops ended; before or after loop_group_destroy(). */
+/* After the worker pool stopped and the loops ended; before loop_group_destroy(). */
 void auth_destroy(struct auth *auth);
 /* New settings after a configuration reload: keys read anew, caches emptied. A failure changes nothing; a
  * URL that is new and cannot be read is one. `enabled` stays as it was created: the listeners, which decide

@@ -1,9 +1,8 @@
-/* Where keys come from: a file, a URL, a secret of the environment, together one set. A reading happens on
- * a worker, one at a time: when the file changed, when the URL's interval is over (sooner, with backoff,
- * after a failure), or when a token names a key we do not have, that at most once per refresh_min. A
- * reading that fails changes nothing: the last good keys stay. A key set that was read counts: a key that it
- * no longer lists is not trusted any more, even when no other key of it can be used. An empty set counts as a
- * failure, since no issuer means it. */
+/* Where keys come from: a file, a URL, a secret of the environment, together one set. A task reads them: when the
+ * file changed, when the URL's interval is over (sooner, with backoff, after a failure), or when a token names an
+ * unknown key, that at most once per refresh_min. A reading that fails changes nothing: the last good keys stay. A
+ * key set that was read counts: a key that it no longer lists is not trusted any more, even when no other key of it
+ * can be used. An empty set counts as a failure, since no issuer means it. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -11,14 +10,17 @@
 #include <unistd.h>
 
 #include "auth/state.h"
+#include "base/backoff.h"
 #include "base/clock.h"
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "fetch/fetch.h"
+#include "loop/task.h"
 
 #define DOCUMENT_BYTES_MAX (256 * 1024)
-#define BACKOFF_FIRST_MS 1000
+#define FILE_INTERVAL_MS 1000 /* how soon a changed key file is seen */
+#define BACKOFF_MIN_MS 500
 
 struct document {
     struct buf text;   /* the last key set that was read; replaced under the mutex */
@@ -26,37 +28,21 @@ struct document {
 };
 
 struct auth_keysource {
-    struct worker_job job;
-    atomic_uint refs;
+    struct task *task;
     struct auth *auth;
     struct auth_rules *rules;
 
     pthread_mutex_t mutex;
-    struct auth_keyset *keys; /* from here to next_url_ns: under the mutex */
-    bool running, closed;
-    bool demanded;   /* somebody waits for a reading that has not begun */
-    bool for_demand; /* the one that runs began after they asked */
-    int64_t last_demand_ns, next_url_ns;
+    struct auth_keyset *keys; /* these three under the mutex */
+    bool demanded;            /* a reading for an unknown key is still to end */
+    int64_t last_demand_ns;
 
-    /* Only the one reading at a time touches these. */
+    /* The reading's own. */
     struct document file, url;
     struct stat file_seen;
-    bool changed;
+    int64_t next_url_ns;
+    struct backoff url_backoff;
 };
-
-static void source_unref(struct auth_keysource *source)
-{
-    if (atomic_fetch_sub_explicit(&source->refs, 1, memory_order_acq_rel) > 1)
-        return;
-    struct auth *auth = source->auth;
-    auth_keyset_unref(source->keys);
-    auth_rules_unref(source->rules);
-    buf_deinit(&source->file.text);
-    buf_deinit(&source->url.text);
-    pthread_mutex_destroy(&source->mutex);
-    free(source);
-    auth_unref(auth);
-}
 
 /* ---- reading ---- */
 
@@ -199,18 +185,16 @@ static enum status refresh_url(struct auth_keysource *source, bool *changed, str
     return status;
 }
 
-/* After a failure 1, 2, 4 … seconds up to the interval itself; a little earlier or later, so that pods
- * spread. */
-static int64_t url_pause_ns(const struct auth_keysource *source)
+/* The interval, a little earlier or later so that pods spread; after a failure sooner. */
+static void plan_url(struct auth_keysource *source)
 {
-    unsigned failures = source->url.failures;
-    int64_t pause_ms = source->rules->refresh_ms;
+    int64_t pause_ms = source->rules->refresh_ms * (int64_t)(90 + random_u64() % 21) / 100;
 
-    if (failures > 0) {
-        int64_t backoff_ms = (int64_t)BACKOFF_FIRST_MS << (failures < 16 ? failures - 1 : 15);
-        pause_ms = backoff_ms < pause_ms ? backoff_ms : pause_ms;
-    }
-    return pause_ms * (CLOCK_NS_PER_MS / 100) * (int64_t)(90 + random_u64() % 21);
+    if (source->url.failures > 0)
+        pause_ms = backoff_next_ms(&source->url_backoff);
+    else
+        backoff_reset(&source->url_backoff);
+    source->next_url_ns = clock_deadline_ms(pause_ms);
 }
 
 /* ---- one set out of all sources ---- */
@@ -243,15 +227,14 @@ static enum status build_keys(struct auth_keysource *source, struct auth_keyset 
     return STATUS_OK;
 }
 
-static void swap_keys(struct auth_keysource *source)
+static bool swap_keys(struct auth_keysource *source)
 {
     struct auth_keyset *fresh, *old;
     struct error error;
 
     if (build_keys(source, &fresh, &error) != STATUS_OK) { /* the secret was taken before */
         log_error("auth_keys_unusable", LOG_ERROR_FIELDS(&error));
-        source->changed = false;
-        return;
+        return false;
     }
     pthread_mutex_lock(&source->mutex);
     old = source->keys;
@@ -260,80 +243,39 @@ static void swap_keys(struct auth_keysource *source)
     auth_keyset_unref(old);
     auth_metrics_keys(auth_keyset_count(fresh));
     log_info("auth_keys_changed", LOG_INT("keys", auth_keyset_count(fresh)));
+    return true;
 }
 
 /* ---- when ---- */
 
-static void run_reading(struct worker_job *job)
+static int64_t read_keys(struct task *task, void *context)
 {
-    struct auth_keysource *source = (struct auth_keysource *)job;
+    struct auth_keysource *source = context;
+    const struct auth_rules *rules = source->rules;
+    bool has_file = rules->jwks_file.len > 0, has_url = rules->jwks_url.len > 0, changed = false;
     struct error error;
-    int64_t now_ns = clock_mono_ns();
 
     pthread_mutex_lock(&source->mutex);
-    source->for_demand = source->demanded;
-    bool url_due = source->rules->jwks_url.len > 0 && (source->demanded || now_ns >= source->next_url_ns);
+    bool for_demand = source->demanded;
     pthread_mutex_unlock(&source->mutex);
-
-    source->changed = false;
     /* Failures are logged and counted where they happen; the keys just stay. */
-    if (source->rules->jwks_file.len > 0)
-        refresh_file(source, &source->changed, &error);
-    if (url_due) {
-        refresh_url(source, &source->changed, &error);
+    if (has_file)
+        refresh_file(source, &changed, &error);
+    if (has_url && (for_demand || clock_mono_ns() >= source->next_url_ns)) {
+        refresh_url(source, &changed, &error);
+        plan_url(source);
+    }
+    changed = changed && swap_keys(source);
+    if (for_demand) {
         pthread_mutex_lock(&source->mutex);
-        source->next_url_ns = clock_mono_ns() + url_pause_ns(source);
+        source->demanded = false;
         pthread_mutex_unlock(&source->mutex);
     }
-    if (source->changed)
-        swap_keys(source);
-}
-
-static void reading_done(struct worker_job *job);
-
-/* Under the mutex. A reading holds the source until it is done. */
-static bool start_reading(struct auth_keysource *source)
-{
-    source->job.loop = NULL;
-    source->job.run = run_reading;
-    source->job.done = reading_done;
-    atomic_fetch_add_explicit(&source->refs, 1, memory_order_relaxed);
-    source->running = worker_pool_submit(source->auth->workers, &source->job);
-    if (!source->running)
-        atomic_fetch_sub_explicit(&source->refs, 1,
-                                  memory_order_relaxed); /* never the last: the caller has one */
-    return source->running;
-}
-
-static void reading_done(struct worker_job *job)
-{
-    struct auth_keysource *source = (struct auth_keysource *)job;
-    bool cancelled = job->cancelled, changed = !cancelled && source->changed;
-
-    pthread_mutex_lock(&source->mutex);
-    bool answers_demand = source->demanded && (source->for_demand || cancelled);
-    source->running = source->for_demand = false;
-    if (answers_demand) {
-        source->demanded = false;
-    } else if (source->demanded && !start_reading(source)) { /* asked for after this one began */
-        answers_demand = true;
-        source->demanded = false;
-    }
-    bool heard = !source->closed && (changed || answers_demand);
-    pthread_mutex_unlock(&source->mutex);
-
-    if (heard)
+    if ((changed || for_demand) && !task_is_stopping(task))
         auth_publish(source->auth, changed);
-    source_unref(source);
-}
-
-void auth_keysource_tick(struct auth_keysource *source)
-{
-    pthread_mutex_lock(&source->mutex);
-    bool url_due = source->rules->jwks_url.len > 0 && clock_mono_ns() >= source->next_url_ns;
-    if (!source->running && (url_due || source->rules->jwks_file.len > 0))
-        start_reading(source); /* a full queue is no matter: the next tick asks again */
-    pthread_mutex_unlock(&source->mutex);
+    int64_t delay_ns = has_file ? TASK_MS(FILE_INTERVAL_MS) : TASK_IDLE;
+    int64_t until_url_ns = has_url ? source->next_url_ns - clock_mono_ns() : TASK_IDLE;
+    return until_url_ns < 0 ? TASK_NOW : until_url_ns < delay_ns ? until_url_ns : delay_ns;
 }
 
 bool auth_keysource_demand(struct auth_keysource *source)
@@ -344,13 +286,15 @@ bool auth_keysource_demand(struct auth_keysource *source)
     bool allowed = now_ns - source->last_demand_ns >= source->rules->refresh_min_ms * CLOCK_NS_PER_MS ||
                    source->last_demand_ns == 0;
     bool has_source = source->rules->jwks_url.len > 0 || source->rules->jwks_file.len > 0;
-    if (!source->demanded && allowed && has_source) {
-        source->demanded = source->running || start_reading(source);
-        if (source->demanded)
-            source->last_demand_ns = now_ns;
+    bool begins = !source->demanded && allowed && has_source;
+    if (begins) {
+        source->demanded = true;
+        source->last_demand_ns = now_ns;
     }
     bool coming = source->demanded;
     pthread_mutex_unlock(&source->mutex);
+    if (begins)
+        task_wake(source->task);
     return coming;
 }
 
@@ -364,7 +308,7 @@ struct auth_keyset *auth_keysource_keys(struct auth_keysource *source)
 
 /* ---- life ---- */
 
-/* A reload that cannot reach the same URL as before keeps what that URL said last. */
+/* A reload that cannot reach the same URL as before keeps the URL's last answer. */
 static void borrow_url_document(struct auth_keysource *source, struct auth_keysource *previous)
 {
     if (!previous || !str_eq(previous->rules->jwks_url, source->rules->jwks_url))
@@ -388,7 +332,7 @@ static enum status first_reading(struct auth_keysource *source, struct auth_keys
         bool was_other_url = previous && !str_eq(previous->rules->jwks_url, source->rules->jwks_url);
         if (status != STATUS_OK && was_other_url)
             return error_set_field(error, STATUS_CONFIG, "auth.jwksUrl", "%s", error->message);
-        source->next_url_ns = clock_mono_ns() + url_pause_ns(source);
+        plan_url(source);
     }
     if (build_keys(source, &source->keys, error) != STATUS_OK)
         return error_set_field(error, STATUS_CONFIG, "auth", "%s", error->message);
@@ -402,25 +346,44 @@ enum status auth_keysource_create(struct auth *auth, struct auth_rules *rules,
 {
     struct auth_keysource *source = memory_zalloc(sizeof(*source));
 
-    atomic_init(&source->refs, 1);
-    source->auth = auth_ref(auth);
+    source->auth = auth;
     source->rules = auth_rules_ref(rules);
+    source->url_backoff = (struct backoff){
+        .min_ms = rules->refresh_ms < BACKOFF_MIN_MS ? rules->refresh_ms : BACKOFF_MIN_MS,
+        .max_ms = rules->refresh_ms,
+    };
     pthread_mutex_init(&source->mutex, NULL);
+    source->task = task_create(&(struct task_config){.name = "auth_keys",
+                                                     .loop = loop_group_loop(auth->group, 0),
+                                                     .pool = auth->workers,
+                                                     .run = read_keys,
+                                                     .context = source});
     enum status status = first_reading(source, previous, error);
-    if (status != STATUS_OK) {
-        source_unref(source);
-        return status;
-    }
-    *out = source;
-    return STATUS_OK;
+    if (status == STATUS_OK)
+        *out = source;
+    else
+        auth_keysource_destroy(source);
+    return status;
 }
 
-void auth_keysource_close(struct auth_keysource *source)
+void auth_keysource_start(struct auth_keysource *source)
+{
+    const struct auth_rules *rules = source->rules;
+    bool has_source = rules->jwks_file.len > 0 || rules->jwks_url.len > 0;
+
+    task_start(source->task, has_source ? TASK_MS(FILE_INTERVAL_MS) : TASK_IDLE);
+}
+
+void auth_keysource_destroy(struct auth_keysource *source)
 {
     if (!source)
         return;
-    pthread_mutex_lock(&source->mutex);
-    source->closed = true;
-    pthread_mutex_unlock(&source->mutex);
-    source_unref(source);
+    task_stop(source->task, TASK_FOREVER);
+    task_destroy(source->task);
+    auth_keyset_unref(source->keys);
+    auth_rules_unref(source->rules);
+    buf_deinit(&source->file.text);
+    buf_deinit(&source->url.text);
+    pthread_mutex_destroy(&source->mutex);
+    free(source);
 }

@@ -99,9 +99,9 @@ struct auth_keysource;
 enum status auth_keysource_create(struct auth *auth, struct auth_rules *rules,
                                   struct auth_keysource *previous, struct auth_keysource **source,
                                   struct error *error) MUST_CHECK;
-void auth_keysource_close(struct auth_keysource *source); /* a reading under way ends on its own, unheard */
+void auth_keysource_start(struct auth_keysource *source);   /* reads again from now on */
+void auth_keysource_destroy(struct auth_keysource *source); /* waits for a reading under way; NULL is fine */
 struct auth_keyset *auth_keysource_keys(struct auth_keysource *source); /* a reference for the caller */
-void auth_keysource_tick(struct auth_keysource *source);                /* starts a reading when one is due */
 /* A key is missing: read again, unless that was done within refresh_min. True: auth_publish() follows. */
 bool auth_keysource_demand(struct auth_keysource *source);
 
@@ -131,14 +131,12 @@ struct auth {
     struct auth_rules *rules; /* these three under the mutex */
     struct auth_keysource *source;
     uint64_t generation;
-    struct loop_message start;
-    struct loop_timer timer; /* on the first loop: asks the key source whether a reading is due */
     unsigned loop_count;
     struct auth_loop loops[];
 };
 struct auth *auth_ref(struct auth *auth);
 void auth_unref(struct auth *auth);
-/* Any thread: every loop looks at what is current; `changed` raises the generation first. */
+/* Any thread: every loop takes what is current; `changed` raises the generation first. */
 void auth_publish(struct auth *auth, bool changed);
 bool auth_demand_keys(struct auth *auth);
 struct auth_loop *auth_loop_of(struct auth *auth, const struct loop *loop);
@@ -155,7 +153,7 @@ enum auth_answer auth_decide(struct auth_loop *state, const struct auth_question
                              const struct auth_identity *who, const struct auth_client *client,
                              const struct auth_identity **identity, struct error *error);
 
-/* ---- metrics.c ---- */
+/* ---- metrics ---- */
 void auth_metrics_register(void);
 void auth_metrics_token(enum auth_reason reason, double seconds);
 void auth_metrics_refresh(const char *result);

@@ -180,7 +180,7 @@ static void loops_workers_and_reloads_get_along(void **state)
 
 /* ---- the end, with work under way ---- */
 
-static void auth_may_end_before_or_after_its_loops(void **state)
+static void auth_may_end_before_or_after_its_loops_have_ended(void **state)
 {
     (void)state;
     const struct forge_key *keys[] = {&key};
@@ -196,11 +196,10 @@ static void auth_may_end_before_or_after_its_loops(void **state)
         assert_true(auth_verify(rig.auth, rig.loop, STR("Bearer a.b.d"), count_calls, &calls));
         auth_publish(rig.auth, true);
         worker_pool_stop(rig.workers);
-        if (order == 0)
-            auth_destroy(rig.auth);
-        loop_group_destroy(rig.group);
         if (order == 1)
-            auth_destroy(rig.auth);
+            loop_group_stop(rig.group);
+        auth_destroy(rig.auth);
+        loop_group_destroy(rig.group);
         assert_int_equal(calls, 2); /* told, though nobody turned the loop */
         rig.auth = NULL;
         rig.group = loop_group_create(1, 1);
@@ -213,7 +212,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_full_queue_refuses_and_calls_only_what_it_took),
         cmocka_unit_test(loops_workers_and_reloads_get_along),
-        cmocka_unit_test(auth_may_end_before_or_after_its_loops),
+        cmocka_unit_test(auth_may_end_before_or_after_its_loops_have_ended),
     };
     key = forge_key_create(AUTH_EDDSA, "k1");
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
