@@ -3,6 +3,7 @@
  * per tick. */
 #include "auth/state.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/clock.h"
@@ -209,6 +210,125 @@ bool auth_is_ready(const struct auth *auth)
     return ready;
 }
 
+/* ---- the one place that decides on tenants and scopes (C5), once it is known who asks; no route, module or handler
+ * repeats any of this ---- */
+
+/* Tenant of requests to routes that name none, while auth is switched off. */
+#define TENANT_WITHOUT_AUTH STR("default")
+
+enum auth_answer auth_deny(enum auth_reason reason, struct error *error)
+{
+    error_set(error, STATUS_UNAUTHENTICATED, "%s", auth_reason_sentence(reason));
+    return AUTH_DENIED;
+}
+
+static enum auth_answer forbid(struct error *error, enum status status, const char *message)
+{
+    error_set(error, status, "%s", message);
+    return AUTH_DENIED;
+}
+
+bool auth_has_scope(const struct auth_identity *identity, struct str scope)
+{
+    struct str rest = identity->scopes, one;
+
+    if (identity->is_anybody)
+        return true;
+    while (rest.len > 0 && str_split(&rest, ' ', &one))
+        if (one.len > 0 && str_eq(one, scope))
+            return true;
+    return false;
+}
+
+/* Auth is switched off: everyone is everybody. The kernel sees to it that only loopback is listened on. */
+static enum auth_answer check_anonymous(struct auth_loop *state, const struct auth_question *question,
+                                        const struct auth_identity **identity, struct error *error)
+{
+    if (question->path_tenant.ptr && !str_is_name(question->path_tenant)) {
+        error_set_field(error, STATUS_BAD_REQUEST, "tenantId",
+                        "a tenant's name is 1 to 64 of A-Z a-z 0-9 . _ -");
+        return AUTH_DENIED;
+    }
+    state->scratch = (struct auth_identity){
+        .tenant = question->path_tenant.ptr ? question->path_tenant : TENANT_WITHOUT_AUTH,
+        .subject = STR("anonymous"),
+        .expires_at_s = INT64_MAX,
+        .is_anybody = true,
+    };
+    *identity = &state->scratch;
+    return AUTH_ALLOWED;
+}
+
+/* Who speaks through a configured mTLS client: its token's user where it brings a token, else the client
+ * itself. A trusted one may name the tenant; anybody else's X-Tenant-Id is not looked at. */
+static enum status through_client(struct auth_loop *state, const struct auth_question *question,
+                                  const struct auth_client *client, const struct auth_identity **who,
+                                  struct error *error)
+{
+    struct auth_identity *made = &state->scratch;
+
+    if (*who)
+        *made = **who;
+    else
+        *made = (struct auth_identity){.tenant = client->tenant,
+                                       .subject = client->identity,
+                                       .scopes = client->scopes,
+                                       .expires_at_s = INT64_MAX};
+    *who = made;
+    made->may_override_tenant = client->trusted && state->rules->allow_tenant_header;
+    if (!made->may_override_tenant || question->tenant_header.len == 0)
+        return STATUS_OK;
+    if (!str_is_name(question->tenant_header))
+        return error_set_field(error, STATUS_TENANT_MISMATCH, "X-Tenant-Id",
+                               "X-Tenant-Id is not a tenant name");
+    made->tenant = question->tenant_header;
+    return STATUS_OK;
+}
+
+static enum auth_answer decide(struct auth_loop *state, const struct auth_question *question,
+                               const struct auth_identity *who, const struct auth_client *client,
+                               const struct auth_identity **identity, struct error *error)
+{
+    if (client && through_client(state, question, client, &who, error) != STATUS_OK)
+        return AUTH_DENIED;
+    if (who->tenant.len == 0)
+        return forbid(error, STATUS_TENANT_MISMATCH, "the token names no tenant");
+    if (question->path_tenant.ptr && !str_eq(question->path_tenant, who->tenant))
+        return forbid(error, STATUS_TENANT_MISMATCH, "the token belongs to another tenant than the path");
+    if (question->scope && !auth_has_scope(who, str_from(question->scope))) {
+        error_set(error, STATUS_INSUFFICIENT_SCOPE, "this needs the scope %s", question->scope);
+        return AUTH_DENIED;
+    }
+    if (question->needs_user && who->subject.len == 0) /* all of these would be one user */
+        return forbid(error, STATUS_INSUFFICIENT_SCOPE, "this needs a user: the token has no sub");
+    *identity = who;
+    return AUTH_ALLOWED;
+}
+
+size_t auth_challenge(const struct error *error, char out[AUTH_CHALLENGE_BYTES])
+{
+    bool without_token = strcmp(error->message, auth_reason_sentence(AUTH_REASON_MISSING)) == 0;
+    int len =
+        without_token
+            ? snprintf(out, AUTH_CHALLENGE_BYTES, "Bearer realm=\"freshet\"")
+            : snprintf(out, AUTH_CHALLENGE_BYTES,
+                       "Bearer realm=\"freshet\", error=\"invalid_token\", error_description=\"%.160s\"",
+                       error->message);
+
+    return (size_t)len;
+}
+
+struct auth_identity *auth_identity_copy(const struct auth_identity *identity, struct arena *arena)
+{
+    struct auth_identity *copy = arena_alloc(arena, sizeof(*copy));
+
+    *copy = *identity;
+    copy->tenant = arena_str(arena, identity->tenant);
+    copy->subject = arena_str(arena, identity->subject);
+    copy->scopes = arena_str(arena, identity->scopes);
+    return copy;
+}
+
 /* ---- the question ---- */
 
 static int64_t wall_us(struct auth_loop *state, const struct loop *loop)
@@ -248,13 +368,13 @@ enum auth_answer auth_check(struct auth *auth, struct loop *loop, const struct a
     const struct auth_verified *known;
 
     if (!state->rules->enabled)
-        return auth_anonymous(state, question, identity, error);
+        return check_anonymous(state, question, identity, error);
     if (question->forwarded_client_cert.len > 0)
         client = auth_client_find(state->rules, question->peer, question->forwarded_client_cert);
     if (question->authorization_count > 1)
         return auth_deny(AUTH_REASON_REPEATED, error);
     if (question->authorization_count == 0 && question->authorization.len == 0)
-        return client ? auth_decide(state, question, NULL, client, identity, error)
+        return client ? decide(state, question, NULL, client, identity, error)
                       : auth_deny(AUTH_REASON_MISSING, error);
 
     known = auth_verified_find(&state->verified, question->authorization);
@@ -262,5 +382,5 @@ enum auth_answer auth_check(struct auth *auth, struct loop *loop, const struct a
         return check_unknown(state, question, error);
     if (wall_us(state, loop) >= known->exp_us)
         return auth_deny(AUTH_REASON_EXPIRED, error);
-    return auth_decide(state, question, &known->identity, client, identity, error);
+    return decide(state, question, &known->identity, client, identity, error);
 }

@@ -1,8 +1,183 @@
-/* Rules: the settings after they were checked, copied so that the configuration they came from may go. */
+/* The rows of `auth:` in the configuration, and the rules: the settings after they were checked, copied so that the
+ * configuration they came from may go. tenant_claim and allow_tenant_header stand elsewhere in the file, under
+ * refdata.security.tenant, and are set by the kernel. */
+#include "auth/state.h"
+
 #include <stdlib.h>
 
-#include "auth/state.h"
+#include "auth/auth.h"
 #include "base/memory.h"
+
+#define DAY_MS (24 * 60 * 60 * 1000)
+
+static const struct setting_row client_rows[] = {
+    {.name = "identity",
+     .type = SETTING_STRING,
+     .offset = offsetof(struct auth_client, identity),
+     .min = 1,
+     .max = 1024,
+     .help =
+         "The client's URI (a SPIFFE id) in X-Forwarded-Client-Cert, or its Subject where it has no URI."},
+    {.name = "tenant",
+     .type = SETTING_STRING,
+     .offset = offsetof(struct auth_client, tenant),
+     .fallback = "",
+     .help = "The tenant it works for. A trusted client without one names it in X-Tenant-Id."},
+    {.name = "scopes",
+     .type = SETTING_STRING,
+     .offset = offsetof(struct auth_client, scopes),
+     .fallback = "",
+     .help = "Its scopes, separated by spaces."},
+    {.name = "trusted",
+     .type = SETTING_BOOL,
+     .offset = offsetof(struct auth_client, trusted),
+     .fallback = "false",
+     .help = "May it name another tenant in X-Tenant-Id? Counts only where "
+             "refdata.security.tenant.allowHeaderOverrideForTrustedClients is true."},
+    {.name = NULL},
+};
+
+/* Offsets are those of the whole struct: `mtls` stands at 0 in it. */
+static const struct setting_row mtls_rows[] = {
+    {.name = "peers",
+     .type = SETTING_STRING_LIST,
+     .offset = offsetof(struct auth_settings, mtls_peers),
+     .place_offset = 1 + offsetof(struct auth_settings, mtls_peers_place),
+     .fallback = "",
+     .reloadable = true,
+     .help = "Addresses or ranges (10.0.0.0/8, ::1) whose X-Forwarded-Client-Cert is believed: the mesh's "
+             "sidecars. "
+             "From anybody else the header is ignored."},
+    {.name = "clients",
+     .type = SETTING_OBJECT_LIST,
+     .offset = offsetof(struct auth_settings, mtls_clients),
+     .fallback = "",
+     .rows = client_rows,
+     .element_bytes = sizeof(struct auth_client),
+     .reloadable = true,
+     .help = "Clients that are known by their certificate."},
+    {.name = NULL},
+};
+
+const struct setting_row auth_setting_rows[] = {
+    {.name = "enabled",
+     .type = SETTING_BOOL,
+     .offset = offsetof(struct auth_settings, enabled),
+     .fallback = "true",
+     .help = "Off lets everyone in as any tenant; allowed only while every listener is on loopback."},
+    {.name = "jwksFile",
+     .type = SETTING_STRING,
+     .offset = offsetof(struct auth_settings, jwks_file),
+     .fallback = "",
+     .reloadable = true,
+     .help =
+         "Key set (JWKS) that tokens are checked against. Read again within a second of a change; a bad file "
+         "leaves the last good keys."},
+    {.name = "jwksUrl",
+     .type = SETTING_STRING,
+     .offset = offsetof(struct auth_settings, jwks_url),
+     .place_offset = 1 + offsetof(struct auth_settings, jwks_url_place),
+     .fallback = "",
+     .reloadable = true,
+     .help = "The same from an http or https address; together with jwksFile the keys of both count."},
+    {.name = "jwksRefresh",
+     .type = SETTING_DURATION_MS,
+     .offset = offsetof(struct auth_settings, jwks_refresh_ms),
+     .fallback = "5m",
+     .min = 1000,
+     .max = 7 * (int64_t)DAY_MS,
+     .reloadable = true,
+     .help = "How often jwksUrl is read. After a failure sooner, with backoff."},
+    {.name = "jwksRefreshMin",
+     .type = SETTING_DURATION_MS,
+     .offset = offsetof(struct auth_settings, jwks_refresh_min_ms),
+     .fallback = "10s",
+     .min = 100,
+     .max = DAY_MS,
+     .reloadable = true,
+     .help = "A token signed by a key that is not known makes the keys be read at once, but not more often "
+             "than this."},
+    {.name = "jwksTimeout",
+     .type = SETTING_DURATION_MS,
+     .offset = offsetof(struct auth_settings, jwks_timeout_ms),
+     .fallback = "3s",
+     .min = 100,
+     .max = 60000,
+     .reloadable = true,
+     .help = "How long one reading of jwksUrl may take in all."},
+    {.name = "issuer",
+     .type = SETTING_STRING,
+     .offset = offsetof(struct auth_settings, issuer),
+     .fallback = "",
+     .reloadable = true,
+     .help = "What a token's iss must be; empty takes any."},
+    {.name = "audiences",
+     .type = SETTING_STRING_LIST,
+     .offset = offsetof(struct auth_settings, audiences),
+     .fallback = "",
+     .reloadable = true,
+     .help = "A token's aud must name one of these; empty takes any."},
+    {.name = "leeway",
+     .type = SETTING_DURATION_MS,
+     .offset = offsetof(struct auth_settings, leeway_ms),
+     .fallback = "5s",
+     .min = 0,
+     .max = 300000,
+     .reloadable = true,
+     .help = "How far nbf may lie ahead, for clocks that differ. exp is never stretched."},
+    {.name = "algorithms",
+     .type = SETTING_STRING_LIST,
+     .offset = offsetof(struct auth_settings, algorithms),
+     .place_offset = 1 + offsetof(struct auth_settings, algorithms_place),
+     .fallback = "",
+     .reloadable = true,
+     .help = "Algorithms a token may be signed by, out of RS256, ES256, EdDSA, HS256; empty takes all four. "
+             "Each key "
+             "is good for the one of its type only."},
+    {.name = "hs256SecretFromEnv",
+     .type = SETTING_STRING,
+     .offset = offsetof(struct auth_settings, hs256_secret_env),
+     .place_offset = 1 + offsetof(struct auth_settings, hs256_secret_place),
+     .fallback = "",
+     .reloadable = true,
+     .help = "Name of the environment variable that holds a secret for HS256, at least 32 bytes."},
+    {.name = "tokenBytesMax",
+     .type = SETTING_SIZE,
+     .offset = offsetof(struct auth_settings, token_bytes_max),
+     .fallback = "8KiB",
+     .min = 256,
+     .max = 65536,
+     .reloadable = true,
+     .help = "Larger tokens are refused."},
+    {.name = "cacheEntries",
+     .type = SETTING_INT,
+     .offset = offsetof(struct auth_settings, cache_entries),
+     .fallback = "10000",
+     .min = 16,
+     .max = 10000000,
+     .reloadable = true,
+     .help = "Verified tokens each loop remembers, never past their exp (rounded up to eight times "
+             "a power of two)."},
+    {.name = "negativeEntries",
+     .type = SETTING_INT,
+     .offset = offsetof(struct auth_settings, negative_entries),
+     .fallback = "10000",
+     .min = 16,
+     .max = 10000000,
+     .reloadable = true,
+     .help =
+         "Refused tokens each loop remembers for some seconds (rounded up to four times a power of two)."},
+    {.name = "mtls",
+     .type = SETTING_OBJECT,
+     .offset = 0,
+     .rows = mtls_rows,
+     .fallback = "",
+     .reloadable = true,
+     .help = "Clients behind a service mesh that verifies their certificates."},
+    {.name = NULL},
+};
+
+/* ---- rules ---- */
 
 #define RULES_BLOCK_BYTES 1024
 

@@ -19,7 +19,7 @@
 #include "auth/jose.h"
 #include "base/metrics.h"
 
-/* ---- peer.c: address ranges ---- */
+/* ---- client_cert.c: address ranges ---- */
 struct auth_range {
     unsigned char address[16]; /* IPv4 as ::ffff:a.b.c.d */
     unsigned bits;
@@ -80,7 +80,7 @@ struct auth_verified *auth_verified_find(struct auth_verified_table *table, stru
 struct auth_verified *auth_verified_put(struct auth_verified_table *table, struct str authorization,
                                         const struct auth_claims *claims, uint64_t generation);
 
-/* ---- denied.c: fixed memory, no copy of the token; two hashes stand for it, one of them with a secret
+/* ---- verified.c: fixed memory, no copy of the token; two hashes stand for it, one of them with a secret
  * seed ---- */
 struct auth_denied_table {
     struct auth_denied *entries;
@@ -139,21 +139,14 @@ void auth_unref(struct auth *auth);
 /* Any thread: every loop takes what is current; `changed` raises the generation first. */
 void auth_publish(struct auth *auth, bool changed);
 bool auth_demand_keys(struct auth *auth);
+enum auth_answer auth_deny(enum auth_reason reason, struct error *error);
 struct auth_loop *auth_loop_of(struct auth *auth, const struct loop *loop);
 
 /* ---- verification.c ---- */
 void auth_verifications_settle(struct auth_loop *state,
                                bool keys_changed); /* those that waited for new keys */
 
-/* ---- decision.c ---- */
-enum auth_answer auth_anonymous(struct auth_loop *state, const struct auth_question *question,
-                                const struct auth_identity **identity, struct error *error);
-enum auth_answer auth_deny(enum auth_reason reason, struct error *error);
-enum auth_answer auth_decide(struct auth_loop *state, const struct auth_question *question,
-                             const struct auth_identity *who, const struct auth_client *client,
-                             const struct auth_identity **identity, struct error *error);
-
-/* ---- metrics ---- */
+/* ---- verification.c: metrics ---- */
 void auth_metrics_register(void);
 void auth_metrics_token(enum auth_reason reason, double seconds);
 void auth_metrics_refresh(const char *result);

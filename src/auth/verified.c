@@ -1,29 +1,32 @@
-/* Tokens that were found good: a table of one loop, so that a known token costs a short hash and a
- * comparison, no lock and no allocation. Buckets of eight slots in two cache lines; a full bucket gives up
- * its least recently used entry.
+/* What one loop remembers of tokens, so that no lock is needed.
  *
- * Only the last bytes are hashed: they are the signature, where tokens differ, and nobody gets a token in
- * here whose signature they could choose. But all bytes are compared. The latest hit is tried first:
- * clients come back. */
+ * Good ones: a known token costs a short hash and a comparison, and no allocation. Buckets of eight slots in two cache
+ * lines; a full bucket gives up its least recently used entry. Only the last bytes are hashed: they are the signature,
+ * where tokens differ, and no client can choose the signature of a token that is valid. But all bytes are compared. The
+ * latest hit is tried first: clients come back.
+ *
+ * Bad ones, for a short while, so that a client that keeps sending one costs a look-up and not a signature check each
+ * time. Fixed memory: a full bucket gives up the entry that would end first. */
+#include "auth/state.h"
+
 #include <stdlib.h>
 
-#include "auth/state.h"
 #include "base/hash.h"
 #include "base/memory.h"
 
-#define WAYS 8
+#define VERIFIED_WAYS 8
 #define TAIL_BYTES 32
 
 struct auth_verified_bucket {
-    uint64_t hashes[WAYS];
-    struct auth_verified *entries[WAYS];
+    uint64_t hashes[VERIFIED_WAYS];
+    struct auth_verified *entries[VERIFIED_WAYS];
 };
 
 void auth_verified_init(struct auth_verified_table *table, size_t entries)
 {
     size_t buckets = 1;
 
-    while (buckets * WAYS < entries)
+    while (buckets * VERIFIED_WAYS < entries)
         buckets *= 2;
     *table = (struct auth_verified_table){.bucket_mask = buckets - 1};
     table->buckets = memory_aligned(64, buckets * sizeof(*table->buckets));
@@ -33,7 +36,7 @@ void auth_verified_init(struct auth_verified_table *table, size_t entries)
 void auth_verified_deinit(struct auth_verified_table *table)
 {
     for (size_t i = 0; table->buckets && i <= table->bucket_mask; i++)
-        for (int way = 0; way < WAYS; way++)
+        for (int way = 0; way < VERIFIED_WAYS; way++)
             free(table->buckets[i].entries[way]);
     free(table->buckets);
     *table = (struct auth_verified_table){0};
@@ -59,7 +62,7 @@ static bool ends_alike(const struct auth_verified *entry, struct str authorizati
 
 static int find_way(const struct auth_verified_bucket *bucket, uint64_t hash, struct str authorization)
 {
-    for (int way = 0; way < WAYS; way++)
+    for (int way = 0; way < VERIFIED_WAYS; way++)
         if (bucket->hashes[way] == hash && bucket->entries[way] &&
             is_for(bucket->entries[way], authorization))
             return way;
@@ -114,7 +117,7 @@ static int worst_way(const struct auth_verified_bucket *bucket, uint64_t generat
 {
     int worst = 0;
 
-    for (int way = 0; way < WAYS; way++) {
+    for (int way = 0; way < VERIFIED_WAYS; way++) {
         const struct auth_verified *entry = bucket->entries[way];
         if (!entry || entry->generation != generation)
             return way;
@@ -143,4 +146,64 @@ struct auth_verified *auth_verified_put(struct auth_verified_table *table, struc
     bucket->hashes[way] = hash;
     bucket->entries[way] = entry;
     return pushed_out;
+}
+
+/* ---- tokens that were found bad ---- */
+
+#define DENIED_WAYS 4
+
+struct auth_denied {
+    uint64_t seeded, plain; /* of the whole header; nobody outside knows the seed */
+    uint64_t generation;
+    int64_t until_ns; /* monotonic; 0 = empty */
+    enum auth_reason reason;
+};
+
+void auth_denied_init(struct auth_denied_table *table, size_t entries)
+{
+    size_t buckets = 1;
+
+    while (buckets * DENIED_WAYS < entries)
+        buckets *= 2;
+    table->bucket_mask = buckets - 1;
+    table->entries = memory_zalloc(buckets * DENIED_WAYS * sizeof(*table->entries));
+}
+
+void auth_denied_deinit(struct auth_denied_table *table)
+{
+    free(table->entries);
+    *table = (struct auth_denied_table){0};
+}
+
+bool auth_denied_find(const struct auth_denied_table *table, struct str authorization, uint64_t generation,
+                      int64_t now_ns, enum auth_reason *reason)
+{
+    uint64_t seeded = hash_seeded(authorization), plain = hash_content(authorization);
+    const struct auth_denied *bucket = &table->entries[(seeded & table->bucket_mask) * DENIED_WAYS];
+
+    for (int way = 0; way < DENIED_WAYS; way++) {
+        const struct auth_denied *entry = &bucket[way];
+        if (entry->seeded != seeded || entry->plain != plain)
+            continue;
+        *reason = entry->reason;
+        return entry->generation == generation && entry->until_ns > now_ns;
+    }
+    return false;
+}
+
+void auth_denied_put(struct auth_denied_table *table, struct str authorization, uint64_t generation,
+                     int64_t until_ns, enum auth_reason reason)
+{
+    uint64_t seeded = hash_seeded(authorization), plain = hash_content(authorization);
+    struct auth_denied *bucket = &table->entries[(seeded & table->bucket_mask) * DENIED_WAYS], *at = bucket;
+
+    for (int way = 0; way < DENIED_WAYS; way++) {
+        if (bucket[way].seeded == seeded && bucket[way].plain == plain) {
+            at = &bucket[way];
+            break;
+        }
+        if (bucket[way].until_ns < at->until_ns)
+            at = &bucket[way];
+    }
+    *at = (struct auth_denied){seeded, plain, generation, until_ns, reason};
 }
