@@ -94,6 +94,7 @@ static void arm_timer(struct task *task)
 static void submit_job(struct task *task)
 {
     task_move(task, TASK_QUEUED);
+    task->due_ns = CLOCK_NEVER;
     if (worker_pool_submit(task->config.pool, &task->job))
         return;
     task_move(task, TASK_REFUSED);
@@ -113,6 +114,7 @@ static void run_or_wait(struct task *task)
         arm_timer(task);
     } else if (task->config.prepare) {
         task_move(task, TASK_ASKED);
+        task->due_ns = CLOCK_NEVER;
         post_to_loop(task);
     } else {
         submit_job(task);
@@ -137,7 +139,6 @@ static void run_on_worker(struct worker_job *job)
     bool runs = task->state == TASK_QUEUED;
     if (runs) {
         task_move(task, TASK_RUNNING);
-        task->due_ns = CLOCK_NEVER;
         task->hold_ns = 0;
         task->has_retried = false;
         atomic_exchange(&task->pending, false); /* this run sees what was there before each wake so far */

@@ -5,6 +5,7 @@
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -322,6 +323,34 @@ static void a_full_queue_loses_no_wake_and_does_not_hold_up_stop(void **state)
     }
 }
 
+static int64_t cpu_ns(void)
+{
+    struct timespec used;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
+    return used.tv_sec * CLOCK_NS_PER_S + used.tv_nsec;
+}
+
+static void a_task_that_waits_for_a_worker_costs_the_loop_nothing(void **state)
+{
+    (void)state;
+    const int64_t delays[] = {TASK_MS(5), TASK_IDLE};
+    for (int has_hooks = 0; has_hooks < 2; has_hooks++) {
+        struct fixture fixture = {.delays = delays, .delay_count = 2};
+        atomic_bool is_closed = true;
+        struct plug running = {{.run = run_plug, .done = plug_done}, &is_closed};
+        set_up(&fixture, 1, 10, has_hooks);
+        task_start(fixture.task, TASK_MS(1));
+        wait_until(&fixture.runs, 1);
+        assert_true(worker_pool_submit(fixture.pool, &running.job));
+        int64_t before_ns = cpu_ns();
+        usleep(100000);
+        assert_true(cpu_ns() - before_ns < TASK_MS(50));
+        atomic_store(&is_closed, false);
+        wait_until(&fixture.runs, 2);
+        tear_down(&fixture);
+    }
+}
+
 /* ---- many threads ---- */
 
 enum { WAKERS = 4, WAKES = 5000 };
@@ -416,6 +445,7 @@ int main(void)
         cmocka_unit_test(failed_runs_wait_longer_and_longer_until_one_succeeds),
         cmocka_unit_test(a_held_task_runs_for_its_wakes_when_the_hold_is_over),
         cmocka_unit_test(a_full_queue_loses_no_wake_and_does_not_hold_up_stop),
+        cmocka_unit_test(a_task_that_waits_for_a_worker_costs_the_loop_nothing),
         cmocka_unit_test(no_wake_of_many_threads_is_lost),
         cmocka_unit_test(tasks_stop_at_any_moment),
     };
