@@ -161,7 +161,7 @@ static natsStatus set_security(natsOptions *options, const struct bus_nats_secur
     return status;
 }
 
-static natsStatus set_behaviour(struct nats *nats)
+static natsStatus set_behaviour(struct nats *nats, const char *client_name)
 {
     natsOptions *options = nats->options;
     natsStatus status = natsOptions_SetTimeout(options, CONNECT_MS);
@@ -180,22 +180,23 @@ static natsStatus set_behaviour(struct nats *nats)
     ALSO(natsOptions_SetClosedCB(options, on_closed, nats));
     ALSO(natsOptions_SetErrorHandler(options, on_error, nats));
     ALSO(natsOptions_UseGlobalMessageDelivery(options, true)); /* no thread for each subscription */
-    if (nats->config.client_name)
-        ALSO(natsOptions_SetName(options, nats->config.client_name));
+    if (client_name)
+        ALSO(natsOptions_SetName(options, client_name));
     return status;
 }
 
 #undef ALSO
 
-enum status bus_nats_options_create(struct nats *nats, struct error *error)
+enum status bus_nats_options_create(struct nats *nats, const struct bus_nats_config *config,
+                                    struct error *error)
 {
-    const struct bus_nats_security *security = &nats->config.security;
+    const struct bus_nats_security *security = &config->security;
     natsStatus status = natsOptions_Create(&nats->options);
 
-    if (status == NATS_OK && set_servers(nats->options, nats->config.servers) != NATS_OK)
+    if (status == NATS_OK && set_servers(nats->options, config->servers) != NATS_OK)
         return error_set(error, STATUS_CONFIG, "nats.servers: 1 to 16 of nats://HOST:PORT");
     if (!can_be_sent(security->username) || !can_be_sent(security->password) ||
-        !can_be_sent(nats->config.client_name))
+        !can_be_sent(config->client_name))
         return error_set(
             error, STATUS_CONFIG,
             "nats: quotes and backslashes are not allowed in username, password and client name");
@@ -203,7 +204,7 @@ enum status bus_nats_options_create(struct nats *nats, struct error *error)
         status = set_security(nats->options, security);
     if (status != NATS_OK)
         return error_set(error, STATUS_CONFIG, "nats: security settings: %s", nats_GetLastError(NULL));
-    if (set_behaviour(nats) != NATS_OK)
+    if (set_behaviour(nats, config->client_name) != NATS_OK)
         return error_set(error, STATUS_INTERNAL, "nats: %s", nats_GetLastError(NULL));
     return STATUS_OK;
 }

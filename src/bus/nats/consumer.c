@@ -21,10 +21,10 @@ static int64_t deliveries_max(const struct nats_reader *reader)
     return attempts_max > 0 && reader->consumer.topic->dead ? (int64_t)attempts_max : -1;
 }
 
-static natsStatus create_durable(struct nats_partition *partition, const char *name, const char *subject,
-                                 jsConsumerInfo **info)
+/* One that was lost begins at the oldest message that is not known to be settled. */
+static natsStatus create_durable(struct nats_reader *reader, const char *name, const char *subject,
+                                 bool is_lost, int64_t settled, jsConsumerInfo **info)
 {
-    struct nats_reader *reader = partition->reader;
     jsConsumerConfig config;
 
     jsConsumerConfig_Init(&config);
@@ -35,13 +35,11 @@ static natsStatus create_durable(struct nats_partition *partition, const char *n
     config.AckWait = reader->nats->config.ack_wait_ms * 1000000;
     config.MaxDeliver = deliveries_max(reader);
     config.MaxAckPending = ACK_PENDING_MAX;
-    /* one that existed and is lost begins at the oldest message that is not known to be settled */
-    config.DeliverPolicy = reader->state != READER_STARTING || reader->consumer.spec.from == BUS_FROM_START
-                               ? js_DeliverAll
-                               : js_DeliverNew;
-    if (partition->settled > 0) {
+    config.DeliverPolicy =
+        is_lost || reader->consumer.spec.from == BUS_FROM_START ? js_DeliverAll : js_DeliverNew;
+    if (settled > 0) {
         config.DeliverPolicy = js_DeliverByStartSequence;
-        config.OptStartSeq = (uint64_t)partition->settled + 1;
+        config.OptStartSeq = (uint64_t)settled + 1;
     }
     return js_AddConsumer(info, reader->nats->js, reader->topic->stream, &config, NULL, NULL);
 }
@@ -89,15 +87,19 @@ static bool ensure_durable(struct nats_partition *partition)
     char name[NATS_NAME_BYTES], subject[NATS_NAME_BYTES];
     jsConsumerInfo *info = NULL;
 
+    pthread_mutex_lock(&nats->lock);
+    bool is_lost = reader->state != READER_STARTING, is_away = partition->state == PARTITION_AWAY;
+    int64_t settled = partition->settled;
+    pthread_mutex_unlock(&nats->lock);
     if (partition->is_stream_replaced)
         return true;
     bus_nats_durable(name, reader, partition->number);
     bus_nats_subject(subject, nats, reader->consumer.topic, partition->number);
     natsStatus status = js_GetConsumerInfo(&info, nats->js, reader->topic->stream, name, NULL, NULL);
-    if (status == NATS_NOT_FOUND && reader->state != READER_STARTING && partition->state == PARTITION_AWAY)
-        return true; /* it is lost; the holder of the partition knows what is settled, and creates it */
+    if (status == NATS_NOT_FOUND && is_lost && is_away)
+        return true; /* the holder of the partition knows what is settled, and creates it */
     if (status == NATS_NOT_FOUND)
-        status = create_durable(partition, name, subject, &info);
+        status = create_durable(reader, name, subject, is_lost, settled, &info);
     const char *problem = status == NATS_OK ? find_durable_problem(reader, info->Config, subject) : NULL;
     bool is_usable = status == NATS_OK && !problem;
     if (problem)

@@ -133,12 +133,6 @@ static void nats_stop(struct bus *bus, int64_t grace_ms)
 static void nats_destroy(struct bus *bus)
 {
     struct nats *nats = (struct nats *)bus;
-    struct bus_nats_config *config = &nats->config;
-    const char *texts[] = {config->servers,           config->client_name,
-                           config->advisory_stream,   config->terminated_stream,
-                           config->security.ca_file,  config->security.certificate_file,
-                           config->security.key_file, config->security.username,
-                           config->security.password, config->security.credentials_file};
 
     task_destroy(nats->upkeep);
     if (nats->upkeep_thread)
@@ -161,8 +155,9 @@ static void nats_destroy(struct bus *bus)
     natsOptions_Destroy(nats->options);
     db_pool_destroy(nats->pool);
     free(nats->topics);
-    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
-        free((char *)texts[i]);
+    free((char *)nats->config.servers);
+    free((char *)nats->config.advisory_stream);
+    free((char *)nats->config.terminated_stream);
     pthread_cond_destroy(&nats->changed);
     pthread_mutex_destroy(&nats->lock);
     bus_deinit(&nats->bus);
@@ -191,6 +186,7 @@ static char *copy_text(const char *text)
     return text ? str_dup(str_from(text)) : NULL;
 }
 
+/* The client has its own copies of the other texts. */
 static void copy_config(struct nats *nats, const struct bus_nats_config *config)
 {
     struct bus_nats_config *copy = &nats->config;
@@ -199,16 +195,11 @@ static void copy_config(struct nats *nats, const struct bus_nats_config *config)
     copy->target = NULL;
     copy->topics = NULL;
     copy->names = NULL;
+    copy->client_name = NULL;
+    copy->security = (struct bus_nats_security){0};
+    copy->servers = copy_text(config->servers);
     copy->advisory_stream = copy_text(config->advisory_stream);
     copy->terminated_stream = copy_text(config->terminated_stream);
-    copy->servers = copy_text(config->servers);
-    copy->client_name = copy_text(config->client_name);
-    copy->security.ca_file = copy_text(config->security.ca_file);
-    copy->security.certificate_file = copy_text(config->security.certificate_file);
-    copy->security.key_file = copy_text(config->security.key_file);
-    copy->security.username = copy_text(config->security.username);
-    copy->security.password = copy_text(config->security.password);
-    copy->security.credentials_file = copy_text(config->security.credentials_file);
     copy->replicas = config->replicas ? config->replicas : 1;
     copy->handler_ms = config->handler_ms ? config->handler_ms : HANDLER_MS;
     copy->ack_wait_ms = config->ack_wait_ms ? config->ack_wait_ms : ACK_WAIT_MS;
@@ -252,7 +243,7 @@ enum status bus_nats_create(const struct bus_nats_config *config, struct bus **o
     if (status == STATUS_OK)
         status = bus_nats_names_init(nats, config, error);
     if (status == STATUS_OK)
-        status = bus_nats_options_create(nats, error);
+        status = bus_nats_options_create(nats, config, error);
     if (status == STATUS_OK && config->target)
         status = create_pool(nats, config->target, error);
     if (status != STATUS_OK) {

@@ -158,8 +158,7 @@ struct nats_reader {
     size_t member_count;
     natsSubscription *members_inbox;
     char members_subject[NATS_LONG_NAME_BYTES];
-    int64_t announce_ns;
-    bool is_announcement_due; /* a new member does not know of this one */
+    int64_t announce_ns; /* the next announcement of this member */
 };
 
 struct nats_publication; /* publish.c */
@@ -225,7 +224,8 @@ static inline bool nats_reader_is_shared(const struct nats_reader *reader)
 }
 
 /* connection.c */
-enum status bus_nats_options_create(struct nats *nats, struct error *error) MUST_CHECK;
+enum status bus_nats_options_create(struct nats *nats, const struct bus_nats_config *config,
+                                    struct error *error) MUST_CHECK;
 bool bus_nats_connect(struct nats *nats); /* the upkeep's; false = not connected */
 void bus_nats_disconnect(struct nats *nats);
 /* Calls `handler` on the client's threads until bus_nats_disconnect(). */

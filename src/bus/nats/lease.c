@@ -66,7 +66,8 @@ static void on_announcement(natsConnection *connection, natsSubscription *subscr
             remove_member(reader, member);
         else if (member)
             member->seen_ns = clock_mono_ns();
-        reader->is_announcement_due |= !is_gone && (is_new || is_free);
+        if (!is_gone && (is_new || is_free))
+            reader->announce_ns = 0; /* a new member does not know of this one */
         if (is_gone || is_new || is_free)
             bus_nats_wake(nats);
         pthread_mutex_unlock(&nats->lock);
@@ -248,16 +249,16 @@ static void keep_lease(struct nats_partition *partition)
 
 void bus_nats_leases_keep(struct nats_reader *reader)
 {
+    struct nats *nats = reader->nats;
     int64_t now_ns = clock_mono_ns();
 
-    pthread_mutex_lock(&reader->nats->lock);
-    bool is_due = now_ns >= reader->announce_ns || reader->is_announcement_due;
-    reader->is_announcement_due = false;
-    pthread_mutex_unlock(&reader->nats->lock);
-    if (is_due) {
+    pthread_mutex_lock(&nats->lock);
+    bool is_due = now_ns >= reader->announce_ns;
+    if (is_due)
+        reader->announce_ns = now_ns + nats->config.ack_wait_ms * CLOCK_NS_PER_MS / 5;
+    pthread_mutex_unlock(&nats->lock);
+    if (is_due)
         announce(reader, "here");
-        reader->announce_ns = now_ns + reader->nats->config.ack_wait_ms * CLOCK_NS_PER_MS / 5;
-    }
     for (unsigned i = 0; i < reader->partition_count; i++)
         keep_lease(&reader->partitions[i]);
 }
@@ -267,10 +268,13 @@ void bus_nats_leases_release(struct nats_reader *reader, int64_t deadline_ns)
 {
     struct nats *nats = reader->nats;
 
-    for (unsigned i = 0; i < reader->partition_count; i++)
-        if (reader->partitions[i].state != PARTITION_AWAY && clock_mono_ns() < deadline_ns &&
-            atomic_load(&nats->is_up))
+    for (unsigned i = 0; i < reader->partition_count; i++) {
+        pthread_mutex_lock(&nats->lock);
+        bool is_held = reader->partitions[i].state != PARTITION_AWAY;
+        pthread_mutex_unlock(&nats->lock);
+        if (is_held && clock_mono_ns() < deadline_ns && atomic_load(&nats->is_up))
             release_partition(&reader->partitions[i]);
+    }
     if (reader->members_inbox)
         announce(reader, "gone");
 }
