@@ -18,14 +18,14 @@
 enum {
     TRIES_MAX = 5,
     STATEMENTS = 5,
-    NUMBER_BYTES = 24,
     LOOK_PARAMS = 6, /* $1 … tenant, subject, method, route, key, hash */
     STORE_PARAMS = 7 /* and the time to live in milliseconds */
 };
 
 /* ---- statements ---- */
 
-static const char lock_sql[] = "SELECT platform.idempotency_lock($1, $2)";
+static const struct db_statement begin_sql = DB_STATEMENT("BEGIN"), commit_sql = DB_STATEMENT("COMMIT");
+static const struct db_statement lock_sql = DB_STATEMENT("SELECT platform.idempotency_lock($1, $2)");
 
 #define SCOPE_SQL "tenant_id = $1 AND subject = $2 AND method = $3 AND route = $4 AND idempotency_key = $5"
 
@@ -51,12 +51,10 @@ static void write_fetch(const struct idempotency_table *table, struct buf *out)
     buf_put_char(out, '\0');
 }
 
-/* Effect and stored answer are one statement. */
-static void write_store(const struct idempotency_table *table, const struct db_statement *effect,
+/* Effect and stored answer are one statement. The effect's parameters come first, `at` of them. */
+static void write_store(const struct idempotency_table *table, const struct db_statement *effect, unsigned at,
                         bool with_failures, struct buf *out)
 {
-    unsigned at = effect->param_count;
-
     buf_printf(out,
                "WITH effect (status, body) AS MATERIALIZED (%.*s), stored AS ("
                "INSERT INTO %s AS k (tenant_id, subject, method, route, idempotency_key, request_hash,"
@@ -87,13 +85,11 @@ struct attempt {
     bool unknown; /* the reply of a commit was lost */
     int64_t lock_key;
     uint8_t hash[AUTH_SHA256_BYTES];
-    struct db_param key_params[STORE_PARAMS]; /* tenant … hash, time to live */
-    char ttl[NUMBER_BYTES];
+    struct db_param look_params[LOOK_PARAMS + 1];
 };
 
 /* ---- the pipeline ---- */
 
-/* The first failure sticks. */
 struct pipe {
     struct db_conn *conn;
     int64_t deadline_ns;
@@ -104,16 +100,10 @@ struct pipe {
     struct error *error;
 };
 
-static void pipe_begin(struct pipe *pipe)
-{
-    if (pipe->status == STATUS_OK)
-        pipe->status = db_pipeline_begin_checked(pipe->conn, pipe->error);
-}
-
 static void pipe_add(struct pipe *pipe, const struct db_statement *statement, const struct db_param *params)
 {
     if (pipe->status == STATUS_OK)
-        pipe->status = db_pipeline_add_checked(pipe->conn, statement, params, pipe->error);
+        db_pipeline_add(pipe->conn, statement, params);
     pipe->added++;
 }
 
@@ -121,93 +111,71 @@ static void pipe_end(struct pipe *pipe)
 {
     size_t failed_at = 0;
 
-    if (pipe->status == STATUS_OK)
-        pipe->status = db_pipeline_end(pipe->conn, pipe->deadline_ns, pipe->results + pipe->sent,
-                                       pipe->added - pipe->sent, &failed_at, pipe->error);
     if (pipe->status != STATUS_OK)
-        pipe->failed_at = pipe->sent + failed_at;
+        return;
+    pipe->status = db_pipeline_end(pipe->conn, pipe->deadline_ns, pipe->results + pipe->sent,
+                                   pipe->added - pipe->sent, &failed_at, pipe->error);
+    pipe->failed_at = pipe->sent + failed_at;
     pipe->sent = pipe->added;
 }
 
 /* A process can die between two statements only if they are sent separately: with an armed failpoint they are. */
-#define PIPE_FAILPOINT(pipe, name)           \
-    do {                                     \
-        if (FAILPOINT_IS_ARMED(name)) {      \
-            pipe_end(pipe);                  \
-            if ((pipe)->status == STATUS_OK) \
-                FAILPOINT(name);             \
-            pipe_begin(pipe);                \
-        }                                    \
+#define PIPE_FAILPOINT(pipe, name)               \
+    do {                                         \
+        if (FAILPOINT_IS_ARMED(name)) {          \
+            pipe_end(pipe);                      \
+            if ((pipe)->status == STATUS_OK) {   \
+                FAILPOINT(name);                 \
+                db_pipeline_begin((pipe)->conn); \
+            }                                    \
+        }                                        \
     } while (0)
 
-static void pipe_free(struct pipe *pipe)
-{
-    for (size_t i = 0; i < STATEMENTS; i++)
-        db_result_free(pipe->results[i]);
-}
+/* ---- the transaction's statements ---- */
 
-/* ---- its statements ---- */
-
-enum { AT_BEGIN, AT_LOCK, AT_LOOK, AT_EFFECT, AT_COMMIT };
-
-static const enum db_type key_types[STORE_PARAMS] = {DB_TEXT, DB_TEXT,  DB_TEXT,  DB_TEXT,
-                                                     DB_TEXT, DB_BYTEA, DB_BIGINT};
-
-static void add_sql(struct pipe *pipe, const char *sql)
-{
-    struct db_statement statement;
-
-    db_statement_init(&statement, sql, 0, NULL);
-    pipe_add(pipe, &statement, NULL);
-}
+enum { AT_LOCK = 1, AT_EFFECT = 3 };
 
 static void add_lock(struct pipe *pipe, const struct attempt *run)
 {
-    static const enum db_type types[] = {DB_BIGINT, DB_INT};
-    char key[NUMBER_BYTES], wait[NUMBER_BYTES];
-    struct db_statement statement;
     int left_ms = clock_ms_left(run->deadline_ns) / 2; /* the other half is for the effect */
     int wait_ms = left_ms < IDEMPOTENCY_WAIT_MS ? left_ms : IDEMPOTENCY_WAIT_MS;
 
-    snprintf(key, sizeof key, "%lld", (long long)run->lock_key);
-    snprintf(wait, sizeof wait, "%d", run->waits || run->unknown ? wait_ms : 0);
-    db_statement_init(&statement, lock_sql, 2, types);
-    pipe_add(pipe, &statement, (struct db_param[]){{str_from(key)}, {str_from(wait)}});
+    pipe_add(pipe, &lock_sql,
+             DB_PARAMS(db_i64(run->lock_key), db_int(run->waits || run->unknown ? wait_ms : 0)));
 }
 
 static void add_look(struct pipe *pipe, const struct attempt *run)
 {
-    struct db_statement statement;
     struct buf sql;
 
     buf_init(&sql);
     write_look(run->table, &sql);
-    db_statement_init(&statement, sql.data, LOOK_PARAMS, key_types);
-    pipe_add(pipe, &statement, run->key_params);
+    struct db_statement statement = db_statement_of(str_from(sql.data));
+    pipe_add(pipe, &statement, run->look_params);
     buf_deinit(&sql);
 }
 
 static void add_effect(struct pipe *pipe, const struct attempt *run)
 {
     const struct db_statement *effect = run->effect->statement;
-    unsigned first = effect->param_count, count = first + STORE_PARAMS;
-    enum db_type types[DB_PARAMS_MAX];
-    struct db_param params[DB_PARAMS_MAX];
-    struct db_statement statement;
+    unsigned first = db_param_count(effect, run->effect->params);
+    struct db_param params[DB_PARAMS_MAX + 1];
     struct buf sql;
 
-    if (count > DB_PARAMS_MAX) {
+    if (first + STORE_PARAMS > DB_PARAMS_MAX) {
         pipe->status = error_set(pipe->error, STATUS_INTERNAL, "the effect has too many parameters");
         return;
     }
-    memcpy(types, effect->types, first * sizeof *types);
-    memcpy(types + first, key_types, sizeof key_types);
-    if (first > 0)
-        memcpy(params, run->effect->params, first * sizeof *params);
-    memcpy(params + first, run->key_params, sizeof run->key_params);
+    for (unsigned i = 0; i < first; i++) {
+        params[i] = run->effect->params[i];
+        params[i].type = effect->has_types ? effect->types[i] : params[i].type;
+    }
+    memcpy(params + first, run->look_params, LOOK_PARAMS * sizeof *params);
+    params[first + LOOK_PARAMS] = db_i64(run->table->ttl_ms);
+    params[first + STORE_PARAMS] = DB_END;
     buf_init(&sql);
-    write_store(run->table, effect, run->request->route->key_stores_failures, &sql);
-    db_statement_init(&statement, sql.data, count, types);
+    write_store(run->table, effect, first, run->request->route->key_stores_failures, &sql);
+    struct db_statement statement = db_statement_of(str_from(sql.data));
     pipe_add(pipe, &statement, params);
     buf_deinit(&sql);
 }
@@ -234,15 +202,14 @@ static enum status take_effect(struct db_result *rows, struct idempotency_outcom
 static enum status read_stored(const struct attempt *run, struct db_conn *conn,
                                struct idempotency_outcome *outcome, struct error *error)
 {
-    struct db_statement statement;
     struct db_result *found = NULL;
     struct buf sql;
 
     buf_init(&sql);
     write_fetch(run->table, &sql);
-    db_statement_init(&statement, sql.data, LOOK_PARAMS, key_types);
+    struct db_statement statement = db_statement_of(str_from(sql.data));
     db_rollback(conn);
-    enum status status = db_query(conn, &statement, run->key_params, run->deadline_ns, &found, error);
+    enum status status = db_query(conn, &statement, run->look_params, run->deadline_ns, &found, error);
     buf_deinit(&sql);
     if (status == STATUS_OK && db_result_rows(found) == 0)
         status = error_set(error, STATUS_DB_RETRY, "the stored answer was deleted meanwhile");
@@ -284,14 +251,14 @@ static enum status run_with_key(struct attempt *run, struct db_conn *conn,
 {
     struct pipe pipe = {.conn = conn, .deadline_ns = run->deadline_ns, .error = error};
 
-    pipe_begin(&pipe);
-    add_sql(&pipe, "BEGIN");
+    db_pipeline_begin(conn);
+    pipe_add(&pipe, &begin_sql, DB_NO_PARAMS);
     add_lock(&pipe, run);
     add_look(&pipe, run);
     PIPE_FAILPOINT(&pipe, "idempotency.before_effect");
     add_effect(&pipe, run);
     PIPE_FAILPOINT(&pipe, "idempotency.before_commit");
-    add_sql(&pipe, "COMMIT");
+    pipe_add(&pipe, &commit_sql, DB_NO_PARAMS);
     pipe_end(&pipe);
     enum status status = pipe.status;
     if (status == STATUS_OK) {
@@ -300,7 +267,8 @@ static enum status run_with_key(struct attempt *run, struct db_conn *conn,
     } else {
         status = read_failure(run, &pipe, outcome, error);
     }
-    pipe_free(&pipe);
+    for (size_t i = 0; i < STATEMENTS; i++)
+        db_result_free(pipe.results[i]);
     return status;
 }
 
@@ -339,18 +307,16 @@ static void set_key(struct attempt *run, struct str tenant, struct str subject)
     run->waits = request->route->idempotency == HTTP_KEY_SERIALIZE;
     run->lock_key = idempotency_lock_key(request, tenant, subject, key);
     auth_sha256(&request->body, 1, run->hash);
-    snprintf(run->ttl, sizeof run->ttl, "%lld", (long long)run->table->ttl_ms);
-    const struct str values[STORE_PARAMS] = {
-        tenant.ptr ? tenant : STR(""),
-        subject.ptr ? subject : STR(""),
-        STR("POST"),
-        str_from(request->route->path),
-        key,
-        str_of((const char *)run->hash, sizeof run->hash),
-        str_from(run->ttl),
+    const struct db_param params[LOOK_PARAMS + 1] = {
+        db_text(tenant.ptr ? tenant : STR("")),
+        db_text(subject.ptr ? subject : STR("")),
+        db_text(STR("POST")),
+        db_cstr(request->route->path),
+        db_text(key),
+        db_bytea(str_of((const char *)run->hash, sizeof run->hash)),
+        DB_END,
     };
-    for (size_t i = 0; i < STORE_PARAMS; i++)
-        run->key_params[i].value = values[i];
+    memcpy(run->look_params, params, sizeof params);
 }
 
 /* A lost connection may have been an old one; with a key, a retry finds out whether it committed. */

@@ -141,19 +141,9 @@ void outbox_results_release(struct outbox_claim *claim)
     claim->is_relaxed = false;
 }
 
-struct number {
-    char text[24];
-};
-
-static struct db_param number_param(struct number *number, int64_t value)
-{
-    int len = snprintf(number->text, sizeof number->text, "%lld", (long long)value);
-    return (struct db_param){str_of(number->text, (size_t)len)};
-}
-
 /* ---- settle ---- */
 
-static enum status add_settle(struct outbox_claim *claim, struct db_conn *conn, struct error *error)
+static void add_settle(struct outbox_claim *claim, struct db_conn *conn)
 {
     static const char *const words[] = {[OUTBOX_DONE] = "done",
                                         [OUTBOX_RETRY] = "retry",
@@ -165,7 +155,7 @@ static enum status add_settle(struct outbox_claim *claim, struct db_conn *conn, 
     db_array_begin(&results), db_array_begin(&pauses), db_array_begin(&reasons);
     for (size_t i = 0; i < claim->count; i++) {
         const struct outbox_result *result = &claim->results[i];
-        struct number number;
+        char pause[24];
         int64_t pause_ms = 0;
         if (result->kind == OUTBOX_RETRY) {
             pause_ms = outbox_backoff_ms(claim->settings, claim->events[i].attempts + 1);
@@ -175,18 +165,16 @@ static enum status add_settle(struct outbox_claim *claim, struct db_conn *conn, 
         if (result->kind == OUTBOX_OUTAGE)
             pause_ms = claim->outage_pause_ms;
         db_array_put(&results, str_from(words[result->kind]));
-        db_array_put(&pauses, number_param(&number, pause_ms).value);
+        snprintf(pause, sizeof pause, "%lld", (long long)pause_ms);
+        db_array_put(&pauses, str_from(pause));
         db_array_put(&reasons, str_from(result->reason));
     }
     db_array_end(&results), db_array_end(&pauses), db_array_end(&reasons);
-    const struct db_param params[] = {{str_from(claim->id)},
-                                      {buf_str(&claim->ids)},
-                                      {buf_str(&results)},
-                                      {buf_str(&pauses)},
-                                      {buf_str(&reasons)}};
-    enum status status = db_pipeline_add_checked(conn, &claim->sql->settle, params, error);
+    db_pipeline_add(conn, &claim->sql->settle,
+                    DB_PARAMS(db_uuid(str_from(claim->id)), db_text_array(buf_str(&claim->ids)),
+                              db_text_array(buf_str(&results)), db_text_array(buf_str(&pauses)),
+                              db_text_array(buf_str(&reasons))));
     buf_deinit(&results), buf_deinit(&pauses), buf_deinit(&reasons);
-    return status;
 }
 
 static void report_settled(struct outbox_claim *claim, const struct db_result *rows)
@@ -206,24 +194,21 @@ static int64_t walk_max(const struct outbox_claim *claim)
 }
 
 /* The claim's id is known here before the database has it: if the reply is lost, the claim can still be released. */
-static enum status add_claim(struct outbox_claim *claim, struct db_conn *conn, struct error *error)
+static void add_claim(struct outbox_claim *claim, struct db_conn *conn)
 {
     const struct outbox_settings *settings = claim->settings;
+    bool from_middle = claim->cursor[0].ptr != NULL;
+    unsigned columns = from_middle ? outbox_aggregate_columns(claim->table) : 0;
     struct uuid uuid = uuid_random();
-    struct number numbers[4];
     uuid_format(&uuid, claim->doubtful);
-    struct db_param params[OUTBOX_CLAIM_PARAMS + OUTBOX_AGGREGATE_MAX] = {
-        number_param(&numbers[0], walk_max(claim)),
-        number_param(&numbers[1], settings->batch),
-        {str_from(claim->doubtful)},
-        {claim->worker},
-        number_param(&numbers[2], settings->lease_ms),
-        number_param(&numbers[3], OUTBOX_STRIDE),
+    struct db_param params[OUTBOX_CLAIM_PARAMS + OUTBOX_AGGREGATE_MAX + 1] = {
+        db_i64(walk_max(claim)), db_i64(settings->batch),    db_uuid(str_from(claim->doubtful)),
+        db_text(claim->worker),  db_i64(settings->lease_ms), db_i64(OUTBOX_STRIDE),
     };
-    for (unsigned i = 0; i < OUTBOX_AGGREGATE_MAX; i++)
-        params[OUTBOX_CLAIM_PARAMS + i].value = claim->cursor[i];
-    return db_pipeline_add_checked(
-        conn, claim->cursor[0].ptr ? &claim->sql->claim_after : &claim->sql->claim_first, params, error);
+    for (unsigned i = 0; i < columns; i++)
+        params[OUTBOX_CLAIM_PARAMS + i] = db_text(claim->cursor[i]);
+    params[OUTBOX_CLAIM_PARAMS + columns] = DB_END;
+    db_pipeline_add(conn, from_middle ? &claim->sql->claim_after : &claim->sql->claim_first, params);
 }
 
 /* Columns of a claimed row: rows walked, the aggregate of the last one (with a sequence), then the event: line, id, … */
@@ -316,7 +301,7 @@ static enum status release_doubtful(struct outbox_claim *claim, struct db_conn *
 {
     if (!claim->doubtful[0])
         return STATUS_OK;
-    enum status status = db_exec(conn, &claim->sql->release, (struct db_param[]){{str_from(claim->doubtful)}},
+    enum status status = db_exec(conn, &claim->sql->release, DB_PARAMS(db_uuid(str_from(claim->doubtful))),
                                  deadline_ns, NULL, error);
     if (status == STATUS_OK)
         claim->doubtful[0] = '\0';
@@ -325,25 +310,29 @@ static enum status release_doubtful(struct outbox_claim *claim, struct db_conn *
 
 enum { AT_SETTLE = 2, STATEMENTS_MAX = 5 };
 
+static const struct db_statement begin_sql = DB_STATEMENT("BEGIN"), commit_sql = DB_STATEMENT("COMMIT");
+/* Results may be lost in a crash (outbox.h). The index is the right plan even while the table is small or its statistics are old,
+ * and a prepared plan outlives both. */
+static const struct db_statement local_sql =
+    DB_STATEMENT("SELECT set_config('synchronous_commit', 'off', true),"
+                 " set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),"
+                 " set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true),"
+                 " set_config('enable_memoize', 'off', true)");
+
 /* BEGIN, local settings, [settle,] [claim,] COMMIT */
 static enum status run_exchange(struct outbox_claim *claim, struct db_conn *conn, bool claims,
                                 int64_t deadline_ns, struct db_result **results, struct error *error)
 {
-    const struct outbox_sql *sql = claim->sql;
     size_t count = 3 + (size_t)(claim->count > 0) + (size_t)claims;
-    enum status status = db_pipeline_begin_checked(conn, error);
-    if (status == STATUS_OK)
-        status = db_pipeline_add_checked(conn, &sql->begin, NULL, error);
-    if (status == STATUS_OK)
-        status = db_pipeline_add_checked(conn, &sql->local, NULL, error);
-    if (status == STATUS_OK && claim->count > 0)
-        status = add_settle(claim, conn, error);
-    if (status == STATUS_OK && claims)
-        status = add_claim(claim, conn, error);
-    if (status == STATUS_OK)
-        status = db_pipeline_add_checked(conn, &sql->commit, NULL, error);
-    if (status == STATUS_OK)
-        status = db_pipeline_end(conn, deadline_ns, results, count, NULL, error);
+    db_pipeline_begin(conn);
+    db_pipeline_add(conn, &begin_sql, DB_NO_PARAMS);
+    db_pipeline_add(conn, &local_sql, DB_NO_PARAMS);
+    if (claim->count > 0)
+        add_settle(claim, conn);
+    if (claims)
+        add_claim(claim, conn);
+    db_pipeline_add(conn, &commit_sql, DB_NO_PARAMS);
+    enum status status = db_pipeline_end(conn, deadline_ns, results, count, NULL, error);
     if (status != STATUS_OK)
         db_rollback(conn);
     return status;

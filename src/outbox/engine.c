@@ -197,7 +197,7 @@ static int64_t outbox_extend_lease(struct task *task, void *context)
 {
     struct outbox *outbox = context;
     int64_t lease_ns = outbox->settings.lease_ms * CLOCK_NS_PER_MS, now_ns = clock_mono_ns();
-    char id[UUID_TEXT_BYTES], lease_ms[24];
+    char id[UUID_TEXT_BYTES];
     struct buf ids;
     buf_init(&ids);
     pthread_mutex_lock(&outbox->lock);
@@ -210,15 +210,10 @@ static int64_t outbox_extend_lease(struct task *task, void *context)
     pthread_mutex_unlock(&outbox->lock);
     if (is_due && !task_is_stopping(task)) {
         struct error error = {0};
-        struct db_conn *conn = NULL;
-        int64_t deadline_ns = clock_deadline_ms(EXCHANGE_MS);
-        snprintf(lease_ms, sizeof lease_ms, "%lld", (long long)outbox->settings.lease_ms);
-        enum status status = db_acquire(outbox->pool, deadline_ns, &conn, &error);
-        if (status == STATUS_OK)
-            status = db_exec(conn, &outbox->sql.renew,
-                             (struct db_param[]){{str_from(id)}, {str_from(lease_ms)}, {buf_str(&ids)}},
-                             deadline_ns, NULL, &error);
-        db_release(conn);
+        enum status status = db_pool_exec(
+            outbox->pool, &outbox->sql.renew,
+            DB_PARAMS(db_uuid(str_from(id)), db_i64(outbox->settings.lease_ms), db_text_array(buf_str(&ids))),
+            clock_deadline_ms(EXCHANGE_MS), NULL, &error);
         if (status != STATUS_OK)
             log_warn("outbox_lease_not_renewed", LOG_CSTR("module", outbox->config.table->module),
                      LOG_ERROR_FIELDS(&error));
@@ -247,18 +242,16 @@ static enum status measure_pending(struct outbox *outbox, struct db_conn *conn, 
 static enum status delete_published(struct outbox *outbox, struct db_conn *conn, struct error *error)
 {
     int64_t deleted = CLEANUP_ROWS, total = 0, now_ns = clock_mono_ns();
-    char age[24], rows[24];
     enum status status = STATUS_OK;
     if (outbox->settings.keep_ms == 0 || now_ns < outbox->cleanup_ns)
         return STATUS_OK;
     outbox->cleanup_ns = now_ns + outbox->settings.cleanup_ms * CLOCK_NS_PER_MS;
-    snprintf(age, sizeof age, "%lld", (long long)outbox->settings.keep_ms);
-    snprintf(rows, sizeof rows, "%d", CLEANUP_ROWS);
-    const struct db_param params[] = {{str_from(age)}, {str_from(rows)}};
     for (int i = 0; i < CLEANUP_BATCHES_MAX && deleted == CLEANUP_ROWS && status == STATUS_OK; i++) {
         if (task_is_stopping(outbox->upkeep))
             break;
-        status = db_exec(conn, &outbox->sql.cleanup, params, clock_deadline_ms(UPKEEP_MS), &deleted, error);
+        status = db_exec(conn, &outbox->sql.cleanup,
+                         DB_PARAMS(db_i64(outbox->settings.keep_ms), db_i64(CLEANUP_ROWS)),
+                         clock_deadline_ms(UPKEEP_MS), &deleted, error);
         total += status == STATUS_OK ? deleted : 0;
     }
     metric_add(metric_of_deleted(str_from(outbox->config.table->name)), (uint64_t)total);

@@ -1,7 +1,5 @@
 /* Operations of `freshet outbox` (O4). Each is one statement on the caller's connection, which selects, locks and changes the
  * rows, so that a running engine sees all of the change or none. */
-#include <stdio.h>
-
 #include "outbox/outbox_inside.h"
 
 /* $1 ids, $2 and $3 sequence from and to, $4 aggregate, $5 created since, $6 rows at most. A table without a sequence has
@@ -47,16 +45,14 @@ static enum status run_template(struct db_conn *conn, const struct outbox_table 
                                 const struct outbox_selection *selection, int64_t deadline_ns,
                                 struct db_result **rows, struct error *error)
 {
-    static const enum db_type types[] = {DB_TEXT_ARRAY, DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT, DB_BIGINT};
-    struct db_statement statement;
     struct arena arena;
-    char rows_max[24];
-    snprintf(rows_max, sizeof rows_max, "%lld", (long long)selection->rows_max);
-    const struct db_param params[] = {{selection->ids},       {selection->first}, {selection->last},
-                                      {selection->aggregate}, {selection->since}, {str_from(rows_max)}};
     arena_init(&arena, 4096);
-    db_statement_init(&statement, outbox_sql_expand(table, template, &arena), 6, types);
-    enum status status = db_query(conn, &statement, params, deadline_ns, rows, error);
+    struct db_statement statement = db_statement_of(str_from(outbox_sql_expand(table, template, &arena)));
+    enum status status = db_query(conn, &statement,
+                                  DB_PARAMS(db_text_array(selection->ids), db_text(selection->first),
+                                            db_text(selection->last), db_text(selection->aggregate),
+                                            db_text(selection->since), db_i64(selection->rows_max)),
+                                  deadline_ns, rows, error);
     arena_deinit(&arena);
     return status;
 }

@@ -24,8 +24,7 @@ enum {
 
 /* ---- sql.c ---- */
 struct outbox_sql {
-    struct db_statement begin, local, settle, claim_first, claim_after, commit;
-    struct db_statement release, renew, gauge, cleanup;
+    struct db_statement settle, claim_first, claim_after, release, renew, gauge, cleanup;
 };
 void outbox_sql_init(struct outbox_sql *sql, const struct outbox_table *table, struct arena *arena);
 /* The template with each @name replaced by the table's own. */

@@ -362,10 +362,9 @@ static const char *expand(const struct pieces *pieces, const char *template)
     return result;
 }
 
-static void init(struct db_statement *statement, struct pieces *pieces, const char *template,
-                 unsigned param_count, const enum db_type *types)
+static struct db_statement statement_of(const struct pieces *pieces, const char *template)
 {
-    db_statement_init(statement, expand(pieces, template), param_count, types);
+    return db_statement_of(str_from(expand(pieces, template)));
 }
 
 const char *outbox_sql_expand(const struct outbox_table *table, const char *template, struct arena *arena)
@@ -375,49 +374,27 @@ const char *outbox_sql_expand(const struct outbox_table *table, const char *temp
     return expand(&pieces, template);
 }
 
-static void init_claims(struct outbox_sql *sql, const struct outbox_table *table, struct pieces *pieces)
-{
-    enum db_type types[OUTBOX_CLAIM_PARAMS + OUTBOX_AGGREGATE_MAX] = {DB_BIGINT, DB_BIGINT, DB_UUID,
-                                                                      DB_TEXT,   DB_BIGINT, DB_BIGINT};
-    for (size_t i = OUTBOX_CLAIM_PARAMS; i < sizeof types / sizeof *types; i++)
-        types[i] = DB_TEXT;
-    if (!table->sequence) {
-        init(&sql->claim_first, pieces, delivery_template, OUTBOX_CLAIM_PARAMS, types);
-        return;
-    }
-    struct pieces later = *pieces;
-    define(pieces, "after", STR(""));
-    init(&sql->claim_first, pieces, claim_template, OUTBOX_CLAIM_PARAMS, types);
-    define(&later, "after",
-           arena_printf(pieces->arena, " AND (%.*s) > (%.*s)", STR_ARG(find(pieces, STR("aggregate"))),
-                        STR_ARG(each_column(pieces, table, "$"))));
-    init(&sql->claim_after, &later, claim_template, OUTBOX_CLAIM_PARAMS + outbox_aggregate_columns(table),
-         types);
-}
-
 void outbox_sql_init(struct outbox_sql *sql, const struct outbox_table *table, struct arena *arena)
 {
     struct pieces pieces = {.arena = arena};
     define_all(&pieces, table);
-    init_claims(sql, table, &pieces);
+    sql->settle = statement_of(&pieces, settle_template);
+    sql->release = statement_of(&pieces, release_template);
+    sql->renew = statement_of(&pieces, renew_template);
+    sql->gauge = statement_of(&pieces, gauge_template);
+    sql->cleanup = statement_of(&pieces, cleanup_template);
+    if (table->sequence) {
+        struct pieces later = pieces;
+        define(&pieces, "after", STR(""));
+        define(&later, "after",
+               arena_printf(arena, " AND (%.*s) > (%.*s)", STR_ARG(find(&pieces, STR("aggregate"))),
+                            STR_ARG(each_column(&pieces, table, "$"))));
+        sql->claim_first = statement_of(&pieces, claim_template);
+        sql->claim_after = statement_of(&later, claim_template);
+    } else {
+        sql->claim_first = statement_of(&pieces, delivery_template);
+    }
     sql->claim_first.binary_results = sql->claim_after.binary_results = table->payload_is_bytes;
-    init(&sql->settle, &pieces, settle_template, 5,
-         (enum db_type[]){DB_UUID, DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY, DB_TEXT_ARRAY});
-    init(&sql->release, &pieces, release_template, 1, (enum db_type[]){DB_UUID});
-    init(&sql->renew, &pieces, renew_template, 3, (enum db_type[]){DB_UUID, DB_BIGINT, DB_TEXT_ARRAY});
-    init(&sql->gauge, &pieces, gauge_template, 0, NULL);
-    init(&sql->cleanup, &pieces, cleanup_template, 2, (enum db_type[]){DB_BIGINT, DB_BIGINT});
-    db_statement_init(&sql->begin, "BEGIN", 0, NULL);
-    /* Results may be lost in a crash (outbox.h). The index is the right plan even while the table is small or its statistics
-     * are old, and a prepared plan outlives both. */
-    db_statement_init(
-        &sql->local,
-        "SELECT set_config('synchronous_commit', 'off', true),"
-        " set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),"
-        " set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true),"
-        " set_config('enable_memoize', 'off', true)",
-        0, NULL);
-    db_statement_init(&sql->commit, "COMMIT", 0, NULL);
 }
 
 unsigned outbox_aggregate_columns(const struct outbox_table *table)

@@ -11,8 +11,8 @@
 #define APPEND(more)                                                                                     \
     "SELECT bus_publish" more " FROM platform.bus_publish($1::text[], $2::text::int[], $3::text::int[]," \
     " $4, $5::text::text[], $6)"
-static const char append_sql[] = APPEND("");
-static const char append_relaxed_sql[] = APPEND(RELAXED);
+static const struct db_statement append_sql = DB_STATEMENT(APPEND(""));
+static const struct db_statement append_relaxed_sql = DB_STATEMENT(APPEND(RELAXED));
 
 /* The same for a single message, as in most calls: no function, no arrays. A missing partition is an error, since an offset is
  * never NULL. */
@@ -22,8 +22,9 @@ static const char append_relaxed_sql[] = APPEND(RELAXED);
     " INSERT INTO platform.bus_message (topic, partition, message_offset, key, headers, payload)"    \
     " VALUES ($1, $2, (SELECT message_offset FROM slot), $3, $4, $5)"                                \
     " RETURNING message_offset, " POSTGRES_CREATED_US("bus_message")
-static const char append_one_sql[] = APPEND_ONE;
-static const char append_one_relaxed_sql[] = APPEND_ONE RELAXED;
+static const struct db_statement append_one_sql = DB_STATEMENT(APPEND_ONE);
+static const struct db_statement append_one_relaxed_sql = DB_STATEMENT(APPEND_ONE RELAXED);
+static const struct db_statement commit_sql = DB_STATEMENT("COMMIT");
 
 static int compare_placed(const void *left, const void *right)
 {
@@ -137,40 +138,22 @@ static void take_offsets(struct append *append, const struct db_result *result)
     }
 }
 
-#define CALL_PARAMS 6
+#define SINGLE_PARAMS(append)                                                                              \
+    DB_PARAMS(db_text((append)->placed[0].message->topic), db_int((append)->placed[0].message->partition), \
+              db_bytea((append)->placed[0].message->key), db_text_array(buf_str(&(append)->headers)),      \
+              db_bytea(payload_of((append)->placed[0].message)))
 
-/* The statement that appends, with its parameters. */
-struct call {
-    struct db_statement statement;
-    struct db_param params[CALL_PARAMS];
-    struct postgres_number partition;
-};
-
-static void init_single_call(struct append *append, struct call *call)
+static enum status query_append(struct append *append, struct db_conn *conn, int64_t deadline_ns,
+                                struct db_result **result, struct error *error)
 {
-    static const enum db_type types[] = {DB_TEXT, DB_INT, DB_BYTEA, DB_TEXT_ARRAY, DB_BYTEA};
-    const struct bus_message *message = append->placed[0].message;
-    const struct db_param params[] = {{message->topic},
-                                      bus_postgres_param(&call->partition, message->partition),
-                                      {message->key},
-                                      {buf_str(&append->headers)},
-                                      {payload_of(message)}};
-
-    memcpy(call->params, params, sizeof params);
-    db_statement_init(&call->statement, append->relaxed ? append_one_relaxed_sql : append_one_sql, 5, types);
-}
-
-static void init_array_call(struct append *append, struct call *call)
-{
-    static const enum db_type types[] = {DB_TEXT_ARRAY,  DB_TEXT, DB_TEXT,
-                                         DB_BYTEA_ARRAY, DB_TEXT, DB_BYTEA_ARRAY};
-    const struct db_param params[] = {{buf_str(&append->topics)},  {buf_str(&append->partitions)},
-                                      {buf_str(&append->counts)},  {buf_str(&append->keys)},
-                                      {buf_str(&append->headers)}, {buf_str(&append->payloads)}};
-
-    memcpy(call->params, params, sizeof params);
-    db_statement_init(&call->statement, append->relaxed ? append_relaxed_sql : append_sql, CALL_PARAMS,
-                      types);
+    if (append->count == 1)
+        return db_query(conn, append->relaxed ? &append_one_relaxed_sql : &append_one_sql,
+                        SINGLE_PARAMS(append), deadline_ns, result, error);
+    return db_query(conn, append->relaxed ? &append_relaxed_sql : &append_sql,
+                    DB_PARAMS(db_text_array(buf_str(&append->topics)), db_text(buf_str(&append->partitions)),
+                              db_text(buf_str(&append->counts)), db_bytea_array(buf_str(&append->keys)),
+                              db_text(buf_str(&append->headers)), db_bytea_array(buf_str(&append->payloads))),
+                    deadline_ns, result, error);
 }
 
 /* If the tables were emptied, the topics are created again before the next message. */
@@ -188,13 +171,8 @@ enum status bus_postgres_append_send(struct postgres *postgres, struct append *a
                                      int64_t deadline_ns, struct error *error)
 {
     struct db_result *result = NULL;
-    struct call call;
+    enum status status = query_append(append, conn, deadline_ns, &result, error);
 
-    if (append->count == 1)
-        init_single_call(append, &call);
-    else
-        init_array_call(append, &call);
-    enum status status = db_query(conn, &call.statement, call.params, deadline_ns, &result, error);
     note_connection(postgres, conn);
     if (status == STATUS_OK)
         take_offsets(append, result);
@@ -228,29 +206,21 @@ static enum status commit_with_notice(struct postgres *postgres, struct append *
     enum { NOTICE_AT = 2 };
     const struct bus_message *message = append->placed[0].message;
     struct db_result *results[3];
-    struct db_statement commit;
-    struct call call;
     struct buf notice;
     size_t failed_at = 0;
     char where[POSTGRES_NOTICE_BYTES];
 
-    init_single_call(append, &call);
-    db_statement_init(&commit, "COMMIT", 0, NULL);
     buf_init(&notice);
     buf_put_str(&notice,
                 bus_postgres_notice(postgres, append->placed[0].topic, (int)message->partition, where));
     if (atomic_load(&postgres->is_private))
         bus_postgres_attach(&notice, message);
-    enum status status = db_pipeline_begin_checked(conn, error);
-    if (status == STATUS_OK)
-        status = db_pipeline_add_checked(conn, &call.statement, call.params, error);
-    if (status == STATUS_OK)
-        status = db_pipeline_add_checked(conn, &commit, NULL, error);
-    if (status == STATUS_OK)
-        status = db_pipeline_add_notice_checked(conn, STR(POSTGRES_CHANNEL), buf_str(&notice), error);
+    db_pipeline_begin(conn);
+    db_pipeline_add(conn, &append_one_sql, SINGLE_PARAMS(append));
+    db_pipeline_add(conn, &commit_sql, DB_NO_PARAMS);
+    db_pipeline_add_notice(conn, STR(POSTGRES_CHANNEL), buf_str(&notice));
     buf_deinit(&notice);
-    if (status == STATUS_OK)
-        status = db_pipeline_end(conn, deadline_ns, results, 3, &failed_at, error);
+    enum status status = db_pipeline_end(conn, deadline_ns, results, 3, &failed_at, error);
     note_connection(postgres, conn);
     if (failed_at == NOTICE_AT) { /* committed, but not the notice */
         bus_wake(&postgres->bus, message->topic);

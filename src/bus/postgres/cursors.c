@@ -4,22 +4,19 @@
 #include "bus/postgres/inside.h"
 
 /* $3: at the oldest message that is there, not at the next one. */
-static const char cursors_sql[] =
+static const struct db_statement cursors_sql = DB_STATEMENT(
     "INSERT INTO platform.bus_cursor (group_name, topic, partition, position)"
     " SELECT $1, topic, partition, CASE WHEN $3 THEN coalesce("
     "     (SELECT min(m.message_offset) FROM platform.bus_message m"
     "      WHERE m.topic = p.topic AND m.partition = p.partition), next_offset) ELSE next_offset END"
-    " FROM platform.bus_partition p WHERE topic = $2 ON CONFLICT DO NOTHING";
+    " FROM platform.bus_partition p WHERE topic = $2 ON CONFLICT DO NOTHING");
 
 enum status bus_postgres_cursors_create(struct db_conn *conn, const struct bus_topic_state *topic,
                                         const char *group, bool from_start, int64_t deadline_ns,
                                         struct error *error)
 {
-    struct db_statement statement;
-    struct db_param params[] = {{str_from(group)}, {topic->name}, {from_start ? STR("true") : STR("false")}};
-
-    db_statement_init(&statement, cursors_sql, 3, (enum db_type[]){DB_TEXT, DB_TEXT, DB_BOOL});
-    return db_exec(conn, &statement, params, deadline_ns, NULL, error);
+    return db_exec(conn, &cursors_sql, DB_PARAMS(db_cstr(group), db_text(topic->name), db_bool(from_start)),
+                   deadline_ns, NULL, error);
 }
 
 /* ---- direct handling ----
@@ -28,36 +25,34 @@ enum status bus_postgres_cursors_create(struct db_conn *conn, const struct bus_t
  * published in that time, which otherwise would wait for the next poll. */
 
 /* $3 the partitions. Never waits: a locked cursor is being handled. */
-static const char direct_sql[] =
+static const struct db_statement direct_sql = DB_STATEMENT(
     "SELECT count(*) FROM ("
     "    SELECT FROM platform.bus_cursor c JOIN platform.bus_partition p USING (topic, partition)"
     "    WHERE c.group_name = $1 AND c.topic = $2 AND c.partition = ANY ($3::text::int[])"
     "      AND c.position = p.next_offset"
-    "    FOR UPDATE OF c SKIP LOCKED) locked";
+    "    FOR UPDATE OF c SKIP LOCKED) locked");
 
-static const char commit_sql[] = "COMMIT";
+static const struct db_statement commit_sql = DB_STATEMENT("COMMIT");
 
 enum status bus_postgres_direct_ask(struct bus *bus, struct db_conn *conn,
                                     const struct bus_topic_state *topic, const char *group,
                                     const unsigned *partitions, size_t count, uint64_t *mark,
                                     struct error *error)
 {
-    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_TEXT};
-    struct db_statement statement;
     struct buf list;
 
     (void)bus;
+    (void)error;
     *mark = atomic_load(&topic->wakes);
     buf_init(&list);
     db_array_begin(&list);
     for (size_t i = 0; i < count; i++)
         bus_postgres_array_put_i64(&list, partitions[i]);
     db_array_end(&list);
-    db_statement_init(&statement, direct_sql, 3, types);
-    struct db_param params[] = {{str_from(group)}, {topic->name}, {buf_str(&list)}};
-    enum status status = db_pipeline_add_checked(conn, &statement, params, error);
+    db_pipeline_add(conn, &direct_sql,
+                    DB_PARAMS(db_cstr(group), db_text(topic->name), db_text(buf_str(&list))));
     buf_deinit(&list);
-    return status;
+    return STATUS_OK;
 }
 
 bool bus_own_is_granted(const struct db_result *answer, size_t count)
@@ -69,14 +64,10 @@ enum status bus_postgres_direct_commit(struct bus *bus, struct db_conn *conn, st
                                        uint64_t mark, int64_t deadline_ns, struct error *error)
 {
     struct postgres *postgres = (struct postgres *)bus;
-    struct db_statement commit;
 
-    db_statement_init(&commit, commit_sql, 0, NULL);
-    enum status status = db_pipeline_begin_checked(conn, error);
-    if (status == STATUS_OK)
-        status = db_pipeline_add_checked(conn, &commit, NULL, error);
-    if (status == STATUS_OK)
-        status = db_pipeline_end(conn, deadline_ns, NULL, 0, NULL, error);
+    db_pipeline_begin(conn);
+    db_pipeline_add(conn, &commit_sql, DB_NO_PARAMS);
+    enum status status = db_pipeline_end(conn, deadline_ns, NULL, 0, NULL, error);
     if (atomic_load(&topic->wakes) != mark)
         bus_postgres_wake_topic(postgres, topic->name, POSTGRES_ANYWHERE, STR_NONE, NULL);
     return status;
@@ -91,7 +82,7 @@ enum status bus_postgres_direct_commit(struct bus *bus, struct db_conn *conn, st
 #define DEATHS_MAX 5 /* then it becomes a dead letter; kill -9 does not hit the same message that often */
 #define MARK_MS 10000
 
-static const char note_sql[] =
+static const struct db_statement note_sql = DB_STATEMENT(
     "INSERT INTO platform.bus_suspect AS s (group_name, topic, partition, position, starts, deaths)"
     " SELECT c.group_name, c.topic, c.partition, c.position, 1, 0"
     " FROM platform.bus_cursor c JOIN platform.bus_partition p USING (topic, partition)"
@@ -99,30 +90,30 @@ static const char note_sql[] =
     " ON CONFLICT (group_name, topic, partition) DO UPDATE SET position = excluded.position,"
     "     starts = CASE WHEN s.position = excluded.position THEN s.starts + 1 ELSE 1 END,"
     "     deaths = CASE WHEN s.position = excluded.position THEN s.deaths ELSE 0 END"
-    " RETURNING partition, position, starts";
+    " RETURNING partition, position, starts");
 
 /* $6: this process has marked it before and could not remove the mark. It lives, so that mark does not count as a death. */
-static const char mark_sql[] =
+static const struct db_statement mark_sql = DB_STATEMENT(
     "INSERT INTO platform.bus_suspect AS s (group_name, topic, partition, position, starts, deaths)"
     " VALUES ($1, $2, $3, $4, $5, 1)"
     " ON CONFLICT (group_name, topic, partition) DO UPDATE SET position = $4,"
     "     starts = CASE WHEN s.position = $4 THEN s.starts ELSE $5 END,"
     "     deaths = CASE WHEN s.position <> $4 THEN 1 WHEN $6 THEN greatest(s.deaths, 1) ELSE s.deaths + 1 END"
-    " RETURNING deaths - 1";
+    " RETURNING deaths - 1");
 
-static const char unmark_sql[] = "UPDATE platform.bus_suspect SET deaths = 0"
-                                 " WHERE group_name = $1 AND topic = $2 AND partition = $3";
+static const struct db_statement unmark_sql =
+    DB_STATEMENT("UPDATE platform.bus_suspect SET deaths = 0"
+                 " WHERE group_name = $1 AND topic = $2 AND partition = $3");
 
 enum status bus_postgres_suspects_note(struct reader *reader, struct db_conn *conn, int64_t deadline_ns,
                                        struct error *error)
 {
     const struct bus_consumer *consumer = &reader->consumer;
-    struct db_param params[] = {{str_from(consumer->spec.group)}, {consumer->topic->name}};
-    struct db_statement statement;
     struct db_result *result;
 
-    db_statement_init(&statement, note_sql, 2, (enum db_type[]){DB_TEXT, DB_TEXT});
-    enum status status = db_query(conn, &statement, params, deadline_ns, &result, error);
+    enum status status =
+        db_query(conn, &note_sql, DB_PARAMS(db_cstr(consumer->spec.group), db_text(consumer->topic->name)),
+                 deadline_ns, &result, error);
     if (status != STATUS_OK)
         return status;
     for (size_t row = 0; row < db_result_rows(result); row++) {
@@ -143,40 +134,19 @@ bool bus_postgres_is_suspect(const struct reader *reader, unsigned partition, in
     return position < reader->suspect_until[partition];
 }
 
-/* By a connection of the publishers: those of the readers may all be in use by workers that mark a suspect. */
-static enum status run_mark(struct reader *reader, const char *sql, unsigned param_count,
-                            const struct db_param *params, struct db_result **result, struct error *error)
-{
-    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_INT, DB_BIGINT, DB_INT, DB_BOOL};
-    int64_t deadline_ns = clock_deadline_ms(MARK_MS);
-    struct db_statement statement;
-    struct db_conn *conn;
-
-    *result = NULL;
-    db_statement_init(&statement, sql, param_count, types);
-    enum status status = db_acquire(reader->postgres->publish_pool, deadline_ns, &conn, error);
-    if (status == STATUS_OK)
-        status = db_query(conn, &statement, params, deadline_ns, result, error);
-    db_release(conn);
-    return status;
-}
-
+/* Marks use connections of the publishers: those of the readers may all be in use by workers that mark a suspect. */
 enum status bus_postgres_suspect_mark(struct reader *reader, unsigned partition, int64_t position,
                                       enum suspicion *suspicion, struct error *error)
 {
-    struct postgres_number numbers[3];
-    struct db_param params[] = {
-        {str_from(reader->consumer.spec.group)},
-        {reader->consumer.topic->name},
-        bus_postgres_param(&numbers[0], partition),
-        bus_postgres_param(&numbers[1], position),
-        bus_postgres_param(&numbers[2], STARTS_MAX),
-        {reader->marked_until[partition] == position + 1 ? STR("true") : STR("false")}};
-    struct db_result *result;
+    bool is_marked = reader->marked_until[partition] == position + 1;
+    struct db_result *result = NULL;
 
     reader->marked_until[partition] = position + 1; /* also when the reply is lost */
-    enum status status = run_mark(reader, mark_sql, 6, params, &result, error);
-
+    enum status status =
+        db_pool_query(reader->postgres->publish_pool, &mark_sql,
+                      DB_PARAMS(db_cstr(reader->consumer.spec.group), db_text(reader->consumer.topic->name),
+                                db_int(partition), db_i64(position), db_int(STARTS_MAX), db_bool(is_marked)),
+                      clock_deadline_ms(MARK_MS), &result, error);
     int64_t deaths = status == STATUS_OK ? db_result_i64(result, 0, 0) : 0;
     *suspicion = deaths < DEATHS_MAX       ? SUSPECT_HANDLE
                  : deaths < 2 * DEATHS_MAX ? SUSPECT_GIVE_UP
@@ -187,16 +157,14 @@ enum status bus_postgres_suspect_mark(struct reader *reader, unsigned partition,
 
 void bus_postgres_suspect_unmark(struct reader *reader, unsigned partition)
 {
-    struct postgres_number number;
-    struct db_param params[] = {{str_from(reader->consumer.spec.group)},
-                                {reader->consumer.topic->name},
-                                bus_postgres_param(&number, partition)};
-    struct db_result *result;
     struct error error = {0};
+    enum status status = db_pool_exec(reader->postgres->publish_pool, &unmark_sql,
+                                      DB_PARAMS(db_cstr(reader->consumer.spec.group),
+                                                db_text(reader->consumer.topic->name), db_int(partition)),
+                                      clock_deadline_ms(MARK_MS), NULL, &error);
 
-    if (run_mark(reader, unmark_sql, 3, params, &result, &error) == STATUS_OK)
+    if (status == STATUS_OK)
         reader->marked_until[partition] = 0;
     else /* it counts as a death when another process handles the message next */
         log_warn("bus_suspect_not_unmarked", LOG_ERROR_FIELDS(&error));
-    db_result_free(result);
 }

@@ -19,17 +19,17 @@
              "          AND b.partition = at.partition AND b.message_offset = " offset " - 1), 0)"
 
 /* $2: from the oldest that is there */
-static const char begin_sql[] = "SELECT at.partition, at.position, " CREATED_BEFORE(
+static const struct db_statement begin_sql = DB_STATEMENT("SELECT at.partition, at.position, " CREATED_BEFORE(
     "at.position") " FROM ("
                    "    SELECT partition, CASE WHEN $2 THEN coalesce("
                    "        (SELECT min(m.message_offset) FROM platform.bus_message m"
                    "         WHERE m.topic = p.topic AND m.partition = p.partition), next_offset) ELSE next_offset END AS position"
-                   "    FROM platform.bus_partition p WHERE topic = $1) at";
+                   "    FROM platform.bus_partition p WHERE topic = $1) at");
 
 /* $2 to $4 the partitions, their positions, and the times of the messages before these (below 0: not compared). Returns
  * those that do not match, and where they go on. Offsets and times ascend together; another server's clock may be behind, so some
  * messages that were handled may come again. */
-static const char recheck_sql[] = "SELECT at.partition, back.position, " CREATED_BEFORE(
+static const struct db_statement recheck_sql = DB_STATEMENT("SELECT at.partition, back.position, " CREATED_BEFORE(
     "back.position") " FROM unnest($2::text::int[], $3::text::bigint[], $4::text::bigint[]) AS at (partition, position, created_us)"
                      " JOIN platform.bus_partition p ON p.topic = $1 AND p.partition = at.partition"
                      " LEFT JOIN platform.bus_message last ON last.topic = $1 AND last.partition = at.partition"
@@ -40,12 +40,12 @@ static const char recheck_sql[] = "SELECT at.partition, back.position, " CREATED
                      "      AND m.message_offset < at.position"
                      "      AND m.created_at > to_timestamp(at.created_us / 1e6) - interval '10 s') back"
                      " WHERE p.next_offset < at.position"
-                     "    OR (at.created_us >= 0 AND " POSTGRES_CREATED_US("last") " <> at.created_us)";
+                     "    OR (at.created_us >= 0 AND " POSTGRES_CREATED_US("last") " <> at.created_us)");
 
 /* $2 and $3 the partitions and their positions, $4 messages and $5 bytes at most of each. A partition whose
  * position is not its next offset has at least one row, without a message when retention took all or the tail
  * was lost. */
-static const char read_sql[] =
+static const struct db_statement read_sql = DB_STATEMENT_BINARY(
     "SELECT p.partition::text, p.next_offset::text, " POSTGRES_MESSAGE_COLUMNS
     " FROM unnest($2::text::int[], $3::text::bigint[]) AS here (partition, position)"
     " JOIN platform.bus_partition p ON p.topic = $1 AND p.partition = here.partition"
@@ -58,7 +58,7 @@ static const char read_sql[] =
     "              ORDER BY message_offset LIMIT $4) w) x"
     "    WHERE x.before < $5) m ON true"
     " WHERE p.next_offset <> here.position"
-    " ORDER BY p.partition, m.message_offset";
+    " ORDER BY p.partition, m.message_offset");
 enum read_column { PARTITION, NEXT_OFFSET, MESSAGE };
 
 /* ---- where it begins ---- */
@@ -76,9 +76,6 @@ static enum status make_ready(struct reader *reader, struct error *error)
 {
     const struct bus_subscription *spec = &reader->consumer.spec;
     int64_t deadline_ns = clock_deadline_ms(QUERY_MS);
-    struct db_statement statement;
-    struct db_param params[] = {{reader->consumer.topic->name},
-                                {spec->from == BUS_FROM_START ? STR("true") : STR("false")}};
     struct db_result *result = NULL;
     struct db_conn *conn;
     enum status status = db_acquire(reader->postgres->pool, deadline_ns, &conn, error);
@@ -86,9 +83,11 @@ static enum status make_ready(struct reader *reader, struct error *error)
 
     if (status == STATUS_OK)
         status = bus_postgres_topic_ensure(conn, reader->consumer.topic, deadline_ns, error);
-    db_statement_init(&statement, begin_sql, 2, (enum db_type[]){DB_TEXT, DB_BOOL});
     if (status == STATUS_OK)
-        status = db_query(conn, &statement, params, deadline_ns, &result, error);
+        status =
+            db_query(conn, &begin_sql,
+                     DB_PARAMS(db_text(reader->consumer.topic->name), db_bool(spec->from == BUS_FROM_START)),
+                     deadline_ns, &result, error);
     db_release(conn);
     if (status == STATUS_OK) {
         take_positions(reader, result);
@@ -122,9 +121,7 @@ static void go_back(struct reader *reader, const struct db_result *result, size_
 static enum status recheck(struct reader *reader, struct db_conn *conn, int64_t deadline_ns,
                            struct error *error)
 {
-    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT};
     struct buf lists[3];
-    struct db_statement statement;
     struct db_result *result = NULL;
 
     for (size_t i = 0; i < 3; i++) {
@@ -138,10 +135,11 @@ static enum status recheck(struct reader *reader, struct db_conn *conn, int64_t 
     }
     for (size_t i = 0; i < 3; i++)
         db_array_end(&lists[i]);
-    struct db_param params[] = {
-        {reader->consumer.topic->name}, {buf_str(&lists[0])}, {buf_str(&lists[1])}, {buf_str(&lists[2])}};
-    db_statement_init(&statement, recheck_sql, 4, types);
-    enum status status = db_query(conn, &statement, params, deadline_ns, &result, error);
+    enum status status =
+        db_query(conn, &recheck_sql,
+                 DB_PARAMS(db_text(reader->consumer.topic->name), db_text(buf_str(&lists[0])),
+                           db_text(buf_str(&lists[1])), db_text(buf_str(&lists[2]))),
+                 deadline_ns, &result, error);
     for (size_t row = 0; status == STATUS_OK && row < db_result_rows(result); row++)
         go_back(reader, result, row);
     db_result_free(result);
@@ -170,11 +168,8 @@ static void list_positions(const struct reader *reader, struct buf *partitions, 
 
 static enum status read_new(struct reader *reader, struct db_result **result, struct error *error)
 {
-    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_TEXT, DB_BIGINT, DB_BIGINT};
     const struct bus_consumer *consumer = &reader->consumer;
     int64_t deadline_ns = clock_deadline_ms(QUERY_MS);
-    struct postgres_number numbers[2];
-    struct db_statement statement;
     struct buf partitions, positions;
     struct db_conn *conn;
     enum status status = db_acquire(reader->postgres->pool, deadline_ns, &conn, error);
@@ -191,14 +186,11 @@ static enum status read_new(struct reader *reader, struct db_result **result, st
     buf_init(&partitions);
     buf_init(&positions);
     list_positions(reader, &partitions, &positions);
-    struct db_param params[] = {{consumer->topic->name},
-                                {buf_str(&partitions)},
-                                {buf_str(&positions)},
-                                bus_postgres_param(&numbers[0], consumer->spec.batch_max),
-                                bus_postgres_param(&numbers[1], (int64_t)consumer->spec.batch_bytes_max)};
-    db_statement_init(&statement, read_sql, 5, types);
-    statement.binary_results = true;
-    status = db_query(conn, &statement, params, deadline_ns, result, error);
+    status = db_query(conn, &read_sql,
+                      DB_PARAMS(db_text(consumer->topic->name), db_text(buf_str(&partitions)),
+                                db_text(buf_str(&positions)), db_i64(consumer->spec.batch_max),
+                                db_i64((int64_t)consumer->spec.batch_bytes_max)),
+                      deadline_ns, result, error);
     db_release(conn);
     if (status == STATUS_OK)
         reader->checked_ns = asked_ns;

@@ -217,10 +217,4 @@ struct attached_message *bus_postgres_attached_copy(const struct bus_message *me
 void bus_postgres_attached_free(struct attached_message *attached);
 bool bus_postgres_attached_equals(const struct attached_message *attached, const struct bus_message *message);
 
-/* A number as a parameter. */
-struct postgres_number {
-    char text[24];
-};
-struct db_param bus_postgres_param(struct postgres_number *number, int64_t value);
-
 #endif

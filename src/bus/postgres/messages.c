@@ -8,13 +8,6 @@
 
 #define NOTICE_BYTES_MAX 7900 /* PostgreSQL takes less than 8,000 */
 
-struct db_param bus_postgres_param(struct postgres_number *number, int64_t value)
-{
-    int len = snprintf(number->text, sizeof number->text, "%lld", (long long)value);
-
-    return (struct db_param){str_of(number->text, (size_t)len)};
-}
-
 /* ---- array elements ---- */
 
 void bus_postgres_array_put_i64(struct buf *out, int64_t value)

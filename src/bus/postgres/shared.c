@@ -49,7 +49,7 @@ struct locked_batch {
     "        due.next_offset::text, " others ", " POSTGRES_MESSAGE_COLUMNS                          \
     " FROM due LEFT JOIN LATERAL (" messages ") m ON true"
 
-static const char lock_anywhere_sql[] = LOCK_AND_READ(
+static const struct db_statement lock_anywhere_sql = DB_STATEMENT_BINARY(LOCK_AND_READ(
     "    ORDER BY (c.partition - $5 + 65536) % 256",
     "EXISTS (SELECT FROM platform.bus_cursor c JOIN platform.bus_partition p USING (topic, partition)"
     "                WHERE c.group_name = $1 AND c.topic = $2 AND c.position < p.next_offset"
@@ -62,13 +62,13 @@ static const char lock_anywhere_sql[] = LOCK_AND_READ(
     "              WHERE topic = $2 AND partition = due.partition AND message_offset >= due.position"
     "              ORDER BY message_offset"
     "              LIMIT CASE WHEN due.position < due.careful_until THEN 1 ELSE $3 END) w) x"
-    "    WHERE x.before < $4") " ORDER BY m.message_offset";
+    "    WHERE x.before < $4") " ORDER BY m.message_offset");
 /* $5 the only partition: it was woken for a single message. If there are more, the caller looks again, anywhere. */
-static const char lock_partition_sql[] =
+static const struct db_statement lock_partition_sql = DB_STATEMENT_BINARY(
     LOCK_AND_READ(" AND c.partition = $5", "'false'",
                   "    SELECT * FROM platform.bus_message"
                   "    WHERE topic = $2 AND partition = $5 AND message_offset >= due.position"
-                  "    ORDER BY message_offset LIMIT 1");
+                  "    ORDER BY message_offset LIMIT 1"));
 
 enum column { PARTITION, POSITION, ATTEMPTS, LAST_ERROR, NEXT_OFFSET, OTHERS, MESSAGE };
 
@@ -77,15 +77,17 @@ enum column { PARTITION, POSITION, ATTEMPTS, LAST_ERROR, NEXT_OFFSET, OTHERS, ME
     "UPDATE platform.bus_cursor SET position = $4, attempts = $5,"                \
     "       retry_at = clock_timestamp() + $6 * interval '1 ms', last_error = $7" \
     " WHERE group_name = $1 AND topic = $2 AND partition = $3"
-static const char advance_sql[] = ADVANCE;
-static const char advance_relaxed_sql[] =
-    "WITH advanced AS (" ADVANCE ") SELECT set_config('synchronous_commit', 'off', true)";
+static const struct db_statement advance_sql = DB_STATEMENT(ADVANCE);
+static const struct db_statement advance_relaxed_sql =
+    DB_STATEMENT("WITH advanced AS (" ADVANCE ") SELECT set_config('synchronous_commit', 'off', true)");
 
 /* After a rollback, unless another process has moved the cursor: $4 its position, $5 messages before this are delivered one by
  * one. */
-static const char failed_sql[] = "UPDATE platform.bus_cursor SET careful_until = $5, attempts = $6,"
-                                 "       retry_at = clock_timestamp() + $7 * interval '1 ms', last_error = $8"
-                                 " WHERE group_name = $1 AND topic = $2 AND partition = $3 AND position = $4";
+static const struct db_statement failed_sql =
+    DB_STATEMENT("UPDATE platform.bus_cursor SET careful_until = $5, attempts = $6,"
+                 "       retry_at = clock_timestamp() + $7 * interval '1 ms', last_error = $8"
+                 " WHERE group_name = $1 AND topic = $2 AND partition = $3 AND position = $4");
+static const struct db_statement begin_sql = DB_STATEMENT("BEGIN"), commit_sql = DB_STATEMENT("COMMIT");
 
 /* ---- the group's cursors ---- */
 
@@ -112,30 +114,21 @@ static enum status make_ready(struct reader *reader, struct error *error)
 /* ---- lock and read ---- */
 
 /* BEGIN and the statement that locks, in a pipeline that is still open. */
-static enum status open_lock(struct locked_batch *locked, int place, struct error *error)
+static void open_lock(struct locked_batch *locked, int place)
 {
-    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_BIGINT, DB_BIGINT, DB_INT, DB_BIGINT, DB_TEXT};
     const struct bus_consumer *consumer = &locked->reader->consumer;
     bool anywhere = place == POSTGRES_ANYWHERE;
     unsigned first = anywhere ? atomic_fetch_add(&locked->reader->turn, 1) % consumer->topic->spec.partitions
                               : (unsigned)place;
-    struct postgres_number numbers[5];
-    struct db_statement begin, lock;
-    struct db_param params[] = {{str_from(consumer->spec.group)},
-                                {consumer->topic->name},
-                                bus_postgres_param(&numbers[0], consumer->spec.batch_max),
-                                bus_postgres_param(&numbers[1], (int64_t)consumer->spec.batch_bytes_max),
-                                bus_postgres_param(&numbers[2], first),
-                                bus_postgres_param(&numbers[3], 2 * consumer->spec.backoff_max_ms),
-                                bus_postgres_param(&numbers[4], locked->reader->postgres->config.handler_ms)};
 
-    db_statement_init(&begin, "BEGIN", 0, NULL);
-    db_statement_init(&lock, anywhere ? lock_anywhere_sql : lock_partition_sql, 7, types);
-    lock.binary_results = true;
-    enum status status = db_pipeline_begin_checked(locked->conn, error);
-    if (status == STATUS_OK)
-        status = db_pipeline_add_checked(locked->conn, &begin, NULL, error);
-    return status == STATUS_OK ? db_pipeline_add_checked(locked->conn, &lock, params, error) : status;
+    db_pipeline_begin(locked->conn);
+    db_pipeline_add(locked->conn, &begin_sql, DB_NO_PARAMS);
+    db_pipeline_add(locked->conn, anywhere ? &lock_anywhere_sql : &lock_partition_sql,
+                    DB_PARAMS(db_cstr(consumer->spec.group), db_text(consumer->topic->name),
+                              db_i64(consumer->spec.batch_max),
+                              db_i64((int64_t)consumer->spec.batch_bytes_max), db_int(first),
+                              db_i64(2 * consumer->spec.backoff_max_ms),
+                              DB_NUMBER(locked->reader->postgres->config.handler_ms, DB_TEXT)));
 }
 
 static void read_batch(struct locked_batch *locked)
@@ -194,35 +187,24 @@ static int64_t new_position(const struct locked_batch *locked)
 static enum status commit_position(struct locked_batch *locked, unsigned attempts, int64_t wait_ms,
                                    struct error *error)
 {
-    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_INT, DB_BIGINT, DB_INT, DB_BIGINT, DB_TEXT};
     enum { NOTICE_AT = 2 };
     const struct bus_consumer *consumer = &locked->reader->consumer;
     const struct bus_outcome *outcome = &locked->outcome;
     struct bus_batch *batch = &locked->batch;
-    struct postgres_number numbers[4];
-    struct db_statement advance, commit;
     size_t failed_at = 0;
-    struct db_param params[] = {
-        {str_from(consumer->spec.group)},
-        {consumer->topic->name},
-        bus_postgres_param(&numbers[0], locked->partition),
-        bus_postgres_param(&numbers[1], new_position(locked)),
-        bus_postgres_param(&numbers[2], attempts),
-        outcome->retry ? bus_postgres_param(&numbers[3], wait_ms) : (struct db_param){STR_NONE},
-        {outcome->retry ? str_from(batch->verdicts[outcome->settled].reason) : STR_NONE}};
 
-    db_statement_init(&advance, consumer->spec.relaxed ? advance_relaxed_sql : advance_sql, 7, types);
-    db_statement_init(&commit, "COMMIT", 0, NULL);
-    enum status status = db_pipeline_begin_checked(locked->conn, error);
-    if (status == STATUS_OK)
-        status = db_pipeline_add_checked(locked->conn, &advance, params, error);
-    if (status == STATUS_OK)
-        status = db_pipeline_add_checked(locked->conn, &commit, NULL, error);
-    if (status == STATUS_OK && batch->tell_channel.ptr)
-        status =
-            db_pipeline_add_notice_checked(locked->conn, batch->tell_channel, batch->tell_payload, error);
-    if (status == STATUS_OK)
-        status = db_pipeline_end(locked->conn, clock_deadline_ms(COMMIT_MS), NULL, 0, &failed_at, error);
+    db_pipeline_begin(locked->conn);
+    db_pipeline_add(
+        locked->conn, consumer->spec.relaxed ? &advance_relaxed_sql : &advance_sql,
+        DB_PARAMS(db_cstr(consumer->spec.group), db_text(consumer->topic->name), db_int(locked->partition),
+                  db_i64(new_position(locked)), db_int(attempts),
+                  outcome->retry ? db_i64(wait_ms) : db_null(DB_BIGINT),
+                  outcome->retry ? db_cstr(batch->verdicts[outcome->settled].reason) : db_null(DB_TEXT)));
+    db_pipeline_add(locked->conn, &commit_sql, DB_NO_PARAMS);
+    if (batch->tell_channel.ptr)
+        db_pipeline_add_notice(locked->conn, batch->tell_channel, batch->tell_payload);
+    enum status status =
+        db_pipeline_end(locked->conn, clock_deadline_ms(COMMIT_MS), NULL, 0, &failed_at, error);
     batch->is_told = status == STATUS_OK && batch->tell_channel.ptr;
     return failed_at == NOTICE_AT ? STATUS_OK : status; /* committed, though without the notice */
 }
@@ -253,32 +235,17 @@ static enum status commit_batch(struct locked_batch *locked, struct error *error
  * connection: a statement that takes too long closes the batch's. */
 static enum status record_failure(struct locked_batch *locked, const char *reason, struct error *error)
 {
-    static const enum db_type types[] = {DB_TEXT,   DB_TEXT, DB_INT,    DB_BIGINT,
-                                         DB_BIGINT, DB_INT,  DB_BIGINT, DB_TEXT};
     const struct bus_consumer *consumer = &locked->reader->consumer;
     size_t count = locked->batch.count;
     unsigned attempts = locked->batch.attempt + (count == 1);
     int64_t wait_ms = count == 1 ? bus_backoff_ms(consumer, attempts) : 0;
-    struct postgres_number numbers[5];
-    struct db_statement statement;
-    struct db_param params[] = {
-        {str_from(consumer->spec.group)},
-        {consumer->topic->name},
-        bus_postgres_param(&numbers[0], locked->partition),
-        bus_postgres_param(&numbers[1], locked->position),
-        bus_postgres_param(&numbers[2], locked->batch.messages[count - 1].offset + 1),
-        bus_postgres_param(&numbers[3], attempts),
-        bus_postgres_param(&numbers[4], wait_ms),
-        {str_from(reason)},
-    };
-    struct db_conn *conn;
+    enum status status = db_pool_exec(locked->reader->postgres->pool, &failed_sql,
+                                      DB_PARAMS(db_cstr(consumer->spec.group), db_text(consumer->topic->name),
+                                                db_int(locked->partition), db_i64(locked->position),
+                                                db_i64(locked->batch.messages[count - 1].offset + 1),
+                                                db_int(attempts), db_i64(wait_ms), db_cstr(reason)),
+                                      clock_deadline_ms(COMMIT_MS), NULL, error);
 
-    db_statement_init(&statement, failed_sql, 8, types);
-    enum status status =
-        db_acquire(locked->reader->postgres->pool, clock_deadline_ms(COMMIT_MS), &conn, error);
-    if (status == STATUS_OK)
-        status = db_exec(conn, &statement, params, clock_deadline_ms(COMMIT_MS), NULL, error);
-    db_release(conn);
     if (status == STATUS_OK)
         bus_postgres_worker_due(locked->worker, wait_ms + 1);
     return status;
@@ -357,11 +324,9 @@ static enum bus_postgres_step run_batch(struct locked_batch *locked, int place, 
 {
     struct postgres *postgres = locked->reader->postgres;
     struct db_result *results[2];
-    enum status status = open_lock(locked, place, error);
 
-    if (status == STATUS_OK)
-        status = db_pipeline_end(locked->conn, clock_deadline_ms(COMMIT_MS), results, 2, NULL, error);
-    if (status != STATUS_OK)
+    open_lock(locked, place);
+    if (db_pipeline_end(locked->conn, clock_deadline_ms(COMMIT_MS), results, 2, NULL, error) != STATUS_OK)
         return STEP_FAILED;
     db_result_free(results[0]);
     locked->rows = results[1];
@@ -402,8 +367,7 @@ static bool is_confirmed(struct locked_batch *locked, const struct attached_mess
     return is_same;
 }
 
-static bool handle_attached(struct locked_batch *locked, const struct attached_message *attached,
-                            struct error *error)
+static bool handle_attached(struct locked_batch *locked, const struct attached_message *attached)
 {
     struct reader *reader = locked->reader;
     struct bus_message *message = arena_alloc(&locked->arena, sizeof *message);
@@ -411,8 +375,7 @@ static bool handle_attached(struct locked_batch *locked, const struct attached_m
 
     *message = attached->message;
     message->topic = reader->consumer.topic->name;
-    if (open_lock(locked, attached->partition, error) != STATUS_OK)
-        return false;
+    open_lock(locked, attached->partition);
     db_pipeline_leave(locked->conn, results, 2);
     locked->batch = (struct bus_batch){
         .messages = message,
@@ -440,7 +403,7 @@ static enum bus_postgres_step run_attached(struct locked_batch *locked,
 
     if (!bus_postgres_handling_begin(locked->reader->postgres))
         return STEP_NOTHING;
-    if (handle_attached(locked, attached, error))
+    if (handle_attached(locked, attached))
         step = settle_batch(locked, error);
     bus_postgres_handling_end(locked->reader->postgres);
     return step;

@@ -12,17 +12,19 @@
 /* Any constant, the same in every process. */
 #define RETENTION_LOCK "6021837744811208"
 
-static const char create_sql[] = "INSERT INTO platform.bus_partition (topic, partition)"
-                                 " SELECT $1, n FROM generate_series(0, $2 - 1) AS n"
-                                 " WHERE NOT EXISTS (SELECT FROM platform.bus_partition WHERE topic = $1)"
-                                 " ON CONFLICT DO NOTHING";
+static const struct db_statement create_sql =
+    DB_STATEMENT("INSERT INTO platform.bus_partition (topic, partition)"
+                 " SELECT $1, n FROM generate_series(0, $2 - 1) AS n"
+                 " WHERE NOT EXISTS (SELECT FROM platform.bus_partition WHERE topic = $1)"
+                 " ON CONFLICT DO NOTHING");
 
-static const char count_sql[] = "SELECT count(*) FROM platform.bus_partition WHERE topic = $1";
+static const struct db_statement count_sql =
+    DB_STATEMENT("SELECT count(*) FROM platform.bus_partition WHERE topic = $1");
 
-static const char lag_sql[] =
-    "SELECT coalesce(sum(p.next_offset - c.position), 0)::bigint"
-    " FROM platform.bus_cursor c JOIN platform.bus_partition p USING (topic, partition)"
-    " WHERE c.group_name = $1 AND c.topic = $2";
+static const struct db_statement lag_sql =
+    DB_STATEMENT("SELECT coalesce(sum(p.next_offset - c.position), 0)::bigint"
+                 " FROM platform.bus_cursor c JOIN platform.bus_partition p USING (topic, partition)"
+                 " WHERE c.group_name = $1 AND c.topic = $2");
 
 /* $1 topic, $2 partition, $3 rows at most, $4 and $5 keep by age (ms) and number, $6 and $7 the same whatever
  * the cursors are; 0 = without. A prefix of the offsets is deleted, so readers see every gap. Age and offset
@@ -30,7 +32,7 @@ static const char lag_sql[] =
  * no row is younger than the newest one, in case the clock was ahead. Without a limit by number, none is deleted
  * by number; with both limits, both must be reached. $8 the topic's group, NULL: none. Returns the rows deleted, those of them that the
  * group had not handled, and whether older rows than $4 are kept for it. */
-static const char delete_sql[] =
+static const struct db_statement delete_sql = DB_STATEMENT(
     "WITH bound AS ("
     "    SELECT p.next_offset, coalesce(min(c.position), p.next_offset) AS handled,"
     "           min(c.position) FILTER (WHERE c.group_name = $8) AS group_position,"
@@ -54,7 +56,7 @@ static const char delete_sql[] =
     " SELECT count(d.message_offset), count(d.message_offset) FILTER (WHERE d.message_offset >= b.group_position),"
     "        EXISTS (SELECT FROM oldest o WHERE $4 > 0 AND o.message_offset >= b.group_position"
     "                AND o.since < now() - $4 * interval '1 ms')::int"
-    " FROM bound b LEFT JOIN deleted d ON true GROUP BY b.group_position";
+    " FROM bound b LEFT JOIN deleted d ON true GROUP BY b.group_position");
 enum delete_column { DELETED, DELETED_UNREAD, IS_HELD };
 
 /* ---- topics ---- */
@@ -62,19 +64,16 @@ enum delete_column { DELETED, DELETED_UNREAD, IS_HELD };
 enum status bus_postgres_topic_ensure(struct db_conn *conn, struct bus_topic_state *topic,
                                       int64_t deadline_ns, struct error *error)
 {
-    struct db_statement statement;
-    struct postgres_number number;
     struct db_result *result = NULL;
     int64_t count = 0;
 
     if (atomic_load(&topic->known))
         return STATUS_OK;
-    db_statement_init(&statement, create_sql, 2, (enum db_type[]){DB_TEXT, DB_INT});
-    struct db_param params[] = {{topic->name}, bus_postgres_param(&number, topic->spec.partitions)};
-    enum status status = db_exec(conn, &statement, params, deadline_ns, NULL, error);
-    db_statement_init(&statement, count_sql, 1, (enum db_type[]){DB_TEXT});
+    enum status status =
+        db_exec(conn, &create_sql, DB_PARAMS(db_text(topic->name), db_int(topic->spec.partitions)),
+                deadline_ns, NULL, error);
     if (status == STATUS_OK)
-        status = db_query(conn, &statement, (struct db_param[]){{topic->name}}, deadline_ns, &result, error);
+        status = db_query(conn, &count_sql, DB_PARAMS(db_text(topic->name)), deadline_ns, &result, error);
     if (status == STATUS_OK)
         count = db_result_i64(result, 0, 0);
     db_result_free(result);
@@ -114,14 +113,13 @@ static enum status measure_lag(struct reader *reader, struct db_conn *conn, int6
                                struct error *error)
 {
     const struct bus_consumer *consumer = &reader->consumer;
-    struct db_statement statement;
-    struct db_param params[] = {{str_from(consumer->spec.group)}, {consumer->topic->name}};
-    struct db_result *result;
+    struct db_result *result = NULL;
 
     if (consumer->spec.mode != BUS_SHARED)
         return STATUS_OK; /* its rounds measure it */
-    db_statement_init(&statement, lag_sql, 2, (enum db_type[]){DB_TEXT, DB_TEXT});
-    enum status status = db_query(conn, &statement, params, deadline_ns, &result, error);
+    enum status status =
+        db_query(conn, &lag_sql, DB_PARAMS(db_cstr(consumer->spec.group), db_text(consumer->topic->name)),
+                 deadline_ns, &result, error);
     if (status == STATUS_OK)
         metric_set(consumer->lag, (double)db_result_i64(result, 0, 0));
     db_result_free(result);
@@ -131,19 +129,17 @@ static enum status measure_lag(struct reader *reader, struct db_conn *conn, int6
 /* ---- privacy of notices ---- */
 
 /* A role that may connect can listen to our channel, whatever tables it may read. Superusers can read everything anyway. */
-static const char private_sql[] =
+static const struct db_statement private_sql = DB_STATEMENT(
     "SELECT (NOT EXISTS (SELECT FROM pg_catalog.pg_roles r WHERE r.rolcanlogin AND NOT r.rolsuper"
     "    AND r.rolname <> current_user"
-    "    AND has_database_privilege(r.oid, current_database(), 'CONNECT')))::int";
+    "    AND has_database_privilege(r.oid, current_database(), 'CONNECT')))::int");
 
 enum status bus_postgres_look_private(struct db_conn *conn, int64_t deadline_ns, bool *is_private,
                                       struct error *error)
 {
-    struct db_statement statement;
     struct db_result *result = NULL;
+    enum status status = db_query(conn, &private_sql, DB_NO_PARAMS, deadline_ns, &result, error);
 
-    db_statement_init(&statement, private_sql, 0, NULL);
-    enum status status = db_query(conn, &statement, NULL, deadline_ns, &result, error);
     *is_private = status == STATUS_OK && db_result_i64(result, 0, 0) == 1;
     db_result_free(result);
     return status;
@@ -156,26 +152,16 @@ static enum status trim_partition(struct postgres *postgres, struct bus_topic_st
                                   unsigned partition, struct db_conn *conn, int64_t deadline_ns,
                                   int64_t *deleted, bool *is_held, struct error *error)
 {
-    static const enum db_type types[] = {DB_TEXT,   DB_INT,    DB_BIGINT, DB_BIGINT,
-                                         DB_BIGINT, DB_BIGINT, DB_BIGINT, DB_TEXT};
     const struct bus_topic *spec = &topic->spec;
-    struct postgres_number numbers[6];
-    struct db_statement statement;
-    struct db_param params[] = {
-        {topic->name},
-        bus_postgres_param(&numbers[0], partition),
-        bus_postgres_param(&numbers[1], postgres->config.retention_batch),
-        bus_postgres_param(&numbers[2], spec->keep_ms),
-        bus_postgres_param(&numbers[3], spec->keep_messages),
-        bus_postgres_param(&numbers[4], spec->keep_ms_hard),
-        bus_postgres_param(&numbers[5], spec->keep_messages_hard),
-        {spec->group ? str_from(spec->group) : STR_NONE},
-    };
     struct db_result *result = NULL;
 
     *deleted = 0;
-    db_statement_init(&statement, delete_sql, 8, types);
-    enum status status = db_query(conn, &statement, params, deadline_ns, &result, error);
+    enum status status = db_query(
+        conn, &delete_sql,
+        DB_PARAMS(db_text(topic->name), db_int(partition), db_i64(postgres->config.retention_batch),
+                  db_i64(spec->keep_ms), db_i64(spec->keep_messages), db_i64(spec->keep_ms_hard),
+                  db_i64(spec->keep_messages_hard), spec->group ? db_cstr(spec->group) : db_null(DB_TEXT)),
+        deadline_ns, &result, error);
     /* No row: another process holds the lock, or the partition is missing. */
     if (status == STATUS_OK && db_result_rows(result) > 0) {
         *deleted = db_result_i64(result, 0, DELETED);

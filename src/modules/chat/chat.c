@@ -108,9 +108,6 @@ static enum status chat_start(struct kernel *kernel, const void *section, void *
         free(chat);
         return status;
     }
-    chat_post_init(chat);
-    chat_reads_init(chat);
-    chat_pages_init(chat);
     chat->rooms = chat_rooms_create(chat);
     const struct chat_agent *agents = chat->settings->agents.items;
     for (size_t i = 0; i < chat->settings->agents.count && !chat->agent_callers; i++)

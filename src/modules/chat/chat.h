@@ -64,7 +64,6 @@ struct chat {
     struct kernel *kernel;
     const struct chat_settings *settings;
     struct idempotency_table keys;
-    struct db_statement post, history, session, page, log, event_page, event_count;
     struct outbox *publisher;
     struct worker_pool *agent_callers; /* threads that wait for agents' URLs; NULL = no agent has one */
     struct chat_rooms *rooms;
@@ -103,8 +102,6 @@ enum status chat_agent_call(const struct chat_agent *agent, const struct chat_ca
                             struct error *error) MUST_CHECK;
 
 /* ---- post.c, reads.c, streams.c: routes ---- */
-void chat_post_init(struct chat *chat);
-void chat_reads_init(struct chat *chat);
 http_handler_fn chat_post_message, chat_get_messages, chat_get_events, chat_get_stream;
 extern struct metric_family chat_messages_family;
 

@@ -12,9 +12,9 @@
 #define ENTITY_TYPE "chat_session"
 
 /* By the primary key. */
-static const char session_sql[] =
+static const struct db_statement session_sql = DB_STATEMENT(
     "select s.session_id, s.project_id, s.user_id, s.agent, platform.rfc3339(s.created_at), s.last_sequence"
-    " from chat.chat_sessions s where s.tenant_id = $1 and s.session_id = $2";
+    " from chat.chat_sessions s where s.tenant_id = $1 and s.session_id = $2");
 enum session_column { SESSION, PROJECT, USER, AGENT, CREATED_AT, SEQUENCE };
 
 static void put_session(struct buf *out, const struct db_result *rows)
@@ -63,13 +63,14 @@ static enum status look_up_session(void *context, const struct hydration_questio
     struct chat *chat = context;
     struct db_conn *conn = NULL;
     struct db_result *rows = NULL;
-    const struct db_param params[] = {{question->tenant}, {question->entity_id}};
     entity->found = HYDRATION_IS_NOT;
     if (!chat_owner_is_id(question->entity_id))
         return STATUS_OK;
     enum status status = chat_acquire(chat, deadline_ns, &conn, error);
     if (status == STATUS_OK)
-        status = db_query(conn, &chat->session, params, deadline_ns, &rows, error);
+        status =
+            db_query(conn, &session_sql, DB_PARAMS(db_text(question->tenant), db_uuid(question->entity_id)),
+                     deadline_ns, &rows, error);
     if (status == STATUS_OK && db_result_rows(rows))
         take_session(question, rows, entity);
     db_result_free(rows);
@@ -79,7 +80,6 @@ static enum status look_up_session(void *context, const struct hydration_questio
 
 void chat_owner_provide(struct chat *chat)
 {
-    db_statement_init(&chat->session, session_sql, 2, (const enum db_type[]){DB_TEXT, DB_UUID});
     hydration_provide(kernel_hydration(chat->kernel), &(struct hydration_owner){.entity_type = ENTITY_TYPE,
                                                                                 .module = "chat",
                                                                                 .look = look_up_session,

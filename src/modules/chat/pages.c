@@ -3,13 +3,11 @@
 #include "base/clock.h"
 #include "modules/chat/rooms.h"
 
-enum { READ_MS = 5000 };
-
-static const struct str page_events = {"200", 3}, page_bytes = {"32768", 5};
+enum { READ_MS = 5000, PAGE_EVENTS = 200, PAGE_BYTES = 32768 };
 
 /* $1 … $4 the session, $5 after this sequence, $6 rows at most, $7 bytes (exceeded by at most one event). One statement, so
  * that session and page are of one moment. */
-static const char page_sql[] =
+static const struct db_statement page_sql = DB_STATEMENT(
     "select s.last_sequence, s.forgotten_sequence, greatest(l.logged, s.forgotten_sequence), e.sequence, e.line"
     " from chat.chat_sessions s"
     " cross join lateral (select max(n.sequence) as logged from chat.event_log n"
@@ -17,32 +15,23 @@ static const char page_sql[] =
     " left join lateral chat.events_after(s.tenant_id, s.session_id, greatest($5, s.forgotten_sequence), $6, $7) e"
     "   on true"
     " where s.tenant_id = $1 and s.session_id = $3 and s.project_id = $2 and s.user_id = $4"
-    " order by e.sequence";
+    " order by e.sequence");
 enum column { LAST, FORGOTTEN, LOGGED, SEQUENCE, LINE };
-
-void chat_pages_init(struct chat *chat)
-{
-    db_statement_init(
-        &chat->page, page_sql, 7,
-        (const enum db_type[]){DB_TEXT, DB_UUID, DB_UUID, DB_UUID, DB_BIGINT, DB_BIGINT, DB_BIGINT});
-}
 
 enum status chat_page_read(struct chat *chat, const struct chat_key *key, int64_t after,
                            struct chat_page *page, struct error *error)
 {
     int64_t deadline_ns = clock_deadline_ms(READ_MS);
     struct db_conn *conn = NULL;
-    struct buf number;
     *page = (struct chat_page){0};
-    buf_init(&number);
-    buf_printf(&number, "%lld", (long long)after);
-    const struct db_param params[] = {{key->tenant},      {key->project}, {key->session}, {key->user},
-                                      {buf_str(&number)}, {page_events},  {page_bytes}};
     enum status status = chat_acquire(chat, deadline_ns, &conn, error);
     if (status == STATUS_OK)
-        status = db_query(conn, &chat->page, params, deadline_ns, &page->rows, error);
+        status =
+            db_query(conn, &page_sql,
+                     DB_PARAMS(db_text(key->tenant), db_uuid(key->project), db_uuid(key->session),
+                               db_uuid(key->user), db_i64(after), db_i64(PAGE_EVENTS), db_i64(PAGE_BYTES)),
+                     deadline_ns, &page->rows, error);
     db_release(conn);
-    buf_deinit(&number);
     if (status != STATUS_OK || db_result_rows(page->rows) == 0)
         return status;
     page->is_found = true;

@@ -22,16 +22,8 @@ static void count_message(const char *result)
     metric_add(metric_series_get(&chat_messages_family, (struct str[]){str_from(result)}), 1);
 }
 
-static const char post_sql[] =
-    "select status, body from chat.post_message($1, $2, $3, $4, $5, $6, $7::text::numeric, $8, $9, $10)";
-static const enum db_type post_types[] = {DB_TEXT, DB_UUID, DB_UUID, DB_UUID, DB_TEXT,
-                                          DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT};
-enum { POST_PARAMS = sizeof post_types / sizeof *post_types };
-
-void chat_post_init(struct chat *chat)
-{
-    db_statement_init(&chat->post, post_sql, POST_PARAMS, post_types);
-}
+static const struct db_statement post_sql = DB_STATEMENT(
+    "select status, body from chat.post_message($1, $2, $3, $4, $5, $6, $7::text::numeric, $8, $9, $10)");
 
 /* ---- the body ---- */
 
@@ -134,24 +126,25 @@ static void commit_message(struct http_request *request, const struct posting *p
     const struct answer *answer = &posting->answer;
     struct idempotency_outcome outcome = {0};
     struct error error = {0};
-    const struct db_param params[POST_PARAMS] = {
-        {caller->tenant},
-        {str_from(caller->project)},
-        {str_from(caller->session)},
-        {str_from(caller->user)},
-        {posting->content},
-        {answer->choice.agent->name},
-        {score_text(answer->choice.score, request->arena)},
-        {answer->role},
-        {answer->reply},
-        {traceparent_of(request)},
+    const struct db_param params[] = {
+        db_text(caller->tenant),
+        db_uuid(str_from(caller->project)),
+        db_uuid(str_from(caller->session)),
+        db_uuid(str_from(caller->user)),
+        db_text(posting->content),
+        db_text(answer->choice.agent->name),
+        db_text(score_text(answer->choice.score, request->arena)),
+        db_text(answer->role),
+        db_text(answer->reply),
+        db_text(traceparent_of(request)),
+        DB_END,
     };
     /* The key's scope includes the session: the route's pattern is the same for all sessions. */
     struct str owner = arena_printf(request->arena, "%s/%s", caller->user, caller->session);
     FAILPOINT("chat.before_commit");
     error.status =
         idempotency_run(kernel_store_pool(chat->kernel), &chat->keys, request, caller->tenant, owner,
-                        &(struct idempotency_effect){.statement = &chat->post, .params = params},
+                        &(struct idempotency_effect){.statement = &post_sql, .params = params},
                         clock_deadline_ms(DATABASE_MS), &outcome, &error);
     FAILPOINT("chat.after_commit");
     if (outcome.has_effect) {

@@ -41,7 +41,7 @@ const struct outbox_table chat_outbox_table = {
 
 /* ---- the log ---- */
 
-static const char log_sql[] = "select chat.log_events($1::text[]::uuid[])";
+static const struct db_statement log_sql = DB_STATEMENT("select chat.log_events($1::text[]::uuid[])");
 
 static bool is_event(const struct outbox_event *event)
 {
@@ -61,7 +61,7 @@ static enum status write_log(struct chat *chat, const struct outbox_batch *batch
     db_array_end(&ids);
     enum status status = chat_acquire(chat, deadline_ns, &conn, error);
     if (status == STATUS_OK)
-        status = db_exec(conn, &chat->log, &(struct db_param){buf_str(&ids)}, deadline_ns, NULL, error);
+        status = db_exec(conn, &log_sql, DB_PARAMS(db_text_array(buf_str(&ids))), deadline_ns, NULL, error);
     db_release(conn);
     buf_deinit(&ids);
     return status;
@@ -149,7 +149,6 @@ static void on_settled(void *context, size_t count)
 
 enum status chat_publisher_create(struct chat *chat, struct error *error)
 {
-    db_statement_init(&chat->log, log_sql, 1, (const enum db_type[]){DB_TEXT_ARRAY});
     return kernel_outbox_create(chat->kernel,
                                 &(struct outbox_config){.table = &chat_outbox_table,
                                                         .settings = &chat->settings->outbox,

@@ -5,8 +5,13 @@
 #include "base/json.h"
 #include "modules/chat/chat.h"
 
-enum { HISTORY_MS = 5000, EVENTS_MS = 10000, LIMIT_DEFAULT = 100, LIMIT_MAX = 1000 };
-static const struct str page_bytes = {"1048576", 7};
+enum {
+    HISTORY_MS = 5000,
+    EVENTS_MS = 10000,
+    LIMIT_DEFAULT = 100,
+    LIMIT_MAX = 1000,
+    PAGE_BYTES = 1024 * 1024
+};
 
 static const char bad_cursor[] = "must be the next_cursor of an answer";
 
@@ -26,7 +31,7 @@ static enum status read_number(const struct http_request *request, const char *n
 
 /* $1 … $4 the session, $5 after this sequence, $6 rows at most, $7 bytes (exceeded by at most one message). No row: there is
  * no such session. A row without a message: the page is empty. */
-static const char history_sql[] =
+static const struct db_statement history_sql = DB_STATEMENT(
     "select s.last_message_sequence, m.message_id, m.sequence, m.role, m.content, m.agent, m.routing_score,"
     "       platform.rfc3339(m.created_at)"
     " from chat.chat_sessions s left join lateral ("
@@ -36,7 +41,7 @@ static const char history_sql[] =
     "                  and h.sequence > $5 order by h.sequence limit $6) w) x"
     "    where x.before < $7) m on true"
     " where s.tenant_id = $1 and s.session_id = $3 and s.project_id = $2 and s.user_id = $4"
-    " order by m.sequence";
+    " order by m.sequence");
 enum history_column { LAST, MESSAGE_ID, SEQUENCE, ROLE, CONTENT, AGENT, ROUTING_SCORE, CREATED_AT };
 
 static void put_message(struct buf *body, const struct db_result *rows, size_t row)
@@ -92,16 +97,11 @@ static enum status read_history(struct http_request *request, struct db_result *
         status = chat_acquire(chat, deadline_ns, &conn, error);
     if (status != STATUS_OK)
         return status;
-    const struct db_param params[] = {
-        {caller.tenant},
-        {str_from(caller.project)},
-        {str_from(caller.session)},
-        {str_from(caller.user)},
-        {arena_printf(request->arena, "%lld", (long long)after)},
-        {arena_printf(request->arena, "%lld", (long long)limit)},
-        {page_bytes},
-    };
-    status = db_query(conn, &chat->history, params, deadline_ns, rows, error);
+    status = db_query(conn, &history_sql,
+                      DB_PARAMS(db_text(caller.tenant), db_uuid(str_from(caller.project)),
+                                db_uuid(str_from(caller.session)), db_uuid(str_from(caller.user)),
+                                db_i64(after), db_i64(limit), db_i64(PAGE_BYTES)),
+                      deadline_ns, rows, error);
     db_release(conn);
     if (status == STATUS_OK && db_result_rows(*rows) == 0)
         status = error_set(error, STATUS_SESSION_NOT_FOUND, "no such session");
@@ -135,24 +135,24 @@ void chat_get_messages(struct http_request *request)
 
 /* $1 … $3 tenant, project and user, $4 the type, $5 from and $6 to, in microseconds since 1970, NULL = any; $7 and $8 after this
  * time and id, $9 rows at most, $10 bytes. A last row without a line: more events follow. */
-static const char event_page_sql[] =
-    "select x.line, (extract(epoch from x.created_at) * 1000000)::bigint, x.event_id"
-    " from chat.events_of($1, $2, $3, $4, timestamptz 'epoch' + $5 * interval '1 microsecond',"
-    "                     timestamptz 'epoch' + $6 * interval '1 microsecond',"
-    "                     timestamptz 'epoch' + $7 * interval '1 microsecond', $8, $9, $10) x";
+static const struct db_statement event_page_sql =
+    DB_STATEMENT("select x.line, (extract(epoch from x.created_at) * 1000000)::bigint, x.event_id"
+                 " from chat.events_of($1, $2, $3, $4, timestamptz 'epoch' + $5 * interval '1 microsecond',"
+                 "                     timestamptz 'epoch' + $6 * interval '1 microsecond',"
+                 "                     timestamptz 'epoch' + $7 * interval '1 microsecond', $8, $9, $10) x");
 enum event_column { EVENT_LINE, EVENT_AT, EVENT_ID };
 
 /* $1 … $6 the same. By event_log_user. */
-static const char event_count_sql[] =
+static const struct db_statement event_count_sql = DB_STATEMENT(
     "select to_char(g.created_at at time zone 'UTC', 'YYYY-MM-DD'), g.event_type, count(*)"
     " from chat.event_log g where g.tenant_id = $1 and g.project_id = $2 and g.user_id = $3"
     " and ($4::text is null or g.event_type = $4)"
     " and g.created_at >= coalesce(timestamptz 'epoch' + $5 * interval '1 microsecond', '-infinity')"
     " and g.created_at < coalesce(timestamptz 'epoch' + $6 * interval '1 microsecond', 'infinity')"
-    " group by 1, 2 order by 1, 2";
+    " group by 1, 2 order by 1, 2");
 enum count_column { DAY, TYPE, COUNT };
 
-enum { COUNT_PARAMS = 6, EVENT_PARAMS = 10 };
+enum { COUNT_PARAMS = 6 };
 
 struct event_query {
     struct chat_caller caller;
@@ -282,23 +282,26 @@ static enum status read_events(struct http_request *request, const struct event_
     struct chat *chat = request->context;
     int64_t deadline_ns = clock_deadline_ms(EVENTS_MS);
     struct db_conn *conn = NULL;
-    const struct db_param params[EVENT_PARAMS] = {
-        {query->caller.tenant},
-        {str_from(query->caller.project)},
-        {str_from(query->caller.user)},
-        {query->type},
-        {query->from},
-        {query->to},
-        {query->after},
-        {query->after_id},
-        {arena_printf(request->arena, "%lld", (long long)query->limit)},
-        {page_bytes},
+    const struct db_param params[] = {
+        db_text(query->caller.tenant),
+        db_uuid(str_from(query->caller.project)),
+        db_uuid(str_from(query->caller.user)),
+        db_text(query->type),
+        db_bigint(query->from),
+        db_bigint(query->to),
+        db_bigint(query->after),
+        db_uuid(query->after_id),
+        db_i64(query->limit),
+        db_i64(PAGE_BYTES),
+        DB_END,
     };
+    struct db_param count_params[COUNT_PARAMS + 1] = {[COUNT_PARAMS] = DB_END};
+    memcpy(count_params, params, COUNT_PARAMS * sizeof *params);
     enum status status = chat_acquire(chat, deadline_ns, &conn, error);
     if (status == STATUS_OK)
-        status = db_query(conn, &chat->event_page, params, deadline_ns, page, error);
+        status = db_query(conn, &event_page_sql, params, deadline_ns, page, error);
     if (status == STATUS_OK && query->is_first)
-        status = db_query(conn, &chat->event_count, params, deadline_ns, counts, error);
+        status = db_query(conn, &event_count_sql, count_params, deadline_ns, counts, error);
     db_release(conn);
     return status;
 }
@@ -325,15 +328,4 @@ void chat_get_events(struct http_request *request)
     }
     db_result_free(page);
     db_result_free(counts);
-}
-
-void chat_reads_init(struct chat *chat)
-{
-    static const enum db_type event_types[EVENT_PARAMS] = {
-        DB_TEXT, DB_UUID, DB_UUID, DB_TEXT, DB_BIGINT, DB_BIGINT, DB_BIGINT, DB_UUID, DB_BIGINT, DB_BIGINT};
-    db_statement_init(
-        &chat->history, history_sql, 7,
-        (const enum db_type[]){DB_TEXT, DB_UUID, DB_UUID, DB_UUID, DB_BIGINT, DB_BIGINT, DB_BIGINT});
-    db_statement_init(&chat->event_page, event_page_sql, EVENT_PARAMS, event_types);
-    db_statement_init(&chat->event_count, event_count_sql, COUNT_PARAMS, event_types);
 }

@@ -30,7 +30,6 @@ struct chat_page {
     size_t count;           /* events on this page */
 };
 
-void chat_pages_init(struct chat *chat);
 /* On a worker: the events after `after` (-1 = from the oldest), bounded in number and bytes. */
 enum status chat_page_read(struct chat *chat, const struct chat_key *key, int64_t after,
                            struct chat_page *page, struct error *error) MUST_CHECK;
