@@ -189,7 +189,7 @@ static int run_verify(struct verify *verify, const char *config_path_given, cons
     if (!verify->config)
         return 1;
     verify->settings = config_section(verify->config, refdata_section.name);
-    if (refdata_catalog_create(verify->settings, false, NULL, &verify->catalog, &error) != STATUS_OK) {
+    if (refdata_catalog_create(verify->settings, NULL, NULL, &verify->catalog, &error) != STATUS_OK) {
         config_free(verify->config);
         return app_fail("verify", "%s", error.message);
     }

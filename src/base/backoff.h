@@ -12,6 +12,9 @@ struct backoff {
 
 int64_t backoff_next_ms(struct backoff *backoff); /* counts another failure and returns its wait */
 
+/* An interval up to an eighth shorter, so that what started together is not due together for ever. */
+int64_t backoff_spread_ms(int64_t interval_ms);
+
 static inline void backoff_reset(struct backoff *backoff)
 {
     backoff->failures = 0;

@@ -34,7 +34,16 @@ struct db_target {
     /* Statements are planned once per connection, as lookups by index, whatever size the tables had at that moment: for
      * SQL of our own, written for it. Somebody else's runs behind DB_PLAN_FREELY_SQL. */
     bool fixed_plans;
+    struct db_server *server; /* NULL: shares nothing */
 };
+
+/* ---- a server: one database of one PostgreSQL, as one user, with what its users in this process share ----
+ * Named by the targets of pools, listeners and notifiers, it has their idle connections, and one LISTEN connection and one
+ * notifier per loop. It opens nothing by itself, and outlives whatever was created with it. */
+/* The one of the list (NULL = empty) with the target's hosts, database and login, or a new one; NULL when the URL cannot
+ * be understood. A list is for one thread. */
+struct db_server *db_server_find(struct db_server **list, const struct db_target *target);
+void db_servers_destroy(struct db_server *list);
 
 /* What db_pool_create() would say of it. */
 enum status db_target_check(const struct db_target *target, struct error *error) MUST_CHECK;
@@ -63,7 +72,8 @@ enum status db_acquire_long(struct db_pool *pool, int64_t deadline_ns, struct db
 /* Back to the pool; one that is broken or still inside a transaction is rolled back or closed, never reused
  * dirty. */
 void db_release(struct db_conn *conn);
-/* When it was opened (clock_mono_ns()): since then its server has not crashed, or it would be gone. */
+/* A time (clock_mono_ns()) since which its server is known not to have crashed: this connection, or one that was open before
+ * and after this one was opened, would be gone. */
 int64_t db_conn_opened_ns(const struct db_conn *conn);
 
 /* ---- statements ----
@@ -290,8 +300,8 @@ enum status db_pipeline_add_notice_checked(struct db_conn *conn, struct str chan
                                            struct error *error) MUST_CHECK;
 
 /* ---- notices ----
- * Listener: one connection on a loop that LISTENs; survives a dead server (backoff), and tells when it is
- * listening anew, since notices sent meanwhile are lost. Its callbacks run on that loop. */
+ * Listener: LISTENs on a loop; survives a dead server (backoff), and reports when it is listening anew, since notices
+ * sent meanwhile are lost. Listeners of one server on one loop share a connection. Its callbacks run on that loop. */
 struct db_listener;
 struct db_listener_config {
     struct loop *loop;
@@ -306,8 +316,8 @@ struct db_listener *db_listener_create(const struct db_listener_config *config);
 /* Created on its loop or before that runs; destroyed on it or after it ended, also by its own callbacks. */
 void db_listener_destroy(struct db_listener *listener);
 
-/* Notifier: one connection per process and database that sends coalesced NOTIFYs after commits, at most one
- * round every `window_us`. NOTIFY inside a writing transaction would serialise all commits. db_notify() is
+/* Notifier: one connection that sends coalesced NOTIFYs after commits, at most one round every `window_us`. Those of one
+ * server on one loop are one; it has the shortest window. NOTIFY inside a writing transaction would serialise all commits. db_notify() is
  * for any thread, takes no round trip, and the same (channel, payload) waiting already is sent once. Bounded:
  * past 10,000 waiting ones the payload is dropped to "" (receivers then look everywhere); polling covers what
  * is lost. */

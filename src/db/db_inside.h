@@ -112,10 +112,11 @@ struct db_queued {
 };
 
 struct db_conn {
-    PGconn *pg; /* NULL: lost or given up; every call then answers DB_DOWN */
-    struct db_pool *pool;
-    struct db_conn *next; /* among the pool's idle ones */
-    int64_t opened_ns, idle_since_ns;
+    PGconn *pg;           /* NULL: lost or given up; every call then answers DB_DOWN */
+    struct db_pool *pool; /* that lent it last */
+    struct db_conn *next; /* on its shelf */
+    int64_t opened_ns, lent_ns, idle_since_ns;
+    int64_t uncrashed_ns; /* of the server, as known when it was lent: db_conn_opened_ns() */
     struct db_prepared prepared;
     struct db_bound bound;
     struct db_queued *queue;
@@ -171,12 +172,26 @@ enum status db_conn_start(struct db_conn *conn, const struct db_statement *state
 
 bool db_thread_start(void *(*run)(void *arg), void *arg); /* detached; signals are for others */
 
+/* ---- server.c: what pools, listeners and notifiers of one server share; NULL = nothing is shared ---- */
+struct db_shelf; /* idle connections whose sessions have the same settings */
+struct db_shelf *db_shelf_ref(struct db_server *server, const struct db_parsed *parsed);
+void db_shelf_unref(struct db_shelf *shelf);           /* the last one closes what lies there */
+struct db_conn *db_shelf_take(struct db_shelf *shelf); /* the last one put there; NULL: none */
+/* Without one there: the right to open one (NULL), to be followed by db_shelf_closed() when that fails or ends, unless
+ * another user gives one back meanwhile. May wait a moment. */
+struct db_conn *db_shelf_open(struct db_shelf *shelf, int64_t deadline_ns);
+void db_shelf_closed(struct db_shelf *shelf);
+void db_shelf_lend(struct db_shelf *shelf, struct db_conn *conn); /* the caller has it from now on */
+void db_shelf_put(struct db_shelf *shelf, struct db_conn *conn);
+void db_shelf_close_unused(struct db_shelf *shelf); /* may take a moment: outside all locks */
+
 /* ---- metrics ---- */
 struct db_metrics {
-    struct metric_series *used, *idle, *acquire_wait, *breaker_open;
+    struct metric_series *used, *acquire_wait, *breaker_open;
     struct str database;
 };
 void db_metrics_init(struct db_metrics *metrics, const char *database);
+struct metric_series *db_metrics_idle(const char *database);
 void db_metrics_error(const struct db_metrics *metrics, enum status status);
 struct db_metrics *db_pool_metrics(struct db_pool *pool);
 #define DB_INTERRUPT_LOOK_MS 50 /* how often a wait looks whether the process is stopping */

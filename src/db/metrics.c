@@ -46,9 +46,13 @@ void db_metrics_init(struct db_metrics *metrics, const char *database)
     pthread_once(&once, register_all);
     metrics->database = name;
     metrics->used = metric_series_get(&connections, (struct str[]){name, STR("used")});
-    metrics->idle = metric_series_get(&connections, (struct str[]){name, STR("idle")});
     metrics->acquire_wait = metric_series_get(&acquire_wait, &name);
     metrics->breaker_open = metric_series_get(&breaker_open, &name);
+}
+
+struct metric_series *db_metrics_idle(const char *database)
+{
+    return metric_series_get(&connections, (struct str[]){str_from(database), STR("idle")});
 }
 
 void db_metrics_error(const struct db_metrics *metrics, enum status status)

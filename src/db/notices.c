@@ -1,15 +1,10 @@
-/* Notices: the listener and the notifier, each a connection on a loop (link.c).
- *
- * The listener LISTENs and passes notices on. What is sent while it is not connected is lost, as always with NOTIFY;
- * on_listening reports when to look for it.
- *
- * The notifier sends what waits, all of it in one statement, at most once per window. NOTIFY in a writing transaction takes a
- * lock that all notifying commits of the cluster queue for; sent from here it costs the writers nothing. Any thread adds to a
- * set under a short lock and wakes the loop only when no round is due already. A round that failed for lack of a connection is
- * put back; one the server refused is dropped, since notices are hints that polling makes up for. */
+/* The notifier: one connection on a loop (link.c) that sends the notices that wait, all of them in one statement, at most once
+ * per window. NOTIFY in a writing transaction takes a lock that all notifying commits of the cluster queue for; sent from here
+ * it costs the writers nothing. Any thread adds to a set under a short lock and wakes the loop only when no round is due
+ * already. A round that failed for lack of a connection is put back; one that the server refused is dropped, since notices
+ * are hints that polling makes up for. */
 #include "db/db.h"
 
-#include <pthread.h>
 #include <stddef.h>
 #include <stdlib.h>
 
@@ -19,119 +14,7 @@
 #include "base/map.h"
 #include "base/memory.h"
 #include "db/link.h"
-
-/* ---- the listener ---- */
-
-struct db_listener {
-    struct db_link link; /* first: the two share their address */
-    struct db_listener_config config;
-    char *listen_sql;
-    bool listening, destroyed;
-};
-
-static struct db_listener *listener_of(struct db_link *link)
-{
-    return (struct db_listener *)link;
-}
-
-static void listener_on_ready(struct db_link *link)
-{
-    db_link_sent(link, PQsendQuery(link->pg, listener_of(link)->listen_sql));
-}
-
-static void listener_on_down(struct db_link *link)
-{
-    listener_of(link)->listening = false;
-}
-
-/* The answers to our LISTENs. A refusal ends the connection: trying again later is all that is left. */
-static bool take_results(struct db_listener *listener)
-{
-    struct db_link *link = &listener->link;
-    bool refused = false, ended = false;
-
-    while (!ended && !PQisBusy(link->pg)) {
-        PGresult *result = PQgetResult(link->pg);
-        refused |= result && db_result_is_failure(result);
-        ended = !result;
-        PQclear(result);
-    }
-    if (refused)
-        db_link_sent(link, 0);
-    else if (ended && !listener->listening) {
-        listener->listening = true;
-        db_link_answered(link);
-        if (listener->config.on_listening)
-            listener->config.on_listening(listener->config.context);
-    }
-    return link->state == DB_LINK_READY;
-}
-
-static void listener_on_input(struct db_link *link)
-{
-    struct db_listener *listener = listener_of(link);
-    PGnotify *notice;
-
-    if (!take_results(listener))
-        return;
-    while (!listener->destroyed && (notice = PQnotifies(link->pg))) {
-        listener->config.on_notice(listener->config.context, str_from(notice->relname),
-                                   str_from(notice->extra));
-        PQfreemem(notice);
-    }
-}
-
-static const struct db_link_events listener_events = {.role = "listener",
-                                                      .on_ready = listener_on_ready,
-                                                      .on_input = listener_on_input,
-                                                      .on_down = listener_on_down};
-
-static char *make_listen_sql(const char *const *channels)
-{
-    struct buf sql;
-
-    buf_init(&sql);
-    for (; *channels; channels++)
-        buf_printf(&sql, "LISTEN \"%s\";", *channels);
-    char *text = str_dup(buf_str(&sql));
-    buf_deinit(&sql);
-    return text;
-}
-
-struct db_listener *db_listener_create(const struct db_listener_config *config)
-{
-    struct db_listener *listener = memory_zalloc(sizeof *listener);
-
-    if (db_link_init(&listener->link, config->loop, config->target, &listener_events, NULL) != STATUS_OK) {
-        free(listener);
-        return NULL;
-    }
-    listener->config = *config;
-    listener->config.target = NULL; /* borrowed for this call only */
-    listener->config.channels = NULL;
-    listener->listen_sql = make_listen_sql(config->channels);
-    db_link_start(&listener->link);
-    return listener;
-}
-
-static void free_listener(void *memory)
-{
-    struct db_listener *listener = memory;
-
-    free(listener->listen_sql);
-    free(listener);
-}
-
-/* May be called by its own callbacks: what they return to is freed when the tick is over. */
-void db_listener_destroy(struct db_listener *listener)
-{
-    if (!listener)
-        return;
-    listener->destroyed = true;
-    listener->link.state = DB_LINK_WAITING;
-    db_link_deinit(&listener->link);
-    loop_free_later(listener->link.loop, listener, free_listener);
-}
+#include "db/server.h"
 
 /* ---- the notifier's sets: notices in order, the same one once; bounded ---- */
 
@@ -205,7 +88,10 @@ static const char setup_sql[] =
     "    SELECT count(pg_notify(channel, payload)) FROM unnest($1, $2) AS waiting (channel, payload)";
 
 struct db_notifier {
-    struct db_link link; /* first: the two share their address */
+    struct db_link link;      /* first: the two share their address */
+    struct db_server *server; /* NULL: it has one user */
+    struct db_notifier *next; /* of the server's */
+    unsigned users;           /* under the server's lock */
     struct loop_timer window;
     int64_t window_ns, next_round_ns;
     bool busy, refused;               /* a round (or the setup) is out; the server refused the last one */
@@ -378,7 +264,8 @@ void db_notify(struct db_notifier *notifier, struct str channel, struct str payl
         loop_post(notifier->link.loop, &notifier->message);
 }
 
-struct db_notifier *db_notifier_create(struct loop *loop, const struct db_target *target, int64_t window_us)
+static struct db_notifier *notifier_create(struct loop *loop, const struct db_target *target,
+                                           int64_t window_us)
 {
     struct db_notifier *notifier = memory_zalloc(sizeof *notifier);
 
@@ -386,6 +273,8 @@ struct db_notifier *db_notifier_create(struct loop *loop, const struct db_target
         free(notifier);
         return NULL;
     }
+    notifier->server = target->server;
+    notifier->users = 1;
     notifier->window_ns = window_us * 1000;
     notifier->message.on_message = on_message;
     pthread_mutex_init(&notifier->lock, NULL);
@@ -397,9 +286,49 @@ struct db_notifier *db_notifier_create(struct loop *loop, const struct db_target
     return notifier;
 }
 
+struct db_notifier *db_notifier_create(struct loop *loop, const struct db_target *target, int64_t window_us)
+{
+    struct db_server *server = target->server;
+
+    if (!server)
+        return notifier_create(loop, target, window_us);
+    pthread_mutex_lock(&server->lock);
+    struct db_notifier *notifier = server->notifiers;
+    while (notifier && notifier->link.loop != loop)
+        notifier = notifier->next;
+    if (notifier) {
+        notifier->users++;
+        if (window_us * 1000 < notifier->window_ns)
+            notifier->window_ns = window_us * 1000;
+    } else if ((notifier = notifier_create(loop, target, window_us))) {
+        notifier->next = server->notifiers;
+        server->notifiers = notifier;
+    }
+    pthread_mutex_unlock(&server->lock);
+    return notifier;
+}
+
+/* Was this its last user? Then the server does not have it any more. */
+static bool leave_server(struct db_notifier *notifier)
+{
+    struct db_server *server = notifier->server;
+
+    if (!server)
+        return true;
+    pthread_mutex_lock(&server->lock);
+    bool is_last = --notifier->users == 0;
+    struct db_notifier **at = &server->notifiers;
+    while (is_last && *at != notifier)
+        at = &(*at)->next;
+    if (is_last)
+        *at = notifier->next;
+    pthread_mutex_unlock(&server->lock);
+    return is_last;
+}
+
 void db_notifier_destroy(struct db_notifier *notifier)
 {
-    if (!notifier)
+    if (!notifier || !leave_server(notifier))
         return;
     struct loop *loop = notifier->link.loop;
     notifier->link.state = DB_LINK_WAITING;

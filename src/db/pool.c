@@ -1,8 +1,8 @@
-/* The pool: at most connections_max connections, opened on demand, handed to whoever waited longest.
+/* The pool: at most connections_max connections in use, opened on demand, given to waiters in the order of arrival.
  *
- * A slot is the right to have one connection. Whoever gives up a connection or a slot hands it to the first
- * waiter, so nobody can be overtaken, except that long work (db_acquire_long) never has all of them. Under the
- * lock nothing blocks: connecting, rolling back and closing happen outside it.
+ * A slot is the right to use one connection. A connection or a slot that is given up goes to the first waiter, except
+ * that long work (db_acquire_long) never has all of them. Idle connections lie on a shelf (server.c), which pools of the
+ * same server share. Under the lock nothing blocks: connecting, rolling back and closing happen outside it.
  *
  *     breaker:  CLOSED ── a connect fails ──▶ OPEN until `retry_at_ns` ── first caller after that ──▶ PROBING
  *                 ▲                            ▲                                                       │
@@ -43,11 +43,10 @@ struct db_pool {
     struct db_parsed parsed;
     struct db_metrics metrics;
     pthread_mutex_t lock;
-    struct db_conn *idle; /* most recently used first */
-    unsigned idle_count;
-    unsigned slots_used;          /* connections that exist or are being opened */
+    struct db_shelf *shelf;       /* of idle connections */
+    unsigned slots_used;          /* connections that are in use or being opened */
     unsigned long_used;           /* of them, those that have long work */
-    TAILQ_HEAD(, waiter) waiters; /* who waited longest first */
+    TAILQ_HEAD(, waiter) waiters; /* in the order of arrival */
     enum breaker breaker;
     uint64_t outages;  /* times it opened */
     unsigned given_up; /* connects whose callers had no time left, in a row */
@@ -70,27 +69,18 @@ enum status db_pool_create(const struct db_target *target, struct db_pool **out,
     db_metrics_init(&pool->metrics, pool->parsed.name);
     pthread_mutex_init(&pool->lock, NULL);
     TAILQ_INIT(&pool->waiters);
+    pool->shelf = db_shelf_ref(target->server, &pool->parsed);
     pool->backoff =
         (struct backoff){.min_ms = pool->parsed.backoff_min_ms, .max_ms = pool->parsed.backoff_max_ms};
     *out = pool;
     return STATUS_OK;
 }
 
-static void destroy_all(struct db_conn *conn)
-{
-    while (conn) {
-        struct db_conn *next = conn->next;
-        db_conn_destroy(conn);
-        conn = next;
-    }
-}
-
 void db_pool_destroy(struct db_pool *pool)
 {
     if (!pool)
         return;
-    destroy_all(pool->idle);
-    metric_set(pool->metrics.idle, 0);
+    db_shelf_unref(pool->shelf);
     metric_set(pool->metrics.used, 0);
     pthread_mutex_destroy(&pool->lock);
     db_parsed_deinit(&pool->parsed);
@@ -126,8 +116,7 @@ struct db_metrics *db_pool_metrics(struct db_pool *pool)
 
 static void show_counts(struct db_pool *pool)
 {
-    metric_set(pool->metrics.idle, pool->idle_count);
-    metric_set(pool->metrics.used, pool->slots_used - pool->idle_count);
+    metric_set(pool->metrics.used, pool->slots_used);
 }
 
 static bool has_long_room(const struct db_pool *pool)
@@ -140,6 +129,8 @@ static bool has_long_room(const struct db_pool *pool)
 
 static void lend(struct db_pool *pool, struct db_conn *conn, bool is_long)
 {
+    conn->pool = pool;
+    db_shelf_lend(pool->shelf, conn);
     conn->answered = false;
     conn->outages = pool->outages;
     conn->is_long = is_long;
@@ -181,44 +172,6 @@ static void refuse_waiters(struct db_pool *pool)
 {
     while (!TAILQ_EMPTY(&pool->waiters))
         grant(pool, TAILQ_FIRST(&pool->waiters), GRANT_REFUSED, NULL);
-}
-
-static struct db_conn *pop_idle(struct db_pool *pool)
-{
-    struct db_conn *conn = pool->idle;
-
-    if (conn) {
-        pool->idle = conn->next;
-        pool->idle_count--;
-    }
-    return conn;
-}
-
-static void push_idle(struct db_pool *pool, struct db_conn *conn)
-{
-    conn->idle_since_ns = clock_mono_ns();
-    conn->next = pool->idle;
-    pool->idle = conn;
-    pool->idle_count++;
-}
-
-/* Cuts off the idle connections nobody needed for idle_timeout_ms: the list's tail. */
-static struct db_conn *take_expired(struct db_pool *pool)
-{
-    struct db_conn **at = &pool->idle;
-    int64_t oldest_ns = clock_mono_ns() - pool->parsed.idle_timeout_ms * CLOCK_NS_PER_MS;
-
-    if (pool->parsed.idle_timeout_ms <= 0)
-        return NULL;
-    while (*at && (*at)->idle_since_ns > oldest_ns)
-        at = &(*at)->next;
-    struct db_conn *expired = *at;
-    *at = NULL;
-    for (struct db_conn *conn = expired; conn; conn = conn->next) {
-        pool->idle_count--;
-        pool->slots_used--;
-    }
-    return expired;
 }
 
 /* May this caller open a connection now? Turns OPEN into PROBING for the first one after the wait. */
@@ -297,14 +250,14 @@ static enum grant take(struct db_pool *pool, bool is_long, int64_t deadline_ns, 
 {
     if (db_pool_is_interrupted(pool))
         return GRANT_REFUSED;
-    bool may_have = !is_long || has_long_room(pool);
-    *conn = may_have ? pop_idle(pool) : NULL;
+    bool room = (!is_long || has_long_room(pool)) && pool->slots_used < pool->parsed.connections_max;
+    *conn = room ? db_shelf_take(pool->shelf) : NULL;
     if (*conn) {
+        pool->slots_used++;
         pool->long_used += is_long;
         lend(pool, *conn, is_long);
         return GRANT_CONN;
     }
-    bool room = may_have && pool->slots_used < pool->parsed.connections_max;
     if (!room && pool->breaker == BREAKER_CLOSED)
         return wait_for_grant(pool, is_long, deadline_ns, conn);
     if (!room || !breaker_lets_through(pool))
@@ -318,12 +271,11 @@ static enum grant take(struct db_pool *pool, bool is_long, int64_t deadline_ns, 
 
 static enum grant take_locked(struct db_pool *pool, bool is_long, int64_t deadline_ns, struct db_conn **conn)
 {
+    db_shelf_close_unused(pool->shelf);
     pthread_mutex_lock(&pool->lock);
-    struct db_conn *expired = take_expired(pool);
     enum grant granted = take(pool, is_long, deadline_ns, conn);
     show_counts(pool);
     pthread_mutex_unlock(&pool->lock);
-    destroy_all(expired);
     return granted;
 }
 
@@ -335,6 +287,18 @@ static bool is_telling(struct db_pool *pool, int64_t given_ms)
     return given_ms >= TELLING_CONNECT_MS && ++pool->given_up >= GIVEN_UP_MAX;
 }
 
+/* With a slot in hand: one that comes back in a moment? */
+static bool take_returned(struct db_pool *pool, bool is_long, int64_t deadline_ns, struct db_conn **conn)
+{
+    *conn = db_shelf_open(pool->shelf, deadline_ns);
+    if (!*conn)
+        return false;
+    pthread_mutex_lock(&pool->lock);
+    lend(pool, *conn, is_long);
+    pthread_mutex_unlock(&pool->lock);
+    return true;
+}
+
 /* With a slot in hand: connects, and tells the breaker. */
 static enum status open_conn(struct db_pool *pool, bool is_long, int64_t deadline_ns, struct db_conn **conn,
                              struct error *error)
@@ -342,6 +306,8 @@ static enum status open_conn(struct db_pool *pool, bool is_long, int64_t deadlin
     struct error own = {0};
     int64_t given_ms = clock_ms_left(deadline_ns);
     enum status status = db_conn_open(pool, &pool->parsed, deadline_ns, conn, &own);
+    if (status != STATUS_OK)
+        db_shelf_closed(pool->shelf);
 
     pthread_mutex_lock(&pool->lock);
     if (status == STATUS_OK)
@@ -353,6 +319,7 @@ static enum status open_conn(struct db_pool *pool, bool is_long, int64_t deadlin
     pthread_mutex_unlock(&pool->lock);
     if (status == STATUS_OK) {
         (*conn)->is_long = is_long;
+        db_shelf_lend(pool->shelf, *conn);
         return status;
     }
     db_metrics_error(&pool->metrics, status);
@@ -364,6 +331,7 @@ static void discard(struct db_pool *pool, struct db_conn *conn)
     bool was_long = conn->is_long;
 
     db_conn_destroy(conn);
+    db_shelf_closed(pool->shelf);
     pthread_mutex_lock(&pool->lock);
     give_slot_back(pool, was_long);
     pthread_mutex_unlock(&pool->lock);
@@ -385,13 +353,16 @@ static enum status acquire(struct db_pool *pool, bool is_long, int64_t deadline_
 {
     for (;;) {
         switch (take_locked(pool, is_long, deadline_ns, conn)) {
+        case GRANT_SLOT:
+            if (!take_returned(pool, is_long, deadline_ns, conn))
+                return open_conn(pool, is_long, deadline_ns, conn, error);
+            /* fall through */
         case GRANT_CONN:
             if (db_conn_is_alive(*conn))
                 return STATUS_OK;
             discard(pool, *conn); /* it died while it was idle: take the next */
             *conn = NULL;
             break;
-        case GRANT_SLOT: return open_conn(pool, is_long, deadline_ns, conn, error);
         case GRANT_REFUSED: return refused(pool, error);
         case GRANT_NONE:
             db_metrics_error(&pool->metrics, STATUS_TIMEOUT);
@@ -429,7 +400,7 @@ enum status db_acquire_long(struct db_pool *pool, int64_t deadline_ns, struct db
 
 int64_t db_conn_opened_ns(const struct db_conn *conn)
 {
-    return conn->opened_ns;
+    return conn->uncrashed_ns;
 }
 
 void db_release(struct db_conn *conn)
@@ -448,10 +419,12 @@ void db_release(struct db_conn *conn)
         breaker_close(pool);
     pool->long_used -= conn->is_long;
     struct waiter *next = next_waiter(pool);
-    if (next)
+    if (next) {
         grant(pool, next, GRANT_CONN, conn);
-    else
-        push_idle(pool, conn);
+    } else {
+        pool->slots_used--;
+        db_shelf_put(pool->shelf, conn);
+    }
     show_counts(pool);
     pthread_mutex_unlock(&pool->lock);
 }

@@ -184,6 +184,11 @@ struct config *kernel_config_load_or_say(const struct kernel_options *options)
     return config;
 }
 
+struct db_server *kernel_server_of(struct kernel *kernel, const struct db_target *target)
+{
+    return db_server_find(&kernel->servers, target);
+}
+
 /* ---- start ---- */
 
 static bool knows_role(const struct module *const *modules, struct str wanted)
@@ -358,7 +363,8 @@ static void destroy(struct kernel *kernel)
         auth_destroy(kernel->auth);
     if (kernel->loops)
         loop_group_destroy(kernel->loops);
-    if (kernel->idempotency) /* what workers still had has left by now */
+    db_servers_destroy(kernel->servers); /* the loops freed the last of their users */
+    if (kernel->idempotency)             /* what workers still had has left by now */
         idempotency_destroy(kernel->idempotency);
     if (kernel->workers)
         worker_pool_destroy(kernel->workers);

@@ -51,6 +51,7 @@ struct kernel {
     struct worker_pool *verifiers; /* of signatures alone: a dead PostgreSQL may block every worker */
     struct kernel_scrape *scrape;  /* scrape.c: renders the metrics */
     struct auth *auth;
+    struct db_server *servers;  /* those that a target of this process ever named */
     struct kernel_store *store; /* store_inside.h; NULL where no role keeps anything there */
     struct http_router *router;
     struct http_server *server;

@@ -125,8 +125,9 @@ static const struct setting_row bus_rows[] = {
 #define PG_ROW(member) .offset = offsetof(struct kernel_postgres, member)
 static const struct setting_row postgres_pool_rows[] = {
     {"maxSize", SETTING_INT, PG_ROW(connections_max), "Most connections to this database.", "10", 2, 1000},
-    {"idleTimeout", SETTING_DURATION_MS, PG_ROW(idle_timeout_ms), "Unused connections are closed after this.",
-     "5m", 1000, 24 * HOUR_MS},
+    {"idleTimeout", SETTING_DURATION_MS, PG_ROW(idle_timeout_ms),
+     "The last two unused connections are closed after this, others after 3 seconds.", "5m", 1000,
+     24 * HOUR_MS},
     {.name = NULL},
 };
 

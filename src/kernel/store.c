@@ -46,7 +46,6 @@ bool kernel_store_find(struct config *config, const struct module *const *module
             (*modules)->each_database(config, config_section(config, (*modules)->section->name), take_first,
                                       target);
     target->name = "store";
-    target->schema = STR_NONE; /* every name in our SQL is qualified */
     target->fixed_plans = true;
     return target->url.len > 0;
 }
@@ -147,6 +146,7 @@ static bool is_used(const struct kernel *kernel)
 static void copy_target(struct kernel_store *store, const struct db_target *target)
 {
     store->target = *target;
+    store->target.server = kernel_server_of(store->kernel, target);
     store->target.url = arena_str(&store->arena, target->url);
     store->target.username = arena_str(&store->arena, target->username);
     store->target.password = arena_str(&store->arena, target->password);
@@ -177,8 +177,8 @@ enum status kernel_store_create(struct kernel *kernel, struct error *error)
                                "these roles keep tables of their own: say in which PostgreSQL");
     struct kernel_store *store = kernel->store = memory_zalloc(sizeof *store);
     arena_init(&store->arena, 1024);
-    copy_target(store, &target);
     store->kernel = kernel;
+    copy_target(store, &target);
     store->home = loop_group_loop(kernel->loops, 0);
     store->workers = worker_pool_create("store", kernel_events_handlers(kernel) + OWN_THREADS, SIZE_MAX);
     store->looker = worker_pool_create("store-look", 1, 1);

@@ -158,7 +158,7 @@ static int64_t outbox_step(struct task *task, void *context)
 {
     struct outbox *outbox = context;
     struct outbox_claim *claim = &outbox->claim;
-    int64_t now_ns = clock_mono_ns(), poll_ns = TASK_MS(outbox->settings.poll_ms);
+    int64_t now_ns = clock_mono_ns(), poll_ns = TASK_MS(backoff_spread_ms(outbox->settings.poll_ms));
     struct error error = {0};
     if (now_ns >= outbox->due_ns)
         outbox->due_ns = CLOCK_NEVER;
@@ -279,7 +279,7 @@ static int64_t outbox_upkeep(struct task *task, void *context)
         log_warn("outbox_upkeep_failed", LOG_CSTR("module", outbox->config.table->module),
                  LOG_ERROR_FIELDS(&error));
     bool is_often = settings->keep_ms > 0 && settings->cleanup_ms < UPKEEP_INTERVAL_MS;
-    return TASK_MS(is_often ? settings->cleanup_ms : UPKEEP_INTERVAL_MS);
+    return TASK_MS(backoff_spread_ms(is_often ? settings->cleanup_ms : UPKEEP_INTERVAL_MS));
 }
 
 /* ---- notices: sent after the commit, never in it, where NOTIFY would serialise all commits ---- */

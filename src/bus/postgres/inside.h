@@ -104,6 +104,7 @@ struct postgres {
     struct reader **readers;
     size_t reader_count;
     struct task *poll, *upkeep;
+    size_t polled; /* readers woken by the poll so far */
 
     pthread_mutex_t lock; /* for what follows, and for readers */
     pthread_cond_t handled;

@@ -31,14 +31,18 @@ void bus_postgres_wake_topic(struct postgres *postgres, struct str topic, int pa
     pthread_mutex_unlock(&postgres->lock);
 }
 
-static void wake_all(struct postgres *postgres)
+static void wake_reader(struct postgres *postgres, size_t index)
 {
     pthread_mutex_lock(&postgres->lock);
-    for (size_t i = 0; i < postgres->reader_count; i++) {
-        atomic_fetch_add(&postgres->readers[i]->consumer.topic->wakes, 1);
-        bus_postgres_reader_wake(postgres->readers[i], POSTGRES_ANYWHERE);
-    }
+    atomic_fetch_add(&postgres->readers[index]->consumer.topic->wakes, 1);
+    bus_postgres_reader_wake(postgres->readers[index], POSTGRES_ANYWHERE);
     pthread_mutex_unlock(&postgres->lock);
+}
+
+static void wake_all(struct postgres *postgres)
+{
+    for (size_t i = 0; i < postgres->reader_count; i++)
+        wake_reader(postgres, i);
 }
 
 struct str bus_postgres_notice(const struct postgres *postgres, const struct bus_topic_state *topic,
@@ -90,13 +94,16 @@ static void on_listening(void *context)
     wake_all(context);
 }
 
+/* One reader after the other within the interval: together they would need a connection each. */
 static int64_t poll_readers(struct task *task, void *context)
 {
     struct postgres *postgres = context;
 
     (void)task;
-    wake_all(postgres);
-    return TASK_MS(postgres->config.poll_ms);
+    if (postgres->reader_count == 0)
+        return TASK_IDLE;
+    wake_reader(postgres, postgres->polled++ % postgres->reader_count);
+    return TASK_MS(postgres->config.poll_ms) / (int64_t)postgres->reader_count;
 }
 
 static int64_t keep_up(struct task *task, void *context)

@@ -56,7 +56,7 @@ static enum status check_databases(const struct config *config, const struct ref
             return config_error_at(config, blocks[i].password_place, "refdata.postgres.passwordFromEnv",
                                    error, "the environment variable %s is not set",
                                    blocks[i].password_env.ptr);
-        if (refdata_database_create(&blocks[i], false, &database, error) != STATUS_OK) {
+        if (refdata_database_create(&blocks[i], NULL, &database, error) != STATUS_OK) {
             char message[sizeof error->message];
             snprintf(message, sizeof message, "%s", error->message);
             return config_error_at(config, blocks[i].place, "refdata.postgres.jdbcUrl", error, "%s", message);
@@ -125,14 +125,15 @@ enum status refdata_catalog_check(const struct config *config, const struct refd
 /* ---- building ---- */
 
 static enum status add_database(struct refdata_catalog *catalog, const struct kernel_postgres *settings,
-                                bool migrates, const struct refdata_catalog *before, struct error *error)
+                                struct kernel *kernel, const struct refdata_catalog *before,
+                                struct error *error)
 {
     uint64_t fingerprint = refdata_database_fingerprint(settings);
     struct refdata_database **slot = &catalog->databases[catalog->database_count];
     for (size_t i = 0; before && i < before->database_count && !*slot; i++)
         if (before->databases[i]->fingerprint == fingerprint)
             *slot = refdata_database_ref(before->databases[i]);
-    enum status status = *slot ? STATUS_OK : refdata_database_create(settings, migrates, slot, error);
+    enum status status = *slot ? STATUS_OK : refdata_database_create(settings, kernel, slot, error);
     catalog->database_count += status == STATUS_OK;
     return status;
 }
@@ -157,7 +158,7 @@ static enum status add_dictionary(struct refdata_catalog *catalog, const struct 
     return status;
 }
 
-enum status refdata_catalog_create(const struct refdata_settings *settings, bool migrates,
+enum status refdata_catalog_create(const struct refdata_settings *settings, struct kernel *kernel,
                                    const struct refdata_catalog *before, struct refdata_catalog **out,
                                    struct error *error)
 {
@@ -173,7 +174,7 @@ enum status refdata_catalog_create(const struct refdata_settings *settings, bool
     const struct kernel_postgres *blocks = settings->postgres.items;
     enum status status = STATUS_OK;
     for (size_t i = 0; status == STATUS_OK && i < settings->postgres.count; i++)
-        status = add_database(catalog, &blocks[i], migrates, before, error);
+        status = add_database(catalog, &blocks[i], kernel, before, error);
     for (size_t i = 0; status == STATUS_OK && i < settings->dictionaries.count; i++)
         status = add_dictionary(catalog, settings, i, before, error);
     if (status != STATUS_OK) {

@@ -22,8 +22,8 @@ struct refdata_catalog {
 /* Checks what needs no server: templates, unique codes and block names, references. */
 enum status refdata_catalog_check(const struct config *config, const struct refdata_settings *settings,
                                   struct error *error) MUST_CHECK;
-/* `before` (may be NULL) gives what did not change. */
-enum status refdata_catalog_create(const struct refdata_settings *settings, bool migrates,
+/* `before` (may be NULL) gives what did not change; `kernel` as with refdata_database_create(). */
+enum status refdata_catalog_create(const struct refdata_settings *settings, struct kernel *kernel,
                                    const struct refdata_catalog *before, struct refdata_catalog **catalog,
                                    struct error *error) MUST_CHECK;
 void refdata_catalog_unref(struct refdata_catalog *catalog);

@@ -24,7 +24,7 @@ uint64_t refdata_database_fingerprint(const struct kernel_postgres *settings)
     return fingerprint;
 }
 
-enum status refdata_database_create(const struct kernel_postgres *settings, bool migrates,
+enum status refdata_database_create(const struct kernel_postgres *settings, struct kernel *kernel,
                                     struct refdata_database **out, struct error *error)
 {
     struct refdata_database *database = memory_zalloc(sizeof *database);
@@ -32,7 +32,7 @@ enum status refdata_database_create(const struct kernel_postgres *settings, bool
     atomic_init(&database->refs, 1);
     arena_init(&database->arena, 1024);
     database->fingerprint = refdata_database_fingerprint(settings);
-    database->migrates = migrates;
+    database->migrates = kernel && kernel_migrates(kernel);
     struct db_target target = kernel_postgres_target(settings);
     database->name = arena_str(&database->arena, settings->name);
     target.name = database->name.ptr;
@@ -41,6 +41,7 @@ enum status refdata_database_create(const struct kernel_postgres *settings, bool
     target.password = arena_str(&database->arena, target.password);
     target.schema = arena_str(&database->arena, target.schema);
     target.fixed_plans = true;
+    target.server = kernel ? kernel_server_of(kernel, &target) : NULL;
     database->target = target;
     enum status status = db_pool_create(&target, &database->pool, error);
     if (status != STATUS_OK) {

@@ -41,7 +41,8 @@ struct refdata_database {
     struct refdata_marks marks;
 };
 
-enum status refdata_database_create(const struct kernel_postgres *settings, bool migrates,
+/* Without a kernel (NULL) it shares no connections, and its schema is only checked. */
+enum status refdata_database_create(const struct kernel_postgres *settings, struct kernel *kernel,
                                     struct refdata_database **database, struct error *error) MUST_CHECK;
 uint64_t refdata_database_fingerprint(const struct kernel_postgres *settings);
 struct refdata_database *refdata_database_ref(struct refdata_database *database);

@@ -198,7 +198,7 @@ static enum status start(struct kernel *kernel, const void *section, void **stat
 {
     const struct refdata_settings *settings = section;
     struct refdata_catalog *catalog = NULL;
-    enum status status = refdata_catalog_create(settings, kernel_migrates(kernel), NULL, &catalog, error);
+    enum status status = refdata_catalog_create(settings, kernel, NULL, &catalog, error);
     if (status != STATUS_OK)
         return status;
     struct refdata *refdata = memory_zalloc(sizeof *refdata);
@@ -289,8 +289,7 @@ static void reload(void *state, struct config *config, const void *section)
     struct reload reload = {.settings = section};
     struct refdata_catalog *before = refdata_catalog_hold(refdata);
     struct error error = {0};
-    enum status status =
-        refdata_catalog_create(section, kernel_migrates(refdata->kernel), before, &reload.catalog, &error);
+    enum status status = refdata_catalog_create(section, refdata->kernel, before, &reload.catalog, &error);
     if (status == STATUS_OK) {
         prepare_new(before, reload.catalog);
         refdata_home_call(refdata, reload_on_home, &reload);

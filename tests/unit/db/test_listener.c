@@ -29,12 +29,11 @@ static void on_listening(void *context)
     ((struct heard *)context)->listening++;
 }
 
-static struct db_listener *listen_on(struct loop *loop, struct heard *heard)
+static struct db_listener *listen_at(struct loop *loop, const struct db_target *target, struct heard *heard)
 {
     static const char *const channels[] = {"freshet_one", "freshet_Two", NULL};
-    struct db_target target = pg_fixture_target();
     struct db_listener_config config = {.loop = loop,
-                                        .target = &target,
+                                        .target = target,
                                         .channels = channels,
                                         .on_notice = on_notice,
                                         .on_listening = on_listening,
@@ -42,6 +41,12 @@ static struct db_listener *listen_on(struct loop *loop, struct heard *heard)
     struct db_listener *listener = db_listener_create(&config);
     assert_non_null(listener);
     return listener;
+}
+
+static struct db_listener *listen_on(struct loop *loop, struct heard *heard)
+{
+    struct db_target target = pg_fixture_target();
+    return listen_at(loop, &target, heard);
 }
 
 static void run_until(struct loop *loop, const int *value, int wanted)
@@ -79,6 +84,59 @@ static void test_notices_arrive(void **state)
     db_pool_destroy(pool);
     db_listener_destroy(listener);
     loop_destroy(loop);
+}
+
+/* Two listeners and two notifiers of one server: one connection each. One that is added later LISTENs too, and one that ends
+ * leaves the other in peace. */
+static void test_listeners_of_one_server_share_a_connection(void **state)
+{
+    (void)state;
+    static const char *const other_channels[] = {"freshet_other", "freshet_one", NULL};
+    struct loop *loop = loop_create(&(struct loop_options){0});
+    struct db_server *servers = NULL;
+    struct heard first = {0}, second = {0};
+    struct db_target target = pg_fixture_target();
+    target.server = db_server_find(&servers, &target);
+    assert_ptr_equal(target.server, db_server_find(&servers, &target));
+    struct db_listener *one = listen_at(loop, &target, &first);
+    run_until(loop, &first.listening, 1);
+    struct db_listener_config config = {.loop = loop,
+                                        .target = &target,
+                                        .channels = other_channels,
+                                        .on_notice = on_notice,
+                                        .on_listening = on_listening,
+                                        .context = &second};
+    struct db_listener *two = db_listener_create(&config);
+    run_until(loop, &second.listening, 1);
+    assert_int_equal(first.listening, 1);
+    struct db_notifier *notifier = db_notifier_create(loop, &target, 1000);
+    assert_ptr_equal(notifier, db_notifier_create(loop, &target, 200));
+    struct db_pool *pool = test_pool(1);
+    struct db_conn *conn = test_acquire(pool);
+    db_notify(notifier, STR("freshet_one"), STR("1"));
+    run_until(loop, &first.payloads[1], 1);
+    run_until(loop, &second.payloads[1], 1);
+    assert_string_equal(
+        test_sql(conn, "SELECT count(*)::text FROM pg_stat_activity WHERE backend_type = 'client backend'"
+                       " AND pid <> pg_backend_pid()"),
+        "2");
+    test_sql(conn,
+             "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'");
+    run_until(loop, &first.listening, 2);
+    run_until(loop, &second.listening, 2);
+    first.destroy = one; /* by its own callback */
+    db_notifier_destroy(notifier);
+    db_notify(notifier, STR("freshet_one"), STR("2"));
+    run_until(loop, &second.payloads[2], 1);
+    assert_int_equal(first.payloads[2], 1);
+    db_notify(notifier, STR("freshet_other"), STR("3"));
+    run_until(loop, &second.payloads[3], 1);
+    db_release(conn);
+    db_pool_destroy(pool);
+    db_notifier_destroy(notifier);
+    db_listener_destroy(two);
+    loop_destroy(loop);
+    db_servers_destroy(servers);
 }
 
 static void test_the_listener_comes_back_after_its_backend_was_ended(void **state)
@@ -269,6 +327,7 @@ int run_listener_tests(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_notices_arrive),
+        cmocka_unit_test(test_listeners_of_one_server_share_a_connection),
         cmocka_unit_test(test_the_listener_comes_back_after_its_backend_was_ended),
         cmocka_unit_test(test_a_listener_may_end_itself),
         cmocka_unit_test(test_the_same_notice_waiting_is_sent_once),

@@ -252,6 +252,40 @@ static void test_a_connection_that_dies_in_use_is_DB_DOWN_and_replaced(void **st
     db_pool_destroy(pool);
 }
 
+static void test_pools_of_one_server_share_idle_connections(void **state)
+{
+    (void)state;
+    struct db_server *servers = NULL;
+    struct db_pool *pools[3];
+    char pid[32];
+    struct db_target target = pg_fixture_target();
+    target.server = db_server_find(&servers, &target);
+    target.connections_max = 1;
+    for (int i = 0; i < 3; i++) {
+        if (i == 2)
+            target.schema = STR("pg_catalog"); /* other sessions: these connections are not for it */
+        assert_ok(db_pool_create(&target, &pools[i], NULL));
+    }
+    struct db_conn *conn = test_acquire(pools[0]);
+    snprintf(pid, sizeof pid, "%s", test_sql(conn, "SELECT pg_backend_pid()::text"));
+    db_release(conn);
+    conn = test_acquire(pools[1]);
+    assert_string_equal(test_sql(conn, "SELECT pg_backend_pid()::text"), pid);
+    struct db_conn *second = test_acquire(pools[0]); /* its limit is its own */
+    assert_string_not_equal(test_sql(second, "SELECT pg_backend_pid()::text"), pid);
+    db_release(conn);
+    conn = test_acquire(pools[2]);
+    assert_string_not_equal(test_sql(conn, "SELECT pg_backend_pid()::text"), pid);
+    db_release(conn);
+    db_release(second);
+    struct db_target other = target;
+    other.username = STR("somebody");
+    assert_ptr_not_equal(db_server_find(&servers, &other), target.server);
+    for (int i = 0; i < 3; i++)
+        db_pool_destroy(pools[i]);
+    db_servers_destroy(servers);
+}
+
 static void test_idle_connections_are_closed_after_their_time(void **state)
 {
     (void)state;
@@ -394,6 +428,7 @@ int run_pool_tests(void)
         cmocka_unit_test(test_a_connection_that_died_idle_is_not_handed_out),
         cmocka_unit_test(test_a_connection_that_dies_in_use_is_DB_DOWN_and_replaced),
         cmocka_unit_test(test_idle_connections_are_closed_after_their_time),
+        cmocka_unit_test(test_pools_of_one_server_share_idle_connections),
         cmocka_unit_test(test_nobody_there_opens_the_breaker),
         cmocka_unit_test(test_a_stop_ends_statements_and_waiting),
         cmocka_unit_test(test_the_second_host_is_tried),

@@ -39,7 +39,7 @@ static inline struct refdata_catalog *catalog_of(const char *yaml, const struct 
 
     if (refdata_catalog_check(config, settings_of(config), &error) != STATUS_OK)
         fail_msg("refused: %s", error.message);
-    if (refdata_catalog_create(settings_of(config), false, before, &catalog, &error) != STATUS_OK)
+    if (refdata_catalog_create(settings_of(config), NULL, before, &catalog, &error) != STATUS_OK)
         fail_msg("no catalog: %s", error.message);
     config_free(config); /* a catalog owns what it needs of it */
     return catalog;
