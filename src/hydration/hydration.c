@@ -24,41 +24,22 @@ const struct hydration_policy hydration_policy_default = {
 /* The policy is the first member of every struct that has one, so that its rows fit into any table. */
 _Static_assert(offsetof(struct hydration_settings, policy) == 0, "POLICY_ROWS relies on it");
 
-#define POLICY(member) .offset = offsetof(struct hydration_policy, member)
-
-#define POLICY_ROWS                                                                                        \
-    {"wait_timeout_ms",                                                                                    \
-     SETTING_DURATION_MS,                                                                                  \
-     POLICY(wait_timeout_ms),                                                                              \
-     "How long a caller waits for the owner's answer, including the retry.",                               \
-     "500",                                                                                                \
-     1,                                                                                                    \
-     60000},                                                                                               \
-        {"negative_cache_ttl_ms",                                                                          \
-         SETTING_DURATION_MS,                                                                              \
-         POLICY(negative_cache_ttl_ms),                                                                    \
-         "How long an entity that its owner does not have is taken for absent.",                           \
-         "300000",                                                                                         \
-         1,                                                                                                \
-         DAY_MS},                                                                                          \
-        {"in_flight_window_ms",                                                                            \
-         SETTING_DURATION_MS,                                                                              \
-         POLICY(in_flight_window_ms),                                                                      \
-         "For how long the same question is not asked again by other callers.",                            \
-         "5000",                                                                                           \
-         1,                                                                                                \
-         600000},                                                                                          \
-        {"max_retries",                                                                                    \
-         SETTING_INT,                                                                                      \
-         POLICY(max_retries),                                                                              \
-         "How often a question without an answer is retried within that window.",                          \
-         "1",                                                                                              \
-         0,                                                                                                \
-         10},                                                                                              \
-    {                                                                                                      \
-        "retry_backoff_ms", SETTING_DURATION_MS, POLICY(retry_backoff_ms), "Delay before a retry.", "200", \
-            1, 60000                                                                                       \
+#define POLICY_ROW(member, kind, fallback, min, max, help)                                           \
+    {                                                                                                \
+#member, kind, .offset = offsetof(struct hydration_policy, member), help, fallback, min, max \
     }
+/* clang-format off */
+#define POLICY_ROWS \
+    POLICY_ROW(wait_timeout_ms, SETTING_DURATION_MS, "500", 1, 60000, \
+               "How long a caller waits for the owner's answer, including the retry."), \
+    POLICY_ROW(negative_cache_ttl_ms, SETTING_DURATION_MS, "300000", 1, DAY_MS, \
+               "How long an entity that its owner does not have is taken for absent."), \
+    POLICY_ROW(in_flight_window_ms, SETTING_DURATION_MS, "5000", 1, 600000, \
+               "For how long the same question is not asked again by other callers."), \
+    POLICY_ROW(max_retries, SETTING_INT, "1", 0, 10, \
+               "How often a question without an answer is retried within that window."), \
+    POLICY_ROW(retry_backoff_ms, SETTING_DURATION_MS, "200", 1, 60000, "Delay before a retry.")
+/* clang-format on */
 
 _Static_assert(offsetof(struct hydration_use, policy) == 0, "POLICY_ROWS relies on it");
 

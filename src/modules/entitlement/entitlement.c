@@ -26,14 +26,14 @@ enum { HOUR_MS = 3600 * 1000, MARGIN_MS = 60 * 1000, NAME_BYTES_MAX = 170 };
 
 static const struct setting_row nats_rows[] = {
     {"subject", SETTING_STRING, ROW(nats.subject),
-     "The subject events are published to. Required once bus.events is nats.", "", 0, NAME_BYTES_MAX,
+     "The subject that events are published to. Required if bus.events is nats.", "", 0, NAME_BYTES_MAX,
      PLACE(nats.subject_place)},
     {"stream", SETTING_STRING, ROW(nats.stream),
-     "The JetStream stream that takes them; made where it is missing. Required once bus.events is nats.", "",
-     0, NAME_BYTES_MAX, PLACE(nats.stream_place)},
+     "The JetStream stream of the events; created if it is missing. Required if bus.events is nats.", "", 0,
+     NAME_BYTES_MAX, PLACE(nats.stream_place)},
     {"duplicate-window", SETTING_DURATION_MS, ROW(nats.duplicate_window_ms),
-     "How long the stream drops a repeated Nats-Msg-Id. Must be longer than all retries of an event can take; 0 = as long "
-     "as that, and a minute more.",
+     "How long the stream drops a repeated Nats-Msg-Id. It must exceed the time of all retries of an event; 0 = that time "
+     "and a minute.",
      "0", 0, INT64_C(365) * 24 * HOUR_MS, PLACE(nats.window_place)},
     {.name = NULL},
 };
@@ -49,22 +49,23 @@ static const struct setting_row idempotency_rows[] = {
 
 static const struct setting_row audit_rows[] = {
     {"months-ahead", SETTING_INT, ROW(audit.months_ahead),
-     "Monthly partitions of entitlement_audit that stand ready beyond this month's.", "3", 1, 120},
+     "Monthly partitions of entitlement_audit that are created ahead.", "3", 1, 120},
     {"keep-months", SETTING_INT, ROW(audit.keep_months),
-     "Whole months kept beside this one; older partitions are dropped. 0 = all are kept.", "0", 0, 1200},
+     "Whole months that are kept besides the current one; older partitions are dropped. 0 = all are kept.",
+     "0", 0, 1200},
     {.name = NULL},
 };
 
 static const struct setting_row entitlement_rows[] = {
-    {"nats", SETTING_OBJECT, .help = "Where events go, once bus.events is nats.", .rows = nats_rows,
+    {"nats", SETTING_OBJECT, .help = "Where events are published if bus.events is nats.", .rows = nats_rows,
      .fallback = ""},
     {"idempotency", SETTING_OBJECT, .help = "Idempotency-Key of grants and revokes.",
      .rows = idempotency_rows, .fallback = ""},
     {"audit", SETTING_OBJECT, .help = "The history of changes, partitioned by month.", .rows = audit_rows,
      .fallback = ""},
     {"hydration", SETTING_OBJECT, ROW(hydration),
-     "Whether a grant asks for the item of its stock_keeping_unit first: one that is not there is refused.",
-     "", .rows = hydration_use_rows_off},
+     "Whether a grant checks that the item of its stock_keeping_unit exists; otherwise it is refused.", "",
+     .rows = hydration_use_rows_off},
     {"outbox", SETTING_OBJECT, ROW(outbox), "How events are published.", "", .rows = outbox_setting_rows},
     {.name = NULL},
 };

@@ -1,4 +1,4 @@
-/* Statements of `freshet dlq`. A change takes only what is DEAD at that moment, so two operators do not do it twice. */
+/* Statements of `freshet dlq`. A change takes only rows that are DEAD, so that two operators do not change one twice. */
 #include "modules/notification/dlq.h"
 
 #include "base/uuid.h"
@@ -15,9 +15,9 @@
     " AND ($4::text IS NULL OR d.tenant_id = $4) AND ($5::text IS NULL OR d.status = $5)"
 #define AGE "greatest(0, extract(epoch FROM now() - d.created_at))::bigint"
 
-/* ---- looking ---- */
+/* ---- reading ---- */
 
-/* A line is a line, and a terminal no place for what a stranger wrote. */
+/* Control characters of senders must not reach a terminal. */
 #define PLAIN(text) "regexp_replace(" text ", '[[:cntrl:]]', ' ', 'g')"
 
 /* $6 ids of deliveries, $7 rows at most. */
@@ -78,7 +78,7 @@ enum status notification_dlq_show(struct db_conn *conn, struct str id, int64_t d
                     DB_PARAMS(db_text(id)), deadline_ns, rows, error);
 }
 
-/* ---- changing: $6 rows at most, $7 who, $8 why ---- */
+/* ---- changing: $6 rows at most, $7 operator, $8 note ---- */
 
 #define CHOSEN(table, selected)                                  \
     "WITH chosen AS (SELECT d.* FROM " table " d WHERE" selected \
@@ -104,7 +104,7 @@ static const struct db_statement message_sql[] = {
                        " FROM audit a WHERE d.dlq_id = a.dlq_id"),
 };
 
-/* A notification that retention has taken is made anew of its dead letter. */
+/* A notification that retention has deleted is created again from its dead letter. */
 static const struct db_statement delivery_sql[] = {
     [NOTIFICATION_DLQ_REQUEUE] =
         DB_STATEMENT(CHOSEN("notification.notification_dlq", DELIVERIES_SELECTED) AUDIT_DELIVERIES(

@@ -1,6 +1,5 @@
-/* Dead letters by hand: `freshet dlq` (N2). Two tables behind one list: messages of the bus, named by a number, and
- * deliveries, named by their notification's UUID. Blocking; the caller's thread and connection. Every change is one
- * transaction with its row in notification.dlq_audit. */
+/* `freshet dlq` (N2): two tables in one list, messages of the bus, with a number, and deliveries, with their notification's UUID.
+ * Blocking; on the caller's thread and connection. Every change is one transaction with its row in notification.dlq_audit. */
 #ifndef FRESHET_MODULES_NOTIFICATION_DLQ_H
 #define FRESHET_MODULES_NOTIFICATION_DLQ_H
 
@@ -20,13 +19,12 @@ struct notification_dlq_selection { /* all conditions hold; ptr NULL = any */
 enum status notification_dlq_list(struct db_conn *conn, const struct notification_dlq_selection *selection,
                                   int64_t deadline_ns, struct db_result **rows,
                                   struct error *error) MUST_CHECK;
-/* Everything about one: a row of name and value for each column that has one; none when there is no such letter. Payloads of
- * the bus are shown in base64. */
+/* All columns of one that have a value, as rows of name and value; no row: it does not exist. Payloads of the bus are base64. */
 enum status notification_dlq_show(struct db_conn *conn, struct str id, int64_t deadline_ns,
                                   struct db_result **rows, struct error *error) MUST_CHECK;
 
 enum notification_dlq_action { NOTIFICATION_DLQ_REQUEUE, NOTIFICATION_DLQ_DISCARD };
-/* *messages and *deliveries: how many of each. A requeued message is published by whoever runs the role notification. */
+/* *messages and *deliveries: how many of each. A process with the role notification publishes requeued messages. */
 enum status notification_dlq_change(struct db_conn *conn, enum notification_dlq_action action,
                                     const struct notification_dlq_selection *selection, struct str actor,
                                     struct str note, int64_t deadline_ns, int64_t *messages,

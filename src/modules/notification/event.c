@@ -1,4 +1,4 @@
-/* From bytes to an event that can be believed. Unknown fields are let through: they are a later version's. */
+/* Unknown fields are ignored: a later version may have them. */
 #include "modules/notification/event.h"
 
 #include <entitlement.pb-c.h>
@@ -8,7 +8,7 @@
 #include "base/trace.h"
 #include "outbox/messages.h"
 
-/* The space of notification ids: a notification's name is its tenant and event. Never changes. */
+/* The namespace of notification ids, which are made of tenant and event. Never changes. */
 static const struct uuid space = {
     {0x5b, 0x0f, 0x3a, 0x61, 0x7c, 0x0e, 0x4d, 0x9b, 0x93, 0x2e, 0x6a, 0x1d, 0x84, 0xc7, 0x20, 0xf5}};
 
@@ -27,7 +27,7 @@ static const char *read_fields(const proto_event *raw, struct arena *arena, stru
 {
     struct uuid uuid;
     if (!uuid_parse(str_from(raw->event_id), &uuid))
-        return "event_id is no UUID";
+        return "event_id is not a UUID";
     uuid_format(&uuid, event->event_id);
     event->event_type = str_from(raw->event_type);
     if (!str_eq(event->event_type, STR("EntitlementGranted")) &&
@@ -35,12 +35,12 @@ static const char *read_fields(const proto_event *raw, struct arena *arena, stru
         return "event_type is not known";
     event->event_type = arena_str(arena, event->event_type);
     if (!clock_rfc3339_parse(str_from(raw->occurred_at), &event->occurred_us))
-        return "occurred_at is no time of RFC 3339";
+        return "occurred_at is not a time of RFC 3339";
     if (raw->version < 1)
         return "version is not positive";
     event->version = raw->version;
     if (!str_is_name(str_from(raw->tenant_id)))
-        return "tenant_id is no tenant's name";
+        return "tenant_id is not a tenant name";
     event->tenant = arena_str(arena, str_from(raw->tenant_id));
     if (!take_text(raw->user_id, 1, arena, &event->user_id))
         return "user_id is not 1 to 1024 bytes of text";
@@ -52,15 +52,15 @@ static const char *read_fields(const proto_event *raw, struct arena *arena, stru
     return NULL;
 }
 
-/* Texts end at a NUL here: one inside would cut off what is behind it, which is then missing when it is packed again. */
+/* Texts end at a NUL: the rest of a text after one is missing when the event is packed again. */
 static bool has_hidden_text(const proto_event *raw, struct str payload)
 {
     return memchr(payload.ptr, '\0', payload.len) &&
            freshet__entitlement__v1__entitlement_event__get_packed_size(raw) != payload.len;
 }
 
-/* A header that is there says what the payload says. A message published once more has an event-id with something behind
- * the event's own: the engine would take it for a repetition. */
+/* Headers must agree with the payload. The event-id of a requeued message is the event's with a suffix, so that engines do not drop
+ * it as a duplicate. */
 static const char *compare_headers(const struct bus_message *message, const struct notification_event *event)
 {
     struct str id = bus_message_header(message, STR(BUS_HEADER_EVENT_ID));
@@ -69,11 +69,11 @@ static const char *compare_headers(const struct bus_message *message, const stru
     struct str own = str_from(event->event_id);
     if (id.ptr && (id.len < own.len || !str_eq_nocase(str_of(id.ptr, own.len), own) ||
                    (id.len > own.len && id.ptr[own.len] != '-')))
-        return "the header event-id is another event's";
+        return "the header event-id is not the event's";
     if (type.ptr && !str_eq(type, event->event_type))
-        return "the header event_type is another";
+        return "the header event_type is not the event's";
     if (tenant.ptr && !str_eq(tenant, event->tenant))
-        return "the header tenant_id is another";
+        return "the header tenant_id is not the event's";
     return NULL;
 }
 
@@ -94,7 +94,7 @@ enum status notification_event_read(const struct bus_message *message, struct ar
                            : freshet__entitlement__v1__entitlement_event__unpack(
                                  NULL, message->payload.len, (const uint8_t *)message->payload.ptr);
     if (!raw)
-        return error_set(error, STATUS_BAD_REQUEST, "the payload is no protobuf of it");
+        return error_set(error, STATUS_BAD_REQUEST, "the payload is not its protobuf");
     const char *wrong =
         has_hidden_text(raw, message->payload) ? "a text has a NUL in it" : read_fields(raw, arena, event);
     freshet__entitlement__v1__entitlement_event__free_unpacked(raw, NULL);

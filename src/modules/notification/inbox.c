@@ -1,5 +1,4 @@
-/* A user's notifications (N5), newest first, a page at a time. The same answer twice: for the user, and below /debug for
- * whoever develops, where that is switched on. On a worker. */
+/* A user's notifications (N5), newest first, a page at a time, for the user and, where it is switched on, below /debug. On a worker. */
 #include "base/clock.h"
 #include "base/json.h"
 #include "modules/notification/event.h"
@@ -24,7 +23,7 @@ struct page {
     int64_t limit;
 };
 
-/* ---- the question ---- */
+/* ---- the request ---- */
 
 static enum status take_limit(const struct http_request *request, struct page *page, struct error *error)
 {
@@ -96,7 +95,7 @@ static void put_row(struct buf *body, const struct db_result *rows, size_t row)
     buf_put_char(body, '}');
 }
 
-/* One row more than the page was asked for: there is a next one. */
+/* A row more than the limit means that there is a next page. */
 static void send_page(struct http_request *request, const struct page *page, const struct db_result *rows)
 {
     size_t count = db_result_rows(rows), limit = (size_t)page->limit, shown = count < limit ? count : limit;
@@ -134,7 +133,7 @@ static enum status read_page(struct http_request *request, const struct page *pa
     return status;
 }
 
-static void answer(struct http_request *request, const struct page *page)
+static void answer_page(struct http_request *request, const struct page *page)
 {
     struct db_result *rows = NULL;
     struct error error = {0};
@@ -158,7 +157,7 @@ static void get_notifications(struct http_request *request)
         status = error_set(&error, STATUS_INSUFFICIENT_SCOPE,
                            "another user's notifications need the scope %s", "notification:read");
     if (status == STATUS_OK)
-        answer(request, &page);
+        answer_page(request, &page);
     else
         http_send_error(request, &error);
 }
@@ -172,7 +171,7 @@ static void get_debug_inbox(struct http_request *request)
                              ? take_page(request, &page, &error)
                              : error_set(&error, STATUS_NOT_FOUND, "%s", status_message(STATUS_NOT_FOUND));
     if (status == STATUS_OK)
-        answer(request, &page);
+        answer_page(request, &page);
     else
         http_send_error(request, &error);
 }

@@ -21,30 +21,29 @@ static const char *const channels[] = {
 
 static const struct setting_row advisory_rows[] = {
     {"stream", SETTING_STRING, ROW(nats.advisory_stream),
-     "The stream that keeps what JetStream says of messages that ran out of deliveries; empty = freshet_advisories.",
+     "The stream of JetStream's advisories about messages without deliveries left; empty = freshet_advisories.",
      "", 0, NAME_BYTES_MAX, PLACE(nats.advisory_place)},
     {.name = NULL},
 };
 
 static const struct setting_row terminated_rows[] = {
     {"stream", SETTING_STRING, ROW(nats.terminated_stream),
-     "The same for messages that were terminated; empty = freshet_advisories.", "", 0, NAME_BYTES_MAX,
+     "The stream of advisories about terminated messages; empty = freshet_advisories.", "", 0, NAME_BYTES_MAX,
      PLACE(nats.terminated_place)},
     {.name = NULL},
 };
 
 static const struct setting_row nats_rows[] = {
-    {"stream", SETTING_STRING, ROW(nats.stream),
-     "The stream that is read: the same as entitlement.nats.stream, which it is when this is empty.", "", 0,
-     NAME_BYTES_MAX, PLACE(nats.stream_place)},
+    {"stream", SETTING_STRING, ROW(nats.stream), "The stream of events; empty = entitlement.nats.stream.", "",
+     0, NAME_BYTES_MAX, PLACE(nats.stream_place)},
     {"durable", SETTING_STRING, ROW(nats.durable),
-     "The durable consumer, and on PostgreSQL the group: all processes with this name share the events.",
+     "The durable consumer, on PostgreSQL the consumer group: processes with the same name share the events.",
      "notification", 1, NAME_BYTES_MAX, PLACE(nats.durable_place)},
     {"ack-wait", SETTING_DURATION_MS, ROW(nats.ack_wait_ms),
-     "After this long without a word from the process that has it, a message goes to another.", "5s", 100,
-     HOUR_MS},
+     "A message that is not acknowledged for this long is delivered to another process.", "5s", 100, HOUR_MS},
     {"max-deliver", SETTING_INT, ROW(nats.max_deliver),
-     "So many failed deliveries make a dead letter. An outage of the database is none.", "10", 1, 1000},
+     "After so many failed deliveries a message is a dead letter. Outages of the database do not count.",
+     "10", 1, 1000},
     {"advisory", SETTING_OBJECT, .help = "MaxDeliver advisories.", .rows = advisory_rows, .fallback = ""},
     {"terminated-advisory", SETTING_OBJECT, .help = "Terminated advisories.", .rows = terminated_rows,
      .fallback = ""},
@@ -66,7 +65,7 @@ static const struct setting_row webhook_rows[] = {
     {.name = NULL},
 };
 
-/* The engine's keys stand beside the channel's, not in a block of their own. */
+/* The engine's keys are in the same block as the channel's. */
 #define ENGINE(member) ROW(delivery.engine.member)
 static const struct setting_row delivery_rows[] = {
     {"channel", SETTING_ENUM, ROW(delivery.channel), "log: one line each; webhook: a POST each.", "log",
@@ -74,14 +73,12 @@ static const struct setting_row delivery_rows[] = {
     {"webhook", SETTING_OBJECT, .help = "The receiver of channel webhook.", .rows = webhook_rows,
      .fallback = ""},
     {"poll-interval", SETTING_DURATION_MS, ENGINE(poll_ms),
-     "How often the table is looked at although nobody told of a notification.", "1s", 10, HOUR_MS},
+     "How often the table is read without a notice of a new notification.", "1s", 10, HOUR_MS},
     {"batch-size", SETTING_INT, ENGINE(batch), "Most notifications claimed together.", "50", 1, 1000},
     {"lease", SETTING_DURATION_MS, ENGINE(lease_ms),
-     "How long a claim stands without a word from its worker; a batch that takes longer renews it.", "30s",
-     100, HOUR_MS},
+     "How long a claim is valid; a batch that takes longer renews it.", "30s", 100, HOUR_MS},
     {"max-attempt", SETTING_INT, ENGINE(attempts_max),
-     "The failure with this number is a notification's last: then it is FAILED and in notification_dlq.",
-     "10", 1, 1000},
+     "After so many failures a notification is FAILED and stored in notification_dlq.", "10", 1, 1000},
     {"backoff-base", SETTING_DURATION_MS, ENGINE(backoff_base_ms),
      "Pause after the first failure; doubled each time.", "1s", 1, HOUR_MS},
     {"backoff-max", SETTING_DURATION_MS, ENGINE(backoff_max_ms), "Longest pause, before the jitter.", "60s",
@@ -89,8 +86,9 @@ static const struct setting_row delivery_rows[] = {
     {"backoff-min", SETTING_DURATION_MS, ENGINE(backoff_min_ms), "Shortest pause, after the jitter.", "0", 0,
      HOUR_MS},
     {"backoff-jitter-min", SETTING_DECIMAL, ENGINE(jitter_min),
-     "A pause is multiplied by a random number from this …", "0.5", 0, 10000},
-    {"backoff-jitter-max", SETTING_DECIMAL, ENGINE(jitter_max), "… to this.", "1.5", 0, 10000},
+     "Lower bound of the random factor of a pause.", "0.5", 0, 10000},
+    {"backoff-jitter-max", SETTING_DECIMAL, ENGINE(jitter_max),
+     "Upper bound of the random factor of a pause.", "1.5", 0, 10000},
     {.name = NULL},
 };
 
@@ -99,8 +97,8 @@ static const struct setting_row retention_rows[] = {
     {"retention-days", SETTING_INT, ROW(retention.days),
      "Processed events, and notifications that were sent or failed, are deleted when they are older.", "30",
      1, 36500},
-    {"cleanup-interval", SETTING_DURATION_MS, ROW(retention.interval_ms), "How often.", "1h", 10,
-     24 * HOUR_MS},
+    {"cleanup-interval", SETTING_DURATION_MS, ROW(retention.interval_ms), "How often old rows are deleted.",
+     "1h", 10, 24 * HOUR_MS},
     {.name = NULL},
 };
 
@@ -109,9 +107,9 @@ static const struct setting_row notification_rows[] = {
      .fallback = ""},
     {"delivery", SETTING_OBJECT, .help = "How notifications are delivered.", .rows = delivery_rows,
      .fallback = ""},
-    {"retention", SETTING_OBJECT, .help = "What is old goes.", .rows = retention_rows, .fallback = ""},
+    {"retention", SETTING_OBJECT, .help = "Deleting old rows.", .rows = retention_rows, .fallback = ""},
     {"hydration", SETTING_OBJECT, ROW(hydration),
-     "Whether the owner of items is asked for the title that a notification has with it.", "",
+     "Whether the title of the item is looked up at its owner and added to the notification.", "",
      .rows = hydration_use_rows_on},
     {.name = NULL},
 };
@@ -154,7 +152,7 @@ static enum status check_webhook(const struct config *config,
     return STATUS_OK;
 }
 
-/* Of a stream or a durable consumer: a dot would end it. */
+/* Of a stream or a durable consumer, without dots. */
 static bool is_nats_name(struct str name)
 {
     return str_is_name(name) && !memchr(name.ptr, '.', name.len);
