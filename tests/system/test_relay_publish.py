@@ -65,7 +65,7 @@ def test_a_payload_that_is_no_invalidation_fails_at_once_and_alerts(relay, refda
     eventually(lambda: live(refdata_db) == 0)
     assert versions(refdata_db, "D") == [2, 3]
     assert refdata_db.query("select version, attempt_count, last_error from refdata.outbox_event where failed_at is not null") == [
-        (1, 1, "the payload is no invalidation")]
+        (1, 1, "the payload is not an invalidation")]
     line, = server.logs(event="outbox_event_dead_lettered", module="refdata")
     event_id = refdata_db.value("select event_id::text from refdata.outbox_event where failed_at is not null")
     assert (line["eventId"], line["tenantId"], line["dictCode"], line["version"]) == (event_id, TENANT, "D", 1)  # C9

@@ -51,11 +51,6 @@ static void add(struct walk *walk, struct hash128 value)
     }
 }
 
-static void open_container(struct walk *walk, bool is_object)
-{
-    walk->levels[walk->depth++] = (struct content_level){.is_object = is_object};
-}
-
 static void close_container(struct walk *walk)
 {
     char bytes[REFDATA_HASH_BYTES];
@@ -105,7 +100,7 @@ static struct hash128 hash_json(struct str raw, struct content_level *levels)
     while (walk.p < walk.end) {
         char c = *walk.p;
         if (c == '{' || c == '[') {
-            open_container(&walk, c == '{');
+            walk.levels[walk.depth++] = (struct content_level){.is_object = c == '{'};
             walk.p++;
         } else if (c == '}' || c == ']') {
             close_container(&walk);

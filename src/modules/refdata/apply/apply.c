@@ -150,11 +150,6 @@ static enum status write_batch(struct batch *batch, struct error *error)
 
 /* ---- one that PostgreSQL refuses ---- */
 
-static bool is_refusal(const struct batch *batch, enum status status)
-{
-    return status == STATUS_DB_ERROR || ((batch->flags & REFDATA_APPLY_LAST) && status == STATUS_TIMEOUT);
-}
-
 /* Back to where the savepoint was set: the locks and what was read stand, what was decided since does not. */
 struct before {
     struct entry entry;
@@ -226,7 +221,7 @@ static enum status write_alone(struct batch *batch, struct error *error)
         if (status == STATUS_OK)
             status = write_batch(batch, &why);
     }
-    if (is_refusal(batch, status))
+    if (status == STATUS_DB_ERROR || ((batch->flags & REFDATA_APPLY_LAST) && status == STATUS_TIMEOUT))
         return record_refusal(batch, &before, &why, error);
     if (status != STATUS_OK && error)
         *error = why;

@@ -157,43 +157,23 @@ static struct memo *create_memo(struct refdata_flow *flow, const struct bus_batc
     return memo;
 }
 
-static struct memo *read_messages(struct refdata_flow *flow, struct bus_batch *batch)
-{
-    struct memo *memo = create_memo(flow, batch);
-    for (size_t i = 0; i < batch->count; i++)
-        read_message(memo, batch, i);
-    return memo;
-}
-
 /* ---- the bus's callbacks ---- */
-
-/* Dead letters are published before the commit: then nothing may be left in the pipeline. */
-static bool has_dead(const struct bus_batch *batch)
-{
-    for (size_t i = 0; i < batch->count; i++)
-        if (batch->verdicts[i].kind != BUS_ACK)
-            return true;
-    return false;
-}
-
-/* An update that a client waits for was accepted, and has its row. */
-static bool has_unknown(const struct memo *memo)
-{
-    for (size_t i = 0; i < memo->count; i++)
-        if (!memo->commands[i].waited)
-            return true;
-    return false;
-}
 
 static unsigned flags_of(const struct memo *memo, const struct bus_batch *batch)
 {
-    unsigned flags = has_unknown(memo) ? REFDATA_APPLY_UNKNOWN : 0;
-    if (batch->attempt == 0 && !has_dead(batch))
-        flags |= REFDATA_APPLY_OPEN;
-    if (memo->count != 1)
-        return flags;
-    return flags | REFDATA_APPLY_ALONE |
-           (batch->attempt + 1 >= memo->catalog->updates.attempts_max ? REFDATA_APPLY_LAST : 0);
+    unsigned flags = batch->attempt == 0 ? REFDATA_APPLY_OPEN : 0;
+    for (size_t i = 0; i < batch->count; i++)
+        if (batch->verdicts[i].kind !=
+            BUS_ACK) /* dead letters are published before the commit: nothing may be left to it */
+            flags &= ~(unsigned)REFDATA_APPLY_OPEN;
+    for (size_t i = 0; i < memo->count; i++)
+        if (!memo->commands[i].waited) /* an update that a client waits for was accepted, and has its row */
+            flags |= REFDATA_APPLY_UNKNOWN;
+    if (memo->count == 1)
+        flags |= REFDATA_APPLY_ALONE;
+    if (memo->count == 1 && batch->attempt + 1 >= memo->catalog->updates.attempts_max)
+        flags |= REFDATA_APPLY_LAST;
+    return flags;
 }
 
 /* A single update whose client waits in another process: the notice goes out in the commit's round trip. */
@@ -216,8 +196,10 @@ void refdata_handler_run(void *context, struct bus_batch *batch)
 {
     struct refdata_apply *apply = context;
     struct error error = {0};
-    struct memo *memo = read_messages(apply->flow, batch);
+    struct memo *memo = create_memo(apply->flow, batch);
     batch->memo = memo;
+    for (size_t i = 0; i < batch->count; i++)
+        read_message(memo, batch, i);
     if (memo->count == 0)
         return;
     if (memo->count == 1 && batch->attempt >= memo->catalog->updates.attempts_max)

@@ -132,21 +132,16 @@ static enum status delete_old(struct db_conn *conn, const struct db_statement *s
     return status;
 }
 
-/* idempotency_cleanup_count_total of the updates' keys (I7) */
-static void note_keys_expired(int64_t count)
-{
-    idempotency_count_cleaned(STR(REFDATA_UPDATES_ROUTE), count);
-    idempotency_log_cleaned(STR("refdata.update_key"), count);
-}
-
 static enum status delete_all_old(struct refdata_upkeep *upkeep, struct db_conn *conn, struct error *error)
 {
     enum status status = STATUS_OK;
     int64_t count;
     for (size_t i = 0; i < sizeof old_rows / sizeof *old_rows && status == STATUS_OK; i++) {
         status = delete_old(conn, &old_rows[i].sql, upkeep->keep_ms[old_rows[i].kept], &count, error);
-        if (old_rows[i].kept == KEPT_AS_KEYS && count)
-            note_keys_expired(count);
+        if (old_rows[i].kept != KEPT_AS_KEYS || count == 0)
+            continue;
+        idempotency_count_cleaned(STR(REFDATA_UPDATES_ROUTE), count); /* I7 */
+        idempotency_log_cleaned(STR("refdata.update_key"), count);
     }
     return status;
 }

@@ -109,8 +109,8 @@ static enum status read_item(const struct refdata_dictionary *dictionary, struct
     return answer.status;
 }
 
-static enum status look(void *context, const struct hydration_question *question, int64_t deadline_ns,
-                        struct hydration_entity *entity, struct error *error)
+static enum status look_up_item(void *context, const struct hydration_question *question, int64_t deadline_ns,
+                                struct hydration_entity *entity, struct error *error)
 {
     struct str code, key;
     enum status status = STATUS_OK;
@@ -138,6 +138,6 @@ void refdata_owner_provide(struct refdata *refdata)
         return;
     hydration_provide(hydration, &(struct hydration_owner){.entity_type = REFDATA_ENTITY_TYPE,
                                                            .module = "refdata",
-                                                           .look = look,
+                                                           .look = look_up_item,
                                                            .context = refdata});
 }

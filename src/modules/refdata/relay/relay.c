@@ -51,7 +51,7 @@ struct refdata_relay {
 
 /* ---- publishing, on a worker ---- */
 
-/* Seed §8.2: all five, or receivers could do nothing with it. */
+/* Seed §8.2: receivers need all five members. */
 static bool is_invalidation(struct str payload)
 {
     static const char *const texts[] = {"eventId", "tenantId", "dictCode", "committedAt"};
@@ -65,11 +65,11 @@ static bool is_invalidation(struct str payload)
     return json_get(&body, STR("version"), &member) && member.type == JSON_NUMBER;
 }
 
-static bool write_letter(void *context, const struct outbox_event *event, struct bus_message *message,
-                         struct arena *arena, const char **reason)
+static bool make_invalidation(void *context, const struct outbox_event *event, struct bus_message *message,
+                              struct arena *arena, const char **reason)
 {
     (void)context;
-    *reason = "the payload is no invalidation";
+    *reason = "the payload is not an invalidation";
     if (!is_invalidation(event->payload))
         return false;
     struct bus_header *headers = arena_alloc(arena, HEADERS * sizeof *headers);
@@ -85,15 +85,15 @@ static bool write_letter(void *context, const struct outbox_event *event, struct
     return true;
 }
 
-static void publish(void *context, struct outbox_batch *batch)
+static void publish_invalidations(void *context, struct outbox_batch *batch)
 {
     struct refdata_relay *relay = context;
     FAILPOINT("relay.after_claim");
-    outbox_messages_publish(relay->flow->buses.invalidations, batch, write_letter, NULL);
+    outbox_messages_publish(relay->flow->buses.invalidations, batch, make_invalidation, NULL);
     FAILPOINT("relay.after_publish");
 }
 
-static void on_settled(void *context, size_t count)
+static void on_invalidations_settled(void *context, size_t count)
 {
     (void)context;
     (void)count;
@@ -102,11 +102,11 @@ static void on_settled(void *context, size_t count)
 
 /* ---- life ---- */
 
-static struct outbox *make_engine(struct refdata_relay *relay)
+static struct outbox *create_engine(struct refdata_relay *relay)
 {
     struct refdata_flow *flow = relay->flow;
     const struct refdata_catalog *catalog = flow->catalog;
-    struct outbox *engine;
+    struct outbox *engine = NULL;
     struct error error = {0};
     enum status status = outbox_create(&(struct outbox_config){.table = &refdata_outbox_table,
                                                                .settings = &catalog->outbox,
@@ -114,10 +114,10 @@ static struct outbox *make_engine(struct refdata_relay *relay)
                                                                .workers = flow->workers,
                                                                .target = &flow->database->target,
                                                                .context = relay,
-                                                               .publish = publish,
-                                                               .on_settled = on_settled},
+                                                               .publish = publish_invalidations,
+                                                               .on_settled = on_invalidations_settled},
                                        &engine, &error);
-    if (status != STATUS_OK) /* its target was understood before: cannot happen */
+    if (status != STATUS_OK) /* its target was checked before: cannot happen */
         log_error("relay_not_started", LOG_STR("database", flow->database->name), LOG_ERROR_FIELDS(&error));
     return engine;
 }
@@ -127,7 +127,7 @@ struct refdata_relay *refdata_relay_create(struct refdata_flow *flow)
     struct refdata_relay *relay = memory_zalloc(sizeof *relay);
     relay->flow = flow;
     if (refdata_has_role(flow->refdata, "relay"))
-        relay->engine = make_engine(relay);
+        relay->engine = create_engine(relay);
     else
         relay->notifier =
             outbox_notifier_create(&refdata_outbox_table, flow->refdata->home, &flow->database->target);
