@@ -45,7 +45,7 @@ bool http_body_is_done(const struct http_body *body)
     return body->phase == PHASE_DONE;
 }
 
-static enum http_body_step fail(struct http_body *body, const char *message)
+static enum http_body_step fail_body(struct http_body *body, const char *message)
 {
     body->phase = PHASE_FAILED;
     body->message = message;
@@ -58,7 +58,7 @@ static enum http_body_step enter(struct http_body *body, enum phase phase)
     return HTTP_BODY_MORE;
 }
 
-/* Content: as much of it as is there. */
+/* As much content as there is. */
 static enum http_body_step take_run(struct http_body *body, struct str *raw, struct str *piece,
                                     enum phase behind)
 {
@@ -84,19 +84,19 @@ static enum http_body_step take_size(struct http_body *body, char c)
 
     if (value >= 0) {
         if (++body->digits > SIZE_DIGITS_MAX)
-            return fail(body, "a chunk size is too long");
+            return fail_body(body, "a chunk size is too long");
         body->remaining = body->remaining << 4 | (unsigned)value;
         return HTTP_BODY_MORE;
     }
     if (body->digits == 0)
-        return fail(body, "a chunk size has no hexadecimal digits");
+        return fail_body(body, "a chunk size has no hexadecimal digits");
     if (c == ';')
         return enter(body, PHASE_EXT_NAME_BEGIN);
     if (is_blank(c))
         return enter(body, PHASE_EXT_GAP);
     if (c == '\r')
         return enter(body, PHASE_SIZE_LF);
-    return fail(body, "a chunk size is followed by something that is neither an extension nor CRLF");
+    return fail_body(body, "a chunk size is not followed by an extension or CRLF");
 }
 
 static bool over_allowance(struct http_body *body)
@@ -104,7 +104,7 @@ static bool over_allowance(struct http_body *body)
     return ++body->overhead_bytes > OVERHEAD_BYTES_MAX;
 }
 
-/* Where a byte that ends a name or a value leads; FAILED when it cannot stand there. */
+/* The phase after a byte that ends a name or a value; FAILED when the byte is not allowed there. */
 static enum phase after_extension_part(char c, enum phase gap)
 {
     if (c == ';')
@@ -146,45 +146,29 @@ static enum phase next_in_extension(enum phase phase, char c)
     }
 }
 
-static enum http_body_step take_extension(struct http_body *body, char c)
-{
-    enum phase next = next_in_extension((enum phase)body->phase, c);
-
-    if (next == PHASE_FAILED)
-        return fail(body, "a chunk extension is not valid");
-    return over_allowance(body) ? fail(body, "chunk extensions are too long") : enter(body, next);
-}
-
 static enum http_body_step take_size_lf(struct http_body *body, char c)
 {
     if (c != '\n')
-        return fail(body, "a chunk size ends in a bare CR");
+        return fail_body(body, "a chunk size ends in a bare CR");
     body->digits = 0;
     body->line_bytes = 0;
     body->name_ended = false;
     return enter(body, body->remaining > 0 ? PHASE_CHUNK : PHASE_TRAILER);
 }
 
-static enum http_body_step take_chunk_end(struct http_body *body, char c)
-{
-    if (body->phase == PHASE_CHUNK_CR)
-        return c == '\r' ? enter(body, PHASE_CHUNK_LF) : fail(body, "a chunk is longer than its size");
-    return c == '\n' ? enter(body, PHASE_SIZE) : fail(body, "a chunk does not end in CRLF");
-}
-
 static enum http_body_step take_trailer(struct http_body *body, char c)
 {
     if (c == '\r') {
         if (body->line_bytes > 0 && !body->name_ended)
-            return fail(body, "a trailer line has no colon");
+            return fail_body(body, "a trailer line has no colon");
         return enter(body, PHASE_TRAILER_LF);
     }
     if (over_allowance(body))
-        return fail(body, "trailers are too long");
+        return fail_body(body, "trailers are too long");
     if (c == ':' && !body->name_ended && body->line_bytes > 0)
         body->name_ended = true;
     else if (!http_byte_is(c, body->name_ended ? HTTP_BYTE_VALUE : HTTP_BYTE_TOKEN))
-        return fail(body, "a trailer line is not a valid field");
+        return fail_body(body, "a trailer line is not a valid field");
     body->line_bytes++;
     return HTTP_BODY_MORE;
 }
@@ -192,7 +176,7 @@ static enum http_body_step take_trailer(struct http_body *body, char c)
 static enum http_body_step take_trailer_lf(struct http_body *body, char c)
 {
     if (c != '\n')
-        return fail(body, "a trailer line ends in a bare CR");
+        return fail_body(body, "a trailer line ends in a bare CR");
     bool was_empty = body->line_bytes == 0;
     body->line_bytes = 0;
     body->name_ended = false;
@@ -201,6 +185,8 @@ static enum http_body_step take_trailer_lf(struct http_body *body, char c)
 
 static enum http_body_step take_byte(struct http_body *body, char c)
 {
+    enum phase next;
+
     switch ((enum phase)body->phase) {
     case PHASE_SIZE: return take_size(body, c);
     case PHASE_EXT_NAME_BEGIN:
@@ -211,10 +197,16 @@ static enum http_body_step take_byte(struct http_body *body, char c)
     case PHASE_EXT_QUOTED:
     case PHASE_EXT_ESCAPED:
     case PHASE_EXT_UNQUOTED:
-    case PHASE_EXT_GAP: return take_extension(body, c);
+    case PHASE_EXT_GAP:
+        next = next_in_extension((enum phase)body->phase, c);
+        if (next == PHASE_FAILED)
+            return fail_body(body, "a chunk extension is not valid");
+        return over_allowance(body) ? fail_body(body, "chunk extensions are too long") : enter(body, next);
     case PHASE_SIZE_LF: return take_size_lf(body, c);
     case PHASE_CHUNK_CR:
-    case PHASE_CHUNK_LF: return take_chunk_end(body, c);
+        return c == '\r' ? enter(body, PHASE_CHUNK_LF) : fail_body(body, "a chunk is longer than its size");
+    case PHASE_CHUNK_LF:
+        return c == '\n' ? enter(body, PHASE_SIZE) : fail_body(body, "a chunk does not end in CRLF");
     case PHASE_TRAILER: return take_trailer(body, c);
     case PHASE_TRAILER_LF: return take_trailer_lf(body, c);
     case PHASE_SIZED:

@@ -145,16 +145,6 @@ static bool write_out(struct http_connection *connection)
     return true;
 }
 
-/* A connection that runs with no unsent output gathers its output in its loop's buffer. */
-static void use_shared_out(struct http_connection *connection)
-{
-    if (connection->out != &connection->own_out || buf_len(&connection->own_out) > 0)
-        return;
-    if (connection->own_out.data)
-        buf_deinit(&connection->own_out);
-    connection->out = &connection->home->out;
-}
-
 /* A client is behind while unsent bytes, or a turn that its full socket delays, wait for it to read. While it is behind it
  * must keep the least rate. */
 static void note_reader(struct http_connection *connection)
@@ -212,15 +202,6 @@ static bool advance(struct http_connection *connection)
     return false;
 }
 
-/* Shuts our side, so that a client which waits for the end of the answer reads it and closes. */
-static void end_output(struct http_connection *connection)
-{
-    if (!connection->may_be_unread || connection->saw_end || shutdown(connection->io.fd, SHUT_WR) != 0)
-        http_connection_drop(connection);
-    else
-        http_connection_move(connection, HTTP_STATE_LINGER);
-}
-
 static bool may_read(const struct http_connection *connection)
 {
     switch (connection->state) {
@@ -246,11 +227,16 @@ static void end_turn(struct http_connection *connection)
         connection->exchange = NULL;
         http_exchange_release(exchange);
     }
-    if (connection->state == HTTP_STATE_FLUSH && !has_unsent)
-        end_output(connection);
-    else if (connection->state == HTTP_STATE_HEAD && !connection->exchange && !has_unsent &&
-             (connection->saw_end || connection->home->draining))
+    if (connection->state == HTTP_STATE_FLUSH && !has_unsent) {
+        /* Our side is shut, so that a client which waits for the end of the answer reads it and closes. */
+        if (!connection->may_be_unread || connection->saw_end || shutdown(connection->io.fd, SHUT_WR) != 0)
+            http_connection_drop(connection);
+        else
+            http_connection_move(connection, HTTP_STATE_LINGER);
+    } else if (connection->state == HTTP_STATE_HEAD && !connection->exchange && !has_unsent &&
+               (connection->saw_end || connection->home->draining)) {
         http_connection_drop(connection);
+    }
     if (connection->state == HTTP_STATE_DEAD)
         return;
     /* Interest in reading is left on while nothing is read; the next such event turns it off. */
@@ -271,7 +257,11 @@ static void take_turn(struct http_connection *connection)
     connection->wants_turn = false;
     bool is_alive = true;
     for (unsigned round = 0; is_alive; round++) {
-        use_shared_out(connection);
+        if (connection->out == &connection->own_out && buf_len(&connection->own_out) == 0) {
+            if (connection->own_out.data)
+                buf_deinit(&connection->own_out);
+            connection->out = &connection->home->out; /* gathered there while nothing is unsent */
+        }
         bool has_more = advance(connection);
         is_alive = connection->state != HTTP_STATE_DEAD && write_out(connection);
         if (!has_more || !is_alive || buf_len(connection->out) > 0)

@@ -48,27 +48,23 @@ static int64_t body_deadline(const struct http_connection *connection)
     return after_ms(since_ns, limits->body_timeout_ms);
 }
 
-/* From the last byte or, where the last request took long, from its answer. */
-static int64_t idle_deadline(const struct http_connection *connection)
-{
-    int64_t since_ns = connection->progress_ns > connection->state_since_ns ? connection->progress_ns
-                                                                            : connection->state_since_ns;
-    return after_ms(since_ns, limits_of(connection)->idle_timeout_ms);
-}
-
 static int64_t deadline_of(const struct http_connection *connection)
 {
     const struct http_limits *limits = limits_of(connection);
+    int64_t since_ns = connection->state_since_ns;
 
     if (connection->is_behind)
         return after_ms(connection->reading_since_ns, limits->write_timeout_ms);
     switch (connection->state) {
     case HTTP_STATE_HEAD:
-        return connection->exchange ? after_ms(connection->state_since_ns, limits->header_timeout_ms)
-                                    : idle_deadline(connection);
+        if (connection->exchange)
+            return after_ms(since_ns, limits->header_timeout_ms);
+        /* Idle: from the last byte or, where the last request took long, from its answer. */
+        return after_ms(connection->progress_ns > since_ns ? connection->progress_ns : since_ns,
+                        limits->idle_timeout_ms);
     case HTTP_STATE_BODY:
     case HTTP_STATE_DISCARD: return body_deadline(connection);
-    case HTTP_STATE_LINGER: return after_ms(connection->state_since_ns, HTTP_LINGER_MS);
+    case HTTP_STATE_LINGER: return after_ms(since_ns, HTTP_LINGER_MS);
     case HTTP_STATE_BUSY:
     case HTTP_STATE_FLUSH:
     case HTTP_STATE_DEAD: break;
@@ -118,14 +114,14 @@ static void expire(struct http_connection *connection)
     }
 }
 
-static void on_timer(struct loop_timer *timer)
+static void on_deadline_timer(struct loop_timer *timer)
 {
     struct http_connection *connection = CONTAINER_OF(timer, struct http_connection, timer);
 
     if (connection->deadline_ns <= now_ns(connection))
         expire(connection);
     else if (connection->deadline_ns != CLOCK_NEVER)
-        loop_timer_start(connection->home->loop, timer, connection->deadline_ns, on_timer);
+        loop_timer_start(connection->home->loop, timer, connection->deadline_ns, on_deadline_timer);
 }
 
 /* Touches the timer only when it would be too late; a deadline that moved away is checked when the timer
@@ -136,5 +132,6 @@ void http_deadline_set(struct http_connection *connection)
     if (connection->deadline_ns == CLOCK_NEVER)
         return;
     if (connection->timer.heap_at == 0 || connection->deadline_ns < connection->timer.deadline_ns)
-        loop_timer_start(connection->home->loop, &connection->timer, connection->deadline_ns, on_timer);
+        loop_timer_start(connection->home->loop, &connection->timer, connection->deadline_ns,
+                         on_deadline_timer);
 }

@@ -2,7 +2,7 @@
  *
  * The steps are one array. A request is at one of them (exchange->step) and goes on to the next when it passes:
  * at once or, where the step parked it, after http_request_resume(). An answer, whichever step gives it and
- * when, is followed up in one place: finish(). */
+ * when, is followed up in one place: finish_request(). */
 #include "base/log.h"
 #include "http/http_inside.h"
 
@@ -13,7 +13,7 @@ static void next_request(struct http_connection *connection)
 }
 
 /* After an answer: the connection goes on, drops the rest of the body first, or ends. */
-static bool finish(struct http_connection *connection)
+static bool finish_request(struct http_connection *connection)
 {
     struct http_exchange *exchange = connection->exchange;
 
@@ -269,7 +269,7 @@ static bool go_on(struct http_connection *connection)
     struct http_exchange *exchange = connection->exchange;
 
     switch (exchange->progress) {
-    case HTTP_ANSWERED: return finish(connection);
+    case HTTP_ANSWERED: return finish_request(connection);
     case HTTP_STREAMING:
     case HTTP_STREAM_ENDING: return http_stream_pump(connection);
     case HTTP_RESUMED:
@@ -364,7 +364,7 @@ static bool refuse_parse(struct http_exchange *exchange, enum status status, con
     return refuse_head(exchange, &error);
 }
 
-static bool begin(struct http_exchange *exchange)
+static bool begin_request(struct http_exchange *exchange)
 {
     const struct http_parser *parser = &exchange->parser;
     struct error error;
@@ -388,7 +388,7 @@ static bool read_head(struct http_connection *connection)
         return false;
     switch (http_parser_run(&exchange->parser, exchange->block + exchange->start,
                             exchange->end - exchange->start)) {
-    case HTTP_PARSE_DONE: return begin(exchange);
+    case HTTP_PARSE_DONE: return begin_request(exchange);
     case HTTP_PARSE_FAILED: return refuse_parse(exchange, exchange->parser.status, exchange->parser.message);
     case HTTP_PARSE_MORE: break;
     }

@@ -31,18 +31,6 @@ static void alloc_for_reading(struct http_exchange *exchange)
     exchange->request.headers = exchange->headers;
 }
 
-static struct http_exchange *create_exchange(struct http_home *home)
-{
-    struct http_exchange *exchange = memory_zalloc(sizeof *exchange);
-
-    exchange->home = home;
-    alloc_for_reading(exchange);
-    arena_init(&exchange->arena, HTTP_ARENA_BYTES);
-    exchange->request.arena = &exchange->arena;
-    exchange->request.loop = home->loop;
-    return exchange;
-}
-
 /* Bytes of a next request are kept: then nothing is freed. */
 void http_exchange_slim(struct http_exchange *exchange)
 {
@@ -69,7 +57,12 @@ struct http_exchange *http_exchange_acquire(struct http_connection *connection)
         SLIST_REMOVE_HEAD(&home->spares, spare);
         home->spare_count--;
     } else {
-        exchange = create_exchange(home);
+        exchange = memory_zalloc(sizeof *exchange);
+        exchange->home = home;
+        alloc_for_reading(exchange);
+        arena_init(&exchange->arena, HTTP_ARENA_BYTES);
+        exchange->request.arena = &exchange->arena;
+        exchange->request.loop = home->loop;
     }
     exchange->connection = connection;
     exchange->request.connection = connection;

@@ -35,7 +35,7 @@ bool http_list_has(struct str list, struct str token)
     return false;
 }
 
-static enum status refuse(struct error *error, const char *field, const char *message)
+static enum status refuse_field(struct error *error, const char *field, const char *message)
 {
     return error_set_field(error, STATUS_BAD_REQUEST, field, "%s", message);
 }
@@ -56,8 +56,8 @@ static bool is_repeated(const struct http_parser *parser, enum http_field field)
 
 /* ---- method ---- */
 
-/* A method that nobody here knows is answered by its path: 405 or 404. CONNECT is the exception: what follows
- * its head need not be a request. */
+/* An unknown method is 405 or 404, by its path. CONNECT is the exception: what follows its head need not be a
+ * request. */
 static enum status read_method(struct str token, struct http_head *head, struct error *error)
 {
     if (http_method_of(token, &head->method))
@@ -110,8 +110,7 @@ static bool is_authority(struct str text)
     return true;
 }
 
-/* http://authority[/path][?query]: the authority takes the place of Host, which must be there and valid all
- * the same. */
+/* http://authority[/path][?query]: the authority replaces Host, which is required nevertheless. */
 static enum status read_absolute(struct http_head *head, struct error *error)
 {
     struct str rest = head->target, scheme = STR("http://");
@@ -119,12 +118,12 @@ static enum status read_absolute(struct http_head *head, struct error *error)
     if (rest.len > scheme.len && str_eq_nocase(str_of(rest.ptr, scheme.len), scheme))
         rest = str_of(rest.ptr + scheme.len, rest.len - scheme.len);
     else
-        return refuse(error, "target", "the request target must be a path or an http URL");
+        return refuse_field(error, "target", "the request target must be a path or an http URL");
     size_t host_len = 0;
     while (host_len < rest.len && rest.ptr[host_len] != '/' && rest.ptr[host_len] != '?')
         host_len++;
     if (!is_authority(str_of(rest.ptr, host_len)))
-        return refuse(error, "target", "the host of the request target is not valid");
+        return refuse_field(error, "target", "the host of the request target is not valid");
     rest = str_of(rest.ptr + host_len, rest.len - host_len);
     split_target(head, rest);
     if (head->path.len == 0)
@@ -142,8 +141,9 @@ static enum status read_target(struct http_head *head, struct error *error)
         head->path = head->target;
         head->query = STR_NONE;
         head->is_server_wide = true;
-        return head->method == HTTP_OPTIONS ? STATUS_OK
-                                            : refuse(error, "target", "* is a target for OPTIONS only");
+        return head->method == HTTP_OPTIONS
+                   ? STATUS_OK
+                   : refuse_field(error, "target", "the target * is for OPTIONS only");
     }
     return read_absolute(head, error);
 }
@@ -153,18 +153,11 @@ static enum status read_host(const struct http_parser *parser, const char *data,
     struct str host = value_of(parser, data, HTTP_FIELD_HOST);
 
     if (is_repeated(parser, HTTP_FIELD_HOST))
-        return refuse(error, "Host", "there is more than one Host");
+        return refuse_field(error, "Host", "there is more than one Host");
     if (parser->first[HTTP_FIELD_HOST] == 0)
-        return parser->minor_version == 0 ? STATUS_OK : refuse(error, "Host", "Host is required in HTTP/1.1");
-    return is_authority(host) ? STATUS_OK : refuse(error, "Host", "Host is not a valid host and port");
-}
-
-/* Two readers may each take another one of them. */
-static enum status read_content_type(const struct http_parser *parser, struct error *error)
-{
-    return is_repeated(parser, HTTP_FIELD_CONTENT_TYPE)
-               ? refuse(error, "Content-Type", "there is more than one Content-Type")
-               : STATUS_OK;
+        return parser->minor_version == 0 ? STATUS_OK
+                                          : refuse_field(error, "Host", "Host is required in HTTP/1.1");
+    return is_authority(host) ? STATUS_OK : refuse_field(error, "Host", "Host is not a valid host and port");
 }
 
 /* ---- framing ---- */
@@ -175,30 +168,31 @@ static enum status read_content_length(const struct http_parser *parser, const c
     struct str value = value_of(parser, data, HTTP_FIELD_CONTENT_LENGTH);
 
     if (is_repeated(parser, HTTP_FIELD_CONTENT_LENGTH))
-        return refuse(error, "Content-Length", "there is more than one Content-Length");
+        return refuse_field(error, "Content-Length", "there is more than one Content-Length");
     if (!str_to_u64(value, &head->content_length) || head->content_length > INT64_MAX)
-        return refuse(error, "Content-Length", "Content-Length must be one decimal number");
+        return refuse_field(error, "Content-Length", "Content-Length must be one decimal number");
     head->body_kind = head->content_length > 0 ? HTTP_BODY_SIZED : HTTP_BODY_NONE;
     return STATUS_OK;
 }
 
-/* Exactly "chunked". A coding nobody here knows is 501; "chunked" in a wrong place or number is 400. */
+/* Exactly "chunked". An unknown coding is 501; "chunked" in a wrong place or number is 400. */
 static enum status read_transfer_encoding(const struct http_parser *parser, const char *data,
                                           struct http_head *head, struct error *error)
 {
     struct str value = value_of(parser, data, HTTP_FIELD_TRANSFER_ENCODING);
 
     if (parser->first[HTTP_FIELD_CONTENT_LENGTH] != 0)
-        return refuse(error, "Transfer-Encoding", "Content-Length and Transfer-Encoding exclude each other");
+        return refuse_field(error, "Transfer-Encoding",
+                            "Content-Length and Transfer-Encoding exclude each other");
     if (parser->minor_version == 0)
-        return refuse(error, "Transfer-Encoding", "HTTP/1.0 has no Transfer-Encoding");
+        return refuse_field(error, "Transfer-Encoding", "Transfer-Encoding is not allowed in HTTP/1.0");
     if (is_repeated(parser, HTTP_FIELD_TRANSFER_ENCODING))
-        return refuse(error, "Transfer-Encoding", "there is more than one Transfer-Encoding");
+        return refuse_field(error, "Transfer-Encoding", "there is more than one Transfer-Encoding");
     if (!str_eq_nocase(value, STR("chunked"))) {
         if (value.len == 0 || http_list_has(value, STR("chunked")))
-            return refuse(error, "Transfer-Encoding", "Transfer-Encoding must be chunked, once");
+            return refuse_field(error, "Transfer-Encoding", "Transfer-Encoding must be chunked, once");
         return error_set_field(error, STATUS_NOT_IMPLEMENTED, "Transfer-Encoding",
-                               "the only transfer coding understood is chunked");
+                               "the only supported transfer coding is chunked");
     }
     head->body_kind = HTTP_BODY_CHUNKED;
     return STATUS_OK;
@@ -207,6 +201,8 @@ static enum status read_transfer_encoding(const struct http_parser *parser, cons
 static enum status read_framing(const struct http_parser *parser, const char *data, struct http_head *head,
                                 struct error *error)
 {
+    if (is_repeated(parser, HTTP_FIELD_CONTENT_TYPE)) /* two readers may use different ones */
+        return refuse_field(error, "Content-Type", "there is more than one Content-Type");
     if (parser->first[HTTP_FIELD_TRANSFER_ENCODING] != 0)
         return read_transfer_encoding(parser, data, head, error);
     if (parser->first[HTTP_FIELD_CONTENT_LENGTH] != 0)
@@ -227,15 +223,6 @@ static bool connection_has(const struct http_parser *parser, const char *data, s
     return false;
 }
 
-static bool wants_keep_alive(const struct http_parser *parser, const char *data)
-{
-    if (parser->first[HTTP_FIELD_CONNECTION] == 0)
-        return parser->minor_version == 1;
-    if (connection_has(parser, data, STR("close")))
-        return false;
-    return parser->minor_version == 1 || connection_has(parser, data, STR("keep-alive"));
-}
-
 /* An expectation in HTTP/1.0 is ignored, as RFC 9110 asks. */
 static enum status read_expect(const struct http_parser *parser, const char *data, struct http_head *head,
                                struct error *error)
@@ -245,7 +232,7 @@ static enum status read_expect(const struct http_parser *parser, const char *dat
     if (is_repeated(parser, HTTP_FIELD_EXPECT) ||
         !str_eq_nocase(value_of(parser, data, HTTP_FIELD_EXPECT), STR("100-continue")))
         return error_set_field(error, STATUS_EXPECTATION_FAILED, "Expect",
-                               "only 100-continue can be expected");
+                               "the only supported expectation is 100-continue");
     head->expects_continue = head->body_kind != HTTP_BODY_NONE;
     return STATUS_OK;
 }
@@ -263,10 +250,12 @@ enum status http_head_read(const struct http_parser *parser, const char *data, s
             STATUS_OK ||
         (status = read_target(head, error)) != STATUS_OK ||
         (status = read_host(parser, data, error)) != STATUS_OK ||
-        (status = read_content_type(parser, error)) != STATUS_OK ||
         (status = read_framing(parser, data, head, error)) != STATUS_OK ||
         (status = read_expect(parser, data, head, error)) != STATUS_OK)
         return status;
-    head->keep_alive = wants_keep_alive(parser, data);
+    head->keep_alive = parser->minor_version == 1;
+    if (parser->first[HTTP_FIELD_CONNECTION] != 0)
+        head->keep_alive = !connection_has(parser, data, STR("close")) &&
+                           (head->keep_alive || connection_has(parser, data, STR("keep-alive")));
     return STATUS_OK;
 }

@@ -184,22 +184,6 @@ static bool is_taken(const struct sockaddr *address, socklen_t len)
     return taken;
 }
 
-static unsigned port_of(const struct sockaddr_storage *address)
-{
-    return ntohs(address->ss_family == AF_INET6 ? ((const struct sockaddr_in6 *)address)->sin6_port
-                                                : ((const struct sockaddr_in *)address)->sin_port);
-}
-
-static void add_listener(struct http_home *home, int fd)
-{
-    struct http_listener *listener = memory_zalloc(sizeof *listener);
-
-    listener->home = home;
-    listener->io.fd = fd;
-    listener->is_open = true;
-    SLIST_INSERT_HEAD(&home->listeners, listener, entry);
-}
-
 /* A socket per loop; the first one decides which port "any" is. */
 static enum status open_all(struct http_server *server, struct sockaddr_storage *address, socklen_t len,
                             int *fds)
@@ -234,7 +218,7 @@ enum status http_server_listen(struct http_server *server, struct str address, s
     struct sockaddr_storage bound = {0};
 
     if (!split_address(address, host, port))
-        return error_set(error, STATUS_CONFIG, "%.*s: is not host:port", STR_ARG(address));
+        return error_set(error, STATUS_CONFIG, "\"%.*s\" is not HOST:PORT or [IPV6]:PORT", STR_ARG(address));
     int failed = getaddrinfo(host, port, &hints, &found);
     if (failed != 0)
         return error_set(error, STATUS_CONFIG, "%.*s: %s", STR_ARG(address), gai_strerror(failed));
@@ -250,11 +234,17 @@ enum status http_server_listen(struct http_server *server, struct str address, s
         free(fds);
         return error_set(error, STATUS_IO, "cannot listen on %.*s: %s", STR_ARG(address), strerror(errno));
     }
-    for (unsigned i = 0; i < server->home_count; i++)
-        add_listener(server->homes[i], fds[i]);
+    for (unsigned i = 0; i < server->home_count; i++) {
+        struct http_listener *listener = memory_zalloc(sizeof *listener);
+        listener->home = server->homes[i];
+        listener->io.fd = fds[i];
+        listener->is_open = true;
+        SLIST_INSERT_HEAD(&server->homes[i]->listeners, listener, entry);
+    }
     free(fds);
     if (server->port == 0)
-        server->port = port_of(&bound);
+        server->port = ntohs(bound.ss_family == AF_INET6 ? ((const struct sockaddr_in6 *)&bound)->sin6_port
+                                                         : ((const struct sockaddr_in *)&bound)->sin_port);
     http_server_broadcast(server, start_on_loop);
     return STATUS_OK;
 }

@@ -103,7 +103,8 @@ bool http_parser_has_begun(const struct http_parser *parser)
     return parser->phase != PHASE_BLANK || parser->at > parser->mark;
 }
 
-static enum step fail(struct http_parser *parser, enum status status, const char *field, const char *message)
+static enum step fail_parse(struct http_parser *parser, enum status status, const char *field,
+                            const char *message)
 {
     parser->phase = PHASE_FAILED;
     parser->status = status;
@@ -114,7 +115,7 @@ static enum step fail(struct http_parser *parser, enum status status, const char
 
 static enum step fail_line(struct http_parser *parser, const char *message)
 {
-    return fail(parser, STATUS_BAD_REQUEST, "", message);
+    return fail_parse(parser, STATUS_BAD_REQUEST, "", message);
 }
 
 static enum step enter(struct http_parser *parser, enum phase phase, size_t at)
@@ -180,7 +181,7 @@ static enum step read_blank(struct http_parser *parser, const char *data, size_t
     if (at + 1 == len)
         return STEP_MORE;
     if (data[at + 1] != '\n')
-        return fail_line(parser, "a bare CR stands before the request line");
+        return fail_line(parser, "there is a bare CR before the request line");
     if (++parser->blank_lines > BLANK_LINES_MAX)
         return fail_line(parser, "too many empty lines before the request line");
     return enter(parser, PHASE_BLANK, at + 2);
@@ -206,24 +207,19 @@ static enum step read_target(struct http_parser *parser, const char *data, size_
     size_t at = (size_t)(http_scan_target(data + parser->at, data + len) - data);
 
     if (at - parser->mark > parser->limits->target_bytes_max)
-        return fail(parser, STATUS_URI_TOO_LONG, "", "the request target is over the limit");
+        return fail_parse(parser, STATUS_URI_TOO_LONG, "", "the request target is over the limit");
     if (at == len)
         return wait_at(parser, at);
     if (at == parser->mark)
         return fail_line(parser, "the request target is empty or begins with a byte that must be encoded");
     if (data[at] != ' ')
         return fail_line(parser,
-                         "the request target holds a byte that must be encoded, or has no version behind it");
+                         "the request target contains a byte that must be encoded, or no version follows it");
     parser->target_len = (uint32_t)(at - parser->mark);
     return enter(parser, PHASE_VERSION, at + 1);
 }
 
-static bool is_digit(char c)
-{
-    return c >= '0' && c <= '9';
-}
-
-/* Byte by byte against the pattern, so that what can't become a version is refused before it is complete. */
+/* Byte by byte against the pattern, so that a wrong version is refused before it is complete. */
 static enum step read_version(struct http_parser *parser, const char *data, size_t len)
 {
     static const char pattern[] = "HTTP/#.#\r\n";
@@ -233,13 +229,13 @@ static enum step read_version(struct http_parser *parser, const char *data, size
         if (at == len)
             return wait_at(parser, at);
         char expected = pattern[at - parser->mark];
-        if (expected == '#' ? !is_digit(data[at]) : data[at] != expected)
+        if (expected == '#' ? data[at] < '0' || data[at] > '9' : data[at] != expected)
             return fail_line(parser, "the request line does not end in a version and CRLF");
     }
     parser->major_version = (unsigned)(data[parser->mark + 5] - '0');
     parser->minor_version = (unsigned)(data[parser->mark + 7] - '0');
     if (parser->major_version != 1)
-        return fail(parser, STATUS_HTTP_VERSION, "", status_message(STATUS_HTTP_VERSION));
+        return fail_parse(parser, STATUS_HTTP_VERSION, "", status_message(STATUS_HTTP_VERSION));
     if (parser->minor_version > 1) /* a later 1.x is processed as the highest that we know (RFC 9110 2.5) */
         parser->minor_version = 1;
     parser->fields_at = (uint32_t)at;
@@ -255,7 +251,7 @@ static bool fields_too_long(const struct http_parser *parser, size_t at)
 
 static enum step fail_too_large(struct http_parser *parser, const char *message)
 {
-    return fail(parser, STATUS_HEADERS_TOO_LARGE, "", message);
+    return fail_parse(parser, STATUS_HEADERS_TOO_LARGE, "", message);
 }
 
 static enum step read_line(struct http_parser *parser, const char *data, size_t len)
@@ -268,7 +264,7 @@ static enum step read_line(struct http_parser *parser, const char *data, size_t 
         if (at + 1 == len)
             return STEP_MORE;
         if (data[at + 1] != '\n')
-            return fail_line(parser, "a bare CR stands in the header section");
+            return fail_line(parser, "there is a bare CR in the header section");
         return enter(parser, PHASE_DONE, at + 2);
     }
     if (data[at] == ' ' || data[at] == '\t')
@@ -287,8 +283,7 @@ static enum step read_name(struct http_parser *parser, const char *data, size_t 
     if (at == len)
         return wait_at(parser, at);
     if (data[at] != ':' || at == parser->mark)
-        return fail_line(parser,
-                         "a header name is empty, or a byte that is none of a name stands before its colon");
+        return fail_line(parser, "a header name is empty, or contains a byte that is not allowed in a name");
     struct http_span *span = &parser->spans[parser->span_count];
     span->name_at = parser->mark;
     span->name_len = (uint16_t)(at - parser->mark);
@@ -324,9 +319,9 @@ static enum step read_value(struct http_parser *parser, const char *data, size_t
         return wait_at(parser, at);
     if (data[at] != '\r')
         return fail_line(parser, data[at] == '\n' ? "a header line ends in a bare LF"
-                                                  : "a header value holds a control byte");
+                                                  : "a header value contains a control byte");
     if (data[at + 1] != '\n')
-        return fail_line(parser, "a header value holds a bare CR");
+        return fail_line(parser, "a header value contains a bare CR");
     keep_field(parser, data, at);
     return enter(parser, PHASE_LINE, at + 2);
 }

@@ -133,7 +133,7 @@ enum status http_request_query_raw(const struct http_request *request, struct st
             continue;
         if (*found)
             return error_set_field(error, STATUS_BAD_REQUEST, field_name(name, field),
-                                   "%s: is given more than once", field);
+                                   "%s: given more than once", field);
         *found = true;
         *value = pair_value;
     }
@@ -151,14 +151,6 @@ enum status http_request_query(const struct http_request *request, struct str na
     return http_percent_decode(*value, true, request->arena, field_name(name, field), value, error);
 }
 
-static bool is_known(const struct http_request *request, struct str name, const char *const *names)
-{
-    for (; *names; names++)
-        if (name_is(request, name, str_from(*names)))
-            return true;
-    return false;
-}
-
 enum status http_request_query_only(const struct http_request *request, const char *const *names,
                                     struct error *error)
 {
@@ -167,17 +159,20 @@ enum status http_request_query_only(const struct http_request *request, const ch
 
     while (str_split(&rest, '&', &pair)) {
         split_pair(pair, &name, &value);
-        if (pair.len == 0 || is_known(request, name, names))
+        const char *const *known = names;
+        while (*known && !name_is(request, name, str_from(*known)))
+            known++;
+        if (pair.len == 0 || *known)
             continue;
         return error_set_field(error, STATUS_BAD_REQUEST, field_name(name, field),
-                               "%s: is not a query parameter here", field);
+                               "%s: this route has no such query parameter", field);
     }
     return STATUS_OK;
 }
 
 /* ---- Accept ---- */
 
-/* 1, 0.5, 0.333 as thousandths; what is no weight counts as 1. */
+/* 1, 0.5, 0.333 as thousandths; an invalid weight counts as 1. */
 static unsigned weight_of(struct str value)
 {
     unsigned weight = 0, unit = 1000;

@@ -65,7 +65,7 @@ bool http_status_has_content(int status)
     return status >= 200 && status != 204 && status != 304;
 }
 
-static char *put(char *at, struct str s)
+static char *put_text(char *at, struct str s)
 {
     if (s.len > 0)
         memcpy(at, s.ptr, s.len);
@@ -84,11 +84,11 @@ static char *put_status_line(char *at, int status)
     unsigned slot = http_status_slot(status);
 
     if (slot != SLOT_OTHER)
-        return put(at, lines[slot]);
-    at = put(at, STR("HTTP/1.1 "));
+        return put_text(at, lines[slot]);
+    at = put_text(at, STR("HTTP/1.1 "));
     for (int digit = 100; digit > 0; digit /= 10)
         *at++ = (char)('0' + status / digit % 10);
-    return put(at, STR(" \r\n")); /* the reason may be empty, its space may not */
+    return put_text(at, STR(" \r\n")); /* the reason may be empty, its space may not */
 }
 
 static char *put_number(char *at, uint64_t number)
@@ -100,25 +100,25 @@ static char *put_number(char *at, uint64_t number)
         digits[--i] = (char)('0' + number % 10);
         number /= 10;
     } while (number > 0);
-    return put(at, str_of(digits + i, sizeof digits - i));
+    return put_text(at, str_of(digits + i, sizeof digits - i));
 }
 
 static char *put_content(char *at, const struct http_response_head *head)
 {
     if (head->content_type.len > 0) {
-        at = put(at, STR("Content-Type: "));
-        at = put(at, head->content_type);
-        at = put(at, STR("\r\n"));
+        at = put_text(at, STR("Content-Type: "));
+        at = put_text(at, head->content_type);
+        at = put_text(at, STR("\r\n"));
     } else {
-        at = put(at, STR("Content-Type: application/json\r\n"));
+        at = put_text(at, STR("Content-Type: application/json\r\n"));
     }
     if (head->is_chunked)
-        return put(at, STR("Transfer-Encoding: chunked\r\n"));
+        return put_text(at, STR("Transfer-Encoding: chunked\r\n"));
     if (head->content_length < 0)
         return at;
-    at = put(at, STR("Content-Length: "));
+    at = put_text(at, STR("Content-Length: "));
     at = put_number(at, (uint64_t)head->content_length);
-    return put(at, STR("\r\n"));
+    return put_text(at, STR("\r\n"));
 }
 
 void http_response_put_head(struct buf *out, const struct http_response_head *head)
@@ -128,15 +128,15 @@ void http_response_put_head(struct buf *out, const struct http_response_head *he
     char *begin = buf_reserve(out, most), *at = begin;
 
     at = put_status_line(at, head->status);
-    at = put(at, head->date_line);
+    at = put_text(at, head->date_line);
     if (head->has_content)
         at = put_content(at, head);
-    at = put(at, head->headers);
+    at = put_text(at, head->headers);
     if (head->persistence == HTTP_PERSIST_CLOSE)
-        at = put(at, STR("Connection: close\r\n"));
+        at = put_text(at, STR("Connection: close\r\n"));
     else if (head->persistence == HTTP_PERSIST_KEEP_ALIVE)
-        at = put(at, STR("Connection: keep-alive\r\n"));
-    at = put(at, STR("\r\n"));
+        at = put_text(at, STR("Connection: keep-alive\r\n"));
+    at = put_text(at, STR("\r\n"));
     buf_commit(out, (size_t)(at - begin));
 }
 
@@ -283,16 +283,6 @@ static bool has_line(struct str headers, struct str name)
     return headers.len > 0 && memmem(headers.ptr, headers.len, name.ptr, name.len) != NULL;
 }
 
-/* The caller's lines, and those that the status requires. */
-static void put_error_lines(struct buf *lines, int status, struct str headers)
-{
-    buf_put_str(lines, headers);
-    if (status == 401 && !has_line(headers, STR("WWW-Authenticate:")))
-        buf_put_str(lines, STR("WWW-Authenticate: Bearer\r\n"));
-    if (status == 503 && !has_line(headers, STR("Retry-After:")))
-        buf_put_str(lines, STR("Retry-After: 1\r\n"));
-}
-
 void http_send_error_with(struct http_request *request, const struct error *error, struct str headers,
                           struct str extra_members)
 {
@@ -304,7 +294,11 @@ void http_send_error_with(struct http_request *request, const struct error *erro
                   LOG_ERROR_FIELDS(error));
     http_response_put_error(&body, request->route ? request->route->errors : HTTP_ERRORS_CODE, error,
                             extra_members);
-    put_error_lines(&lines, status, headers);
+    buf_put_str(&lines, headers);
+    if (status == 401 && !has_line(headers, STR("WWW-Authenticate:")))
+        buf_put_str(&lines, STR("WWW-Authenticate: Bearer\r\n"));
+    if (status == 503 && !has_line(headers, STR("Retry-After:")))
+        buf_put_str(&lines, STR("Retry-After: 1\r\n"));
     http_send(request, &(struct http_response){
                            .status = status,
                            .headers = buf_str(&lines),

@@ -1,8 +1,7 @@
 /* The router: a trie of path segments, built once at start and then only read.
  *
- * Segments are compared raw: percent-decoding comes after routing, so that %2F in a key stays in its
- * segment. A literal is tried before a parameter, and where it leads nowhere the parameter is tried after
- * all. A path leads to a node in one way only, so the search visits each node at most once. */
+ * Segments are compared raw: percent-decoding happens after routing, so that %2F in a key stays in its segment. A literal is
+ * tried before a parameter. There is one way to each node, so the search visits each node at most once. */
 #include "http/router.h"
 
 #include <stdlib.h>
@@ -66,18 +65,6 @@ static struct node *literal_child(struct node *node, struct str segment)
     return child;
 }
 
-static struct node *param_child(struct node *node)
-{
-    if (!node->param)
-        node->param = memory_zalloc(sizeof *node->param);
-    return node->param;
-}
-
-static bool is_param(struct str segment)
-{
-    return segment.len > 2 && segment.ptr[0] == '{' && segment.ptr[segment.len - 1] == '}';
-}
-
 static bool is_literal(struct str segment)
 {
     const char *end = segment.ptr + segment.len;
@@ -85,7 +72,7 @@ static bool is_literal(struct str segment)
            !memchr(segment.ptr, '?', segment.len) && !memchr(segment.ptr, '%', segment.len);
 }
 
-/* Walks, and so makes, the nodes of the row's path. NULL when the path is no good. */
+/* Makes the nodes of the row's path. NULL when it is not valid. */
 static struct node *make_path(struct http_router *router, struct http_entry *entry)
 {
     struct str rest = str_from(entry->route->path), segment;
@@ -99,11 +86,13 @@ static struct node *make_path(struct http_router *router, struct http_entry *ent
     if (rest.ptr[rest.len - 1] == '/')
         return NULL;
     while (str_split(&rest, '/', &segment)) {
-        if (is_param(segment)) {
+        if (segment.len > 2 && segment.ptr[0] == '{' && segment.ptr[segment.len - 1] == '}') {
             if (entry->param_count == HTTP_PARAMS_MAX)
                 return NULL;
             entry->param_names[entry->param_count++] = str_of(segment.ptr + 1, segment.len - 2);
-            node = param_child(node);
+            if (!node->param)
+                node->param = memory_zalloc(sizeof *node->param);
+            node = node->param;
         } else if (is_literal(segment)) {
             node = literal_child(node, segment);
         } else {
@@ -133,7 +122,7 @@ static enum status add_row(struct http_router *router, struct http_entry *entry,
         return error_set(error, STATUS_CONFIG, "route %s: the server itself answers that method",
                          route->path);
     if (node->entries[route->method])
-        return error_set(error, STATUS_CONFIG, "route %s: the same requests are taken by %s", route->path,
+        return error_set(error, STATUS_CONFIG, "route %s: %s matches the same requests", route->path,
                          node->entries[route->method]->route->path);
     if (route->tenant_param && !has_param(entry, str_from(route->tenant_param)))
         return error_set(error, STATUS_CONFIG, "route %s: has no parameter {%s}", route->path,
@@ -212,7 +201,7 @@ static struct http_entry *find_segment(struct search *search, const struct node 
     return find_below(search, node->param, segment.ptr + segment.len, end, param_count + 1);
 }
 
-/* `at` is behind a segment: at its slash or at the end. */
+/* `at` is after a segment: at its slash or at the end. */
 static struct http_entry *find_below(struct search *search, const struct node *node, const char *at,
                                      const char *end, unsigned param_count)
 {
@@ -232,22 +221,6 @@ struct http_entry *http_router_find(const struct http_router *router, enum http_
 
 /* ---- where nothing was found ---- */
 
-static const struct node *child_of(const struct node *node, struct str segment)
-{
-    for (size_t i = 0; i < node->literal_count; i++)
-        if (str_eq(node->literals[i]->segment, segment))
-            return node->literals[i];
-    return segment.len > 0 ? node->param : NULL;
-}
-
-static const struct http_route *any_route(const struct node *node)
-{
-    for (size_t method = 0; method < HTTP_METHODS; method++)
-        if (node->entries[method])
-            return node->entries[method]->route;
-    return NULL;
-}
-
 const struct http_route *http_router_nearest(const struct http_router *router, struct str path)
 {
     const struct node *node = &router->root;
@@ -256,9 +229,14 @@ const struct http_route *http_router_nearest(const struct http_router *router, s
 
     (void)str_split(&path, '/', &segment); /* before the first slash */
     while (node && str_split(&path, '/', &segment)) {
-        node = child_of(node, segment);
-        const struct http_route *here = node ? any_route(node) : NULL;
-        nearest = here ? here : nearest;
+        const struct node *child = segment.len > 0 ? node->param : NULL;
+        for (size_t i = 0; i < node->literal_count; i++)
+            if (str_eq(node->literals[i]->segment, segment))
+                child = node->literals[i];
+        node = child;
+        for (size_t method = HTTP_METHODS; node && method > 0; method--)
+            if (node->entries[method - 1])
+                nearest = node->entries[method - 1]->route;
     }
     return nearest;
 }

@@ -102,24 +102,21 @@ void http_server_adopt(struct http_server *server, struct loop *loop, int fd)
     http_connection_open(home, fd, NULL, before >= server->config.limits.connections_max);
 }
 
-static void free_home(struct http_home *home)
-{
-    while (!SLIST_EMPTY(&home->spares)) {
-        struct http_exchange *exchange = SLIST_FIRST(&home->spares);
-        SLIST_REMOVE_HEAD(&home->spares, spare);
-        http_exchange_destroy(exchange);
-    }
-    http_listener_free_all(home);
-    buf_deinit(&home->out);
-    free(home);
-}
-
 void http_server_unref(struct http_server *server)
 {
     if (atomic_fetch_sub(&server->refs, 1) > 1)
         return;
-    for (unsigned i = 0; i < server->home_count; i++)
-        free_home(server->homes[i]);
+    for (unsigned i = 0; i < server->home_count; i++) {
+        struct http_home *home = server->homes[i];
+        while (!SLIST_EMPTY(&home->spares)) {
+            struct http_exchange *exchange = SLIST_FIRST(&home->spares);
+            SLIST_REMOVE_HEAD(&home->spares, spare);
+            http_exchange_destroy(exchange);
+        }
+        http_listener_free_all(home);
+        buf_deinit(&home->out);
+        free(home);
+    }
     free(server->homes);
     free(server->unmatched);
     free(server);
@@ -183,21 +180,17 @@ static bool is_unanswered(const struct http_connection *connection)
     return false;
 }
 
-static bool is_leaving(const struct http_connection *connection)
-{
-    return connection->state == HTTP_STATE_FLUSH || connection->state == HTTP_STATE_LINGER ||
-           (connection->exchange && connection->exchange->progress == HTTP_ANSWERED);
-}
-
 static void on_deadline(struct loop_timer *timer)
 {
     struct http_home *home = CONTAINER_OF(timer, struct http_home, drain_timer);
     struct http_connection *connection, *next;
 
     LIST_FOREACH_SAFE(connection, &home->connections, entry, next) {
+        bool is_leaving = connection->state == HTTP_STATE_FLUSH || connection->state == HTTP_STATE_LINGER ||
+                          (connection->exchange && connection->exchange->progress == HTTP_ANSWERED);
         if (is_unanswered(connection))
             http_connection_fail(connection, STATUS_UNAVAILABLE);
-        else if (!is_leaving(connection))
+        else if (!is_leaving)
             http_connection_drop(connection);
     }
     if (!LIST_EMPTY(&home->connections))

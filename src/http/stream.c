@@ -9,13 +9,6 @@
 /* A chunk's size is filled in after its content: eight digits are always enough, leading zeros are allowed. */
 #define CHUNK_HEAD_BYTES 10 /* "0000ffff\r\n" */
 
-/* Unread output waits here, not in the kernel, which would hold megabytes of it per reader and hide that it is slow. */
-static void limit_unsent(const struct http_connection *connection)
-{
-    int bytes = HTTP_STREAM_ROOM_BYTES;
-    (void)setsockopt(connection->io.fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &bytes, sizeof bytes);
-}
-
 static void on_never(void *owner)
 {
     (void)owner; /* a stream is parked without a deadline */
@@ -48,8 +41,10 @@ void http_send_stream(struct http_request *request, const struct http_response *
         http_send_error(request, &(struct error){.status = STATUS_OVERLOADED});
         return;
     }
+    /* Unread output waits here, not in the kernel, which would hold megabytes per reader and hide that it is slow. */
+    int room = HTTP_STREAM_ROOM_BYTES;
     if (request->route->kind == HTTP_STREAM)
-        limit_unsent(exchange->connection);
+        (void)setsockopt(exchange->connection->io.fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &room, sizeof room);
     bool has_length = source->content_length >= 0;
     exchange->source = *source;
     exchange->source_left = has_length ? (uint64_t)source->content_length : 0;

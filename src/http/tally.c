@@ -1,5 +1,5 @@
-/* The server's metrics. Requests of one turn that count alike are added up and handed on together, so that a
- * pipeline of the same request costs a comparison each and one look at the clock in all. */
+/* The server's metrics. Requests of one turn with the same labels are added up and counted together, so that a
+ * pipeline of the same request costs a comparison each and one read of the clock in all. */
 #include <stdlib.h>
 
 #include "base/memory.h"
@@ -45,23 +45,19 @@ static struct str route_label(const struct http_entry *entry)
     return entry->route ? str_from(entry->route->path) : STR("unmatched");
 }
 
-static struct metric_series *find_counter(struct http_entry *entry, bool is_head, int status)
-{
-    const char *method = is_head ? "HEAD" : entry->route ? http_method_name(entry->route->method) : "other";
-    char digits[4] = {(char)('0' + status / 100 % 10), (char)('0' + status / 10 % 10),
-                      (char)('0' + status % 10)};
-    struct str labels[] = {str_from(method), route_label(entry), str_from(digits)};
-
-    return metric_series_get(&requests, labels);
-}
-
 static struct metric_series *counter_of(struct http_entry *entry, bool is_head, int status)
 {
     _Atomic(struct metric_series *) *slot = &entry->counters[is_head][http_status_slot(status)];
     struct metric_series *series = atomic_load_explicit(slot, memory_order_acquire);
 
     if (!series) {
-        series = find_counter(entry, is_head, status);
+        const char *method = is_head        ? "HEAD"
+                             : entry->route ? http_method_name(entry->route->method)
+                                            : "other";
+        char digits[4] = {(char)('0' + status / 100 % 10), (char)('0' + status / 10 % 10),
+                          (char)('0' + status % 10)};
+        struct str labels[] = {str_from(method), route_label(entry), str_from(digits)};
+        series = metric_series_get(&requests, labels);
         atomic_store_explicit(slot, series, memory_order_release);
     }
     return series;

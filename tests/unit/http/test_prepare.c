@@ -1,4 +1,4 @@
-/* A row's prepare: asked once, behind the door and before the handler; whoever waits there holds no thread, and goes with its
+/* The prepare step of a row: runs once, after the idempotency step and before the handler; a request that waits holds no thread, and ends with its
  * client, its deadline or the server. */
 #include <unistd.h>
 
@@ -8,7 +8,7 @@
 enum { DEADLINE_MS = 20, PAST_DEADLINE_US = 25000 };
 
 static int asked, handled, dropped, entered, left;
-static struct loop_park_ref at_door, at_prepare;
+static struct loop_park_ref at_step, at_prepare;
 static char seen_body[64];
 
 static void on_drop(struct http_request *request, void *context)
@@ -24,20 +24,20 @@ static void on_timeout(struct http_request *request, void *context)
     http_send(request, &(struct http_response){.status = 504});
 }
 
-/* ---- the door, the hook and the handlers ---- */
+/* ---- the steps and the handlers ---- */
 
-static enum http_step door(struct http_request *request, void *context)
+static enum http_step take_key(struct http_request *request, void *context)
 {
     (void)context;
     entered++;
     request->idempotency_memo = &entered;
-    if (!str_eq(http_request_header(request, STR("X-Door")), STR("wait")))
+    if (!str_eq(http_request_header(request, STR("X-Step")), STR("wait")))
         return HTTP_STEP_PASS;
-    assert_true(http_request_park(request, CLOCK_NEVER, on_timeout, &dropped, &at_door));
+    assert_true(http_request_park(request, CLOCK_NEVER, on_timeout, &dropped, &at_step));
     return HTTP_STEP_PARKED;
 }
 
-static void on_leave(struct http_request *request, void *context)
+static void on_key_end(struct http_request *request, void *context)
 {
     (void)request;
     (void)context;
@@ -105,8 +105,8 @@ static int setup(void **state)
     harness_init(&harness, routes);
     harness.workers = worker_pool_create("test", 1, 4);
     harness.config.workers = harness.workers;
-    harness.config.idempotency = door;
-    harness.config.on_idempotency_end = on_leave;
+    harness.config.idempotency = take_key;
+    harness.config.on_idempotency_end = on_key_end;
     harness_start(&harness);
     client_connect(&harness, &client);
     return 0;
@@ -121,12 +121,12 @@ static int teardown(void **state)
 
 /* ---- what the tests say ---- */
 
-static void post(const char *path, const char *at_the_door, const char *wish)
+static void post(const char *path, const char *at_the_key, const char *wish)
 {
     char text[256];
     snprintf(text, sizeof text,
-             "POST %s HTTP/1.1\r\nHost: a\r\nX-Door: %s\r\nX-Prepare: %s\r\nContent-Length: 4\r\n\r\nbody",
-             path, at_the_door, wish);
+             "POST %s HTTP/1.1\r\nHost: a\r\nX-Step: %s\r\nX-Prepare: %s\r\nContent-Length: 4\r\n\r\nbody",
+             path, at_the_key, wish);
     client_send(&client, str_from(text));
     harness_turn(&harness, 2);
 }
@@ -190,12 +190,12 @@ static void test_what_it_answers_is_the_answer(void **state)
     assert_int_equal(left, 2);
 }
 
-static void test_it_is_asked_only_of_who_is_past_the_door(void **state)
+static void test_it_runs_after_the_idempotency_step_only(void **state)
 {
     (void)state;
     post("/keyed", "wait", "wait");
     expect(0, 0);
-    resume(at_door);
+    resume(at_step);
     harness_turn(&harness, 2);
     expect(1, 0);
     resume(at_prepare);
@@ -208,7 +208,7 @@ static void test_it_is_asked_only_of_who_is_past_the_door(void **state)
 
 /* ---- waiting ---- */
 
-static void test_who_waited_goes_to_the_handler_without_being_asked_again(void **state)
+static void test_a_resumed_request_goes_to_the_handler(void **state)
 {
     (void)state;
     const char *const paths[] = {"/hot", "/worker", "/keyed"};
@@ -237,7 +237,7 @@ static void test_those_behind_it_wait_and_come_in_order(void **state)
     client_close(&client);
 }
 
-static void test_a_client_that_goes_is_told_to_who_keeps_it_waiting(void **state)
+static void test_a_step_that_parks_is_notified_when_the_client_disconnects(void **state)
 {
     (void)state;
     post("/keyed", "", "wait");
@@ -350,10 +350,10 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(it_is_asked_before_the_handler_with_the_whole_body),
         TEST(what_it_answers_is_the_answer),
-        TEST(it_is_asked_only_of_who_is_past_the_door),
-        TEST(who_waited_goes_to_the_handler_without_being_asked_again),
+        TEST(it_runs_after_the_idempotency_step_only),
+        TEST(a_resumed_request_goes_to_the_handler),
         TEST(those_behind_it_wait_and_come_in_order),
-        TEST(a_client_that_goes_is_told_to_who_keeps_it_waiting),
+        TEST(a_step_that_parks_is_notified_when_the_client_disconnects),
         TEST(a_client_that_goes_before_its_turn_is_not_handled),
         TEST(the_rows_deadline_ends_the_wait),
         TEST(a_worker_has_only_what_is_left_of_the_deadline),

@@ -1,4 +1,4 @@
-/* The door: asked once the body is whole, and told exactly once when who passed it has left, whatever happened. */
+/* The idempotency step: runs once, when the body is complete; on_idempotency_end is called exactly once for a request that passed. */
 #include <semaphore.h>
 #include <unistd.h>
 
@@ -6,11 +6,11 @@
 #include "harness.h"
 
 static int asked, handled, left, dropped;
-static struct loop_park_ref at_door, at_handler;
+static struct loop_park_ref at_step, at_handler;
 static sem_t worker_began, worker_may_end;
 static char seen_body[64];
 
-/* ---- the door and the handlers ---- */
+/* ---- the step and the handlers ---- */
 
 static void on_drop(struct http_request *request, void *context)
 {
@@ -25,9 +25,9 @@ static void on_timeout(struct http_request *request, void *context)
     http_send(request, &(struct http_response){.status = 409});
 }
 
-static enum http_step door(struct http_request *request, void *context)
+static enum http_step take_key(struct http_request *request, void *context)
 {
-    struct str wish = http_request_header(request, STR("X-Door"));
+    struct str wish = http_request_header(request, STR("X-Step"));
 
     assert_ptr_equal(context, &left);
     assert_null(request->idempotency_memo);
@@ -42,13 +42,13 @@ static enum http_step door(struct http_request *request, void *context)
         request->idempotency_memo = &asked;
         return HTTP_STEP_PASS;
     }
-    if (!http_request_park(request, CLOCK_NEVER, on_timeout, NULL, &at_door))
+    if (!http_request_park(request, CLOCK_NEVER, on_timeout, NULL, &at_step))
         return HTTP_STEP_ANSWERED;
     http_request_on_drop(request, on_drop);
     return HTTP_STEP_PARKED;
 }
 
-static void on_leave(struct http_request *request, void *context)
+static void on_key_end(struct http_request *request, void *context)
 {
     assert_ptr_equal(context, &left);
     assert_ptr_equal(request->idempotency_memo, &asked);
@@ -104,8 +104,8 @@ static int setup(void **state)
     harness_init(&harness, routes);
     harness.workers = worker_pool_create("test", 1, 1);
     harness.config.workers = harness.workers;
-    harness.config.idempotency = door;
-    harness.config.on_idempotency_end = on_leave;
+    harness.config.idempotency = take_key;
+    harness.config.on_idempotency_end = on_key_end;
     harness.config.idempotency_context = &left;
     harness_start(&harness);
     client_connect(&harness, &client);
@@ -124,7 +124,7 @@ static int teardown(void **state)
 static void post(const char *path, const char *wish, const char *body)
 {
     char text[256];
-    snprintf(text, sizeof text, "POST %s HTTP/1.1\r\nHost: a\r\nX-Door: %s\r\nContent-Length: %zu\r\n\r\n%s",
+    snprintf(text, sizeof text, "POST %s HTTP/1.1\r\nHost: a\r\nX-Step: %s\r\nContent-Length: %zu\r\n\r\n%s",
              path, wish, strlen(body), body);
     client_send(&client, str_from(text));
     harness_turn(&harness, 2);
@@ -156,7 +156,7 @@ static void expect(int asked_times, int handled_times, int left_times)
 
 /* ---- asking ---- */
 
-static void test_a_row_without_a_policy_has_no_door(void **state)
+static void test_a_row_without_a_policy_has_no_such_step(void **state)
 {
     (void)state;
     post("/plain", "refuse", "x");
@@ -165,7 +165,7 @@ static void test_a_row_without_a_policy_has_no_door(void **state)
     client_close(&client);
 }
 
-static void test_the_door_is_asked_when_the_body_is_whole(void **state)
+static void test_the_step_runs_when_the_body_is_complete(void **state)
 {
     (void)state;
     client_send(&client,
@@ -180,7 +180,7 @@ static void test_the_door_is_asked_when_the_body_is_whole(void **state)
     expect(1, 1, 1);
 }
 
-static void test_a_request_without_a_body_is_asked_too(void **state)
+static void test_a_request_without_a_body_takes_the_step_too(void **state)
 {
     (void)state;
     client_send(&client, STR("POST /worker HTTP/1.1\r\nHost: a\r\n\r\n"));
@@ -189,7 +189,7 @@ static void test_a_request_without_a_body_is_asked_too(void **state)
     client_close(&client);
 }
 
-static void test_each_of_a_connections_requests_enters_and_leaves(void **state)
+static void test_each_request_of_a_connection_passes_and_ends(void **state)
 {
     (void)state;
     for (int i = 1; i <= 3; i++) {
@@ -201,7 +201,7 @@ static void test_each_of_a_connections_requests_enters_and_leaves(void **state)
     expect(3, 3, 3);
 }
 
-static void test_who_is_refused_does_not_leave(void **state)
+static void test_a_refused_request_has_no_end(void **state)
 {
     (void)state;
     post("/here", "refuse", "x");
@@ -213,16 +213,16 @@ static void test_who_is_refused_does_not_leave(void **state)
     expect(2, 0, 0);
 }
 
-/* ---- waiting at the door ---- */
+/* ---- waiting ---- */
 
-static void test_who_waited_goes_to_the_handler_without_being_asked_again(void **state)
+static void test_a_resumed_request_goes_to_the_handler(void **state)
 {
     (void)state;
     const char *const paths[] = {"/here", "/worker"};
     for (int i = 0; i < 2; i++) {
         post(paths[i], "wait", "body");
         expect(i + 1, i, i);
-        struct http_request *request = http_request_unpark(at_door);
+        struct http_request *request = http_request_unpark(at_step);
         assert_non_null(request);
         request->idempotency_memo = &asked;
         http_request_resume(request);
@@ -234,11 +234,11 @@ static void test_who_waited_goes_to_the_handler_without_being_asked_again(void *
     assert_int_equal(dropped, 0);
 }
 
-static void test_who_waited_may_be_refused(void **state)
+static void test_a_parked_request_may_be_refused(void **state)
 {
     (void)state;
     post("/here", "wait", "x");
-    struct http_request *request = http_request_unpark(at_door);
+    struct http_request *request = http_request_unpark(at_step);
     http_send(request, &(struct http_response){.status = 409});
     assert_int_equal(status_patiently(), 409);
     post("/here", "", "x");
@@ -247,22 +247,22 @@ static void test_who_waited_may_be_refused(void **state)
     client_close(&client);
 }
 
-static void test_who_goes_while_waiting_has_not_been_inside(void **state)
+static void test_a_request_dropped_while_parked_has_no_end(void **state)
 {
     (void)state;
     post("/here", "wait", "x");
     client_close(&client);
     assert_int_equal(dropped, 1);
-    assert_null(http_request_unpark(at_door));
+    assert_null(http_request_unpark(at_step));
     expect(1, 0, 0);
 }
 
-/* Let in, and gone before its turn came: the handler never saw it, but the door must hear of it. */
-static void test_who_goes_between_being_let_in_and_its_turn_leaves(void **state)
+/* Resumed, and dropped before its turn: the handler never ran, but the key must end. */
+static void test_a_request_dropped_between_resume_and_its_turn_ends(void **state)
 {
     (void)state;
     post("/worker", "wait", "x");
-    struct http_request *request = http_request_unpark(at_door);
+    struct http_request *request = http_request_unpark(at_step);
     request->idempotency_memo = &asked;
     http_request_resume(request);
     client_close(&client);
@@ -272,7 +272,7 @@ static void test_who_goes_between_being_let_in_and_its_turn_leaves(void **state)
 
 /* ---- leaving ---- */
 
-static void test_who_is_parked_inside_leaves_with_its_answer(void **state)
+static void test_a_request_parked_by_its_handler_ends_with_its_answer(void **state)
 {
     (void)state;
     post("/later", "", "x");
@@ -284,7 +284,7 @@ static void test_who_is_parked_inside_leaves_with_its_answer(void **state)
     expect(1, 1, 1);
 }
 
-static void test_who_is_parked_inside_leaves_with_its_client(void **state)
+static void test_a_request_parked_by_its_handler_ends_with_its_client(void **state)
 {
     (void)state;
     post("/later", "", "x");
@@ -316,7 +316,7 @@ static void test_a_full_queue_is_left_at_once(void **state)
     assert_int_equal(left, 3);
 }
 
-static void test_past_the_deadline_who_is_still_at_work_is_still_inside(void **state)
+static void test_past_the_deadline_a_running_handler_keeps_its_key(void **state)
 {
     (void)state;
     post("/slow", "", "x");
@@ -363,7 +363,7 @@ static void test_a_stop_that_waits_no_longer_is_leaving(void **state)
 }
 
 /* The worker's way back runs only when the loops are destroyed; it leaves even then. */
-static void test_the_server_can_end_while_somebody_is_inside(void **state)
+static void test_the_server_can_end_while_a_key_is_held(void **state)
 {
     (void)state;
     post("/slower", "", "x");
@@ -385,22 +385,22 @@ static int teardown_and_left(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(a_row_without_a_policy_has_no_door),
-        TEST(the_door_is_asked_when_the_body_is_whole),
-        TEST(a_request_without_a_body_is_asked_too),
-        TEST(each_of_a_connections_requests_enters_and_leaves),
-        TEST(who_is_refused_does_not_leave),
-        TEST(who_waited_goes_to_the_handler_without_being_asked_again),
-        TEST(who_waited_may_be_refused),
-        TEST(who_goes_while_waiting_has_not_been_inside),
-        TEST(who_goes_between_being_let_in_and_its_turn_leaves),
-        TEST(who_is_parked_inside_leaves_with_its_answer),
-        TEST(who_is_parked_inside_leaves_with_its_client),
+        TEST(a_row_without_a_policy_has_no_such_step),
+        TEST(the_step_runs_when_the_body_is_complete),
+        TEST(a_request_without_a_body_takes_the_step_too),
+        TEST(each_request_of_a_connection_passes_and_ends),
+        TEST(a_refused_request_has_no_end),
+        TEST(a_resumed_request_goes_to_the_handler),
+        TEST(a_parked_request_may_be_refused),
+        TEST(a_request_dropped_while_parked_has_no_end),
+        TEST(a_request_dropped_between_resume_and_its_turn_ends),
+        TEST(a_request_parked_by_its_handler_ends_with_its_answer),
+        TEST(a_request_parked_by_its_handler_ends_with_its_client),
         TEST(a_full_queue_is_left_at_once),
-        TEST(past_the_deadline_who_is_still_at_work_is_still_inside),
+        TEST(past_the_deadline_a_running_handler_keeps_its_key),
         TEST(a_client_that_goes_while_a_worker_is_at_it_leaves_when_that_is_back),
         TEST(a_stop_that_waits_no_longer_is_leaving),
-        cmocka_unit_test_setup_teardown(test_the_server_can_end_while_somebody_is_inside, setup,
+        cmocka_unit_test_setup_teardown(test_the_server_can_end_while_a_key_is_held, setup,
                                         teardown_and_left),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
