@@ -260,12 +260,6 @@ static int print_result(const struct load *load, const struct update_state *stat
     return UPDATE_EXIT_PENDING;
 }
 
-/* The pod gave up a snapshot whose chunks did not arrive in time; then this is a new one. */
-static bool has_expired(enum status status, const struct error *error)
-{
-    return status == STATUS_BAD_REQUEST && str_eq(str_from(error->field), STR("SNAPSHOT_INCOMPLETE"));
-}
-
 static int send_load(struct load *load)
 {
     struct error error = {0};
@@ -279,7 +273,8 @@ static int send_load(struct load *load)
     }
     if (status == STATUS_OK)
         status = send_all(load, &error);
-    if (has_expired(status, &error)) {
+    /* The pod gives up a snapshot whose chunks do not arrive in time; then this is a new one. */
+    if (status == STATUS_BAD_REQUEST && str_eq(str_from(error.field), STR("SNAPSHOT_INCOMPLETE"))) {
         load->generation++;
         status = find_generation(load, &version, &error);
         if (status == STATUS_OK)

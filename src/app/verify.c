@@ -133,52 +133,25 @@ static bool split_pair(const char *word, struct str *tenant, struct str *code)
     return str_split(code, '/', tenant) && str_is_name(*tenant) && str_is_name(*code);
 }
 
-static bool words_are_pairs(const struct option_words *words)
+/* Each word is TENANT/DICT and, once the configuration is loaded, names a dictionary of it. */
+static bool check_words(const struct verify *verify, const struct option_words *words)
 {
-    struct str tenant, code;
-    for (size_t i = 0; i < words->count; i++)
+    for (size_t i = 0; i < words->count; i++) {
+        struct str tenant, code;
         if (!split_pair(words->items[i], &tenant, &code)) {
             (void)app_misuse("verify", "\"%s\" is not TENANT/DICT", words->items[i]);
             return false;
         }
-    return true;
-}
-
-static bool words_are_known(const struct verify *verify, const struct option_words *words)
-{
-    struct str tenant, code;
-    for (size_t i = 0; i < words->count; i++)
-        if (split_pair(words->items[i], &tenant, &code) && !refdata_catalog_find(verify->catalog, code)) {
+        if (verify->catalog && !refdata_catalog_find(verify->catalog, code)) {
             (void)app_misuse("verify", "there is no dictionary \"%.*s\" in %s", STR_ARG(code),
                              config_path(verify->config));
             return false;
         }
+    }
     return true;
 }
 
-static void run_pairs(struct verify *verify, const struct option_words *words)
-{
-    for (size_t i = 0; i < words->count; i++) {
-        struct str tenant, code;
-        if (split_pair(words->items[i], &tenant, &code))
-            verify_pair_run(verify, tenant, refdata_catalog_find(verify->catalog, code), true);
-    }
-    if (words->count == 0)
-        run_all(verify);
-}
-
 /* ---- the command ---- */
-
-static int print_summary(const struct verify *verify)
-{
-    uint64_t count = verify->equal_count + verify->other_count;
-    if (count == 0)
-        (void)app_fail("verify", "nothing to compare: no tenant has written anything yet");
-    else if (verify->other_count)
-        (void)app_fail("verify", "%llu of %llu are not equal", (unsigned long long)verify->other_count,
-                       (unsigned long long)count);
-    return verify->other_count ? 1 : 0;
-}
 
 static int run_verify(struct verify *verify, const char *config_path_given, const struct option_words *words)
 {
@@ -194,26 +167,26 @@ static int run_verify(struct verify *verify, const char *config_path_given, cons
         return app_fail("verify", "%s", error.message);
     }
     setvbuf(stdout, NULL, _IOLBF, 0);
-    if (words_are_known(verify, words)) {
-        run_pairs(verify, words);
-        exit_status = print_summary(verify);
+    if (check_words(verify, words)) {
+        for (size_t i = 0; i < words->count; i++) {
+            struct str tenant, code;
+            (void)split_pair(words->items[i], &tenant, &code);
+            verify_pair_run(verify, tenant, refdata_catalog_find(verify->catalog, code), true);
+        }
+        if (words->count == 0)
+            run_all(verify);
+        uint64_t count = verify->equal_count + verify->other_count;
+        if (count == 0)
+            (void)app_fail("verify", "nothing to compare: no tenant has written anything yet");
+        else if (verify->other_count)
+            (void)app_fail("verify", "%llu of %llu are not equal", (unsigned long long)verify->other_count,
+                           (unsigned long long)count);
+        exit_status = verify->other_count ? 1 : 0;
     }
     refdata_catalog_unref(verify->catalog);
     config_free(verify->config);
     cache_drain();
     return exit_status;
-}
-
-/* False when a URL is wrong, which is printed. */
-static bool add_pods(struct verify *verify, const struct option_list *urls, struct buf *buffer)
-{
-    verify->pod_count = urls->count ? urls->count : 1;
-    for (size_t i = 0; i < verify->pod_count; i++) {
-        verify->pods[i].url = client_url("verify", urls->count ? urls->items[i] : NULL, buffer);
-        if (!verify->pods[i].url.len)
-            return false;
-    }
-    return true;
 }
 
 int app_verify(int argc, char **argv)
@@ -240,10 +213,18 @@ int app_verify(int argc, char **argv)
         rows, &words);
     if (outcome != OPTIONS_RUN)
         return outcome;
-    if (!words_are_pairs(&words))
+    if (!check_words(&verify, &words))
         return 2;
     struct buf url_buffer = {0};
-    int exit_status = add_pods(&verify, &urls, &url_buffer) ? run_verify(&verify, config, &words) : 2;
+    int exit_status = OPTIONS_RUN;
+    verify.pod_count = urls.count ? urls.count : 1;
+    for (size_t i = 0; i < verify.pod_count && exit_status == OPTIONS_RUN; i++) {
+        verify.pods[i].url = client_url("verify", urls.count ? urls.items[i] : NULL, &url_buffer);
+        if (!verify.pods[i].url.len)
+            exit_status = 2;
+    }
+    if (exit_status == OPTIONS_RUN)
+        exit_status = run_verify(&verify, config, &words);
     buf_deinit(&url_buffer);
     return exit_status;
 }

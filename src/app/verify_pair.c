@@ -27,11 +27,6 @@ struct side {
     char digest[HASH128_HEX_BYTES];
 };
 
-static bool is_equal(const struct side *a, const struct side *b)
-{
-    return a->version == b->version && a->item_count == b->item_count && strcmp(a->digest, b->digest) == 0;
-}
-
 static struct side database_side(const struct verify_pair *pair)
 {
     const struct cache_info *info = cache_snapshot_info(pair->loaded.snapshot);
@@ -265,7 +260,8 @@ static void verify_pod_run(struct verify *verify, struct verify_pair *pair, stru
         return;
     }
     struct side database = database_side(pair);
-    if (is_equal(&side, &database)) {
+    if (side.version == database.version && side.item_count == database.item_count &&
+        strcmp(side.digest, database.digest) == 0) {
         print_equal(verify, pair, pod->url, &side);
         return;
     }
