@@ -14,13 +14,13 @@
 enum { LIST_TIMEOUT_MS = 30000 };
 
 /* Those with a version, and those with items in the built-in table, found by stepping through its primary key. */
-static const char tenants_sql[] =
+static const struct db_statement tenants_sql = DB_STATEMENT(
     "with recursive t (tenant_id) as ("
     " (select tenant_id from refdata.dictionary_item order by tenant_id limit 1) union all"
     " select (select i.tenant_id from refdata.dictionary_item i where i.tenant_id > t.tenant_id"
     "          order by i.tenant_id limit 1)"
     "   from t where t.tenant_id is not null)"
-    " select tenant_id from t where tenant_id is not null union select tenant_id from refdata.dictionary_meta";
+    " select tenant_id from t where tenant_id is not null union select tenant_id from refdata.dictionary_meta");
 
 /* ---- which pairs ---- */
 
@@ -63,37 +63,28 @@ static void sort_tenants(struct tenants *tenants)
     tenants->count = kept;
 }
 
-static enum status list_tenants(const struct refdata_database *database, struct db_result **found,
-                                struct error *error)
-{
-    struct db_statement statement;
-    struct db_conn *conn = NULL;
-    int64_t deadline_ns = clock_deadline_ms(LIST_TIMEOUT_MS);
-    db_statement_init(&statement, tenants_sql, 0, NULL);
-    enum status status = db_acquire(database->pool, deadline_ns, &conn, error);
-    if (status == STATUS_OK)
-        status = db_query(conn, &statement, NULL, deadline_ns, found, error);
-    if (conn)
-        db_release(conn);
-    return status;
-}
-
 /* False when the database cannot be asked, which is printed. */
 static bool add_tenants_of(struct verify *verify, const struct refdata_database *database,
                            struct tenants *tenants)
 {
     struct db_result *found = NULL;
+    struct db_conn *conn = NULL;
     struct error error = {0};
-    bool listed = list_tenants(database, &found, &error) == STATUS_OK;
-    for (size_t i = 0; listed && i < db_result_rows(found); i++)
-        add_tenant(tenants, db_result_str(found, i, 0));
-    if (!listed) {
-        printf("FAILED database %.*s at %s: %s\n", STR_ARG(database->name), db_pool_address(database->pool),
-               error.message);
-        verify->other_count++;
+    int64_t deadline_ns = clock_deadline_ms(LIST_TIMEOUT_MS);
+    enum status status = db_acquire(database->pool, deadline_ns, &conn, &error);
+    if (status == STATUS_OK) {
+        status = db_query(conn, &tenants_sql, DB_NO_PARAMS, deadline_ns, &found, &error);
+        db_release(conn);
     }
+    for (size_t i = 0; status == STATUS_OK && i < db_result_rows(found); i++)
+        add_tenant(tenants, db_result_str(found, i, 0));
     db_result_free(found);
-    return listed;
+    if (status == STATUS_OK)
+        return true;
+    printf("FAILED database %.*s at %s: %s\n", STR_ARG(database->name), db_pool_address(database->pool),
+           error.message);
+    verify->other_count++;
+    return false;
 }
 
 /* Every configured dictionary for every known tenant, since a change by SQL that raised no version has no row in
