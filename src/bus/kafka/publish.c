@@ -90,7 +90,7 @@ static rd_kafka_t *open_producer(struct kafka *kafka)
     char bytes[24];
     const struct kafka_setting settings[] = {
         {"enable.idempotence", "true"}, /* with it acks=all, and order within a partition over retries */
-        {"linger.ms", "0"},             /* somebody waits; what comes meanwhile shares the next request */
+        {"linger.ms", "0"},             /* a caller waits; later messages share the next request */
         {"request.timeout.ms", "5000"},
         {"message.timeout.ms", "30000"},
         {"message.max.bytes", bytes},
