@@ -94,7 +94,8 @@ static void add_dead_letter(const struct bus_consumer *consumer, const struct bu
              LOG_INT("partition", message->partition), LOG_INT("offset", message->offset),
              LOG_CSTR("reason", reason));
     if (consumer->topic->dead)
-        outcome->letters[outcome->letter_count++] = bus_dead_letter(consumer, message, reason, arena);
+        outcome->dead_letters[outcome->dead_letter_count++] =
+            bus_dead_letter(consumer, message, reason, arena);
 }
 
 /* ---- the outcome ---- */
@@ -131,7 +132,8 @@ void bus_batch_handle(const struct bus_consumer *consumer, struct bus_batch *bat
 {
     int64_t begun_ns = clock_mono_ns();
 
-    *outcome = (struct bus_outcome){.letters = arena_alloc(arena, batch->count * sizeof(struct bus_message))};
+    *outcome =
+        (struct bus_outcome){.dead_letters = arena_alloc(arena, batch->count * sizeof(struct bus_message))};
     consumer->spec.handler(consumer->spec.context, batch);
     metric_observe(consumer->batch_seconds, (double)(clock_mono_ns() - begun_ns) / 1e9);
     if (batch->rolled_back && batch->conn)
@@ -141,12 +143,13 @@ void bus_batch_handle(const struct bus_consumer *consumer, struct bus_batch *bat
 }
 
 void bus_batch_give_up(const struct bus_consumer *consumer, struct bus_batch *batch, const char *reason,
-                       bool is_told, struct arena *arena, struct bus_outcome *outcome)
+                       bool is_reported, struct arena *arena, struct bus_outcome *outcome)
 {
-    *outcome = (struct bus_outcome){.settled = 1, .letters = arena_alloc(arena, sizeof(struct bus_message))};
+    *outcome =
+        (struct bus_outcome){.settled = 1, .dead_letters = arena_alloc(arena, sizeof(struct bus_message))};
     bus_batch_term(batch, 0, "%s", reason);
     add_dead_letter(consumer, &batch->messages[0], batch->verdicts[0].reason, arena, outcome);
-    if (is_told && consumer->spec.on_given_up)
+    if (is_reported && consumer->spec.on_given_up)
         consumer->spec.on_given_up(consumer->spec.context, batch);
     if (batch->rolled_back)
         *outcome = (struct bus_outcome){.retry = true};

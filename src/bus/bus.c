@@ -288,33 +288,33 @@ enum status bus_publish_and_commit(struct bus *bus, struct db_conn *conn, struct
     return bus->driver->publish_and_commit(bus, conn, message, deadline_ns, error);
 }
 
-bool bus_own_is_possible(const struct bus *bus, struct str topic)
+bool bus_direct_is_possible(const struct bus *bus, struct str topic)
 {
     const struct bus_topic_state *found = bus_topic_find(bus, topic);
 
-    return found && bus->driver->own_ask && atomic_load(&found->known);
+    return found && bus->driver->direct_ask && atomic_load(&found->known);
 }
 
-enum status bus_own_ask(struct bus *bus, struct db_conn *conn, struct str topic, const char *group,
-                        const unsigned *partitions, size_t count, uint64_t *mark, struct error *error)
+enum status bus_direct_ask(struct bus *bus, struct db_conn *conn, struct str topic, const char *group,
+                           const unsigned *partitions, size_t count, uint64_t *mark, struct error *error)
 {
     struct bus_topic_state *found = bus_topic_find(bus, topic);
 
-    if (!bus->driver->own_ask)
+    if (!bus->driver->direct_ask)
         return error_set(error, STATUS_NOT_IMPLEMENTED, "only the bus on PostgreSQL shares transactions");
     if (!found)
         return error_set(error, STATUS_BAD_REQUEST, "unknown topic");
-    return bus->driver->own_ask(bus, conn, found, group, partitions, count, mark, error);
+    return bus->driver->direct_ask(bus, conn, found, group, partitions, count, mark, error);
 }
 
-enum status bus_own_commit(struct bus *bus, struct db_conn *conn, struct str topic, uint64_t mark,
-                           int64_t deadline_ns, struct error *error)
+enum status bus_direct_commit(struct bus *bus, struct db_conn *conn, struct str topic, uint64_t mark,
+                              int64_t deadline_ns, struct error *error)
 {
     struct bus_topic_state *found = bus_topic_find(bus, topic);
 
-    if (!bus->driver->own_commit || !found)
+    if (!bus->driver->direct_commit || !found)
         return error_set(error, STATUS_NOT_IMPLEMENTED, "only the bus on PostgreSQL shares transactions");
-    return bus->driver->own_commit(bus, conn, found, mark, deadline_ns, error);
+    return bus->driver->direct_commit(bus, conn, found, mark, deadline_ns, error);
 }
 
 void bus_wake(struct bus *bus, struct str topic)

@@ -123,10 +123,10 @@ struct bus_batch {
     unsigned attempt;    /* how often messages[0] was delivered before */
     bool rolled_back;    /* by bus_batch_rollback() */
     void *memo;          /* the handler's, for on_committed or on_uncommitted */
-    /* Set by the handler: a notice of PostgreSQL's that is sent right after the commit, in its round trip. is_told, in on_committed:
+    /* Set by the handler: a notice of PostgreSQL's that is sent right after the commit, in its round trip. is_notice_sent, in on_committed:
      * it was sent. Drivers that do not commit in PostgreSQL ignore it. */
-    struct str tell_channel, tell_payload;
-    bool is_told;
+    struct str notice_channel, notice_payload;
+    bool is_notice_sent;
 };
 
 void bus_batch_retry(struct bus_batch *batch, size_t at, const char *format, ...) PRINTF_LIKE(3, 4);

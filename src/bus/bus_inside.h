@@ -38,11 +38,11 @@ struct bus_driver {
                                  struct error *error); /* bus_postgres.h, and the next four; NULL elsewhere */
     enum status (*publish_and_commit)(struct bus *bus, struct db_conn *conn, struct bus_message *message,
                                       int64_t deadline_ns, struct error *error);
-    enum status (*own_ask)(struct bus *bus, struct db_conn *conn, const struct bus_topic_state *topic,
-                           const char *group, const unsigned *partitions, size_t count, uint64_t *mark,
-                           struct error *error);
-    enum status (*own_commit)(struct bus *bus, struct db_conn *conn, struct bus_topic_state *topic,
-                              uint64_t mark, int64_t deadline_ns, struct error *error);
+    enum status (*direct_ask)(struct bus *bus, struct db_conn *conn, const struct bus_topic_state *topic,
+                              const char *group, const unsigned *partitions, size_t count, uint64_t *mark,
+                              struct error *error);
+    enum status (*direct_commit)(struct bus *bus, struct db_conn *conn, struct bus_topic_state *topic,
+                                 uint64_t mark, int64_t deadline_ns, struct error *error);
     bool (*is_private)(const struct bus *bus);
     void (*wake)(struct bus *bus, struct bus_topic_state *topic);
     void (*subscribe)(struct bus *bus,
@@ -78,17 +78,17 @@ int64_t bus_backoff_ms(const struct bus_consumer *consumer, unsigned attempt); /
 
 /* ---- the outcome of a batch ---- */
 struct bus_outcome {
-    size_t settled;              /* messages[0 .. settled) are acknowledged or dead */
-    bool retry;                  /* the message at `settled` is delivered again after a backoff */
-    struct bus_message *letters; /* dead letters, ready to be published */
-    size_t letter_count;
+    size_t settled;                   /* messages[0 .. settled) are acknowledged or dead */
+    bool retry;                       /* the message at `settled` is delivered again after a backoff */
+    struct bus_message *dead_letters; /* dead letters, ready to be published */
+    size_t dead_letter_count;
 };
 /* Calls the handler and reads its verdicts. Verdicts after the first RETRY are ignored; after attempts_max a RETRY is a TERM. */
 void bus_batch_handle(const struct bus_consumer *consumer, struct bus_batch *batch, struct arena *arena,
                       struct bus_outcome *outcome);
-/* The same without the handler: the first message has failed `attempts_max` times. `is_told`: on_given_up is called. */
+/* The same without the handler: the first message has failed `attempts_max` times. `is_reported`: on_given_up is called. */
 void bus_batch_give_up(const struct bus_consumer *consumer, struct bus_batch *batch, const char *reason,
-                       bool is_told, struct arena *arena, struct bus_outcome *outcome);
+                       bool is_reported, struct arena *arena, struct bus_outcome *outcome);
 /* After the commit: counts, and calls on_committed. */
 void bus_batch_committed(const struct bus_consumer *consumer, const struct bus_batch *batch,
                          const struct bus_outcome *outcome);

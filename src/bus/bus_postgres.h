@@ -47,16 +47,16 @@ enum status bus_publish_and_commit(struct bus *bus, struct db_conn *conn, struct
  * Instead of publishing to a shared group that this process is a member of: the caller takes the place of the group for these
  * partitions of `topic`, each named once, until the end of its transaction. The question is one statement of the caller's open
  * pipeline. Granted: nothing was queued there and no member was handling it, so the caller's work follows everything published
- * before. Not granted: publish. The caller then commits by bus_own_commit() or rolls back. */
-bool bus_own_is_possible(const struct bus *bus,
-                         struct str topic); /* once the topic's partitions are checked */
-enum status bus_own_ask(struct bus *bus, struct db_conn *conn, struct str topic, const char *group,
-                        const unsigned *partitions, size_t count, uint64_t *mark,
-                        struct error *error) MUST_CHECK;
-bool bus_own_is_granted(const struct db_result *answer, size_t count);
+ * before. Not granted: publish. The caller then commits by bus_direct_commit() or rolls back. */
+bool bus_direct_is_possible(const struct bus *bus,
+                            struct str topic); /* once the topic's partitions are checked */
+enum status bus_direct_ask(struct bus *bus, struct db_conn *conn, struct str topic, const char *group,
+                           const unsigned *partitions, size_t count, uint64_t *mark,
+                           struct error *error) MUST_CHECK;
+bool bus_direct_is_granted(const struct db_result *answer, size_t count);
 /* COMMIT; wakes the group if anything was published since the question (its mark). Fails as a commit does. */
-enum status bus_own_commit(struct bus *bus, struct db_conn *conn, struct str topic, uint64_t mark,
-                           int64_t deadline_ns, struct error *error) MUST_CHECK;
+enum status bus_direct_commit(struct bus *bus, struct db_conn *conn, struct str topic, uint64_t mark,
+                              int64_t deadline_ns, struct error *error) MUST_CHECK;
 
 /* ---- trust in notices ---- */
 

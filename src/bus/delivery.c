@@ -125,9 +125,9 @@ static enum status attempt_commit(struct attempt *attempt, struct error *error)
 
     if (batch->rolled_back && batch->conn)
         return error_set(error, STATUS_DB_ERROR, "%s", batch->verdicts[0].reason);
-    if (outcome->letter_count > 0)
-        status = bus_dead_letters_publish(attempt->delivery->bus, outcome->letters, outcome->letter_count,
-                                          deadline_ns, error);
+    if (outcome->dead_letter_count > 0)
+        status = bus_dead_letters_publish(attempt->delivery->bus, outcome->dead_letters,
+                                          outcome->dead_letter_count, deadline_ns, error);
     attempt->is_dead_letter_lost = status != STATUS_OK;
     FAILPOINT("bus.before_commit");
     if (status == STATUS_OK && batch->conn)

@@ -55,7 +55,7 @@ enum status bus_postgres_direct_ask(struct bus *bus, struct db_conn *conn,
     return STATUS_OK;
 }
 
-bool bus_own_is_granted(const struct db_result *answer, size_t count)
+bool bus_direct_is_granted(const struct db_result *answer, size_t count)
 {
     return db_result_rows(answer) == 1 && db_result_i64(answer, 0, 0) == (int64_t)count;
 }

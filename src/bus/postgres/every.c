@@ -223,9 +223,9 @@ static void look_for_gap(struct reader *reader, unsigned partition, int64_t firs
 static enum status publish_letters(struct reader *reader, const struct bus_outcome *outcome,
                                    struct error *error)
 {
-    if (outcome->letter_count == 0)
+    if (outcome->dead_letter_count == 0)
         return STATUS_OK;
-    return bus_postgres_publish(&reader->postgres->bus, outcome->letters, outcome->letter_count,
+    return bus_postgres_publish(&reader->postgres->bus, outcome->dead_letters, outcome->dead_letter_count,
                                 clock_deadline_ms(QUERY_MS), error);
 }
 

@@ -201,11 +201,11 @@ static enum status commit_position(struct locked_batch *locked, unsigned attempt
                   outcome->retry ? db_i64(wait_ms) : db_null(DB_BIGINT),
                   outcome->retry ? db_cstr(batch->verdicts[outcome->settled].reason) : db_null(DB_TEXT)));
     db_pipeline_add(locked->conn, &commit_sql, DB_NO_PARAMS);
-    if (batch->tell_channel.ptr)
-        db_pipeline_add_notice(locked->conn, batch->tell_channel, batch->tell_payload);
+    if (batch->notice_channel.ptr)
+        db_pipeline_add_notice(locked->conn, batch->notice_channel, batch->notice_payload);
     enum status status =
         db_pipeline_end(locked->conn, clock_deadline_ms(COMMIT_MS), NULL, 0, &failed_at, error);
-    batch->is_told = status == STATUS_OK && batch->tell_channel.ptr;
+    batch->is_notice_sent = status == STATUS_OK && batch->notice_channel.ptr;
     return failed_at == NOTICE_AT ? STATUS_OK : status; /* committed, though without the notice */
 }
 
@@ -219,12 +219,12 @@ static enum status commit_batch(struct locked_batch *locked, struct error *error
 
     if (locked->batch.rolled_back)
         return error_set(error, STATUS_DB_ERROR, "%s", locked->batch.verdicts[0].reason);
-    if (outcome->letter_count > 0)
-        status = bus_postgres_publish_in_tx(&reader->postgres->bus, locked->conn, outcome->letters,
-                                            outcome->letter_count, clock_deadline_ms(COMMIT_MS), error);
+    if (outcome->dead_letter_count > 0)
+        status = bus_postgres_publish_in_tx(&reader->postgres->bus, locked->conn, outcome->dead_letters,
+                                            outcome->dead_letter_count, clock_deadline_ms(COMMIT_MS), error);
     if (status == STATUS_OK)
         status = commit_position(locked, attempts, wait_ms, error);
-    if (status == STATUS_OK && outcome->letter_count > 0)
+    if (status == STATUS_OK && outcome->dead_letter_count > 0)
         bus_wake(&reader->postgres->bus, reader->consumer.topic->dead->name);
     if (status == STATUS_OK && outcome->retry)
         bus_postgres_worker_due(locked->worker, wait_ms + 1);
@@ -360,7 +360,7 @@ static bool is_confirmed(struct locked_batch *locked, const struct attached_mess
     const struct bus_message *read = locked->batch.messages;
     bool is_same = locked->batch.count == 1 && locked->batch.attempt == 0 &&
                    read[0].offset == locked->position && bus_postgres_attached_equals(attached, &read[0]) &&
-                   locked->outcome.letter_count == 0 &&
+                   locked->outcome.dead_letter_count == 0 &&
                    !bus_postgres_is_suspect(locked->reader, locked->partition, locked->position);
     locked->batch = handled; /* with the handler's memo and verdicts */
     locked->batch.messages = read;

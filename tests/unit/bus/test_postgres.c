@@ -905,8 +905,8 @@ static void tell_too_much(struct recorder *recorder, struct bus_batch *batch)
     static char text[9000];
 
     memset(text, 'x', sizeof text);
-    batch->tell_channel = STR("nowhere");
-    batch->tell_payload = str_of(text, sizeof text);
+    batch->notice_channel = STR("nowhere");
+    batch->notice_payload = str_of(text, sizeof text);
     recorder_add(recorder, batch, batch->count);
 }
 

@@ -187,8 +187,8 @@ static void notify_with_commit(struct memo *memo, struct bus_batch *batch)
         return;
     buf_init(&text);
     refdata_decisions_put_committed(&text, outcome->tenant, outcome->event_id, outcome->version);
-    batch->tell_channel = STR(REFDATA_DECISIONS_CHANNEL);
-    batch->tell_payload = arena_str(&memo->arena, buf_str(&text));
+    batch->notice_channel = STR(REFDATA_DECISIONS_CHANNEL);
+    batch->notice_payload = arena_str(&memo->arena, buf_str(&text));
     buf_deinit(&text);
 }
 
@@ -256,7 +256,7 @@ void refdata_handler_committed(void *context, const struct bus_batch *batch, siz
     FAILPOINT("apply.after_commit");
     if (!memo)
         return;
-    if (batch->is_told)
+    if (batch->is_notice_sent)
         memo->commands[0].waited = false;
     refdata_apply_report(apply->flow, memo->commands, memo->count);
     log_failures(memo);

@@ -77,7 +77,7 @@ static enum status note_commit(struct group *group, enum status status)
 struct direct {
     unsigned *partitions; /* of the commands' topic that the posts belong to, each once */
     size_t partition_count;
-    uint64_t mark;                /* bus_own_commit()'s */
+    uint64_t mark;                /* bus_direct_commit()'s */
     struct db_result *results[2]; /* of BEGIN and of the question for the cursors */
     struct refdata_command *commands;
     bool writes_requests; /* apply inserts the rows of update_request, as decided: a key needs them before */
@@ -94,7 +94,7 @@ static bool may_be_direct(const struct group *group)
             return false;
     }
     return flow->apply && clock_mono_ns() >= group->pace->direct_from_ns &&
-           bus_own_is_possible(flow->buses.commands, STR(REFDATA_COMMANDS));
+           bus_direct_is_possible(flow->buses.commands, STR(REFDATA_COMMANDS));
 }
 
 static int compare_partitions(const void *a, const void *b)
@@ -127,8 +127,8 @@ static enum status add_direct_opening(struct group *group, struct db_conn *conn,
     db_pipeline_begin(conn);
     db_pipeline_add(conn, &begin_sql, DB_NO_PARAMS);
     enum status status =
-        bus_own_ask(group->flow->buses.commands, conn, STR(REFDATA_COMMANDS), REFDATA_APPLY_GROUP,
-                    direct->partitions, direct->partition_count, &direct->mark, &group->error);
+        bus_direct_ask(group->flow->buses.commands, conn, STR(REFDATA_COMMANDS), REFDATA_APPLY_GROUP,
+                       direct->partitions, direct->partition_count, &direct->mark, &group->error);
     db_pipeline_add(conn, &lock_timeout_sql, DB_NO_PARAMS);
     if (!direct->writes_requests)
         refdata_acceptance_add(conn, list_acceptances(group, arena), group->count,
@@ -178,8 +178,8 @@ static void take_outcomes(struct group *group, const struct direct *direct)
 static enum status commit_applied(struct group *group, struct db_conn *conn, const struct direct *direct)
 {
     FAILPOINT("command.before_direct_commit");
-    enum status status = bus_own_commit(group->flow->buses.commands, conn, STR(REFDATA_COMMANDS),
-                                        direct->mark, group->deadline_ns, &group->error);
+    enum status status = bus_direct_commit(group->flow->buses.commands, conn, STR(REFDATA_COMMANDS),
+                                           direct->mark, group->deadline_ns, &group->error);
     FAILPOINT("command.after_direct_commit");
     if (status == STATUS_OK) {
         take_outcomes(group, direct);
@@ -201,7 +201,7 @@ static enum status commit_direct(struct group *group, struct db_conn *conn, stru
     if (status == STATUS_OK)
         status = apply_directly(group, conn, &direct, arena);
     db_pipeline_leave(conn, NULL, 0); /* the results have come, or they are not needed any more */
-    bool is_granted = direct.results[1] && bus_own_is_granted(direct.results[1], direct.partition_count);
+    bool is_granted = direct.results[1] && bus_direct_is_granted(direct.results[1], direct.partition_count);
     db_result_free(direct.results[0]);
     db_result_free(direct.results[1]);
     if (status == STATUS_OK && is_granted && all_decided(group, &direct))
