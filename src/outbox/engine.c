@@ -42,6 +42,7 @@ struct outbox {
     char worker[256];
     struct db_listener *listener;
     struct task *step, *lease, *upkeep;
+    struct loop_timer poll; /* the loop's: wakes the step */
     /* One connection each. Step and lease share one, so that a batch is settled by the connection that claimed it, unless
      * that was lost. Upkeep, which may take long, has another. */
     struct db_pool *pool, *upkeep_pool;
@@ -158,7 +159,7 @@ static int64_t outbox_step(struct task *task, void *context)
 {
     struct outbox *outbox = context;
     struct outbox_claim *claim = &outbox->claim;
-    int64_t now_ns = clock_mono_ns(), poll_ns = TASK_MS(backoff_spread_ms(outbox->settings.poll_ms));
+    int64_t now_ns = clock_mono_ns();
     struct error error = {0};
     if (now_ns >= outbox->due_ns)
         outbox->due_ns = CLOCK_NEVER;
@@ -168,7 +169,7 @@ static int64_t outbox_step(struct task *task, void *context)
     if (claim->count == 0 && claim->more)
         return TASK_NOW;
     if (claim->count == 0)
-        return outbox->due_ns - now_ns < poll_ns ? outbox->due_ns - now_ns : poll_ns;
+        return outbox->due_ns == CLOCK_NEVER ? TASK_IDLE : outbox->due_ns - now_ns;
 
     publish_batch(outbox);
     const struct outbox_result *outage = NULL;
@@ -335,6 +336,14 @@ static void on_listening(void *context)
     outbox_wake(context);
 }
 
+static void on_poll(struct loop_timer *timer)
+{
+    struct outbox *outbox = CONTAINER_OF(timer, struct outbox, poll);
+    task_wake(outbox->step);
+    int64_t poll_ms = backoff_spread_ms(outbox->settings.poll_ms);
+    loop_timer_start(outbox->config.loop, timer, clock_deadline_ms(poll_ms), on_poll);
+}
+
 /* ---- life ---- */
 
 static enum status create_pools(struct outbox *outbox, const struct db_target *target, struct error *error)
@@ -410,7 +419,8 @@ void outbox_start(struct outbox *outbox)
                                                                        .on_notice = on_notice,
                                                                        .on_listening = on_listening,
                                                                        .context = outbox});
-    task_start(outbox->step, TASK_NOW);
+    loop_timer_start(outbox->config.loop, &outbox->poll, clock_mono_ns(), on_poll);
+    task_start(outbox->step, TASK_IDLE);
     task_start(outbox->lease, TASK_MS(outbox->settings.lease_ms / 3));
     task_start(outbox->upkeep, TASK_NOW);
 }
@@ -449,8 +459,10 @@ void outbox_destroy(struct outbox *outbox)
     task_destroy(outbox->step);
     task_destroy(outbox->lease);
     task_destroy(outbox->upkeep);
-    if (outbox->listener)
+    if (outbox->listener) { /* it was started */
+        loop_timer_stop(outbox->config.loop, &outbox->poll);
         db_listener_destroy(outbox->listener);
+    }
     outbox_gauges_deinit(&outbox->gauges);
     outbox_claim_deinit(&outbox->claim);
     if (outbox->pool)

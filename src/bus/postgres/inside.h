@@ -103,7 +103,8 @@ struct postgres {
     atomic_bool is_private;       /* only our own processes receive notices: they may carry messages */
     struct reader **readers;
     size_t reader_count;
-    struct task *poll, *upkeep;
+    struct task *upkeep;
+    struct loop_timer poll; /* the loop's */
     size_t polled; /* readers woken by the poll so far */
 
     pthread_mutex_t lock; /* for what follows, and for readers */

@@ -94,16 +94,16 @@ static void on_listening(void *context)
     wake_all(context);
 }
 
-/* One reader after the other within the interval: together they would need a connection each. */
-static int64_t poll_readers(struct task *task, void *context)
+/* On the loop: wakes one reader after the other within the interval, since together they would need a connection each. A timer, not
+ * a task: it does nothing but wake tasks. */
+static void on_poll(struct loop_timer *timer)
 {
-    struct postgres *postgres = context;
+    struct postgres *postgres = CONTAINER_OF(timer, struct postgres, poll);
+    size_t count = postgres->reader_count;
 
-    (void)task;
-    if (postgres->reader_count == 0)
-        return TASK_IDLE;
-    wake_reader(postgres, postgres->polled++ % postgres->reader_count);
-    return TASK_MS(postgres->config.poll_ms) / (int64_t)postgres->reader_count;
+    wake_reader(postgres, postgres->polled++ % count);
+    loop_timer_start(postgres->config.loop, timer,
+                     clock_mono_ns() + postgres->config.poll_ms * CLOCK_NS_PER_MS / (int64_t)count, on_poll);
 }
 
 static int64_t keep_up(struct task *task, void *context)
@@ -140,7 +140,8 @@ static void postgres_start(struct bus *bus)
     for (size_t i = 0; i < postgres->reader_count; i++)
         for (unsigned j = 0; j < postgres->readers[i]->consumer.spec.parallel; j++)
             task_start(postgres->readers[i]->workers[j].task, TASK_IDLE);
-    task_start(postgres->poll, TASK_NOW);
+    if (postgres->reader_count > 0)
+        loop_timer_start(postgres->config.loop, &postgres->poll, clock_mono_ns(), on_poll);
     task_start(postgres->upkeep, TASK_NOW);
 }
 
@@ -168,7 +169,6 @@ static void postgres_stop(struct bus *bus, int64_t grace_ms)
     pthread_mutex_unlock(&postgres->lock);
     postgres_interrupt(bus);
     bus_postgres_publisher_wait_empty(&postgres->publisher);
-    task_stop(postgres->poll, TASK_FOREVER);
     task_stop(postgres->upkeep, TASK_FOREVER);
     for (size_t i = 0; i < postgres->reader_count; i++)
         for (unsigned j = 0; j < postgres->readers[i]->consumer.spec.parallel; j++)
@@ -179,11 +179,12 @@ static void postgres_destroy(struct bus *bus)
 {
     struct postgres *postgres = (struct postgres *)bus;
 
-    task_destroy(postgres->poll);
     task_destroy(postgres->upkeep);
     db_listener_destroy(postgres->listener);
-    if (postgres->notifier)
+    if (postgres->notifier) { /* it was started */
+        loop_timer_stop(postgres->config.loop, &postgres->poll);
         db_notifier_destroy(postgres->notifier);
+    }
     for (size_t i = 0; i < postgres->reader_count; i++)
         bus_postgres_reader_free(postgres->readers[i]);
     free(postgres->readers);
@@ -288,15 +289,6 @@ static void init_sync(struct postgres *postgres)
     bus_postgres_publisher_init(&postgres->publisher);
 }
 
-static struct task *create_task(struct postgres *postgres, const char *name, task_run_fn *run)
-{
-    return task_create(&(struct task_config){.name = name,
-                                             .loop = postgres->config.loop,
-                                             .pool = postgres->config.workers,
-                                             .run = run,
-                                             .context = postgres});
-}
-
 enum status bus_postgres_create(const struct bus_postgres_config *config, struct bus **out,
                                 struct error *error)
 {
@@ -312,8 +304,11 @@ enum status bus_postgres_create(const struct bus_postgres_config *config, struct
     if (status == STATUS_OK)
         status = create_pools(postgres, error);
     if (status == STATUS_OK) {
-        postgres->poll = create_task(postgres, "bus-poll", poll_readers);
-        postgres->upkeep = create_task(postgres, "bus-upkeep", keep_up);
+        postgres->upkeep = task_create(&(struct task_config){.name = "bus-upkeep",
+                                                             .loop = postgres->config.loop,
+                                                             .pool = postgres->config.workers,
+                                                             .run = keep_up,
+                                                             .context = postgres});
         *out = &postgres->bus;
     } else {
         postgres_destroy(&postgres->bus);

@@ -827,6 +827,9 @@ static void test_a_preview_is_used_once_or_never(void **state)
     await_ready(&recorder);
     for (int i = 1; i <= 20; i++) {
         sql(MISLEAD);
+        /* The process that handled the last message tries the misleading one first; then it is not likely any more. */
+        for (int j = 0; j < 100 && i > 1 && recorder_times(&recorder, 71000) < (size_t)i - 1; j++)
+            nanosleep(&pause, NULL);
         nanosleep(&pause, NULL);
         assert_int_equal(publish_lonely(&publisher, "unlikely", "k", 71000 + i), STATUS_OK);
         assert_true(recorder_await_committed(&recorder, (size_t)i));
