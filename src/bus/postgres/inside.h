@@ -105,7 +105,7 @@ struct postgres {
     size_t reader_count;
     struct task *upkeep;
     struct loop_timer poll; /* the loop's */
-    size_t polled; /* readers woken by the poll so far */
+    size_t polled;          /* readers woken by the poll so far */
 
     pthread_mutex_t lock; /* for what follows, and for readers */
     pthread_cond_t handled;
