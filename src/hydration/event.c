@@ -165,7 +165,7 @@ static enum status read_headers(const struct bus_header *headers, unsigned count
         event->traceparent = values[TRACEPARENT];
     status = read_version(values[VERSION], event, error);
     if (event->kind == HYDRATION_EVENT_UNKNOWN)
-        event->version = 0; /* a question is of no version, whoever says so */
+        event->version = 0; /* questions have none */
     if (status == STATUS_OK)
         status = read_wait(values[WAIT], event, error);
     if (status == STATUS_OK)

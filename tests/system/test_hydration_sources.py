@@ -115,6 +115,23 @@ def test_h4_an_item_that_was_not_there_is_found_once_it_is_made(owners, asker, a
         assert payload == {"entity_type": "item", "entity_id": sku, "source_module": "intake", "data": whole}
 
 
+@embedded
+def test_an_owner_in_the_same_process_is_asked_without_the_bus(module_serve, module_refdata_db, asker, ask, token):  # noqa: F811
+    """Its answer goes over the bus all the same: the ledger stores it, and another process finds it there."""
+    both = module_serve(module_refdata_db, PATIENT, args=("--roles", "hydration,intake"))
+    whole = new_item(both, token)
+    sku = whole["sku"]
+    answer = both.client(token()).get(path("item", sku))
+    assert (answer.status, answer.json()["data"]) == (200, whole)
+    assert both.client(token()).get(path("item", items.fresh())).code == "ENTITY_NOT_FOUND"
+    assert asked(asker.database, "item", sku) == 0
+    told = on_the_bus(asker.database, "updated", "item", sku)
+    assert sum("correlation_id" in headers for headers, _ in told) == 1
+    eventually(lambda: asker.database.query("select 1 from hydration.copies where entity_id = %s", (sku,)))
+    assert ask("item", sku) == whole
+    assert asked(asker.database, "item", sku) == 0
+
+
 # ---- entitlement ----
 
 def listed(owners, token, user, sku):
