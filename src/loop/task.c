@@ -42,6 +42,7 @@ struct task {
     int64_t armed_ns; /* when the timer fires; never later than due_ns unless a message is on its way */
     int64_t hold_ns;  /* wakes wait until then */
     int64_t delay_ns; /* as the last run returned it */
+    int64_t slack_ns; /* how much later than due_ns the timer may fire */
     bool has_retried; /* in this run */
     struct backoff backoff;
 };
@@ -84,10 +85,11 @@ static void post_to_loop(struct task *task)
     task->is_posted = true;
 }
 
-/* The timer is the loop's: it is told only when it must fire earlier than it would. One that fires too early looks at due_ns. */
-static void arm_timer(struct task *task)
+/* The timer is the loop's. A message, which costs system calls, is sent only when the timer must fire earlier than it would;
+ * one that fires too early looks at due_ns. */
+static void arm_timer(struct task *task, int64_t slack_ns)
 {
-    if (task->due_ns < task->armed_ns)
+    if (task->due_ns < task->armed_ns - slack_ns)
         post_to_loop(task);
 }
 
@@ -99,19 +101,19 @@ static void submit_job(struct task *task)
         return;
     task_move(task, TASK_REFUSED);
     task->due_ns = clock_deadline_ms(FULL_QUEUE_RETRY_MS);
-    arm_timer(task);
+    arm_timer(task, 0);
 }
 
 /* In WAITING: begins a run, or sees to it that the timer does. */
 static void run_or_wait(struct task *task)
 {
     int64_t now_ns = clock_mono_ns();
-    bool pending = atomic_load(&task->pending);
+    bool is_held = atomic_load(&task->pending) && task->hold_ns < task->due_ns;
 
-    if (pending && task->hold_ns < task->due_ns)
+    if (is_held)
         task->due_ns = task->hold_ns;
     if (task->due_ns > now_ns) {
-        arm_timer(task);
+        arm_timer(task, is_held ? 0 : task->slack_ns);
     } else if (task->config.prepare) {
         task_move(task, TASK_ASKED);
         task->due_ns = CLOCK_NEVER;
@@ -161,6 +163,7 @@ static void run_ended(struct worker_job *job)
         if (!task->has_retried)
             backoff_reset(&task->backoff);
         task->due_ns = task->delay_ns == TASK_IDLE ? CLOCK_NEVER : clock_mono_ns() + task->delay_ns;
+        task->slack_ns = task->delay_ns == TASK_IDLE ? 0 : task->delay_ns / 16;
         if (task->config.finish) {
             task_move(task, TASK_RAN);
             post_to_loop(task);
@@ -200,15 +203,14 @@ static void on_timer(struct loop_timer *timer);
 /* Under the lock. */
 static void start_timer(struct task *task)
 {
-    if (task->due_ns == task->armed_ns || task->state >= TASK_STOPPING)
+    if (task->due_ns >= task->armed_ns || task->state >= TASK_STOPPING)
         return;
     task->armed_ns = task->due_ns;
-    if (task->due_ns != CLOCK_NEVER)
-        loop_timer_start(task->config.loop, &task->timer, task->due_ns, on_timer);
-    else
-        loop_timer_stop(task->config.loop, &task->timer);
+    loop_timer_start(task->config.loop, &task->timer, task->due_ns, on_timer);
 }
 
+/* A task that runs again and again after the same delay needs no message: the timer is armed for about the time that its run
+ * is going to ask for, a little later, within the slack. */
 static void on_timer(struct loop_timer *timer)
 {
     struct task *task = CONTAINER_OF(timer, struct task, timer);
@@ -219,7 +221,12 @@ static void on_timer(struct loop_timer *timer)
         run_or_wait(task);
     else if (task->state == TASK_REFUSED && task->due_ns <= clock_mono_ns())
         submit_job(task);
-    start_timer(task);
+    if (task->state == TASK_QUEUED && task->slack_ns > 0) {
+        task->armed_ns = clock_mono_ns() + task->slack_ns * 16 + task->slack_ns / 2;
+        loop_timer_start(task->config.loop, &task->timer, task->armed_ns, on_timer);
+    } else {
+        start_timer(task);
+    }
     pthread_mutex_unlock(&task->lock);
 }
 

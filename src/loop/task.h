@@ -39,7 +39,8 @@ struct task;
 #define TASK_FOREVER CLOCK_NEVER
 #define TASK_MS(ms) ((int64_t)(ms)*CLOCK_NS_PER_MS)
 
-typedef int64_t task_run_fn(struct task *task, void *context); /* the delay until the next run, in ns */
+typedef int64_t task_run_fn(struct task *task,
+                            void *context); /* the delay until the next run, in ns; at most 1/16 late */
 
 struct task_config {
     const char *name;         /* for logs; a literal */
