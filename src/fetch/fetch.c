@@ -1,8 +1,9 @@
-/* One request by libcurl's easy interface: a handle of its own each time, or the session's; nothing is shared
- * between threads. What a server answers decides nothing: no redirect is followed, no other protocol spoken, no more than
- * the bound taken. */
-#include "fetch/fetch_inside.h"
+/* Requests by libcurl: one by its easy interface, with a handle of its own each time or the session's, or several at once by its
+ * multi interface. Nothing is shared between threads. What a server answers decides nothing: no redirect is followed, no other
+ * protocol spoken, no more than the bound taken. */
+#include "fetch/fetch.h"
 
+#include <curl/curl.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -26,11 +27,6 @@ void fetch_init(void)
 void fetch_stop(void)
 {
     atomic_store(&is_stopping, true);
-}
-
-bool fetch_is_stopping(void)
-{
-    return atomic_load(&is_stopping);
 }
 
 /* libcurl asks at least once a second, also while nothing moves. */
@@ -62,6 +58,16 @@ void fetch_session_close(struct fetch_session *session)
 }
 
 /* ---- one request ---- */
+
+struct fetch_transfer { /* does not move while it is under way: libcurl points into it */
+    CURL *curl;
+    const struct fetch_request *request;
+    struct fetch_answer *answer;
+    char *url;
+    struct curl_slist *headers;
+    char details[CURL_ERROR_SIZE];
+    bool overflowed, refused;
+};
 
 static bool is_streamed(const struct fetch_transfer *transfer)
 {
@@ -152,8 +158,9 @@ static enum status failed(CURLcode code, const struct fetch_transfer *transfer, 
                      transfer->details[0] ? transfer->details : curl_easy_strerror(code));
 }
 
-enum status fetch_transfer_begin(struct fetch_transfer *transfer, const struct fetch_request *request,
-                                 struct fetch_answer *answer, struct error *error)
+/* Fills the handle with the request. On failure there is nothing to end. */
+static enum status transfer_begin(struct fetch_transfer *transfer, const struct fetch_request *request,
+                                  struct fetch_answer *answer, struct error *error)
 {
     *answer = (struct fetch_answer){0};
     *transfer = (struct fetch_transfer){.request = request, .answer = answer};
@@ -173,7 +180,8 @@ enum status fetch_transfer_begin(struct fetch_transfer *transfer, const struct f
     return STATUS_OK;
 }
 
-enum status fetch_transfer_end(struct fetch_transfer *transfer, CURLcode code, struct error *error)
+/* Its outcome. The handle is the session's again, or gone. */
+static enum status transfer_end(struct fetch_transfer *transfer, CURLcode code, struct error *error)
 {
     long status = 0;
 
@@ -194,8 +202,96 @@ enum status fetch_transfer_end(struct fetch_transfer *transfer, CURLcode code, s
 enum status fetch_run(const struct fetch_request *request, struct fetch_answer *answer, struct error *error)
 {
     struct fetch_transfer transfer;
-    enum status status = fetch_transfer_begin(&transfer, request, answer, error);
+    enum status status = transfer_begin(&transfer, request, answer, error);
 
-    return status == STATUS_OK ? fetch_transfer_end(&transfer, curl_easy_perform(transfer.curl), error)
-                               : status;
+    return status == STATUS_OK ? transfer_end(&transfer, curl_easy_perform(transfer.curl), error) : status;
+}
+
+/* ---- several at once: one thread that starts the next whenever one ends ---- */
+
+enum { STOP_CHECK_MS = 100 };
+
+struct many {
+    CURLM *multi;
+    struct fetch_transfer *transfers; /* one for each request */
+    enum status *statuses;
+    struct error *errors;
+    size_t running;
+};
+
+static void many_end(struct many *many, struct fetch_transfer *transfer, CURLcode code)
+{
+    size_t at = (size_t)(transfer - many->transfers);
+
+    curl_multi_remove_handle(many->multi, transfer->curl);
+    many->statuses[at] = transfer_end(transfer, code, &many->errors[at]);
+    transfer->curl = NULL;
+    many->running--;
+}
+
+static void many_begin(struct many *many, size_t at, const struct fetch_request *request,
+                       struct fetch_answer *answer)
+{
+    struct fetch_transfer *transfer = &many->transfers[at];
+
+    many->statuses[at] = transfer_begin(transfer, request, answer, &many->errors[at]);
+    if (many->statuses[at] != STATUS_OK)
+        return;
+    many->running++;
+    curl_easy_setopt(transfer->curl, CURLOPT_PRIVATE, transfer);
+    if (curl_multi_add_handle(many->multi, transfer->curl) != CURLM_OK)
+        many_end(many, transfer, CURLE_OUT_OF_MEMORY);
+}
+
+static void many_end_all(struct many *many, size_t begun, CURLcode code)
+{
+    for (size_t i = 0; i < begun; i++)
+        if (many->transfers[i].curl)
+            many_end(many, &many->transfers[i], code);
+}
+
+/* Moves what can be moved, takes away what has ended, and waits for more to move. */
+static void many_step(struct many *many, size_t begun)
+{
+    int running = 0, left = 0;
+    CURLMsg *message;
+    CURLMcode code = curl_multi_perform(many->multi, &running);
+
+    while ((message = curl_multi_info_read(many->multi, &left)) != NULL) {
+        char *transfer = NULL;
+        CURLcode result = message->data.result; /* the message ends with its handle */
+        curl_easy_getinfo(message->easy_handle, CURLINFO_PRIVATE, &transfer);
+        many_end(many, (struct fetch_transfer *)(void *)transfer, result);
+    }
+    if (code == CURLM_OK && many->running > 0)
+        code = curl_multi_poll(many->multi, NULL, 0, STOP_CHECK_MS, NULL);
+    if (code != CURLM_OK)
+        many_end_all(many, begun, CURLE_OUT_OF_MEMORY);
+}
+
+void fetch_run_many(const struct fetch_request *requests, size_t count, size_t parallel,
+                    struct fetch_answer *answers, enum status *statuses, struct error *errors)
+{
+    struct many many = {.statuses = statuses, .errors = errors};
+    size_t begun = 0;
+
+    fetch_init();
+    many.multi = curl_multi_init();
+    if (!many.multi)
+        abort(); /* as every allocation of ours */
+    many.transfers = memory_zalloc(count * sizeof *many.transfers);
+    while (!atomic_load(&is_stopping) && (begun < count || many.running > 0)) {
+        while (begun < count && many.running < parallel) {
+            many_begin(&many, begun, &requests[begun], &answers[begun]);
+            begun++;
+        }
+        many_step(&many, begun);
+    }
+    many_end_all(&many, begun, CURLE_ABORTED_BY_CALLBACK);
+    for (; begun < count; begun++) {
+        answers[begun] = (struct fetch_answer){0};
+        statuses[begun] = error_set(&errors[begun], STATUS_CANCELLED, "the process is stopping");
+    }
+    curl_multi_cleanup(many.multi);
+    free(many.transfers);
 }

@@ -1,4 +1,4 @@
-/* The broadcaster's own layout: what the owner's half (topic.c, paging.c) and the loops' half (subscriber.c) share. */
+/* The broadcaster's own layout: what the owner's half (topic.c) and the loops' half (subscriber.c) share. */
 #ifndef FRESHET_STREAM_STREAM_INSIDE_H
 #define FRESHET_STREAM_STREAM_INSIDE_H
 
@@ -103,9 +103,7 @@ loop_message_fn stream_subscriber_resume; /* it is the loop's again */
 loop_message_fn stream_subscriber_left; /* it is gone */
 /* The segment whose end is where somebody with position `after` stands, or NULL. */
 struct stream_segment *stream_topic_find(const struct stream_topic *topic, int64_t after);
-/* paging.c, on the owner */
 loop_message_fn stream_subscriber_ask;  /* all it had was given */
 loop_message_fn stream_subscriber_gone; /* released while it was the owner's */
-void stream_ahead_advance(struct stream_topic *topic);
 
 #endif

@@ -1,4 +1,5 @@
-/* A topic's owner: what is kept, who may join where, and a message to every loop that somebody follows on. */
+/* A topic's owner: what is kept, where a subscriber may join, a message to every loop that has one, and the pages that lead a
+ * subscriber up to the chain. */
 #include <assert.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -7,6 +8,42 @@
 #include "base/clock.h"
 #include "base/memory.h"
 #include "stream/stream_inside.h"
+
+/* ---- segments: lines written once, for all subscribers ---- */
+
+struct stream_segment *stream_segment_create(const struct stream_step *step)
+{
+    struct stream_segment *segment = memory_alloc(sizeof *segment + step->bytes.len);
+    *segment = (struct stream_segment){
+        .lines = step->lines,
+        .can_be_joined = step->can_be_joined,
+        .from = step->from,
+        .to = step->to,
+        .len = step->bytes.len,
+    };
+    atomic_init(&segment->refs, 1);
+    atomic_init(&segment->next, NULL);
+    if (step->bytes.len)
+        memcpy(segment->bytes, step->bytes.ptr, step->bytes.len);
+    return segment;
+}
+
+void stream_segment_ref(struct stream_segment *segment)
+{
+    atomic_fetch_add_explicit(&segment->refs, 1, memory_order_relaxed);
+}
+
+/* The last reference to a segment releases the next one: a chain without readers is freed link by link. */
+void stream_segment_unref(struct stream_segment *segment)
+{
+    while (segment && atomic_fetch_sub(&segment->refs, 1) == 1) {
+        struct stream_segment *next = atomic_load(&segment->next);
+        free(segment);
+        segment = next;
+    }
+}
+
+/* ---- the topic ---- */
 
 struct stream_topic *stream_topic_create(const struct stream_config *config, int64_t position)
 {
@@ -50,6 +87,8 @@ size_t stream_topic_count(const struct stream_topic *topic)
 {
     return topic->subscriber_count;
 }
+
+static void stream_ahead_advance(struct stream_topic *topic); /* below */
 
 /* ---- to the loops ---- */
 
@@ -130,8 +169,7 @@ static void trim(struct stream_topic *topic)
  * thousands may be quiet. Who is slow keeps for itself what it has not read, until it is quiet once more. */
 static void on_quiet(struct loop_timer *timer)
 {
-    struct stream_topic *topic =
-        (struct stream_topic *)((char *)timer - offsetof(struct stream_topic, quiet));
+    struct stream_topic *topic = CONTAINER_OF(timer, struct stream_topic, quiet);
     if (topic->cut_sequence < topic->quiet_sequence)
         topic->cut_sequence = topic->quiet_sequence;
     topic->quiet_sequence = topic->newest->sequence;
@@ -233,4 +271,97 @@ void stream_topic_close(struct stream_topic *topic)
     loop_timer_stop(topic->config.owner, &topic->quiet);
     tell_loops(topic, true);
     stream_topic_unref(topic);
+}
+
+/* ---- pages: a subscriber that stands before the chain is led up to it out of whatever keeps lines longer ----
+ *
+ *   loop     all that it had was given ─ ask ──▶ owner   its position is kept: it is on the chain
+ *                                                        its position is yet to come: it waits
+ *                                                        else a page is read; it is handed back with it
+ *
+ * The place on the chain is looked for only when the reader has taken all before it, so that nothing is kept for one that
+ * is still reading old lines. */
+
+static void hand_back(struct stream_subscriber *subscriber)
+{
+    subscriber->lead = STREAM_LEAD_NONE;
+    subscriber->message.on_message = stream_subscriber_resume;
+    loop_post(subscriber->ref.loop, &subscriber->message);
+}
+
+static void lead_on(struct stream_subscriber *subscriber)
+{
+    struct stream_topic *topic = subscriber->topic;
+    struct stream_segment *place = stream_topic_find(topic, subscriber->after);
+    if (place) {
+        stream_segment_ref(place);
+        subscriber->handed_at = place;
+        hand_back(subscriber);
+    } else if (!topic->config.read_page) { /* the topic was closed, which the loop knows or will */
+        hand_back(subscriber);
+    } else if (subscriber->after > topic->newest->to) {
+        subscriber->lead = STREAM_LEAD_AHEAD;
+        subscriber->ahead_next = topic->ahead;
+        topic->ahead = subscriber;
+    } else {
+        subscriber->lead = STREAM_LEAD_READING;
+        topic->config.read_page(topic->config.context, subscriber, subscriber->after);
+    }
+}
+
+void stream_subscriber_ask(struct loop *loop, struct loop_message *message)
+{
+    (void)loop;
+    lead_on((struct stream_subscriber *)message);
+}
+
+static void end_reading(struct stream_subscriber *subscriber)
+{
+    if (subscriber->is_gone)
+        stream_subscriber_left(subscriber->topic->config.owner, &subscriber->message);
+    else
+        hand_back(subscriber);
+}
+
+void stream_page_give(struct stream_subscriber *subscriber, struct stream_segment *page)
+{
+    if (!page || subscriber->is_gone) { /* nothing follows that could be read, and yet the chain is further */
+        stream_segment_unref(page);
+        stream_page_refuse(subscriber);
+        return;
+    }
+    subscriber->handed_opening = page;
+    subscriber->after = page->to;
+    end_reading(subscriber);
+}
+
+void stream_page_refuse(struct stream_subscriber *subscriber)
+{
+    subscriber->handed_refusal = true;
+    end_reading(subscriber);
+}
+
+static void stream_ahead_advance(struct stream_topic *topic)
+{
+    struct stream_subscriber *ahead = topic->ahead;
+    topic->ahead = NULL;
+    while (ahead) {
+        struct stream_subscriber *next = ahead->ahead_next;
+        lead_on(ahead);
+        ahead = next;
+    }
+}
+
+void stream_subscriber_gone(struct loop *loop, struct loop_message *message)
+{
+    struct stream_subscriber *subscriber = CONTAINER_OF(message, struct stream_subscriber, gone_message);
+    if (subscriber->lead == STREAM_LEAD_READING)
+        subscriber->is_gone = true;
+    if (subscriber->lead != STREAM_LEAD_AHEAD)
+        return; /* handed back: its loop sends it on */
+    struct stream_subscriber **link = &subscriber->topic->ahead;
+    while (*link != subscriber)
+        link = &(*link)->ahead_next;
+    *link = subscriber->ahead_next;
+    stream_subscriber_left(loop, &subscriber->message);
 }
