@@ -94,7 +94,7 @@ struct redis_reader {
     /* What the task hands to the handler: set by its prepare, read by its run. */
     struct task *task;
     struct bus_delivery delivery;
-    struct redis_hints *hints, *hints_handed;
+    struct redis_hints hint_sets[2], *hints, *hints_handed; /* one is filled while the other is handed over */
     bool is_ready_due, hands_ready, hands_entries;
     size_t settled;
     int64_t wait_ms;

@@ -5,7 +5,6 @@
  * id went back. Then on_gap is called, before the entries that follow. */
 #include "bus/redis/inside.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/clock.h"
@@ -160,15 +159,6 @@ static void reader_joined(struct redis_reader *reader)
     task_wake(reader->task);
 }
 
-/* The group was there and is gone: Redis lost its data, or another pod took this one for dead. */
-static void reader_lost_group(struct redis_reader *reader)
-{
-    log_warn("redis_group_lost", LOG_CSTR("topic", reader->consumer.spec.topic),
-             LOG_CSTR("group", reader->group));
-    reader->ack_count = 0;
-    reader_move(reader, READER_JOINING);
-}
-
 /* ---- reading ---- */
 
 static void reader_read(struct redis_reader *reader, int64_t now_ns)
@@ -275,7 +265,10 @@ static void reader_have_read(struct redis_reader *reader)
     struct error error = {0};
 
     if (redis_reply_is_error(reply, "NOGROUP") || redis_reply_is_error(read, "NOGROUP")) {
-        reader_lost_group(reader);
+        /* Redis lost its data, or another pod took this one for dead. */
+        log_warn("redis_group_lost", LOG_CSTR("topic", reader->consumer.spec.topic),
+                 LOG_CSTR("group", reader->group));
+        reader_move(reader, READER_JOINING);
         return;
     }
     if (reply->kind == REDIS_ERROR || read->kind == REDIS_ERROR) {
@@ -374,17 +367,14 @@ static void reader_prepare(void *context)
         reader_move(reader, READER_HANDLING);
 }
 
-/* Hints have no verdicts: they come again from the stream. */
-static void reader_hand_hints(struct redis_reader *reader)
+/* Hints have no verdicts: they are delivered again from the stream. */
+static void reader_hand_hints(struct redis_reader *reader, struct redis_hints *hints)
 {
     const struct bus_subscription *spec = &reader->consumer.spec;
-    struct redis_hints *hints = reader->hints_handed;
+    struct bus_batch batch = {.messages = hints->messages, .count = hints->count};
 
-    struct bus_batch batch = {.messages = hints->messages,
-                              .count = hints->count,
-                              .verdicts =
-                                  arena_zalloc(&hints->arena, hints->count * sizeof(struct bus_verdict)),
-                              .deadline_ns = clock_deadline_ms(reader->redis->config.handler_ms)};
+    batch.verdicts = arena_zalloc(&hints->arena, hints->count * sizeof batch.verdicts[0]);
+    batch.deadline_ns = clock_deadline_ms(reader->redis->config.handler_ms);
     spec->handler(spec->context, &batch);
     if (spec->on_committed)
         spec->on_committed(spec->context, &batch, 0);
@@ -399,7 +389,7 @@ static int64_t reader_run(struct task *task, void *context)
     if (reader->hands_ready && spec->on_ready)
         spec->on_ready(spec->context);
     if (reader->hints_handed->count > 0)
-        reader_hand_hints(reader);
+        reader_hand_hints(reader, reader->hints_handed);
     if (!reader->hands_entries)
         return TASK_IDLE;
     if (reader->has_gap && spec->on_gap)
@@ -480,11 +470,10 @@ void redis_reader_create(struct redis *redis, const struct bus_consumer *consume
     reader->stream_lag = metric_series_get(&lag_family, labels);
     reader->delivery = (struct bus_delivery){
         .bus = &redis->bus, .consumer = &reader->consumer, .handler_ms = redis->config.handler_ms};
-    struct redis_hints **hints[] = {&reader->hints, &reader->hints_handed};
-    for (size_t i = 0; i < 2; i++) {
-        *hints[i] = memory_zalloc(sizeof **hints[i]);
-        arena_init(&(*hints[i])->arena, 4096);
-    }
+    for (size_t i = 0; i < 2; i++)
+        arena_init(&reader->hint_sets[i].arena, 4096);
+    reader->hints = &reader->hint_sets[0];
+    reader->hints_handed = &reader->hint_sets[1];
     reader->task = task_create(&(struct task_config){.name = "redis_reader",
                                                      .loop = redis->loop,
                                                      .pool = redis->config.workers,
@@ -498,13 +487,9 @@ void redis_reader_create(struct redis *redis, const struct bus_consumer *consume
 
 void redis_reader_destroy(struct redis_reader *reader)
 {
-    struct redis_hints *hints[] = {reader->hints, reader->hints_handed};
-
     task_destroy(reader->task);
-    for (size_t i = 0; i < 2; i++) {
-        arena_deinit(&hints[i]->arena);
-        free(hints[i]);
-    }
+    for (size_t i = 0; i < 2; i++)
+        arena_deinit(&reader->hint_sets[i].arena);
     redis_request_deinit(&reader->request);
     redis_request_deinit(&reader->leave);
     redis_pods_deinit(reader);
