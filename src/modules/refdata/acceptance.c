@@ -4,6 +4,7 @@
 
 #include "auth/digest.h"
 #include "modules/refdata/provider.h"
+#include "modules/refdata/writer.h"
 
 enum status refdata_acceptance_find(const struct refdata_catalog *catalog, struct str code,
                                     struct refdata_dictionary **dictionary, struct error *error)
@@ -78,112 +79,81 @@ static const struct db_statement accept_sql = DB_STATEMENT(
     " from refdata.accept_updates($1, $2, $3::uuid[], $4, $5, $6, $7::uuid[], $8::integer[], $9, $10, $11, $12,"
     " $13::bigint[], $14, $15)");
 
-/* Its parameters. Arrays that are not of text are cast from their text. */
-enum parameter {
-    SOURCE,
+/* Its parameters: the columns of the updates are between the source and the time that keys are kept. */
+enum {
     TENANTS,
     EVENTS,
     CODES,
     HASHES,
     REQUESTERS,
     SNAPSHOTS,
-    CHUNK_INDEXES,
-    CHUNK_HASHES,
+    INDEXES,
+    CHUNKS,
     SUBJECTS,
     KEYS,
-    BODY_HASHES,
-    KEY_LOCKS,
-    KEY_KEEP,
-    ALL_NEW,
-    PARAMETERS
+    BODIES,
+    LOCKS,
+    COLUMNS
 };
-enum { NUMBER_BYTES = 24, ELEMENT_BYTES = 2 * AUTH_SHA256_BYTES + 1 };
 
-static struct str format_number(int64_t value, char out[NUMBER_BYTES])
-{
-    return str_of(out, (size_t)snprintf(out, NUMBER_BYTES, "%lld", (long long)value));
-}
-
-static struct str format_body_hash(struct str body, char out[2 * AUTH_SHA256_BYTES])
+static struct str hash_body(struct str body, struct arena *arena)
 {
     uint8_t hash[AUTH_SHA256_BYTES];
+    char *hex = arena_alloc(arena, 2 * sizeof hash);
     auth_sha256(&body, 1, hash);
     for (size_t i = 0; i < 2 * sizeof hash; i++)
-        out[i] = "0123456789abcdef"[hash[i / 2] >> (i % 2 ? 0 : 4) & 15];
-    return str_of(out, 2 * sizeof hash);
+        hex[i] = "0123456789abcdef"[hash[i / 2] >> (i % 2 ? 0 : 4) & 15];
+    return str_of(hex, 2 * sizeof hash);
 }
 
-/* An update's element of one array, written to `out` where it is not there as text; no ptr = NULL. */
-static struct str element_of(enum parameter parameter, const struct refdata_acceptance *acceptance,
-                             char out[ELEMENT_BYTES])
+static void put_acceptance(struct refdata_columns *columns, const struct refdata_acceptance *acceptance)
 {
     const struct refdata_update *update = acceptance->update;
-    bool is_of_key = parameter >= SUBJECTS && parameter <= KEY_LOCKS;
-    bool is_of_chunk = parameter >= SNAPSHOTS && parameter <= CHUNK_HASHES;
-    if ((is_of_key && !acceptance->key.ptr) || (is_of_chunk && !refdata_update_is_chunk(update)))
-        return STR_NONE;
-    switch (parameter) {
-    case TENANTS: return update->tenant;
-    case EVENTS: return str_from(update->event_id);
-    case CODES: return update->dict_code;
-    case HASHES: return acceptance->content_hash;
-    case REQUESTERS: return acceptance->subject.len ? acceptance->subject : STR_NONE;
-    case SNAPSHOTS: return str_from(update->snapshot_id);
-    case CHUNK_INDEXES: return format_number(update->chunk_index, out);
-    case CHUNK_HASHES: hash128_hex(update->content, out); return str_from(out);
-    case SUBJECTS: return acceptance->subject.len ? acceptance->subject : STR("");
-    case KEYS: return acceptance->key;
-    case BODY_HASHES: return format_body_hash(acceptance->body, out);
-    case KEY_LOCKS: return format_number(acceptance->key_lock, out);
-    default: return STR_NONE;
+    refdata_columns_put(columns, TENANTS, update->tenant);
+    refdata_columns_put(columns, EVENTS, str_from(update->event_id));
+    refdata_columns_put(columns, CODES, update->dict_code);
+    refdata_columns_put(columns, HASHES, acceptance->content_hash);
+    refdata_columns_put(columns, REQUESTERS, acceptance->subject.len ? acceptance->subject : STR_NONE);
+    if (refdata_update_is_chunk(update)) {
+        char *hex = arena_alloc(columns->arena, HASH128_HEX_BYTES);
+        hash128_hex(update->content, hex);
+        refdata_columns_put(columns, SNAPSHOTS, str_from(update->snapshot_id));
+        refdata_columns_put_i64(columns, INDEXES, update->chunk_index);
+        refdata_columns_put(columns, CHUNKS, str_from(hex));
     }
-}
-
-static void put_array(struct buf *out, enum parameter parameter, struct refdata_acceptance *const *updates,
-                      size_t count)
-{
-    char text[ELEMENT_BYTES];
-    db_array_begin(out);
-    for (size_t i = 0; i < count; i++) {
-        struct str element = element_of(parameter, updates[i], text);
-        if (element.ptr)
-            db_array_put(out, element);
-        else
-            db_array_put_null(out);
+    if (acceptance->key.ptr) {
+        refdata_columns_put(columns, SUBJECTS, acceptance->subject.len ? acceptance->subject : STR(""));
+        refdata_columns_put(columns, KEYS, acceptance->key);
+        refdata_columns_put(columns, BODIES, hash_body(acceptance->body, columns->arena));
+        refdata_columns_put_i64(columns, LOCKS, acceptance->key_lock);
     }
-    db_array_end(out);
+    refdata_columns_next(columns);
 }
 
 void refdata_acceptance_add(struct db_conn *conn, struct refdata_acceptance *const *updates, size_t count,
-                            int64_t key_keep_ms, bool all_new)
+                            int64_t key_keep_ms, bool all_new, struct arena *arena)
 {
-    struct db_param params[PARAMETERS + 1] = {
-        [SOURCE] = db_text(refdata_source_name(updates[0]->update->source)),
-        [KEY_KEEP] = db_i64(key_keep_ms),
-        [ALL_NEW] = db_bool(all_new),
-        [PARAMETERS] = DB_END,
-    };
-    size_t ends[PARAMETERS] = {0};
-    struct buf arrays;
+    struct db_param params[COLUMNS + 4] = {[0] = db_text(refdata_source_name(updates[0]->update->source)),
+                                           [COLUMNS + 1] = db_i64(key_keep_ms),
+                                           db_bool(all_new),
+                                           DB_END};
+    struct refdata_columns columns;
     bool has_chunks = false, has_keys = false;
+    refdata_columns_begin(&columns, COLUMNS, arena);
     for (size_t i = 0; i < count; i++) {
         has_chunks |= refdata_update_is_chunk(updates[i]->update);
         has_keys |= updates[i]->key.ptr != NULL;
+        put_acceptance(&columns, updates[i]);
     }
-    buf_init(&arrays);
-    for (unsigned i = TENANTS; i <= KEY_LOCKS; i++) {
-        if (i < SNAPSHOTS || (i <= CHUNK_HASHES ? has_chunks : has_keys))
-            put_array(&arrays, (enum parameter)i, updates, count);
-        ends[i] = arrays.end;
-    }
-    for (unsigned i = TENANTS; i <= KEY_LOCKS; i++) { /* now that they stay where they are */
-        bool is_cast = i == EVENTS || i == SNAPSHOTS || i == CHUNK_INDEXES || i == KEY_LOCKS;
-        struct str array =
-            ends[i] > ends[i - 1] ? str_of(arrays.data + ends[i - 1], ends[i] - ends[i - 1]) : STR_NONE;
-        params[i] = is_cast ? db_text(array) : db_text_array(array);
-    }
+    refdata_columns_bind_arrays(&columns, params + 1);
+    for (unsigned i = SNAPSHOTS; i < COLUMNS; i++)
+        if (i <= CHUNKS ? !has_chunks : !has_keys)
+            params[1 + i].value = STR_NONE;
+    /* Arrays of other types than text are sent as text, which the statement casts. */
+    params[1 + EVENTS].type = params[1 + SNAPSHOTS].type = params[1 + INDEXES].type = params[1 + LOCKS].type =
+        DB_TEXT;
     db_pipeline_add(conn, &accept_sql, params);
-    buf_deinit(&arrays);
+    refdata_columns_free(&columns);
 }
 
 void refdata_acceptance_take_new(struct refdata_acceptance *update)

@@ -62,7 +62,7 @@ static inline bool refdata_acceptance_is_published(const struct refdata_acceptan
 /* On a worker: adds the statement to the open pipeline of a transaction. All are of one source. `all_new`: a guess that all of
  * them are new. Where that is wrong the statement fails, with it the transaction, and nothing needs to be taken. */
 void refdata_acceptance_add(struct db_conn *conn, struct refdata_acceptance *const *updates, size_t count,
-                            int64_t key_keep_ms, bool all_new);
+                            int64_t key_keep_ms, bool all_new, struct arena *arena);
 /* Sets the verdicts by the statement's result. A transaction with a refused update has to be rolled back, unless it wrote no
  * chunk and no key for it. DB_RETRY: run it again. */
 enum status refdata_acceptance_take(const struct db_result *result, struct refdata_acceptance *const *updates,

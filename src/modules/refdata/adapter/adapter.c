@@ -134,7 +134,7 @@ static enum status accept_updates(struct memo *memo, const struct bus_batch *bat
     db_pipeline_begin(batch->conn);
     if (is_single)
         db_pipeline_add(batch->conn, &savepoint_sql, DB_NO_PARAMS);
-    refdata_acceptance_add(batch->conn, acceptances, memo->count, 0, false);
+    refdata_acceptance_add(batch->conn, acceptances, memo->count, 0, false, &memo->arena);
     enum status status =
         db_pipeline_end(batch->conn, batch->deadline_ns, results, 1 + is_single, NULL, error);
     if (status == STATUS_OK)

@@ -132,7 +132,7 @@ static enum status add_direct_opening(struct group *group, struct db_conn *conn,
     db_pipeline_add(conn, &lock_timeout_sql, DB_NO_PARAMS);
     if (!direct->writes_requests)
         refdata_acceptance_add(conn, list_acceptances(group, arena), group->count,
-                               group->posts[0]->key_keep_ms, true);
+                               group->posts[0]->key_keep_ms, true, arena);
     db_pipeline_leave(conn, direct->results, 2);
     return status;
 }
@@ -275,7 +275,7 @@ static enum status commit_queued(struct group *group, struct db_conn *conn, stru
     bool is_guess = may_guess(group);
     db_pipeline_begin(conn);
     db_pipeline_add(conn, &begin_sql, DB_NO_PARAMS);
-    refdata_acceptance_add(conn, acceptances, group->count, group->posts[0]->key_keep_ms, is_guess);
+    refdata_acceptance_add(conn, acceptances, group->count, group->posts[0]->key_keep_ms, is_guess, arena);
     if (is_guess)
         return commit_single(group, conn, arena);
     enum status status = db_pipeline_end(conn, group->deadline_ns, results, 2, NULL, &group->error);
