@@ -1,5 +1,5 @@
 /* The claims of a token whose signature holds (RFC 7519): times, issuer, audience, and who it speaks for.
- * A claim of the wrong type refuses the token; only the tenant may be missing or unfit, which decision.c
+ * A claim of the wrong type refuses the token; only the tenant may be missing or unfit, which auth.c
  * turns into a 403. */
 #include "auth/jose.h"
 

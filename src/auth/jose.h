@@ -51,7 +51,7 @@ enum auth_algorithm { AUTH_RS256, AUTH_ES256, AUTH_EDDSA, AUTH_HS256, AUTH_ALGOR
 bool auth_algorithm_parse(struct str name, enum auth_algorithm *algorithm); /* exact, case and all */
 const char *auth_algorithm_name(enum auth_algorithm algorithm);
 
-/* ---- base64url.c: RFC 4648 §5 without padding, one text for each value ---- */
+/* ---- token.c: base64url, RFC 4648 §5 without padding, one text for each value ---- */
 bool auth_base64url_decode(struct str text, struct arena *arena, struct str *bytes);
 void auth_base64url_encode(struct str bytes, struct buf *out);
 

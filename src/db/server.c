@@ -1,5 +1,5 @@
 /* One PostgreSQL as this process uses it: idle connections on shelves, one per kind of session settings, and the lists
- * of the LISTEN connections and notifiers (listener.c and notifier.c make them, one per loop).
+ * of the LISTEN connections and notifiers (listener.c and notices.c make them, one per loop).
  *
  * A pool limits how many connections its users have at once; the connections themselves are the server's. A burst in
  * one pool leaves connections that the next pool uses, and those that no pool needs are closed after a moment. Opening one
