@@ -152,13 +152,13 @@ struct bus_subscription {
     unsigned batch_max;     /* 0 = 100 */
     size_t batch_bytes_max; /* of payloads, exceeded by at most one message; 0 = 8 MiB */
     /* Three options of BUS_SHARED that other drivers than PostgreSQL's ignore.
-     * previews: a message that arrives in a notice may be handed over while the lock on its partition is still being asked for. The
+     * uses_attached: a message that arrives in a notice may be handed over while the lock on its partition is still being asked for. The
      * handler then begins with batch->conn in pipeline mode, with that question in it.
      * relaxed: commits do not wait for the server's disk. A crash takes back effect and position together, and the messages are
      * delivered again.
      * wakes: does this message, just published by this process, need the group now? NULL: every message does. The others are handled
      * with the next one that does, or by the poll. Called under a lock: keep it short. */
-    bool previews;
+    bool uses_attached;
     bool relaxed;
     bool (*wakes)(void *context, const struct bus_message *message);
     unsigned parallel;     /* partitions handled at once in this process; 0 = all. BUS_EVERY: always 1 */

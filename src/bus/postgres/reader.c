@@ -97,7 +97,7 @@ void bus_postgres_reader_wake_with(struct reader *reader, int partition, struct 
 {
     bool is_every = reader->consumer.spec.mode == BUS_EVERY;
 
-    if (is_every || (attached.len && reader->consumer.spec.previews)) {
+    if (is_every || (attached.len && reader->consumer.spec.uses_attached)) {
         bool is_usable = !is_every || (message && message->created_us > 0 && !is_marked(reader, partition));
         bus_postgres_attached_free(reader->attached);
         reader->attached = !is_usable ? NULL

@@ -686,7 +686,7 @@ static void test_a_relaxed_group_waits_for_no_disk(void **state)
 
 #define LONELY 300
 
-/* The first words to the connection are a pipeline, as a preview demands. */
+/* The first words to the connection are a pipeline, as a attached message demands. */
 static void write_effects_by_pipeline(struct recorder *recorder, struct bus_batch *batch)
 {
     struct db_statement insert;
@@ -729,7 +729,7 @@ static enum status publish_lonely(struct process *process, const char *topic, co
 }
 
 /* Two processes both begin with messages before they know whether these are theirs; every effect is there once. */
-static void test_a_preview_has_no_effect_of_its_own(void **state)
+static void test_an_attached_message_has_no_effect_of_its_own(void **state)
 {
     (void)state;
     static const struct bus_topic topic = {.name = "lonely", .partitions = 2};
@@ -739,7 +739,8 @@ static void test_a_preview_has_no_effect_of_its_own(void **state)
     recorder.behave = write_effects_by_pipeline;
     for (int i = 0; i < 2; i++) {
         open_with(&consumers[i], &topic, 1);
-        subscribe(&consumers[i], &recorder, (struct bus_subscription){.topic = "lonely", .previews = true});
+        subscribe(&consumers[i], &recorder,
+                  (struct bus_subscription){.topic = "lonely", .uses_attached = true});
         process_start(&consumers[i]);
     }
     await_ready(&recorder);
@@ -809,8 +810,8 @@ static void test_news_of_one_partition_do_not_hide_a_pause_that_ends(void **stat
 #define MISLEAD \
     "SELECT count(pg_notify('freshet_bus', '0123456789abcdef:unlikely:0:1:k,5:71000,1:h,4:v:1,,'))"
 
-/* One that nobody was likely to handle is claimed without its preview, which then is not tried on what comes behind it. */
-static void test_a_preview_is_used_once_or_never(void **state)
+/* One that nobody was likely to handle is claimed without its attached message, which then is not tried on what comes behind it. */
+static void test_an_attached_message_is_used_once_or_never(void **state)
 {
     (void)state;
     static const struct bus_topic topic = {.name = "unlikely", .partitions = 1};
@@ -821,7 +822,7 @@ static void test_a_preview_is_used_once_or_never(void **state)
     recorder.behave = write_effects_by_pipeline;
     open_with(&consumer, &topic, 1);
     open_with(&publisher, &topic, 1);
-    subscribe(&consumer, &recorder, (struct bus_subscription){.topic = "unlikely", .previews = true});
+    subscribe(&consumer, &recorder, (struct bus_subscription){.topic = "unlikely", .uses_attached = true});
     process_start(&consumer);
     process_start(&publisher);
     await_ready(&recorder);
@@ -841,13 +842,13 @@ static void test_a_preview_is_used_once_or_never(void **state)
     recorder_deinit(&recorder);
 }
 
-/* A handler that has no question for the database leaves the claim of a preview unanswered, and is asked again. */
+/* A handler that has no question for the database leaves the cursor lock of an attached message unanswered, and is asked again. */
 static void acknowledge(struct recorder *recorder, struct bus_batch *batch)
 {
     recorder_add(recorder, batch, batch->count);
 }
 
-static void test_a_preview_that_nobody_asked_about_is_claimed_in_earnest(void **state)
+static void test_an_attached_message_that_nobody_asked_about_is_claimed_in_earnest(void **state)
 {
     (void)state;
     static const struct bus_topic topic = {.name = "silent", .partitions = 1};
@@ -857,7 +858,7 @@ static void test_a_preview_that_nobody_asked_about_is_claimed_in_earnest(void **
     recorder.behave = acknowledge;
     open_with(&consumer, &topic, 1);
     open_with(&publisher, &topic, 1);
-    subscribe(&consumer, &recorder, (struct bus_subscription){.topic = "silent", .previews = true});
+    subscribe(&consumer, &recorder, (struct bus_subscription){.topic = "silent", .uses_attached = true});
     process_start(&consumer);
     process_start(&publisher);
     await_ready(&recorder);
@@ -886,7 +887,7 @@ static void test_a_dead_letter_says_where_it_came_from(void **state)
     recorder.behave = bury;
     open_with(&consumer, &topic, 1);
     open_with(&publisher, &topic, 1);
-    subscribe(&consumer, &recorder, (struct bus_subscription){.topic = "buried", .previews = true});
+    subscribe(&consumer, &recorder, (struct bus_subscription){.topic = "buried", .uses_attached = true});
     process_start(&consumer);
     process_start(&publisher);
     await_ready(&recorder);
@@ -995,9 +996,9 @@ static int run_own(void)
         cmocka_unit_test(test_what_is_handed_over_and_what_is_read_is_everything),
         cmocka_unit_test(test_who_is_not_concerned_sleeps_on_and_misses_nothing),
         cmocka_unit_test(test_a_relaxed_group_waits_for_no_disk),
-        cmocka_unit_test(test_a_preview_has_no_effect_of_its_own),
-        cmocka_unit_test(test_a_preview_is_used_once_or_never),
-        cmocka_unit_test(test_a_preview_that_nobody_asked_about_is_claimed_in_earnest),
+        cmocka_unit_test(test_an_attached_message_has_no_effect_of_its_own),
+        cmocka_unit_test(test_an_attached_message_is_used_once_or_never),
+        cmocka_unit_test(test_an_attached_message_that_nobody_asked_about_is_claimed_in_earnest),
         cmocka_unit_test(test_a_dead_letter_says_where_it_came_from),
         cmocka_unit_test(test_a_commit_stands_whoever_could_be_told),
         cmocka_unit_test(test_news_of_one_partition_do_not_hide_a_pause_that_ends),

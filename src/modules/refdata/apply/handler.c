@@ -282,7 +282,7 @@ struct refdata_apply *refdata_apply_create(struct refdata_flow *flow)
     const struct bus_subscription subscription = {.topic = flow->buses.commands_topic,
                                                   .group = flow->buses.apply_group,
                                                   .mode = BUS_SHARED,
-                                                  .previews = true,
+                                                  .uses_attached = true,
                                                   .from = BUS_FROM_START,
                                                   .backoff_min_ms = BACKOFF_MIN_MS,
                                                   .batch_max = (unsigned)catalog->updates.batch_max,
