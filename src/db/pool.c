@@ -294,9 +294,22 @@ static bool take_returned(struct db_pool *pool, bool is_long, int64_t deadline_n
     if (!*conn)
         return false;
     pthread_mutex_lock(&pool->lock);
+    if (pool->breaker == BREAKER_PROBING)
+        pool->breaker = BREAKER_OPEN; /* nothing was tried: the next caller may */
     lend(pool, *conn, is_long);
     pthread_mutex_unlock(&pool->lock);
     return true;
+}
+
+/* A pool that opened none yet is up by one that another pool opened. */
+static void note_alive(struct db_pool *pool)
+{
+    if (db_pool_is_up(pool))
+        return;
+    pthread_mutex_lock(&pool->lock);
+    if (pool->breaker == BREAKER_CLOSED)
+        breaker_close(pool);
+    pthread_mutex_unlock(&pool->lock);
 }
 
 /* With a slot in hand: connects, and tells the breaker. */
@@ -358,8 +371,10 @@ static enum status acquire(struct db_pool *pool, bool is_long, int64_t deadline_
                 return open_conn(pool, is_long, deadline_ns, conn, error);
             /* fall through */
         case GRANT_CONN:
-            if (db_conn_is_alive(*conn))
+            if (db_conn_is_alive(*conn)) {
+                note_alive(pool);
                 return STATUS_OK;
+            }
             discard(pool, *conn); /* it died while it was idle: take the next */
             *conn = NULL;
             break;

@@ -1,6 +1,8 @@
 /* R21: a server that died or froze holds nobody past the deadline, and all is well when it is back. */
+#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "server_tests.h"
 
@@ -114,6 +116,59 @@ static void test_a_dead_server_is_refused_at_once_until_it_is_back(void **state)
     db_pool_destroy(pool);
 }
 
+static void *release_soon(void *conn)
+{
+    nanosleep(&(struct timespec){.tv_nsec = 2 * CLOCK_NS_PER_MS}, NULL);
+    db_release(conn);
+    return NULL;
+}
+
+/* The pool that wants to try again gets a connection that another pool gave back meanwhile: it must be able to open others
+ * still. Whether it gets that one is a matter of milliseconds, so this is tried until it does. */
+static void test_a_connection_of_another_pool_instead_of_the_probe(void **state)
+{
+    (void)state;
+    enum { BUSY = 4 };
+    struct db_target target = pg_fixture_target();
+    struct db_server *servers = NULL;
+    struct db_pool *busy_pool, *pool;
+    struct db_conn *busy[BUSY], *conn, *second;
+    struct error error = {0};
+    bool is_anothers = false;
+    target.connections_max = BUSY;
+    target.connect_timeout_ms = 300;
+    target.backoff_min_ms = target.backoff_max_ms = 1;
+    target.server = db_server_find(&servers, &target);
+    assert_ok(db_pool_create(&target, &busy_pool, NULL));
+    for (int tries = 0; tries < 20 && !is_anothers; tries++) {
+        assert_ok(db_pool_create(&target, &pool, NULL));
+        for (int i = 0; i < BUSY; i++)
+            busy[i] = acquire_working(busy_pool);
+        pid_t backend = backend_of(busy[0]), others = backend_of(busy[1]);
+        pg_fixture_freeze(backend);
+        enum status down = db_acquire(pool, clock_deadline_ms(PATIENCE_MS), &conn, &error);
+        pg_fixture_thaw(backend);
+        assert_int_equal(down, STATUS_DB_DOWN);
+        nanosleep(&(struct timespec){.tv_nsec = 5 * CLOCK_NS_PER_MS}, NULL);
+        pthread_t thread;
+        pthread_create(&thread, NULL, release_soon, busy[1]);
+        assert_ok(db_acquire(pool, clock_deadline_ms(PATIENCE_MS), &conn, &error));
+        pthread_join(thread, NULL);
+        is_anothers = backend_of(conn) == others;
+        assert_ok(db_acquire(pool, clock_deadline_ms(PATIENCE_MS), &second, &error));
+        db_release(second);
+        db_release(conn);
+        assert_true(db_pool_is_up(pool));
+        for (int i = 0; i < BUSY; i++)
+            if (i != 1)
+                db_release(busy[i]);
+        db_pool_destroy(pool);
+    }
+    assert_true(is_anothers);
+    db_pool_destroy(busy_pool);
+    db_servers_destroy(servers);
+}
+
 static void on_notice(void *context, struct str channel, struct str payload)
 {
     (void)channel;
@@ -168,6 +223,7 @@ int run_outage_tests(void)
         cmocka_unit_test(test_a_release_into_a_frozen_server_is_bounded),
         cmocka_unit_test(test_a_killed_backend_is_DB_DOWN_and_the_server_comes_back),
         cmocka_unit_test(test_a_dead_server_is_refused_at_once_until_it_is_back),
+        cmocka_unit_test(test_a_connection_of_another_pool_instead_of_the_probe),
         cmocka_unit_test(test_the_listener_finds_a_restarted_server),
     };
     return cmocka_run_group_tests_name("outage", tests, NULL, NULL);

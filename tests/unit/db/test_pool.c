@@ -271,6 +271,7 @@ static void test_pools_of_one_server_share_idle_connections(void **state)
     db_release(conn);
     conn = test_acquire(pools[1]);
     assert_string_equal(test_sql(conn, "SELECT pg_backend_pid()::text"), pid);
+    assert_true(db_pool_is_up(pools[1]));            /* though it opened none */
     struct db_conn *second = test_acquire(pools[0]); /* its limit is its own */
     assert_string_not_equal(test_sql(second, "SELECT pg_backend_pid()::text"), pid);
     db_release(conn);
