@@ -71,7 +71,7 @@ static bool add_tenants_of(struct verify *verify, const struct refdata_database 
     struct db_conn *conn = NULL;
     struct error error = {0};
     int64_t deadline_ns = clock_deadline_ms(LIST_TIMEOUT_MS);
-    enum status status = db_acquire(database->pool, deadline_ns, &conn, &error);
+    enum status status = db_acquire(database->site.pool, deadline_ns, &conn, &error);
     if (status == STATUS_OK) {
         status = db_query(conn, &tenants_sql, DB_NO_PARAMS, deadline_ns, &found, &error);
         db_release(conn);
@@ -81,7 +81,7 @@ static bool add_tenants_of(struct verify *verify, const struct refdata_database 
     db_result_free(found);
     if (status == STATUS_OK)
         return true;
-    printf("FAILED database %.*s at %s: %s\n", STR_ARG(database->name), db_pool_address(database->pool),
+    printf("FAILED database %.*s at %s: %s\n", STR_ARG(database->name), db_pool_address(database->site.pool),
            error.message);
     verify->other_count++;
     return false;

@@ -131,7 +131,7 @@ unsigned kernel_events_handlers(const struct kernel *kernel)
 static enum status open_postgres(struct kernel_store *store, const struct topics *all, struct bus **bus,
                                  struct error *error)
 {
-    struct db_target target = store->target;
+    struct db_target target = store->site.target;
     target.connections_max =
         kernel_events_handlers(store->kernel) + OWN_CONNECTIONS + (store->consumes ? ANSWERERS : 0);
     return bus_postgres_create(
@@ -169,7 +169,7 @@ static enum status open_nats(struct kernel_store *store, const struct topics *al
                              struct error *error)
 {
     const struct kernel_nats *nats = kernel_nats(store->kernel);
-    struct db_target target = store->target;
+    struct db_target target = store->site.target;
     struct buf servers;
     target.connections_max = kernel_events_handlers(store->kernel);
     buf_init(&servers);

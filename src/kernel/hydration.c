@@ -29,7 +29,7 @@ void kernel_hydration_create(struct kernel_store *store)
     store->hydration = hydration_create(&(struct hydration_config){
         .loops = store->kernel->loops,
         .workers = store->workers,
-        .pool = store->pool,
+        .pool = store->site.pool,
         .settings = settings_of(store),
         .is_plain = kernel_bus(store->kernel)->events == KERNEL_NATS,
     });

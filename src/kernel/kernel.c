@@ -184,11 +184,6 @@ struct config *kernel_config_load_or_say(const struct kernel_options *options)
     return config;
 }
 
-struct db_server *kernel_server_of(struct kernel *kernel, const struct db_target *target)
-{
-    return db_server_find(&kernel->servers, target);
-}
-
 /* ---- start ---- */
 
 static bool knows_role(const struct module *const *modules, struct str wanted)

@@ -102,9 +102,6 @@ static inline const struct auth_identity *kernel_identity(const struct http_requ
 }
 void kernel_identity_keep(struct http_request *request);
 
-/* Main thread: what all who use this database in the process share. NULL when its URL cannot be understood. */
-struct db_server *kernel_server_of(struct kernel *kernel, const struct db_target *target);
-
 /* ---- database settings, the same rows wherever a `postgres:` block stands ---- */
 struct kernel_postgres {
     struct str name, url, username, password_env, schema;

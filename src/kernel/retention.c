@@ -1,12 +1,11 @@
-/* Retention: a timer and a job for each rule. A run is as many batches as find something; each is a job of its own, so that
- * a long run holds no worker and no connection from others. Any number of processes may do the same: their statements skip
- * what is locked. */
+/* Retention: a task for each rule, a batch for each run of it, so that a long deletion keeps no worker and no connection
+ * from others. Any number of processes may do the same: their statements skip what is locked. */
 #include "kernel/retention.h"
 
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/backoff.h"
 #include "base/clock.h"
 #include "base/hash.h"
 #include "base/log.h"
@@ -27,17 +26,12 @@ struct retention {
     struct retention_rule rule;
     struct db_statement statement;
     struct metric_series *deleted_total;
-    struct loop_timer timer;
-    struct worker_job job;
-    /* The job's while that is under way, the home loop's otherwise. */
-    bool begins; /* the first batch of a run */
-    bool failed;
-    int64_t deleted; /* by the last batch */
-    int64_t run_deleted;
-    bool told; /* that it fails */
+    struct task *task;
+    int64_t deleted;     /* by the last batch */
+    int64_t run_deleted; /* by all batches since the interval was over */
+    bool is_going_on;    /* the last batch was full */
+    bool is_logged;      /* that it fails */
 };
-
-/* ---- a batch, on a worker ---- */
 
 static enum status delete_batch(struct retention *retention, struct db_conn *conn, int64_t deadline_ns,
                                 struct error *error)
@@ -59,7 +53,7 @@ static enum status delete_batch(struct retention *retention, struct db_conn *con
     return status;
 }
 
-static void tell_deleted(const struct retention *retention)
+static void log_deleted(const struct retention *retention)
 {
     const struct retention_rule *rule = &retention->rule;
     if (rule->on_deleted)
@@ -68,70 +62,43 @@ static void tell_deleted(const struct retention *retention)
         log_info("retention_deleted", LOG_CSTR("table", rule->name), LOG_INT("rows", retention->run_deleted));
 }
 
-static void tell_failed(struct retention *retention, const struct error *error)
+static void log_failed(struct retention *retention, const struct error *error)
 {
-    if (!retention->told && error->status != STATUS_CANCELLED)
+    if (!retention->is_logged && error->status != STATUS_CANCELLED)
         log_warn("retention_failed", LOG_CSTR("table", retention->rule.name), LOG_ERROR_FIELDS(error));
-    retention->told = true;
+    retention->is_logged = true;
 }
 
-static void run_batch(struct worker_job *job)
+static int64_t retention_step(struct task *task, void *context)
 {
-    struct retention *retention = (struct retention *)((char *)job - offsetof(struct retention, job));
+    struct retention *retention = context;
     const struct retention_rule *rule = &retention->rule;
     int64_t deadline_ns = clock_deadline_ms(BATCH_TIMEOUT_MS);
     struct error error = {0};
     struct db_conn *conn = NULL;
+    (void)task;
+    if (!retention->is_going_on)
+        retention->run_deleted = 0;
     retention->deleted = 0;
-    enum status status = db_acquire(retention->store->pool, deadline_ns, &conn, &error);
-    if (status == STATUS_OK && retention->begins && rule->inspect)
+    enum status status = db_acquire(retention->store->site.pool, deadline_ns, &conn, &error);
+    if (status == STATUS_OK && !retention->is_going_on && rule->inspect)
         rule->inspect(rule->context, conn, deadline_ns);
     if (status == STATUS_OK)
         status = delete_batch(retention, conn, deadline_ns, &error);
     db_release(conn);
-    retention->failed = status != STATUS_OK;
-    if (retention->failed)
-        tell_failed(retention, &error);
-    else
-        retention->told = false;
     retention->run_deleted += retention->deleted;
     metric_add(retention->deleted_total, (uint64_t)retention->deleted);
     if (retention->deleted < BATCH && retention->run_deleted)
-        tell_deleted(retention);
-}
-
-/* ---- on the home loop ---- */
-
-static void start_batch(struct retention *retention, bool begins);
-
-static void on_due(struct loop_timer *timer)
-{
-    start_batch((struct retention *)((char *)timer - offsetof(struct retention, timer)), true);
-}
-
-static void batch_done(struct worker_job *job)
-{
-    struct retention *retention = (struct retention *)((char *)job - offsetof(struct retention, job));
-    int64_t pause_ms = retention->rule.interval_ms;
-    if (job->cancelled || retention->store->stopping)
-        return;
-    if (!retention->failed && retention->deleted >= BATCH) {
-        start_batch(retention, false);
-        return;
-    }
-    if (retention->failed && pause_ms > RETRY_MS)
-        pause_ms = RETRY_MS;
-    loop_timer_start(retention->store->home, &retention->timer, clock_deadline_ms(pause_ms), on_due);
-}
-
-static void start_batch(struct retention *retention, bool begins)
-{
-    retention->begins = begins;
-    if (begins)
-        retention->run_deleted = 0;
-    retention->job =
-        (struct worker_job){.loop = retention->store->home, .run = run_batch, .done = batch_done};
-    (void)!worker_pool_submit(retention->store->workers, &retention->job); /* refused: it has stopped */
+        log_deleted(retention);
+    retention->is_going_on = status == STATUS_OK && retention->deleted >= BATCH;
+    if (retention->is_going_on)
+        return TASK_NOW;
+    if (status != STATUS_OK)
+        log_failed(retention, &error);
+    else
+        retention->is_logged = false;
+    bool is_soon = status != STATUS_OK && rule->interval_ms > RETRY_MS;
+    return TASK_MS(is_soon ? RETRY_MS : backoff_spread_ms(rule->interval_ms));
 }
 
 void kernel_retention_add(struct kernel *kernel, const struct retention_rule *rule)
@@ -146,8 +113,12 @@ void kernel_retention_add(struct kernel *kernel, const struct retention_rule *ru
     db_statement_init(&retention->statement, rule->sql, 2, (const enum db_type[]){DB_BIGINT, DB_INT});
     retention->next = store->rules;
     store->rules = retention;
-    loop_timer_start(store->home, &retention->timer,
-                     clock_deadline_ms((int64_t)(random_u64() % (uint64_t)(first_ms + 1))), on_due);
+    retention->task = task_create(&(struct task_config){.name = "retention",
+                                                        .loop = store->home,
+                                                        .pool = store->workers,
+                                                        .run = retention_step,
+                                                        .context = retention});
+    task_start(retention->task, TASK_MS((int64_t)(random_u64() % (uint64_t)(first_ms + 1))));
 }
 
 static void count_cleaned(void *context, struct str route, int64_t count)
@@ -170,7 +141,7 @@ void kernel_retention_add_keys(struct kernel *kernel, const struct idempotency_t
     idempotency_cleanup_sql(table, &sql);
     kernel_retention_add(kernel, &(struct retention_rule){
                                      .name = table->name,
-                                     .sql = arena_str(&kernel->store->arena, buf_str(&sql)).ptr,
+                                     .sql = arena_str(&kernel->store->site.arena, buf_str(&sql)).ptr,
                                      .interval_ms = interval_ms,
                                      .on_group = count_cleaned,
                                      .on_deleted = log_cleaned,
@@ -179,10 +150,12 @@ void kernel_retention_add_keys(struct kernel *kernel, const struct idempotency_t
     buf_deinit(&sql);
 }
 
-void kernel_retention_stop(struct kernel_store *store)
+bool kernel_retention_stop(struct kernel_store *store, int64_t grace_ns)
 {
+    bool stopped = true;
     for (struct retention *retention = store->rules; retention; retention = retention->next)
-        loop_timer_stop(store->home, &retention->timer);
+        stopped &= task_stop(retention->task, grace_ns);
+    return stopped;
 }
 
 void kernel_retention_destroy(struct kernel_store *store)
@@ -190,6 +163,7 @@ void kernel_retention_destroy(struct kernel_store *store)
     while (store->rules) {
         struct retention *retention = store->rules;
         store->rules = retention->next;
+        task_destroy(retention->task);
         free(retention);
     }
 }

@@ -1,26 +1,26 @@
-/* The store's own layout, for store.c, look.c, events.c, hydration.c, outboxes.c and retention.c only. Everything but the atomics
- * belongs to the home loop. */
+/* The store's own layout, for store.c, events.c, hydration.c and retention.c only. Everything but the atomics belongs to the
+ * home loop. */
 #ifndef FRESHET_KERNEL_STORE_INSIDE_H
 #define FRESHET_KERNEL_STORE_INSIDE_H
 
 #include <stdatomic.h>
 
+#include "kernel/site.h"
 #include "kernel/store.h"
+#include "loop/task.h"
 
 struct retention;
-struct kernel_outbox;
 
-enum { KERNEL_CONSUMED_MAX = 16 };
+enum { KERNEL_CONSUMED_MAX = 16, KERNEL_OUTBOXES_MAX = 16 };
 
 struct kernel_store {
     struct kernel *kernel;
-    struct arena arena; /* texts of the target and of rules */
-    struct db_target target;
-    struct db_pool *pool;
+    struct kernel_site site;
     struct worker_pool *workers;
     struct loop *home;
-    struct retention *rules;        /* retention.c */
-    struct kernel_outbox *outboxes; /* outboxes.c */
+    struct retention *rules; /* retention.c */
+    struct outbox *outboxes[KERNEL_OUTBOXES_MAX];
+    size_t outbox_count;
     _Atomic(struct bus *) events;
 
     /* hydration.c: types of entities that modules here ask for, complete before the loops run */
@@ -29,27 +29,17 @@ struct kernel_store {
     size_t consumed_count;
     bool consumes;
 
-    /* Looking: first until the schema stands, then whether PostgreSQL answers. By a thread and a connection of its own: what
-     * waits for a busy database must not look like a dead one. */
+    _Atomic enum { STORE_UNKNOWN, STORE_AWAITED, STORE_GONE, STORE_UP } state; /* as the last look found it */
     struct db_pool *look_pool;
     struct worker_pool *looker;
-    struct loop_timer look;
-    struct worker_job job;
-    bool stands; /* the schema does */
-    enum status
-        status; /* of the last look, with its reason: the job's while that is under way, as `stands` */
-    struct error error;
-    char told[sizeof(((struct error *)0)->message)]; /* the reason that was logged last; empty = none */
-    int64_t pause_ms;
-    atomic_bool ready, reachable, looked;
+    struct task *look;
+    enum status look_status; /* of the last look, with its reason */
+    struct error look_error;
+    char logged[sizeof(((struct error *)0)->message)]; /* the reason that was logged last; empty = none */
 
-    bool stopping;
     int64_t stop_deadline_ns;
     struct loop_timer grace;
 };
-
-/* ---- look.c: before the loops run ---- */
-void kernel_look_start(struct kernel_store *store);
 
 /* ---- events.c: on the home loop ---- */
 /* Opens the bus, has modules subscribe, starts it. Nothing is left behind by a failure. */
@@ -60,8 +50,8 @@ enum status kernel_events_check(const struct config *config, const struct module
 unsigned kernel_events_handlers(const struct kernel *kernel); /* threads that its handlers may need */
 
 /* ---- retention.c ---- */
-void kernel_retention_stop(struct kernel_store *store);    /* home loop: no new runs */
-void kernel_retention_destroy(struct kernel_store *store); /* no job is under way */
+bool kernel_retention_stop(struct kernel_store *store, int64_t grace_ns); /* as task_stop() */
+void kernel_retention_destroy(struct kernel_store *store);                /* all have stopped */
 
 /* ---- hydration.c: no-ops where the program has no such module ---- */
 void kernel_hydration_create(struct kernel_store *store); /* before modules start */
@@ -71,13 +61,6 @@ enum status kernel_hydration_open(struct kernel_store *store,
 void kernel_hydration_start(struct kernel_store *store); /* home loop: the schema stands */
 void kernel_hydration_warn(
     const struct kernel_store *store); /* modules have started: who asks for what nobody has? */
-
-/* ---- outboxes.c ---- */
-void kernel_outboxes_start(struct kernel_store *store);   /* home loop */
-void kernel_outboxes_stop(struct kernel_store *store);    /* main thread; the bus still publishes */
-void kernel_outboxes_destroy(struct kernel_store *store); /* no job is under way */
-/* What is left of the time that all who stop share. */
-int64_t kernel_stop_grace_ms(const struct kernel *kernel);
 
 const char *kernel_host_name(void); /* HOSTNAME, or the machine's */
 

@@ -43,7 +43,7 @@ static enum status open_postgres(struct refdata_flow *flow, struct bus **bus, st
     const struct kernel_bus_settings *settings = kernel_bus(flow->refdata->kernel);
     struct bus_topic topics[2];
     size_t topic_count = list_topics(settings, topics);
-    struct db_target target = flow->database->target;
+    struct db_target target = flow->database->site.target;
     target.connections_max = (unsigned)settings->handlers + OWN_CONNECTIONS;
     return bus_postgres_create(
         &(struct bus_postgres_config){
@@ -72,7 +72,7 @@ static enum status open_kafka(struct refdata_flow *flow, struct bus **bus, struc
     const struct bus_topic topic = {.name = settings->commands_topic.ptr,
                                     .partitions = (unsigned)settings->partitions,
                                     .keep_ms = settings->keep_ms};
-    struct db_target target = flow->database->target;
+    struct db_target target = flow->database->site.target;
     target.connections_max = (unsigned)settings->handlers;
     return refdata_kafka_open(
         flow->refdata,

@@ -215,7 +215,7 @@ struct refdata_commands *refdata_commands_create(struct refdata_flow *flow)
                                                                .settings = &flow->catalog->outbox,
                                                                .loop = flow->refdata->home,
                                                                .workers = flow->workers,
-                                                               .target = &flow->database->target,
+                                                               .target = &flow->database->site.target,
                                                                .pace_ms = PACE_MS,
                                                                .context = commands,
                                                                .publish = publish_from_outbox,

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 
 #include "base/hash.h"
-#include "base/log.h"
 #include "base/memory.h"
 #include "bus/bus_postgres.h"
 
@@ -28,28 +27,18 @@ enum status refdata_database_create(const struct kernel_postgres *settings, stru
                                     struct refdata_database **out, struct error *error)
 {
     struct refdata_database *database = memory_zalloc(sizeof *database);
+    struct db_target target = kernel_postgres_target(settings);
+    target.name = settings->name.ptr;
     pthread_mutex_init(&database->marks.lock, NULL);
     atomic_init(&database->refs, 1);
-    arena_init(&database->arena, 1024);
     database->fingerprint = refdata_database_fingerprint(settings);
-    database->migrates = kernel && kernel_migrates(kernel);
-    struct db_target target = kernel_postgres_target(settings);
-    database->name = arena_str(&database->arena, settings->name);
-    target.name = database->name.ptr;
-    target.url = arena_str(&database->arena, target.url);
-    target.username = arena_str(&database->arena, target.username);
-    target.password = arena_str(&database->arena, target.password);
-    target.schema = arena_str(&database->arena, target.schema);
-    target.fixed_plans = true;
-    target.server = kernel ? kernel_server_of(kernel, &target) : NULL;
-    database->target = target;
-    enum status status = db_pool_create(&target, &database->pool, error);
-    if (status != STATUS_OK) {
+    enum status status = kernel_site_init(&database->site, kernel, &target, error);
+    database->name = str_from(database->site.target.name);
+    if (status == STATUS_OK)
+        *out = database;
+    else
         refdata_database_unref(database);
-        return status;
-    }
-    *out = database;
-    return STATUS_OK;
+    return status;
 }
 
 struct refdata_database *refdata_database_ref(struct refdata_database *database)
@@ -62,49 +51,15 @@ void refdata_database_unref(struct refdata_database *database)
 {
     if (atomic_fetch_sub(&database->refs, 1) != 1)
         return;
-    if (database->pool)
-        db_pool_destroy(database->pool);
-    arena_deinit(&database->arena);
+    kernel_site_deinit(&database->site);
     pthread_mutex_destroy(&database->marks.lock);
     free(database);
-}
-
-static enum status check_schema(struct refdata_database *database, const char *module,
-                                const struct db_migration *migrations, int64_t deadline_ns,
-                                struct error *error)
-{
-    unsigned missing = 0;
-    enum status status = db_migrate_check(database->pool, module, migrations, deadline_ns, &missing, error);
-    if (status == STATUS_OK && missing)
-        return error_set(error, STATUS_CONFIG, "migration %u of %s is not applied: run `freshet migrate`",
-                         missing, module);
-    return status;
-}
-
-static enum status prepare_schema(struct refdata_database *database, const char *module,
-                                  const struct db_migration *migrations, int64_t deadline_ns,
-                                  struct error *error)
-{
-    unsigned applied = 0;
-    if (!database->migrates)
-        return check_schema(database, module, migrations, deadline_ns, error);
-    enum status status = db_migrate(database->pool, module, migrations, deadline_ns, &applied, error);
-    if (status == STATUS_OK && applied)
-        log_info("schema_migrated", LOG_STR("database", database->name), LOG_CSTR("module", module),
-                 LOG_INT("applied", applied));
-    return status;
 }
 
 enum status refdata_database_prepare(struct refdata_database *database, int64_t deadline_ns,
                                      struct error *error)
 {
-    if (atomic_load(&database->schema_ready))
-        return STATUS_OK;
-    enum status status = prepare_schema(database, "platform", platform_migrations, deadline_ns, error);
-    if (status == STATUS_OK)
-        status = prepare_schema(database, "refdata", refdata_migrations, deadline_ns, error);
-    if (status != STATUS_OK)
-        return status;
-    atomic_store(&database->schema_ready, true);
-    return STATUS_OK;
+    static const struct kernel_schema schemas[] = {
+        {"platform", platform_migrations}, {"refdata", refdata_migrations}, {.module = NULL}};
+    return kernel_site_prepare(&database->site, database->site.pool, schemas, deadline_ns, error);
 }

@@ -1,5 +1,5 @@
-/* One PostgreSQL that dictionaries live in: its pool, and whether its schema is in place. Shared by the catalogs that
- * name it, so that a configuration reload keeps its connections. */
+/* One PostgreSQL that dictionaries live in: a site (kernel/site.h), shared by the catalogs that name it, so that a reload of
+ * the configuration keeps its connections. */
 #ifndef FRESHET_REFDATA_DATABASE_H
 #define FRESHET_REFDATA_DATABASE_H
 
@@ -7,8 +7,8 @@
 #include <stdatomic.h>
 
 #include "base/hash.h"
-#include "db/db.h"
 #include "kernel/kernel.h"
+#include "kernel/site.h"
 
 extern const struct db_migration refdata_migrations[];
 
@@ -27,27 +27,22 @@ struct refdata_marks {
 
 struct refdata_database {
     atomic_uint refs;
-    struct db_pool *pool;
-    struct db_target target;             /* for those who open connections of their own */
-    _Atomic(struct refdata_flow *) flow; /* flow.h; NULL = not started */
-    struct arena arena; /* the target's strings, which outlive the configuration they came from */
+    struct kernel_site site;
     struct str name;
-    uint64_t fingerprint;     /* of its settings: the same block is kept over a reload */
-    bool migrates;            /* create and migrate the schema, or only check that somebody did (C10) */
-    atomic_bool schema_ready; /* set once by the sweep */
-    atomic_bool unreachable;  /* as the last sweep found it */
-    bool drift_checking;      /* the home loop's: one drift job at a time */
-    bool auditing;            /* and one audit */
+    _Atomic(struct refdata_flow *) flow; /* flow.h; NULL = not started */
+    uint64_t fingerprint;                /* of its settings: the same block is kept over a reload */
+    atomic_bool unreachable;             /* as the last sweep found it */
+    bool drift_checking;                 /* the home loop's: one drift job at a time */
+    bool auditing;                       /* and one audit */
     struct refdata_marks marks;
 };
 
-/* Without a kernel (NULL) it shares no connections, and its schema is only checked. */
 enum status refdata_database_create(const struct kernel_postgres *settings, struct kernel *kernel,
                                     struct refdata_database **database, struct error *error) MUST_CHECK;
 uint64_t refdata_database_fingerprint(const struct kernel_postgres *settings);
 struct refdata_database *refdata_database_ref(struct refdata_database *database);
 void refdata_database_unref(struct refdata_database *database);
-/* On a worker: brings the schema to this build's state, or says what is missing. */
+/* On a worker: as kernel_site_prepare(). */
 enum status refdata_database_prepare(struct refdata_database *database, int64_t deadline_ns,
                                      struct error *error) MUST_CHECK;
 

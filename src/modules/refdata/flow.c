@@ -120,7 +120,7 @@ void refdata_flows_open(struct refdata *refdata, struct refdata_catalog *catalog
         if (is_new)
             flow = add(refdata, database);
         adopt(flow, catalog);
-        if (is_new && atomic_load(&database->schema_ready))
+        if (is_new && atomic_load(&database->site.is_ready))
             start(flow);
     }
 }
@@ -235,7 +235,7 @@ static void on_grace_over(struct loop_timer *timer)
 {
     struct closing *closing = (struct closing *)((char *)timer - offsetof(struct closing, grace));
     for (struct refdata_flow *flow = closing->flows; flow; flow = flow->next) {
-        db_pool_interrupt(flow->database->pool);
+        db_pool_interrupt(flow->database->site.pool);
         if (flow->decisions)
             refdata_buses_interrupt(&flow->buses);
         if (flow->adapter)

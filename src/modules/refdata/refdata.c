@@ -265,7 +265,7 @@ static void interrupt_dropped(const struct refdata_catalog *before, const struct
 {
     for (size_t i = 0; i < before->database_count; i++)
         if (!names(now, before->databases[i]))
-            db_pool_interrupt(before->databases[i]->pool);
+            db_pool_interrupt(before->databases[i]->site.pool);
 }
 
 static void reload_on_home(struct refdata *refdata, void *arg)
@@ -315,7 +315,8 @@ static void stop(void *state)
     refdata_home_call(refdata, stop_on_home, NULL);
     const struct refdata_catalog *catalog = atomic_load(&refdata->catalog);
     for (size_t i = 0; i < catalog->database_count; i++)
-        db_pool_interrupt(catalog->databases[i]->pool); /* loads under way end now, not at their deadline */
+        db_pool_interrupt(
+            catalog->databases[i]->site.pool); /* loads under way end now, not at their deadline */
     worker_pool_stop(refdata->loaders);
     worker_pool_stop(refdata->readers);
 }
@@ -345,7 +346,7 @@ static const struct writing_role {
 
 static bool is_reachable(const struct refdata_database *database)
 {
-    return db_pool_is_up(database->pool) && !atomic_load(&database->unreachable);
+    return db_pool_is_up(database->site.pool) && !atomic_load(&database->unreachable);
 }
 
 static bool can_write(const struct refdata_catalog *catalog, enum refdata_need needs)

@@ -162,7 +162,8 @@ static void run_sweep(struct worker_job *worker_job)
     struct db_conn *conn = NULL;
     job->status = refdata_database_prepare(database, clock_deadline_ms(MIGRATE_TIMEOUT_MS), &job->error);
     if (job->status == STATUS_OK)
-        job->status = db_acquire(database->pool, clock_deadline_ms(SWEEP_TIMEOUT_MS), &conn, &job->error);
+        job->status =
+            db_acquire(database->site.pool, clock_deadline_ms(SWEEP_TIMEOUT_MS), &conn, &job->error);
     if (conn) {
         look(job, conn);
         db_release(conn);
@@ -171,7 +172,7 @@ static void run_sweep(struct worker_job *worker_job)
     bool failed = job->status != STATUS_OK, before = atomic_exchange(&database->unreachable, failed);
     if (failed && !before)
         log_error("database_unavailable", LOG_STR("database", database->name),
-                  LOG_CSTR("address", db_pool_address(database->pool)), LOG_ERROR_FIELDS(&job->error));
+                  LOG_CSTR("address", db_pool_address(database->site.pool)), LOG_ERROR_FIELDS(&job->error));
     if (!failed && before)
         log_info("database_available", LOG_STR("database", database->name));
 }
@@ -239,7 +240,7 @@ static void apply(struct sweep_job *job)
         apply_found(refdata, &job->found[i]);
     if (job->status == STATUS_OK)
         apply_versions(job);
-    if (atomic_load(&job->sweep->database->schema_ready))
+    if (atomic_load(&job->sweep->database->site.is_ready))
         refdata_flow_start_of(refdata, job->sweep->database);
     refdata_keeper_update_health(refdata);
 }

@@ -330,7 +330,7 @@ static int64_t handlers_of(const struct refdata_adapter *adapter)
 static enum status open_bus(struct refdata_adapter *adapter, struct error *error)
 {
     struct bus_topic *topics = arena_zalloc(&adapter->arena, adapter->count * sizeof *topics);
-    struct db_target target = adapter->flow->database->target;
+    struct db_target target = adapter->flow->database->site.target;
     for (size_t i = 0; i < adapter->count; i++)
         topics[i].name = adapter->readers[i].source->topic.ptr; /* its partitions are not ours to count */
     target.connections_max = (unsigned)handlers_of(adapter);

@@ -168,7 +168,8 @@ static int64_t upkeep_step(struct task *task, void *context)
     struct db_conn *conn = NULL;
     int64_t interval_ns = read_settings(upkeep);
     (void)task;
-    enum status status = db_acquire(upkeep->flow->database->pool, clock_deadline_ms(JOB_MS), &conn, &error);
+    enum status status =
+        db_acquire(upkeep->flow->database->site.pool, clock_deadline_ms(JOB_MS), &conn, &error);
     if (status == STATUS_OK)
         status = expire_snapshots(upkeep, conn, &error);
     if (status == STATUS_OK)

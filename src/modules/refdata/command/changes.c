@@ -76,7 +76,7 @@ struct pair {
 
 static struct db_pool *pool_of(const struct claim *claim)
 {
-    return claim->changes->flow->database->pool;
+    return claim->changes->flow->database->site.pool;
 }
 
 /* Of dictionaries that live in this flow's database and can be read. */

@@ -292,7 +292,8 @@ static enum status try_once(struct group *group, bool *is_connected)
 {
     struct db_conn *conn = NULL;
     struct arena arena;
-    enum status status = db_acquire(group->flow->database->pool, group->deadline_ns, &conn, &group->error);
+    enum status status =
+        db_acquire(group->flow->database->site.pool, group->deadline_ns, &conn, &group->error);
     *is_connected = status == STATUS_OK;
     if (status != STATUS_OK)
         return status;

@@ -289,7 +289,7 @@ static enum status read_rows(struct refdata_decisions *decisions, const struct w
     int64_t deadline_ns = clock_deadline_ms(READ_MS);
     struct db_result *result = NULL;
     struct db_conn *conn = NULL;
-    enum status status = db_acquire(decisions->flow->database->pool, deadline_ns, &conn, error);
+    enum status status = db_acquire(decisions->flow->database->site.pool, deadline_ns, &conn, error);
     if (status == STATUS_OK)
         status = refdata_states_query(conn, buf_str(&waiting->tenant_array), buf_str(&waiting->event_array),
                                       deadline_ns, &result, error);
@@ -347,11 +347,11 @@ struct refdata_decisions *refdata_decisions_create(struct refdata_flow *flow)
     task_start(decisions->reading, TASK_IDLE);
     if (refdata_has_role(flow->refdata, "apply"))
         decisions->notifier =
-            db_notifier_create(flow->refdata->home, &flow->database->target, NOTIFY_WINDOW_US);
+            db_notifier_create(flow->refdata->home, &flow->database->site.target, NOTIFY_WINDOW_US);
     if (refdata_has_role(flow->refdata, "command"))
         decisions->listener = db_listener_create(&(struct db_listener_config){
             .loop = flow->refdata->home,
-            .target = &flow->database->target,
+            .target = &flow->database->site.target,
             .channels = channels,
             .on_notice = on_decision_notice,
             .on_listening = on_listening,

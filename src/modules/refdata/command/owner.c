@@ -62,7 +62,7 @@ enum status refdata_owner_mark(struct refdata_database *database, const struct h
     struct db_conn *conn = NULL;
     if (is_marked(&database->marks, pair))
         return STATUS_OK;
-    enum status status = db_acquire(database->pool, deadline_ns, &conn, error);
+    enum status status = db_acquire(database->site.pool, deadline_ns, &conn, error);
     if (status == STATUS_OK)
         status = db_exec(conn, &mark_sql,
                          DB_PARAMS(db_text(tenant), db_text(code), db_i64(hydration_held_ms(hydration))),

@@ -54,7 +54,7 @@ static enum status look_up(struct refdata_database *database, struct str tenant,
 {
     struct buf tenants = {0}, event_ids = {0};
     struct db_conn *conn = NULL;
-    if (!atomic_load(&database->schema_ready))
+    if (!atomic_load(&database->site.is_ready))
         return error_set(error, STATUS_UNAVAILABLE, "the schema is not in place");
     db_array_begin(&tenants);
     db_array_put(&tenants, tenant);
@@ -62,7 +62,7 @@ static enum status look_up(struct refdata_database *database, struct str tenant,
     db_array_begin(&event_ids);
     db_array_put(&event_ids, event_id);
     db_array_end(&event_ids);
-    enum status status = db_acquire(database->pool, deadline_ns, &conn, error);
+    enum status status = db_acquire(database->site.pool, deadline_ns, &conn, error);
     if (status == STATUS_OK)
         status =
             refdata_states_query(conn, buf_str(&tenants), buf_str(&event_ids), deadline_ns, result, error);

@@ -56,7 +56,7 @@ static enum status check_one(struct refdata_database *database, struct drift_che
     int64_t deadline_ns = clock_deadline_ms(CHECK_TIMEOUT_MS);
     struct refdata_committed committed = {0};
     struct db_conn *conn = NULL;
-    enum status status = db_acquire_long(database->pool, deadline_ns, &conn, error);
+    enum status status = db_acquire_long(database->site.pool, deadline_ns, &conn, error);
     if (status == STATUS_OK)
         status = db_begin(conn, DB_REPEATABLE_READ_ONLY, deadline_ns, error);
     if (status == STATUS_OK)

@@ -312,7 +312,7 @@ void refdata_keeper_adopt(struct refdata *refdata, struct refdata_catalog *catal
 static bool keeps_waiting(const struct refdata_holding *holding)
 {
     return holding->preload && !cache_slot_read(&holding->slot) && !holding->refused &&
-           atomic_load(&holding->dictionary->database->schema_ready) &&
+           atomic_load(&holding->dictionary->database->site.is_ready) &&
            atomic_load(&holding->dictionary->state) != REFDATA_DISABLED;
 }
 

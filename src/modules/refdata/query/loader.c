@@ -135,7 +135,7 @@ static enum status open_once(const struct refdata_load *load, struct db_conn *co
 static enum status open_transaction(const struct refdata_load *load, int64_t deadline_ns,
                                     struct db_conn **conn, struct opened *opened, struct error *error)
 {
-    enum status status = db_acquire_long(load->dictionary->database->pool, deadline_ns, conn, error);
+    enum status status = db_acquire_long(load->dictionary->database->site.pool, deadline_ns, conn, error);
     for (unsigned attempt = 1; status == STATUS_OK; attempt++) {
         status = open_once(load, *conn, deadline_ns, opened, error);
         if (status != STATUS_DB_RETRY || attempt == ATTEMPTS)

@@ -38,7 +38,7 @@ void refdata_primary_read(const struct refdata_dictionary *dictionary, struct st
                           int64_t deadline_ns, struct refdata_primary_answer *answer)
 {
     struct db_conn *conn = NULL;
-    answer->status = db_acquire_long(dictionary->database->pool, deadline_ns, &conn, &answer->error);
+    answer->status = db_acquire_long(dictionary->database->site.pool, deadline_ns, &conn, &answer->error);
     if (answer->status == STATUS_OK && keys.len)
         answer->status = read_in_transaction(dictionary, tenant, keys, conn, deadline_ns, answer);
     else if (answer->status == STATUS_OK)

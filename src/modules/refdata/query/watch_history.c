@@ -133,7 +133,7 @@ static void run_history(struct worker_job *job)
     int64_t deadline_ns = clock_deadline_ms(history->timeout_ms);
     struct db_conn *conn = NULL;
     history->status =
-        db_acquire_long(history->dictionary->database->pool, deadline_ns, &conn, &history->error);
+        db_acquire_long(history->dictionary->database->site.pool, deadline_ns, &conn, &history->error);
     if (history->status == STATUS_OK)
         history->status = read_outbox(history, conn, deadline_ns);
     if (conn)

@@ -112,7 +112,7 @@ static struct outbox *create_engine(struct refdata_relay *relay)
                                                                .settings = &catalog->outbox,
                                                                .loop = flow->refdata->home,
                                                                .workers = flow->workers,
-                                                               .target = &flow->database->target,
+                                                               .target = &flow->database->site.target,
                                                                .context = relay,
                                                                .publish = publish_invalidations,
                                                                .on_settled = on_invalidations_settled},
@@ -130,7 +130,7 @@ struct refdata_relay *refdata_relay_create(struct refdata_flow *flow)
         relay->engine = create_engine(relay);
     else
         relay->notifier =
-            outbox_notifier_create(&refdata_outbox_table, flow->refdata->home, &flow->database->target);
+            outbox_notifier_create(&refdata_outbox_table, flow->refdata->home, &flow->database->site.target);
     return relay;
 }
 

@@ -45,7 +45,7 @@ static struct db_conn *acquire(struct rig *rig)
 {
     struct db_conn *conn = NULL;
     struct error error = {0};
-    if (db_acquire(rig->catalog->databases[0]->pool, soon(), &conn, &error) != STATUS_OK)
+    if (db_acquire(rig->catalog->databases[0]->site.pool, soon(), &conn, &error) != STATUS_OK)
         fail_msg("%s", error.message);
     return conn;
 }
@@ -88,9 +88,9 @@ static void migrate(struct rig *rig)
 {
     struct error error = {0};
     unsigned applied;
-    if (db_migrate(rig->catalog->databases[0]->pool, "platform", platform_migrations, soon(), &applied,
+    if (db_migrate(rig->catalog->databases[0]->site.pool, "platform", platform_migrations, soon(), &applied,
                    &error) != STATUS_OK ||
-        db_migrate(rig->catalog->databases[0]->pool, "refdata", refdata_migrations, soon(), &applied,
+        db_migrate(rig->catalog->databases[0]->site.pool, "refdata", refdata_migrations, soon(), &applied,
                    &error) != STATUS_OK)
         fail_msg("%s", error.message);
 }
@@ -99,7 +99,7 @@ static void migrate(struct rig *rig)
 static void open_commands(struct rig *rig)
 {
     const struct bus_topic topic = {.name = REFDATA_COMMANDS, .partitions = 1};
-    struct db_target target = rig->flow.database->target;
+    struct db_target target = rig->flow.database->site.target;
     struct error error = {0};
     rig->workers = worker_pool_create("test", 1, SIZE_MAX);
     target.connections_max = 3;
