@@ -110,7 +110,7 @@ struct hydration_share *hydration_turns_longest(struct hydration_turns *turns);
  *              due, or called for                a job slot is free
  *     WAITING ───────────────────▶ QUEUED ─────────────────────────▶ RUNNING (on a worker)
  *      │ ▲ ▲                         │ its waiters have gone              │
- *      │ │ └─────────────────────────┘                                    │
+ *      │ │ └─────────────────────────┘ or its retry is answered           │
  *      │ └────────────────────────────────────────────────────────────────┘ the result is delivered
  *      └─▶ ENDED  no waiters, no retry due: out of the table, freed when the tick is over */
 enum hydration_lookup_state { LOOKUP_WAITING, LOOKUP_QUEUED, LOOKUP_RUNNING, LOOKUP_ENDED };
@@ -133,7 +133,7 @@ struct hydration_lookup_job {
     bool granted;              /* RETRY */
     enum status status, asked; /* of the ledger, of the question */
     struct error error;
-    bool is_answered; /* an answer for this lookup arrived while it ran */
+    bool is_answered; /* an answer for this lookup arrived while the job was queued or ran */
 };
 
 /* One entity that is looked up: for every caller of the tenant or, once it has shown to be private, for one of them. */

@@ -129,7 +129,7 @@ bool hydration_lookup_is_own(const struct hydration_lookup *lookup, struct str c
 void hydration_lookup_answered(struct hydration_lookup *lookup)
 {
     lookup->retry_at_ns = CLOCK_NEVER;
-    lookup->job.is_answered |= lookup->state == LOOKUP_RUNNING;
+    lookup->job.is_answered |= lookup->state == LOOKUP_RUNNING || lookup->state == LOOKUP_QUEUED;
     arm_timer(lookup);
 }
 
@@ -421,6 +421,12 @@ static void on_job_refused(struct loop *loop, struct loop_message *message)
     on_job_done(worker);
 }
 
+/* Its waiters may have gone, and its retry may have been answered, while it was in line. */
+static bool needs_job(const struct hydration_lookup *lookup)
+{
+    return lookup->job.kind == LOOKUP_RETRY ? !lookup->job.is_answered : !TAILQ_EMPTY(&lookup->waiters);
+}
+
 static void start_jobs(struct loop_tick *tick)
 {
     struct hydration_shard *shard = CONTAINER_OF(tick, struct hydration_shard, tick);
@@ -429,7 +435,7 @@ static void start_jobs(struct loop_tick *tick)
     while (shard->jobs < HYDRATION_JOBS_MAX && (item = hydration_turns_next(&shard->turns)) != NULL) {
         struct hydration_lookup *lookup = CONTAINER_OF(item, struct hydration_lookup, turn);
         struct worker_job *worker = &lookup->job.worker;
-        if (TAILQ_EMPTY(&lookup->waiters) && lookup->job.kind != LOOKUP_RETRY) {
+        if (!needs_job(lookup)) {
             move_lookup(lookup, LOOKUP_WAITING);
             hydration_lookup_settle(lookup);
             continue;
@@ -451,6 +457,7 @@ void hydration_lookup_start(struct hydration_lookup *lookup, enum hydration_job_
     if (lookup->state != LOOKUP_WAITING || shard->stopping)
         return;
     lookup->job.kind = kind;
+    lookup->job.is_answered = false;
     move_lookup(lookup, LOOKUP_QUEUED);
     hydration_turns_put(&shard->turns, lookup->tenant_share, &lookup->turn);
     loop_at_tick_end(shard->loop, &shard->tick, start_jobs);

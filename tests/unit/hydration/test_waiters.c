@@ -121,6 +121,37 @@ static void test_h3_the_lookup_that_asked_retries_even_if_its_caller_has_gone(vo
     assert_int_equal(rig_finds(), 1);
 }
 
+/* A retry that waits for a job while the answer arrives is no longer needed. */
+static void test_h3_an_answer_ends_a_retry_that_is_queued(void **state)
+{
+    (void)state;
+    struct person ann = {0}, others[HYDRATION_JOBS_MAX] = {0};
+    char ids[HYDRATION_JOBS_MAX][8];
+    struct hydration_need need = rig_need("bob", rig_full);
+    rig_policy.retry_backoff_ms = 10;
+    rig_policy.max_retries = 5;
+    script.grants = true;
+    ask(&ann, "ann", rig_full);
+    assert_true(turn_until_count(rig_questions, 1));
+    struct hydration_event answer = answer_of(HYDRATION_EVENT_UPDATED, 1);
+    rig_hold();
+    script.find = not_in_ledger;
+    for (size_t i = 0; i < HYDRATION_JOBS_MAX; i++) {
+        snprintf(ids[i], sizeof ids[i], "x%zu", i);
+        need.entity_id = str_from(ids[i]);
+        ask_need(&others[i], need, false);
+    }
+    assert_true(turn_until_count(rig_held, HYDRATION_JOBS_MAX));
+    turn_for_ms(30);
+    assert_int_equal(rig_shard->turns.queued, 1);
+    hear(answer);
+    assert_int_equal(ann.result, HYDRATION_UPDATED);
+    rig_let_go();
+    assert_true(turn_until_empty());
+    assert_int_equal(rig_retries(), 0);
+    assert_int_equal(rig_questions(), 1);
+}
+
 static void test_h3_a_retry_that_is_not_granted_asks_nothing(void **state)
 {
     (void)state;
@@ -347,6 +378,7 @@ int main(void)
         TEST(test_h5_a_narrow_copy_is_returned_on_timeout),
         TEST(test_h5_a_stale_copy_is_returned_while_the_last_read_runs),
         TEST(test_h3_the_lookup_that_asked_retries_even_if_its_caller_has_gone),
+        TEST(test_h3_an_answer_ends_a_retry_that_is_queued),
         TEST(test_h3_a_retry_that_is_not_granted_asks_nothing),
         TEST(test_h3_a_question_that_could_not_be_sent_is_retried),
         TEST(test_after_the_window_the_ledger_is_read_again),
