@@ -15,7 +15,7 @@ struct db_listener {
     struct db_hub *hub;
     struct db_listener_config config;
     char *channels; /* each ends with NUL, the last one with two */
-    enum { LISTENER_WANTED, LISTENER_ASKED, LISTENER_LISTENING } state;
+    enum { LISTENER_WANTED, LISTENER_ASKED, LISTENER_ANSWERED, LISTENER_LISTENING } state;
     bool destroyed;
 };
 
@@ -71,16 +71,20 @@ static void hub_on_down(struct db_link *link)
         listener->state = LISTENER_WANTED;
 }
 
-/* Callbacks may destroy listeners: those leave the list at once, and their memory stays till the tick is over. */
+/* Callbacks may destroy listeners: those leave the list at once, and their memory stays till the tick is over. They may also
+ * create some, which ask at once and wait for an answer of their own. */
 static void hub_answered(struct db_hub *hub)
 {
-    struct db_listener *next;
+    struct db_listener *listener, *next;
 
     hub->asking = false;
     db_link_answered(&hub->link);
+    TAILQ_FOREACH(listener, &hub->listeners, entry)
+        if (listener->state == LISTENER_ASKED)
+            listener->state = LISTENER_ANSWERED;
     for (struct db_listener *at = TAILQ_FIRST(&hub->listeners); at; at = next) {
         next = TAILQ_NEXT(at, entry);
-        if (at->destroyed || at->state != LISTENER_ASKED)
+        if (at->destroyed || at->state != LISTENER_ANSWERED)
             continue;
         at->state = LISTENER_LISTENING;
         if (at->config.on_listening)

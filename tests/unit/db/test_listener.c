@@ -139,6 +139,53 @@ static void test_listeners_of_one_server_share_a_connection(void **state)
     db_servers_destroy(servers);
 }
 
+struct adding {
+    struct loop *loop;
+    struct db_target target;
+    struct heard heard;
+    struct db_listener *added;
+};
+
+static void add_a_listener(void *context)
+{
+    struct adding *adding = context;
+    if (!adding->added)
+        adding->added = listen_at(adding->loop, &adding->target, &adding->heard);
+}
+
+/* It reports that it listens once the server has answered, so that what was sent before is looked for. */
+static void test_a_listener_that_a_callback_adds_listens_by_its_own_answer(void **state)
+{
+    (void)state;
+    static const char *const channels[] = {"freshet_first", NULL};
+    struct db_server *servers = NULL;
+    struct adding adding = {.loop = loop_create(&(struct loop_options){0}), .target = pg_fixture_target()};
+    adding.target.server = db_server_find(&servers, &adding.target);
+    struct db_listener *first =
+        db_listener_create(&(struct db_listener_config){.loop = adding.loop,
+                                                        .target = &adding.target,
+                                                        .channels = channels,
+                                                        .on_notice = on_notice,
+                                                        .on_listening = add_a_listener,
+                                                        .context = &adding});
+    struct heard second_heard = {0};
+    struct db_listener *second = listen_at(adding.loop, &adding.target, &second_heard);
+    int64_t limit = clock_deadline_ms(PATIENCE_MS);
+    while (!adding.added && clock_mono_ns() < limit)
+        loop_run_once(adding.loop, 100);
+    assert_non_null(adding.added);
+    assert_int_equal(adding.heard.listening, 0);
+    run_until(adding.loop, &adding.heard.listening, 1);
+    run_for(adding.loop, 50);
+    assert_int_equal(adding.heard.listening, 1);
+    assert_int_equal(second_heard.listening, 1);
+    db_listener_destroy(adding.added);
+    db_listener_destroy(second);
+    db_listener_destroy(first);
+    loop_destroy(adding.loop);
+    db_servers_destroy(servers);
+}
+
 static void test_the_listener_comes_back_after_its_backend_was_ended(void **state)
 {
     (void)state;
@@ -328,6 +375,7 @@ int run_listener_tests(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_notices_arrive),
         cmocka_unit_test(test_listeners_of_one_server_share_a_connection),
+        cmocka_unit_test(test_a_listener_that_a_callback_adds_listens_by_its_own_answer),
         cmocka_unit_test(test_the_listener_comes_back_after_its_backend_was_ended),
         cmocka_unit_test(test_a_listener_may_end_itself),
         cmocka_unit_test(test_the_same_notice_waiting_is_sent_once),
