@@ -239,6 +239,8 @@ static enum status commit_single(struct group *group, struct db_conn *conn, stru
                                                            arena, &group->error));
     if (status == STATUS_OK)
         refdata_acceptance_take_new(&group->posts[0]->acceptance);
+    group->is_to_be_woken |=
+        status != STATUS_OK; /* it may be queued, without a notice to this process's own consumer */
     return status == STATUS_DB_ERROR ? STATUS_DB_RETRY : status;
 }
 
