@@ -43,7 +43,6 @@ struct pod {
 };
 
 struct fleet {
-    struct loop *loop;
     struct worker_pool *workers;
     struct pod *pods;
     unsigned count;
@@ -123,8 +122,7 @@ static void open_pod(struct fleet *fleet, struct pod *pod, const char *address)
 
     pod->fleet = fleet;
     snprintf(pod->name, sizeof pod->name, "fanout-%d-%u", (int)getpid(), (unsigned)(pod - fleet->pods));
-    const struct bus_redis_config config = {.loop = fleet->loop,
-                                            .workers = fleet->workers,
+    const struct bus_redis_config config = {.workers = fleet->workers,
                                             .nodes = &address,
                                             .node_count = 1,
                                             .pod = pod->name,
@@ -149,7 +147,6 @@ static void open_pod(struct fleet *fleet, struct pod *pod, const char *address)
 
 static void open_fleet(struct fleet *fleet, const char *address)
 {
-    fleet->loop = loop_create(&(struct loop_options){0});
     fleet->workers = worker_pool_create("pods", WORKERS, 4 * (size_t)fleet->count);
     fleet->pods = memory_zalloc(fleet->count * sizeof fleet->pods[0]);
     atomic_store(&fleet->begin, INT64_MAX);
@@ -173,7 +170,6 @@ static void close_fleet(struct fleet *fleet)
     for (unsigned i = 0; i < fleet->count; i++)
         bus_destroy(fleet->pods[i].bus);
     worker_pool_destroy(fleet->workers);
-    loop_destroy(fleet->loop);
 }
 
 /* The version that every pod has; notes how far the last is behind the first. */

@@ -13,10 +13,10 @@
 #include "base/memory.h"
 
 enum {
-    KEPT_IDLE = 2,        /* of a shelf: these stay for the pool's idle_timeout_ms … */
-    SPARE_IDLE_MS = 3000, /* … and the others for this long */
-    OPENED_AT_ONCE = 4,   /* of a shelf that pools share: past these, opening another one … */
-    RETURN_MS = 10,       /* … waits this long for one in use */
+    KEPT_IDLE = 2,         /* of a shelf: these stay for the pool's idle_timeout_ms … */
+    SPARE_IDLE_MS = 10000, /* … and the others for this long */
+    OPENED_AT_ONCE = 4,    /* of a shelf that pools share: past these, opening another one … */
+    RETURN_MS = 10,        /* … waits this long for one in use */
 };
 
 struct db_shelf {
