@@ -136,7 +136,7 @@ struct db_statement {
     /* Results in PostgreSQL's binary form, for those who select bytea: it is the bytes themselves then, and text is
      * text; everything else must be cast to text. */
     bool binary_results;
-    /* Of templates (and of db_statement_init()): the types stand here; of the parameters only their values are read. */
+    /* Of templates: the types stand here; of the parameters only their values are read. */
     bool has_types;
     unsigned param_count;
     enum db_type types[DB_PARAMS_MAX];
@@ -172,9 +172,6 @@ enum status db_sql_compile(struct str sql, const struct db_name *names, struct a
 /* The byte offset in the template `sql` of PostgreSQL's error position (1-based, in characters, of the
  * compiled text; see db_describe()). */
 size_t db_statement_offset(const struct db_statement *statement, struct str sql, size_t position);
-/* The old form, until its last caller uses DB_STATEMENT(). */
-void db_statement_init(struct db_statement *statement, const char *sql, unsigned param_count,
-                       const enum db_type *types);
 
 void db_array_begin(struct buf *out);                   /* text[] literal: begin, put …, end */
 void db_array_put(struct buf *out, struct str element); /* quoted and escaped */
@@ -291,13 +288,6 @@ void db_pipeline_leave(struct db_conn *conn, struct db_result **results, size_t 
  * that the lock all notices queue for is not held meanwhile. For a lone writer in a hurry; a stream of notices is a
  * notifier's. The payload is UTF-8 of less than 8,000 bytes. */
 void db_pipeline_add_notice(struct db_conn *conn, struct str channel, struct str payload);
-
-/* The old forms, until their last caller has gone: the same, and each reports its own failure. */
-enum status db_pipeline_begin_checked(struct db_conn *conn, struct error *error) MUST_CHECK;
-enum status db_pipeline_add_checked(struct db_conn *conn, const struct db_statement *statement,
-                                    const struct db_param *params, struct error *error) MUST_CHECK;
-enum status db_pipeline_add_notice_checked(struct db_conn *conn, struct str channel, struct str payload,
-                                           struct error *error) MUST_CHECK;
 
 /* ---- notices ----
  * Listener: LISTENs on a loop; survives a dead server (backoff), and reports when it is listening anew, since notices

@@ -130,7 +130,7 @@ void db_pipeline_add_notice(struct db_conn *conn, struct str channel, struct str
     db_pipeline_add(conn, &notice_sql, DB_PARAMS(db_text(channel), db_text(payload)));
 }
 
-/* ---- the old forms ---- */
+/* ---- the end ---- */
 
 static enum status pipeline_status(struct db_conn *conn, struct error *error)
 {
@@ -138,32 +138,6 @@ static enum status pipeline_status(struct db_conn *conn, struct error *error)
         *error = conn->pipeline_error;
     return conn->pipeline_error.status;
 }
-
-enum status db_pipeline_begin_checked(struct db_conn *conn, struct error *error)
-{
-    db_pipeline_begin(conn);
-    return pipeline_status(conn, error);
-}
-
-enum status db_pipeline_add_checked(struct db_conn *conn, const struct db_statement *statement,
-                                    const struct db_param *params, struct error *error)
-{
-    enum status status = check_open(conn, error);
-
-    if (status == STATUS_OK)
-        status = db_bound_set(&conn->bound, statement, params, error);
-    if (status == STATUS_OK && !send_bound(conn, statement))
-        status = db_conn_unsendable(conn, error);
-    return status;
-}
-
-enum status db_pipeline_add_notice_checked(struct db_conn *conn, struct str channel, struct str payload,
-                                           struct error *error)
-{
-    return db_pipeline_add_checked(conn, &notice_sql, DB_PARAMS(db_text(channel), db_text(payload)), error);
-}
-
-/* ---- the end ---- */
 
 /* The result of one thing sent, and the NULL that ends it. */
 static enum status fetch_one(struct db_conn *conn, int64_t deadline_ns, PGresult **result,

@@ -39,17 +39,6 @@ struct db_statement db_statement_of(struct str sql)
     return (struct db_statement){.text = sql, .id = never_zero(hash_content(sql))};
 }
 
-void db_statement_init(struct db_statement *statement, const char *sql, unsigned param_count,
-                       const enum db_type *types)
-{
-    *statement = (struct db_statement){.text = str_from(sql), .param_count = param_count};
-    for (unsigned i = 0; i < param_count; i++) {
-        statement->types[i] = types[i];
-        statement->names[i] = i;
-    }
-    db_statement_seal(statement);
-}
-
 void db_type_oids(const enum db_type *types, unsigned count, Oid oids[DB_PARAMS_MAX])
 {
     for (unsigned i = 0; i < count; i++)

@@ -166,10 +166,8 @@ static void add_effect(struct pipe *pipe, const struct attempt *run)
         pipe->status = error_set(pipe->error, STATUS_INTERNAL, "the effect has too many parameters");
         return;
     }
-    for (unsigned i = 0; i < first; i++) {
-        params[i] = run->effect->params[i];
-        params[i].type = effect->has_types ? effect->types[i] : params[i].type;
-    }
+    if (first)
+        memcpy(params, run->effect->params, first * sizeof *params);
     memcpy(params + first, run->look_params, LOOK_PARAMS * sizeof *params);
     params[first + LOOK_PARAMS] = db_i64(run->table->ttl_ms);
     params[first + STORE_PARAMS] = DB_END;

@@ -36,10 +36,7 @@ struct retention {
 static enum status delete_batch(struct retention *retention, struct db_conn *conn, int64_t deadline_ns,
                                 struct error *error)
 {
-    char keep[24], batch[24];
-    snprintf(keep, sizeof keep, "%lld", (long long)retention->rule.keep_ms);
-    snprintf(batch, sizeof batch, "%d", BATCH);
-    const struct db_param params[] = {{str_from(keep)}, {str_from(batch)}};
+    const struct db_param *params = DB_PARAMS(db_i64(retention->rule.keep_ms), db_int(BATCH));
     if (!retention->rule.on_group)
         return db_exec(conn, &retention->statement, params, deadline_ns, &retention->deleted, error);
     struct db_result *groups = NULL;
@@ -110,7 +107,7 @@ void kernel_retention_add(struct kernel *kernel, const struct retention_rule *ru
     retention->store = store;
     retention->rule = *rule;
     retention->deleted_total = metric_of_deleted(name);
-    db_statement_init(&retention->statement, rule->sql, 2, (const enum db_type[]){DB_BIGINT, DB_INT});
+    retention->statement = db_statement_of(str_from(rule->sql));
     retention->next = store->rules;
     store->rules = retention;
     retention->task = task_create(&(struct task_config){.name = "retention",

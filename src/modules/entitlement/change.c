@@ -23,13 +23,10 @@ struct metric_family entitlement_changes_family = {
     .labels = {"change", NULL},
 };
 
-/* An effect of the idempotency engine, which adds statements to it, has its types in the statement. */
-static const char change_sql[] =
-    "SELECT answer_status, answer_body FROM entitlement.change($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
-static const enum db_type change_types[] = {DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT,
-                                            DB_TEXT, DB_TEXT, DB_UUID, DB_TEXT, DB_TEXT};
+static const struct db_statement change_sql = DB_STATEMENT(
+    "SELECT answer_status, answer_body FROM entitlement.change($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)");
 /* An answer without an effect. */
-static const char refuse_sql[] = "SELECT $1::integer, $2::text";
+static const struct db_statement refuse_sql = DB_STATEMENT("SELECT $1::integer, $2::text");
 
 enum { USER_ID, SKU, REASON, PURCHASE_ID, TEXTS };
 /* A body, read once: by entitlement_sku_prepare(), or by the handler. */
@@ -55,9 +52,6 @@ static const struct kind revoke = {{"REVOKED", 7}, {"EntitlementRevoked", 18}};
 
 void entitlement_change_init(struct entitlement *entitlement)
 {
-    db_statement_init(&entitlement->change, change_sql, sizeof change_types / sizeof *change_types,
-                      change_types);
-    db_statement_init(&entitlement->refuse, refuse_sql, 2, (enum db_type[]){DB_INT, DB_TEXT});
     entitlement->hydration = entitlement->settings->hydration.policy;
     entitlement->hydration.module = "entitlement";
     if (entitlement->settings->hydration.enabled)
@@ -190,11 +184,9 @@ static bool answer_once(struct http_request *request, const struct auth_identity
 static void refuse_grant(struct http_request *request, const struct auth_identity *who,
                          enum hydration_result item)
 {
-    const struct entitlement *entitlement = request->context;
     enum status why = item == HYDRATION_NOT_FOUND ? STATUS_ENTITY_NOT_FOUND
                       : item == HYDRATION_TIMEOUT ? STATUS_HYDRATION_TIMEOUT
                                                   : STATUS_UNAVAILABLE;
-    struct str status = arena_printf(request->arena, "%d", status_http(why));
     struct str body = item == HYDRATION_NOT_FOUND
                           ? arena_printf(request->arena,
                                          "{\"code\":\"%s\",\"message\":\"there is no such item\","
@@ -202,16 +194,15 @@ static void refuse_grant(struct http_request *request, const struct auth_identit
                                          status_code(why))
                           : arena_printf(request->arena, "{\"code\":\"%s\",\"message\":\"%s\"}",
                                          status_code(why), status_message(why));
-    (void)answer_once(request, who, &entitlement->refuse, DB_PARAMS(db_text(status), db_text(body)));
+    (void)answer_once(request, who, &refuse_sql, DB_PARAMS(db_int(status_http(why)), db_text(body)));
 }
 
 static bool change_entitlement(struct http_request *request, const struct auth_identity *who,
                                const struct order *order, const struct kind *kind, struct str event_id)
 {
-    const struct entitlement *entitlement = request->context;
     const struct str *texts = order->texts;
     return answer_once(
-        request, who, &entitlement->change,
+        request, who, &change_sql,
         DB_PARAMS(db_text(who->tenant), db_text(texts[USER_ID]), db_text(texts[SKU]), db_text(kind->status),
                   db_text(texts[REASON]), db_text(texts[PURCHASE_ID]), db_text(who->subject),
                   db_uuid(event_id),

@@ -46,7 +46,6 @@ struct entitlement {
     const struct entitlement_settings *settings; /* as they were at the start */
     struct idempotency_table keys;
     struct hydration_policy hydration; /* of the settings, under this module's name */
-    struct db_statement change, refuse;
     struct metric_series *granted, *revoked;
     struct outbox *outbox;
     struct task *audit;

@@ -60,10 +60,8 @@ static enum status check_store(const struct intake *intake, struct error *error)
 
 /* ---- POST /api/v1/items ---- */
 
-/* An effect of the idempotency engine, which adds statements to it, has its types in the statement. */
-static const char create_sql[] =
-    "select status, body, event_id::text from intake.create_item($1, $2, $3, $4, $5, $6)";
-static const enum db_type create_types[] = {DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT, DB_TEXT};
+static const struct db_statement create_sql =
+    DB_STATEMENT("select status, body, event_id::text from intake.create_item($1, $2, $3, $4, $5, $6)");
 enum { CREATE_EVENT_ID = 2 };
 
 /* Made of the request, so that it is not stored with the answer. */
@@ -122,16 +120,14 @@ static void create_item(struct http_request *request, const struct str *texts, s
     const struct auth_identity *identity = kernel_identity(request);
     struct idempotency_outcome outcome = {0};
     struct error error = {0};
-    struct db_statement statement;
     const struct db_param *params =
         DB_PARAMS(db_text(identity->tenant), db_text(identity->subject.ptr ? identity->subject : STR("")),
                   db_text(texts[SKU]), db_text(texts[TITLE]), db_text(attributes.ptr ? attributes : STR("")),
                   db_text(traceparent_of(request)));
-    db_statement_init(&statement, create_sql, sizeof create_types / sizeof *create_types, create_types);
     FAILPOINT("intake.before_commit");
     enum status status = idempotency_run(
         kernel_store_pool(intake->kernel), &intake->keys, request, identity->tenant, identity->subject,
-        &(struct idempotency_effect){.statement = &statement, .params = params},
+        &(struct idempotency_effect){.statement = &create_sql, .params = params},
         clock_deadline_ms(DATABASE_MS), &outcome, &error);
     FAILPOINT("intake.after_commit");
     if (outcome.has_effect)

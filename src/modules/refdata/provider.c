@@ -49,9 +49,8 @@ static bool on_row(void *context, const struct db_row *row)
 
 enum status refdata_provider_plan_freely(struct db_conn *conn, int64_t deadline_ns, struct error *error)
 {
-    struct db_statement statement;
-    db_statement_init(&statement, DB_PLAN_FREELY_SQL, 0, NULL);
-    return db_exec(conn, &statement, NULL, deadline_ns, NULL, error);
+    static const struct db_statement plan_freely_sql = DB_STATEMENT(DB_PLAN_FREELY_SQL);
+    return db_exec(conn, &plan_freely_sql, DB_NO_PARAMS, deadline_ns, NULL, error);
 }
 
 enum status refdata_provider_load(const struct db_statement *statement, const struct db_param *params,

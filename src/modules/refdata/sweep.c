@@ -52,13 +52,13 @@ struct sweep_job {
 /* ---- on the worker ---- */
 
 /* One row per pair asked for, in that order; by the primary key. */
-static const char versions_sql[] =
-    "select coalesce(m.version, 0), m.last_event_id"
-    "  from unnest($1::text[], $2::text[]) with ordinality as held(tenant_id, dict_code, place)"
-    "  left join refdata.dictionary_meta m using (tenant_id, dict_code)"
-    " order by held.place";
-static const char tenants_sql[] =
-    "select tenant_id, dict_code from refdata.dictionary_meta where dict_code = any($1)";
+static const struct db_statement versions_sql =
+    DB_STATEMENT("select coalesce(m.version, 0), m.last_event_id"
+                 "  from unnest($1::text[], $2::text[]) with ordinality as held(tenant_id, dict_code, place)"
+                 "  left join refdata.dictionary_meta m using (tenant_id, dict_code)"
+                 " order by held.place");
+static const struct db_statement tenants_sql =
+    DB_STATEMENT("select tenant_id, dict_code from refdata.dictionary_meta where dict_code = any($1)");
 
 /* driftCheckSql only diagnoses (R18): refused, it is not run until it is accepted, and nothing else changes. */
 static enum status check_drift(struct refdata_dictionary *dictionary, struct db_conn *conn,
@@ -103,7 +103,6 @@ static void check_one(struct sweep_job *job, struct db_conn *conn, struct refdat
 
 static enum status read_versions(struct sweep_job *job, struct db_conn *conn)
 {
-    struct db_statement statement;
     struct db_result *result = NULL;
     struct buf tenants, codes;
     buf_init(&tenants), buf_init(&codes);
@@ -113,10 +112,9 @@ static enum status read_versions(struct sweep_job *job, struct db_conn *conn)
         db_array_put(&codes, job->pairs[i].code);
     }
     db_array_end(&tenants), db_array_end(&codes);
-    db_statement_init(&statement, versions_sql, 2, (const enum db_type[]){DB_TEXT_ARRAY, DB_TEXT_ARRAY});
-    const struct db_param params[] = {{buf_str(&tenants)}, {buf_str(&codes)}};
-    enum status status =
-        db_query(conn, &statement, params, clock_deadline_ms(SWEEP_TIMEOUT_MS), &result, &job->error);
+    enum status status = db_query(conn, &versions_sql,
+                                  DB_PARAMS(db_text_array(buf_str(&tenants)), db_text_array(buf_str(&codes))),
+                                  clock_deadline_ms(SWEEP_TIMEOUT_MS), &result, &job->error);
     for (size_t i = 0; status == STATUS_OK && i < job->pair_count && i < db_result_rows(result); i++) {
         job->pairs[i].committed.version = db_result_i64(result, i, 0);
         job->pairs[i].committed.event = refdata_loader_event(result, i, 1);
@@ -128,10 +126,8 @@ static enum status read_versions(struct sweep_job *job, struct db_conn *conn)
 
 static enum status find_tenants(struct sweep_job *job, struct db_conn *conn)
 {
-    struct db_statement statement;
     struct db_result *result = NULL;
-    db_statement_init(&statement, tenants_sql, 1, (const enum db_type[]){DB_TEXT_ARRAY});
-    enum status status = db_query(conn, &statement, &(struct db_param){buf_str(&job->starred)},
+    enum status status = db_query(conn, &tenants_sql, DB_PARAMS(db_text_array(buf_str(&job->starred))),
                                   clock_deadline_ms(SWEEP_TIMEOUT_MS), &result, &job->error);
     if (status == STATUS_OK) {
         job->found_count = db_result_rows(result);

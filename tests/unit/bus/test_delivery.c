@@ -61,7 +61,7 @@ static int64_t sql(const char *text)
     struct db_conn *conn;
     int64_t value = -1;
 
-    db_statement_init(&statement, text, 0, NULL);
+    statement = db_statement_of(str_from(text));
     if (db_acquire(pool, clock_deadline_ms(PATIENCE_MS), &conn, NULL) == STATUS_OK &&
         db_query(conn, &statement, NULL, clock_deadline_ms(PATIENCE_MS), &result, NULL) == STATUS_OK)
         value = db_result_rows(result) ? db_result_i64(result, 0, 0) : 0;
@@ -72,14 +72,10 @@ static int64_t sql(const char *text)
 
 static bool write_number(const struct bus_batch *batch, int number)
 {
-    struct db_statement statement;
-    char text[16];
-    struct db_param params[] = {{STR_NONE}};
+    static const struct db_statement insert_sql = DB_STATEMENT("INSERT INTO public.effect VALUES ($1)");
 
-    snprintf(text, sizeof text, "%d", number);
-    params[0].value = str_from(text);
-    db_statement_init(&statement, "INSERT INTO public.effect VALUES ($1)", 1, (enum db_type[]){DB_INT});
-    return db_exec(batch->conn, &statement, params, batch->deadline_ns, NULL, NULL) == STATUS_OK;
+    return db_exec(batch->conn, &insert_sql, DB_PARAMS(db_int(number)), batch->deadline_ns, NULL, NULL) ==
+           STATUS_OK;
 }
 
 static void handle(void *context, struct bus_batch *batch)

@@ -22,7 +22,7 @@ static int64_t sql(const char *text)
     struct db_conn *conn;
     int64_t value = -1;
 
-    db_statement_init(&statement, text, 0, NULL);
+    statement = db_statement_of(str_from(text));
     if (db_acquire(pool, clock_deadline_ms(PATIENCE_MS), &conn, NULL) == STATUS_OK &&
         db_query(conn, &statement, NULL, clock_deadline_ms(PATIENCE_MS), &result, NULL) == STATUS_OK)
         value = db_result_rows(result) ? db_result_i64(result, 0, 0) : 0;
@@ -317,7 +317,7 @@ static void test_a_stop_waits_until_publishers_have_left(void **state)
     assert_int_equal(db_acquire(pool, clock_deadline_ms(PATIENCE_MS), &conn, NULL), STATUS_OK);
     assert_int_equal(db_begin(conn, DB_READ_COMMITTED, clock_deadline_ms(PATIENCE_MS), NULL), STATUS_OK);
     struct db_statement lock;
-    db_statement_init(&lock, "SELECT FROM platform.bus_partition WHERE topic = 'held' FOR UPDATE", 0, NULL);
+    lock = db_statement_of(STR("SELECT FROM platform.bus_partition WHERE topic = 'held' FOR UPDATE"));
     assert_int_equal(db_exec(conn, &lock, NULL, clock_deadline_ms(PATIENCE_MS), NULL, NULL), STATUS_OK);
     pthread_create(&thread, NULL, publish_long, &publishing);
     await_sql("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'", 1);

@@ -30,7 +30,7 @@ static int64_t sql(const char *text)
     struct db_conn *conn;
     int64_t value = -1;
 
-    db_statement_init(&statement, text, 0, NULL);
+    statement = db_statement_of(str_from(text));
     if (db_acquire(pool, clock_deadline_ms(PATIENCE_MS), &conn, NULL) == STATUS_OK &&
         db_query(conn, &statement, NULL, clock_deadline_ms(PATIENCE_MS), &result, NULL) == STATUS_OK)
         value = db_result_rows(result) ? db_result_i64(result, 0, 0) : 0;
@@ -92,13 +92,9 @@ static void end(struct db_conn *conn, bool commit)
 
 static bool write_effect(struct db_conn *conn, int number, int64_t deadline_ns)
 {
-    struct db_statement statement;
-    char text[16];
+    static const struct db_statement insert_sql = DB_STATEMENT("INSERT INTO public.effect VALUES ($1)");
 
-    snprintf(text, sizeof text, "%d", number);
-    struct db_param params[] = {{str_from(text)}};
-    db_statement_init(&statement, "INSERT INTO public.effect VALUES ($1)", 1, (enum db_type[]){DB_INT});
-    return db_exec(conn, &statement, params, deadline_ns, NULL, NULL) == STATUS_OK;
+    return db_exec(conn, &insert_sql, DB_PARAMS(db_int(number)), deadline_ns, NULL, NULL) == STATUS_OK;
 }
 
 static size_t count_effects(int number)
@@ -425,7 +421,7 @@ static void sleep_in_sql(struct recorder *recorder, struct bus_batch *batch)
     struct db_statement statement;
 
     recorder_add(recorder, batch, batch->count);
-    db_statement_init(&statement, "SELECT pg_sleep(600)", 0, NULL);
+    statement = db_statement_of(STR("SELECT pg_sleep(600)"));
     if (db_exec(batch->conn, &statement, NULL, clock_deadline_ms(600000), NULL, NULL) == STATUS_OK)
         recorder_step(recorder, 1);
 }
@@ -689,16 +685,11 @@ static void test_a_relaxed_group_waits_for_no_disk(void **state)
 /* The first words to the connection are a pipeline, as a attached message demands. */
 static void write_effects_by_pipeline(struct recorder *recorder, struct bus_batch *batch)
 {
-    struct db_statement insert;
+    static const struct db_statement insert_sql = DB_STATEMENT("INSERT INTO public.effect VALUES ($1)");
 
-    db_statement_init(&insert, "INSERT INTO public.effect VALUES ($1)", 1, (enum db_type[]){DB_INT});
-    if (db_pipeline_begin_checked(batch->conn, NULL) != STATUS_OK)
-        return;
-    for (size_t i = 0; i < batch->count; i++) {
-        struct db_param params[] = {{batch->messages[i].payload}};
-        if (db_pipeline_add_checked(batch->conn, &insert, params, NULL) != STATUS_OK)
-            return;
-    }
+    db_pipeline_begin(batch->conn);
+    for (size_t i = 0; i < batch->count; i++)
+        db_pipeline_add(batch->conn, &insert_sql, DB_PARAMS(DB_VALUE(batch->messages[i].payload, DB_INT)));
     if (db_pipeline_end(batch->conn, batch->deadline_ns, NULL, 0, NULL, NULL) == STATUS_OK)
         recorder_add(recorder, batch, batch->count);
 }
@@ -706,7 +697,7 @@ static void write_effects_by_pipeline(struct recorder *recorder, struct bus_batc
 static enum status publish_lonely(struct process *process, const char *topic, const char *key, int number)
 {
     char text[16];
-    struct db_statement begin;
+    static const struct db_statement begin_sql = DB_STATEMENT("BEGIN");
     struct db_conn *conn;
     const struct bus_header header = {STR("h"), STR("v:1,")};
     struct bus_message message = {
@@ -714,13 +705,10 @@ static enum status publish_lonely(struct process *process, const char *topic, co
 
     snprintf(text, sizeof text, "%d", number);
     message.payload = str_from(text);
-    db_statement_init(&begin, "BEGIN", 0, NULL);
     enum status status = db_acquire(pool, clock_deadline_ms(PATIENCE_MS), &conn, NULL);
-    if (status == STATUS_OK)
-        status = db_pipeline_begin_checked(conn, NULL);
-    if (status == STATUS_OK)
-        status = db_pipeline_add_checked(conn, &begin, NULL, NULL);
     if (status == STATUS_OK) {
+        db_pipeline_begin(conn);
+        db_pipeline_add(conn, &begin_sql, DB_NO_PARAMS);
         db_pipeline_leave(conn, NULL, 0);
         status = bus_publish_and_commit(process->bus, conn, &message, clock_deadline_ms(PATIENCE_MS), NULL);
     }

@@ -236,15 +236,14 @@ static void test_both_sides_full_do_not_deadlock(void **state)
 {
     (void)state;
     /* more out and more in than any socket buffer holds */
-    struct db_statement statement;
+    static const struct db_statement statement = DB_STATEMENT("SELECT $1");
     size_t len = 1u << 20;
     char *big = malloc(len);
     struct db_result *results[24];
     memset(big, 'x', len);
-    db_statement_init(&statement, "SELECT $1", 1, (enum db_type[]){DB_TEXT});
     db_pipeline_begin(conn);
     for (int i = 0; i < 24; i++)
-        db_pipeline_add(conn, &statement, (struct db_param[]){{str_of(big, len)}});
+        db_pipeline_add(conn, &statement, DB_PARAMS(db_text(str_of(big, len))));
     assert_ok(db_pipeline_end(conn, soon(), results, 24, NULL, NULL));
     for (int i = 0; i < 24; i++) {
         assert_int_equal(db_result_str(results[i], 0, 0).len, len);

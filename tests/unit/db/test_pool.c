@@ -195,7 +195,7 @@ static void test_an_unfinished_pipeline_is_not_reused(void **state)
     struct db_pool *pool = test_pool(1);
     struct db_conn *conn = test_acquire(pool);
     struct db_statement statement;
-    db_statement_init(&statement, "SELECT 1", 0, NULL);
+    statement = db_statement_of(STR("SELECT 1"));
     db_pipeline_begin(conn);
     db_pipeline_add(conn, &statement, NULL);
     db_release(conn);

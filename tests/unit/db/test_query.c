@@ -32,9 +32,8 @@ static int64_t soon(void)
 static void test_every_type_is_bound(void **state)
 {
     (void)state;
-    static const enum db_type types[] = {DB_TEXT, DB_JSONB, DB_BIGINT, DB_INT,         DB_TEXT_ARRAY,
-                                         DB_BOOL, DB_UUID,  DB_TEXT,   DB_TIMESTAMPTZ, DB_BYTEA};
-    struct db_statement statement;
+    static const struct db_statement statement =
+        DB_STATEMENT("SELECT $1, $2->>'a', $3, $4, $5[1], $5[2] IS NULL, $6, $7, $8, $9, $10");
     struct db_result *result;
     struct buf array;
     buf_init(&array);
@@ -43,20 +42,19 @@ static void test_every_type_is_bound(void **state)
     db_array_put(&array, STR("NULL"));
     db_array_end(&array);
     /* text is sent from where it stands: it need not end in NUL */
-    struct db_param params[] = {
-        {str_of("it's :xyz", 4)},
-        {str_of("{\"a\": 1}trailing", 8)},
-        {STR("9007199254740993")},
-        {STR("-7")},
-        {buf_str(&array)},
-        {STR("true")},
-        {STR("0a0b0c0d-0000-4000-8000-000000000001")},
-        {STR_NONE},
-        {STR("2026-02-27T12:00:00Z")},
-        {STR("\0\xff")},
+    const struct db_param params[] = {
+        db_text(str_of("it's :xyz", 4)),
+        db_jsonb(str_of("{\"a\": 1}trailing", 8)),
+        db_bigint(STR("9007199254740993")),
+        DB_VALUE(STR("-7"), DB_INT),
+        db_text_array(buf_str(&array)),
+        db_bool(true),
+        db_uuid(STR("0a0b0c0d-0000-4000-8000-000000000001")),
+        db_null(DB_TEXT),
+        db_timestamptz(STR("2026-02-27T12:00:00Z")),
+        db_bytea(STR("\0\xff")),
+        DB_END,
     };
-    db_statement_init(&statement, "SELECT $1, $2->>'a', $3, $4, $5[1], $5[2] IS NULL, $6, $7, $8, $9, $10",
-                      10, types);
     assert_ok(db_query(conn, &statement, params, soon(), &result, NULL));
     assert_string_equal(db_result_str(result, 0, 0).ptr, "it's");
     assert_string_equal(db_result_str(result, 0, 1).ptr, "1");
@@ -118,10 +116,9 @@ static void test_a_statement_is_prepared_once_for_its_types(void **state)
         db_result_free(result);
     }
     char text[] = "SELECT pg_typeof($1)"; /* elsewhere, and known under the same name */
-    struct db_statement copy = db_statement_of(str_from(text)), old;
+    struct db_statement copy = db_statement_of(str_from(text));
     assert_ok(db_exec(conn, &copy, DB_PARAMS(db_i64(1)), soon(), NULL, NULL));
-    db_statement_init(&old, text, 1, (enum db_type[]){DB_BIGINT});
-    assert_ok(db_exec(conn, &old, (struct db_param[]){{STR("1")}}, soon(), NULL, NULL));
+    assert_ok(db_exec(conn, &copy, DB_PARAMS(db_bigint(STR("1"))), soon(), NULL, NULL));
     assert_string_equal(test_sql(conn,
                                  "SELECT count(*) FROM pg_prepared_statements WHERE statement LIKE '%typeof%'"
                                  " AND statement NOT LIKE '%count%'"),
@@ -132,8 +129,8 @@ static void test_a_statement_is_prepared_once_for_its_types(void **state)
 static void test_bytes_travel_as_they_are(void **state)
 {
     (void)state;
-    static const enum db_type types[] = {DB_BYTEA, DB_BYTEA, DB_BYTEA_ARRAY, DB_BYTEA_ARRAY};
-    struct db_statement statement;
+    static const struct db_statement statement = DB_STATEMENT_BINARY(
+        "SELECT $1, $2, $3[1], $3[2], $3[3], cardinality($3)::text, cardinality($4)::text");
     struct db_result *result;
     struct buf array = {0}, empty = {0};
     db_bytes_array_begin(&array, 3);
@@ -141,11 +138,9 @@ static void test_bytes_travel_as_they_are(void **state)
     db_bytes_array_put(&array, STR_NONE);
     db_bytes_array_put(&array, STR(""));
     db_bytes_array_begin(&empty, 0);
-    struct db_param params[] = {{STR("a\0\xfe")}, {STR_NONE}, {buf_str(&array)}, {buf_str(&empty)}};
-    db_statement_init(&statement,
-                      "SELECT $1, $2, $3[1], $3[2], $3[3], cardinality($3)::text, cardinality($4)::text", 4,
-                      types);
-    statement.binary_results = true;
+    const struct db_param *params =
+        DB_PARAMS(db_bytea(STR("a\0\xfe")), db_null(DB_BYTEA), db_bytea_array(buf_str(&array)),
+                  db_bytea_array(buf_str(&empty)));
     for (int piped = 0; piped < 2; piped++) {
         if (piped) {
             db_pipeline_begin(conn);
@@ -170,14 +165,12 @@ static void test_bytes_travel_as_they_are(void **state)
 static void test_a_NUL_in_a_parameter_is_refused(void **state)
 {
     (void)state;
-    static const enum db_type types[] = {DB_TEXT, DB_JSONB};
-    struct db_statement statement;
+    static const struct db_statement statement = DB_STATEMENT("SELECT $1, $2");
     struct error error = {0};
-    db_statement_init(&statement, "SELECT $1, $2", 2, types);
-    struct db_param text[] = {{str_of("a\0b", 3)}, {STR("1")}};
+    const struct db_param *text = DB_PARAMS(db_text(str_of("a\0b", 3)), db_jsonb(STR("1")));
     assert_int_equal(db_exec(conn, &statement, text, soon(), NULL, &error), STATUS_DB_ERROR);
     assert_non_null(strstr(error.message, "$1 holds a NUL"));
-    struct db_param json[] = {{STR("a")}, {str_of("1\0", 2)}};
+    const struct db_param *json = DB_PARAMS(db_text(STR("a")), db_jsonb(str_of("1\0", 2)));
     assert_int_equal(db_exec(conn, &statement, json, soon(), NULL, &error), STATUS_DB_ERROR);
     assert_non_null(strstr(error.message, "$2 holds a NUL"));
     assert_string_equal(test_sql(conn, "SELECT 1"), "1");
@@ -188,12 +181,11 @@ static void test_big_parameters_and_results_pass(void **state)
     (void)state;
     size_t len = 20u << 20;
     char *big = malloc(len);
-    struct db_statement statement;
+    static const struct db_statement statement = DB_STATEMENT("SELECT $1, $2");
     struct db_result *result;
     memset(big, 'x', len);
-    struct db_param params[] = {{str_of(big, len)}, {STR("\"j\"")}};
-    db_statement_init(&statement, "SELECT $1, $2", 2, (enum db_type[]){DB_TEXT, DB_JSONB});
-    assert_ok(db_query(conn, &statement, params, soon(), &result, NULL));
+    assert_ok(db_query(conn, &statement, DB_PARAMS(db_text(str_of(big, len)), db_jsonb(STR("\"j\""))), soon(),
+                       &result, NULL));
     assert_int_equal(db_result_str(result, 0, 0).len, len);
     db_result_free(result);
     free(big);
@@ -202,16 +194,15 @@ static void test_big_parameters_and_results_pass(void **state)
 static void test_errors_carry_the_sqlstate_but_no_values(void **state)
 {
     (void)state;
-    struct db_statement statement;
+    struct db_statement statement = DB_STATEMENT("SELECT $1::text::bigint");
     struct error error = {0};
-    struct db_param params[] = {{STR("hunter2")}};
-    db_statement_init(&statement, "SELECT $1::text::bigint", 1, (enum db_type[]){DB_TEXT});
+    const struct db_param *params = DB_PARAMS(db_text(STR("hunter2")));
     assert_int_equal(db_exec(conn, &statement, params, soon(), NULL, &error), STATUS_DB_ERROR);
     assert_string_equal(db_sqlstate(conn), "22P02");
     assert_non_null(strstr(error.message, "invalid input syntax"));
     assert_null(strstr(error.message, "hunter2"));
     test_sql(conn, "CREATE TEMP TABLE secrets (s text PRIMARY KEY)");
-    db_statement_init(&statement, "INSERT INTO secrets VALUES ($1)", 1, (enum db_type[]){DB_TEXT});
+    statement = db_statement_of(STR("INSERT INTO secrets VALUES ($1)"));
     assert_ok(db_exec(conn, &statement, params, soon(), NULL, &error));
     assert_string_equal(db_sqlstate(conn), "");
     assert_int_equal(db_exec(conn, &statement, params, soon(), NULL, &error), STATUS_DB_ERROR);
@@ -225,7 +216,7 @@ static void test_exec_counts_rows(void **state)
     struct db_statement statement;
     int64_t affected = -1;
     test_sql(conn, "CREATE TEMP TABLE counted AS SELECT generate_series(1, 10) AS n");
-    db_statement_init(&statement, "DELETE FROM counted WHERE n > 3", 0, NULL);
+    statement = db_statement_of(STR("DELETE FROM counted WHERE n > 3"));
     assert_ok(db_exec(conn, &statement, NULL, soon(), &affected, NULL));
     assert_int_equal(affected, 7);
 }
@@ -303,12 +294,10 @@ static bool count_row(void *context, const struct db_row *row)
 static void test_a_stream_passes_every_row(void **state)
 {
     (void)state;
-    struct db_statement statement;
+    static const struct db_statement statement =
+        DB_STATEMENT("SELECT CASE WHEN n % 2 = 0 THEN n END FROM generate_series(1, $1) n");
     struct counter counter = {0};
-    struct db_param params[] = {{STR("10000")}};
-    db_statement_init(&statement, "SELECT CASE WHEN n % 2 = 0 THEN n END FROM generate_series(1, $1) n", 1,
-                      (enum db_type[]){DB_INT});
-    assert_ok(db_stream(conn, &statement, params, soon(), count_row, &counter, NULL));
+    assert_ok(db_stream(conn, &statement, DB_PARAMS(db_int(10000)), soon(), count_row, &counter, NULL));
     assert_int_equal(counter.rows, 10000);
     assert_int_equal(counter.sum, 25005000);
     assert_string_equal(test_sql(conn, "SELECT 1"), "1");
@@ -319,7 +308,7 @@ static void test_a_stream_stops_early_without_reading_the_rest(void **state)
     (void)state;
     struct db_statement statement;
     struct counter counter = {.stop_at = 3};
-    db_statement_init(&statement, "SELECT generate_series(1, 1000000000000)", 0, NULL);
+    statement = db_statement_of(STR("SELECT generate_series(1, 1000000000000)"));
     assert_int_equal(db_stream(conn, &statement, NULL, soon(), count_row, &counter, NULL), STATUS_CANCELLED);
     assert_int_equal(counter.rows, 3);
     db_release(conn);
@@ -332,7 +321,7 @@ static void test_a_stream_that_fails_midway_says_so(void **state)
     (void)state;
     struct db_statement statement;
     struct counter counter = {0};
-    db_statement_init(&statement, "SELECT 1 / (5000 - n) FROM generate_series(1, 10000) n", 0, NULL);
+    statement = db_statement_of(STR("SELECT 1 / (5000 - n) FROM generate_series(1, 10000) n"));
     assert_int_equal(db_stream(conn, &statement, NULL, soon(), count_row, &counter, NULL), STATUS_DB_ERROR);
     assert_string_equal(db_sqlstate(conn), "22012");
     assert_int_equal(counter.rows, 4999);
@@ -353,7 +342,7 @@ static void test_an_endless_stream_ends_at_its_deadline(void **state)
     (void)state;
     struct db_statement statement;
     int64_t deadline_ns = clock_deadline_ms(300);
-    db_statement_init(&statement, "SELECT generate_series(1, 1000000000000)", 0, NULL);
+    statement = db_statement_of(STR("SELECT generate_series(1, 1000000000000)"));
     assert_int_equal(db_stream(conn, &statement, NULL, deadline_ns, outlast, &deadline_ns, NULL),
                      STATUS_TIMEOUT);
 }
@@ -400,7 +389,7 @@ static void test_describe_points_into_the_template(void **state)
     assert_string_equal(db_sqlstate(conn), "42703");
     assert_int_equal(db_statement_offset(&statement, str_from(sql), position), strstr(sql, "nope") - sql);
     /* a statement without rows has no columns */
-    db_statement_init(&statement, "CREATE TEMP TABLE x (n int)", 0, NULL);
+    statement = db_statement_of(STR("CREATE TEMP TABLE x (n int)"));
     assert_ok(db_describe(conn, &statement, columns, &count, soon(), &position, NULL));
     assert_int_equal(count, 0);
     arena_deinit(&arena);

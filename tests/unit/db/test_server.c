@@ -31,7 +31,7 @@ enum status test_try(struct db_conn *conn, const char *sql, int64_t timeout_ms, 
 {
     struct db_statement statement;
 
-    db_statement_init(&statement, sql, 0, NULL);
+    statement = db_statement_of(str_from(sql));
     return db_exec(conn, &statement, NULL, clock_deadline_ms(timeout_ms), NULL, error);
 }
 
@@ -42,7 +42,7 @@ const char *test_sql(struct db_conn *conn, const char *sql)
     struct db_result *result;
     struct error error = {0};
 
-    db_statement_init(&statement, sql, 0, NULL);
+    statement = db_statement_of(str_from(sql));
     if (db_query(conn, &statement, NULL, clock_deadline_ms(PATIENCE_MS), &result, &error) != STATUS_OK)
         fail_msg("%s: %s", sql, error.message);
     text[0] = '\0';

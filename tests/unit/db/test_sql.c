@@ -236,8 +236,7 @@ static void test_positions_out_of_range_stay_inside(void **state)
     struct db_statement s = compiled(&arena, sql);
     assert_int_equal(db_statement_offset(&s, str_from(sql), 0), 0);
     assert_true(db_statement_offset(&s, str_from(sql), 1000) <= strlen(sql));
-    struct db_statement own;
-    db_statement_init(&own, "SELECT $1, x", 1, (enum db_type[]){DB_TEXT});
+    struct db_statement own = DB_STATEMENT("SELECT $1, x");
     assert_int_equal(db_statement_offset(&own, own.text, 12), 11);
     arena_deinit(&arena);
 }

@@ -25,7 +25,7 @@ const char *sql(const char *format, ...)
     vsnprintf(statement_text, sizeof statement_text, format, args);
     va_end(args);
     int64_t deadline_ns = clock_deadline_ms(PATIENCE_MS);
-    db_statement_init(&statement, statement_text, 0, NULL);
+    statement = db_statement_of(str_from(statement_text));
     if (db_acquire(pool, deadline_ns, &conn, &error) != STATUS_OK ||
         db_query(conn, &statement, NULL, deadline_ns, &rows, &error) != STATUS_OK) {
         fprintf(stderr, "%s: %s\n", statement_text, error.message);

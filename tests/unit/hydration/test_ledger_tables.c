@@ -209,18 +209,13 @@ static void test_held_are_copies_absences_and_questions_by_prefix(void **state)
 
 static int64_t clean(const char *cleanup_sql, int64_t rows_max, int batch)
 {
-    static const enum db_type types[] = {DB_BIGINT, DB_INT};
-    char stay[24], at_once[24];
-    struct db_statement statement;
     struct db_conn *conn = NULL;
     struct error error = {0};
     int64_t deadline_ns = clock_deadline_ms(PATIENCE_MS), deleted = -1;
-    snprintf(stay, sizeof stay, "%lld", (long long)rows_max);
-    snprintf(at_once, sizeof at_once, "%d", batch);
-    db_statement_init(&statement, cleanup_sql, 2, types);
+    struct db_statement statement = db_statement_of(str_from(cleanup_sql));
     assert_int_equal(db_acquire(pool, deadline_ns, &conn, &error), STATUS_OK);
-    if (db_exec(conn, &statement, (const struct db_param[]){{str_from(stay)}, {str_from(at_once)}},
-                deadline_ns, &deleted, &error) != STATUS_OK)
+    if (db_exec(conn, &statement, DB_PARAMS(db_i64(rows_max), db_int(batch)), deadline_ns, &deleted,
+                &error) != STATUS_OK)
         fail_msg("%s", error.message);
     db_release(conn);
     return deleted;
@@ -259,7 +254,7 @@ static int64_t scans(struct db_conn *conn, const char *kind)
     snprintf(text, sizeof text,
              "select coalesce(sum(%s), 0) from pg_stat_xact_user_tables where schemaname = 'hydration'",
              kind);
-    db_statement_init(&statement, text, 0, NULL);
+    statement = db_statement_of(str_from(text));
     assert_int_equal(db_query(conn, &statement, NULL, clock_deadline_ms(PATIENCE_MS), &rows, &error),
                      STATUS_OK);
     int64_t count = db_result_i64(rows, 0, 0);
@@ -278,11 +273,9 @@ static void test_every_read_is_by_index(void **state)
     struct db_conn *conn = NULL;
     struct error error = {0};
     int64_t deadline_ns = clock_deadline_ms(PATIENCE_MS);
-    db_statement_init(
-        &finds,
-        "select hydration.claim('t', 'item', 'a', 'u', 2, '{}', 'c' || i, 5000, 1, 1000, 1000) from"
-        " generate_series(1, 4) i",
-        0, NULL);
+    finds = db_statement_of(
+        STR("select hydration.claim('t', 'item', 'a', 'u', 2, '{}', 'c' || i, 5000, 1, 1000, 1000) from"
+            " generate_series(1, 4) i"));
     assert_int_equal(db_acquire(pool, deadline_ns, &conn, &error), STATUS_OK);
     assert_int_equal(db_begin(conn, DB_READ_COMMITTED, deadline_ns, &error), STATUS_OK);
     int64_t by_index = scans(conn, "idx_scan"), whole = scans(conn, "seq_scan");

@@ -79,7 +79,7 @@ const char *rig_sql(const char *format, ...)
     va_start(args, format);
     vsnprintf(sql, sizeof sql, format, args);
     va_end(args);
-    db_statement_init(&statement, sql, 0, NULL);
+    statement = db_statement_of(str_from(sql));
     int64_t deadline_ns = clock_deadline_ms(PATIENCE_MS);
     if (db_acquire(rig_pool, deadline_ns, &conn, &error) != STATUS_OK ||
         db_query(conn, &statement, NULL, deadline_ns, &result, &error) != STATUS_OK) {
@@ -116,24 +116,21 @@ struct call rig_call(const char *key)
 
 void rig_run(struct call *call)
 {
-    static const enum db_type types[] = {DB_INT, DB_TEXT};
     struct arena arena;
     struct db_statement statement;
     struct idempotency_outcome outcome = {0};
-    char wanted[16];
 
     arena_init(&arena, 1024);
-    snprintf(wanted, sizeof wanted, "%d", call->wanted);
     if (call->effect)
-        db_statement_init(&statement, call->effect, 0, NULL);
+        statement = db_statement_of(str_from(call->effect));
     else
-        db_statement_init(&statement, "SELECT status, body, id FROM shop.buy($1, $2)", 2, types);
+        statement = db_statement_of(STR("SELECT status, body, id FROM shop.buy($1, $2)"));
     struct http_request request = {.method = HTTP_POST,
                                    .route = &call->route,
                                    .body = call->body,
                                    .idempotency_key = call->key,
                                    .arena = &arena};
-    const struct db_param params[] = {{str_from(wanted)}, {STR("note")}};
+    const struct db_param *params = DB_PARAMS(db_int(call->wanted), db_text(STR("note")));
     call->status = idempotency_run(call->pool, &call->table, &request, call->tenant, call->subject,
                                    &(struct idempotency_effect){&statement, call->effect ? NULL : params},
                                    clock_deadline_ms(call->timeout_ms), &outcome, &call->error);

@@ -221,16 +221,14 @@ static void test_i6_an_expired_key_takes_another_body(void **state)
 static int64_t clean(struct db_conn *conn, const char *limit, bool inclusive)
 {
     const struct idempotency_table table = {.name = "shop.idempotency_keys", .expires_inclusive = inclusive};
-    static const enum db_type types[] = {DB_BIGINT, DB_INT};
-    struct db_statement statement;
     struct buf sql = {0};
     struct error error = {0};
     struct db_result *groups;
     int64_t count = 0;
 
     idempotency_cleanup_sql(&table, &sql);
-    db_statement_init(&statement, sql.data, 2, types);
-    if (db_query(conn, &statement, (struct db_param[]){{STR("0")}, {str_from(limit)}},
+    struct db_statement statement = db_statement_of(buf_str(&sql));
+    if (db_query(conn, &statement, DB_PARAMS(db_i64(0), DB_VALUE(str_from(limit), DB_INT)),
                  clock_deadline_ms(PATIENCE_MS), &groups, &error) != STATUS_OK)
         fail_msg("%s", error.message);
     for (size_t row = 0; row < db_result_rows(groups); row++)
@@ -262,7 +260,7 @@ static void exec(struct db_conn *conn, const char *sql)
 {
     struct db_statement statement;
     struct error error = {0};
-    db_statement_init(&statement, sql, 0, NULL);
+    statement = db_statement_of(str_from(sql));
     if (db_exec(conn, &statement, NULL, clock_deadline_ms(PATIENCE_MS), NULL, &error) != STATUS_OK)
         fail_msg("%s: %s", sql, error.message);
 }

@@ -22,7 +22,7 @@ static void conn_exec(struct db_conn *conn, const char *sql)
 {
     struct db_statement statement;
     struct error error = {0};
-    db_statement_init(&statement, sql, 0, NULL);
+    statement = db_statement_of(str_from(sql));
     if (db_exec(conn, &statement, NULL, clock_deadline_ms(PATIENCE_MS), NULL, &error) != STATUS_OK)
         fail_msg("%s: %s", sql, error.message);
 }

@@ -158,7 +158,7 @@ int64_t rig_sql(const char *format, ...)
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    db_statement_init(&statement, text, 0, NULL);
+    statement = db_statement_of(str_from(text));
     int64_t value = -1;
     if (conn &&
         db_query(conn, &statement, NULL, clock_deadline_ms(PATIENCE_MS), &result, &error) == STATUS_OK)

@@ -12,12 +12,12 @@ enum { VERSIONS_MAX = 10000, KEYS_MIN = 1000, KEYS_MAX = 50000, FULL_SHARE = 4 }
 
 /* The versions after the base's. By the index (tenant_id, dict_code, version). The limits stop it early; the order, which
  * the join keeps, is checked by the reader of the rows. */
-static const char changes_sql[] =
+static const struct db_statement changes_sql = DB_STATEMENT(
     "select o.version, o.keys is not null, k.key"
     "  from (select version, keys from refdata.outbox_event"
     "         where tenant_id = $1 and dict_code = $2 and version > $3 order by version limit $4) o"
     "  left join lateral unnest(o.keys) as k(key) on true"
-    " limit $5";
+    " limit $5");
 enum { VERSION, LISTED, KEY };
 
 /* ---- gathering ---- */
@@ -80,18 +80,12 @@ static size_t keys_max(const struct refdata_load *load)
     return share < KEYS_MIN ? KEYS_MIN : share > KEYS_MAX ? KEYS_MAX : (size_t)share;
 }
 
-enum status refdata_delta_ask(const struct refdata_load *load, struct db_conn *conn, struct error *error)
+void refdata_delta_ask(const struct refdata_load *load, struct db_conn *conn)
 {
-    static const enum db_type types[] = {DB_TEXT, DB_TEXT, DB_BIGINT, DB_BIGINT, DB_BIGINT};
-    struct db_statement statement;
-    char after[24], versions[24], rows[24];
-    db_statement_init(&statement, changes_sql, 5, types);
-    snprintf(after, sizeof after, "%lld", (long long)cache_snapshot_info(load->base)->version);
-    snprintf(versions, sizeof versions, "%d", VERSIONS_MAX + 1);
-    snprintf(rows, sizeof rows, "%zu", keys_max(load) + 1);
-    const struct db_param params[] = {
-        {load->tenant}, {load->dictionary->code}, {str_from(after)}, {str_from(versions)}, {str_from(rows)}};
-    return db_pipeline_add_checked(conn, &statement, params, error);
+    db_pipeline_add(conn, &changes_sql,
+                    DB_PARAMS(db_text(load->tenant), db_text(load->dictionary->code),
+                              db_i64((int64_t)cache_snapshot_info(load->base)->version),
+                              db_i64(VERSIONS_MAX + 1), db_i64((int64_t)keys_max(load) + 1)));
 }
 
 bool refdata_delta_read(const struct refdata_load *load, const struct db_result *answer, int64_t committed,

@@ -26,8 +26,7 @@ size_t refdata_delta_keys(const struct refdata_delta *delta, struct str **keys);
 
 /* ---- on a worker, inside the load's transaction ---- */
 /* Adds the question to a pipeline. */
-enum status refdata_delta_ask(const struct refdata_load *load, struct db_conn *conn,
-                              struct error *error) MUST_CHECK;
+void refdata_delta_ask(const struct refdata_load *load, struct db_conn *conn);
 /* Its answer: false when a full load is due. The base must belong to the history of what is committed. */
 bool refdata_delta_read(const struct refdata_load *load, const struct db_result *answer, int64_t committed,
                         struct refdata_delta *delta);

@@ -15,19 +15,19 @@
 #define ROW_BYTES_MAX (16u << 20)
 enum { ATTEMPTS = 2 }; /* DB_RETRY: a prepared statement was dropped, and the next attempt prepares it anew */
 
-static const char begin_sql[] = "begin isolation level repeatable read read only";
+static const struct db_statement begin_sql = DB_STATEMENT("begin isolation level repeatable read read only");
 /* By the primary key. */
-static const char version_sql[] =
-    "select version, (extract(epoch from updated_at) * 1000000)::bigint, last_event_id"
-    "  from refdata.dictionary_meta where tenant_id = $1 and dict_code = $2";
+static const struct db_statement version_sql =
+    DB_STATEMENT("select version, (extract(epoch from updated_at) * 1000000)::bigint, last_event_id"
+                 "  from refdata.dictionary_meta where tenant_id = $1 and dict_code = $2");
 
 /* The same with the event that the version after the one held was made upon, by the index (tenant_id, dict_code,
  * version): as a join, a table without statistics would have every version of the pair read. */
-static const char meta_sql[] =
+static const struct db_statement meta_sql = DB_STATEMENT(
     "select m.version, (extract(epoch from m.updated_at) * 1000000)::bigint, m.last_event_id,"
     "       (select o.previous_event_id from refdata.outbox_event o where o.tenant_id = m.tenant_id"
     "           and o.dict_code = m.dict_code and o.version = $3)"
-    "  from refdata.dictionary_meta m where m.tenant_id = $1 and m.dict_code = $2";
+    "  from refdata.dictionary_meta m where m.tenant_id = $1 and m.dict_code = $2");
 enum { VERSION, COMMITTED_AT, EVENT, HELD_EVENT };
 
 struct uuid refdata_loader_event(const struct db_result *result, size_t row, unsigned column)
@@ -52,11 +52,9 @@ enum status refdata_loader_version(struct db_conn *conn, struct str tenant, stru
                                    int64_t deadline_ns, struct refdata_committed *committed,
                                    struct error *error)
 {
-    struct db_statement statement;
     struct db_result *result = NULL;
-    db_statement_init(&statement, version_sql, 2, (const enum db_type[]){DB_TEXT, DB_TEXT});
-    const struct db_param params[] = {{tenant}, {code}};
-    enum status status = db_query(conn, &statement, params, deadline_ns, &result, error);
+    enum status status =
+        db_query(conn, &version_sql, DB_PARAMS(db_text(tenant), db_text(code)), deadline_ns, &result, error);
     take_version(status == STATUS_OK ? result : NULL, committed);
     db_result_free(result);
     return status;
@@ -93,32 +91,19 @@ static enum history compare_history(const struct refdata_load *load,
     return uuid_eq(&event, &load->held_event) ? SAME : ANOTHER;
 }
 
-static enum status ask(const struct refdata_load *load, struct db_conn *conn, struct error *error)
-{
-    struct db_statement begin, meta;
-    char next[REFDATA_NUMBER_BYTES];
-    const struct db_param params[] = {{load->tenant},
-                                      {load->dictionary->code},
-                                      {refdata_number(next, load->has_held ? load->held_version + 1 : -1)}};
-    db_statement_init(&begin, begin_sql, 0, NULL);
-    db_statement_init(&meta, meta_sql, 3, (const enum db_type[]){DB_TEXT, DB_TEXT, DB_BIGINT});
-    enum status status = db_pipeline_begin_checked(conn, error);
-    if (status == STATUS_OK)
-        status = db_pipeline_add_checked(conn, &begin, NULL, error);
-    if (status == STATUS_OK)
-        status = db_pipeline_add_checked(conn, &meta, params, error);
-    if (status == STATUS_OK && load->base)
-        status = refdata_delta_ask(load, conn, error);
-    return status;
-}
-
 static enum status open_once(const struct refdata_load *load, struct db_conn *conn, int64_t deadline_ns,
                              struct opened *opened, struct error *error)
 {
     struct db_result *results[QUESTIONS] = {NULL};
-    enum status status = ask(load, conn, error);
-    if (status == STATUS_OK)
-        status = db_pipeline_end(conn, deadline_ns, results, load->base ? QUESTIONS : CHANGES, NULL, error);
+    db_pipeline_begin(conn);
+    db_pipeline_add(conn, &begin_sql, DB_NO_PARAMS);
+    db_pipeline_add(conn, &meta_sql,
+                    DB_PARAMS(db_text(load->tenant), db_text(load->dictionary->code),
+                              db_i64(load->has_held ? load->held_version + 1 : -1)));
+    if (load->base)
+        refdata_delta_ask(load, conn);
+    enum status status =
+        db_pipeline_end(conn, deadline_ns, results, load->base ? QUESTIONS : CHANGES, NULL, error);
     if (status == STATUS_OK) {
         take_version(results[META], &opened->committed);
         enum history history = compare_history(load, &opened->committed, results[META]);

@@ -12,17 +12,18 @@
 #include "modules/refdata/query/watch_inside.h"
 
 /* Both by the unique index on (tenant_id, dict_code, version). */
-static const char keys_sql[] =
-    "select k.key, max(e.version)"
-    "  from refdata.outbox_event e, unnest(e.keys) as k(key)"
-    " where e.tenant_id = $1 and e.dict_code = $2 and e.version > $3 and e.version <= $4"
-    " group by k.key order by 2, 1";
+static const struct db_statement keys_sql =
+    DB_STATEMENT("select k.key, max(e.version)"
+                 "  from refdata.outbox_event e, unnest(e.keys) as k(key)"
+                 " where e.tenant_id = $1 and e.dict_code = $2 and e.version > $3 and e.version <= $4"
+                 " group by k.key order by 2, 1");
 /* The last version that is not kept, or does not know its keys: nobody before it can be told all. */
-static const char gap_sql[] = "select max(v.version)"
-                              "  from generate_series($3::bigint + 1, $4::bigint) as v(version)"
-                              "  left join refdata.outbox_event e on e.tenant_id = $1 and e.dict_code = $2"
-                              "       and e.version = v.version"
-                              " where e.keys is null";
+static const struct db_statement gap_sql =
+    DB_STATEMENT("select max(v.version)"
+                 "  from generate_series($3::bigint + 1, $4::bigint) as v(version)"
+                 "  left join refdata.outbox_event e on e.tenant_id = $1 and e.dict_code = $2"
+                 "       and e.version = v.version"
+                 " where e.keys is null");
 
 struct touched {
     struct str key;
@@ -51,26 +52,23 @@ struct refdata_history {
 
 /* ---- on a worker ---- */
 
-static enum status run_query(const struct refdata_history *history, struct db_conn *conn, const char *sql,
-                             int64_t deadline_ns, struct db_result **result, struct error *error)
+static enum status run_query(const struct refdata_history *history, struct db_conn *conn,
+                             const struct db_statement *sql, int64_t deadline_ns, struct db_result **result,
+                             struct error *error)
 {
-    struct db_statement statement;
-    char from[24], to[24];
-    snprintf(from, sizeof from, "%lld", (long long)history->from);
-    snprintf(to, sizeof to, "%lld", (long long)history->to);
-    db_statement_init(&statement, sql, 4, (const enum db_type[]){DB_TEXT, DB_TEXT, DB_BIGINT, DB_BIGINT});
-    const struct db_param params[] = {
-        {history->tenant}, {history->dictionary->code}, {str_from(from)}, {str_from(to)}};
-    return db_query(conn, &statement, params, deadline_ns, result, error);
+    return db_query(conn, sql,
+                    DB_PARAMS(db_text(history->tenant), db_text(history->dictionary->code),
+                              db_i64(history->from), db_i64(history->to)),
+                    deadline_ns, result, error);
 }
 
 /* The keys first: what is deleted in between shows as a gap. */
 static enum status read_outbox(struct refdata_history *history, struct db_conn *conn, int64_t deadline_ns)
 {
     struct db_result *keys = NULL, *gap = NULL;
-    enum status status = run_query(history, conn, keys_sql, deadline_ns, &keys, &history->error);
+    enum status status = run_query(history, conn, &keys_sql, deadline_ns, &keys, &history->error);
     if (status == STATUS_OK)
-        status = run_query(history, conn, gap_sql, deadline_ns, &gap, &history->error);
+        status = run_query(history, conn, &gap_sql, deadline_ns, &gap, &history->error);
     if (status == STATUS_OK) {
         history->gap = db_result_is_null(gap, 0, 0) ? history->from : db_result_i64(gap, 0, 0);
         history->count = db_result_rows(keys);

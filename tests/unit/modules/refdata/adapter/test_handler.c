@@ -59,7 +59,7 @@ static void table_is(struct rig *rig, const char *sql, const char *expected)
     struct error error = {0};
     struct buf text;
     buf_init(&text);
-    db_statement_init(&statement, sql, 0, NULL);
+    statement = db_statement_of(str_from(sql));
     if (db_query(conn, &statement, NULL, soon(), &result, &error) != STATUS_OK)
         fail_msg("%s", error.message);
     for (size_t row = 0; row < db_result_rows(result); row++)
@@ -78,7 +78,7 @@ static void run(struct rig *rig, const char *sql)
     struct db_conn *conn = acquire(rig);
     struct db_statement statement;
     struct error error = {0};
-    db_statement_init(&statement, sql, 0, NULL);
+    statement = db_statement_of(str_from(sql));
     if (db_exec(conn, &statement, NULL, soon(), NULL, &error) != STATUS_OK)
         fail_msg("%s", error.message);
     db_release(conn);
