@@ -49,7 +49,7 @@ static void get_readiness(struct http_request *request)
     send_health(request, true);
 }
 
-/* Alive means: a loop answers. What the process depends on is readiness's concern; restarting it would help nobody. */
+/* Alive means: a loop answers. Dependencies belong to readiness: a restart does not repair them. */
 static void get_liveness(struct http_request *request)
 {
     http_send(request, &(struct http_response){

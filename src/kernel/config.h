@@ -6,7 +6,7 @@
  * at that place. $${NAME} stands for the text ${NAME}; a dollar before anything else is just a dollar.
  *
  * Everything read lives in the configuration's arena and is constant afterwards, so any thread may read it. Loading
- * reads the environment: nobody may change that meanwhile. */
+ * reads the environment, which must not change meanwhile. */
 #ifndef FRESHET_KERNEL_CONFIG_H
 #define FRESHET_KERNEL_CONFIG_H
 

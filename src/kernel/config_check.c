@@ -15,7 +15,7 @@ struct str config_fallback_entries(const struct setting_row *row)
     return text.len > 0 ? text : STR_NONE;
 }
 
-/* The default must be a value that the row would accept from a file; the empty one says "absent" and always is. */
+/* The default must be a value that the row would accept from a file; the empty one means "absent" and is always accepted. */
 static const char *fallback_mistake(const struct setting_row *row)
 {
     int64_t value = 0;

@@ -67,7 +67,7 @@ static const char *default_of(const struct setting_row *row)
 
 /* ---- terminal ---- */
 
-/* Words of `text` in lines of at most COLUMNS_MAX, each behind `indent` spaces. */
+/* Words of `text` in lines of at most COLUMNS_MAX, each after `indent` spaces. */
 static void put_wrapped(struct buf *out, struct str text, size_t indent)
 {
     struct str word;

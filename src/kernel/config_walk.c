@@ -18,7 +18,7 @@ static struct str text_of(const yaml_node_t *node)
     return str_of((const char *)node->data.scalar.value, node->data.scalar.length);
 }
 
-/* Nothing behind the key, or YAML's words for it. */
+/* Nothing after the key, or YAML's words for it. */
 static bool is_null(const yaml_node_t *node)
 {
     static const char *const words[] = {"", "~", "null", "Null", "NULL"};

@@ -82,7 +82,7 @@ static const char *hint_for(const char *problem)
     return "";
 }
 
-/* A tab in the indentation of the line at fault: libyaml speaks of tokens then, which helps nobody. */
+/* A tab in the indentation of the line at fault: libyaml's own message names only tokens. */
 static bool report_tab(struct str source, struct setting_place place, struct config_report *report)
 {
     size_t at = config_place_byte(source, (struct setting_place){place.line, 1});

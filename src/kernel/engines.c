@@ -97,7 +97,7 @@ const struct setting_row kernel_nats_rows[] = {
     {.name = NULL},
 };
 
-/* ---- for those who open connections ---- */
+/* ---- for callers that open connections ---- */
 
 const struct kernel_kafka *kernel_kafka(const struct kernel *kernel)
 {

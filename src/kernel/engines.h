@@ -56,7 +56,7 @@ const char *kernel_login_password(const struct kernel_login *login);
 
 /* HOST:PORT or [IPV6]:PORT, with a port that one can connect to. */
 bool kernel_address_is_good(struct str address);
-/* What the file alone can tell: addresses, files that are there, passwords of engines that are used. */
+/* Checks what the file allows: addresses, files that are there, passwords of engines that are used. */
 enum status kernel_engines_check(const struct config *config, struct error *error) MUST_CHECK;
 
 extern const struct setting_row kernel_kafka_rows[], kernel_redis_rows[], kernel_nats_rows[];

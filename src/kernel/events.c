@@ -13,7 +13,7 @@ enum {
     TOPICS_MAX = 16,
     OWN_CONNECTIONS = 2, /* of the embedded bus: publishing and upkeep */
     ANSWERERS =
-        2, /* handlers more where handlers ask one another: who waits must not keep who answers from it */
+        2, /* more handlers where handlers call one another: one that waits must not block the one that answers */
 };
 
 struct topics {
@@ -72,7 +72,7 @@ static void add_topic(const struct kernel_topic *wanted, void *arg)
     };
 }
 
-/* Of every module, also of those that do not run here: who reads a topic need not be its owner. */
+/* Of every module, also of those that do not run here: a reader of a topic need not be its owner. */
 static void list_topics(const struct kernel *kernel, struct topics *all)
 {
     *all = (struct topics){.settings = kernel_bus(kernel)};

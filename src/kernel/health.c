@@ -1,4 +1,4 @@
-/* Health: gathers what the modules say into one JSON body. It decides nothing about them, only adds up. */
+/* Health: gathers the modules' health into one JSON body. */
 #include "kernel/health.h"
 
 #include "base/json.h"

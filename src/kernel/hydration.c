@@ -1,5 +1,5 @@
-/* Hydration's place in a process: one engine beside the store, for every module that asks or answers. Modules say in start()
- * what they ask for; before the loops run, whoever reads the log is told of a type that nobody can answer for. */
+/* Hydration's place in a process: one engine beside the store, for every module that looks entities up or owns them. Modules
+ * register the types they look up in start(); before the loops run, a type without an owner is logged. */
 #include "hydration/hydration.h"
 
 #include "base/log.h"
@@ -65,7 +65,7 @@ void kernel_hydration_start(struct kernel_store *store)
         kernel_retention_add(store->kernel, &rules[i]);
 }
 
-/* ---- who asks for what ---- */
+/* ---- the types that modules look up ---- */
 
 static bool is_consumed(const struct kernel_store *store, struct str type)
 {

@@ -272,7 +272,7 @@ static enum status start_server(struct kernel *kernel, struct error *error)
             .limits = kernel_http_limits(http),
             .gate = kernel_gate,
             .gate_context = kernel,
-            .idempotency = kernel_door,
+            .idempotency = kernel_idempotency_step,
             .on_idempotency_end = kernel_leave,
             .idempotency_context = kernel,
             .share_of = kernel_share_of,

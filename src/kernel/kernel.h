@@ -43,7 +43,7 @@ struct module {
     void (*complete)(struct config *config, void *section);
     /* Checks that need no server: templates, references between settings. Errors carry file, line, column, field. */
     enum status (*check)(const struct config *config, const void *section, struct error *error);
-    /* What the module's section says about authentication (the seed keeps the tenant claim under refdata). */
+    /* The authentication settings of the module's section (the seed keeps the tenant claim under refdata). */
     void (*adjust_auth)(const void *section, struct auth_settings *auth);
     /* The databases the section names, for migrations: calls fn for each. */
     void (*each_database)(struct config *config, const void *section,

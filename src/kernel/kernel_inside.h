@@ -57,11 +57,11 @@ struct kernel {
     struct http_server *server;
     struct idempotency *idempotency;
     int64_t stop_deadline_ns; /* stopTimeout after the signal; 0 = a start that failed */
-    atomic_bool stopping;     /* readiness says DOWN while requests in flight are finished */
+    atomic_bool stopping;     /* readiness is DOWN while requests in flight are finished */
 };
 
 bool kernel_wants_module(const struct kernel *kernel, const struct module *module); /* by its roles */
-http_step_fn kernel_gate, kernel_door; /* context: struct kernel */
+http_step_fn kernel_gate, kernel_idempotency_step; /* context: struct kernel */
 void kernel_leave(struct http_request *request, void *context);
 uint64_t kernel_share_of(const struct http_request *request); /* its tenant's, of the memory for bodies */
 extern const struct http_route kernel_actuator_routes[];      /* open to everyone; context: struct kernel */
@@ -76,9 +76,9 @@ struct http_limits kernel_http_limits(const struct kernel_http_settings *http);
 
 /* Waits for signals and a changed file; returns when it is time to stop. */
 void kernel_watch(struct kernel *kernel);
-/* Reads the file anew and hands it to everybody; a bad one is refused whole. */
+/* Reads the file anew and passes it to all modules; an invalid one is refused whole. */
 void kernel_reload(struct kernel *kernel);
-/* auth.* with what the modules' sections say about it. */
+/* auth.* with the auth settings of the modules' sections. */
 struct auth_settings kernel_auth_settings(const struct config *config, const struct module *const *modules);
 
 #endif

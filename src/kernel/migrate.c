@@ -53,7 +53,7 @@ static void migrate_database(const struct db_target *target, void *arg)
         db_pool_destroy(pool);
 }
 
-/* The store; without a database for it there is nothing to say, since no role that needs one can start. */
+/* The store; without a database for it nothing is reported, since no role that needs one can start. */
 static int migrate_store(struct config *config, const struct module *const *modules)
 {
     const struct kernel_postgres *own = config_section(config, "postgres");

@@ -11,7 +11,7 @@ struct kernel;
 
 struct kernel_site {
     struct arena arena;      /* the target's texts, which outlive the configuration they came from */
-    struct db_target target; /* for those who open connections of their own */
+    struct db_target target; /* for callers that open connections of their own */
     struct db_pool *pool;
     bool migrates;        /* creates and migrates the schema, or only checks that it is there (C10) */
     atomic_bool is_ready; /* the schema is in place; set once, by kernel_site_prepare() */

@@ -1,12 +1,12 @@
 /* The store: the PostgreSQL that the modules' own tables live in, and the bus that carries their events (C2, C10).
  *
- * Where: `postgres:` of the file; without it the first database that a module's section names (refdata's). Only where a
- * module that keeps something there runs. Nobody waits for it at the start: the schema is put in place (or, where migrations
- * are somebody else's, looked for) in the background, again and again until it is there; then, on the home loop, modules
- * subscribe, the bus starts, and each module is told by on_store(). Till then, and whenever PostgreSQL does not answer,
- * requests that need it get 503.
+ * Where: `postgres:` of the file; without it the first database that a module's section names (refdata's). It exists
+ * only where a module that uses it runs. The start does not wait for it: a task migrates the schema (or, where migrations are
+ * applied by other means, checks it) and retries until it is ready; then, on the home loop, modules subscribe, the bus starts,
+ * and on_store() of each module is called. Until then, and whenever PostgreSQL does not answer, requests that need the store
+ * get 503.
  *
- * refdata keeps databases of its own and is not concerned. */
+ * refdata has databases of its own and does not use the store. */
 #ifndef FRESHET_KERNEL_STORE_H
 #define FRESHET_KERNEL_STORE_H
 
@@ -16,7 +16,7 @@
 struct outbox;
 struct outbox_config;
 
-/* ---- for modules: valid from start() to destroy() of a module whose row says keeps_store ---- */
+/* ---- for modules: valid from start() to destroy() of a module with keeps_store ---- */
 struct loop *kernel_store_loop(struct kernel *kernel); /* the home loop: timers, notices, on_store() */
 struct db_pool *kernel_store_pool(struct kernel *kernel);
 /* For what the modules do in the background: publishing, delivering, retention, handlers of events. Not for requests. */
@@ -27,8 +27,8 @@ struct bus *kernel_events(struct kernel *kernel);        /* NULL before subscrib
 /* The stream of NATS that has this topic; NULL where PostgreSQL carries events, or the bus chose the name. */
 const char *kernel_events_stream(const struct kernel *kernel, const char *topic);
 bool kernel_events_are_up(const struct kernel *kernel); /* does NATS answer? Always true on PostgreSQL */
-/* In start(): an outbox engine over a table in the store, whose loop, workers and target need not be said. It starts behind
- * on_store(), finishes what it claimed before modules stop, and is destroyed behind them: a module only wakes it. */
+/* In start(): an outbox engine over a table in the store, whose loop, workers and target are the store's. It starts after
+ * on_store(), finishes what it claimed before modules stop, and is destroyed after them: a module only wakes it. */
 enum status kernel_outbox_create(struct kernel *kernel, const struct outbox_config *config,
                                  struct outbox **outbox, struct error *error) MUST_CHECK;
 
@@ -44,17 +44,17 @@ void kernel_hydration_consumes(struct kernel *kernel, const char *entity_type);
 bool kernel_store_find(struct config *config, const struct module *const *modules, struct db_target *target);
 
 /* ---- topics of events, as modules' sections name them ----
- * Whoever publishes a topic names it with its partitions; whoever reads it may name it too, without, behind its owner: what
- * is said there is laid over, but for a stream, which must be the owner's. */
+ * The module that publishes a topic names it with its partitions. A module that reads it may name it after its owner, without
+ * partitions: its settings override the owner's, except the stream, which must be the same. */
 struct kernel_topic {
     struct bus_topic topic; /* its name in PostgreSQL */
     /* In NATS, with one partition: exactly this stream and this subject. NULL: by the topic's name. */
     const char *stream, *subject;
-    bool is_plain_in_nats;    /* there it is a subject that nobody keeps: no stream */
+    bool is_plain_in_nats;    /* there it is a subject without a stream: not stored */
     const char *stream_field; /* a reader's: where its stream was named, for errors */
     struct setting_place stream_place;
     int64_t duplicate_window_ms; /* 0 = the driver's */
-    /* Of the bus as a whole in NATS, as bus_nats.h describes them: one topic says so for all. NULL and 0 = the driver's. */
+    /* Of the bus as a whole in NATS, as bus_nats.h describes them: one topic sets them for all. NULL and 0 = the driver's. */
     const char *advisory_stream, *terminated_stream;
     int64_t ack_wait_ms;
 };

@@ -42,7 +42,7 @@ struct kernel_store {
 };
 
 /* ---- events.c: on the home loop ---- */
-/* Opens the bus, has modules subscribe, starts it. Nothing is left behind by a failure. */
+/* Opens the bus, has modules subscribe, starts it. A failure leaves nothing open. */
 enum status kernel_events_open(struct kernel_store *store, struct error *error) MUST_CHECK;
 /* Of the configuration alone: topics that modules name must be the same ones. */
 enum status kernel_events_check(const struct config *config, const struct module *const *modules,
@@ -60,11 +60,11 @@ enum status kernel_hydration_open(struct kernel_store *store,
                                   struct error *error) MUST_CHECK;
 void kernel_hydration_start(struct kernel_store *store); /* home loop: the schema stands */
 void kernel_hydration_warn(
-    const struct kernel_store *store); /* modules have started: who asks for what nobody has? */
+    const struct kernel_store *store); /* after modules have started: logs types without an owner */
 
 const char *kernel_host_name(void); /* HOSTNAME, or the machine's */
 
-/* What the file alone can tell of `postgres:`. */
+/* Checks `postgres:` as far as the file allows. */
 enum status kernel_store_check(const struct config *config, struct error *error) MUST_CHECK;
 
 /* ---- the process's life: kernel.c, all no-ops without a store ---- */
@@ -75,7 +75,7 @@ void kernel_store_begin_stop(struct kernel *kernel);  /* before modules stop: ou
 void kernel_store_finish_stop(struct kernel *kernel); /* after modules have; loops still run */
 void kernel_store_destroy(struct kernel *kernel);     /* after modules are gone, before the loops are */
 void kernel_store_health(const struct kernel *kernel, struct health *health);
-/* Of a module that has nothing to say itself. */
+/* Of a module that reports none itself. */
 void kernel_store_role_health(const struct kernel *kernel, const struct module *module,
                               struct health *health);
 

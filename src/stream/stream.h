@@ -1,22 +1,22 @@
 /* Live streams: one broadcaster for everything that many connections follow at once.
  *
- * What a topic says is a chain of immutable segments, each encoded once, whoever follows. A subscriber is a finger on
- * that chain: its whole state is a segment and an offset, its work a copy into the socket.
+ * A topic is a chain of immutable segments, each encoded once for all subscribers. A subscriber is a finger on that chain: its
+ * whole state is a segment and an offset, its work a copy into the socket.
  *
  *     first ─→ segment ─→ segment ─→ segment ─→ newest          kept: bounded by positions and bytes
  *       ↑         ↑                     ↑
- *     finger    finger (behind)       finger (up to date)       behind `first`: cut off
+ *     finger    finger (behind)       finger (up to date)       before `first`: cut off
  *
- * A segment leads from one position to another (a version, a sequence number). Who comes back says which position it has
- * and goes on from there, while that is kept.
+ * A segment leads from one position to another (a version, a sequence number). A client that reconnects sends its position and
+ * continues from there while that is kept.
  *
- * Who is further behind than that, where what was said is written down somewhere, is led up to the chain page by page: one
- * page is read when the one before it has been given, however slowly, until the next position is one that is kept. So nothing
- * need be kept for those who come, and of what has been quiet for a heartbeat nothing is.
+ * Where the topic has pages (a table, for example), a client with an older position gets them first: a page is read when the
+ * one before it has been sent, until the next position is kept. So nothing is kept for clients to come, and a topic that was
+ * quiet for a heartbeat keeps nothing.
  *
  * Threads: a topic has one owner, a loop, which alone publishes, admits and closes. Subscribers live on the loops of
- * their connections; one message per loop and segment wakes them. Nobody waits for a slow one: it is left behind, and
- * cut off when what it stands on is no longer kept. */
+ * their connections; one message per loop and segment wakes them. A slow subscriber delays
+ * no other: it is cut off when its segment is no longer kept. */
 #ifndef FRESHET_STREAM_STREAM_H
 #define FRESHET_STREAM_STREAM_H
 
@@ -28,9 +28,9 @@
 /* ---- segments: immutable, counted; any thread ---- */
 struct stream_segment;
 
-struct stream_step {    /* what a segment says */
+struct stream_step {    /* what a segment covers */
     int64_t from, to;   /* positions; equal where it only puts something right */
-    bool can_be_joined; /* makes sense to somebody standing between `from` and `to` too */
+    bool can_be_joined; /* is valid for a subscriber between `from` and `to` too */
     unsigned lines;     /* for the metrics */
     struct str bytes;   /* whole lines; copied */
 };
@@ -43,7 +43,7 @@ struct stream_topic;
 struct stream_subscriber;
 
 struct stream_limits {
-    int64_t positions_max; /* kept behind the newest */
+    int64_t positions_max; /* kept before the newest */
     size_t bytes_max;      /* of them; the newest segment is kept whatever its size */
     int64_t heartbeat_ms;  /* after so long without a segment */
 };
@@ -52,19 +52,19 @@ struct stream_config {
     struct loop_group *loops;
     struct loop *owner;
     struct stream_limits limits;
-    /* Lines that say where a subscriber stands: at its beginning when there is nothing to catch up with, and when it
+    /* Lines with a subscriber's position: at its beginning when there is nothing to catch up with, and when it
      * has been quiet. On any loop. */
     void (*put_greeting)(struct buf *out, int64_t position);
     void (*put_heartbeat)(struct buf *out, int64_t position);
-    bool greets_all; /* the greeting is everybody's, once there is nothing more to catch up with */
-    /* The last line of who is cut off: all up to `position` was given. NULL = the connection is cut without a word. */
+    bool greets_all; /* every subscriber gets the greeting, once it has caught up */
+    /* The last line of a subscriber that is cut off: it has everything up to `position`. NULL = no such line. */
     void (*put_goodbye)(struct buf *out, int64_t position);
     /* On the owner, for those admitted as is_paged: what follows `after`? Answered on the owner too, once, by
      * stream_page_give() or stream_page_refuse(), also when the process is stopping. */
     void (*read_page)(void *context, struct stream_subscriber *subscriber, int64_t after);
     /* On the request's loop: answer it by stream_send(). `position` is the newest one. */
     void (*on_admitted)(struct http_request *request, struct stream_subscriber *subscriber, int64_t position);
-    void (*on_idle)(void *context); /* on the owner: nobody follows any more; may close the topic */
+    void (*on_idle)(void *context); /* on the owner: the last subscriber left; may close the topic */
     void *context;                  /* of both, until the topic is closed */
     struct metric_series *subscribers, *lines, *cuts; /* a gauge and two counters */
 };
@@ -75,21 +75,19 @@ void stream_topic_set_limits(struct stream_topic *topic, const struct stream_lim
 int64_t stream_topic_position(const struct stream_topic *topic); /* the newest */
 /* Takes over the caller's reference. It must lead on from the newest position. */
 void stream_topic_publish(struct stream_topic *topic, struct stream_segment *segment);
-bool stream_topic_reaches(const struct stream_topic *topic,
-                          int64_t after);                    /* is everything behind it kept? */
-size_t stream_topic_count(const struct stream_topic *topic); /* of subscribers */
+bool stream_topic_reaches(const struct stream_topic *topic, int64_t after); /* is everything after it kept? */
+size_t stream_topic_count(const struct stream_topic *topic);                /* of subscribers */
 /* Subscribers get what was published, then their streams end. The topic is no longer the caller's. */
 void stream_topic_close(struct stream_topic *topic);
 
-/* Somebody wants to follow: a request parked as `ref`, on whatever loop. */
+/* A new subscriber: a request parked as `ref`, on any loop. */
 struct stream_entry {
     struct loop_park_ref ref;
     int64_t after; /* the position it has, or that `opening` brings it to: must be reached */
-    /* What it is given first, from `opening_offset` on; NULL = nothing. Referenced anew. */
+    /* Sent first, from `opening_offset` on; NULL = nothing. The topic takes a reference of its own. */
     struct stream_segment *opening;
     size_t opening_offset;
-    bool
-        is_paged; /* `after` may be anything: it is led on from there, and waits where nothing was said yet */
+    bool is_paged; /* `after` may be any position: pages follow from there; past the end, it waits */
 };
 void stream_topic_admit(struct stream_topic *topic, const struct stream_entry *entry);
 

@@ -38,7 +38,7 @@ struct stream_subscriber {
     int64_t expires_at_s;
     uint32_t beats; /* heartbeats of its loop it has had, or did not need */
     bool greets;
-    bool is_ending; /* behind the opening nothing follows */
+    bool is_ending; /* nothing follows the opening */
 
     /* Led on page by page, if is_paged. It is the owner's from asking until it is handed back, and the loop's otherwise. */
     struct loop_message gone_message; /* the loop's, when it is released meanwhile */
@@ -58,7 +58,7 @@ struct stream_local {
     struct stream_topic *topic;
     struct loop *loop;
     struct stream_subscriber *subscribers;
-    uint64_t cut_sequence; /* who stands before it is cut off */
+    uint64_t cut_sequence; /* subscribers before it are cut off */
     uint32_t beats;
     bool is_closed;
     struct loop_timer heartbeat;
@@ -74,11 +74,11 @@ struct stream_topic {
     atomic_llong heartbeat_ms;
 
     /* the owner's alone */
-    struct stream_segment *first;  /* referenced: where who has caught up least may stand */
+    struct stream_segment *first;  /* referenced: the oldest segment a subscriber may be at */
     struct stream_segment *newest; /* the chain's end; held by the chain */
-    struct stream_segment **kept;  /* behind `first`, in order; held by the chain */
+    struct stream_segment **kept;  /* after `first`, in order; held by the chain */
     size_t kept_start, kept_end, kept_capacity, kept_bytes;
-    uint64_t cut_sequence;   /* who stands before it is cut off */
+    uint64_t cut_sequence;   /* subscribers before it are cut off */
     uint64_t quiet_sequence; /* the newest when it was last quiet */
     struct loop_timer quiet;
     size_t subscriber_count;
@@ -101,7 +101,7 @@ loop_message_fn stream_subscriber_arrive;
 loop_message_fn stream_subscriber_resume; /* it is the loop's again */
 /* topic.c, on the owner */
 loop_message_fn stream_subscriber_left; /* it is gone */
-/* The segment whose end is where somebody with position `after` stands, or NULL. */
+/* The segment that ends at position `after`, or NULL. */
 struct stream_segment *stream_topic_find(const struct stream_topic *topic, int64_t after);
 loop_message_fn stream_subscriber_ask;  /* all it had was given */
 loop_message_fn stream_subscriber_gone; /* released while it was the owner's */

@@ -39,7 +39,7 @@ static void detach(struct stream_subscriber *subscriber)
 
 static void on_wake_message(struct loop *loop, struct loop_message *message);
 
-/* One that took all it was given did not fall behind: more was said at once than is kept. */
+/* One that read all it was given is not slow: more was published at once than is kept. */
 static bool can_be_led(const struct stream_subscriber *subscriber)
 {
     return subscriber->is_paged && subscriber->offset == subscriber->at->len;
@@ -61,7 +61,7 @@ static void wake(struct stream_subscriber *subscriber, const struct stream_local
     http_stream_wake(subscriber->ref);
 }
 
-/* Whoever joins meanwhile stands before the pass and needs no waking. */
+/* Subscribers that join meanwhile stand before the pass and need no wake. */
 static void wake_some(struct stream_local *local)
 {
     for (unsigned i = 0; i < WAKES_PER_TICK && local->wake_next; i++) {
@@ -92,7 +92,7 @@ static void on_wake_message(struct loop *loop, struct loop_message *message)
 
 static void wake_all(struct stream_local *local)
 {
-    if (local->is_waking) { /* those behind the pass are woken again, those before it once */
+    if (local->is_waking) { /* those after the pass are woken again, those before it once */
         local->wake_again = true;
         return;
     }
@@ -123,7 +123,7 @@ void stream_local_advance(struct stream_local *local, uint64_t cut_sequence)
     local->cut_sequence = cut_sequence;
     if (!local->subscribers)
         return;
-    start_heartbeat(local); /* what was just said says that we live */
+    start_heartbeat(local); /* a segment just sent is as good as a heartbeat */
     wake_all(local);
 }
 
@@ -245,7 +245,7 @@ static enum http_source_state produce(void *context, struct buf *out, size_t roo
 
 /* ---- coming and going ---- */
 
-/* Back to the owner, who counts and frees it. */
+/* Back to the owner, which counts and frees it. */
 static void leave(struct stream_subscriber *subscriber)
 {
     stream_segment_unref(subscriber->opening);

@@ -165,8 +165,8 @@ static void trim(struct stream_topic *topic)
     }
 }
 
-/* Nothing was said for a while, so everybody has it all, and who comes is led on by pages: nothing need be kept, that
- * thousands may be quiet. Who is slow keeps for itself what it has not read, until it is quiet once more. */
+/* Nothing was published for a while: subscribers are up to date, and new ones start with pages, so that a quiet topic keeps
+ * nothing. A slow subscriber's references keep what it has not read, until the next quiet period. */
 static void on_quiet(struct loop_timer *timer)
 {
     struct stream_topic *topic = CONTAINER_OF(timer, struct stream_topic, quiet);
@@ -203,7 +203,7 @@ void stream_topic_publish(struct stream_topic *topic, struct stream_segment *seg
     stream_ahead_advance(topic);
 }
 
-/* ---- who follows ---- */
+/* ---- subscribers ---- */
 
 struct stream_segment *stream_topic_find(const struct stream_topic *topic, int64_t after)
 {

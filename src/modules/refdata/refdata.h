@@ -35,8 +35,8 @@ struct refdata {
     struct worker_pool *loaders, *readers; /* of loads and sweeps; of questions to the primary */
     struct refdata_table *own;             /* the table readers get copies of */
     struct loop_tick publish_tick;
-    struct refdata_holding **graveyard; /* dropped since the table was last published */
-    size_t grave_count, grave_capacity;
+    struct refdata_holding **retired; /* dropped since the table was last published */
+    size_t retired_count, retired_capacity;
     struct refdata_queue full_loads, delta_loads;
     uint64_t memory_bytes;
     struct refdata_sweep *sweeps; /* one per database, a list */

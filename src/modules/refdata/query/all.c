@@ -71,11 +71,11 @@ struct walk {
     struct cache_snapshot *snapshot; /* referenced */
     struct cache_cursor cursor;
     uint64_t left;        /* items still to give */
-    struct str separator; /* "," between items, "\n" behind each */
+    struct str separator; /* "," between items, "\n" after each */
     bool separate_first;  /* the separator stands before the next item */
     struct str item;      /* the one being given, from `offset` on */
     size_t offset;
-    char *head, *tail; /* before and behind the items; NULL = none */
+    char *head, *tail; /* before and after the items; NULL = none */
     size_t head_len, tail_len, head_at, tail_at;
 };
 
@@ -148,7 +148,7 @@ static struct walk *start_walk(const struct refdata_reading *reading, struct str
 
 /* ---- the two forms ---- */
 
-/* One address, two forms: caches must know what told them apart. */
+/* One address, two forms: caches must know the header that selects one. */
 static struct str headers_of(struct http_request *request, const struct refdata_reading *reading)
 {
     return arena_printf(request->arena, "%.*sVary: Accept\r\n", STR_ARG(refdata_reading_headers(reading)));

@@ -1,6 +1,6 @@
 /* Audits (R16): every digestCheckInterval a pair that is kept fresh by DELTA reloads is built both ways, by its changes
- * and from everything, in one transaction, and the digests are compared. They differ when somebody changed data and told
- * nobody which: the pair is then loaded in full.
+ * and from everything, in one transaction, and the digests are compared. They differ when data was changed
+ * without naming its keys: the pair is then loaded in full.
  *
  * One at a time per database and beside the loads, so that freshness does not wait for it. */
 #include <stdlib.h>

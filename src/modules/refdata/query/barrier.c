@@ -1,4 +1,4 @@
-/* The barrier's two halves: a reader's own loop parks and answers it, the home loop knows who waits for what. They speak
+/* The barrier's two halves: a reader's own loop parks and answers it, the home loop knows the waiting requests. They speak
  * by messages; neither touches the other's memory. */
 #include "modules/refdata/query/barrier.h"
 
@@ -117,7 +117,7 @@ static void post_error(struct loop_park_ref ref, enum status status, const char 
 
 static const char refused_text[] = "the dictionary's configuration was refused by PostgreSQL";
 
-/* ---- home: those who wait for a reload ---- */
+/* ---- home: waiting for a reload ---- */
 
 static int64_t local_version(const struct refdata_holding *holding)
 {
@@ -239,7 +239,7 @@ static void decide(struct refdata_holding *holding, const struct refdata_decidin
             clock_mono_ns());
 }
 
-static void decide_all(struct refdata_holding *holding, struct refdata_deciding *aboard,
+static void decide_all(struct refdata_holding *holding, struct refdata_deciding *asked,
                        const struct refdata_committed *committed)
 {
     bool lost = is_lost(holding, committed);
@@ -247,23 +247,23 @@ static void decide_all(struct refdata_holding *holding, struct refdata_deciding 
     if (lost)
         refdata_schedule_want(holding, 0);
     else if (committed->version > local_version(holding))
-        refdata_schedule_urge(holding, committed->version); /* somebody waits: neither jitter nor debounce */
-    while (aboard) {
-        struct refdata_deciding *next = aboard->next;
-        decide(holding, aboard, committed->version, lost);
-        free(aboard);
-        aboard = next;
+        refdata_schedule_urge(holding, committed->version); /* a request waits: neither jitter nor debounce */
+    while (asked) {
+        struct refdata_deciding *next = asked->next;
+        decide(holding, asked, committed->version, lost);
+        free(asked);
+        asked = next;
     }
 }
 
 /* Those whose question was answered in vain: they start over, with what is in force now. */
-static void send_back(struct refdata_deciding *aboard)
+static void send_back(struct refdata_deciding *asked)
 {
-    while (aboard) {
-        struct refdata_deciding *next = aboard->next;
-        post_start_over(aboard->ref, false);
-        free(aboard);
-        aboard = next;
+    while (asked) {
+        struct refdata_deciding *next = asked->next;
+        post_start_over(asked->ref, false);
+        free(asked);
+        asked = next;
     }
 }
 
@@ -271,26 +271,26 @@ static void on_version(void *context, struct refdata_primary_answer *answer)
 {
     struct refdata_holding *holding = context;
     struct refdata_barrier *barrier = &holding->barrier;
-    struct refdata_deciding *aboard = barrier->aboard;
-    bool outdated =
-        barrier->asked != holding->dictionary || atomic_load(&holding->dictionary->state) != REFDATA_READY;
-    barrier->aboard = NULL;
+    struct refdata_deciding *asked = barrier->asked;
+    bool outdated = barrier->definition != holding->dictionary ||
+                    atomic_load(&holding->dictionary->state) != REFDATA_READY;
+    barrier->asked = NULL;
     barrier->asking = false;
     if (holding->dropped) {
-        refuse_all(aboard, STATUS_UNAVAILABLE, "the dictionary is being reloaded");
+        refuse_all(asked, STATUS_UNAVAILABLE, "the dictionary is being reloaded");
         if (!holding->loading)
-            refdata_keeper_bury(holding);
+            refdata_keeper_retire(holding);
         return;
     }
     if (atomic_load(&holding->dictionary->state) == REFDATA_DISABLED) /* what it has is served, no more */
-        refuse_all(aboard, STATUS_DICTIONARY_UNAVAILABLE, refused_text);
+        refuse_all(asked, STATUS_DICTIONARY_UNAVAILABLE, refused_text);
     else if (outdated)
-        send_back(aboard);
+        send_back(asked);
     else if (answer->status != STATUS_OK)
-        refuse_all(aboard, STATUS_UNAVAILABLE, "the primary cannot be read");
+        refuse_all(asked, STATUS_UNAVAILABLE, "the primary cannot be read");
     else
-        decide_all(holding, aboard, &answer->committed);
-    if (barrier->boarding)
+        decide_all(holding, asked, &answer->committed);
+    if (barrier->queued)
         ask(holding);
 }
 
@@ -303,25 +303,25 @@ static bool within_rate(struct refdata_holding *holding)
     return barrier->asked_this_second++ < (unsigned)holding->refdata->barrier.checks_per_second;
 }
 
-/* One question at a time; those who came before it begins go along. */
+/* One query at a time, for all requests that came before it begins. */
 static void ask(struct refdata_holding *holding)
 {
     struct refdata_barrier *barrier = &holding->barrier;
     if (barrier->asking)
         return;
-    struct refdata_deciding *aboard = barrier->boarding;
-    barrier->boarding = NULL;
+    struct refdata_deciding *asked = barrier->queued;
+    barrier->queued = NULL;
     if (!within_rate(holding)) {
-        refuse_all(aboard, STATUS_OVERLOADED, "too many readers demand versions that are not here");
+        refuse_all(asked, STATUS_OVERLOADED, "too many readers demand versions that are not here");
         return;
     }
     barrier->asking = refdata_primary_ask(holding->refdata, holding->dictionary, holding->tenant, STR_NONE,
                                           on_version, holding);
-    barrier->asked = holding->dictionary;
+    barrier->definition = holding->dictionary;
     if (barrier->asking)
-        barrier->aboard = aboard;
+        barrier->asked = asked;
     else
-        refuse_all(aboard, STATUS_OVERLOADED, "too many reads from the primary at once");
+        refuse_all(asked, STATUS_OVERLOADED, "too many reads from the primary at once");
 }
 
 void refdata_barrier_refuse(struct refdata_holding *holding)
@@ -330,16 +330,16 @@ void refdata_barrier_refuse(struct refdata_holding *holding)
     for (size_t i = 0; i < barrier->waiting_count; i++)
         post_error(barrier->waiting[i].ref, STATUS_DICTIONARY_UNAVAILABLE, refused_text);
     barrier->waiting_count = 0;
-    refuse_all(barrier->boarding, STATUS_DICTIONARY_UNAVAILABLE, refused_text);
-    barrier->boarding = NULL;
+    refuse_all(barrier->queued, STATUS_DICTIONARY_UNAVAILABLE, refused_text);
+    barrier->queued = NULL;
 }
 
 void refdata_barrier_dissolve(struct refdata_holding *holding)
 {
     struct refdata_barrier *barrier = &holding->barrier;
     refdata_barrier_loaded(holding, INT64_MAX);
-    refuse_all(barrier->boarding, STATUS_UNAVAILABLE, "the dictionary is being reloaded");
-    barrier->boarding = NULL;
+    refuse_all(barrier->queued, STATUS_UNAVAILABLE, "the dictionary is being reloaded");
+    barrier->queued = NULL;
     free(barrier->waiting);
     barrier->waiting = NULL;
     barrier->waiting_capacity = 0;
@@ -380,12 +380,12 @@ static void on_decide(struct loop *loop, struct loop_message *loop_message)
         return;
     }
     struct refdata_deciding *deciding = memory_alloc(sizeof *deciding + message->keys_len);
-    *deciding = (struct refdata_deciding){.next = holding->barrier.boarding,
+    *deciding = (struct refdata_deciding){.next = holding->barrier.queued,
                                           .ref = message->ref,
                                           .version = message->version,
                                           .keys_len = message->keys_len};
     memcpy(deciding->keys, message->text + message->tenant_len + message->code_len, message->keys_len);
-    holding->barrier.boarding = deciding;
+    holding->barrier.queued = deciding;
     free(message);
     ask(holding);
 }

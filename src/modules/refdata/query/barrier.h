@@ -1,12 +1,12 @@
-/* The barrier (R7): a reader who sends X-Min-Version: N gets version N or later, or is told that N is not committed.
+/* The barrier (R7): a request with X-Min-Version: N gets version N or later, or 409 when N is not committed.
  *
  *     local ≥ N ─ memory
  *     else wait (barrier.waitMs) for a reload, which the demand itself sets off
  *     else ask the primary ─┬─ ≥ N: read the keys there, answer (postgres_fallback); the reload goes on
  *                           └─ < N: 409 VERSION_NOT_COMMITTED
  *
- * No thread waits. A made-up N is cheap: one question to the primary at a time per pair, which everybody who came before
- * it began shares, and no more than barrier.checksPerSecond of them. */
+ * No thread waits. A made-up N is cheap: one query of the primary at a time per pair, shared by all requests that came
+ * before it began, and no more than barrier.checksPerSecond of them. */
 #ifndef FRESHET_REFDATA_BARRIER_H
 #define FRESHET_REFDATA_BARRIER_H
 
@@ -39,9 +39,9 @@ bool refdata_barrier_reach(struct http_request *request, const struct refdata_re
 
 /* A version has been swapped in: those it satisfies start over. */
 void refdata_barrier_loaded(struct refdata_holding *holding, int64_t version);
-/* PostgreSQL refuses the definition: nobody waits for a later version. */
+/* PostgreSQL refuses the definition: no request waits for a later version. */
 void refdata_barrier_refuse(struct refdata_holding *holding);
-/* The holding goes: everybody starts over and finds out. */
+/* The holding is removed: every waiting request starts over. */
 void refdata_barrier_dissolve(struct refdata_holding *holding);
 
 #endif

@@ -1,4 +1,4 @@
-/* What changed since a snapshot (R16), as the outbox tells it: one row per version with the keys it touched.
+/* What changed since a snapshot (R16), from the outbox: one row per version with the keys it touched.
  *
  * Trusted only when it is whole: every version from the snapshot's own to the committed one, each with its keys, and not
  * more than loading everything would cost. Otherwise nothing is known, and the caller loads everything. */

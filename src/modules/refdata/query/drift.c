@@ -1,8 +1,8 @@
-/* Drift checks (R18): driftCheckSql of the pairs held, compared with what it said before. A value that moved while the
- * version did not means that somebody changes data behind the pods' backs: a metric and a log line, no decision.
+/* Drift checks (R18): driftCheckSql of the pairs held, compared with its previous value. A value that changed while the
+ * version did not means that data was changed without a new version: a metric and a log line report it.
  *
- * They run in a job of their own behind a sweep, one at a time per database, so that however slow they are no version is
- * seen later for it. Value and version are read in one transaction: a change that raised both is no drift. */
+ * They run in a job of their own after a sweep, one at a time per database, so that a slow check does not delay versions. Value
+ * and version are read in one transaction: a change of both is not drift. */
 #include <stdlib.h>
 
 #include "base/clock.h"
@@ -76,7 +76,7 @@ static void run_checks(struct worker_job *worker_job)
 {
     struct drift_job *job = (struct drift_job *)worker_job;
     enum status status = STATUS_OK;
-    /* Without a server the rest would only say the same. */
+    /* Without a server the rest would fail the same way. */
     for (size_t i = 0; i < job->count && status != STATUS_DB_DOWN && status != STATUS_CANCELLED; i++) {
         struct drift_check *check = &job->checks[i];
         struct error error = {0};

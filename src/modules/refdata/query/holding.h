@@ -13,7 +13,7 @@
 
 struct refdata;
 
-/* ---- who waits at the barrier (barrier.h), per holding ---- */
+/* ---- requests that wait at the barrier (barrier.h), per holding ---- */
 
 /* A reader waiting for a version. */
 struct refdata_waiting {
@@ -35,11 +35,11 @@ struct refdata_deciding {
 struct refdata_barrier { /* of one holding */
     struct refdata_waiting *waiting;
     size_t waiting_count, waiting_capacity;
-    struct refdata_deciding *boarding; /* for the next question */
-    struct refdata_deciding *aboard;   /* for the one under way */
+    struct refdata_deciding *queued; /* for the next query */
+    struct refdata_deciding *asked;  /* for the one under way */
     bool asking;
-    const struct refdata_dictionary *asked; /* by which definition; the question references it while asking */
-    int64_t second;                         /* of the rate limit */
+    const struct refdata_dictionary *definition; /* of the query under way, which references it */
+    int64_t second;                              /* of the rate limit */
     unsigned asked_this_second;
 };
 
@@ -77,11 +77,11 @@ struct refdata_holding {
     size_t waiter_count, waiter_capacity;
     struct refdata_queue *queue, *running_in; /* NULL = neither */
     struct refdata_holding *queue_next;
-    int64_t wanted_version; /* committed since the last load began, as others said; 0 = none */
+    int64_t wanted_version; /* committed since the last load began, as other processes report; 0 = none */
     int64_t began_ns;       /* the last load */
     int64_t audit_at_ns;    /* 0 = not decided yet */
     struct refdata_barrier barrier;
-    struct refdata_watch *watch; /* NULL = nobody follows */
+    struct refdata_watch *watch; /* NULL = no followers */
     uint64_t memory_bytes;
     int64_t committed_version; /* as the sweep last saw it */
     int64_t lost_version; /* up to here a number may also mean a version that was lost (R14); 0 = none was */
@@ -117,8 +117,8 @@ static inline struct refdata_holding *refdata_table_find(const struct refdata_ta
     }
 }
 
-/* Who waits at the barrier: those whose time is over have gone on to the primary, or away, and are forgotten, so that
- * the list grows with those who wait and not with those who ever did. */
+/* Adds a request that waits at the barrier, and removes those whose time is over (they went on to the primary, or are gone), so
+ * that the list has the size of the waiting requests. */
 void refdata_waiting_add(struct refdata_barrier *barrier, struct refdata_waiting waiting, int64_t now_ns);
 void refdata_waiting_forget(struct refdata_barrier *barrier, int64_t now_ns);
 

@@ -1,4 +1,4 @@
-/* The pod's ear (R14): what others say is committed, from the topic of invalidations and from this very process.
+/* Invalidations (R14): versions that other processes committed, from the topic of invalidations and from this very process.
  *
  * Both are gathered, one entry per pair, and handed to the home loop by one message however many come. Nothing here is
  * needed for correctness: the sweep alone finds every version, only later. So whatever is not understood is counted and
@@ -37,12 +37,12 @@ struct gathered {
 struct refdata_invalidations {
     struct refdata_flow *flow;
     pthread_mutex_t lock;
-    struct gathered *pending; /* posted; whoever comes before it is taken joins it */
+    struct gathered *pending; /* posted; batches that arrive before it is taken join it */
 };
 
 /* ---- on the home loop ---- */
 
-/* Where nothing is held there is nothing to refresh: whoever reads it first loads it as it is then. */
+/* Where nothing is held there is nothing to refresh: the first read loads the current version. */
 static void take(struct refdata *refdata, const struct refdata_database *database, const struct pair *pair)
 {
     struct refdata_holding *holding = refdata_table_find(refdata->own, pair->tenant, pair->code);
@@ -213,7 +213,7 @@ struct refdata_invalidations *refdata_invalidations_create(struct refdata_flow *
         .context = invalidations,
         .handler = on_batch,
         .on_gap = on_gap,
-        .on_ready = look_everywhere, /* what was committed before this moment is not told */
+        .on_ready = look_everywhere, /* versions committed before this moment are not delivered */
     };
     struct error error = {0};
     invalidations->flow = flow;

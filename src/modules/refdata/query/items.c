@@ -58,7 +58,7 @@ struct asked {
     size_t count;
 };
 
-/* Is there another key behind this one? */
+/* Is there another key after this one? */
 static bool take_until_comma(struct str *rest, struct str *part)
 {
     const char *comma = memchr(rest->ptr, ',', rest->len);
@@ -76,7 +76,7 @@ static enum status split_keys(struct http_request *request, struct str raw, stru
 {
     bool encoded = memchr(raw.ptr, '%', raw.len) || memchr(raw.ptr, '+', raw.len);
     bool more = true;
-    size_t most = raw.len / 2 + 1; /* a key has at least one byte, and a comma behind it */
+    size_t most = raw.len / 2 + 1; /* a key has at least one byte, and a comma after it */
     asked->keys = arena_alloc(request->arena, (most < KEYS_MAX ? most : KEYS_MAX) * sizeof *asked->keys);
     for (asked->count = 0; more; asked->count++) {
         if (asked->count == KEYS_MAX)

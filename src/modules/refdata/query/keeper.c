@@ -33,11 +33,11 @@ static void publish_table(struct loop_tick *tick)
     struct retired *retired = memory_alloc(sizeof *retired);
     *retired = (struct retired){
         .table = atomic_exchange(&refdata->table, refdata_table_copy(refdata->own)),
-        .holdings = refdata->graveyard,
-        .count = refdata->grave_count,
+        .holdings = refdata->retired,
+        .count = refdata->retired_count,
     };
-    refdata->graveyard = NULL;
-    refdata->grave_count = refdata->grave_capacity = 0;
+    refdata->retired = NULL;
+    refdata->retired_count = refdata->retired_capacity = 0;
     loop_group_synchronize(refdata->loops, free_retired, retired);
 }
 
@@ -46,15 +46,15 @@ static void table_changed(struct refdata *refdata)
     loop_at_tick_end(refdata->home, &refdata->publish_tick, publish_table);
 }
 
-void refdata_keeper_bury(struct refdata_holding *holding)
+void refdata_keeper_retire(struct refdata_holding *holding)
 {
     struct refdata *refdata = holding->refdata;
-    if (refdata->grave_count == refdata->grave_capacity) {
-        refdata->grave_capacity = refdata->grave_capacity ? 2 * refdata->grave_capacity : 16;
-        refdata->graveyard = memory_realloc_array(refdata->graveyard, refdata->grave_capacity,
-                                                  sizeof(struct refdata_holding *));
+    if (refdata->retired_count == refdata->retired_capacity) {
+        refdata->retired_capacity = refdata->retired_capacity ? 2 * refdata->retired_capacity : 16;
+        refdata->retired = memory_realloc_array(refdata->retired, refdata->retired_capacity,
+                                                sizeof(struct refdata_holding *));
     }
-    refdata->graveyard[refdata->grave_count++] = holding;
+    refdata->retired[refdata->retired_count++] = holding;
     table_changed(refdata);
 }
 
@@ -66,7 +66,7 @@ struct wake_message {
     struct error error;
 };
 
-/* On the waiter's own loop: it starts over, now that the data is there, or hears why it is not. */
+/* On the waiter's own loop: it starts over, now that the data is there, or gets the reason why it is not. */
 static void on_wake(struct loop *loop, struct loop_message *message)
 {
     (void)loop;
@@ -122,7 +122,7 @@ static void drop(struct refdata_holding *holding, const struct error *why)
     holding->dropped = true;
     table_changed(refdata);
     if (!holding->loading && !holding->barrier.asking)
-        refdata_keeper_bury(holding);
+        refdata_keeper_retire(holding);
 }
 
 static bool may_evict(const struct refdata_holding *holding, const struct refdata_holding *spared)
@@ -316,7 +316,7 @@ static bool keeps_waiting(const struct refdata_holding *holding)
            atomic_load(&holding->dictionary->state) != REFDATA_DISABLED;
 }
 
-/* Once up, up: what is asked for later is loaded behind the readers' backs, and memory outlives PostgreSQL (C8). */
+/* Stays up: dictionaries requested later are loaded in the background, and memory outlives PostgreSQL (C8). */
 void refdata_keeper_update_health(struct refdata *refdata)
 {
     bool some_database = false, all_loaded = true;
@@ -324,8 +324,8 @@ void refdata_keeper_update_health(struct refdata *refdata)
         return;
     const struct refdata_catalog *catalog = atomic_load(&refdata->catalog);
     for (size_t i = 0; i < catalog->database_count; i++)
-        some_database |=
-            refdata_flow_of(catalog->databases[i]) != NULL; /* who is told "ready" may write at once */
+        some_database |= refdata_flow_of(catalog->databases[i]) !=
+                         NULL; /* a client may write as soon as it sees "ready" */
     for (size_t i = 0; i <= refdata->own->mask && all_loaded; i++)
         all_loaded = !refdata->own->slots[i] || !keeps_waiting(refdata->own->slots[i]);
     if (some_database && all_loaded)
@@ -344,9 +344,9 @@ void refdata_keeper_clear(struct refdata *refdata)
         loop_timer_stop(refdata->home, &holding->timer); /* others on this loop are still to stop theirs */
         refdata_holding_destroy(holding);
     }
-    for (size_t i = 0; i < refdata->grave_count; i++)
-        refdata_holding_destroy(refdata->graveyard[i]);
-    free(refdata->graveyard);
+    for (size_t i = 0; i < refdata->retired_count; i++)
+        refdata_holding_destroy(refdata->retired[i]);
+    free(refdata->retired);
     free(refdata->own);
     free(atomic_load(&refdata->table));
 }

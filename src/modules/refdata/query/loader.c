@@ -251,7 +251,7 @@ enum refdata_audit_verdict refdata_loader_audit(const struct refdata_load *load,
 }
 
 /* ---- as a job of the home loop's ----
- * What was loaded goes home before the transaction is closed: nobody waits for that round trip. So the job, which is the
+ * What was loaded goes home before the transaction is closed: no waiter waits for that round trip. So the job, which is the
  * worker's to the end, and what it brings home are two. */
 
 struct brought {

@@ -22,8 +22,9 @@ void refdata_keeper_update_health(struct refdata *refdata);
 void refdata_keeper_wake(struct refdata_holding *holding, const struct error *error);
 void refdata_keeper_trim(struct refdata *refdata,
                          const struct refdata_holding *newest); /* to the memory budget */
-void refdata_keeper_bury(struct refdata_holding *holding); /* out of the table: freed after a grace period */
-void refdata_keeper_clear(struct refdata *refdata);        /* loops have ended: frees everything */
+void refdata_keeper_retire(
+    struct refdata_holding *holding);               /* out of the table: freed after a grace period */
+void refdata_keeper_clear(struct refdata *refdata); /* loops have ended: frees everything */
 
 /* ---- what a load changed ---- */
 struct refdata_version_keys {
@@ -113,7 +114,7 @@ void refdata_schedule_want(struct refdata_holding *holding, int64_t delay_ms);
 void refdata_schedule_behind(struct refdata_holding *holding, int64_t version, int64_t delay_ms);
 /* The version held may be lost, or made by another event than the committed one: a load, as above. */
 void refdata_schedule_compare(struct refdata_holding *holding, int64_t delay_ms);
-/* The same as refdata_schedule_behind() where somebody waits for it: now. */
+/* The same as refdata_schedule_behind() where a request waits for it: now. */
 void refdata_schedule_urge(struct refdata_holding *holding, int64_t version);
 int64_t refdata_schedule_jitter_ms(const struct refdata *refdata); /* of a bulk load: a start, a comparison */
 void refdata_schedule_cancel(struct refdata_holding *holding);

@@ -1,7 +1,7 @@
 /* The schedule: when a holding loads, and what follows from how its load ended (R13).
  *
  * A holding's load is single-flight. What wants it while it runs makes it run once more; what waits for it is released
- * when it comes back, well or badly. Loads wait in one queue for a free place; those somebody waits for go first. All on
+ * when it comes back, well or badly. Loads wait in one queue for a free place; those with waiters go first. All on
  * the home loop. */
 #include "base/clock.h"
 #include "base/hash.h"
@@ -36,7 +36,7 @@ static bool may_be_delta(const struct refdata_holding *holding)
            cache_slot_read(&holding->slot);
 }
 
-/* Those somebody waits for stand before those nobody waits for, each kind in the order it came. */
+/* Loads with waiters stand before those without, each kind in the order it came. */
 static void enqueue(struct refdata_holding *holding)
 {
     struct refdata *refdata = holding->refdata;
@@ -74,7 +74,7 @@ void refdata_schedule_want(struct refdata_holding *holding, int64_t delay_ms)
     if (atomic_load(&holding->dictionary->state) != REFDATA_READY ||
         (holding->queue && (delay_ms > 0 || !somebody_waits(holding))))
         return;
-    unqueue(holding); /* somebody waits now: before those nobody waits for */
+    unqueue(holding); /* it has a waiter now: before those without */
     if (delay_ms <= 0) {
         loop_timer_stop(refdata->home, &holding->timer);
         enqueue(holding);
@@ -84,7 +84,7 @@ void refdata_schedule_want(struct refdata_holding *holding, int64_t delay_ms)
     }
 }
 
-/* Deltas are cheap, but not free: a burst of updates must not wait for a load behind each of them. */
+/* Deltas are cheap, but not free: a burst of updates must not wait for a load after each of them. */
 #define DELTA_WINDOW_MS 6
 
 /* The debounce is leading edge (R13): the first change loads at once, those within the window since that load began
@@ -304,8 +304,8 @@ static void load_succeeded(struct refdata_holding *holding, struct refdata_loade
         holding->again = true;
 }
 
-/* Loaded by a definition that is no longer in force, or on top of what is no longer held: as if it had not been, and
- * those who wait go on waiting. */
+/* Loaded by a definition that is no longer in force, or on a base that is no longer held: the load is dropped, and
+ * waiters keep waiting. */
 static void load_outdated(struct refdata_holding *holding, const struct refdata_loaded *loaded)
 {
     if (loaded->snapshot)
@@ -338,7 +338,7 @@ void refdata_schedule_loaded(struct refdata_holding *holding, struct refdata_loa
         if (loaded->snapshot)
             cache_snapshot_unref(loaded->snapshot);
         if (!holding->barrier.asking)
-            refdata_keeper_bury(holding);
+            refdata_keeper_retire(holding);
     }
     refdata_schedule_run(refdata);
     refdata_keeper_update_health(refdata);

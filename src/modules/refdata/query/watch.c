@@ -1,4 +1,4 @@
-/* GET …/watch on the request's loop, and the home loop's half: who may follow from where, and feeding them. */
+/* GET …/watch on the request's loop, and the home loop's half: from which position a follower may start, and publishing. */
 #include "modules/refdata/query/watch.h"
 
 #include <stdio.h>
@@ -171,7 +171,7 @@ void refdata_watch_dissolve(struct refdata_holding *holding)
     watch->topic = NULL;
     refdata_watch_forget(watch);
     start_all_over(&watch->waiting);
-    start_all_over(&watch->boarding); /* those aboard when their question is answered */
+    start_all_over(&watch->queued); /* those asked start over when their query ends */
     struct refdata_watch_change *change = watch->change_first;
     watch->change_first = NULL;
     if (watch->writing) /* the worker's, which brings it back */
@@ -187,7 +187,7 @@ void refdata_watch_dissolve(struct refdata_holding *holding)
 void refdata_watch_settle(struct refdata_watch *watch)
 {
     bool is_used = watch->holding &&
-                   (stream_topic_count(watch->topic) || watch->waiting || watch->boarding || watch->aboard);
+                   (stream_topic_count(watch->topic) || watch->waiting || watch->queued || watch->asked);
     if (watch->holding && !is_used)
         refdata_watch_dissolve(watch->holding);
 }
@@ -200,12 +200,12 @@ void refdata_watch_adopt(struct refdata *refdata)
             stream_topic_set_limits(refdata->own->slots[i]->watch->topic, &limits);
 }
 
-/* ---- home: who may follow from where ---- */
+/* ---- home: where a follower starts ---- */
 
 void refdata_watch_place(struct refdata_watch *watch, struct refdata_follower *follower)
 {
     int64_t local = local_version(watch->holding);
-    if (follower->after > local) { /* the version went back: the barrier has its say */
+    if (follower->after > local) { /* the version went back: the barrier decides */
         refdata_watch_start_over(follower);
     } else if (follower->after > 0 && follower->after < local &&
                follower->after <= watch->holding->lost_version) {
@@ -225,8 +225,8 @@ void refdata_watch_place(struct refdata_watch *watch, struct refdata_follower *f
     } else if (local - follower->after > refdata_watch_settings(watch->refdata)->versions_max) {
         refdata_watch_refuse(follower, STATUS_VERSION_TOO_OLD, local);
     } else if (!refdata_watch_recall(watch, follower, local)) {
-        follower->next = watch->boarding;
-        watch->boarding = follower;
+        follower->next = watch->queued;
+        watch->queued = follower;
         refdata_watch_ask(watch);
     }
 }
@@ -282,7 +282,7 @@ static void change_written(struct refdata_watch *watch, struct refdata_watch_cha
             refdata_watch_place(watch, waiting);
             waiting = next;
         }
-    } else if (!change->is_nothing) { /* whoever wants all of this is better off with /all */
+    } else if (!change->is_nothing) { /* a client that needs all of it reads /all */
         log_info("watch_change_too_large", LOG_STR("tenantId", watch->holding->tenant),
                  LOG_STR("dictCode", watch->holding->code), LOG_INT("bytesMax", change->bytes_max));
         refdata_watch_dissolve(watch->holding);

@@ -8,11 +8,11 @@
  * true for the version it names, keys of versions in between come with their value in the last one, and upToDate marks
  * where all of it fits together. No changed key is left out.
  *
- * A snapshot (or any load that is not known key by key) is told as the difference between what was held before and after.
- * Who comes back with after=N goes on from the segments in memory, or is told the keys the outbox names since N, with
- * their values of now; where neither reaches back to N without a gap, it is 410 and the reader begins with /all anew.
+ * A snapshot (or any load that is not known key by key) is published as the difference between the two snapshots.
+ * A client that reconnects with after=N continues from the segments in memory, or gets the keys the outbox names since N, with
+ * their current values; where neither reaches back to N without a gap, it gets 410 and starts again with /all.
  *
- * The home loop decides and feeds; what is kept and given is src/stream's. A pair nobody watches costs nothing. */
+ * The home loop decides and publishes; src/stream keeps and sends. A pair without followers costs nothing. */
 #ifndef FRESHET_REFDATA_WATCH_H
 #define FRESHET_REFDATA_WATCH_H
 

@@ -1,8 +1,8 @@
-/* What somebody who comes back has missed: the keys the outbox names since its version, with their values of now.
+/* What a follower that reconnects has missed: the keys the outbox names since its version, with their current values.
  *
- * One question at a time per pair, from the oldest version anybody aboard has; its answer is one segment for all of them,
- * and for whoever comes until the next change: neither a crowd that comes back nor one who never reads costs more.
- * A key stands in it once, at the place of the last version that touched it, so that whoever has version N begins behind
+ * One query at a time per pair, from the oldest version of the followers that asked; its result is one segment for all of them,
+ * and for those that reconnect before the next change: neither many followers at once nor a slow one costs more queries.
+ * A key stands in it once, at the place of the last version that touched it, so that a follower with version N starts after
  * all keys last touched up to N. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@ static const struct db_statement keys_sql =
                  "  from refdata.outbox_event e, unnest(e.keys) as k(key)"
                  " where e.tenant_id = $1 and e.dict_code = $2 and e.version > $3 and e.version <= $4"
                  " group by k.key order by 2, 1");
-/* The last version that is not kept, or does not know its keys: nobody before it can be told all. */
+/* The last version that is not kept, or does not know its keys: a follower before it cannot be brought up to date. */
 static const struct db_statement gap_sql =
     DB_STATEMENT("select max(v.version)"
                  "  from generate_series($3::bigint + 1, $4::bigint) as v(version)"
@@ -43,7 +43,7 @@ struct refdata_history {
     size_t bytes_max;
     enum status status;
     struct error error;
-    int64_t gap; /* who has less cannot be told all */
+    int64_t gap; /* a follower before it cannot be brought up to date */
     struct touched *touched;
     size_t count;
     size_t end_offset; /* of the last line, upToDate */
@@ -85,7 +85,7 @@ static enum status read_outbox(struct refdata_history *history, struct db_conn *
     return status;
 }
 
-/* As many of the latest as fit: one reader who is far behind must not cost the others their place. */
+/* As many of the latest as fit: one follower with an old version must not take the space of the others. */
 static size_t first_that_fits(struct refdata_history *history)
 {
     enum { LINE_BYTES = 96 }; /* beside key and payload, escapes aside */
@@ -170,7 +170,7 @@ static void keep_or_destroy(struct refdata_watch *watch, struct refdata_history 
     watch->history = history;
 }
 
-/* Where the lines begin that somebody with version `after` needs. */
+/* The offset of the first line that a follower with version `after` needs. */
 static size_t offset_for(const struct refdata_history *history, int64_t after)
 {
     size_t low = 0, high = history->count;
@@ -206,18 +206,18 @@ static void history_done(struct worker_job *job)
 {
     struct refdata_history *history = (struct refdata_history *)job;
     struct refdata_watch *watch = history->watch;
-    struct refdata_follower *aboard = watch->aboard, *boarding = watch->boarding, *next;
-    watch->aboard = watch->boarding = NULL;
+    struct refdata_follower *asked = watch->asked, *queued = watch->queued, *next;
+    watch->asked = watch->queued = NULL;
     if (job->cancelled)
         history->status = STATUS_CANCELLED;
-    for (; aboard; aboard = next) {
-        next = aboard->next;
-        give_history(watch, history, aboard);
+    for (; asked; asked = next) {
+        next = asked->next;
+        give_history(watch, history, asked);
     }
     keep_or_destroy(watch, history);
-    for (; boarding; boarding = next) { /* whom this does not help goes along with the next question */
-        next = boarding->next;
-        refdata_watch_place(watch, boarding);
+    for (; queued; queued = next) { /* those it does not reach wait for the next query */
+        next = queued->next;
+        refdata_watch_place(watch, queued);
     }
     refdata_watch_settle(watch);
     refdata_watch_unref(watch);
@@ -252,7 +252,7 @@ static struct refdata_history *new_history(struct refdata_watch *watch)
     arena_init(&history->arena, 4096);
     history->tenant = arena_str(&history->arena, holding->tenant);
     history->to = history->from = cache_snapshot_info(history->snapshot)->version;
-    for (const struct refdata_follower *each = watch->aboard; each; each = each->next)
+    for (const struct refdata_follower *each = watch->asked; each; each = each->next)
         history->from = each->after < history->from ? each->after : history->from;
     history->timeout_ms = watch->refdata->barrier.timeout_ms;
     history->bytes_max = (size_t)refdata_watch_settings(watch->refdata)->buffer_bytes_max;
@@ -261,16 +261,16 @@ static struct refdata_history *new_history(struct refdata_watch *watch)
 
 void refdata_watch_ask(struct refdata_watch *watch)
 {
-    if (watch->aboard)
+    if (watch->asked)
         return;
-    watch->aboard = watch->boarding;
-    watch->boarding = NULL;
+    watch->asked = watch->queued;
+    watch->queued = NULL;
     struct refdata_history *history = new_history(watch);
     if (worker_pool_submit(watch->refdata->readers, &history->job))
         return;
-    while (watch->aboard) {
-        struct refdata_follower *follower = watch->aboard;
-        watch->aboard = follower->next;
+    while (watch->asked) {
+        struct refdata_follower *follower = watch->asked;
+        watch->asked = follower->next;
         refdata_watch_refuse(follower, STATUS_OVERLOADED, 0);
     }
     close_question(history);

@@ -1,5 +1,5 @@
 /* What the files of watch share: watch.c admits and feeds, watch_lines.c writes lines, watch_history.c asks PostgreSQL
- * what those who come back have missed. */
+ * what followers that reconnect have missed. */
 #ifndef FRESHET_REFDATA_WATCH_INSIDE_H
 #define FRESHET_REFDATA_WATCH_INSIDE_H
 
@@ -26,7 +26,7 @@ struct refdata_watch_change {
     size_t key_count;
     size_t bytes_max;
     struct stream_segment *segment; /* the outcome; NULL = it was more than bytes_max */
-    bool is_nothing;                /* not a line to tell */
+    bool is_nothing;                /* no line to publish */
 };
 
 struct refdata_watch {
@@ -37,7 +37,7 @@ struct refdata_watch {
     struct refdata_watch_change *change_first, **change_last; /* not written down yet, in order */
     bool writing;                                             /* a worker is at the first of them */
     struct refdata_follower *waiting;                         /* for what is being written down */
-    struct refdata_follower *boarding, *aboard;               /* of the next question, of the one under way */
+    struct refdata_follower *queued, *asked;                  /* for the next query; for the one under way */
     struct refdata_history *history;                          /* the last answer; NULL = none */
 };
 
@@ -52,7 +52,7 @@ void refdata_watch_unref(struct refdata_watch *watch);
 void refdata_watch_place(struct refdata_watch *watch, struct refdata_follower *follower);
 void refdata_watch_refuse(struct refdata_follower *follower, enum status status, int64_t current);
 void refdata_watch_start_over(struct refdata_follower *follower); /* the handler runs again */
-void refdata_watch_settle(struct refdata_watch *watch);           /* closes it when nobody is left */
+void refdata_watch_settle(struct refdata_watch *watch);           /* closes it when no follower is left */
 
 /* ---- watch_lines.c ---- */
 /* Copies what it needs; NULL when nothing changed. */
@@ -69,7 +69,7 @@ void refdata_watch_put_up_to_date(struct buf *out, int64_t version);
 void refdata_watch_put_heartbeat(struct buf *out, int64_t version);
 
 /* ---- watch_history.c ---- */
-void refdata_watch_ask(struct refdata_watch *watch); /* for those boarding, unless a question is under way */
+void refdata_watch_ask(struct refdata_watch *watch); /* for those queued, unless a query is under way */
 /* From the last answer, where it still holds for this version. False = it has to be asked. */
 bool refdata_watch_recall(struct refdata_watch *watch, struct refdata_follower *follower, int64_t version);
 void refdata_watch_forget(struct refdata_watch *watch); /* the last answer */

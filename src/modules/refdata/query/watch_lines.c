@@ -1,4 +1,4 @@
-/* Lines of a watch: what changed between two snapshots, written down once for everybody. No thread of its own, no
+/* Lines of a watch: what changed between two snapshots, encoded once for all followers. No thread of its own, no
  * database. */
 #include <stdlib.h>
 
@@ -128,7 +128,7 @@ static bool put(struct writing *writing, struct str key, const struct cache_reco
     return buf_len(&writing->out) <= writing->bytes_max;
 }
 
-/* Every key named is told, also one whose value is what it was: who stands at a version in between may hold another. */
+/* Every key named gets a line, also one whose value is the same: a follower at a version in between may have another. */
 static bool write_keys(struct writing *writing, const struct refdata_watch_change *change)
 {
     for (size_t i = 0; i < change->key_count; i++)

@@ -1,5 +1,5 @@
-/* The door: requests with an Idempotency-Key, behind the gate and before their handler (I1, I3). Who asks is known by
- * then; what a key means is src/idempotency's. */
+/* The idempotency step: requests with an Idempotency-Key, after the gate and before their handler (I1, I3). The caller's identity is
+ * known by then; src/idempotency defines what a key means. */
 #include "idempotency/idempotency.h"
 #include "kernel/kernel_inside.h"
 
@@ -8,8 +8,8 @@ struct idempotency *kernel_idempotency(struct kernel *kernel)
     return kernel->idempotency;
 }
 
-/* A public row has keys too, shared by everybody who may ask it. */
-enum http_step kernel_door(struct http_request *request, void *context)
+/* A public route has keys too; all its callers share them. */
+enum http_step kernel_idempotency_step(struct http_request *request, void *context)
 {
     const struct kernel *kernel = context;
     const struct auth_identity *identity = kernel_identity(request);
