@@ -120,7 +120,9 @@ void worker_pool_stop(struct worker_pool *pool)
     pthread_mutex_unlock(&pool->mutex);
     for (unsigned i = 0; i < pool->thread_count; i++)
         pthread_join(pool->threads[i], NULL);
-    pool->thread_count = 0;
+    pthread_mutex_lock(&pool->mutex);
+    pool->thread_count = 0; /* a late submit reads it */
+    pthread_mutex_unlock(&pool->mutex);
 }
 
 void worker_pool_destroy(struct worker_pool *pool)
