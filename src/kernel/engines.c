@@ -65,7 +65,7 @@ const struct setting_row kernel_kafka_rows[] = {
      "it is at most their max.message.bytes.",
      "9MiB", 4096, 1024 * MIB},
     {"tls", SETTING_OBJECT, KAFKA_ROW(tls), "Encryption.", "", .rows = tls_rows},
-    {"sasl", SETTING_OBJECT, .help = "Who we are; without a username nobody.", .rows = sasl_rows,
+    {"sasl", SETTING_OBJECT, .help = "The login at the brokers; without a username there is no login.", .rows = sasl_rows,
      .fallback = ""},
     {.name = NULL},
 };

@@ -116,7 +116,7 @@ static const struct setting_row notification_rows[] = {
 
 static const struct config_section notification_section = {
     .name = "notification",
-    .help = "Events of entitlements become notifications, which are delivered (seed 004).",
+    .help = "Events of entitlements become notifications, which are delivered.",
     .rows = notification_rows,
     .struct_bytes = sizeof(struct notification_settings),
 };
