@@ -1,11 +1,9 @@
 /* Inside the configuration: what its files share.
  *
- *   config.c          load, free, look up            config_env.c      ${NAME}
- *   config_yaml.c     file -> YAML nodes             config_suggest.c  did you mean …?
- *   config_walk.c     nodes + rows -> structs        config_place.c    byte of the source <-> line and column
- *   config_scalar.c   node + row -> one value        config_report.c   the list of errors
- *   config_value.c    text -> number, and words      config_check.c    mistakes in a table
- *   config_diff.c     what changed                   config_print.c    help and docs/CONFIG.md
+ *   config.c         load, free, look up             config_report.c   errors, places in the file, suggestions
+ *   config_yaml.c    file -> YAML nodes              config_check.c    mistakes in a table
+ *   config_walk.c    nodes + rows -> structs         config_diff.c     what changed
+ *   config_value.c   node + row -> one value         config_print.c    help and docs/CONFIG.md
  */
 #ifndef FRESHET_KERNEL_CONFIG_INSIDE_H
 #define FRESHET_KERNEL_CONFIG_INSIDE_H

@@ -1,8 +1,110 @@
-/* Values: from the text of a scalar to a number and back to words. Pure; messages are put together by the walker.
- * Strict on purpose: what a reader could take for something else (010, 1.5s, 8MB, yes) is refused. */
+/* The value of one setting: ${NAME} in its text, the text as a number, and both from a scalar node or a row's default. */
 #include "kernel/config_inside.h"
 
 #include <inttypes.h>
+#include <stdlib.h>
+
+/* ---- ${NAME} and ${NAME:default} ----
+ * Runs on the text of a parsed scalar, so that the environment can never add structure, and once only: a value is not
+ * searched again.
+ *
+ * A reference is ${ before a letter or an underscore; its default runs to the next }. A variable that is set counts
+ * even when it is empty. $${ before a letter is the text ${. Every other dollar is a dollar: SQL's $1, $$ and $tag$
+ * (and $${"a":1}$$) stay as they are. */
+
+static bool begins_name(struct str rest, size_t at)
+{
+    char c = at < rest.len ? rest.ptr[at] : '\0';
+
+    return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == '_';
+}
+
+static size_t name_end(struct str rest, size_t at)
+{
+    while (at < rest.len && (begins_name(rest, at) || (rest.ptr[at] >= '0' && rest.ptr[at] <= '9')))
+        at++;
+    return at;
+}
+
+static bool put_variable(struct str name, const struct str *fallback, struct buf *out, struct buf *why)
+{
+    char *zname = str_dup(name);
+    struct str value = str_from(getenv(zname));
+
+    free(zname);
+    if (!value.ptr && !fallback) {
+        buf_printf(why, "the environment has no %.*s, and ${%.*s} gives no default", STR_ARG(name),
+                   STR_ARG(name));
+        return false;
+    }
+    if (value.ptr && !str_is_utf8(value)) {
+        buf_printf(why, "the environment's %.*s is not UTF-8", STR_ARG(name));
+        return false;
+    }
+    buf_put_str(out, value.ptr ? value : *fallback);
+    return true;
+}
+
+/* `rest` begins with ${ and a letter. Returns how many bytes of it were read, 0 with the reason in `why`. */
+static size_t put_reference(struct str rest, struct buf *out, struct buf *why)
+{
+    const char *brace = memchr(rest.ptr, '}', rest.len);
+    size_t end = name_end(rest, 2);
+    struct str name = str_of(rest.ptr + 2, end - 2);
+
+    if (!brace) {
+        buf_printf(why, "${%.*s has no closing }; for a literal ${ write $${", STR_ARG(name));
+        return 0;
+    }
+    size_t close = (size_t)(brace - rest.ptr);
+    if (end != close && rest.ptr[end] != ':') {
+        buf_printf(why, "${%.*s must go on with } or :default}; for a literal ${ write $${", STR_ARG(name));
+        return 0;
+    }
+    struct str fallback = end == close ? STR_NONE : str_of(rest.ptr + end + 1, close - end - 1);
+    if (!put_variable(name, end == close ? NULL : &fallback, out, why))
+        return 0;
+    return close + 1;
+}
+
+/* The next byte, escape or reference of `rest`; how many bytes it took, 0 on failure. */
+static size_t put_next(struct str rest, struct buf *out, struct buf *why)
+{
+    if (str_starts_with(rest, STR("${")) && begins_name(rest, 2))
+        return put_reference(rest, out, why);
+    if (str_starts_with(rest, STR("$${")) && begins_name(rest, 3)) {
+        buf_put_str(out, STR("${"));
+        return 3;
+    }
+    buf_put_char(out, rest.ptr[0]);
+    return 1;
+}
+
+bool config_env_expand(struct arena *arena, struct str raw, struct str *out, struct buf *why)
+{
+    struct buf filled;
+    bool fine = true;
+
+    *out = raw;
+    if (raw.len == 0 || !memmem(raw.ptr, raw.len, "${", 2))
+        return true;
+    buf_init(&filled);
+    for (size_t at = 0, taken; fine && at < raw.len; at += taken) {
+        taken = put_next(str_of(raw.ptr + at, raw.len - at), &filled, why);
+        fine = taken > 0;
+        if (fine && buf_len(&filled) > CONFIG_FILE_BYTES_MAX) {
+            buf_put_str(why, STR("the environment makes it larger than 4 MiB"));
+            fine = false;
+        }
+    }
+    if (fine)
+        *out = arena_str(arena, buf_str(&filled));
+    buf_deinit(&filled);
+    return fine;
+}
+
+/* ---- text to number, and numbers in words ----
+ * Strict on purpose: text with more than one reading (010, 1.5s, 8MB, yes) is refused. */
 
 struct unit {
     struct str suffix;
@@ -198,4 +300,150 @@ void config_value_put_bounds(const struct setting_row *row, struct buf *out)
         buf_put_str(out, STR(" bytes long"));
     else if (row->type == SETTING_STRING_LIST || row->type == SETTING_OBJECT_LIST)
         buf_put_str(out, STR(" entries long"));
+}
+
+/* ---- from a scalar node, or from a row's default ----
+ * An error shows a value as it stands in the file: the value from the environment may be a secret. */
+
+static struct str raw_of(const yaml_node_t *node)
+{
+    return str_of((const char *)node->data.scalar.value, node->data.scalar.length);
+}
+
+static bool is_plain(const yaml_node_t *node)
+{
+    return node->data.scalar.style == YAML_PLAIN_SCALAR_STYLE;
+}
+
+static bool mentions_env(const yaml_node_t *node)
+{
+    struct str raw = raw_of(node);
+
+    return raw.len > 0 && memmem(raw.ptr, raw.len, "${", 2) != NULL;
+}
+
+static void put_found(const struct setting_row *row, const yaml_node_t *node, struct buf *out)
+{
+    const char *near = row->type == SETTING_ENUM ? config_suggest(raw_of(node), row->choices) : NULL;
+
+    if (row->secret) {
+        buf_put_str(out, STR("what is given (a secret)"));
+        return;
+    }
+    if (mentions_env(node))
+        buf_put_str(out, STR("what the environment makes of "));
+    config_shown_put(out, raw_of(node));
+    if (near)
+        buf_printf(out, "; did you mean %s?", near);
+}
+
+static void report_misfit(struct config_walk *walk, const struct setting_row *row, const yaml_node_t *node,
+                          enum config_fit fit)
+{
+    struct buf expected, found;
+
+    buf_init(&expected);
+    buf_init(&found);
+    if (fit == CONFIG_OUT_OF_BOUNDS)
+        config_value_put_bounds(row, &expected);
+    else
+        config_value_put_kind(row, &expected);
+    put_found(row, node, &found);
+    config_walk_report(walk, node, "must be %.*s, not %.*s", STR_ARG(buf_str(&expected)),
+                       STR_ARG(buf_str(&found)));
+    buf_deinit(&found);
+    buf_deinit(&expected);
+}
+
+/* The scalar's text with the environment filled in; false when something was reported. */
+static bool expand(struct config_walk *walk, const yaml_node_t *node, struct str *text)
+{
+    struct buf why;
+
+    buf_init(&why);
+    bool fine = config_env_expand(walk->arena, raw_of(node), text, &why);
+    if (!fine)
+        config_walk_report(walk, node, "%.*s", STR_ARG(buf_str(&why)));
+    buf_deinit(&why);
+    return fine && config_walk_spend(walk, node, 0, text->len);
+}
+
+bool config_scalar_text(struct config_walk *walk, const yaml_node_t *node, struct str *value)
+{
+    struct str text;
+
+    if (!expand(walk, node, &text))
+        return false;
+    if (text.len > 0 && memchr(text.ptr, '\0', text.len)) {
+        config_walk_report(walk, node, "must not hold a NUL character");
+        return false;
+    }
+    *value = text.ptr == raw_of(node).ptr ? arena_str(walk->arena, text) : text;
+    return true;
+}
+
+static void fill_text(struct config_walk *walk, const struct setting_row *row, char *base,
+                      const yaml_node_t *node)
+{
+    struct str *value = (struct str *)(base + row->offset);
+
+    if (config_scalar_text(walk, node, value) && !config_value_within(row, (int64_t)value->len))
+        report_misfit(walk, row, node, CONFIG_OUT_OF_BOUNDS);
+}
+
+static void store_number(const struct setting_row *row, char *base, int64_t number)
+{
+    void *to = base + row->offset;
+
+    if (row->type == SETTING_BOOL)
+        *(bool *)to = number != 0;
+    else if (row->type == SETTING_ENUM)
+        *(int *)to = (int)number;
+    else
+        *(int64_t *)to = number;
+}
+
+/* In YAML "8080" is text and 8080 a number; a value with a unit is text either way, and ${NAME} often has to be
+ * quoted, so those are let through. */
+static bool is_quoted_number(const struct setting_row *row, const yaml_node_t *node)
+{
+    return !is_plain(node) && !mentions_env(node) && (row->type == SETTING_INT || row->type == SETTING_BOOL);
+}
+
+static void fill_number(struct config_walk *walk, const struct setting_row *row, char *base,
+                        const yaml_node_t *node)
+{
+    struct str text;
+    int64_t number;
+
+    if (!expand(walk, node, &text))
+        return;
+    enum config_fit fit = config_value_parse(row, text, &number);
+    if (fit != CONFIG_FITS)
+        report_misfit(walk, row, node, fit);
+    else if (is_quoted_number(row, node))
+        config_walk_report(walk, node, "must be %s, not text: remove the quotes",
+                           row->type == SETTING_BOOL ? "true or false" : "a whole number");
+    else
+        store_number(row, base, number);
+}
+
+void config_scalar_fill(struct config_walk *walk, const struct setting_row *row, char *base,
+                        const yaml_node_t *node)
+{
+    if (row->type == SETTING_STRING)
+        fill_text(walk, row, base, node);
+    else
+        fill_number(walk, row, base, node);
+}
+
+void config_scalar_default(const struct setting_row *row, char *base)
+{
+    struct str text = str_from(row->fallback ? row->fallback : "");
+    int64_t number;
+
+    if (row->type == SETTING_STRING)
+        *(struct str *)(base + row->offset) = text;
+    else if (text.len > 0 && config_value_parse(row, text, &number) == CONFIG_FITS)
+        store_number(row, base, number);
 }
