@@ -65,8 +65,8 @@ const struct setting_row kernel_kafka_rows[] = {
      "it is at most their max.message.bytes.",
      "9MiB", 4096, 1024 * MIB},
     {"tls", SETTING_OBJECT, KAFKA_ROW(tls), "Encryption.", "", .rows = tls_rows},
-    {"sasl", SETTING_OBJECT, .help = "The login at the brokers; without a username there is no login.", .rows = sasl_rows,
-     .fallback = ""},
+    {"sasl", SETTING_OBJECT, .help = "The login at the brokers; without a username there is no login.",
+     .rows = sasl_rows, .fallback = ""},
     {.name = NULL},
 };
 
