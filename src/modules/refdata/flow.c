@@ -18,7 +18,7 @@ enum {
     STOP_GRACE_MS = 5000,
 };
 
-static struct refdata_flow *find(const struct refdata *refdata, const struct refdata_database *database)
+static struct refdata_flow *find_flow(const struct refdata *refdata, const struct refdata_database *database)
 {
     struct refdata_flow *flow = refdata->flows;
     while (flow && flow->database != database)
@@ -86,7 +86,7 @@ static void start(struct refdata_flow *flow)
 
 void refdata_flow_start_of(struct refdata *refdata, struct refdata_database *database)
 {
-    struct refdata_flow *flow = find(refdata, database);
+    struct refdata_flow *flow = find_flow(refdata, database);
     if (flow && !flow->started && !refdata->stopping)
         start(flow);
 }
@@ -115,7 +115,7 @@ void refdata_flows_open(struct refdata *refdata, struct refdata_catalog *catalog
 {
     for (size_t i = 0; i < catalog->database_count; i++) {
         struct refdata_database *database = catalog->databases[i];
-        struct refdata_flow *flow = find(refdata, database);
+        struct refdata_flow *flow = find_flow(refdata, database);
         bool is_new = !flow;
         if (is_new)
             flow = add(refdata, database);

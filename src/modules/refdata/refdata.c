@@ -321,7 +321,7 @@ static void stop(void *state)
     worker_pool_stop(refdata->readers);
 }
 
-static void destroy(void *state)
+static void destroy_refdata(void *state)
 {
     struct refdata *refdata = state;
     worker_pool_destroy(refdata->loaders);
@@ -450,7 +450,7 @@ const struct module refdata_module = {
     .start = start,
     .reload = reload,
     .stop = stop,
-    .destroy = destroy,
+    .destroy = destroy_refdata,
     .health = health,
     .uses_store = uses_store,
     .provides = (const char *const[]){REFDATA_ENTITY_TYPE, NULL},

@@ -94,7 +94,7 @@ static void take_row(struct found *found, struct db_result *result)
     *found = (struct found){result, row};
 }
 
-static enum status find(struct http_request *request, struct str event_id, struct error *error)
+static enum status find_update(struct http_request *request, struct str event_id, struct error *error)
 {
     struct refdata_catalog *catalog = refdata_catalog_hold(request->context);
     int64_t deadline_ns = clock_deadline_ms(READ_MS);
@@ -137,7 +137,7 @@ void refdata_get_update(struct http_request *request)
         status = error_set_field(&error, STATUS_BAD_REQUEST, "eventId", "eventId must be a UUID");
     if (status == STATUS_OK) {
         uuid_format(&uuid, text);
-        status = find(request, str_from(text), &error);
+        status = find_update(request, str_from(text), &error);
     }
     if (status != STATUS_OK)
         http_send_error(request, &error);

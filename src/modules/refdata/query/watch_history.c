@@ -150,7 +150,7 @@ static void close_question(struct refdata_history *history)
     history->watch = NULL;
 }
 
-static void destroy(struct refdata_history *history)
+static void destroy_history(struct refdata_history *history)
 {
     stream_segment_unref(history->segment);
     arena_deinit(&history->arena);
@@ -163,7 +163,7 @@ static void keep_or_destroy(struct refdata_watch *watch, struct refdata_history 
     bool holds = now == history->snapshot && history->status == STATUS_OK;
     close_question(history);
     if (!holds) {
-        destroy(history);
+        destroy_history(history);
         return;
     }
     refdata_watch_forget(watch);
@@ -226,7 +226,7 @@ static void history_done(struct worker_job *job)
 void refdata_watch_forget(struct refdata_watch *watch)
 {
     if (watch->history)
-        destroy(watch->history);
+        destroy_history(watch->history);
     watch->history = NULL;
 }
 
@@ -274,6 +274,6 @@ void refdata_watch_ask(struct refdata_watch *watch)
         refdata_watch_refuse(follower, STATUS_OVERLOADED, 0);
     }
     close_question(history);
-    destroy(history);
+    destroy_history(history);
     refdata_watch_unref(watch);
 }
