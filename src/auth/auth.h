@@ -51,8 +51,8 @@ struct auth_settings {
     bool allow_tenant_header; /* allowHeaderOverrideForTrustedClients */
 };
 extern const struct setting_row auth_setting_rows[];
-/* What can be told from the settings alone: algorithms, addresses, secrets. On
- * failure *place is where the field stands in the file (line 0 = nowhere). */
+/* Checks the settings by themselves: algorithms, addresses, secrets. On failure *place is the position of the field in the file
+ * (line 0 = none). */
 enum status auth_settings_check(const struct auth_settings *settings, struct setting_place *place,
                                 struct error *error) MUST_CHECK;
 

@@ -1,10 +1,10 @@
 /* Inside auth: the half with threads.
  *
- *     struct auth ──────── current rules, keys and generation, under a mutex; read only when told of a change
+ *     struct auth ──────── current rules, keys and generation, under a mutex; read only after a change
  *      └─ struct auth_loop   one per loop, touched by its thread alone: its own references to rules and keys,
  *           ├─ verified      tokens known to be good,
  *           ├─ denied        tokens known to be bad, for a little while,
- *           └─ pending       verifications under way, joined by whoever asks for the same token
+ *           └─ pending       running verifications, shared by all requests with the same token
  *
  * A change (new keys, new settings) is published by raising the generation and sending every loop a
  * message; the loop then takes the current rules and keys, and what it remembers from an older generation

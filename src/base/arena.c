@@ -1,5 +1,5 @@
 /* The arena: blocks in a list, the newest one being filled. A request for more than a quarter of a block
- * gets a block of its own behind the current one, so that it wastes nobody's rest. */
+ * gets a block of its own, so that the rest of the current one stays usable. */
 #include "base/arena.h"
 
 #include <stdarg.h>

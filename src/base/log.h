@@ -36,8 +36,8 @@ struct log_field {
 void log_write(enum log_level level, const char *event, const struct log_field *fields);
 void log_set_level(enum log_level level);
 void log_set_fd(int fd); /* standard error unless a test says otherwise */
-/* From now on a pipe or socket that nobody reads loses lines instead of holding up whoever logs. How many is
- * said once it takes lines again. */
+/* From now on lines are dropped while the log is a pipe or socket that is full, so that logging never blocks. Their number is
+ * logged when it accepts lines again. */
 void log_never_wait(void);
 bool log_enabled(enum log_level level);
 bool log_level_parse(struct str name, enum log_level *level); /* debug, info, warn, error */

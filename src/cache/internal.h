@@ -154,8 +154,8 @@ static inline struct chunk *chunk_of(const struct cache_record *record)
 void cache_chunks_init(struct chunk_table *table);
 void cache_chunks_copy(struct chunk_table *table, const struct chunk_table *base);
 void cache_chunks_deinit(struct chunk_table *table);
-/* Claims the tail for this build, if nobody else has it and nothing was appended behind this version's back;
- * NULL otherwise, and then the next record opens a new chunk. */
+/* Takes the tail chunk for this build. NULL if another build has it, or records were appended that are not of this version: the
+ * next record then opens a new chunk. */
 struct chunk *cache_chunks_claim_tail(struct chunk_table *table, struct build *build);
 void cache_chunk_release(struct chunk *chunk); /* the next build may claim it */
 struct cache_record *cache_chunks_alloc(struct chunk_table *table, struct build *build, size_t size);

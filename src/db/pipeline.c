@@ -244,7 +244,7 @@ enum status db_pipeline_end(struct db_conn *conn, int64_t deadline_ns, struct db
     *failed_at = count;
     for (size_t i = 0; results && i < count; i++)
         results[i] = NULL;
-    if (status == STATUS_OK || conn->pg) /* what was refused is reported in its turn */
+    if (status == STATUS_OK || conn->pg) /* a refused statement is reported in its place */
         status = db_conn_check(conn, error);
     if (status != STATUS_OK)
         return status;

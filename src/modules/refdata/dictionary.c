@@ -125,8 +125,8 @@ static enum status check_tenant(const struct refdata_sql *sql, size_t field, boo
         "shared: true");
 }
 
-/* A statement that reaches beyond itself: into the transaction it is run in, or to whoever uses the connection next.
- * What is no SQL at all is PostgreSQL's to refuse. */
+/* A statement that changes the transaction it runs in, or the session of the connection's next user. Invalid SQL is refused by
+ * PostgreSQL. */
 static bool reaches_beyond(struct str sql)
 {
     static const char *const verbs[] = {"begin", "start",     "commit",  "end",     "rollback",

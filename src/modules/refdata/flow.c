@@ -178,7 +178,7 @@ static void wait_for_loops(struct refdata *refdata)
     sem_destroy(&passed);
 }
 
-/* Who takes in goes first, who is told goes last. */
+/* What accepts updates stops first, what delivers decisions stops last. */
 static void stop_flow(struct refdata_flow *flow)
 {
     if (flow->adapter)

@@ -20,7 +20,7 @@ struct row_sink {
     struct error *error;
 };
 
-/* By name and anew with every load: behind a `select *` a table may have changed its shape since the check. */
+/* Columns are found by name in every load: a table that `select *` reads may have changed since the check. */
 static enum status find_in_row(struct row_sink *sink, const struct db_row *row)
 {
     uint32_t key_type, value_type;

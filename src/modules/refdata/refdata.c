@@ -260,7 +260,7 @@ static void prepare_new(const struct refdata_catalog *before, const struct refda
             (void)!refdata_database_prepare(now->databases[i], clock_deadline_ms(PREPARE_MS), &error);
 }
 
-/* Nobody will read what is still being loaded from a database that is no longer named. */
+/* Loads from a database that the configuration no longer names have no reader: they end now. */
 static void interrupt_dropped(const struct refdata_catalog *before, const struct refdata_catalog *now)
 {
     for (size_t i = 0; i < before->database_count; i++)

@@ -2,10 +2,10 @@
  * some consumer hydrates; here those rows are claimed, and what consumers hold of their items is published: once for each
  * item, with its content at that moment, so that several updates of an item cost one message.
  *
- * Rows are claimed for a while by one process of all that know the dictionary, and deleted when the bus of events has the
- * messages. Where that fails, what is left of a pair goes to the end of the queue: what was published is not published again,
- * and a pair that hangs holds up no other. An item that can never be published is logged and left out: copies of it
- * expire. Runs when it is woken and, since a notice can be lost, every few seconds. */
+ * One process that knows the dictionary claims the rows, and deletes them when the bus of events has the messages. After a
+ * failure the unpublished rest of a pair goes to the end of the queue, so that a failing pair does not delay the others. An item
+ * that can never be published is logged and left out: copies of it expire. The task runs when it is woken and, because a notice
+ * can be lost, every few seconds. */
 #include <stdlib.h>
 
 #include "base/clock.h"
