@@ -25,7 +25,7 @@ static struct metric_family errors = {
 };
 static struct metric_family breaker_open = {
     .name = "db_breaker_open",
-    .help = "1 while connecting is not tried after failures.",
+    .help = "1 while the circuit breaker is open: no connection attempts after failures.",
     .type = METRIC_GAUGE,
     .labels = {"database"},
 };

@@ -18,10 +18,10 @@ static const struct setting_row tls_rows[] = {
     {"enabled", SETTING_BOOL, TLS_ROW(enabled),
      "Whether the connection is encrypted, and the server's name verified.", "false"},
     {"caFile", SETTING_STRING, TLS_ROW(ca_file),
-     "Certificates of those who may sign the server's; empty = the system's.", "",
+     "Certificate authorities for the server's certificate; empty = those of the system.", "",
      PLACE(struct kernel_tls, ca_place)},
     {"certificateFile", SETTING_STRING, TLS_ROW(certificate_file),
-     "Our own certificate, for servers that ask for one; needs keyFile.", "",
+     "Client certificate, for servers that require one; needs keyFile.", "",
      PLACE(struct kernel_tls, certificate_place)},
     {"keyFile", SETTING_STRING, TLS_ROW(key_file), "Its private key.", "",
      PLACE(struct kernel_tls, key_place)},
@@ -44,7 +44,7 @@ static const struct setting_row tls_rows[] = {
 #define KAFKA_ROW(member) .offset = offsetof(struct kernel_kafka, member)
 const char *const kernel_sasl_mechanisms[] = {"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", NULL};
 static const struct setting_row sasl_rows[] = {
-    {"mechanism", SETTING_ENUM, KAFKA_ROW(mechanism), "How the password is proven.", "PLAIN",
+    {"mechanism", SETTING_ENUM, KAFKA_ROW(mechanism), "SASL mechanism.", "PLAIN",
      .choices = kernel_sasl_mechanisms},
     USERNAME(offsetof(struct kernel_kafka, sasl)),
     PASSWORD(offsetof(struct kernel_kafka, sasl)),
@@ -52,14 +52,14 @@ static const struct setting_row sasl_rows[] = {
 };
 const struct setting_row kernel_kafka_rows[] = {
     {"brokers", SETTING_STRING_LIST, KAFKA_ROW(brokers),
-     "HOST:PORT of brokers to ask first; the others are learned from them.", "", 0, 64,
+     "HOST:PORT of brokers to contact first; the other brokers are discovered.", "", 0, 64,
      PLACE(struct kernel_kafka, brokers_place)},
-    {"clientId", SETTING_STRING, KAFKA_ROW(client_id), "How we are called in the brokers' logs.", "freshet",
-     1, 200},
+    {"clientId", SETTING_STRING, KAFKA_ROW(client_id), "Name of this client in the logs of the brokers.",
+     "freshet", 1, 200},
     {"replication", SETTING_INT, KAFKA_ROW(replication),
      "Copies of a topic that is created here; 0 = the broker's default.", "0", 0, 16},
     {"sessionTimeout", SETTING_DURATION_MS, KAFKA_ROW(session_timeout_ms),
-     "A process that is not heard of for so long loses its partitions to others.", "10s", 1000, HOUR_MS},
+     "A process that sends no heartbeat for this long loses its partitions to others.", "10s", 1000, HOUR_MS},
     {"messageBytes", SETTING_SIZE, KAFKA_ROW(message_bytes_max),
      "Largest message, with its key and headers; an update past it gets 413. Topics that are created here allow it; for others "
      "it is at most their max.message.bytes.",
@@ -76,7 +76,7 @@ const struct setting_row kernel_redis_rows[] = {
     {"mode", SETTING_ENUM, REDIS_ROW(mode), "Redis Cluster, or a single Redis.", "cluster",
      .choices = kernel_redis_modes},
     {"nodes", SETTING_STRING_LIST, REDIS_ROW(nodes),
-     "HOST:PORT of nodes to ask first; a cluster's others are learned from them.", "", 0, 64,
+     "HOST:PORT of nodes to contact first; the other nodes of a cluster are discovered.", "", 0, 64,
      PLACE(struct kernel_redis, nodes_place)},
     USERNAME(offsetof(struct kernel_redis, login)),
     PASSWORD(offsetof(struct kernel_redis, login)),
@@ -86,8 +86,9 @@ const struct setting_row kernel_redis_rows[] = {
 
 #define NATS_ROW(member) .offset = offsetof(struct kernel_nats, member)
 const struct setting_row kernel_nats_rows[] = {
-    {"servers", SETTING_STRING_LIST, NATS_ROW(servers), "nats://HOST:PORT, any number of one cluster.", "", 0,
-     64, PLACE(struct kernel_nats, servers_place)},
+    {"servers", SETTING_STRING_LIST, NATS_ROW(servers),
+     "nats://HOST:PORT of one or more servers of a cluster.", "", 0, 64,
+     PLACE(struct kernel_nats, servers_place)},
     USERNAME(offsetof(struct kernel_nats, login)),
     PASSWORD(offsetof(struct kernel_nats, login)),
     {"credentialsFile", SETTING_STRING, NATS_ROW(credentials_file),

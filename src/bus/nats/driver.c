@@ -20,7 +20,7 @@ enum {
 
 static struct metric_family reconnects_family = {
     .name = "nats_reconnects_total",
-    .help = "Connections to NATS that were lost and made again.",
+    .help = "Reconnections to NATS.",
     .type = METRIC_COUNTER,
 };
 

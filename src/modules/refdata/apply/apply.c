@@ -340,7 +340,7 @@ static const double batch_buckets[] = {1, 2, 5, 10, 20, 50, 100, 200, 500, 1000,
 
 static struct metric_family total_family = {
     .name = "refdata_apply_total",
-    .help = "Commands by what became of them: committed, failed, staged (a chunk), duplicate, unreadable.",
+    .help = "Commands by result: committed, failed, staged (a chunk), duplicate, unreadable.",
     .type = METRIC_COUNTER,
     .labels = {"result", NULL},
 };
@@ -350,7 +350,7 @@ static struct metric_family size_family = {.name = "refdata_apply_batch_size",
                                            .buckets = batch_buckets};
 static struct metric_family seconds_family = {
     .name = "refdata_apply_seconds",
-    .help = "Time from a batch's first statement to its commit being asked for, in seconds.",
+    .help = "Time from the first statement of a batch to its commit, in seconds.",
     .type = METRIC_HISTOGRAM};
 
 static struct metric_series *totals[APPLY_RESULTS], *sizes, *seconds;

@@ -5,7 +5,7 @@
 
 struct metric_family refdata_updates_family = {
     .name = "refdata_updates_total",
-    .help = "POSTed updates: accepted, replayed (known before), rejected (4xx), unavailable (503).",
+    .help = "Updates received by POST: accepted, replayed (known before), rejected (4xx), unavailable (503).",
     .type = METRIC_COUNTER,
     .labels = {"result", NULL},
 };

@@ -16,13 +16,13 @@ enum { GROUP_MAX = 500 };
 
 struct metric_family refdata_commit_size_family = {
     .name = "refdata_commit_batch_size",
-    .help = "Updates that shared one commit.",
+    .help = "Updates in one commit.",
     .type = METRIC_HISTOGRAM,
     .buckets = (const double[]){1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 0},
 };
 struct metric_family refdata_commit_seconds_family = {
     .name = "refdata_commit_seconds",
-    .help = "Time of one such transaction with all its retries, in seconds.",
+    .help = "Time of such a commit with all retries, in seconds.",
     .type = METRIC_HISTOGRAM,
 };
 

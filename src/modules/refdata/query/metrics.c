@@ -12,7 +12,7 @@
 
 static struct metric_family version_lag = {
     .name = "dict_version_lag",
-    .help = "Versions this pod is behind dictionary_meta.version, as the last sweep saw it.",
+    .help = "Versions that this pod was behind dictionary_meta.version at the last sweep.",
     .type = METRIC_GAUGE,
     .labels = PAIR_LABELS,
 };
@@ -28,7 +28,7 @@ static struct metric_family memory = {.name = "dict_memory_bytes",
                                       .labels = PAIR_LABELS};
 static struct metric_family drift_value = {
     .name = "dict_drift_value",
-    .help = "What driftCheckSql last answered; diagnostic only.",
+    .help = "Last result of driftCheckSql; for diagnosis only.",
     .type = METRIC_GAUGE,
     .labels = PAIR_LABELS,
 };
@@ -46,7 +46,7 @@ static struct metric_family unavailable = {
 };
 static struct metric_family reload_duration = {
     .name = "cache_reload_duration",
-    .help = "Time of a load that succeeded, in seconds; mode is full, or delta (changed keys alone).",
+    .help = "Time of a successful load, in seconds; mode is full, or delta (changed keys only).",
     .type = METRIC_HISTOGRAM,
     .labels = {"dict_code", "mode", NULL},
 };
@@ -56,13 +56,13 @@ static struct metric_family reload_errors = {.name = "cache_reload_errors",
                                              .labels = {"dict_code", NULL}};
 static struct metric_family freshness = {
     .name = "refdata_freshness_seconds",
-    .help = "From a change's commit to its being served by this pod, in seconds.",
+    .help = "Time from the commit of a change until this pod serves it, in seconds.",
     .type = METRIC_HISTOGRAM,
     .labels = {"dict_code", NULL},
 };
 static struct metric_family fallback_reads = {
     .name = "postgres_fallback_reads",
-    .help = "Reads answered from PostgreSQL because memory was behind the version demanded.",
+    .help = "Reads answered from PostgreSQL because the demanded version was not in memory yet.",
     .type = METRIC_COUNTER,
     .labels = {"dict_code", NULL},
 };
@@ -75,13 +75,13 @@ static struct metric_family regressions = {
 };
 static struct metric_family mismatches = {
     .name = "dict_digest_mismatches_total",
-    .help = "Times what DELTA reloads made was found not to be what the database has.",
+    .help = "Times the content in memory differed from the database after DELTA loads.",
     .type = METRIC_COUNTER,
     .labels = {"dict_code", NULL},
 };
 static struct metric_family unreadable = {
     .name = "refdata_invalidations_unreadable_total",
-    .help = "Messages on refdata.invalidations that are none.",
+    .help = "Invalid messages on refdata.invalidations.",
     .type = METRIC_COUNTER,
     .labels = {"database", NULL},
 };
