@@ -40,6 +40,13 @@ int clock_ms_left(int64_t deadline_ns)
     return left < INT32_MAX ? (int)left : INT32_MAX;
 }
 
+bool clock_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex, int64_t deadline_ns)
+{
+    struct timespec until = {.tv_sec = deadline_ns / CLOCK_NS_PER_S, .tv_nsec = deadline_ns % CLOCK_NS_PER_S};
+
+    return pthread_cond_clockwait(cond, mutex, CLOCK_MONOTONIC, &until) == 0;
+}
+
 /* Counting from 1 March puts the leap day last: then the days before a month are (153 m + 2) / 5, and 400
  * years are always 146,097 days. 719,468 is the day count from 0000-03-01 to 1970-01-01. */
 static int64_t days_of(struct date date)

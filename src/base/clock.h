@@ -2,6 +2,7 @@
 #ifndef FRESHET_BASE_CLOCK_H
 #define FRESHET_BASE_CLOCK_H
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -21,6 +22,9 @@ static inline int64_t clock_deadline_ms(int64_t timeout_ms)
 
 /* Milliseconds left until `deadline_ns`, rounded up, 0 when it passed, capped at INT32_MAX (fits poll()). */
 int clock_ms_left(int64_t deadline_ns);
+
+/* pthread_cond_wait() until `deadline_ns` at most, which may be CLOCK_NEVER; false when it passed. */
+bool clock_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex, int64_t deadline_ns);
 
 #define CLOCK_RFC3339_BYTES 32
 /* "2026-02-27T12:00:00.123456Z", without the fraction when it is zero. Returns the length; NUL-terminated. */

@@ -219,17 +219,12 @@ static enum grant wait_for_grant(struct db_pool *pool, bool is_long, int64_t dea
                                  struct db_conn **conn)
 {
     struct waiter waiter = {.grant = GRANT_NONE, .is_long = is_long};
-    struct timespec until = {.tv_sec = deadline_ns / CLOCK_NS_PER_S, .tv_nsec = deadline_ns % CLOCK_NS_PER_S};
-    pthread_condattr_t attributes;
-    int rc = 0;
+    bool in_time = true;
 
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&waiter.granted, &attributes);
-    pthread_condattr_destroy(&attributes);
+    pthread_cond_init(&waiter.granted, NULL);
     TAILQ_INSERT_TAIL(&pool->waiters, &waiter, link);
-    while (waiter.grant == GRANT_NONE && rc == 0)
-        rc = pthread_cond_timedwait(&waiter.granted, &pool->lock, &until);
+    while (waiter.grant == GRANT_NONE && in_time)
+        in_time = clock_cond_wait(&waiter.granted, &pool->lock, deadline_ns);
     if (waiter.grant == GRANT_NONE)
         TAILQ_REMOVE(&pool->waiters, &waiter, link);
     pthread_cond_destroy(&waiter.granted);

@@ -98,11 +98,7 @@ static struct db_shelf *shelf_create(struct db_server *server, const struct db_p
     shelf->idle_timeout_ms = parsed->idle_timeout_ms;
     shelf->refs = 1;
     pthread_mutex_init(&shelf->lock, NULL);
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&shelf->returned, &attributes);
-    pthread_condattr_destroy(&attributes);
+    pthread_cond_init(&shelf->returned, NULL);
     return shelf;
 }
 
@@ -185,15 +181,14 @@ struct db_conn *db_shelf_take(struct db_shelf *shelf)
 struct db_conn *db_shelf_open(struct db_shelf *shelf, int64_t deadline_ns)
 {
     int64_t until_ns = clock_deadline_ms(RETURN_MS);
-    int rc = 0;
+    bool in_time = true;
 
     if (until_ns > deadline_ns)
         until_ns = deadline_ns;
-    struct timespec until = {.tv_sec = until_ns / CLOCK_NS_PER_S, .tv_nsec = until_ns % CLOCK_NS_PER_S};
     pthread_mutex_lock(&shelf->lock);
     struct db_conn *conn = pop(shelf);
-    while (!conn && rc == 0 && shelf->server && shelf->opened >= OPENED_AT_ONCE) {
-        rc = pthread_cond_timedwait(&shelf->returned, &shelf->lock, &until);
+    while (!conn && in_time && shelf->server && shelf->opened >= OPENED_AT_ONCE) {
+        in_time = clock_cond_wait(&shelf->returned, &shelf->lock, until_ns);
         conn = pop(shelf);
     }
     shelf->opened += !conn;

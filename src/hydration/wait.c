@@ -6,7 +6,6 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "base/clock.h"
 #include "base/memory.h"
@@ -105,7 +104,6 @@ static struct batch *make_batch(struct hydration *hydration, const struct hydrat
 {
     struct batch *batch = memory_zalloc(sizeof *batch);
     unsigned loops = loop_group_count(hydration->config.loops);
-    pthread_condattr_t attributes;
 
     arena_init(&batch->arena, HYDRATION_ARENA_BYTES);
     batch->hydration = hydration;
@@ -124,10 +122,7 @@ static struct batch *make_batch(struct hydration *hydration, const struct hydrat
     }
     atomic_init(&batch->holders, 1 + loops + count); /* the thread, the messages, the waiters */
     pthread_mutex_init(&batch->lock, NULL);
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&batch->all_done, &attributes);
-    pthread_condattr_destroy(&attributes);
+    pthread_cond_init(&batch->all_done, NULL);
     return batch;
 }
 
@@ -144,12 +139,11 @@ static void post_to_loops(struct batch *batch)
 static bool await_batch(struct batch *batch)
 {
     int64_t deadline_ns = clock_deadline_ms(batch->policy.wait_timeout_ms + SLACK_MS);
-    struct timespec until = {.tv_sec = deadline_ns / CLOCK_NS_PER_S, .tv_nsec = deadline_ns % CLOCK_NS_PER_S};
-    int failed = 0;
+    bool in_time = true;
 
     pthread_mutex_lock(&batch->lock);
-    while (batch->left > 0 && failed == 0)
-        failed = pthread_cond_timedwait(&batch->all_done, &batch->lock, &until);
+    while (batch->left > 0 && in_time)
+        in_time = clock_cond_wait(&batch->all_done, &batch->lock, deadline_ns);
     bool are_all_done = batch->left == 0;
     pthread_mutex_unlock(&batch->lock);
     return are_all_done;

@@ -5,7 +5,6 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "base/backoff.h"
 #include "base/log.h"
@@ -286,7 +285,6 @@ void task_wake(struct task *task)
 struct task *task_create(const struct task_config *config)
 {
     struct task *task = memory_zalloc(sizeof *task);
-    pthread_condattr_t attributes;
 
     task->config = *config;
     task->backoff = (struct backoff){
@@ -297,10 +295,7 @@ struct task *task_create(const struct task_config *config)
     task->message.on_message = on_message;
     task->due_ns = task->armed_ns = CLOCK_NEVER;
     pthread_mutex_init(&task->lock, NULL);
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&task->stopped, &attributes);
-    pthread_condattr_destroy(&attributes);
+    pthread_cond_init(&task->stopped, NULL);
     return task;
 }
 
@@ -316,16 +311,15 @@ void task_start(struct task *task, int64_t delay_ns)
 bool task_stop(struct task *task, int64_t grace_ns)
 {
     int64_t deadline_ns = grace_ns == TASK_FOREVER ? CLOCK_NEVER : clock_mono_ns() + grace_ns;
-    struct timespec until = {.tv_sec = deadline_ns / CLOCK_NS_PER_S, .tv_nsec = deadline_ns % CLOCK_NS_PER_S};
-    int rc = 0;
+    bool in_time = true;
 
     pthread_mutex_lock(&task->lock);
     if (task->state == TASK_QUEUED || FROM_CALLBACK & FROM(task->state))
         task_move(task, TASK_STOPPING);
     else if (task->state < TASK_STOPPING)
         task_move(task, TASK_STOPPED);
-    while (task->state == TASK_STOPPING && rc == 0)
-        rc = pthread_cond_timedwait(&task->stopped, &task->lock, &until);
+    while (task->state == TASK_STOPPING && in_time)
+        in_time = clock_cond_wait(&task->stopped, &task->lock, deadline_ns);
     bool stopped = task->state == TASK_STOPPED;
     pthread_mutex_unlock(&task->lock);
     if (!stopped)

@@ -2,7 +2,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <syslog.h>
-#include <time.h>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -14,22 +13,9 @@
 
 /* ---- waiting ---- */
 
-void bus_kafka_cond_init(pthread_cond_t *cond)
-{
-    pthread_condattr_t attributes;
-
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(cond, &attributes);
-    pthread_condattr_destroy(&attributes);
-}
-
 void bus_kafka_wait_ms(pthread_cond_t *cond, pthread_mutex_t *lock, int64_t ms)
 {
-    int64_t at_ns = clock_deadline_ms(ms);
-    struct timespec until = {.tv_sec = at_ns / CLOCK_NS_PER_S, .tv_nsec = at_ns % CLOCK_NS_PER_S};
-
-    pthread_cond_timedwait(cond, lock, &until);
+    clock_cond_wait(cond, lock, clock_deadline_ms(ms));
 }
 
 /* ---- settings ---- */
@@ -226,7 +212,7 @@ void bus_kafka_client_close(rd_kafka_t *rk)
     rd_kafka_set_log_level(rk, 0); /* the bus may not exist any more */
     ending->rk = rk;
     pthread_mutex_init(&ending->lock, NULL);
-    bus_kafka_cond_init(&ending->changed);
+    pthread_cond_init(&ending->changed, NULL);
     if (pthread_create(&thread, NULL, end_handle, ending) == 0)
         pthread_detach(thread);
     else

@@ -191,7 +191,7 @@ enum status bus_kafka_create(const struct bus_kafka_config *config, struct bus *
 
     *out = NULL;
     pthread_mutex_init(&kafka->lock, NULL);
-    bus_kafka_cond_init(&kafka->changed);
+    pthread_cond_init(&kafka->changed, NULL);
     copy_config(kafka, config);
     enum status status = bus_init(&kafka->bus, &driver, config->topics, config->topic_count,
                                   config->keep_dead_ms ? config->keep_dead_ms : KEEP_DEAD_MS, error);

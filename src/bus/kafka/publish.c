@@ -38,7 +38,7 @@ static struct request *request_create(size_t count)
     struct request *request = memory_zalloc(sizeof *request + count * sizeof request->reports[0]);
 
     pthread_mutex_init(&request->lock, NULL);
-    bus_kafka_cond_init(&request->changed);
+    pthread_cond_init(&request->changed, NULL);
     atomic_init(&request->references, 1);
     for (size_t i = 0; i < count; i++)
         request->reports[i].request = request;

@@ -303,7 +303,7 @@ void bus_kafka_reader_create(struct kafka *kafka, const struct bus_consumer *con
     reader->kafka = kafka;
     reader->topic_partitions = consumer->topic->spec.partitions;
     pthread_mutex_init(&reader->lock, NULL);
-    bus_kafka_cond_init(&reader->idle);
+    pthread_cond_init(&reader->idle, NULL);
     metrics_register(&lag_family);
     reader->kafka_lag = metric_series_get(&lag_family, labels);
     kafka->readers = memory_realloc_array(kafka->readers, kafka->reader_count + 1, sizeof kafka->readers[0]);

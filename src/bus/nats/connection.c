@@ -29,10 +29,8 @@ void bus_nats_wake(struct nats *nats)
 void bus_nats_wait(struct nats *nats, int64_t until_ns)
 {
     int64_t latest_ns = clock_deadline_ms(60000);
-    int64_t at_ns = until_ns < latest_ns ? until_ns : latest_ns;
-    struct timespec until = {.tv_sec = at_ns / CLOCK_NS_PER_S, .tv_nsec = at_ns % CLOCK_NS_PER_S};
 
-    pthread_cond_timedwait(&nats->changed, &nats->lock, &until);
+    clock_cond_wait(&nats->changed, &nats->lock, until_ns < latest_ns ? until_ns : latest_ns);
 }
 
 /* An address may contain a password. */

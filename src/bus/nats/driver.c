@@ -209,13 +209,8 @@ static void copy_config(struct nats *nats, const struct bus_nats_config *config)
 
 static void init_lock(struct nats *nats)
 {
-    pthread_condattr_t attributes;
-
     pthread_mutex_init(&nats->lock, NULL);
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&nats->changed, &attributes);
-    pthread_condattr_destroy(&attributes);
+    pthread_cond_init(&nats->changed, NULL);
 }
 
 /* Its metrics are not those of the caller's pool. */

@@ -2,7 +2,6 @@
  * the poll, which covers lost notices. */
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "base/clock.h"
 #include "base/hash.h"
@@ -158,14 +157,13 @@ static void postgres_stop(struct bus *bus, int64_t grace_ms)
 {
     struct postgres *postgres = (struct postgres *)bus;
     int64_t deadline_ns = clock_deadline_ms(grace_ms);
-    struct timespec until = {.tv_sec = deadline_ns / CLOCK_NS_PER_S, .tv_nsec = deadline_ns % CLOCK_NS_PER_S};
-    int rc = 0;
+    bool in_time = true;
 
     bus_postgres_publisher_stop(&postgres->publisher);
     pthread_mutex_lock(&postgres->lock);
     postgres->is_stopping = true;
-    while (postgres->handling > 0 && rc == 0)
-        rc = pthread_cond_timedwait(&postgres->handled, &postgres->lock, &until);
+    while (postgres->handling > 0 && in_time)
+        in_time = clock_cond_wait(&postgres->handled, &postgres->lock, deadline_ns);
     pthread_mutex_unlock(&postgres->lock);
     postgres_interrupt(bus);
     bus_postgres_publisher_wait_empty(&postgres->publisher);
@@ -279,13 +277,8 @@ static enum status create_pools(struct postgres *postgres, struct error *error)
 
 static void init_sync(struct postgres *postgres)
 {
-    pthread_condattr_t attributes;
-
     pthread_mutex_init(&postgres->lock, NULL);
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&postgres->handled, &attributes);
-    pthread_condattr_destroy(&attributes);
+    pthread_cond_init(&postgres->handled, NULL);
     bus_postgres_publisher_init(&postgres->publisher);
 }
 

@@ -6,7 +6,6 @@
  *   QUEUED ── first of the queue, without a leader ──▶ LEADS ──┐
  *      ├── a leader takes it ──▶ TAKEN ────────────────────────┴──▶ DONE
  *      └── its deadline is over ──────────────────────────────────▶ DONE */
-#include <time.h>
 
 #include "base/clock.h"
 #include "bus/postgres/inside.h"
@@ -158,13 +157,10 @@ static void lead_group(struct postgres *postgres)
 
 static void wait_turn(struct publisher *publisher, struct publish_request *request)
 {
-    struct timespec until = {.tv_sec = request->deadline_ns / CLOCK_NS_PER_S,
-                             .tv_nsec = request->deadline_ns % CLOCK_NS_PER_S};
-
     while (request->state == REQUEST_QUEUED || request->state == REQUEST_TAKEN) {
         if (request->state == REQUEST_TAKEN) {
             pthread_cond_wait(&request->changed, &publisher->lock);
-        } else if (pthread_cond_timedwait(&request->changed, &publisher->lock, &until) != 0 &&
+        } else if (!clock_cond_wait(&request->changed, &publisher->lock, request->deadline_ns) &&
                    request->state == REQUEST_QUEUED) {
             STAILQ_REMOVE(&publisher->queue, request, publish_request, link);
             error_set(&request->error, STATUS_TIMEOUT, "other publishers were first until the deadline");
@@ -176,12 +172,8 @@ static void wait_turn(struct publisher *publisher, struct publish_request *reque
 static void queue_and_wait(struct postgres *postgres, struct publish_request *request)
 {
     struct publisher *publisher = &postgres->publisher;
-    pthread_condattr_t attributes;
 
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&request->changed, &attributes);
-    pthread_condattr_destroy(&attributes);
+    pthread_cond_init(&request->changed, NULL);
     for (size_t i = 0; i < request->count; i++)
         request->bytes += request->messages[i].payload.len;
     pthread_mutex_lock(&publisher->lock);

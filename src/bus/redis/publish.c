@@ -4,7 +4,6 @@
 #include "bus/redis/inside.h"
 
 #include <stdlib.h>
-#include <time.h>
 
 #include "base/clock.h"
 #include "base/failpoint.h"
@@ -192,9 +191,7 @@ enum status bus_redis_publish(struct bus *bus, struct bus_message *messages, siz
                               int64_t deadline_ns, struct error *error)
 {
     struct redis *redis = (struct redis *)bus;
-    const struct timespec until = {.tv_sec = deadline_ns / CLOCK_NS_PER_S,
-                                   .tv_nsec = deadline_ns % CLOCK_NS_PER_S};
-    int rc = 0;
+    bool in_time = true;
 
     pthread_mutex_lock(&redis->lock);
     bool is_open = !redis->is_stopping;
@@ -208,8 +205,8 @@ enum status bus_redis_publish(struct bus *bus, struct bus_message *messages, siz
         loop_post(redis->loop, &publication->parts[i].message);
 
     pthread_mutex_lock(&redis->lock);
-    while (publication->left > 0 && !redis->is_interrupted && rc == 0)
-        rc = pthread_cond_timedwait(&redis->changed, &redis->lock, &until);
+    while (publication->left > 0 && !redis->is_interrupted && in_time)
+        in_time = clock_cond_wait(&redis->changed, &redis->lock, deadline_ns);
     bool is_answered = publication->left == 0;
     enum status status = publication->status;
     if (is_answered && status != STATUS_OK && error)

@@ -331,14 +331,10 @@ static enum status redis_start_thread(struct redis *redis, struct error *error)
 enum status bus_redis_create(const struct bus_redis_config *config, struct bus **bus, struct error *error)
 {
     struct redis *redis = memory_zalloc(sizeof *redis);
-    pthread_condattr_t attributes;
 
     *bus = NULL;
     pthread_mutex_init(&redis->lock, NULL);
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&redis->changed, &attributes);
-    pthread_condattr_destroy(&attributes);
+    pthread_cond_init(&redis->changed, NULL);
     metrics_register(&connections_family);
     metrics_register(&redirects_family);
     redis->cluster.connections = metric_series_get(&connections_family, NULL);

@@ -84,14 +84,9 @@ void process_close(struct process *process)
 
 void recorder_init(struct recorder *recorder)
 {
-    pthread_condattr_t attributes;
-
     *recorder = (struct recorder){0};
     pthread_mutex_init(&recorder->lock, NULL);
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&recorder->changed, &attributes);
-    pthread_condattr_destroy(&attributes);
+    pthread_cond_init(&recorder->changed, NULL);
 }
 
 void recorder_deinit(struct recorder *recorder)
@@ -141,24 +136,12 @@ void recorder_step(struct recorder *recorder, int step)
     pthread_mutex_unlock(&recorder->lock);
 }
 
-static bool wait_change(struct recorder *recorder, const struct timespec *until)
-{
-    return pthread_cond_timedwait(&recorder->changed, &recorder->lock, until) == 0;
-}
-
-static struct timespec patience(void)
-{
-    int64_t at_ns = clock_deadline_ms(PATIENCE_MS);
-
-    return (struct timespec){.tv_sec = at_ns / CLOCK_NS_PER_S, .tv_nsec = at_ns % CLOCK_NS_PER_S};
-}
-
 bool recorder_await_step(struct recorder *recorder, int step)
 {
-    struct timespec until = patience();
+    int64_t deadline_ns = clock_deadline_ms(PATIENCE_MS);
 
     pthread_mutex_lock(&recorder->lock);
-    while (recorder->step < step && wait_change(recorder, &until))
+    while (recorder->step < step && clock_cond_wait(&recorder->changed, &recorder->lock, deadline_ns))
         continue;
     bool there = recorder->step >= step;
     pthread_mutex_unlock(&recorder->lock);
@@ -167,12 +150,12 @@ bool recorder_await_step(struct recorder *recorder, int step)
 
 static bool await_at_least(struct recorder *recorder, const size_t *value, size_t wanted)
 {
-    struct timespec until = patience();
+    int64_t deadline_ns = clock_deadline_ms(PATIENCE_MS);
 
     if (recorder->absent)
         return true;
     pthread_mutex_lock(&recorder->lock);
-    while (*value < wanted && wait_change(recorder, &until))
+    while (*value < wanted && clock_cond_wait(&recorder->changed, &recorder->lock, deadline_ns))
         continue;
     bool there = *value >= wanted;
     pthread_mutex_unlock(&recorder->lock);
@@ -269,10 +252,11 @@ void subscribe(struct process *process, struct recorder *recorder, struct bus_su
 
 void await_ready(struct recorder *recorder)
 {
-    struct timespec until = patience();
+    int64_t deadline_ns = clock_deadline_ms(PATIENCE_MS);
 
     pthread_mutex_lock(&recorder->lock);
-    while (!recorder->ready && !recorder->absent && wait_change(recorder, &until))
+    while (!recorder->ready && !recorder->absent &&
+           clock_cond_wait(&recorder->changed, &recorder->lock, deadline_ns))
         continue;
     bool ready = recorder->ready || recorder->absent;
     pthread_mutex_unlock(&recorder->lock);

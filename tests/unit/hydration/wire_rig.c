@@ -86,12 +86,7 @@ size_t rig_count_of(unsigned pod, enum rig_what what, const char *id)
 /* Under the lock: till something changes, at most a little. */
 static void wait_a_little(void)
 {
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_nsec += 20 * CLOCK_NS_PER_MS;
-    until.tv_sec += until.tv_nsec / CLOCK_NS_PER_S;
-    until.tv_nsec %= CLOCK_NS_PER_S;
-    pthread_cond_timedwait(&seen.changed, &seen.lock, &until);
+    clock_cond_wait(&seen.changed, &seen.lock, clock_deadline_ms(20));
 }
 
 void rig_await(enum rig_what what, const char *id, size_t count)

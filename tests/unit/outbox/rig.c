@@ -273,13 +273,9 @@ bool rig_await_live(const struct rig_form *form, int64_t count)
 
 void journal_init(struct journal *journal)
 {
-    pthread_condattr_t attributes;
     *journal = (struct journal){0};
     pthread_mutex_init(&journal->lock, NULL);
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&journal->changed, &attributes);
-    pthread_condattr_destroy(&attributes);
+    pthread_cond_init(&journal->changed, NULL);
 }
 
 void journal_deinit(struct journal *journal)
@@ -293,13 +289,12 @@ static bool await(struct journal *journal, const size_t *count, size_t wanted, c
                   int step_wanted)
 {
     int64_t deadline_ns = clock_deadline_ms(PATIENCE_MS);
-    struct timespec until = {.tv_sec = deadline_ns / CLOCK_NS_PER_S, .tv_nsec = deadline_ns % CLOCK_NS_PER_S};
-    int rc = 0;
+    bool in_time = true;
     pthread_mutex_lock(&journal->lock);
-    while ((count ? *count < wanted : *step < step_wanted) && rc == 0)
-        rc = pthread_cond_timedwait(&journal->changed, &journal->lock, &until);
+    while ((count ? *count < wanted : *step < step_wanted) && in_time)
+        in_time = clock_cond_wait(&journal->changed, &journal->lock, deadline_ns);
     pthread_mutex_unlock(&journal->lock);
-    return rc == 0;
+    return in_time;
 }
 
 bool journal_await(struct journal *journal, size_t count)
