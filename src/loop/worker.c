@@ -1,22 +1,37 @@
-/* Worker pool: one mutex, one condition, one bounded list. Jobs here take microseconds to seconds, so the lock is
- * never the cost; what matters is that nothing accepted is forgotten. */
+/* Worker pool: one mutex and one bounded list. Jobs here take microseconds to seconds, so the lock is never the cost; what
+ * matters is that nothing accepted is forgotten, and that a job waits only while `threads_max` others run.
+ *
+ * Threads are started by the jobs that need them. The one that fell asleep last is woken first, so that the others reach
+ * IDLE_MS without a job and end. Each ending thread joins the one that ended before it; worker_pool_stop() joins the last. */
 #include "loop/worker.h"
 
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/clock.h"
+#include "base/list.h"
+#include "base/log.h"
 #include "base/memory.h"
+
+enum { IDLE_MS = 3000 };
+
+struct sleeper {
+    SLIST_ENTRY(sleeper) link;
+    pthread_cond_t woken;
+    bool is_asleep;
+};
 
 struct worker_pool {
     pthread_mutex_t mutex;
-    pthread_cond_t work_or_stop;
-    struct worker_job *first, **last_next;
+    STAILQ_HEAD(, worker_job) queue;
+    SLIST_HEAD(, sleeper) sleepers;
     size_t queued, queue_max;
-    unsigned busy; /* threads that run a job */
+    unsigned threads, threads_max;
+    unsigned busy; /* threads that run a job; the others sleep, or are about to look for one */
     bool stopping;
-    unsigned thread_count;
-    pthread_t *threads;
+    pthread_cond_t all_ended;
+    pthread_t last_ended; /* not joined yet, if has_ended */
+    bool has_ended;
     char name[12];
 };
 
@@ -27,45 +42,63 @@ static void on_done_message(struct loop *loop, struct loop_message *message)
     job->done(job);
 }
 
-static void finish(struct worker_job *job)
+static void wake_sleeper(struct worker_pool *pool)
 {
-    if (!job->loop) {
-        job->done(job);
+    struct sleeper *sleeper = SLIST_FIRST(&pool->sleepers);
+    if (!sleeper)
         return;
-    }
-    job->message.on_message = on_done_message;
-    loop_post(job->loop, &job->message);
+    SLIST_REMOVE_HEAD(&pool->sleepers, link);
+    sleeper->is_asleep = false;
+    pthread_cond_signal(&sleeper->woken);
 }
 
-static struct worker_job *take(struct worker_pool *pool, bool was_busy)
+/* False when nothing came for IDLE_MS. */
+static bool sleep_until_woken(struct worker_pool *pool)
 {
+    struct sleeper me = {.woken = PTHREAD_COND_INITIALIZER, .is_asleep = true};
+    int64_t deadline_ns = clock_deadline_ms(IDLE_MS);
+    SLIST_INSERT_HEAD(&pool->sleepers, &me, link);
+    while (me.is_asleep && clock_cond_wait(&me.woken, &pool->mutex, deadline_ns))
+        ;
+    if (me.is_asleep)
+        SLIST_REMOVE(&pool->sleepers, &me, sleeper, link);
+    pthread_cond_destroy(&me.woken);
+    return !me.is_asleep;
+}
+
+static void *run_worker(void *arg)
+{
+    struct worker_pool *pool = arg;
+    struct worker_job *job;
+    pthread_setname_np(pthread_self(), pool->name);
     pthread_mutex_lock(&pool->mutex);
-    pool->busy -= was_busy;
-    while (!pool->first && !pool->stopping)
-        pthread_cond_wait(&pool->work_or_stop, &pool->mutex);
-    struct worker_job *job = pool->first;
-    if (job) {
-        pool->first = job->next;
-        if (!pool->first)
-            pool->last_next = &pool->first;
+    while ((job = STAILQ_FIRST(&pool->queue)) || (!pool->stopping && sleep_until_woken(pool))) {
+        if (!job)
+            continue;
+        STAILQ_REMOVE_HEAD(&pool->queue, link);
         pool->queued--;
         pool->busy++;
         job->cancelled = pool->stopping;
-    }
-    pthread_mutex_unlock(&pool->mutex);
-    return job;
-}
-
-static void *run_thread(void *arg)
-{
-    struct worker_pool *pool = arg;
-    pthread_setname_np(pthread_self(), pool->name);
-    struct worker_job *job = NULL;
-    while ((job = take(pool, job != NULL)) != NULL) {
+        pthread_mutex_unlock(&pool->mutex);
         if (!job->cancelled)
             job->run(job);
-        finish(job);
+        job->message.on_message = on_done_message;
+        if (job->loop)
+            loop_post(job->loop, &job->message);
+        else
+            job->done(job);
+        pthread_mutex_lock(&pool->mutex);
+        pool->busy--;
     }
+    bool joins = pool->has_ended;
+    pthread_t before = pool->last_ended;
+    pool->last_ended = pthread_self();
+    pool->has_ended = true;
+    if (--pool->threads == 0)
+        pthread_cond_broadcast(&pool->all_ended);
+    pthread_mutex_unlock(&pool->mutex);
+    if (joins)
+        pthread_join(before, NULL);
     return NULL;
 }
 
@@ -73,63 +106,63 @@ struct worker_pool *worker_pool_create(const char *name, unsigned threads, size_
 {
     struct worker_pool *pool = memory_zalloc(sizeof *pool);
     pthread_mutex_init(&pool->mutex, NULL);
-    pthread_cond_init(&pool->work_or_stop, NULL);
-    pool->last_next = &pool->first;
+    pthread_cond_init(&pool->all_ended, NULL);
+    STAILQ_INIT(&pool->queue);
     pool->queue_max = queue_max;
-    pool->thread_count = threads;
-    pool->threads = memory_zalloc(threads * sizeof *pool->threads);
+    pool->threads_max = threads;
     snprintf(pool->name, sizeof pool->name, "%s", name);
-    for (unsigned i = 0; i < threads; i++)
-        if (pthread_create(&pool->threads[i], NULL, run_thread, pool) != 0)
-            abort(); /* at start only */
     return pool;
+}
+
+/* Where the system has no more threads the pool works with those it has. */
+static void start_thread(struct worker_pool *pool)
+{
+    pthread_t thread;
+    int failure = pthread_create(&thread, NULL, run_worker, pool);
+    if (failure == 0)
+        pool->threads++;
+    else
+        log_error("worker_start_failed", LOG_CSTR("pool", pool->name), LOG_CSTR("error", strerror(failure)));
 }
 
 bool worker_pool_submit(struct worker_pool *pool, struct worker_job *job)
 {
-    job->next = NULL;
     job->cancelled = false;
     pthread_mutex_lock(&pool->mutex);
-    /* A job that an idle thread is about to take does not count as waiting. */
-    size_t idle = pool->thread_count - pool->busy;
-    bool accepted = !pool->stopping && (pool->queued < idle || pool->queued - idle < pool->queue_max);
+    /* A job that an idle thread, or one that can be started, is about to take does not count as waiting. */
+    size_t takers = pool->threads_max - pool->busy;
+    bool accepted = !pool->stopping && (pool->queued < takers || pool->queued - takers < pool->queue_max);
+    if (accepted && pool->queued >= pool->threads - pool->busy && pool->threads < pool->threads_max)
+        start_thread(pool);
+    accepted = accepted && pool->threads > 0;
     if (accepted) {
-        *pool->last_next = job;
-        pool->last_next = &job->next;
+        STAILQ_INSERT_TAIL(&pool->queue, job, link);
         pool->queued++;
-        pthread_cond_signal(&pool->work_or_stop);
+        wake_sleeper(pool);
     }
     pthread_mutex_unlock(&pool->mutex);
     return accepted;
-}
-
-size_t worker_pool_queued(const struct worker_pool *pool)
-{
-    struct worker_pool *mutable = (struct worker_pool *)pool; /* only the mutex changes */
-    pthread_mutex_lock(&mutable->mutex);
-    size_t queued = pool->queued;
-    pthread_mutex_unlock(&mutable->mutex);
-    return queued;
 }
 
 void worker_pool_stop(struct worker_pool *pool)
 {
     pthread_mutex_lock(&pool->mutex);
     pool->stopping = true;
-    pthread_cond_broadcast(&pool->work_or_stop);
+    while (!SLIST_EMPTY(&pool->sleepers))
+        wake_sleeper(pool);
+    while (pool->threads > 0)
+        pthread_cond_wait(&pool->all_ended, &pool->mutex);
+    bool joins = pool->has_ended;
+    pool->has_ended = false;
     pthread_mutex_unlock(&pool->mutex);
-    for (unsigned i = 0; i < pool->thread_count; i++)
-        pthread_join(pool->threads[i], NULL);
-    pthread_mutex_lock(&pool->mutex);
-    pool->thread_count = 0; /* a late submit reads it */
-    pthread_mutex_unlock(&pool->mutex);
+    if (joins)
+        pthread_join(pool->last_ended, NULL);
 }
 
 void worker_pool_destroy(struct worker_pool *pool)
 {
     worker_pool_stop(pool);
-    pthread_cond_destroy(&pool->work_or_stop);
+    pthread_cond_destroy(&pool->all_ended);
     pthread_mutex_destroy(&pool->mutex);
-    free(pool->threads);
     free(pool);
 }

@@ -6,25 +6,26 @@
 #ifndef FRESHET_LOOP_WORKER_H
 #define FRESHET_LOOP_WORKER_H
 
+#include "base/list.h"
 #include "loop/loop.h"
 
 struct worker_pool;
 
 struct worker_job {
     struct loop_message message; /* the way back; inside */
-    struct worker_job *next;
+    STAILQ_ENTRY(worker_job) link;
     struct loop *loop; /* where done() runs; NULL = on the worker */
     void (*run)(struct worker_job *job);
     void (*done)(struct worker_job *job);
     bool cancelled;
 };
 
-/* Runs `threads` jobs at a time; `queue_max` more wait. */
+/* Runs up to `threads` jobs at a time, in threads that start when they are needed and end when they have been idle for some
+ * seconds; `queue_max` more wait. */
 struct worker_pool *worker_pool_create(const char *name, unsigned threads, size_t queue_max);
 void worker_pool_stop(struct worker_pool *pool); /* finishes running jobs, cancels queued ones, joins */
 void worker_pool_destroy(struct worker_pool *pool);
 /* Any thread. False when the queue is full or the pool stopped: nothing will be called. */
 bool worker_pool_submit(struct worker_pool *pool, struct worker_job *job) MUST_CHECK;
-size_t worker_pool_queued(const struct worker_pool *pool);
 
 #endif

@@ -1,4 +1,5 @@
 /* Loop groups and workers: grace periods, broadcasts, jobs that always come back. */
+#include <dirent.h>
 #include <semaphore.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -6,6 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -134,6 +136,50 @@ static void the_queue_is_bounded_and_every_accepted_job_comes_back(void **state)
     worker_pool_destroy(pool);
 }
 
+static unsigned thread_count(void)
+{
+    unsigned count = 0;
+    DIR *threads = opendir("/proc/self/task");
+    while (readdir(threads))
+        count++;
+    closedir(threads);
+    return count;
+}
+
+/* A thread that was joined is still in /proc for a moment. */
+static void await_threads(unsigned count)
+{
+    for (int64_t deadline_ns = clock_deadline_ms(30000); thread_count() != count; usleep(1000))
+        assert_true(clock_mono_ns() < deadline_ns);
+}
+
+static void threads_start_when_jobs_need_them_and_end_when_idle(void **state)
+{
+    (void)state;
+    enum { THREADS = 4 };
+    atomic_int ran = 0, done = 0;
+    sem_t gate;
+    sem_init(&gate, 0, 0);
+    unsigned before = thread_count();
+    struct worker_pool *pool = worker_pool_create("test", THREADS, 0);
+    struct counted_job jobs[THREADS];
+    for (int round = 1; round <= 2; round++) {
+        await_threads(before);
+        for (int i = 0; i < THREADS; i++) {
+            jobs[i] = (struct counted_job){
+                .job = {.run = run_counted, .done = done_counted}, .gate = &gate, .ran = &ran, .done = &done};
+            assert_true(worker_pool_submit(pool, &jobs[i].job));
+        }
+        await_threads(before + THREADS); /* each job has one: none waits for another */
+        for (int i = 0; i < THREADS; i++)
+            sem_post(&gate);
+        while (atomic_load(&done) < round * THREADS)
+            usleep(100);
+    }
+    worker_pool_destroy(pool); /* while they sleep */
+    await_threads(before);
+}
+
 static struct loop *job_loop;
 static void done_on_loop(struct worker_job *job)
 {
@@ -193,6 +239,7 @@ int main(void)
         cmocka_unit_test(a_broadcast_reaches_every_loop_on_its_own_thread),
         cmocka_unit_test(the_queue_is_bounded_and_every_accepted_job_comes_back),
         cmocka_unit_test(a_job_comes_back_to_the_loop_it_names),
+        cmocka_unit_test(threads_start_when_jobs_need_them_and_end_when_idle),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
