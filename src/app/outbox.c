@@ -96,23 +96,18 @@ static enum status list_outboxes(struct admin *admin, struct db_conn *conn, stru
 
 static enum status change_outbox(struct admin *admin, struct db_conn *conn, struct error *error)
 {
-    static const struct {
-        const char *name;
-        enum status (*run)(struct db_conn *conn, const struct outbox_table *table,
-                           const struct outbox_selection *selection, int64_t deadline_ns, int64_t *count,
-                           struct error *error);
-    } changes[] = {{"retry", outbox_retry},
-                   {"discard", outbox_discard},
-                   {"republish", outbox_republish},
-                   {"unlock", outbox_unlock}};
+    static const char *const names[] = {[OUTBOX_CHANGE_RETRY] = "retry",
+                                        [OUTBOX_CHANGE_DISCARD] = "discard",
+                                        [OUTBOX_CHANGE_REPUBLISH] = "republish",
+                                        [OUTBOX_CHANGE_UNLOCK] = "unlock"};
     struct outbox_command *command = command_of(admin);
     const char *user = getenv("USER");
     int64_t count = 0;
-    size_t i = 0;
-    while (strcmp(changes[i].name, admin->action->name) != 0)
-        i++;
+    enum outbox_change change = OUTBOX_CHANGE_RETRY;
+    while (strcmp(names[change], admin->action->name) != 0)
+        change++;
     enum status status =
-        changes[i].run(conn, command->table, &command->selection, admin->deadline_ns, &count, error);
+        outbox_change(conn, command->table, change, &command->selection, admin->deadline_ns, &count, error);
     if (status != STATUS_OK)
         return status;
     log_info("outbox_changed_by_hand", LOG_CSTR("action", admin->action->name),

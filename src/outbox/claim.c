@@ -58,12 +58,15 @@ int64_t outbox_backoff_ms(const struct outbox_settings *settings, int64_t attemp
 
 /* ---- results ---- */
 
-static void set_result(struct outbox_batch *batch, size_t at, enum outbox_result_kind kind,
-                       const char *format, va_list args)
+void outbox_batch_set(struct outbox_batch *batch, size_t at, enum outbox_result_kind kind, const char *format,
+                      ...)
 {
     struct outbox_result *result = &batch->results[at];
+    va_list args;
     result->kind = kind;
+    va_start(args, format);
     int len = vsnprintf(result->reason, sizeof result->reason, format, args);
+    va_end(args);
     struct str whole = str_from(result->reason);
     if (len >= (int)sizeof result->reason) /* it may end inside a character */
         whole = str_utf8_cut(whole, whole.len - 1);
@@ -72,35 +75,6 @@ static void set_result(struct outbox_batch *batch, size_t at, enum outbox_result
     if (!str_is_utf8(whole))
         for (char *c = result->reason; *c; c++)
             *c = *c & 0x80 ? '?' : *c;
-}
-
-void outbox_batch_retry(struct outbox_batch *batch, size_t at, const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    set_result(batch, at, OUTBOX_RETRY, format, args);
-    va_end(args);
-}
-
-void outbox_batch_poison(struct outbox_batch *batch, size_t at, const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    set_result(batch, at, OUTBOX_POISON, format, args);
-    va_end(args);
-}
-
-void outbox_batch_outage(struct outbox_batch *batch, size_t at, const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    set_result(batch, at, OUTBOX_OUTAGE, format, args);
-    va_end(args);
-}
-
-void outbox_batch_release(struct outbox_batch *batch, size_t at)
-{
-    batch->results[at].kind = OUTBOX_RELEASE;
 }
 
 /* The event is published again later, so later events of its aggregate wait. */
@@ -177,15 +151,6 @@ static void add_settle(struct outbox_claim *claim, struct db_conn *conn)
     buf_deinit(&results), buf_deinit(&pauses), buf_deinit(&reasons);
 }
 
-static void report_settled(struct outbox_claim *claim, const struct db_result *rows)
-{
-    claim->settled = db_result_rows(rows);
-    outbox_report_settled(claim->table, rows);
-    if (claim->settled < claim->count)
-        log_warn("outbox_claim_lost", LOG_CSTR("module", claim->table->module),
-                 LOG_INT("events", claim->count - claim->settled));
-}
-
 /* ---- claim ---- */
 
 static int64_t walk_max(const struct outbox_claim *claim)
@@ -217,34 +182,11 @@ static unsigned cursor_columns(const struct outbox_table *table)
     return table->sequence ? outbox_aggregate_columns(table) : 0;
 }
 
-static void read_event(const struct outbox_table *table, const struct db_result *rows, size_t row,
-                       struct outbox_event *event)
-{
-    unsigned aggregate = outbox_aggregate_columns(table), at = 2 + cursor_columns(table);
-    event->id = db_result_str(rows, row, at++);
-    for (unsigned i = 0; i < aggregate; i++)
-        event->aggregate[i] = db_result_str(rows, row, at++);
-    event->attempts = db_result_i64(rows, row, at++);
-    event->claims = db_result_i64(rows, row, at++);
-    event->event_type = db_result_str(rows, row, at++);
-    event->payload = db_result_str(rows, row, at++);
-    for (unsigned i = 0; table->extra[i]; i++, at++)
-        event->extra[i] = db_result_is_null(rows, row, at) ? STR_NONE : db_result_str(rows, row, at);
-}
-
-static bool is_same_run(const struct outbox_table *table, const struct outbox_event *a,
-                        const struct outbox_event *b)
-{
-    bool same = table->sequence != NULL;
-    for (unsigned i = 0; same && table->aggregate[i].name; i++)
-        same = str_eq(a->aggregate[i], b->aggregate[i]);
-    return same;
-}
-
 static void take_events(struct outbox_claim *claim, struct db_result *rows)
 {
+    const struct outbox_table *table = claim->table;
     size_t count = db_result_rows(rows);
-    unsigned id_column = 2 + cursor_columns(claim->table);
+    unsigned id_column = 2 + cursor_columns(table);
     if (count == 1 && db_result_is_null(rows, 0, id_column))
         count = 0;
     claim->rows = rows;
@@ -254,9 +196,20 @@ static void take_events(struct outbox_claim *claim, struct db_result *rows)
     db_array_begin(&claim->ids);
     for (size_t i = 0; i < count; i++) {
         struct outbox_event *event = &claim->events[i];
-        read_event(claim->table, rows, i, event);
-        if (i > 0)
-            event->run = event[-1].run + !is_same_run(claim->table, event, &event[-1]);
+        unsigned at = id_column;
+        bool is_same_run = i > 0 && table->sequence;
+        event->id = db_result_str(rows, i, at++);
+        for (unsigned j = 0; table->aggregate[j].name; j++) {
+            event->aggregate[j] = db_result_str(rows, i, at++);
+            is_same_run = is_same_run && str_eq(event->aggregate[j], event[-1].aggregate[j]);
+        }
+        event->attempts = db_result_i64(rows, i, at++);
+        event->claims = db_result_i64(rows, i, at++);
+        event->event_type = db_result_str(rows, i, at++);
+        event->payload = db_result_str(rows, i, at++);
+        for (unsigned j = 0; table->extra[j]; j++, at++)
+            event->extra[j] = db_result_is_null(rows, i, at) ? STR_NONE : db_result_str(rows, i, at);
+        event->run = i == 0 ? 0 : event[-1].run + !is_same_run;
         db_array_put(&claim->ids, event->id);
     }
     db_array_end(&claim->ids);
@@ -294,18 +247,6 @@ static void clear_batch(struct outbox_claim *claim)
     claim->count = 0;
     buf_clear(&claim->ids);
     arena_reset(&claim->arena);
-}
-
-static enum status release_doubtful(struct outbox_claim *claim, struct db_conn *conn, int64_t deadline_ns,
-                                    struct error *error)
-{
-    if (!claim->doubtful[0])
-        return STATUS_OK;
-    enum status status = db_exec(conn, &claim->sql->release, DB_PARAMS(db_uuid(str_from(claim->doubtful))),
-                                 deadline_ns, NULL, error);
-    if (status == STATUS_OK)
-        claim->doubtful[0] = '\0';
-    return status;
 }
 
 enum { AT_SETTLE = 2, STATEMENTS_MAX = 5 };
@@ -346,14 +287,25 @@ enum status outbox_claim_exchange(struct outbox_claim *claim, struct db_conn *co
     int64_t sent_ns = clock_mono_ns();
     claim->backoff_ms = 0;
     claim->settled = 0;
-    enum status status = release_doubtful(claim, conn, deadline_ns, error);
-    if (status != STATUS_OK || (!settles && !claims))
-        return status;
-    status = run_exchange(claim, conn, claims, deadline_ns, results, error);
+    if (claim->doubtful[0]) {
+        enum status status = db_exec(conn, &claim->sql->release,
+                                     DB_PARAMS(db_uuid(str_from(claim->doubtful))), deadline_ns, NULL, error);
+        if (status != STATUS_OK)
+            return status;
+        claim->doubtful[0] = '\0';
+    }
+    if (!settles && !claims)
+        return STATUS_OK;
+    enum status status = run_exchange(claim, conn, claims, deadline_ns, results, error);
     if (status != STATUS_OK)
         return status;
-    if (settles)
-        report_settled(claim, results[AT_SETTLE]);
+    if (settles) {
+        claim->settled = db_result_rows(results[AT_SETTLE]);
+        outbox_report_settled(claim->table, results[AT_SETTLE]);
+        if (claim->settled < claim->count)
+            log_warn("outbox_claim_lost", LOG_CSTR("module", claim->table->module),
+                     LOG_INT("events", claim->count - claim->settled));
+    }
     clear_batch(claim);
     claim->more = false;
     if (claims) {

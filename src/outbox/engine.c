@@ -42,7 +42,6 @@ struct outbox {
     char worker[256];
     struct db_listener *listener;
     struct task *step, *lease, *upkeep;
-    struct loop_timer poll; /* the loop's: wakes the step */
     /* One connection each. Step and lease share one, so that a batch is settled by the connection that claimed it, unless
      * that was lost. Upkeep, which may take long, has another. */
     struct db_pool *pool, *upkeep_pool;
@@ -116,9 +115,10 @@ static void publish_batch(struct outbox *outbox)
     };
     if (task_is_stopping(outbox->step)) {
         for (size_t i = 0; i < batch.count; i++)
-            outbox_batch_release(&batch, i);
+            outbox_batch_set(&batch, i, OUTBOX_RELEASE, "not tried");
     } else if (lost_claims >= outbox->settings.attempts_max) {
-        outbox_batch_poison(&batch, 0, "claimed %lld times by workers that died", (long long)lost_claims);
+        outbox_batch_set(&batch, 0, OUTBOX_POISON, "claimed %lld times by workers that died",
+                         (long long)lost_claims);
     } else {
         set_publishing(outbox, true);
         claim->published_ns = clock_mono_ns();
@@ -145,16 +145,6 @@ static int64_t outage_pause(struct outbox *outbox, const struct outbox_result *r
     return error.status == STATUS_OK ? TASK_MS(pause_ms) : exchange_failed(outbox, &error);
 }
 
-static void outage_ended(struct outbox *outbox)
-{
-    if (outbox->outage.failures == 0)
-        return;
-    backoff_reset(&outbox->outage);
-    log_info("outbox_engine_back", LOG_CSTR("module", outbox->config.table->module),
-             LOG_CSTR("table", outbox->config.table->name),
-             LOG_INT("seconds", (clock_mono_ns() - outbox->outage_ns) / CLOCK_NS_PER_S));
-}
-
 static int64_t outbox_step(struct task *task, void *context)
 {
     struct outbox *outbox = context;
@@ -168,9 +158,10 @@ static int64_t outbox_step(struct task *task, void *context)
         return exchange_failed(outbox, &error);
     if (claim->count == 0 && claim->more)
         return TASK_NOW;
-    if (claim->count == 0)
-        return outbox->due_ns == CLOCK_NEVER ? TASK_IDLE : outbox->due_ns - now_ns;
-
+    if (claim->count == 0) {
+        int64_t poll_ns = TASK_MS(backoff_spread_ms(outbox->settings.poll_ms));
+        return outbox->due_ns - now_ns < poll_ns ? outbox->due_ns - now_ns : poll_ns;
+    }
     publish_batch(outbox);
     const struct outbox_result *outage = NULL;
     bool is_any_tried = false;
@@ -182,7 +173,12 @@ static int64_t outbox_step(struct task *task, void *context)
         return outage_pause(outbox, outage);
     if (!is_any_tried)
         return TASK_MS(RELEASED_WAIT_MS);
-    outage_ended(outbox);
+    if (outbox->outage.failures > 0) {
+        backoff_reset(&outbox->outage);
+        log_info("outbox_engine_back", LOG_CSTR("module", outbox->config.table->module),
+                 LOG_CSTR("table", outbox->config.table->name),
+                 LOG_INT("seconds", (clock_mono_ns() - outbox->outage_ns) / CLOCK_NS_PER_S));
+    }
     if (claim->count >= (size_t)outbox->settings.batch)
         return TASK_NOW;
     /* The results are settled together with the next claim. While events trickle in, that waits a moment, so that each does not
@@ -336,29 +332,7 @@ static void on_listening(void *context)
     outbox_wake(context);
 }
 
-static void on_poll(struct loop_timer *timer)
-{
-    struct outbox *outbox = CONTAINER_OF(timer, struct outbox, poll);
-    task_wake(outbox->step);
-    int64_t poll_ms = backoff_spread_ms(outbox->settings.poll_ms);
-    loop_timer_start(outbox->config.loop, timer, clock_deadline_ms(poll_ms), on_poll);
-}
-
 /* ---- life ---- */
-
-static enum status create_pools(struct outbox *outbox, const struct db_target *target, struct error *error)
-{
-    struct arena *arena = &outbox->arena;
-    outbox->target = *target;
-    outbox->target.name = arena_printf(arena, "%s-%s", target->name, outbox->config.table->name).ptr;
-    outbox->target.url = arena_str(arena, target->url);
-    outbox->target.username = arena_str(arena, target->username);
-    outbox->target.password = arena_str(arena, target->password);
-    outbox->target.schema = arena_str(arena, target->schema);
-    outbox->target.connections_max = 1;
-    enum status status = db_pool_create(&outbox->target, &outbox->pool, error);
-    return status == STATUS_OK ? db_pool_create(&outbox->target, &outbox->upkeep_pool, error) : status;
-}
 
 static struct task *create_task(struct outbox *outbox, const char *name, task_run_fn *run)
 {
@@ -396,7 +370,17 @@ enum status outbox_create(const struct outbox_config *config, struct outbox **ou
         snprintf(outbox->worker, sizeof outbox->worker, "unknown");
     outbox_claim_init(&outbox->claim, config->table, &outbox->settings, &outbox->sql,
                       str_from(outbox->worker));
-    enum status status = create_pools(outbox, config->target, error);
+    struct arena *arena = &outbox->arena;
+    outbox->target = *config->target;
+    outbox->target.name = arena_printf(arena, "%s-%s", config->target->name, config->table->name).ptr;
+    outbox->target.url = arena_str(arena, config->target->url);
+    outbox->target.username = arena_str(arena, config->target->username);
+    outbox->target.password = arena_str(arena, config->target->password);
+    outbox->target.schema = arena_str(arena, config->target->schema);
+    outbox->target.connections_max = 1;
+    enum status status = db_pool_create(&outbox->target, &outbox->pool, error);
+    if (status == STATUS_OK)
+        status = db_pool_create(&outbox->target, &outbox->upkeep_pool, error);
     if (status != STATUS_OK) {
         outbox_destroy(outbox);
         return status;
@@ -419,8 +403,7 @@ void outbox_start(struct outbox *outbox)
                                                                        .on_notice = on_notice,
                                                                        .on_listening = on_listening,
                                                                        .context = outbox});
-    loop_timer_start(outbox->config.loop, &outbox->poll, clock_mono_ns(), on_poll);
-    task_start(outbox->step, TASK_IDLE);
+    task_start(outbox->step, TASK_NOW);
     task_start(outbox->lease, TASK_MS(outbox->settings.lease_ms / 3));
     task_start(outbox->upkeep, TASK_NOW);
 }
@@ -459,16 +442,11 @@ void outbox_destroy(struct outbox *outbox)
     task_destroy(outbox->step);
     task_destroy(outbox->lease);
     task_destroy(outbox->upkeep);
-    if (outbox->listener) { /* it was started */
-        loop_timer_stop(outbox->config.loop, &outbox->poll);
-        db_listener_destroy(outbox->listener);
-    }
+    db_listener_destroy(outbox->listener);
     outbox_gauges_deinit(&outbox->gauges);
     outbox_claim_deinit(&outbox->claim);
-    if (outbox->pool)
-        db_pool_destroy(outbox->pool);
-    if (outbox->upkeep_pool)
-        db_pool_destroy(outbox->upkeep_pool);
+    db_pool_destroy(outbox->pool);
+    db_pool_destroy(outbox->upkeep_pool);
     arena_deinit(&outbox->arena);
     pthread_mutex_destroy(&outbox->lock);
     free(outbox);

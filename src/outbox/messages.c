@@ -52,13 +52,13 @@ static void set_result(struct outbox_batch *batch, size_t at, const struct error
     if (error->status == STATUS_OK)
         return;
     if (error->status == STATUS_CANCELLED) /* not tried: the bus stops */
-        outbox_batch_release(batch, at);
+        outbox_batch_set(batch, at, OUTBOX_RELEASE, "not tried");
     else if (is_outage(error->status))
-        outbox_batch_outage(batch, at, "%s", error->message);
+        outbox_batch_set(batch, at, OUTBOX_OUTAGE, "%s", error->message);
     else if (error->status == STATUS_BAD_REQUEST || error->status == STATUS_PAYLOAD_TOO_LARGE)
-        outbox_batch_poison(batch, at, "%s", error->message); /* it will always be refused */
+        outbox_batch_set(batch, at, OUTBOX_POISON, "%s", error->message); /* it will always be refused */
     else
-        outbox_batch_retry(batch, at, "%s", error->message);
+        outbox_batch_set(batch, at, OUTBOX_RETRY, "%s", error->message);
 }
 
 void outbox_messages_publish(struct bus *bus, struct outbox_batch *batch, outbox_message_fn *write,
@@ -73,7 +73,7 @@ void outbox_messages_publish(struct bus *bus, struct outbox_batch *batch, outbox
         if (write(context, &batch->events[i], &messages[count], &arena, &reason))
             events[count++] = i;
         else
-            outbox_batch_poison(batch, i, "%s", reason);
+            outbox_batch_set(batch, i, OUTBOX_POISON, "%s", reason);
     }
     struct error error = {0};
     int64_t soon_ns = clock_deadline_ms(OUTBOX_PUBLISH_MS);

@@ -25,12 +25,14 @@ static const char *const list_templates[] = {
     [OUTBOX_PUBLISHED] = LIST("@is_published"),
     [OUTBOX_FAILED] = LIST("@is_failed"),
 };
-static const char retry_template[] = CHANGE(AS_NEW, "@is_failed");
-static const char discard_template[] = CHANGE("@set_discarded @unlock", "@is_failed");
-/* Discarded events are among the published ones, with their error; they are republished only by id. */
-static const char republish_template[] =
-    CHANGE(AS_NEW, "@is_published AND ($1::text[] IS NOT NULL OR NOT (@is_discarded))");
-static const char unlock_template[] = CHANGE("@set_pending @unlock", "@live AND @leased");
+static const char *const change_templates[] = {
+    [OUTBOX_CHANGE_RETRY] = CHANGE(AS_NEW, "@is_failed"),
+    [OUTBOX_CHANGE_DISCARD] = CHANGE("@set_discarded @unlock", "@is_failed"),
+    /* Discarded events are among the published ones, with their error; they are republished only by id. */
+    [OUTBOX_CHANGE_REPUBLISH] =
+        CHANGE(AS_NEW, "@is_published AND ($1::text[] IS NOT NULL OR NOT (@is_discarded))"),
+    [OUTBOX_CHANGE_UNLOCK] = CHANGE("@set_pending @unlock", "@live AND @leased"),
+};
 
 const char *outbox_state_name(enum outbox_state state)
 {
@@ -47,24 +49,13 @@ static enum status run_template(struct db_conn *conn, const struct outbox_table 
 {
     struct arena arena;
     arena_init(&arena, 4096);
-    struct db_statement statement = db_statement_of(str_from(outbox_sql_expand(table, template, &arena)));
+    struct db_statement statement = outbox_sql_expand(table, template, &arena);
     enum status status = db_query(conn, &statement,
                                   DB_PARAMS(db_text_array(selection->ids), db_text(selection->first),
                                             db_text(selection->last), db_text(selection->aggregate),
                                             db_text(selection->since), db_i64(selection->rows_max)),
                                   deadline_ns, rows, error);
     arena_deinit(&arena);
-    return status;
-}
-
-static enum status change_rows(struct db_conn *conn, const struct outbox_table *table, const char *template,
-                               const struct outbox_selection *selection, int64_t deadline_ns, int64_t *count,
-                               struct error *error)
-{
-    struct db_result *rows = NULL;
-    enum status status = run_template(conn, table, template, selection, deadline_ns, &rows, error);
-    *count = status == STATUS_OK ? db_result_affected(rows) : 0;
-    db_result_free(rows);
     return status;
 }
 
@@ -75,30 +66,14 @@ enum status outbox_list(struct db_conn *conn, const struct outbox_table *table, 
     return run_template(conn, table, list_templates[state], selection, deadline_ns, rows, error);
 }
 
-enum status outbox_retry(struct db_conn *conn, const struct outbox_table *table,
-                         const struct outbox_selection *selection, int64_t deadline_ns, int64_t *count,
-                         struct error *error)
-{
-    return change_rows(conn, table, retry_template, selection, deadline_ns, count, error);
-}
-
-enum status outbox_discard(struct db_conn *conn, const struct outbox_table *table,
-                           const struct outbox_selection *selection, int64_t deadline_ns, int64_t *count,
-                           struct error *error)
-{
-    return change_rows(conn, table, discard_template, selection, deadline_ns, count, error);
-}
-
-enum status outbox_republish(struct db_conn *conn, const struct outbox_table *table,
-                             const struct outbox_selection *selection, int64_t deadline_ns, int64_t *count,
-                             struct error *error)
-{
-    return change_rows(conn, table, republish_template, selection, deadline_ns, count, error);
-}
-
-enum status outbox_unlock(struct db_conn *conn, const struct outbox_table *table,
+enum status outbox_change(struct db_conn *conn, const struct outbox_table *table, enum outbox_change change,
                           const struct outbox_selection *selection, int64_t deadline_ns, int64_t *count,
                           struct error *error)
 {
-    return change_rows(conn, table, unlock_template, selection, deadline_ns, count, error);
+    struct db_result *rows = NULL;
+    enum status status =
+        run_template(conn, table, change_templates[change], selection, deadline_ns, &rows, error);
+    *count = status == STATUS_OK ? db_result_affected(rows) : 0;
+    db_result_free(rows);
+    return status;
 }

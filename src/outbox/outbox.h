@@ -145,10 +145,9 @@ struct outbox_batch {
     bool is_relaxed;
 };
 
-void outbox_batch_retry(struct outbox_batch *batch, size_t at, const char *format, ...) PRINTF_LIKE(3, 4);
-void outbox_batch_poison(struct outbox_batch *batch, size_t at, const char *format, ...) PRINTF_LIKE(3, 4);
-void outbox_batch_outage(struct outbox_batch *batch, size_t at, const char *format, ...) PRINTF_LIKE(3, 4);
-void outbox_batch_release(struct outbox_batch *batch, size_t at);
+/* The result of events[at]; the format is that of its reason. */
+void outbox_batch_set(struct outbox_batch *batch, size_t at, enum outbox_result_kind kind, const char *format,
+                      ...) PRINTF_LIKE(4, 5);
 /* An earlier event of its aggregate is not published yet, so this one must not be published before it. For publishers that
  * publish one by one; the result of such an event is ignored. */
 bool outbox_batch_is_held(const struct outbox_batch *batch, size_t at);
@@ -208,20 +207,13 @@ struct outbox_selection {   /* all conditions hold; empty = any */
 enum status outbox_list(struct db_conn *conn, const struct outbox_table *table, enum outbox_state state,
                         const struct outbox_selection *selection, int64_t deadline_ns,
                         struct db_result **rows, struct error *error) MUST_CHECK;
-/* FAILED ones become PENDING with their counts at zero. */
-enum status outbox_retry(struct db_conn *conn, const struct outbox_table *table,
-                         const struct outbox_selection *selection, int64_t deadline_ns, int64_t *count,
-                         struct error *error) MUST_CHECK;
-/* FAILED ones count as published without having been, keep their error, and are deleted by retention. */
-enum status outbox_discard(struct db_conn *conn, const struct outbox_table *table,
-                           const struct outbox_selection *selection, int64_t deadline_ns, int64_t *count,
-                           struct error *error) MUST_CHECK;
-/* Published ones are published again. Receivers recognise them by event id and version. */
-enum status outbox_republish(struct db_conn *conn, const struct outbox_table *table,
-                             const struct outbox_selection *selection, int64_t deadline_ns, int64_t *count,
-                             struct error *error) MUST_CHECK;
-/* Live ones with a lease, such as of a worker that died, can be claimed again now, not when the lease ends. */
-enum status outbox_unlock(struct db_conn *conn, const struct outbox_table *table,
+enum outbox_change {
+    OUTBOX_CHANGE_RETRY,   /* FAILED ones become PENDING with their counts at zero */
+    OUTBOX_CHANGE_DISCARD, /* FAILED ones count as published, keep their error, and are deleted by retention */
+    OUTBOX_CHANGE_REPUBLISH, /* published ones, again: receivers recognise them by event id and version */
+    OUTBOX_CHANGE_UNLOCK,    /* live ones with a lease, such as of a worker that died, can be claimed now */
+};
+enum status outbox_change(struct db_conn *conn, const struct outbox_table *table, enum outbox_change change,
                           const struct outbox_selection *selection, int64_t deadline_ns, int64_t *count,
                           struct error *error) MUST_CHECK;
 

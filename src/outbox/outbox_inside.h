@@ -17,9 +17,8 @@
 #include "outbox/outbox.h"
 
 enum {
-    OUTBOX_CLAIM_PARAMS = 6,       /* before the cursor's */
-    OUTBOX_STRIDE = 16,            /* rows read at once; more of an aggregate only if the batch has room */
-    OUTBOX_LOST_CLAIMS_SUSPECT = 2 /* an event with so many claims of workers that died is claimed alone */
+    OUTBOX_CLAIM_PARAMS = 6, /* before the cursor's */
+    OUTBOX_STRIDE = 16,      /* rows read at once; more of an aggregate only if the batch has room */
 };
 
 /* ---- sql.c ---- */
@@ -28,7 +27,8 @@ struct outbox_sql {
 };
 void outbox_sql_init(struct outbox_sql *sql, const struct outbox_table *table, struct arena *arena);
 /* The template with each @name replaced by the table's own. */
-const char *outbox_sql_expand(const struct outbox_table *table, const char *template, struct arena *arena);
+struct db_statement outbox_sql_expand(const struct outbox_table *table, const char *template,
+                                      struct arena *arena);
 unsigned outbox_aggregate_columns(const struct outbox_table *table);
 
 /* ---- claim.c ---- */

@@ -34,45 +34,47 @@
     "        own AS (PARTITION BY @names ORDER BY q.sequence ROWS UNBOUNDED PRECEDING)"
 
 /* clang-format off */
-static const char claim_template[] =
-    "WITH RECURSIVE walk AS ("
-    "    (SELECT 1 AS step, s.* FROM (" STRIDE("@after") ") s WHERE s.free OR s.is_last)"
-    "  UNION ALL"
-    "    (SELECT w.step + 1, s.*"
-    "     FROM walk w CROSS JOIN LATERAL (" STRIDE(" AND (@aggregate) > (@walked)") ") s"
-    "     WHERE w.is_last AND (s.free OR s.is_last))),"
-    " walked AS MATERIALIZED (SELECT w.*, row_number() OVER () AS number FROM (SELECT * FROM walk LIMIT $1) w),"
-    " cut AS MATERIALIZED (SELECT * FROM walked WHERE is_last AND is_full AND free),"
-    " rest AS ("
-    "    SELECT w.number - w.place + 1 AS head, r.* FROM cut w CROSS JOIN LATERAL ("
-    "        SELECT q.tid, w.place + row_number() OVER own AS place,"
-    "               bool_and(q.due AND NOT q.suspect) OVER own AS free"
-    "        FROM (SELECT e.ctid AS tid, e.@sequence AS sequence, @due AS due, @suspect AS suspect"
-    "              FROM @table e WHERE @live AND (@aggregate) = (@walked) AND e.@sequence > w.sequence"
-    "              ORDER BY e.@sequence"
-    "              LIMIT greatest(0, ($2 - (SELECT count(*) FROM walked WHERE free)) / (SELECT count(*) FROM cut)))"
-    "            q WINDOW own AS (ORDER BY q.sequence ROWS UNBOUNDED PRECEDING)) r),"
-    " ready AS ("
-    "    SELECT w.number - w.place + 1 AS head, w.place, w.tid FROM walked w WHERE w.free"
-    "    UNION ALL SELECT w.head, w.place, w.tid FROM rest w WHERE w.free ORDER BY 1, 2),"
-    " locked AS MATERIALIZED ("
-    "    SELECT w.head, w.place, l.* FROM ready w CROSS JOIN LATERAL ("
-    "        SELECT e.ctid AS tid, @suspect AS suspect FROM @table e"
-    "        WHERE e.ctid = w.tid AND @live AND @due LIMIT 1 FOR UPDATE SKIP LOCKED) l"
-    "    LIMIT $2),"
-    " run AS MATERIALIZED ("
-    "    SELECT w.tid, w.line FROM ("
-    "        SELECT q.*, row_number() OVER line AS line, count(*) FILTER (WHERE q.suspect) OVER line AS suspects,"
-    "               row_number() OVER (PARTITION BY q.head ORDER BY q.place) AS held"
-    "        FROM locked q WINDOW line AS (ORDER BY q.head, q.place ROWS UNBOUNDED PRECEDING)) w"
-    "    WHERE w.held = w.place AND (w.line = 1 OR w.suspects = 0)),"
-    " claimed AS ("
-    "    UPDATE @table e SET " SET_CLAIMED
-    " FROM run WHERE e.ctid = run.tid"
-    "    RETURNING run.line::text AS line, " CLAIMED "),"
-    " last AS (SELECT w.number::text, @cursor FROM walked w ORDER BY w.number DESC LIMIT 1)"
-    " SELECT last.*, c.* FROM last LEFT JOIN claimed c ON true ORDER BY c.line::bigint";
+#define CLAIM(after) \
+    "WITH RECURSIVE walk AS (" \
+    "    (SELECT 1 AS step, s.* FROM (" STRIDE(after) ") s WHERE s.free OR s.is_last)" \
+    "  UNION ALL" \
+    "    (SELECT w.step + 1, s.*" \
+    "     FROM walk w CROSS JOIN LATERAL (" STRIDE(" AND (@aggregate) > (@walked)") ") s" \
+    "     WHERE w.is_last AND (s.free OR s.is_last)))," \
+    " walked AS MATERIALIZED (SELECT w.*, row_number() OVER () AS number FROM (SELECT * FROM walk LIMIT $1) w)," \
+    " cut AS MATERIALIZED (SELECT * FROM walked WHERE is_last AND is_full AND free)," \
+    " rest AS (" \
+    "    SELECT w.number - w.place + 1 AS head, r.* FROM cut w CROSS JOIN LATERAL (" \
+    "        SELECT q.tid, w.place + row_number() OVER own AS place," \
+    "               bool_and(q.due AND NOT q.suspect) OVER own AS free" \
+    "        FROM (SELECT e.ctid AS tid, e.@sequence AS sequence, @due AS due, @suspect AS suspect" \
+    "              FROM @table e WHERE @live AND (@aggregate) = (@walked) AND e.@sequence > w.sequence" \
+    "              ORDER BY e.@sequence" \
+    "              LIMIT greatest(0, ($2 - (SELECT count(*) FROM walked WHERE free)) / (SELECT count(*) FROM cut)))" \
+    "            q WINDOW own AS (ORDER BY q.sequence ROWS UNBOUNDED PRECEDING)) r)," \
+    " ready AS (" \
+    "    SELECT w.number - w.place + 1 AS head, w.place, w.tid FROM walked w WHERE w.free" \
+    "    UNION ALL SELECT w.head, w.place, w.tid FROM rest w WHERE w.free ORDER BY 1, 2)," \
+    " locked AS MATERIALIZED (" \
+    "    SELECT w.head, w.place, l.* FROM ready w CROSS JOIN LATERAL (" \
+    "        SELECT e.ctid AS tid, @suspect AS suspect FROM @table e" \
+    "        WHERE e.ctid = w.tid AND @live AND @due LIMIT 1 FOR UPDATE SKIP LOCKED) l" \
+    "    LIMIT $2)," \
+    " run AS MATERIALIZED (" \
+    "    SELECT w.tid, w.line FROM (" \
+    "        SELECT q.*, row_number() OVER line AS line, count(*) FILTER (WHERE q.suspect) OVER line AS suspects," \
+    "               row_number() OVER (PARTITION BY q.head ORDER BY q.place) AS held" \
+    "        FROM locked q WINDOW line AS (ORDER BY q.head, q.place ROWS UNBOUNDED PRECEDING)) w" \
+    "    WHERE w.held = w.place AND (w.line = 1 OR w.suspects = 0))," \
+    " claimed AS (" \
+    "    UPDATE @table e SET " SET_CLAIMED \
+    " FROM run WHERE e.ctid = run.tid" \
+    "    RETURNING run.line::text AS line, " CLAIMED ")," \
+    " last AS (SELECT w.number::text, @cursor FROM walked w ORDER BY w.number DESC LIMIT 1)" \
+    " SELECT last.*, c.* FROM last LEFT JOIN claimed c ON true ORDER BY c.line::bigint"
 /* clang-format on */
+static const char claim_template[] = CLAIM("");
+static const char claim_after_template[] = CLAIM(" AND (@aggregate) > (@parameters)");
 
 /* Of a table without order; $1 and $6 are unused. The due rows are one range of the index on the due time; a suspect is claimed
  * alone. */
@@ -124,276 +126,185 @@ static const char cleanup_template[] =
     "    SELECT e.ctid FROM @table e WHERE @is_published AND e.@published_at < now() - $1 * interval '1 ms'"
     "    ORDER BY e.@published_at LIMIT $2 FOR UPDATE SKIP LOCKED))";
 
-/* ---- pieces ---- */
+/* ---- pieces: what @name stands for ---- */
 
-#define PIECES_MAX 56
-struct pieces {
-    struct arena *arena;
-    size_t count;
-    struct {
-        struct str name, text;
-    } items[PIECES_MAX];
+#define MEMBER(name) offsetof(struct outbox_table, name)
+
+/* Texts of the descriptor, taken as they stand. */
+static const struct {
+    const char *name;
+    size_t member;
+} descriptor_texts[] = {
+    {"table", MEMBER(name)},
+    {"id", MEMBER(id.name)},
+    {"id_type", MEMBER(id.type)},
+    {"sequence", MEMBER(sequence)},
+    {"event_type", MEMBER(event_type)},
+    {"payload_value", MEMBER(payload)},
+    {"status", MEMBER(words.column)},
+    {"pending", MEMBER(words.pending)},
+    {"in_flight", MEMBER(words.in_flight)},
+    {"published_word", MEMBER(words.published)},
+    {"failed_word", MEMBER(words.failed)},
+    {"published", MEMBER(published)},
+    {"failed_at", MEMBER(failed_at)},
+    {"published_at", MEMBER(published_at)},
+    {"created_at", MEMBER(created_at)},
+    {"attempts", MEMBER(attempts)},
+    {"claims", MEMBER(claims)},
+    {"outages", MEMBER(outages)},
+    {"claim_id", MEMBER(claim_id)},
+    {"locked_by", MEMBER(locked_by)},
+    {"locked_at", MEMBER(locked_at)},
+    {"locked_until", MEMBER(locked_until)},
+    {"next_attempt_at", MEMBER(next_attempt_at)},
+    {"last_error", MEMBER(last_error)},
 };
 
-static void define(struct pieces *pieces, const char *name, struct str text)
+/* For each column of the aggregate, comma-separated unless it has one itself: % is its name, # its place, $ its parameter. */
+static const struct {
+    const char *name, *format;
+} lists[] = {
+    {"aggregate", "e.%"},
+    {"aggregate_as", "e.% AS a#"},
+    {"aggregate_text", "e.%::text AS a#,"},
+    {"walked", "w.a#"},
+    {"names", "q.a#"},
+    {"cursor", "w.a#::text AS c#"},
+    {"parameters", "$"},
+};
+
+/* A table without outages shows one only by its error and the next try. */
+static const struct {
+    const char *name;
+    size_t needs; /* a member of the descriptor; where that is NULL the second text is used */
+    const char *text, *otherwise;
+} pieces[] = {
+    {"number", MEMBER(sequence), "e.@sequence", "NULL::bigint"},
+    {"order", MEMBER(sequence), "e.@sequence", "e.@created_at, e.@id"},
+    {"about", MEMBER(aggregate[0].name), "concat_ws('/', @aggregate)", "e.@id::text"},
+    {"due_at", MEMBER(name), "coalesce(greatest(e.@next_attempt_at, e.@locked_until), e.@created_at)", ""},
+    {"leased", MEMBER(name), "e.@locked_until > now()", ""},
+    {"due", MEMBER(name),
+     "(e.@locked_until IS NULL OR e.@locked_until <= now())"
+     " AND (e.@next_attempt_at IS NULL OR e.@next_attempt_at <= now())",
+     ""},
+    /* With two claims of workers that died an event is claimed alone. */
+    {"suspect", MEMBER(name), "e.@claims - e.@attempts >= 2", ""},
+    {"unlock", MEMBER(locked_at),
+     "@claim_id = NULL, @locked_by = NULL, @locked_until = NULL, @locked_at = NULL",
+     "@claim_id = NULL, @locked_by = NULL, @locked_until = NULL"},
+    {"locked_now", MEMBER(locked_at), "@locked_at = now(),", ""},
+    {"error", MEMBER(last_error), "e.@last_error", "NULL"},
+    {"has_error", MEMBER(last_error), "e.@last_error IS NOT NULL", "false"},
+    {"set_error", MEMBER(last_error),
+     "@last_error = CASE v.result WHEN 'done' THEN NULL WHEN 'released' THEN e.@last_error ELSE v.reason END,",
+     ""},
+    {"failures", MEMBER(outages), "'retry', 'dead', 'outage'", "'retry', 'dead'"},
+    {"not_claimed", MEMBER(outages), "'released'", "'released', 'outage'"},
+    {"less_outages", MEMBER(outages), " - coalesce(e.@outages, 0)", ""},
+    {"no_outages", MEMBER(outages), "@outages = NULL,", ""},
+    {"set_outages", MEMBER(outages),
+     "@outages = CASE v.result WHEN 'outage' THEN coalesce(e.@outages, 0) + 1 ELSE e.@outages END,", ""},
+    /* The state of a row, and its changes: by words, or by flags. */
+    {"live", MEMBER(words.column), "e.@status IN ('@pending', '@in_flight')",
+     "NOT e.@published AND e.@failed_at IS NULL"},
+    {"is_published", MEMBER(words.column), "e.@status = '@published_word'", "e.@published"},
+    {"is_failed", MEMBER(words.column), "e.@status = '@failed_word'",
+     "e.@failed_at IS NOT NULL AND NOT e.@published"},
+    {"is_discarded", MEMBER(words.column), "@has_error", "e.@failed_at IS NOT NULL"},
+    {"set_claimed", MEMBER(words.column), "@status = '@in_flight',", ""},
+    {"set_pending", MEMBER(words.column), "@status = '@pending',", ""},
+    {"set_alive", MEMBER(words.column), "@status = '@pending', @published_at = NULL,",
+     "@published = false, @published_at = NULL, @failed_at = NULL,"},
+    {"set_discarded", MEMBER(words.column), "@status = '@published_word', @published_at = now(),",
+     "@published = true, @published_at = now(),"},
+    {"set_settled", MEMBER(words.column),
+     "@status = CASE v.result WHEN 'done' THEN '@published_word' WHEN 'dead' THEN '@failed_word'"
+     " ELSE '@pending' END, @published_at = CASE v.result WHEN 'done' THEN now() END,",
+     "@published = v.result = 'done', @published_at = CASE v.result WHEN 'done' THEN now() END,"
+     " @failed_at = CASE v.result WHEN 'dead' THEN now() END,"},
+};
+
+static const char *member_of(const struct outbox_table *table, size_t member)
 {
-    pieces->items[pieces->count].name = str_from(name);
-    pieces->items[pieces->count++].text = text;
+    return *(const char *const *)((const char *)table + member);
 }
 
-/* The format for each column of the aggregate, comma-separated unless it has one itself: % is its name, # its place, $ its
- * parameter. */
-static struct str each_column(struct pieces *pieces, const struct outbox_table *table, const char *format)
+static void put_list(struct buf *out, const struct outbox_table *table, const char *format)
 {
-    struct buf text;
-    buf_init(&text);
     for (int i = 0; table->aggregate[i].name; i++) {
-        const struct outbox_column *column = &table->aggregate[i];
         if (i && format[strlen(format) - 1] != ',')
-            buf_put_str(&text, STR(", "));
+            buf_put_str(out, STR(", "));
         for (const char *c = format; *c; c++)
             if (*c == '#')
-                buf_printf(&text, "%d", i + 1);
+                buf_printf(out, "%d", i + 1);
             else if (*c == '$')
-                buf_printf(&text, "$%d::%s", OUTBOX_CLAIM_PARAMS + i + 1, column->type);
+                buf_printf(out, "$%d::%s", OUTBOX_CLAIM_PARAMS + i + 1, table->aggregate[i].type);
             else if (*c == '%')
-                buf_put_str(&text, str_from(column->name));
+                buf_put_str(out, str_from(table->aggregate[i].name));
             else
-                buf_put_char(&text, *c);
+                buf_put_char(out, *c);
     }
-    struct str result = arena_str(pieces->arena, buf_str(&text));
-    buf_deinit(&text);
-    return result;
 }
 
-static void define_aggregate(struct pieces *pieces, const struct outbox_table *table)
+static void expand(struct buf *out, const struct outbox_table *table, const char *template);
+
+/* An unknown name is a mistake in a template, which the tests of every statement find. */
+static void put_piece(struct buf *out, const struct outbox_table *table, struct str name)
 {
-    define(pieces, "aggregate", each_column(pieces, table, "e.%"));
-    define(pieces, "aggregate_as", each_column(pieces, table, "e.% AS a#"));
-    define(pieces, "aggregate_text", each_column(pieces, table, "e.%::text AS a#,"));
-    define(pieces, "walked", each_column(pieces, table, "w.a#"));
-    define(pieces, "names", each_column(pieces, table, "q.a#"));
-    define(pieces, "cursor", each_column(pieces, table, "w.a#::text AS c#"));
+    for (size_t i = 0; i < sizeof descriptor_texts / sizeof descriptor_texts[0]; i++)
+        if (str_eq(name, str_from(descriptor_texts[i].name)))
+            buf_put_str(out, str_from(member_of(table, descriptor_texts[i].member)));
+    for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
+        if (str_eq(name, str_from(lists[i].name)))
+            put_list(out, table, lists[i].format);
+    for (size_t i = 0; i < sizeof pieces / sizeof pieces[0]; i++)
+        if (str_eq(name, str_from(pieces[i].name)))
+            expand(out, table, member_of(table, pieces[i].needs) ? pieces[i].text : pieces[i].otherwise);
+    if (str_eq(name, STR("payload")))
+        expand(out, table, table->payload_is_bytes ? "(@payload_value)" : "(@payload_value)::text");
+    for (size_t i = 0; table->extra[i] && str_eq(name, STR("extra")); i++)
+        buf_printf(out, ", (%s)::text AS x%zu", table->extra[i], i);
+    for (size_t i = 0; table->logged[i].name && str_eq(name, STR("logged")); i++)
+        buf_printf(out, ", (%s)::text", table->logged[i].value);
 }
 
-/* Order and aggregate, which a table may lack. */
-static void define_order(struct pieces *pieces, const struct outbox_table *table)
+static void expand(struct buf *out, const struct outbox_table *table, const char *template)
 {
-    struct arena *arena = pieces->arena;
-    define(pieces, "sequence", str_from(table->sequence ? table->sequence : ""));
-    define(pieces, "number",
-           table->sequence ? arena_printf(arena, "e.%s", table->sequence) : STR("NULL::bigint"));
-    define(pieces, "order",
-           table->sequence ? arena_printf(arena, "e.%s", table->sequence)
-                           : arena_printf(arena, "e.%s, e.%s", table->created_at, table->id.name));
-    define(pieces, "about",
-           table->aggregate[0].name
-               ? arena_printf(arena, "concat_ws('/', %.*s)", STR_ARG(each_column(pieces, table, "e.%")))
-               : arena_printf(arena, "e.%s::text", table->id.name));
-    define(pieces, "due_at",
-           arena_printf(arena, "coalesce(greatest(e.%s, e.%s), e.%s)", table->next_attempt_at,
-                        table->locked_until, table->created_at));
+    while (*template) {
+        size_t len = strcspn(template, "@");
+        buf_put(out, template, len);
+        template += len;
+        if (!*template)
+            return;
+        len = strspn(++template, "abcdefghijklmnopqrstuvwxyz_");
+        put_piece(out, table, str_of(template, len));
+        template += len;
+    }
 }
 
-/* A row's states and the changes between them, of a table with words. */
-static void define_words(struct pieces *pieces, const struct outbox_table *table)
-{
-    const struct outbox_words *words = &table->words;
-    struct arena *arena = pieces->arena;
-    const char *column = words->column;
-    define(pieces, "live",
-           arena_printf(arena, "e.%s IN ('%s', '%s')", column, words->pending, words->in_flight));
-    define(pieces, "is_published", arena_printf(arena, "e.%s = '%s'", column, words->published));
-    define(pieces, "is_failed", arena_printf(arena, "e.%s = '%s'", column, words->failed));
-    define(pieces, "is_discarded",
-           table->last_error ? arena_printf(arena, "e.%s IS NOT NULL", table->last_error) : STR("false"));
-    define(pieces, "set_claimed", arena_printf(arena, "%s = '%s',", column, words->in_flight));
-    define(pieces, "set_pending", arena_printf(arena, "%s = '%s',", column, words->pending));
-    define(pieces, "set_alive",
-           arena_printf(arena, "%s = '%s', %s = NULL,", column, words->pending, table->published_at));
-    define(pieces, "set_discarded",
-           arena_printf(arena, "%s = '%s', %s = now(),", column, words->published, table->published_at));
-    define(pieces, "set_settled",
-           arena_printf(arena,
-                        "%s = CASE v.result WHEN 'done' THEN '%s' WHEN 'dead' THEN '%s' ELSE '%s' END,"
-                        " %s = CASE v.result WHEN 'done' THEN now() END,",
-                        column, words->published, words->failed, words->pending, table->published_at));
-}
-
-static void define_flags(struct pieces *pieces, const struct outbox_table *table)
-{
-    struct arena *arena = pieces->arena;
-    const char *published = table->published, *failed_at = table->failed_at, *at = table->published_at;
-    define(pieces, "live", arena_printf(arena, "NOT e.%s AND e.%s IS NULL", published, failed_at));
-    define(pieces, "is_published", arena_printf(arena, "e.%s", published));
-    define(pieces, "is_failed", arena_printf(arena, "e.%s IS NOT NULL AND NOT e.%s", failed_at, published));
-    define(pieces, "is_discarded", arena_printf(arena, "e.%s IS NOT NULL", failed_at));
-    define(pieces, "set_claimed", STR(""));
-    define(pieces, "set_pending", STR(""));
-    define(pieces, "set_alive",
-           arena_printf(arena, "%s = false, %s = NULL, %s = NULL,", published, at, failed_at));
-    define(pieces, "set_discarded", arena_printf(arena, "%s = true, %s = now(),", published, at));
-    define(pieces, "set_settled",
-           arena_printf(arena,
-                        "%s = v.result = 'done', %s = CASE v.result WHEN 'done' THEN now() END,"
-                        " %s = CASE v.result WHEN 'dead' THEN now() END,",
-                        published, at, failed_at));
-}
-
-static struct str extra_columns(struct arena *arena, const struct outbox_table *table)
-{
-    struct str text = STR("");
-    for (size_t i = 0; table->extra[i]; i++)
-        text = arena_printf(arena, "%.*s, (%s)::text AS x%zu", STR_ARG(text), table->extra[i], i);
-    return text;
-}
-
-static struct str logged_columns(struct arena *arena, const struct outbox_table *table)
-{
-    struct str text = STR("");
-    for (size_t i = 0; table->logged[i].name; i++)
-        text = arena_printf(arena, "%.*s, (%s)::text", STR_ARG(text), table->logged[i].value);
-    return text;
-}
-
-static void define_locks(struct pieces *pieces, const struct outbox_table *table)
-{
-    struct arena *arena = pieces->arena;
-    define(pieces, "leased", arena_printf(arena, "e.%s > now()", table->locked_until));
-    define(pieces, "due",
-           arena_printf(arena, "(e.%s IS NULL OR e.%s <= now()) AND (e.%s IS NULL OR e.%s <= now())",
-                        table->locked_until, table->locked_until, table->next_attempt_at,
-                        table->next_attempt_at));
-    define(
-        pieces, "suspect",
-        arena_printf(arena, "e.%s - e.%s >= %d", table->claims, table->attempts, OUTBOX_LOST_CLAIMS_SUSPECT));
-    struct str locked_at = table->locked_at ? arena_printf(arena, ", %s = NULL", table->locked_at) : STR("");
-    define(pieces, "unlock",
-           arena_printf(arena, "%s = NULL, %s = NULL, %s = NULL%.*s", table->claim_id, table->locked_by,
-                        table->locked_until, STR_ARG(locked_at)));
-    define(pieces, "locked_now",
-           table->locked_at ? arena_printf(arena, "%s = now(),", table->locked_at) : STR(""));
-    define(pieces, "set_error",
-           table->last_error
-               ? arena_printf(
-                     arena,
-                     "%s = CASE v.result WHEN 'done' THEN NULL WHEN 'released' THEN e.%s ELSE v.reason END,",
-                     table->last_error, table->last_error)
-               : STR(""));
-    define(pieces, "error", table->last_error ? arena_printf(arena, "e.%s", table->last_error) : STR("NULL"));
-}
-
-/* A table without the column shows an outage only by its error and the next try. */
-static void define_outages(struct pieces *pieces, const struct outbox_table *table)
-{
-    struct arena *arena = pieces->arena;
-    const char *outages = table->outages;
-    define(pieces, "failures", outages ? STR("'retry', 'dead', 'outage'") : STR("'retry', 'dead'"));
-    define(pieces, "not_claimed", outages ? STR("'released'") : STR("'released', 'outage'"));
-    define(pieces, "less_outages", outages ? arena_printf(arena, " - coalesce(e.%s, 0)", outages) : STR(""));
-    define(pieces, "no_outages", outages ? arena_printf(arena, "%s = NULL,", outages) : STR(""));
-    define(pieces, "set_outages",
-           outages ? arena_printf(
-                         arena, "%s = CASE v.result WHEN 'outage' THEN coalesce(e.%s, 0) + 1 ELSE e.%s END,",
-                         outages, outages, outages)
-                   : STR(""));
-}
-
-static void define_all(struct pieces *pieces, const struct outbox_table *table)
-{
-    define(pieces, "table", str_from(table->name));
-    define(pieces, "id", str_from(table->id.name));
-    define(pieces, "id_type", str_from(table->id.type));
-    define(pieces, "event_type", str_from(table->event_type));
-    define(pieces, "payload",
-           arena_printf(pieces->arena, table->payload_is_bytes ? "(%s)" : "(%s)::text", table->payload));
-    define(pieces, "extra", extra_columns(pieces->arena, table));
-    define(pieces, "logged", logged_columns(pieces->arena, table));
-    define(pieces, "published_at", str_from(table->published_at));
-    define(pieces, "created_at", str_from(table->created_at));
-    define(pieces, "attempts", str_from(table->attempts));
-    define(pieces, "claims", str_from(table->claims));
-    define(pieces, "claim_id", str_from(table->claim_id));
-    define(pieces, "locked_by", str_from(table->locked_by));
-    define(pieces, "locked_until", str_from(table->locked_until));
-    define(pieces, "next_attempt_at", str_from(table->next_attempt_at));
-    define_aggregate(pieces, table);
-    define_order(pieces, table);
-    define_locks(pieces, table);
-    define_outages(pieces, table);
-    if (table->words.column)
-        define_words(pieces, table);
-    else
-        define_flags(pieces, table);
-}
-
-/* ---- templates ---- */
-
-static bool is_name(char c)
-{
-    return (c >= 'a' && c <= 'z') || c == '_';
-}
-
-static struct str find(const struct pieces *pieces, struct str name)
-{
-    for (size_t i = 0; i < pieces->count; i++)
-        if (str_eq(pieces->items[i].name, name))
-            return pieces->items[i].text;
-    return STR_NONE; /* a mistake in a template, which the tests of every statement find */
-}
-
-static const char *expand(const struct pieces *pieces, const char *template)
+struct db_statement outbox_sql_expand(const struct outbox_table *table, const char *template,
+                                      struct arena *arena)
 {
     struct buf text;
     buf_init(&text);
-    while (*template) {
-        const char *at = template + strcspn(template, "@");
-        buf_put(&text, template, (size_t)(at - template));
-        if (!*at)
-            break;
-        const char *end = ++at;
-        while (is_name(*end))
-            end++;
-        buf_put_str(&text, find(pieces, str_of(at, (size_t)(end - at))));
-        template = end;
-    }
-    const char *result = arena_str(pieces->arena, buf_str(&text)).ptr;
+    expand(&text, table, template);
+    struct db_statement statement = db_statement_of(arena_str(arena, buf_str(&text)));
     buf_deinit(&text);
-    return result;
-}
-
-static struct db_statement statement_of(const struct pieces *pieces, const char *template)
-{
-    return db_statement_of(str_from(expand(pieces, template)));
-}
-
-const char *outbox_sql_expand(const struct outbox_table *table, const char *template, struct arena *arena)
-{
-    struct pieces pieces = {.arena = arena};
-    define_all(&pieces, table);
-    return expand(&pieces, template);
+    return statement;
 }
 
 void outbox_sql_init(struct outbox_sql *sql, const struct outbox_table *table, struct arena *arena)
 {
-    struct pieces pieces = {.arena = arena};
-    define_all(&pieces, table);
-    sql->settle = statement_of(&pieces, settle_template);
-    sql->release = statement_of(&pieces, release_template);
-    sql->renew = statement_of(&pieces, renew_template);
-    sql->gauge = statement_of(&pieces, gauge_template);
-    sql->cleanup = statement_of(&pieces, cleanup_template);
-    if (table->sequence) {
-        struct pieces later = pieces;
-        define(&pieces, "after", STR(""));
-        define(&later, "after",
-               arena_printf(arena, " AND (%.*s) > (%.*s)", STR_ARG(find(&pieces, STR("aggregate"))),
-                            STR_ARG(each_column(&pieces, table, "$"))));
-        sql->claim_first = statement_of(&pieces, claim_template);
-        sql->claim_after = statement_of(&later, claim_template);
-    } else {
-        sql->claim_first = statement_of(&pieces, delivery_template);
-    }
+    sql->settle = outbox_sql_expand(table, settle_template, arena);
+    sql->release = outbox_sql_expand(table, release_template, arena);
+    sql->renew = outbox_sql_expand(table, renew_template, arena);
+    sql->gauge = outbox_sql_expand(table, gauge_template, arena);
+    sql->cleanup = outbox_sql_expand(table, cleanup_template, arena);
+    sql->claim_first = outbox_sql_expand(table, table->sequence ? claim_template : delivery_template, arena);
+    if (table->sequence)
+        sql->claim_after = outbox_sql_expand(table, claim_after_template, arena);
     sql->claim_first.binary_results = sql->claim_after.binary_results = table->payload_is_bytes;
 }
 

@@ -72,9 +72,9 @@ static void log_failed(struct outbox_batch *batch, const struct error *error)
 {
     for (size_t i = 0; i < batch->count; i++)
         if (error->status == STATUS_DB_ERROR)
-            outbox_batch_retry(batch, i, "%s", error->message);
+            outbox_batch_set(batch, i, OUTBOX_RETRY, "%s", error->message);
         else
-            outbox_batch_release(batch, i);
+            outbox_batch_set(batch, i, OUTBOX_RELEASE, "not tried");
 }
 
 /* ---- rooms of this process ---- */

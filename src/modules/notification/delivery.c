@@ -139,13 +139,13 @@ static void judge_call(struct outbox_batch *batch, size_t at, const struct calls
 {
     int status = calls->answers[at].status;
     if (calls->statuses[at] == STATUS_CANCELLED)
-        outbox_batch_release(batch, at);
+        outbox_batch_set(batch, at, OUTBOX_RELEASE, "not tried");
     else if (is_refusal(status))
-        outbox_batch_poison(batch, at, "the receiver refuses it: HTTP %d", status);
+        outbox_batch_set(batch, at, OUTBOX_POISON, "the receiver refuses it: HTTP %d", status);
     else if (calls->statuses[at] != STATUS_OK)
-        outbox_batch_retry(batch, at, "%s", calls->errors[at].message);
+        outbox_batch_set(batch, at, OUTBOX_RETRY, "%s", calls->errors[at].message);
     else if (status < 200 || status > 299)
-        outbox_batch_retry(batch, at, "the receiver answered HTTP %d", status);
+        outbox_batch_set(batch, at, OUTBOX_RETRY, "the receiver answered HTTP %d", status);
 }
 
 /* As many as end before the claim does if each takes its whole timeout; at least as many as run at once. */
@@ -185,7 +185,7 @@ static void send_webhooks(const struct notification_webhook_settings *webhook, s
         buf_deinit(&calls.answers[i].body);
     }
     for (size_t i = calls.count; i < batch->count; i++)
-        outbox_batch_release(batch, i);
+        outbox_batch_set(batch, i, OUTBOX_RELEASE, "not tried");
     metric_observe(metric_series_get(&notification_delivery_seconds_family, &STR("webhook")),
                    (double)(clock_mono_ns() - begun_ns) / 1e9);
     arena_deinit(&calls.arena);

@@ -5,15 +5,14 @@
 
 static struct outbox_selection everything = {.rows_max = 1000};
 
-static int64_t must(enum status (*change)(struct db_conn *, const struct outbox_table *,
-                                          const struct outbox_selection *, int64_t, int64_t *,
-                                          struct error *),
-                    const struct outbox_table *table, const struct outbox_selection *selection)
+static int64_t must(enum outbox_change change, const struct outbox_table *table,
+                    const struct outbox_selection *selection)
 {
     struct error error = {0};
     int64_t count = -1;
     struct db_conn *conn = rig_conn();
-    enum status status = change(conn, table, selection, clock_deadline_ms(PATIENCE_MS), &count, &error);
+    enum status status =
+        outbox_change(conn, table, change, selection, clock_deadline_ms(PATIENCE_MS), &count, &error);
     db_release(conn);
     if (status != STATUS_OK)
         fail_msg("%s", error.message);
@@ -79,16 +78,16 @@ static void run_on(const struct outbox_table *table)
 {
     fill(table);
     check_states(table, 1, 2, 3, 4);
-    assert_int_equal(must(outbox_unlock, table, &everything), 2);
+    assert_int_equal(must(OUTBOX_CHANGE_UNLOCK, table, &everything), 2);
     check_states(table, 3, 0, 3, 4);
     struct outbox_selection two = {.rows_max = 2};
-    assert_int_equal(must(outbox_retry, table, &two), 2);
+    assert_int_equal(must(OUTBOX_CHANGE_RETRY, table, &two), 2);
     check_states(table, 5, 0, 3, 2);
-    assert_int_equal(must(outbox_discard, table, &everything), 2);
+    assert_int_equal(must(OUTBOX_CHANGE_DISCARD, table, &everything), 2);
     check_states(table, 5, 0, 5, 0);
-    assert_int_equal(must(outbox_retry, table, &everything), 0);
+    assert_int_equal(must(OUTBOX_CHANGE_RETRY, table, &everything), 0);
     bool knows = table->last_error != NULL; /* a table without it does not know what was given up */
-    assert_int_equal(must(outbox_republish, table, &everything), knows ? 3 : 5);
+    assert_int_equal(must(OUTBOX_CHANGE_REPUBLISH, table, &everything), knows ? 3 : 5);
     check_states(table, knows ? 8 : 10, 0, knows ? 2 : 0, 0);
     assert_int_equal(rig_count(form_of(table), "@attempts + claim_count > 0 AND @n >= 4"), knows ? 2 : 0);
 }
@@ -117,9 +116,9 @@ static void test_o4_a_selection_narrows(void **state)
     assert_int_equal(listed(&rig_flags, OUTBOX_PUBLISHED, &range), 2);
     assert_int_equal(listed(&rig_flags, OUTBOX_FAILED, &range), 2);
     assert_int_equal(listed(&rig_flags, OUTBOX_FAILED, &some), 2);
-    assert_int_equal(must(outbox_retry, &rig_flags, &other), 0);
-    assert_int_equal(must(outbox_retry, &rig_flags, &some), 2);
-    assert_int_equal(must(outbox_retry, &rig_flags, &own), 2);
+    assert_int_equal(must(OUTBOX_CHANGE_RETRY, &rig_flags, &other), 0);
+    assert_int_equal(must(OUTBOX_CHANGE_RETRY, &rig_flags, &some), 2);
+    assert_int_equal(must(OUTBOX_CHANGE_RETRY, &rig_flags, &own), 2);
 }
 
 static void test_o4_what_was_given_up_comes_back_only_by_its_name(void **state)
@@ -129,9 +128,9 @@ static void test_o4_what_was_given_up_comes_back_only_by_its_name(void **state)
     fill(&rig_flags);
     snprintf(ids, sizeof ids, "{%lld}", (long long)rig_sql("SELECT max(id) FROM public.flag_outbox"));
     struct outbox_selection one = {.ids = str_from(ids), .rows_max = 10};
-    assert_int_equal(must(outbox_discard, &rig_flags, &one), 1);
-    assert_int_equal(must(outbox_republish, &rig_flags, &everything), 3);
-    assert_int_equal(must(outbox_republish, &rig_flags, &one), 1);
+    assert_int_equal(must(OUTBOX_CHANGE_DISCARD, &rig_flags, &one), 1);
+    assert_int_equal(must(OUTBOX_CHANGE_REPUBLISH, &rig_flags, &everything), 3);
+    assert_int_equal(must(OUTBOX_CHANGE_REPUBLISH, &rig_flags, &one), 1);
     check_states(&rig_flags, 5, 2, 0, 3);
 }
 
@@ -144,12 +143,12 @@ static void test_o4_since_a_moment(void **state)
         rig_form_sql(form, "UPDATE @table SET created_at = '2026-03-01T00:00:00Z'::timestamptz"
                            " + (@n - 5) * interval '1 s'");
         assert_int_equal(listed(form->table, OUTBOX_PUBLISHED, &since), 2);
-        assert_int_equal(must(outbox_republish, form->table, &since), 2);
-        assert_int_equal(must(outbox_unlock, form->table, &since), 0);
+        assert_int_equal(must(OUTBOX_CHANGE_REPUBLISH, form->table, &since), 2);
+        assert_int_equal(must(OUTBOX_CHANGE_UNLOCK, form->table, &since), 0);
         rig_form_sql(form, "UPDATE @table SET created_at = created_at - interval '3 s'");
-        assert_int_equal(must(outbox_retry, form->table, &since), 3);
+        assert_int_equal(must(OUTBOX_CHANGE_RETRY, form->table, &since), 3);
         rig_form_sql(form, "UPDATE @table SET created_at = created_at + interval '3 s'");
-        assert_int_equal(must(outbox_discard, form->table, &since), 1);
+        assert_int_equal(must(OUTBOX_CHANGE_DISCARD, form->table, &since), 1);
         check_states(form->table, 6, 2, 2, 0);
     }
 }
@@ -161,8 +160,8 @@ static void test_o4_deliveries_are_chosen_by_whom_they_are_about(void **state)
     fill(&rig_deliveries);
     struct outbox_selection range = {.first = STR("1"), .rows_max = 10};
     struct outbox_selection own = {.aggregate = STR("u1"), .rows_max = 10};
-    assert_int_equal(must(outbox_retry, &rig_deliveries, &range), 0);
-    assert_int_equal(must(outbox_retry, &rig_deliveries, &own), 4);
+    assert_int_equal(must(OUTBOX_CHANGE_RETRY, &rig_deliveries, &range), 0);
+    assert_int_equal(must(OUTBOX_CHANGE_RETRY, &rig_deliveries, &own), 4);
 }
 
 int run_operator_tests(void)

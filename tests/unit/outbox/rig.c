@@ -352,13 +352,14 @@ static void publish(void *context, struct outbox_batch *batch)
         else if (journal->judge)
             item.kind = journal->judge(journal, event, item.aggregate, item.number);
         if (item.kind == OUTBOX_RETRY)
-            outbox_batch_retry(batch, i, "attempt %lld of %d", (long long)event->attempts + 1, item.number);
+            outbox_batch_set(batch, i, OUTBOX_RETRY, "attempt %lld of %d", (long long)event->attempts + 1,
+                             item.number);
         else if (item.kind == OUTBOX_RELEASE)
-            outbox_batch_release(batch, i);
+            outbox_batch_set(batch, i, OUTBOX_RELEASE, "not tried");
         else if (item.kind == OUTBOX_OUTAGE)
-            outbox_batch_outage(batch, i, "the engine does not answer");
+            outbox_batch_set(batch, i, OUTBOX_OUTAGE, "the engine does not answer");
         else if (item.kind == OUTBOX_POISON)
-            outbox_batch_poison(batch, i, "nothing of ours");
+            outbox_batch_set(batch, i, OUTBOX_POISON, "nothing of ours");
         add(journal, item);
     }
 }

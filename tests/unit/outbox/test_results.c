@@ -72,13 +72,13 @@ static void reasons_are_cut_between_characters(void **state)
     for (size_t i = 0; i + 2 < sizeof long_text; i += 2)
         memcpy(long_text + i, "é", 3);
     for (int shift = 0; shift < 2; shift++) {
-        outbox_batch_retry(&batch, 0, "%s%s", shift ? "x" : "", long_text);
+        outbox_batch_set(&batch, 0, OUTBOX_RETRY, "%s%s", shift ? "x" : "", long_text);
         assert_int_equal(result.kind, OUTBOX_RETRY);
         assert_true(str_is_utf8(str_from(result.reason)));
         assert_true(strlen(result.reason) > OUTBOX_REASON_BYTES - 5);
         assert_memory_equal(result.reason + shift, "éé", 4);
     }
-    outbox_batch_poison(&batch, 0, "odd %s bytes", "\xff\xc3");
+    outbox_batch_set(&batch, 0, OUTBOX_POISON, "odd %s bytes", "\xff\xc3");
     assert_string_equal(result.reason, "odd ?? bytes");
 }
 
