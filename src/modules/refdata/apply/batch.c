@@ -9,7 +9,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "base/hash.h"
+#include "base/log.h"
+#include "base/memory.h"
 
 #define ENSURE(rows)                                                      \
     "insert into refdata.dictionary_meta (tenant_id, dict_code, version)" \
@@ -41,6 +42,40 @@ static const struct db_statement chunks_sql = DB_STATEMENT(
     "  and c.snapshot_id = s.snapshot_id and c.chunk_index = u.part::integer"
     " order by u.at for update of s");
 
+/* Sorted too: another batch with the same eventId waits instead of deadlocking. */
+#define PROCESS(rows)                                                                              \
+    "insert into refdata.processed_event (tenant_id, event_id, source)"                            \
+    " select t, e::uuid, s from " rows " as u (t, e, s) order by t collate \"C\", e collate \"C\"" \
+    " on conflict do nothing returning tenant_id, event_id"
+static const struct refdata_rows_sql process_sql = {DB_STATEMENT(PROCESS("unnest($1, $2, $3)")),
+                                                    DB_STATEMENT(PROCESS("(values ($1, $2, $3))"))};
+/* The same, and the rows. A dead letter ($4 is null) leaves no trace of its event, so that it can be sent again when what was wrong
+ * is put right; unless it was accepted. */
+#define PROCESS_UNKNOWN(rows)                                                               \
+    "with asked as ("                                                                       \
+    "   select t, e::uuid as e, s, d, hash, snapshot::uuid as snapshot, requester, at"      \
+    "   from " rows " as u (t, e, s, d, hash, snapshot, requester, at)),"                   \
+    " fresh as ("                                                                           \
+    "   insert into refdata.processed_event (tenant_id, event_id, source)"                  \
+    "   select t, e, s from asked where d is not null or exists ("                          \
+    "     select from refdata.update_request r where r.tenant_id = t and r.event_id = e)"   \
+    "   order by t collate \"C\", e on conflict do nothing returning tenant_id, event_id)," \
+    " made as ("                                                                            \
+    "   insert into refdata.update_request"                                                 \
+    "    (tenant_id, event_id, dict_code, status, source, content_hash, snapshot_id,"       \
+    "     requested_by)"                                                                    \
+    "   select t, e, d, 'PENDING', s, hash, snapshot, requester"                            \
+    "   from asked join fresh on tenant_id = t and event_id = e where d is not null"        \
+    "   order by at on conflict do nothing)"                                                \
+    " select tenant_id, event_id from fresh"
+static const struct refdata_rows_sql process_unknown_sql = {
+    DB_STATEMENT(PROCESS_UNKNOWN("unnest($1, $2, $3, $4, $5, $6, $7) with ordinality")),
+    DB_STATEMENT(PROCESS_UNKNOWN("(values ($1, $2, $3, $4, $5, $6, $7, 1))"))};
+static const struct db_statement outcomes_sql = DB_STATEMENT(
+    "select u.at, r.status, r.committed_version, r.error_code, r.error_message, r.snapshot_id, r.content_hash"
+    " from unnest($1, $2) with ordinality as u (t, e, at)"
+    " join refdata.update_request r on r.tenant_id = u.t and r.event_id = u.e::uuid");
+
 /* ---- small things ---- */
 
 void refdata_command_fail(struct refdata_command *command, enum status failure, const char *format, ...)
@@ -62,6 +97,11 @@ bool refdata_revision_is_stale(struct revision revision, struct revision than)
     return revision.given && than.given && revision.value < than.value;
 }
 
+struct revision refdata_revision_at(const struct db_result *rows, size_t row, unsigned column)
+{
+    return (struct revision){!db_result_is_null(rows, row, column), db_result_i64(rows, row, column)};
+}
+
 void refdata_revision_raise(struct revision *revision, struct revision by)
 {
     if (by.given && (!revision->given || by.value > revision->value))
@@ -70,37 +110,20 @@ void refdata_revision_raise(struct revision *revision, struct revision by)
 
 /* ---- pairs ---- */
 
-static struct pair *find_pair(struct batch *batch, uint32_t *slots, size_t mask, struct str tenant,
-                              const struct refdata_dictionary *dictionary)
+static struct pair *pair_of(struct batch *batch, struct map *known, struct str tenant,
+                            const struct refdata_dictionary *dictionary)
 {
-    size_t slot = (size_t)(hash_seeded(tenant) ^ hash_seeded(dictionary->code) * 3) & mask;
-    for (; slots[slot]; slot = (slot + 1) & mask) {
-        struct pair *there = batch->pairs[slots[slot] - 1];
-        if (there->dictionary == dictionary && str_eq(there->tenant, tenant))
-            return there;
+    struct map_node *node;
+    uint64_t hash = map_hash_pair(tenant, dictionary->code);
+    MAP_MATCH(node, known, hash) {
+        struct pair *pair = CONTAINER_OF(node, struct pair, node);
+        if (pair->dictionary == dictionary && str_eq(pair->tenant, tenant))
+            return pair;
     }
     struct pair *pair = arena_zalloc(batch->arena, sizeof *pair);
     *pair = (struct pair){.tenant = tenant, .code = dictionary->code, .dictionary = dictionary};
-    batch->pairs[batch->pair_count++] = pair;
-    slots[slot] = (uint32_t)batch->pair_count;
-    return pair;
-}
-
-static const struct refdata_dictionary *find_dictionary(struct batch *batch, struct refdata_command *command)
-{
-    const struct refdata_update *update = &command->update;
-    struct refdata_dictionary *dictionary = refdata_catalog_find(batch->catalog, update->dict_code);
-    if (!dictionary || dictionary->database != batch->flow->database) {
-        refdata_command_fail(command, STATUS_UNKNOWN_DICTIONARY, "%s",
-                             status_message(STATUS_UNKNOWN_DICTIONARY));
-        return NULL;
-    }
-    if (!dictionary->provider->takes(dictionary, update)) {
-        refdata_command_fail(command, STATUS_DICTIONARY_READ_ONLY, "%s",
-                             status_message(STATUS_DICTIONARY_READ_ONLY));
-        return NULL;
-    }
-    return dictionary;
+    map_add(known, &pair->node, hash);
+    return batch->pairs[batch->pair_count++] = pair;
 }
 
 static int compare_pairs(const void *a, const void *b)
@@ -110,66 +133,182 @@ static int compare_pairs(const void *a, const void *b)
     return order ? order : str_compare(x->code, y->code);
 }
 
-/* A power of two with room for twice as many. */
-size_t refdata_slots_for(size_t count)
-{
-    size_t slots = 16;
-    while (slots < 2 * count)
-        slots *= 2;
-    return slots;
-}
-
-static void name_outcome(struct refdata_command *command)
-{
-    struct refdata_outcome *outcome = &command->outcome;
-    bool refused = outcome->decision == REFDATA_FAILED;
-    outcome->tenant = command->update.tenant;
-    outcome->dict_code = command->update.dict_code;
-    outcome->event_id = str_from(command->update.event_id);
-    outcome->decision = refused ? REFDATA_FAILED : REFDATA_PENDING;
-    outcome->makes_version = false;
-    command->decided = refused;
-    command->others = NULL;
-    command->other_count = 0;
-}
-
 void refdata_batch_open(struct batch *batch)
 {
-    size_t slot_count = refdata_slots_for(batch->count);
-    uint32_t *slots = arena_zalloc(batch->arena, slot_count * sizeof *slots);
+    struct map known = {0};
     batch->entries = arena_zalloc(batch->arena, batch->count * sizeof *batch->entries);
     batch->pairs = arena_alloc(batch->arena, batch->count * sizeof(struct pair *));
     batch->assemblies = arena_alloc(batch->arena, batch->count * sizeof(struct assembly *));
     batch->deltas = arena_alloc(batch->arena, batch->count * sizeof *batch->deltas);
     for (size_t i = 0; i < batch->count; i++) {
         struct refdata_command *command = &batch->commands[i];
-        name_outcome(command);
+        const struct refdata_update *update = &command->update;
+        struct refdata_outcome *outcome = &command->outcome;
+        command->decided = outcome->decision == REFDATA_FAILED;
+        command->others = NULL;
+        command->other_count = 0;
+        outcome->tenant = update->tenant;
+        outcome->dict_code = update->dict_code;
+        outcome->event_id = str_from(update->event_id);
+        outcome->makes_version = false;
         batch->entries[i].is_dead_letter = command->is_dead_letter;
-        const struct refdata_dictionary *dictionary =
-            command->decided ? NULL : find_dictionary(batch, command);
-        if (dictionary)
-            batch->entries[i].pair =
-                find_pair(batch, slots, slot_count - 1, command->update.tenant, dictionary);
+        if (command->decided)
+            continue;
+        outcome->decision = REFDATA_PENDING;
+        const struct refdata_dictionary *dictionary = refdata_catalog_find(batch->catalog, update->dict_code);
+        enum status refusal = STATUS_OK;
+        if (!dictionary || dictionary->database != batch->flow->database)
+            refusal = STATUS_UNKNOWN_DICTIONARY;
+        else if (!dictionary->provider->takes(dictionary, update))
+            refusal = STATUS_DICTIONARY_READ_ONLY;
+        if (refusal == STATUS_OK)
+            batch->entries[i].pair = pair_of(batch, &known, update->tenant, dictionary);
+        else
+            refdata_command_fail(command, refusal, "%s", status_message(refusal));
     }
+    map_deinit(&known);
     qsort(batch->pairs, batch->pair_count, sizeof(struct pair *), compare_pairs);
+}
+
+/* ---- events ---- */
+
+/* What a POST or the adapter accepted has its row of update_request. Others may publish commands too, by the contract alone:
+ * theirs is inserted here, together with the row of processed_event, so that its status can be read (R2). */
+static void add_events(struct batch *batch)
+{
+    bool has_unknown = batch->flags & REFDATA_APPLY_UNKNOWN;
+    struct refdata_columns columns;
+    struct db_param params[REFDATA_COLUMNS_MAX + 1];
+    refdata_columns_begin(&columns, has_unknown ? 7 : 3, batch->arena);
+    for (size_t i = 0; i < batch->count; i++, refdata_columns_next(&columns)) {
+        const struct refdata_update *update = &batch->commands[i].update;
+        refdata_columns_put(&columns, 0, update->tenant);
+        refdata_columns_put(&columns, 1, str_from(update->event_id));
+        refdata_columns_put(&columns, 2, refdata_source_name(update->source));
+        if (!has_unknown)
+            continue;
+        refdata_columns_put(&columns, 3, batch->entries[i].is_dead_letter ? STR_NONE : update->dict_code);
+        refdata_columns_put(&columns, 4, refdata_acceptance_hash(update, batch->arena));
+        if (refdata_update_is_chunk(update))
+            refdata_columns_put(&columns, 5, str_from(update->snapshot_id));
+        refdata_columns_put(&columns, 6,
+                            arena_printf(batch->arena, "kafka:%s", batch->flow->buses.commands_topic));
+    }
+    const struct db_statement *statement =
+        refdata_columns_bind(&columns, has_unknown ? &process_unknown_sql : &process_sql, params);
+    db_pipeline_add(batch->conn, statement, params);
+    refdata_columns_free(&columns);
+}
+
+static struct entry *find_event(const struct batch *batch, const struct map *known, struct str tenant,
+                                struct str event_id)
+{
+    struct map_node *node;
+    MAP_MATCH(node, known, hash_seeded(event_id)) {
+        struct entry *entry = CONTAINER_OF(node, struct entry, node);
+        const struct refdata_outcome *outcome = &batch->commands[entry - batch->entries].outcome;
+        if (str_eq(outcome->event_id, event_id) && str_eq(outcome->tenant, tenant))
+            return entry;
+    }
+    return NULL;
+}
+
+/* Which of them stand earlier in this batch, and which are not among the new ones that PostgreSQL answered. */
+static void mark_duplicates(struct batch *batch, const struct db_result *fresh)
+{
+    struct map known = {0};
+    for (size_t i = 0; i < batch->count; i++) {
+        const struct refdata_outcome *own = &batch->commands[i].outcome;
+        struct entry *entry = &batch->entries[i],
+                     *first = find_event(batch, &known, own->tenant, own->event_id);
+        if (!first)
+            map_add(&known, &entry->node, hash_seeded(own->event_id));
+        entry->first = first ? (size_t)(first - batch->entries) : i;
+        entry->duplicate = true;
+    }
+    for (size_t row = 0; row < db_result_rows(fresh); row++) {
+        struct entry *entry =
+            find_event(batch, &known, db_result_str(fresh, row, 0), db_result_str(fresh, row, 1));
+        if (entry)
+            entry->duplicate = false;
+    }
+    map_deinit(&known);
+    for (size_t i = 0; i < batch->count;
+         i++) /* a chunk is known by its place in its snapshot, not by its event */
+        batch->entries[i].duplicate &= !refdata_batch_is_chunk(batch, i);
+}
+
+static void take_outcome(const struct batch *batch, struct refdata_command *command,
+                         const struct db_result *rows, size_t row)
+{
+    struct refdata_outcome *outcome = &command->outcome;
+    struct str status = db_result_str(rows, row, 1), hash = db_result_str(rows, row, 6);
+    /* Another update under an event's id has no effect. A POST is refused; for a command of others this is logged. */
+    if (hash.len && !str_eq(hash, refdata_acceptance_hash(&command->update, batch->arena)))
+        log_warn("event_id_conflict", LOG_STR("eventId", outcome->event_id),
+                 LOG_STR("tenantId", outcome->tenant), LOG_STR("dictCode", outcome->dict_code),
+                 LOG_STR("source", refdata_source_name(command->update.source)));
+    *outcome = (struct refdata_outcome){
+        .tenant = outcome->tenant, .dict_code = outcome->dict_code, .event_id = outcome->event_id};
+    if (str_eq(status, STR("COMMITTED"))) {
+        outcome->decision = REFDATA_COMMITTED;
+        outcome->version = db_result_i64(rows, row, 2);
+    } else if (str_eq(status, STR("FAILED"))) {
+        struct str reason = db_result_str(rows, row, 4);
+        refdata_command_fail(command, refdata_status_of_code(db_result_str(rows, row, 3)), "%.*s",
+                             STR_ARG(reason));
+        command->decided = false;
+    } else if (db_result_is_null(rows, row, 5)) { /* no chunk */
+        /* An event that was processed while this update is pending was another update's. Nothing else would decide it. */
+        refdata_command_fail(command, STATUS_EVENT_ID_CONFLICT, "another update had this eventId");
+    }
+}
+
+/* A duplicate gets the outcome of the first one: its sender may still wait, if the reply to the commit was lost. */
+static enum status read_outcomes(struct batch *batch, struct error *error)
+{
+    struct refdata_columns columns;
+    struct db_param params[3] = {[2] = DB_END};
+    struct db_result *rows = NULL;
+    enum status status = STATUS_OK;
+    size_t *places = arena_alloc(batch->arena, batch->count * sizeof *places);
+    refdata_columns_begin(&columns, 2, batch->arena);
+    for (size_t i = 0; i < batch->count; i++) {
+        if (!batch->entries[i].duplicate || batch->entries[i].first != i)
+            continue;
+        batch->commands[i].outcome.decision = REFDATA_PENDING;
+        batch->commands[i].decided = false;
+        refdata_columns_put(&columns, 0, batch->commands[i].outcome.tenant);
+        refdata_columns_put(&columns, 1, batch->commands[i].outcome.event_id);
+        places[columns.rows] = i;
+        refdata_columns_next(&columns);
+    }
+    refdata_columns_bind_arrays(&columns, params);
+    if (columns.rows)
+        status = db_query(batch->conn, &outcomes_sql, params, batch->deadline_ns, &rows, error);
+    for (size_t row = 0; rows && row < db_result_rows(rows); row++)
+        take_outcome(batch, &batch->commands[places[db_result_i64(rows, row, 0) - 1]], rows, row);
+    refdata_columns_free(&columns);
+    db_result_free(rows);
+    return status;
 }
 
 /* ---- the round trip ---- */
 
 enum question { LOCK, ASSEMBLING, PROCESS, CHUNKS, QUESTIONS };
 
-/* `sql` are questions about the pairs. */
-static void add_pairs(struct batch *batch, const struct refdata_rows_sql *const *sql, size_t count)
+/* The questions about pairs; first their rows are made, where some pair is written for the first time. */
+static void add_pairs(struct batch *batch, bool ensures)
 {
+    static const struct refdata_rows_sql *const sql[] = {&ensure_sql, &lock_sql, &assembling_sql};
     struct refdata_columns columns;
     struct db_param params[REFDATA_COLUMNS_MAX + 1];
     refdata_columns_begin(&columns, 2, batch->arena);
-    for (size_t i = 0; i < batch->pair_count; i++) {
+    for (size_t i = 0; i < batch->pair_count; i++, refdata_columns_next(&columns)) {
         refdata_columns_put(&columns, 0, batch->pairs[i]->tenant);
         refdata_columns_put(&columns, 1, batch->pairs[i]->code);
-        refdata_columns_next(&columns);
     }
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = ensures ? 0 : 1; i < 3 && batch->pair_count; i++) {
         const struct db_statement *statement = refdata_columns_bind(&columns, sql[i], params);
         db_pipeline_add(batch->conn, statement, params);
     }
@@ -200,87 +339,60 @@ static size_t add_chunks(struct batch *batch, size_t *places)
     return columns.rows;
 }
 
-static enum status take_locks(struct batch *batch, const struct db_result *rows, struct error *error)
+static enum status take_pairs(struct batch *batch, const struct db_result *locked,
+                              const struct db_result *assembling, struct error *error)
 {
-    if (db_result_rows(rows) != batch->pair_count)
+    if (db_result_rows(locked) != batch->pair_count)
         return error_set(error, STATUS_DB_RETRY, "a row of dictionary_meta went away");
     for (size_t i = 0; i < batch->pair_count; i++) {
         struct pair *pair = batch->pairs[i];
-        pair->version = pair->locked_version = db_result_i64(rows, i, 2);
-        pair->revision = (struct revision){!db_result_is_null(rows, i, 3), db_result_i64(rows, i, 3)};
-        pair->locked_revision = pair->revision;
-        pair->is_hydrated = str_eq(db_result_str(rows, i, 4), STR("true"));
-        pair->event = arena_str(batch->arena, db_result_str(rows, i, 5));
+        pair->version = pair->locked_version = db_result_i64(locked, i, 2);
+        pair->revision = refdata_revision_at(locked, i, 3);
+        pair->is_hydrated = str_eq(db_result_str(locked, i, 4), STR("true"));
+        pair->event = arena_str(batch->arena, db_result_str(locked, i, 5));
     }
-    return STATUS_OK;
-}
-
-static void take_assembling(struct batch *batch, const struct db_result *rows)
-{
-    for (size_t row = 0; row < db_result_rows(rows); row++) {
-        const struct pair wanted = {.tenant = db_result_str(rows, row, 0),
-                                    .code = db_result_str(rows, row, 1)};
+    for (size_t row = 0; row < db_result_rows(assembling); row++) {
+        const struct pair wanted = {.tenant = db_result_str(assembling, row, 0),
+                                    .code = db_result_str(assembling, row, 1)};
         const struct pair *key = &wanted;
         struct pair **found =
             bsearch(&key, batch->pairs, batch->pair_count, sizeof(struct pair *), compare_pairs);
         if (found)
             (*found)->assembling = true;
     }
-}
-
-static enum status ask(struct batch *batch, size_t *chunk_places, struct db_result *results[QUESTIONS],
-                       struct error *error)
-{
-    static const struct refdata_rows_sql *const of_pairs[] = {&lock_sql, &assembling_sql};
-    struct db_result *got[QUESTIONS] = {NULL};
-    size_t first = batch->pair_count ? LOCK : PROCESS;
-    db_pipeline_begin(batch->conn);
-    if (batch->pair_count)
-        add_pairs(batch, of_pairs, 2);
-    refdata_events_add(batch);
-    bool has_chunks = add_chunks(batch, chunk_places) > 0;
-    enum status status =
-        db_pipeline_end(batch->conn, batch->deadline_ns, got, QUESTIONS - first - !has_chunks, NULL, error);
-    for (size_t i = first; i < QUESTIONS; i++)
-        results[i] = got[i - first];
-    return status;
-}
-
-/* Some pair is written for the first time: its row is made, and the questions about pairs are asked again. */
-static enum status ask_again(struct batch *batch, struct db_result *results[QUESTIONS], struct error *error)
-{
-    static const struct refdata_rows_sql *const of_pairs[] = {&ensure_sql, &lock_sql, &assembling_sql};
-    struct db_result *got[3] = {NULL};
-    db_pipeline_begin(batch->conn);
-    add_pairs(batch, of_pairs, 3);
-    enum status status = db_pipeline_end(batch->conn, batch->deadline_ns, got, 3, NULL, error);
-    db_result_free(got[0]);
-    for (size_t i = LOCK; i <= ASSEMBLING; i++) {
-        db_result_free(results[i]);
-        results[i] = got[i + 1];
-    }
-    return status;
+    return STATUS_OK;
 }
 
 enum status refdata_batch_read(struct batch *batch, struct error *error)
 {
     struct db_result *results[QUESTIONS] = {NULL};
-    size_t *chunk_places = arena_alloc(batch->arena, batch->count * sizeof *chunk_places);
-    enum status status = ask(batch, chunk_places, results, error);
-    if (status == STATUS_OK && batch->pair_count && db_result_rows(results[LOCK]) != batch->pair_count)
-        status = ask_again(batch, results, error);
-    if (status == STATUS_OK && batch->pair_count)
-        status = take_locks(batch, results[LOCK], error);
-    if (status == STATUS_OK && batch->pair_count)
-        take_assembling(batch, results[ASSEMBLING]);
-    if (status == STATUS_OK)
-        refdata_events_mark(batch, results[PROCESS]);
-    for (size_t row = 0; status == STATUS_OK && results[CHUNKS] && row < db_result_rows(results[CHUNKS]);
-         row++) {
-        size_t at = chunk_places[db_result_i64(results[CHUNKS], row, 0) - 1];
-        refdata_assembly_found(batch, at, results[CHUNKS], row);
+    size_t *places = arena_alloc(batch->arena, batch->count * sizeof *places);
+    size_t first = batch->pair_count ? LOCK : PROCESS;
+    db_pipeline_begin(batch->conn);
+    add_pairs(batch, false);
+    add_events(batch);
+    bool has_chunks = add_chunks(batch, places) > 0;
+    enum status status = db_pipeline_end(batch->conn, batch->deadline_ns, results + first,
+                                         QUESTIONS - first - !has_chunks, NULL, error);
+    if (status == STATUS_OK && batch->pair_count && db_result_rows(results[LOCK]) != batch->pair_count) {
+        struct db_result *again[3] = {NULL};
+        db_pipeline_begin(batch->conn);
+        add_pairs(batch, true);
+        status = db_pipeline_end(batch->conn, batch->deadline_ns, again, 3, NULL, error);
+        db_result_free(again[0]);
+        for (size_t i = LOCK; i <= ASSEMBLING; i++) {
+            db_result_free(results[i]);
+            results[i] = again[i + 1];
+        }
     }
+    if (status == STATUS_OK && batch->pair_count)
+        status = take_pairs(batch, results[LOCK], results[ASSEMBLING], error);
+    if (status == STATUS_OK)
+        mark_duplicates(batch, results[PROCESS]);
+    for (size_t row = 0; status == STATUS_OK && has_chunks && row < db_result_rows(results[CHUNKS]); row++)
+        refdata_assembly_found(batch, places[db_result_i64(results[CHUNKS], row, 0) - 1], results[CHUNKS],
+                               row);
     for (size_t i = 0; i < QUESTIONS; i++)
         db_result_free(results[i]);
-    return status == STATUS_OK ? refdata_events_read(batch, error) : status;
+    return status == STATUS_OK ? read_outcomes(batch, error) : status;
 }

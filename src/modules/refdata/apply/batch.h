@@ -1,14 +1,16 @@
 /* What the files of apply share: a batch of commands on its way through one transaction.
  *
  *   apply.c      the way itself: read, decide one by one, write
- *   batch.c      what has to be known first, in one round trip: locks, versions, duplicates, snapshots in assembly
- *   events.c     which events are there already
+ *   batch.c      what has to be known first, in one round trip: locks, versions, events that are there already, snapshots in
+ *                assembly
  *   snapshots.c  chunks, until they are a snapshot
  *   record.c     what is written of each decision: version, status, outbox
  *   handler.c    the bus's side          upkeep.c   what expires, what is forgotten */
 #ifndef FRESHET_REFDATA_APPLY_BATCH_H
 #define FRESHET_REFDATA_APPLY_BATCH_H
 
+#include "base/map.h"
+#include "loop/task.h"
 #include "modules/refdata/acceptance.h"
 #include "modules/refdata/apply/apply.h"
 #include "modules/refdata/provider.h"
@@ -19,11 +21,12 @@ struct revision { /* sourceRevision, where there is one */
 };
 
 struct pair {
+    struct map_node node; /* of the pairs, by tenant and code */
     struct str tenant, code;
     const struct refdata_dictionary *dictionary; /* the catalog's */
     int64_t version, locked_version;             /* as the commands so far leave it; as it was found */
     struct str event;                            /* which event made that version */
-    struct revision revision, locked_revision;
+    struct revision revision;
     bool assembling;  /* a snapshot of it is: deltas are recorded */
     bool is_hydrated; /* some consumer asked for an item of it: changes are published for hydration */
 };
@@ -44,6 +47,7 @@ struct assembly {
 
 /* What the batch knows of a command beside itself. */
 struct entry {
+    struct map_node node;      /* of the events, by their id */
     struct pair *pair;         /* NULL = refused before anything was looked at */
     struct assembly *assembly; /* of a chunk */
     struct str chunk_hash;     /* of the chunk that was there before; no ptr = none */
@@ -85,6 +89,7 @@ void refdata_batch_open(struct batch *batch); /* which pairs; refuses what no di
 enum status refdata_batch_read(struct batch *batch, struct error *error) MUST_CHECK;
 void refdata_command_fail(struct refdata_command *command, enum status failure, const char *format, ...)
     PRINTF_LIKE(3, 4);
+struct revision refdata_revision_at(const struct db_result *rows, size_t row, unsigned column);
 bool refdata_revision_is_stale(struct revision revision, struct revision than);
 void refdata_revision_raise(struct revision *revision, struct revision by);
 
@@ -92,18 +97,21 @@ static inline bool refdata_batch_is_chunk(const struct batch *batch, size_t at)
 {
     return batch->entries[at].pair && refdata_update_is_chunk(&batch->commands[at].update);
 }
-size_t refdata_slots_for(size_t count); /* of a hash table: a power of two with room for twice as many */
-
-/* ---- events.c ---- */
-void refdata_events_add(struct batch *batch); /* to the pipeline */
-/* Which of them stand earlier in this batch, and which are not among the new ones that PostgreSQL answered. */
-void refdata_events_mark(struct batch *batch, const struct db_result *fresh);
-/* A duplicate gets the outcome of the first one: its sender may still wait, if the reply to the commit was lost. */
-enum status refdata_events_read(struct batch *batch, struct error *error) MUST_CHECK;
 
 /* ---- apply.c ---- */
-void refdata_batch_write_deltas(struct batch *batch); /* those decided so far */
+void refdata_batch_before_snapshot(
+    struct batch *batch); /* writes the deltas decided so far; it may take long */
 int64_t refdata_batch_next_version(struct batch *batch, struct entry *entry);
+enum apply_result {
+    APPLY_COMMITTED,
+    APPLY_FAILED,
+    APPLY_STAGED,
+    APPLY_DUPLICATE,
+    APPLY_UNREADABLE,
+    APPLY_RESULTS
+};
+void refdata_apply_metrics_register(void);
+void refdata_apply_count(enum apply_result result);
 
 /* ---- snapshots.c ---- */
 /* One row of the question for assemblies: what is known of the snapshot a chunk belongs to. */
@@ -114,46 +122,24 @@ void refdata_assembly_raise_floors(struct batch *batch, const struct pair *pair,
 void refdata_assembly_record_delta(struct batch *batch, const struct refdata_write *change);
 void refdata_assembly_write(struct batch *batch);
 
-/* The end of a snapshot, committed or failed: its data goes, its updates get its status. */
-struct ending {
-    struct str tenant, code, id;
-    enum refdata_decision decision;
-    int64_t version;
-    enum status failure;
-    struct str reason;
-};
-/* `outcomes` (in the writer's arena): the updates this decided. */
-void refdata_assembly_end(const struct ending *ending, struct refdata_writer *writer,
+/* The end of a snapshot, committed or failed: its data goes, its updates get its status. `outcomes` (in the writer's arena): the
+ * updates this decided. */
+void refdata_assembly_end(const struct assembly *assembly, struct refdata_writer *writer,
                           struct refdata_outcome **outcomes, size_t *count);
 
 /* ---- record.c ---- */
 /* Adds what is left to be written, and waits for all of it, or leaves it to the commit. */
 enum status refdata_batch_record(struct batch *batch, struct error *error) MUST_CHECK;
 
-/* ---- metrics, in apply.c ---- */
-enum apply_result {
-    APPLY_COMMITTED,
-    APPLY_FAILED,
-    APPLY_STAGED,
-    APPLY_DUPLICATE,
-    APPLY_UNREADABLE,
-    APPLY_RESULTS
+/* ---- handler.c: the role's part of a flow ---- */
+struct refdata_apply {
+    struct refdata_flow *flow;
+    struct task *upkeep;
+    bool is_upkeep_failing; /* the task's: logged once */
 };
-void refdata_apply_metrics_register(void);
-void refdata_apply_metrics_count(enum apply_result result, size_t count);
-void refdata_apply_metrics_run(size_t commands, int64_t begun_ns);
 
 /* ---- upkeep.c ---- */
-struct refdata_upkeep;
-struct refdata_upkeep *refdata_upkeep_create(struct refdata_flow *flow);
-void refdata_upkeep_start(struct refdata_upkeep *upkeep); /* home loop */
-void refdata_upkeep_stop(struct refdata_upkeep *upkeep);  /* main thread, loops running */
-void refdata_upkeep_destroy(struct refdata_upkeep *upkeep);
-
-/* ---- handler.c ---- */
-void refdata_handler_run(void *context, struct bus_batch *batch);
-void refdata_handler_given_up(void *context, struct bus_batch *batch);
-void refdata_handler_committed(void *context, const struct bus_batch *batch, size_t settled);
-void refdata_handler_uncommitted(void *context, const struct bus_batch *batch);
+task_run_fn refdata_upkeep_step; /* its context is a struct refdata_apply */
+int64_t refdata_upkeep_interval_ns(const struct refdata_catalog *catalog);
 
 #endif

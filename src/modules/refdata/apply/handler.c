@@ -13,11 +13,6 @@
 #define ARENA_BYTES 65536
 #define BACKOFF_MIN_MS 10
 
-struct refdata_apply {
-    struct refdata_flow *flow;
-    struct refdata_upkeep *upkeep;
-};
-
 /* A message was accepted by the limits of its publisher: here the widest ones hold. */
 static const struct refdata_limits limits = {.items_max = 1000000,
                                              .key_bytes_max = 1024,
@@ -70,31 +65,12 @@ static bool name_unreadable(struct str text, struct arena *arena, struct refdata
     return true;
 }
 
-static enum status read_update(struct str text, struct arena *arena, struct refdata_update *update,
-                               struct error *error)
-{
-    struct json_value body;
-    struct str code;
-    enum status status = refdata_update_open(text, &limits, &body, &code, arena, error);
-    return status == STATUS_OK
-               ? refdata_update_read(&body, REFDATA_FROM_BUS, STR_NONE, &limits, arena, update, error)
-               : status;
-}
-
 /* It may have been accepted: then its status shows why it failed. */
 static void note_failure(struct memo *memo, enum status failure, const char *why)
 {
     struct refdata_command *command = &memo->commands[memo->count++];
     command->is_dead_letter = true;
     refdata_command_fail(command, failure, "%s", why);
-}
-
-/* The key is what order rests on: with another one it would be in another partition. */
-static bool has_its_key(const struct bus_message *message, const struct refdata_update *update)
-{
-    struct str code = message->key, tenant = STR_NONE;
-    return str_split(&code, ':', &tenant) && str_eq(tenant, update->tenant) &&
-           str_eq(code, update->dict_code);
 }
 
 enum owner { OWN_DATABASE, OTHER_DATABASE, NO_DATABASE };
@@ -110,28 +86,27 @@ static enum owner owner_of(const struct refdata_flow *flow, const struct refdata
                                                   : NO_DATABASE;
 }
 
-/* A command of no dictionary becomes a dead letter; where several databases read the topic, from one of them. */
-static void make_dead_letter(struct memo *memo, struct bus_batch *batch, size_t at, const char *why)
-{
-    if (!memo->flow->buses.buries)
-        return;
-    refdata_apply_metrics_count(APPLY_UNREADABLE, 1);
-    bus_batch_term(batch, at, "not a command: %s", why);
-}
-
 static void read_message(struct memo *memo, struct bus_batch *batch, size_t at)
 {
     const struct bus_message *message = &batch->messages[at];
     struct refdata_command *command = &memo->commands[memo->count];
     struct refdata_update *update = &command->update;
     struct error error = {0};
+    struct json_value body;
+    struct str code, tenant = STR_NONE;
     *command = (struct refdata_command){
         .traceparent = bus_message_header(message, STR(BUS_HEADER_TRACEPARENT)),
         .waited = bus_message_header(message, STR(REFDATA_HEADER_WAITED)).ptr != NULL,
     };
-    enum status status = read_update(message->payload, &memo->arena, update, &error);
+    enum status status = refdata_update_open(message->payload, &limits, &body, &code, &memo->arena, &error);
+    if (status == STATUS_OK)
+        status =
+            refdata_update_read(&body, REFDATA_FROM_BUS, STR_NONE, &limits, &memo->arena, update, &error);
     bool is_named = status == STATUS_OK || name_unreadable(message->payload, &memo->arena, update);
-    if (status == STATUS_OK && !has_its_key(message, update))
+    /* The key is what order rests on: with another one it would be in another partition. */
+    code = message->key;
+    if (status == STATUS_OK && !(str_split(&code, ':', &tenant) && str_eq(tenant, update->tenant) &&
+                                 str_eq(code, update->dict_code)))
         status = error_set(&error, STATUS_BAD_REQUEST, "its key is not {tenantId}:{dictCode}");
     enum owner owner =
         status == STATUS_OK ? owner_of(memo->flow, memo->catalog, update->dict_code) : OWN_DATABASE;
@@ -142,25 +117,32 @@ static void read_message(struct memo *memo, struct bus_batch *batch, size_t at)
         memo->count += owner == OWN_DATABASE;
         return;
     }
-    make_dead_letter(memo, batch, at, error.message);
+    if (memo->flow->buses
+            .buries) { /* a dead letter; where several databases read the topic, from one of them */
+        refdata_apply_count(APPLY_UNREADABLE);
+        bus_batch_term(batch, at, "not a command: %s", error.message);
+    }
     if (is_named)
         note_failure(memo, status == STATUS_UNKNOWN_DICTIONARY ? status : STATUS_BAD_REQUEST, error.message);
 }
 
-static struct memo *create_memo(struct refdata_flow *flow, const struct bus_batch *batch)
+static struct memo *create_memo(struct refdata_flow *flow, struct bus_batch *batch)
 {
     struct memo *memo = memory_zalloc(sizeof *memo);
     arena_init(&memo->arena, ARENA_BYTES);
     memo->flow = flow;
     memo->catalog = refdata_flow_catalog(flow);
     memo->commands = arena_zalloc(&memo->arena, batch->count * sizeof *memo->commands);
+    batch->memo = memo;
     return memo;
 }
 
 /* ---- the bus's callbacks ---- */
 
-static unsigned flags_of(const struct memo *memo, const struct bus_batch *batch)
+/* A lost connection is the bus's to find: it takes the batch up again as it was. */
+static enum status apply_memo(struct memo *memo, struct bus_batch *batch)
 {
+    struct error error = {0};
     unsigned flags = batch->attempt == 0 ? REFDATA_APPLY_OPEN : 0;
     for (size_t i = 0; i < batch->count; i++)
         if (batch->verdicts[i].kind !=
@@ -173,18 +155,32 @@ static unsigned flags_of(const struct memo *memo, const struct bus_batch *batch)
         flags |= REFDATA_APPLY_ALONE;
     if (memo->count == 1 && batch->attempt + 1 >= memo->catalog->updates.attempts_max)
         flags |= REFDATA_APPLY_LAST;
-    return flags;
+    enum status status = refdata_apply_run(memo->flow, batch->conn, memo->commands, memo->count, flags,
+                                           batch->deadline_ns, &memo->arena, &error);
+    if (status != STATUS_OK && status != STATUS_DB_DOWN && status != STATUS_CANCELLED)
+        bus_batch_rollback(batch, "%s", error.message);
+    return status;
 }
 
-/* A single update whose client waits in another process: the notice goes out in the commit's round trip. */
-static void notify_with_commit(struct memo *memo, struct bus_batch *batch)
+static void apply_batch(void *context, struct bus_batch *batch)
 {
+    struct refdata_apply *apply = context;
+    struct memo *memo = create_memo(apply->flow, batch);
     const struct refdata_command *command = &memo->commands[0];
     const struct refdata_outcome *outcome = &command->outcome;
-    struct buf text;
-    if (memo->count != 1 || !command->waited || !command->decided || command->other_count > 0 ||
-        outcome->decision != REFDATA_COMMITTED)
+    for (size_t i = 0; i < batch->count; i++)
+        read_message(memo, batch, i);
+    if (memo->count == 0)
         return;
+    if (memo->count == 1 && batch->attempt >= memo->catalog->updates.attempts_max)
+        refdata_command_fail(&memo->commands[0], STATUS_UPDATE_REFUSED, "given up: it did not end in time");
+    enum status status = apply_memo(memo, batch);
+    FAILPOINT("apply.before_commit");
+    if (status != STATUS_OK || memo->count != 1 || !command->waited || !command->decided ||
+        command->other_count > 0 || outcome->decision != REFDATA_COMMITTED)
+        return;
+    /* A single update whose client waits in another process: the notice goes out in the commit's round trip. */
+    struct buf text;
     buf_init(&text);
     refdata_decisions_put_committed(&text, outcome->tenant, outcome->event_id, outcome->version);
     batch->notice_channel = STR(REFDATA_DECISIONS_CHANNEL);
@@ -192,49 +188,31 @@ static void notify_with_commit(struct memo *memo, struct bus_batch *batch)
     buf_deinit(&text);
 }
 
-void refdata_handler_run(void *context, struct bus_batch *batch)
-{
-    struct refdata_apply *apply = context;
-    struct error error = {0};
-    struct memo *memo = create_memo(apply->flow, batch);
-    batch->memo = memo;
-    for (size_t i = 0; i < batch->count; i++)
-        read_message(memo, batch, i);
-    if (memo->count == 0)
-        return;
-    if (memo->count == 1 && batch->attempt >= memo->catalog->updates.attempts_max)
-        refdata_command_fail(&memo->commands[0], STATUS_UPDATE_REFUSED, "given up: it did not end in time");
-    enum status status = refdata_apply_run(apply->flow, batch->conn, memo->commands, memo->count,
-                                           flags_of(memo, batch), batch->deadline_ns, &memo->arena, &error);
-    FAILPOINT("apply.before_commit");
-    /* A lost connection is the bus's to find: it takes the batch up again as it was. */
-    if (status == STATUS_OK)
-        notify_with_commit(memo, batch);
-    else if (status != STATUS_DB_DOWN && status != STATUS_CANCELLED)
-        bus_batch_rollback(batch, "%s", error.message);
-}
-
 /* An update whose command is exhausted is decided: it failed. Of the message only its names are read. */
-void refdata_handler_given_up(void *context, struct bus_batch *batch)
+static void record_given_up(void *context, struct bus_batch *batch)
 {
     struct refdata_apply *apply = context;
-    struct error error = {0};
     struct memo *memo = create_memo(apply->flow, batch);
     struct refdata_command *command = &memo->commands[0];
-    batch->memo = memo;
     if (!name_unreadable(batch->messages[0].payload, &memo->arena, &command->update) ||
         owner_of(memo->flow, memo->catalog, command->update.dict_code) == OTHER_DATABASE)
         return;
     note_failure(memo, STATUS_UPDATE_REFUSED,
                  arena_printf(&memo->arena, "given up: %s", batch->verdicts[0].reason).ptr);
-    enum status status = refdata_apply_run(apply->flow, batch->conn, memo->commands, memo->count,
-                                           flags_of(memo, batch), batch->deadline_ns, &memo->arena, &error);
-    if (status != STATUS_OK && status != STATUS_DB_DOWN && status != STATUS_CANCELLED)
-        bus_batch_rollback(batch, "%s", error.message);
+    (void)apply_memo(memo, batch);
 }
 
-static void log_failures(const struct memo *memo)
+static void batch_committed(void *context, const struct bus_batch *batch, size_t settled)
 {
+    struct refdata_apply *apply = context;
+    struct memo *memo = batch->memo;
+    (void)settled; /* a batch of ours is settled whole */
+    FAILPOINT("apply.after_commit");
+    if (!memo)
+        return;
+    if (batch->is_notice_sent)
+        memo->commands[0].waited = false;
+    refdata_apply_report(apply->flow, memo->commands, memo->count);
     for (size_t i = 0; i < memo->count; i++) {
         const struct refdata_command *command = &memo->commands[i];
         if (!command->decided || command->outcome.decision != REFDATA_FAILED)
@@ -246,24 +224,10 @@ static void log_failures(const struct memo *memo)
                  LOG_CSTR("code", status_code(command->outcome.failure)),
                  LOG_CSTR("reason", command->outcome.reason));
     }
-}
-
-void refdata_handler_committed(void *context, const struct bus_batch *batch, size_t settled)
-{
-    struct refdata_apply *apply = context;
-    struct memo *memo = batch->memo;
-    (void)settled; /* a batch of ours is settled whole */
-    FAILPOINT("apply.after_commit");
-    if (!memo)
-        return;
-    if (batch->is_notice_sent)
-        memo->commands[0].waited = false;
-    refdata_apply_report(apply->flow, memo->commands, memo->count);
-    log_failures(memo);
     free_memo(memo);
 }
 
-void refdata_handler_uncommitted(void *context, const struct bus_batch *batch)
+static void batch_uncommitted(void *context, const struct bus_batch *batch)
 {
     (void)context;
     free_memo(batch->memo);
@@ -278,7 +242,11 @@ struct refdata_apply *refdata_apply_create(struct refdata_flow *flow)
     struct error error = {0};
     apply->flow = flow;
     refdata_apply_metrics_register();
-    apply->upkeep = refdata_upkeep_create(flow);
+    apply->upkeep = task_create(&(struct task_config){.name = "apply_upkeep",
+                                                      .loop = flow->refdata->home,
+                                                      .pool = flow->workers,
+                                                      .run = refdata_upkeep_step,
+                                                      .context = apply});
     const struct bus_subscription subscription = {.topic = flow->buses.commands_topic,
                                                   .group = flow->buses.apply_group,
                                                   .mode = BUS_SHARED,
@@ -288,10 +256,10 @@ struct refdata_apply *refdata_apply_create(struct refdata_flow *flow)
                                                   .batch_max = (unsigned)catalog->updates.batch_max,
                                                   .parallel = flow->buses.parallel,
                                                   .context = apply,
-                                                  .handler = refdata_handler_run,
-                                                  .on_given_up = refdata_handler_given_up,
-                                                  .on_committed = refdata_handler_committed,
-                                                  .on_uncommitted = refdata_handler_uncommitted};
+                                                  .handler = apply_batch,
+                                                  .on_given_up = record_given_up,
+                                                  .on_committed = batch_committed,
+                                                  .on_uncommitted = batch_uncommitted};
     if (bus_subscribe(flow->buses.commands, &subscription, &error) !=
         STATUS_OK) /* its topic is ours: cannot happen */
         log_error("apply_not_subscribed", LOG_STR("database", flow->database->name),
@@ -301,16 +269,16 @@ struct refdata_apply *refdata_apply_create(struct refdata_flow *flow)
 
 void refdata_apply_start(struct refdata_apply *apply)
 {
-    refdata_upkeep_start(apply->upkeep);
+    task_start(apply->upkeep, refdata_upkeep_interval_ns(apply->flow->catalog));
 }
 
 void refdata_apply_stop(struct refdata_apply *apply)
 {
-    refdata_upkeep_stop(apply->upkeep);
+    task_stop(apply->upkeep, TASK_FOREVER);
 }
 
 void refdata_apply_destroy(struct refdata_apply *apply)
 {
-    refdata_upkeep_destroy(apply->upkeep);
+    task_destroy(apply->upkeep);
     free(apply);
 }

@@ -1,12 +1,8 @@
 /* Upkeep: snapshots that were not completed in time fail, and what is old is deleted. In small transactions, by any number of
  * processes side by side: rows that another one has locked are skipped. */
-#include <stdlib.h>
-
 #include "base/clock.h"
 #include "base/log.h"
-#include "base/memory.h"
 #include "idempotency/idempotency.h"
-#include "loop/task.h"
 #include "modules/refdata/apply/batch.h"
 
 #define JOB_MS 10000
@@ -61,83 +57,69 @@ static const struct {
     {DB_STATEMENT(DELETE_OLD("refdata.item_change", "created_at")), KEPT_A_DAY},
 };
 
-struct refdata_upkeep {
-    struct refdata_flow *flow;
-    struct task *task;
-    int64_t expire_ms;           /* this and what follows is the task's */
-    int64_t keep_ms[KEPT_KINDS]; /* by enum kept */
-    bool is_failing;             /* logged once */
-};
-
-static enum status expire_one(struct refdata_upkeep *upkeep, struct db_conn *conn, struct arena *arena,
-                              struct refdata_outcome **outcomes, size_t *count, bool *found,
-                              struct error *error)
+static enum status expire_one(struct refdata_flow *flow, struct db_conn *conn, int64_t age_ms,
+                              struct arena *arena, bool *found, struct error *error)
 {
+    struct refdata_outcome *outcomes = NULL;
+    size_t count = 0;
     struct refdata_writer writer = {.conn = conn, .deadline_ns = clock_deadline_ms(JOB_MS), .arena = arena};
-    struct db_result *rows =
-        refdata_writer_query(&writer, &expired_sql, DB_PARAMS(db_i64(upkeep->expire_ms)));
+    enum status status = db_begin(conn, DB_READ_COMMITTED, clock_deadline_ms(JOB_MS), error);
+    if (status != STATUS_OK)
+        return status;
+    struct db_result *rows = refdata_writer_query(&writer, &expired_sql, DB_PARAMS(db_i64(age_ms)));
     *found = rows && db_result_rows(rows) == 1;
     if (*found) {
-        const struct ending ending = {
-            .tenant = arena_str(arena, db_result_str(rows, 0, 0)),
-            .code = arena_str(arena, db_result_str(rows, 0, 1)),
-            .id = arena_str(arena, db_result_str(rows, 0, 2)),
+        struct pair pair = {.tenant = db_result_str(rows, 0, 0), .code = db_result_str(rows, 0, 1)};
+        const struct assembly assembly = {
+            .pair = &pair,
+            .id = db_result_str(rows, 0, 2),
             .decision = REFDATA_FAILED,
             .failure = STATUS_SNAPSHOT_INCOMPLETE,
             .reason =
                 arena_printf(arena, "only %lld of %lld chunks came in time",
                              (long long)db_result_i64(rows, 0, 3), (long long)db_result_i64(rows, 0, 4)),
         };
-        log_warn("snapshot_incomplete", LOG_STR("tenantId", ending.tenant), LOG_STR("dictCode", ending.code),
-                 LOG_STR("snapshotId", ending.id));
-        refdata_assembly_end(&ending, &writer, outcomes, count);
+        log_warn("snapshot_incomplete", LOG_STR("tenantId", pair.tenant), LOG_STR("dictCode", pair.code),
+                 LOG_STR("snapshotId", assembly.id));
+        refdata_assembly_end(&assembly, &writer, &outcomes, &count);
     }
-    db_result_free(rows);
-    return refdata_writer_wait(&writer, error);
+    status = refdata_writer_wait(&writer, error);
+    if (status == STATUS_OK)
+        status = db_commit(conn, clock_deadline_ms(JOB_MS), error);
+    if (status == STATUS_OK && count)
+        refdata_flow_decided(flow, outcomes, NULL, count);
+    db_result_free(rows); /* the outcomes' names are in it */
+    return status;
 }
 
-/* Each in a transaction of its own. */
-static enum status expire_snapshots(struct refdata_upkeep *upkeep, struct db_conn *conn, struct error *error)
+static enum status expire_snapshots(struct refdata_flow *flow, struct db_conn *conn, int64_t age_ms,
+                                    struct error *error)
 {
     enum status status = STATUS_OK;
     bool found = true;
     for (unsigned round = 0; round < ROUNDS_MAX && status == STATUS_OK && found; round++) {
-        struct refdata_outcome *outcomes = NULL;
-        size_t count = 0;
         struct arena arena;
         arena_init(&arena, 1024);
-        status = db_begin(conn, DB_READ_COMMITTED, clock_deadline_ms(JOB_MS), error);
-        if (status == STATUS_OK)
-            status = expire_one(upkeep, conn, &arena, &outcomes, &count, &found, error);
-        if (status == STATUS_OK)
-            status = db_commit(conn, clock_deadline_ms(JOB_MS), error);
-        if (status == STATUS_OK && count)
-            refdata_flow_decided(upkeep->flow, outcomes, NULL, count);
+        status = expire_one(flow, conn, age_ms, &arena, &found, error);
         db_rollback(conn);
         arena_deinit(&arena);
     }
     return status;
 }
 
-static enum status delete_old(struct db_conn *conn, const struct db_statement *sql, int64_t age_ms,
-                              int64_t *count, struct error *error)
+static enum status delete_old_rows(struct db_conn *conn, const struct refdata_update_settings *settings,
+                                   struct error *error)
 {
-    int64_t gone = BATCH_ROWS;
+    const int64_t keep_ms[KEPT_KINDS] = {
+        [KEPT_AS_SET] = settings->keep_ms, [KEPT_AS_KEYS] = settings->key_keep_ms, [KEPT_A_DAY] = DAY_MS};
     enum status status = STATUS_OK;
-    *count = 0;
-    for (unsigned round = 0; round < ROUNDS_MAX && status == STATUS_OK && gone == BATCH_ROWS; round++) {
-        status = db_exec(conn, sql, DB_PARAMS(db_i64(age_ms)), clock_deadline_ms(JOB_MS), &gone, error);
-        *count += status == STATUS_OK ? gone : 0;
-    }
-    return status;
-}
-
-static enum status delete_all_old(struct refdata_upkeep *upkeep, struct db_conn *conn, struct error *error)
-{
-    enum status status = STATUS_OK;
-    int64_t count;
     for (size_t i = 0; i < sizeof old_rows / sizeof *old_rows && status == STATUS_OK; i++) {
-        status = delete_old(conn, &old_rows[i].sql, upkeep->keep_ms[old_rows[i].kept], &count, error);
+        int64_t gone = BATCH_ROWS, count = 0;
+        for (unsigned round = 0; round < ROUNDS_MAX && status == STATUS_OK && gone == BATCH_ROWS; round++) {
+            status = db_exec(conn, &old_rows[i].sql, DB_PARAMS(db_i64(keep_ms[old_rows[i].kept])),
+                             clock_deadline_ms(JOB_MS), &gone, error);
+            count += status == STATUS_OK ? gone : 0;
+        }
         if (old_rows[i].kept != KEPT_AS_KEYS || count == 0)
             continue;
         idempotency_count_cleaned(STR(REFDATA_UPDATES_ROUTE), count); /* I7 */
@@ -146,67 +128,33 @@ static enum status delete_all_old(struct refdata_upkeep *upkeep, struct db_conn 
     return status;
 }
 
-/* Returns the time to the next run. */
-static int64_t read_settings(struct refdata_upkeep *upkeep)
+int64_t refdata_upkeep_interval_ns(const struct refdata_catalog *catalog)
 {
-    struct refdata_catalog *catalog = refdata_flow_catalog(upkeep->flow);
-    upkeep->expire_ms = catalog->updates.snapshot_expire_ms;
-    upkeep->keep_ms[KEPT_AS_SET] = catalog->updates.keep_ms;
-    upkeep->keep_ms[KEPT_AS_KEYS] = catalog->updates.key_keep_ms;
-    upkeep->keep_ms[KEPT_A_DAY] = DAY_MS;
-    refdata_catalog_unref(catalog);
-    int64_t interval_ms = upkeep->expire_ms / 4;
+    int64_t interval_ms = catalog->updates.snapshot_expire_ms / 4;
     return TASK_MS(interval_ms < INTERVAL_MIN_MS   ? INTERVAL_MIN_MS
                    : interval_ms > INTERVAL_MAX_MS ? INTERVAL_MAX_MS
                                                    : interval_ms);
 }
 
-static int64_t upkeep_step(struct task *task, void *context)
+int64_t refdata_upkeep_step(struct task *task, void *context)
 {
-    struct refdata_upkeep *upkeep = context;
+    struct refdata_apply *apply = context;
+    struct refdata_flow *flow = apply->flow;
+    struct refdata_catalog *catalog = refdata_flow_catalog(flow);
     struct error error = {0};
     struct db_conn *conn = NULL;
-    int64_t interval_ns = read_settings(upkeep);
+    int64_t interval_ns = refdata_upkeep_interval_ns(catalog);
     (void)task;
-    enum status status =
-        db_acquire(upkeep->flow->database->site.pool, clock_deadline_ms(JOB_MS), &conn, &error);
+    enum status status = db_acquire(flow->database->site.pool, clock_deadline_ms(JOB_MS), &conn, &error);
     if (status == STATUS_OK)
-        status = expire_snapshots(upkeep, conn, &error);
+        status = expire_snapshots(flow, conn, catalog->updates.snapshot_expire_ms, &error);
     if (status == STATUS_OK)
-        status = delete_all_old(upkeep, conn, &error);
+        status = delete_old_rows(conn, &catalog->updates, &error);
     db_release(conn);
+    refdata_catalog_unref(catalog);
     bool is_failing = status != STATUS_OK && status != STATUS_CANCELLED;
-    if (is_failing && !upkeep->is_failing)
-        log_warn("apply_upkeep_failed", LOG_STR("database", upkeep->flow->database->name),
-                 LOG_ERROR_FIELDS(&error));
-    upkeep->is_failing = is_failing;
+    if (is_failing && !apply->is_upkeep_failing)
+        log_warn("apply_upkeep_failed", LOG_STR("database", flow->database->name), LOG_ERROR_FIELDS(&error));
+    apply->is_upkeep_failing = is_failing;
     return interval_ns;
-}
-
-struct refdata_upkeep *refdata_upkeep_create(struct refdata_flow *flow)
-{
-    struct refdata_upkeep *upkeep = memory_zalloc(sizeof *upkeep);
-    upkeep->flow = flow;
-    upkeep->task = task_create(&(struct task_config){.name = "apply_upkeep",
-                                                     .loop = flow->refdata->home,
-                                                     .pool = flow->workers,
-                                                     .run = upkeep_step,
-                                                     .context = upkeep});
-    return upkeep;
-}
-
-void refdata_upkeep_start(struct refdata_upkeep *upkeep)
-{
-    task_start(upkeep->task, read_settings(upkeep));
-}
-
-void refdata_upkeep_stop(struct refdata_upkeep *upkeep)
-{
-    task_stop(upkeep->task, TASK_FOREVER);
-}
-
-void refdata_upkeep_destroy(struct refdata_upkeep *upkeep)
-{
-    task_destroy(upkeep->task);
-    free(upkeep);
 }
