@@ -115,7 +115,8 @@ static bool ensure_durable(struct nats_partition *partition)
     return true;
 }
 
-/* SYNCING to RUNNING, when nothing is missing. */
+/* SYNCING to RUNNING, when nothing is missing. Not while a job runs: the messages that it acknowledges are still in the queue, and
+ * would stand for others that are missing. */
 void bus_nats_partition_sync(struct nats_partition *partition)
 {
     struct nats_reader *reader = partition->reader;
@@ -123,26 +124,27 @@ void bus_nats_partition_sync(struct nats_partition *partition)
     jsConsumerInfo *info = NULL;
 
     pthread_mutex_lock(&nats->lock);
+    bool is_busy = partition->is_busy;
     uint64_t newest = partition->consumer_sequence;
     for (size_t i = 0; i < partition->count; i++)
         if (partition->items[i].consumer_sequence > newest)
             newest = partition->items[i].consumer_sequence;
     pthread_mutex_unlock(&nats->lock);
+    if (is_busy)
+        return;
     natsStatus status =
         js_GetConsumerInfo(&info, nats->js, reader->topic->stream, partition->consumer, NULL, NULL);
     pthread_mutex_lock(&nats->lock);
     if (status == NATS_NOT_FOUND)
         reader->needs_check = true;
-    if (status == NATS_OK && partition->state == PARTITION_SYNCING) {
-        if (info->Delivered.Consumer < newest) /* the consumer was created again, and counts from 1 */
-            bus_nats_partition_reset_sequences(partition);
-        if (bus_nats_partition_is_complete(partition, info->NumAckPending, info->Delivered.Consumer,
-                                           info->AckFloor.Stream)) {
-            if (partition->consumer_sequence < info->Delivered.Consumer) /* those are acknowledged */
-                partition->consumer_sequence = info->Delivered.Consumer;
-            bus_nats_partition_move(partition, PARTITION_RUNNING);
-            bus_nats_reader_dispatch(reader);
-        }
+    if (status == NATS_OK && info->Delivered.Consumer < newest) {
+        /* the consumer was created again, and counts from 1: messages that arrived since may be newer than the answer */
+        bus_nats_partition_reset_sequences(partition);
+    } else if (status == NATS_OK && partition->state == PARTITION_SYNCING &&
+               bus_nats_partition_is_complete(partition, info)) {
+        partition->consumer_sequence = info->Delivered.Consumer; /* those before it are here or acknowledged */
+        bus_nats_partition_move(partition, PARTITION_RUNNING);
+        bus_nats_reader_dispatch(reader);
     }
     pthread_mutex_unlock(&nats->lock);
     jsConsumerInfo_Destroy(info);

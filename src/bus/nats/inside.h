@@ -273,8 +273,7 @@ bool bus_nats_pull_end(struct nats *nats, struct nats_pull *pull, natsMsg *messa
 /* partition.c; under the lock, but for _request(), _extend(), _drop() */
 void bus_nats_partition_move(struct nats_partition *partition, enum nats_partition_state to);
 struct nats_item *bus_nats_partition_find(struct nats_partition *partition, int64_t sequence);
-bool bus_nats_partition_is_complete(struct nats_partition *partition, int64_t pending, uint64_t delivered,
-                                    uint64_t floor);
+bool bus_nats_partition_is_complete(struct nats_partition *partition, const jsConsumerInfo *info);
 void bus_nats_partition_reset_sequences(struct nats_partition *partition);
 void bus_nats_partition_clear(struct nats_partition *partition);
 natsStatus bus_nats_partition_open(struct nats_partition *partition); /* its inbox */

@@ -88,22 +88,31 @@ void bus_nats_partition_clear(struct nats_partition *partition)
 
 /* ---- is anything missing? ---- */
 
-/* By the server's answer about the consumer: `pending` messages are sent and not acknowledged, `delivered` is its count of all
- * that it has sent, the stream is acknowledged up to `floor`. Only what was sent before the answer counts: a message that
- * arrived after it does not stand for an earlier one that is still on its way, perhaps by another member that returns it. While
- * such a message is here, the answer is too old. */
-bool bus_nats_partition_is_complete(struct nats_partition *partition, int64_t pending, uint64_t delivered,
-                                    uint64_t floor)
+/* By the server's answer about the consumer. Only what was sent before the answer counts: a message that arrived after it does
+ * not stand for an earlier one that is still on its way, perhaps by another member that returns it. While such a message is here,
+ * the answer is too old.
+ *
+ * A server that crashed may have forgotten deliveries. A message of an earlier connection that it does not count as delivered
+ * does not stand for one that it does: it is dropped here, and the server sends it again, in order. */
+bool bus_nats_partition_is_complete(struct nats_partition *partition, const jsConsumerInfo *info)
 {
-    bool is_old = partition->consumer_sequence > delivered;
+    bool is_old = partition->consumer_sequence > info->Delivered.Consumer;
     int64_t here = 0;
+    size_t kept = 0;
 
     for (size_t i = 0; i < partition->count; i++) {
-        const struct nats_item *item = &partition->items[i];
-        is_old |= item->consumer_sequence > delivered;
-        here += item->consumer_sequence <= delivered && item->sequence > (int64_t)floor;
+        struct nats_item item = partition->items[i];
+        if (item.consumer_sequence == 0 && item.sequence > (int64_t)info->Delivered.Stream) {
+            natsMsg_Destroy(item.message);
+            continue;
+        }
+        is_old |= item.consumer_sequence > info->Delivered.Consumer;
+        here += item.consumer_sequence <= info->Delivered.Consumer &&
+                item.sequence > (int64_t)info->AckFloor.Stream;
+        partition->items[kept++] = item;
     }
-    partition->missing = pending > here ? pending - here : 0;
+    partition->count = kept;
+    partition->missing = info->NumAckPending > here ? info->NumAckPending - here : 0;
     return partition->missing == 0 && !is_old;
 }
 

@@ -129,6 +129,12 @@ void nats_fixture_forget(void)
     nftw(store, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
 }
 
+void nats_fixture_consumer_file(const char *stream, const char *consumer, char *path, size_t size)
+{
+    snprintf(path, size, "%s/store/jetstream/$G/streams/%s/obs/%s/o.dat", fixture.directory, stream,
+             consumer);
+}
+
 void nats_fixture_stop(void)
 {
     nats_fixture_halt();

@@ -479,6 +479,86 @@ static void test_nothing_waits_for_ever_for_what_was_ended_silently(void **state
     assert_int_equal(taken, NATS_OK);
 }
 
+/* ---- a server that forgets deliveries ---- */
+
+struct consumer_file {
+    char path[256], bytes[4096];
+    size_t len;
+};
+
+static void read_consumer_file(struct consumer_file *file)
+{
+    nats_fixture_consumer_file(stream, "mailer", file->path, sizeof file->path);
+    FILE *from = fopen(file->path, "r");
+    file->len = from ? fread(file->bytes, 1, sizeof file->bytes, from) : 0;
+    if (from)
+        fclose(from);
+}
+
+/* The file as it is after a delivery. */
+static bool await_consumer_file(const struct consumer_file *before, struct consumer_file *after)
+{
+    int64_t limit_ns = clock_deadline_ms(PATIENCE_MS);
+
+    do {
+        pause_a_little();
+        read_consumer_file(after);
+    } while (after->len == before->len && memcmp(after->bytes, before->bytes, after->len) == 0 &&
+             clock_mono_ns() < limit_ns);
+    return clock_mono_ns() < limit_ns;
+}
+
+/* While the first message is still with the client that took it. */
+static bool await_unacknowledged(int64_t count)
+{
+    int64_t limit_ns = clock_deadline_ms(PATIENCE_MS), pending = 0;
+    char reply[64];
+
+    snprintf(reply, sizeof reply, "$JS.ACK.%s.mailer.1.1.1.1.0", stream);
+    while (pending < count && clock_mono_ns() < limit_ns) {
+        jsConsumerInfo *info = NULL;
+        natsConnection_PublishString(other.connection, reply, "+WPI");
+        if (js_GetConsumerInfo(&info, other.js, stream, "mailer", NULL, NULL) == NATS_OK)
+            pending = info->NumAckPending;
+        jsConsumerInfo_Destroy(info);
+        pause_a_little();
+    }
+    return pending >= count;
+}
+
+/* Another client has the first message. The group waits for it, with the two after it, when the server dies; it comes back with
+ * what it had written before the two: it counts one message as delivered, and that is the first. */
+static void test_a_server_that_forgets_deliveries_loses_no_message(void **state)
+{
+    (void)state;
+    struct consumer_file before, after;
+    struct reader reader;
+    open_reader(&reader, 0, NULL);
+    close_reader(&reader);
+    read_consumer_file(&before);
+    natsStatus sent = js_Publish(NULL, other.js, subject, "41", 2, NULL, NULL);
+    bool taken = take_one(false) && await_consumer_file(&before, &after);
+    open_reader(&reader, 0, NULL);
+    publish(&reader.process, "orders.events", "k", 42);
+    publish(&reader.process, "orders.events", "k", 43);
+    bool waits = await_unacknowledged(3);
+    nats_fixture_halt();
+    FILE *file = fopen(after.path, "w");
+    bool is_back = file && fwrite(after.bytes, 1, after.len, file) == after.len;
+    if (file)
+        fclose(file);
+    nats_fixture_resume();
+    bool all = recorder_await_committed(&reader.recorder, 3);
+    bool in_order = all;
+    for (int i = 0; i < 3 && in_order; i++)
+        in_order = reader.recorder.seen[i].number == 41 + i;
+    close_reader(&reader);
+    assert_int_equal(sent, NATS_OK);
+    assert_true(taken && waits && is_back);
+    assert_true(all);
+    assert_true(in_order);
+}
+
 /* ---- the database ---- */
 
 static bool sent_once_each(uint64_t count)
@@ -527,6 +607,7 @@ int nats_run_deliveries(void)
         TEST(test_advisories_are_kept_where_it_is_said),
         TEST(test_nothing_waits_for_ever_for_what_was_ended_silently),
         TEST(test_a_letter_is_sent_on_a_server_that_is_new),
+        TEST(test_a_server_that_forgets_deliveries_loses_no_message),
         TEST(test_a_database_that_is_away_uses_up_no_delivery),
     };
 #undef TEST
