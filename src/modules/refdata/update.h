@@ -85,6 +85,14 @@ static inline bool refdata_member_given(const struct json_value *value)
     return value->raw.len > 0;
 }
 
+/* ---- between update.c and update_items.c ---- */
+/* A hash as the bytes that the next one is made of; the same on every machine. */
+#define REFDATA_HASH_BYTES 16
+struct str refdata_hash_bytes(struct hash128 hash, char out[REFDATA_HASH_BYTES]);
+/* Checks update->items, an array, and counts what is in it. The update's type is known. */
+enum status refdata_items_check(struct refdata_update *update, const struct refdata_limits *limits,
+                                struct arena *arena, struct hash128 *content, struct error *error) MUST_CHECK;
+
 /* ---- what became of it ---- */
 enum refdata_decision { REFDATA_PENDING, REFDATA_COMMITTED, REFDATA_FAILED };
 const char *refdata_decision_name(enum refdata_decision decision); /* as update_request.status */

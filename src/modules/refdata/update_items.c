@@ -2,7 +2,7 @@
  * content. */
 #include <stdio.h>
 
-#include "modules/refdata/update_inside.h"
+#include "modules/refdata/update.h"
 
 /* ---- the content of a JSON value ----
  * The same hash for any white space and any order of an object's members. Texts and numbers count as they were written: 1.0 is not 1.
@@ -51,12 +51,9 @@ static void add(struct walk *walk, struct hash128 value)
     }
 }
 
-static void close_container(struct walk *walk)
+static bool is_delimiter(char c)
 {
-    char bytes[REFDATA_HASH_BYTES];
-    const struct content_level *level = &walk->levels[--walk->depth];
-    struct str kind = level->is_object ? STR("{") : STR("[");
-    add(walk, hash_item(kind, refdata_hash_bytes(level->sum, bytes)));
+    return c == ',' || c == ':' || c == '}' || c == ']' || c == ' ' || c == '\n' || c == '\r' || c == '\t';
 }
 
 /* From the opening quote on; what is between the quotes. */
@@ -70,47 +67,31 @@ static struct str take_string(struct walk *walk)
     return inside;
 }
 
-static bool is_delimiter(char c)
-{
-    return c == ',' || c == ':' || c == '}' || c == ']' || c == ' ' || c == '\n' || c == '\r' || c == '\t';
-}
-
-static struct str take_word(struct walk *walk)
-{
-    const char *start = walk->p;
-    while (walk->p < walk->end && !is_delimiter(*walk->p))
-        walk->p++;
-    return str_of(start, (size_t)(walk->p - start));
-}
-
-static void take_text(struct walk *walk)
-{
-    struct content_level *level = walk->depth ? &walk->levels[walk->depth - 1] : NULL;
-    struct str text = take_string(walk);
-    if (level && level->is_object && !level->name.ptr)
-        level->name = text;
-    else
-        add(walk, hash_item(STR("\""), text));
-}
-
 /* `raw` is validated and at most as deep as `levels` has room. */
 static struct hash128 hash_json(struct str raw, struct content_level *levels)
 {
     struct walk walk = {.p = raw.ptr, .end = raw.ptr + raw.len, .levels = levels};
     while (walk.p < walk.end) {
-        char c = *walk.p;
+        struct content_level *level = walk.depth ? &levels[walk.depth - 1] : NULL;
+        char c = *walk.p, bytes[REFDATA_HASH_BYTES];
         if (c == '{' || c == '[') {
-            walk.levels[walk.depth++] = (struct content_level){.is_object = c == '{'};
+            levels[walk.depth++] = (struct content_level){.is_object = c == '{'};
             walk.p++;
         } else if (c == '}' || c == ']') {
-            close_container(&walk);
+            walk.depth--;
+            add(&walk, hash_item(c == '}' ? STR("{") : STR("["), refdata_hash_bytes(level->sum, bytes)));
             walk.p++;
+        } else if (c == '"' && level && level->is_object && !level->name.ptr) {
+            level->name = take_string(&walk);
         } else if (c == '"') {
-            take_text(&walk);
+            add(&walk, hash_item(STR("\""), take_string(&walk)));
         } else if (is_delimiter(c)) {
             walk.p++;
         } else {
-            add(&walk, hash_item(STR("v"), take_word(&walk)));
+            const char *start = walk.p;
+            while (walk.p < walk.end && !is_delimiter(*walk.p))
+                walk.p++;
+            add(&walk, hash_item(STR("v"), str_of(start, (size_t)(walk.p - start))));
         }
     }
     return walk.value;
@@ -136,86 +117,64 @@ struct check {
     struct error *error;
 };
 
-static enum status refuse_item(const struct check *check, enum status status, const char *member,
-                               const char *why)
+static enum status refuse_item(const struct check *check, const char *member, const char *why)
 {
     char field[sizeof check->error->field];
     snprintf(field, sizeof field, "items[%zu]%s%s", check->at, *member ? "." : "", member);
-    return error_set_field(check->error, status, field, "%s: %s", field, why);
+    return error_set_field(check->error, STATUS_BAD_REQUEST, field, "%s: %s", field, why);
 }
 
 static enum status check_key(const struct check *check, const struct json_value *value, struct str *key)
 {
     if (!refdata_member_given(value))
-        return refuse_item(check, STATUS_BAD_REQUEST, "key", "is missing");
+        return refuse_item(check, "key", "is missing");
     if (value->type != JSON_STRING)
-        return refuse_item(check, STATUS_BAD_REQUEST, "key", "must be a string");
+        return refuse_item(check, "key", "must be a string");
     if (json_has_nul_escape(value->raw))
-        return refuse_item(check, STATUS_BAD_REQUEST, "key", "must not hold \\u0000");
+        return refuse_item(check, "key", "must not hold \\u0000");
     *key = json_str_decode(value->raw, check->arena);
     if (key->len == 0)
-        return refuse_item(check, STATUS_BAD_REQUEST, "key", "must not be empty");
-    if (key->len > check->limits->key_bytes_max)
-        return refuse_item(check, STATUS_BAD_REQUEST, "key", "is too long");
-    return STATUS_OK;
+        return refuse_item(check, "key", "must not be empty");
+    return key->len > check->limits->key_bytes_max ? refuse_item(check, "key", "is too long") : STATUS_OK;
 }
 
 static enum status check_op(const struct check *check, const struct json_value *value, bool *is_delete)
 {
-    bool snapshot = check->update->type == REFDATA_SNAPSHOT;
-    *is_delete = false;
-    if (!refdata_member_given(value))
-        return snapshot ? STATUS_OK
-                        : refuse_item(check, STATUS_BAD_REQUEST, "op", "is missing: UPSERT or DELETE");
-    if (value->type == JSON_STRING && json_str_eq(value->raw, STR("UPSERT")))
-        return STATUS_OK;
+    bool is_snapshot = check->update->type == REFDATA_SNAPSHOT;
     *is_delete = value->type == JSON_STRING && json_str_eq(value->raw, STR("DELETE"));
-    if (*is_delete && snapshot)
-        return refuse_item(check, STATUS_BAD_REQUEST, "op",
-                           "a SNAPSHOT has no deletions: items that are not in it are deleted");
-    return *is_delete ? STATUS_OK : refuse_item(check, STATUS_BAD_REQUEST, "op", "must be UPSERT or DELETE");
+    if (!refdata_member_given(value))
+        return is_snapshot ? STATUS_OK : refuse_item(check, "op", "is missing: UPSERT or DELETE");
+    if (*is_delete && is_snapshot)
+        return refuse_item(check, "op", "a SNAPSHOT has no deletions: items that are not in it are deleted");
+    bool is_known = *is_delete || (value->type == JSON_STRING && json_str_eq(value->raw, STR("UPSERT")));
+    return is_known ? STATUS_OK : refuse_item(check, "op", "must be UPSERT or DELETE");
 }
 
-/* By what jsonb makes of it. Few payloads are long enough to be worth the look. */
-static bool is_too_large(const struct json_value *payload, size_t bytes_max)
-{
-    return payload->raw.len > bytes_max || (payload->raw.len > bytes_max / JSON_GROWTH_FACTOR_MAX &&
-                                            json_printed_size(payload->raw) > bytes_max);
-}
-
+/* Its size is that of what jsonb prints. Few payloads are long enough for that to be computed. */
 static enum status check_payload(const struct check *check, const struct json_value *value, bool is_delete)
 {
-    if (!refdata_member_given(value))
-        return is_delete ? STATUS_OK : refuse_item(check, STATUS_BAD_REQUEST, "payload", "is missing");
-    if (is_too_large(value, check->limits->payload_bytes_max))
-        return refuse_item(check, STATUS_PAYLOAD_TOO_LARGE, "payload", "is too large");
-    if (json_has_nul_escape(value->raw))
-        return refuse_item(check, STATUS_BAD_REQUEST, "payload", "must not hold \\u0000");
-    return STATUS_OK;
+    size_t len = value->raw.len, bytes_max = check->limits->payload_bytes_max;
+    if (len == 0)
+        return is_delete ? STATUS_OK : refuse_item(check, "payload", "is missing");
+    if (len > bytes_max ||
+        (len > bytes_max / JSON_GROWTH_FACTOR_MAX && json_printed_size(value->raw) > bytes_max)) {
+        refuse_item(check, "payload", "is too large");
+        return check->error->status = STATUS_PAYLOAD_TOO_LARGE;
+    }
+    return json_has_nul_escape(value->raw) ? refuse_item(check, "payload", "must not hold \\u0000")
+                                           : STATUS_OK;
 }
 
-/* The order of items counts, since of the same key twice the last wins. */
-static void add_content(struct check *check, struct str key, bool is_delete, const struct json_value *payload)
-{
-    char bytes[REFDATA_HASH_BYTES + 1], sum[REFDATA_HASH_BYTES];
-    struct hash128 value = {0, 0};
-    if (refdata_member_given(payload))
-        value = hash_json(payload->raw, check->levels);
-    refdata_hash_bytes(value, bytes);
-    bytes[REFDATA_HASH_BYTES] = is_delete ? 'D' : 'U';
-    struct hash128 item = hash_item(key, str_of(bytes, sizeof bytes));
-    check->content = hash_item(refdata_hash_bytes(check->content, sum), refdata_hash_bytes(item, bytes));
-}
-
+/* Its content goes into the hash of all. The order of items counts, since of the same key twice the last wins. */
 static enum status check_item(struct check *check, const struct json_value *item)
 {
     struct json_value values[MEMBERS];
     struct str key = STR_NONE;
-    char path[32];
+    char path[32], bytes[REFDATA_HASH_BYTES + 1], sum[REFDATA_HASH_BYTES];
     bool is_delete = false;
 
     if (item->type != JSON_OBJECT)
-        return refuse_item(check, STATUS_BAD_REQUEST, "", "must be an object");
+        return refuse_item(check, "", "must be an object");
     snprintf(path, sizeof path, "items[%zu].", check->at);
     enum status status =
         refdata_members_read(item, path, item_names, MEMBERS, values, check->arena, check->error);
@@ -229,7 +188,13 @@ static enum status check_item(struct check *check, const struct json_value *item
         return status;
     check->update->has_delete |= is_delete;
     check->update->has_upsert |= !is_delete;
-    add_content(check, key, is_delete, &values[PAYLOAD]);
+    struct hash128 payload = {0, 0};
+    if (refdata_member_given(&values[PAYLOAD]))
+        payload = hash_json(values[PAYLOAD].raw, check->levels);
+    refdata_hash_bytes(payload, bytes);
+    bytes[REFDATA_HASH_BYTES] = is_delete ? 'D' : 'U';
+    struct hash128 content = hash_item(key, str_of(bytes, sizeof bytes));
+    check->content = hash_item(refdata_hash_bytes(check->content, sum), refdata_hash_bytes(content, bytes));
     return STATUS_OK;
 }
 
