@@ -235,19 +235,12 @@ void refdata_outcome_state(const struct refdata_outcome *outcome, struct refdata
 }
 
 /* By the primary key, one probe for each event asked for. */
-static const struct db_statement states_sql = DB_STATEMENT(
+const struct db_statement refdata_states_sql = DB_STATEMENT(
     "select asked.at - 1, r.event_id, r.status, r.committed_version, r.error_code, r.error_message, r.dict_code,"
     "       (extract(epoch from r.created_at) * 1000000)::bigint,"
     "       (extract(epoch from r.updated_at) * 1000000)::bigint, r.requested_by"
     " from unnest($1, $2) with ordinality as asked (tenant_id, event_id, at)"
     " join refdata.update_request r on r.tenant_id = asked.tenant_id and r.event_id = asked.event_id::uuid");
-
-enum status refdata_states_query(struct db_conn *conn, struct str tenants, struct str event_ids,
-                                 int64_t deadline_ns, struct db_result **result, struct error *error)
-{
-    return db_query(conn, &states_sql, DB_PARAMS(db_text_array(tenants), db_text_array(event_ids)),
-                    deadline_ns, result, error);
-}
 
 void refdata_states_row(const struct db_result *result, size_t row, struct refdata_state_row *out)
 {

@@ -84,11 +84,9 @@ struct refdata_state_row {
     int64_t created_us, updated_us;
 };
 
-/* Rows of update_request for many events in one round trip. Texts as text[] literals: tenants[i] and event_ids[i] are one
- * event. Those that are not there are not in the result. */
-enum status refdata_states_query(struct db_conn *conn, struct str tenants, struct str event_ids,
-                                 int64_t deadline_ns, struct db_result **result,
-                                 struct error *error) MUST_CHECK;
+/* Rows of update_request for many events in one round trip. $1, $2: tenants and event ids as text[], of which those in the same
+ * place are one event. Events that are not there have no row. */
+extern const struct db_statement refdata_states_sql;
 void refdata_states_row(const struct db_result *result, size_t row, struct refdata_state_row *out);
 
 #endif

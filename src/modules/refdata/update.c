@@ -249,12 +249,11 @@ static enum status read_items(struct reading *reading, const struct refdata_limi
     if (reading->status != STATUS_OK)
         return reading->status;
     bool timed = is_given(reading, OCCURRED_AT) && !refdata_update_is_chunk(update);
-    struct str rest =
-        arena_printf(reading->arena, "%.*s %s %s%lld %s %d/%d %lld", STR_ARG(update->dict_code),
-                     type_names[update->type], update->has_revision ? "r" : "-",
-                     (long long)(update->has_revision ? update->source_revision : 0), update->snapshot_id,
-                     (int)update->chunk_index, (int)update->chunks_total,
-                     timed ? (long long)update->occurred_at_us : -1LL);
+    struct str rest = arena_printf(reading->arena, "%.*s %s %s%lld %s %d/%d %lld", STR_ARG(update->dict_code),
+                                   type_names[update->type], update->has_revision ? "r" : "-",
+                                   (long long)(update->has_revision ? update->source_revision : 0),
+                                   update->snapshot_id, (int)update->chunk_index, (int)update->chunks_total,
+                                   timed ? (long long)update->occurred_at_us : -1LL);
     update->content = hash_item(rest, refdata_hash_bytes(items, bytes));
     return STATUS_OK;
 }

@@ -59,6 +59,7 @@ struct refdata_changes {
 /* Rows that this process has claimed, on a worker. */
 struct claim {
     struct refdata_changes *changes;
+    struct db_pool *pool;
     struct db_result *rows;
     struct arena arena;
     int64_t deadline_ns;
@@ -67,47 +68,11 @@ struct claim {
 /* Of one pair: rows [first, end), and the items that are still to be published. */
 struct pair {
     size_t first, end;
+    struct str tenant, code;
     struct hydration_ref *items;
     size_t count;
     bool is_listed; /* the items are known */
 };
-
-/* ---- the table ---- */
-
-static struct db_pool *pool_of(const struct claim *claim)
-{
-    return claim->changes->flow->database->site.pool;
-}
-
-/* Of dictionaries that live in this flow's database and can be read. */
-static void put_codes(const struct claim *claim, struct buf *codes)
-{
-    const struct refdata_flow *flow = claim->changes->flow;
-    struct refdata_catalog *catalog = refdata_flow_catalog(flow);
-    db_array_begin(codes);
-    for (size_t i = 0; i < catalog->dictionary_count; i++) {
-        const struct refdata_dictionary *dictionary = catalog->dictionaries[i];
-        if (dictionary->database == flow->database && atomic_load(&dictionary->state) != REFDATA_DISABLED)
-            db_array_put(codes, dictionary->code);
-    }
-    db_array_end(codes);
-    refdata_catalog_unref(catalog);
-}
-
-static enum status take_rows(struct claim *claim, struct error *error)
-{
-    struct db_conn *conn = NULL;
-    struct buf codes;
-    buf_init(&codes);
-    put_codes(claim, &codes);
-    enum status status = db_acquire(pool_of(claim), claim->deadline_ns, &conn, error);
-    if (status == STATUS_OK)
-        status = db_query(conn, &claim_sql, DB_PARAMS(db_i64(ROWS_MAX), db_text_array(buf_str(&codes))),
-                          claim->deadline_ns, &claim->rows, error);
-    db_release(conn);
-    buf_deinit(&codes);
-    return status;
-}
 
 static void put_ids(const struct claim *claim, const struct pair *pair, struct buf *ids)
 {
@@ -115,100 +80,64 @@ static void put_ids(const struct claim *claim, const struct pair *pair, struct b
         db_array_put(ids, db_result_str(claim->rows, i, ID));
 }
 
-static enum status execute(const struct claim *claim, const struct db_statement *statement,
-                           const struct db_param *params, struct error *error)
-{
-    int64_t deadline_ns = clock_deadline_ms(RUN_MS);
-    struct db_conn *conn = NULL;
-    enum status status = db_acquire(pool_of(claim), deadline_ns, &conn, error);
-    if (status == STATUS_OK)
-        status = db_exec(conn, statement, params, deadline_ns, NULL, error);
-    db_release(conn);
-    return status;
-}
-
 static void put_back(const struct claim *claim, const struct pair *pair)
 {
-    struct str tenant = db_result_str(claim->rows, pair->first, TENANT);
-    struct str code = db_result_str(claim->rows, pair->first, CODE);
     struct error error = {0};
-    struct buf ids, keys;
-    buf_init(&ids), buf_init(&keys);
+    struct buf ids = {0}, keys = {0};
     db_array_begin(&ids), db_array_begin(&keys);
     put_ids(claim, pair, &ids);
     for (size_t i = 0; i < pair->count; i++) {
         struct str id = pair->items[i].entity_id;
-        db_array_put(&keys, (struct str){id.ptr + code.len + 1, id.len - code.len - 1});
+        db_array_put(&keys, (struct str){id.ptr + pair->code.len + 1, id.len - pair->code.len - 1});
     }
     db_array_end(&ids), db_array_end(&keys);
-    if (execute(claim, &put_back_sql,
-                DB_PARAMS(db_text_array(buf_str(&ids)), db_text(tenant), db_text(code),
-                          db_text_array(pair->is_listed ? buf_str(&keys) : STR_NONE)),
-                &error) != STATUS_OK)
+    if (db_pool_exec(claim->pool, &put_back_sql,
+                     DB_PARAMS(db_text_array(buf_str(&ids)), db_text(pair->tenant), db_text(pair->code),
+                               db_text_array(pair->is_listed ? buf_str(&keys) : STR_NONE)),
+                     clock_deadline_ms(RUN_MS), NULL, &error) != STATUS_OK)
         log_debug("hydration_changes_stay_claimed",
                   LOG_ERROR_FIELDS(&error)); /* their claim ends by itself */
     buf_deinit(&ids), buf_deinit(&keys);
 }
 
-/* ---- publishing ---- */
-
-static bool is_same_pair(const struct db_result *rows, size_t a, size_t b)
+/* The items of its rows, each once, that consumers hold. */
+static enum status list_held(struct claim *claim, struct pair *pair, int64_t deadline_ns, struct error *error)
 {
-    return str_eq(db_result_str(rows, a, TENANT), db_result_str(rows, b, TENANT)) &&
-           str_eq(db_result_str(rows, a, CODE), db_result_str(rows, b, CODE));
-}
-
-/* The items of the pair's rows, each once. */
-static void list_items(struct claim *claim, struct pair *pair)
-{
-    struct str last = STR_NONE;
+    struct hydration *hydration = claim->changes->hydration;
+    struct str prefix = arena_printf(&claim->arena, "%.*s/", STR_ARG(pair->code)), last = STR_NONE;
+    if (str_eq(db_result_str(claim->rows, pair->first, IS_ALL), STR("t")))
+        return hydration_list_held(hydration, REFDATA_ENTITY_TYPE, pair->tenant, prefix, deadline_ns,
+                                   &claim->arena, &pair->items, &pair->count, error);
     pair->items = arena_alloc(&claim->arena, (pair->end - pair->first) * sizeof *pair->items);
     for (size_t i = pair->first; i < pair->end; i++) {
         struct str key = db_result_str(claim->rows, i, KEY);
         if (db_result_is_null(claim->rows, i, KEY) || (last.ptr && str_eq(last, key)))
             continue;
         last = key;
-        struct str id = arena_printf(&claim->arena, "%.*s/%.*s", STR_ARG(db_result_str(claim->rows, i, CODE)),
-                                     STR_ARG(key));
+        struct str id = arena_printf(&claim->arena, "%.*s%.*s", STR_ARG(prefix), STR_ARG(key));
         if (hydration_is_text(id, HYDRATION_ID_BYTES_MAX)) /* else no consumer can ask for it */
-            pair->items[pair->count++] = (struct hydration_ref){db_result_str(claim->rows, i, TENANT), id};
+            pair->items[pair->count++] = (struct hydration_ref){pair->tenant, id};
     }
-}
-
-/* Those of its items that consumers hold. */
-static enum status list_held(struct claim *claim, struct pair *pair, int64_t deadline_ns, struct error *error)
-{
-    struct hydration *hydration = claim->changes->hydration;
-    size_t kept = 0;
-    if (str_eq(db_result_str(claim->rows, pair->first, IS_ALL), STR("t"))) {
-        struct str code = db_result_str(claim->rows, pair->first, CODE);
-        struct str prefix = arena_printf(&claim->arena, "%.*s/", STR_ARG(code));
-        return hydration_list_held(hydration, REFDATA_ENTITY_TYPE,
-                                   db_result_str(claim->rows, pair->first, TENANT), prefix, deadline_ns,
-                                   &claim->arena, &pair->items, &pair->count, error);
-    }
-    list_items(claim, pair);
     pair->is_listed = true;
     bool *held = arena_alloc(&claim->arena, (pair->count + 1) * sizeof *held);
     enum status status = hydration_find_held(hydration, REFDATA_ENTITY_TYPE, pair->items, pair->count,
                                              deadline_ns, held, error);
-    if (status != STATUS_OK)
-        return status;
-    for (size_t i = 0; i < pair->count; i++)
+    size_t kept = 0;
+    for (size_t i = 0; status == STATUS_OK && i < pair->count; i++)
         if (held[i])
             pair->items[kept++] = pair->items[i];
-    pair->count = kept;
-    return STATUS_OK;
+    if (status == STATUS_OK)
+        pair->count = kept;
+    return status;
 }
 
 /* What would fail for ever is left out. */
-static enum status skip_unpublishable(const struct claim *claim, const struct pair *pair, struct str id,
-                                      enum status status, const struct error *error)
+static enum status skip_unpublishable(const struct pair *pair, struct str id, enum status status,
+                                      const struct error *error)
 {
     if (status == STATUS_OK || status_retryable(status))
         return status;
-    log_warn("hydration_change_not_published",
-             LOG_STR("tenantId", db_result_str(claim->rows, pair->first, TENANT)), LOG_STR("entityId", id),
+    log_warn("hydration_change_not_published", LOG_STR("tenantId", pair->tenant), LOG_STR("entityId", id),
              LOG_ERROR_FIELDS(error));
     return STATUS_OK;
 }
@@ -218,15 +147,14 @@ static enum status publish_pair(struct claim *claim, struct pair *pair, struct e
 {
     int64_t now_ns = clock_mono_ns(), deadline_ns = now_ns + (claim->deadline_ns - now_ns) / 2;
     enum status status = list_held(claim, pair, deadline_ns, error);
-    if (status == STATUS_OK)
-        pair->is_listed = true;
-    else
-        return skip_unpublishable(claim, pair, db_result_str(claim->rows, pair->first, CODE), status, error);
+    if (status != STATUS_OK)
+        return skip_unpublishable(pair, pair->code, status, error);
+    pair->is_listed = true;
     while (pair->count && status == STATUS_OK) {
-        struct hydration_ref item = *pair->items;
-        status = hydration_publish_change(claim->changes->hydration, REFDATA_ENTITY_TYPE, item.tenant,
-                                          item.entity_id, deadline_ns, error);
-        status = skip_unpublishable(claim, pair, item.entity_id, status, error);
+        struct str id = pair->items->entity_id;
+        status = hydration_publish_change(claim->changes->hydration, REFDATA_ENTITY_TYPE, pair->tenant, id,
+                                          deadline_ns, error);
+        status = skip_unpublishable(pair, id, status, error);
         if (status == STATUS_OK)
             pair->items++, pair->count--;
     }
@@ -236,14 +164,18 @@ static enum status publish_pair(struct claim *claim, struct pair *pair, struct e
 /* The first failure; all others go on. */
 static enum status publish_rows(struct claim *claim, struct error *error)
 {
+    const struct db_result *rows = claim->rows;
     enum status first_status = STATUS_OK;
-    size_t count = db_result_rows(claim->rows);
-    struct buf ids;
-    buf_init(&ids);
+    struct error later = {0};
+    struct buf ids = {0};
     db_array_begin(&ids);
-    for (struct pair pair = {0}; pair.first < count; pair = (struct pair){.first = pair.end}) {
-        struct error later = {0};
-        for (pair.end = pair.first + 1; pair.end < count && is_same_pair(claim->rows, pair.first, pair.end);)
+    for (struct pair pair = {0}; pair.first < db_result_rows(rows); pair = (struct pair){.first = pair.end}) {
+        pair.tenant = db_result_str(rows, pair.first, TENANT);
+        pair.code = db_result_str(rows, pair.first, CODE);
+        pair.end = pair.first + 1;
+        while (pair.end < db_result_rows(rows) &&
+               str_eq(pair.tenant, db_result_str(rows, pair.end, TENANT)) &&
+               str_eq(pair.code, db_result_str(rows, pair.end, CODE)))
             pair.end++;
         enum status status = publish_pair(claim, &pair, &later);
         if (status == STATUS_OK) {
@@ -255,8 +187,8 @@ static enum status publish_rows(struct claim *claim, struct error *error)
             first_status = status, *error = later;
     }
     db_array_end(&ids);
-    struct error later = {0};
-    enum status status = execute(claim, &finish_sql, DB_PARAMS(db_text_array(buf_str(&ids))), &later);
+    enum status status = db_pool_exec(claim->pool, &finish_sql, DB_PARAMS(db_text_array(buf_str(&ids))),
+                                      clock_deadline_ms(RUN_MS), NULL, &later);
     buf_deinit(&ids);
     if (first_status != STATUS_OK)
         return first_status;
@@ -267,11 +199,26 @@ static enum status publish_rows(struct claim *claim, struct error *error)
 /* False in *found: no row waits. */
 static enum status publish_once(struct refdata_changes *changes, bool *found, struct error *error)
 {
-    struct claim claim = {.changes = changes, .deadline_ns = clock_deadline_ms(RUN_MS)};
-    arena_init(&claim.arena, 4096);
-    enum status status = take_rows(&claim, error);
+    const struct refdata_flow *flow = changes->flow;
+    struct claim claim = {
+        .changes = changes, .pool = flow->database->site.pool, .deadline_ns = clock_deadline_ms(RUN_MS)};
+    struct refdata_catalog *catalog = refdata_flow_catalog(flow);
+    struct buf codes = {0}; /* of dictionaries that live in this database and can be read */
+    db_array_begin(&codes);
+    for (size_t i = 0; i < catalog->dictionary_count; i++) {
+        const struct refdata_dictionary *dictionary = catalog->dictionaries[i];
+        if (dictionary->database == flow->database && atomic_load(&dictionary->state) != REFDATA_DISABLED)
+            db_array_put(&codes, dictionary->code);
+    }
+    db_array_end(&codes);
+    refdata_catalog_unref(catalog);
+    enum status status =
+        db_pool_query(claim.pool, &claim_sql, DB_PARAMS(db_i64(ROWS_MAX), db_text_array(buf_str(&codes))),
+                      claim.deadline_ns, &claim.rows, error);
+    buf_deinit(&codes);
     *found = status == STATUS_OK && db_result_rows(claim.rows) > 0;
     FAILPOINT("command.before_publish_changes");
+    arena_init(&claim.arena, 4096);
     if (*found)
         status = publish_rows(&claim, error);
     db_result_free(claim.rows);

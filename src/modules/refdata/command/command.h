@@ -67,14 +67,6 @@ struct refdata_post {
 
 /* ---- post.c ---- */
 void refdata_post_update(struct http_request *request); /* the POST route */
-/* On a worker: the post has its result. It is no longer the caller's. */
-void refdata_post_return(struct refdata_post *post);
-
-/* ---- answer.c ---- */
-void refdata_answer_state(struct http_request *request, const struct refdata_post *post,
-                          const struct refdata_state *state);
-void refdata_answer_error(struct http_request *request, const struct error *error);
-void refdata_answer_unknown(struct http_request *request, const struct refdata_post *post);
 
 /* ---- status.c ---- */
 void refdata_get_update(struct http_request *request); /* the GET route */
@@ -89,19 +81,10 @@ struct refdata_commit_pace { /* of one committer */
     int64_t direct_from_ns;  /* before this time no update is applied in its own commit */
     int64_t warn_from_ns;    /* before this time no warning is logged */
 };
-/* On a worker: every post gets its result. No two of them name the same event, key or chunk. */
+/* On a worker: every post gets its result. No two of them name the same event, key or chunk. The array is used up. */
 void refdata_commit_posts(struct refdata_flow *flow, struct refdata_commit_pace *pace,
                           struct refdata_post **posts, size_t count);
 
-/* ---- metrics ---- */
-enum refdata_update_result {
-    REFDATA_UPDATE_ACCEPTED,
-    REFDATA_UPDATE_REPLAYED,
-    REFDATA_UPDATE_REJECTED,
-    REFDATA_UPDATE_UNAVAILABLE,
-    REFDATA_UPDATE_RESULTS
-};
-void refdata_command_metrics_count(enum refdata_update_result result);
 extern struct metric_family refdata_updates_family, refdata_commit_size_family, refdata_commit_seconds_family;
 
 extern const struct http_route refdata_command_routes[];

@@ -1,11 +1,13 @@
-/* One transaction for a group of POSTs (R1, R11): their rows and their commands commit together, or neither. Two ways:
+/* One transaction for a group of POSTs (R1, R11): their rows and their commands commit together, or neither. Two ways, of which
+ * the second has a short form:
  *
  *     direct   BEGIN, cursors of the partitions, accept ─ apply ─ COMMIT
+ *     guessed  BEGIN, accept, publish, COMMIT in one round trip: a single update that is guessed to be new
  *     queued   BEGIN, accept ─ publish ─ COMMIT; apply receives the commands from the topic
  *
  * Direct is for small deltas where this process applies too. It guesses that all updates are new and that nothing is queued before
- * them, and falls back to queued, once, where it was wrong or failed before its commit. The order holds: an update that was answered
- * before is applied, or it is queued, and then the cursors are not granted.
+ * them. Where a guess was wrong, or direct failed before its commit, the next try takes the next way. The order holds: an update that
+ * was answered before is applied, or it is queued, and then the cursors are not granted.
  *
  * A group may be run again at any time: a retry finds the rows of a commit whose reply was lost. Refused posts leave the group, and
  * the others begin again. Where the server refuses a statement each post is run alone, so that one cannot make the others fail. */
@@ -34,34 +36,28 @@ static const struct db_statement lock_timeout_sql =
     DB_STATEMENT("select set_config('lock_timeout', '300', true)");
 static const struct db_statement begin_sql = DB_STATEMENT("BEGIN");
 
-enum way { DIRECT, QUEUED };
+enum way { DIRECT, GUESSED, QUEUED }; /* a failed try is followed by the next one */
 
 struct group {
     struct refdata_flow *flow;
     struct refdata_commit_pace *pace;
-    struct refdata_post **posts;
+    struct refdata_post **posts; /* those that are refused leave it */
     size_t count;
     int64_t deadline_ns;
     enum way way;
-    bool guess_failed;   /* its single update was not new: it takes a round trip more */
     bool is_unknown;     /* the reply to some COMMIT was lost */
     bool is_to_be_woken; /* the consumers of the topic */
     struct error error;
 };
 
-static bool has_keys(const struct group *group)
-{
-    for (size_t i = 0; i < group->count; i++)
-        if (group->posts[i]->acceptance.key.ptr)
-            return true;
-    return false;
-}
-
-static struct refdata_acceptance **list_acceptances(const struct group *group, struct arena *arena)
+/* The statement that accepts the group, in the open pipeline. */
+static struct refdata_acceptance **add_acceptances(const struct group *group, struct db_conn *conn,
+                                                   bool all_new, struct arena *arena)
 {
     struct refdata_acceptance **list = arena_alloc(arena, group->count * sizeof(struct refdata_acceptance *));
     for (size_t i = 0; i < group->count; i++)
         list[i] = &group->posts[i]->acceptance;
+    refdata_acceptance_add(conn, list, group->count, group->posts[0]->key_keep_ms, all_new, arena);
     return list;
 }
 
@@ -73,15 +69,6 @@ static enum status note_commit(struct group *group, enum status status)
 }
 
 /* ---- direct ---- */
-
-struct direct {
-    unsigned *partitions; /* of the commands' topic that the posts belong to, each once */
-    size_t partition_count;
-    uint64_t mark;                /* bus_direct_commit()'s */
-    struct db_result *results[2]; /* of BEGIN and of the question for the cursors */
-    struct refdata_command *commands;
-    bool writes_requests; /* apply inserts the rows of update_request, as decided: a key needs them before */
-};
 
 static bool may_be_direct(const struct group *group)
 {
@@ -103,10 +90,11 @@ static int compare_partitions(const void *a, const void *b)
     return (left > right) - (left < right);
 }
 
-static void list_partitions(const struct group *group, struct direct *direct, struct arena *arena)
+/* Those of the commands' topic that the posts belong to, each once. */
+static size_t list_partitions(const struct group *group, unsigned *partitions, struct arena *arena)
 {
     unsigned total = (unsigned)kernel_bus(group->flow->refdata->kernel)->partitions;
-    unsigned *partitions = arena_alloc(arena, group->count * sizeof *partitions);
+    size_t count = 0;
     for (size_t i = 0; i < group->count; i++) {
         const struct refdata_update *update = &group->posts[i]->update;
         struct str key =
@@ -114,202 +102,119 @@ static void list_partitions(const struct group *group, struct direct *direct, st
         partitions[i] = bus_partition_of(key, total);
     }
     qsort(partitions, group->count, sizeof *partitions, compare_partitions);
-    direct->partitions = partitions;
     for (size_t i = 0; i < group->count; i++)
-        if (i == 0 || partitions[direct->partition_count - 1] != partitions[i])
-            partitions[direct->partition_count++] = partitions[i];
+        if (i == 0 || partitions[count - 1] != partitions[i])
+            partitions[count++] = partitions[i];
+    return count;
 }
 
-/* All of it goes out with apply's first round trip. */
-static enum status add_direct_opening(struct group *group, struct db_conn *conn, struct direct *direct,
-                                      struct arena *arena)
-{
-    db_pipeline_begin(conn);
-    db_pipeline_add(conn, &begin_sql, DB_NO_PARAMS);
-    enum status status =
-        bus_direct_ask(group->flow->buses.commands, conn, STR(REFDATA_COMMANDS), REFDATA_APPLY_GROUP,
-                       direct->partitions, direct->partition_count, &direct->mark, &group->error);
-    db_pipeline_add(conn, &lock_timeout_sql, DB_NO_PARAMS);
-    if (!direct->writes_requests)
-        refdata_acceptance_add(conn, list_acceptances(group, arena), group->count,
-                               group->posts[0]->key_keep_ms, true, arena);
-    db_pipeline_leave(conn, direct->results, 2);
-    return status;
-}
-
-static enum status apply_directly(struct group *group, struct db_conn *conn, struct direct *direct,
-                                  struct arena *arena)
+/* BEGIN, the question for the cursors and the acceptance go out with apply's first round trip. *is_granted: the group applies its
+ * updates in the place of the topic's consumers. */
+static enum status apply_directly(struct group *group, struct db_conn *conn, struct refdata_command *commands,
+                                  bool *is_granted, uint64_t *mark, struct arena *arena)
 {
     int64_t soon_ns = clock_deadline_ms(DIRECT_MS);
-    direct->commands = arena_zalloc(arena, group->count * sizeof *direct->commands);
+    unsigned *partitions = arena_alloc(arena, group->count * sizeof *partitions);
+    size_t partition_count = list_partitions(group, partitions, arena);
+    struct db_result *results[2] = {NULL}; /* of BEGIN and of the question for the cursors */
+    bool writes_requests =
+        true; /* apply inserts the rows of update_request, as decided: a key needs them before */
     for (size_t i = 0; i < group->count; i++) {
         const struct refdata_post *post = group->posts[i];
-        direct->commands[i] = (struct refdata_command){
+        writes_requests &= !post->acceptance.key.ptr;
+        commands[i] = (struct refdata_command){
             .update = post->update,
             .requested_by = post->acceptance.subject.len ? post->acceptance.subject : STR_NONE,
             .traceparent =
                 post->traceparent, /* no other process waits for it: before this commit it was not there */
         };
     }
-    return refdata_apply_run(group->flow, conn, direct->commands, group->count,
-                             REFDATA_APPLY_OPEN | (direct->writes_requests ? REFDATA_APPLY_INSERTS : 0),
-                             soon_ns < group->deadline_ns ? soon_ns : group->deadline_ns, arena,
-                             &group->error);
+    db_pipeline_begin(conn);
+    db_pipeline_add(conn, &begin_sql, DB_NO_PARAMS);
+    enum status status =
+        bus_direct_ask(group->flow->buses.commands, conn, STR(REFDATA_COMMANDS), REFDATA_APPLY_GROUP,
+                       partitions, partition_count, mark, &group->error);
+    db_pipeline_add(conn, &lock_timeout_sql, DB_NO_PARAMS);
+    if (!writes_requests)
+        add_acceptances(group, conn, true, arena);
+    db_pipeline_leave(conn, results, 2);
+    if (status == STATUS_OK)
+        status = refdata_apply_run(group->flow, conn, commands, group->count,
+                                   REFDATA_APPLY_OPEN | (writes_requests ? REFDATA_APPLY_INSERTS : 0),
+                                   soon_ns < group->deadline_ns ? soon_ns : group->deadline_ns, arena,
+                                   &group->error);
+    db_pipeline_leave(conn, NULL, 0); /* the results have come, or they are not needed any more */
+    *is_granted = results[1] && bus_direct_is_granted(results[1], partition_count);
+    db_result_free(results[0]);
+    db_result_free(results[1]);
+    return status;
 }
 
-static bool all_decided(const struct group *group, const struct direct *direct)
+/* SQL that takes long must not keep others from being accepted: after a timeout direct is not tried for a while. */
+static enum status commit_direct(struct group *group, struct db_conn *conn, struct arena *arena)
 {
+    struct refdata_command *commands = arena_zalloc(arena, group->count * sizeof *commands);
+    uint64_t mark = 0;
+    bool is_granted, are_decided = true;
+    enum status status = apply_directly(group, conn, commands, &is_granted, &mark, arena);
     for (size_t i = 0; i < group->count; i++)
-        if (!direct->commands[i].decided)
-            return false;
-    return true;
-}
+        are_decided &= commands[i].decided;
+    if (status == STATUS_TIMEOUT)
+        group->pace->direct_from_ns = clock_deadline_ms(SLOW_PAUSE_MS);
+    else if (status == STATUS_OK && !is_granted)
+        group->pace->direct_from_ns = clock_deadline_ms(CONTENDED_PAUSE_MS);
+    if (status != STATUS_OK || !is_granted || !are_decided)
+        return status == STATUS_CANCELLED ? status : STATUS_DB_RETRY;
 
-static void take_outcomes(struct group *group, const struct direct *direct)
-{
-    for (size_t i = 0; i < group->count; i++) {
-        const struct refdata_outcome *outcome = &direct->commands[i].outcome;
+    FAILPOINT("command.before_direct_commit");
+    status = bus_direct_commit(group->flow->buses.commands, conn, STR(REFDATA_COMMANDS), mark,
+                               group->deadline_ns, &group->error);
+    FAILPOINT("command.after_direct_commit");
+    for (size_t i = 0; status == STATUS_OK && i < group->count; i++) {
         struct refdata_acceptance *acceptance = &group->posts[i]->acceptance;
         refdata_acceptance_take_new(acceptance);
-        refdata_outcome_state(outcome, &acceptance->state);
+        refdata_outcome_state(&commands[i].outcome, &acceptance->state);
     }
-}
-
-static enum status commit_applied(struct group *group, struct db_conn *conn, const struct direct *direct)
-{
-    FAILPOINT("command.before_direct_commit");
-    enum status status = bus_direct_commit(group->flow->buses.commands, conn, STR(REFDATA_COMMANDS),
-                                           direct->mark, group->deadline_ns, &group->error);
-    FAILPOINT("command.after_direct_commit");
-    if (status == STATUS_OK) {
-        take_outcomes(group, direct);
-        refdata_apply_report(group->flow, direct->commands, group->count);
-    }
+    if (status == STATUS_OK)
+        refdata_apply_report(group->flow, commands, group->count);
     if (status == STATUS_DB_RETRY) /* another transaction holds a lock */
         group->pace->direct_from_ns = clock_deadline_ms(SLOW_PAUSE_MS);
     status = note_commit(group, status);
     return status == STATUS_DB_ERROR ? STATUS_DB_RETRY : status;
 }
 
-/* SQL that takes long must not keep others from being accepted: after a timeout direct is not tried for a while. */
-static enum status commit_direct(struct group *group, struct db_conn *conn, struct arena *arena)
-{
-    struct direct direct = {.writes_requests = !has_keys(group)};
-    group->way = QUEUED; /* the next time */
-    list_partitions(group, &direct, arena);
-    enum status status = add_direct_opening(group, conn, &direct, arena);
-    if (status == STATUS_OK)
-        status = apply_directly(group, conn, &direct, arena);
-    db_pipeline_leave(conn, NULL, 0); /* the results have come, or they are not needed any more */
-    bool is_granted = direct.results[1] && bus_direct_is_granted(direct.results[1], direct.partition_count);
-    db_result_free(direct.results[0]);
-    db_result_free(direct.results[1]);
-    if (status == STATUS_OK && is_granted && all_decided(group, &direct))
-        return commit_applied(group, conn, &direct);
-    if (status == STATUS_TIMEOUT)
-        group->pace->direct_from_ns = clock_deadline_ms(SLOW_PAUSE_MS);
-    else if (status == STATUS_OK && !is_granted)
-        group->pace->direct_from_ns = clock_deadline_ms(CONTENDED_PAUSE_MS);
-    return status == STATUS_CANCELLED ? status : STATUS_DB_RETRY;
-}
-
 /* ---- queued ---- */
-
-/* A single update that a client waits for is most often new: then its rows, its command, the commit and the notice to the
- * consumers are one round trip. */
-static bool may_guess(const struct group *group)
-{
-    return group->count == 1 && group->posts[0]->waits && !group->guess_failed &&
-           refdata_commands_can_commit(group->flow);
-}
 
 static struct refdata_accepted accepted_of(const struct refdata_post *post)
 {
     return (struct refdata_accepted){&post->update, post->traceparent, post->waits};
 }
 
-static enum status commit_single(struct group *group, struct db_conn *conn, struct arena *arena)
+/* A single update that a client waits for is most often new: then its rows, its command, the commit and the notice to the
+ * consumers are one round trip. */
+static enum status commit_guessed(struct group *group, struct db_conn *conn, struct arena *arena)
 {
     const struct refdata_accepted accepted = accepted_of(group->posts[0]);
+    db_pipeline_begin(conn);
+    db_pipeline_add(conn, &begin_sql, DB_NO_PARAMS);
+    add_acceptances(group, conn, true, arena);
     db_pipeline_leave(conn, NULL, 0); /* with the commit */
-    group->guess_failed = true;       /* the next time */
     FAILPOINT("command.before_single_commit");
     enum status status =
         note_commit(group, refdata_commands_put_and_commit(group->flow, conn, &accepted, group->deadline_ns,
                                                            arena, &group->error));
     if (status == STATUS_OK)
         refdata_acceptance_take_new(&group->posts[0]->acceptance);
-    group->is_to_be_woken |=
-        status != STATUS_OK; /* it may be queued, without a notice to this process's own consumer */
+    else
+        group->is_to_be_woken = true; /* it may be queued, without a notice to this process's own consumer */
     return status == STATUS_DB_ERROR ? STATUS_DB_RETRY : status;
 }
 
-static enum status publish_and_commit(struct group *group, struct db_conn *conn, struct arena *arena)
+/* Takes the refused posts out of the group, and returns how many they were. */
+static size_t drop_refused(struct group *group)
 {
-    struct refdata_accepted *accepted = arena_alloc(arena, group->count * sizeof *accepted);
-    size_t count = 0;
-    for (size_t i = 0; i < group->count; i++)
-        if (refdata_acceptance_is_published(&group->posts[i]->acceptance))
-            accepted[count++] = accepted_of(group->posts[i]);
-    FAILPOINT("command.before_publish");
-    enum status status =
-        refdata_commands_put(group->flow, conn, accepted, count, group->deadline_ns, arena, &group->error);
-    FAILPOINT("command.before_commit");
-    if (status == STATUS_OK)
-        status = note_commit(group, db_commit(conn, group->deadline_ns, &group->error));
-    group->is_to_be_woken |= count > 0; /* also by an earlier try whose reply was lost */
-    return status;
-}
-
-static bool has_refused(const struct group *group)
-{
-    for (size_t i = 0; i < group->count; i++)
-        if (group->posts[i]->acceptance.verdict == REFDATA_REFUSED)
-            return true;
-    return false;
-}
-
-/* OK with some of them refused: nothing was committed. */
-static enum status commit_queued(struct group *group, struct db_conn *conn, struct arena *arena)
-{
-    struct refdata_acceptance **acceptances = list_acceptances(group, arena);
-    struct db_result *results[2] = {NULL};
-    bool is_guess = may_guess(group);
-    db_pipeline_begin(conn);
-    db_pipeline_add(conn, &begin_sql, DB_NO_PARAMS);
-    refdata_acceptance_add(conn, acceptances, group->count, group->posts[0]->key_keep_ms, is_guess, arena);
-    if (is_guess)
-        return commit_single(group, conn, arena);
-    enum status status = db_pipeline_end(conn, group->deadline_ns, results, 2, NULL, &group->error);
-    if (status == STATUS_OK)
-        status = refdata_acceptance_take(results[1], acceptances, group->count, &group->error);
-    db_result_free(results[0]);
-    db_result_free(results[1]);
-    return status == STATUS_OK && !has_refused(group) ? publish_and_commit(group, conn, arena) : status;
-}
-
-/* ---- until it is known ---- */
-
-static enum status try_once(struct group *group, bool *is_connected)
-{
-    struct db_conn *conn = NULL;
-    struct arena arena;
-    enum status status =
-        db_acquire(group->flow->database->site.pool, group->deadline_ns, &conn, &group->error);
-    *is_connected = status == STATUS_OK;
-    if (status != STATUS_OK)
-        return status;
-    arena_init(&arena, 4096);
-    status = group->way == DIRECT ? commit_direct(group, conn, &arena) : commit_queued(group, conn, &arena);
-    arena_deinit(&arena);
-    db_release(conn); /* rolls back what was not committed */
-    return status;
-}
-
-static void drop_refused(struct group *group)
-{
-    size_t kept = 0;
-    for (size_t i = 0; i < group->count; i++) {
+    size_t kept = 0, count = group->count;
+    for (size_t i = 0; i < count; i++) {
         struct refdata_post *post = group->posts[i];
         if (post->acceptance.verdict != REFDATA_REFUSED) {
             group->posts[kept++] = post;
@@ -319,6 +224,60 @@ static void drop_refused(struct group *group)
         refdata_acceptance_error(&post->acceptance, &post->error);
     }
     group->count = kept;
+    return count - kept;
+}
+
+static enum status commit_queued(struct group *group, struct db_conn *conn, struct arena *arena)
+{
+    struct db_result *results[2] = {NULL};
+    db_pipeline_begin(conn);
+    db_pipeline_add(conn, &begin_sql, DB_NO_PARAMS);
+    struct refdata_acceptance **acceptances = add_acceptances(group, conn, false, arena);
+    enum status status = db_pipeline_end(conn, group->deadline_ns, results, 2, NULL, &group->error);
+    if (status == STATUS_OK)
+        status = refdata_acceptance_take(results[1], acceptances, group->count, &group->error);
+    db_result_free(results[0]);
+    db_result_free(results[1]);
+    if (status == STATUS_OK && drop_refused(group) > 0) /* the others begin again, without its rows */
+        status = error_set(&group->error, STATUS_DB_RETRY, "another update of the transaction was refused");
+    if (status != STATUS_OK)
+        return status;
+
+    struct refdata_accepted *accepted = arena_alloc(arena, group->count * sizeof *accepted);
+    size_t count = 0;
+    for (size_t i = 0; i < group->count; i++)
+        if (refdata_acceptance_is_published(&group->posts[i]->acceptance))
+            accepted[count++] = accepted_of(group->posts[i]);
+    FAILPOINT("command.before_publish");
+    status =
+        refdata_commands_put(group->flow, conn, accepted, count, group->deadline_ns, arena, &group->error);
+    FAILPOINT("command.before_commit");
+    if (status == STATUS_OK)
+        status = note_commit(group, db_commit(conn, group->deadline_ns, &group->error));
+    group->is_to_be_woken |= count > 0; /* also by an earlier try whose reply was lost */
+    return status;
+}
+
+/* ---- until it is known ---- */
+
+static enum status try_once(struct group *group, struct db_conn *conn)
+{
+    enum status status;
+    struct arena arena;
+    if (group->way == GUESSED &&
+        (group->count > 1 || !group->posts[0]->waits || !refdata_commands_can_commit(group->flow)))
+        group->way = QUEUED;
+    arena_init(&arena, 4096);
+    if (group->way == DIRECT)
+        status = commit_direct(group, conn, &arena);
+    else if (group->way == GUESSED)
+        status = commit_guessed(group, conn, &arena);
+    else
+        status = commit_queued(group, conn, &arena);
+    if (group->way != QUEUED)
+        group->way++;
+    arena_deinit(&arena);
+    return status;
 }
 
 /* Is another try worth it? A connection that broke may have been an old one; without any, only updates whose outcome is
@@ -334,29 +293,6 @@ static bool may_try_again(const struct group *group, enum status status, bool is
     if (group->is_unknown)
         nanosleep(&(struct timespec){.tv_nsec = UNKNOWN_PAUSE_MS * CLOCK_NS_PER_MS}, NULL);
     return group->is_unknown || (is_connected && tries < 3);
-}
-
-static enum status commit_group(struct group *group)
-{
-    enum status status = STATUS_OK;
-    for (int tries = 1; group->count > 0; tries++) {
-        bool is_connected = false;
-        status = try_once(group, &is_connected);
-        if (status == STATUS_OK && has_refused(group))
-            drop_refused(group);
-        else if (status == STATUS_OK || !may_try_again(group, status, is_connected, tries))
-            break;
-    }
-    return group->count > 0 ? status : STATUS_OK;
-}
-
-static void finish_group(struct group *group)
-{
-    for (size_t i = 0; i < group->count; i++)
-        group->posts[i]->result =
-            group->posts[i]->acceptance.verdict == REFDATA_NEW ? REFDATA_POST_TAKEN : REFDATA_POST_REPLAYED;
-    if (group->is_to_be_woken)
-        refdata_commands_wake(group->flow);
 }
 
 static void fail_group(struct group *group)
@@ -375,30 +311,48 @@ static void fail_group(struct group *group)
              LOG_ERROR_FIELDS(&group->error));
 }
 
-static void commit_posts(struct refdata_flow *flow, struct refdata_commit_pace *pace,
-                         struct refdata_post **posts, size_t count, bool is_unknown)
+/* False: the server refuses a statement, and it is not known for which of several posts. */
+static bool commit_group(struct group *group)
 {
-    struct refdata_post **kept = memory_alloc(count * sizeof *kept); /* the caller's array stays whole */
-    struct group group = {
-        .flow = flow, .pace = pace, .posts = kept, .count = count, .is_unknown = is_unknown};
-    memcpy(kept, posts, count * sizeof *kept);
-    for (size_t i = 0; i < count; i++)
-        if (posts[i]->deadline_ns > group.deadline_ns)
-            group.deadline_ns = posts[i]->deadline_ns;
-    group.way = may_be_direct(&group) ? DIRECT : QUEUED;
-    enum status status = commit_group(&group);
-    if (status == STATUS_OK)
-        finish_group(&group);
-    else if (status == STATUS_DB_ERROR && group.count > 1)
-        for (size_t i = 0; i < group.count; i++)
-            commit_posts(flow, pace, &kept[i], 1, group.is_unknown);
-    else
-        fail_group(&group);
-    free(kept);
+    enum status status = STATUS_DB_RETRY;
+    bool is_connected = true;
+    for (size_t i = 0; i < group->count; i++)
+        if (group->posts[i]->deadline_ns > group->deadline_ns)
+            group->deadline_ns = group->posts[i]->deadline_ns;
+    group->way = may_be_direct(group) ? DIRECT : GUESSED;
+    for (int tries = 0; group->count > 0; tries++) {
+        struct db_conn *conn = NULL;
+        if (tries > 0 && !may_try_again(group, status, is_connected, tries))
+            break;
+        status = db_acquire(group->flow->database->site.pool, group->deadline_ns, &conn, &group->error);
+        is_connected = status == STATUS_OK;
+        if (is_connected)
+            status = try_once(group, conn);
+        db_release(conn); /* rolls back what was not committed */
+        if (status == STATUS_OK)
+            break;
+    }
+    if (group->count == 0) /* all of them were refused */
+        status = STATUS_OK;
+    if (status == STATUS_DB_ERROR && group->count > 1)
+        return false;
+    if (status != STATUS_OK)
+        fail_group(group);
+    for (size_t i = 0; status == STATUS_OK && i < group->count; i++)
+        group->posts[i]->result =
+            group->posts[i]->acceptance.verdict == REFDATA_NEW ? REFDATA_POST_TAKEN : REFDATA_POST_REPLAYED;
+    if (status == STATUS_OK && group->is_to_be_woken)
+        refdata_commands_wake(group->flow);
+    return true;
 }
 
 void refdata_commit_posts(struct refdata_flow *flow, struct refdata_commit_pace *pace,
                           struct refdata_post **posts, size_t count)
 {
-    commit_posts(flow, pace, posts, count, false);
+    struct group group = {.flow = flow, .pace = pace, .posts = posts, .count = count};
+    if (commit_group(&group))
+        return;
+    for (size_t i = 0; i < group.count; i++)
+        commit_group(&(struct group){
+            .flow = flow, .pace = pace, .posts = &posts[i], .count = 1, .is_unknown = group.is_unknown});
 }

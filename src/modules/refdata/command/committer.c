@@ -38,31 +38,18 @@ struct refdata_committer {
 
 /* ---- taking a group ---- */
 
-static bool is_same_event(const struct refdata_post *a, const struct refdata_post *b)
+/* Of the same event, key or chunk. */
+static bool are_related(const struct refdata_post *a, const struct refdata_post *b)
 {
-    return a->event_hash == b->event_hash && strcmp(a->update.event_id, b->update.event_id) == 0 &&
-           strcmp(a->tenant, b->tenant) == 0;
-}
-
-static bool is_same_key(const struct refdata_post *a, const struct refdata_post *b)
-{
-    return a->acceptance.key.ptr && b->acceptance.key.ptr && str_eq(a->acceptance.key, b->acceptance.key) &&
-           str_eq(a->acceptance.subject, b->acceptance.subject) && strcmp(a->tenant, b->tenant) == 0;
-}
-
-static bool is_same_chunk(const struct refdata_post *a, const struct refdata_post *b)
-{
-    return refdata_update_is_chunk(&a->update) && refdata_update_is_chunk(&b->update) &&
-           a->update.chunk_index == b->update.chunk_index &&
-           strcmp(a->update.snapshot_id, b->update.snapshot_id) == 0 && strcmp(a->tenant, b->tenant) == 0;
-}
-
-static bool fits_group(struct refdata_post *const *group, size_t count, const struct refdata_post *post)
-{
-    for (size_t i = 0; i < count; i++)
-        if (is_same_event(group[i], post) || is_same_key(group[i], post) || is_same_chunk(group[i], post))
-            return false;
-    return true;
+    const struct refdata_acceptance *left = &a->acceptance, *right = &b->acceptance;
+    bool is_same_event =
+        a->event_hash == b->event_hash && strcmp(a->update.event_id, b->update.event_id) == 0;
+    bool is_same_key = left->key.ptr && right->key.ptr && str_eq(left->key, right->key) &&
+                       str_eq(left->subject, right->subject);
+    bool is_same_chunk = refdata_update_is_chunk(&a->update) && refdata_update_is_chunk(&b->update) &&
+                         a->update.chunk_index == b->update.chunk_index &&
+                         strcmp(a->update.snapshot_id, b->update.snapshot_id) == 0;
+    return (is_same_event || is_same_key || is_same_chunk) && strcmp(a->tenant, b->tenant) == 0;
 }
 
 /* Posts that do not fit stay in the queue, in their order. */
@@ -72,8 +59,11 @@ static size_t take_group(struct refdata_committer *committer, struct refdata_pos
     pthread_mutex_lock(&committer->lock);
     for (struct refdata_post *post = TAILQ_FIRST(&committer->queue), *next;
          post && count < GROUP_MAX && bytes < GROUP_BYTES_MAX; post = next) {
+        size_t i = 0;
         next = TAILQ_NEXT(post, queue);
-        if (!fits_group(group, count, post))
+        while (i < count && !are_related(group[i], post))
+            i++;
+        if (i < count)
             continue;
         TAILQ_REMOVE(&committer->queue, post, queue);
         bytes += post->bytes;
@@ -86,37 +76,28 @@ static size_t take_group(struct refdata_committer *committer, struct refdata_pos
 
 /* ---- committing it, on a worker ---- */
 
-/* The deadline of these posts has passed, and they were answered: they must not be committed any more. */
-static size_t drop_overdue(struct refdata_post **group, size_t count)
-{
-    int64_t now_ns = clock_mono_ns();
-    size_t kept = 0;
-    for (size_t i = 0; i < count; i++) {
-        if (group[i]->deadline_ns > now_ns) {
-            group[kept++] = group[i];
-            continue;
-        }
-        group[i]->result = REFDATA_POST_REFUSED;
-        error_set(&group[i]->error, STATUS_OVERLOADED, "other updates were committed all the time");
-        refdata_post_return(group[i]);
-    }
-    return kept;
-}
-
 static void commit_queue(struct refdata_committer *committer)
 {
-    struct refdata_post *group[GROUP_MAX];
-    for (size_t count; (count = take_group(committer, group)) > 0;) {
-        count = drop_overdue(group, count);
-        if (count == 0)
-            continue;
+    struct refdata_post *group[GROUP_MAX], *posts[GROUP_MAX];
+    for (size_t taken; (taken = take_group(committer, group)) > 0;) {
         int64_t begun_ns = clock_mono_ns();
-        refdata_commit_posts(committer->flow, &committer->pace, group, count);
-        metric_observe(metric_series_get(&refdata_commit_size_family, NULL), (double)count);
-        metric_observe(metric_series_get(&refdata_commit_seconds_family, NULL),
-                       (double)(clock_mono_ns() - begun_ns) / 1e9);
-        for (size_t i = 0; i < count; i++)
-            refdata_post_return(group[i]);
+        size_t count = 0;
+        for (size_t i = 0; i < taken; i++) {
+            if (group[i]->deadline_ns > begun_ns) {
+                posts[count++] = group[i];
+                continue;
+            } /* else it was answered, and must not be committed any more */
+            group[i]->result = REFDATA_POST_REFUSED;
+            error_set(&group[i]->error, STATUS_OVERLOADED, "other updates were committed all the time");
+        }
+        if (count > 0) {
+            refdata_commit_posts(committer->flow, &committer->pace, posts, count);
+            metric_observe(metric_series_get(&refdata_commit_size_family, NULL), (double)count);
+            metric_observe(metric_series_get(&refdata_commit_seconds_family, NULL),
+                           (double)(clock_mono_ns() - begun_ns) / 1e9);
+        }
+        for (size_t i = 0; i < taken; i++)
+            loop_post(group[i]->loop, &group[i]->committed);
     }
 }
 

@@ -74,12 +74,13 @@ bool refdata_waiters_has(const struct map *waiters, struct str tenant, struct st
     return false;
 }
 
-static void take_waiter(struct map *waiters, struct map_node *node, struct refdata_waiter **chain)
+static struct refdata_waiter *prepend_waiter(struct map *waiters, struct map_node *node,
+                                             struct refdata_waiter *chain)
 {
     struct refdata_waiter *waiter = CONTAINER_OF(node, struct refdata_waiter, node);
     (void)refdata_waiters_remove(waiters, waiter);
-    waiter->next = *chain;
-    *chain = waiter;
+    waiter->next = chain;
+    return waiter;
 }
 
 struct refdata_waiter *refdata_waiters_take(struct map *waiters, struct str tenant, struct str event_id)
@@ -89,7 +90,7 @@ struct refdata_waiter *refdata_waiters_take(struct map *waiters, struct str tena
     for (struct map_node *node = map_first(waiters, hash), *next; node; node = next) {
         next = map_match(node->next, hash);
         if (waits_for(CONTAINER_OF(node, struct refdata_waiter, node), tenant, event_id))
-            take_waiter(waiters, node, &chain);
+            chain = prepend_waiter(waiters, node, chain);
     }
     return chain;
 }
@@ -99,7 +100,7 @@ struct refdata_waiter *refdata_waiters_take_all(struct map *waiters)
     struct refdata_waiter *chain = NULL;
     struct map_node *node;
     MAP_EACH(node, waiters)
-        take_waiter(waiters, node, &chain);
+        chain = prepend_waiter(waiters, node, chain);
     return chain;
 }
 
@@ -145,33 +146,26 @@ void refdata_decisions_put_committed(struct buf *out, struct str tenant, struct 
     buf_printf(out, "%.*s/%.*s/COMMITTED/%lld", STR_ARG(tenant), STR_ARG(event_id), (long long)version);
 }
 
-static void notify_others(struct refdata_decisions *decisions, struct str tenant,
-                          const struct refdata_state *state)
-{
-    struct buf payload;
-    if (!decisions->notifier)
-        return;
-    buf_init(&payload);
-    if (state->decision == REFDATA_COMMITTED)
-        refdata_decisions_put_committed(&payload, tenant, str_from(state->event_id), state->version);
-    else
-        buf_printf(&payload, "%.*s/%s/%s/%lld/%s/%s", STR_ARG(tenant), state->event_id,
-                   refdata_decision_name(state->decision), (long long)state->version, state->code,
-                   state->reason);
-    db_notify(decisions->notifier, STR(REFDATA_DECISIONS_CHANNEL), buf_str(&payload));
-    buf_deinit(&payload);
-}
-
 void refdata_decisions_made(struct refdata_decisions *decisions, const struct refdata_outcome *outcomes,
                             const bool *waited, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
         struct refdata_state state;
+        struct str tenant = outcomes[i].tenant;
         refdata_outcome_state(&outcomes[i], &state);
-        release_waiters(decisions, outcomes[i].tenant, &state);
-        if (waited &&
-            waited[i]) /* also where a client waited here: it may have been sent to several processes */
-            notify_others(decisions, outcomes[i].tenant, &state);
+        release_waiters(decisions, tenant, &state);
+        /* Sent also where a client waited here: the update may have been sent to several processes. */
+        if (!waited || !waited[i] || !decisions->notifier)
+            continue;
+        struct buf payload = {0};
+        if (state.decision == REFDATA_COMMITTED)
+            refdata_decisions_put_committed(&payload, tenant, str_from(state.event_id), state.version);
+        else
+            buf_printf(&payload, "%.*s/%s/%s/%lld/%s/%s", STR_ARG(tenant), state.event_id,
+                       refdata_decision_name(state.decision), (long long)state.version, state.code,
+                       state.reason);
+        db_notify(decisions->notifier, STR(REFDATA_DECISIONS_CHANNEL), buf_str(&payload));
+        buf_deinit(&payload);
     }
 }
 
@@ -200,36 +194,31 @@ static bool parse_notice(struct str payload, struct str *tenant, struct refdata_
     return true;
 }
 
-static bool notices_are_trusted(const struct refdata_decisions *decisions)
-{
-    const struct refdata_buses *buses = &decisions->flow->buses;
-    return bus_is_private(buses->commands) || bus_is_private(buses->invalidations) ||
-           clock_mono_ns() < atomic_load(&decisions->private_until_ns);
-}
-
-static bool has_waiter(struct refdata_decisions *decisions, struct str tenant, struct str event_id)
-{
-    pthread_mutex_lock(&decisions->lock);
-    bool has = refdata_waiters_has(&decisions->waiters, tenant, event_id);
-    pthread_mutex_unlock(&decisions->lock);
-    return has;
-}
-
 static void on_decision_notice(void *context, struct str channel, struct str payload)
 {
     struct refdata_decisions *decisions = context;
+    const struct refdata_buses *buses = &decisions->flow->buses;
     struct refdata_state state = {0};
     struct str tenant;
     if (str_eq(channel, STR(CHANGES_CHANNEL))) {
         if (decisions->flow->changes)
             refdata_changes_wake(decisions->flow->changes);
-    } else if (!parse_notice(payload, &tenant, &state)) {
-        refdata_decisions_read(decisions); /* too many at once: they come without their payload */
-    } else if (notices_are_trusted(decisions)) {
-        release_waiters(decisions, tenant, &state);
-    } else if (has_waiter(decisions, tenant, str_from(state.event_id))) {
-        refdata_decisions_read(decisions);
+        return;
     }
+    if (!parse_notice(payload, &tenant, &state)) { /* too many at once: they come without their payload */
+        refdata_decisions_read(decisions);
+        return;
+    }
+    if (bus_is_private(buses->commands) || bus_is_private(buses->invalidations) ||
+        clock_mono_ns() < atomic_load(&decisions->private_until_ns)) {
+        release_waiters(decisions, tenant, &state);
+        return;
+    }
+    pthread_mutex_lock(&decisions->lock);
+    bool has_waiter = refdata_waiters_has(&decisions->waiters, tenant, str_from(state.event_id));
+    pthread_mutex_unlock(&decisions->lock);
+    if (has_waiter)
+        refdata_decisions_read(decisions);
 }
 
 static void on_listening(void *context)
@@ -239,33 +228,7 @@ static void on_listening(void *context)
 
 /* ---- reading the rows of all waiters, on a worker ---- */
 
-struct waiting {
-    struct arena arena;
-    struct str *tenants; /* copies: a waiter may be gone by the time its row is read */
-    struct buf tenant_array, event_array;
-    size_t count;
-};
-
-static void list_waiting(struct refdata_decisions *decisions, struct waiting *waiting)
-{
-    struct map_node *node;
-    arena_init(&waiting->arena, 4096);
-    db_array_begin(&waiting->tenant_array);
-    db_array_begin(&waiting->event_array);
-    pthread_mutex_lock(&decisions->lock);
-    waiting->tenants =
-        arena_alloc(&waiting->arena, (decisions->waiters.count + 1) * sizeof *waiting->tenants);
-    MAP_EACH(node, &decisions->waiters) {
-        const struct refdata_waiter *waiter = CONTAINER_OF(node, struct refdata_waiter, node);
-        waiting->tenants[waiting->count++] = arena_str(&waiting->arena, waiter->tenant);
-        db_array_put(&waiting->tenant_array, waiter->tenant);
-        db_array_put(&waiting->event_array, waiter->event_id);
-    }
-    pthread_mutex_unlock(&decisions->lock);
-    db_array_end(&waiting->tenant_array);
-    db_array_end(&waiting->event_array);
-}
-
+/* Without a bus in PostgreSQL that does it. */
 static enum status look_for_roles(struct refdata_decisions *decisions, struct db_conn *conn,
                                   int64_t deadline_ns, struct error *error)
 {
@@ -283,21 +246,23 @@ static enum status look_for_roles(struct refdata_decisions *decisions, struct db
     return status;
 }
 
-static enum status read_rows(struct refdata_decisions *decisions, const struct waiting *waiting,
-                             struct error *error)
+/* Releases the waiters whose updates are decided. `tenants` are copies: a waiter may be gone by the time its row is read. */
+static enum status read_rows(struct refdata_decisions *decisions, const struct str *tenants,
+                             struct str tenant_array, struct str event_array, struct error *error)
 {
     int64_t deadline_ns = clock_deadline_ms(READ_MS);
     struct db_result *result = NULL;
     struct db_conn *conn = NULL;
     enum status status = db_acquire(decisions->flow->database->site.pool, deadline_ns, &conn, error);
     if (status == STATUS_OK)
-        status = refdata_states_query(conn, buf_str(&waiting->tenant_array), buf_str(&waiting->event_array),
-                                      deadline_ns, &result, error);
+        status = db_query(conn, &refdata_states_sql,
+                          DB_PARAMS(db_text_array(tenant_array), db_text_array(event_array)), deadline_ns,
+                          &result, error);
     for (size_t row = 0; status == STATUS_OK && row < db_result_rows(result); row++) {
         struct refdata_state_row found;
         refdata_states_row(result, row, &found);
         if (found.state.decision != REFDATA_PENDING)
-            release_waiters(decisions, waiting->tenants[found.place], &found.state);
+            release_waiters(decisions, tenants[found.place], &found.state);
     }
     db_result_free(result);
     if (status == STATUS_OK)
@@ -309,16 +274,33 @@ static enum status read_rows(struct refdata_decisions *decisions, const struct w
 static int64_t decisions_step(struct task *task, void *context)
 {
     struct refdata_decisions *decisions = context;
-    struct waiting waiting = {0};
+    struct buf tenant_array = {0}, event_array = {0};
     struct error error = {0};
+    struct map_node *node;
+    struct arena arena;
+    size_t count = 0;
     (void)task;
-    list_waiting(decisions, &waiting);
-    if (waiting.count > 0 && read_rows(decisions, &waiting, &error) != STATUS_OK)
+    arena_init(&arena, 4096);
+    db_array_begin(&tenant_array);
+    db_array_begin(&event_array);
+    pthread_mutex_lock(&decisions->lock);
+    struct str *tenants = arena_alloc(&arena, (decisions->waiters.count + 1) * sizeof *tenants);
+    MAP_EACH(node, &decisions->waiters) {
+        const struct refdata_waiter *waiter = CONTAINER_OF(node, struct refdata_waiter, node);
+        tenants[count++] = arena_str(&arena, waiter->tenant);
+        db_array_put(&tenant_array, waiter->tenant);
+        db_array_put(&event_array, waiter->event_id);
+    }
+    pthread_mutex_unlock(&decisions->lock);
+    db_array_end(&tenant_array);
+    db_array_end(&event_array);
+    if (count > 0 &&
+        read_rows(decisions, tenants, buf_str(&tenant_array), buf_str(&event_array), &error) != STATUS_OK)
         log_warn("decisions_not_read", LOG_STR("database", decisions->flow->database->name),
                  LOG_ERROR_FIELDS(&error));
-    arena_deinit(&waiting.arena);
-    buf_deinit(&waiting.tenant_array);
-    buf_deinit(&waiting.event_array);
+    arena_deinit(&arena);
+    buf_deinit(&tenant_array);
+    buf_deinit(&event_array);
     return TASK_IDLE;
 }
 

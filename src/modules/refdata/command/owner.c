@@ -33,77 +33,53 @@ static const struct db_statement mark_sql = DB_STATEMENT(
 
 enum { MARK_MS = 60 * 1000 };
 
-static struct refdata_mark *find_mark(struct refdata_marks *marks, struct hash128 pair)
-{
-    return &marks->at[pair.low % REFDATA_MARKS];
-}
-
-static bool is_marked(struct refdata_marks *marks, struct hash128 pair)
-{
-    pthread_mutex_lock(&marks->lock);
-    const struct refdata_mark *mark = find_mark(marks, pair);
-    bool is_marked =
-        mark->pair.low == pair.low && mark->pair.high == pair.high && mark->until_ns > clock_mono_ns();
-    pthread_mutex_unlock(&marks->lock);
-    return is_marked;
-}
-
-static void note_mark(struct refdata_marks *marks, struct hash128 pair)
-{
-    pthread_mutex_lock(&marks->lock);
-    *find_mark(marks, pair) = (struct refdata_mark){pair, clock_deadline_ms(MARK_MS)};
-    pthread_mutex_unlock(&marks->lock);
-}
-
 enum status refdata_owner_mark(struct refdata_database *database, const struct hydration *hydration,
                                struct str tenant, struct str code, int64_t deadline_ns, struct error *error)
 {
     struct hash128 pair = hash_item(tenant, code);
-    struct db_conn *conn = NULL;
-    if (is_marked(&database->marks, pair))
+    struct refdata_marks *marks = &database->marks;
+    struct refdata_mark *mark = &marks->at[pair.low % REFDATA_MARKS];
+    pthread_mutex_lock(&marks->lock);
+    bool is_marked =
+        mark->pair.low == pair.low && mark->pair.high == pair.high && mark->until_ns > clock_mono_ns();
+    pthread_mutex_unlock(&marks->lock);
+    if (is_marked)
         return STATUS_OK;
-    enum status status = db_acquire(database->site.pool, deadline_ns, &conn, error);
-    if (status == STATUS_OK)
-        status = db_exec(conn, &mark_sql,
-                         DB_PARAMS(db_text(tenant), db_text(code), db_i64(hydration_held_ms(hydration))),
-                         deadline_ns, NULL, error);
-    db_release(conn);
-    if (status == STATUS_OK)
-        note_mark(&database->marks, pair);
-    return status;
+    enum status status =
+        db_pool_exec(database->site.pool, &mark_sql,
+                     DB_PARAMS(db_text(tenant), db_text(code), db_i64(hydration_held_ms(hydration))),
+                     deadline_ns, NULL, error);
+    if (status != STATUS_OK)
+        return status;
+    pthread_mutex_lock(&marks->lock);
+    *mark = (struct refdata_mark){pair, clock_deadline_ms(MARK_MS)};
+    pthread_mutex_unlock(&marks->lock);
+    return STATUS_OK;
 }
 
 /* ---- answers ---- */
-
-/* What the route shows of an item. */
-static void take_answer(const struct refdata_primary_answer *answer, struct str key,
-                        struct hydration_entity *entity)
-{
-    const struct cache_record *record = cache_find(answer->snapshot, key);
-    entity->version = answer->committed.version;
-    if (!record)
-        return;
-    entity->found = HYDRATION_IS;
-    buf_put_str(entity->data, cache_record_body(record));
-}
 
 static enum status read_item(const struct refdata_dictionary *dictionary, struct str tenant, struct str key,
                              int64_t deadline_ns, struct hydration_entity *entity, struct error *error)
 {
     struct refdata_primary_answer answer = {0};
-    struct buf keys;
+    struct buf keys = {0};
     if (atomic_load(&dictionary->state) != REFDATA_READY)
         return error_set(error, STATUS_DICTIONARY_UNAVAILABLE, "PostgreSQL has not checked its SQL yet");
-    buf_init(&keys);
     db_array_begin(&keys);
     db_array_put(&keys, key);
     db_array_end(&keys);
     refdata_primary_read(dictionary, tenant, buf_str(&keys), deadline_ns, &answer);
     buf_deinit(&keys);
-    if (answer.status == STATUS_OK)
-        take_answer(&answer, key, entity);
-    else
+    if (answer.status == STATUS_OK) {
+        const struct cache_record *record = cache_find(answer.snapshot, key);
+        entity->version = answer.committed.version;
+        entity->found = record ? HYDRATION_IS : HYDRATION_IS_NOT;
+        if (record)
+            buf_put_str(entity->data, cache_record_body(record)); /* what the route shows of an item */
+    } else {
         *error = answer.error;
+    }
     if (answer.snapshot)
         cache_snapshot_unref(answer.snapshot);
     return answer.status;

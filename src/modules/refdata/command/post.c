@@ -11,6 +11,7 @@
 #include <stdlib.h>
 
 #include "base/clock.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "idempotency/idempotency.h"
@@ -33,68 +34,143 @@ const struct http_route refdata_command_routes[] = {
     {.handler = NULL},
 };
 
-/* ---- the query string ---- */
+/* ---- answers ---- */
 
-struct post_query {
-    bool waits;
-    int64_t wait_ms; /* 0 = that of the settings */
+enum update_result { ACCEPTED, REPLAYED, REJECTED, UNAVAILABLE };
+static const char *const result_names[] = {
+    [ACCEPTED] = "accepted", [REPLAYED] = "replayed", [REJECTED] = "rejected", [UNAVAILABLE] = "unavailable"};
+
+struct metric_family refdata_updates_family = {
+    .name = "refdata_updates_total",
+    .help = "Updates received by POST: accepted, replayed (known before), rejected (4xx), unavailable (503).",
+    .type = METRIC_COUNTER,
+    .labels = {"result", NULL},
 };
 
-static enum status read_mode(const struct http_request *request, bool *waits, struct error *error)
+static void count_update(enum update_result result)
 {
-    struct str mode = STR_NONE;
-    bool found = false;
-    enum status status = http_request_query(request, STR("consistencyMode"), &found, &mode, error);
-    *waits = str_eq(mode, STR("WAIT_COMMIT"));
-    if (status == STATUS_OK && found && !*waits && !str_eq(mode, STR("ASYNC")))
-        return error_set_field(error, STATUS_BAD_REQUEST, "consistencyMode",
-                               "consistencyMode must be ASYNC or WAIT_COMMIT");
-    return status;
+    metric_add(metric_series_get(&refdata_updates_family, (struct str[]){str_from(result_names[result])}), 1);
 }
 
-static enum status read_timeout(const struct http_request *request, int64_t *wait_ms, struct error *error)
+static void send_json(struct http_request *request, int status, struct buf *headers, struct buf *body)
 {
-    struct str text = STR_NONE;
-    uint64_t ms = 0;
-    bool found = false;
-    enum status status = http_request_query(request, STR("timeoutMs"), &found, &text, error);
-    if (status != STATUS_OK || !found)
-        return status;
-    if (!str_to_u64(text, &ms) || ms < WAIT_MS_MIN || ms > WAIT_MS_MAX)
-        return error_set_field(error, STATUS_BAD_REQUEST, "timeoutMs", "timeoutMs must be %d to %d",
-                               WAIT_MS_MIN, WAIT_MS_MAX);
-    *wait_ms = (int64_t)ms;
-    return STATUS_OK;
+    buf_put_char(body, '}');
+    http_send(request,
+              &(struct http_response){.status = status, .headers = buf_str(headers), .body = buf_str(body)});
+    buf_deinit(headers);
+    buf_deinit(body);
 }
 
-static enum status read_query(const struct http_request *request, struct post_query *query,
+static void send_state(struct http_request *request, const struct refdata_post *post,
+                       const struct refdata_state *state)
+{
+    struct str event_id = str_from(state->event_id);
+    struct buf headers = {0}, body = {0};
+    int status = 200;
+    count_update(post->result == REFDATA_POST_REPLAYED ? REPLAYED : ACCEPTED);
+    if (post->acceptance.is_key_known)
+        buf_put_str(&headers, STR("Idempotency-Replayed: true\r\n"));
+    buf_put_char(&body, '{');
+    if (state->decision ==
+        REFDATA_FAILED) { /* the row's code: a newer build may have written one unknown to this */
+        status = strcmp(state->code, status_code(STATUS_STALE_SOURCE_REVISION)) == 0 ? 409 : 422;
+        json_put_member_str(&body, "code", str_from(state->code));
+        json_put_member_str(&body, "message", str_from(state->reason));
+    }
+    json_put_member_str(&body, "eventId", event_id);
+    json_put_member_str(&body, "status", str_from(refdata_decision_name(state->decision)));
+    if (state->decision == REFDATA_COMMITTED)
+        json_put_member_i64(&body, "committedVersion", state->version);
+    if (state->decision == REFDATA_PENDING) {
+        struct str url =
+            arena_printf(request->arena, "/v1/tenants/%s/updates/%s", post->tenant, state->event_id);
+        status = 202;
+        json_put_member_str(&body, "statusUrl", url);
+        buf_printf(&headers, "Location: %.*s\r\n", STR_ARG(url));
+    }
+    send_json(request, status, &headers, &body);
+}
+
+static void send_error(struct http_request *request, const struct error *error)
+{
+    count_update(status_http(error->status) < 500 ? REJECTED : UNAVAILABLE);
+    if (error->status == STATUS_IDEMPOTENCY_KEY_CONFLICT ||
+        error->status == STATUS_IDEMPOTENCY_KEY_PROCESSING)
+        idempotency_send_error(request, error, request->idempotency_key);
+    else
+        http_send_error(request, error);
+}
+
+static void send_unknown(struct http_request *request, const struct refdata_post *post)
+{
+    struct buf headers = {0}, body = {0};
+    count_update(UNAVAILABLE);
+    buf_put_str(&headers, STR("Retry-After: 1\r\n"));
+    buf_put_char(&body, '{');
+    json_put_member_str(&body, "code", str_from(status_code(STATUS_UNAVAILABLE)));
+    json_put_member_str(
+        &body, "message",
+        STR("whether the update was accepted is not known; sent again with this eventId it has "
+            "its effect once"));
+    if (post->update.event_id[0])
+        json_put_member_str(&body, "eventId", str_from(post->update.event_id));
+    send_json(request, 503, &headers, &body);
+}
+
+/* The answer of a post that has its result. While it is listed another thread may write the waiter's decision. */
+static void answer_post(struct http_request *request, const struct refdata_post *post)
+{
+    bool is_accepted = post->result == REFDATA_POST_TAKEN || post->result == REFDATA_POST_REPLAYED;
+    bool is_decided = !post->is_listed && post->waiter.decision.decision != REFDATA_PENDING;
+    struct refdata_state state = is_decided ? post->waiter.decision : post->acceptance.state;
+    if (!request->idempotency_key.ptr)
+        ; /* nothing to count */
+    else if (post->acceptance.is_key_known)
+        idempotency_count(request->route, IDEMPOTENCY_HIT);
+    else if (is_accepted)
+        idempotency_count(request->route, IDEMPOTENCY_MISS);
+    else if (post->error.status == STATUS_IDEMPOTENCY_KEY_CONFLICT)
+        idempotency_count(request->route, IDEMPOTENCY_CONFLICT);
+    else if (post->error.status == STATUS_IDEMPOTENCY_KEY_PROCESSING)
+        idempotency_count(request->route, IDEMPOTENCY_COLLISION);
+    if (post->result == REFDATA_POST_TAKEN && !post->waits)
+        state.decision = REFDATA_PENDING; /* ASYNC, however quick it was */
+    if (post->result == REFDATA_POST_REFUSED)
+        send_error(request, &post->error);
+    else if (post->result == REFDATA_POST_UNKNOWN)
+        send_unknown(request, post);
+    else
+        send_state(request, post, &state);
+}
+
+/* ---- what the request says ---- */
+
+/* *wait_ms is set where the query has it. */
+static enum status read_query(const struct http_request *request, bool *waits, int64_t *wait_ms,
                               struct error *error)
 {
     static const char *const names[] = {"consistencyMode", "timeoutMs", NULL};
+    struct str mode = STR_NONE, timeout = STR_NONE;
+    bool has_mode = false, has_timeout = false;
     enum status status = http_request_query_only(request, names, error);
     if (status == STATUS_OK)
-        status = read_mode(request, &query->waits, error);
-    if (status == STATUS_OK)
-        status = read_timeout(request, &query->wait_ms, error);
-    if (status == STATUS_OK && !str_is_name(kernel_identity(request)->tenant))
+        status = http_request_query(request, STR("consistencyMode"), &has_mode, &mode, error);
+    if (status != STATUS_OK)
+        return status;
+    *waits = str_eq(mode, STR("WAIT_COMMIT"));
+    if (has_mode && !*waits && !str_eq(mode, STR("ASYNC")))
+        return error_set_field(error, STATUS_BAD_REQUEST, "consistencyMode",
+                               "consistencyMode must be ASYNC or WAIT_COMMIT");
+    status = http_request_query(request, STR("timeoutMs"), &has_timeout, &timeout, error);
+    if (status != STATUS_OK)
+        return status;
+    if (has_timeout && (!str_to_i64(timeout, wait_ms) || *wait_ms < WAIT_MS_MIN || *wait_ms > WAIT_MS_MAX))
+        return error_set_field(error, STATUS_BAD_REQUEST, "timeoutMs", "timeoutMs must be %d to %d",
+                               WAIT_MS_MIN, WAIT_MS_MAX);
+    if (!str_is_name(kernel_identity(request)->tenant))
         return error_set_field(error, STATUS_BAD_REQUEST, "tenantId",
                                "a tenant's name is 1 to 64 of A-Z a-z 0-9 . _ -");
-    return status;
-}
-
-/* ---- the body ---- */
-
-static enum status check_write_scope(struct refdata_post *post)
-{
-    const char *scope = atomic_load(&post->dictionary->write_scope);
-    if (!scope)
-        return STATUS_OK;
-    if (!post->identity) /* the configuration was reloaded in between */
-        return error_set(&post->error, STATUS_UNAVAILABLE, "the configuration has just changed, try again");
-    if (auth_has_scope(post->identity, str_from(scope)))
-        return STATUS_OK;
-    return error_set(&post->error, STATUS_INSUFFICIENT_SCOPE, "updating this dictionary needs the scope %s",
-                     scope);
+    return STATUS_OK;
 }
 
 /* Is it an update, of a dictionary that exists and can take it? In the order of R1: the dictionary and the caller's right to write
@@ -108,13 +184,17 @@ static enum status check_post(struct refdata_post *post, const struct refdata_ca
         refdata_update_open(post->body, &post->limits, &body, &code, &post->arena, &post->error);
     if (status == STATUS_OK)
         status = refdata_acceptance_find(catalog, code, &dictionary, &post->error);
-    if (status == STATUS_OK) {
-        post->dictionary = refdata_dictionary_ref(dictionary);
-        status = check_write_scope(post);
-    }
-    if (status == STATUS_OK)
-        status = refdata_update_read(&body, REFDATA_FROM_CLIENT, str_from(post->tenant), &post->limits,
-                                     &post->arena, &post->update, &post->error);
+    if (status != STATUS_OK)
+        return status;
+    post->dictionary = refdata_dictionary_ref(dictionary);
+    const char *scope = atomic_load(&dictionary->write_scope);
+    if (scope && !post->identity) /* the configuration was reloaded in between */
+        return error_set(&post->error, STATUS_UNAVAILABLE, "the configuration has just changed, try again");
+    if (scope && !auth_has_scope(post->identity, str_from(scope)))
+        return error_set(&post->error, STATUS_INSUFFICIENT_SCOPE,
+                         "updating this dictionary needs the scope %s", scope);
+    status = refdata_update_read(&body, REFDATA_FROM_CLIENT, str_from(post->tenant), &post->limits,
+                                 &post->arena, &post->update, &post->error);
     if (status == STATUS_OK)
         status = refdata_acceptance_check(post->dictionary, &post->update, &post->error);
     if (status != STATUS_OK)
@@ -147,32 +227,22 @@ static void move_post(struct refdata_post *post, enum refdata_post_step to)
     post->step = to;
 }
 
-static struct str format_traceparent(const struct http_request *request, struct arena *arena)
-{
-    static const uint8_t none[sizeof request->trace.trace_id];
-    char text[TRACE_PARENT_BYTES];
-    if (memcmp(request->trace.trace_id, none, sizeof none) == 0)
-        return STR_NONE;
-    trace_format(&request->trace, text);
-    return arena_str(arena, str_from(text));
-}
-
-static struct refdata_post *create_post(struct http_request *request, const struct post_query *query)
+static struct refdata_post *create_post(struct http_request *request, bool waits, int64_t wait_ms)
 {
     struct refdata *refdata = request->context;
     const struct refdata_catalog *catalog = atomic_load(&refdata->catalog);
     const struct refdata_update_settings *settings = &catalog->updates;
     const struct auth_identity *identity = kernel_identity(request);
     int64_t now_ns = loop_now_ns(request->loop);
+    static const uint8_t no_trace[sizeof request->trace.trace_id];
     struct refdata_post *post = memory_zalloc(sizeof *post);
 
     arena_init(&post->arena, request->body.len + 1024);
     post->refdata = refdata;
     post->loop = request->loop;
     post->committed.on_message = on_committed;
-    post->waits = query->waits;
-    post->wait_until_ns =
-        now_ns + (query->wait_ms ? query->wait_ms : catalog->wait_commit_timeout_ms) * CLOCK_NS_PER_MS;
+    post->waits = waits;
+    post->wait_until_ns = now_ns + wait_ms * CLOCK_NS_PER_MS;
     post->deadline_ns = now_ns + settings->commit_timeout_ms * CLOCK_NS_PER_MS;
     post->limits = refdata_acceptance_limits(catalog);
     memcpy(post->tenant, identity->tenant.ptr, identity->tenant.len);
@@ -188,16 +258,12 @@ static struct refdata_post *create_post(struct http_request *request, const stru
         post->acceptance.key_lock =
             idempotency_lock_key(request, identity->tenant, identity->subject, post->acceptance.key);
     }
-    post->traceparent = format_traceparent(request, &post->arena);
+    if (memcmp(request->trace.trace_id, no_trace, sizeof no_trace) != 0) {
+        char text[TRACE_PARENT_BYTES];
+        trace_format(&request->trace, text);
+        post->traceparent = arena_str(&post->arena, str_from(text));
+    }
     return post;
-}
-
-/* The body's share of what all updates that wait for their commit may take (refdata.updates.queueBytes). A single one may be larger. */
-static bool charge_body(struct refdata_post *post, int64_t bytes_max)
-{
-    long long before = atomic_fetch_add(&post->refdata->post_bytes, (long long)post->bytes);
-    post->is_charged = true;
-    return before == 0 || before + (long long)post->bytes <= bytes_max;
 }
 
 static void discharge_body(struct refdata_post *post)
@@ -262,7 +328,7 @@ static void refuse_post(struct refdata_post *post, const struct error *error)
 {
     struct http_request *request = unpark_post(post);
     if (request)
-        refdata_answer_error(request, error);
+        send_error(request, error);
     end_post(post);
 }
 
@@ -272,47 +338,39 @@ static void on_commit_overdue(struct http_request *request, void *context)
 {
     struct refdata_post *post = context;
     if (post->step == REFDATA_POST_COMMITTING)
-        refdata_answer_unknown(request, post);
+        send_unknown(request, post);
     else /* it is still being parsed: nothing was accepted, nor will be */
-        refdata_answer_error(request, &(struct error){.status = STATUS_TIMEOUT});
+        send_error(request, &(struct error){.status = STATUS_TIMEOUT});
     abandon_post(post);
-}
-
-/* While a large body was parsed a reload may have given the dictionary another database. */
-static struct refdata_flow *find_flow(struct refdata_post *post)
-{
-    struct refdata_flow *flow = refdata_flow_of(post->dictionary->database);
-    struct refdata_dictionary *now =
-        refdata_catalog_find(atomic_load(&post->refdata->catalog), post->dictionary->code);
-    if (flow || !now)
-        return flow;
-    refdata_dictionary_ref(now);
-    refdata_dictionary_unref(post->dictionary);
-    post->dictionary = now;
-    return refdata_flow_of(now->database);
-}
-
-static void list_waiter(struct refdata_post *post)
-{
-    post->waiter = (struct refdata_waiter){
-        .message.on_message = on_decided,
-        .loop = post->loop,
-        .tenant = str_from(post->tenant),
-        .event_id = str_from(post->update.event_id),
-    };
-    post->is_listed = true;
-    refdata_decisions_add(post->flow->decisions, &post->waiter);
 }
 
 static void hand_to_committer(struct refdata_post *post)
 {
     struct error error = {0};
-    post->flow = find_flow(post);
+    post->flow = refdata_flow_of(post->dictionary->database);
+    if (!post->flow) { /* while a large body was parsed, a reload may have given the dictionary another database */
+        struct refdata_dictionary *now =
+            refdata_catalog_find(atomic_load(&post->refdata->catalog), post->dictionary->code);
+        post->flow = now ? refdata_flow_of(now->database) : NULL;
+        if (now) {
+            refdata_dictionary_ref(now);
+            refdata_dictionary_unref(post->dictionary);
+            post->dictionary = now;
+        }
+    }
     enum status status = post->flow ? refdata_commands_check(post->flow, &post->update, &error)
                                     : error_set(&error, STATUS_UNAVAILABLE, "the database is not ready");
+    if (status == STATUS_OK && post->waits) { /* before the commit: no decision can be missed */
+        post->waiter = (struct refdata_waiter){
+            .message.on_message = on_decided,
+            .loop = post->loop,
+            .tenant = str_from(post->tenant),
+            .event_id = str_from(post->update.event_id),
+        };
+        post->is_listed = true;
+        refdata_decisions_add(post->flow->decisions, &post->waiter);
+    }
     if (status == STATUS_OK) {
-        if (post->waits)
-            list_waiter(post); /* before the commit: no decision can be missed */
         move_post(post, REFDATA_POST_COMMITTING);
         status = refdata_committer_add(post->flow->committer, post, &error);
     }
@@ -339,95 +397,50 @@ static void parsing_done(struct worker_job *job)
         hand_to_committer(post);
 }
 
-static void parse_on_worker(struct refdata_post *post)
-{
-    post->parsing = (struct worker_job){.loop = post->loop, .run = run_parsing, .done = parsing_done};
-    move_post(post, REFDATA_POST_PARSING);
-    if (!worker_pool_submit(kernel_workers(post->refdata->kernel), &post->parsing))
-        refuse_post(post, &(struct error){.status = STATUS_OVERLOADED});
-}
-
 void refdata_post_update(struct http_request *request)
 {
     struct refdata *refdata = request->context;
-    struct post_query query = {0};
+    const struct refdata_catalog *catalog = atomic_load(&refdata->catalog);
+    int64_t wait_ms = catalog->wait_commit_timeout_ms;
     struct error error = {0};
-    if (read_query(request, &query, &error) != STATUS_OK) {
-        refdata_answer_error(request, &error);
+    bool waits;
+    if (read_query(request, &waits, &wait_ms, &error) != STATUS_OK) {
+        send_error(request, &error);
         return;
     }
-    struct refdata_post *post = create_post(request, &query);
-    bool is_small = request->body.len <= PARSE_HERE_BYTES_MAX;
-    if (is_small && check_post(post, atomic_load(&refdata->catalog)) != STATUS_OK) {
-        refdata_answer_error(request, &post->error);
+    struct refdata_post *post = create_post(request, waits, wait_ms);
+    bool is_small = post->bytes <= PARSE_HERE_BYTES_MAX;
+    if (is_small && check_post(post, catalog) != STATUS_OK) {
+        send_error(request, &post->error);
         destroy_post(post);
-    } else if (!charge_body(post, atomic_load(&refdata->catalog)->updates.queue_bytes_max)) {
-        refdata_answer_error(request, &(struct error){.status = STATUS_OVERLOADED});
+        return;
+    }
+    /* Of the bytes that updates waiting for their commit may have (refdata.updates.queueBytes). A single one may be larger. */
+    long long before = atomic_fetch_add(&refdata->post_bytes, (long long)post->bytes);
+    post->is_charged = true;
+    if (before > 0 && before + (long long)post->bytes > catalog->updates.queue_bytes_max) {
+        send_error(request, &(struct error){.status = STATUS_OVERLOADED});
         destroy_post(post);
     } else if (!park_post(request, post, post->deadline_ns, on_commit_overdue)) {
-        refdata_command_metrics_count(REFDATA_UPDATE_UNAVAILABLE);
+        count_update(UNAVAILABLE);
         destroy_post(post);
     } else if (is_small) {
         hand_to_committer(post);
     } else {
-        parse_on_worker(post);
+        post->parsing = (struct worker_job){.loop = post->loop, .run = run_parsing, .done = parsing_done};
+        move_post(post, REFDATA_POST_PARSING);
+        if (!worker_pool_submit(kernel_workers(refdata->kernel), &post->parsing))
+            refuse_post(post, &(struct error){.status = STATUS_OVERLOADED});
     }
 }
 
 /* ---- and back ---- */
-
-void refdata_post_return(struct refdata_post *post)
-{
-    loop_post(post->loop, &post->committed);
-}
-
-static void count_key(const struct http_request *request, const struct refdata_post *post)
-{
-    if (!request->idempotency_key.ptr)
-        return;
-    if (post->acceptance.is_key_known)
-        idempotency_count(request->route, IDEMPOTENCY_HIT);
-    else if (post->result == REFDATA_POST_TAKEN || post->result == REFDATA_POST_REPLAYED)
-        idempotency_count(request->route, IDEMPOTENCY_MISS);
-    else if (post->error.status == STATUS_IDEMPOTENCY_KEY_CONFLICT)
-        idempotency_count(request->route, IDEMPOTENCY_CONFLICT);
-    else if (post->error.status == STATUS_IDEMPOTENCY_KEY_PROCESSING)
-        idempotency_count(request->route, IDEMPOTENCY_COLLISION);
-}
-
-/* While it is listed another thread may write the waiter's decision. */
-static bool is_decided(const struct refdata_post *post)
-{
-    return !post->is_listed && post->waiter.decision.decision != REFDATA_PENDING;
-}
-
-static void answer_post(struct http_request *request, const struct refdata_post *post)
-{
-    struct refdata_state state = is_decided(post) ? post->waiter.decision : post->acceptance.state;
-    count_key(request, post);
-    if (post->result == REFDATA_POST_TAKEN && !post->waits)
-        state.decision = REFDATA_PENDING; /* ASYNC, however quick it was */
-    if (post->result == REFDATA_POST_REFUSED)
-        refdata_answer_error(request, &post->error);
-    else if (post->result == REFDATA_POST_UNKNOWN)
-        refdata_answer_unknown(request, post);
-    else
-        refdata_answer_state(request, post, &state);
-}
 
 static void on_wait_over(struct http_request *request, void *context)
 {
     struct refdata_post *post = context;
     answer_post(request, post);
     abandon_post(post);
-}
-
-static bool has_to_wait(const struct refdata_post *post)
-{
-    bool is_accepted = post->result == REFDATA_POST_TAKEN || post->result == REFDATA_POST_REPLAYED;
-    return is_accepted && post->is_listed && !post->acceptance.is_keys_event &&
-           post->acceptance.state.decision == REFDATA_PENDING &&
-           post->wait_until_ns > loop_now_ns(post->loop);
 }
 
 static void on_reread(struct loop_timer *timer)
@@ -448,7 +461,11 @@ static void on_committed(struct loop *loop, struct loop_message *message)
     discharge_body(post);
     arena_deinit(&post->arena); /* ten thousand may wait: without their bodies */
     arena_init(&post->arena, 64);
-    if (request && has_to_wait(post)) { /* the place it just left is free: parking does not fail */
+    bool has_to_wait = (post->result == REFDATA_POST_TAKEN || post->result == REFDATA_POST_REPLAYED) &&
+                       post->is_listed && !post->acceptance.is_keys_event &&
+                       post->acceptance.state.decision == REFDATA_PENDING &&
+                       post->wait_until_ns > loop_now_ns(post->loop);
+    if (request && has_to_wait) { /* the place it just left is free: parking does not fail */
         move_post(post, REFDATA_POST_WAITING);
         if (!park_post(request, post, post->wait_until_ns, on_wait_over)) {
             end_post(post);
