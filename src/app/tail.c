@@ -37,32 +37,24 @@ static void put_safely(struct buf *out, struct str text)
     }
 }
 
-static struct str text_of(struct tail *tail, const struct json_value *object, struct str name)
-{
-    struct json_value member;
-    return json_get(object, name, &member) && member.type == JSON_STRING
-               ? json_str_decode(member.raw, &tail->arena)
-               : STR_NONE;
-}
-
 /* "07:10:00 #1 user: hello": the time of day is UTC's. */
 static void print_event(struct tail *tail, const struct json_value *event, int64_t sequence)
 {
-    struct str at = text_of(tail, event, STR("created_at"));
+    struct str at = json_get_text(event, STR("created_at"), &tail->arena);
     struct json_value payload = {0};
     struct buf line = {0};
     (void)json_get(event, STR("payload"), &payload);
     put_safely(&line, at.len >= 19 ? str_of(at.ptr + 11, 8) : at);
     buf_printf(&line, " #%lld ", (long long)sequence);
-    if (str_eq(text_of(tail, event, STR("event_type")), STR("agent_switched"))) {
+    if (str_eq(json_get_text(event, STR("event_type"), &tail->arena), STR("agent_switched"))) {
         buf_put_str(&line, STR("— "));
-        put_safely(&line, text_of(tail, &payload, STR("from")));
+        put_safely(&line, json_get_text(&payload, STR("from"), &tail->arena));
         buf_put_str(&line, STR(" hands over to "));
-        put_safely(&line, text_of(tail, &payload, STR("to")));
+        put_safely(&line, json_get_text(&payload, STR("to"), &tail->arena));
     } else {
-        put_safely(&line, text_of(tail, &payload, STR("role")));
+        put_safely(&line, json_get_text(&payload, STR("role"), &tail->arena));
         buf_put_str(&line, STR(": "));
-        put_safely(&line, text_of(tail, &payload, STR("content")));
+        put_safely(&line, json_get_text(&payload, STR("content"), &tail->arena));
     }
     follow_print(buf_str(&line));
     buf_deinit(&line);
@@ -74,7 +66,7 @@ static enum follow_step take_event(struct tail *tail, struct str line, const str
 {
     struct json_value member;
     int64_t sequence;
-    struct str type = text_of(tail, object, STR("event_type"));
+    struct str type = json_get_text(object, STR("event_type"), &tail->arena);
     if (!type.len)
         return FOLLOW_STRANGE;
     if (!json_get(object, STR("event_id"), &member))

@@ -15,7 +15,7 @@ static void copy_text(const struct json_value *answer, struct str name, char *ou
     struct json_value value;
     struct arena arena;
     arena_init(&arena, 512);
-    if (json_get(answer, name, &value) && value.type == JSON_STRING)
+    if (json_get_string(answer, name, &value))
         snprintf(out, out_bytes, "%.*s", STR_ARG(json_str_decode(value.raw, &arena)));
     arena_deinit(&arena);
 }
@@ -26,7 +26,7 @@ static enum status read_state(struct str body, struct update_state *state, struc
     struct json_value answer, status, version;
     *state = (struct update_state){0};
     if (json_parse_stored(body, JSON_DEPTH_MAX, &answer, NULL) != STATUS_OK ||
-        !json_get(&answer, STR("status"), &status) || status.type != JSON_STRING)
+        !json_get_string(&answer, STR("status"), &status))
         return error_set(error, STATUS_BAD_REQUEST, CLIENT_STRANGE_ANSWER);
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (json_str_eq(status.raw, str_from(names[i])))

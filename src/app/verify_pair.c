@@ -62,8 +62,8 @@ static enum status read_version(struct str body, struct side *side, struct error
     bool fits = json_parse_stored(body, JSON_DEPTH_MAX, &answer, NULL) == STATUS_OK &&
                 json_get(&answer, STR("version"), &version) && json_to_i64(&version, &side->version) &&
                 json_get(&answer, STR("itemCount"), &item_count) &&
-                json_to_i64(&item_count, &side->item_count) && json_get(&answer, STR("digest"), &digest) &&
-                digest.type == JSON_STRING && digest.raw.len == sizeof side->digest + 1;
+                json_to_i64(&item_count, &side->item_count) &&
+                json_get_string(&answer, STR("digest"), &digest) && digest.raw.len == sizeof side->digest + 1;
     if (!fits)
         return error_set(error, STATUS_BAD_REQUEST, CLIENT_STRANGE_ANSWER);
     memcpy(side->digest, digest.raw.ptr + 1, sizeof side->digest - 1);
@@ -190,7 +190,7 @@ static bool compare_line(void *context, struct str line)
         return true;
     }
     if (json_parse_stored(line, JSON_DEPTH_LIMIT, &item, NULL) != STATUS_OK ||
-        !json_get(&item, STR("key"), &key) || key.type != JSON_STRING) {
+        !json_get_string(&item, STR("key"), &key)) {
         walk->is_strange = true;
         return false;
     }

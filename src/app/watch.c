@@ -131,7 +131,7 @@ static enum follow_step take_change(struct watch *watch, struct str line, const 
     struct json_value member, key;
     int64_t version;
     if (json_get(object, STR("version"), &member) && json_to_i64(&member, &version) &&
-        json_get(object, STR("key"), &key) && key.type == JSON_STRING) {
+        json_get_string(object, STR("key"), &key)) {
         if (!add_seen(watch, version, json_str_decode(key.raw, &watch->arena)))
             return FOLLOW_ON;
         follow_print(line);

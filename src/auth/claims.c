@@ -46,7 +46,7 @@ static enum auth_reason check_issuer(const struct json_value *root, const struct
 
     if (checks->issuer.len == 0)
         return AUTH_REASON_VALID;
-    if (!json_get(root, STR("iss"), &value) || value.type != JSON_STRING)
+    if (!json_get_string(root, STR("iss"), &value))
         return AUTH_REASON_ISSUER;
     return json_str_eq(value.raw, checks->issuer) ? AUTH_REASON_VALID : AUTH_REASON_ISSUER;
 }
@@ -110,7 +110,7 @@ static void read_tenant(const struct json_value *root, struct str claim, struct 
 {
     struct json_value value;
 
-    if (!json_get(root, claim, &value) || value.type != JSON_STRING)
+    if (!json_get_string(root, claim, &value))
         return;
     struct str name = json_str_decode(value.raw, arena);
     if (str_is_name(name))

@@ -43,7 +43,7 @@ static bool member_text(const struct json_value *jwk, struct str name, struct ar
 {
     struct json_value value;
 
-    if (!json_get(jwk, name, &value) || value.type != JSON_STRING)
+    if (!json_get_string(jwk, name, &value))
         return false;
     *text = json_str_decode(value.raw, arena);
     return true;

@@ -51,7 +51,7 @@ static void log_skipped(const struct json_value *jwk, const char *origin, const 
     struct json_value kid;
     struct str name = STR_NONE;
 
-    if (jwk->type == JSON_OBJECT && json_get(jwk, STR("kid"), &kid) && kid.type == JSON_STRING)
+    if (jwk->type == JSON_OBJECT && json_get_string(jwk, STR("kid"), &kid))
         name = str_utf8_cut(json_str_decode(kid.raw, scratch), AUTH_KID_BYTES_MAX);
     log_warn("jwks_key_skipped", LOG_CSTR("source", origin), LOG_STR("kid", name),
              LOG_CSTR("error", error->message));

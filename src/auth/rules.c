@@ -259,7 +259,7 @@ static struct str url_shown(struct str url, struct arena *arena)
     struct buf shown;
     size_t scheme = 0, host, end;
 
-    while (scheme < url.len && !str_starts_with(str_of(url.ptr + scheme, url.len - scheme), STR("://")))
+    while (scheme < url.len && !str_starts_with(str_skip(url, scheme), STR("://")))
         scheme++;
     scheme = scheme < url.len ? scheme + 3 : 0;
     host = scheme;

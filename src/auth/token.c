@@ -92,7 +92,7 @@ bool auth_bearer_token(struct str authorization, struct str *token)
         at++;
     if (at == scheme.len || at == authorization.len)
         return false;
-    *token = str_of(authorization.ptr + at, authorization.len - at);
+    *token = str_skip(authorization, at);
     return true;
 }
 
@@ -148,7 +148,7 @@ static bool is_jwt_type(const struct json_value *header, struct arena *arena)
     struct str type = json_str_decode(value.raw, arena);
     const struct str media = STR("application/");
     if (type.len > media.len && str_eq_nocase(str_of(type.ptr, media.len), media))
-        type = str_of(type.ptr + media.len, type.len - media.len);
+        type = str_skip(type, media.len);
     return str_eq_nocase(type, STR("JWT")) || str_eq_nocase(type, STR("at+jwt"));
 }
 
@@ -175,7 +175,7 @@ static enum auth_reason read_header(struct str text, const struct auth_checks *c
     if (json_has_duplicates(&root, arena) || names_foreign_key_or_extension(&root) ||
         !is_jwt_type(&root, arena) || !read_kid(&root, arena, &header->kid))
         return AUTH_REASON_HEADER;
-    if (!json_get(&root, STR("alg"), &alg) || alg.type != JSON_STRING ||
+    if (!json_get_string(&root, STR("alg"), &alg) ||
         !auth_algorithm_parse(json_str_decode(alg.raw, arena), &header->algorithm) ||
         !(checks->algorithms & 1u << header->algorithm))
         return AUTH_REASON_ALGORITHM;

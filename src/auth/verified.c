@@ -86,27 +86,18 @@ struct auth_verified *auth_verified_find(struct auth_verified_table *table, stru
     return entry;
 }
 
-static struct str put_text(struct auth_verified *entry, size_t *at, struct str text)
-{
-    struct str copy = str_of(entry->bytes + *at, text.len);
-
-    if (text.len > 0)
-        memcpy(entry->bytes + *at, text.ptr, text.len);
-    *at += text.len;
-    return copy;
-}
-
 static struct auth_verified *make_entry(struct str authorization, const struct auth_claims *claims)
 {
-    size_t strings = claims->tenant.len + claims->subject.len + claims->scopes.len, at = 0;
+    size_t strings = claims->tenant.len + claims->subject.len + claims->scopes.len + 4; /* their NULs */
     struct auth_verified *entry = memory_alloc(sizeof(*entry) + authorization.len + strings);
+    char *at = entry->bytes;
 
     *entry = (struct auth_verified){.exp_us = claims->exp_us, .authorization_len = authorization.len};
-    put_text(entry, &at, authorization);
+    str_pack(&at, authorization);
     entry->identity = (struct auth_identity){
-        .tenant = put_text(entry, &at, claims->tenant),
-        .subject = put_text(entry, &at, claims->subject),
-        .scopes = put_text(entry, &at, claims->scopes),
+        .tenant = str_pack(&at, claims->tenant),
+        .subject = str_pack(&at, claims->subject),
+        .scopes = str_pack(&at, claims->scopes),
         .expires_at_s = claims->exp_us / 1000000,
     };
     return entry;

@@ -102,10 +102,7 @@ struct str arena_str(struct arena *arena, struct str s)
 {
     char *copy = arena_alloc(arena, s.len + 1);
 
-    if (s.len > 0)
-        memcpy(copy, s.ptr, s.len);
-    copy[s.len] = '\0';
-    return str_of(copy, s.len);
+    return str_pack(&copy, s);
 }
 
 struct str arena_printf(struct arena *arena, const char *format, ...)

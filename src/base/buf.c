@@ -89,14 +89,9 @@ void buf_put_char(struct buf *buf, char c)
 
 void buf_put_u64(struct buf *buf, uint64_t value)
 {
-    char digits[20];
-    size_t at = sizeof(digits);
+    char *at = buf_reserve(buf, STR_U64_BYTES);
 
-    do {
-        digits[--at] = (char)('0' + value % 10);
-        value /= 10;
-    } while (value);
-    buf_put(buf, digits + at, sizeof(digits) - at);
+    buf->end += (size_t)(str_put_u64(at, value) - at);
 }
 
 void buf_put_double(struct buf *buf, double value)

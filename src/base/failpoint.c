@@ -62,8 +62,7 @@ static bool parse_action(struct str text, struct rule *rule)
 
     if (str_starts_with(text, sleep)) {
         rule->action = ACTION_SLEEP;
-        return str_to_u64(str_of(text.ptr + sleep.len, text.len - sleep.len), &rule->sleep_ms) &&
-               rule->sleep_ms <= SLEEP_MS_MAX;
+        return str_to_u64(str_skip(text, sleep.len), &rule->sleep_ms) && rule->sleep_ms <= SLEEP_MS_MAX;
     }
     if (str_eq(text, STR("kill")))
         rule->action = ACTION_KILL;

@@ -66,6 +66,9 @@ bool json_iter_next(struct json_iter *it, struct str *name, struct json_value *v
 /* The member called `name`; the last one wins where it is repeated, unless json_has_duplicates() was asked
  * first. */
 bool json_get(const struct json_value *object, struct str name, struct json_value *value);
+bool json_get_string(const struct json_value *object, struct str name, struct json_value *value);
+struct str json_get_text(const struct json_value *object, struct str name,
+                         struct arena *arena); /* decoded; STR_NONE when it is not a string */
 bool json_has_duplicates(const struct json_value *object, struct arena *arena);
 /* The same, and *name is the first that comes again, unescaped: of the input or of `arena`. */
 bool json_find_duplicate(const struct json_value *object, struct arena *arena, struct str *name);

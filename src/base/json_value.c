@@ -124,6 +124,18 @@ bool json_get(const struct json_value *object, struct str name, struct json_valu
     return found;
 }
 
+bool json_get_string(const struct json_value *object, struct str name, struct json_value *value)
+{
+    return json_get(object, name, value) && value->type == JSON_STRING;
+}
+
+struct str json_get_text(const struct json_value *object, struct str name, struct arena *arena)
+{
+    struct json_value value;
+
+    return json_get_string(object, name, &value) ? json_str_decode(value.raw, arena) : STR_NONE;
+}
+
 /* Puts `name` into an open-addressed table of a power of two slots; false when it is there already. */
 static bool insert_name(struct str *table, size_t slots, struct str name)
 {
@@ -268,7 +280,7 @@ bool json_str_eq(struct str raw_string, struct str text)
         struct str piece = take_piece(&rest, scratch);
         if (!str_starts_with(text, piece))
             return false;
-        text = str_of(text.ptr + piece.len, text.len - piece.len);
+        text = str_skip(text, piece.len);
     }
     return text.len == 0;
 }
@@ -303,7 +315,7 @@ bool json_has_nul_escape(struct str raw)
         if (str_starts_with(raw, STR("\\u0000")))
             return true;
         size_t skip = raw.len < 2 ? raw.len : 2;
-        raw = str_of(raw.ptr + skip, raw.len - skip);
+        raw = str_skip(raw, skip);
     }
     return false;
 }

@@ -28,7 +28,7 @@ static void put_escaped(struct buf *out, struct str text, bool quoted)
         else
             buf_put(out, text.ptr, len);
         len = len ? len : 1;
-        text = str_of(text.ptr + len, text.len - len);
+        text = str_skip(text, len);
     }
 }
 

@@ -53,10 +53,13 @@ char *str_dup(struct str s)
 {
     char *copy = memory_alloc(s.len + 1);
 
-    if (s.len > 0)
-        memcpy(copy, s.ptr, s.len);
-    copy[s.len] = '\0';
+    *str_put(copy, s) = '\0';
     return copy;
+}
+
+void str_copy(char *out, size_t room, struct str s)
+{
+    *str_put(out, str_utf8_cut(s, room - 1)) = '\0';
 }
 
 /* A spent *rest has a NULL pointer: "a," gives "a" and then "", and only then false. */
@@ -73,7 +76,7 @@ bool str_split(struct str *rest, char separator, struct str *part)
     }
     size_t len = (size_t)(at - rest->ptr);
     *part = str_of(rest->ptr, len);
-    *rest = str_of(at + 1, rest->len - len - 1);
+    *rest = str_skip(*rest, len + 1);
     return true;
 }
 
@@ -98,7 +101,7 @@ bool str_to_i64(struct str s, int64_t *value)
     bool negative = s.len > 0 && s.ptr[0] == '-';
     uint64_t magnitude;
 
-    if (!str_to_u64(negative ? str_of(s.ptr + 1, s.len - 1) : s, &magnitude))
+    if (!str_to_u64(negative ? str_skip(s, 1) : s, &magnitude))
         return false;
     if (magnitude > (uint64_t)INT64_MAX + (negative ? 1 : 0))
         return false;
@@ -149,12 +152,17 @@ bool str_is_utf8(struct str s)
         }
         if (i == s.len)
             break;
-        size_t len = str_utf8_char(str_of(s.ptr + i, s.len - i));
+        size_t len = str_utf8_char(str_skip(s, i));
         if (len == 0)
             return false;
         i += len;
     }
     return true;
+}
+
+bool str_is_text(struct str s)
+{
+    return str_is_utf8(s) && (s.len == 0 || !memchr(s.ptr, '\0', s.len));
 }
 
 struct str str_utf8_cut(struct str s, size_t len_max)

@@ -32,6 +32,51 @@ static inline bool str_eq(struct str a, struct str b)
     return a.len == b.len && (a.len == 0 || memcmp(a.ptr, b.ptr, a.len) == 0);
 }
 
+/* All but the first `count` bytes, of which there must be as many. */
+static inline struct str str_skip(struct str s, size_t count)
+{
+    return (struct str){s.ptr + count, s.len - count};
+}
+
+/* These write into memory that the caller has measured, and return the place after what they wrote. */
+static inline char *str_put(char *at, struct str s)
+{
+    if (s.len > 0)
+        memcpy(at, s.ptr, s.len);
+    return at + s.len;
+}
+
+#define STR_U64_BYTES 20
+static inline char *str_put_u64(char *at, uint64_t number) /* decimal, at most STR_U64_BYTES */
+{
+    char digits[STR_U64_BYTES];
+    size_t first = sizeof digits;
+
+    do
+        digits[--first] = (char)('0' + number % 10);
+    while (number /= 10);
+    return str_put(at, (struct str){digits + first, sizeof digits - first});
+}
+
+/* A NUL-terminated copy at *at, which moves past it: for texts of one allocation, len + 1 bytes each. */
+static inline struct str str_pack(char **at, struct str s)
+{
+    struct str copy = {*at, s.len};
+
+    *at = str_put(*at, s);
+    *(*at)++ = '\0';
+    return copy;
+}
+
+/* Into out[room], NUL-terminated; what does not fit is cut off between two characters. */
+void str_copy(char *out, size_t room, struct str s);
+
+/* For interfaces that take NULL for "not set"; `s` is NUL-terminated. */
+static inline const char *str_or_null(struct str s)
+{
+    return s.len ? s.ptr : NULL;
+}
+
 bool str_eq_nocase(struct str a, struct str b); /* ASCII only */
 bool str_starts_with(struct str s, struct str prefix);
 bool str_ends_with(struct str s, struct str suffix);
@@ -47,6 +92,7 @@ bool str_to_u64(struct str s, uint64_t *value);
 bool str_to_i64(struct str s, int64_t *value); /* a leading '-' is allowed */
 
 bool str_is_utf8(struct str s); /* strict: no surrogates, no overlong forms, at most U+10FFFF */
+bool str_is_text(struct str s); /* UTF-8 without U+0000: what PostgreSQL's text can hold */
 /* Length of the strict UTF-8 character `s` begins with; 0 when it begins with none. */
 size_t str_utf8_char(struct str s);
 struct str str_utf8_cut(struct str s, size_t len_max); /* the longest prefix that splits no character */

@@ -91,3 +91,12 @@ void trace_format(const struct trace *trace, char out[TRACE_PARENT_BYTES])
     out = hex_put(out, &trace->flags, 1);
     *out = '\0';
 }
+
+struct str trace_text(const struct trace *trace, struct arena *arena)
+{
+    if (trace_is_none(trace))
+        return STR_NONE;
+    char *text = arena_alloc(arena, TRACE_PARENT_BYTES);
+    trace_format(trace, text);
+    return str_of(text, TRACE_PARENT_BYTES - 1);
+}

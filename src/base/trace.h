@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/arena.h"
 #include "base/str.h"
 
 struct trace {
@@ -20,5 +21,6 @@ bool trace_parse(struct str traceparent, struct trace *trace); /* strict; false 
 void trace_start(struct trace *trace);                         /* new random ids, not sampled */
 void trace_child(struct trace *trace);                         /* same trace, new span */
 void trace_format(const struct trace *trace, char out[TRACE_PARENT_BYTES]);
+struct str trace_text(const struct trace *trace, struct arena *arena); /* STR_NONE when there is none */
 
 #endif

@@ -22,8 +22,7 @@ static void set_reason(struct bus_verdict *verdict, const char *format, va_list 
         for (char *at = text; *at; at++)
             if ((unsigned char)*at >= 0x80)
                 *at = '?';
-    struct str cut = str_utf8_cut(str_from(text), sizeof verdict->reason - 1);
-    snprintf(verdict->reason, sizeof verdict->reason, "%.*s", STR_ARG(cut));
+    str_copy(verdict->reason, sizeof verdict->reason, str_from(text));
 }
 
 void bus_batch_retry(struct bus_batch *batch, size_t at, const char *format, ...)

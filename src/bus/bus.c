@@ -189,18 +189,13 @@ void bus_deinit(struct bus *bus)
 
 /* ---- publishing ---- */
 
-static bool header_is_text(struct str s)
-{
-    return str_is_utf8(s) && (s.len == 0 || !memchr(s.ptr, '\0', s.len));
-}
-
 static enum status check_headers(const struct bus_message *message, size_t *bytes, struct error *error)
 {
     if (message->header_count > BUS_HEADERS_MAX)
         return error_set(error, STATUS_BAD_REQUEST, "a message has at most %d headers", BUS_HEADERS_MAX);
     for (unsigned i = 0; i < message->header_count; i++) {
         const struct bus_header *header = &message->headers[i];
-        if (header->name.len == 0 || !header_is_text(header->name) || !header_is_text(header->value))
+        if (header->name.len == 0 || !str_is_text(header->name) || !str_is_text(header->value))
             return error_set(error, STATUS_BAD_REQUEST, "a message's headers are UTF-8 text without NUL");
         *bytes += header->name.len + header->value.len;
     }

@@ -138,9 +138,7 @@ static enum status attempt_commit(struct attempt *attempt, struct error *error)
 
 static void remember_error(struct bus_delivery *delivery, const char *reason)
 {
-    struct str cut = str_utf8_cut(str_from(reason), sizeof delivery->last_error - 1);
-
-    snprintf(delivery->last_error, sizeof delivery->last_error, "%.*s", STR_ARG(cut));
+    str_copy(delivery->last_error, sizeof delivery->last_error, str_from(reason));
 }
 
 /* ---- the outcome ---- */

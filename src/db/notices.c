@@ -37,8 +37,7 @@ struct notice_set {
 
 static bool is_sendable(struct str payload)
 {
-    return payload.len <= PAYLOAD_BYTES_MAX && str_is_utf8(payload) &&
-           (payload.len == 0 || !memchr(payload.ptr, '\0', payload.len));
+    return payload.len <= PAYLOAD_BYTES_MAX && str_is_text(payload);
 }
 
 /* A payload PostgreSQL would refuse (8,000 bytes, NUL, not UTF-8) or that finds the set full becomes "". */

@@ -207,9 +207,7 @@ static void breaker_open(struct db_pool *pool, const char *reason)
     pool->breaker = BREAKER_OPEN;
     pool->outages++;
     pool->retry_at_ns = clock_deadline_ms(wait_ms);
-    struct str cut = str_utf8_cut(str_from(reason), sizeof pool->reason - 1);
-    memcpy(pool->reason, cut.ptr, cut.len);
-    pool->reason[cut.len] = '\0';
+    str_copy(pool->reason, sizeof pool->reason, str_from(reason));
     atomic_store_explicit(&pool->up, false, memory_order_relaxed);
     metric_set(pool->metrics.breaker_open, 1);
     refuse_waiters(pool);

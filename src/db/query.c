@@ -177,10 +177,7 @@ static void copy_columns(const PGresult *description, struct db_column *columns,
 
     *count = fields > DB_COLUMNS_MAX ? DB_COLUMNS_MAX : (unsigned)fields;
     for (unsigned i = 0; i < *count; i++) {
-        struct str name = str_from(PQfname(description, (int)i));
-        name = str_utf8_cut(name, sizeof columns[i].name - 1);
-        memcpy(columns[i].name, name.ptr, name.len);
-        columns[i].name[name.len] = '\0';
+        str_copy(columns[i].name, sizeof columns[i].name, str_from(PQfname(description, (int)i)));
         columns[i].type_oid = PQftype(description, (int)i);
     }
 }

@@ -65,13 +65,6 @@ bool http_status_has_content(int status)
     return status >= 200 && status != 204 && status != 304;
 }
 
-static char *put_text(char *at, struct str s)
-{
-    if (s.len > 0)
-        memcpy(at, s.ptr, s.len);
-    return at + s.len;
-}
-
 static char *put_status_line(char *at, int status)
 {
     static const struct str lines[] = {
@@ -84,41 +77,29 @@ static char *put_status_line(char *at, int status)
     unsigned slot = http_status_slot(status);
 
     if (slot != SLOT_OTHER)
-        return put_text(at, lines[slot]);
-    at = put_text(at, STR("HTTP/1.1 "));
+        return str_put(at, lines[slot]);
+    at = str_put(at, STR("HTTP/1.1 "));
     for (int digit = 100; digit > 0; digit /= 10)
         *at++ = (char)('0' + status / digit % 10);
-    return put_text(at, STR(" \r\n")); /* the reason may be empty, its space may not */
-}
-
-static char *put_number(char *at, uint64_t number)
-{
-    char digits[NUMBER_BYTES_MAX];
-    size_t i = sizeof digits;
-
-    do {
-        digits[--i] = (char)('0' + number % 10);
-        number /= 10;
-    } while (number > 0);
-    return put_text(at, str_of(digits + i, sizeof digits - i));
+    return str_put(at, STR(" \r\n")); /* the reason may be empty, its space may not */
 }
 
 static char *put_content(char *at, const struct http_response_head *head)
 {
     if (head->content_type.len > 0) {
-        at = put_text(at, STR("Content-Type: "));
-        at = put_text(at, head->content_type);
-        at = put_text(at, STR("\r\n"));
+        at = str_put(at, STR("Content-Type: "));
+        at = str_put(at, head->content_type);
+        at = str_put(at, STR("\r\n"));
     } else {
-        at = put_text(at, STR("Content-Type: application/json\r\n"));
+        at = str_put(at, STR("Content-Type: application/json\r\n"));
     }
     if (head->is_chunked)
-        return put_text(at, STR("Transfer-Encoding: chunked\r\n"));
+        return str_put(at, STR("Transfer-Encoding: chunked\r\n"));
     if (head->content_length < 0)
         return at;
-    at = put_text(at, STR("Content-Length: "));
-    at = put_number(at, (uint64_t)head->content_length);
-    return put_text(at, STR("\r\n"));
+    at = str_put(at, STR("Content-Length: "));
+    at = str_put_u64(at, (uint64_t)head->content_length);
+    return str_put(at, STR("\r\n"));
 }
 
 void http_response_put_head(struct buf *out, const struct http_response_head *head)
@@ -128,15 +109,15 @@ void http_response_put_head(struct buf *out, const struct http_response_head *he
     char *begin = buf_reserve(out, most), *at = begin;
 
     at = put_status_line(at, head->status);
-    at = put_text(at, head->date_line);
+    at = str_put(at, head->date_line);
     if (head->has_content)
         at = put_content(at, head);
-    at = put_text(at, head->headers);
+    at = str_put(at, head->headers);
     if (head->persistence == HTTP_PERSIST_CLOSE)
-        at = put_text(at, STR("Connection: close\r\n"));
+        at = str_put(at, STR("Connection: close\r\n"));
     else if (head->persistence == HTTP_PERSIST_KEEP_ALIVE)
-        at = put_text(at, STR("Connection: keep-alive\r\n"));
-    at = put_text(at, STR("\r\n"));
+        at = str_put(at, STR("Connection: keep-alive\r\n"));
+    at = str_put(at, STR("\r\n"));
     buf_commit(out, (size_t)(at - begin));
 }
 

@@ -126,7 +126,7 @@ static bool is_reported_by(const struct hydration_owner_slot *slot, struct str p
 {
     struct json_value body, type;
     bool has_type = json_parse_stored(payload, JSON_DEPTH_LIMIT, &body, NULL) == STATUS_OK &&
-                    json_get(&body, STR("entity_type"), &type) && type.type == JSON_STRING;
+                    json_get_string(&body, STR("entity_type"), &type);
     return !has_type || json_str_eq(type.raw, str_from(slot->row.entity_type));
 }
 

@@ -51,7 +51,7 @@ void config_report_at(struct config_report *report, struct setting_place place, 
     }
     if (report->count == 1 && report->error) {
         char name[sizeof(report->error->field)];
-        snprintf(name, sizeof(name), "%.*s", STR_ARG(str_utf8_cut(field, sizeof(name) - 1)));
+        str_copy(name, sizeof(name), field);
         error_set_field(report->error, STATUS_CONFIG, name, "%.*s", STR_ARG(buf_str(&line)));
     }
     buf_deinit(&line);

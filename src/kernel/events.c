@@ -147,21 +147,16 @@ static enum status open_postgres(struct kernel_store *store, const struct topics
         bus, error);
 }
 
-static const char *text_or_none(struct str text)
-{
-    return text.len ? text.ptr : NULL;
-}
-
 static struct bus_nats_security security_of(const struct kernel_nats *nats)
 {
     return (struct bus_nats_security){
         .tls = nats->tls.enabled,
-        .ca_file = text_or_none(nats->tls.ca_file),
-        .certificate_file = text_or_none(nats->tls.certificate_file),
-        .key_file = text_or_none(nats->tls.key_file),
-        .username = text_or_none(nats->login.username),
+        .ca_file = str_or_null(nats->tls.ca_file),
+        .certificate_file = str_or_null(nats->tls.certificate_file),
+        .key_file = str_or_null(nats->tls.key_file),
+        .username = str_or_null(nats->login.username),
         .password = kernel_login_password(&nats->login),
-        .credentials_file = text_or_none(nats->credentials_file),
+        .credentials_file = str_or_null(nats->credentials_file),
     };
 }
 

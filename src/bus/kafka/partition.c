@@ -126,11 +126,6 @@ void bus_kafka_partition_destroy(struct kafka_partition *partition)
 
 /* ---- messages: a key may be missing or any bytes, a payload may be missing, a header that is not text is left out ---- */
 
-static bool is_text(struct str s)
-{
-    return str_is_utf8(s) && (s.len == 0 || !memchr(s.ptr, '\0', s.len));
-}
-
 static void read_headers(const rd_kafka_message_t *from, struct arena *arena, struct bus_message *to)
 {
     rd_kafka_headers_t *headers;
@@ -146,7 +141,7 @@ static void read_headers(const rd_kafka_message_t *from, struct arena *arena, st
         if (rd_kafka_header_get_all(headers, i, &name, &value, &size) != RD_KAFKA_RESP_ERR_NO_ERROR)
             break;
         struct bus_header header = {str_from(name), str_of(value ? value : "", value ? size : 0)};
-        if (header.name.len > 0 && is_text(header.name) && is_text(header.value))
+        if (header.name.len > 0 && str_is_text(header.name) && str_is_text(header.value))
             out[to->header_count++] = header;
     }
     to->headers = out;

@@ -142,15 +142,10 @@ natsStatus bus_nats_encode(const struct bus_message *message, const char *subjec
 
 /* ---- decode ---- */
 
-static bool is_text(struct str s)
-{
-    return str_is_utf8(s) && (s.len == 0 || !memchr(s.ptr, '\0', s.len));
-}
-
 static void put_header(struct bus_message *message, struct bus_header *headers, struct str name,
                        struct str value)
 {
-    if (name.len == 0 || !is_text(name) || !is_text(value))
+    if (name.len == 0 || !str_is_text(name) || !str_is_text(value))
         message->poison = "a header is not UTF-8 text";
     else if (message->header_count == BUS_HEADERS_MAX)
         message->poison = TOO_MANY;

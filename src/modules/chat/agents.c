@@ -150,7 +150,7 @@ static enum status read_reply(const struct fetch_answer *answer, size_t bytes_ma
     enum status status = json_parse(buf_str(&answer->body), JSON_DEPTH_MAX, &body, error);
     if (status != STATUS_OK)
         return status;
-    if (!json_get(&body, STR("reply"), &member) || member.type != JSON_STRING)
+    if (!json_get_string(&body, STR("reply"), &member))
         return error_set(error, STATUS_BAD_REQUEST, "the agent returned no reply");
     if (json_has_nul_escape(member.raw))
         return error_set(error, STATUS_BAD_REQUEST, "the reply contains U+0000");

@@ -86,16 +86,6 @@ static struct str score_text(int64_t thousandths, struct arena *arena)
     return text;
 }
 
-static struct str traceparent_of(struct http_request *request)
-{
-    static const uint8_t none[sizeof request->trace.trace_id];
-    char text[TRACE_PARENT_BYTES];
-    if (memcmp(request->trace.trace_id, none, sizeof none) == 0)
-        return STR_NONE;
-    trace_format(&request->trace, text);
-    return arena_str(request->arena, str_from(text));
-}
-
 static void send_outcome(struct http_request *request, const struct answer *answer, const struct error *error,
                          const struct idempotency_outcome *outcome)
 {
@@ -136,7 +126,7 @@ static void commit_message(struct http_request *request, const struct posting *p
         db_text(score_text(answer->choice.score, request->arena)),
         db_text(answer->role),
         db_text(answer->reply),
-        db_text(traceparent_of(request)),
+        db_text(trace_text(&request->trace, request->arena)),
         DB_END,
     };
     /* The key's scope includes the session: the route's pattern is the same for all sessions. */

@@ -85,15 +85,6 @@ static struct chat_room *room_find(const struct chat_rooms *rooms, const struct 
     return NULL;
 }
 
-static struct str copy_text(char **at, struct str text)
-{
-    struct str result = str_of(*at, text.len);
-    memcpy(*at, text.ptr, text.len);
-    (*at)[text.len] = '\0';
-    *at += text.len + 1;
-    return result;
-}
-
 static struct chat_room *room_create(struct chat_rooms *rooms, const struct chat_key *key)
 {
     size_t bytes = key->tenant.len + key->project.len + key->session.len + key->user.len + 4;
@@ -102,8 +93,8 @@ static struct chat_room *room_create(struct chat_rooms *rooms, const struct chat
     room->rooms = rooms;
     room->refs = 1;
     room->position = room->announced = -1;
-    room->key = (struct chat_key){copy_text(&at, key->tenant), copy_text(&at, key->project),
-                                  copy_text(&at, key->session), copy_text(&at, key->user)};
+    room->key = (struct chat_key){str_pack(&at, key->tenant), str_pack(&at, key->project),
+                                  str_pack(&at, key->session), str_pack(&at, key->user)};
     for (int i = 0; i < CHAT_FORMATS; i++)
         room->channels[i] = (struct channel){.room = room, .format = (enum chat_format)i};
     map_add(&rooms->map, &room->node, map_hash_pair(key->session, key->tenant));

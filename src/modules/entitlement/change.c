@@ -63,13 +63,10 @@ void entitlement_change_init(struct entitlement *entitlement)
 /* Events have a trace of their own where the request has none. */
 static struct str traceparent_of(const struct http_request *request)
 {
-    static const uint8_t none[sizeof request->trace.trace_id];
     struct trace trace = request->trace;
-    char text[TRACE_PARENT_BYTES];
-    if (memcmp(trace.trace_id, none, sizeof none) == 0)
+    if (trace_is_none(&trace))
         trace_start(&trace);
-    trace_format(&trace, text);
-    return arena_str(request->arena, str_from(text));
+    return trace_text(&trace, request->arena);
 }
 
 static enum status read_order(const struct http_request *request, struct order *order, struct error *error)

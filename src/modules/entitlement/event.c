@@ -42,8 +42,7 @@ static bool read_texts(const struct json_value *body, struct arena *arena, struc
 {
     struct json_value member;
     for (int i = 0; i < TEXTS; i++) {
-        if (!json_get(body, texts[i].name, &member) || member.type != JSON_STRING ||
-            json_has_nul_escape(member.raw))
+        if (!json_get_string(body, texts[i].name, &member) || json_has_nul_escape(member.raw))
             return refuse_event(reason, texts[i].reason);
         values[i] = arena_str(arena, json_str_decode(member.raw, arena));
         if (!values[i].len)

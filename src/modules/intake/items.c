@@ -41,16 +41,6 @@ static const struct json_text members[] = {
     [TEXTS] = {.name = NULL},
 };
 
-static struct str traceparent_of(struct http_request *request)
-{
-    static const uint8_t none[sizeof request->trace.trace_id];
-    char text[TRACE_PARENT_BYTES];
-    if (memcmp(request->trace.trace_id, none, sizeof none) == 0)
-        return STR_NONE;
-    trace_format(&request->trace, text);
-    return arena_str(request->arena, str_from(text));
-}
-
 static enum status check_store(const struct intake *intake, struct error *error)
 {
     return kernel_store_is_ready(intake->kernel)
@@ -123,7 +113,7 @@ static void create_item(struct http_request *request, const struct str *texts, s
     const struct db_param *params =
         DB_PARAMS(db_text(identity->tenant), db_text(identity->subject.ptr ? identity->subject : STR("")),
                   db_text(texts[SKU]), db_text(texts[TITLE]), db_text(attributes.ptr ? attributes : STR("")),
-                  db_text(traceparent_of(request)));
+                  db_text(trace_text(&request->trace, request->arena)));
     FAILPOINT("intake.before_commit");
     enum status status = idempotency_run(
         kernel_store_pool(intake->kernel), &intake->keys, request, identity->tenant, identity->subject,

@@ -107,8 +107,8 @@ static struct str title_of(const struct hydration_outcome *outcome, struct arena
 {
     struct json_value title;
     if (outcome->result != HYDRATION_UPDATED ||
-        !json_get(&(struct json_value){JSON_OBJECT, outcome->data}, STR("title"), &title) ||
-        title.type != JSON_STRING || json_has_nul_escape(title.raw))
+        !json_get_string(&(struct json_value){JSON_OBJECT, outcome->data}, STR("title"), &title) ||
+        json_has_nul_escape(title.raw))
         return STR_NONE;
     return str_utf8_cut(json_str_decode(title.raw, arena), NOTIFICATION_TEXT_BYTES_MAX);
 }

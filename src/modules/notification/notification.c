@@ -251,11 +251,6 @@ static void add_retention(struct notification *notification)
 
 /* ---- life ---- */
 
-static const char *text_or_none(struct str text)
-{
-    return text.len ? text.ptr : NULL;
-}
-
 /* As a reader: entitlement owns the topic. */
 static void each_notification_topic(const void *section,
                                     void (*fn)(const struct kernel_topic *topic, void *arg), void *arg)
@@ -263,11 +258,11 @@ static void each_notification_topic(const void *section,
     const struct notification_settings *settings = section;
     const struct kernel_topic topic = {
         .topic = {.name = NOTIFICATION_TOPIC, .group = settings->nats.durable.ptr},
-        .stream = text_or_none(settings->nats.stream),
+        .stream = str_or_null(settings->nats.stream),
         .stream_field = "notification.nats.stream",
         .stream_place = settings->nats.stream_place,
-        .advisory_stream = text_or_none(settings->nats.advisory_stream),
-        .terminated_stream = text_or_none(settings->nats.terminated_stream),
+        .advisory_stream = str_or_null(settings->nats.advisory_stream),
+        .terminated_stream = str_or_null(settings->nats.terminated_stream),
         .ack_wait_ms = settings->nats.ack_wait_ms,
     };
     fn(&topic, arg);

@@ -165,11 +165,6 @@ void refdata_acceptance_take_new(struct refdata_acceptance *update)
     memcpy(update->state.event_id, update->update->event_id, UUID_TEXT_BYTES);
 }
 
-static void copy_text(char *out, size_t room, struct str text)
-{
-    snprintf(out, room, "%.*s", STR_ARG(str_utf8_cut(text, room - 1)));
-}
-
 /* Five columns from `first` on. */
 static void read_state(const struct db_result *result, size_t row, unsigned first,
                        struct refdata_state *state)
@@ -179,9 +174,9 @@ static void read_state(const struct db_result *result, size_t row, unsigned firs
                       : str_eq(status, STR("FAILED"))  ? REFDATA_FAILED
                                                        : REFDATA_PENDING;
     state->version = db_result_i64(result, row, first + 2);
-    copy_text(state->event_id, sizeof state->event_id, db_result_str(result, row, first));
-    copy_text(state->code, sizeof state->code, db_result_str(result, row, first + 3));
-    copy_text(state->reason, sizeof state->reason, db_result_str(result, row, first + 4));
+    str_copy(state->event_id, sizeof state->event_id, db_result_str(result, row, first));
+    str_copy(state->code, sizeof state->code, db_result_str(result, row, first + 3));
+    str_copy(state->reason, sizeof state->reason, db_result_str(result, row, first + 4));
 }
 
 enum status refdata_acceptance_take(const struct db_result *result, struct refdata_acceptance *const *updates,
@@ -227,10 +222,10 @@ void refdata_acceptance_error(const struct refdata_acceptance *update, struct er
 void refdata_outcome_state(const struct refdata_outcome *outcome, struct refdata_state *state)
 {
     *state = (struct refdata_state){.decision = outcome->decision, .version = outcome->version};
-    copy_text(state->event_id, sizeof state->event_id, outcome->event_id);
+    str_copy(state->event_id, sizeof state->event_id, outcome->event_id);
     if (outcome->decision != REFDATA_FAILED)
         return;
-    copy_text(state->code, sizeof state->code, str_from(status_code(outcome->failure)));
+    str_copy(state->code, sizeof state->code, str_from(status_code(outcome->failure)));
     memcpy(state->reason, outcome->reason, sizeof state->reason);
 }
 

@@ -61,11 +61,6 @@ static enum status open_postgres(struct refdata_flow *flow, struct bus **bus, st
 
 /* ---- engines ---- */
 
-static const char *text_or_none(struct str text)
-{
-    return text.len ? text.ptr : NULL;
-}
-
 static enum status open_kafka(struct refdata_flow *flow, struct bus **bus, struct error *error)
 {
     const struct refdata_kafka_settings *settings = &flow->refdata->first->kafka;
@@ -85,10 +80,10 @@ static struct bus_redis_security redis_security(const struct kernel_redis *redis
 {
     return (struct bus_redis_security){
         .tls = redis->tls.enabled,
-        .ca_file = text_or_none(redis->tls.ca_file),
-        .certificate_file = text_or_none(redis->tls.certificate_file),
-        .key_file = text_or_none(redis->tls.key_file),
-        .username = text_or_none(redis->login.username),
+        .ca_file = str_or_null(redis->tls.ca_file),
+        .certificate_file = str_or_null(redis->tls.certificate_file),
+        .key_file = str_or_null(redis->tls.key_file),
+        .username = str_or_null(redis->login.username),
         .password = kernel_login_password(&redis->login),
     };
 }

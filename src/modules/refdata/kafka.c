@@ -4,11 +4,6 @@
 #include "base/arena.h"
 #include "kernel/engines.h"
 
-static const char *text_or_none(struct str text)
-{
-    return text.len ? text.ptr : NULL;
-}
-
 static const char *join(const struct setting_strings *list, struct arena *arena)
 {
     struct str text = STR("");
@@ -21,10 +16,10 @@ static struct bus_kafka_security security_of(const struct kernel_kafka *kafka)
 {
     return (struct bus_kafka_security){
         .tls = kafka->tls.enabled,
-        .ca_file = text_or_none(kafka->tls.ca_file),
-        .certificate_file = text_or_none(kafka->tls.certificate_file),
-        .key_file = text_or_none(kafka->tls.key_file),
-        .username = text_or_none(kafka->sasl.username),
+        .ca_file = str_or_null(kafka->tls.ca_file),
+        .certificate_file = str_or_null(kafka->tls.certificate_file),
+        .key_file = str_or_null(kafka->tls.key_file),
+        .username = str_or_null(kafka->sasl.username),
         .password = kernel_login_password(&kafka->sasl),
         .mechanism = kernel_sasl_mechanisms[kafka->mechanism],
     };

@@ -192,6 +192,35 @@ static void a_cut_splits_no_character(void **state)
     assert_int_equal(str_utf8_cut(STR("\x80\x80\x80\x80\x80\x80"), 5).len, 5);
 }
 
+static void copies_into_measured_memory(void **state)
+{
+    (void)state;
+    char out[32], *at = out;
+
+    struct str first = str_pack(&at, STR("ab")), none = str_pack(&at, STR_NONE);
+    assert_int_equal(at - out, 4);
+    assert_memory_equal(out, "ab\0", 4);
+    assert_true(str_eq(first, STR("ab")) && none.len == 0 && none.ptr == out + 3);
+    at = str_put(str_put_u64(str_put_u64(out, UINT64_MAX), 0), STR("!"));
+    assert_true(str_eq(str_of(out, (size_t)(at - out)), STR("184467440737095516150!")));
+    str_copy(out, 4, STR("a\xE2\x82\xAC"));
+    assert_string_equal(out, "a");
+    str_copy(out, sizeof out, STR_NONE);
+    assert_string_equal(out, "");
+    assert_true(str_eq(str_skip(STR("abc"), 2), STR("c")));
+    assert_null(str_or_null(STR("")));
+}
+
+static void text_is_utf8_without_nul(void **state)
+{
+    (void)state;
+
+    assert_true(str_is_text(STR_NONE));
+    assert_true(str_is_text(STR("\xC3\xA9")));
+    assert_false(str_is_text(STR("a\0b")));
+    assert_false(str_is_text(STR("\xC3")));
+}
+
 static void names_of_C6(void **state)
 {
     (void)state;
@@ -221,6 +250,8 @@ int main(void)
         cmocka_unit_test(utf8_is_strict),
         cmocka_unit_test(utf8_takes_exactly_the_scalar_values),
         cmocka_unit_test(a_cut_splits_no_character),
+        cmocka_unit_test(copies_into_measured_memory),
+        cmocka_unit_test(text_is_utf8_without_nul),
         cmocka_unit_test(names_of_C6),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

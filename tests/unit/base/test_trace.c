@@ -93,12 +93,28 @@ static void a_child_keeps_the_trace(void **state)
     assert_memory_equal(&other, &trace, sizeof(trace));
 }
 
+static void the_text_of_none_is_none(void **state)
+{
+    (void)state;
+    struct trace trace = {0};
+    char out[TRACE_PARENT_BYTES];
+    struct arena arena;
+
+    arena_init(&arena, 256);
+    assert_null(trace_text(&trace, &arena).ptr);
+    trace_start(&trace);
+    trace_format(&trace, out);
+    assert_true(str_eq(trace_text(&trace, &arena), str_from(out)));
+    arena_deinit(&arena);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(accepted_ones),
         cmocka_unit_test(refused_ones),
         cmocka_unit_test(a_child_keeps_the_trace),
+        cmocka_unit_test(the_text_of_none_is_none),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

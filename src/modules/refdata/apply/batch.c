@@ -85,8 +85,7 @@ void refdata_command_fail(struct refdata_command *command, enum status failure, 
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    struct str cut = str_utf8_cut(str_from(text), sizeof command->outcome.reason - 1);
-    snprintf(command->outcome.reason, sizeof command->outcome.reason, "%.*s", STR_ARG(cut));
+    str_copy(command->outcome.reason, sizeof command->outcome.reason, str_from(text));
     command->outcome.decision = REFDATA_FAILED;
     command->outcome.failure = failure;
     command->decided = true;

@@ -42,7 +42,7 @@ static void free_memo(struct memo *memo)
 static bool read_member(const struct json_value *body, struct str name, struct arena *arena, struct str *text)
 {
     struct json_value value;
-    if (!json_get(body, name, &value) || value.type != JSON_STRING || json_has_nul_escape(value.raw))
+    if (!json_get_string(body, name, &value) || json_has_nul_escape(value.raw))
         return false;
     *text = json_str_decode(value.raw, arena);
     return true;

@@ -287,15 +287,13 @@ void refdata_assembly_end(const struct assembly *assembly, struct refdata_writer
     *outcomes = arena_zalloc(writer->arena, (*count + 1) * sizeof **outcomes);
     for (size_t i = 0; i < *count; i++) {
         struct refdata_outcome *outcome = &(*outcomes)[i];
-        struct str reason = str_utf8_cut(assembly->reason, sizeof outcome->reason - 1);
         *outcome = (struct refdata_outcome){.tenant = assembly->pair->tenant,
                                             .dict_code = assembly->pair->code,
                                             .event_id = arena_str(writer->arena, db_result_str(rows, i, 0)),
                                             .decision = assembly->decision,
                                             .version = assembly->version,
                                             .failure = assembly->failure};
-        if (reason.len)
-            memcpy(outcome->reason, reason.ptr, reason.len);
+        str_copy(outcome->reason, sizeof outcome->reason, assembly->reason);
     }
     db_result_free(rows);
 }

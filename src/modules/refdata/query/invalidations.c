@@ -145,7 +145,7 @@ static void look_everywhere(void *context)
 static bool read_name(const struct json_value *body, struct str member, struct arena *arena, struct str *name)
 {
     struct json_value value;
-    if (!json_get(body, member, &value) || value.type != JSON_STRING)
+    if (!json_get_string(body, member, &value))
         return false;
     *name = json_str_decode(value.raw, arena);
     return str_is_name(*name);
@@ -158,10 +158,10 @@ bool refdata_invalidation_read(struct str text, struct arena *arena, struct refd
     if (json_parse(text, JSON_DEPTH_MAX, &body, NULL) != STATUS_OK || body.type != JSON_OBJECT ||
         json_has_duplicates(&body, arena))
         return false;
-    if (!json_get(&body, STR("eventId"), &value) || value.type != JSON_STRING ||
+    if (!json_get_string(&body, STR("eventId"), &value) ||
         !uuid_parse(json_str_decode(value.raw, arena), &out->event))
         return false;
-    if (!json_get(&body, STR("committedAt"), &value) || value.type != JSON_STRING ||
+    if (!json_get_string(&body, STR("committedAt"), &value) ||
         !clock_rfc3339_parse(json_str_decode(value.raw, arena), &committed_at_us))
         return false;
     return read_name(&body, STR("tenantId"), arena, &out->tenant) &&

@@ -7,45 +7,25 @@
 #include "base/memory.h"
 #include "modules/refdata/query/barrier.h"
 
-static size_t put_text(char *out, struct str text)
-{
-    memcpy(out, text.ptr, text.len);
-    return text.len;
-}
-
-static size_t put_number(char *out, uint64_t number)
-{
-    char digits[20];
-    size_t count = 0;
-    do
-        digits[count++] = (char)('0' + number % 10);
-    while (number /= 10);
-    for (size_t i = 0; i < count; i++)
-        out[i] = digits[count - 1 - i];
-    return count;
-}
-
 static void put_headers(struct refdata_reading *reading, bool from_primary)
 {
-    char *out = reading->headers;
-    size_t len = put_text(out, STR("X-Dict-Version: "));
-    len += put_number(out + len, (uint64_t)reading->info->version);
-    len += put_text(out + len, from_primary ? STR("\r\nX-Data-Source: postgres_fallback\r\n")
-                                            : STR("\r\nX-Data-Source: memory\r\n"));
-    reading->headers_len = len;
+    char *at = str_put(reading->headers, STR("X-Dict-Version: "));
+    at = str_put_u64(at, (uint64_t)reading->info->version);
+    at = str_put(at, from_primary ? STR("\r\nX-Data-Source: postgres_fallback\r\n")
+                                  : STR("\r\nX-Data-Source: memory\r\n"));
+    reading->headers_len = (size_t)(at - reading->headers);
 }
 
 void refdata_reading_tag(struct refdata_reading *reading, uint64_t tag, struct str *etag)
 {
     static const char hex[] = "0123456789abcdef";
-    char *out = reading->headers;
-    size_t len = reading->headers_len + put_text(out + reading->headers_len, STR("ETag: \""));
+    char *at = str_put(reading->headers + reading->headers_len, STR("ETag: \""));
     for (int shift = 60; shift >= 0; shift -= 4)
-        out[len++] = hex[tag >> shift & 15];
-    out[len++] = '"';
-    *etag = str_of(out + len - 18, 18);
-    len += put_text(out + len, STR("\r\n"));
-    reading->headers_len = len;
+        *at++ = hex[tag >> shift & 15];
+    *at++ = '"';
+    *etag = str_of(at - 18, 18);
+    at = str_put(at, STR("\r\n"));
+    reading->headers_len = (size_t)(at - reading->headers);
 }
 
 /* ---- what is not in memory ---- */

@@ -60,7 +60,7 @@ static bool is_invalidation(struct str payload)
     if (json_parse(payload, PAYLOAD_DEPTH_MAX, &body, &error) != STATUS_OK || body.type != JSON_OBJECT)
         return false;
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
-        if (!json_get(&body, str_from(texts[i]), &member) || member.type != JSON_STRING)
+        if (!json_get_string(&body, str_from(texts[i]), &member))
             return false;
     return json_get(&body, STR("version"), &member) && member.type == JSON_NUMBER;
 }
