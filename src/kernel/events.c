@@ -136,8 +136,8 @@ static enum status open_postgres(struct kernel_store *store, const struct topics
         kernel_events_handlers(store->kernel) + OWN_CONNECTIONS + (store->consumes ? ANSWERERS : 0);
     return bus_postgres_create(
         &(struct bus_postgres_config){
-            .loop = store->home,
-            .workers = store->workers,
+            .loop = store->site.home,
+            .workers = store->site.workers,
             .target = &target,
             .topics = all->topics,
             .topic_count = all->count,
@@ -173,8 +173,8 @@ static enum status open_nats(struct kernel_store *store, const struct topics *al
     buf_put_char(&servers, '\0');
     enum status status = bus_nats_create(
         &(struct bus_nats_config){
-            .loop = store->home,
-            .workers = store->workers,
+            .loop = store->site.home,
+            .workers = store->site.workers,
             .servers = buf_str(&servers).ptr,
             .client_name = kernel_host_name(),
             .security = security_of(nats),
@@ -194,36 +194,16 @@ static enum status open_nats(struct kernel_store *store, const struct topics *al
     return status;
 }
 
-static enum status subscribe(struct kernel *kernel, struct bus *bus, struct error *error)
-{
-    for (size_t i = 0; i < kernel->module_count; i++) {
-        const struct kernel_module *entry = &kernel->modules[i];
-        if (!entry->started || !entry->module->subscribe)
-            continue;
-        if (entry->module->subscribe(entry->state, bus, error) != STATUS_OK)
-            return error_context(error, "%s", entry->module->name);
-    }
-    return STATUS_OK;
-}
-
 enum status kernel_events_open(struct kernel_store *store, struct error *error)
 {
     struct topics all;
     struct bus *bus = NULL;
     list_topics(store->kernel, &all);
-    enum status status = all.settings->events == KERNEL_NATS ? open_nats(store, &all, &bus, error)
-                                                             : open_postgres(store, &all, &bus, error);
+    enum status status =
+        (all.settings->events == KERNEL_NATS ? open_nats : open_postgres)(store, &all, &bus, error);
     if (status == STATUS_OK)
-        status = subscribe(store->kernel, bus, error);
-    if (status == STATUS_OK) /* the last: what it opens has no way back */
-        status = kernel_hydration_open(store, bus, error);
-    if (status != STATUS_OK) {
-        bus_destroy(bus);
-        return error_context(error, "bus of events");
-    }
-    bus_start(bus);
-    atomic_store(&store->events, bus);
-    return STATUS_OK;
+        kernel_site_add_bus(&store->site, bus);
+    return status;
 }
 
 const char *kernel_events_stream(const struct kernel *kernel, const char *topic)

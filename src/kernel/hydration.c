@@ -28,19 +28,21 @@ void kernel_hydration_create(struct kernel_store *store)
         return;
     store->hydration = hydration_create(&(struct hydration_config){
         .loops = store->kernel->loops,
-        .workers = store->workers,
+        .workers = store->site.workers,
         .pool = store->site.pool,
         .settings = settings_of(store),
         .is_plain = kernel_bus(store->kernel)->events == KERNEL_NATS,
     });
 }
 
-enum status kernel_hydration_open(struct kernel_store *store, struct bus *events, struct error *error)
+static void *open_hydration(void *owner, struct error *error)
 {
+    struct kernel_store *store = owner;
     if (!store->hydration)
-        return STATUS_OK;
-    enum status status = hydration_open(store->hydration, events, store->consumes, error);
-    return status == STATUS_OK ? status : error_context(error, "hydration");
+        return NULL;
+    if (hydration_open(store->hydration, store->site.buses[0], store->consumes, error) != STATUS_OK)
+        (void)!error_context(error, "hydration");
+    return store;
 }
 
 /* Every few seconds something is over: no news. */
@@ -50,20 +52,23 @@ static void say_nothing(void *context, int64_t count)
     (void)count;
 }
 
-void kernel_hydration_start(struct kernel_store *store)
+static void start_hydration(void *part)
 {
+    struct kernel_store *store = part;
     const struct hydration_settings *settings = settings_of(store);
     const struct retention_rule rules[] = {
-        {"hydration.absences", hydration_absences_cleanup_sql, settings ? settings->negative_rows_max : 0,
-         CLEANUP_MS, say_nothing, NULL, NULL, NULL},
-        {"hydration.copies", hydration_copies_cleanup_sql, settings ? settings->copy_rows_max : 0, CLEANUP_MS,
+        {"hydration.absences", hydration_absences_cleanup_sql, settings->negative_rows_max, CLEANUP_MS,
          say_nothing, NULL, NULL, NULL},
-        {"hydration.flights", hydration_flights_cleanup_sql, settings ? settings->flight_rows_max : 0,
-         CLEANUP_MS, say_nothing, NULL, NULL, NULL},
+        {"hydration.copies", hydration_copies_cleanup_sql, settings->copy_rows_max, CLEANUP_MS, say_nothing,
+         NULL, NULL, NULL},
+        {"hydration.flights", hydration_flights_cleanup_sql, settings->flight_rows_max, CLEANUP_MS,
+         say_nothing, NULL, NULL, NULL},
     };
-    for (size_t i = 0; store->consumes && store->hydration && i < sizeof rules / sizeof *rules; i++)
+    for (size_t i = 0; store->consumes && i < sizeof rules / sizeof *rules; i++)
         kernel_retention_add(store->kernel, &rules[i]);
 }
+
+const struct kernel_part kernel_hydration_part = {.create = open_hydration, .start = start_hydration};
 
 /* ---- the types that modules look up ---- */
 

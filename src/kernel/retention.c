@@ -22,7 +22,7 @@ enum {
 
 struct retention {
     struct retention *next;
-    struct kernel_store *store;
+    struct kernel_site *site;
     struct retention_rule rule;
     struct db_statement statement;
     struct metric_series *deleted_total;
@@ -77,7 +77,7 @@ static int64_t retention_step(struct task *task, void *context)
     if (!retention->is_going_on)
         retention->run_deleted = 0;
     retention->deleted = 0;
-    enum status status = db_acquire(retention->store->site.pool, deadline_ns, &conn, &error);
+    enum status status = db_acquire(retention->site->pool, deadline_ns, &conn, &error);
     if (status == STATUS_OK && !retention->is_going_on && rule->inspect)
         rule->inspect(rule->context, conn, deadline_ns);
     if (status == STATUS_OK)
@@ -100,21 +100,17 @@ static int64_t retention_step(struct task *task, void *context)
 
 void kernel_retention_add(struct kernel *kernel, const struct retention_rule *rule)
 {
-    struct kernel_store *store = kernel->store;
+    struct kernel_site *site = &kernel->store->site;
     struct retention *retention = memory_zalloc(sizeof *retention);
     struct str name = str_from(rule->name);
     int64_t first_ms = rule->interval_ms < FIRST_MS ? rule->interval_ms : FIRST_MS;
-    retention->store = store;
+    retention->site = site;
     retention->rule = *rule;
     retention->deleted_total = metric_of_deleted(name);
     retention->statement = db_statement_of(str_from(rule->sql));
-    retention->next = store->rules;
-    store->rules = retention;
-    retention->task = task_create(&(struct task_config){.name = "retention",
-                                                        .loop = store->home,
-                                                        .pool = store->workers,
-                                                        .run = retention_step,
-                                                        .context = retention});
+    retention->next = site->rules;
+    site->rules = retention;
+    retention->task = kernel_site_task(site, "retention", retention_step, retention);
     task_start(retention->task, TASK_MS((int64_t)(random_u64() % (uint64_t)(first_ms + 1))));
 }
 
@@ -147,19 +143,19 @@ void kernel_retention_add_keys(struct kernel *kernel, const struct idempotency_t
     buf_deinit(&sql);
 }
 
-bool kernel_retention_stop(struct kernel_store *store, int64_t grace_ns)
+bool kernel_retention_stop(struct kernel_site *site, int64_t grace_ns)
 {
     bool stopped = true;
-    for (struct retention *retention = store->rules; retention; retention = retention->next)
+    for (struct retention *retention = site->rules; retention; retention = retention->next)
         stopped &= task_stop(retention->task, grace_ns);
     return stopped;
 }
 
-void kernel_retention_destroy(struct kernel_store *store)
+void kernel_retention_destroy(struct kernel_site *site)
 {
-    while (store->rules) {
-        struct retention *retention = store->rules;
-        store->rules = retention->next;
+    while (site->rules) {
+        struct retention *retention = site->rules;
+        site->rules = retention->next;
         task_destroy(retention->task);
         free(retention);
     }

@@ -32,4 +32,9 @@ void kernel_retention_add(struct kernel *kernel, const struct retention_rule *ru
 void kernel_retention_add_keys(struct kernel *kernel, const struct idempotency_table *table,
                                int64_t interval_ms);
 
+/* ---- site.c ---- */
+struct kernel_site;
+bool kernel_retention_stop(struct kernel_site *site, int64_t grace_ns); /* as task_stop() */
+void kernel_retention_destroy(struct kernel_site *site);                /* all have stopped */
+
 #endif

@@ -1,13 +1,19 @@
-/* A site's address, pool and schema. What runs on it is its owner's: store.c, refdata's flow.c. */
+/* A site's life. What is particular to the store or to a database of refdata is in their tables of parts. */
 #include "kernel/site.h"
 
 #include "base/log.h"
+#include "base/memory.h"
+#include "bus/bus_postgres.h"
 #include "kernel/kernel_inside.h"
+#include "kernel/retention.h"
+
+enum { GRACE_MIN_MS = 200 };
 
 enum status kernel_site_init(struct kernel_site *site, struct kernel *kernel, const struct db_target *target,
                              struct error *error)
 {
-    *site = (struct kernel_site){.target = *target, .migrates = kernel && kernel_migrates(kernel)};
+    *site = (struct kernel_site){
+        .kernel = kernel, .target = *target, .migrates = kernel && kernel_migrates(kernel)};
     arena_init(&site->arena, 1024);
     site->target.name = arena_str(&site->arena, str_from(target->name)).ptr;
     site->target.url = arena_str(&site->arena, target->url);
@@ -15,7 +21,10 @@ enum status kernel_site_init(struct kernel_site *site, struct kernel *kernel, co
     site->target.password = arena_str(&site->arena, target->password);
     site->target.schema = arena_str(&site->arena, target->schema);
     site->target.fixed_plans = true;
-    site->target.server = kernel ? db_server_find(&kernel->servers, target) : NULL;
+    if (kernel) {
+        site->home = loop_group_loop(kernel->loops, 0);
+        site->target.server = db_server_find(&kernel->servers, target);
+    }
     return db_pool_create(&site->target, &site->pool, error);
 }
 
@@ -25,35 +34,213 @@ void kernel_site_deinit(struct kernel_site *site)
     arena_deinit(&site->arena);
 }
 
+void kernel_site_open(struct kernel_site *site, const char *name, unsigned threads)
+{
+    site->workers = worker_pool_create(name, threads, SIZE_MAX);
+}
+
+/* ---- schema and health ---- */
+
 static enum status prepare_schema(const struct kernel_site *site, struct db_pool *pool,
                                   const struct kernel_schema *schema, int64_t deadline_ns,
                                   struct error *error)
 {
-    unsigned applied = 0, missing = 0;
-    if (site->migrates) {
-        enum status status =
-            db_migrate(pool, schema->module, schema->migrations, deadline_ns, &applied, error);
-        if (status == STATUS_OK && applied)
-            log_info("schema_migrated", LOG_CSTR("database", site->target.name),
-                     LOG_CSTR("module", schema->module), LOG_INT("applied", applied));
+    unsigned count = 0;
+    enum status status = (site->migrates ? db_migrate : db_migrate_check)(
+        pool, schema->module, schema->migrations, deadline_ns, &count, error);
+    if (status != STATUS_OK || count == 0)
         return status;
-    }
-    enum status status =
-        db_migrate_check(pool, schema->module, schema->migrations, deadline_ns, &missing, error);
-    if (status == STATUS_OK && missing)
+    if (!site->migrates)
         return error_set(error, STATUS_CONFIG, "migration %u of %s is not applied: run `freshet migrate`",
-                         missing, schema->module);
-    return status;
+                         count, schema->module);
+    log_info("schema_migrated", LOG_CSTR("database", site->target.name), LOG_CSTR("module", schema->module),
+             LOG_INT("applied", count));
+    return STATUS_OK;
 }
 
 enum status kernel_site_prepare(struct kernel_site *site, struct db_pool *pool,
                                 const struct kernel_schema *schemas, int64_t deadline_ns, struct error *error)
 {
-    enum status status = STATUS_OK;
+    static const struct kernel_schema platform = {"platform", platform_migrations};
     if (atomic_load(&site->is_ready))
         return STATUS_OK;
+    enum status status = prepare_schema(site, pool, &platform, deadline_ns, error);
     for (; schemas->module && status == STATUS_OK; schemas++)
         status = prepare_schema(site, pool, schemas, deadline_ns, error);
     atomic_store(&site->is_ready, status == STATUS_OK);
     return status;
+}
+
+void kernel_site_report(struct kernel_site *site, enum status status, const struct error *error)
+{
+    const char *address = db_pool_address(site->pool);
+    bool is_down = status != STATUS_OK;
+    bool was_down = atomic_exchange(&site->state, is_down ? SITE_DOWN : SITE_UP) == SITE_DOWN;
+    /* Before it ran for the first time, another kind of failure is logged too: where the server was away, the schema may be. */
+    bool is_known = was_down && (atomic_load(&site->is_running) || site->logged == status);
+    if (is_down && !is_known && status != STATUS_CANCELLED) {
+        site->logged = status;
+        log_error(site->is_store ? "store_unavailable" : "database_unavailable",
+                  LOG_CSTR("database", site->target.name), LOG_CSTR("address", address),
+                  LOG_ERROR_FIELDS(error));
+    }
+    if (!is_down && was_down)
+        log_info(site->is_store ? "store_available" : "database_available",
+                 LOG_CSTR("database", site->target.name), LOG_CSTR("address", address));
+}
+
+/* ---- what runs ---- */
+
+void kernel_site_add_bus(struct kernel_site *site, struct bus *bus)
+{
+    site->buses[site->bus_count++] = bus;
+}
+
+enum status kernel_site_add_outbox(struct kernel_site *site, const struct outbox_config *config,
+                                   struct outbox **outbox, struct error *error)
+{
+    struct outbox_config whole = *config;
+    whole.loop = site->home;
+    whole.workers = site->workers;
+    whole.target = &site->target;
+    if (site->outbox_count == KERNEL_OUTBOXES_MAX)
+        return error_set(error, STATUS_INTERNAL, "more than %d outboxes", KERNEL_OUTBOXES_MAX);
+    enum status status = outbox_create(&whole, outbox, error);
+    if (status == STATUS_OK)
+        site->outboxes[site->outbox_count++] = *outbox;
+    return status;
+}
+
+struct task *kernel_site_task(const struct kernel_site *site, const char *name, task_run_fn *run,
+                              void *context)
+{
+    return task_create(&(struct task_config){
+        .name = name, .loop = site->home, .pool = site->workers, .run = run, .context = context});
+}
+
+static bool is_wanted(const struct kernel *kernel, const struct kernel_part *part)
+{
+    bool wanted = !part->roles[0];
+    for (const char *const *role = part->roles; *role; role++)
+        wanted |= kernel_has_role(kernel, *role);
+    return wanted;
+}
+
+static void destroy_parts(struct kernel_site *site)
+{
+    for (; site->part_count > 0; site->part_count--) {
+        size_t i = site->part_count - 1;
+        if (site->made[i] && site->parts[i]->destroy)
+            site->parts[i]->destroy(site->made[i]);
+    }
+}
+
+static void destroy_buses(struct kernel_site *site)
+{
+    while (site->bus_count > 0)
+        bus_destroy(site->buses[--site->bus_count]);
+}
+
+enum status kernel_site_run(struct kernel_site *site, const struct kernel_part *const *parts, void *owner,
+                            struct error *error)
+{
+    site->parts = parts;
+    error->status = STATUS_OK;
+    for (; parts[site->part_count] && error->status == STATUS_OK; site->part_count++) {
+        const struct kernel_part *part = parts[site->part_count];
+        site->made[site->part_count] = is_wanted(site->kernel, part) ? part->create(owner, error) : NULL;
+    }
+    if (error->status != STATUS_OK) {
+        destroy_parts(site);
+        destroy_buses(site);
+        return error->status;
+    }
+    for (size_t i = 0; i < site->bus_count; i++)
+        bus_start(site->buses[i]);
+    for (size_t i = 0; i < site->part_count; i++)
+        if (site->made[i] && parts[i]->start)
+            parts[i]->start(site->made[i]);
+    for (size_t i = 0; i < site->outbox_count; i++)
+        outbox_start(site->outboxes[i]);
+    atomic_store(&site->is_running, true);
+    return STATUS_OK;
+}
+
+/* ---- the end ---- */
+
+static void on_grace_over(struct loop_timer *timer)
+{
+    struct kernel_site *site = CONTAINER_OF(timer, struct kernel_site, grace);
+    db_pool_interrupt(site->pool);
+    for (size_t i = 0; i < site->bus_count; i++)
+        bus_interrupt(site->buses[i]);
+    for (size_t i = 0; i < site->outbox_count; i++)
+        outbox_interrupt(site->outboxes[i]);
+    for (size_t i = 0; i < site->part_count; i++)
+        if (site->made[i] && site->parts[i]->interrupt)
+            site->parts[i]->interrupt(site->made[i]);
+}
+
+static void start_grace(void *arg)
+{
+    struct kernel_site *site = arg;
+    loop_timer_start(site->home, &site->grace, site->stop_deadline_ns, on_grace_over);
+}
+
+static void end_grace(void *arg)
+{
+    struct kernel_site *site = arg;
+    loop_timer_stop(site->home, &site->grace);
+}
+
+static int64_t grace_left_ms(const struct kernel_site *site)
+{
+    int64_t left_ms = (site->stop_deadline_ns - clock_mono_ns()) / CLOCK_NS_PER_MS;
+    return left_ms > GRACE_MIN_MS ? left_ms : GRACE_MIN_MS;
+}
+
+void kernel_site_stop_begin(struct kernel_site *site, int64_t grace_ms)
+{
+    site->stop_deadline_ns = clock_deadline_ms(grace_ms > GRACE_MIN_MS ? grace_ms : GRACE_MIN_MS);
+    (void)!kernel_retention_stop(site, 0);
+    loop_group_call(site->kernel->loops, start_grace, site);
+}
+
+static void stop_parts(struct kernel_site *site, bool outlives_buses)
+{
+    for (size_t i = site->part_count; i-- > 0;)
+        if (site->made[i] && site->parts[i]->stop && site->parts[i]->outlives_buses == outlives_buses)
+            site->parts[i]->stop(site->made[i]);
+}
+
+void kernel_site_stop_senders(struct kernel_site *site)
+{
+    stop_parts(site, false);
+    for (size_t i = 0; i < site->outbox_count; i++)
+        outbox_stop(site->outboxes[i], grace_left_ms(site));
+}
+
+void kernel_site_stop(struct kernel_site *site)
+{
+    for (size_t i = 0; i < site->bus_count; i++)
+        bus_stop(site->buses[i], grace_left_ms(site));
+    stop_parts(site, true);
+    if (site->pool)
+        db_pool_interrupt(site->pool);
+    (void)!kernel_retention_stop(site, TASK_FOREVER);
+    if (site->workers)
+        worker_pool_stop(site->workers);
+    loop_group_call(site->kernel->loops, end_grace, site); /* after whatever the workers posted */
+}
+
+void kernel_site_close(struct kernel_site *site)
+{
+    destroy_parts(site);
+    while (site->outbox_count > 0)
+        outbox_destroy(site->outboxes[--site->outbox_count]);
+    destroy_buses(site);
+    kernel_retention_destroy(site);
+    if (site->workers)
+        worker_pool_destroy(site->workers);
+    site->workers = NULL;
 }

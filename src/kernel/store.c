@@ -1,15 +1,9 @@
 /* The store's life. A task looks at PostgreSQL: until the schema is in place (put there by this process, or by others where
  * migrations are not ours), then whether it answers, so that a process without requests knows when it went and when it is
- * back. When the schema is in place the bus is opened, the modules are called, and the outbox engines start.
- *
- * The end, in this order, each step while what it needs still works:
- *   1. no look and no retention begins, and the clock of the grace runs: when it is over, whatever waits for PostgreSQL
- *      or NATS is interrupted; lookups of hydration end, so that no thread of a module waits for one;
- *   2. outbox engines finish what they claimed, for which the bus must still publish; modules stop;
- *   3. the bus stops: handlers of events run till here, so what they touch lives until a module's destroy();
- *   4. the pool is interrupted, the workers end. */
+ * back. When the schema is in place the bus is opened and the site runs: modules subscribe and are called, hydration is open,
+ * outbox engines start. Its end is a site's; modules stop while the bus still works, after lookups of hydration have ended, so
+ * that no thread of a module waits for one. */
 #include <pthread.h>
-#include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -26,7 +20,6 @@
 enum {
     OWN_THREADS = 12, /* beside handlers of events: four outboxes with two tasks each, retention, upkeep */
     GRACE_MS = 3000,
-    GRACE_MIN_MS = 200,
     HOST_BYTES = 256,
     LOOK_MS = 1000,
     LOOK_TIMEOUT_MS = 3000,
@@ -78,7 +71,7 @@ enum status kernel_store_check(const struct config *config, struct error *error)
 
 struct loop *kernel_store_loop(struct kernel *kernel)
 {
-    return kernel->store->home;
+    return kernel->store->site.home;
 }
 
 struct db_pool *kernel_store_pool(struct kernel *kernel)
@@ -88,28 +81,22 @@ struct db_pool *kernel_store_pool(struct kernel *kernel)
 
 struct worker_pool *kernel_store_workers(struct kernel *kernel)
 {
-    return kernel->store->workers;
+    return kernel->store->site.workers;
 }
 
 bool kernel_store_is_ready(const struct kernel *kernel)
 {
-    return kernel->store && atomic_load(&kernel->store->state) >= STORE_GONE;
+    return kernel->store && atomic_load(&kernel->store->site.is_running);
 }
 
 bool kernel_store_is_up(const struct kernel *kernel)
 {
-    return kernel->store && atomic_load(&kernel->store->state) == STORE_UP;
+    return kernel->store && atomic_load(&kernel->store->site.state) == SITE_UP;
 }
 
 struct bus *kernel_events(struct kernel *kernel)
 {
     return kernel->store ? atomic_load(&kernel->store->events) : NULL;
-}
-
-static int64_t grace_left_ms(const struct kernel_store *store)
-{
-    int64_t left_ms = (store->stop_deadline_ns - clock_mono_ns()) / CLOCK_NS_PER_MS;
-    return left_ms > GRACE_MIN_MS ? left_ms : GRACE_MIN_MS;
 }
 
 static char host_name[HOST_BYTES];
@@ -133,17 +120,7 @@ const char *kernel_host_name(void)
 enum status kernel_outbox_create(struct kernel *kernel, const struct outbox_config *config,
                                  struct outbox **outbox, struct error *error)
 {
-    struct kernel_store *store = kernel->store;
-    struct outbox_config whole = *config;
-    whole.loop = store->home;
-    whole.workers = store->workers;
-    whole.target = &store->site.target;
-    if (store->outbox_count == KERNEL_OUTBOXES_MAX)
-        return error_set(error, STATUS_INTERNAL, "more than %d outboxes", KERNEL_OUTBOXES_MAX);
-    enum status status = outbox_create(&whole, outbox, error);
-    if (status == STATUS_OK)
-        store->outboxes[store->outbox_count++] = *outbox;
-    return status;
+    return kernel_site_add_outbox(&kernel->store->site, config, outbox, error);
 }
 
 /* ---- the look, on a thread and a connection of its own: a busy database must not look like a dead one ---- */
@@ -151,8 +128,8 @@ enum status kernel_outbox_create(struct kernel *kernel, const struct outbox_conf
 /* Of all modules, whichever roles run here: any other process finds what it needs. */
 static enum status prepare_schemas(struct kernel_store *store)
 {
-    struct kernel_schema schemas[KERNEL_MODULES_MAX + 2] = {{"platform", platform_migrations}};
-    size_t count = 1;
+    struct kernel_schema schemas[KERNEL_MODULES_MAX + 1] = {{.module = NULL}};
+    size_t count = 0;
     for (const struct module *const *at = store->kernel->options.modules; *at; at++)
         if ((*at)->keeps_store && (*at)->migrations)
             schemas[count++] = (struct kernel_schema){(*at)->name, (*at)->migrations};
@@ -181,42 +158,51 @@ static int64_t store_look(struct task *task, void *context)
     return store->look_status == STATUS_OK ? TASK_MS(LOOK_MS) : task_retry(task);
 }
 
-/* When it begins, when the reason is another, and when it is over. */
-static void log_look(struct kernel_store *store)
+/* ---- modules, as a part of it ---- */
+
+static void *subscribe_modules(void *owner, struct error *error)
 {
-    const char *address = db_pool_address(store->site.pool);
-    bool is_known = strcmp(store->logged, store->look_error.message) == 0;
-    snprintf(store->logged, sizeof store->logged, "%s", store->look_error.message);
-    if (store->look_status != STATUS_OK && !is_known)
-        log_error("store_unavailable", LOG_CSTR("address", address), LOG_ERROR_FIELDS(&store->look_error));
-    if (store->look_status == STATUS_OK && !is_known)
-        log_info("store_available", LOG_CSTR("address", address));
+    struct kernel_store *store = owner;
+    for (size_t i = 0; i < store->kernel->module_count; i++) {
+        const struct kernel_module *entry = &store->kernel->modules[i];
+        if (entry->started && entry->module->subscribe &&
+            entry->module->subscribe(entry->state, store->site.buses[0], error) != STATUS_OK) {
+            (void)!error_context(error, "%s", entry->module->name);
+            return NULL;
+        }
+    }
+    return store;
 }
 
-static void start_users(struct kernel_store *store)
+static void start_modules(void *part)
 {
-    struct kernel *kernel = store->kernel;
-    kernel_hydration_start(store);
-    for (size_t i = 0; i < kernel->module_count; i++)
-        if (kernel->modules[i].started && kernel->modules[i].module->on_store)
-            kernel->modules[i].module->on_store(kernel->modules[i].state);
-    for (size_t i = 0; i < store->outbox_count; i++)
-        outbox_start(store->outboxes[i]);
-    log_info("store_ready", LOG_CSTR("address", db_pool_address(store->site.pool)));
+    struct kernel_store *store = part;
+    atomic_store(&store->events, store->site.buses[0]);
+    for (size_t i = 0; i < store->kernel->module_count; i++) {
+        const struct kernel_module *entry = &store->kernel->modules[i];
+        if (entry->started && entry->module->on_store)
+            entry->module->on_store(entry->state);
+    }
 }
+
+static const struct kernel_part modules_part = {.create = subscribe_modules, .start = start_modules};
+static const struct kernel_part *const store_parts[] = {&modules_part, &kernel_hydration_part, NULL};
 
 /* On the home loop. */
 static void store_looked(void *context)
 {
     struct kernel_store *store = context;
-    bool was_ready = kernel_store_is_ready(store->kernel);
-    if (store->look_status == STATUS_OK && !was_ready)
+    struct kernel_site *site = &store->site;
+    if (store->look_status == STATUS_OK && !atomic_load(&site->is_running)) {
         store->look_status = kernel_events_open(store, &store->look_error);
-    log_look(store);
-    bool is_up = store->look_status == STATUS_OK;
-    if (is_up && !was_ready)
-        start_users(store);
-    atomic_store(&store->state, is_up ? STORE_UP : was_ready ? STORE_GONE : STORE_AWAITED);
+        if (store->look_status == STATUS_OK)
+            store->look_status = kernel_site_run(site, store_parts, store, &store->look_error);
+        if (store->look_status == STATUS_OK)
+            log_info("store_ready", LOG_CSTR("address", db_pool_address(site->pool)));
+        else
+            (void)!error_context(&store->look_error, "bus of events");
+    }
+    kernel_site_report(site, store->look_status, &store->look_error);
 }
 
 /* ---- life ---- */
@@ -252,16 +238,16 @@ enum status kernel_store_create(struct kernel *kernel, struct error *error)
                                "is missing: these roles keep tables in a PostgreSQL of the modules");
     struct kernel_store *store = kernel->store = memory_zalloc(sizeof *store);
     store->kernel = kernel;
-    store->home = loop_group_loop(kernel->loops, 0);
-    store->workers = worker_pool_create("store", kernel_events_handlers(kernel) + OWN_THREADS, SIZE_MAX);
+    enum status status = kernel_site_init(&store->site, kernel, &target, error);
+    store->site.is_store = true;
+    kernel_site_open(&store->site, "store", kernel_events_handlers(kernel) + OWN_THREADS);
     store->looker = worker_pool_create("store-look", 1, 1);
     store->look = task_create(&(struct task_config){.name = "store-look",
-                                                    .loop = store->home,
+                                                    .loop = store->site.home,
                                                     .pool = store->looker,
                                                     .run = store_look,
                                                     .finish = store_looked,
                                                     .context = store});
-    enum status status = kernel_site_init(&store->site, kernel, &target, error);
     look = store->site.target;
     look.name = "store-look";
     look.connections_max = 1;
@@ -283,94 +269,27 @@ void kernel_store_start(struct kernel *kernel)
 
 /* ---- the end ---- */
 
-struct home_call {
-    struct loop_message message;
-    struct kernel_store *store;
-    void (*fn)(struct kernel_store *store);
-    sem_t done;
-};
-
-static void on_home_call(struct loop *loop, struct loop_message *message)
-{
-    (void)loop;
-    struct home_call *call = (struct home_call *)message;
-    call->fn(call->store);
-    sem_post(&call->done);
-}
-
-static void call_home(struct kernel_store *store, void (*fn)(struct kernel_store *store))
-{
-    if (!loop_group_is_running(store->kernel->loops)) { /* the start failed: no other thread is there */
-        fn(store);
-        return;
-    }
-    struct home_call call = {.message.on_message = on_home_call, .store = store, .fn = fn};
-    sem_init(&call.done, 0, 0);
-    loop_post(store->home, &call.message);
-    while (sem_wait(&call.done) != 0)
-        ; /* interrupted by a signal */
-    sem_destroy(&call.done);
-}
-
-static void interrupt_pools(struct kernel_store *store)
-{
-    if (store->site.pool)
-        db_pool_interrupt(store->site.pool);
-    if (store->look_pool)
-        db_pool_interrupt(store->look_pool);
-}
-
-static void on_grace_over(struct loop_timer *timer)
-{
-    struct kernel_store *store = CONTAINER_OF(timer, struct kernel_store, grace);
-    struct bus *events = atomic_load(&store->events);
-    interrupt_pools(store);
-    if (events)
-        bus_interrupt(events);
-}
-
-static void start_grace(struct kernel_store *store)
-{
-    loop_timer_start(store->home, &store->grace, store->stop_deadline_ns, on_grace_over);
-}
-
-static void end_grace(struct kernel_store *store)
-{
-    loop_timer_stop(store->home, &store->grace);
-}
-
 void kernel_store_begin_stop(struct kernel *kernel)
 {
     struct kernel_store *store = kernel->store;
     if (!store)
         return;
-    int64_t longest_ns = clock_deadline_ms(GRACE_MS), least_ns = clock_deadline_ms(GRACE_MIN_MS);
-    int64_t deadline_ns = kernel->stop_deadline_ns < longest_ns ? kernel->stop_deadline_ns : longest_ns;
-    store->stop_deadline_ns = deadline_ns > least_ns ? deadline_ns : least_ns;
+    int64_t left_ms = (kernel->stop_deadline_ns - clock_mono_ns()) / CLOCK_NS_PER_MS;
     if (store->look_pool)
         db_pool_interrupt(store->look_pool);
     (void)!task_stop(store->look, TASK_FOREVER); /* no retention is added any more */
-    (void)!kernel_retention_stop(store, 0);
-    call_home(store, start_grace);
+    kernel_site_stop_begin(&store->site, left_ms < GRACE_MS ? left_ms : GRACE_MS);
     if (store->hydration)
         hydration_stop(store->hydration);
-    for (size_t i = 0; i < store->outbox_count; i++)
-        outbox_stop(store->outboxes[i], grace_left_ms(store));
+    kernel_site_stop_senders(&store->site);
 }
 
 void kernel_store_finish_stop(struct kernel *kernel)
 {
-    struct kernel_store *store = kernel->store;
-    struct bus *events = kernel_events(kernel);
-    if (!store)
+    if (!kernel->store)
         return;
-    if (events)
-        bus_stop(events, grace_left_ms(store));
-    interrupt_pools(store);
-    (void)!kernel_retention_stop(store, TASK_FOREVER);
-    worker_pool_stop(store->workers);
-    worker_pool_stop(store->looker);
-    call_home(store, end_grace); /* after whatever the workers posted */
+    kernel_site_stop(&kernel->store->site);
+    worker_pool_stop(kernel->store->looker);
 }
 
 void kernel_store_destroy(struct kernel *kernel)
@@ -379,12 +298,8 @@ void kernel_store_destroy(struct kernel *kernel)
     if (!store)
         return;
     hydration_destroy(store->hydration);
-    bus_destroy(kernel_events(kernel));
-    for (size_t i = 0; i < store->outbox_count; i++)
-        outbox_destroy(store->outboxes[i]);
-    kernel_retention_destroy(store);
+    kernel_site_close(&store->site);
     task_destroy(store->look);
-    worker_pool_destroy(store->workers);
     worker_pool_destroy(store->looker);
     db_pool_destroy(store->look_pool);
     kernel_site_deinit(&store->site);
@@ -407,7 +322,7 @@ void kernel_store_health(const struct kernel *kernel, struct health *health)
     if (kernel_bus(kernel)->events == KERNEL_NATS)
         health_component(health, "nats", STR("events"), kernel_events_are_up(kernel),
                          ready ? STR_NONE : STR("waiting for PostgreSQL"));
-    if (atomic_load(&store->state) == STORE_UNKNOWN) /* the first look is under way */
+    if (atomic_load(&store->site.state) == SITE_UNKNOWN) /* the first look is under way */
         health_starting(health);
 }
 

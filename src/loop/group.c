@@ -3,6 +3,7 @@
 #include "loop/group.h"
 
 #include <pthread.h>
+#include <semaphore.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -148,6 +149,53 @@ void loop_group_synchronize(struct loop_group *group, void (*fn)(void *arg), voi
         messages[i].message.on_message = on_grace;
         loop_post(group->loops[i], &messages[i].message);
     }
+}
+
+struct call {
+    struct loop_message message;
+    void (*fn)(void *arg);
+    void *arg;
+    sem_t done;
+};
+
+static void on_call(struct loop *loop, struct loop_message *message)
+{
+    struct call *call = (struct call *)message;
+    (void)loop;
+    call->fn(call->arg);
+    sem_post(&call->done);
+}
+
+static void post_semaphore(void *arg)
+{
+    sem_post(arg);
+}
+
+static void wait_for(sem_t *done)
+{
+    while (sem_wait(done) != 0)
+        ; /* interrupted by a signal */
+    sem_destroy(done);
+}
+
+void loop_group_wait(struct loop_group *group)
+{
+    sem_t passed;
+    sem_init(&passed, 0, 0);
+    loop_group_synchronize(group, post_semaphore, &passed);
+    wait_for(&passed);
+}
+
+void loop_group_call(struct loop_group *group, void (*fn)(void *arg), void *arg)
+{
+    if (!loop_group_is_running(group)) { /* no other thread is there */
+        fn(arg);
+        return;
+    }
+    struct call call = {.message.on_message = on_call, .fn = fn, .arg = arg};
+    sem_init(&call.done, 0, 0);
+    loop_post(group->loops[0], &call.message);
+    wait_for(&call.done);
 }
 
 struct broadcast_message {

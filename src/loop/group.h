@@ -22,6 +22,11 @@ struct loop *loop_group_loop(const struct loop_group *group, unsigned index);
 /* Any thread. `fn(arg)` runs on some loop's thread (on the caller's when no loop is running) after the grace period. */
 void loop_group_synchronize(struct loop_group *group, void (*fn)(void *arg), void *arg);
 
+/* Main thread: waits until every loop has passed its inbox. */
+void loop_group_wait(struct loop_group *group);
+/* Main thread: runs fn(arg) on the thread of the first loop (on its own when no loop is running), and waits for it. */
+void loop_group_call(struct loop_group *group, void (*fn)(void *arg), void *arg);
+
 /* Runs fn(loop, arg) on every loop's thread, in no order; returns at once. */
 void loop_group_broadcast(struct loop_group *group, void (*fn)(struct loop *loop, void *arg), void *arg);
 

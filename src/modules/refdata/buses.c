@@ -48,7 +48,7 @@ static enum status open_postgres(struct refdata_flow *flow, struct bus **bus, st
     return bus_postgres_create(
         &(struct bus_postgres_config){
             .loop = flow->refdata->home,
-            .workers = flow->workers,
+            .workers = flow->database->site.workers,
             .target = &target,
             .topics = topics,
             .topic_count = topic_count,
@@ -72,7 +72,7 @@ static enum status open_kafka(struct refdata_flow *flow, struct bus **bus, struc
     return refdata_kafka_open(
         flow->refdata,
         &(struct bus_kafka_config){
-            .workers = flow->workers, .target = &target, .topics = &topic, .topic_count = 1},
+            .workers = flow->database->site.workers, .target = &target, .topics = &topic, .topic_count = 1},
         bus, error);
 }
 
@@ -107,7 +107,7 @@ static enum status open_redis(struct refdata_flow *flow, struct bus **bus, struc
         addresses[i] = nodes->items[i].ptr;
     enum status status = bus_redis_create(
         &(struct bus_redis_config){
-            .workers = flow->workers,
+            .workers = flow->database->site.workers,
             .nodes = addresses,
             .node_count = nodes->count,
             .cluster = refdata_settings_redis_mode(refdata->first, redis) == KERNEL_REDIS_CLUSTER,
@@ -190,54 +190,13 @@ enum status refdata_buses_open(struct refdata_flow *flow, struct error *error)
     buses->parallel = (unsigned)(by_kafka ? kafka->handlers : kernel_bus(flow->refdata->kernel)->handlers);
     name_groups(flow);
     enum status status = open_commands(flow, error);
+    if (buses->commands)
+        kernel_site_add_bus(&flow->database->site, buses->commands);
     if (status == STATUS_OK)
         status = open_invalidations(flow, error);
-    if (status != STATUS_OK)
-        refdata_buses_close(buses);
-    return status;
-}
-
-/* Each of them, and one that is both once. */
-static size_t list(const struct refdata_buses *buses, struct bus *all[2])
-{
-    size_t count = 0;
-    if (buses->commands)
-        all[count++] = buses->commands;
     if (buses->invalidations && buses->invalidations != buses->commands)
-        all[count++] = buses->invalidations;
-    return count;
-}
-
-void refdata_buses_start(struct refdata_buses *buses)
-{
-    struct bus *all[2];
-    size_t count = list(buses, all);
-    for (size_t i = 0; i < count; i++)
-        bus_start(all[i]);
-}
-
-void refdata_buses_stop(struct refdata_buses *buses, int64_t grace_ms)
-{
-    struct bus *all[2];
-    size_t count = list(buses, all);
-    for (size_t i = 0; i < count; i++)
-        bus_stop(all[i], grace_ms);
-}
-
-void refdata_buses_interrupt(struct refdata_buses *buses)
-{
-    struct bus *all[2];
-    size_t count = list(buses, all);
-    for (size_t i = 0; i < count; i++)
-        bus_interrupt(all[i]);
-}
-
-void refdata_buses_close(struct refdata_buses *buses)
-{
-    struct bus *all[2];
-    for (size_t i = list(buses, all); i-- > 0;)
-        bus_destroy(all[i]);
-    *buses = (struct refdata_buses){0};
+        kernel_site_add_bus(&flow->database->site, buses->invalidations);
+    return status;
 }
 
 /* ---- health ---- */

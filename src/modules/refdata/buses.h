@@ -29,12 +29,8 @@ struct refdata_buses {
     char apply_group[REFDATA_GROUP_BYTES], pods_group[REFDATA_GROUP_BYTES];
 };
 
-/* On the home loop. CONFIG when an engine's settings cannot be understood: then none is open. */
+/* On the home loop; from then on they are the site's. CONFIG when an engine's settings cannot be understood. */
 enum status refdata_buses_open(struct refdata_flow *flow, struct error *error) MUST_CHECK;
-void refdata_buses_start(struct refdata_buses *buses);
-void refdata_buses_stop(struct refdata_buses *buses, int64_t grace_ms); /* as bus_stop() */
-void refdata_buses_interrupt(struct refdata_buses *buses);              /* as bus_interrupt() */
-void refdata_buses_close(struct refdata_buses *buses);
 /* On any loop: does the engine behind that bus answer? PostgreSQL's own is not asked. */
 enum refdata_need { REFDATA_NEEDS_NO_BUS, REFDATA_NEEDS_COMMANDS, REFDATA_NEEDS_INVALIDATIONS };
 bool refdata_buses_are_up(const struct refdata_flow *flow, enum refdata_need needs);

@@ -206,47 +206,24 @@ static void on_outbox_settled(void *context, size_t count)
 
 /* ---- life ---- */
 
-struct refdata_commands *refdata_commands_create(struct refdata_flow *flow)
+static void *create_commands(void *owner, struct error *error)
 {
-    struct refdata_commands *commands = memory_zalloc(sizeof *commands);
-    struct error error = {0};
+    struct refdata_flow *flow = owner;
+    if (!flow->buses.shared) /* PostgreSQL carries them */
+        return NULL;
+    struct refdata_commands *commands = flow->commands = memory_zalloc(sizeof *commands);
     commands->flow = flow;
-    enum status status = outbox_create(&(struct outbox_config){.table = &refdata_command_table,
-                                                               .settings = &flow->catalog->outbox,
-                                                               .loop = flow->refdata->home,
-                                                               .workers = flow->workers,
-                                                               .target = &flow->database->site.target,
-                                                               .pace_ms = PACE_MS,
-                                                               .context = commands,
-                                                               .publish = publish_from_outbox,
-                                                               .on_settled = on_outbox_settled},
-                                       &commands->engine, &error);
-    if (status != STATUS_OK) /* its target was understood before: cannot happen */
-        log_error("commands_not_started", LOG_STR("database", flow->database->name),
-                  LOG_ERROR_FIELDS(&error));
+    if (kernel_site_add_outbox(&flow->database->site,
+                               &(struct outbox_config){.table = &refdata_command_table,
+                                                       .settings = &flow->catalog->outbox,
+                                                       .pace_ms = PACE_MS,
+                                                       .context = commands,
+                                                       .publish = publish_from_outbox,
+                                                       .on_settled = on_outbox_settled},
+                               &commands->engine, error) != STATUS_OK)
+        (void)!error_context(error, "commands");
     return commands;
 }
 
-void refdata_commands_start(struct refdata_commands *commands)
-{
-    if (commands->engine)
-        outbox_start(commands->engine);
-}
-
-void refdata_commands_stop(struct refdata_commands *commands)
-{
-    if (commands->engine)
-        outbox_stop(commands->engine, OUTBOX_STOP_MS);
-}
-
-void refdata_commands_interrupt(struct refdata_commands *commands)
-{
-    if (commands->engine)
-        outbox_interrupt(commands->engine);
-}
-
-void refdata_commands_destroy(struct refdata_commands *commands)
-{
-    outbox_destroy(commands->engine);
-    free(commands);
-}
+const struct kernel_part refdata_commands_part = {
+    .roles = {"command", "adapter"}, .create = create_commands, .destroy = free};

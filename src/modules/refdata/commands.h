@@ -32,11 +32,4 @@ void refdata_commands_wake(struct refdata_flow *flow);
 
 extern const struct outbox_table refdata_command_table; /* for `freshet outbox` */
 
-/* The part of a flow that publishes them, where Kafka carries them and this process accepts some: see flow.h. */
-struct refdata_commands *refdata_commands_create(struct refdata_flow *flow);
-void refdata_commands_start(struct refdata_commands *commands);
-void refdata_commands_stop(struct refdata_commands *commands);
-void refdata_commands_interrupt(struct refdata_commands *commands); /* as outbox_interrupt() */
-void refdata_commands_destroy(struct refdata_commands *commands);
-
 #endif

@@ -5,7 +5,6 @@
 
 #include "base/hash.h"
 #include "base/memory.h"
-#include "bus/bus_postgres.h"
 
 uint64_t refdata_database_fingerprint(const struct kernel_postgres *settings)
 {
@@ -59,7 +58,6 @@ void refdata_database_unref(struct refdata_database *database)
 enum status refdata_database_prepare(struct refdata_database *database, int64_t deadline_ns,
                                      struct error *error)
 {
-    static const struct kernel_schema schemas[] = {
-        {"platform", platform_migrations}, {"refdata", refdata_migrations}, {.module = NULL}};
+    static const struct kernel_schema schemas[] = {{"refdata", refdata_migrations}, {.module = NULL}};
     return kernel_site_prepare(&database->site, database->site.pool, schemas, deadline_ns, error);
 }

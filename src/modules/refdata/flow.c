@@ -1,15 +1,10 @@
-/* A flow's life. The bus is started when the schema is there and ended before what it calls; the roles' parts know
- * nothing of each other but what goes through here. */
+/* A flow's life: its database's site runs the parts below. They know nothing of each other but what goes through here. */
 #include "modules/refdata/flow.h"
 
-#include <semaphore.h>
-#include <stddef.h>
 #include <stdlib.h>
 
-#include "base/clock.h"
 #include "base/log.h"
 #include "base/memory.h"
-#include "modules/refdata/commands.h"
 
 enum {
     /* Beside handlers of commands, all at once: the committer, changes, two of the commands' outbox and two of the relay's,
@@ -26,69 +21,37 @@ static struct refdata_flow *find_flow(const struct refdata *refdata, const struc
     return flow;
 }
 
-static bool takes_commands(const struct refdata_flow *flow)
-{
-    return refdata_has_role(flow->refdata, "command") || refdata_has_role(flow->refdata, "adapter");
-}
+/* What accepts updates stops first, what delivers decisions stops last. */
+static const struct kernel_part *const flow_parts[] = {
+    &refdata_decisions_part,     &refdata_apply_part,    &refdata_relay_part,
+    &refdata_invalidations_part, &refdata_commands_part, &refdata_changes_part,
+    &refdata_committer_part,     &refdata_adapter_part,  NULL};
 
-static void make_parts(struct refdata_flow *flow)
+static void start_flow(struct refdata_flow *flow)
 {
     const struct refdata *refdata = flow->refdata;
-    flow->decisions = refdata_decisions_create(flow);
-    if (refdata_has_role(refdata, "apply"))
-        flow->apply = refdata_apply_create(flow);
-    if (refdata_has_role(refdata, "relay") || flow->apply) /* apply has one to wake, here or elsewhere */
-        flow->relay = refdata_relay_create(flow);
-    if (refdata_has_role(refdata, "query"))
-        flow->invalidations = refdata_invalidations_create(flow);
-    if (takes_commands(flow) && kernel_bus(refdata->kernel)->commands == KERNEL_KAFKA)
-        flow->commands = refdata_commands_create(flow);
-    if (refdata_has_role(refdata, "command")) {
-        flow->committer = refdata_committer_create(flow);
-        flow->changes = refdata_changes_create(flow);
-    }
-    if (refdata_has_role(refdata, "adapter"))
-        flow->adapter = refdata_adapter_create(flow);
-}
-
-static unsigned handlers_of(const struct refdata *refdata)
-{
     const struct kernel_bus_settings *bus = kernel_bus(refdata->kernel);
-    return (unsigned)(bus->commands == KERNEL_KAFKA ? refdata->first->kafka.handlers : bus->handlers);
-}
-
-static void start(struct refdata_flow *flow)
-{
-    struct refdata *refdata = flow->refdata;
+    struct kernel_site *site = &flow->database->site;
     struct error error = {0};
+    int64_t handlers = bus->commands == KERNEL_KAFKA ? refdata->first->kafka.handlers : bus->handlers;
     flow->started = true;
-    flow->workers = worker_pool_create("flow", handlers_of(refdata) + OWN_THREADS, SIZE_MAX);
-    if (refdata_buses_open(flow, &error) != STATUS_OK) { /* the sweep is left, and what is in memory */
+    kernel_site_open(site, "flow", (unsigned)handlers + OWN_THREADS);
+    enum status status = refdata_buses_open(flow, &error);
+    if (status == STATUS_OK)
+        status = kernel_site_run(site, flow_parts, flow, &error);
+    if (status == STATUS_OK) {
+        atomic_store(&flow->database->flow, flow);
+    } else { /* the sweep is left, and what is in memory */
         log_error("flow_not_started", LOG_STR("database", flow->database->name), LOG_ERROR_FIELDS(&error));
-        worker_pool_stop(flow->workers);
-        worker_pool_destroy(flow->workers);
-        return;
+        kernel_site_close(site);
     }
-    make_parts(flow);
-    refdata_buses_start(&flow->buses);
-    if (flow->commands)
-        refdata_commands_start(flow->commands);
-    if (flow->apply)
-        refdata_apply_start(flow->apply);
-    if (flow->relay)
-        refdata_relay_start(flow->relay);
-    if (flow->adapter)
-        refdata_adapter_start(flow->adapter);
-    if (flow->changes)
-        refdata_changes_start(flow->changes);
-    atomic_store(&flow->database->flow, flow);
 }
 
 void refdata_flow_start_of(struct refdata *refdata, struct refdata_database *database)
 {
     struct refdata_flow *flow = find_flow(refdata, database);
     if (flow && !flow->started && !refdata->stopping)
-        start(flow);
+        start_flow(flow);
 }
 
 static struct refdata_flow *add(struct refdata *refdata, struct refdata_database *database)
@@ -121,7 +84,7 @@ void refdata_flows_open(struct refdata *refdata, struct refdata_catalog *catalog
             flow = add(refdata, database);
         adopt(flow, catalog);
         if (is_new && atomic_load(&database->site.is_ready))
-            start(flow);
+            start_flow(flow);
     }
 }
 
@@ -163,95 +126,27 @@ void refdata_flow_decided(struct refdata_flow *flow, const struct refdata_outcom
 
 /* ---- the end ---- */
 
-static void post(void *arg)
+static void destroy_flows(void *arg)
 {
-    sem_post(arg);
-}
-
-static void wait_for_loops(struct refdata *refdata)
-{
-    sem_t passed;
-    sem_init(&passed, 0, 0);
-    loop_group_synchronize(refdata->loops, post, &passed);
-    while (sem_wait(&passed) != 0)
-        ; /* interrupted by a signal */
-    sem_destroy(&passed);
-}
-
-/* What accepts updates stops first, what delivers decisions stops last. */
-static void stop_flow(struct refdata_flow *flow)
-{
-    if (flow->adapter)
-        refdata_adapter_stop(flow->adapter);
-    if (flow->committer)
-        refdata_committer_stop(flow->committer);
-    if (flow->commands)
-        refdata_commands_stop(flow->commands);
-    if (flow->relay)
-        refdata_relay_stop(flow->relay);
-    if (flow->changes)
-        refdata_changes_stop(flow->changes);
-    refdata_buses_stop(&flow->buses, STOP_GRACE_MS);
-    if (flow->apply)
-        refdata_apply_stop(flow->apply);
-    refdata_decisions_stop(flow->decisions);
-    worker_pool_stop(flow->workers);
-}
-
-static void destroy_flow(struct refdata_flow *flow)
-{
-    if (flow->decisions) { /* it was started */
-        if (flow->adapter)
-            refdata_adapter_destroy(flow->adapter);
-        if (flow->committer)
-            refdata_committer_destroy(flow->committer);
-        if (flow->changes)
-            refdata_changes_destroy(flow->changes);
-        if (flow->commands)
-            refdata_commands_destroy(flow->commands);
-        if (flow->invalidations)
-            refdata_invalidations_destroy(flow->invalidations);
-        if (flow->relay)
-            refdata_relay_destroy(flow->relay);
-        if (flow->apply)
-            refdata_apply_destroy(flow->apply);
-        refdata_decisions_destroy(flow->decisions);
-        refdata_buses_close(&flow->buses);
-        worker_pool_destroy(flow->workers);
+    for (struct refdata_flow *flow = arg, *next; flow; flow = next) {
+        next = flow->next;
+        kernel_site_close(&flow->database->site);
+        refdata_catalog_unref(flow->catalog);
+        refdata_database_unref(flow->database);
+        free(flow);
     }
-    refdata_catalog_unref(flow->catalog);
-    refdata_database_unref(flow->database);
-    free(flow);
 }
 
 struct closing {
+    struct refdata *refdata;
     const struct refdata_catalog *catalog;
     struct refdata_flow *flows; /* taken out of the list */
-    struct loop_timer grace;
 };
 
-/* Whatever the parts still wait for, in whichever of their stops: the time is one for all of them. */
-static void on_grace_over(struct loop_timer *timer)
-{
-    struct closing *closing = (struct closing *)((char *)timer - offsetof(struct closing, grace));
-    for (struct refdata_flow *flow = closing->flows; flow; flow = flow->next) {
-        db_pool_interrupt(flow->database->site.pool);
-        if (flow->decisions)
-            refdata_buses_interrupt(&flow->buses);
-        if (flow->adapter)
-            refdata_adapter_interrupt(flow->adapter);
-        if (flow->commands)
-            refdata_commands_interrupt(flow->commands);
-        if (flow->relay)
-            refdata_relay_interrupt(flow->relay);
-    }
-}
-
-static void take_out(struct refdata *refdata, void *arg)
+static void take_out(void *arg)
 {
     struct closing *closing = arg;
-    refdata->stopping |= closing->catalog == NULL;
-    for (struct refdata_flow **at = &refdata->flows; *at;) {
+    for (struct refdata_flow **at = &closing->refdata->flows; *at;) {
         struct refdata_flow *flow = *at;
         if (refdata_catalog_names(closing->catalog, flow->database)) {
             at = &flow->next;
@@ -262,43 +157,27 @@ static void take_out(struct refdata *refdata, void *arg)
         closing->flows = flow;
         atomic_store(&flow->database->flow, NULL);
     }
-    loop_timer_start(refdata->home, &closing->grace, clock_deadline_ms(STOP_GRACE_MS), on_grace_over);
-}
-
-static void end_grace(struct refdata *refdata, void *arg)
-{
-    struct closing *closing = arg;
-    loop_timer_stop(refdata->home, &closing->grace);
-}
-
-static void destroy_flows(struct refdata *refdata, void *arg)
-{
-    (void)refdata;
-    struct refdata_flow *flow = arg;
-    while (flow) {
-        struct refdata_flow *next = flow->next;
-        destroy_flow(flow);
-        flow = next;
-    }
 }
 
 void refdata_flows_close(struct refdata *refdata, const struct refdata_catalog *catalog)
 {
-    struct closing closing = {.catalog = catalog};
-    refdata_home_call(refdata, take_out, &closing);
-    if (closing.flows) {
-        wait_for_loops(refdata); /* no handler holds a flow any more */
-        for (struct refdata_flow *flow = closing.flows; flow; flow = flow->next)
-            if (flow->decisions)
-                stop_flow(flow);
-        wait_for_loops(refdata); /* what they posted has been handled */
+    struct closing closing = {.refdata = refdata, .catalog = catalog};
+    loop_group_call(refdata->loops, take_out, &closing);
+    if (!closing.flows)
+        return;
+    loop_group_wait(refdata->loops); /* no handler holds a flow any more */
+    for (struct refdata_flow *flow = closing.flows; flow; flow = flow->next)
+        kernel_site_stop_begin(&flow->database->site, STOP_GRACE_MS); /* one time for all of them */
+    for (struct refdata_flow *flow = closing.flows; flow; flow = flow->next) {
+        kernel_site_stop_senders(&flow->database->site);
+        kernel_site_stop(&flow->database->site);
     }
-    refdata_home_call(refdata, end_grace, &closing);
-    refdata_home_call(refdata, destroy_flows, closing.flows);
+    loop_group_wait(refdata->loops); /* what they posted has been handled */
+    loop_group_call(refdata->loops, destroy_flows, closing.flows);
 }
 
 void refdata_flows_clear(struct refdata *refdata)
 {
-    destroy_flows(refdata, refdata->flows);
+    destroy_flows(refdata->flows);
     refdata->flows = NULL;
 }

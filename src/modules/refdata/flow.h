@@ -24,10 +24,9 @@ struct refdata_flow {
     struct refdata *refdata;
     struct refdata_database *database; /* referenced */
     struct refdata_catalog
-        *catalog;                /* referenced: the last that names its database; refdata_flow_catalog() */
-    struct worker_pool *workers; /* of the bus's handlers and the roles' own jobs */
+        *catalog; /* referenced: the last that names its database; refdata_flow_catalog() */
     struct refdata_buses buses;
-    bool started;
+    bool started; /* also when it failed: then the sweep is left */
     struct refdata_commands
         *commands; /* commands.h: NULL where PostgreSQL carries them, or none is accepted */
     struct refdata_committer *committer; /* command/: makes commits of POSTs */
@@ -60,9 +59,11 @@ struct refdata_flow *refdata_flow_of(const struct refdata_database *database);
 void refdata_flow_decided(struct refdata_flow *flow, const struct refdata_outcome *outcomes,
                           const bool *waited, size_t count);
 
-/* ---- each role's part: created before the bus starts (to subscribe), stopped when it has stopped ----
- * *_create: home loop. *_stop: main thread while loops run; may wait. *_destroy: no thread uses it any more. */
-struct refdata_decisions *refdata_decisions_create(struct refdata_flow *flow);
+/* ---- parts: what each role runs on a database ---- */
+extern const struct kernel_part refdata_decisions_part, refdata_apply_part, refdata_relay_part,
+    refdata_invalidations_part, refdata_commands_part, refdata_committer_part, refdata_changes_part,
+    refdata_adapter_part;
+
 void refdata_decisions_made(struct refdata_decisions *decisions, const struct refdata_outcome *outcomes,
                             const bool *waited, size_t count); /* any thread */
 /* The notice of a commit to other processes, for a caller that sends it itself. */
@@ -71,43 +72,12 @@ void refdata_decisions_put_committed(struct buf *out, struct str tenant, struct 
                                      int64_t version);
 /* Any thread, after the commit: an item of a hydrated dictionary changed. Wakes whichever process publishes it. */
 void refdata_decisions_changed_items(struct refdata_decisions *decisions);
-void refdata_decisions_stop(struct refdata_decisions *decisions);
-void refdata_decisions_destroy(struct refdata_decisions *decisions);
-
-struct refdata_changes *refdata_changes_create(struct refdata_flow *flow); /* NULL: hydration has no store */
-void refdata_changes_start(struct refdata_changes *changes);               /* home loop */
 void refdata_changes_wake(struct refdata_changes *changes); /* any thread: refdata.item_change has rows */
-void refdata_changes_stop(struct refdata_changes *changes);
-void refdata_changes_destroy(struct refdata_changes *changes);
-
-struct refdata_committer *refdata_committer_create(struct refdata_flow *flow);
-void refdata_committer_stop(struct refdata_committer *committer); /* what waits is committed, or 503 */
-void refdata_committer_destroy(struct refdata_committer *committer);
-
-struct refdata_apply *refdata_apply_create(struct refdata_flow *flow); /* subscribes to the commands */
-void refdata_apply_start(struct refdata_apply *apply);                 /* the bus runs: expiry, retention */
-void refdata_apply_stop(struct refdata_apply *apply);
-void refdata_apply_destroy(struct refdata_apply *apply);
-
-struct refdata_adapter *refdata_adapter_create(struct refdata_flow *flow);
-void refdata_adapter_start(struct refdata_adapter *adapter); /* home loop; commands can be taken */
-void refdata_adapter_stop(struct refdata_adapter *adapter);
-void refdata_adapter_interrupt(struct refdata_adapter *adapter); /* as bus_interrupt() */
-void refdata_adapter_destroy(struct refdata_adapter *adapter);
 bool refdata_adapter_reads(const struct refdata_adapter *adapter); /* any loop: has it a source here? */
 bool refdata_adapter_is_up(const struct refdata_adapter *adapter); /* any loop: does its Kafka answer? */
-
-struct refdata_relay *refdata_relay_create(struct refdata_flow *flow);
-void refdata_relay_start(struct refdata_relay *relay); /* home loop; the bus runs */
-void refdata_relay_wake(struct refdata_relay *relay);  /* any thread: something was committed here */
-void refdata_relay_stop(struct refdata_relay *relay);
-void refdata_relay_interrupt(struct refdata_relay *relay); /* as outbox_interrupt() */
-void refdata_relay_destroy(struct refdata_relay *relay);
-
-struct refdata_invalidations *refdata_invalidations_create(struct refdata_flow *flow); /* subscribes */
+void refdata_relay_wake(struct refdata_relay *relay); /* any thread: something was committed here */
 void refdata_invalidations_hint(struct refdata_invalidations *invalidations, struct str tenant,
                                 struct str code, int64_t version,
                                 const struct uuid *event); /* any thread: committed; event NULL = not known */
-void refdata_invalidations_destroy(struct refdata_invalidations *invalidations);
 
 #endif

@@ -1,7 +1,6 @@
 /* The module: routes, life and health of reference data. */
 #include "modules/refdata/refdata.h"
 
-#include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -144,36 +143,6 @@ static struct refdata_catalog *swap_catalog(struct refdata *refdata, struct refd
     return before;
 }
 
-struct home_call {
-    struct loop_message message;
-    struct refdata *refdata;
-    void (*fn)(struct refdata *refdata, void *arg);
-    void *arg;
-    sem_t done;
-};
-
-static void on_home_call(struct loop *loop, struct loop_message *message)
-{
-    (void)loop;
-    struct home_call *call = (struct home_call *)message;
-    call->fn(call->refdata, call->arg);
-    sem_post(&call->done);
-}
-
-void refdata_home_call(struct refdata *refdata, void (*fn)(struct refdata *refdata, void *arg), void *arg)
-{
-    if (!loop_group_is_running(refdata->loops)) { /* a start that failed: nobody else is there */
-        fn(refdata, arg);
-        return;
-    }
-    struct home_call call = {.message.on_message = on_home_call, .refdata = refdata, .fn = fn, .arg = arg};
-    sem_init(&call.done, 0, 0);
-    loop_post(refdata->home, &call.message);
-    while (sem_wait(&call.done) != 0)
-        ; /* interrupted by a signal */
-    sem_destroy(&call.done);
-}
-
 /* A name of one's own among all that run at once: what a restarted container shares with the one before it is not enough. */
 static void name_pod(struct refdata *refdata)
 {
@@ -234,6 +203,7 @@ static enum status start(struct kernel *kernel, const void *section, void **stat
 }
 
 struct reload {
+    struct refdata *refdata;
     struct refdata_catalog *catalog;
     const struct refdata_settings *settings;
 };
@@ -243,34 +213,19 @@ static void free_catalog(void *arg)
     refdata_catalog_unref(arg);
 }
 
-static bool names(const struct refdata_catalog *catalog, const struct refdata_database *database)
-{
-    for (size_t i = 0; i < catalog->database_count; i++)
-        if (catalog->databases[i] == database)
-            return true;
-    return false;
-}
-
 /* So that a new database takes updates from its first moment on. One that is out of reach waits for its sweep. */
 static void prepare_new(const struct refdata_catalog *before, const struct refdata_catalog *now)
 {
     struct error error = {0};
     for (size_t i = 0; i < now->database_count; i++)
-        if (!names(before, now->databases[i]))
+        if (!refdata_catalog_names(before, now->databases[i]))
             (void)!refdata_database_prepare(now->databases[i], clock_deadline_ms(PREPARE_MS), &error);
 }
 
-/* Loads from a database that the configuration no longer names have no reader: they end now. */
-static void interrupt_dropped(const struct refdata_catalog *before, const struct refdata_catalog *now)
-{
-    for (size_t i = 0; i < before->database_count; i++)
-        if (!names(now, before->databases[i]))
-            db_pool_interrupt(before->databases[i]->site.pool);
-}
-
-static void reload_on_home(struct refdata *refdata, void *arg)
+static void reload_on_home(void *arg)
 {
     struct reload *reload = arg;
+    struct refdata *refdata = reload->refdata;
     refdata_flows_open(refdata, reload->catalog); /* before anybody can find it wanting */
     struct refdata_catalog *before = swap_catalog(refdata, reload->catalog);
     take_settings(refdata, reload->settings);
@@ -286,24 +241,23 @@ static void reload(void *state, struct config *config, const void *section)
 {
     (void)config;
     struct refdata *refdata = state;
-    struct reload reload = {.settings = section};
+    struct reload reload = {.refdata = refdata, .settings = section};
     struct refdata_catalog *before = refdata_catalog_hold(refdata);
     struct error error = {0};
     enum status status = refdata_catalog_create(section, refdata->kernel, before, &reload.catalog, &error);
     if (status == STATUS_OK) {
         prepare_new(before, reload.catalog);
-        refdata_home_call(refdata, reload_on_home, &reload);
-        refdata_flows_close(refdata, reload.catalog); /* what they accepted is committed */
-        interrupt_dropped(before, reload.catalog);
+        loop_group_call(refdata->loops, reload_on_home, &reload);
+        refdata_flows_close(refdata, reload.catalog); /* what they accepted is committed, loads end now */
     } else {
         log_error("refdata_reload_failed", LOG_ERROR_FIELDS(&error));
     }
     refdata_catalog_unref(before);
 }
 
-static void stop_on_home(struct refdata *refdata, void *arg)
+static void stop_on_home(void *arg)
 {
-    (void)arg;
+    struct refdata *refdata = arg;
     refdata->stopping = true;
     refdata_sweeps_clear(refdata);
 }
@@ -311,12 +265,8 @@ static void stop_on_home(struct refdata *refdata, void *arg)
 static void stop(void *state)
 {
     struct refdata *refdata = state;
-    refdata_flows_close(refdata, NULL);
-    refdata_home_call(refdata, stop_on_home, NULL);
-    const struct refdata_catalog *catalog = atomic_load(&refdata->catalog);
-    for (size_t i = 0; i < catalog->database_count; i++)
-        db_pool_interrupt(
-            catalog->databases[i]->site.pool); /* loads under way end now, not at their deadline */
+    loop_group_call(refdata->loops, stop_on_home, refdata);
+    refdata_flows_close(refdata, NULL); /* loads under way end now, not at their deadline */
     worker_pool_stop(refdata->loaders);
     worker_pool_stop(refdata->readers);
 }
@@ -346,7 +296,7 @@ static const struct writing_role {
 
 static bool is_reachable(const struct refdata_database *database)
 {
-    return db_pool_is_up(database->site.pool) && !atomic_load(&database->unreachable);
+    return db_pool_is_up(database->site.pool) && atomic_load(&database->site.state) != SITE_DOWN;
 }
 
 static bool can_write(const struct refdata_catalog *catalog, enum refdata_need needs)

@@ -46,9 +46,6 @@ struct refdata {
 
 /* Any thread: the catalog in force, with a reference. */
 struct refdata_catalog *refdata_catalog_hold(struct refdata *refdata);
-/* Runs fn(refdata, arg) on the home loop and waits for it: the main thread's way to what only the home loop may
- * touch. */
-void refdata_home_call(struct refdata *refdata, void (*fn)(struct refdata *refdata, void *arg), void *arg);
 bool refdata_has_role(const struct refdata *refdata, const char *role);
 
 /* ---- sweep.c: the periodic look at each database ---- */

@@ -164,13 +164,7 @@ static void run_sweep(struct worker_job *worker_job)
         look(job, conn);
         db_release(conn);
     }
-    /* Said when it begins and when it is over, not every second. */
-    bool failed = job->status != STATUS_OK, before = atomic_exchange(&database->unreachable, failed);
-    if (failed && !before)
-        log_error("database_unavailable", LOG_STR("database", database->name),
-                  LOG_CSTR("address", db_pool_address(database->site.pool)), LOG_ERROR_FIELDS(&job->error));
-    if (!failed && before)
-        log_info("database_available", LOG_STR("database", database->name));
+    kernel_site_report(&database->site, job->status, &job->error);
 }
 
 /* ---- back on the home loop ---- */

@@ -365,11 +365,14 @@ static enum status subscribe(struct refdata_adapter *adapter, struct error *erro
 
 /* ---- life ---- */
 
-struct refdata_adapter *refdata_adapter_create(struct refdata_flow *flow)
+static void *create_adapter(void *owner, struct error *failure)
 {
+    struct refdata_flow *flow = owner;
     size_t sources = flow->refdata->first->adapter.sources.count;
-    struct refdata_adapter *adapter = memory_zalloc(sizeof *adapter + sources * sizeof adapter->readers[0]);
+    struct refdata_adapter *adapter = flow->adapter =
+        memory_zalloc(sizeof *adapter + sources * sizeof adapter->readers[0]);
     struct error error = {0};
+    (void)failure; /* the others go on without it */
     adapter->flow = flow;
     arena_init(&adapter->arena, 4096);
     enum status status = add_readers(adapter, &error);
@@ -380,7 +383,7 @@ struct refdata_adapter *refdata_adapter_create(struct refdata_flow *flow)
         status = open_bus(adapter, &error);
     if (status == STATUS_OK)
         status = subscribe(adapter, &error);
-    if (status != STATUS_OK) { /* the others go on without it */
+    if (status != STATUS_OK) {
         log_error("adapter_not_started", LOG_STR("database", flow->database->name), LOG_ERROR_FIELDS(&error));
         bus_destroy(adapter->bus);
         adapter->bus = NULL;
@@ -388,34 +391,47 @@ struct refdata_adapter *refdata_adapter_create(struct refdata_flow *flow)
     return adapter;
 }
 
-void refdata_adapter_start(struct refdata_adapter *adapter)
+static void start_adapter(void *part)
 {
+    struct refdata_adapter *adapter = part;
     if (adapter->bus)
         bus_start(adapter->bus);
 }
 
-void refdata_adapter_stop(struct refdata_adapter *adapter)
+static void stop_adapter(void *part)
 {
+    struct refdata_adapter *adapter = part;
     if (adapter->bus)
         bus_stop(adapter->bus, STOP_GRACE_MS);
     if (adapter->workers)
         worker_pool_stop(adapter->workers);
 }
 
-void refdata_adapter_interrupt(struct refdata_adapter *adapter)
+static void interrupt_adapter(void *part)
 {
+    struct refdata_adapter *adapter = part;
     if (adapter->bus)
         bus_interrupt(adapter->bus);
 }
 
-void refdata_adapter_destroy(struct refdata_adapter *adapter)
+static void destroy_adapter(void *part)
 {
+    struct refdata_adapter *adapter = part;
     bus_destroy(adapter->bus);
     if (adapter->workers)
         worker_pool_destroy(adapter->workers);
     arena_deinit(&adapter->arena);
     free(adapter);
 }
+
+const struct kernel_part refdata_adapter_part = {
+    .roles = {"adapter"},
+    .create = create_adapter,
+    .start = start_adapter,
+    .stop = stop_adapter,
+    .interrupt = interrupt_adapter,
+    .destroy = destroy_adapter,
+};
 
 bool refdata_adapter_reads(const struct refdata_adapter *adapter)
 {

@@ -235,18 +235,14 @@ static void batch_uncommitted(void *context, const struct bus_batch *batch)
 
 /* ---- the role's part of a flow ---- */
 
-struct refdata_apply *refdata_apply_create(struct refdata_flow *flow)
+static void *create_apply(void *owner, struct error *error)
 {
+    struct refdata_flow *flow = owner;
     const struct refdata_catalog *catalog = flow->catalog;
-    struct refdata_apply *apply = memory_zalloc(sizeof *apply);
-    struct error error = {0};
+    struct refdata_apply *apply = flow->apply = memory_zalloc(sizeof *apply);
     apply->flow = flow;
     refdata_apply_metrics_register();
-    apply->upkeep = task_create(&(struct task_config){.name = "apply_upkeep",
-                                                      .loop = flow->refdata->home,
-                                                      .pool = flow->workers,
-                                                      .run = refdata_upkeep_step,
-                                                      .context = apply});
+    apply->upkeep = kernel_site_task(&flow->database->site, "apply_upkeep", refdata_upkeep_step, apply);
     const struct bus_subscription subscription = {.topic = flow->buses.commands_topic,
                                                   .group = flow->buses.apply_group,
                                                   .mode = BUS_SHARED,
@@ -260,25 +256,34 @@ struct refdata_apply *refdata_apply_create(struct refdata_flow *flow)
                                                   .on_given_up = record_given_up,
                                                   .on_committed = batch_committed,
                                                   .on_uncommitted = batch_uncommitted};
-    if (bus_subscribe(flow->buses.commands, &subscription, &error) !=
-        STATUS_OK) /* its topic is ours: cannot happen */
-        log_error("apply_not_subscribed", LOG_STR("database", flow->database->name),
-                  LOG_ERROR_FIELDS(&error));
+    if (bus_subscribe(flow->buses.commands, &subscription, error) != STATUS_OK)
+        (void)!error_context(error, "apply");
     return apply;
 }
 
-void refdata_apply_start(struct refdata_apply *apply)
+static void start_apply(void *part)
 {
+    struct refdata_apply *apply = part;
     task_start(apply->upkeep, refdata_upkeep_interval_ns(apply->flow->catalog));
 }
 
-void refdata_apply_stop(struct refdata_apply *apply)
+static void stop_apply(void *part)
 {
+    struct refdata_apply *apply = part;
     task_stop(apply->upkeep, TASK_FOREVER);
 }
 
-void refdata_apply_destroy(struct refdata_apply *apply)
+static void destroy_apply(void *part)
 {
+    struct refdata_apply *apply = part;
     task_destroy(apply->upkeep);
     free(apply);
 }
+
+const struct kernel_part refdata_apply_part = {
+    .roles = {"apply"},
+    .create = create_apply,
+    .start = start_apply,
+    .stop = stop_apply,
+    .destroy = destroy_apply,
+};

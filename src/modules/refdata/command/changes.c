@@ -250,34 +250,43 @@ void refdata_changes_wake(struct refdata_changes *changes)
     task_wake(changes->task);
 }
 
-struct refdata_changes *refdata_changes_create(struct refdata_flow *flow)
+static void *create_changes(void *owner, struct error *error)
 {
+    struct refdata_flow *flow = owner;
     struct hydration *hydration = kernel_hydration(flow->refdata->kernel);
+    (void)error;
     if (!hydration) /* no store: no consumer either */
         return NULL;
-    struct refdata_changes *changes = memory_zalloc(sizeof *changes);
+    struct refdata_changes *changes = flow->changes = memory_zalloc(sizeof *changes);
     changes->flow = flow;
     changes->hydration = hydration;
-    changes->task = task_create(&(struct task_config){.name = "hydration_changes",
-                                                      .loop = flow->refdata->home,
-                                                      .pool = flow->workers,
-                                                      .run = changes_step,
-                                                      .context = changes});
+    changes->task = kernel_site_task(&flow->database->site, "hydration_changes", changes_step, changes);
     return changes;
 }
 
-void refdata_changes_start(struct refdata_changes *changes)
+static void start_changes(void *part)
 {
+    struct refdata_changes *changes = part;
     task_start(changes->task, TASK_MS(PACE_MS)); /* rows of an earlier process */
 }
 
-void refdata_changes_stop(struct refdata_changes *changes)
+static void stop_changes(void *part)
 {
+    struct refdata_changes *changes = part;
     task_stop(changes->task, TASK_FOREVER);
 }
 
-void refdata_changes_destroy(struct refdata_changes *changes)
+static void destroy_changes(void *part)
 {
+    struct refdata_changes *changes = part;
     task_destroy(changes->task);
     free(changes);
 }
+
+const struct kernel_part refdata_changes_part = {
+    .roles = {"command"},
+    .create = create_changes,
+    .start = start_changes,
+    .stop = stop_changes,
+    .destroy = destroy_changes,
+};

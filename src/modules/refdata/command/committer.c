@@ -129,25 +129,24 @@ enum status refdata_committer_add(struct refdata_committer *committer, struct re
     return status;
 }
 
-struct refdata_committer *refdata_committer_create(struct refdata_flow *flow)
+static void *create_committer(void *owner, struct error *error)
 {
-    struct refdata_committer *committer = memory_zalloc(sizeof *committer);
+    struct refdata_flow *flow = owner;
+    struct refdata_committer *committer = flow->committer = memory_zalloc(sizeof *committer);
+    (void)error;
     committer->flow = flow;
     committer->queue_max = (size_t)flow->catalog->updates.queue_max;
     TAILQ_INIT(&committer->queue);
     pthread_mutex_init(&committer->lock, NULL);
-    committer->task = task_create(&(struct task_config){.name = "committer",
-                                                        .loop = flow->refdata->home,
-                                                        .pool = flow->workers,
-                                                        .run = committer_step,
-                                                        .context = committer});
+    committer->task = kernel_site_task(&flow->database->site, "committer", committer_step, committer);
     task_start(committer->task, TASK_IDLE);
     return committer;
 }
 
 /* What has come is committed, by the caller's thread where no run began for it. */
-void refdata_committer_stop(struct refdata_committer *committer)
+static void stop_committer(void *part)
 {
+    struct refdata_committer *committer = part;
     pthread_mutex_lock(&committer->lock);
     committer->is_stopping = true;
     pthread_mutex_unlock(&committer->lock);
@@ -155,9 +154,13 @@ void refdata_committer_stop(struct refdata_committer *committer)
     commit_queue(committer);
 }
 
-void refdata_committer_destroy(struct refdata_committer *committer)
+static void destroy_committer(void *part)
 {
+    struct refdata_committer *committer = part;
     task_destroy(committer->task);
     pthread_mutex_destroy(&committer->lock);
     free(committer);
 }
+
+const struct kernel_part refdata_committer_part = {
+    .roles = {"command"}, .create = create_committer, .stop = stop_committer, .destroy = destroy_committer};

@@ -315,25 +315,23 @@ void refdata_decisions_read(struct refdata_decisions *decisions)
 
 /* ---- life ---- */
 
-struct refdata_decisions *refdata_decisions_create(struct refdata_flow *flow)
+static void *create_decisions(void *owner, struct error *error)
 {
+    struct refdata_flow *flow = owner;
+    struct kernel_site *site = &flow->database->site;
     static const char *const channels[] = {REFDATA_DECISIONS_CHANNEL, CHANGES_CHANNEL, NULL};
-    struct refdata_decisions *decisions = memory_zalloc(sizeof *decisions);
+    struct refdata_decisions *decisions = flow->decisions = memory_zalloc(sizeof *decisions);
+    (void)error;
     decisions->flow = flow;
     pthread_mutex_init(&decisions->lock, NULL);
-    decisions->reading = task_create(&(struct task_config){.name = "decisions",
-                                                           .loop = flow->refdata->home,
-                                                           .pool = flow->workers,
-                                                           .run = decisions_step,
-                                                           .context = decisions});
+    decisions->reading = kernel_site_task(site, "decisions", decisions_step, decisions);
     task_start(decisions->reading, TASK_IDLE);
     if (refdata_has_role(flow->refdata, "apply"))
-        decisions->notifier =
-            db_notifier_create(flow->refdata->home, &flow->database->site.target, NOTIFY_WINDOW_US);
+        decisions->notifier = db_notifier_create(site->home, &site->target, NOTIFY_WINDOW_US);
     if (refdata_has_role(flow->refdata, "command"))
         decisions->listener = db_listener_create(&(struct db_listener_config){
-            .loop = flow->refdata->home,
-            .target = &flow->database->site.target,
+            .loop = site->home,
+            .target = &site->target,
             .channels = channels,
             .on_notice = on_decision_notice,
             .on_listening = on_listening,
@@ -342,8 +340,9 @@ struct refdata_decisions *refdata_decisions_create(struct refdata_flow *flow)
     return decisions;
 }
 
-void refdata_decisions_stop(struct refdata_decisions *decisions)
+static void stop_decisions(void *part)
 {
+    struct refdata_decisions *decisions = part;
     pthread_mutex_lock(&decisions->lock);
     decisions->is_stopped = true;
     struct refdata_waiter *chain = refdata_waiters_take_all(&decisions->waiters);
@@ -352,8 +351,9 @@ void refdata_decisions_stop(struct refdata_decisions *decisions)
     task_stop(decisions->reading, TASK_FOREVER);
 }
 
-void refdata_decisions_destroy(struct refdata_decisions *decisions)
+static void destroy_decisions(void *part)
 {
+    struct refdata_decisions *decisions = part;
     if (decisions->listener)
         db_listener_destroy(decisions->listener);
     if (decisions->notifier)
@@ -363,3 +363,6 @@ void refdata_decisions_destroy(struct refdata_decisions *decisions)
     pthread_mutex_destroy(&decisions->lock);
     free(decisions);
 }
+
+const struct kernel_part refdata_decisions_part = {
+    .create = create_decisions, .stop = stop_decisions, .destroy = destroy_decisions, .outlives_buses = true};

@@ -200,9 +200,10 @@ static void on_gap(void *context, unsigned partition, int64_t offset, int64_t ne
 
 /* ---- life ---- */
 
-struct refdata_invalidations *refdata_invalidations_create(struct refdata_flow *flow)
+static void *create_invalidations(void *owner, struct error *failure)
 {
-    struct refdata_invalidations *invalidations = memory_zalloc(sizeof *invalidations);
+    struct refdata_flow *flow = owner;
+    struct refdata_invalidations *invalidations = flow->invalidations = memory_zalloc(sizeof *invalidations);
     const struct bus_subscription subscription = {
         .topic = REFDATA_INVALIDATIONS,
         .group = flow->buses.pods_group,
@@ -216,16 +217,21 @@ struct refdata_invalidations *refdata_invalidations_create(struct refdata_flow *
         .on_ready = look_everywhere, /* versions committed before this moment are not delivered */
     };
     struct error error = {0};
+    (void)failure; /* the sweep is left */
     invalidations->flow = flow;
     pthread_mutex_init(&invalidations->lock, NULL);
     if (bus_subscribe(flow->buses.invalidations, &subscription, &error) != STATUS_OK)
         log_error("invalidations_not_subscribed", LOG_STR("database", flow->database->name),
-                  LOG_ERROR_FIELDS(&error)); /* the sweep is left */
+                  LOG_ERROR_FIELDS(&error));
     return invalidations;
 }
 
-void refdata_invalidations_destroy(struct refdata_invalidations *invalidations)
+static void destroy_invalidations(void *part)
 {
+    struct refdata_invalidations *invalidations = part;
     pthread_mutex_destroy(&invalidations->lock);
     free(invalidations);
 }
+
+const struct kernel_part refdata_invalidations_part = {
+    .roles = {"query"}, .create = create_invalidations, .destroy = destroy_invalidations};

@@ -202,7 +202,7 @@ static enum status admit(struct refdata *refdata, struct str tenant, struct str 
         return error_set(error, STATUS_DICTIONARY_UNAVAILABLE,
                          "the dictionary's configuration was refused by PostgreSQL");
     if (atomic_load(&dictionary->state) == REFDATA_UNCHECKED &&
-        atomic_load(&dictionary->database->unreachable))
+        atomic_load(&dictionary->database->site.state) == SITE_DOWN)
         return error_set(error, STATUS_DICTIONARY_UNAVAILABLE, "its database cannot be reached");
     struct refdata_holding *holding = refdata_keeper_hold(refdata, tenant, dictionary);
     if (!holding)

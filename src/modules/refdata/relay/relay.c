@@ -45,7 +45,7 @@ const struct outbox_table refdata_outbox_table = {
 
 struct refdata_relay {
     struct refdata_flow *flow;
-    struct outbox *engine; /* one of the two */
+    struct outbox *engine; /* one of the two; the site's */
     struct outbox_notifier *notifier;
 };
 
@@ -102,43 +102,35 @@ static void on_invalidations_settled(void *context, size_t count)
 
 /* ---- life ---- */
 
-static struct outbox *create_engine(struct refdata_relay *relay)
+static void *create_relay(void *owner, struct error *error)
 {
-    struct refdata_flow *flow = relay->flow;
-    const struct refdata_catalog *catalog = flow->catalog;
-    struct outbox *engine = NULL;
-    struct error error = {0};
-    enum status status = outbox_create(&(struct outbox_config){.table = &refdata_outbox_table,
-                                                               .settings = &catalog->outbox,
-                                                               .loop = flow->refdata->home,
-                                                               .workers = flow->workers,
-                                                               .target = &flow->database->site.target,
-                                                               .context = relay,
-                                                               .publish = publish_invalidations,
-                                                               .on_settled = on_invalidations_settled},
-                                       &engine, &error);
-    if (status != STATUS_OK) /* its target was checked before: cannot happen */
-        log_error("relay_not_started", LOG_STR("database", flow->database->name), LOG_ERROR_FIELDS(&error));
-    return engine;
-}
-
-struct refdata_relay *refdata_relay_create(struct refdata_flow *flow)
-{
-    struct refdata_relay *relay = memory_zalloc(sizeof *relay);
+    struct refdata_flow *flow = owner;
+    struct kernel_site *site = &flow->database->site;
+    struct refdata_relay *relay = flow->relay = memory_zalloc(sizeof *relay);
     relay->flow = flow;
-    if (refdata_has_role(flow->refdata, "relay"))
-        relay->engine = create_engine(relay);
-    else
-        relay->notifier =
-            outbox_notifier_create(&refdata_outbox_table, flow->refdata->home, &flow->database->site.target);
+    if (!refdata_has_role(flow->refdata, "relay"))
+        relay->notifier = outbox_notifier_create(&refdata_outbox_table, site->home, &site->target);
+    else if (kernel_site_add_outbox(site,
+                                    &(struct outbox_config){.table = &refdata_outbox_table,
+                                                            .settings = &flow->catalog->outbox,
+                                                            .context = relay,
+                                                            .publish = publish_invalidations,
+                                                            .on_settled = on_invalidations_settled},
+                                    &relay->engine, error) != STATUS_OK)
+        (void)!error_context(error, "relay");
     return relay;
 }
 
-void refdata_relay_start(struct refdata_relay *relay)
+static void destroy_relay(void *part)
 {
-    if (relay->engine)
-        outbox_start(relay->engine);
+    struct refdata_relay *relay = part;
+    outbox_notifier_destroy(relay->notifier);
+    free(relay);
 }
+
+/* apply has one to wake, here or elsewhere. */
+const struct kernel_part refdata_relay_part = {
+    .roles = {"relay", "apply"}, .create = create_relay, .destroy = destroy_relay};
 
 void refdata_relay_wake(struct refdata_relay *relay)
 {
@@ -147,23 +139,4 @@ void refdata_relay_wake(struct refdata_relay *relay)
         outbox_wake(relay->engine);
     else if (relay->notifier)
         outbox_notify(relay->notifier);
-}
-
-void refdata_relay_stop(struct refdata_relay *relay)
-{
-    if (relay->engine)
-        outbox_stop(relay->engine, OUTBOX_STOP_MS);
-}
-
-void refdata_relay_interrupt(struct refdata_relay *relay)
-{
-    if (relay->engine)
-        outbox_interrupt(relay->engine);
-}
-
-void refdata_relay_destroy(struct refdata_relay *relay)
-{
-    outbox_destroy(relay->engine);
-    outbox_notifier_destroy(relay->notifier);
-    free(relay);
 }

@@ -111,7 +111,12 @@ static void open_commands(struct rig *rig)
                                                           .message_bytes_max = 4096},
                             &rig->flow.buses.commands, &error) != STATUS_OK)
         fail_msg("%s", error.message);
-    rig->flow.commands = refdata_commands_create(&rig->flow);
+    struct kernel_site *site = &rig->flow.database->site;
+    site->home = rig->refdata.home;
+    site->workers = rig->workers;
+    rig->flow.buses.shared = true;
+    if (!refdata_commands_part.create(&rig->flow, &error) || error.status != STATUS_OK)
+        fail_msg("%s", error.message);
 }
 
 static int set_up(void **state)
@@ -147,11 +152,10 @@ static int set_up(void **state)
 static int tear_down(void **state)
 {
     struct rig *rig = *state;
-    refdata_commands_destroy(rig->flow.commands);
+    refdata_commands_part.destroy(rig->flow.commands);
     bus_stop(rig->flow.buses.commands, 0);
     bus_destroy(rig->flow.buses.commands);
-    worker_pool_stop(rig->workers);
-    worker_pool_destroy(rig->workers);
+    kernel_site_close(&rig->flow.database->site); /* with the workers */
     loop_destroy(rig->refdata.home);
     pthread_mutex_destroy(&rig->refdata.catalog_lock);
     refdata_catalog_unref(rig->catalog);
