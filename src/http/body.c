@@ -45,32 +45,15 @@ bool http_body_is_done(const struct http_body *body)
     return body->phase == PHASE_DONE;
 }
 
-static enum http_body_step fail_body(struct http_body *body, const char *message)
+static enum phase fail_body(struct http_body *body, const char *message)
 {
-    body->phase = PHASE_FAILED;
     body->message = message;
-    return HTTP_BODY_FAILED;
+    return PHASE_FAILED;
 }
 
-static enum http_body_step enter(struct http_body *body, enum phase phase)
+static bool over_allowance(struct http_body *body)
 {
-    body->phase = phase;
-    return HTTP_BODY_MORE;
-}
-
-/* As much content as there is. */
-static enum http_body_step take_run(struct http_body *body, struct str *raw, struct str *piece,
-                                    enum phase behind)
-{
-    size_t len = raw->len < body->remaining ? raw->len : (size_t)body->remaining;
-
-    *piece = str_of(raw->ptr, len);
-    *raw = str_of(raw->ptr + len, raw->len - len);
-    body->remaining -= len;
-    body->received += len;
-    if (body->remaining == 0)
-        body->phase = behind;
-    return HTTP_BODY_DATA;
+    return ++body->overhead_bytes > OVERHEAD_BYTES_MAX;
 }
 
 static bool is_blank(char c)
@@ -78,7 +61,9 @@ static bool is_blank(char c)
     return c == ' ' || c == '\t';
 }
 
-static enum http_body_step take_size(struct http_body *body, char c)
+/* ---- framing: each takes a byte and returns the phase after it ---- */
+
+static enum phase take_size(struct http_body *body, char c)
 {
     int value = hex_digit(c);
 
@@ -86,22 +71,16 @@ static enum http_body_step take_size(struct http_body *body, char c)
         if (++body->digits > SIZE_DIGITS_MAX)
             return fail_body(body, "a chunk size is too long");
         body->remaining = body->remaining << 4 | (unsigned)value;
-        return HTTP_BODY_MORE;
+        return PHASE_SIZE;
     }
     if (body->digits == 0)
         return fail_body(body, "a chunk size has no hexadecimal digits");
     if (c == ';')
-        return enter(body, PHASE_EXT_NAME_BEGIN);
+        return PHASE_EXT_NAME_BEGIN;
     if (is_blank(c))
-        return enter(body, PHASE_EXT_GAP);
-    if (c == '\r')
-        return enter(body, PHASE_SIZE_LF);
-    return fail_body(body, "a chunk size is not followed by an extension or CRLF");
-}
-
-static bool over_allowance(struct http_body *body)
-{
-    return ++body->overhead_bytes > OVERHEAD_BYTES_MAX;
+        return PHASE_EXT_GAP;
+    return c == '\r' ? PHASE_SIZE_LF
+                     : fail_body(body, "a chunk size is not followed by an extension or CRLF");
 }
 
 /* The phase after a byte that ends a name or a value; FAILED when the byte is not allowed there. */
@@ -146,23 +125,11 @@ static enum phase next_in_extension(enum phase phase, char c)
     }
 }
 
-static enum http_body_step take_size_lf(struct http_body *body, char c)
+static enum phase take_trailer(struct http_body *body, char c)
 {
-    if (c != '\n')
-        return fail_body(body, "a chunk size ends in a bare CR");
-    body->digits = 0;
-    body->line_bytes = 0;
-    body->name_ended = false;
-    return enter(body, body->remaining > 0 ? PHASE_CHUNK : PHASE_TRAILER);
-}
-
-static enum http_body_step take_trailer(struct http_body *body, char c)
-{
-    if (c == '\r') {
-        if (body->line_bytes > 0 && !body->name_ended)
-            return fail_body(body, "a trailer line has no colon");
-        return enter(body, PHASE_TRAILER_LF);
-    }
+    if (c == '\r')
+        return body->line_bytes == 0 || body->name_ended ? PHASE_TRAILER_LF
+                                                         : fail_body(body, "a trailer line has no colon");
     if (over_allowance(body))
         return fail_body(body, "trailers are too long");
     if (c == ':' && !body->name_ended && body->line_bytes > 0)
@@ -170,67 +137,66 @@ static enum http_body_step take_trailer(struct http_body *body, char c)
     else if (!http_byte_is(c, body->name_ended ? HTTP_BYTE_VALUE : HTTP_BYTE_TOKEN))
         return fail_body(body, "a trailer line is not a valid field");
     body->line_bytes++;
-    return HTTP_BODY_MORE;
+    return PHASE_TRAILER;
 }
 
-static enum http_body_step take_trailer_lf(struct http_body *body, char c)
+static enum phase begin_line(struct http_body *body, enum phase phase)
 {
-    if (c != '\n')
-        return fail_body(body, "a trailer line ends in a bare CR");
-    bool was_empty = body->line_bytes == 0;
-    body->line_bytes = 0;
+    body->digits = body->line_bytes = 0;
     body->name_ended = false;
-    return enter(body, was_empty ? PHASE_DONE : PHASE_TRAILER);
+    return phase;
 }
 
-static enum http_body_step take_byte(struct http_body *body, char c)
+static enum phase take_byte(struct http_body *body, char c)
 {
     enum phase next;
 
     switch ((enum phase)body->phase) {
     case PHASE_SIZE: return take_size(body, c);
-    case PHASE_EXT_NAME_BEGIN:
-    case PHASE_EXT_NAME:
-    case PHASE_EXT_NAME_GAP:
-    case PHASE_EXT_VALUE_BEGIN:
-    case PHASE_EXT_TOKEN:
-    case PHASE_EXT_QUOTED:
-    case PHASE_EXT_ESCAPED:
-    case PHASE_EXT_UNQUOTED:
-    case PHASE_EXT_GAP:
-        next = next_in_extension((enum phase)body->phase, c);
-        if (next == PHASE_FAILED)
-            return fail_body(body, "a chunk extension is not valid");
-        return over_allowance(body) ? fail_body(body, "chunk extensions are too long") : enter(body, next);
-    case PHASE_SIZE_LF: return take_size_lf(body, c);
+    case PHASE_SIZE_LF:
+        if (c != '\n')
+            return fail_body(body, "a chunk size ends in a bare CR");
+        return begin_line(body, body->remaining > 0 ? PHASE_CHUNK : PHASE_TRAILER);
     case PHASE_CHUNK_CR:
-        return c == '\r' ? enter(body, PHASE_CHUNK_LF) : fail_body(body, "a chunk is longer than its size");
-    case PHASE_CHUNK_LF:
-        return c == '\n' ? enter(body, PHASE_SIZE) : fail_body(body, "a chunk does not end in CRLF");
+        return c == '\r' ? PHASE_CHUNK_LF : fail_body(body, "a chunk is longer than its size");
+    case PHASE_CHUNK_LF: return c == '\n' ? PHASE_SIZE : fail_body(body, "a chunk does not end in CRLF");
     case PHASE_TRAILER: return take_trailer(body, c);
-    case PHASE_TRAILER_LF: return take_trailer_lf(body, c);
+    case PHASE_TRAILER_LF:
+        if (c != '\n')
+            return fail_body(body, "a trailer line ends in a bare CR");
+        return begin_line(body, body->line_bytes == 0 ? PHASE_DONE : PHASE_TRAILER);
     case PHASE_SIZED:
     case PHASE_CHUNK:
     case PHASE_DONE:
-    case PHASE_FAILED: break;
+    case PHASE_FAILED: return PHASE_FAILED;
+    default:
+        next = next_in_extension((enum phase)body->phase, c);
+        if (next == PHASE_FAILED)
+            return fail_body(body, "a chunk extension is not valid");
+        return over_allowance(body) ? fail_body(body, "chunk extensions are too long") : next;
     }
-    return HTTP_BODY_FAILED;
 }
 
 enum http_body_step http_body_next(struct http_body *body, struct str *raw, struct str *piece)
 {
-    for (;;) {
-        if (body->phase == PHASE_DONE)
-            return HTTP_BODY_DONE;
+    while (body->phase != PHASE_DONE) {
+        if (body->phase == PHASE_FAILED)
+            return HTTP_BODY_FAILED;
         if (raw->len == 0)
-            return body->phase == PHASE_FAILED ? HTTP_BODY_FAILED : HTTP_BODY_MORE;
-        if (body->phase == PHASE_SIZED)
-            return take_run(body, raw, piece, PHASE_DONE);
-        if (body->phase == PHASE_CHUNK)
-            return take_run(body, raw, piece, PHASE_CHUNK_CR);
+            return HTTP_BODY_MORE;
+        if (body->phase == PHASE_SIZED || body->phase == PHASE_CHUNK) { /* as much content as there is */
+            size_t len = raw->len < body->remaining ? raw->len : (size_t)body->remaining;
+            *piece = str_of(raw->ptr, len);
+            *raw = str_of(raw->ptr + len, raw->len - len);
+            body->remaining -= len;
+            body->received += len;
+            if (body->remaining == 0)
+                body->phase = body->phase == PHASE_SIZED ? PHASE_DONE : PHASE_CHUNK_CR;
+            return HTTP_BODY_DATA;
+        }
         char c = *raw->ptr;
         *raw = str_of(raw->ptr + 1, raw->len - 1);
-        if (take_byte(body, c) == HTTP_BODY_FAILED)
-            return HTTP_BODY_FAILED;
+        body->phase = take_byte(body, c);
     }
+    return HTTP_BODY_DONE;
 }

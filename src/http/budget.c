@@ -15,51 +15,35 @@ enum {
     TRIM_DELAY_MS = 1000,
 };
 
-static struct metric_family body_bytes = {
-    .name = "http_body_bytes",
-    .help = "Memory held by request bodies, in bytes.",
-    .type = METRIC_GAUGE,
-};
-static struct metric_family unsent_bytes = {
-    .name = "http_unsent_bytes",
-    .help = "Memory held by answers that clients have not read yet, in bytes.",
-    .type = METRIC_GAUGE,
-};
-static struct metric_family cuts = {
-    .name = "http_cut_total",
-    .help = "Connections cut because their client did not read: slow = below writeRate, full = past unsent.",
-    .type = METRIC_COUNTER,
-    .labels = {"reason"},
-};
-static struct metric_family trims = {
-    .name = "http_memory_trims_total",
-    .help = "Times that memory was given back to the system after a burst.",
-    .type = METRIC_COUNTER,
-};
+/* ---- giving memory back ---- */
 
-static task_run_fn trim_step;
+/* Woken when a burst is over; trims a moment later, when the rest of it is freed too. */
+static int64_t trim_step(struct task *task, void *context)
+{
+    struct http_server *server = context;
+    struct http_budget *budget = &server->budget;
+
+    budget->is_trim_due = !budget->is_trim_due;
+    if (budget->is_trim_due) {
+        task_hold(task, TASK_MS(TRIM_DELAY_MS));
+        return TASK_MS(TRIM_DELAY_MS);
+    }
+    atomic_store(&budget->freed_bytes, 0);
+    malloc_trim(0);
+    metric_add(server->trims, 1);
+    return TASK_IDLE;
+}
 
 void http_budget_init(struct http_server *server)
 {
-    struct http_budget *budget = &server->budget;
-
-    metrics_register(&body_bytes);
-    metrics_register(&unsent_bytes);
-    metrics_register(&cuts);
-    metrics_register(&trims);
-    budget->bodies_gauge = metric_series_get(&body_bytes, NULL);
-    budget->unsent_gauge = metric_series_get(&unsent_bytes, NULL);
-    budget->slow_cuts = metric_series_get(&cuts, &(struct str){"slow", 4});
-    budget->full_cuts = metric_series_get(&cuts, &(struct str){"full", 4});
-    budget->trims = metric_series_get(&trims, NULL);
     if (!server->config.workers)
         return;
-    budget->trim = task_create(&(struct task_config){.name = "http_trim",
-                                                     .loop = server->homes[0]->loop,
-                                                     .pool = server->config.workers,
-                                                     .run = trim_step,
-                                                     .context = budget});
-    task_start(budget->trim, TASK_IDLE);
+    server->budget.trim = task_create(&(struct task_config){.name = "http_trim",
+                                                            .loop = server->homes[0]->loop,
+                                                            .pool = server->config.workers,
+                                                            .run = trim_step,
+                                                            .context = server});
+    task_start(server->budget.trim, TASK_IDLE);
 }
 
 void http_budget_deinit(struct http_budget *budget)
@@ -69,24 +53,6 @@ void http_budget_deinit(struct http_budget *budget)
     (void)task_stop(budget->trim, TASK_FOREVER);
     task_destroy(budget->trim);
     budget->trim = NULL;
-}
-
-/* ---- giving memory back ---- */
-
-/* Woken when a burst is over; trims a moment later, when the rest of it is freed too. */
-static int64_t trim_step(struct task *task, void *context)
-{
-    struct http_budget *budget = context;
-
-    budget->is_trim_due = !budget->is_trim_due;
-    if (budget->is_trim_due) {
-        task_hold(task, TASK_MS(TRIM_DELAY_MS));
-        return TASK_MS(TRIM_DELAY_MS);
-    }
-    atomic_store(&budget->freed_bytes, 0);
-    malloc_trim(0);
-    metric_add(budget->trims, 1);
-    return TASK_IDLE;
 }
 
 void http_budget_freed(struct http_home *home, size_t bytes)
@@ -100,11 +66,6 @@ void http_budget_freed(struct http_home *home, size_t bytes)
 
 /* ---- bodies ---- */
 
-static size_t bodies_max(const struct http_server *server)
-{
-    return server->config.limits.bodies_bytes_max;
-}
-
 static unsigned share_of(const struct http_exchange *exchange)
 {
     const struct http_server_config *config = &exchange->home->server->config;
@@ -112,9 +73,10 @@ static unsigned share_of(const struct http_exchange *exchange)
 }
 
 /* Without config.share_of there is one share, which may take all. */
-static size_t share_max(const struct http_server *server)
+static bool is_within(const struct http_server *server, uint64_t all, uint64_t own)
 {
-    return server->config.share_of ? bodies_max(server) / 2 : bodies_max(server);
+    size_t max = server->config.limits.bodies_bytes_max;
+    return all <= max && own <= (server->config.share_of ? max / 2 : max);
 }
 
 bool http_budget_has_room(const struct http_exchange *exchange, uint64_t content_length)
@@ -126,7 +88,7 @@ bool http_budget_has_room(const struct http_exchange *exchange, uint64_t content
     if (all == 0 || content_length <= HTTP_BLOCK_BYTES)
         return true;
     size_t own = atomic_load_explicit(&budget->share_bytes[share_of(exchange)], memory_order_relaxed);
-    return content_length + all <= bodies_max(server) && content_length + own <= share_max(server);
+    return is_within(server, content_length + all, content_length + own);
 }
 
 bool http_budget_charge_body(struct http_exchange *exchange)
@@ -140,23 +102,24 @@ bool http_budget_charge_body(struct http_exchange *exchange)
     if (exchange->body_charged == 0)
         exchange->body_share = share_of(exchange);
     exchange->body_charged += more;
-    metric_change(budget->bodies_gauge, (double)more);
+    metric_change(server->bodies_gauge, (double)more);
     size_t all = more + atomic_fetch_add_explicit(&budget->bodies_bytes, more, memory_order_relaxed);
     size_t own = more + atomic_fetch_add_explicit(&budget->share_bytes[exchange->body_share], more,
                                                   memory_order_relaxed);
-    return all <= bodies_max(server) && own <= share_max(server);
+    return is_within(server, all, own);
 }
 
 void http_budget_free_body(struct http_exchange *exchange)
 {
-    struct http_budget *budget = &exchange->home->server->budget;
+    struct http_server *server = exchange->home->server;
+    struct http_budget *budget = &server->budget;
     size_t charged = exchange->body_charged;
 
     buf_deinit(&exchange->body_bytes);
     if (charged == 0)
         return;
     exchange->body_charged = 0;
-    metric_change(budget->bodies_gauge, -(double)charged);
+    metric_change(server->bodies_gauge, -(double)charged);
     atomic_fetch_sub_explicit(&budget->bodies_bytes, charged, memory_order_relaxed);
     atomic_fetch_sub_explicit(&budget->share_bytes[exchange->body_share], charged, memory_order_relaxed);
     http_budget_freed(exchange->home, charged);
@@ -175,22 +138,16 @@ static void charge_unsent(struct http_connection *connection, size_t capacity)
     connection->unsent_charged = capacity;
     home->unsent_bytes += capacity - before; /* unsigned: a difference below 0 wraps, and back */
     atomic_fetch_add_explicit(&budget->unsent_bytes, capacity - before, memory_order_relaxed);
-    metric_change(budget->unsent_gauge, (double)capacity - (double)before);
+    metric_change(home->server->unsent_gauge, (double)capacity - (double)before);
     if (capacity < before)
         http_budget_freed(home, before - capacity);
-}
-
-static bool is_over_unsent(const struct http_home *home)
-{
-    const struct http_server *server = home->server;
-    size_t max = server->config.limits.unsent_bytes_max;
-    return home->unsent_bytes > max / server->home_count &&
-           atomic_load_explicit(&server->budget.unsent_bytes, memory_order_relaxed) > max;
 }
 
 void http_budget_keep_unsent(struct http_connection *connection, bool has_progress)
 {
     struct http_home *home = connection->home;
+    const struct http_server *server = home->server;
+    size_t max = server->config.limits.unsent_bytes_max;
 
     if (connection->is_unsent && has_progress)
         TAILQ_REMOVE(&home->unsent, connection, unsent);
@@ -198,11 +155,12 @@ void http_budget_keep_unsent(struct http_connection *connection, bool has_progre
         TAILQ_INSERT_TAIL(&home->unsent, connection, unsent);
     connection->is_unsent = true;
     charge_unsent(connection, connection->own_out.capacity);
-    while (is_over_unsent(home)) {
+    while (home->unsent_bytes > max / server->home_count &&
+           atomic_load_explicit(&server->budget.unsent_bytes, memory_order_relaxed) > max) {
         struct http_connection *longest = TAILQ_FIRST(&home->unsent);
         if (longest == connection && !(longest = TAILQ_NEXT(connection, unsent)))
             break;
-        metric_add(home->server->budget.full_cuts, 1);
+        metric_add(server->full_cuts, 1);
         http_connection_cut(longest);
     }
 }

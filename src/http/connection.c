@@ -1,18 +1,21 @@
-/* A connection: its life, its turns, its input and output.
+/* A connection: its life, its turns, its input and output, its deadlines.
  *
  * A turn is everything one event leads to: read once, take requests as far as bytes and room allow, write
  * once. In the common case that is read and write and no other system call: readiness is level-triggered and
- * changed only when it gets in the way, and one lazy timer serves every deadline (C6, C7; deadline.c). */
+ * changed only when it gets in the way, and one lazy timer serves every deadline (C6, C7).
+ *
+ * The least rates of bodies and readers are measured in windows as long as their timeout: a body or a reader that moves less
+ * than the window's bytes is ended with the window. */
 #include <errno.h>
+#include <linux/sockios.h>
 #include <stdlib.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/memory.h"
 #include "http/http_inside.h"
-#include "http/response.h"
 
-static void on_event(struct loop_io *io, unsigned events);
 static void take_turn(struct http_connection *connection);
 
 static int64_t now_ns(const struct http_connection *connection)
@@ -86,33 +89,6 @@ void http_connection_finish(struct http_connection *connection, bool may_be_unre
     http_connection_move(connection, HTTP_STATE_FLUSH);
 }
 
-void http_connection_fail(struct http_connection *connection, enum status status)
-{
-    struct http_exchange *exchange = connection->exchange;
-    bool has_route = exchange && exchange->entry && exchange->entry->route;
-    enum http_errors style = has_route ? exchange->entry->route->errors : HTTP_ERRORS_CODE;
-    struct buf body = {0};
-
-    http_response_put_error(&body, style, &(struct error){.status = status}, STR_NONE);
-    http_response_put_head(connection->out,
-                           &(struct http_response_head){
-                               .status = status_http(status),
-                               .date_line = http_home_date_line(connection->home),
-                               .headers = status_http(status) == 503 ? STR("Retry-After: 1\r\n") : STR_NONE,
-                               .content_length = (int64_t)buf_len(&body),
-                               .has_content = true,
-                               .persistence = HTTP_PERSIST_CLOSE,
-                           });
-    buf_put_str(connection->out, buf_str(&body));
-    buf_deinit(&body);
-    if (has_route)
-        http_tally_count(exchange, status_http(status));
-    else
-        http_tally_count_unmatched(connection->home, status_http(status));
-    http_connection_finish(connection, true);
-    http_connection_resume(connection);
-}
-
 static void on_tick_end(struct loop_tick *tick)
 {
     take_turn(CONTAINER_OF(tick, struct http_connection, tick));
@@ -122,6 +98,119 @@ void http_connection_resume(struct http_connection *connection)
 {
     if (!connection->running && connection->state != HTTP_STATE_DEAD)
         loop_at_tick_end(connection->home->loop, &connection->tick, on_tick_end);
+}
+
+/* ---- deadlines ---- */
+
+static void set_deadline(struct http_connection *connection);
+
+static const struct http_limits *limits_of(const struct http_connection *connection)
+{
+    return &connection->home->server->config.limits;
+}
+
+static int64_t after_ms(int64_t since_ns, int64_t ms)
+{
+    return since_ns + ms * CLOCK_NS_PER_MS;
+}
+
+/* Of a window of that length, at that rate in bytes a second. */
+static uint64_t least_bytes(size_t rate, int64_t window_ms)
+{
+    uint64_t bytes = (uint64_t)rate * (uint64_t)window_ms / 1000;
+    return bytes > 0 ? bytes : 1;
+}
+
+/* After body_timeout_ms without progress, or below the least rate. A new window begins when the bytes of a whole window have
+ * arrived, so that a fast beginning does not make up for a slow rest. */
+static int64_t body_deadline(const struct http_connection *connection)
+{
+    const struct http_limits *limits = limits_of(connection);
+    struct http_exchange *exchange = connection->exchange;
+    uint64_t least = least_bytes(limits->body_rate_min, limits->body_timeout_ms);
+
+    if (exchange->body_since_ns < connection->state_since_ns ||
+        exchange->body.received - exchange->body_before >= least) {
+        exchange->body_since_ns = now_ns(connection);
+        exchange->body_before = exchange->body.received;
+    }
+    int64_t since_ns =
+        exchange->body_since_ns < connection->progress_ns ? exchange->body_since_ns : connection->progress_ns;
+    return after_ms(since_ns, limits->body_timeout_ms);
+}
+
+static int64_t deadline_of(const struct http_connection *connection)
+{
+    const struct http_limits *limits = limits_of(connection);
+    int64_t since_ns = connection->state_since_ns;
+
+    if (connection->is_behind)
+        return after_ms(connection->reading_since_ns, limits->write_timeout_ms);
+    switch (connection->state) {
+    case HTTP_STATE_HEAD:
+        if (connection->exchange)
+            return after_ms(since_ns, limits->header_timeout_ms);
+        /* Idle: from the last byte or, where the last request took long, from its answer. */
+        return after_ms(connection->progress_ns > since_ns ? connection->progress_ns : since_ns,
+                        limits->idle_timeout_ms);
+    case HTTP_STATE_BODY:
+    case HTTP_STATE_DISCARD: return body_deadline(connection);
+    case HTTP_STATE_LINGER: return after_ms(since_ns, HTTP_LINGER_MS);
+    case HTTP_STATE_BUSY:
+    case HTTP_STATE_FLUSH:
+    case HTTP_STATE_DEAD: break;
+    }
+    return CLOCK_NEVER;
+}
+
+/* What the client's system has acknowledged: the socket's buffer may hold megabytes more. */
+static uint64_t read_bytes(const struct http_connection *connection)
+{
+    int waiting = 0;
+
+    if (ioctl(connection->io.fd, SIOCOUTQ, &waiting) != 0 || (uint64_t)waiting > connection->sent_bytes)
+        waiting = 0;
+    return connection->sent_bytes - (uint64_t)waiting;
+}
+
+static void begin_reading(struct http_connection *connection)
+{
+    connection->reading_since_ns = now_ns(connection);
+    connection->reading_before = read_bytes(connection);
+}
+
+static void on_deadline(struct loop_timer *timer)
+{
+    struct http_connection *connection = CONTAINER_OF(timer, struct http_connection, timer);
+    const struct http_limits *limits = limits_of(connection);
+    uint64_t least = least_bytes(limits->write_rate_min, limits->write_timeout_ms);
+
+    if (connection->deadline_ns > now_ns(connection)) {
+        if (connection->deadline_ns != CLOCK_NEVER)
+            loop_timer_start(connection->home->loop, timer, connection->deadline_ns, on_deadline);
+    } else if (connection->is_behind && read_bytes(connection) - connection->reading_before >= least) {
+        begin_reading(connection);
+        set_deadline(connection);
+    } else if (connection->is_behind) {
+        metric_add(connection->home->server->slow_cuts, 1);
+        http_connection_cut(connection);
+    } else if (connection->state == HTTP_STATE_BODY ||
+               (connection->state == HTTP_STATE_HEAD && connection->exchange &&
+                http_parser_has_begun(&connection->exchange->parser))) {
+        http_connection_fail(connection, STATUS_REQUEST_TIMEOUT);
+    } else {
+        http_connection_drop(connection);
+    }
+}
+
+/* After a turn. Touches the timer only when it would be too late; a deadline that moved away is checked when the timer
+ * fires. */
+static void set_deadline(struct http_connection *connection)
+{
+    connection->deadline_ns = deadline_of(connection);
+    if (connection->deadline_ns != CLOCK_NEVER &&
+        (connection->timer.heap_at == 0 || connection->deadline_ns < connection->timer.deadline_ns))
+        loop_timer_start(connection->home->loop, &connection->timer, connection->deadline_ns, on_deadline);
 }
 
 /* ---- output ---- */
@@ -145,19 +234,6 @@ static bool write_out(struct http_connection *connection)
     return true;
 }
 
-/* A client is behind while unsent bytes, or a turn that its full socket delays, wait for it to read. While it is behind it
- * must keep the least rate. */
-static void note_reader(struct http_connection *connection)
-{
-    bool is_behind = buf_len(&connection->own_out) > 0 || connection->wants_turn;
-
-    if (is_behind && !connection->is_behind)
-        http_deadline_begin_reading(connection);
-    else if (!is_behind && connection->is_behind && connection->state == HTTP_STATE_HEAD)
-        connection->state_since_ns = now_ns(connection); /* its next head was not read until now */
-    connection->is_behind = is_behind;
-}
-
 /* Moves what the socket did not take from the loop's buffer to the connection's own. */
 static void keep_unsent(struct http_connection *connection)
 {
@@ -169,7 +245,14 @@ static void keep_unsent(struct http_connection *connection)
     if (shared->capacity > HTTP_SHARED_OUT_BYTES_MAX)
         buf_deinit(shared);
     connection->out = &connection->own_out;
-    note_reader(connection);
+    /* A client is behind while unsent bytes, or a turn that its full socket delays, wait for it to read. While it is behind it
+     * must keep the least rate. */
+    bool was_behind = connection->is_behind;
+    connection->is_behind = buf_len(&connection->own_out) > 0 || connection->wants_turn;
+    if (connection->is_behind && !was_behind)
+        begin_reading(connection);
+    else if (!connection->is_behind && was_behind && connection->state == HTTP_STATE_HEAD)
+        connection->state_since_ns = now_ns(connection); /* its next head was not read until now */
     if (buf_len(&connection->own_out) > 0) {
         http_budget_keep_unsent(connection, connection->sent_bytes != connection->seen_sent_bytes);
         connection->seen_sent_bytes = connection->sent_bytes;
@@ -246,7 +329,7 @@ static void end_turn(struct http_connection *connection)
     if (has_unsent || connection->wants_turn)
         interest |= LOOP_WRITE;
     loop_io_change(connection->home->loop, &connection->io, interest);
-    http_deadline_set(connection);
+    set_deadline(connection);
 }
 
 static void take_turn(struct http_connection *connection)
@@ -285,24 +368,18 @@ static void take_turn(struct http_connection *connection)
 
 /* ---- input ---- */
 
-static bool read_lingering(struct http_connection *connection)
-{
-    struct http_home *home = connection->home;
-    ssize_t got = recv(connection->io.fd, home->scratch, sizeof home->scratch, 0);
-
-    if (got < 0 && (errno == EAGAIN || errno == EINTR))
-        return false;
-    connection->lingered_bytes += got > 0 ? (uint64_t)got : 0;
-    if (got <= 0 || connection->lingered_bytes > HTTP_LINGER_BYTES_MAX)
-        http_connection_drop(connection);
-    return false;
-}
-
 /* One read. False when no turn is needed. */
 static bool read_some(struct http_connection *connection)
 {
-    if (connection->state == HTTP_STATE_LINGER)
-        return read_lingering(connection);
+    if (connection->state == HTTP_STATE_LINGER) {
+        struct http_home *home = connection->home;
+        ssize_t got = recv(connection->io.fd, home->scratch, sizeof home->scratch, 0);
+        connection->lingered_bytes += got > 0 ? (uint64_t)got : 0;
+        if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR) ||
+            connection->lingered_bytes > HTTP_LINGER_BYTES_MAX)
+            http_connection_drop(connection);
+        return false;
+    }
     if (!connection->exchange) {
         connection->exchange = http_exchange_acquire(connection);
         connection->state_since_ns = now_ns(connection);
@@ -310,19 +387,15 @@ static bool read_some(struct http_connection *connection)
     struct http_exchange *exchange = connection->exchange;
     size_t room = http_exchange_make_room(exchange, connection->state != HTTP_STATE_HEAD);
     ssize_t got = recv(connection->io.fd, exchange->block + exchange->end, room, 0);
-    if (got > 0) {
-        exchange->end += (size_t)got;
-        connection->progress_ns = now_ns(connection);
-        return true;
-    }
-    if (got == 0) {
-        connection->saw_end = true;
-        return true;
-    }
-    if (errno != EAGAIN && errno != EINTR) {
+    if (got < 0 && errno != EAGAIN && errno != EINTR) {
         http_connection_drop(connection);
         return false;
     }
+    if (got > 0) {
+        exchange->end += (size_t)got;
+        connection->progress_ns = now_ns(connection);
+    }
+    connection->saw_end |= got == 0;
     return true;
 }
 
@@ -367,5 +440,5 @@ void http_connection_open(struct http_home *home, int fd, const struct sockaddr_
     if (is_extra || home->draining)
         http_connection_fail(connection, is_extra ? STATUS_OVERLOADED : STATUS_UNAVAILABLE);
     else
-        http_deadline_set(connection);
+        set_deadline(connection);
 }

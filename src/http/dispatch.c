@@ -2,7 +2,7 @@
  *
  * The steps are one array. A request is at one of them (exchange->step) and goes on to the next when it passes:
  * at once or, where the step parked it, after http_request_resume(). An answer, whichever step gives it and
- * when, is followed up in one place: finish_request(). */
+ * when, is followed up in one place: go_on(). */
 #include "base/log.h"
 #include "http/http_inside.h"
 
@@ -10,24 +10,6 @@ static void next_request(struct http_connection *connection)
 {
     http_exchange_next(connection->exchange);
     http_connection_move(connection, HTTP_STATE_HEAD);
-}
-
-/* After an answer: the connection goes on, drops the rest of the body first, or ends. */
-static bool finish_request(struct http_connection *connection)
-{
-    struct http_exchange *exchange = connection->exchange;
-
-    http_exchange_unpark(exchange);
-    if (exchange->closes) {
-        bool client_asked = !exchange->framing_lost && !exchange->head.keep_alive;
-        http_connection_finish(connection, !client_asked || !http_body_is_done(&exchange->body));
-        return false;
-    }
-    if (http_body_is_done(&exchange->body))
-        next_request(connection);
-    else
-        http_connection_move(connection, HTTP_STATE_DISCARD);
-    return true;
 }
 
 /* Where the next request begins is not known: the connection ends with this answer. */
@@ -99,19 +81,6 @@ static enum status check_body(const struct http_exchange *exchange, struct error
     return STATUS_OK;
 }
 
-/* A sized body that came in one piece is used where it lies. False when there is no memory for it. */
-static bool keep_piece(struct http_exchange *exchange, struct str piece)
-{
-    if (!takes_body(exchange->request.method))
-        return true;
-    if (exchange->head.body_kind == HTTP_BODY_SIZED && piece.len == exchange->head.content_length) {
-        exchange->request.body = piece;
-        return true;
-    }
-    buf_put_str(&exchange->body_bytes, piece);
-    return http_budget_charge_body(exchange);
-}
-
 static enum http_step refuse_body(struct http_exchange *exchange, enum status status, const char *message)
 {
     struct error error;
@@ -133,7 +102,15 @@ static enum http_step read_body(struct http_exchange *exchange)
         case HTTP_BODY_DATA:
             if (exchange->body.received > body_bytes_max(exchange))
                 return refuse_body(exchange, STATUS_PAYLOAD_TOO_LARGE, "the body is over the limit");
-            if (!keep_piece(exchange, piece))
+            if (!takes_body(exchange->request.method))
+                break;
+            /* A sized body that came in one piece is used where it lies. */
+            if (exchange->head.body_kind == HTTP_BODY_SIZED && piece.len == exchange->head.content_length) {
+                exchange->request.body = piece;
+                break;
+            }
+            buf_put_str(&exchange->body_bytes, piece);
+            if (!http_budget_charge_body(exchange))
                 return refuse_body(exchange, STATUS_OVERLOADED, "the memory for bodies is used up");
             break;
         case HTTP_BODY_MORE:
@@ -269,7 +246,18 @@ static bool go_on(struct http_connection *connection)
     struct http_exchange *exchange = connection->exchange;
 
     switch (exchange->progress) {
-    case HTTP_ANSWERED: return finish_request(connection);
+    case HTTP_ANSWERED: /* the connection goes on, drops the rest of the body first, or ends */
+        http_exchange_unpark(exchange);
+        if (exchange->closes) {
+            bool client_asked = !exchange->framing_lost && !exchange->head.keep_alive;
+            http_connection_finish(connection, !client_asked || !http_body_is_done(&exchange->body));
+            return false;
+        }
+        if (http_body_is_done(&exchange->body))
+            next_request(connection);
+        else
+            http_connection_move(connection, HTTP_STATE_DISCARD);
+        return true;
     case HTTP_STREAMING:
     case HTTP_STREAM_ENDING: return http_stream_pump(connection);
     case HTTP_RESUMED:
@@ -289,28 +277,10 @@ static bool go_on(struct http_connection *connection)
 
 /* ---- head and route ---- */
 
-/* "Allow: GET, HEAD\r\n" */
-static struct str allow_line(struct http_exchange *exchange, unsigned allowed)
-{
-    struct buf line = {0};
-
-    buf_put_str(&line, STR("Allow: "));
-    for (unsigned method = 0; method < HTTP_METHODS; method++) {
-        if (!(allowed & 1u << method))
-            continue;
-        if (line.end > sizeof "Allow: " - 1)
-            buf_put_str(&line, STR(", "));
-        buf_put_str(&line, str_from(http_method_name((enum http_method)method)));
-    }
-    buf_put_str(&line, STR("\r\n"));
-    struct str copy = arena_str(&exchange->arena, buf_str(&line));
-    buf_deinit(&line);
-    return copy;
-}
-
 static void answer_without_route(struct http_exchange *exchange, unsigned allowed)
 {
     struct http_request *request = &exchange->request;
+    struct buf allow = {0};
 
     exchange->entry = exchange->home->server->unmatched;
     request->route = http_router_nearest(exchange->home->server->config.router, request->path);
@@ -320,11 +290,17 @@ static void answer_without_route(struct http_exchange *exchange, unsigned allowe
         http_send_error(request, &(struct error){.status = STATUS_NOT_FOUND});
         return;
     }
-    struct str allow = allow_line(exchange, allowed);
+    for (unsigned method = 0; method < HTTP_METHODS; method++)
+        if (allowed & 1u << method)
+            buf_printf(&allow, "%s%s",
+                       buf_len(&allow) > 0 ? ", " : "Allow: ", http_method_name((enum http_method)method));
+    buf_put_str(&allow, STR("\r\n"));
     if (request->method == HTTP_OPTIONS)
-        http_send(request, &(struct http_response){.status = 204, .headers = allow});
+        http_send(request, &(struct http_response){.status = 204, .headers = buf_str(&allow)});
     else
-        http_send_error_with(request, &(struct error){.status = STATUS_METHOD_NOT_ALLOWED}, allow, STR_NONE);
+        http_send_error_with(request, &(struct error){.status = STATUS_METHOD_NOT_ALLOWED}, buf_str(&allow),
+                             STR_NONE);
+    buf_deinit(&allow);
 }
 
 static void find_route(struct http_exchange *exchange)
@@ -345,59 +321,45 @@ static void find_route(struct http_exchange *exchange)
     run_steps(exchange);
 }
 
-/* Nothing in an invalid head can be relied on. */
-static bool refuse_head(struct http_exchange *exchange, const struct error *error)
-{
-    metric_add(exchange->home->server->parse_errors, 1);
-    exchange->entry = exchange->home->server->unmatched;
-    http_exchange_blank_request(exchange);
-    refuse_framing(exchange, error);
-    return true;
-}
-
-static bool refuse_parse(struct http_exchange *exchange, enum status status, const char *message)
-{
-    struct error error;
-
-    exchange->started_ns = loop_now_ns(exchange->home->loop);
-    (void)error_set(&error, status, "%s", message);
-    return refuse_head(exchange, &error);
-}
-
-static bool begin_request(struct http_exchange *exchange)
-{
-    const struct http_parser *parser = &exchange->parser;
-    struct error error;
-
-    exchange->started_ns = loop_now_ns(exchange->home->loop);
-    if (parser->first[HTTP_FIELD_CONTENT_LENGTH] != 0 || parser->first[HTTP_FIELD_TRANSFER_ENCODING] != 0)
-        http_exchange_make_body_room(exchange);
-    if (http_head_read(parser, exchange->block + exchange->start, &exchange->head, &error) != STATUS_OK)
-        return refuse_head(exchange, &error);
-    http_body_init(&exchange->body, exchange->head.body_kind, exchange->head.content_length);
-    http_exchange_fill_request(exchange);
-    find_route(exchange);
-    return true;
-}
-
 static bool read_head(struct http_connection *connection)
 {
     struct http_exchange *exchange = connection->exchange;
+    struct error error;
+    enum status status;
 
     if (!exchange || exchange->start == exchange->end)
         return false;
-    switch (http_parser_run(&exchange->parser, exchange->block + exchange->start,
-                            exchange->end - exchange->start)) {
-    case HTTP_PARSE_DONE: return begin_request(exchange);
-    case HTTP_PARSE_FAILED: return refuse_parse(exchange, exchange->parser.status, exchange->parser.message);
-    case HTTP_PARSE_MORE: break;
-    }
-    if (!connection->saw_end)
+    const struct http_parser *parser = &exchange->parser;
+    enum http_parse parsed = http_parser_run(&exchange->parser, exchange->block + exchange->start,
+                                             exchange->end - exchange->start);
+    if (parsed == HTTP_PARSE_MORE && !connection->saw_end)
         return false;
-    if (http_parser_has_begun(&exchange->parser))
-        return refuse_parse(exchange, STATUS_BAD_REQUEST, "the request ended early");
-    http_connection_finish(connection, false);
-    return false;
+    if (parsed == HTTP_PARSE_MORE && !http_parser_has_begun(parser)) {
+        http_connection_finish(connection, false);
+        return false;
+    }
+    exchange->started_ns = loop_now_ns(exchange->home->loop);
+    if (parsed == HTTP_PARSE_DONE) {
+        if (parser->first[HTTP_FIELD_CONTENT_LENGTH] != 0 || parser->first[HTTP_FIELD_TRANSFER_ENCODING] != 0)
+            http_exchange_make_body_room(exchange);
+        status = http_head_read(parser, exchange->block + exchange->start, &exchange->head, &error);
+    } else if (parsed == HTTP_PARSE_FAILED) {
+        status = error_set(&error, parser->status, "%s", parser->message);
+    } else {
+        status = error_set(&error, STATUS_BAD_REQUEST, "the request ended early");
+    }
+    if (status == STATUS_OK) {
+        http_exchange_fill_request(exchange);
+        find_route(exchange);
+        return true;
+    }
+    /* Nothing in an invalid head can be relied on. */
+    metric_add(exchange->home->server->parse_errors, 1);
+    exchange->entry = exchange->home->server->unmatched;
+    exchange->head = (struct http_head){0};
+    http_exchange_begin_request(exchange);
+    refuse_framing(exchange, &error);
+    return true;
 }
 
 bool http_dispatch_step(struct http_connection *connection)

@@ -1,7 +1,6 @@
 /* The meaning of a head. Each check reads the fields the parser has already found; a request without a body
  * and without a Connection field, the common one, passes in a handful of comparisons. */
-#include "http/head.h"
-
+#include "http/http_inside.h"
 #include "http/scan.h"
 
 static const char *const method_names[HTTP_METHODS] = {
@@ -14,37 +13,19 @@ const char *http_method_name(enum http_method method)
     return (unsigned)method < HTTP_METHODS ? method_names[method] : "";
 }
 
-bool http_method_of(struct str token, enum http_method *method)
-{
-    for (unsigned i = 0; i < HTTP_METHODS; i++) {
-        if (token.ptr[0] == method_names[i][0] && str_eq(token, str_from(method_names[i]))) {
-            *method = (enum http_method)i;
-            return true;
-        }
-    }
-    return false;
-}
-
-bool http_list_has(struct str list, struct str token)
-{
-    struct str part;
-
-    while (str_split(&list, ',', &part))
-        if (str_eq_nocase(str_trim(part), token))
-            return true;
-    return false;
-}
-
 static enum status refuse_field(struct error *error, const char *field, const char *message)
 {
     return error_set_field(error, STATUS_BAD_REQUEST, field, "%s", message);
 }
 
-/* The first field line of that name, or STR_NONE. */
+static bool has_field(const struct http_parser *parser, enum http_field field)
+{
+    return parser->first[field] != 0;
+}
+
+/* Of the first field line of that name, which is there. */
 static struct str value_of(const struct http_parser *parser, const char *data, enum http_field field)
 {
-    if (parser->first[field] == 0)
-        return STR_NONE;
     const struct http_span *span = &parser->spans[parser->first[field] - 1];
     return str_of(data + span->value_at, span->value_len);
 }
@@ -54,20 +35,6 @@ static bool is_repeated(const struct http_parser *parser, enum http_field field)
     return (parser->repeated & 1u << field) != 0;
 }
 
-/* ---- method ---- */
-
-/* An unknown method is 405 or 404, by its path. CONNECT is the exception: what follows its head need not be a
- * request. */
-static enum status read_method(struct str token, struct http_head *head, struct error *error)
-{
-    if (http_method_of(token, &head->method))
-        return STATUS_OK;
-    head->method = HTTP_METHOD_OTHER;
-    if (str_eq(token, STR("CONNECT")))
-        return error_set(error, STATUS_NOT_IMPLEMENTED, "this method is not supported");
-    return STATUS_OK;
-}
-
 /* ---- target ---- */
 
 static void split_target(struct http_head *head, struct str origin_form)
@@ -75,7 +42,6 @@ static void split_target(struct http_head *head, struct str origin_form)
     const char *question = memchr(origin_form.ptr, '?', origin_form.len);
 
     head->path = origin_form;
-    head->query = STR_NONE;
     if (question) {
         head->path.len = (size_t)(question - origin_form.ptr);
         head->query = str_of(question + 1, origin_form.len - head->path.len - 1);
@@ -137,65 +103,44 @@ static enum status read_target(struct http_head *head, struct error *error)
         split_target(head, head->target);
         return STATUS_OK;
     }
-    if (str_eq(head->target, STR("*"))) {
-        head->path = head->target;
-        head->query = STR_NONE;
-        head->is_server_wide = true;
-        return head->method == HTTP_OPTIONS
-                   ? STATUS_OK
-                   : refuse_field(error, "target", "the target * is for OPTIONS only");
-    }
-    return read_absolute(head, error);
+    if (!str_eq(head->target, STR("*")))
+        return read_absolute(head, error);
+    head->path = head->target;
+    head->is_server_wide = true;
+    return head->method == HTTP_OPTIONS ? STATUS_OK
+                                        : refuse_field(error, "target", "the target * is for OPTIONS only");
 }
 
-static enum status read_host(const struct http_parser *parser, const char *data, struct error *error)
+/* ---- fields ---- */
+
+static bool list_has(struct str list, struct str token)
 {
-    struct str host = value_of(parser, data, HTTP_FIELD_HOST);
+    struct str part;
 
-    if (is_repeated(parser, HTTP_FIELD_HOST))
-        return refuse_field(error, "Host", "there is more than one Host");
-    if (parser->first[HTTP_FIELD_HOST] == 0)
-        return parser->minor_version == 0 ? STATUS_OK
-                                          : refuse_field(error, "Host", "Host is required in HTTP/1.1");
-    return is_authority(host) ? STATUS_OK : refuse_field(error, "Host", "Host is not a valid host and port");
-}
-
-/* ---- framing ---- */
-
-static enum status read_content_length(const struct http_parser *parser, const char *data,
-                                       struct http_head *head, struct error *error)
-{
-    struct str value = value_of(parser, data, HTTP_FIELD_CONTENT_LENGTH);
-
-    if (is_repeated(parser, HTTP_FIELD_CONTENT_LENGTH))
-        return refuse_field(error, "Content-Length", "there is more than one Content-Length");
-    if (!str_to_u64(value, &head->content_length) || head->content_length > INT64_MAX)
-        return refuse_field(error, "Content-Length", "Content-Length must be one decimal number");
-    head->body_kind = head->content_length > 0 ? HTTP_BODY_SIZED : HTTP_BODY_NONE;
-    return STATUS_OK;
+    while (str_split(&list, ',', &part))
+        if (str_eq_nocase(str_trim(part), token))
+            return true;
+    return false;
 }
 
 /* Exactly "chunked". An unknown coding is 501; "chunked" in a wrong place or number is 400. */
-static enum status read_transfer_encoding(const struct http_parser *parser, const char *data,
-                                          struct http_head *head, struct error *error)
+static enum status read_transfer_encoding(const struct http_parser *parser, struct str value,
+                                          struct error *error)
 {
-    struct str value = value_of(parser, data, HTTP_FIELD_TRANSFER_ENCODING);
+    static const char name[] = "Transfer-Encoding";
 
-    if (parser->first[HTTP_FIELD_CONTENT_LENGTH] != 0)
-        return refuse_field(error, "Transfer-Encoding",
-                            "Content-Length and Transfer-Encoding exclude each other");
+    if (has_field(parser, HTTP_FIELD_CONTENT_LENGTH))
+        return refuse_field(error, name, "Content-Length and Transfer-Encoding exclude each other");
     if (parser->minor_version == 0)
-        return refuse_field(error, "Transfer-Encoding", "Transfer-Encoding is not allowed in HTTP/1.0");
+        return refuse_field(error, name, "Transfer-Encoding is not allowed in HTTP/1.0");
     if (is_repeated(parser, HTTP_FIELD_TRANSFER_ENCODING))
-        return refuse_field(error, "Transfer-Encoding", "there is more than one Transfer-Encoding");
-    if (!str_eq_nocase(value, STR("chunked"))) {
-        if (value.len == 0 || http_list_has(value, STR("chunked")))
-            return refuse_field(error, "Transfer-Encoding", "Transfer-Encoding must be chunked, once");
-        return error_set_field(error, STATUS_NOT_IMPLEMENTED, "Transfer-Encoding",
-                               "the only supported transfer coding is chunked");
-    }
-    head->body_kind = HTTP_BODY_CHUNKED;
-    return STATUS_OK;
+        return refuse_field(error, name, "there is more than one Transfer-Encoding");
+    if (str_eq_nocase(value, STR("chunked")))
+        return STATUS_OK;
+    if (value.len == 0 || list_has(value, STR("chunked")))
+        return refuse_field(error, name, "Transfer-Encoding must be chunked, once");
+    return error_set_field(error, STATUS_NOT_IMPLEMENTED, name,
+                           "the only supported transfer coding is chunked");
 }
 
 static enum status read_framing(const struct http_parser *parser, const char *data, struct http_head *head,
@@ -203,59 +148,71 @@ static enum status read_framing(const struct http_parser *parser, const char *da
 {
     if (is_repeated(parser, HTTP_FIELD_CONTENT_TYPE)) /* two readers may use different ones */
         return refuse_field(error, "Content-Type", "there is more than one Content-Type");
-    if (parser->first[HTTP_FIELD_TRANSFER_ENCODING] != 0)
-        return read_transfer_encoding(parser, data, head, error);
-    if (parser->first[HTTP_FIELD_CONTENT_LENGTH] != 0)
-        return read_content_length(parser, data, head, error);
+    if (has_field(parser, HTTP_FIELD_TRANSFER_ENCODING)) {
+        head->body_kind = HTTP_BODY_CHUNKED;
+        return read_transfer_encoding(parser, value_of(parser, data, HTTP_FIELD_TRANSFER_ENCODING), error);
+    }
+    if (!has_field(parser, HTTP_FIELD_CONTENT_LENGTH))
+        return STATUS_OK;
+    if (is_repeated(parser, HTTP_FIELD_CONTENT_LENGTH))
+        return refuse_field(error, "Content-Length", "there is more than one Content-Length");
+    if (!str_to_u64(value_of(parser, data, HTTP_FIELD_CONTENT_LENGTH), &head->content_length) ||
+        head->content_length > INT64_MAX)
+        return refuse_field(error, "Content-Length", "Content-Length must be one decimal number");
+    head->body_kind = head->content_length > 0 ? HTTP_BODY_SIZED : HTTP_BODY_NONE;
     return STATUS_OK;
 }
-
-/* ---- life of the connection ---- */
 
 static bool connection_has(const struct http_parser *parser, const char *data, struct str token)
 {
     for (unsigned i = 0; i < parser->span_count; i++) {
         const struct http_span *span = &parser->spans[i];
         if (span->field == HTTP_FIELD_CONNECTION &&
-            http_list_has(str_of(data + span->value_at, span->value_len), token))
+            list_has(str_of(data + span->value_at, span->value_len), token))
             return true;
     }
     return false;
 }
 
-/* An expectation in HTTP/1.0 is ignored, as RFC 9110 asks. */
-static enum status read_expect(const struct http_parser *parser, const char *data, struct http_head *head,
+static enum status read_fields(const struct http_parser *parser, const char *data, struct http_head *head,
                                struct error *error)
 {
-    if (parser->first[HTTP_FIELD_EXPECT] == 0 || parser->minor_version == 0)
-        return STATUS_OK;
-    if (is_repeated(parser, HTTP_FIELD_EXPECT) ||
-        !str_eq_nocase(value_of(parser, data, HTTP_FIELD_EXPECT), STR("100-continue")))
-        return error_set_field(error, STATUS_EXPECTATION_FAILED, "Expect",
-                               "the only supported expectation is 100-continue");
-    head->expects_continue = head->body_kind != HTTP_BODY_NONE;
+    if (is_repeated(parser, HTTP_FIELD_HOST))
+        return refuse_field(error, "Host", "there is more than one Host");
+    if (!has_field(parser, HTTP_FIELD_HOST) && parser->minor_version > 0)
+        return refuse_field(error, "Host", "Host is required in HTTP/1.1");
+    if (has_field(parser, HTTP_FIELD_HOST) && !is_authority(value_of(parser, data, HTTP_FIELD_HOST)))
+        return refuse_field(error, "Host", "Host is not a valid host and port");
+    enum status status = read_framing(parser, data, head, error);
+    if (status != STATUS_OK)
+        return status;
+    /* An expectation in HTTP/1.0 is ignored, as RFC 9110 asks. */
+    if (has_field(parser, HTTP_FIELD_EXPECT) && parser->minor_version > 0) {
+        if (is_repeated(parser, HTTP_FIELD_EXPECT) ||
+            !str_eq_nocase(value_of(parser, data, HTTP_FIELD_EXPECT), STR("100-continue")))
+            return error_set_field(error, STATUS_EXPECTATION_FAILED, "Expect",
+                                   "the only supported expectation is 100-continue");
+        head->expects_continue = head->body_kind != HTTP_BODY_NONE;
+    }
+    head->keep_alive = parser->minor_version == 1;
+    if (has_field(parser, HTTP_FIELD_CONNECTION))
+        head->keep_alive = !connection_has(parser, data, STR("close")) &&
+                           (head->keep_alive || connection_has(parser, data, STR("keep-alive")));
     return STATUS_OK;
 }
 
 enum status http_head_read(const struct http_parser *parser, const char *data, struct http_head *head,
                            struct error *error)
 {
-    enum status status;
+    struct str method = str_of(data + parser->method_at, parser->method_len);
 
-    head->target = str_of(data + parser->target_at, parser->target_len);
-    head->body_kind = HTTP_BODY_NONE;
-    head->content_length = 0;
-    head->expects_continue = head->is_server_wide = false;
-    if ((status = read_method(str_of(data + parser->method_at, parser->method_len), head, error)) !=
-            STATUS_OK ||
-        (status = read_target(head, error)) != STATUS_OK ||
-        (status = read_host(parser, data, error)) != STATUS_OK ||
-        (status = read_framing(parser, data, head, error)) != STATUS_OK ||
-        (status = read_expect(parser, data, head, error)) != STATUS_OK)
-        return status;
-    head->keep_alive = parser->minor_version == 1;
-    if (parser->first[HTTP_FIELD_CONNECTION] != 0)
-        head->keep_alive = !connection_has(parser, data, STR("close")) &&
-                           (head->keep_alive || connection_has(parser, data, STR("keep-alive")));
-    return STATUS_OK;
+    *head = (struct http_head){.target = str_of(data + parser->target_at, parser->target_len)};
+    while (head->method < HTTP_METHODS && (method.ptr[0] != method_names[head->method][0] ||
+                                           !str_eq(method, str_from(method_names[head->method]))))
+        head->method++;
+    /* An unknown method is 405 or 404, by its path. CONNECT is the exception: what follows its head need not be a request. */
+    if (head->method == HTTP_METHOD_OTHER && str_eq(method, STR("CONNECT")))
+        return error_set(error, STATUS_NOT_IMPLEMENTED, "this method is not supported");
+    enum status status = read_target(head, error);
+    return status == STATUS_OK ? read_fields(parser, data, head, error) : status;
 }

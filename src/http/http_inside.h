@@ -15,10 +15,8 @@
 #include "base/clock.h"
 #include "base/list.h"
 #include "http/body.h"
-#include "http/head.h"
 #include "http/http.h"
 #include "http/parser.h"
-#include "http/router.h"
 #include "loop/task.h"
 
 enum {
@@ -35,6 +33,31 @@ enum {
     HTTP_LINGER_MS = 2000,                   /* after the last answer, for the client to read it */
     HTTP_LINGER_BYTES_MAX = 4 * 1024 * 1024,
     HTTP_BODY_SHARES = 64, /* of the memory of bodies: tenants, by a hash */
+};
+
+/* What a parsed head means for the server. */
+struct http_head {
+    enum http_method method;
+    struct str target, path, query; /* slices of the head's bytes */
+    enum http_body_kind body_kind;
+    uint64_t content_length; /* of a sized body */
+    bool keep_alive;
+    bool expects_continue; /* waits for 100 before it sends the body */
+    bool is_server_wide;   /* OPTIONS * */
+};
+
+#define HTTP_STATUS_SLOTS 32
+
+/* A row with what is worked out once: its parameters' names, and its metric series, found on first use. The
+ * series are the only thing here that changes; whoever finds one missing stores the same pointer as any other
+ * would. */
+struct http_entry {
+    const struct http_route *route; /* NULL: stands for requests that have none */
+    void *context;
+    struct str param_names[HTTP_PARAMS_MAX];
+    unsigned param_count;
+    _Atomic(struct metric_series *) counters[2][HTTP_STATUS_SLOTS]; /* [is HEAD][slot of the status] */
+    _Atomic(struct metric_series *) latency;
 };
 
 /* What a connection does. */
@@ -171,9 +194,8 @@ struct http_budget {
     atomic_size_t bodies_bytes, unsent_bytes;
     atomic_size_t share_bytes[HTTP_BODY_SHARES];
     atomic_size_t freed_bytes; /* since memory was last given back to the system */
-    struct metric_series *bodies_gauge, *unsent_gauge, *slow_cuts, *full_cuts, *trims;
-    struct task *trim; /* NULL = there are no workers */
-    bool is_trim_due;  /* its own */
+    struct task *trim;         /* NULL = there are no workers */
+    bool is_trim_due;          /* its own */
 };
 
 struct http_home {
@@ -190,7 +212,7 @@ struct http_home {
     int64_t date_until_ns;
     TAILQ_HEAD(, http_connection) unsent; /* the first has waited for its client longest */
     size_t unsent_bytes;
-    SLIST_HEAD(, http_listener) listeners;
+    SLIST_HEAD(, http_listener) listeners; /* open ones */
     bool draining, drained;
     struct loop_timer drain_timer;
     char scratch[HTTP_BLOCK_BYTES]; /* for bytes that are read and dropped */
@@ -205,8 +227,10 @@ struct http_server {
     bool is_destroyed;
     atomic_uint connection_count;
     unsigned port;
-    struct http_entry *unmatched; /* counts requests without a route */
-    struct metric_series *connections_gauge, *parse_errors;
+    SLIST_HEAD(, http_listener) listeners; /* all, for its owner's thread */
+    struct http_entry *unmatched;          /* counts requests without a route */
+    struct metric_series *connections_gauge, *parse_errors, *bodies_gauge, *unsent_gauge, *slow_cuts,
+        *full_cuts, *trims;
     struct http_budget budget;
     atomic_uint homes_left; /* to drain */
     int64_t drain_deadline_ns;
@@ -218,6 +242,21 @@ static inline struct http_exchange *http_exchange_of(struct http_request *reques
 {
     return (struct http_exchange *)request;
 }
+
+/* head.c. Pure. Whatever would let two readers see two different requests is refused here (C6): a length beside a coding, two
+ * lengths, a coding that is not exactly "chunked", no or two hosts. Any failure leaves the framing in doubt: answer it and close. */
+enum status http_head_read(const struct http_parser *parser, const char *data, struct http_head *head,
+                           struct error *error) MUST_CHECK;
+const char *http_method_name(enum http_method method);
+
+/* router.c */
+/* The entry that takes this request, its raw parameters in `params`; NULL when there is none, with the bits
+ * (1 << method) of what the path does take in *allowed, 0 for an unknown path. */
+struct http_entry *http_router_find(const struct http_router *router, enum http_method method,
+                                    struct str path, struct str params[HTTP_PARAMS_MAX], unsigned *allowed);
+/* For a path without a row that takes it: a row of the path, or of the longest part of it that has one, which says how its
+ * errors look (C4). NULL: there is none. */
+const struct http_route *http_router_nearest(const struct http_router *router, struct str path);
 
 /* exchange.c */
 extern const uint16_t http_progress_next[HTTP_PROGRESSES]; /* bits of what may follow */
@@ -237,8 +276,8 @@ void http_exchange_slim(struct http_exchange *exchange);
 /* Makes room to read into: moves or grows what may still move. Returns how much there is. */
 size_t http_exchange_make_room(struct http_exchange *exchange, bool head_is_fixed);
 void http_exchange_make_body_room(struct http_exchange *exchange); /* after a head that is complete */
-void http_exchange_fill_request(struct http_exchange *exchange);
-void http_exchange_blank_request(struct http_exchange *exchange); /* for answering an invalid head */
+void http_exchange_begin_request(struct http_exchange *exchange);  /* without anything of its head */
+void http_exchange_fill_request(struct http_exchange *exchange);   /* out of its head */
 struct str http_exchange_field(const struct http_exchange *exchange, enum http_field field); /* the first */
 void http_exchange_unpark(struct http_exchange *exchange);
 
@@ -251,15 +290,8 @@ void http_connection_drop(struct http_connection *connection); /* closes now, an
 /* The same by a reset: what was sent must not look complete, and the system drops what the client does not read. */
 void http_connection_cut(struct http_connection *connection);
 void http_connection_unref(struct http_connection *connection);
-/* Answers without a request (408, 503, a worker that is too late), then closes. */
-void http_connection_fail(struct http_connection *connection, enum status status);
 /* No further request: the output is sent, then the connection ends. Its request is dropped. */
 void http_connection_finish(struct http_connection *connection, bool may_be_unread);
-
-/* deadline.c */
-void http_deadline_set(struct http_connection *connection); /* after a turn: the one of its state */
-/* The socket did not take everything: from now on the client must read at the least rate. */
-void http_deadline_begin_reading(struct http_connection *connection);
 
 /* dispatch.c: a request's way; true when there may be more to do with what is there */
 bool http_dispatch_step(struct http_connection *connection);
@@ -267,6 +299,9 @@ void http_dispatch_end_key(
     struct http_exchange *exchange); /* ends the idempotency step's hold, if there is one */
 
 /* response.c */
+unsigned http_status_slot(int status); /* a small number for each status; unknown ones share the last */
+/* Answers without a request (408, 503, a worker that is too late), then closes. */
+void http_connection_fail(struct http_connection *connection, enum status status);
 void http_answer_finish(struct http_exchange *exchange, int status,
                         enum http_progress progress); /* after its head was written */
 /* Puts status line, fields and the empty line, deciding whether the connection stays open. length -1 =
@@ -309,13 +344,13 @@ void http_tally_register(struct http_server *server);
 
 /* listener.c */
 void http_listener_close_all(struct http_home *home); /* on its loop */
-void http_listener_free_all(struct http_home *home);
+void http_listener_close_unstarted(
+    struct http_server *server); /* those whose loop never ran; after the loops */
+void http_listener_free_all(struct http_server *server);
 
 /* server.c */
 void http_drain_check(struct http_home *home); /* after a connection ended */
 struct str http_home_date_line(struct http_home *home);
 void http_server_unref(struct http_server *server);
-/* Runs fn(loop, server) on every loop, and keeps the server until all have. */
-void http_server_broadcast(struct http_server *server, void (*fn)(struct loop *loop, void *server));
 
 #endif

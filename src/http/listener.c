@@ -20,10 +20,12 @@
 
 struct http_listener {
     struct loop_io io; /* first */
+    struct loop_message message;
     struct http_home *home;
-    SLIST_ENTRY(http_listener) entry;
-    struct loop_timer timer; /* ends a pause */
-    bool is_open, is_watched, is_paused;
+    SLIST_ENTRY(http_listener) of_server; /* for the server's owner: all of them */
+    SLIST_ENTRY(http_listener) of_home;   /* for the loop: those that are open there */
+    struct loop_timer timer;              /* ends a pause */
+    bool is_paused;
 };
 
 /* ---- accepting ---- */
@@ -33,17 +35,6 @@ static void on_pause_over(struct loop_timer *timer)
     struct http_listener *listener = CONTAINER_OF(timer, struct http_listener, timer);
 
     loop_io_change(listener->home->loop, &listener->io, LOOP_READ);
-}
-
-static void pause_accepting(struct http_listener *listener, int why)
-{
-    struct loop *loop = listener->home->loop;
-
-    if (!listener->is_paused)
-        log_warn("accept_paused", LOG_CSTR("error", strerror(why)));
-    listener->is_paused = true;
-    loop_io_change(loop, &listener->io, 0);
-    loop_timer_start(loop, &listener->timer, loop_now_ns(loop) + PAUSE_MS * CLOCK_NS_PER_MS, on_pause_over);
 }
 
 static void open_connection(struct http_home *home, int fd, const struct sockaddr_storage *peer)
@@ -64,6 +55,8 @@ static void open_connection(struct http_home *home, int fd, const struct sockadd
 
 static void accept_waiting(struct http_listener *listener, int max)
 {
+    struct loop *loop = listener->home->loop;
+
     for (int i = 0; i < max; i++) {
         struct sockaddr_storage peer = {0};
         socklen_t peer_len = sizeof peer;
@@ -73,9 +66,16 @@ static void accept_waiting(struct http_listener *listener, int max)
             open_connection(listener->home, fd, &peer);
             continue;
         }
-        if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
-            pause_accepting(listener, errno);
-        if (errno != EINTR && errno != ECONNABORTED)
+        int why = errno;
+        if (why == EMFILE || why == ENFILE || why == ENOBUFS || why == ENOMEM) {
+            if (!listener->is_paused)
+                log_warn("accept_paused", LOG_CSTR("error", strerror(why)));
+            listener->is_paused = true;
+            loop_io_change(loop, &listener->io, 0);
+            loop_timer_start(loop, &listener->timer, loop_now_ns(loop) + PAUSE_MS * CLOCK_NS_PER_MS,
+                             on_pause_over);
+        }
+        if (why != EINTR && why != ECONNABORTED)
             return;
     }
 }
@@ -86,46 +86,53 @@ static void on_listener_event(struct loop_io *io, unsigned events)
     accept_waiting((struct http_listener *)io, ACCEPTS_PER_TURN);
 }
 
-static void start_on_loop(struct loop *loop, void *arg)
+static void on_listener_message(struct loop *loop, struct loop_message *message)
 {
-    struct http_server *server = arg;
-    struct http_home *home = server->homes[loop_index(loop)];
+    struct http_listener *listener = CONTAINER_OF(message, struct http_listener, message);
+    struct http_home *home = listener->home;
+    struct http_server *server = home->server;
     struct error error;
 
-    struct http_listener *listener;
-    SLIST_FOREACH(listener, &home->listeners, entry) {
-        if (listener->is_watched || !listener->is_open || server->is_destroyed)
-            continue;
-        listener->is_watched = true;
+    if (!server->is_destroyed) {
+        SLIST_INSERT_HEAD(&home->listeners, listener, of_home);
         if (loop_io_start(loop, &listener->io, listener->io.fd, LOOP_READ, on_listener_event, &error) !=
             STATUS_OK)
             log_error("listen_failed", LOG_ERROR_FIELDS(&error));
+        if (home->draining)
+            http_listener_close_all(home);
     }
     http_server_unref(server);
 }
 
 void http_listener_close_all(struct http_home *home)
 {
-    struct http_listener *listener;
-
-    SLIST_FOREACH(listener, &home->listeners, entry) {
-        if (!listener->is_open)
-            continue;
-        listener->is_open = false;
-        if (listener->is_watched) {
-            accept_waiting(listener, BACKLOG); /* their requests may be there: a close would reset them */
-            loop_io_stop(home->loop, &listener->io);
-            loop_timer_stop(home->loop, &listener->timer);
-        }
+    while (!SLIST_EMPTY(&home->listeners)) {
+        struct http_listener *listener = SLIST_FIRST(&home->listeners);
+        SLIST_REMOVE_HEAD(&home->listeners, of_home);
+        accept_waiting(listener, BACKLOG); /* their requests may be there: a close would reset them */
+        loop_io_stop(home->loop, &listener->io);
+        loop_timer_stop(home->loop, &listener->timer);
         close(listener->io.fd);
+        listener->io.fd = -1;
     }
 }
 
-void http_listener_free_all(struct http_home *home)
+void http_listener_close_unstarted(struct http_server *server)
 {
-    while (!SLIST_EMPTY(&home->listeners)) {
-        struct http_listener *listener = SLIST_FIRST(&home->listeners);
-        SLIST_REMOVE_HEAD(&home->listeners, entry);
+    struct http_listener *listener;
+
+    SLIST_FOREACH(listener, &server->listeners, of_server) {
+        if (listener->io.fd >= 0)
+            close(listener->io.fd);
+        listener->io.fd = -1;
+    }
+}
+
+void http_listener_free_all(struct http_server *server)
+{
+    while (!SLIST_EMPTY(&server->listeners)) {
+        struct http_listener *listener = SLIST_FIRST(&server->listeners);
+        SLIST_REMOVE_HEAD(&server->listeners, of_server);
         free(listener);
     }
 }
@@ -133,34 +140,40 @@ void http_listener_free_all(struct http_home *home)
 /* ---- listening ---- */
 
 /* "host:port" or "[v6]:port" into its two parts, NUL-terminated. */
-static bool split_address(struct str address, char host[256], char port[8])
+static enum status split_address(struct str address, char host[256], char port[8], struct error *error)
 {
     const char *colon = address.len > 0 ? memrchr(address.ptr, ':', address.len) : NULL;
-    if (!colon)
-        return false;
-    struct str name = str_of(address.ptr, (size_t)(colon - address.ptr));
-    struct str number = str_of(colon + 1, address.len - name.len - 1);
+    struct str name = str_of(address.ptr, colon ? (size_t)(colon - address.ptr) : 0);
+    struct str number = colon ? str_of(colon + 1, address.len - name.len - 1) : STR_NONE;
     uint64_t value;
+
     if (name.len > 2 && name.ptr[0] == '[' && name.ptr[name.len - 1] == ']')
         name = str_of(name.ptr + 1, name.len - 2);
     if (name.len == 0 || name.len > 255 || number.len > 5 || !str_to_u64(number, &value) || value > 65535)
-        return false;
+        return error_set(error, STATUS_CONFIG, "\"%.*s\" is not HOST:PORT or [IPV6]:PORT", STR_ARG(address));
     snprintf(host, 256, "%.*s", STR_ARG(name));
     snprintf(port, 8, "%.*s", STR_ARG(number));
-    return true;
+    return STATUS_OK;
 }
 
-static int open_socket(const struct sockaddr *address, socklen_t len)
+enum status http_address_check(struct str address, struct error *error)
 {
-    int on = 1, fd = socket(address->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    char host[256], port[8];
+    return split_address(address, host, port, error);
+}
+
+/* A bound socket, or -1 with errno. */
+static int open_socket(const struct sockaddr_storage *address, socklen_t len, bool is_shared)
+{
+    int on = 1, fd = socket(address->ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 
     if (fd < 0)
         return -1;
     (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (address->sa_family == AF_INET6)
+    if (address->ss_family == AF_INET6)
         (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on);
-    if (setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof on) == 0 && bind(fd, address, len) == 0 &&
-        listen(fd, BACKLOG) == 0)
+    if ((!is_shared || setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof on) == 0) &&
+        bind(fd, (const struct sockaddr *)address, len) == 0)
         return fd;
     int why = errno;
     close(fd);
@@ -168,47 +181,29 @@ static int open_socket(const struct sockaddr *address, socklen_t len)
     return -1;
 }
 
-/* With SO_REUSEPORT a second process could listen on the same address and take half of the clients. So a socket without it
- * tries first. */
-static bool is_taken(const struct sockaddr *address, socklen_t len)
+/* A socket per loop; the first one decides which port "any" is. False with errno: none is open. */
+static bool open_all(struct sockaddr_storage *address, socklen_t len, int *fds, unsigned count)
 {
-    int on = 1, fd = socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-
-    if (fd < 0)
+    /* With SO_REUSEPORT a second process could listen on the same address and take half of the clients. So a socket without
+     * it tries first. */
+    int probe = open_socket(address, len, false);
+    if (probe >= 0)
+        close(probe);
+    else if (errno == EADDRINUSE)
         return false;
-    (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (address->sa_family == AF_INET6)
-        (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on);
-    bool taken = bind(fd, address, len) != 0 && errno == EADDRINUSE;
-    close(fd);
-    return taken;
-}
-
-/* A socket per loop; the first one decides which port "any" is. */
-static enum status open_all(struct http_server *server, struct sockaddr_storage *address, socklen_t len,
-                            int *fds)
-{
-    for (unsigned i = 0; i < server->home_count; i++) {
-        fds[i] = open_socket((struct sockaddr *)address, len);
-        if (fds[i] < 0 || (i == 0 && getsockname(fds[0], (struct sockaddr *)address, &len) != 0)) {
-            int why = errno;
-            for (unsigned opened = 0; opened <= i; opened++)
-                if (fds[opened] >= 0)
-                    close(fds[opened]);
-            errno = why;
-            return STATUS_IO;
-        }
+    for (unsigned i = 0; i < count; i++) {
+        fds[i] = open_socket(address, len, true);
+        if (fds[i] >= 0 && listen(fds[i], BACKLOG) == 0 &&
+            (i > 0 || getsockname(fds[0], (struct sockaddr *)address, &len) == 0))
+            continue;
+        int why = errno;
+        for (unsigned opened = 0; opened <= i; opened++)
+            if (fds[opened] >= 0)
+                close(fds[opened]);
+        errno = why;
+        return false;
     }
-    return STATUS_OK;
-}
-
-enum status http_address_check(struct str address, struct error *error)
-{
-    char host[256], port[8];
-
-    if (split_address(address, host, port))
-        return STATUS_OK;
-    return error_set(error, STATUS_CONFIG, "\"%.*s\" is not HOST:PORT or [IPV6]:PORT", STR_ARG(address));
+    return true;
 }
 
 enum status http_server_listen(struct http_server *server, struct str address, struct error *error)
@@ -216,9 +211,10 @@ enum status http_server_listen(struct http_server *server, struct str address, s
     char host[256], port[8];
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV}, *found;
     struct sockaddr_storage bound = {0};
+    enum status status = split_address(address, host, port, error);
 
-    if (!split_address(address, host, port))
-        return error_set(error, STATUS_CONFIG, "\"%.*s\" is not HOST:PORT or [IPV6]:PORT", STR_ARG(address));
+    if (status != STATUS_OK)
+        return status;
     int failed = getaddrinfo(host, port, &hints, &found);
     if (failed != 0)
         return error_set(error, STATUS_CONFIG, "%.*s: %s", STR_ARG(address), gai_strerror(failed));
@@ -226,25 +222,23 @@ enum status http_server_listen(struct http_server *server, struct str address, s
     socklen_t len = found->ai_addrlen;
     freeaddrinfo(found);
 
-    if (is_taken((struct sockaddr *)&bound, len))
-        return error_set(error, STATUS_IO, "cannot listen on %.*s: %s", STR_ARG(address),
-                         strerror(EADDRINUSE));
     int *fds = memory_zalloc(server->home_count * sizeof *fds);
-    if (open_all(server, &bound, len, fds) != STATUS_OK) {
+    if (!open_all(&bound, len, fds, server->home_count)) {
         free(fds);
         return error_set(error, STATUS_IO, "cannot listen on %.*s: %s", STR_ARG(address), strerror(errno));
     }
+    if (server->port == 0)
+        server->port = ntohs(bound.ss_family == AF_INET6 ? ((const struct sockaddr_in6 *)&bound)->sin6_port
+                                                         : ((const struct sockaddr_in *)&bound)->sin_port);
+    atomic_fetch_add(&server->refs, server->home_count);
     for (unsigned i = 0; i < server->home_count; i++) {
         struct http_listener *listener = memory_zalloc(sizeof *listener);
         listener->home = server->homes[i];
         listener->io.fd = fds[i];
-        listener->is_open = true;
-        SLIST_INSERT_HEAD(&server->homes[i]->listeners, listener, entry);
+        listener->message.on_message = on_listener_message;
+        SLIST_INSERT_HEAD(&server->listeners, listener, of_server);
+        loop_post(listener->home->loop, &listener->message);
     }
     free(fds);
-    if (server->port == 0)
-        server->port = ntohs(bound.ss_family == AF_INET6 ? ((const struct sockaddr_in6 *)&bound)->sin6_port
-                                                         : ((const struct sockaddr_in *)&bound)->sin_port);
-    http_server_broadcast(server, start_on_loop);
     return STATUS_OK;
 }

@@ -94,20 +94,6 @@ static bool is_abandoned(const struct http_exchange *exchange)
     return exchange->connection->exchange != exchange;
 }
 
-/* To the pool that http_request_hand_on() named. */
-static bool submit_next(struct http_exchange *exchange)
-{
-    struct worker_pool *pool = exchange->next_pool;
-
-    exchange->next_pool = NULL;
-    if (!pool || is_abandoned(exchange) || exchange->job.cancelled)
-        return false;
-    if (worker_pool_submit(pool, &exchange->job))
-        return true;
-    http_send_error(&exchange->request, &(struct error){.status = STATUS_OVERLOADED});
-    return false;
-}
-
 static void send_recorded(struct http_exchange *exchange)
 {
     const struct http_recorded *recorded = &exchange->recorded;
@@ -132,8 +118,13 @@ static void on_handler_done(struct worker_job *job)
     struct http_connection *connection = exchange->connection;
     struct http_server *server = exchange->home->server;
 
-    if (submit_next(exchange))
-        return;
+    struct worker_pool *next_pool = exchange->next_pool; /* that http_request_hand_on() named */
+    exchange->next_pool = NULL;
+    if (next_pool && !is_abandoned(exchange) && !job->cancelled) {
+        if (worker_pool_submit(next_pool, job))
+            return;
+        http_send_error(&exchange->request, &(struct error){.status = STATUS_OVERLOADED});
+    }
     http_exchange_move(exchange, HTTP_RUNNING);
     if (is_abandoned(exchange)) {
         if (exchange->recorded.kind == HTTP_RECORDED_STREAM)

@@ -20,26 +20,18 @@ const uint8_t http_byte_class[256] = {
     ['!'] = K | T | V | H,
     ['"'] = V,
     ['#'] = K | V,
-    ['$'] = K | T | V | H,
-    ['%'] = K | T | V | H,
-    ['&'] = K | T | V | H,
-    ['\''] = K | T | V | H,
-    ['('] = T | V | H,
-    [')'] = T | V | H,
-    ['*'] = K | T | V | H,
-    ['+'] = K | T | V | H,
+    ['$' ... '\''] = K | T | V | H,
+    ['(' ... ')'] = T | V | H,
+    ['*' ... '+'] = K | T | V | H,
     [','] = T | V | H,
-    ['-'] = K | T | V | H,
-    ['.'] = K | T | V | H,
+    ['-' ... '.'] = K | T | V | H,
     ['/'] = T | V,
     ['0' ... '9'] = K | T | V | H,
-    [':'] = T | V | H,
-    [';'] = T | V | H,
+    [':' ... ';'] = T | V | H,
     ['<'] = V,
     ['='] = T | V | H,
     ['>'] = V,
-    ['?'] = T | V,
-    ['@'] = T | V,
+    ['?' ... '@'] = T | V,
     ['A' ... 'Z'] = K | T | V | H,
     ['['] = T | V | H,
     ['\\'] = V,
@@ -54,11 +46,6 @@ const uint8_t http_byte_class[256] = {
     ['~'] = K | T | V | H,
     [0x80 ... 0xff] = V,
 };
-
-#undef K
-#undef T
-#undef V
-#undef H
 
 /* ---- phases ---- */
 
@@ -103,19 +90,17 @@ bool http_parser_has_begun(const struct http_parser *parser)
     return parser->phase != PHASE_BLANK || parser->at > parser->mark;
 }
 
-static enum step fail_parse(struct http_parser *parser, enum status status, const char *field,
-                            const char *message)
+static enum step fail_parse(struct http_parser *parser, enum status status, const char *message)
 {
     parser->phase = PHASE_FAILED;
     parser->status = status;
-    parser->field = field;
     parser->message = message;
     return STEP_FAILED;
 }
 
 static enum step fail_line(struct http_parser *parser, const char *message)
 {
-    return fail_parse(parser, STATUS_BAD_REQUEST, "", message);
+    return fail_parse(parser, STATUS_BAD_REQUEST, message);
 }
 
 static enum step enter(struct http_parser *parser, enum phase phase, size_t at)
@@ -207,7 +192,7 @@ static enum step read_target(struct http_parser *parser, const char *data, size_
     size_t at = (size_t)(http_scan_target(data + parser->at, data + len) - data);
 
     if (at - parser->mark > parser->limits->target_bytes_max)
-        return fail_parse(parser, STATUS_URI_TOO_LONG, "", "the request target is over the limit");
+        return fail_parse(parser, STATUS_URI_TOO_LONG, "the request target is over the limit");
     if (at == len)
         return wait_at(parser, at);
     if (at == parser->mark)
@@ -235,7 +220,7 @@ static enum step read_version(struct http_parser *parser, const char *data, size
     parser->major_version = (unsigned)(data[parser->mark + 5] - '0');
     parser->minor_version = (unsigned)(data[parser->mark + 7] - '0');
     if (parser->major_version != 1)
-        return fail_parse(parser, STATUS_HTTP_VERSION, "", status_message(STATUS_HTTP_VERSION));
+        return fail_parse(parser, STATUS_HTTP_VERSION, status_message(STATUS_HTTP_VERSION));
     if (parser->minor_version > 1) /* a later 1.x is processed as the highest that we know (RFC 9110 2.5) */
         parser->minor_version = 1;
     parser->fields_at = (uint32_t)at;
@@ -251,7 +236,7 @@ static bool fields_too_long(const struct http_parser *parser, size_t at)
 
 static enum step fail_too_large(struct http_parser *parser, const char *message)
 {
-    return fail_parse(parser, STATUS_HEADERS_TOO_LARGE, "", message);
+    return fail_parse(parser, STATUS_HEADERS_TOO_LARGE, message);
 }
 
 static enum step read_line(struct http_parser *parser, const char *data, size_t len)

@@ -57,8 +57,8 @@ struct http_parser {
     unsigned major_version, minor_version;
     uint16_t first[HTTP_FIELDS]; /* 1 + index of the first field line of that name, 0 = none */
     uint32_t repeated;           /* bit per enum http_field that came more than once */
-    enum status status;          /* after FAILED */
-    const char *field, *message; /* after FAILED: what is at fault ("" = the line itself) and why */
+    enum status status;          /* after FAILED, with the reason */
+    const char *message;
 };
 
 void http_parser_init(struct http_parser *parser, const struct http_parser_limits *limits,

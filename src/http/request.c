@@ -33,20 +33,24 @@ enum status http_request_param(const struct http_request *request, const char *n
     return error_set_field(error, STATUS_INTERNAL, name, "the route has no such parameter");
 }
 
-/* ---- percent-decoding and the query ---- */
+/* ---- percent-decoding ---- */
 
-/* Decodes into `to`, which is large enough. False on a bad escape or a NUL. */
-static bool decode(struct str raw, bool plus_is_space, char *to, size_t *len)
+enum status http_percent_decode(struct str raw, bool plus_is_space, struct arena *arena, const char *field,
+                                struct str *out, struct error *error)
 {
-    char *begin = to;
-
+    *out = raw;
+    if (raw.len == 0 ||
+        (!memchr(raw.ptr, '%', raw.len) && (!plus_is_space || !memchr(raw.ptr, '+', raw.len))))
+        return STATUS_OK;
+    char *text = arena_alloc(arena, raw.len + 1), *to = text;
     for (size_t i = 0; i < raw.len; i++) {
         char c = raw.ptr[i];
         if (c == '%') {
             int high = i + 2 < raw.len ? hex_digit(raw.ptr[i + 1]) : -1;
             int low = i + 2 < raw.len ? hex_digit(raw.ptr[i + 2]) : -1;
             if (high < 0 || low < 0 || (high | low) == 0)
-                return false;
+                return error_set_field(error, STATUS_BAD_REQUEST, field,
+                                       "%s: has a bad percent escape, or %%00", field);
             c = (char)(high << 4 | low);
             i += 2;
         } else if (c == '+' && plus_is_space) {
@@ -54,28 +58,11 @@ static bool decode(struct str raw, bool plus_is_space, char *to, size_t *len)
         }
         *to++ = c;
     }
-    *len = (size_t)(to - begin);
-    return true;
-}
-
-enum status http_percent_decode(struct str raw, bool plus_is_space, struct arena *arena, const char *field,
-                                struct str *out, struct error *error)
-{
-    bool is_plain = raw.len == 0 ||
-                    (!memchr(raw.ptr, '%', raw.len) && (!plus_is_space || !memchr(raw.ptr, '+', raw.len)));
-    *out = raw;
-    if (!is_plain) {
-        char *text = arena_alloc(arena, raw.len + 1);
-        size_t len;
-        if (!decode(raw, plus_is_space, text, &len))
-            return error_set_field(error, STATUS_BAD_REQUEST, field, "%s: has a bad percent escape, or %%00",
-                                   field);
-        text[len] = '\0';
-        *out = str_of(text, len);
-    }
-    if (!is_plain && !str_is_utf8(*out))
-        return error_set_field(error, STATUS_BAD_REQUEST, field, "%s: is not valid UTF-8", field);
-    return STATUS_OK;
+    *to = '\0';
+    *out = str_of(text, (size_t)(to - text));
+    return str_is_utf8(*out)
+               ? STATUS_OK
+               : error_set_field(error, STATUS_BAD_REQUEST, field, "%s: is not valid UTF-8", field);
 }
 
 /* ---- the query ---- */

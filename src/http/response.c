@@ -1,7 +1,5 @@
 /* Answers: writing a head (one reservation for the whole of it, then plain copies), and http_send() with its
  * variants, on the loop or recorded on a worker. */
-#include "http/response.h"
-
 #include "base/json.h"
 #include "base/log.h"
 #include "http/http_inside.h"
@@ -46,6 +44,8 @@ enum slot {
 };
 _Static_assert(SLOT_OTHER < HTTP_STATUS_SLOTS, "every status has a slot");
 
+static const struct str close_line = {"Connection: close\r\n", 19};
+
 #define NUMBER_BYTES_MAX 20
 #define FIXED_BYTES_MAX 256 /* status line, field names, Connection and all CRLFs; without the number */
 
@@ -60,7 +60,7 @@ unsigned http_status_slot(int status)
     }
 }
 
-bool http_status_has_content(int status)
+static bool status_has_content(int status)
 {
     return status >= 200 && status != 204 && status != 304;
 }
@@ -79,47 +79,44 @@ static char *put_status_line(char *at, int status)
     if (slot != SLOT_OTHER)
         return str_put(at, lines[slot]);
     at = str_put(at, STR("HTTP/1.1 "));
-    for (int digit = 100; digit > 0; digit /= 10)
-        *at++ = (char)('0' + status / digit % 10);
+    at = str_put_u64(at, (uint64_t)status);
     return str_put(at, STR(" \r\n")); /* the reason may be empty, its space may not */
 }
 
-static char *put_content(char *at, const struct http_response_head *head)
+/* Status line, fields and the empty line. `connection` is a whole line or empty; length -1 = not known. */
+static void put_head(struct buf *out, struct http_home *home, const struct http_response *response,
+                     int64_t length, bool is_chunked, struct str connection)
 {
-    if (head->content_type.len > 0) {
-        at = str_put(at, STR("Content-Type: "));
-        at = str_put(at, head->content_type);
-        at = str_put(at, STR("\r\n"));
-    } else {
-        at = str_put(at, STR("Content-Type: application/json\r\n"));
-    }
-    if (head->is_chunked)
-        return str_put(at, STR("Transfer-Encoding: chunked\r\n"));
-    if (head->content_length < 0)
-        return at;
-    at = str_put(at, STR("Content-Length: "));
-    at = str_put_u64(at, (uint64_t)head->content_length);
-    return str_put(at, STR("\r\n"));
-}
-
-void http_response_put_head(struct buf *out, const struct http_response_head *head)
-{
-    size_t most =
-        FIXED_BYTES_MAX + NUMBER_BYTES_MAX + head->date_line.len + head->content_type.len + head->headers.len;
+    struct str date_line = http_home_date_line(home);
+    size_t most = FIXED_BYTES_MAX + NUMBER_BYTES_MAX + date_line.len + response->content_type.len +
+                  response->headers.len;
     char *begin = buf_reserve(out, most), *at = begin;
 
-    at = put_status_line(at, head->status);
-    at = str_put(at, head->date_line);
-    if (head->has_content)
-        at = put_content(at, head);
-    at = str_put(at, head->headers);
-    if (head->persistence == HTTP_PERSIST_CLOSE)
-        at = str_put(at, STR("Connection: close\r\n"));
-    else if (head->persistence == HTTP_PERSIST_KEEP_ALIVE)
-        at = str_put(at, STR("Connection: keep-alive\r\n"));
+    at = put_status_line(at, response->status);
+    at = str_put(at, date_line);
+    if (status_has_content(response->status)) {
+        if (response->content_type.len > 0) {
+            at = str_put(at, STR("Content-Type: "));
+            at = str_put(at, response->content_type);
+            at = str_put(at, STR("\r\n"));
+        } else {
+            at = str_put(at, STR("Content-Type: application/json\r\n"));
+        }
+        if (is_chunked) {
+            at = str_put(at, STR("Transfer-Encoding: chunked\r\n"));
+        } else if (length >= 0) {
+            at = str_put(at, STR("Content-Length: "));
+            at = str_put_u64(at, (uint64_t)length);
+            at = str_put(at, STR("\r\n"));
+        }
+    }
+    at = str_put(at, response->headers);
+    at = str_put(at, connection);
     at = str_put(at, STR("\r\n"));
     buf_commit(out, (size_t)(at - begin));
 }
+
+/* ---- errors ---- */
 
 /* May a client read the details? Not of a 5xx, except 501, which is about what the client sent. */
 static bool is_public(const struct error *error)
@@ -127,24 +124,21 @@ static bool is_public(const struct error *error)
     return status_http(error->status) < 500 || error->status == STATUS_NOT_IMPLEMENTED;
 }
 
-static struct str public_message(const struct error *error)
+/* {"code","message"} or {"detail","error_code"}, the field at fault if there is one, then `extra_members`. */
+static void put_error(struct buf *out, const struct http_route *route, const struct error *error,
+                      struct str extra_members)
 {
     bool has_own = is_public(error) && error->message[0] != '\0';
-    return str_from(has_own ? error->message : status_message(error->status));
-}
-
-void http_response_put_error(struct buf *out, enum http_errors style, const struct error *error,
-                             struct str extra_members)
-{
+    struct str message = str_from(has_own ? error->message : status_message(error->status));
     struct str code = str_from(status_code(error->status));
 
     buf_put_char(out, '{');
-    if (style == HTTP_ERRORS_DETAIL) {
-        json_put_member_str(out, "detail", public_message(error));
+    if (route && route->errors == HTTP_ERRORS_DETAIL) {
+        json_put_member_str(out, "detail", message);
         json_put_member_str(out, "error_code", code);
     } else {
         json_put_member_str(out, "code", code);
-        json_put_member_str(out, "message", public_message(error));
+        json_put_member_str(out, "message", message);
     }
     if (error->field[0] != '\0' && is_public(error))
         json_put_member_str(out, "field", str_from(error->field));
@@ -152,11 +146,32 @@ void http_response_put_error(struct buf *out, enum http_errors style, const stru
     buf_put_char(out, '}');
 }
 
+void http_connection_fail(struct http_connection *connection, enum status status)
+{
+    struct http_exchange *exchange = connection->exchange;
+    const struct http_route *route = exchange && exchange->entry ? exchange->entry->route : NULL;
+    struct http_response response = {.status = status_http(status)};
+    struct buf body = {0};
+
+    if (response.status == 503)
+        response.headers = STR("Retry-After: 1\r\n");
+    put_error(&body, route, &(struct error){.status = status}, STR_NONE);
+    put_head(connection->out, connection->home, &response, (int64_t)buf_len(&body), false, close_line);
+    buf_put_str(connection->out, buf_str(&body));
+    buf_deinit(&body);
+    if (route)
+        http_tally_count(exchange, response.status);
+    else
+        http_tally_count_unmatched(connection->home, response.status);
+    http_connection_finish(connection, true);
+    http_connection_resume(connection);
+}
+
 /* ---- sending ---- */
 
 bool http_answer_has_body(const struct http_exchange *exchange, int status)
 {
-    return exchange->request.method != HTTP_HEAD && http_status_has_content(status);
+    return exchange->request.method != HTTP_HEAD && status_has_content(status);
 }
 
 /* Is the rest of the request's body small enough to be read and dropped, so that the connection stays open? A
@@ -175,23 +190,12 @@ static bool can_drop_rest(const struct http_exchange *exchange)
 void http_answer_put_head(struct http_exchange *exchange, const struct http_response *response,
                           int64_t length)
 {
-    struct http_response_head head = {
-        .status = response->status,
-        .date_line = http_home_date_line(exchange->home),
-        .content_type = response->content_type,
-        .headers = response->headers,
-        .content_length = length,
-        .is_chunked = exchange->is_chunked,
-        .has_content = http_status_has_content(response->status),
-    };
-
     exchange->closes = exchange->closes || response->close || exchange->framing_lost ||
                        !exchange->head.keep_alive || exchange->home->draining || !can_drop_rest(exchange);
-    if (exchange->closes)
-        head.persistence = HTTP_PERSIST_CLOSE;
-    else if (exchange->request.minor_version == 0)
-        head.persistence = HTTP_PERSIST_KEEP_ALIVE;
-    http_response_put_head(exchange->connection->out, &head);
+    struct str line = exchange->closes                       ? close_line
+                      : exchange->request.minor_version == 0 ? STR("Connection: keep-alive\r\n")
+                                                             : STR_NONE;
+    put_head(exchange->connection->out, exchange->home, response, length, exchange->is_chunked, line);
 }
 
 void http_answer_finish(struct http_exchange *exchange, int status, enum http_progress progress)
@@ -273,8 +277,7 @@ void http_send_error_with(struct http_request *request, const struct error *erro
     if (status == 500)
         log_error("request_failed", LOG_CSTR("route", request->route ? request->route->path : ""),
                   LOG_ERROR_FIELDS(error));
-    http_response_put_error(&body, request->route ? request->route->errors : HTTP_ERRORS_CODE, error,
-                            extra_members);
+    put_error(&body, request->route, error, extra_members);
     buf_put_str(&lines, headers);
     if (status == 401 && !has_line(headers, STR("WWW-Authenticate:")))
         buf_put_str(&lines, STR("WWW-Authenticate: Bearer\r\n"));

@@ -2,11 +2,10 @@
  *
  * Segments are compared raw: percent-decoding happens after routing, so that %2F in a key stays in its segment. A literal is
  * tried before a parameter. There is one way to each node, so the search visits each node at most once. */
-#include "http/router.h"
-
 #include <stdlib.h>
 
 #include "base/memory.h"
+#include "http/http_inside.h"
 #include "http/scan.h"
 
 struct node {
@@ -53,23 +52,22 @@ void http_router_destroy(struct http_router *router)
 
 /* ---- building ---- */
 
-static struct node *literal_child(struct node *node, struct str segment)
+static struct node *literal_of(const struct node *node, struct str segment)
 {
     for (size_t i = 0; i < node->literal_count; i++)
         if (str_eq(node->literals[i]->segment, segment))
             return node->literals[i];
+    return NULL;
+}
+
+static struct node *add_literal(struct node *node, struct str segment)
+{
     struct node *child = memory_zalloc(sizeof *child);
+
     child->segment = segment;
     node->literals = memory_realloc_array(node->literals, node->literal_count + 1, sizeof(struct node *));
     node->literals[node->literal_count++] = child;
     return child;
-}
-
-static bool is_literal(struct str segment)
-{
-    const char *end = segment.ptr + segment.len;
-    return segment.len > 0 && http_scan(segment.ptr, end, HTTP_BYTE_TARGET) == end &&
-           !memchr(segment.ptr, '?', segment.len) && !memchr(segment.ptr, '%', segment.len);
 }
 
 /* Makes the nodes of the row's path. NULL when it is not valid. */
@@ -86,6 +84,7 @@ static struct node *make_path(struct http_router *router, struct http_entry *ent
     if (rest.ptr[rest.len - 1] == '/')
         return NULL;
     while (str_split(&rest, '/', &segment)) {
+        const char *end = segment.ptr + segment.len;
         if (segment.len > 2 && segment.ptr[0] == '{' && segment.ptr[segment.len - 1] == '}') {
             if (entry->param_count == HTTP_PARAMS_MAX)
                 return NULL;
@@ -93,8 +92,10 @@ static struct node *make_path(struct http_router *router, struct http_entry *ent
             if (!node->param)
                 node->param = memory_zalloc(sizeof *node->param);
             node = node->param;
-        } else if (is_literal(segment)) {
-            node = literal_child(node, segment);
+        } else if (segment.len > 0 && http_scan(segment.ptr, end, HTTP_BYTE_TARGET) == end &&
+                   !memchr(segment.ptr, '?', segment.len) && !memchr(segment.ptr, '%', segment.len)) {
+            struct node *known = literal_of(node, segment);
+            node = known ? known : add_literal(node, segment);
         } else {
             return NULL;
         }
@@ -102,18 +103,11 @@ static struct node *make_path(struct http_router *router, struct http_entry *ent
     return node;
 }
 
-static bool has_param(const struct http_entry *entry, struct str name)
-{
-    for (unsigned i = 0; i < entry->param_count; i++)
-        if (str_eq(entry->param_names[i], name))
-            return true;
-    return false;
-}
-
 static enum status add_row(struct http_router *router, struct http_entry *entry, struct error *error)
 {
     const struct http_route *route = entry->route;
     struct node *node = make_path(router, entry);
+    bool has_tenant = !route->tenant_param;
 
     if (!node)
         return error_set(error, STATUS_CONFIG, "route %s: not a valid path", route->path);
@@ -124,7 +118,9 @@ static enum status add_row(struct http_router *router, struct http_entry *entry,
     if (node->entries[route->method])
         return error_set(error, STATUS_CONFIG, "route %s: %s matches the same requests", route->path,
                          node->entries[route->method]->route->path);
-    if (route->tenant_param && !has_param(entry, str_from(route->tenant_param)))
+    for (unsigned i = 0; i < entry->param_count && !has_tenant; i++)
+        has_tenant = str_eq(entry->param_names[i], str_from(route->tenant_param));
+    if (!has_tenant)
         return error_set(error, STATUS_CONFIG, "route %s: has no parameter {%s}", route->path,
                          route->tenant_param);
     node->entries[route->method] = entry;
@@ -170,42 +166,24 @@ struct search {
     unsigned allowed;
 };
 
-static struct http_entry *find_below(struct search *search, const struct node *node, const char *at,
-                                     const char *end, unsigned param_count);
-
-static struct http_entry *find_here(struct search *search, const struct node *node)
-{
-    search->allowed |= node->allowed;
-    return node->entries[search->method];
-}
-
-/* `at` is at the first byte of a segment. */
-static struct http_entry *find_segment(struct search *search, const struct node *node, const char *at,
-                                       const char *end, unsigned param_count)
-{
-    const char *slash = memchr(at, '/', (size_t)(end - at));
-    struct str segment = str_of(at, (size_t)((slash ? slash : end) - at));
-
-    for (size_t i = 0; i < node->literal_count; i++) {
-        const struct node *child = node->literals[i];
-        if (child->segment.len == segment.len && memcmp(child->segment.ptr, segment.ptr, segment.len) == 0) {
-            struct http_entry *entry = find_below(search, child, segment.ptr + segment.len, end, param_count);
-            if (entry)
-                return entry;
-            break;
-        }
-    }
-    if (!node->param || segment.len == 0)
-        return NULL;
-    search->params[param_count] = segment;
-    return find_below(search, node->param, segment.ptr + segment.len, end, param_count + 1);
-}
-
 /* `at` is after a segment: at its slash or at the end. */
 static struct http_entry *find_below(struct search *search, const struct node *node, const char *at,
                                      const char *end, unsigned param_count)
 {
-    return at == end ? find_here(search, node) : find_segment(search, node, at + 1, end, param_count);
+    if (at == end) {
+        search->allowed |= node->allowed;
+        return node->entries[search->method];
+    }
+    at++;
+    const char *slash = memchr(at, '/', (size_t)(end - at));
+    struct str segment = str_of(at, (size_t)((slash ? slash : end) - at));
+    const struct node *literal = literal_of(node, segment);
+    struct http_entry *entry =
+        literal ? find_below(search, literal, at + segment.len, end, param_count) : NULL;
+    if (entry || !node->param || segment.len == 0)
+        return entry;
+    search->params[param_count] = segment;
+    return find_below(search, node->param, at + segment.len, end, param_count + 1);
 }
 
 struct http_entry *http_router_find(const struct http_router *router, enum http_method method,
@@ -213,13 +191,11 @@ struct http_entry *http_router_find(const struct http_router *router, enum http_
 {
     struct search search = {.method = method, .params = params};
     const char *end = path.ptr + path.len;
-    struct http_entry *entry = path.len == 1 ? find_here(&search, &router->root)
-                                             : find_below(&search, &router->root, path.ptr, end, 0);
+    struct http_entry *entry = find_below(&search, &router->root, path.len == 1 ? end : path.ptr, end, 0);
+
     *allowed = search.allowed;
     return entry;
 }
-
-/* ---- where nothing was found ---- */
 
 const struct http_route *http_router_nearest(const struct http_router *router, struct str path)
 {
@@ -229,11 +205,8 @@ const struct http_route *http_router_nearest(const struct http_router *router, s
 
     (void)str_split(&path, '/', &segment); /* before the first slash */
     while (node && str_split(&path, '/', &segment)) {
-        const struct node *child = segment.len > 0 ? node->param : NULL;
-        for (size_t i = 0; i < node->literal_count; i++)
-            if (str_eq(node->literals[i]->segment, segment))
-                child = node->literals[i];
-        node = child;
+        const struct node *literal = literal_of(node, segment);
+        node = literal ? literal : segment.len > 0 ? node->param : NULL;
         for (size_t method = HTTP_METHODS; node && method > 0; method--)
             if (node->entries[method - 1])
                 nearest = node->entries[method - 1]->route;

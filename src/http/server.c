@@ -45,7 +45,8 @@ struct str http_home_date_line(struct http_home *home)
     return str_of(home->date_line, home->date_line_len);
 }
 
-static enum status check_config(const struct http_server_config *config, struct error *error)
+enum status http_server_create(const struct http_server_config *config, struct http_server **server,
+                               struct error *error)
 {
     const struct http_limits *limits = &config->limits;
 
@@ -55,26 +56,16 @@ static enum status check_config(const struct http_server_config *config, struct 
         limits->connections_max == 0 || limits->target_bytes_max + limits->header_bytes_max > INT32_MAX / 2 ||
         limits->header_bytes_max == 0 || limits->target_bytes_max == 0)
         return error_set(error, STATUS_CONFIG, "the limits of the HTTP server are out of bounds");
-    return STATUS_OK;
-}
-
-enum status http_server_create(const struct http_server_config *config, struct http_server **server,
-                               struct error *error)
-{
-    enum status status = check_config(config, error);
-
-    if (status != STATUS_OK)
-        return status;
     struct http_server *made = memory_zalloc(sizeof *made);
     made->config = *config;
     atomic_init(&made->refs, 1);
     made->parser_limits = (struct http_parser_limits){
-        .target_bytes_max = config->limits.target_bytes_max,
-        .header_bytes_max = config->limits.header_bytes_max,
-        .header_count_max = config->limits.header_count_max,
+        .target_bytes_max = limits->target_bytes_max,
+        .header_bytes_max = limits->header_bytes_max,
+        .header_count_max = limits->header_count_max,
     };
-    if (made->config.limits.bodies_bytes_max / 4 < config->limits.body_bytes_max)
-        made->config.limits.bodies_bytes_max = 4 * config->limits.body_bytes_max;
+    if (limits->bodies_bytes_max / 4 < limits->body_bytes_max)
+        made->config.limits.bodies_bytes_max = 4 * limits->body_bytes_max;
     http_tally_register(made);
     made->home_count = loop_group_count(config->group);
     made->homes = memory_alloc(made->home_count * sizeof(struct http_home *));
@@ -113,19 +104,13 @@ void http_server_unref(struct http_server *server)
             SLIST_REMOVE_HEAD(&home->spares, spare);
             http_exchange_destroy(exchange);
         }
-        http_listener_free_all(home);
         buf_deinit(&home->out);
         free(home);
     }
+    http_listener_free_all(server);
     free(server->homes);
     free(server->unmatched);
     free(server);
-}
-
-void http_server_broadcast(struct http_server *server, void (*fn)(struct loop *loop, void *server))
-{
-    atomic_fetch_add(&server->refs, server->home_count);
-    loop_group_broadcast(server->config.group, fn, server);
 }
 
 void http_server_destroy(struct http_server *server)
@@ -140,6 +125,7 @@ void http_server_destroy(struct http_server *server)
         while (!LIST_EMPTY(&home->connections))
             http_connection_drop(LIST_FIRST(&home->connections));
     }
+    http_listener_close_unstarted(server);
     http_server_unref(server);
 }
 
@@ -157,7 +143,7 @@ void http_drain_check(struct http_home *home)
         server->on_drained(server->drained_arg);
 }
 
-static void on_last_answer_sent(struct loop_timer *timer)
+static void cut_all(struct loop_timer *timer)
 {
     struct http_home *home = CONTAINER_OF(timer, struct http_home, drain_timer);
 
@@ -165,37 +151,26 @@ static void on_last_answer_sent(struct loop_timer *timer)
         http_connection_drop(LIST_FIRST(&home->connections));
 }
 
-/* Does it have a request whose answer has not begun? */
-static bool is_unanswered(const struct http_connection *connection)
-{
-    switch (connection->state) {
-    case HTTP_STATE_HEAD: return connection->exchange != NULL;
-    case HTTP_STATE_BODY: return true;
-    case HTTP_STATE_BUSY: return connection->exchange->progress < HTTP_ANSWERED;
-    case HTTP_STATE_DISCARD:
-    case HTTP_STATE_FLUSH:
-    case HTTP_STATE_LINGER:
-    case HTTP_STATE_DEAD: break;
-    }
-    return false;
-}
-
-static void on_deadline(struct loop_timer *timer)
+static void on_drain_deadline(struct loop_timer *timer)
 {
     struct http_home *home = CONTAINER_OF(timer, struct http_home, drain_timer);
     struct http_connection *connection, *next;
 
     LIST_FOREACH_SAFE(connection, &home->connections, entry, next) {
-        bool is_leaving = connection->state == HTTP_STATE_FLUSH || connection->state == HTTP_STATE_LINGER ||
-                          (connection->exchange && connection->exchange->progress == HTTP_ANSWERED);
-        if (is_unanswered(connection))
+        const struct http_exchange *exchange = connection->exchange;
+        enum http_state state = connection->state;
+        bool is_unanswered = (state == HTTP_STATE_HEAD && exchange) || state == HTTP_STATE_BODY ||
+                             (state == HTTP_STATE_BUSY && exchange->progress < HTTP_ANSWERED);
+        bool is_leaving = state == HTTP_STATE_FLUSH || state == HTTP_STATE_LINGER ||
+                          (exchange && exchange->progress == HTTP_ANSWERED);
+        if (is_unanswered)
             http_connection_fail(connection, STATUS_UNAVAILABLE);
         else if (!is_leaving)
             http_connection_drop(connection);
     }
     if (!LIST_EMPTY(&home->connections))
         loop_timer_start(home->loop, timer, loop_now_ns(home->loop) + LAST_ANSWER_MS * CLOCK_NS_PER_MS,
-                         on_last_answer_sent);
+                         cut_all);
 }
 
 /* A request that has arrived, but was not read yet, is in flight. */
@@ -207,34 +182,27 @@ static bool is_idle(const struct http_connection *connection)
            recv(connection->io.fd, &byte, sizeof byte, MSG_PEEK | MSG_DONTWAIT) <= 0;
 }
 
-/* A stream that never ends by itself. */
-static bool is_endless(const struct http_connection *connection)
-{
-    return connection->state == HTTP_STATE_BUSY && connection->exchange->progress > HTTP_ANSWERED &&
-           connection->exchange->request.route->kind == HTTP_STREAM;
-}
-
 static void drain_on_loop(struct loop *loop, void *arg)
 {
     struct http_server *server = arg;
     struct http_home *home = server->homes[loop_index(loop)];
     struct http_connection *connection, *next;
 
-    if (home->draining || server->is_destroyed) {
-        http_server_unref(server);
-        return;
+    if (!home->draining && !server->is_destroyed) {
+        http_listener_close_all(home);
+        LIST_FOREACH_SAFE(connection, &home->connections, entry, next) {
+            const struct http_exchange *exchange = connection->exchange;
+            if (is_idle(connection))
+                http_connection_drop(connection);
+            else if (connection->state == HTTP_STATE_BUSY && exchange->progress > HTTP_ANSWERED &&
+                     exchange->request.route->kind == HTTP_STREAM) /* it never ends by itself */
+                http_stream_end_early(connection);
+        }
+        home->draining = true;
+        if (server->drain_deadline_ns != CLOCK_NEVER)
+            loop_timer_start(loop, &home->drain_timer, server->drain_deadline_ns, on_drain_deadline);
+        http_drain_check(home);
     }
-    http_listener_close_all(home);
-    LIST_FOREACH_SAFE(connection, &home->connections, entry, next) {
-        if (is_idle(connection))
-            http_connection_drop(connection);
-        else if (is_endless(connection))
-            http_stream_end_early(connection);
-    }
-    home->draining = true;
-    if (server->drain_deadline_ns != CLOCK_NEVER)
-        loop_timer_start(loop, &home->drain_timer, server->drain_deadline_ns, on_deadline);
-    http_drain_check(home);
     http_server_unref(server);
 }
 
@@ -245,5 +213,6 @@ void http_server_drain(struct http_server *server, int64_t deadline_ns, void (*o
     server->on_drained = on_drained;
     server->drained_arg = arg;
     atomic_store(&server->homes_left, server->home_count);
-    http_server_broadcast(server, drain_on_loop);
+    atomic_fetch_add(&server->refs, server->home_count);
+    loop_group_broadcast(server->config.group, drain_on_loop, server);
 }

@@ -81,16 +81,6 @@ bool http_stream_is_taken(struct loop_park_ref ref)
 
 /* ---- pumping ---- */
 
-static void put_chunk_head(char *at, size_t len)
-{
-    static const char digits[] = "0123456789abcdef";
-
-    for (int shift = 28; shift >= 0; shift -= 4)
-        *at++ = digits[len >> shift & 15];
-    *at++ = '\r';
-    *at = '\n';
-}
-
 /* Asks the source once and frames its output. */
 static enum http_source_state produce(struct http_exchange *exchange, struct buf *out)
 {
@@ -110,7 +100,10 @@ static enum http_source_state produce(struct http_exchange *exchange, struct buf
         out->end -= frame;
         return state;
     }
-    put_chunk_head(out->data + out->start + before, len);
+    char *at = out->data + out->start + before;
+    for (int shift = 28; shift >= 0; shift -= 4)
+        *at++ = "0123456789abcdef"[len >> shift & 15];
+    memcpy(at, "\r\n", 2);
     buf_put_str(out, STR("\r\n"));
     return state;
 }
@@ -145,14 +138,6 @@ static bool end_stream(struct http_connection *connection)
     return true;
 }
 
-/* More than its content_length, or less at the end. */
-static bool broke_length(const struct http_exchange *exchange, uint64_t left_before, bool is_end)
-{
-    if (exchange->source.content_length < 0)
-        return false;
-    return exchange->source_left > left_before || (is_end && exchange->source_left != 0);
-}
-
 bool http_stream_pump(struct http_connection *connection)
 {
     struct http_exchange *exchange = connection->exchange;
@@ -161,7 +146,10 @@ bool http_stream_pump(struct http_connection *connection)
 
     http_exchange_move(exchange, HTTP_STREAM_WAITS); /* before produce(): it may wake the stream */
     enum http_source_state state = produce(exchange, connection->out);
-    if (state == HTTP_SOURCE_FAIL || broke_length(exchange, left_before, state == HTTP_SOURCE_END))
+    bool has_length = exchange->source.content_length >= 0;
+    bool is_long = exchange->source_left > left_before; /* more than its content_length: it wrapped */
+    bool is_short = state == HTTP_SOURCE_END && exchange->source_left != 0;
+    if (state == HTTP_SOURCE_FAIL || (has_length && (is_long || is_short)))
         return cut_stream(connection);
     if (state == HTTP_SOURCE_END || (state == HTTP_SOURCE_WAIT && ends_early))
         return end_stream(connection);

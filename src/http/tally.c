@@ -1,42 +1,47 @@
 /* The server's metrics. Requests of one turn with the same labels are added up and counted together, so that a
  * pipeline of the same request costs a comparison each and one read of the clock in all. */
-#include <stdlib.h>
-
 #include "base/memory.h"
 #include "http/http_inside.h"
-#include "http/response.h"
 
-static struct metric_family requests = {
-    .name = "http_requests_total",
-    .help = "Requests answered, by method, route and status.",
-    .type = METRIC_COUNTER,
-    .labels = {"method", "route", "status"},
-};
-static struct metric_family durations = {
-    .name = "http_request_duration_seconds",
-    .help = "Seconds from the complete request head to the answer's head, by route.",
-    .type = METRIC_HISTOGRAM,
-    .labels = {"route"},
-};
-static struct metric_family connections = {
-    .name = "http_connections",
-    .help = "Open client connections.",
-    .type = METRIC_GAUGE,
-};
-static struct metric_family parse_errors = {
-    .name = "http_parse_errors_total",
-    .help = "Requests whose head or framing was refused.",
-    .type = METRIC_COUNTER,
+enum { REQUESTS, DURATIONS, CONNECTIONS, PARSE_ERRORS, BODY_BYTES, UNSENT_BYTES, CUTS, TRIMS };
+
+static struct metric_family families[] = {
+    [REQUESTS] = {.name = "http_requests_total",
+                  .help = "Requests answered, by method, route and status.",
+                  .labels = {"method", "route", "status"}},
+    [DURATIONS] = {.name = "http_request_duration_seconds",
+                   .help = "Seconds from the complete request head to the answer's head, by route.",
+                   .type = METRIC_HISTOGRAM,
+                   .labels = {"route"}},
+    [CONNECTIONS] = {.name = "http_connections", .help = "Open client connections.", .type = METRIC_GAUGE},
+    [PARSE_ERRORS] = {.name = "http_parse_errors_total",
+                      .help = "Requests whose head or framing was refused."},
+    [BODY_BYTES] = {.name = "http_body_bytes",
+                    .help = "Memory held by request bodies, in bytes.",
+                    .type = METRIC_GAUGE},
+    [UNSENT_BYTES] = {.name = "http_unsent_bytes",
+                      .help = "Memory held by answers that clients have not read yet, in bytes.",
+                      .type = METRIC_GAUGE},
+    [CUTS] =
+        {.name = "http_cut_total",
+         .help =
+             "Connections cut because their client did not read: slow = below writeRate, full = past unsent.",
+         .labels = {"reason"}},
+    [TRIMS] = {.name = "http_memory_trims_total",
+               .help = "Times that memory was given back to the system after a burst."},
 };
 
 void http_tally_register(struct http_server *server)
 {
-    metrics_register(&requests);
-    metrics_register(&durations);
-    metrics_register(&connections);
-    metrics_register(&parse_errors);
-    server->connections_gauge = metric_series_get(&connections, NULL);
-    server->parse_errors = metric_series_get(&parse_errors, NULL);
+    for (size_t i = 0; i < sizeof families / sizeof *families; i++)
+        metrics_register(&families[i]);
+    server->connections_gauge = metric_series_get(&families[CONNECTIONS], NULL);
+    server->parse_errors = metric_series_get(&families[PARSE_ERRORS], NULL);
+    server->bodies_gauge = metric_series_get(&families[BODY_BYTES], NULL);
+    server->unsent_gauge = metric_series_get(&families[UNSENT_BYTES], NULL);
+    server->slow_cuts = metric_series_get(&families[CUTS], &(struct str){"slow", 4});
+    server->full_cuts = metric_series_get(&families[CUTS], &(struct str){"full", 4});
+    server->trims = metric_series_get(&families[TRIMS], NULL);
     server->unmatched = memory_zalloc(sizeof *server->unmatched);
 }
 
@@ -57,7 +62,7 @@ static struct metric_series *counter_of(struct http_entry *entry, bool is_head, 
         char digits[4] = {(char)('0' + status / 100 % 10), (char)('0' + status / 10 % 10),
                           (char)('0' + status % 10)};
         struct str labels[] = {str_from(method), route_label(entry), str_from(digits)};
-        series = metric_series_get(&requests, labels);
+        series = metric_series_get(&families[REQUESTS], labels);
         atomic_store_explicit(slot, series, memory_order_release);
     }
     return series;
@@ -69,7 +74,7 @@ static struct metric_series *latency_of(struct http_entry *entry)
 
     if (!series) {
         struct str label = route_label(entry);
-        series = metric_series_get(&durations, &label);
+        series = metric_series_get(&families[DURATIONS], &label);
         atomic_store_explicit(&entry->latency, series, memory_order_release);
     }
     return series;

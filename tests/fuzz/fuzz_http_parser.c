@@ -3,10 +3,7 @@
 #include <stdlib.h>
 
 #include "base/buf.h"
-#include "http/body.h"
-#include "http/head.h"
-#include "http/http.h"
-#include "http/parser.h"
+#include "http/http_inside.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -6,7 +6,7 @@
 
 #include <cmocka.h>
 
-#include "http/router.h"
+#include "http/http_inside.h"
 
 static void handler(struct http_request *request)
 {

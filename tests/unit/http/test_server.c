@@ -279,6 +279,8 @@ static void test_listens_on_every_loop_and_stops(void **state)
         assert_true(recv(fd, bytes, sizeof bytes - 1, 0) > 0);
         assert_non_null(strstr(bytes, "\r\n\r\nnow"));
         close(fd);
+        assert_int_equal(http_server_listen(server, STR("127.0.0.1:0"), &error),
+                         STATUS_OK); /* while loops run */
     }
     http_server_drain(server, clock_mono_ns() + 10 * CLOCK_NS_PER_S, post_drained, NULL);
     sem_wait(&drained_sem);
