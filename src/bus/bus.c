@@ -316,7 +316,7 @@ void bus_wake(struct bus *bus, struct str topic)
 {
     struct bus_topic_state *found = bus_topic_find(bus, topic);
 
-    if (found)
+    if (found && bus->driver->wake)
         bus->driver->wake(bus, found);
 }
 

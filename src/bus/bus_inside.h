@@ -44,7 +44,8 @@ struct bus_driver {
     enum status (*direct_commit)(struct bus *bus, struct db_conn *conn, struct bus_topic_state *topic,
                                  uint64_t mark, int64_t deadline_ns, struct error *error);
     bool (*is_private)(const struct bus *bus);
-    void (*wake)(struct bus *bus, struct bus_topic_state *topic);
+    void (*wake)(struct bus *bus,
+                 struct bus_topic_state *topic); /* NULL: the engine wakes consumers by itself */
     void (*subscribe)(struct bus *bus,
                       const struct bus_consumer *consumer); /* copies it, and owns its texts */
     void (*start)(struct bus *bus);

@@ -12,13 +12,6 @@
 
 enum { HANDLER_MS = 30000, SESSION_MS = 10000, RETRY_MIN_MS = 100, RETRY_MAX_MS = 1000 };
 
-/* Kafka wakes consumers by itself. */
-static void kafka_wake(struct bus *bus, struct bus_topic_state *topic)
-{
-    (void)bus;
-    (void)topic;
-}
-
 static void kafka_subscribe(struct bus *bus, const struct bus_consumer *consumer)
 {
     bus_kafka_reader_create((struct kafka *)bus, consumer);
@@ -150,7 +143,6 @@ static const struct bus_driver driver = {
     .foreign_topics = true,
     .lacks_every = true,
     .publish = bus_kafka_publish,
-    .wake = kafka_wake,
     .subscribe = kafka_subscribe,
     .start = kafka_start,
     .stop = kafka_stop,

@@ -64,13 +64,6 @@ static void free_reader(struct nats_reader *reader)
 
 /* ---- start and stop ---- */
 
-/* JetStream wakes consumers by itself. */
-static void nats_wake(struct bus *bus, struct bus_topic_state *topic)
-{
-    (void)bus;
-    (void)topic;
-}
-
 static void nats_start(struct bus *bus)
 {
     struct nats *nats = (struct nats *)bus;
@@ -171,7 +164,6 @@ bool bus_nats_is_up(const struct bus *bus)
 
 static const struct bus_driver driver = {
     .publish = bus_nats_publish,
-    .wake = nats_wake,
     .subscribe = nats_subscribe,
     .start = nats_start,
     .stop = nats_stop,

@@ -41,28 +41,24 @@ static void channel_fail(struct redis_channel *channel, const struct error *erro
 
 /* ---- replies ---- */
 
-static void reader_hint(struct redis_reader *reader, struct str payload)
-{
-    struct redis_hints *hints = reader->hints;
-    size_t room = sizeof hints->messages / sizeof hints->messages[0];
-
-    if (!reader->consumer.spec.hints || !reader->is_ready || hints->count == room ||
-        hints->bytes > reader->consumer.spec.batch_bytes_max)
-        return; /* the stream has it */
-    hints->bytes += payload.len;
-    hints->messages[hints->count++] = (struct bus_message){
-        .topic = reader->consumer.topic->name, .payload = arena_str(&hints->arena, payload), .offset = -1};
-    task_wake(reader->task);
-}
-
+/* Wakes the readers of the channel. Those with hints get the message at once, while there is room: the stream has it too. */
 static void channel_deliver(struct redis *redis, struct str name, struct str payload)
 {
     for (size_t i = 0; i < redis->reader_count; i++) {
         struct redis_reader *reader = redis->readers[i];
+        struct redis_hints *hints = reader->hints;
         if (!str_eq(str_from(reader->topic->channel), name))
             continue;
-        if (payload.ptr)
-            reader_hint(reader, payload);
+        if (payload.ptr && reader->consumer.spec.hints && reader->is_ready &&
+            hints->count < sizeof hints->messages / sizeof hints->messages[0] &&
+            hints->bytes <= reader->consumer.spec.batch_bytes_max) {
+            hints->bytes += payload.len;
+            hints->messages[hints->count++] =
+                (struct bus_message){.topic = reader->consumer.topic->name,
+                                     .payload = arena_str(&hints->arena, payload),
+                                     .offset = -1};
+            task_wake(reader->task);
+        }
         redis_reader_wake(reader);
     }
 }

@@ -46,7 +46,17 @@ void redis_request_begin(struct redis_request *request, struct redis_route *rout
     request->reply_count = 0;
 }
 
-void redis_request_add(struct redis_request *request, const struct str *arguments, size_t count)
+void redis_request_add(struct redis_request *request, const char *format, ...)
+{
+    va_list arguments;
+
+    va_start(arguments, format);
+    redis_command_vprintf(&request->commands, format, arguments);
+    va_end(arguments);
+    request->reply_count++;
+}
+
+void redis_request_add_list(struct redis_request *request, const struct str *arguments, size_t count)
 {
     redis_command_put(&request->commands, arguments, count);
     request->reply_count++;
@@ -61,15 +71,6 @@ static void request_finish(struct redis_cluster *cluster, struct redis_request *
     request->on_done(request, error ? error->status : STATUS_OK, error);
 }
 
-static void request_fail(struct redis_cluster *cluster, struct redis_request *request, enum status status,
-                         const char *text)
-{
-    struct error error;
-
-    error_set(&error, status, "%s", text);
-    request_finish(cluster, request, &error);
-}
-
 /* ---- known nodes ---- */
 
 /* The node of the address; NULL: there are too many. */
@@ -79,7 +80,7 @@ static struct redis_node *cluster_node(struct redis_cluster *cluster, const stru
 
     for (size_t i = 0; i < cluster->node_count; i++) {
         struct redis_node *at = cluster->nodes[i];
-        if (at->is_used && redis_address_eq(&at->address, address))
+        if (at->is_used && at->address.port == address->port && strcmp(at->address.host, address->host) == 0)
             return at;
         if (!at->is_used)
             node = at;
@@ -181,7 +182,7 @@ static void node_lost(struct redis_node *node, bool was_open, const struct error
 {
     struct redis_cluster *cluster = node->cluster;
     struct redis_requests lost = STAILQ_HEAD_INITIALIZER(lost);
-    struct redis_request *request;
+    struct redis_request *request, *after;
 
     loop_timer_stop(cluster->loop, &node->timer);
     STAILQ_CONCAT(&lost, &node->requests);
@@ -196,8 +197,7 @@ static void node_lost(struct redis_node *node, bool was_open, const struct error
         log_warn("redis_node_down", LOG_CSTR("host", node->address.host), LOG_INT("port", node->address.port),
                  LOG_ERROR_FIELDS(error));
     }
-    while ((request = STAILQ_FIRST(&lost))) {
-        STAILQ_REMOVE_HEAD(&lost, link);
+    STAILQ_FOREACH_SAFE(request, &lost, link, after) {
         if (request->route->node == node)
             request->route->node = NULL;
         struct redis_node *next = was_open || cluster->is_closing ? NULL : cluster_next(cluster);
@@ -249,18 +249,18 @@ static void request_redirect(struct redis_node *node, struct redis_request *requ
                              struct redis_redirect *redirect)
 {
     struct redis_cluster *cluster = node->cluster;
+    struct error error;
 
     metric_add(cluster->redirects, 1);
-    if (cluster->is_single) {
-        request_fail(cluster, request, STATUS_DB_DOWN,
-                     "redis.mode is single, but the node is part of a cluster: set it to cluster");
-        return;
-    }
     if (!redirect->to.host[0])
         memcpy(redirect->to.host, node->address.host, sizeof redirect->to.host);
-    struct redis_node *next = cluster_node(cluster, &redirect->to);
+    struct redis_node *next = cluster->is_single ? NULL : cluster_node(cluster, &redirect->to);
     if (!next || ++request->sends >= SENDS_MAX) {
-        request_fail(cluster, request, STATUS_DB_DOWN, "redirected too often");
+        error_set(&error, STATUS_DB_DOWN, "%s",
+                  cluster->is_single
+                      ? "redis.mode is single, but the node is part of a cluster: set it to cluster"
+                      : "redirected too often");
+        request_finish(cluster, request, &error);
         return;
     }
     if (!redirect->is_ask)
@@ -282,29 +282,12 @@ static bool is_node_error(const struct redis_reply *reply)
     return false;
 }
 
-static void request_answered(struct redis_node *node, struct redis_request *request)
-{
-    const struct redis_reply *reply = request->reply;
-    struct redis_redirect redirect;
-    struct error error;
-
-    if (reply->kind == REDIS_ERROR && redis_redirect_parse(reply->text, &redirect)) {
-        request_redirect(node, request, &redirect);
-    } else if (is_node_error(reply)) {
-        request->route->node = NULL;
-        error_set(&error, STATUS_DB_DOWN, "%.*s", STR_ARG(str_utf8_cut(reply->text, 200)));
-        request_finish(node->cluster, request, &error);
-    } else {
-        if (!request->route->node)
-            request->route->node = node;
-        request_finish(node->cluster, request, NULL);
-    }
-}
-
 static void on_node_reply(struct redis_link *link, const struct redis_reply *reply)
 {
     struct redis_node *node = (struct redis_node *)link;
     struct redis_request *request = STAILQ_FIRST(&node->requests);
+    struct redis_redirect redirect;
+    struct error error;
 
     if (node->is_down)
         log_info("redis_node_up", LOG_CSTR("host", node->address.host), LOG_INT("port", node->address.port));
@@ -320,7 +303,18 @@ static void on_node_reply(struct redis_link *link, const struct redis_reply *rep
         return;
     STAILQ_REMOVE_HEAD(&node->requests, link);
     node_expect(node);
-    request_answered(node, request);
+    reply = request->reply;
+    if (reply->kind == REDIS_ERROR && redis_redirect_parse(reply->text, &redirect)) {
+        request_redirect(node, request, &redirect);
+    } else if (is_node_error(reply)) {
+        request->route->node = NULL;
+        error_set(&error, STATUS_DB_DOWN, "%.*s", STR_ARG(str_utf8_cut(reply->text, 200)));
+        request_finish(node->cluster, request, &error);
+    } else {
+        if (!request->route->node)
+            request->route->node = node;
+        request_finish(node->cluster, request, NULL);
+    }
 }
 
 /* ---- sending ---- */
@@ -359,27 +353,29 @@ static void request_send_to(struct redis_node *node, struct redis_request *reque
 void redis_cluster_send(struct redis_cluster *cluster, struct redis_request *request)
 {
     struct redis_node *node = request->route->node;
+    struct error error;
 
     request->is_busy = true;
     request->is_asking = false;
     request->sends = 0;
-    if (cluster->is_closing)
-        request_fail(cluster, request, STATUS_CANCELLED, "the bus is stopping");
-    else if (!cluster->is_known && request != &cluster->probe)
+    if (cluster->is_closing) {
+        error_set(&error, STATUS_CANCELLED, "the bus is stopping");
+        request_finish(cluster, request, &error);
+    } else if (!cluster->is_known && request != &cluster->probe) {
         STAILQ_INSERT_TAIL(&cluster->waiting, request, link);
-    else
+    } else {
         request_send_to(node && node->is_used ? node : cluster_next(cluster), request);
+    }
 }
 
 /* Sends the requests that wait for the first probe, or fails them. */
 static void cluster_release(struct redis_cluster *cluster, const struct error *error)
 {
     struct redis_requests waiting = STAILQ_HEAD_INITIALIZER(waiting);
-    struct redis_request *request;
+    struct redis_request *request, *next;
 
     STAILQ_CONCAT(&waiting, &cluster->waiting);
-    while ((request = STAILQ_FIRST(&waiting))) {
-        STAILQ_REMOVE_HEAD(&waiting, link);
+    STAILQ_FOREACH_SAFE(request, &waiting, link, next) {
         if (error)
             request_finish(cluster, request, error);
         else
@@ -433,17 +429,15 @@ static void on_probe_due(struct loop_timer *timer)
 {
     struct redis_cluster *cluster = CONTAINER_OF(timer, struct redis_cluster, probe_timer);
     struct redis_request *request = &cluster->probe;
-    struct str key = str_from(cluster->probe_key);
 
     redis_request_begin(request, cluster->probe_route);
-    if (cluster->is_single) {
-        REDIS_ADD(request, STR("XLEN"), key);
-    } else {
-        REDIS_ADD(request, STR("MULTI"));
-        REDIS_ADD(request, STR("CLUSTER"), STR("SLOTS"));
-        REDIS_ADD(request, STR("XLEN"), key);
-        REDIS_ADD(request, STR("EXEC"));
+    if (!cluster->is_single) {
+        redis_request_add(request, "MULTI");
+        redis_request_add(request, "CLUSTER SLOTS");
     }
+    redis_request_add(request, "XLEN %s", cluster->probe_key);
+    if (!cluster->is_single)
+        redis_request_add(request, "EXEC");
     redis_cluster_send(cluster, request);
 }
 

@@ -44,10 +44,8 @@ STAILQ_HEAD(redis_requests, redis_request);
 void redis_request_init(struct redis_request *request, redis_done_fn *on_done);
 void redis_request_deinit(struct redis_request *request);
 void redis_request_begin(struct redis_request *request, struct redis_route *route); /* no commands yet */
-void redis_request_add(struct redis_request *request, const struct str *arguments, size_t count);
-#define REDIS_ADD(request, ...)                                   \
-    redis_request_add(request, (const struct str[]){__VA_ARGS__}, \
-                      sizeof((const struct str[]){__VA_ARGS__}) / sizeof(struct str))
+void redis_request_add(struct redis_request *request, const char *format, ...) PRINTF_LIKE(2, 3);
+void redis_request_add_list(struct redis_request *request, const struct str *arguments, size_t count);
 
 /* ---- nodes ---- */
 struct redis_node {

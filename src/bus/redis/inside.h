@@ -54,18 +54,19 @@ struct redis_hints {
     size_t count, bytes;
 };
 
-/* Another pod's group that seems dead, and since when. */
-struct redis_suspect {
-    uint64_t name_hash;
-    int64_t since_ns;
+/* The consumer group of the same subscription in another pod. */
+struct redis_peer {
+    char *group;
+    int64_t dead_since_ns; /* since when it seems dead; 0 = it does not */
 };
-#define REDIS_SUSPECTS_MAX 64
+#define REDIS_PEERS_MAX 64
 
 struct redis_reader {
     struct bus_consumer consumer;
     struct redis *redis;
     struct redis_topic *topic;
-    char *group, *alive_key; /* the latter is in the stream's slot */
+    char *group;        /* GROUP:POD */
+    char *alive_prefix; /* of the keys that mark groups as alive, in the stream's slot */
 
     enum redis_reader_state state;
     bool is_woken;  /* by the channel: there are new entries */
@@ -103,10 +104,8 @@ struct redis_reader {
     struct redis_request pods_request;
     enum { PODS_LIST, PODS_LOOK, PODS_REMOVE } pods_step;
     int64_t pods_at_ns;
-    char **candidates;
-    size_t candidate_count;
-    struct redis_suspect suspects[REDIS_SUSPECTS_MAX];
-    size_t suspect_count;
+    struct redis_peer peers[REDIS_PEERS_MAX];
+    size_t peer_count;
 };
 
 struct redis_channel {
@@ -152,9 +151,7 @@ enum status bus_redis_publish(struct bus *bus, struct bus_message *messages, siz
                               int64_t deadline_ns, struct error *error);
 
 /* reader.c */
-/* Owns the texts. */
-void redis_reader_create(struct redis *redis, const struct bus_consumer *consumer, char *group,
-                         char *alive_key);
+void redis_reader_create(struct redis *redis, const struct bus_consumer *consumer);
 void redis_reader_destroy(struct redis_reader *reader); /* after its task is stopped */
 void redis_reader_step(struct redis_reader *reader);
 void redis_reader_wake(struct redis_reader *reader);

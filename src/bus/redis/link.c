@@ -31,39 +31,31 @@ static enum status tls_config_error(struct error *error, const char *what, const
     return error_set(error, STATUS_CONFIG, "%s %s: %s", what, file, reason);
 }
 
-static enum status load_files(SSL_CTX *tls, const struct bus_redis_security *security, struct error *error)
-{
-    int trusted = security->ca_file ? SSL_CTX_load_verify_locations(tls, security->ca_file, NULL)
-                                    : SSL_CTX_set_default_verify_paths(tls);
-
-    if (trusted != 1)
-        return tls_config_error(error, "the authorities in",
-                                security->ca_file ? security->ca_file : "the system");
-    if (!security->certificate_file)
-        return STATUS_OK;
-    if (SSL_CTX_use_certificate_chain_file(tls, security->certificate_file) != 1)
-        return tls_config_error(error, "the certificate in", security->certificate_file);
-    const char *key_file = security->key_file ? security->key_file : security->certificate_file;
-    if (SSL_CTX_use_PrivateKey_file(tls, key_file, SSL_FILETYPE_PEM) != 1)
-        return tls_config_error(error, "the key in", key_file);
-    return STATUS_OK;
-}
-
 enum status redis_access_init(struct redis_access *access, const struct bus_redis_security *security,
                               size_t reply_bytes_max, struct error *error)
 {
+    const char *ca_file = security->ca_file, *certificate_file = security->certificate_file;
+    const char *key_file = security->key_file ? security->key_file : certificate_file;
+
     *access = (struct redis_access){.reply_bytes_max = reply_bytes_max};
     access->username = security->username ? str_dup(str_from(security->username)) : NULL;
     access->password = security->password ? str_dup(str_from(security->password)) : NULL;
     if (!security->tls)
         return STATUS_OK;
-    access->tls = SSL_CTX_new(TLS_client_method());
-    if (!access->tls)
+    SSL_CTX *tls = access->tls = SSL_CTX_new(TLS_client_method());
+    if (!tls)
         return tls_config_error(error, "TLS", "is not available");
-    SSL_CTX_set_min_proto_version(access->tls, TLS1_2_VERSION);
-    SSL_CTX_set_verify(access->tls, SSL_VERIFY_PEER, NULL);
-    SSL_CTX_set_mode(access->tls, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
-    return load_files(access->tls, security, error);
+    SSL_CTX_set_min_proto_version(tls, TLS1_2_VERSION);
+    SSL_CTX_set_verify(tls, SSL_VERIFY_PEER, NULL);
+    SSL_CTX_set_mode(tls, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
+    if ((ca_file ? SSL_CTX_load_verify_locations(tls, ca_file, NULL)
+                 : SSL_CTX_set_default_verify_paths(tls)) != 1)
+        return tls_config_error(error, "the authorities in", ca_file ? ca_file : "the system");
+    if (certificate_file && SSL_CTX_use_certificate_chain_file(tls, certificate_file) != 1)
+        return tls_config_error(error, "the certificate in", certificate_file);
+    if (certificate_file && SSL_CTX_use_PrivateKey_file(tls, key_file, SSL_FILETYPE_PEM) != 1)
+        return tls_config_error(error, "the key in", key_file);
+    return STATUS_OK;
 }
 
 void redis_access_deinit(struct redis_access *access)
@@ -129,37 +121,36 @@ static void link_watch(struct redis_link *link)
     loop_io_change(link->loop, &link->io, LOOP_READ | (writes ? (unsigned)LOOP_WRITE : 0u));
 }
 
-/* ---- writing ---- */
-
-/* Bytes written, 0: not now, -1: it failed and is closed. */
-static ssize_t write_some(struct redis_link *link, struct str bytes)
+/* Of reading or writing: n bytes, 0: not now, -1: it failed and is closed. */
+static ssize_t link_result(struct redis_link *link, ssize_t n, const char *what)
 {
+    if (n > 0)
+        return n;
     if (link->ssl) {
-        ERR_clear_error();
-        int n = SSL_write(link->ssl, bytes.ptr, bytes.len > INT32_MAX ? INT32_MAX : (int)bytes.len);
-        if (n > 0)
-            return n;
-        int why = SSL_get_error(link->ssl, n);
+        int why = SSL_get_error(link->ssl, (int)n);
         if (why == SSL_ERROR_WANT_READ || why == SSL_ERROR_WANT_WRITE)
             return 0;
-        link_fail_tls(link, "writing");
+        link_fail_tls(link, what);
         return -1;
     }
-    ssize_t n = send(link->io.fd, bytes.ptr, bytes.len, MSG_NOSIGNAL);
-    if (n >= 0)
-        return n;
-    if (errno == EAGAIN || errno == EINTR)
+    if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return 0;
-    link_fail_errno(link, "writing", errno);
+    link_fail_errno(link, what, n == 0 ? ECONNRESET : errno);
     return -1;
 }
+
+/* ---- writing ---- */
 
 static void link_flush(struct redis_link *link)
 {
     ssize_t n = 1;
 
     while (n > 0 && buf_len(&link->out) > 0) {
-        n = write_some(link, buf_str(&link->out));
+        struct str bytes = buf_str(&link->out);
+        ERR_clear_error();
+        n = link->ssl ? SSL_write(link->ssl, bytes.ptr, bytes.len > INT32_MAX ? INT32_MAX : (int)bytes.len)
+                      : send(link->io.fd, bytes.ptr, bytes.len, MSG_NOSIGNAL);
+        n = link_result(link, n, "writing");
         if (n > 0)
             buf_consume(&link->out, (size_t)n);
     }
@@ -214,39 +205,18 @@ static void link_take_replies(struct redis_link *link)
     }
 }
 
-/* Bytes read, 0: not now, -1: it failed and is closed. */
-static ssize_t read_some(struct redis_link *link, char *bytes, size_t size)
-{
-    if (link->ssl) {
-        ERR_clear_error();
-        int n = SSL_read(link->ssl, bytes, (int)size);
-        if (n > 0)
-            return n;
-        int why = SSL_get_error(link->ssl, n);
-        if (why == SSL_ERROR_WANT_READ || why == SSL_ERROR_WANT_WRITE)
-            return 0;
-        link_fail_tls(link, "reading");
-        return -1;
-    }
-    ssize_t n = recv(link->io.fd, bytes, size, 0);
-    if (n > 0)
-        return n;
-    if (n < 0 && (errno == EAGAIN || errno == EINTR))
-        return 0;
-    link_fail_errno(link, "reading", n == 0 ? ECONNRESET : errno);
-    return -1;
-}
-
 /* Bytes that TLS has already decrypted do not make the descriptor readable, so they are always read to the end. */
 static void link_read(struct redis_link *link)
 {
     static _Thread_local char bytes[READ_BYTES];
-    ssize_t n = 1;
 
-    for (int i = 0; n > 0 && redis_link_is_open(link); i++) {
+    for (int i = 0; redis_link_is_open(link); i++) {
         if (i >= READS_PER_EVENT && !(link->ssl && SSL_pending(link->ssl)))
             return;
-        n = read_some(link, bytes, sizeof bytes);
+        ERR_clear_error();
+        ssize_t n =
+            link->ssl ? SSL_read(link->ssl, bytes, READ_BYTES) : recv(link->io.fd, bytes, READ_BYTES, 0);
+        n = link_result(link, n, "reading");
         if (n <= 0)
             return;
         redis_parser_feed(&link->parser, str_of(bytes, (size_t)n));
@@ -264,11 +234,12 @@ static void link_established(struct redis_link *link)
     link->state = access->password ? REDIS_LINK_AUTHENTICATING : REDIS_LINK_OPEN;
     link->was_open = true;
     buf_init(&first);
-    if (access->password && access->username)
-        redis_command_put(
-            &first, (struct str[]){STR("AUTH"), str_from(access->username), str_from(access->password)}, 3);
-    else if (access->password)
-        redis_command_put(&first, (struct str[]){STR("AUTH"), str_from(access->password)}, 2);
+    if (access->password) {
+        struct str auth[] = {STR("AUTH"), str_from(access->username), str_from(access->password)};
+        if (!access->username)
+            auth[1] = auth[2];
+        redis_command_put(&first, auth, access->username ? 3 : 2);
+    }
     buf_put_str(&first, buf_str(&link->out)); /* commands that were buffered meanwhile */
     buf_deinit(&link->out);
     link->out = first;
@@ -293,80 +264,43 @@ static void link_handshake(struct redis_link *link)
         link_fail_tls(link, "TLS");
 }
 
-static void link_connected(struct redis_link *link)
-{
-    int code = 0;
-    socklen_t len = sizeof code;
-
-    getsockopt(link->io.fd, SOL_SOCKET, SO_ERROR, &code, &len);
-    if (code) {
-        link_fail_errno(link, "connecting", code);
-    } else if (link->ssl) {
-        link->state = REDIS_LINK_HANDSHAKE;
-        link_handshake(link);
-    } else {
-        link_established(link);
-    }
-}
-
 static void on_event(struct loop_io *io, unsigned events)
 {
     struct redis_link *link = (struct redis_link *)io;
+    int code = 0;
+    socklen_t len = sizeof code;
 
     if (link->state == REDIS_LINK_CONNECTING) {
-        if (events & (LOOP_WRITE | LOOP_HANGUP))
-            link_connected(link);
-        return;
+        if (!(events & (LOOP_WRITE | LOOP_HANGUP)))
+            return;
+        getsockopt(link->io.fd, SOL_SOCKET, SO_ERROR, &code, &len);
+        if (code)
+            link_fail_errno(link, "connecting", code);
+        else if (link->ssl)
+            link->state = REDIS_LINK_HANDSHAKE;
+        else
+            link_established(link);
     }
     if (link->state == REDIS_LINK_HANDSHAKE) {
         link_handshake(link);
-        return;
+    } else if (redis_link_is_open(link)) {
+        if (events & LOOP_WRITE)
+            link_flush(link);
+        if (redis_link_is_open(link) && (events & (LOOP_READ | LOOP_HANGUP)))
+            link_read(link);
+        if (redis_link_is_open(link))
+            link_watch(link);
     }
-    if (events & LOOP_WRITE)
-        link_flush(link);
-    if (redis_link_is_open(link) && (events & (LOOP_READ | LOOP_HANGUP)))
-        link_read(link);
-    if (redis_link_is_open(link))
-        link_watch(link);
 }
 
-/* The server's certificate must be for the configured name or address. */
-static enum status prepare_tls(struct redis_link *link, const char *host, struct error *error)
-{
-    unsigned char address[16];
-    bool numeric = inet_pton(AF_INET, host, address) == 1 || inet_pton(AF_INET6, host, address) == 1;
-
-    link->ssl = SSL_new(link->access->tls);
-    if (!link->ssl || SSL_set_fd(link->ssl, link->io.fd) != 1)
-        return error_set(error, STATUS_DB_DOWN, "TLS cannot be set up");
-    int named = numeric ? X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(link->ssl), host)
-                        : SSL_set1_host(link->ssl, host) && SSL_set_tlsext_host_name(link->ssl, host);
-    return named ? STATUS_OK : error_set(error, STATUS_DB_DOWN, "TLS cannot check a name like %s", host);
-}
-
-static int start_connecting(const struct addrinfo *address)
-{
-    int fd = socket(address->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), yes = 1;
-
-    if (fd < 0)
-        return -1;
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
-    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
-    if (connect(fd, address->ai_addr, address->ai_addrlen) != 0 && errno != EINPROGRESS) {
-        int code = errno;
-        close(fd);
-        errno = code;
-        return -1;
-    }
-    return fd;
-}
-
+/* The socket, or -1. A name's addresses take turns. */
 static int connect_to(struct redis_link *link, const struct redis_address *to, struct error *error)
 {
     const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV};
     struct addrinfo *found, *at;
     unsigned count = 0;
     char port[8];
+    int yes = 1;
 
     snprintf(port, sizeof port, "%u", (unsigned)to->port);
     int code = getaddrinfo(to->host, port, &hints, &found);
@@ -379,9 +313,17 @@ static int connect_to(struct redis_link *link, const struct redis_address *to, s
     at = found;
     for (unsigned skip = link->address_turn++ % count; skip > 0; skip--)
         at = at->ai_next;
-    int fd = start_connecting(at);
-    if (fd < 0)
+    int fd = socket(at->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd >= 0) {
+        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+        setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
+    }
+    if (fd < 0 || (connect(fd, at->ai_addr, at->ai_addrlen) != 0 && errno != EINPROGRESS)) {
         error_set(error, STATUS_DB_DOWN, "connecting: %s", strerror(errno));
+        if (fd >= 0)
+            close(fd);
+        fd = -1;
+    }
     freeaddrinfo(found);
     return fd;
 }
@@ -400,8 +342,18 @@ enum status redis_link_open(struct redis_link *link, const struct redis_address 
     redis_parser_init(&link->parser, link->access->reply_bytes_max);
     link->state = REDIS_LINK_CONNECTING;
     link->was_open = false;
-    if (link->access->tls)
-        status = prepare_tls(link, address->host, error);
+    if (!link->access->tls)
+        return STATUS_OK;
+    /* the server's certificate must be for the configured name or address */
+    const char *host = address->host;
+    unsigned char bytes[16];
+    bool is_numeric = inet_pton(AF_INET, host, bytes) == 1 || inet_pton(AF_INET6, host, bytes) == 1;
+    link->ssl = SSL_new(link->access->tls);
+    if (!link->ssl || SSL_set_fd(link->ssl, fd) != 1)
+        status = error_set(error, STATUS_DB_DOWN, "TLS cannot be set up");
+    else if (is_numeric ? !X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(link->ssl), host)
+                        : !SSL_set1_host(link->ssl, host) || !SSL_set_tlsext_host_name(link->ssl, host))
+        status = error_set(error, STATUS_DB_DOWN, "TLS cannot check a name like %s", host);
     if (status != STATUS_OK)
         redis_link_close(link);
     return status;

@@ -17,100 +17,78 @@
 
 enum { TICK_MS = 2000 };
 
-static void forget_candidates(struct redis_reader *reader)
+static void free_peers(struct redis_peer *peers, size_t count)
 {
-    for (size_t i = 0; i < reader->candidate_count; i++)
-        free(reader->candidates[i]);
-    reader->candidate_count = 0;
+    for (size_t i = 0; i < count; i++)
+        free(peers[i].group);
 }
 
-/* ---- looking ---- */
+/* ---- LOOK ---- */
 
-/* The marks of groups of the same subscription in other pods: their names differ from ours in the pod's id only. */
-static void put_alive_key(const struct redis_reader *reader, const char *group, struct buf *key)
-{
-    buf_put(key, reader->alive_key, strlen(reader->alive_key) - strlen(reader->group));
-    buf_put_str(key, str_from(group));
-}
-
+/* The groups of the same subscription in other pods: their names, and their marks, differ from ours in the pod's id only. */
 static void pods_look(struct redis_reader *reader, const struct redis_reply *groups)
 {
     struct redis_request *request = &reader->pods_request;
-    size_t prefix_len = strlen(reader->consumer.spec.group) + 1;
-    struct str prefix = str_of(reader->group, prefix_len);
-    struct buf key;
+    struct str prefix = str_of(reader->group, strlen(reader->consumer.spec.group) + 1);
+    struct redis_peer peers[REDIS_PEERS_MAX];
+    size_t count = 0;
 
-    forget_candidates(reader);
-    for (size_t i = 0; i < groups->count && reader->candidate_count < REDIS_SUSPECTS_MAX; i++) {
+    for (size_t i = 0; i < groups->count && count < REDIS_PEERS_MAX; i++) {
         struct str name = redis_reply_field(&groups->items[i], STR("name"))->text;
-        if (name.ptr && str_starts_with(name, prefix) && !str_eq(name, str_from(reader->group)))
-            reader->candidates[reader->candidate_count++] = str_dup(name);
+        if (!name.ptr || !str_starts_with(name, prefix) || str_eq(name, str_from(reader->group)))
+            continue;
+        peers[count] = (struct redis_peer){.group = str_dup(name)};
+        for (size_t k = 0; k < reader->peer_count; k++)
+            if (strcmp(reader->peers[k].group, peers[count].group) == 0)
+                peers[count].dead_since_ns = reader->peers[k].dead_since_ns;
+        count++;
     }
-    if (reader->candidate_count == 0)
+    free_peers(reader->peers, reader->peer_count);
+    memcpy(reader->peers, peers, count * sizeof peers[0]);
+    reader->peer_count = count;
+    if (count == 0)
         return;
-    buf_init(&key);
     reader->pods_step = PODS_LOOK;
     redis_request_begin(request, &reader->topic->route);
-    REDIS_ADD(request, STR("MULTI"));
-    for (size_t i = 0; i < reader->candidate_count; i++) {
-        buf_clear(&key);
-        put_alive_key(reader, reader->candidates[i], &key);
-        REDIS_ADD(request, STR("EXISTS"), buf_str(&key));
-        REDIS_ADD(request, STR("XINFO"), STR("CONSUMERS"), str_from(reader->topic->stream),
-                  str_from(reader->candidates[i]));
+    redis_request_add(request, "MULTI");
+    for (size_t i = 0; i < count; i++) {
+        redis_request_add(request, "EXISTS %s%s", reader->alive_prefix, peers[i].group);
+        redis_request_add(request, "XINFO CONSUMERS %s %s", reader->topic->stream, peers[i].group);
     }
-    REDIS_ADD(request, STR("EXEC"));
-    buf_deinit(&key);
+    redis_request_add(request, "EXEC");
     redis_cluster_send(&reader->redis->cluster, request);
 }
 
-static bool looks_dead(const struct redis_reader *reader, const struct redis_reply *exists,
-                       const struct redis_reply *consumers)
-{
-    bool is_dead = exists->kind == REDIS_INTEGER && exists->integer == 0 && consumers->kind == REDIS_ARRAY;
-
-    for (size_t i = 0; i < consumers->count && is_dead; i++) {
-        const struct redis_reply *idle = redis_reply_field(&consumers->items[i], STR("idle"));
-        is_dead = idle->kind == REDIS_INTEGER && idle->integer >= reader->redis->config.pod_dead_ms;
-    }
-    return is_dead;
-}
-
-/* ---- removing ---- */
-
-/* Since when the group looks dead; the suspects are replaced by those that still do. */
-static int64_t suspect_since(const struct redis_reader *reader, uint64_t hash, int64_t now_ns)
-{
-    for (size_t i = 0; i < reader->suspect_count; i++)
-        if (reader->suspects[i].name_hash == hash)
-            return reader->suspects[i].since_ns;
-    return now_ns;
-}
+/* ---- REMOVE ---- */
 
 static void pods_judge(struct redis_reader *reader, const struct redis_reply *reply)
 {
-    struct redis_suspect suspects[REDIS_SUSPECTS_MAX];
-    size_t count = 0;
-    int64_t now_ns = clock_mono_ns();
+    int64_t now_ns = clock_mono_ns(), dead_ms = reader->redis->config.pod_dead_ms;
     const char *dead = NULL;
 
-    for (size_t i = 0; i < reader->candidate_count; i++) {
-        if (!looks_dead(reader, redis_reply_at(reply, 2 * i), redis_reply_at(reply, 2 * i + 1)))
-            continue;
-        uint64_t hash = hash_seeded(str_from(reader->candidates[i]));
-        suspects[count] = (struct redis_suspect){hash, suspect_since(reader, hash, now_ns)};
-        if (now_ns - suspects[count++].since_ns >= reader->redis->config.pod_dead_ms * CLOCK_NS_PER_MS)
-            dead = reader->candidates[i];
+    for (size_t i = 0; i < reader->peer_count; i++) {
+        struct redis_peer *peer = &reader->peers[i];
+        const struct redis_reply *exists = redis_reply_at(reply, 2 * i);
+        const struct redis_reply *consumers = redis_reply_at(reply, 2 * i + 1);
+        bool is_dead =
+            exists->kind == REDIS_INTEGER && exists->integer == 0 && consumers->kind == REDIS_ARRAY;
+        for (size_t k = 0; k < consumers->count && is_dead; k++) {
+            const struct redis_reply *idle = redis_reply_field(&consumers->items[k], STR("idle"));
+            is_dead = idle->kind == REDIS_INTEGER && idle->integer >= dead_ms;
+        }
+        if (!is_dead)
+            peer->dead_since_ns = 0;
+        else if (peer->dead_since_ns == 0)
+            peer->dead_since_ns = now_ns;
+        else if (now_ns - peer->dead_since_ns >= dead_ms * CLOCK_NS_PER_MS)
+            dead = peer->group;
     }
-    memcpy(reader->suspects, suspects, count * sizeof suspects[0]);
-    reader->suspect_count = count;
     if (!dead)
         return;
     log_info("redis_dead_pod_removed", LOG_CSTR("group", dead), LOG_CSTR("stream", reader->topic->stream));
     reader->pods_step = PODS_REMOVE;
     redis_request_begin(&reader->pods_request, &reader->topic->route);
-    REDIS_ADD(&reader->pods_request, STR("XGROUP"), STR("DESTROY"), str_from(reader->topic->stream),
-              str_from(dead));
+    redis_request_add(&reader->pods_request, "XGROUP DESTROY %s %s", reader->topic->stream, dead);
     redis_cluster_send(&reader->redis->cluster, &reader->pods_request);
 }
 
@@ -127,22 +105,7 @@ static void on_pods_answered(struct redis_request *request, enum status status, 
         pods_judge(reader, request->reply);
 }
 
-/* ---- the clock ---- */
-
-static void pods_list(struct redis_reader *reader)
-{
-    struct redis_request *request = &reader->pods_request;
-    struct redis_number alive_ms;
-
-    reader->pods_step = PODS_LIST;
-    redis_request_begin(request, &reader->topic->route);
-    REDIS_ADD(request, STR("MULTI"));
-    REDIS_ADD(request, STR("SET"), str_from(reader->alive_key), STR("1"), STR("PX"),
-              redis_number_str(&alive_ms, reader->redis->config.pod_dead_ms));
-    REDIS_ADD(request, STR("XINFO"), STR("GROUPS"), str_from(reader->topic->stream));
-    REDIS_ADD(request, STR("EXEC"));
-    redis_cluster_send(&reader->redis->cluster, request);
-}
+/* ---- LIST ---- */
 
 /* Every pod looks at the groups of all others, so it does so rarely, and a fleet that starts together not all at once. */
 static void on_pods_tick(struct loop_timer *timer)
@@ -157,8 +120,17 @@ static void on_pods_tick(struct loop_timer *timer)
         bool is_first = reader->pods_at_ns == 0;
         int64_t delay_ms = is_first ? (int64_t)(random_u64() % (uint64_t)(every_ms + 1)) : every_ms;
         reader->pods_at_ns = clock_deadline_ms(delay_ms);
-        if (!is_first)
-            pods_list(reader);
+        if (is_first)
+            continue;
+        struct redis_request *request = &reader->pods_request;
+        reader->pods_step = PODS_LIST;
+        redis_request_begin(request, &reader->topic->route);
+        redis_request_add(request, "MULTI");
+        redis_request_add(request, "SET %s%s 1 PX %lld", reader->alive_prefix, reader->group,
+                          (long long)redis->config.pod_dead_ms);
+        redis_request_add(request, "XINFO GROUPS %s", reader->topic->stream);
+        redis_request_add(request, "EXEC");
+        redis_cluster_send(&redis->cluster, request);
     }
     redis_pods_start(redis);
 }
@@ -174,12 +146,10 @@ void redis_pods_start(struct redis *redis)
 void redis_pods_init(struct redis_reader *reader)
 {
     redis_request_init(&reader->pods_request, on_pods_answered);
-    reader->candidates = memory_alloc(REDIS_SUSPECTS_MAX * sizeof reader->candidates[0]);
 }
 
 void redis_pods_deinit(struct redis_reader *reader)
 {
     redis_request_deinit(&reader->pods_request);
-    forget_candidates(reader);
-    free(reader->candidates);
+    free_peers(reader->peers, reader->peer_count);
 }

@@ -106,21 +106,20 @@ static void reader_note_gap(struct redis_reader *reader)
 static void reader_join(struct redis_reader *reader)
 {
     struct redis_request *request = &reader->request;
-    struct str stream = str_from(reader->topic->stream), group = str_from(reader->group);
-    struct redis_number alive_ms;
+    const char *stream = reader->topic->stream, *group = reader->group;
+    const char *from = reader->consumer.spec.from == BUS_FROM_START ? "0" : "$";
     char id[REDIS_ID_BYTES];
-    struct str from = reader->consumer.spec.from == BUS_FROM_START ? STR("0") : STR("$");
 
     if (reader->is_ready)
-        from = redis_id_put(reader->done, id);
+        from = redis_id_put(reader->done, id).ptr;
     redis_request_begin(request, &reader->topic->route);
-    REDIS_ADD(request, STR("MULTI"));
-    REDIS_ADD(request, STR("XGROUP"), STR("DESTROY"), stream, group); /* fails without a stream */
-    REDIS_ADD(request, STR("XGROUP"), STR("CREATE"), stream, group, from, STR("MKSTREAM"));
-    REDIS_ADD(request, STR("SET"), str_from(reader->alive_key), STR("1"), STR("PX"),
-              redis_number_str(&alive_ms, reader->redis->config.pod_dead_ms));
-    REDIS_ADD(request, STR("XINFO"), STR("STREAM"), stream);
-    REDIS_ADD(request, STR("EXEC"));
+    redis_request_add(request, "MULTI");
+    redis_request_add(request, "XGROUP DESTROY %s %s", stream, group); /* fails without a stream */
+    redis_request_add(request, "XGROUP CREATE %s %s %s MKSTREAM", stream, group, from);
+    redis_request_add(request, "SET %s%s 1 PX %lld", reader->alive_prefix, group,
+                      (long long)reader->redis->config.pod_dead_ms);
+    redis_request_add(request, "XINFO STREAM %s", stream);
+    redis_request_add(request, "EXEC");
     redis_cluster_send(&reader->redis->cluster, request);
 }
 
@@ -164,8 +163,7 @@ static void reader_joined(struct redis_reader *reader)
 static void reader_read(struct redis_reader *reader, int64_t now_ns)
 {
     struct redis_request *request = &reader->request;
-    struct str stream = str_from(reader->topic->stream), group = str_from(reader->group);
-    struct redis_number count;
+    const char *stream = reader->topic->stream, *group = reader->group;
     bool is_polling = reader->poll_at_ns <= now_ns;
 
     reader->read = reader->is_unsure ? READ_PENDING : is_polling ? READ_NEW_AND_INFO : READ_NEW;
@@ -173,26 +171,22 @@ static void reader_read(struct redis_reader *reader, int64_t now_ns)
     reader->poll_at_ns = now_ns + reader->redis->config.poll_ms * CLOCK_NS_PER_MS;
     redis_request_begin(request, &reader->topic->route);
     if (reader->ack_count > 0) {
-        struct str *arguments = memory_alloc((3 + reader->ack_count) * sizeof arguments[0]);
-        char(*ids)[REDIS_ID_BYTES] = memory_alloc(reader->ack_count * sizeof ids[0]);
+        struct str *arguments = arena_alloc(&request->arena, (3 + reader->ack_count) * sizeof arguments[0]);
         arguments[0] = STR("XACK");
-        arguments[1] = stream;
-        arguments[2] = group;
+        arguments[1] = str_from(stream);
+        arguments[2] = str_from(group);
         for (size_t i = 0; i < reader->ack_count; i++)
-            arguments[3 + i] = redis_id_put(reader->acks[i], ids[i]);
-        redis_request_add(request, arguments, 3 + reader->ack_count);
-        free(ids);
-        free(arguments);
+            arguments[3 + i] = redis_id_put(reader->acks[i], arena_alloc(&request->arena, REDIS_ID_BYTES));
+        redis_request_add_list(request, arguments, 3 + reader->ack_count);
         reader->ack_count = 0;
     }
     if (reader->read != READ_NEW)
-        REDIS_ADD(request, STR("MULTI"));
-    REDIS_ADD(request, STR("XREADGROUP"), STR("GROUP"), group, str_from(reader->redis->pod), STR("COUNT"),
-              redis_number_str(&count, reader->count_max), STR("STREAMS"), stream,
-              reader->read == READ_PENDING ? STR("0") : STR(">"));
+        redis_request_add(request, "MULTI");
+    redis_request_add(request, "XREADGROUP GROUP %s %s COUNT %u STREAMS %s %s", group, reader->redis->pod,
+                      reader->count_max, stream, reader->read == READ_PENDING ? "0" : ">");
     if (reader->read != READ_NEW) {
-        REDIS_ADD(request, STR("XINFO"), STR("STREAM"), stream);
-        REDIS_ADD(request, STR("EXEC"));
+        redis_request_add(request, "XINFO STREAM %s", stream);
+        redis_request_add(request, "EXEC");
     }
     reader_move(reader, READER_READING);
     redis_cluster_send(&reader->redis->cluster, request);
@@ -367,29 +361,26 @@ static void reader_prepare(void *context)
         reader_move(reader, READER_HANDLING);
 }
 
-/* Hints have no verdicts: they are delivered again from the stream. */
-static void reader_hand_hints(struct redis_reader *reader, struct redis_hints *hints)
-{
-    const struct bus_subscription *spec = &reader->consumer.spec;
-    struct bus_batch batch = {.messages = hints->messages, .count = hints->count};
-
-    batch.verdicts = arena_zalloc(&hints->arena, hints->count * sizeof batch.verdicts[0]);
-    batch.deadline_ns = clock_deadline_ms(reader->redis->config.handler_ms);
-    spec->handler(spec->context, &batch);
-    if (spec->on_committed)
-        spec->on_committed(spec->context, &batch, 0);
-}
-
 static int64_t reader_run(struct task *task, void *context)
 {
     struct redis_reader *reader = context;
     const struct bus_subscription *spec = &reader->consumer.spec;
+    struct redis_hints *hints = reader->hints_handed;
 
     (void)task;
     if (reader->hands_ready && spec->on_ready)
         spec->on_ready(spec->context);
-    if (reader->hints_handed->count > 0)
-        reader_hand_hints(reader, reader->hints_handed);
+    if (hints->count > 0) { /* they have no verdicts: they are delivered again from the stream */
+        struct bus_batch batch = {
+            .messages = hints->messages,
+            .count = hints->count,
+            .verdicts = arena_zalloc(&hints->arena, hints->count * sizeof batch.verdicts[0]),
+            .deadline_ns = clock_deadline_ms(reader->redis->config.handler_ms),
+        };
+        spec->handler(spec->context, &batch);
+        if (spec->on_committed)
+            spec->on_committed(spec->context, &batch, 0);
+    }
     if (!reader->hands_entries)
         return TASK_IDLE;
     if (reader->has_gap && spec->on_gap)
@@ -442,14 +433,35 @@ void redis_reader_leave(struct redis_reader *reader, bool removes_group)
         return;
     }
     redis_request_begin(request, &reader->topic->route);
-    REDIS_ADD(request, STR("XGROUP"), STR("DESTROY"), str_from(reader->topic->stream),
-              str_from(reader->group));
-    REDIS_ADD(request, STR("DEL"), str_from(reader->alive_key));
+    redis_request_add(request, "XGROUP DESTROY %s %s", reader->topic->stream, reader->group);
+    redis_request_add(request, "DEL %s%s", reader->alive_prefix, reader->group);
     redis_cluster_send(&reader->redis->cluster, request);
 }
 
-void redis_reader_create(struct redis *redis, const struct bus_consumer *consumer, char *group,
-                         char *alive_key)
+/* Two subscriptions of one process may have the same group: each has a consumer group of its own. The mark is in the stream's
+ * slot: with its hash tag, or all of its name as one. */
+static void reader_name_group(struct redis_reader *reader)
+{
+    const struct redis *redis = reader->redis;
+    const char *stream = reader->topic->stream;
+    unsigned twins = 0;
+    struct buf name;
+
+    for (size_t i = 0; i < redis->reader_count; i++)
+        twins += redis->readers[i]->topic == reader->topic &&
+                 strcmp(redis->readers[i]->consumer.spec.group, reader->consumer.spec.group) == 0;
+    buf_init(&name);
+    buf_printf(&name, "%s:%s", reader->consumer.spec.group, redis->pod);
+    if (twins > 0)
+        buf_printf(&name, ":%u", twins + 1);
+    reader->group = str_dup(buf_str(&name));
+    buf_clear(&name);
+    buf_printf(&name, strchr(stream, '{') ? "%s:alive:" : "{%s}:alive:", stream);
+    reader->alive_prefix = str_dup(buf_str(&name));
+    buf_deinit(&name);
+}
+
+void redis_reader_create(struct redis *redis, const struct bus_consumer *consumer)
 {
     struct redis_reader *reader = memory_zalloc(sizeof *reader);
     const struct bus_subscription *spec = &consumer->spec;
@@ -458,8 +470,7 @@ void redis_reader_create(struct redis *redis, const struct bus_consumer *consume
     reader->consumer = *consumer;
     reader->redis = redis;
     reader->topic = redis_topic_of(redis, consumer->topic);
-    reader->group = group;
-    reader->alive_key = alive_key;
+    reader_name_group(reader);
     reader->backoff = (struct backoff){.min_ms = RETRY_MIN_MS, .max_ms = RETRY_MAX_MS};
     reader->read_count = -1;
     reader->count_max = spec->batch_max < FIRST_COUNT ? spec->batch_max : FIRST_COUNT;
@@ -495,6 +506,6 @@ void redis_reader_destroy(struct redis_reader *reader)
     redis_pods_deinit(reader);
     bus_consumer_deinit(&reader->consumer);
     free(reader->group);
-    free(reader->alive_key);
+    free(reader->alive_prefix);
     free(reader);
 }

@@ -11,6 +11,7 @@
 
 enum { LEAVE_MS = 500 }; /* for the removal of our groups */
 #define REPLY_BYTES_MIN (64u << 20)
+#define KEEP_DEAD_MS (INT64_C(30) * 24 * 3600 * 1000)
 
 static struct metric_family connections_family = {
     .name = "redis_connections_total",
@@ -52,46 +53,9 @@ static void call_on_loop(struct redis *redis, void (*fn)(struct redis *redis))
     loop_post(redis->loop, &call->message);
 }
 
-/* ---- subscriptions and wakes ---- */
-
-/* Two subscriptions of one process may have the same group: each has a consumer group of its own. */
 static void redis_subscribe(struct bus *bus, const struct bus_consumer *consumer)
 {
-    struct redis *redis = (struct redis *)bus;
-    const struct redis_topic *topic = redis_topic_of(redis, consumer->topic);
-    unsigned twins = 0;
-    struct buf group, alive_key;
-
-    for (size_t i = 0; i < redis->reader_count; i++)
-        twins += redis->readers[i]->topic == topic &&
-                 strcmp(redis->readers[i]->consumer.spec.group, consumer->spec.group) == 0;
-    buf_init(&group);
-    buf_printf(&group, "%s:%s", consumer->spec.group, redis->pod);
-    if (twins > 0)
-        buf_printf(&group, ":%u", twins + 1);
-    /* In the stream's slot: with its hash tag, or all of its name as one. */
-    buf_init(&alive_key);
-    buf_printf(&alive_key, strchr(topic->stream, '{') ? "%s:alive:%.*s" : "{%s}:alive:%.*s", topic->stream,
-               STR_ARG(buf_str(&group)));
-    redis_reader_create(redis, consumer, str_dup(buf_str(&group)), str_dup(buf_str(&alive_key)));
-    buf_deinit(&group);
-    buf_deinit(&alive_key);
-}
-
-static void wake_readers(struct redis *redis)
-{
-    for (size_t i = 0; i < redis->reader_count; i++)
-        if (atomic_load(&redis->readers[i]->topic->state->wakes) > 0)
-            redis_reader_wake(redis->readers[i]);
-    for (size_t i = 0; i < redis->bus.topic_count; i++)
-        atomic_store(&redis->bus.topics[i].wakes, 0);
-}
-
-/* The channel wakes the readers of other processes. */
-static void redis_wake(struct bus *bus, struct bus_topic_state *topic)
-{
-    if (atomic_exchange(&topic->wakes, 1) == 0)
-        call_on_loop((struct redis *)bus, wake_readers);
+    redis_reader_create((struct redis *)bus, consumer);
 }
 
 /* ---- start and stop ---- */
@@ -197,7 +161,6 @@ static void redis_destroy(struct bus *bus)
     redis_stop(bus, 0);
     for (size_t i = 0; i < redis->reader_count; i++)
         redis_reader_destroy(redis->readers[i]);
-    redis->reader_count = 0; /* late wakes run with the loop's end */
     free(redis->readers);
     if (redis->loop) {
         redis_link_deinit(&redis->channel.link);
@@ -223,7 +186,6 @@ static const struct bus_driver redis_driver = {
     .name = "Redis",
     .lacks_shared = true,
     .publish = bus_redis_publish,
-    .wake = redis_wake,
     .subscribe = redis_subscribe,
     .start = redis_start,
     .stop = redis_stop,
@@ -232,25 +194,6 @@ static const struct bus_driver redis_driver = {
 };
 
 /* ---- creation ---- */
-
-static void redis_take_config(struct redis *redis, const struct bus_redis_config *config)
-{
-    struct bus_redis_config *own = &redis->config;
-    char random_name[17];
-
-    *own = (struct bus_redis_config){
-        .workers = config->workers,
-        .connect_ms = config->connect_ms ? config->connect_ms : 2000,
-        .answer_ms = config->answer_ms ? config->answer_ms : 2000,
-        .poll_ms = config->poll_ms ? config->poll_ms : 1000,
-        .pod_dead_ms = config->pod_dead_ms ? config->pod_dead_ms : 600000,
-        .handler_ms = config->handler_ms ? config->handler_ms : 30000,
-        .keep_dead_ms = config->keep_dead_ms ? config->keep_dead_ms : INT64_C(30) * 24 * 3600 * 1000,
-    };
-    redis->bus.message_bytes_max = config->message_bytes_max ? config->message_bytes_max : 4u << 20;
-    snprintf(random_name, sizeof random_name, "%016llx", (unsigned long long)random_u64());
-    redis->pod = str_dup(str_from(config->pod ? config->pod : random_name));
-}
 
 static enum status redis_take_nodes(struct redis *redis, const struct bus_redis_config *config,
                                     struct error *error)
@@ -279,14 +222,6 @@ static char *name_or_default(const char *given, const char *topic, const char *s
     return str_dup(str_from(given ? given : name));
 }
 
-/* A brace that begins no hash tag: then no other key can be placed in the stream's slot. */
-static bool has_unusable_braces(const char *name)
-{
-    const char *open = strchr(name, '{'), *close = open ? strchr(open, '}') : strchr(name, '}');
-
-    return open ? !close || close == open + 1 : close != NULL;
-}
-
 static enum status redis_take_topics(struct redis *redis, const struct bus_redis_config *config,
                                      struct error *error)
 {
@@ -305,7 +240,9 @@ static enum status redis_take_topics(struct redis *redis, const struct bus_redis
         if (state->spec.partitions != 1)
             return error_set(error, STATUS_CONFIG, "topic %s has %u partitions: on Redis a topic has one",
                              state->spec.name, state->spec.partitions);
-        if (has_unusable_braces(topic->stream))
+        /* a brace that begins no hash tag: then no other key can be placed in the stream's slot */
+        const char *open = strchr(topic->stream, '{'), *close = strchr(open ? open : topic->stream, '}');
+        if (open ? !close || close == open + 1 : close != NULL)
             return error_set(error, STATUS_CONFIG, "a stream called \"%s\" has a brace but no hash tag",
                              topic->stream);
     }
@@ -319,18 +256,10 @@ static void *run_loop(void *loop)
     return NULL;
 }
 
-static enum status redis_start_thread(struct redis *redis, struct error *error)
-{
-    redis->loop = loop_create(&(struct loop_options){0});
-    redis_cluster_init(&redis->cluster, redis->loop, &redis->access);
-    redis_channel_init(redis);
-    redis->has_thread = pthread_create(&redis->thread, NULL, run_loop, redis->loop) == 0;
-    return redis->has_thread ? STATUS_OK : error_set(error, STATUS_NO_MEMORY, "no thread for Redis");
-}
-
 enum status bus_redis_create(const struct bus_redis_config *config, struct bus **bus, struct error *error)
 {
     struct redis *redis = memory_zalloc(sizeof *redis);
+    char random_name[17];
 
     *bus = NULL;
     pthread_mutex_init(&redis->lock, NULL);
@@ -339,9 +268,19 @@ enum status bus_redis_create(const struct bus_redis_config *config, struct bus *
     metrics_register(&redirects_family);
     redis->cluster.connections = metric_series_get(&connections_family, NULL);
     redis->cluster.redirects = metric_series_get(&redirects_family, NULL);
-    redis_take_config(redis, config);
+    redis->config = (struct bus_redis_config){
+        .workers = config->workers,
+        .connect_ms = config->connect_ms ? config->connect_ms : 2000,
+        .answer_ms = config->answer_ms ? config->answer_ms : 2000,
+        .poll_ms = config->poll_ms ? config->poll_ms : 1000,
+        .pod_dead_ms = config->pod_dead_ms ? config->pod_dead_ms : 600000,
+        .handler_ms = config->handler_ms ? config->handler_ms : 30000,
+    };
+    redis->bus.message_bytes_max = config->message_bytes_max ? config->message_bytes_max : 4u << 20;
+    snprintf(random_name, sizeof random_name, "%016llx", (unsigned long long)random_u64());
+    redis->pod = str_dup(str_from(config->pod ? config->pod : random_name));
     enum status status = bus_init(&redis->bus, &redis_driver, config->topics, config->topic_count,
-                                  redis->config.keep_dead_ms, error);
+                                  config->keep_dead_ms ? config->keep_dead_ms : KEEP_DEAD_MS, error);
     if (status == STATUS_OK)
         status = redis_take_nodes(redis, config, error);
     if (status == STATUS_OK)
@@ -349,8 +288,14 @@ enum status bus_redis_create(const struct bus_redis_config *config, struct bus *
     if (status == STATUS_OK)
         status = redis_access_init(&redis->access, &config->security,
                                    REPLY_BYTES_MIN + 4 * redis->bus.message_bytes_max, error);
-    if (status == STATUS_OK)
-        status = redis_start_thread(redis, error);
+    if (status == STATUS_OK) {
+        redis->loop = loop_create(&(struct loop_options){0});
+        redis_cluster_init(&redis->cluster, redis->loop, &redis->access);
+        redis_channel_init(redis);
+        redis->has_thread = pthread_create(&redis->thread, NULL, run_loop, redis->loop) == 0;
+        if (!redis->has_thread)
+            status = error_set(error, STATUS_NO_MEMORY, "no thread for Redis");
+    }
     if (status == STATUS_OK)
         *bus = &redis->bus;
     else

@@ -37,65 +37,56 @@ const struct redis_reply *redis_reply_field(const struct redis_reply *reply, str
 /* ---- hiredis's callbacks ---- */
 
 /* NULL: over the limit. The reader reports it as out of memory. */
-static void *place(const redisReadTask *task, size_t more_bytes)
+static struct redis_reply *new_reply(const redisReadTask *task, enum redis_kind kind, size_t more_bytes)
 {
     struct redis_parser *parser = task->privdata;
+    struct redis_reply *reply;
 
     parser->bytes += sizeof(struct redis_reply) + more_bytes;
     if (parser->bytes > parser->bytes_max)
         return NULL;
-    if (task->parent)
-        return &((struct redis_reply *)task->parent->obj)->items[task->idx];
-    return arena_zalloc(parser->arena, sizeof(struct redis_reply));
-}
-
-static struct arena *arena_of(const redisReadTask *task)
-{
-    return ((struct redis_parser *)task->privdata)->arena;
+    reply = task->parent ? &((struct redis_reply *)task->parent->obj)->items[task->idx]
+                         : arena_zalloc(parser->arena, sizeof *reply);
+    reply->kind = kind;
+    return reply;
 }
 
 static void *create_string(const redisReadTask *task, char *bytes, size_t len)
 {
-    struct redis_reply *reply = place(task, len);
+    struct redis_parser *parser = task->privdata;
+    struct redis_reply *reply =
+        new_reply(task, task->type == REDIS_REPLY_ERROR ? REDIS_ERROR : REDIS_TEXT, len);
 
-    if (!reply)
-        return NULL;
-    reply->kind = task->type == REDIS_REPLY_ERROR ? REDIS_ERROR : REDIS_TEXT;
-    reply->text = arena_str(arena_of(task), str_of(bytes, len));
+    if (reply)
+        reply->text = arena_str(parser->arena, str_of(bytes, len));
     return reply;
 }
 
 static void *create_array(const redisReadTask *task, int count)
 {
-    size_t items = count > 0 ? (size_t)count : 0;
-    struct redis_reply *reply = place(task, items * sizeof(struct redis_reply));
+    struct redis_parser *parser = task->privdata;
+    size_t bytes = count > 0 ? (size_t)count * sizeof(struct redis_reply) : 0;
+    struct redis_reply *reply = new_reply(task, REDIS_ARRAY, bytes);
 
-    if (!reply)
-        return NULL;
-    reply->kind = REDIS_ARRAY;
-    reply->count = items;
-    reply->items = items ? arena_zalloc(arena_of(task), items * sizeof reply->items[0]) : NULL;
+    if (reply && bytes > 0) {
+        reply->count = (size_t)count;
+        reply->items = arena_zalloc(parser->arena, bytes);
+    }
     return reply;
 }
 
 static void *create_integer(const redisReadTask *task, long long value)
 {
-    struct redis_reply *reply = place(task, 0);
+    struct redis_reply *reply = new_reply(task, REDIS_INTEGER, 0);
 
-    if (!reply)
-        return NULL;
-    reply->kind = REDIS_INTEGER;
-    reply->integer = value;
+    if (reply)
+        reply->integer = value;
     return reply;
 }
 
 static void *create_nil(const redisReadTask *task)
 {
-    struct redis_reply *reply = place(task, 0);
-
-    if (reply)
-        reply->kind = REDIS_NIL;
-    return reply;
+    return new_reply(task, REDIS_NIL, 0);
 }
 
 static void free_nothing(void *reply)
@@ -118,7 +109,7 @@ void redis_parser_init(struct redis_parser *parser, size_t reply_bytes_max)
     *parser = (struct redis_parser){.bytes_max = reply_bytes_max};
     parser->reader = redisReaderCreateWithFunctions(&functions);
     if (!parser->reader)
-        memory_alloc(SIZE_MAX / 2); /* ends the process, as every failed allocation */
+        memory_alloc(SIZE_MAX / 2); /* ends the process */
     parser->reader->privdata = parser;
 }
 
@@ -157,28 +148,23 @@ enum status redis_parser_next(struct redis_parser *parser, struct arena *arena,
 
 void redis_command_put(struct buf *out, const struct str *arguments, size_t count)
 {
-    const char **texts = memory_alloc(count * sizeof texts[0]);
-    size_t *lens = memory_alloc(count * sizeof lens[0]);
-    char *command = NULL;
-
+    buf_printf(out, "*%zu\r\n", count);
     for (size_t i = 0; i < count; i++) {
-        texts[i] = arguments[i].ptr ? arguments[i].ptr : "";
-        lens[i] = arguments[i].len;
+        buf_printf(out, "$%zu\r\n", arguments[i].len);
+        buf_put_str(out, arguments[i]);
+        buf_put_str(out, STR("\r\n"));
     }
-    int len = redisFormatCommandArgv(&command, (int)count, texts, lens);
-    if (len < 0)
-        memory_alloc(SIZE_MAX / 2);
-    buf_put(out, command, (size_t)len);
-    redisFreeCommand(command);
-    free(texts);
-    free(lens);
 }
 
-struct str redis_number_str(struct redis_number *number, int64_t value)
+void redis_command_vprintf(struct buf *out, const char *format, va_list arguments)
 {
-    int len = snprintf(number->text, sizeof number->text, "%lld", (long long)value);
+    char *command = NULL;
+    int len = redisvFormatCommand(&command, format, arguments);
 
-    return str_of(number->text, (size_t)len);
+    if (len < 0)
+        memory_alloc(SIZE_MAX / 2); /* ends the process, as every failed allocation */
+    buf_put(out, command, (size_t)len);
+    redisFreeCommand(command);
 }
 
 /* ---- streams ---- */
@@ -222,28 +208,6 @@ bool redis_stream_info_parse(const struct redis_reply *reply, struct redis_strea
     return redis_id_parse(redis_reply_field(reply, STR("last-generated-id"))->text, &info->last);
 }
 
-static void read_fields(const struct redis_reply *fields, struct arena *arena, struct bus_message *message)
-{
-    struct bus_header *headers = arena_alloc(arena, (fields->count / 2 + 1) * sizeof headers[0]);
-    bool has_payload = false;
-
-    message->payload = STR("");
-    for (size_t i = 0; i + 1 < fields->count; i += 2) {
-        const struct redis_reply *name = &fields->items[i], *value = &fields->items[i + 1];
-        if (name->kind != REDIS_TEXT || value->kind != REDIS_TEXT)
-            continue;
-        if (!has_payload && str_eq(name->text, STR("event"))) {
-            has_payload = true;
-            message->payload = value->text;
-        } else if (!message->key.ptr && str_eq(name->text, STR("key"))) {
-            message->key = value->text;
-        } else if (message->header_count < BUS_HEADERS_MAX) {
-            headers[message->header_count++] = (struct bus_header){name->text, value->text};
-        }
-    }
-    message->headers = headers;
-}
-
 enum status redis_entries_parse(const struct redis_reply *reply, struct arena *arena,
                                 struct redis_entries *entries, struct error *error)
 {
@@ -267,7 +231,21 @@ enum status redis_entries_parse(const struct redis_reply *reply, struct arena *a
             continue;
         }
         struct bus_message *message = &entries->messages[entries->count];
-        read_fields(fields, arena, message);
+        struct bus_header *headers = arena_alloc(arena, (fields->count / 2 + 1) * sizeof headers[0]);
+        for (size_t at = 0; at + 1 < fields->count; at += 2) {
+            const struct redis_reply *name = &fields->items[at], *value = &fields->items[at + 1];
+            if (name->kind != REDIS_TEXT || value->kind != REDIS_TEXT)
+                continue;
+            if (!message->payload.ptr && str_eq(name->text, STR("event")))
+                message->payload = value->text;
+            else if (!message->key.ptr && str_eq(name->text, STR("key")))
+                message->key = value->text;
+            else if (message->header_count < BUS_HEADERS_MAX)
+                headers[message->header_count++] = (struct bus_header){name->text, value->text};
+        }
+        message->headers = headers;
+        if (!message->payload.ptr)
+            message->payload = STR("");
         message->offset = redis_id_offset(parsed);
         message->created_us = (message->offset >> 20) * 1000;
         entries->ids[entries->count++] = parsed;
@@ -303,11 +281,6 @@ static bool address_split(struct str text, struct redis_address *address)
 bool redis_address_parse(struct str text, struct redis_address *address)
 {
     return address_split(text, address) && address->host[0];
-}
-
-bool redis_address_eq(const struct redis_address *a, const struct redis_address *b)
-{
-    return a->port == b->port && strcmp(a->host, b->host) == 0;
 }
 
 bool redis_address_of_node(const struct redis_reply *node, const struct redis_address *asked,

@@ -4,6 +4,7 @@
 #ifndef FRESHET_BUS_REDIS_REPLY_H
 #define FRESHET_BUS_REDIS_REPLY_H
 
+#include <stdarg.h>
 #include <stdint.h>
 
 #include "base/arena.h"
@@ -44,11 +45,8 @@ enum status redis_parser_next(struct redis_parser *parser, struct arena *arena,
 
 /* ---- commands ---- */
 void redis_command_put(struct buf *out, const struct str *arguments, size_t count);
-
-struct redis_number {
-    char text[24];
-};
-struct str redis_number_str(struct redis_number *number, int64_t value);
+/* Spaces of the format separate the arguments; texts that are put in have no NUL and may have spaces. */
+void redis_command_vprintf(struct buf *out, const char *format, va_list arguments);
 
 /* ---- streams ---- */
 struct redis_id { /* MS-SEQ, ascending */
@@ -87,7 +85,6 @@ struct redis_address {
 };
 /* HOST:PORT; the last colon counts, so that an IPv6 address needs no brackets (and may have them). */
 bool redis_address_parse(struct str text, struct redis_address *address);
-bool redis_address_eq(const struct redis_address *a, const struct redis_address *b);
 /* A node of CLUSTER SLOTS: [host, port, …]. One without a host is at the host that was asked. */
 bool redis_address_of_node(const struct redis_reply *node, const struct redis_address *asked,
                            struct redis_address *address);
