@@ -89,14 +89,6 @@ static enum status check_dictionary(const struct config *config, const struct re
     return status;
 }
 
-static bool knows_code(const struct refdata_settings *settings, struct str code)
-{
-    for (size_t i = 0; i < settings->dictionaries.count; i++)
-        if (str_eq(refdata_settings_dictionary(settings, i)->code, code))
-            return true;
-    return false;
-}
-
 static enum status check_preload(const struct config *config, const struct refdata_settings *settings,
                                  struct error *error)
 {
@@ -104,7 +96,10 @@ static enum status check_preload(const struct config *config, const struct refda
         struct str rest = settings->cache.preload.items[i], tenant;
         bool fits = str_split(&rest, '/', &tenant) && (str_is_name(tenant) || str_eq(tenant, STR("*"))) &&
                     str_is_name(rest);
-        if (!fits || !knows_code(settings, rest))
+        bool is_known = false;
+        for (size_t k = 0; k < settings->dictionaries.count; k++)
+            is_known |= str_eq(refdata_settings_dictionary(settings, k)->code, rest);
+        if (!fits || !is_known)
             return config_error_at(
                 config, settings->cache.preload_place, "refdata.cache.preload", error,
                 "\"%.*s\" is not TENANT/DICTIONARY with a dictionary of this file (TENANT may be *)",

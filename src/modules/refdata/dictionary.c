@@ -72,17 +72,28 @@ uint64_t refdata_dictionary_fingerprint(const struct refdata_dictionary_settings
     return fingerprint;
 }
 
-static enum status fail_at(const struct config *config, const struct refdata_template *template, size_t index,
-                           const char *field, size_t offset, struct error *error)
+/* What is needed while a definition is compiled, for errors too. */
+struct making {
+    const struct config *config;
+    const struct refdata_dictionary_settings *settings;
+    size_t index;
+    struct error *error;
+};
+
+/* At a byte of a template, or at the place of another setting. The message may be the error's own. */
+static enum status fail_at(const struct making *making, const struct refdata_template *template,
+                           const char *field, size_t offset, const char *message)
 {
-    char where[96], message[sizeof error->message];
-    snprintf(where, sizeof where, "refdata.dictionaries[%zu].%s", index, field);
-    snprintf(message, sizeof message, "%s", error->message);
-    if (!config)
-        return error_set(error, STATUS_CONFIG, "%s: %s", where, message);
-    struct setting_place place = config_place_in_text(config, template->place, template->sql, offset);
-    return config_error_at(config, place, where, error, "%s", message);
+    char where[96], text[sizeof making->error->message];
+    snprintf(where, sizeof where, "refdata.dictionaries[%zu].%s", making->index, field);
+    snprintf(text, sizeof text, "%s", message);
+    if (!making->config)
+        return error_set(making->error, STATUS_CONFIG, "%s: %s", where, text);
+    struct setting_place place = config_place_in_text(making->config, template->place, template->sql, offset);
+    return config_error_at(making->config, place, where, making->error, "%s", text);
 }
+
+#define AT(setting_place) (&(const struct refdata_template){.place = (setting_place)})
 
 /* A parameter that the program knows but that has no value in this field. Where it stands is found by compiling once
  * more, with nothing else known than what is allowed. */
@@ -103,26 +114,6 @@ static enum status check_allowed(const struct refdata_sql *sql, unsigned allowed
     if (db_sql_compile(sql->text, known, arena, &unused, offset, NULL) == STATUS_OK)
         *offset = 0;
     return error_set(error, STATUS_CONFIG, "the parameter :%s has no value here", all_names[stranger].name);
-}
-
-static bool uses(const struct refdata_sql *sql, enum refdata_parameter parameter)
-{
-    for (unsigned i = 0; i < sql->statement.param_count; i++)
-        if (sql->statement.names[i] == parameter)
-            return true;
-    return false;
-}
-
-/* Rows that are not selected by tenant would be served to every tenant. */
-static enum status check_tenant(const struct refdata_sql *sql, size_t field, bool shared, struct error *error)
-{
-    bool reads = field == REFDATA_LOAD || field == REFDATA_LOAD_KEYS;
-    if (!reads || shared || uses(sql, REFDATA_TENANT_ID))
-        return STATUS_OK;
-    return error_set(
-        error, STATUS_CONFIG,
-        "does not use :tenantId, so that every tenant would read all rows; if that is meant, set "
-        "shared: true");
 }
 
 /* A statement that changes the transaction it runs in, or the session of the connection's next user. Invalid SQL is refused by
@@ -152,75 +143,63 @@ static bool reaches_beyond(struct str sql)
     return false;
 }
 
-static enum status compile(const struct config *config, const struct refdata_dictionary_settings *settings,
-                           size_t index, size_t field, struct refdata_dictionary *dictionary,
-                           struct error *error)
+static enum status compile(const struct making *making, size_t field, struct refdata_dictionary *dictionary)
 {
-    const struct refdata_template *template = template_of(settings, field);
+    const struct refdata_template *template = template_of(making->settings, field);
     struct refdata_sql *sql = &dictionary->sql[field];
+    bool reads = field == REFDATA_LOAD || field == REFDATA_LOAD_KEYS, uses_tenant = false;
+    size_t offset = 0;
     if (str_trim(template->sql).len == 0)
         return STATUS_OK;
     sql->given = true;
     sql->text = arena_str(&dictionary->arena, template->sql);
-    sql->place = template->place;
-    size_t offset = 0;
     enum status status =
-        db_sql_compile(sql->text, all_names, &dictionary->arena, &sql->statement, &offset, error);
+        db_sql_compile(sql->text, all_names, &dictionary->arena, &sql->statement, &offset, making->error);
     if (status == STATUS_OK && reaches_beyond(sql->text))
         status = error_set(
-            error, STATUS_CONFIG,
+            making->error, STATUS_CONFIG,
             "a template reads or writes data; it may not end transactions, change settings or take locks");
     if (status == STATUS_OK)
-        status = check_allowed(sql, fields[field].allowed, &dictionary->arena, &offset, error);
-    if (status == STATUS_OK) {
-        offset = 0;
-        status = check_tenant(sql, field, settings->shared, error);
-    }
-    return status == STATUS_OK ? status : fail_at(config, template, index, fields[field].name, offset, error);
+        status = check_allowed(sql, fields[field].allowed, &dictionary->arena, &offset, making->error);
+    if (status != STATUS_OK)
+        return fail_at(making, template, fields[field].name, offset, making->error->message);
+    for (unsigned i = 0; i < sql->statement.param_count; i++)
+        uses_tenant |= sql->statement.names[i] == REFDATA_TENANT_ID;
+    if (uses_tenant || !reads || making->settings->shared)
+        return STATUS_OK;
+    return fail_at(making, template, fields[field].name, 0,
+                   "does not use :tenantId, so that every tenant would read all rows; if that is meant, set "
+                   "shared: true");
 }
 
 /* Settings that contradict each other: said at the field that should go or come. */
-static enum status check_together(const struct config *config,
-                                  const struct refdata_dictionary_settings *settings, size_t index,
-                                  const struct refdata_dictionary *dictionary, struct error *error)
+static enum status check_together(const struct making *making, const struct refdata_dictionary *dictionary)
 {
+    const struct refdata_dictionary_settings *settings = making->settings;
     const struct refdata_sql *sql = dictionary->sql;
     bool builtin = !sql[REFDATA_LOAD].given;
     if (sql[REFDATA_SNAPSHOT_STAGE].given != sql[REFDATA_SNAPSHOT_FINALIZE].given) {
-        enum refdata_field lonely =
-            sql[REFDATA_SNAPSHOT_STAGE].given ? REFDATA_SNAPSHOT_STAGE : REFDATA_SNAPSHOT_FINALIZE;
-        error_set(error, STATUS_CONFIG, "snapshotStageSql and snapshotFinalizeSql come as a pair");
-        return fail_at(config, template_of(settings, lonely), index, fields[lonely].name, 0, error);
+        size_t given = sql[REFDATA_SNAPSHOT_STAGE].given ? REFDATA_SNAPSHOT_STAGE : REFDATA_SNAPSHOT_FINALIZE;
+        return fail_at(making, template_of(settings, given), fields[given].name, 0,
+                       "snapshotStageSql and snapshotFinalizeSql come as a pair");
     }
-    if (sql[REFDATA_SNAPSHOT_REPLACE].given && sql[REFDATA_SNAPSHOT_STAGE].given) {
-        error_set(error, STATUS_CONFIG,
-                  "either snapshotReplaceSql or the pair snapshotStageSql/snapshotFinalizeSql, not both");
-        return fail_at(config, &settings->snapshot_replace, index, fields[REFDATA_SNAPSHOT_REPLACE].name, 0,
-                       error);
-    }
+    if (sql[REFDATA_SNAPSHOT_REPLACE].given && sql[REFDATA_SNAPSHOT_STAGE].given)
+        return fail_at(
+            making, &settings->snapshot_replace, fields[REFDATA_SNAPSHOT_REPLACE].name, 0,
+            "either snapshotReplaceSql or the pair snapshotStageSql/snapshotFinalizeSql, not both");
     for (size_t field = REFDATA_LOAD_KEYS; field < REFDATA_FIELDS && builtin; field++)
-        if (sql[field].given) {
-            error_set(error, STATUS_CONFIG,
-                      "without loadSql the dictionary lives in the built-in table and takes no templates");
-            return fail_at(config, template_of(settings, field), index, fields[field].name, 0, error);
-        }
-    if (settings->shared && builtin) {
-        error_set(error, STATUS_CONFIG,
-                  "without loadSql the dictionary lives in the built-in table, which keeps tenants apart");
-        return fail_at(config, &(struct refdata_template){.place = settings->shared_place}, index, "shared",
-                       0, error);
-    }
-    if (settings->reload == REFDATA_RELOAD_DELTA && !builtin && !sql[REFDATA_LOAD_KEYS].given) {
-        error_set(error, STATUS_CONFIG, "reloadOnEvent: DELTA needs loadKeysSql");
-        return fail_at(config, &(struct refdata_template){.place = settings->code_place}, index,
-                       "reloadOnEvent", 0, error);
-    }
+        if (sql[field].given)
+            return fail_at(
+                making, template_of(settings, field), fields[field].name, 0,
+                "without loadSql the dictionary lives in the built-in table and takes no templates");
+    if (settings->shared && builtin)
+        return fail_at(
+            making, AT(settings->shared_place), "shared", 0,
+            "without loadSql the dictionary lives in the built-in table, which keeps tenants apart");
+    if (settings->reload == REFDATA_RELOAD_DELTA && !builtin && !sql[REFDATA_LOAD_KEYS].given)
+        return fail_at(making, AT(settings->code_place), "reloadOnEvent", 0,
+                       "reloadOnEvent: DELTA needs loadKeysSql");
     return STATUS_OK;
-}
-
-static bool ends_statement(char c)
-{
-    return c == ';' || c == ' ' || c == '\t' || c == '\n' || c == '\r';
 }
 
 /* Without loadKeysSql, loadSql itself can be asked for some keys; the planner usually pushes the condition down. */
@@ -233,7 +212,7 @@ static void compile_lookup(struct refdata_dictionary *dictionary)
         dictionary->can_lookup = true;
         return;
     }
-    while (sql.len && ends_statement(sql.ptr[sql.len - 1]))
+    while (sql.len && memchr("; \t\n\r", sql.ptr[sql.len - 1], 5))
         sql.len--;
     struct str text = arena_printf(
         &dictionary->arena, "select k, v from (\n%.*s\n) as loaded where k::text = any(:keys)", STR_ARG(sql));
@@ -284,32 +263,17 @@ static bool is_scope(struct str text)
     return true;
 }
 
-static enum status check_scopes(const struct config *config,
-                                const struct refdata_dictionary_settings *settings, size_t index,
-                                struct error *error)
+static enum status build(const struct making *making, struct refdata_dictionary *dictionary)
 {
-    bool reads = is_scope(settings->read_scope);
-    if (reads && is_scope(settings->write_scope))
-        return STATUS_OK;
-    struct setting_place place = reads ? settings->write_scope_place : settings->read_scope_place;
-    error_set(error, STATUS_CONFIG, "is not one scope: visible ASCII without spaces, quotes and backslashes");
-    return fail_at(config, &(struct refdata_template){.place = place.line ? place : settings->code_place},
-                   index, reads ? "writeScope" : "readScope", 0, error);
-}
-
-static enum status build(const struct config *config, const struct refdata_dictionary_settings *settings,
-                         size_t index, struct refdata_dictionary *dictionary, struct error *error)
-{
-    if (!str_is_name(settings->code)) {
-        error_set(error, STATUS_CONFIG, "a dictionary's code is 1 to 64 of A-Z a-z 0-9 . _ -");
-        return fail_at(config, &(struct refdata_template){.place = settings->code_place}, index, "code", 0,
-                       error);
-    }
-    for (size_t field = 0; field < REFDATA_FIELDS; field++) {
-        enum status status = compile(config, settings, index, field, dictionary, error);
-        if (status != STATUS_OK)
-            return status;
-    }
+    const struct refdata_dictionary_settings *settings = making->settings;
+    enum status status = STATUS_OK;
+    if (!str_is_name(settings->code))
+        return fail_at(making, AT(settings->code_place), "code", 0,
+                       "a dictionary's code is 1 to 64 of A-Z a-z 0-9 . _ -");
+    for (size_t field = 0; field < REFDATA_FIELDS && status == STATUS_OK; field++)
+        status = compile(making, field, dictionary);
+    if (status != STATUS_OK)
+        return status;
     bool builtin = !dictionary->sql[REFDATA_LOAD].given;
     if (!builtin)
         compile_lookup(dictionary);
@@ -318,8 +282,14 @@ static enum status build(const struct config *config, const struct refdata_dicti
         settings->reload == REFDATA_RELOAD_DELTA ||
         (settings->reload == REFDATA_RELOAD_AUTO && (builtin || dictionary->sql[REFDATA_LOAD_KEYS].given));
     refdata_dictionary_set_scopes(dictionary, settings);
-    enum status status = check_scopes(config, settings, index, error);
-    return status == STATUS_OK ? check_together(config, settings, index, dictionary, error) : status;
+    bool reads = is_scope(settings->read_scope);
+    if (!reads || !is_scope(settings->write_scope)) {
+        struct setting_place place = reads ? settings->write_scope_place : settings->read_scope_place;
+        return fail_at(making, AT(place.line ? place : settings->code_place),
+                       reads ? "writeScope" : "readScope", 0,
+                       "is not one scope: visible ASCII without spaces, quotes and backslashes");
+    }
+    return check_together(making, dictionary);
 }
 
 enum status refdata_dictionary_create(const struct config *config,
@@ -327,6 +297,7 @@ enum status refdata_dictionary_create(const struct config *config,
                                       struct refdata_database *database, struct refdata_dictionary **out,
                                       struct error *error)
 {
+    const struct making making = {config, settings, index, error};
     struct refdata_dictionary *dictionary = memory_zalloc(sizeof *dictionary);
     atomic_init(&dictionary->refs, 1);
     atomic_init(&dictionary->state, REFDATA_UNCHECKED);
@@ -334,13 +305,12 @@ enum status refdata_dictionary_create(const struct config *config,
     dictionary->code = arena_str(&dictionary->arena, settings->code);
     dictionary->database = database ? refdata_database_ref(database) : NULL;
     dictionary->fingerprint = refdata_dictionary_fingerprint(settings, database ? database->fingerprint : 0);
-    enum status status = build(config, settings, index, dictionary, error);
-    if (status != STATUS_OK) {
+    enum status status = build(&making, dictionary);
+    if (status == STATUS_OK)
+        *out = dictionary;
+    else
         refdata_dictionary_unref(dictionary);
-        return status;
-    }
-    *out = dictionary;
-    return STATUS_OK;
+    return status;
 }
 
 struct refdata_dictionary *refdata_dictionary_ref(struct refdata_dictionary *dictionary)

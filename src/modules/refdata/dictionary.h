@@ -32,7 +32,6 @@ enum refdata_field {
 struct refdata_sql {
     bool given;
     struct str text; /* as in the file */
-    struct setting_place place;
     struct db_statement statement;
 };
 

@@ -66,21 +66,16 @@ static enum status check_dictionary(const struct refdata_reader *reader,
     return status == STATUS_OK ? refdata_commands_check(reader->flow, update, error) : status;
 }
 
-static struct str traceparent_of(const struct bus_message *message)
-{
-    struct str text = bus_message_header(message, STR(BUS_HEADER_TRACEPARENT));
-    struct trace trace;
-    return trace_parse(text, &trace) ? text : STR_NONE;
-}
-
 /* False: no later message may be looked at. */
 static bool read_message(const struct refdata_reader *reader, const struct refdata_catalog *catalog,
                          struct memo *memo, struct bus_batch *batch, size_t at)
 {
     const struct bus_message *message = &batch->messages[at];
     const struct refdata_limits limits = refdata_acceptance_limits(catalog);
+    struct str traceparent = bus_message_header(message, STR(BUS_HEADER_TRACEPARENT));
     struct intake *intake = &memo->intakes[memo->count];
     struct error error = {0};
+    struct trace trace;
     enum status status =
         refdata_translate(reader->source, message, &limits, &memo->arena, &intake->update, &error);
     if (status == STATUS_OK)
@@ -102,26 +97,16 @@ static bool read_message(const struct refdata_reader *reader, const struct refda
         .update = &intake->update,
         .content_hash = refdata_acceptance_hash(&intake->update, &memo->arena),
         .subject = arena_printf(&memo->arena, "kafka:%.*s", STR_ARG(reader->source->topic))};
-    intake->traceparent = traceparent_of(message);
+    intake->traceparent = trace_parse(traceparent, &trace) ? traceparent : STR_NONE;
     memo->count++;
     return true;
 }
 
-static struct memo *read_messages(const struct refdata_reader *reader, struct bus_batch *batch)
-{
-    struct refdata_catalog *catalog = refdata_flow_catalog(reader->flow);
-    struct memo *memo = memory_zalloc(sizeof *memo);
-    arena_init(&memo->arena, ARENA_BYTES);
-    memo->intakes = arena_zalloc(&memo->arena, batch->count * sizeof *memo->intakes);
-    for (size_t i = 0; i < batch->count && read_message(reader, catalog, memo, batch, i); i++)
-        ;
-    refdata_catalog_unref(catalog);
-    return memo;
-}
-
 /* ---- all of them ---- */
 
-/* Where a single update turns out to be refused, what was written for it is rolled back to the savepoint. */
+/* Where a single update turns out to be refused, what was written for it is rolled back to the savepoint: its chunk was never
+ * accepted, and must stay free for another update. Others of a larger batch may have found that chunk known: then the bus hands
+ * over each message alone. */
 static enum status accept_updates(struct memo *memo, const struct bus_batch *batch, struct error *error)
 {
     static const struct db_statement savepoint_sql = DB_STATEMENT(DB_SAVEPOINT_SQL);
@@ -141,20 +126,12 @@ static enum status accept_updates(struct memo *memo, const struct bus_batch *bat
         status = refdata_acceptance_take(results[is_single], acceptances, memo->count, error);
     db_result_free(results[0]);
     db_result_free(results[1]);
+    FAILPOINT("adapter.after_requests");
+    for (size_t i = 0; status == STATUS_OK && i < memo->count; i++)
+        if (acceptances[i]->verdict == REFDATA_REFUSED && acceptances[i]->is_chunk_new)
+            return is_single ? db_rollback_to_savepoint(batch->conn, batch->deadline_ns, error)
+                             : error_set(error, STATUS_DB_RETRY, "a chunk of a refused update");
     return status;
-}
-
-/* The chunk of a refused update was never accepted: it must stay free for another update. Others of the batch may have found it
- * known: then the bus hands over each alone. */
-static enum status free_chunks(const struct memo *memo, const struct bus_batch *batch, struct error *error)
-{
-    for (size_t i = 0; i < memo->count; i++) {
-        const struct refdata_acceptance *acceptance = &memo->intakes[i].acceptance;
-        if (acceptance->verdict == REFDATA_REFUSED && acceptance->is_chunk_new)
-            return memo->count > 1 ? error_set(error, STATUS_DB_RETRY, "a chunk of a refused update")
-                                   : db_rollback_to_savepoint(batch->conn, batch->deadline_ns, error);
-    }
-    return STATUS_OK;
 }
 
 static enum status publish_commands(struct refdata_reader *reader, struct memo *memo,
@@ -186,8 +163,29 @@ static bool undo_oversized(struct memo *memo, const struct bus_batch *batch, enu
     return db_rollback_to_savepoint(batch->conn, batch->deadline_ns, error) == STATUS_OK;
 }
 
-static void refuse_messages(struct memo *memo, struct bus_batch *batch)
+void refdata_reader_handle(void *context, struct bus_batch *batch)
 {
+    struct refdata_reader *reader = context;
+    struct error error = {0};
+    struct refdata_catalog *catalog = refdata_flow_catalog(reader->flow);
+    struct memo *memo = batch->memo = memory_zalloc(sizeof *memo);
+    arena_init(&memo->arena, ARENA_BYTES);
+    memo->intakes = arena_zalloc(&memo->arena, batch->count * sizeof *memo->intakes);
+    for (size_t i = 0; i < batch->count && read_message(reader, catalog, memo, batch, i); i++)
+        ;
+    refdata_catalog_unref(catalog);
+    if (memo->count == 0)
+        return;
+    enum status status = accept_updates(memo, batch, &error);
+    if (status == STATUS_OK)
+        status = publish_commands(reader, memo, batch, &error);
+    FAILPOINT("adapter.before_commit");
+    if (status != STATUS_OK && !undo_oversized(memo, batch, status, &error)) {
+        if (status != STATUS_DB_DOWN &&
+            status != STATUS_CANCELLED) /* the bus finds a lost connection itself */
+            bus_batch_rollback(batch, "%s", error.message);
+        return;
+    }
     for (size_t i = 0; i < memo->count; i++) {
         struct intake *intake = &memo->intakes[i];
         if (intake->acceptance.verdict != REFDATA_REFUSED)
@@ -198,68 +196,36 @@ static void refuse_messages(struct memo *memo, struct bus_batch *batch)
     }
 }
 
-void refdata_reader_handle(void *context, struct bus_batch *batch)
-{
-    struct refdata_reader *reader = context;
-    struct error error = {0};
-    struct memo *memo = read_messages(reader, batch);
-    batch->memo = memo;
-    if (memo->count == 0)
-        return;
-    enum status status = accept_updates(memo, batch, &error);
-    FAILPOINT("adapter.after_requests");
-    if (status == STATUS_OK)
-        status = free_chunks(memo, batch, &error);
-    if (status == STATUS_OK)
-        status = publish_commands(reader, memo, batch, &error);
-    FAILPOINT("adapter.before_commit");
-    if (status == STATUS_OK || undo_oversized(memo, batch, status, &error))
-        refuse_messages(memo, batch);
-    else if (status != STATUS_DB_DOWN &&
-             status != STATUS_CANCELLED) /* the bus finds a lost connection itself */
-        bus_batch_rollback(batch, "%s", error.message);
-}
-
 /* ---- after the commit ---- */
 
-static void count_results(const struct refdata_reader *reader, const struct memo *memo,
-                          const struct bus_batch *batch, size_t settled)
-{
-    uint64_t replayed = 0, refused = 0;
-    for (size_t i = 0; i < settled; i++)
-        refused += batch->verdicts[i].kind == BUS_TERM;
-    for (size_t i = 0; i < memo->count; i++)
-        replayed += memo->intakes[i].at < settled && memo->intakes[i].acceptance.verdict != REFDATA_REFUSED &&
-                    !refdata_acceptance_is_published(&memo->intakes[i].acceptance);
-    metric_add(reader->outcomes[REFDATA_NEW], settled - refused - replayed);
-    metric_add(reader->outcomes[REFDATA_KNOWN], replayed);
-    metric_add(reader->outcomes[REFDATA_REFUSED], refused);
-}
-
-/* The bus logs the reason of each; this names the update. */
-static void log_refused(const struct memo *memo, size_t settled)
-{
-    for (size_t i = 0; i < memo->count; i++) {
-        const struct intake *intake = &memo->intakes[i];
-        if (intake->at < settled && intake->acceptance.verdict == REFDATA_REFUSED)
-            log_warn("update_refused", LOG_CSTR("eventId", intake->update.event_id),
-                     LOG_STR("tenantId", intake->update.tenant),
-                     LOG_STR("dictCode", intake->update.dict_code), LOG_CSTR("source", "KAFKA"),
-                     LOG_CSTR("code", status_code(intake->error.status)));
-    }
-}
-
+/* The bus logs the reason of each dead letter; this names the update. */
 void refdata_reader_committed(void *context, const struct bus_batch *batch, size_t settled)
 {
     struct refdata_reader *reader = context;
     struct memo *memo = batch->memo;
+    uint64_t replayed = 0, refused = 0;
     if (!memo)
         return;
     FAILPOINT("adapter.after_commit");
     if (memo->is_published)
         refdata_commands_wake(reader->flow);
-    count_results(reader, memo, batch, settled);
-    log_refused(memo, settled);
+    for (size_t i = 0; i < settled; i++)
+        refused += batch->verdicts[i].kind == BUS_TERM;
+    for (size_t i = 0; i < memo->count; i++) {
+        const struct intake *intake = &memo->intakes[i];
+        if (intake->at >= settled)
+            continue;
+        if (intake->acceptance.verdict == REFDATA_REFUSED)
+            log_warn("update_refused", LOG_CSTR("eventId", intake->update.event_id),
+                     LOG_STR("tenantId", intake->update.tenant),
+                     LOG_STR("dictCode", intake->update.dict_code), LOG_CSTR("source", "KAFKA"),
+                     LOG_CSTR("code", status_code(intake->error.status)));
+        else
+            replayed += !refdata_acceptance_is_published(&intake->acceptance);
+    }
+    metric_add(reader->outcomes[REFDATA_NEW], settled - refused - replayed);
+    metric_add(reader->outcomes[REFDATA_KNOWN], replayed);
+    metric_add(reader->outcomes[REFDATA_REFUSED], refused);
     free_memo(memo);
 }
 
@@ -287,36 +253,27 @@ struct refdata_adapter {
     struct refdata_reader readers[];
 };
 
-static bool is_of(const struct refdata_flow *flow, const struct refdata_source_settings *source)
-{
-    const struct refdata_settings *settings = flow->refdata->first;
-    const struct kernel_postgres *blocks = settings->postgres.items;
-    int block = refdata_source_database(settings, source);
-    return block >= 0 && str_eq(blocks[block].name, flow->database->name);
-}
-
-static enum status add_reader(struct refdata_adapter *adapter, size_t index, struct error *error)
+/* A reader for each source whose updates go to this flow's database. */
+static enum status add_readers(struct refdata_adapter *adapter, struct error *error)
 {
     static const char *const results[] = {
         [REFDATA_NEW] = "accepted", [REFDATA_KNOWN] = "replayed", [REFDATA_REFUSED] = "refused"};
-    const struct refdata_source_settings *sources = adapter->flow->refdata->first->adapter.sources.items;
-    struct refdata_adapter_source *source = arena_alloc(&adapter->arena, sizeof *source);
-    struct refdata_reader *reader = &adapter->readers[adapter->count++];
-    enum status status = refdata_source_init(source, &sources[index], index, NULL, &adapter->arena, error);
-    *reader = (struct refdata_reader){.flow = adapter->flow, .source = source};
-    for (size_t i = 0; i < sizeof results / sizeof results[0]; i++)
-        reader->outcomes[i] = metric_series_get(&refdata_adapter_messages_family,
-                                                (struct str[]){source->topic, str_from(results[i])});
-    return status;
-}
-
-static enum status add_readers(struct refdata_adapter *adapter, struct error *error)
-{
-    const struct setting_objects *sources = &adapter->flow->refdata->first->adapter.sources;
+    const struct refdata_settings *settings = adapter->flow->refdata->first;
+    const struct refdata_source_settings *sources = settings->adapter.sources.items;
+    const struct kernel_postgres *blocks = settings->postgres.items;
     enum status status = STATUS_OK;
-    for (size_t i = 0; i < sources->count && status == STATUS_OK; i++)
-        if (is_of(adapter->flow, (const struct refdata_source_settings *)sources->items + i))
-            status = add_reader(adapter, i, error);
+    for (size_t i = 0; i < settings->adapter.sources.count && status == STATUS_OK; i++) {
+        int block = refdata_source_database(settings, &sources[i]);
+        if (block < 0 || !str_eq(blocks[block].name, adapter->flow->database->name))
+            continue;
+        struct refdata_adapter_source *source = arena_alloc(&adapter->arena, sizeof *source);
+        struct refdata_reader *reader = &adapter->readers[adapter->count++];
+        status = refdata_source_init(source, &sources[i], i, NULL, &adapter->arena, error);
+        *reader = (struct refdata_reader){.flow = adapter->flow, .source = source};
+        for (size_t k = 0; k < sizeof results / sizeof results[0]; k++)
+            reader->outcomes[k] = metric_series_get(&refdata_adapter_messages_family,
+                                                    (struct str[]){source->topic, str_from(results[k])});
+    }
     return status;
 }
 

@@ -19,28 +19,12 @@ static bool decode(struct str raw, struct arena *arena, struct str *step)
     return true;
 }
 
-static size_t count_steps(struct str text)
-{
-    size_t count = 0;
-    for (size_t i = 0; i < text.len; i++)
-        count += text.ptr[i] == '/';
-    return count;
-}
-
-/* The part up to the next slash. str_split() would not see an empty one at the end, which is a step too. */
-static struct str next_part(struct str *rest)
-{
-    const char *slash = rest->len ? memchr(rest->ptr, '/', rest->len) : NULL;
-    size_t len = slash ? (size_t)(slash - rest->ptr) : rest->len;
-    struct str part = str_of(rest->ptr, len);
-    *rest = slash ? str_of(slash + 1, rest->len - len - 1) : STR_NONE;
-    return part;
-}
-
 enum status refdata_pointer_compile(struct str text, struct arena *arena, struct refdata_pointer *pointer,
                                     struct error *error)
 {
-    *pointer = (struct refdata_pointer){.text = arena_str(arena, text), .count = count_steps(text)};
+    *pointer = (struct refdata_pointer){.text = arena_str(arena, text)};
+    for (size_t i = 0; i < text.len; i++)
+        pointer->count += text.ptr[i] == '/';
     if (text.len == 0)
         return STATUS_OK;
     if (text.ptr[0] != '/')
@@ -49,11 +33,17 @@ enum status refdata_pointer_compile(struct str text, struct arena *arena, struct
         return error_set(error, STATUS_CONFIG, "a JSON pointer of more than %d steps",
                          REFDATA_POINTER_STEPS_MAX);
     pointer->steps = arena_alloc(arena, pointer->count * sizeof *pointer->steps);
-    struct str rest = str_of(text.ptr + 1, text.len - 1);
-    for (size_t i = 0; i < pointer->count; i++)
-        if (!decode(next_part(&rest), arena, &pointer->steps[i]))
+    size_t start =
+        1; /* each step goes to the next slash; str_split() would not see an empty one at the end */
+    for (size_t i = 0; i < pointer->count; i++) {
+        size_t end = start;
+        while (end < text.len && text.ptr[end] != '/')
+            end++;
+        if (!decode(str_of(text.ptr + start, end - start), arena, &pointer->steps[i]))
             return error_set(error, STATUS_CONFIG,
                              "in a JSON pointer ~ is written ~0, and / within a name ~1");
+        start = end + 1;
+    }
     return STATUS_OK;
 }
 
@@ -77,18 +67,12 @@ static enum status find_member(const struct refdata_pointer *pointer, struct str
 }
 
 /* An index is 0, or digits that do not begin with it. */
-static bool is_index(struct str step, uint64_t *index)
-{
-    return str_to_u64(step, index) && (step.len == 1 || step.ptr[0] != '0');
-}
-
 static void find_element(struct str step, const struct json_value *array, struct json_value *value)
 {
     struct json_value element;
     struct json_iter it;
     uint64_t index;
-    *value = (struct json_value){0};
-    if (!is_index(step, &index))
+    if (!str_to_u64(step, &index) || (step.len > 1 && step.ptr[0] == '0'))
         return;
     json_iter_init(&it, array);
     while (json_iter_next(&it, NULL, &element))

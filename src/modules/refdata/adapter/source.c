@@ -57,22 +57,6 @@ static enum status refuse(const struct making *making, struct setting_place plac
 
 /* ---- where a part comes from ---- */
 
-static int given_count(const struct refdata_from_settings *settings)
-{
-    return (settings->field_place.line > 0) + (settings->header_place.line > 0) +
-           (settings->fixed_place.line > 0) + settings->message_key;
-}
-
-static struct setting_place first_place(const struct refdata_from_settings *settings)
-{
-    const struct setting_place *const places[] = {&settings->field_place, &settings->header_place,
-                                                  &settings->message_key_place, &settings->fixed_place};
-    for (size_t i = 0; i < sizeof places / sizeof *places; i++)
-        if (places[i]->line)
-            return *places[i];
-    return (struct setting_place){0};
-}
-
 static enum status take_pointer(const struct making *making, enum refdata_part part, struct str text,
                                 struct refdata_from *from)
 {
@@ -83,69 +67,44 @@ static enum status take_pointer(const struct making *making, enum refdata_part p
     return refuse(making, making->settings->from[part].field_place, parts[part].setting, "%s", error.message);
 }
 
-static enum status take_text(const struct making *making, enum refdata_part part, struct setting_place place,
-                             struct str text, enum refdata_from_kind kind, struct refdata_from *from)
-{
-    *from = (struct refdata_from){.kind = kind, .text = arena_str(making->arena, text)};
-    if (text.len == 0)
-        return refuse(making, place, parts[part].setting, "is empty");
-    return STATUS_OK;
-}
-
-/* Exactly one is given. */
-static enum status take_given(const struct making *making, enum refdata_part part, struct refdata_from *from)
-{
-    const struct refdata_from_settings *own = &making->settings->from[part];
-    if (own->field_place.line)
-        return take_pointer(making, part, own->field, from);
-    if (parts[part].field_only)
-        return refuse(making, first_place(own), parts[part].setting, "can only come from a field");
-    if (own->header_place.line)
-        return take_text(making, part, own->header_place, own->header, REFDATA_AT_HEADER, from);
-    if (own->fixed_place.line)
-        return take_text(making, part, own->fixed_place, own->fixed, REFDATA_AT_FIXED, from);
-    from->kind = REFDATA_AT_KEY;
-    return STATUS_OK;
-}
-
+/* At most one of the four is given. */
 static enum status take_from(const struct making *making, enum refdata_part part, struct refdata_from *from)
 {
     const struct refdata_from_settings *own = &making->settings->from[part];
-    int given = given_count(own);
+    const char *setting = parts[part].setting;
+    const struct setting_place *first = own->field_place.line         ? &own->field_place
+                                        : own->header_place.line      ? &own->header_place
+                                        : own->message_key_place.line ? &own->message_key_place
+                                                                      : &own->fixed_place;
+    int given = (own->field_place.line > 0) + (own->header_place.line > 0) + (own->fixed_place.line > 0) +
+                own->message_key;
     if (given > 1)
-        return refuse(making, first_place(own), parts[part].setting,
-                      "give one of field, header, messageKey and fixed");
-    if (given == 1)
-        return take_given(making, part, from);
-    from->is_default = true;
-    return take_pointer(making, part, arena_printf(making->arena, "/%s", parts[part].name), from);
+        return refuse(making, *first, setting, "give one of field, header, messageKey and fixed");
+    if (given == 0) {
+        from->is_default = true;
+        return take_pointer(making, part, arena_printf(making->arena, "/%s", parts[part].name), from);
+    }
+    if (own->field_place.line)
+        return take_pointer(making, part, own->field, from);
+    if (parts[part].field_only)
+        return refuse(making, *first, setting, "can only come from a field");
+    if (own->message_key) {
+        from->kind = REFDATA_AT_KEY;
+        return STATUS_OK;
+    }
+    bool is_header = own->header_place.line;
+    from->kind = is_header ? REFDATA_AT_HEADER : REFDATA_AT_FIXED;
+    from->text = arena_str(making->arena, is_header ? own->header : own->fixed);
+    if (from->text.len)
+        return STATUS_OK;
+    return refuse(making, is_header ? own->header_place : own->fixed_place, setting, "is empty");
 }
 
 /* ---- one source ---- */
 
-static void copy_words(struct setting_strings *to, const struct setting_strings *from, struct arena *arena)
-{
-    to->count = from->count;
-    to->items = arena_alloc(arena, (from->count + 1) * sizeof *to->items);
-    for (size_t i = 0; i < from->count; i++)
-        to->items[i] = arena_str(arena, from->items[i]);
-}
-
 static bool in_body_elsewhere(const struct refdata_from *from)
 {
     return from->kind == REFDATA_AT_FIELD && !from->is_default;
-}
-
-static void note_mapping(struct refdata_adapter_source *source,
-                         const struct refdata_source_settings *settings)
-{
-    const struct refdata_from *from = source->from;
-    source->is_mapped = settings->mapping_place.line || in_body_elsewhere(&from[REFDATA_PART_TENANT]) ||
-                        in_body_elsewhere(&from[REFDATA_PART_DICT_CODE]);
-    source->items_are_mapped = !from[REFDATA_PART_KEY].is_default || !from[REFDATA_PART_OP].is_default ||
-                               !from[REFDATA_PART_PAYLOAD].is_default ||
-                               source->words[REFDATA_WORD_UPSERT].count ||
-                               source->words[REFDATA_WORD_DELETE].count;
 }
 
 static enum status check_names(const struct making *making)
@@ -160,21 +119,8 @@ static enum status check_names(const struct making *making)
     return STATUS_OK;
 }
 
-/* A message without a value has no fields. */
-static enum status check_tombstones(const struct making *making, const struct refdata_adapter_source *source)
-{
-    static const enum refdata_part needed[] = {REFDATA_PART_TENANT, REFDATA_PART_DICT_CODE};
-    if (source->tombstones == REFDATA_TOMBSTONES_REFUSE)
-        return STATUS_OK;
-    for (size_t i = 0; i < sizeof needed / sizeof *needed; i++)
-        if (source->from[needed[i]].kind == REFDATA_AT_FIELD)
-            return refuse(making, making->settings->tombstones_place, "tombstones",
-                          "a message without a value has no field for %s: take that from a header, or fix it",
-                          parts[needed[i]].name);
-    return STATUS_OK;
-}
-
-static enum status check_fixed(const struct making *making, const struct refdata_adapter_source *source)
+/* Of tenant and dictionary: a fixed one must be valid, and a message without a value has no fields. */
+static enum status check_addressee(const struct making *making, const struct refdata_adapter_source *source)
 {
     static const enum refdata_part names[] = {REFDATA_PART_TENANT, REFDATA_PART_DICT_CODE};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
@@ -183,6 +129,12 @@ static enum status check_fixed(const struct making *making, const struct refdata
             return refuse(making, making->settings->from[names[i]].fixed_place, parts[names[i]].setting,
                           "must be 1 to 64 of A-Z a-z 0-9 . _ -");
     }
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (source->tombstones != REFDATA_TOMBSTONES_REFUSE &&
+            source->from[names[i]].kind == REFDATA_AT_FIELD)
+            return refuse(making, making->settings->tombstones_place, "tombstones",
+                          "a message without a value has no field for %s: take that from a header, or fix it",
+                          parts[names[i]].name);
     return STATUS_OK;
 }
 
@@ -192,6 +144,7 @@ enum status refdata_source_init(struct refdata_adapter_source *source,
 {
     const struct making making = {
         .config = config, .settings = settings, .index = index, .arena = arena, .error = error};
+    const struct refdata_from *from = source->from;
     *source = (struct refdata_adapter_source){.topic = arena_str(arena, settings->topic),
                                               .group = arena_str(arena, settings->group),
                                               .tombstones = (enum refdata_tombstones)settings->tombstones,
@@ -199,12 +152,20 @@ enum status refdata_source_init(struct refdata_adapter_source *source,
     enum status status = check_names(&making);
     for (unsigned part = 0; part < REFDATA_PARTS && status == STATUS_OK; part++)
         status = take_from(&making, (enum refdata_part)part, &source->from[part]);
-    for (unsigned word = 0; word < REFDATA_WORDS; word++)
-        copy_words(&source->words[word], &settings->words[word], arena);
-    note_mapping(source, settings);
-    if (status == STATUS_OK)
-        status = check_fixed(&making, source);
-    return status == STATUS_OK ? check_tombstones(&making, source) : status;
+    for (unsigned word = 0; word < REFDATA_WORDS; word++) {
+        const struct setting_strings *words = &settings->words[word];
+        struct str *items = arena_alloc(arena, (words->count + 1) * sizeof *items);
+        for (size_t i = 0; i < words->count; i++)
+            items[i] = arena_str(arena, words->items[i]);
+        source->words[word] = (struct setting_strings){.items = items, .count = words->count};
+    }
+    source->is_mapped = settings->mapping_place.line || in_body_elsewhere(&from[REFDATA_PART_TENANT]) ||
+                        in_body_elsewhere(&from[REFDATA_PART_DICT_CODE]);
+    source->items_are_mapped = !from[REFDATA_PART_KEY].is_default || !from[REFDATA_PART_OP].is_default ||
+                               !from[REFDATA_PART_PAYLOAD].is_default ||
+                               source->words[REFDATA_WORD_UPSERT].count ||
+                               source->words[REFDATA_WORD_DELETE].count;
+    return status == STATUS_OK ? check_addressee(&making, source) : status;
 }
 
 /* ---- all of them ---- */
@@ -231,11 +192,22 @@ int refdata_source_database(const struct refdata_settings *settings,
     return refdata_settings_database(settings, source->postgres);
 }
 
-static enum status check_database(const struct making *making, const struct refdata_settings *settings)
+static enum status check_source(const struct making *making, const struct refdata_settings *settings)
 {
-    const struct refdata_source_settings *own = making->settings;
+    const struct refdata_source_settings *sources = settings->adapter.sources.items, *own = making->settings;
     const struct refdata_from_settings *code = &own->from[REFDATA_PART_DICT_CODE];
     int database = refdata_source_database(settings, own);
+    struct refdata_adapter_source source;
+    enum status status =
+        refdata_source_init(&source, own, making->index, making->config, making->arena, making->error);
+    if (status != STATUS_OK)
+        return status;
+    if (str_eq(own->topic, settings->kafka.commands_topic))
+        return refuse(making, own->topic_place, "topic", "the adapter's own messages go there");
+    for (size_t i = 0; i < making->index; i++)
+        if (str_eq(sources[i].topic, own->topic))
+            return refuse(making, own->topic_place, "topic", "is read already, by the source at line %u",
+                          sources[i].topic_place.line);
     if (database < 0)
         return refuse(making, own->postgres_place, "postgres", "there is no postgres block called \"%.*s\"",
                       STR_ARG(own->postgres));
@@ -249,23 +221,6 @@ static enum status check_database(const struct making *making, const struct refd
         return refuse(making, own->postgres_place, "postgres", "the dictionary %.*s lives in another block",
                       STR_ARG(dictionary->code));
     return STATUS_OK;
-}
-
-static enum status check_source(const struct making *making, const struct refdata_settings *settings)
-{
-    const struct refdata_source_settings *sources = settings->adapter.sources.items;
-    struct refdata_adapter_source source;
-    enum status status = refdata_source_init(&source, making->settings, making->index, making->config,
-                                             making->arena, making->error);
-    if (status != STATUS_OK)
-        return status;
-    if (str_eq(making->settings->topic, settings->kafka.commands_topic))
-        return refuse(making, making->settings->topic_place, "topic", "the adapter's own messages go there");
-    for (size_t i = 0; i < making->index; i++)
-        if (str_eq(sources[i].topic, making->settings->topic))
-            return refuse(making, making->settings->topic_place, "topic",
-                          "is read already, by the source at line %u", sources[i].topic_place.line);
-    return check_database(making, settings);
 }
 
 enum status refdata_sources_check(const struct config *config, const struct refdata_settings *settings,
