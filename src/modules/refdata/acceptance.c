@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "auth/digest.h"
+#include "base/hex.h"
 #include "modules/refdata/provider.h"
 #include "modules/refdata/writer.h"
 
@@ -19,32 +20,27 @@ enum status refdata_acceptance_find(const struct refdata_catalog *catalog, struc
     return STATUS_OK;
 }
 
-static enum status need_sql(const struct refdata_dictionary *dictionary, enum refdata_field field,
-                            struct error *error)
-{
-    if (dictionary->sql[field].given)
-        return STATUS_OK;
-    return error_set(error, STATUS_DICTIONARY_READ_ONLY, "the dictionary %.*s has no %s",
-                     STR_ARG(dictionary->code), refdata_field_name(field));
-}
-
 /* The built-in table takes everything. An empty DELTA writes no item, but a dictionary without any SQL takes no updates
  * at all. */
 enum status refdata_acceptance_check(const struct refdata_dictionary *dictionary,
                                      const struct refdata_update *update, struct error *error)
 {
     const struct refdata_sql *sql = dictionary->sql;
-    enum status status = STATUS_OK;
+    enum refdata_field missing = REFDATA_FIELDS;
     if (dictionary->provider == &refdata_provider_builtin)
         return STATUS_OK;
-    if (update->type == REFDATA_SNAPSHOT)
-        return sql[REFDATA_SNAPSHOT_STAGE].given ? STATUS_OK
-                                                 : need_sql(dictionary, REFDATA_SNAPSHOT_REPLACE, error);
-    if (update->has_upsert || !sql[REFDATA_DELETE].given)
-        status = need_sql(dictionary, REFDATA_UPSERT, error);
-    if (status == STATUS_OK && update->has_delete)
-        status = need_sql(dictionary, REFDATA_DELETE, error);
-    return status;
+    if (update->type == REFDATA_SNAPSHOT) {
+        if (!sql[REFDATA_SNAPSHOT_STAGE].given && !sql[REFDATA_SNAPSHOT_REPLACE].given)
+            missing = REFDATA_SNAPSHOT_REPLACE;
+    } else if (!sql[REFDATA_UPSERT].given && (update->has_upsert || !sql[REFDATA_DELETE].given)) {
+        missing = REFDATA_UPSERT;
+    } else if (update->has_delete && !sql[REFDATA_DELETE].given) {
+        missing = REFDATA_DELETE;
+    }
+    if (missing == REFDATA_FIELDS)
+        return STATUS_OK;
+    return error_set(error, STATUS_DICTIONARY_READ_ONLY, "the dictionary %.*s has no %s",
+                     STR_ARG(dictionary->code), refdata_field_name(missing));
 }
 
 /* Chunks may share an event, so what its row remembers of them is the snapshot; each chunk's own content is kept apart. */
@@ -96,16 +92,6 @@ enum {
     COLUMNS
 };
 
-static struct str hash_body(struct str body, struct arena *arena)
-{
-    uint8_t hash[AUTH_SHA256_BYTES];
-    char *hex = arena_alloc(arena, 2 * sizeof hash);
-    auth_sha256(&body, 1, hash);
-    for (size_t i = 0; i < 2 * sizeof hash; i++)
-        hex[i] = "0123456789abcdef"[hash[i / 2] >> (i % 2 ? 0 : 4) & 15];
-    return str_of(hex, 2 * sizeof hash);
-}
-
 static void put_acceptance(struct refdata_columns *columns, const struct refdata_acceptance *acceptance)
 {
     const struct refdata_update *update = acceptance->update;
@@ -122,9 +108,13 @@ static void put_acceptance(struct refdata_columns *columns, const struct refdata
         refdata_columns_put(columns, CHUNKS, str_from(hex));
     }
     if (acceptance->key.ptr) {
+        uint8_t hash[AUTH_SHA256_BYTES];
+        char *hex = arena_alloc(columns->arena, 2 * sizeof hash);
+        auth_sha256(&acceptance->body, 1, hash);
+        hex_put(hex, hash, sizeof hash);
         refdata_columns_put(columns, SUBJECTS, acceptance->subject.len ? acceptance->subject : STR(""));
         refdata_columns_put(columns, KEYS, acceptance->key);
-        refdata_columns_put(columns, BODIES, hash_body(acceptance->body, columns->arena));
+        refdata_columns_put(columns, BODIES, str_of(hex, 2 * sizeof hash));
         refdata_columns_put_i64(columns, LOCKS, acceptance->key_lock);
     }
     refdata_columns_next(columns);

@@ -110,7 +110,7 @@ static enum status open_redis(struct refdata_flow *flow, struct bus **bus, struc
             .workers = flow->database->site.workers,
             .nodes = addresses,
             .node_count = nodes->count,
-            .cluster = refdata_settings_redis_mode(refdata->first, redis) == KERNEL_REDIS_CLUSTER,
+            .cluster = (settings->mode_place.line ? settings->mode : redis->mode) == KERNEL_REDIS_CLUSTER,
             .security = redis_security(redis),
             .pod = refdata->pod_id,
             .topics = &topic,

@@ -11,14 +11,13 @@ struct refdata_merged {
 
 /* All memory is the arena's. */
 struct refdata_merge {
-    struct arena *arena;
     struct refdata_merged *at; /* in the order keys came first */
-    size_t count, capacity;
+    size_t count;
     uint32_t *slots; /* 1 + index into `at`; 0 = free */
     size_t mask;
 };
 
-void refdata_merge_begin(struct refdata_merge *merge, struct arena *arena);
+void refdata_merge_begin(struct refdata_merge *merge, size_t items_max, struct arena *arena);
 /* A key that is there already gets this item instead. Item and change are borrowed. */
 void refdata_merge_put(struct refdata_merge *merge, const struct refdata_write *change,
                        const struct refdata_item *item);

@@ -1,16 +1,89 @@
-/* What both providers' loads come down to: rows with columns k and v, straight into a builder. */
+/* Reading dictionaries, whichever provider they have: does PostgreSQL agree with their SQL, and rows with columns k and v straight
+ * into a builder. */
 #include "modules/refdata/provider.h"
 
 #define TOO_LARGE_SQLSTATE "54000" /* a text of more than 1 GB */
 
-/* ---- rows into a builder ---- */
+/* ---- checks ---- */
 
-enum status refdata_provider_check_value(uint32_t type_oid, struct error *error)
+static enum status check_value(uint32_t type_oid, struct error *error)
 {
     if (type_oid == DB_OID_JSON || type_oid == DB_OID_JSONB)
         return STATUS_OK;
     return error_set(error, STATUS_DB_ERROR, "column v must be json or jsonb: use to_jsonb() or a cast");
 }
+
+static enum status check_columns(enum refdata_field field, const struct db_column *columns, unsigned count,
+                                 struct error *error)
+{
+    enum { OID_INT8 = 20, OID_INT2 = 21, OID_INT4 = 23 };
+    uint32_t type = count == 1 ? columns[0].type_oid : 0;
+    const struct db_column *key = NULL, *value = NULL;
+    if (field == REFDATA_DRIFT_CHECK && type != OID_INT8 && type != OID_INT4 && type != OID_INT2)
+        return error_set(error, STATUS_DB_ERROR, "the result must be one column of type bigint");
+    if (field != REFDATA_LOAD && field != REFDATA_LOAD_KEYS)
+        return STATUS_OK;
+    for (unsigned i = count; i-- > 0;) { /* the first of a name counts */
+        if (strcmp(columns[i].name, "k") == 0)
+            key = &columns[i];
+        if (strcmp(columns[i].name, "v") == 0)
+            value = &columns[i];
+    }
+    if (!key || !value)
+        return error_set(error, STATUS_DB_ERROR, "the result has no column %s", key ? "v" : "k");
+    return check_value(value->type_oid, error);
+}
+
+static enum status check_field(const struct refdata_dictionary *dictionary, enum refdata_field field,
+                               struct db_conn *conn, int64_t deadline_ns, struct error *error)
+{
+    const struct refdata_sql *sql = &dictionary->sql[field];
+    struct db_column columns[DB_COLUMNS_MAX];
+    unsigned count = 0, line = 1, column = 1;
+    size_t position = 0;
+    if (!sql->given)
+        return STATUS_OK;
+    enum status status = db_describe(conn, &sql->statement, columns, &count, deadline_ns, &position, error);
+    if (status == STATUS_OK)
+        status = check_columns(field, columns, count, error);
+    if (status != STATUS_DB_ERROR)
+        return status;
+    if (position == 0)
+        return error_context(error, "%s", refdata_field_name(field));
+    size_t offset = db_statement_offset(&sql->statement, sql->text, position);
+    for (size_t i = 0; i < offset && i < sql->text.len; i++) {
+        column = sql->text.ptr[i] == '\n' ? 1 : column + 1;
+        line += sql->text.ptr[i] == '\n';
+    }
+    return error_context(error, "%s, line %u column %u of the template", refdata_field_name(field), line,
+                         column);
+}
+
+enum status refdata_provider_check(struct refdata_dictionary *dictionary, struct db_conn *conn,
+                                   int64_t deadline_ns, struct error *error)
+{
+    struct db_column columns[DB_COLUMNS_MAX];
+    unsigned count = 0;
+    size_t position = 0;
+    enum status status = STATUS_OK;
+    for (unsigned field = 0; field < REFDATA_FIELDS && status == STATUS_OK; field++)
+        if (field != REFDATA_DRIFT_CHECK)
+            status = check_field(dictionary, field, conn, deadline_ns, error);
+    if (status != STATUS_OK || dictionary->provider == &refdata_provider_builtin)
+        return status;
+    /* A loadSql that cannot stand inside another statement is no mistake: everything is loaded where some would do. */
+    status = db_describe(conn, &dictionary->lookup, columns, &count, deadline_ns, &position, error);
+    dictionary->can_lookup = status == STATUS_OK;
+    return status == STATUS_DB_ERROR ? STATUS_OK : status;
+}
+
+enum status refdata_provider_check_drift(const struct refdata_dictionary *dictionary, struct db_conn *conn,
+                                         int64_t deadline_ns, struct error *error)
+{
+    return check_field(dictionary, REFDATA_DRIFT_CHECK, conn, deadline_ns, error);
+}
+
+/* ---- rows into a builder ---- */
 
 struct row_sink {
     struct cache_builder *builder;
@@ -28,7 +101,7 @@ static enum status find_in_row(struct row_sink *sink, const struct db_row *row)
         return error_set(sink->error, STATUS_DB_ERROR, "the result has no column k");
     if (!db_row_find(row, "v", &sink->value_column, &value_type))
         return error_set(sink->error, STATUS_DB_ERROR, "the result has no column v");
-    return refdata_provider_check_value(value_type, sink->error);
+    return check_value(value_type, sink->error);
 }
 
 static bool on_row(void *context, const struct db_row *row)
@@ -53,13 +126,40 @@ enum status refdata_provider_plan_freely(struct db_conn *conn, int64_t deadline_
     return db_exec(conn, &plan_freely_sql, DB_NO_PARAMS, deadline_ns, NULL, error);
 }
 
-enum status refdata_provider_load(const struct db_statement *statement, const struct db_param *params,
-                                  struct db_conn *conn, int64_t deadline_ns, struct cache_builder *builder,
-                                  struct error *error)
+/* By the primary key (tenant_id, dict_code, item_key). */
+static const struct db_statement load_builtin_sql =
+    DB_STATEMENT("select item_key as k, payload as v from refdata.dictionary_item"
+                 " where tenant_id = $1 and dict_code = $2 and not deleted");
+/* Key by key: with `item_key = any($3)` a table without statistics has the whole dictionary read and filtered. */
+static const struct db_statement load_builtin_keys_sql = DB_STATEMENT(
+    "select i.item_key as k, i.payload as v from unnest($3) as wanted (key) cross join lateral"
+    " (select item_key, payload from refdata.dictionary_item"
+    "   where tenant_id = $1 and dict_code = $2 and item_key = wanted.key and not deleted offset 0) i");
+
+enum status refdata_provider_load(const struct refdata_dictionary *dictionary, struct str tenant,
+                                  struct str keys, struct db_conn *conn, int64_t deadline_ns,
+                                  struct cache_builder *builder, struct error *error)
 {
+    bool is_builtin = dictionary->provider == &refdata_provider_builtin;
+    bool is_lookup = keys.ptr && (is_builtin || dictionary->can_lookup);
+    const struct db_statement *statement = is_lookup ? &load_builtin_keys_sql : &load_builtin_sql;
+    struct db_param params[DB_PARAMS_MAX] = {db_text(tenant), db_text(dictionary->code),
+                                             is_lookup ? db_text_array(keys) : DB_END, DB_END};
     struct row_sink sink = {.builder = builder, .error = error};
     struct error stream_error = {0};
-    enum status status = db_stream(conn, statement, params, deadline_ns, on_row, &sink, &stream_error);
+    enum status status = STATUS_OK;
+    if (!is_builtin) {
+        statement = is_lookup ? &dictionary->lookup : &dictionary->sql[REFDATA_LOAD].statement;
+        refdata_dictionary_bind(
+            statement,
+            (const struct str[REFDATA_PARAMETERS]){[REFDATA_TENANT_ID] = tenant, [REFDATA_KEYS] = keys},
+            params);
+    }
+    if (!is_builtin || !is_lookup)
+        status = refdata_provider_plan_freely(conn, deadline_ns, error);
+    if (status != STATUS_OK)
+        return status;
+    status = db_stream(conn, statement, params, deadline_ns, on_row, &sink, &stream_error);
     if (sink.status != STATUS_OK)
         return error_context(error, "row %llu", (unsigned long long)sink.row);
     if (status == STATUS_DB_ERROR && strcmp(db_sqlstate(conn), TOO_LARGE_SQLSTATE) == 0)

@@ -1,5 +1,5 @@
-/* Providers: where a dictionary's items come from and go to (the seed's DictionaryProvider). A small table of functions;
- * all are called on a worker, inside the transaction the caller opened. */
+/* Providers: where a dictionary's items come from and go to (the seed's DictionaryProvider). All functions are called on a worker,
+ * inside the transaction the caller opened. */
 #ifndef FRESHET_REFDATA_PROVIDER_H
 #define FRESHET_REFDATA_PROVIDER_H
 
@@ -19,25 +19,9 @@ struct refdata_write {
     int64_t begun_version; /* of a staged snapshot: deltas since then go on top of it */
 };
 
+/* How a dictionary's items are written. What is refused is the writer's failure: DB_ERROR. */
 struct refdata_provider {
-    const char *name;
-    /* Does PostgreSQL agree with the templates? DB_ERROR = no, with the field and position in the message; anything
-     * else = could not be asked. */
-    enum status (*check)(struct refdata_dictionary *dictionary, struct db_conn *conn, int64_t deadline_ns,
-                         struct error *error);
-    /* Puts every item of the tenant into the builder. */
-    enum status (*load_all)(const struct refdata_dictionary *dictionary, struct str tenant,
-                            struct db_conn *conn, int64_t deadline_ns, struct cache_builder *builder,
-                            struct error *error);
-    /* Puts those of the items `keys` (a text[]) into the builder that are there, and perhaps others. */
-    enum status (*load_keys)(const struct refdata_dictionary *dictionary, struct str tenant, struct str keys,
-                             struct db_conn *conn, int64_t deadline_ns, struct cache_builder *builder,
-                             struct error *error);
-
-    /* Is there SQL for what this update asks? */
-    bool (*takes)(const struct refdata_dictionary *dictionary, const struct refdata_update *update);
-    /* Deltas of dictionaries of this provider, in the order they are to be applied. What is refused is the writer's failure:
-     * DB_ERROR. The same holds for snapshots: */
+    /* Deltas of dictionaries of this provider, in the order they are to be applied. */
     void (*write_deltas)(const struct refdata_write *changes, size_t count, struct refdata_writer *writer);
     /* Exactly these items. */
     void (*write_snapshot)(const struct refdata_write *change, struct refdata_writer *writer);
@@ -45,20 +29,25 @@ struct refdata_provider {
     void (*write_staged)(const struct refdata_write *change, struct refdata_writer *writer);
 };
 
+extern const struct refdata_provider refdata_provider_sql, refdata_provider_builtin;
+
+/* ---- reading: the same for both ---- */
+
+/* Does PostgreSQL agree with the templates? DB_ERROR = no, with the field and position in the message; anything else = could not
+ * be asked. */
+enum status refdata_provider_check(struct refdata_dictionary *dictionary, struct db_conn *conn,
+                                   int64_t deadline_ns, struct error *error) MUST_CHECK;
+/* The same of driftCheckSql, where there is one. */
+enum status refdata_provider_check_drift(const struct refdata_dictionary *dictionary, struct db_conn *conn,
+                                         int64_t deadline_ns, struct error *error) MUST_CHECK;
+/* Puts the tenant's items into the builder: with `keys` (a text[]) those of them that are there, and perhaps others; without
+ * (ptr NULL) all. */
+enum status refdata_provider_load(const struct refdata_dictionary *dictionary, struct str tenant,
+                                  struct str keys, struct db_conn *conn, int64_t deadline_ns,
+                                  struct cache_builder *builder, struct error *error) MUST_CHECK;
 /* Inside a transaction: what follows is planned as the server sees fit (db.h: fixed_plans). For whole dictionaries, and
  * for SQL that is not ours. */
 enum status refdata_provider_plan_freely(struct db_conn *conn, int64_t deadline_ns,
                                          struct error *error) MUST_CHECK;
-
-extern const struct refdata_provider refdata_provider_sql, refdata_provider_builtin;
-
-/* Does PostgreSQL agree with driftCheckSql, where there is one? As check(). */
-enum status refdata_provider_check_drift(struct refdata_dictionary *dictionary, struct db_conn *conn,
-                                         int64_t deadline_ns, struct error *error) MUST_CHECK;
-enum status refdata_provider_check_value(uint32_t type_oid, struct error *error) MUST_CHECK; /* of column v */
-/* Rows with columns k and v straight into a builder: what both providers' loads come down to. */
-enum status refdata_provider_load(const struct db_statement *statement, const struct db_param *params,
-                                  struct db_conn *conn, int64_t deadline_ns, struct cache_builder *builder,
-                                  struct error *error) MUST_CHECK;
 
 #endif

@@ -310,16 +310,12 @@ const struct setting_strings *refdata_settings_redis_nodes(const struct refdata_
     return settings->redis.nodes.count ? &settings->redis.nodes : &redis->nodes;
 }
 
-enum kernel_redis_mode refdata_settings_redis_mode(const struct refdata_settings *settings,
-                                                   const struct kernel_redis *redis)
+enum status refdata_settings_check_engines(const struct config *config,
+                                           const struct refdata_settings *settings, struct error *error)
 {
-    bool own = settings->redis.mode_place.line != 0;
-    return (enum kernel_redis_mode)(own ? settings->redis.mode : redis->mode);
-}
-
-static enum status check_kafka(const struct config *config, const struct refdata_kafka_settings *kafka,
-                               struct error *error)
-{
+    const struct kernel_bus_settings *bus = config_section(config, "bus");
+    const struct refdata_kafka_settings *kafka = &settings->kafka;
+    const struct refdata_redis_settings *redis = &settings->redis;
     if (!str_is_name(kafka->commands_topic) || kafka->commands_topic.len > TOPIC_BYTES_MAX)
         return config_error_at(config, kafka->topic_place, "refdata.kafka.commandsTopic", error,
                                "a topic's name is 1 to %d of [A-Za-z0-9._-]", TOPIC_BYTES_MAX);
@@ -330,14 +326,6 @@ static enum status check_kafka(const struct config *config, const struct refdata
     if (!str_is_name(kafka->group))
         return config_error_at(config, kafka->group_place, "refdata.kafka.consumerGroup", error,
                                "a group's name is 1 to 64 of [A-Za-z0-9._-]");
-    return STATUS_OK;
-}
-
-static enum status check_redis(const struct config *config, const struct refdata_settings *settings,
-                               struct error *error)
-{
-    const struct kernel_bus_settings *bus = config_section(config, "bus");
-    const struct refdata_redis_settings *redis = &settings->redis;
     for (size_t i = 0; i < redis->nodes.count; i++)
         if (!kernel_address_is_good(redis->nodes.items[i]))
             return config_error_at(config, redis->nodes_place, "refdata.redis.nodes", error,
@@ -350,17 +338,10 @@ static enum status check_redis(const struct config *config, const struct refdata
     if (!str_is_name(redis->group))
         return config_error_at(config, redis->group_place, "refdata.redis.consumerGroup", error,
                                "a group's name is 1 to 64 of [A-Za-z0-9._-]");
-    return STATUS_OK;
-}
 
-/* Groups are called after their databases where there are several. */
-static enum status check_names(const struct config *config, const struct refdata_settings *settings,
-                               struct error *error)
-{
-    const struct kernel_bus_settings *bus = config_section(config, "bus");
+    /* Groups are called after their databases where there are several. */
     const struct kernel_postgres *blocks = settings->postgres.items;
-    size_t apply = settings->kafka.group.len, pods = settings->redis.group.len;
-    size_t group = apply > pods ? apply : pods;
+    size_t group = kafka->group.len > redis->group.len ? kafka->group.len : redis->group.len;
     bool shared = bus->commands != KERNEL_POSTGRES || bus->invalidations != KERNEL_POSTGRES;
     for (size_t i = 1; shared && i < settings->postgres.count; i++)
         if (!str_is_name(blocks[i].name) || group + 1 + blocks[i].name.len > GROUP_BYTES_MAX)
@@ -373,13 +354,4 @@ static enum status check_names(const struct config *config, const struct refdata
         return config_error_at(config, settings->pod_place, "refdata.podId", error,
                                "is 1 to 64 of [A-Za-z0-9._-]");
     return STATUS_OK;
-}
-
-enum status refdata_settings_check_engines(const struct config *config,
-                                           const struct refdata_settings *settings, struct error *error)
-{
-    enum status status = check_kafka(config, &settings->kafka, error);
-    if (status == STATUS_OK)
-        status = check_redis(config, settings, error);
-    return status == STATUS_OK ? check_names(config, settings, error) : status;
 }

@@ -98,11 +98,9 @@ extern const struct config_section refdata_section;
 
 const struct refdata_dictionary_settings *refdata_settings_dictionary(const struct refdata_settings *settings,
                                                                       size_t index);
-/* The top-level block's, but for what refdata.redis says itself. */
+/* The top-level block's, unless refdata.redis has its own. */
 const struct setting_strings *refdata_settings_redis_nodes(const struct refdata_settings *settings,
                                                            const struct kernel_redis *redis);
-enum kernel_redis_mode refdata_settings_redis_mode(const struct refdata_settings *settings,
-                                                   const struct kernel_redis *redis);
 /* What the file alone can tell of the engines. */
 enum status refdata_settings_check_engines(const struct config *config,
                                            const struct refdata_settings *settings,

@@ -82,7 +82,7 @@ static void check_one(struct sweep_job *job, struct db_conn *conn, struct refdat
     struct error error = {0};
     enum refdata_dictionary_state before = atomic_load(&dictionary->state);
     enum status status =
-        dictionary->provider->check(dictionary, conn, clock_deadline_ms(SWEEP_TIMEOUT_MS), &error);
+        refdata_provider_check(dictionary, conn, clock_deadline_ms(SWEEP_TIMEOUT_MS), &error);
     if (status == STATUS_OK)
         status = check_drift(dictionary, conn, &error);
     dictionary->checked_at_ns = clock_mono_ns();

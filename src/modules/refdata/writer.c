@@ -20,15 +20,6 @@ void refdata_writer_name_items(struct refdata_writer *writer, const struct refda
     writer->items_from = writer->added;
 }
 
-/* PostgreSQL refused the statement with this number: which item was it about? */
-static void name_item(const struct refdata_writer *writer, size_t number, struct error *error)
-{
-    if (number < writer->items_from || number - writer->items_from >= writer->item_count)
-        return;
-    struct str key = str_utf8_cut(writer->items[number - writer->items_from].key, KEY_BYTES_SHOWN);
-    error_context(error, "item \"%.*s\"", STR_ARG(key));
-}
-
 static void keep_failure(struct refdata_writer *writer, enum status status, const struct error *error)
 {
     if (writer->status != STATUS_OK)
@@ -47,8 +38,11 @@ static void end_pipeline(struct refdata_writer *writer)
     writer->open = false;
     writer->pending = writer->bytes = 0;
     enum status status = db_pipeline_end(writer->conn, writer->deadline_ns, NULL, 0, &failed_at, &error);
-    if (status == STATUS_DB_ERROR)
-        name_item(writer, writer->begun + failed_at, &error);
+    size_t item = writer->begun + failed_at - writer->items_from; /* that the refused statement is about */
+    if (status == STATUS_DB_ERROR && writer->begun + failed_at >= writer->items_from &&
+        item < writer->item_count)
+        error_context(&error, "item \"%.*s\"",
+                      STR_ARG(str_utf8_cut(writer->items[item].key, KEY_BYTES_SHOWN)));
     if (status == STATUS_CANCELLED)
         writer->status = STATUS_OK; /* this failure counts */
     if (status != STATUS_OK)

@@ -90,7 +90,7 @@ static void take_items(struct batch *batch, const struct refdata_update *update,
     struct refdata_item *items = arena_alloc(batch->arena, (update->item_count + 1) * sizeof *items);
     struct refdata_merge merge;
     size_t count = 0;
-    refdata_merge_begin(&merge, batch->arena);
+    refdata_merge_begin(&merge, update->item_count, batch->arena);
     refdata_items_begin(&reader, update, batch->arena);
     for (; count < update->item_count && refdata_items_next(&reader, &items[count]); count++)
         refdata_merge_put(&merge, NULL, &items[count]);

@@ -11,6 +11,7 @@
 
 #include "base/log.h"
 #include "base/memory.h"
+#include "modules/refdata/acceptance.h"
 
 #define ENSURE(rows)                                                      \
     "insert into refdata.dictionary_meta (tenant_id, dict_code, version)" \
@@ -156,9 +157,10 @@ void refdata_batch_open(struct batch *batch)
         outcome->decision = REFDATA_PENDING;
         const struct refdata_dictionary *dictionary = refdata_catalog_find(batch->catalog, update->dict_code);
         enum status refusal = STATUS_OK;
+        struct error refused;
         if (!dictionary || dictionary->database != batch->flow->database)
             refusal = STATUS_UNKNOWN_DICTIONARY;
-        else if (!dictionary->provider->takes(dictionary, update))
+        else if (refdata_acceptance_check(dictionary, update, &refused) != STATUS_OK)
             refusal = STATUS_DICTIONARY_READ_ONLY;
         if (refusal == STATUS_OK)
             batch->entries[i].pair = pair_of(batch, &known, update->tenant, dictionary);

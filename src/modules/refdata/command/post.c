@@ -234,7 +234,6 @@ static struct refdata_post *create_post(struct http_request *request, bool waits
     const struct refdata_update_settings *settings = &catalog->updates;
     const struct auth_identity *identity = kernel_identity(request);
     int64_t now_ns = loop_now_ns(request->loop);
-    static const uint8_t no_trace[sizeof request->trace.trace_id];
     struct refdata_post *post = memory_zalloc(sizeof *post);
 
     arena_init(&post->arena, request->body.len + 1024);
@@ -258,11 +257,7 @@ static struct refdata_post *create_post(struct http_request *request, bool waits
         post->acceptance.key_lock =
             idempotency_lock_key(request, identity->tenant, identity->subject, post->acceptance.key);
     }
-    if (memcmp(request->trace.trace_id, no_trace, sizeof no_trace) != 0) {
-        char text[TRACE_PARENT_BYTES];
-        trace_format(&request->trace, text);
-        post->traceparent = arena_str(&post->arena, str_from(text));
-    }
+    post->traceparent = trace_text(&request->trace, &post->arena);
     return post;
 }
 

@@ -109,7 +109,6 @@ static enum status find_keys(const struct refdata_load *load, const struct str *
                              struct db_conn *conn, int64_t deadline_ns, struct cache_snapshot **found,
                              struct error *error)
 {
-    const struct refdata_dictionary *dictionary = load->dictionary;
     struct cache_builder *builder = cache_builder_create(NULL, load->memory_max);
     cache_builder_limit_payloads(builder, load->payload_bytes_max);
     struct buf array;
@@ -120,8 +119,8 @@ static enum status find_keys(const struct refdata_load *load, const struct str *
     db_array_end(&array);
     enum status status = STATUS_OK;
     if (count)
-        status = dictionary->provider->load_keys(dictionary, load->tenant, buf_str(&array), conn, deadline_ns,
-                                                 builder, error);
+        status = refdata_provider_load(load->dictionary, load->tenant, buf_str(&array), conn, deadline_ns,
+                                       builder, error);
     buf_deinit(&array);
     if (status == STATUS_OK)
         *found = cache_builder_finish(builder, 0);

@@ -146,15 +146,14 @@ static enum status load_all(const struct refdata_load *load, struct db_conn *con
                             const struct refdata_committed *committed, int64_t deadline_ns,
                             struct refdata_loaded *loaded)
 {
-    const struct refdata_dictionary *dictionary = load->dictionary;
     /* The pool's own limit is for small statements. */
     enum status status = db_transaction_timeout(conn, load->timeout_ms, deadline_ns, &loaded->error);
     if (status != STATUS_OK)
         return status;
     struct cache_builder *builder = cache_builder_create(NULL, load->memory_max);
     cache_builder_limit_payloads(builder, load->payload_bytes_max);
-    status =
-        dictionary->provider->load_all(dictionary, load->tenant, conn, deadline_ns, builder, &loaded->error);
+    status = refdata_provider_load(load->dictionary, load->tenant, STR_NONE, conn, deadline_ns, builder,
+                                   &loaded->error);
     if (status != STATUS_OK) {
         cache_builder_abandon(builder);
         return status;

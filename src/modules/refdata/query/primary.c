@@ -12,7 +12,7 @@ static enum status read_keys(const struct refdata_dictionary *dictionary, struct
 {
     struct cache_builder *builder = cache_builder_create(NULL, 0);
     enum status status =
-        dictionary->provider->load_keys(dictionary, tenant, keys, conn, deadline_ns, builder, &answer->error);
+        refdata_provider_load(dictionary, tenant, keys, conn, deadline_ns, builder, &answer->error);
     if (status == STATUS_OK)
         answer->snapshot = cache_builder_finish(builder, answer->committed.version);
     else

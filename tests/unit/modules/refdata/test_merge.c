@@ -21,7 +21,7 @@ static void nothing_comes_of_nothing(void **state)
     struct refdata_merge merge;
     struct arena arena;
     arena_init(&arena, 1024);
-    refdata_merge_begin(&merge, &arena);
+    refdata_merge_begin(&merge, 0, &arena);
     assert_int_equal(merge.count, 0);
     arena_deinit(&arena);
 }
@@ -38,7 +38,7 @@ static void the_last_of_a_key_stands_where_the_first_came(void **state)
     struct refdata_merge merge;
     struct arena arena;
     arena_init(&arena, 1024);
-    refdata_merge_begin(&merge, &arena);
+    refdata_merge_begin(&merge, 4, &arena);
     for (size_t i = 0; i < 4; i++)
         refdata_merge_put(&merge, NULL, &items[i]);
     assert_int_equal(merge.count, 3);
@@ -63,7 +63,7 @@ static void pairs_do_not_mix(void **state)
     struct refdata_merge merge;
     struct arena arena;
     arena_init(&arena, 4096);
-    refdata_merge_begin(&merge, &arena);
+    refdata_merge_begin(&merge, STEPS, &arena);
     for (size_t i = 0; i < STEPS; i++) {
         random ^= random << 13, random ^= random >> 7, random ^= random << 17;
         unsigned tenant = (unsigned)(random % TENANTS), key = (unsigned)(random / 7 % KEYS);
