@@ -199,6 +199,15 @@ static enum status transfer_end(struct fetch_transfer *transfer, CURLcode code, 
     return failed(code, transfer, error);
 }
 
+bool fetch_is_url(struct str url)
+{
+    for (size_t i = 0; i < url.len; i++)
+        if ((unsigned char)url.ptr[i] <= ' ' || url.ptr[i] == 0x7f)
+            return false;
+    return (str_starts_with(url, STR("http://")) && url.len > 7) ||
+           (str_starts_with(url, STR("https://")) && url.len > 8);
+}
+
 enum status fetch_run(const struct fetch_request *request, struct fetch_answer *answer, struct error *error)
 {
     struct fetch_transfer transfer;

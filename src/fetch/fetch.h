@@ -30,6 +30,7 @@ struct fetch_answer {
     struct buf body; /* the caller's: buf_deinit() */
 };
 
+bool fetch_is_url(struct str url); /* http or https, a host, neither spaces nor control characters */
 void fetch_init(void); /* once per process, before threads */
 /* Any thread, when the process ends: what is under way is CANCELLED within a second, and what comes after. */
 void fetch_stop(void);

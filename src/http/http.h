@@ -129,6 +129,9 @@ enum status http_request_param(const struct http_request *request, const char *n
  * is BAD_REQUEST. `raw` variants keep the escapes, for lists whose commas may be encoded. */
 enum status http_request_query(const struct http_request *request, struct str name, bool *found,
                                struct str *value, struct error *error) MUST_CHECK;
+/* A number of that range; *value stays as it is where the parameter is missing. */
+enum status http_request_query_i64(const struct http_request *request, const char *name, int64_t min,
+                                   int64_t max, int64_t *value, struct error *error) MUST_CHECK;
 enum status http_request_query_raw(const struct http_request *request, struct str name, bool *found,
                                    struct str *value, struct error *error) MUST_CHECK;
 /* Decodes %xx (and '+' when plus_is_space) of `raw` into the arena; same failures as http_request_param(). */

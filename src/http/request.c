@@ -138,6 +138,19 @@ enum status http_request_query(const struct http_request *request, struct str na
     return http_percent_decode(*value, true, request->arena, field_name(name, field), value, error);
 }
 
+enum status http_request_query_i64(const struct http_request *request, const char *name, int64_t min,
+                                   int64_t max, int64_t *value, struct error *error)
+{
+    bool found;
+    struct str text;
+    enum status status = http_request_query(request, str_from(name), &found, &text, error);
+
+    if (status == STATUS_OK && found && (!str_to_i64(text, value) || *value < min || *value > max))
+        return error_set_field(error, STATUS_BAD_REQUEST, name, "must be a number from %lld to %lld",
+                               (long long)min, (long long)max);
+    return status;
+}
+
 enum status http_request_query_only(const struct http_request *request, const char *const *names,
                                     struct error *error)
 {

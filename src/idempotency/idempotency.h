@@ -80,7 +80,11 @@ enum status idempotency_run(struct db_pool *pool, const struct idempotency_table
                             struct http_request *request, struct str tenant, struct str subject,
                             const struct idempotency_effect *effect, int64_t deadline_ns,
                             struct idempotency_outcome *outcome, struct error *error) MUST_CHECK;
-/* The same, and answers the request. True when there was an effect: wake its publisher. */
+/* Sends its answer: the failure in the route's style, or the outcome's status and body with these header lines and those that
+ * belong to it. */
+void idempotency_send(struct http_request *request, const struct idempotency_outcome *outcome,
+                      const struct error *error, struct str headers);
+/* Both. True when there was an effect: wake its publisher. */
 bool idempotency_answer(struct db_pool *pool, const struct idempotency_table *table,
                         struct http_request *request, struct str tenant, struct str subject,
                         const struct idempotency_effect *effect, int64_t deadline_ns);

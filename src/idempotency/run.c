@@ -362,30 +362,40 @@ enum status idempotency_run(struct db_pool *pool, const struct idempotency_table
     return status;
 }
 
+void idempotency_send(struct http_request *request, const struct idempotency_outcome *outcome,
+                      const struct error *error, struct str headers)
+{
+    if (error->status == STATUS_IDEMPOTENCY_KEY_CONFLICT || error->status == STATUS_IDEMPOTENCY_KEY_PROCESSING) {
+        idempotency_send_error(request, error, request->idempotency_key);
+        return;
+    }
+    if (error->status != STATUS_OK) {
+        http_send_error(request, error);
+        return;
+    }
+    struct str own = outcome->replayed        ? STR("Idempotency-Replayed: true\r\n")
+                     : outcome->status == 503 ? STR("Retry-After: 1\r\n")
+                                              : STR("");
+    http_send(request,
+              &(struct http_response){
+                  .status = outcome->status,
+                  .headers = headers.len ? arena_printf(request->arena, "%.*s%s", STR_ARG(headers), own.ptr) : own,
+                  .body = outcome->body,
+              });
+}
+
 bool idempotency_answer(struct db_pool *pool, const struct idempotency_table *table,
                         struct http_request *request, struct str tenant, struct str subject,
                         const struct idempotency_effect *effect, int64_t deadline_ns)
 {
     struct idempotency_outcome outcome = {0};
     struct error error = {0};
-    enum status status =
+    error.status =
         idempotency_run(pool, table, request, tenant, subject, effect, deadline_ns, &outcome, &error);
 
-    if (status == STATUS_IDEMPOTENCY_KEY_CONFLICT || status == STATUS_IDEMPOTENCY_KEY_PROCESSING)
-        idempotency_send_error(request, &error, request->idempotency_key);
-    else if (status != STATUS_OK)
-        http_send_error(request, &error);
-    if (status != STATUS_OK)
-        return false;
-    http_send(request, &(struct http_response){
-                           .status = outcome.status,
-                           .headers = outcome.replayed        ? STR("Idempotency-Replayed: true\r\n")
-                                      : outcome.status == 503 ? STR("Retry-After: 1\r\n")
-                                                              : STR_NONE,
-                           .body = outcome.body,
-                       });
+    idempotency_send(request, &outcome, &error, STR_NONE);
     db_result_free(outcome.rows);
-    return outcome.has_effect;
+    return error.status == STATUS_OK && outcome.has_effect;
 }
 
 /* The condition stands twice: a row that was used again between being found and being deleted stays. */

@@ -55,8 +55,9 @@ struct module {
     /* Loops still run: end activity, cancel timers, wait for own threads. NULL: there is nothing of the kind. */
     void (*stop)(void *state);
     void (*destroy)(void *state); /* loops have ended: free */
-    /* NULL: its roles are as well as the store that it keeps, whether or not its events can be published just now. */
+    /* NULL: its roles are as well as the store that it keeps and, with `reads_events`, the bus of events. */
     void (*health)(void *state, struct health *health);
+    bool reads_events;
 
     /* ---- modules whose tables are in the store (store.h) ---- */
     bool keeps_store; /* migrations are run there */

@@ -94,6 +94,24 @@ bool kernel_store_is_up(const struct kernel *kernel)
     return kernel->store && atomic_load(&kernel->store->site.state) == SITE_UP;
 }
 
+enum status kernel_store_require(const struct kernel *kernel, struct error *error)
+{
+    return kernel_store_is_ready(kernel)
+               ? STATUS_OK
+               : error_set(error, STATUS_UNAVAILABLE, "the database is not ready yet");
+}
+
+enum status kernel_store_query(struct kernel *kernel, const struct db_statement *statement,
+                               const struct db_param *params, int64_t deadline_ns, struct db_result **rows,
+                               struct error *error)
+{
+    enum status status = kernel_store_require(kernel, error);
+    *rows = NULL;
+    return status == STATUS_OK
+               ? db_pool_query(kernel->store->site.pool, statement, params, deadline_ns, rows, error)
+               : status;
+}
+
 struct bus *kernel_events(struct kernel *kernel)
 {
     return kernel->store ? atomic_load(&kernel->store->events) : NULL;
@@ -328,8 +346,11 @@ void kernel_store_health(const struct kernel *kernel, struct health *health)
 
 void kernel_store_role_health(const struct kernel *kernel, const struct module *module, struct health *health)
 {
-    bool up = kernel_store_is_up(kernel);
+    bool is_up = kernel_store_is_up(kernel), reads = !module->reads_events || kernel_events_are_up(kernel);
     for (const char *const *role = module->roles; *role; role++)
         if (kernel_has_role(kernel, *role))
-            health_role(health, *role, up, up ? STR_NONE : STR("waiting for PostgreSQL"));
+            health_role(health, *role, is_up && reads,
+                        !is_up   ? STR("waiting for PostgreSQL")
+                        : !reads ? STR("waiting for NATS")
+                                 : STR_NONE);
 }

@@ -23,6 +23,12 @@ struct db_pool *kernel_store_pool(struct kernel *kernel);
 struct worker_pool *kernel_store_workers(struct kernel *kernel);
 bool kernel_store_is_ready(const struct kernel *kernel); /* any thread: the schema stands */
 bool kernel_store_is_up(const struct kernel *kernel);    /* the same, and PostgreSQL answered last */
+/* UNAVAILABLE until it is ready. */
+enum status kernel_store_require(const struct kernel *kernel, struct error *error) MUST_CHECK;
+/* On a worker: that check, and one statement on a connection of the pool. *rows is NULL after a failure. */
+enum status kernel_store_query(struct kernel *kernel, const struct db_statement *statement,
+                               const struct db_param *params, int64_t deadline_ns, struct db_result **rows,
+                               struct error *error) MUST_CHECK;
 struct bus *kernel_events(struct kernel *kernel);        /* NULL before subscribe() */
 /* The stream of NATS that has this topic; NULL where PostgreSQL carries events, or the bus chose the name. */
 const char *kernel_events_stream(const struct kernel *kernel, const char *topic);

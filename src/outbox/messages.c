@@ -12,6 +12,17 @@ enum {
     TRACE_ID_BYTES = 32,
 };
 
+void outbox_key_put_part(struct buf *key, struct str part)
+{
+    for (size_t i = 0; i < part.len; i++) {
+        unsigned char c = (unsigned char)part.ptr[i];
+        if (c < 0x20 || c == 0x7f || c == '/' || c == '%')
+            buf_printf(key, "%%%02X", c);
+        else
+            buf_put_char(key, (char)c);
+    }
+}
+
 void outbox_message_write(const struct outbox_message *outgoing, const struct outbox_event *event,
                           struct bus_message *message, struct arena *arena)
 {

@@ -21,6 +21,10 @@ typedef bool outbox_message_fn(void *context, const struct outbox_event *event, 
 #define OUTBOX_HEADER_AGGREGATE "aggregate_key"
 #define OUTBOX_HEADER_TENANT "tenant_id"
 
+/* A part of an aggregate's key: percent-encoded, so that the slashes between parts are the only ones and no part has a control
+ * character. */
+void outbox_key_put_part(struct buf *key, struct str part);
+
 struct outbox_message {
     struct str topic, key, payload;
     struct str tenant, occurred_at; /* RFC 3339 */
