@@ -27,12 +27,7 @@ bool hydration_cover_includes(const struct hydration_cover *wide, const struct h
 
 bool hydration_cover_equal(const struct hydration_cover *a, const struct hydration_cover *b)
 {
-    if (a->mode != b->mode || fields_of(a) != fields_of(b))
-        return false;
-    for (unsigned i = 0; i < fields_of(a); i++)
-        if (!str_eq(a->fields[i], b->fields[i]))
-            return false;
-    return true;
+    return a->mode == b->mode && fields_of(a) == fields_of(b) && hydration_cover_includes(a, b);
 }
 
 bool hydration_data_includes(const struct hydration_cover *cover, struct str data,
@@ -50,14 +45,6 @@ bool hydration_data_includes(const struct hydration_cover *cover, struct str dat
     return true;
 }
 
-static bool is_wanted(const struct hydration_cover *cover, struct str raw_name)
-{
-    for (unsigned i = 0; i < fields_of(cover); i++)
-        if (json_str_eq(raw_name, cover->fields[i]))
-            return true;
-    return false;
-}
-
 void hydration_cover_cut(const struct hydration_cover *cover, struct str object, struct buf *out)
 {
     const struct json_value whole = {JSON_OBJECT, object};
@@ -73,7 +60,10 @@ void hydration_cover_cut(const struct hydration_cover *cover, struct str object,
     buf_put_char(out, '{');
     json_iter_init(&it, &whole);
     while (fields_of(cover) && json_iter_next(&it, &name, &member)) {
-        if (!is_wanted(cover, name))
+        unsigned at = 0;
+        while (at < cover->field_count && !json_str_eq(name, cover->fields[at]))
+            at++;
+        if (at == cover->field_count)
             continue;
         if (!is_first)
             buf_put_char(out, ',');
@@ -167,21 +157,6 @@ unsigned hydration_fields_sort(struct str *fields, unsigned count)
     return kept;
 }
 
-static enum status check_fields(const struct str *fields, unsigned count, struct error *error)
-{
-    if (count == 0)
-        return error_set_field(error, STATUS_BAD_REQUEST, "fields", "fields: partial needs at least one");
-    if (count > HYDRATION_FIELDS_MAX)
-        return error_set_field(error, STATUS_BAD_REQUEST, "fields", "fields: at most %d",
-                               HYDRATION_FIELDS_MAX);
-    for (unsigned i = 0; i < count; i++)
-        if (!hydration_is_text(fields[i], HYDRATION_FIELD_BYTES_MAX))
-            return error_set_field(error, STATUS_BAD_REQUEST, "fields",
-                                   "fields: each is 1 to %d bytes of text without control characters",
-                                   HYDRATION_FIELD_BYTES_MAX);
-    return STATUS_OK;
-}
-
 enum status hydration_need_check(struct hydration_need *need, struct str *fields, unsigned *field_count,
                                  struct error *error)
 {
@@ -197,11 +172,19 @@ enum status hydration_need_check(struct hydration_need *need, struct str *fields
         return error_set_field(error, STATUS_BAD_REQUEST, "sub",
                                "sub: at most %d bytes of text without control characters",
                                HYDRATION_SUBJECT_BYTES_MAX);
-    bool is_partial = need->cover.mode == HYDRATION_PARTIAL;
-    enum status status = is_partial ? check_fields(fields, *field_count, error) : STATUS_OK;
-    if (status != STATUS_OK)
-        return status;
-    *field_count = is_partial ? hydration_fields_sort(fields, *field_count) : 0;
+    if (need->cover.mode != HYDRATION_PARTIAL)
+        *field_count = 0;
+    else if (*field_count == 0)
+        return error_set_field(error, STATUS_BAD_REQUEST, "fields", "fields: partial needs at least one");
+    if (*field_count > HYDRATION_FIELDS_MAX)
+        return error_set_field(error, STATUS_BAD_REQUEST, "fields", "fields: at most %d",
+                               HYDRATION_FIELDS_MAX);
+    for (unsigned i = 0; i < *field_count; i++)
+        if (!hydration_is_text(fields[i], HYDRATION_FIELD_BYTES_MAX))
+            return error_set_field(error, STATUS_BAD_REQUEST, "fields",
+                                   "fields: each is 1 to %d bytes of text without control characters",
+                                   HYDRATION_FIELD_BYTES_MAX);
+    *field_count = hydration_fields_sort(fields, *field_count);
     need->cover.fields = fields;
     need->cover.field_count = *field_count;
     return STATUS_OK;

@@ -40,65 +40,38 @@ static const char *const header_names[HEADERS] = {
 };
 _Static_assert(HEADERS == HYDRATION_EVENT_HEADERS_MAX, "room for each once");
 
-/* ---- fields ---- */
-
-static enum status read_fields(const struct json_value *value, struct arena *arena,
-                               struct hydration_cover *cover, struct error *error)
-{
-    struct str fields[HYDRATION_FIELDS_MAX], *kept;
-    struct json_value field;
-    struct json_iter it;
-    unsigned count = 0;
-
-    if (value->type != JSON_ARRAY)
-        return error_set_field(error, STATUS_BAD_REQUEST, "fields", "fields: is not an array");
-    json_iter_init(&it, value);
-    while (json_iter_next(&it, NULL, &field)) {
-        if (count == HYDRATION_FIELDS_MAX)
-            return error_set_field(error, STATUS_BAD_REQUEST, "fields", "fields: has too many names");
-        if (field.type == JSON_STRING)
-            fields[count] = json_str_decode(field.raw, arena);
-        if (field.type != JSON_STRING || !hydration_is_text(fields[count], HYDRATION_FIELD_BYTES_MAX))
-            return error_set_field(error, STATUS_BAD_REQUEST, "fields", "fields: one is not a name");
-        count++;
-    }
-    count = hydration_fields_sort(fields, count);
-    kept = arena_alloc(arena, sizeof fields);
-    memcpy(kept, fields, count * sizeof fields[0]);
-    cover->fields = kept;
-    cover->field_count = count;
-    return STATUS_OK;
-}
-
-static void put_fields(const struct hydration_cover *cover, struct buf *out)
-{
-    buf_put_char(out, '[');
-    for (unsigned i = 0; i < cover->field_count; i++) {
-        if (i > 0)
-            buf_put_char(out, ',');
-        json_put_string(out, cover->fields[i]);
-    }
-    buf_put_char(out, ']');
-}
-
-/* ---- reading headers ---- */
+/* ---- reading ---- */
 
 static enum status refuse_header(struct error *error, const char *name, const char *why)
 {
     return error_set_field(error, STATUS_BAD_REQUEST, name, "header %s: %s", name, why);
 }
 
-static enum status collect_headers(const struct bus_header *headers, unsigned count,
-                                   struct str values[HEADERS], struct error *error)
+static enum status refuse_member(struct error *error, const char *field, const char *why)
 {
-    for (unsigned i = 0; i < count; i++)
-        for (int at = 0; at < HEADERS; at++) {
-            if (!str_eq(headers[i].name, str_from(header_names[at])))
-                continue;
-            if (values[at].ptr)
-                return refuse_header(error, header_names[at], "is there twice");
-            values[at] = headers[i].value.ptr ? headers[i].value : STR("");
-        }
+    return error_set_field(error, STATUS_BAD_REQUEST, field, "%s: %s", field, why);
+}
+
+static enum status read_fields(const struct json_value *value, struct arena *arena,
+                               struct hydration_cover *cover, struct error *error)
+{
+    struct str *fields = arena_alloc(arena, HYDRATION_FIELDS_MAX * sizeof *fields);
+    struct json_value field;
+    struct json_iter it;
+    unsigned count = 0;
+
+    if (value->type != JSON_ARRAY)
+        return refuse_member(error, "fields", "is not an array");
+    for (json_iter_init(&it, value); json_iter_next(&it, NULL, &field); count++) {
+        if (count == HYDRATION_FIELDS_MAX)
+            return refuse_member(error, "fields", "has too many names");
+        if (field.type == JSON_STRING)
+            fields[count] = json_str_decode(field.raw, arena);
+        if (field.type != JSON_STRING || !hydration_is_text(fields[count], HYDRATION_FIELD_BYTES_MAX))
+            return refuse_member(error, "fields", "one is not a name");
+    }
+    cover->fields = fields;
+    cover->field_count = hydration_fields_sort(fields, count);
     return STATUS_OK;
 }
 
@@ -106,8 +79,6 @@ static enum status read_header_cover(struct str mode, struct str fields, struct 
                                      struct hydration_event *event, struct error *error)
 {
     struct json_value list;
-    if (event->kind == HYDRATION_EVENT_UNKNOWN || mode.len == 0)
-        return STATUS_OK;
     for (int at = 0; hydration_mode_names[at]; at++)
         if (str_eq(mode, str_from(hydration_mode_names[at]))) {
             event->cover.mode = (enum hydration_mode)at;
@@ -122,35 +93,27 @@ static enum status read_header_cover(struct str mode, struct str fields, struct 
     return read_fields(&list, arena, &event->cover, error);
 }
 
-static enum status read_version(struct str text, struct hydration_event *event, struct error *error)
-{
-    if (text.len > 0 && (!str_to_i64(text, &event->version) || event->version < 0))
-        return refuse_header(error, "version", "is not a number of 0 or more");
-    return STATUS_OK;
-}
-
-static enum status read_wait(struct str text, struct hydration_event *event, struct error *error)
-{
-    int64_t wait_ms = 0;
-    if (event->kind != HYDRATION_EVENT_UNKNOWN || text.len == 0)
-        return STATUS_OK;
-    if (!str_to_i64(text, &wait_ms) || wait_ms < 1)
-        return refuse_header(error, "wait_timeout_ms", "is not a number of 1 or more");
-    event->wait_ms = wait_ms < HYDRATION_WAIT_MS_MAX ? wait_ms : HYDRATION_WAIT_MS_MAX;
-    return STATUS_OK;
-}
-
 static enum status read_headers(const struct bus_header *headers, unsigned count, struct arena *arena,
                                 struct hydration_event *event, struct error *error)
 {
+    bool is_question = event->kind == HYDRATION_EVENT_UNKNOWN;
     struct str values[HEADERS] = {{0}};
     struct trace trace;
-    enum status status = collect_headers(headers, count, values, error);
-    if (status != STATUS_OK)
-        return status;
+
+    for (unsigned i = 0; i < count; i++)
+        for (int at = 0; at < HEADERS; at++) {
+            if (!str_eq(headers[i].name, str_from(header_names[at])))
+                continue;
+            if (values[at].ptr)
+                return refuse_header(error, header_names[at], "is there twice");
+            values[at] = headers[i].value.ptr ? headers[i].value : STR("");
+        }
     event->tenant = values[TENANT_ID];
     event->subject = values[SUB];
     event->correlation_id = values[CORRELATION_ID];
+    event->is_private = values[VISIBILITY].len > 0 && !is_question;
+    if (trace_parse(values[TRACEPARENT], &trace))
+        event->traceparent = values[TRACEPARENT];
     if (!str_is_name(event->tenant))
         return refuse_header(error, "tenant_id", "is not a tenant name");
     if (event->subject.len && !hydration_is_text(event->subject, HYDRATION_SUBJECT_BYTES_MAX))
@@ -160,24 +123,17 @@ static enum status read_headers(const struct bus_header *headers, unsigned count
         return refuse_header(error, "correlation_id", "is too long or has control characters");
     if (values[VISIBILITY].len && !str_eq(values[VISIBILITY], STR("caller")))
         return refuse_header(error, "visibility", "can only be caller");
-    event->is_private = values[VISIBILITY].len > 0 && event->kind != HYDRATION_EVENT_UNKNOWN;
-    if (trace_parse(values[TRACEPARENT], &trace))
-        event->traceparent = values[TRACEPARENT];
-    status = read_version(values[VERSION], event, error);
-    if (event->kind == HYDRATION_EVENT_UNKNOWN)
-        event->version = 0; /* questions have none */
-    if (status == STATUS_OK)
-        status = read_wait(values[WAIT], event, error);
-    if (status == STATUS_OK)
-        status = read_header_cover(values[MODE], values[FIELDS], arena, event, error);
-    return status;
-}
-
-/* ---- reading payloads ---- */
-
-static enum status refuse_member(struct error *error, const char *field, const char *why)
-{
-    return error_set_field(error, STATUS_BAD_REQUEST, field, "%s: %s", field, why);
+    if (values[VERSION].len && (!str_to_i64(values[VERSION], &event->version) || event->version < 0))
+        return refuse_header(error, "version", "is not a number of 0 or more");
+    if (!is_question)
+        return values[MODE].len ? read_header_cover(values[MODE], values[FIELDS], arena, event, error)
+                                : STATUS_OK;
+    event->version = 0; /* questions have none */
+    if (values[WAIT].len && (!str_to_i64(values[WAIT], &event->wait_ms) || event->wait_ms < 1))
+        return refuse_header(error, "wait_timeout_ms", "is not a number of 1 or more");
+    if (event->wait_ms > HYDRATION_WAIT_MS_MAX)
+        event->wait_ms = HYDRATION_WAIT_MS_MAX;
+    return STATUS_OK;
 }
 
 static enum status read_text(const struct json_value *payload, const char *name, size_t bytes_max,
@@ -206,145 +162,111 @@ static enum status read_word(const struct json_value *payload, const char *name,
     return refuse_member(error, name, "is not one of its values");
 }
 
-/* Fields beside another mode than partial mean nothing, but are what they should be. */
-static enum status read_question(const struct json_value *payload, struct arena *arena,
-                                 struct hydration_event *event, struct error *error)
+/* What the three kinds have of their own. Fields beside another mode than partial mean nothing, but are what they should be. Data is
+ * cut, merged into answers and looked into by name: a name that stands twice would be two truths. */
+static enum status read_content(const struct json_value *payload, struct arena *arena,
+                                struct hydration_event *event, struct error *error)
 {
-    struct json_value fields;
-    int mode;
-    enum status status = read_word(payload, "hydration_mode", hydration_mode_names, &mode, error);
-    if (status == STATUS_OK && json_get(payload, STR("fields"), &fields))
-        status = read_fields(&fields, arena, &event->cover, error);
-    if (status != STATUS_OK)
+    struct json_value value;
+    int word = 0;
+    enum status status;
+
+    switch (event->kind) {
+    case HYDRATION_EVENT_UNKNOWN:
+        status = read_word(payload, "hydration_mode", hydration_mode_names, &word, error);
+        if (status == STATUS_OK && json_get(payload, STR("fields"), &value))
+            status = read_fields(&value, arena, &event->cover, error);
+        event->cover.mode = (enum hydration_mode)word;
+        event->has_cover = true;
+        if (event->cover.mode != HYDRATION_PARTIAL)
+            event->cover.field_count = 0;
         return status;
-    event->cover.mode = (enum hydration_mode)mode;
-    event->has_cover = true;
-    if (event->cover.mode != HYDRATION_PARTIAL)
-        event->cover.field_count = 0;
-    return STATUS_OK;
-}
-
-/* Data is cut, merged into answers and looked into by name: a name that stands twice would be two truths. */
-static enum status read_data(const struct json_value *payload, struct arena *arena,
-                             struct hydration_event *event, struct error *error)
-{
-    struct json_value data;
-    if (!json_get(payload, STR("data"), &data))
-        return refuse_member(error, "data", "is missing");
-    if (data.type != JSON_OBJECT)
-        return refuse_member(error, "data", "is not an object");
-    if (data.raw.len > HYDRATION_DATA_BYTES_MAX)
-        return refuse_member(error, "data", "is too large");
-    if (json_has_duplicates(&data, arena))
-        return refuse_member(error, "data", "has a duplicate member");
-    event->data = data.raw;
-    return STATUS_OK;
-}
-
-static enum status read_reason(const struct json_value *payload, struct hydration_event *event,
-                               struct error *error)
-{
-    int reason;
-    enum status status = read_word(payload, "reason", hydration_reason_names, &reason, error);
-    if (status != STATUS_OK)
+    case HYDRATION_EVENT_UPDATED:
+        if (!json_get(payload, STR("data"), &value))
+            return refuse_member(error, "data", "is missing");
+        if (value.type != JSON_OBJECT)
+            return refuse_member(error, "data", "is not an object");
+        if (value.raw.len > HYDRATION_DATA_BYTES_MAX)
+            return refuse_member(error, "data", "is too large");
+        if (json_has_duplicates(&value, arena))
+            return refuse_member(error, "data", "has a duplicate member");
+        event->data = value.raw;
+        return STATUS_OK;
+    default:
+        status = read_word(payload, "reason", hydration_reason_names, &word, error);
+        event->reason = (enum hydration_reason)word;
+        event->is_private |= event->reason == HYDRATION_INACCESSIBLE;
         return status;
-    event->reason = (enum hydration_reason)reason;
-    event->is_private |= event->reason == HYDRATION_INACCESSIBLE;
-    return STATUS_OK;
-}
-
-static enum status read_names(const struct json_value *payload, struct arena *arena,
-                              struct hydration_event *event, struct error *error)
-{
-    const char *module = event->kind == HYDRATION_EVENT_UNKNOWN ? "requester_module" : "source_module";
-    enum status status =
-        read_text(payload, "entity_type", HYDRATION_TYPE_BYTES_MAX, arena, &event->entity_type, error);
-    if (status == STATUS_OK && !hydration_is_type(event->entity_type))
-        status = refuse_member(error, "entity_type", "is not of a-z, 0-9 and _, the first a letter");
-    if (status == STATUS_OK)
-        status = read_text(payload, "entity_id", HYDRATION_ID_BYTES_MAX, arena, &event->entity_id, error);
-    if (status == STATUS_OK)
-        status = read_text(payload, module, HYDRATION_MODULE_BYTES_MAX, arena, &event->module, error);
-    return status;
-}
-
-static enum status open_payload(struct str text, struct arena *arena, struct json_value *payload,
-                                struct error *error)
-{
-    if (json_parse_stored(text, JSON_DEPTH_LIMIT, payload, error) != STATUS_OK)
-        return error_set(error, STATUS_BAD_REQUEST, "the payload is not JSON");
-    if (payload->type != JSON_OBJECT)
-        return error_set(error, STATUS_BAD_REQUEST, "the payload is not a JSON object");
-    if (json_has_duplicates(payload, arena))
-        return error_set(error, STATUS_BAD_REQUEST, "the payload has a duplicate member");
-    if (json_has_nul_escape(payload->raw)) /* PostgreSQL has no text that could keep it */
-        return error_set(error, STATUS_BAD_REQUEST, "the payload contains \\u0000");
-    return STATUS_OK;
+    }
 }
 
 enum status hydration_event_read(enum hydration_kind kind, struct str payload,
                                  const struct bus_header *headers, unsigned header_count, struct arena *arena,
                                  struct hydration_event *event, struct error *error)
 {
+    const char *module = kind == HYDRATION_EVENT_UNKNOWN ? "requester_module" : "source_module";
     struct json_value body;
+
     *event = (struct hydration_event){.kind = kind};
-    enum status status = open_payload(payload, arena, &body, error);
+    if (json_parse_stored(payload, JSON_DEPTH_LIMIT, &body, error) != STATUS_OK)
+        return error_set(error, STATUS_BAD_REQUEST, "the payload is not JSON");
+    if (body.type != JSON_OBJECT)
+        return error_set(error, STATUS_BAD_REQUEST, "the payload is not a JSON object");
+    if (json_has_duplicates(&body, arena))
+        return error_set(error, STATUS_BAD_REQUEST, "the payload has a duplicate member");
+    if (json_has_nul_escape(body.raw)) /* PostgreSQL has no text that could keep it */
+        return error_set(error, STATUS_BAD_REQUEST, "the payload contains \\u0000");
+    enum status status = read_headers(headers, header_count, arena, event, error);
     if (status == STATUS_OK)
-        status = read_headers(headers, header_count, arena, event, error);
+        status = read_text(&body, "entity_type", HYDRATION_TYPE_BYTES_MAX, arena, &event->entity_type, error);
+    if (status == STATUS_OK && !hydration_is_type(event->entity_type))
+        status = refuse_member(error, "entity_type", "is not of a-z, 0-9 and _, the first a letter");
     if (status == STATUS_OK)
-        status = read_names(&body, arena, event, error);
-    if (status != STATUS_OK)
-        return status;
-    switch (kind) {
-    case HYDRATION_EVENT_UNKNOWN: return read_question(&body, arena, event, error);
-    case HYDRATION_EVENT_UPDATED: return read_data(&body, arena, event, error);
-    default: return read_reason(&body, event, error);
-    }
+        status = read_text(&body, "entity_id", HYDRATION_ID_BYTES_MAX, arena, &event->entity_id, error);
+    if (status == STATUS_OK)
+        status = read_text(&body, module, HYDRATION_MODULE_BYTES_MAX, arena, &event->module, error);
+    return status == STATUS_OK ? read_content(&body, arena, event, error) : status;
 }
 
 /* ---- writing ---- */
 
-struct header_list {
-    struct bus_header *headers;
-    unsigned count;
-};
-
-static void put_header(struct header_list *to, enum header header, struct str value)
+static void put_fields(const struct hydration_cover *cover, struct buf *out)
 {
-    if (value.len)
-        to->headers[to->count++] = (struct bus_header){str_from(header_names[header]), value};
-}
-
-static void put_header_cover(struct header_list *to, const struct hydration_cover *cover, struct arena *arena)
-{
-    struct buf list;
-    put_header(to, MODE, str_from(hydration_mode_names[cover->mode]));
-    if (cover->mode != HYDRATION_PARTIAL)
-        return;
-    buf_init(&list);
-    put_fields(cover, &list);
-    put_header(to, FIELDS, arena_str(arena, buf_str(&list)));
-    buf_deinit(&list);
+    buf_put_char(out, '[');
+    for (unsigned i = 0; i < cover->field_count; i++) {
+        if (i > 0)
+            buf_put_char(out, ',');
+        json_put_string(out, cover->fields[i]);
+    }
+    buf_put_char(out, ']');
 }
 
 static unsigned put_headers(const struct hydration_event *event, struct arena *arena,
                             struct bus_header headers[HYDRATION_EVENT_HEADERS_MAX])
 {
-    struct header_list to = {headers, 0};
-    bool is_answer = event->kind != HYDRATION_EVENT_UNKNOWN;
-    put_header(&to, CORRELATION_ID, event->correlation_id);
-    put_header(&to, TENANT_ID, event->tenant);
-    put_header(&to, SUB, event->subject);
-    if (is_answer)
-        put_header(&to, VERSION, arena_printf(arena, "%lld", (long long)event->version));
-    if (is_answer && event->has_cover)
-        put_header_cover(&to, &event->cover, arena);
-    if (event->is_private)
-        put_header(&to, VISIBILITY, STR("caller"));
-    put_header(&to, TRACEPARENT, event->traceparent);
-    if (!is_answer && event->wait_ms > 0)
-        put_header(&to, WAIT, arena_printf(arena, "%lld", (long long)event->wait_ms));
-    return to.count;
+    bool is_answer = event->kind != HYDRATION_EVENT_UNKNOWN, has_cover = is_answer && event->has_cover;
+    struct buf fields = {0};
+    unsigned count = 0;
+
+    if (has_cover && event->cover.mode == HYDRATION_PARTIAL)
+        put_fields(&event->cover, &fields);
+    const struct str values[HEADERS] = {
+        [CORRELATION_ID] = event->correlation_id,
+        [TENANT_ID] = event->tenant,
+        [SUB] = event->subject,
+        [VERSION] = is_answer ? arena_printf(arena, "%lld", (long long)event->version) : STR_NONE,
+        [MODE] = has_cover ? str_from(hydration_mode_names[event->cover.mode]) : STR_NONE,
+        [FIELDS] = arena_str(arena, buf_str(&fields)),
+        [VISIBILITY] = event->is_private ? STR("caller") : STR_NONE,
+        [TRACEPARENT] = event->traceparent,
+        [WAIT] = !is_answer && event->wait_ms > 0 ? arena_printf(arena, "%lld", (long long)event->wait_ms)
+                                                  : STR_NONE,
+    };
+    for (int i = 0; i < HEADERS; i++)
+        if (values[i].len)
+            headers[count++] = (struct bus_header){str_from(header_names[i]), values[i]};
+    buf_deinit(&fields);
+    return count;
 }
 
 unsigned hydration_event_put(const struct hydration_event *event, struct arena *arena, struct buf *out,

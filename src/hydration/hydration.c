@@ -1,4 +1,4 @@
-/* Life, settings and the way of events from the bus to the shards. */
+/* Settings and life. */
 #include "hydration/hydration.h"
 
 #include <stdlib.h>
@@ -76,22 +76,6 @@ const struct setting_row hydration_setting_rows[] = {
     {.name = NULL},
 };
 
-/* ---- events ---- */
-
-static void on_event(void *context, const struct hydration_event *event)
-{
-    struct hydration *hydration = context;
-    if (!atomic_load(&hydration->stopping))
-        hydration_post(hydration->shards, loop_group_count(hydration->config.loops), event, false);
-}
-
-static enum status on_store(void *context, const struct hydration_event *events, size_t count,
-                            struct db_conn *conn, int64_t deadline_ns, struct error *error)
-{
-    (void)context;
-    return hydration_ledger_store(conn, events, count, deadline_ns, error);
-}
-
 /* ---- life ---- */
 
 struct hydration *hydration_create(const struct hydration_config *config)
@@ -108,19 +92,11 @@ struct hydration *hydration_create(const struct hydration_config *config)
 enum status hydration_open(struct hydration *hydration, struct bus *events, bool consumes,
                            struct error *error)
 {
-    struct hydration_wire *wire;
-    enum status status = hydration_wire_open(
-        &(struct hydration_wire_config){
-            .bus = events,
-            .is_plain = hydration->config.is_plain,
-            .hydration = hydration,
-            .context = hydration,
-            .on_event = consumes ? on_event : NULL,
-            .on_store = consumes ? on_store : NULL,
-        },
-        &wire, error);
+    enum status status = hydration_wire_subscribe(hydration, events, consumes, error);
+    for (size_t i = 0; i < hydration->owner_count && status == STATUS_OK; i++)
+        status = hydration_owner_follow(&hydration->owners[i], events, error);
     if (status == STATUS_OK)
-        atomic_store(&hydration->wire, wire);
+        atomic_store(&hydration->bus, events);
     return status;
 }
 
@@ -145,13 +121,9 @@ void hydration_destroy(struct hydration *hydration)
     if (!hydration)
         return;
     for (size_t i = 0; i < hydration->owner_count; i++)
-        hydration_questions_destroy(hydration->owners[i].questions);
-    hydration_wire_destroy(atomic_load(&hydration->wire));
+        hydration_questions_deinit(&hydration->owners[i]);
     for (unsigned i = 0; i < loop_group_count(hydration->config.loops); i++)
         hydration_shard_destroy(hydration->shards[i]);
-    for (size_t i = 0; i < hydration->follower_count; i++)
-        free(hydration->followers[i]);
-    free(hydration->followers);
     free(hydration->shards);
     free(hydration);
 }

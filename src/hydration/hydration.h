@@ -31,6 +31,7 @@
 #include "loop/worker.h"
 
 struct bus;
+struct bus_message;
 struct hydration;
 
 #define HYDRATION_TYPE_BYTES_MAX 64 /* [a-z][a-z0-9_]* */
@@ -152,23 +153,27 @@ struct hydration_entity {
     struct str only_subject; /* is_private: the one caller that may, where the owner can name it (arena) */
     struct arena *arena;
 };
+struct hydration_ref { /* an entity of a type that is known */
+    struct str tenant, entity_id;
+};
 struct hydration_owner {
     const char *entity_type, *module;
     /* On a worker, may block till the deadline. After a failure no answer is published. */
     enum status (*look)(void *context, const struct hydration_question *question, int64_t deadline_ns,
                         struct hydration_entity *entity, struct error *error);
     void *context; /* until the module's destroy() */
+    /* The topic of the owner's own events: the shared group "entity-TYPE" reads it and publishes the changes of held entities.
+     * NULL: the module calls hydration_publish_change() itself. `read` returns the entity that a message is about; false: none. */
+    const char *topic;
+    bool (*read)(const struct bus_message *message, struct arena *arena, struct hydration_ref *ref);
 };
 /* In a module's start(). The row is copied, its texts are borrowed. */
 void hydration_provide(struct hydration *hydration, const struct hydration_owner *owner);
-/* On a thread that may block, in the handler of the owner's own events: publishes entity/updated with the whole entity, or
- * entity/not-found where it is gone. OK: the bus has stored it. */
+/* On a thread that may block: publishes entity/updated with the whole entity, or entity/not-found where it is gone. OK: the bus has
+ * stored it. */
 enum status hydration_publish_change(struct hydration *hydration, const char *entity_type, struct str tenant,
                                      struct str entity_id, int64_t deadline_ns,
                                      struct error *error) MUST_CHECK;
-struct hydration_ref { /* an entity of a type that is known */
-    struct str tenant, entity_id;
-};
 /* held[i]: does a consumer have a copy of it, take it for absent or look it up? Over NATS all are held: copies of consumers
  * outside of freshet are not known. */
 enum status hydration_find_held(struct hydration *hydration, const char *entity_type,
@@ -181,13 +186,6 @@ enum status hydration_list_held(struct hydration *hydration, const char *entity_
                                 struct hydration_ref **refs, size_t *count, struct error *error) MUST_CHECK;
 /* The longest time that an entity is held after the last question for it or the last change that was published. */
 int64_t hydration_held_ms(const struct hydration *hydration);
-/* Subscribes to a topic of the owner's own events by the shared group "entity-TYPE", and publishes the changes of held entities.
- * `read` returns the entity that a message is about; false: none. In a module's subscribe(). */
-typedef bool hydration_read_fn(void *context, const void *bus_message, struct arena *arena,
-                               struct hydration_ref *ref);
-enum status hydration_follow(struct hydration *hydration, struct bus *events, const char *topic,
-                             const char *entity_type, hydration_read_fn *read, void *context,
-                             struct error *error) MUST_CHECK;
 
 /* ---- life: the kernel's (src/kernel/hydration.c) ---- */
 struct hydration_settings { /* section `hydration`: the route's own policy, and limits of the process */
@@ -202,6 +200,11 @@ struct hydration_settings { /* section `hydration`: the route's own policy, and 
 extern const struct setting_row hydration_setting_rows[];
 extern struct metric_family *const hydration_metrics[];  /* NULL-terminated */
 extern const struct db_migration hydration_migrations[]; /* sql/hydration; module "hydration" */
+/* Expired copies are kept so long: a change that is published renews them. */
+#define HYDRATION_EXPIRED_COPY_MS (INT64_C(3600) * 1000)
+/* For the kernel's retention (kernel/retention.h): $1 = how many rows may stay (bigint), $2 = how many go at once (int). */
+extern const char hydration_absences_cleanup_sql[], hydration_copies_cleanup_sql[],
+    hydration_flights_cleanup_sql[];
 
 struct hydration_config {
     struct loop_group *loops;

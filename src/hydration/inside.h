@@ -11,15 +11,16 @@
 #ifndef FRESHET_HYDRATION_INSIDE_H
 #define FRESHET_HYDRATION_INSIDE_H
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <sys/queue.h>
 
+#include "base/clock.h"
 #include "base/map.h"
 #include "base/uuid.h"
 #include "hydration/event.h"
 #include "hydration/hydration.h"
-#include "hydration/ledger.h"
 
 enum {
     HYDRATION_OWNERS_MAX = 16,
@@ -48,8 +49,50 @@ bool hydration_cover_equal(const struct hydration_cover *a, const struct hydrati
 bool hydration_data_includes(const struct hydration_cover *cover, struct str data,
                              const struct hydration_cover *need);
 
+/* ---- ledger.c: copies, absences and questions under way of all processes, in PostgreSQL (schema hydration) ----
+ *
+ *   hydration.copies    (tenant, type, id, subject '' = every caller's): version, cover, data, until
+ *   hydration.absences  (tenant, type, id, subject): version, reason, until                               negative cache
+ *   hydration.flights   (tenant, type, id, subject): window, asked, covers, correlation ids, versions     request collapse
+ *
+ * One call finds a copy or begins a flight; one call, in the transaction of the shared group, stores events. Nothing here has to
+ * survive a crash of PostgreSQL: commits do not wait for the disk, and flights and absences are unlogged. */
+enum hydration_ledger_verdict {
+    HYDRATION_LEDGER_COPY,
+    HYDRATION_LEDGER_ABSENT,
+    HYDRATION_LEDGER_ASK, /* a flight began: ask the owner, with the cover given back, which may be wider than needed */
+    HYDRATION_LEDGER_JOIN, /* asked already and not answered yet, or asked too often in this window: wait */
+};
+
+struct hydration_finding { /* texts are the arena's */
+    enum hydration_ledger_verdict verdict;
+    struct str subject; /* COPY, ABSENT: '' = every caller's */
+    struct str data;    /* COPY; of ASK and JOIN: a stale copy (too old or too narrow), or empty */
+    struct str source_module;
+    struct hydration_cover cover; /* of the copy, or to be asked for */
+    enum hydration_reason reason;
+    int64_t version;
+    int64_t ttl_ms; /* COPY, ABSENT: how long it serves still; ASK, JOIN: rest of the window */
+};
+
+/* On a worker; one round trip. `correlation_id` is for the question, if there is one. Callers of several subjects share a flight;
+ * an answer for one caller does not end it for the others. Without a correlation id nothing begins, and JOIN means: not found. */
+enum status hydration_ledger_find(struct db_pool *pool, const struct hydration_need *need,
+                                  const struct hydration_policy *policy, struct str correlation_id,
+                                  int64_t copy_ttl_ms, int64_t deadline_ns, struct arena *arena,
+                                  struct hydration_finding *finding, struct error *error) MUST_CHECK;
+/* May the lookup that asked ask once more? Counts it if so (H3: 1 + max_retries in a window, over all processes). */
+enum status hydration_ledger_retry(struct db_pool *pool, const struct hydration_need *need,
+                                   const struct hydration_policy *policy, struct str correlation_id,
+                                   int64_t deadline_ns, bool *granted, struct error *error) MUST_CHECK;
+/* Answers and changes, in order, in the caller's transaction. */
+enum status hydration_ledger_store(struct db_conn *conn, const struct hydration_event *events, size_t count,
+                                   int64_t deadline_ns, struct error *error) MUST_CHECK;
+/* held[i]: has refs[i] a copy, an absence or a flight? One round trip for all of them. */
+enum status hydration_ledger_find_held(struct db_pool *pool, struct str entity_type,
+                                       const struct hydration_ref *refs, size_t count, int64_t deadline_ns,
+                                       bool *held, struct error *error) MUST_CHECK;
 /* ---- memory.c: bounded, the oldest entries go first ---- */
-struct hydration_memory;
 enum hydration_known { HYDRATION_KNOWN_NOT, HYDRATION_KNOWN_COPY, HYDRATION_KNOWN_ABSENT };
 struct hydration_known_entity { /* borrowed until the memory is next written */
     enum hydration_known known;
@@ -59,25 +102,28 @@ struct hydration_known_entity { /* borrowed until the memory is next written */
     bool is_private;   /* its last event was for single callers */
     bool was_received; /* an event of it arrived without a lookup: the ledger has it, or soon will */
 };
-struct hydration_memory *hydration_memory_create(size_t entries_max, size_t bytes_max);
-void hydration_memory_destroy(struct hydration_memory *memory);
+struct hydration_memory {
+    struct map entries;                          /* by the entity's hash */
+    TAILQ_HEAD(, hydration_memory_entry) by_age; /* the oldest first */
+    size_t entries_max, bytes, bytes_max;
+};
+void hydration_memory_init(struct hydration_memory *memory, size_t entries_max, size_t bytes_max);
+void hydration_memory_deinit(struct hydration_memory *memory);
 /* Allocates nothing. */
-struct hydration_known_entity hydration_memory_find(struct hydration_memory *memory,
+struct hydration_known_entity hydration_memory_find(const struct hydration_memory *memory,
                                                     const struct hydration_need *need, int64_t now_ns);
 /* Keeps an event of the bus or a row of the ledger for `ttl_ms`. False: a newer version is known, ignore it. `cover` as above. Not
  * `is_wanted`: no lookup needs it, so a current copy is renewed, and otherwise only the version is kept. */
 bool hydration_memory_store(struct hydration_memory *memory, const struct hydration_event *event,
                             const struct hydration_cover *cover, bool is_wanted, int64_t ttl_ms,
                             int64_t now_ns);
-size_t hydration_memory_count(const struct hydration_memory *memory),
-    hydration_memory_bytes(const struct hydration_memory *memory);
 
 /* ---- turns.c: a queue for each tenant, and the tenants take turns. Not synchronized. ---- */
 struct hydration_share {  /* what one tenant, or one type of a tenant, has of something bounded */
     struct map_node node; /* by a hash of its name: shares with the same hash are one */
     TAILQ_ENTRY(hydration_share) in_line;
     TAILQ_HEAD(, hydration_turn_item) items;
-    size_t members, queued;
+    size_t members, queued; /* it is freed when both are 0 */
 };
 struct hydration_turn_item {
     TAILQ_ENTRY(hydration_turn_item) link;
@@ -89,21 +135,22 @@ struct hydration_turns {
     size_t queued;
 };
 void hydration_turns_init(struct hydration_turns *turns);
-void hydration_turns_deinit(struct hydration_turns *turns);                                 /* empty */
-struct hydration_share *hydration_turns_find(struct hydration_turns *turns, uint64_t hash); /* or NULL */
-/* One member more of the share, which is made if need be; NULL: it has that many already. */
+void hydration_turns_deinit(struct hydration_turns *turns); /* empty */
+/* One member more of the share; NULL: it has that many already. */
 struct hydration_share *hydration_turns_enter(struct hydration_turns *turns, uint64_t hash,
                                               size_t members_max);
 void hydration_turns_leave(struct hydration_turns *turns, struct hydration_share *share);
-void hydration_turns_put(struct hydration_turns *turns, struct hydration_share *share,
-                         struct hydration_turn_item *item);
+void hydration_turns_put(struct hydration_turns *turns, uint64_t hash, struct hydration_turn_item *item);
 /* The oldest item of the share whose turn it is, which goes to the end of the line; NULL: none. */
 struct hydration_turn_item *hydration_turns_next(struct hydration_turns *turns);
 struct hydration_turn_item *hydration_turns_peek(struct hydration_turns *turns); /* the same, and it stays */
 /* The oldest item of a share that has one; its place in the line does not change. */
 struct hydration_turn_item *hydration_turns_take(struct hydration_turns *turns,
                                                  struct hydration_share *share);
-struct hydration_share *hydration_turns_longest(struct hydration_turns *turns);
+/* Room for one more of this share: the item that has to go for it, taken out; NULL: none. That is the share's oldest if it has
+ * `share_max` of them, or the longest share's oldest if `max` are queued. */
+struct hydration_turn_item *hydration_turns_make_room(struct hydration_turns *turns, uint64_t hash,
+                                                      size_t share_max, size_t max);
 
 /* ---- lookup.c ----
  *
@@ -138,12 +185,11 @@ struct hydration_lookup_job {
 
 /* One entity that is looked up: for every caller of the tenant or, once it has shown to be private, for one of them. */
 struct hydration_lookup {
-    LIST_ENTRY(hydration_lookup) in_bucket;
+    struct map_node node;            /* by the entity's hash */
     struct hydration_turn_item turn; /* in line for a job */
     struct hydration_shard *shard;
     struct hydration_share *tenant_share, *type_share;
     enum hydration_lookup_state state;
-    uint64_t hash;                  /* of the entity */
     struct hydration_need need;     /* subject empty: for every caller */
     struct hydration_policy policy; /* of the caller that opened it */
     TAILQ_HEAD(, hydration_waiter) waiters;
@@ -191,15 +237,14 @@ struct hydration_recent { /* a question of this shard, by a hash of its correlat
 struct hydration_shard {
     struct hydration *hydration;
     struct loop *loop;
-    struct hydration_memory *memory;
-    LIST_HEAD(hydration_lookups, hydration_lookup) lookups[HYDRATION_LOOKUPS_MAX]; /* by the entity's hash */
+    struct hydration_memory memory;
+    struct map lookups;
     TAILQ_HEAD(, hydration_waiter) leaving; /* out of their lookups, their callbacks are due */
-    size_t lookup_count, waiter_count, background_count;
+    size_t waiter_count, background_count;
     struct hydration_turns turns; /* of lookups that are QUEUED */
     struct loop_tick tick;        /* starts jobs */
     unsigned jobs;
     struct hydration_recent recent[HYDRATION_RECENT_MAX];
-    int64_t logged_ns; /* the last line about a failure */
     struct buf cut;
     bool cut_in_use, stopping;
 };
@@ -208,10 +253,6 @@ struct hydration_shard *hydration_shard_create(struct hydration *hydration, stru
 void hydration_shard_stop(struct hydration_shard *shard); /* on its loop; new requests are refused too */
 void hydration_shard_destroy(
     struct hydration_shard *shard); /* stopped; its loop and the workers have ended */
-static inline struct hydration_lookups *hydration_shard_bucket(struct hydration_shard *shard, uint64_t hash)
-{
-    return &shard->lookups[hash % HYDRATION_LOOKUPS_MAX];
-}
 /* To the lookup of this need, for this caller or for every one; from another lookup, or new. False: there are too many. */
 bool hydration_waiter_join(struct hydration_waiter *waiter, const struct hydration_need *need,
                            struct str subject);
@@ -229,77 +270,70 @@ void hydration_deliver(struct hydration_shard *shard, const struct hydration_eve
 bool hydration_deliver_ledger(struct hydration_shard *shard, const struct hydration_event *event,
                               int64_t ttl_ms);
 void hydration_recent_add(struct hydration_lookup *lookup); /* its correlation id is about to be used */
-/* From any thread: an event to these shards, on their loops. */
-void hydration_post(struct hydration_shard *const *shards, unsigned count,
-                    const struct hydration_event *event, bool is_direct);
+/* From any thread: an event to the shard that asked its owner directly, or of the bus (NULL) to every shard, on their loops. */
+void hydration_post(struct hydration *hydration, struct hydration_shard *asker,
+                    const struct hydration_event *event);
 
-/* ---- questions.c: the questions to one owner of this process ---- */
-struct hydration_questions;
+/* ---- owner.c, questions.c: an owner in this process, and the questions that wait for it ---- */
 struct hydration_owner_slot {
     struct hydration *hydration;
     struct hydration_owner row;
-    struct hydration_questions *questions;
-    char group[sizeof "entity-" + HYDRATION_TYPE_BYTES_MAX];
+    char group[sizeof "entity-" + HYDRATION_TYPE_BYTES_MAX]; /* of processes with this owner */
     atomic_llong asked_until_ns; /* until then an entity that was asked for here may be held */
+    pthread_mutex_t lock;        /* for what follows */
+    pthread_cond_t idle;
+    struct hydration_turns turns; /* of waiting questions */
+    bool stopping;
+    unsigned busy;
+    struct hydration_answering { /* answers questions one by one */
+        struct worker_job job;
+        struct hydration_owner_slot *slot;
+        bool is_busy;
+    } answering[HYDRATION_PARALLEL];
 };
-struct hydration_questions *hydration_questions_create(struct hydration_owner_slot *slot,
-                                                       struct worker_pool *workers);
-void hydration_questions_destroy(
-    struct hydration_questions *questions); /* waits for running answers; NULL is fine */
-/* Any thread, never blocks. The question is borrowed. It is answered, or dropped and counted: then its lookup asks again.
- * `asker`: the shard that asked directly, which gets the answer without the bus too; NULL: it came over the bus. */
-void hydration_questions_put(struct hydration_questions *questions, const struct hydration_event *question,
-                             struct hydration_shard *asker);
-
-/* ---- owner.c ---- */
 /* NULL: no owner of that type in this process. */
 struct hydration_owner_slot *hydration_owner_find(struct hydration *hydration, struct str entity_type);
 void hydration_owner_answer(struct hydration_owner_slot *slot, const struct hydration_event *question,
                             struct hydration_shard *asker, int64_t deadline_ns);
+enum status hydration_owner_follow(struct hydration_owner_slot *slot, struct bus *events,
+                                   struct error *error) MUST_CHECK; /* its topic, if it has one */
 
-/* ---- wire.c: the three events on the bus of events ----
- *
- * PostgreSQL: three topics. A question goes to one process of the owner's group (entity-TYPE), an answer to every process that
- * asks, and once more to one process of the group `hydration`, whose transaction the ledger writes in.
- * NATS: questions and answers are plain messages on the events' subjects, so that a module outside needs nothing but a NATS client;
- * a question goes to one member of the owner's queue group. entity.updated and entity.not-found are subjects of NATS streams too:
- * what the ledger stores, and changes, are not lost while no process reads. */
-struct hydration_wire;
-struct hydration_wire_config {
-    struct bus *bus;
-    bool is_plain;
-    struct hydration *hydration; /* its owners are complete */
-    void *context;
-    /* Answers and changes in order, in every process. Any thread; must not block. NULL: this process does not ask. */
-    void (*on_event)(void *context, const struct hydration_event *event);
-    /* The same, in one process of all, in the transaction that commits the consumer's position. */
-    enum status (*on_store)(void *context, const struct hydration_event *events, size_t count,
-                            struct db_conn *conn, int64_t deadline_ns, struct error *error);
-};
-/* Before bus_start(). An invalid message is counted, logged and dead-lettered with its reason. */
-enum status hydration_wire_open(const struct hydration_wire_config *config, struct hydration_wire **wire,
-                                struct error *error) MUST_CHECK;
-void hydration_wire_destroy(struct hydration_wire *wire); /* after bus_stop(); NULL is fine */
-/* A question or its answer, on a worker. BAD_REQUEST: it makes no valid event. At most once on NATS: it is asked again. */
-enum status hydration_wire_send(struct hydration_wire *wire, const struct hydration_event *event,
+void hydration_questions_init(struct hydration_owner_slot *slot);
+void hydration_questions_deinit(struct hydration_owner_slot *slot); /* waits for running answers */
+/* Any thread, never blocks. The question is borrowed. It is answered, or dropped and counted: then its lookup asks again.
+ * `asker`: the shard that asked directly, which gets the answer without the bus too; NULL: it came over the bus. */
+void hydration_questions_put(struct hydration_owner_slot *slot, const struct hydration_event *question,
+                             struct hydration_shard *asker);
+
+/* ---- wire.c ---- */
+/* Before bus_start(): questions for the owners of this process, and where it `consumes`, answers and changes. */
+enum status hydration_wire_subscribe(struct hydration *hydration, struct bus *events, bool consumes,
+                                     struct error *error) MUST_CHECK;
+/* On a worker. BAD_REQUEST: it makes no valid event. OK of a change: the bus has stored it. Questions and answers are sent at most
+ * once on NATS: they are asked again. */
+enum status hydration_wire_send(struct hydration *hydration, const struct hydration_event *event,
                                 int64_t deadline_ns, struct error *error) MUST_CHECK;
-/* A change, on a worker. OK: the bus has stored it. */
-enum status hydration_wire_send_change(struct hydration_wire *wire, const struct hydration_event *event,
-                                       int64_t deadline_ns, struct error *error) MUST_CHECK;
 
 /* ---- hydration.c ---- */
 struct hydration {
     struct hydration_config config;
     struct hydration_shard **shards;                          /* one for each loop, by loop_index() */
-    _Atomic(struct hydration_wire *) wire;                    /* NULL before hydration_open() */
+    _Atomic(struct bus *) bus;                                /* of events; NULL before hydration_open() */
     struct hydration_owner_slot owners[HYDRATION_OWNERS_MAX]; /* complete before the bus starts */
     size_t owner_count;
-    struct hydration_follower **followers; /* owner.c's */
-    size_t follower_count;
-    atomic_llong log_at_ns; /* owner.c's: its next line about a failure */
+    atomic_llong lookup_logged_ns, answer_logged_ns, invalid_logged_ns; /* for hydration_may_log() */
+    atomic_uint invalid_not_logged;
     atomic_bool stopping;
 };
-/* Metrics (H7): any thread; after the first time on a thread without a lock. */
+/* At most once a second: in an outage every lookup fails, and a client may send nothing but invalid events. */
+static inline bool hydration_may_log(atomic_llong *logged_ns)
+{
+    long long now_ns = clock_mono_ns(), last_ns = atomic_load(logged_ns);
+    return (!last_ns || now_ns - last_ns >= CLOCK_NS_PER_S) &&
+           atomic_compare_exchange_strong(logged_ns, &last_ns, now_ns);
+}
+
+/* ---- metrics.c (H7): any thread; after the first time on a thread without a lock ---- */
 void hydration_metrics_register(void);
 void hydration_count_outcome(const struct hydration_policy *policy, const struct hydration_outcome *outcome,
                              int64_t begun_ns, int64_t now_ns);

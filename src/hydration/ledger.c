@@ -1,8 +1,8 @@
 /* The ledger's statements, one round trip each. The functions are in sql/hydration. */
-#include "hydration/ledger.h"
-
 #include <stdio.h>
 #include <string.h>
+
+#include "hydration/inside.h"
 
 enum {
     HELD_PAGE = 1000,
@@ -30,19 +30,6 @@ static void put_cover(struct buf *out, const struct hydration_cover *cover)
     put_fields(out, cover->fields, cover->mode == HYDRATION_PARTIAL ? cover->field_count : 0);
 }
 
-/* One statement, in a transaction of its own. */
-static enum status ledger_query(struct db_pool *pool, const struct db_statement *statement,
-                                const struct db_param *params, int64_t deadline_ns, struct db_result **rows,
-                                struct error *error)
-{
-    struct db_conn *conn = NULL;
-    enum status status = db_acquire(pool, deadline_ns, &conn, error);
-    if (status == STATUS_OK)
-        status = db_query(conn, statement, params, deadline_ns, rows, error);
-    db_release(conn);
-    return status;
-}
-
 /* ---- lookups ---- */
 
 /* Reads are by primary key; concurrent calls for one entity wait for its flight row alone. */
@@ -65,29 +52,6 @@ static struct hydration_cover read_cover(const struct db_result *rows, struct ar
     return cover;
 }
 
-static enum hydration_ledger_verdict verdict_of(struct str name)
-{
-    return str_eq(name, STR("copy"))     ? HYDRATION_LEDGER_COPY
-           : str_eq(name, STR("absent")) ? HYDRATION_LEDGER_ABSENT
-           : str_eq(name, STR("ask"))    ? HYDRATION_LEDGER_ASK
-                                         : HYDRATION_LEDGER_JOIN;
-}
-
-static void read_finding(const struct db_result *rows, struct arena *arena, struct hydration_finding *finding)
-{
-    int64_t ttl_ms = db_result_i64(rows, 0, TTL_MS);
-    *finding = (struct hydration_finding){
-        .verdict = verdict_of(db_result_str(rows, 0, VERDICT)),
-        .subject = arena_str(arena, db_result_str(rows, 0, SUBJECT)),
-        .data = arena_str(arena, db_result_str(rows, 0, DATA)),
-        .source_module = arena_str(arena, db_result_str(rows, 0, SOURCE_MODULE)),
-        .cover = read_cover(rows, arena),
-        .reason = (enum hydration_reason)db_result_i64(rows, 0, REASON),
-        .version = db_result_i64(rows, 0, VERSION),
-        .ttl_ms = ttl_ms > 0 ? ttl_ms : 0,
-    };
-}
-
 enum status hydration_ledger_find(struct db_pool *pool, const struct hydration_need *need,
                                   const struct hydration_policy *policy, struct str correlation_id,
                                   int64_t copy_ttl_ms, int64_t deadline_ns, struct arena *arena,
@@ -98,15 +62,30 @@ enum status hydration_ledger_find(struct db_pool *pool, const struct hydration_n
 
     put_cover(&fields, &need->cover);
     enum status status =
-        ledger_query(pool, &find_sql,
-                     DB_PARAMS(db_text(need->tenant), db_text(need->entity_type), db_text(need->entity_id),
-                               db_text(text_of(need->subject)), db_int((int64_t)need->cover.mode),
-                               db_text_array(buf_str(&fields)), db_text(text_of(correlation_id)),
-                               db_i64(policy->in_flight_window_ms), db_int(policy->max_retries),
-                               db_i64(policy->negative_cache_ttl_ms), db_i64(copy_ttl_ms)),
-                     deadline_ns, &rows, error);
-    if (status == STATUS_OK)
-        read_finding(rows, arena, finding);
+        db_pool_query(pool, &find_sql,
+                      DB_PARAMS(db_text(need->tenant), db_text(need->entity_type), db_text(need->entity_id),
+                                db_text(text_of(need->subject)), db_int((int64_t)need->cover.mode),
+                                db_text_array(buf_str(&fields)), db_text(text_of(correlation_id)),
+                                db_i64(policy->in_flight_window_ms), db_int(policy->max_retries),
+                                db_i64(policy->negative_cache_ttl_ms), db_i64(copy_ttl_ms)),
+                      deadline_ns, &rows, error);
+    if (status == STATUS_OK) {
+        struct str verdict = db_result_str(rows, 0, VERDICT);
+        int64_t ttl_ms = db_result_i64(rows, 0, TTL_MS);
+        *finding = (struct hydration_finding){
+            .verdict = str_eq(verdict, STR("copy"))     ? HYDRATION_LEDGER_COPY
+                       : str_eq(verdict, STR("absent")) ? HYDRATION_LEDGER_ABSENT
+                       : str_eq(verdict, STR("ask"))    ? HYDRATION_LEDGER_ASK
+                                                        : HYDRATION_LEDGER_JOIN,
+            .subject = arena_str(arena, db_result_str(rows, 0, SUBJECT)),
+            .data = arena_str(arena, db_result_str(rows, 0, DATA)),
+            .source_module = arena_str(arena, db_result_str(rows, 0, SOURCE_MODULE)),
+            .cover = read_cover(rows, arena),
+            .reason = (enum hydration_reason)db_result_i64(rows, 0, REASON),
+            .version = db_result_i64(rows, 0, VERSION),
+            .ttl_ms = ttl_ms > 0 ? ttl_ms : 0,
+        };
+    }
     db_result_free(rows);
     buf_deinit(&fields);
     return status;
@@ -120,11 +99,11 @@ enum status hydration_ledger_retry(struct db_pool *pool, const struct hydration_
                                    int64_t deadline_ns, bool *granted, struct error *error)
 {
     struct db_result *rows = NULL;
-    enum status status = ledger_query(pool, &retry_sql,
-                                      DB_PARAMS(db_text(need->tenant), db_text(need->entity_type),
-                                                db_text(need->entity_id), db_text(text_of(need->subject)),
-                                                db_text(correlation_id), db_int(policy->max_retries)),
-                                      deadline_ns, &rows, error);
+    enum status status = db_pool_query(pool, &retry_sql,
+                                       DB_PARAMS(db_text(need->tenant), db_text(need->entity_type),
+                                                 db_text(need->entity_id), db_text(text_of(need->subject)),
+                                                 db_text(correlation_id), db_int(policy->max_retries)),
+                                       deadline_ns, &rows, error);
     *granted = status == STATUS_OK && db_result_i64(rows, 0, 0) == 1;
     db_result_free(rows);
     return status;
@@ -246,9 +225,9 @@ static const struct db_statement list_held_sql =
     DB_STATEMENT("select entity_id from (" HELD_IN("copies") " union " HELD_IN("absences") " union " HELD_IN(
         "flights") ") held order by entity_id limit $5");
 
-enum status hydration_ledger_list_held(struct db_pool *pool, struct str entity_type, struct str tenant,
-                                       struct str id_prefix, int64_t deadline_ns, struct arena *arena,
-                                       struct hydration_ref **refs, size_t *count, struct error *error)
+enum status hydration_list_held(struct hydration *hydration, const char *entity_type, struct str tenant,
+                                struct str id_prefix, int64_t deadline_ns, struct arena *arena,
+                                struct hydration_ref **refs, size_t *count, struct error *error)
 {
     struct str last = STR("");
     size_t rows_count = HELD_PAGE;
@@ -258,10 +237,10 @@ enum status hydration_ledger_list_held(struct db_pool *pool, struct str entity_t
     *count = 0;
     while (status == STATUS_OK && rows_count == HELD_PAGE) {
         struct db_result *rows = NULL;
-        status = ledger_query(pool, &list_held_sql,
-                              DB_PARAMS(db_text(tenant), db_text(entity_type), db_text(text_of(id_prefix)),
-                                        db_text(last), db_int(HELD_PAGE)),
-                              deadline_ns, &rows, error);
+        status = db_pool_query(hydration->config.pool, &list_held_sql,
+                               DB_PARAMS(db_text(tenant), db_cstr(entity_type), db_text(text_of(id_prefix)),
+                                         db_text(last), db_int(HELD_PAGE)),
+                               deadline_ns, &rows, error);
         rows_count = status == STATUS_OK ? db_result_rows(rows) : 0;
         struct hydration_ref *all = arena_alloc(arena, (*count + rows_count + 1) * sizeof *all);
         if (*count > 0)
@@ -300,7 +279,7 @@ enum status hydration_ledger_find_held(struct db_pool *pool, struct str entity_t
     }
     db_array_end(&tenants);
     db_array_end(&ids);
-    enum status status = ledger_query(
+    enum status status = db_pool_query(
         pool, &find_held_sql,
         DB_PARAMS(db_text(entity_type), db_text_array(buf_str(&tenants)), db_text_array(buf_str(&ids))),
         deadline_ns, &rows, error);

@@ -45,43 +45,35 @@ static void move_lookup(struct hydration_lookup *lookup, enum hydration_lookup_s
 
 /* ---- life ---- */
 
-/* Both shares of the need, or none. */
-static bool enter_shares(struct hydration_lookup *lookup, const struct hydration_need *need)
-{
-    struct hydration_turns *turns = &lookup->shard->turns;
-    uint64_t type_hash = hash_seeded(need->entity_type), tenant_hash = hash_seeded(need->tenant);
-
-    lookup->tenant_share = hydration_turns_enter(turns, tenant_hash, HYDRATION_TENANT_MAX);
-    if (!lookup->tenant_share)
-        return false;
-    lookup->type_share =
-        hydration_turns_enter(turns, tenant_hash ^ (type_hash << 21 | type_hash >> 43), HYDRATION_TYPE_MAX);
-    if (!lookup->type_share)
-        hydration_turns_leave(turns, lookup->tenant_share);
-    return lookup->type_share;
-}
-
 struct hydration_lookup *hydration_lookup_open(struct hydration_shard *shard, uint64_t hash,
                                                const struct hydration_need *need, struct str subject,
                                                const struct hydration_policy *policy)
 {
-    if (shard->lookup_count == HYDRATION_LOOKUPS_MAX)
+    uint64_t type_hash = hash_seeded(need->entity_type), tenant_hash = hash_seeded(need->tenant);
+    struct hydration_share *tenant_share, *type_share;
+
+    if (shard->lookups.count == HYDRATION_LOOKUPS_MAX)
         return NULL;
+    tenant_share = hydration_turns_enter(&shard->turns, tenant_hash, HYDRATION_TENANT_MAX);
+    if (!tenant_share)
+        return NULL;
+    type_share = hydration_turns_enter(&shard->turns, tenant_hash ^ (type_hash << 21 | type_hash >> 43),
+                                       HYDRATION_TYPE_MAX);
+    if (!type_share) {
+        hydration_turns_leave(&shard->turns, tenant_share);
+        return NULL;
+    }
     struct hydration_lookup *lookup =
         memory_alloc(sizeof *lookup + hydration_cover_bytes(&need->cover) + need->tenant.len + subject.len +
                      need->entity_type.len + need->entity_id.len);
     char *at = (char *)lookup->block;
-
     *lookup = (struct hydration_lookup){.shard = shard,
+                                        .tenant_share = tenant_share,
+                                        .type_share = type_share,
                                         .state = LOOKUP_WAITING,
-                                        .hash = hash,
                                         .policy = *policy,
                                         .retry_at_ns = CLOCK_NEVER,
                                         .find_at_ns = CLOCK_NEVER};
-    if (!enter_shares(lookup, need)) {
-        free(lookup);
-        return NULL;
-    }
     TAILQ_INIT(&lookup->waiters);
     lookup->need.trace = need->trace;
     lookup->need.cover = hydration_cover_keep(&need->cover, &at);
@@ -90,8 +82,7 @@ struct hydration_lookup *hydration_lookup_open(struct hydration_shard *shard, ui
     lookup->need.entity_type = hydration_text_keep(need->entity_type, &at);
     lookup->need.entity_id = hydration_text_keep(need->entity_id, &at);
     arena_init(&lookup->job.arena, HYDRATION_ARENA_BYTES);
-    LIST_INSERT_HEAD(hydration_shard_bucket(shard, hash), lookup, in_bucket);
-    shard->lookup_count++;
+    map_add(&shard->lookups, &lookup->node, hash);
     return lookup;
 }
 
@@ -113,8 +104,7 @@ void hydration_lookup_settle(struct hydration_lookup *lookup)
         lookup->retry_at_ns != CLOCK_NEVER)
         return;
     move_lookup(lookup, LOOKUP_ENDED);
-    LIST_REMOVE(lookup, in_bucket);
-    shard->lookup_count--;
+    map_remove(&shard->lookups, &lookup->node);
     hydration_turns_leave(&shard->turns, lookup->type_share);
     hydration_turns_leave(&shard->turns, lookup->tenant_share);
     loop_free_later(shard->loop, lookup, free_lookup);
@@ -176,8 +166,6 @@ static void ask_owner(struct hydration_lookup *lookup, const struct hydration_co
     struct hydration_lookup_job *job = &lookup->job;
     struct hydration *hydration = lookup->shard->hydration;
     const struct hydration_need *need = &job->need;
-    char traceparent[TRACE_PARENT_BYTES];
-    trace_format(&need->trace, traceparent);
     const struct hydration_event question = {
         .kind = HYDRATION_EVENT_UNKNOWN,
         .tenant = need->tenant,
@@ -189,59 +177,42 @@ static void ask_owner(struct hydration_lookup *lookup, const struct hydration_co
         .has_cover = true,
         .cover = *cover,
         .wait_ms = lookup->policy.wait_timeout_ms,
-        .traceparent = trace_is_none(&need->trace) ? STR_NONE : str_from(traceparent),
+        .traceparent = trace_text(&need->trace, &job->arena),
     };
     struct hydration_owner_slot *local =
         job->kind == LOOKUP_FIND ? hydration_owner_find(hydration, need->entity_type) : NULL;
 
     if (local)
-        hydration_questions_put(local->questions, &question, lookup->shard);
+        hydration_questions_put(local, &question, lookup->shard);
     else
-        job->asked =
-            hydration_wire_send(atomic_load(&hydration->wire), &question, job->deadline_ns, &job->error);
+        job->asked = hydration_wire_send(hydration, &question, job->deadline_ns, &job->error);
     if (job->asked == STATUS_OK)
         hydration_count_asked(&lookup->policy, job->kind == LOOKUP_RETRY);
 }
 
-static void run_find(struct hydration_lookup *lookup)
+static void run_job(struct worker_job *worker)
 {
+    static const struct hydration_cover full = {.mode = HYDRATION_FULL};
+    struct hydration_lookup *lookup = CONTAINER_OF(worker, struct hydration_lookup, job.worker);
     struct hydration_lookup_job *job = &lookup->job;
     const struct hydration_config *config = &lookup->shard->hydration->config;
+    struct str correlation_id = str_from(job->correlation_id);
 
+    if (job->kind == LOOKUP_RETRY) {
+        job->status = hydration_ledger_retry(config->pool, &job->need, &lookup->policy, correlation_id,
+                                             job->deadline_ns, &job->granted, &job->error);
+        if (job->status == STATUS_OK && job->granted)
+            ask_owner(lookup, lookup->question.is_full ? &full : &lookup->need.cover);
+        return;
+    }
     FAILPOINT("hydration.before_find");
-    job->status = hydration_ledger_find(config->pool, &job->need, &lookup->policy,
-                                        str_from(job->correlation_id), config->settings->copy_ttl_ms,
-                                        job->deadline_ns, &job->arena, &job->finding, &job->error);
+    job->status = hydration_ledger_find(config->pool, &job->need, &lookup->policy, correlation_id,
+                                        config->settings->copy_ttl_ms, job->deadline_ns, &job->arena,
+                                        &job->finding, &job->error);
     if (job->status != STATUS_OK || job->finding.verdict != HYDRATION_LEDGER_ASK)
         return;
     FAILPOINT("hydration.after_find");
     ask_owner(lookup, &job->finding.cover);
-}
-
-static void run_retry(struct hydration_lookup *lookup)
-{
-    static const struct hydration_cover full = {.mode = HYDRATION_FULL};
-    struct hydration_lookup_job *job = &lookup->job;
-
-    job->status =
-        hydration_ledger_retry(lookup->shard->hydration->config.pool, &job->need, &lookup->policy,
-                               str_from(job->correlation_id), job->deadline_ns, &job->granted, &job->error);
-    if (job->status == STATUS_OK && job->granted)
-        ask_owner(lookup, lookup->question.is_full ? &full : &lookup->need.cover);
-}
-
-static struct hydration_lookup *lookup_of_job(struct worker_job *worker)
-{
-    return CONTAINER_OF(worker, struct hydration_lookup, job.worker);
-}
-
-static void run_job(struct worker_job *worker)
-{
-    struct hydration_lookup *lookup = lookup_of_job(worker);
-    if (lookup->job.kind == LOOKUP_RETRY)
-        run_retry(lookup);
-    else
-        run_find(lookup);
 }
 
 /* ---- its result, on the loop ---- */
@@ -283,34 +254,28 @@ static void keep_stale(struct hydration_lookup *lookup, const struct hydration_f
     lookup->stale.version = finding->version;
 }
 
-/* A question that could not be sent is like one that was lost: the retry is for both. */
-static void take_question(struct hydration_lookup *lookup)
-{
-    const struct hydration_lookup_job *job = &lookup->job;
-
-    memcpy(lookup->question.correlation_id, job->correlation_id, sizeof job->correlation_id);
-    free(lookup->question.subject);
-    lookup->question.subject = str_dup(job->need.subject);
-    lookup->question.is_full = job->finding.cover.mode == HYDRATION_FULL;
-    lookup->question.retries = 0;
-    lookup->lag_ms = 0;
-    if (!job->is_answered && lookup->policy.max_retries > 0)
-        lookup->retry_at_ns = ns_from_now(lookup, lookup->policy.retry_backoff_ms);
-}
-
 static void take_finding(struct hydration_lookup *lookup)
 {
-    const struct hydration_finding *finding = &lookup->job.finding;
+    const struct hydration_lookup_job *job = &lookup->job;
+    const struct hydration_finding *finding = &job->finding;
 
     if (finding->verdict == HYDRATION_LEDGER_COPY || finding->verdict == HYDRATION_LEDGER_ABSENT) {
         take_known(lookup, finding);
         return;
     }
     keep_stale(lookup, finding);
-    if (lookup->job.kind == LOOKUP_LAST_READ)
+    if (job->kind == LOOKUP_LAST_READ)
         return;
     if (finding->verdict == HYDRATION_LEDGER_ASK) {
-        take_question(lookup);
+        /* A question that could not be sent is like one that was lost: the retry is for both. */
+        memcpy(lookup->question.correlation_id, job->correlation_id, sizeof job->correlation_id);
+        free(lookup->question.subject);
+        lookup->question.subject = str_dup(job->need.subject);
+        lookup->question.is_full = finding->cover.mode == HYDRATION_FULL;
+        lookup->question.retries = 0;
+        lookup->lag_ms = 0;
+        if (!job->is_answered && lookup->policy.max_retries > 0)
+            lookup->retry_at_ns = ns_from_now(lookup, lookup->policy.retry_backoff_ms);
     } else if (lookup->lag_ms > 0) {
         /* Another process asked, and an answer arrived here whose extent the ledger alone knows, once it has stored it. Twice as
          * long each time, since it may not have been the answer to that question. */
@@ -319,20 +284,6 @@ static void take_finding(struct hydration_lookup *lookup)
     }
     int64_t window_ms = finding->ttl_ms < HYDRATION_REREAD_MS ? HYDRATION_REREAD_MS : finding->ttl_ms + 1;
     find_at(lookup, ns_from_now(lookup, window_ms));
-}
-
-/* At most once a second: in an outage every lookup fails. */
-static void log_job_failure(const struct hydration_lookup *lookup)
-{
-    const struct error *error = &lookup->job.error;
-    int64_t now_ns = loop_now_ns(lookup->shard->loop);
-    if (now_ns - lookup->shard->logged_ns < CLOCK_NS_PER_S)
-        return;
-    lookup->shard->logged_ns = now_ns;
-    log_warn("hydration_failed", LOG_STR("entity_type", lookup->need.entity_type),
-             LOG_STR("entity_id", lookup->need.entity_id),
-             LOG_CSTR("requester_module", lookup->policy.module),
-             LOG_CSTR("correlation_id", lookup->job.correlation_id), LOG_ERROR_FIELDS(error));
 }
 
 static void take_result(struct hydration_lookup *lookup)
@@ -355,15 +306,19 @@ static void start_jobs(struct loop_tick *tick);
 
 static void on_job_done(struct worker_job *worker)
 {
-    struct hydration_lookup *lookup = lookup_of_job(worker);
+    struct hydration_lookup *lookup = CONTAINER_OF(worker, struct hydration_lookup, job.worker);
     struct hydration_shard *shard = lookup->shard;
     struct hydration_lookup_job *job = &lookup->job;
 
     shard->jobs--;
     if (worker->cancelled)
         job->status = STATUS_CANCELLED;
-    else if (job->status != STATUS_OK || job->asked != STATUS_OK)
-        log_job_failure(lookup);
+    else if ((job->status != STATUS_OK || job->asked != STATUS_OK) &&
+             hydration_may_log(&shard->hydration->lookup_logged_ns))
+        log_warn("hydration_failed", LOG_STR("entity_type", lookup->need.entity_type),
+                 LOG_STR("entity_id", lookup->need.entity_id),
+                 LOG_CSTR("requester_module", lookup->policy.module),
+                 LOG_CSTR("correlation_id", job->correlation_id), LOG_ERROR_FIELDS(&job->error));
     if (!shard->stopping)
         take_result(lookup); /* RUNNING still, so that no callback ends it */
     move_lookup(lookup, LOOKUP_WAITING);
@@ -377,22 +332,18 @@ static void on_job_done(struct worker_job *worker)
 
 /* ---- in line ---- */
 
-/* The caller that a job is for: the one that was asked for, the lookup's own, or, of a lookup for every caller, the first. */
-static struct str subject_of_job(const struct hydration_lookup *lookup)
-{
-    if (lookup->job.kind == LOOKUP_RETRY)
-        return str_from(lookup->question.subject);
-    return lookup->need.subject.len ? lookup->need.subject : TAILQ_FIRST(&lookup->waiters)->subject;
-}
-
+/* A job is for the caller that was asked for, the lookup's own or, of a lookup for every caller, the first. */
 static void prepare_job(struct hydration_lookup *lookup)
 {
     struct hydration_lookup_job *job = &lookup->job;
+    struct str subject = job->kind == LOOKUP_RETRY  ? str_from(lookup->question.subject)
+                         : lookup->need.subject.len ? lookup->need.subject
+                                                    : TAILQ_FIRST(&lookup->waiters)->subject;
     struct uuid id;
 
     arena_reset(&job->arena);
     job->need = lookup->need;
-    job->need.subject = arena_str(&job->arena, subject_of_job(lookup));
+    job->need.subject = arena_str(&job->arena, subject);
     job->finding = (struct hydration_finding){.verdict = HYDRATION_LEDGER_JOIN};
     job->granted = job->is_answered = false;
     job->status = job->asked = STATUS_OK;
@@ -421,12 +372,6 @@ static void on_job_refused(struct loop *loop, struct loop_message *message)
     on_job_done(worker);
 }
 
-/* Its waiters may have gone, and its retry may have been answered, while it was in line. */
-static bool needs_job(const struct hydration_lookup *lookup)
-{
-    return lookup->job.kind == LOOKUP_RETRY ? !lookup->job.is_answered : !TAILQ_EMPTY(&lookup->waiters);
-}
-
 static void start_jobs(struct loop_tick *tick)
 {
     struct hydration_shard *shard = CONTAINER_OF(tick, struct hydration_shard, tick);
@@ -435,7 +380,8 @@ static void start_jobs(struct loop_tick *tick)
     while (shard->jobs < HYDRATION_JOBS_MAX && (item = hydration_turns_next(&shard->turns)) != NULL) {
         struct hydration_lookup *lookup = CONTAINER_OF(item, struct hydration_lookup, turn);
         struct worker_job *worker = &lookup->job.worker;
-        if (!needs_job(lookup)) {
+        /* While it was in line its waiters may have gone, and its retry may have been answered. */
+        if (lookup->job.kind == LOOKUP_RETRY ? lookup->job.is_answered : TAILQ_EMPTY(&lookup->waiters)) {
             move_lookup(lookup, LOOKUP_WAITING);
             hydration_lookup_settle(lookup);
             continue;
@@ -459,7 +405,7 @@ void hydration_lookup_start(struct hydration_lookup *lookup, enum hydration_job_
     lookup->job.kind = kind;
     lookup->job.is_answered = false;
     move_lookup(lookup, LOOKUP_QUEUED);
-    hydration_turns_put(&shard->turns, lookup->tenant_share, &lookup->turn);
+    hydration_turns_put(&shard->turns, lookup->tenant_share->node.hash, &lookup->turn);
     loop_at_tick_end(shard->loop, &shard->tick, start_jobs);
 }
 
@@ -467,17 +413,16 @@ void hydration_lookup_start(struct hydration_lookup *lookup, enum hydration_job_
 void hydration_lookups_stop(struct hydration_shard *shard)
 {
     struct hydration_turn_item *item;
-    struct hydration_lookup *lookup, *next;
+    struct map_node *node;
 
     loop_tick_cancel(shard->loop, &shard->tick);
     while ((item = hydration_turns_next(&shard->turns)) != NULL)
         move_lookup(CONTAINER_OF(item, struct hydration_lookup, turn), LOOKUP_WAITING);
-    for (size_t bucket = 0; bucket < HYDRATION_LOOKUPS_MAX; bucket++)
-        for (lookup = LIST_FIRST(&shard->lookups[bucket]); lookup; lookup = next) {
-            next = LIST_NEXT(lookup, in_bucket);
-            lookup->retry_at_ns = CLOCK_NEVER;
-            hydration_waiters_fail(lookup);
-            hydration_lookup_settle(lookup);
-        }
+    MAP_EACH(node, &shard->lookups) {
+        struct hydration_lookup *lookup = CONTAINER_OF(node, struct hydration_lookup, node);
+        lookup->retry_at_ns = CLOCK_NEVER;
+        hydration_waiters_fail(lookup);
+        hydration_lookup_settle(lookup);
+    }
     hydration_waiters_call(shard);
 }

@@ -1,6 +1,6 @@
-/* What one loop remembers of entities: a hash table, and a list in the order of arrival, so that the oldest entries go first.
+/* What one loop remembers of entities: a map by the entity, and a list in the order of arrival, so that the oldest entries go first.
  *
- *     bucket ─▶ item 7 for every caller: copy, version 3 ─▶ session 9 for ann: copy, version 5 ─▶ session 9 for bob: hidden, 5
+ *     map    ─▶ item 7 for every caller: copy, version 3 ─▶ session 9 for ann: copy, version 5 ─▶ session 9 for bob: hidden, 5
  *     oldest ─▶ … ─▶ newest
  *
  * An entry never changes: an event replaces it. It serves for HYDRATION_MEMORY_MS at most, and stays for its version for
@@ -17,10 +17,9 @@ enum {
     LARGE_PART = 4, /* data of more than a quarter of the memory is not kept */
 };
 
-struct entry {
-    LIST_ENTRY(entry) in_bucket;
-    TAILQ_ENTRY(entry) by_age;
-    uint64_t hash;
+struct hydration_memory_entry {
+    struct map_node node;
+    TAILQ_ENTRY(hydration_memory_entry) by_age;
     size_t bytes;
     enum hydration_known known; /* NOT: only the version */
     struct str tenant, entity_type, entity_id, subject;
@@ -33,100 +32,67 @@ struct entry {
     struct str block[]; /* fields, then texts */
 };
 
-struct hydration_memory {
-    LIST_HEAD(entries, entry) * buckets;
-    size_t bucket_mask;
-    TAILQ_HEAD(, entry) by_age; /* the oldest first */
-    size_t count, entries_max, bytes, bytes_max;
-};
-
-struct hydration_memory *hydration_memory_create(size_t entries_max, size_t bytes_max)
+void hydration_memory_init(struct hydration_memory *memory, size_t entries_max, size_t bytes_max)
 {
-    struct hydration_memory *memory = memory_zalloc(sizeof *memory);
-    size_t buckets = 16;
-    while (buckets < entries_max)
-        buckets *= 2;
-    memory->buckets = memory_zalloc(buckets * sizeof memory->buckets[0]);
-    memory->bucket_mask = buckets - 1;
+    *memory = (struct hydration_memory){.entries_max = entries_max, .bytes_max = bytes_max};
     TAILQ_INIT(&memory->by_age);
-    memory->entries_max = entries_max;
-    memory->bytes_max = bytes_max;
-    return memory;
+    map_reserve(&memory->entries, entries_max);
 }
 
-static void forget(struct hydration_memory *memory, struct entry *entry)
+static void forget(struct hydration_memory *memory, struct hydration_memory_entry *entry)
 {
-    LIST_REMOVE(entry, in_bucket);
+    map_remove(&memory->entries, &entry->node);
     TAILQ_REMOVE(&memory->by_age, entry, by_age);
-    memory->count--;
     memory->bytes -= entry->bytes;
     free(entry);
 }
 
-void hydration_memory_destroy(struct hydration_memory *memory)
+void hydration_memory_deinit(struct hydration_memory *memory)
 {
     while (!TAILQ_EMPTY(&memory->by_age))
         forget(memory, TAILQ_FIRST(&memory->by_age));
-    free(memory->buckets);
-    free(memory);
-}
-
-size_t hydration_memory_count(const struct hydration_memory *memory)
-{
-    return memory->count;
-}
-
-size_t hydration_memory_bytes(const struct hydration_memory *memory)
-{
-    return memory->bytes;
+    map_deinit(&memory->entries);
 }
 
 /* ---- finding ---- */
 
-static bool is_of(const struct entry *entry, uint64_t hash, struct str tenant, struct str entity_type,
-                  struct str entity_id)
+/* The next entry of an entity, from `node` on. */
+static struct hydration_memory_entry *entry_of(struct map_node *node, struct str tenant,
+                                               struct str entity_type, struct str entity_id)
 {
-    return entry->hash == hash && str_eq(entry->entity_id, entity_id) &&
-           str_eq(entry->entity_type, entity_type) && str_eq(entry->tenant, tenant);
+    for (; node; node = map_match(node->next, node->hash)) {
+        struct hydration_memory_entry *entry = CONTAINER_OF(node, struct hydration_memory_entry, node);
+        if (str_eq(entry->entity_id, entity_id) && str_eq(entry->entity_type, entity_type) &&
+            str_eq(entry->tenant, tenant))
+            return entry;
+    }
+    return NULL;
 }
 
-/* The next entry of an entity, from `entry` on. */
-static struct entry *next_of(struct entry *entry, uint64_t hash, const struct hydration_event *event)
-{
-    while (entry && !is_of(entry, hash, event->tenant, event->entity_type, event->entity_id))
-        entry = LIST_NEXT(entry, in_bucket);
-    return entry;
-}
-
-static bool is_current(const struct entry *entry, int64_t now_ns)
+static bool is_current(const struct hydration_memory_entry *entry, int64_t now_ns)
 {
     return entry->known != HYDRATION_KNOWN_NOT && entry->until_ns > now_ns;
 }
 
-/* The entry that counts for a caller: the newer one, and of the same version the caller's own. */
-static const struct entry *better(const struct entry *a, const struct entry *b)
-{
-    if (!a || a->version != b->version)
-        return a && a->version > b->version ? a : b;
-    return a->subject.len ? a : b;
-}
-
-struct hydration_known_entity hydration_memory_find(struct hydration_memory *memory,
+/* Of the entries for a caller the newer one counts, and of the same version the caller's own. */
+struct hydration_known_entity hydration_memory_find(const struct hydration_memory *memory,
                                                     const struct hydration_need *need, int64_t now_ns)
 {
     struct hydration_known_entity result = {.known = HYDRATION_KNOWN_NOT};
     uint64_t hash = hydration_entity_hash(need->tenant, need->entity_type, need->entity_id);
-    const struct entry *found = NULL;
+    const struct hydration_memory_entry *found = NULL, *entry;
 
-    struct entry *entry;
-    LIST_FOREACH(entry, &memory->buckets[hash & memory->bucket_mask], in_bucket) {
-        if (!is_of(entry, hash, need->tenant, need->entity_type, need->entity_id))
-            continue;
+    for (struct map_node *node = map_first(&memory->entries, hash);
+         (entry = entry_of(node, need->tenant, need->entity_type, need->entity_id)) != NULL;
+         node = map_match(entry->node.next, hash)) {
         result.is_private |= entry->is_private;
         result.was_received |= entry->known == HYDRATION_KNOWN_NOT;
-        if (str_eq(entry->subject, entry->is_private ? need->subject : STR_NONE) &&
-            entry->known != HYDRATION_KNOWN_NOT)
-            found = better(found, entry);
+        if (entry->known == HYDRATION_KNOWN_NOT ||
+            !str_eq(entry->subject, entry->is_private ? need->subject : STR_NONE))
+            continue;
+        if (!found || entry->version > found->version ||
+            (entry->version == found->version && !found->subject.len))
+            found = entry;
     }
     if (!found)
         return result;
@@ -145,7 +111,8 @@ struct hydration_known_entity hydration_memory_find(struct hydration_memory *mem
 
 /* An older version is outdated. Of the same version a copy counts more than a not-found, unless they are for different callers;
  * without versions (0) as long as the copy serves. */
-static bool is_outdated(const struct hydration_event *event, const struct entry *entry, int64_t now_ns)
+static bool is_outdated(const struct hydration_event *event, const struct hydration_memory_entry *entry,
+                        int64_t now_ns)
 {
     if (event->version != entry->version)
         return event->version < entry->version;
@@ -156,22 +123,14 @@ static bool is_outdated(const struct hydration_event *event, const struct entry 
     return event->version > 0 || is_current(entry, now_ns);
 }
 
-/* Does the entry of the same entity stay? Only if it has the same version and is for other callers. */
-static bool leaves(const struct hydration_event *event, const struct entry *entry)
-{
-    return event->is_private && event->subject.len > 0 && entry->version == event->version &&
-           !str_eq(entry->subject, event->subject) &&
-           (entry->is_private || event->kind == HYDRATION_EVENT_NOT_FOUND);
-}
-
-static bool is_same_view(const struct hydration_event *event, const struct entry *entry)
+static bool is_same_view(const struct hydration_event *event, const struct hydration_memory_entry *entry)
 {
     return entry->is_private == event->is_private &&
            str_eq(entry->subject, event->is_private ? event->subject : STR_NONE);
 }
 
 /* The same version with a wider cover is kept instead of the event. */
-static bool is_wider(const struct entry *entry, const struct hydration_event *event,
+static bool is_wider(const struct hydration_memory_entry *entry, const struct hydration_event *event,
                      const struct hydration_cover *cover, int64_t now_ns)
 {
     return event->kind == HYDRATION_EVENT_UPDATED && entry->known == HYDRATION_KNOWN_COPY &&
@@ -182,30 +141,37 @@ static bool is_wider(const struct entry *entry, const struct hydration_event *ev
                   : entry->cover.mode == HYDRATION_FULL);
 }
 
-static enum hydration_known known_by(const struct hydration_event *event)
+static void make_room(struct hydration_memory *memory, int64_t now_ns)
 {
-    if (event->is_private && !event->subject.len)
-        return HYDRATION_KNOWN_NOT; /* private, and its caller is not named */
-    return event->kind == HYDRATION_EVENT_UPDATED ? HYDRATION_KNOWN_COPY : HYDRATION_KNOWN_ABSENT;
+    struct hydration_memory_entry *oldest;
+    while ((oldest = TAILQ_FIRST(&memory->by_age)) != NULL &&
+           (memory->entries.count > memory->entries_max || memory->bytes > memory->bytes_max ||
+            oldest->received_ns + VERSION_MS * CLOCK_NS_PER_MS <= now_ns))
+        forget(memory, oldest);
 }
 
-static struct entry *make_entry(const struct hydration_event *event, const struct hydration_cover *cover,
-                                enum hydration_known known)
+static void add_entry(struct hydration_memory *memory, uint64_t hash, const struct hydration_event *event,
+                      const struct hydration_cover *cover, enum hydration_known known, int64_t ttl_ms,
+                      int64_t now_ns)
 {
     bool has_data = known == HYDRATION_KNOWN_COPY;
     struct str subject = event->is_private ? event->subject : STR_NONE;
     struct str data = has_data ? event->data : STR_NONE;
-    size_t bytes = sizeof(struct entry) + (has_data ? hydration_cover_bytes(cover) : 0) + event->tenant.len +
-                   event->entity_type.len + event->entity_id.len + subject.len + data.len + event->module.len;
-    struct entry *entry = memory_alloc(bytes);
+    size_t bytes = sizeof(struct hydration_memory_entry) + (has_data ? hydration_cover_bytes(cover) : 0) +
+                   event->tenant.len + event->entity_type.len + event->entity_id.len + subject.len +
+                   data.len + event->module.len;
+    int64_t serves_ms = ttl_ms < HYDRATION_MEMORY_MS ? ttl_ms : HYDRATION_MEMORY_MS;
+    struct hydration_memory_entry *entry = memory_alloc(bytes);
     char *at = (char *)entry->block;
 
-    *entry = (struct entry){.bytes = bytes,
-                            .known = known,
-                            .reason = event->reason,
-                            .is_private = event->is_private,
-                            .version = event->version,
-                            .has_cover = has_data && cover};
+    *entry = (struct hydration_memory_entry){.bytes = bytes,
+                                             .known = known,
+                                             .reason = event->reason,
+                                             .is_private = event->is_private,
+                                             .version = event->version,
+                                             .has_cover = has_data && cover,
+                                             .received_ns = now_ns,
+                                             .until_ns = now_ns + serves_ms * CLOCK_NS_PER_MS};
     if (entry->has_cover)
         entry->cover = hydration_cover_keep(cover, &at);
     entry->tenant = hydration_text_keep(event->tenant, &at);
@@ -214,29 +180,9 @@ static struct entry *make_entry(const struct hydration_event *event, const struc
     entry->subject = hydration_text_keep(subject, &at);
     entry->data = hydration_text_keep(data, &at);
     entry->source_module = hydration_text_keep(event->module, &at);
-    return entry;
-}
-
-static void make_room(struct hydration_memory *memory, int64_t now_ns)
-{
-    struct entry *oldest;
-    while ((oldest = TAILQ_FIRST(&memory->by_age)) != NULL &&
-           (memory->count > memory->entries_max || memory->bytes > memory->bytes_max ||
-            oldest->received_ns + VERSION_MS * CLOCK_NS_PER_MS <= now_ns))
-        forget(memory, oldest);
-}
-
-static void insert(struct hydration_memory *memory, uint64_t hash, struct entry *entry, int64_t ttl_ms,
-                   int64_t now_ns)
-{
-    entry->hash = hash;
-    entry->received_ns = now_ns;
-    entry->until_ns =
-        now_ns + (ttl_ms < HYDRATION_MEMORY_MS ? ttl_ms : HYDRATION_MEMORY_MS) * CLOCK_NS_PER_MS;
-    LIST_INSERT_HEAD(&memory->buckets[hash & memory->bucket_mask], entry, in_bucket);
+    map_add(&memory->entries, &entry->node, hash);
     TAILQ_INSERT_TAIL(&memory->by_age, entry, by_age);
-    memory->count++;
-    memory->bytes += entry->bytes;
+    memory->bytes += bytes;
     make_room(memory, now_ns);
 }
 
@@ -245,27 +191,37 @@ bool hydration_memory_store(struct hydration_memory *memory, const struct hydrat
                             int64_t now_ns)
 {
     uint64_t hash = hydration_entity_hash(event->tenant, event->entity_type, event->entity_id);
-    struct entries *bucket = &memory->buckets[hash & memory->bucket_mask];
+    struct hydration_memory_entry *at;
+    struct map_node *node;
     bool is_held = false;
 
     make_room(memory, now_ns);
-    for (struct entry *at = next_of(LIST_FIRST(bucket), hash, event); at;
-         at = next_of(LIST_NEXT(at, in_bucket), hash, event)) {
+    for (node = map_first(&memory->entries, hash);
+         (at = entry_of(node, event->tenant, event->entity_type, event->entity_id)) != NULL;
+         node = map_match(at->node.next, hash)) {
         if (is_outdated(event, at, now_ns))
             return false;
         if (is_wider(at, event, cover, now_ns))
             return true;
         is_held |= at->known == HYDRATION_KNOWN_COPY && is_same_view(event, at) && is_current(at, now_ns);
     }
-    for (struct entry *at = next_of(LIST_FIRST(bucket), hash, event), *next; at; at = next) {
-        next = next_of(LIST_NEXT(at, in_bucket), hash, event);
-        if (!leaves(event, at))
+    for (node = map_first(&memory->entries, hash);
+         (at = entry_of(node, event->tenant, event->entity_type, event->entity_id)) != NULL;) {
+        node = map_match(at->node.next, hash);
+        bool is_of_others = event->is_private && event->subject.len > 0 && at->version == event->version &&
+                            !str_eq(at->subject, event->subject) &&
+                            (at->is_private || event->kind == HYDRATION_EVENT_NOT_FOUND);
+        if (!is_of_others)
             forget(memory, at);
     }
-    bool is_renewed = is_held && event->kind == HYDRATION_EVENT_UPDATED;
-    enum hydration_known known = is_wanted || is_renewed ? known_by(event) : HYDRATION_KNOWN_NOT;
-    if (known == HYDRATION_KNOWN_COPY && event->data.len > memory->bytes_max / LARGE_PART)
-        known = HYDRATION_KNOWN_NOT;
-    insert(memory, hash, make_entry(event, cover, known), ttl_ms, now_ns);
+    bool is_updated = event->kind == HYDRATION_EVENT_UPDATED;
+    bool is_kept = (is_wanted || (is_held && is_updated)) &&
+                   (!event->is_private || event->subject.len) && /* else its caller is not named */
+                   !(is_updated && event->data.len > memory->bytes_max / LARGE_PART);
+    add_entry(memory, hash, event, cover,
+              !is_kept     ? HYDRATION_KNOWN_NOT
+              : is_updated ? HYDRATION_KNOWN_COPY
+                           : HYDRATION_KNOWN_ABSENT,
+              ttl_ms, now_ns);
     return true;
 }

@@ -47,63 +47,65 @@ void hydration_metrics_register(void)
     pthread_once(&once, register_all);
 }
 
-const char *hydration_result_name(enum hydration_result result)
-{
-    static const char *const names[] = {
-        [HYDRATION_UPDATED] = "updated",
-        [HYDRATION_NOT_FOUND] = "not-found",
-        [HYDRATION_TIMEOUT] = "timeout",
-        [HYDRATION_UNAVAILABLE] = "unavailable",
-    };
-    return names[result];
-}
-
 /* ---- a consumer's series ---- */
 
-enum { RESULTS = HYDRATION_UNAVAILABLE + 1, KNOWN_WAYS = HYDRATION_BY_LEDGER + 1, CONSUMERS_CACHED = 8 };
+enum {
+    REQUESTS,
+    HITS = REQUESTS + HYDRATION_UNAVAILABLE + 1,
+    NEGATIVE_HITS = HITS + HYDRATION_BY_LEDGER + 1,
+    UNKNOWNS = NEGATIVE_HITS + HYDRATION_BY_LEDGER + 1,
+    COLLAPSED = UNKNOWNS + 2,
+    TIMEOUTS,
+    LATENCY,
+    SERIES,
+    CONSUMERS_CACHED = 8
+};
+
+static const struct {
+    struct metric_family *family;
+    const char *label;
+} series_rows[SERIES] = {
+    [REQUESTS + HYDRATION_UPDATED] = {&requests, "updated"},
+    [REQUESTS + HYDRATION_NOT_FOUND] = {&requests, "not-found"},
+    [REQUESTS + HYDRATION_TIMEOUT] = {&requests, "timeout"},
+    [REQUESTS + HYDRATION_UNAVAILABLE] = {&requests, "unavailable"},
+    [HITS + HYDRATION_BY_MEMORY] = {&hits, "memory"},
+    [HITS + HYDRATION_BY_LEDGER] = {&hits, "ledger"},
+    [NEGATIVE_HITS + HYDRATION_BY_MEMORY] = {&negative_hits, "memory"},
+    [NEGATIVE_HITS + HYDRATION_BY_LEDGER] = {&negative_hits, "ledger"},
+    [UNKNOWNS + false] = {&unknowns, "first"},
+    [UNKNOWNS + true] = {&unknowns, "retry"},
+    [COLLAPSED] = {&collapsed, NULL},
+    [TIMEOUTS] = {&timeouts, NULL},
+    [LATENCY] = {&latency, NULL},
+};
+
+const char *hydration_result_name(enum hydration_result result)
+{
+    return series_rows[REQUESTS + result].label;
+}
 
 struct consumer {
     const char *module; /* a literal: compared by its address */
-    struct metric_series *requests[RESULTS], *hits[KNOWN_WAYS], *negative_hits[KNOWN_WAYS];
-    struct metric_series *collapsed, *timeouts, *unknowns[2], *latency;
+    struct metric_series *series[SERIES];
 };
 
-static struct metric_series *series_of(struct metric_family *family, const char *module, const char *label)
-{
-    return metric_series_get(family, (const struct str[]){str_from(module), str_from(label)});
-}
-
-static void find_series(struct consumer *consumer, const char *module)
-{
-    static const char *const ways[] = {[HYDRATION_BY_MEMORY] = "memory", [HYDRATION_BY_LEDGER] = "ledger"};
-
-    hydration_metrics_register();
-    for (int result = 0; result < RESULTS; result++)
-        consumer->requests[result] =
-            series_of(&requests, module, hydration_result_name((enum hydration_result)result));
-    for (int way = 0; way < KNOWN_WAYS; way++) {
-        consumer->hits[way] = series_of(&hits, module, ways[way]);
-        consumer->negative_hits[way] = series_of(&negative_hits, module, ways[way]);
-    }
-    consumer->collapsed = series_of(&collapsed, module, NULL);
-    consumer->timeouts = series_of(&timeouts, module, NULL);
-    consumer->unknowns[false] = series_of(&unknowns, module, "first");
-    consumer->unknowns[true] = series_of(&unknowns, module, "retry");
-    consumer->latency = series_of(&latency, module, NULL);
-    consumer->module = module;
-}
-
-static const struct consumer *consumer_of(const struct hydration_policy *policy)
+static struct metric_series *const *series_of(const struct hydration_policy *policy)
 {
     static _Thread_local struct consumer cached[CONSUMERS_CACHED];
     static _Thread_local unsigned oldest;
 
     for (unsigned i = 0; i < CONSUMERS_CACHED; i++)
         if (cached[i].module == policy->module)
-            return &cached[i];
+            return cached[i].series;
     struct consumer *consumer = &cached[oldest++ % CONSUMERS_CACHED];
-    find_series(consumer, policy->module);
-    return consumer;
+    hydration_metrics_register();
+    consumer->module = policy->module;
+    for (int i = 0; i < SERIES; i++)
+        consumer->series[i] =
+            metric_series_get(series_rows[i].family,
+                              (const struct str[]){str_from(policy->module), str_from(series_rows[i].label)});
+    return consumer->series;
 }
 
 /* ---- counting ---- */
@@ -111,24 +113,24 @@ static const struct consumer *consumer_of(const struct hydration_policy *policy)
 void hydration_count_outcome(const struct hydration_policy *policy, const struct hydration_outcome *outcome,
                              int64_t begun_ns, int64_t now_ns)
 {
-    const struct consumer *consumer = consumer_of(policy);
+    struct metric_series *const *series = series_of(policy);
 
-    metric_add(consumer->requests[outcome->result], 1);
+    metric_add(series[REQUESTS + outcome->result], 1);
     if (outcome->result == HYDRATION_TIMEOUT)
-        metric_add(consumer->timeouts, 1);
+        metric_add(series[TIMEOUTS], 1);
     if (outcome->way == HYDRATION_BY_JOINING && outcome->result != HYDRATION_UNAVAILABLE)
-        metric_add(consumer->collapsed, 1);
+        metric_add(series[COLLAPSED], 1);
     if (outcome->way <= HYDRATION_BY_LEDGER && outcome->result == HYDRATION_UPDATED)
-        metric_add(consumer->hits[outcome->way], 1);
+        metric_add(series[HITS + outcome->way], 1);
     if (outcome->way <= HYDRATION_BY_LEDGER && outcome->result == HYDRATION_NOT_FOUND)
-        metric_add(consumer->negative_hits[outcome->way], 1);
+        metric_add(series[NEGATIVE_HITS + outcome->way], 1);
     if (outcome->way != HYDRATION_BY_MEMORY)
-        metric_observe(consumer->latency, (double)(now_ns - begun_ns) / (double)CLOCK_NS_PER_S);
+        metric_observe(series[LATENCY], (double)(now_ns - begun_ns) / (double)CLOCK_NS_PER_S);
 }
 
 void hydration_count_asked(const struct hydration_policy *policy, bool is_retry)
 {
-    metric_add(consumer_of(policy)->unknowns[is_retry], 1);
+    metric_add(series_of(policy)[UNKNOWNS + is_retry], 1);
 }
 
 void hydration_count_waiters(int by)

@@ -5,12 +5,10 @@
  * can name one; else the change has no data, and consumers drop their copies. A question without a caller sees nothing private. */
 #include <assert.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "base/clock.h"
 #include "base/failpoint.h"
 #include "base/log.h"
-#include "base/memory.h"
 #include "hydration/inside.h"
 
 enum { FOLLOWED_AT_ONCE = 100 };
@@ -64,8 +62,8 @@ void hydration_provide(struct hydration *hydration, const struct hydration_owner
     struct hydration_owner_slot *slot = &hydration->owners[hydration->owner_count++];
     slot->hydration = hydration;
     slot->row = *owner;
-    slot->questions = hydration_questions_create(slot, hydration->config.workers);
     snprintf(slot->group, sizeof slot->group, "entity-%s", owner->entity_type);
+    hydration_questions_init(slot);
 }
 
 struct hydration_owner_slot *hydration_owner_find(struct hydration *hydration, struct str entity_type)
@@ -77,6 +75,12 @@ struct hydration_owner_slot *hydration_owner_find(struct hydration *hydration, s
 }
 
 /* ---- answers ---- */
+
+static void note_asked(struct hydration_owner_slot *slot)
+{
+    atomic_store_explicit(&slot->asked_until_ns, clock_deadline_ms(hydration_held_ms(slot->hydration)),
+                          memory_order_relaxed);
+}
 
 static void make_answer(struct look *look, const struct hydration_event *question)
 {
@@ -97,35 +101,6 @@ static void make_answer(struct look *look, const struct hydration_event *questio
         put_data(look, &question->cover);
 }
 
-static void log_answer(const struct hydration_event *question, const struct hydration_event *answer)
-{
-    log_info("hydration_answered", LOG_STR("entity_type", question->entity_type),
-             LOG_STR("entity_id", question->entity_id),
-             LOG_CSTR("hydration_mode", hydration_mode_names[question->cover.mode]),
-             LOG_STR("requester_module", question->module), LOG_STR("source_module", answer->module),
-             LOG_STR("correlation_id", question->correlation_id), LOG_STR("tenant_id", question->tenant),
-             LOG_CSTR("result", answer->kind == HYDRATION_EVENT_UPDATED ? "updated" : "not-found"));
-}
-
-/* At most once a second: in an outage every question fails. */
-static void log_unanswered(struct hydration *hydration, const struct hydration_event *question,
-                           const struct error *error)
-{
-    long long now_ns = clock_mono_ns(), due_ns = atomic_load(&hydration->log_at_ns);
-    if (now_ns < due_ns ||
-        !atomic_compare_exchange_strong(&hydration->log_at_ns, &due_ns, now_ns + CLOCK_NS_PER_S))
-        return;
-    log_warn("hydration_unanswered", LOG_STR("entity_type", question->entity_type),
-             LOG_STR("entity_id", question->entity_id), LOG_STR("requester_module", question->module),
-             LOG_STR("correlation_id", question->correlation_id), LOG_ERROR_FIELDS(error));
-}
-
-static void note_asked(struct hydration_owner_slot *slot)
-{
-    atomic_store_explicit(&slot->asked_until_ns, clock_deadline_ms(hydration_held_ms(slot->hydration)),
-                          memory_order_relaxed);
-}
-
 /* The bus carries the answer in every case: other processes may wait for it, and the ledger stores it. */
 void hydration_owner_answer(struct hydration_owner_slot *slot, const struct hydration_event *question,
                             struct hydration_shard *asker, int64_t deadline_ns)
@@ -140,15 +115,22 @@ void hydration_owner_answer(struct hydration_owner_slot *slot, const struct hydr
     FAILPOINT("hydration.before_answer");
     if (status == STATUS_OK) {
         make_answer(&look, question);
-        status = hydration_wire_send(atomic_load(&hydration->wire), &look.event, deadline_ns, &error);
+        status = hydration_wire_send(hydration, &look.event, deadline_ns, &error);
     }
     FAILPOINT("hydration.after_answer");
     if (status == STATUS_OK && asker && !atomic_load(&hydration->stopping))
-        hydration_post(&asker, 1, &look.event, true);
+        hydration_post(hydration, asker, &look.event);
     if (status == STATUS_OK)
-        log_answer(question, &look.event);
-    else
-        log_unanswered(hydration, question, &error);
+        log_info("hydration_answered", LOG_STR("entity_type", question->entity_type),
+                 LOG_STR("entity_id", question->entity_id),
+                 LOG_CSTR("hydration_mode", hydration_mode_names[question->cover.mode]),
+                 LOG_STR("requester_module", question->module), LOG_STR("source_module", look.event.module),
+                 LOG_STR("correlation_id", question->correlation_id), LOG_STR("tenant_id", question->tenant),
+                 LOG_CSTR("result", look.event.kind == HYDRATION_EVENT_UPDATED ? "updated" : "not-found"));
+    else if (hydration_may_log(&hydration->answer_logged_ns))
+        log_warn("hydration_unanswered", LOG_STR("entity_type", question->entity_type),
+                 LOG_STR("entity_id", question->entity_id), LOG_STR("requester_module", question->module),
+                 LOG_STR("correlation_id", question->correlation_id), LOG_ERROR_FIELDS(&error));
     look_close(&look);
 }
 
@@ -168,27 +150,32 @@ static void make_change(struct look *look)
     put_data(look, look->event.is_private && !entity->only_subject.len ? &existence : &look->question.cover);
 }
 
-enum status hydration_publish_change(struct hydration *hydration, const char *entity_type, struct str tenant,
-                                     struct str entity_id, int64_t deadline_ns, struct error *error)
+static enum status publish_change(struct hydration_owner_slot *slot, struct hydration_ref ref,
+                                  int64_t deadline_ns, struct error *error)
 {
-    const struct hydration_owner_slot *slot = hydration_owner_find(hydration, str_from(entity_type));
-    struct hydration_wire *wire = atomic_load(&hydration->wire);
-    struct look look = {.question = {.tenant = tenant,
-                                     .entity_type = str_from(entity_type),
-                                     .entity_id = entity_id,
+    struct look look = {.question = {.tenant = ref.tenant,
+                                     .entity_type = str_from(slot->row.entity_type),
+                                     .entity_id = ref.entity_id,
                                      .cover.mode = HYDRATION_FULL}};
-    if (!slot)
-        return error_set(error, STATUS_CONFIG, "no module of this process provides %s", entity_type);
-    if (!wire)
+    if (!atomic_load(&slot->hydration->bus))
         return error_set(error, STATUS_UNAVAILABLE, "the bus of events is not open yet");
     enum status status = look_open(&look, &slot->row, deadline_ns, error);
     if (status == STATUS_OK) {
         make_change(&look);
         FAILPOINT("hydration.before_change");
-        status = hydration_wire_send_change(wire, &look.event, deadline_ns, error);
+        status = hydration_wire_send(slot->hydration, &look.event, deadline_ns, error);
     }
     look_close(&look);
     return status;
+}
+
+enum status hydration_publish_change(struct hydration *hydration, const char *entity_type, struct str tenant,
+                                     struct str entity_id, int64_t deadline_ns, struct error *error)
+{
+    struct hydration_owner_slot *slot = hydration_owner_find(hydration, str_from(entity_type));
+    if (!slot)
+        return error_set(error, STATUS_CONFIG, "no module of this process provides %s", entity_type);
+    return publish_change(slot, (struct hydration_ref){tenant, entity_id}, deadline_ns, error);
 }
 
 /* ---- entities that consumers hold ---- */
@@ -209,14 +196,6 @@ enum status hydration_find_held(struct hydration *hydration, const char *entity_
     return status;
 }
 
-enum status hydration_list_held(struct hydration *hydration, const char *entity_type, struct str tenant,
-                                struct str id_prefix, int64_t deadline_ns, struct arena *arena,
-                                struct hydration_ref **refs, size_t *count, struct error *error)
-{
-    return hydration_ledger_list_held(hydration->config.pool, str_from(entity_type), tenant, id_prefix,
-                                      deadline_ns, arena, refs, count, error);
-}
-
 int64_t hydration_held_ms(const struct hydration *hydration)
 {
     const struct hydration_settings *settings = hydration->config.settings;
@@ -225,13 +204,6 @@ int64_t hydration_held_ms(const struct hydration *hydration)
 }
 
 /* ---- the owner's own events ---- */
-
-struct hydration_follower {
-    struct hydration *hydration;
-    const char *entity_type;
-    hydration_read_fn *read;
-    void *context;
-};
 
 /* Of several changes of one entity in a batch the last one is looked up. */
 static bool is_followed_later(const struct hydration_ref *refs, size_t at, size_t count)
@@ -242,83 +214,64 @@ static bool is_followed_later(const struct hydration_ref *refs, size_t at, size_
     return false;
 }
 
-/* False: this event and the later ones of the batch are retried. */
-static bool follow_one(struct hydration_follower *follower, struct bus_batch *batch, size_t at,
-                       const struct hydration_ref *ref)
-{
-    struct error error = {0};
-    enum status status = hydration_publish_change(follower->hydration, follower->entity_type, ref->tenant,
-                                                  ref->entity_id, batch->deadline_ns, &error);
-    if (status == STATUS_OK)
-        return true;
-    if (status_retryable(status)) {
-        bus_batch_retry(batch, at, "%s", error.message);
-        return false;
-    }
-    /* A retry would fail in the same way. Copies expire. */
-    log_error("hydration_change_not_published", LOG_CSTR("entity_type", follower->entity_type),
-              LOG_STR("entity_id", ref->entity_id), LOG_STR("tenant_id", ref->tenant),
-              LOG_ERROR_FIELDS(&error));
-    return true;
-}
-
 /* Most changes are of entities that no consumer holds: one query for the whole batch finds the others. */
 static void on_followed(void *context, struct bus_batch *batch)
 {
-    struct hydration_follower *follower = context;
-    struct arena arena;
+    struct hydration_owner_slot *slot = context;
     struct error error = {0};
+    struct arena arena;
+    size_t i;
 
     arena_init(&arena, HYDRATION_ARENA_BYTES);
     struct hydration_ref *refs = arena_zalloc(&arena, batch->count * sizeof refs[0]);
     bool *held = arena_zalloc(&arena, batch->count * sizeof held[0]);
-    for (size_t i = 0; i < batch->count; i++)
-        if (!follower->read(follower->context, &batch->messages[i], &arena, &refs[i]))
+    for (i = 0; i < batch->count; i++)
+        if (!slot->row.read(&batch->messages[i], &arena, &refs[i]))
             refs[i] = (struct hydration_ref){STR(""), STR("")};
-    bool goes_on = hydration_find_held(follower->hydration, follower->entity_type, refs, batch->count,
-                                       batch->deadline_ns, held, &error) == STATUS_OK;
-    if (!goes_on)
+    enum status status = hydration_find_held(slot->hydration, slot->row.entity_type, refs, batch->count,
+                                             batch->deadline_ns, held, &error);
+    if (status != STATUS_OK)
         bus_batch_retry(batch, 0, "%s", error.message);
-    for (size_t i = 0; i < batch->count && goes_on; i++)
-        if (held[i] && refs[i].entity_id.len && !is_followed_later(refs, i, batch->count))
-            goes_on = follow_one(follower, batch, i, &refs[i]);
+    for (i = 0; i < batch->count && status == STATUS_OK; i++) {
+        if (!held[i] || !refs[i].entity_id.len || is_followed_later(refs, i, batch->count))
+            continue;
+        status = publish_change(slot, refs[i], batch->deadline_ns, &error);
+        if (status_retryable(status)) {
+            bus_batch_retry(batch, i, "%s", error.message); /* and the later ones of the batch */
+        } else if (status != STATUS_OK) { /* a retry would fail in the same way; copies expire */
+            log_error("hydration_change_not_published", LOG_CSTR("entity_type", slot->row.entity_type),
+                      LOG_STR("entity_id", refs[i].entity_id), LOG_STR("tenant_id", refs[i].tenant),
+                      LOG_ERROR_FIELDS(&error));
+            status = STATUS_OK;
+        }
+    }
     arena_deinit(&arena);
 }
 
 /* While no consumer asks for entities of this type, their changes wait for the bus's poll and are read many at a time. */
 static bool wakes_follower(void *context, const struct bus_message *message)
 {
-    const struct hydration_follower *follower = context;
-    const struct hydration_owner_slot *slot =
-        hydration_owner_find(follower->hydration, str_from(follower->entity_type));
+    const struct hydration_owner_slot *slot = context;
     (void)message;
-    return slot && atomic_load_explicit(&slot->asked_until_ns, memory_order_relaxed) > clock_mono_ns();
+    return atomic_load_explicit(&slot->asked_until_ns, memory_order_relaxed) > clock_mono_ns();
 }
 
 /* From now on: a copy is of an entity that was looked up after this group began. */
-enum status hydration_follow(struct hydration *hydration, struct bus *events, const char *topic,
-                             const char *entity_type, hydration_read_fn *read, void *context,
-                             struct error *error)
+enum status hydration_owner_follow(struct hydration_owner_slot *slot, struct bus *events, struct error *error)
 {
-    struct hydration_follower *follower = memory_alloc(sizeof *follower);
-    char group[sizeof "entity-" + HYDRATION_TYPE_BYTES_MAX];
-
-    *follower = (struct hydration_follower){hydration, entity_type, read, context};
-    hydration->followers = memory_realloc_array(hydration->followers, hydration->follower_count + 1,
-                                                sizeof hydration->followers[0]);
-    hydration->followers[hydration->follower_count++] = follower;
-    snprintf(group, sizeof group, "entity-%s", entity_type);
+    if (!slot->row.topic)
+        return STATUS_OK;
     return bus_subscribe(events,
                          &(struct bus_subscription){
-                             .topic = topic,
-                             .group = group,
+                             .topic = slot->row.topic,
+                             .group = slot->group,
                              .mode = BUS_SHARED,
                              .from = BUS_FROM_NOW,
                              .batch_max = FOLLOWED_AT_ONCE,
                              .relaxed = true, /* a change is in the log before the position */
                              .wakes = wakes_follower,
                              .parallel = 1,
-                             .context = follower,
+                             .context = slot,
                              .handler = on_followed,
                          },
                          error);

@@ -1,7 +1,7 @@
 /* Questions to one owner of this process, on their way to the workers. Each owner has a bounded queue and answers few questions at
- * once, so that an owner that hangs holds up no other. Tenants take turns, and each has a bounded part of the queue. A question that
- * is too many, or that waited longer than its lookup, is dropped and counted: the oldest first, since its lookup ends first. */
-#include <pthread.h>
+ * once, so that an owner that hangs holds up no other. Tenants take turns, and each has a bounded part of the queue: as many as one
+ * loop looks up of a type at once, so that a burst of lookups waits and is not dropped. A question that is too many, or that waited
+ * longer than its lookup, is dropped and counted: the oldest first, since its lookup ends first. */
 #include <stdlib.h>
 
 #include "base/clock.h"
@@ -9,32 +9,18 @@
 #include "base/memory.h"
 #include "hydration/inside.h"
 
-enum { QUESTIONS_MAX = 1024, QUESTIONS_OF_TENANT_MAX = 128 };
+enum {
+    QUESTIONS_MAX = HYDRATION_LOOKUPS_MAX,
+    QUESTIONS_OF_TENANT_MAX = HYDRATION_TYPE_MAX,
+    QUESTION_BYTES = 512, /* of most: the bound counts questions, so each should be small */
+};
 
 struct queued_question {
     struct hydration_turn_item turn;
-    struct hydration_share *tenant;
     struct hydration_shard *asker;
     int64_t expires_ns;
     struct arena arena;
     struct hydration_event question;
-};
-
-struct answering { /* answers questions one by one */
-    struct worker_job job;
-    struct hydration_questions *questions;
-    bool is_busy;
-};
-
-struct hydration_questions {
-    struct hydration_owner_slot *slot;
-    struct worker_pool *workers;
-    pthread_mutex_t lock; /* for what follows */
-    pthread_cond_t idle;
-    struct hydration_turns turns;
-    size_t busy;
-    bool stopping;
-    struct answering answering[HYDRATION_PARALLEL];
 };
 
 static void free_question(struct queued_question *queued)
@@ -43,152 +29,117 @@ static void free_question(struct queued_question *queued)
     free(queued);
 }
 
-static void drop_question(struct queued_question *queued)
+static void drop_question(struct hydration_turn_item *item)
 {
     hydration_count_ignored("overload");
-    free_question(queued);
+    free_question(CONTAINER_OF(item, struct queued_question, turn));
 }
 
 /* ---- under the lock ---- */
 
-/* What a function of hydration_turns returned, out of its share. */
-static struct queued_question *take_out(struct hydration_questions *questions,
-                                        struct hydration_turn_item *item)
+static void drop_all(struct hydration_owner_slot *slot)
 {
-    if (!item)
-        return NULL;
-    struct queued_question *queued = CONTAINER_OF(item, struct queued_question, turn);
-    hydration_turns_leave(&questions->turns, queued->tenant);
-    return queued;
+    struct hydration_turn_item *item;
+    while ((item = hydration_turns_next(&slot->turns)) != NULL)
+        drop_question(item);
 }
 
-static void drop_all(struct hydration_questions *questions)
-{
-    struct queued_question *queued;
-    while ((queued = take_out(questions, hydration_turns_next(&questions->turns))) != NULL)
-        drop_question(queued);
-}
-
-/* The one that is dropped to make room for one more of this tenant; NULL: there is room. */
-static struct queued_question *make_room(struct hydration_questions *questions, uint64_t tenant)
-{
-    struct hydration_turns *turns = &questions->turns;
-    struct hydration_share *full = hydration_turns_find(turns, tenant);
-    if (!full || full->queued < QUESTIONS_OF_TENANT_MAX)
-        full = turns->queued == QUESTIONS_MAX ? hydration_turns_longest(turns) : NULL;
-    return full ? take_out(questions, hydration_turns_take(turns, full)) : NULL;
-}
-
-static void start_idle(struct hydration_questions *questions)
+static void start_idle(struct hydration_owner_slot *slot)
 {
     for (size_t i = 0; i < HYDRATION_PARALLEL; i++) {
-        struct answering *answering = &questions->answering[i];
+        struct hydration_answering *answering = &slot->answering[i];
         if (answering->is_busy)
             continue;
-        answering->is_busy = worker_pool_submit(questions->workers, &answering->job);
-        questions->busy += answering->is_busy;
+        answering->is_busy = worker_pool_submit(slot->hydration->config.workers, &answering->job);
+        slot->busy += answering->is_busy;
         break;
     }
-    if (questions->busy == 0) /* the workers' queue is full, or they have ended */
-        drop_all(questions);
+    if (slot->busy == 0) /* the workers' queue is full, or they have ended */
+        drop_all(slot);
 }
 
 /* ---- on a worker ---- */
 
-/* An expired question does not take its tenant's turn. */
-static struct queued_question *take_current(struct hydration_questions *questions)
+static void answer_one(struct worker_job *job)
 {
+    struct hydration_owner_slot *slot = CONTAINER_OF(job, struct hydration_answering, job)->slot;
     int64_t now_ns = clock_mono_ns();
     struct hydration_turn_item *item;
 
-    pthread_mutex_lock(&questions->lock);
-    while ((item = hydration_turns_peek(&questions->turns)) != NULL &&
+    pthread_mutex_lock(&slot->lock);
+    while ((item = hydration_turns_peek(&slot->turns)) != NULL &&
            CONTAINER_OF(item, struct queued_question, turn)->expires_ns <= now_ns)
-        drop_question(take_out(questions, hydration_turns_take(&questions->turns, item->share)));
-    struct queued_question *queued = take_out(questions, hydration_turns_next(&questions->turns));
-    pthread_mutex_unlock(&questions->lock);
-    return queued;
-}
-
-static void answer_one(struct worker_job *job)
-{
-    struct hydration_questions *questions = CONTAINER_OF(job, struct answering, job)->questions;
-    struct queued_question *queued = take_current(questions);
-    if (!queued)
+        drop_question(
+            hydration_turns_take(&slot->turns, item->share)); /* it does not use its tenant's turn */
+    item = hydration_turns_next(&slot->turns);
+    pthread_mutex_unlock(&slot->lock);
+    if (!item)
         return;
-    hydration_owner_answer(questions->slot, &queued->question, queued->asker,
-                           clock_deadline_ms(HYDRATION_OWNER_MS));
+    struct queued_question *queued = CONTAINER_OF(item, struct queued_question, turn);
+    hydration_owner_answer(slot, &queued->question, queued->asker, clock_deadline_ms(HYDRATION_OWNER_MS));
     free_question(queued);
 }
 
 static void on_answered(struct worker_job *job)
 {
-    struct answering *answering = CONTAINER_OF(job, struct answering, job);
-    struct hydration_questions *questions = answering->questions;
+    struct hydration_answering *answering = CONTAINER_OF(job, struct hydration_answering, job);
+    struct hydration_owner_slot *slot = answering->slot;
 
-    pthread_mutex_lock(&questions->lock);
+    pthread_mutex_lock(&slot->lock);
     answering->is_busy = false;
-    questions->busy--;
-    if (questions->stopping || job->cancelled)
-        drop_all(questions);
-    if (questions->turns.queued > 0)
-        start_idle(questions);
-    if (questions->busy == 0)
-        pthread_cond_broadcast(&questions->idle);
-    pthread_mutex_unlock(&questions->lock);
+    slot->busy--;
+    if (slot->stopping || job->cancelled)
+        drop_all(slot);
+    if (slot->turns.queued > 0)
+        start_idle(slot);
+    if (slot->busy == 0)
+        pthread_cond_broadcast(&slot->idle);
+    pthread_mutex_unlock(&slot->lock);
 }
 
 /* ---- from outside ---- */
 
-struct hydration_questions *hydration_questions_create(struct hydration_owner_slot *slot,
-                                                       struct worker_pool *workers)
+void hydration_questions_init(struct hydration_owner_slot *slot)
 {
-    struct hydration_questions *questions = memory_zalloc(sizeof *questions);
-    questions->slot = slot;
-    questions->workers = workers;
-    hydration_turns_init(&questions->turns);
-    pthread_mutex_init(&questions->lock, NULL);
-    pthread_cond_init(&questions->idle, NULL);
+    hydration_turns_init(&slot->turns);
+    pthread_mutex_init(&slot->lock, NULL);
+    pthread_cond_init(&slot->idle, NULL);
     for (size_t i = 0; i < HYDRATION_PARALLEL; i++)
-        questions->answering[i] =
-            (struct answering){.job = {.run = answer_one, .done = on_answered}, .questions = questions};
-    return questions;
+        slot->answering[i] =
+            (struct hydration_answering){.job = {.run = answer_one, .done = on_answered}, .slot = slot};
 }
 
-void hydration_questions_destroy(struct hydration_questions *questions)
+void hydration_questions_deinit(struct hydration_owner_slot *slot)
 {
-    if (!questions)
-        return;
-    pthread_mutex_lock(&questions->lock);
-    questions->stopping = true;
-    drop_all(questions);
-    while (questions->busy > 0)
-        pthread_cond_wait(&questions->idle, &questions->lock);
-    pthread_mutex_unlock(&questions->lock);
-    hydration_turns_deinit(&questions->turns);
-    pthread_cond_destroy(&questions->idle);
-    pthread_mutex_destroy(&questions->lock);
-    free(questions);
+    pthread_mutex_lock(&slot->lock);
+    slot->stopping = true;
+    drop_all(slot);
+    while (slot->busy > 0)
+        pthread_cond_wait(&slot->idle, &slot->lock);
+    pthread_mutex_unlock(&slot->lock);
+    hydration_turns_deinit(&slot->turns);
+    pthread_cond_destroy(&slot->idle);
+    pthread_mutex_destroy(&slot->lock);
 }
 
-void hydration_questions_put(struct hydration_questions *questions, const struct hydration_event *question,
+void hydration_questions_put(struct hydration_owner_slot *slot, const struct hydration_event *question,
                              struct hydration_shard *asker)
 {
-    struct queued_question *queued = memory_zalloc(sizeof *queued), *dropped = queued;
+    struct queued_question *queued = memory_zalloc(sizeof *queued);
+    struct hydration_turn_item *dropped = &queued->turn;
     uint64_t tenant = hash_seeded(question->tenant);
 
-    arena_init(&queued->arena, HYDRATION_ARENA_BYTES);
+    arena_init(&queued->arena, QUESTION_BYTES);
     hydration_event_copy(question, &queued->arena, &queued->question);
     queued->asker = asker;
     queued->expires_ns = clock_deadline_ms(question->wait_ms > 0 ? question->wait_ms : HYDRATION_OWNER_MS);
-    pthread_mutex_lock(&questions->lock);
-    if (!questions->stopping) {
-        dropped = make_room(questions, tenant);
-        queued->tenant = hydration_turns_enter(&questions->turns, tenant, QUESTIONS_OF_TENANT_MAX);
-        hydration_turns_put(&questions->turns, queued->tenant, &queued->turn);
-        start_idle(questions);
+    pthread_mutex_lock(&slot->lock);
+    if (!slot->stopping) {
+        dropped = hydration_turns_make_room(&slot->turns, tenant, QUESTIONS_OF_TENANT_MAX, QUESTIONS_MAX);
+        hydration_turns_put(&slot->turns, tenant, &queued->turn);
+        start_idle(slot);
     }
-    pthread_mutex_unlock(&questions->lock);
+    pthread_mutex_unlock(&slot->lock);
     if (dropped)
         drop_question(dropped);
 }

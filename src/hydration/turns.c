@@ -17,21 +17,29 @@ void hydration_turns_deinit(struct hydration_turns *turns)
     map_deinit(&turns->shares);
 }
 
-struct hydration_share *hydration_turns_find(struct hydration_turns *turns, uint64_t hash)
+static struct hydration_share *share_of(struct hydration_turns *turns, uint64_t hash)
 {
     struct map_node *node = map_first(&turns->shares, hash);
-    return node ? CONTAINER_OF(node, struct hydration_share, node) : NULL;
+    if (node)
+        return CONTAINER_OF(node, struct hydration_share, node);
+    struct hydration_share *share = memory_zalloc(sizeof *share);
+    TAILQ_INIT(&share->items);
+    map_add(&turns->shares, &share->node, hash);
+    return share;
+}
+
+static void free_unused(struct hydration_turns *turns, struct hydration_share *share)
+{
+    if (share->members > 0 || share->queued > 0)
+        return;
+    map_remove(&turns->shares, &share->node);
+    free(share);
 }
 
 struct hydration_share *hydration_turns_enter(struct hydration_turns *turns, uint64_t hash,
                                               size_t members_max)
 {
-    struct hydration_share *share = hydration_turns_find(turns, hash);
-    if (!share) {
-        share = memory_zalloc(sizeof *share);
-        TAILQ_INIT(&share->items);
-        map_add(&turns->shares, &share->node, hash);
-    }
+    struct hydration_share *share = share_of(turns, hash);
     if (share->members == members_max)
         return NULL;
     share->members++;
@@ -40,20 +48,17 @@ struct hydration_share *hydration_turns_enter(struct hydration_turns *turns, uin
 
 void hydration_turns_leave(struct hydration_turns *turns, struct hydration_share *share)
 {
-    if (--share->members > 0)
-        return;
-    map_remove(&turns->shares, &share->node);
-    free(share);
+    share->members--;
+    free_unused(turns, share);
 }
 
-void hydration_turns_put(struct hydration_turns *turns, struct hydration_share *share,
-                         struct hydration_turn_item *item)
+void hydration_turns_put(struct hydration_turns *turns, uint64_t hash, struct hydration_turn_item *item)
 {
-    if (TAILQ_EMPTY(&share->items))
+    struct hydration_share *share = share_of(turns, hash);
+    if (share->queued++ == 0)
         TAILQ_INSERT_TAIL(&turns->line, share, in_line);
     item->share = share;
     TAILQ_INSERT_TAIL(&share->items, item, link);
-    share->queued++;
     turns->queued++;
 }
 
@@ -61,10 +66,10 @@ struct hydration_turn_item *hydration_turns_take(struct hydration_turns *turns, 
 {
     struct hydration_turn_item *item = TAILQ_FIRST(&share->items);
     TAILQ_REMOVE(&share->items, item, link);
-    share->queued--;
     turns->queued--;
-    if (TAILQ_EMPTY(&share->items))
+    if (--share->queued == 0)
         TAILQ_REMOVE(&turns->line, share, in_line);
+    free_unused(turns, share);
     return item;
 }
 
@@ -79,19 +84,22 @@ struct hydration_turn_item *hydration_turns_next(struct hydration_turns *turns)
     struct hydration_share *share = TAILQ_FIRST(&turns->line);
     if (!share)
         return NULL;
-    struct hydration_turn_item *item = hydration_turns_take(turns, share);
-    if (!TAILQ_EMPTY(&share->items)) {
-        TAILQ_REMOVE(&turns->line, share, in_line);
-        TAILQ_INSERT_TAIL(&turns->line, share, in_line);
-    }
-    return item;
+    TAILQ_REMOVE(&turns->line, share, in_line);
+    TAILQ_INSERT_TAIL(&turns->line, share, in_line);
+    return hydration_turns_take(turns, share);
 }
 
-struct hydration_share *hydration_turns_longest(struct hydration_turns *turns)
+struct hydration_turn_item *hydration_turns_make_room(struct hydration_turns *turns, uint64_t hash,
+                                                      size_t share_max, size_t max)
 {
-    struct hydration_share *longest = TAILQ_FIRST(&turns->line), *share;
-    TAILQ_FOREACH(share, &turns->line, in_line)
-        if (share->queued > longest->queued)
-            longest = share;
-    return longest;
+    struct map_node *node = map_first(&turns->shares, hash);
+    struct hydration_share *full = node ? CONTAINER_OF(node, struct hydration_share, node) : NULL, *share;
+    if (!full || full->queued < share_max) {
+        full = NULL;
+        if (turns->queued >= max)
+            TAILQ_FOREACH(share, &turns->line, in_line)
+                if (!full || share->queued > full->queued)
+                    full = share;
+    }
+    return full ? hydration_turns_take(turns, full) : NULL;
 }

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 
 #include "base/clock.h"
+#include "base/list.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "hydration/inside.h"
@@ -33,8 +34,9 @@ struct hydration_shard *hydration_shard_create(struct hydration *hydration, stru
 
     shard->hydration = hydration;
     shard->loop = loop;
-    shard->memory = hydration_memory_create((size_t)settings->memory_entries / loops,
-                                            (size_t)settings->memory_bytes / loops);
+    hydration_memory_init(&shard->memory, (size_t)settings->memory_entries / loops,
+                          (size_t)settings->memory_bytes / loops);
+    map_reserve(&shard->lookups, HYDRATION_LOOKUPS_MAX); /* it never grows under a walk */
     TAILQ_INIT(&shard->leaving);
     hydration_turns_init(&shard->turns);
     buf_init(&shard->cut);
@@ -50,7 +52,8 @@ void hydration_shard_stop(struct hydration_shard *shard)
 
 void hydration_shard_destroy(struct hydration_shard *shard)
 {
-    hydration_memory_destroy(shard->memory);
+    hydration_memory_deinit(&shard->memory);
+    map_deinit(&shard->lookups);
     hydration_turns_deinit(&shard->turns);
     buf_deinit(&shard->cut);
     free(shard);
@@ -154,28 +157,24 @@ static void stop_waiting(struct hydration_waiter *waiter)
     hydration_count_waiters(-1);
 }
 
-static struct hydration_lookup *find_lookup(struct hydration_shard *shard, uint64_t hash,
-                                            const struct hydration_need *need, struct str subject)
-{
-    struct hydration_lookup *lookup;
-    LIST_FOREACH(lookup, hydration_shard_bucket(shard, hash), in_bucket)
-        if (lookup->hash == hash && str_eq(lookup->need.entity_id, need->entity_id) &&
-            str_eq(lookup->need.entity_type, need->entity_type) &&
-            str_eq(lookup->need.tenant, need->tenant) && str_eq(lookup->need.subject, subject) &&
-            hydration_cover_equal(&lookup->need.cover, &need->cover))
-            return lookup;
-    return NULL;
-}
-
 bool hydration_waiter_join(struct hydration_waiter *waiter, const struct hydration_need *need,
                            struct str subject)
 {
     struct hydration_shard *shard = waiter->shard;
     uint64_t hash = hydration_entity_hash(need->tenant, need->entity_type, need->entity_id);
-    struct hydration_lookup *lookup = find_lookup(shard, hash, need, subject);
+    struct hydration_lookup *lookup = NULL;
+    struct map_node *node;
 
-    waiter->has_joined = lookup;
-    if (!lookup)
+    MAP_MATCH(node, &shard->lookups, hash) {
+        lookup = CONTAINER_OF(node, struct hydration_lookup, node);
+        if (str_eq(lookup->need.entity_id, need->entity_id) &&
+            str_eq(lookup->need.entity_type, need->entity_type) &&
+            str_eq(lookup->need.tenant, need->tenant) && str_eq(lookup->need.subject, subject) &&
+            hydration_cover_equal(&lookup->need.cover, &need->cover))
+            break;
+    }
+    waiter->has_joined = node;
+    if (!node)
         lookup = hydration_lookup_open(shard, hash, need, subject, waiter->policy);
     if (!lookup)
         return false;
@@ -203,11 +202,11 @@ void hydration_ask(struct hydration *hydration, const struct hydration_policy *p
                                         .begun_ns = now_ns,
                                         .deadline_ns = now_ns + policy->wait_timeout_ms * CLOCK_NS_PER_MS,
                                         .defers = defers};
-    if (shard->stopping || !atomic_load_explicit(&hydration->wire, memory_order_acquire)) {
+    if (shard->stopping || !atomic_load_explicit(&hydration->bus, memory_order_acquire)) {
         complete_now(waiter, need, &refused);
         return;
     }
-    struct hydration_known_entity known = hydration_memory_find(shard->memory, need, now_ns);
+    struct hydration_known_entity known = hydration_memory_find(&shard->memory, need, now_ns);
     if (known.known != HYDRATION_KNOWN_NOT) {
         complete_from_memory(waiter, need, &known);
         return;
@@ -287,18 +286,16 @@ void hydration_waiters_fail(struct hydration_lookup *lookup)
 {
     const struct hydration_shard *shard = lookup->shard;
     struct hydration_known_entity known =
-        hydration_memory_find(shard->memory, &lookup->need, loop_now_ns(shard->loop));
+        hydration_memory_find(&shard->memory, &lookup->need, loop_now_ns(shard->loop));
     struct hydration_waiter *waiter, *next;
 
     lookup->outcome = (struct hydration_outcome){.result = HYDRATION_UNAVAILABLE,
                                                  .source_module = known.source_module,
                                                  .version = known.version,
                                                  .data = known.data};
-    for (waiter = TAILQ_FIRST(&lookup->waiters); waiter; waiter = next) {
-        next = TAILQ_NEXT(waiter, link);
+    TAILQ_FOREACH_SAFE(waiter, &lookup->waiters, link, next)
         if (!waiter->is_background || shard->stopping)
             hydration_waiter_leave(waiter, &lookup->outcome, HYDRATION_BY_JOINING);
-    }
 }
 
 /* ---- deadlines ---- */
@@ -343,31 +340,25 @@ static void wait_in_background(struct hydration_lookup *lookup, const struct hyd
     start_waiting(&background->waiter, caller->subject);
 }
 
-/* A stale copy, returned on timeout: the memory's, else the ledger's. */
-static struct hydration_known_entity stale_copy(const struct hydration_waiter *waiter)
+/* With a stale copy, if there is one: the memory's, else the ledger's. */
+static void time_out(struct hydration_waiter *waiter)
 {
-    const struct hydration_lookup *lookup = waiter->lookup;
+    struct hydration_lookup *lookup = waiter->lookup;
     struct hydration_need need = lookup->need;
 
     need.subject = waiter->subject;
     struct hydration_known_entity known =
-        hydration_memory_find(waiter->shard->memory, &need, loop_now_ns(waiter->shard->loop));
+        hydration_memory_find(&waiter->shard->memory, &need, loop_now_ns(waiter->shard->loop));
+    struct hydration_outcome outcome = {.result = HYDRATION_TIMEOUT,
+                                        .source_module = known.source_module,
+                                        .version = known.version,
+                                        .data = known.data};
     if (!known.data.len && lookup->stale.block &&
-        (!lookup->stale.subject.len || str_eq(lookup->stale.subject, waiter->subject)))
-        known = (struct hydration_known_entity){.data = lookup->stale.data,
-                                                .source_module = lookup->stale.source_module,
-                                                .version = lookup->stale.version};
-    return known;
-}
-
-static void time_out(struct hydration_waiter *waiter)
-{
-    struct hydration_lookup *lookup = waiter->lookup;
-    struct hydration_known_entity known = stale_copy(waiter);
-    const struct hydration_outcome outcome = {.result = HYDRATION_TIMEOUT,
-                                              .source_module = known.source_module,
-                                              .version = known.version,
-                                              .data = known.data};
+        (!lookup->stale.subject.len || str_eq(lookup->stale.subject, waiter->subject))) {
+        outcome.source_module = lookup->stale.source_module;
+        outcome.version = lookup->stale.version;
+        outcome.data = lookup->stale.data;
+    }
     if (waiter->defers)
         wait_in_background(lookup, waiter);
     hydration_waiter_leave(waiter, &outcome,

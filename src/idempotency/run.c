@@ -365,7 +365,8 @@ enum status idempotency_run(struct db_pool *pool, const struct idempotency_table
 void idempotency_send(struct http_request *request, const struct idempotency_outcome *outcome,
                       const struct error *error, struct str headers)
 {
-    if (error->status == STATUS_IDEMPOTENCY_KEY_CONFLICT || error->status == STATUS_IDEMPOTENCY_KEY_PROCESSING) {
+    if (error->status == STATUS_IDEMPOTENCY_KEY_CONFLICT ||
+        error->status == STATUS_IDEMPOTENCY_KEY_PROCESSING) {
         idempotency_send_error(request, error, request->idempotency_key);
         return;
     }
@@ -376,12 +377,13 @@ void idempotency_send(struct http_request *request, const struct idempotency_out
     struct str own = outcome->replayed        ? STR("Idempotency-Replayed: true\r\n")
                      : outcome->status == 503 ? STR("Retry-After: 1\r\n")
                                               : STR("");
-    http_send(request,
-              &(struct http_response){
-                  .status = outcome->status,
-                  .headers = headers.len ? arena_printf(request->arena, "%.*s%s", STR_ARG(headers), own.ptr) : own,
-                  .body = outcome->body,
-              });
+    http_send(
+        request,
+        &(struct http_response){
+            .status = outcome->status,
+            .headers = headers.len ? arena_printf(request->arena, "%.*s%s", STR_ARG(headers), own.ptr) : own,
+            .body = outcome->body,
+        });
 }
 
 bool idempotency_answer(struct db_pool *pool, const struct idempotency_table *table,

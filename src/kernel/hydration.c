@@ -3,7 +3,6 @@
 #include "hydration/hydration.h"
 
 #include "base/log.h"
-#include "hydration/ledger.h"
 #include "kernel/kernel_inside.h"
 #include "kernel/retention.h"
 #include "kernel/store_inside.h"

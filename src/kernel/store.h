@@ -29,7 +29,7 @@ enum status kernel_store_require(const struct kernel *kernel, struct error *erro
 enum status kernel_store_query(struct kernel *kernel, const struct db_statement *statement,
                                const struct db_param *params, int64_t deadline_ns, struct db_result **rows,
                                struct error *error) MUST_CHECK;
-struct bus *kernel_events(struct kernel *kernel);        /* NULL before subscribe() */
+struct bus *kernel_events(struct kernel *kernel); /* NULL before subscribe() */
 /* The stream of NATS that has this topic; NULL where PostgreSQL carries events, or the bus chose the name. */
 const char *kernel_events_stream(const struct kernel *kernel, const char *topic);
 bool kernel_events_are_up(const struct kernel *kernel); /* does NATS answer? Always true on PostgreSQL */

@@ -142,7 +142,8 @@ void bus_nats_partition_sync(struct nats_partition *partition)
         bus_nats_partition_reset_sequences(partition);
     } else if (status == NATS_OK && partition->state == PARTITION_SYNCING &&
                bus_nats_partition_is_complete(partition, info)) {
-        partition->consumer_sequence = info->Delivered.Consumer; /* those before it are here or acknowledged */
+        partition->consumer_sequence =
+            info->Delivered.Consumer; /* those before it are here or acknowledged */
         bus_nats_partition_move(partition, PARTITION_RUNNING);
         bus_nats_reader_dispatch(reader);
     }

@@ -18,15 +18,6 @@ static const struct chat_agent repeater = {.name = {"assistant", 9}, .reply = {"
 
 /* ---- keywords ---- */
 
-static uint32_t decode(const char *bytes, size_t len)
-{
-    static const uint8_t masks[] = {0, 0x7f, 0x1f, 0x0f, 0x07};
-    uint32_t point = (uint8_t)bytes[0] & masks[len];
-    for (size_t i = 1; i < len; i++)
-        point = point << 6 | ((uint8_t)bytes[i] & 0x3f);
-    return point;
-}
-
 static uint32_t fold(uint32_t point)
 {
     if ((point >= 'A' && point <= 'Z') || (point >= 0xc0 && point <= 0xde && point != 0xd7) ||
@@ -37,24 +28,22 @@ static uint32_t fold(uint32_t point)
     return point;
 }
 
-/* Case folding never changes the number of bytes of a character. */
+/* Folds characters of one and two bytes, whose number of bytes that never changes. */
 static struct str fold_text(struct str text, struct arena *arena)
 {
     char *out = arena_alloc(arena, text.len + 1);
     size_t at = 0;
+    memcpy(out, text.ptr, text.len);
     while (at < text.len) {
         size_t len = str_utf8_char(str_of(text.ptr + at, text.len - at));
-        uint32_t point = len ? fold(decode(text.ptr + at, len)) : 0;
         if (len == 1) {
-            out[at] = (char)point;
+            out[at] = (char)fold((uint8_t)out[at]);
         } else if (len == 2) {
+            uint32_t point = fold(((uint32_t)out[at] & 0x1f) << 6 | ((uint32_t)out[at + 1] & 0x3f));
             out[at] = (char)(0xc0 | point >> 6);
             out[at + 1] = (char)(0x80 | (point & 0x3f));
-        } else {
-            len = len ? len : 1;
-            memcpy(out + at, text.ptr + at, len);
         }
-        at += len;
+        at += len ? len : 1;
     }
     return str_of(out, text.len);
 }
@@ -79,14 +68,6 @@ static bool contains_keyword(struct str text, struct str keyword)
     return false;
 }
 
-static int64_t agent_score(const struct chat_agent *agent, struct str folded, struct arena *arena)
-{
-    size_t hits = 0;
-    for (size_t i = 0; i < agent->keywords.count; i++)
-        hits += contains_keyword(folded, fold_text(agent->keywords.items[i], arena));
-    return agent->keywords.count ? (int64_t)(hits * 1000 / agent->keywords.count) : 0;
-}
-
 struct chat_choice chat_agent_choose(const struct chat_settings *settings, struct str content,
                                      struct arena *arena)
 {
@@ -95,7 +76,11 @@ struct chat_choice chat_agent_choose(const struct chat_settings *settings, struc
     const struct chat_agent *fallback = &repeater;
     struct chat_choice best = {.agent = NULL};
     for (size_t i = 0; i < settings->agents.count; i++) {
-        int64_t score = agent_score(&agents[i], folded, arena);
+        const struct setting_strings *keywords = &agents[i].keywords;
+        size_t hits = 0;
+        for (size_t k = 0; k < keywords->count; k++)
+            hits += contains_keyword(folded, fold_text(keywords->items[k], arena));
+        int64_t score = keywords->count ? (int64_t)(hits * 1000 / keywords->count) : 0;
         if (score > best.score)
             best = (struct chat_choice){&agents[i], score};
         if (fallback == &repeater && str_eq(agents[i].name, settings->default_agent))
@@ -127,19 +112,6 @@ struct str chat_agent_fill(struct str reply, struct str content, size_t bytes_ma
 
 /* ---- calling an agent ---- */
 
-static void put_call(struct buf *body, const struct chat_agent *agent, const struct chat_caller *caller,
-                     struct str content)
-{
-    buf_put_char(body, '{');
-    json_put_member_str(body, "agent", agent->name);
-    json_put_member_str(body, "tenant_id", caller->tenant);
-    json_put_member_str(body, "project_id", str_from(caller->project));
-    json_put_member_str(body, "session_id", str_from(caller->session));
-    json_put_member_str(body, "user_id", str_from(caller->user));
-    json_put_member_str(body, "content", content);
-    buf_put_char(body, '}');
-}
-
 /* {"reply": "…"}, a text that can be stored. */
 static enum status read_reply(const struct fetch_answer *answer, size_t bytes_max, struct arena *arena,
                               struct str *reply, struct error *error)
@@ -170,7 +142,14 @@ enum status chat_agent_call(const struct chat_agent *agent, const struct chat_ca
     struct buf body;
     buf_init(&body);
     buf_init(&answer.body);
-    put_call(&body, agent, caller, content);
+    buf_put_char(&body, '{');
+    json_put_member_str(&body, "agent", agent->name);
+    json_put_member_str(&body, "tenant_id", caller->tenant);
+    json_put_member_str(&body, "project_id", str_from(caller->project));
+    json_put_member_str(&body, "session_id", str_from(caller->session));
+    json_put_member_str(&body, "user_id", str_from(caller->user));
+    json_put_member_str(&body, "content", content);
+    buf_put_char(&body, '}');
     enum status status = fetch_run(
         &(struct fetch_request){
             .method = "POST",

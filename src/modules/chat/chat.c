@@ -1,13 +1,138 @@
-/* The chat module: its routes, topic and life, and the caller of a request. */
+/* The chat module: its settings, routes, topic and life, and the caller of a request. */
 #include "modules/chat/chat.h"
 
 #include <stdlib.h>
 
 #include "base/memory.h"
+#include "fetch/fetch.h"
 #include "kernel/retention.h"
 #include "modules/chat/rooms.h"
 
 enum { PARTITIONS = 4, BODY_BYTES_MAX = 1024 * 1024, POST_MS = 28000 };
+
+/* ---- settings ---- */
+
+#define ROW(member) .offset = offsetof(struct chat_settings, member)
+#define AGENT(member) .offset = offsetof(struct chat_agent, member)
+#define AGENT_PLACE(member) .place_offset = 1 + offsetof(struct chat_agent, member)
+
+#define HOUR_MS INT64_C(3600000)
+#define YEAR_MS (365 * 24 * HOUR_MS)
+enum { AGENTS_MAX = 100, KEYWORDS_MAX = 1000, URL_BYTES_MAX = 2048, REPLY_BYTES_MAX = 4096 };
+
+static const struct setting_row agent_rows[] = {
+    {"name", SETTING_STRING, AGENT(name), "Its name in answers and events.", NULL, 1, 64,
+     AGENT_PLACE(name_place)},
+    {"keywords", SETTING_STRING_LIST, AGENT(keywords),
+     "The more of them a message contains, the higher is this agent's score. A keyword of Latin letters matches whole words "
+     "only; case does not matter.",
+     "", 0, KEYWORDS_MAX, AGENT_PLACE(keywords_place)},
+    {"reply", SETTING_STRING, AGENT(reply), "Its answer; {content} stands for the message.", "", 0,
+     REPLY_BYTES_MAX},
+    {"url", SETTING_STRING, AGENT(url), "Or the http or https URL that returns its answer to a POST.", "", 0,
+     URL_BYTES_MAX, AGENT_PLACE(url_place)},
+    {"timeout", SETTING_DURATION_MS, AGENT(timeout_ms), "Longest wait for the URL.", "5s", 10, 20000},
+    {.name = NULL},
+};
+
+static const struct setting_row stream_rows[] = {
+    {"heartbeat", SETTING_DURATION_MS, ROW(stream.heartbeat_ms),
+     "A heartbeat is sent after this time without an event.", "15s", 10, HOUR_MS},
+    {"buffer-events", SETTING_INT, ROW(stream.buffer_events),
+     "A reader that is more than this many events of its session behind is disconnected.", "1000", 1,
+     1000000},
+    {"buffer-bytes", SETTING_SIZE, ROW(stream.buffer_bytes), "The same in bytes.", "256KiB", 1024,
+     INT64_C(1) << 30},
+    {.name = NULL},
+};
+
+static const struct setting_row retention_rows[] = {
+    {"event-log", SETTING_DURATION_MS, ROW(retention.keep_ms),
+     "How long event_log keeps events, and so how long a reader of a stream may be disconnected without missing any.",
+     "30d", 1000, 100 * YEAR_MS},
+    {"cleanup-interval", SETTING_DURATION_MS, ROW(retention.interval_ms), "How often older ones are deleted.",
+     "1h", 10, 24 * HOUR_MS},
+    {.name = NULL},
+};
+
+static const struct setting_row idempotency_rows[] = {
+    {"ttl", SETTING_DURATION_MS, ROW(idempotency.ttl_ms),
+     "How long the answer to an Idempotency-Key is kept; replays do not prolong it.", "1h", 1, YEAR_MS},
+    {"cleanup-interval", SETTING_DURATION_MS, ROW(idempotency.cleanup_ms),
+     "How often older ones are deleted.", "10m", 10, 24 * HOUR_MS},
+    {.name = NULL},
+};
+
+static const struct setting_row chat_rows[] = {
+    {"agents", SETTING_OBJECT_LIST, ROW(agents), "Agents that answer messages.", "", 0, AGENTS_MAX,
+     .rows = agent_rows, .element_bytes = sizeof(struct chat_agent)},
+    {"default-agent", SETTING_STRING, ROW(default_agent),
+     "The agent for messages without a keyword; empty = an agent called assistant that repeats them.", "", 0,
+     64, .place_offset = 1 + offsetof(struct chat_settings, default_place)},
+    {"agent-calls", SETTING_INT, ROW(agent_calls),
+     "Calls of agents with a URL at once, a thread each; as many more wait, further ones are answered 503.",
+     "64", 1, 1000},
+    {"content-max", SETTING_SIZE, ROW(content_bytes_max), "Longest message, and longest answer.", "32KiB", 1,
+     128 * 1024},
+    {"stream", SETTING_OBJECT, .help = "Live streams of sessions.", .rows = stream_rows, .fallback = ""},
+    {"retention", SETTING_OBJECT, .help = "How long events are kept.", .rows = retention_rows,
+     .fallback = ""},
+    {"idempotency", SETTING_OBJECT, .help = "Idempotency-Key of messages.", .rows = idempotency_rows,
+     .fallback = ""},
+    {"outbox", SETTING_OBJECT, ROW(outbox), "How events are published.", "", .rows = outbox_setting_rows},
+    {.name = NULL},
+};
+
+static const struct config_section chat_section = {
+    .name = "chat",
+    .help = "Chats: messages, agents that answer them, and live streams of events.",
+    .rows = chat_rows,
+    .struct_bytes = sizeof(struct chat_settings),
+};
+
+static bool has_agent(const struct chat_agent *agents, size_t count, struct str name)
+{
+    for (size_t i = 0; i < count; i++)
+        if (str_eq(agents[i].name, name))
+            return true;
+    return false;
+}
+
+static enum status check_agent(const struct config *config, const struct chat_agent *agent,
+                               struct error *error)
+{
+    if (!agent->reply.len == !agent->url.len)
+        return config_error_at(config, agent->name_place, "chat.agents.reply", error,
+                               "an agent needs either a reply or a url");
+    if (agent->url.len && !fetch_is_url(agent->url))
+        return config_error_at(config, agent->url_place, "chat.agents.url", error,
+                               "must be an http or https URL");
+    for (size_t i = 0; i < agent->keywords.count; i++)
+        if (!agent->keywords.items[i].len)
+            return config_error_at(config, agent->keywords_place, "chat.agents.keywords", error,
+                                   "a keyword must not be empty");
+    return STATUS_OK;
+}
+
+static enum status check_chat(const struct config *config, const void *section, struct error *error)
+{
+    const struct chat_settings *settings = section;
+    const struct chat_agent *agents = settings->agents.items;
+    enum status status = STATUS_OK;
+    for (size_t i = 0; i < settings->agents.count && status == STATUS_OK; i++) {
+        status = check_agent(config, &agents[i], error);
+        if (status == STATUS_OK && has_agent(agents, i, agents[i].name))
+            status = config_error_at(config, agents[i].name_place, "chat.agents.name", error,
+                                     "another agent has this name");
+    }
+    if (status == STATUS_OK && settings->default_agent.len &&
+        !has_agent(agents, settings->agents.count, settings->default_agent))
+        status = config_error_at(config, settings->default_place, "chat.default-agent", error,
+                                 "must be the name of one of chat.agents");
+    return status;
+}
+
+/* ---- routes and topic ---- */
 
 #define SESSION_PATH "/my/projects/{project_id}/chat/{session_id}"
 
@@ -77,22 +202,6 @@ enum status chat_caller_read(const struct http_request *request, struct chat_cal
     return status;
 }
 
-enum status chat_store_check(const struct chat *chat, struct error *error)
-{
-    return kernel_store_is_ready(chat->kernel)
-               ? STATUS_OK
-               : error_set(error, STATUS_UNAVAILABLE, "the database is not ready yet");
-}
-
-enum status chat_acquire(const struct chat *chat, int64_t deadline_ns, struct db_conn **conn,
-                         struct error *error)
-{
-    enum status status = chat_store_check(chat, error);
-    *conn = NULL;
-    return status == STATUS_OK ? db_acquire(kernel_store_pool(chat->kernel), deadline_ns, conn, error)
-                               : status;
-}
-
 /* ---- life ---- */
 
 static enum status chat_start(struct kernel *kernel, const void *section, void **state, struct error *error)
@@ -117,12 +226,6 @@ static enum status chat_start(struct kernel *kernel, const void *section, void *
     chat_owner_provide(chat);
     *state = chat;
     return STATUS_OK;
-}
-
-static enum status chat_subscribe(void *state, struct bus *events, struct error *error)
-{
-    enum status status = chat_publisher_subscribe(state, events, error);
-    return status == STATUS_OK ? chat_owner_follow(state, events, error) : status;
 }
 
 static void chat_on_store(void *state)
@@ -152,24 +255,22 @@ static void chat_destroy(void *state)
     free(chat);
 }
 
-static struct metric_family *const metrics[] = {&chat_messages_family, &chat_streams_family,
-                                                &chat_stream_lines_family, &chat_stream_cuts_family, NULL};
-
 const struct module chat_module = {
     .name = "chat",
     .roles = (const char *const[]){"chat", NULL},
     .section = &chat_section,
     .routes = (const struct module_routes[]){{"chat", routes}, {.role = NULL}},
-    .metrics = metrics,
+    .metrics = (struct metric_family *const[]){&chat_messages_family, &chat_streams_family,
+                                               &chat_stream_lines_family, &chat_stream_cuts_family, NULL},
     .migrations = chat_migrations,
-    .check = chat_settings_check,
+    .check = check_chat,
     .start = chat_start,
     .stop = chat_stop,
     .destroy = chat_destroy,
     .keeps_store = true,
     .provides = (const char *const[]){"chat_session", NULL},
     .each_topic = chat_each_topic,
-    .subscribe = chat_subscribe,
+    .subscribe = chat_publisher_subscribe,
     .on_store = chat_on_store,
     .outboxes = (const struct outbox_table *const[]){&chat_outbox_table, NULL},
 };

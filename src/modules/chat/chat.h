@@ -25,7 +25,7 @@
 #define CHAT_HEADER_SESSION "session_id" /* of its messages, in addition to the headers of every module */
 #define CHAT_HEADER_SEQUENCE "sequence"
 
-/* ---- settings.c: `chat:` of the file, read once, at the start ---- */
+/* ---- chat.c: `chat:` of the file, read once, at the start ---- */
 struct chat_agent { /* one of chat.agents: it has a reply or a URL */
     struct str name;
     struct setting_strings keywords;
@@ -53,11 +53,6 @@ struct chat_settings {
     struct outbox_settings outbox;
 };
 
-extern const struct config_section chat_section;
-enum status chat_settings_check(const struct config *config, const void *section,
-                                struct error *error) MUST_CHECK;
-
-/* ---- chat.c ---- */
 struct chat_rooms;
 
 struct chat {
@@ -77,11 +72,6 @@ struct chat_caller {
 enum status chat_caller_read(const struct http_request *request, struct chat_caller *caller,
                              struct error *error) MUST_CHECK;
 void chat_user_id(struct str tenant, struct str subject, char out[UUID_TEXT_BYTES]);
-/* On a worker: a connection to the store; UNAVAILABLE until the store is ready. */
-enum status chat_acquire(const struct chat *chat, int64_t deadline_ns, struct db_conn **conn,
-                         struct error *error) MUST_CHECK;
-enum status chat_store_check(const struct chat *chat, struct error *error) MUST_CHECK;
-
 extern const struct db_migration chat_migrations[]; /* sql/chat */
 extern const struct module chat_module;
 
@@ -108,11 +98,10 @@ extern struct metric_family chat_messages_family;
 /* ---- publisher.c ---- */
 extern const struct outbox_table chat_outbox_table;
 enum status chat_publisher_create(struct chat *chat, struct error *error) MUST_CHECK;
-enum status chat_publisher_subscribe(struct chat *chat, struct bus *events, struct error *error) MUST_CHECK;
+enum status chat_publisher_subscribe(void *chat, struct bus *events, struct error *error) MUST_CHECK;
 
 /* ---- owner.c: sessions for hydration (H6) ---- */
 void chat_owner_provide(struct chat *chat);
-enum status chat_owner_follow(struct chat *chat, struct bus *events, struct error *error) MUST_CHECK;
 bool chat_owner_is_id(struct str id); /* a UUID as chat writes it */
 
 #endif

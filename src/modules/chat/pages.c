@@ -21,17 +21,12 @@ enum column { LAST, FORGOTTEN, LOGGED, SEQUENCE, LINE };
 enum status chat_page_read(struct chat *chat, const struct chat_key *key, int64_t after,
                            struct chat_page *page, struct error *error)
 {
-    int64_t deadline_ns = clock_deadline_ms(READ_MS);
-    struct db_conn *conn = NULL;
     *page = (struct chat_page){0};
-    enum status status = chat_acquire(chat, deadline_ns, &conn, error);
-    if (status == STATUS_OK)
-        status =
-            db_query(conn, &page_sql,
-                     DB_PARAMS(db_text(key->tenant), db_uuid(key->project), db_uuid(key->session),
-                               db_uuid(key->user), db_i64(after), db_i64(PAGE_EVENTS), db_i64(PAGE_BYTES)),
-                     deadline_ns, &page->rows, error);
-    db_release(conn);
+    enum status status = kernel_store_query(chat->kernel, &page_sql,
+                                            DB_PARAMS(db_text(key->tenant), db_uuid(key->project),
+                                                      db_uuid(key->session), db_uuid(key->user),
+                                                      db_i64(after), db_i64(PAGE_EVENTS), db_i64(PAGE_BYTES)),
+                                            clock_deadline_ms(READ_MS), &page->rows, error);
     if (status != STATUS_OK || db_result_rows(page->rows) == 0)
         return status;
     page->is_found = true;

@@ -33,44 +33,33 @@ static const struct json_text members[] = {
     {.name = NULL},
 };
 
-static enum status read_content(const struct http_request *request, struct str *content, struct error *error)
-{
-    const struct chat *chat = request->context;
-    struct str texts[TEXTS];
-    struct buf others;
-    buf_init(&others);
-    enum status status = json_texts_read(request->body, members, texts, &others, request->arena, error);
-    buf_deinit(&others);
-    size_t bytes_max = (size_t)chat->settings->content_bytes_max;
-    if (status == STATUS_OK && (texts[CONTENT].len == 0 || texts[CONTENT].len > bytes_max))
-        return error_set_field(error, STATUS_BAD_REQUEST, "content", "must be 1 to %zu bytes", bytes_max);
-    if (status == STATUS_OK)
-        *content = texts[CONTENT];
-    return status;
-}
-
-static enum status read_post(struct http_request *request, struct chat_caller *caller, struct str *content,
-                             struct error *error)
-{
-    static const char *const no_parameters[] = {NULL};
-    enum status status = http_request_query_only(request, no_parameters, error);
-    if (status == STATUS_OK)
-        status = chat_caller_read(request, caller, error);
-    if (status == STATUS_OK)
-        status = read_content(request, content, error);
-    return status == STATUS_OK ? chat_store_check(request->context, error) : status;
-}
-
-struct answer {
-    struct chat_choice choice;
-    struct str role, reply;
-};
-
 struct posting {
     struct chat_caller caller;
     struct str content;
-    struct answer answer;
+    struct chat_choice choice;
+    struct str role, reply; /* of the answer */
 };
+
+static enum status read_post(struct http_request *request, struct posting *posting, struct error *error)
+{
+    static const char *const no_parameters[] = {NULL};
+    const struct chat *chat = request->context;
+    size_t bytes_max = (size_t)chat->settings->content_bytes_max;
+    struct str texts[TEXTS];
+    struct buf others = {0};
+    enum status status = http_request_query_only(request, no_parameters, error);
+    if (status == STATUS_OK)
+        status = chat_caller_read(request, &posting->caller, error);
+    if (status == STATUS_OK)
+        status = json_texts_read(request->body, members, texts, &others, request->arena, error);
+    buf_deinit(&others);
+    if (status != STATUS_OK)
+        return status;
+    posting->content = texts[CONTENT];
+    if (posting->content.len == 0 || posting->content.len > bytes_max)
+        return error_set_field(error, STATUS_BAD_REQUEST, "content", "must be 1 to %zu bytes", bytes_max);
+    return kernel_store_require(chat->kernel, error);
+}
 
 /* ---- the transaction ---- */
 
@@ -86,49 +75,17 @@ static struct str score_text(int64_t thousandths, struct arena *arena)
     return text;
 }
 
-static void send_outcome(struct http_request *request, const struct answer *answer, const struct error *error,
-                         const struct idempotency_outcome *outcome)
-{
-    if (error->status != STATUS_OK) {
-        bool is_of_key = error->status == STATUS_IDEMPOTENCY_KEY_CONFLICT ||
-                         error->status == STATUS_IDEMPOTENCY_KEY_PROCESSING;
-        count_message("unavailable");
-        if (is_of_key)
-            idempotency_send_error(request, error, request->idempotency_key);
-        else
-            http_send_error(request, error);
-        return;
-    }
-    if (!outcome->replayed)
-        count_message(outcome->status == 404                ? "not_found"
-                      : str_eq(answer->role, STR("system")) ? "agent_failed"
-                                                            : "answered");
-    http_send(request, &(struct http_response){
-                           .status = outcome->status,
-                           .headers = outcome->replayed ? STR("Idempotency-Replayed: true\r\n") : STR_NONE,
-                           .body = outcome->body});
-}
-
 static void commit_message(struct http_request *request, const struct posting *posting)
 {
     struct chat *chat = request->context;
     const struct chat_caller *caller = &posting->caller;
-    const struct answer *answer = &posting->answer;
     struct idempotency_outcome outcome = {0};
     struct error error = {0};
-    const struct db_param params[] = {
-        db_text(caller->tenant),
-        db_uuid(str_from(caller->project)),
-        db_uuid(str_from(caller->session)),
-        db_uuid(str_from(caller->user)),
-        db_text(posting->content),
-        db_text(answer->choice.agent->name),
-        db_text(score_text(answer->choice.score, request->arena)),
-        db_text(answer->role),
-        db_text(answer->reply),
-        db_text(trace_text(&request->trace, request->arena)),
-        DB_END,
-    };
+    const struct db_param *params = DB_PARAMS(
+        db_text(caller->tenant), db_uuid(str_from(caller->project)), db_uuid(str_from(caller->session)),
+        db_uuid(str_from(caller->user)), db_text(posting->content), db_text(posting->choice.agent->name),
+        db_text(score_text(posting->choice.score, request->arena)), db_text(posting->role),
+        db_text(posting->reply), db_text(trace_text(&request->trace, request->arena)));
     /* The key's scope includes the session: the route's pattern is the same for all sessions. */
     struct str owner = arena_printf(request->arena, "%s/%s", caller->user, caller->session);
     FAILPOINT("chat.before_commit");
@@ -142,7 +99,12 @@ static void commit_message(struct http_request *request, const struct posting *p
                   LOG_STR("tenantId", caller->tenant), LOG_CSTR("sessionId", caller->session));
         outbox_wake(chat->publisher);
     }
-    send_outcome(request, answer, &error, &outcome);
+    if (!outcome.replayed)
+        count_message(error.status != STATUS_OK              ? "unavailable"
+                      : outcome.status == 404                ? "not_found"
+                      : str_eq(posting->role, STR("system")) ? "agent_failed"
+                                                             : "answered");
+    idempotency_send(request, &outcome, &error, STR_NONE);
     db_result_free(outcome.rows);
 }
 
@@ -151,13 +113,12 @@ static void call_agent_and_commit(struct http_request *request)
 {
     const struct chat *chat = request->context;
     struct posting *posting = request->handler_data;
-    struct answer *answer = &posting->answer;
-    const struct chat_agent *agent = answer->choice.agent;
+    const struct chat_agent *agent = posting->choice.agent;
     struct error error = {0};
     if (chat_agent_call(agent, &posting->caller, posting->content, (size_t)chat->settings->content_bytes_max,
-                        request->arena, &answer->reply, &error) != STATUS_OK) {
-        answer->role = STR("system");
-        answer->reply = arena_printf(request->arena, "The agent %.*s did not answer.", STR_ARG(agent->name));
+                        request->arena, &posting->reply, &error) != STATUS_OK) {
+        posting->role = STR("system");
+        posting->reply = arena_printf(request->arena, "The agent %.*s did not answer.", STR_ARG(agent->name));
     }
     commit_message(request, posting);
 }
@@ -167,22 +128,21 @@ void chat_post_message(struct http_request *request)
     struct chat *chat = request->context;
     struct posting *posting = arena_zalloc(request->arena, sizeof *posting);
     struct error error = {0};
-    enum status status = read_post(request, &posting->caller, &posting->content, &error);
+    enum status status = read_post(request, posting, &error);
     if (status != STATUS_OK) {
         count_message(status == STATUS_UNAVAILABLE ? "unavailable" : "rejected");
         http_send_error(request, &error);
         return;
     }
-    posting->answer =
-        (struct answer){.choice = chat_agent_choose(chat->settings, posting->content, request->arena),
-                        .role = STR("assistant")};
-    const struct chat_agent *agent = posting->answer.choice.agent;
+    posting->choice = chat_agent_choose(chat->settings, posting->content, request->arena);
+    posting->role = STR("assistant");
+    const struct chat_agent *agent = posting->choice.agent;
     if (agent->url.len) {
         request->handler_data = posting;
         http_request_hand_on(request, chat->agent_callers, call_agent_and_commit);
         return;
     }
-    posting->answer.reply = chat_agent_fill(agent->reply, posting->content,
-                                            (size_t)chat->settings->content_bytes_max, request->arena);
+    posting->reply = chat_agent_fill(agent->reply, posting->content,
+                                     (size_t)chat->settings->content_bytes_max, request->arena);
     commit_message(request, posting);
 }

@@ -48,33 +48,26 @@ static bool is_event(const struct outbox_event *event)
     return event->payload.len > 0; /* chat.event_json() returns NULL for an invalid one */
 }
 
-static enum status write_log(struct chat *chat, const struct outbox_batch *batch, struct error *error)
+/* Only an error of the statement itself counts as an attempt of the events. */
+static bool write_log(struct chat *chat, struct outbox_batch *batch)
 {
-    int64_t deadline_ns = clock_deadline_ms(LOG_MS);
-    struct db_conn *conn = NULL;
-    struct buf ids;
-    buf_init(&ids);
+    struct buf ids = {0};
+    struct error error = {0};
     db_array_begin(&ids);
     for (size_t i = 0; i < batch->count; i++)
         if (is_event(&batch->events[i]))
             db_array_put(&ids, batch->events[i].id);
     db_array_end(&ids);
-    enum status status = chat_acquire(chat, deadline_ns, &conn, error);
-    if (status == STATUS_OK)
-        status = db_exec(conn, &log_sql, DB_PARAMS(db_text_array(buf_str(&ids))), deadline_ns, NULL, error);
-    db_release(conn);
+    enum status status =
+        db_pool_exec(kernel_store_pool(chat->kernel), &log_sql, DB_PARAMS(db_text_array(buf_str(&ids))),
+                     clock_deadline_ms(LOG_MS), NULL, &error);
     buf_deinit(&ids);
-    return status;
-}
-
-/* Only an error of the statement itself counts as an attempt of the events. */
-static void log_failed(struct outbox_batch *batch, const struct error *error)
-{
-    for (size_t i = 0; i < batch->count; i++)
-        if (error->status == STATUS_DB_ERROR)
-            outbox_batch_set(batch, i, OUTBOX_RETRY, "%s", error->message);
+    for (size_t i = 0; i < batch->count && status != STATUS_OK; i++)
+        if (status == STATUS_DB_ERROR)
+            outbox_batch_set(batch, i, OUTBOX_RETRY, "%s", error.message);
         else
             outbox_batch_set(batch, i, OUTBOX_RELEASE, "not tried");
+    return status == STATUS_OK;
 }
 
 /* ---- rooms of this process ---- */
@@ -127,13 +120,10 @@ static bool write_message(void *context, const struct outbox_event *event, struc
 static void publish_events(void *context, struct outbox_batch *batch)
 {
     struct chat *chat = context;
-    struct error error = {0};
     FAILPOINT("chat.after_claim");
     batch->is_relaxed = true; /* the log is on the outbox's own server, whatever bus carries the events */
-    if (write_log(chat, batch, &error) != STATUS_OK) {
-        log_failed(batch, &error);
+    if (!write_log(chat, batch))
         return;
-    }
     FAILPOINT("chat.after_log");
     deliver_to_rooms(chat, batch);
     outbox_messages_publish(kernel_events(chat->kernel), batch, write_message, NULL);
@@ -195,7 +185,7 @@ static void on_ready(void *context)
     chat_rooms_reread(chat->rooms);
 }
 
-enum status chat_publisher_subscribe(struct chat *chat, struct bus *events, struct error *error)
+enum status chat_publisher_subscribe(void *chat, struct bus *events, struct error *error)
 {
     return bus_subscribe(events,
                          &(struct bus_subscription){.topic = CHAT_TOPIC,

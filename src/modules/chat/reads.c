@@ -15,97 +15,40 @@ enum {
 
 static const char bad_cursor[] = "must be the next_cursor of an answer";
 
-static enum status read_number(const struct http_request *request, const char *name, int64_t min, int64_t max,
-                               int64_t *value, struct error *error)
-{
-    bool found;
-    struct str text;
-    enum status status = http_request_query(request, str_from(name), &found, &text, error);
-    if (status == STATUS_OK && found && (!str_to_i64(text, value) || *value < min || *value > max))
-        return error_set_field(error, STATUS_BAD_REQUEST, name, "must be a number from %lld to %lld",
-                               (long long)min, (long long)max);
-    return status;
-}
-
 /* ---- history ---- */
 
 /* $1 … $4 the session, $5 after this sequence, $6 rows at most, $7 bytes (exceeded by at most one message). No row: there is
  * no such session. A row without a message: the page is empty. */
 static const struct db_statement history_sql = DB_STATEMENT(
-    "select s.last_message_sequence, m.message_id, m.sequence, m.role, m.content, m.agent, m.routing_score,"
-    "       platform.rfc3339(m.created_at)"
+    "select s.last_message_sequence, m.sequence, m.message"
     " from chat.chat_sessions s left join lateral ("
-    "    select * from ("
+    "    select x.sequence, row_to_json((select j from (select x.message_id, x.sequence, x.role, x.content, x.agent,"
+    "               x.routing_score, platform.rfc3339(x.created_at) as created_at) j)) as message"
+    "    from ("
     "        select w.*, sum(octet_length(w.content)) over (order by w.sequence) - octet_length(w.content) as before"
     "        from (select * from chat.messages h where h.tenant_id = s.tenant_id and h.session_id = s.session_id"
     "                  and h.sequence > $5 order by h.sequence limit $6) w) x"
     "    where x.before < $7) m on true"
     " where s.tenant_id = $1 and s.session_id = $3 and s.project_id = $2 and s.user_id = $4"
     " order by m.sequence");
-enum history_column { LAST, MESSAGE_ID, SEQUENCE, ROLE, CONTENT, AGENT, ROUTING_SCORE, CREATED_AT };
-
-static void put_message(struct buf *body, const struct db_result *rows, size_t row)
-{
-    buf_put_str(body, row ? STR(",{") : STR("{"));
-    json_put_member_str(body, "message_id", db_result_str(rows, row, MESSAGE_ID));
-    json_put_member_raw(body, "sequence", db_result_str(rows, row, SEQUENCE));
-    json_put_member_str(body, "role", db_result_str(rows, row, ROLE));
-    json_put_member_str(body, "content", db_result_str(rows, row, CONTENT));
-    if (db_result_is_null(rows, row, AGENT))
-        json_put_member_raw(body, "agent", STR("null"));
-    else
-        json_put_member_str(body, "agent", db_result_str(rows, row, AGENT));
-    json_put_member_raw(
-        body, "routing_score",
-        db_result_is_null(rows, row, ROUTING_SCORE) ? STR("null") : db_result_str(rows, row, ROUTING_SCORE));
-    json_put_member_str(body, "created_at", db_result_str(rows, row, CREATED_AT));
-    buf_put_char(body, '}');
-}
+enum history_column { LAST, SEQUENCE, MESSAGE };
 
 static void put_history(struct buf *body, const struct db_result *rows)
 {
     size_t count = db_result_rows(rows);
-    bool is_empty = db_result_is_null(rows, 0, MESSAGE_ID);
-    buf_put_char(body, '{');
-    json_put_key(body, STR("messages"));
-    buf_put_char(body, '[');
-    for (size_t i = 0; i < count && !is_empty; i++)
-        put_message(body, rows, i);
+    bool is_empty = db_result_is_null(rows, 0, MESSAGE);
+    buf_put_str(body, STR("{\"messages\":["));
+    for (size_t i = 0; i < count && !is_empty; i++) {
+        if (i)
+            buf_put_char(body, ',');
+        buf_put_str(body, db_result_str(rows, i, MESSAGE));
+    }
     buf_put_char(body, ']');
     if (!is_empty && db_result_i64(rows, 0, LAST) > db_result_i64(rows, count - 1, SEQUENCE))
         json_put_member_str(body, "next_cursor", db_result_str(rows, count - 1, SEQUENCE));
     else
         json_put_member_raw(body, "next_cursor", STR("null"));
     buf_put_char(body, '}');
-}
-
-static enum status read_history(struct http_request *request, struct db_result **rows, struct error *error)
-{
-    static const char *const names[] = {"limit", "cursor", NULL};
-    struct chat *chat = request->context;
-    struct chat_caller caller;
-    struct db_conn *conn = NULL;
-    int64_t limit = LIMIT_DEFAULT, after = 0, deadline_ns = clock_deadline_ms(HISTORY_MS);
-    enum status status = http_request_query_only(request, names, error);
-    if (status == STATUS_OK)
-        status = chat_caller_read(request, &caller, error);
-    if (status == STATUS_OK)
-        status = read_number(request, "limit", 1, LIMIT_MAX, &limit, error);
-    if (status == STATUS_OK && read_number(request, "cursor", 1, INT64_MAX, &after, error) != STATUS_OK)
-        status = error_set_field(error, STATUS_BAD_REQUEST, "cursor", "%s", bad_cursor);
-    if (status == STATUS_OK)
-        status = chat_acquire(chat, deadline_ns, &conn, error);
-    if (status != STATUS_OK)
-        return status;
-    status = db_query(conn, &history_sql,
-                      DB_PARAMS(db_text(caller.tenant), db_uuid(str_from(caller.project)),
-                                db_uuid(str_from(caller.session)), db_uuid(str_from(caller.user)),
-                                db_i64(after), db_i64(limit), db_i64(PAGE_BYTES)),
-                      deadline_ns, rows, error);
-    db_release(conn);
-    if (status == STATUS_OK && db_result_rows(*rows) == 0)
-        status = error_set(error, STATUS_SESSION_NOT_FOUND, "no such session");
-    return status;
 }
 
 static void send_body(struct http_request *request, struct buf *body)
@@ -116,11 +59,31 @@ static void send_body(struct http_request *request, struct buf *body)
 
 void chat_get_messages(struct http_request *request)
 {
+    static const char *const names[] = {"limit", "cursor", NULL};
+    struct chat *chat = request->context;
+    struct chat_caller caller;
     struct db_result *rows = NULL;
     struct error error = {0};
-    if (read_history(request, &rows, &error) == STATUS_OK) {
-        struct buf body;
-        buf_init(&body);
+    int64_t limit = LIMIT_DEFAULT, after = 0;
+    enum status status = http_request_query_only(request, names, &error);
+    if (status == STATUS_OK)
+        status = chat_caller_read(request, &caller, &error);
+    if (status == STATUS_OK)
+        status = http_request_query_i64(request, "limit", 1, LIMIT_MAX, &limit, &error);
+    if (status == STATUS_OK &&
+        http_request_query_i64(request, "cursor", 1, INT64_MAX, &after, &error) != STATUS_OK)
+        status = error_set_field(&error, STATUS_BAD_REQUEST, "cursor", "%s", bad_cursor);
+    if (status == STATUS_OK)
+        status =
+            kernel_store_query(chat->kernel, &history_sql,
+                               DB_PARAMS(db_text(caller.tenant), db_uuid(str_from(caller.project)),
+                                         db_uuid(str_from(caller.session)), db_uuid(str_from(caller.user)),
+                                         db_i64(after), db_i64(limit), db_i64(PAGE_BYTES)),
+                               clock_deadline_ms(HISTORY_MS), &rows, &error);
+    if (status == STATUS_OK && db_result_rows(rows) == 0)
+        status = error_set(&error, STATUS_SESSION_NOT_FOUND, "no such session");
+    if (status == STATUS_OK) {
+        struct buf body = {0};
         put_history(&body, rows);
         send_body(request, &body);
     } else {
@@ -178,48 +141,40 @@ static enum status read_time(const struct http_request *request, const char *nam
     return STATUS_OK;
 }
 
-/* "MICROSECONDS.EVENT_ID" of the last event of the previous page. */
-static enum status read_event_cursor(const struct http_request *request, struct event_query *query,
-                                     struct error *error)
-{
-    bool found;
-    struct str text;
-    struct uuid id;
-    int64_t number;
-    enum status status = http_request_query(request, STR("cursor"), &found, &text, error);
-    query->is_first = status == STATUS_OK && !found;
-    query->after = STR("-62135596800000000");
-    query->after_id = STR("00000000-0000-0000-0000-000000000000");
-    if (status != STATUS_OK || !found)
-        return status;
-    (void)str_split(&text, '.', &query->after);
-    query->after_id = text;
-    if (!str_to_i64(query->after, &number) || number < 0 || number > LAST_MICROSECOND ||
-        !uuid_parse(query->after_id, &id))
-        return error_set_field(error, STATUS_BAD_REQUEST, "cursor", "%s", bad_cursor);
-    return STATUS_OK;
-}
-
+/* A cursor is "MICROSECONDS.EVENT_ID" of the last event of the previous page. */
 static enum status read_event_query(const struct http_request *request, struct event_query *query,
                                     struct error *error)
 {
     static const char *const names[] = {"event_type", "from", "to", "limit", "cursor", NULL};
-    bool has_type;
-    query->limit = LIMIT_DEFAULT;
+    bool found = false;
+    struct str cursor;
+    struct uuid id;
+    int64_t number;
+    *query = (struct event_query){.limit = LIMIT_DEFAULT,
+                                  .after = STR("-62135596800000000"),
+                                  .after_id = STR("00000000-0000-0000-0000-000000000000")};
     enum status status = http_request_query_only(request, names, error);
     if (status == STATUS_OK)
         status = chat_caller_read(request, &query->caller, error);
     if (status == STATUS_OK)
-        status = http_request_query(request, STR("event_type"), &has_type, &query->type, error);
-    if (status == STATUS_OK && !has_type)
-        query->type = STR_NONE;
+        status = http_request_query(request, STR("event_type"), &found, &query->type, error);
     if (status == STATUS_OK)
         status = read_time(request, "from", &query->from, error);
     if (status == STATUS_OK)
         status = read_time(request, "to", &query->to, error);
     if (status == STATUS_OK)
-        status = read_number(request, "limit", 1, LIMIT_MAX, &query->limit, error);
-    return status == STATUS_OK ? read_event_cursor(request, query, error) : status;
+        status = http_request_query_i64(request, "limit", 1, LIMIT_MAX, &query->limit, error);
+    if (status == STATUS_OK)
+        status = http_request_query(request, STR("cursor"), &found, &cursor, error);
+    query->is_first = !found;
+    if (status != STATUS_OK || !found)
+        return status;
+    (void)str_split(&cursor, '.', &query->after);
+    query->after_id = cursor;
+    if (!str_to_i64(query->after, &number) || number < 0 || number > LAST_MICROSECOND ||
+        !uuid_parse(query->after_id, &id))
+        return error_set_field(error, STATUS_BAD_REQUEST, "cursor", "%s", bad_cursor);
+    return STATUS_OK;
 }
 
 static void put_events(struct buf *body, const struct db_result *rows)
@@ -276,47 +231,36 @@ static void put_counts(struct buf *body, const struct db_result *rows)
     buf_put_char(body, ']');
 }
 
-static enum status read_events(struct http_request *request, const struct event_query *query,
-                               struct db_result **page, struct db_result **counts, struct error *error)
+void chat_get_events(struct http_request *request)
 {
     struct chat *chat = request->context;
     int64_t deadline_ns = clock_deadline_ms(EVENTS_MS);
-    struct db_conn *conn = NULL;
+    struct event_query query;
+    struct db_result *page = NULL, *counts = NULL;
+    struct error error = {0};
+    enum status status = read_event_query(request, &query, &error);
     const struct db_param params[] = {
-        db_text(query->caller.tenant),
-        db_uuid(str_from(query->caller.project)),
-        db_uuid(str_from(query->caller.user)),
-        db_text(query->type),
-        db_bigint(query->from),
-        db_bigint(query->to),
-        db_bigint(query->after),
-        db_uuid(query->after_id),
-        db_i64(query->limit),
+        db_text(query.caller.tenant),
+        db_uuid(str_from(query.caller.project)),
+        db_uuid(str_from(query.caller.user)),
+        db_text(query.type),
+        db_bigint(query.from),
+        db_bigint(query.to),
+        db_bigint(query.after),
+        db_uuid(query.after_id),
+        db_i64(query.limit),
         db_i64(PAGE_BYTES),
         DB_END,
     };
     struct db_param count_params[COUNT_PARAMS + 1] = {[COUNT_PARAMS] = DB_END};
     memcpy(count_params, params, COUNT_PARAMS * sizeof *params);
-    enum status status = chat_acquire(chat, deadline_ns, &conn, error);
     if (status == STATUS_OK)
-        status = db_query(conn, &event_page_sql, params, deadline_ns, page, error);
-    if (status == STATUS_OK && query->is_first)
-        status = db_query(conn, &event_count_sql, count_params, deadline_ns, counts, error);
-    db_release(conn);
-    return status;
-}
-
-void chat_get_events(struct http_request *request)
-{
-    struct event_query query;
-    struct db_result *page = NULL, *counts = NULL;
-    struct error error = {0};
-    enum status status = read_event_query(request, &query, &error);
-    if (status == STATUS_OK)
-        status = read_events(request, &query, &page, &counts, &error);
+        status = kernel_store_query(chat->kernel, &event_page_sql, params, deadline_ns, &page, &error);
+    if (status == STATUS_OK && query.is_first)
+        status =
+            kernel_store_query(chat->kernel, &event_count_sql, count_params, deadline_ns, &counts, &error);
     if (status == STATUS_OK) {
-        struct buf body;
-        buf_init(&body);
+        struct buf body = {0};
         buf_put_char(&body, '{');
         put_events(&body, page);
         if (counts)

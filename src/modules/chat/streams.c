@@ -91,20 +91,16 @@ static void run_follower_read(struct worker_job *job)
 
 /* ---- on the home loop ---- */
 
-static bool follower_admit(struct follower *follower)
-{
-    const struct chat_page *page = &follower->page;
-    int64_t to = page->count ? chat_page_sequence(page, page->count - 1) : follower->after;
-    return chat_room_admit(follower->room, page, follower->format, follower->ref, to, follower->opening);
-}
-
 static void on_follower_read(struct worker_job *job)
 {
     struct follower *follower = (struct follower *)job;
     struct chat_room *room = follower->room;
+    const struct chat_page *page = &follower->page;
+    int64_t to = page->count ? chat_page_sequence(page, page->count - 1) : follower->after;
     if (job->cancelled)
         error_set(&follower->error, STATUS_UNAVAILABLE, "the process is stopping");
-    else if (follower->error.status == STATUS_OK && !follower_admit(follower))
+    else if (follower->error.status == STATUS_OK &&
+             !chat_room_admit(room, page, follower->format, follower->ref, to, follower->opening))
         error_set(&follower->error, STATUS_UNAVAILABLE, "the session's events could not be read");
     if (follower->error.status == STATUS_OK)
         follower_destroy(follower);
@@ -192,7 +188,7 @@ void chat_get_stream(struct http_request *request)
     if (status == STATUS_OK)
         status = read_after(request, &after, &error);
     if (status == STATUS_OK)
-        status = chat_store_check(chat, &error);
+        status = kernel_store_require(chat->kernel, &error);
     if (status != STATUS_OK) {
         http_send_error(request, &error);
         return;

@@ -60,15 +60,6 @@ void entitlement_change_init(struct entitlement *entitlement)
     entitlement->revoked = metric_series_get(&entitlement_changes_family, &STR("revoke"));
 }
 
-/* Events have a trace of their own where the request has none. */
-static struct str traceparent_of(const struct http_request *request)
-{
-    struct trace trace = request->trace;
-    if (trace_is_none(&trace))
-        trace_start(&trace);
-    return trace_text(&trace, request->arena);
-}
-
 static enum status read_order(const struct http_request *request, struct order *order, struct error *error)
 {
     const struct entitlement *entitlement = request->context;
@@ -81,9 +72,7 @@ static enum status read_order(const struct http_request *request, struct order *
     enum status status =
         json_texts_read(request->body, body_rows, order->texts, &others, request->arena, error);
     buf_deinit(&others);
-    if (status == STATUS_OK && !kernel_store_is_ready(entitlement->kernel))
-        return error_set(error, STATUS_UNAVAILABLE, "the schema is not ready yet");
-    return status;
+    return status == STATUS_OK ? kernel_store_require(entitlement->kernel, error) : status;
 }
 
 /* ---- does the item exist? ---- */
@@ -120,23 +109,6 @@ static void on_sku_timeout(struct http_request *request, void *context)
     http_send_error(request, &(struct error){.status = STATUS_HYDRATION_TIMEOUT});
 }
 
-static enum http_step ask_for_item(struct http_request *request, const struct hydration_need *need,
-                                   struct sku_check *check)
-{
-    const struct entitlement *entitlement = request->context;
-    hydration_ask(kernel_hydration(entitlement->kernel), &entitlement->hydration, need, false, request->loop,
-                  &check->waiter, on_sku_done);
-    if (check->is_done)
-        return HTTP_STEP_PASS;
-    check->is_parked = http_request_park(request, CLOCK_NEVER, on_sku_timeout, check, &check->ref);
-    if (check->is_parked) {
-        http_request_on_drop(request, on_sku_drop);
-        return HTTP_STEP_PARKED;
-    }
-    hydration_waiter_cancel(&check->waiter);
-    return HTTP_STEP_ANSWERED; /* with 503, by http_request_park() */
-}
-
 /* A sku that cannot be an entity's id is not found. */
 enum http_step entitlement_sku_prepare(struct http_request *request, void *context)
 {
@@ -160,10 +132,21 @@ enum http_step entitlement_sku_prepare(struct http_request *request, void *conte
         .trace = request->trace,
     };
     unsigned no_fields = 0;
-    if (hydration_need_check(&need, NULL, &no_fields, &error) == STATUS_OK)
-        return ask_for_item(request, &need, check);
-    check->order.item = HYDRATION_NOT_FOUND;
-    return HTTP_STEP_PASS;
+    if (hydration_need_check(&need, NULL, &no_fields, &error) != STATUS_OK) {
+        check->order.item = HYDRATION_NOT_FOUND;
+        return HTTP_STEP_PASS;
+    }
+    hydration_ask(kernel_hydration(entitlement->kernel), &entitlement->hydration, &need, false, request->loop,
+                  &check->waiter, on_sku_done);
+    if (check->is_done)
+        return HTTP_STEP_PASS;
+    check->is_parked = http_request_park(request, CLOCK_NEVER, on_sku_timeout, check, &check->ref);
+    if (check->is_parked) {
+        http_request_on_drop(request, on_sku_drop);
+        return HTTP_STEP_PARKED;
+    }
+    hydration_waiter_cancel(&check->waiter);
+    return HTTP_STEP_ANSWERED; /* with 503, by http_request_park() */
 }
 
 /* ---- the change ---- */
@@ -194,49 +177,37 @@ static void refuse_grant(struct http_request *request, const struct auth_identit
     (void)answer_once(request, who, &refuse_sql, DB_PARAMS(db_int(status_http(why)), db_text(body)));
 }
 
-static bool change_entitlement(struct http_request *request, const struct auth_identity *who,
-                               const struct order *order, const struct kind *kind, struct str event_id)
-{
-    const struct str *texts = order->texts;
-    return answer_once(
-        request, who, &change_sql,
-        DB_PARAMS(db_text(who->tenant), db_text(texts[USER_ID]), db_text(texts[SKU]), db_text(kind->status),
-                  db_text(texts[REASON]), db_text(texts[PURCHASE_ID]), db_text(who->subject),
-                  db_uuid(event_id),
-                  db_text(entitlement_aggregate_key(who->tenant, texts[USER_ID], texts[SKU], request->arena)),
-                  db_text(traceparent_of(request))));
-}
-
-/* NULL: the body is invalid, and the answer is sent. */
-static const struct order *order_of(struct http_request *request)
-{
-    struct order *order = request->handler_data;
-    struct error error = {0};
-    if (order)
-        return order;
-    order = arena_alloc(request->arena, sizeof *order);
-    if (read_order(request, order, &error) == STATUS_OK)
-        return order;
-    http_send_error(request, &error);
-    return NULL;
-}
-
 static void post_change(struct http_request *request, const struct kind *kind)
 {
     struct entitlement *entitlement = request->context;
     const struct auth_identity *who = kernel_identity(request);
-    const struct order *order = order_of(request);
+    struct order *order = request->handler_data, own;
+    struct trace trace = request->trace;
     struct uuid uuid = uuid_random();
     char event_id[UUID_TEXT_BYTES];
-    uuid_format(&uuid, event_id);
-    if (!order)
+    struct error error = {0};
+
+    if (!order && read_order(request, &own, &error) != STATUS_OK) {
+        http_send_error(request, &error);
         return;
+    }
+    order = order ? order : &own;
     if (order->item != HYDRATION_UPDATED) {
         refuse_grant(request, who, order->item);
         return;
     }
+    uuid_format(&uuid, event_id);
+    if (trace_is_none(&trace)) /* events have a trace of their own where the request has none */
+        trace_start(&trace);
+    const struct str *texts = order->texts;
     FAILPOINT("entitlement.before_change");
-    if (!change_entitlement(request, who, order, kind, str_from(event_id)))
+    if (!answer_once(request, who, &change_sql,
+                     DB_PARAMS(db_text(who->tenant), db_text(texts[USER_ID]), db_text(texts[SKU]),
+                               db_text(kind->status), db_text(texts[REASON]), db_text(texts[PURCHASE_ID]),
+                               db_text(who->subject), db_uuid(str_from(event_id)),
+                               db_text(entitlement_aggregate_key(who->tenant, texts[USER_ID], texts[SKU],
+                                                                 request->arena)),
+                               db_text(trace_text(&trace, request->arena)))))
         return;
     FAILPOINT("entitlement.after_commit");
     metric_add(kind == &grant ? entitlement->granted : entitlement->revoked, 1);

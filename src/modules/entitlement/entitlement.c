@@ -117,11 +117,12 @@ static bool is_subject(struct str name)
     return true;
 }
 
-static enum status check_nats(const struct config *config, const struct entitlement_settings *settings,
-                              struct error *error)
+static enum status check_settings(const struct config *config, const void *section, struct error *error)
 {
+    const struct entitlement_settings *settings = section;
     const struct kernel_bus_settings *bus = config_section(config, "bus");
     bool needed = bus->events == KERNEL_NATS;
+    int64_t horizon_ms = entitlement_retry_horizon_ms(&settings->outbox);
     if (needed && !settings->nats.subject.len)
         return config_error_at(
             config, bus->events_place, "entitlement.nats.subject", error,
@@ -135,20 +136,12 @@ static enum status check_nats(const struct config *config, const struct entitlem
     if (settings->nats.stream.len && !is_stream(settings->nats.stream))
         return config_error_at(config, settings->nats.stream_place, "entitlement.nats.stream", error,
                                "a stream's name has only A-Z a-z 0-9 _ -");
-    return STATUS_OK;
-}
-
-static enum status check_settings(const struct config *config, const void *section, struct error *error)
-{
-    const struct entitlement_settings *settings = section;
-    int64_t horizon_ms = entitlement_retry_horizon_ms(&settings->outbox);
-    enum status status = check_nats(config, settings, error);
-    if (status == STATUS_OK && entitlement_duplicate_window_ms(settings) <= horizon_ms)
+    if (entitlement_duplicate_window_ms(settings) <= horizon_ms)
         return config_error_at(
             config, settings->nats.window_place, "entitlement.nats.duplicate-window", error,
             "an event's retries can take %lld s by entitlement.outbox: the window must be longer, or 0",
             (long long)(horizon_ms / 1000));
-    return status;
+    return STATUS_OK;
 }
 
 /* ---- the audit's months: partitions are made ahead at the start and once a day, and old ones dropped where that is configured. Any
@@ -164,37 +157,29 @@ static struct metric_family audit_family = {
 static const struct db_statement audit_make_sql = DB_STATEMENT("SELECT entitlement.audit_make($1)"),
                                  audit_drop_sql = DB_STATEMENT("SELECT entitlement.audit_drop($1)");
 
-static enum status call_audit(struct db_conn *conn, const struct db_statement *statement, int64_t months,
-                              int64_t *count, struct error *error)
+static enum status call_audit(struct entitlement *entitlement, const struct db_statement *statement,
+                              int64_t months, int64_t *count, struct error *error)
 {
-    struct db_result *rows = NULL;
+    struct db_result *rows;
     enum status status =
-        db_query(conn, statement, DB_PARAMS(db_int(months)), clock_deadline_ms(STATEMENT_MS), &rows, error);
+        db_pool_query(kernel_store_pool(entitlement->kernel), statement, DB_PARAMS(db_int(months)),
+                      clock_deadline_ms(STATEMENT_MS), &rows, error);
     *count = status == STATUS_OK ? db_result_i64(rows, 0, 0) : 0;
     db_result_free(rows);
     return status;
 }
 
-static enum status keep_audit(struct entitlement *entitlement, struct error *error)
-{
-    int64_t keep = entitlement->settings->audit.keep_months, made = 0, dropped = 0;
-    struct db_conn *conn = NULL;
-    enum status status =
-        db_acquire(kernel_store_pool(entitlement->kernel), clock_deadline_ms(STATEMENT_MS), &conn, error);
-    if (status == STATUS_OK)
-        status = call_audit(conn, &audit_make_sql, entitlement->settings->audit.months_ahead, &made, error);
-    if (status == STATUS_OK && keep > 0)
-        status = call_audit(conn, &audit_drop_sql, keep, &dropped, error);
-    db_release(conn);
-    if (made || dropped)
-        log_info("entitlement_audit_partitions", LOG_INT("made", made), LOG_INT("dropped", dropped));
-    return status;
-}
-
 static int64_t audit_step(struct task *task, void *context)
 {
+    struct entitlement *entitlement = context;
+    int64_t keep = entitlement->settings->audit.keep_months, made = 0, dropped = 0;
     struct error error = {0};
-    enum status status = keep_audit(context, &error);
+    enum status status =
+        call_audit(entitlement, &audit_make_sql, entitlement->settings->audit.months_ahead, &made, &error);
+    if (status == STATUS_OK && keep > 0)
+        status = call_audit(entitlement, &audit_drop_sql, keep, &dropped, &error);
+    if (made || dropped)
+        log_info("entitlement_audit_partitions", LOG_INT("made", made), LOG_INT("dropped", dropped));
     if (status == STATUS_OK || task_is_stopping(task))
         return TASK_MS(DAY_MS);
     metric_add(metric_series_get(&audit_family, NULL), 1);
@@ -250,11 +235,6 @@ static enum status start_entitlement(struct kernel *kernel, const void *section,
     return STATUS_OK;
 }
 
-static enum status subscribe_entitlement(void *state, struct bus *events, struct error *error)
-{
-    return entitlement_owner_follow(state, events, error);
-}
-
 static void on_entitlement_store(void *state)
 {
     struct entitlement *entitlement = state;
@@ -298,7 +278,6 @@ const struct module entitlement_module = {
     .keeps_store = true,
     .provides = (const char *const[]){"entitlement", NULL},
     .each_topic = each_entitlement_topic,
-    .subscribe = subscribe_entitlement,
     .on_store = on_entitlement_store,
     .outboxes = (const struct outbox_table *const[]){&entitlement_outbox_table, NULL},
 };

@@ -60,8 +60,6 @@ http_step_fn entitlement_sku_prepare; /* of the route of grants */
 
 /* ---- as an entity (H6) ---- */
 void entitlement_owner_provide(struct entitlement *entitlement);
-enum status entitlement_owner_follow(struct entitlement *entitlement, struct bus *events,
-                                     struct error *error) MUST_CHECK;
 
 /* ---- event.c ---- */
 extern const struct outbox_table entitlement_outbox_table;

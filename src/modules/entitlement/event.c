@@ -51,26 +51,6 @@ static bool read_texts(const struct json_value *body, struct arena *arena, struc
     return true;
 }
 
-static bool makes_sense(const struct str values[TEXTS], int64_t version,
-                        const struct entitlement_event_row *row, const char **reason)
-{
-    struct uuid uuid;
-    int64_t at_us;
-    if (!uuid_parse(values[EVENT_ID], &uuid) || !str_eq(values[EVENT_ID], row->event_id))
-        return refuse_event(reason, "the payload's event_id is not the row's");
-    if (!str_eq(values[TENANT_ID], row->tenant_id))
-        return refuse_event(reason, "the payload's tenant_id is not the row's");
-    if (!str_eq(values[EVENT_TYPE], row->event_type) ||
-        (!str_eq(row->event_type, STR("EntitlementGranted")) &&
-         !str_eq(row->event_type, STR("EntitlementRevoked"))))
-        return refuse_event(reason, "the payload's event_type is not the row's, or not known");
-    if (!clock_rfc3339_parse(values[OCCURRED_AT], &at_us))
-        return refuse_event(reason, "the payload's occurred_at is not a time");
-    if (version < 1)
-        return refuse_event(reason, "the payload's version is not 1 or more");
-    return true;
-}
-
 static char *text_of(struct str value)
 {
     return (char *)(uintptr_t)value.ptr; /* protobuf-c does not write to what it packs */
@@ -100,7 +80,8 @@ bool entitlement_event_encode(struct str payload, const struct entitlement_event
     struct json_value body, member;
     struct str values[TEXTS];
     struct error error;
-    int64_t version = 0;
+    struct uuid uuid;
+    int64_t version = 0, at_us;
     if (json_parse(payload, PAYLOAD_DEPTH_MAX, &body, &error) != STATUS_OK || body.type != JSON_OBJECT)
         return refuse_event(reason, "the payload is not a JSON object");
     if (json_has_duplicates(&body, arena))
@@ -109,8 +90,18 @@ bool entitlement_event_encode(struct str payload, const struct entitlement_event
         return false;
     if (!json_get(&body, STR("version"), &member) || !json_to_i64(&member, &version))
         return refuse_event(reason, "the payload has no version");
-    if (!makes_sense(values, version, row, reason))
-        return false;
+    if (!uuid_parse(values[EVENT_ID], &uuid) || !str_eq(values[EVENT_ID], row->event_id))
+        return refuse_event(reason, "the payload's event_id is not the row's");
+    if (!str_eq(values[TENANT_ID], row->tenant_id))
+        return refuse_event(reason, "the payload's tenant_id is not the row's");
+    if (!str_eq(values[EVENT_TYPE], row->event_type) ||
+        (!str_eq(row->event_type, STR("EntitlementGranted")) &&
+         !str_eq(row->event_type, STR("EntitlementRevoked"))))
+        return refuse_event(reason, "the payload's event_type is not the row's, or not known");
+    if (!clock_rfc3339_parse(values[OCCURRED_AT], &at_us))
+        return refuse_event(reason, "the payload's occurred_at is not a time");
+    if (version < 1)
+        return refuse_event(reason, "the payload's version is not 1 or more");
     event->message = pack(values, version, arena);
     event->occurred_at = values[OCCURRED_AT];
     return true;
@@ -118,35 +109,17 @@ bool entitlement_event_encode(struct str payload, const struct entitlement_event
 
 /* ---- keys ---- */
 
-static bool is_plain(char c)
-{
-    return (unsigned char)c >= 0x20 && c != 0x7f && c != '/' && c != '%';
-}
-
-static char *put_part(char *out, struct str part)
-{
-    static const char digits[] = "0123456789ABCDEF";
-    for (size_t i = 0; i < part.len; i++) {
-        if (is_plain(part.ptr[i])) {
-            *out++ = part.ptr[i];
-            continue;
-        }
-        *out++ = '%';
-        *out++ = digits[(unsigned char)part.ptr[i] >> 4];
-        *out++ = digits[part.ptr[i] & 15];
-    }
-    return out;
-}
-
 struct str entitlement_aggregate_key(struct str tenant, struct str user, struct str sku, struct arena *arena)
 {
-    char *key = arena_alloc(arena, 3 * (tenant.len + user.len + sku.len) + 2);
-    char *end = put_part(key, tenant);
-    *end++ = '/';
-    end = put_part(end, user);
-    *end++ = '/';
-    end = put_part(end, sku);
-    return str_of(key, (size_t)(end - key));
+    struct buf key = {0};
+    outbox_key_put_part(&key, tenant);
+    buf_put_char(&key, '/');
+    outbox_key_put_part(&key, user);
+    buf_put_char(&key, '/');
+    outbox_key_put_part(&key, sku);
+    struct str copy = arena_str(arena, buf_str(&key));
+    buf_deinit(&key);
+    return copy;
 }
 
 static bool read_part(struct str part, struct arena *arena, struct str *text)

@@ -57,87 +57,50 @@ static void write_page(const struct page *page, const struct db_result *rows, st
     buf_put_char(out, '}');
 }
 
-static enum status take_limit(const struct http_request *request, struct page *page, struct error *error)
-{
-    bool found;
-    struct str text;
-    enum status status = http_request_query(request, STR("limit"), &found, &text, error);
-    page->limit = LIMIT_MAX;
-    if (status == STATUS_OK && found &&
-        (!str_to_i64(text, &page->limit) || page->limit < 1 || page->limit > LIMIT_MAX))
-        return error_set_field(error, STATUS_BAD_REQUEST, "limit", "limit must be 1 to %d", LIMIT_MAX);
-    return status;
-}
-
 /* A cursor is the last sku of the page before, in hex. */
-static enum status take_cursor(struct http_request *request, struct page *page, struct error *error)
+static enum status take_page(struct http_request *request, struct page *page, struct error *error)
 {
-    bool found;
+    static const char *const names[] = {"limit", "cursor", NULL};
+    bool found = false;
     struct str text;
-    enum status status = http_request_query(request, STR("cursor"), &found, &text, error);
+    page->limit = LIMIT_MAX;
     page->after = STR("");
+    enum status status = http_request_query_only(request, names, error);
+    if (status == STATUS_OK)
+        status = http_request_param(request, "user_id", &page->user, error);
+    if (status == STATUS_OK)
+        status = http_request_query_i64(request, "limit", 1, LIMIT_MAX, &page->limit, error);
+    if (status == STATUS_OK)
+        status = http_request_query(request, STR("cursor"), &found, &text, error);
     if (status != STATUS_OK || !found)
         return status;
-    bool fits = text.len > 0 && text.len % 2 == 0 && text.len / 2 <= CURSOR_BYTES_MAX;
     char *sku = arena_alloc(request->arena, text.len / 2 + 1);
-    fits = fits && hex_get(text.ptr, (uint8_t *)sku, text.len / 2);
+    bool is_hex = text.len > 0 && text.len % 2 == 0 && text.len / 2 <= CURSOR_BYTES_MAX &&
+                  hex_get(text.ptr, (uint8_t *)sku, text.len / 2);
     page->after = str_of(sku, text.len / 2);
-    if (!fits || !str_is_utf8(page->after) || memchr(sku, '\0', page->after.len))
+    if (!is_hex || !str_is_utf8(page->after) || memchr(sku, '\0', page->after.len))
         return error_set_field(error, STATUS_BAD_REQUEST, "cursor",
                                "cursor must be the next_cursor of an answer");
     return STATUS_OK;
 }
 
-static enum status take_page(struct http_request *request, struct page *page, struct error *error)
-{
-    static const char *const names[] = {"limit", "cursor", NULL};
-    enum status status = http_request_query_only(request, names, error);
-    if (status == STATUS_OK)
-        status = http_request_param(request, "user_id", &page->user, error);
-    if (status == STATUS_OK)
-        status = take_limit(request, page, error);
-    return status == STATUS_OK ? take_cursor(request, page, error) : status;
-}
-
-static enum status check_page(struct http_request *request, struct page *page, struct error *error)
+void entitlement_get_of_user(struct http_request *request)
 {
     const struct entitlement *entitlement = request->context;
     const struct auth_identity *who = kernel_identity(request);
-    enum status status = take_page(request, page, error);
-    if (status != STATUS_OK)
-        return status;
-    if (!str_eq(page->user, who->subject) && !auth_has_scope(who, STR("entitlement:read")))
-        return error_set(error, STATUS_INSUFFICIENT_SCOPE,
-                         "another user's entitlements need the scope entitlement:read");
-    if (!kernel_store_is_ready(entitlement->kernel))
-        return error_set(error, STATUS_UNAVAILABLE, "the schema is not ready yet");
-    return STATUS_OK;
-}
-
-static enum status read_rows(struct http_request *request, const struct page *page, struct db_result **rows,
-                             struct error *error)
-{
-    const struct entitlement *entitlement = request->context;
-    int64_t deadline_ns = clock_deadline_ms(READ_MS);
-    struct db_conn *conn = NULL;
-    enum status status = db_acquire(kernel_store_pool(entitlement->kernel), deadline_ns, &conn, error);
-    if (status == STATUS_OK)
-        status = db_query(conn, &list_sql,
-                          DB_PARAMS(db_text(kernel_identity(request)->tenant), db_text(page->user),
-                                    db_text(page->after), db_i64(page->limit + 1)),
-                          deadline_ns, rows, error);
-    db_release(conn);
-    return status;
-}
-
-void entitlement_get_of_user(struct http_request *request)
-{
     struct page page;
     struct error error = {0};
     struct db_result *rows = NULL;
-    enum status status = check_page(request, &page, &error);
+    enum status status = take_page(request, &page, &error);
+    if (status == STATUS_OK && !str_eq(page.user, who->subject) &&
+        !auth_has_scope(who, STR("entitlement:read")))
+        status = error_set(&error, STATUS_INSUFFICIENT_SCOPE,
+                           "another user's entitlements need the scope entitlement:read");
     if (status == STATUS_OK)
-        status = read_rows(request, &page, &rows, &error);
+        status = kernel_store_query(
+            entitlement->kernel, &list_sql,
+            DB_PARAMS(db_text(who->tenant), db_text(page.user), db_text(page.after), db_i64(page.limit + 1)),
+            clock_deadline_ms(READ_MS), &rows, &error);
     if (status == STATUS_OK) {
         struct buf body;
         buf_init(&body);
@@ -158,39 +121,25 @@ void entitlement_get_of_user(struct http_request *request)
  * The route's rules: a user sees its own. Those of others need a scope, and scopes do not travel, so they are hidden, whether they
  * exist or not. A revoked one exists and has that status; entitlements are never deleted. */
 
-#define ENTITY_TYPE "entitlement"
-
 /* By the primary key. */
 static const struct db_statement look_sql =
     DB_STATEMENT("SELECT " COLUMNS " FROM entitlement.entitlements e"
                  " WHERE e.tenant_id = $1 AND e.user_id = $2 AND e.stock_keeping_unit = $3");
 enum { VERSION_COLUMN = 2 };
 
-static enum status read_row(struct entitlement *entitlement, const struct db_param *params,
-                            int64_t deadline_ns, struct db_result **rows, struct error *error)
-{
-    struct db_conn *conn = NULL;
-    if (!kernel_store_is_ready(entitlement->kernel))
-        return error_set(error, STATUS_UNAVAILABLE, "the schema is not ready yet");
-    enum status status = db_acquire(kernel_store_pool(entitlement->kernel), deadline_ns, &conn, error);
-    if (status == STATUS_OK)
-        status = db_query(conn, &look_sql, params, deadline_ns, rows, error);
-    if (conn)
-        db_release(conn);
-    return status;
-}
-
 static enum status look_up_entitlement(void *context, const struct hydration_question *question,
                                        int64_t deadline_ns, struct hydration_entity *entity,
                                        struct error *error)
 {
+    struct entitlement *entitlement = context;
     struct str user, sku;
-    struct db_result *rows = NULL;
+    struct db_result *rows;
     entity->found = HYDRATION_IS_NOT;
     if (!entitlement_id_read(question->entity_id, entity->arena, &user, &sku))
         return STATUS_OK;
-    enum status status = read_row(context, DB_PARAMS(db_text(question->tenant), db_text(user), db_text(sku)),
-                                  deadline_ns, &rows, error);
+    enum status status = kernel_store_query(entitlement->kernel, &look_sql,
+                                            DB_PARAMS(db_text(question->tenant), db_text(user), db_text(sku)),
+                                            deadline_ns, &rows, error);
     bool is_own = !question->subject.len || str_eq(question->subject, user);
     bool is_there = status == STATUS_OK && db_result_rows(rows);
     entity->is_private = true;
@@ -204,30 +153,24 @@ static enum status look_up_entitlement(void *context, const struct hydration_que
     return status;
 }
 
+static bool read_entitlement_event(const struct bus_message *message, struct arena *arena,
+                                   struct hydration_ref *ref)
+{
+    (void)arena;
+    struct str id = bus_message_header(message, STR(OUTBOX_HEADER_AGGREGATE)), tenant;
+    ref->tenant = bus_message_header(message, STR(OUTBOX_HEADER_TENANT));
+    bool has_id = str_split(&id, '/', &tenant) && id.len && id.len <= HYDRATION_ID_BYTES_MAX;
+    ref->entity_id = id;
+    return has_id;
+}
+
 void entitlement_owner_provide(struct entitlement *entitlement)
 {
     hydration_provide(kernel_hydration(entitlement->kernel),
-                      &(struct hydration_owner){.entity_type = ENTITY_TYPE,
+                      &(struct hydration_owner){.entity_type = "entitlement",
                                                 .module = "entitlement",
                                                 .look = look_up_entitlement,
-                                                .context = entitlement});
-}
-
-static bool read_entitlement_event(void *context, const void *bus_message, struct arena *arena,
-                                   struct hydration_ref *ref)
-{
-    (void)context;
-    (void)arena;
-    struct str id = bus_message_header(bus_message, STR(OUTBOX_HEADER_AGGREGATE)), tenant;
-    if (!str_split(&id, '/', &tenant) || !id.len || id.len > HYDRATION_ID_BYTES_MAX)
-        return false;
-    ref->tenant = bus_message_header(bus_message, STR(OUTBOX_HEADER_TENANT));
-    ref->entity_id = id;
-    return true;
-}
-
-enum status entitlement_owner_follow(struct entitlement *entitlement, struct bus *events, struct error *error)
-{
-    return hydration_follow(kernel_hydration(entitlement->kernel), events, ENTITLEMENT_TOPIC, ENTITY_TYPE,
-                            read_entitlement_event, entitlement, error);
+                                                .context = entitlement,
+                                                .topic = ENTITLEMENT_TOPIC,
+                                                .read = read_entitlement_event});
 }

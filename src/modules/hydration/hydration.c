@@ -22,12 +22,10 @@ enum {
 
 struct hydration_route {
     struct kernel *kernel;
-    const struct hydration_settings *settings;
     struct hydration_policy policy;
 };
 
-enum failure_mode { FAIL_FAST, DEFER, DEGRADE };
-
+enum { FAIL_FAST, DEFER, DEGRADE };
 static const char *const failure_modes[] = {
     [FAIL_FAST] = "fail-fast", [DEFER] = "defer", [DEGRADE] = "degrade", NULL};
 
@@ -35,7 +33,7 @@ struct entity_request {
     struct hydration_waiter waiter;
     struct http_request *request;
     struct str entity_type, entity_id;
-    enum failure_mode failure_mode;
+    int failure_mode;
     bool is_parked, is_done;
     struct loop_park_ref ref;
 };
@@ -68,41 +66,25 @@ static void send_entity(struct http_request *request, const struct entity_reques
     http_send_parts(request, &(struct http_response){.status = 200}, parts, sizeof parts / sizeof *parts);
 }
 
-/* The same bytes whether it is absent or hidden. */
-static void send_not_found(struct http_request *request)
-{
-    const struct str parts[] = {
-        STR("{\"code\":\""),
-        str_from(status_code(STATUS_ENTITY_NOT_FOUND)),
-        STR("\",\"message\":\""),
-        str_from(status_message(STATUS_ENTITY_NOT_FOUND)),
-        STR("\"}"),
-    };
-    http_send_parts(request, &(struct http_response){.status = status_http(STATUS_ENTITY_NOT_FOUND)}, parts,
-                    sizeof parts / sizeof *parts);
-}
-
-static void send_failure_mode(struct http_request *request, const struct entity_request *entity,
-                              const struct hydration_outcome *outcome)
-{
-    bool timed_out = outcome->result == HYDRATION_TIMEOUT;
-    if (entity->failure_mode == DEGRADE)
-        send_entity(request, entity, outcome, true);
-    else if (entity->failure_mode == DEFER && timed_out)
-        http_send(request, &(struct http_response){.status = 202, .body = STR("{\"status\":\"PENDING\"}")});
-    else
-        http_send_error(request,
-                        &(struct error){.status = timed_out ? STATUS_HYDRATION_TIMEOUT : STATUS_UNAVAILABLE});
-}
-
 static void send_outcome(struct http_request *request, const struct entity_request *entity,
                          const struct hydration_outcome *outcome)
 {
-    switch (outcome->result) {
-    case HYDRATION_UPDATED: send_entity(request, entity, outcome, false); return;
-    case HYDRATION_NOT_FOUND: send_not_found(request); return;
-    case HYDRATION_TIMEOUT:
-    case HYDRATION_UNAVAILABLE: send_failure_mode(request, entity, outcome); return;
+    bool timed_out = outcome->result == HYDRATION_TIMEOUT;
+    if (outcome->result == HYDRATION_UPDATED) {
+        send_entity(request, entity, outcome, false);
+    } else if (outcome->result == HYDRATION_NOT_FOUND) { /* the same bytes whether it is absent or hidden */
+        const struct str parts[] = {STR("{\"code\":\""), str_from(status_code(STATUS_ENTITY_NOT_FOUND)),
+                                    STR("\",\"message\":\""),
+                                    str_from(status_message(STATUS_ENTITY_NOT_FOUND)), STR("\"}")};
+        http_send_parts(request, &(struct http_response){.status = status_http(STATUS_ENTITY_NOT_FOUND)},
+                        parts, sizeof parts / sizeof *parts);
+    } else if (entity->failure_mode == DEGRADE) {
+        send_entity(request, entity, outcome, true);
+    } else if (entity->failure_mode == DEFER && timed_out) {
+        http_send(request, &(struct http_response){.status = 202, .body = STR("{\"status\":\"PENDING\"}")});
+    } else {
+        http_send_error(request,
+                        &(struct error){.status = timed_out ? STATUS_HYDRATION_TIMEOUT : STATUS_UNAVAILABLE});
     }
 }
 
@@ -131,24 +113,6 @@ static void on_entity_timeout(struct http_request *request, void *context)
     send_outcome(request, entity, &(struct hydration_outcome){.result = HYDRATION_TIMEOUT});
 }
 
-static void ask_and_park(struct http_request *request, const struct hydration_need *need,
-                         struct entity_request *entity)
-{
-    const struct hydration_route *module = request->context;
-    hydration_ask(kernel_hydration(module->kernel), &module->policy, need, entity->failure_mode == DEFER,
-                  request->loop, &entity->waiter, on_entity_done);
-    if (entity->is_done)
-        return;
-    int64_t limit_ms = module->policy.wait_timeout_ms + GRACE_MS;
-    kernel_identity_keep(request);
-    entity->is_parked = http_request_park(request, loop_now_ns(request->loop) + limit_ms * CLOCK_NS_PER_MS,
-                                          on_entity_timeout, entity, &entity->ref);
-    if (entity->is_parked)
-        http_request_on_drop(request, on_entity_drop);
-    else
-        hydration_waiter_cancel(&entity->waiter);
-}
-
 /* ---- reading the request ---- */
 
 static enum status read_choice(const struct http_request *request, const char *name,
@@ -169,84 +133,64 @@ static enum status read_choice(const struct http_request *request, const char *n
 }
 
 /* A comma inside a name is %2C. */
-static enum status split_fields(const struct http_request *request, struct str list, struct str *fields,
-                                unsigned *count, struct error *error)
+static enum status read_fields(const struct http_request *request, enum hydration_mode mode,
+                               struct str *fields, unsigned *count, struct error *error)
 {
-    struct str raw;
-    while (str_split(&list, ',', &raw)) {
+    struct str list, raw;
+    bool found;
+    enum status status = http_request_query_raw(request, STR("fields"), &found, &list, error);
+    if (status == STATUS_OK && found != (mode == HYDRATION_PARTIAL))
+        return error_set_field(error, STATUS_BAD_REQUEST, "fields",
+                               found ? "fields: only with mode=partial" : "fields: needed with mode=partial");
+    while (status == STATUS_OK && found && str_split(&list, ',', &raw)) {
         if (*count == HYDRATION_FIELDS_MAX)
             return error_set_field(error, STATUS_BAD_REQUEST, "fields", "fields: at most %d",
                                    HYDRATION_FIELDS_MAX);
-        enum status status = http_percent_decode(raw, true, request->arena, "fields", &fields[*count], error);
-        if (status != STATUS_OK)
-            return status;
+        status = http_percent_decode(raw, true, request->arena, "fields", &fields[*count], error);
         ++*count;
     }
-    return STATUS_OK;
-}
-
-static enum status read_fields_parameter(const struct http_request *request, enum hydration_mode mode,
-                                         struct str *fields, unsigned *count, struct error *error)
-{
-    struct str list;
-    bool found;
-    enum status status = http_request_query_raw(request, STR("fields"), &found, &list, error);
-    if (status != STATUS_OK)
-        return status;
-    if (found != (mode == HYDRATION_PARTIAL))
-        return error_set_field(error, STATUS_BAD_REQUEST, "fields",
-                               found ? "fields: only with mode=partial" : "fields: needed with mode=partial");
-    return found ? split_fields(request, list, fields, count, error) : STATUS_OK;
+    return status;
 }
 
 static enum status read_query(const struct http_request *request, struct hydration_need *need,
                               struct entity_request *entity, struct error *error)
 {
     static const char *const names[] = {"mode", "fields", "failure_mode", NULL};
-    int mode = HYDRATION_FULL, failure_mode = FAIL_FAST;
+    int mode = HYDRATION_FULL;
     struct str *fields = arena_alloc(request->arena, HYDRATION_FIELDS_MAX * sizeof *fields);
     enum status status = http_request_query_only(request, names, error);
     if (status == STATUS_OK)
         status = read_choice(request, "mode", hydration_mode_names, &mode, error);
     if (status == STATUS_OK)
-        status = read_choice(request, "failure_mode", failure_modes, &failure_mode, error);
+        status = read_choice(request, "failure_mode", failure_modes, &entity->failure_mode, error);
     need->cover = (struct hydration_cover){.mode = (enum hydration_mode)mode, .fields = fields};
-    entity->failure_mode = (enum failure_mode)failure_mode;
     if (status == STATUS_OK)
-        status = read_fields_parameter(request, need->cover.mode, fields, &need->cover.field_count, error);
+        status = read_fields(request, need->cover.mode, fields, &need->cover.field_count, error);
     if (status == STATUS_OK)
         status = hydration_need_check(need, fields, &need->cover.field_count, error);
-    return status;
-}
-
-/* The id of two segments is "first/second": a user's sku, a dictionary's key. */
-static enum status read_id(const struct http_request *request, bool has_two, struct str *id,
-                           struct error *error)
-{
-    struct str first, second;
-    enum status status = http_request_param(request, has_two ? "first" : "entity_id", &first, error);
-    *id = first;
-    if (status != STATUS_OK || !has_two)
-        return status;
-    status = http_request_param(request, "second", &second, error);
-    if (status == STATUS_OK)
-        *id = arena_printf(request->arena, "%.*s/%.*s", STR_ARG(first), STR_ARG(second));
     return status;
 }
 
 /* The caller of a token without `sub`: an answer names the caller that it refuses. */
 #define NOBODY "urn:freshet:nobody"
 
+/* The id of two segments is "first/second": a user's sku, a dictionary's key. */
 static enum status read_request(const struct http_request *request, bool has_two, struct hydration_need *need,
                                 struct entity_request *entity, struct error *error)
 {
     const struct hydration_route *module = request->context;
     const struct auth_identity *who = kernel_identity(request);
+    struct str second;
     enum status status = http_request_param(request, "entity_type", &need->entity_type, error);
     if (status == STATUS_OK)
-        status = read_id(request, has_two, &need->entity_id, error);
+        status = http_request_param(request, has_two ? "first" : "entity_id", &need->entity_id, error);
+    if (status == STATUS_OK && has_two)
+        status = http_request_param(request, "second", &second, error);
     if (status != STATUS_OK)
         return status;
+    if (has_two)
+        need->entity_id =
+            arena_printf(request->arena, "%.*s/%.*s", STR_ARG(need->entity_id), STR_ARG(second));
     need->tenant = who->tenant;
     need->subject = who->subject.len ? who->subject : STR(NOBODY);
     need->trace = request->trace;
@@ -256,21 +200,32 @@ static enum status read_request(const struct http_request *request, bool has_two
         return error_set_field(error, STATUS_BAD_REQUEST, "tenant_id",
                                "a tenant's name is 1 to 64 of A-Z a-z 0-9 . _ -");
     status = read_query(request, need, entity, error);
-    if (status == STATUS_OK && !kernel_store_is_ready(module->kernel))
-        return error_set(error, STATUS_UNAVAILABLE, "the schema is not ready yet");
-    return status;
+    return status == STATUS_OK ? kernel_store_require(module->kernel, error) : status;
 }
 
 static void get_by_id(struct http_request *request, bool has_two)
 {
+    const struct hydration_route *module = request->context;
     struct entity_request *entity = arena_zalloc(request->arena, sizeof *entity);
+    int64_t limit_ns = (module->policy.wait_timeout_ms + GRACE_MS) * CLOCK_NS_PER_MS;
     struct hydration_need need = {0};
     struct error error = {0};
     entity->request = request;
-    if (read_request(request, has_two, &need, entity, &error) == STATUS_OK)
-        ask_and_park(request, &need, entity);
-    else
+    if (read_request(request, has_two, &need, entity, &error) != STATUS_OK) {
         http_send_error(request, &error);
+        return;
+    }
+    hydration_ask(kernel_hydration(module->kernel), &module->policy, &need, entity->failure_mode == DEFER,
+                  request->loop, &entity->waiter, on_entity_done);
+    if (entity->is_done)
+        return;
+    kernel_identity_keep(request);
+    entity->is_parked = http_request_park(request, loop_now_ns(request->loop) + limit_ns, on_entity_timeout,
+                                          entity, &entity->ref);
+    if (entity->is_parked)
+        http_request_on_drop(request, on_entity_drop);
+    else
+        hydration_waiter_cancel(&entity->waiter);
 }
 
 static void get_entity(struct http_request *request)
@@ -299,24 +254,21 @@ static const struct config_section hydration_section = {.name = "hydration",
 
 /* Questions are useless after a minute. Answers and changes are kept for the process that stores them for as long as an older copy or
  * absence may serve. */
-static int64_t keep_unhandled_ms(const struct hydration_settings *settings, enum hydration_kind kind)
-{
-    int64_t serves_ms = settings->copy_ttl_ms > settings->policy.negative_cache_ttl_ms
-                            ? settings->copy_ttl_ms
-                            : settings->policy.negative_cache_ttl_ms;
-    return kind == HYDRATION_EVENT_UNKNOWN || serves_ms < KEEP_MS ? KEEP_MS : serves_ms;
-}
-
 static void each_hydration_topic(const void *section, void (*fn)(const struct kernel_topic *topic, void *arg),
                                  void *arg)
 {
     static const char *const streams[HYDRATION_KINDS] = {
         [HYDRATION_EVENT_UPDATED] = "entity_updated", [HYDRATION_EVENT_NOT_FOUND] = "entity_not-found"};
-    for (enum hydration_kind i = 0; i < HYDRATION_KINDS; i++)
+    const struct hydration_settings *settings = section;
+    int64_t serves_ms = settings->copy_ttl_ms > settings->policy.negative_cache_ttl_ms
+                            ? settings->copy_ttl_ms
+                            : settings->policy.negative_cache_ttl_ms;
+    for (int i = 0; i < HYDRATION_KINDS; i++)
         fn(&(struct kernel_topic){.topic = {.name = hydration_topics[i],
                                             .partitions = PARTITIONS,
                                             .keep_ms = KEEP_MS,
-                                            .keep_ms_hard = keep_unhandled_ms(section, i),
+                                            .keep_ms_hard =
+                                                streams[i] && serves_ms > KEEP_MS ? serves_ms : KEEP_MS,
                                             .relaxed = true}, /* a question lost in a crash is asked again */
                                   .stream = streams[i],
                                   .subject = hydration_topics[i],
@@ -355,27 +307,11 @@ static enum status start_hydration(struct kernel *kernel, const void *section, v
     (void)error;
     struct hydration_route *module = memory_zalloc(sizeof *module);
     module->kernel = kernel;
-    module->settings = section;
-    module->policy = module->settings->policy;
+    module->policy = ((const struct hydration_settings *)section)->policy;
     module->policy.module = "hydration";
     kernel_hydration_consumes(kernel, NULL);
     *state = module;
     return STATUS_OK;
-}
-
-static void destroy_hydration(void *state)
-{
-    free(state);
-}
-
-static void hydration_health(void *state, struct health *health)
-{
-    const struct hydration_route *module = state;
-    bool is_up = kernel_store_is_up(module->kernel), reads = kernel_events_are_up(module->kernel);
-    health_role(health, "hydration", is_up && reads,
-                is_up && reads ? STR_NONE
-                : is_up        ? STR("waiting for NATS")
-                               : STR("waiting for PostgreSQL"));
 }
 
 const struct module hydration_module = {
@@ -386,8 +322,8 @@ const struct module hydration_module = {
     .routes = (const struct module_routes[]){{"hydration", hydration_routes}, {.role = NULL}},
     .check = check_hydration,
     .start = start_hydration,
-    .destroy = destroy_hydration,
-    .health = hydration_health,
+    .destroy = free,
+    .reads_events = true,
     .keeps_store = true,
     .each_topic = each_hydration_topic,
 };

@@ -71,54 +71,30 @@ const struct outbox_table intake_outbox_table = {
     OUTBOX_LEASE_COLUMNS,
 };
 
-static bool is_event(struct str payload)
-{
-    struct json_value body, member;
-    return json_parse_stored(payload, JSON_DEPTH_LIMIT, &body, NULL) == STATUS_OK &&
-           body.type == JSON_OBJECT && json_get(&body, STR("event_id"), &member) &&
-           member.type == JSON_STRING && json_get(&body, STR("item"), &member) && member.type == JSON_OBJECT;
-}
-
-/* A part of an aggregate key, in which '/' separates parts. */
-static void put_part(struct buf *key, struct str part)
-{
-    for (size_t i = 0; i < part.len; i++) {
-        if (part.ptr[i] == '/')
-            buf_put_str(key, STR("%2F"));
-        else if (part.ptr[i] == '%')
-            buf_put_str(key, STR("%25"));
-        else
-            buf_put_char(key, part.ptr[i]);
-    }
-}
-
-static struct str aggregate_key(const struct outbox_event *event, struct arena *arena)
-{
-    struct buf key = {0};
-    put_part(&key, event->extra[EXTRA_TENANT]);
-    buf_put_char(&key, '/');
-    put_part(&key, event->extra[EXTRA_SKU]);
-    struct str copy = arena_str(arena, buf_str(&key));
-    buf_deinit(&key);
-    return copy;
-}
-
 static bool write_event(void *context, const struct outbox_event *event, struct bus_message *message,
                         struct arena *arena, const char **reason)
 {
+    struct json_value body, member;
+    struct buf key = {0};
     (void)context;
     *reason = "the payload is no event";
-    if (!is_event(event->payload))
+    if (json_parse_stored(event->payload, JSON_DEPTH_LIMIT, &body, NULL) != STATUS_OK ||
+        body.type != JSON_OBJECT || !json_get(&body, STR("event_id"), &member) ||
+        member.type != JSON_STRING || !json_get(&body, STR("item"), &member) || member.type != JSON_OBJECT)
         return false;
+    outbox_key_put_part(&key, event->extra[EXTRA_TENANT]);
+    buf_put_char(&key, '/');
+    outbox_key_put_part(&key, event->extra[EXTRA_SKU]);
     const struct outbox_message fields = {
         .topic = STR(INTAKE_EVENTS),
-        .key = aggregate_key(event, arena),
+        .key = arena_str(arena, buf_str(&key)),
         .payload = event->payload,
         .tenant = event->extra[EXTRA_TENANT],
         .occurred_at = event->extra[EXTRA_OCCURRED_AT],
         .traceparent = event->extra[EXTRA_TRACEPARENT],
     };
     outbox_message_write(&fields, event, message, arena);
+    buf_deinit(&key);
     return true;
 }
 
@@ -137,17 +113,6 @@ static void on_events_published(void *context, size_t count)
     FAILPOINT("intake.after_finalize");
 }
 
-static enum status create_publisher(struct intake *intake, struct error *error)
-{
-    return kernel_outbox_create(intake->kernel,
-                                &(struct outbox_config){.table = &intake_outbox_table,
-                                                        .settings = &intake->settings->outbox,
-                                                        .context = intake,
-                                                        .publish = publish_events,
-                                                        .on_settled = on_events_published},
-                                &intake->publisher, error);
-}
-
 /* ---- life ---- */
 
 static enum status start_intake(struct kernel *kernel, const void *section, void **state, struct error *error)
@@ -158,7 +123,13 @@ static enum status start_intake(struct kernel *kernel, const void *section, void
     intake->keys = (struct idempotency_table){.name = "intake.idempotency_keys",
                                               .ttl_ms = intake->settings->idempotency.ttl_ms,
                                               .expires_inclusive = false};
-    enum status status = create_publisher(intake, error);
+    enum status status = kernel_outbox_create(kernel,
+                                              &(struct outbox_config){.table = &intake_outbox_table,
+                                                                      .settings = &intake->settings->outbox,
+                                                                      .context = intake,
+                                                                      .publish = publish_events,
+                                                                      .on_settled = on_events_published},
+                                              &intake->publisher, error);
     if (status != STATUS_OK) {
         free(intake);
         return status;
@@ -168,32 +139,24 @@ static enum status start_intake(struct kernel *kernel, const void *section, void
     return STATUS_OK;
 }
 
-static enum status subscribe_intake(void *state, struct bus *events, struct error *error)
-{
-    return intake_owner_follow(state, events, error);
-}
-
 static void on_intake_store(void *state)
 {
     struct intake *intake = state;
     kernel_retention_add_keys(intake->kernel, &intake->keys, intake->settings->idempotency.cleanup_ms);
 }
 
-static struct metric_family *const metrics[] = {&intake_items_family, NULL};
-
 const struct module intake_module = {
     .name = "intake",
     .roles = (const char *const[]){"intake", NULL},
     .section = &intake_section,
     .routes = (const struct module_routes[]){{"intake", intake_routes}, {.role = NULL}},
-    .metrics = metrics,
+    .metrics = (struct metric_family *const[]){&intake_items_family, NULL},
     .migrations = intake_migrations,
     .start = start_intake,
     .destroy = free,
     .keeps_store = true,
     .provides = (const char *const[]){"item", NULL},
     .each_topic = each_intake_topic,
-    .subscribe = subscribe_intake,
     .on_store = on_intake_store,
     .outboxes = (const struct outbox_table *const[]){&intake_outbox_table, NULL},
 };

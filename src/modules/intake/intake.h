@@ -28,16 +28,13 @@ struct intake {
 
 extern const struct module intake_module;
 extern const struct db_migration intake_migrations[]; /* sql/intake */
+extern const struct outbox_table intake_outbox_table;
 
 /* ---- items.c ---- */
 extern const struct http_route intake_routes[];
 extern struct metric_family intake_items_family;
 void intake_owner_provide(struct intake *intake);
-enum status intake_owner_follow(struct intake *intake, struct bus *events, struct error *error) MUST_CHECK;
 /* The sku of an event's aggregate_key, in the arena; false: the key is not of an item. */
 bool intake_sku_of_key(struct str key, struct arena *arena, struct str *sku);
-
-/* ---- intake.c ---- */
-extern const struct outbox_table intake_outbox_table;
 
 #endif

@@ -41,13 +41,6 @@ static const struct json_text members[] = {
     [TEXTS] = {.name = NULL},
 };
 
-static enum status check_store(const struct intake *intake, struct error *error)
-{
-    return kernel_store_is_ready(intake->kernel)
-               ? STATUS_OK
-               : error_set(error, STATUS_UNAVAILABLE, "the database is not ready yet");
-}
-
 /* ---- POST /api/v1/items ---- */
 
 static const struct db_statement create_sql =
@@ -57,51 +50,14 @@ enum { CREATE_EVENT_ID = 2 };
 /* Made of the request, so that it is not stored with the answer. */
 static void put_location(struct buf *lines, struct str sku)
 {
-    static const char digits[] = "0123456789ABCDEF";
     buf_put_str(lines, STR("Location: /api/v1/items/"));
     for (size_t i = 0; i < sku.len; i++) {
         unsigned char c = (unsigned char)sku.ptr[i];
         bool is_unreserved = (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') ||
                              (c != '\0' && strchr("-._~", c));
-        if (is_unreserved)
-            buf_put_char(lines, (char)c);
-        else
-            buf_put(lines, (char[]){'%', digits[c >> 4], digits[c & 15]}, 3);
+        buf_printf(lines, is_unreserved ? "%c" : "%%%02X", c);
     }
     buf_put_str(lines, STR("\r\n"));
-}
-
-static void send_item(struct http_request *request, const struct idempotency_outcome *outcome, struct str sku)
-{
-    struct buf lines = {0};
-    if (outcome->status < 400)
-        put_location(&lines, sku);
-    if (outcome->replayed)
-        buf_put_str(&lines, STR("Idempotency-Replayed: true\r\n"));
-    http_send(request, &(struct http_response){
-                           .status = outcome->status, .headers = buf_str(&lines), .body = outcome->body});
-    buf_deinit(&lines);
-}
-
-static bool is_key_failure(enum status status)
-{
-    return status == STATUS_IDEMPOTENCY_KEY_CONFLICT || status == STATUS_IDEMPOTENCY_KEY_PROCESSING;
-}
-
-static void send_item_failure(struct http_request *request, const struct error *error)
-{
-    if (is_key_failure(error->status))
-        idempotency_send_error(request, error, request->idempotency_key);
-    else
-        http_send_error(request, error);
-}
-
-static void wake_publisher(struct intake *intake, const struct idempotency_outcome *outcome)
-{
-    if (outcome->rows && outcome->status < 400)
-        outbox_log_enqueued(&intake_outbox_table, STR("item_created"),
-                            db_result_str(outcome->rows, 0, CREATE_EVENT_ID));
-    outbox_wake(intake->publisher);
 }
 
 static void create_item(struct http_request *request, const struct str *texts, struct str attributes)
@@ -110,24 +66,29 @@ static void create_item(struct http_request *request, const struct str *texts, s
     const struct auth_identity *identity = kernel_identity(request);
     struct idempotency_outcome outcome = {0};
     struct error error = {0};
+    struct buf location = {0};
     const struct db_param *params =
         DB_PARAMS(db_text(identity->tenant), db_text(identity->subject.ptr ? identity->subject : STR("")),
                   db_text(texts[SKU]), db_text(texts[TITLE]), db_text(attributes.ptr ? attributes : STR("")),
                   db_text(trace_text(&request->trace, request->arena)));
     FAILPOINT("intake.before_commit");
-    enum status status = idempotency_run(
-        kernel_store_pool(intake->kernel), &intake->keys, request, identity->tenant, identity->subject,
-        &(struct idempotency_effect){.statement = &create_sql, .params = params},
-        clock_deadline_ms(DATABASE_MS), &outcome, &error);
+    error.status = idempotency_run(kernel_store_pool(intake->kernel), &intake->keys, request,
+                                   identity->tenant, identity->subject,
+                                   &(struct idempotency_effect){.statement = &create_sql, .params = params},
+                                   clock_deadline_ms(DATABASE_MS), &outcome, &error);
     FAILPOINT("intake.after_commit");
+    if (outcome.has_effect && outcome.rows && outcome.status < 400)
+        outbox_log_enqueued(&intake_outbox_table, STR("item_created"),
+                            db_result_str(outcome.rows, 0, CREATE_EVENT_ID));
     if (outcome.has_effect)
-        wake_publisher(intake, &outcome);
-    if (status != STATUS_OK)
-        send_item_failure(request, &error);
-    else
-        send_item(request, &outcome, texts[SKU]);
-    if (!outcome.replayed && !is_key_failure(status))
-        count_item(status != STATUS_OK ? "unavailable" : outcome.status < 400 ? "created" : "taken");
+        outbox_wake(intake->publisher);
+    if (outcome.status < 400)
+        put_location(&location, texts[SKU]);
+    idempotency_send(request, &outcome, &error, buf_str(&location));
+    if (!outcome.replayed && error.status != STATUS_IDEMPOTENCY_KEY_CONFLICT &&
+        error.status != STATUS_IDEMPOTENCY_KEY_PROCESSING)
+        count_item(error.status != STATUS_OK ? "unavailable" : outcome.status < 400 ? "created" : "taken");
+    buf_deinit(&location);
     db_result_free(outcome.rows);
 }
 
@@ -141,7 +102,7 @@ static void post_item(struct http_request *request)
     if (status == STATUS_OK)
         status = json_texts_read(request->body, members, texts, &attributes, request->arena, &error);
     if (status == STATUS_OK)
-        status = check_store(request->context, &error);
+        status = kernel_store_require(((struct intake *)request->context)->kernel, &error);
     if (status == STATUS_OK) {
         create_item(request, texts, buf_str(&attributes));
     } else {
@@ -161,16 +122,8 @@ static const struct db_statement find_sql =
 static enum status find_item(const struct intake *intake, struct str tenant, struct str sku,
                              int64_t deadline_ns, struct db_result **rows, struct error *error)
 {
-    struct db_conn *conn = NULL;
-    enum status status = check_store(intake, error);
-    if (status == STATUS_OK)
-        status = db_acquire(kernel_store_pool(intake->kernel), deadline_ns, &conn, error);
-    if (status == STATUS_OK)
-        status =
-            db_query(conn, &find_sql, DB_PARAMS(db_text(tenant), db_text(sku)), deadline_ns, rows, error);
-    if (conn)
-        db_release(conn);
-    return status;
+    return kernel_store_query(intake->kernel, &find_sql, DB_PARAMS(db_text(tenant), db_text(sku)),
+                              deadline_ns, rows, error);
 }
 
 static void get_item(struct http_request *request)
@@ -196,8 +149,6 @@ static void get_item(struct http_request *request)
 
 /* ---- as an entity: id = the sku; every caller of the tenant may see it, as by the route ---- */
 
-#define ENTITY_TYPE "item"
-
 static enum status look_up_item(void *context, const struct hydration_question *question, int64_t deadline_ns,
                                 struct hydration_entity *entity, struct error *error)
 {
@@ -214,15 +165,7 @@ static enum status look_up_item(void *context, const struct hydration_question *
     return status;
 }
 
-void intake_owner_provide(struct intake *intake)
-{
-    hydration_provide(kernel_hydration(intake->kernel), &(struct hydration_owner){.entity_type = ENTITY_TYPE,
-                                                                                  .module = "intake",
-                                                                                  .look = look_up_item,
-                                                                                  .context = intake});
-}
-
-/* "tenant/sku", each percent-encoded: see aggregate_key() of intake.c. */
+/* "tenant/sku", each percent-encoded: see write_event() of intake.c. */
 bool intake_sku_of_key(struct str key, struct arena *arena, struct str *sku)
 {
     struct str tenant;
@@ -231,20 +174,21 @@ bool intake_sku_of_key(struct str key, struct arena *arena, struct str *sku)
            http_percent_decode(key, false, arena, "aggregate_key", sku, &error) == STATUS_OK && sku->len;
 }
 
-static bool read_item_event(void *context, const void *bus_message, struct arena *arena,
-                            struct hydration_ref *ref)
+static bool read_item_event(const struct bus_message *message, struct arena *arena, struct hydration_ref *ref)
 {
-    (void)context;
-    const struct bus_message *message = bus_message;
     ref->tenant = bus_message_header(message, STR(OUTBOX_HEADER_TENANT));
     return intake_sku_of_key(bus_message_header(message, STR(OUTBOX_HEADER_AGGREGATE)), arena,
                              &ref->entity_id);
 }
 
-enum status intake_owner_follow(struct intake *intake, struct bus *events, struct error *error)
+void intake_owner_provide(struct intake *intake)
 {
-    return hydration_follow(kernel_hydration(intake->kernel), events, INTAKE_EVENTS, ENTITY_TYPE,
-                            read_item_event, intake, error);
+    hydration_provide(kernel_hydration(intake->kernel), &(struct hydration_owner){.entity_type = "item",
+                                                                                  .module = "intake",
+                                                                                  .look = look_up_item,
+                                                                                  .context = intake,
+                                                                                  .topic = INTAKE_EVENTS,
+                                                                                  .read = read_item_event});
 }
 
 const struct http_route intake_routes[] = {

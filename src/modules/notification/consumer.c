@@ -102,39 +102,16 @@ static bool make_need(const struct notification_event *event, struct str *field,
     return hydration_need_check(need, field, &count, &error) == STATUS_OK;
 }
 
-/* Another module's text: one that a notification cannot hold is ignored. */
-static struct str title_of(const struct hydration_outcome *outcome, struct arena *arena)
+/* Sets the title of an event. Another module's text: one that a notification cannot hold is ignored. True: the owner answered. */
+static bool set_title(struct notification_event *event, const struct hydration_outcome *outcome,
+                      struct arena *arena)
 {
     struct json_value title;
-    if (outcome->result != HYDRATION_UPDATED ||
-        !json_get_string(&(struct json_value){JSON_OBJECT, outcome->data}, STR("title"), &title) ||
-        json_has_nul_escape(title.raw))
-        return STR_NONE;
-    return str_utf8_cut(json_str_decode(title.raw, arena), NOTIFICATION_TEXT_BYTES_MAX);
-}
-
-/* How many of them have an answer. */
-static size_t set_titles(struct notification_event **events, const struct hydration_outcome *outcomes,
-                         size_t count, struct arena *arena)
-{
-    size_t answered = 0;
-    for (size_t i = 0; i < count; i++) {
-        events[i]->item_title = title_of(&outcomes[i], arena);
-        answered += outcomes[i].result == HYDRATION_UPDATED || outcomes[i].result == HYDRATION_NOT_FOUND;
-    }
-    return answered;
-}
-
-static void note_answers(struct notification *notification, size_t answered, size_t asked, bool waited)
-{
-    if (answered)
-        atomic_store(&notification->titles_silent, 0);
-    if (answered == asked || !waited)
-        return;
-    unsigned silences = answered ? 0 : atomic_fetch_add(&notification->titles_silent, 1);
-    int64_t window_ms = notification->titles.in_flight_window_ms
-                        << (silences < DOUBLINGS_MAX ? silences : DOUBLINGS_MAX);
-    atomic_store(&notification->no_wait_until_ns, clock_deadline_ms(window_ms));
+    if (outcome->result == HYDRATION_UPDATED &&
+        json_get_string(&(struct json_value){JSON_OBJECT, outcome->data}, STR("title"), &title) &&
+        !json_has_nul_escape(title.raw))
+        event->item_title = str_utf8_cut(json_str_decode(title.raw, arena), NOTIFICATION_TEXT_BYTES_MAX);
+    return outcome->result == HYDRATION_UPDATED || outcome->result == HYDRATION_NOT_FOUND;
 }
 
 static void take_titles(struct notification *notification, struct notification_event *events, size_t count,
@@ -142,7 +119,7 @@ static void take_titles(struct notification *notification, struct notification_e
 {
     struct hydration *hydration = kernel_hydration(notification->kernel);
     struct str field = STR("title");
-    size_t asked = 0;
+    size_t asked = 0, answered = 0;
     if (!notification->settings->hydration.enabled || !hydration || !count)
         return;
     struct hydration_need *needs = arena_alloc(arena, count * sizeof *needs);
@@ -159,7 +136,16 @@ static void take_titles(struct notification *notification, struct notification_e
     atomic_store(&notification->no_wait_next_ns, now_ns + NO_WAIT_PAUSE_MS * CLOCK_NS_PER_MS);
     const struct hydration_policy *policy = waits ? &notification->titles : &notification->titles_no_wait;
     hydration_ask_and_wait(hydration, policy, needs, asked, arena, outcomes);
-    note_answers(notification, set_titles(titled, outcomes, asked, arena), asked, waits);
+    for (size_t i = 0; i < asked; i++)
+        answered += set_title(titled[i], &outcomes[i], arena);
+    if (answered)
+        atomic_store(&notification->titles_silent, 0);
+    if (answered == asked || !waits)
+        return;
+    unsigned silences = answered ? 0 : atomic_fetch_add(&notification->titles_silent, 1);
+    int64_t window_ms = notification->titles.in_flight_window_ms
+                        << (silences < DOUBLINGS_MAX ? silences : DOUBLINGS_MAX);
+    atomic_store(&notification->no_wait_until_ns, clock_deadline_ms(window_ms));
 }
 
 /* ---- the handler, on a worker ---- */
@@ -183,26 +169,21 @@ static struct memo *read_events(struct bus_batch *batch)
     return memo;
 }
 
-static void put_events(const struct memo *memo, struct buf *json)
-{
-    buf_put_char(json, '[');
-    for (size_t i = 0; i < memo->count; i++) {
-        const struct notification_event *event = &memo->events[i];
-        buf_put_str(json, i ? STR(",{") : STR("{"));
-        if (event->traceparent.len)
-            json_put_member_str(json, "traceparent", event->traceparent);
-        json_put_key(json, STR("event"));
-        notification_event_put(event, json);
-        buf_put_char(json, '}');
-    }
-    buf_put_char(json, ']');
-}
-
 static enum status write_events(struct memo *memo, struct bus_batch *batch, struct error *error)
 {
     struct buf json;
     buf_init(&json);
-    put_events(memo, &json);
+    buf_put_char(&json, '[');
+    for (size_t i = 0; i < memo->count; i++) {
+        const struct notification_event *event = &memo->events[i];
+        buf_put_str(&json, i ? STR(",{") : STR("{"));
+        if (event->traceparent.len)
+            json_put_member_str(&json, "traceparent", event->traceparent);
+        json_put_key(&json, STR("event"));
+        notification_event_put(event, &json);
+        buf_put_char(&json, '}');
+    }
+    buf_put_char(&json, ']');
     enum status status = db_exec(batch->conn, &accept_sql, DB_PARAMS(db_jsonb(buf_str(&json))),
                                  batch->deadline_ns, &memo->created, error);
     buf_deinit(&json);
@@ -231,17 +212,6 @@ static void count_events(const char *result, uint64_t count)
         metric_add(metric_series_get(&notification_events_family, (struct str[]){str_from(result)}), count);
 }
 
-static void log_terminated(const struct bus_batch *batch, size_t settled)
-{
-    for (size_t i = 0; i < settled; i++)
-        if (batch->verdicts[i].kind == BUS_TERM)
-            log_error("notification_event_terminated",
-                      LOG_STR("eventId", bus_message_header(&batch->messages[i], STR(BUS_HEADER_EVENT_ID))),
-                      LOG_INT("partition", batch->messages[i].partition),
-                      LOG_INT("offset", batch->messages[i].offset),
-                      LOG_CSTR("reason", batch->verdicts[i].reason));
-}
-
 static void log_handled(const struct memo *memo)
 {
     int64_t now_us = clock_unix_us();
@@ -268,8 +238,13 @@ static void on_events_committed(void *context, const struct bus_batch *batch, si
     count_events("created", (uint64_t)memo->created);
     count_events("duplicate", memo->count - (uint64_t)memo->created);
     count_events("terminated", memo->terminated);
-    if (memo->terminated)
-        log_terminated(batch, settled);
+    for (size_t i = 0; i < settled && memo->terminated; i++)
+        if (batch->verdicts[i].kind == BUS_TERM)
+            log_error("notification_event_terminated",
+                      LOG_STR("eventId", bus_message_header(&batch->messages[i], STR(BUS_HEADER_EVENT_ID))),
+                      LOG_INT("partition", batch->messages[i].partition),
+                      LOG_INT("offset", batch->messages[i].offset),
+                      LOG_CSTR("reason", batch->verdicts[i].reason));
     log_handled(memo);
     free_memo(memo);
 }

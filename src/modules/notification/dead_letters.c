@@ -73,23 +73,6 @@ static int64_t number_of(const struct bus_message *dead, const char *header, int
                                                                                             : otherwise;
 }
 
-static void put_headers(struct buf *json, const struct bus_message *dead)
-{
-    json_put_key(json, STR("headers"));
-    buf_put_char(json, '{');
-    for (unsigned i = 0; i < dead->header_count; i++) {
-        const struct bus_header *header = &dead->headers[i];
-        if (str_starts_with(header->name, STR(DEAD_PREFIX)))
-            continue;
-        if (buf_str(json).ptr[buf_len(json) - 1] != '{')
-            buf_put_char(json, ',');
-        json_put_string(json, plain(header->name));
-        buf_put_char(json, ':');
-        json_put_string(json, plain(header->value));
-    }
-    buf_put_char(json, '}');
-}
-
 static void put_dead(const struct notification *notification, const struct bus_message *dead,
                      struct buf *json)
 {
@@ -113,15 +96,23 @@ static void put_dead(const struct notification *notification, const struct bus_m
     put_if_there(json, "tenant_id", dead, OUTBOX_HEADER_TENANT);
     put_if_there(json, "event_id", dead, BUS_HEADER_EVENT_ID);
     put_if_there(json, "event_type", dead, OUTBOX_HEADER_EVENT_TYPE);
-    put_headers(json, dead);
-    buf_put_char(json, '}');
+    json_put_key(json, STR("headers"));
+    buf_put_char(json, '{');
+    for (unsigned i = 0; i < dead->header_count; i++) {
+        const struct bus_header *header = &dead->headers[i];
+        if (str_starts_with(header->name, STR(DEAD_PREFIX)))
+            continue;
+        json_put_key(json, plain(header->name));
+        json_put_string(json, plain(header->value));
+    }
+    buf_put_str(json, STR("}}"));
 }
 
-static enum status store_dead(const struct notification *notification, struct bus_batch *batch,
-                              struct db_result **rows, struct error *error)
+static void handle_dead(void *context, struct bus_batch *batch)
 {
-    struct buf json, keys, payloads;
-    buf_init(&json), buf_init(&keys), buf_init(&payloads);
+    struct db_result *rows = NULL;
+    struct error error = {0};
+    struct buf json = {0}, keys = {0}, payloads = {0};
     buf_put_char(&json, '[');
     db_bytes_array_begin(&keys, batch->count);
     db_bytes_array_begin(&payloads, batch->count);
@@ -129,7 +120,7 @@ static enum status store_dead(const struct notification *notification, struct bu
         const struct bus_message *dead = &batch->messages[i];
         if (i)
             buf_put_char(&json, ',');
-        put_dead(notification, dead, &json);
+        put_dead(context, dead, &json);
         db_bytes_array_put(&keys, dead->key);
         db_bytes_array_put(&payloads, dead->payload.ptr ? dead->payload : STR(""));
     }
@@ -137,20 +128,12 @@ static enum status store_dead(const struct notification *notification, struct bu
     enum status status = db_query(batch->conn, &store_sql,
                                   DB_PARAMS(db_jsonb(buf_str(&json)), db_bytea_array(buf_str(&keys)),
                                             db_bytea_array(buf_str(&payloads))),
-                                  batch->deadline_ns, rows, error);
-    buf_deinit(&json), buf_deinit(&keys), buf_deinit(&payloads);
-    return status;
-}
-
-static void handle_dead(void *context, struct bus_batch *batch)
-{
-    struct db_result *rows = NULL;
-    struct error error = {0};
-    enum status status = store_dead(context, batch, &rows, &error);
+                                  batch->deadline_ns, &rows, &error);
     batch->memo = rows;
     FAILPOINT("notification.dead_before_commit");
     if (status != STATUS_OK && status != STATUS_DB_DOWN && status != STATUS_CANCELLED)
         bus_batch_rollback(batch, "%s", error.message);
+    buf_deinit(&json), buf_deinit(&keys), buf_deinit(&payloads);
 }
 
 static void on_dead_committed(void *context, const struct bus_batch *batch, size_t settled)
@@ -263,22 +246,20 @@ static bool take_headers(const struct outbox_event *event, struct bus_message *m
     return true;
 }
 
-static bool take_key(struct str hex, struct bus_message *message, struct arena *arena)
-{
-    if (!hex.ptr)
-        return true;
-    uint8_t *key = arena_alloc(arena, hex.len / 2 + 1);
-    message->key = str_of((const char *)key, hex.len / 2);
-    return hex_get(hex.ptr, key, hex.len / 2);
-}
-
 static bool write_requeued(void *context, const struct outbox_event *event, struct bus_message *message,
                            struct arena *arena, const char **reason)
 {
+    struct str key = event->extra[EXTRA_KEY]; /* in hex */
     (void)context;
     *message = (struct bus_message){.topic = event->extra[EXTRA_TOPIC], .payload = event->payload};
     *reason = "its headers or its key cannot be read";
-    return take_headers(event, message, arena) && take_key(event->extra[EXTRA_KEY], message, arena);
+    if (!take_headers(event, message, arena))
+        return false;
+    if (!key.ptr)
+        return true;
+    uint8_t *bytes = arena_alloc(arena, key.len / 2 + 1);
+    message->key = str_of((const char *)bytes, key.len / 2);
+    return hex_get(key.ptr, bytes, key.len / 2);
 }
 
 static void publish_requeued(void *context, struct outbox_batch *batch)
@@ -312,18 +293,14 @@ static const struct db_statement dead_sql = DB_STATEMENT(
 
 static int64_t measure_dead_step(struct task *task, void *context)
 {
+    static const struct str kinds[] = {{"terminated", 10}, {"max_deliver", 11}, {"delivery", 8}};
     struct notification *notification = context;
-    int64_t deadline_ns = clock_deadline_ms(MEASURE_QUERY_MS);
-    struct db_result *rows = NULL;
-    struct db_conn *conn = NULL;
+    struct db_result *rows;
     struct error error = {0};
 
     (void)task;
-    enum status status = db_acquire(kernel_store_pool(notification->kernel), deadline_ns, &conn, &error);
-    if (status == STATUS_OK)
-        status = db_query(conn, &dead_sql, DB_NO_PARAMS, deadline_ns, &rows, &error);
-    db_release(conn);
-    static const struct str kinds[] = {{"terminated", 10}, {"max_deliver", 11}, {"delivery", 8}};
+    enum status status = db_pool_query(kernel_store_pool(notification->kernel), &dead_sql, DB_NO_PARAMS,
+                                       clock_deadline_ms(MEASURE_QUERY_MS), &rows, &error);
     for (unsigned i = 0; i < 3 && status == STATUS_OK; i++)
         metric_set(metric_series_get(&notification_dead_family, &kinds[i]),
                    (double)db_result_i64(rows, 0, i));

@@ -76,27 +76,6 @@ struct calls {
 
 /* ---- webhook: requests ---- */
 
-static const char *signature(struct str secret, struct str body, struct arena *arena)
-{
-    uint8_t digest[AUTH_SHA256_BYTES];
-    char hex[2 * AUTH_SHA256_BYTES + 1];
-    struct str at = arena_printf(arena, "%lld", (long long)time(NULL));
-    auth_hmac_sha256(secret, (struct str[]){at, STR("."), body}, 3, digest);
-    *hex_put(hex, digest, sizeof digest) = '\0';
-    return arena_printf(arena, "X-Freshet-Signature: t=%.*s,v1=%s", STR_ARG(at), hex).ptr;
-}
-
-static const char *trace_header(struct str traceparent, struct arena *arena)
-{
-    struct trace trace;
-    char text[TRACE_PARENT_BYTES];
-    if (!trace_parse(traceparent, &trace))
-        return NULL;
-    trace_child(&trace);
-    trace_format(&trace, text);
-    return arena_printf(arena, "traceparent: %s", text).ptr;
-}
-
 /* Answers are not read. */
 static bool drop_body(void *context, struct str bytes)
 {
@@ -109,15 +88,23 @@ static void write_call(const struct notification_webhook_settings *webhook, cons
 {
     struct str secret = notification_webhook_secret(webhook);
     const char **headers = arena_zalloc(arena, (HEADERS + 1) * sizeof *headers);
+    struct trace trace;
     size_t count = 0;
     headers[count++] = "Content-Type: application/json";
     headers[count++] = "Expect:"; /* no pause before the body */
     headers[count++] = arena_printf(arena, "Idempotency-Key: %.*s", STR_ARG(event->id)).ptr;
-    if (secret.len)
-        headers[count++] = signature(secret, event->payload, arena);
-    const char *trace = trace_header(event->extra[EXTRA_TRACEPARENT], arena);
-    if (trace)
-        headers[count++] = trace;
+    if (secret.len) {
+        uint8_t digest[AUTH_SHA256_BYTES];
+        char hex[2 * AUTH_SHA256_BYTES + 1];
+        struct str at = arena_printf(arena, "%lld", (long long)time(NULL));
+        auth_hmac_sha256(secret, (struct str[]){at, STR("."), event->payload}, 3, digest);
+        *hex_put(hex, digest, sizeof digest) = '\0';
+        headers[count++] = arena_printf(arena, "X-Freshet-Signature: t=%s,v1=%s", at.ptr, hex).ptr;
+    }
+    if (trace_parse(event->extra[EXTRA_TRACEPARENT], &trace)) {
+        trace_child(&trace);
+        headers[count++] = arena_printf(arena, "traceparent: %s", trace_text(&trace, arena).ptr).ptr;
+    }
     *request = (struct fetch_request){.method = "POST",
                                       .url = webhook->url,
                                       .headers = headers,
@@ -130,17 +117,13 @@ static void write_call(const struct notification_webhook_settings *webhook, cons
 
 /* ---- webhook: answers ---- */
 
-static bool is_refusal(int status)
-{
-    return status >= 400 && status < 500 && status != 408 && status != 425 && status != 429;
-}
-
 static void judge_call(struct outbox_batch *batch, size_t at, const struct calls *calls)
 {
     int status = calls->answers[at].status;
+    bool is_refusal = status >= 400 && status < 500 && status != 408 && status != 425 && status != 429;
     if (calls->statuses[at] == STATUS_CANCELLED)
         outbox_batch_set(batch, at, OUTBOX_RELEASE, "not tried");
-    else if (is_refusal(status))
+    else if (is_refusal)
         outbox_batch_set(batch, at, OUTBOX_POISON, "the receiver refuses it: HTTP %d", status);
     else if (calls->statuses[at] != STATUS_OK)
         outbox_batch_set(batch, at, OUTBOX_RETRY, "%s", calls->errors[at].message);
@@ -148,34 +131,21 @@ static void judge_call(struct outbox_batch *batch, size_t at, const struct calls
         outbox_batch_set(batch, at, OUTBOX_RETRY, "the receiver answered HTTP %d", status);
 }
 
-/* As many as end before the claim does if each takes its whole timeout; at least as many as run at once. */
-static size_t calls_that_fit(const struct notification_webhook_settings *webhook,
-                             const struct outbox_batch *batch)
-{
-    int64_t rounds = clock_ms_left(batch->deadline_ns) / webhook->timeout_ms;
-    size_t fit = (size_t)((rounds > 0 ? rounds : 1) * webhook->parallel);
-    return fit < batch->count ? fit : batch->count;
-}
-
-static void prepare_calls(const struct notification_webhook_settings *webhook,
-                          const struct outbox_batch *batch, struct calls *calls)
-{
-    struct arena *arena = &calls->arena;
-    arena_init(arena, ARENA_BYTES);
-    calls->count = calls_that_fit(webhook, batch);
-    calls->requests = arena_zalloc(arena, calls->count * sizeof *calls->requests);
-    calls->answers = arena_zalloc(arena, calls->count * sizeof *calls->answers);
-    calls->statuses = arena_zalloc(arena, calls->count * sizeof *calls->statuses);
-    calls->errors = arena_zalloc(arena, calls->count * sizeof *calls->errors);
-    for (size_t i = 0; i < calls->count; i++)
-        write_call(webhook, &batch->events[i], &calls->requests[i], arena);
-}
-
 static void send_webhooks(const struct notification_webhook_settings *webhook, struct outbox_batch *batch)
 {
-    struct calls calls = {0};
-    int64_t begun_ns = clock_mono_ns();
-    prepare_calls(webhook, batch, &calls);
+    int64_t begun_ns = clock_mono_ns(), rounds = clock_ms_left(batch->deadline_ns) / webhook->timeout_ms;
+    /* As many as end before the claim does if each takes its whole timeout; at least as many as run at once. */
+    size_t fit = (size_t)((rounds > 0 ? rounds : 1) * webhook->parallel);
+    struct calls calls = {.count = fit < batch->count ? fit : batch->count};
+    struct arena *arena = &calls.arena;
+
+    arena_init(arena, ARENA_BYTES);
+    calls.requests = arena_zalloc(arena, calls.count * sizeof *calls.requests);
+    calls.answers = arena_zalloc(arena, calls.count * sizeof *calls.answers);
+    calls.statuses = arena_zalloc(arena, calls.count * sizeof *calls.statuses);
+    calls.errors = arena_zalloc(arena, calls.count * sizeof *calls.errors);
+    for (size_t i = 0; i < calls.count; i++)
+        write_call(webhook, &batch->events[i], &calls.requests[i], arena);
     fetch_run_many(calls.requests, calls.count, (size_t)webhook->parallel, calls.answers, calls.statuses,
                    calls.errors);
     for (size_t i = 0; i < calls.count; i++) {
@@ -188,7 +158,7 @@ static void send_webhooks(const struct notification_webhook_settings *webhook, s
         outbox_batch_set(batch, i, OUTBOX_RELEASE, "not tried");
     metric_observe(metric_series_get(&notification_delivery_seconds_family, &STR("webhook")),
                    (double)(clock_mono_ns() - begun_ns) / 1e9);
-    arena_deinit(&calls.arena);
+    arena_deinit(arena);
 }
 
 /* ---- the engine ---- */

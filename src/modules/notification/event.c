@@ -52,13 +52,6 @@ static const char *read_fields(const proto_event *raw, struct arena *arena, stru
     return NULL;
 }
 
-/* Texts end at a NUL: the rest of a text after one is missing when the event is packed again. */
-static bool has_hidden_text(const proto_event *raw, struct str payload)
-{
-    return memchr(payload.ptr, '\0', payload.len) &&
-           freshet__entitlement__v1__entitlement_event__get_packed_size(raw) != payload.len;
-}
-
 /* Headers must agree with the payload. The event-id of a requeued message is the event's with a suffix, so that engines do not drop
  * it as a duplicate. */
 static const char *compare_headers(const struct bus_message *message, const struct notification_event *event)
@@ -77,13 +70,6 @@ static const char *compare_headers(const struct bus_message *message, const stru
     return NULL;
 }
 
-static void name_notification(struct notification_event *event, struct arena *arena)
-{
-    struct str name = arena_printf(arena, "%.*s/%s", STR_ARG(event->tenant), event->event_id);
-    struct uuid id = uuid_named(&space, name);
-    uuid_format(&id, event->notification_id);
-}
-
 enum status notification_event_read(const struct bus_message *message, struct arena *arena,
                                     struct notification_event *event, struct error *error)
 {
@@ -95,8 +81,11 @@ enum status notification_event_read(const struct bus_message *message, struct ar
                                  NULL, message->payload.len, (const uint8_t *)message->payload.ptr);
     if (!raw)
         return error_set(error, STATUS_BAD_REQUEST, "the payload is not its protobuf");
-    const char *wrong =
-        has_hidden_text(raw, message->payload) ? "a text has a NUL in it" : read_fields(raw, arena, event);
+    /* Texts end at a NUL: the rest of a text after one is missing when the event is packed again. */
+    bool has_hidden_text =
+        memchr(message->payload.ptr, '\0', message->payload.len) &&
+        freshet__entitlement__v1__entitlement_event__get_packed_size(raw) != message->payload.len;
+    const char *wrong = has_hidden_text ? "a text has a NUL in it" : read_fields(raw, arena, event);
     freshet__entitlement__v1__entitlement_event__free_unpacked(raw, NULL);
     if (!wrong)
         wrong = compare_headers(message, event);
@@ -105,7 +94,9 @@ enum status notification_event_read(const struct bus_message *message, struct ar
     struct str traceparent = bus_message_header(message, STR(BUS_HEADER_TRACEPARENT));
     if (trace_parse(traceparent, &trace))
         event->traceparent = arena_str(arena, traceparent);
-    name_notification(event, arena);
+    struct uuid id =
+        uuid_named(&space, arena_printf(arena, "%.*s/%s", STR_ARG(event->tenant), event->event_id));
+    uuid_format(&id, event->notification_id);
     return STATUS_OK;
 }
 

@@ -25,45 +25,26 @@ struct page {
 
 /* ---- the request ---- */
 
-static enum status take_limit(const struct http_request *request, struct page *page, struct error *error)
-{
-    bool found;
-    struct str text;
-    enum status status = http_request_query(request, STR("limit"), &found, &text, error);
-    page->limit = LIMIT_DEFAULT;
-    if (status == STATUS_OK && found &&
-        (!str_to_i64(text, &page->limit) || page->limit < 1 || page->limit > LIMIT_MAX))
-        return error_set_field(error, STATUS_BAD_REQUEST, "limit", "limit must be 1 to %d", LIMIT_MAX);
-    return status;
-}
-
-static enum status take_cursor(const struct http_request *request, struct page *page, struct error *error)
-{
-    bool found;
-    int64_t number;
-    enum status status = http_request_query(request, STR("cursor"), &found, &page->cursor, error);
-    if (status != STATUS_OK || !found) {
-        page->cursor = STR_NONE;
-        return status;
-    }
-    if (!str_to_i64(page->cursor, &number) || number < 1)
-        return error_set_field(error, STATUS_BAD_REQUEST, "cursor",
-                               "cursor must be the next_cursor of an answer");
-    return STATUS_OK;
-}
-
 static enum status take_page(const struct http_request *request, struct page *page, struct error *error)
 {
     static const char *const names[] = {"limit", "cursor", NULL};
+    bool found;
+    int64_t number;
     enum status status = http_request_param(request, "user_id", &page->user, error);
+    page->limit = LIMIT_DEFAULT;
     if (status == STATUS_OK && (page->user.len == 0 || page->user.len > NOTIFICATION_TEXT_BYTES_MAX))
         status = error_set_field(error, STATUS_BAD_REQUEST, "user_id", "user_id must be 1 to %d bytes",
                                  NOTIFICATION_TEXT_BYTES_MAX);
     if (status == STATUS_OK)
         status = http_request_query_only(request, names, error);
     if (status == STATUS_OK)
-        status = take_limit(request, page, error);
-    return status == STATUS_OK ? take_cursor(request, page, error) : status;
+        status = http_request_query_i64(request, "limit", 1, LIMIT_MAX, &page->limit, error);
+    if (status == STATUS_OK)
+        status = http_request_query(request, STR("cursor"), &found, &page->cursor, error);
+    if (status == STATUS_OK && found && (!str_to_i64(page->cursor, &number) || number < 1))
+        status = error_set_field(error, STATUS_BAD_REQUEST, "cursor",
+                                 "cursor must be the next_cursor of an answer");
+    return status;
 }
 
 /* ---- the answer ---- */
@@ -115,29 +96,15 @@ static void send_page(struct http_request *request, const struct page *page, con
     buf_deinit(&body);
 }
 
-static enum status read_page(struct http_request *request, const struct page *page, struct db_result **rows,
-                             struct error *error)
-{
-    struct notification *notification = request->context;
-    int64_t deadline_ns = clock_deadline_ms(READ_MS);
-    struct db_conn *conn = NULL;
-    if (!kernel_store_is_ready(notification->kernel))
-        return error_set(error, STATUS_UNAVAILABLE, "the schema is not in place");
-    enum status status = db_acquire(kernel_store_pool(notification->kernel), deadline_ns, &conn, error);
-    if (status == STATUS_OK)
-        status = db_query(conn, &page_sql,
-                          DB_PARAMS(db_text(kernel_identity(request)->tenant), db_text(page->user),
-                                    db_bigint(page->cursor), db_i64(page->limit + 1)),
-                          deadline_ns, rows, error);
-    db_release(conn);
-    return status;
-}
-
 static void answer_page(struct http_request *request, const struct page *page)
 {
-    struct db_result *rows = NULL;
+    const struct notification *notification = request->context;
+    struct db_result *rows;
     struct error error = {0};
-    if (read_page(request, page, &rows, &error) == STATUS_OK)
+    if (kernel_store_query(notification->kernel, &page_sql,
+                           DB_PARAMS(db_text(kernel_identity(request)->tenant), db_text(page->user),
+                                     db_bigint(page->cursor), db_i64(page->limit + 1)),
+                           clock_deadline_ms(READ_MS), &rows, &error) == STATUS_OK)
         send_page(request, page, rows);
     else
         http_send_error(request, &error);

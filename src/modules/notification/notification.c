@@ -5,6 +5,7 @@
 
 #include "base/log.h"
 #include "base/memory.h"
+#include "fetch/fetch.h"
 #include "kernel/retention.h"
 #include "loop/task.h"
 
@@ -128,21 +129,33 @@ struct str notification_webhook_secret(const struct notification_webhook_setting
     return webhook->secret_env.len ? str_from(getenv(webhook->secret_env.ptr)) : STR_NONE;
 }
 
-static bool is_http_url(struct str url)
+/* `needed`: an empty name is refused too. */
+static enum status check_name(const struct config *config, struct str name, bool needed,
+                              struct setting_place place, const char *field, struct error *error)
 {
-    for (size_t i = 0; i < url.len; i++)
-        if ((unsigned char)url.ptr[i] <= ' ' || url.ptr[i] == 0x7f)
-            return false;
-    return (str_starts_with(url, STR("http://")) && url.len > 7) ||
-           (str_starts_with(url, STR("https://")) && url.len > 8);
+    bool is_name = str_is_name(name) && !memchr(name.ptr, '.', name.len);
+    return is_name || (!name.len && !needed)
+               ? STATUS_OK
+               : config_error_at(config, place, field, error, "a name in NATS is made of A-Z a-z 0-9 _ -");
 }
 
-static enum status check_webhook(const struct config *config,
-                                 const struct notification_webhook_settings *webhook,
-                                 struct setting_place channel_place, struct error *error)
+static enum status check_settings(const struct config *config, const void *section, struct error *error)
 {
-    if (!is_http_url(webhook->url))
-        return config_error_at(config, webhook->url.len ? webhook->url_place : channel_place,
+    const struct notification_settings *settings = section;
+    const struct notification_webhook_settings *webhook = &settings->delivery.webhook;
+    enum status status = check_name(config, settings->nats.durable, true, settings->nats.durable_place,
+                                    "notification.nats.durable", error);
+    if (status == STATUS_OK)
+        status = check_name(config, settings->nats.advisory_stream, false, settings->nats.advisory_place,
+                            "notification.nats.advisory.stream", error);
+    if (status == STATUS_OK)
+        status = check_name(config, settings->nats.terminated_stream, false, settings->nats.terminated_place,
+                            "notification.nats.terminated-advisory.stream", error);
+    if (status != STATUS_OK || settings->delivery.channel != NOTIFICATION_WEBHOOK)
+        return status;
+    if (!fetch_is_url(webhook->url))
+        return config_error_at(config,
+                               webhook->url.len ? webhook->url_place : settings->delivery.channel_place,
                                "notification.delivery.webhook.url", error,
                                "channel webhook needs the http or https URL of its receiver");
     if (webhook->secret_env.len && !notification_webhook_secret(webhook).len)
@@ -150,31 +163,6 @@ static enum status check_webhook(const struct config *config,
                                error, "there is no environment variable %s, or it is empty",
                                webhook->secret_env.ptr);
     return STATUS_OK;
-}
-
-/* Of a stream or a durable consumer, without dots. */
-static bool is_nats_name(struct str name)
-{
-    return str_is_name(name) && !memchr(name.ptr, '.', name.len);
-}
-
-static enum status check_settings(const struct config *config, const void *section, struct error *error)
-{
-    const struct notification_settings *settings = section;
-    struct str advisory = settings->nats.advisory_stream, terminated = settings->nats.terminated_stream;
-    if (!is_nats_name(settings->nats.durable))
-        return config_error_at(config, settings->nats.durable_place, "notification.nats.durable", error,
-                               "a durable consumer's name is made of A-Z a-z 0-9 _ -");
-    if (advisory.len && !is_nats_name(advisory))
-        return config_error_at(config, settings->nats.advisory_place, "notification.nats.advisory.stream",
-                               error, "a stream's name is made of A-Z a-z 0-9 _ -");
-    if (terminated.len && !is_nats_name(terminated))
-        return config_error_at(config, settings->nats.terminated_place,
-                               "notification.nats.terminated-advisory.stream", error,
-                               "a stream's name is made of A-Z a-z 0-9 _ -");
-    return settings->delivery.channel == NOTIFICATION_WEBHOOK
-               ? check_webhook(config, &settings->delivery.webhook, settings->delivery.channel_place, error)
-               : STATUS_OK;
 }
 
 /* ---- retention (N4): rows that are older than so many days. An older notification that is neither sent nor failed stays, and is
@@ -202,18 +190,13 @@ static const struct db_statement overdue_sql =
                  "       WHERE status IN ('PENDING', 'PROCESSING') AND " OLDER(
                      "created_at") " ORDER BY created_at LIMIT 1000) o");
 
-static int64_t keep_ms(const struct notification *notification)
-{
-    return notification->settings->retention.days * DAY_MS;
-}
-
 static void inspect_overdue(void *context, struct db_conn *conn, int64_t deadline_ns)
 {
     const struct notification *notification = context;
     struct db_result *rows = NULL;
     struct error error = {0};
-    if (db_query(conn, &overdue_sql, DB_PARAMS(db_i64(keep_ms(notification))), deadline_ns, &rows, &error) ==
-        STATUS_OK) {
+    if (db_query(conn, &overdue_sql, DB_PARAMS(db_i64(notification->settings->retention.days * DAY_MS)),
+                 deadline_ns, &rows, &error) == STATUS_OK) {
         int64_t count = db_result_i64(rows, 0, 0);
         metric_set(metric_series_get(&overdue_family, NULL), (double)count);
         if (count > 0)
@@ -242,7 +225,7 @@ static void add_retention(struct notification *notification)
         return;
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
         struct retention_rule rule = rules[i];
-        rule.keep_ms = keep_ms(notification);
+        rule.keep_ms = notification->settings->retention.days * DAY_MS;
         rule.interval_ms = notification->settings->retention.interval_ms;
         rule.context = notification;
         kernel_retention_add(notification->kernel, &rule);
@@ -313,39 +296,22 @@ static void destroy_notification(void *state)
     free(notification);
 }
 
-static void notification_health(void *state, struct health *health)
-{
-    const struct notification *notification = state;
-    bool is_up = kernel_store_is_up(notification->kernel), reads = kernel_events_are_up(notification->kernel);
-    health_role(health, "notification", is_up && reads,
-                is_up && reads ? STR_NONE
-                : is_up        ? STR("waiting for NATS")
-                               : STR("waiting for PostgreSQL"));
-}
-
-static struct metric_family *const metrics[] = {
-    &notification_events_family,
-    &notification_lag_family,
-    &notification_deliveries_family,
-    &notification_delivery_seconds_family,
-    &notification_dead_letters_family,
-    &notification_dead_family,
-    &overdue_family,
-    NULL,
-};
-
 const struct module notification_module = {
     .name = "notification",
     .roles = (const char *const[]){"notification", NULL},
     .section = &notification_section,
     .routes = (const struct module_routes[]){{"notification", notification_routes}, {.role = NULL}},
-    .metrics = metrics,
+    .metrics = (struct metric_family *const[]){&notification_events_family, &notification_lag_family,
+                                               &notification_deliveries_family,
+                                               &notification_delivery_seconds_family,
+                                               &notification_dead_letters_family, &notification_dead_family,
+                                               &overdue_family, NULL},
     .migrations = notification_migrations,
     .check = check_settings,
     .start = start_notification,
     .stop = stop_notification,
     .destroy = destroy_notification,
-    .health = notification_health,
+    .reads_events = true,
     .keeps_store = true,
     .each_topic = each_notification_topic,
     .subscribe = subscribe_notification,

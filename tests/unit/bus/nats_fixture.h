@@ -17,7 +17,7 @@ void nats_fixture_resume(void);                    /* same port, same store */
 void nats_fixture_forget(void);                    /* between the two: its store is gone */
 /* Where the server keeps what a consumer has delivered; it writes the file some time after the delivery. */
 void nats_fixture_consumer_file(const char *stream, const char *consumer, char *path, size_t size);
-void nats_fixture_freeze(void);                    /* SIGSTOP: sockets stay open, nobody answers */
+void nats_fixture_freeze(void); /* SIGSTOP: sockets stay open, nobody answers */
 void nats_fixture_thaw(void);
 void nats_fixture_cut(void); /* ends every connection that this process has to it */
 

@@ -9,7 +9,7 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
-#include "hydration/ledger.h"
+#include "hydration/inside.h"
 
 #define PATIENCE_MS 20000
 #define COPY_TTL_MS INT64_C(300000)

@@ -74,10 +74,10 @@ enum status hydration_ledger_retry(struct db_pool *pool, const struct hydration_
     return verdict(error);
 }
 
-enum status hydration_wire_send(struct hydration_wire *wire, const struct hydration_event *event,
+enum status hydration_wire_send(struct hydration *hydration, const struct hydration_event *event,
                                 int64_t deadline_ns, struct error *error)
 {
-    (void)wire, (void)deadline_ns;
+    (void)hydration, (void)deadline_ns;
     if (script.publish_fails)
         return error_set(error, STATUS_IO, "no bus");
     pthread_mutex_lock(&lock);
@@ -97,22 +97,10 @@ enum status hydration_wire_send(struct hydration_wire *wire, const struct hydrat
 }
 
 /* Not called: no bus, no ledger. */
-enum status hydration_wire_open(const struct hydration_wire_config *config, struct hydration_wire **wire,
-                                struct error *error)
+enum status hydration_wire_subscribe(struct hydration *hydration, struct bus *events, bool consumes,
+                                     struct error *error)
 {
-    (void)config, (void)wire;
-    return error_set(error, STATUS_INTERNAL, "not here");
-}
-
-void hydration_wire_destroy(struct hydration_wire *wire)
-{
-    (void)wire;
-}
-
-enum status hydration_wire_send_change(struct hydration_wire *wire, const struct hydration_event *event,
-                                       int64_t deadline_ns, struct error *error)
-{
-    (void)wire, (void)event, (void)deadline_ns;
+    (void)hydration, (void)events, (void)consumes;
     return error_set(error, STATUS_INTERNAL, "not here");
 }
 
@@ -131,12 +119,12 @@ enum status hydration_ledger_find_held(struct db_pool *pool, struct str entity_t
     return error_set(error, STATUS_INTERNAL, "not here");
 }
 
-enum status hydration_ledger_list_held(struct db_pool *pool, struct str entity_type, struct str tenant,
-                                       struct str id_prefix, int64_t deadline_ns, struct arena *arena,
-                                       struct hydration_ref **refs, size_t *count, struct error *error)
+enum status hydration_list_held(struct hydration *hydration, const char *entity_type, struct str tenant,
+                                struct str id_prefix, int64_t deadline_ns, struct arena *arena,
+                                struct hydration_ref **refs, size_t *count, struct error *error)
 {
-    (void)pool, (void)entity_type, (void)tenant, (void)id_prefix, (void)deadline_ns, (void)arena, (void)refs,
-        (void)count;
+    (void)hydration, (void)entity_type, (void)tenant, (void)id_prefix, (void)deadline_ns, (void)arena,
+        (void)refs, (void)count;
     return error_set(error, STATUS_INTERNAL, "not here");
 }
 
@@ -157,7 +145,8 @@ static enum status look(void *context, const struct hydration_question *asked, i
 
 void rig_provide(void)
 {
-    hydration_provide(&rig, &(struct hydration_owner){"item", "intake", look, NULL});
+    hydration_provide(&rig,
+                      &(struct hydration_owner){.entity_type = "item", .module = "intake", .look = look});
 }
 
 /* ---- what is allocated: the linker leads our own calls here ---- */
@@ -384,7 +373,7 @@ void turn_for_ms(int64_t ms)
 static bool is_empty(void *arg)
 {
     (void)arg;
-    return rig_shard->waiter_count == 0 && rig_shard->lookup_count == 0;
+    return rig_shard->waiter_count == 0 && rig_shard->lookups.count == 0;
 }
 
 bool turn_until_empty(void)
@@ -425,7 +414,7 @@ int rig_open(void **state)
                                         .workers = worker_pool_create("test", HYDRATION_JOBS_MAX, 64),
                                         .settings = &settings},
                              .shards = shards};
-    atomic_store(&rig.wire, (struct hydration_wire *)&rig); /* never looked into */
+    atomic_store(&rig.bus, (struct bus *)&rig); /* never looked into */
     shards[0] = rig_shard = hydration_shard_create(&rig, rig_loop);
     loop_run_once(rig_loop, 0);
     return 0;
@@ -438,7 +427,7 @@ int rig_close(void **state)
     hydration_shard_stop(rig_shard);
     worker_pool_stop(rig.config.workers);
     for (size_t i = 0; i < rig.owner_count; i++)
-        hydration_questions_destroy(rig.owners[i].questions);
+        hydration_questions_deinit(&rig.owners[i]);
     while (loop_settle(rig_loop))
         ;
     bool is_left = !is_empty(NULL);

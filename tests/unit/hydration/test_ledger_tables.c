@@ -179,8 +179,9 @@ static unsigned held(const char *prefix)
     struct arena own;
     size_t count = 0;
     arena_init(&own, 1024);
-    assert_int_equal(hydration_ledger_list_held(pool, STR("item"), STR("t"), str_from(prefix),
-                                                clock_deadline_ms(PATIENCE_MS), &own, &refs, &count, &error),
+    assert_int_equal(hydration_list_held(&(struct hydration){.config.pool = pool}, "item", STR("t"),
+                                         str_from(prefix), clock_deadline_ms(PATIENCE_MS), &own, &refs,
+                                         &count, &error),
                      STATUS_OK);
     for (size_t i = 0; i < count; i++)
         assert_true(str_starts_with(refs[i].entity_id, STR("h/")) && str_eq(refs[i].tenant, STR("t")));

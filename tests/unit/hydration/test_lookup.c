@@ -120,7 +120,7 @@ static void check_many(bool are_different)
     struct person *people = calloc(MANY, sizeof *people);
     ask_many(people, are_different);
     assert_int_equal(rig_shard->waiter_count, MANY);
-    assert_int_equal(rig_shard->lookup_count, 1);
+    assert_int_equal(rig_shard->lookups.count, 1);
     assert_true(turn_until_count(rig_questions, 1));
     hear_not_found(0);
     for (int i = 0; i < MANY; i++) {

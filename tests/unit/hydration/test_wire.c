@@ -7,25 +7,13 @@
 
 static struct rig_pod pods[2];
 
-static bool read_own(void *context, const void *bus_message, struct arena *arena, struct hydration_ref *ref)
-{
-    const struct bus_message *message = bus_message;
-    (void)context, (void)arena;
-    *ref = (struct hydration_ref){STR("acme"), message->payload};
-    return !str_eq(message->payload, STR("of-no-entity"));
-}
-
 /* Both answer for items, the second for chats too; the first follows the items' own events. */
 static int open_pods(void **state)
 {
     static const char *const types[2][3] = {{"item"}, {"item", "chat_session"}};
-    struct error error = {0};
     (void)state;
     for (unsigned i = 0; i < 2; i++)
         rig_pod_open(&pods[i], i, types[i]);
-    assert_int_equal(
-        hydration_follow(&pods[0].engine, pods[0].bus, RIG_OWN_TOPIC, "item", read_own, NULL, &error),
-        STATUS_OK);
     for (unsigned i = 0; i < 2; i++)
         rig_pod_start(&pods[i]);
     rig_await_ready(pods, 2, "item");

@@ -213,9 +213,10 @@ void rig_store_next(enum status status)
     pthread_mutex_unlock(&seen.lock);
 }
 
-static enum status on_store(void *context, const struct hydration_event *events, size_t count,
-                            struct db_conn *conn, int64_t deadline_ns, struct error *error)
+enum status hydration_ledger_store(struct db_conn *conn, const struct hydration_event *events, size_t count,
+                                   int64_t deadline_ns, struct error *error)
 {
+    static const struct rig_pod any; /* of all processes one stores */
     (void)deadline_ns;
     pthread_mutex_lock(&seen.lock);
     enum status status = seen.store_next;
@@ -226,7 +227,7 @@ static enum status on_store(void *context, const struct hydration_event *events,
     if (status != STATUS_OK)
         return error_set(error, status, "as the test wants it");
     for (size_t i = 0; i < count; i++)
-        note_event(context, RIG_STORED, &events[i]);
+        note_event(&any, RIG_STORED, &events[i]);
     return STATUS_OK;
 }
 
@@ -239,11 +240,11 @@ enum status hydration_ledger_find_held(struct db_pool *pool, struct str entity_t
     return STATUS_OK;
 }
 
-enum status hydration_ledger_list_held(struct db_pool *pool, struct str entity_type, struct str tenant,
-                                       struct str id_prefix, int64_t deadline_ns, struct arena *arena,
-                                       struct hydration_ref **refs, size_t *count, struct error *error)
+enum status hydration_list_held(struct hydration *hydration, const char *entity_type, struct str tenant,
+                                struct str id_prefix, int64_t deadline_ns, struct arena *arena,
+                                struct hydration_ref **refs, size_t *count, struct error *error)
 {
-    (void)pool, (void)entity_type, (void)deadline_ns, (void)error;
+    (void)hydration, (void)entity_type, (void)deadline_ns, (void)error;
     *count = 3;
     *refs = arena_alloc(arena, 3 * sizeof **refs);
     for (int i = 0; i < 3; i++)
@@ -251,19 +252,14 @@ enum status hydration_ledger_list_held(struct db_pool *pool, struct str entity_t
     return STATUS_OK;
 }
 
-void hydration_post(struct hydration_shard *const *shards, unsigned count,
-                    const struct hydration_event *event, bool is_direct)
+void hydration_post(struct hydration *hydration, struct hydration_shard *asker,
+                    const struct hydration_event *event)
 {
-    (void)shards, (void)count, (void)event, (void)is_direct; /* no shard asks here */
-    abort();
+    assert_null(asker); /* no shard asks here */
+    note_event(CONTAINER_OF(hydration, struct rig_pod, engine), RIG_RECEIVED, event);
 }
 
 /* ---- processes ---- */
-
-static void on_event(void *context, const struct hydration_event *event)
-{
-    note_event(context, RIG_RECEIVED, event);
-}
 
 static void on_dead(void *context, struct bus_batch *batch)
 {
@@ -315,20 +311,12 @@ static struct bus *create_bus(struct rig_pod *pod)
     return bus;
 }
 
-static void open_wire(struct rig_pod *pod)
+/* The topic of the owner's own events: a message is the id of an entity. */
+static bool read_own(const struct bus_message *message, struct arena *own, struct hydration_ref *ref)
 {
-    struct hydration_wire *wire = NULL;
-    struct error error = {0};
-    enum status status = hydration_wire_open(&(struct hydration_wire_config){.bus = pod->bus,
-                                                                             .is_plain = is_nats,
-                                                                             .hydration = &pod->engine,
-                                                                             .context = pod,
-                                                                             .on_event = on_event,
-                                                                             .on_store = on_store},
-                                             &wire, &error);
-    if (status != STATUS_OK)
-        fail_msg("%s", error.message);
-    atomic_store(&pod->engine.wire, wire);
+    (void)own;
+    *ref = (struct hydration_ref){STR("acme"), message->payload};
+    return !str_eq(message->payload, STR("of-no-entity"));
 }
 
 void rig_pod_open(struct rig_pod *pod, unsigned number, const char *const *entity_types)
@@ -339,10 +327,20 @@ void rig_pod_open(struct rig_pod *pod, unsigned number, const char *const *entit
     pod->workers = worker_pool_create("pod", 6, 1000);
     pod->bus = create_bus(pod);
     pod->engine.config.workers = pod->workers;
+    pod->engine.config.is_plain = is_nats;
     pod->engine.config.settings = &settings;
     for (size_t i = 0; entity_types[i]; i++)
-        hydration_provide(&pod->engine, &(struct hydration_owner){entity_types[i], "owner", look, pod});
-    open_wire(pod);
+        hydration_provide(&pod->engine, &(struct hydration_owner){.entity_type = entity_types[i],
+                                                                  .module = "owner",
+                                                                  .look = look,
+                                                                  .context = pod,
+                                                                  .topic = number == 0 ? RIG_OWN_TOPIC : NULL,
+                                                                  .read = read_own});
+    struct error error = {0};
+    if (hydration_wire_subscribe(&pod->engine, pod->bus, true, &error) != STATUS_OK ||
+        hydration_owner_follow(&pod->engine.owners[0], pod->bus, &error) != STATUS_OK)
+        fail_msg("%s", error.message);
+    atomic_store(&pod->engine.bus, pod->bus);
     for (int kind = is_nats ? HYDRATION_EVENT_UPDATED : 0; kind < HYDRATION_KINDS && number == 0; kind++) {
         char topic[64];
         snprintf(topic, sizeof topic, "%s" BUS_DEAD_SUFFIX, hydration_topics[kind]);
@@ -375,15 +373,11 @@ void rig_pod_close(struct rig_pod *pod)
     loop_stop(pod->loop);
     pthread_join(pod->thread, NULL);
     for (size_t i = 0; i < pod->engine.owner_count; i++)
-        hydration_questions_destroy(pod->engine.owners[i].questions);
-    hydration_wire_destroy(atomic_load(&pod->engine.wire));
+        hydration_questions_deinit(&pod->engine.owners[i]);
     bus_destroy(pod->bus);
     worker_pool_stop(pod->workers);
     worker_pool_destroy(pod->workers);
     loop_destroy(pod->loop);
-    for (size_t i = 0; i < pod->engine.follower_count; i++)
-        free(pod->engine.followers[i]);
-    free(pod->engine.followers);
 }
 
 /* ---- questions ---- */
@@ -406,7 +400,7 @@ void rig_ask(struct rig_pod *pod, const char *entity_type, const char *id, const
     snprintf(correlation_id, sizeof correlation_id, "c-%s", id);
     question.correlation_id = str_from(correlation_id);
     while (status == STATUS_UNAVAILABLE && clock_mono_ns() < deadline_ns) /* NATS is being connected to */
-        status = hydration_wire_send(atomic_load(&pod->engine.wire), &question, deadline_ns, &error);
+        status = hydration_wire_send(&pod->engine, &question, deadline_ns, &error);
     if (status != STATUS_OK)
         fail_msg("%s", error.message);
 }

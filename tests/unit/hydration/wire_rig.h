@@ -1,4 +1,4 @@
-/* Processes on one bus of events, embedded or NATS, each with a wire and owners: what each of them looked up, received and stored is
+/* Processes on one bus of events, embedded or NATS, each with owners: what each of them looked up, received and stored is
  * noted, and tests wait for it. There are no shards and no ledger. */
 #ifndef FRESHET_TESTS_HYDRATION_WIRE_RIG_H
 #define FRESHET_TESTS_HYDRATION_WIRE_RIG_H
@@ -33,7 +33,7 @@ struct rig_pod {
     pthread_t thread;
     struct worker_pool *workers;
     struct bus *bus;
-    struct hydration engine; /* its owners and its wire */
+    struct hydration engine; /* its owners */
 };
 
 void rig_start(bool is_nats); /* servers, and the two lists below */
