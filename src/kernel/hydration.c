@@ -118,7 +118,7 @@ static void warn_of(const struct kernel_store *store, struct str type)
             ? "it is listed in hydration.outside, but modules outside answer over NATS: set bus.events to nats"
             : "no module provides it, so that asking for it can only time out: take it out of the configuration,"
               " or have a module outside answer entity.unknown over NATS and list it in hydration.outside";
-    log_warn("hydration_type_without_source", LOG_STR("entity_type", type), LOG_CSTR("advice", advice));
+    log_warn("hydration_type_without_owner", LOG_STR("entity_type", type), LOG_CSTR("advice", advice));
 }
 
 void kernel_hydration_warn(const struct kernel_store *store)

@@ -18,7 +18,7 @@ def server(module_serve, module_database):
 
 def test_a_required_type_that_nobody_provides_is_warned_about_with_what_to_do(server):
     """Issue 6: a log line for each, none for what freshet itself has; the process starts all the same."""
-    told = {line["entity_type"]: line for line in server.logs(event="hydration_type_without_source")}
+    told = {line["entity_type"]: line for line in server.logs(event="hydration_type_without_owner")}
     assert told.keys() == {"ghost", "elsewhere"} and {line["level"] for line in told.values()} == {"warn"}
     assert "hydration.outside" in told["ghost"]["advice"] and "bus.events" in told["elsewhere"]["advice"]
     assert server.client().get("/actuator/health").json()["roles"] == {"hydration": {"status": "UP"}}
