@@ -106,7 +106,7 @@ def test_n2_what_was_terminated_here_is_one_letter_whatever_the_advisories_say(e
             return watch["ack_floor"]["consumer_seq"] >= 600 and watch["num_pending"] == 0
 
         eventually(heard)
-    assert server.logs(event="nats_given_up") == []
+    assert server.logs(event="nats_dead_letter") == []
     assert server.metrics()[f'bus_dead_letters_total{{topic="entitlement.events",group="{DURABLE}"}}'] == 600
 
 

@@ -1,10 +1,14 @@
-/* Messages that the server has given up though they were not acknowledged: their deliveries are used up, or another client has
- * terminated them. The server sends an advisory once, so streams keep the advisories, and each partition has a durable consumer
- * there for each kind, read by the holder of the partition. The holder stores a dead letter of the message, by its place in the
- * stream, and only then acknowledges the advisory: a crash between the two stores the same letter again, with the same id.
+/* Advisories: the server reports a message that it does not deliver again though it was not acknowledged, since its deliveries are
+ * used up, or another client has terminated it. It sends an advisory once, so streams keep the advisories, and each partition has a
+ * durable consumer there for each kind, read by the holder of the partition. The holder stores a dead letter of the message, by its
+ * place in the stream, and only then acknowledges the advisory: a crash between the two stores the same letter again, with the same
+ * id.
  *
  * A message that is still here is left to its handler, and the advisory is sent again. A message that was returned to the server
- * and is neither sent again nor in an advisory is given up here, so that the later ones do not wait for ever. */
+ * and is neither sent again nor in an advisory becomes a dead letter here, so that the later ones do not wait for ever.
+ *
+ * The streams that configuration names keep the advisories of our streams only; several programs may add their subjects. Two
+ * streams cannot have the same subject: where another stream has it, the default stream is tried. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -16,58 +20,160 @@
 #include "base/memory.h"
 #include "bus/nats/inside.h"
 
+#define ADVISORY_PREFIX "$JS.EVENT.ADVISORY.CONSUMER."
+#define DEFAULT_STREAM "freshet_advisories"
+#define KEEP_NS (INT64_C(30) * 24 * 3600 * 1000000000)
+
 enum {
     PULL_SIZE = 16,
     ARENA_BYTES = 4096,
-    LETTER_MS = 5000,
+    DEAD_LETTER_MS = 5000,
     OVERDUE_WAITS =
         3, /* for acknowledgements: then a message that was returned should have been sent again */
 };
 
+static const char *const kind_names[ADVISORY_KINDS] = {
+    [ADVISORY_MAX_DELIVERIES] = "MAX_DELIVERIES",
+    [ADVISORY_TERMINATED] = "MSG_TERMINATED",
+};
+
+/* Dead letters have no dead-letter topic; the consumer of a reader of everything has no acknowledgements. */
+static bool is_watched(const struct nats_reader *reader)
+{
+    return nats_reader_is_shared(reader) && reader->consumer.topic->dead;
+}
+
+/* ---- the streams ---- */
+
+/* Does a pattern match everything that `subject` matches? */
+static bool is_covered(const char *subject, const char *const *patterns, int count)
+{
+    for (int i = 0; i < count; i++) {
+        struct str pattern = str_from(patterns[i]), rest = str_from(subject), left, right;
+        for (;;) {
+            bool has_left = str_split(&pattern, '.', &left), has_right = str_split(&rest, '.', &right);
+            if ((!has_left && !has_right) || (has_left && has_right && str_eq(left, STR(">"))))
+                return true;
+            if (!has_left || !has_right ||
+                (!str_eq(left, right) && (!str_eq(left, STR("*")) || str_eq(right, STR(">")))))
+                break;
+        }
+    }
+    return false;
+}
+
+struct subjects {
+    char (*texts)[NATS_LONG_NAME_BYTES];
+    const char **ours, **joined; /* joined: with those that the stream has */
+    int our_count, joined_count;
+};
+
+/* Ours, and joined the stream's own that ours do not replace, then those of ours that the list does not cover yet: a stream has no
+ * two subjects that overlap. False: the stream covers ours already. */
+static bool join_subjects(const struct nats *nats, enum nats_advisory_kind kind, const char *stream,
+                          const jsStreamConfig *found, struct subjects *out)
+{
+    bool is_default = strcmp(stream, DEFAULT_STREAM) == 0, is_wider = false;
+    const char *const *had = found ? found->Subjects : NULL;
+    int had_count = found ? found->SubjectsLen : 0;
+
+    out->texts = memory_alloc((nats->reader_count + 1) * sizeof out->texts[0]);
+    out->ours = memory_alloc((nats->reader_count + 1) * sizeof out->ours[0]);
+    out->joined = memory_alloc((nats->reader_count + (size_t)had_count + 1) * sizeof out->joined[0]);
+    for (size_t i = 0; i < nats->reader_count; i++) {
+        char *text = out->texts[i];
+        if (is_default)
+            snprintf(text, sizeof out->texts[0], ADVISORY_PREFIX "%s.>", kind_names[kind]);
+        else
+            snprintf(text, sizeof out->texts[0], ADVISORY_PREFIX "%s.%s.*", kind_names[kind],
+                     nats->readers[i]->topic->stream);
+        if (is_watched(nats->readers[i]) && !is_covered(text, out->ours, out->our_count))
+            out->ours[out->our_count++] = text;
+    }
+    for (int i = 0; i < had_count; i++)
+        if (!is_covered(had[i], out->ours, out->our_count))
+            out->joined[out->joined_count++] = had[i];
+    for (int i = 0; i < out->our_count; i++) {
+        is_wider |= !is_covered(out->ours[i], had, had_count);
+        if (!is_covered(out->ours[i], out->joined, out->joined_count))
+            out->joined[out->joined_count++] = out->ours[i];
+    }
+    return is_wider;
+}
+
+static natsStatus ensure_stream(struct nats *nats, enum nats_advisory_kind kind, const char *stream,
+                                jsErrCode *code)
+{
+    struct subjects subjects = {0};
+    jsStreamConfig config;
+    jsStreamInfo *info = NULL;
+    natsStatus status = js_GetStreamInfo(&info, nats->js, stream, NULL, code);
+    bool is_wider = join_subjects(nats, kind, stream, info ? info->Config : NULL, &subjects);
+
+    jsStreamConfig_Init(&config);
+    if (info) {
+        config = *info->Config;
+    } else {
+        config.Name = stream;
+        config.Description = "messages that were given up";
+        config.MaxAge = KEEP_NS;
+        config.Replicas = nats->config.replicas;
+    }
+    config.Subjects = subjects.joined;
+    config.SubjectsLen = subjects.joined_count;
+    if (status == NATS_NOT_FOUND)
+        status = js_AddStream(NULL, nats->js, &config, NULL, code);
+    else if (status == NATS_OK && is_wider)
+        status = js_UpdateStream(NULL, nats->js, &config, NULL, code);
+    jsStreamInfo_Destroy(info);
+    free(subjects.texts);
+    free((void *)subjects.ours);
+    free((void *)subjects.joined);
+    return status;
+}
+
+static void ensure_kind(struct nats *nats, enum nats_advisory_kind kind)
+{
+    const char *named =
+        kind == ADVISORY_MAX_DELIVERIES ? nats->config.advisory_stream : nats->config.terminated_stream;
+    const char *stream = named ? named : DEFAULT_STREAM;
+    jsErrCode code = 0;
+    natsStatus status = ensure_stream(nats, kind, stream, &code);
+
+    if (code == JSStreamSubjectOverlapErr && strcmp(stream, DEFAULT_STREAM) != 0) {
+        stream = DEFAULT_STREAM;
+        status = ensure_stream(nats, kind, stream, &code);
+    }
+    bool is_logged = nats->advisory_stream_failed[kind];
+    nats->advisory_stream_failed[kind] = status != NATS_OK;
+    if (status != NATS_OK && !is_logged)
+        log_warn("nats_advisories_not_kept", LOG_CSTR("kind", kind_names[kind]), LOG_CSTR("stream", stream),
+                 LOG_CSTR("error", nats_GetLastError(NULL)), LOG_INT("code", code));
+    if (status != NATS_OK || strcmp(nats->advisory_streams[kind], stream) == 0)
+        return;
+    if (named && strcmp(named, stream) != 0)
+        log_warn("nats_advisories_elsewhere", LOG_CSTR("stream", stream), LOG_CSTR("not", named));
+    snprintf(nats->advisory_streams[kind], sizeof nats->advisory_streams[kind], "%s", stream);
+    pthread_mutex_lock(&nats->lock);
+    for (size_t i = 0; i < nats->reader_count; i++)
+        nats->readers[i]->needs_check |= is_watched(nats->readers[i]); /* its watches can be created now */
+    pthread_mutex_unlock(&nats->lock);
+}
+
+/* Two processes that add their subjects to a named stream at the same time both write the whole list: the subjects of the first
+ * are lost, and added again by the next call. The default stream has one subject for all. */
+void bus_nats_advisory_streams_ensure(struct nats *nats)
+{
+    bool is_any_watched = false;
+
+    for (size_t i = 0; i < nats->reader_count; i++)
+        is_any_watched |= is_watched(nats->readers[i]);
+    for (enum nats_advisory_kind kind = 0; kind < ADVISORY_KINDS && is_any_watched; kind++)
+        if (strcmp(nats->advisory_streams[kind], DEFAULT_STREAM) != 0)
+            ensure_kind(nats, kind);
+}
+
 /* ---- their consumers ---- */
-
-/* A group's name has no '@', so each name is unique. */
-static void watch_name(const struct nats_watch *watch, char out[NATS_LONG_NAME_BYTES])
-{
-    const struct nats_reader *reader = watch->partition->reader;
-    char group[NATS_NAME_BYTES];
-
-    bus_nats_durable(group, reader, watch->partition->number);
-    snprintf(out, NATS_LONG_NAME_BYTES, "%s@%s@%s", group, reader->topic->stream,
-             bus_nats_advisory_names[watch->kind]);
-}
-
-static natsStatus create_watch(const struct nats_watch *watch, const char *stream, const char *name)
-{
-    const struct nats_reader *reader = watch->partition->reader;
-    char subject[NATS_LONG_NAME_BYTES], group[NATS_NAME_BYTES];
-    jsConsumerConfig config;
-
-    bus_nats_durable(group, reader, watch->partition->number);
-    snprintf(subject, sizeof subject, NATS_ADVISORY_PREFIX "%s.%s.%s", bus_nats_advisory_names[watch->kind],
-             reader->topic->stream, group);
-    jsConsumerConfig_Init(&config);
-    config.Durable = name;
-    config.FilterSubject = subject;
-    config.AckPolicy = js_AckExplicit;
-    config.AckWait = reader->nats->config.ack_wait_ms * 1000000;
-    config.MaxDeliver = -1;
-    config.DeliverPolicy = js_DeliverAll;
-    return js_AddConsumer(NULL, reader->nats->js, stream, &config, NULL, NULL);
-}
-
-static bool parse_advisory(natsMsg *message, struct nats_advisory *out)
-{
-    struct str text = str_of(natsMsg_GetData(message), (size_t)natsMsg_GetDataLength(message));
-    struct json_value object, sequence, deliveries;
-
-    if (json_parse(text, JSON_DEPTH_MAX, &object, NULL) != STATUS_OK ||
-        !json_get(&object, STR("stream_seq"), &sequence) || !json_to_i64(&sequence, &out->sequence))
-        return false;
-    if (!json_get(&object, STR("deliveries"), &deliveries) || !json_to_i64(&deliveries, &out->deliveries))
-        out->deliveries = 0;
-    return out->sequence > 0;
-}
 
 static void on_advisory(natsConnection *connection, natsSubscription *subscription, natsMsg *message,
                         void *closure)
@@ -76,22 +182,23 @@ static void on_advisory(natsConnection *connection, natsSubscription *subscripti
     struct nats_partition *partition = watch->partition;
     struct nats *nats = partition->reader->nats;
     struct nats_advisory advisory = {.kind = watch->kind, .message = message};
+    struct str text = str_of(natsMsg_GetData(message), (size_t)natsMsg_GetDataLength(message));
+    struct json_value object, sequence, deliveries;
     struct nats_origin origin;
     bool is_ours = false;
 
     (void)connection;
     (void)subscription;
     if (!bus_nats_origin_parse(message, &origin)) {
-        if (bus_nats_pull_end(nats, &watch->pull, message)) {
-            pthread_mutex_lock(&nats->lock);
-            nats->needs_check = partition->reader->needs_check = true;
-            bus_nats_wake(nats);
-            pthread_mutex_unlock(&nats->lock);
-        }
-        natsMsg_Destroy(message);
+        bus_nats_pull_end(partition->reader, &watch->pull, message, true);
         return;
     }
-    bool is_parsed = parse_advisory(message, &advisory);
+    bool is_parsed = json_parse(text, JSON_DEPTH_MAX, &object, NULL) == STATUS_OK &&
+                     json_get(&object, STR("stream_seq"), &sequence) &&
+                     json_to_i64(&sequence, &advisory.sequence) && advisory.sequence > 0;
+    if (!is_parsed || !json_get(&object, STR("deliveries"), &deliveries) ||
+        !json_to_i64(&deliveries, &advisory.deliveries))
+        advisory.deliveries = 0;
     advisory.sent_us = (int64_t)(origin.time_ns / 1000);
     pthread_mutex_lock(&nats->lock);
     watch->pull.requested -= watch->pull.requested > 0;
@@ -114,26 +221,40 @@ static void on_advisory(natsConnection *connection, natsSubscription *subscripti
 
 static bool ensure_watch(struct nats_watch *watch)
 {
-    struct nats *nats = watch->partition->reader->nats;
+    const struct nats_reader *reader = watch->partition->reader;
+    struct nats *nats = reader->nats;
     const char *stream = nats->advisory_streams[watch->kind];
-    char name[NATS_LONG_NAME_BYTES];
+    char group[NATS_NAME_BYTES], name[NATS_LONG_NAME_BYTES], subject[NATS_LONG_NAME_BYTES];
     jsConsumerInfo *info = NULL;
+    jsConsumerConfig config;
 
     if (!stream[0])
         return true; /* called again when there is one */
-    watch_name(watch, name);
+    bus_nats_durable(group, reader, watch->partition->number);
+    /* a group's name has no '@', so each name is unique */
+    snprintf(name, sizeof name, "%s@%s@%s", group, reader->topic->stream, kind_names[watch->kind]);
+    snprintf(subject, sizeof subject, ADVISORY_PREFIX "%s.%s.%s", kind_names[watch->kind],
+             reader->topic->stream, group);
     natsStatus status = js_GetConsumerInfo(&info, nats->js, stream, name, NULL, NULL);
     jsConsumerInfo_Destroy(info);
-    if (status == NATS_NOT_FOUND)
-        status = create_watch(watch, stream, name);
+    if (status == NATS_NOT_FOUND) {
+        jsConsumerConfig_Init(&config);
+        config.Durable = name;
+        config.FilterSubject = subject;
+        config.AckPolicy = js_AckExplicit;
+        config.AckWait = nats->config.ack_wait_ms * 1000000;
+        config.MaxDeliver = -1;
+        config.DeliverPolicy = js_DeliverAll;
+        status = js_AddConsumer(NULL, nats->js, stream, &config, NULL, NULL);
+    }
     if (status == NATS_OK)
         status = bus_nats_pull_open(nats, &watch->pull, on_advisory, watch);
     if (status != NATS_OK) /* the group works without advisories too */
         log_warn("nats_advisories_not_read", LOG_CSTR("stream", stream), LOG_CSTR("consumer", name),
                  LOG_CSTR("error", nats_GetLastError(NULL)));
     pthread_mutex_lock(&nats->lock);
+    bus_nats_pull_set(&watch->pull, stream, status == NATS_OK ? name : "");
     watch->pull.requested = 0;
-    snprintf(watch->stream, sizeof watch->stream, "%s", status == NATS_OK ? stream : "");
     pthread_mutex_unlock(&nats->lock);
     return status == NATS_OK || status == NATS_NOT_FOUND;
 }
@@ -142,8 +263,7 @@ bool bus_nats_watches_ensure(struct nats_partition *partition)
 {
     bool is_good = true;
 
-    for (enum nats_advisory_kind kind = 0; kind < ADVISORY_KINDS && bus_nats_is_watched(partition->reader);
-         kind++) {
+    for (enum nats_advisory_kind kind = 0; kind < ADVISORY_KINDS && is_watched(partition->reader); kind++) {
         partition->watches[kind].partition = partition;
         partition->watches[kind].kind = kind;
         is_good &= ensure_watch(&partition->watches[kind]);
@@ -154,21 +274,13 @@ bool bus_nats_watches_ensure(struct nats_partition *partition)
 void bus_nats_watches_request(struct nats_partition *partition)
 {
     struct nats *nats = partition->reader->nats;
-    char name[NATS_LONG_NAME_BYTES];
 
-    for (enum nats_advisory_kind kind = 0; kind < ADVISORY_KINDS; kind++) {
-        struct nats_watch *watch = &partition->watches[kind];
-        pthread_mutex_lock(&nats->lock);
-        bool is_wanted = watch->stream[0] && watch->pull.inbox && partition->state != PARTITION_AWAY &&
-                         !nats->is_stopping && !bus_nats_pull_is_open(&watch->pull);
-        if (is_wanted)
-            bus_nats_pull_begin(nats, &watch->pull, PULL_SIZE);
-        pthread_mutex_unlock(&nats->lock);
-        if (!is_wanted)
-            continue;
-        watch_name(watch, name);
-        bus_nats_pull_send(nats, &watch->pull, watch->stream, name, PULL_SIZE, 0);
-    }
+    pthread_mutex_lock(&nats->lock);
+    bool is_away = partition->state == PARTITION_AWAY;
+    pthread_mutex_unlock(&nats->lock);
+    for (enum nats_advisory_kind kind = 0; kind < ADVISORY_KINDS && !is_away; kind++)
+        if (partition->watches[kind].pull.inbox)
+            bus_nats_pull_request(nats, &partition->watches[kind].pull, PULL_SIZE, 0);
 }
 
 /* ---- under the lock ---- */
@@ -203,25 +315,10 @@ void bus_nats_advisories_drop(struct nats_partition *partition)
     memset(partition->dead_sequences, 0, sizeof partition->dead_sequences);
 }
 
-/* The later messages need not wait for it. */
-static void remove_returned(struct nats_partition *partition, int64_t sequence)
-{
-    struct nats_item *item = bus_nats_partition_find(partition, sequence);
-
-    if (!item || item->message)
-        return;
-    if (item == partition->items) {
-        bus_delivery_forget(&partition->delivery);
-        partition->due_ns = 0;
-    }
-    memmove(item, item + 1, (size_t)(partition->items + partition->count - (item + 1)) * sizeof *item);
-    partition->count--;
-}
-
 /* ---- dead letters, on the job ---- */
 
-static enum status publish_letter(struct nats_partition *partition, const struct nats_advisory *advisory,
-                                  natsMsg *message, struct error *error)
+static enum status publish_dead_letter(struct nats_partition *partition, const struct nats_advisory *advisory,
+                                       natsMsg *message, struct error *error)
 {
     const struct bus_consumer *consumer = &partition->reader->consumer;
     const char *reason =
@@ -243,10 +340,10 @@ static enum status publish_letter(struct nats_partition *partition, const struct
                                          arena_printf(&arena, "%lld", (long long)advisory->deliveries)};
     letter.headers = headers;
     letter.header_count = count + 1;
-    FAILPOINT("nats.before_given_up_letter");
-    enum status status =
-        bus_dead_letters_publish(partition->delivery.bus, &letter, 1, clock_deadline_ms(LETTER_MS), error);
-    FAILPOINT("nats.after_given_up_letter");
+    FAILPOINT("nats.before_advisory_dead_letter");
+    enum status status = bus_dead_letters_publish(partition->delivery.bus, &letter, 1,
+                                                  clock_deadline_ms(DEAD_LETTER_MS), error);
+    FAILPOINT("nats.after_advisory_dead_letter");
     arena_deinit(&arena);
     if (status == STATUS_OK)
         metric_add(consumer->dead_letters, 1);
@@ -254,7 +351,7 @@ static enum status publish_letter(struct nats_partition *partition, const struct
 }
 
 /* A stream that was created after the advisory has another message at that place: then the letter has no content. */
-static bool store_letter(struct nats_partition *partition, const struct nats_advisory *advisory)
+static bool store_dead_letter(struct nats_partition *partition, const struct nats_advisory *advisory)
 {
     const struct nats_reader *reader = partition->reader;
     struct nats *nats = reader->nats;
@@ -268,37 +365,28 @@ static bool store_letter(struct nats_partition *partition, const struct nats_adv
                                 : js_GetMsg(&message, nats->js, reader->topic->stream,
                                             (uint64_t)advisory->sequence, NULL, NULL);
     if (status == NATS_OK || status == NATS_NOT_FOUND)
-        error.status = publish_letter(partition, advisory, message, &error);
+        error.status = publish_dead_letter(partition, advisory, message, &error);
     natsMsg_Destroy(message);
-    log_warn("nats_given_up", LOG_CSTR("topic", reader->consumer.spec.topic),
+    log_warn("nats_dead_letter", LOG_CSTR("topic", reader->consumer.spec.topic),
              LOG_CSTR("group", reader->consumer.spec.group), LOG_INT("partition", partition->number),
              LOG_INT("offset", advisory->sequence), LOG_INT("deliveries", advisory->deliveries),
              LOG_BOOL("terminated", advisory->kind == ADVISORY_TERMINATED),
-             LOG_BOOL("letter", error.status == STATUS_OK));
+             LOG_BOOL("stored", error.status == STATUS_OK));
     if (error.status != STATUS_OK)
         return false;
     pthread_mutex_lock(&nats->lock);
     bus_nats_dead_note(partition, advisory->sequence);
-    remove_returned(partition, advisory->sequence);
+    struct nats_item *item = bus_nats_partition_find(partition, advisory->sequence);
+    if (item && !item->message) { /* the later messages need not wait for it */
+        if (item == partition->items) {
+            bus_delivery_forget(&partition->delivery);
+            partition->due_ns = 0;
+        }
+        memmove(item, item + 1, (size_t)(partition->items + partition->count - (item + 1)) * sizeof *item);
+        partition->count--;
+    }
     pthread_mutex_unlock(&nats->lock);
     return true;
-}
-
-static void settle_advisory(struct nats_partition *partition, const struct nats_advisory *advisory)
-{
-    struct nats *nats = partition->reader->nats;
-    bool has_letter = false;
-
-    pthread_mutex_lock(&nats->lock);
-    struct nats_item *item = bus_nats_partition_find(partition, advisory->sequence);
-    bool is_here = item && item->message;
-    if (is_here)
-        item->given_up = true;
-    for (size_t i = 0; i < NATS_DEAD_KEPT && !has_letter; i++)
-        has_letter = partition->dead_sequences[i] == advisory->sequence;
-    pthread_mutex_unlock(&nats->lock);
-    if (!is_here && (has_letter || store_letter(partition, advisory)))
-        bus_nats_reply(nats, advisory->message, "+ACK");
 }
 
 /* The first message was returned to the server and is overdue. When the server counts no more messages as sent and not
@@ -308,7 +396,6 @@ static void check_overdue_head(struct nats_partition *partition)
     struct nats *nats = partition->reader->nats;
     struct nats_advisory advisory = {.sent_us = INT64_MAX};
     jsConsumerInfo *info = NULL;
-    char consumer[NATS_NAME_BYTES];
     int64_t here = 0;
 
     pthread_mutex_lock(&nats->lock);
@@ -320,13 +407,12 @@ static void check_overdue_head(struct nats_partition *partition)
         advisory.deliveries = (int64_t)partition->items[0].delivered;
         partition->overdue_ns = bus_nats_overdue_ns(nats, 0);
     }
-    memcpy(consumer, partition->consumer, sizeof consumer);
+    struct nats_pull pull = partition->pull;
     pthread_mutex_unlock(&nats->lock);
     if (is_overdue &&
-        js_GetConsumerInfo(&info, nats->js, partition->reader->topic->stream, consumer, NULL, NULL) ==
-            NATS_OK &&
+        js_GetConsumerInfo(&info, nats->js, pull.stream, pull.consumer, NULL, NULL) == NATS_OK &&
         info->NumAckPending <= here)
-        store_letter(partition, &advisory);
+        store_dead_letter(partition, &advisory);
     jsConsumerInfo_Destroy(info);
 }
 
@@ -341,8 +427,19 @@ void bus_nats_advisories_settle(struct nats_partition *partition)
     partition->advisory_count = 0;
     pthread_mutex_unlock(&nats->lock);
     for (size_t i = 0; i < count; i++) {
-        settle_advisory(partition, &advisories[i]);
-        natsMsg_Destroy(advisories[i].message);
+        const struct nats_advisory *advisory = &advisories[i];
+        bool has_letter = false;
+        pthread_mutex_lock(&nats->lock);
+        struct nats_item *item = bus_nats_partition_find(partition, advisory->sequence);
+        bool is_here = item && item->message;
+        if (is_here)
+            item->is_given_up = true;
+        for (size_t at = 0; at < NATS_DEAD_KEPT && !has_letter; at++)
+            has_letter = partition->dead_sequences[at] == advisory->sequence;
+        pthread_mutex_unlock(&nats->lock);
+        if (!is_here && (has_letter || store_dead_letter(partition, advisory)))
+            bus_nats_reply(nats, advisory->message, "+ACK");
+        natsMsg_Destroy(advisory->message);
     }
     free(advisories);
     check_overdue_head(partition);

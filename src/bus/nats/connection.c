@@ -141,10 +141,20 @@ static bool can_be_sent(const char *text)
 
 #define ALSO(call) status = status == NATS_OK ? (call) : status
 
-static natsStatus set_security(natsOptions *options, const struct bus_nats_security *security)
+enum status bus_nats_options_create(struct nats *nats, const struct bus_nats_config *config,
+                                    struct error *error)
 {
-    natsStatus status = NATS_OK;
+    const struct bus_nats_security *security = &config->security;
+    natsStatus status = natsOptions_Create(&nats->options);
+    natsOptions *options = nats->options;
 
+    if (status == NATS_OK && set_servers(options, config->servers) != NATS_OK)
+        return error_set(error, STATUS_CONFIG, "nats.servers: 1 to 16 of nats://HOST:PORT");
+    if (!can_be_sent(security->username) || !can_be_sent(security->password) ||
+        !can_be_sent(config->client_name))
+        return error_set(
+            error, STATUS_CONFIG,
+            "nats: quotes and backslashes are not allowed in username, password and client name");
     if (security->tls)
         ALSO(natsOptions_SetSecure(options, true));
     if (security->ca_file)
@@ -156,14 +166,9 @@ static natsStatus set_security(natsOptions *options, const struct bus_nats_secur
                                      security->password ? security->password : ""));
     if (security->credentials_file)
         ALSO(natsOptions_SetUserCredentialsFromFiles(options, security->credentials_file, NULL));
-    return status;
-}
-
-static natsStatus set_behaviour(struct nats *nats, const char *client_name)
-{
-    natsOptions *options = nats->options;
-    natsStatus status = natsOptions_SetTimeout(options, CONNECT_MS);
-
+    if (status != NATS_OK)
+        return error_set(error, STATUS_CONFIG, "nats: security settings: %s", nats_GetLastError(NULL));
+    ALSO(natsOptions_SetTimeout(options, CONNECT_MS));
     ALSO(natsOptions_SetPingInterval(options, PING_MS));
     ALSO(natsOptions_SetMaxPingsOut(options, PINGS_OUT_MAX));
     ALSO(natsOptions_SetWriteDeadline(options, WRITE_MS));
@@ -178,34 +183,13 @@ static natsStatus set_behaviour(struct nats *nats, const char *client_name)
     ALSO(natsOptions_SetClosedCB(options, on_closed, nats));
     ALSO(natsOptions_SetErrorHandler(options, on_error, nats));
     ALSO(natsOptions_UseGlobalMessageDelivery(options, true)); /* no thread for each subscription */
-    if (client_name)
-        ALSO(natsOptions_SetName(options, client_name));
-    return status;
+    if (config->client_name)
+        ALSO(natsOptions_SetName(options, config->client_name));
+    return status == NATS_OK ? STATUS_OK
+                             : error_set(error, STATUS_INTERNAL, "nats: %s", nats_GetLastError(NULL));
 }
 
 #undef ALSO
-
-enum status bus_nats_options_create(struct nats *nats, const struct bus_nats_config *config,
-                                    struct error *error)
-{
-    const struct bus_nats_security *security = &config->security;
-    natsStatus status = natsOptions_Create(&nats->options);
-
-    if (status == NATS_OK && set_servers(nats->options, config->servers) != NATS_OK)
-        return error_set(error, STATUS_CONFIG, "nats.servers: 1 to 16 of nats://HOST:PORT");
-    if (!can_be_sent(security->username) || !can_be_sent(security->password) ||
-        !can_be_sent(config->client_name))
-        return error_set(
-            error, STATUS_CONFIG,
-            "nats: quotes and backslashes are not allowed in username, password and client name");
-    if (status == NATS_OK)
-        status = set_security(nats->options, security);
-    if (status != NATS_OK)
-        return error_set(error, STATUS_CONFIG, "nats: security settings: %s", nats_GetLastError(NULL));
-    if (set_behaviour(nats, config->client_name) != NATS_OK)
-        return error_set(error, STATUS_INTERNAL, "nats: %s", nats_GetLastError(NULL));
-    return STATUS_OK;
-}
 
 /* ---- subscriptions ---- */
 
@@ -252,31 +236,7 @@ static void ignore_message(natsConnection *connection, natsSubscription *subscri
     natsMsg_Destroy(message);
 }
 
-/* Acknowledgements arrive by a subscription of the library, which does not report its end. This one ends after it, on the same
- * thread. */
-static natsStatus open_last_subscription(struct nats *nats)
-{
-    natsInbox *inbox = NULL;
-    natsStatus status = natsInbox_Create(&inbox);
-
-    if (status == NATS_OK)
-        status = bus_nats_subscribe(nats, &nats->last_subscription, inbox, NULL, ignore_message, nats);
-    natsInbox_Destroy(inbox);
-    return status;
-}
-
 /* ---- connect and close ---- */
-
-static natsStatus open_jetstream(struct nats *nats, natsConnection *connection, jsCtx **js)
-{
-    jsOptions options;
-
-    jsOptions_Init(&options);
-    options.Wait = NATS_API_MS;
-    options.PublishAsync.AckHandler = bus_nats_on_ack;
-    options.PublishAsync.AckHandlerClosure = nats;
-    return natsConnection_JetStream(js, connection, &options);
-}
 
 static void replace_connection(struct nats *nats, natsConnection *connection, jsCtx *js)
 {
@@ -314,6 +274,8 @@ static bool open_connection(struct nats *nats)
 {
     natsConnection *connection = NULL;
     jsCtx *js = NULL;
+    jsOptions options;
+    natsInbox *inbox = NULL;
 
     pthread_mutex_lock(&nats->lock);
     nats->is_closed = false;
@@ -321,10 +283,19 @@ static bool open_connection(struct nats *nats)
     natsStatus opened = natsConnection_Connect(&connection, nats->options);
     if (opened != NATS_OK && opened != NATS_NOT_YET_CONNECTED)
         return connect_failed(nats, natsStatus_GetText(opened));
-    natsStatus status = open_jetstream(nats, connection, &js);
+    jsOptions_Init(&options);
+    options.Wait = NATS_API_MS;
+    options.PublishAsync.AckHandler = bus_nats_on_ack;
+    options.PublishAsync.AckHandlerClosure = nats;
+    natsStatus status = natsConnection_JetStream(&js, connection, &options);
     replace_connection(nats, connection, js);
+    /* acknowledgements arrive by a subscription of the library, which does not report its end: this one ends after it, on the
+     * same thread */
     if (status == NATS_OK)
-        status = open_last_subscription(nats);
+        status = natsInbox_Create(&inbox);
+    if (status == NATS_OK)
+        status = bus_nats_subscribe(nats, &nats->last_subscription, inbox, NULL, ignore_message, nats);
+    natsInbox_Destroy(inbox);
     if (status == NATS_OK)
         status = bus_nats_listeners_subscribe(nats);
     if (status != NATS_OK)

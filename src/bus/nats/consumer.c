@@ -21,29 +21,6 @@ static int64_t deliveries_max(const struct nats_reader *reader)
     return attempts_max > 0 && reader->consumer.topic->dead ? (int64_t)attempts_max : -1;
 }
 
-/* One that was lost begins at the oldest message that is not known to be settled. */
-static natsStatus create_durable(struct nats_reader *reader, const char *name, const char *subject,
-                                 bool is_lost, int64_t settled, jsConsumerInfo **info)
-{
-    jsConsumerConfig config;
-
-    jsConsumerConfig_Init(&config);
-    config.Durable = name;
-    config.Description = reader->consumer.spec.group;
-    config.FilterSubject = subject;
-    config.AckPolicy = js_AckExplicit;
-    config.AckWait = reader->nats->config.ack_wait_ms * 1000000;
-    config.MaxDeliver = deliveries_max(reader);
-    config.MaxAckPending = ACK_PENDING_MAX;
-    config.DeliverPolicy =
-        is_lost || reader->consumer.spec.from == BUS_FROM_START ? js_DeliverAll : js_DeliverNew;
-    if (settled > 0) {
-        config.DeliverPolicy = js_DeliverByStartSequence;
-        config.OptStartSeq = (uint64_t)settled + 1;
-    }
-    return js_AddConsumer(info, reader->nats->js, reader->topic->stream, &config, NULL, NULL);
-}
-
 /* Another program may have created it. NULL = it can be used. */
 static const char *find_durable_problem(const struct nats_reader *reader, const jsConsumerConfig *found,
                                         const char *subject)
@@ -61,31 +38,14 @@ static const char *find_durable_problem(const struct nats_reader *reader, const 
     return NULL;
 }
 
-/* A refusal is only logged: the consumer works with its old limits too. */
-static void update_durable(struct nats_reader *reader, const char *name, const jsConsumerConfig *found)
-{
-    jsConsumerConfig config = *found;
-
-    config.Durable = name;
-    config.AckWait = reader->nats->config.ack_wait_ms * 1000000;
-    config.MaxDeliver = deliveries_max(reader);
-    if (config.AckWait == found->AckWait && config.MaxDeliver == found->MaxDeliver)
-        return;
-    if (js_UpdateConsumer(NULL, reader->nats->js, reader->topic->stream, &config, NULL, NULL) == NATS_OK)
-        log_info("nats_consumer_updated", LOG_CSTR("consumer", name),
-                 LOG_INT("ackWaitMs", reader->nats->config.ack_wait_ms),
-                 LOG_INT("maxDeliver", config.MaxDeliver));
-    else
-        log_warn("nats_consumer_not_updated", LOG_CSTR("consumer", name),
-                 LOG_CSTR("error", nats_GetLastError(NULL)));
-}
-
 static bool ensure_durable(struct nats_partition *partition)
 {
     struct nats_reader *reader = partition->reader;
     struct nats *nats = reader->nats;
+    int64_t ack_wait_ns = nats->config.ack_wait_ms * 1000000, max_deliver = deliveries_max(reader);
     char name[NATS_NAME_BYTES], subject[NATS_NAME_BYTES];
     jsConsumerInfo *info = NULL;
+    jsConsumerConfig config;
 
     pthread_mutex_lock(&nats->lock);
     bool is_lost = reader->state != READER_STARTING, is_away = partition->state == PARTITION_AWAY;
@@ -98,24 +58,47 @@ static bool ensure_durable(struct nats_partition *partition)
     natsStatus status = js_GetConsumerInfo(&info, nats->js, reader->topic->stream, name, NULL, NULL);
     if (status == NATS_NOT_FOUND && is_lost && is_away)
         return true; /* the holder of the partition knows what is settled, and creates it */
-    if (status == NATS_NOT_FOUND)
-        status = create_durable(reader, name, subject, is_lost, settled, &info);
+    if (status ==
+        NATS_NOT_FOUND) { /* one that was lost begins at the oldest message that is not known to be settled */
+        jsConsumerConfig_Init(&config);
+        config.Durable = name;
+        config.Description = reader->consumer.spec.group;
+        config.FilterSubject = subject;
+        config.AckPolicy = js_AckExplicit;
+        config.AckWait = ack_wait_ns;
+        config.MaxDeliver = max_deliver;
+        config.MaxAckPending = ACK_PENDING_MAX;
+        config.DeliverPolicy = settled > 0 ? js_DeliverByStartSequence
+                               : is_lost || reader->consumer.spec.from == BUS_FROM_START ? js_DeliverAll
+                                                                                         : js_DeliverNew;
+        config.OptStartSeq = settled > 0 ? (uint64_t)settled + 1 : 0;
+        status = js_AddConsumer(&info, nats->js, reader->topic->stream, &config, NULL, NULL);
+    }
     const char *problem = status == NATS_OK ? find_durable_problem(reader, info->Config, subject) : NULL;
     bool is_usable = status == NATS_OK && !problem;
     if (problem)
         log_error("nats_consumer_refused", LOG_CSTR("consumer", name), LOG_CSTR("error", problem));
-    if (is_usable)
-        update_durable(reader, name, info->Config);
+    if (is_usable && (info->Config->AckWait != ack_wait_ns || info->Config->MaxDeliver != max_deliver)) {
+        config = *info->Config; /* a refusal is only logged: the consumer works with its old limits too */
+        config.Durable = name;
+        config.AckWait = ack_wait_ns;
+        config.MaxDeliver = max_deliver;
+        if (js_UpdateConsumer(NULL, nats->js, reader->topic->stream, &config, NULL, NULL) == NATS_OK)
+            log_info("nats_consumer_updated", LOG_CSTR("consumer", name),
+                     LOG_INT("ackWaitMs", nats->config.ack_wait_ms), LOG_INT("maxDeliver", max_deliver));
+        else
+            log_warn("nats_consumer_not_updated", LOG_CSTR("consumer", name),
+                     LOG_CSTR("error", nats_GetLastError(NULL)));
+    }
     jsConsumerInfo_Destroy(info);
-    if (!is_usable)
-        return false;
     pthread_mutex_lock(&nats->lock);
-    memcpy(partition->consumer, name, sizeof name);
+    if (is_usable)
+        bus_nats_pull_set(&partition->pull, reader->topic->stream, name);
     pthread_mutex_unlock(&nats->lock);
-    return true;
+    return is_usable;
 }
 
-/* SYNCING to RUNNING, when nothing is missing. Not while a job runs: the messages that it acknowledges are still in the queue, and
+/* SYNCING to RUNNING, when nothing is missing; then requests messages. Not while a job runs: the messages that it acknowledges are still in the queue, and
  * would stand for others that are missing. */
 void bus_nats_partition_sync(struct nats_partition *partition)
 {
@@ -124,16 +107,15 @@ void bus_nats_partition_sync(struct nats_partition *partition)
     jsConsumerInfo *info = NULL;
 
     pthread_mutex_lock(&nats->lock);
-    bool is_busy = partition->is_busy;
+    bool is_syncing = partition->state == PARTITION_SYNCING && !partition->is_busy;
     uint64_t newest = partition->consumer_sequence;
     for (size_t i = 0; i < partition->count; i++)
         if (partition->items[i].consumer_sequence > newest)
             newest = partition->items[i].consumer_sequence;
     pthread_mutex_unlock(&nats->lock);
-    if (is_busy)
-        return;
-    natsStatus status =
-        js_GetConsumerInfo(&info, nats->js, reader->topic->stream, partition->consumer, NULL, NULL);
+    natsStatus status = is_syncing ? js_GetConsumerInfo(&info, nats->js, partition->pull.stream,
+                                                        partition->pull.consumer, NULL, NULL)
+                                   : NATS_NOT_INITIALIZED;
     pthread_mutex_lock(&nats->lock);
     if (status == NATS_NOT_FOUND)
         reader->needs_check = true;
@@ -160,28 +142,22 @@ static int64_t next_sequence(const struct nats_partition *partition)
                                 : partition->settled + 1;
 }
 
-static int64_t first_sequence(const struct nats_partition *partition, const jsStreamState *state)
-{
-    if (partition->reader->state != READER_STARTING)
-        return next_sequence(partition);
-    return partition->reader->consumer.spec.from == BUS_FROM_START && state->FirstSeq > 0
-               ? (int64_t)state->FirstSeq
-               : (int64_t)state->LastSeq + 1;
-}
-
 static bool replace_ephemeral(struct nats_partition *partition, const jsStreamInfo *stream)
 {
     struct nats_reader *reader = partition->reader;
     struct nats *nats = reader->nats;
-    char subject[NATS_NAME_BYTES], name[NATS_NAME_BYTES], old[NATS_NAME_BYTES];
+    char subject[NATS_NAME_BYTES], name[NATS_NAME_BYTES];
     jsConsumerConfig config;
 
     pthread_mutex_lock(&nats->lock);
-    int64_t from = first_sequence(partition, &stream->State);
-    memcpy(old, partition->consumer, sizeof old);
+    int64_t from = next_sequence(partition);
+    if (reader->state == READER_STARTING)
+        from = reader->consumer.spec.from == BUS_FROM_START && stream->State.FirstSeq > 0
+                   ? (int64_t)stream->State.FirstSeq
+                   : (int64_t)stream->State.LastSeq + 1;
     pthread_mutex_unlock(&nats->lock);
-    if (old[0])
-        js_DeleteConsumer(nats->js, reader->topic->stream, old, NULL, NULL);
+    if (partition->pull.consumer[0])
+        js_DeleteConsumer(nats->js, reader->topic->stream, partition->pull.consumer, NULL, NULL);
     bus_nats_subject(subject, nats, reader->consumer.topic, partition->number);
     snprintf(name, sizeof name, "every_%u_%016llx", partition->number, (unsigned long long)random_u64());
     jsConsumerConfig_Init(&config);
@@ -201,7 +177,7 @@ static bool replace_ephemeral(struct nats_partition *partition, const jsStreamIn
     pthread_mutex_lock(&nats->lock);
     if (reader->state == READER_STARTING)
         partition->settled = from - 1;
-    memcpy(partition->consumer, name, sizeof name);
+    bus_nats_pull_set(&partition->pull, reader->topic->stream, name);
     bus_nats_partition_move(partition, PARTITION_RUNNING);
     partition->consumer_sequence = 0;
     partition->pull.requested = 0;
@@ -223,44 +199,40 @@ static natsStatus get_stream(struct nats_reader *reader, jsStreamInfo **stream)
     return js_GetStreamInfo(stream, nats->js, reader->topic->stream, NULL, NULL);
 }
 
-/* Under the lock. Retention deleted messages before they were handled, or the stream lost its tail or was created again. The
- * place of a group is known here only while the partition is ours and something of it was settled. While a job runs the
- * partition is looked at again after it; what a group has settled means nothing in a stream that counts from 1 again, so until
- * then nothing is read. */
-static void check_gap(struct nats_partition *partition, const jsStreamInfo *stream)
-{
-    bool is_shared = nats_reader_is_shared(partition->reader);
-    int64_t first = (int64_t)stream->State.FirstSeq, end = (int64_t)stream->State.LastSeq + 1;
-    bool is_new = partition->stream_created_ns && partition->stream_created_ns != stream->Created;
-    bool has_lost_tail = partition->next_before > end, is_trimmed = next_sequence(partition) < first;
-    bool is_known =
-        partition->state != PARTITION_AWAY && (partition->settled > 0 || partition->count > 0 || !is_shared);
-
-    partition->is_stream_replaced = partition->is_busy && is_shared && (is_new || has_lost_tail);
-    if (partition->is_stream_replaced) {
-        partition->consumer[0] = '\0';
-        partition->reader->needs_check = true;
-    }
-    if (partition->is_busy)
-        return;
-    partition->stream_created_ns = stream->Created;
-    if (!is_new && !(is_known && (has_lost_tail || is_trimmed)))
-        return;
-    partition->gap_from = next_sequence(partition);
-    bus_nats_partition_clear(partition);
-    if (is_new)
-        bus_nats_advisories_drop(partition);
-    partition->has_gap = is_known;
-    partition->gap_next = is_new ? 1 : has_lost_tail ? end : first;
-    partition->settled = partition->gap_next - 1;
-    partition->reader->needs_check = true;
-}
-
+/* Retention deleted messages before they were handled, or the stream lost its tail or was created again. The place of a group is
+ * known here only while the partition is ours and something of it was settled. While a job runs the partition is looked at again
+ * after it; what a group has settled means nothing in a stream that counts from 1 again, so until then nothing is read. */
 static void check_gaps(struct nats_reader *reader, const jsStreamInfo *stream)
 {
+    bool is_shared = nats_reader_is_shared(reader);
+    int64_t first = (int64_t)stream->State.FirstSeq, end = (int64_t)stream->State.LastSeq + 1;
+
     pthread_mutex_lock(&reader->nats->lock);
-    for (unsigned i = 0; i < reader->partition_count; i++)
-        check_gap(&reader->partitions[i], stream);
+    for (unsigned i = 0; i < reader->partition_count; i++) {
+        struct nats_partition *partition = &reader->partitions[i];
+        bool is_new = partition->stream_created_ns && partition->stream_created_ns != stream->Created;
+        bool has_lost_tail = partition->next_before > end, is_trimmed = next_sequence(partition) < first;
+        bool is_known = partition->state != PARTITION_AWAY &&
+                        (partition->settled > 0 || partition->count > 0 || !is_shared);
+        partition->is_stream_replaced = partition->is_busy && is_shared && (is_new || has_lost_tail);
+        if (partition->is_stream_replaced) {
+            partition->pull.consumer[0] = '\0';
+            reader->needs_check = true;
+        }
+        if (partition->is_busy)
+            continue;
+        partition->stream_created_ns = stream->Created;
+        if (!is_new && !(is_known && (has_lost_tail || is_trimmed)))
+            continue;
+        partition->gap_from = next_sequence(partition);
+        bus_nats_partition_clear(partition);
+        if (is_new)
+            bus_nats_advisories_drop(partition);
+        partition->has_gap = is_known;
+        partition->gap_next = is_new ? 1 : has_lost_tail ? end : first;
+        partition->settled = partition->gap_next - 1;
+        reader->needs_check = true;
+    }
     bus_nats_reader_dispatch(reader);
     pthread_mutex_unlock(&reader->nats->lock);
 }
@@ -296,42 +268,37 @@ bool bus_nats_consumers_ensure(struct nats_reader *reader)
     return true;
 }
 
-/* The place of a partition without new messages moves on with the stream. */
-static void look_at_partition(struct nats_partition *partition, const jsStreamInfo *stream)
-{
-    struct nats_reader *reader = partition->reader;
-    struct nats *nats = reader->nats;
-    int64_t last = (int64_t)stream->State.LastSeq;
-    jsConsumerInfo *info = NULL;
-    bool is_found = partition->consumer[0] && js_GetConsumerInfo(&info, nats->js, reader->topic->stream,
-                                                                 partition->consumer, NULL, NULL) == NATS_OK;
-
-    pthread_mutex_lock(&nats->lock);
-    if (!is_found) {
-        reader->needs_check |= partition->consumer[0] && atomic_load(&nats->is_up);
-    } else {
-        int64_t delivered = (int64_t)info->Delivered.Stream;
-        partition->pending = info->NumPending + (nats_reader_is_shared(reader) ? (uint64_t)info->NumAckPending
-                                                                               : partition->count);
-        if (partition->pending == 0 && partition->count == 0 && partition->state == PARTITION_RUNNING &&
-            !partition->is_busy && partition->settled > 0 && delivered <= partition->settled &&
-            partition->settled < last)
-            partition->settled = last;
-    }
-    pthread_mutex_unlock(&nats->lock);
-    jsConsumerInfo_Destroy(info);
-}
-
 void bus_nats_reader_look(struct nats_reader *reader)
 {
+    struct nats *nats = reader->nats;
     jsStreamInfo *stream = NULL;
     uint64_t lag = 0;
 
     if (get_stream(reader, &stream) != NATS_OK)
         return;
+    int64_t last = (int64_t)stream->State.LastSeq;
     for (unsigned i = 0; i < reader->partition_count; i++) {
-        look_at_partition(&reader->partitions[i], stream);
-        lag += reader->partitions[i].pending;
+        struct nats_partition *partition = &reader->partitions[i];
+        struct nats_pull *pull = &partition->pull;
+        jsConsumerInfo *info = NULL;
+        bool is_found = pull->consumer[0] && js_GetConsumerInfo(&info, nats->js, pull->stream, pull->consumer,
+                                                                NULL, NULL) == NATS_OK;
+        pthread_mutex_lock(&nats->lock);
+        if (is_found) {
+            partition->pending =
+                info->NumPending +
+                (nats_reader_is_shared(reader) ? (uint64_t)info->NumAckPending : partition->count);
+            /* the place of a partition without new messages moves on with the stream */
+            if (partition->pending == 0 && partition->count == 0 && partition->state == PARTITION_RUNNING &&
+                !partition->is_busy && partition->settled > 0 &&
+                (int64_t)info->Delivered.Stream <= partition->settled && partition->settled < last)
+                partition->settled = last;
+        } else {
+            reader->needs_check |= pull->consumer[0] && atomic_load(&nats->is_up);
+        }
+        lag += partition->pending;
+        pthread_mutex_unlock(&nats->lock);
+        jsConsumerInfo_Destroy(info);
     }
     check_gaps(reader, stream);
     metric_set(reader->consumer.lag, (double)lag);

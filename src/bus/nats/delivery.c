@@ -20,21 +20,6 @@ static bool may_handle(const struct nats_partition *partition, int64_t now_ns)
            (!nats_reader_is_shared(partition->reader) || now_ns < partition->lease_until_ns);
 }
 
-static bool has_work(const struct nats_partition *partition, int64_t now_ns)
-{
-    const struct nats_reader *reader = partition->reader;
-
-    if (partition->is_busy || reader->state == READER_STARTING)
-        return false;
-    if (reader->state == READER_READY) /* on_ready first, alone */
-        return reader->busy == 0;
-    if (partition->has_gap)
-        return true;
-    return may_handle(partition, now_ns) &&
-           ((partition->count > 0 && partition->items[0].message && partition->due_ns <= now_ns) ||
-            bus_nats_advisories_are_due(partition, now_ns));
-}
-
 void bus_nats_reader_dispatch(struct nats_reader *reader)
 {
     struct nats *nats = reader->nats;
@@ -44,7 +29,14 @@ void bus_nats_reader_dispatch(struct nats_reader *reader)
         struct nats_partition *partition = &reader->partitions[(reader->turn + i) % reader->partition_count];
         if (nats->is_stopping || reader->busy >= reader->consumer.spec.parallel)
             return;
-        if (!has_work(partition, now_ns))
+        bool is_batch_due =
+            partition->count > 0 && partition->items[0].message && partition->due_ns <= now_ns;
+        bool has_work =
+            reader->state == READER_READY
+                ? reader->busy == 0 /* on_ready first, alone */
+                : partition->has_gap || (may_handle(partition, now_ns) &&
+                                         (is_batch_due || bus_nats_advisories_are_due(partition, now_ns)));
+        if (partition->is_busy || reader->state == READER_STARTING || !has_work)
             continue;
         reader->turn = partition->number + 1;
         if (!worker_pool_submit(nats->config.workers, &partition->work))
@@ -64,73 +56,6 @@ struct batch {
     size_t count;
 };
 
-/* Under the lock. A message that was delivered before may have ended a process: it is handled alone. */
-static void take_batch(struct nats_partition *partition, struct arena *arena, struct batch *batch)
-{
-    const struct bus_consumer *consumer = &partition->reader->consumer;
-    size_t max = consumer->spec.batch_max;
-
-    batch->messages = arena_zalloc(arena, max * sizeof batch->messages[0]);
-    batch->raw = arena_zalloc(arena, max * sizeof batch->raw[0]);
-    for (; batch->count < partition->count && batch->count < max; batch->count++) {
-        const struct nats_item *item = &partition->items[batch->count];
-        if (!item->message ||
-            (batch->count > 0 && (item->delivered > 1 || partition->items[0].delivered > 1)))
-            return;
-        batch->raw[batch->count] = item->message;
-        batch->messages[batch->count] = (struct bus_message){.topic = consumer->topic->name,
-                                                             .partition = partition->number,
-                                                             .offset = item->sequence,
-                                                             .created_us = item->created_us};
-    }
-}
-
-/* Under the lock. The queue keeps its items while a job runs. */
-static void remove_settled(struct nats_partition *partition, const struct batch *batch, size_t settled)
-{
-    size_t kept = 0;
-
-    for (size_t i = 0; i < settled; i++)
-        if (partition->dead[i])
-            bus_nats_dead_note(partition, batch->messages[i].offset);
-    if (settled > 0 && batch->messages[settled - 1].offset > partition->settled)
-        partition->settled = batch->messages[settled - 1].offset;
-    for (size_t i = 0; i < partition->count && settled > 0; i++) {
-        struct nats_item *item = &partition->items[i];
-        if (item->sequence > partition->settled) {
-            partition->items[kept++] = *item;
-            continue;
-        }
-        if (item->given_up)
-            bus_nats_dead_note(partition, item->sequence);
-        natsMsg_Destroy(item->message);
-    }
-    if (settled > 0)
-        partition->count = kept;
-}
-
-/* After `wait_ms` it is handled again. The server waits when the message itself failed; while the database is down the message
- * stays here, as work in progress, and no delivery is used up. */
-static void postpone(struct nats_partition *partition, int64_t wait_ms, bool is_failure)
-{
-    struct nats *nats = partition->reader->nats;
-    natsMsg *head = NULL;
-
-    pthread_mutex_lock(&nats->lock);
-    partition->due_ns = clock_deadline_ms(wait_ms);
-    partition->overdue_ns = bus_nats_overdue_ns(nats, wait_ms);
-    if (nats_reader_is_shared(partition->reader) && is_failure && partition->count > 0 &&
-        (partition->state == PARTITION_RUNNING || partition->state == PARTITION_LEAVING)) {
-        head = partition->items[0].message;
-        partition->items[0].message = NULL;
-    }
-    bus_nats_wake(nats);
-    pthread_mutex_unlock(&nats->lock);
-    if (head)
-        bus_nats_nak(nats, head, wait_ms);
-    natsMsg_Destroy(head);
-}
-
 /* Under the lock. The server also counts deliveries to other processes: a message that fails at its last delivery becomes a dead
  * letter here, with the handler's reason, before the server gives it up. */
 static void count_deliveries(struct nats_partition *partition)
@@ -149,9 +74,53 @@ static void count_deliveries(struct nats_partition *partition)
                  (unsigned long long)delivered - 1);
 }
 
-static void deliver_batch(struct nats_partition *partition, const struct batch *batch)
+/* Removes the settled messages from the queue, which keeps its items while a job runs. After `wait_ms` the first message that is
+ * left is handled again. The server waits when the message itself failed; while the database is down the message stays here, as
+ * work in progress, and no delivery is used up. */
+static void settle_batch(struct nats_partition *partition, const struct batch *batch, size_t settled,
+                         int64_t wait_ms, bool is_failure)
 {
     struct nats *nats = partition->reader->nats;
+    natsMsg *returned = NULL;
+    size_t kept = 0;
+
+    pthread_mutex_lock(&nats->lock);
+    for (size_t i = 0; i < settled; i++)
+        if (partition->dead[i])
+            bus_nats_dead_note(partition, batch->messages[i].offset);
+    if (settled > 0 && batch->messages[settled - 1].offset > partition->settled)
+        partition->settled = batch->messages[settled - 1].offset;
+    for (size_t i = 0; i < partition->count && settled > 0; i++) {
+        struct nats_item *item = &partition->items[i];
+        if (item->sequence > partition->settled) {
+            partition->items[kept++] = *item;
+            continue;
+        }
+        if (item->is_given_up)
+            bus_nats_dead_note(partition, item->sequence);
+        natsMsg_Destroy(item->message);
+    }
+    if (settled > 0)
+        partition->count = kept;
+    partition->is_database_down = wait_ms > 0 && !is_failure;
+    if (wait_ms > 0) {
+        partition->due_ns = clock_deadline_ms(wait_ms);
+        partition->overdue_ns = bus_nats_overdue_ns(nats, wait_ms);
+        if (nats_reader_is_shared(partition->reader) && is_failure && partition->count > 0 &&
+            (partition->state == PARTITION_RUNNING || partition->state == PARTITION_LEAVING)) {
+            returned = partition->items[0].message;
+            partition->items[0].message = NULL;
+        }
+        bus_nats_wake(nats);
+    }
+    pthread_mutex_unlock(&nats->lock);
+    if (returned)
+        bus_nats_nak(nats, returned, wait_ms);
+    natsMsg_Destroy(returned);
+}
+
+static void deliver_batch(struct nats_partition *partition, const struct batch *batch)
+{
     unsigned attempts = partition->delivery.attempts;
     unsigned attempts_max = partition->reader->consumer.spec.attempts_max;
     bool is_shared = nats_reader_is_shared(partition->reader);
@@ -164,28 +133,38 @@ static void deliver_batch(struct nats_partition *partition, const struct batch *
         wait_ms = 0; /* the last delivery: it is a dead letter next */
     FAILPOINT("nats.before_ack");
     for (size_t i = 0; i < settled && is_shared; i++)
-        bus_nats_reply(nats, batch->raw[i], partition->dead[i] ? "+TERM" : "+ACK");
+        bus_nats_reply(partition->reader->nats, batch->raw[i], partition->dead[i] ? "+TERM" : "+ACK");
     FAILPOINT("nats.after_ack");
-    pthread_mutex_lock(&nats->lock);
-    remove_settled(partition, batch, settled);
-    partition->is_database_down = wait_ms > 0 && !is_failure;
-    pthread_mutex_unlock(&nats->lock);
-    if (wait_ms > 0)
-        postpone(partition, wait_ms, is_failure);
+    settle_batch(partition, batch, settled, wait_ms, is_failure);
     bus_nats_partition_request(partition);
 }
 
+/* A message that was delivered before may have ended a process: it is handled alone. */
 static void handle_batch(struct nats_partition *partition)
 {
+    const struct bus_consumer *consumer = &partition->reader->consumer;
     struct nats *nats = partition->reader->nats;
+    size_t max = consumer->spec.batch_max;
     struct batch batch = {0};
     struct arena arena;
 
     arena_init(&arena, ARENA_BYTES);
+    batch.messages = arena_zalloc(&arena, max * sizeof batch.messages[0]);
+    batch.raw = arena_zalloc(&arena, max * sizeof batch.raw[0]);
     pthread_mutex_lock(&nats->lock);
     int64_t now_ns = clock_mono_ns();
-    if (may_handle(partition, now_ns) && !nats->is_stopping && partition->due_ns <= now_ns)
-        take_batch(partition, &arena, &batch);
+    if (!may_handle(partition, now_ns) || nats->is_stopping || partition->due_ns > now_ns)
+        max = 0;
+    for (; batch.count < partition->count && batch.count < max; batch.count++) {
+        const struct nats_item *item = &partition->items[batch.count];
+        if (!item->message || (batch.count > 0 && (item->delivered > 1 || partition->items[0].delivered > 1)))
+            break;
+        batch.raw[batch.count] = item->message;
+        batch.messages[batch.count] = (struct bus_message){.topic = consumer->topic->name,
+                                                           .partition = partition->number,
+                                                           .offset = item->sequence,
+                                                           .created_us = item->created_us};
+    }
     if (batch.count > 0)
         count_deliveries(partition);
     pthread_mutex_unlock(&nats->lock);
@@ -198,36 +177,25 @@ static void handle_batch(struct nats_partition *partition)
 
 /* ---- the job ---- */
 
-static void report_gap(struct nats_partition *partition)
-{
-    const struct bus_subscription *spec = &partition->reader->consumer.spec;
-    struct nats *nats = partition->reader->nats;
-
-    pthread_mutex_lock(&nats->lock);
-    bool has_gap = partition->has_gap;
-    int64_t from = partition->gap_from, next = partition->gap_next;
-    partition->has_gap = false;
-    pthread_mutex_unlock(&nats->lock);
-    if (!has_gap)
-        return;
-    log_warn("bus_gap", LOG_CSTR("topic", spec->topic), LOG_CSTR("group", spec->group),
-             LOG_INT("partition", partition->number), LOG_INT("offset", from), LOG_INT("next", next));
-    if (spec->on_gap)
-        spec->on_gap(spec->context, partition->number, from, next);
-}
-
 static void run_partition(struct worker_job *work)
 {
     struct nats_partition *partition = (struct nats_partition *)work;
     struct nats_reader *reader = partition->reader;
+    const struct bus_subscription *spec = &reader->consumer.spec;
 
     pthread_mutex_lock(&reader->nats->lock);
-    bool is_first = reader->state == READER_READY;
+    bool is_first = reader->state == READER_READY, has_gap = partition->has_gap;
+    int64_t from = partition->gap_from, next = partition->gap_next;
     reader->state = READER_ANNOUNCED;
+    partition->has_gap = false;
     pthread_mutex_unlock(&reader->nats->lock);
-    if (is_first && reader->consumer.spec.on_ready)
-        reader->consumer.spec.on_ready(reader->consumer.spec.context);
-    report_gap(partition);
+    if (is_first && spec->on_ready)
+        spec->on_ready(spec->context);
+    if (has_gap)
+        log_warn("bus_gap", LOG_CSTR("topic", spec->topic), LOG_CSTR("group", spec->group),
+                 LOG_INT("partition", partition->number), LOG_INT("offset", from), LOG_INT("next", next));
+    if (has_gap && spec->on_gap)
+        spec->on_gap(spec->context, partition->number, from, next);
     bus_nats_advisories_settle(partition);
     handle_batch(partition);
 }

@@ -1,9 +1,10 @@
-/* The NATS driver: create, subscribe, start, stop, destroy. inside.h shows the rest. */
+/* The NATS driver: create, subscribe, upkeep, stop, destroy. inside.h shows the rest. */
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "base/clock.h"
 #include "base/hash.h"
+#include "base/log.h"
 #include "base/memory.h"
 #include "bus/nats/inside.h"
 
@@ -13,6 +14,7 @@
 enum {
     HANDLER_MS = 30000,
     ACK_WAIT_MS = 5000,
+    SYNC_MS = 50,
     RETRY_MIN_MS = 50,
     RETRY_MAX_MS = 2000,
     RELEASE_MS = 1500, /* of all leases, at the end */
@@ -62,6 +64,126 @@ static void free_reader(struct nats_reader *reader)
     free(reader);
 }
 
+/* ---- the upkeep: the one task that waits for the server's answers about streams, consumers and leases, so that no handler does.
+ * It runs every quarter of the wait for acknowledgements, at most every second, and when it is woken. ---- */
+
+static void at_latest(int64_t *delay_ns, int64_t other_ns)
+{
+    if (other_ns < *delay_ns)
+        *delay_ns = other_ns > 0 ? other_ns : 0;
+}
+
+/* A new connection: open requests are lost, and messages that were on their way are missing. */
+static void begin_epoch(struct nats *nats)
+{
+    pthread_mutex_lock(&nats->lock);
+    bool is_new = nats->epoch != nats->upkeep_epoch;
+    nats->upkeep_epoch = nats->epoch;
+    for (size_t i = 0; i < nats->reader_count && is_new; i++) {
+        struct nats_reader *reader = nats->readers[i];
+        reader->needs_check = true;
+        for (unsigned at = 0; at < reader->partition_count; at++) {
+            struct nats_partition *partition = &reader->partitions[at];
+            partition->pull.requested = 0;
+            partition->overdue_ns = bus_nats_overdue_ns(nats, 0);
+            for (int kind = 0; kind < ADVISORY_KINDS; kind++)
+                partition->watches[kind].pull.requested = 0;
+            if (!nats_reader_is_shared(reader) || partition->state == PARTITION_AWAY)
+                continue;
+            if (partition->state == PARTITION_RUNNING)
+                bus_nats_partition_move(partition, PARTITION_SYNCING);
+            bus_nats_partition_reset_sequences(partition); /* a server that crashed may count from 1 again */
+        }
+    }
+    pthread_mutex_unlock(&nats->lock);
+}
+
+/* Takes the request for a check; it may be raised again during the check. */
+static bool take_check(struct nats *nats, bool *needs_check)
+{
+    pthread_mutex_lock(&nats->lock);
+    bool needed = *needs_check;
+    *needs_check = false;
+    pthread_mutex_unlock(&nats->lock);
+    return needed;
+}
+
+static void check_failed(struct nats *nats, bool *needs_check, const char *what)
+{
+    pthread_mutex_lock(&nats->lock);
+    *needs_check = true;
+    pthread_mutex_unlock(&nats->lock);
+    if (!nats->upkeep_failed && task_failures(nats->upkeep) == 0)
+        log_warn("nats_waits", LOG_CSTR("for", what), LOG_CSTR("error", nats_GetLastError(NULL)));
+    nats->upkeep_failed = true;
+}
+
+/* Returns when it has to run again. */
+static int64_t keep_reader(struct nats_reader *reader, int64_t now_ns)
+{
+    struct nats *nats = reader->nats;
+    bool is_shared = nats_reader_is_shared(reader);
+    int64_t delay_ns = TASK_IDLE;
+
+    if (take_check(nats, &reader->needs_check) && !bus_nats_consumers_ensure(reader)) {
+        check_failed(nats, &reader->needs_check, "consumers");
+        return delay_ns;
+    }
+    if (is_shared)
+        bus_nats_leases_keep(reader);
+    for (unsigned i = 0; i < reader->partition_count; i++) {
+        bus_nats_partition_sync(&reader->partitions[i]);
+        bus_nats_watches_request(&reader->partitions[i]);
+    }
+    pthread_mutex_lock(&nats->lock);
+    for (unsigned i = 0; i < reader->partition_count; i++) {
+        const struct nats_partition *partition = &reader->partitions[i];
+        int64_t wait_ns = partition->due_ns - clock_mono_ns();
+        if (partition->state == PARTITION_SYNCING)
+            at_latest(&delay_ns, TASK_MS(SYNC_MS));
+        else if (partition->state == PARTITION_RUNNING && partition->count > 0 && wait_ns > 0)
+            at_latest(&delay_ns, wait_ns);
+    }
+    bus_nats_reader_dispatch(reader);
+    pthread_mutex_unlock(&nats->lock);
+    if (now_ns >= nats->look_ns)
+        bus_nats_reader_look(reader);
+    for (unsigned i = 0; i < reader->partition_count && is_shared && now_ns >= nats->extend_ns; i++)
+        bus_nats_partition_extend(&reader->partitions[i]);
+    return delay_ns;
+}
+
+static int64_t upkeep_step(struct task *task, void *context)
+{
+    struct nats *nats = context;
+    int64_t ack_wait_ms = nats->config.ack_wait_ms;
+    int64_t delay_ns = TASK_MS(ack_wait_ms < 4000 ? ack_wait_ms / 4 : 1000);
+
+    if (!bus_nats_connect(nats))
+        return delay_ns;
+    begin_epoch(nats);
+    int64_t now_ns = clock_mono_ns();
+    nats->upkeep_failed = false;
+    if (take_check(nats, &nats->needs_check) && !bus_nats_streams_ensure(nats)) {
+        check_failed(nats, &nats->needs_check, "streams");
+        at_latest(&delay_ns, task_retry(task));
+        return delay_ns;
+    }
+    if (now_ns >= nats->look_ns)
+        bus_nats_advisory_streams_ensure(nats);
+    for (size_t i = 0; i < nats->reader_count && !task_is_stopping(nats->upkeep); i++)
+        at_latest(&delay_ns, keep_reader(nats->readers[i], now_ns));
+    if (now_ns >= nats->look_ns)
+        nats->look_ns = clock_deadline_ms(ack_wait_ms / 2); /* lag, gaps, advisories */
+    if (now_ns >= nats->extend_ns)
+        nats->extend_ns = clock_deadline_ms(ack_wait_ms / 4);
+    if (nats->upkeep_failed)
+        at_latest(&delay_ns, task_retry(task));
+    else if (task_failures(task) > 0)
+        log_info("nats_goes_on");
+    return delay_ns;
+}
+
 /* ---- start and stop ---- */
 
 static void nats_start(struct bus *bus)
@@ -72,7 +194,7 @@ static void nats_start(struct bus *bus)
     nats->upkeep = task_create(&(struct task_config){.name = "nats-upkeep",
                                                      .loop = nats->config.loop,
                                                      .pool = nats->upkeep_thread,
-                                                     .run = bus_nats_upkeep_step,
+                                                     .run = upkeep_step,
                                                      .context = nats,
                                                      .retry_min_ms = RETRY_MIN_MS,
                                                      .retry_max_ms = RETRY_MAX_MS});
@@ -178,51 +300,28 @@ static char *copy_text(const char *text)
     return text ? str_dup(str_from(text)) : NULL;
 }
 
-/* The client has its own copies of the other texts. */
-static void copy_config(struct nats *nats, const struct bus_nats_config *config)
-{
-    struct bus_nats_config *copy = &nats->config;
-
-    *copy = *config;
-    copy->target = NULL;
-    copy->topics = NULL;
-    copy->names = NULL;
-    copy->client_name = NULL;
-    copy->security = (struct bus_nats_security){0};
-    copy->servers = copy_text(config->servers);
-    copy->advisory_stream = copy_text(config->advisory_stream);
-    copy->terminated_stream = copy_text(config->terminated_stream);
-    copy->replicas = config->replicas ? config->replicas : 1;
-    copy->handler_ms = config->handler_ms ? config->handler_ms : HANDLER_MS;
-    copy->ack_wait_ms = config->ack_wait_ms ? config->ack_wait_ms : ACK_WAIT_MS;
-    nats->bus.message_bytes_max = config->message_bytes_max ? config->message_bytes_max : MESSAGE_BYTES;
-    snprintf(nats->id, sizeof nats->id, "%016llx", (unsigned long long)random_u64());
-}
-
-static void init_lock(struct nats *nats)
-{
-    pthread_mutex_init(&nats->lock, NULL);
-    pthread_cond_init(&nats->changed, NULL);
-}
-
-/* Its metrics are not those of the caller's pool. */
-static enum status create_pool(struct nats *nats, const struct db_target *target, struct error *error)
-{
-    struct db_target own = *target;
-    char name[64];
-
-    snprintf(name, sizeof name, "%s-nats", target->name);
-    own.name = name;
-    return db_pool_create(&own, &nats->pool, error);
-}
-
 enum status bus_nats_create(const struct bus_nats_config *config, struct bus **out, struct error *error)
 {
     struct nats *nats = memory_zalloc(sizeof *nats);
+    struct bus_nats_config *copy = &nats->config;
+    char name[64];
 
     *out = NULL;
-    init_lock(nats);
-    copy_config(nats, config);
+    pthread_mutex_init(&nats->lock, NULL);
+    pthread_cond_init(&nats->changed, NULL);
+    *copy = (struct bus_nats_config){
+        /* the client has its own copies of the other texts */
+        .loop = config->loop,
+        .workers = config->workers,
+        .servers = copy_text(config->servers),
+        .advisory_stream = copy_text(config->advisory_stream),
+        .terminated_stream = copy_text(config->terminated_stream),
+        .replicas = config->replicas ? config->replicas : 1,
+        .handler_ms = config->handler_ms ? config->handler_ms : HANDLER_MS,
+        .ack_wait_ms = config->ack_wait_ms ? config->ack_wait_ms : ACK_WAIT_MS,
+    };
+    nats->bus.message_bytes_max = config->message_bytes_max ? config->message_bytes_max : MESSAGE_BYTES;
+    snprintf(nats->id, sizeof nats->id, "%016llx", (unsigned long long)random_u64());
     metrics_register(&reconnects_family);
     nats->reconnects = metric_series_get(&reconnects_family, NULL);
     enum status status = bus_init(&nats->bus, &driver, config->topics, config->topic_count,
@@ -231,8 +330,12 @@ enum status bus_nats_create(const struct bus_nats_config *config, struct bus **o
         status = bus_nats_names_init(nats, config, error);
     if (status == STATUS_OK)
         status = bus_nats_options_create(nats, config, error);
-    if (status == STATUS_OK && config->target)
-        status = create_pool(nats, config->target, error);
+    if (status == STATUS_OK && config->target) {
+        struct db_target own = *config->target; /* its metrics are not those of the caller's pool */
+        snprintf(name, sizeof name, "%s-nats", config->target->name);
+        own.name = name;
+        status = db_pool_create(&own, &nats->pool, error);
+    }
     if (status != STATUS_OK) {
         nats_destroy(&nats->bus);
         return status;

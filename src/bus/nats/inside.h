@@ -5,13 +5,12 @@
  *                                   └── pull requests
  *   advisories ──▶ partition ──▶ the same job: dead letters of messages that the server has given up
  *
- *   driver.c      create, start, stop, destroy; readers      partition.c   states and queue of a partition
+ *   driver.c      create, start, stop, destroy; the upkeep   partition.c   states and queue of a partition
  *   connection.c  connect, reconnect, subscriptions          delivery.c    its job: batches and acknowledgements
  *   stream.c      names; streams of topics; lease bucket     consumer.c    its consumer; gaps, lag
  *   message.c     encode and decode                          lease.c       members of a group; leases of partitions
- *   publish.c     bus_publish(), plain subjects              advisories.c  messages that the server has given up
- *   pull.c        pull requests, replies to messages         advisory_stream.c  the streams that keep advisories
- *   upkeep.c      the task
+ *   publish.c     bus_publish()                              advisories.c  messages that the server has given up
+ *   pull.c        pull requests, replies to messages         subject.c     plain subjects
  *
  * nats->lock protects all of it; no request is sent while it is held. */
 #ifndef FRESHET_BUS_NATS_INSIDE_H
@@ -46,6 +45,7 @@ struct nats_topic {
 struct nats_pull {
     natsSubscription *inbox;
     char inbox_subject[NATS_NAME_BYTES];
+    char stream[NATS_NAME_BYTES], consumer[NATS_LONG_NAME_BYTES]; /* consumer "": there is none yet */
     int64_t requested, until_ns; /* messages that the open request may still bring */
 };
 
@@ -62,7 +62,7 @@ struct nats_item {
     uint64_t
         delivered; /* how often. More than once: perhaps to a process that crashed by it, so it is handled alone */
     uint64_t consumer_sequence; /* when it was last sent; 0 = on an earlier connection */
-    bool given_up;              /* the server does not send it again */
+    bool is_given_up;           /* by the server: it does not send it again */
     natsMsg *message;           /* NULL: returned to the server (-NAK), which sends it again */
 };
 
@@ -80,7 +80,6 @@ struct nats_watch {
     struct nats_partition *partition;
     enum nats_advisory_kind kind;
     struct nats_pull pull;
-    char stream[NATS_NAME_BYTES]; /* "" = there is none */
 };
 
 /* ---- a partition of a reader ----
@@ -107,8 +106,7 @@ struct nats_partition {
     bool *dead;                   /* the job's: messages of its batch that are dead letters */
 
     struct nats_pull pull;
-    char consumer[NATS_NAME_BYTES]; /* "" = there is none yet */
-    struct nats_item *items;        /* by sequence */
+    struct nats_item *items; /* by sequence */
     size_t count, capacity;
     int64_t settled;            /* all messages up to this sequence are done */
     int64_t due_ns;             /* no batch before */
@@ -256,19 +254,19 @@ void bus_nats_on_ack(jsCtx *js, natsMsg *message, jsPubAck *ack, jsPubAckErr *re
 natsStatus bus_nats_listeners_subscribe(struct nats *nats);
 void bus_nats_listeners_free(struct nats *nats);
 
-/* pull.c */
+/* pull.c; not under the lock, but for _set() */
 bool bus_nats_origin_parse(natsMsg *message, struct nats_origin *origin);
 void bus_nats_reply(struct nats *nats, natsMsg *message, const char *text);
 void bus_nats_nak(struct nats *nats, natsMsg *message, int64_t delay_ms);
+void bus_nats_pull_set(struct nats_pull *pull, const char *stream, const char *consumer);
+/* Its inbox; one that is open stays as it is. */
 natsStatus bus_nats_pull_open(struct nats *nats, struct nats_pull *pull, natsMsgHandler handler,
                               void *closure);
-bool bus_nats_pull_is_open(const struct nats_pull *pull); /* under the lock: is a request open? */
-void bus_nats_pull_begin(struct nats *nats, struct nats_pull *pull,
-                         int64_t count); /* under the lock; then: */
-void bus_nats_pull_send(struct nats *nats, struct nats_pull *pull, const char *stream, const char *consumer,
-                        int64_t count, int64_t bytes_max);
-/* Not under the lock: the message is the server's end of the request. True: the consumer does not exist. */
-bool bus_nats_pull_end(struct nats *nats, struct nats_pull *pull, natsMsg *message);
+/* Requests messages, unless a request is open or there is no consumer. */
+void bus_nats_pull_request(struct nats *nats, struct nats_pull *pull, int64_t count, int64_t bytes_max);
+/* The message is the server's end of the request, perhaps since the consumer does not exist; it is destroyed. */
+void bus_nats_pull_end(struct nats_reader *reader, struct nats_pull *pull, natsMsg *message,
+                       bool checks_streams);
 
 /* partition.c; under the lock, but for _request(), _extend(), _drop() */
 void bus_nats_partition_move(struct nats_partition *partition, enum nats_partition_state to);
@@ -287,16 +285,11 @@ void bus_nats_reader_dispatch(struct nats_reader *reader);
 
 /* consumer.c, on the upkeep */
 bool bus_nats_consumers_ensure(struct nats_reader *reader);
-void bus_nats_partition_sync(struct nats_partition *partition);
-void bus_nats_reader_look(struct nats_reader *reader); /* lag, gaps */
+void bus_nats_partition_sync(struct nats_partition *partition); /* then requests messages */
+void bus_nats_reader_look(struct nats_reader *reader);          /* lag, gaps */
 
-/* advisory_stream.c, on the upkeep */
-#define NATS_ADVISORY_PREFIX "$JS.EVENT.ADVISORY.CONSUMER."
-extern const char *const bus_nats_advisory_names[ADVISORY_KINDS];
-bool bus_nats_is_watched(const struct nats_reader *reader); /* are its advisories read? */
+/* advisories.c; the first three on the upkeep, _settle() on the job, the others under the lock */
 void bus_nats_advisory_streams_ensure(struct nats *nats);
-
-/* advisories.c; the first two on the upkeep, _settle() on the job, the others under the lock */
 bool bus_nats_watches_ensure(struct nats_partition *partition);
 void bus_nats_watches_request(struct nats_partition *partition);
 void bus_nats_advisories_settle(struct nats_partition *partition);
@@ -309,8 +302,5 @@ int64_t bus_nats_overdue_ns(const struct nats *nats, int64_t wait_ms);
 void bus_nats_leases_keep(struct nats_reader *reader);
 void bus_nats_leases_release(struct nats_reader *reader, int64_t deadline_ns);
 natsStatus bus_nats_members_subscribe(struct nats_reader *reader);
-
-/* upkeep.c */
-task_run_fn bus_nats_upkeep_step;
 
 #endif

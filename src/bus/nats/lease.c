@@ -20,52 +20,38 @@
 
 /* ---- members ---- */
 
-/* Under the lock; adds it. NULL: there are more members than partitions can be, this one would get none. */
-static struct nats_member *get_member(struct nats_reader *reader, const char *id, bool *is_new)
-{
-    struct nats_member *member;
-
-    *is_new = false;
-    for (size_t i = 0; i < reader->member_count; i++)
-        if (strcmp(reader->members[i].id, id) == 0)
-            return &reader->members[i];
-    *is_new = true;
-    if (reader->member_count == BUS_PARTITIONS_MAX)
-        return NULL;
-    reader->members =
-        memory_realloc_array(reader->members, reader->member_count + 1, sizeof reader->members[0]);
-    member = &reader->members[reader->member_count++];
-    snprintf(member->id, sizeof member->id, "%s", id);
-    return member;
-}
-
 static void remove_member(struct nats_reader *reader, struct nats_member *member)
 {
     *member = reader->members[--reader->member_count];
 }
 
-/* "ID here", "ID free" (of a lease), "ID gone" */
+/* "ID here", "ID free" (of a lease), "ID gone". Members over as many as partitions can be get none, and are ignored. */
 static void on_announcement(natsConnection *connection, natsSubscription *subscription, natsMsg *message,
                             void *closure)
 {
     struct nats_reader *reader = closure;
     struct nats *nats = reader->nats;
-    struct str text = str_of(natsMsg_GetData(message), (size_t)natsMsg_GetDataLength(message)), id_text;
-    char id[sizeof nats->id];
-    bool is_new;
+    struct str text = str_of(natsMsg_GetData(message), (size_t)natsMsg_GetDataLength(message)), id;
 
     (void)connection;
     (void)subscription;
-    if (text.len > 0 && str_split(&text, ' ', &id_text) && id_text.len == sizeof id - 1 &&
-        !str_eq(id_text, str_from(nats->id))) {
-        snprintf(id, sizeof id, "%.*s", STR_ARG(id_text));
+    if (text.len > 0 && str_split(&text, ' ', &id) && id.len == sizeof nats->id - 1 &&
+        !str_eq(id, str_from(nats->id))) {
         bool is_gone = str_eq(text, STR("gone")), is_free = str_eq(text, STR("free"));
+        size_t at = 0;
         pthread_mutex_lock(&nats->lock);
-        struct nats_member *member = get_member(reader, id, &is_new);
-        if (member && is_gone)
-            remove_member(reader, member);
-        else if (member)
-            member->seen_ns = clock_mono_ns();
+        while (at < reader->member_count && !str_eq(str_from(reader->members[at].id), id))
+            at++;
+        bool is_new = at == reader->member_count;
+        if (is_new && !is_gone && at < BUS_PARTITIONS_MAX) {
+            reader->members = memory_realloc_array(reader->members, at + 1, sizeof reader->members[0]);
+            snprintf(reader->members[at].id, sizeof reader->members[at].id, "%.*s", STR_ARG(id));
+            reader->member_count++;
+        }
+        if (!is_new && is_gone)
+            remove_member(reader, &reader->members[at]);
+        else if (at < reader->member_count)
+            reader->members[at].seen_ns = clock_mono_ns();
         if (!is_gone && (is_new || is_free))
             reader->announce_ns = 0; /* a new member does not know of this one */
         if (is_gone || is_new || is_free)
@@ -205,19 +191,6 @@ static void release_partition(struct nats_partition *partition)
         announce(partition->reader, "free");
 }
 
-static void renew_lease(struct nats_partition *partition, int64_t asked_ns)
-{
-    struct nats *nats = partition->reader->nats;
-    uint64_t revision;
-
-    if (write_lease(partition, nats->id, &revision) != NATS_OK)
-        return; /* the server does not answer, or another member has it: it expires */
-    bus_nats_partition_extend(partition);
-    pthread_mutex_lock(&nats->lock);
-    set_lease(partition, revision, asked_ns);
-    pthread_mutex_unlock(&nats->lock);
-}
-
 static void keep_lease(struct nats_partition *partition)
 {
     struct nats *nats = partition->reader->nats;
@@ -243,8 +216,12 @@ static void keep_lease(struct nats_partition *partition)
         end_partition(partition, false);
     else if (is_held && (!should || is_leaving))
         release_partition(partition);
-    else if (is_held && is_due)
-        renew_lease(partition, asked_ns);
+    else if (is_held && is_due && write_lease(partition, nats->id, &revision) == NATS_OK) {
+        bus_nats_partition_extend(partition);
+        pthread_mutex_lock(&nats->lock);
+        set_lease(partition, revision, asked_ns);
+        pthread_mutex_unlock(&nats->lock);
+    } /* else the server does not answer, or another member has it: it expires */
 }
 
 void bus_nats_leases_keep(struct nats_reader *reader)

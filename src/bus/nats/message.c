@@ -23,28 +23,19 @@
 
 /* ---- escaping ---- */
 
-static bool is_token(unsigned char c)
-{
-    return c > ' ' && c < 0x7f && !strchr("%()<>@,;:\\\"/[]?={}", c);
-}
-
-static bool is_reserved(struct str name)
-{
-    return (name.len >= 5 && str_eq_nocase(str_of(name.ptr, 5), STR("Nats-"))) ||
-           (name.len >= 8 && str_eq_nocase(str_of(name.ptr, 8), STR("Freshet-")));
-}
-
 enum escape { ESCAPE_NAME, ESCAPE_VALUE, ESCAPE_BYTES };
 
 static void put_escaped(struct buf *out, struct str text, enum escape kind)
 {
     static const char digits[] = "0123456789ABCDEF";
-    bool is_first_escaped = kind == ESCAPE_NAME && is_reserved(text);
+    bool is_reserved = (text.len >= 5 && str_eq_nocase(str_of(text.ptr, 5), STR("Nats-"))) ||
+                       (text.len >= 8 && str_eq_nocase(str_of(text.ptr, 8), STR("Freshet-")));
 
     for (size_t i = 0; i < text.len; i++) {
         unsigned char c = (unsigned char)text.ptr[i];
         bool is_end = i == 0 || i == text.len - 1;
-        bool is_plain = kind == ESCAPE_NAME    ? is_token(c) && !(i == 0 && is_first_escaped)
+        bool is_token = c > ' ' && c < 0x7f && !strchr("%()<>@,;:\\\"/[]?={}", c);
+        bool is_plain = kind == ESCAPE_NAME    ? is_token && !(i == 0 && is_reserved)
                         : kind == ESCAPE_VALUE ? c >= ' ' && c != 0x7f && c != '%' && !(c == ' ' && is_end)
                                                : c > ' ' && c < 0x7f && c != '%';
         if (is_plain) {

@@ -126,25 +126,6 @@ void bus_nats_partition_reset_sequences(struct nats_partition *partition)
 
 /* ---- messages that arrive ---- */
 
-/* A message that was sent on a broken connection never arrives: the consumer's count shows it, also before the client reports
- * the break. False: the message is not kept; the consumer of a reader of everything is created again. */
-static bool check_sequence(struct nats_partition *partition, const struct nats_origin *origin)
-{
-    bool is_next = origin->consumer_sequence == partition->consumer_sequence + 1;
-
-    if (is_next || partition->state != PARTITION_RUNNING) {
-        partition->consumer_sequence = origin->consumer_sequence;
-        return true;
-    }
-    bus_nats_wake(partition->reader->nats);
-    if (!nats_reader_is_shared(partition->reader)) {
-        partition->reader->needs_check = true;
-        return false;
-    }
-    bus_nats_partition_move(partition, PARTITION_SYNCING);
-    return true;
-}
-
 static void on_message(natsConnection *connection, natsSubscription *subscription, natsMsg *message,
                        void *closure)
 {
@@ -157,23 +138,30 @@ static void on_message(natsConnection *connection, natsSubscription *subscriptio
     (void)connection;
     (void)subscription;
     if (!bus_nats_origin_parse(message, &origin)) {
-        if (bus_nats_pull_end(nats, &partition->pull, message)) {
-            pthread_mutex_lock(&nats->lock);
-            reader->needs_check = true;
-            bus_nats_wake(nats);
-            pthread_mutex_unlock(&nats->lock);
-        }
-        natsMsg_Destroy(message);
+        bus_nats_pull_end(reader, &partition->pull, message, false);
         return;
     }
     pthread_mutex_lock(&nats->lock);
     bool is_away = partition->state == PARTITION_AWAY;
-    bool is_ours = str_eq(origin.consumer, str_from(partition->consumer));
+    bool is_ours = str_eq(origin.consumer, str_from(partition->pull.consumer));
     if (!is_away && is_ours) {
+        /* A message that was sent on a broken connection never arrives: the consumer's count shows it, also before the client
+         * reports the break. The consumer of a reader of everything is created again, and sends this message again. */
+        bool is_next = partition->state != PARTITION_RUNNING ||
+                       origin.consumer_sequence == partition->consumer_sequence + 1;
+        bool is_kept = is_next || nats_reader_is_shared(reader);
         partition->pull.requested -= partition->pull.requested > 0;
+        if (is_next) {
+            partition->consumer_sequence = origin.consumer_sequence;
+        } else {
+            if (is_kept)
+                bus_nats_partition_move(partition, PARTITION_SYNCING);
+            else
+                reader->needs_check = true;
+            bus_nats_wake(nats);
+        }
         is_settled = (int64_t)origin.sequence <= partition->settled;
-        is_taken =
-            check_sequence(partition, &origin) && !is_settled && insert_message(partition, message, &origin);
+        is_taken = is_kept && !is_settled && insert_message(partition, message, &origin);
         bus_nats_reader_dispatch(reader);
     }
     pthread_mutex_unlock(&nats->lock);
@@ -192,39 +180,24 @@ natsStatus bus_nats_partition_open(struct nats_partition *partition)
 
 /* ---- requests ---- */
 
-static int64_t count_room(const struct nats_partition *partition)
-{
-    size_t size = partition->reader->consumer.spec.batch_max, here = 0;
-
-    if (partition->state == PARTITION_SYNCING)
-        return partition->missing;
-    if (partition->state != PARTITION_RUNNING || partition->is_database_down)
-        return 0;
-    for (size_t i = 0; i < partition->count; i++)
-        here += partition->items[i].message != NULL;
-    if (here >= size)
-        return here < partition->count ? 1
-                                       : 0; /* one for a message that was returned, and is handled first */
-    return (int64_t)(size - here);
-}
-
 void bus_nats_partition_request(struct nats_partition *partition)
 {
     struct nats *nats = partition->reader->nats;
-    char consumer[NATS_NAME_BYTES];
-    int64_t count = 0;
+    const struct bus_subscription *spec = &partition->reader->consumer.spec;
+    int64_t count = 0, here = 0;
 
     pthread_mutex_lock(&nats->lock);
-    if (!bus_nats_pull_is_open(&partition->pull) && partition->consumer[0] && !nats->is_stopping)
-        count = count_room(partition);
-    if (count > 0)
-        bus_nats_pull_begin(nats, &partition->pull, count);
-    memcpy(consumer, partition->consumer, sizeof consumer);
+    for (size_t i = 0; i < partition->count; i++)
+        here += partition->items[i].message != NULL;
+    if (partition->state == PARTITION_SYNCING)
+        count = partition->missing;
+    else if (partition->state == PARTITION_RUNNING && !partition->is_database_down)
+        count = here < spec->batch_max ? spec->batch_max - here
+                                       : here < (int64_t)partition->count; /* that one is handled first */
     pthread_mutex_unlock(&nats->lock);
-    if (count > 0)
-        bus_nats_pull_send(nats, &partition->pull, partition->reader->topic->stream, consumer, count,
-                           (int64_t)partition->reader->consumer.spec.batch_bytes_max +
-                               2 * natsConnection_GetMaxPayload(nats->connection));
+    bus_nats_pull_request(nats, &partition->pull, count,
+                          (int64_t)spec->batch_bytes_max +
+                              2 * natsConnection_GetMaxPayload(nats->connection));
 }
 
 /* ---- all messages that are here ---- */

@@ -36,7 +36,7 @@ struct nats_publication {
     int64_t deadline_ns;
     unsigned epoch; /* of the connection that its messages are on */
     struct entry *entries;
-    size_t count, in_flight, next_expected;
+    size_t count, acked, in_flight, next_expected;
     STAILQ_HEAD(, entry) ready; /* may be sent: the one before is acknowledged */
     enum status status;         /* of a refusal for which a retry is useless */
     char refusal[128];
@@ -149,9 +149,10 @@ void bus_nats_on_ack(jsCtx *js, natsMsg *message, jsPubAck *ack, jsPubAckErr *re
     struct entry *entry = find_entry(nats, message, &publication);
     if (entry) {
         entry->sent = NULL;
-        entry->is_acked = ack != NULL;
         publication->in_flight--;
         if (ack) {
+            entry->is_acked = true;
+            publication->acked++;
             entry->message->offset = (int64_t)ack->Sequence;
             if (entry->after)
                 STAILQ_INSERT_TAIL(&publication->ready, entry->after, ready);
@@ -285,27 +286,11 @@ static enum status await_server(const struct nats_publication *publication, bool
     }
 }
 
-/* Until all are acknowledged or refused, or others may be sent. */
-static enum status await_acks(struct nats_publication *publication, struct error *error)
-{
-    struct nats *nats = publication->nats;
-    enum status status = STATUS_OK;
-
-    while (publication->in_flight > 0 && STAILQ_EMPTY(&publication->ready) &&
-           nats->epoch == publication->epoch && status == STATUS_OK) {
-        status = check_time(publication, true, error);
-        if (status == STATUS_OK)
-            bus_nats_wait(nats, publication->deadline_ns);
-    }
-    if (status == STATUS_OK && publication->status != STATUS_OK)
-        status = error_set(error, publication->status, "NATS: %s", publication->refusal);
-    return status;
-}
-
 /* Sends all that may be sent, until nothing is in flight. A refused message, and those after it of its key, are left for the next
  * round. */
 static enum status send_round(struct nats_publication *publication, struct error *error)
 {
+    struct nats *nats = publication->nats;
     enum status status;
 
     STAILQ_INIT(&publication->ready);
@@ -317,22 +302,22 @@ static enum status send_round(struct nats_publication *publication, struct error
     }
     do {
         status = send_ready(publication, error);
-        enum status acked = await_acks(publication, status == STATUS_OK ? error : NULL);
+        struct error *own = status == STATUS_OK ? error : NULL; /* the first error is reported */
+        enum status acked = STATUS_OK;
+        while (publication->in_flight > 0 && STAILQ_EMPTY(&publication->ready) &&
+               nats->epoch == publication->epoch && acked == STATUS_OK) {
+            acked = check_time(publication, true, own);
+            if (acked == STATUS_OK)
+                bus_nats_wait(nats, publication->deadline_ns);
+        }
+        if (acked == STATUS_OK && publication->status != STATUS_OK)
+            acked = error_set(own, publication->status, "NATS: %s", publication->refusal);
         status = status == STATUS_OK ? acked : status;
-    } while (status == STATUS_OK && !STAILQ_EMPTY(&publication->ready) &&
-             publication->nats->epoch == publication->epoch);
+    } while (status == STATUS_OK && !STAILQ_EMPTY(&publication->ready) && nats->epoch == publication->epoch);
     for (size_t i = 0; i < publication->count; i++)
         publication->entries[i].sent = NULL; /* later acknowledgements are ignored */
     publication->in_flight = 0;
     return status;
-}
-
-static bool are_all_acked(const struct nats_publication *publication)
-{
-    for (size_t i = 0; i < publication->count; i++)
-        if (!publication->entries[i].is_acked)
-            return false;
-    return true;
 }
 
 static enum status send_all(struct nats_publication *publication, struct error *error)
@@ -351,7 +336,7 @@ static enum status send_all(struct nats_publication *publication, struct error *
         }
         if (status == STATUS_OK)
             status = send_round(publication, error);
-        if (status != STATUS_OK || are_all_acked(publication))
+        if (status != STATUS_OK || publication->acked == publication->count)
             return status;
         status = check_time(publication, true, error);
         if (status != STATUS_OK)

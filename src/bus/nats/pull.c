@@ -42,7 +42,12 @@ void bus_nats_nak(struct nats *nats, natsMsg *message, int64_t delay_ms)
     bus_nats_reply(nats, message, text);
 }
 
-/* An inbox that is open stays as it is. */
+void bus_nats_pull_set(struct nats_pull *pull, const char *stream, const char *consumer)
+{
+    snprintf(pull->stream, sizeof pull->stream, "%s", stream);
+    snprintf(pull->consumer, sizeof pull->consumer, "%s", consumer);
+}
+
 natsStatus bus_nats_pull_open(struct nats *nats, struct nats_pull *pull, natsMsgHandler handler,
                               void *closure)
 {
@@ -59,25 +64,23 @@ natsStatus bus_nats_pull_open(struct nats *nats, struct nats_pull *pull, natsMsg
     return bus_nats_subscribe(nats, &pull->inbox, pull->inbox_subject, NULL, handler, closure);
 }
 
-bool bus_nats_pull_is_open(const struct nats_pull *pull)
-{
-    return pull->requested > 0 && clock_mono_ns() < pull->until_ns;
-}
-
-void bus_nats_pull_begin(struct nats *nats, struct nats_pull *pull, int64_t count)
-{
-    pull->requested = count;
-    pull->until_ns = clock_deadline_ms(nats->config.ack_wait_ms + SLACK_MS);
-}
-
-void bus_nats_pull_send(struct nats *nats, struct nats_pull *pull, const char *stream, const char *consumer,
-                        int64_t count, int64_t bytes_max)
+void bus_nats_pull_request(struct nats *nats, struct nats_pull *pull, int64_t count, int64_t bytes_max)
 {
     char subject[2 * NATS_LONG_NAME_BYTES], body[160], limit[48] = "";
 
+    pthread_mutex_lock(&nats->lock);
+    bool is_open = pull->requested > 0 && clock_mono_ns() < pull->until_ns;
+    bool is_sent = count > 0 && !is_open && pull->consumer[0] && !nats->is_stopping;
+    if (is_sent) {
+        pull->requested = count;
+        pull->until_ns = clock_deadline_ms(nats->config.ack_wait_ms + SLACK_MS);
+    }
+    snprintf(subject, sizeof subject, "$JS.API.CONSUMER.MSG.NEXT.%s.%s", pull->stream, pull->consumer);
+    pthread_mutex_unlock(&nats->lock);
+    if (!is_sent)
+        return;
     if (bytes_max > 0)
         snprintf(limit, sizeof limit, "\"max_bytes\":%lld,", (long long)bytes_max);
-    snprintf(subject, sizeof subject, "$JS.API.CONSUMER.MSG.NEXT.%s.%s", stream, consumer);
     snprintf(body, sizeof body, "{\"batch\":%lld,%s\"expires\":%lld}", (long long)count, limit,
              (long long)nats->config.ack_wait_ms * 1000000);
     if (natsConnection_PublishRequestString(nats->connection, subject, pull->inbox_subject, body) == NATS_OK)
@@ -87,16 +90,21 @@ void bus_nats_pull_send(struct nats *nats, struct nats_pull *pull, const char *s
     pthread_mutex_unlock(&nats->lock);
 }
 
-bool bus_nats_pull_end(struct nats *nats, struct nats_pull *pull, natsMsg *message)
+void bus_nats_pull_end(struct nats_reader *reader, struct nats_pull *pull, natsMsg *message,
+                       bool checks_streams)
 {
+    struct nats *nats = reader->nats;
     const char *code = "503";
 
-    if (!natsMsg_IsNoResponders(message) &&
-        (natsMsgHeader_Get(message, "Status", &code) != NATS_OK || strcmp(code, "100") == 0))
-        return false;
-    pthread_mutex_lock(&nats->lock);
-    pull->requested = 0;
-    bus_nats_wake(nats);
-    pthread_mutex_unlock(&nats->lock);
-    return strcmp(code, "503") == 0 || strcmp(code, "409") == 0;
+    if (natsMsg_IsNoResponders(message) ||
+        (natsMsgHeader_Get(message, "Status", &code) == NATS_OK && strcmp(code, "100") != 0)) {
+        bool is_missing = strcmp(code, "503") == 0 || strcmp(code, "409") == 0;
+        pthread_mutex_lock(&nats->lock);
+        pull->requested = 0;
+        reader->needs_check |= is_missing;
+        nats->needs_check |= is_missing && checks_streams;
+        bus_nats_wake(nats);
+        pthread_mutex_unlock(&nats->lock);
+    }
+    natsMsg_Destroy(message);
 }

@@ -161,13 +161,6 @@ void bus_nats_durable(char out[NATS_NAME_BYTES], const struct nats_reader *reade
 
 /* ---- streams ---- */
 
-static int64_t max_age_ns(const struct bus_topic *spec)
-{
-    int64_t keep_ms = spec->keep_ms_hard ? spec->keep_ms_hard : spec->keep_ms;
-
-    return keep_ms > INT64_MAX / 1000000 ? 0 : keep_ms * 1000000;
-}
-
 /* The server does not remember ids for longer than it keeps messages. */
 static int64_t duplicate_window_ns(const struct nats_topic *there, int64_t age_ns)
 {
@@ -180,6 +173,7 @@ static natsStatus create_stream(struct nats *nats, const struct bus_topic_state 
                                 jsErrCode *code)
 {
     const struct bus_topic *spec = &topic->spec;
+    int64_t keep_ms = spec->keep_ms_hard ? spec->keep_ms_hard : spec->keep_ms;
     char(*subjects)[NATS_NAME_BYTES] = memory_alloc(spec->partitions * sizeof subjects[0]);
     const char *list[BUS_PARTITIONS_MAX];
     jsStreamConfig config;
@@ -195,7 +189,7 @@ static natsStatus create_stream(struct nats *nats, const struct bus_topic_state 
     config.SubjectsLen = (int)spec->partitions;
     config.Storage = js_FileStorage;
     config.Replicas = nats->config.replicas;
-    config.MaxAge = max_age_ns(spec);
+    config.MaxAge = keep_ms > INT64_MAX / 1000000 ? 0 : keep_ms * 1000000;
     config.Duplicates = duplicate_window_ns(bus_nats_topic(nats, topic), config.MaxAge);
     if (spec->keep_messages_hard)
         config.MaxMsgsPerSubject = spec->keep_messages_hard;
@@ -204,22 +198,6 @@ static natsStatus create_stream(struct nats *nats, const struct bus_topic_state 
     natsStatus status = js_AddStream(info, nats->js, &config, NULL, code);
     free(subjects);
     return status;
-}
-
-/* "" = it can be used */
-static void find_stream_problem(const struct nats *nats, const struct bus_topic_state *topic,
-                                const jsStreamConfig *found, char *out, size_t len)
-{
-    char subject[NATS_NAME_BYTES];
-
-    out[0] = '\0';
-    bus_nats_subject(subject, nats, topic, 0);
-    if (found->SubjectsLen < 1 || strcmp(found->Subjects[0], subject) != 0)
-        snprintf(out, len, "stream %s of NATS is not topic %s's: it has no subject %.100s", found->Name,
-                 topic->spec.name, subject);
-    else if (found->SubjectsLen != (int)topic->spec.partitions)
-        snprintf(out, len, "topic %s has %d partitions in NATS, not %u", topic->spec.name, found->SubjectsLen,
-                 topic->spec.partitions);
 }
 
 /* A refusal is only logged: the stream works without. */
@@ -243,7 +221,7 @@ static bool ensure_topic(struct nats *nats, struct bus_topic_state *topic)
     struct nats_topic *there = bus_nats_topic(nats, topic);
     jsStreamInfo *info = NULL;
     jsErrCode code = 0;
-    char problem[sizeof there->problem];
+    char problem[sizeof there->problem] = "", subject[NATS_NAME_BYTES];
     natsStatus status = js_GetStreamInfo(&info, nats->js, there->stream, NULL, &code);
 
     if (status == NATS_NOT_FOUND)
@@ -256,9 +234,16 @@ static bool ensure_topic(struct nats *nats, struct bus_topic_state *topic)
                   LOG_CSTR("error", natsStatus_GetText(status)), LOG_INT("code", code));
         return false;
     } else {
-        find_stream_problem(nats, topic, info->Config, problem, sizeof problem);
-        if (!problem[0])
-            ensure_window(nats, there, info->Config);
+        const jsStreamConfig *found = info->Config;
+        bus_nats_subject(subject, nats, topic, 0);
+        if (found->SubjectsLen < 1 || strcmp(found->Subjects[0], subject) != 0)
+            snprintf(problem, sizeof problem, "stream %s of NATS is not topic %s's: it has no subject %.100s",
+                     found->Name, topic->spec.name, subject);
+        else if (found->SubjectsLen != (int)topic->spec.partitions)
+            snprintf(problem, sizeof problem, "topic %s has %d partitions in NATS, not %u", topic->spec.name,
+                     found->SubjectsLen, topic->spec.partitions);
+        else
+            ensure_window(nats, there, found);
     }
     jsStreamInfo_Destroy(info);
     pthread_mutex_lock(&nats->lock);
