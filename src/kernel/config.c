@@ -1,6 +1,7 @@
 /* The configuration as one object: made from a text and a table of sections, constant afterwards.
  *
- * The sections become one table of OBJECT rows, so that the walk, the comparison and the printing know rows only. */
+ * The sections become one table of OBJECT rows, so that the walk, the comparison and the check know rows only. Mistakes in the
+ * tables themselves are found at start, in every run, before a file can hide them. */
 #include "kernel/config_inside.h"
 
 #include <stdarg.h>
@@ -12,68 +13,118 @@
 #define ARENA_BLOCK_BYTES 16384
 #define SECTION_ALIGNMENT ((size_t)16)
 
-struct setting_row *config_root_rows(const struct config_section *sections, struct arena *arena,
-                                     size_t *bytes)
-{
-    size_t count = 0, offset = 0;
+/* ---- tables ---- */
 
-    while (sections[count].name)
-        count++;
-    struct setting_row *rows = arena_zalloc(arena, (count + 1) * sizeof(*rows));
-    for (size_t i = 0; i < count; i++) {
-        rows[i].name = sections[i].name;
-        rows[i].type = SETTING_OBJECT;
-        rows[i].help = sections[i].help;
-        rows[i].rows = sections[i].rows;
-        rows[i].offset = offset;
-        offset += (sections[i].struct_bytes + SECTION_ALIGNMENT - 1) & ~(SECTION_ALIGNMENT - 1);
-    }
-    *bytes = offset;
-    return rows;
+struct str config_fallback_entries(const struct setting_row *row)
+{
+    struct str text = str_from(row->fallback);
+    if (str_starts_with(text, STR("[")) && str_ends_with(text, STR("]")))
+        text = str_trim(str_of(text.ptr + 1, text.len - 2));
+    return text.len > 0 ? text : STR_NONE;
 }
 
-/* A wrong table is a mistake of ours, whatever the file holds. */
-static void must_be_right(const struct setting_row *rows)
+/* The default must be a value that the row would accept from a file; the empty one means "absent" and is always accepted. */
+static const char *fallback_mistake(const struct setting_row *row)
 {
-    struct buf why;
-
-    buf_init(&why);
-    if (!config_check(rows, &why)) {
-        fprintf(stderr, "mistake in a settings table: %.*s\n", STR_ARG(buf_str(&why)));
-        abort();
+    int64_t value = 0;
+    if (!row->fallback || row->fallback[0] == '\0')
+        return NULL;
+    if (row->type == SETTING_OBJECT || row->type == SETTING_OBJECT_LIST || row->type == SETTING_IGNORED)
+        return "its fallback can only be NULL or empty";
+    if (row->type == SETTING_STRING) {
+        value = (int64_t)strlen(row->fallback);
+    } else if (row->type == SETTING_STRING_LIST) {
+        struct str rest = config_fallback_entries(row), entry;
+        while (str_split(&rest, ',', &entry))
+            value++;
+    } else {
+        return config_value_parse(row, str_from(row->fallback), &value) == CONFIG_FITS
+                   ? NULL
+                   : "its fallback is not a value it accepts";
     }
-    buf_deinit(&why);
+    return config_value_within(row, value) ? NULL : "its fallback is out of its bounds";
 }
 
-static struct config *create(const char *path, struct str text, const struct config_section *sections)
+static const char *row_mistake(const struct setting_row *rows, const struct setting_row *row)
 {
-    struct config *config = memory_zalloc(sizeof(*config));
-    struct str mark = STR("\xEF\xBB\xBF");
-    size_t bytes;
+    bool is_list = row->type == SETTING_STRING_LIST || row->type == SETTING_OBJECT_LIST;
+    if (row - rows >= CONFIG_ROWS_MAX)
+        return "the table has too many rows";
+    for (const struct setting_row *earlier = rows; earlier < row; earlier++)
+        if (strcmp(earlier->name, row->name) == 0)
+            return "the name stands twice in its table";
+    if (row->name[0] == '\0')
+        return "it has no name";
+    if (!row->help)
+        return "it has no help";
+    if (row->min > row->max)
+        return "min is above max";
+    if (row->type == SETTING_ENUM && (!row->choices || !row->choices[0]))
+        return "an ENUM needs choices";
+    if ((row->type == SETTING_OBJECT || row->type == SETTING_OBJECT_LIST) && !row->rows)
+        return "an object needs rows";
+    if (row->type == SETTING_OBJECT_LIST && row->element_bytes == 0)
+        return "an OBJECT_LIST needs element_bytes";
+    if ((row->type == SETTING_STRING || is_list) && row->min < 0)
+        return "a length cannot be below 0";
+    return fallback_mistake(row);
+}
 
-    if (str_starts_with(text, mark))
-        text = str_of(text.ptr + mark.len, text.len - mark.len);
+bool config_check(const struct setting_row *rows, struct buf *why)
+{
+    for (const struct setting_row *row = rows; row->name; row++) {
+        const char *mistake = row_mistake(rows, row);
+        if (mistake)
+            buf_printf(why, "%s: %s", row->name, mistake);
+        if (mistake || (row->rows && !config_check(row->rows, why)))
+            return false;
+    }
+    return true;
+}
+
+/* ---- life ---- */
+
+static struct config *create_config(const char *path, struct str text, const struct config_section *sections)
+{
+    struct config *config = memory_zalloc(sizeof *config);
+    struct buf why = {0};
+    size_t count = 0, bytes = 0;
+    if (str_starts_with(text, STR("\xEF\xBB\xBF"))) /* a byte order mark */
+        text = str_of(text.ptr + 3, text.len - 3);
     arena_init(&config->arena, ARENA_BLOCK_BYTES);
     config->path = arena_str(&config->arena, str_from(path)).ptr;
     config->source = arena_str(&config->arena, text);
-    config->root = config_root_rows(sections, &config->arena, &bytes);
+    while (sections[count].name)
+        count++;
+    config->root = arena_zalloc(&config->arena, (count + 1) * sizeof *config->root);
+    for (size_t i = 0; i < count; i++) {
+        config->root[i] = (struct setting_row){.name = sections[i].name,
+                                               .type = SETTING_OBJECT,
+                                               .help = sections[i].help,
+                                               .rows = sections[i].rows,
+                                               .offset = bytes};
+        bytes += (sections[i].struct_bytes + SECTION_ALIGNMENT - 1) & ~(SECTION_ALIGNMENT - 1);
+    }
     config->values = arena_zalloc(&config->arena, bytes);
-    must_be_right(config->root);
+    if (!config_check(config->root, &why)) { /* a mistake of ours, whatever the file holds */
+        fprintf(stderr, "mistake in a settings table: %.*s\n", STR_ARG(buf_str(&why)));
+        abort();
+    }
     return config;
 }
 
-static enum status load(const char *path, struct str text, const struct config_section *sections,
-                        struct config **config, struct config_report *report)
+enum status config_load_text(const char *path, struct str text, const struct config_section *sections,
+                             struct config **config, struct buf *all, struct error *error)
 {
-    struct config *made = create(path, text, sections);
+    struct config_report report = {.path = path, .error = error, .all = all};
+    struct config *made = create_config(path, text, sections);
     yaml_document_t document;
-
-    if (config_yaml_load(made->source, &document, report)) {
-        config_walk(made, &document, report);
+    if (config_yaml_load(made->source, &document, &report)) {
+        config_walk(made, &document, &report);
         yaml_document_delete(&document);
     }
-    config_report_end(report);
-    if (report->count > 0) {
+    config_report_end(&report);
+    if (report.count > 0) {
         config_free(made);
         return STATUS_CONFIG;
     }
@@ -81,24 +132,14 @@ static enum status load(const char *path, struct str text, const struct config_s
     return STATUS_OK;
 }
 
-enum status config_load_text(const char *path, struct str text, const struct config_section *sections,
-                             struct config **config, struct buf *all, struct error *error)
-{
-    struct config_report report = {.path = path, .error = error, .all = all};
-
-    return load(path, text, sections, config, &report);
-}
-
 enum status config_load(const char *path, const struct config_section *sections, struct config **config,
                         struct buf *all, struct error *error)
 {
     struct config_report report = {.path = path, .error = error, .all = all};
+    struct buf text = {0};
     enum status status = STATUS_CONFIG;
-    struct buf text;
-
-    buf_init(&text);
     if (config_file_read(path, &text, &report))
-        status = load(path, buf_str(&text), sections, config, &report);
+        status = config_load_text(path, buf_str(&text), sections, config, all, error);
     buf_deinit(&text);
     return status;
 }
@@ -133,12 +174,76 @@ enum status config_error_at(const struct config *config, struct setting_place pl
                             struct error *error, const char *format, ...)
 {
     struct config_report report = {.path = config->path, .error = error};
-    char message[512];
     va_list args;
-
     va_start(args, format);
-    vsnprintf(message, sizeof(message), format, args);
+    config_report_va(&report, place, str_from(field), format, args);
     va_end(args);
-    config_report_at(&report, place, str_from(field), "%s", message);
     return STATUS_CONFIG;
+}
+
+/* ---- what differs between two, and cannot change while the program runs ----
+ * Compares values, not texts: 60s and 1m are the same. Names fields only, so that no secret gets into a log. */
+
+struct diff {
+    void (*fn)(const char *field, void *arg);
+    void *arg;
+    struct buf field;
+};
+
+static bool strings_equal(const struct setting_strings *a, const struct setting_strings *b)
+{
+    bool equal = a->count == b->count;
+    for (size_t i = 0; equal && i < a->count; i++)
+        equal = str_eq(a->items[i], b->items[i]);
+    return equal;
+}
+
+static void compare_rows(struct diff *diff, const struct setting_row *rows, const char *before_values,
+                         const char *after_values)
+{
+    for (const struct setting_row *row = rows; row->name; row++) {
+        const void *before = before_values + row->offset, *after = after_values + row->offset;
+        size_t end = diff->field.end;
+        bool equal = true;
+        if (row->reloadable)
+            continue;
+        buf_printf(&diff->field, "%s%s", end ? "." : "", row->name);
+        switch (row->type) {
+        case SETTING_STRING: equal = str_eq(*(const struct str *)before, *(const struct str *)after); break;
+        case SETTING_BOOL: equal = *(const bool *)before == *(const bool *)after; break;
+        case SETTING_INT:
+        case SETTING_DURATION_MS:
+        case SETTING_DECIMAL:
+        case SETTING_SIZE: equal = *(const int64_t *)before == *(const int64_t *)after; break;
+        case SETTING_ENUM: equal = *(const int *)before == *(const int *)after; break;
+        case SETTING_STRING_LIST: equal = strings_equal(before, after); break;
+        case SETTING_OBJECT: compare_rows(diff, row->rows, before, after); break;
+        case SETTING_OBJECT_LIST: {
+            const struct setting_objects *old = before, *new = after;
+            size_t list_end = diff->field.end;
+            equal = old->count == new->count;
+            for (size_t i = 0; equal && i < old->count; i++) {
+                buf_printf(&diff->field, "[%zu]", i);
+                compare_rows(diff, row->rows, (const char *)old->items + i * row->element_bytes,
+                             (const char *)new->items + i * row->element_bytes);
+                diff->field.end = list_end;
+            }
+            break;
+        }
+        case SETTING_IGNORED: break;
+        }
+        if (!equal) {
+            buf_put_char(&diff->field, '\0');
+            diff->fn(diff->field.data, diff->arg);
+        }
+        diff->field.end = end;
+    }
+}
+
+void config_each_restart(const struct config *before, const struct config *after,
+                         void (*fn)(const char *field, void *arg), void *arg)
+{
+    struct diff diff = {.fn = fn, .arg = arg};
+    compare_rows(&diff, before->root, before->values, after->values);
+    buf_deinit(&diff.field);
 }

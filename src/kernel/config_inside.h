@@ -1,13 +1,13 @@
 /* Inside the configuration: what its files share.
  *
- *   config.c         load, free, look up             config_report.c   errors, places in the file, suggestions
- *   config_yaml.c    file -> YAML nodes              config_check.c    mistakes in a table
- *   config_walk.c    nodes + rows -> structs         config_diff.c     what changed
- *   config_value.c   node + row -> one value         config_print.c    help and docs/CONFIG.md
+ *   config.c         load, look up, compare; mistakes in a table      config_report.c   errors, places in the file, suggestions
+ *   config_yaml.c    file -> YAML nodes                               config_value.c    node + row -> one value
+ *   config_walk.c    nodes + rows -> structs                          config_print.c    help and docs/CONFIG.md
  */
 #ifndef FRESHET_KERNEL_CONFIG_INSIDE_H
 #define FRESHET_KERNEL_CONFIG_INSIDE_H
 
+#include <stdarg.h>
 #include <yaml.h>
 
 #include "kernel/config.h"
@@ -33,8 +33,9 @@ struct config_report {
 /* `field` may be empty; a place of line 0 is left out. */
 void config_report_at(struct config_report *report, struct setting_place place, struct str field,
                       const char *format, ...) PRINTF_LIKE(4, 5);
+void config_report_va(struct config_report *report, struct setting_place place, struct str field,
+                      const char *format, va_list args);
 void config_report_end(struct config_report *report);
-void config_line_put(struct buf *out, const char *path, struct setting_place place, struct str field);
 void config_shown_put(struct buf *out, struct str text); /* in quotes, shortened, on one line */
 
 /* --- source and nodes --- */
@@ -46,27 +47,7 @@ struct setting_place config_place_of(const yaml_node_t *node);
 struct setting_place config_place_at(struct str source, size_t byte);
 size_t config_place_byte(struct str source, struct setting_place place); /* source.len when past the end */
 
-/* --- the walk --- */
-struct config_walk {
-    struct arena *arena;
-    yaml_document_t *document;
-    struct config_report *report;
-    struct buf field; /* refdata.dictionaries[1].apply */
-    size_t nodes, text_bytes;
-    bool spent; /* the budget is gone: everything returns */
-};
 void config_walk(struct config *config, yaml_document_t *document, struct config_report *report);
-/* An error at the node, in the field the walk is at. */
-void config_walk_report(struct config_walk *walk, const yaml_node_t *node, const char *format, ...)
-    PRINTF_LIKE(3, 4);
-/* Takes from the budget; false, once with a report, when it is gone. */
-bool config_walk_spend(struct config_walk *walk, const yaml_node_t *node, size_t nodes, size_t text_bytes);
-
-/* STRING, BOOL, INT, DURATION_MS, SIZE and ENUM from a scalar node, or from the row's default. */
-void config_scalar_fill(struct config_walk *walk, const struct setting_row *row, char *base,
-                        const yaml_node_t *node);
-void config_scalar_default(const struct setting_row *row, char *base);
-bool config_scalar_text(struct config_walk *walk, const yaml_node_t *node, struct str *value);
 
 /* --- values --- */
 enum config_fit { CONFIG_FITS, CONFIG_MALFORMED, CONFIG_OUT_OF_BOUNDS };
@@ -84,8 +65,6 @@ bool config_env_expand(struct arena *arena, struct str raw, struct str *out, str
 const char *config_suggest(struct str word, const char *const *names);
 
 /* --- tables --- */
-struct setting_row *config_root_rows(const struct config_section *sections, struct arena *arena,
-                                     size_t *bytes);
 /* A STRING_LIST's default without its brackets, its entries to be split at commas; STR_NONE when empty. */
 struct str config_fallback_entries(const struct setting_row *row);
 /* False with the first mistake of the table in `why`. */

@@ -44,7 +44,6 @@ static void put_type(const struct setting_row *row, struct buf *out)
         [SETTING_OBJECT_LIST] = "list of objects",
         [SETTING_IGNORED] = "not read yet",
     };
-
     if (row->type == SETTING_ENUM)
         config_value_put_kind(row, out);
     else
@@ -72,7 +71,6 @@ static void put_wrapped(struct buf *out, struct str text, size_t indent)
 {
     struct str word;
     size_t column = 0;
-
     while (str_split(&text, ' ', &word)) {
         if (word.len == 0)
             continue;
@@ -87,26 +85,19 @@ static void put_wrapped(struct buf *out, struct str text, size_t indent)
     buf_put_char(out, '\n');
 }
 
-static void put_facts(const struct setting_row *row, bool reloadable, struct buf *out)
+static void print_help_row(struct printer *printer, const struct setting_row *row, bool reloadable)
 {
-    put_type(row, out);
+    struct buf facts = {0};
+    put_type(row, &facts);
     if (config_value_bounded(row)) {
-        buf_put_str(out, STR(", "));
-        config_value_put_bounds(row, out);
+        buf_put_str(&facts, STR(", "));
+        config_value_put_bounds(row, &facts);
     }
     if (has_value(row)) {
         bool given = row->fallback && row->fallback[0] != '\0';
-        buf_printf(out, "; %s%s", given ? "default " : "", default_of(row));
-        buf_put_str(out, reloadable ? STR("; reloadable") : STR("; restart needed"));
+        buf_printf(&facts, "; %s%s; %s", given ? "default " : "", default_of(row),
+                   reloadable ? "reloadable" : "restart needed");
     }
-}
-
-static void print_help_row(struct printer *printer, const struct setting_row *row, bool reloadable)
-{
-    struct buf facts;
-
-    buf_init(&facts);
-    put_facts(row, reloadable, &facts);
     buf_printf(printer->out, "  %.*s\n", STR_ARG(buf_str(&printer->name)));
     put_wrapped(printer->out, buf_str(&facts), 6);
     put_wrapped(printer->out, str_from(row->help), 6);
@@ -116,7 +107,6 @@ static void print_help_row(struct printer *printer, const struct setting_row *ro
 void config_print_help(const struct config_section *sections, struct buf *out)
 {
     struct printer printer = {.out = out, .print = print_help_row};
-
     for (const struct config_section *section = sections; section->name; section++) {
         buf_printf(out, "%s%s\n", section == sections ? "" : "\n", section->name);
         put_wrapped(out, str_from(section->help), 2);
@@ -138,23 +128,17 @@ static void put_cell(struct buf *out, const char *text)
     }
 }
 
-static void put_default_cell(struct buf *out, const struct setting_row *row)
-{
-    bool quoted = has_value(row) && row->fallback && row->fallback[0] != '\0' && !row->secret;
-
-    buf_put_str(out, quoted ? STR("`") : STR(""));
-    put_cell(out, default_of(row));
-    buf_put_str(out, quoted ? STR("`") : STR(""));
-}
-
 static void print_markdown_row(struct printer *printer, const struct setting_row *row, bool reloadable)
 {
     struct buf *out = printer->out;
-
+    bool is_quoted = has_value(row) && row->fallback && row->fallback[0] != '\0' && !row->secret;
+    struct str quote = is_quoted ? STR("`") : STR("");
     buf_printf(out, "| `%.*s` | ", STR_ARG(buf_str(&printer->name)));
     put_type(row, out);
     buf_put_str(out, STR(" | "));
-    put_default_cell(out, row);
+    buf_put_str(out, quote);
+    put_cell(out, default_of(row));
+    buf_put_str(out, quote);
     buf_put_str(out, STR(" | "));
     if (config_value_bounded(row))
         config_value_put_bounds(row, out);
@@ -166,7 +150,6 @@ static void print_markdown_row(struct printer *printer, const struct setting_row
 void config_print_markdown(const struct config_section *sections, struct buf *out)
 {
     struct printer printer = {.out = out, .print = print_markdown_row};
-
     buf_put_str(
         out, STR("# Configuration\n\n"
                  "<!-- Printed by `freshet config --markdown` from the settings tables: change those. -->\n\n"

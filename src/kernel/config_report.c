@@ -11,50 +11,38 @@
 #define LINES_MAX 20
 #define SHOWN_BYTES_MAX 60
 
-void config_line_put(struct buf *out, const char *path, struct setting_place place, struct str field)
+void config_report_va(struct config_report *report, struct setting_place place, struct str field,
+                      const char *format, va_list args)
 {
-    buf_put_str(out, str_from(path));
-    if (place.line > 0)
-        buf_printf(out, ":%u:%u", place.line, place.column);
-    buf_put_str(out, STR(": "));
-    if (field.len > 0) {
-        buf_put_str(out, field);
-        buf_put_str(out, STR(": "));
-    }
-}
-
-static void put_va(struct buf *out, const char *format, va_list args)
-{
+    struct buf line = {0};
     char message[1024];
-
-    vsnprintf(message, sizeof(message), format, args);
-    buf_put_str(out, str_from(message));
-}
-
-void config_report_at(struct config_report *report, struct setting_place place, struct str field,
-                      const char *format, ...)
-{
-    struct buf line;
-    va_list args;
-
     report->count++;
     if (report->count > LINES_MAX || (report->count > 1 && !report->all))
         return;
-    buf_init(&line);
-    config_line_put(&line, report->path, place, field);
-    va_start(args, format);
-    put_va(&line, format, args);
-    va_end(args);
+    buf_put_str(&line, str_from(report->path));
+    if (place.line > 0)
+        buf_printf(&line, ":%u:%u", place.line, place.column);
+    vsnprintf(message, sizeof message, format, args);
+    buf_printf(&line, ": %.*s%s%s", STR_ARG(field), field.len ? ": " : "", message);
     if (report->all) {
         buf_put_str(report->all, buf_str(&line));
         buf_put_char(report->all, '\n');
     }
     if (report->count == 1 && report->error) {
-        char name[sizeof(report->error->field)];
-        str_copy(name, sizeof(name), field);
+        char name[sizeof report->error->field];
+        snprintf(name, sizeof name, "%.*s", STR_ARG(str_utf8_cut(field, sizeof name - 1)));
         error_set_field(report->error, STATUS_CONFIG, name, "%.*s", STR_ARG(buf_str(&line)));
     }
     buf_deinit(&line);
+}
+
+void config_report_at(struct config_report *report, struct setting_place place, struct str field,
+                      const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    config_report_va(report, place, field, format, args);
+    va_end(args);
 }
 
 void config_report_end(struct config_report *report)
@@ -66,7 +54,6 @@ void config_report_end(struct config_report *report)
 void config_shown_put(struct buf *out, struct str text)
 {
     struct str cut = str_utf8_cut(text, SHOWN_BYTES_MAX);
-
     buf_put_char(out, '\'');
     for (size_t i = 0; i < cut.len; i++) {
         unsigned char c = (unsigned char)cut.ptr[i];
@@ -87,7 +74,6 @@ void config_shown_put(struct buf *out, struct str text)
 static size_t break_len(struct str source, size_t at)
 {
     struct str rest = str_of(source.ptr + at, source.len - at);
-
     if (str_starts_with(rest, STR("\r\n")) || str_starts_with(rest, STR("\xC2\x85")))
         return 2;
     if (str_starts_with(rest, STR("\xE2\x80\xA8")) || str_starts_with(rest, STR("\xE2\x80\xA9")))
@@ -95,44 +81,36 @@ static size_t break_len(struct str source, size_t at)
     return rest.len > 0 && (rest.ptr[0] == '\n' || rest.ptr[0] == '\r') ? 1 : 0;
 }
 
-static size_t char_len(struct str source, size_t at)
+/* Moves *at and *place past one character or line break. */
+static void pass_char(struct str source, size_t *at, struct setting_place *place)
 {
-    size_t len = str_utf8_char(str_of(source.ptr + at, source.len - at));
-
-    return len ? len : 1;
+    size_t len = break_len(source, *at);
+    if (len > 0) {
+        place->line++;
+        place->column = 1;
+    } else {
+        len = str_utf8_char(str_of(source.ptr + *at, source.len - *at));
+        place->column++;
+    }
+    *at += len ? len : 1;
 }
 
 struct setting_place config_place_at(struct str source, size_t byte)
 {
     struct setting_place place = {1, 1};
-
-    for (size_t at = 0; at < byte && at < source.len;) {
-        size_t len = break_len(source, at);
-        if (len > 0) {
-            place.line++;
-            place.column = 1;
-        } else {
-            len = char_len(source, at);
-            place.column++;
-        }
-        at += len;
-    }
+    for (size_t at = 0; at < byte && at < source.len;)
+        pass_char(source, &at, &place);
     return place;
 }
 
-size_t config_place_byte(struct str source, struct setting_place place)
+size_t config_place_byte(struct str source, struct setting_place wanted)
 {
+    struct setting_place place = {1, 1};
     size_t at = 0;
-
-    for (unsigned line = 1; line < place.line && at < source.len;) {
-        size_t len = break_len(source, at);
-        if (len > 0)
-            line++;
-        at += len ? len : char_len(source, at);
-    }
-    for (unsigned column = 1; column < place.column && at < source.len && break_len(source, at) == 0;
-         column++)
-        at += char_len(source, at);
+    while (at < source.len && place.line < wanted.line)
+        pass_char(source, &at, &place);
+    while (at < source.len && place.column < wanted.column && break_len(source, at) == 0)
+        pass_char(source, &at, &place);
     return at;
 }
 
@@ -153,32 +131,22 @@ static size_t skip_spaces(struct str s, size_t at)
     return at;
 }
 
-static size_t skip_word(struct str s, size_t at)
-{
-    while (at < s.len && !is_space(s.ptr[at]))
-        at++;
-    return at;
-}
-
-/* From where a value's node begins to where its text does: past an anchor, a tag and a block scalar's header line. */
-static size_t content_begin(struct str source, size_t at)
-{
-    while (at < source.len && (source.ptr[at] == '&' || source.ptr[at] == '!'))
-        at = skip_spaces(source, skip_word(source, at));
-    if (at < source.len && (source.ptr[at] == '|' || source.ptr[at] == '>'))
-        while (at < source.len && break_len(source, at) == 0)
-            at++;
-    return at;
-}
-
 struct setting_place config_place_in_text(const struct config *config, struct setting_place value_place,
                                           struct str text, size_t offset)
 {
     struct str source = config->source;
-
     if (value_place.line == 0)
         return value_place;
-    size_t at = content_begin(source, config_place_byte(source, value_place));
+    size_t at = config_place_byte(source, value_place);
+    /* from where the node begins to where its text does: past an anchor, a tag and a block scalar's header line */
+    while (at < source.len && (source.ptr[at] == '&' || source.ptr[at] == '!')) {
+        while (at < source.len && !is_space(source.ptr[at]))
+            at++;
+        at = skip_spaces(source, at);
+    }
+    if (at < source.len && (source.ptr[at] == '|' || source.ptr[at] == '>'))
+        while (at < source.len && break_len(source, at) == 0)
+            at++;
     if (at >= source.len || source.ptr[at] == '"' || source.ptr[at] == '\'')
         return value_place;
 
@@ -206,7 +174,6 @@ struct setting_place config_place_in_text(const struct config *config, struct se
 static size_t plain_word(struct str word, char plain[WORD_BYTES_MAX])
 {
     size_t len = 0;
-
     if (word.len > WORD_BYTES_MAX)
         return 0;
     for (size_t i = 0; i < word.len; i++) {
@@ -225,7 +192,6 @@ static unsigned least(unsigned a, unsigned b)
 static unsigned distance(const char *a, size_t a_len, const char *b, size_t b_len)
 {
     unsigned rows[3][WORD_BYTES_MAX + 1]; /* two above, above, this one: row i % 3 */
-
     for (unsigned j = 0; j <= b_len; j++)
         rows[0][j] = j;
     for (unsigned i = 1; i <= a_len; i++) {
@@ -248,7 +214,6 @@ const char *config_suggest(struct str word, const char *const *names)
     const char *nearest = NULL;
     unsigned best =
         least((unsigned)len / 3, 3) + 1; /* a short word must match nearly, a long one may have 3 slips */
-
     for (; len > 0 && *names; names++) {
         size_t candidate_len = plain_word(str_from(*names), candidate);
         if (candidate_len == 0)

@@ -15,37 +15,27 @@
 #define ANCHORS_MAX 1000
 #define NODES_MAX 500000
 
-static bool read_all(int fd, struct buf *text)
-{
-    for (;;) {
-        ssize_t got = read(fd, buf_reserve(text, READ_BYTES), READ_BYTES);
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got < 0)
-            return false;
-        buf_commit(text, (size_t)got);
-        if (got == 0 ||
-            buf_len(text) > CONFIG_FILE_BYTES_MAX) /* what is too large is refused with the text */
-            return true;
-    }
-}
-
 bool config_file_read(const char *path, struct buf *text, struct config_report *report)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO without a writer must not hold us */
-    bool fine = fd >= 0 && fcntl(fd, F_SETFL, 0) == 0 && read_all(fd, text);
-
-    if (!fine)
+    ssize_t got = fd >= 0 && fcntl(fd, F_SETFL, 0) == 0 ? 1 : -1;
+    while (got > 0 &&
+           buf_len(text) <= CONFIG_FILE_BYTES_MAX) { /* what is too large is refused with the text */
+        do
+            got = read(fd, buf_reserve(text, READ_BYTES), READ_BYTES);
+        while (got < 0 && errno == EINTR);
+        buf_commit(text, got > 0 ? (size_t)got : 0);
+    }
+    if (got < 0)
         config_report_at(report, (struct setting_place){0}, STR_NONE, "cannot be read: %s", strerror(errno));
     if (fd >= 0)
         close(fd);
-    return fine;
+    return got >= 0;
 }
 
 static bool check_text(struct str source, struct config_report *report)
 {
     size_t at = 0, len;
-
     if (source.len > CONFIG_FILE_BYTES_MAX) {
         config_report_at(report, (struct setting_place){0}, STR_NONE, "is larger than 4 MiB");
         return false;
@@ -75,36 +65,28 @@ static const char *hint_for(const char *problem)
         {"did not find expected key", "; is the line indented like its neighbours?"},
         {"found undefined alias", "; a value that begins with * needs quotes"},
     };
-
-    for (size_t i = 0; i < sizeof(hints) / sizeof(hints[0]); i++)
+    for (size_t i = 0; i < sizeof hints / sizeof *hints; i++)
         if (strcmp(problem, hints[i].problem) == 0)
             return hints[i].hint;
     return "";
-}
-
-/* A tab in the indentation of the line at fault: libyaml's own message names only tokens. */
-static bool report_tab(struct str source, struct setting_place place, struct config_report *report)
-{
-    size_t at = config_place_byte(source, (struct setting_place){place.line, 1});
-
-    while (at < source.len && source.ptr[at] == ' ')
-        at++;
-    if (at >= source.len || source.ptr[at] != '\t')
-        return false;
-    config_report_at(report, config_place_at(source, at), STR_NONE,
-                     "is not valid YAML: indent with spaces, not tabs");
-    return true;
 }
 
 static void report_syntax(const yaml_parser_t *parser, struct str source, struct config_report *report)
 {
     const char *problem = parser->problem ? parser->problem : "out of memory";
     struct setting_place place = place_of(parser->problem_mark);
-
-    if (parser->error == YAML_READER_ERROR)
+    if (parser->error == YAML_READER_ERROR) {
         place = config_place_at(source, parser->problem_offset);
-    else if (report_tab(source, place, report))
-        return;
+    } else { /* a tab in the indentation of the line at fault: libyaml's own message names only tokens */
+        size_t at = config_place_byte(source, (struct setting_place){place.line, 1});
+        while (at < source.len && source.ptr[at] == ' ')
+            at++;
+        if (at < source.len && source.ptr[at] == '\t') {
+            config_report_at(report, config_place_at(source, at), STR_NONE,
+                             "is not valid YAML: indent with spaces, not tabs");
+            return;
+        }
+    }
     if (parser->context && parser->context_mark.line != parser->problem_mark.line)
         config_report_at(report, place, STR_NONE, "is not valid YAML: %s%s (%s from line %zu)", problem,
                          hint_for(problem), parser->context, parser->context_mark.line + 1);
@@ -153,7 +135,6 @@ static bool check_shape(yaml_parser_t *parser, struct str source, struct config_
 {
     struct shape shape = {0};
     yaml_event_t event;
-
     for (bool end = false; !end;) {
         if (!yaml_parser_parse(parser, &event)) {
             report_syntax(parser, source, report);
@@ -171,15 +152,6 @@ static bool check_shape(yaml_parser_t *parser, struct str source, struct config_
     return true;
 }
 
-static bool compose(yaml_parser_t *parser, struct str source, yaml_document_t *document,
-                    struct config_report *report)
-{
-    if (yaml_parser_load(parser, document))
-        return true;
-    report_syntax(parser, source, report);
-    return false;
-}
-
 static void open_parser(yaml_parser_t *parser, struct str source)
 {
     if (!yaml_parser_initialize(parser))
@@ -191,7 +163,6 @@ static void open_parser(yaml_parser_t *parser, struct str source)
 bool config_yaml_load(struct str source, yaml_document_t *document, struct config_report *report)
 {
     yaml_parser_t parser;
-
     if (!check_text(source, report))
         return false;
     open_parser(&parser, source);
@@ -200,7 +171,9 @@ bool config_yaml_load(struct str source, yaml_document_t *document, struct confi
     if (!fine)
         return false;
     open_parser(&parser, source);
-    fine = compose(&parser, source, document, report);
+    fine = yaml_parser_load(&parser, document);
+    if (!fine)
+        report_syntax(&parser, source, report);
     yaml_parser_delete(&parser);
     return fine;
 }
