@@ -1,69 +1,266 @@
-/* /actuator: health and metrics (C8); and the rows of all that is open to everyone, on every process. */
-#include "kernel/kernel_inside.h"
-#include "kernel/store_inside.h"
+/* What is open to everyone, on every process: the rows of its routes, the metrics, and the description of the routes.
+ *
+ * GET /actuator/prometheus needs no token, so it has a thread of its own and one rendering at a time.
+ *
+ * A request waits, parked, for the next rendering that begins; all that wait by then share its text, so each reads values
+ * that are not older than its question. Between two renderings the thread pauses, past WAITERS_MAX a request is answered
+ * 503: however many ask, the other routes lose one thread's part-time work. The text is counted and copied piece by piece
+ * as a client's socket takes it. */
+#include <pthread.h>
+#include <stdlib.h>
+#include <time.h>
 
-static void gather(struct kernel *kernel, struct health *health)
+#include "base/clock.h"
+#include "base/failpoint.h"
+#include "base/memory.h"
+#include "kernel/kernel_inside.h"
+
+enum {
+    WAITERS_MAX = 32,
+    PAUSE_MS = 50, /* between two renderings */
+};
+
+struct scrape_text {
+    atomic_uint refs;
+    struct buf bytes;
+};
+
+/* A parked request until its message runs on its loop, from then on the source of its answer. */
+struct scrape_waiter {
+    struct loop_message message; /* first */
+    struct scrape_waiter *next;
+    struct loop_park_ref ref;
+    struct scrape_text *text; /* NULL: there is none, the process stops */
+    struct str unsent;
+};
+
+struct kernel_scrape {
+    struct worker_pool *lane; /* one thread */
+    struct worker_job job;    /* the lane's while is_busy */
+    int64_t ended_ns;         /* of the last rendering; the lane's */
+    pthread_mutex_t mutex;
+    struct scrape_waiter *waiters;
+    unsigned waiter_count;
+    bool is_busy;
+};
+
+/* ---- a text and its readers ---- */
+
+static void unref_text(struct scrape_text *text)
 {
-    for (size_t i = 0; i < kernel->module_count; i++) {
-        const struct kernel_module *entry = &kernel->modules[i];
-        if (entry->started && entry->module->health)
-            entry->module->health(entry->state, health);
-        else if (entry->started && entry->module->keeps_store)
-            kernel_store_role_health(kernel, entry->module, health);
-    }
-    kernel_store_health(kernel, health);
-    bool keys = auth_is_ready(kernel->auth);
-    health_component(health, "auth", STR("keys"), keys,
-                     keys ? STR_NONE : STR("no signing keys yet: every token is refused"));
+    if (!text || atomic_fetch_sub(&text->refs, 1) > 1)
+        return;
+    buf_deinit(&text->bytes);
+    free(text);
 }
 
-static void send_health(struct http_request *request, bool is_readiness)
+/* The next piece of *unsent, so that a client that does not read holds a piece and not a copy of the whole. */
+static enum http_source_state produce_text(void *context, struct buf *out, size_t room)
+{
+    struct str *unsent = context;
+    size_t len = unsent->len < room ? unsent->len : room;
+    buf_put(out, unsent->ptr, len);
+    *unsent = str_of(unsent->ptr + len, unsent->len - len);
+    return unsent->len == 0 ? HTTP_SOURCE_END : HTTP_SOURCE_MORE;
+}
+
+static void release_waiter(void *context)
+{
+    struct scrape_waiter *waiter = CONTAINER_OF(context, struct scrape_waiter, unsent);
+    unref_text(waiter->text);
+    free(waiter);
+}
+
+/* On the request's loop. */
+static void on_rendered(struct loop *loop, struct loop_message *message)
+{
+    struct scrape_waiter *waiter = (struct scrape_waiter *)message;
+    struct http_request *request = http_request_unpark(waiter->ref);
+    (void)loop;
+    if (!request || !waiter->text) {
+        if (request)
+            http_send_error(request, &(struct error){.status = STATUS_UNAVAILABLE});
+        release_waiter(&waiter->unsent);
+        return;
+    }
+    waiter->unsent = buf_str(&waiter->text->bytes);
+    http_send_stream(request,
+                     &(struct http_response){
+                         .status = 200,
+                         .content_type = STR("text/plain; version=0.0.4; charset=utf-8"),
+                     },
+                     &(struct http_source){
+                         .produce = produce_text,
+                         .release = release_waiter,
+                         .context = &waiter->unsent,
+                         .content_length = (int64_t)waiter->unsent.len,
+                     });
+}
+
+/* ---- the lane ---- */
+
+static struct scrape_waiter *take_waiters(struct kernel_scrape *scrape)
+{
+    pthread_mutex_lock(&scrape->mutex);
+    struct scrape_waiter *waiters = scrape->waiters;
+    scrape->waiters = NULL;
+    scrape->waiter_count = 0;
+    pthread_mutex_unlock(&scrape->mutex);
+    return waiters;
+}
+
+static void deliver(struct scrape_waiter *waiters, struct scrape_text *text)
+{
+    for (struct scrape_waiter *next; waiters; waiters = next) {
+        next = waiters->next;
+        if (text)
+            atomic_fetch_add(&text->refs, 1);
+        waiters->text = text;
+        waiters->message.on_message = on_rendered;
+        loop_post(waiters->ref.loop, &waiters->message); /* the loop's from here on */
+    }
+}
+
+static void render(struct worker_job *job)
+{
+    struct kernel_scrape *scrape = CONTAINER_OF(job, struct kernel_scrape, job);
+    int64_t pause_ns = scrape->ended_ns + PAUSE_MS * CLOCK_NS_PER_MS - clock_mono_ns();
+    if (scrape->ended_ns != 0 && pause_ns > 0)
+        nanosleep(&(struct timespec){.tv_nsec = pause_ns}, NULL);
+    struct scrape_waiter *waiters = take_waiters(scrape);
+    struct scrape_text *text = memory_zalloc(sizeof *text);
+    atomic_init(&text->refs, 1);
+    FAILPOINT("actuator.before_print");
+    metrics_print(&text->bytes);
+    deliver(waiters, text);
+    unref_text(text);
+    scrape->ended_ns = clock_mono_ns();
+}
+
+static void on_render_done(struct worker_job *job);
+
+/* The caller holds the mutex, and the job is not in use. */
+static bool start_rendering(struct kernel_scrape *scrape)
+{
+    scrape->job = (struct worker_job){.run = render, .done = on_render_done};
+    return scrape->is_busy = worker_pool_submit(scrape->lane, &scrape->job);
+}
+
+/* On the lane, the last touch of the job: with waiters left it is submitted again. */
+static void on_render_done(struct worker_job *job)
+{
+    struct kernel_scrape *scrape = CONTAINER_OF(job, struct kernel_scrape, job);
+    bool is_cancelled = job->cancelled;
+    pthread_mutex_lock(&scrape->mutex);
+    scrape->is_busy = false;
+    bool is_over = scrape->waiters && (is_cancelled || !start_rendering(scrape));
+    pthread_mutex_unlock(&scrape->mutex);
+    if (is_over)
+        deliver(take_waiters(scrape), NULL);
+}
+
+/* ---- asking ---- */
+
+static void on_late(struct http_request *request, void *context)
+{
+    (void)context;
+    http_send_error(request, &(struct error){.status = STATUS_TIMEOUT});
+}
+
+static void get_prometheus(struct http_request *request)
 {
     struct kernel *kernel = request->context;
-    struct health health;
-    struct buf body;
-    health_init(&health);
-    buf_init(&body);
-    gather(kernel, &health);
-    if (atomic_load(&kernel->stopping) || (is_readiness && health.starting))
-        health.roles_up = 0, health.roles_down++;
-    health_print(&health, &body);
-    bool up = health_is_up(&health);
-    http_send(request, &(struct http_response){
-                           .status = up ? 200 : 503,
-                           .headers = up ? STR("Cache-Control: no-store\r\n")
-                                         : STR("Cache-Control: no-store\r\nRetry-After: 1\r\n"),
-                           .body = buf_str(&body),
-                       });
-    buf_deinit(&body);
-    health_deinit(&health);
+    struct kernel_scrape *scrape = kernel->scrape;
+    const struct kernel_http_settings *http = config_section(kernel->first, "http");
+    struct scrape_waiter *waiter = memory_zalloc(sizeof *waiter);
+    if (!http_request_park(request, clock_deadline_ms(http->request_timeout_ms), on_late, NULL,
+                           &waiter->ref)) {
+        free(waiter);
+        return;
+    }
+    pthread_mutex_lock(&scrape->mutex);
+    bool joined = scrape->waiter_count < WAITERS_MAX && (scrape->is_busy || start_rendering(scrape));
+    if (joined) {
+        waiter->next = scrape->waiters;
+        scrape->waiters = waiter;
+        scrape->waiter_count++;
+    }
+    pthread_mutex_unlock(&scrape->mutex);
+    if (joined)
+        return;
+    (void)http_request_unpark(waiter->ref);
+    free(waiter);
+    http_send_error(request, &(struct error){.status = STATUS_OVERLOADED});
 }
 
-static void get_health(struct http_request *request)
+/* ---- life ---- */
+
+struct kernel_scrape *kernel_scrape_create(void)
 {
-    send_health(request, false);
+    struct kernel_scrape *scrape = memory_zalloc(sizeof *scrape);
+    pthread_mutex_init(&scrape->mutex, NULL);
+    scrape->lane = worker_pool_create("scrape", 1, 1);
+    return scrape;
 }
 
-static void get_readiness(struct http_request *request)
+void kernel_scrape_stop(struct kernel_scrape *scrape)
 {
-    send_health(request, true);
+    worker_pool_stop(scrape->lane);
 }
 
-/* Alive means: a loop answers. Dependencies belong to readiness: a restart does not repair them. */
-static void get_liveness(struct http_request *request)
+void kernel_scrape_destroy(struct kernel_scrape *scrape)
 {
-    http_send(request, &(struct http_response){
-                           .status = 200,
-                           .headers = STR("Cache-Control: no-store\r\n"),
-                           .body = STR("{\"status\":\"UP\"}"),
-                       });
+    worker_pool_destroy(scrape->lane);
+    pthread_mutex_destroy(&scrape->mutex);
+    free(scrape);
+}
+
+/* ---- GET /openapi.yaml: api/openapi.yaml as it was when the program was built ----
+ * Whether it is true is not decided here: the system tests hold it against the routes and the answers. */
+
+/* Made from the file by tools/embed_file.py. */
+extern const struct str kernel_openapi_text, kernel_openapi_etag;
+
+static void release_nothing(void *context)
+{
+    (void)context; /* it is in the request's arena */
+}
+
+static void get_openapi(struct http_request *request)
+{
+    static const char *const none[] = {NULL};
+    struct error error;
+    if (http_request_query_only(request, none, &error) != STATUS_OK) {
+        http_send_error(request, &error);
+        return;
+    }
+    struct http_response response = {
+        .status = 200,
+        .content_type = STR("application/yaml"),
+        .headers = arena_printf(request->arena, "ETag: %.*s\r\nCache-Control: no-cache\r\n",
+                                STR_ARG(kernel_openapi_etag)),
+    };
+    if (http_request_none_match(request, kernel_openapi_etag)) {
+        response.status = 304;
+        http_send(request, &response);
+        return;
+    }
+    struct str *unsent = arena_alloc(request->arena, sizeof *unsent);
+    *unsent = kernel_openapi_text;
+    http_send_stream(request, &response,
+                     &(struct http_source){
+                         .produce = produce_text,
+                         .release = release_nothing,
+                         .context = unsent,
+                         .content_length = (int64_t)kernel_openapi_text.len,
+                     });
 }
 
 const struct http_route kernel_actuator_routes[] = {
-    {HTTP_GET, "/actuator/health", get_health, .access = HTTP_PUBLIC},
-    {HTTP_GET, "/actuator/health/readiness", get_readiness, .access = HTTP_PUBLIC},
-    {HTTP_GET, "/actuator/health/liveness", get_liveness, .access = HTTP_PUBLIC},
-    {HTTP_GET, "/actuator/prometheus", kernel_get_prometheus, .access = HTTP_PUBLIC},
-    {HTTP_GET, "/openapi.yaml", kernel_get_openapi, .access = HTTP_PUBLIC},
+    {HTTP_GET, "/actuator/health", kernel_get_health, .access = HTTP_PUBLIC},
+    {HTTP_GET, "/actuator/health/readiness", kernel_get_readiness, .access = HTTP_PUBLIC},
+    {HTTP_GET, "/actuator/health/liveness", kernel_get_liveness, .access = HTTP_PUBLIC},
+    {HTTP_GET, "/actuator/prometheus", get_prometheus, .access = HTTP_PUBLIC},
+    {HTTP_GET, "/openapi.yaml", get_openapi, .access = HTTP_PUBLIC},
     {.handler = NULL},
 };

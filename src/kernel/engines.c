@@ -138,120 +138,98 @@ bool kernel_address_is_good(struct str address)
 }
 
 /* One block, as all of them are checked. */
-struct block {
-    const struct config *config;
-    const char *name;
-    bool used; /* by some flow */
+struct engine {
+    const char *name, *list, *scheme; /* "kafka", "brokers", "" */
+    bool is_used;                     /* by some flow */
+    const struct setting_strings *addresses;
+    struct setting_place place;
+    const char
+        *missing; /* where it is used and has no address; NULL: the module that uses it may have its own */
+    struct setting_place use_place;
+    const struct kernel_tls *tls;
+    const struct kernel_login *login;
+    const char *password; /* "sasl.passwordFromEnv" */
+    struct str credentials;
+    struct setting_place credentials_place;
 };
 
-static enum status check_addresses(const struct block *block, const struct setting_strings *list,
-                                   struct setting_place place, const char *member, const char *scheme,
+static enum status check_addresses(const struct config *config, const struct engine *engine,
                                    struct error *error)
 {
     char field[64];
-    snprintf(field, sizeof field, "%s.%s", block->name, member);
-    for (size_t i = 0; i < list->count; i++) {
-        struct str address = list->items[i];
-        bool fits = str_starts_with(address, str_from(scheme));
-        if (fits)
-            address = str_of(address.ptr + strlen(scheme), address.len - strlen(scheme));
-        if (!fits || !kernel_address_is_good(address))
-            return config_error_at(block->config, place, field, error, "\"%.*s\" is not %sHOST:PORT",
-                                   STR_ARG(list->items[i]), scheme);
+    snprintf(field, sizeof field, "%s.%s", engine->name, engine->list);
+    if (engine->is_used && engine->missing && engine->addresses->count == 0)
+        return config_error_at(config, engine->use_place, field, error, "%s", engine->missing);
+    for (size_t i = 0; i < engine->addresses->count; i++) {
+        struct str given = engine->addresses->items[i];
+        size_t skipped = strlen(engine->scheme);
+        if (!str_starts_with(given, str_from(engine->scheme)) ||
+            !kernel_address_is_good(str_of(given.ptr + skipped, given.len - skipped)))
+            return config_error_at(config, engine->place, field, error, "\"%.*s\" is not %sHOST:PORT",
+                                   STR_ARG(given), engine->scheme);
     }
     return STATUS_OK;
 }
 
-static enum status check_file(const struct block *block, const char *member, struct str path,
-                              struct setting_place place, struct error *error)
+/* Files, certificates and passwords: those of an engine that is not used may be missing. */
+static enum status check_secrets(const struct config *config, const struct engine *engine,
+                                 struct error *error)
 {
+    const struct kernel_tls *tls = engine->tls;
+    const struct kernel_login *login = engine->login;
+    bool has_tls = engine->is_used && tls->enabled;
+    const struct {
+        const char *member;
+        struct str path;
+        struct setting_place place;
+        bool is_used;
+    } files[] = {
+        {"tls.caFile", tls->ca_file, tls->ca_place, has_tls},
+        {"tls.certificateFile", tls->certificate_file, tls->certificate_place, has_tls},
+        {"tls.keyFile", tls->key_file, tls->key_place, has_tls},
+        {"credentialsFile", engine->credentials, engine->credentials_place, engine->is_used},
+    };
     char field[64];
-    snprintf(field, sizeof field, "%s.%s", block->name, member);
-    if (path.len && access(path.ptr, R_OK) != 0)
-        return config_error_at(block->config, place, field, error, "%s cannot be read", path.ptr);
-    return STATUS_OK;
-}
-
-static enum status check_tls(const struct block *block, const struct kernel_tls *tls, struct error *error)
-{
-    char field[64];
-    snprintf(field, sizeof field, "%s.tls.%s", block->name,
+    snprintf(field, sizeof field, "%s.tls.%s", engine->name,
              tls->key_file.len ? "certificateFile" : "keyFile");
     if (!tls->certificate_file.len != !tls->key_file.len)
-        return config_error_at(block->config, tls->key_file.len ? tls->key_place : tls->certificate_place,
-                               field, error,
-                               "a certificate and its private key are given together, or neither");
-    if (!tls->enabled || !block->used)
-        return STATUS_OK;
-    enum status status = check_file(block, "tls.caFile", tls->ca_file, tls->ca_place, error);
-    if (status == STATUS_OK)
-        status =
-            check_file(block, "tls.certificateFile", tls->certificate_file, tls->certificate_place, error);
-    return status == STATUS_OK ? check_file(block, "tls.keyFile", tls->key_file, tls->key_place, error)
-                               : status;
-}
-
-static enum status check_login(const struct block *block, const struct kernel_login *login,
-                               const char *member, struct error *error)
-{
-    char field[64];
-    snprintf(field, sizeof field, "%s.%s", block->name, member);
-    if (block->used && login->password_env.len && !getenv(login->password_env.ptr))
-        return config_error_at(block->config, login->password_place, field, error,
+        return config_error_at(config, tls->key_file.len ? tls->key_place : tls->certificate_place, field,
+                               error, "a certificate and its private key are given together, or neither");
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        snprintf(field, sizeof field, "%s.%s", engine->name, files[i].member);
+        if (files[i].is_used && files[i].path.len && access(files[i].path.ptr, R_OK) != 0)
+            return config_error_at(config, files[i].place, field, error, "%s cannot be read",
+                                   files[i].path.ptr);
+    }
+    snprintf(field, sizeof field, "%s.%s", engine->name, engine->password);
+    if (engine->is_used && login->password_env.len && !getenv(login->password_env.ptr))
+        return config_error_at(config, login->password_place, field, error,
                                "the environment variable %s is not set", login->password_env.ptr);
     return STATUS_OK;
-}
-
-static enum status check_kafka(const struct config *config, const struct kernel_bus_settings *bus,
-                               struct error *error)
-{
-    const struct kernel_kafka *kafka = config_section(config, "kafka");
-    const struct block block = {config, "kafka", bus->commands == KERNEL_KAFKA};
-    if (block.used && !kafka->brokers.count)
-        return config_error_at(config, bus->commands_place, "kafka.brokers", error,
-                               "bus.commands is kafka: then say where its brokers are");
-    enum status status = check_addresses(&block, &kafka->brokers, kafka->brokers_place, "brokers", "", error);
-    if (status == STATUS_OK)
-        status = check_tls(&block, &kafka->tls, error);
-    return status == STATUS_OK ? check_login(&block, &kafka->sasl, "sasl.passwordFromEnv", error) : status;
-}
-
-/* Whether there are nodes is for the module that uses them: it may have its own. */
-static enum status check_redis(const struct config *config, const struct kernel_bus_settings *bus,
-                               struct error *error)
-{
-    const struct kernel_redis *redis = config_section(config, "redis");
-    const struct block block = {config, "redis", bus->invalidations == KERNEL_REDIS};
-    enum status status = check_addresses(&block, &redis->nodes, redis->nodes_place, "nodes", "", error);
-    if (status == STATUS_OK)
-        status = check_tls(&block, &redis->tls, error);
-    return status == STATUS_OK ? check_login(&block, &redis->login, "passwordFromEnv", error) : status;
-}
-
-static enum status check_nats(const struct config *config, const struct kernel_bus_settings *bus,
-                              struct error *error)
-{
-    const struct kernel_nats *nats = config_section(config, "nats");
-    const struct block block = {config, "nats", bus->events == KERNEL_NATS};
-    if (block.used && !nats->servers.count)
-        return config_error_at(config, bus->events_place, "nats.servers", error,
-                               "bus.events is nats: then say where its servers are");
-    enum status status =
-        check_addresses(&block, &nats->servers, nats->servers_place, "servers", "nats://", error);
-    if (status == STATUS_OK)
-        status = check_tls(&block, &nats->tls, error);
-    if (status == STATUS_OK)
-        status = check_login(&block, &nats->login, "passwordFromEnv", error);
-    return status == STATUS_OK && block.used
-               ? check_file(&block, "credentialsFile", nats->credentials_file, nats->credentials_place, error)
-               : status;
 }
 
 enum status kernel_engines_check(const struct config *config, struct error *error)
 {
     const struct kernel_bus_settings *bus = config_section(config, "bus");
-    enum status status = check_kafka(config, bus, error);
-    if (status == STATUS_OK)
-        status = check_redis(config, bus, error);
-    return status == STATUS_OK ? check_nats(config, bus, error) : status;
+    const struct kernel_kafka *kafka = config_section(config, "kafka");
+    const struct kernel_redis *redis = config_section(config, "redis");
+    const struct kernel_nats *nats = config_section(config, "nats");
+    const struct engine engines[] = {
+        {"kafka", "brokers", "", bus->commands == KERNEL_KAFKA, &kafka->brokers, kafka->brokers_place,
+         "bus.commands is kafka: then say where its brokers are", bus->commands_place, &kafka->tls,
+         &kafka->sasl, "sasl.passwordFromEnv", STR_NONE, .credentials_place = {0}},
+        {"redis", "nodes", "", bus->invalidations == KERNEL_REDIS, &redis->nodes, redis->nodes_place, NULL,
+         bus->invalidations_place, &redis->tls, &redis->login, "passwordFromEnv", STR_NONE,
+         .credentials_place = {0}},
+        {"nats", "servers", "nats://", bus->events == KERNEL_NATS, &nats->servers, nats->servers_place,
+         "bus.events is nats: then say where its servers are", bus->events_place, &nats->tls, &nats->login,
+         "passwordFromEnv", nats->credentials_file, nats->credentials_place},
+    };
+    enum status status = STATUS_OK;
+    for (size_t i = 0; i < sizeof engines / sizeof *engines && status == STATUS_OK; i++) {
+        status = check_addresses(config, &engines[i], error);
+        if (status == STATUS_OK)
+            status = check_secrets(config, &engines[i], error);
+    }
+    return status;
 }

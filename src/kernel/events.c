@@ -1,6 +1,9 @@
 /* Opening the bus of events: topics as every module names them, in PostgreSQL or in NATS. Nothing here waits for a server;
  * a bus connects by itself, whenever its engine is there. */
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/log.h"
 #include "bus/bus_nats.h"
@@ -11,6 +14,7 @@
 
 enum {
     TOPICS_MAX = 16,
+    HOST_BYTES = 256,
     OWN_CONNECTIONS = 2, /* of the embedded bus: publishing and upkeep */
     ANSWERERS =
         2, /* more handlers where handlers call one another: one that waits must not block the one that answers */
@@ -25,35 +29,22 @@ struct topics {
     size_t count;
 };
 
-static void take_whole(struct topics *all, const struct kernel_topic *wanted)
+static void add_topic(const struct kernel_topic *wanted, void *arg)
 {
+    struct topics *all = arg;
     if (wanted->advisory_stream)
         all->advisory_stream = wanted->advisory_stream;
     if (wanted->terminated_stream)
         all->terminated_stream = wanted->terminated_stream;
     if (wanted->ack_wait_ms)
         all->ack_wait_ms = wanted->ack_wait_ms;
-}
-
-/* A reader's: its owner has named the topic before. */
-static void take_group(struct topics *all, const struct bus_topic *wanted)
-{
-    for (size_t i = 0; i < all->count; i++)
-        if (strcmp(all->topics[i].name, wanted->name) == 0)
-            all->topics[i].group = wanted->group;
-}
-
-static void add_topic(const struct kernel_topic *wanted, void *arg)
-{
-    struct topics *all = arg;
-    take_whole(all, wanted);
-    if (wanted->topic.partitions == 0) {
-        take_group(all, &wanted->topic);
+    if (wanted->topic.partitions == 0) { /* a reader's: its owner has named the topic before */
+        for (size_t i = 0; i < all->count; i++)
+            if (strcmp(all->topics[i].name, wanted->topic.name) == 0)
+                all->topics[i].group = wanted->topic.group;
         return;
     }
-    if (all->count == TOPICS_MAX)
-        return;
-    if (wanted->is_plain_in_nats && all->settings->events == KERNEL_NATS)
+    if (all->count == TOPICS_MAX || (wanted->is_plain_in_nats && all->settings->events == KERNEL_NATS))
         return;
     struct bus_topic *topic = &all->topics[all->count];
     *topic = wanted->topic;
@@ -91,25 +82,22 @@ struct check {
     struct error *error;
 };
 
-static void check_reader(struct check *check, const struct kernel_topic *reader)
-{
-    for (size_t i = 0; i < check->count; i++) {
-        const struct kernel_topic *owner = &check->topics[i];
-        if (strcmp(owner->topic.name, reader->topic.name) == 0 && owner->stream && reader->stream &&
-            strcmp(owner->stream, reader->stream) != 0)
-            check->status = config_error_at(check->config, reader->stream_place, reader->stream_field,
-                                            check->error, "events are published to the stream %s, not %s",
-                                            owner->stream, reader->stream);
-    }
-}
-
 static void check_topic(const struct kernel_topic *topic, void *arg)
 {
     struct check *check = arg;
-    if (topic->topic.partitions == 0)
-        check_reader(check, topic);
-    else if (check->count < TOPICS_MAX)
-        check->topics[check->count++] = *topic;
+    if (topic->topic.partitions > 0) {
+        if (check->count < TOPICS_MAX)
+            check->topics[check->count++] = *topic;
+        return;
+    }
+    for (size_t i = 0; i < check->count; i++) {
+        const struct kernel_topic *owner = &check->topics[i];
+        if (strcmp(owner->topic.name, topic->topic.name) == 0 && owner->stream && topic->stream &&
+            strcmp(owner->stream, topic->stream) != 0)
+            check->status = config_error_at(check->config, topic->stream_place, topic->stream_field,
+                                            check->error, "events are published to the stream %s, not %s",
+                                            owner->stream, topic->stream);
+    }
 }
 
 enum status kernel_events_check(const struct config *config, const struct module *const *modules,
@@ -147,27 +135,19 @@ static enum status open_postgres(struct kernel_store *store, const struct topics
         bus, error);
 }
 
-static struct bus_nats_security security_of(const struct kernel_nats *nats)
-{
-    return (struct bus_nats_security){
-        .tls = nats->tls.enabled,
-        .ca_file = str_or_null(nats->tls.ca_file),
-        .certificate_file = str_or_null(nats->tls.certificate_file),
-        .key_file = str_or_null(nats->tls.key_file),
-        .username = str_or_null(nats->login.username),
-        .password = kernel_login_password(&nats->login),
-        .credentials_file = str_or_null(nats->credentials_file),
-    };
-}
-
 static enum status open_nats(struct kernel_store *store, const struct topics *all, struct bus **bus,
                              struct error *error)
 {
     const struct kernel_nats *nats = kernel_nats(store->kernel);
     struct db_target target = store->site.target;
-    struct buf servers;
+    struct buf servers = {0};
+    char host[HOST_BYTES] = "unknown";
+    const char *from_environment = getenv("HOSTNAME");
+    if (from_environment && *from_environment && str_is_utf8(str_from(from_environment)))
+        snprintf(host, sizeof host, "%s", from_environment);
+    else
+        (void)!gethostname(host, sizeof host - 1);
     target.connections_max = kernel_events_handlers(store->kernel);
-    buf_init(&servers);
     for (size_t i = 0; i < nats->servers.count; i++)
         buf_printf(&servers, "%s%.*s", i ? "," : "", STR_ARG(nats->servers.items[i]));
     buf_put_char(&servers, '\0');
@@ -176,8 +156,14 @@ static enum status open_nats(struct kernel_store *store, const struct topics *al
             .loop = store->site.home,
             .workers = store->site.workers,
             .servers = buf_str(&servers).ptr,
-            .client_name = kernel_host_name(),
-            .security = security_of(nats),
+            .client_name = host,
+            .security = {.tls = nats->tls.enabled,
+                         .ca_file = str_or_null(nats->tls.ca_file),
+                         .certificate_file = str_or_null(nats->tls.certificate_file),
+                         .key_file = str_or_null(nats->tls.key_file),
+                         .username = str_or_null(nats->login.username),
+                         .password = kernel_login_password(&nats->login),
+                         .credentials_file = str_or_null(nats->credentials_file)},
             .target = &target,
             .topics = all->topics,
             .topic_count = all->count,

@@ -1,11 +1,13 @@
-/* The gate: asks src/auth about every request before its body is read (C5). A token that is not known yet is checked
- * on a worker while the request is parked; nothing about tenants or scopes is decided here. */
+/* What stands before a handler. The gate asks src/auth about every request before its body is read (C5); a token that is not known
+ * yet is checked on a worker while the request is parked; nothing about tenants or scopes is decided here. Then the idempotency
+ * step takes requests with an Idempotency-Key (I1, I3); src/idempotency defines what a key means. */
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "base/clock.h"
 #include "base/hash.h"
 #include "base/memory.h"
+#include "idempotency/idempotency.h"
 #include "kernel/kernel_inside.h"
 
 enum { GATE_TIMEOUT_MS = 5000, VERIFY_TRIES = 3 };
@@ -16,15 +18,6 @@ struct parked_check {
     struct loop_park_ref ref;
     unsigned tries;
 };
-
-static void allow(struct http_request *request, const struct auth_identity *identity)
-{
-    request->identity = identity;
-    /* The identity stands in the loop's table only until this callback returns. A hot GET is answered by then, unless
-     * it waits for its body. */
-    if (request->method != HTTP_GET || request->route->kind != HTTP_HOT || request->has_body)
-        kernel_identity_keep(request);
-}
 
 void kernel_identity_keep(struct http_request *request)
 {
@@ -50,8 +43,13 @@ static enum auth_answer ask(struct kernel *kernel, struct http_request *request,
         return AUTH_DENIED;
     const struct auth_identity *identity = NULL;
     enum auth_answer answer = auth_check(kernel->auth, request->loop, &question, &identity, error);
-    if (answer == AUTH_ALLOWED)
-        allow(request, identity);
+    if (answer != AUTH_ALLOWED)
+        return answer;
+    request->identity = identity;
+    /* The identity stands in the loop's table only until this callback returns. A hot GET is answered by then, unless
+     * it waits for its body. */
+    if (request->method != HTTP_GET || request->route->kind != HTTP_HOT || request->has_body)
+        kernel_identity_keep(request);
     return answer;
 }
 
@@ -137,4 +135,26 @@ uint64_t kernel_share_of(const struct http_request *request)
 {
     const struct auth_identity *identity = kernel_identity(request);
     return identity ? hash_seeded(identity->tenant) : 0;
+}
+
+/* ---- Idempotency-Key ---- */
+
+struct idempotency *kernel_idempotency(struct kernel *kernel)
+{
+    return kernel->idempotency;
+}
+
+/* A public route has keys too; all its callers share them. */
+enum http_step kernel_idempotency_step(struct http_request *request, void *context)
+{
+    const struct kernel *kernel = context;
+    const struct auth_identity *identity = kernel_identity(request);
+    return idempotency_enter(kernel->idempotency, request, identity ? identity->tenant : STR_NONE,
+                             identity ? identity->subject : STR_NONE);
+}
+
+void kernel_leave(struct http_request *request, void *context)
+{
+    const struct kernel *kernel = context;
+    idempotency_leave(kernel->idempotency, request);
 }

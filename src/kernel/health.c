@@ -1,7 +1,9 @@
-/* Health: gathers the modules' health into one JSON body. */
+/* Health (C8): the modules' health in one JSON body, and the routes that answer it. */
 #include "kernel/health.h"
 
 #include "base/json.h"
+#include "kernel/kernel_inside.h"
+#include "kernel/store_inside.h"
 
 void health_init(struct health *health)
 {
@@ -31,10 +33,7 @@ static void put_state(struct buf *out, struct str name, bool up, struct str deta
 void health_role(struct health *health, const char *role, bool up, struct str detail)
 {
     put_state(&health->roles, str_from(role), up, detail);
-    if (up)
-        health->roles_up++;
-    else
-        health->roles_down++;
+    *(up ? &health->roles_up : &health->roles_down) += 1;
 }
 
 void health_starting(struct health *health)
@@ -66,4 +65,58 @@ void health_print(const struct health *health, struct buf *out)
     json_put_key(out, STR("components"));
     buf_put_str(out, buf_str(&health->components));
     buf_put_str(out, STR("}}"));
+}
+
+/* ---- routes ---- */
+
+static void send_health(struct http_request *request, bool is_readiness)
+{
+    struct kernel *kernel = request->context;
+    struct health health;
+    struct buf body;
+    health_init(&health);
+    buf_init(&body);
+    for (size_t i = 0; i < kernel->module_count; i++) {
+        const struct kernel_module *entry = &kernel->modules[i];
+        if (entry->started && entry->module->health)
+            entry->module->health(entry->state, &health);
+        else if (entry->started && entry->module->keeps_store)
+            kernel_store_role_health(kernel, entry->module, &health);
+    }
+    kernel_store_health(kernel, &health);
+    bool keys = auth_is_ready(kernel->auth);
+    health_component(&health, "auth", STR("keys"), keys,
+                     keys ? STR_NONE : STR("no signing keys yet: every token is refused"));
+    if (atomic_load(&kernel->stopping) || (is_readiness && health.starting))
+        health.roles_up = 0, health.roles_down++;
+    health_print(&health, &body);
+    bool up = health_is_up(&health);
+    http_send(request, &(struct http_response){
+                           .status = up ? 200 : 503,
+                           .headers = up ? STR("Cache-Control: no-store\r\n")
+                                         : STR("Cache-Control: no-store\r\nRetry-After: 1\r\n"),
+                           .body = buf_str(&body),
+                       });
+    buf_deinit(&body);
+    health_deinit(&health);
+}
+
+void kernel_get_health(struct http_request *request)
+{
+    send_health(request, false);
+}
+
+void kernel_get_readiness(struct http_request *request)
+{
+    send_health(request, true);
+}
+
+/* Alive means: a loop answers. Dependencies belong to readiness: a restart does not repair them. */
+void kernel_get_liveness(struct http_request *request)
+{
+    http_send(request, &(struct http_response){
+                           .status = 200,
+                           .headers = STR("Cache-Control: no-store\r\n"),
+                           .body = STR("{\"status\":\"UP\"}"),
+                       });
 }

@@ -90,28 +90,17 @@ void kernel_hydration_consumes(struct kernel *kernel, const char *entity_type)
         store->consumed[store->consumed_count++] = entity_type;
 }
 
-static bool is_listed(const struct setting_strings *list, struct str type)
-{
-    for (size_t i = 0; i < list->count; i++)
-        if (str_eq(list->items[i], type))
-            return true;
-    return false;
-}
-
-/* By any module, whether its role runs here or in another process. */
-static bool is_provided(const struct kernel *kernel, struct str type)
-{
-    for (const struct module *const *at = kernel->options.modules; *at; at++)
-        for (const char *const *own = (*at)->provides; own && *own; own++)
-            if (str_eq(str_from(*own), type))
-                return true;
-    return false;
-}
-
 static void warn_of(const struct kernel_store *store, struct str type)
 {
-    bool is_outside = is_listed(&settings_of(store)->outside, type);
-    if (is_provided(store->kernel, type) || (is_outside && kernel_bus(store->kernel)->events == KERNEL_NATS))
+    const struct setting_strings *outside = &settings_of(store)->outside;
+    bool is_outside = false, is_provided = false;
+    for (size_t i = 0; i < outside->count; i++)
+        is_outside |= str_eq(outside->items[i], type);
+    /* by any module, whether its role runs here or in another process */
+    for (const struct module *const *at = store->kernel->options.modules; *at; at++)
+        for (const char *const *own = (*at)->provides; own && *own; own++)
+            is_provided |= str_eq(str_from(*own), type);
+    if (is_provided || (is_outside && kernel_bus(store->kernel)->events == KERNEL_NATS))
         return;
     const char *advice =
         is_outside

@@ -5,6 +5,8 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -12,7 +14,6 @@
 #include "base/memory.h"
 #include "fetch/fetch.h"
 #include "idempotency/idempotency.h"
-#include "kernel/engines.h"
 #include "kernel/kernel_inside.h"
 #include "kernel/store_inside.h"
 
@@ -30,18 +31,13 @@ struct worker_pool *kernel_workers(struct kernel *kernel)
     return kernel->workers;
 }
 
-static bool list_has(struct str list, struct str wanted)
-{
-    struct str part;
-    while (str_split(&list, ',', &part))
-        if (str_eq(str_trim(part), wanted))
-            return true;
-    return false;
-}
-
 bool kernel_has_role(const struct kernel *kernel, const char *role)
 {
-    return kernel->options.roles.len == 0 || list_has(kernel->options.roles, str_from(role));
+    struct str rest = kernel->options.roles, part;
+    bool has = rest.len == 0;
+    while (!has && str_split(&rest, ',', &part))
+        has = str_eq(str_trim(part), str_from(role));
+    return has;
 }
 
 const struct kernel_bus_settings *kernel_bus(const struct kernel *kernel)
@@ -63,150 +59,25 @@ bool kernel_migrates(const struct kernel *kernel)
     return bus->commands == 0 && bus->invalidations == 0 && bus->events == 0;
 }
 
-/* ---- configuration ---- */
-
-const struct config_section *kernel_sections(const struct module *const *modules, struct arena *arena)
-{
-    size_t count = 0;
-    struct config_section *sections =
-        arena_zalloc(arena, (KERNEL_MODULES_MAX + KERNEL_SECTIONS_MAX) * sizeof *sections);
-    for (const struct config_section *own = kernel_own_sections; own->name; own++)
-        sections[count++] = *own;
-    for (; *modules; modules++)
-        if ((*modules)->section)
-            sections[count++] = *(*modules)->section;
-    return sections;
-}
-
-/* An address, not a name that begins like one: 127.example.com may be anywhere. */
-static bool is_loopback(struct str address)
-{
-    size_t digits = 0;
-    while (digits < address.len && memchr("0123456789.", address.ptr[digits], 11))
-        digits++;
-    return (str_starts_with(address, STR("127.")) && digits < address.len && address.ptr[digits] == ':') ||
-           str_starts_with(address, STR("[::1]:")) || str_starts_with(address, STR("localhost:"));
-}
-
-/* C5: authentication can be switched off only together with a loopback-only listener. */
-static enum status check_listen(const struct kernel_options *options, const struct config *config,
-                                struct error *error)
-{
-    const struct kernel_http_settings *http = config_section(config, "http");
-    const struct auth_settings *auth = config_section(config, "auth");
-    for (size_t i = 0; i < http->listen.count; i++) {
-        struct error own = {0};
-        if (http_address_check(http->listen.items[i], &own) != STATUS_OK)
-            return config_error_at(config, http->listen_place, "http.listen", error, "%s", own.message);
-    }
-    for (size_t i = 0; i < http->listen.count && !options->listen.len; i++)
-        if (!auth->enabled && !is_loopback(http->listen.items[i]))
-            return config_error_at(
-                config, http->listen_place, "http.listen", error,
-                "auth.enabled is false, which is allowed only on loopback addresses; %.*s is none",
-                STR_ARG(http->listen.items[i]));
-    if (options->listen.len && !auth->enabled && !is_loopback(options->listen))
-        return error_set(error, STATUS_CONFIG,
-                         "--listen: auth.enabled is false, which is allowed only on loopback");
-    return STATUS_OK;
-}
-
-static enum status check_auth(const struct kernel_options *options, const struct config *config,
-                              struct error *error)
-{
-    struct auth_settings settings = kernel_auth_settings(config, options->modules);
-    struct setting_place place;
-    struct error own = {0};
-    if (auth_settings_check(&settings, &place, &own) == STATUS_OK)
-        return STATUS_OK;
-    return config_error_at(config, place, own.field, error, "%s", own.message);
-}
-
-static void complete_modules(const struct kernel_options *options, struct config *config)
-{
-    for (size_t i = 0; options->modules[i]; i++) {
-        const struct module *module = options->modules[i];
-        if (module->complete)
-            module->complete(config, (void *)(uintptr_t)config_section(config, module->section->name));
-    }
-}
-
-static enum status check_modules(const struct kernel_options *options, const struct config *config,
-                                 struct error *error)
-{
-    enum status status = STATUS_OK;
-    for (size_t i = 0; options->modules[i] && status == STATUS_OK; i++) {
-        const struct module *module = options->modules[i];
-        if (module->check)
-            status = module->check(config, config_section(config, module->section->name), error);
-    }
-    return status == STATUS_OK ? kernel_events_check(config, options->modules, error) : status;
-}
-
-struct config *kernel_config_load(const struct kernel_options *options, struct buf *problems)
-{
-    struct arena arena;
-    struct error error = {0};
-    struct config *config = NULL;
-    arena_init(&arena, 4096);
-    const struct config_section *sections = kernel_sections(options->modules, &arena);
-    enum status status = config_load(options->config_path, sections, &config, problems, &error);
-    if (status == STATUS_OK) {
-        complete_modules(options, config);
-        status = check_listen(options, config, &error);
-    }
-    if (status == STATUS_OK)
-        status = kernel_engines_check(config, &error);
-    if (status == STATUS_OK)
-        status = kernel_store_check(config, &error);
-    if (status == STATUS_OK)
-        status = check_modules(options, config, &error);
-    if (status == STATUS_OK)
-        status = check_auth(options, config, &error);
-    if (status != STATUS_OK) {
-        if (buf_len(problems) == 0)
-            buf_printf(problems, "%s\n", error.message);
-        if (config)
-            config_free(config);
-        config = NULL;
-    }
-    arena_deinit(&arena);
-    return config;
-}
-
-struct config *kernel_config_load_or_say(const struct kernel_options *options)
-{
-    struct buf problems;
-    buf_init(&problems);
-    struct config *config = kernel_config_load(options, &problems);
-    fprintf(stderr, "%.*s", STR_ARG(buf_str(&problems)));
-    buf_deinit(&problems);
-    return config;
-}
-
 /* ---- start ---- */
-
-static bool knows_role(const struct module *const *modules, struct str wanted)
-{
-    for (; *modules; modules++)
-        for (const char *const *role = (*modules)->roles; *role; role++)
-            if (str_eq(str_from(*role), wanted))
-                return true;
-    return false;
-}
 
 static bool check_roles(const struct kernel_options *options)
 {
-    struct str rest = options->roles, role;
-    while (str_split(&rest, ',', &role)) {
-        if (knows_role(options->modules, str_trim(role)))
-            continue;
-        fprintf(stderr, "freshet: --roles: there is no role \"%.*s\"; known are:", STR_ARG(role));
+    struct str rest = options->roles, wanted;
+    while (str_split(&rest, ',', &wanted)) {
+        struct buf known = {0};
+        bool is_known = false;
         for (const struct module *const *module = options->modules; *module; module++)
-            for (const char *const *known = (*module)->roles; *known; known++)
-                fprintf(stderr, " %s", *known);
-        fprintf(stderr, "\n");
-        return false;
+            for (const char *const *role = (*module)->roles; *role; role++) {
+                is_known |= str_eq(str_from(*role), str_trim(wanted));
+                buf_printf(&known, " %s", *role);
+            }
+        if (!is_known)
+            fprintf(stderr, "freshet: --roles: there is no role \"%.*s\"; known are:%.*s\n", STR_ARG(wanted),
+                    STR_ARG(buf_str(&known)));
+        buf_deinit(&known);
+        if (!is_known)
+            return false;
     }
     return true;
 }
@@ -219,25 +90,15 @@ bool kernel_wants_module(const struct kernel *kernel, const struct module *modul
     return false;
 }
 
-/* Before any thread is made: they inherit the mask, and only kernel_watch() takes signals. */
-static void block_signals(void)
+/* Blocked before any thread is made: they inherit the mask, and only watch() takes signals. */
+static sigset_t handled_signals(void)
 {
     sigset_t signals;
     sigemptyset(&signals);
     sigaddset(&signals, SIGTERM);
     sigaddset(&signals, SIGINT);
     sigaddset(&signals, SIGHUP);
-    pthread_sigmask(SIG_BLOCK, &signals, NULL);
-    signal(SIGPIPE, SIG_IGN);
-}
-
-static enum status add_routes(struct kernel *kernel, const struct kernel_module *entry, struct error *error)
-{
-    enum status status = STATUS_OK;
-    for (const struct module_routes *at = entry->module->routes; at && at->role && status == STATUS_OK; at++)
-        if (kernel_has_role(kernel, at->role))
-            status = http_router_add(kernel->router, at->routes, entry->state, error);
-    return status;
+    return signals;
 }
 
 static enum status start_modules(struct kernel *kernel, struct error *error)
@@ -255,7 +116,11 @@ static enum status start_modules(struct kernel *kernel, struct error *error)
         if (status != STATUS_OK)
             return error_context(error, "%s", module->name);
         entry->started = true;
-        if ((status = add_routes(kernel, entry, error)) != STATUS_OK)
+        for (const struct module_routes *routes = module->routes;
+             routes && routes->role && status == STATUS_OK; routes++)
+            if (kernel_has_role(kernel, routes->role))
+                status = http_router_add(kernel->router, routes->routes, entry->state, error);
+        if (status != STATUS_OK)
             return status;
     }
     return http_router_add(kernel->router, kernel_actuator_routes, kernel, error);
@@ -311,21 +176,87 @@ static enum status start(struct kernel *kernel, struct error *error)
     return STATUS_OK;
 }
 
+/* ---- while it serves: signals, and a configuration file that changed ---- */
+
+struct file_mark {
+    struct timespec modified;
+    ino_t inode;
+    off_t size;
+};
+
+static struct file_mark mark_of(const char *path)
+{
+    struct stat info;
+    if (stat(path, &info) != 0)
+        return (struct file_mark){0};
+    return (struct file_mark){info.st_mtim, info.st_ino, info.st_size};
+}
+
+static void changed_setting(const char *field, void *arg)
+{
+    (void)arg;
+    log_warn("config_needs_restart", LOG_CSTR("field", field));
+}
+
+static void kernel_reload(struct kernel *kernel)
+{
+    const char *path = kernel->options.config_path;
+    struct buf problems = {0};
+    struct config *fresh = kernel_config_load(&kernel->options, &problems);
+    struct str rest = buf_str(&problems), line;
+    while (!fresh && str_split(&rest, '\n', &line))
+        if (line.len)
+            log_error("config_refused", LOG_CSTR("file", path), LOG_STR("error", line),
+                      LOG_CSTR("effect", "the configuration in force stays"));
+    buf_deinit(&problems);
+    if (!fresh)
+        return;
+    struct error error = {0};
+    struct auth_settings auth = kernel_auth_settings(fresh, kernel->options.modules);
+    if (auth_reload(kernel->auth, &auth, &error) != STATUS_OK) {
+        log_error("config_refused", LOG_CSTR("file", path), LOG_ERROR_FIELDS(&error));
+        config_free(fresh);
+        return;
+    }
+    config_each_restart(kernel->config, fresh, changed_setting, NULL);
+    log_set_level((enum log_level)((const struct kernel_log_settings *)config_section(fresh, "log"))->level);
+    for (size_t i = 0; i < kernel->module_count; i++) {
+        struct kernel_module *entry = &kernel->modules[i];
+        if (entry->started && entry->module->reload)
+            entry->module->reload(entry->state, fresh, config_section(fresh, entry->module->section->name));
+    }
+    if (kernel->config != kernel->first)
+        config_free(kernel->config);
+    kernel->config = fresh;
+    log_info("config_reloaded", LOG_CSTR("file", path));
+}
+
+/* Returns when it is time to stop. The file is looked at by name, not by an open descriptor: a mounted ConfigMap changes by swapping a
+ * symbolic link, which a watch on the file would miss. */
+static void watch(struct kernel *kernel)
+{
+    sigset_t signals = handled_signals();
+    struct file_mark seen = mark_of(kernel->options.config_path);
+    for (;;) {
+        int signal = sigtimedwait(&signals, NULL, &(struct timespec){.tv_sec = 1});
+        if (signal == SIGTERM || signal == SIGINT)
+            return;
+        struct file_mark now = mark_of(kernel->options.config_path);
+        bool changed = now.inode != 0 && (seen.modified.tv_sec != now.modified.tv_sec ||
+                                          seen.modified.tv_nsec != now.modified.tv_nsec ||
+                                          seen.inode != now.inode || seen.size != now.size);
+        if (signal == SIGHUP || changed) {
+            seen = now;
+            kernel_reload(kernel);
+        }
+    }
+}
+
 /* ---- stop: what takes requests first, what serves them last ---- */
 
 static void on_drained(void *arg)
 {
     atomic_store((atomic_bool *)arg, true);
-}
-
-static void drain(struct kernel *kernel)
-{
-    const struct kernel_http_settings *http = config_section(kernel->config, "http");
-    atomic_bool drained = false;
-    kernel->stop_deadline_ns = clock_deadline_ms(http->stop_timeout_ms);
-    http_server_drain(kernel->server, kernel->stop_deadline_ns, on_drained, &drained);
-    while (!atomic_load(&drained))
-        nanosleep(&(struct timespec){.tv_nsec = 2 * CLOCK_NS_PER_MS}, NULL);
 }
 
 static void stop(struct kernel *kernel)
@@ -378,6 +309,8 @@ int kernel_serve(const struct kernel_options *options)
 {
     struct kernel kernel = {.options = *options};
     struct error error = {0};
+    sigset_t signals = handled_signals();
+    atomic_bool drained = false;
     if (!check_roles(options))
         return 1;
     kernel.config = kernel_config_load_or_say(options);
@@ -388,7 +321,8 @@ int kernel_serve(const struct kernel_options *options)
     kernel.first = kernel.config;
     log_never_wait();
     kernel_descriptors_raise();
-    block_signals();
+    signal(SIGPIPE, SIG_IGN);
+    pthread_sigmask(SIG_BLOCK, &signals, NULL);
     fetch_init();
     if (start(&kernel, &error) != STATUS_OK) {
         log_error("start_failed", LOG_ERROR_FIELDS(&error));
@@ -399,10 +333,14 @@ int kernel_serve(const struct kernel_options *options)
     log_info("serving", LOG_CSTR("program", FRESHET_VERSION),
              LOG_INT("port", http_server_port(kernel.server)),
              LOG_INT("loops", loop_group_count(kernel.loops)), LOG_CSTR("config", options->config_path));
-    kernel_watch(&kernel);
+    watch(&kernel);
     log_info("stopping");
     atomic_store(&kernel.stopping, true);
-    drain(&kernel);
+    const struct kernel_http_settings *http = config_section(kernel.config, "http");
+    kernel.stop_deadline_ns = clock_deadline_ms(http->stop_timeout_ms);
+    http_server_drain(kernel.server, kernel.stop_deadline_ns, on_drained, &drained);
+    while (!atomic_load(&drained))
+        nanosleep(&(struct timespec){.tv_nsec = 2 * CLOCK_NS_PER_MS}, NULL);
     stop(&kernel);
     destroy(&kernel);
     log_info("stopped");

@@ -49,7 +49,7 @@ struct kernel {
     struct loop_group *loops;
     struct worker_pool *workers;
     struct worker_pool *verifiers; /* of signatures alone: a dead PostgreSQL may block every worker */
-    struct kernel_scrape *scrape;  /* scrape.c: renders the metrics */
+    struct kernel_scrape *scrape;  /* actuator.c: renders the metrics */
     struct auth *auth;
     struct db_server *servers;  /* those that a target of this process ever named */
     struct kernel_store *store; /* store_inside.h; NULL where no role keeps anything there */
@@ -65,7 +65,7 @@ http_step_fn kernel_gate, kernel_idempotency_step; /* context: struct kernel */
 void kernel_leave(struct http_request *request, void *context);
 uint64_t kernel_share_of(const struct http_request *request); /* its tenant's, of the memory for bodies */
 extern const struct http_route kernel_actuator_routes[];      /* open to everyone; context: struct kernel */
-http_handler_fn kernel_get_openapi, kernel_get_prometheus;
+http_handler_fn kernel_get_health, kernel_get_readiness, kernel_get_liveness;
 struct kernel_scrape *kernel_scrape_create(void);
 void kernel_scrape_stop(struct kernel_scrape *scrape); /* while the loops still run messages */
 void kernel_scrape_destroy(struct kernel_scrape *scrape);
@@ -74,10 +74,6 @@ void kernel_scrape_destroy(struct kernel_scrape *scrape);
 void kernel_descriptors_raise(void);
 struct http_limits kernel_http_limits(const struct kernel_http_settings *http);
 
-/* Waits for signals and a changed file; returns when it is time to stop. */
-void kernel_watch(struct kernel *kernel);
-/* Reads the file anew and passes it to all modules; an invalid one is refused whole. */
-void kernel_reload(struct kernel *kernel);
 /* auth.* with the auth settings of the modules' sections. */
 struct auth_settings kernel_auth_settings(const struct config *config, const struct module *const *modules);
 

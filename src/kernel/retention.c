@@ -50,22 +50,6 @@ static enum status delete_batch(struct retention *retention, struct db_conn *con
     return status;
 }
 
-static void log_deleted(const struct retention *retention)
-{
-    const struct retention_rule *rule = &retention->rule;
-    if (rule->on_deleted)
-        rule->on_deleted(rule->context, retention->run_deleted);
-    else
-        log_info("retention_deleted", LOG_CSTR("table", rule->name), LOG_INT("rows", retention->run_deleted));
-}
-
-static void log_failed(struct retention *retention, const struct error *error)
-{
-    if (!retention->is_logged && error->status != STATUS_CANCELLED)
-        log_warn("retention_failed", LOG_CSTR("table", retention->rule.name), LOG_ERROR_FIELDS(error));
-    retention->is_logged = true;
-}
-
 static int64_t retention_step(struct task *task, void *context)
 {
     struct retention *retention = context;
@@ -85,15 +69,16 @@ static int64_t retention_step(struct task *task, void *context)
     db_release(conn);
     retention->run_deleted += retention->deleted;
     metric_add(retention->deleted_total, (uint64_t)retention->deleted);
-    if (retention->deleted < BATCH && retention->run_deleted)
-        log_deleted(retention);
+    if (retention->deleted < BATCH && retention->run_deleted && rule->on_deleted)
+        rule->on_deleted(rule->context, retention->run_deleted);
+    else if (retention->deleted < BATCH && retention->run_deleted)
+        log_info("retention_deleted", LOG_CSTR("table", rule->name), LOG_INT("rows", retention->run_deleted));
     retention->is_going_on = status == STATUS_OK && retention->deleted >= BATCH;
     if (retention->is_going_on)
         return TASK_NOW;
-    if (status != STATUS_OK)
-        log_failed(retention, &error);
-    else
-        retention->is_logged = false;
+    if (status != STATUS_OK && status != STATUS_CANCELLED && !retention->is_logged)
+        log_warn("retention_failed", LOG_CSTR("table", rule->name), LOG_ERROR_FIELDS(&error));
+    retention->is_logged = status != STATUS_OK;
     bool is_soon = status != STATUS_OK && rule->interval_ms > RETRY_MS;
     return TASK_MS(is_soon ? RETRY_MS : backoff_spread_ms(rule->interval_ms));
 }

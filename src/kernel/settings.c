@@ -1,8 +1,15 @@
-/* The kernel's own settings: `http`, `log`, `bus`, `postgres`, `debug`; engines.c has those of engines. Modules bring theirs. */
+/* The kernel's own settings: `http`, `log`, `bus`, `postgres`, `debug`; engines.c has those of engines, modules bring theirs. How
+ * the file is loaded and checked, and what the system lets the process have of the limits in it. */
+#include <stdio.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 
+#include "base/log.h"
 #include "kernel/engines.h"
 #include "kernel/kernel_inside.h"
+#include "kernel/store_inside.h"
+
+enum { EXTRA_CONNECTIONS_MAX = 256 };
 
 #define HTTP_ROW(member) .offset = offsetof(struct kernel_http_settings, member)
 #define MIB (1024 * 1024)
@@ -214,4 +221,163 @@ struct auth_settings kernel_auth_settings(const struct config *config, const str
         if ((*modules)->adjust_auth)
             (*modules)->adjust_auth(config_section(config, (*modules)->section->name), &settings);
     return settings;
+}
+
+/* ---- loading and checking ---- */
+
+const struct config_section *kernel_sections(const struct module *const *modules, struct arena *arena)
+{
+    size_t count = 0;
+    struct config_section *sections =
+        arena_zalloc(arena, (KERNEL_MODULES_MAX + KERNEL_SECTIONS_MAX) * sizeof *sections);
+    for (const struct config_section *own = kernel_own_sections; own->name; own++)
+        sections[count++] = *own;
+    for (; *modules; modules++)
+        if ((*modules)->section)
+            sections[count++] = *(*modules)->section;
+    return sections;
+}
+
+/* An address, not a name that begins like one: 127.example.com may be anywhere. */
+static bool is_loopback(struct str address)
+{
+    size_t digits = 0;
+    while (digits < address.len && memchr("0123456789.", address.ptr[digits], 11))
+        digits++;
+    return (str_starts_with(address, STR("127.")) && digits < address.len && address.ptr[digits] == ':') ||
+           str_starts_with(address, STR("[::1]:")) || str_starts_with(address, STR("localhost:"));
+}
+
+/* C5: authentication can be switched off only together with a loopback-only listener. */
+static enum status check_listen(const struct kernel_options *options, const struct config *config,
+                                struct error *error)
+{
+    const struct kernel_http_settings *http = config_section(config, "http");
+    const struct auth_settings *auth = config_section(config, "auth");
+    for (size_t i = 0; i < http->listen.count; i++) {
+        struct error own = {0};
+        if (http_address_check(http->listen.items[i], &own) != STATUS_OK)
+            return config_error_at(config, http->listen_place, "http.listen", error, "%s", own.message);
+    }
+    for (size_t i = 0; i < http->listen.count && !options->listen.len; i++)
+        if (!auth->enabled && !is_loopback(http->listen.items[i]))
+            return config_error_at(
+                config, http->listen_place, "http.listen", error,
+                "auth.enabled is false, which is allowed only on loopback addresses; %.*s is none",
+                STR_ARG(http->listen.items[i]));
+    if (options->listen.len && !auth->enabled && !is_loopback(options->listen))
+        return error_set(error, STATUS_CONFIG,
+                         "--listen: auth.enabled is false, which is allowed only on loopback");
+    return STATUS_OK;
+}
+
+/* What the file alone allows to be checked. */
+static enum status check_config(const struct kernel_options *options, const struct config *config,
+                                struct error *error)
+{
+    struct error own = {0};
+    struct setting_place place;
+    enum status status = check_listen(options, config, error);
+    if (status == STATUS_OK)
+        status = kernel_engines_check(config, error);
+    if (status == STATUS_OK)
+        status = kernel_store_check(config, error);
+    for (const struct module *const *at = options->modules; *at && status == STATUS_OK; at++)
+        if ((*at)->check)
+            status = (*at)->check(config, config_section(config, (*at)->section->name), error);
+    if (status == STATUS_OK)
+        status = kernel_events_check(config, options->modules, error);
+    struct auth_settings auth = kernel_auth_settings(config, options->modules);
+    if (status == STATUS_OK && auth_settings_check(&auth, &place, &own) != STATUS_OK)
+        status = config_error_at(config, place, own.field, error, "%s", own.message);
+    return status;
+}
+
+struct config *kernel_config_load(const struct kernel_options *options, struct buf *problems)
+{
+    struct arena arena;
+    struct error error = {0};
+    struct config *config = NULL;
+    arena_init(&arena, 4096);
+    const struct config_section *sections = kernel_sections(options->modules, &arena);
+    enum status status = config_load(options->config_path, sections, &config, problems, &error);
+    for (const struct module *const *at = options->modules; *at && status == STATUS_OK; at++)
+        if ((*at)->complete)
+            (*at)->complete(config, (void *)(uintptr_t)config_section(config, (*at)->section->name));
+    if (status == STATUS_OK)
+        status = check_config(options, config, &error);
+    if (status != STATUS_OK) {
+        if (buf_len(problems) == 0)
+            buf_printf(problems, "%s\n", error.message);
+        config_free(config);
+        config = NULL;
+    }
+    arena_deinit(&arena);
+    return config;
+}
+
+struct config *kernel_config_load_or_say(const struct kernel_options *options)
+{
+    struct buf problems;
+    buf_init(&problems);
+    struct config *config = kernel_config_load(options, &problems);
+    fprintf(stderr, "%.*s", STR_ARG(buf_str(&problems)));
+    buf_deinit(&problems);
+    return config;
+}
+
+/* ---- limits of the HTTP server ----
+ * Every client is a descriptor. So that clients never take the last one, some are kept for databases, engines and files:
+ * the connections of clients are bounded by RLIMIT_NOFILE less that reserve. */
+
+void kernel_descriptors_raise(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
+        limit.rlim_cur = limit.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &limit);
+    }
+}
+
+static void bound_connections(struct http_limits *limits, uint64_t reserved)
+{
+    uint64_t most = UINT32_MAX;
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
+        uint64_t half = limit.rlim_cur / 2;
+        most = limit.rlim_cur - (reserved < half ? reserved : half); /* more than half is half */
+    }
+    unsigned wanted = limits->connections_max;
+    limits->connections_extra = EXTRA_CONNECTIONS_MAX;
+    if ((uint64_t)wanted + EXTRA_CONNECTIONS_MAX <= most)
+        return;
+    if (limits->connections_extra > most / 8)
+        limits->connections_extra = (unsigned)(most / 8);
+    most -= limits->connections_extra;
+    limits->connections_max = most < wanted ? (unsigned)most : wanted;
+    if (limits->connections_max < wanted)
+        log_info("connections_bounded_by_descriptors", LOG_INT("connections", limits->connections_max),
+                 LOG_INT("configured", wanted));
+}
+
+struct http_limits kernel_http_limits(const struct kernel_http_settings *http)
+{
+    struct http_limits limits = {
+        .body_bytes_max = (size_t)http->body_bytes_max,
+        .target_bytes_max = (size_t)http->target_bytes_max,
+        .header_bytes_max = (size_t)http->header_bytes_max,
+        .header_count_max = (unsigned)http->header_count_max,
+        .connections_max = (unsigned)http->connections_max,
+        .header_timeout_ms = http->header_timeout_ms,
+        .body_timeout_ms = http->body_timeout_ms,
+        .idle_timeout_ms = http->idle_timeout_ms,
+        .write_timeout_ms = http->write_timeout_ms,
+        .body_rate_min = (size_t)http->body_rate_min,
+        .write_rate_min = (size_t)http->write_rate_min,
+        .bodies_bytes_max = (size_t)http->bodies_bytes_max,
+        .unsent_bytes_max = (size_t)http->unsent_bytes_max,
+        .deadline_ms = http->request_timeout_ms,
+    };
+    bound_connections(&limits, (uint64_t)http->reserved_descriptors);
+    return limits;
 }

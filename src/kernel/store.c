@@ -3,10 +3,8 @@
  * back. When the schema is in place the bus is opened and the site runs: modules subscribe and are called, hydration is open,
  * outbox engines start. Its end is a site's; modules stop while the bus still works, after lookups of hydration have ended, so
  * that no thread of a module waits for one. */
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -20,7 +18,6 @@
 enum {
     OWN_THREADS = 12, /* beside handlers of events: four outboxes with two tasks each, retention, upkeep */
     GRACE_MS = 3000,
-    HOST_BYTES = 256,
     LOOK_MS = 1000,
     LOOK_TIMEOUT_MS = 3000,
     MIGRATE_TIMEOUT_MS = 120000,
@@ -117,24 +114,6 @@ struct bus *kernel_events(struct kernel *kernel)
     return kernel->store ? atomic_load(&kernel->store->events) : NULL;
 }
 
-static char host_name[HOST_BYTES];
-
-static void find_host_name(void)
-{
-    const char *from_environment = getenv("HOSTNAME");
-    if (from_environment && *from_environment && str_is_utf8(str_from(from_environment)))
-        snprintf(host_name, sizeof host_name, "%s", from_environment);
-    else if (gethostname(host_name, sizeof host_name - 1) != 0 || !*host_name)
-        snprintf(host_name, sizeof host_name, "unknown");
-}
-
-const char *kernel_host_name(void)
-{
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, find_host_name);
-    return host_name;
-}
-
 enum status kernel_outbox_create(struct kernel *kernel, const struct outbox_config *config,
                                  struct outbox **outbox, struct error *error)
 {
@@ -143,36 +122,29 @@ enum status kernel_outbox_create(struct kernel *kernel, const struct outbox_conf
 
 /* ---- the look, on a thread and a connection of its own: a busy database must not look like a dead one ---- */
 
-/* Of all modules, whichever roles run here: any other process finds what it needs. */
-static enum status prepare_schemas(struct kernel_store *store)
-{
-    struct kernel_schema schemas[KERNEL_MODULES_MAX + 1] = {{.module = NULL}};
-    size_t count = 0;
-    for (const struct module *const *at = store->kernel->options.modules; *at; at++)
-        if ((*at)->keeps_store && (*at)->migrations)
-            schemas[count++] = (struct kernel_schema){(*at)->name, (*at)->migrations};
-    return kernel_site_prepare(&store->site, store->look_pool, schemas, clock_deadline_ms(MIGRATE_TIMEOUT_MS),
-                               &store->look_error);
-}
-
 static const struct db_statement answer_sql = DB_STATEMENT("select 1");
-
-static enum status ask_for_answer(struct kernel_store *store)
-{
-    int64_t deadline_ns = clock_deadline_ms(LOOK_TIMEOUT_MS);
-    struct db_conn *conn = NULL;
-    enum status status = db_acquire(store->look_pool, deadline_ns, &conn, &store->look_error);
-    if (status == STATUS_OK)
-        status = db_exec(conn, &answer_sql, NULL, deadline_ns, NULL, &store->look_error);
-    db_release(conn);
-    return status;
-}
 
 static int64_t store_look(struct task *task, void *context)
 {
     struct kernel_store *store = context;
-    store->look_error = (struct error){0};
-    store->look_status = atomic_load(&store->site.is_ready) ? ask_for_answer(store) : prepare_schemas(store);
+    struct error *error = &store->look_error;
+    *error = (struct error){0};
+    if (atomic_load(&store->site.is_ready)) {
+        int64_t deadline_ns = clock_deadline_ms(LOOK_TIMEOUT_MS);
+        struct db_conn *conn = NULL;
+        store->look_status = db_acquire(store->look_pool, deadline_ns, &conn, error);
+        if (conn)
+            store->look_status = db_exec(conn, &answer_sql, NULL, deadline_ns, NULL, error);
+        db_release(conn);
+    } else { /* the schemas of all modules, whichever roles run here: any other process finds what it needs */
+        struct kernel_schema schemas[KERNEL_MODULES_MAX + 1] = {{.module = NULL}};
+        size_t count = 0;
+        for (const struct module *const *at = store->kernel->options.modules; *at; at++)
+            if ((*at)->keeps_store && (*at)->migrations)
+                schemas[count++] = (struct kernel_schema){(*at)->name, (*at)->migrations};
+        store->look_status = kernel_site_prepare(&store->site, store->look_pool, schemas,
+                                                 clock_deadline_ms(MIGRATE_TIMEOUT_MS), error);
+    }
     return store->look_status == STATUS_OK ? TASK_MS(LOOK_MS) : task_retry(task);
 }
 
@@ -225,28 +197,17 @@ static void store_looked(void *context)
 
 /* ---- life ---- */
 
-static bool is_kept(const struct kernel *kernel)
-{
-    for (const struct module *const *at = kernel->options.modules; *at; at++)
-        if ((*at)->keeps_store && kernel_wants_module(kernel, *at))
-            return true;
-    return false;
-}
-
-static bool is_used(const struct kernel *kernel)
-{
-    for (const struct module *const *at = kernel->options.modules; *at; at++)
-        if ((*at)->uses_store && kernel_wants_module(kernel, *at) &&
-            (*at)->uses_store(kernel, config_section(kernel->config, (*at)->section->name)))
-            return true;
-    return false;
-}
-
 enum status kernel_store_create(struct kernel *kernel, struct error *error)
 {
     struct db_target target, look;
-    bool kept = is_kept(kernel);
-    if (!kept && !is_used(kernel))
+    bool kept = false, used = false;
+    for (const struct module *const *at = kernel->options.modules; *at; at++) {
+        bool wanted = kernel_wants_module(kernel, *at);
+        kept |= wanted && (*at)->keeps_store;
+        used |= wanted && (*at)->uses_store &&
+                (*at)->uses_store(kernel, config_section(kernel->config, (*at)->section->name));
+    }
+    if (!kept && !used)
         return STATUS_OK;
     bool found = kernel_store_find(kernel->config, kernel->options.modules, &target);
     if (!found && !kept)

@@ -39,8 +39,6 @@ extern const struct kernel_part kernel_hydration_part;    /* of the store; modul
 void kernel_hydration_warn(
     const struct kernel_store *store); /* after modules have started: logs types without an owner */
 
-const char *kernel_host_name(void); /* HOSTNAME, or the machine's */
-
 /* Checks `postgres:` as far as the file allows. */
 enum status kernel_store_check(const struct config *config, struct error *error) MUST_CHECK;
 
