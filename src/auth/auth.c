@@ -16,20 +16,18 @@ struct auth *auth_ref(struct auth *auth)
     return auth;
 }
 
-static void loop_deinit(struct auth_loop *state)
-{
-    auth_rules_unref(state->rules);
-    auth_keyset_unref(state->keys);
-    auth_verified_deinit(&state->verified);
-    auth_denied_deinit(&state->denied);
-}
-
 void auth_unref(struct auth *auth)
 {
     if (atomic_fetch_sub_explicit(&auth->refs, 1, memory_order_acq_rel) > 1)
         return;
-    for (unsigned i = 0; i < auth->loop_count; i++)
-        loop_deinit(&auth->loops[i]);
+    for (unsigned i = 0; i < auth->loop_count; i++) {
+        struct auth_loop *state = &auth->loops[i];
+        auth_rules_unref(state->rules);
+        auth_keyset_unref(state->keys);
+        auth_verified_deinit(&state->verified);
+        auth_denied_deinit(&state->denied);
+        map_deinit(&state->pending);
+    }
     auth_rules_unref(auth->rules);
     pthread_mutex_destroy(&auth->mutex);
     free(auth);
@@ -91,49 +89,19 @@ bool auth_demand_keys(struct auth *auth)
 
 /* ---- life ---- */
 
-static struct auth *create_empty(struct loop_group *group, struct worker_pool *workers)
+enum status auth_create(const struct auth_settings *settings, struct loop_group *group,
+                        struct worker_pool *workers, struct auth **out, struct error *error)
 {
     unsigned count = loop_group_count(group);
     size_t size = sizeof(struct auth) + count * sizeof(struct auth_loop);
-    struct auth *auth = memory_aligned(_Alignof(struct auth), size);
+    struct auth *auth = memset(memory_aligned(_Alignof(struct auth), size), 0, size);
 
-    memset(auth, 0, size);
     atomic_init(&auth->refs, 1);
     pthread_mutex_init(&auth->mutex, NULL);
     auth->group = group;
     auth->workers = workers;
     auth->now_us = clock_unix_us;
     auth->generation = 1;
-    return auth;
-}
-
-static void loop_init(struct auth *auth, unsigned index)
-{
-    struct auth_loop *state = &auth->loops[index];
-
-    state->auth = auth;
-    state->loop = loop_group_loop(auth->group, index);
-    state->rules = auth_rules_ref(auth->rules);
-    state->keys = auth_keysource_keys(auth->source);
-    state->generation = auth->generation;
-    state->tick_ns = -1;
-    auth_verified_init(&state->verified, auth->rules->verified_max);
-    auth_denied_init(&state->denied, auth->rules->denied_max);
-}
-
-/* A file that says nothing of keys is a valid one (the seed's own); it just lets nobody in. */
-static void warn_if_nobody(const struct auth_rules *rules)
-{
-    if (!auth_rules_let_in(rules))
-        log_warn("auth_lets_nobody_in",
-                 LOG_CSTR("remedy", "set auth.jwksFile, auth.jwksUrl, auth.hs256SecretFromEnv or auth.mtls"));
-}
-
-enum status auth_create(const struct auth_settings *settings, struct loop_group *group,
-                        struct worker_pool *workers, struct auth **out, struct error *error)
-{
-    struct auth *auth = create_empty(group, workers);
-
     auth_metrics_register();
     enum status status = auth_rules_create(settings, &auth->rules, error);
     if (status == STATUS_OK)
@@ -142,10 +110,22 @@ enum status auth_create(const struct auth_settings *settings, struct loop_group 
         auth_unref(auth);
         return status;
     }
-    warn_if_nobody(auth->rules);
-    auth->loop_count = loop_group_count(group);
-    for (unsigned i = 0; i < auth->loop_count; i++)
-        loop_init(auth, i);
+    /* A file that says nothing of keys is a valid one (the seed's own); it just lets nobody in. */
+    if (!auth_rules_let_in(auth->rules))
+        log_warn("auth_lets_nobody_in",
+                 LOG_CSTR("remedy", "set auth.jwksFile, auth.jwksUrl, auth.hs256SecretFromEnv or auth.mtls"));
+    for (; auth->loop_count < count; auth->loop_count++) {
+        struct auth_loop *state = &auth->loops[auth->loop_count];
+        *state = (struct auth_loop){.auth = auth,
+                                    .loop = loop_group_loop(group, auth->loop_count),
+                                    .rules = auth_rules_ref(auth->rules),
+                                    .keys = auth_keysource_keys(auth->source),
+                                    .generation = auth->generation,
+                                    .tick_ns = -1};
+        TAILQ_INIT(&state->awaiting);
+        auth_verified_init(&state->verified, auth->rules->verified_max);
+        auth_denied_init(&state->denied, auth->rules->denied_max);
+    }
     auth_keysource_start(auth->source);
     *out = auth;
     return STATUS_OK;
@@ -331,17 +311,6 @@ struct auth_identity *auth_identity_copy(const struct auth_identity *identity, s
 
 /* ---- the question ---- */
 
-static int64_t wall_us(struct auth_loop *state, const struct loop *loop)
-{
-    int64_t tick_ns = loop_now_ns(loop);
-
-    if (state->tick_ns != tick_ns) {
-        state->tick_ns = tick_ns;
-        state->wall_us = state->auth->now_us();
-    }
-    return state->wall_us;
-}
-
 /* A token that is not in the table: refused at sight where that is possible, else to be verified. */
 static enum auth_answer check_unknown(struct auth_loop *state, const struct auth_question *question,
                                       struct error *error)
@@ -380,7 +349,11 @@ enum auth_answer auth_check(struct auth *auth, struct loop *loop, const struct a
     known = auth_verified_find(&state->verified, question->authorization);
     if (!known || known->generation != state->generation)
         return check_unknown(state, question, error);
-    if (wall_us(state, loop) >= known->exp_us)
+    if (state->tick_ns != loop_now_ns(loop)) {
+        state->tick_ns = loop_now_ns(loop);
+        state->wall_us = auth->now_us();
+    }
+    if (state->wall_us >= known->exp_us)
         return auth_deny(AUTH_REASON_EXPIRED, error);
     return decide(state, question, &known->identity, client, identity, error);
 }

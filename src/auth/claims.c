@@ -40,17 +40,6 @@ static enum auth_reason check_times(const struct json_value *root, const struct 
     return has_nbf && now_us < claims->nbf_us - checks->leeway_us ? AUTH_REASON_NOT_YET : AUTH_REASON_VALID;
 }
 
-static enum auth_reason check_issuer(const struct json_value *root, const struct auth_checks *checks)
-{
-    struct json_value value;
-
-    if (checks->issuer.len == 0)
-        return AUTH_REASON_VALID;
-    if (!json_get_string(root, STR("iss"), &value))
-        return AUTH_REASON_ISSUER;
-    return json_str_eq(value.raw, checks->issuer) ? AUTH_REASON_VALID : AUTH_REASON_ISSUER;
-}
-
 static bool is_our_audience(struct str raw, const struct auth_checks *checks)
 {
     for (size_t i = 0; i < checks->audiences.count; i++)
@@ -85,36 +74,12 @@ static enum auth_reason check_audience(const struct json_value *root, const stru
 
 /* ---- who ---- */
 
-static bool has_control(struct str text)
+static bool is_subject(struct str text)
 {
     for (size_t i = 0; i < text.len; i++)
         if ((unsigned char)text.ptr[i] < 0x20 || text.ptr[i] == 0x7F)
-            return true;
-    return false;
-}
-
-static bool read_subject(const struct json_value *root, struct arena *arena, struct str *subject)
-{
-    struct json_value value;
-
-    if (!json_get(root, STR("sub"), &value))
-        return true;
-    if (value.type != JSON_STRING)
-        return false;
-    *subject = json_str_decode(value.raw, arena);
-    return subject->len > 0 && subject->len <= AUTH_SUBJECT_BYTES_MAX && !has_control(*subject);
-}
-
-static void read_tenant(const struct json_value *root, struct str claim, struct arena *arena,
-                        struct str *tenant)
-{
-    struct json_value value;
-
-    if (!json_get_string(root, claim, &value))
-        return;
-    struct str name = json_str_decode(value.raw, arena);
-    if (str_is_name(name))
-        *tenant = name;
+            return false;
+    return text.len > 0 && text.len <= AUTH_SUBJECT_BYTES_MAX;
 }
 
 /* RFC 6749's scope-token: printable ASCII without space, quote and backslash. */
@@ -132,8 +97,7 @@ static void append_scope(struct str scope, char *out, size_t *len)
 {
     if (*len > 0)
         out[(*len)++] = ' ';
-    memcpy(out + *len, scope.ptr, scope.len);
-    *len += scope.len;
+    *len = (size_t)(str_put(out + *len, scope) - out);
 }
 
 /* One claim of scopes, as "a b" or as ["a","b"], appended to `out`, which is as large as the payload. */
@@ -164,24 +128,11 @@ static bool read_scopes(const struct json_value *value, struct arena *arena, cha
     return true;
 }
 
-static bool read_all_scopes(const struct json_value *root, struct arena *arena, struct str *scopes)
-{
-    static const struct str NAMES[] = {{"scope", 5}, {"scp", 3}};
-    char *out = arena_alloc(arena, root->raw.len);
-    struct json_value value;
-    size_t len = 0;
-
-    for (size_t i = 0; i < sizeof(NAMES) / sizeof(NAMES[0]); i++)
-        if (json_get(root, NAMES[i], &value) && !read_scopes(&value, arena, out, &len))
-            return false;
-    *scopes = str_of(out, len);
-    return true;
-}
-
 enum auth_reason auth_claims_check(struct str payload, const struct auth_checks *checks, int64_t now_us,
                                    struct arena *arena, struct auth_claims *claims)
 {
-    struct json_value root;
+    static const struct str SCOPES[] = {{"scope", 5}, {"scp", 3}};
+    struct json_value root, value;
 
     *claims = (struct auth_claims){0};
     if (json_parse(payload, CLAIMS_DEPTH_MAX, &root, NULL) != STATUS_OK || root.type != JSON_OBJECT ||
@@ -189,14 +140,25 @@ enum auth_reason auth_claims_check(struct str payload, const struct auth_checks 
         return AUTH_REASON_CLAIMS;
 
     enum auth_reason reason = check_times(&root, checks, now_us, claims);
-    if (reason == AUTH_REASON_VALID)
-        reason = check_issuer(&root, checks);
-    if (reason == AUTH_REASON_VALID)
-        reason = check_audience(&root, checks);
     if (reason != AUTH_REASON_VALID)
         return reason;
-    if (!read_subject(&root, arena, &claims->subject) || !read_all_scopes(&root, arena, &claims->scopes))
+    if (checks->issuer.len > 0 && !str_eq(json_get_text(&root, STR("iss"), arena), checks->issuer))
+        return AUTH_REASON_ISSUER;
+    reason = check_audience(&root, checks);
+    if (reason != AUTH_REASON_VALID)
+        return reason;
+
+    claims->subject = json_get_text(&root, STR("sub"), arena);
+    if (json_get(&root, STR("sub"), &value) && !is_subject(claims->subject))
         return AUTH_REASON_CLAIMS;
-    read_tenant(&root, checks->tenant_claim, arena, &claims->tenant);
+    char *scopes = arena_alloc(arena, root.raw.len);
+    size_t len = 0;
+    for (size_t i = 0; i < sizeof(SCOPES) / sizeof(SCOPES[0]); i++)
+        if (json_get(&root, SCOPES[i], &value) && !read_scopes(&value, arena, scopes, &len))
+            return AUTH_REASON_CLAIMS;
+    claims->scopes = str_of(scopes, len);
+    struct str tenant = json_get_text(&root, checks->tenant_claim, arena);
+    if (str_is_name(tenant))
+        claims->tenant = tenant;
     return AUTH_REASON_VALID;
 }

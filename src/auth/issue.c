@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "auth/auth.h"
+#include "auth/digest.h"
 #include "auth/jose.h"
 #include "base/clock.h"
 #include "base/json.h"
@@ -26,45 +27,34 @@
 static enum status read_whole(const char *path, struct buf *text, struct error *error)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t got = 1;
 
     if (fd < 0)
         return error_set(error, errno == ENOENT ? STATUS_NOT_FOUND : STATUS_IO, "%s cannot be opened: %s",
                          path, strerror(errno));
-    while (got > 0 && buf_len(text) <= FILE_BYTES_MAX) {
-        got = read(fd, buf_reserve(text, 4096), 4096);
-        buf_commit(text, got > 0 ? (size_t)got : 0);
-    }
-    int read_errno = errno;
+    enum status status = STATUS_OK;
+    if (!buf_read(text, fd, FILE_BYTES_MAX))
+        status = error_set(error, STATUS_IO, "%s cannot be read: %s", path, strerror(errno));
+    else if (buf_len(text) > FILE_BYTES_MAX)
+        status = error_set(error, STATUS_IO, "%s is too large", path);
     close(fd);
-    if (got < 0)
-        return error_set(error, STATUS_IO, "%s cannot be read: %s", path, strerror(read_errno));
-    return got == 0 ? STATUS_OK : error_set(error, STATUS_IO, "%s is too large", path);
-}
-
-static bool write_all(int fd, struct str text)
-{
-    while (text.len > 0) {
-        ssize_t put = write(fd, text.ptr, text.len);
-        if (put < 0 && errno != EINTR)
-            return false;
-        text.ptr += put > 0 ? put : 0;
-        text.len -= put > 0 ? (size_t)put : 0;
-    }
-    return true;
+    return status;
 }
 
 static enum status write_whole(const char *path, struct str text, mode_t mode, struct error *error)
 {
-    struct buf temporary;
+    struct buf temporary = {0};
     enum status status = STATUS_OK;
 
-    buf_init(&temporary);
     buf_printf(&temporary, "%s.%d.tmp%c", path, (int)getpid(), '\0');
     const char *name = temporary.data;
     int fd = open(name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, mode);
-    bool written = fd >= 0 && fchmod(fd, mode) == 0 && write_all(fd, text) && fsync(fd) == 0;
-    if (!written || rename(name, path) != 0)
+    bool written = fd >= 0 && fchmod(fd, mode) == 0;
+    while (written && text.len > 0) {
+        ssize_t put = write(fd, text.ptr, text.len);
+        written = put >= 0 || errno == EINTR;
+        text = str_skip(text, put > 0 ? (size_t)put : 0);
+    }
+    if (!written || fsync(fd) != 0 || rename(name, path) != 0)
         status = error_set(error, STATUS_IO, "%s cannot be written: %s", path, strerror(errno));
     if (fd >= 0)
         close(fd);
@@ -80,7 +70,7 @@ static void make_folders(const char *path)
 {
     char *folder = str_dup(str_from(path));
 
-    for (char *slash = strchr(folder + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+    for (char *slash = *path ? strchr(folder + 1, '/') : NULL; slash; slash = strchr(slash + 1, '/')) {
         *slash = '\0';
         (void)!mkdir(folder, 0777);
         *slash = '/';
@@ -95,30 +85,21 @@ struct dev_key {
     struct buf x, kid; /* base64url of the public key; its RFC 7638 thumbprint */
 };
 
-static void key_deinit(struct dev_key *key)
-{
-    EVP_PKEY_free(key->pkey);
-    buf_deinit(&key->x);
-    buf_deinit(&key->kid);
-}
-
 static bool derive_names(struct dev_key *key)
 {
-    unsigned char public_key[KEY_BYTES], digest[EVP_MAX_MD_SIZE];
+    unsigned char public_key[KEY_BYTES];
+    uint8_t digest[AUTH_SHA256_BYTES];
     size_t len = sizeof(public_key);
-    unsigned digest_len = 0;
-    struct buf canonical;
+    struct buf canonical = {0};
 
     if (EVP_PKEY_get_raw_public_key(key->pkey, public_key, &len) != 1 || len != KEY_BYTES)
         return false;
     auth_base64url_encode(str_of((const char *)public_key, len), &key->x);
-    buf_init(&canonical);
     buf_printf(&canonical, "{\"crv\":\"Ed25519\",\"kty\":\"OKP\",\"x\":\"%.*s\"}", STR_ARG(buf_str(&key->x)));
-    bool made = EVP_Digest(buf_str(&canonical).ptr, buf_len(&canonical), digest, &digest_len, EVP_sha256(),
-                           NULL) == 1;
-    auth_base64url_encode(str_of((const char *)digest, digest_len), &key->kid);
+    auth_sha256(&(struct str){canonical.data, buf_len(&canonical)}, 1, digest);
+    auth_base64url_encode(str_of((const char *)digest, sizeof(digest)), &key->kid);
     buf_deinit(&canonical);
-    return made;
+    return true;
 }
 
 static void put_public_members(const struct dev_key *key, struct buf *out)
@@ -135,13 +116,11 @@ static enum status create_key(const char *path, struct dev_key *key, struct erro
 {
     unsigned char secret[KEY_BYTES];
     size_t len = sizeof(secret);
-    struct buf text, d;
+    struct buf text = {0}, d = {0};
 
     key->pkey = EVP_PKEY_Q_keygen(NULL, NULL, "ED25519");
     if (!key->pkey || EVP_PKEY_get_raw_private_key(key->pkey, secret, &len) != 1 || !derive_names(key))
         return error_set(error, STATUS_INTERNAL, "no Ed25519 key can be made");
-    buf_init(&text);
-    buf_init(&d);
     auth_base64url_encode(str_of((const char *)secret, len), &d);
     buf_put_char(&text, '{');
     put_public_members(key, &text);
@@ -158,17 +137,14 @@ static enum status create_key(const char *path, struct dev_key *key, struct erro
 
 static bool parse_private(struct str text, struct arena *arena, struct dev_key *key)
 {
-    struct json_value root, kty, crv, d;
+    struct json_value root;
     struct str secret;
 
-    if (json_parse(text, 4, &root, NULL) != STATUS_OK || root.type != JSON_OBJECT ||
-        !json_get(&root, STR("kty"), &kty) || !json_get(&root, STR("crv"), &crv) ||
-        !json_get(&root, STR("d"), &d))
-        return false;
-    if (kty.type != JSON_STRING || crv.type != JSON_STRING || d.type != JSON_STRING ||
-        !json_str_eq(kty.raw, STR("OKP")) || !json_str_eq(crv.raw, STR("Ed25519")))
-        return false;
-    if (!auth_base64url_decode(json_str_decode(d.raw, arena), arena, &secret) || secret.len != KEY_BYTES)
+    if (json_parse(text, 4, &root, NULL) != STATUS_OK ||
+        !str_eq(json_get_text(&root, STR("kty"), arena), STR("OKP")) ||
+        !str_eq(json_get_text(&root, STR("crv"), arena), STR("Ed25519")) ||
+        !auth_base64url_decode(json_get_text(&root, STR("d"), arena), arena, &secret) ||
+        secret.len != KEY_BYTES)
         return false;
     key->pkey =
         EVP_PKEY_new_raw_private_key(EVP_PKEY_ED25519, NULL, (const unsigned char *)secret.ptr, secret.len);
@@ -178,10 +154,9 @@ static bool parse_private(struct str text, struct arena *arena, struct dev_key *
 
 static enum status load_key(const char *path, struct dev_key *key, struct error *error)
 {
-    struct buf text;
+    struct buf text = {0};
     struct arena arena;
 
-    buf_init(&text);
     arena_init(&arena, 1024);
     enum status status = read_whole(path, &text, error);
     if (status == STATUS_OK && !parse_private(buf_str(&text), &arena, key))
@@ -195,60 +170,38 @@ static enum status load_key(const char *path, struct dev_key *key, struct error 
 
 /* ---- the public key set ---- */
 
-static enum status check_key_set(const char *path, struct str text, const struct dev_key *key,
-                                 struct error *error)
-{
-    struct auth_keyset *set = auth_keyset_create();
-    enum status status = auth_keyset_add_jwks(set, text, path, error);
-
-    if (status == STATUS_OK && !auth_keyset_has_kid(set, buf_str(&key->kid)))
-        status = error_set(
-            error, STATUS_CONFIG,
-            "%s does not hold the development key, so no server would take its tokens; move that file "
-            "away and a new one is made",
-            path);
-    auth_keyset_unref(set);
-    return status;
-}
-
 static enum status ensure_key_set(const char *path, const struct dev_key *key, struct error *error)
 {
-    struct buf text;
-
-    buf_init(&text);
+    struct buf text = {0};
     enum status status = read_whole(path, &text, error);
+
     if (status == STATUS_OK) {
-        status = check_key_set(path, buf_str(&text), key, error);
+        struct auth_keyset *set = auth_keyset_create();
+        status = auth_keyset_add_jwks(set, buf_str(&text), path, error);
+        if (status == STATUS_OK && !auth_keyset_has_kid(set, buf_str(&key->kid)))
+            status = error_set(
+                error, STATUS_CONFIG,
+                "%s does not hold the development key, so no server would take its tokens; move that file "
+                "away and a new one is made",
+                path);
+        auth_keyset_unref(set);
     } else if (status == STATUS_NOT_FOUND) {
-        buf_clear(&text);
-        buf_put(&text, "{\"keys\":[{", 10);
+        buf_put_str(&text, STR("{\"keys\":[{"));
         put_public_members(key, &text);
-        buf_put(&text, "}]}\n", 4);
+        buf_put_str(&text, STR("}]}\n"));
         status = write_whole(path, buf_str(&text), 0644, error);
     }
     buf_deinit(&text);
     return status;
 }
 
-/* The folder the files stand in; its parent must be there. A failure shows when the lock is opened. */
-static void ensure_folder(const char *path)
-{
-    const char *slash = strrchr(path, '/');
-
-    if (!slash || slash == path)
-        return;
-    char *folder = str_dup(str_of(path, (size_t)(slash - path)));
-    mkdir(folder, 0700);
-    free(folder);
-}
-
 static enum status ensure_files(const char *key_path, const char *jwks_path, struct dev_key *key,
                                 struct error *error)
 {
-    struct buf lock_name;
+    struct buf lock_name = {0};
 
-    ensure_folder(key_path);
-    buf_init(&lock_name);
+    make_folders(key_path);
+    make_folders(jwks_path);
     buf_printf(&lock_name, "%s.lock%c", key_path, '\0');
     int lock = open(lock_name.data, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     buf_deinit(&lock_name);
@@ -273,22 +226,21 @@ static void put_claims(const struct auth_token_request *request, struct buf *out
 {
     int64_t now_s = clock_unix_us() / 1000000;
     struct str claim = request->tenant_claim.len > 0 ? request->tenant_claim : STR("tenant_id");
+    const struct str texts[][2] = {{STR("iss"), request->issuer},
+                                   {STR("sub"), request->subject},
+                                   {STR("aud"), request->audience},
+                                   {claim, request->tenant},
+                                   {STR("scope"), request->scopes}};
     char id[UUID_TEXT_BYTES];
     struct uuid uuid = uuid_random();
 
     buf_put_char(out, '{');
-    if (request->issuer.len > 0)
-        json_put_member_str(out, "iss", request->issuer);
-    if (request->subject.len > 0)
-        json_put_member_str(out, "sub", request->subject);
-    if (request->audience.len > 0)
-        json_put_member_str(out, "aud", request->audience);
-    if (request->tenant.len > 0) {
-        json_put_key(out, claim);
-        json_put_string(out, request->tenant);
+    for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
+        if (texts[i][1].len == 0)
+            continue;
+        json_put_key(out, texts[i][0]);
+        json_put_string(out, texts[i][1]);
     }
-    if (request->scopes.len > 0)
-        json_put_member_str(out, "scope", request->scopes);
     json_put_member_i64(out, "iat", now_s);
     json_put_member_i64(out, "exp", now_s + request->ttl_s);
     uuid_format(&uuid, id);
@@ -296,29 +248,13 @@ static void put_claims(const struct auth_token_request *request, struct buf *out
     buf_put_char(out, '}');
 }
 
-static enum status sign(const struct dev_key *key, struct buf *token, struct error *error)
-{
-    unsigned char signature[SIGNATURE_BYTES];
-    size_t len = sizeof(signature);
-    EVP_MD_CTX *context = EVP_MD_CTX_new();
-    bool signed_it = context && EVP_DigestSignInit(context, NULL, NULL, NULL, key->pkey) == 1 &&
-                     EVP_DigestSign(context, signature, &len, (const unsigned char *)buf_str(token).ptr,
-                                    buf_len(token)) == 1;
-
-    EVP_MD_CTX_free(context);
-    if (!signed_it)
-        return error_set(error, STATUS_INTERNAL, "the token cannot be signed");
-    buf_put_char(token, '.');
-    auth_base64url_encode(str_of((const char *)signature, len), token);
-    return STATUS_OK;
-}
-
 static enum status write_token(const struct dev_key *key, const struct auth_token_request *request,
                                struct buf *token, struct error *error)
 {
-    struct buf json;
+    unsigned char signature[SIGNATURE_BYTES];
+    size_t len = sizeof(signature);
+    struct buf json = {0};
 
-    buf_init(&json);
     buf_put_char(&json, '{');
     json_put_member_str(&json, "alg", STR("EdDSA"));
     json_put_member_str(&json, "typ", STR("JWT"));
@@ -331,18 +267,16 @@ static enum status write_token(const struct dev_key *key, const struct auth_toke
     put_claims(request, &json);
     auth_base64url_encode(buf_str(&json), token);
     buf_deinit(&json);
-    return sign(key, token, error);
-}
 
-static enum status check_request(const struct auth_token_request *request, struct error *error)
-{
-    if (request->tenant.len > 0 && !str_is_name(request->tenant))
-        return error_set_field(error, STATUS_BAD_REQUEST, "tenant", "a tenant is [A-Za-z0-9._-]{1,64}");
-    if (request->subject.len > AUTH_SUBJECT_BYTES_MAX || !str_is_utf8(request->subject))
-        return error_set_field(error, STATUS_BAD_REQUEST, "subject", "a subject is at most %d bytes of UTF-8",
-                               AUTH_SUBJECT_BYTES_MAX);
-    if (request->ttl_s < 1 || request->ttl_s > TTL_S_MAX)
-        return error_set_field(error, STATUS_BAD_REQUEST, "ttl", "a token lives from a second to ten years");
+    EVP_MD_CTX *context = EVP_MD_CTX_new();
+    bool is_signed = context && EVP_DigestSignInit(context, NULL, NULL, NULL, key->pkey) == 1 &&
+                     EVP_DigestSign(context, signature, &len, (const unsigned char *)buf_str(token).ptr,
+                                    buf_len(token)) == 1;
+    EVP_MD_CTX_free(context);
+    if (!is_signed)
+        return error_set(error, STATUS_INTERNAL, "the token cannot be signed");
+    buf_put_char(token, '.');
+    auth_base64url_encode(str_of((const char *)signature, len), token);
     return STATUS_OK;
 }
 
@@ -350,20 +284,23 @@ enum status auth_token_issue(struct str key_file, struct str jwks_file,
                              const struct auth_token_request *request, struct buf *token, struct error *error)
 {
     struct dev_key key = {0};
-    enum status status = check_request(request, error);
 
-    if (status != STATUS_OK)
-        return status;
+    if (request->tenant.len > 0 && !str_is_name(request->tenant))
+        return error_set_field(error, STATUS_BAD_REQUEST, "tenant", "a tenant is [A-Za-z0-9._-]{1,64}");
+    if (request->subject.len > AUTH_SUBJECT_BYTES_MAX || !str_is_utf8(request->subject))
+        return error_set_field(error, STATUS_BAD_REQUEST, "subject", "a subject is at most %d bytes of UTF-8",
+                               AUTH_SUBJECT_BYTES_MAX);
+    if (request->ttl_s < 1 || request->ttl_s > TTL_S_MAX)
+        return error_set_field(error, STATUS_BAD_REQUEST, "ttl", "a token lives from a second to ten years");
     if (key_file.len == 0)
         return error_set_field(error, STATUS_BAD_REQUEST, "key", "the key's file has no name");
     char *key_path = str_dup(key_file), *jwks_path = str_dup(jwks_file);
-    make_folders(key_path);
-    if (jwks_file.len > 0)
-        make_folders(jwks_path);
-    status = ensure_files(key_path, jwks_path, &key, error);
+    enum status status = ensure_files(key_path, jwks_path, &key, error);
     if (status == STATUS_OK)
         status = write_token(&key, request, token, error);
-    key_deinit(&key);
+    EVP_PKEY_free(key.pkey);
+    buf_deinit(&key.x);
+    buf_deinit(&key.kid);
     free(key_path);
     free(jwks_path);
     return status;

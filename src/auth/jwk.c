@@ -39,61 +39,35 @@ const char *auth_algorithm_name(enum auth_algorithm algorithm)
 
 /* ---- members ---- */
 
-static bool member_text(const struct json_value *jwk, struct str name, struct arena *arena, struct str *text)
-{
-    struct json_value value;
-
-    if (!json_get_string(jwk, name, &value))
-        return false;
-    *text = json_str_decode(value.raw, arena);
-    return true;
-}
-
 static enum status member_bytes(const struct json_value *jwk, struct str name, struct arena *arena,
                                 struct str *bytes, struct error *error)
 {
-    struct str text;
+    struct str text = json_get_text(jwk, name, arena);
 
-    if (!member_text(jwk, name, arena, &text) || text.len == 0 || !auth_base64url_decode(text, arena, bytes))
+    if (text.len == 0 || !auth_base64url_decode(text, arena, bytes))
         return error_set(error, STATUS_BAD_REQUEST, "\"%.*s\" is not base64url", STR_ARG(name));
     return STATUS_OK;
 }
 
 /* ---- public keys, by type ---- */
 
-static EVP_PKEY *build(const char *type, OSSL_PARAM_BLD *builder)
+/* Makes the key of what `builder` has and frees that. What OpenSSL itself holds to be wrong with a public key (a
+ * point off the curve, a modulus with small factors) refuses it. */
+static enum status build(const char *type, OSSL_PARAM_BLD *builder, struct auth_key *key, struct error *error)
 {
     OSSL_PARAM *params = OSSL_PARAM_BLD_to_param(builder);
     EVP_PKEY_CTX *context = EVP_PKEY_CTX_new_from_name(NULL, type, NULL);
-    EVP_PKEY *pkey = NULL;
 
     if (params && context && EVP_PKEY_fromdata_init(context) == 1)
-        EVP_PKEY_fromdata(context, &pkey, EVP_PKEY_PUBLIC_KEY, params);
+        EVP_PKEY_fromdata(context, &key->pkey, EVP_PKEY_PUBLIC_KEY, params);
     EVP_PKEY_CTX_free(context);
     OSSL_PARAM_free(params);
-    return pkey;
-}
-
-/* What OpenSSL itself holds to be wrong with a public key: a point off the curve, a modulus with small
- * factors. */
-static bool is_sound(EVP_PKEY *pkey)
-{
-    EVP_PKEY_CTX *context = pkey ? EVP_PKEY_CTX_new_from_pkey(NULL, pkey, NULL) : NULL;
-    bool sound = context && EVP_PKEY_public_check(context) == 1;
-
+    OSSL_PARAM_BLD_free(builder);
+    context = key->pkey ? EVP_PKEY_CTX_new_from_pkey(NULL, key->pkey, NULL) : NULL;
+    bool is_sound = context && EVP_PKEY_public_check(context) == 1;
     EVP_PKEY_CTX_free(context);
-    return sound;
-}
-
-static enum status take_sound(EVP_PKEY *pkey, struct auth_key *key, struct error *error)
-{
-    if (!is_sound(pkey)) {
-        EVP_PKEY_free(pkey);
-        ERR_clear_error();
-        return error_set(error, STATUS_BAD_REQUEST, "the key is not a sound public key");
-    }
-    key->pkey = pkey;
-    return STATUS_OK;
+    ERR_clear_error();
+    return is_sound ? STATUS_OK : error_set(error, STATUS_BAD_REQUEST, "the key is not a sound public key");
 }
 
 static BIGNUM *number(struct str bytes)
@@ -148,14 +122,13 @@ static enum status parse_rsa(const struct json_value *jwk, struct arena *arena, 
         return error_set(error, STATUS_BAD_REQUEST, "the RSA key is too large");
 
     BIGNUM *n = number(modulus), *e = number(exponent);
-    OSSL_PARAM_BLD *builder = OSSL_PARAM_BLD_new();
     status = check_rsa_numbers(n, e, error);
     if (status == STATUS_OK) {
+        OSSL_PARAM_BLD *builder = OSSL_PARAM_BLD_new();
         OSSL_PARAM_BLD_push_BN(builder, OSSL_PKEY_PARAM_RSA_N, n);
         OSSL_PARAM_BLD_push_BN(builder, OSSL_PKEY_PARAM_RSA_E, e);
-        status = take_sound(build("RSA", builder), key, error);
+        status = build("RSA", builder, key, error);
     }
-    OSSL_PARAM_BLD_free(builder);
     BN_free(n);
     BN_free(e);
     key->algorithm = AUTH_RS256;
@@ -165,10 +138,10 @@ static enum status parse_rsa(const struct json_value *jwk, struct arena *arena, 
 static enum status parse_ec(const struct json_value *jwk, struct arena *arena, struct auth_key *key,
                             struct error *error)
 {
-    struct str curve, x, y;
+    struct str x, y;
     unsigned char point[1 + 2 * EC_COORDINATE_BYTES] = {4 /* uncompressed */};
 
-    if (!member_text(jwk, STR("crv"), arena, &curve) || !str_eq(curve, STR("P-256")))
+    if (!str_eq(json_get_text(jwk, STR("crv"), arena), STR("P-256")))
         return error_set(error, STATUS_BAD_REQUEST, "the only curve used is P-256");
     enum status status = member_bytes(jwk, STR("x"), arena, &x, error);
     if (status == STATUS_OK)
@@ -184,10 +157,8 @@ static enum status parse_ec(const struct json_value *jwk, struct arena *arena, s
     OSSL_PARAM_BLD *builder = OSSL_PARAM_BLD_new();
     OSSL_PARAM_BLD_push_utf8_string(builder, OSSL_PKEY_PARAM_GROUP_NAME, "prime256v1", 0);
     OSSL_PARAM_BLD_push_octet_string(builder, OSSL_PKEY_PARAM_PUB_KEY, point, sizeof(point));
-    status = take_sound(build("EC", builder), key, error);
-    OSSL_PARAM_BLD_free(builder);
     key->algorithm = AUTH_ES256;
-    return status;
+    return build("EC", builder, key, error);
 }
 
 /* A point of small order lets anyone make signatures that check out, and OpenSSL takes it. These are all
@@ -218,9 +189,9 @@ static bool is_small_order(const unsigned char point[ED25519_BYTES])
 static enum status parse_okp(const struct json_value *jwk, struct arena *arena, struct auth_key *key,
                              struct error *error)
 {
-    struct str curve, x;
+    struct str x;
 
-    if (!member_text(jwk, STR("crv"), arena, &curve) || !str_eq(curve, STR("Ed25519")))
+    if (!str_eq(json_get_text(jwk, STR("crv"), arena), STR("Ed25519")))
         return error_set(error, STATUS_BAD_REQUEST, "the only OKP curve used is Ed25519");
     enum status status = member_bytes(jwk, STR("x"), arena, &x, error);
     if (status != STATUS_OK)
@@ -253,35 +224,26 @@ static enum status parse_oct(const struct json_value *jwk, struct arena *arena, 
 
 /* ---- what holds for every type ---- */
 
-static bool key_ops_allow_verify(const struct json_value *ops)
-{
-    struct json_iter it;
-    struct str name;
-    struct json_value op;
-
-    if (ops->type != JSON_ARRAY)
-        return false;
-    json_iter_init(&it, ops);
-    while (json_iter_next(&it, &name, &op))
-        if (op.type == JSON_STRING && json_str_eq(op.raw, STR("verify")))
-            return true;
-    return false;
-}
-
 static enum status check_purpose(const struct json_value *jwk, struct error *error)
 {
-    struct json_value value;
+    struct json_value value, op;
+    struct json_iter it;
+    bool may_verify = false;
 
     if (json_get(jwk, STR("use"), &value) &&
         !(value.type == JSON_STRING && json_str_eq(value.raw, STR("sig"))))
         return error_set(error, STATUS_BAD_REQUEST, "the key's \"use\" is not \"sig\"");
-    if (json_get(jwk, STR("key_ops"), &value) && !key_ops_allow_verify(&value))
-        return error_set(error, STATUS_BAD_REQUEST, "the key's \"key_ops\" do not name \"verify\"");
-    return STATUS_OK;
+    if (!json_get(jwk, STR("key_ops"), &value))
+        return STATUS_OK;
+    json_iter_init(&it, &value);
+    while (value.type == JSON_ARRAY && json_iter_next(&it, NULL, &op))
+        may_verify |= op.type == JSON_STRING && json_str_eq(op.raw, STR("verify"));
+    return may_verify ? STATUS_OK
+                      : error_set(error, STATUS_BAD_REQUEST, "the key's \"key_ops\" do not name \"verify\"");
 }
 
-static enum status parse_by_type(const struct json_value *jwk, struct arena *arena, struct auth_key *key,
-                                 struct error *error)
+static enum status parse(const struct json_value *jwk, struct arena *arena, struct auth_key *key,
+                         struct error *error)
 {
     static const struct {
         struct str kty;
@@ -289,52 +251,38 @@ static enum status parse_by_type(const struct json_value *jwk, struct arena *are
                              struct error *error);
     } TYPES[] = {
         {{"RSA", 3}, parse_rsa}, {{"EC", 2}, parse_ec}, {{"OKP", 3}, parse_okp}, {{"oct", 3}, parse_oct}};
-    struct str kty;
+    struct str kty = json_get_text(jwk, STR("kty"), arena), kid = json_get_text(jwk, STR("kid"), arena);
+    struct json_value value;
+    enum status status = check_purpose(jwk, error);
+    size_t type = 0;
 
-    if (!member_text(jwk, STR("kty"), arena, &kty))
+    if (status != STATUS_OK)
+        return status;
+    if (!kty.ptr)
         return error_set(error, STATUS_BAD_REQUEST, "the key has no \"kty\"");
-    for (size_t i = 0; i < sizeof(TYPES) / sizeof(TYPES[0]); i++)
-        if (str_eq(kty, TYPES[i].kty))
-            return TYPES[i].parse(jwk, arena, key, error);
-    return error_set(error, STATUS_BAD_REQUEST, "this type of key is not used");
-}
-
-/* The key's own `alg`, where it has one, must be the one its type gives: an RSA key for PS256 or RSA-OAEP
- * is not used for RS256. */
-static enum status check_algorithm(const struct json_value *jwk, const struct auth_key *key,
-                                   struct error *error)
-{
-    struct json_value value;
-    struct str name = str_from(auth_algorithm_name(key->algorithm));
-
-    if (json_get(jwk, STR("alg"), &value) && !(value.type == JSON_STRING && json_str_eq(value.raw, name)))
-        return error_set(error, STATUS_BAD_REQUEST, "the key's \"alg\" is not %s", name.ptr);
-    return STATUS_OK;
-}
-
-static enum status take_kid(const struct json_value *jwk, struct arena *arena, struct auth_key *key,
-                            struct error *error)
-{
-    struct json_value value;
-
-    if (!json_get(jwk, STR("kid"), &value))
-        return STATUS_OK;
-    if (value.type != JSON_STRING)
+    while (type < sizeof(TYPES) / sizeof(TYPES[0]) && !str_eq(kty, TYPES[type].kty))
+        type++;
+    if (type == sizeof(TYPES) / sizeof(TYPES[0]))
+        return error_set(error, STATUS_BAD_REQUEST, "this type of key is not used");
+    status = TYPES[type].parse(jwk, arena, key, error);
+    if (status != STATUS_OK)
+        return status;
+    /* The key's own `alg`, where it has one, must be the one its type gives: an RSA key for PS256 or RSA-OAEP is not
+     * used for RS256. */
+    const char *name = auth_algorithm_name(key->algorithm);
+    if (json_get(jwk, STR("alg"), &value) &&
+        !(value.type == JSON_STRING && json_str_eq(value.raw, str_from(name))))
+        return error_set(error, STATUS_BAD_REQUEST, "the key's \"alg\" is not %s", name);
+    if (json_get(jwk, STR("kid"), &value) && !kid.ptr)
         return error_set(error, STATUS_BAD_REQUEST, "the key's \"kid\" is not a string");
-    struct str kid = json_str_decode(value.raw, arena);
     if (kid.len > AUTH_KID_BYTES_MAX)
         return error_set(error, STATUS_BAD_REQUEST, "the key's \"kid\" is too long");
-    key->kid = str_of(str_dup(kid), kid.len);
-    return STATUS_OK;
-}
-
-static void warn_of_private_part(const struct json_value *jwk, const struct auth_key *key)
-{
-    struct json_value value;
-
+    if (kid.ptr)
+        key->kid = str_of(str_dup(kid), kid.len);
     if (key->algorithm != AUTH_HS256 && json_get(jwk, STR("d"), &value))
         log_warn("jwks_private_key", LOG_STR("kid", key->kid),
                  LOG_CSTR("error", "a public key set holds a private key; its private part is ignored"));
+    return STATUS_OK;
 }
 
 enum status auth_key_parse(const struct json_value *jwk, struct arena *scratch, struct auth_key *key,
@@ -343,18 +291,9 @@ enum status auth_key_parse(const struct json_value *jwk, struct arena *scratch, 
     *key = (struct auth_key){0};
     if (jwk->type != JSON_OBJECT || json_has_duplicates(jwk, scratch))
         return error_set(error, STATUS_BAD_REQUEST, "the key is not an object with distinct members");
-
-    enum status status = check_purpose(jwk, error);
-    if (status == STATUS_OK)
-        status = parse_by_type(jwk, scratch, key, error);
-    if (status == STATUS_OK)
-        status = check_algorithm(jwk, key, error);
-    if (status == STATUS_OK)
-        status = take_kid(jwk, scratch, key, error);
+    enum status status = parse(jwk, scratch, key, error);
     if (status != STATUS_OK)
         auth_key_deinit(key);
-    else
-        warn_of_private_part(jwk, key);
     return status;
 }
 

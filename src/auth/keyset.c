@@ -45,39 +45,29 @@ size_t auth_keyset_count(const struct auth_keyset *set)
     return set->count;
 }
 
-static void log_skipped(const struct json_value *jwk, const char *origin, const struct error *error,
-                        struct arena *scratch)
-{
-    struct json_value kid;
-    struct str name = STR_NONE;
-
-    if (jwk->type == JSON_OBJECT && json_get_string(jwk, STR("kid"), &kid))
-        name = str_utf8_cut(json_str_decode(kid.raw, scratch), AUTH_KID_BYTES_MAX);
-    log_warn("jwks_key_skipped", LOG_CSTR("source", origin), LOG_STR("kid", name),
-             LOG_CSTR("error", error->message));
-}
-
 /* Returns how many keys the document lists, usable or not. */
 static size_t add_keys(struct auth_keyset *set, const struct json_value *keys, const char *origin,
                        struct arena *scratch)
 {
     struct json_iter it;
-    struct str name;
     struct json_value jwk;
     struct error error;
     size_t listed = 0;
 
     json_iter_init(&it, keys);
-    while (json_iter_next(&it, &name, &jwk)) {
+    while (json_iter_next(&it, NULL, &jwk)) {
         listed++;
         if (set->count == AUTH_KEYS_MAX) {
             log_warn("jwks_truncated", LOG_CSTR("source", origin), LOG_INT("keys", AUTH_KEYS_MAX));
             break;
         }
-        if (auth_key_parse(&jwk, scratch, &set->keys[set->count], &error) == STATUS_OK)
+        if (auth_key_parse(&jwk, scratch, &set->keys[set->count], &error) == STATUS_OK) {
             set->count++;
-        else
-            log_skipped(&jwk, origin, &error, scratch);
+            continue;
+        }
+        struct str kid = str_utf8_cut(json_get_text(&jwk, STR("kid"), scratch), AUTH_KID_BYTES_MAX);
+        log_warn("jwks_key_skipped", LOG_CSTR("source", origin), LOG_STR("kid", kid),
+                 LOG_CSTR("error", error.message));
     }
     return listed;
 }

@@ -23,8 +23,9 @@
 #define BACKOFF_MIN_MS 500
 
 struct document {
-    struct buf text;   /* the last key set that was read; replaced under the mutex */
-    unsigned failures; /* in a row */
+    const char *origin; /* file or URL, as it is shown; empty = not configured */
+    struct buf text;    /* the last key set that was read; replaced under the mutex */
+    unsigned failures;  /* in a row */
 };
 
 struct auth_keysource {
@@ -53,35 +54,25 @@ static bool same_file(const struct stat *a, const struct stat *b)
            a->st_ctim.tv_sec == b->st_ctim.tv_sec && a->st_ctim.tv_nsec == b->st_ctim.tv_nsec;
 }
 
-static enum status read_open_file(int fd, const struct stat *info, struct buf *text, struct error *error)
-{
-    if (!S_ISREG(info->st_mode) || info->st_size > DOCUMENT_BYTES_MAX)
-        return error_set(error, STATUS_IO, "is not a regular file of at most %d bytes", DOCUMENT_BYTES_MAX);
-    while (buf_len(text) <= DOCUMENT_BYTES_MAX) {
-        ssize_t got = read(fd, buf_reserve(text, 4096), 4096);
-        if (got < 0 && errno != EINTR)
-            return error_set(error, STATUS_IO, "cannot be read: %s", strerror(errno));
-        if (got == 0)
-            return STATUS_OK;
-        buf_commit(text, got > 0 ? (size_t)got : 0);
-    }
-    return error_set(error, STATUS_IO, "has more than %d bytes", DOCUMENT_BYTES_MAX);
-}
-
 /* *text stays empty when the file is the one that was seen last. */
 static enum status read_file(struct auth_keysource *source, struct buf *text, struct stat *info,
                              struct error *error)
 {
-    int fd =
-        open(source->rules->jwks_file.ptr, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not hold us */
+    int fd = open(source->file.origin, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not hold us */
     enum status status = STATUS_OK;
 
     if (fd < 0)
         return error_set(error, STATUS_IO, "cannot be opened: %s", strerror(errno));
     if (fstat(fd, info) != 0)
         status = error_set(error, STATUS_IO, "cannot be read: %s", strerror(errno));
-    else if (!same_file(info, &source->file_seen))
-        status = read_open_file(fd, info, text, error);
+    else if (same_file(info, &source->file_seen))
+        status = STATUS_OK;
+    else if (!S_ISREG(info->st_mode) || info->st_size > DOCUMENT_BYTES_MAX)
+        status = error_set(error, STATUS_IO, "is not a regular file of at most %d bytes", DOCUMENT_BYTES_MAX);
+    else if (!buf_read(text, fd, DOCUMENT_BYTES_MAX))
+        status = error_set(error, STATUS_IO, "cannot be read: %s", strerror(errno));
+    else if (buf_len(text) > DOCUMENT_BYTES_MAX)
+        status = error_set(error, STATUS_IO, "has more than %d bytes", DOCUMENT_BYTES_MAX);
     close(fd);
     return status;
 }
@@ -110,12 +101,12 @@ static enum status read_url(const struct auth_keysource *source, struct buf *tex
 /* Makes `text` the document, if it is a key set. *changed: it differs from the last one. NOT_FOUND: it is the
  * document now, but holds no usable key. */
 static enum status take_document(struct auth_keysource *source, struct document *document, struct buf *text,
-                                 const char *origin, bool *changed, struct error *error)
+                                 bool *changed, struct error *error)
 {
     if (str_eq(buf_str(text), buf_str(&document->text)) && buf_len(text) > 0)
         return STATUS_OK;
     struct auth_keyset *trial = auth_keyset_create();
-    enum status status = auth_keyset_add_jwks(trial, buf_str(text), origin, error);
+    enum status status = auth_keyset_add_jwks(trial, buf_str(text), document->origin, error);
     auth_keyset_unref(trial);
     if (status != STATUS_OK && status != STATUS_NOT_FOUND)
         return status;
@@ -128,60 +119,34 @@ static enum status take_document(struct auth_keysource *source, struct document 
     return status;
 }
 
-static void report(struct document *document, enum status status, const char *origin, bool changed,
-                   const struct error *error)
+static enum status refresh(struct auth_keysource *source, struct document *document, bool *changed,
+                           struct error *error)
 {
+    struct stat info = {0};
+    struct buf text = {0};
+    bool is_new = false, is_file = document == &source->file;
+    enum status status = is_file ? read_file(source, &text, &info, error) : read_url(source, &text, error);
+
+    if (status == STATUS_OK && is_file && same_file(&info, &source->file_seen))
+        return STATUS_OK;
+    if (status == STATUS_OK)
+        status = take_document(source, document, &text, &is_new, error);
+    else
+        error_context(error, "%s", document->origin);
+    buf_deinit(&text);
+    *changed |= is_new;
     if (status == STATUS_OK) {
-        auth_metrics_refresh(changed ? "changed" : "unchanged");
+        if (is_file)
+            source->file_seen = info; /* only then: a file caught half-written is read again */
+        auth_metrics_refresh(is_new ? "changed" : "unchanged");
         document->failures = 0;
-        return;
+        return STATUS_OK;
     }
     auth_metrics_refresh("failed");
     document->failures++;
     if ((document->failures & (document->failures - 1)) == 0) /* the 1st, 2nd, 4th, 8th … in a row */
-        log_warn("jwks_read_failed", LOG_CSTR("source", origin), LOG_INT("failures", document->failures),
-                 LOG_CSTR("error", error->message));
-}
-
-static enum status refresh_file(struct auth_keysource *source, bool *changed, struct error *error)
-{
-    struct stat info = {0};
-    struct buf text;
-    bool is_new = false;
-
-    buf_init(&text);
-    enum status status = read_file(source, &text, &info, error);
-    if (status == STATUS_OK && same_file(&info, &source->file_seen)) {
-        buf_deinit(&text);
-        return STATUS_OK;
-    }
-    if (status == STATUS_OK)
-        status = take_document(source, &source->file, &text, source->rules->jwks_file.ptr, &is_new, error);
-    else
-        error_context(error, "%s", source->rules->jwks_file.ptr);
-    if (status == STATUS_OK)
-        source->file_seen = info; /* only then: a file caught half-written is read again */
-    report(&source->file, status, source->rules->jwks_file.ptr, is_new, error);
-    buf_deinit(&text);
-    *changed |= is_new;
-    return status;
-}
-
-static enum status refresh_url(struct auth_keysource *source, bool *changed, struct error *error)
-{
-    struct buf text;
-    bool is_new = false;
-
-    buf_init(&text);
-    enum status status = read_url(source, &text, error);
-    if (status == STATUS_OK)
-        status =
-            take_document(source, &source->url, &text, source->rules->jwks_url_shown.ptr, &is_new, error);
-    else
-        error_context(error, "%s", source->rules->jwks_url_shown.ptr);
-    report(&source->url, status, source->rules->jwks_url_shown.ptr, is_new, error);
-    buf_deinit(&text);
-    *changed |= is_new;
+        log_warn("jwks_read_failed", LOG_CSTR("source", document->origin),
+                 LOG_INT("failures", document->failures), LOG_CSTR("error", error->message));
     return status;
 }
 
@@ -199,30 +164,25 @@ static void plan_url(struct auth_keysource *source)
 
 /* ---- one set out of all sources ---- */
 
-static void add_document(struct auth_keyset *set, const struct document *document, const char *origin)
-{
-    struct error error;
-
-    if (buf_len(&document->text) == 0)
-        return;
-    if (auth_keyset_add_jwks(set, buf_str(&document->text), origin, &error) != STATUS_OK)
-        log_error("auth_keys_unusable", LOG_CSTR("source", origin), LOG_ERROR_FIELDS(&error));
-}
-
 /* The secret comes first, then the file: what stands last has no place once there are AUTH_KEYS_MAX keys. */
 static enum status build_keys(struct auth_keysource *source, struct auth_keyset **out, struct error *error)
 {
+    const struct document *const documents[] = {&source->file, &source->url};
     struct auth_keyset *set = auth_keyset_create();
-    enum status status = STATUS_OK;
+    struct error unusable;
 
-    if (source->rules->secret.len > 0)
-        status = auth_keyset_add_secret(set, source->rules->secret, error);
-    if (status != STATUS_OK) {
+    if (source->rules->secret.len > 0 &&
+        auth_keyset_add_secret(set, source->rules->secret, error) != STATUS_OK) {
         auth_keyset_unref(set);
-        return status;
+        return error_set_field(error, STATUS_CONFIG, "auth", "%s", error->message);
     }
-    add_document(set, &source->file, source->rules->jwks_file.ptr);
-    add_document(set, &source->url, source->rules->jwks_url_shown.ptr);
+    for (size_t i = 0; i < 2; i++)
+        if (buf_len(&documents[i]->text) > 0 &&
+            auth_keyset_add_jwks(set, buf_str(&documents[i]->text), documents[i]->origin, &unusable) !=
+                STATUS_OK)
+            log_error("auth_keys_unusable", LOG_CSTR("source", documents[i]->origin),
+                      LOG_ERROR_FIELDS(&unusable));
+    auth_metrics_keys(auth_keyset_count(set));
     *out = set;
     return STATUS_OK;
 }
@@ -241,7 +201,6 @@ static bool swap_keys(struct auth_keysource *source)
     source->keys = fresh;
     pthread_mutex_unlock(&source->mutex);
     auth_keyset_unref(old);
-    auth_metrics_keys(auth_keyset_count(fresh));
     log_info("auth_keys_changed", LOG_INT("keys", auth_keyset_count(fresh)));
     return true;
 }
@@ -251,8 +210,7 @@ static bool swap_keys(struct auth_keysource *source)
 static int64_t read_keys(struct task *task, void *context)
 {
     struct auth_keysource *source = context;
-    const struct auth_rules *rules = source->rules;
-    bool has_file = rules->jwks_file.len > 0, has_url = rules->jwks_url.len > 0, changed = false;
+    bool has_file = *source->file.origin, has_url = *source->url.origin, changed = false;
     struct error error;
 
     pthread_mutex_lock(&source->mutex);
@@ -260,9 +218,9 @@ static int64_t read_keys(struct task *task, void *context)
     pthread_mutex_unlock(&source->mutex);
     /* Failures are logged and counted where they happen; the keys just stay. */
     if (has_file)
-        refresh_file(source, &changed, &error);
+        refresh(source, &source->file, &changed, &error);
     if (has_url && (for_demand || clock_mono_ns() >= source->next_url_ns)) {
-        refresh_url(source, &changed, &error);
+        refresh(source, &source->url, &changed, &error);
         plan_url(source);
     }
     changed = changed && swap_keys(source);
@@ -285,7 +243,7 @@ bool auth_keysource_demand(struct auth_keysource *source)
     pthread_mutex_lock(&source->mutex);
     bool allowed = now_ns - source->last_demand_ns >= source->rules->refresh_min_ms * CLOCK_NS_PER_MS ||
                    source->last_demand_ns == 0;
-    bool has_source = source->rules->jwks_url.len > 0 || source->rules->jwks_file.len > 0;
+    bool has_source = *source->url.origin || *source->file.origin;
     bool begins = !source->demanded && allowed && has_source;
     if (begins) {
         source->demanded = true;
@@ -308,36 +266,25 @@ struct auth_keyset *auth_keysource_keys(struct auth_keysource *source)
 
 /* ---- life ---- */
 
-/* A reload that cannot reach the same URL as before keeps the URL's last answer. */
-static void borrow_url_document(struct auth_keysource *source, struct auth_keysource *previous)
-{
-    if (!previous || !str_eq(previous->rules->jwks_url, source->rules->jwks_url))
-        return;
-    pthread_mutex_lock(&previous->mutex);
-    buf_put_str(&source->url.text, buf_str(&previous->url.text));
-    pthread_mutex_unlock(&previous->mutex);
-}
-
 static enum status first_reading(struct auth_keysource *source, struct auth_keysource *previous,
                                  struct error *error)
 {
     bool changed = false;
-    enum status status = STATUS_OK;
 
-    if (source->rules->jwks_file.len > 0 && refresh_file(source, &changed, error) != STATUS_OK)
+    if (*source->file.origin && refresh(source, &source->file, &changed, error) != STATUS_OK)
         return error_set_field(error, STATUS_CONFIG, "auth.jwksFile", "%s", error->message);
-    if (source->rules->jwks_url.len > 0) {
-        borrow_url_document(source, previous);
-        status = refresh_url(source, &changed, error);
-        bool was_other_url = previous && !str_eq(previous->rules->jwks_url, source->rules->jwks_url);
-        if (status != STATUS_OK && was_other_url)
+    if (*source->url.origin) {
+        bool was_same_url = previous && str_eq(previous->rules->jwks_url, source->rules->jwks_url);
+        if (was_same_url) { /* a reload that cannot reach it keeps its last answer */
+            pthread_mutex_lock(&previous->mutex);
+            buf_put_str(&source->url.text, buf_str(&previous->url.text));
+            pthread_mutex_unlock(&previous->mutex);
+        }
+        if (refresh(source, &source->url, &changed, error) != STATUS_OK && previous && !was_same_url)
             return error_set_field(error, STATUS_CONFIG, "auth.jwksUrl", "%s", error->message);
         plan_url(source);
     }
-    if (build_keys(source, &source->keys, error) != STATUS_OK)
-        return error_set_field(error, STATUS_CONFIG, "auth", "%s", error->message);
-    auth_metrics_keys(auth_keyset_count(source->keys));
-    return STATUS_OK;
+    return build_keys(source, &source->keys, error);
 }
 
 enum status auth_keysource_create(struct auth *auth, struct auth_rules *rules,
@@ -348,6 +295,8 @@ enum status auth_keysource_create(struct auth *auth, struct auth_rules *rules,
 
     source->auth = auth;
     source->rules = auth_rules_ref(rules);
+    source->file.origin = rules->jwks_file.ptr;
+    source->url.origin = rules->jwks_url_shown.ptr;
     source->url_backoff = (struct backoff){
         .min_ms = rules->refresh_ms < BACKOFF_MIN_MS ? rules->refresh_ms : BACKOFF_MIN_MS,
         .max_ms = rules->refresh_ms,
@@ -368,8 +317,7 @@ enum status auth_keysource_create(struct auth *auth, struct auth_rules *rules,
 
 void auth_keysource_start(struct auth_keysource *source)
 {
-    const struct auth_rules *rules = source->rules;
-    bool has_source = rules->jwks_file.len > 0 || rules->jwks_url.len > 0;
+    bool has_source = *source->file.origin || *source->url.origin;
 
     task_start(source->task, has_source ? TASK_MS(FILE_INTERVAL_MS) : TASK_IDLE);
 }

@@ -9,206 +9,83 @@
 #include "base/memory.h"
 
 #define DAY_MS (24 * 60 * 60 * 1000)
+#define ROW(member) .offset = offsetof(struct auth_settings, member)
+#define PLACE(member) .place_offset = 1 + offsetof(struct auth_settings, member)
+#define CLIENT_ROW(member) .offset = offsetof(struct auth_client, member)
 
 static const struct setting_row client_rows[] = {
-    {.name = "identity",
-     .type = SETTING_STRING,
-     .offset = offsetof(struct auth_client, identity),
-     .min = 1,
-     .max = 1024,
-     .help =
-         "The client's URI (a SPIFFE id) in X-Forwarded-Client-Cert, or its Subject where it has no URI."},
-    {.name = "tenant",
-     .type = SETTING_STRING,
-     .offset = offsetof(struct auth_client, tenant),
-     .fallback = "",
-     .help = "The tenant of the client. A trusted client without one sends it in X-Tenant-Id."},
-    {.name = "scopes",
-     .type = SETTING_STRING,
-     .offset = offsetof(struct auth_client, scopes),
-     .fallback = "",
-     .help = "Its scopes, separated by spaces."},
-    {.name = "trusted",
-     .type = SETTING_BOOL,
-     .offset = offsetof(struct auth_client, trusted),
-     .fallback = "false",
-     .help = "May it name another tenant in X-Tenant-Id? Counts only where "
-             "refdata.security.tenant.allowHeaderOverrideForTrustedClients is true."},
+    {"identity", SETTING_STRING, CLIENT_ROW(identity),
+     "The client's URI (a SPIFFE id) in X-Forwarded-Client-Cert, or its Subject where it has no URI.", NULL,
+     1, 1024},
+    {"tenant", SETTING_STRING, CLIENT_ROW(tenant),
+     "The tenant of the client. A trusted client without one sends it in X-Tenant-Id.", ""},
+    {"scopes", SETTING_STRING, CLIENT_ROW(scopes), "Its scopes, separated by spaces.", ""},
+    {"trusted", SETTING_BOOL, CLIENT_ROW(trusted),
+     "May it name another tenant in X-Tenant-Id? Counts only where "
+     "refdata.security.tenant.allowHeaderOverrideForTrustedClients is true.",
+     "false"},
     {.name = NULL},
 };
 
 /* Offsets are those of the whole struct: `mtls` stands at 0 in it. */
 static const struct setting_row mtls_rows[] = {
-    {.name = "peers",
-     .type = SETTING_STRING_LIST,
-     .offset = offsetof(struct auth_settings, mtls_peers),
-     .place_offset = 1 + offsetof(struct auth_settings, mtls_peers_place),
-     .fallback = "",
-     .reloadable = true,
-     .help = "Addresses or ranges (10.0.0.0/8, ::1) whose X-Forwarded-Client-Cert is believed: the mesh's "
-             "sidecars. "
-             "From other addresses the header is ignored."},
-    {.name = "clients",
-     .type = SETTING_OBJECT_LIST,
-     .offset = offsetof(struct auth_settings, mtls_clients),
-     .fallback = "",
-     .rows = client_rows,
-     .element_bytes = sizeof(struct auth_client),
-     .reloadable = true,
-     .help = "Clients identified by their certificate."},
+    {"peers", SETTING_STRING_LIST, ROW(mtls_peers),
+     "Addresses or ranges (10.0.0.0/8, ::1) whose X-Forwarded-Client-Cert is believed: the mesh's sidecars. "
+     "From other addresses the header is ignored.",
+     "", PLACE(mtls_peers_place), .reloadable = true},
+    {"clients", SETTING_OBJECT_LIST, ROW(mtls_clients), "Clients identified by their certificate.", "",
+     .rows = client_rows, .element_bytes = sizeof(struct auth_client), .reloadable = true},
     {.name = NULL},
 };
 
 const struct setting_row auth_setting_rows[] = {
-    {.name = "enabled",
-     .type = SETTING_BOOL,
-     .offset = offsetof(struct auth_settings, enabled),
-     .fallback = "true",
-     .help =
-         "false: every request is accepted, for any tenant; allowed only while every listener is on a loopback address."},
-    {.name = "jwksFile",
-     .type = SETTING_STRING,
-     .offset = offsetof(struct auth_settings, jwks_file),
-     .fallback = "",
-     .reloadable = true,
-     .help =
-         "Key set (JWKS) that tokens are checked against. Read again within a second of a change; a bad file "
-         "leaves the last good keys."},
-    {.name = "jwksUrl",
-     .type = SETTING_STRING,
-     .offset = offsetof(struct auth_settings, jwks_url),
-     .place_offset = 1 + offsetof(struct auth_settings, jwks_url_place),
-     .fallback = "",
-     .reloadable = true,
-     .help = "URL (http or https) of a key set; with jwksFile too, the keys of both are used."},
-    {.name = "jwksRefresh",
-     .type = SETTING_DURATION_MS,
-     .offset = offsetof(struct auth_settings, jwks_refresh_ms),
-     .fallback = "5m",
-     .min = 1000,
-     .max = 7 * (int64_t)DAY_MS,
-     .reloadable = true,
-     .help = "Interval of reading jwksUrl; after a failure it is read sooner, with backoff."},
-    {.name = "jwksRefreshMin",
-     .type = SETTING_DURATION_MS,
-     .offset = offsetof(struct auth_settings, jwks_refresh_min_ms),
-     .fallback = "10s",
-     .min = 100,
-     .max = DAY_MS,
-     .reloadable = true,
-     .help = "A token signed by a key that is not known makes the keys be read at once, but not more often "
-             "than this."},
-    {.name = "jwksTimeout",
-     .type = SETTING_DURATION_MS,
-     .offset = offsetof(struct auth_settings, jwks_timeout_ms),
-     .fallback = "3s",
-     .min = 100,
-     .max = 60000,
-     .reloadable = true,
-     .help = "Time limit for reading jwksUrl once."},
-    {.name = "issuer",
-     .type = SETTING_STRING,
-     .offset = offsetof(struct auth_settings, issuer),
-     .fallback = "",
-     .reloadable = true,
-     .help = "Required iss of a token; empty = any."},
-    {.name = "audiences",
-     .type = SETTING_STRING_LIST,
-     .offset = offsetof(struct auth_settings, audiences),
-     .fallback = "",
-     .reloadable = true,
-     .help = "The aud of a token must contain one of these; empty = any."},
-    {.name = "leeway",
-     .type = SETTING_DURATION_MS,
-     .offset = offsetof(struct auth_settings, leeway_ms),
-     .fallback = "5s",
-     .min = 0,
-     .max = 300000,
-     .reloadable = true,
-     .help = "How far nbf may be in the future, for clocks that differ. exp is never extended."},
-    {.name = "algorithms",
-     .type = SETTING_STRING_LIST,
-     .offset = offsetof(struct auth_settings, algorithms),
-     .place_offset = 1 + offsetof(struct auth_settings, algorithms_place),
-     .fallback = "",
-     .reloadable = true,
-     .help = "Allowed signature algorithms, out of RS256, ES256, EdDSA, HS256; empty = all four. "
-             "Each key "
-             "is good for the one of its type only."},
-    {.name = "hs256SecretFromEnv",
-     .type = SETTING_STRING,
-     .offset = offsetof(struct auth_settings, hs256_secret_env),
-     .place_offset = 1 + offsetof(struct auth_settings, hs256_secret_place),
-     .fallback = "",
-     .reloadable = true,
-     .help = "Name of the environment variable that holds a secret for HS256, at least 32 bytes."},
-    {.name = "tokenBytesMax",
-     .type = SETTING_SIZE,
-     .offset = offsetof(struct auth_settings, token_bytes_max),
-     .fallback = "8KiB",
-     .min = 256,
-     .max = 65536,
-     .reloadable = true,
-     .help = "Larger tokens are refused."},
-    {.name = "cacheEntries",
-     .type = SETTING_INT,
-     .offset = offsetof(struct auth_settings, cache_entries),
-     .fallback = "10000",
-     .min = 16,
-     .max = 10000000,
-     .reloadable = true,
-     .help = "Verified tokens each loop remembers, never past their exp (rounded up to eight times "
-             "a power of two)."},
-    {.name = "negativeEntries",
-     .type = SETTING_INT,
-     .offset = offsetof(struct auth_settings, negative_entries),
-     .fallback = "10000",
-     .min = 16,
-     .max = 10000000,
-     .reloadable = true,
-     .help =
-         "Refused tokens each loop remembers for some seconds (rounded up to four times a power of two)."},
-    {.name = "mtls",
-     .type = SETTING_OBJECT,
-     .offset = 0,
-     .rows = mtls_rows,
-     .fallback = "",
-     .reloadable = true,
-     .help = "Clients behind a service mesh that verifies their certificates."},
+    {"enabled", SETTING_BOOL, ROW(enabled),
+     "false: every request is accepted, for any tenant; allowed only while every listener is on a loopback address.",
+     "true"},
+    {"jwksFile", SETTING_STRING, ROW(jwks_file),
+     "Key set (JWKS) that tokens are checked against. Read again within a second of a change; a bad file "
+     "leaves the last good keys.",
+     "", .reloadable = true},
+    {"jwksUrl", SETTING_STRING, ROW(jwks_url),
+     "URL (http or https) of a key set; with jwksFile too, the keys of both are used.", "",
+     PLACE(jwks_url_place), .reloadable = true},
+    {"jwksRefresh", SETTING_DURATION_MS, ROW(jwks_refresh_ms),
+     "Interval of reading jwksUrl; after a failure it is read sooner, with backoff.", "5m", 1000,
+     7 * (int64_t)DAY_MS, .reloadable = true},
+    {"jwksRefreshMin", SETTING_DURATION_MS, ROW(jwks_refresh_min_ms),
+     "A token signed by a key that is not known makes the keys be read at once, but not more often than this.",
+     "10s", 100, DAY_MS, .reloadable = true},
+    {"jwksTimeout", SETTING_DURATION_MS, ROW(jwks_timeout_ms), "Time limit for reading jwksUrl once.", "3s",
+     100, 60000, .reloadable = true},
+    {"issuer", SETTING_STRING, ROW(issuer), "Required iss of a token; empty = any.", "", .reloadable = true},
+    {"audiences", SETTING_STRING_LIST, ROW(audiences),
+     "The aud of a token must contain one of these; empty = any.", "", .reloadable = true},
+    {"leeway", SETTING_DURATION_MS, ROW(leeway_ms),
+     "How far nbf may be in the future, for clocks that differ. exp is never extended.", "5s", 0, 300000,
+     .reloadable = true},
+    {"algorithms", SETTING_STRING_LIST, ROW(algorithms),
+     "Allowed signature algorithms, out of RS256, ES256, EdDSA, HS256; empty = all four. Each key is good for "
+     "the one of its type only.",
+     "", PLACE(algorithms_place), .reloadable = true},
+    {"hs256SecretFromEnv", SETTING_STRING, ROW(hs256_secret_env),
+     "Name of the environment variable that holds a secret for HS256, at least 32 bytes.", "",
+     PLACE(hs256_secret_place), .reloadable = true},
+    {"tokenBytesMax", SETTING_SIZE, ROW(token_bytes_max), "Larger tokens are refused.", "8KiB", 256, 65536,
+     .reloadable = true},
+    {"cacheEntries", SETTING_INT, ROW(cache_entries),
+     "Verified tokens each loop remembers, never past their exp (rounded up to eight times a power of two).",
+     "10000", 16, 10000000, .reloadable = true},
+    {"negativeEntries", SETTING_INT, ROW(negative_entries),
+     "Refused tokens each loop remembers for some seconds (rounded up to four times a power of two).",
+     "10000", 16, 10000000, .reloadable = true},
+    {"mtls", SETTING_OBJECT, 0, "Clients behind a service mesh that verifies their certificates.", "",
+     .rows = mtls_rows, .reloadable = true},
     {.name = NULL},
 };
 
 /* ---- rules ---- */
 
 #define RULES_BLOCK_BYTES 1024
-
-static enum status read_algorithms(const struct setting_strings *names, unsigned *set, struct error *error)
-{
-    enum auth_algorithm algorithm;
-
-    *set = names->count > 0 ? 0 : AUTH_ALGORITHMS_ALL;
-    for (size_t i = 0; i < names->count; i++) {
-        if (!auth_algorithm_parse(names->items[i], &algorithm))
-            return error_set_field(error, STATUS_CONFIG, "auth.algorithms",
-                                   "\"%.*s\" is none of RS256, ES256, EdDSA, HS256",
-                                   STR_ARG(names->items[i]));
-        *set |= 1u << algorithm;
-    }
-    return STATUS_OK;
-}
-
-static enum status read_peers(struct auth_rules *rules, const struct setting_strings *peers,
-                              struct error *error)
-{
-    rules->peers = arena_zalloc(&rules->arena, peers->count * sizeof(*rules->peers));
-    rules->peer_count = peers->count;
-    for (size_t i = 0; i < peers->count; i++)
-        if (!auth_range_parse(peers->items[i], &rules->peers[i]))
-            return error_set_field(error, STATUS_CONFIG, "auth.mtls.peers",
-                                   "\"%.*s\" is not an address or a range like 10.0.0.0/8",
-                                   STR_ARG(peers->items[i]));
-    return STATUS_OK;
-}
 
 static enum status read_clients(struct auth_rules *rules, const struct setting_objects *objects,
                                 struct error *error)
@@ -236,11 +113,9 @@ static enum status read_clients(struct auth_rules *rules, const struct setting_o
 
 static enum status read_secret(struct auth_rules *rules, struct str variable, struct error *error)
 {
-    if (variable.len == 0)
+    if (variable.len == 0 || !rules->enabled)
         return STATUS_OK;
-    char *name = str_dup(variable);
-    const char *secret = getenv(name);
-    free(name);
+    const char *secret = getenv(arena_str(&rules->arena, variable).ptr);
     if (!secret)
         return error_set_field(error, STATUS_CONFIG, "auth.hs256SecretFromEnv",
                                "the environment has no variable %.*s", STR_ARG(variable));
@@ -256,24 +131,14 @@ static enum status read_secret(struct auth_rules *rules, struct str variable, st
  * password whose '/' or '?' was not escaped must not be shown either. */
 static struct str url_shown(struct str url, struct arena *arena)
 {
-    struct buf shown;
-    size_t scheme = 0, host, end;
+    const char *scheme = memmem(url.ptr, url.len, "://", 3);
+    struct str start = str_of(url.ptr, scheme ? (size_t)(scheme - url.ptr) + 3 : 0);
+    struct str rest = str_skip(url, start.len);
+    const char *at = memrchr(rest.ptr, '@', rest.len);
 
-    while (scheme < url.len && !str_starts_with(str_skip(url, scheme), STR("://")))
-        scheme++;
-    scheme = scheme < url.len ? scheme + 3 : 0;
-    host = scheme;
-    for (size_t i = scheme; i < url.len; i++)
-        if (url.ptr[i] == '@')
-            host = i + 1;
-    for (end = host; end < url.len && url.ptr[end] != '?' && url.ptr[end] != '#';)
-        end++;
-    buf_init(&shown);
-    buf_put_str(&shown, str_of(url.ptr, scheme));
-    buf_put_str(&shown, str_of(url.ptr + host, end - host));
-    struct str copy = arena_str(arena, buf_str(&shown));
-    buf_deinit(&shown);
-    return copy;
+    if (at)
+        rest = str_skip(rest, (size_t)(at + 1 - rest.ptr));
+    return arena_printf(arena, "%.*s%.*s", STR_ARG(start), (int)strcspn(rest.ptr, "?#"), rest.ptr);
 }
 
 static void copy_plain(struct auth_rules *rules, const struct auth_settings *settings)
@@ -296,6 +161,7 @@ static void copy_plain(struct auth_rules *rules, const struct auth_settings *set
     rules->refresh_min_ms = settings->jwks_refresh_min_ms;
     rules->timeout_ms = settings->jwks_timeout_ms;
     rules->checks = (struct auth_checks){
+        .algorithms = settings->algorithms.count > 0 ? 0 : AUTH_ALGORITHMS_ALL,
         .token_bytes_max = (size_t)settings->token_bytes_max,
         .leeway_us = settings->leeway_ms * 1000,
         .issuer = arena_str(arena, settings->issuer),
@@ -304,17 +170,32 @@ static void copy_plain(struct auth_rules *rules, const struct auth_settings *set
     };
 }
 
-bool auth_rules_let_in(const struct auth_rules *rules)
+static enum status fill(struct auth_rules *rules, const struct auth_settings *settings, struct error *error)
 {
-    return !rules->enabled || rules->jwks_file.len > 0 || rules->jwks_url.len > 0 || rules->secret.len > 0 ||
-           (rules->client_count > 0 && rules->peer_count > 0);
-}
+    const struct setting_strings *names = &settings->algorithms, *peers = &settings->mtls_peers;
 
-static enum status check_url(struct str url, struct error *error)
-{
-    if (url.len == 0 || str_starts_with(url, STR("https://")) || str_starts_with(url, STR("http://")))
-        return STATUS_OK;
-    return error_set_field(error, STATUS_CONFIG, "auth.jwksUrl", "an http:// or https:// address is needed");
+    copy_plain(rules, settings);
+    for (size_t i = 0; i < names->count; i++) {
+        enum auth_algorithm algorithm;
+        if (!auth_algorithm_parse(names->items[i], &algorithm))
+            return error_set_field(error, STATUS_CONFIG, "auth.algorithms",
+                                   "\"%.*s\" is none of RS256, ES256, EdDSA, HS256",
+                                   STR_ARG(names->items[i]));
+        rules->checks.algorithms |= 1u << algorithm;
+    }
+    if (rules->jwks_url.len > 0 && !str_starts_with(rules->jwks_url, STR("https://")) &&
+        !str_starts_with(rules->jwks_url, STR("http://")))
+        return error_set_field(error, STATUS_CONFIG, "auth.jwksUrl",
+                               "an http:// or https:// address is needed");
+    rules->peers = arena_zalloc(&rules->arena, peers->count * sizeof(*rules->peers));
+    rules->peer_count = peers->count;
+    for (size_t i = 0; i < peers->count; i++)
+        if (!auth_range_parse(peers->items[i], &rules->peers[i]))
+            return error_set_field(error, STATUS_CONFIG, "auth.mtls.peers",
+                                   "\"%.*s\" is not an address or a range like 10.0.0.0/8",
+                                   STR_ARG(peers->items[i]));
+    enum status status = read_clients(rules, &settings->mtls_clients, error);
+    return status == STATUS_OK ? read_secret(rules, settings->hs256_secret_env, error) : status;
 }
 
 enum status auth_rules_create(const struct auth_settings *settings, struct auth_rules **out,
@@ -324,25 +205,22 @@ enum status auth_rules_create(const struct auth_settings *settings, struct auth_
 
     atomic_init(&rules->refs, 1);
     arena_init(&rules->arena, RULES_BLOCK_BYTES);
-    copy_plain(rules, settings);
-    enum status status = read_algorithms(&settings->algorithms, &rules->checks.algorithms, error);
+    enum status status = fill(rules, settings, error);
     if (status == STATUS_OK)
-        status = check_url(rules->jwks_url, error);
-    if (status == STATUS_OK)
-        status = read_peers(rules, &settings->mtls_peers, error);
-    if (status == STATUS_OK)
-        status = read_clients(rules, &settings->mtls_clients, error);
-    if (status == STATUS_OK && rules->enabled)
-        status = read_secret(rules, settings->hs256_secret_env, error);
-    if (status != STATUS_OK) {
+        *out = rules;
+    else
         auth_rules_unref(rules);
-        return status;
-    }
-    *out = rules;
-    return STATUS_OK;
+    return status;
 }
 
-static struct setting_place place_of(const struct auth_settings *settings, const char *field)
+bool auth_rules_let_in(const struct auth_rules *rules)
+{
+    return !rules->enabled || rules->jwks_file.len > 0 || rules->jwks_url.len > 0 || rules->secret.len > 0 ||
+           (rules->client_count > 0 && rules->peer_count > 0);
+}
+
+enum status auth_settings_check(const struct auth_settings *settings, struct setting_place *place,
+                                struct error *error)
 {
     const struct {
         const char *field;
@@ -353,22 +231,17 @@ static struct setting_place place_of(const struct auth_settings *settings, const
         {"auth.hs256SecretFromEnv", settings->hs256_secret_place},
         {"auth.mtls.peers", settings->mtls_peers_place},
     };
-
-    for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++)
-        if (strcmp(places[i].field, field) == 0)
-            return places[i].place;
-    return settings->mtls_clients.count > 0 ? settings->mtls_clients.places[0] : (struct setting_place){0, 0};
-}
-
-enum status auth_settings_check(const struct auth_settings *settings, struct setting_place *place,
-                                struct error *error)
-{
     struct auth_rules *rules = NULL;
     enum status status = auth_rules_create(settings, &rules, error);
 
-    if (status != STATUS_OK)
-        *place = place_of(settings, error->field);
     auth_rules_unref(rules);
+    if (status == STATUS_OK)
+        return status;
+    *place =
+        settings->mtls_clients.count > 0 ? settings->mtls_clients.places[0] : (struct setting_place){0, 0};
+    for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++)
+        if (strcmp(places[i].field, error->field) == 0)
+            *place = places[i].place;
     return status;
 }
 

@@ -17,6 +17,8 @@
 
 #include "auth/auth.h"
 #include "auth/jose.h"
+#include "base/list.h"
+#include "base/map.h"
 #include "base/metrics.h"
 
 /* ---- client_cert.c: address ranges ---- */
@@ -57,7 +59,7 @@ const struct auth_client *auth_client_find(const struct auth_rules *rules,
 
 /* ---- verified.c ---- */
 struct auth_verified { /* one token that was found good */
-    uint64_t hash, generation, used;
+    uint64_t generation, used;
     int64_t exp_us;
     struct auth_identity identity; /* slices of `bytes` */
     size_t authorization_len;
@@ -106,8 +108,6 @@ struct auth_keyset *auth_keysource_keys(struct auth_keysource *source); /* a ref
 bool auth_keysource_demand(struct auth_keysource *source);
 
 /* ---- auth.c ---- */
-#define AUTH_PENDING_CHAINS 64
-
 struct auth_loop {
     struct auth *auth;
     struct loop *loop;
@@ -116,9 +116,10 @@ struct auth_loop {
     uint64_t generation;
     struct auth_verified_table verified;
     struct auth_denied_table denied;
-    int64_t tick_ns, wall_us; /* the wall clock as of this tick */
-    struct auth_verification *pending[AUTH_PENDING_CHAINS];
-    unsigned pending_count, awaiting_count;
+    int64_t tick_ns, wall_us;                 /* the wall clock as of this tick */
+    struct map pending;                       /* verifications under way */
+    TAILQ_HEAD(, auth_verification) awaiting; /* of those, the ones that wait for keys */
+    unsigned awaiting_count;
     struct auth_identity scratch; /* an identity made for one question: an override, auth switched off */
 } __attribute__((aligned(64)));
 

@@ -80,7 +80,7 @@ void auth_metrics_keys(size_t count)
 /* ---- verifications ---- */
 
 struct waiter {
-    struct waiter *next;
+    STAILQ_ENTRY(waiter) link;
     void (*on_verified)(void *context);
     void *context;
 };
@@ -88,12 +88,13 @@ struct waiter {
 struct auth_verification {
     struct worker_job job;
     struct auth_loop *state;
-    struct auth_verification *next; /* in its chain of pending */
-    struct auth_rules *rules;       /* the ones it is held against */
+    struct map_node node;                    /* in pending, by the hash of the header */
+    TAILQ_ENTRY(auth_verification) awaiting; /* while it waits for keys */
+    struct auth_rules *rules;                /* the ones it is held against */
     struct auth_keyset *keys;
-    uint64_t generation, hash;
-    struct waiter *first, **last_next;
-    bool awaiting_keys, had_its_reading;
+    uint64_t generation;
+    STAILQ_HEAD(, waiter) waiters;
+    bool had_its_reading;
     struct arena arena; /* of the claims */
     struct auth_claims claims;
     enum auth_reason reason;
@@ -155,68 +156,41 @@ static bool submit(struct auth_verification *v)
     return false;
 }
 
-static struct auth_verification **chain_of(struct auth_loop *state, uint64_t hash)
-{
-    return &state->pending[hash % AUTH_PENDING_CHAINS];
-}
-
-/* Out of the list first: a waiter may ask for a verification again. */
+/* Out of the map first: a waiter may ask for a verification again. */
 static void finish(struct auth_verification *v)
 {
-    struct auth_loop *state = v->state;
-    struct auth_verification **at = chain_of(state, v->hash);
+    struct waiter *waiter;
 
-    while (*at != v)
-        at = &(*at)->next;
-    *at = v->next;
-    state->pending_count--;
-    for (struct waiter *waiter = v->first, *next; waiter; waiter = next) {
-        next = waiter->next;
+    map_remove(&v->state->pending, &v->node);
+    while ((waiter = STAILQ_FIRST(&v->waiters))) {
+        STAILQ_REMOVE_HEAD(&v->waiters, link);
         waiter->on_verified(waiter->context);
         free(waiter);
     }
-    loop_free_later(state->loop, v, destroy);
-}
-
-/* How long a refusal is remembered; one that comes too early only until its time has come. */
-static int64_t denied_until_ns(const struct auth_verification *v)
-{
-    int64_t now_ns = loop_now_ns(v->state->loop);
-    int64_t pause_ms = v->reason == AUTH_REASON_UNKNOWN_KEY ? DENIED_UNKNOWN_KEY_MS : DENIED_MS;
-
-    if (v->reason == AUTH_REASON_NOT_YET) {
-        int64_t early_us = v->claims.nbf_us - v->rules->checks.leeway_us - v->state->auth->now_us();
-        if (early_us < pause_ms * 1000)
-            pause_ms = early_us / 1000;
-    }
-    /* Always a moment: the waiters ask again within this tick and must find an answer. */
-    return now_ns + (pause_ms > 0 ? pause_ms : 1) * CLOCK_NS_PER_MS;
+    loop_free_later(v->state->loop, v, destroy);
 }
 
 static void remember(struct auth_verification *v)
 {
     struct auth_loop *state = v->state;
 
-    if (v->reason != AUTH_REASON_VALID) {
-        auth_denied_put(&state->denied, authorization_of(v), v->generation, denied_until_ns(v), v->reason);
+    if (v->reason == AUTH_REASON_VALID) {
+        struct auth_verified *pushed_out =
+            auth_verified_put(&state->verified, authorization_of(v), &v->claims, v->generation);
+        if (pushed_out)
+            loop_free_later(state->loop, pushed_out, free);
         return;
     }
-    struct auth_verified *pushed_out =
-        auth_verified_put(&state->verified, authorization_of(v), &v->claims, v->generation);
-    if (pushed_out)
-        loop_free_later(state->loop, pushed_out, free);
-}
-
-static bool waits_for_keys(struct auth_verification *v)
-{
-    struct auth_loop *state = v->state;
-
-    if (v->reason != AUTH_REASON_UNKNOWN_KEY || v->had_its_reading || state->awaiting_count == AWAITING_MAX ||
-        !auth_demand_keys(state->auth))
-        return false;
-    v->awaiting_keys = true;
-    state->awaiting_count++;
-    return true;
+    /* A refusal is remembered for a while; one that comes too early only until its time has come. */
+    int64_t pause_ms = v->reason == AUTH_REASON_UNKNOWN_KEY ? DENIED_UNKNOWN_KEY_MS : DENIED_MS;
+    if (v->reason == AUTH_REASON_NOT_YET) {
+        int64_t early_us = v->claims.nbf_us - v->rules->checks.leeway_us - state->auth->now_us();
+        if (early_us < pause_ms * 1000)
+            pause_ms = early_us / 1000;
+    }
+    /* Always a moment: the waiters ask again within this tick and must find an answer. */
+    int64_t until_ns = loop_now_ns(state->loop) + (pause_ms > 0 ? pause_ms : 1) * CLOCK_NS_PER_MS;
+    auth_denied_put(&state->denied, authorization_of(v), v->generation, until_ns, v->reason);
 }
 
 static void done(struct worker_job *job)
@@ -230,94 +204,66 @@ static void done(struct worker_job *job)
     } else if (v->generation != state->generation) {
         if (!submit(v))
             finish(v);
-    } else if (!waits_for_keys(v)) {
+    } else if (v->reason == AUTH_REASON_UNKNOWN_KEY && !v->had_its_reading &&
+               state->awaiting_count < AWAITING_MAX && auth_demand_keys(auth)) {
+        TAILQ_INSERT_TAIL(&state->awaiting, v, awaiting);
+        state->awaiting_count++;
+    } else {
         remember(v);
         finish(v);
     }
     auth_unref(auth);
 }
 
-static void settle(struct auth_verification *v, bool keys_changed)
-{
-    v->awaiting_keys = false;
-    v->had_its_reading = true;
-    v->state->awaiting_count--;
-    if (keys_changed && submit(v))
-        return;
-    if (!keys_changed)
-        remember(v);
-    finish(v);
-}
-
 void auth_verifications_settle(struct auth_loop *state, bool keys_changed)
 {
-    /* settle() changes the chain it stands in, so each chain is walked from its head until none waits. */
-    for (int i = 0; i < AUTH_PENDING_CHAINS && state->awaiting_count > 0; i++) {
-        struct auth_verification *v = state->pending[i];
-        while (v) {
-            if (v->awaiting_keys) {
-                settle(v, keys_changed);
-                v = state->pending[i];
-            } else {
-                v = v->next;
-            }
-        }
+    struct auth_verification *v;
+
+    while ((v = TAILQ_FIRST(&state->awaiting))) {
+        TAILQ_REMOVE(&state->awaiting, v, awaiting);
+        state->awaiting_count--;
+        v->had_its_reading = true;
+        if (keys_changed && submit(v))
+            continue;
+        if (!keys_changed)
+            remember(v);
+        finish(v);
     }
 }
 
 /* ---- asking ---- */
-
-static void add_waiter(struct auth_verification *v, void (*on_verified)(void *context), void *context)
-{
-    struct waiter *waiter = memory_alloc(sizeof(*waiter));
-
-    *waiter = (struct waiter){.on_verified = on_verified, .context = context};
-    *v->last_next = waiter;
-    v->last_next = &waiter->next;
-}
-
-static struct auth_verification *find_pending(struct auth_loop *state, uint64_t hash,
-                                              struct str authorization)
-{
-    for (struct auth_verification *v = *chain_of(state, hash); v; v = v->next)
-        if (v->hash == hash && str_eq(authorization_of(v), authorization))
-            return v;
-    return NULL;
-}
-
-static struct auth_verification *create(struct auth_loop *state, uint64_t hash, struct str authorization)
-{
-    struct auth_verification *v = memory_zalloc(sizeof(*v) + authorization.len);
-
-    v->state = state;
-    v->hash = hash;
-    v->last_next = &v->first;
-    v->authorization_len = authorization.len;
-    memcpy(v->authorization, authorization.ptr, authorization.len);
-    arena_init(&v->arena, ARENA_BLOCK_BYTES);
-    return v;
-}
 
 bool auth_verify(struct auth *auth, struct loop *loop, struct str authorization,
                  void (*on_verified)(void *context), void *context)
 {
     struct auth_loop *state = auth_loop_of(auth, loop);
     uint64_t hash = hash_seeded(authorization);
-    struct auth_verification *v = find_pending(state, hash, authorization);
+    struct auth_verification *v = NULL;
+    struct map_node *node;
 
+    MAP_MATCH(node, &state->pending, hash) {
+        v = CONTAINER_OF(node, struct auth_verification, node);
+        if (str_eq(authorization_of(v), authorization))
+            break;
+        v = NULL;
+    }
     if (!v) {
-        if (state->pending_count == PENDING_MAX || authorization.len == 0)
+        if (state->pending.count == PENDING_MAX || authorization.len == 0)
             return false;
-        v = create(state, hash, authorization);
+        v = memory_zalloc(sizeof(*v) + authorization.len);
+        v->state = state;
+        v->authorization_len = authorization.len;
+        str_put(v->authorization, authorization);
+        STAILQ_INIT(&v->waiters);
+        arena_init(&v->arena, ARENA_BLOCK_BYTES);
         if (!submit(v)) {
             destroy(v);
             return false;
         }
-        struct auth_verification **chain = chain_of(state, hash);
-        v->next = *chain;
-        *chain = v;
-        state->pending_count++;
+        map_add(&state->pending, &v->node, hash);
     }
-    add_waiter(v, on_verified, context);
+    struct waiter *waiter = memory_alloc(sizeof(*waiter));
+    *waiter = (struct waiter){.on_verified = on_verified, .context = context};
+    STAILQ_INSERT_TAIL(&v->waiters, waiter, link);
     return true;
 }

@@ -54,12 +54,6 @@ static struct str tail_of(struct str authorization)
     return str_of(authorization.ptr + (authorization.len - len), len);
 }
 
-static bool ends_alike(const struct auth_verified *entry, struct str authorization)
-{
-    return entry->authorization_len == authorization.len &&
-           str_eq(tail_of(str_of(entry->bytes, entry->authorization_len)), tail_of(authorization));
-}
-
 static int find_way(const struct auth_verified_bucket *bucket, uint64_t hash, struct str authorization)
 {
     for (int way = 0; way < VERIFIED_WAYS; way++)
@@ -72,10 +66,14 @@ static int find_way(const struct auth_verified_bucket *bucket, uint64_t hash, st
 struct auth_verified *auth_verified_find(struct auth_verified_table *table, struct str authorization)
 {
     struct auth_verified *entry = table->last;
+    struct str tail = tail_of(authorization);
 
     table->clock++;
-    if (!entry || !ends_alike(entry, authorization) || !is_for(entry, authorization)) {
-        uint64_t hash = hash_seeded(tail_of(authorization));
+    /* Tokens of one issuer begin alike: the tail tells them apart at once. */
+    if (!entry || entry->authorization_len != authorization.len ||
+        !str_eq(tail_of(str_of(entry->bytes, entry->authorization_len)), tail) ||
+        !is_for(entry, authorization)) {
+        uint64_t hash = hash_seeded(tail);
         const struct auth_verified_bucket *bucket = &table->buckets[hash & table->bucket_mask];
         int way = find_way(bucket, hash, authorization);
         if (way < 0)
@@ -86,13 +84,20 @@ struct auth_verified *auth_verified_find(struct auth_verified_table *table, stru
     return entry;
 }
 
-static struct auth_verified *make_entry(struct str authorization, const struct auth_claims *claims)
+struct auth_verified *auth_verified_put(struct auth_verified_table *table, struct str authorization,
+                                        const struct auth_claims *claims, uint64_t generation)
 {
     size_t strings = claims->tenant.len + claims->subject.len + claims->scopes.len + 4; /* their NULs */
     struct auth_verified *entry = memory_alloc(sizeof(*entry) + authorization.len + strings);
+    uint64_t hash = hash_seeded(tail_of(authorization));
+    struct auth_verified_bucket *bucket = &table->buckets[hash & table->bucket_mask];
+    int way = find_way(bucket, hash, authorization);
     char *at = entry->bytes;
 
-    *entry = (struct auth_verified){.exp_us = claims->exp_us, .authorization_len = authorization.len};
+    *entry = (struct auth_verified){.generation = generation,
+                                    .used = table->clock,
+                                    .exp_us = claims->exp_us,
+                                    .authorization_len = authorization.len};
     str_pack(&at, authorization);
     entry->identity = (struct auth_identity){
         .tenant = str_pack(&at, claims->tenant),
@@ -100,37 +105,16 @@ static struct auth_verified *make_entry(struct str authorization, const struct a
         .scopes = str_pack(&at, claims->scopes),
         .expires_at_s = claims->exp_us / 1000000,
     };
-    return entry;
-}
-
-/* An empty slot, else one of an older generation, else the least recently used. */
-static int worst_way(const struct auth_verified_bucket *bucket, uint64_t generation)
-{
-    int worst = 0;
-
-    for (int way = 0; way < VERIFIED_WAYS; way++) {
-        const struct auth_verified *entry = bucket->entries[way];
-        if (!entry || entry->generation != generation)
-            return way;
-        if (entry->used < bucket->entries[worst]->used)
-            worst = way;
+    /* Not there: an empty slot, else one of an older generation, else the least recently used. */
+    for (int i = 0, known = way; known < 0 && i < VERIFIED_WAYS; i++) {
+        const struct auth_verified *other = bucket->entries[i];
+        if (!other || other->generation != generation) {
+            way = i;
+            break;
+        }
+        if (way < 0 || other->used < bucket->entries[way]->used)
+            way = i;
     }
-    return worst;
-}
-
-struct auth_verified *auth_verified_put(struct auth_verified_table *table, struct str authorization,
-                                        const struct auth_claims *claims, uint64_t generation)
-{
-    struct auth_verified *entry = make_entry(authorization, claims);
-    uint64_t hash = hash_seeded(tail_of(authorization));
-    struct auth_verified_bucket *bucket = &table->buckets[hash & table->bucket_mask];
-    int way = find_way(bucket, hash, authorization);
-
-    if (way < 0)
-        way = worst_way(bucket, generation);
-    entry->hash = hash;
-    entry->generation = generation;
-    entry->used = table->clock;
     struct auth_verified *pushed_out = bucket->entries[way];
     if (pushed_out && table->last == pushed_out)
         table->last = NULL;

@@ -1,14 +1,17 @@
 /* The growable byte buffer. Doubles when it grows; what was consumed is reclaimed before it does. */
 #include "base/buf.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "base/memory.h"
 
 #define FIRST_BYTES 256
+#define READ_BYTES 16384
 
 void buf_init(struct buf *buf)
 {
@@ -26,39 +29,28 @@ void buf_clear(struct buf *buf)
     buf->start = buf->end = 0;
 }
 
-static void move_down(struct buf *buf)
+char *buf_reserve(struct buf *buf, size_t len)
 {
-    size_t used = buf_len(buf);
+    if (buf->data && buf->capacity - buf->end >= len)
+        return buf->data + buf->end;
 
+    size_t used = buf_len(buf), capacity = buf->capacity ? buf->capacity : FIRST_BYTES / 2, need;
+    if (__builtin_add_overflow(used, len, &need))
+        need = SIZE_MAX; /* memory_realloc() ends the process, with its log line */
     if (buf->start > 0)
         memmove(buf->data, buf->data + buf->start, used);
     buf->start = 0;
     buf->end = used;
-}
-
-static void grow(struct buf *buf, size_t len)
-{
-    size_t used = buf_len(buf), capacity = buf->capacity ? buf->capacity : FIRST_BYTES / 2, need;
-
-    if (__builtin_add_overflow(used, len, &need))
-        need = SIZE_MAX; /* memory_realloc() ends the process, with its log line */
-    move_down(buf);
     /* Moving alone is enough only while it moves the smaller half, else a stream would be moved byte by
      * byte. */
-    if (buf->data && need <= buf->capacity && used <= buf->capacity / 2)
-        return;
-    do {
-        capacity = capacity <= SIZE_MAX / 2 ? capacity * 2 : SIZE_MAX;
-    } while (capacity < need);
-    buf->data = memory_realloc(buf->data, capacity);
-    buf->capacity = capacity;
-}
-
-char *buf_reserve(struct buf *buf, size_t len)
-{
-    if (buf->capacity - buf->end < len || !buf->data)
-        grow(buf, len);
-    return buf->data + buf->end;
+    if (!buf->data || need > buf->capacity || used > buf->capacity / 2) {
+        do {
+            capacity = capacity <= SIZE_MAX / 2 ? capacity * 2 : SIZE_MAX;
+        } while (capacity < need);
+        buf->data = memory_realloc(buf->data, capacity);
+        buf->capacity = capacity;
+    }
+    return buf->data + used;
 }
 
 void buf_commit(struct buf *buf, size_t len)
@@ -114,6 +106,19 @@ void buf_put_double(struct buf *buf, double value)
             break;
     }
     buf_put(buf, text, (size_t)len);
+}
+
+bool buf_read(struct buf *buf, int fd, size_t bytes_max)
+{
+    ssize_t got = 1;
+
+    while (got != 0 && buf_len(buf) <= bytes_max) {
+        got = read(fd, buf_reserve(buf, READ_BYTES), READ_BYTES);
+        if (got < 0 && errno != EINTR)
+            return false;
+        buf->end += got > 0 ? (size_t)got : 0;
+    }
+    return true;
 }
 
 void buf_printf(struct buf *buf, const char *format, ...)

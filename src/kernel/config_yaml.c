@@ -10,7 +10,6 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#define READ_BYTES 65536
 #define NESTING_MAX 64
 #define ANCHORS_MAX 1000
 #define NODES_MAX 500000
@@ -18,19 +17,14 @@
 bool config_file_read(const char *path, struct buf *text, struct config_report *report)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO without a writer must not hold us */
-    ssize_t got = fd >= 0 && fcntl(fd, F_SETFL, 0) == 0 ? 1 : -1;
-    while (got > 0 &&
-           buf_len(text) <= CONFIG_FILE_BYTES_MAX) { /* what is too large is refused with the text */
-        do
-            got = read(fd, buf_reserve(text, READ_BYTES), READ_BYTES);
-        while (got < 0 && errno == EINTR);
-        buf_commit(text, got > 0 ? (size_t)got : 0);
-    }
-    if (got < 0)
+    bool fine = fd >= 0 && fcntl(fd, F_SETFL, 0) == 0 &&
+                buf_read(text, fd, CONFIG_FILE_BYTES_MAX); /* what is too large is refused with the text */
+
+    if (!fine)
         config_report_at(report, (struct setting_place){0}, STR_NONE, "cannot be read: %s", strerror(errno));
     if (fd >= 0)
         close(fd);
-    return got >= 0;
+    return fine;
 }
 
 static bool check_text(struct str source, struct config_report *report)

@@ -170,11 +170,11 @@ static void many_askers_share_one_verification(void **state)
     buf_printf(&header, "Bearer %.*s", STR_ARG(buf_str(&token)));
     for (int i = 0; i < 50; i++)
         assert_true(auth_verify(rig.auth, rig.loop, buf_str(&header), count_calls, &calls));
-    assert_int_equal(rig.auth->loops[0].pending_count, 1);
+    assert_int_equal(rig.auth->loops[0].pending.count, 1);
     for (int i = 0; i < 1000 && calls == 0; i++)
         rig_turn(&rig);
     assert_int_equal(calls, 50);
-    assert_int_equal(rig.auth->loops[0].pending_count, 0);
+    assert_int_equal(rig.auth->loops[0].pending.count, 0);
     buf_deinit(&header);
     buf_deinit(&token);
 }
