@@ -1,10 +1,11 @@
 /* What is the same for all drivers: topics, partitions, checks of messages and subscriptions, metrics. */
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/backoff.h"
+#include "base/log.h"
 #include "base/memory.h"
 #include "bus/bus_inside.h"
-#include "bus/bus_postgres.h"
 
 #define TOPIC_NAME_BYTES_MAX 60 /* 64 with ".dlq" */
 #define BATCH_DEFAULT 100
@@ -14,36 +15,29 @@
 
 /* ---- metrics ---- */
 
-static struct metric_family published_family = {
-    .name = "bus_published_total",
-    .help = "Messages published, dead letters included.",
-    .type = METRIC_COUNTER,
-    .labels = {"topic"},
-};
-static struct metric_family consumed_family = {
-    .name = "bus_consumed_total",
-    .help = "Messages by the verdict that was committed; a retried message counts each time.",
-    .type = METRIC_COUNTER,
-    .labels = {"topic", "group", "verdict"},
-};
-static struct metric_family lag_family = {
-    .name = "bus_lag",
-    .help =
-        "Messages published and not yet handled by the group, or by this process where every process handles all.",
-    .type = METRIC_GAUGE,
-    .labels = {"topic", "group"},
-};
-static struct metric_family batch_family = {
-    .name = "bus_batch_seconds",
-    .help = "Time of a handler for a batch.",
-    .type = METRIC_HISTOGRAM,
-    .labels = {"topic", "group"},
-};
-static struct metric_family dead_family = {
-    .name = "bus_dead_letters_total",
-    .help = "Messages moved to the dead-letter topic.",
-    .type = METRIC_COUNTER,
-    .labels = {"topic", "group"},
+enum { PUBLISHED, CONSUMED, LAG, BATCH_SECONDS, DEAD_LETTERS, FAMILIES };
+static struct metric_family families[FAMILIES] = {
+    [PUBLISHED] = {"bus_published_total",
+                   "Messages published, dead letters included.",
+                   METRIC_COUNTER,
+                   {"topic"}},
+    [CONSUMED] = {"bus_consumed_total",
+                  "Messages by the verdict that was committed; a retried message counts each time.",
+                  METRIC_COUNTER,
+                  {"topic", "group", "verdict"}},
+    [LAG] = {"bus_lag",
+             "Messages published and not yet handled by the group, or by this process where every process"
+             " handles all.",
+             METRIC_GAUGE,
+             {"topic", "group"}},
+    [BATCH_SECONDS] = {"bus_batch_seconds",
+                       "Time of a handler for a batch.",
+                       METRIC_HISTOGRAM,
+                       {"topic", "group"}},
+    [DEAD_LETTERS] = {"bus_dead_letters_total",
+                      "Messages moved to the dead-letter topic.",
+                      METRIC_COUNTER,
+                      {"topic", "group"}},
 };
 
 static void consumer_attach_metrics(struct bus_consumer *consumer)
@@ -52,27 +46,18 @@ static void consumer_attach_metrics(struct bus_consumer *consumer)
         [BUS_ACK] = STR("ack"), [BUS_RETRY] = STR("retry"), [BUS_TERM] = STR("term")};
     struct str labels[] = {consumer->topic->name, str_from(consumer->spec.group), STR_NONE};
 
-    metrics_register(&consumed_family);
-    metrics_register(&lag_family);
-    metrics_register(&batch_family);
-    metrics_register(&dead_family);
-    consumer->lag = metric_series_get(&lag_family, labels);
-    consumer->batch_seconds = metric_series_get(&batch_family, labels);
-    consumer->dead_letters = metric_series_get(&dead_family, labels);
+    consumer->lag = metric_series_get(&families[LAG], labels);
+    consumer->batch_seconds = metric_series_get(&families[BATCH_SECONDS], labels);
+    consumer->dead_letters = metric_series_get(&families[DEAD_LETTERS], labels);
     for (int kind = BUS_ACK; kind <= BUS_TERM; kind++) {
         labels[2] = verdicts[kind];
-        consumer->consumed[kind] = metric_series_get(&consumed_family, labels);
+        consumer->consumed[kind] = metric_series_get(&families[CONSUMED], labels);
     }
 }
 
 /* ---- partitions ---- */
 
 /* 32-bit MurmurHash2 with the seed and the dropped sign bit of Kafka's Java client, so that its producers and ours agree. */
-static uint32_t word_at(const unsigned char *at)
-{
-    return (uint32_t)at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24;
-}
-
 uint32_t bus_murmur2(struct str key)
 {
     const uint32_t multiplier = 0x5bd1e995;
@@ -81,7 +66,8 @@ uint32_t bus_murmur2(struct str key)
     size_t left = key.len;
 
     for (; left >= 4; at += 4, left -= 4) {
-        uint32_t word = word_at(at) * multiplier;
+        uint32_t word = (uint32_t)at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24;
+        word *= multiplier;
         word ^= word >> 24;
         hash = hash * multiplier ^ word * multiplier;
     }
@@ -126,39 +112,23 @@ static enum status check_topic(const struct bus_driver *driver, const struct bus
     return STATUS_OK;
 }
 
-static struct bus_topic_state *add_topic(struct bus *bus, const struct bus_topic *spec, char *name)
+static struct bus_topic_state *add_topic(struct bus *bus, const char *name, const struct bus_topic *spec)
 {
     struct bus_topic_state *topic = &bus->topics[bus->topic_count++];
 
-    *topic = (struct bus_topic_state){.spec = *spec, .name = str_from(name)};
-    topic->spec.name = name;
+    *topic = (struct bus_topic_state){.spec = *spec};
+    topic->spec.name = str_dup(str_from(name));
     topic->spec.group = spec->group ? str_dup(str_from(spec->group)) : NULL;
-    metrics_register(&published_family);
-    topic->published = metric_series_get(&published_family, &topic->name);
+    topic->name = str_from(topic->spec.name);
+    topic->published = metric_series_get(&families[PUBLISHED], &topic->name);
     return topic;
-}
-
-/* Created by us also where the topic is another program's. */
-static void add_dead_topic(struct bus *bus, struct bus_topic_state *topic, int64_t keep_dead_ms)
-{
-    unsigned partitions = topic->spec.partitions ? topic->spec.partitions : 1;
-    struct buf name;
-
-    if (str_ends_with(topic->name, STR(BUS_DEAD_SUFFIX)))
-        return;
-    buf_init(&name);
-    buf_put_str(&name, topic->name);
-    buf_put_str(&name, STR(BUS_DEAD_SUFFIX));
-    topic->dead = bus_topic_find(bus, buf_str(&name));
-    if (!topic->dead)
-        topic->dead = add_topic(bus, &(struct bus_topic){.partitions = partitions, .keep_ms = keep_dead_ms},
-                                str_dup(buf_str(&name)));
-    buf_deinit(&name);
 }
 
 enum status bus_init(struct bus *bus, const struct bus_driver *driver, const struct bus_topic *topics,
                      size_t topic_count, int64_t keep_dead_ms, struct error *error)
 {
+    for (int i = 0; i < FAMILIES; i++)
+        metrics_register(&families[i]);
     bus->driver = driver;
     bus->topics = memory_zalloc(2 * topic_count * sizeof bus->topics[0]);
     for (size_t i = 0; i < topic_count; i++) {
@@ -169,10 +139,22 @@ enum status bus_init(struct bus *bus, const struct bus_driver *driver, const str
             bus_deinit(bus);
             return status;
         }
-        add_topic(bus, &topics[i], str_dup(str_from(topics[i].name)));
+        add_topic(bus, topics[i].name, &topics[i]);
     }
-    for (size_t i = 0; i < topic_count; i++)
-        add_dead_topic(bus, &bus->topics[i], keep_dead_ms);
+    for (size_t i = 0; i < topic_count; i++) {
+        struct bus_topic_state *topic = &bus->topics[i];
+        char name[sizeof BUS_DEAD_SUFFIX + TOPIC_NAME_BYTES_MAX];
+        if (str_ends_with(topic->name, STR(BUS_DEAD_SUFFIX)))
+            continue;
+        snprintf(name, sizeof name, "%s" BUS_DEAD_SUFFIX, topic->spec.name);
+        topic->dead = bus_topic_find(bus, str_from(name));
+        if (!topic->dead) /* it is ours also where the topic is another program's */
+            topic->dead = add_topic(bus, name,
+                                    &(struct bus_topic){
+                                        .partitions = topic->spec.partitions ? topic->spec.partitions : 1,
+                                        .keep_ms = keep_dead_ms,
+                                    });
+    }
     return STATUS_OK;
 }
 
@@ -189,19 +171,6 @@ void bus_deinit(struct bus *bus)
 
 /* ---- publishing ---- */
 
-static enum status check_headers(const struct bus_message *message, size_t *bytes, struct error *error)
-{
-    if (message->header_count > BUS_HEADERS_MAX)
-        return error_set(error, STATUS_BAD_REQUEST, "a message has at most %d headers", BUS_HEADERS_MAX);
-    for (unsigned i = 0; i < message->header_count; i++) {
-        const struct bus_header *header = &message->headers[i];
-        if (header->name.len == 0 || !str_is_text(header->name) || !str_is_text(header->value))
-            return error_set(error, STATUS_BAD_REQUEST, "a message's headers are UTF-8 text without NUL");
-        *bytes += header->name.len + header->value.len;
-    }
-    return STATUS_OK;
-}
-
 /* Sets its partition. */
 static enum status check_message(struct bus *bus, struct bus_message *message, struct error *error)
 {
@@ -211,9 +180,14 @@ static enum status check_message(struct bus *bus, struct bus_message *message, s
     if (!topic)
         return error_set(error, STATUS_BAD_REQUEST, "unknown topic %.*s",
                          STR_ARG(str_utf8_cut(message->topic, 64)));
-    enum status status = check_headers(message, &bytes, error);
-    if (status != STATUS_OK)
-        return status;
+    if (message->header_count > BUS_HEADERS_MAX)
+        return error_set(error, STATUS_BAD_REQUEST, "a message has at most %d headers", BUS_HEADERS_MAX);
+    for (unsigned i = 0; i < message->header_count; i++) {
+        const struct bus_header *header = &message->headers[i];
+        if (header->name.len == 0 || !str_is_text(header->name) || !str_is_text(header->value))
+            return error_set(error, STATUS_BAD_REQUEST, "a message's headers are UTF-8 text without NUL");
+        bytes += header->name.len + header->value.len;
+    }
     if (bytes > bus->message_bytes_max)
         return error_set(error, STATUS_PAYLOAD_TOO_LARGE, "a message of %zu bytes is over the limit of %zu",
                          bytes, bus->message_bytes_max);
@@ -225,8 +199,8 @@ static enum status check_message(struct bus *bus, struct bus_message *message, s
     return STATUS_OK;
 }
 
-static enum status check_messages(struct bus *bus, struct bus_message *messages, size_t count,
-                                  struct error *error)
+enum status bus_check_messages(struct bus *bus, struct bus_message *messages, size_t count,
+                               struct error *error)
 {
     enum status status = STATUS_OK;
 
@@ -238,23 +212,11 @@ static enum status check_messages(struct bus *bus, struct bus_message *messages,
 enum status bus_publish(struct bus *bus, struct bus_message *messages, size_t count, int64_t deadline_ns,
                         struct error *error)
 {
-    enum status status = check_messages(bus, messages, count, error);
+    enum status status = bus_check_messages(bus, messages, count, error);
 
     if (status != STATUS_OK || count == 0)
         return status;
     return bus->driver->publish(bus, messages, count, deadline_ns, error);
-}
-
-enum status bus_publish_in_tx(struct bus *bus, struct db_conn *conn, struct bus_message *messages,
-                              size_t count, int64_t deadline_ns, struct error *error)
-{
-    enum status status = check_messages(bus, messages, count, error);
-
-    if (status != STATUS_OK || count == 0)
-        return status;
-    if (!bus->driver->publish_in_tx)
-        return error_set(error, STATUS_NOT_IMPLEMENTED, "only the bus on PostgreSQL shares transactions");
-    return bus->driver->publish_in_tx(bus, conn, messages, count, deadline_ns, error);
 }
 
 bool bus_is_relaxed(const struct bus *bus, struct str topic)
@@ -262,54 +224,6 @@ bool bus_is_relaxed(const struct bus *bus, struct str topic)
     const struct bus_topic_state *found = bus_topic_find(bus, topic);
 
     return found && bus->driver->can_relax && found->spec.relaxed;
-}
-
-bool bus_publish_and_commit_is_possible(const struct bus *bus, struct str topic)
-{
-    const struct bus_topic_state *found = bus_topic_find(bus, topic);
-
-    return found && bus->driver->publish_and_commit && atomic_load(&found->known);
-}
-
-enum status bus_publish_and_commit(struct bus *bus, struct db_conn *conn, struct bus_message *message,
-                                   int64_t deadline_ns, struct error *error)
-{
-    enum status status = check_messages(bus, message, 1, error);
-
-    if (status != STATUS_OK)
-        return status;
-    if (!bus->driver->publish_and_commit)
-        return error_set(error, STATUS_NOT_IMPLEMENTED, "only the bus on PostgreSQL shares transactions");
-    return bus->driver->publish_and_commit(bus, conn, message, deadline_ns, error);
-}
-
-bool bus_direct_is_possible(const struct bus *bus, struct str topic)
-{
-    const struct bus_topic_state *found = bus_topic_find(bus, topic);
-
-    return found && bus->driver->direct_ask && atomic_load(&found->known);
-}
-
-enum status bus_direct_ask(struct bus *bus, struct db_conn *conn, struct str topic, const char *group,
-                           const unsigned *partitions, size_t count, uint64_t *mark, struct error *error)
-{
-    struct bus_topic_state *found = bus_topic_find(bus, topic);
-
-    if (!bus->driver->direct_ask)
-        return error_set(error, STATUS_NOT_IMPLEMENTED, "only the bus on PostgreSQL shares transactions");
-    if (!found)
-        return error_set(error, STATUS_BAD_REQUEST, "unknown topic");
-    return bus->driver->direct_ask(bus, conn, found, group, partitions, count, mark, error);
-}
-
-enum status bus_direct_commit(struct bus *bus, struct db_conn *conn, struct str topic, uint64_t mark,
-                              int64_t deadline_ns, struct error *error)
-{
-    struct bus_topic_state *found = bus_topic_find(bus, topic);
-
-    if (!bus->driver->direct_commit || !found)
-        return error_set(error, STATUS_NOT_IMPLEMENTED, "only the bus on PostgreSQL shares transactions");
-    return bus->driver->direct_commit(bus, conn, found, mark, deadline_ns, error);
 }
 
 void bus_wake(struct bus *bus, struct str topic)
@@ -335,9 +249,10 @@ size_t bus_message_bytes_max(const struct bus *bus)
 
 /* ---- subscriptions ---- */
 
-static enum status check_subscription(const struct bus_driver *driver,
-                                      const struct bus_subscription *subscription, struct error *error)
+enum status bus_subscribe(struct bus *bus, const struct bus_subscription *subscription, struct error *error)
 {
+    const struct bus_driver *driver = bus->driver;
+    struct bus_topic_state *topic = bus_topic_find(bus, str_from(subscription->topic));
     bool is_shared = subscription->mode == BUS_SHARED;
 
     if (is_shared ? driver->lacks_shared : driver->lacks_every)
@@ -349,36 +264,23 @@ static enum status check_subscription(const struct bus_driver *driver,
         return error_set(error, STATUS_CONFIG, "a subscription needs a handler");
     if (!str_is_name(str_from(subscription->group)))
         return error_set(error, STATUS_CONFIG, "a group's name is 1 to 64 characters of [A-Za-z0-9._-]");
-    return STATUS_OK;
-}
-
-static void fill_defaults(struct bus_subscription *spec, unsigned partitions)
-{
+    if (!topic)
+        return error_set(error, STATUS_CONFIG, "unknown topic %s", subscription->topic);
+    struct bus_consumer consumer = {.spec = *subscription, .topic = topic};
+    struct bus_subscription *spec = &consumer.spec;
+    unsigned partitions = topic->spec.partitions ? topic->spec.partitions : BUS_PARTITIONS_MAX;
     spec->batch_max = spec->batch_max ? spec->batch_max : BATCH_DEFAULT;
     spec->batch_bytes_max = spec->batch_bytes_max ? spec->batch_bytes_max : BATCH_BYTES_DEFAULT;
     spec->backoff_min_ms = spec->backoff_min_ms ? spec->backoff_min_ms : BACKOFF_MIN_MS;
     spec->backoff_max_ms = spec->backoff_max_ms ? spec->backoff_max_ms : BACKOFF_MAX_MS;
-    if (spec->mode == BUS_EVERY)
+    if (!is_shared)
         spec->parallel = 1;
     else if (spec->parallel == 0 || spec->parallel > partitions)
         spec->parallel = partitions;
-}
-
-enum status bus_subscribe(struct bus *bus, const struct bus_subscription *subscription, struct error *error)
-{
-    enum status status = check_subscription(bus->driver, subscription, error);
-    struct bus_topic_state *topic = bus_topic_find(bus, str_from(subscription->topic));
-
-    if (status != STATUS_OK)
-        return status;
-    if (!topic)
-        return error_set(error, STATUS_CONFIG, "unknown topic %s", subscription->topic);
-    struct bus_consumer consumer = {.spec = *subscription, .topic = topic};
-    fill_defaults(&consumer.spec, topic->spec.partitions ? topic->spec.partitions : BUS_PARTITIONS_MAX);
-    consumer.spec.topic = topic->spec.name;
-    consumer.spec.group = str_dup(str_from(subscription->group));
+    spec->topic = topic->spec.name;
+    spec->group = str_dup(str_from(subscription->group));
     consumer_attach_metrics(&consumer);
-    bus->driver->subscribe(bus, &consumer);
+    driver->subscribe(bus, &consumer);
     return STATUS_OK;
 }
 
@@ -396,9 +298,14 @@ int64_t bus_backoff_ms(const struct bus_consumer *consumer, unsigned attempt)
     return backoff_next_ms(&backoff);
 }
 
-bool bus_is_private(const struct bus *bus)
+void bus_consumer_gap(const struct bus_consumer *consumer, unsigned partition, int64_t offset, int64_t next)
 {
-    return bus && bus->driver->is_private && bus->driver->is_private(bus);
+    const struct bus_subscription *spec = &consumer->spec;
+
+    log_warn("bus_gap", LOG_CSTR("topic", spec->topic), LOG_CSTR("group", spec->group),
+             LOG_INT("partition", partition), LOG_INT("offset", offset), LOG_INT("next", next));
+    if (spec->on_gap)
+        spec->on_gap(spec->context, partition, offset, next);
 }
 
 /* ---- life ---- */

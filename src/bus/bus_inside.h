@@ -33,17 +33,6 @@ struct bus_driver {
     /* The messages are checked and have their partitions. */
     enum status (*publish)(struct bus *bus, struct bus_message *messages, size_t count, int64_t deadline_ns,
                            struct error *error);
-    enum status (*publish_in_tx)(struct bus *bus, struct db_conn *conn, struct bus_message *messages,
-                                 size_t count, int64_t deadline_ns,
-                                 struct error *error); /* bus_postgres.h, and the next four; NULL elsewhere */
-    enum status (*publish_and_commit)(struct bus *bus, struct db_conn *conn, struct bus_message *message,
-                                      int64_t deadline_ns, struct error *error);
-    enum status (*direct_ask)(struct bus *bus, struct db_conn *conn, const struct bus_topic_state *topic,
-                              const char *group, const unsigned *partitions, size_t count, uint64_t *mark,
-                              struct error *error);
-    enum status (*direct_commit)(struct bus *bus, struct db_conn *conn, struct bus_topic_state *topic,
-                                 uint64_t mark, int64_t deadline_ns, struct error *error);
-    bool (*is_private)(const struct bus *bus);
     void (*wake)(struct bus *bus,
                  struct bus_topic_state *topic); /* NULL: the engine wakes consumers by itself */
     void (*subscribe)(struct bus *bus,
@@ -67,6 +56,9 @@ enum status bus_init(struct bus *bus, const struct bus_driver *driver, const str
                      size_t topic_count, int64_t keep_dead_ms, struct error *error) MUST_CHECK;
 void bus_deinit(struct bus *bus);
 struct bus_topic_state *bus_topic_find(const struct bus *bus, struct str name); /* NULL: none */
+/* As bus_publish() does: sets their partitions. */
+enum status bus_check_messages(struct bus *bus, struct bus_message *messages, size_t count,
+                               struct error *error) MUST_CHECK;
 
 /* ---- consumers ---- */
 struct bus_consumer {
@@ -76,6 +68,8 @@ struct bus_consumer {
 };
 void bus_consumer_deinit(struct bus_consumer *consumer);
 int64_t bus_backoff_ms(const struct bus_consumer *consumer, unsigned attempt); /* attempt: 1 … */
+/* Logs the gap and calls on_gap. */
+void bus_consumer_gap(const struct bus_consumer *consumer, unsigned partition, int64_t offset, int64_t next);
 
 /* ---- the outcome of a batch ---- */
 struct bus_outcome {

@@ -45,6 +45,8 @@ struct db_target {
 struct db_server *db_server_find(struct db_server **list, const struct db_target *target);
 void db_servers_destroy(struct db_server *list);
 
+/* Its texts are in the arena; its name is that of the target, '-' and `suffix`. */
+struct db_target db_target_copy(const struct db_target *target, const char *suffix, struct arena *arena);
 /* What db_pool_create() would say of it. */
 enum status db_target_check(const struct db_target *target, struct error *error) MUST_CHECK;
 

@@ -354,6 +354,18 @@ void db_parsed_deinit(struct db_parsed *parsed)
     arena_deinit(&parsed->arena);
 }
 
+struct db_target db_target_copy(const struct db_target *target, const char *suffix, struct arena *arena)
+{
+    struct db_target copy = *target;
+
+    copy.name = arena_printf(arena, "%s-%s", target->name, suffix).ptr;
+    copy.url = arena_str(arena, target->url);
+    copy.username = arena_str(arena, target->username);
+    copy.password = arena_str(arena, target->password);
+    copy.schema = arena_str(arena, target->schema);
+    return copy;
+}
+
 enum status db_target_check(const struct db_target *target, struct error *error)
 {
     struct db_parsed parsed;

@@ -370,13 +370,7 @@ enum status outbox_create(const struct outbox_config *config, struct outbox **ou
         snprintf(outbox->worker, sizeof outbox->worker, "unknown");
     outbox_claim_init(&outbox->claim, config->table, &outbox->settings, &outbox->sql,
                       str_from(outbox->worker));
-    struct arena *arena = &outbox->arena;
-    outbox->target = *config->target;
-    outbox->target.name = arena_printf(arena, "%s-%s", config->target->name, config->table->name).ptr;
-    outbox->target.url = arena_str(arena, config->target->url);
-    outbox->target.username = arena_str(arena, config->target->username);
-    outbox->target.password = arena_str(arena, config->target->password);
-    outbox->target.schema = arena_str(arena, config->target->schema);
+    outbox->target = db_target_copy(config->target, config->table->name, &outbox->arena);
     outbox->target.connections_max = 1;
     enum status status = db_pool_create(&outbox->target, &outbox->pool, error);
     if (status == STATUS_OK)

@@ -205,18 +205,6 @@ static void take_batch(struct kafka_partition *partition, struct arena *arena, s
         read_message(items[i], reader->consumer.topic->name, arena, &batch->messages[i]);
 }
 
-static void report_gap(struct kafka_partition *partition, const struct batch *batch)
-{
-    const struct bus_subscription *spec = &partition->reader->consumer.spec;
-
-    bus_delivery_forget(&partition->delivery);
-    log_warn("bus_gap", LOG_CSTR("topic", spec->topic), LOG_CSTR("group", spec->group),
-             LOG_INT("partition", partition->number), LOG_INT("offset", batch->gap_from),
-             LOG_INT("next", batch->gap_next));
-    if (spec->on_gap)
-        spec->on_gap(spec->context, partition->number, batch->gap_from, batch->gap_next);
-}
-
 /* The batch counts only in the generation that it was taken in. */
 static void settle_batch(struct kafka_partition *partition, const struct batch *batch, size_t settled,
                          int64_t wait_ms)
@@ -249,8 +237,10 @@ static void run_partition(struct worker_job *work)
 
     arena_init(&arena, ARENA_BYTES);
     take_batch(partition, &arena, &batch);
-    if (batch.has_gap)
-        report_gap(partition, &batch);
+    if (batch.has_gap) {
+        bus_delivery_forget(&partition->delivery);
+        bus_consumer_gap(&partition->reader->consumer, partition->number, batch.gap_from, batch.gap_next);
+    }
     if (batch.count > 0)
         settled = bus_deliver(&partition->delivery, batch.messages, batch.count, &wait_ms);
     FAILPOINT("kafka.after_deliver");

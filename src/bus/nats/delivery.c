@@ -192,10 +192,7 @@ static void run_partition(struct worker_job *work)
     if (is_first && spec->on_ready)
         spec->on_ready(spec->context);
     if (has_gap)
-        log_warn("bus_gap", LOG_CSTR("topic", spec->topic), LOG_CSTR("group", spec->group),
-                 LOG_INT("partition", partition->number), LOG_INT("offset", from), LOG_INT("next", next));
-    if (has_gap && spec->on_gap)
-        spec->on_gap(spec->context, partition->number, from, next);
+        bus_consumer_gap(&reader->consumer, partition->number, from, next);
     bus_nats_advisories_settle(partition);
     handle_batch(partition);
 }

@@ -63,35 +63,6 @@ static struct str payload_of(const struct bus_message *message)
     return message->payload.ptr ? message->payload : STR("");
 }
 
-static void write_arrays(struct append *append)
-{
-    struct buf *bufs[] = {&append->topics, &append->partitions, &append->counts, &append->headers};
-
-    for (size_t i = 0; i < sizeof bufs / sizeof bufs[0]; i++)
-        db_array_begin(bufs[i]);
-    for (size_t begin = 0, end; begin < append->count; begin = end) {
-        end = slot_end(append, begin);
-        append->slot_count++;
-        db_array_put(&append->topics, append->placed[begin].topic->name);
-        bus_postgres_array_put_i64(&append->partitions, append->placed[begin].message->partition);
-        bus_postgres_array_put_i64(&append->counts, (int64_t)(end - begin));
-    }
-    db_bytes_array_begin(&append->keys, append->count);
-    db_bytes_array_begin(&append->payloads, append->count);
-    for (size_t i = 0; i < append->count; i++) {
-        const struct bus_message *message = append->placed[i].message;
-        db_bytes_array_put(&append->keys, message->key);
-        struct buf headers;
-        buf_init(&headers);
-        bus_postgres_put_headers(&headers, message);
-        db_array_put(&append->headers, buf_str(&headers));
-        buf_deinit(&headers);
-        db_bytes_array_put(&append->payloads, payload_of(message));
-    }
-    for (size_t i = 0; i < sizeof bufs / sizeof bufs[0]; i++)
-        db_array_end(bufs[i]);
-}
-
 void bus_postgres_append_add(struct append *append, struct bus *bus, struct bus_message *messages,
                              size_t count)
 {
@@ -101,15 +72,39 @@ void bus_postgres_append_add(struct append *append, struct bus *bus, struct bus_
             .message = &messages[i], .topic = bus_topic_find(bus, messages[i].topic), .at = append->count};
 }
 
-void bus_postgres_append_seal(struct append *append)
+/* Sorts the messages by partition, and writes the arrays. */
+static void append_seal(struct append *append)
 {
+    struct buf *bufs[] = {&append->topics, &append->partitions, &append->counts, &append->headers};
+
+    append->is_sorted = true;
     if (append->count == 1) {
-        append->slot_count = 1;
         bus_postgres_put_headers(&append->headers, append->placed[0].message);
         return;
     }
     qsort(append->placed, append->count, sizeof append->placed[0], compare_placed);
-    write_arrays(append);
+    for (size_t i = 0; i < sizeof bufs / sizeof bufs[0]; i++)
+        db_array_begin(bufs[i]);
+    for (size_t begin = 0, end; begin < append->count; begin = end) {
+        end = slot_end(append, begin);
+        db_array_put(&append->topics, append->placed[begin].topic->name);
+        bus_postgres_array_put_i64(&append->partitions, append->placed[begin].message->partition);
+        bus_postgres_array_put_i64(&append->counts, (int64_t)(end - begin));
+    }
+    db_bytes_array_begin(&append->keys, append->count);
+    db_bytes_array_begin(&append->payloads, append->count);
+    for (size_t i = 0; i < append->count; i++) {
+        const struct bus_message *message = append->placed[i].message;
+        struct buf headers;
+        buf_init(&headers);
+        bus_postgres_put_headers(&headers, message);
+        db_array_put(&append->headers, buf_str(&headers));
+        buf_deinit(&headers);
+        db_bytes_array_put(&append->keys, message->key);
+        db_bytes_array_put(&append->payloads, payload_of(message));
+    }
+    for (size_t i = 0; i < sizeof bufs / sizeof bufs[0]; i++)
+        db_array_end(bufs[i]);
 }
 
 /* After this, no connection that is younger than published_by_ns has published. */
@@ -143,19 +138,6 @@ static void take_offsets(struct append *append, const struct db_result *result)
               db_bytea((append)->placed[0].message->key), db_text_array(buf_str(&(append)->headers)),      \
               db_bytea(payload_of((append)->placed[0].message)))
 
-static enum status query_append(struct append *append, struct db_conn *conn, int64_t deadline_ns,
-                                struct db_result **result, struct error *error)
-{
-    if (append->count == 1)
-        return db_query(conn, append->relaxed ? &append_one_relaxed_sql : &append_one_sql,
-                        SINGLE_PARAMS(append), deadline_ns, result, error);
-    return db_query(conn, append->relaxed ? &append_relaxed_sql : &append_sql,
-                    DB_PARAMS(db_text_array(buf_str(&append->topics)), db_text(buf_str(&append->partitions)),
-                              db_text(buf_str(&append->counts)), db_bytea_array(buf_str(&append->keys)),
-                              db_text(buf_str(&append->headers)), db_bytea_array(buf_str(&append->payloads))),
-                    deadline_ns, result, error);
-}
-
 /* If the tables were emptied, the topics are created again before the next message. */
 static void check_vanished(struct append *append, struct db_conn *conn)
 {
@@ -171,8 +153,20 @@ enum status bus_postgres_append_send(struct postgres *postgres, struct append *a
                                      int64_t deadline_ns, struct error *error)
 {
     struct db_result *result = NULL;
-    enum status status = query_append(append, conn, deadline_ns, &result, error);
+    enum status status;
 
+    if (!append->is_sorted)
+        append_seal(append);
+    if (append->count == 1)
+        status = db_query(conn, append->relaxed ? &append_one_relaxed_sql : &append_one_sql,
+                          SINGLE_PARAMS(append), deadline_ns, &result, error);
+    else
+        status = db_query(
+            conn, append->relaxed ? &append_relaxed_sql : &append_sql,
+            DB_PARAMS(db_text_array(buf_str(&append->topics)), db_text(buf_str(&append->partitions)),
+                      db_text(buf_str(&append->counts)), db_bytea_array(buf_str(&append->keys)),
+                      db_text(buf_str(&append->headers)), db_bytea_array(buf_str(&append->payloads))),
+            deadline_ns, &result, error);
     note_connection(postgres, conn);
     if (status == STATUS_OK)
         take_offsets(append, result);
@@ -182,21 +176,38 @@ enum status bus_postgres_append_send(struct postgres *postgres, struct append *a
     return status;
 }
 
-enum status bus_postgres_publish_in_tx(struct bus *bus, struct db_conn *conn, struct bus_message *messages,
-                                       size_t count, int64_t deadline_ns, struct error *error)
+enum status bus_postgres_publish_in_tx(struct postgres *postgres, struct db_conn *conn,
+                                       struct bus_message *messages, size_t count, int64_t deadline_ns,
+                                       struct error *error)
 {
-    struct postgres *postgres = (struct postgres *)bus;
     struct append append = {0};
     /* On another connection: the caller's transaction must not lock what every publisher needs. */
     enum status status = bus_postgres_topics_ensure(postgres, messages, count, deadline_ns, error);
 
     if (status != STATUS_OK)
         return status;
-    bus_postgres_append_add(&append, bus, messages, count);
-    bus_postgres_append_seal(&append);
+    bus_postgres_append_add(&append, &postgres->bus, messages, count);
     status = bus_postgres_append_send(postgres, &append, conn, deadline_ns, error);
     bus_postgres_append_deinit(&append);
     return status;
+}
+
+enum status bus_publish_in_tx(struct bus *bus, struct db_conn *conn, struct bus_message *messages,
+                              size_t count, int64_t deadline_ns, struct error *error)
+{
+    struct postgres *postgres = bus_postgres_of(bus, error);
+
+    if (!postgres)
+        return STATUS_NOT_IMPLEMENTED;
+    enum status status = bus_check_messages(bus, messages, count, error);
+    if (status != STATUS_OK || count == 0)
+        return status;
+    return bus_postgres_publish_in_tx(postgres, conn, messages, count, deadline_ns, error);
+}
+
+bool bus_publish_and_commit_is_possible(const struct bus *bus, struct str topic)
+{
+    return bus_postgres_knows(bus, topic);
 }
 
 /* Appends, commits and notifies in one round trip with what the caller left in its pipeline. */
@@ -226,29 +237,32 @@ static enum status commit_with_notice(struct postgres *postgres, struct append *
         bus_wake(&postgres->bus, message->topic);
         return STATUS_OK;
     }
-    if (status != STATUS_OK)
+    if (status != STATUS_OK) {
+        check_vanished(append, conn);
         return status;
+    }
     take_offsets(append, results[0]);
     for (size_t i = 0; i < 3; i++)
         db_result_free(results[i]);
     return STATUS_OK;
 }
 
-enum status bus_postgres_publish_and_commit(struct bus *bus, struct db_conn *conn,
-                                            struct bus_message *message, int64_t deadline_ns,
-                                            struct error *error)
+enum status bus_publish_and_commit(struct bus *bus, struct db_conn *conn, struct bus_message *message,
+                                   int64_t deadline_ns, struct error *error)
 {
-    struct postgres *postgres = (struct postgres *)bus;
+    struct postgres *postgres = bus_postgres_of(bus, error);
     struct append append = {0};
 
-    message->offset = -1; /* while it is not known */
+    if (!postgres)
+        return STATUS_NOT_IMPLEMENTED;
+    enum status status = bus_check_messages(bus, message, 1, error); /* its offset is -1 until it is known */
+    if (status != STATUS_OK)
+        return status;
     bus_postgres_append_add(&append, bus, message, 1);
-    bus_postgres_append_seal(&append);
-    enum status status = commit_with_notice(postgres, &append, conn, deadline_ns, error);
+    append_seal(&append);
+    status = commit_with_notice(postgres, &append, conn, deadline_ns, error);
     if (status == STATUS_OK)
         bus_postgres_wake_topic(postgres, message->topic, (int)message->partition, STR_NONE, message);
-    else
-        check_vanished(&append, conn);
     bus_postgres_append_deinit(&append);
     return status;
 }

@@ -34,23 +34,29 @@ static const struct db_statement direct_sql = DB_STATEMENT(
 
 static const struct db_statement commit_sql = DB_STATEMENT("COMMIT");
 
-enum status bus_postgres_direct_ask(struct bus *bus, struct db_conn *conn,
-                                    const struct bus_topic_state *topic, const char *group,
-                                    const unsigned *partitions, size_t count, uint64_t *mark,
-                                    struct error *error)
+bool bus_direct_is_possible(const struct bus *bus, struct str topic)
 {
+    return bus_postgres_knows(bus, topic);
+}
+
+enum status bus_direct_ask(struct bus *bus, struct db_conn *conn, struct str topic, const char *group,
+                           const unsigned *partitions, size_t count, uint64_t *mark, struct error *error)
+{
+    const struct bus_topic_state *found = bus_topic_find(bus, topic);
     struct buf list;
 
-    (void)bus;
-    (void)error;
-    *mark = atomic_load(&topic->wakes);
+    if (!bus_postgres_of(bus, error))
+        return STATUS_NOT_IMPLEMENTED;
+    if (!found)
+        return error_set(error, STATUS_BAD_REQUEST, "unknown topic");
+    *mark = atomic_load(&found->wakes);
     buf_init(&list);
     db_array_begin(&list);
     for (size_t i = 0; i < count; i++)
         bus_postgres_array_put_i64(&list, partitions[i]);
     db_array_end(&list);
     db_pipeline_add(conn, &direct_sql,
-                    DB_PARAMS(db_cstr(group), db_text(topic->name), db_text(buf_str(&list))));
+                    DB_PARAMS(db_cstr(group), db_text(topic), db_text(buf_str(&list))));
     buf_deinit(&list);
     return STATUS_OK;
 }
@@ -60,16 +66,19 @@ bool bus_direct_is_granted(const struct db_result *answer, size_t count)
     return db_result_rows(answer) == 1 && db_result_i64(answer, 0, 0) == (int64_t)count;
 }
 
-enum status bus_postgres_direct_commit(struct bus *bus, struct db_conn *conn, struct bus_topic_state *topic,
-                                       uint64_t mark, int64_t deadline_ns, struct error *error)
+enum status bus_direct_commit(struct bus *bus, struct db_conn *conn, struct str topic, uint64_t mark,
+                              int64_t deadline_ns, struct error *error)
 {
-    struct postgres *postgres = (struct postgres *)bus;
+    struct postgres *postgres = bus_postgres_of(bus, error);
+    const struct bus_topic_state *found = bus_topic_find(bus, topic);
 
+    if (!postgres || !found)
+        return error_set(error, STATUS_NOT_IMPLEMENTED, "only the bus on PostgreSQL shares transactions");
     db_pipeline_begin(conn);
     db_pipeline_add(conn, &commit_sql, DB_NO_PARAMS);
     enum status status = db_pipeline_end(conn, deadline_ns, NULL, 0, NULL, error);
-    if (atomic_load(&topic->wakes) != mark)
-        bus_postgres_wake_topic(postgres, topic->name, POSTGRES_ANYWHERE, STR_NONE, NULL);
+    if (atomic_load(&found->wakes) != mark)
+        bus_postgres_wake_topic(postgres, topic, POSTGRES_ANYWHERE, STR_NONE, NULL);
     return status;
 }
 

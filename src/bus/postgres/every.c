@@ -63,15 +63,6 @@ enum read_column { PARTITION, NEXT_OFFSET, MESSAGE };
 
 /* ---- where it begins ---- */
 
-static void take_positions(struct reader *reader, const struct db_result *result)
-{
-    for (size_t row = 0; row < db_result_rows(result); row++) {
-        size_t partition = (size_t)db_result_i64(result, row, 0);
-        reader->positions[partition] = db_result_i64(result, row, 1);
-        reader->created_us[partition] = db_result_i64(result, row, 2);
-    }
-}
-
 static enum status make_ready(struct reader *reader, struct error *error)
 {
     const struct bus_subscription *spec = &reader->consumer.spec;
@@ -90,7 +81,11 @@ static enum status make_ready(struct reader *reader, struct error *error)
                      deadline_ns, &result, error);
     db_release(conn);
     if (status == STATUS_OK) {
-        take_positions(reader, result);
+        for (size_t row = 0; row < db_result_rows(result); row++) {
+            size_t partition = (size_t)db_result_i64(result, row, 0);
+            reader->positions[partition] = db_result_i64(result, row, 1);
+            reader->created_us[partition] = db_result_i64(result, row, 2);
+        }
         reader->checked_ns = asked_ns;
         atomic_store(&reader->is_ready, true);
         if (spec->on_ready)
@@ -100,151 +95,88 @@ static enum status make_ready(struct reader *reader, struct error *error)
     return status;
 }
 
-/* ---- after a crash of the server ---- */
+/* ---- reading ---- */
 
-static void go_back(struct reader *reader, const struct db_result *result, size_t row)
+/* Array literals for SQL: partitions that do not wait for a backoff, their positions, the times before these. */
+enum { LIST_PARTITIONS, LIST_POSITIONS, LIST_CREATED, LISTS };
+
+static void list_positions(const struct reader *reader, int64_t now_ns, struct buf lists[LISTS])
 {
-    const struct bus_subscription *spec = &reader->consumer.spec;
-    unsigned partition = (unsigned)db_result_i64(result, row, 0);
-    int64_t position = db_result_i64(result, row, 1);
-
-    log_warn("bus_tail_lost", LOG_CSTR("topic", spec->topic), LOG_CSTR("group", spec->group),
-             LOG_INT("partition", partition), LOG_INT("offset", reader->positions[partition]),
-             LOG_INT("next", position));
-    reader->positions[partition] = position;
-    reader->created_us[partition] = db_result_i64(result, row, 2);
-    reader->attempts[partition] = 0;
-    if (spec->on_gap)
-        spec->on_gap(spec->context, partition, position, position);
-}
-
-static enum status recheck(struct reader *reader, struct db_conn *conn, int64_t deadline_ns,
-                           struct error *error)
-{
-    struct buf lists[3];
-    struct db_result *result = NULL;
-
-    for (size_t i = 0; i < 3; i++) {
-        buf_init(&lists[i]);
+    for (int i = 0; i < LISTS; i++) {
+        buf_clear(&lists[i]);
         db_array_begin(&lists[i]);
     }
     for (unsigned i = 0; i < reader->consumer.topic->spec.partitions; i++) {
-        bus_postgres_array_put_i64(&lists[0], i);
-        bus_postgres_array_put_i64(&lists[1], reader->positions[i]);
-        bus_postgres_array_put_i64(&lists[2], reader->created_us[i]);
+        if (reader->retry_ns[i] > now_ns)
+            continue;
+        bus_postgres_array_put_i64(&lists[LIST_PARTITIONS], i);
+        bus_postgres_array_put_i64(&lists[LIST_POSITIONS], reader->positions[i]);
+        bus_postgres_array_put_i64(&lists[LIST_CREATED], reader->created_us[i]);
     }
-    for (size_t i = 0; i < 3; i++)
+    for (int i = 0; i < LISTS; i++)
         db_array_end(&lists[i]);
-    enum status status =
-        db_query(conn, &recheck_sql,
-                 DB_PARAMS(db_text(reader->consumer.topic->name), db_text(buf_str(&lists[0])),
-                           db_text(buf_str(&lists[1])), db_text(buf_str(&lists[2]))),
-                 deadline_ns, &result, error);
-    for (size_t row = 0; status == STATUS_OK && row < db_result_rows(result); row++)
-        go_back(reader, result, row);
-    db_result_free(result);
-    for (size_t i = 0; i < 3; i++)
-        buf_deinit(&lists[i]);
-    return status;
 }
 
-/* ---- reading ---- */
-
-static void list_positions(const struct reader *reader, struct buf *partitions, struct buf *positions)
+/* After a crash of the server. */
+static enum status recheck(struct reader *reader, struct db_conn *conn, struct buf lists[LISTS],
+                           int64_t deadline_ns, struct error *error)
 {
-    int64_t now_ns = clock_mono_ns();
+    const struct bus_subscription *spec = &reader->consumer.spec;
+    struct db_result *result = NULL;
 
-    db_array_begin(partitions);
-    db_array_begin(positions);
-    for (unsigned i = 0; i < reader->consumer.topic->spec.partitions; i++) {
-        if (reader->retry_ns[i] > now_ns)
-            continue; /* it waits for its backoff */
-        bus_postgres_array_put_i64(partitions, i);
-        bus_postgres_array_put_i64(positions, reader->positions[i]);
+    list_positions(reader, CLOCK_NEVER, lists);
+    enum status status =
+        db_query(conn, &recheck_sql,
+                 DB_PARAMS(db_text(reader->consumer.topic->name), db_text(buf_str(&lists[LIST_PARTITIONS])),
+                           db_text(buf_str(&lists[LIST_POSITIONS])), db_text(buf_str(&lists[LIST_CREATED]))),
+                 deadline_ns, &result, error);
+    for (size_t row = 0; status == STATUS_OK && row < db_result_rows(result); row++) {
+        unsigned partition = (unsigned)db_result_i64(result, row, 0);
+        int64_t position = db_result_i64(result, row, 1);
+        log_warn("bus_tail_lost", LOG_CSTR("topic", spec->topic), LOG_CSTR("group", spec->group),
+                 LOG_INT("partition", partition), LOG_INT("offset", reader->positions[partition]),
+                 LOG_INT("next", position));
+        reader->positions[partition] = position;
+        reader->created_us[partition] = db_result_i64(result, row, 2);
+        reader->attempts[partition] = 0;
+        if (spec->on_gap)
+            spec->on_gap(spec->context, partition, position, position);
     }
-    db_array_end(partitions);
-    db_array_end(positions);
+    db_result_free(result);
+    return status;
 }
 
 static enum status read_new(struct reader *reader, struct db_result **result, struct error *error)
 {
     const struct bus_consumer *consumer = &reader->consumer;
     int64_t deadline_ns = clock_deadline_ms(QUERY_MS);
-    struct buf partitions, positions;
+    struct buf lists[LISTS];
     struct db_conn *conn;
     enum status status = db_acquire(reader->postgres->pool, deadline_ns, &conn, error);
-
     int64_t asked_ns = clock_mono_ns();
 
     *result = NULL;
+    for (int i = 0; i < LISTS; i++)
+        buf_init(&lists[i]);
     if (status == STATUS_OK && db_conn_opened_ns(conn) > reader->checked_ns)
-        status = recheck(reader, conn, deadline_ns, error);
-    if (status != STATUS_OK) {
-        db_release(conn);
-        return status;
+        status = recheck(reader, conn, lists, deadline_ns, error);
+    if (status == STATUS_OK) {
+        list_positions(reader, asked_ns, lists);
+        status = db_query(conn, &read_sql,
+                          DB_PARAMS(db_text(consumer->topic->name), db_text(buf_str(&lists[LIST_PARTITIONS])),
+                                    db_text(buf_str(&lists[LIST_POSITIONS])), db_i64(consumer->spec.batch_max),
+                                    db_i64((int64_t)consumer->spec.batch_bytes_max)),
+                          deadline_ns, result, error);
     }
-    buf_init(&partitions);
-    buf_init(&positions);
-    list_positions(reader, &partitions, &positions);
-    status = db_query(conn, &read_sql,
-                      DB_PARAMS(db_text(consumer->topic->name), db_text(buf_str(&partitions)),
-                                db_text(buf_str(&positions)), db_i64(consumer->spec.batch_max),
-                                db_i64((int64_t)consumer->spec.batch_bytes_max)),
-                      deadline_ns, result, error);
     db_release(conn);
     if (status == STATUS_OK)
         reader->checked_ns = asked_ns;
-    buf_deinit(&partitions);
-    buf_deinit(&positions);
+    for (int i = 0; i < LISTS; i++)
+        buf_deinit(&lists[i]);
     return status;
 }
 
 /* ---- one partition's batch ---- */
-
-/* Retention was faster than we were, or the database came back without its newest messages. */
-static void look_for_gap(struct reader *reader, unsigned partition, int64_t first, int64_t next_offset)
-{
-    const struct bus_subscription *spec = &reader->consumer.spec;
-    int64_t position = reader->positions[partition];
-
-    if (first == position)
-        return;
-    int64_t next = first >= 0 ? first : next_offset;
-    log_warn("bus_gap", LOG_CSTR("topic", spec->topic), LOG_CSTR("group", spec->group),
-             LOG_INT("partition", partition), LOG_INT("offset", position), LOG_INT("next", next));
-    if (spec->on_gap)
-        spec->on_gap(spec->context, partition, position, next);
-    if (next > position)
-        reader->created_us[partition] = 0; /* retention took the one before it too */
-    reader->positions[partition] = next;
-    reader->attempts[partition] = 0;
-}
-
-static enum status publish_letters(struct reader *reader, const struct bus_outcome *outcome,
-                                   struct error *error)
-{
-    if (outcome->dead_letter_count == 0)
-        return STATUS_OK;
-    return bus_postgres_publish(&reader->postgres->bus, outcome->dead_letters, outcome->dead_letter_count,
-                                clock_deadline_ms(QUERY_MS), error);
-}
-
-static void advance(struct reader *reader, unsigned partition, const struct bus_batch *batch,
-                    const struct bus_outcome *outcome)
-{
-    if (outcome->settled > 0) {
-        reader->positions[partition] = batch->messages[outcome->settled - 1].offset + 1;
-        reader->created_us[partition] = batch->messages[outcome->settled - 1].created_us;
-    }
-    if (!outcome->retry) {
-        reader->attempts[partition] = 0;
-        return;
-    }
-    reader->attempts[partition] = outcome->settled ? 1 : reader->attempts[partition] + 1;
-    int64_t wait_ms = bus_backoff_ms(&reader->consumer, reader->attempts[partition]);
-    reader->retry_ns[partition] = clock_deadline_ms(wait_ms);
-    bus_postgres_worker_due(&reader->workers[0], wait_ms + 1);
-}
 
 static enum status handle_batch(struct reader *reader, unsigned partition, struct bus_message *messages,
                                 size_t count, struct arena *arena, struct error *error)
@@ -259,12 +191,25 @@ static enum status handle_batch(struct reader *reader, unsigned partition, struc
     struct bus_outcome outcome;
 
     bus_batch_handle(&reader->consumer, &batch, arena, &outcome);
-    enum status status = publish_letters(reader, &outcome, error);
-    if (status != STATUS_OK) { /* the letters are not safe: all of it once more */
-        bus_batch_uncommitted(&reader->consumer, &batch);
-        return status;
+    if (outcome.dead_letter_count > 0) {
+        enum status status = bus_postgres_publish(&reader->postgres->bus, outcome.dead_letters,
+                                                  outcome.dead_letter_count, clock_deadline_ms(QUERY_MS), error);
+        if (status != STATUS_OK) { /* the letters are not safe: all of it once more */
+            bus_batch_uncommitted(&reader->consumer, &batch);
+            return status;
+        }
     }
-    advance(reader, partition, &batch, &outcome);
+    if (outcome.settled > 0) {
+        reader->positions[partition] = messages[outcome.settled - 1].offset + 1;
+        reader->created_us[partition] = messages[outcome.settled - 1].created_us;
+        reader->attempts[partition] = 0;
+    }
+    reader->attempts[partition] = outcome.retry ? reader->attempts[partition] + 1 : 0;
+    if (outcome.retry) {
+        int64_t wait_ms = bus_backoff_ms(&reader->consumer, reader->attempts[partition]);
+        reader->retry_ns[partition] = clock_deadline_ms(wait_ms);
+        bus_postgres_worker_due(&reader->workers[0], wait_ms + 1);
+    }
     bus_batch_committed(&reader->consumer, &batch, &outcome);
     return STATUS_OK;
 }
@@ -274,13 +219,20 @@ static enum status handle_rows(struct reader *reader, const struct db_result *re
                                size_t end, struct error *error)
 {
     unsigned partition = (unsigned)db_result_i64(result, begin, PARTITION);
-    bool empty = db_result_is_null(result, begin, MESSAGE);
+    int64_t position = reader->positions[partition];
+    bool is_empty = db_result_is_null(result, begin, MESSAGE);
+    int64_t first = db_result_i64(result, begin, is_empty ? NEXT_OFFSET : MESSAGE);
     struct arena arena;
-    enum status status = STATUS_OK;
 
-    look_for_gap(reader, partition, empty ? -1 : db_result_i64(result, begin, MESSAGE),
-                 db_result_i64(result, begin, NEXT_OFFSET));
-    if (empty)
+    /* Retention was faster than we were, or the database came back without its newest messages. */
+    if (is_empty || first != position) {
+        bus_consumer_gap(&reader->consumer, partition, position, first);
+        if (first > position)
+            reader->created_us[partition] = 0; /* retention took the one before it too */
+        reader->positions[partition] = first;
+        reader->attempts[partition] = 0;
+    }
+    if (is_empty)
         return STATUS_OK;
     arena_init(&arena, ARENA_BYTES);
     struct bus_message *messages = arena_zalloc(&arena, (end - begin) * sizeof messages[0]);
@@ -289,67 +241,38 @@ static enum status handle_rows(struct reader *reader, const struct db_result *re
         messages[i - begin].partition = partition;
         bus_postgres_row_message(result, i, MESSAGE, &arena, &messages[i - begin]);
     }
-    status = handle_batch(reader, partition, messages, end - begin, &arena, error);
+    enum status status = handle_batch(reader, partition, messages, end - begin, &arena, error);
     arena_deinit(&arena);
     return status;
-}
-
-/* Of the partitions that were behind when this round began; the others have none. */
-static void show_lag(const struct reader *reader, const struct db_result *result)
-{
-    int64_t lag = 0, last = -1;
-
-    for (size_t row = 0; row < db_result_rows(result); row++) {
-        int64_t partition = db_result_i64(result, row, PARTITION);
-        if (partition != last)
-            lag += db_result_i64(result, row, NEXT_OFFSET) - reader->positions[partition];
-        last = partition;
-    }
-    metric_set(reader->consumer.lag, (double)lag);
-}
-
-static enum status handle_all(struct reader *reader, const struct db_result *result, struct error *error)
-{
-    size_t rows = db_result_rows(result);
-    enum status status = STATUS_OK;
-
-    for (size_t begin = 0, end; begin < rows && status == STATUS_OK; begin = end) {
-        if (!bus_postgres_handling_begin(reader->postgres))
-            return STATUS_CANCELLED;
-        end = begin + 1;
-        while (end < rows && db_result_i64(result, end, PARTITION) == db_result_i64(result, begin, PARTITION))
-            end++;
-        status = handle_rows(reader, result, begin, end, error);
-        bus_postgres_handling_end(reader->postgres);
-    }
-    return status;
-}
-
-static bool is_drained(const struct reader *reader, const struct db_result *result)
-{
-    for (size_t row = 0; row < db_result_rows(result); row++)
-        if (reader->positions[db_result_i64(result, row, PARTITION)] <
-            db_result_i64(result, row, NEXT_OFFSET))
-            return false;
-    return true;
 }
 
 /* ---- one step ---- */
 
 static enum bus_postgres_step read_step(struct reader *reader, struct error *error)
 {
+    enum status status = STATUS_OK;
     struct db_result *result;
+    int64_t lag = 0;
 
     if (read_new(reader, &result, error) != STATUS_OK)
         return STEP_FAILED;
-    enum bus_postgres_step step = db_result_rows(result) > 0 ? STEP_FOUND : STEP_NOTHING;
-    if (handle_all(reader, result, error) != STATUS_OK)
-        step = STEP_FAILED;
-    else if (step == STEP_FOUND && is_drained(reader, result))
-        step = STEP_DRAINED;
-    show_lag(reader, result);
+    size_t rows = db_result_rows(result);
+    for (size_t begin = 0, end; begin < rows; begin = end) {
+        int64_t partition = db_result_i64(result, begin, PARTITION);
+        end = begin + 1;
+        while (end < rows && db_result_i64(result, end, PARTITION) == partition)
+            end++;
+        if (status == STATUS_OK && !bus_postgres_handling_begin(reader->postgres)) {
+            status = STATUS_CANCELLED;
+        } else if (status == STATUS_OK) {
+            status = handle_rows(reader, result, begin, end, error);
+            bus_postgres_handling_end(reader->postgres);
+        }
+        lag += db_result_i64(result, begin, NEXT_OFFSET) - reader->positions[partition];
+    }
+    metric_set(reader->consumer.lag, (double)lag);
     db_result_free(result);
-    return step;
+    return status != STATUS_OK ? STEP_FAILED : rows == 0 ? STEP_NOTHING : lag > 0 ? STEP_FOUND : STEP_DRAINED;
 }
 
 /* STEP_NOTHING: it is not the next one there, or its server may have crashed since the last round. */

@@ -53,6 +53,7 @@ struct reader {
     int64_t *created_us; /* of the message before the position */
     unsigned *attempts;
     int64_t checked_ns; /* at this time the positions were those of the server */
+    int64_t polled_sum; /* of the topic's offsets; the poll's */
 
     /* BUS_SHARED, per partition */
     int64_t *suspect_until; /* set before it is ready */
@@ -60,7 +61,7 @@ struct reader {
     atomic_bool was_last[BUS_PARTITIONS_MAX]; /* this process handled the last message: likely the next too */
 };
 
-void bus_postgres_reader_create(struct postgres *postgres, const struct bus_consumer *consumer);
+void bus_postgres_reader_create(struct bus *bus, const struct bus_consumer *consumer);
 void bus_postgres_reader_free(struct reader *reader);
 /* Under postgres->lock: something may be in `partition`, or anywhere. */
 void bus_postgres_reader_wake(struct reader *reader, int partition);
@@ -92,7 +93,8 @@ struct publisher {
 struct postgres {
     struct bus bus; /* first: the two share their address */
     struct bus_postgres_config config;
-    struct db_target target;      /* with texts of its own */
+    struct arena arena;           /* for texts of the target */
+    struct db_target target;
     struct db_pool *pool;         /* of readers */
     struct db_pool *publish_pool; /* a handler that publishes never waits for other handlers' connections */
     struct db_notifier *notifier;
@@ -103,15 +105,17 @@ struct postgres {
     atomic_bool is_private;       /* only our own processes receive notices: they may carry messages */
     struct reader **readers;
     size_t reader_count;
-    struct task *upkeep;
-    struct loop_timer poll; /* the loop's */
-    size_t polled;          /* readers woken by the poll so far */
+    struct task *upkeep, *poll;
 
     pthread_mutex_t lock; /* for what follows, and for readers */
     pthread_cond_t handled;
     bool is_stopping;
     unsigned handling; /* handlers that have messages: a stop gives them time */
 };
+
+/* NULL, and NOT_IMPLEMENTED in *error: the bus has another driver. */
+struct postgres *bus_postgres_of(struct bus *bus, struct error *error);
+bool bus_postgres_knows(const struct bus *bus, struct str topic); /* and its partitions are checked */
 
 #define POSTGRES_CHANNEL "freshet_bus"
 #define POSTGRES_NOTICE_BYTES 128
@@ -131,12 +135,6 @@ struct str bus_postgres_notice(const struct postgres *postgres, const struct bus
 enum status bus_postgres_cursors_create(struct db_conn *conn, const struct bus_topic_state *topic,
                                         const char *group, bool from_start, int64_t deadline_ns,
                                         struct error *error) MUST_CHECK;
-enum status bus_postgres_direct_ask(struct bus *bus, struct db_conn *conn,
-                                    const struct bus_topic_state *topic, const char *group,
-                                    const unsigned *partitions, size_t count, uint64_t *mark,
-                                    struct error *error);
-enum status bus_postgres_direct_commit(struct bus *bus, struct db_conn *conn, struct bus_topic_state *topic,
-                                       uint64_t mark, int64_t deadline_ns, struct error *error);
 /* At a start: compares the group's positions with those of earlier starts. */
 enum status bus_postgres_suspects_note(struct reader *reader, struct db_conn *conn, int64_t deadline_ns,
                                        struct error *error) MUST_CHECK;
@@ -158,22 +156,21 @@ struct placed { /* a message on its way to its partition */
 };
 struct append {
     struct placed *placed;
-    size_t count, slot_count;
+    size_t count;
     struct buf topics, partitions, counts, keys, headers, payloads; /* array literals */
-    bool relaxed;                                                   /* the commit need not reach the disk */
+    bool relaxed;   /* the commit need not reach the disk */
+    bool is_sorted; /* and the arrays are written */
 };
-/* Add messages, seal, send; then offsets are set and topics counted. */
+/* Add messages, then send: offsets are set, topics counted, and `placed` is sorted by topic and partition. */
 void bus_postgres_append_add(struct append *append, struct bus *bus, struct bus_message *messages,
                              size_t count);
-void bus_postgres_append_seal(struct append *append);
 enum status bus_postgres_append_send(struct postgres *postgres, struct append *append, struct db_conn *conn,
                                      int64_t deadline_ns, struct error *error) MUST_CHECK;
 void bus_postgres_append_deinit(struct append *append);
-enum status bus_postgres_publish_in_tx(struct bus *bus, struct db_conn *conn, struct bus_message *messages,
-                                       size_t count, int64_t deadline_ns, struct error *error);
-enum status bus_postgres_publish_and_commit(struct bus *bus, struct db_conn *conn,
-                                            struct bus_message *message, int64_t deadline_ns,
-                                            struct error *error);
+/* bus_publish_in_tx() of messages that are checked and have their partitions. */
+enum status bus_postgres_publish_in_tx(struct postgres *postgres, struct db_conn *conn,
+                                       struct bus_message *messages, size_t count, int64_t deadline_ns,
+                                       struct error *error) MUST_CHECK;
 
 /* ---- publish.c ---- */
 void bus_postgres_publisher_init(struct publisher *publisher);
@@ -189,7 +186,7 @@ enum status bus_postgres_topic_ensure(struct db_conn *conn, struct bus_topic_sta
                                       int64_t deadline_ns, struct error *error) MUST_CHECK;
 enum status bus_postgres_topics_ensure(struct postgres *postgres, const struct bus_message *messages,
                                        size_t count, int64_t deadline_ns, struct error *error) MUST_CHECK;
-void bus_postgres_upkeep(struct postgres *postgres);
+int64_t bus_postgres_upkeep(struct task *task, void *postgres);
 
 /* ---- messages.c ---- */
 void bus_postgres_array_put_i64(struct buf *out, int64_t value);

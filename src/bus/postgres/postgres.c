@@ -9,6 +9,7 @@
 #include "bus/postgres/inside.h"
 
 #define PUBLISH_CONNECTIONS 2
+#define POLL_MS 10000
 
 /* ---- wakes ---- */
 
@@ -30,18 +31,20 @@ void bus_postgres_wake_topic(struct postgres *postgres, struct str topic, int pa
     pthread_mutex_unlock(&postgres->lock);
 }
 
-static void wake_reader(struct postgres *postgres, size_t index)
+static void wake_reader(struct reader *reader)
 {
-    pthread_mutex_lock(&postgres->lock);
-    atomic_fetch_add(&postgres->readers[index]->consumer.topic->wakes, 1);
-    bus_postgres_reader_wake(postgres->readers[index], POSTGRES_ANYWHERE);
-    pthread_mutex_unlock(&postgres->lock);
+    pthread_mutex_lock(&reader->postgres->lock);
+    atomic_fetch_add(&reader->consumer.topic->wakes, 1);
+    bus_postgres_reader_wake(reader, POSTGRES_ANYWHERE);
+    pthread_mutex_unlock(&reader->postgres->lock);
 }
 
-static void wake_all(struct postgres *postgres)
+static void wake_all(void *context)
 {
+    struct postgres *postgres = context;
+
     for (size_t i = 0; i < postgres->reader_count; i++)
-        wake_reader(postgres, i);
+        wake_reader(postgres->readers[i]);
 }
 
 struct str bus_postgres_notice(const struct postgres *postgres, const struct bus_topic_state *topic,
@@ -88,38 +91,66 @@ static void on_notice(void *context, struct str channel, struct str payload)
     }
 }
 
-static void on_listening(void *context)
+/* $1 groups: those that have messages. $2 topics: the sums of their offsets. */
+static const struct db_statement poll_sql =
+    DB_STATEMENT("SELECT c.group_name, c.topic, 0::bigint"
+                 " FROM platform.bus_cursor c JOIN platform.bus_partition p USING (topic, partition)"
+                 " WHERE c.group_name = ANY ($1) AND c.position < p.next_offset GROUP BY 1, 2"
+                 " UNION ALL SELECT '', topic, sum(next_offset)::bigint"
+                 " FROM platform.bus_partition WHERE topic = ANY ($2) GROUP BY topic");
+
+/* Is there something for the reader that no notice may have reported? */
+static bool is_poll_hit(struct reader *reader, const struct db_result *rows)
 {
-    wake_all(context);
+    bool is_shared = reader->consumer.spec.mode == BUS_SHARED;
+    struct str group = is_shared ? str_from(reader->consumer.spec.group) : STR("");
+    size_t row = 0;
+
+    while (row < db_result_rows(rows) && !(str_eq(db_result_str(rows, row, 0), group) &&
+                                           str_eq(db_result_str(rows, row, 1), reader->consumer.topic->name)))
+        row++;
+    if (row == db_result_rows(rows) || is_shared)
+        return row < db_result_rows(rows);
+    int64_t sum = db_result_i64(rows, row, 2), known = reader->polled_sum;
+    reader->polled_sum = sum;
+    return sum != known;
 }
 
-/* On the loop: wakes one reader after the other within the interval, since together they would need a connection each. A timer, not
- * a task: it does nothing but wake tasks. */
-static void on_poll(struct loop_timer *timer)
-{
-    struct postgres *postgres = CONTAINER_OF(timer, struct postgres, poll);
-    size_t count = postgres->reader_count;
-
-    wake_reader(postgres, postgres->polled++ % count);
-    loop_timer_start(postgres->config.loop, timer,
-                     clock_mono_ns() + postgres->config.poll_ms * CLOCK_NS_PER_MS / (int64_t)count, on_poll);
-}
-
-static int64_t keep_up(struct task *task, void *context)
+/* One statement for all readers: only those that have something are woken, as all are while it fails. */
+static int64_t poll_readers(struct task *task, void *context)
 {
     struct postgres *postgres = context;
+    struct db_result *rows = NULL;
+    struct buf groups, topics;
 
     (void)task;
-    bus_postgres_upkeep(postgres);
-    return TASK_MS(postgres->config.maintenance_ms);
+    buf_init(&groups);
+    buf_init(&topics);
+    db_array_begin(&groups);
+    db_array_begin(&topics);
+    for (size_t i = 0; i < postgres->reader_count; i++) {
+        const struct bus_consumer *consumer = &postgres->readers[i]->consumer;
+        bool is_shared = consumer->spec.mode == BUS_SHARED;
+        db_array_put(is_shared ? &groups : &topics,
+                     is_shared ? str_from(consumer->spec.group) : consumer->topic->name);
+    }
+    db_array_end(&groups);
+    db_array_end(&topics);
+    enum status status = db_pool_query(postgres->pool, &poll_sql,
+                                       DB_PARAMS(db_text_array(buf_str(&groups)), db_text_array(buf_str(&topics))),
+                                       clock_deadline_ms(POLL_MS), &rows, NULL);
+    for (size_t i = 0; i < postgres->reader_count; i++) {
+        struct reader *reader = postgres->readers[i];
+        if (status != STATUS_OK || is_poll_hit(reader, rows) || !atomic_load(&reader->is_ready))
+            wake_reader(reader);
+    }
+    db_result_free(rows);
+    buf_deinit(&groups);
+    buf_deinit(&topics);
+    return TASK_MS(postgres->config.poll_ms);
 }
 
 /* ---- life ---- */
-
-static void postgres_subscribe(struct bus *bus, const struct bus_consumer *consumer)
-{
-    bus_postgres_reader_create((struct postgres *)bus, consumer);
-}
 
 static void postgres_start(struct bus *bus)
 {
@@ -129,7 +160,7 @@ static void postgres_start(struct bus *bus)
                                           .target = &postgres->target,
                                           .channels = channels,
                                           .on_notice = on_notice,
-                                          .on_listening = on_listening,
+                                          .on_listening = wake_all,
                                           .context = postgres};
 
     postgres->notifier =
@@ -140,7 +171,7 @@ static void postgres_start(struct bus *bus)
         for (unsigned j = 0; j < postgres->readers[i]->consumer.spec.parallel; j++)
             task_start(postgres->readers[i]->workers[j].task, TASK_IDLE);
     if (postgres->reader_count > 0)
-        loop_timer_start(postgres->config.loop, &postgres->poll, clock_mono_ns(), on_poll);
+        task_start(postgres->poll, TASK_NOW);
     task_start(postgres->upkeep, TASK_NOW);
 }
 
@@ -168,6 +199,7 @@ static void postgres_stop(struct bus *bus, int64_t grace_ms)
     postgres_interrupt(bus);
     bus_postgres_publisher_wait_empty(&postgres->publisher);
     task_stop(postgres->upkeep, TASK_FOREVER);
+    task_stop(postgres->poll, TASK_FOREVER);
     for (size_t i = 0; i < postgres->reader_count; i++)
         for (unsigned j = 0; j < postgres->readers[i]->consumer.spec.parallel; j++)
             task_stop(postgres->readers[i]->workers[j].task, TASK_FOREVER);
@@ -178,67 +210,91 @@ static void postgres_destroy(struct bus *bus)
     struct postgres *postgres = (struct postgres *)bus;
 
     task_destroy(postgres->upkeep);
+    task_destroy(postgres->poll);
     db_listener_destroy(postgres->listener);
-    if (postgres->notifier) { /* it was started */
-        loop_timer_stop(postgres->config.loop, &postgres->poll);
-        db_notifier_destroy(postgres->notifier);
-    }
+    db_notifier_destroy(postgres->notifier);
     for (size_t i = 0; i < postgres->reader_count; i++)
         bus_postgres_reader_free(postgres->readers[i]);
     free(postgres->readers);
     db_pool_destroy(postgres->pool);
     db_pool_destroy(postgres->publish_pool);
     bus_postgres_publisher_deinit(&postgres->publisher);
-    free((char *)postgres->target.url.ptr);
-    free((char *)postgres->target.username.ptr);
-    free((char *)postgres->target.password.ptr);
-    free((char *)postgres->target.schema.ptr);
-    free((char *)postgres->target.name);
+    arena_deinit(&postgres->arena);
     pthread_cond_destroy(&postgres->handled);
     pthread_mutex_destroy(&postgres->lock);
     bus_deinit(&postgres->bus);
     free(postgres);
 }
 
-static bool postgres_is_private(const struct bus *bus)
-{
-    return atomic_load(&((const struct postgres *)bus)->is_private);
-}
-
 static const struct bus_driver driver = {
     .name = "PostgreSQL",
     .can_relax = true,
-    .is_private = postgres_is_private,
     .publish = bus_postgres_publish,
-    .publish_in_tx = bus_postgres_publish_in_tx,
-    .publish_and_commit = bus_postgres_publish_and_commit,
-    .direct_ask = bus_postgres_direct_ask,
-    .direct_commit = bus_postgres_direct_commit,
     .wake = postgres_wake,
-    .subscribe = postgres_subscribe,
+    .subscribe = bus_postgres_reader_create,
     .start = postgres_start,
     .stop = postgres_stop,
     .interrupt = postgres_interrupt,
     .destroy = postgres_destroy,
 };
 
-/* ---- creation ---- */
-
-static struct str copy_text(struct str text)
+struct postgres *bus_postgres_of(struct bus *bus, struct error *error)
 {
-    return text.ptr ? str_of(str_dup(text), text.len) : STR_NONE;
+    if (bus->driver == &driver)
+        return (struct postgres *)bus;
+    error_set(error, STATUS_NOT_IMPLEMENTED, "only the bus on PostgreSQL shares transactions");
+    return NULL;
 }
+
+bool bus_postgres_knows(const struct bus *bus, struct str topic)
+{
+    const struct bus_topic_state *found = bus_topic_find(bus, topic);
+
+    return found && bus->driver == &driver && atomic_load(&found->known);
+}
+
+bool bus_is_private(const struct bus *bus)
+{
+    return bus && bus->driver == &driver && atomic_load(&((const struct postgres *)bus)->is_private);
+}
+
+/* ---- creation ---- */
 
 static int64_t or_default(int64_t value, int64_t fallback)
 {
     return value ? value : fallback;
 }
 
-static void take_config(struct postgres *postgres, const struct bus_postgres_config *config)
+static struct task *create_task(struct postgres *postgres, const char *name, task_run_fn *run)
 {
-    struct bus_postgres_config *copy = &postgres->config;
-    char name[64];
+    return task_create(&(struct task_config){.name = name,
+                                             .loop = postgres->config.loop,
+                                             .pool = postgres->config.workers,
+                                             .run = run,
+                                             .context = postgres});
+}
 
+static enum status create_pools(struct postgres *postgres, struct error *error)
+{
+    struct db_target target = postgres->target;
+    unsigned total = target.connections_max;
+
+    target.name = arena_printf(&postgres->arena, "%s-publish", target.name).ptr;
+    target.connections_max = PUBLISH_CONNECTIONS;
+    enum status status = db_pool_create(&target, &postgres->publish_pool, error);
+    target.name = postgres->target.name;
+    target.connections_max = total > PUBLISH_CONNECTIONS ? total - PUBLISH_CONNECTIONS : 1;
+    return status == STATUS_OK ? db_pool_create(&target, &postgres->pool, error) : status;
+}
+
+enum status bus_postgres_create(const struct bus_postgres_config *config, struct bus **out,
+                                struct error *error)
+{
+    struct postgres *postgres = memory_zalloc(sizeof *postgres);
+    struct bus_postgres_config *copy = &postgres->config;
+    int64_t keep_dead_ms = or_default(config->keep_dead_ms, INT64_C(30) * 24 * 3600 * 1000);
+
+    *out = NULL;
     *copy = *config;
     copy->target = NULL;
     copy->topics = NULL;
@@ -248,63 +304,23 @@ static void take_config(struct postgres *postgres, const struct bus_postgres_con
     copy->maintenance_ms = or_default(config->maintenance_ms, 5000);
     copy->retention_batch = config->retention_batch ? config->retention_batch : 1000;
     postgres->bus.message_bytes_max = config->message_bytes_max ? config->message_bytes_max : 4u << 20;
-    postgres->target = *config->target;
-    snprintf(name, sizeof name, "%s-bus", config->target->name);
-    postgres->target.name =
-        str_dup(str_from(name)); /* so that its metrics differ from those of the caller's pool */
-    postgres->target.url = copy_text(config->target->url);
-    postgres->target.username = copy_text(config->target->username);
-    postgres->target.password = copy_text(config->target->password);
-    postgres->target.schema = copy_text(config->target->schema);
-}
-
-static enum status create_pools(struct postgres *postgres, struct error *error)
-{
-    struct db_target target = postgres->target;
-    unsigned total = target.connections_max;
-    char name[64];
-
-    snprintf(name, sizeof name, "%s-publish", target.name);
-    target.name = name;
-    target.connections_max = PUBLISH_CONNECTIONS;
-    enum status status = db_pool_create(&target, &postgres->publish_pool, error);
-    target.name = postgres->target.name;
-    target.connections_max = total > PUBLISH_CONNECTIONS ? total - PUBLISH_CONNECTIONS : 1;
-    if (status == STATUS_OK)
-        status = db_pool_create(&target, &postgres->pool, error);
-    return status;
-}
-
-static void init_sync(struct postgres *postgres)
-{
+    arena_init(&postgres->arena, 1024);
+    /* The name differs from that of the caller's pool, so that metrics do. */
+    postgres->target = db_target_copy(config->target, "bus", &postgres->arena);
     pthread_mutex_init(&postgres->lock, NULL);
     pthread_cond_init(&postgres->handled, NULL);
     bus_postgres_publisher_init(&postgres->publisher);
-}
-
-enum status bus_postgres_create(const struct bus_postgres_config *config, struct bus **out,
-                                struct error *error)
-{
-    struct postgres *postgres = memory_zalloc(sizeof *postgres);
-    int64_t keep_dead_ms = or_default(config->keep_dead_ms, INT64_C(30) * 24 * 3600 * 1000);
-
-    *out = NULL;
-    take_config(postgres, config);
-    init_sync(postgres);
     snprintf(postgres->instance, sizeof postgres->instance, "%016llx", (unsigned long long)random_u64());
     enum status status =
         bus_init(&postgres->bus, &driver, config->topics, config->topic_count, keep_dead_ms, error);
     if (status == STATUS_OK)
         status = create_pools(postgres, error);
-    if (status == STATUS_OK) {
-        postgres->upkeep = task_create(&(struct task_config){.name = "bus-upkeep",
-                                                             .loop = postgres->config.loop,
-                                                             .pool = postgres->config.workers,
-                                                             .run = keep_up,
-                                                             .context = postgres});
-        *out = &postgres->bus;
-    } else {
+    if (status != STATUS_OK) {
         postgres_destroy(&postgres->bus);
+        return status;
     }
-    return status;
+    postgres->upkeep = create_task(postgres, "bus-upkeep", bus_postgres_upkeep);
+    postgres->poll = create_task(postgres, "bus-poll", poll_readers);
+    *out = &postgres->bus;
+    return STATUS_OK;
 }

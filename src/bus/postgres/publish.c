@@ -85,7 +85,6 @@ static enum status commit_requests(struct postgres *postgres, struct publish_req
     }
     for (size_t i = 0; i < append.count; i++)
         append.relaxed &= append.placed[i].topic->spec.relaxed;
-    bus_postgres_append_seal(&append);
     enum status status = append_and_commit(postgres, &append, deadline_ns, error);
     /* Readers of a single message of a topic look for it in its partition, others look anywhere. */
     const struct placed *placed = append.placed;

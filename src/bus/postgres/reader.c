@@ -214,13 +214,15 @@ void bus_postgres_handling_end(struct postgres *postgres)
 
 /* ---- life ---- */
 
-void bus_postgres_reader_create(struct postgres *postgres, const struct bus_consumer *consumer)
+void bus_postgres_reader_create(struct bus *bus, const struct bus_consumer *consumer)
 {
+    struct postgres *postgres = (struct postgres *)bus;
     struct reader *reader = memory_zalloc(sizeof *reader);
     unsigned partitions = consumer->topic->spec.partitions;
 
     reader->consumer = *consumer;
     reader->postgres = postgres;
+    reader->polled_sum = -1; /* the first poll wakes it */
     reader->workers = memory_zalloc(consumer->spec.parallel * sizeof reader->workers[0]);
     for (unsigned i = 0; i < consumer->spec.parallel; i++)
         reader->workers[i] = (struct reader_worker){

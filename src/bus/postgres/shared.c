@@ -156,22 +156,6 @@ static void read_batch(struct locked_batch *locked)
     };
 }
 
-/* Retention may have deleted messages that this group had not handled: delivery continues after them. */
-static void report_gap(struct locked_batch *locked)
-{
-    const struct bus_subscription *spec = &locked->reader->consumer.spec;
-    int64_t first = locked->batch.count ? locked->batch.messages[0].offset : locked->next_offset;
-
-    if (first == locked->position)
-        return;
-    log_warn("bus_gap", LOG_CSTR("topic", spec->topic), LOG_CSTR("group", spec->group),
-             LOG_INT("partition", locked->partition), LOG_INT("offset", locked->position),
-             LOG_INT("next", first));
-    if (spec->on_gap)
-        spec->on_gap(spec->context, locked->partition, locked->position, first);
-    locked->batch.attempt = 0;
-}
-
 /* ---- settle ---- */
 
 /* The position after the last settled message. */
@@ -220,7 +204,7 @@ static enum status commit_batch(struct locked_batch *locked, struct error *error
     if (locked->batch.rolled_back)
         return error_set(error, STATUS_DB_ERROR, "%s", locked->batch.verdicts[0].reason);
     if (outcome->dead_letter_count > 0)
-        status = bus_postgres_publish_in_tx(&reader->postgres->bus, locked->conn, outcome->dead_letters,
+        status = bus_postgres_publish_in_tx(reader->postgres, locked->conn, outcome->dead_letters,
                                             outcome->dead_letter_count, clock_deadline_ms(COMMIT_MS), error);
     if (status == STATUS_OK)
         status = commit_position(locked, attempts, wait_ms, error);
@@ -340,7 +324,11 @@ static enum bus_postgres_step run_batch(struct locked_batch *locked, int place, 
     if (!bus_postgres_handling_begin(postgres))
         return STEP_NOTHING;
     read_batch(locked);
-    report_gap(locked);
+    int64_t first = locked->batch.count ? locked->batch.messages[0].offset : locked->next_offset;
+    if (first != locked->position) { /* retention deleted messages that this group had not handled */
+        bus_consumer_gap(&locked->reader->consumer, locked->partition, locked->position, first);
+        locked->batch.attempt = 0;
+    }
     enum bus_postgres_step step =
         handle_batch(locked, error) == STATUS_OK ? settle_batch(locked, error) : STEP_FAILED;
     bus_postgres_handling_end(postgres);

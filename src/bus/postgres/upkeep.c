@@ -21,10 +21,27 @@ static const struct db_statement create_sql =
 static const struct db_statement count_sql =
     DB_STATEMENT("SELECT count(*) FROM platform.bus_partition WHERE topic = $1");
 
+/* $1 groups. */
 static const struct db_statement lag_sql =
-    DB_STATEMENT("SELECT coalesce(sum(p.next_offset - c.position), 0)::bigint"
+    DB_STATEMENT("SELECT c.group_name, c.topic, sum(p.next_offset - c.position)::bigint"
                  " FROM platform.bus_cursor c JOIN platform.bus_partition p USING (topic, partition)"
-                 " WHERE c.group_name = $1 AND c.topic = $2");
+                 " WHERE c.group_name = ANY ($1) GROUP BY 1, 2");
+
+/* $1 topics, $2 rows that a deletion looks at. The messages of a partition, and the age in ms of the oldest as below. Tells
+ * where a deletion may find something, so that partitions with nothing to delete cost no statement each. */
+static const struct db_statement oldest_sql = DB_STATEMENT(
+    "SELECT p.topic, p.partition, p.next_offset - o.message_offset,"
+    "       (extract(epoch FROM now() - least(o.since, n.created_at)) * 1000)::bigint"
+    " FROM platform.bus_partition p"
+    " CROSS JOIN LATERAL ("
+    "    SELECT min(message_offset) AS message_offset, min(created_at) AS since"
+    "    FROM (SELECT message_offset, created_at FROM platform.bus_message"
+    "          WHERE topic = p.topic AND partition = p.partition ORDER BY message_offset LIMIT $2) w) o"
+    " CROSS JOIN LATERAL ("
+    "    SELECT created_at FROM platform.bus_message"
+    "    WHERE topic = p.topic AND partition = p.partition ORDER BY message_offset DESC LIMIT 1) n"
+    " WHERE p.topic = ANY ($1)");
+enum oldest_column { OLDEST_TOPIC, OLDEST_PARTITION, OLDEST_COUNT, OLDEST_AGE_MS };
 
 /* $1 topic, $2 partition, $3 rows at most, $4 and $5 keep by age (ms) and number, $6 and $7 the same whatever
  * the cursors are; 0 = without. A prefix of the offsets is deleted, so readers see every gap. Age and offset
@@ -107,25 +124,6 @@ enum status bus_postgres_topics_ensure(struct postgres *postgres, const struct b
     return status;
 }
 
-/* ---- lag ---- */
-
-static enum status measure_lag(struct reader *reader, struct db_conn *conn, int64_t deadline_ns,
-                               struct error *error)
-{
-    const struct bus_consumer *consumer = &reader->consumer;
-    struct db_result *result = NULL;
-
-    if (consumer->spec.mode != BUS_SHARED)
-        return STATUS_OK; /* its rounds measure it */
-    enum status status =
-        db_query(conn, &lag_sql, DB_PARAMS(db_cstr(consumer->spec.group), db_text(consumer->topic->name)),
-                 deadline_ns, &result, error);
-    if (status == STATUS_OK)
-        metric_set(consumer->lag, (double)db_result_i64(result, 0, 0));
-    db_result_free(result);
-    return status;
-}
-
 /* ---- privacy of notices ---- */
 
 /* A role that may connect can listen to our channel, whatever tables it may read. Superusers can read everything anyway. */
@@ -148,9 +146,9 @@ enum status bus_postgres_look_private(struct db_conn *conn, int64_t deadline_ns,
 /* ---- retention ---- */
 
 /* Deletes one batch of a partition. *is_held: unread messages older than keep_ms are kept for the topic's group. */
-static enum status trim_partition(struct postgres *postgres, struct bus_topic_state *topic,
-                                  unsigned partition, struct db_conn *conn, int64_t deadline_ns,
-                                  int64_t *deleted, bool *is_held, struct error *error)
+static enum status delete_batch(struct postgres *postgres, struct bus_topic_state *topic, unsigned partition,
+                                struct db_conn *conn, int64_t deadline_ns, int64_t *deleted, bool *is_held,
+                                struct error *error)
 {
     const struct bus_topic *spec = &topic->spec;
     struct db_result *result = NULL;
@@ -178,51 +176,106 @@ static enum status trim_partition(struct postgres *postgres, struct bus_topic_st
     return status;
 }
 
-static enum status trim_topic(struct postgres *postgres, struct bus_topic_state *topic, struct db_conn *conn,
-                              int64_t deadline_ns, struct error *error)
+/* Is any limit of the topic reached in the partition of this row? More is for the deletion to decide. */
+static bool may_delete(const struct bus_topic *spec, const struct db_result *oldest, size_t row)
 {
-    const struct bus_topic *spec = &topic->spec;
+    int64_t count = db_result_i64(oldest, row, OLDEST_COUNT), age_ms = db_result_i64(oldest, row, OLDEST_AGE_MS);
+
+    return (spec->keep_ms && age_ms >= spec->keep_ms) || (spec->keep_ms_hard && age_ms >= spec->keep_ms_hard) ||
+           (spec->keep_messages && count > spec->keep_messages) ||
+           (spec->keep_messages_hard && count > spec->keep_messages_hard);
+}
+
+static enum status trim_topic(struct postgres *postgres, struct bus_topic_state *topic,
+                              const struct db_result *oldest, struct db_conn *conn, int64_t deadline_ns,
+                              struct error *error)
+{
     enum status status = STATUS_OK;
     bool is_held = false;
 
-    if (!spec->keep_ms && !spec->keep_messages && !spec->keep_ms_hard && !spec->keep_messages_hard)
-        return STATUS_OK;
-    for (unsigned partition = 0; partition < spec->partitions; partition++) {
+    for (size_t row = 0; row < db_result_rows(oldest) && status == STATUS_OK; row++) {
+        unsigned partition = (unsigned)db_result_i64(oldest, row, OLDEST_PARTITION);
         int64_t deleted = postgres->config.retention_batch;
+        if (!str_eq(db_result_str(oldest, row, OLDEST_TOPIC), topic->name) ||
+            !may_delete(&topic->spec, oldest, row))
+            continue;
         for (int i = 0; i < BATCHES_MAX && deleted == postgres->config.retention_batch; i++) {
             if (bus_postgres_is_stopping(postgres))
                 return STATUS_OK;
-            status = trim_partition(postgres, topic, partition, conn, deadline_ns, &deleted, &is_held, error);
+            status = delete_batch(postgres, topic, partition, conn, deadline_ns, &deleted, &is_held, error);
             if (status != STATUS_OK)
-                return status;
+                break;
         }
     }
-    if (!is_held)
+    if (status == STATUS_OK && !is_held)
         atomic_store(&topic->is_held, false);
     return status;
 }
 
-void bus_postgres_upkeep(struct postgres *postgres)
+/* ---- one round ---- */
+
+static void show_lag(const struct bus_consumer *consumer, const struct db_result *lags)
 {
-    int64_t deadline_ns = clock_deadline_ms(UPKEEP_MS);
+    if (consumer->spec.mode != BUS_SHARED)
+        return; /* its rounds measure it */
+    for (size_t row = 0; row < db_result_rows(lags); row++)
+        if (str_eq(db_result_str(lags, row, 0), str_from(consumer->spec.group)) &&
+            str_eq(db_result_str(lags, row, 1), consumer->topic->name))
+            metric_set(consumer->lag, (double)db_result_i64(lags, row, 2));
+}
+
+/* What is looked at every time takes one round trip and one transaction. */
+static enum status look(struct postgres *postgres, struct db_conn *conn, int64_t deadline_ns,
+                        struct db_result *results[3], struct error *error)
+{
+    struct buf groups, topics;
+
+    buf_init(&groups);
+    buf_init(&topics);
+    db_array_begin(&groups);
+    db_array_begin(&topics);
+    for (size_t i = 0; i < postgres->reader_count; i++)
+        db_array_put(&groups, str_from(postgres->readers[i]->consumer.spec.group));
+    for (size_t i = 0; i < postgres->bus.topic_count; i++)
+        db_array_put(&topics, postgres->bus.topics[i].name);
+    db_array_end(&groups);
+    db_array_end(&topics);
+    db_pipeline_begin(conn);
+    db_pipeline_add(conn, &private_sql, DB_NO_PARAMS);
+    db_pipeline_add(conn, &lag_sql, DB_PARAMS(db_text_array(buf_str(&groups))));
+    db_pipeline_add(conn, &oldest_sql,
+                    DB_PARAMS(db_text_array(buf_str(&topics)), db_i64(postgres->config.retention_batch)));
+    enum status status = db_pipeline_end(conn, deadline_ns, results, 3, NULL, error);
+    buf_deinit(&groups);
+    buf_deinit(&topics);
+    return status;
+}
+
+int64_t bus_postgres_upkeep(struct task *task, void *context)
+{
+    struct postgres *postgres = context;
     struct bus *bus = &postgres->bus;
-    bool is_private = false;
+    int64_t deadline_ns = clock_deadline_ms(UPKEEP_MS);
+    struct db_result *results[3] = {NULL, NULL, NULL};
     struct error error = {0};
     struct db_conn *conn;
     enum status status = db_acquire(postgres->publish_pool, deadline_ns, &conn, &error);
 
+    (void)task;
     for (size_t i = 0; i < bus->topic_count && status == STATUS_OK; i++)
         status = bus_postgres_topic_ensure(conn, &bus->topics[i], deadline_ns, &error);
-    if (status == STATUS_OK) {
-        status = bus_postgres_look_private(conn, deadline_ns, &is_private, &error);
-        atomic_store(&postgres->is_private, is_private);
-    }
+    if (status == STATUS_OK)
+        status = look(postgres, conn, deadline_ns, results, &error);
+    atomic_store(&postgres->is_private, status == STATUS_OK && db_result_i64(results[0], 0, 0) == 1);
     for (size_t i = 0; i < postgres->reader_count && status == STATUS_OK; i++)
-        status = measure_lag(postgres->readers[i], conn, deadline_ns, &error);
+        show_lag(&postgres->readers[i]->consumer, results[1]);
     for (size_t i = 0; i < bus->topic_count && status == STATUS_OK; i++)
-        status = trim_topic(postgres, &bus->topics[i], conn, deadline_ns, &error);
+        status = trim_topic(postgres, &bus->topics[i], results[2], conn, deadline_ns, &error);
+    for (size_t i = 0; i < 3; i++)
+        db_result_free(results[i]);
     db_release(conn);
     if (status != STATUS_OK && status != STATUS_CANCELLED &&
         status != STATUS_DB_DOWN) /* the pool logs that */
         log_warn("bus_upkeep_failed", LOG_ERROR_FIELDS(&error));
+    return TASK_MS(postgres->config.maintenance_ms);
 }

@@ -96,8 +96,6 @@ static void reader_note_gap(struct redis_reader *reader)
         reader->gap_from = redis_id_offset(reader->done) + 1;
     reader->has_gap = true;
     reader->gap_next = redis_id_offset(reader->done) + 1;
-    log_warn("bus_gap", LOG_CSTR("topic", reader->consumer.spec.topic), LOG_CSTR("group", reader->group),
-             LOG_INT("partition", 0), LOG_INT("offset", reader->gap_from), LOG_INT("next", reader->gap_next));
 }
 
 /* ---- joining ---- */
@@ -383,8 +381,8 @@ static int64_t reader_run(struct task *task, void *context)
     }
     if (!reader->hands_entries)
         return TASK_IDLE;
-    if (reader->has_gap && spec->on_gap)
-        spec->on_gap(spec->context, 0, reader->gap_from, reader->gap_next);
+    if (reader->has_gap)
+        bus_consumer_gap(&reader->consumer, 0, reader->gap_from, reader->gap_next);
     reader->has_gap = false;
     size_t left = reader->entries.count - reader->entry_at;
     if (left > 0)
