@@ -10,13 +10,15 @@
 
 /* ---- the handler's side ---- */
 
-static void set_reason(struct bus_verdict *verdict, const char *format, va_list arguments)
-    __attribute__((format(printf, 2, 0)));
+static void set_verdict(struct bus_verdict *verdict, enum bus_verdict_kind kind, const char *format,
+                        va_list arguments) __attribute__((format(printf, 3, 0)));
 
-static void set_reason(struct bus_verdict *verdict, const char *format, va_list arguments)
+static void set_verdict(struct bus_verdict *verdict, enum bus_verdict_kind kind, const char *format,
+                        va_list arguments)
 {
     char text[2 * BUS_REASON_BYTES];
 
+    verdict->kind = kind;
     vsnprintf(text, sizeof text, format, arguments);
     if (!str_is_utf8(str_from(text))) /* it may quote a message; the engine would refuse it every time */
         for (char *at = text; *at; at++)
@@ -29,9 +31,8 @@ void bus_batch_retry(struct bus_batch *batch, size_t at, const char *format, ...
 {
     va_list arguments;
 
-    batch->verdicts[at].kind = BUS_RETRY;
     va_start(arguments, format);
-    set_reason(&batch->verdicts[at], format, arguments);
+    set_verdict(&batch->verdicts[at], BUS_RETRY, format, arguments);
     va_end(arguments);
 }
 
@@ -39,9 +40,8 @@ void bus_batch_term(struct bus_batch *batch, size_t at, const char *format, ...)
 {
     va_list arguments;
 
-    batch->verdicts[at].kind = BUS_TERM;
     va_start(arguments, format);
-    set_reason(&batch->verdicts[at], format, arguments);
+    set_verdict(&batch->verdicts[at], BUS_TERM, format, arguments);
     va_end(arguments);
 }
 
@@ -50,9 +50,8 @@ void bus_batch_rollback(struct bus_batch *batch, const char *format, ...)
     va_list arguments;
 
     batch->rolled_back = true;
-    batch->verdicts[0].kind = BUS_RETRY;
     va_start(arguments, format);
-    set_reason(&batch->verdicts[0], format, arguments);
+    set_verdict(&batch->verdicts[0], BUS_RETRY, format, arguments);
     va_end(arguments);
 }
 
@@ -99,46 +98,33 @@ static void add_dead_letter(const struct bus_consumer *consumer, const struct bu
 
 /* ---- the outcome ---- */
 
-static bool is_last_attempt(const struct bus_consumer *consumer, const struct bus_batch *batch, size_t at)
-{
-    unsigned attempts = (at == 0 ? batch->attempt : 0) + 1;
-
-    return consumer->spec.attempts_max > 0 && attempts >= consumer->spec.attempts_max;
-}
-
-static void outcome_of_verdicts(const struct bus_consumer *consumer, struct bus_batch *batch,
-                                struct arena *arena, struct bus_outcome *outcome)
-{
-    for (size_t i = 0; i < batch->count; i++) {
-        struct bus_verdict *verdict = &batch->verdicts[i];
-        if (verdict->kind == BUS_RETRY && !is_last_attempt(consumer, batch, i)) {
-            outcome->retry = true;
-            return;
-        }
-        bool last = verdict->kind == BUS_RETRY; /* the handler may not have looked at the messages after it */
-        if (last)
-            verdict->kind = BUS_TERM;
-        if (verdict->kind == BUS_TERM)
-            add_dead_letter(consumer, &batch->messages[i], verdict->reason, arena, outcome);
-        outcome->settled++;
-        if (last)
-            return;
-    }
-}
-
 void bus_batch_handle(const struct bus_consumer *consumer, struct bus_batch *batch, struct arena *arena,
                       struct bus_outcome *outcome)
 {
     int64_t begun_ns = clock_mono_ns();
+    unsigned attempts_max = consumer->spec.attempts_max;
 
     *outcome =
         (struct bus_outcome){.dead_letters = arena_alloc(arena, batch->count * sizeof(struct bus_message))};
     consumer->spec.handler(consumer->spec.context, batch);
     metric_observe(consumer->batch_seconds, (double)(clock_mono_ns() - begun_ns) / 1e9);
-    if (batch->rolled_back && batch->conn)
-        outcome->retry = true; /* the driver rolls back and counts the attempt */
-    else
-        outcome_of_verdicts(consumer, batch, arena, outcome);
+    outcome->retry = batch->rolled_back && batch->conn; /* the driver rolls back and counts the attempt */
+    for (size_t i = 0; i < batch->count && !outcome->retry; i++) {
+        struct bus_verdict *verdict = &batch->verdicts[i];
+        bool is_failed = verdict->kind == BUS_RETRY;
+        unsigned attempts = (i == 0 ? batch->attempt : 0) + 1;
+        if (is_failed && (attempts_max == 0 || attempts < attempts_max)) {
+            outcome->retry = true;
+            break;
+        }
+        if (is_failed)
+            verdict->kind = BUS_TERM;
+        if (verdict->kind == BUS_TERM)
+            add_dead_letter(consumer, &batch->messages[i], verdict->reason, arena, outcome);
+        outcome->settled++;
+        if (is_failed) /* the handler may not have looked at the messages after it */
+            break;
+    }
 }
 
 void bus_batch_give_up(const struct bus_consumer *consumer, struct bus_batch *batch, const char *reason,

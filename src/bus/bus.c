@@ -66,7 +66,8 @@ uint32_t bus_murmur2(struct str key)
     size_t left = key.len;
 
     for (; left >= 4; at += 4, left -= 4) {
-        uint32_t word = (uint32_t)at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24;
+        uint32_t word =
+            (uint32_t)at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24;
         word *= multiplier;
         word ^= word >> 24;
         hash = hash * multiplier ^ word * multiplier;

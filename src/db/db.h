@@ -175,10 +175,13 @@ enum status db_sql_compile(struct str sql, const struct db_name *names, struct a
  * compiled text; see db_describe()). */
 size_t db_statement_offset(const struct db_statement *statement, struct str sql, size_t position);
 
-void db_array_begin(struct buf *out);                   /* text[] literal: begin, put …, end */
-void db_array_put(struct buf *out, struct str element); /* quoted and escaped */
+void db_array_begin(struct buf *out); /* text[] literal: begin, put …, end */
+void db_array_put(struct buf *out,
+                  struct str element); /* quoted and escaped; into an empty buf also without begin */
+void db_array_put_i64(struct buf *out, int64_t number);
 void db_array_put_null(struct buf *out);
 void db_array_end(struct buf *out);
+struct str db_array_str(struct buf *out); /* ends it; also that of an empty buf */
 
 void db_bytes_array_begin(struct buf *out, size_t count);     /* bytea[], in binary form: then as many … */
 void db_bytes_array_put(struct buf *out, struct str element); /* … of these; ptr NULL = NULL */

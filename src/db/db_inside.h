@@ -34,12 +34,7 @@ struct db_parsed {
 enum status db_parsed_init(struct db_parsed *parsed, const struct db_target *target,
                            struct error *error) MUST_CHECK;
 void db_parsed_deinit(struct db_parsed *parsed);
-/* The libpq parameter a URL parameter stands for: parameter.c. */
-enum status db_parameter_set(struct db_parsed *parsed, struct str name, struct str value,
-                             struct error *error) MUST_CHECK;
-void db_keyword_set(struct db_parsed *parsed, const char *keyword,
-                    struct str value);                                           /* replaces an earlier one */
-const char *db_keyword_get(const struct db_parsed *parsed, const char *keyword); /* NULL: not set */
+const char *db_keyword_get(const struct db_parsed *parsed, const char *keyword); /* libpq's; NULL: not set */
 
 /* ---- lookup: host names to addresses without blocking whoever asks ----
  * getaddrinfo() knows no deadline, so it runs on a thread of its own and the answer is a datagram on `fd`. */

@@ -171,7 +171,9 @@ void db_array_begin(struct buf *out)
 
 static void begin_element(struct buf *out)
 {
-    if (out->data[out->end - 1] != '{')
+    if (buf_len(out) == 0)
+        buf_put_char(out, '{');
+    else if (out->data[out->end - 1] != '{')
         buf_put_char(out, ',');
 }
 
@@ -199,9 +201,23 @@ void db_array_put_null(struct buf *out)
     buf_put(out, "NULL", 4);
 }
 
+void db_array_put_i64(struct buf *out, int64_t number)
+{
+    begin_element(out);
+    buf_printf(out, "%lld", (long long)number);
+}
+
 void db_array_end(struct buf *out)
 {
     buf_put_char(out, '}');
+}
+
+struct str db_array_str(struct buf *out)
+{
+    if (buf_len(out) == 0)
+        db_array_begin(out);
+    db_array_end(out);
+    return buf_str(out);
 }
 
 /* ---- bytea[] ---- */

@@ -3,21 +3,205 @@
  *     jdbc:postgresql://host[:port][,host2[:port2]…]/database?name=value&…
  *     postgresql://[user[:password]@][host[:port],…]/database?host=/socket/directory&…
  *
- * It opens nothing. Messages name the part at fault, never the URL itself: it may hold a password. */
+ * It opens nothing. Messages name the part at fault, never the URL itself: it may hold a password. A parameter that is not known
+ * is refused, since a setting that is silently without effect (a timeout, TLS) is worse than a start that fails. */
 #include "db/db.h"
 
 #include <stdio.h>
 
-#include "base/memory.h"
+#include "base/hex.h"
 #include "db/db_inside.h"
 
-static int hex_value(char c)
+/* ---- keywords and parameters ---- */
+
+static void set_keyword(struct db_parsed *parsed, const char *keyword, struct str value)
 {
-    if (c >= '0' && c <= '9')
-        return c - '0';
-    c = (char)(c | 0x20);
-    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+    unsigned at = 0;
+
+    while (at < parsed->keyword_count && strcmp(parsed->keywords[at], keyword) != 0)
+        at++;
+    parsed->keywords[at] = keyword;
+    parsed->values[at] = arena_str(&parsed->arena, value).ptr;
+    parsed->keyword_count += at == parsed->keyword_count;
 }
+
+const char *db_keyword_get(const struct db_parsed *parsed, const char *keyword)
+{
+    for (unsigned i = 0; i < parsed->keyword_count; i++)
+        if (strcmp(parsed->keywords[i], keyword) == 0)
+            return parsed->values[i];
+    return NULL;
+}
+
+static const char *find_name(const char *const *names, struct str name)
+{
+    while (*names && !str_eq(name, str_from(*names)))
+        names++;
+    return *names;
+}
+
+/* ---- parameters: libpq's own, JDBC's names for the same things, and what JDBC calls differently ---- */
+
+static const char *const libpq_names[] = {"user",
+                                          "password",
+                                          "dbname",
+                                          "sslmode",
+                                          "sslrootcert",
+                                          "sslcert",
+                                          "sslkey",
+                                          "sslpassword",
+                                          "sslcrl",
+                                          "sslsni",
+                                          "ssl_min_protocol_version",
+                                          "ssl_max_protocol_version",
+                                          "channel_binding",
+                                          "gssencmode",
+                                          "krbsrvname",
+                                          "passfile",
+                                          "keepalives",
+                                          "keepalives_idle",
+                                          "keepalives_interval",
+                                          "keepalives_count",
+                                          "tcp_user_timeout",
+                                          "application_name",
+                                          NULL};
+
+/* JDBC's tuning of its own driver, which means nothing here. */
+static const char *const ignored_names[] = {
+    "prepareThreshold",    "preparedStatementCacheQueries", "preparedStatementCacheSizeMiB",
+    "defaultRowFetchSize", "reWriteBatchedInserts",         "binaryTransfer",
+    "stringtype",          "logUnclosedConnections",        NULL};
+
+static bool set_keyword_named(struct db_parsed *parsed, const char *keyword, struct str value)
+{
+    set_keyword(parsed, keyword, value);
+    return true;
+}
+
+static bool set_schema(struct db_parsed *parsed, const char *keyword, struct str value)
+{
+    (void)keyword;
+    parsed->schema = arena_str(&parsed->arena, value).ptr;
+    return true;
+}
+
+/* pgjdbc: present without a value means true, and ssl=true what verify-full does. */
+static bool set_flag(struct db_parsed *parsed, const char *keyword, struct str value)
+{
+    bool is_on = value.len == 0 || str_eq(value, STR("true")) || str_eq(value, STR("1"));
+
+    if (!is_on && !str_eq(value, STR("false")) && !str_eq(value, STR("0")))
+        return false;
+    if (strcmp(keyword, "keepalives") == 0)
+        set_keyword(parsed, keyword, is_on ? STR("1") : STR("0"));
+    else if (!db_keyword_get(parsed, keyword))
+        set_keyword(parsed, keyword, is_on ? STR("verify-full") : STR("disable"));
+    return true;
+}
+
+static bool set_server_type(struct db_parsed *parsed, const char *keyword, struct str value)
+{
+    static const char *const types[][2] = {
+        {"primary", "read-write"}, {"master", "read-write"}, {"secondary", "standby"},
+        {"slave", "standby"},      {"any", "any"},           {NULL, NULL}};
+    size_t i = 0;
+
+    while (types[i][0] && !str_eq(value, str_from(types[i][0])))
+        i++;
+    if (types[i][0])
+        set_keyword(parsed, keyword, str_from(types[i][1]));
+    return types[i][0] != NULL;
+}
+
+/* The hosts are tried one by one, so "prefer" cannot be kept. */
+static bool set_session_attrs(struct db_parsed *parsed, const char *keyword, struct str value)
+{
+    static const char *const known[] = {"any", "read-write", "read-only", "primary", "standby", NULL};
+
+    if (find_name(known, value))
+        set_keyword(parsed, keyword, value);
+    return find_name(known, value);
+}
+
+/* ?host=/run/postgresql replaces the URL's own host part, which is empty then. */
+static bool set_host(struct db_parsed *parsed, const char *keyword, struct str value)
+{
+    (void)keyword;
+    if (parsed->host_count > 1 || value.len == 0 || value.len > 255 || memchr(value.ptr, ',', value.len))
+        return false;
+    if (parsed->host_count == 0)
+        parsed->hosts[parsed->host_count++] = (struct db_host){.port = "5432"};
+    parsed->hosts[0].name = arena_str(&parsed->arena, value).ptr;
+    return true;
+}
+
+static bool set_port(struct db_parsed *parsed, const char *keyword, struct str value)
+{
+    uint64_t number;
+
+    (void)keyword;
+    if (!str_to_u64(value, &number) || number == 0 || number > 65535)
+        return false;
+    if (parsed->host_count == 0)
+        parsed->hosts[parsed->host_count++] = (struct db_host){.name = "localhost"};
+    for (unsigned i = 0; i < parsed->host_count; i++)
+        parsed->hosts[i].port = arena_str(&parsed->arena, value).ptr;
+    return true;
+}
+
+static bool set_connect_timeout(struct db_parsed *parsed, const char *keyword, struct str value)
+{
+    uint64_t seconds;
+
+    (void)keyword;
+    if (!str_to_u64(value, &seconds) || seconds == 0 || seconds > 3600)
+        return false;
+    parsed->connect_timeout_ms = (int64_t)seconds * 1000;
+    return true;
+}
+
+static const struct {
+    const char *name;
+    bool (*set)(struct db_parsed *parsed, const char *keyword, struct str value);
+    const char *keyword, *wanted;
+} parameters[] = {
+    {"channelBinding", set_keyword_named, "channel_binding", NULL},
+    {"gssEncMode", set_keyword_named, "gssencmode", NULL},
+    {"ApplicationName", set_keyword_named, "application_name", NULL},
+    {"currentSchema", set_schema, NULL, NULL},
+    {"ssl", set_flag, "sslmode", "true or false"},
+    {"tcpKeepAlive", set_flag, "keepalives", "true or false"},
+    {"targetServerType", set_server_type, "target_session_attrs", "any, primary or secondary"},
+    {"target_session_attrs", set_session_attrs, "target_session_attrs",
+     "any, read-write, read-only, primary or standby"},
+    {"host", set_host, NULL, "a single host or directory"},
+    {"port", set_port, NULL, "a number from 1 to 65535"},
+    {"connect_timeout", set_connect_timeout, NULL, "a number of seconds from 1 to 3600"},
+    {"connectTimeout", set_connect_timeout, NULL, "a number of seconds from 1 to 3600"},
+};
+
+static enum status set_parameter(struct db_parsed *parsed, struct str name, struct str value,
+                                 struct error *error)
+{
+    const char *own = find_name(libpq_names, name);
+
+    if (own)
+        set_keyword(parsed, own, value);
+    if (own || find_name(ignored_names, name))
+        return STATUS_OK;
+    for (size_t i = 0; i < sizeof parameters / sizeof parameters[0]; i++) {
+        if (!str_eq(name, str_from(parameters[i].name)))
+            continue;
+        if (parameters[i].set(parsed, parameters[i].keyword, value))
+            return STATUS_OK;
+        return error_set(error, STATUS_CONFIG, "parameter %s of the database URL must be %s",
+                         parameters[i].name, parameters[i].wanted);
+    }
+    return error_set(error, STATUS_CONFIG, "parameter %.*s of the database URL is not supported",
+                     STR_ARG(str_utf8_cut(name, 64)));
+}
+
+/* ---- the URL ---- */
 
 /* Percent-decodes into the arena; false on a broken escape or a NUL. JDBC also reads '+' in a query as a
  * space. */
@@ -29,8 +213,8 @@ static bool decode(struct arena *arena, struct str s, bool plus_is_space, struct
     for (size_t i = 0; i < s.len; i++) {
         char c = s.ptr[i];
         if (c == '%') {
-            int high = i + 2 < s.len ? hex_value(s.ptr[i + 1]) : -1;
-            int low = high >= 0 ? hex_value(s.ptr[i + 2]) : -1;
+            int high = i + 2 < s.len ? hex_digit(s.ptr[i + 1]) : -1;
+            int low = high >= 0 ? hex_digit(s.ptr[i + 2]) : -1;
             if (low < 0)
                 return false;
             c = (char)(high * 16 + low);
@@ -100,22 +284,6 @@ static enum status parse_host(struct db_parsed *parsed, struct str part, struct 
     return add_host(parsed, name.len > 0 ? name : STR("localhost"), port, error);
 }
 
-static enum status parse_user(struct db_parsed *parsed, struct str info, struct error *error)
-{
-    struct str user = take_until(&info, ":"), password = STR_NONE;
-
-    if (info.len > 0)
-        password = str_of(info.ptr + 1, info.len - 1);
-    if (!decode(&parsed->arena, user, false, &user) || !decode(&parsed->arena, password, false, &password))
-        return error_set(error, STATUS_CONFIG,
-                         "user or password in the database URL is wrongly percent-encoded");
-    if (user.len > 0)
-        db_keyword_set(parsed, "user", user);
-    if (password.len > 0)
-        db_keyword_set(parsed, "password", password);
-    return STATUS_OK;
-}
-
 /* [user[:password]@]host[:port],… : the last '@' ends the user, so that a password may hold one. */
 static enum status parse_authority(struct db_parsed *parsed, struct str authority, struct error *error)
 {
@@ -124,11 +292,19 @@ static enum status parse_authority(struct db_parsed *parsed, struct str authorit
     enum status status;
 
     if (at) {
-        size_t info_len = (size_t)(at - authority.ptr);
-        status = parse_user(parsed, str_of(authority.ptr, info_len), error);
-        if (status != STATUS_OK)
-            return status;
-        authority = str_of(at + 1, authority.len - info_len - 1);
+        struct str info = str_of(authority.ptr, (size_t)(at - authority.ptr));
+        authority = str_of(at + 1, authority.len - info.len - 1);
+        struct str user = take_until(&info, ":"), password = STR_NONE;
+        if (info.len > 0)
+            password = str_of(info.ptr + 1, info.len - 1);
+        if (!decode(&parsed->arena, user, false, &user) ||
+            !decode(&parsed->arena, password, false, &password))
+            return error_set(error, STATUS_CONFIG,
+                             "user or password in the database URL is wrongly percent-encoded");
+        if (user.len > 0)
+            set_keyword(parsed, "user", user);
+        if (password.len > 0)
+            set_keyword(parsed, "password", password);
     }
     while (authority.len > 0 && str_split(&authority, ',', &part)) {
         status = parse_host(parsed, part, error);
@@ -151,7 +327,7 @@ static enum status parse_query(struct db_parsed *parsed, struct str query, bool 
             !decode(&parsed->arena, raw_value, jdbc, &value))
             return error_set(error, STATUS_CONFIG,
                              "a parameter in the database URL is wrongly percent-encoded");
-        enum status status = db_parameter_set(parsed, name, value, error);
+        enum status status = set_parameter(parsed, name, value, error);
         if (status != STATUS_OK)
             return status;
     }
@@ -179,7 +355,7 @@ static enum status parse_url(struct db_parsed *parsed, struct str url, struct er
     if (!decode(&parsed->arena, take_until(&rest, "?"), false, &database))
         return error_set(error, STATUS_CONFIG, "the database's name in the URL is wrongly percent-encoded");
     if (database.len > 0)
-        db_keyword_set(parsed, "dbname", database);
+        set_keyword(parsed, "dbname", database);
     if (rest.len > 0)
         rest = str_of(rest.ptr + 1, rest.len - 1);
     return parse_query(parsed, rest, scheme == 0, error);
@@ -190,22 +366,15 @@ static enum status parse_url(struct db_parsed *parsed, struct str url, struct er
 static void put_search_path(struct buf *out, struct str schemas)
 {
     struct str name;
-    bool first = true;
 
     while (schemas.len > 0 && str_split(&schemas, ',', &name)) {
         name = str_trim(name);
         if (name.len == 0)
             continue;
-        if (!first)
-            buf_put_char(out, ',');
-        first = false;
-        if (name.len >= 2 && name.ptr[0] == '"' && name.ptr[name.len - 1] == '"') {
-            buf_put_str(out, name);
-            continue;
-        }
-        buf_put_char(out, '"');
-        for (size_t i = 0; i < name.len; i++) {
-            if (name.ptr[i] == '"')
+        bool is_quoted = name.len >= 2 && name.ptr[0] == '"' && name.ptr[name.len - 1] == '"';
+        buf_put_str(out, buf_len(out) == 0 ? STR("\"") : STR(",\""));
+        for (size_t i = is_quoted; i < name.len - is_quoted; i++) {
+            if (name.ptr[i] == '"' && !is_quoted)
                 buf_put_char(out, '"');
             buf_put_char(out, name.ptr[i]);
         }
@@ -227,54 +396,59 @@ static void put_option(struct buf *out, const char *name, struct str value)
 /* Settings every session of ours starts with: they travel in the startup packet and cost no round trip. */
 static void set_options(struct db_parsed *parsed)
 {
-    /* A process that is frozen between two statements gives its locks back, as one that died does. */
-    static const char idle_ms[] = "30000";
+    static const char *const always[][2] = {
+        {"timezone", "UTC"},
+        {"datestyle", "ISO"},
+        {"standard_conforming_strings", "on"},
+        /* A process that is frozen between two statements gives its locks back, as one that died does. */
+        {"idle_in_transaction_session_timeout", "30000"},
+    };
+    static const char *const fixed[][2] = {
+        {"plan_cache_mode", "force_generic_plan"},
+        {"enable_seqscan", "off"},
+        {"enable_hashjoin", "off"},
+        {"enable_mergejoin", "off"},
+        {"jit", "off"}, /* or the price of a way that is shut would set it off */
+    };
     struct buf options, path;
+    char ms[24];
 
     buf_init(&options);
     buf_init(&path);
-    put_option(&options, "timezone", STR("UTC"));
-    put_option(&options, "datestyle", STR("ISO"));
-    put_option(&options, "standard_conforming_strings", STR("on"));
-    put_option(&options, "idle_in_transaction_session_timeout", str_from(idle_ms));
-    if (parsed->statement_timeout_ms > 0) {
-        char ms[24];
-        snprintf(ms, sizeof ms, "%lld", (long long)parsed->statement_timeout_ms);
+    for (size_t i = 0; i < sizeof always / sizeof always[0]; i++)
+        put_option(&options, always[i][0], str_from(always[i][1]));
+    snprintf(ms, sizeof ms, "%lld", (long long)parsed->statement_timeout_ms);
+    if (parsed->statement_timeout_ms > 0)
         put_option(&options, "statement_timeout", str_from(ms));
-    }
-    if (parsed->fixed_plans) {
-        put_option(&options, "plan_cache_mode", STR("force_generic_plan"));
-        put_option(&options, "enable_seqscan", STR("off"));
-        put_option(&options, "enable_hashjoin", STR("off"));
-        put_option(&options, "enable_mergejoin", STR("off"));
-        put_option(&options, "jit", STR("off")); /* or the price of a way that is shut would set it off */
-    }
+    for (size_t i = 0; i < sizeof fixed / sizeof fixed[0] && parsed->fixed_plans; i++)
+        put_option(&options, fixed[i][0], str_from(fixed[i][1]));
     put_search_path(&path, str_from(parsed->schema));
     if (buf_len(&path) > 0)
         put_option(&options, "search_path", buf_str(&path));
-    db_keyword_set(parsed, "options", buf_str(&options));
+    set_keyword(parsed, "options", buf_str(&options));
     buf_deinit(&path);
     buf_deinit(&options);
 }
 
-static void set_default(struct db_parsed *parsed, const char *keyword, const char *value)
-{
-    if (!db_keyword_get(parsed, keyword))
-        db_keyword_set(parsed, keyword, str_from(value));
-}
-
 static void set_defaults(struct db_parsed *parsed)
 {
-    if (parsed->host_count > 1) /* one of them may be a standby, which lags and takes no writes */
-        set_default(parsed, "target_session_attrs", "primary");
-    db_keyword_set(parsed, "client_encoding", STR("UTF8"));
-    set_default(parsed, "application_name", "freshet");
-    set_default(parsed, "gssencmode", "disable"); /* its negotiation blocks and is wanted by few */
-    set_default(parsed, "keepalives", "1");       /* a peer that vanished is noticed within a minute … */
-    set_default(parsed, "keepalives_idle", "30");
-    set_default(parsed, "keepalives_interval", "10");
-    set_default(parsed, "keepalives_count", "3");
-    set_default(parsed, "tcp_user_timeout", "15000"); /* … and sooner while bytes wait to be acknowledged */
+    static const char *const defaults[][2] = {
+        {"application_name", "freshet"},
+        {"gssencmode", "disable"}, /* its negotiation blocks and is wanted by few */
+        {"keepalives", "1"},       /* a peer that vanished is noticed within a minute … */
+        {"keepalives_idle", "30"},
+        {"keepalives_interval", "10"},
+        {"keepalives_count", "3"},
+        {"tcp_user_timeout", "15000"}, /* … and sooner while bytes wait to be acknowledged */
+        {"target_session_attrs",
+         "primary"}, /* of several hosts one may be a standby, which lags and takes no writes */
+    };
+    size_t count = sizeof defaults / sizeof defaults[0] - (parsed->host_count <= 1);
+
+    set_keyword(parsed, "client_encoding", STR("UTF8"));
+    for (size_t i = 0; i < count; i++)
+        if (!db_keyword_get(parsed, defaults[i][0]))
+            set_keyword(parsed, defaults[i][0], str_from(defaults[i][1]));
 }
 
 static void set_address(struct db_parsed *parsed)
@@ -285,12 +459,8 @@ static void set_address(struct db_parsed *parsed)
     buf_init(&out);
     for (unsigned i = 0; i < parsed->host_count; i++) {
         const struct db_host *host = &parsed->hosts[i];
-        if (i > 0)
-            buf_put_char(&out, ',');
-        if (strchr(host->name, ':'))
-            buf_printf(&out, "[%s]:%s", host->name, host->port);
-        else
-            buf_printf(&out, "%s:%s", host->name, host->port);
+        buf_printf(&out, strchr(host->name, ':') ? "%s[%s]:%s" : "%s%s:%s", i > 0 ? "," : "", host->name,
+                   host->port);
     }
     buf_printf(&out, "/%s", database ? database : "");
     parsed->address = arena_str(&parsed->arena, buf_str(&out)).ptr;
@@ -302,51 +472,41 @@ static int64_t at_least(int64_t value, int64_t least, int64_t unset)
     return value <= 0 ? unset : value < least ? least : value;
 }
 
-static void copy_limits(struct db_parsed *parsed, const struct db_target *target)
+enum status db_parsed_init(struct db_parsed *parsed, const struct db_target *target, struct error *error)
 {
-    parsed->connections_max = target->connections_max > 0 ? target->connections_max : 4;
-    parsed->statement_timeout_ms = target->statement_timeout_ms;
-    parsed->fixed_plans = target->fixed_plans;
-    parsed->idle_timeout_ms = target->idle_timeout_ms;
-    parsed->connect_timeout_ms = at_least(target->connect_timeout_ms, 1, 5000);
-    parsed->backoff_min_ms = at_least(target->backoff_min_ms, 1, 100);
-    parsed->backoff_max_ms = at_least(target->backoff_max_ms, parsed->backoff_min_ms, 5000);
-    if (parsed->backoff_max_ms < parsed->backoff_min_ms)
-        parsed->backoff_max_ms = parsed->backoff_min_ms;
-}
+    int64_t backoff_min_ms = at_least(target->backoff_min_ms, 1, 100);
 
-static enum status parse(struct db_parsed *parsed, const struct db_target *target, struct error *error)
-{
-    if (memchr(target->url.ptr, '\0', target->url.len))
-        return error_set(error, STATUS_CONFIG, "the database URL holds a NUL byte");
-    enum status status = parse_url(parsed, target->url, error);
-    if (status != STATUS_OK)
+    *parsed = (struct db_parsed){
+        .connections_max = target->connections_max > 0 ? target->connections_max : 4,
+        .statement_timeout_ms = target->statement_timeout_ms,
+        .fixed_plans = target->fixed_plans,
+        .idle_timeout_ms = target->idle_timeout_ms,
+        .connect_timeout_ms = at_least(target->connect_timeout_ms, 1, 5000),
+        .backoff_min_ms = backoff_min_ms,
+        .backoff_max_ms =
+            at_least(target->backoff_max_ms, backoff_min_ms, backoff_min_ms > 5000 ? backoff_min_ms : 5000),
+    };
+    arena_init(&parsed->arena, 4096);
+    parsed->name = arena_str(&parsed->arena, str_from(target->name)).ptr;
+    enum status status = memchr(target->url.ptr, '\0', target->url.len)
+                             ? error_set(error, STATUS_CONFIG, "the database URL holds a NUL byte")
+                             : parse_url(parsed, target->url, error);
+    if (status == STATUS_OK && parsed->host_count == 0)
+        status = add_host(parsed, STR("localhost"), STR_NONE, error);
+    if (status != STATUS_OK) {
+        db_parsed_deinit(parsed);
         return status;
-    if (parsed->host_count == 0 &&
-        (status = add_host(parsed, STR("localhost"), STR_NONE, error)) != STATUS_OK)
-        return status;
+    }
     if (target->username.len > 0)
-        db_keyword_set(parsed, "user", target->username);
+        set_keyword(parsed, "user", target->username);
     if (target->password.len > 0)
-        db_keyword_set(parsed, "password", target->password);
+        set_keyword(parsed, "password", target->password);
     if (target->schema.len > 0)
         parsed->schema = arena_str(&parsed->arena, target->schema).ptr;
     set_defaults(parsed);
     set_options(parsed);
     set_address(parsed);
     return STATUS_OK;
-}
-
-enum status db_parsed_init(struct db_parsed *parsed, const struct db_target *target, struct error *error)
-{
-    *parsed = (struct db_parsed){0};
-    arena_init(&parsed->arena, 4096);
-    parsed->name = arena_str(&parsed->arena, str_from(target->name)).ptr;
-    copy_limits(parsed, target);
-    enum status status = parse(parsed, target, error);
-    if (status != STATUS_OK)
-        db_parsed_deinit(parsed);
-    return status;
 }
 
 void db_parsed_deinit(struct db_parsed *parsed)

@@ -126,10 +126,8 @@ static void add_settle(struct outbox_claim *claim, struct db_conn *conn)
                                         [OUTBOX_OUTAGE] = "outage"};
     struct buf results, pauses, reasons;
     buf_init(&results), buf_init(&pauses), buf_init(&reasons);
-    db_array_begin(&results), db_array_begin(&pauses), db_array_begin(&reasons);
     for (size_t i = 0; i < claim->count; i++) {
         const struct outbox_result *result = &claim->results[i];
-        char pause[24];
         int64_t pause_ms = 0;
         if (result->kind == OUTBOX_RETRY) {
             pause_ms = outbox_backoff_ms(claim->settings, claim->events[i].attempts + 1);
@@ -139,15 +137,13 @@ static void add_settle(struct outbox_claim *claim, struct db_conn *conn)
         if (result->kind == OUTBOX_OUTAGE)
             pause_ms = claim->outage_pause_ms;
         db_array_put(&results, str_from(words[result->kind]));
-        snprintf(pause, sizeof pause, "%lld", (long long)pause_ms);
-        db_array_put(&pauses, str_from(pause));
+        db_array_put_i64(&pauses, pause_ms);
         db_array_put(&reasons, str_from(result->reason));
     }
-    db_array_end(&results), db_array_end(&pauses), db_array_end(&reasons);
     db_pipeline_add(conn, &claim->sql->settle,
                     DB_PARAMS(db_uuid(str_from(claim->id)), db_text_array(buf_str(&claim->ids)),
-                              db_text_array(buf_str(&results)), db_text_array(buf_str(&pauses)),
-                              db_text_array(buf_str(&reasons))));
+                              db_text_array(db_array_str(&results)), db_text_array(db_array_str(&pauses)),
+                              db_text_array(db_array_str(&reasons))));
     buf_deinit(&results), buf_deinit(&pauses), buf_deinit(&reasons);
 }
 

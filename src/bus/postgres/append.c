@@ -75,21 +75,17 @@ void bus_postgres_append_add(struct append *append, struct bus *bus, struct bus_
 /* Sorts the messages by partition, and writes the arrays. */
 static void append_seal(struct append *append)
 {
-    struct buf *bufs[] = {&append->topics, &append->partitions, &append->counts, &append->headers};
-
     append->is_sorted = true;
     if (append->count == 1) {
         bus_postgres_put_headers(&append->headers, append->placed[0].message);
         return;
     }
     qsort(append->placed, append->count, sizeof append->placed[0], compare_placed);
-    for (size_t i = 0; i < sizeof bufs / sizeof bufs[0]; i++)
-        db_array_begin(bufs[i]);
     for (size_t begin = 0, end; begin < append->count; begin = end) {
         end = slot_end(append, begin);
         db_array_put(&append->topics, append->placed[begin].topic->name);
-        bus_postgres_array_put_i64(&append->partitions, append->placed[begin].message->partition);
-        bus_postgres_array_put_i64(&append->counts, (int64_t)(end - begin));
+        db_array_put_i64(&append->partitions, append->placed[begin].message->partition);
+        db_array_put_i64(&append->counts, (int64_t)(end - begin));
     }
     db_bytes_array_begin(&append->keys, append->count);
     db_bytes_array_begin(&append->payloads, append->count);
@@ -103,8 +99,10 @@ static void append_seal(struct append *append)
         db_bytes_array_put(&append->keys, message->key);
         db_bytes_array_put(&append->payloads, payload_of(message));
     }
-    for (size_t i = 0; i < sizeof bufs / sizeof bufs[0]; i++)
-        db_array_end(bufs[i]);
+    db_array_end(&append->topics);
+    db_array_end(&append->partitions);
+    db_array_end(&append->counts);
+    db_array_end(&append->headers);
 }
 
 /* After this, no connection that is younger than published_by_ns has published. */

@@ -51,12 +51,10 @@ enum status bus_direct_ask(struct bus *bus, struct db_conn *conn, struct str top
         return error_set(error, STATUS_BAD_REQUEST, "unknown topic");
     *mark = atomic_load(&found->wakes);
     buf_init(&list);
-    db_array_begin(&list);
     for (size_t i = 0; i < count; i++)
-        bus_postgres_array_put_i64(&list, partitions[i]);
-    db_array_end(&list);
+        db_array_put_i64(&list, partitions[i]);
     db_pipeline_add(conn, &direct_sql,
-                    DB_PARAMS(db_cstr(group), db_text(topic), db_text(buf_str(&list))));
+                    DB_PARAMS(db_cstr(group), db_text(topic), db_text(db_array_str(&list))));
     buf_deinit(&list);
     return STATUS_OK;
 }
@@ -114,33 +112,32 @@ static const struct db_statement unmark_sql =
     DB_STATEMENT("UPDATE platform.bus_suspect SET deaths = 0"
                  " WHERE group_name = $1 AND topic = $2 AND partition = $3");
 
-enum status bus_postgres_suspects_note(struct reader *reader, struct db_conn *conn, int64_t deadline_ns,
-                                       struct error *error)
+/* Creates the cursors, and compares them with those of earlier starts. */
+enum status bus_postgres_shared_begin(struct reader *reader, struct db_conn *conn, int64_t deadline_ns,
+                                      struct error *error)
 {
     const struct bus_consumer *consumer = &reader->consumer;
+    const struct bus_subscription *spec = &consumer->spec;
     struct db_result *result;
+    enum status status = bus_postgres_cursors_create(conn, consumer->topic, spec->group,
+                                                     spec->from == BUS_FROM_START, deadline_ns, error);
 
-    enum status status =
-        db_query(conn, &note_sql, DB_PARAMS(db_cstr(consumer->spec.group), db_text(consumer->topic->name)),
-                 deadline_ns, &result, error);
+    if (status == STATUS_OK)
+        status = db_query(conn, &note_sql, DB_PARAMS(db_cstr(spec->group), db_text(consumer->topic->name)),
+                          deadline_ns, &result, error);
     if (status != STATUS_OK)
         return status;
     for (size_t row = 0; row < db_result_rows(result); row++) {
         int64_t partition = db_result_i64(result, row, 0), position = db_result_i64(result, row, 1);
         if (db_result_i64(result, row, 2) < STARTS_MAX)
             continue;
-        reader->suspect_until[partition] = position + consumer->spec.batch_max;
-        log_warn("bus_partition_stands_still", LOG_CSTR("topic", consumer->spec.topic),
-                 LOG_CSTR("group", consumer->spec.group), LOG_INT("partition", partition),
-                 LOG_INT("offset", position), LOG_INT("starts", db_result_i64(result, row, 2)));
+        reader->suspect_until[partition] = position + spec->batch_max;
+        log_warn("bus_partition_stands_still", LOG_CSTR("topic", spec->topic), LOG_CSTR("group", spec->group),
+                 LOG_INT("partition", partition), LOG_INT("offset", position),
+                 LOG_INT("starts", db_result_i64(result, row, 2)));
     }
     db_result_free(result);
     return STATUS_OK;
-}
-
-bool bus_postgres_is_suspect(const struct reader *reader, unsigned partition, int64_t position)
-{
-    return position < reader->suspect_until[partition];
 }
 
 /* Marks use connections of the publishers: those of the readers may all be in use by workers that mark a suspect. */

@@ -61,38 +61,27 @@ static const struct db_statement read_sql = DB_STATEMENT_BINARY(
     " ORDER BY p.partition, m.message_offset");
 enum read_column { PARTITION, NEXT_OFFSET, MESSAGE };
 
-/* ---- where it begins ---- */
-
-static enum status make_ready(struct reader *reader, struct error *error)
+enum status bus_postgres_every_begin(struct reader *reader, struct db_conn *conn, int64_t deadline_ns,
+                                     struct error *error)
 {
-    const struct bus_subscription *spec = &reader->consumer.spec;
-    int64_t deadline_ns = clock_deadline_ms(QUERY_MS);
+    const struct bus_consumer *consumer = &reader->consumer;
     struct db_result *result = NULL;
-    struct db_conn *conn;
-    enum status status = db_acquire(reader->postgres->pool, deadline_ns, &conn, error);
     int64_t asked_ns = clock_mono_ns();
+    enum status status =
+        db_query(conn, &begin_sql,
+                 DB_PARAMS(db_text(consumer->topic->name), db_bool(consumer->spec.from == BUS_FROM_START)),
+                 deadline_ns, &result, error);
 
-    if (status == STATUS_OK)
-        status = bus_postgres_topic_ensure(conn, reader->consumer.topic, deadline_ns, error);
-    if (status == STATUS_OK)
-        status =
-            db_query(conn, &begin_sql,
-                     DB_PARAMS(db_text(reader->consumer.topic->name), db_bool(spec->from == BUS_FROM_START)),
-                     deadline_ns, &result, error);
-    db_release(conn);
-    if (status == STATUS_OK) {
-        for (size_t row = 0; row < db_result_rows(result); row++) {
-            size_t partition = (size_t)db_result_i64(result, row, 0);
-            reader->positions[partition] = db_result_i64(result, row, 1);
-            reader->created_us[partition] = db_result_i64(result, row, 2);
-        }
-        reader->checked_ns = asked_ns;
-        atomic_store(&reader->is_ready, true);
-        if (spec->on_ready)
-            spec->on_ready(spec->context);
+    if (status != STATUS_OK)
+        return status;
+    for (size_t row = 0; row < db_result_rows(result); row++) {
+        size_t partition = (size_t)db_result_i64(result, row, 0);
+        reader->positions[partition] = db_result_i64(result, row, 1);
+        reader->created_us[partition] = db_result_i64(result, row, 2);
     }
+    reader->checked_ns = asked_ns;
     db_result_free(result);
-    return status;
+    return STATUS_OK;
 }
 
 /* ---- reading ---- */
@@ -102,19 +91,15 @@ enum { LIST_PARTITIONS, LIST_POSITIONS, LIST_CREATED, LISTS };
 
 static void list_positions(const struct reader *reader, int64_t now_ns, struct buf lists[LISTS])
 {
-    for (int i = 0; i < LISTS; i++) {
+    for (int i = 0; i < LISTS; i++)
         buf_clear(&lists[i]);
-        db_array_begin(&lists[i]);
-    }
     for (unsigned i = 0; i < reader->consumer.topic->spec.partitions; i++) {
         if (reader->retry_ns[i] > now_ns)
             continue;
-        bus_postgres_array_put_i64(&lists[LIST_PARTITIONS], i);
-        bus_postgres_array_put_i64(&lists[LIST_POSITIONS], reader->positions[i]);
-        bus_postgres_array_put_i64(&lists[LIST_CREATED], reader->created_us[i]);
+        db_array_put_i64(&lists[LIST_PARTITIONS], i);
+        db_array_put_i64(&lists[LIST_POSITIONS], reader->positions[i]);
+        db_array_put_i64(&lists[LIST_CREATED], reader->created_us[i]);
     }
-    for (int i = 0; i < LISTS; i++)
-        db_array_end(&lists[i]);
 }
 
 /* After a crash of the server. */
@@ -125,11 +110,11 @@ static enum status recheck(struct reader *reader, struct db_conn *conn, struct b
     struct db_result *result = NULL;
 
     list_positions(reader, CLOCK_NEVER, lists);
-    enum status status =
-        db_query(conn, &recheck_sql,
-                 DB_PARAMS(db_text(reader->consumer.topic->name), db_text(buf_str(&lists[LIST_PARTITIONS])),
-                           db_text(buf_str(&lists[LIST_POSITIONS])), db_text(buf_str(&lists[LIST_CREATED]))),
-                 deadline_ns, &result, error);
+    enum status status = db_query(
+        conn, &recheck_sql,
+        DB_PARAMS(db_text(reader->consumer.topic->name), db_text(db_array_str(&lists[LIST_PARTITIONS])),
+                  db_text(db_array_str(&lists[LIST_POSITIONS])), db_text(db_array_str(&lists[LIST_CREATED]))),
+        deadline_ns, &result, error);
     for (size_t row = 0; status == STATUS_OK && row < db_result_rows(result); row++) {
         unsigned partition = (unsigned)db_result_i64(result, row, 0);
         int64_t position = db_result_i64(result, row, 1);
@@ -162,11 +147,12 @@ static enum status read_new(struct reader *reader, struct db_result **result, st
         status = recheck(reader, conn, lists, deadline_ns, error);
     if (status == STATUS_OK) {
         list_positions(reader, asked_ns, lists);
-        status = db_query(conn, &read_sql,
-                          DB_PARAMS(db_text(consumer->topic->name), db_text(buf_str(&lists[LIST_PARTITIONS])),
-                                    db_text(buf_str(&lists[LIST_POSITIONS])), db_i64(consumer->spec.batch_max),
-                                    db_i64((int64_t)consumer->spec.batch_bytes_max)),
-                          deadline_ns, result, error);
+        status = db_query(
+            conn, &read_sql,
+            DB_PARAMS(db_text(consumer->topic->name), db_text(db_array_str(&lists[LIST_PARTITIONS])),
+                      db_text(db_array_str(&lists[LIST_POSITIONS])), db_i64(consumer->spec.batch_max),
+                      db_i64((int64_t)consumer->spec.batch_bytes_max)),
+            deadline_ns, result, error);
     }
     db_release(conn);
     if (status == STATUS_OK)
@@ -192,8 +178,9 @@ static enum status handle_batch(struct reader *reader, unsigned partition, struc
 
     bus_batch_handle(&reader->consumer, &batch, arena, &outcome);
     if (outcome.dead_letter_count > 0) {
-        enum status status = bus_postgres_publish(&reader->postgres->bus, outcome.dead_letters,
-                                                  outcome.dead_letter_count, clock_deadline_ms(QUERY_MS), error);
+        enum status status =
+            bus_postgres_publish(&reader->postgres->bus, outcome.dead_letters, outcome.dead_letter_count,
+                                 clock_deadline_ms(QUERY_MS), error);
         if (status != STATUS_OK) { /* the letters are not safe: all of it once more */
             bus_batch_uncommitted(&reader->consumer, &batch);
             return status;
@@ -248,7 +235,7 @@ static enum status handle_rows(struct reader *reader, const struct db_result *re
 
 /* ---- one step ---- */
 
-static enum bus_postgres_step read_step(struct reader *reader, struct error *error)
+enum bus_postgres_step bus_postgres_every_step(struct reader *reader, struct error *error)
 {
     enum status status = STATUS_OK;
     struct db_result *result;
@@ -276,8 +263,8 @@ static enum bus_postgres_step read_step(struct reader *reader, struct error *err
 }
 
 /* STEP_NOTHING: it is not the next one there, or its server may have crashed since the last round. */
-static enum bus_postgres_step attached_step(struct reader *reader, struct attached_message *attached,
-                                            struct error *error)
+enum bus_postgres_step bus_postgres_every_attached(struct reader *reader, struct attached_message *attached,
+                                                   struct error *error)
 {
     unsigned partition = (unsigned)attached->partition;
     enum bus_postgres_step step = STEP_DRAINED;
@@ -294,18 +281,4 @@ static enum bus_postgres_step attached_step(struct reader *reader, struct attach
     bus_postgres_handling_end(reader->postgres);
     arena_deinit(&arena);
     return step;
-}
-
-enum bus_postgres_step bus_postgres_every_step(struct reader_worker *worker, int place, struct error *error)
-{
-    struct reader *reader = worker->reader;
-    enum bus_postgres_step step = STEP_NOTHING;
-
-    if (!atomic_load(&reader->is_ready) && make_ready(reader, error) != STATUS_OK)
-        return STEP_FAILED;
-    struct attached_message *attached = bus_postgres_reader_take_attached(reader, place);
-    if (attached)
-        step = attached_step(reader, attached, error);
-    bus_postgres_attached_free(attached);
-    return step == STEP_NOTHING ? read_step(reader, error) : step;
 }

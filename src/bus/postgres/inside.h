@@ -68,39 +68,37 @@ void bus_postgres_reader_wake(struct reader *reader, int partition);
 /* The same, with the message it is woken for, if that is known. */
 void bus_postgres_reader_wake_with(struct reader *reader, int partition, struct str attached,
                                    const struct bus_message *message);
-/* The message that came with the notice of `place`, or NULL; to be freed. */
-struct attached_message *bus_postgres_reader_take_attached(struct reader *reader, int place);
 void bus_postgres_worker_due(struct reader_worker *worker, int64_t wait_ms); /* within its run */
 /* Around a handler that has messages. False: the bus is stopping, do not begin. */
 bool bus_postgres_handling_begin(struct postgres *postgres);
 void bus_postgres_handling_end(struct postgres *postgres);
 bool bus_postgres_is_stopping(struct postgres *postgres);
 
-/* One batch; STEP_DRAINED: found some, and that was all there was. */
+/* One batch; STEP_DRAINED: found some, and that was all there was. `attached`: the message that came with its notice;
+ * STEP_NOTHING then says that it must be handled without that. */
 enum bus_postgres_step { STEP_NOTHING, STEP_FOUND, STEP_DRAINED, STEP_FAILED };
-enum bus_postgres_step bus_postgres_shared_step(struct reader_worker *worker, int place, struct error *error);
-enum bus_postgres_step bus_postgres_every_step(struct reader_worker *worker, int place, struct error *error);
+enum bus_postgres_step bus_postgres_shared_step(struct reader_worker *worker, int place,
+                                                const struct attached_message *attached, struct error *error);
+enum bus_postgres_step bus_postgres_every_step(struct reader *reader, struct error *error);
+enum bus_postgres_step bus_postgres_every_attached(struct reader *reader, struct attached_message *attached,
+                                                   struct error *error);
+/* Once, before the first step: cursors or positions. */
+enum status bus_postgres_shared_begin(struct reader *reader, struct db_conn *conn, int64_t deadline_ns,
+                                      struct error *error) MUST_CHECK;
+enum status bus_postgres_every_begin(struct reader *reader, struct db_conn *conn, int64_t deadline_ns,
+                                     struct error *error) MUST_CHECK;
 
 /* ---- postgres.c ---- */
-struct publisher {
-    pthread_mutex_t lock;
-    STAILQ_HEAD(publish_requests, publish_request) queue;
-    bool has_leader, is_stopped;
-    unsigned inside; /* callers that have not returned */
-    pthread_cond_t left;
-};
-
 struct postgres {
     struct bus bus; /* first: the two share their address */
     struct bus_postgres_config config;
-    struct arena arena;           /* for texts of the target */
+    struct arena arena; /* for texts of the target */
     struct db_target target;
     struct db_pool *pool;         /* of readers */
     struct db_pool *publish_pool; /* a handler that publishes never waits for other handlers' connections */
     struct db_notifier *notifier;
     struct db_listener *listener;
-    char instance[17]; /* marks our own notices, which are ignored */
-    struct publisher publisher;
+    char instance[17];            /* marks our own notices, which are ignored */
     atomic_llong published_by_ns; /* when the youngest connection that has published was opened */
     atomic_bool is_private;       /* only our own processes receive notices: they may carry messages */
     struct reader **readers;
@@ -110,7 +108,10 @@ struct postgres {
     pthread_mutex_t lock; /* for what follows, and for readers */
     pthread_cond_t handled;
     bool is_stopping;
-    unsigned handling; /* handlers that have messages: a stop gives them time */
+    unsigned handling;   /* handlers that have messages: a stop gives them time */
+    unsigned publishing; /* callers of bus_publish() that have not returned */
+    STAILQ_HEAD(publish_requests, publish_request) publish_queue;
+    bool has_leader; /* one of them is committing */
 };
 
 /* NULL, and NOT_IMPLEMENTED in *error: the bus has another driver. */
@@ -135,10 +136,6 @@ struct str bus_postgres_notice(const struct postgres *postgres, const struct bus
 enum status bus_postgres_cursors_create(struct db_conn *conn, const struct bus_topic_state *topic,
                                         const char *group, bool from_start, int64_t deadline_ns,
                                         struct error *error) MUST_CHECK;
-/* At a start: compares the group's positions with those of earlier starts. */
-enum status bus_postgres_suspects_note(struct reader *reader, struct db_conn *conn, int64_t deadline_ns,
-                                       struct error *error) MUST_CHECK;
-bool bus_postgres_is_suspect(const struct reader *reader, unsigned partition, int64_t position);
 enum suspicion {
     SUSPECT_HANDLE,
     SUSPECT_GIVE_UP, /* too many processes died while they handled it: do not call the handler */
@@ -158,8 +155,8 @@ struct append {
     struct placed *placed;
     size_t count;
     struct buf topics, partitions, counts, keys, headers, payloads; /* array literals */
-    bool relaxed;   /* the commit need not reach the disk */
-    bool is_sorted; /* and the arrays are written */
+    bool relaxed;                                                   /* the commit need not reach the disk */
+    bool is_sorted;                                                 /* and the arrays are written */
 };
 /* Add messages, then send: offsets are set, topics counted, and `placed` is sorted by topic and partition. */
 void bus_postgres_append_add(struct append *append, struct bus *bus, struct bus_message *messages,
@@ -173,10 +170,6 @@ enum status bus_postgres_publish_in_tx(struct postgres *postgres, struct db_conn
                                        struct error *error) MUST_CHECK;
 
 /* ---- publish.c ---- */
-void bus_postgres_publisher_init(struct publisher *publisher);
-void bus_postgres_publisher_deinit(struct publisher *publisher);
-void bus_postgres_publisher_stop(struct publisher *publisher);       /* later callers are refused */
-void bus_postgres_publisher_wait_empty(struct publisher *publisher); /* until all callers have returned */
 enum status bus_postgres_publish(struct bus *bus, struct bus_message *messages, size_t count,
                                  int64_t deadline_ns, struct error *error);
 
@@ -189,7 +182,6 @@ enum status bus_postgres_topics_ensure(struct postgres *postgres, const struct b
 int64_t bus_postgres_upkeep(struct task *task, void *postgres);
 
 /* ---- messages.c ---- */
-void bus_postgres_array_put_i64(struct buf *out, int64_t value);
 /* A text[] literal: name, value, name, value … */
 void bus_postgres_put_headers(struct buf *out, const struct bus_message *message);
 /* A message out of POSTGRES_MESSAGE_COLUMNS, which begin at `column` of a binary result; its key and payload are in the result. */

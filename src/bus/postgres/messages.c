@@ -8,15 +8,6 @@
 
 #define NOTICE_BYTES_MAX 7900 /* PostgreSQL takes less than 8,000 */
 
-/* ---- array elements ---- */
-
-void bus_postgres_array_put_i64(struct buf *out, int64_t value)
-{
-    if (out->data[out->end - 1] != '{')
-        buf_put_char(out, ',');
-    buf_printf(out, "%lld", (long long)value);
-}
-
 void bus_postgres_put_headers(struct buf *out, const struct bus_message *message)
 {
     db_array_begin(out);

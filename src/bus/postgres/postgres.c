@@ -126,19 +126,16 @@ static int64_t poll_readers(struct task *task, void *context)
     (void)task;
     buf_init(&groups);
     buf_init(&topics);
-    db_array_begin(&groups);
-    db_array_begin(&topics);
     for (size_t i = 0; i < postgres->reader_count; i++) {
         const struct bus_consumer *consumer = &postgres->readers[i]->consumer;
         bool is_shared = consumer->spec.mode == BUS_SHARED;
         db_array_put(is_shared ? &groups : &topics,
                      is_shared ? str_from(consumer->spec.group) : consumer->topic->name);
     }
-    db_array_end(&groups);
-    db_array_end(&topics);
-    enum status status = db_pool_query(postgres->pool, &poll_sql,
-                                       DB_PARAMS(db_text_array(buf_str(&groups)), db_text_array(buf_str(&topics))),
-                                       clock_deadline_ms(POLL_MS), &rows, NULL);
+    enum status status =
+        db_pool_query(postgres->pool, &poll_sql,
+                      DB_PARAMS(db_text_array(db_array_str(&groups)), db_text_array(db_array_str(&topics))),
+                      clock_deadline_ms(POLL_MS), &rows, NULL);
     for (size_t i = 0; i < postgres->reader_count; i++) {
         struct reader *reader = postgres->readers[i];
         if (status != STATUS_OK || is_poll_hit(reader, rows) || !atomic_load(&reader->is_ready))
@@ -190,14 +187,16 @@ static void postgres_stop(struct bus *bus, int64_t grace_ms)
     int64_t deadline_ns = clock_deadline_ms(grace_ms);
     bool in_time = true;
 
-    bus_postgres_publisher_stop(&postgres->publisher);
     pthread_mutex_lock(&postgres->lock);
     postgres->is_stopping = true;
     while (postgres->handling > 0 && in_time)
         in_time = clock_cond_wait(&postgres->handled, &postgres->lock, deadline_ns);
     pthread_mutex_unlock(&postgres->lock);
     postgres_interrupt(bus);
-    bus_postgres_publisher_wait_empty(&postgres->publisher);
+    pthread_mutex_lock(&postgres->lock);
+    while (postgres->publishing > 0)
+        pthread_cond_wait(&postgres->handled, &postgres->lock);
+    pthread_mutex_unlock(&postgres->lock);
     task_stop(postgres->upkeep, TASK_FOREVER);
     task_stop(postgres->poll, TASK_FOREVER);
     for (size_t i = 0; i < postgres->reader_count; i++)
@@ -218,7 +217,6 @@ static void postgres_destroy(struct bus *bus)
     free(postgres->readers);
     db_pool_destroy(postgres->pool);
     db_pool_destroy(postgres->publish_pool);
-    bus_postgres_publisher_deinit(&postgres->publisher);
     arena_deinit(&postgres->arena);
     pthread_cond_destroy(&postgres->handled);
     pthread_mutex_destroy(&postgres->lock);
@@ -309,7 +307,7 @@ enum status bus_postgres_create(const struct bus_postgres_config *config, struct
     postgres->target = db_target_copy(config->target, "bus", &postgres->arena);
     pthread_mutex_init(&postgres->lock, NULL);
     pthread_cond_init(&postgres->handled, NULL);
-    bus_postgres_publisher_init(&postgres->publisher);
+    STAILQ_INIT(&postgres->publish_queue);
     snprintf(postgres->instance, sizeof postgres->instance, "%016llx", (unsigned long long)random_u64());
     enum status status =
         bus_init(&postgres->bus, &driver, config->topics, config->topic_count, keep_dead_ms, error);

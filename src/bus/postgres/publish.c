@@ -26,50 +26,7 @@ struct publish_request {
     struct error error; /* with the status when it is done */
 };
 
-void bus_postgres_publisher_init(struct publisher *publisher)
-{
-    pthread_mutex_init(&publisher->lock, NULL);
-    pthread_cond_init(&publisher->left, NULL);
-    STAILQ_INIT(&publisher->queue);
-}
-
-void bus_postgres_publisher_deinit(struct publisher *publisher)
-{
-    pthread_cond_destroy(&publisher->left);
-    pthread_mutex_destroy(&publisher->lock);
-}
-
-void bus_postgres_publisher_stop(struct publisher *publisher)
-{
-    pthread_mutex_lock(&publisher->lock);
-    publisher->is_stopped = true;
-    pthread_mutex_unlock(&publisher->lock);
-}
-
-void bus_postgres_publisher_wait_empty(struct publisher *publisher)
-{
-    pthread_mutex_lock(&publisher->lock);
-    while (publisher->inside > 0)
-        pthread_cond_wait(&publisher->left, &publisher->lock);
-    pthread_mutex_unlock(&publisher->lock);
-}
-
 /* ---- committing ---- */
-
-static enum status append_and_commit(struct postgres *postgres, struct append *append, int64_t deadline_ns,
-                                     struct error *error)
-{
-    enum status status = STATUS_DB_RETRY;
-
-    for (int attempt = 0; status == STATUS_DB_RETRY && attempt < ATTEMPTS_MAX; attempt++) {
-        struct db_conn *conn;
-        status = db_acquire(postgres->publish_pool, deadline_ns, &conn, error);
-        if (status == STATUS_OK)
-            status = bus_postgres_append_send(postgres, append, conn, deadline_ns, error);
-        db_release(conn);
-    }
-    return status;
-}
 
 /* Commits the requests from `first` on, or only that one. */
 static enum status commit_requests(struct postgres *postgres, struct publish_request *first, bool is_single,
@@ -85,7 +42,14 @@ static enum status commit_requests(struct postgres *postgres, struct publish_req
     }
     for (size_t i = 0; i < append.count; i++)
         append.relaxed &= append.placed[i].topic->spec.relaxed;
-    enum status status = append_and_commit(postgres, &append, deadline_ns, error);
+    enum status status = STATUS_DB_RETRY;
+    for (int attempt = 0; status == STATUS_DB_RETRY && attempt < ATTEMPTS_MAX; attempt++) {
+        struct db_conn *conn;
+        status = db_acquire(postgres->publish_pool, deadline_ns, &conn, error);
+        if (status == STATUS_OK)
+            status = bus_postgres_append_send(postgres, &append, conn, deadline_ns, error);
+        db_release(conn);
+    }
     /* Readers of a single message of a topic look for it in its partition, others look anywhere. */
     const struct placed *placed = append.placed;
     for (size_t i = 0, end; i < append.count && status == STATUS_OK; i = end) {
@@ -97,94 +61,70 @@ static enum status commit_requests(struct postgres *postgres, struct publish_req
     return status;
 }
 
-/* Together or, when the server refuses that, one by one. */
-static void commit_group(struct postgres *postgres, struct publish_requests *group)
+/* ---- the queue: all of this under postgres->lock ---- */
+
+/* Takes requests off the queue, up to the size of a transaction, and commits them without the lock: together or, when the
+ * server refuses that, one by one. The leader is the first. */
+static void lead_group(struct postgres *postgres)
 {
-    struct publish_request *first = STAILQ_FIRST(group), *request;
+    struct publish_requests group = STAILQ_HEAD_INITIALIZER(group);
+    struct publish_request *request, *next;
     struct error error = {0};
-    error.status = commit_requests(postgres, first, false, &error);
-    bool is_apart = error.status == STATUS_DB_ERROR && STAILQ_NEXT(first, link);
-
-    STAILQ_FOREACH(request, group, link) {
-        request->error = error;
-        if (is_apart)
-            request->error.status = commit_requests(postgres, request, true, &request->error);
-    }
-}
-
-/* ---- the queue: all of this under the lock ---- */
-
-/* Takes requests off the queue, up to the size of a transaction. The leader is the first. */
-static void take_group(struct publisher *publisher, struct publish_requests *group)
-{
-    struct publish_request *request;
     size_t count = 0, bytes = 0;
 
-    while ((request = STAILQ_FIRST(&publisher->queue)) &&
-           (STAILQ_EMPTY(group) ||
+    while ((request = STAILQ_FIRST(&postgres->publish_queue)) &&
+           (STAILQ_EMPTY(&group) ||
             (count + request->count <= GROUP_MESSAGES_MAX && bytes + request->bytes <= GROUP_BYTES_MAX))) {
-        STAILQ_REMOVE_HEAD(&publisher->queue, link);
-        STAILQ_INSERT_TAIL(group, request, link);
+        STAILQ_REMOVE_HEAD(&postgres->publish_queue, link);
+        STAILQ_INSERT_TAIL(&group, request, link);
         request->state = REQUEST_TAKEN;
         count += request->count;
         bytes += request->bytes;
     }
-}
-
-/* Commits without the lock. */
-static void lead_group(struct postgres *postgres)
-{
-    struct publisher *publisher = &postgres->publisher;
-    struct publish_requests group = STAILQ_HEAD_INITIALIZER(group);
-    struct publish_request *request, *next;
-
-    take_group(publisher, &group);
-    pthread_mutex_unlock(&publisher->lock);
-    commit_group(postgres, &group);
-    pthread_mutex_lock(&publisher->lock);
+    pthread_mutex_unlock(&postgres->lock);
+    struct publish_request *first = STAILQ_FIRST(&group);
+    error.status = commit_requests(postgres, first, false, &error);
+    bool is_apart = error.status == STATUS_DB_ERROR && STAILQ_NEXT(first, link);
+    STAILQ_FOREACH(request, &group, link) {
+        request->error = error;
+        if (is_apart)
+            request->error.status = commit_requests(postgres, request, true, &request->error);
+    }
+    pthread_mutex_lock(&postgres->lock);
     STAILQ_FOREACH_SAFE(request, &group, link, next) { /* a request may be gone as soon as it is done */
         request->state = REQUEST_DONE;
         pthread_cond_signal(&request->changed);
     }
-    request = STAILQ_FIRST(&publisher->queue);
-    publisher->has_leader = request != NULL;
+    request = STAILQ_FIRST(&postgres->publish_queue);
+    postgres->has_leader = request != NULL;
     if (request) {
         request->state = REQUEST_LEADS;
         pthread_cond_signal(&request->changed);
     }
 }
 
-static void wait_turn(struct publisher *publisher, struct publish_request *request)
+static void queue_and_wait(struct postgres *postgres, struct publish_request *request)
 {
+    pthread_cond_init(&request->changed, NULL);
+    for (size_t i = 0; i < request->count; i++)
+        request->bytes += request->messages[i].payload.len;
+    pthread_mutex_lock(&postgres->lock);
+    STAILQ_INSERT_TAIL(&postgres->publish_queue, request, link);
+    if (!postgres->has_leader)
+        request->state = REQUEST_LEADS;
+    postgres->has_leader = true;
     while (request->state == REQUEST_QUEUED || request->state == REQUEST_TAKEN) {
-        if (request->state == REQUEST_TAKEN) {
-            pthread_cond_wait(&request->changed, &publisher->lock);
-        } else if (!clock_cond_wait(&request->changed, &publisher->lock, request->deadline_ns) &&
-                   request->state == REQUEST_QUEUED) {
-            STAILQ_REMOVE(&publisher->queue, request, publish_request, link);
+        int64_t until_ns = request->state == REQUEST_TAKEN ? CLOCK_NEVER : request->deadline_ns;
+        if (!clock_cond_wait(&request->changed, &postgres->lock, until_ns) &&
+            request->state == REQUEST_QUEUED) {
+            STAILQ_REMOVE(&postgres->publish_queue, request, publish_request, link);
             error_set(&request->error, STATUS_TIMEOUT, "other publishers were first until the deadline");
             request->state = REQUEST_DONE;
         }
     }
-}
-
-static void queue_and_wait(struct postgres *postgres, struct publish_request *request)
-{
-    struct publisher *publisher = &postgres->publisher;
-
-    pthread_cond_init(&request->changed, NULL);
-    for (size_t i = 0; i < request->count; i++)
-        request->bytes += request->messages[i].payload.len;
-    pthread_mutex_lock(&publisher->lock);
-    STAILQ_INSERT_TAIL(&publisher->queue, request, link);
-    if (!publisher->has_leader) {
-        publisher->has_leader = true;
-        request->state = REQUEST_LEADS;
-    }
-    wait_turn(publisher, request);
     if (request->state == REQUEST_LEADS)
         lead_group(postgres);
-    pthread_mutex_unlock(&publisher->lock);
+    pthread_mutex_unlock(&postgres->lock);
     pthread_cond_destroy(&request->changed);
 }
 
@@ -192,14 +132,13 @@ enum status bus_postgres_publish(struct bus *bus, struct bus_message *messages, 
                                  int64_t deadline_ns, struct error *error)
 {
     struct postgres *postgres = (struct postgres *)bus;
-    struct publisher *publisher = &postgres->publisher;
     struct publish_request request = {.messages = messages, .count = count, .deadline_ns = deadline_ns};
 
-    pthread_mutex_lock(&publisher->lock);
-    bool is_stopped = publisher->is_stopped;
-    publisher->inside += !is_stopped;
-    pthread_mutex_unlock(&publisher->lock);
-    if (is_stopped)
+    pthread_mutex_lock(&postgres->lock);
+    bool is_stopping = postgres->is_stopping;
+    postgres->publishing += !is_stopping;
+    pthread_mutex_unlock(&postgres->lock);
+    if (is_stopping)
         return error_set(error, STATUS_CANCELLED, "the bus is stopping");
     enum status status = bus_postgres_topics_ensure(postgres, messages, count, deadline_ns, error);
     if (status == STATUS_OK) {
@@ -208,9 +147,9 @@ enum status bus_postgres_publish(struct bus *bus, struct bus_message *messages, 
         if (status != STATUS_OK && error)
             *error = request.error;
     }
-    pthread_mutex_lock(&publisher->lock);
-    if (--publisher->inside == 0)
-        pthread_cond_broadcast(&publisher->left);
-    pthread_mutex_unlock(&publisher->lock);
+    pthread_mutex_lock(&postgres->lock);
+    if (--postgres->publishing == 0)
+        pthread_cond_broadcast(&postgres->handled);
+    pthread_mutex_unlock(&postgres->lock);
     return status;
 }

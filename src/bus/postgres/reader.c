@@ -9,6 +9,7 @@
 #include "base/memory.h"
 #include "bus/postgres/inside.h"
 
+#define SETUP_MS 10000
 #define RETRY_MIN_MS 50
 #define RETRY_MAX_MS 2000
 #define NOWHERE (-2)
@@ -21,11 +22,6 @@ static void mark_place(struct reader *reader, int place)
         reader->anywhere = true;
     else
         reader->marked[place / 64] |= UINT64_C(1) << (place % 64);
-}
-
-static bool is_marked(const struct reader *reader, int place)
-{
-    return reader->anywhere || place == POSTGRES_ANYWHERE || (reader->marked[place / 64] >> (place % 64) & 1);
 }
 
 /* A marked place without a worker. */
@@ -73,15 +69,6 @@ static int take_place(struct reader *reader)
     return NOWHERE;
 }
 
-static void leave_place(struct reader *reader, int place, enum bus_postgres_step step)
-{
-    if (place != POSTGRES_ANYWHERE)
-        reader->taken[place / 64] &= ~(UINT64_C(1) << (place % 64));
-    bool is_one_of_many = place == POSTGRES_ANYWHERE && reader->consumer.spec.mode == BUS_SHARED;
-    if (step == STEP_FOUND || (step == STEP_DRAINED && is_one_of_many))
-        mark_place(reader, POSTGRES_ANYWHERE); /* there were several messages: read many at once, then */
-}
-
 void bus_postgres_reader_wake(struct reader *reader, int partition)
 {
     if (reader->postgres->is_stopping)
@@ -98,7 +85,9 @@ void bus_postgres_reader_wake_with(struct reader *reader, int partition, struct 
     bool is_every = reader->consumer.spec.mode == BUS_EVERY;
 
     if (is_every || (attached.len && reader->consumer.spec.uses_attached)) {
-        bool is_usable = !is_every || (message && message->created_us > 0 && !is_marked(reader, partition));
+        bool is_marked = reader->anywhere || partition == POSTGRES_ANYWHERE ||
+                         (reader->marked[partition / 64] >> (partition % 64) & 1);
+        bool is_usable = !is_every || (message && message->created_us > 0 && !is_marked);
         bus_postgres_attached_free(reader->attached);
         reader->attached = !is_usable ? NULL
                            : is_every ? bus_postgres_attached_copy(message)
@@ -107,9 +96,9 @@ void bus_postgres_reader_wake_with(struct reader *reader, int partition, struct 
     bus_postgres_reader_wake(reader, partition);
 }
 
-/* A shared group's is dropped unless this process is likely to lock the cursor: a message that is read without it must not be
+/* The message that came with the notice of `place`, or NULL. A shared group's is dropped unless this process is likely to lock the cursor: a message that is read without it must not be
  * tried again with it. */
-struct attached_message *bus_postgres_reader_take_attached(struct reader *reader, int place)
+static struct attached_message *take_attached(struct reader *reader, int place)
 {
     bool is_shared = reader->consumer.spec.mode == BUS_SHARED;
     struct attached_message *attached = NULL;
@@ -137,15 +126,52 @@ void bus_postgres_worker_due(struct reader_worker *worker, int64_t wait_ms)
         worker->due_ns = due_ns;
 }
 
-static void worker_failed(struct reader_worker *worker, const struct error *error)
+static enum status make_ready(struct reader *reader, struct error *error)
+{
+    const struct bus_subscription *spec = &reader->consumer.spec;
+    int64_t deadline_ns = clock_deadline_ms(SETUP_MS);
+    struct db_conn *conn;
+    enum status status = db_acquire(reader->postgres->pool, deadline_ns, &conn, error);
+
+    if (status == STATUS_OK)
+        status = bus_postgres_topic_ensure(conn, reader->consumer.topic, deadline_ns, error);
+    if (status == STATUS_OK)
+        status = spec->mode == BUS_SHARED ? bus_postgres_shared_begin(reader, conn, deadline_ns, error)
+                                          : bus_postgres_every_begin(reader, conn, deadline_ns, error);
+    db_release(conn);
+    if (status != STATUS_OK)
+        return status;
+    atomic_store(&reader->is_ready, true);
+    if (spec->on_ready)
+        spec->on_ready(spec->context);
+    return STATUS_OK;
+}
+
+static enum bus_postgres_step reader_step(struct reader_worker *worker, int place)
 {
     struct reader *reader = worker->reader;
+    bool is_shared = reader->consumer.spec.mode == BUS_SHARED;
+    enum bus_postgres_step step = STEP_NOTHING;
+    struct error error = {0};
 
+    if (!atomic_load(&reader->is_ready) && make_ready(reader, &error) != STATUS_OK)
+        step = STEP_FAILED;
+    struct attached_message *attached = step == STEP_FAILED ? NULL : take_attached(reader, place);
+    if (attached)
+        step = is_shared ? bus_postgres_shared_step(worker, place, attached, &error)
+                         : bus_postgres_every_attached(reader, attached, &error);
+    bus_postgres_attached_free(attached);
+    if (step == STEP_NOTHING)
+        step = is_shared ? bus_postgres_shared_step(worker, place, NULL, &error)
+                         : bus_postgres_every_step(reader, &error);
+    bool was_failing = atomic_exchange(&reader->is_failing, step == STEP_FAILED);
+    if (step != STEP_FAILED)
+        return step;
     bus_postgres_worker_due(worker, task_retry(worker->task) / CLOCK_NS_PER_MS);
-    if (!atomic_exchange(&reader->is_failing, true) && !bus_postgres_is_stopping(reader->postgres) &&
-        error->status != STATUS_CANCELLED)
+    if (!was_failing && !bus_postgres_is_stopping(reader->postgres) && error.status != STATUS_CANCELLED)
         log_warn("bus_reader_waits", LOG_CSTR("topic", reader->consumer.spec.topic),
-                 LOG_CSTR("group", reader->consumer.spec.group), LOG_ERROR_FIELDS(error));
+                 LOG_CSTR("group", reader->consumer.spec.group), LOG_ERROR_FIELDS(&error));
+    return step;
 }
 
 static int64_t reader_run(struct task *task, void *context)
@@ -153,8 +179,6 @@ static int64_t reader_run(struct task *task, void *context)
     struct reader_worker *worker = context;
     struct reader *reader = worker->reader;
     struct postgres *postgres = reader->postgres;
-    enum bus_postgres_step step = STEP_NOTHING;
-    struct error error = {0};
 
     (void)task;
     pthread_mutex_lock(&postgres->lock);
@@ -165,17 +189,13 @@ static int64_t reader_run(struct task *task, void *context)
     }
     int place = postgres->is_stopping ? NOWHERE : take_place(reader);
     pthread_mutex_unlock(&postgres->lock);
-    if (place != NOWHERE) {
-        step = reader->consumer.spec.mode == BUS_SHARED ? bus_postgres_shared_step(worker, place, &error)
-                                                        : bus_postgres_every_step(worker, place, &error);
-        if (step == STEP_FAILED)
-            worker_failed(worker, &error);
-        else
-            atomic_store(&reader->is_failing, false);
-    }
+    enum bus_postgres_step step = place == NOWHERE ? STEP_NOTHING : reader_step(worker, place);
     pthread_mutex_lock(&postgres->lock);
-    if (place != NOWHERE)
-        leave_place(reader, place, step);
+    if (place >= 0)
+        reader->taken[place / 64] &= ~(UINT64_C(1) << (place % 64));
+    bool is_one_of_many = place == POSTGRES_ANYWHERE && reader->consumer.spec.mode == BUS_SHARED;
+    if (step == STEP_FOUND || (step == STEP_DRAINED && is_one_of_many))
+        mark_place(reader, POSTGRES_ANYWHERE); /* there were several messages: read many at once, then */
     worker->is_busy = !postgres->is_stopping && has_free_place(reader);
     bool goes_on = worker->is_busy;
     pthread_mutex_unlock(&postgres->lock);

@@ -10,7 +10,6 @@
 #include "base/log.h"
 #include "bus/postgres/inside.h"
 
-#define SETUP_MS 10000
 #define COMMIT_MS 10000
 #define ARENA_BYTES 16384
 
@@ -26,6 +25,11 @@ struct locked_batch {
     struct bus_batch batch;
     struct bus_outcome outcome;
 };
+
+static bool is_suspect(const struct locked_batch *locked)
+{
+    return locked->position < locked->reader->suspect_until[locked->partition];
+}
 
 /* $1 group, $2 topic, $3 messages and $4 bytes at most, $5 the partition to look at first, $6 the longest
  * backoff: one that would end later was written before the clock was set back. $7: a process that hangs or is frozen in
@@ -89,28 +93,6 @@ static const struct db_statement failed_sql =
                  " WHERE group_name = $1 AND topic = $2 AND partition = $3 AND position = $4");
 static const struct db_statement begin_sql = DB_STATEMENT("BEGIN"), commit_sql = DB_STATEMENT("COMMIT");
 
-/* ---- the group's cursors ---- */
-
-static enum status make_ready(struct reader *reader, struct error *error)
-{
-    const struct bus_subscription *spec = &reader->consumer.spec;
-    int64_t deadline_ns = clock_deadline_ms(SETUP_MS);
-    struct db_conn *conn;
-    enum status status = db_acquire(reader->postgres->pool, deadline_ns, &conn, error);
-
-    if (status == STATUS_OK)
-        status = bus_postgres_topic_ensure(conn, reader->consumer.topic, deadline_ns, error);
-    if (status == STATUS_OK)
-        status = bus_postgres_cursors_create(conn, reader->consumer.topic, spec->group,
-                                             spec->from == BUS_FROM_START, deadline_ns, error);
-    if (status == STATUS_OK)
-        status = bus_postgres_suspects_note(reader, conn, deadline_ns, error);
-    db_release(conn);
-    if (status == STATUS_OK && !atomic_exchange(&reader->is_ready, true) && spec->on_ready)
-        spec->on_ready(spec->context);
-    return status;
-}
-
 /* ---- lock and read ---- */
 
 /* BEGIN and the statement that locks, in a pipeline that is still open. */
@@ -168,15 +150,25 @@ static int64_t new_position(const struct locked_batch *locked)
 }
 
 /* Moves the cursor, commits, and sends the handler's notice, in one round trip. */
-static enum status commit_position(struct locked_batch *locked, unsigned attempts, int64_t wait_ms,
-                                   struct error *error)
+static enum status commit_batch(struct locked_batch *locked, struct error *error)
 {
     enum { NOTICE_AT = 2 };
-    const struct bus_consumer *consumer = &locked->reader->consumer;
+    struct reader *reader = locked->reader;
+    const struct bus_consumer *consumer = &reader->consumer;
     const struct bus_outcome *outcome = &locked->outcome;
     struct bus_batch *batch = &locked->batch;
+    unsigned attempts = outcome->retry ? (outcome->settled ? 0 : batch->attempt) + 1 : 0;
+    int64_t wait_ms = outcome->retry ? bus_backoff_ms(consumer, attempts) : 0;
     size_t failed_at = 0;
+    enum status status = STATUS_OK;
 
+    if (batch->rolled_back)
+        return error_set(error, STATUS_DB_ERROR, "%s", batch->verdicts[0].reason);
+    if (outcome->dead_letter_count > 0)
+        status = bus_postgres_publish_in_tx(reader->postgres, locked->conn, outcome->dead_letters,
+                                            outcome->dead_letter_count, clock_deadline_ms(COMMIT_MS), error);
+    if (status != STATUS_OK)
+        return status;
     db_pipeline_begin(locked->conn);
     db_pipeline_add(
         locked->conn, consumer->spec.relaxed ? &advance_relaxed_sql : &advance_sql,
@@ -187,32 +179,15 @@ static enum status commit_position(struct locked_batch *locked, unsigned attempt
     db_pipeline_add(locked->conn, &commit_sql, DB_NO_PARAMS);
     if (batch->notice_channel.ptr)
         db_pipeline_add_notice(locked->conn, batch->notice_channel, batch->notice_payload);
-    enum status status =
-        db_pipeline_end(locked->conn, clock_deadline_ms(COMMIT_MS), NULL, 0, &failed_at, error);
+    status = db_pipeline_end(locked->conn, clock_deadline_ms(COMMIT_MS), NULL, 0, &failed_at, error);
     batch->is_notice_sent = status == STATUS_OK && batch->notice_channel.ptr;
-    return failed_at == NOTICE_AT ? STATUS_OK : status; /* committed, though without the notice */
-}
-
-static enum status commit_batch(struct locked_batch *locked, struct error *error)
-{
-    struct reader *reader = locked->reader;
-    const struct bus_outcome *outcome = &locked->outcome;
-    unsigned attempts = outcome->retry ? (outcome->settled ? 0 : locked->batch.attempt) + 1 : 0;
-    int64_t wait_ms = outcome->retry ? bus_backoff_ms(&reader->consumer, attempts) : 0;
-    enum status status = STATUS_OK;
-
-    if (locked->batch.rolled_back)
-        return error_set(error, STATUS_DB_ERROR, "%s", locked->batch.verdicts[0].reason);
+    if (status != STATUS_OK && failed_at != NOTICE_AT) /* there, it is committed though without the notice */
+        return status;
     if (outcome->dead_letter_count > 0)
-        status = bus_postgres_publish_in_tx(reader->postgres, locked->conn, outcome->dead_letters,
-                                            outcome->dead_letter_count, clock_deadline_ms(COMMIT_MS), error);
-    if (status == STATUS_OK)
-        status = commit_position(locked, attempts, wait_ms, error);
-    if (status == STATUS_OK && outcome->dead_letter_count > 0)
-        bus_wake(&reader->postgres->bus, reader->consumer.topic->dead->name);
-    if (status == STATUS_OK && outcome->retry)
+        bus_wake(&reader->postgres->bus, consumer->topic->dead->name);
+    if (outcome->retry)
         bus_postgres_worker_due(locked->worker, wait_ms + 1);
-    return status;
+    return STATUS_OK;
 }
 
 /* After a rollback. A batch of several is delivered again at once, one by one; a single message after a backoff. By another
@@ -278,9 +253,8 @@ static enum status handle_batch(struct locked_batch *locked, struct error *error
     if (locked->batch.count == 0)
         return STATUS_OK;
     bool is_exhausted = attempts_max > 0 && locked->batch.attempt >= attempts_max;
-    bool is_suspect =
-        !is_exhausted && bus_postgres_is_suspect(locked->reader, locked->partition, locked->position);
-    if (is_suspect) { /* it may have killed the processes that handled it: alone, and marked meanwhile */
+    bool is_marked = !is_exhausted && is_suspect(locked);
+    if (is_marked) { /* it may have killed the processes that handled it: alone, and marked meanwhile */
         enum status status =
             bus_postgres_suspect_mark(locked->reader, locked->partition, locked->position, &suspicion, error);
         if (status != STATUS_OK)
@@ -290,7 +264,7 @@ static enum status handle_batch(struct locked_batch *locked, struct error *error
         struct str last = str_utf8_cut(db_result_str(locked->rows, 0, LAST_ERROR), BUS_REASON_BYTES - 1);
         snprintf(reason, sizeof reason, "%.*s", STR_ARG(last));
     }
-    if (is_exhausted || is_suspect)
+    if (is_exhausted || is_marked)
         locked->batch.count = 1;
     if (is_exhausted || suspicion != SUSPECT_HANDLE) {
         bus_batch_give_up(consumer, &locked->batch, reason, suspicion != SUSPECT_DROP, &locked->arena,
@@ -298,7 +272,7 @@ static enum status handle_batch(struct locked_batch *locked, struct error *error
         return STATUS_OK;
     }
     bus_batch_handle(consumer, &locked->batch, &locked->arena, &locked->outcome);
-    if (is_suspect)
+    if (is_marked)
         bus_postgres_suspect_unmark(locked->reader, locked->partition);
     return STATUS_OK;
 }
@@ -348,19 +322,23 @@ static bool is_confirmed(struct locked_batch *locked, const struct attached_mess
     const struct bus_message *read = locked->batch.messages;
     bool is_same = locked->batch.count == 1 && locked->batch.attempt == 0 &&
                    read[0].offset == locked->position && bus_postgres_attached_equals(attached, &read[0]) &&
-                   locked->outcome.dead_letter_count == 0 &&
-                   !bus_postgres_is_suspect(locked->reader, locked->partition, locked->position);
+                   locked->outcome.dead_letter_count == 0 && !is_suspect(locked);
     locked->batch = handled; /* with the handler's memo and verdicts */
     locked->batch.messages = read;
     return is_same;
 }
 
-static bool handle_attached(struct locked_batch *locked, const struct attached_message *attached)
+/* STEP_NOTHING: the message must be handled the usual way. */
+static enum bus_postgres_step run_attached(struct locked_batch *locked,
+                                           const struct attached_message *attached, struct error *error)
 {
     struct reader *reader = locked->reader;
     struct bus_message *message = arena_alloc(&locked->arena, sizeof *message);
     struct db_result *results[2] = {NULL, NULL};
+    enum bus_postgres_step step = STEP_NOTHING;
 
+    if (!bus_postgres_handling_begin(reader->postgres))
+        return STEP_NOTHING;
     *message = attached->message;
     message->topic = reader->consumer.topic->name;
     open_lock(locked, attached->partition);
@@ -376,31 +354,20 @@ static bool handle_attached(struct locked_batch *locked, const struct attached_m
     db_pipeline_leave(locked->conn, NULL, 0); /* a handler without statements has not sent the lock */
     db_result_free(results[0]);
     locked->rows = results[1];
-    if (is_confirmed(locked, attached))
-        return true;
-    atomic_store(&reader->was_last[attached->partition], false);
-    bus_batch_uncommitted(&reader->consumer, &locked->batch);
-    return false;
-}
-
-/* STEP_NOTHING: the message must be handled the usual way. */
-static enum bus_postgres_step run_attached(struct locked_batch *locked,
-                                           const struct attached_message *attached, struct error *error)
-{
-    enum bus_postgres_step step = STEP_NOTHING;
-
-    if (!bus_postgres_handling_begin(locked->reader->postgres))
-        return STEP_NOTHING;
-    if (handle_attached(locked, attached))
+    if (is_confirmed(locked, attached)) {
         step = settle_batch(locked, error);
-    bus_postgres_handling_end(locked->reader->postgres);
+    } else {
+        atomic_store(&reader->was_last[attached->partition], false);
+        bus_batch_uncommitted(&reader->consumer, &locked->batch);
+    }
+    bus_postgres_handling_end(reader->postgres);
     return step;
 }
 
 /* ---- one step ---- */
 
-static enum bus_postgres_step run_locked(struct reader_worker *worker, int place,
-                                         const struct attached_message *attached, struct error *error)
+enum bus_postgres_step bus_postgres_shared_step(struct reader_worker *worker, int place,
+                                                const struct attached_message *attached, struct error *error)
 {
     struct locked_batch locked = {.worker = worker, .reader = worker->reader};
     struct db_pool *pool = worker->reader->postgres->pool;
@@ -414,18 +381,4 @@ static enum bus_postgres_step run_locked(struct reader_worker *worker, int place
     db_release(locked.conn);
     arena_deinit(&locked.arena);
     return step;
-}
-
-enum bus_postgres_step bus_postgres_shared_step(struct reader_worker *worker, int place, struct error *error)
-{
-    struct reader *reader = worker->reader;
-    enum bus_postgres_step step = STEP_NOTHING;
-
-    if (!atomic_load(&reader->is_ready) && make_ready(reader, error) != STATUS_OK)
-        return STEP_FAILED;
-    struct attached_message *attached = bus_postgres_reader_take_attached(reader, place);
-    if (attached)
-        step = run_locked(worker, place, attached, error);
-    bus_postgres_attached_free(attached);
-    return step == STEP_NOTHING ? run_locked(worker, place, NULL, error) : step;
 }

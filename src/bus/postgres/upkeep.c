@@ -179,9 +179,11 @@ static enum status delete_batch(struct postgres *postgres, struct bus_topic_stat
 /* Is any limit of the topic reached in the partition of this row? More is for the deletion to decide. */
 static bool may_delete(const struct bus_topic *spec, const struct db_result *oldest, size_t row)
 {
-    int64_t count = db_result_i64(oldest, row, OLDEST_COUNT), age_ms = db_result_i64(oldest, row, OLDEST_AGE_MS);
+    int64_t count = db_result_i64(oldest, row, OLDEST_COUNT),
+            age_ms = db_result_i64(oldest, row, OLDEST_AGE_MS);
 
-    return (spec->keep_ms && age_ms >= spec->keep_ms) || (spec->keep_ms_hard && age_ms >= spec->keep_ms_hard) ||
+    return (spec->keep_ms && age_ms >= spec->keep_ms) ||
+           (spec->keep_ms_hard && age_ms >= spec->keep_ms_hard) ||
            (spec->keep_messages && count > spec->keep_messages) ||
            (spec->keep_messages_hard && count > spec->keep_messages_hard);
 }
@@ -232,19 +234,16 @@ static enum status look(struct postgres *postgres, struct db_conn *conn, int64_t
 
     buf_init(&groups);
     buf_init(&topics);
-    db_array_begin(&groups);
-    db_array_begin(&topics);
     for (size_t i = 0; i < postgres->reader_count; i++)
         db_array_put(&groups, str_from(postgres->readers[i]->consumer.spec.group));
     for (size_t i = 0; i < postgres->bus.topic_count; i++)
         db_array_put(&topics, postgres->bus.topics[i].name);
-    db_array_end(&groups);
-    db_array_end(&topics);
     db_pipeline_begin(conn);
     db_pipeline_add(conn, &private_sql, DB_NO_PARAMS);
-    db_pipeline_add(conn, &lag_sql, DB_PARAMS(db_text_array(buf_str(&groups))));
-    db_pipeline_add(conn, &oldest_sql,
-                    DB_PARAMS(db_text_array(buf_str(&topics)), db_i64(postgres->config.retention_batch)));
+    db_pipeline_add(conn, &lag_sql, DB_PARAMS(db_text_array(db_array_str(&groups))));
+    db_pipeline_add(
+        conn, &oldest_sql,
+        DB_PARAMS(db_text_array(db_array_str(&topics)), db_i64(postgres->config.retention_batch)));
     enum status status = db_pipeline_end(conn, deadline_ns, results, 3, NULL, error);
     buf_deinit(&groups);
     buf_deinit(&topics);

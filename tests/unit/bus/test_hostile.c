@@ -322,7 +322,7 @@ static void test_a_stop_waits_until_publishers_have_left(void **state)
     pthread_create(&thread, NULL, publish_long, &publishing);
     await_sql("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'", 1);
     bus_stop(process.bus, 50);
-    unsigned inside = ((struct postgres *)process.bus)->publisher.inside;
+    unsigned inside = ((struct postgres *)process.bus)->publishing;
     process_close(&process);
     pthread_join(thread, NULL);
     db_release(conn);
