@@ -33,44 +33,27 @@ const char *db_keyword_get(const struct db_parsed *parsed, const char *keyword)
     return NULL;
 }
 
-static const char *find_name(const char *const *names, struct str name)
+static bool has_word(const char *words, struct str name)
 {
-    while (*names && !str_eq(name, str_from(*names)))
-        names++;
-    return *names;
+    struct str rest = str_from(words), word;
+
+    while (str_split(&rest, ' ', &word))
+        if (str_eq(word, name))
+            return true;
+    return false;
 }
 
 /* ---- parameters: libpq's own, JDBC's names for the same things, and what JDBC calls differently ---- */
 
-static const char *const libpq_names[] = {"user",
-                                          "password",
-                                          "dbname",
-                                          "sslmode",
-                                          "sslrootcert",
-                                          "sslcert",
-                                          "sslkey",
-                                          "sslpassword",
-                                          "sslcrl",
-                                          "sslsni",
-                                          "ssl_min_protocol_version",
-                                          "ssl_max_protocol_version",
-                                          "channel_binding",
-                                          "gssencmode",
-                                          "krbsrvname",
-                                          "passfile",
-                                          "keepalives",
-                                          "keepalives_idle",
-                                          "keepalives_interval",
-                                          "keepalives_count",
-                                          "tcp_user_timeout",
-                                          "application_name",
-                                          NULL};
+static const char libpq_names[] =
+    "user password dbname sslmode sslrootcert sslcert sslkey sslpassword sslcrl sslsni ssl_min_protocol_version"
+    " ssl_max_protocol_version channel_binding gssencmode krbsrvname passfile keepalives keepalives_idle"
+    " keepalives_interval keepalives_count tcp_user_timeout application_name";
 
 /* JDBC's tuning of its own driver, which means nothing here. */
-static const char *const ignored_names[] = {
-    "prepareThreshold",    "preparedStatementCacheQueries", "preparedStatementCacheSizeMiB",
-    "defaultRowFetchSize", "reWriteBatchedInserts",         "binaryTransfer",
-    "stringtype",          "logUnclosedConnections",        NULL};
+static const char ignored_names[] =
+    "prepareThreshold preparedStatementCacheQueries preparedStatementCacheSizeMiB defaultRowFetchSize"
+    " reWriteBatchedInserts binaryTransfer stringtype logUnclosedConnections";
 
 static bool set_keyword_named(struct db_parsed *parsed, const char *keyword, struct str value)
 {
@@ -116,11 +99,11 @@ static bool set_server_type(struct db_parsed *parsed, const char *keyword, struc
 /* The hosts are tried one by one, so "prefer" cannot be kept. */
 static bool set_session_attrs(struct db_parsed *parsed, const char *keyword, struct str value)
 {
-    static const char *const known[] = {"any", "read-write", "read-only", "primary", "standby", NULL};
+    bool is_known = has_word("any read-write read-only primary standby", value);
 
-    if (find_name(known, value))
+    if (is_known)
         set_keyword(parsed, keyword, value);
-    return find_name(known, value);
+    return is_known;
 }
 
 /* ?host=/run/postgresql replaces the URL's own host part, which is empty then. */
@@ -183,11 +166,11 @@ static const struct {
 static enum status set_parameter(struct db_parsed *parsed, struct str name, struct str value,
                                  struct error *error)
 {
-    const char *own = find_name(libpq_names, name);
-
-    if (own)
-        set_keyword(parsed, own, value);
-    if (own || find_name(ignored_names, name))
+    if (has_word(libpq_names, name)) {
+        set_keyword(parsed, arena_str(&parsed->arena, name).ptr, value);
+        return STATUS_OK;
+    }
+    if (has_word(ignored_names, name))
         return STATUS_OK;
     for (size_t i = 0; i < sizeof parameters / sizeof parameters[0]; i++) {
         if (!str_eq(name, str_from(parameters[i].name)))
