@@ -32,45 +32,6 @@ static enum status set_all(rd_kafka_conf_t *conf, const struct kafka_setting *se
     return STATUS_OK;
 }
 
-static const char *protocol_of(const struct bus_kafka_security *security)
-{
-    if (security->username)
-        return security->tls ? "sasl_ssl" : "sasl_plaintext";
-    return security->tls ? "ssl" : "plaintext";
-}
-
-static enum status set_common(rd_kafka_conf_t *conf, const struct bus_kafka_config *config,
-                              struct error *error)
-{
-    const struct bus_kafka_security *security = &config->security;
-    const bool sasl = security->username != NULL;
-    const struct kafka_setting settings[] = {
-        {"bootstrap.servers", config->brokers},
-        {"client.id", config->client_id ? config->client_id : "freshet"},
-        {"security.protocol", protocol_of(security)},
-        {"ssl.endpoint.identification.algorithm",
-         security->tls ? "https" : NULL}, /* older versions do not check the name */
-        {"ssl.ca.location", security->tls ? security->ca_file : NULL},
-        {"ssl.certificate.location", security->tls ? security->certificate_file : NULL},
-        {"ssl.key.location", security->tls ? security->key_file : NULL},
-        {"sasl.mechanisms", sasl ? (security->mechanism ? security->mechanism : "PLAIN") : NULL},
-        {"sasl.username", security->username},
-        {"sasl.password", sasl ? (security->password ? security->password : "") : NULL},
-        /* a broker that is dead, frozen or half-open is noticed within seconds; reconnects every second */
-        {"socket.timeout.ms", "10000"},
-        {"socket.connection.setup.timeout.ms", "5000"},
-        {"socket.keepalive.enable", "true"},
-        {"socket.nagle.disable", "true"},
-        {"reconnect.backoff.ms", "50"},
-        {"reconnect.backoff.max.ms", "1000"},
-        {"log.connection.close", "false"},
-        {"log_level", "5"},
-        {NULL, NULL},
-    };
-
-    return set_all(conf, settings, error);
-}
-
 /* ---- log lines and errors ---- */
 
 /* A consumer's opaque is its reader. */
@@ -115,38 +76,59 @@ static void on_error(rd_kafka_t *rk, int error, const char *reason, void *opaque
 
 /* ---- handles ---- */
 
-static enum status try_open(rd_kafka_conf_t *conf, struct error *error)
-{
-    char why[256];
-    rd_kafka_conf_t *copy = rd_kafka_conf_dup(conf);
-    rd_kafka_t *rk = rd_kafka_new(RD_KAFKA_CONSUMER, copy, why, sizeof why);
-
-    if (!rk) {
-        rd_kafka_conf_destroy(copy);
-        return error_set(error, STATUS_CONFIG, "kafka: %s", why);
-    }
-    rd_kafka_destroy(rk);
-    return STATUS_OK;
-}
-
 /* A handle is opened for a try, since librdkafka checks certificates and mechanisms only then. */
-enum status bus_kafka_conf_create(const struct bus_kafka_config *config, rd_kafka_conf_t **conf,
+enum status bus_kafka_conf_create(const struct bus_kafka_config *config, rd_kafka_conf_t **out,
                                   struct error *error)
 {
-    enum status status;
+    const struct bus_kafka_security *security = &config->security;
+    const bool tls = security->tls, sasl = security->username != NULL;
+    const struct kafka_setting settings[] = {
+        {"bootstrap.servers", config->brokers},
+        {"client.id", config->client_id ? config->client_id : "freshet"},
+        {"security.protocol", sasl  ? tls ? "sasl_ssl" : "sasl_plaintext"
+                              : tls ? "ssl"
+                                    : "plaintext"},
+        {"ssl.endpoint.identification.algorithm",
+         tls ? "https" : NULL}, /* older versions do not check the name */
+        {"ssl.ca.location", tls ? security->ca_file : NULL},
+        {"ssl.certificate.location", tls ? security->certificate_file : NULL},
+        {"ssl.key.location", tls ? security->key_file : NULL},
+        {"sasl.mechanisms", sasl ? (security->mechanism ? security->mechanism : "PLAIN") : NULL},
+        {"sasl.username", security->username},
+        {"sasl.password", sasl ? (security->password ? security->password : "") : NULL},
+        /* a broker that is dead, frozen or half-open is noticed within seconds; reconnects every second */
+        {"socket.timeout.ms", "10000"},
+        {"socket.connection.setup.timeout.ms", "5000"},
+        {"socket.keepalive.enable", "true"},
+        {"socket.nagle.disable", "true"},
+        {"reconnect.backoff.ms", "50"},
+        {"reconnect.backoff.max.ms", "1000"},
+        {"log.connection.close", "false"},
+        {"log_level", "5"},
+        {NULL, NULL},
+    };
+    char why[256];
 
-    *conf = NULL;
+    *out = NULL;
     if (!config->brokers || !config->brokers[0])
         return error_set(error, STATUS_CONFIG, "kafka: no brokers are named");
-    rd_kafka_conf_t *made = rd_kafka_conf_new();
-    rd_kafka_conf_set_log_cb(made, on_log);
-    status = set_common(made, config, error);
+    rd_kafka_conf_t *conf = rd_kafka_conf_new();
+    rd_kafka_conf_set_log_cb(conf, on_log);
+    enum status status = set_all(conf, settings, error);
+    if (status == STATUS_OK) {
+        rd_kafka_conf_t *copy = rd_kafka_conf_dup(conf);
+        rd_kafka_t *rk = rd_kafka_new(RD_KAFKA_CONSUMER, copy, why, sizeof why);
+        if (!rk) {
+            rd_kafka_conf_destroy(copy);
+            status = error_set(error, STATUS_CONFIG, "kafka: %s", why);
+        } else {
+            rd_kafka_destroy(rk);
+        }
+    }
     if (status == STATUS_OK)
-        status = try_open(made, error);
-    if (status == STATUS_OK)
-        *conf = made;
+        *out = conf;
     else
-        rd_kafka_conf_destroy(made);
+        rd_kafka_conf_destroy(conf);
     return status;
 }
 

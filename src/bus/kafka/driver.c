@@ -83,23 +83,6 @@ static void await_publishers(struct kafka *kafka, int64_t deadline_ns)
     pthread_mutex_unlock(&kafka->lock);
 }
 
-static void end_threads(struct kafka *kafka)
-{
-    set_phase(kafka, KAFKA_CLOSING);
-    for (size_t i = 0; i < kafka->reader_count; i++) {
-        struct kafka_reader *reader = kafka->readers[i];
-        pthread_mutex_lock(&reader->lock);
-        bus_kafka_reader_wake(reader);
-        pthread_mutex_unlock(&reader->lock);
-    }
-    for (size_t i = 0; i < kafka->reader_count; i++)
-        if (kafka->readers[i]->is_started)
-            pthread_join(kafka->readers[i]->thread, NULL);
-    task_stop(kafka->upkeep, TASK_FOREVER);
-    pthread_join(kafka->producer_thread, NULL);
-    kafka->is_started = false;
-}
-
 /* Readers commit the positions of handlers that ended; waiting publishers have the same grace. */
 static void kafka_stop(struct bus *bus, int64_t grace_ms)
 {
@@ -112,8 +95,21 @@ static void kafka_stop(struct bus *bus, int64_t grace_ms)
     if (kafka->pool)
         db_pool_interrupt(kafka->pool);
     await_handlers(kafka, CLOCK_NEVER);
-    if (kafka->is_started)
-        end_threads(kafka);
+    if (kafka->is_started) {
+        set_phase(kafka, KAFKA_CLOSING);
+        for (size_t i = 0; i < kafka->reader_count; i++) {
+            struct kafka_reader *reader = kafka->readers[i];
+            pthread_mutex_lock(&reader->lock);
+            bus_kafka_reader_wake(reader);
+            pthread_mutex_unlock(&reader->lock);
+        }
+        for (size_t i = 0; i < kafka->reader_count; i++)
+            if (kafka->readers[i]->is_started)
+                pthread_join(kafka->readers[i]->thread, NULL);
+        task_stop(kafka->upkeep, TASK_FOREVER);
+        pthread_join(kafka->producer_thread, NULL);
+        kafka->is_started = false;
+    }
     await_publishers(kafka, CLOCK_NEVER);
 }
 
@@ -152,45 +148,34 @@ static const struct bus_driver driver = {
 
 /* ---- create ---- */
 
-/* librdkafka has its own copies of the other texts. */
-static void copy_config(struct kafka *kafka, const struct bus_kafka_config *config)
-{
-    kafka->config = *config;
-    kafka->config.brokers = str_dup(str_from(config->brokers));
-    kafka->config.target = NULL;
-    kafka->config.topics = NULL;
-    kafka->config.security = (struct bus_kafka_security){0};
-    kafka->config.client_id = NULL;
-    kafka->config.handler_ms = config->handler_ms ? config->handler_ms : HANDLER_MS;
-    kafka->config.session_ms = config->session_ms ? config->session_ms : SESSION_MS;
-    kafka->bus.message_bytes_max = config->message_bytes_max ? config->message_bytes_max : MESSAGE_BYTES;
-}
-
-/* Its metrics are not those of the caller's pool. */
-static enum status create_pool(struct kafka *kafka, const struct db_target *target, struct error *error)
-{
-    struct db_target own = *target;
-    char name[64];
-
-    snprintf(name, sizeof name, "%s-kafka", target->name);
-    own.name = name;
-    return db_pool_create(&own, &kafka->pool, error);
-}
-
 enum status bus_kafka_create(const struct bus_kafka_config *config, struct bus **out, struct error *error)
 {
     struct kafka *kafka = memory_zalloc(sizeof *kafka);
+    char name[64];
 
     *out = NULL;
     pthread_mutex_init(&kafka->lock, NULL);
     pthread_cond_init(&kafka->changed, NULL);
-    copy_config(kafka, config);
+    kafka->config = (struct bus_kafka_config){
+        /* librdkafka has its own copies of the other texts */
+        .loop = config->loop,
+        .workers = config->workers,
+        .brokers = str_dup(str_from(config->brokers)),
+        .replication = config->replication,
+        .handler_ms = config->handler_ms ? config->handler_ms : HANDLER_MS,
+        .session_ms = config->session_ms ? config->session_ms : SESSION_MS,
+    };
+    kafka->bus.message_bytes_max = config->message_bytes_max ? config->message_bytes_max : MESSAGE_BYTES;
     enum status status = bus_init(&kafka->bus, &driver, config->topics, config->topic_count,
                                   config->keep_dead_ms ? config->keep_dead_ms : KEEP_DEAD_MS, error);
     if (status == STATUS_OK)
         status = bus_kafka_conf_create(config, &kafka->conf, error);
-    if (status == STATUS_OK && config->target)
-        status = create_pool(kafka, config->target, error);
+    if (status == STATUS_OK && config->target) {
+        struct db_target own = *config->target; /* its metrics are not those of the caller's pool */
+        snprintf(name, sizeof name, "%s-kafka", config->target->name);
+        own.name = name;
+        status = db_pool_create(&own, &kafka->pool, error);
+    }
     if (status != STATUS_OK) {
         kafka_destroy(&kafka->bus);
         return status;

@@ -116,18 +116,6 @@ static void await_commit(struct kafka_reader *reader, int64_t deadline_ns)
         poll_commit(reader, 20);
 }
 
-static void commit_now(struct kafka_reader *reader)
-{
-    int64_t deadline_ns = clock_deadline_ms(LEAVE_COMMIT_MS);
-
-    if (!atomic_load(&reader->kafka->is_up))
-        return;
-    await_commit(reader, deadline_ns);
-    if (!reader->is_committing)
-        begin_commit(reader);
-    await_commit(reader, deadline_ns);
-}
-
 /* ---- positions ---- */
 
 /* A topic of other programs has as many partitions as it has. */
@@ -289,8 +277,13 @@ void bus_kafka_group_leave(struct kafka_reader *reader)
         bus_kafka_wait_ms(&reader->idle, &reader->lock, clock_ms_left(deadline_ns));
     pthread_mutex_unlock(&reader->lock);
     FAILPOINT("kafka.before_leave");
-    if (!is_lost && reader->state == READER_POSITIONED)
-        commit_now(reader);
+    if (!is_lost && reader->state == READER_POSITIONED && atomic_load(&reader->kafka->is_up)) {
+        int64_t commit_by_ns = clock_deadline_ms(LEAVE_COMMIT_MS);
+        await_commit(reader, commit_by_ns); /* the one under way, then the last one */
+        if (!reader->is_committing)
+            begin_commit(reader);
+        await_commit(reader, commit_by_ns);
+    }
     pthread_mutex_lock(&reader->lock);
     for (unsigned i = 0; i < reader->partition_count; i++)
         if (reader->partitions[i] && reader->partitions[i]->is_owned)
@@ -332,31 +325,23 @@ void bus_kafka_group_callbacks(rd_kafka_conf_t *conf)
 
 /* The broker sends the end of a partition with its messages; for paused partitions it has to be asked. All in one request for
  * times, which has a timeout: one for watermarks waits for a broker that is frozen, for each partition, and a stop waits for it. */
-static kafka_list *ask_paused_ends(struct kafka_reader *reader)
-{
-    kafka_list *list = rd_kafka_topic_partition_list_new(4);
-
-    for (unsigned i = 0; i < reader->partition_count; i++)
-        if (is_owned(reader, (int32_t)i) && reader->partitions[i]->is_paused)
-            list_add(reader, list, i, RD_KAFKA_OFFSET_END);
-    if (list->cnt > 0 && !rd_kafka_offsets_for_times(reader->rk, list, KAFKA_ASK_MS) && !list_error(list))
-        return list;
-    rd_kafka_topic_partition_list_destroy(list);
-    return NULL;
-}
-
 void bus_kafka_group_measure_lag(struct kafka_reader *reader)
 {
     if (reader->state != READER_POSITIONED || !atomic_load(&reader->kafka->is_up))
         return;
-    kafka_list *asked = ask_paused_ends(reader);
+    kafka_list *asked = rd_kafka_topic_partition_list_new(4);
     int64_t lag = 0;
+    for (unsigned i = 0; i < reader->partition_count; i++)
+        if (is_owned(reader, (int32_t)i) && reader->partitions[i]->is_paused)
+            list_add(reader, asked, i, RD_KAFKA_OFFSET_END);
+    bool is_answered =
+        asked->cnt > 0 && !rd_kafka_offsets_for_times(reader->rk, asked, KAFKA_ASK_MS) && !list_error(asked);
     for (unsigned i = 0; i < reader->partition_count; i++) {
         int64_t low, end = -1;
         if (!is_owned(reader, (int32_t)i))
             continue;
         const rd_kafka_topic_partition_t *found =
-            asked ? rd_kafka_topic_partition_list_find(asked, topic_of(reader), (int32_t)i) : NULL;
+            is_answered ? rd_kafka_topic_partition_list_find(asked, topic_of(reader), (int32_t)i) : NULL;
         if (found)
             end = found->offset;
         else if (rd_kafka_get_watermark_offsets(reader->rk, topic_of(reader), (int32_t)i, &low, &end))
@@ -366,8 +351,7 @@ void bus_kafka_group_measure_lag(struct kafka_reader *reader)
         pthread_mutex_unlock(&reader->lock);
         lag += position >= 0 && end > position ? end - position : 0;
     }
-    if (asked)
-        rd_kafka_topic_partition_list_destroy(asked);
+    rd_kafka_topic_partition_list_destroy(asked);
     metric_set(reader->consumer.lag, (double)lag);
     metric_set(reader->kafka_lag, (double)lag);
 }

@@ -175,7 +175,8 @@ void bus_kafka_topic_missing(struct kafka *kafka,
 /* The partition of a message: a dead-letter topic may have fewer than ours, one created by others as many as it has. */
 unsigned bus_kafka_topic_partition(struct kafka *kafka, const struct bus_topic_state *topic,
                                    unsigned partition);
-/* Under the lock: CONFIG when it cannot be used. One created by others is looked for from now on. */
+/* Under the lock: CONFIG when it cannot be used; is_known becomes false when it is not known yet. One created by others is looked
+ * for from now on. */
 enum status bus_kafka_topic_check(struct kafka *kafka, const struct bus_topic_state *topic, bool *is_known,
                                   struct error *error) MUST_CHECK;
 

@@ -126,14 +126,26 @@ void bus_kafka_partition_destroy(struct kafka_partition *partition)
 
 /* ---- messages: a key may be missing or any bytes, a payload may be missing, a header that is not text is left out ---- */
 
-static void read_headers(const rd_kafka_message_t *from, struct arena *arena, struct bus_message *to)
+static void read_message(const rd_kafka_message_t *from, struct str topic, struct arena *arena,
+                         struct bus_message *to)
 {
-    rd_kafka_headers_t *headers;
+    rd_kafka_timestamp_type_t type;
+    int64_t at_ms = rd_kafka_message_timestamp(from, &type);
+    rd_kafka_headers_t *headers = NULL;
+    size_t count = 0;
 
-    if (rd_kafka_message_headers(from, &headers) != RD_KAFKA_RESP_ERR_NO_ERROR)
-        return;
-    size_t count = rd_kafka_header_cnt(headers);
+    *to = (struct bus_message){
+        .topic = topic,
+        .key = from->key ? str_of(from->key, from->key_len) : STR_NONE,
+        .payload = from->payload ? str_of(from->payload, from->len) : STR(""),
+        .partition = (unsigned)from->partition,
+        .offset = from->offset,
+        .created_us = at_ms > 0 ? at_ms * 1000 : 0,
+    };
+    if (rd_kafka_message_headers(from, &headers) == RD_KAFKA_RESP_ERR_NO_ERROR)
+        count = rd_kafka_header_cnt(headers);
     struct bus_header *out = arena_alloc(arena, (count + 1) * sizeof out[0]);
+    to->headers = out;
     for (size_t i = 0; i < count; i++) {
         const char *name;
         const void *value;
@@ -144,24 +156,6 @@ static void read_headers(const rd_kafka_message_t *from, struct arena *arena, st
         if (header.name.len > 0 && str_is_text(header.name) && str_is_text(header.value))
             out[to->header_count++] = header;
     }
-    to->headers = out;
-}
-
-static void read_message(const rd_kafka_message_t *from, struct str topic, struct arena *arena,
-                         struct bus_message *to)
-{
-    rd_kafka_timestamp_type_t type;
-    int64_t at_ms = rd_kafka_message_timestamp(from, &type);
-
-    *to = (struct bus_message){
-        .topic = topic,
-        .key = from->key ? str_of(from->key, from->key_len) : STR_NONE,
-        .payload = from->payload ? str_of(from->payload, from->len) : STR(""),
-        .partition = (unsigned)from->partition,
-        .offset = from->offset,
-        .created_us = at_ms > 0 ? at_ms * 1000 : 0,
-    };
-    read_headers(from, arena, to);
 }
 
 /* ---- the job: one batch ---- */

@@ -52,19 +52,6 @@ void bus_kafka_reader_wake(struct kafka_reader *reader)
 
 /* ---- open ---- */
 
-static bool subscribe_topic(const struct kafka_reader *reader, rd_kafka_t *rk)
-{
-    rd_kafka_topic_partition_list_t *topics = rd_kafka_topic_partition_list_new(1);
-
-    rd_kafka_topic_partition_list_add(topics, reader->consumer.spec.topic, RD_KAFKA_PARTITION_UA);
-    rd_kafka_resp_err_t error = rd_kafka_subscribe(rk, topics);
-    rd_kafka_topic_partition_list_destroy(topics);
-    if (error)
-        log_error("kafka_subscribe_failed", LOG_CSTR("topic", reader->consumer.spec.topic),
-                  LOG_CSTR("error", rd_kafka_err2str(error)));
-    return !error;
-}
-
 static bool open_consumer(struct kafka_reader *reader)
 {
     const struct bus_kafka_config *config = &reader->kafka->config;
@@ -93,7 +80,13 @@ static bool open_consumer(struct kafka_reader *reader)
         bus_kafka_client_open(reader->kafka, RD_KAFKA_CONSUMER, settings, reader, bus_kafka_group_callbacks);
     if (!rk)
         return false;
-    if (!subscribe_topic(reader, rk)) {
+    rd_kafka_topic_partition_list_t *topics = rd_kafka_topic_partition_list_new(1);
+    rd_kafka_topic_partition_list_add(topics, reader->consumer.spec.topic, RD_KAFKA_PARTITION_UA);
+    rd_kafka_resp_err_t error = rd_kafka_subscribe(rk, topics);
+    rd_kafka_topic_partition_list_destroy(topics);
+    if (error) {
+        log_error("kafka_subscribe_failed", LOG_CSTR("topic", reader->consumer.spec.topic),
+                  LOG_CSTR("error", rd_kafka_err2str(error)));
         bus_kafka_client_close(rk);
         return false;
     }
@@ -199,40 +192,16 @@ static bool take_message(struct kafka_reader *reader, rd_kafka_message_t *messag
     return has_room;
 }
 
-static int poll_wait_ms(struct kafka_reader *reader)
+static void poll_once(struct kafka_reader *reader)
 {
-    int limit_ms = reader->is_committing || reader->state == READER_ASSIGNED ? ANSWER_MS : POLL_MS;
-    int due_ms = limit_ms;
+    int wait_ms = reader->is_committing || reader->state == READER_ASSIGNED ? ANSWER_MS : POLL_MS;
+    int due_ms = wait_ms;
 
     pthread_mutex_lock(&reader->lock);
     if (reader->running < reader->consumer.spec.parallel)
         due_ms = clock_ms_left(bus_kafka_partitions_due_ns(reader));
     pthread_mutex_unlock(&reader->lock);
-    return due_ms < limit_ms ? due_ms + 1 : limit_ms;
-}
-
-/* A partition that has enough is paused until it needs more. */
-static void pause_or_resume(struct kafka_reader *reader, struct kafka_partition *partition)
-{
-    pthread_mutex_lock(&reader->lock);
-    bool is_full = bus_kafka_partition_is_full(partition), is_low = bus_kafka_partition_is_low(partition);
-    pthread_mutex_unlock(&reader->lock);
-    if (partition->is_paused ? !is_low : !is_full)
-        return;
-    rd_kafka_topic_partition_list_t *one = rd_kafka_topic_partition_list_new(1);
-    rd_kafka_topic_partition_list_add(one, reader->consumer.spec.topic, (int32_t)partition->number);
-    if (partition->is_paused)
-        rd_kafka_resume_partitions(reader->rk, one);
-    else
-        rd_kafka_pause_partitions(reader->rk, one);
-    rd_kafka_topic_partition_list_destroy(one);
-    partition->is_paused = !partition->is_paused;
-}
-
-static void poll_once(struct kafka_reader *reader)
-{
-    rd_kafka_message_t *message = rd_kafka_consumer_poll(reader->rk, poll_wait_ms(reader));
-
+    rd_kafka_message_t *message = rd_kafka_consumer_poll(reader->rk, due_ms < wait_ms ? due_ms + 1 : wait_ms);
     for (int i = 1; message && take_message(reader, message) && i < MESSAGES; i++)
         message = rd_kafka_consumer_poll(reader->rk, 0);
     if (reader->state == READER_ASSIGNED)
@@ -242,9 +211,26 @@ static void poll_once(struct kafka_reader *reader)
     pthread_mutex_lock(&reader->lock);
     bus_kafka_partitions_dispatch(reader);
     pthread_mutex_unlock(&reader->lock);
-    for (unsigned i = 0; i < reader->partition_count && reader->state == READER_POSITIONED; i++)
-        if (reader->partitions[i] && reader->partitions[i]->is_owned)
-            pause_or_resume(reader, reader->partitions[i]);
+    for (unsigned i = 0; i < reader->partition_count && reader->state == READER_POSITIONED; i++) {
+        /* a partition that has enough is paused until it needs more */
+        struct kafka_partition *partition = reader->partitions[i];
+        if (!partition || !partition->is_owned)
+            continue;
+        pthread_mutex_lock(&reader->lock);
+        bool is_changed = partition->is_paused ? bus_kafka_partition_is_low(partition)
+                                               : bus_kafka_partition_is_full(partition);
+        pthread_mutex_unlock(&reader->lock);
+        if (!is_changed)
+            continue;
+        rd_kafka_topic_partition_list_t *one = rd_kafka_topic_partition_list_new(1);
+        rd_kafka_topic_partition_list_add(one, reader->consumer.spec.topic, (int32_t)i);
+        if (partition->is_paused)
+            rd_kafka_resume_partitions(reader->rk, one);
+        else
+            rd_kafka_pause_partitions(reader->rk, one);
+        rd_kafka_topic_partition_list_destroy(one);
+        partition->is_paused = !partition->is_paused;
+    }
     bus_kafka_group_commit(reader);
     if (clock_mono_ns() >= reader->lag_at_ns) {
         bus_kafka_group_measure_lag(reader);
@@ -259,25 +245,17 @@ static bool is_closing(const struct kafka_reader *reader)
     return atomic_load(&reader->kafka->phase) == KAFKA_CLOSING;
 }
 
-/* A topic of ours is created before it is read. */
-static void await_topic(struct kafka_reader *reader)
-{
-    struct kafka *kafka = reader->kafka;
-    const struct bus_topic_state *topic = reader->consumer.topic;
-
-    pthread_mutex_lock(&kafka->lock);
-    while (topic->spec.partitions > 0 && !(atomic_load(&topic->known) && atomic_load(&kafka->is_up)) &&
-           !is_closing(reader))
-        bus_kafka_wait_ms(&kafka->changed, &kafka->lock, REOPEN_MS);
-    pthread_mutex_unlock(&kafka->lock);
-}
-
 static void *run_reader(void *arg)
 {
     struct kafka_reader *reader = arg;
     struct kafka *kafka = reader->kafka;
+    const struct bus_topic_state *topic = reader->consumer.topic;
 
-    await_topic(reader);
+    pthread_mutex_lock(&kafka->lock); /* a topic of ours is created before it is read */
+    while (topic->spec.partitions > 0 && !(atomic_load(&topic->known) && atomic_load(&kafka->is_up)) &&
+           !is_closing(reader))
+        bus_kafka_wait_ms(&kafka->changed, &kafka->lock, REOPEN_MS);
+    pthread_mutex_unlock(&kafka->lock);
     while (!is_closing(reader)) {
         if (reader->state == READER_CLOSED && !open_consumer(reader)) {
             pthread_mutex_lock(&kafka->lock);

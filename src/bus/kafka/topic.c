@@ -46,7 +46,7 @@ enum status bus_kafka_topic_check(struct kafka *kafka, const struct bus_topic_st
 {
     struct kafka_topic *there = topic_of(kafka, topic);
 
-    *is_known = atomic_load(&topic->known);
+    *is_known &= atomic_load(&topic->known);
     if (topic->spec.partitions == 0 && !atomic_exchange(&there->is_wanted, true))
         wake_locked(kafka);
     return there->fault[0] ? error_set(error, STATUS_CONFIG, "%s", there->fault) : STATUS_OK;
@@ -239,27 +239,23 @@ static void set_up(struct kafka *kafka, bool is_up)
         log_warn("kafka_down", LOG_CSTR("brokers", kafka->config.brokers));
 }
 
-/* False: it has to run again soon. */
-static bool check_topics(struct kafka *kafka, rd_kafka_t *rk)
-{
-    forget_missing(kafka);
-    bool is_up = look(kafka, rk);
-    set_up(kafka, is_up);
-    forget_missing(kafka);
-    if (!is_up || !is_any_unknown(kafka))
-        return is_up;
-    create_topics(kafka, rk);
-    return look(kafka, rk) && !is_any_unknown(kafka);
-}
-
 int64_t bus_kafka_upkeep_step(struct task *task, void *context)
 {
     struct kafka *kafka = context;
     struct kafka_producer *producer = bus_kafka_producer_acquire(kafka);
-    bool is_good = producer && check_topics(kafka, producer->rk);
+    bool is_good = false;
 
-    if (producer)
+    if (producer) {
+        forget_missing(kafka);
+        is_good = look(kafka, producer->rk);
+        set_up(kafka, is_good);
+        forget_missing(kafka);
+        if (is_good && is_any_unknown(kafka)) {
+            create_topics(kafka, producer->rk);
+            is_good = look(kafka, producer->rk) && !is_any_unknown(kafka);
+        }
         bus_kafka_producer_release(kafka, producer);
+    }
     if (is_good)
         return TASK_MS(EVERY_MS);
     int64_t delay_ns = task_retry(task);
