@@ -172,9 +172,11 @@ struct db_shelf; /* idle connections whose sessions have the same settings */
 struct db_shelf *db_shelf_ref(struct db_server *server, const struct db_parsed *parsed);
 void db_shelf_unref(struct db_shelf *shelf);           /* the last one closes what lies there */
 struct db_conn *db_shelf_take(struct db_shelf *shelf); /* the last one put there; NULL: none */
-/* Without one there: the right to open one (NULL), to be followed by db_shelf_closed() when that fails or ends, unless
- * another user gives one back meanwhile. May wait a moment. */
+/* Without one there: the right to open one (NULL), to be followed by db_shelf_opened(), unless another user gives one back
+ * meanwhile. May wait until then. */
 struct db_conn *db_shelf_open(struct db_shelf *shelf, int64_t deadline_ns);
+void db_shelf_opened(struct db_shelf *shelf,
+                     bool is_open); /* is_open: db_shelf_closed() follows when it is closed */
 void db_shelf_closed(struct db_shelf *shelf);
 void db_shelf_lend(struct db_shelf *shelf, struct db_conn *conn); /* the caller has it from now on */
 void db_shelf_put(struct db_shelf *shelf, struct db_conn *conn);

@@ -312,8 +312,7 @@ static enum status open_conn(struct db_pool *pool, bool is_long, int64_t deadlin
     struct error own = {0};
     int64_t given_ms = clock_ms_left(deadline_ns);
     enum status status = db_conn_open(pool, &pool->parsed, deadline_ns, conn, &own);
-    if (status != STATUS_OK)
-        db_shelf_closed(pool->shelf);
+    db_shelf_opened(pool->shelf, status == STATUS_OK);
 
     pthread_mutex_lock(&pool->lock);
     if (status == STATUS_OK)

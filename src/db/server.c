@@ -16,7 +16,8 @@ enum {
     KEPT_IDLE = 2,         /* of a shelf: these stay for the pool's idle_timeout_ms … */
     SPARE_IDLE_MS = 10000, /* … and the others for this long */
     OPENED_AT_ONCE = 4,    /* of a shelf that pools share: past these, opening another one … */
-    RETURN_MS = 10,        /* … waits this long for one in use */
+    RETURN_MS = 10,        /* … waits this long for one in use … */
+    OPENING_MAX = 2,       /* … and until fewer than these are being opened: a start does not open dozens */
 };
 
 struct db_shelf {
@@ -32,6 +33,7 @@ struct db_shelf {
     struct db_conn *idle; /* most recently used first */
     unsigned count;       /* of them */
     unsigned opened;      /* connections that are idle, in use or being opened */
+    unsigned opening;     /* of them, being opened */
     /* The server has not crashed in between. A connection that answered after it was lent was open from its opening till
      * then; such times that overlap are one. */
     int64_t uncrashed_from_ns, uncrashed_to_ns;
@@ -180,20 +182,30 @@ struct db_conn *db_shelf_take(struct db_shelf *shelf)
 
 struct db_conn *db_shelf_open(struct db_shelf *shelf, int64_t deadline_ns)
 {
-    int64_t until_ns = clock_deadline_ms(RETURN_MS);
-    bool in_time = true;
+    int64_t return_ns = clock_deadline_ms(RETURN_MS);
 
-    if (until_ns > deadline_ns)
-        until_ns = deadline_ns;
     pthread_mutex_lock(&shelf->lock);
     struct db_conn *conn = pop(shelf);
-    while (!conn && in_time && shelf->server && shelf->opened >= OPENED_AT_ONCE) {
-        in_time = clock_cond_wait(&shelf->returned, &shelf->lock, until_ns);
+    while (!conn && shelf->server && shelf->opened >= OPENED_AT_ONCE) {
+        int64_t until_ns = shelf->opening < OPENING_MAX && return_ns < deadline_ns ? return_ns : deadline_ns;
+        if (clock_mono_ns() >= until_ns)
+            break;
+        clock_cond_wait(&shelf->returned, &shelf->lock, until_ns);
         conn = pop(shelf);
     }
     shelf->opened += !conn;
+    shelf->opening += !conn;
     pthread_mutex_unlock(&shelf->lock);
     return conn;
+}
+
+void db_shelf_opened(struct db_shelf *shelf, bool is_open)
+{
+    pthread_mutex_lock(&shelf->lock);
+    shelf->opening--;
+    shelf->opened -= !is_open;
+    pthread_cond_broadcast(&shelf->returned); /* the next one may be opened */
+    pthread_mutex_unlock(&shelf->lock);
 }
 
 void db_shelf_closed(struct db_shelf *shelf)

@@ -45,14 +45,17 @@ static enum status prepare_schema(const struct kernel_site *site, struct db_pool
                                   const struct kernel_schema *schema, int64_t deadline_ns,
                                   struct error *error)
 {
-    unsigned count = 0;
-    enum status status = (site->migrates ? db_migrate : db_migrate_check)(
-        pool, schema->module, schema->migrations, deadline_ns, &count, error);
-    if (status != STATUS_OK || count == 0)
+    unsigned missing = 0, count = 0;
+    enum status status =
+        db_migrate_check(pool, schema->module, schema->migrations, deadline_ns, &missing, error);
+    if (status != STATUS_OK || missing == 0)
         return status;
     if (!site->migrates)
         return error_set(error, STATUS_CONFIG, "migration %u of %s is not applied: run `freshet migrate`",
-                         count, schema->module);
+                         missing, schema->module);
+    status = db_migrate(pool, schema->module, schema->migrations, deadline_ns, &count, error);
+    if (status != STATUS_OK || count == 0) /* 0: another process was quicker */
+        return status;
     log_info("schema_migrated", LOG_CSTR("database", site->target.name), LOG_CSTR("module", schema->module),
              LOG_INT("applied", count));
     return STATUS_OK;

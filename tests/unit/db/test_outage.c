@@ -2,6 +2,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <time.h>
 
 #include "server_tests.h"
@@ -169,6 +170,61 @@ static void test_a_connection_of_another_pool_instead_of_the_probe(void **state)
     db_servers_destroy(servers);
 }
 
+static unsigned count_sockets(void)
+{
+    unsigned count = 0;
+    struct stat stat;
+
+    for (int fd = 0; fd < 1024; fd++)
+        count += fstat(fd, &stat) == 0 && S_ISSOCK(stat.st_mode);
+    return count;
+}
+
+static void *acquire_once(void *pool)
+{
+    db_release(test_acquire(pool));
+    return NULL;
+}
+
+/* C10: as at the start of a process, when many pools have work at once and the server is slow. */
+static void test_many_pools_do_not_open_connections_all_at_once(void **state)
+{
+    (void)state;
+    enum { BUSY = 4, POOLS = 8, OPENED_AT_ONCE_MAX = 2 };
+    struct db_target target = pg_fixture_target();
+    struct db_server *servers = NULL;
+    struct db_pool *busy_pool, *pools[POOLS];
+    struct db_conn *busy[BUSY];
+    pthread_t threads[POOLS];
+    target.connections_max = BUSY;
+    target.connect_timeout_ms = PATIENCE_MS;
+    target.server = db_server_find(&servers, &target);
+    assert_ok(db_pool_create(&target, &busy_pool, NULL));
+    for (int i = 0; i < BUSY; i++)
+        busy[i] = acquire_working(busy_pool);
+    unsigned before = count_sockets();
+    pg_fixture_freeze(0);
+    for (int i = 0; i < POOLS; i++) {
+        assert_ok(db_pool_create(&target, &pools[i], NULL));
+        pthread_create(&threads[i], NULL, acquire_once, pools[i]);
+    }
+    int64_t until = clock_deadline_ms(PATIENCE_MS);
+    while (count_sockets() == before && clock_mono_ns() < until)
+        nanosleep(&(struct timespec){.tv_nsec = CLOCK_NS_PER_MS}, NULL);
+    nanosleep(&(struct timespec){.tv_nsec = 100 * CLOCK_NS_PER_MS}, NULL);
+    unsigned opened = count_sockets() - before;
+    pg_fixture_thaw(0);
+    for (int i = 0; i < POOLS; i++) {
+        pthread_join(threads[i], NULL);
+        db_pool_destroy(pools[i]);
+    }
+    assert_in_range(opened, 1, OPENED_AT_ONCE_MAX);
+    for (int i = 0; i < BUSY; i++)
+        db_release(busy[i]);
+    db_pool_destroy(busy_pool);
+    db_servers_destroy(servers);
+}
+
 static void on_notice(void *context, struct str channel, struct str payload)
 {
     (void)channel;
@@ -224,6 +280,7 @@ int run_outage_tests(void)
         cmocka_unit_test(test_a_killed_backend_is_DB_DOWN_and_the_server_comes_back),
         cmocka_unit_test(test_a_dead_server_is_refused_at_once_until_it_is_back),
         cmocka_unit_test(test_a_connection_of_another_pool_instead_of_the_probe),
+        cmocka_unit_test(test_many_pools_do_not_open_connections_all_at_once),
         cmocka_unit_test(test_the_listener_finds_a_restarted_server),
     };
     return cmocka_run_group_tests_name("outage", tests, NULL, NULL);
