@@ -94,15 +94,17 @@ def hold_settling(database):
     return connection
 
 
-def test_what_was_told_and_not_marked_is_told_again_after_a_kill(relay, refdata_db):
+def test_published_events_that_were_not_marked_are_published_again_after_a_kill(relay, refdata_db):
     """O1: kill -9 between publish and finalize."""
     holder = hold_settling(refdata_db)
     leave(refdata_db, "D", 1, 3)
     first = relay()
     eventually(lambda: versions(refdata_db, "D") == [1, 2, 3])
+    waiting = "from pg_stat_activity where datname = current_database() and wait_event = 'advisory'"
+    eventually(lambda: refdata_db.value(f"select count(*) {waiting}") > 0)  # the statement that marks them has arrived
     first.kill()
-    refdata_db.query("select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database()"
-                     " and wait_event = 'advisory'")
+    refdata_db.query(f"select pg_terminate_backend(pid) {waiting}")
+    eventually(lambda: refdata_db.value(f"select count(*) {waiting}") == 0)
     holder.close()
     assert live(refdata_db) == 3
     refdata_db.query("update refdata.outbox_event set locked_until = now()")  # as if it had been dead for that long

@@ -232,9 +232,33 @@ test_cost() {
     test_pytest cost release cost -n 2 --dist loadfile
 }
 
+# The servers' data lie in memory where there is plenty: tests create databases by the hundred, and on a disk most of that is
+# time of the file system. What tests write themselves stays on the disk, to be looked at.
+test_folder() {
+    local free
+    free=$(df --output=avail -B 1G /dev/shm 2>/dev/null | tail -n 1)
+    if [ -n "${TMPDIR:-}" ] || [ "${free:-0}" -lt 8 ] || [ "$(awk '/^MemAvailable/ { print int($2 / 1048576) }' /proc/meminfo)" -lt 8 ]; then
+        return
+    fi
+    TMPDIR=$(mktemp -d /dev/shm/freshet-test-XXXXXX)
+    chmod 1777 "$TMPDIR"
+    export TMPDIR PYTEST_DEBUG_TEMPROOT=/tmp
+    TEST_FOLDER=$TMPDIR
+}
+
+# Ends what runs; the folder goes with the shell that made it.
+test_end() {
+    # shellcheck disable=SC2046 # several
+    kill $(jobs -p) 2>/dev/null || true
+    wait
+    if [ -n "${TEST_FOLDER:-}" ] && [ "$BASHPID" = "$$" ]; then
+        rm -rf "$TEST_FOLDER"
+    fi
+}
+
 # Nothing stays behind when the run is broken off. A lane is a shell of its own and has to say so itself.
 test_traps() {
-    trap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT
+    trap test_end EXIT
     trap 'exit 130' INT
     trap 'exit 143' TERM HUP
 }
@@ -315,6 +339,7 @@ test_command() {
     : >"$VAR/test/unsteady"
     TEST_SINCE=$SECONDS
     test_traps
+    test_folder
     TEST_ALL=0
     TEST_AGAIN=0
     if [ $# -eq 0 ]; then

@@ -8,9 +8,11 @@ import glob
 import itertools
 import os
 import secrets
+import select
 import shutil
 import subprocess
 import tempfile
+import threading
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -65,6 +67,7 @@ class PostgresServer:
         self.password = secrets.token_hex(16)
         self.port = None
         self._names = itertools.count(1)
+        self._kept = KeptConnections(self.url)
         try:
             self._initdb()
         except BaseException:
@@ -77,7 +80,8 @@ class PostgresServer:
         if os.geteuid() == 0:
             shutil.chown(password_file, "postgres", "postgres")
         password_file.chmod(0o600)
-        run_as_owner(bin_dir() / "initdb", "-D", self.data, "-U", "freshet", "--auth=scram-sha-256",
+        # Not scram-sha-256, as ./dev run has it: that takes 10 ms of CPU for each connection, and tests open many.
+        run_as_owner(bin_dir() / "initdb", "-D", self.data, "-U", "freshet", "--auth=md5",
                      f"--pwfile={password_file}", "--encoding=UTF8", "--locale=C.UTF-8", "--no-sync",
                      check=True, stdout=subprocess.DEVNULL)
         password_file.unlink()
@@ -106,6 +110,7 @@ class PostgresServer:
         self.start()
 
     def destroy(self):
+        self._kept.close()
         with contextlib.suppress(RuntimeError):
             self.stop("immediate")
         shutil.rmtree(self.home, ignore_errors=True)
@@ -113,11 +118,8 @@ class PostgresServer:
     def url(self, database="postgres"):
         return f"postgresql://freshet:{self.password}@127.0.0.1:{self.port}/{database}"
 
-    def execute(self, sql, database="postgres"):
-        with contextlib.closing(psycopg2.connect(self.url(database))) as connection:
-            connection.autocommit = True
-            with connection.cursor() as cursor:
-                cursor.execute(sql)
+    def execute(self, sql):
+        self._kept.execute(sql)
 
     def create_database(self, template="template1"):
         """A fresh copy of the template database (which nobody may be connected to)."""
@@ -131,6 +133,7 @@ class Database:
 
     def __init__(self, server, name):
         self.server, self.name = server, name
+        self._kept = KeptConnections(lambda: self.url)
 
     @property
     def url(self):
@@ -156,9 +159,7 @@ class Database:
 
     def query(self, sql, args=None):
         """Runs one statement (or several without arguments); returns the last one's rows, if any."""
-        with contextlib.closing(self.connect()) as connection, connection.cursor() as cursor:
-            cursor.execute(sql, args)
-            return cursor.fetchall() if cursor.description else None
+        return self._kept.execute(sql, args)
 
     def value(self, sql, args=None):
         return self.query(sql, args)[0][0]
@@ -167,7 +168,39 @@ class Database:
         self.query(Path(path).read_text(encoding="utf-8"))
 
     def drop(self):
+        self._kept.close()
         self.server.execute(f'DROP DATABASE IF EXISTS "{self.name}" WITH (FORCE)')
+
+
+class KeptConnections:
+    """A connection of each thread, in autocommit: a new one costs more than most statements."""
+
+    def __init__(self, url):
+        self.url, self.of_thread, self.all = url, threading.local(), []
+
+    def execute(self, sql, args=None):
+        """Runs one statement (or several without arguments); returns the last one's rows, if any."""
+        connection = getattr(self.of_thread, "connection", None)
+        if connection is None or not self._is_usable(connection):
+            connection = self.of_thread.connection = psycopg2.connect(self.url())
+            connection.autocommit = True
+            self.all.append(connection)
+        with connection.cursor() as cursor:
+            cursor.execute(sql, args)
+            return cursor.fetchall() if cursor.description else None
+
+    def close(self):
+        while self.all:
+            self.all.pop().close()
+
+    @staticmethod
+    def _is_usable(connection):
+        """An idle connection that can be read was ended by the server."""
+        if connection.closed:
+            return False
+        poll = select.poll()
+        poll.register(connection, select.POLLIN)
+        return not poll.poll(0)
 
 
 def cluster_processes(server):

@@ -71,7 +71,9 @@ static void make_cluster(void)
     char data[96];
     int status = 0;
 
-    snprintf(fixture.directory, sizeof fixture.directory, "/tmp/freshet-pg-XXXXXX");
+    const char *parent = getenv("TMPDIR");
+    snprintf(fixture.directory, sizeof fixture.directory, "%s/freshet-pg-XXXXXX",
+             parent && strlen(parent) <= 40 ? parent : "/tmp"); /* a socket's path is short */
     if (!mkdtemp(fixture.directory))
         die("no temporary directory");
     const struct passwd *user = getuid() == 0 ? getpwnam("postgres") : NULL;
