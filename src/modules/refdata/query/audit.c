@@ -44,7 +44,7 @@ static void free_job(struct audit_job *job)
 
 static void repair(struct refdata_holding *holding, int64_t version)
 {
-    refdata_metrics_mismatch(holding);
+    refdata_metrics_count(REFDATA_MISMATCHES, holding->code);
     log_error("dictionary_digest_mismatch", LOG_STR("tenantId", holding->tenant),
               LOG_STR("dictCode", holding->code), LOG_INT("version", version),
               LOG_CSTR("meaning",

@@ -192,7 +192,7 @@ static void read_from_primary(struct refdata_holding *holding, const struct refd
     struct refdata *refdata = holding->refdata;
     struct keys_question *question = memory_alloc(sizeof *question);
     *question = (struct keys_question){refdata, holding->dictionary, deciding->ref, deciding->version};
-    refdata_metrics_fallback(holding);
+    refdata_metrics_count(REFDATA_FALLBACK_READS, holding->code);
     if (refdata_primary_ask(refdata, holding->dictionary, holding->tenant,
                             str_of(deciding->keys, deciding->keys_len), on_keys, question))
         return;

@@ -25,51 +25,36 @@ enum { VERSION, LISTED, KEY };
 void refdata_delta_begin(struct refdata_delta *delta, struct arena *arena, int64_t from, size_t rows_max)
 {
     *delta = (struct refdata_delta){.arena = arena, .change = {.from = from, .to = from}};
-    delta->change.versions = arena_alloc(arena, (rows_max + 1) * sizeof(struct refdata_version_keys));
-    delta->keys = arena_alloc(arena, (rows_max + 1) * sizeof(struct str));
+    delta->change.keys = arena_alloc(arena, (rows_max + 1) * sizeof(struct str));
 }
 
 void refdata_delta_take(struct refdata_delta *delta, int64_t version, bool listed, struct str key)
 {
     struct refdata_change *change = &delta->change;
-    struct refdata_version_keys *versions = (struct refdata_version_keys *)change->versions;
-    if (version == change->to + 1) {
-        versions[change->version_count++] =
-            (struct refdata_version_keys){.version = version, .keys = delta->keys + delta->key_count};
+    if (version == change->to + 1)
         change->to = version;
-    }
-    if (!listed || version != change->to || change->version_count == 0)
+    if (!listed || version != change->to || change->to == change->from)
         delta->broken = true;
-    if (delta->broken || !key.ptr)
-        return;
-    delta->keys[delta->key_count++] = arena_str(delta->arena, key);
-    versions[change->version_count - 1].key_count++;
+    if (!delta->broken && key.ptr)
+        change->keys[change->key_count++] = arena_str(delta->arena, key);
 }
 
-bool refdata_delta_end(struct refdata_delta *delta, int64_t committed)
-{
-    delta->broken |= delta->change.to != committed;
-    return !delta->broken;
-}
-
-static int by_bytes(const void *a, const void *b)
+static int compare_keys(const void *a, const void *b)
 {
     return str_compare(*(const struct str *)a, *(const struct str *)b);
 }
 
-size_t refdata_delta_keys(const struct refdata_delta *delta, struct str **keys)
+bool refdata_delta_end(struct refdata_delta *delta, int64_t committed)
 {
+    struct refdata_change *change = &delta->change;
     size_t kept = 0;
-    struct str *all = arena_alloc(delta->arena, (delta->key_count + 1) * sizeof *all);
-    *keys = all;
-    if (delta->key_count == 0)
-        return 0;
-    memcpy(all, delta->keys, delta->key_count * sizeof *all);
-    qsort(all, delta->key_count, sizeof *all, by_bytes);
-    for (size_t i = 1; i < delta->key_count; i++)
-        if (!str_eq(all[kept], all[i]))
-            all[++kept] = all[i];
-    return kept + 1;
+    delta->broken |= change->to != committed;
+    qsort(change->keys, change->key_count, sizeof *change->keys, compare_keys);
+    for (size_t i = 0; i < change->key_count; i++)
+        if (!kept || !str_eq(change->keys[kept - 1], change->keys[i]))
+            change->keys[kept++] = change->keys[i];
+    change->key_count = kept;
+    return !delta->broken;
 }
 
 /* ---- asking ---- */
@@ -99,67 +84,57 @@ bool refdata_delta_read(const struct refdata_load *load, const struct db_result 
         refdata_delta_take(delta, db_result_i64(answer, i, VERSION),
                            str_eq(db_result_str(answer, i, LISTED), STR("t")),
                            db_result_is_null(answer, i, KEY) ? STR_NONE : db_result_str(answer, i, KEY));
-    return refdata_delta_end(delta, committed) && delta->change.version_count <= VERSIONS_MAX;
+    return refdata_delta_end(delta, committed) && delta->change.to - delta->change.from <= VERSIONS_MAX;
 }
 
 /* ---- building ---- */
 
-/* Those of the keys that are there, as a snapshot of their own: so that what a loadKeysSql gives beside them is seen. */
-static enum status find_keys(const struct refdata_load *load, const struct str *keys, size_t count,
-                             struct db_conn *conn, int64_t deadline_ns, struct cache_snapshot **found,
-                             struct error *error)
+static struct cache_builder *new_builder(const struct refdata_load *load, struct cache_snapshot *base)
 {
-    struct cache_builder *builder = cache_builder_create(NULL, load->memory_max);
+    struct cache_builder *builder = cache_builder_create(base, load->memory_max);
     cache_builder_limit_payloads(builder, load->payload_bytes_max);
-    struct buf array;
-    buf_init(&array);
-    db_array_begin(&array);
-    for (size_t i = 0; i < count; i++)
-        db_array_put(&array, keys[i]);
-    db_array_end(&array);
-    enum status status = STATUS_OK;
-    if (count)
-        status = refdata_provider_load(load->dictionary, load->tenant, buf_str(&array), conn, deadline_ns,
-                                       builder, error);
-    buf_deinit(&array);
-    if (status == STATUS_OK)
-        *found = cache_builder_finish(builder, 0);
-    else
-        cache_builder_abandon(builder);
-    return status;
+    return builder;
 }
 
-/* False when what was found is not what was asked for, or does not fit: then only everything is sure to be right. */
-static bool put_found(struct cache_builder *builder, const struct str *keys, size_t count,
-                      const struct cache_snapshot *found)
-{
-    uint64_t taken = 0;
-    for (size_t i = 0; i < count; i++) {
-        const struct cache_record *record = cache_find(found, keys[i]);
-        if (!record)
-            cache_builder_delete(builder, keys[i]);
-        else if (cache_builder_put(builder, keys[i], cache_record_payload(record), NULL) != STATUS_OK)
-            return false;
-        taken += record != NULL;
-    }
-    return taken == cache_snapshot_info(found)->item_count;
-}
-
-enum status refdata_delta_build(const struct refdata_load *load, const struct refdata_delta *delta,
+enum status refdata_delta_build(const struct refdata_load *load, const struct refdata_change *change,
                                 struct db_conn *conn, int64_t deadline_ns, struct cache_snapshot **snapshot,
                                 struct error *error)
 {
-    struct cache_snapshot *found = NULL;
-    struct str *keys;
-    size_t count = refdata_delta_keys(delta, &keys);
-    enum status status = find_keys(load, keys, count, conn, deadline_ns, &found, error);
+    enum status status = STATUS_OK;
     *snapshot = NULL;
-    if (status != STATUS_OK)
+    /* Those of the keys that are there, as a snapshot of their own: so that what a loadKeysSql gives beside them is seen. */
+    struct cache_builder *builder = new_builder(load, NULL);
+    if (change->key_count) {
+        struct buf array;
+        buf_init(&array);
+        db_array_begin(&array);
+        for (size_t i = 0; i < change->key_count; i++)
+            db_array_put(&array, change->keys[i]);
+        db_array_end(&array);
+        status = refdata_provider_load(load->dictionary, load->tenant, buf_str(&array), conn, deadline_ns,
+                                       builder, error);
+        buf_deinit(&array);
+    }
+    if (status != STATUS_OK) {
+        cache_builder_abandon(builder);
         return status;
-    struct cache_builder *builder = cache_builder_create(load->base, load->memory_max);
-    cache_builder_limit_payloads(builder, load->payload_bytes_max);
-    if (put_found(builder, keys, count, found))
-        *snapshot = cache_builder_finish(builder, delta->change.to);
+    }
+    struct cache_snapshot *found = cache_builder_finish(builder, 0);
+    uint64_t taken = 0;
+    bool fits = true;
+    builder = new_builder(load, load->base);
+    for (size_t i = 0; i < change->key_count && fits; i++) {
+        const struct cache_record *record = cache_find(found, change->keys[i]);
+        if (record)
+            fits =
+                cache_builder_put(builder, change->keys[i], cache_record_payload(record), NULL) == STATUS_OK;
+        else
+            cache_builder_delete(builder, change->keys[i]);
+        taken += record != NULL;
+    }
+    /* What was found is not what was asked for, or does not fit: then only everything is sure to be right. */
+    if (fits && taken == cache_snapshot_info(found)->item_count)
+        *snapshot = cache_builder_finish(builder, change->to);
     else
         cache_builder_abandon(builder);
     cache_snapshot_unref(found);

@@ -9,10 +9,8 @@
 
 struct refdata_delta {
     struct arena *arena;
-    struct refdata_change change; /* its arrays are in the arena */
-    struct str *keys;             /* of all versions, in the order they came */
-    size_t key_count;
-    bool broken; /* a version is missing, out of order or without its keys */
+    struct refdata_change change; /* its keys are in the arena: until the end in the order they came */
+    bool broken;                  /* a version is missing, out of order or without its keys */
 };
 
 /* ---- gathering: no database here ---- */
@@ -21,8 +19,6 @@ void refdata_delta_begin(struct refdata_delta *delta, struct arena *arena, int64
 void refdata_delta_take(struct refdata_delta *delta, int64_t version, bool listed, struct str key);
 /* Are these all versions up to `committed`? */
 bool refdata_delta_end(struct refdata_delta *delta, int64_t committed);
-/* Each key once, sorted; in the arena. */
-size_t refdata_delta_keys(const struct refdata_delta *delta, struct str **keys);
 
 /* ---- on a worker, inside the load's transaction ---- */
 /* Adds the question to a pipeline. */
@@ -31,7 +27,7 @@ void refdata_delta_ask(const struct refdata_load *load, struct db_conn *conn);
 bool refdata_delta_read(const struct refdata_load *load, const struct db_result *answer, int64_t committed,
                         struct refdata_delta *delta);
 /* Loads the keys and builds on load->base. *snapshot NULL with STATUS_OK: a full load is due after all. */
-enum status refdata_delta_build(const struct refdata_load *load, const struct refdata_delta *delta,
+enum status refdata_delta_build(const struct refdata_load *load, const struct refdata_change *change,
                                 struct db_conn *conn, int64_t deadline_ns, struct cache_snapshot **snapshot,
                                 struct error *error) MUST_CHECK;
 

@@ -185,7 +185,7 @@ static void on_batch(void *context, struct bus_batch *batch)
         }
         if (message->offset < 0)
             continue; /* a hint: it is counted when it comes from the stream */
-        refdata_metrics_unreadable(database);
+        refdata_metrics_count(REFDATA_UNREADABLE, database);
         log_warn("invalidation_unreadable", LOG_STR("database", database),
                  LOG_INT("partition", message->partition), LOG_INT("offset", message->offset));
     }

@@ -1,10 +1,13 @@
-/* GET …/items/{key} (R3) and GET …/items?keys= (R4). */
+/* GET …/items/{key} (R3), GET …/items?keys= (R4) and GET …/version (R6). */
 #include "base/buf.h"
+#include "base/clock.h"
 #include "base/json.h"
 #include "modules/refdata/query/barrier.h"
 #include "modules/refdata/query/reading.h"
 
 enum { KEYS_MAX = 1000, KEY_BYTES_MAX = 1024 };
+
+static const char *const no_query[] = {NULL};
 
 static enum status check_key(struct str key, const char *field, struct error *error)
 {
@@ -14,23 +17,14 @@ static enum status check_key(struct str key, const char *field, struct error *er
     return STATUS_OK;
 }
 
-static void send_missing(struct http_request *request, const struct refdata_reading *reading)
-{
-    struct error error;
-    error_set(&error, STATUS_ITEM_NOT_FOUND, "there is no item with this key");
-    http_send_error_with(request, &error, refdata_reading_headers(reading), STR_NONE);
-}
-
 void refdata_get_item(struct http_request *request)
 {
     struct refdata_reading reading;
     struct error error;
     struct str key, etag;
-    if (!refdata_reading_begin(request, &reading))
+    if (!refdata_reading_begin(request, no_query, &reading))
         return;
-    static const char *const no_query[] = {NULL};
-    if (http_request_query_only(request, no_query, &error) != STATUS_OK ||
-        http_request_param(request, "key", &key, &error) != STATUS_OK ||
+    if (http_request_param(request, "key", &key, &error) != STATUS_OK ||
         check_key(key, "key", &error) != STATUS_OK) {
         http_send_error(request, &error);
         return;
@@ -39,7 +33,8 @@ void refdata_get_item(struct http_request *request)
         return;
     const struct cache_record *record = cache_find(reading.snapshot, key);
     if (!record) {
-        send_missing(request, &reading);
+        error_set(&error, STATUS_ITEM_NOT_FOUND, "there is no item with this key");
+        http_send_error_with(request, &error, refdata_reading_headers(&reading), STR_NONE);
         return;
     }
     refdata_reading_tag(&reading, cache_record_tag(record), &etag);
@@ -58,54 +53,36 @@ struct asked {
     size_t count;
 };
 
-/* Is there another key after this one? */
-static bool take_until_comma(struct str *rest, struct str *part)
-{
-    const char *comma = memchr(rest->ptr, ',', rest->len);
-    *part = *rest;
-    if (!comma)
-        return false;
-    part->len = (size_t)(comma - rest->ptr);
-    *rest = str_of(comma + 1, rest->len - part->len - 1);
-    return true;
-}
-
 /* The list is split before it is decoded, so that a comma inside a key can be written %2C. */
-static enum status split_keys(struct http_request *request, struct str raw, struct asked *asked,
-                              struct error *error)
+static enum status read_keys(struct http_request *request, struct asked *asked, struct error *error)
 {
+    bool found = false;
+    struct str raw;
+    enum status status = http_request_query_raw(request, STR("keys"), &found, &raw, error);
+    if (status != STATUS_OK)
+        return status;
+    if (!found || raw.len == 0)
+        return error_set_field(error, STATUS_BAD_REQUEST, "keys", "name the keys: ?keys=k1,k2");
     bool encoded = memchr(raw.ptr, '%', raw.len) || memchr(raw.ptr, '+', raw.len);
-    bool more = true;
+    const char *comma = raw.ptr;
     size_t most = raw.len / 2 + 1; /* a key has at least one byte, and a comma after it */
     asked->keys = arena_alloc(request->arena, (most < KEYS_MAX ? most : KEYS_MAX) * sizeof *asked->keys);
-    for (asked->count = 0; more; asked->count++) {
+    for (asked->count = 0; comma; asked->count++) {
         if (asked->count == KEYS_MAX)
             return error_set_field(error, STATUS_BAD_REQUEST, "keys", "at most %d keys at once", KEYS_MAX);
         struct str *key = &asked->keys[asked->count];
-        more = take_until_comma(&raw, key);
-        enum status status =
-            encoded ? http_percent_decode(*key, true, request->arena, "keys", key, error) : STATUS_OK;
+        comma = memchr(raw.ptr, ',', raw.len);
+        *key = comma ? str_of(raw.ptr, (size_t)(comma - raw.ptr)) : raw;
+        if (comma)
+            raw = str_of(comma + 1, raw.len - key->len - 1);
+        if (encoded)
+            status = http_percent_decode(*key, true, request->arena, "keys", key, error);
         if (status == STATUS_OK)
             status = check_key(*key, "keys", error);
         if (status != STATUS_OK)
             return status;
     }
     return STATUS_OK;
-}
-
-static enum status read_keys(struct http_request *request, struct asked *asked, struct error *error)
-{
-    static const char *const known[] = {"keys", NULL};
-    bool found = false;
-    struct str raw;
-    enum status status = http_request_query_only(request, known, error);
-    if (status == STATUS_OK)
-        status = http_request_query_raw(request, STR("keys"), &found, &raw, error);
-    if (status != STATUS_OK)
-        return status;
-    if (!found || raw.len == 0)
-        return error_set_field(error, STATUS_BAD_REQUEST, "keys", "name the keys: ?keys=k1,k2");
-    return split_keys(request, raw, asked, error);
 }
 
 static void put_part(struct refdata_parts *parts, struct str part)
@@ -115,38 +92,13 @@ static void put_part(struct refdata_parts *parts, struct str part)
 }
 
 /* {"version":7,"items":[ … ],"missing":[ … ]}: bodies in the order asked, all of one version. */
-static void put_answer(struct http_request *request, const struct refdata_reading *reading,
-                       const struct asked *asked, const struct cache_record **records,
-                       struct refdata_parts *parts)
-{
-    struct buf missing;
-    buf_init(&missing);
-    put_part(parts, arena_printf(request->arena, "{\"version\":%lld,\"items\":[",
-                                 (long long)reading->info->version));
-    bool first = true;
-    for (size_t i = 0; i < asked->count; i++) {
-        if (records[i]) {
-            if (!first)
-                put_part(parts, STR(","));
-            put_part(parts, cache_record_body(records[i]));
-            first = false;
-        } else {
-            buf_put_str(&missing, buf_len(&missing) ? STR(",") : STR_NONE);
-            json_put_string(&missing, asked->keys[i]);
-        }
-    }
-    put_part(parts, STR("],\"missing\":["));
-    put_part(parts, arena_str(request->arena, buf_str(&missing)));
-    put_part(parts, STR("]}"));
-    buf_deinit(&missing);
-}
-
 void refdata_get_items(struct http_request *request)
 {
+    static const char *const known[] = {"keys", NULL};
     struct refdata_reading reading;
     struct error error;
     struct asked asked = {0};
-    if (!refdata_reading_begin(request, &reading))
+    if (!refdata_reading_begin(request, known, &reading))
         return;
     if (read_keys(request, &asked, &error) != STATUS_OK) {
         http_send_error(request, &error);
@@ -158,6 +110,52 @@ void refdata_get_items(struct http_request *request)
     cache_find_many(reading.snapshot, asked.keys, asked.count, records);
     struct refdata_parts parts = {
         .parts = arena_alloc(request->arena, (2 * asked.count + 4) * sizeof(struct str))};
-    put_answer(request, &reading, &asked, records, &parts);
+    struct buf missing;
+    bool first = true;
+    buf_init(&missing);
+    put_part(&parts,
+             arena_printf(request->arena, "{\"version\":%lld,\"items\":[", (long long)reading.info->version));
+    for (size_t i = 0; i < asked.count; i++) {
+        if (records[i]) {
+            if (!first)
+                put_part(&parts, STR(","));
+            put_part(&parts, cache_record_body(records[i]));
+            first = false;
+        } else {
+            buf_put_str(&missing, buf_len(&missing) ? STR(",") : STR_NONE);
+            json_put_string(&missing, asked.keys[i]);
+        }
+    }
+    put_part(&parts, STR("],\"missing\":["));
+    put_part(&parts, arena_str(request->arena, buf_str(&missing)));
+    put_part(&parts, STR("]}"));
+    buf_deinit(&missing);
     refdata_reading_send(request, &reading, &parts);
+}
+
+/* ---- what this pod holds, comparable with another pod or with the database by its digest ---- */
+
+void refdata_get_version(struct http_request *request)
+{
+    struct refdata_reading reading;
+    if (!refdata_reading_begin(request, no_query, &reading) ||
+        !refdata_barrier_pass(request, &reading, NULL, 0))
+        return;
+    char digest[HASH128_HEX_BYTES], loaded_at[CLOCK_RFC3339_BYTES];
+    struct buf body;
+    hash128_hex(reading.info->digest, digest);
+    clock_rfc3339(reading.info->loaded_at_us, loaded_at);
+    buf_init(&body);
+    buf_put_char(&body, '{');
+    json_put_member_str(&body, "tenantId", reading.holding->tenant);
+    json_put_member_str(&body, "dictCode", reading.holding->code);
+    json_put_member_i64(&body, "version", reading.info->version);
+    json_put_member_i64(&body, "itemCount", (int64_t)reading.info->item_count);
+    json_put_member_str(&body, "digest", str_from(digest));
+    json_put_member_str(&body, "loadedAt", str_from(loaded_at));
+    buf_put_char(&body, '}');
+    http_send(request, &(struct http_response){.status = 200,
+                                               .headers = refdata_reading_headers(&reading),
+                                               .body = buf_str(&body)});
+    buf_deinit(&body);
 }

@@ -168,10 +168,10 @@ static enum status load_changes(const struct refdata_load *load, struct db_conn 
                                 const struct opened *opened, int64_t deadline_ns,
                                 struct refdata_loaded *loaded)
 {
-    const struct refdata_delta *delta = &opened->delta;
+    const struct refdata_change *change = &opened->delta.change;
     enum status status = STATUS_OK;
-    if (delta->change.version_count) {
-        status = refdata_delta_build(load, delta, conn, deadline_ns, &loaded->snapshot, &loaded->error);
+    if (change->to > change->from) {
+        status = refdata_delta_build(load, change, conn, deadline_ns, &loaded->snapshot, &loaded->error);
         if (loaded->snapshot)
             cache_snapshot_mark(loaded->snapshot, &opened->committed.event);
     } else {
@@ -179,7 +179,7 @@ static enum status load_changes(const struct refdata_load *load, struct db_conn 
         cache_snapshot_ref(load->base);
     }
     if (loaded->snapshot)
-        loaded->change = delta->change;
+        loaded->change = *change;
     return status;
 }
 

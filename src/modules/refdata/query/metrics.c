@@ -5,102 +5,62 @@
 #include "modules/refdata/query/query.h"
 #include "modules/refdata/query/watch.h"
 
-#define PAIR_LABELS                 \
-    {                               \
-        "tenant", "dict_code", NULL \
+#define BY_PAIR "tenant", "dict_code"
+#define BY_CODE "dict_code"
+#define FAMILY(family, text, kind, ...)                                             \
+    &(struct metric_family)                                                         \
+    {                                                                               \
+        .name = family, .help = text, .type = kind, .labels = { __VA_ARGS__, NULL } \
     }
 
-static struct metric_family version_lag = {
-    .name = "dict_version_lag",
-    .help = "Versions that this pod was behind dictionary_meta.version at the last sweep.",
-    .type = METRIC_GAUGE,
-    .labels = PAIR_LABELS,
-};
-static struct metric_family version = {.name = "dict_version",
-                                       .help = "Version served from memory.",
-                                       .type = METRIC_GAUGE,
-                                       .labels = PAIR_LABELS};
-static struct metric_family items = {
-    .name = "dict_items", .help = "Items held in memory.", .type = METRIC_GAUGE, .labels = PAIR_LABELS};
-static struct metric_family memory = {.name = "dict_memory_bytes",
-                                      .help = "Memory held, in bytes.",
-                                      .type = METRIC_GAUGE,
-                                      .labels = PAIR_LABELS};
-static struct metric_family drift_value = {
-    .name = "dict_drift_value",
-    .help = "Last result of driftCheckSql; for diagnosis only.",
-    .type = METRIC_GAUGE,
-    .labels = PAIR_LABELS,
-};
-static struct metric_family drift_refused = {
-    .name = "dict_drift_check_refused",
-    .help = "1 while PostgreSQL refuses the dictionary's driftCheckSql.",
-    .type = METRIC_GAUGE,
-    .labels = {"dict_code", NULL},
-};
-static struct metric_family unavailable = {
-    .name = "dict_unavailable",
-    .help = "1 while PostgreSQL refuses the dictionary's templates, else 0.",
-    .type = METRIC_GAUGE,
-    .labels = {"dict_code", NULL},
-};
-static struct metric_family reload_duration = {
-    .name = "cache_reload_duration",
-    .help = "Time of a successful load, in seconds; mode is full, or delta (changed keys only).",
-    .type = METRIC_HISTOGRAM,
-    .labels = {"dict_code", "mode", NULL},
-};
-static struct metric_family reload_errors = {.name = "cache_reload_errors",
-                                             .help = "Loads that failed.",
-                                             .type = METRIC_COUNTER,
-                                             .labels = {"dict_code", NULL}};
-static struct metric_family freshness = {
-    .name = "refdata_freshness_seconds",
-    .help = "Time from the commit of a change until this pod serves it, in seconds.",
-    .type = METRIC_HISTOGRAM,
-    .labels = {"dict_code", NULL},
-};
-static struct metric_family fallback_reads = {
-    .name = "postgres_fallback_reads",
-    .help = "Reads answered from PostgreSQL because the demanded version was not in memory yet.",
-    .type = METRIC_COUNTER,
-    .labels = {"dict_code", NULL},
-};
-static struct metric_family regressions = {
-    .name = "dict_version_regressions_total",
-    .help =
-        "Times the version served was found to be lost: a lower one is committed, or another event made it.",
-    .type = METRIC_COUNTER,
-    .labels = {"dict_code", NULL},
-};
-static struct metric_family mismatches = {
-    .name = "dict_digest_mismatches_total",
-    .help = "Times the content in memory differed from the database after DELTA loads.",
-    .type = METRIC_COUNTER,
-    .labels = {"dict_code", NULL},
-};
-static struct metric_family unreadable = {
-    .name = "refdata_invalidations_unreadable_total",
-    .help = "Invalid messages on refdata.invalidations.",
-    .type = METRIC_COUNTER,
-    .labels = {"database", NULL},
+enum {
+    VERSION_LAG = REFDATA_COUNTERS,
+    VERSION,
+    ITEMS,
+    MEMORY,
+    DRIFT_VALUE,
+    UNAVAILABLE,
+    DRIFT_REFUSED,
+    RELOAD_SECONDS,
+    FRESHNESS, /* the last of ours */
 };
 
 struct metric_family *const refdata_metrics[] = {
-    &version_lag,
-    &version,
-    &items,
-    &memory,
-    &drift_value,
-    &unavailable,
-    &drift_refused,
-    &reload_duration,
-    &reload_errors,
-    &freshness,
-    &regressions,
-    &fallback_reads,
-    &mismatches,
-    &unreadable,
+    [REFDATA_RELOAD_ERRORS] = FAMILY("cache_reload_errors", "Loads that failed.", METRIC_COUNTER, BY_CODE),
+    [REFDATA_REGRESSIONS] = FAMILY(
+        "dict_version_regressions_total",
+        "Times the version served was found to be lost: a lower one is committed, or another event made it.",
+        METRIC_COUNTER, BY_CODE),
+    [REFDATA_MISMATCHES] = FAMILY("dict_digest_mismatches_total",
+                                  "Times the content in memory differed from the database after DELTA loads.",
+                                  METRIC_COUNTER, BY_CODE),
+    [REFDATA_FALLBACK_READS] =
+        FAMILY("postgres_fallback_reads",
+               "Reads answered from PostgreSQL because the demanded version was not in memory yet.",
+               METRIC_COUNTER, BY_CODE),
+    [REFDATA_UNREADABLE] = FAMILY("refdata_invalidations_unreadable_total",
+                                  "Invalid messages on refdata.invalidations.", METRIC_COUNTER, "database"),
+    [VERSION_LAG] = FAMILY("dict_version_lag",
+                           "Versions that this pod was behind dictionary_meta.version at the last sweep.",
+                           METRIC_GAUGE, BY_PAIR),
+    [VERSION] = FAMILY("dict_version", "Version served from memory.", METRIC_GAUGE, BY_PAIR),
+    [ITEMS] = FAMILY("dict_items", "Items held in memory.", METRIC_GAUGE, BY_PAIR),
+    [MEMORY] = FAMILY("dict_memory_bytes", "Memory held, in bytes.", METRIC_GAUGE, BY_PAIR),
+    [DRIFT_VALUE] = FAMILY("dict_drift_value", "Last result of driftCheckSql; for diagnosis only.",
+                           METRIC_GAUGE, BY_PAIR),
+    [UNAVAILABLE] =
+        FAMILY("dict_unavailable", "1 while PostgreSQL refuses the dictionary's templates, else 0.",
+               METRIC_GAUGE, BY_CODE),
+    [DRIFT_REFUSED] =
+        FAMILY("dict_drift_check_refused", "1 while PostgreSQL refuses the dictionary's driftCheckSql.",
+               METRIC_GAUGE, BY_CODE),
+    [RELOAD_SECONDS] =
+        FAMILY("cache_reload_duration",
+               "Time of a successful load, in seconds; mode is full, or delta (changed keys only).",
+               METRIC_HISTOGRAM, BY_CODE, "mode"),
+    [FRESHNESS] = FAMILY("refdata_freshness_seconds",
+                         "Time from the commit of a change until this pod serves it, in seconds.",
+                         METRIC_HISTOGRAM, BY_CODE),
     &refdata_watchers,
     &refdata_watch_lines,
     &refdata_watch_cuts,
@@ -111,96 +71,67 @@ struct metric_family *const refdata_metrics[] = {
     NULL,
 };
 
-/* With the first load: before it there is no version to speak of. */
-static void attach(struct refdata_holding *holding)
-{
-    const struct str labels[] = {holding->tenant, holding->code};
-    holding->lag = metric_series_get(&version_lag, labels);
-    holding->version_gauge = metric_series_get(&version, labels);
-    holding->items = metric_series_get(&items, labels);
-    holding->memory_gauge = metric_series_get(&memory, labels);
-}
-
+/* The series of a pair are there from its first load: before it there is no version to speak of. */
 void refdata_metrics_detach(struct refdata_holding *holding)
 {
-    if (!holding->lag)
-        return;
-    metric_series_drop(holding->lag);
-    metric_series_drop(holding->version_gauge);
-    metric_series_drop(holding->items);
-    metric_series_drop(holding->memory_gauge);
-    if (holding->drift)
-        metric_series_drop(holding->drift);
+    struct metric_series *const series[] = {holding->lag, holding->version_gauge, holding->items,
+                                            holding->memory_gauge, holding->drift};
+    for (size_t i = 0; i < sizeof series / sizeof *series; i++)
+        if (series[i])
+            metric_series_drop(series[i]);
 }
 
 void refdata_metrics_loaded(struct refdata_holding *holding, const struct refdata_loaded *loaded,
                             bool is_update)
 {
     const struct cache_info *info = cache_snapshot_info(loaded->snapshot);
-    if (!holding->lag)
-        attach(holding);
+    const struct str pair[] = {holding->tenant, holding->code};
+    const struct str load[] = {holding->code, refdata_loaded_is_delta(loaded) ? STR("delta") : STR("full")};
+    if (!holding->lag) {
+        holding->lag = metric_series_get(refdata_metrics[VERSION_LAG], pair);
+        holding->version_gauge = metric_series_get(refdata_metrics[VERSION], pair);
+        holding->items = metric_series_get(refdata_metrics[ITEMS], pair);
+        holding->memory_gauge = metric_series_get(refdata_metrics[MEMORY], pair);
+    }
     metric_set(holding->version_gauge, (double)info->version);
     metric_set(holding->items, (double)info->item_count);
     metric_set(holding->memory_gauge, (double)info->memory_bytes);
-    const struct str labels[] = {holding->code, refdata_loaded_is_delta(loaded) ? STR("delta") : STR("full")};
-    metric_observe(metric_series_get(&reload_duration, labels), loaded->seconds);
+    metric_observe(metric_series_get(refdata_metrics[RELOAD_SECONDS], load), loaded->seconds);
     if (is_update && loaded->committed_at_us)
-        metric_observe(metric_series_get(&freshness, &holding->code),
+        metric_observe(metric_series_get(refdata_metrics[FRESHNESS], &holding->code),
                        (double)(clock_unix_us() - loaded->committed_at_us) / 1e6);
     refdata_metrics_lag(holding, info->version);
-}
-
-void refdata_metrics_load_failed(const struct refdata_holding *holding)
-{
-    metric_add(metric_series_get(&reload_errors, &holding->code), 1);
 }
 
 void refdata_metrics_lag(const struct refdata_holding *holding, int64_t local_version)
 {
     int64_t behind = holding->committed_version - (local_version > 0 ? local_version : 0);
-    if (!holding->lag)
-        return;
-    metric_set(holding->lag, behind > 0 ? (double)behind : 0);
+    if (holding->lag)
+        metric_set(holding->lag, behind > 0 ? (double)behind : 0);
 }
 
-void refdata_metrics_fallback(const struct refdata_holding *holding)
+void refdata_metrics_count(enum refdata_counter counter, struct str label)
 {
-    metric_add(metric_series_get(&fallback_reads, &holding->code), 1);
-}
-
-void refdata_metrics_regression(const struct refdata_holding *holding)
-{
-    metric_add(metric_series_get(&regressions, &holding->code), 1);
-}
-
-void refdata_metrics_mismatch(const struct refdata_holding *holding)
-{
-    metric_add(metric_series_get(&mismatches, &holding->code), 1);
-}
-
-void refdata_metrics_unreadable(struct str database)
-{
-    metric_add(metric_series_get(&unreadable, &database), 1);
+    metric_add(metric_series_get(refdata_metrics[counter], &label), 1);
 }
 
 void refdata_metrics_drift(struct refdata_holding *holding)
 {
     if (!holding->drift) /* a series only where there is a check */
-        holding->drift =
-            metric_series_get(&drift_value, (const struct str[]){holding->tenant, holding->code});
+        holding->drift = metric_series_get(refdata_metrics[DRIFT_VALUE],
+                                           (const struct str[]){holding->tenant, holding->code});
     metric_set(holding->drift, (double)holding->drift_value);
 }
 
 void refdata_metrics_dictionary(const struct refdata_dictionary *dictionary)
 {
     /* At 0 from the start, so that the first error is a step that rate() sees. */
-    metric_add(metric_series_get(&reload_errors, &dictionary->code), 0);
-    metric_add(metric_series_get(&regressions, &dictionary->code), 0);
-    metric_add(metric_series_get(&mismatches, &dictionary->code), 0);
-    metric_add(metric_series_get(&unreadable, &dictionary->database->name), 0);
-    metric_add(metric_series_get(&fallback_reads, &dictionary->code), 0);
-    metric_set(metric_series_get(&drift_refused, &dictionary->code),
+    for (size_t i = 0; i < REFDATA_COUNTERS; i++)
+        metric_add(metric_series_get(refdata_metrics[i], i == REFDATA_UNREADABLE ? &dictionary->database->name
+                                                                                 : &dictionary->code),
+                   0);
+    metric_set(metric_series_get(refdata_metrics[DRIFT_REFUSED], &dictionary->code),
                atomic_load(&dictionary->drift_refused) ? 1 : 0);
-    metric_set(metric_series_get(&unavailable, &dictionary->code),
+    metric_set(metric_series_get(refdata_metrics[UNAVAILABLE], &dictionary->code),
                atomic_load(&dictionary->state) == REFDATA_DISABLED ? 1 : 0);
 }

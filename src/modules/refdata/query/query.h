@@ -27,19 +27,12 @@ void refdata_keeper_retire(
 void refdata_keeper_clear(struct refdata *refdata); /* loops have ended: frees everything */
 
 /* ---- what a load changed ---- */
-struct refdata_version_keys {
-    int64_t version;
-    size_t key_count;
-    const struct str *keys; /* as the outbox has them: a key may stand in several versions */
-};
-
-/* From one snapshot of a pair to the next: the versions in between, each with its keys, ascending and without a gap;
- * or, where that is not known, everything. */
+/* From one snapshot of a pair to the next: the keys that the versions in between name; or, where that is not known, everything. */
 struct refdata_change {
     int64_t from, to; /* versions; `from` is -1 where there was nothing */
     bool is_fork;     /* `from` is not part of the history that leads to `to`: its content was lost */
-    size_t version_count;
-    const struct refdata_version_keys *versions; /* from + 1 … to; NULL = a full load: perhaps all keys */
+    struct str *keys; /* each once, sorted; NULL = a full load: perhaps all keys */
+    size_t key_count;
 };
 
 /* ---- loader.c: one load ---- */
@@ -87,7 +80,7 @@ struct refdata_loaded {                          /* how it ended */
 };
 static inline bool refdata_loaded_is_delta(const struct refdata_loaded *loaded)
 {
-    return loaded->change.versions != NULL;
+    return loaded->change.keys != NULL;
 }
 /* On a worker, or in a command without any loop: loads now. The snapshot is the caller's. */
 void refdata_loader_load(const struct refdata_load *load, struct refdata_loaded *loaded);
@@ -130,15 +123,19 @@ void refdata_audit_check(struct refdata *refdata, struct refdata_database *datab
 void refdata_drift_check(struct refdata *refdata, struct refdata_database *database); /* what is due */
 
 /* ---- metrics.c ---- */
+enum refdata_counter { /* by dictionary; UNREADABLE, which are messages that are no invalidation, by database */
+                       REFDATA_RELOAD_ERRORS,
+                       REFDATA_REGRESSIONS,
+                       REFDATA_MISMATCHES,
+                       REFDATA_FALLBACK_READS,
+                       REFDATA_UNREADABLE,
+                       REFDATA_COUNTERS
+};
+void refdata_metrics_count(enum refdata_counter counter, struct str label); /* any thread */
 void refdata_metrics_detach(struct refdata_holding *holding);
 void refdata_metrics_loaded(struct refdata_holding *holding, const struct refdata_loaded *loaded,
                             bool is_update);
-void refdata_metrics_load_failed(const struct refdata_holding *holding);
 void refdata_metrics_lag(const struct refdata_holding *holding, int64_t local_version);
-void refdata_metrics_fallback(const struct refdata_holding *holding);
-void refdata_metrics_regression(const struct refdata_holding *holding);
-void refdata_metrics_mismatch(const struct refdata_holding *holding);
-void refdata_metrics_unreadable(struct str database); /* any thread: a message that is no invalidation */
 void refdata_metrics_drift(struct refdata_holding *holding);
 void refdata_metrics_dictionary(const struct refdata_dictionary *dictionary);
 

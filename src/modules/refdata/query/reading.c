@@ -38,17 +38,6 @@ static void on_timeout(struct http_request *request, void *context)
     http_send_error(request, &error);
 }
 
-static void park_for(struct refdata *refdata, struct http_request *request, struct str tenant,
-                     struct str code)
-{
-    struct loop_park_ref ref;
-    int64_t timeout_ms = atomic_load(&refdata->first_read_timeout_ms);
-    int64_t deadline_ns = loop_now_ns(request->loop) + timeout_ms * CLOCK_NS_PER_MS;
-    kernel_identity_keep(request);
-    if (http_request_park(request, deadline_ns, on_timeout, NULL, &ref))
-        refdata_keeper_ask(refdata, tenant, code, ref);
-}
-
 static bool may_read(const struct http_request *request, const char *scope, struct error *error)
 {
     if (!scope || auth_has_scope(kernel_identity(request), str_from(scope)))
@@ -71,47 +60,35 @@ static void miss(struct refdata *refdata, struct http_request *request, struct s
     else if (may_read(request, atomic_load(&dictionary->read_scope), &error) &&
              atomic_load(&dictionary->state) == REFDATA_DISABLED)
         error_set(&error, STATUS_DICTIONARY_UNAVAILABLE, "the dictionary is not available");
-    if (error.status != STATUS_OK)
+    if (error.status != STATUS_OK) {
         http_send_error(request, &error);
-    else
-        park_for(refdata, request, tenant, code);
+        return;
+    }
+    struct loop_park_ref ref;
+    int64_t timeout_ms = atomic_load(&refdata->first_read_timeout_ms);
+    kernel_identity_keep(request);
+    if (http_request_park(request, loop_now_ns(request->loop) + timeout_ms * CLOCK_NS_PER_MS, on_timeout,
+                          NULL, &ref))
+        refdata_keeper_ask(refdata, tenant, code, ref);
 }
 
-static void mark_used(struct refdata_holding *holding, const struct loop *loop)
-{
-    _Atomic uint32_t *used = &holding->used_at_s[loop_index(loop)];
-    uint32_t now_s = (uint32_t)(loop_now_ns(loop) / CLOCK_NS_PER_S);
-    if (atomic_load_explicit(used, memory_order_relaxed) != now_s)
-        atomic_store_explicit(used, now_s, memory_order_relaxed);
-}
-
-/* What the primary answered lives for one call of the handler: it is taken once. */
-static const struct cache_snapshot *take_answer(struct refdata_demand *demand)
-{
-    const struct cache_snapshot *answer = demand ? demand->answer : NULL;
-    if (demand)
-        demand->answer = NULL;
-    return answer;
-}
-
-bool refdata_reading_begin(struct http_request *request, struct refdata_reading *reading)
+bool refdata_reading_begin(struct http_request *request, const char *const *query,
+                           struct refdata_reading *reading)
 {
     struct refdata *refdata = request->context;
     struct refdata_demand *demand = refdata_demand_of(request);
-    const struct cache_snapshot *answer = take_answer(demand);
+    const struct cache_snapshot *answer = demand ? demand->answer : NULL;
     struct str tenant = kernel_identity(request)->tenant, code;
     struct error error;
-    if (http_request_param(request, "dictCode", &code, &error) != STATUS_OK) {
-        http_send_error(request, &error);
-        return false;
-    }
+    if (demand)
+        demand->answer = NULL; /* it lives for one call of the handler */
+    if (http_request_param(request, "dictCode", &code, &error) != STATUS_OK)
+        goto refuse;
     const struct refdata_table *table = atomic_load_explicit(&refdata->table, memory_order_acquire);
     struct refdata_holding *holding = refdata_table_find(table, tenant, code);
     const char *scope = holding ? atomic_load_explicit(&holding->read_scope, memory_order_relaxed) : NULL;
-    if (scope && !may_read(request, scope, &error)) {
-        http_send_error(request, &error);
-        return false;
-    }
+    if (scope && !may_read(request, scope, &error))
+        goto refuse;
     reading->snapshot = holding ? cache_slot_read(&holding->slot) : NULL;
     if (holding && answer)
         reading->snapshot = answer;
@@ -119,11 +96,19 @@ bool refdata_reading_begin(struct http_request *request, struct refdata_reading 
         miss(refdata, request, tenant, code);
         return false;
     }
+    if (http_request_query_only(request, query, &error) != STATUS_OK)
+        goto refuse;
     reading->holding = holding;
     reading->info = cache_snapshot_info(reading->snapshot);
-    mark_used(holding, request->loop);
     put_headers(reading, demand && demand->from_primary);
+    _Atomic uint32_t *used = &holding->used_at_s[loop_index(request->loop)];
+    uint32_t now_s = (uint32_t)(loop_now_ns(request->loop) / CLOCK_NS_PER_S);
+    if (atomic_load_explicit(used, memory_order_relaxed) != now_s)
+        atomic_store_explicit(used, now_s, memory_order_relaxed);
     return true;
+refuse:
+    http_send_error(request, &error);
+    return false;
 }
 
 struct cache_snapshot *refdata_reading_keep(const struct refdata_reading *reading)

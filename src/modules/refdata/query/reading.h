@@ -14,8 +14,10 @@ struct refdata_reading {
     size_t headers_len;
 };
 
-/* False when the request has been answered, or parked until its dictionary is loaded (the handler then runs again). */
-bool refdata_reading_begin(struct http_request *request, struct refdata_reading *reading);
+/* False when the request has been answered, or parked until its dictionary is loaded (the handler then runs again). `query`: the
+ * parameters it may have, ended by NULL. */
+bool refdata_reading_begin(struct http_request *request, const char *const *query,
+                           struct refdata_reading *reading);
 /* A reference to the very snapshot being read, for answers that outlive the handler. The slot itself may hold a newer
  * one by now. */
 struct cache_snapshot *refdata_reading_keep(const struct refdata_reading *reading);

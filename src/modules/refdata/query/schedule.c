@@ -213,7 +213,7 @@ static void load_failed(struct refdata_holding *holding, const struct refdata_lo
     holding->too_large_version = loaded->change.to;
     if (holding->too_large && delay_ms < TOO_LARGE_RETRY_MS)
         delay_ms = TOO_LARGE_RETRY_MS;
-    refdata_metrics_load_failed(holding);
+    refdata_metrics_count(REFDATA_RELOAD_ERRORS, holding->code);
     log_warn("dictionary_load_failed", LOG_STR("tenantId", holding->tenant),
              LOG_STR("dictCode", holding->code), LOG_INT("failures", holding->failures),
              LOG_INT("retryMs", delay_ms), LOG_BOOL("servesOldVersion", has_data),
@@ -235,7 +235,7 @@ static void note_regression(struct refdata_holding *holding, const struct cache_
     char lost[UUID_TEXT_BYTES], event[UUID_TEXT_BYTES];
     uuid_format(&before->event, lost);
     uuid_format(&now->event, event);
-    refdata_metrics_regression(holding);
+    refdata_metrics_count(REFDATA_REGRESSIONS, holding->code);
     log_error(now->version < before->version ? "dictionary_version_went_back" : "dictionary_history_replaced",
               LOG_STR("tenantId", holding->tenant), LOG_STR("dictCode", holding->code),
               LOG_INT("localVersion", before->version), LOG_INT("version", now->version),

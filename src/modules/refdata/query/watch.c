@@ -389,14 +389,11 @@ static void follow(struct http_request *request, const struct refdata_reading *r
 
 static enum status read_after(const struct http_request *request, int64_t *after, struct error *error)
 {
-    static const char *const known[] = {"after", NULL};
     bool found = false;
     struct str text;
     uint64_t number;
     *after = -1;
-    enum status status = http_request_query_only(request, known, error);
-    if (status == STATUS_OK)
-        status = http_request_query(request, STR("after"), &found, &text, error);
+    enum status status = http_request_query(request, STR("after"), &found, &text, error);
     if (status != STATUS_OK || !found)
         return status;
     if (!str_to_u64(text, &number) || number > INT64_MAX)
@@ -407,10 +404,11 @@ static enum status read_after(const struct http_request *request, int64_t *after
 
 void refdata_get_watch(struct http_request *request)
 {
+    static const char *const known[] = {"after", NULL};
     struct refdata_reading reading;
     struct error error;
     int64_t after;
-    if (!refdata_reading_begin(request, &reading))
+    if (!refdata_reading_begin(request, known, &reading))
         return;
     if (read_after(request, &after, &error) != STATUS_OK) {
         http_send_error(request, &error);

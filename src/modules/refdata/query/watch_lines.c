@@ -24,18 +24,21 @@ void refdata_watch_put_line(struct buf *out, int64_t version, struct str key,
     }
 }
 
-void refdata_watch_put_up_to_date(struct buf *out, int64_t version)
+static void put_position(struct buf *out, struct str name, int64_t version)
 {
-    buf_put_str(out, STR("{\"upToDate\":"));
+    buf_put_str(out, name);
     json_put_i64(out, version);
     buf_put_str(out, STR("}\n"));
 }
 
+void refdata_watch_put_up_to_date(struct buf *out, int64_t version)
+{
+    put_position(out, STR("{\"upToDate\":"), version);
+}
+
 void refdata_watch_put_heartbeat(struct buf *out, int64_t version)
 {
-    buf_put_str(out, STR("{\"heartbeat\":"));
-    json_put_i64(out, version);
-    buf_put_str(out, STR("}\n"));
+    put_position(out, STR("{\"heartbeat\":"), version);
 }
 
 /* ---- a change ---- */
@@ -43,31 +46,6 @@ void refdata_watch_put_heartbeat(struct buf *out, int64_t version)
 static int64_t version_of(const struct cache_snapshot *snapshot)
 {
     return cache_snapshot_info(snapshot)->version;
-}
-
-static int by_bytes(const void *a, const void *b)
-{
-    return str_compare(*(const struct str *)a, *(const struct str *)b);
-}
-
-static void gather_keys(struct refdata_watch_change *into, const struct refdata_change *change)
-{
-    size_t count = 0, kept = 0;
-    for (size_t i = 0; i < change->version_count; i++)
-        count += change->versions[i].key_count;
-    struct str *keys = arena_alloc(&into->arena, (count + 1) * sizeof *keys);
-    count = 0;
-    for (size_t i = 0; i < change->version_count; i++)
-        for (size_t j = 0; j < change->versions[i].key_count; j++)
-            keys[count++] = change->versions[i].keys[j];
-    qsort(keys, count, sizeof *keys, by_bytes);
-    for (size_t i = 0; i < count; i++)
-        if (!kept || !str_eq(keys[kept - 1], keys[i]))
-            keys[kept++] = keys[i];
-    for (size_t i = 0; i < kept; i++)
-        keys[i] = arena_str(&into->arena, keys[i]);
-    into->keys = keys;
-    into->key_count = kept;
 }
 
 struct refdata_watch_change *refdata_watch_change_create(const struct cache_snapshot *before,
@@ -84,8 +62,11 @@ struct refdata_watch_change *refdata_watch_change_create(const struct cache_snap
     cache_snapshot_ref(made->before);
     cache_snapshot_ref(made->after);
     arena_init(&made->arena, 1024);
-    if (change && change->versions)
-        gather_keys(made, change);
+    if (change && change->keys) {
+        made->keys = arena_alloc(&made->arena, (change->key_count + 1) * sizeof *made->keys);
+        for (; made->key_count < change->key_count; made->key_count++)
+            made->keys[made->key_count] = arena_str(&made->arena, change->keys[made->key_count]);
+    }
     return made;
 }
 
@@ -121,53 +102,39 @@ struct writing {
 };
 
 /* False when it has become too much. */
-static bool put(struct writing *writing, struct str key, const struct cache_record *record)
+static bool put_line(struct writing *writing, struct str key, const struct cache_record *record)
 {
     refdata_watch_put_line(&writing->out, writing->version, key, record);
     writing->lines++;
     return buf_len(&writing->out) <= writing->bytes_max;
 }
 
-/* Every key named gets a line, also one whose value is the same: a follower at a version in between may have another. */
-static bool write_keys(struct writing *writing, const struct refdata_watch_change *change)
-{
-    for (size_t i = 0; i < change->key_count; i++)
-        if (!put(writing, change->keys[i], cache_find(change->after, change->keys[i])))
-            return false;
-    return true;
-}
-
-static bool is_same(const struct cache_record *a, const struct cache_record *b)
-{
-    return a == b || str_eq(cache_record_payload(a), cache_record_payload(b));
-}
-
-/* Both in key order, side by side. */
-static bool write_difference(struct writing *writing, const struct refdata_watch_change *change)
-{
-    struct cache_cursor old_cursor, new_cursor;
-    cache_cursor_init(&old_cursor, change->before, STR_NONE);
-    cache_cursor_init(&new_cursor, change->after, STR_NONE);
-    const struct cache_record *old = cache_cursor_next(&old_cursor), *new = cache_cursor_next(&new_cursor);
-    bool fits = true;
-    while (fits && (old || new)) {
-        int order = !old ? 1 : !new ? -1 : str_compare(cache_record_key(old), cache_record_key(new));
-        if (order < 0)
-            fits = put(writing, cache_record_key(old), NULL);
-        else if (order > 0 || !is_same(old, new))
-            fits = put(writing, cache_record_key(new), new);
-        if (order <= 0)
-            old = cache_cursor_next(&old_cursor);
-        if (order >= 0)
-            new = cache_cursor_next(&new_cursor);
-    }
-    return fits;
-}
-
 void refdata_watch_change_write(struct refdata_watch_change *change)
 {
     struct writing writing = {.version = version_of(change->after), .bytes_max = change->bytes_max};
-    bool fits = change->keys ? write_keys(&writing, change) : write_difference(&writing, change);
+    bool fits = true;
+    /* Every key named gets a line, also one whose value is the same: a follower at a version in between may have another. */
+    for (size_t i = 0; i < change->key_count && fits; i++)
+        fits = put_line(&writing, change->keys[i], cache_find(change->after, change->keys[i]));
+    if (!change->keys) { /* both in key order, side by side */
+        struct cache_cursor old_cursor, new_cursor;
+        cache_cursor_init(&old_cursor, change->before, STR_NONE);
+        cache_cursor_init(&new_cursor, change->after, STR_NONE);
+        const struct cache_record *old = cache_cursor_next(&old_cursor),
+                                  *new = cache_cursor_next(&new_cursor);
+        while (fits && (old || new)) {
+            int order = !old ? 1 : !new ? -1 : str_compare(cache_record_key(old), cache_record_key(new));
+            if (order < 0)
+                fits = put_line(&writing, cache_record_key(old), NULL);
+            else if (order > 0 ||
+                     (old != new && !str_eq(cache_record_payload(old), cache_record_payload(new))))
+                fits = put_line(&writing, cache_record_key(new), new);
+            if (order <= 0)
+                old = cache_cursor_next(&old_cursor);
+            if (order >= 0)
+                new = cache_cursor_next(&new_cursor);
+        }
+    }
     change->is_nothing = fits && !writing.lines && writing.version == version_of(change->before);
     if (fits && !change->is_nothing) {
         refdata_watch_put_up_to_date(&writing.out, writing.version);

@@ -123,11 +123,9 @@ static void keys_of_several_versions_are_told_once_with_their_last_value(void **
     builder = cache_builder_create(before, 0);
     assert_int_equal(cache_builder_put(builder, STR("b"), STR("{\"n\":0.10}"), &error), STATUS_OK);
     struct cache_snapshot *after = cache_builder_finish(builder, 3);
-    const struct str second[] = {STR("b"), STR("a")}, third[] = {STR("gone"), STR("b")};
-    const struct refdata_version_keys versions[] = {{2, 2, second}, {3, 2, third}};
+    struct str keys[] = {STR("a"), STR("b"), STR("gone")};
     struct refdata_watch_change *change = written(
-        before, after, &(struct refdata_change){.from = 1, .to = 3, .version_count = 2, .versions = versions},
-        PLENTY);
+        before, after, &(struct refdata_change){.from = 1, .to = 3, .keys = keys, .key_count = 3}, PLENTY);
     assert_true(change->segment->can_be_joined);
     assert_true(str_eq(str_of(change->segment->bytes, change->segment->len),
                        STR("{\"version\":3,\"key\":\"a\",\"op\":\"UPSERT\",\"payload\":1}\n"
