@@ -31,8 +31,6 @@ struct refdata_database {
     struct str name;
     _Atomic(struct refdata_flow *) flow; /* flow.h; NULL = not started */
     uint64_t fingerprint;                /* of its settings: the same block is kept over a reload */
-    bool drift_checking;                 /* the home loop's: one drift job at a time */
-    bool auditing;                       /* and one audit */
     struct refdata_marks marks;
 };
 

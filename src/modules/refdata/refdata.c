@@ -114,6 +114,7 @@ static void take_settings(struct refdata *refdata, const struct refdata_settings
     for (size_t i = 0; i < preload->count; i++)
         refdata->settings.preload.items[i] = arena_str(&refdata->settings_arena, preload->items[i]);
     refdata->barrier = settings->barrier;
+    atomic_store(&refdata->sweep_interval_ms, settings->cache.sweep_interval_ms);
     atomic_store(&refdata->first_read_timeout_ms, settings->cache.first_read_timeout_ms);
     atomic_store(&refdata->barrier_wait_ms, settings->barrier.wait_ms);
     atomic_store(&refdata->barrier_timeout_ms, settings->barrier.timeout_ms);
@@ -176,8 +177,9 @@ static enum status start(struct kernel *kernel, const void *section, void **stat
     refdata->home = loop_group_loop(refdata->loops, 0);
     refdata->first = settings;
     name_pod(refdata);
-    refdata->full_loads.last = &refdata->full_loads.first;
-    refdata->delta_loads.last = &refdata->delta_loads.first;
+    TAILQ_INIT(&refdata->full_loads.holdings);
+    TAILQ_INIT(&refdata->delta_loads.holdings);
+    TAILQ_INIT(&refdata->retired);
     refdata->own = refdata_table_create(64);
     pthread_mutex_init(&refdata->catalog_lock, NULL);
     atomic_init(&refdata->catalog, catalog);
@@ -249,6 +251,7 @@ static void reload(void *state, struct config *config, const void *section)
         prepare_new(before, reload.catalog);
         loop_group_call(refdata->loops, reload_on_home, &reload);
         refdata_flows_close(refdata, reload.catalog); /* what they accepted is committed, loads end now */
+        refdata_sweeps_close(refdata, reload.catalog);
     } else {
         log_error("refdata_reload_failed", LOG_ERROR_FIELDS(&error));
     }
@@ -259,7 +262,6 @@ static void stop_on_home(void *arg)
 {
     struct refdata *refdata = arg;
     refdata->stopping = true;
-    refdata_sweeps_clear(refdata);
 }
 
 static void stop(void *state)
@@ -267,6 +269,7 @@ static void stop(void *state)
     struct refdata *refdata = state;
     loop_group_call(refdata->loops, stop_on_home, refdata);
     refdata_flows_close(refdata, NULL); /* loads under way end now, not at their deadline */
+    refdata_sweeps_close(refdata, NULL);
     worker_pool_stop(refdata->loaders);
     worker_pool_stop(refdata->readers);
 }

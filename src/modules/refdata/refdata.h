@@ -24,7 +24,7 @@ struct refdata {
     _Atomic(struct refdata_catalog *) catalog;
     pthread_mutex_t catalog_lock; /* swapping it, and holding it: refdata_catalog_hold() */
     _Atomic(struct refdata_table *) table;
-    atomic_llong first_read_timeout_ms, barrier_wait_ms, barrier_timeout_ms;
+    atomic_llong first_read_timeout_ms, barrier_wait_ms, barrier_timeout_ms, sweep_interval_ms;
     atomic_bool query_up;    /* for health */
     atomic_llong post_bytes; /* bodies of updates that wait for their commit */
 
@@ -35,8 +35,7 @@ struct refdata {
     struct worker_pool *loaders, *readers; /* of loads and sweeps; of questions to the primary */
     struct refdata_table *own;             /* the table readers get copies of */
     struct loop_tick publish_tick;
-    struct refdata_holding **retired; /* dropped since the table was last published */
-    size_t retired_count, retired_capacity;
+    struct refdata_holdings retired; /* dropped since the table was last published */
     struct refdata_queue full_loads, delta_loads;
     uint64_t memory_bytes;
     struct refdata_sweep *sweeps; /* one per database, a list */
@@ -49,10 +48,11 @@ struct refdata_catalog *refdata_catalog_hold(struct refdata *refdata);
 bool refdata_has_role(const struct refdata *refdata, const char *role);
 
 /* ---- sweep.c: the periodic look at each database ---- */
-void refdata_sweeps_start(struct refdata *refdata); /* one for each database of the catalog; those gone end */
+void refdata_sweeps_start(struct refdata *refdata); /* home loop: one for each database of the catalog, at once */
 /* On the home loop: something may have been missed, every version is compared at once. */
 void refdata_sweep_now(struct refdata *refdata, const struct refdata_database *database);
-void refdata_sweeps_clear(struct refdata *refdata);
+/* Main thread, loops running, their pools interrupted: ends those whose database is not in `catalog` (NULL = all). */
+void refdata_sweeps_close(struct refdata *refdata, const struct refdata_catalog *catalog);
 
 extern struct metric_family *const refdata_metrics[];
 extern const struct http_route refdata_query_routes[];

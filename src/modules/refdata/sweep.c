@@ -4,9 +4,9 @@
 #include <stdlib.h>
 
 #include "base/clock.h"
-#include "base/hash.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "loop/task.h"
 #include "modules/refdata/flow.h"
 #include "modules/refdata/provider.h"
 #include "modules/refdata/query/query.h"
@@ -18,15 +18,6 @@ enum {
     RECHECK_MS = 10000, /* a refused template is tried again: its table may have been made since */
 };
 
-struct refdata_sweep {
-    struct refdata_sweep *next;
-    struct refdata *refdata;
-    struct refdata_database *database; /* referenced */
-    struct loop_timer timer;
-    bool running, gone;
-    bool again; /* asked for while it ran: what it saw may be older than what it was asked for */
-};
-
 struct held_pair {
     struct str tenant, code;
     struct refdata_committed committed; /* as found */
@@ -34,9 +25,13 @@ struct held_pair {
     struct refdata_holding *holding;    /* found again on the home loop */
 };
 
-struct sweep_job {
-    struct worker_job job;
-    struct refdata_sweep *sweep;
+/* The task is prepared on the home loop, runs on a worker, and finishes on the home loop; what follows it is of one run. */
+struct refdata_sweep {
+    struct refdata_sweep *next;
+    struct refdata *refdata;
+    struct refdata_database *database; /* referenced */
+    struct task *task;
+    struct refdata_checks *checks;
     struct arena arena;
     struct refdata_dictionary **unchecked; /* referenced */
     size_t unchecked_count;
@@ -77,7 +72,8 @@ static enum status check_drift(struct refdata_dictionary *dictionary, struct db_
     return STATUS_OK;
 }
 
-static void check_one(struct sweep_job *job, struct db_conn *conn, struct refdata_dictionary *dictionary)
+static void check_one(struct refdata_sweep *sweep, struct db_conn *conn,
+                      struct refdata_dictionary *dictionary)
 {
     struct error error = {0};
     enum refdata_dictionary_state before = atomic_load(&dictionary->state);
@@ -96,75 +92,72 @@ static void check_one(struct sweep_job *job, struct db_conn *conn, struct refdat
             log_error("dictionary_disabled", LOG_STR("dictCode", dictionary->code),
                       LOG_STR("database", dictionary->database->name), LOG_ERROR_FIELDS(&error));
     } else {
-        job->status = status; /* could not be asked: the next sweep tries again */
-        job->error = error;
+        sweep->status = status; /* could not be asked: the next sweep tries again */
+        sweep->error = error;
     }
 }
 
-static enum status read_versions(struct sweep_job *job, struct db_conn *conn)
+static enum status read_versions(struct refdata_sweep *sweep, struct db_conn *conn)
 {
     struct db_result *result = NULL;
     struct buf tenants, codes;
     buf_init(&tenants), buf_init(&codes);
     db_array_begin(&tenants), db_array_begin(&codes);
-    for (size_t i = 0; i < job->pair_count; i++) {
-        db_array_put(&tenants, job->pairs[i].tenant);
-        db_array_put(&codes, job->pairs[i].code);
+    for (size_t i = 0; i < sweep->pair_count; i++) {
+        db_array_put(&tenants, sweep->pairs[i].tenant);
+        db_array_put(&codes, sweep->pairs[i].code);
     }
     db_array_end(&tenants), db_array_end(&codes);
     enum status status = db_query(conn, &versions_sql,
                                   DB_PARAMS(db_text_array(buf_str(&tenants)), db_text_array(buf_str(&codes))),
-                                  clock_deadline_ms(SWEEP_TIMEOUT_MS), &result, &job->error);
-    for (size_t i = 0; status == STATUS_OK && i < job->pair_count && i < db_result_rows(result); i++) {
-        job->pairs[i].committed.version = db_result_i64(result, i, 0);
-        job->pairs[i].committed.event = refdata_loader_event(result, i, 1);
+                                  clock_deadline_ms(SWEEP_TIMEOUT_MS), &result, &sweep->error);
+    for (size_t i = 0; status == STATUS_OK && i < sweep->pair_count && i < db_result_rows(result); i++) {
+        sweep->pairs[i].committed.version = db_result_i64(result, i, 0);
+        sweep->pairs[i].committed.event = refdata_loader_event(result, i, 1);
     }
     db_result_free(result);
     buf_deinit(&tenants), buf_deinit(&codes);
     return status;
 }
 
-static enum status find_tenants(struct sweep_job *job, struct db_conn *conn)
+static enum status find_tenants(struct refdata_sweep *sweep, struct db_conn *conn)
 {
     struct db_result *result = NULL;
-    enum status status = db_query(conn, &tenants_sql, DB_PARAMS(db_text_array(buf_str(&job->starred))),
-                                  clock_deadline_ms(SWEEP_TIMEOUT_MS), &result, &job->error);
+    enum status status = db_query(conn, &tenants_sql, DB_PARAMS(db_text_array(buf_str(&sweep->starred))),
+                                  clock_deadline_ms(SWEEP_TIMEOUT_MS), &result, &sweep->error);
     if (status == STATUS_OK) {
-        job->found_count = db_result_rows(result);
-        job->found = arena_zalloc(&job->arena, (job->found_count + 1) * sizeof *job->found);
+        sweep->found_count = db_result_rows(result);
+        sweep->found = arena_zalloc(&sweep->arena, (sweep->found_count + 1) * sizeof *sweep->found);
     }
-    for (size_t i = 0; i < job->found_count; i++) {
-        job->found[i].tenant = arena_str(&job->arena, db_result_str(result, i, 0));
-        job->found[i].code = arena_str(&job->arena, db_result_str(result, i, 1));
+    for (size_t i = 0; i < sweep->found_count; i++) {
+        sweep->found[i].tenant = arena_str(&sweep->arena, db_result_str(result, i, 0));
+        sweep->found[i].code = arena_str(&sweep->arena, db_result_str(result, i, 1));
     }
     db_result_free(result);
     return status;
 }
 
-static void look(struct sweep_job *job, struct db_conn *conn)
+/* After a failure soon again, however seldom versions are compared. */
+static int64_t sweep_step(struct task *task, void *context)
 {
-    for (size_t i = 0; i < job->unchecked_count && job->status == STATUS_OK; i++)
-        check_one(job, conn, job->unchecked[i]);
-    if (job->status == STATUS_OK && job->pair_count)
-        job->status = read_versions(job, conn);
-    if (job->status == STATUS_OK && buf_len(&job->starred))
-        job->status = find_tenants(job, conn);
-}
-
-static void run_sweep(struct worker_job *worker_job)
-{
-    struct sweep_job *job = (struct sweep_job *)worker_job;
-    struct refdata_database *database = job->sweep->database;
+    struct refdata_sweep *sweep = context;
+    struct refdata_database *database = sweep->database;
+    int64_t interval_ms = atomic_load(&sweep->refdata->sweep_interval_ms);
     struct db_conn *conn = NULL;
-    job->status = refdata_database_prepare(database, clock_deadline_ms(MIGRATE_TIMEOUT_MS), &job->error);
-    if (job->status == STATUS_OK)
-        job->status =
-            db_acquire(database->site.pool, clock_deadline_ms(SWEEP_TIMEOUT_MS), &conn, &job->error);
-    if (conn) {
-        look(job, conn);
-        db_release(conn);
-    }
-    kernel_site_report(&database->site, job->status, &job->error);
+    (void)task;
+    sweep->status = refdata_database_prepare(database, clock_deadline_ms(MIGRATE_TIMEOUT_MS), &sweep->error);
+    if (sweep->status == STATUS_OK)
+        sweep->status =
+            db_acquire(database->site.pool, clock_deadline_ms(SWEEP_TIMEOUT_MS), &conn, &sweep->error);
+    for (size_t i = 0; i < sweep->unchecked_count && sweep->status == STATUS_OK; i++)
+        check_one(sweep, conn, sweep->unchecked[i]);
+    if (sweep->status == STATUS_OK && sweep->pair_count)
+        sweep->status = read_versions(sweep, conn);
+    if (sweep->status == STATUS_OK && buf_len(&sweep->starred))
+        sweep->status = find_tenants(sweep, conn);
+    db_release(conn);
+    kernel_site_report(&database->site, sweep->status, &sweep->error);
+    return TASK_MS(sweep->status != STATUS_OK && interval_ms > RETRY_MS ? RETRY_MS : interval_ms);
 }
 
 /* ---- back on the home loop ---- */
@@ -192,222 +185,173 @@ static void apply_version(struct refdata_holding *holding, const struct held_pai
         refdata_schedule_compare(holding, delay_ms); /* it went back, or was made by another event */
 }
 
-static void apply_found(struct refdata *refdata, const struct held_pair *found)
+static void forget_run(struct refdata_sweep *sweep)
 {
-    struct refdata_dictionary *dictionary = refdata_catalog_find(atomic_load(&refdata->catalog), found->code);
-    struct refdata_holding *holding = dictionary && str_is_name(found->tenant)
-                                          ? refdata_keeper_hold(refdata, found->tenant, dictionary)
-                                          : NULL;
-    if (!holding || holding->preload)
-        return;
-    holding->preload = true;
-    if (!cache_slot_read(&holding->slot))
-        refdata_schedule_want(holding, refdata_schedule_jitter_ms(refdata));
+    for (size_t i = 0; i < sweep->unchecked_count; i++)
+        refdata_dictionary_unref(sweep->unchecked[i]);
+    sweep->unchecked_count = sweep->pair_count = sweep->found_count = 0;
+    buf_clear(&sweep->starred);
+    arena_reset(&sweep->arena);
 }
 
-/* Jitter is for many pods that load much in step (R13): a single change is loaded at once. */
-static void apply_versions(struct sweep_job *job)
+static void sweep_finish(void *context)
 {
-    struct refdata *refdata = job->sweep->refdata;
+    struct refdata_sweep *sweep = context;
+    struct refdata *refdata = sweep->refdata;
     size_t behind = 0;
-    for (size_t i = 0; i < job->pair_count; i++) {
-        struct held_pair *pair = &job->pairs[i];
+    if (refdata->stopping || !refdata_catalog_names(atomic_load(&refdata->catalog), sweep->database))
+        return; /* the main thread is about to end this sweep */
+    for (size_t i = 0; i < sweep->unchecked_count; i++)
+        if (atomic_load(&sweep->unchecked[i]->state) != REFDATA_UNCHECKED)
+            refdata_schedule_checked(refdata, sweep->unchecked[i]);
+    for (size_t i = 0; i < sweep->found_count; i++) {
+        struct refdata_dictionary *dictionary =
+            refdata_catalog_find(atomic_load(&refdata->catalog), sweep->found[i].code);
+        if (dictionary && str_is_name(sweep->found[i].tenant))
+            refdata_keeper_preload_pair(refdata, sweep->found[i].tenant, dictionary);
+    }
+    for (size_t i = 0; i < sweep->pair_count && sweep->status == STATUS_OK; i++) {
+        struct held_pair *pair = &sweep->pairs[i];
         pair->holding = refdata_table_find(refdata->own, pair->tenant, pair->code);
         behind += pair->holding && is_behind(pair->holding, pair);
     }
-    for (size_t i = 0; i < job->pair_count; i++)
-        if (job->pairs[i].holding)
-            apply_version(job->pairs[i].holding, &job->pairs[i], behind > 1);
-}
-
-static void apply(struct sweep_job *job)
-{
-    struct refdata *refdata = job->sweep->refdata;
-    for (size_t i = 0; i < job->unchecked_count; i++)
-        if (atomic_load(&job->unchecked[i]->state) != REFDATA_UNCHECKED)
-            refdata_schedule_checked(refdata, job->unchecked[i]);
-    for (size_t i = 0; i < job->found_count; i++)
-        apply_found(refdata, &job->found[i]);
-    if (job->status == STATUS_OK)
-        apply_versions(job);
-    if (atomic_load(&job->sweep->database->site.is_ready))
-        refdata_flow_start_of(refdata, job->sweep->database);
+    /* Jitter is for many pods that load much in step (R13): a single change is loaded at once. */
+    for (size_t i = 0; i < sweep->pair_count && sweep->status == STATUS_OK; i++)
+        if (sweep->pairs[i].holding)
+            apply_version(sweep->pairs[i].holding, &sweep->pairs[i], behind > 1);
+    if (atomic_load(&sweep->database->site.is_ready))
+        refdata_flow_start_of(refdata, sweep->database);
     refdata_keeper_update_health(refdata);
-}
-
-static void free_job(struct sweep_job *job)
-{
-    for (size_t i = 0; i < job->unchecked_count; i++)
-        refdata_dictionary_unref(job->unchecked[i]);
-    buf_deinit(&job->starred);
-    arena_deinit(&job->arena);
-    free(job);
-}
-
-static void free_sweep(struct refdata_sweep *sweep)
-{
-    refdata_database_unref(sweep->database);
-    free(sweep);
-}
-
-static void on_timer(struct loop_timer *timer);
-
-/* After a failure soon again, however seldom versions are compared. */
-static int64_t next_sweep_ms(const struct refdata *refdata, enum status status)
-{
-    int64_t interval_ms = refdata->settings.sweep_interval_ms;
-    return status != STATUS_OK && interval_ms > RETRY_MS ? RETRY_MS : interval_ms;
-}
-
-static void sweep_done(struct worker_job *worker_job)
-{
-    struct sweep_job *job = (struct sweep_job *)worker_job;
-    struct refdata_sweep *sweep = job->sweep;
-    struct refdata *refdata = sweep->refdata;
-    sweep->running = false;
-    if (!sweep->gone && !job->job.cancelled) {
-        apply(job);
-        int64_t pause_ms = sweep->again ? 0 : next_sweep_ms(refdata, job->status);
-        loop_timer_start(refdata->home, &sweep->timer, clock_deadline_ms(pause_ms), on_timer);
-        if (job->status == STATUS_OK) {
-            refdata_drift_check(refdata, sweep->database);
-            refdata_audit_check(refdata, sweep->database);
-        }
-    }
-    free_job(job);
-    if (sweep->gone)
-        free_sweep(sweep);
+    if (sweep->status == STATUS_OK)
+        refdata_checks_wake(sweep->checks);
 }
 
 /* ---- setting out ---- */
 
-static void take_unchecked(struct sweep_job *job, const struct refdata_catalog *catalog)
+static void sweep_prepare(void *context)
 {
+    struct refdata_sweep *sweep = context;
+    struct refdata *refdata = sweep->refdata;
+    const struct refdata_catalog *catalog = atomic_load(&refdata->catalog);
+    const struct refdata_table *table = refdata->own;
     int64_t recheck_before_ns = clock_mono_ns() - RECHECK_MS * CLOCK_NS_PER_MS;
-    job->unchecked =
-        arena_alloc(&job->arena, (catalog->dictionary_count + 1) * sizeof(struct refdata_dictionary *));
+    forget_run(sweep);
+    sweep->unchecked =
+        arena_alloc(&sweep->arena, (catalog->dictionary_count + 1) * sizeof(struct refdata_dictionary *));
     for (size_t i = 0; i < catalog->dictionary_count; i++) {
         struct refdata_dictionary *dictionary = catalog->dictionaries[i];
         enum refdata_dictionary_state state = atomic_load(&dictionary->state);
         bool refused = state == REFDATA_DISABLED || atomic_load(&dictionary->drift_refused);
-        if (dictionary->database == job->sweep->database &&
+        if (dictionary->database == sweep->database &&
             (state == REFDATA_UNCHECKED || (refused && dictionary->checked_at_ns < recheck_before_ns)))
-            job->unchecked[job->unchecked_count++] = refdata_dictionary_ref(dictionary);
+            sweep->unchecked[sweep->unchecked_count++] = refdata_dictionary_ref(dictionary);
     }
-}
-
-static void take_pairs(struct sweep_job *job, const struct refdata_table *table)
-{
-    job->pairs = arena_zalloc(&job->arena, (table->count + 1) * sizeof *job->pairs);
+    sweep->pairs = arena_zalloc(&sweep->arena, (table->count + 1) * sizeof *sweep->pairs);
     for (size_t i = 0; i <= table->mask; i++) {
         struct refdata_holding *holding = table->slots[i];
-        if (!holding || holding->dictionary->database != job->sweep->database)
+        if (!holding || holding->dictionary->database != sweep->database)
             continue;
-        struct held_pair *pair = &job->pairs[job->pair_count++];
-        pair->tenant = arena_str(&job->arena, holding->tenant);
-        pair->code = arena_str(&job->arena, holding->code);
+        struct held_pair *pair = &sweep->pairs[sweep->pair_count++];
+        pair->tenant = arena_str(&sweep->arena, holding->tenant);
+        pair->code = arena_str(&sweep->arena, holding->code);
         pair->local = cache_slot_read(&holding->slot);
     }
-}
-
-static void take_starred(struct sweep_job *job, const struct refdata *refdata,
-                         const struct refdata_catalog *catalog)
-{
-    for (size_t i = 0; i < refdata->settings.preload.count; i++) {
+    for (size_t i = 0; i < refdata->settings.preload.count && refdata_has_role(refdata, "query"); i++) {
         struct str code = refdata->settings.preload.items[i], tenant;
         str_split(&code, '/', &tenant);
-        struct refdata_dictionary *dictionary = refdata_catalog_find(catalog, code);
-        if (!str_eq(tenant, STR("*")) || !dictionary || dictionary->database != job->sweep->database)
+        const struct refdata_dictionary *dictionary = refdata_catalog_find(catalog, code);
+        if (!str_eq(tenant, STR("*")) || !dictionary || dictionary->database != sweep->database)
             continue;
-        if (buf_len(&job->starred) == 0)
-            db_array_begin(&job->starred);
-        db_array_put(&job->starred, code);
+        if (buf_len(&sweep->starred) == 0)
+            db_array_begin(&sweep->starred);
+        db_array_put(&sweep->starred, code);
     }
-    if (buf_len(&job->starred))
-        db_array_end(&job->starred);
-}
-
-static void on_timer(struct loop_timer *timer)
-{
-    struct refdata_sweep *sweep =
-        (struct refdata_sweep *)((char *)timer - offsetof(struct refdata_sweep, timer));
-    struct refdata *refdata = sweep->refdata;
-    const struct refdata_catalog *catalog = atomic_load(&refdata->catalog);
-    struct sweep_job *job = memory_zalloc(sizeof *job);
-    job->job = (struct worker_job){.loop = refdata->home, .run = run_sweep, .done = sweep_done};
-    job->sweep = sweep;
-    sweep->again = false;
-    arena_init(&job->arena, 4096);
-    buf_init(&job->starred);
-    take_unchecked(job, catalog);
-    take_pairs(job, refdata->own);
-    if (refdata_has_role(refdata, "query"))
-        take_starred(job, refdata, catalog);
-    sweep->running = worker_pool_submit(refdata->loaders, &job->job);
-    if (!sweep->running)
-        free_job(job); /* only when the module stops */
+    if (buf_len(&sweep->starred))
+        db_array_end(&sweep->starred);
 }
 
 /* ---- one sweep per database ---- */
 
-static bool is_swept(const struct refdata *refdata, const struct refdata_database *database)
+static struct refdata_sweep *find_sweep(const struct refdata *refdata,
+                                        const struct refdata_database *database)
 {
-    for (const struct refdata_sweep *sweep = refdata->sweeps; sweep; sweep = sweep->next)
-        if (sweep->database == database)
-            return true;
-    return false;
-}
-
-static void end_sweep(struct refdata_sweep *sweep)
-{
-    loop_timer_stop(sweep->refdata->home, &sweep->timer);
-    sweep->gone = true;
-    if (!sweep->running)
-        free_sweep(sweep);
+    struct refdata_sweep *sweep = refdata->sweeps;
+    while (sweep && sweep->database != database)
+        sweep = sweep->next;
+    return sweep;
 }
 
 void refdata_sweeps_start(struct refdata *refdata)
 {
     const struct refdata_catalog *catalog = atomic_load(&refdata->catalog);
-    for (struct refdata_sweep **at = &refdata->sweeps; *at;) {
-        struct refdata_sweep *sweep = *at;
-        if (refdata_catalog_names(catalog, sweep->database)) {
-            if (!sweep->running) /* new dictionaries are not kept waiting */
-                loop_timer_start(refdata->home, &sweep->timer, clock_mono_ns(), on_timer);
-            at = &sweep->next;
-        } else {
-            *at = sweep->next;
-            end_sweep(sweep);
-        }
-    }
     for (size_t i = 0; i < catalog->database_count; i++) {
-        if (is_swept(refdata, catalog->databases[i]))
+        struct refdata_sweep *sweep = find_sweep(refdata, catalog->databases[i]);
+        if (sweep) {
+            task_wake(sweep->task); /* new dictionaries are not kept waiting */
             continue;
-        struct refdata_sweep *sweep = memory_zalloc(sizeof *sweep);
+        }
+        sweep = memory_zalloc(sizeof *sweep);
         sweep->refdata = refdata;
         sweep->database = refdata_database_ref(catalog->databases[i]);
         sweep->next = refdata->sweeps;
+        arena_init(&sweep->arena, 4096);
+        buf_init(&sweep->starred);
+        sweep->checks = refdata_checks_create(refdata, sweep->database);
+        sweep->task = task_create(&(struct task_config){.name = "sweep",
+                                                        .loop = refdata->home,
+                                                        .pool = refdata->loaders,
+                                                        .prepare = sweep_prepare,
+                                                        .run = sweep_step,
+                                                        .finish = sweep_finish,
+                                                        .context = sweep});
         refdata->sweeps = sweep;
-        loop_timer_start(refdata->home, &sweep->timer, clock_mono_ns(), on_timer);
+        task_start(sweep->task, TASK_NOW);
     }
 }
 
 void refdata_sweep_now(struct refdata *refdata, const struct refdata_database *database)
 {
-    struct refdata_sweep *sweep = refdata->sweeps;
-    while (sweep && sweep->database != database)
-        sweep = sweep->next;
-    if (sweep && sweep->running)
-        sweep->again = true;
-    else if (sweep)
-        loop_timer_start(refdata->home, &sweep->timer, clock_mono_ns(), on_timer);
+    struct refdata_sweep *sweep = find_sweep(refdata, database);
+    if (sweep)
+        task_wake(sweep->task);
 }
 
-void refdata_sweeps_clear(struct refdata *refdata)
+struct closing {
+    struct refdata *refdata;
+    const struct refdata_catalog *catalog;
+    struct refdata_sweep *sweeps; /* taken out of the list */
+};
+
+static void take_closing(void *arg)
 {
-    while (refdata->sweeps) {
-        struct refdata_sweep *sweep = refdata->sweeps;
-        refdata->sweeps = sweep->next;
-        end_sweep(sweep);
+    struct closing *closing = arg;
+    struct refdata *refdata = closing->refdata;
+    for (struct refdata_sweep **at = &refdata->sweeps; *at;) {
+        struct refdata_sweep *sweep = *at;
+        if (closing->catalog && refdata_catalog_names(closing->catalog, sweep->database)) {
+            at = &sweep->next;
+            continue;
+        }
+        *at = sweep->next;
+        sweep->next = closing->sweeps;
+        closing->sweeps = sweep;
+    }
+}
+
+void refdata_sweeps_close(struct refdata *refdata, const struct refdata_catalog *catalog)
+{
+    struct closing closing = {.refdata = refdata, .catalog = catalog};
+    loop_group_call(refdata->loops, take_closing, &closing);
+    while (closing.sweeps) {
+        struct refdata_sweep *sweep = closing.sweeps;
+        closing.sweeps = sweep->next;
+        task_stop(sweep->task, TASK_FOREVER);
+        task_destroy(sweep->task);
+        refdata_checks_destroy(sweep->checks);
+        forget_run(sweep);
+        buf_deinit(&sweep->starred);
+        arena_deinit(&sweep->arena);
+        refdata_database_unref(sweep->database);
+        free(sweep);
     }
 }

@@ -12,20 +12,6 @@
 
 #include "modules/refdata/query/reading.h"
 
-/* What a waiting request demands: in its arena, kept in request->handler_data. */
-struct refdata_demand {
-    int64_t version;
-    struct str code;
-    struct str keys;               /* text[] of the keys asked for; empty = the whole dictionary */
-    bool from_primary;             /* what it reads now was read from the primary on its behalf */
-    struct cache_snapshot *answer; /* the keys' own snapshot; lives until the handler returns */
-};
-
-static inline struct refdata_demand *refdata_demand_of(const struct http_request *request)
-{
-    return request->handler_data;
-}
-
 /* After refdata_reading_begin(): may this request be answered from what was found? `keys` (count 0 = whole dictionary)
  * is what it would read from the primary. False when it was answered or parked. */
 bool refdata_barrier_pass(struct http_request *request, const struct refdata_reading *reading,
@@ -37,11 +23,9 @@ bool refdata_barrier_reach(struct http_request *request, const struct refdata_re
 
 /* ---- the home loop's half ---- */
 
-/* A version has been swapped in: those it satisfies start over. */
+/* A version has been loaded: those it satisfies start over. */
 void refdata_barrier_loaded(struct refdata_holding *holding, int64_t version);
-/* PostgreSQL refuses the definition: no request waits for a later version. */
+/* PostgreSQL refuses the definition: no request waits for a load. */
 void refdata_barrier_refuse(struct refdata_holding *holding);
-/* The holding is removed: every waiting request starts over. */
-void refdata_barrier_dissolve(struct refdata_holding *holding);
 
 #endif

@@ -3,12 +3,14 @@
 
 #include <stdlib.h>
 
-#include "base/hash.h"
+#include "base/log.h"
+#include "base/map.h"
 #include "base/memory.h"
+#include "modules/refdata/refdata.h"
 
 uint64_t refdata_pair_hash(struct str tenant, struct str code)
 {
-    return hash_seeded(tenant) * UINT64_C(0x9e3779b97f4a7c15) ^ hash_seeded(code);
+    return map_hash_pair(tenant, code);
 }
 
 struct refdata_table *refdata_table_create(size_t capacity)
@@ -69,21 +71,26 @@ struct refdata_holding *refdata_holding_create(struct refdata *refdata, struct s
 {
     struct refdata_holding *holding = memory_zalloc(sizeof *holding + loops * sizeof holding->used_at_s[0]);
     holding->refdata = refdata;
+    holding->refs = 1;
     holding->tenant = str_of(str_dup(tenant), tenant.len);
     holding->code = str_of(str_dup(dictionary->code), dictionary->code.len);
     holding->hash = refdata_pair_hash(tenant, dictionary->code);
     holding->dictionary = refdata_dictionary_ref(dictionary);
+    holding->drift_version = -1;
+    STAILQ_INIT(&holding->waiting);
+    STAILQ_INIT(&holding->barrier.queued);
+    STAILQ_INIT(&holding->barrier.asked);
     atomic_store(&holding->read_scope, atomic_load(&dictionary->read_scope));
     return holding;
 }
 
 void refdata_holding_destroy(struct refdata_holding *holding)
 {
+    for (struct refdata_ask *ask; (ask = refdata_asks_take(&holding->waiting)) != NULL;)
+        refdata_ask_free(ask);
     refdata_dictionary_unref(holding->dictionary);
     free((char *)holding->tenant.ptr);
     free((char *)holding->code.ptr);
-    free(holding->waiters);
-    free(holding->barrier.waiting);
     free(holding);
 }
 
@@ -97,29 +104,28 @@ uint32_t refdata_holding_used_at_s(const struct refdata_holding *holding, unsign
     return latest;
 }
 
-void refdata_waiting_forget(struct refdata_barrier *barrier, int64_t now_ns)
-{
-    size_t kept = 0;
-    for (size_t i = 0; i < barrier->waiting_count; i++)
-        if (barrier->waiting[i].expires_ns > now_ns)
-            barrier->waiting[kept++] = barrier->waiting[i];
-    barrier->waiting_count = kept;
-}
+#define FROM(state) (1u << (state))
+static const unsigned ALLOWED[] = {
+    [HOLDING_IDLE] = FROM(HOLDING_DELAYED) | FROM(HOLDING_LOADING) | FROM(HOLDING_LOADING_AGAIN),
+    [HOLDING_WANTED] = FROM(HOLDING_IDLE) | FROM(HOLDING_QUEUED),
+    [HOLDING_DELAYED] = FROM(HOLDING_IDLE) | FROM(HOLDING_WANTED),
+    [HOLDING_QUEUED] =
+        FROM(HOLDING_IDLE) | FROM(HOLDING_WANTED) | FROM(HOLDING_DELAYED) | FROM(HOLDING_QUEUED),
+    [HOLDING_LOADING] = FROM(HOLDING_QUEUED),
+    [HOLDING_LOADING_AGAIN] = FROM(HOLDING_LOADING),
+    [HOLDING_DROPPED] = ~FROM(HOLDING_DROPPED),
+};
 
-static void grow_waiting(struct refdata_barrier *barrier)
+void refdata_holding_move(struct refdata_holding *holding, enum refdata_holding_state to)
 {
-    barrier->waiting_capacity = barrier->waiting_capacity ? 2 * barrier->waiting_capacity : 8;
-    barrier->waiting =
-        memory_realloc_array(barrier->waiting, barrier->waiting_capacity, sizeof *barrier->waiting);
-}
-
-void refdata_waiting_add(struct refdata_barrier *barrier, struct refdata_waiting waiting, int64_t now_ns)
-{
-    /* Only a full list is walked, and grows only where half of it still waits: O(1) each, at most four times as many. */
-    if (barrier->waiting_count == barrier->waiting_capacity) {
-        refdata_waiting_forget(barrier, now_ns);
-        if (2 * barrier->waiting_count >= barrier->waiting_capacity)
-            grow_waiting(barrier);
+    if (!(ALLOWED[to] & FROM(holding->state))) {
+        log_error("holding_state_wrong", LOG_STR("tenantId", holding->tenant),
+                  LOG_STR("dictCode", holding->code), LOG_INT("from", holding->state), LOG_INT("to", to));
+        abort();
     }
-    barrier->waiting[barrier->waiting_count++] = waiting;
+    if (holding->state == HOLDING_QUEUED)
+        TAILQ_REMOVE(&holding->queue->holdings, holding, queued);
+    if (holding->state == HOLDING_DELAYED)
+        loop_timer_stop(holding->refdata->home, &holding->timer);
+    holding->state = to;
 }

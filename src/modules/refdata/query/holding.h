@@ -8,46 +8,43 @@
 
 #include <stdatomic.h>
 
+#include "base/backoff.h"
 #include "cache/cache.h"
 #include "modules/refdata/dictionary.h"
+#include "modules/refdata/query/ask.h"
 
 struct refdata;
 
-/* ---- requests that wait at the barrier (barrier.h), per holding ---- */
-
-/* A reader waiting for a version. */
-struct refdata_waiting {
-    struct loop_park_ref ref;
-    int64_t version;
-    int64_t expires_ns; /* it will not be there any more */
-    bool from_primary;  /* the reload it waits for was asked of the primary on its behalf */
-};
-
-/* A reader whose wait is over: the primary decides. */
-struct refdata_deciding {
-    struct refdata_deciding *next;
-    struct loop_park_ref ref;
-    int64_t version;
-    size_t keys_len;
-    char keys[];
-};
-
-struct refdata_barrier { /* of one holding */
-    struct refdata_waiting *waiting;
-    size_t waiting_count, waiting_capacity;
-    struct refdata_deciding *queued; /* for the next query */
-    struct refdata_deciding *asked;  /* for the one under way */
-    bool asking;
-    const struct refdata_dictionary *definition; /* of the query under way, which references it */
-    int64_t second;                              /* of the rate limit */
-    unsigned asked_this_second;
-};
-
 /* Loads waiting for their turn. Those of changed keys alone have a queue and places of their own, so that no long load
  * holds them up. */
+TAILQ_HEAD(refdata_holdings, refdata_holding);
 struct refdata_queue {
-    struct refdata_holding *first, **last;
+    struct refdata_holdings holdings;
     unsigned running;
+};
+
+/*     IDLE → [WANTED →] [DELAYED →] QUEUED → LOADING [→ LOADING_AGAIN] → IDLE; any → DROPPED */
+enum refdata_holding_state {
+    HOLDING_IDLE,          /* no load is due */
+    HOLDING_WANTED,        /* one is as soon as PostgreSQL has accepted the dictionary's definition */
+    HOLDING_DELAYED,       /* its timer runs */
+    HOLDING_QUEUED,        /* in `queue`, for a free place */
+    HOLDING_LOADING,       /* single flight */
+    HOLDING_LOADING_AGAIN, /* something changed meanwhile: it runs once more */
+    HOLDING_DROPPED,       /* out of the table; freed when its load and its question have come back */
+};
+
+enum refdata_basis {                  /* of the next load */
+                     BASIS_HELD,      /* what is held, where the changes since are known */
+                     BASIS_NONE,      /* a full one, whatever is known of the changes */
+                     BASIS_REDEFINED, /* the same; what is held was loaded by an earlier definition */
+};
+
+enum refdata_failure { /* of the last load */
+                       FAILURE_NONE,
+                       FAILURE_OUTAGE,    /* of the server: mends by itself */
+                       FAILURE_REFUSED,   /* of what it has: trying again does not mend it */
+                       FAILURE_TOO_LARGE, /* the same: a row is, at failed_version */
 };
 
 struct refdata_holding {
@@ -60,33 +57,36 @@ struct refdata_holding {
     /* the home loop's alone */
     struct refdata *refdata;
     struct refdata_dictionary *dictionary;
-    bool preload;   /* asked for by configuration: never evicted, part of readiness */
-    bool wanted;    /* a load is due as soon as one may start */
-    bool loading;   /* one load at a time: single-flight */
-    bool again;     /* something changed during the load: it runs once more */
-    bool whole;     /* the next load is a full one, whatever is known of the changes */
-    bool redefined; /* what is held was loaded by an earlier definition */
-    bool dropped;   /* out of the table; freed when its load has come back */
-    bool refused;   /* its last load failed for a reason that trying again does not mend */
-    unsigned failures;
+    unsigned refs; /* the table, the load and the question under way */
+    bool preload;  /* asked for by configuration: never evicted, part of readiness */
+    enum refdata_holding_state state;
+    enum refdata_basis basis;
+    enum refdata_failure failure;
+    int64_t failed_version;
+    struct backoff retry;
     int64_t retry_at_ns; /* after a failure: not before */
-    bool too_large;      /* the last load met a row that is, at this version: */
-    int64_t too_large_version;
     struct loop_timer timer;
-    struct loop_park_ref *waiters;
-    size_t waiter_count, waiter_capacity;
-    struct refdata_queue *queue, *running_in; /* NULL = neither */
-    struct refdata_holding *queue_next;
+    struct refdata_queue *queue;         /* it is, or runs, in */
+    TAILQ_ENTRY(refdata_holding) queued; /* there; or among those to be freed */
+    /* Requests that wait: for the first load while there is nothing, for a version (barrier.h) afterwards. */
+    struct refdata_asks waiting;
+    struct refdata_barrier {
+        struct refdata_asks queued; /* for the next question to the primary: their wait is over */
+        struct refdata_asks asked;  /* for the one under way: */
+        const struct refdata_dictionary
+            *definition; /* by which it was asked, and which it references; NULL = none is */
+        int64_t second;  /* of the rate limit */
+        unsigned asked_this_second;
+    } barrier;
     int64_t wanted_version; /* committed since the last load began, as other processes report; 0 = none */
     int64_t began_ns;       /* the last load */
     int64_t audit_at_ns;    /* 0 = not decided yet */
-    struct refdata_barrier barrier;
     struct refdata_watch *watch; /* NULL = no followers */
     uint64_t memory_bytes;
     int64_t committed_version; /* as the sweep last saw it */
     int64_t lost_version; /* up to here a number may also mean a version that was lost (R14); 0 = none was */
-    int64_t drift_checked_at_ns, drift_value, drift_version;
-    bool drift_known;
+    int64_t drift_checked_at_ns, drift_value;
+    int64_t drift_version; /* -1 = the value is not known */
     struct metric_series *lag, *version_gauge, *items, *memory_gauge, *drift;
 
     _Atomic uint32_t
@@ -117,14 +117,23 @@ static inline struct refdata_holding *refdata_table_find(const struct refdata_ta
     }
 }
 
-/* Adds a request that waits at the barrier, and removes those whose time is over (they went on to the primary, or are gone), so
- * that the list has the size of the waiting requests. */
-void refdata_waiting_add(struct refdata_barrier *barrier, struct refdata_waiting waiting, int64_t now_ns);
-void refdata_waiting_forget(struct refdata_barrier *barrier, int64_t now_ns);
-
 struct refdata_holding *refdata_holding_create(struct refdata *refdata, struct str tenant,
                                                struct refdata_dictionary *dictionary, unsigned loops);
 void refdata_holding_destroy(struct refdata_holding *holding); /* its slot must be empty */
 uint32_t refdata_holding_used_at_s(const struct refdata_holding *holding, unsigned loops);
+/* Leaves its queue or stops its timer, as the state it leaves has it. The process ends where that move is not allowed. */
+void refdata_holding_move(struct refdata_holding *holding, enum refdata_holding_state to);
+
+static inline bool refdata_holding_is_loading(const struct refdata_holding *holding)
+{
+    return holding->state == HOLDING_LOADING || holding->state == HOLDING_LOADING_AGAIN;
+}
+
+/* On a loop: the version it has; -1 = none. */
+static inline int64_t refdata_holding_version(const struct refdata_holding *holding)
+{
+    const struct cache_snapshot *snapshot = cache_slot_read(&holding->slot);
+    return snapshot ? cache_snapshot_info(snapshot)->version : -1;
+}
 
 #endif

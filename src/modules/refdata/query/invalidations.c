@@ -50,7 +50,7 @@ static void take(struct refdata *refdata, const struct refdata_database *databas
         return;
     const struct cache_snapshot *snapshot = cache_slot_read(&holding->slot);
     const struct cache_info *info = snapshot ? cache_snapshot_info(snapshot) : NULL;
-    if (info ? info->version < pair->version : holding->loading)
+    if (info ? info->version < pair->version : refdata_holding_is_loading(holding))
         refdata_schedule_behind(holding, pair->version, 0);
     else if (info && info->version == pair->version && pair->is_event_known &&
              !uuid_eq(&info->event, &pair->event))

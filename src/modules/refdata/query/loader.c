@@ -4,6 +4,7 @@
  *     BEGIN, version, changes since the base      one round trip
  *     the changed keys, or everything             another
  */
+#include <stdatomic.h>
 #include <stdlib.h>
 
 #include "base/clock.h"
@@ -91,42 +92,35 @@ static enum history compare_history(const struct refdata_load *load,
     return uuid_eq(&event, &load->held_event) ? SAME : ANOTHER;
 }
 
-static enum status open_once(const struct refdata_load *load, struct db_conn *conn, int64_t deadline_ns,
-                             struct opened *opened, struct error *error)
-{
-    struct db_result *results[QUESTIONS] = {NULL};
-    db_pipeline_begin(conn);
-    db_pipeline_add(conn, &begin_sql, DB_NO_PARAMS);
-    db_pipeline_add(conn, &meta_sql,
-                    DB_PARAMS(db_text(load->tenant), db_text(load->dictionary->code),
-                              db_i64(load->has_held ? load->held_version + 1 : -1)));
-    if (load->base)
-        refdata_delta_ask(load, conn);
-    enum status status =
-        db_pipeline_end(conn, deadline_ns, results, load->base ? QUESTIONS : CHANGES, NULL, error);
-    if (status == STATUS_OK) {
-        take_version(results[META], &opened->committed);
-        enum history history = compare_history(load, &opened->committed, results[META]);
-        opened->is_fork = history == ANOTHER;
-        opened->delta_known =
-            load->base && history == SAME &&
-            refdata_delta_read(load, results[CHANGES], opened->committed.version, &opened->delta);
-    }
-    for (size_t i = 0; i < QUESTIONS; i++)
-        db_result_free(results[i]);
-    return status;
-}
-
 static enum status open_transaction(const struct refdata_load *load, int64_t deadline_ns,
                                     struct db_conn **conn, struct opened *opened, struct error *error)
 {
+    const struct db_param params[] = {db_text(load->tenant), db_text(load->dictionary->code),
+                                      db_i64(load->has_held ? load->held_version + 1 : -1), DB_END};
     enum status status = db_acquire_long(load->dictionary->database->site.pool, deadline_ns, conn, error);
-    for (unsigned attempt = 1; status == STATUS_OK; attempt++) {
-        status = open_once(load, *conn, deadline_ns, opened, error);
-        if (status != STATUS_DB_RETRY || attempt == ATTEMPTS)
-            break;
-        db_rollback(*conn);
-        status = STATUS_OK;
+    bool is_last = false;
+    for (unsigned attempt = 1; status == STATUS_OK && !is_last; attempt++) {
+        struct db_result *results[QUESTIONS] = {NULL};
+        db_pipeline_begin(*conn);
+        db_pipeline_add(*conn, &begin_sql, DB_NO_PARAMS);
+        db_pipeline_add(*conn, &meta_sql, params);
+        if (load->base)
+            refdata_delta_ask(load, *conn);
+        status = db_pipeline_end(*conn, deadline_ns, results, load->base ? QUESTIONS : CHANGES, NULL, error);
+        is_last = status != STATUS_DB_RETRY || attempt == ATTEMPTS;
+        if (status == STATUS_OK) {
+            take_version(results[META], &opened->committed);
+            enum history history = compare_history(load, &opened->committed, results[META]);
+            opened->is_fork = history == ANOTHER;
+            opened->delta_known =
+                load->base && history == SAME &&
+                refdata_delta_read(load, results[CHANGES], opened->committed.version, &opened->delta);
+        } else if (!is_last) {
+            db_rollback(*conn);
+            status = STATUS_OK;
+        }
+        for (size_t i = 0; i < QUESTIONS; i++)
+            db_result_free(results[i]);
     }
     return status;
 }
@@ -183,21 +177,6 @@ static enum status load_changes(const struct refdata_load *load, struct db_conn 
     return status;
 }
 
-static enum status load_in_transaction(const struct refdata_load *load, struct db_conn *conn,
-                                       const struct opened *opened, int64_t deadline_ns,
-                                       struct refdata_loaded *loaded)
-{
-    enum status status = STATUS_OK;
-    loaded->committed_at_us = opened->committed.at_us;
-    loaded->change.to = opened->committed.version;
-    loaded->change.is_fork = opened->is_fork;
-    if (opened->delta_known)
-        status = load_changes(load, conn, opened, deadline_ns, loaded);
-    if (status == STATUS_OK && !loaded->snapshot)
-        status = load_all(load, conn, &opened->committed, deadline_ns, loaded);
-    return status;
-}
-
 /* Leaves its transaction open, in *conn. */
 static void load_by(const struct refdata_load *load, struct db_conn **conn, struct refdata_loaded *loaded)
 {
@@ -206,8 +185,13 @@ static void load_by(const struct refdata_load *load, struct db_conn **conn, stru
     *loaded = (struct refdata_loaded){.dictionary = load->dictionary, .base = load->base};
     *conn = NULL;
     enum status status = open_transaction(load, deadline_ns, conn, &opened, &loaded->error);
-    if (status == STATUS_OK)
-        status = load_in_transaction(load, *conn, &opened, deadline_ns, loaded);
+    loaded->committed_at_us = opened.committed.at_us;
+    loaded->change.to = opened.committed.version;
+    if (status == STATUS_OK && opened.delta_known)
+        status = load_changes(load, *conn, &opened, deadline_ns, loaded);
+    if (status == STATUS_OK && !loaded->snapshot)
+        status = load_all(load, *conn, &opened.committed, deadline_ns, loaded);
+    loaded->change.is_fork = opened.is_fork;
     loaded->status = status;
     loaded->seconds = (double)(clock_mono_ns() - began_ns) / 1e9;
 }
@@ -217,12 +201,6 @@ void refdata_loader_load(const struct refdata_load *load, struct refdata_loaded 
     struct db_conn *conn;
     load_by(load, &conn, loaded);
     close_transaction(conn);
-}
-
-static bool is_same(const struct cache_snapshot *one, const struct cache_snapshot *other)
-{
-    const struct cache_info *a = cache_snapshot_info(one), *b = cache_snapshot_info(other);
-    return a->item_count == b->item_count && memcmp(&a->digest, &b->digest, sizeof a->digest) == 0;
 }
 
 enum refdata_audit_verdict refdata_loader_audit(const struct refdata_load *load, int64_t *version,
@@ -239,8 +217,13 @@ enum refdata_audit_verdict refdata_loader_audit(const struct refdata_load *load,
     if (status == STATUS_OK && by_changes.snapshot)
         status = load_all(load, conn, &opened.committed, deadline_ns, &whole);
     close_transaction(conn);
-    if (by_changes.snapshot && whole.snapshot)
-        verdict = is_same(by_changes.snapshot, whole.snapshot) ? REFDATA_AUDIT_AGREES : REFDATA_AUDIT_DIFFERS;
+    if (by_changes.snapshot && whole.snapshot) {
+        const struct cache_info *a = cache_snapshot_info(by_changes.snapshot),
+                                *b = cache_snapshot_info(whole.snapshot);
+        bool is_same =
+            a->item_count == b->item_count && memcmp(&a->digest, &b->digest, sizeof a->digest) == 0;
+        verdict = is_same ? REFDATA_AUDIT_AGREES : REFDATA_AUDIT_DIFFERS;
+    }
     if (by_changes.snapshot)
         cache_snapshot_unref(by_changes.snapshot);
     if (whole.snapshot)
@@ -249,117 +232,108 @@ enum refdata_audit_verdict refdata_loader_audit(const struct refdata_load *load,
     return verdict;
 }
 
-/* ---- as a job of the home loop's ----
- * What was loaded goes home before the transaction is closed: no waiter waits for that round trip. So the job, which is the
- * worker's to the end, and what it brings home are two. */
+/* ---- on behalf of a holding ---- */
 
-struct brought {
+void refdata_load_begin(struct refdata_load *load, const struct refdata_holding *holding, bool is_delta,
+                        struct arena *arena)
+{
+    const struct refdata *refdata = holding->refdata;
+    const struct cache_snapshot *held =
+        holding->basis != BASIS_REDEFINED ? cache_slot_read(&holding->slot) : NULL;
+    /* What a POST may bring is stored with white space and its numbers in full. A dictionary's own SQL may have more, but
+     * not without bound: every pod holds it. */
+    size_t by_post = 4 * (size_t)atomic_load(&refdata->catalog)->updates.payload_bytes_max;
+    *load = (struct refdata_load){
+        .dictionary = refdata_dictionary_ref(holding->dictionary),
+        .tenant = arena_str(arena, holding->tenant),
+        .timeout_ms = refdata->settings.load_timeout_ms,
+        .memory_max = (uint64_t)refdata->settings.memory_bytes_max,
+        .payload_bytes_max = by_post > ROW_BYTES_MAX ? by_post : ROW_BYTES_MAX,
+        .base = is_delta ? cache_slot_acquire(&holding->slot) : NULL,
+        .arena = arena,
+        .has_held = held != NULL,
+    };
+    if (held) {
+        load->held_version = cache_snapshot_info(held)->version;
+        load->held_event = cache_snapshot_info(held)->event;
+    }
+}
+
+void refdata_load_end(struct refdata_load *load)
+{
+    if (load->base)
+        cache_snapshot_unref(load->base);
+    refdata_dictionary_unref(load->dictionary);
+}
+
+/* What was loaded goes home before the transaction is closed: no waiter waits for that round trip. So the home loop and the worker
+ * both use it; the last of them frees it. */
+struct load_job {
+    struct worker_job job;
     struct loop_message message;
+    atomic_uint users;
+    bool is_sent; /* home */
+    struct loop *home;
     struct refdata_holding *holding; /* the home loop's: not touched on the worker */
-    struct refdata_load load;        /* its dictionary and base are referenced */
-    struct arena arena;              /* of the tenant and the change */
+    struct refdata_load load;
+    struct arena arena; /* of the tenant and the change */
     struct refdata_loaded loaded;
 };
 
-struct load_job {
-    struct worker_job job;
-    struct loop *home;
-    struct brought *brought;
-    struct refdata_dictionary *dictionary; /* referenced: its pool outlives the transaction */
-};
-
-static void free_job(struct load_job *job)
+static void unref_job(struct load_job *job)
 {
-    refdata_dictionary_unref(job->dictionary);
+    if (atomic_fetch_sub(&job->users, 1) > 1)
+        return;
+    refdata_load_end(&job->load);
+    arena_deinit(&job->arena);
     free(job);
 }
 
-static void free_brought(struct brought *brought)
+static void on_loaded(struct loop *loop, struct loop_message *message)
 {
-    if (brought->load.base)
-        cache_snapshot_unref(brought->load.base);
-    refdata_dictionary_unref(brought->load.dictionary);
-    arena_deinit(&brought->arena);
-    free(brought);
-}
-
-static void on_brought(struct loop *loop, struct loop_message *message)
-{
+    struct load_job *job = CONTAINER_OF(message, struct load_job, message);
     (void)loop;
-    struct brought *brought = (struct brought *)message;
-    brought->loaded.dictionary = brought->load.dictionary;
-    refdata_schedule_loaded(brought->holding, &brought->loaded);
-    free_brought(brought);
+    job->loaded.dictionary = job->load.dictionary;
+    refdata_schedule_loaded(job->holding, &job->loaded);
+    unref_job(job);
 }
 
 static void run_load(struct worker_job *worker_job)
 {
-    struct load_job *job = (struct load_job *)worker_job;
+    struct load_job *job = CONTAINER_OF(worker_job, struct load_job, job);
     struct db_conn *conn;
     FAILPOINT("query.before_load");
-    load_by(&job->brought->load, &conn, &job->brought->loaded);
+    load_by(&job->load, &conn, &job->loaded);
     FAILPOINT("query.before_swap");
-    loop_post(job->home, &job->brought->message);
-    job->brought = NULL;
+    job->is_sent = true;
+    loop_post(job->home, &job->message);
     close_transaction(conn);
 }
 
 static void job_done(struct worker_job *worker_job)
 {
-    struct load_job *job = (struct load_job *)worker_job;
-    if (job->brought) { /* it never ran */
-        struct refdata_loaded *loaded = &job->brought->loaded;
-        loaded->status = error_set(&loaded->error, STATUS_CANCELLED, "the process is stopping");
-        loop_post(job->home, &job->brought->message);
+    struct load_job *job = CONTAINER_OF(worker_job, struct load_job, job);
+    if (!job->is_sent) { /* it never ran */
+        job->loaded.status = error_set(&job->loaded.error, STATUS_CANCELLED, "the process is stopping");
+        loop_post(job->home, &job->message);
     }
-    free_job(job);
+    unref_job(job);
 }
 
-void refdata_loader_compare_with(struct refdata_load *load, const struct refdata_holding *holding)
-{
-    const struct cache_snapshot *held = cache_slot_read(&holding->slot);
-    load->has_held = held && !holding->redefined;
-    if (!load->has_held)
-        return;
-    load->held_version = cache_snapshot_info(held)->version;
-    load->held_event = cache_snapshot_info(held)->event;
-}
-
-/* What a POST may bring is stored with white space and its numbers in full. A dictionary's own SQL may have more, but
- * not without bound: every pod holds it. */
-size_t refdata_loader_payload_max(const struct refdata *refdata)
-{
-    size_t by_post = 4 * (size_t)atomic_load(&refdata->catalog)->updates.payload_bytes_max;
-    return by_post > ROW_BYTES_MAX ? by_post : ROW_BYTES_MAX;
-}
-
-bool refdata_loader_start(struct refdata_holding *holding, struct cache_snapshot *base)
+bool refdata_loader_start(struct refdata_holding *holding, bool is_delta)
 {
     struct refdata *refdata = holding->refdata;
     struct load_job *job = memory_zalloc(sizeof *job);
-    struct brought *brought = memory_zalloc(sizeof *brought);
     job->job = (struct worker_job){.run = run_load, .done = job_done};
+    job->message.on_message = on_loaded;
     job->home = refdata->home;
-    job->brought = brought;
-    job->dictionary = refdata_dictionary_ref(holding->dictionary);
-    brought->message.on_message = on_brought;
-    brought->holding = holding;
-    arena_init(&brought->arena, 1024);
-    brought->load = (struct refdata_load){
-        .dictionary = refdata_dictionary_ref(holding->dictionary),
-        .tenant = arena_str(&brought->arena, holding->tenant),
-        .timeout_ms = refdata->settings.load_timeout_ms,
-        .memory_max = (uint64_t)refdata->settings.memory_bytes_max,
-        .payload_bytes_max = refdata_loader_payload_max(refdata),
-        .base = base,
-        .arena = &brought->arena,
-    };
-    refdata_loader_compare_with(&brought->load, holding);
-    if (base)
-        cache_snapshot_ref(base);
+    job->holding = holding;
+    atomic_init(&job->users, 2);
+    arena_init(&job->arena, 1024);
+    refdata_load_begin(&job->load, holding, is_delta, &job->arena);
     if (worker_pool_submit(refdata->loaders, &job->job))
         return true;
-    free_brought(brought);
-    free_job(job);
+    atomic_store(&job->users, 1);
+    unref_job(job);
     return false;
 }

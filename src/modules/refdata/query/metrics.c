@@ -3,7 +3,6 @@
 #include "modules/refdata/adapter/adapter.h"
 #include "modules/refdata/command/command.h"
 #include "modules/refdata/query/query.h"
-#include "modules/refdata/query/watch.h"
 
 #define BY_PAIR "tenant", "dict_code"
 #define BY_CODE "dict_code"
@@ -14,7 +13,7 @@
     }
 
 enum {
-    VERSION_LAG = REFDATA_COUNTERS,
+    VERSION_LAG = REFDATA_METRICS,
     VERSION,
     ITEMS,
     MEMORY,
@@ -40,6 +39,14 @@ struct metric_family *const refdata_metrics[] = {
                METRIC_COUNTER, BY_CODE),
     [REFDATA_UNREADABLE] = FAMILY("refdata_invalidations_unreadable_total",
                                   "Invalid messages on refdata.invalidations.", METRIC_COUNTER, "database"),
+    [REFDATA_WATCHERS] =
+        FAMILY("refdata_watchers", "Streams of changes that are open.", METRIC_GAUGE, BY_CODE),
+    [REFDATA_WATCH_LINES] =
+        FAMILY("refdata_watch_lines_total", "Changes given to watchers, each counted for each of them.",
+               METRIC_COUNTER, BY_CODE),
+    [REFDATA_WATCH_CUTS] =
+        FAMILY("refdata_watch_cuts_total", "Watchers cut off because they fell too far behind.",
+               METRIC_COUNTER, BY_CODE),
     [VERSION_LAG] = FAMILY("dict_version_lag",
                            "Versions that this pod was behind dictionary_meta.version at the last sweep.",
                            METRIC_GAUGE, BY_PAIR),
@@ -61,9 +68,6 @@ struct metric_family *const refdata_metrics[] = {
     [FRESHNESS] = FAMILY("refdata_freshness_seconds",
                          "Time from the commit of a change until this pod serves it, in seconds.",
                          METRIC_HISTOGRAM, BY_CODE),
-    &refdata_watchers,
-    &refdata_watch_lines,
-    &refdata_watch_cuts,
     &refdata_adapter_messages_family,
     &refdata_updates_family,
     &refdata_commit_size_family,
@@ -110,7 +114,7 @@ void refdata_metrics_lag(const struct refdata_holding *holding, int64_t local_ve
         metric_set(holding->lag, behind > 0 ? (double)behind : 0);
 }
 
-void refdata_metrics_count(enum refdata_counter counter, struct str label)
+void refdata_metrics_count(enum refdata_metric counter, struct str label)
 {
     metric_add(metric_series_get(refdata_metrics[counter], &label), 1);
 }

@@ -7,45 +7,30 @@
 #include "base/memory.h"
 #include "modules/refdata/provider.h"
 
-static enum status read_keys(const struct refdata_dictionary *dictionary, struct str tenant, struct str keys,
-                             struct db_conn *conn, int64_t deadline_ns, struct refdata_primary_answer *answer)
-{
-    struct cache_builder *builder = cache_builder_create(NULL, 0);
-    enum status status =
-        refdata_provider_load(dictionary, tenant, keys, conn, deadline_ns, builder, &answer->error);
-    if (status == STATUS_OK)
-        answer->snapshot = cache_builder_finish(builder, answer->committed.version);
-    else
-        cache_builder_abandon(builder);
-    return status;
-}
-
-static enum status read_in_transaction(const struct refdata_dictionary *dictionary, struct str tenant,
-                                       struct str keys, struct db_conn *conn, int64_t deadline_ns,
-                                       struct refdata_primary_answer *answer)
-{
-    enum status status = db_begin(conn, DB_REPEATABLE_READ_ONLY, deadline_ns, &answer->error);
-    if (status == STATUS_OK)
-        status = refdata_loader_version(conn, tenant, dictionary->code, deadline_ns, &answer->committed,
-                                        &answer->error);
-    if (status == STATUS_OK)
-        status = read_keys(dictionary, tenant, keys, conn, deadline_ns, answer);
-    db_rollback(conn); /* read only: nothing to commit */
-    return status;
-}
-
 void refdata_primary_read(const struct refdata_dictionary *dictionary, struct str tenant, struct str keys,
                           int64_t deadline_ns, struct refdata_primary_answer *answer)
 {
     struct db_conn *conn = NULL;
-    answer->status = db_acquire_long(dictionary->database->site.pool, deadline_ns, &conn, &answer->error);
-    if (answer->status == STATUS_OK && keys.len)
-        answer->status = read_in_transaction(dictionary, tenant, keys, conn, deadline_ns, answer);
-    else if (answer->status == STATUS_OK)
-        answer->status = refdata_loader_version(conn, tenant, dictionary->code, deadline_ns,
-                                                &answer->committed, &answer->error);
+    struct error *error = &answer->error;
+    enum status status = db_acquire_long(dictionary->database->site.pool, deadline_ns, &conn, error);
+    if (status == STATUS_OK && keys.len)
+        status = db_begin(conn, DB_REPEATABLE_READ_ONLY, deadline_ns, error);
+    if (status == STATUS_OK)
+        status =
+            refdata_loader_version(conn, tenant, dictionary->code, deadline_ns, &answer->committed, error);
+    if (status == STATUS_OK && keys.len) {
+        struct cache_builder *builder = cache_builder_create(NULL, 0);
+        status = refdata_provider_load(dictionary, tenant, keys, conn, deadline_ns, builder, error);
+        if (status == STATUS_OK)
+            answer->snapshot = cache_builder_finish(builder, answer->committed.version);
+        else
+            cache_builder_abandon(builder);
+    }
+    if (conn && keys.len)
+        db_rollback(conn); /* read only: nothing to commit */
     if (conn)
         db_release(conn);
+    answer->status = status;
 }
 
 /* ---- on behalf of readers ---- */
@@ -68,6 +53,13 @@ static void run_question(struct worker_job *job)
                          clock_deadline_ms(question->timeout_ms), &question->answer);
 }
 
+static void free_question(struct question *question)
+{
+    refdata_dictionary_unref(question->dictionary);
+    arena_deinit(&question->arena);
+    free(question);
+}
+
 static void question_done(struct worker_job *job)
 {
     struct question *question = (struct question *)job;
@@ -75,9 +67,7 @@ static void question_done(struct worker_job *job)
         question->answer.status =
             error_set(&question->answer.error, STATUS_CANCELLED, "the process is stopping");
     question->on_answer(question->context, &question->answer);
-    refdata_dictionary_unref(question->dictionary);
-    arena_deinit(&question->arena);
-    free(question);
+    free_question(question);
 }
 
 bool refdata_primary_ask(struct refdata *refdata, struct refdata_dictionary *dictionary, struct str tenant,
@@ -96,8 +86,6 @@ bool refdata_primary_ask(struct refdata *refdata, struct refdata_dictionary *dic
     question->context = context;
     if (worker_pool_submit(refdata->readers, &question->job))
         return true;
-    refdata_dictionary_unref(dictionary);
-    arena_deinit(&question->arena);
-    free(question);
+    free_question(question);
     return false;
 }

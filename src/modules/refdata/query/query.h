@@ -1,29 +1,26 @@
 /* The query role (R3–R7, R13–R18): what this pod holds in memory, when it is loaded, and how it is read.
  *
- *     reader ─ reading.c ─┬─ holding's slot ─ items.c, all.c, version.c          (no lock, no allocation)
- *                         └─ not there, or too old ─ keeper.c, barrier.c ─ schedule.c ─ loader.c ─ slot
+ *     reader ─ reading.c ─┬─ holding's slot ─ items.c, all.c                     (no lock, no allocation)
+ *                         └─ not there, or too old ─ ask.c ─ keeper.c, barrier.c ─ schedule.c ─ loader.c ─ slot
  *     a change ─ invalidations.c, or sweep.c ─────────────────────────────────┘        └─ delta.c */
 #ifndef FRESHET_REFDATA_QUERY_H
 #define FRESHET_REFDATA_QUERY_H
 
 #include "modules/refdata/refdata.h"
 
-/* ---- keeper.c: what is held ---- */
-/* On a loop: asks the home loop for a pair that is not in memory, on behalf of a parked request. */
-void refdata_keeper_ask(struct refdata *refdata, struct str tenant, struct str code,
-                        struct loop_park_ref waiter);
-/* The rest on the home loop. */
+/* ---- keeper.c: what is held; on the home loop ---- */
+void refdata_keeper_admit(struct refdata_ask *ask); /* of a pair that is not in memory */
 struct refdata_holding *refdata_keeper_hold(struct refdata *refdata, struct str tenant,
                                             struct refdata_dictionary *dictionary);
 void refdata_keeper_adopt(struct refdata *refdata, struct refdata_catalog *catalog); /* after a reload */
 void refdata_keeper_preload(struct refdata *refdata); /* the pairs without a star */
+void refdata_keeper_preload_pair(struct refdata *refdata, struct str tenant,
+                                 struct refdata_dictionary *dictionary);
 void refdata_keeper_update_health(struct refdata *refdata);
-/* Releases those waiting for a holding: with its data, or with why there is none. */
-void refdata_keeper_wake(struct refdata_holding *holding, const struct error *error);
 void refdata_keeper_trim(struct refdata *refdata,
                          const struct refdata_holding *newest); /* to the memory budget */
-void refdata_keeper_retire(
-    struct refdata_holding *holding);               /* out of the table: freed after a grace period */
+/* A load or a question has come back. A dropped holding is freed with the last of them, after a grace period. */
+void refdata_keeper_unref(struct refdata_holding *holding);
 void refdata_keeper_clear(struct refdata *refdata); /* loops have ended: frees everything */
 
 /* ---- what a load changed ---- */
@@ -88,11 +85,13 @@ void refdata_loader_load(const struct refdata_load *load, struct refdata_loaded 
 enum refdata_audit_verdict { REFDATA_AUDIT_UNKNOWN, REFDATA_AUDIT_AGREES, REFDATA_AUDIT_DIFFERS };
 enum refdata_audit_verdict refdata_loader_audit(const struct refdata_load *load, int64_t *version,
                                                 struct error *error);
-/* On the home loop: the load finds out whether what is held belongs to the history of what it loads. */
-void refdata_loader_compare_with(struct refdata_load *load, const struct refdata_holding *holding);
-/* refdata_schedule_loaded() follows; false = no thread. `base`: see struct refdata_load. */
-size_t refdata_loader_payload_max(const struct refdata *refdata); /* home loop */
-bool refdata_loader_start(struct refdata_holding *holding, struct cache_snapshot *base);
+/* On the home loop: a load of this pair, with the pair's name in the arena, on top of what is held or not. It references its
+ * dictionary and base; the counterpart, on any thread, gives them back. */
+void refdata_load_begin(struct refdata_load *load, const struct refdata_holding *holding, bool is_delta,
+                        struct arena *arena);
+void refdata_load_end(struct refdata_load *load);
+/* refdata_schedule_loaded() follows; false = no thread. */
+bool refdata_loader_start(struct refdata_holding *holding, bool is_delta);
 
 /* On a worker: dictionary_meta's row as this transaction sees it. */
 enum status refdata_loader_version(struct db_conn *conn, struct str tenant, struct str code,
@@ -110,28 +109,30 @@ void refdata_schedule_compare(struct refdata_holding *holding, int64_t delay_ms)
 /* The same as refdata_schedule_behind() where a request waits for it: now. */
 void refdata_schedule_urge(struct refdata_holding *holding, int64_t version);
 int64_t refdata_schedule_jitter_ms(const struct refdata *refdata); /* of a bulk load: a start, a comparison */
-void refdata_schedule_cancel(struct refdata_holding *holding);
 void refdata_schedule_run(struct refdata *refdata); /* starts what waits, as far as there is room */
 void refdata_schedule_loaded(struct refdata_holding *holding, struct refdata_loaded *loaded);
 /* PostgreSQL has been asked about a dictionary's templates: its pairs load now, or are given up. */
 void refdata_schedule_checked(struct refdata *refdata, struct refdata_dictionary *dictionary);
 
-/* ---- audit.c: is what deltas made what is there? ---- */
-void refdata_audit_check(struct refdata *refdata, struct refdata_database *database); /* what is due */
-
-/* ---- drift.c: a diagnosis aside from the sweep ---- */
-void refdata_drift_check(struct refdata *refdata, struct refdata_database *database); /* what is due */
+/* ---- checks.c: audits and drift checks of one database, beside its sweep ---- */
+struct refdata_checks *refdata_checks_create(struct refdata *refdata, struct refdata_database *database);
+void refdata_checks_wake(struct refdata_checks *checks);    /* home loop: what is due, after a sweep */
+void refdata_checks_destroy(struct refdata_checks *checks); /* main thread: waits for the one under way */
 
 /* ---- metrics.c ---- */
-enum refdata_counter { /* by dictionary; UNREADABLE, which are messages that are no invalidation, by database */
-                       REFDATA_RELOAD_ERRORS,
-                       REFDATA_REGRESSIONS,
-                       REFDATA_MISMATCHES,
-                       REFDATA_FALLBACK_READS,
-                       REFDATA_UNREADABLE,
-                       REFDATA_COUNTERS
+enum refdata_metric { /* counters by dictionary; UNREADABLE, which are messages that are no invalidation, by database: */
+                      REFDATA_RELOAD_ERRORS,
+                      REFDATA_REGRESSIONS,
+                      REFDATA_MISMATCHES,
+                      REFDATA_FALLBACK_READS,
+                      REFDATA_UNREADABLE,
+                      REFDATA_COUNTERS,
+                      REFDATA_WATCHERS = REFDATA_COUNTERS,
+                      REFDATA_WATCH_LINES,
+                      REFDATA_WATCH_CUTS,
+                      REFDATA_METRICS
 };
-void refdata_metrics_count(enum refdata_counter counter, struct str label); /* any thread */
+void refdata_metrics_count(enum refdata_metric counter, struct str label); /* any thread */
 void refdata_metrics_detach(struct refdata_holding *holding);
 void refdata_metrics_loaded(struct refdata_holding *holding, const struct refdata_loaded *loaded,
                             bool is_update);

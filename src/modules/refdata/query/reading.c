@@ -47,7 +47,7 @@ static bool may_read(const struct http_request *request, const char *scope, stru
 }
 
 /* Unknown names are answered from the catalog: a storm of them never reaches PostgreSQL (R17). */
-static void miss(struct refdata *refdata, struct http_request *request, struct str tenant, struct str code)
+static void miss(struct refdata *refdata, struct http_request *request, struct str code)
 {
     struct error error = {0};
     const struct refdata_catalog *catalog = atomic_load_explicit(&refdata->catalog, memory_order_acquire);
@@ -64,12 +64,8 @@ static void miss(struct refdata *refdata, struct http_request *request, struct s
         http_send_error(request, &error);
         return;
     }
-    struct loop_park_ref ref;
-    int64_t timeout_ms = atomic_load(&refdata->first_read_timeout_ms);
-    kernel_identity_keep(request);
-    if (http_request_park(request, loop_now_ns(request->loop) + timeout_ms * CLOCK_NS_PER_MS, on_timeout,
-                          NULL, &ref))
-        refdata_keeper_ask(refdata, tenant, code, ref);
+    refdata_ask_post(request, atomic_load(&refdata->first_read_timeout_ms), on_timeout, refdata_keeper_admit,
+                     &(struct refdata_demand){.code = code});
 }
 
 bool refdata_reading_begin(struct http_request *request, const char *const *query,
@@ -93,7 +89,7 @@ bool refdata_reading_begin(struct http_request *request, const char *const *quer
     if (holding && answer)
         reading->snapshot = answer;
     if (!reading->snapshot) {
-        miss(refdata, request, tenant, code);
+        miss(refdata, request, code);
         return false;
     }
     if (http_request_query_only(request, query, &error) != STATUS_OK)

@@ -6,86 +6,66 @@
 #include "base/clock.h"
 #include "base/hash.h"
 #include "base/log.h"
+#include "base/memory.h"
 #include "modules/refdata/query/barrier.h"
 #include "modules/refdata/query/query.h"
 #include "modules/refdata/query/watch.h"
 
-static void unqueue(struct refdata_holding *holding)
-{
-    struct refdata_queue *queue = holding->queue;
-    if (!queue)
-        return;
-    struct refdata_holding **at = &queue->first;
-    while (*at != holding)
-        at = &(*at)->queue_next;
-    *at = holding->queue_next;
-    if (queue->last == &holding->queue_next)
-        queue->last = at;
-    holding->queue = NULL;
-}
+/* Deltas are cheap, but not free: a burst of updates must not wait for a load after each of them. */
+#define DELTA_WINDOW_MS 6
+/* A row that is too large costs PostgreSQL up to 1 GB a try: it is not tried again soon, unless something was changed. */
+#define TOO_LARGE_RETRY_MS (5 * 60 * 1000)
 
 static bool somebody_waits(const struct refdata_holding *holding)
 {
-    return holding->waiter_count || holding->barrier.waiting_count;
+    return !STAILQ_EMPTY(&holding->waiting);
 }
 
 /* Can the next load start from what is held? */
 static bool may_be_delta(const struct refdata_holding *holding)
 {
-    return holding->dictionary->delta && !holding->whole && !holding->redefined &&
-           cache_slot_read(&holding->slot);
+    return holding->dictionary->delta && holding->basis == BASIS_HELD && cache_slot_read(&holding->slot);
 }
 
 /* Loads with waiters stand before those without, each kind in the order it came. */
 static void enqueue(struct refdata_holding *holding)
 {
     struct refdata *refdata = holding->refdata;
-    if (holding->queue)
-        return;
-    struct refdata_queue *queue = may_be_delta(holding) ? &refdata->delta_loads : &refdata->full_loads;
-    struct refdata_holding **at = queue->last;
+    struct refdata_holding *after = NULL;
+    refdata_holding_move(holding, HOLDING_QUEUED);
+    holding->queue = may_be_delta(holding) ? &refdata->delta_loads : &refdata->full_loads;
     if (somebody_waits(holding))
-        for (at = &queue->first; *at && somebody_waits(*at);)
-            at = &(*at)->queue_next;
-    holding->queue = queue;
-    holding->queue_next = *at;
-    *at = holding;
-    if (!holding->queue_next)
-        queue->last = &holding->queue_next;
+        TAILQ_FOREACH(after, &holding->queue->holdings, queued)
+            if (!somebody_waits(after))
+                break;
+    if (after)
+        TAILQ_INSERT_BEFORE(after, holding, queued);
+    else
+        TAILQ_INSERT_TAIL(&holding->queue->holdings, holding, queued);
+    refdata_schedule_run(refdata);
 }
 
 static void on_timer(struct loop_timer *timer)
 {
-    struct refdata_holding *holding =
-        (struct refdata_holding *)((char *)timer - offsetof(struct refdata_holding, timer));
-    enqueue(holding);
-    refdata_schedule_run(holding->refdata);
+    enqueue(CONTAINER_OF(timer, struct refdata_holding, timer));
 }
 
 void refdata_schedule_want(struct refdata_holding *holding, int64_t delay_ms)
 {
-    struct refdata *refdata = holding->refdata;
-    holding->wanted = true;
-    if (holding->loading) {
-        holding->again = true;
-        return;
-    }
-    /* A dictionary that was not checked yet is loaded when the check is done: refdata_schedule_checked(). */
-    if (atomic_load(&holding->dictionary->state) != REFDATA_READY ||
-        (holding->queue && (delay_ms > 0 || !somebody_waits(holding))))
-        return;
-    unqueue(holding); /* it has a waiter now: before those without */
-    if (delay_ms <= 0) {
-        loop_timer_stop(refdata->home, &holding->timer);
-        enqueue(holding);
-        refdata_schedule_run(refdata);
-    } else if (!holding->timer.heap_at) {
-        loop_timer_start(refdata->home, &holding->timer, clock_deadline_ms(delay_ms), on_timer);
+    if (refdata_holding_is_loading(holding)) {
+        if (holding->state == HOLDING_LOADING)
+            refdata_holding_move(holding, HOLDING_LOADING_AGAIN);
+    } else if (atomic_load(&holding->dictionary->state) != REFDATA_READY) {
+        if (holding->state == HOLDING_IDLE) /* loaded when the check is done: refdata_schedule_checked() */
+            refdata_holding_move(holding, HOLDING_WANTED);
+    } else if (delay_ms <= 0) {
+        if (holding->state != HOLDING_QUEUED || somebody_waits(holding)) /* then before those without */
+            enqueue(holding);
+    } else if (holding->state == HOLDING_IDLE || holding->state == HOLDING_WANTED) {
+        refdata_holding_move(holding, HOLDING_DELAYED);
+        loop_timer_start(holding->refdata->home, &holding->timer, clock_deadline_ms(delay_ms), on_timer);
     }
 }
-
-/* Deltas are cheap, but not free: a burst of updates must not wait for a load after each of them. */
-#define DELTA_WINDOW_MS 6
 
 /* The debounce is leading edge (R13): the first change loads at once, those within the window since that load began
  * share the one at its end. */
@@ -101,45 +81,36 @@ static int64_t pause_ms(const struct refdata_holding *holding)
     return clock_ms_left(due_ns);
 }
 
-/* Does the load under way, or what is here, lack this version? */
-static void note_wanted(struct refdata_holding *holding, int64_t version)
-{
-    if (holding->wanted_version < version)
-        holding->wanted_version = version;
-}
-
-/* A row that is too large costs PostgreSQL up to 1 GB a try: it is not tried again soon, unless something was changed. */
-#define TOO_LARGE_RETRY_MS (5 * 60 * 1000)
-
-static void note_changed(struct refdata_holding *holding, int64_t version)
-{
-    if (!holding->too_large || version <= holding->too_large_version)
-        return;
-    holding->too_large = false;
-    holding->retry_at_ns = 0;
-    loop_timer_stop(holding->refdata->home, &holding->timer);
-}
-
-void refdata_schedule_behind(struct refdata_holding *holding, int64_t version, int64_t delay_ms)
-{
-    note_wanted(holding, version);
-    note_changed(holding, version);
-    if (holding->loading)
-        return; /* known when it is back */
-    int64_t pause = pause_ms(holding);
-    refdata_schedule_want(holding, pause > delay_ms ? pause : delay_ms);
-}
-
 void refdata_schedule_compare(struct refdata_holding *holding, int64_t delay_ms)
 {
     int64_t pause = pause_ms(holding);
     refdata_schedule_want(holding, pause > delay_ms ? pause : delay_ms);
 }
 
+static void note_wanted(struct refdata_holding *holding, int64_t version)
+{
+    if (holding->wanted_version < version)
+        holding->wanted_version = version;
+}
+
+void refdata_schedule_behind(struct refdata_holding *holding, int64_t version, int64_t delay_ms)
+{
+    note_wanted(holding, version);
+    if (holding->failure == FAILURE_TOO_LARGE &&
+        version > holding->failed_version) { /* something was changed */
+        holding->failure = FAILURE_REFUSED;
+        holding->retry_at_ns = 0;
+        if (holding->state == HOLDING_DELAYED)
+            refdata_holding_move(holding, HOLDING_IDLE);
+    }
+    if (!refdata_holding_is_loading(holding)) /* otherwise known when it is back */
+        refdata_schedule_compare(holding, delay_ms);
+}
+
 void refdata_schedule_urge(struct refdata_holding *holding, int64_t version)
 {
     note_wanted(holding, version);
-    if (!holding->loading)
+    if (!refdata_holding_is_loading(holding))
         refdata_schedule_want(holding, 0);
 }
 
@@ -149,33 +120,20 @@ int64_t refdata_schedule_jitter_ms(const struct refdata *refdata)
     return jitter_ms ? (int64_t)(random_u64() % (uint64_t)jitter_ms) : 0;
 }
 
-static bool start_load(struct refdata_holding *holding, struct refdata_queue *queue)
-{
-    struct cache_snapshot *base = may_be_delta(holding) ? cache_slot_acquire(&holding->slot) : NULL;
-    bool started = refdata_loader_start(holding, base);
-    if (base)
-        cache_snapshot_unref(base);
-    if (!started)
-        return false;
-    holding->loading = true;
-    holding->wanted = false;
-    holding->wanted_version = 0; /* what was committed by now is what it will find */
-    holding->began_ns = clock_mono_ns();
-    holding->running_in = queue;
-    queue->running++;
-    return true;
-}
-
 static void run_queue(struct refdata *refdata, struct refdata_queue *queue)
 {
-    while (queue->first && queue->running < (unsigned)refdata->settings.parallel_reloads &&
-           !refdata->stopping) {
-        struct refdata_holding *holding = queue->first;
-        unqueue(holding);
-        if (!start_load(holding, queue)) {
-            holding->wanted = true; /* its threads are busy stopping */
+    struct refdata_holding *holding;
+    while ((holding = TAILQ_FIRST(&queue->holdings)) != NULL && !refdata->stopping &&
+           queue->running < (unsigned)refdata->settings.parallel_reloads) {
+        if (!refdata_loader_start(holding, may_be_delta(holding))) { /* its threads are busy stopping */
+            refdata_holding_move(holding, HOLDING_WANTED);
             return;
         }
+        refdata_holding_move(holding, HOLDING_LOADING);
+        holding->refs++;
+        holding->wanted_version = 0; /* what was committed by now is what it will find */
+        holding->began_ns = clock_mono_ns();
+        queue->running++;
     }
 }
 
@@ -185,45 +143,38 @@ void refdata_schedule_run(struct refdata *refdata)
     run_queue(refdata, &refdata->full_loads);
 }
 
-static int64_t retry_delay_ms(const struct refdata_holding *holding)
-{
-    const struct refdata_cache_settings *settings = &holding->refdata->settings;
-    int64_t delay_ms = settings->retry_min_ms;
-    for (unsigned i = 1; i < holding->failures && delay_ms < settings->retry_max_ms; i++)
-        delay_ms *= 2;
-    delay_ms = delay_ms < settings->retry_max_ms ? delay_ms : settings->retry_max_ms;
-    return delay_ms / 2 + (int64_t)(random_u64() % (uint64_t)(delay_ms / 2 + 1));
-}
-
 /* ---- how a load ended ---- */
-
-/* Did the server fail, or did what it has? Only the first will mend by itself. */
-static bool is_outage(enum status status)
-{
-    return status == STATUS_DB_DOWN || status == STATUS_TIMEOUT || status == STATUS_DB_RETRY ||
-           status == STATUS_CANCELLED;
-}
 
 static void load_failed(struct refdata_holding *holding, const struct refdata_loaded *loaded)
 {
+    const struct refdata_cache_settings *settings = &holding->refdata->settings;
     bool has_data = cache_slot_read(&holding->slot) != NULL;
-    holding->failures++;
-    int64_t delay_ms = retry_delay_ms(holding);
-    holding->too_large = loaded->status == STATUS_PAYLOAD_TOO_LARGE;
-    holding->too_large_version = loaded->change.to;
-    if (holding->too_large && delay_ms < TOO_LARGE_RETRY_MS)
-        delay_ms = TOO_LARGE_RETRY_MS;
+    holding->retry.min_ms = settings->retry_min_ms;
+    holding->retry.max_ms = settings->retry_max_ms;
+    int64_t delay_ms = backoff_next_ms(&holding->retry);
+    switch (loaded->status) {
+    case STATUS_DB_DOWN:
+    case STATUS_TIMEOUT:
+    case STATUS_DB_RETRY:
+    case STATUS_CANCELLED: holding->failure = FAILURE_OUTAGE; break;
+    case STATUS_PAYLOAD_TOO_LARGE:
+        holding->failure = FAILURE_TOO_LARGE;
+        delay_ms = delay_ms < TOO_LARGE_RETRY_MS ? TOO_LARGE_RETRY_MS : delay_ms;
+        break;
+    default: holding->failure = FAILURE_REFUSED;
+    }
+    holding->failed_version = loaded->change.to;
+    if (holding->failure != FAILURE_OUTAGE && holding->basis == BASIS_HELD)
+        holding->basis = BASIS_NONE; /* what cannot be had key by key may be had at once */
     refdata_metrics_count(REFDATA_RELOAD_ERRORS, holding->code);
     log_warn("dictionary_load_failed", LOG_STR("tenantId", holding->tenant),
-             LOG_STR("dictCode", holding->code), LOG_INT("failures", holding->failures),
+             LOG_STR("dictCode", holding->code), LOG_INT("failures", holding->retry.failures),
              LOG_INT("retryMs", delay_ms), LOG_BOOL("servesOldVersion", has_data),
              LOG_ERROR_FIELDS(&loaded->error));
     holding->retry_at_ns = clock_deadline_ms(delay_ms);
-    holding->refused = !is_outage(loaded->status);
-    holding->whole |= holding->refused; /* what cannot be had key by key may be had at once */
-    struct error error;
-    error_set(&error, STATUS_DICTIONARY_UNAVAILABLE, "the dictionary cannot be loaded now");
-    refdata_keeper_wake(holding, &error);
+    if (!has_data)
+        refdata_asks_refuse(&holding->waiting, STATUS_DICTIONARY_UNAVAILABLE,
+                            "the dictionary cannot be loaded now");
     if (holding->preload || has_data)
         refdata_schedule_want(holding, delay_ms);
 }
@@ -244,36 +195,30 @@ static void note_regression(struct refdata_holding *holding, const struct cache_
         holding->lost_version = before->version;
 }
 
-static void tell(const struct refdata_holding *holding, const struct refdata_loaded *loaded)
-{
-    const struct cache_info *info = cache_snapshot_info(loaded->snapshot);
-    bool delta = refdata_loaded_is_delta(loaded);
-    if (!delta || log_enabled(LOG_LEVEL_DEBUG)) /* many a second, where only keys are loaded */
-        log_write(delta ? LOG_LEVEL_DEBUG : LOG_LEVEL_INFO, "dictionary_loaded",
-                  LOG_FIELDS(LOG_STR("tenantId", holding->tenant), LOG_STR("dictCode", holding->code),
-                             LOG_INT("version", info->version), LOG_INT("items", info->item_count),
-                             LOG_CSTR("mode", delta ? "delta" : "full"),
-                             LOG_INT("durationMs", (int64_t)(loaded->seconds * 1000)),
-                             LOG_INT("bytes", info->memory_bytes)));
-    if (loaded->replaced)
-        log_warn("dictionary_keys_repeated", LOG_STR("tenantId", holding->tenant),
-                 LOG_STR("dictCode", holding->code), LOG_INT("repeated", loaded->replaced),
-                 LOG_CSTR("effect", "the last row of a key wins"));
-}
-
 /* A new version goes live. */
 static void swap(struct refdata_holding *holding, struct refdata_loaded *loaded)
 {
     struct refdata *refdata = holding->refdata;
     const struct cache_snapshot *before = cache_slot_read(&holding->slot);
     const struct cache_info *info = cache_snapshot_info(loaded->snapshot);
-    int64_t local = before && !holding->redefined ? cache_snapshot_info(before)->version : -1;
+    int64_t local = before && holding->basis != BASIS_REDEFINED ? cache_snapshot_info(before)->version : -1;
+    bool is_delta = refdata_loaded_is_delta(loaded);
     if (local >= 0 && loaded->change.is_fork)
         note_regression(holding, cache_snapshot_info(before), info);
     refdata->memory_bytes += info->memory_bytes - holding->memory_bytes;
     holding->memory_bytes = info->memory_bytes;
     loaded->change.from = local;
-    tell(holding, loaded);
+    if (!is_delta || log_enabled(LOG_LEVEL_DEBUG)) /* many a second, where only keys are loaded */
+        log_write(is_delta ? LOG_LEVEL_DEBUG : LOG_LEVEL_INFO, "dictionary_loaded",
+                  LOG_FIELDS(LOG_STR("tenantId", holding->tenant), LOG_STR("dictCode", holding->code),
+                             LOG_INT("version", info->version), LOG_INT("items", info->item_count),
+                             LOG_CSTR("mode", is_delta ? "delta" : "full"),
+                             LOG_INT("durationMs", (int64_t)(loaded->seconds * 1000)),
+                             LOG_INT("bytes", info->memory_bytes)));
+    if (loaded->replaced)
+        log_warn("dictionary_keys_repeated", LOG_STR("tenantId", holding->tenant),
+                 LOG_STR("dictCode", holding->code), LOG_INT("repeated", loaded->replaced),
+                 LOG_CSTR("effect", "the last row of a key wins"));
     refdata_metrics_loaded(holding, loaded, local >= 0 && info->version > local);
     cache_slot_publish(&holding->slot, loaded->snapshot, refdata->loops);
     refdata_watch_published(holding, before, loaded->snapshot, &loaded->change);
@@ -283,8 +228,8 @@ static void load_succeeded(struct refdata_holding *holding, struct refdata_loade
 {
     struct refdata *refdata = holding->refdata;
     int64_t version = cache_snapshot_info(loaded->snapshot)->version;
-    holding->failures = 0;
-    holding->refused = false;
+    backoff_reset(&holding->retry);
+    holding->failure = FAILURE_NONE;
     holding->retry_at_ns = 0;
     if (holding->committed_version < version)
         holding->committed_version = version;
@@ -293,87 +238,55 @@ static void load_succeeded(struct refdata_holding *holding, struct refdata_loade
     else
         swap(holding, loaded);
     if (!refdata_loaded_is_delta(loaded))
-        holding->whole = holding->redefined = false;
+        holding->basis = BASIS_HELD;
     /* Loaded counts as read: the next to go is not the one just asked for. */
     atomic_store(&holding->used_at_s[loop_index(refdata->home)],
                  (uint32_t)(loop_now_ns(refdata->home) / CLOCK_NS_PER_S));
-    refdata_keeper_wake(holding, NULL);
     refdata_barrier_loaded(holding, version);
     refdata_keeper_trim(refdata, holding);
-    if (holding->wanted_version > version)
-        holding->again = true;
-}
-
-/* Loaded by a definition that is no longer in force, or on a base that is no longer held: the load is dropped, and
- * waiters keep waiting. */
-static void load_outdated(struct refdata_holding *holding, const struct refdata_loaded *loaded)
-{
-    if (loaded->snapshot)
-        cache_snapshot_unref(loaded->snapshot);
-    refdata_schedule_want(holding, 0);
-}
-
-static void take_load(struct refdata_holding *holding, struct refdata_loaded *loaded)
-{
-    bool baseless = refdata_loaded_is_delta(loaded) && loaded->base != cache_slot_read(&holding->slot);
-    if (loaded->dictionary != holding->dictionary || baseless)
-        load_outdated(holding, loaded);
-    else if (loaded->status == STATUS_OK)
-        load_succeeded(holding, loaded);
-    else
-        load_failed(holding, loaded);
-    if (holding->again && loaded->status == STATUS_OK)
-        refdata_schedule_want(holding, pause_ms(holding));
-    holding->again = false;
 }
 
 void refdata_schedule_loaded(struct refdata_holding *holding, struct refdata_loaded *loaded)
 {
     struct refdata *refdata = holding->refdata;
-    holding->loading = false;
-    holding->running_in->running--;
-    if (!holding->dropped) {
-        take_load(holding, loaded);
-    } else {
-        if (loaded->snapshot)
-            cache_snapshot_unref(loaded->snapshot);
-        if (!holding->barrier.asking)
-            refdata_keeper_retire(holding);
+    bool is_dropped = holding->state == HOLDING_DROPPED, again = holding->state == HOLDING_LOADING_AGAIN;
+    bool is_baseless = refdata_loaded_is_delta(loaded) && loaded->base != cache_slot_read(&holding->slot);
+    bool is_outdated = loaded->dictionary != holding->dictionary || is_baseless;
+    holding->queue->running--;
+    if (!is_dropped)
+        refdata_holding_move(holding, HOLDING_IDLE);
+    if ((is_dropped || is_outdated) && loaded->snapshot)
+        cache_snapshot_unref(loaded->snapshot);
+    if (!is_dropped && is_outdated) { /* by a definition that is no longer in force: waiters keep waiting */
+        refdata_schedule_want(holding, 0);
+    } else if (!is_dropped && loaded->status != STATUS_OK) {
+        load_failed(holding, loaded);
+    } else if (!is_dropped) {
+        load_succeeded(holding, loaded);
+        if (again || holding->wanted_version > loaded->change.to)
+            refdata_schedule_want(holding, pause_ms(holding));
     }
+    refdata_keeper_unref(holding);
     refdata_schedule_run(refdata);
     refdata_keeper_update_health(refdata);
 }
 
-/* R15: a definition that PostgreSQL refuses loads nothing. What an earlier one loaded is served meanwhile. */
-static void give_up(struct refdata_holding *holding, const struct error *why)
-{
-    holding->wanted = true; /* loaded as soon as the definition is accepted */
-    refdata_barrier_refuse(holding);
-    if (!cache_slot_read(&holding->slot))
-        refdata_keeper_wake(holding, why);
-}
-
 void refdata_schedule_checked(struct refdata *refdata, struct refdata_dictionary *dictionary)
 {
-    bool ready = atomic_load(&dictionary->state) == REFDATA_READY;
-    struct error error;
-    error_set(&error, STATUS_DICTIONARY_UNAVAILABLE,
-              "the dictionary's configuration was refused by PostgreSQL");
+    bool is_ready = atomic_load(&dictionary->state) == REFDATA_READY;
     refdata_metrics_dictionary(dictionary);
     for (size_t i = 0; i <= refdata->own->mask; i++) {
         struct refdata_holding *holding = refdata->own->slots[i];
         if (!holding || holding->dictionary != dictionary)
             continue;
-        if (ready && holding->wanted) /* at a start: of many pods at once, perhaps */
+        if (!is_ready) { /* R15: it loads nothing; what an earlier definition loaded is served meanwhile */
+            refdata_barrier_refuse(holding);
+            if (holding->state == HOLDING_IDLE)
+                refdata_holding_move(holding, HOLDING_WANTED);
+        } else if (holding->state == HOLDING_WANTED ||
+                   holding->state == HOLDING_DELAYED) { /* at a start: of many pods at once, perhaps */
             refdata_schedule_want(holding, somebody_waits(holding) ? 0 : refdata_schedule_jitter_ms(refdata));
-        if (!ready)
-            give_up(holding, &error);
+        }
     }
     refdata_keeper_update_health(refdata);
-}
-
-void refdata_schedule_cancel(struct refdata_holding *holding)
-{
-    unqueue(holding);
-    loop_timer_stop(holding->refdata->home, &holding->timer);
 }

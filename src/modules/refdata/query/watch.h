@@ -17,8 +17,7 @@
 #define FRESHET_REFDATA_WATCH_H
 
 #include "modules/refdata/query/query.h"
-
-struct refdata_watch;
+#include "stream/stream.h"
 
 /* On the home loop, all of them. */
 /* A load has been swapped in. `before` NULL = there was nothing. */
@@ -27,6 +26,65 @@ void refdata_watch_published(struct refdata_holding *holding, const struct cache
 void refdata_watch_dissolve(struct refdata_holding *holding); /* its streams end, in order */
 void refdata_watch_adopt(struct refdata *refdata);            /* new settings */
 
-extern struct metric_family refdata_watchers, refdata_watch_lines, refdata_watch_cuts;
+/* ---- inside: watch.c admits and feeds, watch_lines.c writes lines, watch_history.c asks PostgreSQL what followers that
+ * reconnect have missed ---- */
+
+/* From one snapshot to the next, until it is written down. */
+struct refdata_watch_change {
+    struct worker_job job;
+    STAILQ_ENTRY(refdata_watch_change) next;
+    struct refdata_watch *watch;           /* referenced while on a worker */
+    struct cache_snapshot *before, *after; /* referenced */
+    struct arena arena;
+    struct str *keys; /* those that may have changed, each once, sorted; NULL = compare everything */
+    size_t key_count;
+    size_t bytes_max;
+    struct stream_segment *segment; /* the outcome; NULL = it was more than bytes_max */
+    bool is_nothing;                /* no line to publish */
+};
+
+struct refdata_watch {
+    unsigned refs; /* the holding, each job under way; the home loop's */
+    struct refdata *refdata;
+    struct refdata_holding *holding; /* NULL = dissolved */
+    struct stream_topic *topic;
+    STAILQ_HEAD(, refdata_watch_change) changes; /* not written down yet, in order */
+    bool is_writing;                             /* a worker has the one before them */
+    /* Requests that want to follow and were not admitted yet: */
+    struct refdata_asks waiting;       /* for what is being written down */
+    struct refdata_asks queued, asked; /* for the next query; for the one under way */
+    struct refdata_history *history;   /* the last answer; NULL = none */
+};
+
+/* On the home loop: those in force. */
+static inline const struct refdata_watch_settings *refdata_watch_settings(const struct refdata *refdata)
+{
+    return &atomic_load(&refdata->catalog)->watch;
+}
+
+void refdata_watch_unref(struct refdata_watch *watch);
+/* Admits it, lets it wait, asks for its history, or refuses it. Takes it over. */
+void refdata_watch_place(struct refdata_watch *watch, struct refdata_ask *ask);
+void refdata_watch_settle(void *watch); /* closes it when no follower is left */
+
+/* ---- watch_lines.c ---- */
+/* Copies what it needs; NULL when nothing changed. */
+struct refdata_watch_change *refdata_watch_change_create(const struct cache_snapshot *before,
+                                                         const struct cache_snapshot *after,
+                                                         const struct refdata_change *change,
+                                                         size_t bytes_max);
+void refdata_watch_change_destroy(struct refdata_watch_change *change);
+bool refdata_watch_change_is_small(const struct refdata_watch_change *change);
+void refdata_watch_change_write(struct refdata_watch_change *change); /* any thread */
+void refdata_watch_put_line(struct buf *out, int64_t version, struct str key,
+                            const struct cache_record *record);
+void refdata_watch_put_up_to_date(struct buf *out, int64_t version);
+void refdata_watch_put_heartbeat(struct buf *out, int64_t version);
+
+/* ---- watch_history.c ---- */
+void refdata_watch_ask(struct refdata_watch *watch); /* for those queued, unless a query is under way */
+/* From the last answer, where it still holds for this version. False = it has to be asked. */
+bool refdata_watch_recall(struct refdata_watch *watch, struct refdata_ask *ask, int64_t version);
+void refdata_watch_forget(struct refdata_watch *watch); /* the last answer */
 
 #endif

@@ -4,12 +4,11 @@
  * and for those that reconnect before the next change: neither many followers at once nor a slow one costs more queries.
  * A key stands in it once, at the place of the last version that touched it, so that a follower with version N starts after
  * all keys last touched up to N. */
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/clock.h"
 #include "base/memory.h"
-#include "modules/refdata/query/watch_inside.h"
+#include "modules/refdata/query/watch.h"
 
 /* Both by the unique index on (tenant_id, dict_code, version). */
 static const struct db_statement keys_sql =
@@ -42,7 +41,6 @@ struct refdata_history {
     int64_t from, to, timeout_ms;
     size_t bytes_max;
     enum status status;
-    struct error error;
     int64_t gap; /* a follower before it cannot be brought up to date */
     struct touched *touched;
     size_t count;
@@ -63,12 +61,13 @@ static enum status run_query(const struct refdata_history *history, struct db_co
 }
 
 /* The keys first: what is deleted in between shows as a gap. */
-static enum status read_outbox(struct refdata_history *history, struct db_conn *conn, int64_t deadline_ns)
+static enum status read_outbox(struct refdata_history *history, struct db_conn *conn, int64_t deadline_ns,
+                               struct error *error)
 {
     struct db_result *keys = NULL, *gap = NULL;
-    enum status status = run_query(history, conn, &keys_sql, deadline_ns, &keys, &history->error);
+    enum status status = run_query(history, conn, &keys_sql, deadline_ns, &keys, error);
     if (status == STATUS_OK)
-        status = run_query(history, conn, &gap_sql, deadline_ns, &gap, &history->error);
+        status = run_query(history, conn, &gap_sql, deadline_ns, &gap, error);
     if (status == STATUS_OK) {
         history->gap = db_result_is_null(gap, 0, 0) ? history->from : db_result_i64(gap, 0, 0);
         history->count = db_result_rows(keys);
@@ -85,11 +84,12 @@ static enum status read_outbox(struct refdata_history *history, struct db_conn *
     return status;
 }
 
-/* As many of the latest as fit: one follower with an old version must not take the space of the others. */
-static size_t first_that_fits(struct refdata_history *history)
+static void write_segment(struct refdata_history *history)
 {
     enum { LINE_BYTES = 96 }; /* beside key and payload, escapes aside */
+    struct buf out = {0};
     size_t bytes = 0, first = history->count;
+    /* As many of the latest as fit: one follower with an old version must not take the space of the others. */
     while (first > 0 && history->touched[first - 1].version > history->gap) {
         const struct touched *touched = &history->touched[first - 1];
         bytes +=
@@ -102,13 +102,6 @@ static size_t first_that_fits(struct refdata_history *history)
         }
         first--;
     }
-    return first;
-}
-
-static void write_segment(struct refdata_history *history)
-{
-    struct buf out = {0};
-    size_t first = first_that_fits(history);
     for (size_t i = first; i < history->count; i++) {
         struct touched *touched = &history->touched[i];
         touched->offset = buf_len(&out);
@@ -127,13 +120,13 @@ static void write_segment(struct refdata_history *history)
 
 static void run_history(struct worker_job *job)
 {
-    struct refdata_history *history = (struct refdata_history *)job;
+    struct refdata_history *history = CONTAINER_OF(job, struct refdata_history, job);
     int64_t deadline_ns = clock_deadline_ms(history->timeout_ms);
+    struct error error;
     struct db_conn *conn = NULL;
-    history->status =
-        db_acquire_long(history->dictionary->database->site.pool, deadline_ns, &conn, &history->error);
+    history->status = db_acquire_long(history->dictionary->database->site.pool, deadline_ns, &conn, &error);
     if (history->status == STATUS_OK)
-        history->status = read_outbox(history, conn, deadline_ns);
+        history->status = read_outbox(history, conn, deadline_ns, &error);
     if (conn)
         db_release(conn);
     if (history->status == STATUS_OK)
@@ -157,72 +150,6 @@ static void destroy_history(struct refdata_history *history)
     free(history);
 }
 
-static void keep_or_destroy(struct refdata_watch *watch, struct refdata_history *history)
-{
-    const struct cache_snapshot *now = watch->holding ? cache_slot_read(&watch->holding->slot) : NULL;
-    bool holds = now == history->snapshot && history->status == STATUS_OK;
-    close_question(history);
-    if (!holds) {
-        destroy_history(history);
-        return;
-    }
-    refdata_watch_forget(watch);
-    watch->history = history;
-}
-
-/* The offset of the first line that a follower with version `after` needs. */
-static size_t offset_for(const struct refdata_history *history, int64_t after)
-{
-    size_t low = 0, high = history->count;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        if (history->touched[middle].version > after)
-            high = middle;
-        else
-            low = middle + 1;
-    }
-    return low < history->count ? history->touched[low].offset : history->end_offset;
-}
-
-static void give_history(struct refdata_watch *watch, const struct refdata_history *history,
-                         struct refdata_follower *follower)
-{
-    if (history->status != STATUS_OK) {
-        refdata_watch_refuse(follower, STATUS_UNAVAILABLE, 0);
-    } else if (!watch->holding) {
-        refdata_watch_start_over(follower);
-    } else if (follower->after < history->gap) {
-        refdata_watch_refuse(follower, STATUS_VERSION_TOO_OLD, history->to);
-    } else {
-        follower->opening = history->segment;
-        stream_segment_ref(history->segment);
-        follower->opening_offset = offset_for(history, follower->after);
-        follower->after = history->to;
-        refdata_watch_place(watch, follower);
-    }
-}
-
-static void history_done(struct worker_job *job)
-{
-    struct refdata_history *history = (struct refdata_history *)job;
-    struct refdata_watch *watch = history->watch;
-    struct refdata_follower *asked = watch->asked, *queued = watch->queued, *next;
-    watch->asked = watch->queued = NULL;
-    if (job->cancelled)
-        history->status = STATUS_CANCELLED;
-    for (; asked; asked = next) {
-        next = asked->next;
-        give_history(watch, history, asked);
-    }
-    keep_or_destroy(watch, history);
-    for (; queued; queued = next) { /* those it does not reach wait for the next query */
-        next = queued->next;
-        refdata_watch_place(watch, queued);
-    }
-    refdata_watch_settle(watch);
-    refdata_watch_unref(watch);
-}
-
 void refdata_watch_forget(struct refdata_watch *watch)
 {
     if (watch->history)
@@ -230,50 +157,94 @@ void refdata_watch_forget(struct refdata_watch *watch)
     watch->history = NULL;
 }
 
-bool refdata_watch_recall(struct refdata_watch *watch, struct refdata_follower *follower, int64_t version)
+static void give_history(struct refdata_watch *watch, const struct refdata_history *history,
+                         struct refdata_ask *ask)
+{
+    size_t low = 0, high = history->count;
+    ask->current = history->to;
+    if (history->status != STATUS_OK) {
+        refdata_ask_refuse(ask, STATUS_UNAVAILABLE, "the outbox could not be read");
+    } else if (!watch->holding) {
+        refdata_ask_again(ask);
+    } else if (ask->version < history->gap) {
+        refdata_ask_refuse(ask, STATUS_VERSION_TOO_OLD, "");
+    } else {
+        while (low < high) { /* the first line that it needs */
+            size_t middle = low + (high - low) / 2;
+            if (history->touched[middle].version > ask->version)
+                high = middle;
+            else
+                low = middle + 1;
+        }
+        stream_segment_ref(history->segment);
+        ask->opening = history->segment;
+        ask->opening_offset = low < history->count ? history->touched[low].offset : history->end_offset;
+        ask->version = history->to;
+        refdata_watch_place(watch, ask);
+    }
+}
+
+bool refdata_watch_recall(struct refdata_watch *watch, struct refdata_ask *ask, int64_t version)
 {
     const struct refdata_history *history = watch->history;
-    if (!history || history->to != version || history->from > follower->after)
+    if (!history || history->to != version || history->from > ask->version)
         return false;
-    give_history(watch, history, follower);
+    give_history(watch, history, ask);
     return true;
 }
 
-static struct refdata_history *new_history(struct refdata_watch *watch)
+static void history_done(struct worker_job *job)
 {
-    struct refdata_holding *holding = watch->holding;
+    struct refdata_history *history = CONTAINER_OF(job, struct refdata_history, job);
+    struct refdata_watch *watch = history->watch;
+    struct refdata_asks asked = STAILQ_HEAD_INITIALIZER(asked), queued = STAILQ_HEAD_INITIALIZER(queued);
+    struct refdata_ask *ask;
+    STAILQ_CONCAT(&asked, &watch->asked);
+    STAILQ_CONCAT(&queued, &watch->queued);
+    if (job->cancelled)
+        history->status = STATUS_CANCELLED;
+    while ((ask = refdata_asks_take(&asked)) != NULL)
+        give_history(watch, history, ask);
+    const struct cache_snapshot *now = watch->holding ? cache_slot_read(&watch->holding->slot) : NULL;
+    bool is_current = now == history->snapshot && history->status == STATUS_OK;
+    close_question(history);
+    if (is_current) {
+        refdata_watch_forget(watch);
+        watch->history = history;
+    } else {
+        destroy_history(history);
+    }
+    while ((ask = refdata_asks_take(&queued)) != NULL) /* those it does not reach wait for the next query */
+        refdata_watch_place(watch, ask);
+    refdata_watch_settle(watch);
+    refdata_watch_unref(watch);
+}
+
+void refdata_watch_ask(struct refdata_watch *watch)
+{
+    const struct refdata_holding *holding = watch->holding;
+    const struct refdata_ask *ask;
+    if (!STAILQ_EMPTY(&watch->asked))
+        return;
+    STAILQ_CONCAT(&watch->asked, &watch->queued);
     struct refdata_history *history = memory_zalloc(sizeof *history);
     history->job =
         (struct worker_job){.loop = watch->refdata->home, .run = run_history, .done = history_done};
     history->watch = watch;
-    watch->refs++;
     history->dictionary = refdata_dictionary_ref(holding->dictionary);
     history->snapshot = cache_slot_acquire(&holding->slot);
     arena_init(&history->arena, 4096);
     history->tenant = arena_str(&history->arena, holding->tenant);
     history->to = history->from = cache_snapshot_info(history->snapshot)->version;
-    for (const struct refdata_follower *each = watch->asked; each; each = each->next)
-        history->from = each->after < history->from ? each->after : history->from;
+    STAILQ_FOREACH(ask, &watch->asked, next)
+        history->from = ask->version < history->from ? ask->version : history->from;
     history->timeout_ms = watch->refdata->barrier.timeout_ms;
     history->bytes_max = (size_t)refdata_watch_settings(watch->refdata)->buffer_bytes_max;
-    return history;
-}
-
-void refdata_watch_ask(struct refdata_watch *watch)
-{
-    if (watch->asked)
+    if (worker_pool_submit(watch->refdata->readers, &history->job)) {
+        watch->refs++;
         return;
-    watch->asked = watch->queued;
-    watch->queued = NULL;
-    struct refdata_history *history = new_history(watch);
-    if (worker_pool_submit(watch->refdata->readers, &history->job))
-        return;
-    while (watch->asked) {
-        struct refdata_follower *follower = watch->asked;
-        watch->asked = follower->next;
-        refdata_watch_refuse(follower, STATUS_OVERLOADED, 0);
     }
+    refdata_asks_refuse(&watch->asked, STATUS_OVERLOADED, "too many reads from the primary at once");
     close_question(history);
     destroy_history(history);
-    refdata_watch_unref(watch);
 }

@@ -4,7 +4,7 @@
 
 #include "base/json.h"
 #include "base/memory.h"
-#include "modules/refdata/query/watch_inside.h"
+#include "modules/refdata/query/watch.h"
 
 enum { SMALL_KEYS = 256, SMALL_BYTES = 1024 * 1024 };
 

@@ -122,25 +122,56 @@ static void those_who_no_longer_wait_are_forgotten(void **state)
 {
     (void)state;
     enum { AT_ONCE = 10, EVER = 100000 };
-    struct refdata_barrier barrier = {0};
+    struct refdata_asks asks = STAILQ_HEAD_INITIALIZER(asks);
+    size_t count = 0;
     for (int64_t now_ns = 0; now_ns < EVER; now_ns++) {
-        refdata_waiting_add(
-            &barrier, (struct refdata_waiting){.version = now_ns, .expires_ns = now_ns + AT_ONCE}, now_ns);
-        assert_true(barrier.waiting_capacity <= 8 * AT_ONCE);
+        struct refdata_ask *ask = calloc(1, sizeof *ask);
+        ask->version = now_ns;
+        ask->expires_ns = now_ns + AT_ONCE;
+        refdata_asks_add(&asks, ask, now_ns);
+        if (now_ns % 1000 == 0 || now_ns == EVER - 1) {
+            const struct refdata_ask *each;
+            count = 0;
+            STAILQ_FOREACH(each, &asks, next)
+                count++;
+            assert_true(count <= AT_ONCE);
+        }
     }
-    size_t alive = 0;
-    for (size_t i = 0; i < barrier.waiting_count; i++)
-        alive += barrier.waiting[i].expires_ns > EVER - 1;
-    assert_int_equal(alive, AT_ONCE); /* and nobody who still waits is */
-    refdata_waiting_forget(&barrier, EVER + AT_ONCE);
-    assert_int_equal(barrier.waiting_count, 0);
-    free(barrier.waiting);
+    assert_int_equal(count, AT_ONCE); /* and none that still waits is */
+    assert_int_equal(STAILQ_FIRST(&asks)->expires_ns, EVER);
+    for (struct refdata_ask *ask; (ask = refdata_asks_take(&asks)) != NULL;)
+        refdata_ask_free(ask);
+}
+
+/* A load is single flight: queued once, run once, once more at most. */
+static void a_holding_moves_through_its_states(void **state)
+{
+    (void)state;
+    struct refdata_dictionary *dictionary = one_dictionary();
+    struct refdata_holding *holding = refdata_holding_create(NULL, STR("a"), dictionary, 1);
+    struct refdata_queue queue = {.holdings = TAILQ_HEAD_INITIALIZER(queue.holdings)};
+
+    refdata_holding_move(holding, HOLDING_WANTED);
+    refdata_holding_move(holding, HOLDING_QUEUED);
+    holding->queue = &queue;
+    TAILQ_INSERT_TAIL(&queue.holdings, holding, queued);
+    assert_false(refdata_holding_is_loading(holding));
+    refdata_holding_move(holding, HOLDING_LOADING);
+    assert_true(TAILQ_EMPTY(&queue.holdings)); /* it left its queue */
+    assert_true(refdata_holding_is_loading(holding));
+    refdata_holding_move(holding, HOLDING_LOADING_AGAIN);
+    assert_true(refdata_holding_is_loading(holding));
+    refdata_holding_move(holding, HOLDING_IDLE);
+    refdata_holding_move(holding, HOLDING_DROPPED);
+    refdata_holding_destroy(holding);
+    refdata_dictionary_unref(dictionary);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(those_who_no_longer_wait_are_forgotten),
+        cmocka_unit_test(a_holding_moves_through_its_states),
         cmocka_unit_test(an_empty_table_finds_nobody),
         cmocka_unit_test(what_was_added_is_found_until_it_is_removed),
         cmocka_unit_test(a_copy_is_not_changed_by_what_follows),

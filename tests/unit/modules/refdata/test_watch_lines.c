@@ -9,7 +9,7 @@
 #include <cmocka.h>
 
 #include "base/json.h"
-#include "modules/refdata/query/watch_inside.h"
+#include "modules/refdata/query/watch.h"
 #include "stream/stream_inside.h"
 
 enum { KEYS = 300, PLENTY = 1 << 20 };
