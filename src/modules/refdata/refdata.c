@@ -186,10 +186,10 @@ static enum status start(struct kernel *kernel, const void *section, void **stat
     atomic_init(&refdata->table, refdata_table_copy(refdata->own));
     arena_init(&refdata->settings_arena, 1024);
     take_settings(refdata, settings);
-    /* Room for every parallel load, full and delta, and every database's sweep, drift check and audit, so that none of
-     * them can hold up another. */
+    /* Room for every parallel load, full and delta, and every database's sweep and checks, so that none of them can hold up
+     * another. */
     unsigned threads =
-        2 * (unsigned)settings->cache.parallel_reloads + 3 * (unsigned)settings->postgres.count + 1;
+        2 * (unsigned)settings->cache.parallel_reloads + 2 * (unsigned)settings->postgres.count + 1;
     refdata->loaders = worker_pool_create("loader", threads, SIZE_MAX);
     refdata->readers = worker_pool_create("primary", (unsigned)settings->barrier.parallel_reads,
                                           (size_t)settings->barrier.queue_max);

@@ -9,7 +9,7 @@
 #include "base/hash.h"
 #include "hydration/hydration.h"
 #include "kernel/store.h"
-#include "modules/refdata/query/primary.h"
+#include "modules/refdata/query/query.h"
 #include "modules/refdata/writer.h"
 
 bool refdata_owner_read_id(struct str id, struct str *code, struct str *key)

@@ -1,7 +1,5 @@
 /* GET …/all (R5): the whole dictionary in bytewise key order, by pages of JSON or as one NDJSON stream. Both walk the
  * snapshot while the socket takes bytes; a reference keeps it alive, so that every line is of one version. */
-#include <stdlib.h>
-
 #include "base/buf.h"
 #include "base/hex.h"
 #include "base/json.h"
@@ -49,52 +47,30 @@ static enum status read_page(struct http_request *request, struct page *page, st
 /* ---- walking ---- */
 
 struct walk {
-    struct cache_snapshot *snapshot; /* referenced */
+    struct refdata_pieces pieces;
     struct cache_cursor cursor;
     uint64_t left; /* items still to give */
     bool is_lines; /* a line break after each item, instead of a comma between two */
     bool is_separator_due;
-    struct str piece; /* what is left of the one being given */
-    struct str tail;  /* after the items */
-    char text[];      /* of head and tail */
+    struct str tail; /* after the items */
+    char text[];     /* of head and tail */
 };
 
-static bool next_piece(struct walk *walk)
+static bool next_piece(struct refdata_pieces *pieces)
 {
+    struct walk *walk = CONTAINER_OF(pieces, struct walk, pieces);
     if (walk->is_separator_due) {
-        walk->piece = walk->is_lines ? STR("\n") : STR(",");
+        pieces->piece = walk->is_lines ? STR("\n") : STR(",");
         walk->is_separator_due = false;
     } else if (walk->left) {
-        walk->piece = cache_record_body(cache_cursor_next(&walk->cursor));
+        pieces->piece = cache_record_body(cache_cursor_next(&walk->cursor));
         walk->left--;
         walk->is_separator_due = walk->is_lines || walk->left;
     } else {
-        walk->piece = walk->tail;
+        pieces->piece = walk->tail;
         walk->tail = STR_NONE;
     }
-    return walk->piece.len > 0;
-}
-
-/* Bodies are given in pieces of `room`, so that even one item of a megabyte never stands in memory twice. */
-static enum http_source_state produce(void *context, struct buf *out, size_t room)
-{
-    struct walk *walk = context;
-    while (walk->piece.len || next_piece(walk)) {
-        size_t take = walk->piece.len < room ? walk->piece.len : room;
-        buf_put(out, walk->piece.ptr, take);
-        room -= take;
-        walk->piece = str_of(walk->piece.ptr + take, walk->piece.len - take);
-        if (walk->piece.len)
-            return HTTP_SOURCE_MORE;
-    }
-    return HTTP_SOURCE_END;
-}
-
-static void release(void *context)
-{
-    struct walk *walk = context;
-    cache_snapshot_unref(walk->snapshot);
-    free(walk);
+    return pieces->piece.len > 0;
 }
 
 /* `bytes` of `count` items, with what stands before and after them. */
@@ -102,13 +78,14 @@ static void send_walk(struct http_request *request, const struct refdata_reading
                       uint64_t count, uint64_t bytes, struct str head, struct str tail)
 {
     struct walk *walk = memory_zalloc(sizeof *walk + head.len + tail.len);
-    walk->snapshot = refdata_reading_keep(reading);
-    cache_cursor_init(&walk->cursor, walk->snapshot, after);
+    walk->pieces.snapshot = refdata_reading_keep(reading);
+    walk->pieces.next = next_piece;
+    cache_cursor_init(&walk->cursor, reading->snapshot, after);
     walk->left = count;
     walk->is_lines = head.len == 0;
     memcpy(walk->text, head.len ? head.ptr : "", head.len);
     memcpy(walk->text + head.len, tail.len ? tail.ptr : "", tail.len);
-    walk->piece = str_of(walk->text, head.len);
+    walk->pieces.piece = str_of(walk->text, head.len);
     walk->tail = str_of(walk->text + head.len, tail.len);
     uint64_t separators = walk->is_lines || !count ? count : count - 1;
     /* One address, two forms: caches must know the header that selects one. */
@@ -117,9 +94,7 @@ static void send_walk(struct http_request *request, const struct refdata_reading
                                                              STR_ARG(refdata_reading_headers(reading)))};
     if (walk->is_lines)
         response.content_type = STR("application/x-ndjson");
-    http_send_stream(
-        request, &response,
-        &(struct http_source){produce, release, walk, (int64_t)(head.len + bytes + separators + tail.len)});
+    refdata_reading_stream(request, &response, &walk->pieces, head.len + bytes + separators + tail.len);
 }
 
 /* A first walk over the page finds its length and its last key, so that the answer has a Content-Length. */

@@ -3,7 +3,6 @@
 #include "modules/refdata/query/barrier.h"
 
 #include "base/clock.h"
-#include "modules/refdata/query/primary.h"
 
 static const char refused_text[] = "the dictionary's configuration was refused by PostgreSQL";
 

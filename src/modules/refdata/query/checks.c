@@ -6,7 +6,7 @@
  *
  * Audits (R16): every digestCheckInterval a pair that is kept fresh by DELTA reloads is built both ways, by its changes
  * and from everything, in one transaction, and the digests are compared. They differ when data was changed
- * without naming its keys: the pair is then loaded in full. */
+ * without naming its keys: the pair is then loaded in full. One pair at a time. */
 #include <stdlib.h>
 
 #include "base/clock.h"
@@ -29,49 +29,98 @@ struct drift_check {
 struct refdata_checks {
     struct refdata *refdata;
     struct refdata_database *database; /* the sweep's */
-    struct task *drift, *audit;
-    /* of one run each */
-    struct arena drift_arena, audit_arena;
-    struct drift_check drift_checks[DRIFT_CHECKS_MAX];
+    struct task *task;
+    /* of one run: */
+    struct arena arena;
+    struct drift_check drift[DRIFT_CHECKS_MAX];
     size_t drift_count;
-    struct refdata_load load; /* the audit's; dictionary NULL = none is due */
-    enum refdata_audit_verdict verdict;
+    struct refdata_load audit; /* dictionary NULL = none is due */
+    bool differs;
     int64_t version;
 };
 
-/* ---- drift ---- */
+/* ---- on the home loop: what is due ---- */
 
-static bool is_drift_due(const struct refdata_holding *holding, const struct refdata_checks *checks)
+static bool is_drift_due(const struct refdata_holding *holding)
 {
     const struct refdata_dictionary *dictionary = holding->dictionary;
     int64_t interval_ns = holding->refdata->settings.drift_check_interval_ms * CLOCK_NS_PER_MS;
-    return dictionary->database == checks->database && dictionary->sql[REFDATA_DRIFT_CHECK].given &&
-           atomic_load(&dictionary->state) == REFDATA_READY && !atomic_load(&dictionary->drift_refused) &&
+    return dictionary->sql[REFDATA_DRIFT_CHECK].given && !atomic_load(&dictionary->drift_refused) &&
            clock_mono_ns() - holding->drift_checked_at_ns >= interval_ns;
 }
 
-static void forget_drift(struct refdata_checks *checks)
+/* Not all pods, nor all pairs of one, at the same moment. */
+static int64_t next_audit_ns(const struct refdata *refdata)
 {
-    while (checks->drift_count)
-        refdata_dictionary_unref(checks->drift_checks[--checks->drift_count].dictionary);
-    arena_reset(&checks->drift_arena);
+    int64_t interval_ms = refdata->settings.digest_check_ms;
+    return clock_deadline_ms(interval_ms + (int64_t)(random_u64() % (uint64_t)(interval_ms / 4 + 1)));
 }
 
-static void drift_prepare(void *context)
+static bool is_audit_due(struct refdata_holding *holding)
+{
+    if (holding->refdata->settings.digest_check_ms == 0 || !holding->dictionary->delta ||
+        holding->basis != BASIS_HELD || !cache_slot_read(&holding->slot))
+        return false;
+    if (holding->audit_at_ns == 0)
+        holding->audit_at_ns = next_audit_ns(holding->refdata);
+    return holding->audit_at_ns <= loop_now_ns(holding->refdata->home);
+}
+
+static bool is_checked(const struct refdata_holding *holding, const struct refdata_checks *checks)
+{
+    return holding && holding->dictionary->database == checks->database &&
+           atomic_load(&holding->dictionary->state) == REFDATA_READY;
+}
+
+void refdata_checks_wake(struct refdata_checks *checks)
+{
+    const struct refdata_table *table = checks->refdata->own;
+    for (size_t i = 0; i <= table->mask; i++) {
+        struct refdata_holding *holding = table->slots[i];
+        if (is_checked(holding, checks) && (is_drift_due(holding) || is_audit_due(holding))) {
+            task_wake(checks->task);
+            return;
+        }
+    }
+}
+
+static void forget_run(struct refdata_checks *checks)
+{
+    while (checks->drift_count)
+        refdata_dictionary_unref(checks->drift[--checks->drift_count].dictionary);
+    if (checks->audit.dictionary)
+        refdata_load_end(&checks->audit);
+    checks->audit.dictionary = NULL;
+    checks->differs = false;
+    arena_reset(&checks->arena);
+}
+
+static void checks_prepare(void *context)
 {
     struct refdata_checks *checks = context;
     const struct refdata_table *table = checks->refdata->own;
-    forget_drift(checks);
-    for (size_t i = 0; i <= table->mask && checks->drift_count < DRIFT_CHECKS_MAX; i++) {
+    struct refdata_holding *audited = NULL; /* the one that is due longest */
+    forget_run(checks);
+    for (size_t i = 0; i <= table->mask; i++) {
         struct refdata_holding *holding = table->slots[i];
-        if (!holding || !is_drift_due(holding, checks))
+        if (!is_checked(holding, checks))
             continue;
-        holding->drift_checked_at_ns = clock_mono_ns();
-        checks->drift_checks[checks->drift_count++] =
-            (struct drift_check){.dictionary = refdata_dictionary_ref(holding->dictionary),
-                                 .tenant = arena_str(&checks->drift_arena, holding->tenant)};
+        if (checks->drift_count < DRIFT_CHECKS_MAX && is_drift_due(holding)) {
+            holding->drift_checked_at_ns = clock_mono_ns();
+            checks->drift[checks->drift_count++] =
+                (struct drift_check){.dictionary = refdata_dictionary_ref(holding->dictionary),
+                                     .tenant = arena_str(&checks->arena, holding->tenant)};
+        }
+        if (is_audit_due(holding) && (!audited || holding->audit_at_ns < audited->audit_at_ns))
+            audited = holding;
     }
+    if (!audited)
+        return;
+    refdata_load_begin(&checks->audit, audited, true, &checks->arena);
+    audited->audit_at_ns = next_audit_ns(checks->refdata);
 }
+
+/* ---- on a worker ---- */
 
 static enum status check_drift(struct refdata_database *database, struct drift_check *check,
                                struct error *error)
@@ -96,8 +145,10 @@ static enum status check_drift(struct refdata_database *database, struct drift_c
         status = db_query(conn, statement, params, deadline_ns, &result, error);
     if (status == STATUS_OK && db_result_rows(result) != 1)
         status = error_set(error, STATUS_DB_ERROR, "one row was expected, not %zu", db_result_rows(result));
-    check->version = status == STATUS_OK ? committed.version : -1;
-    check->value = status == STATUS_OK ? db_result_i64(result, 0, 0) : 0;
+    if (status == STATUS_OK) {
+        check->version = committed.version;
+        check->value = db_result_i64(result, 0, 0);
+    }
     db_result_free(result);
     if (conn)
         db_rollback(conn);
@@ -105,13 +156,13 @@ static enum status check_drift(struct refdata_database *database, struct drift_c
     return status;
 }
 
-static int64_t drift_step(struct task *task, void *context)
+static int64_t checks_step(struct task *task, void *context)
 {
     struct refdata_checks *checks = context;
     enum status status = STATUS_OK;
     (void)task;
     for (size_t i = 0; i < checks->drift_count; i++) {
-        struct drift_check *check = &checks->drift_checks[i];
+        struct drift_check *check = &checks->drift[i];
         struct error error = {0};
         check->version = -1;
         if (status == STATUS_DB_DOWN || status == STATUS_CANCELLED)
@@ -121,16 +172,20 @@ static int64_t drift_step(struct task *task, void *context)
             log_warn("drift_check_failed", LOG_STR("tenantId", check->tenant),
                      LOG_STR("dictCode", check->dictionary->code), LOG_ERROR_FIELDS(&error));
     }
+    checks->differs = checks->audit.dictionary && refdata_loader_differs(&checks->audit, &checks->version);
     return TASK_IDLE;
 }
 
-static void drift_finish(void *context)
+/* ---- back on the home loop ---- */
+
+static void checks_finish(void *context)
 {
     struct refdata_checks *checks = context;
+    const struct refdata_table *table = checks->refdata->own;
+    struct refdata_holding *holding;
     for (size_t i = 0; i < checks->drift_count; i++) {
-        const struct drift_check *check = &checks->drift_checks[i];
-        struct refdata_holding *holding =
-            refdata_table_find(checks->refdata->own, check->tenant, check->dictionary->code);
+        const struct drift_check *check = &checks->drift[i];
+        holding = refdata_table_find(table, check->tenant, check->dictionary->code);
         if (check->version < 0 || !holding || holding->dictionary != check->dictionary)
             continue;
         if (holding->drift_version == check->version && holding->drift_value != check->value)
@@ -144,75 +199,10 @@ static void drift_finish(void *context)
         holding->drift_version = check->version;
         refdata_metrics_drift(holding);
     }
-    forget_drift(checks);
-}
-
-/* ---- audits ---- */
-
-/* Not all pods, nor all pairs of one, at the same moment. */
-static int64_t next_audit_ns(const struct refdata *refdata)
-{
-    int64_t interval_ms = refdata->settings.digest_check_ms;
-    return clock_deadline_ms(interval_ms + (int64_t)(random_u64() % (uint64_t)(interval_ms / 4 + 1)));
-}
-
-static bool is_audit_due(struct refdata_holding *holding, const struct refdata_checks *checks)
-{
-    const struct refdata_dictionary *dictionary = holding->dictionary;
-    if (holding->refdata->settings.digest_check_ms == 0 || dictionary->database != checks->database ||
-        !dictionary->delta || holding->basis != BASIS_HELD ||
-        atomic_load(&dictionary->state) != REFDATA_READY || !cache_slot_read(&holding->slot))
-        return false;
-    if (holding->audit_at_ns == 0)
-        holding->audit_at_ns = next_audit_ns(holding->refdata);
-    return holding->audit_at_ns <= loop_now_ns(holding->refdata->home);
-}
-
-static void forget_audit(struct refdata_checks *checks)
-{
-    if (checks->load.dictionary)
-        refdata_load_end(&checks->load);
-    checks->load.dictionary = NULL;
-    arena_reset(&checks->audit_arena);
-}
-
-/* One at a time: the one that is due longest. */
-static void audit_prepare(void *context)
-{
-    struct refdata_checks *checks = context;
-    const struct refdata_table *table = checks->refdata->own;
-    struct refdata_holding *due = NULL;
-    forget_audit(checks);
-    for (size_t i = 0; i <= table->mask; i++) {
-        struct refdata_holding *holding = table->slots[i];
-        if (holding && is_audit_due(holding, checks) && (!due || holding->audit_at_ns < due->audit_at_ns))
-            due = holding;
-    }
-    if (!due)
-        return;
-    refdata_load_begin(&checks->load, due, true, &checks->audit_arena);
-    due->audit_at_ns = next_audit_ns(checks->refdata);
-}
-
-static int64_t audit_step(struct task *task, void *context)
-{
-    struct refdata_checks *checks = context;
-    struct error error;
-    (void)task;
-    checks->verdict = checks->load.dictionary ? refdata_loader_audit(&checks->load, &checks->version, &error)
-                                              : REFDATA_AUDIT_UNKNOWN;
-    return TASK_IDLE;
-}
-
-static void audit_finish(void *context)
-{
-    struct refdata_checks *checks = context;
-    const struct refdata_dictionary *dictionary = checks->load.dictionary;
-    struct refdata_holding *holding =
-        checks->verdict == REFDATA_AUDIT_DIFFERS
-            ? refdata_table_find(checks->refdata->own, checks->load.tenant, dictionary->code)
-            : NULL;
-    if (holding && holding->dictionary == dictionary) {
+    holding = checks->differs
+                  ? refdata_table_find(table, checks->audit.tenant, checks->audit.dictionary->code)
+                  : NULL;
+    if (holding && holding->dictionary == checks->audit.dictionary) {
         refdata_metrics_count(REFDATA_MISMATCHES, holding->code);
         log_error(
             "dictionary_digest_mismatch", LOG_STR("tenantId", holding->tenant),
@@ -223,7 +213,7 @@ static void audit_finish(void *context)
             holding->basis = BASIS_NONE;
         refdata_schedule_want(holding, 0);
     }
-    forget_audit(checks);
+    forget_run(checks);
 }
 
 /* ---- life ---- */
@@ -231,46 +221,25 @@ static void audit_finish(void *context)
 struct refdata_checks *refdata_checks_create(struct refdata *refdata, struct refdata_database *database)
 {
     struct refdata_checks *checks = memory_zalloc(sizeof *checks);
-    struct task_config config = {.loop = refdata->home, .pool = refdata->loaders, .context = checks};
     checks->refdata = refdata;
     checks->database = database;
-    arena_init(&checks->drift_arena, 1024);
-    arena_init(&checks->audit_arena, 1024);
-    config.name = "drift";
-    config.prepare = drift_prepare, config.run = drift_step, config.finish = drift_finish;
-    checks->drift = task_create(&config);
-    config.name = "audit";
-    config.prepare = audit_prepare, config.run = audit_step, config.finish = audit_finish;
-    checks->audit = task_create(&config);
-    task_start(checks->drift, TASK_IDLE);
-    task_start(checks->audit, TASK_IDLE);
+    arena_init(&checks->arena, 1024);
+    checks->task = task_create(&(struct task_config){.name = "checks",
+                                                     .loop = refdata->home,
+                                                     .pool = refdata->loaders,
+                                                     .prepare = checks_prepare,
+                                                     .run = checks_step,
+                                                     .finish = checks_finish,
+                                                     .context = checks});
+    task_start(checks->task, TASK_IDLE);
     return checks;
-}
-
-void refdata_checks_wake(struct refdata_checks *checks)
-{
-    const struct refdata_table *table = checks->refdata->own;
-    bool drift = false, audit = false;
-    for (size_t i = 0; i <= table->mask; i++) {
-        struct refdata_holding *holding = table->slots[i];
-        drift |= holding && is_drift_due(holding, checks);
-        audit |= holding && is_audit_due(holding, checks);
-    }
-    if (drift)
-        task_wake(checks->drift);
-    if (audit)
-        task_wake(checks->audit);
 }
 
 void refdata_checks_destroy(struct refdata_checks *checks)
 {
-    task_stop(checks->drift, TASK_FOREVER);
-    task_stop(checks->audit, TASK_FOREVER);
-    task_destroy(checks->drift);
-    task_destroy(checks->audit);
-    forget_drift(checks);
-    forget_audit(checks);
-    arena_deinit(&checks->drift_arena);
-    arena_deinit(&checks->audit_arena);
+    task_stop(checks->task, TASK_FOREVER);
+    task_destroy(checks->task);
+    forget_run(checks);
+    arena_deinit(&checks->arena);
     free(checks);
 }

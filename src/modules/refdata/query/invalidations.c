@@ -12,7 +12,6 @@
 #include "base/memory.h"
 #include "base/uuid.h"
 #include "modules/refdata/flow.h"
-#include "modules/refdata/query/invalidation.h"
 #include "modules/refdata/query/query.h"
 
 enum { PAIRS_MAX = 4096 }; /* waiting at once; past that every version is compared instead */

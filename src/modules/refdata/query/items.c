@@ -2,6 +2,7 @@
 #include "base/buf.h"
 #include "base/clock.h"
 #include "base/json.h"
+#include "base/memory.h"
 #include "modules/refdata/query/barrier.h"
 #include "modules/refdata/query/reading.h"
 
@@ -85,10 +86,26 @@ static enum status read_keys(struct http_request *request, struct asked *asked, 
     return STATUS_OK;
 }
 
-static void put_part(struct refdata_parts *parts, struct str part)
+enum { SEND_WHOLE_MAX = 128 * 1024 };
+
+struct parts {
+    struct refdata_pieces pieces;
+    size_t count, bytes, at;
+    struct str list[];
+};
+
+static void put_part(struct parts *parts, struct str part)
 {
-    parts->parts[parts->count++] = part;
+    parts->list[parts->count++] = part;
     parts->bytes += part.len;
+}
+
+static bool next_part(struct refdata_pieces *pieces)
+{
+    struct parts *parts = CONTAINER_OF(pieces, struct parts, pieces);
+    while (parts->at < parts->count && !pieces->piece.len)
+        pieces->piece = parts->list[parts->at++];
+    return pieces->piece.len > 0;
 }
 
 /* {"version":7,"items":[ … ],"missing":[ … ]}: bodies in the order asked, all of one version. */
@@ -108,29 +125,37 @@ void refdata_get_items(struct http_request *request)
         return;
     const struct cache_record **records = arena_alloc(request->arena, asked.count * sizeof *records);
     cache_find_many(reading.snapshot, asked.keys, asked.count, records);
-    struct refdata_parts parts = {
-        .parts = arena_alloc(request->arena, (2 * asked.count + 4) * sizeof(struct str))};
+    size_t parts_bytes = sizeof(struct parts) + (2 * asked.count + 4) * sizeof(struct str);
+    struct parts *parts = arena_alloc(request->arena, parts_bytes);
+    *parts = (struct parts){.pieces.next = next_part};
     struct buf missing;
     bool first = true;
     buf_init(&missing);
-    put_part(&parts,
+    put_part(parts,
              arena_printf(request->arena, "{\"version\":%lld,\"items\":[", (long long)reading.info->version));
     for (size_t i = 0; i < asked.count; i++) {
         if (records[i]) {
             if (!first)
-                put_part(&parts, STR(","));
-            put_part(&parts, cache_record_body(records[i]));
+                put_part(parts, STR(","));
+            put_part(parts, cache_record_body(records[i]));
             first = false;
         } else {
             buf_put_str(&missing, buf_len(&missing) ? STR(",") : STR_NONE);
             json_put_string(&missing, asked.keys[i]);
         }
     }
-    put_part(&parts, STR("],\"missing\":["));
-    put_part(&parts, arena_str(request->arena, buf_str(&missing)));
-    put_part(&parts, STR("]}"));
+    put_part(parts, STR("],\"missing\":["));
+    put_part(parts, arena_str(request->arena, buf_str(&missing)));
+    put_part(parts, STR("]}"));
     buf_deinit(&missing);
-    refdata_reading_send(request, &reading, &parts);
+    const struct http_response response = {.status = 200, .headers = refdata_reading_headers(&reading)};
+    if (parts->bytes <= SEND_WHOLE_MAX) {
+        http_send_parts(request, &response, parts->list, parts->count);
+        return;
+    }
+    parts = memcpy(memory_alloc(parts_bytes), parts, parts_bytes);
+    parts->pieces.snapshot = refdata_reading_keep(&reading);
+    refdata_reading_stream(request, &response, &parts->pieces, parts->bytes);
 }
 
 /* ---- what this pod holds, comparable with another pod or with the database by its digest ---- */

@@ -158,38 +158,28 @@ static enum status load_all(const struct refdata_load *load, struct db_conn *con
     return STATUS_OK;
 }
 
-static enum status load_changes(const struct refdata_load *load, struct db_conn *conn,
-                                const struct opened *opened, int64_t deadline_ns,
-                                struct refdata_loaded *loaded)
-{
-    const struct refdata_change *change = &opened->delta.change;
-    enum status status = STATUS_OK;
-    if (change->to > change->from) {
-        status = refdata_delta_build(load, change, conn, deadline_ns, &loaded->snapshot, &loaded->error);
-        if (loaded->snapshot)
-            cache_snapshot_mark(loaded->snapshot, &opened->committed.event);
-    } else {
-        loaded->snapshot = load->base;
-        cache_snapshot_ref(load->base);
-    }
-    if (loaded->snapshot)
-        loaded->change = *change;
-    return status;
-}
-
 /* Leaves its transaction open, in *conn. */
 static void load_by(const struct refdata_load *load, struct db_conn **conn, struct refdata_loaded *loaded)
 {
     int64_t began_ns = clock_mono_ns(), deadline_ns = clock_deadline_ms(load->timeout_ms);
     struct opened opened = {0};
+    const struct refdata_change *change = &opened.delta.change;
     *loaded = (struct refdata_loaded){.dictionary = load->dictionary, .base = load->base};
     *conn = NULL;
     enum status status = open_transaction(load, deadline_ns, conn, &opened, &loaded->error);
     loaded->committed_at_us = opened.committed.at_us;
     loaded->change.to = opened.committed.version;
-    if (status == STATUS_OK && opened.delta_known)
-        status = load_changes(load, *conn, &opened, deadline_ns, loaded);
-    if (status == STATUS_OK && !loaded->snapshot)
+    if (status == STATUS_OK && opened.delta_known && change->to == change->from) {
+        loaded->snapshot = load->base;
+        cache_snapshot_ref(load->base);
+    } else if (status == STATUS_OK && opened.delta_known) {
+        status = refdata_delta_build(load, change, *conn, deadline_ns, &loaded->snapshot, &loaded->error);
+        if (loaded->snapshot)
+            cache_snapshot_mark(loaded->snapshot, &opened.committed.event);
+    }
+    if (loaded->snapshot)
+        loaded->change = *change;
+    else if (status == STATUS_OK)
         status = load_all(load, *conn, &opened.committed, deadline_ns, loaded);
     loaded->change.is_fork = opened.is_fork;
     loaded->status = status;
@@ -203,33 +193,26 @@ void refdata_loader_load(const struct refdata_load *load, struct refdata_loaded 
     close_transaction(conn);
 }
 
-enum refdata_audit_verdict refdata_loader_audit(const struct refdata_load *load, int64_t *version,
-                                                struct error *error)
+bool refdata_loader_differs(const struct refdata_load *load, int64_t *version)
 {
-    int64_t deadline_ns = clock_deadline_ms(load->timeout_ms);
-    struct db_conn *conn = NULL;
-    struct opened opened = {0};
-    struct refdata_loaded by_changes = {0}, whole = {0};
-    enum refdata_audit_verdict verdict = REFDATA_AUDIT_UNKNOWN;
-    enum status status = open_transaction(load, deadline_ns, &conn, &opened, error);
-    if (status == STATUS_OK && opened.delta_known)
-        status = load_changes(load, conn, &opened, deadline_ns, &by_changes);
-    if (status == STATUS_OK && by_changes.snapshot)
-        status = load_all(load, conn, &opened.committed, deadline_ns, &whole);
-    close_transaction(conn);
-    if (by_changes.snapshot && whole.snapshot) {
-        const struct cache_info *a = cache_snapshot_info(by_changes.snapshot),
-                                *b = cache_snapshot_info(whole.snapshot);
-        bool is_same =
-            a->item_count == b->item_count && memcmp(&a->digest, &b->digest, sizeof a->digest) == 0;
-        verdict = is_same ? REFDATA_AUDIT_AGREES : REFDATA_AUDIT_DIFFERS;
+    struct refdata_loaded by_changes, whole = {0};
+    struct db_conn *conn;
+    bool differs = false;
+    load_by(load, &conn, &by_changes);
+    if (by_changes.snapshot && refdata_loaded_is_delta(&by_changes)) {
+        const struct cache_info *a = cache_snapshot_info(by_changes.snapshot);
+        const struct refdata_committed committed = {.version = a->version, .event = a->event};
+        *version = a->version;
+        if (load_all(load, conn, &committed, clock_deadline_ms(load->timeout_ms), &whole) == STATUS_OK) {
+            const struct cache_info *b = cache_snapshot_info(whole.snapshot);
+            differs = a->item_count != b->item_count || memcmp(&a->digest, &b->digest, sizeof a->digest) != 0;
+            cache_snapshot_unref(whole.snapshot);
+        }
     }
+    close_transaction(conn);
     if (by_changes.snapshot)
         cache_snapshot_unref(by_changes.snapshot);
-    if (whole.snapshot)
-        cache_snapshot_unref(whole.snapshot);
-    *version = opened.committed.version;
-    return verdict;
+    return differs;
 }
 
 /* ---- on behalf of a holding ---- */

@@ -1,5 +1,5 @@
 /* Reads from the primary: the version alone, or version and keys in one REPEATABLE READ transaction. */
-#include "modules/refdata/query/primary.h"
+#include "modules/refdata/query/query.h"
 
 #include <stdlib.h>
 

@@ -81,10 +81,8 @@ static inline bool refdata_loaded_is_delta(const struct refdata_loaded *loaded)
 }
 /* On a worker, or in a command without any loop: loads now. The snapshot is the caller's. */
 void refdata_loader_load(const struct refdata_load *load, struct refdata_loaded *loaded);
-/* On a worker: in one transaction what changed since load.base, and everything: are they the same? */
-enum refdata_audit_verdict { REFDATA_AUDIT_UNKNOWN, REFDATA_AUDIT_AGREES, REFDATA_AUDIT_DIFFERS };
-enum refdata_audit_verdict refdata_loader_audit(const struct refdata_load *load, int64_t *version,
-                                                struct error *error);
+/* On a worker: loads in one transaction what changed since load.base, and everything. Do they differ, in this version? */
+bool refdata_loader_differs(const struct refdata_load *load, int64_t *version);
 /* On the home loop: a load of this pair, with the pair's name in the arena, on top of what is held or not. It references its
  * dictionary and base; the counterpart, on any thread, gives them back. */
 void refdata_load_begin(struct refdata_load *load, const struct refdata_holding *holding, bool is_delta,
@@ -97,6 +95,28 @@ bool refdata_loader_start(struct refdata_holding *holding, bool is_delta);
 enum status refdata_loader_version(struct db_conn *conn, struct str tenant, struct str code,
                                    int64_t deadline_ns, struct refdata_committed *committed,
                                    struct error *error) MUST_CHECK;
+
+/* ---- primary.c: questions to the primary on behalf of readers: is a version committed, and what do these keys hold ----
+ * On threads of their own, bounded in number and queue, behind the pool's circuit breaker (R21). */
+struct refdata_primary_answer {
+    enum status status;
+    struct error error;
+    struct refdata_committed committed;
+    struct cache_snapshot
+        *snapshot; /* of the keys asked for, under that version; the callee's. NULL = none asked for */
+};
+
+/* On a worker: the version, and unless `keys` (a text[]) is empty what they hold under it, by one transaction. The answer
+ * is zeroed to begin with. */
+void refdata_primary_read(const struct refdata_dictionary *dictionary, struct str tenant, struct str keys,
+                          int64_t deadline_ns, struct refdata_primary_answer *answer);
+
+/* On the home loop. Calls on_answer(context, answer) there, once. `keys` (a text[], copied) empty = the version alone.
+ * False when too much waits: nothing will be called. */
+bool refdata_primary_ask(struct refdata *refdata, struct refdata_dictionary *dictionary, struct str tenant,
+                         struct str keys,
+                         void (*on_answer)(void *context, struct refdata_primary_answer *answer),
+                         void *context);
 
 /* ---- schedule.c: when to load ---- */
 /* A load is wanted after `delay_ms`; coalesces with one that is waiting, runs once more after one under way. */
@@ -118,6 +138,16 @@ void refdata_schedule_checked(struct refdata *refdata, struct refdata_dictionary
 struct refdata_checks *refdata_checks_create(struct refdata *refdata, struct refdata_database *database);
 void refdata_checks_wake(struct refdata_checks *checks);    /* home loop: what is due, after a sweep */
 void refdata_checks_destroy(struct refdata_checks *checks); /* main thread: waits for the one under way */
+
+/* ---- invalidations.c: one invalidation, the JSON of seed §8.2: this pair is committed in this version ---- */
+struct refdata_invalidation {
+    struct str tenant, code;
+    int64_t version;
+    struct uuid event; /* which event made it */
+};
+
+/* Strictly: all five members, each once and of its type; others are left alone. The texts point into `text` or `arena`. */
+bool refdata_invalidation_read(struct str text, struct arena *arena, struct refdata_invalidation *out);
 
 /* ---- metrics.c ---- */
 enum refdata_metric { /* counters by dictionary; UNREADABLE, which are messages that are no invalidation, by database: */

@@ -114,52 +114,33 @@ struct cache_snapshot *refdata_reading_keep(const struct refdata_reading *readin
     return snapshot;
 }
 
-/* ---- bodies of many pieces ---- */
+/* ---- bodies made of pieces of a snapshot ---- */
 
-enum { SEND_WHOLE_MAX = 128 * 1024 };
-
-struct parts_stream {
-    struct cache_snapshot *snapshot; /* referenced: the pieces point into it */
-    struct str *parts;
-    size_t count, at, offset;
-};
-
-static enum http_source_state produce_parts(void *context, struct buf *out, size_t room)
+/* Given in pieces of `room`, so that even one item of a megabyte never stands in memory twice. */
+static enum http_source_state produce_pieces(void *context, struct buf *out, size_t room)
 {
-    struct parts_stream *stream = context;
-    while (room && stream->at < stream->count) {
-        struct str part = stream->parts[stream->at];
-        size_t left = part.len - stream->offset, take = left < room ? left : room;
-        buf_put(out, part.ptr + stream->offset, take);
+    struct refdata_pieces *pieces = context;
+    while (pieces->piece.len || pieces->next(pieces)) {
+        size_t take = pieces->piece.len < room ? pieces->piece.len : room;
+        buf_put(out, pieces->piece.ptr, take);
         room -= take;
-        stream->offset += take;
-        if (stream->offset == part.len)
-            stream->at++, stream->offset = 0;
+        pieces->piece = str_of(pieces->piece.ptr + take, pieces->piece.len - take);
+        if (pieces->piece.len)
+            return HTTP_SOURCE_MORE;
     }
-    return stream->at == stream->count ? HTTP_SOURCE_END : HTTP_SOURCE_MORE;
+    return HTTP_SOURCE_END;
 }
 
-static void release_parts(void *context)
+static void release_pieces(void *context)
 {
-    struct parts_stream *stream = context;
-    cache_snapshot_unref(stream->snapshot);
-    free(stream->parts);
-    free(stream);
+    struct refdata_pieces *pieces = context;
+    cache_snapshot_unref(pieces->snapshot);
+    free(pieces);
 }
 
-void refdata_reading_send(struct http_request *request, const struct refdata_reading *reading,
-                          const struct refdata_parts *parts)
+void refdata_reading_stream(struct http_request *request, const struct http_response *response,
+                            struct refdata_pieces *pieces, uint64_t bytes)
 {
-    struct http_response response = {.status = 200, .headers = refdata_reading_headers(reading)};
-    if (parts->bytes <= SEND_WHOLE_MAX) {
-        http_send_parts(request, &response, parts->parts, parts->count);
-        return;
-    }
-    struct parts_stream *stream = memory_zalloc(sizeof *stream);
-    stream->snapshot = refdata_reading_keep(reading);
-    stream->parts = memory_realloc_array(NULL, parts->count, sizeof *stream->parts);
-    memcpy(stream->parts, parts->parts, parts->count * sizeof *stream->parts);
-    stream->count = parts->count;
-    http_send_stream(request, &response,
-                     &(struct http_source){produce_parts, release_parts, stream, (int64_t)parts->bytes});
+    http_send_stream(request, response,
+                     &(struct http_source){produce_pieces, release_pieces, pieces, (int64_t)bytes});
 }

@@ -28,13 +28,14 @@ static inline struct str refdata_reading_headers(const struct refdata_reading *r
     return str_of(reading->headers, reading->headers_len);
 }
 
-/* A body made of pieces of a snapshot: sent whole when it is small, streamed with a reference held when it is not. */
-struct refdata_parts {
-    struct str *parts; /* in the request's arena */
-    size_t count, bytes;
+/* A body made of pieces of a snapshot, streamed with a reference held. The beginning of its user's own struct, on the heap. */
+struct refdata_pieces {
+    struct cache_snapshot *snapshot;             /* by refdata_reading_keep() */
+    struct str piece;                            /* what is left of the one being given */
+    bool (*next)(struct refdata_pieces *pieces); /* sets it; false = there is none */
 };
-void refdata_reading_send(struct http_request *request, const struct refdata_reading *reading,
-                          const struct refdata_parts *parts);
+void refdata_reading_stream(struct http_request *request, const struct http_response *response,
+                            struct refdata_pieces *pieces, uint64_t bytes); /* takes them over */
 
 http_handler_fn refdata_get_item, refdata_get_items, refdata_get_all, refdata_get_version, refdata_get_watch;
 

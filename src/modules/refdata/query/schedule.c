@@ -179,22 +179,6 @@ static void load_failed(struct refdata_holding *holding, const struct refdata_lo
         refdata_schedule_want(holding, delay_ms);
 }
 
-/* R14: what was held is not in the database any more. */
-static void note_regression(struct refdata_holding *holding, const struct cache_info *before,
-                            const struct cache_info *now)
-{
-    char lost[UUID_TEXT_BYTES], event[UUID_TEXT_BYTES];
-    uuid_format(&before->event, lost);
-    uuid_format(&now->event, event);
-    refdata_metrics_count(REFDATA_REGRESSIONS, holding->code);
-    log_error(now->version < before->version ? "dictionary_version_went_back" : "dictionary_history_replaced",
-              LOG_STR("tenantId", holding->tenant), LOG_STR("dictCode", holding->code),
-              LOG_INT("localVersion", before->version), LOG_INT("version", now->version),
-              LOG_CSTR("localEventId", lost), LOG_CSTR("eventId", event));
-    if (holding->lost_version < before->version)
-        holding->lost_version = before->version;
-}
-
 /* A new version goes live. */
 static void swap(struct refdata_holding *holding, struct refdata_loaded *loaded)
 {
@@ -203,8 +187,18 @@ static void swap(struct refdata_holding *holding, struct refdata_loaded *loaded)
     const struct cache_info *info = cache_snapshot_info(loaded->snapshot);
     int64_t local = before && holding->basis != BASIS_REDEFINED ? cache_snapshot_info(before)->version : -1;
     bool is_delta = refdata_loaded_is_delta(loaded);
-    if (local >= 0 && loaded->change.is_fork)
-        note_regression(holding, cache_snapshot_info(before), info);
+    if (local >= 0 && loaded->change.is_fork) { /* R14: what was held is not in the database any more */
+        char lost[UUID_TEXT_BYTES], event[UUID_TEXT_BYTES];
+        uuid_format(&cache_snapshot_info(before)->event, lost);
+        uuid_format(&info->event, event);
+        refdata_metrics_count(REFDATA_REGRESSIONS, holding->code);
+        log_error(info->version < local ? "dictionary_version_went_back" : "dictionary_history_replaced",
+                  LOG_STR("tenantId", holding->tenant), LOG_STR("dictCode", holding->code),
+                  LOG_INT("localVersion", local), LOG_INT("version", info->version),
+                  LOG_CSTR("localEventId", lost), LOG_CSTR("eventId", event));
+        if (holding->lost_version < local)
+            holding->lost_version = local;
+    }
     refdata->memory_bytes += info->memory_bytes - holding->memory_bytes;
     holding->memory_bytes = info->memory_bytes;
     loaded->change.from = local;

@@ -6,7 +6,7 @@
 
 #include <cmocka.h>
 
-#include "modules/refdata/query/invalidation.h"
+#include "modules/refdata/query/query.h"
 
 #define ID "\"eventId\":\"6f9619ff-8b86-4011-b42d-00c04fc964ff\""
 #define AT "\"committedAt\":\"2026-02-27T12:00:01Z\""
