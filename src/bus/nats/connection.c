@@ -26,13 +26,6 @@ void bus_nats_wake(struct nats *nats)
         task_wake(nats->upkeep);
 }
 
-void bus_nats_wait(struct nats *nats, int64_t until_ns)
-{
-    int64_t latest_ns = clock_deadline_ms(60000);
-
-    clock_cond_wait(&nats->changed, &nats->lock, until_ns < latest_ns ? until_ns : latest_ns);
-}
-
 /* An address may contain a password. */
 static const char *shown_servers(const struct nats *nats)
 {
@@ -331,7 +324,7 @@ void bus_nats_disconnect(struct nats *nats)
     natsConnection_Close(nats->connection);
     pthread_mutex_lock(&nats->lock);
     while ((!nats->is_closed || nats->subscriptions > 0) && clock_mono_ns() < limit_ns)
-        bus_nats_wait(nats, limit_ns);
+        clock_cond_wait(&nats->changed, &nats->lock, limit_ns);
     atomic_store(&nats->is_up, false);
     pthread_mutex_unlock(&nats->lock);
 }

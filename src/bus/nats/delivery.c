@@ -215,9 +215,12 @@ static void partition_done(struct worker_job *work)
 void bus_nats_partition_init(struct nats_partition *partition, struct nats_reader *reader, unsigned number)
 {
     struct nats *nats = reader->nats;
+    char durable[NATS_NAME_BYTES];
 
     partition->reader = reader;
     partition->number = number;
+    bus_nats_durable(durable, reader, number);
+    snprintf(partition->lease_key, sizeof partition->lease_key, "%s.%s", reader->topic->stream, durable);
     partition->dead = memory_zalloc(reader->consumer.spec.batch_max * sizeof partition->dead[0]);
     partition->delivery = (struct bus_delivery){.bus = &nats->bus,
                                                 .consumer = &reader->consumer,

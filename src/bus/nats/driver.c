@@ -218,7 +218,7 @@ static void await_idle(struct nats *nats, int64_t deadline_ns)
     pthread_mutex_lock(&nats->lock);
     while ((nats->busy > 0 || !LIST_EMPTY(&nats->publications)) &&
            (deadline_ns == CLOCK_NEVER || (!nats->is_cancelled && clock_mono_ns() < deadline_ns)))
-        bus_nats_wait(nats, deadline_ns);
+        clock_cond_wait(&nats->changed, &nats->lock, deadline_ns);
     pthread_mutex_unlock(&nats->lock);
 }
 

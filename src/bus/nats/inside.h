@@ -128,6 +128,7 @@ struct nats_partition {
     int64_t dead_sequences[NATS_DEAD_KEPT]; /* the last dead letters: their advisories need no other one */
     unsigned dead_next;
 
+    char lease_key[2 * NATS_NAME_BYTES];
     uint64_t lease_revision;
     int64_t lease_until_ns;
 };
@@ -230,8 +231,7 @@ void bus_nats_disconnect(struct nats *nats);
 natsStatus bus_nats_subscribe(struct nats *nats, natsSubscription **subscription, const char *subject,
                               const char *queue, natsMsgHandler handler, void *closure);
 void bus_nats_unsubscribe(natsSubscription **subscription);
-void bus_nats_wait(struct nats *nats, int64_t until_ns); /* under the lock: until something changes */
-void bus_nats_wake(struct nats *nats);                   /* under the lock: the upkeep, and all that wait */
+void bus_nats_wake(struct nats *nats); /* under the lock: the upkeep, and all that wait */
 
 /* stream.c */
 enum status bus_nats_names_init(struct nats *nats, const struct bus_nats_config *config,

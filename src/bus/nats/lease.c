@@ -82,47 +82,20 @@ static void announce(struct nats_reader *reader, const char *what)
     natsConnection_PublishString(reader->nats->connection, reader->members_subject, text);
 }
 
-/* Under the lock: by the members that announced themselves lately. */
-static bool should_hold(struct nats_reader *reader, unsigned partition)
-{
-    int64_t oldest_ns = clock_mono_ns() - reader->nats->config.ack_wait_ms * CLOCK_NS_PER_MS;
-    size_t rank = 0;
-
-    for (size_t i = reader->member_count; i-- > 0;) {
-        struct nats_member *member = &reader->members[i];
-        rank += member->seen_ns >= oldest_ns && strcmp(member->id, reader->nats->id) < 0;
-        if (member->seen_ns < oldest_ns)
-            remove_member(reader, member);
-    }
-    return partition % (reader->member_count + 1) == rank;
-}
-
 /* ---- leases ---- */
-
-static void lease_key(const struct nats_partition *partition, char out[2 * NATS_NAME_BYTES])
-{
-    char durable[NATS_NAME_BYTES];
-
-    bus_nats_durable(durable, partition->reader, partition->number);
-    snprintf(out, 2 * NATS_NAME_BYTES, "%s.%s", partition->reader->topic->stream, durable);
-}
 
 static natsStatus write_lease(struct nats_partition *partition, const char *holder, uint64_t *revision)
 {
-    char key[2 * NATS_NAME_BYTES];
-
-    lease_key(partition, key);
-    return kvStore_UpdateString(revision, partition->reader->nats->leases, key, holder,
+    return kvStore_UpdateString(revision, partition->reader->nats->leases, partition->lease_key, holder,
                                 partition->lease_revision);
 }
 
 static bool take_lease(struct nats_partition *partition, uint64_t *revision)
 {
     struct nats *nats = partition->reader->nats;
-    char key[2 * NATS_NAME_BYTES];
+    const char *key = partition->lease_key;
     kvEntry *entry = NULL;
 
-    lease_key(partition, key);
     natsStatus status = kvStore_Get(&entry, nats->leases, key);
     if (status == NATS_NOT_FOUND)
         return kvStore_CreateString(revision, nats->leases, key, nats->id) == NATS_OK;
@@ -141,23 +114,6 @@ static void set_lease(struct nats_partition *partition, uint64_t revision, int64
 {
     partition->lease_revision = revision;
     partition->lease_until_ns = asked_ns + partition->reader->nats->lease_ns * 4 / 5;
-}
-
-static void begin_partition(struct nats_partition *partition, uint64_t revision, int64_t asked_ns)
-{
-    struct nats *nats = partition->reader->nats;
-
-    pthread_mutex_lock(&nats->lock);
-    set_lease(partition, revision, asked_ns);
-    bus_nats_partition_move(partition, PARTITION_SYNCING);
-    partition->consumer_sequence = 0;
-    partition->pull.requested = 0;
-    partition->is_database_down = false;
-    pthread_mutex_unlock(&nats->lock);
-    FAILPOINT("nats.lease_taken");
-    log_debug("nats_partition_taken", LOG_CSTR("topic", partition->reader->consumer.spec.topic),
-              LOG_CSTR("group", partition->reader->consumer.spec.group),
-              LOG_INT("partition", partition->number));
 }
 
 /* No further batch begins. The inbox, and with it the open request, ends before messages are returned: or the server would send
@@ -191,9 +147,10 @@ static void release_partition(struct nats_partition *partition)
         announce(partition->reader, "free");
 }
 
-static void keep_lease(struct nats_partition *partition)
+static void keep_lease(struct nats_partition *partition, bool should_hold)
 {
     struct nats *nats = partition->reader->nats;
+    const struct bus_subscription *spec = &partition->reader->consumer.spec;
     int64_t asked_ns = clock_mono_ns();
     uint64_t revision;
 
@@ -204,19 +161,27 @@ static void keep_lease(struct nats_partition *partition)
         partition->is_busy &&
         asked_ns > partition->busy_since_ns + (nats->config.handler_ms + STUCK_SLACK_MS) * CLOCK_NS_PER_MS;
     /* while the database is down it is down for all, and each message that changes hands uses up a delivery */
-    bool should =
-        should_hold(partition->reader, partition->number) || (is_held && partition->is_database_down);
+    should_hold |= is_held && partition->is_database_down;
     bool is_over = asked_ns >= partition->lease_until_ns;
     bool is_due = asked_ns > partition->lease_until_ns - nats->lease_ns / 2;
     pthread_mutex_unlock(&nats->lock);
-    if (!is_held && should && take_lease(partition, &revision) &&
-        bus_nats_partition_open(partition) == NATS_OK)
-        begin_partition(partition, revision, asked_ns);
-    else if (is_held && (is_over || is_stuck))
+    if (!is_held && should_hold && take_lease(partition, &revision) &&
+        bus_nats_partition_open(partition) == NATS_OK) {
+        pthread_mutex_lock(&nats->lock);
+        set_lease(partition, revision, asked_ns);
+        bus_nats_partition_move(partition, PARTITION_SYNCING);
+        partition->consumer_sequence = 0;
+        partition->pull.requested = 0;
+        partition->is_database_down = false;
+        pthread_mutex_unlock(&nats->lock);
+        FAILPOINT("nats.lease_taken");
+        log_debug("nats_partition_taken", LOG_CSTR("topic", spec->topic), LOG_CSTR("group", spec->group),
+                  LOG_INT("partition", partition->number));
+    } else if (is_held && (is_over || is_stuck)) {
         end_partition(partition, false);
-    else if (is_held && (!should || is_leaving))
+    } else if (is_held && (!should_hold || is_leaving)) {
         release_partition(partition);
-    else if (is_held && is_due && write_lease(partition, nats->id, &revision) == NATS_OK) {
+    } else if (is_held && is_due && write_lease(partition, nats->id, &revision) == NATS_OK) {
         bus_nats_partition_extend(partition);
         pthread_mutex_lock(&nats->lock);
         set_lease(partition, revision, asked_ns);
@@ -224,20 +189,29 @@ static void keep_lease(struct nats_partition *partition)
     } /* else the server does not answer, or another member has it: it expires */
 }
 
+/* The members that announced themselves lately take turns, in the order of their ids. */
 void bus_nats_leases_keep(struct nats_reader *reader)
 {
     struct nats *nats = reader->nats;
-    int64_t now_ns = clock_mono_ns();
+    int64_t now_ns = clock_mono_ns(), ack_wait_ns = nats->config.ack_wait_ms * CLOCK_NS_PER_MS;
+    size_t rank = 0;
 
     pthread_mutex_lock(&nats->lock);
     bool is_due = now_ns >= reader->announce_ns;
     if (is_due)
-        reader->announce_ns = now_ns + nats->config.ack_wait_ms * CLOCK_NS_PER_MS / 5;
+        reader->announce_ns = now_ns + ack_wait_ns / 5;
+    for (size_t i = reader->member_count; i-- > 0;) {
+        if (reader->members[i].seen_ns < now_ns - ack_wait_ns)
+            remove_member(reader, &reader->members[i]);
+        else
+            rank += strcmp(reader->members[i].id, nats->id) < 0;
+    }
+    size_t members = reader->member_count + 1;
     pthread_mutex_unlock(&nats->lock);
     if (is_due)
         announce(reader, "here");
     for (unsigned i = 0; i < reader->partition_count; i++)
-        keep_lease(&reader->partitions[i]);
+        keep_lease(&reader->partitions[i], i % members == rank);
 }
 
 /* At the end; no job runs. */

@@ -1,6 +1,6 @@
-/* Publishing: the first message of each key is sent at once, the next one after its acknowledgement, and the call returns when
- * all are acknowledged. So a message that the server refuses (its stream has no leader for a moment, or no room) is not stored
- * after a later one of its key (O3), and keys do not wait for each other.
+/* Publishing, in rounds: a round sends the first message of each key that is not acknowledged and waits for the answers, and the
+ * call returns when all are acknowledged. So a message that the server refuses (its stream has no leader for a moment, or no room)
+ * is not stored after a later one of its key (O3).
  *
  * Messages that are not acknowledged when the connection is back are sent again, in order and with the same Nats-Msg-Id: the
  * server drops those that it has. The id is the event id, so a retry of the caller is dropped too; a second message of the same
@@ -24,9 +24,8 @@ struct entry {
     natsMsg *sent; /* on its way; only compared */
     char id[BUS_REASON_BYTES];
     bool is_acked;
-    struct entry *before, *after; /* of the same topic and key; NULL = none */
-    struct map_node by_key;       /* the last one of its key, while they are linked */
-    STAILQ_ENTRY(entry) ready;
+    struct entry *before;   /* of the same topic and key; NULL = none */
+    struct map_node by_key; /* the last one of its key, while they are linked */
 };
 
 /* One call. Under nats->lock, which is open while messages are sent. */
@@ -37,8 +36,7 @@ struct nats_publication {
     unsigned epoch; /* of the connection that its messages are on */
     struct entry *entries;
     size_t count, acked, in_flight, next_expected;
-    STAILQ_HEAD(, entry) ready; /* may be sent: the one before is acknowledged */
-    enum status status;         /* of a refusal for which a retry is useless */
+    enum status status; /* of a refusal for which a retry is useless */
     char refusal[128];
 };
 
@@ -94,7 +92,6 @@ static void link_keys(struct nats_publication *publication)
             if (str_eq(last->message->key, entry->message->key) &&
                 str_eq(last->message->topic, entry->message->topic)) {
                 entry->before = last;
-                last->after = entry;
                 break;
             }
         }
@@ -154,8 +151,6 @@ void bus_nats_on_ack(jsCtx *js, natsMsg *message, jsPubAck *ack, jsPubAckErr *re
             entry->is_acked = true;
             publication->acked++;
             entry->message->offset = (int64_t)ack->Sequence;
-            if (entry->after)
-                STAILQ_INSERT_TAIL(&publication->ready, entry->after, ready);
         } else if (refusal) {
             if (publication->status == STATUS_OK)
                 publication->status = classify_refusal(refusal);
@@ -166,7 +161,7 @@ void bus_nats_on_ack(jsCtx *js, natsMsg *message, jsPubAck *ack, jsPubAckErr *re
                 bus_nats_wake(nats);
             }
         }
-        if (publication->in_flight == 0 || !STAILQ_EMPTY(&publication->ready))
+        if (publication->in_flight == 0)
             pthread_cond_broadcast(&nats->changed);
     }
     pthread_mutex_unlock(&nats->lock);
@@ -204,27 +199,6 @@ static enum status send_entry(struct nats_publication *publication, struct entry
     return status == NATS_MAX_PAYLOAD
                ? error_set(error, STATUS_PAYLOAD_TOO_LARGE, "a message is over the server's limit")
                : STATUS_UNAVAILABLE;
-}
-
-static enum status send_ready(struct nats_publication *publication, struct error *error)
-{
-    struct nats *nats = publication->nats;
-    enum status status = STATUS_OK;
-
-    while (status == STATUS_OK && !STAILQ_EMPTY(&publication->ready)) {
-        struct entry *entry = STAILQ_FIRST(&publication->ready);
-        STAILQ_REMOVE_HEAD(&publication->ready, ready);
-        pthread_mutex_unlock(&nats->lock);
-        status = send_entry(publication, entry, error);
-        pthread_mutex_lock(&nats->lock);
-    }
-    pthread_mutex_unlock(&nats->lock);
-    FAILPOINT("nats.publish_sent");
-    pthread_mutex_lock(&nats->lock);
-    if (status == STATUS_OK || status == STATUS_PAYLOAD_TOO_LARGE)
-        return status;
-    STAILQ_INIT(&publication->ready); /* the connection is lost: all wait for the next one */
-    return STATUS_OK;
 }
 
 /* Nothing of a call is sent when one message is too large. Escaping makes three bytes of one, and names are there twice: smaller
@@ -282,42 +256,40 @@ static enum status await_server(const struct nats_publication *publication, bool
         enum status status = is_ready ? STATUS_OK : check_time(publication, was_sent, error);
         if (is_ready || status != STATUS_OK)
             return status;
-        bus_nats_wait(nats, publication->deadline_ns);
+        clock_cond_wait(&nats->changed, &nats->lock, publication->deadline_ns);
     }
 }
 
-/* Sends all that may be sent, until nothing is in flight. A refused message, and those after it of its key, are left for the next
- * round. */
+/* A refused message, and those after it of its key, are left for the next round; so are all when the connection is lost. */
 static enum status send_round(struct nats_publication *publication, struct error *error)
 {
     struct nats *nats = publication->nats;
-    enum status status;
+    enum status status = STATUS_OK, sent = STATUS_OK;
 
-    STAILQ_INIT(&publication->ready);
     publication->refusal[0] = '\0';
-    for (size_t i = 0; i < publication->count; i++) {
+    for (size_t i = 0; i < publication->count && sent == STATUS_OK; i++) {
         struct entry *entry = &publication->entries[i];
-        if (!entry->is_acked && (!entry->before || entry->before->is_acked))
-            STAILQ_INSERT_TAIL(&publication->ready, entry, ready);
+        if (entry->is_acked || (entry->before && !entry->before->is_acked))
+            continue;
+        pthread_mutex_unlock(&nats->lock);
+        sent = send_entry(publication, entry, error);
+        pthread_mutex_lock(&nats->lock);
     }
-    do {
-        status = send_ready(publication, error);
-        struct error *own = status == STATUS_OK ? error : NULL; /* the first error is reported */
-        enum status acked = STATUS_OK;
-        while (publication->in_flight > 0 && STAILQ_EMPTY(&publication->ready) &&
-               nats->epoch == publication->epoch && acked == STATUS_OK) {
-            acked = check_time(publication, true, own);
-            if (acked == STATUS_OK)
-                bus_nats_wait(nats, publication->deadline_ns);
-        }
-        if (acked == STATUS_OK && publication->status != STATUS_OK)
-            acked = error_set(own, publication->status, "NATS: %s", publication->refusal);
-        status = status == STATUS_OK ? acked : status;
-    } while (status == STATUS_OK && !STAILQ_EMPTY(&publication->ready) && nats->epoch == publication->epoch);
+    pthread_mutex_unlock(&nats->lock);
+    FAILPOINT("nats.publish_sent");
+    pthread_mutex_lock(&nats->lock);
+    bool is_too_large = sent == STATUS_PAYLOAD_TOO_LARGE; /* its error is the one that is reported */
+    while (publication->in_flight > 0 && nats->epoch == publication->epoch && status == STATUS_OK) {
+        status = check_time(publication, true, is_too_large ? NULL : error);
+        if (status == STATUS_OK)
+            clock_cond_wait(&nats->changed, &nats->lock, publication->deadline_ns);
+    }
     for (size_t i = 0; i < publication->count; i++)
         publication->entries[i].sent = NULL; /* later acknowledgements are ignored */
     publication->in_flight = 0;
-    return status;
+    if (is_too_large || status != STATUS_OK || publication->status == STATUS_OK)
+        return is_too_large ? sent : status;
+    return error_set(error, publication->status, "NATS: %s", publication->refusal);
 }
 
 static enum status send_all(struct nats_publication *publication, struct error *error)
@@ -328,6 +300,7 @@ static enum status send_all(struct nats_publication *publication, struct error *
         enum status status = await_server(publication, was_sent, error);
         if (status != STATUS_OK)
             return status;
+        size_t acked = publication->acked;
         publication->epoch = nats->epoch;
         if (!was_sent) {
             pthread_mutex_unlock(&nats->lock);
@@ -341,8 +314,8 @@ static enum status send_all(struct nats_publication *publication, struct error *
         status = check_time(publication, true, error);
         if (status != STATUS_OK)
             return status;
-        if (nats->epoch == publication->epoch)
-            bus_nats_wait(nats, clock_deadline_ms(AGAIN_MS));
+        if (nats->epoch == publication->epoch && publication->acked == acked)
+            clock_cond_wait(&nats->changed, &nats->lock, clock_deadline_ms(AGAIN_MS));
     }
 }
 
@@ -357,7 +330,6 @@ static enum status publish_some(struct nats *nats, struct bus_message *messages,
         publication.entries[i].message = &messages[i];
         make_id(nats, messages, i, publication.entries[i].id);
     }
-    STAILQ_INIT(&publication.ready);
     link_keys(&publication);
     pthread_mutex_lock(&nats->lock);
     LIST_INSERT_HEAD(&nats->publications, &publication, link);
