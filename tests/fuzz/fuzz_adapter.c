@@ -2,7 +2,7 @@
  * same. The first byte picks the source; then key, header and payload, with a NUL between them. */
 #include <stdlib.h>
 
-#include "modules/refdata/adapter/source.h"
+#include "modules/refdata/adapter/adapter.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -92,34 +92,6 @@ enum {
     COLUMNS
 };
 
-static void put_acceptance(struct refdata_columns *columns, const struct refdata_acceptance *acceptance)
-{
-    const struct refdata_update *update = acceptance->update;
-    refdata_columns_put(columns, TENANTS, update->tenant);
-    refdata_columns_put(columns, EVENTS, str_from(update->event_id));
-    refdata_columns_put(columns, CODES, update->dict_code);
-    refdata_columns_put(columns, HASHES, acceptance->content_hash);
-    refdata_columns_put(columns, REQUESTERS, acceptance->subject.len ? acceptance->subject : STR_NONE);
-    if (refdata_update_is_chunk(update)) {
-        char *hex = arena_alloc(columns->arena, HASH128_HEX_BYTES);
-        hash128_hex(update->content, hex);
-        refdata_columns_put(columns, SNAPSHOTS, str_from(update->snapshot_id));
-        refdata_columns_put_i64(columns, INDEXES, update->chunk_index);
-        refdata_columns_put(columns, CHUNKS, str_from(hex));
-    }
-    if (acceptance->key.ptr) {
-        uint8_t hash[AUTH_SHA256_BYTES];
-        char *hex = arena_alloc(columns->arena, 2 * sizeof hash);
-        auth_sha256(&acceptance->body, 1, hash);
-        hex_put(hex, hash, sizeof hash);
-        refdata_columns_put(columns, SUBJECTS, acceptance->subject.len ? acceptance->subject : STR(""));
-        refdata_columns_put(columns, KEYS, acceptance->key);
-        refdata_columns_put(columns, BODIES, str_of(hex, 2 * sizeof hash));
-        refdata_columns_put_i64(columns, LOCKS, acceptance->key_lock);
-    }
-    refdata_columns_next(columns);
-}
-
 void refdata_acceptance_add(struct db_conn *conn, struct refdata_acceptance *const *updates, size_t count,
                             int64_t key_keep_ms, bool all_new, struct arena *arena)
 {
@@ -131,9 +103,33 @@ void refdata_acceptance_add(struct db_conn *conn, struct refdata_acceptance *con
     bool has_chunks = false, has_keys = false;
     refdata_columns_begin(&columns, COLUMNS, arena);
     for (size_t i = 0; i < count; i++) {
-        has_chunks |= refdata_update_is_chunk(updates[i]->update);
-        has_keys |= updates[i]->key.ptr != NULL;
-        put_acceptance(&columns, updates[i]);
+        const struct refdata_update *update = updates[i]->update;
+        struct str subject = updates[i]->subject;
+        refdata_columns_put(&columns, TENANTS, update->tenant);
+        refdata_columns_put(&columns, EVENTS, str_from(update->event_id));
+        refdata_columns_put(&columns, CODES, update->dict_code);
+        refdata_columns_put(&columns, HASHES, updates[i]->content_hash);
+        refdata_columns_put(&columns, REQUESTERS, subject.len ? subject : STR_NONE);
+        if (refdata_update_is_chunk(update)) {
+            char *hex = arena_alloc(arena, HASH128_HEX_BYTES);
+            hash128_hex(update->content, hex);
+            refdata_columns_put(&columns, SNAPSHOTS, str_from(update->snapshot_id));
+            refdata_columns_put_i64(&columns, INDEXES, update->chunk_index);
+            refdata_columns_put(&columns, CHUNKS, str_from(hex));
+            has_chunks = true;
+        }
+        if (updates[i]->key.ptr) {
+            uint8_t hash[AUTH_SHA256_BYTES];
+            char *hex = arena_alloc(arena, 2 * sizeof hash);
+            auth_sha256(&updates[i]->body, 1, hash);
+            hex_put(hex, hash, sizeof hash);
+            refdata_columns_put(&columns, SUBJECTS, subject.len ? subject : STR(""));
+            refdata_columns_put(&columns, KEYS, updates[i]->key);
+            refdata_columns_put(&columns, BODIES, str_of(hex, 2 * sizeof hash));
+            refdata_columns_put_i64(&columns, LOCKS, updates[i]->key_lock);
+            has_keys = true;
+        }
+        refdata_columns_next(&columns);
     }
     refdata_columns_bind_arrays(&columns, params + 1);
     for (unsigned i = SNAPSHOTS; i < COLUMNS; i++)

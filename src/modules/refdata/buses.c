@@ -8,43 +8,34 @@
 #include "bus/bus_redis.h"
 #include "kernel/store.h"
 #include "modules/refdata/flow.h"
-#include "modules/refdata/kafka.h"
 
 enum {
     OWN_CONNECTIONS = 3, /* of the embedded bus: publishing, upkeep, invalidations */
     INVALIDATION_PARTITIONS = 4,
 };
 
-/* ---- PostgreSQL ---- */
-
-/* The topics it carries: those that no engine does. */
-static size_t list_topics(const struct kernel_bus_settings *settings, struct bus_topic topics[2])
-{
-    size_t count = 0;
-    if (settings->commands == KERNEL_POSTGRES)
-        topics[count++] = (struct bus_topic){.name = REFDATA_COMMANDS,
-                                             .partitions = (unsigned)settings->partitions,
-                                             .keep_ms = settings->keep_ms,
-                                             .keep_ms_hard = settings->keep_unread_ms > settings->keep_ms
-                                                                 ? settings->keep_unread_ms
-                                                                 : settings->keep_ms,
-                                             .group = REFDATA_APPLY_GROUP};
-    if (settings->invalidations == KERNEL_POSTGRES)
-        topics[count++] = (struct bus_topic){.name = REFDATA_INVALIDATIONS,
-                                             .partitions = INVALIDATION_PARTITIONS,
-                                             .keep_ms = settings->keep_ms,
-                                             .keep_ms_hard = settings->keep_ms,
-                                             .relaxed = true};
-    return count;
-}
-
+/* It carries the topics that no engine does. */
 static enum status open_postgres(struct refdata_flow *flow, struct bus **bus, struct error *error)
 {
     const struct kernel_bus_settings *settings = kernel_bus(flow->refdata->kernel);
-    struct bus_topic topics[2];
-    size_t topic_count = list_topics(settings, topics);
     struct db_target target = flow->database->site.target;
+    struct bus_topic topics[2];
+    size_t topic_count = 0;
     target.connections_max = (unsigned)settings->handlers + OWN_CONNECTIONS;
+    if (settings->commands == KERNEL_POSTGRES)
+        topics[topic_count++] = (struct bus_topic){
+            .name = REFDATA_COMMANDS,
+            .partitions = (unsigned)settings->partitions,
+            .keep_ms = settings->keep_ms,
+            .keep_ms_hard =
+                settings->keep_unread_ms > settings->keep_ms ? settings->keep_unread_ms : settings->keep_ms,
+            .group = REFDATA_APPLY_GROUP};
+    if (settings->invalidations == KERNEL_POSTGRES)
+        topics[topic_count++] = (struct bus_topic){.name = REFDATA_INVALIDATIONS,
+                                                   .partitions = INVALIDATION_PARTITIONS,
+                                                   .keep_ms = settings->keep_ms,
+                                                   .keep_ms_hard = settings->keep_ms,
+                                                   .relaxed = true};
     return bus_postgres_create(
         &(struct bus_postgres_config){
             .loop = flow->refdata->home,
@@ -61,31 +52,36 @@ static enum status open_postgres(struct refdata_flow *flow, struct bus **bus, st
 
 /* ---- engines ---- */
 
-static enum status open_kafka(struct refdata_flow *flow, struct bus **bus, struct error *error)
+enum status refdata_buses_open_kafka(const struct refdata *refdata, const struct bus_kafka_config *own,
+                                     struct bus **bus, struct error *error)
 {
-    const struct refdata_kafka_settings *settings = &flow->refdata->first->kafka;
-    const struct bus_topic topic = {.name = settings->commands_topic.ptr,
-                                    .partitions = (unsigned)settings->partitions,
-                                    .keep_ms = settings->keep_ms};
-    struct db_target target = flow->database->site.target;
-    target.connections_max = (unsigned)settings->handlers;
-    return refdata_kafka_open(
-        flow->refdata,
-        &(struct bus_kafka_config){
-            .workers = flow->database->site.workers, .target = &target, .topics = &topic, .topic_count = 1},
-        bus, error);
-}
-
-static struct bus_redis_security redis_security(const struct kernel_redis *redis)
-{
-    return (struct bus_redis_security){
-        .tls = redis->tls.enabled,
-        .ca_file = str_or_null(redis->tls.ca_file),
-        .certificate_file = str_or_null(redis->tls.certificate_file),
-        .key_file = str_or_null(redis->tls.key_file),
-        .username = str_or_null(redis->login.username),
-        .password = kernel_login_password(&redis->login),
+    const struct kernel_kafka *kafka = kernel_kafka(refdata->kernel);
+    struct bus_kafka_config config = *own;
+    struct str brokers = STR("");
+    struct arena arena;
+    arena_init(&arena, 1024);
+    for (size_t i = 0; i < kafka->brokers.count; i++)
+        brokers = arena_printf(&arena, "%.*s%s%.*s", STR_ARG(brokers), i ? "," : "",
+                               STR_ARG(kafka->brokers.items[i]));
+    config.loop = refdata->home;
+    config.brokers = brokers.ptr;
+    config.client_id = kafka->client_id.ptr;
+    config.security = (struct bus_kafka_security){
+        .tls = kafka->tls.enabled,
+        .ca_file = str_or_null(kafka->tls.ca_file),
+        .certificate_file = str_or_null(kafka->tls.certificate_file),
+        .key_file = str_or_null(kafka->tls.key_file),
+        .username = str_or_null(kafka->sasl.username),
+        .password = kernel_login_password(&kafka->sasl),
+        .mechanism = kernel_sasl_mechanisms[kafka->mechanism],
     };
+    config.replication = (unsigned)kafka->replication;
+    config.session_ms = kafka->session_timeout_ms;
+    config.keep_dead_ms = kernel_bus(refdata->kernel)->keep_dead_ms;
+    config.message_bytes_max = (size_t)kafka->message_bytes_max;
+    enum status status = bus_kafka_create(&config, bus, error);
+    arena_deinit(&arena);
+    return status;
 }
 
 /* One stream, with the seed's own name: every pod reads all of it anyway. */
@@ -111,7 +107,15 @@ static enum status open_redis(struct refdata_flow *flow, struct bus **bus, struc
             .nodes = addresses,
             .node_count = nodes->count,
             .cluster = (settings->mode_place.line ? settings->mode : redis->mode) == KERNEL_REDIS_CLUSTER,
-            .security = redis_security(redis),
+            .security =
+                {
+                    .tls = redis->tls.enabled,
+                    .ca_file = str_or_null(redis->tls.ca_file),
+                    .certificate_file = str_or_null(redis->tls.certificate_file),
+                    .key_file = str_or_null(redis->tls.key_file),
+                    .username = str_or_null(redis->login.username),
+                    .password = kernel_login_password(&redis->login),
+                },
             .pod = refdata->pod_id,
             .topics = &topic,
             .topic_count = 1,
@@ -124,27 +128,7 @@ static enum status open_redis(struct refdata_flow *flow, struct bus **bus, struc
     return status;
 }
 
-/* ---- both ---- */
-
-/* The first database of the file has the names as they are, whatever a reload puts before it; others have theirs behind. */
-static void name_groups(struct refdata_flow *flow)
-{
-    const struct refdata_settings *settings = flow->refdata->first;
-    const struct kernel_postgres *blocks = settings->postgres.items;
-    const struct kernel_bus_settings *bus = kernel_bus(flow->refdata->kernel);
-    struct refdata_buses *buses = &flow->buses;
-    bool is_first = str_eq(flow->database->name, blocks[0].name);
-    const char *name = flow->database->name.ptr;
-    buses->shared = bus->commands != KERNEL_POSTGRES;
-    buses->buries = !buses->shared || is_first;
-    bool alone = is_first || bus->commands == KERNEL_POSTGRES;
-    struct str apply = buses->shared ? settings->kafka.group : STR(REFDATA_APPLY_GROUP);
-    snprintf(buses->apply_group, sizeof buses->apply_group, "%.*s%s%s", STR_ARG(apply), alone ? "" : ".",
-             alone ? "" : name);
-    alone = is_first || bus->invalidations == KERNEL_POSTGRES;
-    snprintf(buses->pods_group, sizeof buses->pods_group, "%.*s%s%s", STR_ARG(settings->redis.group),
-             alone ? "" : ".", alone ? "" : name);
-}
+/* ---- all of them ---- */
 
 /* A process has nothing to do with an engine whose bus no role of its own uses: a thousand pods that only read are no load to
  * Kafka. */
@@ -156,46 +140,59 @@ static bool is_needed(const struct refdata *refdata, enum refdata_need bus)
     return refdata_has_role(refdata, "relay") || refdata_has_role(refdata, "query");
 }
 
-static enum status open_commands(struct refdata_flow *flow, struct error *error)
+/* The first database of the file has the names as they are, whatever a reload puts before it; others have theirs behind. */
+static void name_group(const struct refdata_flow *flow, struct str group, int engine,
+                       char out[REFDATA_GROUP_BYTES])
 {
-    struct refdata_buses *buses = &flow->buses;
-    if (kernel_bus(flow->refdata->kernel)->commands == KERNEL_POSTGRES)
-        return open_postgres(flow, &buses->commands, error);
-    return is_needed(flow->refdata, REFDATA_NEEDS_COMMANDS) ? open_kafka(flow, &buses->commands, error)
-                                                            : STATUS_OK;
-}
-
-static enum status open_invalidations(struct refdata_flow *flow, struct error *error)
-{
-    const struct kernel_bus_settings *settings = kernel_bus(flow->refdata->kernel);
-    struct refdata_buses *buses = &flow->buses;
-    if (settings->commands == KERNEL_POSTGRES && settings->invalidations == KERNEL_POSTGRES)
-        buses->invalidations = buses->commands;
-    else if (!is_needed(flow->refdata, REFDATA_NEEDS_INVALIDATIONS))
-        return STATUS_OK;
-    else if (settings->invalidations == KERNEL_REDIS)
-        return open_redis(flow, &buses->invalidations, error);
-    else
-        return open_postgres(flow, &buses->invalidations, error);
-    return STATUS_OK;
+    const struct kernel_postgres *blocks = flow->refdata->first->postgres.items;
+    bool is_plain = engine == KERNEL_POSTGRES || str_eq(flow->database->name, blocks[0].name);
+    snprintf(out, REFDATA_GROUP_BYTES, "%.*s%s%s", STR_ARG(group), is_plain ? "" : ".",
+             is_plain ? "" : flow->database->name.ptr);
 }
 
 enum status refdata_buses_open(struct refdata_flow *flow, struct error *error)
 {
-    const struct refdata_kafka_settings *kafka = &flow->refdata->first->kafka;
+    const struct refdata_settings *settings = flow->refdata->first;
+    const struct refdata_kafka_settings *kafka = &settings->kafka;
+    const struct kernel_bus_settings *bus = kernel_bus(flow->refdata->kernel);
+    const struct kernel_postgres *blocks = settings->postgres.items;
+    struct kernel_site *site = &flow->database->site;
     struct refdata_buses *buses = &flow->buses;
-    bool by_kafka = kernel_bus(flow->refdata->kernel)->commands == KERNEL_KAFKA;
-    buses->commands_topic = by_kafka ? kafka->commands_topic.ptr : REFDATA_COMMANDS;
+    enum status status = STATUS_OK;
+    buses->shared = bus->commands == KERNEL_KAFKA;
+    buses->buries = !buses->shared || str_eq(flow->database->name, blocks[0].name);
+    buses->commands_topic = buses->shared ? kafka->commands_topic.ptr : REFDATA_COMMANDS;
     /* No more than there are connections for: a handler that waits for one keeps a thread from those who accept updates. */
-    buses->parallel = (unsigned)(by_kafka ? kafka->handlers : kernel_bus(flow->refdata->kernel)->handlers);
-    name_groups(flow);
-    enum status status = open_commands(flow, error);
+    buses->parallel = (unsigned)(buses->shared ? kafka->handlers : bus->handlers);
+    name_group(flow, buses->shared ? kafka->group : STR(REFDATA_APPLY_GROUP), bus->commands,
+               buses->apply_group);
+    name_group(flow, settings->redis.group, bus->invalidations, buses->pods_group);
+
+    if (!buses->shared) {
+        status = open_postgres(flow, &buses->commands, error);
+    } else if (is_needed(flow->refdata, REFDATA_NEEDS_COMMANDS)) {
+        const struct bus_topic topic = {.name = kafka->commands_topic.ptr,
+                                        .partitions = (unsigned)kafka->partitions,
+                                        .keep_ms = kafka->keep_ms};
+        struct db_target target = site->target;
+        target.connections_max = (unsigned)kafka->handlers;
+        status = refdata_buses_open_kafka(
+            flow->refdata,
+            &(struct bus_kafka_config){
+                .workers = site->workers, .target = &target, .topics = &topic, .topic_count = 1},
+            &buses->commands, error);
+    }
     if (buses->commands)
-        kernel_site_add_bus(&flow->database->site, buses->commands);
-    if (status == STATUS_OK)
-        status = open_invalidations(flow, error);
+        kernel_site_add_bus(site, buses->commands);
+    if (status != STATUS_OK)
+        return status;
+    if (!buses->shared && bus->invalidations == KERNEL_POSTGRES)
+        buses->invalidations = buses->commands;
+    else if (is_needed(flow->refdata, REFDATA_NEEDS_INVALIDATIONS))
+        status = bus->invalidations == KERNEL_REDIS ? open_redis(flow, &buses->invalidations, error)
+                                                    : open_postgres(flow, &buses->invalidations, error);
     if (buses->invalidations && buses->invalidations != buses->commands)
-        kernel_site_add_bus(&flow->database->site, buses->invalidations);
+        kernel_site_add_bus(site, buses->invalidations);
     return status;
 }
 
@@ -208,6 +205,8 @@ bool refdata_buses_are_up(const struct refdata_flow *flow, enum refdata_need nee
         return bus_kafka_is_up(flow->buses.commands);
     if (needs == REFDATA_NEEDS_INVALIDATIONS && settings->invalidations == KERNEL_REDIS)
         return bus_redis_is_up(flow->buses.invalidations);
+    if (needs == REFDATA_NEEDS_SOURCES && flow->refdata->first->adapter.sources.count > 0)
+        return flow->adapter && refdata_adapter_reads(flow->adapter) && refdata_adapter_is_up(flow->adapter);
     return true;
 }
 

@@ -7,6 +7,7 @@
 #define FRESHET_REFDATA_BUSES_H
 
 #include "bus/bus.h"
+#include "bus/bus_kafka.h"
 
 struct health;
 struct refdata;
@@ -31,8 +32,16 @@ struct refdata_buses {
 
 /* On the home loop; from then on they are the site's. CONFIG when an engine's settings cannot be understood. */
 enum status refdata_buses_open(struct refdata_flow *flow, struct error *error) MUST_CHECK;
+/* A Kafka bus that connects as the file's `kafka:` says. Workers, target and topics are the caller's; the rest is filled in. */
+enum status refdata_buses_open_kafka(const struct refdata *refdata, const struct bus_kafka_config *own,
+                                     struct bus **bus, struct error *error) MUST_CHECK;
 /* On any loop: does the engine behind that bus answer? PostgreSQL's own is not asked. */
-enum refdata_need { REFDATA_NEEDS_NO_BUS, REFDATA_NEEDS_COMMANDS, REFDATA_NEEDS_INVALIDATIONS };
+enum refdata_need {
+    REFDATA_NEEDS_NO_BUS,
+    REFDATA_NEEDS_COMMANDS,
+    REFDATA_NEEDS_INVALIDATIONS,
+    REFDATA_NEEDS_SOURCES /* the adapter's, where the file has some */
+};
 bool refdata_buses_are_up(const struct refdata_flow *flow, enum refdata_need needs);
 /* On any loop: the engines of a database's flow, where there are any. */
 void refdata_buses_health(const struct refdata *refdata, const struct refdata_database *database,

@@ -38,34 +38,6 @@ bool refdata_catalog_names(const struct refdata_catalog *catalog, const struct r
 
 /* ---- checks of the file alone ---- */
 
-static enum status check_databases(const struct config *config, const struct refdata_settings *settings,
-                                   struct error *error)
-{
-    const struct kernel_postgres *blocks = settings->postgres.items;
-    if (settings->postgres.count == 0)
-        return config_error_at(config, (struct setting_place){1, 1}, "refdata.postgres", error,
-                               "is missing, and so is postgres.jdbcUrl: no database is named");
-    for (size_t i = 0; i < settings->postgres.count; i++) {
-        struct refdata_database *database = NULL;
-        for (size_t j = 0; j < i; j++)
-            if (str_eq(blocks[i].name, blocks[j].name))
-                return config_error_at(config, settings->postgres.places[i], "refdata.postgres", error,
-                                       "two postgres blocks are called \"%.*s\": give each a name of its own",
-                                       STR_ARG(blocks[i].name));
-        if (blocks[i].password_env.len && !getenv(blocks[i].password_env.ptr))
-            return config_error_at(config, blocks[i].password_place, "refdata.postgres.passwordFromEnv",
-                                   error, "the environment variable %s is not set",
-                                   blocks[i].password_env.ptr);
-        if (refdata_database_create(&blocks[i], NULL, &database, error) != STATUS_OK) {
-            char message[sizeof error->message];
-            snprintf(message, sizeof message, "%s", error->message);
-            return config_error_at(config, blocks[i].place, "refdata.postgres.jdbcUrl", error, "%s", message);
-        }
-        refdata_database_unref(database);
-    }
-    return STATUS_OK;
-}
-
 static enum status check_dictionary(const struct config *config, const struct refdata_settings *settings,
                                     size_t index, struct error *error)
 {
@@ -89,10 +61,35 @@ static enum status check_dictionary(const struct config *config, const struct re
     return status;
 }
 
-static enum status check_preload(const struct config *config, const struct refdata_settings *settings,
-                                 struct error *error)
+enum status refdata_catalog_check(const struct config *config, const struct refdata_settings *settings,
+                                  struct error *error)
 {
-    for (size_t i = 0; i < settings->cache.preload.count; i++) {
+    const struct kernel_postgres *blocks = settings->postgres.items;
+    enum status status = STATUS_OK;
+    if (settings->postgres.count == 0)
+        return config_error_at(config, (struct setting_place){1, 1}, "refdata.postgres", error,
+                               "is missing, and so is postgres.jdbcUrl: no database is named");
+    for (size_t i = 0; i < settings->postgres.count; i++) {
+        struct refdata_database *database = NULL;
+        for (size_t j = 0; j < i; j++)
+            if (str_eq(blocks[i].name, blocks[j].name))
+                return config_error_at(config, settings->postgres.places[i], "refdata.postgres", error,
+                                       "two postgres blocks are called \"%.*s\": give each a name of its own",
+                                       STR_ARG(blocks[i].name));
+        if (blocks[i].password_env.len && !getenv(blocks[i].password_env.ptr))
+            return config_error_at(config, blocks[i].password_place, "refdata.postgres.passwordFromEnv",
+                                   error, "the environment variable %s is not set",
+                                   blocks[i].password_env.ptr);
+        if (refdata_database_create(&blocks[i], NULL, &database, error) != STATUS_OK) {
+            char message[sizeof error->message];
+            snprintf(message, sizeof message, "%s", error->message);
+            return config_error_at(config, blocks[i].place, "refdata.postgres.jdbcUrl", error, "%s", message);
+        }
+        refdata_database_unref(database);
+    }
+    for (size_t i = 0; status == STATUS_OK && i < settings->dictionaries.count; i++)
+        status = check_dictionary(config, settings, i, error);
+    for (size_t i = 0; status == STATUS_OK && i < settings->cache.preload.count; i++) {
         struct str rest = settings->cache.preload.items[i], tenant;
         bool fits = str_split(&rest, '/', &tenant) && (str_is_name(tenant) || str_eq(tenant, STR("*"))) &&
                     str_is_name(rest);
@@ -100,58 +97,15 @@ static enum status check_preload(const struct config *config, const struct refda
         for (size_t k = 0; k < settings->dictionaries.count; k++)
             is_known |= str_eq(refdata_settings_dictionary(settings, k)->code, rest);
         if (!fits || !is_known)
-            return config_error_at(
+            status = config_error_at(
                 config, settings->cache.preload_place, "refdata.cache.preload", error,
                 "\"%.*s\" is not TENANT/DICTIONARY with a dictionary of this file (TENANT may be *)",
                 STR_ARG(settings->cache.preload.items[i]));
     }
-    return STATUS_OK;
-}
-
-enum status refdata_catalog_check(const struct config *config, const struct refdata_settings *settings,
-                                  struct error *error)
-{
-    enum status status = check_databases(config, settings, error);
-    for (size_t i = 0; status == STATUS_OK && i < settings->dictionaries.count; i++)
-        status = check_dictionary(config, settings, i, error);
-    return status == STATUS_OK ? check_preload(config, settings, error) : status;
+    return status;
 }
 
 /* ---- building ---- */
-
-static enum status add_database(struct refdata_catalog *catalog, const struct kernel_postgres *settings,
-                                struct kernel *kernel, const struct refdata_catalog *before,
-                                struct error *error)
-{
-    uint64_t fingerprint = refdata_database_fingerprint(settings);
-    struct refdata_database **slot = &catalog->databases[catalog->database_count];
-    for (size_t i = 0; before && i < before->database_count && !*slot; i++)
-        if (before->databases[i]->fingerprint == fingerprint)
-            *slot = refdata_database_ref(before->databases[i]);
-    enum status status = *slot ? STATUS_OK : refdata_database_create(settings, kernel, slot, error);
-    catalog->database_count += status == STATUS_OK;
-    return status;
-}
-
-static enum status add_dictionary(struct refdata_catalog *catalog, const struct refdata_settings *settings,
-                                  size_t index, const struct refdata_catalog *before, struct error *error)
-{
-    const struct refdata_dictionary_settings *own = refdata_settings_dictionary(settings, index);
-    if (!own->enabled)
-        return STATUS_OK;
-    struct refdata_database *database =
-        catalog->databases[refdata_settings_database(settings, own->postgres)];
-    struct refdata_dictionary **slot = &catalog->dictionaries[catalog->dictionary_count];
-    struct refdata_dictionary *same = before ? refdata_catalog_find(before, own->code) : NULL;
-    enum status status = STATUS_OK;
-    if (same && same->fingerprint == refdata_dictionary_fingerprint(own, database->fingerprint))
-        refdata_dictionary_set_scopes(*slot = refdata_dictionary_ref(same), own);
-    else
-        status = refdata_dictionary_create(NULL, own, index, database, slot, error);
-    catalog->dictionary_count += status == STATUS_OK;
-    catalog->has_write_scopes |= own->write_scope.len > 0;
-    return status;
-}
 
 enum status refdata_catalog_create(const struct refdata_settings *settings, struct kernel *kernel,
                                    const struct refdata_catalog *before, struct refdata_catalog **out,
@@ -168,10 +122,31 @@ enum status refdata_catalog_create(const struct refdata_settings *settings, stru
         memory_zalloc((settings->dictionaries.count + 1) * sizeof(struct refdata_dictionary *));
     const struct kernel_postgres *blocks = settings->postgres.items;
     enum status status = STATUS_OK;
-    for (size_t i = 0; status == STATUS_OK && i < settings->postgres.count; i++)
-        status = add_database(catalog, &blocks[i], kernel, before, error);
-    for (size_t i = 0; status == STATUS_OK && i < settings->dictionaries.count; i++)
-        status = add_dictionary(catalog, settings, i, before, error);
+    for (size_t i = 0; status == STATUS_OK && i < settings->postgres.count; i++) {
+        uint64_t fingerprint = refdata_database_fingerprint(&blocks[i]);
+        struct refdata_database **slot = &catalog->databases[catalog->database_count];
+        for (size_t k = 0; before && k < before->database_count && !*slot; k++)
+            if (before->databases[k]->fingerprint == fingerprint)
+                *slot = refdata_database_ref(before->databases[k]);
+        if (!*slot)
+            status = refdata_database_create(&blocks[i], kernel, slot, error);
+        catalog->database_count += status == STATUS_OK;
+    }
+    for (size_t i = 0; status == STATUS_OK && i < settings->dictionaries.count; i++) {
+        const struct refdata_dictionary_settings *own = refdata_settings_dictionary(settings, i);
+        if (!own->enabled)
+            continue;
+        struct refdata_database *database =
+            catalog->databases[refdata_settings_database(settings, own->postgres)];
+        struct refdata_dictionary **slot = &catalog->dictionaries[catalog->dictionary_count];
+        struct refdata_dictionary *same = before ? refdata_catalog_find(before, own->code) : NULL;
+        if (same && same->fingerprint == refdata_dictionary_fingerprint(own, database->fingerprint))
+            refdata_dictionary_set_scopes(*slot = refdata_dictionary_ref(same), own);
+        else
+            status = refdata_dictionary_create(NULL, own, i, database, slot, error);
+        catalog->dictionary_count += status == STATUS_OK;
+        catalog->has_write_scopes |= own->write_scope.len > 0;
+    }
     if (status != STATUS_OK) {
         refdata_catalog_unref(catalog);
         return status;

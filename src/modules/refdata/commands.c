@@ -3,11 +3,7 @@
  * when its row is written, so of two updates of a pair the one that was answered before the other was sent goes first. */
 #include "modules/refdata/commands.h"
 
-#include <stdlib.h>
-
 #include "base/failpoint.h"
-#include "base/log.h"
-#include "base/memory.h"
 #include "bus/bus_postgres.h"
 #include "modules/refdata/writer.h"
 #include "outbox/messages.h"
@@ -20,11 +16,6 @@ enum {
 #define REST_BYTES \
     ((size_t)1024) /* of a command but for its items: names, ids, a time, key and headers, at their longest */
 enum { EXTRA_EVENT_ID, EXTRA_TRACEPARENT, EXTRA_WAITED };
-
-struct refdata_commands {
-    struct refdata_flow *flow;
-    struct outbox *engine;
-};
 
 const struct outbox_table refdata_command_table = {
     .module = "refdata",
@@ -79,54 +70,12 @@ static void make_message(struct bus_message *message, struct str topic, struct s
 }
 
 static void make_own_message(struct bus_message *message, const struct refdata_accepted *accepted,
-                             struct buf *payload, struct arena *arena)
+                             struct str payload, struct arena *arena)
 {
     const struct refdata_update *update = accepted->update;
     make_message(message, STR(REFDATA_COMMANDS), update->tenant, update->dict_code,
                  str_from(update->event_id), accepted->waited, accepted->traceparent, arena);
-    refdata_update_put(payload, update);
-    message->payload = buf_str(payload);
-}
-
-static enum status publish_in_tx(struct refdata_flow *flow, struct db_conn *conn,
-                                 const struct refdata_accepted *accepted, size_t count, int64_t deadline_ns,
-                                 struct arena *arena, struct error *error)
-{
-    struct bus_message *messages = arena_alloc(arena, count * sizeof *messages);
-    struct buf *payloads = arena_zalloc(arena, count * sizeof *payloads);
-    for (size_t i = 0; i < count; i++)
-        make_own_message(&messages[i], &accepted[i], &payloads[i], arena);
-    enum status status = bus_publish_in_tx(flow->buses.commands, conn, messages, count, deadline_ns, error);
-    for (size_t i = 0; i < count; i++)
-        buf_deinit(&payloads[i]);
-    return status;
-}
-
-static enum status insert_into_outbox(struct db_conn *conn, const struct refdata_accepted *accepted,
-                                      size_t count, int64_t deadline_ns, struct arena *arena,
-                                      struct error *error)
-{
-    struct refdata_columns columns;
-    struct db_param params[COLUMNS + 1] = {[COLUMNS] = DB_END};
-    struct buf *payloads = arena_zalloc(arena, count * sizeof *payloads);
-    refdata_columns_begin(&columns, COLUMNS, arena);
-    for (size_t i = 0; i < count; i++) {
-        const struct refdata_update *update = accepted[i].update;
-        refdata_update_put(&payloads[i], update);
-        refdata_columns_put(&columns, 0, update->tenant);
-        refdata_columns_put(&columns, 1, update->dict_code);
-        refdata_columns_put(&columns, 2, str_from(update->event_id));
-        refdata_columns_put(&columns, 3, buf_str(&payloads[i]));
-        refdata_columns_put(&columns, 4, accepted[i].waited ? STR("1") : STR_NONE);
-        refdata_columns_put(&columns, 5, accepted[i].traceparent.len ? accepted[i].traceparent : STR_NONE);
-        refdata_columns_next(&columns);
-    }
-    refdata_columns_bind_arrays(&columns, params);
-    enum status status = db_exec(conn, &insert_sql, params, deadline_ns, NULL, error);
-    refdata_columns_free(&columns);
-    for (size_t i = 0; i < count; i++)
-        buf_deinit(&payloads[i]);
-    return status;
+    message->payload = payload;
 }
 
 enum status refdata_commands_check(const struct refdata_flow *flow, const struct refdata_update *update,
@@ -143,10 +92,37 @@ enum status refdata_commands_put(struct refdata_flow *flow, struct db_conn *conn
                                  const struct refdata_accepted *accepted, size_t count, int64_t deadline_ns,
                                  struct arena *arena, struct error *error)
 {
-    if (count == 0)
-        return STATUS_OK;
-    return flow->commands ? insert_into_outbox(conn, accepted, count, deadline_ns, arena, error)
-                          : publish_in_tx(flow, conn, accepted, count, deadline_ns, arena, error);
+    struct buf *payloads = arena_zalloc(arena, (count + 1) * sizeof *payloads);
+    enum status status = STATUS_OK;
+    for (size_t i = 0; i < count; i++)
+        refdata_update_put(&payloads[i], accepted[i].update);
+    if (count > 0 && !flow->commands) {
+        struct bus_message *messages = arena_alloc(arena, count * sizeof *messages);
+        for (size_t i = 0; i < count; i++)
+            make_own_message(&messages[i], &accepted[i], buf_str(&payloads[i]), arena);
+        status = bus_publish_in_tx(flow->buses.commands, conn, messages, count, deadline_ns, error);
+    } else if (count > 0) {
+        struct refdata_columns columns;
+        struct db_param params[COLUMNS + 1] = {[COLUMNS] = DB_END};
+        refdata_columns_begin(&columns, COLUMNS, arena);
+        for (size_t i = 0; i < count; i++) {
+            const struct refdata_update *update = accepted[i].update;
+            refdata_columns_put(&columns, 0, update->tenant);
+            refdata_columns_put(&columns, 1, update->dict_code);
+            refdata_columns_put(&columns, 2, str_from(update->event_id));
+            refdata_columns_put(&columns, 3, buf_str(&payloads[i]));
+            refdata_columns_put(&columns, 4, accepted[i].waited ? STR("1") : STR_NONE);
+            refdata_columns_put(&columns, 5,
+                                accepted[i].traceparent.len ? accepted[i].traceparent : STR_NONE);
+            refdata_columns_next(&columns);
+        }
+        refdata_columns_bind_arrays(&columns, params);
+        status = db_exec(conn, &insert_sql, params, deadline_ns, NULL, error);
+        refdata_columns_free(&columns);
+    }
+    for (size_t i = 0; i < count; i++)
+        buf_deinit(&payloads[i]);
+    return status;
 }
 
 bool refdata_commands_can_commit(const struct refdata_flow *flow)
@@ -159,9 +135,9 @@ enum status refdata_commands_put_and_commit(struct refdata_flow *flow, struct db
                                             struct arena *arena, struct error *error)
 {
     struct bus_message message;
-    struct buf payload;
-    buf_init(&payload);
-    make_own_message(&message, accepted, &payload, arena);
+    struct buf payload = {0};
+    refdata_update_put(&payload, accepted->update);
+    make_own_message(&message, accepted, buf_str(&payload), arena);
     enum status status = bus_publish_and_commit(flow->buses.commands, conn, &message, deadline_ns, error);
     buf_deinit(&payload);
     return status;
@@ -169,10 +145,10 @@ enum status refdata_commands_put_and_commit(struct refdata_flow *flow, struct db
 
 void refdata_commands_wake(struct refdata_flow *flow)
 {
-    if (!flow->commands)
+    if (flow->commands)
+        outbox_wake(flow->commands);
+    else
         bus_wake(flow->buses.commands, STR(REFDATA_COMMANDS));
-    else if (flow->commands->engine)
-        outbox_wake(flow->commands->engine);
 }
 
 /* ---- out of the outbox, on a worker ---- */
@@ -180,20 +156,20 @@ void refdata_commands_wake(struct refdata_flow *flow)
 static bool make_outbox_message(void *context, const struct outbox_event *event, struct bus_message *message,
                                 struct arena *arena, const char **reason)
 {
-    const struct refdata_commands *commands = context;
+    const struct refdata_flow *flow = context;
     (void)reason;
-    make_message(message, str_from(commands->flow->buses.commands_topic), event->aggregate[0],
-                 event->aggregate[1], event->extra[EXTRA_EVENT_ID],
-                 str_eq(event->extra[EXTRA_WAITED], STR("true")), event->extra[EXTRA_TRACEPARENT], arena);
+    make_message(message, str_from(flow->buses.commands_topic), event->aggregate[0], event->aggregate[1],
+                 event->extra[EXTRA_EVENT_ID], str_eq(event->extra[EXTRA_WAITED], STR("true")),
+                 event->extra[EXTRA_TRACEPARENT], arena);
     message->payload = event->payload;
     return true;
 }
 
 static void publish_from_outbox(void *context, struct outbox_batch *batch)
 {
-    struct refdata_commands *commands = context;
+    struct refdata_flow *flow = context;
     FAILPOINT("commands.after_claim");
-    outbox_messages_publish(commands->flow->buses.commands, batch, make_outbox_message, commands);
+    outbox_messages_publish(flow->buses.commands, batch, make_outbox_message, flow);
     FAILPOINT("commands.after_publish");
 }
 
@@ -204,26 +180,21 @@ static void on_outbox_settled(void *context, size_t count)
     FAILPOINT("commands.after_finalize");
 }
 
-/* ---- life ---- */
-
 static void *create_commands(void *owner, struct error *error)
 {
     struct refdata_flow *flow = owner;
     if (!flow->buses.shared) /* PostgreSQL carries them */
         return NULL;
-    struct refdata_commands *commands = flow->commands = memory_zalloc(sizeof *commands);
-    commands->flow = flow;
     if (kernel_site_add_outbox(&flow->database->site,
                                &(struct outbox_config){.table = &refdata_command_table,
                                                        .settings = &flow->catalog->outbox,
                                                        .pace_ms = PACE_MS,
-                                                       .context = commands,
+                                                       .context = flow,
                                                        .publish = publish_from_outbox,
                                                        .on_settled = on_outbox_settled},
-                               &commands->engine, error) != STATUS_OK)
+                               &flow->commands, error) != STATUS_OK)
         (void)!error_context(error, "commands");
-    return commands;
+    return flow;
 }
 
-const struct kernel_part refdata_commands_part = {
-    .roles = {"command", "adapter"}, .create = create_commands, .destroy = free};
+const struct kernel_part refdata_commands_part = {.roles = {"command", "adapter"}, .create = create_commands};

@@ -202,24 +202,6 @@ static enum status check_together(const struct making *making, const struct refd
     return STATUS_OK;
 }
 
-/* Without loadKeysSql, loadSql itself can be asked for some keys; the planner usually pushes the condition down. */
-static void compile_lookup(struct refdata_dictionary *dictionary)
-{
-    struct str sql = dictionary->sql[REFDATA_LOAD].text;
-    size_t offset;
-    if (dictionary->sql[REFDATA_LOAD_KEYS].given) {
-        dictionary->lookup = dictionary->sql[REFDATA_LOAD_KEYS].statement;
-        dictionary->can_lookup = true;
-        return;
-    }
-    while (sql.len && memchr("; \t\n\r", sql.ptr[sql.len - 1], 5))
-        sql.len--;
-    struct str text = arena_printf(
-        &dictionary->arena, "select k, v from (\n%.*s\n) as loaded where k::text = any(:keys)", STR_ARG(sql));
-    dictionary->can_lookup =
-        db_sql_compile(text, all_names, &dictionary->arena, &dictionary->lookup, &offset, NULL) == STATUS_OK;
-}
-
 /* ---- scopes ---- */
 
 /* Every scope that was ever configured: loops read them without a lock, so they stay. */
@@ -275,8 +257,20 @@ static enum status build(const struct making *making, struct refdata_dictionary 
     if (status != STATUS_OK)
         return status;
     bool builtin = !dictionary->sql[REFDATA_LOAD].given;
-    if (!builtin)
-        compile_lookup(dictionary);
+    if (dictionary->sql[REFDATA_LOAD_KEYS].given) {
+        dictionary->lookup = dictionary->sql[REFDATA_LOAD_KEYS].statement;
+        dictionary->can_lookup = true;
+    } else if (
+        !builtin) { /* loadSql itself is asked for some keys; the planner usually pushes the condition down */
+        struct str sql = dictionary->sql[REFDATA_LOAD].text;
+        size_t offset;
+        while (sql.len && memchr("; \t\n\r", sql.ptr[sql.len - 1], 5))
+            sql.len--;
+        sql = arena_printf(&dictionary->arena,
+                           "select k, v from (\n%.*s\n) as loaded where k::text = any(:keys)", STR_ARG(sql));
+        dictionary->can_lookup = db_sql_compile(sql, all_names, &dictionary->arena, &dictionary->lookup,
+                                                &offset, NULL) == STATUS_OK;
+    }
     dictionary->provider = builtin ? &refdata_provider_builtin : &refdata_provider_sql;
     dictionary->delta =
         settings->reload == REFDATA_RELOAD_DELTA ||

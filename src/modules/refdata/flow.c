@@ -118,8 +118,8 @@ void refdata_flow_decided(struct refdata_flow *flow, const struct refdata_outcom
             refdata_invalidations_hint(flow->invalidations, outcomes[i].tenant, outcomes[i].dict_code,
                                        outcomes[i].version, is_known ? &event : NULL);
     }
-    if (committed && flow->relay)
-        refdata_relay_wake(flow->relay);
+    if (committed)
+        refdata_relay_wake(flow);
     if (is_hydrated)
         refdata_decisions_changed_items(flow->decisions);
 }
@@ -131,6 +131,7 @@ static void destroy_flows(void *arg)
     for (struct refdata_flow *flow = arg, *next; flow; flow = next) {
         next = flow->next;
         kernel_site_close(&flow->database->site);
+        refdata_sweep_destroy(flow->sweep);
         refdata_catalog_unref(flow->catalog);
         refdata_database_unref(flow->database);
         free(flow);
@@ -155,6 +156,7 @@ static void take_out(void *arg)
         *at = flow->next;
         flow->next = closing->flows;
         closing->flows = flow;
+        flow->is_closing = true;
         atomic_store(&flow->database->flow, NULL);
     }
 }
@@ -171,6 +173,7 @@ void refdata_flows_close(struct refdata *refdata, const struct refdata_catalog *
     for (struct refdata_flow *flow = closing.flows; flow; flow = flow->next) {
         kernel_site_stop_senders(&flow->database->site);
         kernel_site_stop(&flow->database->site);
+        refdata_sweep_stop(flow->sweep);
     }
     loop_group_wait(refdata->loops); /* what they posted has been handled */
     loop_group_call(refdata->loops, destroy_flows, closing.flows);

@@ -26,16 +26,18 @@ struct refdata_flow {
     struct refdata_catalog
         *catalog; /* referenced: the last that names its database; refdata_flow_catalog() */
     struct refdata_buses buses;
-    bool started; /* also when it failed: then the sweep is left */
-    struct refdata_commands
-        *commands; /* commands.h: NULL where PostgreSQL carries them, or none is accepted */
+    struct refdata_sweep *sweep;
+    bool is_closing; /* the home loop's: its database is not in the catalog any more, or the process stops */
+    bool started;    /* also when it failed: then the sweep is left */
+    struct outbox *commands; /* commands.h: NULL where PostgreSQL carries them, or none is accepted */
     struct refdata_committer *committer; /* command/: makes commits of POSTs */
     struct refdata_changes *changes;     /* command/: publishes changed items for hydration */
     struct refdata_decisions
-        *decisions;                  /* command/: clients that wait for them, and notices between processes */
-    struct refdata_apply *apply;     /* apply/ */
-    struct refdata_relay *relay;     /* relay/ */
-    struct refdata_adapter *adapter; /* adapter/ */
+        *decisions;              /* command/: clients that wait for them, and notices between processes */
+    struct refdata_apply *apply; /* apply/ */
+    struct outbox *relay; /* relay/: this, where the role runs, or a notifier that wakes it elsewhere */
+    struct outbox_notifier *relay_notifier;
+    struct refdata_adapter *adapter;             /* adapter/ */
     struct refdata_invalidations *invalidations; /* query/: the pod's ear */
 };
 
@@ -75,7 +77,8 @@ void refdata_decisions_changed_items(struct refdata_decisions *decisions);
 void refdata_changes_wake(struct refdata_changes *changes); /* any thread: refdata.item_change has rows */
 bool refdata_adapter_reads(const struct refdata_adapter *adapter); /* any loop: has it a source here? */
 bool refdata_adapter_is_up(const struct refdata_adapter *adapter); /* any loop: does its Kafka answer? */
-void refdata_relay_wake(struct refdata_relay *relay); /* any thread: something was committed here */
+extern const struct outbox_table refdata_outbox_table;             /* relay/; for `freshet outbox` too */
+void refdata_relay_wake(struct refdata_flow *flow); /* any thread: something was committed here */
 void refdata_invalidations_hint(struct refdata_invalidations *invalidations, struct str tenant,
                                 struct str code, int64_t version,
                                 const struct uuid *event); /* any thread: committed; event NULL = not known */

@@ -1,5 +1,5 @@
 /* A hash table by (tenant, dictionary, key) over an array that keeps the order. */
-#include "modules/refdata/merge.h"
+#include "modules/refdata/provider.h"
 
 #include "base/hash.h"
 

@@ -1,6 +1,5 @@
 /* The provider `builtin`: the table refdata.dictionary_item, for dictionaries without SQL of their own. A deleted item
  * stays as a row for a while. */
-#include "modules/refdata/merge.h"
 #include "modules/refdata/provider.h"
 
 /* Rows that would stay what they are are not written. Payloads are compared by their bytes (*<>), as they are printed: for =

@@ -122,39 +122,32 @@ static void write_staged_chunks(const struct refdata_write *change, struct refda
     add_template(change->dictionary, REFDATA_SNAPSHOT_FINALIZE, &values, writer);
 }
 
-/* The deltas that came meanwhile, each with its own time and the snapshot's version. */
-static void write_staged_deltas(const struct refdata_write *change, struct refdata_writer *writer)
-{
-    struct change_values values;
-    struct db_result *result = refdata_writer_query(
-        writer, &staged_deltas_sql,
-        DB_PARAMS(db_text(change->tenant), db_text(change->dictionary->code), db_i64(change->begun_version)));
-    set_values(&values, change);
-    for (size_t row = 0; result && row < db_result_rows(result); row++) {
-        struct refdata_item item = {.key = db_result_str(result, row, 1),
-                                    .is_delete = db_result_is_null(result, row, 2)};
-        if (!item.is_delete)
-            item.payload = db_result_str(result, row, 2);
-        values.values[REFDATA_EVENT_EPOCH] = db_result_str(result, row, 0);
-        write_item(change->dictionary, &item, &values, writer);
-    }
-    db_result_free(result);
-}
-
 static void write_staged_by_template(const struct refdata_write *change, struct refdata_writer *writer)
 {
+    struct db_param pair[4] = {db_text(change->tenant), db_text(change->dictionary->code),
+                               db_uuid(change->snapshot_id), DB_END};
     if (change->dictionary->sql[REFDATA_SNAPSHOT_STAGE].given) {
         write_staged_chunks(change, writer);
     } else {
-        struct db_result *whole =
-            refdata_writer_query(writer, &staged_whole_sql,
-                                 DB_PARAMS(db_text(change->tenant), db_text(change->dictionary->code),
-                                           db_uuid(change->snapshot_id)));
+        struct db_result *whole = refdata_writer_query(writer, &staged_whole_sql, pair);
         if (whole)
             write_json(change, db_result_str(whole, 0, 0), writer);
         db_result_free(whole);
     }
-    write_staged_deltas(change, writer);
+    /* The deltas that came meanwhile, each with its own time and the snapshot's version. */
+    struct change_values values;
+    pair[2] = db_i64(change->begun_version);
+    struct db_result *deltas = refdata_writer_query(writer, &staged_deltas_sql, pair);
+    set_values(&values, change);
+    for (size_t row = 0; deltas && row < db_result_rows(deltas); row++) {
+        struct refdata_item item = {.key = db_result_str(deltas, row, 1),
+                                    .is_delete = db_result_is_null(deltas, row, 2)};
+        if (!item.is_delete)
+            item.payload = db_result_str(deltas, row, 2);
+        values.values[REFDATA_EVENT_EPOCH] = db_result_str(deltas, row, 0);
+        write_item(change->dictionary, &item, &values, writer);
+    }
+    db_result_free(deltas);
 }
 
 const struct refdata_provider refdata_provider_sql = {

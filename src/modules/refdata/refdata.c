@@ -9,14 +9,12 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/memory.h"
-#include "modules/refdata/adapter/source.h"
+#include "modules/refdata/adapter/adapter.h"
 #include "modules/refdata/command/command.h"
-#include "modules/refdata/command/owner.h"
 #include "modules/refdata/commands.h"
 #include "modules/refdata/flow.h"
 #include "modules/refdata/query/query.h"
 #include "modules/refdata/query/reading.h"
-#include "modules/refdata/relay/relay.h"
 
 enum {
     PREPARE_MS = 3000, /* of a reload, for a database that is new */
@@ -36,9 +34,11 @@ const struct http_route refdata_query_routes[] = {
 
 /* ---- configuration ---- */
 
-/* Dictionaries that name no scope have those for all. */
-static void complete_scopes(const struct refdata_settings *settings)
+/* Dictionaries that name no scope have those for all. Without refdata.postgres the dictionaries live where the other modules keep
+ * their tables. */
+static void complete(struct config *config, void *section)
 {
+    struct refdata_settings *settings = section;
     struct refdata_dictionary_settings *all = settings->dictionaries.items;
     for (size_t i = 0; i < settings->dictionaries.count; i++) {
         if (all[i].read_scope_place.line == 0)
@@ -46,13 +46,6 @@ static void complete_scopes(const struct refdata_settings *settings)
         if (all[i].write_scope_place.line == 0)
             all[i].write_scope = settings->write_scope;
     }
-}
-
-/* Without refdata.postgres the dictionaries live where the other modules keep their tables. */
-static void complete(struct config *config, void *section)
-{
-    struct refdata_settings *settings = section;
-    complete_scopes(settings);
     const struct kernel_postgres *store = config_section(config, "postgres");
     if (settings->postgres.count > 0 || store->url.len == 0)
         return;
@@ -136,14 +129,6 @@ struct refdata_catalog *refdata_catalog_hold(struct refdata *refdata)
     return catalog;
 }
 
-static struct refdata_catalog *swap_catalog(struct refdata *refdata, struct refdata_catalog *catalog)
-{
-    pthread_mutex_lock(&refdata->catalog_lock);
-    struct refdata_catalog *before = atomic_exchange(&refdata->catalog, catalog);
-    pthread_mutex_unlock(&refdata->catalog_lock);
-    return before;
-}
-
 /* A name of one's own among all that run at once: what a restarted container shares with the one before it is not enough. */
 static void name_pod(struct refdata *refdata)
 {
@@ -215,21 +200,14 @@ static void free_catalog(void *arg)
     refdata_catalog_unref(arg);
 }
 
-/* So that a new database takes updates from its first moment on. One that is out of reach waits for its sweep. */
-static void prepare_new(const struct refdata_catalog *before, const struct refdata_catalog *now)
-{
-    struct error error = {0};
-    for (size_t i = 0; i < now->database_count; i++)
-        if (!refdata_catalog_names(before, now->databases[i]))
-            (void)!refdata_database_prepare(now->databases[i], clock_deadline_ms(PREPARE_MS), &error);
-}
-
 static void reload_on_home(void *arg)
 {
     struct reload *reload = arg;
     struct refdata *refdata = reload->refdata;
     refdata_flows_open(refdata, reload->catalog); /* before anybody can find it wanting */
-    struct refdata_catalog *before = swap_catalog(refdata, reload->catalog);
+    pthread_mutex_lock(&refdata->catalog_lock);
+    struct refdata_catalog *before = atomic_exchange(&refdata->catalog, reload->catalog);
+    pthread_mutex_unlock(&refdata->catalog_lock);
     take_settings(refdata, reload->settings);
     refdata_keeper_adopt(refdata, reload->catalog);
     if (refdata_has_role(refdata, "query"))
@@ -248,10 +226,13 @@ static void reload(void *state, struct config *config, const void *section)
     struct error error = {0};
     enum status status = refdata_catalog_create(section, refdata->kernel, before, &reload.catalog, &error);
     if (status == STATUS_OK) {
-        prepare_new(before, reload.catalog);
+        /* A new database takes updates from its first moment on. One that is out of reach waits for its sweep. */
+        for (size_t i = 0; i < reload.catalog->database_count; i++)
+            if (!refdata_catalog_names(before, reload.catalog->databases[i]))
+                (void)!refdata_database_prepare(reload.catalog->databases[i], clock_deadline_ms(PREPARE_MS),
+                                                &error);
         loop_group_call(refdata->loops, reload_on_home, &reload);
         refdata_flows_close(refdata, reload.catalog); /* what they accepted is committed, loads end now */
-        refdata_sweeps_close(refdata, reload.catalog);
     } else {
         log_error("refdata_reload_failed", LOG_ERROR_FIELDS(&error));
     }
@@ -269,7 +250,6 @@ static void stop(void *state)
     struct refdata *refdata = state;
     loop_group_call(refdata->loops, stop_on_home, refdata);
     refdata_flows_close(refdata, NULL); /* loads under way end now, not at their deadline */
-    refdata_sweeps_close(refdata, NULL);
     worker_pool_stop(refdata->loaders);
     worker_pool_stop(refdata->readers);
 }
@@ -288,67 +268,30 @@ static void destroy_refdata(void *state)
     free(refdata);
 }
 
-/* Which bus a role can do nothing without. Commands are accepted without one: they wait in PostgreSQL. */
-static const struct writing_role {
-    const char *name;
-    enum refdata_need needs;
-} writing_roles[] = {{"command", REFDATA_NEEDS_NO_BUS},
-                     {"apply", REFDATA_NEEDS_COMMANDS},
-                     {"relay", REFDATA_NEEDS_INVALIDATIONS},
-                     {NULL, 0}};
-
 static bool is_reachable(const struct refdata_database *database)
 {
     return db_pool_is_up(database->site.pool) && atomic_load(&database->site.state) != SITE_DOWN;
 }
 
-static bool can_write(const struct refdata_catalog *catalog, enum refdata_need needs)
-{
-    for (size_t i = 0; i < catalog->database_count; i++) {
-        const struct refdata_flow *flow = refdata_flow_of(catalog->databases[i]);
-        if (flow && is_reachable(catalog->databases[i]) && refdata_buses_are_up(flow, needs))
-            return true;
-    }
-    return false;
-}
-
-static struct str waits_for(const struct refdata *refdata, enum refdata_need needs)
+/* A role of writing, and what it can do nothing without, in some database. Commands are accepted without a bus: they wait in
+ * PostgreSQL. */
+static void put_role(struct refdata *refdata, const struct refdata_catalog *catalog, const char *role,
+                     enum refdata_need needs, struct health *health)
 {
     const struct kernel_bus_settings *bus = kernel_bus(refdata->kernel);
-    if (needs == REFDATA_NEEDS_COMMANDS && bus->commands == KERNEL_KAFKA)
-        return STR("waiting for PostgreSQL or Kafka");
-    if (needs == REFDATA_NEEDS_INVALIDATIONS && bus->invalidations == KERNEL_REDIS)
-        return STR("waiting for PostgreSQL or Redis");
-    return STR("waiting for PostgreSQL");
-}
-
-/* Some source of it can be read and written from, or there is none to wait for. */
-static bool can_adapt(const struct refdata *refdata, const struct refdata_catalog *catalog)
-{
-    if (refdata->first->adapter.sources.count == 0)
-        return can_write(catalog, REFDATA_NEEDS_NO_BUS);
-    for (size_t i = 0; i < catalog->database_count; i++) {
-        const struct refdata_flow *flow = refdata_flow_of(catalog->databases[i]);
-        if (flow && flow->adapter && refdata_adapter_reads(flow->adapter) &&
-            refdata_adapter_is_up(flow->adapter) && is_reachable(catalog->databases[i]))
-            return true;
-    }
-    return false;
-}
-
-static void adapter_health(const struct refdata *refdata, const struct refdata_catalog *catalog,
-                           struct health *health)
-{
-    bool up = can_adapt(refdata, catalog), answers = true;
-    if (!refdata_has_role(refdata, "adapter"))
+    struct str detail = STR("waiting for PostgreSQL");
+    bool works = false;
+    if (!refdata_has_role(refdata, role))
         return;
-    health_role(health, "adapter", up, up ? STR_NONE : STR("waiting for PostgreSQL or Kafka"));
-    for (size_t i = 0; i < catalog->database_count; i++) {
+    for (size_t i = 0; i < catalog->database_count && !works; i++) {
         const struct refdata_flow *flow = refdata_flow_of(catalog->databases[i]);
-        answers &= !flow || !flow->adapter || refdata_adapter_is_up(flow->adapter);
+        works = flow && is_reachable(catalog->databases[i]) && refdata_buses_are_up(flow, needs);
     }
-    if (refdata->first->adapter.sources.count)
-        health_component(health, "kafka", STR("adapter"), answers, STR_NONE);
+    if (needs == REFDATA_NEEDS_SOURCES || (needs == REFDATA_NEEDS_COMMANDS && bus->commands == KERNEL_KAFKA))
+        detail = STR("waiting for PostgreSQL or Kafka");
+    else if (needs == REFDATA_NEEDS_INVALIDATIONS && bus->invalidations == KERNEL_REDIS)
+        detail = STR("waiting for PostgreSQL or Redis");
+    health_role(health, role, works, works ? STR_NONE : detail);
 }
 
 /* On any loop: atomics only. */
@@ -356,18 +299,22 @@ static void health(void *state, struct health *health)
 {
     struct refdata *refdata = state;
     const struct refdata_catalog *catalog = atomic_load(&refdata->catalog);
-    bool up = atomic_load(&refdata->query_up);
+    bool is_up = atomic_load(&refdata->query_up), adapters_are_up = true;
     if (refdata_has_role(refdata, "query"))
-        health_role(health, "query", up,
-                    up ? STR_NONE : STR("waiting for PostgreSQL or for preloaded dictionaries"));
-    if (refdata_has_role(refdata, "query") && !up)
+        health_role(health, "query", is_up,
+                    is_up ? STR_NONE : STR("waiting for PostgreSQL or for preloaded dictionaries"));
+    if (refdata_has_role(refdata, "query") && !is_up)
         health_starting(health);
-    for (const struct writing_role *role = writing_roles; role->name; role++)
-        if (refdata_has_role(refdata, role->name)) {
-            bool works = can_write(catalog, role->needs);
-            health_role(health, role->name, works, works ? STR_NONE : waits_for(refdata, role->needs));
-        }
-    adapter_health(refdata, catalog, health);
+    put_role(refdata, catalog, "command", REFDATA_NEEDS_NO_BUS, health);
+    put_role(refdata, catalog, "apply", REFDATA_NEEDS_COMMANDS, health);
+    put_role(refdata, catalog, "relay", REFDATA_NEEDS_INVALIDATIONS, health);
+    put_role(refdata, catalog, "adapter", REFDATA_NEEDS_SOURCES, health);
+    for (size_t i = 0; i < catalog->database_count; i++) {
+        const struct refdata_flow *flow = refdata_flow_of(catalog->databases[i]);
+        adapters_are_up &= !flow || !flow->adapter || refdata_adapter_is_up(flow->adapter);
+    }
+    if (refdata_has_role(refdata, "adapter") && refdata->first->adapter.sources.count)
+        health_component(health, "kafka", STR("adapter"), adapters_are_up, STR_NONE);
     for (size_t i = 0; i < catalog->database_count; i++) {
         const struct refdata_database *database = catalog->databases[i];
         health_component(health, "postgres", database->name, is_reachable(database), STR_NONE);

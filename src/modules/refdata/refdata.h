@@ -38,8 +38,7 @@ struct refdata {
     struct refdata_holdings retired; /* dropped since the table was last published */
     struct refdata_queue full_loads, delta_loads;
     uint64_t memory_bytes;
-    struct refdata_sweep *sweeps; /* one per database, a list */
-    struct refdata_flow *flows;   /* the same */
+    struct refdata_flow *flows; /* one per database, a list */
     bool stopping;
 };
 
@@ -48,11 +47,11 @@ struct refdata_catalog *refdata_catalog_hold(struct refdata *refdata);
 bool refdata_has_role(const struct refdata *refdata, const char *role);
 
 /* ---- sweep.c: the periodic look at each database ---- */
-void refdata_sweeps_start(struct refdata *refdata); /* home loop: one for each database of the catalog, at once */
+void refdata_sweeps_start(struct refdata *refdata); /* home loop: of all flows, those that run look at once */
 /* On the home loop: something may have been missed, every version is compared at once. */
-void refdata_sweep_now(struct refdata *refdata, const struct refdata_database *database);
-/* Main thread, loops running, their pools interrupted: ends those whose database is not in `catalog` (NULL = all). */
-void refdata_sweeps_close(struct refdata *refdata, const struct refdata_catalog *catalog);
+void refdata_sweep_now(struct refdata_flow *flow);
+void refdata_sweep_stop(struct refdata_sweep *sweep);    /* main thread; its database's pool is interrupted */
+void refdata_sweep_destroy(struct refdata_sweep *sweep); /* NULL is fine */
 
 extern struct metric_family *const refdata_metrics[];
 extern const struct http_route refdata_query_routes[];

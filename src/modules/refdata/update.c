@@ -157,16 +157,6 @@ static int32_t read_count(struct reading *reading, unsigned member)
 
 /* ---- members ---- */
 
-static void read_tenant(struct reading *reading, struct str tenant)
-{
-    reading->update->tenant = tenant;
-    if (reading->origin == REFDATA_FROM_CLIENT && !is_given(reading, TENANT_ID))
-        return;
-    reading->update->tenant = read_name(reading, TENANT_ID);
-    if (tenant.ptr && !str_eq(tenant, reading->update->tenant))
-        refuse(reading, TENANT_ID, "is not the path's");
-}
-
 static void read_event(struct reading *reading)
 {
     struct refdata_update *update = reading->update;
@@ -211,25 +201,14 @@ static void read_chunk(struct reading *reading)
 }
 
 /* The contract's pattern: upper case, UTC, at most nine digits of a second. */
-static bool is_utc(struct str text)
+static void read_time(struct reading *reading)
 {
     const size_t seconds = sizeof "2026-02-27T12:00:00" - 1;
-    struct str zone = str_ends_with(text, STR("Z")) ? STR("Z") : STR("+00:00");
-    return str_ends_with(text, zone) && text.len > seconds && text.ptr[10] == 'T' &&
-           text.len - zone.len <= seconds + 10;
-}
-
-static void read_occurred_at(struct reading *reading)
-{
     const struct json_value *value = &reading->values[OCCURRED_AT];
-    if (!refdata_member_given(value)) {
-        reading->update->occurred_at_us = clock_unix_us();
-        if (reading->origin == REFDATA_FROM_BUS)
-            refuse(reading, OCCURRED_AT, "is missing");
-        return;
-    }
     struct str text = value->type == JSON_STRING ? json_str_decode(value->raw, reading->arena) : STR_NONE;
-    if (!clock_rfc3339_parse(text, &reading->update->occurred_at_us) || !is_utc(text))
+    struct str zone = str_ends_with(text, STR("Z")) ? STR("Z") : STR("+00:00");
+    if (!clock_rfc3339_parse(text, &reading->update->occurred_at_us) || !str_ends_with(text, zone) ||
+        text.len <= seconds || text.ptr[10] != 'T' || text.len - zone.len > seconds + 10)
         refuse(reading, OCCURRED_AT, "must be a time in UTC: 2026-02-27T12:00:00Z");
 }
 
@@ -284,11 +263,21 @@ enum status refdata_update_read(const struct json_value *body, enum refdata_orig
     reading.status = refdata_members_read(body, "", member_names, MEMBERS, values, arena, error);
     if (reading.status != STATUS_OK)
         return reading.status;
-    read_tenant(&reading, tenant);
+    update->tenant = tenant;
+    if (origin == REFDATA_FROM_BUS || is_given(&reading, TENANT_ID)) {
+        update->tenant = read_name(&reading, TENANT_ID);
+        if (tenant.ptr && !str_eq(tenant, update->tenant))
+            refuse(&reading, TENANT_ID, "is not the path's");
+    }
     update->dict_code = read_name(&reading, DICT_CODE);
     read_event(&reading);
     read_chunk(&reading);
-    read_occurred_at(&reading);
+    if (is_given(&reading, OCCURRED_AT))
+        read_time(&reading);
+    else if (origin == REFDATA_FROM_BUS)
+        refuse(&reading, OCCURRED_AT, "is missing");
+    else
+        update->occurred_at_us = clock_unix_us();
     return reading.status == STATUS_OK ? read_items(&reading, limits) : reading.status;
 }
 

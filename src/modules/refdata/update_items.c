@@ -138,40 +138,12 @@ static enum status check_key(const struct check *check, const struct json_value 
     return key->len > check->limits->key_bytes_max ? refuse_item(check, "key", "is too long") : STATUS_OK;
 }
 
-static enum status check_op(const struct check *check, const struct json_value *value, bool *is_delete)
-{
-    bool is_snapshot = check->update->type == REFDATA_SNAPSHOT;
-    *is_delete = value->type == JSON_STRING && json_str_eq(value->raw, STR("DELETE"));
-    if (!refdata_member_given(value))
-        return is_snapshot ? STATUS_OK : refuse_item(check, "op", "is missing: UPSERT or DELETE");
-    if (*is_delete && is_snapshot)
-        return refuse_item(check, "op", "a SNAPSHOT has no deletions: items that are not in it are deleted");
-    bool is_known = *is_delete || (value->type == JSON_STRING && json_str_eq(value->raw, STR("UPSERT")));
-    return is_known ? STATUS_OK : refuse_item(check, "op", "must be UPSERT or DELETE");
-}
-
-/* Its size is that of what jsonb prints. Few payloads are long enough for that to be computed. */
-static enum status check_payload(const struct check *check, const struct json_value *value, bool is_delete)
-{
-    size_t len = value->raw.len, bytes_max = check->limits->payload_bytes_max;
-    if (len == 0)
-        return is_delete ? STATUS_OK : refuse_item(check, "payload", "is missing");
-    if (len > bytes_max ||
-        (len > bytes_max / JSON_GROWTH_FACTOR_MAX && json_printed_size(value->raw) > bytes_max)) {
-        refuse_item(check, "payload", "is too large");
-        return check->error->status = STATUS_PAYLOAD_TOO_LARGE;
-    }
-    return json_has_nul_escape(value->raw) ? refuse_item(check, "payload", "must not hold \\u0000")
-                                           : STATUS_OK;
-}
-
 /* Its content goes into the hash of all. The order of items counts, since of the same key twice the last wins. */
 static enum status check_item(struct check *check, const struct json_value *item)
 {
     struct json_value values[MEMBERS];
     struct str key = STR_NONE;
     char path[32], bytes[REFDATA_HASH_BYTES + 1], sum[REFDATA_HASH_BYTES];
-    bool is_delete = false;
 
     if (item->type != JSON_OBJECT)
         return refuse_item(check, "", "must be an object");
@@ -180,17 +152,38 @@ static enum status check_item(struct check *check, const struct json_value *item
         refdata_members_read(item, path, item_names, MEMBERS, values, check->arena, check->error);
     if (status == STATUS_OK)
         status = check_key(check, &values[KEY], &key);
-    if (status == STATUS_OK)
-        status = check_op(check, &values[OP], &is_delete);
-    if (status == STATUS_OK)
-        status = check_payload(check, &values[PAYLOAD], is_delete);
     if (status != STATUS_OK)
         return status;
+
+    const struct json_value *op = &values[OP];
+    bool is_snapshot = check->update->type == REFDATA_SNAPSHOT;
+    bool is_delete = op->type == JSON_STRING && json_str_eq(op->raw, STR("DELETE"));
+    bool is_upsert = op->type == JSON_STRING && json_str_eq(op->raw, STR("UPSERT"));
+    if (!refdata_member_given(op) && !is_snapshot)
+        return refuse_item(check, "op", "is missing: UPSERT or DELETE");
+    if (is_delete && is_snapshot)
+        return refuse_item(check, "op", "a SNAPSHOT has no deletions: items that are not in it are deleted");
+    if (refdata_member_given(op) && !is_delete && !is_upsert)
+        return refuse_item(check, "op", "must be UPSERT or DELETE");
+
+    /* Its size is that of what jsonb prints. Few payloads are long enough for that to be computed. */
+    struct str raw = values[PAYLOAD].raw;
+    size_t bytes_max = check->limits->payload_bytes_max;
+    struct hash128 payload = {0, 0};
+    if (raw.len == 0 && !is_delete)
+        return refuse_item(check, "payload", "is missing");
+    if (raw.len > bytes_max ||
+        (raw.len > bytes_max / JSON_GROWTH_FACTOR_MAX && json_printed_size(raw) > bytes_max)) {
+        refuse_item(check, "payload", "is too large");
+        return check->error->status = STATUS_PAYLOAD_TOO_LARGE;
+    }
+    if (json_has_nul_escape(raw))
+        return refuse_item(check, "payload", "must not hold \\u0000");
+
     check->update->has_delete |= is_delete;
     check->update->has_upsert |= !is_delete;
-    struct hash128 payload = {0, 0};
-    if (refdata_member_given(&values[PAYLOAD]))
-        payload = hash_json(values[PAYLOAD].raw, check->levels);
+    if (raw.len > 0)
+        payload = hash_json(raw, check->levels);
     refdata_hash_bytes(payload, bytes);
     bytes[REFDATA_HASH_BYTES] = is_delete ? 'D' : 'U';
     struct hash128 content = hash_item(key, str_of(bytes, sizeof bytes));

@@ -130,21 +130,17 @@ void refdata_columns_begin(struct refdata_columns *columns, unsigned count, stru
     buf_init(&columns->arrays);
 }
 
-static void grow_columns(struct refdata_columns *columns)
-{
-    size_t row_bytes = columns->count * sizeof *columns->cells;
-    size_t capacity = columns->capacity ? 4 * columns->capacity : 1;
-    struct str *cells = arena_zalloc(columns->arena, capacity * row_bytes);
-    if (columns->rows)
-        memcpy(cells, columns->cells, columns->rows * row_bytes);
-    columns->cells = cells;
-    columns->capacity = capacity;
-}
-
 void refdata_columns_put(struct refdata_columns *columns, unsigned column, struct str value)
 {
-    if (columns->rows == columns->capacity)
-        grow_columns(columns);
+    if (columns->rows == columns->capacity) {
+        size_t row_bytes = columns->count * sizeof *columns->cells;
+        size_t capacity = columns->capacity ? 4 * columns->capacity : 1;
+        struct str *cells = arena_zalloc(columns->arena, capacity * row_bytes);
+        if (columns->rows)
+            memcpy(cells, columns->cells, columns->rows * row_bytes);
+        columns->cells = cells;
+        columns->capacity = capacity;
+    }
     columns->cells[columns->rows * columns->count + column] = value;
 }
 

@@ -13,7 +13,6 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/trace.h"
-#include "modules/refdata/kafka.h"
 
 enum { ARENA_BYTES = 65536, OWN_THREADS = 2, STOP_GRACE_MS = 3000 };
 
@@ -50,22 +49,6 @@ static void free_memo(struct memo *memo)
 
 /* ---- one message ---- */
 
-static enum status check_dictionary(const struct refdata_reader *reader,
-                                    const struct refdata_catalog *catalog,
-                                    const struct refdata_update *update, struct error *error)
-{
-    struct refdata_dictionary *dictionary;
-    enum status status = refdata_acceptance_find(catalog, update->dict_code, &dictionary, error);
-    if (status != STATUS_OK)
-        return status;
-    if (dictionary->database != reader->flow->database)
-        return error_set_field(error, STATUS_BAD_REQUEST, "dictCode",
-                               "the dictionary %.*s lives in another database than this source's",
-                               STR_ARG(dictionary->code));
-    status = refdata_acceptance_check(dictionary, update, error);
-    return status == STATUS_OK ? refdata_commands_check(reader->flow, update, error) : status;
-}
-
 /* False: no later message may be looked at. */
 static bool read_message(const struct refdata_reader *reader, const struct refdata_catalog *catalog,
                          struct memo *memo, struct bus_batch *batch, size_t at)
@@ -74,12 +57,21 @@ static bool read_message(const struct refdata_reader *reader, const struct refda
     const struct refdata_limits limits = refdata_acceptance_limits(catalog);
     struct str traceparent = bus_message_header(message, STR(BUS_HEADER_TRACEPARENT));
     struct intake *intake = &memo->intakes[memo->count];
+    struct refdata_dictionary *dictionary;
     struct error error = {0};
     struct trace trace;
     enum status status =
         refdata_translate(reader->source, message, &limits, &memo->arena, &intake->update, &error);
     if (status == STATUS_OK)
-        status = check_dictionary(reader, catalog, &intake->update, &error);
+        status = refdata_acceptance_find(catalog, intake->update.dict_code, &dictionary, &error);
+    if (status == STATUS_OK && dictionary->database != reader->flow->database)
+        status = error_set_field(&error, STATUS_BAD_REQUEST, "dictCode",
+                                 "the dictionary %.*s lives in another database than this source's",
+                                 STR_ARG(dictionary->code));
+    if (status == STATUS_OK)
+        status = refdata_acceptance_check(dictionary, &intake->update, &error);
+    if (status == STATUS_OK)
+        status = refdata_commands_check(reader->flow, &intake->update, &error);
     if (status == STATUS_DICTIONARY_UNAVAILABLE) {
         log_warn("adapter_waits", LOG_STR("topic", message->topic), LOG_INT("partition", message->partition),
                  LOG_INT("offset", message->offset), LOG_STR("dictCode", intake->update.dict_code),
@@ -134,21 +126,6 @@ static enum status accept_updates(struct memo *memo, const struct bus_batch *bat
     return status;
 }
 
-static enum status publish_commands(struct refdata_reader *reader, struct memo *memo,
-                                    const struct bus_batch *batch, struct error *error)
-{
-    struct refdata_accepted *accepted = arena_alloc(&memo->arena, memo->count * sizeof *accepted);
-    size_t count = 0;
-    for (size_t i = 0; i < memo->count; i++)
-        if (refdata_acceptance_is_published(&memo->intakes[i].acceptance))
-            accepted[count++] =
-                (struct refdata_accepted){&memo->intakes[i].update, memo->intakes[i].traceparent, false};
-    memo->is_published = count > 0;
-    FAILPOINT("adapter.before_publish");
-    return refdata_commands_put(reader->flow, batch->conn, accepted, count, batch->deadline_ns, &memo->arena,
-                                error);
-}
-
 /* The commands' topic will never take it, so its request must not stay either. Which one of several it was is not known: then
  * the bus hands over each alone. */
 static bool undo_oversized(struct memo *memo, const struct bus_batch *batch, enum status status,
@@ -177,8 +154,18 @@ void refdata_reader_handle(void *context, struct bus_batch *batch)
     if (memo->count == 0)
         return;
     enum status status = accept_updates(memo, batch, &error);
-    if (status == STATUS_OK)
-        status = publish_commands(reader, memo, batch, &error);
+    if (status == STATUS_OK) {
+        struct refdata_accepted *accepted = arena_alloc(&memo->arena, memo->count * sizeof *accepted);
+        size_t count = 0;
+        for (size_t i = 0; i < memo->count; i++)
+            if (refdata_acceptance_is_published(&memo->intakes[i].acceptance))
+                accepted[count++] =
+                    (struct refdata_accepted){&memo->intakes[i].update, memo->intakes[i].traceparent, false};
+        memo->is_published = count > 0;
+        FAILPOINT("adapter.before_publish");
+        status = refdata_commands_put(reader->flow, batch->conn, accepted, count, batch->deadline_ns,
+                                      &memo->arena, &error);
+    }
     FAILPOINT("adapter.before_commit");
     if (status != STATUS_OK && !undo_oversized(memo, batch, status, &error)) {
         if (status != STATUS_DB_DOWN &&
@@ -279,29 +266,19 @@ static enum status add_readers(struct refdata_adapter *adapter, struct error *er
 
 /* ---- the bus ---- */
 
-static int64_t handlers_of(const struct refdata_adapter *adapter)
-{
-    return adapter->flow->refdata->first->adapter.handlers;
-}
-
-static enum status open_bus(struct refdata_adapter *adapter, struct error *error)
+/* What is in a topic when the group is new is wanted too. */
+static enum status open_bus(struct refdata_adapter *adapter, unsigned handlers, struct error *error)
 {
     struct bus_topic *topics = arena_zalloc(&adapter->arena, adapter->count * sizeof *topics);
     struct db_target target = adapter->flow->database->site.target;
     for (size_t i = 0; i < adapter->count; i++)
         topics[i].name = adapter->readers[i].source->topic.ptr; /* its partitions are not ours to count */
-    target.connections_max = (unsigned)handlers_of(adapter);
-    return refdata_kafka_open(
+    target.connections_max = handlers;
+    enum status status = refdata_buses_open_kafka(
         adapter->flow->refdata,
         &(struct bus_kafka_config){
             .workers = adapter->workers, .target = &target, .topics = topics, .topic_count = adapter->count},
         &adapter->bus, error);
-}
-
-/* What is in a topic when the group is new is wanted too. */
-static enum status subscribe(struct refdata_adapter *adapter, struct error *error)
-{
-    enum status status = STATUS_OK;
     for (size_t i = 0; i < adapter->count && status == STATUS_OK; i++) {
         struct refdata_reader *reader = &adapter->readers[i];
         status = bus_subscribe(adapter->bus,
@@ -309,7 +286,7 @@ static enum status subscribe(struct refdata_adapter *adapter, struct error *erro
                                                           .group = reader->source->group.ptr,
                                                           .mode = BUS_SHARED,
                                                           .from = BUS_FROM_START,
-                                                          .parallel = (unsigned)handlers_of(adapter),
+                                                          .parallel = handlers,
                                                           .context = reader,
                                                           .handler = refdata_reader_handle,
                                                           .on_committed = refdata_reader_committed,
@@ -335,11 +312,10 @@ static void *create_adapter(void *owner, struct error *failure)
     enum status status = add_readers(adapter, &error);
     if (adapter->count == 0)
         return adapter;
-    adapter->workers = worker_pool_create("adapter", (unsigned)handlers_of(adapter) + OWN_THREADS, SIZE_MAX);
+    unsigned handlers = (unsigned)flow->refdata->first->adapter.handlers;
+    adapter->workers = worker_pool_create("adapter", handlers + OWN_THREADS, SIZE_MAX);
     if (status == STATUS_OK)
-        status = open_bus(adapter, &error);
-    if (status == STATUS_OK)
-        status = subscribe(adapter, &error);
+        status = open_bus(adapter, handlers, &error);
     if (status != STATUS_OK) {
         log_error("adapter_not_started", LOG_STR("database", flow->database->name), LOG_ERROR_FIELDS(&error));
         bus_destroy(adapter->bus);

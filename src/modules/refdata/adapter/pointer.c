@@ -1,5 +1,5 @@
 /* Pointers are taken apart once, when the configuration is read; a message only walks the steps. */
-#include "modules/refdata/adapter/pointer.h"
+#include "modules/refdata/adapter/adapter.h"
 
 /* "~1" is a slash, "~0" a tilde, and nothing else may follow one. */
 static bool decode(struct str raw, struct arena *arena, struct str *step)
@@ -47,54 +47,34 @@ enum status refdata_pointer_compile(struct str text, struct arena *arena, struct
     return STATUS_OK;
 }
 
-static enum status find_member(const struct refdata_pointer *pointer, struct str name,
-                               const struct json_value *object, struct json_value *value, struct error *error)
-{
-    struct json_value member, found = {0};
-    struct json_iter it;
-    struct str raw;
-    json_iter_init(&it, object);
-    while (json_iter_next(&it, &raw, &member)) {
-        if (!json_str_eq(raw, name))
-            continue;
-        if (found.raw.len)
-            return error_set_field(error, STATUS_BAD_REQUEST, pointer->text.ptr, "%s: comes more than once",
-                                   pointer->text.ptr);
-        found = member;
-    }
-    *value = found;
-    return STATUS_OK;
-}
-
-/* An index is 0, or digits that do not begin with it. */
-static void find_element(struct str step, const struct json_value *array, struct json_value *value)
-{
-    struct json_value element;
-    struct json_iter it;
-    uint64_t index;
-    if (!str_to_u64(step, &index) || (step.len > 1 && step.ptr[0] == '0'))
-        return;
-    json_iter_init(&it, array);
-    while (json_iter_next(&it, NULL, &element))
-        if (index-- == 0) {
-            *value = element;
-            return;
-        }
-}
-
+/* An index of an array is 0, or digits that do not begin with it. */
 enum status refdata_pointer_find(const struct refdata_pointer *pointer, const struct json_value *root,
                                  struct json_value *value, struct error *error)
 {
-    enum status status = STATUS_OK;
-    struct json_value at = *root;
-    for (size_t i = 0; i < pointer->count && at.raw.len && status == STATUS_OK; i++) {
-        const struct json_value container = at;
-        at = (struct json_value){0};
-        if (container.type == JSON_OBJECT)
-            status = find_member(pointer, pointer->steps[i], &container, &at, error);
-        else if (container.type == JSON_ARRAY)
-            find_element(pointer->steps[i], &container, &at);
+    *value = *root;
+    for (size_t i = 0; i < pointer->count && value->raw.len; i++) {
+        const struct json_value container = *value;
+        struct str step = pointer->steps[i], name;
+        struct json_value element;
+        struct json_iter it;
+        uint64_t index = 0;
+        bool is_object = container.type == JSON_OBJECT;
+        bool is_index =
+            container.type == JSON_ARRAY && str_to_u64(step, &index) && (step.len == 1 || step.ptr[0] != '0');
+        *value = (struct json_value){0};
+        if (!is_object && !is_index)
+            break;
+        json_iter_init(&it, &container);
+        for (uint64_t at = 0; json_iter_next(&it, is_object ? &name : NULL, &element); at++) {
+            if (is_object ? !json_str_eq(name, step) : at != index)
+                continue;
+            if (value->raw.len)
+                return error_set_field(error, STATUS_BAD_REQUEST, pointer->text.ptr,
+                                       "%s: comes more than once", pointer->text.ptr);
+            *value = element;
+            if (is_index)
+                break;
+        }
     }
-    *value = at;
-    return status;
+    return STATUS_OK;
 }

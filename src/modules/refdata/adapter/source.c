@@ -1,5 +1,5 @@
 /* Sources out of their settings: what contradicts itself is refused with its place in the file. */
-#include "modules/refdata/adapter/source.h"
+#include "modules/refdata/adapter/adapter.h"
 
 #include <stdarg.h>
 #include <stdio.h>

@@ -3,7 +3,7 @@
 #include <stdio.h>
 
 #include "base/clock.h"
-#include "modules/refdata/adapter/source.h"
+#include "modules/refdata/adapter/adapter.h"
 
 struct translation {
     const struct refdata_adapter_source *source;
@@ -32,40 +32,6 @@ static struct json_value text_value(struct str text, struct arena *arena)
 
 /* ---- one part of an update ---- */
 
-/* A '#' is in no topic's name, nor is a '/': an id made of a sender's text differs from every id made of a message. */
-static void adapt_id(const struct translation *translation, struct json_value *value)
-{
-    struct arena *arena = translation->arena;
-    struct str text = value->type == JSON_STRING ? json_str_decode(value->raw, arena) : value->raw;
-    struct uuid uuid;
-    char id[UUID_TEXT_BYTES];
-    bool is_id = value->type == JSON_STRING || value->type == JSON_NUMBER;
-    if (translation->source->id_form == REFDATA_ID_UUID || !is_id || text.len == 0 || uuid_parse(text, &uuid))
-        return;
-    uuid = uuid_named(&id_space,
-                      arena_printf(arena, "%.*s#%.*s", STR_ARG(translation->source->topic), STR_ARG(text)));
-    uuid_format(&uuid, id);
-    *value = text_value(str_from(id), arena);
-}
-
-static void adapt_number(const struct translation *translation, struct json_value *value)
-{
-    int64_t number;
-    if (value->type != JSON_STRING || !str_to_i64(json_str_decode(value->raw, translation->arena), &number))
-        return;
-    *value = (struct json_value){JSON_NUMBER, arena_printf(translation->arena, "%lld", (long long)number)};
-}
-
-static void adapt_time(const struct translation *translation, struct json_value *value)
-{
-    char text[CLOCK_RFC3339_BYTES];
-    int64_t ms;
-    if (!json_to_i64(value, &ms) || ms < 0 || ms > TIME_MS_MAX)
-        return;
-    clock_rfc3339(ms * 1000, text);
-    *value = text_value(str_from(text), translation->arena);
-}
-
 /* One of the source's own words for the contract's? */
 static bool adapt_word(const struct translation *translation, struct json_value *value,
                        enum refdata_word word, const char *meaning)
@@ -79,21 +45,47 @@ static bool adapt_word(const struct translation *translation, struct json_value 
     return false;
 }
 
+/* The contract's form of a value that others write differently; of a payload the bytes are kept. */
 static void adapt(const struct translation *translation, enum refdata_part part, struct json_value *value)
 {
+    if (part == REFDATA_PART_PAYLOAD)
+        return;
+    struct arena *arena = translation->arena;
+    struct str text = value->type == JSON_STRING ? json_str_decode(value->raw, arena) : value->raw;
+    bool is_text = value->type == JSON_STRING || value->type == JSON_NUMBER;
+    char out[CLOCK_RFC3339_BYTES > UUID_TEXT_BYTES ? CLOCK_RFC3339_BYTES : UUID_TEXT_BYTES];
+    struct uuid uuid;
+    int64_t number;
     switch (part) {
-    case REFDATA_PART_EVENT_ID: adapt_id(translation, value); break;
+    case REFDATA_PART_EVENT_ID:
+        if (translation->source->id_form == REFDATA_ID_UUID || !is_text || text.len == 0 ||
+            uuid_parse(text, &uuid))
+            return;
+        /* A '#' is in no topic's name, nor is a '/': this differs from every id that is made of a message. */
+        uuid = uuid_named(
+            &id_space, arena_printf(arena, "%.*s#%.*s", STR_ARG(translation->source->topic), STR_ARG(text)));
+        uuid_format(&uuid, out);
+        *value = text_value(str_from(out), arena);
+        break;
     case REFDATA_PART_EVENT_TYPE:
         if (!adapt_word(translation, value, REFDATA_WORD_DELTA, "\"DELTA\""))
             adapt_word(translation, value, REFDATA_WORD_SNAPSHOT, "\"SNAPSHOT\"");
         break;
     case REFDATA_PART_SOURCE_REVISION:
     case REFDATA_PART_CHUNK_INDEX:
-    case REFDATA_PART_CHUNKS_TOTAL: adapt_number(translation, value); break;
-    case REFDATA_PART_OCCURRED_AT: adapt_time(translation, value); break;
+    case REFDATA_PART_CHUNKS_TOTAL:
+        if (value->type == JSON_STRING && str_to_i64(text, &number))
+            *value = (struct json_value){JSON_NUMBER, arena_printf(arena, "%lld", (long long)number)};
+        break;
+    case REFDATA_PART_OCCURRED_AT: /* milliseconds since 1970 */
+        if (!json_to_i64(value, &number) || number < 0 || number > TIME_MS_MAX)
+            return;
+        clock_rfc3339(number * 1000, out);
+        *value = text_value(str_from(out), arena);
+        break;
     case REFDATA_PART_KEY:
         if (value->type == JSON_NUMBER)
-            *value = text_value(value->raw, translation->arena);
+            *value = text_value(value->raw, arena);
         break;
     case REFDATA_PART_OP:
         if (!adapt_word(translation, value, REFDATA_WORD_UPSERT, "\"UPSERT\""))
@@ -247,20 +239,6 @@ static enum status put_items(const struct translation *translation, struct buf *
     return status;
 }
 
-static enum status put_value(struct translation *translation, struct buf *out)
-{
-    struct json_value body;
-    enum status status =
-        json_parse(translation->message->payload, translation->limits->depth_max, &body, translation->error);
-    if (status != STATUS_OK)
-        return status;
-    status =
-        translation->source->is_mapped ? take_parts(translation, &body) : take_members(translation, &body);
-    if (status == STATUS_OK)
-        status = put_parts(translation, out);
-    return status == STATUS_OK ? put_items(translation, out) : status;
-}
-
 /* A message without a value: the item that its key names is gone. */
 static enum status put_tombstone(struct translation *translation, struct buf *out)
 {
@@ -319,8 +297,16 @@ enum status refdata_translate(const struct refdata_adapter_source *source, const
     struct buf out = {0};
     struct str text, code;
     buf_put_char(&out, '{');
-    enum status status =
-        message->payload.len > 0 ? put_value(&translation, &out) : put_tombstone(&translation, &out);
+    enum status status = message->payload.len > 0
+                             ? json_parse(message->payload, limits->depth_max, &body, error)
+                             : put_tombstone(&translation, &out);
+    if (status == STATUS_OK && message->payload.len > 0) {
+        status = source->is_mapped ? take_parts(&translation, &body) : take_members(&translation, &body);
+        if (status == STATUS_OK)
+            status = put_parts(&translation, &out);
+        if (status == STATUS_OK)
+            status = put_items(&translation, &out);
+    }
     buf_put_char(&out, '}');
     text = arena_str(arena, buf_str(&out));
     buf_deinit(&out);

@@ -11,7 +11,7 @@
 #include "base/memory.h"
 #include "base/metrics.h"
 #include "modules/refdata/apply/batch.h"
-#include "modules/refdata/merge.h"
+#include "modules/refdata/provider.h"
 
 static const struct db_statement savepoint_sql = DB_STATEMENT(DB_SAVEPOINT_SQL);
 

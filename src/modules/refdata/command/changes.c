@@ -16,7 +16,7 @@
 #include "hydration/hydration.h"
 #include "kernel/store.h"
 #include "loop/task.h"
-#include "modules/refdata/command/owner.h"
+#include "modules/refdata/command/command.h"
 
 enum {
     ROWS_MAX = 20,

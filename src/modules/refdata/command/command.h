@@ -9,9 +9,42 @@
 
 #include <sys/queue.h>
 
+#include "base/map.h"
 #include "base/trace.h"
 #include "modules/refdata/acceptance.h"
-#include "modules/refdata/command/decisions.h"
+#include "modules/refdata/flow.h"
+
+/* ---- decisions.c: clients that wait for the decision of an update, and how it reaches them (R1) ----
+ * At once where it was decided in this process, by a notice of the database where it was another. No thread is held, and
+ * nothing is polled. */
+
+/* Embedded in its owner. `message` is posted to `loop` once, unless refdata_decisions_remove() was in time. */
+struct refdata_waiter {
+    struct loop_message message; /* the owner sets on_message */
+    struct loop *loop;
+    struct str tenant, event_id;   /* of the owner's memory */
+    struct refdata_state decision; /* PENDING: the process stops */
+    struct map_node node;
+    bool is_waiting;             /* in the map */
+    struct refdata_waiter *next; /* of those taken out together */
+};
+
+void refdata_decisions_add(struct refdata_decisions *decisions,
+                           struct refdata_waiter *waiter); /* any thread */
+/* Any thread. False: it was posted already, or is about to be. */
+bool refdata_decisions_remove(struct refdata_decisions *decisions, struct refdata_waiter *waiter);
+/* Any thread: reads the rows of all waiters, soon and once for all of them; for one that no notice may reach. */
+void refdata_decisions_read(struct refdata_decisions *decisions);
+
+/* ---- the waiters by (tenant, eventId); not locked ---- */
+void refdata_waiters_add(struct map *waiters, struct refdata_waiter *waiter);
+bool refdata_waiters_remove(struct map *waiters, struct refdata_waiter *waiter); /* false: it is not there */
+bool refdata_waiters_has(const struct map *waiters, struct str tenant, struct str event_id);
+/* Takes all waiters for this event out, as a chain. */
+struct refdata_waiter *refdata_waiters_take(struct map *waiters, struct str tenant, struct str event_id);
+struct refdata_waiter *refdata_waiters_take_all(struct map *waiters);
+
+/* ---- a POST ---- */
 
 enum refdata_post_step {
     REFDATA_POST_NEW,
@@ -84,6 +117,24 @@ struct refdata_commit_pace { /* of one committer */
 /* On a worker: every post gets its result. No two of them name the same event, key or chunk. The array is used up. */
 void refdata_commit_posts(struct refdata_flow *flow, struct refdata_commit_pace *pace,
                           struct refdata_post **posts, size_t count);
+
+/* ---- owner.c, changes.c: the owner of dictionaries' items in hydration (H6): entity type `dictionary_item`, id = dict/key ----
+ * owner.c answers lookups by what PostgreSQL has; changes.c publishes what updates changed, of dictionaries that are hydrated. A
+ * dictionary's code has no '/', so the key is all that follows the first one, as it is. */
+
+struct hydration;
+
+#define REFDATA_ENTITY_TYPE "dictionary_item"
+
+/* False: no item can have that id. */
+bool refdata_owner_read_id(struct str id, struct str *code, struct str *key);
+/* Any thread that may block, before an item is read for a consumer: from now on updates of this pair write down what they
+ * change (refdata.item_change), for as long as consumers may hold the item. */
+enum status refdata_owner_mark(struct refdata_database *database, const struct hydration *hydration,
+                               struct str tenant, struct str code, int64_t deadline_ns,
+                               struct error *error) MUST_CHECK;
+/* In start(), where the role command runs. */
+void refdata_owner_provide(struct refdata *refdata);
 
 extern struct metric_family refdata_updates_family, refdata_commit_size_family, refdata_commit_seconds_family;
 

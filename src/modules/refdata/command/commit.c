@@ -90,37 +90,24 @@ static int compare_partitions(const void *a, const void *b)
     return (left > right) - (left < right);
 }
 
-/* Those of the commands' topic that the posts belong to, each once. */
-static size_t list_partitions(const struct group *group, unsigned *partitions, struct arena *arena)
-{
-    unsigned total = (unsigned)kernel_bus(group->flow->refdata->kernel)->partitions;
-    size_t count = 0;
-    for (size_t i = 0; i < group->count; i++) {
-        const struct refdata_update *update = &group->posts[i]->update;
-        struct str key =
-            arena_printf(arena, "%.*s:%.*s", STR_ARG(update->tenant), STR_ARG(update->dict_code));
-        partitions[i] = bus_partition_of(key, total);
-    }
-    qsort(partitions, group->count, sizeof *partitions, compare_partitions);
-    for (size_t i = 0; i < group->count; i++)
-        if (i == 0 || partitions[count - 1] != partitions[i])
-            partitions[count++] = partitions[i];
-    return count;
-}
-
 /* BEGIN, the question for the cursors and the acceptance go out with apply's first round trip. *is_granted: the group applies its
  * updates in the place of the topic's consumers. */
 static enum status apply_directly(struct group *group, struct db_conn *conn, struct refdata_command *commands,
                                   bool *is_granted, uint64_t *mark, struct arena *arena)
 {
     int64_t soon_ns = clock_deadline_ms(DIRECT_MS);
-    unsigned *partitions = arena_alloc(arena, group->count * sizeof *partitions);
-    size_t partition_count = list_partitions(group, partitions, arena);
+    unsigned topic_partitions = (unsigned)kernel_bus(group->flow->refdata->kernel)->partitions;
+    unsigned *partitions =
+        arena_alloc(arena, group->count * sizeof *partitions); /* of the posts, each once */
+    size_t partition_count = 0;
     struct db_result *results[2] = {NULL}; /* of BEGIN and of the question for the cursors */
     bool writes_requests =
         true; /* apply inserts the rows of update_request, as decided: a key needs them before */
     for (size_t i = 0; i < group->count; i++) {
         const struct refdata_post *post = group->posts[i];
+        struct str key =
+            arena_printf(arena, "%.*s:%.*s", STR_ARG(post->update.tenant), STR_ARG(post->update.dict_code));
+        partitions[i] = bus_partition_of(key, topic_partitions);
         writes_requests &= !post->acceptance.key.ptr;
         commands[i] = (struct refdata_command){
             .update = post->update,
@@ -129,6 +116,10 @@ static enum status apply_directly(struct group *group, struct db_conn *conn, str
                 post->traceparent, /* no other process waits for it: before this commit it was not there */
         };
     }
+    qsort(partitions, group->count, sizeof *partitions, compare_partitions);
+    for (size_t i = 0; i < group->count; i++)
+        if (i == 0 || partitions[partition_count - 1] != partitions[i])
+            partitions[partition_count++] = partitions[i];
     db_pipeline_begin(conn);
     db_pipeline_add(conn, &begin_sql, DB_NO_PARAMS);
     enum status status =
@@ -210,23 +201,6 @@ static enum status commit_guessed(struct group *group, struct db_conn *conn, str
     return status == STATUS_DB_ERROR ? STATUS_DB_RETRY : status;
 }
 
-/* Takes the refused posts out of the group, and returns how many they were. */
-static size_t drop_refused(struct group *group)
-{
-    size_t kept = 0, count = group->count;
-    for (size_t i = 0; i < count; i++) {
-        struct refdata_post *post = group->posts[i];
-        if (post->acceptance.verdict != REFDATA_REFUSED) {
-            group->posts[kept++] = post;
-            continue;
-        }
-        post->result = REFDATA_POST_REFUSED;
-        refdata_acceptance_error(&post->acceptance, &post->error);
-    }
-    group->count = kept;
-    return count - kept;
-}
-
 static enum status commit_queued(struct group *group, struct db_conn *conn, struct arena *arena)
 {
     struct db_result *results[2] = {NULL};
@@ -238,13 +212,23 @@ static enum status commit_queued(struct group *group, struct db_conn *conn, stru
         status = refdata_acceptance_take(results[1], acceptances, group->count, &group->error);
     db_result_free(results[0]);
     db_result_free(results[1]);
-    if (status == STATUS_OK && drop_refused(group) > 0) /* the others begin again, without its rows */
-        status = error_set(&group->error, STATUS_DB_RETRY, "another update of the transaction was refused");
     if (status != STATUS_OK)
         return status;
+    size_t kept = 0, all = group->count, count = 0;
+    for (size_t i = 0; i < all; i++) {
+        struct refdata_post *post = group->posts[i];
+        if (post->acceptance.verdict != REFDATA_REFUSED) {
+            group->posts[kept++] = post;
+            continue;
+        }
+        post->result = REFDATA_POST_REFUSED;
+        refdata_acceptance_error(&post->acceptance, &post->error);
+    }
+    group->count = kept;
+    if (kept < all) /* the others begin again, without its rows */
+        return error_set(&group->error, STATUS_DB_RETRY, "another update of the transaction was refused");
 
     struct refdata_accepted *accepted = arena_alloc(arena, group->count * sizeof *accepted);
-    size_t count = 0;
     for (size_t i = 0; i < group->count; i++)
         if (refdata_acceptance_is_published(&group->posts[i]->acceptance))
             accepted[count++] = accepted_of(group->posts[i]);
@@ -295,22 +279,6 @@ static bool may_try_again(const struct group *group, enum status status, bool is
     return group->is_unknown || (is_connected && tries < 3);
 }
 
-static void fail_group(struct group *group)
-{
-    for (size_t i = 0; i < group->count; i++) {
-        struct refdata_post *post = group->posts[i];
-        post->result = group->is_unknown ? REFDATA_POST_UNKNOWN : REFDATA_POST_REFUSED;
-        post->error = group->error;
-        post->error.status = STATUS_UNAVAILABLE;
-    }
-    if (clock_mono_ns() < group->pace->warn_from_ns)
-        return;
-    group->pace->warn_from_ns = clock_deadline_ms(1000);
-    log_warn("updates_not_committed", LOG_STR("database", group->flow->database->name),
-             LOG_INT("updates", (long long)group->count), LOG_BOOL("unknown", group->is_unknown),
-             LOG_ERROR_FIELDS(&group->error));
-}
-
 /* False: the server refuses a statement, and it is not known for which of several posts. */
 static bool commit_group(struct group *group)
 {
@@ -336,13 +304,25 @@ static bool commit_group(struct group *group)
         status = STATUS_OK;
     if (status == STATUS_DB_ERROR && group->count > 1)
         return false;
-    if (status != STATUS_OK)
-        fail_group(group);
-    for (size_t i = 0; status == STATUS_OK && i < group->count; i++)
-        group->posts[i]->result =
-            group->posts[i]->acceptance.verdict == REFDATA_NEW ? REFDATA_POST_TAKEN : REFDATA_POST_REPLAYED;
+    for (size_t i = 0; i < group->count; i++) {
+        struct refdata_post *post = group->posts[i];
+        if (status == STATUS_OK) {
+            post->result =
+                post->acceptance.verdict == REFDATA_NEW ? REFDATA_POST_TAKEN : REFDATA_POST_REPLAYED;
+            continue;
+        }
+        post->result = group->is_unknown ? REFDATA_POST_UNKNOWN : REFDATA_POST_REFUSED;
+        post->error = group->error;
+        post->error.status = STATUS_UNAVAILABLE;
+    }
     if (status == STATUS_OK && group->is_to_be_woken)
         refdata_commands_wake(group->flow);
+    if (status == STATUS_OK || clock_mono_ns() < group->pace->warn_from_ns)
+        return true;
+    group->pace->warn_from_ns = clock_deadline_ms(1000);
+    log_warn("updates_not_committed", LOG_STR("database", group->flow->database->name),
+             LOG_INT("updates", (long long)group->count), LOG_BOOL("unknown", group->is_unknown),
+             LOG_ERROR_FIELDS(&group->error));
     return true;
 }
 

@@ -10,7 +10,7 @@
  * Every role that may connect can send a notice. Where another role than superusers can log in, a notice only means that an update
  * is decided: the decision is read from its row. A bus in PostgreSQL looks for such roles. Without one, the process looks when it
  * reads rows, and trusts notices for a few seconds after that. */
-#include "modules/refdata/command/decisions.h"
+#include "modules/refdata/command/command.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -228,28 +228,11 @@ static void on_listening(void *context)
 
 /* ---- reading the rows of all waiters, on a worker ---- */
 
-/* Without a bus in PostgreSQL that does it. */
-static enum status look_for_roles(struct refdata_decisions *decisions, struct db_conn *conn,
-                                  int64_t deadline_ns, struct error *error)
-{
-    const struct kernel_bus_settings *bus = kernel_bus(decisions->flow->refdata->kernel);
-    int64_t until_ns = clock_deadline_ms(PRIVATE_MS);
-    bool is_private;
-    if (bus->commands == KERNEL_POSTGRES || bus->invalidations == KERNEL_POSTGRES ||
-        clock_mono_ns() < decisions->look_ns)
-        return STATUS_OK;
-    enum status status = bus_postgres_look_private(conn, deadline_ns, &is_private, error);
-    if (status == STATUS_OK) {
-        decisions->look_ns = until_ns;
-        atomic_store(&decisions->private_until_ns, is_private ? until_ns : 0);
-    }
-    return status;
-}
-
 /* Releases the waiters whose updates are decided. `tenants` are copies: a waiter may be gone by the time its row is read. */
 static enum status read_rows(struct refdata_decisions *decisions, const struct str *tenants,
                              struct str tenant_array, struct str event_array, struct error *error)
 {
+    const struct kernel_bus_settings *bus = kernel_bus(decisions->flow->refdata->kernel);
     int64_t deadline_ns = clock_deadline_ms(READ_MS);
     struct db_result *result = NULL;
     struct db_conn *conn = NULL;
@@ -265,8 +248,15 @@ static enum status read_rows(struct refdata_decisions *decisions, const struct s
             release_waiters(decisions, tenants[found.place], &found.state);
     }
     db_result_free(result);
-    if (status == STATUS_OK)
-        status = look_for_roles(decisions, conn, deadline_ns, error);
+    /* The look for other roles, where no bus in PostgreSQL does it. */
+    int64_t until_ns = clock_deadline_ms(PRIVATE_MS);
+    bool is_private;
+    if (status == STATUS_OK && bus->commands != KERNEL_POSTGRES && bus->invalidations != KERNEL_POSTGRES &&
+        clock_mono_ns() >= decisions->look_ns &&
+        (status = bus_postgres_look_private(conn, deadline_ns, &is_private, error)) == STATUS_OK) {
+        decisions->look_ns = until_ns;
+        atomic_store(&decisions->private_until_ns, is_private ? until_ns : 0);
+    }
     db_release(conn);
     return status;
 }

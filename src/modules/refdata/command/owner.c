@@ -3,7 +3,7 @@
  * The version is the dictionary's, for an item that is there and for one that is not: so a late "not found" is seen to be
  * older than the update that made the item. The rules are the routes': the tenant's own. A question brings no scopes, so
  * a dictionary whose reading needs one is not answered for. */
-#include "modules/refdata/command/owner.h"
+#include "modules/refdata/command/command.h"
 
 #include "base/clock.h"
 #include "base/hash.h"
@@ -59,51 +59,44 @@ enum status refdata_owner_mark(struct refdata_database *database, const struct h
 
 /* ---- answers ---- */
 
-static enum status read_item(const struct refdata_dictionary *dictionary, struct str tenant, struct str key,
-                             int64_t deadline_ns, struct hydration_entity *entity, struct error *error)
-{
-    struct refdata_primary_answer answer = {0};
-    struct buf keys = {0};
-    if (atomic_load(&dictionary->state) != REFDATA_READY)
-        return error_set(error, STATUS_DICTIONARY_UNAVAILABLE, "PostgreSQL has not checked its SQL yet");
-    db_array_begin(&keys);
-    db_array_put(&keys, key);
-    db_array_end(&keys);
-    refdata_primary_read(dictionary, tenant, buf_str(&keys), deadline_ns, &answer);
-    buf_deinit(&keys);
-    if (answer.status == STATUS_OK) {
-        const struct cache_record *record = cache_find(answer.snapshot, key);
-        entity->version = answer.committed.version;
-        entity->found = record ? HYDRATION_IS : HYDRATION_IS_NOT;
-        if (record)
-            buf_put_str(entity->data, cache_record_body(record)); /* what the route shows of an item */
-    } else {
-        *error = answer.error;
-    }
-    if (answer.snapshot)
-        cache_snapshot_unref(answer.snapshot);
-    return answer.status;
-}
-
 static enum status look_up_item(void *context, const struct hydration_question *question, int64_t deadline_ns,
                                 struct hydration_entity *entity, struct error *error)
 {
+    struct refdata *refdata = context;
+    struct refdata_primary_answer answer = {0};
     struct str code, key;
     enum status status = STATUS_OK;
     entity->found = HYDRATION_IS_NOT;
     if (!refdata_owner_read_id(question->entity_id, &code, &key))
         return STATUS_OK;
-    struct refdata *refdata = context;
     struct refdata_catalog *catalog = refdata_catalog_hold(refdata);
     const struct refdata_dictionary *dictionary = refdata_catalog_find(catalog, code);
-    if (dictionary && atomic_load(&dictionary->read_scope))
-        dictionary = NULL;
-    if (dictionary)
+    bool is_answered = dictionary && !atomic_load(&dictionary->read_scope);
+    if (is_answered)
         status = refdata_owner_mark(dictionary->database, kernel_hydration(refdata->kernel), question->tenant,
                                     code, deadline_ns, error);
-    if (dictionary && status == STATUS_OK)
-        status = read_item(dictionary, question->tenant, key, deadline_ns, entity, error);
+    if (is_answered && status == STATUS_OK && atomic_load(&dictionary->state) != REFDATA_READY)
+        status = error_set(error, STATUS_DICTIONARY_UNAVAILABLE, "PostgreSQL has not checked its SQL yet");
+    if (is_answered && status == STATUS_OK) {
+        struct buf keys = {0};
+        db_array_begin(&keys);
+        db_array_put(&keys, key);
+        db_array_end(&keys);
+        refdata_primary_read(dictionary, question->tenant, buf_str(&keys), deadline_ns, &answer);
+        buf_deinit(&keys);
+        status = answer.status;
+        if (status != STATUS_OK)
+            *error = answer.error;
+        entity->version = status == STATUS_OK ? answer.committed.version : entity->version;
+    }
     refdata_catalog_unref(catalog);
+    const struct cache_record *record = answer.snapshot ? cache_find(answer.snapshot, key) : NULL;
+    if (status == STATUS_OK && record) {
+        entity->found = HYDRATION_IS;
+        buf_put_str(entity->data, cache_record_body(record)); /* what the route shows of an item */
+    }
+    if (answer.snapshot)
+        cache_snapshot_unref(answer.snapshot);
     return status;
 }
 

@@ -68,7 +68,7 @@ static void on_gathered(struct loop *loop, struct loop_message *message)
     for (size_t i = 0; i < gathered->count && !flow->refdata->stopping; i++)
         take(flow->refdata, flow->database, &gathered->pairs[i]);
     if (gathered->missed && !flow->refdata->stopping)
-        refdata_sweep_now(flow->refdata, flow->database);
+        refdata_sweep_now(flow);
     arena_deinit(&gathered->arena);
     free(gathered->pairs);
     free(gathered);

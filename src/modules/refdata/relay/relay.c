@@ -1,14 +1,9 @@
 /* The relay (R12): publishes what apply has committed to the invalidations topic. An outbox engine
  * over refdata.outbox_event where this process has the role; else a notifier that wakes one elsewhere. Any
  * number of relays may run side by side. */
-#include "modules/refdata/relay/relay.h"
-
-#include <stdlib.h>
-
 #include "base/failpoint.h"
 #include "base/json.h"
 #include "base/log.h"
-#include "base/memory.h"
 #include "modules/refdata/flow.h"
 #include "outbox/messages.h"
 
@@ -41,12 +36,6 @@ const struct outbox_table refdata_outbox_table = {
     .locked_until = "locked_until",
     .next_attempt_at = "next_attempt_at",
     .last_error = "last_error",
-};
-
-struct refdata_relay {
-    struct refdata_flow *flow;
-    struct outbox *engine; /* one of the two; the site's */
-    struct outbox_notifier *notifier;
 };
 
 /* ---- publishing, on a worker ---- */
@@ -87,9 +76,9 @@ static bool make_invalidation(void *context, const struct outbox_event *event, s
 
 static void publish_invalidations(void *context, struct outbox_batch *batch)
 {
-    struct refdata_relay *relay = context;
+    const struct refdata_flow *flow = context;
     FAILPOINT("relay.after_claim");
-    outbox_messages_publish(relay->flow->buses.invalidations, batch, make_invalidation, NULL);
+    outbox_messages_publish(flow->buses.invalidations, batch, make_invalidation, NULL);
     FAILPOINT("relay.after_publish");
 }
 
@@ -106,37 +95,35 @@ static void *create_relay(void *owner, struct error *error)
 {
     struct refdata_flow *flow = owner;
     struct kernel_site *site = &flow->database->site;
-    struct refdata_relay *relay = flow->relay = memory_zalloc(sizeof *relay);
-    relay->flow = flow;
     if (!refdata_has_role(flow->refdata, "relay"))
-        relay->notifier = outbox_notifier_create(&refdata_outbox_table, site->home, &site->target);
+        flow->relay_notifier = outbox_notifier_create(&refdata_outbox_table, site->home, &site->target);
     else if (kernel_site_add_outbox(site,
                                     &(struct outbox_config){.table = &refdata_outbox_table,
                                                             .settings = &flow->catalog->outbox,
-                                                            .context = relay,
+                                                            .context = flow,
                                                             .publish = publish_invalidations,
                                                             .on_settled = on_invalidations_settled},
-                                    &relay->engine, error) != STATUS_OK)
+                                    &flow->relay, error) != STATUS_OK)
         (void)!error_context(error, "relay");
-    return relay;
+    return flow;
 }
 
 static void destroy_relay(void *part)
 {
-    struct refdata_relay *relay = part;
-    outbox_notifier_destroy(relay->notifier);
-    free(relay);
+    outbox_notifier_destroy(((struct refdata_flow *)part)->relay_notifier);
 }
 
 /* apply has one to wake, here or elsewhere. */
 const struct kernel_part refdata_relay_part = {
     .roles = {"relay", "apply"}, .create = create_relay, .destroy = destroy_relay};
 
-void refdata_relay_wake(struct refdata_relay *relay)
+void refdata_relay_wake(struct refdata_flow *flow)
 {
+    if (!flow->relay && !flow->relay_notifier)
+        return;
     log_debug("outbox_event_enqueued", LOG_CSTR("module", refdata_outbox_table.module));
-    if (relay->engine)
-        outbox_wake(relay->engine);
-    else if (relay->notifier)
-        outbox_notify(relay->notifier);
+    if (flow->relay)
+        outbox_wake(flow->relay);
+    else
+        outbox_notify(flow->relay_notifier);
 }

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "load.h"
-#include "modules/refdata/merge.h"
+#include "modules/refdata/provider.h"
 
 enum { STEPS = 20000, KEYS = 700, TENANTS = 3 };
 

@@ -1,5 +1,5 @@
 /* H6: which item of which dictionary an id names. */
-#include "modules/refdata/command/owner.h"
+#include "modules/refdata/command/command.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

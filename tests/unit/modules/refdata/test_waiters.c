@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "modules/refdata/command/decisions.h"
+#include "modules/refdata/command/command.h"
 
 enum { MANY = 10000 };
 

@@ -152,7 +152,6 @@ static int set_up(void **state)
 static int tear_down(void **state)
 {
     struct rig *rig = *state;
-    refdata_commands_part.destroy(rig->flow.commands);
     bus_stop(rig->flow.buses.commands, 0);
     bus_destroy(rig->flow.buses.commands);
     kernel_site_close(&rig->flow.database->site); /* with the workers */

@@ -6,7 +6,7 @@
 
 #include <cmocka.h>
 
-#include "modules/refdata/adapter/pointer.h"
+#include "modules/refdata/adapter/adapter.h"
 
 #define DOCUMENT                                                                                           \
     "{\"foo\":[\"bar\",\"baz\"],\"\":0,\"a/b\":1,\"c%d\":2,\"e^f\":3,\"g|h\":4,\"i\\\\j\":5,\"k\\\"l\":6," \

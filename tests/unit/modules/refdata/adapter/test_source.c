@@ -2,7 +2,7 @@
 #include "../load.h"
 
 #include "kernel/engines.h"
-#include "modules/refdata/adapter/source.h"
+#include "modules/refdata/adapter/adapter.h"
 
 #define KAFKA "kafka: {brokers: [\"127.0.0.1:1\"]}\n"
 #define HEAD                                                                              \

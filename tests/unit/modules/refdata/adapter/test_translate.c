@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "modules/refdata/adapter/source.h"
+#include "modules/refdata/adapter/adapter.h"
 
 #define EVENT "7f6d3c1e-2b3a-4c5d-8e9f-0a1b2c3d4e5f"
 #define HEAD                                                                                         \
