@@ -63,16 +63,6 @@ static struct arena_block *block_create(size_t size)
     return block;
 }
 
-static void *alloc_own_block(struct arena *arena, size_t size)
-{
-    struct arena_block *block = block_create(size);
-
-    block->used = size;
-    block->next = arena->current->next;
-    arena->current->next = block;
-    return block->bytes;
-}
-
 void *arena_alloc(struct arena *arena, size_t size)
 {
     size_t rounded = size > SIZE_MAX - ALIGNMENT ? size : (size + ALIGNMENT - 1) & ~(ALIGNMENT - 1);
@@ -81,12 +71,12 @@ void *arena_alloc(struct arena *arena, size_t size)
     if (!block)
         block = arena->first = arena->current = block_create(arena->block_bytes);
     if (block->size - block->used < rounded) {
-        if (rounded > arena->block_bytes / 4)
-            return alloc_own_block(arena, rounded);
-        block = block_create(arena->block_bytes);
+        bool has_own_block = rounded > arena->block_bytes / 4;
+        block = block_create(has_own_block ? rounded : arena->block_bytes);
         block->next = arena->current->next;
         arena->current->next = block;
-        arena->current = block;
+        if (!has_own_block)
+            arena->current = block;
     }
     void *memory = block->bytes + block->used;
     block->used += rounded;

@@ -153,7 +153,7 @@ static bool take_digits(struct str *s, unsigned count, unsigned *value)
         sum = sum * 10 + digit;
     }
     *value = sum;
-    *s = str_of(s->ptr + count, s->len - count);
+    *s = str_skip(*s, count);
     return true;
 }
 
@@ -162,93 +162,47 @@ static bool take(struct str *s, char c)
 {
     if (s->len == 0 || (s->ptr[0] != c && !(c >= 'A' && c <= 'Z' && s->ptr[0] == (c | 0x20))))
         return false;
-    *s = str_of(s->ptr + 1, s->len - 1);
-    return true;
-}
-
-static unsigned days_in_month(int year, unsigned month)
-{
-    static const uint8_t days[] = {31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31};
-    bool leap = (year % 4 == 0 && year % 100 != 0) || year % 400 == 0;
-
-    return month == 2 && leap ? 29 : days[month - 1];
-}
-
-static bool take_date(struct str *s, int64_t *days)
-{
-    struct date date;
-    unsigned year;
-
-    if (!take_digits(s, 4, &year) || !take(s, '-') || !take_digits(s, 2, &date.month) || !take(s, '-') ||
-        !take_digits(s, 2, &date.day))
-        return false;
-    date.year = (int)year;
-    if (date.month < 1 || date.month > 12 || date.day < 1 || date.day > days_in_month(date.year, date.month))
-        return false;
-    *days = days_of(date);
-    return true;
-}
-
-static bool take_time(struct str *s, unsigned *seconds, bool *leap)
-{
-    unsigned hour, minute, second;
-
-    if (!take_digits(s, 2, &hour) || !take(s, ':') || !take_digits(s, 2, &minute) || !take(s, ':') ||
-        !take_digits(s, 2, &second) || hour > 23 || minute > 59 || second > 60)
-        return false;
-    *seconds = hour * 3600 + minute * 60 + second;
-    *leap = second == 60;
-    return true;
-}
-
-/* Digits past the microsecond are read and forgotten. */
-static bool take_fraction(struct str *s, unsigned *us)
-{
-    unsigned digit, scale = 100000;
-
-    *us = 0;
-    if (!take(s, '.'))
-        return true;
-    if (!take_digits(s, 1, &digit))
-        return false;
-    do {
-        *us += digit * scale;
-        scale /= 10;
-    } while (take_digits(s, 1, &digit));
-    return true;
-}
-
-static bool take_offset(struct str *s, int64_t *seconds)
-{
-    unsigned hour, minute;
-    bool west;
-
-    *seconds = 0;
-    if (take(s, 'Z'))
-        return true;
-    west = take(s, '-');
-    if ((!west && !take(s, '+')) || !take_digits(s, 2, &hour) || !take(s, ':') ||
-        !take_digits(s, 2, &minute) || hour > 23 || minute > 59)
-        return false;
-    *seconds = (int64_t)(hour * 3600 + minute * 60);
-    if (west)
-        *seconds = -*seconds;
+    *s = str_skip(*s, 1);
     return true;
 }
 
 bool clock_rfc3339_parse(struct str s, int64_t *unix_us)
 {
-    unsigned second_of_day, us, rest;
-    int64_t days, offset;
-    bool leap;
+    static const struct {
+        char before;
+        unsigned digits, max;
+    } parts[] = {{0, 4, 9999}, {'-', 2, 12}, {'-', 2, 31}, {'T', 2, 23}, {':', 2, 59}, {':', 2, 60}};
+    unsigned fields[6], us = 0, digit, hours = 0, minutes = 0, rest;
 
-    if (!take_date(&s, &days) || !take(&s, 'T') || !take_time(&s, &second_of_day, &leap) ||
-        !take_fraction(&s, &us) || !take_offset(&s, &offset) || s.len > 0)
+    for (int i = 0; i < 6; i++)
+        if ((i > 0 && !take(&s, parts[i].before)) || !take_digits(&s, parts[i].digits, &fields[i]) ||
+            fields[i] > parts[i].max)
+            return false;
+    struct date date = {.year = (int)fields[0], .month = fields[1], .day = fields[2]}, same;
+    same = date_of(days_of(date));
+    if (date.month < 1 || same.month != date.month || same.day != date.day) /* 31 April would be 1 May */
+        return false;
+    if (take(&s, '.')) { /* digits past the microsecond are read and forgotten */
+        if (!take_digits(&s, 1, &digit))
+            return false;
+        unsigned scale = 100000;
+        do {
+            us += digit * scale;
+            scale /= 10;
+        } while (take_digits(&s, 1, &digit));
+    }
+    bool is_utc = take(&s, 'Z'), is_west = !is_utc && take(&s, '-');
+    if (!is_utc && ((!is_west && !take(&s, '+')) || !take_digits(&s, 2, &hours) || !take(&s, ':') ||
+                    !take_digits(&s, 2, &minutes) || hours > 23 || minutes > 59))
+        return false;
+    if (s.len > 0)
         return false;
 
-    int64_t seconds = days * S_PER_DAY + second_of_day - offset;
+    int64_t offset = (int64_t)hours * 3600 + minutes * 60;
+    int64_t seconds = days_of(date) * S_PER_DAY + fields[3] * 3600 + fields[4] * 60 + fields[5] +
+                      (is_west ? offset : -offset);
     /* A leap second stands only at the end of a month in UTC; it is the second that follows it. */
-    if (leap && (date_of(split_days(seconds, &rest)).day != 1 || rest != 0))
+    if (fields[5] == 60 && (date_of(split_days(seconds, &rest)).day != 1 || rest != 0))
         return false;
     if (seconds < UNIX_S_MIN || seconds >= UNIX_S_END)
         return false;

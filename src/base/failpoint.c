@@ -16,7 +16,9 @@
 
 enum { RULES_MAX = 64, NAME_BYTES = 64, SLEEP_MS_MAX = 600000 };
 
-enum action { ACTION_KILL, ACTION_STOP, ACTION_ABORT, ACTION_SLEEP };
+enum action { ACTION_KILL, ACTION_STOP, ACTION_ABORT, ACTION_SLEEP, ACTIONS };
+
+static const char *const action_names[ACTIONS] = {"kill", "stop", "abort", "sleep"};
 
 struct rule {
     char name[NAME_BYTES];
@@ -43,74 +45,47 @@ static bool take_tail(struct str *text, char mark, struct str *tail)
     return true;
 }
 
-static bool parse_probability(struct str text, double *probability)
-{
-    char digits[32];
-    char *end;
-
-    if (text.len == 0 || text.len >= sizeof(digits))
-        return false;
-    memcpy(digits, text.ptr, text.len);
-    digits[text.len] = '\0';
-    *probability = strtod(digits, &end);
-    return *end == '\0' && *probability >= 0 && *probability <= 1;
-}
-
-static bool parse_action(struct str text, struct rule *rule)
-{
-    const struct str sleep = STR("sleep-");
-
-    if (str_starts_with(text, sleep)) {
-        rule->action = ACTION_SLEEP;
-        return str_to_u64(str_skip(text, sleep.len), &rule->sleep_ms) && rule->sleep_ms <= SLEEP_MS_MAX;
-    }
-    if (str_eq(text, STR("kill")))
-        rule->action = ACTION_KILL;
-    else if (str_eq(text, STR("stop")))
-        rule->action = ACTION_STOP;
-    else if (str_eq(text, STR("abort")))
-        rule->action = ACTION_ABORT;
-    else
-        return false;
-    return true;
-}
-
 /* name=action, then :probability or #number, in this order where there are both. */
 static bool parse_rule(struct str text, struct rule *rule)
 {
     const char *equals = memchr(text.ptr, '=', text.len);
     size_t name_bytes = equals ? (size_t)(equals - text.ptr) : 0;
-    struct str tail;
+    struct str tail, sleep_ms;
+    char digits[32], *end;
 
     if (name_bytes == 0 || name_bytes >= NAME_BYTES)
         return false;
     memcpy(rule->name, text.ptr, name_bytes);
     rule->probability = 1;
-    struct str action = str_of(equals + 1, text.len - name_bytes - 1);
+    struct str action = str_skip(text, name_bytes + 1);
     if (take_tail(&action, '#', &tail) && (!str_to_u64(tail, &rule->only) || rule->only == 0))
         return false;
-    if (take_tail(&action, ':', &tail) && !parse_probability(tail, &rule->probability))
-        return false;
-    return parse_action(action, rule);
-}
-
-static bool parse_rules(struct str rest)
-{
-    struct str part;
-
-    if (rest.len == 0)
-        return true;
-    while (str_split(&rest, ',', &part)) {
-        if (rule_count == RULES_MAX || !parse_rule(part, &rules[rule_count]))
+    if (take_tail(&action, ':', &tail)) {
+        if (tail.len == 0 || tail.len >= sizeof(digits))
             return false;
-        rule_count++;
+        str_copy(digits, sizeof(digits), tail);
+        rule->probability = strtod(digits, &end);
+        if (*end != '\0' || !(rule->probability >= 0 && rule->probability <= 1))
+            return false;
     }
-    return true;
+    bool sleeps = take_tail(&action, '-', &sleep_ms);
+    while (rule->action < ACTIONS && !str_eq(action, str_from(action_names[rule->action])))
+        rule->action++;
+    if (sleeps && (!str_to_u64(sleep_ms, &rule->sleep_ms) || rule->sleep_ms > SLEEP_MS_MAX))
+        return false;
+    return rule->action < ACTIONS && sleeps == (rule->action == ACTION_SLEEP);
 }
 
 static void read_environment(void)
 {
-    if (parse_rules(str_from(getenv("FRESHET_FAILPOINTS"))))
+    struct str rest = str_from(getenv("FRESHET_FAILPOINTS")), part;
+    bool are_valid = true;
+
+    if (rest.len == 0)
+        return;
+    while (are_valid && str_split(&rest, ',', &part))
+        are_valid = rule_count < RULES_MAX && parse_rule(part, &rules[rule_count++]);
+    if (are_valid)
         return;
     log_error("failpoints_refused", LOG_CSTR("failpoints", getenv("FRESHET_FAILPOINTS")));
     _exit(2);
@@ -122,18 +97,13 @@ static bool falls_due(struct rule *rule)
 
     if (rule->only != 0 && hit != rule->only)
         return false;
-    if (rule->probability >= 1)
-        return true;
-    uint32_t draw;
-    random_bytes(&draw, sizeof(draw));
-    return (double)draw / 4294967296.0 < rule->probability;
+    return rule->probability >= 1 || (double)(uint32_t)random_u64() / 4294967296.0 < rule->probability;
 }
 
 static void act(const struct rule *rule)
 {
-    static const char *const names[] = {"kill", "stop", "abort", "sleep"};
-
-    log_warn("failpoint_reached", LOG_CSTR("failpoint", rule->name), LOG_CSTR("action", names[rule->action]));
+    log_warn("failpoint_reached", LOG_CSTR("failpoint", rule->name),
+             LOG_CSTR("action", action_names[rule->action]));
     switch (rule->action) {
     case ACTION_KILL: kill(getpid(), SIGKILL); break;
     case ACTION_STOP: raise(SIGSTOP); break; /* this very thread, here and now */
@@ -144,6 +114,7 @@ static void act(const struct rule *rule)
         while (nanosleep(&left, &left) != 0) {}
         break;
     }
+    case ACTIONS: break;
     }
 }
 

@@ -36,17 +36,6 @@ static struct hash128 hash128_of(XXH128_hash_t hash)
     return (struct hash128){.low = hash.low64, .high = hash.high64};
 }
 
-static struct hash128 hash_item_streamed(const uint8_t frame[8], struct str key, struct str payload)
-{
-    XXH3_state_t state;
-
-    XXH3_128bits_reset(&state);
-    XXH3_128bits_update(&state, frame, 8);
-    XXH3_128bits_update(&state, key.ptr, key.len);
-    XXH3_128bits_update(&state, payload.ptr, payload.len);
-    return hash128_of(XXH3_128bits_digest(&state));
-}
-
 /* A usual item is put together on the stack and hashed at once, several times faster than through xxhash's
  * state; the result is the same. The length is little-endian, so that pods of different machines agree. */
 struct hash128 hash_item(struct str key, struct str payload)
@@ -56,12 +45,15 @@ struct hash128 hash_item(struct str key, struct str payload)
 
     for (unsigned i = 0; i < frame; i++)
         bytes[i] = (uint8_t)((uint64_t)key.len >> (8 * i));
-    if (key.len > sizeof(bytes) - frame || payload.len > sizeof(bytes) - frame - key.len)
-        return hash_item_streamed(bytes, key, payload);
-    if (key.len > 0)
-        memcpy(bytes + frame, key.ptr, key.len);
-    if (payload.len > 0)
-        memcpy(bytes + frame + key.len, payload.ptr, payload.len);
+    if (key.len > sizeof(bytes) - frame || payload.len > sizeof(bytes) - frame - key.len) {
+        XXH3_state_t state;
+        XXH3_128bits_reset(&state);
+        XXH3_128bits_update(&state, bytes, frame);
+        XXH3_128bits_update(&state, key.ptr, key.len);
+        XXH3_128bits_update(&state, payload.ptr, payload.len);
+        return hash128_of(XXH3_128bits_digest(&state));
+    }
+    str_put(str_put((char *)bytes + frame, key), payload);
     return hash128_of(XXH3_128bits(bytes, frame + key.len + payload.len));
 }
 

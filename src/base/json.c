@@ -28,7 +28,7 @@ static bool fail(struct scan *s, const char *at, const char *problem)
 
 static void skip_space(struct scan *s)
 {
-    while (s->p < s->end && (*s->p == ' ' || *s->p == '\n' || *s->p == '\r' || *s->p == '\t'))
+    while (s->p < s->end && json_is_space(*s->p))
         s->p++;
 }
 
@@ -52,12 +52,17 @@ static bool scan_hex4(struct scan *s, const char *at, unsigned *unit)
     return true;
 }
 
-/* At "\u". A high surrogate must be followed by a low one, and neither may stand alone. */
-static bool scan_unicode_escape(struct scan *s)
+/* At the backslash. A high surrogate must be followed by a low one, and neither may stand alone. */
+static bool scan_escape(struct scan *s)
 {
     const char *at = s->p;
     unsigned unit, low;
 
+    if (s->end - at < 2)
+        return fail(s, s->end, "the text ends inside a string");
+    s->p = at + 2;
+    if (at[1] != 'u')
+        return (at[1] && strchr("\"\\/bfnrt", at[1])) || fail(s, at, "no such escape");
     if (!scan_hex4(s, at + 2, &unit))
         return false;
     s->p = at + 6;
@@ -67,41 +72,8 @@ static bool scan_unicode_escape(struct scan *s)
         return fail(s, at, "a surrogate stands alone");
     if (!scan_hex4(s, at + 8, &low))
         return false;
-    if (low < 0xDC00 || low > 0xDFFF)
-        return fail(s, at, "a surrogate stands alone");
     s->p = at + 12;
-    return true;
-}
-
-static bool scan_escape(struct scan *s)
-{
-    if (s->end - s->p < 2)
-        return fail(s, s->end, "the text ends inside a string");
-    switch (s->p[1]) {
-    case 'u': return scan_unicode_escape(s);
-    case '"':
-    case '\\':
-    case '/':
-    case 'b':
-    case 'f':
-    case 'n':
-    case 'r':
-    case 't': s->p += 2; return true;
-    default: return fail(s, s->p, "no such escape");
-    }
-}
-
-/* Characters past ASCII come in runs, so they are walked here without going back for a plain run between
- * each. */
-static bool scan_utf8_run(struct scan *s)
-{
-    while (s->p < s->end && (unsigned char)*s->p >= 0x80) {
-        size_t len = str_utf8_char(str_of(s->p, (size_t)(s->end - s->p)));
-        if (len == 0)
-            return fail(s, s->p, "the bytes are not UTF-8");
-        s->p += len;
-    }
-    return true;
+    return (low >= 0xDC00 && low <= 0xDFFF) || fail(s, at, "a surrogate stands alone");
 }
 
 /* At the opening quote. */
@@ -117,10 +89,17 @@ static bool scan_string(struct scan *s)
             s->p++;
             return true;
         }
-        if (c == '\\' ? !scan_escape(s) : c >= 0x80 && !scan_utf8_run(s))
-            return false;
         if (c < 0x20)
             return fail(s, s->p, "a control character must be escaped");
+        if (c == '\\' && !scan_escape(s))
+            return false;
+        /* Characters past ASCII come in runs, so they are walked without going back for a plain run between each. */
+        while (c >= 0x80 && s->p < s->end && (unsigned char)*s->p >= 0x80) {
+            size_t len = str_utf8_char(str_of(s->p, (size_t)(s->end - s->p)));
+            if (len == 0)
+                return fail(s, s->p, "the bytes are not UTF-8");
+            s->p += len;
+        }
     }
 }
 
@@ -239,104 +218,62 @@ static bool scan_name(struct scan *s)
     return true;
 }
 
-static bool in_object(const struct scan *s)
-{
-    unsigned level = s->depth - 1;
-
-    return s->is_object[level / 64] >> (level % 64) & 1;
-}
-
-static bool open_container(struct scan *s, bool object)
-{
-    unsigned level = s->depth;
-    uint64_t bit = UINT64_C(1) << (level % 64);
-
-    if (level >= s->depth_max)
-        return fail(s, s->p, "nested too deep");
-    s->p++;
-    s->depth++;
-    if (object)
-        s->is_object[level / 64] |= bit;
-    else
-        s->is_object[level / 64] &= ~bit;
-    return true;
-}
-
-/* Behind a value: closes what ends here, up to a comma (more values: *more) or the end of the outermost. */
-static bool scan_after_value(struct scan *s, bool *more)
-{
-    *more = false;
-    while (s->depth > 0) {
-        bool object = in_object(s);
-        skip_space(s);
-        if (peek(s) == ',') {
-            s->p++;
-            *more = true;
-            return !object || scan_name(s);
-        }
-        if (peek(s) != (object ? '}' : ']'))
-            return fail(s, s->p, object ? "a comma or } is missing" : "a comma or ] is missing");
-        s->p++;
-        s->depth--;
-    }
-    return true;
-}
-
 static bool scan_value(struct scan *s)
 {
-    bool more = true;
-
-    while (more) {
+    for (;;) {
         skip_space(s);
         char c = peek(s);
         if (c == '{' || c == '[') {
-            if (!open_container(s, c == '{'))
-                return false;
+            uint64_t *levels = &s->is_object[s->depth / 64], bit = UINT64_C(1) << (s->depth % 64);
+            if (s->depth >= s->depth_max)
+                return fail(s, s->p, "nested too deep");
+            *levels = c == '{' ? *levels | bit : *levels & ~bit;
+            s->depth++;
+            s->p++;
             skip_space(s);
             if (peek(s) != (c == '{' ? '}' : ']')) {
                 if (c == '{' && !scan_name(s))
                     return false;
                 continue;
             }
-            /* empty: scan_after_value() closes it */
         } else if (!scan_scalar(s)) {
             return false;
         }
-        if (!scan_after_value(s, &more))
-            return false;
-    }
-    return true;
-}
-
-static enum json_type type_at(char first)
-{
-    switch (first) {
-    case '{': return JSON_OBJECT;
-    case '[': return JSON_ARRAY;
-    case '"': return JSON_STRING;
-    case 't':
-    case 'f': return JSON_BOOL;
-    case 'n': return JSON_NULL;
-    default: return JSON_NUMBER;
+        /* Closes what ends here, up to a comma or the end of the outermost. */
+        for (;;) {
+            if (s->depth == 0)
+                return true;
+            unsigned level = s->depth - 1;
+            bool object = s->is_object[level / 64] >> (level % 64) & 1;
+            skip_space(s);
+            if (peek(s) == ',') {
+                s->p++;
+                if (object && !scan_name(s))
+                    return false;
+                break;
+            }
+            if (peek(s) != (object ? '}' : ']'))
+                return fail(s, s->p, object ? "a comma or } is missing" : "a comma or ] is missing");
+            s->p++;
+            s->depth--;
+        }
     }
 }
 
 struct json_value json_value_of(struct str raw)
 {
-    return (struct json_value){.type = type_at(raw.ptr[0]), .raw = raw};
-}
+    enum json_type type = JSON_NUMBER;
 
-static bool scan_document(struct scan *s, struct json_value *value)
-{
-    if (str_starts_with(str_of(s->p, (size_t)(s->end - s->p)), STR("\xEF\xBB\xBF")))
-        return fail(s, s->p, "a byte order mark is not allowed");
-    skip_space(s);
-    const char *first = s->p;
-    if (!scan_value(s))
-        return false;
-    *value = json_value_of(str_of(first, (size_t)(s->p - first)));
-    skip_space(s);
-    return s->p == s->end || fail(s, s->p, "there is more behind the value");
+    switch (raw.ptr[0]) {
+    case '{': type = JSON_OBJECT; break;
+    case '[': type = JSON_ARRAY; break;
+    case '"': type = JSON_STRING; break;
+    case 't':
+    case 'f': type = JSON_BOOL; break;
+    case 'n': type = JSON_NULL; break;
+    default: break;
+    }
+    return (struct json_value){.type = type, .raw = raw};
 }
 
 static void scan_begin(struct scan *s, struct str text, unsigned depth_max)
@@ -387,10 +324,21 @@ static void name_place(const struct scan *s, char *out, size_t size)
     }
 }
 
-static enum status refuse(const struct scan *s, struct error *error)
+static enum status parse(struct scan *s, struct json_value *value, struct error *error)
 {
     char place[sizeof error->field] = "";
 
+    skip_space(s);
+    const char *first = s->p;
+    if (s->end - s->start >= 3 && memcmp(s->start, "\xEF\xBB\xBF", 3) == 0) {
+        fail(s, s->start, "a byte order mark is not allowed");
+    } else if (scan_value(s)) {
+        *value = json_value_of(str_of(first, (size_t)(s->p - first)));
+        skip_space(s);
+        if (s->p == s->end)
+            return STATUS_OK;
+        fail(s, s->p, "there is more behind the value");
+    }
     if (!s->is_too_long)
         return error_set(error, STATUS_BAD_REQUEST, "not valid JSON: %s (at byte %zu)", s->problem,
                          (size_t)(s->p - s->start));
@@ -405,7 +353,7 @@ enum status json_parse(struct str text, unsigned depth_max, struct json_value *v
     scan_begin(&s, text, depth_max);
     s.digits_max = JSON_NUMBER_DIGITS_MAX;
     s.growth_max = text.len > JSON_GROWTH_BYTES_MAX ? text.len : JSON_GROWTH_BYTES_MAX;
-    return scan_document(&s, value) ? STATUS_OK : refuse(&s, error);
+    return parse(&s, value, error);
 }
 
 enum status json_parse_stored(struct str text, unsigned depth_max, struct json_value *value,
@@ -414,7 +362,7 @@ enum status json_parse_stored(struct str text, unsigned depth_max, struct json_v
     struct scan s;
 
     scan_begin(&s, text, depth_max);
-    return scan_document(&s, value) ? STATUS_OK : refuse(&s, error);
+    return parse(&s, value, error);
 }
 
 size_t json_printed_size(struct str raw)

@@ -1,4 +1,4 @@
-/* Inside base: how far a JSON string goes on with bytes that need no look, 16 or 8 at a time. */
+/* Inside base: kinds of bytes in JSON, and how far a string goes on with bytes that need no look, 16 or 8 at a time. */
 #ifndef FRESHET_BASE_JSON_PLAIN_H
 #define FRESHET_BASE_JSON_PLAIN_H
 
@@ -14,6 +14,11 @@
 static inline bool json_is_plain(char c)
 {
     return (signed char)c >= 0x20 && c != '"' && c != '\\';
+}
+
+static inline bool json_is_space(char c)
+{
+    return c == ' ' || c == '\n' || c == '\r' || c == '\t';
 }
 
 /* The first byte in [p, end) that is not plain, or end. */

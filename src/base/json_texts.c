@@ -8,26 +8,8 @@
 static enum status refuse(struct error *error, struct str name, const char *why)
 {
     char field[sizeof error->field];
-    struct str cut = str_utf8_cut(name, sizeof field - 1);
-    memcpy(field, cut.ptr, cut.len);
-    field[cut.len] = '\0';
+    str_copy(field, sizeof field, name);
     return error_set_field(error, STATUS_BAD_REQUEST, field, "%s: %s", field, why);
-}
-
-static size_t find(const struct json_text *rows, struct str raw)
-{
-    size_t at = 0;
-    while (rows[at].name && !json_str_eq(raw, str_from(rows[at].name)))
-        at++;
-    return at;
-}
-
-static size_t count_chars(struct str text)
-{
-    size_t count = 0;
-    for (size_t i = 0; i < text.len; i++)
-        count += ((unsigned char)text.ptr[i] & 0xC0) != 0x80;
-    return count;
 }
 
 static bool is_plain(struct str text)
@@ -42,30 +24,25 @@ static bool is_plain(struct str text)
     return !is_blank;
 }
 
-static enum status check(const struct json_text *row, struct str text, struct error *error)
-{
-    size_t chars = count_chars(text);
-    struct str name = str_from(row->name);
-    if (chars < row->chars_min || chars > row->chars_max)
-        return error_set_field(error, STATUS_BAD_REQUEST, row->name, "%s must be %u to %u characters long",
-                               row->name, row->chars_min, row->chars_max);
-    if (row->is_plain && text.len > 0 && !is_plain(text))
-        return refuse(error, name, "must not be blank or hold control characters");
-    return STATUS_OK;
-}
-
 static enum status read_text(const struct json_text *row, const struct json_value *value, struct str *text,
                              struct arena *arena, struct error *error)
 {
     struct str name = str_from(row->name);
-    bool lacks = value->raw.len == 0 || (row->is_optional && value->type == JSON_NULL);
+    size_t chars = 0;
     *text = STR_NONE;
-    if (lacks)
+    if (value->raw.len == 0 || (row->is_optional && value->type == JSON_NULL))
         return row->is_optional || row->is_reserved ? STATUS_OK : refuse(error, name, "is missing");
     if (value->type != JSON_STRING)
         return refuse(error, name, "must be a string");
     *text = json_str_decode(value->raw, arena);
-    return check(row, *text, error);
+    for (size_t i = 0; i < text->len; i++)
+        chars += ((unsigned char)text->ptr[i] & 0xC0) != 0x80;
+    if (chars < row->chars_min || chars > row->chars_max)
+        return error_set_field(error, STATUS_BAD_REQUEST, row->name, "%s must be %u to %u characters long",
+                               row->name, row->chars_min, row->chars_max);
+    if (row->is_plain && text->len > 0 && !is_plain(*text))
+        return refuse(error, name, "must not be blank or hold control characters");
+    return STATUS_OK;
 }
 
 /* Puts what the table knows into `values` and the rest into `others`. */
@@ -81,7 +58,9 @@ static enum status sort_members(const struct json_value *object, const struct js
         return refuse(error, raw, "comes more than once");
     json_iter_init(&it, object);
     while (json_iter_next(&it, &raw, &value)) {
-        size_t at = find(rows, raw);
+        size_t at = 0;
+        while (rows[at].name && !json_str_eq(raw, str_from(rows[at].name)))
+            at++;
         if (json_has_nul_escape(raw) || json_has_nul_escape(value.raw))
             return refuse(error, json_has_nul_escape(raw) ? STR("a name") : json_str_decode(raw, arena),
                           "must not hold \\u0000");

@@ -1,6 +1,6 @@
-/* Reading validated JSON: walking containers, and what scalars mean.
+/* Reading validated JSON (walking containers, and what scalars mean), and writing it.
  *
- * All of it relies on json_parse() having accepted the bytes. Lengths are still respected, so that a slice
+ * All of the reading relies on json_parse() having accepted the bytes. Lengths are still respected, so that a slice
  * that was not validated can give a wrong answer but is never read past its end. */
 #include <math.h>
 #include <stdlib.h>
@@ -13,7 +13,7 @@
 
 static const char *skip_space(const char *p, const char *end)
 {
-    while (p < end && (*p == ' ' || *p == '\n' || *p == '\r' || *p == '\t'))
+    while (p < end && json_is_space(*p))
         p++;
     return p;
 }
@@ -40,34 +40,26 @@ static const char *skip_string(const char *p, const char *end)
     }
 }
 
-static const char *skip_container(const char *p, const char *end)
+static const char *skip_value(const char *p, const char *end)
 {
     size_t depth = 0;
 
+    if (p < end && *p != '"' && *p != '{' && *p != '[') {
+        while (p < end && *p != ',' && *p != '}' && *p != ']' && !json_is_space(*p))
+            p++;
+        return p;
+    }
     while (p < end) {
-        if (*p == '"') {
-            p = skip_string(p, end);
-            continue;
-        }
-        if (*p == '{' || *p == '[')
+        char c = *p;
+        p = c == '"' ? skip_string(p, end) : p + 1;
+        if (c == '{' || c == '[')
             depth++;
-        else if ((*p == '}' || *p == ']') && --depth == 0)
-            return p + 1;
-        p++;
+        else if (c == '}' || c == ']')
+            depth--;
+        if (depth == 0)
+            return p;
     }
     return end;
-}
-
-static const char *skip_value(const char *p, const char *end)
-{
-    if (p < end && *p == '"')
-        return skip_string(p, end);
-    if (p < end && (*p == '{' || *p == '['))
-        return skip_container(p, end);
-    while (p < end && *p != ',' && *p != '}' && *p != ']' && *p != ' ' && *p != '\n' && *p != '\r' &&
-           *p != '\t')
-        p++;
-    return p;
 }
 
 void json_iter_init(struct json_iter *it, const struct json_value *container)
@@ -136,26 +128,13 @@ struct str json_get_text(const struct json_value *object, struct str name, struc
     return json_get_string(object, name, &value) ? json_str_decode(value.raw, arena) : STR_NONE;
 }
 
-/* Puts `name` into an open-addressed table of a power of two slots; false when it is there already. */
-static bool insert_name(struct str *table, size_t slots, struct str name)
-{
-    size_t at = (size_t)hash_seeded(name) & (slots - 1);
-
-    while (table[at].ptr) {
-        if (str_eq(table[at], name))
-            return false;
-        at = (at + 1) & (slots - 1);
-    }
-    table[at] = name;
-    return true;
-}
-
 bool json_has_duplicates(const struct json_value *object, struct arena *arena)
 {
     struct str name;
     return json_find_duplicate(object, arena, &name);
 }
 
+/* By an open-addressed table of a power of two slots. */
 bool json_find_duplicate(const struct json_value *object, struct arena *arena, struct str *name)
 {
     struct json_iter it;
@@ -174,8 +153,11 @@ bool json_find_duplicate(const struct json_value *object, struct arena *arena, s
     json_iter_init(&it, object);
     while (json_iter_next(&it, &key, &member)) {
         *name = json_str_decode(key, arena);
-        if (!insert_name(table, slots, *name))
-            return true;
+        size_t at = (size_t)hash_seeded(*name) & (slots - 1);
+        for (; table[at].ptr; at = (at + 1) & (slots - 1))
+            if (str_eq(table[at], *name))
+                return true;
+        table[at] = *name;
     }
     return false;
 }
@@ -201,26 +183,13 @@ static unsigned hex4(const char *at)
 
 static size_t put_utf8(char out[4], unsigned code)
 {
-    if (code < 0x80) {
-        out[0] = (char)code;
-        return 1;
-    }
-    if (code < 0x800) {
-        out[0] = (char)(0xC0 | code >> 6);
-        out[1] = (char)(0x80 | (code & 0x3F));
-        return 2;
-    }
-    if (code < 0x10000) {
-        out[0] = (char)(0xE0 | code >> 12);
-        out[1] = (char)(0x80 | (code >> 6 & 0x3F));
-        out[2] = (char)(0x80 | (code & 0x3F));
-        return 3;
-    }
-    out[0] = (char)(0xF0 | code >> 18);
-    out[1] = (char)(0x80 | (code >> 12 & 0x3F));
-    out[2] = (char)(0x80 | (code >> 6 & 0x3F));
-    out[3] = (char)(0x80 | (code & 0x3F));
-    return 4;
+    static const unsigned lead[] = {0, 0, 0xC0, 0xE0, 0xF0};
+    size_t len = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
+
+    for (size_t i = len - 1; i > 0; i--, code >>= 6)
+        out[i] = (char)(0x80 | (code & 0x3F));
+    out[0] = (char)(lead[len] | code);
+    return len;
 }
 
 /* Decodes the escape at *rest and takes it off; returns how many bytes it means. No escape is shorter than
@@ -251,7 +220,7 @@ static size_t take_escape(struct str *rest, char out[4])
     default: break; /* quote, backslash and slash mean themselves */
     }
     used = used < rest->len ? used : rest->len;
-    *rest = str_of(p + used, rest->len - used);
+    *rest = str_skip(*rest, used);
     return len;
 }
 
@@ -265,7 +234,7 @@ static struct str take_piece(struct str *rest, char scratch[4])
         return str_of(scratch, take_escape(rest, scratch));
     size_t len = escape ? (size_t)(escape - rest->ptr) : rest->len;
     struct str run = str_of(rest->ptr, len);
-    *rest = str_of(rest->ptr + len, rest->len - len);
+    *rest = str_skip(*rest, len);
     return run;
 }
 
@@ -296,8 +265,7 @@ struct str json_str_decode(struct str raw_string, struct arena *arena)
     size_t len = 0;
     while (rest.len > 0) {
         struct str piece = take_piece(&rest, scratch);
-        memcpy(out + len, piece.ptr, piece.len);
-        len += piece.len;
+        len = (size_t)(str_put(out + len, piece) - out);
     }
     out[len] = '\0';
     return str_of(out, len);
@@ -335,22 +303,120 @@ bool json_to_i64(const struct json_value *value, int64_t *out)
 
 bool json_to_double(const struct json_value *value, double *out)
 {
-    char small[64], *text = small;
-    double parsed;
-
     if (value->type != JSON_NUMBER)
         return false;
-    if (value->raw.len < sizeof(small)) {
-        memcpy(small, value->raw.ptr, value->raw.len);
-        small[value->raw.len] = '\0';
-    } else {
-        text = str_dup(value->raw);
-    }
-    parsed = strtod(text, NULL);
-    if (text != small)
-        free(text);
+    char *text = str_dup(value->raw); /* strtod() needs an end */
+    double parsed = strtod(text, NULL);
+    free(text);
     if (!isfinite(parsed))
         return false;
     *out = parsed;
     return true;
+}
+
+/* ---- writing: appends to a buffer, and never more than it says, so that a fixed buffer can stand behind it ---- */
+
+#define REPLACEMENT "\xEF\xBF\xBD" /* U+FFFD */
+
+/* How the byte at *p is written when it is not plain: returns the text, advances *p over what it stands
+ * for. A character of several bytes is its own text. */
+static struct str escape_next(const char **p, const char *end, char scratch[6])
+{
+    static const char digits[] = "0123456789abcdef";
+    unsigned char c = (unsigned char)**p;
+
+    if (c >= 0x80) {
+        size_t len = str_utf8_char(str_of(*p, (size_t)(end - *p)));
+        struct str text = len ? str_of(*p, len) : STR(REPLACEMENT);
+        *p += len ? len : 1;
+        return text;
+    }
+    (*p)++;
+    switch (c) {
+    case '"': return STR("\\\"");
+    case '\\': return STR("\\\\");
+    case '\b': return STR("\\b");
+    case '\f': return STR("\\f");
+    case '\n': return STR("\\n");
+    case '\r': return STR("\\r");
+    case '\t': return STR("\\t");
+    default:
+        memcpy(scratch, "\\u00", 4);
+        scratch[4] = digits[c >> 4];
+        scratch[5] = digits[c & 15];
+        return str_of(scratch, 6);
+    }
+}
+
+void json_put_string(struct buf *out, struct str text)
+{
+    const char *p = text.ptr, *end = text.len ? text.ptr + text.len : text.ptr;
+    char scratch[6];
+
+    buf_put_char(out, '"');
+    while (p < end) {
+        const char *plain_end = json_plain_end(p, end);
+        buf_put(out, p, (size_t)(plain_end - p));
+        p = plain_end;
+        if (p < end)
+            buf_put_str(out, escape_next(&p, end, scratch));
+    }
+    buf_put_char(out, '"');
+}
+
+size_t json_string_size(struct str text)
+{
+    const char *p = text.ptr, *end = text.len ? text.ptr + text.len : text.ptr;
+    char scratch[6];
+    size_t size = 2;
+
+    while (p < end) {
+        const char *plain_end = json_plain_end(p, end);
+        size += (size_t)(plain_end - p);
+        p = plain_end;
+        if (p < end)
+            size += escape_next(&p, end, scratch).len;
+    }
+    return size;
+}
+
+void json_put_key(struct buf *out, struct str name)
+{
+    char last = buf_len(out) > 0 ? out->data[out->end - 1] : '{';
+
+    if (last != '{' && last != '[' && last != ':')
+        buf_put_char(out, ',');
+    json_put_string(out, name);
+    buf_put_char(out, ':');
+}
+
+void json_put_member_str(struct buf *out, const char *name, struct str text)
+{
+    json_put_key(out, str_from(name));
+    json_put_string(out, text);
+}
+
+void json_put_i64(struct buf *out, int64_t number)
+{
+    if (number < 0)
+        buf_put_char(out, '-');
+    buf_put_u64(out, number < 0 ? 0 - (uint64_t)number : (uint64_t)number);
+}
+
+void json_put_member_i64(struct buf *out, const char *name, int64_t number)
+{
+    json_put_key(out, str_from(name));
+    json_put_i64(out, number);
+}
+
+void json_put_member_bool(struct buf *out, const char *name, bool value)
+{
+    json_put_key(out, str_from(name));
+    buf_put_str(out, value ? STR("true") : STR("false"));
+}
+
+void json_put_member_raw(struct buf *out, const char *name, struct str json)
+{
+    json_put_key(out, str_from(name));
+    buf_put_str(out, json);
 }

@@ -76,15 +76,6 @@ bool log_level_parse(struct str name, enum log_level *level)
     return false;
 }
 
-/* The longest start of `text` that is at most VALUE_BYTES_MAX long and fits into `room` once quoted. */
-static struct str cut(struct str text, size_t room)
-{
-    text = str_utf8_cut(text, VALUE_BYTES_MAX);
-    while (text.len > 0 && json_string_size(text) > room)
-        text = str_utf8_cut(text, text.len / 2);
-    return text;
-}
-
 /* `line` stands on fixed memory and must not grow: every put is checked against the room that is left
  * first. */
 static size_t room_for_value(const struct buf *line, const char *name)
@@ -98,18 +89,11 @@ static void put_text(struct buf *line, const char *name, struct str text)
 {
     size_t room = room_for_value(line, name);
 
-    text = cut(text, room);
+    text = str_utf8_cut(text, VALUE_BYTES_MAX);
+    while (text.len > 0 && json_string_size(text) > room)
+        text = str_utf8_cut(text, text.len / 2);
     if (text.len > 0)
         json_put_member_str(line, name, text);
-}
-
-static void put_double(struct buf *line, const char *name, double value)
-{
-    json_put_key(line, str_from(name));
-    if (isfinite(value))
-        buf_put_double(line, value);
-    else
-        buf_put_str(line, STR("null"));
 }
 
 static void put_field(struct buf *line, const struct log_field *field)
@@ -124,8 +108,13 @@ static void put_field(struct buf *line, const struct log_field *field)
         json_put_member_i64(line, field->name, field->number);
     else if (field->type == LOG_FIELD_BOOL)
         json_put_member_bool(line, field->name, field->number != 0);
-    else
-        put_double(line, field->name, field->real);
+    else {
+        json_put_key(line, str_from(field->name));
+        if (isfinite(field->real))
+            buf_put_double(line, field->real);
+        else
+            buf_put_str(line, STR("null"));
+    }
 }
 
 /* A write interrupted before its first byte is the only one tried again; the rest of a short one would be
@@ -145,14 +134,6 @@ static bool write_line(struct str line)
     return written >= 0;
 }
 
-static void confess(void)
-{
-    unsigned lost = atomic_load_explicit(&lost_lines, memory_order_relaxed);
-
-    if (lost > 0 && (lost = atomic_exchange_explicit(&lost_lines, 0, memory_order_relaxed)) > 0)
-        log_warn("log_lines_lost", LOG_INT("lines", lost));
-}
-
 void log_write(enum log_level level, const char *event, const struct log_field *fields)
 {
     struct buf line = {.data = line_bytes, .capacity = sizeof(line_bytes)};
@@ -168,7 +149,10 @@ void log_write(enum log_level level, const char *event, const struct log_field *
     for (; fields->name; fields++)
         put_field(&line, fields);
     buf_put(&line, "}\n", TAIL_BYTES);
-    if (write_line(buf_str(&line)))
-        confess();
+    unsigned lost = 0;
+    if (write_line(buf_str(&line)) && atomic_load_explicit(&lost_lines, memory_order_relaxed) > 0)
+        lost = atomic_exchange_explicit(&lost_lines, 0, memory_order_relaxed);
+    if (lost > 0)
+        log_warn("log_lines_lost", LOG_INT("lines", lost));
     errno = saved_errno;
 }

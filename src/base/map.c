@@ -11,12 +11,17 @@ static struct map_node **bucket_of(const struct map *map, uint64_t hash)
     return &map->buckets[hash & (map->bucket_count - 1)];
 }
 
-static void resize(struct map *map, size_t bucket_count)
+void map_reserve(struct map *map, size_t count)
 {
-    struct map bigger = {.bucket_count = bucket_count, .count = map->count};
+    struct map bigger = {.bucket_count = map->bucket_count ? map->bucket_count : BUCKETS_MIN,
+                         .count = map->count};
     struct map_node *node;
 
-    bigger.buckets = memory_zalloc(bucket_count * sizeof(struct map_node *));
+    while (bigger.bucket_count < count)
+        bigger.bucket_count *= 2;
+    if (bigger.bucket_count == map->bucket_count)
+        return;
+    bigger.buckets = memory_zalloc(bigger.bucket_count * sizeof(struct map_node *));
     MAP_EACH(node, map) {
         struct map_node **bucket = bucket_of(&bigger, node->hash);
         node->next = *bucket;
@@ -24,16 +29,6 @@ static void resize(struct map *map, size_t bucket_count)
     }
     free(map->buckets);
     *map = bigger;
-}
-
-void map_reserve(struct map *map, size_t count)
-{
-    size_t bucket_count = map->bucket_count ? map->bucket_count : BUCKETS_MIN;
-
-    while (bucket_count < count)
-        bucket_count *= 2;
-    if (bucket_count != map->bucket_count)
-        resize(map, bucket_count);
 }
 
 void map_add(struct map *map, struct map_node *node, uint64_t hash)

@@ -1,86 +1,99 @@
-/* The metrics registry and the updates.
+/* Metrics: the registry, the updates, and the printing as Prometheus text, version 0.0.4.
  *
  * A thread that claimed a shard is its only writer, so it adds by a plain load and store, without the bus
- * lock of an atomic addition; all other threads share the last shard and do add atomically. Printing is
- * metrics_print.c. */
+ * lock of an atomic addition; all other threads share the last shard and do add atomically.
+ *
+ * A counter's or histogram's cells stand once a shard, each shard's on lines of its own:
+ *
+ *     counter     cells = [count]
+ *     histogram   cells = [bucket 0 .. bucket n-1, +Inf bucket, sum as a double's bits]
+ *     gauge       one shard only, cells = [value as a double's bits]
+ *
+ * Buckets count only their own range here; they are made cumulative when printed. */
 #include "base/metrics.h"
 
 #include <math.h>
-#include <stdlib.h>
+#include <pthread.h>
+#include <stdatomic.h>
 
-#include "base/hash.h"
+#include "base/list.h"
+#include "base/map.h"
 #include "base/memory.h"
-#include "base/metrics_state.h"
 
 /* Two lines: the processor fetches them in pairs. */
 #define SHARD_ALIGNMENT 128
 #define LABEL_VALUE_BYTES_MAX 256 /* a longer value is cut: its length is a peer's choice */
 
-struct metrics_registry metrics_registry = {.lock = PTHREAD_MUTEX_INITIALIZER};
+#define SHARDS_EXCLUSIVE 16
+#define SHARD_SHARED SHARDS_EXCLUSIVE /* of every thread that claimed none */
+#define SHARDS (SHARDS_EXCLUSIVE + 1)
 
+typedef _Atomic uint64_t metric_cell;
+
+struct metric_series {
+    struct metric_family_state *family;
+    STAILQ_ENTRY(metric_series) link; /* in the family, in order of creation */
+    struct map_node node;             /* in the family, by the label values */
+    metric_cell *cells;
+    bool dropped; /* under the registry's lock */
+    struct str label_values[METRIC_LABELS_MAX];
+};
+
+struct metric_family_state {
+    const struct metric_family *family;
+    STAILQ_ENTRY(metric_family_state) link; /* in order of registration */
+    const double *bounds;
+    unsigned bound_count, label_count;
+    unsigned shard_cells; /* of one shard, rounded up to whole lines */
+    unsigned shard_count;
+    unsigned live_count, live_max;
+    STAILQ_HEAD(, metric_series) series;
+    struct map map;
+};
+
+static pthread_mutex_t registry_lock = PTHREAD_MUTEX_INITIALIZER;
+static STAILQ_HEAD(, metric_family_state) families = STAILQ_HEAD_INITIALIZER(families);
 static atomic_uint shards_claimed;
-static _Thread_local unsigned thread_shard = METRIC_SHARD_SHARED;
+static _Thread_local unsigned thread_shard = SHARD_SHARED;
 
 static const double default_bounds[] = {0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005,
                                         0.01,    0.025,  0.05,    0.1,    0.25,  0.5,    1,
                                         2.5,     5,      10,      30,     0};
 
-static void set_layout(struct metric_family_state *state, const struct metric_family *family)
+void metrics_register(struct metric_family *family)
 {
     const unsigned line = SHARD_ALIGNMENT / sizeof(metric_cell);
 
-    state->cell_count = 1;
-    if (family->type == METRIC_HISTOGRAM) {
-        state->bounds = family->buckets ? family->buckets : default_bounds;
-        while (state->bounds[state->bound_count] != 0)
-            state->bound_count++;
-        state->cell_count = state->bound_count + 2;
-    }
-    state->shard_count = family->type == METRIC_GAUGE ? 1 : METRIC_SHARDS;
-    state->shard_cells = (state->cell_count + line - 1) / line * line;
-}
-
-static struct metric_family_state *state_create(const struct metric_family *family)
-{
-    struct metric_family_state *state = memory_zalloc(sizeof(*state));
-
-    state->family = family;
-    while (state->label_count < METRIC_LABELS_MAX && family->labels[state->label_count])
-        state->label_count++;
-    state->live_max = family->series_max ? family->series_max : METRIC_SERIES_MAX_DEFAULT;
-    set_layout(state, family);
-    return state;
-}
-
-void metrics_register(struct metric_family *family)
-{
-    pthread_mutex_lock(&metrics_registry.lock);
+    pthread_mutex_lock(&registry_lock);
     if (!family->state) {
-        family->state = state_create(family);
-        if (metrics_registry.last)
-            metrics_registry.last->next = family->state;
-        else
-            metrics_registry.first = family->state;
-        metrics_registry.last = family->state;
+        struct metric_family_state *state = memory_zalloc(sizeof(*state));
+        unsigned cells = 1;
+        state->family = family;
+        while (state->label_count < METRIC_LABELS_MAX && family->labels[state->label_count])
+            state->label_count++;
+        state->live_max = family->series_max ? family->series_max : METRIC_SERIES_MAX_DEFAULT;
+        if (family->type == METRIC_HISTOGRAM) {
+            state->bounds = family->buckets ? family->buckets : default_bounds;
+            while (state->bounds[state->bound_count] != 0)
+                state->bound_count++;
+            cells = state->bound_count + 2;
+        }
+        state->shard_count = family->type == METRIC_GAUGE ? 1 : SHARDS;
+        state->shard_cells = (cells + line - 1) / line * line;
+        STAILQ_INIT(&state->series);
+        STAILQ_INSERT_TAIL(&families, state, link);
+        family->state = state;
     }
-    pthread_mutex_unlock(&metrics_registry.lock);
-}
-
-static uint64_t labels_hash(const struct metric_family_state *state, const struct str *values)
-{
-    uint64_t hash = 0;
-
-    for (unsigned i = 0; i < state->label_count; i++)
-        hash = (hash ^ hash_seeded(values[i])) * UINT64_C(0x9E3779B97F4A7C15);
-    return hash;
+    pthread_mutex_unlock(&registry_lock);
 }
 
 static struct metric_series *find(struct metric_family_state *state, const struct str *values, uint64_t hash)
 {
-    struct metric_series *series = state->table[(hash >> 32) % METRIC_TABLE_SLOTS];
+    struct map_node *node;
 
-    for (; series; series = series->next_in_slot) {
-        bool same = series->hash == hash;
+    MAP_MATCH(node, &state->map, hash) {
+        struct metric_series *series = CONTAINER_OF(node, struct metric_series, node);
+        bool same = true;
         for (unsigned i = 0; same && i < state->label_count; i++)
             same = str_eq(series->label_values[i], values[i]);
         if (same)
@@ -89,45 +102,32 @@ static struct metric_series *find(struct metric_family_state *state, const struc
     return NULL;
 }
 
-static struct metric_series *create(struct metric_family_state *state, const struct str *values,
-                                    uint64_t hash)
-{
-    struct metric_series *series = memory_zalloc(sizeof(*series));
-    struct metric_series **slot = &state->table[(hash >> 32) % METRIC_TABLE_SLOTS];
-    size_t bytes = (size_t)state->shard_count * state->shard_cells * sizeof(metric_cell);
-
-    series->family = state;
-    series->hash = hash;
-    series->cells = memset(memory_aligned(SHARD_ALIGNMENT, bytes), 0, bytes);
-    for (unsigned i = 0; i < state->label_count; i++)
-        series->label_values[i] = str_of(str_dup(values[i]), values[i].len);
-    series->next_in_slot = *slot;
-    *slot = series;
-    if (state->last)
-        state->last->next = series;
-    else
-        state->first = series;
-    state->last = series;
-    state->live_count++;
-    return series;
-}
-
 /* Finds or makes it; a series that was dropped goes on where it stopped. */
 static struct metric_series *take(struct metric_family_state *state, const struct str *values,
                                   bool may_exceed)
 {
-    uint64_t hash = labels_hash(state, values);
-    struct metric_series *series = find(state, values, hash);
-    bool full = state->live_count >= state->live_max && !may_exceed;
+    uint64_t hash = 0;
 
+    for (unsigned i = 0; i < state->label_count; i++)
+        hash = (hash ^ hash_seeded(values[i])) * UINT64_C(0x9E3779B97F4A7C15);
+    struct metric_series *series = find(state, values, hash);
     if (series && !series->dropped)
         return series;
-    if (full)
+    if (state->live_count >= state->live_max && !may_exceed)
         return NULL;
-    if (!series)
-        return create(state, values, hash);
-    series->dropped = false;
     state->live_count++;
+    if (series) {
+        series->dropped = false;
+        return series;
+    }
+    size_t bytes = (size_t)state->shard_count * state->shard_cells * sizeof(metric_cell);
+    series = memory_zalloc(sizeof(*series));
+    series->family = state;
+    series->cells = memset(memory_aligned(SHARD_ALIGNMENT, bytes), 0, bytes);
+    for (unsigned i = 0; i < state->label_count; i++)
+        series->label_values[i] = str_of(str_dup(values[i]), values[i].len);
+    map_add(&state->map, &series->node, hash);
+    STAILQ_INSERT_TAIL(&state->series, series, link);
     return series;
 }
 
@@ -141,11 +141,11 @@ struct metric_series *metric_series_get(struct metric_family *family, const stru
         values[i] = str_utf8_cut(label_values[i], LABEL_VALUE_BYTES_MAX);
         others[i] = STR("other");
     }
-    pthread_mutex_lock(&metrics_registry.lock);
+    pthread_mutex_lock(&registry_lock);
     series = take(state, values, false);
     if (!series)
         series = take(state, others, true);
-    pthread_mutex_unlock(&metrics_registry.lock);
+    pthread_mutex_unlock(&registry_lock);
     return series;
 }
 
@@ -163,25 +163,39 @@ struct metric_series *metric_of_deleted(struct str table)
 
 void metric_series_drop(struct metric_series *series)
 {
-    pthread_mutex_lock(&metrics_registry.lock);
+    pthread_mutex_lock(&registry_lock);
     if (!series->dropped) {
         series->dropped = true;
         series->family->live_count--;
     }
-    pthread_mutex_unlock(&metrics_registry.lock);
+    pthread_mutex_unlock(&registry_lock);
 }
 
 void metrics_thread_claim_shard(void)
 {
     unsigned shard;
 
-    if (thread_shard != METRIC_SHARD_SHARED)
+    if (thread_shard != SHARD_SHARED)
         return;
     shard = atomic_fetch_add_explicit(&shards_claimed, 1, memory_order_relaxed);
-    if (shard < METRIC_SHARDS_EXCLUSIVE)
+    if (shard < SHARDS_EXCLUSIVE)
         thread_shard = shard;
     else
         atomic_fetch_sub_explicit(&shards_claimed, 1, memory_order_relaxed);
+}
+
+static double double_of(uint64_t bits)
+{
+    double value;
+    memcpy(&value, &bits, sizeof(value));
+    return value;
+}
+
+static uint64_t bits_of(double value)
+{
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof(bits));
+    return bits;
 }
 
 static metric_cell *own_cells(struct metric_series *series)
@@ -191,7 +205,7 @@ static metric_cell *own_cells(struct metric_series *series)
 
 static void cell_add(metric_cell *cell, uint64_t n)
 {
-    if (thread_shard == METRIC_SHARD_SHARED) {
+    if (thread_shard == SHARD_SHARED) {
         atomic_fetch_add_explicit(cell, n, memory_order_relaxed);
         return;
     }
@@ -203,18 +217,8 @@ static void cell_add_double_atomic(metric_cell *cell, double by)
 {
     uint64_t old = atomic_load_explicit(cell, memory_order_relaxed);
 
-    while (!atomic_compare_exchange_weak_explicit(cell, &old, metric_bits(metric_double(old) + by),
+    while (!atomic_compare_exchange_weak_explicit(cell, &old, bits_of(double_of(old) + by),
                                                   memory_order_relaxed, memory_order_relaxed)) {}
-}
-
-static void cell_add_double(metric_cell *cell, double by)
-{
-    if (thread_shard == METRIC_SHARD_SHARED) {
-        cell_add_double_atomic(cell, by);
-        return;
-    }
-    double now = metric_double(atomic_load_explicit(cell, memory_order_relaxed));
-    atomic_store_explicit(cell, metric_bits(now + by), memory_order_relaxed);
 }
 
 void metric_add(struct metric_series *series, uint64_t n)
@@ -224,7 +228,7 @@ void metric_add(struct metric_series *series, uint64_t n)
 
 void metric_set(struct metric_series *series, double value)
 {
-    atomic_store_explicit(series->cells, metric_bits(value), memory_order_relaxed);
+    atomic_store_explicit(series->cells, bits_of(value), memory_order_relaxed);
 }
 
 void metric_change(struct metric_series *series, double by)
@@ -244,10 +248,16 @@ void metric_observe(struct metric_series *series, double value)
     while (bucket < state->bound_count && value > state->bounds[bucket])
         bucket++;
     cell_add(&cells[bucket], 1);
-    cell_add_double(&cells[state->bound_count + 1], value);
+    metric_cell *sum = &cells[state->bound_count + 1];
+    if (thread_shard == SHARD_SHARED)
+        cell_add_double_atomic(sum, value);
+    else
+        atomic_store_explicit(sum,
+                              bits_of(double_of(atomic_load_explicit(sum, memory_order_relaxed)) + value),
+                              memory_order_relaxed);
 }
 
-uint64_t metric_cell_sum(const struct metric_series *series, unsigned cell)
+static uint64_t cell_sum(const struct metric_series *series, unsigned cell)
 {
     uint64_t sum = 0;
 
@@ -258,18 +268,136 @@ uint64_t metric_cell_sum(const struct metric_series *series, unsigned cell)
     return sum;
 }
 
-double metric_cell_sum_double(const struct metric_series *series, unsigned cell)
+static double cell_sum_double(const struct metric_series *series, unsigned cell)
 {
     double sum = 0;
 
     for (unsigned shard = 0; shard < series->family->shard_count; shard++) {
         size_t at = (size_t)shard * series->family->shard_cells + cell;
-        sum += metric_double(atomic_load_explicit(&series->cells[at], memory_order_relaxed));
+        sum += double_of(atomic_load_explicit(&series->cells[at], memory_order_relaxed));
     }
     return sum;
 }
 
 uint64_t metric_value(const struct metric_series *series)
 {
-    return metric_cell_sum(series, 0);
+    return cell_sum(series, 0);
+}
+
+/* ---- printing ---- */
+
+static const char *const type_names[] = {
+    [METRIC_COUNTER] = "counter",
+    [METRIC_GAUGE] = "gauge",
+    [METRIC_HISTOGRAM] = "histogram",
+};
+
+/* HELP escapes the backslash and the line feed, a label value the quote as well; what is not UTF-8 becomes
+ * U+FFFD. */
+static void put_escaped(struct buf *out, struct str text, bool quoted)
+{
+    while (text.len > 0) {
+        size_t len = str_utf8_char(text);
+        if (len == 0)
+            buf_put_str(out, STR("\xEF\xBF\xBD"));
+        else if (text.ptr[0] == '\n')
+            buf_put_str(out, STR("\\n"));
+        else if (text.ptr[0] == '\\' || (quoted && text.ptr[0] == '"'))
+            buf_printf(out, "\\%c", text.ptr[0]);
+        else
+            buf_put(out, text.ptr, len);
+        len = len ? len : 1;
+        text = str_skip(text, len);
+    }
+}
+
+static void put_label(struct buf *out, char before, struct str name, struct str value)
+{
+    buf_put_char(out, before);
+    buf_put_str(out, name);
+    buf_put_str(out, STR("=\""));
+    put_escaped(out, value, true);
+    buf_put_char(out, '"');
+}
+
+/* name_suffix{labels,le="..."} and a space; `le` is empty where the sample has none. */
+static void put_sample_name(struct buf *out, const struct metric_series *series, const char *suffix,
+                            struct str le)
+{
+    const struct metric_family_state *state = series->family;
+    char before = '{';
+
+    buf_put_str(out, str_from(state->family->name));
+    buf_put_str(out, str_from(suffix));
+    for (unsigned i = 0; i < state->label_count; i++) {
+        put_label(out, before, str_from(state->family->labels[i]), series->label_values[i]);
+        before = ',';
+    }
+    if (le.len > 0) {
+        put_label(out, before, STR("le"), le);
+        before = ',';
+    }
+    if (before == ',')
+        buf_put_char(out, '}');
+    buf_put_char(out, ' ');
+}
+
+static void put_histogram(struct buf *out, const struct metric_series *series)
+{
+    const struct metric_family_state *state = series->family;
+    struct buf bound = {0};
+    uint64_t count = 0;
+
+    for (unsigned i = 0; i <= state->bound_count; i++) {
+        buf_clear(&bound);
+        buf_put_double(&bound, i < state->bound_count ? state->bounds[i] : INFINITY); /* +Inf */
+        count += cell_sum(series, i);
+        put_sample_name(out, series, "_bucket", buf_str(&bound));
+        buf_put_u64(out, count);
+        buf_put_char(out, '\n');
+    }
+    buf_deinit(&bound);
+    put_sample_name(out, series, "_sum", STR_NONE);
+    buf_put_double(out, cell_sum_double(series, state->bound_count + 1));
+    buf_put_char(out, '\n');
+    put_sample_name(out, series, "_count", STR_NONE);
+    buf_put_u64(out, count);
+    buf_put_char(out, '\n');
+}
+
+static void put_series(struct buf *out, const struct metric_series *series)
+{
+    enum metric_type type = series->family->family->type;
+
+    if (type == METRIC_HISTOGRAM) {
+        put_histogram(out, series);
+        return;
+    }
+    put_sample_name(out, series, "", STR_NONE);
+    if (type == METRIC_COUNTER)
+        buf_put_u64(out, cell_sum(series, 0));
+    else
+        buf_put_double(out, cell_sum_double(series, 0));
+    buf_put_char(out, '\n');
+}
+
+/* Families in order of registration, series in order of creation. The registry is locked while printing; updates go
+ * on, so a histogram's sum may differ from its buckets by what is being observed just now. Its count never does: it is
+ * added up from the buckets just printed. */
+void metrics_print(struct buf *out)
+{
+    const struct metric_family_state *state;
+    const struct metric_series *series;
+
+    pthread_mutex_lock(&registry_lock);
+    STAILQ_FOREACH(state, &families, link) {
+        const struct metric_family *family = state->family;
+        buf_printf(out, "# HELP %s ", family->name);
+        put_escaped(out, str_from(family->help), false);
+        buf_printf(out, "\n# TYPE %s %s\n", family->name, type_names[family->type]);
+        STAILQ_FOREACH(series, &state->series, link)
+            if (!series->dropped)
+                put_series(out, series);
+    }
+    pthread_mutex_unlock(&registry_lock);
 }

@@ -89,7 +89,7 @@ enum status error_set_field(struct error *error, enum status status, const char 
 
 enum status error_context(struct error *error, const char *format, ...)
 {
-    char context[sizeof(error->message)];
+    char context[sizeof(error->message)], message[sizeof(error->message)];
     va_list args;
 
     if (!error)
@@ -97,12 +97,8 @@ enum status error_context(struct error *error, const char *format, ...)
     va_start(args, format);
     vsnprintf(context, sizeof(context) - 2, format, args);
     va_end(args);
+    memcpy(message, error->message, sizeof(message));
     strcat(context, ": ");
-
-    size_t room = sizeof(error->message) - 1 - strlen(context);
-    size_t keep = strnlen(error->message, room);
-    memmove(error->message + strlen(context), error->message, keep);
-    memcpy(error->message, context, strlen(context));
-    error->message[strlen(context) + keep] = '\0';
+    *stpncpy(stpcpy(error->message, context), message, sizeof(message) - 1 - strlen(context)) = '\0';
     return error->status;
 }

@@ -25,14 +25,6 @@ bool trace_is_none(const struct trace *trace)
     return is_zero(trace->trace_id, sizeof(trace->trace_id));
 }
 
-static bool has_upper_hex(struct str s)
-{
-    for (size_t i = 0; i < s.len; i++)
-        if (s.ptr[i] >= 'A' && s.ptr[i] <= 'F')
-            return true;
-    return false;
-}
-
 bool trace_parse(struct str traceparent, struct trace *trace)
 {
     const size_t len = TRACE_PARENT_BYTES - 1;
@@ -42,14 +34,13 @@ bool trace_parse(struct str traceparent, struct trace *trace)
 
     if (traceparent.len < len || p[2] != '-' || p[35] != '-' || p[52] != '-')
         return false;
-    if (has_upper_hex(str_of(p, len)))
-        return false;
+    for (size_t i = 0; i < len; i++)
+        if (p[i] >= 'A' && p[i] <= 'F')
+            return false;
     if (!hex_get(p, &version, 1) || !hex_get(p + 3, parsed.trace_id, sizeof(parsed.trace_id)) ||
         !hex_get(p + 36, parsed.span_id, sizeof(parsed.span_id)) || !hex_get(p + 53, &flags, 1))
         return false;
-    if (version == 0xFF)
-        return false;
-    if (traceparent.len > len && (version == 0 || p[len] != '-'))
+    if (version == 0xFF || (traceparent.len > len && (version == 0 || p[len] != '-')))
         return false;
     if (is_zero(parsed.trace_id, sizeof(parsed.trace_id)) || is_zero(parsed.span_id, sizeof(parsed.span_id)))
         return false;
