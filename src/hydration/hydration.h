@@ -138,12 +138,6 @@ const char *hydration_result_name(
     enum hydration_result result); /* updated, not-found, timeout, unavailable */
 
 /* ---- owners (H6) ---- */
-struct hydration_question {
-    struct str tenant,
-        subject; /* subject empty: the owner publishes a change, and no rule about callers applies */
-    struct str entity_type, entity_id;
-    struct hydration_cover cover; /* the owner may return more: it is cut */
-};
 enum hydration_found { HYDRATION_IS, HYDRATION_IS_NOT, HYDRATION_IS_HIDDEN /* from this caller */ };
 struct hydration_entity {
     enum hydration_found found;
@@ -158,8 +152,9 @@ struct hydration_ref { /* an entity of a type that is known */
 };
 struct hydration_owner {
     const char *entity_type, *module;
-    /* On a worker, may block till the deadline. After a failure no answer is published. */
-    enum status (*look)(void *context, const struct hydration_question *question, int64_t deadline_ns,
+    /* On a worker, may block till the deadline. After a failure no answer is published. Subject empty: the owner publishes a change,
+     * and no rule about callers applies. More than the cover may be returned: it is cut. */
+    enum status (*look)(void *context, const struct hydration_need *need, int64_t deadline_ns,
                         struct hydration_entity *entity, struct error *error);
     void *context; /* until the module's destroy() */
     /* The topic of the owner's own events: the shared group "entity-TYPE" reads it and publishes the changes of held entities.

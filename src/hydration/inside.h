@@ -64,14 +64,11 @@ enum hydration_ledger_verdict {
     HYDRATION_LEDGER_JOIN, /* asked already and not answered yet, or asked too often in this window: wait */
 };
 
-struct hydration_finding { /* texts are the arena's */
+struct hydration_finding {
     enum hydration_ledger_verdict verdict;
-    struct str subject; /* COPY, ABSENT: '' = every caller's */
-    struct str data;    /* COPY; of ASK and JOIN: a stale copy (too old or too narrow), or empty */
-    struct str source_module;
-    struct hydration_cover cover; /* of the copy, or to be asked for */
-    enum hydration_reason reason;
-    int64_t version;
+    /* COPY, ABSENT: as if it arrived from the bus. ASK: its cover is to be asked for. ASK, JOIN: data, module, subject and version of
+     * a stale copy (too old or too narrow), if there is one. Texts are the need's and the arena's. */
+    struct hydration_event event;
     int64_t ttl_ms; /* COPY, ABSENT: how long it serves still; ASK, JOIN: rest of the window */
 };
 
@@ -96,9 +93,7 @@ enum status hydration_ledger_find_held(struct db_pool *pool, struct str entity_t
 enum hydration_known { HYDRATION_KNOWN_NOT, HYDRATION_KNOWN_COPY, HYDRATION_KNOWN_ABSENT };
 struct hydration_known_entity { /* borrowed until the memory is next written */
     enum hydration_known known;
-    struct str data, source_module; /* NOT: of a stale copy (too narrow or too old), if there is one */
-    enum hydration_reason reason;
-    int64_t version;
+    struct hydration_outcome outcome; /* with data that is not cut; NOT: of a stale copy (too narrow or too old), if there is one */
     bool is_private;   /* its last event was for single callers */
     bool was_received; /* an event of it arrived without a lookup: the ledger has it, or soon will */
 };
@@ -205,9 +200,9 @@ struct hydration_lookup {
         int64_t retries;
     } question;
     struct { /* a copy in the ledger that is too old or too narrow, as the last job found it */
-        struct str data, source_module, subject; /* subject empty: for every caller */
-        int64_t version;
-        char *block; /* holds the texts; NULL: there is none */
+        struct hydration_outcome outcome;
+        struct str subject; /* empty: for every caller */
+        char *block;        /* holds the texts; NULL: there is none */
     } stale;
     struct hydration_outcome outcome; /* of waiters that leave because the lookup failed */
     struct hydration_lookup_job job;

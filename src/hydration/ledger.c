@@ -70,20 +70,27 @@ enum status hydration_ledger_find(struct db_pool *pool, const struct hydration_n
                                 db_i64(policy->negative_cache_ttl_ms), db_i64(copy_ttl_ms)),
                       deadline_ns, &rows, error);
     if (status == STATUS_OK) {
-        struct str verdict = db_result_str(rows, 0, VERDICT);
+        struct str verdict = db_result_str(rows, 0, VERDICT), subject = db_result_str(rows, 0, SUBJECT);
         int64_t ttl_ms = db_result_i64(rows, 0, TTL_MS);
-        *finding = (struct hydration_finding){
-            .verdict = str_eq(verdict, STR("copy"))     ? HYDRATION_LEDGER_COPY
-                       : str_eq(verdict, STR("absent")) ? HYDRATION_LEDGER_ABSENT
-                       : str_eq(verdict, STR("ask"))    ? HYDRATION_LEDGER_ASK
-                                                        : HYDRATION_LEDGER_JOIN,
-            .subject = arena_str(arena, db_result_str(rows, 0, SUBJECT)),
+        finding->verdict = str_eq(verdict, STR("copy"))     ? HYDRATION_LEDGER_COPY
+                           : str_eq(verdict, STR("absent")) ? HYDRATION_LEDGER_ABSENT
+                           : str_eq(verdict, STR("ask"))    ? HYDRATION_LEDGER_ASK
+                                                            : HYDRATION_LEDGER_JOIN;
+        finding->ttl_ms = ttl_ms > 0 ? ttl_ms : 0;
+        finding->event = (struct hydration_event){
+            .kind = finding->verdict == HYDRATION_LEDGER_COPY ? HYDRATION_EVENT_UPDATED
+                                                              : HYDRATION_EVENT_NOT_FOUND,
+            .tenant = need->tenant,
+            .entity_type = need->entity_type,
+            .entity_id = need->entity_id,
+            .subject = arena_str(arena, subject),
+            .is_private = subject.len > 0,
             .data = arena_str(arena, db_result_str(rows, 0, DATA)),
-            .source_module = arena_str(arena, db_result_str(rows, 0, SOURCE_MODULE)),
+            .module = arena_str(arena, db_result_str(rows, 0, SOURCE_MODULE)),
+            .has_cover = true,
             .cover = read_cover(rows, arena),
             .reason = (enum hydration_reason)db_result_i64(rows, 0, REASON),
             .version = db_result_i64(rows, 0, VERSION),
-            .ttl_ms = ttl_ms > 0 ? ttl_ms : 0,
         };
     }
     db_result_free(rows);

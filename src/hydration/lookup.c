@@ -212,46 +212,24 @@ static void run_job(struct worker_job *worker)
     if (job->status != STATUS_OK || job->finding.verdict != HYDRATION_LEDGER_ASK)
         return;
     FAILPOINT("hydration.after_find");
-    ask_owner(lookup, &job->finding.cover);
+    ask_owner(lookup, &job->finding.event.cover);
 }
 
 /* ---- its result, on the loop ---- */
 
-static void take_known(struct hydration_lookup *lookup, const struct hydration_finding *finding)
-{
-    const struct hydration_need *need = &lookup->need;
-    const struct hydration_event known = {
-        .kind =
-            finding->verdict == HYDRATION_LEDGER_COPY ? HYDRATION_EVENT_UPDATED : HYDRATION_EVENT_NOT_FOUND,
-        .tenant = need->tenant,
-        .entity_type = need->entity_type,
-        .entity_id = need->entity_id,
-        .subject = finding->subject,
-        .is_private = finding->subject.len > 0,
-        .module = finding->source_module,
-        .has_cover = true,
-        .cover = finding->cover,
-        .data = finding->data,
-        .reason = finding->reason,
-        .version = finding->version,
-    };
-    if (!hydration_deliver_ledger(lookup->shard, &known, finding->ttl_ms))
-        hydration_lookup_again(lookup); /* the ledger is about to store what arrived here */
-}
-
 /* Apart from the job that found it: the next one may still run when a caller's time is up. */
-static void keep_stale(struct hydration_lookup *lookup, const struct hydration_finding *finding)
+static void keep_stale(struct hydration_lookup *lookup, const struct hydration_event *found)
 {
     free(lookup->stale.block);
     lookup->stale.block = NULL;
-    if (!finding->data.len)
+    if (!found->data.len)
         return;
-    char *at = memory_alloc(finding->data.len + finding->source_module.len + finding->subject.len);
+    char *at = memory_alloc(found->data.len + found->module.len + found->subject.len);
     lookup->stale.block = at;
-    lookup->stale.data = hydration_text_keep(finding->data, &at);
-    lookup->stale.source_module = hydration_text_keep(finding->source_module, &at);
-    lookup->stale.subject = hydration_text_keep(finding->subject, &at);
-    lookup->stale.version = finding->version;
+    lookup->stale.outcome =
+        (struct hydration_outcome){.data = hydration_text_keep(found->data, &at), .version = found->version};
+    lookup->stale.outcome.source_module = hydration_text_keep(found->module, &at);
+    lookup->stale.subject = hydration_text_keep(found->subject, &at);
 }
 
 static void take_finding(struct hydration_lookup *lookup)
@@ -260,10 +238,11 @@ static void take_finding(struct hydration_lookup *lookup)
     const struct hydration_finding *finding = &job->finding;
 
     if (finding->verdict == HYDRATION_LEDGER_COPY || finding->verdict == HYDRATION_LEDGER_ABSENT) {
-        take_known(lookup, finding);
+        if (!hydration_deliver_ledger(lookup->shard, &finding->event, finding->ttl_ms))
+            hydration_lookup_again(lookup); /* the ledger is about to store what arrived here */
         return;
     }
-    keep_stale(lookup, finding);
+    keep_stale(lookup, &finding->event);
     if (job->kind == LOOKUP_LAST_READ)
         return;
     if (finding->verdict == HYDRATION_LEDGER_ASK) {
@@ -271,7 +250,7 @@ static void take_finding(struct hydration_lookup *lookup)
         memcpy(lookup->question.correlation_id, job->correlation_id, sizeof job->correlation_id);
         free(lookup->question.subject);
         lookup->question.subject = str_dup(job->need.subject);
-        lookup->question.is_full = finding->cover.mode == HYDRATION_FULL;
+        lookup->question.is_full = finding->event.cover.mode == HYDRATION_FULL;
         lookup->question.retries = 0;
         lookup->lag_ms = 0;
         if (!job->is_answered && lookup->policy.max_retries > 0)

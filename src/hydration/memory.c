@@ -96,12 +96,16 @@ struct hydration_known_entity hydration_memory_find(const struct hydration_memor
     }
     if (!found)
         return result;
-    result.data = found->data;
-    result.source_module = found->source_module;
-    result.version = found->version;
-    result.reason = found->reason;
+    bool is_copy = found->known == HYDRATION_KNOWN_COPY;
+    result.outcome = (struct hydration_outcome){.result = is_copy ? HYDRATION_UPDATED : HYDRATION_NOT_FOUND,
+                                                .reason = found->reason,
+                                                .way = HYDRATION_BY_MEMORY,
+                                                .is_negative_hit = !is_copy,
+                                                .source_module = found->source_module,
+                                                .version = found->version,
+                                                .data = found->data};
     if (is_current(found, now_ns) &&
-        (found->known == HYDRATION_KNOWN_ABSENT ||
+        (!is_copy ||
          hydration_data_includes(found->has_cover ? &found->cover : NULL, found->data, &need->cover)))
         result.known = found->known;
     return result;

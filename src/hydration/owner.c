@@ -15,7 +15,7 @@ enum { FOLLOWED_AT_ONCE = 100 };
 
 /* A look at one entity, and the event that is made of it. */
 struct look {
-    struct hydration_question question;
+    struct hydration_need need;
     struct arena arena;
     struct buf whole, cut;
     struct hydration_entity entity;
@@ -29,11 +29,11 @@ static enum status look_open(struct look *look, const struct hydration_owner *ow
     buf_init(&look->whole);
     buf_init(&look->cut);
     look->entity = (struct hydration_entity){.data = &look->whole, .arena = &look->arena};
-    enum status status = owner->look(owner->context, &look->question, deadline_ns, &look->entity, error);
+    enum status status = owner->look(owner->context, &look->need, deadline_ns, &look->entity, error);
     look->event = (struct hydration_event){
-        .tenant = look->question.tenant,
-        .entity_type = look->question.entity_type,
-        .entity_id = look->question.entity_id,
+        .tenant = look->need.tenant,
+        .entity_type = look->need.entity_type,
+        .entity_id = look->need.entity_id,
         .module = str_from(owner->module),
         .version = look->entity.version,
     };
@@ -106,8 +106,11 @@ void hydration_owner_answer(struct hydration_owner_slot *slot, const struct hydr
                             struct hydration_shard *asker, int64_t deadline_ns)
 {
     struct hydration *hydration = slot->hydration;
-    struct look look = {.question = {question->tenant, question->subject, question->entity_type,
-                                     question->entity_id, question->cover}};
+    struct look look = {.need = {.tenant = question->tenant,
+                                 .subject = question->subject,
+                                 .entity_type = question->entity_type,
+                                 .entity_id = question->entity_id,
+                                 .cover = question->cover}};
     struct error error = {0};
 
     note_asked(slot); /* before the look: a change that it does not see wakes the follower */
@@ -147,16 +150,16 @@ static void make_change(struct look *look)
     }
     look->event.is_private = entity->is_private || entity->found == HYDRATION_IS_HIDDEN;
     look->event.subject = look->event.is_private ? entity->only_subject : STR_NONE;
-    put_data(look, look->event.is_private && !entity->only_subject.len ? &existence : &look->question.cover);
+    put_data(look, look->event.is_private && !entity->only_subject.len ? &existence : &look->need.cover);
 }
 
 static enum status publish_change(struct hydration_owner_slot *slot, struct hydration_ref ref,
                                   int64_t deadline_ns, struct error *error)
 {
-    struct look look = {.question = {.tenant = ref.tenant,
-                                     .entity_type = str_from(slot->row.entity_type),
-                                     .entity_id = ref.entity_id,
-                                     .cover.mode = HYDRATION_FULL}};
+    struct look look = {.need = {.tenant = ref.tenant,
+                                 .entity_type = str_from(slot->row.entity_type),
+                                 .entity_id = ref.entity_id,
+                                 .cover.mode = HYDRATION_FULL}};
     if (!atomic_load(&slot->hydration->bus))
         return error_set(error, STATUS_UNAVAILABLE, "the bus of events is not open yet");
     enum status status = look_open(&look, &slot->row, deadline_ns, error);

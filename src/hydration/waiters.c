@@ -103,22 +103,14 @@ static void complete_now(struct hydration_waiter *waiter, const struct hydration
 
 /* The buffer of the shard is lent to one hit at a time: a callback may ask again. */
 static void complete_from_memory(struct hydration_waiter *waiter, const struct hydration_need *need,
-                                 const struct hydration_known_entity *known)
+                                 struct hydration_outcome outcome)
 {
     struct hydration_shard *shard = waiter->shard;
-    bool is_nested = shard->cut_in_use, is_copy = known->known == HYDRATION_KNOWN_COPY;
-    struct hydration_outcome outcome = {.result = is_copy ? HYDRATION_UPDATED : HYDRATION_NOT_FOUND,
-                                        .reason = known->reason,
-                                        .way = HYDRATION_BY_MEMORY,
-                                        .is_negative_hit = !is_copy,
-                                        .source_module = known->source_module,
-                                        .version = known->version};
-    struct buf own;
+    bool is_nested = shard->cut_in_use;
+    struct buf own = {0};
 
-    buf_init(&own);
     shard->cut_in_use = true;
-    if (is_copy)
-        outcome.data = cut_data(&need->cover, known->data, is_nested ? &own : &shard->cut);
+    outcome.data = cut_data(&need->cover, outcome.data, is_nested ? &own : &shard->cut);
     complete_now(waiter, need, &outcome);
     shard->cut_in_use = is_nested;
     buf_deinit(&own);
@@ -208,14 +200,14 @@ void hydration_ask(struct hydration *hydration, const struct hydration_policy *p
     }
     struct hydration_known_entity known = hydration_memory_find(&shard->memory, need, now_ns);
     if (known.known != HYDRATION_KNOWN_NOT) {
-        complete_from_memory(waiter, need, &known);
+        complete_from_memory(waiter, need, known.outcome);
         return;
     }
     start_waiting(waiter, need->subject);
     if (!hydration_waiter_join(waiter, need, known.is_private ? need->subject : STR_NONE)) {
         stop_waiting(waiter);
         complete_now(waiter, need, &refused);
-    } else if (known.is_private || known.was_received || known.data.len) {
+    } else if (known.is_private || known.was_received || known.outcome.data.len) {
         waiter->lookup->lag_ms = HYDRATION_REREAD_MS;
     }
 }
@@ -285,14 +277,11 @@ void hydration_waiters_call(struct hydration_shard *shard)
 void hydration_waiters_fail(struct hydration_lookup *lookup)
 {
     const struct hydration_shard *shard = lookup->shard;
-    struct hydration_known_entity known =
-        hydration_memory_find(&shard->memory, &lookup->need, loop_now_ns(shard->loop));
     struct hydration_waiter *waiter, *next;
 
-    lookup->outcome = (struct hydration_outcome){.result = HYDRATION_UNAVAILABLE,
-                                                 .source_module = known.source_module,
-                                                 .version = known.version,
-                                                 .data = known.data};
+    lookup->outcome = hydration_memory_find(&shard->memory, &lookup->need, loop_now_ns(shard->loop)).outcome;
+    lookup->outcome.result = HYDRATION_UNAVAILABLE;
+    lookup->outcome.is_negative_hit = false;
     TAILQ_FOREACH_SAFE(waiter, &lookup->waiters, link, next)
         if (!waiter->is_background || shard->stopping)
             hydration_waiter_leave(waiter, &lookup->outcome, HYDRATION_BY_JOINING);
@@ -347,18 +336,13 @@ static void time_out(struct hydration_waiter *waiter)
     struct hydration_need need = lookup->need;
 
     need.subject = waiter->subject;
-    struct hydration_known_entity known =
-        hydration_memory_find(&waiter->shard->memory, &need, loop_now_ns(waiter->shard->loop));
-    struct hydration_outcome outcome = {.result = HYDRATION_TIMEOUT,
-                                        .source_module = known.source_module,
-                                        .version = known.version,
-                                        .data = known.data};
-    if (!known.data.len && lookup->stale.block &&
-        (!lookup->stale.subject.len || str_eq(lookup->stale.subject, waiter->subject))) {
-        outcome.source_module = lookup->stale.source_module;
-        outcome.version = lookup->stale.version;
-        outcome.data = lookup->stale.data;
-    }
+    struct hydration_outcome outcome =
+        hydration_memory_find(&waiter->shard->memory, &need, loop_now_ns(waiter->shard->loop)).outcome;
+    if (!outcome.data.len && lookup->stale.block &&
+        (!lookup->stale.subject.len || str_eq(lookup->stale.subject, waiter->subject)))
+        outcome = lookup->stale.outcome;
+    outcome.result = HYDRATION_TIMEOUT;
+    outcome.is_negative_hit = false;
     if (waiter->defers)
         wait_in_background(lookup, waiter);
     hydration_waiter_leave(waiter, &outcome,

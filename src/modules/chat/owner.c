@@ -27,7 +27,7 @@ bool chat_owner_is_id(struct str id)
 }
 
 /* The version is set for a hidden session too: it retires older copies. */
-static enum status look_up_session(void *context, const struct hydration_question *question,
+static enum status look_up_session(void *context, const struct hydration_need *need,
                                    int64_t deadline_ns, struct hydration_entity *entity, struct error *error)
 {
     struct chat *chat = context;
@@ -35,21 +35,21 @@ static enum status look_up_session(void *context, const struct hydration_questio
     char caller[UUID_TEXT_BYTES];
     enum status status = STATUS_OK;
     entity->found = HYDRATION_IS_NOT;
-    if (chat_owner_is_id(question->entity_id))
+    if (chat_owner_is_id(need->entity_id))
         status = kernel_store_query(chat->kernel, &session_sql,
-                                    DB_PARAMS(db_text(question->tenant), db_uuid(question->entity_id)),
+                                    DB_PARAMS(db_text(need->tenant), db_uuid(need->entity_id)),
                                     deadline_ns, &rows, error);
     if (!rows || db_result_rows(rows) == 0) {
         db_result_free(rows);
         return status;
     }
-    chat_user_id(question->tenant, question->subject, caller);
-    bool is_visible = !question->subject.len || str_eq(str_from(caller), db_result_str(rows, 0, USER));
+    chat_user_id(need->tenant, need->subject, caller);
+    bool is_visible = !need->subject.len || str_eq(str_from(caller), db_result_str(rows, 0, USER));
     entity->is_private = true;
     entity->version = db_result_i64(rows, 0, SEQUENCE);
     entity->found = is_visible ? HYDRATION_IS : HYDRATION_IS_HIDDEN;
     if (is_visible) {
-        entity->only_subject = arena_str(entity->arena, question->subject);
+        entity->only_subject = arena_str(entity->arena, need->subject);
         buf_put_str(entity->data, db_result_str(rows, 0, SESSION));
     }
     db_result_free(rows);

@@ -127,7 +127,7 @@ static const struct db_statement look_sql =
                  " WHERE e.tenant_id = $1 AND e.user_id = $2 AND e.stock_keeping_unit = $3");
 enum { VERSION_COLUMN = 2 };
 
-static enum status look_up_entitlement(void *context, const struct hydration_question *question,
+static enum status look_up_entitlement(void *context, const struct hydration_need *need,
                                        int64_t deadline_ns, struct hydration_entity *entity,
                                        struct error *error)
 {
@@ -135,12 +135,12 @@ static enum status look_up_entitlement(void *context, const struct hydration_que
     struct str user, sku;
     struct db_result *rows;
     entity->found = HYDRATION_IS_NOT;
-    if (!entitlement_id_read(question->entity_id, entity->arena, &user, &sku))
+    if (!entitlement_id_read(need->entity_id, entity->arena, &user, &sku))
         return STATUS_OK;
     enum status status = kernel_store_query(entitlement->kernel, &look_sql,
-                                            DB_PARAMS(db_text(question->tenant), db_text(user), db_text(sku)),
+                                            DB_PARAMS(db_text(need->tenant), db_text(user), db_text(sku)),
                                             deadline_ns, &rows, error);
-    bool is_own = !question->subject.len || str_eq(question->subject, user);
+    bool is_own = !need->subject.len || str_eq(need->subject, user);
     bool is_there = status == STATUS_OK && db_result_rows(rows);
     entity->is_private = true;
     entity->only_subject = user;

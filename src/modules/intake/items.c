@@ -149,11 +149,11 @@ static void get_item(struct http_request *request)
 
 /* ---- as an entity: id = the sku; every caller of the tenant may see it, as by the route ---- */
 
-static enum status look_up_item(void *context, const struct hydration_question *question, int64_t deadline_ns,
+static enum status look_up_item(void *context, const struct hydration_need *need, int64_t deadline_ns,
                                 struct hydration_entity *entity, struct error *error)
 {
     struct db_result *rows = NULL;
-    enum status status = find_item(context, question->tenant, question->entity_id, deadline_ns, &rows, error);
+    enum status status = find_item(context, need->tenant, need->entity_id, deadline_ns, &rows, error);
     if (status == STATUS_OK && db_result_rows(rows)) {
         entity->found = HYDRATION_IS;
         entity->version = 1; /* an item never changes */

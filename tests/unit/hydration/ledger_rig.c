@@ -103,15 +103,15 @@ const char *finding_text(const struct hydration_finding *claim)
     static const char *const modes[] = {"existence", "partial", "full"};
     static char text[512];
     struct buf fields = {0};
-    for (unsigned i = 0; i < claim->cover.field_count; i++)
-        buf_printf(&fields, "%s%.*s", i ? "," : " ", STR_ARG(claim->cover.fields[i]));
+    for (unsigned i = 0; i < claim->event.cover.field_count; i++)
+        buf_printf(&fields, "%s%.*s", i ? "," : " ", STR_ARG(claim->event.cover.fields[i]));
     switch (claim->verdict) {
     case HYDRATION_LEDGER_ASK:
-        snprintf(text, sizeof text, "ask %s%.*s", modes[claim->cover.mode], STR_ARG(buf_str(&fields)));
+        snprintf(text, sizeof text, "ask %s%.*s", modes[claim->event.cover.mode], STR_ARG(buf_str(&fields)));
         break;
-    case HYDRATION_LEDGER_COPY: snprintf(text, sizeof text, "copy %.*s", STR_ARG(claim->data)); break;
+    case HYDRATION_LEDGER_COPY: snprintf(text, sizeof text, "copy %.*s", STR_ARG(claim->event.data)); break;
     case HYDRATION_LEDGER_ABSENT:
-        snprintf(text, sizeof text, "%s", claim->reason == HYDRATION_ABSENT ? "absent" : "inaccessible");
+        snprintf(text, sizeof text, "%s", claim->event.reason == HYDRATION_ABSENT ? "absent" : "inaccessible");
         break;
     case HYDRATION_LEDGER_JOIN: snprintf(text, sizeof text, "join"); break;
     }

@@ -12,10 +12,10 @@ struct hydration_shard *rig_shard;
 struct hydration_policy rig_policy;
 struct rig_script script;
 const struct hydration_finding in_ledger = {.verdict = HYDRATION_LEDGER_COPY,
-                                            .data = {DATA, sizeof DATA - 1},
-                                            .source_module = {"intake", 6},
-                                            .cover = {.mode = HYDRATION_FULL},
-                                            .version = 7,
+                                            .event = {.data = {DATA, sizeof DATA - 1},
+                                                      .module = {"intake", 6},
+                                                      .cover = {.mode = HYDRATION_FULL},
+                                                      .version = 7},
                                             .ttl_ms = 300000},
                                not_in_ledger = {.verdict = HYDRATION_LEDGER_ABSENT, .ttl_ms = 300000},
                                join_others = {.verdict = HYDRATION_LEDGER_JOIN, .ttl_ms = 60000};
@@ -59,8 +59,16 @@ enum status hydration_ledger_find(struct db_pool *pool, const struct hydration_n
     (void)pool, (void)policy, (void)copy_ttl_ms, (void)deadline_ns, (void)arena;
     pass_gate(looks_only ? &looks : &finds);
     *finding = !looks_only ? script.find : script.look_is_set ? script.look : nothing;
+    struct hydration_event *event = &finding->event;
+    event->kind =
+        finding->verdict == HYDRATION_LEDGER_COPY ? HYDRATION_EVENT_UPDATED : HYDRATION_EVENT_NOT_FOUND;
+    event->tenant = need->tenant;
+    event->entity_type = need->entity_type;
+    event->entity_id = need->entity_id;
+    event->is_private = event->subject.len > 0;
+    event->has_cover = true;
     if (finding->verdict == HYDRATION_LEDGER_ASK)
-        finding->cover = need->cover;
+        event->cover = need->cover;
     return verdict(error);
 }
 
@@ -130,7 +138,7 @@ enum status hydration_list_held(struct hydration *hydration, const char *entity_
 
 /* ---- an owner in this process ---- */
 
-static enum status look(void *context, const struct hydration_question *asked, int64_t deadline_ns,
+static enum status look(void *context, const struct hydration_need *asked, int64_t deadline_ns,
                         struct hydration_entity *entity, struct error *error)
 {
     (void)context, (void)deadline_ns;

@@ -132,7 +132,7 @@ static void test_a_third_need_waits_and_gets_the_stale_copy(void **state)
     store(covering(updated(1, "{\"a\":1}", "c2"), HYDRATION_PARTIAL, (const struct str[]){STR("a")}, 1));
     struct hydration_finding got = find("u", FULL, "", "c3"); /* 2 were asked in this window */
     assert_string_equal(finding_text(&got), "join");
-    assert_string_equal(got.data.ptr, "{\"a\":1}");
+    assert_string_equal(got.event.data.ptr, "{\"a\":1}");
 }
 
 /* ---- how much an answer is ---- */
@@ -241,8 +241,8 @@ static void test_an_expired_copy_is_asked_for_again_and_returned_as_stale(void *
     copies_expire();
     const struct hydration_finding got = find("u", FULL, "", "c2");
     assert_string_equal(finding_text(&got), "ask full");
-    assert_string_equal(got.data.ptr, "{\"a\":1}");
-    assert_int_equal(got.version, 7);
+    assert_string_equal(got.event.data.ptr, "{\"a\":1}");
+    assert_int_equal(got.event.version, 7);
     store(covering(updated(7, "{\"a\":1}", ""), HYDRATION_FULL, NULL, 0)); /* told of: it is good again */
     expect_known("u", FULL, "", "copy {\"a\":1}");
     windows_end();
@@ -263,7 +263,7 @@ static void test_an_absence_serves_every_caller_until_it_expires(void **state)
     const struct hydration_finding got = find("v", PARTIAL, "a", "c2");
     assert_string_equal(finding_text(&got), "absent");
     assert_in_range(got.ttl_ms, 1, 300000);
-    assert_int_equal(got.subject.len, 0);
+    assert_int_equal(got.event.subject.len, 0);
     windows_end();
     expect_of("u", FULL, "", "c3", "absent");
     absences_expire();

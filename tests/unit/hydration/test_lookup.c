@@ -310,7 +310,7 @@ static void test_h2_a_callback_that_asks_again_is_answered_though_memory_keeps_n
     static char data[300 * 1024]; /* more than this memory cares for */
     snprintf(data, sizeof data, "{\"title\":\"%0290000d\"}", 0);
     script.find = in_ledger;
-    script.find.data = str_from(data);
+    script.find.event.data = str_from(data);
     ann.asks = &next;
     ask(&ann, "ann", rig_title);
     assert_true(turn_until_done(&ann));
@@ -542,9 +542,9 @@ static void test_h4_an_answer_that_splits_callers_may_end_a_queued_lookup(void *
     struct person people[HYDRATION_JOBS_MAX], last = {0};
     memset(people, 0, sizeof people);
     script.find = in_ledger; /* a private copy, enough for existence alone */
-    script.find.subject = STR("ann");
-    script.find.cover = rig_existence;
-    script.find.data = STR("{}");
+    script.find.event.subject = STR("ann");
+    script.find.event.cover = rig_existence;
+    script.find.event.data = STR("{}");
     rig_hold();
     ask(&people[0], "ann", rig_existence);
     for (int i = 1; i < HYDRATION_JOBS_MAX; i++)

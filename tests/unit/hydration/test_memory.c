@@ -98,8 +98,8 @@ static void test_a_copy_serves_what_it_covers(void **state)
     assert_int_equal(look("bob", of_price).known, HYDRATION_KNOWN_NOT);
     struct hydration_known_entity known = look("bob", full);
     assert_int_equal(known.known, HYDRATION_KNOWN_NOT);
-    assert_true(str_eq(known.data, STR("{\"title\":\"T\",\"n\":1}"))); /* for who would rather have that */
-    assert_true(str_eq(known.source_module, STR("intake")));
+    assert_true(str_eq(known.outcome.data, STR("{\"title\":\"T\",\"n\":1}"))); /* for who would rather have that */
+    assert_true(str_eq(known.outcome.source_module, STR("intake")));
 }
 
 static void test_what_nobody_said_the_extent_of_serves_by_what_is_in_it(void **state)
@@ -134,7 +134,7 @@ static void test_h4_what_is_older_is_not_believed(void **state)
     assert_false(hear_not_found(1));
     assert_false(hear_not_found(2)); /* of the same version something is more than nothing */
     assert_false(hear_updated(1));
-    assert_int_equal(look("ann", full).version, 2);
+    assert_int_equal(look("ann", full).outcome.version, 2);
     assert_true(hear_not_found(3));
     assert_int_equal(look("ann", full).known, HYDRATION_KNOWN_ABSENT);
     assert_false(hear_updated(2));
@@ -153,7 +153,7 @@ static void test_h4_a_version_is_remembered_of_what_nobody_asked_for(void **stat
     assert_true(hear_updated(5));
     change.version = 6;
     assert_true(hydration_memory_store(memory, &change, &full, false, TTL_MS, now));
-    assert_int_equal(look("ann", full).version, 6); /* a copy that is held is renewed */
+    assert_int_equal(look("ann", full).outcome.version, 6); /* a copy that is held is renewed */
     struct hydration_event end = event_of(HYDRATION_EVENT_NOT_FOUND, 7);
     assert_true(hydration_memory_store(memory, &end, NULL, false, TTL_MS, now));
     assert_int_equal(look("ann", existence).known, HYDRATION_KNOWN_NOT); /* and forgotten when it ends */
@@ -184,12 +184,12 @@ static void test_h4_what_is_ones_own_is_nobody_elses(void **state)
     assert_true(hear_private(HYDRATION_EVENT_NOT_FOUND, "bob", 5)); /* inaccessible */
     assert_int_equal(look("ann", full).known, HYDRATION_KNOWN_COPY);
     assert_int_equal(look("bob", full).known, HYDRATION_KNOWN_ABSENT);
-    assert_int_equal(look("bob", full).reason, HYDRATION_INACCESSIBLE);
-    assert_int_equal(look("bob", full).data.len, 0);
+    assert_int_equal(look("bob", full).outcome.reason, HYDRATION_INACCESSIBLE);
+    assert_int_equal(look("bob", full).outcome.data.len, 0);
     struct hydration_known_entity eve = look("eve", full), nobody = look("", full);
     assert_int_equal(eve.known, HYDRATION_KNOWN_NOT);
     assert_true(eve.is_private);
-    assert_int_equal(eve.data.len, 0);
+    assert_int_equal(eve.outcome.data.len, 0);
     assert_int_equal(nobody.known, HYDRATION_KNOWN_NOT);
     assert_false(hear_private(HYDRATION_EVENT_NOT_FOUND, "ann", 5)); /* hers is something */
     assert_true(hear_private(HYDRATION_EVENT_UPDATED, "bob", 6));    /* it changed hands */

@@ -83,9 +83,9 @@ static void test_h5_a_stale_copy_is_returned_while_the_last_read_runs(void **sta
     struct person ann = {0}, bob = {0};
     rig_policy.wait_timeout_ms = 300;
     script.find = join_others;
-    script.find.data = STR(DATA);
-    script.find.source_module = STR("intake");
-    script.find.subject = STR("ann");
+    script.find.event.data = STR(DATA);
+    script.find.event.module = STR("intake");
+    script.find.event.subject = STR("ann");
     ask(&ann, "ann", rig_title);
     ask(&bob, "bob", rig_title);
     assert_true(turn_until_count(rig_finds, 1));

@@ -182,7 +182,7 @@ static bool must_fail(struct str id)
     return fails;
 }
 
-static enum status look(void *context, const struct hydration_question *question, int64_t deadline_ns,
+static enum status look(void *context, const struct hydration_need *question, int64_t deadline_ns,
                         struct hydration_entity *entity, struct error *error)
 {
     struct rig_note own = {.what = RIG_LOOKED, .pod = ((struct rig_pod *)context)->number};

@@ -59,7 +59,7 @@ enum status refdata_owner_mark(struct refdata_database *database, const struct h
 
 /* ---- answers ---- */
 
-static enum status look_up_item(void *context, const struct hydration_question *question, int64_t deadline_ns,
+static enum status look_up_item(void *context, const struct hydration_need *need, int64_t deadline_ns,
                                 struct hydration_entity *entity, struct error *error)
 {
     struct refdata *refdata = context;
@@ -67,13 +67,13 @@ static enum status look_up_item(void *context, const struct hydration_question *
     struct str code, key;
     enum status status = STATUS_OK;
     entity->found = HYDRATION_IS_NOT;
-    if (!refdata_owner_read_id(question->entity_id, &code, &key))
+    if (!refdata_owner_read_id(need->entity_id, &code, &key))
         return STATUS_OK;
     struct refdata_catalog *catalog = refdata_catalog_hold(refdata);
     const struct refdata_dictionary *dictionary = refdata_catalog_find(catalog, code);
     bool is_answered = dictionary && !atomic_load(&dictionary->read_scope);
     if (is_answered)
-        status = refdata_owner_mark(dictionary->database, kernel_hydration(refdata->kernel), question->tenant,
+        status = refdata_owner_mark(dictionary->database, kernel_hydration(refdata->kernel), need->tenant,
                                     code, deadline_ns, error);
     if (is_answered && status == STATUS_OK && atomic_load(&dictionary->state) != REFDATA_READY)
         status = error_set(error, STATUS_DICTIONARY_UNAVAILABLE, "PostgreSQL has not checked its SQL yet");
@@ -82,7 +82,7 @@ static enum status look_up_item(void *context, const struct hydration_question *
         db_array_begin(&keys);
         db_array_put(&keys, key);
         db_array_end(&keys);
-        refdata_primary_read(dictionary, question->tenant, buf_str(&keys), deadline_ns, &answer);
+        refdata_primary_read(dictionary, need->tenant, buf_str(&keys), deadline_ns, &answer);
         buf_deinit(&keys);
         status = answer.status;
         if (status != STATUS_OK)
