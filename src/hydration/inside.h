@@ -93,7 +93,8 @@ enum status hydration_ledger_find_held(struct db_pool *pool, struct str entity_t
 enum hydration_known { HYDRATION_KNOWN_NOT, HYDRATION_KNOWN_COPY, HYDRATION_KNOWN_ABSENT };
 struct hydration_known_entity { /* borrowed until the memory is next written */
     enum hydration_known known;
-    struct hydration_outcome outcome; /* with data that is not cut; NOT: of a stale copy (too narrow or too old), if there is one */
+    struct hydration_outcome
+        outcome; /* with data that is not cut; NOT: of a stale copy (too narrow or too old), if there is one */
     bool is_private;   /* its last event was for single callers */
     bool was_received; /* an event of it arrived without a lookup: the ledger has it, or soon will */
 };

@@ -21,6 +21,7 @@
 #ifndef FRESHET_IDEMPOTENCY_IDEMPOTENCY_H
 #define FRESHET_IDEMPOTENCY_IDEMPOTENCY_H
 
+#include "base/setting.h"
 #include "db/db.h"
 #include "http/http.h"
 
@@ -48,6 +49,13 @@ int64_t idempotency_lock_key(const struct http_request *request, struct str tena
                              struct str key);
 /* A failure of a key in the route's error style, with the member `idempotency_key`. */
 void idempotency_send_error(struct http_request *request, const struct error *error, struct str key);
+
+/* ---- settings: `<module>.idempotency` ---- */
+struct idempotency_settings {
+    int64_t ttl_ms, cleanup_ms;
+};
+extern const struct setting_row idempotency_setting_rows[], /* an hour */
+    idempotency_setting_rows_day[];
 
 /* ---- effect and answer together ---- */
 struct idempotency_table {

@@ -400,6 +400,30 @@ bool idempotency_answer(struct db_pool *pool, const struct idempotency_table *ta
     return error.status == STATUS_OK && outcome.has_effect;
 }
 
+#define HOUR_MS INT64_C(3600000)
+#define ROWS(ttl, ttl_min_ms, cleanup)                                                   \
+    {                                                                                    \
+        {"ttl",                                                                          \
+         SETTING_DURATION_MS,                                                            \
+         .offset = offsetof(struct idempotency_settings, ttl_ms),                        \
+         "How long the answer to an Idempotency-Key is kept; replays do not extend it.", \
+         ttl,                                                                            \
+         ttl_min_ms,                                                                     \
+         365 * 24 * HOUR_MS},                                                            \
+            {"cleanup-interval",                                                         \
+             SETTING_DURATION_MS,                                                        \
+             .offset = offsetof(struct idempotency_settings, cleanup_ms),                \
+             "How often expired answers are deleted.",                                   \
+             cleanup,                                                                    \
+             10,                                                                         \
+             24 * HOUR_MS},                                                              \
+        {                                                                                \
+            .name = NULL                                                                 \
+        }                                                                                \
+    }
+const struct setting_row idempotency_setting_rows[] = ROWS("1h", 1, "10m"),
+                         idempotency_setting_rows_day[] = ROWS("24h", 1000, "1h");
+
 /* The condition stands twice: a row that was used again between being found and being deleted stays. */
 void idempotency_cleanup_sql(const struct idempotency_table *table, struct buf *out)
 {

@@ -133,9 +133,8 @@ static enum status read_reply(const struct fetch_answer *answer, size_t bytes_ma
     return STATUS_OK;
 }
 
-enum status chat_agent_call(const struct chat_agent *agent, const struct chat_caller *caller,
-                            struct str content, size_t bytes_max, struct arena *arena, struct str *reply,
-                            struct error *error)
+enum status chat_agent_call(const struct chat_agent *agent, const struct chat_key *caller, struct str content,
+                            size_t bytes_max, struct arena *arena, struct str *reply, struct error *error)
 {
     static const char *const headers[] = {"Content-Type: application/json", "Accept: application/json", NULL};
     struct fetch_answer answer = {0};
@@ -145,9 +144,9 @@ enum status chat_agent_call(const struct chat_agent *agent, const struct chat_ca
     buf_put_char(&body, '{');
     json_put_member_str(&body, "agent", agent->name);
     json_put_member_str(&body, "tenant_id", caller->tenant);
-    json_put_member_str(&body, "project_id", str_from(caller->project));
-    json_put_member_str(&body, "session_id", str_from(caller->session));
-    json_put_member_str(&body, "user_id", str_from(caller->user));
+    json_put_member_str(&body, "project_id", caller->project);
+    json_put_member_str(&body, "session_id", caller->session);
+    json_put_member_str(&body, "user_id", caller->user);
     json_put_member_str(&body, "content", content);
     buf_put_char(&body, '}');
     enum status status = fetch_run(
@@ -165,7 +164,7 @@ enum status chat_agent_call(const struct chat_agent *agent, const struct chat_ca
         status = read_reply(&answer, bytes_max, arena, reply, error);
     if (status != STATUS_OK)
         log_warn("chat_agent_failed", LOG_STR("agent", agent->name), LOG_STR("tenantId", caller->tenant),
-                 LOG_CSTR("sessionId", caller->session), LOG_ERROR_FIELDS(error));
+                 LOG_STR("sessionId", caller->session), LOG_ERROR_FIELDS(error));
     buf_deinit(&answer.body);
     buf_deinit(&body);
     return status;

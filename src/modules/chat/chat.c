@@ -55,14 +55,6 @@ static const struct setting_row retention_rows[] = {
     {.name = NULL},
 };
 
-static const struct setting_row idempotency_rows[] = {
-    {"ttl", SETTING_DURATION_MS, ROW(idempotency.ttl_ms),
-     "How long the answer to an Idempotency-Key is kept; replays do not prolong it.", "1h", 1, YEAR_MS},
-    {"cleanup-interval", SETTING_DURATION_MS, ROW(idempotency.cleanup_ms),
-     "How often older ones are deleted.", "10m", 10, 24 * HOUR_MS},
-    {.name = NULL},
-};
-
 static const struct setting_row chat_rows[] = {
     {"agents", SETTING_OBJECT_LIST, ROW(agents), "Agents that answer messages.", "", 0, AGENTS_MAX,
      .rows = agent_rows, .element_bytes = sizeof(struct chat_agent)},
@@ -77,8 +69,8 @@ static const struct setting_row chat_rows[] = {
     {"stream", SETTING_OBJECT, .help = "Live streams of sessions.", .rows = stream_rows, .fallback = ""},
     {"retention", SETTING_OBJECT, .help = "How long events are kept.", .rows = retention_rows,
      .fallback = ""},
-    {"idempotency", SETTING_OBJECT, .help = "Idempotency-Key of messages.", .rows = idempotency_rows,
-     .fallback = ""},
+    {"idempotency", SETTING_OBJECT, ROW(idempotency), "Idempotency-Key of messages.", "",
+     .rows = idempotency_setting_rows},
     {"outbox", SETTING_OBJECT, ROW(outbox), "How events are published.", "", .rows = outbox_setting_rows},
     {.name = NULL},
 };
@@ -176,30 +168,38 @@ void chat_user_id(struct str tenant, struct str subject, char out[UUID_TEXT_BYTE
     uuid_format(&user, out);
 }
 
-static enum status read_id(const struct http_request *request, const char *name, char out[UUID_TEXT_BYTES],
+static enum status read_id(const struct http_request *request, const char *name, struct str *id,
                            struct error *error)
 {
-    struct str text;
-    struct uuid id;
-    enum status status = http_request_param(request, name, &text, error);
-    if (status == STATUS_OK && !uuid_parse(text, &id))
+    char text[UUID_TEXT_BYTES];
+    struct uuid uuid;
+    enum status status = http_request_param(request, name, id, error);
+    if (status == STATUS_OK && !uuid_parse(*id, &uuid))
         return error_set_field(error, STATUS_BAD_REQUEST, name, "must be a UUID");
-    if (status == STATUS_OK)
-        uuid_format(&id, out);
+    if (status == STATUS_OK) {
+        uuid_format(&uuid, text);
+        *id = arena_str(request->arena, str_from(text));
+    }
     return status;
 }
 
-enum status chat_caller_read(const struct http_request *request, struct chat_caller *caller,
-                             struct error *error)
+enum status chat_key_read(const struct http_request *request, struct chat_key *key, struct error *error)
 {
     const struct auth_identity *identity = kernel_identity(request);
-    caller->tenant = identity->tenant;
-    caller->session[0] = '\0';
-    chat_user_id(identity->tenant, identity->subject, caller->user);
-    enum status status = read_id(request, "project_id", caller->project, error);
+    char user[UUID_TEXT_BYTES];
+    chat_user_id(identity->tenant, identity->subject, user);
+    *key = (struct chat_key){
+        .tenant = identity->tenant, .session = STR(""), .user = arena_str(request->arena, str_from(user))};
+    enum status status = read_id(request, "project_id", &key->project, error);
     if (status == STATUS_OK && strstr(request->route->path, "{session_id}"))
-        status = read_id(request, "session_id", caller->session, error);
+        status = read_id(request, "session_id", &key->session, error);
     return status;
+}
+
+struct chat_key chat_key_copy(const struct chat_key *key, struct arena *arena)
+{
+    return (struct chat_key){arena_str(arena, key->tenant), arena_str(arena, key->project),
+                             arena_str(arena, key->session), arena_str(arena, key->user)};
 }
 
 /* ---- life ---- */

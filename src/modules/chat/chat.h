@@ -47,9 +47,7 @@ struct chat_settings {
     struct {
         int64_t keep_ms, interval_ms;
     } retention; /* of event_log */
-    struct {
-        int64_t ttl_ms, cleanup_ms;
-    } idempotency;
+    struct idempotency_settings idempotency;
     struct outbox_settings outbox;
 };
 
@@ -64,13 +62,15 @@ struct chat {
     struct chat_rooms *rooms;
 };
 
-struct chat_caller {
-    struct str tenant; /* of the identity */
-    char project[UUID_TEXT_BYTES], session[UUID_TEXT_BYTES], user[UUID_TEXT_BYTES];
+/* The session with its owner: the caller of a request, and what identifies a room. Texts are NUL-terminated and belong to the holder. */
+struct chat_key {
+    struct str tenant, project, session, user;
 };
-/* From the token and the path; BAD_REQUEST where an id is not a UUID. `session` is empty when the path has none. */
-enum status chat_caller_read(const struct http_request *request, struct chat_caller *caller,
-                             struct error *error) MUST_CHECK;
+/* From the token and the path, in the request's arena; BAD_REQUEST where an id is not a UUID. `session` is empty when the path has
+ * none. */
+enum status chat_key_read(const struct http_request *request, struct chat_key *key,
+                          struct error *error) MUST_CHECK;
+struct chat_key chat_key_copy(const struct chat_key *key, struct arena *arena);
 void chat_user_id(struct str tenant, struct str subject, char out[UUID_TEXT_BYTES]);
 extern const struct db_migration chat_migrations[]; /* sql/chat */
 extern const struct module chat_module;
@@ -87,8 +87,8 @@ struct chat_choice chat_agent_choose(const struct chat_settings *settings, struc
 /* The template with {content} filled in, at most `bytes_max`, no character split. */
 struct str chat_agent_fill(struct str reply, struct str content, size_t bytes_max, struct arena *arena);
 /* On a worker, blocking: the reply of the agent's URL, in the arena, 1 to `bytes_max` bytes. A failure has been logged. */
-enum status chat_agent_call(const struct chat_agent *agent, const struct chat_caller *caller,
-                            struct str content, size_t bytes_max, struct arena *arena, struct str *reply,
+enum status chat_agent_call(const struct chat_agent *agent, const struct chat_key *caller, struct str content,
+                            size_t bytes_max, struct arena *arena, struct str *reply,
                             struct error *error) MUST_CHECK;
 
 /* ---- post.c, reads.c, streams.c: routes ---- */

@@ -27,8 +27,8 @@ bool chat_owner_is_id(struct str id)
 }
 
 /* The version is set for a hidden session too: it retires older copies. */
-static enum status look_up_session(void *context, const struct hydration_need *need,
-                                   int64_t deadline_ns, struct hydration_entity *entity, struct error *error)
+static enum status look_up_session(void *context, const struct hydration_need *need, int64_t deadline_ns,
+                                   struct hydration_entity *entity, struct error *error)
 {
     struct chat *chat = context;
     struct db_result *rows = NULL;
@@ -37,8 +37,8 @@ static enum status look_up_session(void *context, const struct hydration_need *n
     entity->found = HYDRATION_IS_NOT;
     if (chat_owner_is_id(need->entity_id))
         status = kernel_store_query(chat->kernel, &session_sql,
-                                    DB_PARAMS(db_text(need->tenant), db_uuid(need->entity_id)),
-                                    deadline_ns, &rows, error);
+                                    DB_PARAMS(db_text(need->tenant), db_uuid(need->entity_id)), deadline_ns,
+                                    &rows, error);
     if (!rows || db_result_rows(rows) == 0) {
         db_result_free(rows);
         return status;

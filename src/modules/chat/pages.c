@@ -72,6 +72,14 @@ struct stream_segment *chat_page_segment(const struct chat_page *page, int64_t a
 
 /* ---- lines ---- */
 
+enum chat_format chat_format_of(const struct http_request *request)
+{
+    return http_request_accepts(request, STR("text/event-stream")) >
+                   http_request_accepts(request, STR("application/x-ndjson"))
+               ? CHAT_SSE
+               : CHAT_NDJSON;
+}
+
 void chat_line_put(struct buf *out, enum chat_format format, int64_t sequence, struct str line)
 {
     if (format == CHAT_SSE)

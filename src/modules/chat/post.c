@@ -34,7 +34,7 @@ static const struct json_text members[] = {
 };
 
 struct posting {
-    struct chat_caller caller;
+    struct chat_key caller;
     struct str content;
     struct chat_choice choice;
     struct str role, reply; /* of the answer */
@@ -49,7 +49,7 @@ static enum status read_post(struct http_request *request, struct posting *posti
     struct buf others = {0};
     enum status status = http_request_query_only(request, no_parameters, error);
     if (status == STATUS_OK)
-        status = chat_caller_read(request, &posting->caller, error);
+        status = chat_key_read(request, &posting->caller, error);
     if (status == STATUS_OK)
         status = json_texts_read(request->body, members, texts, &others, request->arena, error);
     buf_deinit(&others);
@@ -78,16 +78,16 @@ static struct str score_text(int64_t thousandths, struct arena *arena)
 static void commit_message(struct http_request *request, const struct posting *posting)
 {
     struct chat *chat = request->context;
-    const struct chat_caller *caller = &posting->caller;
+    const struct chat_key *caller = &posting->caller;
     struct idempotency_outcome outcome = {0};
     struct error error = {0};
-    const struct db_param *params = DB_PARAMS(
-        db_text(caller->tenant), db_uuid(str_from(caller->project)), db_uuid(str_from(caller->session)),
-        db_uuid(str_from(caller->user)), db_text(posting->content), db_text(posting->choice.agent->name),
-        db_text(score_text(posting->choice.score, request->arena)), db_text(posting->role),
-        db_text(posting->reply), db_text(trace_text(&request->trace, request->arena)));
+    const struct db_param *params =
+        DB_PARAMS(db_text(caller->tenant), db_uuid(caller->project), db_uuid(caller->session),
+                  db_uuid(caller->user), db_text(posting->content), db_text(posting->choice.agent->name),
+                  db_text(score_text(posting->choice.score, request->arena)), db_text(posting->role),
+                  db_text(posting->reply), db_text(trace_text(&request->trace, request->arena)));
     /* The key's scope includes the session: the route's pattern is the same for all sessions. */
-    struct str owner = arena_printf(request->arena, "%s/%s", caller->user, caller->session);
+    struct str owner = arena_printf(request->arena, "%s/%s", caller->user.ptr, caller->session.ptr);
     FAILPOINT("chat.before_commit");
     error.status =
         idempotency_run(kernel_store_pool(chat->kernel), &chat->keys, request, caller->tenant, owner,
@@ -96,7 +96,7 @@ static void commit_message(struct http_request *request, const struct posting *p
     FAILPOINT("chat.after_commit");
     if (outcome.has_effect) {
         log_debug("outbox_event_enqueued", LOG_CSTR("module", chat_outbox_table.module),
-                  LOG_STR("tenantId", caller->tenant), LOG_CSTR("sessionId", caller->session));
+                  LOG_STR("tenantId", caller->tenant), LOG_STR("sessionId", caller->session));
         outbox_wake(chat->publisher);
     }
     if (!outcome.replayed)

@@ -61,25 +61,24 @@ void chat_get_messages(struct http_request *request)
 {
     static const char *const names[] = {"limit", "cursor", NULL};
     struct chat *chat = request->context;
-    struct chat_caller caller;
+    struct chat_key caller;
     struct db_result *rows = NULL;
     struct error error = {0};
     int64_t limit = LIMIT_DEFAULT, after = 0;
     enum status status = http_request_query_only(request, names, &error);
     if (status == STATUS_OK)
-        status = chat_caller_read(request, &caller, &error);
+        status = chat_key_read(request, &caller, &error);
     if (status == STATUS_OK)
         status = http_request_query_i64(request, "limit", 1, LIMIT_MAX, &limit, &error);
     if (status == STATUS_OK &&
         http_request_query_i64(request, "cursor", 1, INT64_MAX, &after, &error) != STATUS_OK)
         status = error_set_field(&error, STATUS_BAD_REQUEST, "cursor", "%s", bad_cursor);
     if (status == STATUS_OK)
-        status =
-            kernel_store_query(chat->kernel, &history_sql,
-                               DB_PARAMS(db_text(caller.tenant), db_uuid(str_from(caller.project)),
-                                         db_uuid(str_from(caller.session)), db_uuid(str_from(caller.user)),
-                                         db_i64(after), db_i64(limit), db_i64(PAGE_BYTES)),
-                               clock_deadline_ms(HISTORY_MS), &rows, &error);
+        status = kernel_store_query(chat->kernel, &history_sql,
+                                    DB_PARAMS(db_text(caller.tenant), db_uuid(caller.project),
+                                              db_uuid(caller.session), db_uuid(caller.user), db_i64(after),
+                                              db_i64(limit), db_i64(PAGE_BYTES)),
+                                    clock_deadline_ms(HISTORY_MS), &rows, &error);
     if (status == STATUS_OK && db_result_rows(rows) == 0)
         status = error_set(&error, STATUS_SESSION_NOT_FOUND, "no such session");
     if (status == STATUS_OK) {
@@ -105,20 +104,25 @@ static const struct db_statement event_page_sql =
                  "                     timestamptz 'epoch' + $7 * interval '1 microsecond', $8, $9, $10) x");
 enum event_column { EVENT_LINE, EVENT_AT, EVENT_ID };
 
-/* $1 … $6 the same. By event_log_user. */
+/* $1 … $6 the same. By event_log_user. How many there are of each type, and of each type on each day: both as JSON. */
 static const struct db_statement event_count_sql = DB_STATEMENT(
-    "select to_char(g.created_at at time zone 'UTC', 'YYYY-MM-DD'), g.event_type, count(*)"
-    " from chat.event_log g where g.tenant_id = $1 and g.project_id = $2 and g.user_id = $3"
-    " and ($4::text is null or g.event_type = $4)"
-    " and g.created_at >= coalesce(timestamptz 'epoch' + $5 * interval '1 microsecond', '-infinity')"
-    " and g.created_at < coalesce(timestamptz 'epoch' + $6 * interval '1 microsecond', 'infinity')"
-    " group by 1, 2 order by 1, 2");
-enum count_column { DAY, TYPE, COUNT };
+    "with days as (select to_char(g.created_at at time zone 'UTC', 'YYYY-MM-DD') as day, g.event_type, count(*) as count"
+    "    from chat.event_log g where g.tenant_id = $1 and g.project_id = $2 and g.user_id = $3"
+    "    and ($4::text is null or g.event_type = $4)"
+    "    and g.created_at >= coalesce(timestamptz 'epoch' + $5 * interval '1 microsecond', '-infinity')"
+    "    and g.created_at < coalesce(timestamptz 'epoch' + $6 * interval '1 microsecond', 'infinity')"
+    "    group by 1, 2),"
+    " types as (select event_type, sum(count) as count, min(day) as day from days group by 1)"
+    " select (select '{' || coalesce(string_agg(to_json(event_type)::text || ':' || count, ','"
+    "                                           order by day, event_type), '') || '}' from types),"
+    "        (select '[' || coalesce(string_agg(row_to_json(days)::text, ',' order by day, event_type), '') || ']'"
+    "         from days)");
+enum count_column { COUNTS, DAYS };
 
 enum { COUNT_PARAMS = 6 };
 
 struct event_query {
-    struct chat_caller caller;
+    struct chat_key caller;
     struct str type, from, to; /* ptr NULL = any */
     struct str after, after_id;
     int64_t limit;
@@ -155,7 +159,7 @@ static enum status read_event_query(const struct http_request *request, struct e
                                   .after_id = STR("00000000-0000-0000-0000-000000000000")};
     enum status status = http_request_query_only(request, names, error);
     if (status == STATUS_OK)
-        status = chat_caller_read(request, &query->caller, error);
+        status = chat_key_read(request, &query->caller, error);
     if (status == STATUS_OK)
         status = http_request_query(request, STR("event_type"), &found, &query->type, error);
     if (status == STATUS_OK)
@@ -198,39 +202,6 @@ static void put_events(struct buf *body, const struct db_result *rows)
         buf_put_str(body, STR("null"));
 }
 
-/* Rows are counts by day and type: the sum of each type stands with its first row. */
-static void put_counts(struct buf *body, const struct db_result *rows)
-{
-    size_t count = db_result_rows(rows);
-    json_put_key(body, STR("counts"));
-    buf_put_char(body, '{');
-    for (size_t i = 0; i < count; i++) {
-        struct str type = db_result_str(rows, i, TYPE);
-        int64_t sum = 0;
-        size_t first = i;
-        for (size_t j = 0; j < count; j++)
-            if (str_eq(db_result_str(rows, j, TYPE), type)) {
-                sum += db_result_i64(rows, j, COUNT);
-                first = j < first ? j : first;
-            }
-        if (first == i) {
-            json_put_key(body, type);
-            json_put_i64(body, sum);
-        }
-    }
-    buf_put_char(body, '}');
-    json_put_key(body, STR("days"));
-    buf_put_char(body, '[');
-    for (size_t i = 0; i < count; i++) {
-        buf_put_str(body, i ? STR(",{") : STR("{"));
-        json_put_member_str(body, "day", db_result_str(rows, i, DAY));
-        json_put_member_str(body, "event_type", db_result_str(rows, i, TYPE));
-        json_put_member_raw(body, "count", db_result_str(rows, i, COUNT));
-        buf_put_char(body, '}');
-    }
-    buf_put_char(body, ']');
-}
-
 void chat_get_events(struct http_request *request)
 {
     struct chat *chat = request->context;
@@ -241,8 +212,8 @@ void chat_get_events(struct http_request *request)
     enum status status = read_event_query(request, &query, &error);
     const struct db_param params[] = {
         db_text(query.caller.tenant),
-        db_uuid(str_from(query.caller.project)),
-        db_uuid(str_from(query.caller.user)),
+        db_uuid(query.caller.project),
+        db_uuid(query.caller.user),
         db_text(query.type),
         db_bigint(query.from),
         db_bigint(query.to),
@@ -263,8 +234,10 @@ void chat_get_events(struct http_request *request)
         struct buf body = {0};
         buf_put_char(&body, '{');
         put_events(&body, page);
-        if (counts)
-            put_counts(&body, counts);
+        if (counts) {
+            json_put_member_raw(&body, "counts", db_result_str(counts, 0, COUNTS));
+            json_put_member_raw(&body, "days", db_result_str(counts, 0, DAYS));
+        }
         buf_put_char(&body, '}');
         send_body(request, &body);
     } else {

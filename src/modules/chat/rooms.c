@@ -231,8 +231,7 @@ void chat_delivery_add(struct chat_delivery *delivery, const struct chat_key *ke
 {
     struct arena *arena = &delivery->arena;
     struct delivered *event = arena_zalloc(arena, sizeof *event);
-    event->key = (struct chat_key){arena_str(arena, key->tenant), arena_str(arena, key->project),
-                                   arena_str(arena, key->session), arena_str(arena, key->user)};
+    event->key = chat_key_copy(key, arena);
     event->sequence = sequence;
     event->line = arena_str(arena, line);
     *delivery->last = event;
@@ -281,29 +280,16 @@ void chat_rooms_reread(struct chat_rooms *rooms)
 
 /* ---- followers ---- */
 
-static void send_stream(struct http_request *request, struct stream_subscriber *subscriber,
-                        enum chat_format format)
+static void on_follower_admitted(struct http_request *request, struct stream_subscriber *subscriber,
+                                 int64_t position)
 {
+    (void)position;
     stream_send(
         subscriber, request,
         &(struct http_response){.status = 200,
-                                .content_type = chat_lines[format].content_type,
+                                .content_type = chat_lines[chat_format_of(request)].content_type,
                                 .headers = STR("Cache-Control: no-store\r\nX-Accel-Buffering: no\r\n")},
         kernel_identity(request)->expires_at_s);
-}
-
-static void on_ndjson_admitted(struct http_request *request, struct stream_subscriber *subscriber,
-                               int64_t position)
-{
-    (void)position;
-    send_stream(request, subscriber, CHAT_NDJSON);
-}
-
-static void on_sse_admitted(struct http_request *request, struct stream_subscriber *subscriber,
-                            int64_t position)
-{
-    (void)position;
-    send_stream(request, subscriber, CHAT_SSE);
 }
 
 static void on_channel_idle(void *context)
@@ -383,7 +369,7 @@ static void channel_open(struct channel *channel)
             .put_goodbye = lines->put_cut_off,
             .greets_all = true,
             .read_page = read_next_page,
-            .on_admitted = channel->format == CHAT_SSE ? on_sse_admitted : on_ndjson_admitted,
+            .on_admitted = on_follower_admitted,
             .on_idle = on_channel_idle,
             .context = channel,
             .subscribers = metric_series_get(&chat_streams_family, name),
@@ -401,11 +387,6 @@ struct chat_room *chat_room_hold(struct chat_rooms *rooms, const struct chat_key
     room->holds++;
     room->refs++;
     return room;
-}
-
-const struct chat_key *chat_room_key(const struct chat_room *room)
-{
-    return &room->key;
 }
 
 void chat_room_release(struct chat_room *room)

@@ -14,11 +14,7 @@
 #include "stream/stream.h"
 
 enum chat_format { CHAT_NDJSON, CHAT_SSE, CHAT_FORMATS };
-
-/* The session with its owner: identifies a room. Texts are NUL-terminated and belong to the holder. */
-struct chat_key {
-    struct str tenant, project, session, user;
-};
+enum chat_format chat_format_of(const struct http_request *request); /* that it accepts rather */
 
 /* ---- pages.c: a page of the log, and events as lines of a stream ---- */
 struct chat_page {
@@ -66,7 +62,6 @@ void chat_rooms_reread(
 
 /* The session's room, created when it is missing, and held until chat_room_release(). */
 struct chat_room *chat_room_hold(struct chat_rooms *rooms, const struct chat_key *key);
-const struct chat_key *chat_room_key(const struct chat_room *room); /* any thread while held */
 void chat_room_release(struct chat_room *room);
 /* A parked request that has read `page`, which brings it to `after`, becomes a follower. Takes a reference of its own to
  * `opening`. False: the room was closed meanwhile, since the log could not be read. */

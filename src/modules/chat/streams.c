@@ -7,7 +7,7 @@
 #include "base/memory.h"
 #include "modules/chat/rooms.h"
 
-enum { OPEN_MS = 10000 };
+enum { OPEN_MS = 10000, KEY_BYTES = 512 };
 
 /* A request on its way to its room: from its loop to the home loop, to a worker, to the home loop, and back when it is
  * refused. */
@@ -24,9 +24,8 @@ struct follower {
     struct chat_page page;
     struct stream_segment *opening;
     struct error error;
-    struct chat_key key;
-    struct chat_caller caller;
-    char tenant[];
+    struct arena arena;
+    struct chat_key key; /* of the arena */
 };
 
 /* ---- on the request's loop: refused ---- */
@@ -35,6 +34,7 @@ static void follower_destroy(struct follower *follower)
 {
     chat_page_deinit(&follower->page);
     stream_segment_unref(follower->opening);
+    arena_deinit(&follower->arena);
     free(follower);
 }
 
@@ -80,8 +80,8 @@ static enum status check_position(struct follower *follower)
 static void run_follower_read(struct worker_job *job)
 {
     struct follower *follower = (struct follower *)job;
-    enum status status = chat_page_read(follower->chat, chat_room_key(follower->room), follower->after,
-                                        &follower->page, &follower->error);
+    enum status status =
+        chat_page_read(follower->chat, &follower->key, follower->after, &follower->page, &follower->error);
     if (status == STATUS_OK)
         status = check_position(follower);
     if (status == STATUS_OK)
@@ -159,32 +159,13 @@ static enum status read_after(const struct http_request *request, int64_t *after
     return status;
 }
 
-static struct follower *follower_create(struct http_request *request, const struct chat_caller *caller,
-                                        int64_t after)
-{
-    struct str tenant = caller->tenant;
-    struct follower *follower = memory_zalloc(sizeof *follower + tenant.len + 1);
-    bool is_sse = http_request_accepts(request, STR("text/event-stream")) >
-                  http_request_accepts(request, STR("application/x-ndjson"));
-    follower->message.on_message = on_follow;
-    follower->chat = request->context;
-    follower->format = is_sse ? CHAT_SSE : CHAT_NDJSON;
-    follower->after = after;
-    follower->caller = *caller;
-    memcpy(follower->tenant, tenant.ptr, tenant.len);
-    follower->key =
-        (struct chat_key){str_of(follower->tenant, tenant.len), str_from(follower->caller.project),
-                          str_from(follower->caller.session), str_from(follower->caller.user)};
-    return follower;
-}
-
 void chat_get_stream(struct http_request *request)
 {
     struct chat *chat = request->context;
-    struct chat_caller caller;
+    struct chat_key key;
     struct error error = {0};
     int64_t after;
-    enum status status = chat_caller_read(request, &caller, &error);
+    enum status status = chat_key_read(request, &key, &error);
     if (status == STATUS_OK)
         status = read_after(request, &after, &error);
     if (status == STATUS_OK)
@@ -194,7 +175,13 @@ void chat_get_stream(struct http_request *request)
         return;
     }
     kernel_identity_keep(request);
-    struct follower *follower = follower_create(request, &caller, after);
+    struct follower *follower = memory_zalloc(sizeof *follower);
+    follower->message.on_message = on_follow;
+    follower->chat = chat;
+    follower->format = chat_format_of(request);
+    follower->after = after;
+    arena_init(&follower->arena, KEY_BYTES);
+    follower->key = chat_key_copy(&key, &follower->arena);
     int64_t deadline_ns = loop_now_ns(request->loop) + OPEN_MS * CLOCK_NS_PER_MS;
     if (http_request_park(request, deadline_ns, on_open_timeout, NULL, &follower->ref))
         loop_post(kernel_store_loop(chat->kernel), &follower->message);

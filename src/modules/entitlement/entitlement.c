@@ -38,15 +38,6 @@ static const struct setting_row nats_rows[] = {
     {.name = NULL},
 };
 
-static const struct setting_row idempotency_rows[] = {
-    {"ttl", SETTING_DURATION_MS, ROW(idempotency.ttl_ms),
-     "How long the answer to an Idempotency-Key is kept. Replays do not extend it.", "24h", 1000,
-     INT64_C(365) * 24 * HOUR_MS},
-    {"cleanup-interval", SETTING_DURATION_MS, ROW(idempotency.cleanup_ms),
-     "How often expired answers are deleted.", "1h", 10, 24 * HOUR_MS},
-    {.name = NULL},
-};
-
 static const struct setting_row audit_rows[] = {
     {"months-ahead", SETTING_INT, ROW(audit.months_ahead),
      "Monthly partitions of entitlement_audit that are created ahead.", "3", 1, 120},
@@ -59,8 +50,8 @@ static const struct setting_row audit_rows[] = {
 static const struct setting_row entitlement_rows[] = {
     {"nats", SETTING_OBJECT, .help = "Where events are published if bus.events is nats.", .rows = nats_rows,
      .fallback = ""},
-    {"idempotency", SETTING_OBJECT, .help = "Idempotency-Key of grants and revokes.",
-     .rows = idempotency_rows, .fallback = ""},
+    {"idempotency", SETTING_OBJECT, ROW(idempotency), "Idempotency-Key of grants and revokes.", "",
+     .rows = idempotency_setting_rows_day},
     {"audit", SETTING_OBJECT, .help = "The history of changes, partitioned by month.", .rows = audit_rows,
      .fallback = ""},
     {"hydration", SETTING_OBJECT, ROW(hydration),

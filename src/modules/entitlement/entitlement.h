@@ -25,9 +25,7 @@ struct entitlement_settings {
         int64_t duplicate_window_ms;
         struct setting_place subject_place, stream_place, window_place;
     } nats;
-    struct {
-        int64_t ttl_ms, cleanup_ms;
-    } idempotency;
+    struct idempotency_settings idempotency;
     struct {
         int64_t months_ahead, keep_months;
     } audit;

@@ -13,21 +13,23 @@
 
 enum { PAYLOAD_DEPTH_MAX = 2 };
 
-/* The texts of a payload, in the order of `texts`. */
+typedef Freshet__Entitlement__V1__EntitlementEvent proto_event;
+
+/* The texts of a payload and of a message. */
 enum { EVENT_ID, EVENT_TYPE, OCCURRED_AT, USER_ID, SKU, SOURCE, SOURCE_ID, TENANT_ID, TEXTS };
 
+#define TEXT(member)                                                                                \
+    {                                                                                               \
+        {#member, sizeof #member - 1}, "the payload has no " #member, offsetof(proto_event, member) \
+    }
 static const struct text {
     struct str name;
     const char *reason;
+    size_t offset;
 } texts[TEXTS] = {
-    [EVENT_ID] = {{"event_id", 8}, "the payload has no event_id"},
-    [EVENT_TYPE] = {{"event_type", 10}, "the payload has no event_type"},
-    [OCCURRED_AT] = {{"occurred_at", 11}, "the payload has no occurred_at"},
-    [USER_ID] = {{"user_id", 7}, "the payload has no user_id"},
-    [SKU] = {{"stock_keeping_unit", 18}, "the payload has no stock_keeping_unit"},
-    [SOURCE] = {{"source", 6}, "the payload has no source"},
-    [SOURCE_ID] = {{"source_id", 9}, "the payload has no source_id"},
-    [TENANT_ID] = {{"tenant_id", 9}, "the payload has no tenant_id"},
+    [EVENT_ID] = TEXT(event_id),   [EVENT_TYPE] = TEXT(event_type),  [OCCURRED_AT] = TEXT(occurred_at),
+    [USER_ID] = TEXT(user_id),     [SKU] = TEXT(stock_keeping_unit), [SOURCE] = TEXT(source),
+    [SOURCE_ID] = TEXT(source_id), [TENANT_ID] = TEXT(tenant_id),
 };
 
 static bool refuse_event(const char **reason, const char *sentence)
@@ -51,23 +53,12 @@ static bool read_texts(const struct json_value *body, struct arena *arena, struc
     return true;
 }
 
-static char *text_of(struct str value)
-{
-    return (char *)(uintptr_t)value.ptr; /* protobuf-c does not write to what it packs */
-}
-
 static struct str pack(const struct str values[TEXTS], int64_t version, struct arena *arena)
 {
-    Freshet__Entitlement__V1__EntitlementEvent message = FRESHET__ENTITLEMENT__V1__ENTITLEMENT_EVENT__INIT;
-    message.event_id = text_of(values[EVENT_ID]);
-    message.event_type = text_of(values[EVENT_TYPE]);
-    message.occurred_at = text_of(values[OCCURRED_AT]);
-    message.user_id = text_of(values[USER_ID]);
-    message.stock_keeping_unit = text_of(values[SKU]);
-    message.source = text_of(values[SOURCE]);
-    message.source_id = text_of(values[SOURCE_ID]);
+    proto_event message = FRESHET__ENTITLEMENT__V1__ENTITLEMENT_EVENT__INIT;
+    for (int i = 0; i < TEXTS; i++) /* protobuf-c does not write to what it packs */
+        *(char **)((char *)&message + texts[i].offset) = (char *)(uintptr_t)values[i].ptr;
     message.version = version;
-    message.tenant_id = text_of(values[TENANT_ID]);
     size_t size = freshet__entitlement__v1__entitlement_event__get_packed_size(&message);
     uint8_t *bytes = arena_alloc(arena, size);
     freshet__entitlement__v1__entitlement_event__pack(&message, bytes);

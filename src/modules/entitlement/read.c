@@ -10,8 +10,11 @@
 
 enum { READ_MS = 5000, LIMIT_MAX = 1000, CURSOR_BYTES_MAX = 4096 };
 
-/* A row as clients see it. */
-#define COLUMNS "e.stock_keeping_unit, e.status, e.version, platform.rfc3339(e.updated_at)"
+/* A row: its sku, its version, and the object that clients see. */
+#define COLUMNS                                                                                 \
+    "e.stock_keeping_unit, e.version, row_to_json((SELECT j FROM (SELECT e.stock_keeping_unit," \
+    " e.status, e.version, platform.rfc3339(e.updated_at) AS updated_at) j))"
+enum { SKU, VERSION, ENTITLEMENT };
 
 /* $1 tenant, $2 user, $3 after this sku ('' = from the first on; a sku is never empty), $4 rows at most. By the primary key. */
 static const struct db_statement list_sql = DB_STATEMENT(
@@ -22,16 +25,6 @@ struct page {
     struct str user, after; /* after: the last sku of the page before */
     int64_t limit;
 };
-
-static void put_entitlement(struct buf *out, const struct db_result *rows, size_t row)
-{
-    buf_put_char(out, '{');
-    json_put_member_str(out, "stock_keeping_unit", db_result_str(rows, row, 0));
-    json_put_member_str(out, "status", db_result_str(rows, row, 1));
-    json_put_member_raw(out, "version", db_result_str(rows, row, 2));
-    json_put_member_str(out, "updated_at", db_result_str(rows, row, 3));
-    buf_put_char(out, '}');
-}
 
 /* A row more than the limit means that there is a next page. */
 static void write_page(const struct page *page, const struct db_result *rows, struct arena *arena,
@@ -45,11 +38,11 @@ static void write_page(const struct page *page, const struct db_result *rows, st
     for (size_t i = 0; i < shown; i++) {
         if (i)
             buf_put_char(out, ',');
-        put_entitlement(out, rows, i);
+        buf_put_str(out, db_result_str(rows, i, ENTITLEMENT));
     }
     buf_put_char(out, ']');
     if (count > limit) {
-        struct str last = db_result_str(rows, limit - 1, 0);
+        struct str last = db_result_str(rows, limit - 1, SKU);
         char *cursor = arena_alloc(arena, 2 * last.len);
         hex_put(cursor, (const uint8_t *)last.ptr, last.len);
         json_put_member_str(out, "next_cursor", str_of(cursor, 2 * last.len));
@@ -125,11 +118,9 @@ void entitlement_get_of_user(struct http_request *request)
 static const struct db_statement look_sql =
     DB_STATEMENT("SELECT " COLUMNS " FROM entitlement.entitlements e"
                  " WHERE e.tenant_id = $1 AND e.user_id = $2 AND e.stock_keeping_unit = $3");
-enum { VERSION_COLUMN = 2 };
 
-static enum status look_up_entitlement(void *context, const struct hydration_need *need,
-                                       int64_t deadline_ns, struct hydration_entity *entity,
-                                       struct error *error)
+static enum status look_up_entitlement(void *context, const struct hydration_need *need, int64_t deadline_ns,
+                                       struct hydration_entity *entity, struct error *error)
 {
     struct entitlement *entitlement = context;
     struct str user, sku;
@@ -146,9 +137,9 @@ static enum status look_up_entitlement(void *context, const struct hydration_nee
     entity->only_subject = user;
     entity->found = !is_own ? HYDRATION_IS_HIDDEN : is_there ? HYDRATION_IS : HYDRATION_IS_NOT;
     if (is_there) /* also when it is hidden: an older answer is ignored */
-        entity->version = db_result_i64(rows, 0, VERSION_COLUMN);
+        entity->version = db_result_i64(rows, 0, VERSION);
     if (is_there && is_own)
-        put_entitlement(entity->data, rows, 0);
+        buf_put_str(entity->data, db_result_str(rows, 0, ENTITLEMENT));
     db_result_free(rows);
     return status;
 }

@@ -14,20 +14,10 @@
 enum { PARTITIONS = 4 };
 
 #define ROW(member) .offset = offsetof(struct intake_settings, member)
-#define MINUTE_MS INT64_C(60000)
-#define DAY_MS (24 * 60 * MINUTE_MS)
-
-static const struct setting_row idempotency_rows[] = {
-    {"ttl", SETTING_DURATION_MS, ROW(idempotency.ttl_ms),
-     "How long the answer to an Idempotency-Key is kept; replays do not extend it.", "1h", 1, 365 * DAY_MS},
-    {"cleanup-interval", SETTING_DURATION_MS, ROW(idempotency.cleanup_ms),
-     "How often expired answers are deleted.", "10m", 10, DAY_MS},
-    {.name = NULL},
-};
 
 static const struct setting_row section_rows[] = {
-    {"idempotency", SETTING_OBJECT, .help = "Idempotency-Key of POST /api/v1/items.",
-     .rows = idempotency_rows, .fallback = ""},
+    {"idempotency", SETTING_OBJECT, ROW(idempotency), "Idempotency-Key of POST /api/v1/items.", "",
+     .rows = idempotency_setting_rows},
     {"outbox", SETTING_OBJECT, ROW(outbox), "How events of items are published.", "",
      .rows = outbox_setting_rows},
     {.name = NULL},

@@ -13,9 +13,7 @@
 #define INTAKE_EVENTS "intake.events"
 
 struct intake_settings {
-    struct {
-        int64_t ttl_ms, cleanup_ms;
-    } idempotency;
+    struct idempotency_settings idempotency;
     struct outbox_settings outbox;
 };
 

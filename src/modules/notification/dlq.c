@@ -8,10 +8,10 @@
     " ($1::text[] IS NULL OR d.dlq_id = ANY ($1::text[]::bigint[]))"                                \
     " AND ($2::text IS NULL OR d.kind = $2) AND ($3::text IS NULL OR position($3 IN d.reason) > 0)" \
     " AND ($4::text IS NULL OR d.tenant_id = $4) AND ($5::text IS NULL OR d.status = $5)"
-#define DELIVERIES_SELECTED                                                     \
-    " ($1::text[] IS NULL OR d.notification_id = ANY ($1::text[]::uuid[]))"     \
-    " AND ($2::text IS NULL OR $2 = 'delivery')"                                \
-    " AND ($3::text IS NULL OR position($3 IN coalesce(d.last_error, '')) > 0)" \
+#define DELIVERIES_SELECTED(ids)                                                      \
+    " (" ids "::text[] IS NULL OR d.notification_id = ANY (" ids "::text[]::uuid[]))" \
+    " AND ($2::text IS NULL OR $2 = 'delivery')"                                      \
+    " AND ($3::text IS NULL OR position($3 IN coalesce(d.last_error, '')) > 0)"       \
     " AND ($4::text IS NULL OR d.tenant_id = $4) AND ($5::text IS NULL OR d.status = $5)"
 #define AGE "greatest(0, extract(epoch FROM now() - d.created_at))::bigint"
 
@@ -32,11 +32,9 @@ static const struct db_statement list_sql =
                                     "  UNION ALL"
                                     "    SELECT d.notification_id::text, 'delivery', d.status, d.tenant_id, d.event_id::text, d.event_type,"
                                     "           d.attempt_count, " AGE ", d.last_error, d.created_at"
-                                    "    FROM notification.notification_dlq d WHERE ($2::text IS NULL OR $2 = 'delivery')"
-                                    "     AND ($6::text[] IS NULL OR d.notification_id = ANY ($6::text[]::uuid[]))"
-                                    "     AND ($3::text IS NULL OR position($3 IN coalesce(d.last_error, '')) > 0)"
-                                    "     AND ($4::text IS NULL OR d.tenant_id = $4) AND ($5::text IS NULL OR d.status = $5)) l"
-                                    " ORDER BY created_at, id LIMIT $7");
+                                    "    FROM notification.notification_dlq d WHERE" DELIVERIES_SELECTED(
+                                        "$6") ") l"
+                                              " ORDER BY created_at, id LIMIT $7");
 
 static const struct db_statement show_message_sql = DB_STATEMENT("SELECT v.name, " PLAIN(
     "v.value") " FROM notification.notification_nats_dlq d, LATERAL (VALUES"
@@ -107,7 +105,7 @@ static const struct db_statement message_sql[] = {
 /* A notification that retention has deleted is created again from its dead letter. */
 static const struct db_statement delivery_sql[] = {
     [NOTIFICATION_DLQ_REQUEUE] =
-        DB_STATEMENT(CHOSEN("notification.notification_dlq", DELIVERIES_SELECTED) AUDIT_DELIVERIES(
+        DB_STATEMENT(CHOSEN("notification.notification_dlq", DELIVERIES_SELECTED("$1")) AUDIT_DELIVERIES(
             "requeue") ","
                        " again AS (INSERT INTO notification.notifications AS n (notification_id, tenant_id, event_id, event_type,"
                        "         user_id, stock_keeping_unit, payload_json, traceparent)"
@@ -118,7 +116,7 @@ static const struct db_statement delivery_sql[] = {
                        " UPDATE notification.notification_dlq d SET status = 'REQUEUED', decided_at = now()"
                        " FROM audit a WHERE d.notification_id = a.notification_id"),
     [NOTIFICATION_DLQ_DISCARD] =
-        DB_STATEMENT(CHOSEN("notification.notification_dlq", DELIVERIES_SELECTED) AUDIT_DELIVERIES(
+        DB_STATEMENT(CHOSEN("notification.notification_dlq", DELIVERIES_SELECTED("$1")) AUDIT_DELIVERIES(
             "discard") " UPDATE notification.notification_dlq d SET status = 'DISCARDED', decided_at = now()"
                        " FROM audit a WHERE d.notification_id = a.notification_id"),
 };

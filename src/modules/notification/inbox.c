@@ -6,17 +6,18 @@
 
 enum { READ_MS = 5000, LIMIT_DEFAULT = 100, LIMIT_MAX = 1000 };
 
-#define MICROSECONDS(column) "(extract(epoch FROM " column ") * 1000000)::bigint"
-
-/* $1 tenant, $2 user, $3 before this sequence (NULL = from the newest on), $4 rows at most. By notifications_inbox. */
+/* $1 tenant, $2 user, $3 before this sequence (NULL = from the newest on), $4 rows at most. By notifications_inbox. A notification
+ * without a title has no such member. */
 static const struct db_statement page_sql = DB_STATEMENT(
-    "SELECT notification_id, event_id, event_type, stock_keeping_unit, status,"
-    " " MICROSECONDS("created_at") ", " MICROSECONDS(
-        "sent_at") ", sequence,"
-                   " payload_json ->> 'item_title'"
-                   " FROM notification.notifications"
-                   " WHERE tenant_id = $1 AND user_id = $2 AND sequence < coalesce($3, 9223372036854775807)"
-                   " ORDER BY sequence DESC LIMIT $4");
+    "SELECT CASE WHEN t.item_title IS NULL THEN row_to_json(p) ELSE row_to_json(t) END, n.sequence"
+    " FROM notification.notifications n"
+    " CROSS JOIN LATERAL (SELECT n.notification_id, n.event_id, n.event_type, n.stock_keeping_unit, n.status,"
+    "    platform.rfc3339(n.created_at) AS created_at, platform.rfc3339(n.sent_at) AS sent_at) p"
+    " CROSS JOIN LATERAL (SELECT p.notification_id, p.event_id, p.event_type, p.stock_keeping_unit,"
+    "    n.payload_json ->> 'item_title' AS item_title, p.status, p.created_at, p.sent_at) t"
+    " WHERE n.tenant_id = $1 AND n.user_id = $2 AND n.sequence < coalesce($3, 9223372036854775807)"
+    " ORDER BY n.sequence DESC LIMIT $4");
+enum { NOTIFICATION, SEQUENCE };
 
 struct page {
     struct str user, cursor; /* cursor.ptr NULL = the first page */
@@ -49,65 +50,36 @@ static enum status take_page(const struct http_request *request, struct page *pa
 
 /* ---- the answer ---- */
 
-static void put_time(struct buf *body, const char *name, const struct db_result *rows, size_t row,
-                     unsigned column)
+/* A row more than the limit means that there is a next page. */
+static void answer_page(struct http_request *request, const struct page *page)
 {
-    char text[CLOCK_RFC3339_BYTES];
-    if (db_result_is_null(rows, row, column)) {
-        json_put_member_raw(body, name, STR("null"));
+    const struct notification *notification = request->context;
+    size_t limit = (size_t)page->limit;
+    struct db_result *rows;
+    struct error error = {0};
+    struct buf body = {0};
+    if (kernel_store_query(notification->kernel, &page_sql,
+                           DB_PARAMS(db_text(kernel_identity(request)->tenant), db_text(page->user),
+                                     db_bigint(page->cursor), db_i64(page->limit + 1)),
+                           clock_deadline_ms(READ_MS), &rows, &error) != STATUS_OK) {
+        http_send_error(request, &error);
         return;
     }
-    clock_rfc3339(db_result_i64(rows, row, column), text);
-    json_put_member_str(body, name, str_from(text));
-}
-
-static void put_row(struct buf *body, const struct db_result *rows, size_t row)
-{
-    buf_put_str(body, row ? STR(",{") : STR("{"));
-    json_put_member_str(body, "notification_id", db_result_str(rows, row, 0));
-    json_put_member_str(body, "event_id", db_result_str(rows, row, 1));
-    json_put_member_str(body, "event_type", db_result_str(rows, row, 2));
-    json_put_member_str(body, "stock_keeping_unit", db_result_str(rows, row, 3));
-    if (!db_result_is_null(rows, row, 8))
-        json_put_member_str(body, "item_title", db_result_str(rows, row, 8));
-    json_put_member_str(body, "status", db_result_str(rows, row, 4));
-    put_time(body, "created_at", rows, row, 5);
-    put_time(body, "sent_at", rows, row, 6);
-    buf_put_char(body, '}');
-}
-
-/* A row more than the limit means that there is a next page. */
-static void send_page(struct http_request *request, const struct page *page, const struct db_result *rows)
-{
-    size_t count = db_result_rows(rows), limit = (size_t)page->limit, shown = count < limit ? count : limit;
-    struct buf body;
-    buf_init(&body);
     buf_put_char(&body, '{');
     json_put_member_str(&body, "user_id", page->user);
     json_put_key(&body, STR("notifications"));
     buf_put_char(&body, '[');
-    for (size_t i = 0; i < shown; i++)
-        put_row(&body, rows, i);
+    for (size_t i = 0; i < limit && i < db_result_rows(rows); i++) {
+        if (i)
+            buf_put_char(&body, ',');
+        buf_put_str(&body, db_result_str(rows, i, NOTIFICATION));
+    }
     buf_put_char(&body, ']');
-    if (count > limit)
-        json_put_member_str(&body, "next_cursor", db_result_str(rows, limit - 1, 7));
+    if (db_result_rows(rows) > limit)
+        json_put_member_str(&body, "next_cursor", db_result_str(rows, limit - 1, SEQUENCE));
     buf_put_char(&body, '}');
     http_send(request, &(struct http_response){.status = 200, .body = buf_str(&body)});
     buf_deinit(&body);
-}
-
-static void answer_page(struct http_request *request, const struct page *page)
-{
-    const struct notification *notification = request->context;
-    struct db_result *rows;
-    struct error error = {0};
-    if (kernel_store_query(notification->kernel, &page_sql,
-                           DB_PARAMS(db_text(kernel_identity(request)->tenant), db_text(page->user),
-                                     db_bigint(page->cursor), db_i64(page->limit + 1)),
-                           clock_deadline_ms(READ_MS), &rows, &error) == STATUS_OK)
-        send_page(request, page, rows);
-    else
-        http_send_error(request, &error);
     db_result_free(rows);
 }
 

@@ -111,7 +111,8 @@ const char *finding_text(const struct hydration_finding *claim)
         break;
     case HYDRATION_LEDGER_COPY: snprintf(text, sizeof text, "copy %.*s", STR_ARG(claim->event.data)); break;
     case HYDRATION_LEDGER_ABSENT:
-        snprintf(text, sizeof text, "%s", claim->event.reason == HYDRATION_ABSENT ? "absent" : "inaccessible");
+        snprintf(text, sizeof text, "%s",
+                 claim->event.reason == HYDRATION_ABSENT ? "absent" : "inaccessible");
         break;
     case HYDRATION_LEDGER_JOIN: snprintf(text, sizeof text, "join"); break;
     }

@@ -98,7 +98,8 @@ static void test_a_copy_serves_what_it_covers(void **state)
     assert_int_equal(look("bob", of_price).known, HYDRATION_KNOWN_NOT);
     struct hydration_known_entity known = look("bob", full);
     assert_int_equal(known.known, HYDRATION_KNOWN_NOT);
-    assert_true(str_eq(known.outcome.data, STR("{\"title\":\"T\",\"n\":1}"))); /* for who would rather have that */
+    assert_true(
+        str_eq(known.outcome.data, STR("{\"title\":\"T\",\"n\":1}"))); /* for who would rather have that */
     assert_true(str_eq(known.outcome.source_module, STR("intake")));
 }
 
