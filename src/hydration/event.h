@@ -6,7 +6,7 @@
  *
  * Optional headers: of answers `hydration_mode` and `fields` (a JSON array: the extent of `data`; without them it is the extent that
  * was asked for under that correlation id), `visibility: caller` with `sub` (the one caller that it is for); of questions
- * `wait_timeout_ms` (how long their lookup waits); of all `traceparent`. An answer without correlation_id is a change. A question
+ * `wait_timeout_ms` (how long their lookup still waits); of all `traceparent`. An answer without correlation_id is a change. A question
  * without `sub` gets what every caller of the tenant may see. Both sides validate (H1): api/schemas/entity-*.schema.json. */
 #ifndef FRESHET_HYDRATION_EVENT_H
 #define FRESHET_HYDRATION_EVENT_H
@@ -43,7 +43,7 @@ struct hydration_event {
     struct str data; /* raw JSON object */
     enum hydration_reason reason;
     int64_t version; /* 0 = none */
-    int64_t wait_ms; /* of questions: how long its lookup waits; 0 = not known */
+    int64_t wait_ms; /* of questions: how long its lookup still waits; 0 = not known */
     bool is_private; /* visibility: caller; every `inaccessible` is */
     struct str traceparent;
 };

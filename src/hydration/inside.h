@@ -170,8 +170,8 @@ struct hydration_lookup_job {
     enum hydration_job_kind kind;
     char correlation_id[UUID_TEXT_BYTES]; /* of the question, if it is asked */
     struct arena arena;
-    struct hydration_need need; /* for one caller; texts of the lookup and of the arena */
-    int64_t deadline_ns;
+    struct hydration_need need;          /* for one caller; texts of the lookup and of the arena */
+    int64_t deadline_ns, waits_until_ns; /* of the job; of the last waiter */
     struct hydration_finding finding;
     bool granted;              /* RETRY */
     enum status status, asked; /* of the ledger, of the question */
@@ -188,7 +188,7 @@ struct hydration_lookup {
     enum hydration_lookup_state state;
     struct hydration_need need;     /* subject empty: for every caller */
     struct hydration_policy policy; /* of the caller that opened it */
-    TAILQ_HEAD(, hydration_waiter) waiters;
+    TAILQ_HEAD(hydration_waiters, hydration_waiter) waiters;
     struct loop_timer timer;         /* WAITING: the sooner of the next two */
     int64_t retry_at_ns, find_at_ns; /* CLOCK_NEVER: not due */
     int64_t job_ns;                  /* when the last job began */
@@ -289,26 +289,35 @@ struct hydration_owner_slot {
 };
 /* NULL: no owner of that type in this process. */
 struct hydration_owner_slot *hydration_owner_find(struct hydration *hydration, struct str entity_type);
-void hydration_owner_answer(struct hydration_owner_slot *slot, const struct hydration_event *question,
-                            struct hydration_shard *asker, int64_t deadline_ns);
+void hydration_owner_answer(struct hydration_owner_slot *slot); /* on a worker: some of its questions */
 enum status hydration_owner_follow(struct hydration_owner_slot *slot, struct bus *events,
                                    struct error *error) MUST_CHECK; /* its topic, if it has one */
 
+struct hydration_asked { /* a question that waits for its owner */
+    struct hydration_turn_item turn;
+    struct hydration_shard *asker;
+    int64_t expires_ns;
+    struct arena arena;
+    struct hydration_event question; /* of the arena */
+};
 void hydration_questions_init(struct hydration_owner_slot *slot);
 void hydration_questions_deinit(struct hydration_owner_slot *slot); /* waits for running answers */
 /* Any thread, never blocks. The question is borrowed. It is answered, or dropped and counted: then its lookup asks again.
  * `asker`: the shard that asked directly, which gets the answer without the bus too; NULL: it came over the bus. */
 void hydration_questions_put(struct hydration_owner_slot *slot, const struct hydration_event *question,
                              struct hydration_shard *asker);
+/* The next one whose lookup still waits; NULL: none. */
+struct hydration_asked *hydration_questions_take(struct hydration_owner_slot *slot);
+void hydration_asked_free(struct hydration_asked *asked);
 
 /* ---- wire.c ---- */
 /* Before bus_start(): questions for the owners of this process, and where it `consumes`, answers and changes. */
 enum status hydration_wire_subscribe(struct hydration *hydration, struct bus *events, bool consumes,
                                      struct error *error) MUST_CHECK;
-/* On a worker. BAD_REQUEST: it makes no valid event. OK of a change: the bus has stored it. Questions and answers are sent at most
- * once on NATS: they are asked again. */
-enum status hydration_wire_send(struct hydration *hydration, const struct hydration_event *event,
-                                int64_t deadline_ns, struct error *error) MUST_CHECK;
+/* On a worker: a question, a change, or answers. BAD_REQUEST: one makes no valid event, and none is sent. OK of a change: the bus has
+ * stored it. Questions and answers are sent at most once on NATS: they are asked again. */
+enum status hydration_wire_send(struct hydration *hydration, const struct hydration_event *events,
+                                size_t count, int64_t deadline_ns, struct error *error) MUST_CHECK;
 
 /* ---- hydration.c ---- */
 struct hydration {

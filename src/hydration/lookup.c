@@ -166,6 +166,7 @@ static void ask_owner(struct hydration_lookup *lookup, const struct hydration_co
     struct hydration_lookup_job *job = &lookup->job;
     struct hydration *hydration = lookup->shard->hydration;
     const struct hydration_need *need = &job->need;
+    int64_t wait_ms = clock_ms_left(job->waits_until_ns);
     const struct hydration_event question = {
         .kind = HYDRATION_EVENT_UNKNOWN,
         .tenant = need->tenant,
@@ -176,7 +177,7 @@ static void ask_owner(struct hydration_lookup *lookup, const struct hydration_co
         .module = str_from(lookup->policy.module),
         .has_cover = true,
         .cover = *cover,
-        .wait_ms = lookup->policy.wait_timeout_ms,
+        .wait_ms = wait_ms > 0 ? wait_ms : 1,
         .traceparent = trace_text(&need->trace, &job->arena),
     };
     struct hydration_owner_slot *local =
@@ -185,7 +186,7 @@ static void ask_owner(struct hydration_lookup *lookup, const struct hydration_co
     if (local)
         hydration_questions_put(local, &question, lookup->shard);
     else
-        job->asked = hydration_wire_send(hydration, &question, job->deadline_ns, &job->error);
+        job->asked = hydration_wire_send(hydration, &question, 1, job->deadline_ns, &job->error);
     if (job->asked == STATUS_OK)
         hydration_count_asked(&lookup->policy, job->kind == LOOKUP_RETRY);
 }
@@ -328,7 +329,9 @@ static void prepare_job(struct hydration_lookup *lookup)
     job->status = job->asked = STATUS_OK;
     job->error = (struct error){0};
     lookup->job_ns = loop_now_ns(lookup->shard->loop);
-    job->deadline_ns = ns_from_now(lookup, lookup->policy.wait_timeout_ms);
+    job->deadline_ns = job->waits_until_ns = ns_from_now(lookup, lookup->policy.wait_timeout_ms);
+    if (!TAILQ_EMPTY(&lookup->waiters))
+        job->waits_until_ns = TAILQ_LAST(&lookup->waiters, hydration_waiters)->deadline_ns;
     switch (job->kind) {
     case LOOKUP_RETRY:
         memcpy(job->correlation_id, lookup->question.correlation_id, sizeof job->correlation_id);

@@ -11,10 +11,15 @@
 #include "base/log.h"
 #include "hydration/inside.h"
 
-enum { FOLLOWED_AT_ONCE = 100 };
+enum {
+    FOLLOWED_AT_ONCE = 100,
+    ANSWERS_MAX = 16,
+    QUICK_MS = 5, /* an answer waits so long for others that are published with it */
+};
 
 /* A look at one entity, and the event that is made of it. */
 struct look {
+    struct hydration_asked *asked; /* NULL: for a change */
     struct hydration_need need;
     struct arena arena;
     struct buf whole, cut;
@@ -45,6 +50,8 @@ static void look_close(struct look *look)
     buf_deinit(&look->whole);
     buf_deinit(&look->cut);
     arena_deinit(&look->arena);
+    if (look->asked)
+        hydration_asked_free(look->asked);
 }
 
 static void put_data(struct look *look, const struct hydration_cover *cover)
@@ -101,40 +108,81 @@ static void make_answer(struct look *look, const struct hydration_event *questio
         put_data(look, &question->cover);
 }
 
-/* The bus carries the answer in every case: other processes may wait for it, and the ledger stores it. */
-void hydration_owner_answer(struct hydration_owner_slot *slot, const struct hydration_event *question,
-                            struct hydration_shard *asker, int64_t deadline_ns)
+static void log_unanswered(struct hydration *hydration, const struct hydration_event *question,
+                           const struct error *error)
 {
-    struct hydration *hydration = slot->hydration;
-    struct look look = {.need = {.tenant = question->tenant,
-                                 .subject = question->subject,
-                                 .entity_type = question->entity_type,
-                                 .entity_id = question->entity_id,
-                                 .cover = question->cover}};
-    struct error error = {0};
-
-    note_asked(slot); /* before the look: a change that it does not see wakes the follower */
-    enum status status = look_open(&look, &slot->row, deadline_ns, &error);
-    FAILPOINT("hydration.before_answer");
-    if (status == STATUS_OK) {
-        make_answer(&look, question);
-        status = hydration_wire_send(hydration, &look.event, deadline_ns, &error);
-    }
-    FAILPOINT("hydration.after_answer");
-    if (status == STATUS_OK && asker && !atomic_load(&hydration->stopping))
-        hydration_post(hydration, asker, &look.event);
-    if (status == STATUS_OK)
-        log_info("hydration_answered", LOG_STR("entity_type", question->entity_type),
-                 LOG_STR("entity_id", question->entity_id),
-                 LOG_CSTR("hydration_mode", hydration_mode_names[question->cover.mode]),
-                 LOG_STR("requester_module", question->module), LOG_STR("source_module", look.event.module),
-                 LOG_STR("correlation_id", question->correlation_id), LOG_STR("tenant_id", question->tenant),
-                 LOG_CSTR("result", look.event.kind == HYDRATION_EVENT_UPDATED ? "updated" : "not-found"));
-    else if (hydration_may_log(&hydration->answer_logged_ns))
+    if (hydration_may_log(&hydration->answer_logged_ns))
         log_warn("hydration_unanswered", LOG_STR("entity_type", question->entity_type),
                  LOG_STR("entity_id", question->entity_id), LOG_STR("requester_module", question->module),
-                 LOG_STR("correlation_id", question->correlation_id), LOG_ERROR_FIELDS(&error));
-    look_close(&look);
+                 LOG_STR("correlation_id", question->correlation_id), LOG_ERROR_FIELDS(error));
+}
+
+/* Looks one up. A shard that asked directly gets the answer at once. */
+static bool answer_one(struct hydration_owner_slot *slot, struct hydration_asked *asked, struct look *look)
+{
+    struct hydration *hydration = slot->hydration;
+    const struct hydration_event *question = &asked->question;
+    struct error error = {0};
+
+    *look = (struct look){.asked = asked,
+                          .need = {.tenant = question->tenant,
+                                   .subject = question->subject,
+                                   .entity_type = question->entity_type,
+                                   .entity_id = question->entity_id,
+                                   .cover = question->cover}};
+    note_asked(slot); /* before the look: a change that it does not see wakes the follower */
+    enum status status = look_open(look, &slot->row, clock_deadline_ms(HYDRATION_OWNER_MS), &error);
+    FAILPOINT("hydration.before_answer");
+    if (status != STATUS_OK) {
+        log_unanswered(hydration, question, &error);
+        return false;
+    }
+    make_answer(look, question);
+    if (asked->asker && !atomic_load(&hydration->stopping))
+        hydration_post(hydration, asked->asker, &look->event);
+    return true;
+}
+
+/* While the owner is quick, its answers are published together. The bus carries every answer: other processes may wait for it, and
+ * the ledger stores it. */
+void hydration_owner_answer(struct hydration_owner_slot *slot)
+{
+    int64_t quick_until_ns = clock_deadline_ms(QUICK_MS), deadline_ns;
+    struct hydration_event answers[ANSWERS_MAX];
+    struct look looks[ANSWERS_MAX];
+    struct hydration_asked *asked;
+    struct error error = {0};
+    size_t count = 0;
+
+    do {
+        asked = hydration_questions_take(slot);
+        if (asked && answer_one(slot, asked, &looks[count])) {
+            answers[count] = looks[count].event;
+            count++;
+        } else if (asked) {
+            look_close(&looks[count]);
+        }
+    } while (asked && count < ANSWERS_MAX && clock_mono_ns() < quick_until_ns);
+    deadline_ns = clock_deadline_ms(HYDRATION_OWNER_MS);
+    enum status status = hydration_wire_send(slot->hydration, answers, count, deadline_ns, &error);
+    FAILPOINT("hydration.after_answer");
+    for (size_t i = 0; i < count; i++) {
+        const struct hydration_event *question = &looks[i].asked->question, *answer = &answers[i];
+        enum status own_status = status == STATUS_BAD_REQUEST && count > 1 /* one of them is invalid */
+                                     ? hydration_wire_send(slot->hydration, answer, 1, deadline_ns, &error)
+                                     : status;
+        if (own_status == STATUS_OK)
+            log_info("hydration_answered", LOG_STR("entity_type", question->entity_type),
+                     LOG_STR("entity_id", question->entity_id),
+                     LOG_CSTR("hydration_mode", hydration_mode_names[question->cover.mode]),
+                     LOG_STR("requester_module", question->module), LOG_STR("source_module", answer->module),
+                     LOG_STR("correlation_id", question->correlation_id),
+                     LOG_STR("tenant_id", question->tenant),
+                     LOG_CSTR("result", answer->kind == HYDRATION_EVENT_UPDATED ? "updated" : "not-found"));
+        else
+            log_unanswered(slot->hydration, question, &error);
+        look_close(&looks[i]);
+    }
 }
 
 /* ---- changes ---- */
@@ -166,7 +214,7 @@ static enum status publish_change(struct hydration_owner_slot *slot, struct hydr
     if (status == STATUS_OK) {
         make_change(&look);
         FAILPOINT("hydration.before_change");
-        status = hydration_wire_send(slot->hydration, &look.event, deadline_ns, error);
+        status = hydration_wire_send(slot->hydration, &look.event, 1, deadline_ns, error);
     }
     look_close(&look);
     return status;

@@ -15,24 +15,16 @@ enum {
     QUESTION_BYTES = 512, /* of most: the bound counts questions, so each should be small */
 };
 
-struct queued_question {
-    struct hydration_turn_item turn;
-    struct hydration_shard *asker;
-    int64_t expires_ns;
-    struct arena arena;
-    struct hydration_event question;
-};
-
-static void free_question(struct queued_question *queued)
+void hydration_asked_free(struct hydration_asked *asked)
 {
-    arena_deinit(&queued->arena);
-    free(queued);
+    arena_deinit(&asked->arena);
+    free(asked);
 }
 
 static void drop_question(struct hydration_turn_item *item)
 {
     hydration_count_ignored("overload");
-    free_question(CONTAINER_OF(item, struct queued_question, turn));
+    hydration_asked_free(CONTAINER_OF(item, struct hydration_asked, turn));
 }
 
 /* ---- under the lock ---- */
@@ -60,24 +52,24 @@ static void start_idle(struct hydration_owner_slot *slot)
 
 /* ---- on a worker ---- */
 
-static void answer_one(struct worker_job *job)
+struct hydration_asked *hydration_questions_take(struct hydration_owner_slot *slot)
 {
-    struct hydration_owner_slot *slot = CONTAINER_OF(job, struct hydration_answering, job)->slot;
     int64_t now_ns = clock_mono_ns();
     struct hydration_turn_item *item;
 
     pthread_mutex_lock(&slot->lock);
     while ((item = hydration_turns_peek(&slot->turns)) != NULL &&
-           CONTAINER_OF(item, struct queued_question, turn)->expires_ns <= now_ns)
+           CONTAINER_OF(item, struct hydration_asked, turn)->expires_ns <= now_ns)
         drop_question(
             hydration_turns_take(&slot->turns, item->share)); /* it does not use its tenant's turn */
     item = hydration_turns_next(&slot->turns);
     pthread_mutex_unlock(&slot->lock);
-    if (!item)
-        return;
-    struct queued_question *queued = CONTAINER_OF(item, struct queued_question, turn);
-    hydration_owner_answer(slot, &queued->question, queued->asker, clock_deadline_ms(HYDRATION_OWNER_MS));
-    free_question(queued);
+    return item ? CONTAINER_OF(item, struct hydration_asked, turn) : NULL;
+}
+
+static void run_answering(struct worker_job *job)
+{
+    hydration_owner_answer(CONTAINER_OF(job, struct hydration_answering, job)->slot);
 }
 
 static void on_answered(struct worker_job *job)
@@ -106,7 +98,7 @@ void hydration_questions_init(struct hydration_owner_slot *slot)
     pthread_cond_init(&slot->idle, NULL);
     for (size_t i = 0; i < HYDRATION_PARALLEL; i++)
         slot->answering[i] =
-            (struct hydration_answering){.job = {.run = answer_one, .done = on_answered}, .slot = slot};
+            (struct hydration_answering){.job = {.run = run_answering, .done = on_answered}, .slot = slot};
 }
 
 void hydration_questions_deinit(struct hydration_owner_slot *slot)
@@ -125,7 +117,7 @@ void hydration_questions_deinit(struct hydration_owner_slot *slot)
 void hydration_questions_put(struct hydration_owner_slot *slot, const struct hydration_event *question,
                              struct hydration_shard *asker)
 {
-    struct queued_question *queued = memory_zalloc(sizeof *queued);
+    struct hydration_asked *queued = memory_zalloc(sizeof *queued);
     struct hydration_turn_item *dropped = &queued->turn;
     uint64_t tenant = hash_seeded(question->tenant);
 

@@ -24,38 +24,46 @@ enum {
 /* ---- sending ---- */
 
 /* By one key all events of an entity stay in order within their topic. What a reader would refuse is not sent (H1). */
-enum status hydration_wire_send(struct hydration *hydration, const struct hydration_event *event,
-                                int64_t deadline_ns, struct error *error)
+enum status hydration_wire_send(struct hydration *hydration, const struct hydration_event *events,
+                                size_t count, int64_t deadline_ns, struct error *error)
 {
-    bool is_change = event->kind != HYDRATION_EVENT_UNKNOWN && !event->correlation_id.len;
     struct bus *bus = atomic_load(&hydration->bus);
-    struct bus_header headers[HYDRATION_EVENT_HEADERS_MAX];
     struct hydration_event again;
+    enum status status = STATUS_OK;
     struct arena arena;
     struct buf payload;
+    bool is_change = false;
 
     arena_init(&arena, HYDRATION_ARENA_BYTES);
     buf_init(&payload);
-    unsigned count = hydration_event_put(event, &arena, &payload, headers);
-    struct bus_message message = {
-        .topic = str_from(hydration_topics[event->kind]),
-        .key = arena_printf(&arena, "%.*s/%.*s/%.*s", STR_ARG(event->tenant), STR_ARG(event->entity_type),
-                            STR_ARG(event->entity_id)),
-        .payload = buf_str(&payload),
-        .headers = headers,
-        .header_count = count,
-    };
-    enum status status =
-        hydration_event_read(event->kind, message.payload, headers, count, &arena, &again, error);
-    if (status == STATUS_OK && hydration->config.is_plain && !is_change)
+    struct bus_message *messages = arena_zalloc(&arena, (count + 1) * sizeof *messages);
+    for (size_t i = 0; i < count && status == STATUS_OK; i++) {
+        const struct hydration_event *event = &events[i];
+        struct bus_header *headers = arena_alloc(&arena, HYDRATION_EVENT_HEADERS_MAX * sizeof *headers);
+        buf_clear(&payload);
+        unsigned header_count = hydration_event_put(event, &arena, &payload, headers);
+        messages[i] = (struct bus_message){
+            .topic = str_from(hydration_topics[event->kind]),
+            .key = arena_printf(&arena, "%.*s/%.*s/%.*s", STR_ARG(event->tenant), STR_ARG(event->entity_type),
+                                STR_ARG(event->entity_id)),
+            .payload = arena_str(&arena, buf_str(&payload)),
+            .headers = headers,
+            .header_count = header_count,
+        };
+        is_change = event->kind != HYDRATION_EVENT_UNKNOWN && !event->correlation_id.len;
+        status = hydration_event_read(event->kind, messages[i].payload, headers, header_count, &arena, &again,
+                                      error);
+    }
+    bool is_plain = hydration->config.is_plain && !is_change;
+    for (size_t i = 0; i < count && is_plain && status == STATUS_OK; i++)
         status = bus_nats_send(bus,
-                               &(struct bus_nats_plain){.subject = message.topic,
-                                                        .payload = message.payload,
-                                                        .headers = headers,
-                                                        .header_count = count},
+                               &(struct bus_nats_plain){.subject = messages[i].topic,
+                                                        .payload = messages[i].payload,
+                                                        .headers = messages[i].headers,
+                                                        .header_count = messages[i].header_count},
                                error);
-    else if (status == STATUS_OK)
-        status = bus_publish(bus, &message, 1, deadline_ns, error);
+    if (!is_plain && count > 0 && status == STATUS_OK)
+        status = bus_publish(bus, messages, count, deadline_ns, error);
     buf_deinit(&payload);
     arena_deinit(&arena);
     return status;

@@ -82,23 +82,21 @@ enum status hydration_ledger_retry(struct db_pool *pool, const struct hydration_
     return verdict(error);
 }
 
-enum status hydration_wire_send(struct hydration *hydration, const struct hydration_event *event,
-                                int64_t deadline_ns, struct error *error)
+enum status hydration_wire_send(struct hydration *hydration, const struct hydration_event *events,
+                                size_t count, int64_t deadline_ns, struct error *error)
 {
     (void)hydration, (void)deadline_ns;
     if (script.publish_fails)
         return error_set(error, STATUS_IO, "no bus");
     pthread_mutex_lock(&lock);
-    if (event->kind == HYDRATION_EVENT_UNKNOWN) {
-        questions++;
+    for (const struct hydration_event *event = events; event < events + count; event++) {
+        *(event->kind == HYDRATION_EVENT_UNKNOWN ? &questions : &answers) += 1;
         snprintf(question.correlation_id, sizeof question.correlation_id, "%.*s",
                  STR_ARG(event->correlation_id));
+        if (event->kind != HYDRATION_EVENT_UNKNOWN)
+            continue;
         snprintf(question.subject, sizeof question.subject, "%.*s", STR_ARG(event->subject));
         question.mode = event->cover.mode;
-    } else {
-        answers++;
-        snprintf(question.correlation_id, sizeof question.correlation_id, "%.*s",
-                 STR_ARG(event->correlation_id));
     }
     pthread_mutex_unlock(&lock);
     return STATUS_OK;

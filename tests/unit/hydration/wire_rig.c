@@ -400,7 +400,7 @@ void rig_ask(struct rig_pod *pod, const char *entity_type, const char *id, const
     snprintf(correlation_id, sizeof correlation_id, "c-%s", id);
     question.correlation_id = str_from(correlation_id);
     while (status == STATUS_UNAVAILABLE && clock_mono_ns() < deadline_ns) /* NATS is being connected to */
-        status = hydration_wire_send(&pod->engine, &question, deadline_ns, &error);
+        status = hydration_wire_send(&pod->engine, &question, 1, deadline_ns, &error);
     if (status != STATUS_OK)
         fail_msg("%s", error.message);
 }
