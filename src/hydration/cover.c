@@ -157,7 +157,7 @@ unsigned hydration_fields_sort(struct str *fields, unsigned count)
     return kept;
 }
 
-enum status hydration_need_check(struct hydration_need *need, struct str *fields, unsigned *field_count,
+enum status hydration_need_check(struct hydration_need *need, struct str *fields, unsigned field_count,
                                  struct error *error)
 {
     if (!hydration_is_type(need->entity_type))
@@ -173,19 +173,18 @@ enum status hydration_need_check(struct hydration_need *need, struct str *fields
                                "sub: at most %d bytes of text without control characters",
                                HYDRATION_SUBJECT_BYTES_MAX);
     if (need->cover.mode != HYDRATION_PARTIAL)
-        *field_count = 0;
-    else if (*field_count == 0)
+        field_count = 0;
+    else if (field_count == 0)
         return error_set_field(error, STATUS_BAD_REQUEST, "fields", "fields: partial needs at least one");
-    if (*field_count > HYDRATION_FIELDS_MAX)
+    if (field_count > HYDRATION_FIELDS_MAX)
         return error_set_field(error, STATUS_BAD_REQUEST, "fields", "fields: at most %d",
                                HYDRATION_FIELDS_MAX);
-    for (unsigned i = 0; i < *field_count; i++)
+    for (unsigned i = 0; i < field_count; i++)
         if (!hydration_is_text(fields[i], HYDRATION_FIELD_BYTES_MAX))
             return error_set_field(error, STATUS_BAD_REQUEST, "fields",
                                    "fields: each is 1 to %d bytes of text without control characters",
                                    HYDRATION_FIELD_BYTES_MAX);
-    *field_count = hydration_fields_sort(fields, *field_count);
     need->cover.fields = fields;
-    need->cover.field_count = *field_count;
+    need->cover.field_count = hydration_fields_sort(fields, field_count);
     return STATUS_OK;
 }

@@ -59,7 +59,7 @@ struct hydration_need {
     struct trace trace;
 };
 /* BAD_REQUEST naming the field (entity_type, entity_id, fields, sub). Sorts the fields in place. */
-enum status hydration_need_check(struct hydration_need *need, struct str *fields, unsigned *field_count,
+enum status hydration_need_check(struct hydration_need *need, struct str *fields, unsigned field_count,
                                  struct error *error) MUST_CHECK;
 
 /* ---- how it is looked up: one policy for each consumer, from its settings (H3) ---- */

@@ -241,8 +241,8 @@ struct hydration_shard {
     struct loop_tick tick;        /* starts jobs */
     unsigned jobs;
     struct hydration_recent recent[HYDRATION_RECENT_MAX];
-    struct buf cut;
-    bool cut_in_use, stopping;
+    struct buf cut; /* for hits in memory, so that they allocate nothing */
+    bool stopping;
 };
 
 struct hydration_shard *hydration_shard_create(struct hydration *hydration, struct loop *loop);

@@ -101,21 +101,6 @@ static void complete_now(struct hydration_waiter *waiter, const struct hydration
     waiter->on_done(waiter, outcome);
 }
 
-/* The buffer of the shard is lent to one hit at a time: a callback may ask again. */
-static void complete_from_memory(struct hydration_waiter *waiter, const struct hydration_need *need,
-                                 struct hydration_outcome outcome)
-{
-    struct hydration_shard *shard = waiter->shard;
-    bool is_nested = shard->cut_in_use;
-    struct buf own = {0};
-
-    shard->cut_in_use = true;
-    outcome.data = cut_data(&need->cover, outcome.data, is_nested ? &own : &shard->cut);
-    complete_now(waiter, need, &outcome);
-    shard->cut_in_use = is_nested;
-    buf_deinit(&own);
-}
-
 /* ---- in ---- */
 
 static void on_waiter_due(struct loop_timer *timer);
@@ -200,7 +185,12 @@ void hydration_ask(struct hydration *hydration, const struct hydration_policy *p
     }
     struct hydration_known_entity known = hydration_memory_find(&shard->memory, need, now_ns);
     if (known.known != HYDRATION_KNOWN_NOT) {
-        complete_from_memory(waiter, need, known.outcome);
+        struct buf cut = shard->cut; /* not the shard's during the callback, which may ask again */
+        shard->cut = (struct buf){0};
+        known.outcome.data = cut_data(&need->cover, known.outcome.data, &cut);
+        complete_now(waiter, need, &known.outcome);
+        buf_deinit(&shard->cut);
+        shard->cut = cut;
         return;
     }
     start_waiting(waiter, need->subject);

@@ -131,8 +131,7 @@ enum http_step entitlement_sku_prepare(struct http_request *request, void *conte
         .cover.mode = HYDRATION_EXISTENCE,
         .trace = request->trace,
     };
-    unsigned no_fields = 0;
-    if (hydration_need_check(&need, NULL, &no_fields, &error) != STATUS_OK) {
+    if (hydration_need_check(&need, NULL, 0, &error) != STATUS_OK) {
         check->order.item = HYDRATION_NOT_FOUND;
         return HTTP_STEP_PASS;
     }

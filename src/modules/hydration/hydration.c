@@ -167,7 +167,7 @@ static enum status read_query(const struct http_request *request, struct hydrati
     if (status == STATUS_OK)
         status = read_fields(request, need->cover.mode, fields, &need->cover.field_count, error);
     if (status == STATUS_OK)
-        status = hydration_need_check(need, fields, &need->cover.field_count, error);
+        status = hydration_need_check(need, fields, need->cover.field_count, error);
     return status;
 }
 

@@ -89,7 +89,6 @@ void notification_titles_init(struct notification *notification)
 static bool make_need(const struct notification_event *event, struct str *field, struct hydration_need *need)
 {
     struct error error;
-    unsigned count = 1;
     *need = (struct hydration_need){
         .tenant = event->tenant,
         .subject = event->user_id,
@@ -99,7 +98,7 @@ static bool make_need(const struct notification_event *event, struct str *field,
     };
     if (!trace_parse(event->traceparent, &need->trace))
         need->trace = (struct trace){0};
-    return hydration_need_check(need, field, &count, &error) == STATUS_OK;
+    return hydration_need_check(need, field, 1, &error) == STATUS_OK;
 }
 
 /* Sets the title of an event. Another module's text: one that a notification cannot hold is ignored. True: the owner answered. */
