@@ -18,30 +18,14 @@ enum {
 enum { EXTRA_EVENT_ID, EXTRA_TRACEPARENT, EXTRA_WAITED };
 
 const struct outbox_table refdata_command_table = {
-    .module = "refdata",
     .name = "refdata.command_outbox",
-    .id = {"id", "bigint"},
-    .aggregate = {{"tenant_id", "text"}, {"dict_code", "text"}},
-    .sequence = "id",
     .event_type = "'command'",
-    .payload = "e.payload",
     .logged = {{"eventId", "e.event_id", false},
                {"tenantId", "e.tenant_id", false},
                {"dictCode", "e.dict_code", false}},
     .extra =
         {[EXTRA_EVENT_ID] = "e.event_id", [EXTRA_TRACEPARENT] = "e.traceparent", [EXTRA_WAITED] = "e.waited"},
-    .published = "published",
-    .failed_at = "failed_at",
-    .published_at = "published_at",
-    .created_at = "created_at",
-    .attempts = "attempt_count",
-    .claims = "claim_count",
-    .outages = "outage_count",
-    .claim_id = "claim_id",
-    .locked_by = "locked_by",
-    .locked_until = "locked_until",
-    .next_attempt_at = "next_attempt_at",
-    .last_error = "last_error",
+    REFDATA_OUTBOX_COLUMNS,
 };
 
 static const struct db_statement insert_sql = DB_STATEMENT(

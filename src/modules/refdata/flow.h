@@ -31,7 +31,7 @@ struct refdata_flow {
     bool started;    /* also when it failed: then the sweep is left */
     struct outbox *commands; /* commands.h: NULL where PostgreSQL carries them, or none is accepted */
     struct refdata_committer *committer; /* command/: makes commits of POSTs */
-    struct refdata_changes *changes;     /* command/: publishes changed items for hydration */
+    struct task *changes;                /* command/: publishes changed items for hydration */
     struct refdata_decisions
         *decisions;              /* command/: clients that wait for them, and notices between processes */
     struct refdata_apply *apply; /* apply/ */
@@ -74,11 +74,18 @@ void refdata_decisions_put_committed(struct buf *out, struct str tenant, struct 
                                      int64_t version);
 /* Any thread, after the commit: an item of a hydrated dictionary changed. Wakes whichever process publishes it. */
 void refdata_decisions_changed_items(struct refdata_decisions *decisions);
-void refdata_changes_wake(struct refdata_changes *changes); /* any thread: refdata.item_change has rows */
 bool refdata_adapter_reads(const struct refdata_adapter *adapter); /* any loop: has it a source here? */
 bool refdata_adapter_is_up(const struct refdata_adapter *adapter); /* any loop: does its Kafka answer? */
-extern const struct outbox_table refdata_outbox_table;             /* relay/; for `freshet outbox` too */
-void refdata_relay_wake(struct refdata_flow *flow); /* any thread: something was committed here */
+/* What refdata's outboxes have in common. */
+#define REFDATA_OUTBOX_COLUMNS                                                                               \
+    .module = "refdata", .id = {"id", "bigint"}, .sequence = "id", .payload = "e.payload",                   \
+    .aggregate = {{"tenant_id", "text"}, {"dict_code", "text"}}, .published = "published",                   \
+    .failed_at = "failed_at", .published_at = "published_at", .created_at = "created_at",                    \
+    .attempts = "attempt_count", .claims = "claim_count", .outages = "outage_count", .claim_id = "claim_id", \
+    .locked_by = "locked_by", .locked_until = "locked_until", .next_attempt_at = "next_attempt_at",          \
+    .last_error = "last_error"
+extern const struct outbox_table refdata_outbox_table; /* relay/; for `freshet outbox` too */
+void refdata_relay_wake(struct refdata_flow *flow);    /* any thread: something was committed here */
 void refdata_invalidations_hint(struct refdata_invalidations *invalidations, struct str tenant,
                                 struct str code, int64_t version,
                                 const struct uuid *event); /* any thread: committed; event NULL = not known */

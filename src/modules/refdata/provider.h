@@ -50,7 +50,7 @@ enum status refdata_provider_load(const struct refdata_dictionary *dictionary, s
 enum status refdata_provider_plan_freely(struct db_conn *conn, int64_t deadline_ns,
                                          struct error *error) MUST_CHECK;
 
-/* ---- merge.c: the last word on each key, out of any number of updates ---- */
+/* ---- provider_builtin.c: the last word on each key, out of any number of updates ---- */
 
 struct refdata_merged {
     const struct refdata_write *change; /* whose pair it belongs to; may be NULL where there is only one */

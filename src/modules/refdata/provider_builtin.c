@@ -1,6 +1,43 @@
 /* The provider `builtin`: the table refdata.dictionary_item, for dictionaries without SQL of their own. A deleted item
  * stays as a row for a while. */
+#include "base/hash.h"
 #include "modules/refdata/provider.h"
+
+/* ---- a hash table by (tenant, dictionary, key) over an array that keeps the order ---- */
+
+/* At most half full. */
+void refdata_merge_begin(struct refdata_merge *merge, size_t items_max, struct arena *arena)
+{
+    size_t slots = 2;
+    while (slots < 2 * items_max)
+        slots *= 2;
+    *merge = (struct refdata_merge){.at = arena_alloc(arena, (items_max + 1) * sizeof *merge->at),
+                                    .slots = arena_zalloc(arena, slots * sizeof *merge->slots),
+                                    .mask = slots - 1};
+}
+
+void refdata_merge_put(struct refdata_merge *merge, const struct refdata_write *change,
+                       const struct refdata_item *item)
+{
+    size_t slot = (size_t)hash_seeded(item->key) & merge->mask;
+    for (; merge->slots[slot]; slot = (slot + 1) & merge->mask) {
+        struct refdata_merged *there = &merge->at[merge->slots[slot] - 1];
+        const struct refdata_write *other = there->change;
+        if (!str_eq(there->item->key, item->key))
+            continue;
+        bool is_same_pair = other == change ||
+                            (other && change && str_eq(other->dictionary->code, change->dictionary->code) &&
+                             str_eq(other->tenant, change->tenant));
+        if (is_same_pair) {
+            there->item = item;
+            return;
+        }
+    }
+    merge->at[merge->count] = (struct refdata_merged){change, item};
+    merge->slots[slot] = (uint32_t)++merge->count;
+}
+
+/* ---- writing ---- */
 
 /* Rows that would stay what they are are not written. Payloads are compared by their bytes (*<>), as they are printed: for =
  * of jsonb 1.0 and 1.00 are one number. The pair's dictionary_meta lock keeps other writers away. */

@@ -88,7 +88,7 @@ static bool read_message(const struct refdata_reader *reader, const struct refda
     intake->acceptance = (struct refdata_acceptance){
         .update = &intake->update,
         .content_hash = refdata_acceptance_hash(&intake->update, &memo->arena),
-        .subject = arena_printf(&memo->arena, "kafka:%.*s", STR_ARG(reader->source->topic))};
+        .subject = arena_printf(&memo->arena, "kafka:%.*s", STR_ARG(reader->source->settings->topic))};
     intake->traceparent = trace_parse(traceparent, &trace) ? traceparent : STR_NONE;
     memo->count++;
     return true;
@@ -126,20 +126,6 @@ static enum status accept_updates(struct memo *memo, const struct bus_batch *bat
     return status;
 }
 
-/* The commands' topic will never take it, so its request must not stay either. Which one of several it was is not known: then
- * the bus hands over each alone. */
-static bool undo_oversized(struct memo *memo, const struct bus_batch *batch, enum status status,
-                           struct error *error)
-{
-    struct intake *intake = &memo->intakes[0];
-    if (memo->count != 1 || (status != STATUS_PAYLOAD_TOO_LARGE && status != STATUS_BAD_REQUEST))
-        return false;
-    intake->error = *error;
-    intake->acceptance.verdict = REFDATA_REFUSED;
-    memo->is_published = false;
-    return db_rollback_to_savepoint(batch->conn, batch->deadline_ns, error) == STATUS_OK;
-}
-
 void refdata_reader_handle(void *context, struct bus_batch *batch)
 {
     struct refdata_reader *reader = context;
@@ -167,7 +153,16 @@ void refdata_reader_handle(void *context, struct bus_batch *batch)
                                       &memo->arena, &error);
     }
     FAILPOINT("adapter.before_commit");
-    if (status != STATUS_OK && !undo_oversized(memo, batch, status, &error)) {
+    /* One that the commands' topic will never take is refused, and its request must not stay either. Which one of several it was is
+     * not known: then the bus hands over each alone. */
+    if (memo->count == 1 && (status == STATUS_PAYLOAD_TOO_LARGE || status == STATUS_BAD_REQUEST)) {
+        memo->intakes[0].error = error;
+        memo->intakes[0].acceptance.verdict = REFDATA_REFUSED;
+        memo->is_published = false;
+        if (db_rollback_to_savepoint(batch->conn, batch->deadline_ns, &error) == STATUS_OK)
+            status = STATUS_OK;
+    }
+    if (status != STATUS_OK) {
         if (status != STATUS_DB_DOWN &&
             status != STATUS_CANCELLED) /* the bus finds a lost connection itself */
             bus_batch_rollback(batch, "%s", error.message);
@@ -225,7 +220,7 @@ void refdata_reader_uncommitted(void *context, const struct bus_batch *batch)
 void refdata_reader_gap(void *context, unsigned partition, int64_t offset, int64_t next)
 {
     const struct refdata_reader *reader = context;
-    log_error("adapter_messages_lost", LOG_STR("topic", reader->source->topic),
+    log_error("adapter_messages_lost", LOG_STR("topic", reader->source->settings->topic),
               LOG_INT("partition", partition), LOG_INT("offset", offset), LOG_INT("next", next));
 }
 
@@ -259,7 +254,7 @@ static enum status add_readers(struct refdata_adapter *adapter, struct error *er
         *reader = (struct refdata_reader){.flow = adapter->flow, .source = source};
         for (size_t k = 0; k < sizeof results / sizeof results[0]; k++)
             reader->outcomes[k] = metric_series_get(&refdata_adapter_messages_family,
-                                                    (struct str[]){source->topic, str_from(results[k])});
+                                                    (struct str[]){sources[i].topic, str_from(results[k])});
     }
     return status;
 }
@@ -272,7 +267,8 @@ static enum status open_bus(struct refdata_adapter *adapter, unsigned handlers, 
     struct bus_topic *topics = arena_zalloc(&adapter->arena, adapter->count * sizeof *topics);
     struct db_target target = adapter->flow->database->site.target;
     for (size_t i = 0; i < adapter->count; i++)
-        topics[i].name = adapter->readers[i].source->topic.ptr; /* its partitions are not ours to count */
+        topics[i].name =
+            adapter->readers[i].source->settings->topic.ptr; /* its partitions are not ours to count */
     target.connections_max = handlers;
     enum status status = refdata_buses_open_kafka(
         adapter->flow->refdata,
@@ -282,8 +278,8 @@ static enum status open_bus(struct refdata_adapter *adapter, unsigned handlers, 
     for (size_t i = 0; i < adapter->count && status == STATUS_OK; i++) {
         struct refdata_reader *reader = &adapter->readers[i];
         status = bus_subscribe(adapter->bus,
-                               &(struct bus_subscription){.topic = reader->source->topic.ptr,
-                                                          .group = reader->source->group.ptr,
+                               &(struct bus_subscription){.topic = reader->source->settings->topic.ptr,
+                                                          .group = reader->source->settings->group.ptr,
                                                           .mode = BUS_SHARED,
                                                           .from = BUS_FROM_START,
                                                           .parallel = handlers,

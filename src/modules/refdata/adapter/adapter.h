@@ -48,16 +48,13 @@ struct refdata_from {
 };
 
 struct refdata_adapter_source {
-    struct str topic, group;
+    const struct refdata_source_settings *settings; /* borrowed: they live as long */
     struct refdata_from from[REFDATA_PARTS];
-    struct setting_strings words[REFDATA_WORDS];
-    enum refdata_tombstones tombstones;
-    enum refdata_id_form id_form;
     bool is_mapped;        /* only what is named counts; else a message is exactly the contract's */
     bool items_are_mapped; /* each is taken apart */
 };
 
-/* Everything is copied into the arena. `config` (may be NULL when the settings were checked before) is for the place in
+/* What is made of the settings is in the arena. `config` (may be NULL when the settings were checked before) is for the place in
  * errors. */
 enum status refdata_source_init(struct refdata_adapter_source *source,
                                 const struct refdata_source_settings *settings, size_t index,

@@ -107,18 +107,6 @@ static bool in_body_elsewhere(const struct refdata_from *from)
     return from->kind == REFDATA_AT_FIELD && !from->is_default;
 }
 
-static enum status check_names(const struct making *making)
-{
-    const struct refdata_source_settings *settings = making->settings;
-    if (!str_is_name(settings->topic))
-        return refuse(making, settings->topic_place, "topic", "must be 1 to 60 of A-Z a-z 0-9 . _ -");
-    if (str_ends_with(settings->topic, STR(BUS_DEAD_SUFFIX)))
-        return refuse(making, settings->topic_place, "topic", "a topic of dead letters has none of its own");
-    if (!str_is_name(settings->group))
-        return refuse(making, settings->group_place, "group", "must be 1 to 60 of A-Z a-z 0-9 . _ -");
-    return STATUS_OK;
-}
-
 /* Of tenant and dictionary: a fixed one must be valid, and a message without a value has no fields. */
 static enum status check_addressee(const struct making *making, const struct refdata_adapter_source *source)
 {
@@ -130,7 +118,7 @@ static enum status check_addressee(const struct making *making, const struct ref
                           "must be 1 to 64 of A-Z a-z 0-9 . _ -");
     }
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (source->tombstones != REFDATA_TOMBSTONES_REFUSE &&
+        if (making->settings->tombstones != REFDATA_TOMBSTONES_REFUSE &&
             source->from[names[i]].kind == REFDATA_AT_FIELD)
             return refuse(making, making->settings->tombstones_place, "tombstones",
                           "a message without a value has no field for %s: take that from a header, or fix it",
@@ -145,26 +133,22 @@ enum status refdata_source_init(struct refdata_adapter_source *source,
     const struct making making = {
         .config = config, .settings = settings, .index = index, .arena = arena, .error = error};
     const struct refdata_from *from = source->from;
-    *source = (struct refdata_adapter_source){.topic = arena_str(arena, settings->topic),
-                                              .group = arena_str(arena, settings->group),
-                                              .tombstones = (enum refdata_tombstones)settings->tombstones,
-                                              .id_form = (enum refdata_id_form)settings->id_form};
-    enum status status = check_names(&making);
+    const struct setting_strings *words = settings->words;
+    enum status status = STATUS_OK;
+    *source = (struct refdata_adapter_source){.settings = settings};
+    if (!str_is_name(settings->topic))
+        return refuse(&making, settings->topic_place, "topic", "must be 1 to 60 of A-Z a-z 0-9 . _ -");
+    if (str_ends_with(settings->topic, STR(BUS_DEAD_SUFFIX)))
+        return refuse(&making, settings->topic_place, "topic", "a topic of dead letters has none of its own");
+    if (!str_is_name(settings->group))
+        return refuse(&making, settings->group_place, "group", "must be 1 to 60 of A-Z a-z 0-9 . _ -");
     for (unsigned part = 0; part < REFDATA_PARTS && status == STATUS_OK; part++)
         status = take_from(&making, (enum refdata_part)part, &source->from[part]);
-    for (unsigned word = 0; word < REFDATA_WORDS; word++) {
-        const struct setting_strings *words = &settings->words[word];
-        struct str *items = arena_alloc(arena, (words->count + 1) * sizeof *items);
-        for (size_t i = 0; i < words->count; i++)
-            items[i] = arena_str(arena, words->items[i]);
-        source->words[word] = (struct setting_strings){.items = items, .count = words->count};
-    }
     source->is_mapped = settings->mapping_place.line || in_body_elsewhere(&from[REFDATA_PART_TENANT]) ||
                         in_body_elsewhere(&from[REFDATA_PART_DICT_CODE]);
     source->items_are_mapped = !from[REFDATA_PART_KEY].is_default || !from[REFDATA_PART_OP].is_default ||
-                               !from[REFDATA_PART_PAYLOAD].is_default ||
-                               source->words[REFDATA_WORD_UPSERT].count ||
-                               source->words[REFDATA_WORD_DELETE].count;
+                               !from[REFDATA_PART_PAYLOAD].is_default || words[REFDATA_WORD_UPSERT].count ||
+                               words[REFDATA_WORD_DELETE].count;
     return status == STATUS_OK ? check_addressee(&making, source) : status;
 }
 

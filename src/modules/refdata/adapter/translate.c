@@ -36,7 +36,7 @@ static struct json_value text_value(struct str text, struct arena *arena)
 static bool adapt_word(const struct translation *translation, struct json_value *value,
                        enum refdata_word word, const char *meaning)
 {
-    const struct setting_strings *words = &translation->source->words[word];
+    const struct setting_strings *words = &translation->source->settings->words[word];
     for (size_t i = 0; i < words->count && value->type == JSON_STRING; i++)
         if (json_str_eq(value->raw, words->items[i])) {
             *value = (struct json_value){JSON_STRING, str_from(meaning)};
@@ -58,12 +58,13 @@ static void adapt(const struct translation *translation, enum refdata_part part,
     int64_t number;
     switch (part) {
     case REFDATA_PART_EVENT_ID:
-        if (translation->source->id_form == REFDATA_ID_UUID || !is_text || text.len == 0 ||
+        if (translation->source->settings->id_form == REFDATA_ID_UUID || !is_text || text.len == 0 ||
             uuid_parse(text, &uuid))
             return;
         /* A '#' is in no topic's name, nor is a '/': this differs from every id that is made of a message. */
-        uuid = uuid_named(
-            &id_space, arena_printf(arena, "%.*s#%.*s", STR_ARG(translation->source->topic), STR_ARG(text)));
+        uuid =
+            uuid_named(&id_space, arena_printf(arena, "%.*s#%.*s",
+                                               STR_ARG(translation->source->settings->topic), STR_ARG(text)));
         uuid_format(&uuid, out);
         *value = text_value(str_from(out), arena);
         break;
@@ -243,7 +244,7 @@ static enum status put_items(const struct translation *translation, struct buf *
 static enum status put_tombstone(struct translation *translation, struct buf *out)
 {
     struct json_value key = {0};
-    if (translation->source->tombstones == REFDATA_TOMBSTONES_REFUSE)
+    if (translation->source->settings->tombstones == REFDATA_TOMBSTONES_REFUSE)
         return error_set(translation->error, STATUS_BAD_REQUEST, "the message has no value");
     enum status status = take_parts(translation, NULL);
     translation->values[REFDATA_PART_EVENT_TYPE] = (struct json_value){JSON_STRING, STR("\"DELTA\"")};

@@ -6,12 +6,9 @@
  * failure the unpublished rest of a pair goes to the end of the queue, so that a failing pair does not delay the others. An item
  * that can never be published is logged and left out: copies of it expire. The task runs when it is woken and, because a notice
  * can be lost, every few seconds. */
-#include <stdlib.h>
-
 #include "base/clock.h"
 #include "base/failpoint.h"
 #include "base/log.h"
-#include "base/memory.h"
 #include "hydration/event.h"
 #include "hydration/hydration.h"
 #include "kernel/store.h"
@@ -49,16 +46,9 @@ static const struct db_statement put_back_sql = DB_STATEMENT(
     " insert into refdata.item_change (tenant_id, dict_code, keys, created_at)"
     " select $2, $3, $4::text[], min(created_at) from gone having count(*) > 0");
 
-struct refdata_changes {
-    struct refdata_flow *flow;
-    struct hydration *hydration;
-    struct task *task;
-    bool is_failing; /* the last run: logged once */
-};
-
 /* Rows that this process has claimed, on a worker. */
 struct claim {
-    struct refdata_changes *changes;
+    struct hydration *hydration;
     struct db_pool *pool;
     struct db_result *rows;
     struct arena arena;
@@ -103,10 +93,9 @@ static void put_back(const struct claim *claim, const struct pair *pair)
 /* The items of its rows, each once, that consumers hold. */
 static enum status list_held(struct claim *claim, struct pair *pair, int64_t deadline_ns, struct error *error)
 {
-    struct hydration *hydration = claim->changes->hydration;
     struct str prefix = arena_printf(&claim->arena, "%.*s/", STR_ARG(pair->code)), last = STR_NONE;
     if (str_eq(db_result_str(claim->rows, pair->first, IS_ALL), STR("t")))
-        return hydration_list_held(hydration, REFDATA_ENTITY_TYPE, pair->tenant, prefix, deadline_ns,
+        return hydration_list_held(claim->hydration, REFDATA_ENTITY_TYPE, pair->tenant, prefix, deadline_ns,
                                    &claim->arena, &pair->items, &pair->count, error);
     pair->items = arena_alloc(&claim->arena, (pair->end - pair->first) * sizeof *pair->items);
     for (size_t i = pair->first; i < pair->end; i++) {
@@ -120,7 +109,7 @@ static enum status list_held(struct claim *claim, struct pair *pair, int64_t dea
     }
     pair->is_listed = true;
     bool *held = arena_alloc(&claim->arena, (pair->count + 1) * sizeof *held);
-    enum status status = hydration_find_held(hydration, REFDATA_ENTITY_TYPE, pair->items, pair->count,
+    enum status status = hydration_find_held(claim->hydration, REFDATA_ENTITY_TYPE, pair->items, pair->count,
                                              deadline_ns, held, error);
     size_t kept = 0;
     for (size_t i = 0; status == STATUS_OK && i < pair->count; i++)
@@ -142,25 +131,6 @@ static enum status skip_unpublishable(const struct pair *pair, struct str id, en
     return STATUS_OK;
 }
 
-/* Takes at most half of the time that is left: there may be other pairs. */
-static enum status publish_pair(struct claim *claim, struct pair *pair, struct error *error)
-{
-    int64_t now_ns = clock_mono_ns(), deadline_ns = now_ns + (claim->deadline_ns - now_ns) / 2;
-    enum status status = list_held(claim, pair, deadline_ns, error);
-    if (status != STATUS_OK)
-        return skip_unpublishable(pair, pair->code, status, error);
-    pair->is_listed = true;
-    while (pair->count && status == STATUS_OK) {
-        struct str id = pair->items->entity_id;
-        status = hydration_publish_change(claim->changes->hydration, REFDATA_ENTITY_TYPE, pair->tenant, id,
-                                          deadline_ns, error);
-        status = skip_unpublishable(pair, id, status, error);
-        if (status == STATUS_OK)
-            pair->items++, pair->count--;
-    }
-    return status;
-}
-
 /* The first failure; all others go on. */
 static enum status publish_rows(struct claim *claim, struct error *error)
 {
@@ -170,6 +140,8 @@ static enum status publish_rows(struct claim *claim, struct error *error)
     struct buf ids = {0};
     db_array_begin(&ids);
     for (struct pair pair = {0}; pair.first < db_result_rows(rows); pair = (struct pair){.first = pair.end}) {
+        int64_t now_ns = clock_mono_ns();
+        int64_t deadline_ns = now_ns + (claim->deadline_ns - now_ns) / 2; /* there may be other pairs */
         pair.tenant = db_result_str(rows, pair.first, TENANT);
         pair.code = db_result_str(rows, pair.first, CODE);
         pair.end = pair.first + 1;
@@ -177,7 +149,18 @@ static enum status publish_rows(struct claim *claim, struct error *error)
                str_eq(pair.tenant, db_result_str(rows, pair.end, TENANT)) &&
                str_eq(pair.code, db_result_str(rows, pair.end, CODE)))
             pair.end++;
-        enum status status = publish_pair(claim, &pair, &later);
+        enum status status = list_held(claim, &pair, deadline_ns, &later);
+        pair.is_listed |= status == STATUS_OK;
+        bool is_held = status == STATUS_OK;
+        status = skip_unpublishable(&pair, pair.code, status, &later);
+        while (is_held && pair.count && status == STATUS_OK) {
+            struct str id = pair.items->entity_id;
+            status = hydration_publish_change(claim->hydration, REFDATA_ENTITY_TYPE, pair.tenant, id,
+                                              deadline_ns, &later);
+            status = skip_unpublishable(&pair, id, status, &later);
+            if (status == STATUS_OK)
+                pair.items++, pair.count--;
+        }
         if (status == STATUS_OK) {
             put_ids(claim, &pair, &ids);
             continue;
@@ -197,11 +180,11 @@ static enum status publish_rows(struct claim *claim, struct error *error)
 }
 
 /* False in *found: no row waits. */
-static enum status publish_once(struct refdata_changes *changes, bool *found, struct error *error)
+static enum status publish_once(const struct refdata_flow *flow, bool *found, struct error *error)
 {
-    const struct refdata_flow *flow = changes->flow;
-    struct claim claim = {
-        .changes = changes, .pool = flow->database->site.pool, .deadline_ns = clock_deadline_ms(RUN_MS)};
+    struct claim claim = {.hydration = kernel_hydration(flow->refdata->kernel),
+                          .pool = flow->database->site.pool,
+                          .deadline_ns = clock_deadline_ms(RUN_MS)};
     struct refdata_catalog *catalog = refdata_flow_catalog(flow);
     struct buf codes = {0}; /* of dictionaries that live in this database and can be read */
     db_array_begin(&codes);
@@ -230,57 +213,51 @@ static enum status publish_once(struct refdata_changes *changes, bool *found, st
 
 static int64_t changes_step(struct task *task, void *context)
 {
-    struct refdata_changes *changes = context;
+    const struct refdata_flow *flow = context;
     struct error error = {0};
     enum status status = STATUS_OK;
     bool found = true;
     for (unsigned round = 0; round < ROUNDS_MAX && found && status == STATUS_OK; round++)
-        status = publish_once(changes, &found, &error);
-    bool is_failing = status != STATUS_OK && status != STATUS_CANCELLED;
-    if (is_failing && !changes->is_failing)
-        log_warn("hydration_changes_wait", LOG_STR("database", changes->flow->database->name),
+        status = publish_once(flow, &found, &error);
+    if (status == STATUS_OK || status == STATUS_CANCELLED) {
+        task_hold(task, TASK_MS(PACE_MS));
+        return TASK_MS(found ? PACE_MS : POLL_MS);
+    }
+    if (task_failures(task) == 0)
+        log_warn("hydration_changes_wait", LOG_STR("database", flow->database->name),
                  LOG_ERROR_FIELDS(&error));
-    changes->is_failing = is_failing;
-    task_hold(task, TASK_MS(is_failing ? BACKOFF_MS : PACE_MS));
-    return TASK_MS(is_failing ? BACKOFF_MS : found ? PACE_MS : POLL_MS);
-}
-
-void refdata_changes_wake(struct refdata_changes *changes)
-{
-    task_wake(changes->task);
+    task_hold(task, TASK_MS(BACKOFF_MS));
+    return task_retry(task);
 }
 
 static void *create_changes(void *owner, struct error *error)
 {
     struct refdata_flow *flow = owner;
-    struct hydration *hydration = kernel_hydration(flow->refdata->kernel);
     (void)error;
-    if (!hydration) /* no store: no consumer either */
+    if (!kernel_hydration(flow->refdata->kernel)) /* no store: no consumer either */
         return NULL;
-    struct refdata_changes *changes = flow->changes = memory_zalloc(sizeof *changes);
-    changes->flow = flow;
-    changes->hydration = hydration;
-    changes->task = kernel_site_task(&flow->database->site, "hydration_changes", changes_step, changes);
-    return changes;
+    return flow->changes = task_create(&(struct task_config){.name = "hydration_changes",
+                                                             .loop = flow->database->site.home,
+                                                             .pool = flow->database->site.workers,
+                                                             .run = changes_step,
+                                                             .context = flow,
+                                                             .retry_min_ms = BACKOFF_MS,
+                                                             .retry_max_ms = BACKOFF_MS});
 }
 
 static void start_changes(void *part)
 {
-    struct refdata_changes *changes = part;
-    task_start(changes->task, TASK_MS(PACE_MS)); /* rows of an earlier process */
+    task_start(part, TASK_MS(PACE_MS)); /* rows of an earlier process */
 }
 
 static void stop_changes(void *part)
 {
-    struct refdata_changes *changes = part;
-    task_stop(changes->task, TASK_FOREVER);
+    task_stop(part, TASK_FOREVER);
 }
 
 static void destroy_changes(void *part)
 {
-    struct refdata_changes *changes = part;
-    task_destroy(changes->task);
-    free(changes);
+    task_destroy(part);
 }
 
 const struct kernel_part refdata_changes_part = {

@@ -82,7 +82,6 @@ struct refdata_post {
     bool waits;                            /* consistencyMode=WAIT_COMMIT */
     int64_t deadline_ns;                   /* for its commit */
     char tenant[65];
-    struct refdata_limits limits;
     struct arena arena;                   /* of what follows; empty once it is committed */
     const struct auth_identity *identity; /* NULL = no dictionary needed a scope when it came */
     struct str body, traceparent;

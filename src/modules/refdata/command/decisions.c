@@ -172,7 +172,7 @@ void refdata_decisions_made(struct refdata_decisions *decisions, const struct re
 void refdata_decisions_changed_items(struct refdata_decisions *decisions)
 {
     if (decisions->flow->changes)
-        refdata_changes_wake(decisions->flow->changes);
+        task_wake(decisions->flow->changes);
     else if (decisions->notifier)
         db_notify(decisions->notifier, STR(CHANGES_CHANNEL), STR(""));
 }
@@ -202,7 +202,7 @@ static void on_decision_notice(void *context, struct str channel, struct str pay
     struct str tenant;
     if (str_eq(channel, STR(CHANGES_CHANNEL))) {
         if (decisions->flow->changes)
-            refdata_changes_wake(decisions->flow->changes);
+            task_wake(decisions->flow->changes);
         return;
     }
     if (!parse_notice(payload, &tenant, &state)) { /* too many at once: they come without their payload */

@@ -177,11 +177,11 @@ static enum status read_query(const struct http_request *request, bool *waits, i
  * before the rest of the body. On a loop or a worker: nothing is touched but the post and a catalog that stays. */
 static enum status check_post(struct refdata_post *post, const struct refdata_catalog *catalog)
 {
+    const struct refdata_limits limits = refdata_acceptance_limits(catalog);
     struct json_value body;
     struct str code;
     struct refdata_dictionary *dictionary;
-    enum status status =
-        refdata_update_open(post->body, &post->limits, &body, &code, &post->arena, &post->error);
+    enum status status = refdata_update_open(post->body, &limits, &body, &code, &post->arena, &post->error);
     if (status == STATUS_OK)
         status = refdata_acceptance_find(catalog, code, &dictionary, &post->error);
     if (status != STATUS_OK)
@@ -193,8 +193,8 @@ static enum status check_post(struct refdata_post *post, const struct refdata_ca
     if (scope && !auth_has_scope(post->identity, str_from(scope)))
         return error_set(&post->error, STATUS_INSUFFICIENT_SCOPE,
                          "updating this dictionary needs the scope %s", scope);
-    status = refdata_update_read(&body, REFDATA_FROM_CLIENT, str_from(post->tenant), &post->limits,
-                                 &post->arena, &post->update, &post->error);
+    status = refdata_update_read(&body, REFDATA_FROM_CLIENT, str_from(post->tenant), &limits, &post->arena,
+                                 &post->update, &post->error);
     if (status == STATUS_OK)
         status = refdata_acceptance_check(post->dictionary, &post->update, &post->error);
     if (status != STATUS_OK)
@@ -243,7 +243,6 @@ static struct refdata_post *create_post(struct http_request *request, bool waits
     post->waits = waits;
     post->wait_until_ns = now_ns + wait_ms * CLOCK_NS_PER_MS;
     post->deadline_ns = now_ns + settings->commit_timeout_ms * CLOCK_NS_PER_MS;
-    post->limits = refdata_acceptance_limits(catalog);
     memcpy(post->tenant, identity->tenant.ptr, identity->tenant.len);
     post->body = arena_str(&post->arena, request->body);
     post->bytes = request->body.len;

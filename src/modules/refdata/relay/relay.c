@@ -12,55 +12,33 @@ enum { HEADERS = 2, PAYLOAD_DEPTH_MAX = 4 };
 enum { EXTRA_EVENT_ID, EXTRA_TRACEPARENT };
 
 const struct outbox_table refdata_outbox_table = {
-    .module = "refdata",
     .name = "refdata.outbox_event",
-    .id = {"id", "bigint"},
-    .aggregate = {{"tenant_id", "text"}, {"dict_code", "text"}},
-    .sequence = "id",
     .event_type = "'invalidation'",
-    .payload = "e.payload",
     .logged = {{"eventId", "e.event_id", false},
                {"tenantId", "e.tenant_id", false},
                {"dictCode", "e.dict_code", false},
                {"version", "e.version", .is_number = true}},
     .extra = {[EXTRA_EVENT_ID] = "e.event_id", [EXTRA_TRACEPARENT] = "e.traceparent"},
-    .published = "published",
-    .failed_at = "failed_at",
-    .published_at = "published_at",
-    .created_at = "created_at",
-    .attempts = "attempt_count",
-    .claims = "claim_count",
-    .outages = "outage_count",
-    .claim_id = "claim_id",
-    .locked_by = "locked_by",
-    .locked_until = "locked_until",
-    .next_attempt_at = "next_attempt_at",
-    .last_error = "last_error",
+    REFDATA_OUTBOX_COLUMNS,
 };
 
 /* ---- publishing, on a worker ---- */
 
-/* Seed §8.2: receivers need all five members. */
-static bool is_invalidation(struct str payload)
+static bool make_invalidation(void *context, const struct outbox_event *event, struct bus_message *message,
+                              struct arena *arena, const char **reason)
 {
+    /* Seed §8.2: receivers need all five members. */
     static const char *const texts[] = {"eventId", "tenantId", "dictCode", "committedAt"};
     struct json_value body, member;
     struct error error;
-    if (json_parse(payload, PAYLOAD_DEPTH_MAX, &body, &error) != STATUS_OK || body.type != JSON_OBJECT)
+    (void)context;
+    *reason = "the payload is not an invalidation";
+    if (json_parse(event->payload, PAYLOAD_DEPTH_MAX, &body, &error) != STATUS_OK ||
+        body.type != JSON_OBJECT || !json_get(&body, STR("version"), &member) || member.type != JSON_NUMBER)
         return false;
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         if (!json_get_string(&body, str_from(texts[i]), &member))
             return false;
-    return json_get(&body, STR("version"), &member) && member.type == JSON_NUMBER;
-}
-
-static bool make_invalidation(void *context, const struct outbox_event *event, struct bus_message *message,
-                              struct arena *arena, const char **reason)
-{
-    (void)context;
-    *reason = "the payload is not an invalidation";
-    if (!is_invalidation(event->payload))
-        return false;
     struct bus_header *headers = arena_alloc(arena, HEADERS * sizeof *headers);
     headers[0] = (struct bus_header){STR(BUS_HEADER_EVENT_ID), event->extra[EXTRA_EVENT_ID]};
     headers[1] = (struct bus_header){STR(BUS_HEADER_TRACEPARENT), event->extra[EXTRA_TRACEPARENT]};

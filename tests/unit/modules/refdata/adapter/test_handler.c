@@ -140,8 +140,9 @@ static int set_up(void **state)
     rig->reader = (struct refdata_reader){.flow = &rig->flow, .source = &rig->source};
     static const char *const results[] = {"accepted", "replayed", "refused"};
     for (size_t i = 0; i < 3; i++)
-        rig->reader.outcomes[i] = metric_series_get(&refdata_adapter_messages_family,
-                                                    (struct str[]){rig->source.topic, str_from(results[i])});
+        rig->reader.outcomes[i] =
+            metric_series_get(&refdata_adapter_messages_family,
+                              (struct str[]){rig->source.settings->topic, str_from(results[i])});
     migrate(rig);
     run(rig,
         "truncate refdata.update_request, refdata.chunk_request, refdata.command_outbox restart identity");
