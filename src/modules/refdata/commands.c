@@ -35,8 +35,8 @@ static const struct db_statement insert_sql = DB_STATEMENT(
 
 /* ---- out of the transaction that accepts them ---- */
 
-static void make_message(struct bus_message *message, struct str topic, struct str tenant, struct str code,
-                         struct str event_id, bool waited, struct str traceparent, struct arena *arena)
+void refdata_message_make(struct bus_message *message, struct str topic, struct str tenant, struct str code,
+                          struct str event_id, bool waited, struct str traceparent, struct arena *arena)
 {
     struct bus_header *headers = arena_alloc(arena, HEADERS_MAX * sizeof *headers);
     unsigned count = 0;
@@ -57,8 +57,8 @@ static void make_own_message(struct bus_message *message, const struct refdata_a
                              struct str payload, struct arena *arena)
 {
     const struct refdata_update *update = accepted->update;
-    make_message(message, STR(REFDATA_COMMANDS), update->tenant, update->dict_code,
-                 str_from(update->event_id), accepted->waited, accepted->traceparent, arena);
+    refdata_message_make(message, STR(REFDATA_COMMANDS), update->tenant, update->dict_code,
+                         str_from(update->event_id), accepted->waited, accepted->traceparent, arena);
     message->payload = payload;
 }
 
@@ -142,9 +142,10 @@ static bool make_outbox_message(void *context, const struct outbox_event *event,
 {
     const struct refdata_flow *flow = context;
     (void)reason;
-    make_message(message, str_from(flow->buses.commands_topic), event->aggregate[0], event->aggregate[1],
-                 event->extra[EXTRA_EVENT_ID], str_eq(event->extra[EXTRA_WAITED], STR("true")),
-                 event->extra[EXTRA_TRACEPARENT], arena);
+    refdata_message_make(message, str_from(flow->buses.commands_topic), event->aggregate[0],
+                         event->aggregate[1], event->extra[EXTRA_EVENT_ID],
+                         str_eq(event->extra[EXTRA_WAITED], STR("true")), event->extra[EXTRA_TRACEPARENT],
+                         arena);
     message->payload = event->payload;
     return true;
 }

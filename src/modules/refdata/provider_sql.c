@@ -96,49 +96,39 @@ static const struct db_statement staged_deltas_sql =
                  "  unnest(d.keys, d.payloads) with ordinality as u (k, p, at)"
                  " where d.tenant_id = $1 and d.dict_code = $2 and d.version > $3 order by d.version, u.at");
 
-/* One chunk after another, so that the memory of one is enough. */
-static void write_staged_chunks(const struct refdata_write *change, struct refdata_writer *writer)
-{
-    struct change_values values;
-    char index[REFDATA_NUMBER_BYTES];
-    int64_t last = 0;
-    bool found = true;
-    set_values(&values, change);
-    while (found) {
-        struct db_result *result =
-            refdata_writer_query(writer, &staged_chunk_sql,
-                                 DB_PARAMS(db_text(change->tenant), db_text(change->dictionary->code),
-                                           db_uuid(change->snapshot_id), db_int(last)));
-        found = result && db_result_rows(result) == 1;
-        if (found) {
-            last = db_result_i64(result, 0, 0);
-            values.values[REFDATA_CHUNK_INDEX] = refdata_number(index, last);
-            values.values[REFDATA_SNAPSHOT_JSON] = db_result_str(result, 0, 1);
-            add_template(change->dictionary, REFDATA_SNAPSHOT_STAGE, &values, writer);
-        }
-        db_result_free(result);
-    }
-    values.values[REFDATA_SNAPSHOT_JSON] = STR_NONE; /* the result's */
-    add_template(change->dictionary, REFDATA_SNAPSHOT_FINALIZE, &values, writer);
-}
-
+/* Chunks are staged one after another, so that the memory of one is enough. */
 static void write_staged_by_template(const struct refdata_write *change, struct refdata_writer *writer)
 {
-    struct db_param pair[4] = {db_text(change->tenant), db_text(change->dictionary->code),
-                               db_uuid(change->snapshot_id), DB_END};
-    if (change->dictionary->sql[REFDATA_SNAPSHOT_STAGE].given) {
-        write_staged_chunks(change, writer);
+    struct db_param pair[5] = {db_text(change->tenant), db_text(change->dictionary->code),
+                               db_uuid(change->snapshot_id), DB_END, DB_END};
+    struct change_values values;
+    struct db_result *rows = NULL;
+    int64_t chunk = 0;
+    set_values(&values, change);
+    if (!change->dictionary->sql[REFDATA_SNAPSHOT_STAGE].given) {
+        rows = refdata_writer_query(writer, &staged_whole_sql, pair);
+        if (rows)
+            write_json(change, db_result_str(rows, 0, 0), writer);
+        db_result_free(rows);
     } else {
-        struct db_result *whole = refdata_writer_query(writer, &staged_whole_sql, pair);
-        if (whole)
-            write_json(change, db_result_str(whole, 0, 0), writer);
-        db_result_free(whole);
+        pair[3] = db_int(chunk);
+        while ((rows = refdata_writer_query(writer, &staged_chunk_sql, pair)) && db_result_rows(rows) == 1) {
+            char index[REFDATA_NUMBER_BYTES];
+            chunk = db_result_i64(rows, 0, 0);
+            pair[3] = db_int(chunk);
+            values.values[REFDATA_CHUNK_INDEX] = refdata_number(index, chunk);
+            values.values[REFDATA_SNAPSHOT_JSON] = db_result_str(rows, 0, 1);
+            add_template(change->dictionary, REFDATA_SNAPSHOT_STAGE, &values, writer);
+            db_result_free(rows);
+        }
+        db_result_free(rows);
+        values.values[REFDATA_SNAPSHOT_JSON] = values.values[REFDATA_CHUNK_INDEX] = STR_NONE;
+        add_template(change->dictionary, REFDATA_SNAPSHOT_FINALIZE, &values, writer);
     }
     /* The deltas that came meanwhile, each with its own time and the snapshot's version. */
-    struct change_values values;
     pair[2] = db_i64(change->begun_version);
+    pair[3] = DB_END;
     struct db_result *deltas = refdata_writer_query(writer, &staged_deltas_sql, pair);
-    set_values(&values, change);
     for (size_t row = 0; deltas && row < db_result_rows(deltas); row++) {
         struct refdata_item item = {.key = db_result_str(deltas, row, 1),
                                     .is_delete = db_result_is_null(deltas, row, 2)};

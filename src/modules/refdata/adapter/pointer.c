@@ -1,24 +1,6 @@
 /* Pointers are taken apart once, when the configuration is read; a message only walks the steps. */
 #include "modules/refdata/adapter/adapter.h"
 
-/* "~1" is a slash, "~0" a tilde, and nothing else may follow one. */
-static bool decode(struct str raw, struct arena *arena, struct str *step)
-{
-    char *out = arena_alloc(arena, raw.len + 1);
-    size_t len = 0;
-    for (size_t i = 0; i < raw.len; i++) {
-        char c = raw.ptr[i];
-        if (c == '~') {
-            if (++i == raw.len || (raw.ptr[i] != '0' && raw.ptr[i] != '1'))
-                return false;
-            c = raw.ptr[i] == '0' ? '~' : '/';
-        }
-        out[len++] = c;
-    }
-    *step = str_of(out, len);
-    return true;
-}
-
 enum status refdata_pointer_compile(struct str text, struct arena *arena, struct refdata_pointer *pointer,
                                     struct error *error)
 {
@@ -33,16 +15,21 @@ enum status refdata_pointer_compile(struct str text, struct arena *arena, struct
         return error_set(error, STATUS_CONFIG, "a JSON pointer of more than %d steps",
                          REFDATA_POINTER_STEPS_MAX);
     pointer->steps = arena_alloc(arena, pointer->count * sizeof *pointer->steps);
-    size_t start =
-        1; /* each step goes to the next slash; str_split() would not see an empty one at the end */
-    for (size_t i = 0; i < pointer->count; i++) {
-        size_t end = start;
-        while (end < text.len && text.ptr[end] != '/')
-            end++;
-        if (!decode(str_of(text.ptr + start, end - start), arena, &pointer->steps[i]))
-            return error_set(error, STATUS_CONFIG,
-                             "in a JSON pointer ~ is written ~0, and / within a name ~1");
-        start = end + 1;
+    size_t at = 1; /* each step goes to the next slash; str_split() would not see an empty one at the end */
+    for (size_t i = 0; i < pointer->count; i++, at++) {
+        char *step = arena_alloc(arena, text.len);
+        size_t len = 0;
+        for (; at < text.len && text.ptr[at] != '/'; at++) {
+            char c = text.ptr[at];
+            if (c == '~') { /* "~1" is a slash, "~0" a tilde, and nothing else may follow one */
+                if (++at == text.len || (text.ptr[at] != '0' && text.ptr[at] != '1'))
+                    return error_set(error, STATUS_CONFIG,
+                                     "in a JSON pointer ~ is written ~0, and / within a name ~1");
+                c = text.ptr[at] == '0' ? '~' : '/';
+            }
+            step[len++] = c;
+        }
+        pointer->steps[i] = str_of(step, len);
     }
     return STATUS_OK;
 }

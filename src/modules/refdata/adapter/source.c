@@ -107,25 +107,6 @@ static bool in_body_elsewhere(const struct refdata_from *from)
     return from->kind == REFDATA_AT_FIELD && !from->is_default;
 }
 
-/* Of tenant and dictionary: a fixed one must be valid, and a message without a value has no fields. */
-static enum status check_addressee(const struct making *making, const struct refdata_adapter_source *source)
-{
-    static const enum refdata_part names[] = {REFDATA_PART_TENANT, REFDATA_PART_DICT_CODE};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        const struct refdata_from *from = &source->from[names[i]];
-        if (from->kind == REFDATA_AT_FIXED && !str_is_name(from->text))
-            return refuse(making, making->settings->from[names[i]].fixed_place, parts[names[i]].setting,
-                          "must be 1 to 64 of A-Z a-z 0-9 . _ -");
-    }
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (making->settings->tombstones != REFDATA_TOMBSTONES_REFUSE &&
-            source->from[names[i]].kind == REFDATA_AT_FIELD)
-            return refuse(making, making->settings->tombstones_place, "tombstones",
-                          "a message without a value has no field for %s: take that from a header, or fix it",
-                          parts[names[i]].name);
-    return STATUS_OK;
-}
-
 enum status refdata_source_init(struct refdata_adapter_source *source,
                                 const struct refdata_source_settings *settings, size_t index,
                                 const struct config *config, struct arena *arena, struct error *error)
@@ -149,7 +130,19 @@ enum status refdata_source_init(struct refdata_adapter_source *source,
     source->items_are_mapped = !from[REFDATA_PART_KEY].is_default || !from[REFDATA_PART_OP].is_default ||
                                !from[REFDATA_PART_PAYLOAD].is_default || words[REFDATA_WORD_UPSERT].count ||
                                words[REFDATA_WORD_DELETE].count;
-    return status == STATUS_OK ? check_addressee(&making, source) : status;
+    /* Of tenant and dictionary: a fixed one must be valid, and a message without a value has no fields. */
+    static const enum refdata_part names[] = {REFDATA_PART_TENANT, REFDATA_PART_DICT_CODE};
+    for (size_t i = 0; i < 2 && status == STATUS_OK; i++)
+        if (from[names[i]].kind == REFDATA_AT_FIXED && !str_is_name(from[names[i]].text))
+            status = refuse(&making, settings->from[names[i]].fixed_place, parts[names[i]].setting,
+                            "must be 1 to 64 of A-Z a-z 0-9 . _ -");
+    for (size_t i = 0; i < 2 && status == STATUS_OK; i++)
+        if (settings->tombstones != REFDATA_TOMBSTONES_REFUSE && from[names[i]].kind == REFDATA_AT_FIELD)
+            status =
+                refuse(&making, settings->tombstones_place, "tombstones",
+                       "a message without a value has no field for %s: take that from a header, or fix it",
+                       parts[names[i]].name);
+    return status;
 }
 
 /* ---- all of them ---- */

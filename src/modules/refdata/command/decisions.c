@@ -179,43 +179,35 @@ void refdata_decisions_changed_items(struct refdata_decisions *decisions)
 
 /* ---- decided by another process ---- */
 
-static bool parse_notice(struct str payload, struct str *tenant, struct refdata_state *state)
-{
-    struct str event_id, decision, version, code = STR_NONE;
-    if (!str_split(&payload, '/', tenant) || !str_split(&payload, '/', &event_id) ||
-        !str_split(&payload, '/', &decision) || !str_split(&payload, '/', &version) ||
-        event_id.len != UUID_TEXT_BYTES - 1 || !str_to_i64(version, &state->version))
-        return false;
-    state->decision = str_eq(decision, STR("COMMITTED")) ? REFDATA_COMMITTED : REFDATA_FAILED;
-    (void)str_split(&payload, '/', &code);
-    snprintf(state->event_id, sizeof state->event_id, "%.*s", STR_ARG(event_id));
-    snprintf(state->code, sizeof state->code, "%.*s", STR_ARG(code));
-    snprintf(state->reason, sizeof state->reason, "%.*s", STR_ARG(payload));
-    return true;
-}
-
 static void on_decision_notice(void *context, struct str channel, struct str payload)
 {
     struct refdata_decisions *decisions = context;
     const struct refdata_buses *buses = &decisions->flow->buses;
     struct refdata_state state = {0};
-    struct str tenant;
+    struct str tenant, event_id, decision, version, code = STR_NONE;
     if (str_eq(channel, STR(CHANGES_CHANNEL))) {
         if (decisions->flow->changes)
             task_wake(decisions->flow->changes);
         return;
     }
-    if (!parse_notice(payload, &tenant, &state)) { /* too many at once: they come without their payload */
-        refdata_decisions_read(decisions);
+    if (!str_split(&payload, '/', &tenant) || !str_split(&payload, '/', &event_id) ||
+        !str_split(&payload, '/', &decision) || !str_split(&payload, '/', &version) ||
+        event_id.len != UUID_TEXT_BYTES - 1 || !str_to_i64(version, &state.version)) {
+        refdata_decisions_read(decisions); /* too many at once: they come without their payload */
         return;
     }
+    state.decision = str_eq(decision, STR("COMMITTED")) ? REFDATA_COMMITTED : REFDATA_FAILED;
+    (void)str_split(&payload, '/', &code);
+    str_copy(state.event_id, sizeof state.event_id, event_id);
+    str_copy(state.code, sizeof state.code, code);
+    str_copy(state.reason, sizeof state.reason, payload);
     if (bus_is_private(buses->commands) || bus_is_private(buses->invalidations) ||
         clock_mono_ns() < atomic_load(&decisions->private_until_ns)) {
         release_waiters(decisions, tenant, &state);
         return;
     }
     pthread_mutex_lock(&decisions->lock);
-    bool has_waiter = refdata_waiters_has(&decisions->waiters, tenant, str_from(state.event_id));
+    bool has_waiter = refdata_waiters_has(&decisions->waiters, tenant, event_id);
     pthread_mutex_unlock(&decisions->lock);
     if (has_waiter)
         refdata_decisions_read(decisions);

@@ -4,11 +4,10 @@
 #include "base/failpoint.h"
 #include "base/json.h"
 #include "base/log.h"
-#include "modules/refdata/flow.h"
+#include "modules/refdata/commands.h"
 #include "outbox/messages.h"
 
-enum { HEADERS = 2, PAYLOAD_DEPTH_MAX = 4 };
-
+enum { PAYLOAD_DEPTH_MAX = 4 };
 enum { EXTRA_EVENT_ID, EXTRA_TRACEPARENT };
 
 const struct outbox_table refdata_outbox_table = {
@@ -39,16 +38,9 @@ static bool make_invalidation(void *context, const struct outbox_event *event, s
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         if (!json_get_string(&body, str_from(texts[i]), &member))
             return false;
-    struct bus_header *headers = arena_alloc(arena, HEADERS * sizeof *headers);
-    headers[0] = (struct bus_header){STR(BUS_HEADER_EVENT_ID), event->extra[EXTRA_EVENT_ID]};
-    headers[1] = (struct bus_header){STR(BUS_HEADER_TRACEPARENT), event->extra[EXTRA_TRACEPARENT]};
-    *message = (struct bus_message){
-        .topic = STR(REFDATA_INVALIDATIONS),
-        .key = arena_printf(arena, "%.*s:%.*s", STR_ARG(event->aggregate[0]), STR_ARG(event->aggregate[1])),
-        .payload = event->payload,
-        .headers = headers,
-        .header_count = headers[1].value.len ? 2 : 1,
-    };
+    refdata_message_make(message, STR(REFDATA_INVALIDATIONS), event->aggregate[0], event->aggregate[1],
+                         event->extra[EXTRA_EVENT_ID], false, event->extra[EXTRA_TRACEPARENT], arena);
+    message->payload = event->payload;
     return true;
 }
 
