@@ -49,32 +49,19 @@ void loop_group_start(struct loop_group *group)
             abort(); /* at start only: without its loops the process is nothing */
 }
 
-/* What was still on its way when the threads ended is run here, while everybody it concerns still lives. */
-static void settle_all(struct loop_group *group)
-{
-    for (unsigned i = 0; i < group->count;)
-        i = loop_settle(group->loops[i]) ? 0
-                                         : i + 1; /* a message may have been answered to an earlier loop */
-}
-
-static void close_timers(struct loop_group *group)
-{
-    for (unsigned i = 0; i < group->count; i++)
-        loop_timers_close(&group->loops[i]->timers);
-}
-
 void loop_group_stop(struct loop_group *group)
 {
-    if (!atomic_load(&group->running)) {
-        close_timers(group);
-        return;
-    }
-    for (unsigned i = 0; i < group->count; i++)
+    bool ran = atomic_load(&group->running);
+    for (unsigned i = 0; i < group->count && ran; i++)
         loop_stop(group->loops[i]);
-    for (unsigned i = 0; i < group->count; i++)
+    for (unsigned i = 0; i < group->count && ran; i++)
         pthread_join(group->threads[i], NULL);
-    close_timers(group);
-    settle_all(group);
+    for (unsigned i = 0; i < group->count; i++)
+        loop_timers_close(&group->loops[i]->timers);
+    /* What was still on its way when the threads ended is run here, while everybody it concerns still lives. A message may have
+     * been answered to an earlier loop. */
+    for (unsigned i = 0; i < group->count && ran;)
+        i = loop_settle(group->loops[i]) ? 0 : i + 1;
     atomic_store(&group->running,
                  false); /* only now: a grace period asked for meanwhile must wait for the threads */
 }
@@ -104,51 +91,47 @@ struct loop *loop_group_loop(const struct loop_group *group, unsigned index)
 }
 
 /* One message per loop, all in one allocation that the last loop frees. */
-struct grace {
-    struct grace_message {
-        struct loop_message message;
-        struct grace *grace;
-    } * messages;
-    atomic_uint left;
-    void (*fn)(void *arg);
+struct broadcast {
+    void (*each)(struct loop *loop, void *arg); /* on every loop; or NULL */
+    void (*after)(void *arg);                   /* once, on the last; or NULL */
     void *arg;
+    atomic_uint left;
+    struct broadcast_message {
+        struct loop_message message;
+        struct broadcast *broadcast;
+    } messages[];
 };
 
-static void finish_grace(struct grace *grace)
+static void on_broadcast(struct loop *loop, struct loop_message *message)
 {
-    void (*fn)(void *arg) = grace->fn;
-    void *arg = grace->arg;
-    free(grace->messages);
-    free(grace);
-    fn(arg);
+    struct broadcast *broadcast = ((struct broadcast_message *)message)->broadcast;
+    if (broadcast->each)
+        broadcast->each(loop, broadcast->arg);
+    if (atomic_fetch_sub(&broadcast->left, 1) > 1)
+        return;
+    if (broadcast->after)
+        broadcast->after(broadcast->arg);
+    free(broadcast);
 }
 
-static void on_grace(struct loop *loop, struct loop_message *message)
+static void post_to_all(struct loop_group *group, const struct broadcast *made)
 {
-    (void)loop;
-    struct grace *grace = ((struct grace_message *)message)->grace;
-    if (atomic_fetch_sub(&grace->left, 1) == 1)
-        finish_grace(grace);
+    unsigned count = group->count; /* after the last post the loops may have freed it */
+    struct broadcast *broadcast = memory_alloc(sizeof *broadcast + count * sizeof broadcast->messages[0]);
+    *broadcast = *made;
+    atomic_init(&broadcast->left, count);
+    for (unsigned i = 0; i < count; i++) {
+        broadcast->messages[i] = (struct broadcast_message){{.on_message = on_broadcast}, broadcast};
+        loop_post(group->loops[i], &broadcast->messages[i].message);
+    }
 }
 
 void loop_group_synchronize(struct loop_group *group, void (*fn)(void *arg), void *arg)
 {
-    if (!atomic_load(&group->running)) {
+    if (atomic_load(&group->running))
+        post_to_all(group, &(struct broadcast){.after = fn, .arg = arg});
+    else
         fn(arg);
-        return;
-    }
-    struct grace *grace = memory_alloc(sizeof *grace);
-    grace->messages = memory_alloc(group->count * sizeof *grace->messages);
-    atomic_init(&grace->left, group->count);
-    grace->fn = fn;
-    grace->arg = arg;
-    /* The last message frees the array, so nothing of `grace` is touched after the last post. */
-    struct grace_message *messages = grace->messages;
-    for (unsigned i = 0; i < group->count; i++) {
-        messages[i].grace = grace;
-        messages[i].message.on_message = on_grace;
-        loop_post(group->loops[i], &messages[i].message);
-    }
 }
 
 struct call {
@@ -198,26 +181,7 @@ void loop_group_call(struct loop_group *group, void (*fn)(void *arg), void *arg)
     wait_for(&call.done);
 }
 
-struct broadcast_message {
-    struct loop_message message;
-    void (*fn)(struct loop *loop, void *arg);
-    void *arg;
-};
-
-static void on_broadcast(struct loop *loop, struct loop_message *message)
-{
-    struct broadcast_message *broadcast = (struct broadcast_message *)message;
-    broadcast->fn(loop, broadcast->arg);
-    free(broadcast);
-}
-
 void loop_group_broadcast(struct loop_group *group, void (*fn)(struct loop *loop, void *arg), void *arg)
 {
-    for (unsigned i = 0; i < group->count; i++) {
-        struct broadcast_message *broadcast = memory_alloc(sizeof *broadcast);
-        broadcast->message.on_message = on_broadcast;
-        broadcast->fn = fn;
-        broadcast->arg = arg;
-        loop_post(group->loops[i], &broadcast->message);
-    }
+    post_to_all(group, &(struct broadcast){.each = fn, .arg = arg});
 }

@@ -12,8 +12,7 @@ struct loop_group;
 
 struct loop_group *loop_group_create(unsigned count, unsigned parked_max);
 void loop_group_start(struct loop_group *group); /* one thread per loop */
-void loop_group_stop(
-    struct loop_group *group); /* any thread but a loop's: asks every loop to end and joins them */
+void loop_group_stop(struct loop_group *group);  /* any thread but a loop's: ends every loop and joins them */
 void loop_group_destroy(struct loop_group *group);
 bool loop_group_is_running(const struct loop_group *group); /* between start and the end of stop */
 unsigned loop_group_count(const struct loop_group *group);

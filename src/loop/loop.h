@@ -16,7 +16,11 @@
 struct loop;
 
 /* ---- io: level-triggered readiness of one descriptor; embedded in its owner ---- */
-enum { LOOP_READ = 1, LOOP_WRITE = 2, LOOP_HANGUP = 4 /* reported, never asked for: peer gone or error */ };
+enum {
+    LOOP_READ = 0x1,
+    LOOP_WRITE = 0x4,
+    LOOP_HANGUP = 0x18 /* reported, never asked for: peer gone or error */
+};
 
 struct loop_io;
 typedef void loop_io_fn(struct loop_io *io, unsigned events);
@@ -28,8 +32,7 @@ struct loop_io {
 enum status loop_io_start(struct loop *loop, struct loop_io *io, int fd, unsigned interest,
                           loop_io_fn *on_event, struct error *error) MUST_CHECK;
 void loop_io_change(struct loop *loop, struct loop_io *io, unsigned interest); /* no syscall when unchanged */
-void loop_io_stop(struct loop *loop,
-                  struct loop_io *io); /* before close(); drops events still in this tick */
+void loop_io_stop(struct loop *loop, struct loop_io *io); /* before close(); drops this tick's events, too */
 
 /* ---- timers: embedded, at most one deadline each; starting again moves it ---- */
 struct loop_timer;
@@ -89,14 +92,13 @@ struct loop_options {
     unsigned index;      /* 0.. ; the loop's number in its group */
     unsigned parked_max; /* 0 = 65,536 */
 };
-struct loop *loop_create(
-    const struct loop_options *options);                /* aborts only when out of memory or descriptors */
-void loop_destroy(struct loop *loop);                   /* after its thread ended */
-void loop_run(struct loop *loop);                       /* until loop_stop() */
-void loop_run_once(struct loop *loop, int wait_ms_max); /* for tests and drains */
-void loop_stop(struct loop *loop);                      /* any thread */
-bool loop_settle(
-    struct loop *loop); /* after its thread ended: runs and frees what is left; was there anything? */
+struct loop *loop_create(const struct loop_options *options); /* aborts without memory or descriptors */
+void loop_destroy(struct loop *loop);                         /* after its thread ended */
+void loop_run(struct loop *loop);                             /* until loop_stop() */
+void loop_run_once(struct loop *loop, int wait_ms_max);       /* for tests and drains */
+void loop_stop(struct loop *loop);                            /* any thread */
+/* After its thread ended: runs and frees what is left. Was there anything? */
+bool loop_settle(struct loop *loop);
 unsigned loop_index(const struct loop *loop);
 int64_t loop_now_ns(const struct loop *loop);  /* the time this tick began; no syscall */
 bool loop_is_current(const struct loop *loop); /* is this the loop's thread? for assertions */

@@ -61,8 +61,7 @@ struct loop {
     pthread_t thread; /* of loop_run(), for loop_is_current() */
     atomic_bool has_thread;
     struct epoll_event events[LOOP_EVENTS_PER_TICK];
-    int event_count,
-        event_at; /* the io phase's progress, so that loop_io_stop() can drop what is still to come */
+    int event_count, event_at; /* of the io phase: loop_io_stop() drops what is still to come */
     struct loop_io inbox_io;
     struct loop_inbox inbox;
     struct loop_timers timers;
@@ -72,19 +71,8 @@ struct loop {
     struct loop_parking parking;
 };
 
-void loop_inbox_init(struct loop_inbox *inbox);
-void loop_inbox_deinit(struct loop_inbox *inbox);
-bool loop_inbox_has_some(const struct loop_inbox *inbox);
-/* Runs up to `max` messages. */
-void loop_inbox_run(struct loop *loop, unsigned max);
-
-void loop_timers_deinit(struct loop_timers *timers);
 /* The loop has ended: none runs, and none can be started. Owners may be freed in any order, with or without stopping them. */
 void loop_timers_close(struct loop_timers *timers);
-int64_t loop_timers_next_ns(const struct loop_timers *timers); /* CLOCK_NEVER when none runs */
-void loop_timers_run(struct loop *loop, unsigned max);
-
-void loop_parking_init(struct loop_parking *parking, uint32_t slot_max);
-void loop_parking_deinit(struct loop_parking *parking);
+void loop_timers_run(struct loop *loop); /* those that are due */
 
 #endif

@@ -2,24 +2,9 @@
  *
  * A slot's generation is odd while it is occupied and grows with every use, so that a reference kept by another
  * thread for too long finds nothing instead of somebody else. */
-#include <stddef.h>
-#include <stdlib.h>
-
 #include "base/clock.h"
 #include "base/memory.h"
 #include "loop/loop_inside.h"
-
-void loop_parking_init(struct loop_parking *parking, uint32_t slot_max)
-{
-    parking->slot_max = slot_max;
-}
-
-void loop_parking_deinit(struct loop_parking *parking)
-{
-    for (uint32_t page = 0; page * LOOP_PARKED_PAGE < parking->slot_count; page++)
-        free(parking->pages[page]);
-    free(parking->pages);
-}
 
 static struct loop_parked *slot_at(const struct loop_parking *parking, uint32_t slot)
 {
@@ -49,7 +34,7 @@ static void free_slot(struct loop_parking *parking, uint32_t slot)
 
 static void on_due(struct loop_timer *timer)
 {
-    struct loop_parked *parked = (struct loop_parked *)((char *)timer - offsetof(struct loop_parked, timer));
+    struct loop_parked *parked = CONTAINER_OF(timer, struct loop_parked, timer);
     struct loop_parking *parking = &parked->loop->parking;
     void *owner = parked->owner;
     loop_park_timeout_fn *on_timeout = parked->on_timeout;

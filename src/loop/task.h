@@ -39,18 +39,17 @@ struct task;
 #define TASK_FOREVER CLOCK_NEVER
 #define TASK_MS(ms) ((int64_t)(ms)*CLOCK_NS_PER_MS)
 
-typedef int64_t task_run_fn(struct task *task,
-                            void *context); /* the delay until the next run, in ns; at most 1/16 late */
+/* Returns the delay until the next run, in ns; at most 1/16 late. */
+typedef int64_t task_run_fn(struct task *task, void *context);
 
 struct task_config {
     const char *name;         /* for logs; a literal */
     struct loop *loop;        /* for its timer, `prepare` and `finish` */
     struct worker_pool *pool; /* for `run`, which may block */
     task_run_fn *run;
-    void (*prepare)(void *context); /* optional; on the loop, before each run */
-    void (*finish)(
-        void *
-            context); /* optional; on the loop, after each run, before the next one; not once it is stopped */
+    /* Optional, on the loop: before each run; after each run, before the next one, but not once it is stopped. */
+    void (*prepare)(void *context);
+    void (*finish)(void *context);
     void *context;
     int64_t retry_min_ms, retry_max_ms; /* of task_retry(); 0 = 100 ms and 2 s */
 };
@@ -64,11 +63,10 @@ void task_start(struct task *task, int64_t delay_ns); /* once; the first run aft
 void task_wake(struct task *task);
 
 /* Within `run`. */
-int64_t task_retry(struct task *task);           /* counts a failed run; its delay by the backoff */
-unsigned task_failures(const struct task *task); /* failed runs in a row before this one */
-void task_hold(struct task *task,
-               int64_t delay_ns); /* after this run, wakes wait until delay_ns from now are over */
-bool task_is_stopping(const struct task *task); /* any thread: a long run ends early */
+int64_t task_retry(struct task *task);               /* counts a failed run; its delay by the backoff */
+unsigned task_failures(const struct task *task);     /* failed runs in a row before this one */
+void task_hold(struct task *task, int64_t delay_ns); /* after this run, wakes wait for delay_ns from now */
+bool task_is_stopping(const struct task *task);      /* any thread: a long run ends early */
 
 /* Any thread but the task's own run, prepare or finish. No run begins any more; waits up to grace_ns for the one under way.
  * False: it still runs: interrupt what it waits for and call again. Works the same while the loop runs, on the loop's own

@@ -46,14 +46,6 @@ static void sift_down(struct loop_timers *timers, size_t at, struct loop_timer *
     put_at(timers, at, timer);
 }
 
-static void grow(struct loop_timers *timers)
-{
-    if (timers->count + 2 <= timers->capacity)
-        return;
-    timers->capacity = timers->capacity ? timers->capacity * 2 : 64;
-    timers->heap = memory_realloc_array(timers->heap, timers->capacity, sizeof(struct loop_timer *));
-}
-
 void loop_timer_start(struct loop *loop, struct loop_timer *timer, int64_t deadline_ns, loop_timer_fn *on_due)
 {
     struct loop_timers *timers = &loop->timers;
@@ -70,7 +62,10 @@ void loop_timer_start(struct loop *loop, struct loop_timer *timer, int64_t deadl
         return;
     }
     timer->deadline_ns = deadline_ns;
-    grow(timers);
+    if (timers->count + 2 > timers->capacity) {
+        timers->capacity = timers->capacity ? timers->capacity * 2 : 64;
+        timers->heap = memory_realloc_array(timers->heap, timers->capacity, sizeof(struct loop_timer *));
+    }
     sift_up(timers, ++timers->count, timer);
 }
 
@@ -97,22 +92,14 @@ void loop_timers_close(struct loop_timers *timers)
     timers->closed = true;
 }
 
-int64_t loop_timers_next_ns(const struct loop_timers *timers)
-{
-    return timers->count ? timers->heap[1]->deadline_ns : CLOCK_NEVER;
-}
-
-void loop_timers_run(struct loop *loop, unsigned max)
+void loop_timers_run(struct loop *loop)
 {
     struct loop_timers *timers = &loop->timers;
-    for (unsigned i = 0; i < max && timers->count && timers->heap[1]->deadline_ns <= loop->now_ns; i++) {
+    for (unsigned i = 0; i < LOOP_TIMERS_PER_TICK && timers->count; i++) {
         struct loop_timer *due = timers->heap[1];
+        if (due->deadline_ns > loop->now_ns)
+            return;
         loop_timer_stop(loop, due);
         due->on_due(due);
     }
-}
-
-void loop_timers_deinit(struct loop_timers *timers)
-{
-    free(timers->heap);
 }
