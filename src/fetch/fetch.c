@@ -69,27 +69,21 @@ struct fetch_transfer { /* does not move while it is under way: libcurl points i
     bool overflowed, refused;
 };
 
-static bool is_streamed(const struct fetch_transfer *transfer)
-{
-    long status = 0;
-
-    if (!transfer->request->on_body)
-        return false;
-    curl_easy_getinfo(transfer->curl, CURLINFO_RESPONSE_CODE, &status);
-    return status >= 200 && status < 300;
-}
-
 static size_t on_body(char *bytes, size_t size, size_t count, void *arg)
 {
     struct fetch_transfer *transfer = arg;
+    const struct fetch_request *request = transfer->request;
     struct buf *body = &transfer->answer->body;
     size_t len = size * count; /* size is always 1 */
+    long status = 0;
 
-    if (is_streamed(transfer)) {
-        transfer->refused = !transfer->request->on_body(transfer->request->context, str_of(bytes, len));
+    if (request->on_body)
+        curl_easy_getinfo(transfer->curl, CURLINFO_RESPONSE_CODE, &status);
+    if (status >= 200 && status < 300) {
+        transfer->refused = !request->on_body(request->context, str_of(bytes, len));
         return transfer->refused ? 0 : len;
     }
-    if (len > transfer->request->answer_bytes_max - buf_len(body)) {
+    if (len > request->answer_bytes_max - buf_len(body)) {
         transfer->overflowed = true;
         return 0; /* ends the transfer */
     }
@@ -97,17 +91,10 @@ static size_t on_body(char *bytes, size_t size, size_t count, void *arg)
     return len;
 }
 
-static struct curl_slist *header_list(const char *const *headers)
+static void set_options(struct fetch_transfer *transfer, const struct fetch_request *request)
 {
-    struct curl_slist *list = NULL;
+    CURL *curl = transfer->curl;
 
-    for (; headers && *headers; headers++)
-        list = curl_slist_append(list, *headers);
-    return list;
-}
-
-static void set_limits(CURL *curl, const struct fetch_request *request)
-{
     curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L);
     curl_easy_setopt(curl, CURLOPT_PROTOCOLS_STR, "http,https");
     curl_easy_setopt(curl, CURLOPT_FOLLOWLOCATION, 0L);
@@ -127,35 +114,18 @@ static void set_limits(CURL *curl, const struct fetch_request *request)
     curl_easy_setopt(curl, CURLOPT_SSL_VERIFYHOST, 2L);
     curl_easy_setopt(curl, CURLOPT_SSLVERSION, (long)CURL_SSLVERSION_TLSv1_2);
     curl_easy_setopt(curl, CURLOPT_USERAGENT, "freshet/" FRESHET_VERSION);
-}
-
-static void set_message(CURL *curl, const struct fetch_request *request, const char *url,
-                        const struct curl_slist *headers)
-{
-    curl_easy_setopt(curl, CURLOPT_URL, url);
+    curl_easy_setopt(curl, CURLOPT_URL, transfer->url);
     curl_easy_setopt(curl, CURLOPT_PATH_AS_IS, 1L); /* ".." may be a key */
-    curl_easy_setopt(curl, CURLOPT_HTTPHEADER, headers);
+    curl_easy_setopt(curl, CURLOPT_HTTPHEADER, transfer->headers);
     if (request->body.len > 0) {
         curl_easy_setopt(curl, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)request->body.len);
         curl_easy_setopt(curl, CURLOPT_POSTFIELDS, request->body.ptr);
     }
     if (request->method)
         curl_easy_setopt(curl, CURLOPT_CUSTOMREQUEST, request->method);
-}
-
-static enum status failed(CURLcode code, const struct fetch_transfer *transfer, struct error *error)
-{
-    if (transfer->overflowed || code == CURLE_FILESIZE_EXCEEDED)
-        return error_set(error, STATUS_IO, "the answer has more than %zu bytes",
-                         transfer->request->answer_bytes_max);
-    if (code == CURLE_ABORTED_BY_CALLBACK)
-        return error_set(error, STATUS_CANCELLED, "the process is stopping");
-    if (transfer->refused)
-        return error_set(error, STATUS_CANCELLED, "the rest of the answer was not wanted");
-    if (code == CURLE_OPERATION_TIMEDOUT)
-        return error_set(error, STATUS_TIMEOUT, "no answer in time");
-    return error_set(error, STATUS_IO, "%s",
-                     transfer->details[0] ? transfer->details : curl_easy_strerror(code));
+    curl_easy_setopt(curl, CURLOPT_ERRORBUFFER, transfer->details);
+    curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, on_body);
+    curl_easy_setopt(curl, CURLOPT_WRITEDATA, transfer);
 }
 
 /* Fills the handle with the request. On failure there is nothing to end. */
@@ -171,12 +141,9 @@ static enum status transfer_begin(struct fetch_transfer *transfer, const struct 
     if (!transfer->curl)
         return error_set(error, STATUS_NO_MEMORY, "no memory for a request");
     transfer->url = str_dup(request->url);
-    transfer->headers = header_list(request->headers);
-    set_limits(transfer->curl, request);
-    set_message(transfer->curl, request, transfer->url, transfer->headers);
-    curl_easy_setopt(transfer->curl, CURLOPT_ERRORBUFFER, transfer->details);
-    curl_easy_setopt(transfer->curl, CURLOPT_WRITEFUNCTION, on_body);
-    curl_easy_setopt(transfer->curl, CURLOPT_WRITEDATA, transfer);
+    for (const char *const *header = request->headers; header && *header; header++)
+        transfer->headers = curl_slist_append(transfer->headers, *header);
+    set_options(transfer, request);
     return STATUS_OK;
 }
 
@@ -196,7 +163,17 @@ static enum status transfer_end(struct fetch_transfer *transfer, CURLcode code, 
     if (code == CURLE_OK)
         return STATUS_OK;
     buf_deinit(&transfer->answer->body);
-    return failed(code, transfer, error);
+    if (transfer->overflowed || code == CURLE_FILESIZE_EXCEEDED)
+        return error_set(error, STATUS_IO, "the answer has more than %zu bytes",
+                         transfer->request->answer_bytes_max);
+    if (code == CURLE_ABORTED_BY_CALLBACK)
+        return error_set(error, STATUS_CANCELLED, "the process is stopping");
+    if (transfer->refused)
+        return error_set(error, STATUS_CANCELLED, "the rest of the answer was not wanted");
+    if (code == CURLE_OPERATION_TIMEDOUT)
+        return error_set(error, STATUS_TIMEOUT, "no answer in time");
+    return error_set(error, STATUS_IO, "%s",
+                     transfer->details[0] ? transfer->details : curl_easy_strerror(code));
 }
 
 bool fetch_is_url(struct str url)
@@ -238,20 +215,6 @@ static void many_end(struct many *many, struct fetch_transfer *transfer, CURLcod
     many->running--;
 }
 
-static void many_begin(struct many *many, size_t at, const struct fetch_request *request,
-                       struct fetch_answer *answer)
-{
-    struct fetch_transfer *transfer = &many->transfers[at];
-
-    many->statuses[at] = transfer_begin(transfer, request, answer, &many->errors[at]);
-    if (many->statuses[at] != STATUS_OK)
-        return;
-    many->running++;
-    curl_easy_setopt(transfer->curl, CURLOPT_PRIVATE, transfer);
-    if (curl_multi_add_handle(many->multi, transfer->curl) != CURLM_OK)
-        many_end(many, transfer, CURLE_OUT_OF_MEMORY);
-}
-
 static void many_end_all(struct many *many, size_t begun, CURLcode code)
 {
     for (size_t i = 0; i < begun; i++)
@@ -259,30 +222,13 @@ static void many_end_all(struct many *many, size_t begun, CURLcode code)
             many_end(many, &many->transfers[i], code);
 }
 
-/* Moves what can be moved, takes away what has ended, and waits for more to move. */
-static void many_step(struct many *many, size_t begun)
-{
-    int running = 0, left = 0;
-    CURLMsg *message;
-    CURLMcode code = curl_multi_perform(many->multi, &running);
-
-    while ((message = curl_multi_info_read(many->multi, &left)) != NULL) {
-        char *transfer = NULL;
-        CURLcode result = message->data.result; /* the message ends with its handle */
-        curl_easy_getinfo(message->easy_handle, CURLINFO_PRIVATE, &transfer);
-        many_end(many, (struct fetch_transfer *)(void *)transfer, result);
-    }
-    if (code == CURLM_OK && many->running > 0)
-        code = curl_multi_poll(many->multi, NULL, 0, STOP_CHECK_MS, NULL);
-    if (code != CURLM_OK)
-        many_end_all(many, begun, CURLE_OUT_OF_MEMORY);
-}
-
 void fetch_run_many(const struct fetch_request *requests, size_t count, size_t parallel,
                     struct fetch_answer *answers, enum status *statuses, struct error *errors)
 {
     struct many many = {.statuses = statuses, .errors = errors};
     size_t begun = 0;
+    int running = 0, left = 0;
+    CURLMsg *message;
 
     fetch_init();
     many.multi = curl_multi_init();
@@ -290,11 +236,28 @@ void fetch_run_many(const struct fetch_request *requests, size_t count, size_t p
         abort(); /* as every allocation of ours */
     many.transfers = memory_zalloc(count * sizeof *many.transfers);
     while (!atomic_load(&is_stopping) && (begun < count || many.running > 0)) {
-        while (begun < count && many.running < parallel) {
-            many_begin(&many, begun, &requests[begun], &answers[begun]);
-            begun++;
+        for (; begun < count && many.running < parallel; begun++) {
+            struct fetch_transfer *transfer = &many.transfers[begun];
+            statuses[begun] = transfer_begin(transfer, &requests[begun], &answers[begun], &errors[begun]);
+            if (statuses[begun] != STATUS_OK)
+                continue;
+            many.running++;
+            curl_easy_setopt(transfer->curl, CURLOPT_PRIVATE, transfer);
+            if (curl_multi_add_handle(many.multi, transfer->curl) != CURLM_OK)
+                many_end(&many, transfer, CURLE_OUT_OF_MEMORY);
         }
-        many_step(&many, begun);
+        /* Moves what can be moved, takes away what has ended, and waits for more to move. */
+        CURLMcode code = curl_multi_perform(many.multi, &running);
+        while ((message = curl_multi_info_read(many.multi, &left)) != NULL) {
+            char *transfer = NULL;
+            CURLcode result = message->data.result; /* the message ends with its handle */
+            curl_easy_getinfo(message->easy_handle, CURLINFO_PRIVATE, &transfer);
+            many_end(&many, (struct fetch_transfer *)(void *)transfer, result);
+        }
+        if (code == CURLM_OK && many.running > 0)
+            code = curl_multi_poll(many.multi, NULL, 0, STOP_CHECK_MS, NULL);
+        if (code != CURLM_OK)
+            many_end_all(&many, begun, CURLE_OUT_OF_MEMORY);
     }
     many_end_all(&many, begun, CURLE_ABORTED_BY_CALLBACK);
     for (; begun < count; begun++) {

@@ -17,7 +17,6 @@
 
 enum {
     TRIES_MAX = 5,
-    STATEMENTS = 5,
     LOOK_PARAMS = 6, /* $1 … tenant, subject, method, route, key, hash */
     STORE_PARAMS = 7 /* and the time to live in milliseconds */
 };
@@ -34,47 +33,6 @@ static const char *expired_operator(const struct idempotency_table *table)
     return table->expires_inclusive ? "<=" : "<";
 }
 
-static void write_look(const struct idempotency_table *table, struct buf *out)
-{
-    buf_printf(out,
-               "SELECT platform.idempotency_found((SELECT request_hash = $6 FROM %s WHERE " SCOPE_SQL
-               " AND NOT expires_at %s statement_timestamp()))",
-               table->name, expired_operator(table));
-    buf_put_char(out, '\0');
-}
-
-/* The answer that was found just now, even if it has expired since. */
-static void write_fetch(const struct idempotency_table *table, struct buf *out)
-{
-    buf_printf(out, "SELECT response_status, response_body FROM %s WHERE " SCOPE_SQL " AND request_hash = $6",
-               table->name);
-    buf_put_char(out, '\0');
-}
-
-/* Effect and stored answer are one statement. The effect's parameters come first, `at` of them. */
-static void write_store(const struct idempotency_table *table, const struct db_statement *effect, unsigned at,
-                        bool with_failures, struct buf *out)
-{
-    buf_printf(out,
-               "WITH effect (status, body) AS MATERIALIZED (%.*s), stored AS ("
-               "INSERT INTO %s AS k (tenant_id, subject, method, route, idempotency_key, request_hash,"
-               " response_status, response_body, created_at, expires_at)"
-               " SELECT $%u, $%u, $%u, $%u, $%u, $%u, status, body, statement_timestamp(),"
-               " statement_timestamp() + $%u * interval '1 millisecond' FROM effect WHERE status < 400",
-               STR_ARG(effect->text), table->name, at + 1, at + 2, at + 3, at + 4, at + 5, at + 6, at + 7);
-    if (with_failures)
-        buf_put_str(out, STR(" OR (status < 500 AND status NOT IN (400, 401, 403))"));
-    buf_printf(out,
-               " ON CONFLICT (tenant_id, subject, method, route, idempotency_key) DO UPDATE SET"
-               " request_hash = excluded.request_hash, response_status = excluded.response_status,"
-               " response_body = excluded.response_body, created_at = excluded.created_at,"
-               " expires_at = excluded.expires_at"
-               " WHERE platform.idempotency_overwrite(k.expires_at %s statement_timestamp()))"
-               " SELECT * FROM effect",
-               expired_operator(table));
-    buf_put_char(out, '\0');
-}
-
 struct attempt {
     struct db_pool *pool;
     const struct idempotency_table *table;
@@ -88,94 +46,36 @@ struct attempt {
     struct db_param look_params[LOOK_PARAMS + 1];
 };
 
-/* ---- the pipeline ---- */
-
-struct pipe {
-    struct db_conn *conn;
-    int64_t deadline_ns;
-    enum status status;
-    struct db_result *results[STATEMENTS];
-    size_t added, sent; /* results before `sent` are there */
-    size_t failed_at;
-    struct error *error;
-};
-
-static void pipe_add(struct pipe *pipe, const struct db_statement *statement, const struct db_param *params)
+static struct db_statement look_statement(const struct attempt *run)
 {
-    if (pipe->status == STATUS_OK)
-        db_pipeline_add(pipe->conn, statement, params);
-    pipe->added++;
+    return db_statement_of(
+        arena_printf(run->request->arena,
+                     "SELECT platform.idempotency_found((SELECT request_hash = $6 FROM %s WHERE " SCOPE_SQL
+                     " AND NOT expires_at %s statement_timestamp()))",
+                     run->table->name, expired_operator(run->table)));
 }
 
-static void pipe_end(struct pipe *pipe)
+/* Effect and stored answer are one statement. The effect's parameters come first, `at` of them. */
+static struct db_statement store_statement(const struct attempt *run, unsigned at)
 {
-    size_t failed_at = 0;
-
-    if (pipe->status != STATUS_OK)
-        return;
-    pipe->status = db_pipeline_end(pipe->conn, pipe->deadline_ns, pipe->results + pipe->sent,
-                                   pipe->added - pipe->sent, &failed_at, pipe->error);
-    pipe->failed_at = pipe->sent + failed_at;
-    pipe->sent = pipe->added;
-}
-
-/* A process can die between two statements only if they are sent separately: with an armed failpoint they are. */
-#define PIPE_FAILPOINT(pipe, name)               \
-    do {                                         \
-        if (FAILPOINT_IS_ARMED(name)) {          \
-            pipe_end(pipe);                      \
-            if ((pipe)->status == STATUS_OK) {   \
-                FAILPOINT(name);                 \
-                db_pipeline_begin((pipe)->conn); \
-            }                                    \
-        }                                        \
-    } while (0)
-
-/* ---- the transaction's statements ---- */
-
-enum { AT_LOCK = 1, AT_EFFECT = 3 };
-
-static void add_lock(struct pipe *pipe, const struct attempt *run)
-{
-    int left_ms = clock_ms_left(run->deadline_ns) / 2; /* the other half is for the effect */
-    int wait_ms = left_ms < IDEMPOTENCY_WAIT_MS ? left_ms : IDEMPOTENCY_WAIT_MS;
-
-    pipe_add(pipe, &lock_sql,
-             DB_PARAMS(db_i64(run->lock_key), db_int(run->waits || run->unknown ? wait_ms : 0)));
-}
-
-static void add_look(struct pipe *pipe, const struct attempt *run)
-{
-    struct buf sql;
-
-    buf_init(&sql);
-    write_look(run->table, &sql);
-    struct db_statement statement = db_statement_of(str_from(sql.data));
-    pipe_add(pipe, &statement, run->look_params);
-    buf_deinit(&sql);
-}
-
-static void add_effect(struct pipe *pipe, const struct attempt *run)
-{
-    const struct db_statement *effect = run->effect->statement;
-    unsigned first = db_param_count(effect, run->effect->params);
-    struct db_param params[DB_PARAMS_MAX + 1];
-    struct buf sql;
-
-    if (first + STORE_PARAMS > DB_PARAMS_MAX) {
-        pipe->status = error_set(pipe->error, STATUS_INTERNAL, "the effect has too many parameters");
-        return;
-    }
-    if (first)
-        memcpy(params, run->effect->params, first * sizeof *params);
-    memcpy(params + first, run->look_params, LOOK_PARAMS * sizeof *params);
-    params[first + LOOK_PARAMS] = db_i64(run->table->ttl_ms);
-    params[first + STORE_PARAMS] = DB_END;
-    buf_init(&sql);
-    write_store(run->table, effect, first, run->request->route->key_stores_failures, &sql);
-    struct db_statement statement = db_statement_of(str_from(sql.data));
-    pipe_add(pipe, &statement, params);
-    buf_deinit(&sql);
+    return db_statement_of(arena_printf(
+        run->request->arena,
+        "WITH effect (status, body) AS MATERIALIZED (%.*s), stored AS ("
+        "INSERT INTO %s AS k (tenant_id, subject, method, route, idempotency_key, request_hash,"
+        " response_status, response_body, created_at, expires_at)"
+        " SELECT $%u, $%u, $%u, $%u, $%u, $%u, status, body, statement_timestamp(),"
+        " statement_timestamp() + $%u * interval '1 millisecond' FROM effect WHERE status < 400%s"
+        " ON CONFLICT (tenant_id, subject, method, route, idempotency_key) DO UPDATE SET"
+        " request_hash = excluded.request_hash, response_status = excluded.response_status,"
+        " response_body = excluded.response_body, created_at = excluded.created_at,"
+        " expires_at = excluded.expires_at"
+        " WHERE platform.idempotency_overwrite(k.expires_at %s statement_timestamp()))"
+        " SELECT * FROM effect",
+        STR_ARG(run->effect->statement->text), run->table->name, at + 1, at + 2, at + 3, at + 4, at + 5,
+        at + 6, at + 7,
+        run->request->route->key_stores_failures ? " OR (status < 500 AND status NOT IN (400, 401, 403))"
+                                                 : "",
+        expired_operator(run->table)));
 }
 
 /* ---- one attempt ---- */
@@ -196,19 +96,19 @@ static enum status take_effect(struct db_result *rows, struct idempotency_outcom
     return STATUS_OK;
 }
 
-/* The stored answer, after the end of the transaction that found it. DB_RETRY: it was deleted meanwhile. */
+/* The stored answer, after the end of the transaction that found it, even if it has expired since. DB_RETRY: it was deleted
+ * meanwhile. */
 static enum status read_stored(const struct attempt *run, struct db_conn *conn,
                                struct idempotency_outcome *outcome, struct error *error)
 {
     struct db_result *found = NULL;
-    struct buf sql;
+    struct db_statement statement = db_statement_of(arena_printf(
+        run->request->arena,
+        "SELECT response_status, response_body FROM %s WHERE " SCOPE_SQL " AND request_hash = $6",
+        run->table->name));
 
-    buf_init(&sql);
-    write_fetch(run->table, &sql);
-    struct db_statement statement = db_statement_of(str_from(sql.data));
     db_rollback(conn);
     enum status status = db_query(conn, &statement, run->look_params, run->deadline_ns, &found, error);
-    buf_deinit(&sql);
     if (status == STATUS_OK && db_result_rows(found) == 0)
         status = error_set(error, STATUS_DB_RETRY, "the stored answer was deleted meanwhile");
     if (status == STATUS_OK)
@@ -222,75 +122,104 @@ static enum status read_stored(const struct attempt *run, struct db_conn *conn,
 }
 
 /* The meaning of the failure that ended the pipeline. */
-static enum status read_failure(struct attempt *run, const struct pipe *pipe,
+static enum status read_failure(struct attempt *run, struct db_conn *conn, enum status status, bool is_lock,
                                 struct idempotency_outcome *outcome, struct error *error)
 {
     char state[8];
 
-    snprintf(state, sizeof state, "%s", db_sqlstate(pipe->conn));
+    snprintf(state, sizeof state, "%s", db_sqlstate(conn));
     bool waited_long = strcmp(state, "55P03") == 0 || strcmp(state, "57014") == 0;
     if (strcmp(state, "FR002") == 0)
-        return read_stored(run, pipe->conn, outcome, error);
+        return read_stored(run, conn, outcome, error);
     if (strcmp(state, "FR003") == 0)
         return error_set(error, STATUS_IDEMPOTENCY_KEY_CONFLICT, "%s",
                          status_message(STATUS_IDEMPOTENCY_KEY_CONFLICT));
-    if (strcmp(state, "FR001") == 0 || (waited_long && pipe->failed_at == AT_LOCK))
+    if (strcmp(state, "FR001") == 0 || (waited_long && is_lock))
         return error_set(error, STATUS_IDEMPOTENCY_KEY_PROCESSING, "%s",
                          status_message(STATUS_IDEMPOTENCY_KEY_PROCESSING));
     /* The effect has waited for a lock as long as it may: a retry would double that. */
-    if (pipe->status == STATUS_DB_RETRY && strcmp(state, "55P03") == 0)
+    if (status == STATUS_DB_RETRY && strcmp(state, "55P03") == 0)
         return error_set(error, STATUS_UNAVAILABLE, "the effect waited too long for a lock");
-    run->unknown |= pipe->status == STATUS_DB_DOWN || pipe->status == STATUS_TIMEOUT;
-    return pipe->status;
+    run->unknown |= status == STATUS_DB_DOWN || status == STATUS_TIMEOUT;
+    return status;
 }
 
 static enum status run_with_key(struct attempt *run, struct db_conn *conn,
                                 struct idempotency_outcome *outcome, struct error *error)
 {
-    struct pipe pipe = {.conn = conn, .deadline_ns = run->deadline_ns, .error = error};
+    unsigned first = db_param_count(run->effect->statement, run->effect->params);
+    int left_ms = clock_ms_left(run->deadline_ns) / 2; /* the other half is for the effect */
+    int wait_ms = left_ms < IDEMPOTENCY_WAIT_MS ? left_ms : IDEMPOTENCY_WAIT_MS;
+    struct db_param params[DB_PARAMS_MAX + 1];
+
+    if (first + STORE_PARAMS > DB_PARAMS_MAX)
+        return error_set(error, STATUS_INTERNAL, "the effect has too many parameters");
+    if (first)
+        memcpy(params, run->effect->params, first * sizeof *params);
+    memcpy(params + first, run->look_params, LOOK_PARAMS * sizeof *params);
+    params[first + LOOK_PARAMS] = db_i64(run->table->ttl_ms);
+    params[first + STORE_PARAMS] = DB_END;
+    struct db_statement look = look_statement(run), store = store_statement(run, first);
+    enum { AT_LOCK = 1, AT_EFFECT = 3, STATEMENTS = 5 };
+    const struct {
+        const struct db_statement *statement;
+        const struct db_param *params;
+        const char *failpoint; /* before it */
+    } steps[STATEMENTS] = {
+        {&begin_sql, DB_NO_PARAMS, NULL},
+        {&lock_sql, DB_PARAMS(db_i64(run->lock_key), db_int(run->waits || run->unknown ? wait_ms : 0)), NULL},
+        {&look, run->look_params, NULL},
+        {&store, params, "idempotency.before_effect"},
+        {&commit_sql, DB_NO_PARAMS, "idempotency.before_commit"},
+    };
+    struct db_result *results[STATEMENTS] = {0};
+    enum status status = STATUS_OK;
+    size_t sent = 0, failed_at = 0;
 
     db_pipeline_begin(conn);
-    pipe_add(&pipe, &begin_sql, DB_NO_PARAMS);
-    add_lock(&pipe, run);
-    add_look(&pipe, run);
-    PIPE_FAILPOINT(&pipe, "idempotency.before_effect");
-    add_effect(&pipe, run);
-    PIPE_FAILPOINT(&pipe, "idempotency.before_commit");
-    pipe_add(&pipe, &commit_sql, DB_NO_PARAMS);
-    pipe_end(&pipe);
-    enum status status = pipe.status;
+    for (size_t i = 0; i <= STATEMENTS && status == STATUS_OK; i++) {
+        /* A process can die between two statements only if they are sent separately: with an armed failpoint they are. */
+        bool is_split = i < STATEMENTS && steps[i].failpoint && FAILPOINT_IS_ARMED(steps[i].failpoint);
+        if (i == STATEMENTS || is_split) {
+            status = db_pipeline_end(conn, run->deadline_ns, results + sent, i - sent, &failed_at, error);
+            failed_at += sent;
+            sent = i;
+        }
+        if (is_split && status == STATUS_OK) {
+            FAILPOINT(steps[i].failpoint);
+            db_pipeline_begin(conn);
+        }
+        if (i < STATEMENTS && status == STATUS_OK)
+            db_pipeline_add(conn, steps[i].statement, steps[i].params);
+    }
     if (status == STATUS_OK) {
-        status = take_effect(pipe.results[AT_EFFECT], outcome, error);
-        pipe.results[AT_EFFECT] = NULL;
+        status = take_effect(results[AT_EFFECT], outcome, error);
+        results[AT_EFFECT] = NULL;
     } else {
-        status = read_failure(run, &pipe, outcome, error);
+        status = read_failure(run, conn, status, failed_at == AT_LOCK, outcome, error);
     }
     for (size_t i = 0; i < STATEMENTS; i++)
-        db_result_free(pipe.results[i]);
+        db_result_free(results[i]);
     return status;
-}
-
-static enum status run_without_key(struct attempt *run, struct db_conn *conn,
-                                   struct idempotency_outcome *outcome, struct error *error)
-{
-    struct db_result *rows;
-    enum status status =
-        db_query(conn, run->effect->statement, run->effect->params, run->deadline_ns, &rows, error);
-
-    return status == STATUS_OK ? take_effect(rows, outcome, error) : status;
 }
 
 static enum status run_once(struct attempt *run, bool *connected, struct idempotency_outcome *outcome,
                             struct error *error)
 {
     struct db_conn *conn = NULL;
+    struct db_result *rows;
     enum status status = db_acquire(run->pool, run->deadline_ns, &conn, error);
 
     *connected = status == STATUS_OK;
     if (status != STATUS_OK)
         return status;
-    bool has_key = run->request->idempotency_key.ptr != NULL;
-    status = has_key ? run_with_key(run, conn, outcome, error) : run_without_key(run, conn, outcome, error);
+    if (run->request->idempotency_key.ptr) {
+        status = run_with_key(run, conn, outcome, error);
+    } else {
+        status = db_query(conn, run->effect->statement, run->effect->params, run->deadline_ns, &rows, error);
+        if (status == STATUS_OK)
+            status = take_effect(rows, outcome, error);
+    }
     db_release(conn); /* rolls back what was not committed */
     return status;
 }
@@ -317,26 +246,6 @@ static void set_key(struct attempt *run, struct str tenant, struct str subject)
     memcpy(run->look_params, params, sizeof params);
 }
 
-/* A lost connection may have been an old one; with a key, a retry finds out whether it committed. */
-static bool may_retry(const struct attempt *run, enum status status, bool connected, int tries)
-{
-    if (tries >= TRIES_MAX || clock_mono_ns() >= run->deadline_ns)
-        return false;
-    return status == STATUS_DB_RETRY ||
-           (status == STATUS_DB_DOWN && connected && run->request->idempotency_key.ptr);
-}
-
-static void count_outcome(const struct attempt *run, enum status status,
-                          const struct idempotency_outcome *outcome)
-{
-    if (status == STATUS_OK)
-        idempotency_count(run->request->route, outcome->replayed ? IDEMPOTENCY_HIT : IDEMPOTENCY_MISS);
-    else if (status == STATUS_IDEMPOTENCY_KEY_CONFLICT)
-        idempotency_count(run->request->route, IDEMPOTENCY_CONFLICT);
-    else if (status == STATUS_IDEMPOTENCY_KEY_PROCESSING)
-        idempotency_count(run->request->route, IDEMPOTENCY_COLLISION);
-}
-
 enum status idempotency_run(struct db_pool *pool, const struct idempotency_table *table,
                             struct http_request *request, struct str tenant, struct str subject,
                             const struct idempotency_effect *effect, int64_t deadline_ns,
@@ -344,21 +253,27 @@ enum status idempotency_run(struct db_pool *pool, const struct idempotency_table
 {
     struct attempt run = {
         .pool = pool, .table = table, .request = request, .effect = effect, .deadline_ns = deadline_ns};
-    bool has_key = request->idempotency_key.ptr != NULL, connected = false;
+    bool has_key = request->idempotency_key.ptr != NULL, connected = false, may_retry;
     enum status status;
     int tries = 0;
 
     if (has_key)
         set_key(&run, tenant, subject);
     FAILPOINT("idempotency.before_begin");
-    do
+    do {
         status = run_once(&run, &connected, outcome, error);
-    while (status != STATUS_OK && may_retry(&run, status, connected, ++tries));
+        /* A lost connection may have been an old one; with a key, a retry finds out whether it committed. */
+        may_retry = status == STATUS_DB_RETRY || (status == STATUS_DB_DOWN && connected && has_key);
+    } while (may_retry && ++tries < TRIES_MAX && clock_mono_ns() < deadline_ns);
     FAILPOINT("idempotency.after_commit");
     if (status == STATUS_OK && run.unknown) /* the stored answer may be of this call */
         outcome->has_effect = outcome->status < 400;
-    if (has_key)
-        count_outcome(&run, status, outcome);
+    if (has_key && status == STATUS_OK)
+        idempotency_count(request->route, outcome->replayed ? IDEMPOTENCY_HIT : IDEMPOTENCY_MISS);
+    else if (has_key && status == STATUS_IDEMPOTENCY_KEY_CONFLICT)
+        idempotency_count(request->route, IDEMPOTENCY_CONFLICT);
+    else if (has_key && status == STATUS_IDEMPOTENCY_KEY_PROCESSING)
+        idempotency_count(request->route, IDEMPOTENCY_COLLISION);
     return status;
 }
 

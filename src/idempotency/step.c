@@ -45,17 +45,11 @@ static struct metric_family *const families[IDEMPOTENCY_EVENTS] = {
     [IDEMPOTENCY_COLLISION] = &idempotency_collision_family,
 };
 
-static void register_families(void)
+static void register_metrics(void)
 {
     for (int event = 0; event < IDEMPOTENCY_EVENTS; event++)
         metrics_register(families[event]);
     metrics_register(&idempotency_cleanup_family);
-}
-
-static void register_metrics(void)
-{
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, register_families);
 }
 
 /* A thread mostly counts one route: it keeps the series of that one. */
@@ -87,11 +81,6 @@ void idempotency_log_cleaned(struct str table, int64_t count)
 
 /* ---- keys ---- */
 
-static bool is_key_char(char c)
-{
-    return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_' || c == '-';
-}
-
 enum status idempotency_key_of(const struct http_request *request, struct str *key, struct error *error)
 {
     struct str name = STR("Idempotency-Key");
@@ -101,8 +90,10 @@ enum status idempotency_key_of(const struct http_request *request, struct str *k
     if (count == 0)
         return STATUS_OK;
     bool is_valid = count == 1 && key->len > 0 && key->len <= IDEMPOTENCY_KEY_BYTES_MAX;
-    for (size_t i = 0; i < key->len && is_valid; i++)
-        is_valid = is_key_char(key->ptr[i]);
+    for (size_t i = 0; i < key->len && is_valid; i++) {
+        char c = key->ptr[i], letter = (char)(c | 0x20);
+        is_valid = (letter >= 'a' && letter <= 'z') || (c >= '0' && c <= '9') || c == '_' || c == '-';
+    }
     if (is_valid)
         return STATUS_OK;
     if (!key->ptr)
@@ -119,9 +110,8 @@ struct key_id {
 static struct key_id key_id_of(const struct http_request *request, struct str tenant, struct str subject,
                                struct str key)
 {
-    static const struct str methods[HTTP_METHODS] = {[HTTP_POST] = {"POST", 4}};
-    const struct str scope[SCOPE_PARTS] = {tenant, subject, methods[request->method],
-                                           str_from(request->route->path), key};
+    struct str method = request->method == HTTP_POST ? STR("POST") : STR_NONE;
+    const struct str scope[SCOPE_PARTS] = {tenant, subject, method, str_from(request->route->path), key};
     uint8_t lengths[SCOPE_PARTS][LENGTH_BYTES];
     struct str parts[2 * SCOPE_PARTS];
     struct key_id id;
