@@ -16,9 +16,13 @@ static bool is_left_behind(const struct stream_subscriber *subscriber, const str
 }
 
 /* What it is in the middle of is finished out of a copy, so that nothing more of the chain is kept for it; the last line
- * says where to go on. A reader that takes nothing at all never sees it: the server's write timeout ends that one. */
-static void detach(struct stream_subscriber *subscriber)
+ * says where to go on. A reader that takes nothing at all never sees it: the server's write timeout ends that one. False where
+ * the topic has no such line. */
+static bool cut_off(struct stream_subscriber *subscriber)
 {
+    metric_add(subscriber->topic->config.cuts, 1);
+    if (!subscriber->topic->config.put_goodbye)
+        return false;
     const struct stream_segment *current = subscriber->opening ? subscriber->opening : subscriber->at;
     struct buf rest;
     buf_init(&rest);
@@ -33,11 +37,10 @@ static void detach(struct stream_subscriber *subscriber)
     subscriber->at = NULL;
     subscriber->offset = 0;
     subscriber->is_ending = true;
+    return true;
 }
 
 /* ---- waking ---- */
-
-static void on_wake_message(struct loop *loop, struct loop_message *message);
 
 /* One that read all it was given is not slow: more was published at once than is kept. */
 static bool can_be_led(const struct stream_subscriber *subscriber)
@@ -45,21 +48,7 @@ static bool can_be_led(const struct stream_subscriber *subscriber)
     return subscriber->is_paged && subscriber->offset == subscriber->at->len;
 }
 
-static void wake(struct stream_subscriber *subscriber, const struct stream_local *local)
-{
-    if (!is_left_behind(subscriber, local) ||
-        (can_be_led(subscriber) && http_stream_is_taken(subscriber->ref))) {
-        http_stream_wake(subscriber->ref);
-        return;
-    }
-    metric_add(subscriber->topic->config.cuts, 1);
-    if (!subscriber->topic->config.put_goodbye) {
-        http_stream_cut(subscriber->ref);
-        return;
-    }
-    detach(subscriber);
-    http_stream_wake(subscriber->ref);
-}
+static void on_wake_message(struct loop *loop, struct loop_message *message);
 
 /* Subscribers that join meanwhile stand before the pass and need no wake. */
 static void wake_some(struct stream_local *local)
@@ -67,7 +56,12 @@ static void wake_some(struct stream_local *local)
     for (unsigned i = 0; i < WAKES_PER_TICK && local->wake_next; i++) {
         struct stream_subscriber *subscriber = local->wake_next;
         local->wake_next = subscriber->next;
-        wake(subscriber, local);
+        bool may_stay = !is_left_behind(subscriber, local) ||
+                        (can_be_led(subscriber) && http_stream_is_taken(subscriber->ref));
+        if (may_stay || cut_off(subscriber))
+            http_stream_wake(subscriber->ref);
+        else
+            http_stream_cut(subscriber->ref);
     }
     if (!local->wake_next && local->wake_again) {
         local->wake_next = local->subscribers;
@@ -83,9 +77,8 @@ static void wake_some(struct stream_local *local)
 
 static void on_wake_message(struct loop *loop, struct loop_message *message)
 {
+    struct stream_local *local = CONTAINER_OF(message, struct stream_local, wake_message);
     (void)loop;
-    struct stream_local *local =
-        (struct stream_local *)((char *)message - offsetof(struct stream_local, wake_message));
     wake_some(local);
     stream_topic_unref(local->topic);
 }
@@ -104,8 +97,7 @@ static void start_heartbeat(struct stream_local *local);
 
 static void on_heartbeat(struct loop_timer *timer)
 {
-    struct stream_local *local =
-        (struct stream_local *)((char *)timer - offsetof(struct stream_local, heartbeat));
+    struct stream_local *local = CONTAINER_OF(timer, struct stream_local, heartbeat);
     local->beats++;
     start_heartbeat(local);
     wake_all(local);
@@ -135,22 +127,17 @@ void stream_local_close(struct stream_local *local)
 
 /* ---- giving ---- */
 
-static void give(struct buf *out, size_t *room, const struct stream_segment *segment, size_t *offset)
-{
-    size_t take = segment->len - *offset < *room ? segment->len - *offset : *room;
-    buf_put(out, segment->bytes + *offset, take);
-    *offset += take;
-    *room -= take;
-}
-
 /* What it is in the middle of. False when there was no room for all of it. */
 static bool finish_current(struct stream_subscriber *subscriber, struct buf *out, size_t *room)
 {
     struct stream_segment *current = subscriber->opening ? subscriber->opening : subscriber->at;
     if (!current || (subscriber->offset == current->len && !subscriber->opening))
         return true;
-    give(out, room, current, &subscriber->offset);
-    if (subscriber->offset < current->len)
+    size_t left = current->len - subscriber->offset, taken = left < *room ? left : *room;
+    buf_put(out, current->bytes + subscriber->offset, taken);
+    subscriber->offset += taken;
+    *room -= taken;
+    if (taken < left)
         return false;
     metric_add(subscriber->topic->config.lines, current->lines);
     if (subscriber->opening) {
@@ -171,14 +158,6 @@ static bool step_on(struct stream_subscriber *subscriber)
     subscriber->at = next;
     subscriber->offset = 0;
     return true;
-}
-
-static void step_off(struct stream_subscriber *subscriber)
-{
-    subscriber->after = subscriber->at->to;
-    stream_segment_unref(subscriber->at);
-    subscriber->at = NULL;
-    subscriber->offset = 0;
 }
 
 /* Up to date: a word on where it stands, where it has had none for a while. */
@@ -224,13 +203,15 @@ static enum http_source_state produce(void *context, struct buf *out, size_t roo
     struct stream_subscriber *subscriber = context;
     struct stream_local *local = local_of(subscriber);
     size_t room_before = room;
-    if (is_left_behind(subscriber, local) && can_be_led(subscriber)) {
-        step_off(subscriber);
-    } else if (is_left_behind(subscriber, local)) {
-        metric_add(subscriber->topic->config.cuts, 1);
-        if (!subscriber->topic->config.put_goodbye)
+    if (is_left_behind(subscriber, local)) {
+        if (can_be_led(subscriber)) { /* off the chain: pages follow */
+            subscriber->after = subscriber->at->to;
+            stream_segment_unref(subscriber->at);
+            subscriber->at = NULL;
+            subscriber->offset = 0;
+        } else if (!cut_off(subscriber)) {
             return HTTP_SOURCE_FAIL;
-        detach(subscriber);
+        }
     }
     do {
         if (!finish_current(subscriber, out, &room))

@@ -88,8 +88,6 @@ size_t stream_topic_count(const struct stream_topic *topic)
     return topic->subscriber_count;
 }
 
-static void stream_ahead_advance(struct stream_topic *topic); /* below */
-
 /* ---- to the loops ---- */
 
 struct topic_message {
@@ -179,28 +177,6 @@ static void on_quiet(struct loop_timer *timer)
     free(topic->kept);
     topic->kept = NULL;
     topic->kept_start = topic->kept_end = topic->kept_capacity = topic->kept_bytes = 0;
-}
-
-static void await_quiet(struct stream_topic *topic)
-{
-    struct loop *owner = topic->config.owner;
-    int64_t after_ms = topic->config.limits.heartbeat_ms;
-    if (topic->config.read_page)
-        loop_timer_start(owner, &topic->quiet, loop_now_ns(owner) + after_ms * CLOCK_NS_PER_MS, on_quiet);
-}
-
-void stream_topic_publish(struct stream_topic *topic, struct stream_segment *segment)
-{
-    assert(segment->from == topic->newest->to && segment->to >= segment->from);
-    segment->sequence = topic->newest->sequence + 1;
-    atomic_store_explicit(&topic->newest->next, segment,
-                          memory_order_release); /* the chain's reference now */
-    topic->newest = segment;
-    keep(topic, segment);
-    trim(topic);
-    await_quiet(topic);
-    tell_loops(topic, false);
-    stream_ahead_advance(topic);
 }
 
 /* ---- subscribers ---- */
@@ -309,6 +285,27 @@ static void lead_on(struct stream_subscriber *subscriber)
     }
 }
 
+void stream_topic_publish(struct stream_topic *topic, struct stream_segment *segment)
+{
+    struct loop *owner = topic->config.owner;
+    assert(segment->from == topic->newest->to && segment->to >= segment->from);
+    segment->sequence = topic->newest->sequence + 1;
+    atomic_store_explicit(&topic->newest->next, segment,
+                          memory_order_release); /* the chain's reference now */
+    topic->newest = segment;
+    keep(topic, segment);
+    trim(topic);
+    if (topic->config.read_page)
+        loop_timer_start(owner, &topic->quiet,
+                         loop_now_ns(owner) + topic->config.limits.heartbeat_ms * CLOCK_NS_PER_MS, on_quiet);
+    tell_loops(topic, false);
+    struct stream_subscriber *ahead = topic->ahead, *next;
+    for (topic->ahead = NULL; ahead; ahead = next) {
+        next = ahead->ahead_next;
+        lead_on(ahead);
+    }
+}
+
 void stream_subscriber_ask(struct loop *loop, struct loop_message *message)
 {
     (void)loop;
@@ -339,17 +336,6 @@ void stream_page_refuse(struct stream_subscriber *subscriber)
 {
     subscriber->handed_refusal = true;
     end_reading(subscriber);
-}
-
-static void stream_ahead_advance(struct stream_topic *topic)
-{
-    struct stream_subscriber *ahead = topic->ahead;
-    topic->ahead = NULL;
-    while (ahead) {
-        struct stream_subscriber *next = ahead->ahead_next;
-        lead_on(ahead);
-        ahead = next;
-    }
 }
 
 void stream_subscriber_gone(struct loop *loop, struct loop_message *message)
