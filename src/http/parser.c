@@ -1,4 +1,5 @@
-/* The head parser: a phase per element, each resuming at parser->at.
+/* The head parser: line by line. A line that is not complete is read again from its beginning when more bytes came: that is a
+ * walk of sixteen bytes at a time over at most the limit of a line, no more than the read that brought them.
  *
  * Strict where leniency is how requests are smuggled: lines end in CRLF and nothing else, one space between
  * the parts of the request line, no white space around a field name, no folded lines, no control bytes
@@ -47,21 +48,13 @@ const uint8_t http_byte_class[256] = {
     [0x80 ... 0xff] = V,
 };
 
-/* ---- phases ---- */
-
 enum phase {
-    PHASE_BLANK,  /* before the request line: at most BLANK_LINES_MAX empty ones */
-    PHASE_METHOD, /* up to the first space */
-    PHASE_TARGET, /* up to the second space */
-    PHASE_VERSION,
-    PHASE_LINE,  /* at the first byte of a field line, or of the empty line that ends the head */
-    PHASE_NAME,  /* up to the colon */
-    PHASE_VALUE, /* up to CRLF */
+    PHASE_BLANK, /* before the request line: at most BLANK_LINES_MAX empty ones */
+    PHASE_REQUEST_LINE,
+    PHASE_FIELDS, /* up to the empty line that ends the head */
     PHASE_DONE,
     PHASE_FAILED,
 };
-
-enum step { STEP_NEXT, STEP_MORE, STEP_FAILED };
 
 #define BLANK_LINES_MAX 2
 #define METHOD_BYTES_MAX 32
@@ -80,40 +73,27 @@ void http_parser_reset(struct http_parser *parser)
     parser->span_count = 0;
     parser->phase = PHASE_BLANK;
     parser->blank_lines = 0;
-    parser->at = parser->mark = 0;
+    parser->at = 0;
     parser->repeated = 0;
     memset(parser->first, 0, sizeof parser->first);
 }
 
 bool http_parser_has_begun(const struct http_parser *parser)
 {
-    return parser->phase != PHASE_BLANK || parser->at > parser->mark;
+    return parser->phase != PHASE_BLANK;
 }
 
-static enum step fail_parse(struct http_parser *parser, enum status status, const char *message)
+static enum http_parse fail_parse(struct http_parser *parser, enum status status, const char *message)
 {
     parser->phase = PHASE_FAILED;
     parser->status = status;
     parser->message = message;
-    return STEP_FAILED;
+    return HTTP_PARSE_FAILED;
 }
 
-static enum step fail_line(struct http_parser *parser, const char *message)
+static enum http_parse fail_line(struct http_parser *parser, const char *message)
 {
     return fail_parse(parser, STATUS_BAD_REQUEST, message);
-}
-
-static enum step enter(struct http_parser *parser, enum phase phase, size_t at)
-{
-    parser->phase = phase;
-    parser->at = parser->mark = (uint32_t)at;
-    return STEP_NEXT;
-}
-
-static enum step wait_at(struct http_parser *parser, size_t at)
-{
-    parser->at = (uint32_t)at;
-    return STEP_MORE;
 }
 
 /* ---- names ---- */
@@ -151,190 +131,141 @@ enum http_field http_field_of(struct str name)
     }
 }
 
-/* ---- the request line ---- */
+/* ---- lines: DONE when one was read, MORE when it is not complete ---- */
 
-static enum step read_blank(struct http_parser *parser, const char *data, size_t len)
+static enum http_parse read_request_line(struct http_parser *parser, const char *data, size_t len)
 {
-    size_t at = parser->at;
+    static const char version[] = "HTTP/#.#\r\n";
+    size_t begin = parser->at, at = (size_t)(http_scan(data + begin, data + len, HTTP_BYTE_TOKEN) - data);
 
-    if (at == len)
-        return STEP_MORE;
-    if (data[at] != '\r') {
-        parser->method_at = (uint32_t)at;
-        return enter(parser, PHASE_METHOD, at);
-    }
-    if (at + 1 == len)
-        return STEP_MORE;
-    if (data[at + 1] != '\n')
-        return fail_line(parser, "there is a bare CR before the request line");
-    if (++parser->blank_lines > BLANK_LINES_MAX)
-        return fail_line(parser, "too many empty lines before the request line");
-    return enter(parser, PHASE_BLANK, at + 2);
-}
-
-static enum step read_method(struct http_parser *parser, const char *data, size_t len)
-{
-    size_t at = (size_t)(http_scan(data + parser->at, data + len, HTTP_BYTE_TOKEN) - data);
-
-    if (at - parser->mark > METHOD_BYTES_MAX)
+    if (at - begin > METHOD_BYTES_MAX)
         return fail_line(parser, "the method is too long");
     if (at == len)
-        return wait_at(parser, at);
-    if (data[at] != ' ' || at == parser->mark)
+        return HTTP_PARSE_MORE;
+    if (data[at] != ' ' || at == begin)
         return fail_line(parser, "the request line does not begin with a method and one space");
-    parser->method_len = (uint32_t)(at - parser->mark);
-    parser->target_at = (uint32_t)(at + 1);
-    return enter(parser, PHASE_TARGET, at + 1);
-}
-
-static enum step read_target(struct http_parser *parser, const char *data, size_t len)
-{
-    size_t at = (size_t)(http_scan_target(data + parser->at, data + len) - data);
-
-    if (at - parser->mark > parser->limits->target_bytes_max)
+    parser->method_at = (uint32_t)begin;
+    parser->method_len = (uint32_t)(at - begin);
+    begin = at + 1;
+    at = (size_t)(http_scan_target(data + begin, data + len) - data);
+    if (at - begin > parser->limits->target_bytes_max)
         return fail_parse(parser, STATUS_URI_TOO_LONG, "the request target is over the limit");
     if (at == len)
-        return wait_at(parser, at);
-    if (at == parser->mark)
+        return HTTP_PARSE_MORE;
+    if (at == begin)
         return fail_line(parser, "the request target is empty or begins with a byte that must be encoded");
     if (data[at] != ' ')
         return fail_line(parser,
                          "the request target contains a byte that must be encoded, or no version follows it");
-    parser->target_len = (uint32_t)(at - parser->mark);
-    return enter(parser, PHASE_VERSION, at + 1);
-}
-
-/* Byte by byte against the pattern, so that a wrong version is refused before it is complete. */
-static enum step read_version(struct http_parser *parser, const char *data, size_t len)
-{
-    static const char pattern[] = "HTTP/#.#\r\n";
-    size_t at = parser->at;
-
-    for (; at - parser->mark < sizeof pattern - 1; at++) {
-        if (at == len)
-            return wait_at(parser, at);
-        char expected = pattern[at - parser->mark];
-        if (expected == '#' ? data[at] < '0' || data[at] > '9' : data[at] != expected)
+    parser->target_at = (uint32_t)begin;
+    parser->target_len = (uint32_t)(at - begin);
+    /* Byte by byte against the pattern, so that a wrong version is refused before it is complete. */
+    for (const char *expected = version; *expected; expected++) {
+        if (++at == len)
+            return HTTP_PARSE_MORE;
+        if (*expected == '#' ? data[at] < '0' || data[at] > '9' : data[at] != *expected)
             return fail_line(parser, "the request line does not end in a version and CRLF");
     }
-    parser->major_version = (unsigned)(data[parser->mark + 5] - '0');
-    parser->minor_version = (unsigned)(data[parser->mark + 7] - '0');
-    if (parser->major_version != 1)
+    if (data[at - 4] != '1')
         return fail_parse(parser, STATUS_HTTP_VERSION, status_message(STATUS_HTTP_VERSION));
-    if (parser->minor_version > 1) /* a later 1.x is processed as the highest that we know (RFC 9110 2.5) */
-        parser->minor_version = 1;
-    parser->fields_at = (uint32_t)at;
-    return enter(parser, PHASE_LINE, at);
+    parser->minor_version =
+        data[at - 2] != '0'; /* a later 1.x is processed as the highest that we know (RFC 9110 2.5) */
+    parser->fields_at = parser->at = (uint32_t)(at + 1);
+    parser->phase = PHASE_FIELDS;
+    return HTTP_PARSE_DONE;
 }
 
-/* ---- fields ---- */
-
-static bool fields_too_long(const struct http_parser *parser, size_t at)
-{
-    return at - parser->fields_at > parser->limits->header_bytes_max;
-}
-
-static enum step fail_too_large(struct http_parser *parser, const char *message)
+static enum http_parse fail_too_large(struct http_parser *parser, const char *message)
 {
     return fail_parse(parser, STATUS_HEADERS_TOO_LARGE, message);
 }
 
-static enum step read_line(struct http_parser *parser, const char *data, size_t len)
+/* The colon that ends the name of a field line, or of the line that ends the head, which moves the phase. */
+static enum http_parse read_name(struct http_parser *parser, const char *data, size_t len, size_t *colon)
 {
-    size_t at = parser->at;
+    size_t begin = parser->at;
 
-    if (at == len)
-        return STEP_MORE;
-    if (data[at] == '\r') {
-        if (at + 1 == len)
-            return STEP_MORE;
-        if (data[at + 1] != '\n')
+    if (begin == len || (data[begin] == '\r' && begin + 1 == len))
+        return HTTP_PARSE_MORE;
+    if (data[begin] == '\r') {
+        if (data[begin + 1] != '\n')
             return fail_line(parser, "there is a bare CR in the header section");
-        return enter(parser, PHASE_DONE, at + 2);
+        parser->at += 2;
+        parser->phase = PHASE_DONE;
+        return HTTP_PARSE_DONE;
     }
-    if (data[at] == ' ' || data[at] == '\t')
+    if (data[begin] == ' ' || data[begin] == '\t')
         return fail_line(parser, "a header line begins with white space");
     if (parser->span_count == parser->limits->header_count_max)
         return fail_too_large(parser, "there are too many header fields");
-    return enter(parser, PHASE_NAME, at);
-}
-
-static enum step read_name(struct http_parser *parser, const char *data, size_t len)
-{
-    size_t at = (size_t)(http_scan(data + parser->at, data + len, HTTP_BYTE_TOKEN) - data);
-
-    if (fields_too_long(parser, at) || at - parser->mark > NAME_BYTES_MAX)
+    size_t at = (size_t)(http_scan(data + begin, data + len, HTTP_BYTE_TOKEN) - data);
+    if (at - parser->fields_at > parser->limits->header_bytes_max || at - begin > NAME_BYTES_MAX)
         return fail_too_large(parser, "the header section is over the limit");
     if (at == len)
-        return wait_at(parser, at);
-    if (data[at] != ':' || at == parser->mark)
+        return HTTP_PARSE_MORE;
+    if (data[at] != ':' || at == begin)
         return fail_line(parser, "a header name is empty, or contains a byte that is not allowed in a name");
-    struct http_span *span = &parser->spans[parser->span_count];
-    span->name_at = parser->mark;
-    span->name_len = (uint16_t)(at - parser->mark);
-    return enter(parser, PHASE_VALUE, at + 1);
+    *colon = at;
+    return HTTP_PARSE_DONE;
 }
 
-static void keep_field(struct http_parser *parser, const char *data, size_t end)
+static enum http_parse read_field(struct http_parser *parser, const char *data, size_t len)
 {
-    struct http_span *span = &parser->spans[parser->span_count++];
-    size_t begin = parser->mark;
+    size_t colon, name_at = parser->at;
+    enum http_parse result = read_name(parser, data, len, &colon);
 
+    if (result != HTTP_PARSE_DONE || parser->phase == PHASE_DONE)
+        return result;
+    size_t begin = colon + 1, end = (size_t)(http_scan_value(data + begin, data + len) - data);
+    if (end - parser->fields_at > parser->limits->header_bytes_max)
+        return fail_too_large(parser, "the header section is over the limit");
+    if (end == len || (data[end] == '\r' && end + 1 == len))
+        return HTTP_PARSE_MORE;
+    if (data[end] != '\r')
+        return fail_line(parser, data[end] == '\n' ? "a header line ends in a bare LF"
+                                                   : "a header value contains a control byte");
+    if (data[end + 1] != '\n')
+        return fail_line(parser, "a header value contains a bare CR");
+    parser->at = (uint32_t)(end + 2);
     while (begin < end && (data[begin] == ' ' || data[begin] == '\t'))
         begin++;
     while (end > begin && (data[end - 1] == ' ' || data[end - 1] == '\t'))
         end--;
-    span->value_at = (uint32_t)begin;
-    span->value_len = (uint32_t)(end - begin);
-    enum http_field field = http_field_of(str_of(data + span->name_at, span->name_len));
-    span->field = (uint16_t)field;
+    enum http_field field = http_field_of(str_of(data + name_at, colon - name_at));
+    parser->spans[parser->span_count++] = (struct http_span){
+        .name_at = (uint32_t)name_at,
+        .name_len = (uint16_t)(colon - name_at),
+        .value_at = (uint32_t)begin,
+        .value_len = (uint32_t)(end - begin),
+        .field = (uint16_t)field,
+    };
     if (parser->first[field] == 0)
         parser->first[field] = (uint16_t)parser->span_count;
     else
         parser->repeated |= 1u << field;
-}
-
-static enum step read_value(struct http_parser *parser, const char *data, size_t len)
-{
-    size_t at = (size_t)(http_scan_value(data + parser->at, data + len) - data);
-
-    if (fields_too_long(parser, at))
-        return fail_too_large(parser, "the header section is over the limit");
-    if (at == len || (data[at] == '\r' && at + 1 == len))
-        return wait_at(parser, at);
-    if (data[at] != '\r')
-        return fail_line(parser, data[at] == '\n' ? "a header line ends in a bare LF"
-                                                  : "a header value contains a control byte");
-    if (data[at + 1] != '\n')
-        return fail_line(parser, "a header value contains a bare CR");
-    keep_field(parser, data, at);
-    return enter(parser, PHASE_LINE, at + 2);
-}
-
-static enum step read_next(struct http_parser *parser, const char *data, size_t len)
-{
-    switch ((enum phase)parser->phase) {
-    case PHASE_BLANK: return read_blank(parser, data, len);
-    case PHASE_METHOD: return read_method(parser, data, len);
-    case PHASE_TARGET: return read_target(parser, data, len);
-    case PHASE_VERSION: return read_version(parser, data, len);
-    case PHASE_LINE: return read_line(parser, data, len);
-    case PHASE_NAME: return read_name(parser, data, len);
-    case PHASE_VALUE: return read_value(parser, data, len);
-    case PHASE_DONE:
-    case PHASE_FAILED: break;
-    }
-    return STEP_FAILED;
+    return HTTP_PARSE_DONE;
 }
 
 enum http_parse http_parser_run(struct http_parser *parser, const char *data, size_t len)
 {
-    while (parser->phase != PHASE_DONE) {
-        enum step step = read_next(parser, data, len);
-        if (step == STEP_MORE)
+    enum http_parse result = HTTP_PARSE_DONE;
+
+    while (parser->phase == PHASE_BLANK) {
+        const char *at = data + parser->at;
+        if (parser->at == len || (*at == '\r' && parser->at + 1 == len))
             return HTTP_PARSE_MORE;
-        if (step == STEP_FAILED)
-            return HTTP_PARSE_FAILED;
+        if (*at != '\r')
+            parser->phase = PHASE_REQUEST_LINE;
+        else if (at[1] != '\n')
+            return fail_line(parser, "there is a bare CR before the request line");
+        else if (++parser->blank_lines > BLANK_LINES_MAX)
+            return fail_line(parser, "too many empty lines before the request line");
+        else
+            parser->at += 2;
     }
-    return HTTP_PARSE_DONE;
+    if (parser->phase == PHASE_REQUEST_LINE)
+        result = read_request_line(parser, data, len);
+    while (parser->phase == PHASE_FIELDS && result == HTTP_PARSE_DONE)
+        result = read_field(parser, data, len);
+    return parser->phase == PHASE_FAILED ? HTTP_PARSE_FAILED : result;
 }

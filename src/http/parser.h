@@ -1,9 +1,8 @@
 /* The head parser: bytes to request line and fields, in one pass, at any split of the bytes.
  *
  * Pure: no socket, no memory of its own, no meaning of fields. It is fed the head from its first byte each
- * time (with more bytes at the end) and goes on where it stopped, so that a head that dribbles in costs no
- * more than one that comes whole. What it finds it keeps as offsets, since the bytes may be moved between two
- * calls. */
+ * time (with more bytes at the end) and goes on at the line where it stopped. What it finds it keeps as offsets, since the
+ * bytes may be moved between two calls. */
 #ifndef FRESHET_HTTP_PARSER_H
 #define FRESHET_HTTP_PARSER_H
 
@@ -51,10 +50,9 @@ struct http_parser {
     unsigned span_count;
     unsigned phase;
     unsigned blank_lines; /* seen before the request line */
-    uint32_t at;          /* the next byte to look at; after DONE the head's length */
-    uint32_t mark;        /* where the element being read began */
+    uint32_t at;          /* where the line being read begins; after DONE the head's length */
     uint32_t method_at, method_len, target_at, target_len, fields_at;
-    unsigned major_version, minor_version;
+    unsigned minor_version;      /* of HTTP/1.x: 0 or 1 */
     uint16_t first[HTTP_FIELDS]; /* 1 + index of the first field line of that name, 0 = none */
     uint32_t repeated;           /* bit per enum http_field that came more than once */
     enum status status;          /* after FAILED, with the reason */
