@@ -280,6 +280,8 @@ void http_exchange_begin_request(struct http_exchange *exchange);  /* without an
 void http_exchange_fill_request(struct http_exchange *exchange);   /* out of its head */
 struct str http_exchange_field(const struct http_exchange *exchange, enum http_field field); /* the first */
 void http_exchange_unpark(struct http_exchange *exchange);
+void http_work_set_deadline(struct http_exchange *exchange); /* the row's, from now, unless it runs already */
+void http_work_submit(struct http_exchange *exchange);
 
 /* connection.c: life, input and output */
 void http_connection_open(struct http_home *home, int fd, const struct sockaddr_storage *peer, bool is_extra);
@@ -312,10 +314,6 @@ bool http_answer_has_body(const struct http_exchange *exchange, int status);
 /* On a worker: copies head fields into the request's arena. */
 struct http_recorded *http_answer_record(struct http_exchange *exchange, const struct http_response *response,
                                          enum http_recorded_kind kind);
-
-/* off_loop.c */
-void http_work_set_deadline(struct http_exchange *exchange); /* the row's, from now, unless it runs already */
-void http_work_submit(struct http_exchange *exchange);
 
 /* stream.c */
 bool http_stream_pump(

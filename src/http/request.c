@@ -95,22 +95,18 @@ static void split_pair(struct str pair, struct str *name, struct str *value)
 
 #define FIELD_BYTES sizeof(((struct error *)NULL)->field)
 
-/* A name for an error: cut to what fits, NUL-terminated. */
-static const char *field_name(struct str name, char out[FIELD_BYTES])
+static enum status refuse_query(struct error *error, struct str name, const char *message)
 {
-    size_t len = name.len < FIELD_BYTES - 1 ? name.len : FIELD_BYTES - 1;
+    char field[FIELD_BYTES];
 
-    if (len > 0)
-        memcpy(out, name.ptr, len);
-    out[len] = '\0';
-    return out;
+    str_copy(field, sizeof field, name);
+    return error_set_field(error, STATUS_BAD_REQUEST, field, "%s: %s", field, message);
 }
 
 enum status http_request_query_raw(const struct http_request *request, struct str name, bool *found,
                                    struct str *value, struct error *error)
 {
     struct str rest = request->query, pair, pair_name, pair_value;
-    char field[FIELD_BYTES];
 
     *found = false;
     *value = STR_NONE;
@@ -119,8 +115,7 @@ enum status http_request_query_raw(const struct http_request *request, struct st
         if (!name_is(request, pair_name, name))
             continue;
         if (*found)
-            return error_set_field(error, STATUS_BAD_REQUEST, field_name(name, field),
-                                   "%s: given more than once", field);
+            return refuse_query(error, name, "given more than once");
         *found = true;
         *value = pair_value;
     }
@@ -135,7 +130,8 @@ enum status http_request_query(const struct http_request *request, struct str na
 
     if (status != STATUS_OK || !*found)
         return status;
-    return http_percent_decode(*value, true, request->arena, field_name(name, field), value, error);
+    str_copy(field, sizeof field, name);
+    return http_percent_decode(*value, true, request->arena, field, value, error);
 }
 
 enum status http_request_query_i64(const struct http_request *request, const char *name, int64_t min,
@@ -155,17 +151,14 @@ enum status http_request_query_only(const struct http_request *request, const ch
                                     struct error *error)
 {
     struct str rest = request->query, pair, name, value;
-    char field[FIELD_BYTES];
 
     while (str_split(&rest, '&', &pair)) {
         split_pair(pair, &name, &value);
         const char *const *known = names;
         while (*known && !name_is(request, name, str_from(*known)))
             known++;
-        if (pair.len == 0 || *known)
-            continue;
-        return error_set_field(error, STATUS_BAD_REQUEST, field_name(name, field),
-                               "%s: this route has no such query parameter", field);
+        if (pair.len > 0 && !*known)
+            return refuse_query(error, name, "this route has no such query parameter");
     }
     return STATUS_OK;
 }

@@ -112,7 +112,7 @@ enum idempotency_event {
     IDEMPOTENCY_EVENTS
 };
 void idempotency_count(const struct http_route *route, enum idempotency_event event);
-extern struct metric_family idempotency_hit_family, idempotency_miss_family, idempotency_conflict_family,
-    idempotency_collision_family, idempotency_cleanup_family;
+extern struct metric_family
+    idempotency_families[IDEMPOTENCY_EVENTS + 1]; /* the last: keys that were cleaned */
 
 #endif

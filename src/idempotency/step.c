@@ -25,31 +25,29 @@ enum { SHARDS = 64, SHARD_KEYS = 64, SCOPE_PARTS = 5, LENGTH_BYTES = 4 };
 
 /* ---- metrics (I7) ---- */
 
-#define FAMILY(variable, metric, text, label) \
-    struct metric_family variable = {.name = metric, .help = text, .type = METRIC_COUNTER, .labels = {label}}
+#define FAMILY(metric, text)                                \
+    {                                                       \
+        .name = metric, .help = text, .labels = { "route" } \
+    }
 
-FAMILY(idempotency_hit_family, "idempotency_hit_total",
-       "Requests answered with the stored answer of their Idempotency-Key.", "route");
-FAMILY(idempotency_miss_family, "idempotency_miss_total", "Requests whose Idempotency-Key was new.", "route");
-FAMILY(idempotency_conflict_family, "idempotency_conflict_total",
-       "Requests refused because their Idempotency-Key was used with another body before.", "route");
-FAMILY(idempotency_collision_family, "idempotency_processing_collision_total",
-       "Requests refused because one with the same Idempotency-Key was being processed.", "route");
-FAMILY(idempotency_cleanup_family, "idempotency_cleanup_count_total",
-       "Expired idempotency keys that were deleted.", "route");
-
-static struct metric_family *const families[IDEMPOTENCY_EVENTS] = {
-    [IDEMPOTENCY_HIT] = &idempotency_hit_family,
-    [IDEMPOTENCY_MISS] = &idempotency_miss_family,
-    [IDEMPOTENCY_CONFLICT] = &idempotency_conflict_family,
-    [IDEMPOTENCY_COLLISION] = &idempotency_collision_family,
+struct metric_family idempotency_families[IDEMPOTENCY_EVENTS + 1] = {
+    [IDEMPOTENCY_HIT] =
+        FAMILY("idempotency_hit_total", "Requests answered with the stored answer of their Idempotency-Key."),
+    [IDEMPOTENCY_MISS] = FAMILY("idempotency_miss_total", "Requests whose Idempotency-Key was new."),
+    [IDEMPOTENCY_CONFLICT] =
+        FAMILY("idempotency_conflict_total",
+               "Requests refused because their Idempotency-Key was used with another body before."),
+    [IDEMPOTENCY_COLLISION] =
+        FAMILY("idempotency_processing_collision_total",
+               "Requests refused because one with the same Idempotency-Key was being processed."),
+    [IDEMPOTENCY_EVENTS] =
+        FAMILY("idempotency_cleanup_count_total", "Expired idempotency keys that were deleted."),
 };
 
 static void register_metrics(void)
 {
-    for (int event = 0; event < IDEMPOTENCY_EVENTS; event++)
-        metrics_register(families[event]);
-    metrics_register(&idempotency_cleanup_family);
+    for (int i = 0; i <= IDEMPOTENCY_EVENTS; i++)
+        metrics_register(&idempotency_families[i]);
 }
 
 /* A thread mostly counts one route: it keeps the series of that one. */
@@ -62,7 +60,7 @@ void idempotency_count(const struct http_route *route, enum idempotency_event ev
         struct str path = str_from(route->path);
         register_metrics();
         for (int each = 0; each < IDEMPOTENCY_EVENTS; each++)
-            series[each] = metric_series_get(families[each], &path);
+            series[each] = metric_series_get(&idempotency_families[each], &path);
         last = route->path;
     }
     metric_add(series[event], 1);
@@ -71,7 +69,7 @@ void idempotency_count(const struct http_route *route, enum idempotency_event ev
 void idempotency_count_cleaned(struct str route, int64_t count)
 {
     register_metrics();
-    metric_add(metric_series_get(&idempotency_cleanup_family, &route), (uint64_t)count);
+    metric_add(metric_series_get(&idempotency_families[IDEMPOTENCY_EVENTS], &route), (uint64_t)count);
 }
 
 void idempotency_log_cleaned(struct str table, int64_t count)
@@ -304,17 +302,13 @@ static void on_wait_timeout(struct http_request *request, void *context)
 }
 
 /* Under the shard's lock, so that the holder cannot end before the use is in its line. */
-static enum http_step wait_for(struct use *holder, struct http_request *request, const struct use *made)
+static enum http_step wait_for(struct use *holder, struct http_request *request, struct use *use)
 {
-    struct use *use = memory_alloc(sizeof *use);
-    int64_t deadline_ns = loop_now_ns(request->loop) + made->idempotency->wait_ms * CLOCK_NS_PER_MS;
+    int64_t deadline_ns = loop_now_ns(request->loop) + use->idempotency->wait_ms * CLOCK_NS_PER_MS;
 
-    *use = *made;
     use->state = USE_WAITS;
-    use->is_heap = true;
     use->loop = request->loop;
     use->message.on_message = on_called;
-    TAILQ_INIT(&use->waiting);
     if (!http_request_park(request, deadline_ns, on_wait_timeout, use, &use->ref)) {
         free(use);
         return HTTP_STEP_ANSWERED; /* with 503, by http_request_park() */
@@ -338,19 +332,18 @@ static enum http_step refuse_key(struct http_request *request, const struct erro
 static enum http_step take_or_wait(struct idempotency *idempotency, struct http_request *request,
                                    const struct key_id *id)
 {
-    const struct use made = {.idempotency = idempotency, .id = *id};
     uint64_t hash = key_hash(id);
     struct shard *shard = shard_of(idempotency, hash);
     enum http_step step = HTTP_STEP_PASS;
 
     pthread_mutex_lock(&shard->mutex);
     struct use *holder = find_holder(shard, id, hash);
+    struct use *use = holder ? memory_alloc(sizeof *use) : arena_alloc(request->arena, sizeof *use);
+    *use = (struct use){.idempotency = idempotency, .id = *id, .is_heap = holder != NULL};
+    TAILQ_INIT(&use->waiting);
     if (holder) {
-        step = wait_for(holder, request, &made);
+        step = wait_for(holder, request, use);
     } else {
-        struct use *use = arena_alloc(request->arena, sizeof *use);
-        *use = made;
-        TAILQ_INIT(&use->waiting);
         map_add(&shard->uses, &use->node, hash);
         request->idempotency_memo = use;
     }

@@ -107,21 +107,13 @@ void loop_at_tick_end(struct loop *loop, struct loop_tick *tick, loop_tick_fn *o
         return;
     tick->queued = true;
     tick->on_tick_end = on_tick_end;
-    tick->next = NULL;
-    *loop->ticks_tail = tick;
-    loop->ticks_tail = &tick->next;
+    TAILQ_INSERT_TAIL(&loop->ticks, tick, link);
 }
 
 void loop_tick_cancel(struct loop *loop, struct loop_tick *tick)
 {
-    if (!tick->queued)
-        return;
-    struct loop_tick **at = &loop->ticks;
-    while (*at != tick)
-        at = &(*at)->next;
-    *at = tick->next;
-    if (loop->ticks_tail == &tick->next)
-        loop->ticks_tail = at;
+    if (tick->queued)
+        TAILQ_REMOVE(&loop->ticks, tick, link);
     tick->queued = false;
 }
 
@@ -191,11 +183,8 @@ static void run_inbox(struct loop *loop)
 static void run_tick_ends(struct loop *loop)
 {
     struct loop_tick *tick;
-    while ((tick = loop->ticks) != NULL) {
-        loop->ticks = tick->next;
-        if (!loop->ticks)
-            loop->ticks_tail = &loop->ticks;
-        tick->queued = false;
+    while ((tick = TAILQ_FIRST(&loop->ticks)) != NULL) {
+        loop_tick_cancel(loop, tick);
         tick->on_tick_end(tick);
     }
 }
@@ -241,7 +230,7 @@ struct loop *loop_create(const struct loop_options *options)
     struct loop *loop = memory_zalloc(sizeof *loop);
     struct error error;
     loop->index = options->index;
-    loop->ticks_tail = &loop->ticks;
+    TAILQ_INIT(&loop->ticks);
     loop->now_ns = clock_mono_ns();
     loop->parking.slot_max = options->parked_max ? options->parked_max : LOOP_PARKED_MAX_DEFAULT;
     loop->inbox.event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
@@ -258,7 +247,7 @@ struct loop *loop_create(const struct loop_options *options)
 
 bool loop_settle(struct loop *loop)
 {
-    bool some = has_messages(loop) || loop->ticks || loop->garbage_count;
+    bool some = has_messages(loop) || !TAILQ_EMPTY(&loop->ticks) || loop->garbage_count;
     while (has_messages(loop))
         run_inbox(loop);
     run_tick_ends(loop);

@@ -11,6 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/list.h"
 #include "base/status.h"
 
 struct loop;
@@ -61,7 +62,7 @@ void loop_post(struct loop *loop, struct loop_message *message);
 struct loop_tick;
 typedef void loop_tick_fn(struct loop_tick *tick);
 struct loop_tick {
-    struct loop_tick *next;
+    TAILQ_ENTRY(loop_tick) link;
     loop_tick_fn *on_tick_end;
     bool queued;
 };

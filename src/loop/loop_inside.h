@@ -65,7 +65,7 @@ struct loop {
     struct loop_io inbox_io;
     struct loop_inbox inbox;
     struct loop_timers timers;
-    struct loop_tick *ticks, **ticks_tail;
+    TAILQ_HEAD(, loop_tick) ticks;
     struct loop_garbage *garbage;
     size_t garbage_count, garbage_capacity;
     struct loop_parking parking;

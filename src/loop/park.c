@@ -11,18 +11,6 @@ static struct loop_parked *slot_at(const struct loop_parking *parking, uint32_t 
     return &parking->pages[slot / LOOP_PARKED_PAGE][slot % LOOP_PARKED_PAGE];
 }
 
-static void add_page(struct loop_parking *parking)
-{
-    uint32_t page = parking->slot_count / LOOP_PARKED_PAGE;
-    parking->pages = memory_realloc_array(parking->pages, page + 1, sizeof(struct loop_parked *));
-    parking->pages[page] = memory_zalloc(LOOP_PARKED_PAGE * sizeof(struct loop_parked));
-    for (uint32_t i = LOOP_PARKED_PAGE; i-- > 0;) {
-        parking->pages[page][i].next_free = parking->first_free;
-        parking->first_free = parking->slot_count + i + 1;
-    }
-    parking->slot_count += LOOP_PARKED_PAGE;
-}
-
 static void free_slot(struct loop_parking *parking, uint32_t slot)
 {
     struct loop_parked *parked = slot_at(parking, slot);
@@ -48,8 +36,16 @@ bool loop_park(struct loop *loop, void *owner, int64_t deadline_ns, loop_park_ti
     struct loop_parking *parking = &loop->parking;
     if (parking->occupied >= parking->slot_max)
         return false;
-    if (!parking->first_free)
-        add_page(parking);
+    if (!parking->first_free) {
+        uint32_t page = parking->slot_count / LOOP_PARKED_PAGE;
+        parking->pages = memory_realloc_array(parking->pages, page + 1, sizeof(struct loop_parked *));
+        parking->pages[page] = memory_zalloc(LOOP_PARKED_PAGE * sizeof(struct loop_parked));
+        parking->slot_count += LOOP_PARKED_PAGE;
+        for (uint32_t i = LOOP_PARKED_PAGE; i-- > 0;) {
+            parking->pages[page][i].next_free = parking->first_free;
+            parking->first_free = page * LOOP_PARKED_PAGE + i + 1;
+        }
+    }
     uint32_t slot = parking->first_free - 1;
     struct loop_parked *parked = slot_at(parking, slot);
     parking->first_free = parked->next_free;

@@ -114,17 +114,6 @@ struct worker_pool *worker_pool_create(const char *name, unsigned threads, size_
     return pool;
 }
 
-/* Where the system has no more threads the pool works with those it has. */
-static void start_thread(struct worker_pool *pool)
-{
-    pthread_t thread;
-    int failure = pthread_create(&thread, NULL, run_worker, pool);
-    if (failure == 0)
-        pool->threads++;
-    else
-        log_error("worker_start_failed", LOG_CSTR("pool", pool->name), LOG_CSTR("error", strerror(failure)));
-}
-
 bool worker_pool_submit(struct worker_pool *pool, struct worker_job *job)
 {
     job->cancelled = false;
@@ -132,8 +121,14 @@ bool worker_pool_submit(struct worker_pool *pool, struct worker_job *job)
     /* A job that an idle thread, or one that can be started, is about to take does not count as waiting. */
     size_t takers = pool->threads_max - pool->busy;
     bool accepted = !pool->stopping && (pool->queued < takers || pool->queued - takers < pool->queue_max);
-    if (accepted && pool->queued >= pool->threads - pool->busy && pool->threads < pool->threads_max)
-        start_thread(pool);
+    if (accepted && pool->queued >= pool->threads - pool->busy && pool->threads < pool->threads_max) {
+        pthread_t thread;
+        int failure = pthread_create(&thread, NULL, run_worker, pool);
+        pool->threads += failure == 0;
+        if (failure) /* it works with the threads that it has */
+            log_error("worker_start_failed", LOG_CSTR("pool", pool->name),
+                      LOG_CSTR("error", strerror(failure)));
+    }
     accepted = accepted && pool->threads > 0;
     if (accepted) {
         STAILQ_INSERT_TAIL(&pool->queue, job, link);

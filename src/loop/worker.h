@@ -6,7 +6,6 @@
 #ifndef FRESHET_LOOP_WORKER_H
 #define FRESHET_LOOP_WORKER_H
 
-#include "base/list.h"
 #include "loop/loop.h"
 
 struct worker_pool;

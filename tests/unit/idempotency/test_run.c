@@ -31,8 +31,8 @@ static void expect_replay(const struct call *first)
 static void test_i2_the_same_again_is_the_same_answer_to_the_byte(void **state)
 {
     (void)state;
-    unsigned hits = rig_counted(&idempotency_hit_family, "/things");
-    unsigned misses = rig_counted(&idempotency_miss_family, "/things");
+    unsigned hits = rig_counted(&idempotency_families[IDEMPOTENCY_HIT], "/things");
+    unsigned misses = rig_counted(&idempotency_families[IDEMPOTENCY_MISS], "/things");
     struct call call = rig_call("first");
     expect_new(&call, "1");
     assert_true(call.has_effect);
@@ -43,14 +43,14 @@ static void test_i2_the_same_again_is_the_same_answer_to_the_byte(void **state)
     rig_expect("SELECT count(*) FROM shop.bought", "1");
     rig_expect("SELECT count(*) FROM shop.idempotency_keys", "1");
     rig_expect("SELECT request_hash = sha256('{}') FROM shop.idempotency_keys", "t");
-    assert_int_equal(rig_counted(&idempotency_hit_family, "/things"), hits + 3);
-    assert_int_equal(rig_counted(&idempotency_miss_family, "/things"), misses + 1);
+    assert_int_equal(rig_counted(&idempotency_families[IDEMPOTENCY_HIT], "/things"), hits + 3);
+    assert_int_equal(rig_counted(&idempotency_families[IDEMPOTENCY_MISS], "/things"), misses + 1);
 }
 
 static void test_i2_another_body_is_a_conflict_and_changes_nothing(void **state)
 {
     (void)state;
-    unsigned conflicts = rig_counted(&idempotency_conflict_family, "/things");
+    unsigned conflicts = rig_counted(&idempotency_families[IDEMPOTENCY_CONFLICT], "/things");
     struct call call = rig_call("used"), other = rig_call("used");
     other.body = STR("{} ");
     expect_new(&call, "1");
@@ -59,7 +59,7 @@ static void test_i2_another_body_is_a_conflict_and_changes_nothing(void **state)
     assert_string_equal(other.error.message, "Idempotency key already used with different request body");
     rig_expect("SELECT count(*) FROM shop.bought", "1");
     expect_replay(&call);
-    assert_int_equal(rig_counted(&idempotency_conflict_family, "/things"), conflicts + 1);
+    assert_int_equal(rig_counted(&idempotency_families[IDEMPOTENCY_CONFLICT], "/things"), conflicts + 1);
 }
 
 static void test_i2_another_user_tenant_or_route_has_a_key_of_its_own(void **state)

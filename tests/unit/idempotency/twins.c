@@ -50,13 +50,13 @@ static void let_go(struct holder *holder)
 static void test_i3_reject_does_not_wait(void **state)
 {
     (void)state;
-    unsigned collisions = rig_counted(&idempotency_collision_family, "/things");
+    unsigned collisions = rig_counted(&idempotency_families[IDEMPOTENCY_COLLISION], "/things");
     struct call call = rig_call("held");
     struct holder holder = hold(&call);
     rig_run(&call);
     assert_int_equal(call.status, STATUS_IDEMPOTENCY_KEY_PROCESSING);
     assert_string_equal(call.error.message, "Request with this idempotency key is already being processed");
-    assert_int_equal(rig_counted(&idempotency_collision_family, "/things"), collisions + 1);
+    assert_int_equal(rig_counted(&idempotency_families[IDEMPOTENCY_COLLISION], "/things"), collisions + 1);
     struct call other = rig_call("another");
     rig_run(&other);
     assert_int_equal(other.status, STATUS_OK);
